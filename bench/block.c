@@ -99,7 +99,27 @@ static void side_destroy(side *s)
     ar_device_destroy(s->d);
 }
 
-static ar_status pass(side *s, const ar_batch *batch, double *seconds)
+/* The output, the input's gradient and those of the parameters, in the order of their list. */
+static ar_status take_bits(side *s, ari_sha256 *to, const ar_tensor *y, const ar_tensor *dx)
+{
+    const ari_bench_device on = place_of(s);
+    AR_TRY(ari_bench_take_bits(to, &on, y));
+    AR_TRY(ari_bench_take_bits(to, &on, dx));
+    for (size_t i = 0; i < s->n; i++) {
+        ar_tensor g = s->params[i]->value;
+        g.dtype = AR_F32;
+        AR_TRY(s->d->ops->alloc(s->d, on.q, &g.data, ar_tensor_count(&g) * sizeof(float)));
+        ar_status st = ar_param_grad_value(s->params[i], s->ctx, &g);
+        if (st == AR_OK)
+            st = ari_bench_take_bits(to, &on, &g);
+        s->d->ops->free(s->d, on.q, g.data);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
+
+/* bits NULL: not wanted. */
+static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha256 *bits)
 {
     ar_tensor y, dx;
     AR_TRY(ar_module_zero_grad(s->block, s->ctx));
@@ -110,10 +130,22 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds)
     AR_TRY(ari_bench_clock(&on, &start));
     AR_TRY(ar_module_forward(s->block, s->ctx, s->saved, &y, &s->x, batch));
     AR_TRY(ar_module_backward(s->block, s->ctx, s->saved, &dx, &s->dy, batch));
+    if (bits)
+        AR_TRY(take_bits(s, bits, &y, &dx));
     ar_saved_clear(s->saved);
     ar_ctx_end_step(s->ctx);
     AR_TRY(ari_bench_clock(&on, &end));
     *seconds = end - start;
+    return AR_OK;
+}
+
+static ar_status hash_pass(side *s, const ar_batch *batch, char hex[65])
+{
+    double seconds = 0.0;
+    ari_sha256 bits;
+    ari_sha256_init(&bits);
+    AR_TRY(pass(s, batch, &seconds, &bits));
+    ari_sha256_final(&bits, hex);
     return AR_OK;
 }
 
@@ -128,9 +160,9 @@ typedef struct bench {
 static ar_status repetition(void *user, double times[3])
 {
     bench *b = user;
-    AR_TRY(pass(&b->native, &b->batch, &times[0]));
+    AR_TRY(pass(&b->native, &b->batch, &times[0], NULL));
     AR_TRY(ari_gemm_list_run(&b->list, &times[1]));
-    return pass(&b->exact, &b->batch, &times[2]);
+    return pass(&b->exact, &b->batch, &times[2], NULL);
 }
 
 /* --- the slots of a pass ------------------------------------------------------------------------------------------ */
@@ -184,7 +216,7 @@ static ar_status profile_pass(slot_list *l, const slot_row *head, side *s, ari_p
     const ari_bench_device on = place_of(s);
     double start = 0.0, end = 0.0, seconds = 0.0;
     AR_TRY(ari_bench_clock(&on, &start));
-    AR_TRY(pass(s, batch, &seconds));
+    AR_TRY(pass(s, batch, &seconds, NULL));
     AR_TRY(ari_bench_clock(&on, &end));
     return read_profile(l, head, profile, end - start);
 }
@@ -212,6 +244,7 @@ typedef struct block_row {
     const char *block, *numerics;
     size_t batch, seq, parameters;
     ari_bench_side time;
+    char bits[65]; /* SHA-256 of output and gradients; exact: the same on every device */
 } block_row;
 
 #define ARI_ROW block_row
@@ -226,6 +259,7 @@ static const ari_field block_fields[] = {
     ARI_FIELD("gemm_fraction", "products", RATIO, time.gemm_fraction),
     ARI_FIELD("over_native", "of native", RATIO, time.over_first),
     ARI_FIELD("spread", "spread", SHARE, time.spread),
+    ARI_FIELD("bits", NULL, WORDS, bits),
 };
 #undef ARI_ROW
 
@@ -252,7 +286,8 @@ static ar_status time_block(block_row row[SIDES], slot_list *slots, const ar_con
     for (size_t i = 0; i < SIDES; i++) {
         side *one = i == 0 ? &b.native : &b.exact;
         const slot_row head = {.block = config->name, .numerics = i == 0 ? "native" : "exact"};
-        row[i] = (block_row){head.block, head.numerics, b.batch.batch, b.batch.seq, parameters_of(one), times[i]};
+        row[i] = (block_row){head.block, head.numerics, b.batch.batch, b.batch.seq, parameters_of(one), times[i], ""};
+        AR_TRY_TO(done, st, hash_pass(one, &b.batch, row[i].bits));
         if (slots)
             AR_TRY_TO(done, st, profile_side(slots, &head, one, &b.batch));
     }

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* anyrank bench: ratios measured side by side in one run. */
-#include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "bench/bench.h"
 #include "cli/options/subcommand.h"
 #include "ref/core/os/threads.h"
-#include "ref/io/json.h"
 
 const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};
 static const char *const size_names[] = {"small", "large", NULL};
@@ -60,38 +57,6 @@ static const ari_positional positionals[] = {
                    .choices = ari_model_names),
     {0},
 };
-
-/* --- what they share ----------------------------------------------------------------------------------------------- */
-
-void ari_bench_progress(ari_bench_session *s, size_t done, size_t all)
-{
-    char what[32];
-    snprintf(what, sizeof what, "bench %s", s->v->what);
-    ari_progress_update(&s->progress, (double)done / (double)all, what);
-}
-
-ar_status ari_bench_end(ari_bench_session *s, const ari_rows *r, int threads, const char *words, ...)
-{
-    const ari_bench_options *v = s->v;
-    ari_progress_end(&s->progress);
-    if (ari_wants_text(&v->common)) {
-        va_list args;
-        AR_TRY(ari_rows_print(r, stdout, 0));
-        va_start(args, words);
-        vprintf(words, args);
-        va_end(args);
-        if (s->more)
-            AR_TRY(ari_rows_print(s->more, stdout, 0));
-    }
-    json_t *o = ari_json_begin("bench");
-    json_object_set_new(o, "what", json_string(v->what));
-    ari_device_json(o, &s->device);
-    if (threads > 0)
-        json_object_set_new(o, "threads", json_integer(threads));
-    if (s->more)
-        json_object_set_new(o, s->more_key, ari_rows_json(s->more));
-    return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "rows", ari_rows_json(r))), &v->common);
-}
 
 /* --- the command -------------------------------------------------------------------------------------------------- */
 

@@ -148,3 +148,18 @@ ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim
     AR_TRY(ari_bench_values(b, &memory, count, seed));
     return ar_tensor_view(gives, AR_F32, ndim, shape, memory);
 }
+
+ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const ar_tensor *t)
+{
+    size_t bytes = 0;
+    void *host = NULL;
+    AR_TRY(ari_mul_size(&bytes, ar_tensor_count(t), ar_dtype_bytes(t->dtype)));
+    AR_TRY(ari_alloc(&host, bytes, 1, "a benchmark's result"));
+    ar_status st = b->d->ops->copy(b->d, b->q, (ar_buf){host}, ar_const(t->data), bytes);
+    if (st == AR_OK)
+        st = ar_queue_sync(b->q, 0);
+    if (st == AR_OK)
+        ari_sha256_update(to, host, bytes);
+    free(host);
+    return st;
+}

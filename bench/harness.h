@@ -4,6 +4,7 @@
 
 #include "anyrank/config.h"
 #include "anyrank/device.h"
+#include "ref/io/hash.h"
 
 /* What the measurements share. */
 
@@ -72,6 +73,10 @@ AR_NODISCARD ar_status ari_bench_values(const ari_bench_device *b, ar_buf *gives
 /** A contiguous tensor of such values. Gives; the device's `free` of its data. Errors: the same. */
 AR_NODISCARD ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape,
                                         uint64_t seed);
+
+/** Takes the bits of a contiguous tensor's elements to the hash, once all work enqueued so far is done. Errors:
+ *  AR_ERR_MEMORY, AR_ERR_OVERFLOW, the queue's first error. */
+AR_NODISCARD ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const ar_tensor *t);
 
 /* --- matrix products of a model ----------------------------------------------------------------------------------- */
 

@@ -22,6 +22,7 @@ typedef struct gemm_row {
     /* Of one more prepared product: X's exponents and integers; the products; the pass that puts their sums together,
      * NaN where the device does both at once. */
     double pack_seconds, products_seconds, sums_seconds;
+    char bits[65]; /* SHA-256 of the exact Y: one for each shape, whatever computed it */
 } gemm_row;
 
 enum { GEMM_SHAPES = 6 };
@@ -166,6 +167,16 @@ static ar_status split_prepared(gemm_bench *b, gemm_row *row)
     return AR_OK;
 }
 
+static ar_status hash_product(gemm_bench *b, char hex[65])
+{
+    ari_sha256 bits;
+    ari_sha256_init(&bits);
+    AR_TRY(run_prepared(b));
+    AR_TRY(ari_bench_take_bits(&bits, &b->on, &b->y));
+    ari_sha256_final(&bits, hex);
+    return AR_OK;
+}
+
 static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
 {
     gemm_bench b = {0};
@@ -186,6 +197,7 @@ static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
     row->exact_over_native_prepared = ari_bench_ratio_of(&s, PREPARED, NATIVE).median;
     row->spread = ratio.spread;
     row->pedantic_over_native = ari_bench_ratio_of(&s, PEDANTIC, NATIVE).median;
+    AR_TRY_TO(done, st, hash_product(&b, row->bits));
     st = split_prepared(&b, row);
 done:
     ari_bench_series_destroy(&s);
@@ -212,6 +224,7 @@ static const ari_field gemm_fields[] = {
     ARI_FIELD("pack_seconds", "pack", MILLISECONDS, pack_seconds),
     ARI_FIELD("products_seconds", "products", MILLISECONDS, products_seconds),
     ARI_FIELD("sums_seconds", "sums", MILLISECONDS, sums_seconds),
+    ARI_FIELD("bits", NULL, WORDS, bits),
 };
 #undef ARI_ROW
 

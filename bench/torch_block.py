@@ -243,18 +243,22 @@ def main():
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
     given, rows = o.batch, []
-    for precision in o.precision:
-        o.batch = given or (8 if o.size == "large" and precision != "f32" else 2)
-        found = measure(precision, o)
-        rows += found
-        if o.json != "-":
-            print_rows(found)
-            sys.stdout.flush()
     about = {"rows": rows, "size": o.size, "device": o.device, "threads": o.threads, "torch": torch.__version__}
+    # What takes longest, compiling, comes last, and after each part the file has what there is: a run may be cut off.
+    parts = [names for names in ([v for v in o.variants if v != "compiled"], [v for v in o.variants if v == "compiled"])
+             if names]
+    for o.variants in parts:
+        for precision in o.precision:
+            o.batch = given or (8 if o.size == "large" and precision != "f32" else 2)
+            found = measure(precision, o)
+            rows += found
+            if o.json != "-":
+                print_rows(found)
+                sys.stdout.flush()
+            if o.json and o.json != "-":
+                pathlib.Path(o.json).write_text(json.dumps(about), encoding="utf-8")
     if o.json == "-":
         print(json.dumps(about))
-    elif o.json:
-        pathlib.Path(o.json).write_text(json.dumps(about), encoding="utf-8")
     return 1 if any(row["failed"] for row in rows) else 0
 
 

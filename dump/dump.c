@@ -7,6 +7,7 @@
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 /* --- the execution order ------------------------------------------------------------------------------------------ */
 /* The execution order of all ranks, from the order of each. A chain of tensors: what a rank names for the first time
@@ -41,8 +42,8 @@ static ar_status set_order(ar_dump *d)
     size_t *next = NULL;
     bool *chained = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&next, d->tensors + 1, sizeof *next, "an execution order"));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&chained, d->tensors, sizeof *chained, "an execution order"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&next, d->tensors + 1, "an execution order"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&chained, d->tensors, "an execution order"));
     next[d->tensors] = END;
     for (size_t i = 0; i < d->files; i++) /* by rank */
         chain_file(d, &d->file[i].placement, next, chained);
@@ -90,11 +91,6 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
     return st;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const ar_dump_tensor *)a)->name, ((const ar_dump_tensor *)b)->name);
-}
-
 ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n)
 {
     ar_dump *d = calloc(1, sizeof *d);
@@ -102,11 +98,11 @@ ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_t
     *gives = NULL;
     if (d == NULL || (d->path = strdup(path)) == NULL)
         AR_TRY_TO(failed, st, ar_error_set(AR_ERR_MEMORY, "%s: no memory to list its tensors", path));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&d->tensor, n, sizeof *d->tensor, path));
+    AR_TRY_TO(failed, st, ARI_ALLOC(&d->tensor, n, path));
     d->tensors = n;
     for (size_t i = 0; i < n; i++)
         d->tensor[i] = tensors[i];
-    qsort(d->tensor, n, sizeof *d->tensor, by_name);
+    qsort(d->tensor, n, sizeof *d->tensor, ari_by_name);
     *gives = d;
     return AR_OK;
 failed:
@@ -148,7 +144,7 @@ const ar_dump_tensor *ar_dump_at(const ar_dump *d, size_t i)
 const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name)
 {
     const ar_dump_tensor key = {.name = name};
-    return d->tensors == 0 ? NULL : bsearch(&key, d->tensor, d->tensors, sizeof key, by_name);
+    return d->tensors == 0 ? NULL : bsearch(&key, d->tensor, d->tensors, sizeof key, ari_by_name);
 }
 
 ar_status ari_dump_rename(ar_dump *d, const char *const *name)
@@ -163,7 +159,7 @@ ar_status ari_dump_rename(ar_dump *d, const char *const *name)
         d->tensor[i].name = own;
     }
     if (d->tensors > 1)
-        qsort(d->tensor, d->tensors, sizeof *d->tensor, by_name);
+        qsort(d->tensor, d->tensors, sizeof *d->tensor, ari_by_name);
     return AR_OK;
 }
 

@@ -9,12 +9,9 @@
 /* --- files of NumPy ----------------------------------------------------------------------------------------------- */
 /* NumPy's .npy, versions 1.0 to 3.0: one array a file. */
 typedef struct ari_npy {
-    ar_st_entry entry; /* the elements row-major as they lie in the file: of an array in Fortran order that is its
-                          transpose. Named by the file, without folder and ".npy" */
-    int ndim;          /* of the array */
-    size_t shape[AR_ST_MAX_DIMS];
-    bool fortran;    /* the file is in Fortran order, and so `entry` is not the array */
-    ar_dump_box box; /* the whole array, of `entry` */
+    ar_st_entry entry; /* the array. Named by the file, without folder and ".npy" */
+    bool fortran;      /* its first index runs fastest in the file: `box` says where its elements are */
+    ar_dump_box box;   /* the whole array */
     void *map;
     size_t map_bytes;
 } ari_npy;
@@ -37,8 +34,7 @@ typedef struct ari_dump_file {
     int rank;         /* -1: no rank's */
     const ar_st_file *st;
     ar_st_file *owned; /* NULL: the model's */
-    ari_npy *npy;      /* without `st` */
-    ar_st_entry array; /* its one array, whose elements `npy->box` finds */
+    ari_npy *npy;      /* without `st`: its one array, whose elements `npy->box` finds */
     ari_placement placement;
     bool placed; /* it says itself where its tensors stand */
 } ari_dump_file;
@@ -81,8 +77,6 @@ AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map);
 size_t ari_piece_group(const ari_piece *p, size_t n);
 /** The full tensor of n pieces of one name, but for its parts. */
 AR_NODISCARD ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *piece, size_t n);
-/** Makes one box of several that are the full tensor: packed blocks of a single rank. */
-void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t count);
 
 /** Makes the tensors of the pieces and checks that these cover them. */
 AR_NODISCARD ar_status ari_dump_make_tensors(ar_dump *d);

@@ -28,13 +28,13 @@ size_t ari_dump_entries(const ari_dump_file *f)
 
 const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i)
 {
-    return f->st == NULL ? &f->array : ar_st_at(f->st, i);
+    return f->st == NULL ? &f->npy->entry : ar_st_at(f->st, i);
 }
 
 /* A file of the list; its contents are the caller's to set. */
 static ar_status add_file(ari_dump_file **added, ar_dump *d, const char *folder, const char *name)
 {
-    AR_TRY(ari_grow(&d->file, &d->cap_files, d->files, sizeof *d->file, "files of a dump"));
+    AR_TRY(ARI_GROW(&d->file, &d->cap_files, d->files, "files of a dump"));
     ari_dump_file *f = &d->file[d->files];
     *f = (ari_dump_file){.rank = -1};
     if (folder == NULL)
@@ -50,22 +50,13 @@ static ar_status add_file(ari_dump_file **added, ar_dump *d, const char *folder,
     return AR_OK;
 }
 
-static ar_status open_npy(ari_dump_file *f)
-{
-    AR_TRY(ari_npy_open(&f->npy, f->path));
-    f->array = f->npy->entry;
-    f->array.ndim = f->npy->ndim;
-    memcpy(f->array.shape, f->npy->shape, sizeof f->array.shape);
-    return AR_OK;
-}
-
 static ar_status add_tensors(ari_dump_file **added, ar_dump *d, const char *folder, const char *name)
 {
     ari_dump_file *f = NULL;
     AR_TRY(add_file(&f, d, folder, name));
     *added = f;
     if (ari_ends_in(name, ".npy"))
-        return open_npy(f);
+        return ari_npy_open(&f->npy, f->path);
     AR_TRY(ar_st_open(&f->owned, f->path));
     f->st = f->owned;
     return AR_OK;
@@ -270,7 +261,7 @@ static ar_status names_repeat(bool *repeat, const ar_dump *d)
     size_t most = 0, n = 0;
     for (size_t i = 0; i < d->files; i++)
         most += ari_dump_entries(&d->file[i]);
-    AR_TRY(ari_alloc((void **)&name, most, sizeof *name, "names of a dump"));
+    AR_TRY(ARI_ALLOC(&name, most, "names of a dump"));
     for (size_t i = 0; i < d->files; i++)
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
             name[n++] = ari_dump_entry(&d->file[i], k)->name;
@@ -347,7 +338,7 @@ static int compare_files(const void *a, const void *b)
 /* Sorts the files by rank, and lists these. */
 static ar_status list_ranks(ar_dump *d)
 {
-    AR_TRY(ari_alloc((void **)&d->rank, d->files, sizeof *d->rank, "ranks of a dump"));
+    AR_TRY(ARI_ALLOC(&d->rank, d->files, "ranks of a dump"));
     if (d->files > 1)
         qsort(d->file, d->files, sizeof *d->file, compare_files);
     for (size_t i = 0; i < d->files; i++)
@@ -376,7 +367,7 @@ static ar_status check_places(const ar_dump *d)
     const ari_dump_file **placed = NULL;
     size_t n = 0;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc((void **)&placed, d->files, sizeof *placed, "places of ranks"));
+    AR_TRY(ARI_ALLOC(&placed, d->files, "places of ranks"));
     for (size_t i = 0; i < d->files; i++) {
         const ari_dump_file *f = &d->file[i];
         if (!f->placement.has_at || f->placement.mesh.ndim == 0)

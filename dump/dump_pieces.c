@@ -10,41 +10,9 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-/* Whether box b goes on where a ends, in the full tensor and in the file. */
-static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
-{
-    if (b->at != a->at + a->extent[along] * a->stride[along])
-        return false;
-    for (int k = 0; k < ndim; k++) {
-        const size_t start = a->global[k] + (k == along ? a->extent[k] : 0);
-        if (b->global[k] != start || b->stride[k] != a->stride[k] || (k != along && b->extent[k] != a->extent[k]))
-            return false;
-    }
-    return true;
-}
-
-void ari_piece_join_boxes(ari_piece *p, int ndim, const size_t *shape, size_t count)
-{
-    if (p->boxes < 2 || p->entry->count != count || count == 0)
-        return;
-    ar_dump_box all = p->box[0];
-    for (size_t i = 1; i < p->boxes; i++) {
-        int k = 0;
-        while (k < ndim && !continues(&all, &p->box[i], ndim, k))
-            k++;
-        if (k == ndim)
-            return;
-        all.extent[k] += p->box[i].extent[k];
-    }
-    if (memcmp(all.extent, shape, (size_t)ndim * sizeof *shape) != 0)
-        return;
-    p->box[0] = all;
-    p->boxes = 1;
-}
-
 static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
 {
-    AR_TRY(ari_grow(&d->piece, &d->cap_pieces, d->pieces, sizeof *d->piece, "parts of a dump"));
+    AR_TRY(ARI_GROW(&d->piece, &d->cap_pieces, d->pieces, "parts of a dump"));
     ari_piece *p = &d->piece[d->pieces];
     *p = (ari_piece){.name = strdup(name)};
     if (p->name == NULL)
@@ -126,14 +94,6 @@ static void sort_pieces(ari_piece *p, size_t n)
 {
     if (n > 1)
         qsort(p, n, sizeof *p, compare_pieces);
-}
-
-size_t ari_piece_group(const ari_piece *p, size_t n)
-{
-    size_t same = 1;
-    while (same < n && strcmp(p[0].name, p[same].name) == 0)
-        same++;
-    return same;
 }
 
 /* --- mappings ----------------------------------------------------------------------------------------------------- */
@@ -251,7 +211,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
         o->term = p->term;
         o->terms = p->terms;
     }
-    AR_TRY(ari_alloc((void **)&o->box, most, sizeof *o->box, "boxes of a dump"));
+    AR_TRY(ARI_ALLOC(&o->box, most, "boxes of a dump"));
     return compose(o->box, &o->boxes, p, array, t);
 }
 
@@ -269,10 +229,8 @@ static const ar_st_entry *peer(void *user, int rank, const char *name)
     }
     for (; low < d->files && d->file[low].rank == rank; low++) {
         const ari_dump_file *f = &d->file[low];
-        const ar_st_entry *e = f->st != NULL                      ? ar_st_find(f->st, name)
-                               : strcmp(f->array.name, name) == 0 ? &f->array
-                                                                  : NULL;
-        if (e != NULL)
+        const ar_st_entry *e = f->st != NULL ? ar_st_find(f->st, name) : &f->npy->entry;
+        if (e != NULL && strcmp(e->name, name) == 0)
             return e;
     }
     return NULL;

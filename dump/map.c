@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/map.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,19 +12,6 @@
 
 /* A mapping has some hundred bytes a rule. */
 #define MAX_BYTES ((size_t)4 << 20)
-
-ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...)
-{
-    char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (r == NULL)
-        return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: %s", ARI_SHOW(m->name), text);
-    return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: rule %zu ('%s'): %s", ARI_SHOW(m->name), r->number,
-                        r->match == NULL ? "" : ARI_SHOW(r->match), text);
-}
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 static bool is_dim_name(const char *name)
@@ -138,7 +124,7 @@ static ar_status read_rules(ari_map *m, const json_t *rules)
     const size_t n = json_array_size(rules);
     if (!json_is_array(rules) || n > ARI_MAP_RULES)
         return ari_map_bad(m, NULL, "key 'tensors': expected a list of at most %d rules", ARI_MAP_RULES);
-    AR_TRY(ari_alloc_zero((void **)&m->rule, n, sizeof *m->rule, "the rules of a mapping"));
+    AR_TRY(ARI_ALLOC_ZERO(&m->rule, n, "the rules of a mapping"));
     for (size_t i = 0; i < n; i++) {
         m->rules = i + 1;
         AR_TRY(ari_map_rule_parse(m, &m->rule[i], i + 1, json_array_get(rules, i)));

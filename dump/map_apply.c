@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,18 +7,7 @@
 #include "dump/map.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
-
-ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...)
-{
-    char text[384];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (p->rank < 0)
-        return ari_map_bad(p->m, p->r, "tensor '%s': %s", ARI_SHOW(p->entry->name), text);
-    return ari_map_bad(p->m, p->r, "tensor '%s' of rank %d: %s", ARI_SHOW(p->entry->name), p->rank, text);
-}
+#include "ref/core/text.h"
 
 /* --- the rule ----------------------------------------------------------------------------------------------------- */
 /* Whether a rule is meant for this rank's coordinates. */
@@ -154,7 +142,7 @@ static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_piece *t)
         AR_TRY(ari_mul_size(&n, n, v->runs[k]->n));
     if (n > ARI_MAP_BOXES)
         return ari_map_misfit(p, "would be %zu pieces, at most %d are supported", n, ARI_MAP_BOXES);
-    AR_TRY(ari_alloc_zero((void **)&t->box, n, sizeof *t->box, "the pieces of a tensor"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->box, n, "the pieces of a tensor"));
     t->boxes = n;
     ari_row_major(stride, p->entry->ndim, p->entry->shape);
     for (size_t b = 0; b < n; b++) {
@@ -208,7 +196,7 @@ typedef struct targets {
 /* Room for one more; it belongs to the list at once, so that an error frees it with the others. */
 static ar_status add_target(targets *list, ari_piece **t)
 {
-    AR_TRY(ari_grow(&list->t, &list->capacity, list->n, sizeof *list->t, "the tensors of a mapping"));
+    AR_TRY(ARI_GROW(&list->t, &list->capacity, list->n, "the tensors of a mapping"));
     *t = &list->t[list->n++];
     **t = (ari_piece){.told = true, .has_shape = true, .more_copies = true};
     return AR_OK;
@@ -292,15 +280,10 @@ static ar_status take_indices(const ari_map_place *p, const view *whole, targets
     return AR_OK;
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 const char *ari_repeated_name(const char **name, size_t n)
 {
     if (n > 1)
-        qsort(name, n, sizeof *name, compare_names);
+        qsort(name, n, sizeof *name, ari_by_name);
     for (size_t i = 1; i < n; i++)
         if (strcmp(name[i - 1], name[i]) == 0)
             return name[i];
@@ -310,7 +293,7 @@ const char *ari_repeated_name(const char **name, size_t n)
 static ar_status check_names(const ari_map_place *p, const targets *list)
 {
     const char **names = NULL;
-    AR_TRY(ari_alloc((void **)&names, list->n, sizeof *names, "names"));
+    AR_TRY(ARI_ALLOC(&names, list->n, "names"));
     for (size_t i = 0; i < list->n; i++)
         names[i] = list->t[i].name;
     const char *repeated = ari_repeated_name(names, list->n);

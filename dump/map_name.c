@@ -1,11 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "dump/map.h"
+#include "ref/core/out.h"
 #include "ref/core/size.h"
+
+ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (r == NULL)
+        return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: %s", ARI_SHOW(m->name), text);
+    return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: rule %zu ('%s'): %s", ARI_SHOW(m->name), r->number,
+                        r->match == NULL ? "" : ARI_SHOW(r->match), text);
+}
 
 /* --- globs -------------------------------------------------------------------------------------------------------- */
 size_t ari_map_name_length(const char *text)
@@ -74,7 +89,7 @@ ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **p
         *problem = "is too long";
         return AR_ERR_FORMAT;
     }
-    AR_TRY(ari_alloc_zero((void **)&g->token, n, sizeof *g->token, "a glob"));
+    AR_TRY(ARI_ALLOC_ZERO(&g->token, n, "a glob"));
     while (*text != '\0') {
         *problem = add_token(g, &text);
         if (*problem != NULL)

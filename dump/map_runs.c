@@ -1,10 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "dump/map.h"
+#include "ref/core/out.h"
 #include "ref/core/size.h"
+
+ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...)
+{
+    char text[384];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (p->rank < 0)
+        return ari_map_bad(p->m, p->r, "tensor '%s': %s", ARI_SHOW(p->entry->name), text);
+    return ari_map_bad(p->m, p->r, "tensor '%s' of rank %d: %s", ARI_SHOW(p->entry->name), p->rank, text);
+}
 
 /* One dimension of a tensor is followed from the full tensor down to what a rank has: a list of runs, divided once for
  * every dimension of the mesh that divides it. What each rank's file has tells where an uneven split falls. */
@@ -26,7 +41,7 @@ ar_status ari_map_runs_add(ari_map_runs *runs, size_t local, size_t full, size_t
         last->count += count;
         return AR_OK;
     }
-    AR_TRY(ari_grow(&runs->run, &runs->capacity, runs->n, sizeof *runs->run, "the pieces of a tensor"));
+    AR_TRY(ARI_GROW(&runs->run, &runs->capacity, runs->n, "the pieces of a tensor"));
     runs->run[runs->n++] = (ari_map_run){local, full, count};
     return AR_OK;
 }

@@ -92,23 +92,23 @@ static ar_status take_extent(literal *l, size_t *out)
 }
 
 /* "()", "(3,)", "(3, 4)", "(3, 4,)"; but "(3)" is no tuple. */
-static ar_status take_shape(literal *l, ari_npy *f)
+static ar_status take_shape(literal *l, ar_st_entry *e)
 {
     if (!take(l, '('))
         return bad_at(l->path, l->at, "expected a tuple as shape");
     bool comma = true;
-    for (f->ndim = 0; !take(l, ')'); f->ndim++) {
+    for (e->ndim = 0; !take(l, ')'); e->ndim++) {
         size_t extent = 0;
         if (!comma)
             return bad_at(l->path, l->at, "expected ',' or ')' in shape");
         AR_TRY(take_extent(l, &extent));
-        if (f->ndim == AR_ST_MAX_DIMS)
+        if (e->ndim == AR_ST_MAX_DIMS)
             return ar_error_set(AR_ERR_UNSUPPORTED, "%s: has more than %d dimensions", ARI_SHOW(l->path),
                                 AR_ST_MAX_DIMS);
-        f->shape[f->ndim] = extent;
+        e->shape[e->ndim] = extent;
         comma = take(l, ',');
     }
-    return f->ndim == 1 && !comma ? bad_at(l->path, l->at, "shape '(n)' is no tuple, expected '(n,)'") : AR_OK;
+    return e->ndim == 1 && !comma ? bad_at(l->path, l->at, "shape '(n)' is no tuple, expected '(n,)'") : AR_OK;
 }
 
 typedef enum key { DESCR, FORTRAN_ORDER, SHAPE, KEYS } key;
@@ -127,7 +127,7 @@ static ar_status take_value(literal *l, key k, ari_npy *f, char descr[16])
         return f->fortran || take_word(l, "False") ? AR_OK
                                                    : bad_at(l->path, l->at, "fortran_order is neither True nor False");
     default:
-        return take_shape(l, f);
+        return take_shape(l, &f->entry);
     }
 }
 
@@ -232,15 +232,11 @@ static ar_status read_header(int fd, size_t bytes, const char *path, ari_npy *f,
     return read_dtype(&f->entry.dtype, descr, path);
 }
 
-/* The entry's shape and the box of the array in it. In Fortran order the first index runs fastest: row by row, the file
- * holds the transpose. */
+/* The box of the array: in Fortran order the first index runs fastest. */
 static ar_status lay_out(ari_npy *f, size_t data_bytes, const char *path)
 {
     uint64_t count = 0, wanted = 0;
     ar_st_entry *e = &f->entry;
-    e->ndim = f->ndim;
-    for (int i = 0; i < f->ndim; i++)
-        e->shape[i] = f->shape[f->fortran ? f->ndim - 1 - i : i];
     if (!ari_st_count(&count, e->ndim, e->shape) ||
         __builtin_mul_overflow(count, (uint64_t)ar_dtype_bytes(e->dtype), &wanted))
         return bad(path, "the size of its array overflows 64 bits");
@@ -250,11 +246,11 @@ static ar_status lay_out(ari_npy *f, size_t data_bytes, const char *path)
     e->count = (size_t)count;
     e->bytes = data_bytes;
     size_t stride = 1;
-    for (int i = 0; i < f->ndim; i++) {
-        const int d = f->fortran ? i : f->ndim - 1 - i; /* from the fastest on */
-        f->box.extent[d] = f->shape[d];
+    for (int i = 0; i < e->ndim; i++) {
+        const int d = f->fortran ? i : e->ndim - 1 - i; /* from the fastest on */
+        f->box.extent[d] = e->shape[d];
         f->box.stride[d] = stride;
-        stride *= count == 0 ? 1 : f->shape[d]; /* at most count */
+        stride *= count == 0 ? 1 : e->shape[d]; /* at most count */
     }
     return AR_OK;
 }

@@ -271,7 +271,7 @@ static ar_status check_holders(const ar_dump *d, const ar_dump_tensor *t, const 
     ari_cover_box *box = NULL;
     ar_status st = AR_OK;
     size_t boxes = 0;
-    AR_TRY(ari_alloc((void **)&box, n, sizeof *box, "boxes of a dump"));
+    AR_TRY(ARI_ALLOC(&box, n, "boxes of a dump"));
     if (n > 1)
         qsort(h, n, sizeof *h, compare_holders);
     for (size_t i = 0, same = 0; i < n && st == AR_OK; i += same) {
@@ -292,7 +292,7 @@ static ar_status check_parts(const ar_dump *d, const ar_dump_tensor *t, const ar
     size_t most = 0, n = 0;
     for (size_t i = 0; i < t->parts; i++)
         most += piece[i].boxes;
-    AR_TRY(ari_alloc((void **)&h, most, sizeof *h, "boxes of a dump"));
+    AR_TRY(ARI_ALLOC(&h, most, "boxes of a dump"));
     for (size_t i = 0; i < t->parts; i++)
         for (size_t k = 0; k < piece[i].boxes; k++) {
             piece[i].box[k].replicas = 1;
@@ -330,6 +330,39 @@ ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *
     return count_elements(t, d->path);
 }
 
+/* Whether box b goes on where a ends, in the full tensor and in the file. */
+static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
+{
+    if (b->at != a->at + a->extent[along] * a->stride[along])
+        return false;
+    for (int k = 0; k < ndim; k++) {
+        const size_t start = a->global[k] + (k == along ? a->extent[k] : 0);
+        if (b->global[k] != start || b->stride[k] != a->stride[k] || (k != along && b->extent[k] != a->extent[k]))
+            return false;
+    }
+    return true;
+}
+
+/* Makes one box of several that are the full tensor: packed blocks of a single rank. */
+static void join_boxes_of(ari_piece *p, const ar_dump_tensor *t)
+{
+    if (p->boxes < 2 || p->entry->count != t->count || t->count == 0)
+        return;
+    ar_dump_box all = p->box[0];
+    for (size_t i = 1; i < p->boxes; i++) {
+        int k = 0;
+        while (k < t->ndim && !continues(&all, &p->box[i], t->ndim, k))
+            k++;
+        if (k == t->ndim)
+            return;
+        all.extent[k] += p->box[i].extent[k];
+    }
+    if (memcmp(all.extent, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0)
+        return;
+    p->box[0] = all;
+    p->boxes = 1;
+}
+
 /* Where every rank has all of it, blocks that lie as in the full tensor are one box. Elsewhere a block may be another
  * rank's copy, and stays what it is. */
 static void join_boxes(const ar_dump_tensor *t, ari_piece *piece, size_t n)
@@ -338,7 +371,15 @@ static void join_boxes(const ar_dump_tensor *t, ari_piece *piece, size_t n)
         if (piece[i].entry->count != t->count)
             return;
     for (size_t i = 0; i < n; i++)
-        ari_piece_join_boxes(&piece[i], t->ndim, t->shape, t->count);
+        join_boxes_of(&piece[i], t);
+}
+
+size_t ari_piece_group(const ari_piece *p, size_t n)
+{
+    size_t same = 1;
+    while (same < n && strcmp(p[0].name, p[same].name) == 0)
+        same++;
+    return same;
 }
 
 static ar_status make_tensor(const ar_dump *d, ar_dump_tensor *t, ar_dump_part *part, ari_piece *piece, size_t n)
@@ -360,8 +401,8 @@ ar_status ari_dump_make_tensors(ar_dump *d)
     size_t tensors = 0;
     for (size_t i = 0; i < d->pieces; i++)
         tensors += i == 0 || strcmp(d->piece[i].name, d->piece[i - 1].name) != 0;
-    AR_TRY(ari_alloc((void **)&d->tensor, tensors, sizeof *d->tensor, "tensors of a dump"));
-    AR_TRY(ari_alloc((void **)&d->part, d->pieces, sizeof *d->part, "parts of a dump"));
+    AR_TRY(ARI_ALLOC(&d->tensor, tensors, "tensors of a dump"));
+    AR_TRY(ARI_ALLOC(&d->part, d->pieces, "parts of a dump"));
     for (size_t i = 0, n = 0; i < d->pieces; i += n) {
         n = ari_piece_group(&d->piece[i], d->pieces - i);
         AR_TRY(make_tensor(d, &d->tensor[d->tensors], &d->part[i], &d->piece[i], n));

@@ -8,6 +8,7 @@
 
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
@@ -88,8 +89,8 @@ static ar_status read_boxes(const json_t *array, ari_placed *t, const char *wher
     const size_t n = json_array_size(array);
     if (!json_is_array(array) || n == 0)
         return invalid(where, "'boxes' has to be an array of one box or more");
-    AR_TRY(ari_alloc_zero((void **)&t->box, n, sizeof *t->box, "boxes of a placement"));
-    AR_TRY(ari_alloc_zero((void **)&t->local, n, sizeof *t->local, "boxes of a placement"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->box, n, "boxes of a placement"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->local, n, "boxes of a placement"));
     t->boxes = n;
     for (size_t i = 0; i < n; i++)
         AR_TRY(read_box(json_array_get(array, i), t, i, where));
@@ -166,23 +167,18 @@ static ar_status add_tensor(reading *r, const char *name, const json_t *own, con
     return own == NULL ? AR_OK : read_own(r, t, own);
 }
 
-static int compare_placed(const void *a, const void *b)
-{
-    return strcmp(((const ari_placed *)a)->name, ((const ari_placed *)b)->name);
-}
-
 static ar_status read_tensors(reading *r, const json_t *own, const json_t *dcp)
 {
     const char *name;
     json_t *value;
     const size_t most = json_object_size(own) + json_object_size(dcp);
-    AR_TRY(ari_alloc_zero((void **)&r->p->tensor, most, sizeof *r->p->tensor, "a placement"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->p->tensor, most, "a placement"));
     json_object_foreach((json_t *)(uintptr_t)own, name, value)
         AR_TRY(add_tensor(r, name, value, json_object_get(dcp, name)));
     json_object_foreach((json_t *)(uintptr_t)dcp, name, value) if (json_object_get(own, name) == NULL)
         AR_TRY(add_tensor(r, name, NULL, value));
     if (r->p->tensors > 1)
-        qsort(r->p->tensor, r->p->tensors, sizeof *r->p->tensor, compare_placed);
+        qsort(r->p->tensor, r->p->tensors, sizeof *r->p->tensor, ari_by_name);
     return AR_OK;
 }
 
@@ -239,7 +235,7 @@ static ar_status read_order(ari_placement *p, const json_t *order, const char *w
     const size_t n = json_array_size(order);
     if (!json_is_array(order))
         return invalid(where, "'order' has to be an array of names");
-    AR_TRY(ari_alloc_zero((void **)&p->order, n, sizeof *p->order, "an execution order"));
+    AR_TRY(ARI_ALLOC_ZERO(&p->order, n, "an execution order"));
     for (; p->ordered < n; p->ordered++) {
         const char *name = json_string_value(json_array_get(order, p->ordered));
         if (name == NULL)
@@ -330,7 +326,7 @@ void ari_placement_fini(ari_placement *p)
 const ari_placed *ari_placement_find(const ari_placement *p, const char *name)
 {
     const ari_placed key = {.name = (char *)(uintptr_t)name};
-    return p->tensors == 0 ? NULL : bsearch(&key, p->tensor, p->tensors, sizeof key, compare_placed);
+    return p->tensors == 0 ? NULL : bsearch(&key, p->tensor, p->tensors, sizeof key, ari_by_name);
 }
 
 /* --- in the file's tensor ----------------------------------------------------------------------------------------- */
@@ -360,7 +356,7 @@ static ar_status check_local(const ari_placed *t, const ar_st_entry *e, const ch
     ari_cover_box *cover = NULL;
     ari_cover result = {.fault = ARI_COVERED};
     size_t n = 0;
-    AR_TRY(ari_alloc((void **)&cover, t->boxes, sizeof *cover, "boxes of a placement"));
+    AR_TRY(ARI_ALLOC(&cover, t->boxes, "boxes of a placement"));
     for (size_t i = 0; i < t->boxes; i++) {
         if (ari_dump_box_count(e->ndim, &t->local[i]) > 0)
             cover[n++] = (ari_cover_box){&t->local[i], i};
@@ -402,7 +398,7 @@ ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, const ari_place
     const size_t told = t == NULL ? 0 : t->boxes, n = told == 0 ? 1 : told;
     if (t != NULL && t->ndim >= 0 && t->ndim != e->ndim)
         return misplaced(file, e, "its place has another number of dimensions");
-    AR_TRY(ari_alloc_zero((void **)&box, n, sizeof *box, "boxes of a dump"));
+    AR_TRY(ARI_ALLOC_ZERO(&box, n, "boxes of a dump"));
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = resolve_box(&box[i], i, t, e, file);
     if (st == AR_OK && told > 0)

@@ -18,13 +18,7 @@ typedef struct rows {
 
 size_t ari_dump_box_count(int ndim, const ar_dump_box *b)
 {
-    size_t n = 1;
-    for (int k = 0; k < ndim; k++) {
-        if (b->extent[k] == 0)
-            return 0;
-        n *= b->extent[k];
-    }
-    return n;
+    return ari_volume(b->extent, ndim);
 }
 
 bool ari_dump_box_cut(ar_dump_box *out, const ar_dump_box *b, int ndim, const size_t *start, const size_t *extent)
@@ -69,7 +63,7 @@ static void add_dim(rows *r, size_t extent, size_t full, size_t local)
 /* Of a box that is not empty. */
 static rows rows_of(const ar_dump_tensor *t, const ar_dump_box *b)
 {
-    rows r = {.local_start = b->at, .width = 1, .step = 1, .count = 1};
+    rows r = {.local_start = b->at, .width = 1, .step = 1};
     size_t stride = 1;
     for (int k = t->ndim - 1; k >= 0; k--) {
         add_dim(&r, b->extent[k], stride, b->stride[k]);
@@ -84,8 +78,7 @@ static rows rows_of(const ar_dump_tensor *t, const ar_dump_box *b)
         memmove(r.full, r.full + 1, (size_t)r.dims * sizeof *r.full);
         memmove(r.local, r.local + 1, (size_t)r.dims * sizeof *r.local);
     }
-    for (int k = 0; k < r.dims; k++)
-        r.count *= r.extent[k];
+    r.count = ari_volume(r.extent, r.dims);
     return r;
 }
 

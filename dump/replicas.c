@@ -172,7 +172,7 @@ ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, 
         most += t->part[i].replicas > 1 ? t->part[i].boxes : 0;
     if (most == 0)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&list, most, sizeof *list, "copies of a tensor"));
+    AR_TRY(ARI_ALLOC(&list, most, "copies of a tensor"));
     const size_t n = list_copies(t, list);
     if (n > 1)
         qsort(list, n, sizeof *list, compare_copies);

@@ -161,7 +161,7 @@ static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, const ari
     ar_st_tensor *list = NULL;
     char *path = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&list, c->n, sizeof *list, "the tensors of a file"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&list, c->n, "the tensors of a file"));
     AR_TRY_TO(done, st, ari_file_path(&path, d->path, c->file->name));
     for (size_t i = 0; i < c->n; i++)
         list[i] = ari_rs_described(c->item[i].tensor, c->item[i].box.extent);
@@ -251,7 +251,7 @@ static ar_status write_index(const ari_rs *r)
         return AR_OK;
     for (size_t s = 0; s < r->shards; s++)
         n += r->file[s].tensors;
-    AR_TRY(ari_alloc_zero((void **)&list, n, sizeof *list, "the list of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&list, n, "the list of tensors"));
     for (size_t i = 0; i < n; i++)
         list[i] = ari_rs_described(r->list[i], r->list[i]->shape);
     const ar_status st = ar_st_write_index(r->o->out, list, n, r->shard, r->shards);

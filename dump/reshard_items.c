@@ -39,7 +39,6 @@ static ar_status split_item(ari_rs_item *i, const ar_layout *o, size_t k)
 {
     const size_t bits = ar_dtype_bits(i->tensor->from->dtype);
     ari_boxes boxes;
-    size_t count = 1;
     if (bits % 8 != 0)
         return ar_error_set(AR_ERR_UNSUPPORTED, "tensor '%s': %s has elements of %zu bits, which are not split",
                             ARI_SHOW(i->tensor->from->name), ar_dtype_name(i->tensor->from->dtype), bits);
@@ -49,9 +48,7 @@ static ar_status split_item(ari_rs_item *i, const ar_layout *o, size_t k)
     i->boxes = boxes.n;
     if (k >= boxes.n)
         return AR_OK;
-    for (int d = 0; d < o->ndim; d++)
-        count *= boxes.box[k].extent[d]; /* at most that of the full tensor */
-    i->bytes = count * (bits / 8);
+    i->bytes = ari_volume(boxes.box[k].extent, o->ndim) * (bits / 8); /* at most those of the full tensor */
     set_box(i, boxes.box[k].global, boxes.box[k].extent);
     return AR_OK;
 }
@@ -112,7 +109,7 @@ static ar_status list_items(ari_rs_item **gives, size_t *n, const ari_rs *r, con
 {
     const size_t most = f->tensor ? f->tensors : r->tensors;
     ari_rs_item *list = NULL;
-    AR_TRY(ari_alloc((void **)&list, most, sizeof *list, "the tensors of a file"));
+    AR_TRY(ARI_ALLOC(&list, most, "the tensors of a file"));
     *n = 0;
     for (size_t k = 0; k < most; k++) {
         bool here = true;
@@ -147,7 +144,7 @@ static ar_status plan_rank(ari_rs *r, size_t *capacity, int rank)
         boxes = here && item.boxes > boxes ? item.boxes : boxes;
     }
     for (f.box = 0; f.box < boxes; f.box++) {
-        AR_TRY(ari_grow(&r->file, capacity, r->files, sizeof *r->file, "the list of files"));
+        AR_TRY(ARI_GROW(&r->file, capacity, r->files, "the list of files"));
         ari_rank_file_name(f.name, f.rank, f.box);
         r->file[r->files++] = f;
     }
@@ -190,7 +187,7 @@ static void add_merged(ari_rs *r, const char *name, size_t from, size_t tensors)
 static ar_status plan_shards(ari_rs *r, size_t model)
 {
     ar_st_tensor *t = NULL;
-    AR_TRY(ari_alloc_zero((void **)&t, model, sizeof *t, "the list of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&t, model, "the list of tensors"));
     for (size_t k = 0; k < model; k++)
         t[k] = ari_rs_described(r->list[k], r->list[k]->shape);
     const size_t limit = r->o->shard_bytes > 0 ? r->o->shard_bytes : SHARD_BYTES;
@@ -201,12 +198,12 @@ static ar_status plan_shards(ari_rs *r, size_t model)
 
 static ar_status plan_merged(ari_rs *r)
 {
-    AR_TRY(ari_alloc((void **)&r->list, r->tensors, sizeof *r->list, "the list of tensors"));
-    AR_TRY(ari_alloc((void **)&r->shard, r->tensors, sizeof *r->shard, "the list of tensors"));
+    AR_TRY(ARI_ALLOC(&r->list, r->tensors, "the list of tensors"));
+    AR_TRY(ARI_ALLOC(&r->shard, r->tensors, "the list of tensors"));
     const size_t model = list_merged(r);
     if (model > 0)
         AR_TRY(plan_shards(r, model));
-    AR_TRY(ari_alloc_zero((void **)&r->file, r->shards + 1, sizeof *r->file, "the list of files"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->file, r->shards + 1, "the list of files"));
     for (size_t s = 0, from = 0; s < r->shards; s++) {
         char name[AR_ST_SHARD_NAME];
         size_t to = from;
@@ -265,9 +262,9 @@ static ar_status placement_texts(ari_rs_contents *c, const ari_rs *r)
     const ari_rs_item **by_use = NULL;
     ar_status st = AR_OK;
     ari_layout_mesh(&p.mesh, p.at, &r->layout, f->rank, ARI_CUTS_FEATURES);
-    AR_TRY_TO(done, st, ari_alloc((void **)&by_use, n, sizeof *by_use, "the tensors of a file"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&p.tensor, n, sizeof *p.tensor, "the tensors of a file"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&p.order, n, sizeof *p.order, "the tensors of a file"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&by_use, n, "the tensors of a file"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&p.tensor, n, "the tensors of a file"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&p.order, n, "the tensors of a file"));
     for (size_t i = 0; i < n; i++) {
         place(&p.tensor[i], &c->item[i]);
         by_use[i] = &c->item[i];

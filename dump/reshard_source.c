@@ -148,7 +148,7 @@ typedef struct params {
 static ar_status add_param(void *user, const char *name, int ndim, const size_t *shape)
 {
     params *p = user;
-    AR_TRY(ari_grow(&p->list, &p->capacity, p->count, sizeof *p->list, "the list of parameters"));
+    AR_TRY(ARI_GROW(&p->list, &p->capacity, p->count, "the list of parameters"));
     param *one = &p->list[p->count];
     *one = (param){.order = p->count};
     snprintf(one->name, sizeof one->name, "%s", name);
@@ -367,7 +367,7 @@ static ar_status list_tensors(ari_rs *r)
     size_t n = 0;
     for (size_t i = 0; i < r->dumps; i++)
         n += ar_dump_count(r->dump[i]);
-    AR_TRY(ari_alloc((void **)&r->tensor, n, sizeof *r->tensor, "the list of tensors"));
+    AR_TRY(ARI_ALLOC(&r->tensor, n, "the list of tensors"));
     if (r->has_config)
         AR_TRY_TO(done, st, list_params(&p));
     for (size_t i = 0; i < r->dumps; i++) {

@@ -270,7 +270,7 @@ static ar_status write_file(ari_out **gives, const char *path, const contents *o
 {
     const size_t own = ARI_RANK_METADATA + 1;
     const char **all = NULL;
-    AR_TRY(ari_alloc((void **)&all, 2 * (n_meta + own), sizeof *all, "metadata"));
+    AR_TRY(ARI_ALLOC(&all, 2 * (n_meta + own), "metadata"));
     all[0] = "format";
     all[1] = "pt";
     ari_rank_metadata(all + 2, text);
@@ -306,9 +306,9 @@ static ar_status write_boxes(ari_out **gives, const job *j, size_t k)
     char *text[2] = {NULL, NULL}, *path = NULL;
     contents o = {0};
     AR_TRY_TO(done, st, file_path(&path, j, k));
-    AR_TRY_TO(done, st, ari_alloc((void **)&o.tensor, j->n, sizeof *o.tensor, "tensors to write"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&o.placed, j->n, sizeof *o.placed, "tensors to write"));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&o.copy, j->n, sizeof *o.copy, "tensors to write"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&o.tensor, j->n, "tensors to write"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&o.placed, j->n, "tensors to write"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&o.copy, j->n, "tensors to write"));
     for (size_t i = 0; i < j->n; i++)
         if (k < j->of[i].n)
             AR_TRY_TO(done, st, add_box(&o, &j->values[i], j->place, &j->of[i].box[k]));
@@ -378,9 +378,9 @@ ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar
     job j = {folder, place, values, n, metadata, n_meta, NULL, NULL};
     ar_status st = check_place(place);
     if (st == AR_OK)
-        st = ari_alloc((void **)&j.of, n, sizeof *j.of, "tensors to write");
+        st = ARI_ALLOC(&j.of, n, "tensors to write");
     if (st == AR_OK)
-        st = ari_alloc((void **)&j.order, n, sizeof *j.order, "tensors to write");
+        st = ARI_ALLOC(&j.order, n, "tensors to write");
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         st = check_value(&values[i]);
         if (st != AR_OK)

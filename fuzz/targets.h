@@ -368,7 +368,7 @@ static inline int fuzz_npy(const uint8_t *data, size_t size)
         fuzz_expect_error(st);
     else {
         fuzz_use_entry(&f->entry);
-        fuzz_check_box(&f->box, f->ndim, f->shape, &f->entry);
+        fuzz_check_box(&f->box, f->entry.ndim, f->entry.shape, &f->entry);
     }
     ari_npy_close(f);
     close(file.fd);

@@ -7,8 +7,8 @@
 #   gpu/device-check.sh --host      the same steps on the emulated device, where there is no GPU
 #   gpu/device-check.sh --list      the steps
 #
-#   --prebuilt DIR  what gpu/prebuilt.sh made: anyrank, conformance_main, gpu_smoke. Where one of them does not start,
-#                   it says why and builds. An archive of it (tar -C DIR -czf FILE.tgz .) is a third of its size
+#   --prebuilt DIR  what gpu/prebuilt.sh made, or its archive DIR.tgz. Where one of the programs does not start, it says
+#                   why and builds
 #   --deps DIR      .deb files of BLIS and jansson with their -dev packages, for a machine that builds and lacks them:
 #                   they are unpacked beside the build, nothing is installed. Where there is apt, in DIR:
 #                       apt-get download libblis4-openmp libblis-openmp-dev libjansson4 libjansson-dev
@@ -16,26 +16,27 @@
 #   --only STEPS    these alone, with commas between
 #   --expect WORDS  nccl, torch, sanitizers or steps whose skip is a failure; with a GPU, all are
 #   --allow-skip WORDS  those whose skip is none; with --host, nccl, torch and sanitizers
-#   --keep-going    further steps also after an error that ends a GPU's context
+#   --stop-early    no further steps after an error that ends a GPU's context, which each process has anew
+#   --keep-going    further steps also then, as without either
 #   --budget S      no step runs past S seconds in all (default 540); what is left over has failed
 #   --jobs N        of a build
-#   --build DIR     where to build and to keep the logs (default build/device)
+#   --build DIR     where to build and to keep the logs (default: a folder of $TMPDIR or /tmp, never the sources')
 #
-# Results are three files in $OUT, or where that is not set in build/device-check: summary.txt, the table; summary.json;
+# Results are three files in $OUT, or where that is not set in DIR.results: summary.txt, the table; summary.json;
 # logs.tgz, written anew after every step. A step is ok, FAIL, or skip with the reason; a skip that nothing allows is a
 # FAIL. Exit status 1 if one failed.
 set -u
 
-steps="machine smoke conformance check1 check2 check4 bench_gemm bench_block bench_torch own_kernel nccl2 golden
-training check8 nccl4 ncclcalls bench_nccl memcheck racecheck initcheck"
+steps="machine smoke conformance check1 check2 check4 golden training bench_gemm bench_block bits own_kernel bench_torch
+nccl2 check8 nccl4 ncclcalls bench_nccl memcheck racecheck initcheck"
 
 # Seconds.
 limit_of() {
     case $1 in
         build) echo 500 ;;
         machine | smoke) echo 30 ;;
-        conformance) echo 120 ;;
-        bench_torch) echo 200 ;;
+        conformance | own_kernel) echo 120 ;;
+        bench_torch) echo 300 ;;
         bench_* | nccl4 | *check) echo 90 ;;
         *) echo 60 ;;
     esac
@@ -59,13 +60,14 @@ steps_of() {
     done
 }
 
-host=no arch=native deps='' prebuilt='' only='' expect='' allow='' going=no budget=540 jobs='' build=build/device
+host=no arch=native deps='' prebuilt='' only='' expect='' allow='' going=yes budget=540 jobs='' build=''
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) sed -n '3,30s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --list) printf '%s\n' $steps; exit 0 ;;
         --host) host=yes ;;
         --keep-going) going=yes ;;
+        --stop-early) going=no ;;
         --arch | --deps | --prebuilt | --only | --expect | --allow-skip | --budget | --jobs | --build)
             [ $# -ge 2 ] || refuse "$1 needs a value"
             case $1 in
@@ -99,11 +101,13 @@ done
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 cd "$root" || exit 2
+build=${build:-${TMPDIR:-/tmp}/anyrank-device-$(id -u)}
 case $build in /*) ;; *) build=$root/$build ;; esac
-out=${OUT:-$root/build/device-check}
+out=${OUT:-$build.results}
 logs=$build.logs
 rm -rf "$logs"
-mkdir -p "$logs" "$out" || exit 2
+mkdir -p "$logs" "$out" ||
+    refuse "no folder can be made at $logs or $out: is build a link to nowhere? --build DIR and OUT=DIR name others"
 rm -f "$out/summary.txt" "$out/summary.json" "$out/logs.tgz"
 if [ -n "$archive" ]; then
     prebuilt=$build.prebuilt
@@ -114,7 +118,7 @@ fi
 device=cuda
 [ $host = no ] || device=emulated
 jobs=${jobs:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
-export root build logs host device arch deps prebuilt jobs
+export root build logs host device arch deps prebuilt jobs limit
 export ANYRANK_DATA="$root/data" # a binary from elsewhere looks there
 
 # --- the steps --------------------------------------------------------------------------------------------------------
@@ -122,6 +126,7 @@ export ANYRANK_DATA="$root/data" # a binary from elsewhere looks there
 began=$(date +%s)
 broken='' # why the other steps cannot run
 failed=0
+. "$root/gpu/check/errors.sh"
 . "$root/gpu/check/summary.sh"
 . "$root/gpu/check/programs.sh"
 
@@ -199,5 +204,6 @@ for name in $(echo ${only:-$steps}); do
     [ "$name" != machine ] || [ "$verdict" = ok ] || broken=${broken:-$what}
 done
 echo
+[ -n "${OUT:-}" ] || echo "results: $out"
 cat "$out/summary.txt"
 [ $failed -eq 0 ]

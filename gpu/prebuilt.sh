@@ -10,17 +10,18 @@
 #   --jobs N   compilers at once (default: the number of processors)
 #   --host     without the CUDA device, where there is no nvcc: the CPU and the emulated device
 #
-# DIR has the programs anyrank, conformance_main, gpu_smoke and bench_nccl, data/ (the bundled models, which anyrank
-# finds there), lib/ (for machines without libgcc_s) and manifest.txt, one fact a line: version, commit, what it was built
-# by and for, and size and SHA-256 of each program. It may be copied anywhere. Building takes minutes, in build/static
-# (with --host in build/static-host).
+# DIR has one program and links to it by the names anyrank, conformance_main, gpu_smoke and bench_nccl, data/ (the bundled
+# models, which anyrank finds there), lib/ (for machines without libgcc_s) and manifest.txt, one fact a line: version,
+# commit, what it was built by and for, and the program's size and SHA-256. It may be copied anywhere. DIR.tgz is the same
+# as an archive, for gpu/device-check.sh --prebuilt. Building takes minutes, in build/static (with --host in
+# build/static-host).
 set -eu
 
 arch=90 out='' jobs='' cuda=ON
 refuse() { echo "prebuilt.sh: $1 (--help lists the options)" >&2; exit 2; }
 while [ $# -gt 0 ]; do
     case $1 in
-        -h | --help) sed -n '3,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '3,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --host) cuda=OFF ;;
         --arch | --out | --jobs)
             [ $# -ge 2 ] || refuse "$1 needs a value"
@@ -45,7 +46,7 @@ build=$root/build/static
 case ${jobs:-1} in *[!0-9]* | 0*) refuse "--jobs: '$jobs' is no number from 1 on" ;; esac
 case $arch in '' | *[!0-9a-z\;-]*) refuse "--arch: '$arch' is no list of CUDA architectures, as 90 or '80;90'" ;; esac
 jobs=${jobs:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
-programs="anyrank tests/conformance_main tests/gpu_smoke tests/bench_nccl"
+program=gpu_programs names="anyrank conformance_main gpu_smoke bench_nccl"
 
 # --- build ------------------------------------------------------------------------------------------------------------
 
@@ -54,32 +55,26 @@ set -- -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DANYRANK_STATIC=ON -DA
     -DCMAKE_INSTALL_DATADIR=bin/data -DANYRANK_CUDA=$cuda "-DCMAKE_CUDA_ARCHITECTURES=$arch"
 if [ ! -f "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then set -- "$@" -GNinja; fi
 cmake "$@" >&2
-cmake --build "$build" -j "$jobs" --target anyrank_cli conformance_main gpu_smoke bench_nccl >&2
+cmake --build "$build" -j "$jobs" --target $program >&2
 
 # --- what goes along --------------------------------------------------------------------------------------------------
 
 mkdir -p "$out"
-rm -rf "$out/data" "$out/manifest.txt"
+rm -rf "$out/data" "$out/manifest.txt" "$out.tgz"
 mkdir "$out/data"
 cp -R data "$out/data/anyrank"
-names=''
-for program in $programs; do
-    strip -o "$out/$(basename "$program")" "$build/$program"
-    names="$names $(basename "$program")"
-done
+strip -o "$out/$program" "$build/tests/$program"
+for name in $names; do ln -sf $program "$out/$name"; done
 cd "$out"
 
 # The C library loads it when a thread of OpenMP ends; gpu/check/programs.sh says where this one is used.
 mkdir -p lib
 cp "$(cc -print-file-name=libgcc_s.so.1)" lib/
 
-# All that they may ask of another machine is a C library.
-# shellcheck disable=SC2086
-for program in $names; do
-    others=$(objdump -p "$program" | sed -n 's/^ *NEEDED *//p' |
-        grep -v -x -E '(libc|libm|libpthread|libdl|librt|ld-linux[-a-z0-9]*)\.so\.[0-9]+' || true)
-    [ -z "$others" ] || { echo "prebuilt.sh: $program also needs these:" $others >&2; exit 1; }
-done
+# All that it may ask of another machine is a C library.
+others=$(objdump -p $program | sed -n 's/^ *NEEDED *//p' |
+    grep -v -x -E '(libc|libm|libpthread|libdl|librt|ld-linux[-a-z0-9]*)\.so\.[0-9]+' || true)
+[ -z "$others" ] || { echo "prebuilt.sh: $program also needs these:" $others >&2; exit 1; }
 ./anyrank info >/dev/null
 
 # --- the manifest -----------------------------------------------------------------------------------------------------
@@ -97,12 +92,11 @@ nvcc=$(sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")
         echo "arch none"
     fi
     echo "machine $(uname -m)"
-    # shellcheck disable=SC2086
-    echo "glibc $(objdump -T $names | sed -n 's/.*(\{0,1\}GLIBC_\([0-9.]*\).*/\1/p' | sort -V | tail -n 1) or newer"
-    for program in $names; do
-        echo "file $program $(wc -c < "$program") $(sha256sum < "$program" | cut -d ' ' -f 1)"
-    done
+    echo "glibc $(objdump -T $program | sed -n 's/.*(\{0,1\}GLIBC_\([0-9.]*\).*/\1/p' | sort -V | tail -n 1) or newer"
+    echo "file $program $(wc -c < $program) $(sha256sum < $program | cut -d ' ' -f 1)"
 } > manifest.txt
 cat manifest.txt
-du -sk . | sed 's/^\([0-9]*\).*/prebuilt.sh: \1 KiB in all, in /' | tr -d '\n'
-echo "$out"
+tar -czf "$out.tgz" .
+archive=$(wc -c < "$out.tgz")
+tree=$(cd "$root" && git ls-files -z 2>/dev/null | xargs -0 cat 2>/dev/null | wc -c)
+echo "prebuilt.sh: $out.tgz, $archive bytes; with the sources, $tree bytes: $(((archive + tree) / 1048576)) MiB"

@@ -40,10 +40,15 @@ static void mpi_abort(ar_comm *c, ar_status st, const char *why)
 
 /* --- channels ----------------------------------------------------------------------------------------------------- */
 
+static int tag_of(int context, ari_mpi_use use)
+{
+    return context * ARI_MPI_USES + (int)use;
+}
+
 static ar_status make_channel(ari_mpi_channel **gives, ari_mpi_comm *c, int from, int to)
 {
     const int *rank = c->all.group->rank, pair[2] = {rank[from], rank[to]};
-    const int tag = ari_mpi_tag(c->context, from < to ? ARI_MPI_UP : ARI_MPI_DOWN);
+    const int tag = tag_of(c->context, from < to ? ARI_MPI_UP : ARI_MPI_DOWN);
     const uint64_t id = ari_flight_id(c->all.group->id, (uint64_t)from + 1, ~(uint64_t)to);
     ari_mpi_channel *h = NULL;
     AR_TRY(ari_alloc_zero((void **)&h, 1, sizeof *h, "a channel between two ranks"));
@@ -161,7 +166,7 @@ static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, 
     ari_comm_init(&c->base, &mpi_comm_ops, index, n);
     c->p = p;
     c->context = context;
-    const ar_status st = ari_mpi_meeting_init(&c->all, p, id, rank, n, index, ari_mpi_tag(context, ARI_MPI_ALL));
+    const ar_status st = ari_mpi_meeting_init(&c->all, p, id, rank, n, index, tag_of(context, ARI_MPI_ALL));
     if (st == AR_OK)
         *gives = &c->base;
     else

@@ -43,10 +43,6 @@ typedef enum ari_mpi_use {
     ARI_MPI_DOWN, /* to a lower one, or to itself */
     ARI_MPI_USES
 } ari_mpi_use;
-static inline int ari_mpi_tag(int context, ari_mpi_use use)
-{
-    return context * ARI_MPI_USES + (int)use;
-}
 
 /** AR_OK, or what ended the world, as this rank gets it. */
 ar_status ari_mpi_status(ari_mpi *p);

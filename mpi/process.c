@@ -53,24 +53,6 @@ static ar_status check_launcher(int size)
 /* After a failure: what a process waits for the others to be done with MPI too. */
 #define GOODBYE_NS UINT64_C(2000000000)
 
-ar_status ari_mpi_status(ari_mpi *p)
-{
-    bool own;
-    const char *text;
-    const ar_status st = ari_store_failure(p->base.store, &own, &text);
-    if (st == AR_OK)
-        return AR_OK;
-    return ar_error_set(own ? st : AR_ERR_ABORTED, "%s%.*s",
-                        own ? "" : "another rank failed: ", (int)strcspn(text, "\n"), text);
-}
-
-void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line)
-{
-    char first[768]; /* of a world that failed inside another one, whose table it brings */
-    snprintf(first, sizeof first, "%.*s", (int)strcspn(line, "\n"), line);
-    ari_store_report(p->base.store, st, with ? with->rank : &p->base.rank, with ? with->n : 1, first);
-}
-
 static void mpi_abort(ar_process *base, ar_status st, const char *why)
 {
     char line[768];

@@ -1,10 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "mpi/mpi_impl.h"
 #include "ref/core/clock.h"
+
+ar_status ari_mpi_status(ari_mpi *p)
+{
+    bool own;
+    const char *text;
+    const ar_status st = ari_store_failure(p->base.store, &own, &text);
+    if (st == AR_OK)
+        return AR_OK;
+    return ar_error_set(own ? st : AR_ERR_ABORTED, "%s%.*s",
+                        own ? "" : "another rank failed: ", (int)strcspn(text, "\n"), text);
+}
+
+void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line)
+{
+    char first[768]; /* of a world that failed inside another one, whose table it brings */
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(line, "\n"), line);
+    ari_store_report(p->base.store, st, with ? with->rank : &p->base.rank, with ? with->n : 1, first);
+}
 
 /* --- calls of MPI ------------------------------------------------------------------------------------------------- */
 

@@ -56,8 +56,9 @@ static void move_text(char *out, size_t cap, ar_placement has, ar_placement need
         snprintf(out, cap, "take the own part of %s%s", axis, dim);
 }
 
-static void repair_text(char *out, size_t cap, const ari_lint_verdict *v, const char *axis)
+static void repair_text(char *out, size_t cap, const ari_lint_verdict *v, int along)
 {
+    const char *axis = ari_lint_axis_name(along);
     switch (v->rule) {
     case AR_LINT_redundant_reduction:
         snprintf(out, cap, "leave one of the reductions over %s out: each makes the value that many times as large",
@@ -80,9 +81,9 @@ static void repair_text(char *out, size_t cap, const ari_lint_verdict *v, const 
         break;
     case AR_LINT_unsummed_gradient:
         snprintf(out, cap, "all-reduce the gradient over %s: each rank has the terms of its own %s", axis,
-                 strcmp(axis, "dp") == 0   ? "samples"
-                 : strcmp(axis, "pp") == 0 ? "use of the weight"
-                                           : "tokens");
+                 along == ARI_AXIS_DP   ? "samples"
+                 : along == ARI_AXIS_PP ? "use of the weight"
+                                        : "tokens");
         break;
     default:
         move_text(out, cap, v->has, v->needs, axis);
@@ -131,7 +132,7 @@ void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_l
 void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axis, const ari_lint_verdict *v)
 {
     char has[AR_PLACEMENT_TEXT], needs[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
-    repair_text(repair, sizeof repair, v, ari_lint_axis_name(axis));
+    repair_text(repair, sizeof repair, v, axis);
     ari_lint_find(f, op, axis, v->rule, ar_placement_text(has, v->has), ar_placement_text(needs, v->needs), repair);
 }
 

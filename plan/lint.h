@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of ar_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
- * operation by operation (lint_pass.c, lint_gradient.c, lint_step.c) and stage by stage (lint_stage.c), and what it
- * finds (lint.c). */
+ * operation by operation (lint_pass.c, lint_step.c), and what it finds (lint.c). */
 #ifndef ARI_PLAN_LINT_H
 #define ARI_PLAN_LINT_H
 
@@ -80,8 +79,18 @@ const char *ari_lint_axis_name(int axis);
 
 /* --- the walk ----------------------------------------------------------------------------------------------------- */
 
+/* A value of a pass, by its number: its type as the operation that made it has stated it. */
+typedef struct ari_lint_value {
+    ari_lint_type is;
+    unsigned parts; /* that have been made (ari_op_parts) */
+    bool again;     /* once more, in the backward pass */
+    size_t stage;   /* of the pipeline, that has it */
+    bool terms;     /* of a sum, which the product `maker` has made and nothing but linear operations has taken yet */
+} ari_lint_value;
+
 /* A parameter: where it is used, and what came back. */
 typedef struct ari_lint_param {
+    bool known;
     size_t layer;
     ari_role role;
     bool bias;
@@ -91,25 +100,14 @@ typedef struct ari_lint_param {
     ari_lint_type is;           /* where it was met first */
 } ari_lint_param;
 
-/* An operation of the forward pass, for its backward pass. */
-typedef struct ari_lint_record {
-    size_t layer;
-    ari_operation_kind kind;
-    ari_role role;
-    ari_lint_type stored, out; /* what the backward pass has of the input; the output */
-    ari_lint_type again;       /* the input, as it was gathered again there */
-    bool has_again, backward;  /* that has been; the operation has been met there */
-    ar_recompute within;       /* the part of the layer that it is of, if that is computed again */
-    bool recomputed;           /* and it has been */
-} ari_lint_record;
-
-/* Where the gradients are while operations of the forward pass are computed again. */
-typedef struct ari_lint_way {
-    ari_lint_type at[ARI_OP_VALUES], skip, before;
-    ari_role moved;
-    bool gathered, after_product;
-    ari_operation_kind last;
-} ari_lint_way;
+/* What outlives the passes. */
+typedef struct ari_lint_step {
+    ari_lint_type targets, loss, weights;
+    ar_placement summed;             /* gradients over dp, after their sums */
+    size_t partial[ARI_PLACED_AXES]; /* parameters whose gradients are terms along the axis, each rank's */
+    size_t reduced[ARI_PLACED_AXES]; /* those that buckets sum */
+    size_t gathers;                  /* parameters whose shares are gathered */
+} ari_lint_step;
 
 typedef struct ari_lint_state {
     const ari_step_case *c;
@@ -117,38 +115,13 @@ typedef struct ari_lint_state {
     ar_lint_report *counts;
     size_t size[ARI_LINT_AXES]; /* ranks along it; along one of 1 nothing has a type */
     bool head;                  /* the loss is divided by a number of targets */
-    /* Where the walk is: the values that the next operation takes. */
-    ari_operation_pass pass;
-    size_t micro, layer;
-    ari_lint_type at[ARI_OP_VALUES]; /* the last outputs; backward: gradients */
-    ari_lint_type skip;              /* what goes around the module to the residual, or comes from it */
-    ari_operation maker;             /* the product whose output is terms of a sum */
-    bool has_maker;                  /* and that is the value */
-    ari_lint_type before;            /* the value before the last redistribution */
-    ari_role moved;                  /* that redistribution's role, if it was the last operation */
-    bool gathered;                   /* and it was an all-gather */
-    ari_operation_kind last;         /* the last operation's */
-    bool after_product;              /* backward: behind a product or a norm, until its gradients have been made */
-    ari_lint_type dy[ARI_OP_VALUES]; /* what the last operation with weights has got backward */
-    int dys;
-    ari_lint_record *multiplied; /* its forward product, if it is one */
-    bool keys_again;             /* backward: keys and values have gone round the ring once more */
-    bool recomputing;            /* backward: in operations of the forward pass */
-    ari_lint_way way;            /* then where the gradients are meanwhile */
-    bool within;                 /* backward: in the gradients of a part that has been computed again */
-    bool sending;                /* `sent` has not been received */
-    ari_operation sent;
-    ari_lint_record *record;
-    ari_lint_param *param;
-    size_t records, record_capacity, params, param_capacity;
-    uint32_t *record_at, *param_at; /* [places]: number, from 1, of what is called so; 0: none */
-    /* Of the step. */
-    ari_lint_type targets, loss, weights;
-    ar_placement summed;             /* gradients over dp, after their sums */
-    size_t partial[ARI_PLACED_AXES]; /* parameters whose gradients are terms along the axis, each rank's */
-    size_t reduced[ARI_PLACED_AXES]; /* those that buckets sum */
-    size_t gathers;                  /* parameters whose shares are gathered */
-    ar_status st;
+    ari_operation_pass pass;    /* of the operation before */
+    size_t micro;
+    ari_lint_value *value; /* [ari_operations_values], of the micro-batch */
+    ari_operation maker;
+    ari_lint_param *param; /* [places], by layer and role */
+    size_t params;         /* that are known */
+    ari_lint_step step;
 } ari_lint_state;
 
 /** Before the first operation. Gives what ari_lint_fini frees, also after an error. Errors: AR_ERR_OVERFLOW,
@@ -172,40 +145,29 @@ ari_lint_type ari_lint_stated(const ari_op_value *v);
 ari_lint_type ari_lint_agree(ari_lint_state *l, const ari_operation *op, const ari_op_value *v, ari_lint_type has);
 /** Keeps a verdict of a rule: what it makes, and a finding where it is broken. */
 void ari_lint_judge(ari_lint_state *l, const ari_operation *op, int axis, ari_lint_type *out, ari_lint_verdict v);
-/** Applies the operation's collectives to n values that are reduced one after the other; tags, unless NULL, say which
- *  call is which value's. `to`: what comes out according to the list. */
-void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
-                          const ari_op_value *to);
-/** The parameter, with its first placement kept. NULL without memory (l->st). */
-ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v);
-
-/** An operation of the forward pass, for its backward pass; NULL where there was none. */
-ari_lint_record *ari_lint_recorded(const ari_lint_state *l, size_t layer, ari_operation_kind kind, ari_role role);
-void ari_lint_keep(ari_lint_state *l, const ari_operation *op, ari_lint_type stored, ari_lint_type out);
-void ari_lint_forget(ari_lint_state *l);
-
-/** Before an operation of a pass: turns to the values of the forward pass where it is computed again, and back to the
- *  gradients. */
-void ari_lint_turn(ari_lint_state *l, const ari_operation *op);
-/** Types one operation outside of the passes (lint_step.c). */
-void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
-/** What must be so at the end. */
-void ari_lint_end_of_step(ari_lint_state *l);
 /* A type whose placement along each axis is the rule's, of two placements. */
 typedef ari_lint_verdict (*ari_lint_pair_rule)(ar_placement a, ar_placement b);
 ari_lint_type ari_lint_by(ari_lint_state *l, const ari_operation *op, ari_lint_pair_rule rule, ari_lint_type a,
                           ari_lint_type b);
-/** Types the gradient of a parameter (lint_gradient.c). */
-void ari_lint_weight_gradient(ari_lint_state *l, const ari_operation *op);
-/** Whether a norm takes each head as a row of its own. */
-bool ari_lint_norm_of_heads(const ari_lint_state *l, ari_role role);
-/** Types one operation of a pass (lint_pass.c). */
+/** Applies the operation's collectives to n values that are reduced one after the other; tags, unless NULL, say which
+ *  call is which value's. `to`: what comes out according to the list. */
+void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
+                          const ari_op_value *to);
+/** The parameter, with its first placement kept. */
+ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v);
+
+/** The value of that number in the micro-batch that the walk is in; of number 0 one that is never made. */
+ari_lint_value *ari_lint_value_of(const ari_lint_state *l, size_t id);
+/** Input i as it has been made; where it has not, a finding, and what the list says. */
+ari_lint_type ari_lint_input(ari_lint_state *l, const ari_operation *op, int i);
+/** Makes output i, of which the rules say that it is `is`. */
+void ari_lint_output(ari_lint_state *l, const ari_operation *op, int i, ari_lint_type is);
+
+/** Types one operation of a pass (lint_pass.c), and one outside of the passes (lint_step.c). */
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op);
-/** Before an operation: that it is on the stage that it belongs to, and what was sent before has been received. */
-void ari_lint_stage(ari_lint_state *l, const ari_operation *op);
-void ari_lint_send(ari_lint_state *l, const ari_operation *op);
-void ari_lint_receive(ari_lint_state *l, const ari_operation *op);
-/** What must be so at the end of a micro-batch's two passes. */
+void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
+/** What must be so at the end of a micro-batch's two passes, and at the end. */
 void ari_lint_end_of_passes(ari_lint_state *l);
+void ari_lint_end_of_step(ari_lint_state *l);
 
 #endif

@@ -28,8 +28,6 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
     ari_lint_param *p = ari_lint_parameter(l, op->layer, &op->output[0]);
     const size_t holders = l->size[ARI_AXIS_DP] * l->size[ARI_AXIS_RING] * l->size[ARI_AXIS_INNER];
     char has[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
-    if (!p)
-        return;
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
         p->broadcast[op->stage > 0] = true;
@@ -52,24 +50,25 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
 static void targets(ari_lint_state *l, const ari_operation *op)
 {
     const bool first = op->stage == 0; /* each rank of a pipeline counts them */
-    ari_lint_type count = l->weights;
+    ari_lint_type count = l->step.weights;
     ari_lint_over_dp(&count, term); /* what is left of that, the loss tells */
     ari_lint_collectives(l, op, &count, 1, NULL, &op->output[0]);
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        l->targets.at[axis] = first || ari_lint_partial(count.at[axis]) ? count.at[axis] : l->targets.at[axis];
+        l->step.targets.at[axis] =
+            first || ari_lint_partial(count.at[axis]) ? count.at[axis] : l->step.targets.at[axis];
 }
 
 /* The last stage has terms; the others hear of their sum. */
 static void loss_sum(ari_lint_state *l, const ari_operation *op)
 {
     if (op->stage + 1 < l->size[ARI_AXIS_PP]) {
-        ari_lint_type none = l->weights;
+        ari_lint_type none = l->step.weights;
         ari_lint_over_dp(&none, whole);
         none.at[ARI_AXIS_PP] = term;
         (void)through(l, op, ari_lint_agree(l, op, &op->input[0], none));
         return;
     }
-    l->loss = through(l, op, ari_lint_agree(l, op, &op->input[0], l->loss));
+    l->step.loss = through(l, op, ari_lint_agree(l, op, &op->input[0], l->step.loss));
 }
 
 /* A byte for each parameter: whether any rank has a gradient of it. */
@@ -87,9 +86,9 @@ static void gradient_sum(ari_lint_state *l, const ari_operation *op)
     const ari_lint_type in = ari_lint_stated(&op->input[0]);
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         if (ari_lint_partial(in.at[axis]))
-            l->reduced[axis] += op->params;
+            l->step.reduced[axis] += op->params;
     }
-    l->summed = through(l, op, in).at[ARI_AXIS_DP];
+    l->step.summed = through(l, op, in).at[ARI_AXIS_DP];
 }
 
 /* Squares of the elements that a rank has: over pp and tp other ones than its neighbours', over dp where shares are
@@ -97,9 +96,9 @@ static void gradient_sum(ari_lint_state *l, const ari_operation *op)
 static void gradient_norm(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type v[2]; /* an exponent, then the squares */
-    v[0] = l->weights;
+    v[0] = l->step.weights;
     v[0].at[ARI_AXIS_TP] = v[0].at[ARI_AXIS_PP] = term;
-    ari_lint_over_dp(&v[0], l->summed.kind == AR_SHARD ? term : whole);
+    ari_lint_over_dp(&v[0], l->step.summed.kind == AR_SHARD ? term : whole);
     v[0] = v[1] = ari_lint_agree(l, op, &op->input[0], v[0]);
     ari_lint_collectives(l, op, v, 2, NULL, &op->output[0]);
     for (int i = 0; i < 2; i++)
@@ -108,15 +107,15 @@ static void gradient_norm(ari_lint_state *l, const ari_operation *op)
 
 static void update(ari_lint_state *l, const ari_operation *op)
 {
-    ari_lint_type gradient = l->weights;
-    ari_lint_over_dp(&gradient, l->summed);
-    l->weights = ari_lint_agree(l, op, &op->output[0], ari_lint_agree(l, op, &op->input[0], gradient));
+    ari_lint_type gradient = l->step.weights;
+    ari_lint_over_dp(&gradient, l->step.summed);
+    l->step.weights = ari_lint_agree(l, op, &op->output[0], ari_lint_agree(l, op, &op->input[0], gradient));
 }
 
 static void weight_gather(ari_lint_state *l, const ari_operation *op)
 {
-    l->gathers += op->params;
-    (void)through(l, op, ari_lint_agree(l, op, &op->input[0], l->weights));
+    l->step.gathers += op->params;
+    (void)through(l, op, ari_lint_agree(l, op, &op->input[0], l->step.weights));
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */
@@ -138,11 +137,11 @@ static void count_sums(ari_lint_state *l, int axis)
     const ari_operation op = {
         .kind = ARI_OPERATION_GRADIENT_SUM, .pass = ARI_PASS_STEP, .layer = ARI_NO_LAYER, .params = 1};
     char has[AR_LINT_PLACED], needs[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
-    if (l->reduced[axis] == l->partial[axis])
+    if (l->step.reduced[axis] == l->step.partial[axis])
         return;
-    const bool few = l->reduced[axis] < l->partial[axis];
-    snprintf(has, sizeof has, "%zu gradients in sums", l->reduced[axis]);
-    snprintf(needs, sizeof needs, "%zu", l->partial[axis]);
+    const bool few = l->step.reduced[axis] < l->step.partial[axis];
+    snprintf(has, sizeof has, "%zu gradients in sums", l->step.reduced[axis]);
+    snprintf(needs, sizeof needs, "%zu", l->step.partial[axis]);
     snprintf(repair, sizeof repair, "%s over %s", few ? "all-reduce the others" : "do not sum gradients that are whole",
              ari_lint_axis_name(axis));
     find(l, &op, axis, few ? AR_LINT_unsummed_gradient : AR_LINT_redundant_reduction, has, needs, repair);
@@ -155,11 +154,11 @@ void ari_lint_end_of_step(ari_lint_state *l)
     ari_lint_end_of_passes(l);
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         count_sums(l, axis);
-        if (ari_lint_partial(l->loss.at[axis]))
+        if (ari_lint_partial(l->step.loss.at[axis]))
             find(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
     }
     const bool copied = l->c->config->tied && l->size[ARI_AXIS_PP] > 1; /* on the last stage */
-    if (l->weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->gathers < l->params + copied)
+    if (l->step.weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->step.gathers < l->params + copied)
         find(l, &weights, ari_lint_dp_axis(l), AR_LINT_missing_gather, "S(0)", "I",
              "all-gather over dp what each rank has updated");
 }

@@ -16,13 +16,13 @@ static const ar_placement whole = {AR_INVARIANT, 0};
 void ari_lint_over_dp(ari_lint_type *v, ar_placement p)
 {
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
-        v->at[axis] = ari_call_group_has(ARI_OVER_DP, axis) ? p : v->at[axis];
+        v->at[axis] = ARI_CUTS_DATA >> axis & 1 ? p : v->at[axis];
 }
 
 int ari_lint_dp_axis(const ari_lint_state *l)
 {
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
-        if (ari_call_group_has(ARI_OVER_DP, axis) && l->size[axis] > 1)
+        if (ARI_CUTS_DATA >> axis & 1 && l->size[axis] > 1)
             return axis;
     }
     return ARI_LINT_NO_AXIS;
@@ -128,7 +128,7 @@ static void check_extents(ari_lint_state *l, const ari_operation *op)
 /* Whether the call's ranks differ along the axis. */
 static bool goes_along(const ari_lint_state *l, const ari_op_call *call, int axis)
 {
-    const bool has = axis == ARI_LINT_COPIES ? call->over == ARI_OVER_COPIES : ari_call_group_has(call->over, axis);
+    const bool has = axis == ARI_LINT_COPIES ? call->over == ARI_OVER_COPIES : ari_over_axes(call->over) >> axis & 1;
     return has && l->size[axis] > 1;
 }
 
@@ -150,7 +150,7 @@ static int axis_of(const ari_lint_state *l, const ari_op_call *call)
 {
     int any = ARI_LINT_COPIES;
     for (int axis = ARI_PLACED_AXES; axis-- > 0;)
-        any = ari_call_group_has(call->over, axis) && (l->size[axis] > 1 || any == ARI_LINT_COPIES) ? axis : any;
+        any = ari_over_axes(call->over) >> axis & 1 && (l->size[axis] > 1 || any == ARI_LINT_COPIES) ? axis : any;
     return any;
 }
 
@@ -262,189 +262,168 @@ void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_t
     }
 }
 
-/* --- parameters, operations to come back to ----------------------------------------------------------------------- */
+/* --- parameters, values ------------------------------------------------------------------------------------------- */
 
-/* A layer has a place for each role, and one for what else is called by it: a bias, the rotary part of attention. */
+/* A layer has a place for each role, and one for its bias. */
 enum { PLACES = 2 * ARI_ROLES };
 
-static uint32_t *place(uint32_t *index, size_t layer, ari_role role, bool second)
+static size_t places(const ari_lint_state *l)
 {
-    return &index[(layer == ARI_NO_LAYER ? 0 : layer + 1) * PLACES + 2 * (size_t)role + second];
+    return (l->c->config->layers + 1) * PLACES;
 }
 
 ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v)
 {
-    uint32_t *at = place(l->param_at, layer, v->role, v->bias);
-    if (*at > 0)
-        return &l->param[*at - 1];
-    if (l->st == AR_OK)
-        l->st = ari_grow(&l->param, &l->param_capacity, l->params, sizeof *l->param, "the parameters of lint");
-    if (l->st != AR_OK)
-        return NULL;
-    ari_lint_param *p = &l->param[l->params++];
-    *at = (uint32_t)l->params;
-    *p = (ari_lint_param){.layer = layer, .role = v->role, .bias = v->bias, .is = ari_lint_stated(v)};
+    ari_lint_param *p = &l->param[(layer + 1) * PLACES + 2 * (size_t)v->role + v->bias]; /* ARI_NO_LAYER + 1 is 0 */
+    if (!p->known) {
+        *p =
+            (ari_lint_param){.known = true, .layer = layer, .role = v->role, .bias = v->bias, .is = ari_lint_stated(v)};
+        l->params++;
+    }
     return p;
 }
 
-ari_lint_record *ari_lint_recorded(const ari_lint_state *l, size_t layer, ari_operation_kind kind, ari_role role)
+ari_lint_value *ari_lint_value_of(const ari_lint_state *l, size_t id)
 {
-    const bool second = kind == ARI_OPERATION_BIAS || kind == ARI_OPERATION_ROPE;
-    const uint32_t at = *place(l->record_at, layer, role, second);
-    return at > 0 ? &l->record[at - 1] : NULL;
+    return &l->value[id % ari_operations_values(l->c)];
 }
 
-void ari_lint_keep(ari_lint_state *l, const ari_operation *op, ari_lint_type stored, ari_lint_type out)
+static void find_missing(ari_lint_state *l, const ari_operation *op, const ari_op_value *v, bool received)
 {
-    const bool second = op->kind == ARI_OPERATION_BIAS || op->kind == ARI_OPERATION_ROPE;
-    if (l->st == AR_OK)
-        l->st = ari_grow(&l->record, &l->record_capacity, l->records, sizeof *l->record, "the operations of lint");
-    if (l->st != AR_OK)
+    const bool forward = op->pass == ARI_PASS_FORWARD;
+    if (received)
+        ari_lint_find(l->f, op, ARI_AXIS_PP, AR_LINT_unmatched_message, "nothing", "what is sent",
+                      forward ? "send it what the stage before makes"
+                              : "send it the gradient of the input of the stage after it");
+    else if (v->of > 0)
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_backward, "none", "its gradient",
+                      "pass the gradient of its output on to its input");
+    else
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
+                      "leave it out, or compute what it takes before it");
+}
+
+/* A value comes from another stage by a message alone. */
+static void check_stage(ari_lint_state *l, const ari_operation *op, const ari_lint_value *v)
+{
+    char has[AR_LINT_PLACED], needs[AR_LINT_PLACED];
+    if (v->stage == op->stage)
         return;
-    l->record[l->records++] = (ari_lint_record){
-        .layer = op->layer, .kind = op->kind, .role = op->role, .stored = stored, .out = out, .within = op->within};
-    *place(l->record_at, op->layer, op->role, second) = (uint32_t)l->records;
+    snprintf(has, sizeof has, "stage %zu", op->stage);
+    snprintf(needs, sizeof needs, "stage %zu", v->stage);
+    ari_lint_find(l->f, op, ARI_AXIS_PP, AR_LINT_wrong_stage, has, needs,
+                  "leave it to the stage that has its layers: the first also has the embedding, the last the head and "
+                  "the loss");
 }
 
-void ari_lint_forget(ari_lint_state *l)
+ari_lint_type ari_lint_input(ari_lint_state *l, const ari_operation *op, int i)
 {
-    for (size_t i = 0; i < l->records; i++) {
-        const ari_lint_record *r = &l->record[i];
-        *place(l->record_at, r->layer, r->role, r->kind == ARI_OPERATION_BIAS || r->kind == ARI_OPERATION_ROPE) = 0;
+    const ari_op_value *v = &op->input[i];
+    const ari_lint_value *value = ari_lint_value_of(l, v->id);
+    const unsigned parts = ari_op_parts(v);
+    const bool received = op->kind == ARI_OPERATION_RECEIVE;
+    if ((value->parts & parts) != parts) {
+        find_missing(l, op, v, received);
+        return ari_lint_stated(v);
     }
-    l->records = 0;
+    if (!received)
+        check_stage(l, op, value);
+    /* What is computed again begins with values that have been judged where they were taken first. */
+    return op->recomputed && !value->again ? ari_lint_stated(v) : value->is;
 }
 
-/* --- what is computed again --------------------------------------------------------------------------------------- */
-
-/* Into operations of the forward pass that are computed again, from what it has kept; the gradients wait. */
-static void turn_again(ari_lint_state *l, const ari_operation *op)
+void ari_lint_output(ari_lint_state *l, const ari_operation *op, int i, ari_lint_type is)
 {
-    l->way = (ari_lint_way){.skip = l->skip,
-                            .before = l->before,
-                            .moved = l->moved,
-                            .gathered = l->gathered,
-                            .after_product = l->after_product,
-                            .last = l->last};
-    memcpy(l->way.at, l->at, sizeof l->at);
-    for (int i = 0; i < ARI_OP_VALUES; i++)
-        l->at[i] = ari_lint_stated(&op->input[0]);
-    l->skip = l->at[0];
-    l->moved = ARI_NO_ROLE;
-    l->gathered = l->has_maker = false;
-}
-
-static void turn_back(ari_lint_state *l)
-{
-    memcpy(l->at, l->way.at, sizeof l->at);
-    l->skip = l->way.skip;
-    l->before = l->way.before;
-    l->moved = l->way.moved;
-    l->gathered = l->way.gathered;
-    l->after_product = l->way.after_product;
-    l->last = l->way.last;
-    l->has_maker = false;
-}
-
-/* The part's gradients begin: what lies before its last product has been computed again, up to that product's input.
- * What only its output needs comes with that product or after it. */
-static void check_again(ari_lint_state *l, const ari_operation *first)
-{
-    size_t end = SIZE_MAX;
-    bool normed = false; /* what the last product makes has a norm, which needs it */
-    for (size_t i = 0; i < l->records; i++) {
-        const ari_lint_record *r = &l->record[i];
-        const bool product = r->kind == ARI_OPERATION_PRODUCT, norm = r->role == ARI_MLP_NORM;
-        if (r->layer == first->layer && r->within == first->within && (product || norm)) {
-            end = i;
-            normed = norm;
-        }
-    }
-    for (int axis = 0; end < SIZE_MAX && l->recomputing && axis < ARI_LINT_AXES; axis++) {
-        const ari_lint_record *last = &l->record[end];
-        const ar_placement has = l->at[0].at[axis], needs = (normed ? last->out : last->stored).at[axis];
-        ari_lint_type ignored;
-        if (!ari_lint_same(has, needs))
-            ari_lint_judge(l, first, axis, &ignored, ari_lint_mismatch(has, needs));
-    }
-    for (size_t i = 0; end < SIZE_MAX && i < end; i++) {
-        const ari_lint_record *r = &l->record[i];
-        const ari_operation op = {.kind = r->kind, .pass = ARI_PASS_BACKWARD, .layer = r->layer, .role = r->role};
-        if (r->layer == first->layer && r->within == first->within && !r->recomputed)
-            ari_lint_find(l->f, &op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
-                          "compute it again: what it makes has not been kept");
-    }
-}
-
-void ari_lint_turn(ari_lint_state *l, const ari_operation *op)
-{
-    const bool within = op->pass == ARI_PASS_BACKWARD && !op->recomputed && op->within != AR_RECOMPUTE_NONE;
-    if (within && !(l->within && l->layer == op->layer))
-        check_again(l, op);
-    l->within = within;
-    if (op->recomputed && !l->recomputing)
-        turn_again(l, op);
-    if (!op->recomputed && l->recomputing)
-        turn_back(l);
-    l->recomputing = op->recomputed;
+    const ari_op_value *v = &op->output[i];
+    ari_lint_value *value = ari_lint_value_of(l, v->id);
+    bool passed_on = false;
+    for (int k = 0; k < op->inputs; k++)
+        passed_on = passed_on || op->input[k].id == v->id;
+    if ((value->parts & ari_op_parts(v)) && !passed_on)
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_repeated_operation, "twice", "once",
+                      "leave one of the two out");
+    *value = (ari_lint_value){.is = ari_lint_agree(l, op, v, is),
+                              .parts = value->parts | ari_op_parts(v),
+                              .again = op->recomputed,
+                              .stage = op->stage,
+                              .terms = passed_on && value->terms};
 }
 
 /* --- the walk ----------------------------------------------------------------------------------------------------- */
 
+static bool in_passes(ari_operation_pass pass)
+{
+    return pass == ARI_PASS_FORWARD || pass == ARI_PASS_BACKWARD;
+}
+
+void ari_lint_end_of_passes(ari_lint_state *l)
+{
+    char has[AR_LINT_PLACED], needs[AR_LINT_PLACED];
+    for (size_t i = 0; in_passes(l->pass) && i < places(l); i++) {
+        ari_lint_param *p = &l->param[i];
+        const ari_operation op = {.kind = ARI_OPERATION_WEIGHT_GRADIENT,
+                                  .pass = ARI_PASS_BACKWARD,
+                                  .layer = p->layer,
+                                  .role = p->role,
+                                  .output = {{.bias = p->bias}},
+                                  .params = 1};
+        snprintf(has, sizeof has, "%d of its uses", p->gradients);
+        snprintf(needs, sizeof needs, "%d", p->uses);
+        if (p->gradients != p->uses)
+            ari_lint_find(l->f, &op, ARI_LINT_NO_AXIS, AR_LINT_missing_gradient, has, needs,
+                          "add the gradients of all uses of the parameter");
+        p->uses = p->gradients = 0;
+    }
+}
+
 ar_status ari_lint_visit(void *user, const ari_operation *op)
 {
     ari_lint_state *l = user;
-    const bool passes = op->pass == ARI_PASS_FORWARD || op->pass == ARI_PASS_BACKWARD;
+    const bool passes = in_passes(op->pass), forward = op->pass == ARI_PASS_FORWARD;
+    const bool begins = forward && (l->pass != ARI_PASS_FORWARD || l->micro != op->micro);
     l->counts->operations++;
-    if (passes && op->pass == ARI_PASS_FORWARD && (l->pass != ARI_PASS_FORWARD || l->micro != op->micro))
+    if (begins || (!passes && in_passes(l->pass))) {
         ari_lint_end_of_passes(l);
-    if (!passes && (l->pass == ARI_PASS_FORWARD || l->pass == ARI_PASS_BACKWARD))
-        ari_lint_end_of_passes(l);
+        memset(l->value, 0, ari_operations_values(l->c) * sizeof *l->value);
+    }
     check_extents(l, op);
-    ari_lint_stage(l, op);
     if (passes)
         ari_lint_pass_operation(l, op);
     else
         ari_lint_step_operation(l, op);
     l->pass = op->pass;
     l->micro = op->micro;
-    l->layer = op->layer;
-    return l->st == AR_OK ? l->f->st : l->st;
+    return l->f->st;
 }
 
 ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report *counts, const ari_step_case *c)
 {
     const ar_parallel *p = &c->run.parallel;
     const size_t kv = c->config->kv_heads, heads = ari_axis_ranks(p, ARI_AXIS_TP) * ari_axis_ranks(p, ARI_AXIS_INNER);
-    size_t places = 0;
     *l = (ari_lint_state){.c = c,
                           .f = f,
                           .counts = counts,
                           .size = {[ARI_LINT_COPIES] = kv > 0 && heads > kv ? heads / kv : 1},
                           .head = c->config->arch != AR_ARCH_STACK,
-                          .layer = ARI_NO_LAYER,
                           .pass = ARI_PASS_START,
-                          .summed = {AR_PARTIAL_SUM, 0}};
+                          .step.summed = {AR_PARTIAL_SUM, 0}};
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        l->targets.at[axis] = l->loss.at[axis] = l->weights.at[axis] = whole;
+        l->step.targets.at[axis] = l->step.loss.at[axis] = l->step.weights.at[axis] = whole;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
         l->size[axis] = ari_axis_ranks(p, axis);
-    ari_lint_over_dp(&l->targets, (ar_placement){AR_PARTIAL_SUM, 0});
-    AR_TRY(ari_mul_size(&places, c->config->layers + 1, PLACES));
-    AR_TRY(ari_alloc_zero((void **)&l->param_at, places, sizeof *l->param_at, "the parameters of lint"));
-    return ari_alloc_zero((void **)&l->record_at, places, sizeof *l->record_at, "the operations of lint");
+    ari_lint_over_dp(&l->step.targets, (ar_placement){AR_PARTIAL_SUM, 0});
+    AR_TRY(ari_alloc_zero((void **)&l->param, places(l), sizeof *l->param, "the parameters of lint"));
+    return ari_alloc_zero((void **)&l->value, ari_operations_values(c), sizeof *l->value, "the values of lint");
 }
 
 ar_status ari_lint_end(ari_lint_state *l)
 {
     ari_lint_end_of_step(l);
-    return l->st == AR_OK ? l->f->st : l->st;
+    return l->f->st;
 }
 
 void ari_lint_fini(ari_lint_state *l)
 {
-    free(l->record_at);
-    free(l->param_at);
-    free(l->record);
+    free(l->value);
     free(l->param);
 }

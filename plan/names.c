@@ -6,7 +6,8 @@
 
 #include "ref/models/family.h"
 
-void ari_operation_path(char *out, size_t cap, const ar_config *c, const ari_operation *op, ari_role role)
+/* The path of a role in the operation's layer, "model.layers.3.self_attn.q_proj". */
+static void path_of(char *out, size_t cap, const ar_config *c, const ari_operation *op, ari_role role)
 {
     char layer[24];
     snprintf(layer, sizeof layer, "%zu", op->layer);
@@ -21,7 +22,7 @@ void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_oper
         call->over != ARI_OVER_ENDS) /* it has other numbers at the other end */
         snprintf(bucket, sizeof bucket, "bucket %zu: ", op->bucket);
     if (call->role != ARI_NO_ROLE)
-        ari_operation_path(path, sizeof path, c, op, call->role);
+        path_of(path, sizeof path, c, op, call->role);
     snprintf(out, cap, "%s%s%s", bucket, path, call->tag);
 }
 

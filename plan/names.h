@@ -6,8 +6,6 @@
 
 /* Names in a model's own words of what sim/plan lists by role and layer: it shares no table with what it checks. */
 
-/** The path of a role in the operation's layer, "model.layers.3.self_attn.q_proj". */
-void ari_operation_path(char *out, size_t cap, const ar_config *c, const ari_operation *op, ari_role role);
 /** The tag by which a trace names the collective. */
 void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_operation *op, const ari_op_call *call);
 

@@ -100,7 +100,7 @@ static double share_of_positions(const ari_memory *m)
 static void too_large(char *text, size_t size, const ari_planned *p, const ari_memory *m, double memory_bytes)
 {
     const double bytes = ari_memory_sum(m), share = share_of_positions(m);
-    const size_t own = p->step.run.seq / (size_t)ari_at_least_one(p->step.run.parallel.cp);
+    const size_t own = p->step.run.seq / (size_t)ari_extent(&p->step.run.parallel, ARI_CUTS_POSITIONS);
     char context[160] = "";
     if (share > 0.5)
         snprintf(context, sizeof context,
@@ -128,8 +128,8 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
                         k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, what);
     if (faster && used > 0 && (size_t)used < size)
         snprintf(text + used, size - (size_t)used,
-                 "; with %.1f GB more a rank, a step of tp=%d cp=%d pp=%d dp=%d would "
-                 "take %.0f %% of that",
-                 (faster->bytes - memory_bytes) * 1e-9, faster->choice.tp, faster->choice.cp, faster->choice.pp,
-                 faster->choice.dp, 100.0 * faster->seconds / step);
+                 "; with %.1f GB more a rank, a step of %s would take %.0f %% of that",
+                 (faster->bytes - memory_bytes) * 1e-9,
+                 ari_choice_text((char[ARI_CHOICE_TEXT]){0}, &faster->choice, ARI_LAYOUT_AXES, " "),
+                 100.0 * faster->seconds / step);
 }

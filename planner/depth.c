@@ -7,7 +7,7 @@ static ar_status add_own(ari_depth *d, const ari_time_options *time)
     ari_time_options o = *time;
     ari_planned own = d->planned;
     o.cost_model = ARI_COST_OWN;
-    d->has_own = ari_planned_counted(&d->planned);
+    d->has_own = ari_planned_counted(&d->planned) && ari_planned_quick(&d->planned);
     if (!d->has_own)
         return AR_OK;
     own.flash = false;

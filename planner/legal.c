@@ -5,16 +5,16 @@
 
 ar_status ari_planned_world(int *ranks, const ari_planned *p)
 {
-    const ar_parallel *layout = &p->step.run.parallel;
-    const int extents[] = {layout->tp, layout->cp, layout->pp, layout->dp};
+    const ari_choice c = ari_choice_of(&p->step.run.parallel);
     size_t world = 1;
-    for (int i = 0; i < 4; i++) {
-        if (extents[i] < 0)
-            return ar_error_set(AR_ERR_ARG, "an extent of %d ranks: extents are at least 1", extents[i]);
-        world *= (size_t)ari_at_least_one(extents[i]);
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        char text[ARI_CHOICE_TEXT];
+        if (c.extent[i] < 0)
+            return ar_error_set(AR_ERR_ARG, "an extent of %d ranks: extents are at least 1", c.extent[i]);
+        world *= (size_t)ari_at_least_one(c.extent[i]);
         if (world > ARI_MOST_GPUS)
-            return ar_error_set(AR_ERR_ARG, "tp=%d, cp=%d, pp=%d, dp=%d are more than %d ranks", extents[0], extents[1],
-                                extents[2], extents[3], ARI_MOST_GPUS);
+            return ar_error_set(AR_ERR_ARG, "%s are more than %d ranks",
+                                ari_choice_text(text, &c, ARI_LAYOUT_AXES, ", "), ARI_MOST_GPUS);
     }
     *ranks = (int)world;
     return AR_OK;
@@ -41,11 +41,12 @@ ar_status ari_planned_check(const ari_planned *p)
         return ar_error_set(AR_ERR_ARG, "zero=%d: a stage from 0 to 3", layout.zero);
     AR_TRY(ari_planned_world(&world, p));
     AR_TRY(ar_parallel_check(&layout, p->step.config, &run->plan, run->batch, run->seq));
-    if (run->parallel.zero > 0 && ari_at_least_one(layout.dp) * ari_at_least_one(layout.cp) == 1)
-        return ar_error_set(AR_ERR_ARG, "zero=%d shares out to the ranks of dp and cp: there is one",
-                            run->parallel.zero);
+    if (run->parallel.zero > 0 && ari_extent(&layout, ARI_CUTS_DATA) == 1)
+        return ar_error_set(AR_ERR_ARG, "zero=%d shares out to the ranks of %s and %s: there is one",
+                            run->parallel.zero, ari_layout_axes[ARI_LAYOUT_DP].name,
+                            ari_layout_axes[ARI_LAYOUT_CP].name);
     const size_t items = (size_t)ar_parallel_stages(&layout) * (size_t)ari_at_least_one(layout.micro_batches);
-    if (ari_at_least_one(layout.pp) > 1 && items > AR_MAX_STAGE_MICRO_BATCHES)
+    if (ari_extent(&layout, ARI_CUTS_LAYERS) > 1 && items > AR_MAX_STAGE_MICRO_BATCHES)
         return ar_error_set(AR_ERR_OVERFLOW, "%d stages of %d micro-batches: a schedule has at most %d passes forward",
                             ar_parallel_stages(&layout), ari_at_least_one(layout.micro_batches),
                             AR_MAX_STAGE_MICRO_BATCHES);

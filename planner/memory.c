@@ -50,6 +50,15 @@ bool ari_planned_counted(const ari_planned *p)
     return p->step.run.parallel.zero <= 1 && ari_at_least_one(p->step.run.parallel.dp_replicate) == 1;
 }
 
+bool ari_planned_quick(const ari_planned *p)
+{
+    enum { MOST_TOKENS = 1 << 24, MOST_LAYERS = 1 << 11 };
+    const ar_run *r = &p->step.run;
+    size_t start = 0, samples = 0;
+    ar_parallel_rows(&r->parallel, r->batch, 0, 0, &start, &samples);
+    return (double)samples * (double)r->seq <= MOST_TOKENS && p->step.config->layers <= MOST_LAYERS;
+}
+
 double ari_planned_shares(const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
@@ -69,17 +78,4 @@ double ari_recomputed_share(const ari_step_case *c)
     if (c->run.parallel.recompute.what == AR_RECOMPUTE_NONE || layers == 0)
         return 0.0;
     return (double)(layers / every + (layers % every != 0)) / (double)layers;
-}
-
-size_t ari_rank_layers(const ari_planned *p, size_t i)
-{
-    const ar_parallel *layout = &p->step.run.parallel;
-    const size_t pp = (size_t)ari_at_least_one(layout->pp), stages = (size_t)ar_parallel_stages(layout);
-    size_t layers = 0;
-    for (size_t stage = i; stage < stages; stage += pp) {
-        size_t first = 0, count = 0;
-        ar_stage_layers(&first, &count, &layout->stages, p->step.config->layers, stages, stage);
-        layers += count;
-    }
-    return layers;
 }

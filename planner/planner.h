@@ -21,6 +21,9 @@ ari_step_case ari_planned_whole(const ari_planned *p);
 /** Whether time and memory of a layout are sums over the list of operations. Gathers and scatters of ZeRO-2 and 3, and
  *  sums over replicas, are added by formulas. */
 bool ari_planned_counted(const ari_planned *p);
+/** Whether a dry run of a rank is a matter of seconds: not of millions of tokens in a micro-batch, or thousands of
+ *  layers. */
+bool ari_planned_quick(const ari_planned *p);
 /** Ranks among which ZeRO shares out: those that sum gradients, or of several replicas those of one. */
 double ari_planned_shares(const ari_planned *p);
 /** How many layers a walk over the operations has to go through to know them all: one where neither the plan nor
@@ -28,8 +31,6 @@ double ari_planned_shares(const ari_planned *p);
 size_t ari_layers_walked(const ari_step_case *c);
 /** Of all layers those that are computed again, in whole or their attention, from 0 to 1. */
 double ari_recomputed_share(const ari_step_case *c);
-/** Layers of pipeline rank i, all its stages together. */
-size_t ari_rank_layers(const ari_planned *p, size_t i);
 
 /* Kinds of a rank's memory. */
 /* clang-format off */
@@ -71,14 +72,16 @@ double ari_optimizer_states(const ar_optimizer_options *o);
  *  holds most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers
  *  than stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
-/** What anyrank itself holds for a rank of the world, in either numerics: weights, gradients, optimizer, kept
- *  values and buckets are the counted ones to the byte. Errors: as above, and AR_ERR_UNSUPPORTED for what does not run
- *  in this version. */
+/** What anyrank itself holds for a rank of the world, in either numerics: the counted bytes, of each kind and at the peak.
+ *  Errors: those of ari_cluster_dry, and AR_ERR_UNSUPPORTED for what does not run in this version. */
 AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank);
 /** The same of the pipeline rank that holds most, the first along dp, cp and tp. Errors: as above. */
 AR_NODISCARD ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p);
 /** Bytes of all ranks together, each taken for the one of as many samples that holds most. Errors: as above. */
 AR_NODISCARD ar_status ari_memory_own_all(double *bytes, const ari_planned *p);
+/** Of that weights, gradients, master weights, optimizer and buckets by the list alone; other kinds are 0. Errors: as of
+ *  ari_operations_params. */
+AR_NODISCARD ar_status ari_memory_states(ari_memory *m, const ari_step_case *c, int rank);
 
 /* --- floating-point operations ------------------------------------------------------------------------------------ */
 

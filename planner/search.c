@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All layouts of a number of ranks. Those of one mesh, tp x cp x pp x dp, share the passes and the sums of gradients, so
+/* All layouts of a number of ranks. Those of one mesh share the passes and the sums of gradients, so
  * that the list of operations is walked once for each of these. */
 #include "planner/search.h"
 
@@ -11,43 +11,6 @@
 
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
-
-ari_choice ari_choice_of(const ar_parallel *p)
-{
-    return (ari_choice){.tp = p->tp,
-                        .cp = p->cp,
-                        .cp_inner = p->cp_inner,
-                        .zigzag = p->zigzag,
-                        .pp = p->pp,
-                        .dp = p->dp,
-                        .zero = p->zero,
-                        .dp_replicate = p->dp_replicate,
-                        .micro_batches = p->micro_batches,
-                        .virtual_stages = p->virtual_stages,
-                        .schedule = p->schedule,
-                        .sp = p->sp,
-                        .recompute = p->recompute.what};
-}
-
-ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
-{
-    ari_planned p = *base;
-    ar_parallel *layout = &p.step.run.parallel;
-    layout->tp = c->tp;
-    layout->dp = c->dp;
-    layout->sp = c->sp && c->tp > 1;
-    layout->zero = c->zero;
-    layout->dp_replicate = c->dp_replicate;
-    layout->micro_batches = c->micro_batches;
-    layout->cp = c->cp;
-    layout->cp_inner = c->cp_inner;
-    layout->zigzag = c->zigzag && c->cp > ari_at_least_one(c->cp_inner);
-    layout->pp = c->pp;
-    layout->virtual_stages = c->virtual_stages;
-    layout->schedule = c->schedule;
-    layout->recompute.what = c->recompute;
-    return p;
-}
 
 /* --- variants of a mesh ------------------------------------------------------------------------------------------- */
 
@@ -243,7 +206,7 @@ static ar_status time_recomputed(seeker *k, ari_choice c, int m, int i)
     return AR_OK;
 }
 
-/* Replicas that share out within a node, where the ranks of dp and cp span nodes; 1: none. */
+/* Replicas that share out within a node, where the ranks that sum gradients span nodes; 1: none. */
 static int replicas(const seeker *k, const ari_choice *c)
 {
     ari_choice one = *c;
@@ -258,9 +221,11 @@ static int replicas(const seeker *k, const ari_choice *c)
 static ar_status time_family(seeker *k, ari_choice c, int m, int i)
 {
     const ari_search *s = k->s;
+    const ari_planned p = ari_choice_planned(&s->base, &c);
     const int hybrid = replicas(k, &c), given = s->fixed.dp_replicate;
+    const int sharers = ari_extent(&p.step.run.parallel, ARI_CUTS_DATA);
     for (c.zero = 0; c.zero <= 3; c.zero++) {
-        if (s->zero >= 0 ? s->zero != c.zero : c.zero > 0 && c.dp * c.cp == 1)
+        if (s->zero >= 0 ? s->zero != c.zero : c.zero > 0 && sharers == 1)
             continue;
         c.dp_replicate = c.zero > 0 ? ari_at_least_one(given) : 1;
         AR_TRY(time_recomputed(k, c, m, i));
@@ -443,32 +408,10 @@ static ar_status search_mesh(seeker *k)
 
 static void tell(const seeker *k, double fraction)
 {
-    char what[64];
-    snprintf(what, sizeof what, "tp=%d cp=%d pp=%d", k->mesh.tp, k->mesh.cp, k->mesh.pp);
+    char what[ARI_CHOICE_TEXT];
+    ari_choice_text(what, &k->mesh, ARI_LAYOUT_AXES - 1, " ");
     if (k->s->progress)
         k->s->progress(k->s->user, fraction, what);
-}
-
-/* The divisors of what tp leaves are among those of all ranks. */
-static ar_status search_tp(seeker *k, int tp, double begin, double end)
-{
-    const ari_search *s = k->s;
-    const int of_tp = s->ranks / tp;
-    for (int i = 0; i < k->divisors; i++) {
-        const int cp = k->divisor[i];
-        if (of_tp % cp != 0 || !wanted(s->fixed.cp, cp))
-            continue;
-        const double share = (end - begin) / k->divisors;
-        for (int j = 0; j < k->divisors; j++) {
-            const int pp = k->divisor[j], dp = of_tp / cp / pp;
-            k->mesh = (ari_choice){.tp = tp, .cp = cp, .pp = pp, .dp = dp};
-            if (of_tp / cp % pp != 0 || !wanted(s->fixed.pp, pp) || !wanted(s->fixed.dp, dp))
-                continue;
-            tell(k, begin + share * (i + (double)j / k->divisors));
-            AR_TRY(search_mesh(k));
-        }
-    }
-    return AR_OK;
 }
 
 static ar_status check_tp(seeker *k, int tp, bool *can)
@@ -489,6 +432,33 @@ static ar_status check_tp(seeker *k, int tp, bool *can)
     return keep(k->r, &k->variant[0]);
 }
 
+/* The meshes whose extents before the i-th are the seeker's, over the ranks that these leave: its divisors are among
+ * those of all ranks, and the last extent takes what is left. */
+static ar_status search_axis(seeker *k, int i, int left, double begin, double end)
+{
+    const ari_search *s = k->s;
+    const double share = (end - begin) / k->divisors;
+    if (i + 1 == ARI_LAYOUT_AXES) {
+        k->mesh.extent[i] = left;
+        if (!wanted(s->fixed.extent[i], left))
+            return AR_OK;
+        tell(k, begin);
+        return search_mesh(k);
+    }
+    for (int j = 0; j < k->divisors; j++) {
+        const int n = k->divisor[j];
+        bool can = true;
+        if (left % n != 0 || !wanted(s->fixed.extent[i], n))
+            continue;
+        k->mesh.extent[i] = n;
+        if (ari_planned_axes[i] == ARI_LAYOUT_TP)
+            AR_TRY(check_tp(k, n, &can));
+        if (can)
+            AR_TRY(search_axis(k, i + 1, left / n, begin + share * j, begin + share * (j + 1)));
+    }
+    return AR_OK;
+}
+
 static int by_rank(const void *a, const void *b)
 {
     const ari_candidate *x = a, *y = b;
@@ -499,22 +469,6 @@ static int by_rank(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-static ar_status search_all(seeker *k)
-{
-    const ari_search *s = k->s;
-    const double all = k->divisors;
-    for (int i = 0; i < k->divisors; i++) {
-        const int tp = k->divisor[i];
-        bool can = false;
-        if (!wanted(s->fixed.tp, tp))
-            continue;
-        AR_TRY(check_tp(k, tp, &can));
-        if (can)
-            AR_TRY(search_tp(k, tp, i / all, (i + 1) / all));
-    }
-    return AR_OK;
-}
-
 ar_status ari_search_run(ari_ranking *r, const ari_search *s)
 {
     seeker k = {.s = s, .r = r};
@@ -523,7 +477,7 @@ ar_status ari_search_run(ari_ranking *r, const ari_search *s)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
     k.divisors = list_divisors(k.divisor, MOST_DIVISORS, (size_t)s->ranks);
     AR_TRY(ari_alloc_zero((void **)&k.parts, 1, sizeof *k.parts, "parts of a mesh"));
-    ar_status st = search_all(&k);
+    ar_status st = search_axis(&k, 0, s->ranks, 0.0, 1.0);
     if (st == AR_OK && r->has_fastest)
         st = weigh(&k, &r->fastest);
     forget_parts(k.parts);

@@ -4,21 +4,29 @@
 #define ARI_PLANNER_SEARCH_H
 
 #include "planner/time.h"
+#include "ref/core/axis.h"
 
 enum { ARI_MOST_GPUS = 1 << 20, ARI_REASON = 240 };
 
-/** dp * cp * pp * tp. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
+/** Of all extents. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
 AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
-/** Whether a model can be split so: heads, MLP and plan over tp; positions over tp and cp; layers over stages;
- *  samples over dp and micro-batches. Errors: AR_ERR_ARG,
+/** Whether a model can be split so (ar_parallel_check), with a sample for each data-parallel rank. Errors: AR_ERR_ARG,
  *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and what would divide it. */
 AR_NODISCARD ar_status ari_planned_check(const ari_planned *p);
 /** Whether an error is one on a layout; not that the machine failed. */
 bool ari_is_verdict(ar_status st);
 
+/* The extents of a layout in the order in which layouts are looked for and listed: numbers of ari_layout_axes. */
+extern const int ari_planned_axes[ARI_LAYOUT_AXES];
+
 /* A layout, compactly. */
 typedef struct ari_choice {
-    int tp, cp, pp, dp;
+    union {
+        int extent[ARI_LAYOUT_AXES]; /* in that order */
+        struct {
+            int tp, cp, pp, dp;
+        };
+    };
     int cp_inner; /* of cp, neighbours that exchange heads for positions */
     int zero, dp_replicate, micro_batches;
     int virtual_stages;      /* of each pipeline rank */
@@ -28,6 +36,9 @@ typedef struct ari_choice {
 } ari_choice;
 /** Of a layout whose extents are at least 1. */
 ari_choice ari_choice_of(const ar_parallel *p);
+#define ARI_CHOICE_TEXT (24 * ARI_LAYOUT_AXES)
+/** "tp=8 cp=1 pp=4 dp=2" of its first n extents, with what is between two of them. Returns `out`. */
+char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *between);
 /** base with this layout. */
 ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);
 
@@ -39,7 +50,7 @@ typedef struct ari_search {
     int sp, zero, recompute,
         schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     ari_time_options time;
-    bool every; /* all layouts, also those that cannot be; else the best of each mesh tp x cp x pp x dp */
+    bool every; /* all layouts, also those that cannot be; else the best of each mesh */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
     void *user;
 } ari_search;

@@ -15,7 +15,7 @@ const char *const ari_cost_model_names[] = {
 const char *ari_time_name(ari_time_kind k)
 {
     static const char *const names[] = {
-#define ARI_TIME_NAME(name, text) [ARI_TIME_##name] = text,
+#define ARI_TIME_NAME(name, text, axes) [ARI_TIME_##name] = text,
         ARI_TIME_TABLE(ARI_TIME_NAME)
 #undef ARI_TIME_NAME
     };
@@ -58,7 +58,8 @@ void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, con
     add_row(m, &row, 1.0);
 }
 
-void ari_traffic_add(ari_traffic *to, const ari_traffic *from, double times)
+/* Adds `times` of all rows of `from`, each to that of the same call, group and link. */
+static void add_traffic(ari_traffic *to, const ari_traffic *from, double times)
 {
     for (int i = 0; i < from->n; i++)
         add_row(to, &from->row[i], times);
@@ -86,7 +87,7 @@ ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, con
 {
     ari_step_case c = ari_planned_whole(p);
     ar_run *run = &c.run;
-    const int summing = ari_at_least_one(run->parallel.dp) * ari_at_least_one(run->parallel.cp);
+    const int summing = ari_extent(&run->parallel, ARI_CUTS_DATA);
     c.config = config;
     run->parallel.zero = run->parallel.zero > 0;
     run->parallel.dp_replicate = 1;
@@ -221,14 +222,14 @@ static double rank_seconds(const composed *c, const stage *s, double of[ARI_TIME
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
         const ari_cost a = again(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
         of[ARI_TIME_AGAIN] += s->share[part] * (a.products + a.attention);
-        of[ARI_TIME_TP] += s->share[part] * a.tp;
-        of[ARI_TIME_CP] += s->share[part] * a.cp;
+        for (int k = 0; k < ARI_TIME_KINDS; k++)
+            of[k] += s->share[part] * a.over[k];
         for (int d = 0; d < ARI_DIRECTIONS; d++) {
             const ari_cost *all = &c->passes->all[d][part];
             of[ARI_TIME_PRODUCTS] += s->share[part] * (all->products + all->attention);
             of[ARI_TIME_AGAIN] += s->share[part] * all->again;
-            of[ARI_TIME_TP] += s->share[part] * all->tp;
-            of[ARI_TIME_CP] += s->share[part] * all->cp;
+            for (int k = 0; k < ARI_TIME_KINDS; k++)
+                of[k] += s->share[part] * all->over[k];
         }
     }
     for (int k = 0; k < ARI_TIME_KINDS; k++)
@@ -257,9 +258,10 @@ static ar_pp_times times_of(const composed *c, const stage *s)
 static double between_bytes(const composed *c)
 {
     const ar_run *run = &c->p->step.run;
-    const double cp = ari_at_least_one(run->parallel.cp), dp = ari_at_least_one(run->parallel.dp);
+    const double dp = ari_extent(&run->parallel, ARI_CUTS_SAMPLES);
+    const double shared = ari_extent(&run->parallel, ARI_CUTS_POSITIONS);
     const double tp = run->parallel.sp ? ari_at_least_one(run->parallel.tp) : 1.0;
-    const double tokens = ceil((double)run->batch / dp) * (double)run->seq / cp / c->micro / tp;
+    const double tokens = ceil((double)run->batch / dp) * (double)run->seq / shared / c->micro / tp;
     const ar_dtype dtype = c->o->cost_model == ARI_COST_PRODUCTION ? AR_BF16 : ar_activations_of(run->precision);
     return (double)ar_dtype_bytes(dtype) * tokens * (double)c->p->step.config->hidden;
 }
@@ -285,7 +287,7 @@ static ar_status run_stages(composed *c, double *alone, ar_pp_times *times, doub
 static ar_status add_waits(composed *c, double busy)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
-    const ari_links l = ari_links_of_stages(c->p, c->o);
+    const ari_links l = ari_links_of(c->p, c->o, ARI_OVER_PP);
     const double bytes = between_bytes(c), seconds = ari_links_send(&l, bytes);
     const double sends = 2.0 * ari_at_least_one(layout->virtual_stages) * c->micro;
     ar_pp_times times[AR_MAX_STAGES];
@@ -320,7 +322,7 @@ static ar_status add_ranks(composed *c, double *busy)
         memcpy(c->t->of, of, sizeof of);
     }
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        ari_traffic_add(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
+        add_traffic(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
         c->t->hidden += slowest.share[part] * c->passes->hidden[part];
     }
     gathers_of(c, &slowest, &c->t->moved, &c->t->hidden);
@@ -356,12 +358,12 @@ static last_pass pass_of(const composed *c, size_t i, double *tp_seconds)
                              ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][ARI_PART_AFTER])};
     ar_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, (size_t)ar_parallel_stages(layout),
                     i);
-    *tp_seconds += s.share[ARI_PART_BLOCKS] * a.tp;
+    *tp_seconds += s.share[ARI_PART_BLOCKS] * a.over[ARI_TIME_TP];
     p.length = s.share[ARI_PART_BLOCKS] * ari_cost_sum(&a);
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
         const ari_cost *last = &c->passes->last[ARI_GOES_BACKWARD][part];
         p.length += s.share[part] * ari_cost_sum(last);
-        *tp_seconds += s.share[part] * last->tp;
+        *tp_seconds += s.share[part] * last->over[ARI_TIME_TP];
     }
     const ari_span *at = &c->run.last[i];
     p.begin = pipeline ? at->begin : 0.0;
@@ -451,7 +453,7 @@ static void add_sums(composed *c, double pass_seconds)
     c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += most - longest->stages;
     c->t->of[ARI_TIME_PP] += longest->stages;
     c->t->hidden += (before + 1.0) * sums_of(longest) - exposed_sums;
-    ari_traffic_add(&c->t->moved, &longest->moved, 1.0);
+    add_traffic(&c->t->moved, &longest->moved, 1.0);
     for (int i = 0; i < c->t->moved.n && before > 0.0; i++) {
         ari_traffic_row *row = &c->t->moved.row[i];
         if (row->over == ARI_TIME_DP && strcmp(row->call, ari_call_name(ARI_CALL_REDUCE_SCATTER)) == 0) {

@@ -21,19 +21,20 @@ typedef struct ari_time_options {
 /* Of ar_ddp_options.bucket_bytes: what each account's system has where nobody says. */
 #define ARI_BUCKETS_USUAL SIZE_MAX
 
-/* Where the time of a step goes: products, and what nothing hides. The sum is the step. */
+/* Where the time of a step goes: products, and what nothing hides, of calls the first whose axes are all that a group
+ * is over. The sum is the step. */
 /* clang-format off */
-#define ARI_TIME_TABLE(X)                                                              \
-    X(PRODUCTS, "products")                                                            \
-    X(AGAIN, "recomputation")                                                          \
-    X(TP, "tp")         /* collectives over tp, and over the copies of a KV head */    \
-    X(CP, "cp")         /* keys and values that go round */                            \
-    X(DP, "dp")         /* gradients summed and weights gathered, over dp and cp */    \
-    X(PP, "pp")         /* activations between stages */                               \
-    X(BUBBLE, "bubble") /* a stage waits for the others */
+#define ARI_TIME_TABLE(X)                                                                               \
+    X(PRODUCTS, "products", 0)                                                                          \
+    X(AGAIN, "recomputation", 0)                                                                        \
+    X(TP, "tp", ARI_CUTS_FEATURES)  /* collectives over tp, and over the copies of a KV head */         \
+    X(CP, "cp", ARI_CUTS_POSITIONS) /* keys and values that go round */                                 \
+    X(DP, "dp", ARI_CUTS_DATA)      /* gradients summed and weights gathered, over dp and cp */         \
+    X(PP, "pp", ARI_CUTS_LAYERS)    /* activations between stages */                                    \
+    X(BUBBLE, "bubble", 0)          /* a stage waits for the others */
 /* clang-format on */
 typedef enum ari_time_kind {
-#define ARI_TIME_ENUM(name, text) ARI_TIME_##name,
+#define ARI_TIME_ENUM(name, text, axes) ARI_TIME_##name,
     ARI_TIME_TABLE(ARI_TIME_ENUM)
 #undef ARI_TIME_ENUM
         ARI_TIME_KINDS
@@ -57,8 +58,6 @@ typedef struct ari_traffic {
     ari_traffic_row row[ARI_TRAFFIC_ROWS];
     int n;
 } ari_traffic;
-/** Adds `times` of all rows of `from`, each to that of the same call, group and link. */
-void ari_traffic_add(ari_traffic *to, const ari_traffic *from, double times);
 
 typedef struct ari_time {
     double of[ARI_TIME_KINDS]; /* seconds of a step */

@@ -7,20 +7,19 @@
 
 /* --- groups and links (time_link.c) ------------------------------------------------------------------------------- */
 
-/* Ranks that call together, and how they lie on the nodes. World ranks are in the order tp, cp, dp, pp, tp
- * neighbouring. */
+/* Ranks that call together, and how they lie on the nodes. */
 typedef struct ari_links {
     const ari_time_options *o;
     double n, in_node; /* members; of them neighbours in a node */
     bool inside, between;
 } ari_links;
-/** Of a group of the list of operations (DP: the ranks that hold the same parameters, dp times cp of them). */
+/** Of a group of the list of operations. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g);
 /** Of the ranks among which ZeRO shares out, and of those that have the same share of several replicas. */
 ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o);
 ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o);
-/** Of the stages of a pipeline. */
-ari_links ari_links_of_stages(const ari_planned *p, const ari_time_options *o);
+/** Whose time a group's calls are. */
+ari_time_kind ari_time_kind_of(ari_over g);
 /** Seconds of a collective of so many elements in full length, all members coming at once. */
 double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, double element_bytes);
 /** Bytes that a member sends in it. */
@@ -64,7 +63,8 @@ double ari_beside_wait(ari_beside *b, double now, ari_role role);
 /* The parts of a model, and seconds in them. */
 typedef enum ari_model_part { ARI_PART_BEFORE, ARI_PART_BLOCKS, ARI_PART_AFTER, ARI_MODEL_PARTS } ari_model_part;
 typedef struct ari_cost {
-    double products, attention, tp, cp;
+    double products, attention;
+    double over[ARI_TIME_KINDS]; /* of calls of the main queue */
     double again;   /* of products and attention, those of what is computed again: by the list of operations */
     double weights; /* of all of them, those of gradients of weights */
 } ari_cost;
@@ -75,7 +75,7 @@ enum { ARI_GOES_FORWARD, ARI_GOES_BACKWARD, ARI_DIRECTIONS };
 typedef struct ari_passes {
     ari_cost all[ARI_DIRECTIONS][ARI_MODEL_PARTS];  /* of all micro-batches of a rank, and of all layers */
     ari_cost last[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of the last micro-batch */
-    double hidden[ARI_MODEL_PARTS];                 /* seconds of tp and cp beside products, of all */
+    double hidden[ARI_MODEL_PARTS];                 /* seconds of calls beside products, of all */
     double parameters[ARI_MODEL_PARTS];             /* of this rank, of all layers */
     ari_traffic moved[ARI_MODEL_PARTS];
     double

@@ -30,57 +30,56 @@ static ari_links links(const ari_time_options *o, run inner, run outer, double w
     return l;
 }
 
-static double ranks_along(const ari_planned *p, int axis)
+static double ranks_along(const ari_planned *p, ari_axes axes)
 {
-    return (double)ari_axis_ranks(&p->step.run.parallel, axis);
+    return (double)ari_extent(&p->step.run.parallel, axes);
 }
 
-static double world_of(const ari_planned *p)
+/* Of the neighbours that hold one KV head: those that exchange heads, then those of tp. */
+static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o, double world)
 {
-    return (double)ar_parallel_world(&p->step.run.parallel);
+    const double tp = ranks_along(p, ARI_CUTS_FEATURES), inner = ranks_along(p, 1u << ARI_AXIS_INNER);
+    const double kv = (double)p->step.config->kv_heads, heads = tp * inner;
+    const double copies = kv > 0.0 && heads > kv ? floor(heads / kv) : 1.0;
+    const run exchanging = inner > 1.0 ? (run){tp, fmin(copies, inner)} : (run){world, 1.0};
+    return links(o, (run){1.0, ceil(copies / inner)}, exchanging, world);
 }
 
-ari_links ari_links_of_stages(const ari_planned *p, const ari_time_options *o)
-{
-    const double pp = ari_at_least_one(p->step.run.parallel.pp);
-    return links(o, (run){world_of(p) / pp, pp}, (run){world_of(p), 1.0}, world_of(p));
-}
-
+/* The axes of a group follow each other: its members are as far apart as there are ranks along those inside of them. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g)
 {
-    const double tp = ranks_along(p, ARI_AXIS_TP), inner = ranks_along(p, ARI_AXIS_INNER),
-                 ring = ranks_along(p, ARI_AXIS_RING), dp = ranks_along(p, ARI_AXIS_DP);
-    const double kv = (double)p->step.config->kv_heads, heads = tp * inner, world = world_of(p);
-    const double copies = kv > 0.0 && heads > kv ? floor(heads / kv) : 1.0;
-    const run none = {world, 1.0};
-    switch (g) {
-    case ARI_OVER_TP:
-        return links(o, (run){1.0, tp}, none, world);
-    case ARI_OVER_COPIES: /* of those that exchange heads, then of tp */
-        return links(o, (run){1.0, ceil(copies / inner)}, inner > 1.0 ? (run){tp, fmin(copies, inner)} : none, world);
-    case ARI_OVER_CP:
-        return links(o, (run){tp, ring * inner}, none, world);
-    case ARI_OVER_RING:
-        return links(o, (run){tp * inner, ring}, none, world);
-    case ARI_OVER_INNER:
-        return links(o, (run){tp, inner}, none, world);
-    case ARI_OVER_PP:
-    case ARI_OVER_ENDS:
-        return ari_links_of_stages(p, o);
-    default:
-        return links(o, (run){tp, ring * inner * dp}, none, world);
-    }
+    const ari_axes axes = ari_over_axes(g);
+    const double world = ranks_along(p, ARI_ALL_AXES);
+    int innermost = ARI_PLACED_AXES - 1;
+    if (g == ARI_OVER_COPIES)
+        return links_of_copies(p, o, world);
+    while (!(axes >> innermost & 1))
+        innermost--;
+    const ari_axes inside = ARI_ALL_AXES & ~((2u << innermost) - 1);
+    return links(o, (run){ranks_along(p, inside), ranks_along(p, axes)}, (run){world, 1.0}, world);
+}
+
+ari_time_kind ari_time_kind_of(ari_over g)
+{
+#define ARI_TIME_AXES(name, text, axes) axes,
+    static const ari_axes of[ARI_TIME_KINDS] = {ARI_TIME_TABLE(ARI_TIME_AXES)};
+#undef ARI_TIME_AXES
+    int k = 0;
+    while (k + 1 < ARI_TIME_KINDS && (of[k] == 0 || ari_over_axes(g) & ~of[k]))
+        k++;
+    return (ari_time_kind)k;
 }
 
 ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o)
 {
-    const double heads = ranks_along(p, ARI_AXIS_TP), world = world_of(p);
+    const double heads = ranks_along(p, ARI_CUTS_FEATURES), world = ranks_along(p, ARI_ALL_AXES);
     return links(o, (run){heads, ari_planned_shares(p)}, (run){world, 1.0}, world);
 }
 
 ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o)
 {
-    const double each = ranks_along(p, ARI_AXIS_TP) * ari_planned_shares(p), world = world_of(p);
+    const double each = ranks_along(p, ARI_CUTS_FEATURES) * ari_planned_shares(p);
+    const double world = ranks_along(p, ARI_ALL_AXES);
     return links(o, (run){each, ari_at_least_one(p->step.run.parallel.dp_replicate)}, (run){world, 1.0}, world);
 }
 

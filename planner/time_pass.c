@@ -24,15 +24,18 @@ typedef struct walk {
 
 double ari_cost_sum(const ari_cost *c)
 {
-    return c->products + c->attention + c->tp + c->cp + c->again;
+    double sum = c->products + c->attention;
+    for (int k = 0; k < ARI_TIME_KINDS; k++)
+        sum += c->over[k];
+    return sum + c->again;
 }
 
 void ari_cost_add(ari_cost *to, const ari_cost *c, double times)
 {
     to->products += times * c->products;
     to->attention += times * c->attention;
-    to->tp += times * c->tp;
-    to->cp += times * c->cp;
+    for (int k = 0; k < ARI_TIME_KINDS; k++)
+        to->over[k] += times * c->over[k];
     to->again += times * c->again;
     to->weights += times * c->weights;
 }
@@ -43,9 +46,8 @@ static double seen_scores(const ari_planned *p)
 {
     const ar_config *c = p->step.config;
     const ar_parallel *layout = &p->step.run.parallel;
-    const int ring = (int)ari_axis_ranks(layout, ARI_AXIS_RING);
-    const ar_parallel places = {.cp = ring, .zigzag = layout->zigzag};
-    const ar_positions own = ar_parallel_positions(&places, p->step.run.seq, ring - 1);
+    const size_t places = ari_axis_ranks(layout, ARI_AXIS_RING);
+    const ar_positions own = ar_ring_positions(places, layout->zigzag, p->step.run.seq, places - 1);
     const double s = (double)p->step.run.seq;
     double sum = 0.0;
     if (!c->causal)
@@ -159,8 +161,8 @@ static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double time
     const double bytes = w->hop * (op->pass == ARI_PASS_BACKWARD ? 2.0 : 1.0), send = ari_links_send(l, bytes);
     if (w->hops == 0.0)
         return;
-    c->cp = w->hops * fmax(0.0, send - c->attention / l->n);
-    *hidden += times * (w->hops * send - c->cp);
+    c->over[ARI_TIME_CP] = w->hops * fmax(0.0, send - c->attention / l->n);
+    *hidden += times * (w->hops * send - c->over[ARI_TIME_CP]);
     ari_traffic_count(moved, ARI_TIME_CP, "send", l, times * w->hops, times * w->hops * bytes, times * w->hops * send);
     w->hops = 0.0;
 }
@@ -168,7 +170,8 @@ static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double time
 /* What an operation takes besides its products: collectives of the main queue; of them those that a pass has only while
  * weights are new; what its product scatters chunk by chunk. */
 typedef struct called {
-    double tp, cp, fresh, beside; /* seconds; beside: of the queue beside the main one */
+    double over[ARI_TIME_KINDS]; /* seconds */
+    double fresh, beside;        /* beside: of the queue beside the main one */
     ari_cut scattered;
     bool scatters;
 } called;
@@ -188,11 +191,11 @@ static void call_beside(walk *w, const ari_operation *op, const ari_op_call *cal
 /* Of one micro-batch. In production what goes round the ring is hidden. */
 static called add_calls(walk *w, const ari_operation *op, double times, ari_traffic *moved)
 {
-    called c = {.tp = 0.0};
+    called c = {.fresh = 0.0};
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
         const ari_links *l = &w->links[call->over];
-        const bool cp = call->over == ARI_OVER_RING || call->over == ARI_OVER_INNER || call->over == ARI_OVER_CP;
+        const ari_time_kind kind = ari_time_kind_of(call->over);
         const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
         const double repeats = (double)call->repeats, calls = times * repeats * (double)ari_call_chunks(call);
         const double before = c.beside;
@@ -206,20 +209,22 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_traf
             call_beside(w, op, call, &c);
             seconds = c.beside - before;
         } else {
-            *(cp ? &c.cp : &c.tp) += seconds;
+            c.over[kind] += seconds;
             c.fresh += call->often == ARI_EACH_VERSION ? seconds : 0.0;
         }
-        ari_traffic_count(moved, cp ? ARI_TIME_CP : ARI_TIME_TP, ari_call_name(call->kind), l, calls,
+        ari_traffic_count(moved, kind, ari_call_name(call->kind), l, calls,
                           times * repeats * ari_links_sent(l, call->kind, n, width), times * seconds);
     }
     return c;
 }
 
 /* Seconds in which the main queue has nothing to do but wait for the one beside it. */
-static double waiting(walk *w, const ari_operation *op, const called *calls, double products)
+static double waiting(walk *w, const ari_operation *op, bool gradient, const called *calls, double products)
 {
-    const double begin = w->clock + calls->tp + calls->cp;
-    if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT)
+    double begin = w->clock;
+    for (int k = 0; k < ARI_TIME_KINDS; k++)
+        begin += calls->over[k];
+    if (gradient)
         return ari_beside_wait(&w->beside, w->clock, op->role) - w->clock;
     if (op->kind != ARI_OPERATION_PRODUCT)
         return 0.0;
@@ -245,6 +250,7 @@ static ar_status visit(void *user, const ari_operation *op)
         return AR_OK;
     enter(w, op);
     const ari_model_part part = part_of(w, op);
+    const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT;
     const double layers = part == ARI_PART_BLOCKS ? w->layers_a_visit : 1.0, times = layers * (double)op->times;
     if (op->kind == ARI_OPERATION_ATTENTION) {
         c.attention = attention_seconds(w, op);
@@ -253,19 +259,20 @@ static ar_status visit(void *user, const ari_operation *op)
         c.products = 2.0 * op->multiply_adds / w->o->cluster.flops;
     }
     const called calls = add_calls(w, op, times, &to->moved[part]);
-    const double waits = waiting(w, op, &calls, c.products);
+    const double waits = waiting(w, op, gradient, &calls, c.products);
     to->hidden[part] += times * (calls.beside - waits);
     if (op->recomputed)
         c = (ari_cost){.again = c.products + c.attention};
-    c.cp += calls.cp;
-    c.tp += calls.tp + waits;
-    c.weights = op->kind == ARI_OPERATION_WEIGHT_GRADIENT ? ari_cost_sum(&c) : 0.0;
+    for (int k = 0; k < ARI_TIME_KINDS; k++)
+        c.over[k] += calls.over[k];
+    c.over[ARI_TIME_TP] += waits;
+    c.weights = gradient ? ari_cost_sum(&c) : 0.0;
     ari_cost_add(&to->all[backward][part], &c, times);
-    c.tp -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
+    c.over[ARI_TIME_TP] -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
     ari_cost_add(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);
     w->clock += ari_cost_sum(&c);
     w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
-    if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT)
+    if (gradient)
         note_gradient(w, op, part, layers);
     return AR_OK;
 }
@@ -276,7 +283,7 @@ static ar_status visit(void *user, const ari_operation *op)
 static int busiest(const ari_step_case *c)
 {
     const ar_parallel *p = &c->run.parallel;
-    return (ari_at_least_one(p->cp) - 1) * ari_at_least_one(p->tp);
+    return (ari_extent(p, ARI_CUTS_POSITIONS) - 1) * ari_extent(p, ARI_CUTS_FEATURES);
 }
 
 ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)

@@ -11,11 +11,6 @@ typedef struct walk {
     ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
 } walk;
 
-static ari_time_kind kind_of(ari_over g)
-{
-    return g == ARI_OVER_DP ? ARI_TIME_DP : g == ARI_OVER_PP || g == ARI_OVER_ENDS ? ARI_TIME_PP : ARI_TIME_TP;
-}
-
 static double calls(walk *w, const ari_operation *op)
 {
     double sum = 0.0;
@@ -25,8 +20,9 @@ static double calls(walk *w, const ari_operation *op)
         const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
         const double seconds = ari_links_call(l, call->kind, n, width);
         sum += seconds;
-        w->to->stages += op->kind != ARI_OPERATION_GRADIENT_SUM && kind_of(call->over) == ARI_TIME_PP ? seconds : 0.0;
-        ari_traffic_count(&w->to->moved, kind_of(call->over), ari_call_name(call->kind), l, 1.0,
+        const ari_time_kind kind = ari_time_kind_of(call->over);
+        w->to->stages += op->kind != ARI_OPERATION_GRADIENT_SUM && kind == ARI_TIME_PP ? seconds : 0.0;
+        ari_traffic_count(&w->to->moved, kind, ari_call_name(call->kind), l, 1.0,
                           ari_links_sent(l, call->kind, n, width), seconds);
     }
     return sum;
@@ -58,10 +54,11 @@ static ar_status visit(void *user, const ari_operation *op)
 ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o)
 {
     const ari_step_case c = ari_time_rank_case(p, o);
-    const int each = ar_parallel_world(&c.run.parallel) / ari_at_least_one(c.run.parallel.pp);
+    const ar_parallel *layout = &c.run.parallel;
+    const int stages = ari_extent(layout, ARI_CUTS_LAYERS), each = ar_parallel_world(layout) / stages;
     walk w = {.o = o};
     ar_status st = AR_OK;
-    *s = (ari_outside){.n = (size_t)ari_at_least_one(c.run.parallel.pp)};
+    *s = (ari_outside){.n = (size_t)stages};
     AR_TRY(ari_alloc_zero((void **)&s->rank, s->n, sizeof *s->rank, "ranks of a pipeline"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);

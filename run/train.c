@@ -41,17 +41,6 @@ static ar_status check_options(const ar_training_options *o, const ar_config *c)
     return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
 }
 
-ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
-{
-    const ar_loader_options options = {.batch = o->run.batch,
-                                       .seq = o->run.seq,
-                                       .vocab = vocab,
-                                       .seed = o->run.seed,
-                                       .in_order = o->in_order,
-                                       .packing = o->packing};
-    return ar_loader_create(gives, data, &options);
-}
-
 ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o)
 {
     ar_run run = o->run;
@@ -129,21 +118,6 @@ static ar_status read_data(ari_training *j, ar_data **data)
     r->windows = ar_loader_windows(loader);
     r->epochs = (double)o->run.steps * (double)o->run.batch / (double)r->windows;
     ar_loader_destroy(loader);
-    return AR_OK;
-}
-
-/* Grows with the steps: a run may ask for more of them than there is memory for, and stop early. */
-ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
-{
-    ar_training_report *r = j->report;
-    const size_t at = (size_t)r->steps;
-    AR_TRY(ari_grow(&r->loss, &j->losses, at, sizeof *r->loss, "losses"));
-    AR_TRY(ari_grow(&r->norm, &j->norms, at, sizeof *r->norm, "norms"));
-    AR_TRY(ari_grow(&r->lr, &j->rates, at, sizeof *r->lr, "learning rates"));
-    r->loss[at] = loss;
-    r->norm[at] = norm;
-    r->lr[at] = lr;
-    r->steps++;
     return AR_OK;
 }
 

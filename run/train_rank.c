@@ -8,7 +8,34 @@
 #include "anyrank/gradients.h"
 #include "ref/context/context.h"
 #include "ref/core/clock.h"
+#include "ref/core/size.h"
 #include "ref/models/groups.h"
+
+ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
+{
+    const ar_loader_options options = {.batch = o->run.batch,
+                                       .seq = o->run.seq,
+                                       .vocab = vocab,
+                                       .seed = o->run.seed,
+                                       .in_order = o->in_order,
+                                       .packing = o->packing};
+    return ar_loader_create(gives, data, &options);
+}
+
+/* Grows with the steps: a run may ask for more of them than there is memory for, and stop early. */
+ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
+{
+    ar_training_report *r = j->report;
+    const size_t at = (size_t)r->steps;
+    AR_TRY(ari_grow(&r->loss, &j->losses, at, sizeof *r->loss, "losses"));
+    AR_TRY(ari_grow(&r->norm, &j->norms, at, sizeof *r->norm, "norms"));
+    AR_TRY(ari_grow(&r->lr, &j->rates, at, sizeof *r->lr, "learning rates"));
+    r->loss[at] = loss;
+    r->norm[at] = norm;
+    r->lr[at] = lr;
+    r->steps++;
+    return AR_OK;
+}
 
 /* What one rank has. */
 typedef struct member {

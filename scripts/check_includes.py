@@ -64,9 +64,9 @@ ALLOWED = {
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
     "run": ["ref/core", "ref/context", "ref/comm", "process", "ref/numerics", "ref/dry", "ref/layers", "ref/io",
-            "ref/models", "ref/train", "sim/plan", "planner"],
+            "ref/models", "ref/train", "sim/plan"],
     "plan": ["ref/core", "ref/io", "ref/models", "sim/plan"],
-    "planner": ["ref/core", "ref/io", "ref/layers", "ref/models", "sim/plan"],
+    "planner": ["ref/core", "ref/io", "ref/models", "sim/plan", "run"],
     "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
     "verify": VERIFY,
@@ -108,7 +108,7 @@ CALLS = {
     "planner": ["ref/placement", "ref/pipeline"],
     "dump": ["ref/placement"],
     "verify/diagnose": ["ref/placement"],
-    "verify/check": ["ref/placement", "process"],
+    "verify/check": ["ref/placement", "process", "gpu"],
     "verify/grads": ["ref/comm"],
     "verify/faults": ["ref/comm"],
     **{room: ["ref/comm", "ref/cpu", "ref/pipeline", "ref/placement", "sim", "gpu", "process", "process/transport"]

@@ -196,7 +196,7 @@ def exit_text(status):
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
-SUITE = re.compile(r"^Test(?:Suite)?\s*\(\s*(\w+)", re.MULTILINE)
+SUITE = re.compile(r"^(?:Test(?:Suite)?|EVERY_CLAIM)\s*\(\s*(\w+)", re.MULTILINE)
 PATH_SUITE = re.compile(r"^PATH_SUITE\(\s*(\w+)", re.MULTILINE)  # a suite for each path of the list in PATHS
 PATHS = re.findall(r"\bX\((\w+), __VA_ARGS__\)",
                    (ROOT / "tests/cpu/contract_paths.h").read_text(encoding="utf-8"))

@@ -128,7 +128,8 @@ class Sources(unittest.TestCase):
 class Suites(unittest.TestCase):
     def test_every_test_gives_its_suite(self):
         source = "Test(b, x)\n{\nTest(c, y, .timeout = 60)\nTestSuite(a, .init = set_up);\nTested(d, z)\nPATH_SUITE(e);\n"
-        self.assertEqual(run_tests.suites_of(source), sorted(["a", "b", "c", *(f"e_{path}" for path in run_tests.PATHS)]))
+        source += "EVERY_CLAIM(f)\n"
+        self.assertEqual(run_tests.suites_of(source), sorted(["a", "b", "c", "f", *(f"e_{path}" for path in run_tests.PATHS)]))
         self.assertIn("portable", run_tests.PATHS)
 
     def test_a_suite_that_no_file_names_is_found(self):

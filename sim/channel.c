@@ -120,7 +120,7 @@ static ar_status make_end(struct ari_channel_end **gives, ari_sim_comm *c, chann
     struct ari_channel_end *e = calloc(1, sizeof *e);
     if (!e)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
-    const ar_status st = ari_sim_comm_init(&e->comm, h->group, index, c->options);
+    const ar_status st = ari_sim_comm_init(&e->comm, c->base.ops, h->group, index, c->options);
     if (st != AR_OK) {
         free(e);
         return st;

@@ -66,27 +66,6 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
     return shares ? ari_share_run(s, call) : ari_direct_run(c, call);
 }
 
-/* Where a transport may be at fault, transfers are verified or somebody listens to the steps of a ring, the host has to
- * see the bytes: then the same fault strikes the same transfer, and is reported in the same words, wherever the data
- * lie. What a transfer that never arrives leaves as it was is brought to the host too. */
-bool ari_is_staged(const ari_sim_comm *c)
-{
-    return !ari_wire_is_plain(c) || (c->options->algorithm == AR_SIM_RING && c->options->ring_trace);
-}
-
-ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)
-{
-    if (bytes <= c->scratch_bytes)
-        return AR_OK;
-    void *larger = malloc(bytes);
-    if (!larger)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes of partial sums", bytes);
-    free(c->scratch);
-    c->scratch = larger;
-    c->scratch_bytes = bytes;
-    return AR_OK;
-}
-
 /* --- split -------------------------------------------------------------------------------------------------------- */
 
 static ari_sim_comm *member_comm(ari_group *g, int index)
@@ -187,37 +166,12 @@ static ar_status sim_run(ar_comm *c, const ari_call *call)
 static const ari_comm_ops sim_ops = {
     .run = sim_run, .split = sim_split, .error = sim_error, .abort = sim_abort, .destroy = sim_destroy};
 
-void ari_sim_member_drop(ari_group *g, int index)
-{
-    ari_member dropped;
-    ari_member_init(&dropped, g, index);
-    ari_member_fini(&dropped);
-}
-
-ar_status ari_sim_comm_init(ari_sim_comm *c, ari_group *g, int index, const ar_sim_options *options)
-{
-    c->options = options;
-    AR_TRY(ari_fault_watch_create(c));
-    ari_member_init(&c->member, g, index);
-    ari_comm_init(&c->base, &sim_ops, index, ari_group_size(g));
-    return AR_OK;
-}
-
-void ari_sim_comm_fini(ari_sim_comm *c)
-{
-    ari_member_fini(&c->member);
-    ari_fault_watch_free(c->watch);
-    ari_mark_destroy(c->ready);
-    ari_mark_destroy(c->done);
-    free(c->scratch);
-}
-
 ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
                               const ar_sim_options *options)
 {
     ari_sim_comm *c = calloc(1, sizeof *c);
-    const ar_status st =
-        c ? ari_sim_comm_init(c, g, index, options) : ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
+    const ar_status st = c ? ari_sim_comm_init(c, &sim_ops, g, index, options)
+                           : ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     if (st != AR_OK) {
         ari_sim_member_drop(g, index);
         free(c);

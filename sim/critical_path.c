@@ -30,7 +30,7 @@ typedef struct walk {
 
 static ar_status make_line(lane_line *to, const ari_trace_view *v, const ari_view_lane *lane)
 {
-    AR_TRY(ari_alloc((void **)&to->list, lane->count, sizeof *to->list, "a critical path"));
+    AR_TRY(ARI_ALLOC(&to->list, lane->count, "a critical path"));
     for (size_t i = 0; i < lane->count; i++) {
         const ari_record *r = lane->shown[i];
         const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
@@ -62,7 +62,7 @@ static ar_status go_back(walk *w, ari_path_kind kind, uint64_t begin, const ari_
 {
     if (begin >= w->at)
         return AR_OK;
-    AR_TRY(ari_grow(&w->steps, &w->capacity, w->count, sizeof *w->steps, "a critical path"));
+    AR_TRY(ARI_GROW(&w->steps, &w->capacity, w->count, "a critical path"));
     w->steps[w->count++] = (ari_path_step){kind, w->lane, begin, w->at, record};
     w->at = begin;
     return AR_OK;
@@ -185,7 +185,7 @@ ar_status ari_critical_path(ari_path_step **gives, size_t *count, const ari_trac
     ar_status st = AR_OK;
     *gives = NULL;
     *count = 0;
-    AR_TRY(ari_alloc_zero((void **)&w.lanes, v->lane_count, sizeof *w.lanes, "a critical path"));
+    AR_TRY(ARI_ALLOC_ZERO(&w.lanes, v->lane_count, "a critical path"));
     for (size_t i = 0; i < v->lane_count; i++)
         AR_TRY_TO(done, st, make_line(&w.lanes[i], v, &v->lanes[i]));
     find_end(&w);

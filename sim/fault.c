@@ -179,6 +179,11 @@ ar_status ar_sim_fault_parse(ar_sim_fault *f, const char *text)
 
 /* --- before a collective ------------------------------------------------------------------------------------------ */
 
+bool ari_wire_is_plain(const ari_sim_comm *mover)
+{
+    return mover->options->fault_count == 0 && !mover->options->verify_transfers;
+}
+
 ar_status ari_fault_watch_create(ari_sim_comm *c)
 {
     if (ari_wire_is_plain(c))

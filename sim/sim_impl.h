@@ -37,7 +37,8 @@ AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, a
 void ari_sim_comm_free(ari_sim_comm *c);
 /** The same of one in the caller's zeroed storage that has no channels: a place in one. Errors: AR_ERR_MEMORY; then the
  *  member has not been used. */
-AR_NODISCARD ar_status ari_sim_comm_init(ari_sim_comm *c, ari_group *g, int index, const ar_sim_options *options);
+AR_NODISCARD ar_status ari_sim_comm_init(ari_sim_comm *c, const ari_comm_ops *ops, ari_group *g, int index,
+                                         const ar_sim_options *options);
 void ari_sim_comm_fini(ari_sim_comm *c);
 /** Member `index` will never come. */
 void ari_sim_member_drop(ari_group *g, int index);

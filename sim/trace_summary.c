@@ -22,7 +22,7 @@ static ar_status add_interval(intervals *to, uint64_t begin, uint64_t end)
 {
     if (begin >= end)
         return AR_OK;
-    AR_TRY(ari_grow(&to->list, &to->capacity, to->count, sizeof *to->list, "a summary"));
+    AR_TRY(ARI_GROW(&to->list, &to->capacity, to->count, "a summary"));
     to->list[to->count++] = (interval){begin, end};
     return AR_OK;
 }
@@ -183,7 +183,7 @@ static ar_status name_until(names *n, uint64_t end)
         n->at = end > n->at ? end : n->at;
         return AR_OK;
     }
-    AR_TRY(ari_grow(&n->list, &n->capacity, n->count, sizeof *n->list, "a summary"));
+    AR_TRY(ARI_GROW(&n->list, &n->capacity, n->count, "a summary"));
     n->list[n->count++] = (named){n->at, end, n->open[n->depth - 1]->name};
     n->at = end;
     return AR_OK;
@@ -223,7 +223,7 @@ static ar_status add_part(parts *to, const char *kind, const char *name, int ran
 {
     if (ns == 0)
         return AR_OK;
-    AR_TRY(ari_grow(&to->list, &to->capacity, to->count, sizeof *to->list, "a summary"));
+    AR_TRY(ARI_GROW(&to->list, &to->capacity, to->count, "a summary"));
     ar_trace_part *p = &to->list[to->count++];
     *p = (ar_trace_part){.rank = rank, .seconds = (double)ns * 1e-9};
     snprintf(p->what, sizeof p->what, "%s%s%s", kind, kind[0] && name[0] ? " " : "", name);
@@ -317,7 +317,7 @@ static ar_status find_path(ar_trace_summary *s, const ari_trace_view *v)
 {
     parts p = {0};
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&p.lanes, v->lane_count, sizeof *p.lanes, "a summary"));
+    AR_TRY(ARI_ALLOC_ZERO(&p.lanes, v->lane_count, "a summary"));
     for (size_t i = 0; i < v->lane_count; i++)
         AR_TRY_TO(done, st, name_lane(&p.lanes[i], v, &v->lanes[i]));
     AR_TRY_TO(done, st, add_steps(s, &p, v));

@@ -41,13 +41,6 @@ void ari_text_string(FILE *to, const char *s)
     fputc('"', to);
 }
 
-void ari_text_us(FILE *to, uint64_t ns)
-{
-    /* Perfetto's reader has (int64_t)(us * 1000.0), which for some decimals is the nanosecond before. */
-    const bool falls_short = (uint64_t)((double)ns / 1000.0 * 1000.0) < ns;
-    fprintf(to, "%llu.%03u%s", (unsigned long long)(ns / 1000), (unsigned)(ns % 1000), falls_short ? "1" : "");
-}
-
 ar_status ari_text_end(ari_trace_text *t, ar_status st)
 {
     const ar_status written = ari_out_stream_end(t->to, t->out);

@@ -61,8 +61,8 @@ static int by_place(const void *a, const void *b)
 static ar_status show_lane(ari_view_lane *to, ari_trace_view *v, const ari_trace_lane *from)
 {
     *to = (ari_view_lane){.rank = from->rank, .track = from->track, .name = from->name};
-    AR_TRY(ari_alloc((void **)&to->shown, from->count, sizeof *to->shown, "a view of a trace"));
-    AR_TRY(ari_alloc((void **)&to->meeting, from->count, sizeof *to->meeting, "a view of a trace"));
+    AR_TRY(ARI_ALLOC(&to->shown, from->count, "a view of a trace"));
+    AR_TRY(ARI_ALLOC(&to->meeting, from->count, "a view of a trace"));
     for (size_t i = 0; i < from->count; i++) {
         const ari_record *r = &from->records[i];
         if (!shows(v, r))
@@ -82,7 +82,7 @@ static ar_status show_lane(ari_view_lane *to, ari_trace_view *v, const ari_trace
 static ar_status show_lanes(ari_trace_view *v, const ar_trace *t)
 {
     const size_t n = ari_trace_lanes(t);
-    AR_TRY(ari_alloc_zero((void **)&v->lanes, n, sizeof *v->lanes, "a view of a trace"));
+    AR_TRY(ARI_ALLOC_ZERO(&v->lanes, n, "a view of a trace"));
     v->lane_count = n;
     v->start_ns = UINT64_MAX;
     for (size_t i = 0; i < n; i++) {
@@ -130,8 +130,8 @@ static void find_last(const ari_trace_view *v, ari_meeting *m)
 
 static ar_status put_together(ari_trace_view *v)
 {
-    AR_TRY(ari_alloc((void **)&v->members, v->member_count, sizeof *v->members, "a view of a trace"));
-    AR_TRY(ari_alloc((void **)&v->meetings, v->member_count, sizeof *v->meetings, "a view of a trace"));
+    AR_TRY(ARI_ALLOC(&v->members, v->member_count, "a view of a trace"));
+    AR_TRY(ARI_ALLOC(&v->meetings, v->member_count, "a view of a trace"));
     size_t n = 0;
     for (size_t l = 0; l < v->lane_count; l++) {
         for (size_t i = 0; i < v->lanes[l].count; i++) {
@@ -237,7 +237,7 @@ ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_tra
     ari_view_flight *list = NULL;
     size_t n = 0, most = 0;
     AR_TRY(ari_mul_size(&most, v->member_count, 2));
-    AR_TRY(ari_alloc((void **)&list, most, sizeof *list, "bytes in flight"));
+    AR_TRY(ARI_ALLOC(&list, most, "bytes in flight"));
     for (size_t i = 0; i < v->meeting_count; i++) {
         const ari_meeting *m = &v->meetings[i];
         for (size_t k = m->first; k < m->first + m->members; k++) {

@@ -104,8 +104,6 @@ AR_NODISCARD ar_status ari_text_create(ari_trace_text **gives, const char *path)
 /** A JSON string, quoted. What is not UTF-8 becomes U+FFFD. '<' is escaped, so that no text can end or open an element
  *  of a page that the JSON stands in. */
 void ari_text_string(FILE *to, const char *s);
-/** Microseconds with three decimals. Readers that multiply by 1000 and cut off get `ns` back. */
-void ari_text_us(FILE *to, uint64_t ns);
 /** Ends the text: the file gets its name if `st` and everything written were AR_OK, else nothing is left of it. Returns
  *  the first error of both. */
 AR_NODISCARD ar_status ari_text_end(ari_trace_text *t, ar_status st);

@@ -6,11 +6,6 @@
 
 #include "sim/wire.h"
 
-bool ari_wire_is_plain(const ari_sim_comm *mover)
-{
-    return mover->options->fault_count == 0 && !mover->options->verify_transfers;
-}
-
 ari_wire ari_wire_open(ari_sim_comm *mover)
 {
     const ari_member *m = &mover->member;

@@ -21,8 +21,6 @@ typedef struct ari_bug_run {
 
 /** Whether each is caught, and each clean run the same. */
 bool ari_bugs_well(const ari_bug_run *run);
-/** Whether each clean run of the native numerics is within the allowance: a mistake may be smaller than rounding. */
-bool ari_bugs_clean(const ari_bug_run *run);
 /** The table of the native numerics. */
 AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision precision);
 AR_NODISCARD ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves);

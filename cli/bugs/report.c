@@ -141,6 +141,7 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves)
         {"10 losses", ARI_RIGHT}, {"20 losses", ARI_RIGHT},       {"gradients", ARI_RIGHT},   {"1e-3 test", ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
     size_t caught = 0;
+    t.n -= curves ? 0 : CURVE_COLUMNS;
     for (int i = 0; i < FAULTS; i++) {
         const ari_bug_run *r = &run[i];
         caught += well(r);
@@ -176,14 +177,6 @@ static trace trace_of(const ari_bug_run *r)
     if (r->with.has_difference)
         return OUTSIDE;
     return caught(r) ? BYTES : BELOW;
-}
-
-bool ari_bugs_clean(const ari_bug_run *run)
-{
-    for (int i = 0; i < FAULTS; i++)
-        if (run[i].clean != AR_CHECK_SAME)
-            return false;
-    return true;
 }
 
 static void ratio_cell(ari_table *t, double ratio)

@@ -2,6 +2,8 @@
 /* anyrank check: options in, rows out. What is compared and how is the library's (verify/). */
 #include "anyrank/check.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,153 @@
 #include "verify/writer/dump_ranks.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
+
+/* --- what was asked for -------------------------------------------------------------------------------------------- */
+
+/* Which option is about one run; NULL: none. */
+static const char *of_one_run(const ari_check_values *v)
+{
+    return v->watch.trace ? "trace" : v->watch.timeline ? "timeline" : v->net_fault ? "net-fault" : NULL;
+}
+
+/* Refuses options that contradict each other, and where ranks are processes what only the simulated cluster has. */
+static ar_status check_values(const ari_check_values *v)
+{
+    ari_run_values r = v->r;
+    if (ari_split_given(&r) && v->sweep > 0)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "--sweep %d takes all layouts, --tp, --dp, --cp, --sp, --zero and --micro-batches name one: give one of "
+            "both",
+            v->sweep);
+    if (v->sweep > 0) /* is for those of its layouts that have sequence parallelism */
+        r.run.parallel.overlap = 0;
+    AR_TRY(ari_layout_check(&r));
+    return ari_transport_check(&v->transport, v->o.dump                       ? "dump"
+                                              : v->watch.cluster              ? "cluster"
+                                              : v->schedule                   ? "schedule"
+                                              : v->r.run.sim.verify_transfers ? "verify-transfers"
+                                              : v->list_tensors               ? "list-tensors"
+                                                                              : of_one_run(v));
+}
+
+/* Takes what was not given from the case in which an injected fault matters. */
+static ar_status take_case(ari_check_values *v)
+{
+    const ari_fault_case c = ari_fault_case_of(v->r.run.fault);
+    ar_run *r = &v->r.run;
+    r->model = c.run.model;
+    r->parallel = c.run.parallel;
+    r->ddp = c.run.ddp;
+    r->batch = c.run.batch;
+    r->seq = c.run.seq;
+    r->clip = c.run.clip;
+    r->dropout = c.run.dropout;
+    v->o.documents = c.documents;
+    v->steps = (int)c.run.steps;
+    AR_TRY(ari_args_again(&ari_check_spec, v));
+    r->ddp.mode = c.run.ddp.mode;
+    if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
+        v->r.run.plan.mlp_order = c.order;
+    return AR_OK;
+}
+
+/* Digits up to *end, a number that JSON holds. */
+static bool parse_seed(uint64_t *seed, const char *text, const char **end)
+{
+    return ari_natural(seed, text, end) && *seed <= INT64_MAX;
+}
+
+/* "17" or "0..999". */
+static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_check_values *v)
+{
+    uint64_t last = 0;
+    const char *end = v->schedule;
+    bool well = parse_seed(first, v->schedule, &end);
+    last = *first;
+    if (well && strncmp(end, "..", 2) == 0)
+        well = parse_seed(&last, end + 2, &end);
+    if (!well || *end != '\0' || last < *first)
+        return ar_error_set(AR_ERR_ARG, "--schedule: got '%s', expected a seed, as 17, or a range of seeds, as 0..999",
+                            ARI_SHOW(v->schedule));
+    *count = last - *first + 1;
+    const char *option = of_one_run(v);
+    if (*count > 1 && option && !v->net_fault)
+        return ar_error_set(AR_ERR_ARG, "--%s records one run, and --schedule %s makes %" PRIu64 ": give one seed",
+                            option, v->schedule, *count);
+    return AR_OK;
+}
+
+/* Completes what does not depend on the model: what was not given, and what is told in words. Errors: AR_ERR_ARG. */
+static ar_status complete_values(ari_check_values *v)
+{
+    const ar_mlp_order order = v->r.run.plan.mlp_order;
+    ar_run base = v->r.run;
+    base.batch = base.batch ? base.batch : 8;
+    base.steps = v->steps < 0 ? 3 : (uint64_t)v->steps;
+    base.clip = isnan(base.clip) ? 1.0 : base.clip;
+    base.dropout = isnan(base.dropout) ? 0.0 : base.dropout;
+    base.seed = v->common.seed;
+    base.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    if (v->schedule)
+        AR_TRY(parse_schedule(&base.sim.schedule_seed, &v->o.schedules, v));
+    AR_TRY(ari_run_again(&v->r, &base, &ari_check_spec, v));
+    v->r.run.ddp.mode = base.ddp.mode; /* a fault's case may have replaced the two that were given */
+    v->r.run.plan.mlp_order = order;
+    if (v->r.run.steps == 0) /* gradients only: there is nothing to clip them for */
+        v->r.run.clip = 0.0;
+    return AR_OK;
+}
+
+/* Refuses what a run of a module, which shows this fault, has not. */
+static ar_status check_for_module(const ari_check_values *v)
+{
+    ari_check_values complete = *v;
+    complete.schedule = NULL;
+    complete.steps = 1;
+    AR_TRY(complete_values(&complete)); /* they are to be right ones, though nothing uses them */
+    const char *option = v->list_tensors          ? "list-tensors"
+                         : v->o.dump              ? "dump"
+                         : v->watch.cluster       ? "cluster"
+                         : v->schedule            ? "schedule"
+                         : v->o.gradcheck         ? "gradcheck"
+                         : v->r.device            ? "device"
+                         : v->transport.transport ? "transport"
+                                                  : of_one_run(v);
+    if (!option)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and --%s is about a model's run",
+                        ar_fault_name(v->r.run.fault), option);
+}
+
+/* Refuses what is about one run where `models` and layouts make several. After take_case. */
+static ar_status check_for_runs(const ari_check_values *v, size_t models)
+{
+    const char *option = of_one_run(v);
+    if (v->list_tensors && v->o.dump)
+        return ar_error_set(AR_ERR_ARG,
+                            "--dump writes what a run computes, and --list-tensors runs none: give one of both");
+    if (!option)
+        return AR_OK;
+    if (v->list_tensors)
+        return ar_error_set(AR_ERR_ARG, "--%s is about a run, and --list-tensors runs none: give one of both", option);
+    if (models > 1 && !ari_layout_given(&v->r))
+        return ar_error_set(
+            AR_ERR_ARG,
+            "--%s is about one run, and this check has several: name a MODEL and a layout, as in 'llama-demo --tp 4'",
+            option);
+    if (models > 1)
+        return ar_error_set(AR_ERR_ARG, "--%s is about one run, and this check has one of each of two models: name one",
+                            option);
+    if (!ari_layout_given(&v->r))
+        return ar_error_set(AR_ERR_ARG,
+                            "--%s is about one run, and this check has one of each of several layouts: name one, as in "
+                            "'--tp 4' or '--dp 2 --tp 2'",
+                            option);
+    return AR_OK;
+}
+
+/* --- runs --------------------------------------------------------------------------------------------------------- */
 
 /* Of layouts that nobody asked for, those with as many ranks as there are processes. */
 static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
@@ -191,7 +340,7 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
         if (text)
             AR_TRY(ari_check_print(stdout, &checked[i], v->memory));
     }
-    if (ari_watch_records(&v->watch))
+    if (watch->trace)
         AR_TRY(write_record(watch, &checked[0], text));
     if (text)
         ari_check_print_verdict(stdout, checked, n, v->r.run.fault);
@@ -242,7 +391,7 @@ static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *
 static ar_status list_models(ari_check_values *v, const char *const *models, size_t n)
 {
     v->r.run.fault = AR_FAULT_NONE;
-    AR_TRY(ari_check_values_complete(v));
+    AR_TRY(complete_values(v));
     ar_parallel *parallel = NULL;
     AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
     json_t *all = json_array();
@@ -274,7 +423,7 @@ static ar_status run_module(const ari_check_values *v, int *exit_code)
     ari_watch watch = {0};
     ar_check_report *r = NULL;
     char text[4096];
-    AR_TRY(ari_check_values_check_module(v));
+    AR_TRY(check_for_module(v));
     AR_TRY(ari_fault_module_check(&r, &f, fault, v->common.threads, v->common.seed));
     const ari_checked checked = {.report = r,
                                  .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
@@ -297,17 +446,17 @@ ar_status ari_command_check(void *values, int *exit_code)
 {
     ari_check_values *v = values;
     ar_run *run = &v->r.run;
-    AR_TRY(ari_check_values_check(v));
+    AR_TRY(check_values(v));
     if (v->r.inject)
         AR_TRY(ar_fault_parse(&run->fault, v->r.inject));
     if (v->r.inject && !run->model && !ari_layout_given(&v->r) && v->sweep == 0) {
         if (ari_fault_case_of(run->fault).module)
             return run_module(v, exit_code);
-        AR_TRY(ari_check_values_inject(v));
+        AR_TRY(take_case(v));
     }
     const char *models[MOST_MODELS] = {run->model ? run->model : "llama-demo", "gpt2-demo"};
     const size_t n = run->model ? 1 : MOST_MODELS;
-    AR_TRY(ari_check_values_check_runs(v, n));
+    AR_TRY(check_for_runs(v, n));
     if (v->list_tensors)
         return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
@@ -315,7 +464,7 @@ ar_status ari_command_check(void *values, int *exit_code)
     AR_TRY(ari_transport_begin(&v->common.process, &v->transport, &ari_check_spec, v, v->r.timeout, true));
     ar_status st = ari_watch_begin(&watch, &v->watch);
     if (st == AR_OK)
-        st = ari_check_values_complete(v);
+        st = complete_values(v);
     if (st == AR_OK)
         st = run_models(v, models, n, &watch, checked, exit_code);
     for (size_t i = 0; i < n; i++) {

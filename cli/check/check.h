@@ -24,16 +24,6 @@ typedef struct ari_check_values {
 
 /** The check itself. */
 ar_status ari_command_check(void *values, int *exit_code);
-/** Refuses options that contradict each other, and where ranks are processes what only the simulated cluster has. */
-AR_NODISCARD ar_status ari_check_values_check(const ari_check_values *v);
-/** Takes what was not given from the case in which an injected fault matters. */
-AR_NODISCARD ar_status ari_check_values_inject(ari_check_values *v);
-/** Refuses what a run of a module, which shows this fault, has not. */
-AR_NODISCARD ar_status ari_check_values_check_module(const ari_check_values *v);
-/** Refuses what is about one run where `models` and layouts make several. After ari_check_values_inject. */
-AR_NODISCARD ar_status ari_check_values_check_runs(const ari_check_values *v, size_t models);
-/** Completes what does not depend on the model: what was not given, and what is told in words. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_check_values_complete(ari_check_values *v);
 
 /* One model's report, and what it was asked for. */
 typedef struct ari_checked {

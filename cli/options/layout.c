@@ -6,6 +6,7 @@
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
 #include "cli/shared/command.h"
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
@@ -112,7 +113,10 @@ const ari_option ari_bucket_options[] = {
 bool ari_split_given(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
-    return p->tp > 0 || p->dp > 0 || p->cp > 0 || p->pp > 0 || p->micro_batches > 0 || p->sp || p->zero > 0;
+    bool given = p->micro_batches > 0 || p->sp || p->zero > 0;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        given = given || ari_layout_as_given(p, i) > 0;
+    return given;
 }
 
 bool ari_layout_given(const ari_run_values *v)
@@ -131,9 +135,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
 {
     ar_run run = v->run;
     ar_parallel *p = &run.parallel;
-    p->tp = ari_at_least_one(p->tp);
-    p->dp = ari_at_least_one(p->dp);
-    p->cp = ari_at_least_one(p->cp);
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        ari_layout_set(p, i, ari_layout_extent(p, i));
     p->cp_inner = ari_at_least_one(p->cp_inner);
     p->dp_replicate = ari_at_least_one(p->dp_replicate);
     ari_pipeline_complete(p, v);
@@ -335,15 +338,11 @@ static json_t *samples_json(const ar_parallel *p, size_t batch)
     return samples;
 }
 
-/* Members that are fields of the struct; an EXTENT of 0 counts as 1. */
+/* Members that are fields of the struct, besides its axes; an EXTENT of 0 counts as 1. */
 #define ARI_ROW ar_parallel
 static const ari_field fields[] = {
-    ARI_FIELD("tp", NULL, EXTENT, tp),
-    ARI_FIELD("dp", NULL, EXTENT, dp),
-    ARI_FIELD("cp", NULL, EXTENT, cp),
     ARI_FIELD("cp_inner", NULL, EXTENT, cp_inner),
     ARI_FIELD("zigzag", NULL, FLAG, zigzag),
-    ARI_FIELD("pp", NULL, EXTENT, pp),
     ARI_FIELD("virtual_stages", NULL, EXTENT, virtual_stages),
     ARI_FIELD("sp", NULL, FLAG, sp),
     ARI_FIELD("zero", NULL, INT, zero),
@@ -358,6 +357,9 @@ static const ari_field fields[] = {
 
 static json_t *member(const char *name, const ar_parallel *p, size_t batch)
 {
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        if (strcmp(name, ari_layout_axes[i].name) == 0)
+            return json_integer(ari_layout_extent(p, i));
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (strcmp(name, fields[i].key) == 0)
             return ari_field_json(&fields[i], p);

@@ -79,7 +79,6 @@ void ari_pipeline_complete(ar_parallel *p, const ari_run_values *v)
 {
     if (v->schedule_pp && !is_file(v))
         p->schedule = named(v->schedule_pp);
-    p->pp = ari_at_least_one(p->pp);
     p->virtual_stages =
         p->schedule == AR_PP_INTERLEAVED && p->virtual_stages == 0 ? 2 : ari_at_least_one(p->virtual_stages);
 }

@@ -176,8 +176,6 @@ typedef struct ari_watch {
     ar_sim_cluster cluster;
 } ari_watch;
 
-/** Whether a file is asked for, which holds one run. */
-bool ari_watch_records(const ari_watch_values *v);
 /** Gives what a run needs; ari_watch_fini in every case. Refuses a cluster that makes no sense. Errors: AR_ERR_ARG,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v);

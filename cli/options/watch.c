@@ -21,18 +21,13 @@ const ari_option ari_watch_options[] = {
 };
 #undef ARI_VALUES
 
-bool ari_watch_records(const ari_watch_values *v)
-{
-    return v->trace || v->timeline;
-}
-
 ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v)
 {
     *w = (ari_watch){.values = *v};
     if (v->cluster)
         AR_TRY(ar_sim_cluster_parse(&w->cluster, v->cluster));
     w->timed = v->cluster != NULL;
-    return ari_watch_records(v) ? ar_trace_create(&w->trace) : AR_OK;
+    return v->trace || v->timeline ? ar_trace_create(&w->trace) : AR_OK;
 }
 
 void ari_watch_run(ar_run *run, const ari_watch *w)

@@ -38,21 +38,22 @@ static bool schedule_given(const ari_plan_values *v)
 /* The ranks of the extents that are given have to be a divisor of all of them, or all if every extent is given. */
 static ar_status check_extents(const ari_plan_values *v)
 {
-    const ar_parallel *p = &v->r.run.parallel;
-    const int extents[] = {p->tp, p->cp, p->pp, p->dp};
+    const ari_choice given = ari_choice_of(&v->r.run.parallel);
+    char text[ARI_CHOICE_TEXT];
     int left = v->gpus;
     bool divides = true, open = false;
-    for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
-        const int n = ari_at_least_one(extents[i]);
-        open = open || extents[i] == 0;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const int n = ari_at_least_one(given.extent[i]);
+        open = open || given.extent[i] == 0;
         divides = divides && left % n == 0;
         left = divides ? left / n : left;
     }
     if (!divides || (!open && left > 1))
-        return ar_error_set(AR_ERR_ARG,
-                            "--gpus %d is not a mesh of the extents that are given (tp=%d, cp=%d, pp=%d, dp=%d; 0: not "
-                            "given); their product has to divide it, or to be it if all are given",
-                            v->gpus, p->tp, p->cp, p->pp, p->dp);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "--gpus %d is not a mesh of the extents that are given (%s; 0: not given); their product has "
+            "to divide it, or to be it if all are given",
+            v->gpus, ari_choice_text(text, &given, ARI_LAYOUT_AXES, ", "));
     return AR_OK;
 }
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "cli/options/run.h"
+#include "cli/shared/table.h"
 #include "planner/search.h"
 #include "sim/plan/ops.h"
 
@@ -87,10 +88,9 @@ AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base
  *  of the picture also AR_ERR_ARG (no layout has parts). */
 AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);
 AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *path);
-enum { ARI_CP_WORDS = 64 };
-/** "4", "8 (inner 2) zigzag". Returns `text`. */
-const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c);
-#define ARI_CP_TEXT(c) ari_cp_text((char[ARI_CP_WORDS]){0}, (c))
+/** Columns of a layout's extents, the first of a table; their cells in a row: "4", "8 (inner 2) zigzag". */
+void ari_extent_columns(ari_column columns[ARI_LAYOUT_AXES]);
+void ari_extent_cells(ari_table *t, const ari_choice *c);
 /** How many layouts a ranking shows. */
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layouts take, as text: the ranking, and one layout in depth. */
+#include <string.h>
+
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
@@ -27,13 +29,29 @@ size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r)
     return top == 0 || top > r->n ? r->n : top;
 }
 
-const char *ari_cp_text(char text[ARI_CP_WORDS], const ari_choice *c)
+enum { EXTENT_WORDS = 64 };
+/* "4", "8 (inner 2) zigzag": an extent as the choice has it. Gives text. */
+static const char *extent_text(char text[EXTENT_WORDS], const ari_choice *c, int i)
 {
+    const bool context = ari_planned_axes[i] == ARI_LAYOUT_CP;
     char inner[24] = "";
-    if (c->cp > 1 && c->cp_inner > 1)
+    if (context && c->extent[i] > 1 && c->cp_inner > 1)
         snprintf(inner, sizeof inner, " (inner %d)", c->cp_inner);
-    snprintf(text, ARI_CP_WORDS, "%d%s%s", c->cp, inner, c->zigzag ? " zigzag" : "");
+    snprintf(text, EXTENT_WORDS, "%d%s%s", c->extent[i], inner, context && c->zigzag ? " zigzag" : "");
     return text;
+}
+
+void ari_extent_columns(ari_column columns[ARI_LAYOUT_AXES])
+{
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        columns[i] = (ari_column){ari_layout_axes[ari_planned_axes[i]].name, ARI_RIGHT};
+}
+
+void ari_extent_cells(ari_table *t, const ari_choice *c)
+{
+    char text[EXTENT_WORDS];
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        ari_table_cell(t, "%s", extent_text(text, c, i));
 }
 
 enum { PIPELINE_WORDS = 40 };
@@ -53,9 +71,9 @@ static const char *pipeline_text(char text[PIPELINE_WORDS], const ari_choice *c)
 static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
 {
     const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp;
-    ari_table_row(t, "%d\t%s\t%d\t%d\t%s\t%d\t%d x %zu\t%s\t%s", c->tp, ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? "sp" : "",
-                  c->zero, c->micro_batches, samples / (size_t)c->micro_batches, PIPELINE_TEXT(c),
-                  ari_recompute_names[c->recompute]);
+    ari_extent_cells(t, c);
+    ari_table_row(t, "%s\t%d\t%d x %zu\t%s\t%s", c->sp ? "sp" : "", c->zero, c->micro_batches,
+                  samples / (size_t)c->micro_batches, PIPELINE_TEXT(c), ari_recompute_names[c->recompute]);
 }
 
 /* "does not fit, by 3.1 GB", "formula", "KV heads x2". */
@@ -102,11 +120,13 @@ static ar_status print_advice(FILE *to, const ari_asked *a, const ari_ranking *r
 
 ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
 {
-    static const ari_column columns[] = {{"tp", ARI_RIGHT},     {"cp", ARI_RIGHT},        {"pp", ARI_RIGHT},
-                                         {"dp", ARI_RIGHT},     {"sp", ARI_LEFT},         {"zero", ARI_RIGHT},
-                                         {"micro", ARI_RIGHT},  {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT},
-                                         {"step", ARI_RIGHT},   {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},
-                                         {"memory", ARI_RIGHT}, {"bound by", ARI_LEFT},   {"planned by", ARI_LEFT}};
+    static const ari_column others[] = {{"sp", ARI_LEFT},         {"zero", ARI_RIGHT},     {"micro", ARI_RIGHT},
+                                        {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
+                                        {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},      {"memory", ARI_RIGHT},
+                                        {"bound by", ARI_LEFT},   {"planned by", ARI_LEFT}};
+    ari_column columns[ARI_LAYOUT_AXES + sizeof others / sizeof *others];
+    ari_extent_columns(columns);
+    memcpy(columns + ARI_LAYOUT_AXES, others, sizeof others);
     ari_table t = ARI_TABLE(columns);
     const size_t shown = ari_ranking_shown(a, r);
     ar_status st = AR_OK;
@@ -134,10 +154,13 @@ static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
     char cut[32] = "";
     if (overlap > 1)
         snprintf(cut, sizeof cut, " overlap=%d", overlap);
-    fprintf(to, "tp=%d cp=%s pp=%d dp=%d%s%s zero=%d, %d micro-batches of %zu%s%s, recompute %s%s\n", c->tp,
-            ARI_CP_TEXT(c), c->pp, c->dp, c->sp ? " sp" : "", cut, c->zero, c->micro_batches,
-            samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", PIPELINE_TEXT(c),
-            ari_recompute_names[c->recompute], d->has_own ? "" : ": gathers and shares by formula");
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        fprintf(to, "%s%s=%s", i == 0 ? "" : " ", ari_layout_axes[ari_planned_axes[i]].name,
+                extent_text((char[EXTENT_WORDS]){0}, c, i));
+    fprintf(to, "%s%s zero=%d, %d micro-batches of %zu%s%s, recompute %s%s\n", c->sp ? " sp" : "", cut, c->zero,
+            c->micro_batches, samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", PIPELINE_TEXT(c),
+            ari_recompute_names[c->recompute],
+            ari_planned_counted(&d->planned) ? "" : ": gathers and shares by formula");
     if (kv > 0 && (size_t)c->tp > kv)
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);
 }

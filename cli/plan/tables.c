@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of a model's layouts: memory and time by tp, and the best layout by number of GPUs. */
+#include <string.h>
+
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
@@ -147,10 +149,11 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
         st = ari_depth_of(&d, &s, &best->choice, NULL);
     if (st == AR_OK && best) {
         const ari_choice *c = &best->choice;
-        ari_table_row(t, "%d\t%zu\t%d\t%s\t%d\t%d\t%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", ranks, seq, c->tp, ARI_CP_TEXT(c),
-                      c->pp, c->dp, c->sp ? "sp" : "", c->zero, ari_recompute_names[c->recompute],
-                      ARI_SECONDS(best->seconds), 100.0 * d.worth.mfu, ARI_BYTES((uint64_t)best->bytes),
-                      best->fits ? ari_bound_of(&d.time) : "does not fit");
+        ari_table_row(t, "%d\t%zu", ranks, seq);
+        ari_extent_cells(t, c);
+        ari_table_row(t, "%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", c->sp ? "sp" : "", c->zero,
+                      ari_recompute_names[c->recompute], ARI_SECONDS(best->seconds), 100.0 * d.worth.mfu,
+                      ARI_BYTES((uint64_t)best->bytes), best->fits ? ari_bound_of(&d.time) : "does not fit");
         json_array_append_new(
             rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));
     }
@@ -186,9 +189,9 @@ static const ari_column scaling_columns[] = {
     {"tp", ARI_RIGHT},       {"links", ARI_LEFT},   {"step", ARI_RIGHT},         {"computing", ARI_RIGHT},
     {"speed-up", ARI_RIGHT}, {"memory", ARI_RIGHT}, {"a rank sends", ARI_RIGHT}, {"", ARI_LEFT}};
 static const ari_column decision_columns[] = {
-    {"GPUs", ARI_RIGHT}, {"seq", ARI_RIGHT},    {"tp", ARI_RIGHT},     {"cp", ARI_RIGHT},       {"pp", ARI_RIGHT},
-    {"dp", ARI_RIGHT},   {"sp", ARI_LEFT},      {"zero", ARI_RIGHT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
-    {"MFU", ARI_RIGHT},  {"memory", ARI_RIGHT}, {"bound by", ARI_LEFT}};
+    {"GPUs", ARI_RIGHT}, {"seq", ARI_RIGHT},      [2 + ARI_LAYOUT_AXES] = {"sp", ARI_LEFT}, /* after the extents */
+    {"zero", ARI_RIGHT}, {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
+    {"MFU", ARI_RIGHT},  {"memory", ARI_RIGHT},   {"bound by", ARI_LEFT}};
 
 static void print_notes(FILE *to, ari_plan_table which)
 {
@@ -204,7 +207,10 @@ static void print_notes(FILE *to, ari_plan_table which)
 ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_asked *a)
 {
     ari_table memory = ARI_TABLE(memory_columns), scaling = ARI_TABLE(scaling_columns);
-    ari_table decision = ARI_TABLE(decision_columns);
+    ari_column columns[sizeof decision_columns / sizeof *decision_columns];
+    memcpy(columns, decision_columns, sizeof columns);
+    ari_extent_columns(columns + 2);
+    ari_table decision = ARI_TABLE(columns);
     const ari_plan_table which = (ari_plan_table)a->v->table;
     ari_table *t = which == ARI_PLAN_MEMORY ? &memory : which == ARI_PLAN_SCALING ? &scaling : &decision;
     json_t *rows = json_array();

@@ -100,18 +100,6 @@ void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per
             tokens_per_second, s->skipped ? "  no update: the gradients overflow" : "");
 }
 
-uint64_t ari_train_log_every(uint64_t steps)
-{
-    static const uint64_t nice[] = {1, 2, 5};
-    enum { MOST_LINES = 40 };
-    for (uint64_t power = 1;; power *= 10) {
-        for (size_t i = 0; i < sizeof nice / sizeof *nice; i++) {
-            if (steps / (nice[i] * power) <= MOST_LINES)
-                return nice[i] * power;
-        }
-    }
-}
-
 /* --- the end ------------------------------------------------------------------------------------------------------ */
 
 static double tokens_per_second(const ar_training_report *r, const ar_training_options *o)

@@ -4,11 +4,125 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "cli/options/subcommand.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "cli/train/train.h"
+#include "ref/core/out.h"
+#include "run/train_rank.h"
+
+/* --- what makes no sense ------------------------------------------------------------------------------------------ */
+
+/* Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,
+ * AR_ERR_UNSUPPORTED, AR_ERR_IO. */
+static ar_status check_values(const ari_train_values *v)
+{
+    if (!v->r.run.model && !v->resume)
+        return ar_error_set(AR_ERR_ARG, "give a MODEL, or --resume DIR; anyrank train --help tells what each is");
+    if (!v->o.save && (v->save_every > 0 || v->o.keep > 0))
+        return ar_error_set(AR_ERR_ARG, "--%s is about the checkpoints of --save: give --save DIR too",
+                            v->save_every > 0 ? "save-every" : "keep");
+    if ((int)v->o.data_format >= 0 && !v->o.data)
+        return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
+    AR_TRY(ari_transport_check(&v->transport, v->watch.cluster    ? "cluster"
+                                              : v->watch.trace    ? "trace"
+                                              : v->watch.timeline ? "timeline"
+                                                                  : NULL));
+    return ari_layout_check(&v->r);
+}
+
+/* --- the options of a run ----------------------------------------------------------------------------------------- */
+
+static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_config *c)
+{
+    const uint64_t behind = o->resume ? ar_checkpoint_state_of(o->resume)->step : 0;
+    const uint64_t ahead = o->run.steps > behind ? o->run.steps - behind : 1;
+    ari_estimate_case size = {.run = o->run,
+                              .config = c,
+                              .parallel = &o->run.parallel,
+                              .layouts = 1,
+                              .alone = true,
+                              .saves = o->save != NULL};
+    size.run.steps = ahead;
+    AR_TRY(ari_estimate_check(e, &size));
+    return ari_estimate_fits(e);
+}
+
+/* What needs the model's config. */
+static ar_status set_plan(ari_train_values *v, ari_estimate *e)
+{
+    ar_training_options *o = &v->o;
+    char folder[512];
+    ar_config c;
+    AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
+    AR_TRY(ari_estimate_layers(&c));
+    AR_TRY(ari_layout_load(&v->r, &o->run));
+    AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
+    return fits(e, o, &c);
+}
+
+/* "none", "dynamic", or S. */
+static ar_status set_scaling(ar_training_options *o, const char *text)
+{
+    char *end = NULL;
+    const bool dynamic = strcmp(text, "dynamic") == 0;
+    o->scale_loss = strcmp(text, "none") != 0;
+    if (!o->scale_loss)
+        return AR_OK;
+    o->scaling = ar_loss_scaling_defaults(dynamic);
+    if (dynamic)
+        return AR_OK;
+    o->scaling.scale = strtod(text, &end);
+    if (end == text || *end != '\0' || !(o->scaling.scale >= 1.0 && o->scaling.scale <= 0x1p126))
+        return ar_error_set(AR_ERR_ARG, "--loss-scale: got '%s', expected none, dynamic, or a number from 1 to 2^126",
+                            ARI_SHOW(text));
+    return AR_OK;
+}
+
+static ar_status set_numerics(ari_train_values *v)
+{
+    ar_training_options *o = &v->o;
+    if (v->storage >= 0)
+        o->run.storage = v->storage == 1 ? AR_BF16 : AR_F32;
+    AR_TRY(ari_precision_check(o->run.precision, o->run.numerics));
+    if (v->loss_scale)
+        AR_TRY(set_scaling(o, v->loss_scale));
+    if (o->run.numerics == AR_NUMERICS_EXACT && (o->run.storage == AR_BF16 || o->scale_loss))
+        return ar_error_set(AR_ERR_ARG, "--%s: exact numerics have none, give --numerics native too, or --%s",
+                            o->scale_loss ? "loss-scale" : "storage bf16",
+                            o->scale_loss ? "loss-scale none" : "storage f32");
+    return AR_OK;
+}
+
+/* Completes the options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows: v->o is
+ * whole. And what it will take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not
+ * suffice. */
+static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c)
+{
+    ar_training_options *o = &v->o;
+    const bool has_data = o->data != NULL;
+    *o = ar_training_defaults();
+    if (c)
+        ar_training_resume(o, c);
+    if (has_data) /* the checkpoint's format is that of its own data */
+        o->data_format = AR_DATA_AUTO;
+    if (v->steps > 0)
+        o->run.steps = (uint64_t)v->steps;
+    AR_TRY(ari_run_again(&v->r, &o->run, &ari_train_spec, v));
+    if (o->packing.separator != AR_NO_SEPARATOR && !o->packing.on)
+        return ar_error_set(AR_ERR_ARG, "--separator ends the documents of --pack: give --pack too");
+    o->run = ari_run_of(&v->r, &v->common);
+    o->save_every = (uint64_t)v->save_every;
+    o->stop_after = (uint64_t)v->stop_after;
+    o->verify_every = (uint64_t)v->verify_every;
+    AR_TRY(set_numerics(v));
+    if (v->r.inject)
+        AR_TRY(ar_fault_parse(&o->run.fault, v->r.inject));
+    return set_plan(v, e);
+}
 
 /* --- signals ------------------------------------------------------------------------------------------------------ */
 
@@ -53,13 +167,26 @@ static uint64_t last_step(const ar_training_options *o)
     return o->stop_after > 0 && o->stop_after < o->run.steps ? o->stop_after : o->run.steps;
 }
 
+/* Every how many of `steps` steps there is a line: a round number that makes at most 40 lines. */
+static uint64_t lines_every(uint64_t steps)
+{
+    static const uint64_t nice[] = {1, 2, 5};
+    enum { MOST_LINES = 40 };
+    for (uint64_t power = 1;; power *= 10) {
+        for (size_t i = 0; i < sizeof nice / sizeof *nice; i++) {
+            if (steps / (nice[i] * power) <= MOST_LINES)
+                return nice[i] * power;
+        }
+    }
+}
+
 static void began(void *user, const ar_training_report *r)
 {
     listener *l = user;
     const ar_training_options *o = l->o;
     const uint64_t last = last_step(o);
     if (l->every == 0)
-        l->every = ari_train_log_every(last > r->first ? last - r->first : 1);
+        l->every = lines_every(last > r->first ? last - r->first : 1);
     l->first = r->first;
     ari_progress_clear(&l->progress);
     if (!l->quiet)
@@ -167,7 +294,7 @@ static ar_status train(ari_train_values *v, ar_checkpoint *resume, const ari_wat
     ar_training_options *o = &v->o;
     ar_training_report *r = NULL;
     ari_estimate e;
-    AR_TRY(ari_train_values_complete(v, &e, resume));
+    AR_TRY(complete(v, &e, resume));
     listener l = {.o = o,
                   .estimate = &e,
                   .quiet = v->common.quiet,
@@ -193,7 +320,7 @@ ar_status ari_command_train(void *values, int *exit_code)
     ar_checkpoint *resume = NULL;
     ar_status st = AR_OK;
     catch_signals();
-    AR_TRY(ari_train_values_check(v));
+    AR_TRY(check_values(v));
     AR_TRY_TO(done, st,
               ari_transport_begin(&v->common.process, &v->transport, &ari_train_spec, v, v->r.timeout, false));
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch));

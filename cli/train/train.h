@@ -9,7 +9,7 @@
 #include "cli/options/args.h"
 #include "cli/options/run.h"
 #include "cli/options/transport.h"
-#include "run/estimate.h"
+#include "planner/estimate.h"
 
 /* What `anyrank train` is asked for. 0, -1 and NULL: not given. */
 typedef struct ari_train_values {
@@ -24,13 +24,6 @@ typedef struct ari_train_values {
 
 /** The run itself. */
 ar_status ari_command_train(void *values, int *exit_code);
-/** Refuses what makes no sense together, and files that could not be written, before any work. Errors: AR_ERR_ARG,
- *  AR_ERR_UNSUPPORTED, AR_ERR_IO. */
-AR_NODISCARD ar_status ari_train_values_check(const ari_train_values *v);
-/** Completes the options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows: v->o is
- *  whole. And what it will take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not
- *  suffice. */
-AR_NODISCARD ar_status ari_train_values_complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c);
 
 /* A training run for people, and as JSON. */
 
@@ -38,8 +31,6 @@ AR_NODISCARD ar_status ari_train_values_complete(ari_train_values *v, ari_estima
 void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_training_options *o);
 /** One line; tokens_per_second of the steps since the line before. */
 void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per_second);
-/** Every how many of `steps` steps there is a line: a round number that makes at most 40 lines. */
-uint64_t ari_train_log_every(uint64_t steps);
 /** Losses and time; how to go on where the run was stopped; the hash of the weights as the last line. */
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o);
 /** The result; plot NULL: none was drawn. Gives; NULL without memory. */

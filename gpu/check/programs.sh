@@ -7,7 +7,7 @@ find_programs() {
     if [ -n "$prebuilt" ]; then
         programs_at "$prebuilt" "$prebuilt"
         lend_libgcc
-        if why=$(programs_start); then
+        if why=$(programs_start) && why=$(driver_serves); then
             return 0
         fi
         echo "--prebuilt $prebuilt: $why; building instead" | tee "$logs/prebuilt.log"
@@ -48,6 +48,14 @@ programs_start() {
             return 1
         fi
     done
+}
+
+# A driver that is older than what the programs were built with may yet do for a build of this machine's toolkit. Else
+# prints what anyrank says of it.
+driver_serves() {
+    [ "$host" = no ] || return 0
+    old=$("$anyrank" info 2>/dev/null | sed -n 's/^CUDA .*\(driver is for CUDA\)/\1/p')
+    [ -z "$old" ] || ! PATH=$PATH:/usr/local/cuda/bin command -v nvcc >/dev/null 2>&1 || { echo "its $old"; return 1; }
 }
 
 # Unpacks the .deb files of --deps once, and lets compiler, CMake and loader look there.

@@ -5,6 +5,7 @@
 # $logs/NAME*.json goes into summary.json.
 # shellcheck disable=SC2154 # device-check.sh exports what it knows
 set -u
+. "$root/gpu/check/errors.sh"
 have() { command -v "$1" >/dev/null 2>&1; }
 skip() { echo "$1"; exit 77; }
 on_gpu() { [ "$host" = no ]; }
@@ -41,17 +42,30 @@ step_machine() {
 
 step_smoke() { "$smoke" "$device"; }
 
-# Every slot, also after one that differs; a case that does is printed with its shape. Three passes: 16 and 10 products
-# of digits, and with small shapes left to the kernel that stands in for cuBLAS.
-step_conformance() {
-    set -- "$device" --rounds 1
-    on_gpu || set -- "$@" --passes first --small
-    "$conformance" "$@" > "$logs/conformance.txt" 2>&1
+# compare_slots OPTIONS...: the conformance suite into $logs/$name.txt. After an error that ends the GPU's context, which
+# all later cases of a process meet, the slots run once more, each in a process of its own.
+compare_slots() {
+    "$conformance" "$device" "$@" > "$logs/$name.txt" 2>&1
     status=$?
-    cat "$logs/conformance.txt"
+    if [ $status -ne 0 ] && sticky_error "$logs/$name.txt" > /dev/null; then
+        mv "$logs/$name.txt" "$logs/$name.together.txt"
+        for slot in $("$conformance" --list); do
+            timeout 20 "$conformance" "$device" "$@" --slot "$slot" 2>&1 | tail -n 30
+        done > "$logs/$name.txt"
+    fi
+    cat "$logs/$name.txt"
+    return $status
+}
+
+# Every slot, also after one that differs; a case that does is printed with its shape. Three passes: 16 and 10 products
+# of digits, and with small shapes left to the kernel that stands in for cuBLAS. The second round has the results of
+# many tiles.
+step_conformance() {
+    if on_gpu; then compare_slots --rounds 2; else compare_slots --rounds 1 --passes first --small; fi
+    status=$?
     [ $status -eq 0 ] || grep -v ' ok\( (within a bound)\)*$' "$logs/conformance.txt" | head -n 25 | cut -c 1-200 \
         > "$logs/conformance.figures"
-    grep '^cpu and ' "$logs/conformance.txt"
+    grep '^cpu and ' "$logs/conformance.txt" | tail -n 1
     return $status
 }
 
@@ -112,16 +126,24 @@ step_golden() {
 hash_after_training() {
     "$anyrank" train "$@" --json - -q | sed -n 's/.*"weights_hash": *"\([0-9a-f]*\)".*/\1/p'
 }
+# train_and_compare MODELS STEPS SEQ LAYOUTS..: the hash of the CPU on one rank, and of the device in each layout.
+train_and_compare() {
+    models=$1 steps=$2 seq=$3
+    shift 3
+    for model in $models; do
+        cpu=$(hash_after_training "$model" --steps "$steps" --batch 4 --seq "$seq")
+        for layout; do
+            # shellcheck disable=SC2086
+            other=$(hash_after_training "$model" --steps "$steps" --batch 4 --seq "$seq" --device "$device" $layout)
+            echo "$model: cpu $cpu, $device $layout $other"
+            [ -n "$cpu" ] && [ "$cpu" = "$other" ] || return 1
+        done
+    done
+}
 step_training() {
     models="llama-demo gpt2-demo" steps=20 seq=16
     on_gpu || models=gpt2-demo steps=2 seq=4
-    for model in $models; do
-        cpu=$(hash_after_training $model --steps $steps --batch 4 --seq $seq)
-        own=$(hash_after_training $model --steps $steps --batch 4 --seq $seq --device "$device")
-        shared=$(hash_after_training $model --steps $steps --batch 4 --seq $seq --device "$device" --tp 2 --dp 2)
-        echo "$model: cpu $cpu, $device $own, on 4 ranks $shared"
-        [ -n "$cpu" ] && [ "$cpu" = "$own" ] && [ "$cpu" = "$shared" ] || return 1
-    done
+    train_and_compare "$models" $steps $seq "--tp 1" "--tp 2 --dp 2" || return 1
     echo "weights after $steps steps: one hash on the CPU, on $device, and on 4 ranks sharing it"
 }
 
@@ -136,7 +158,7 @@ launch() {
     pids=
     while [ $rank -lt "$n" ]; do
         RANK=$rank WORLD_SIZE=$n LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-            NCCL_HOSTID=anyrank-check-$rank NCCL_SOCKET_IFNAME=lo "$@" > "$logs/$name.rank$rank.txt" 2>&1 &
+            NCCL_DEBUG=${NCCL_DEBUG:-WARN} NCCL_HOSTID=anyrank-check-$rank NCCL_SOCKET_IFNAME=lo "$@" > "$logs/$name.rank$rank.txt" 2>&1 &
         pids="$pids $!"
         rank=$((rank + 1))
     done
@@ -146,6 +168,8 @@ launch() {
     done
     cat "$logs/$name.rank0.txt"
     [ $worst -eq 0 ] || tail -n 3 "$logs/$name".rank[1-9]*.txt
+    # What NCCL itself says, which may be that it takes no two processes on one GPU.
+    [ $worst -eq 0 ] || grep -h ' NCCL WARN ' "$logs/$name".rank*.txt | sort -u | head -n 8 > "$logs/$name.figures"
     return $worst
 }
 nccl_ready() {
@@ -163,7 +187,16 @@ nccl_ranks() {
     done
     echo "$2 processes on one GPU through NCCL, $1, $3: 0 differ"
 }
-step_nccl2() { nccl_ranks "--tp 2" 2 exact; }
+# And what it costs that processes of NCCL load all of CUDA's modules when they begin: the same without, told and not
+# judged, for a module that is loaded beside a collective can wait for it for ever.
+step_nccl2() {
+    from=$(date +%s)
+    nccl_ranks "--tp 2" 2 exact || return
+    eager=$(($(date +%s) - from)) from=$(date +%s) lazy=failed
+    CUDA_MODULE_LOADING=LAZY nccl_ranks "--tp 2" 2 exact > "$logs/nccl2.lazy.txt" 2>&1 &&
+        lazy="$(($(date +%s) - from)) s"
+    echo "2 processes on one GPU through NCCL, --tp 2, exact: 0 differ; in $eager s, with modules loaded one by one: $lazy"
+}
 step_nccl4() { nccl_ranks "--tp 2 --dp 2" 4 "exact native"; }
 
 # A fault of one layer is found by all processes, and none hangs.
@@ -227,29 +260,66 @@ step_bench_block() {
         awk 'NR > 1 {printf "%s%s %s %s %s", n++ ? ", " : "", $1, $3, $6, $7}'), batch and sequence below"
 }
 
-# The kernel of our own in place of cuBLAS's int8 products (gpu/sm90): first its bits, then how fast.
+# bits_of WAY COMMAND...: the hashes of exact results that anyrank bench computes in a way.
+bits_of() {
+    way=$1
+    shift
+    path=$way kernel=cublas
+    [ "$way" != own ] || path='' kernel=own
+    ANYRANK_IMMA_PATH=$path ANYRANK_IMMA_KERNEL=$kernel "$anyrank" bench "$@" --device "$device" --repetitions 1 -q \
+        --no-color --json - > "$logs/bits.txt" || return 1
+    awk '/"numerics": "native"/ {native = 1} /"bits":/ {if (!native) print $2; native = 0}' "$logs/bits.txt"
+}
+has_own_kernel() {
+    ANYRANK_IMMA_KERNEL=own "$conformance" "$device" --slot zero --rounds 1 --passes first --small \
+        > "$logs/own_kernel.txt" 2>&1
+    [ $? -ne 77 ] || ! grep -q 'is for compute capability 9.0' "$logs/own_kernel.txt"
+}
+# Every way to compute the products has the same bits at every shape that is timed: cuBLAS with 16 and with 10 products
+# of digits, and the kernel of our own.
+step_bits() {
+    set -- "gemm" "block --size large --seq 1024 --batch 2"
+    on_gpu || set -- "gemm --m 40 --n 24 --k 600" "block llama-demo --seq 4 --batch 1"
+    ways="imma16 imma10"
+    ! has_own_kernel || ways="$ways own"
+    count=0
+    for what; do
+        first=''
+        for way in $ways; do
+            # shellcheck disable=SC2086
+            found=$(bits_of "$way" $what) || { echo "bench $what by $way failed"; return 1; }
+            echo "$what, $way:" $found
+            [ -n "$found" ] || { echo "bench $what gave no bits"; return 1; }
+            first=${first:-$found}
+            [ "$found" = "$first" ] || { echo "bench $what: $way has other bits than imma16"; return 1; }
+        done
+        count=$((count + $(echo "$first" | wc -l)))
+    done
+    echo "$count results, each one hash by $ways"
+}
+
+# The kernel of our own in place of cuBLAS's int8 products (gpu/sm90): its bits with 16 and with 10 products of digits, a
+# model trained by it, then how fast it is.
 step_own_kernel() {
+    has_own_kernel || { echo "the kernel is for compute capability 9.0 alone: nothing to check"; return 0; }
     ANYRANK_IMMA_KERNEL=own
     export ANYRANK_IMMA_KERNEL
     for slot in gemm_i64 gemm_round gemm_acc; do
-        set -- "$device" --slot $slot --passes first
-        on_gpu || set -- "$@" --small
+        set -- "$device" --slot $slot
+        if on_gpu; then set -- "$@" --rounds 2; else set -- "$@" --passes first --small; fi
         "$conformance" "$@" > "$logs/own_kernel.txt" 2>&1
         status=$?
         cat "$logs/own_kernel.txt"
-        if [ $status -eq 77 ] && grep -q 'is for compute capability 9.0' "$logs/own_kernel.txt"; then
-            echo "the kernel is for compute capability 9.0 alone: nothing to check"
-            return 0
-        fi
         [ $status -eq 0 ] || return $status
     done
     on_gpu || { echo "3 slots, 0 differ"; return 0; }
+    train_and_compare llama-demo 20 16 "--tp 1" || return 1
     "$anyrank" bench gemm --device cuda --no-color --json "$logs/own_gemm.json" > "$logs/own_gemm.txt" &&
         "$anyrank" bench block --size large --seq 1024 --batch 2 --repetitions 5 --device cuda --profile --no-color \
             --json "$logs/own_block.json" > "$logs/own_block.txt" || return 1
     cat "$logs/own_gemm.txt" "$logs/own_block.txt"
     { first_table "$logs/own_gemm.txt"; first_table "$logs/own_block.txt"; } > "$logs/own_kernel.figures"
-    echo "3 slots, 0 differ; $(gemm_words "$logs/own_gemm.txt")"
+    echo "3 slots, 0 differ, the CPU's hash after 20 steps; $(gemm_words "$logs/own_gemm.txt")"
 }
 
 # The same blocks in PyTorch, in turns with these.
@@ -257,7 +327,7 @@ step_bench_torch() {
     on_gpu || skip "PyTorch beside anyrank needs a GPU"
     python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null || skip "no PyTorch with CUDA"
     PYTHONUNBUFFERED=1 python3 "$root/bench/torch_block.py" --device cuda --size large --repetitions 5 \
-        --beside "$anyrank" --json "$logs/bench_torch.json" > "$logs/bench_torch.figures" 2> "$logs/bench_torch.err"
+        --turns 1 --beside "$anyrank" --json "$logs/bench_torch.json" > "$logs/bench_torch.figures" 2> "$logs/bench_torch.err"
     status=$?
     cat "$logs/bench_torch.err" "$logs/bench_torch.figures"
     [ $status -eq 0 ] || return $status
@@ -266,20 +336,33 @@ step_bench_torch() {
 
 # --- compute-sanitizer ------------------------------------------------------------------------------------------------
 
-# Small: a tool makes every access a hundred times slower.
+# A slot at a time, those of the largest kernels first, small shapes, and of the library's kernels none: a tool makes
+# every access a hundred times slower. What the time does not suffice for is said, and is no failure.
+SANITIZED_FIRST="gemm_i64 gemm_acc pack row_exponents softmax_forward norm_backward acc_add combine"
 sanitize() {
     on_gpu || skip "compute-sanitizer needs a GPU"
     PATH=$PATH:/usr/local/cuda/bin
     have compute-sanitizer || skip "no compute-sanitizer here"
-    compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 "$conformance" cuda --passes first --small \
-        > "$logs/$1.txt" 2>&1
-    status=$?
-    tail -n 60 "$logs/$1.txt"
-    if grep -q 'Device not supported' "$logs/$1.txt"; then
-        skip "compute-sanitizer refuses this machine: Device not supported"
-    fi
-    [ $status -eq 0 ] || { echo "$1: exit status $status (9: the tool found something)"; return 1; }
-    echo "$1: no error in the conformance suite"
+    ended=$(($(date +%s) + ${limit:-90} - 10))
+    done_slots=0 left=''
+    for slot in $SANITIZED_FIRST $("$conformance" --list | grep -v -x -F "$(echo "$SANITIZED_FIRST" | tr ' ' '\n')"); do
+        seconds=$((ended - $(date +%s)))
+        [ $seconds -ge 3 ] || { left="$left $slot"; continue; }
+        timeout $seconds compute-sanitizer --tool "$1" --kernel-name kns=ari_cuda --error-exitcode 9 --print-limit 20 \
+            "$conformance" cuda --slot "$slot" --passes first --small > "$logs/$1.$slot.txt" 2>&1
+        status=$?
+        tail -n 8 "$logs/$1.$slot.txt"
+        if grep -q 'Device not supported' "$logs/$1.$slot.txt"; then
+            skip "compute-sanitizer refuses this machine: Device not supported"
+        fi
+        case $status in
+            0) done_slots=$((done_slots + 1)) ;;
+            124) left="$left $slot" ;;
+            *) echo "$1: $slot: exit status $status (9: the tool found something)"; return 1 ;;
+        esac
+    done
+    [ $done_slots -gt 0 ] || skip "compute-sanitizer ended no slot in its time"
+    echo "$1: no error in $done_slots slots${left:+; no time for $(echo "$left" | wc -w)}"
 }
 step_memcheck() { sanitize memcheck; }
 step_racecheck() { sanitize racecheck; }

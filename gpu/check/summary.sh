@@ -41,14 +41,6 @@ monitor_end() {
     printf '%s: %s, %s W, %s MiB\n' "$1" "$clocks" "$power" "$4" >> "$logs/clocks"
 }
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-# Prints the line of a log that names an error after which a GPU's context is lost; false where there is none.
-sticky_error() {
-    names=$(sed -n 's/^ *X(\(cudaError[A-Za-z]*\),.*/\1/p' "$root/gpu/report/sticky.h" | tr '\n' '|')
-    grep -E -m 1 "(${names}cudaErrorNone)\\b" "$1" | cut -c 1-200 | grep .
-}
-
 # --- the table --------------------------------------------------------------------------------------------------------
 
 # add_step NAME VERDICT SECONDS WHAT: prints the line, and keeps it and its JSON.

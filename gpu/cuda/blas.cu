@@ -107,11 +107,20 @@ ar_status machine_of(ari_tile_machine *m)
 /* The largest batch of one call: what a grid of blocks counts in its third dimension. */
 const size_t BATCH_MAX = 65535;
 
-ar_status refused(const cublas &call, cublasStatus_t s, const char *what)
+/* What cuBLAS says of a shape for which it has no kernel: of int8 the documented answer and three others. The sticky
+ * error that a kernel before it may have left is told first. */
+bool has_no_kernel(cublasStatus_t s, bool int8)
 {
-    const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED    ? AR_ERR_MEMORY
-                           : s == CUBLAS_STATUS_NOT_SUPPORTED ? AR_ERR_UNSUPPORTED
-                                                              : AR_ERR_DEVICE;
+    return s == CUBLAS_STATUS_NOT_SUPPORTED ||
+           (int8 && (s == CUBLAS_STATUS_INVALID_VALUE || s == CUBLAS_STATUS_ARCH_MISMATCH ||
+                     s == CUBLAS_STATUS_INTERNAL_ERROR));
+}
+
+ar_status refused(const cublas &call, cublasStatus_t s, const char *what, bool int8 = false)
+{
+    const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED ? AR_ERR_MEMORY
+                           : has_no_kernel(s, int8)        ? AR_ERR_UNSUPPORTED
+                                                           : AR_ERR_DEVICE;
     (void)launched(what); /* finds a sticky error, which cuBLAS has no word for */
     AR_TRY(ari_gpu_check_lost());
     return ar_error_set(code, "cuBLAS, %s: %s", what, call.status_string(s));
@@ -216,7 +225,7 @@ ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_mat
         if (status != CUBLAS_STATUS_SUCCESS) {
             char what[96];
             snprintf(what, sizeof what, "%zu products [%zu, %zu] of %zu terms", batch, s.m, s.n, s.k);
-            return refused(call, status, what);
+            return refused(call, status, what, t.operands == CUDA_R_8I);
         }
     }
     return AR_OK;

@@ -4,7 +4,10 @@
 #include "gpu/sm90/gemm.h"
 
 #if defined(ANYRANK_SM90)
+#include <stdlib.h>
+
 #include "gpu/cuda/wgmma.h"
+#include "ref/core/size.h"
 
 namespace ari_cuda
 {
@@ -67,32 +70,71 @@ ar_status encode(CUtensorMap *map, encoder call, const tensor &t)
     return AR_OK;
 }
 
-template <class OUT> ar_status launch(ar_device *d, ar_queue *q, const packed &a, const packed &b, const OUT &out)
+const int SHARED = SHARED_BYTES + SHARED_ALIGNMENT;
+enum { SIZES = 3 }; /* of a cluster: 1, 2, 4 blocks */
+
+/* The launch of so many clusters of 1 << size blocks. */
+struct shape_of_launch {
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+
+    shape_of_launch(int size, size_t clusters, cudaStream_t stream)
+    {
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {1u << size, 1, 1};
+        config.gridDim = dim3(static_cast<unsigned>(clusters << size));
+        config.blockDim = dim3(BLOCK_THREADS);
+        config.dynamicSmemBytes = SHARED;
+        config.stream = stream;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+    }
+};
+
+} // namespace
+} // namespace sm90
+
+struct sm90_launcher {
+    sm90::encoder encode;
+    int resident[sm90::SIZES]; /* clusters of each size that the GPU has at a time */
+};
+
+namespace sm90
 {
-    const work w = work_of(a, b, is_serial<OUT>::value);
+namespace
+{
+
+/* Before the first launch on this GPU. All kernels take the same shared memory; the fewest clusters count. */
+template <class OUT> ar_status prepare(sm90_launcher *l)
+{
+    AR_TRY(check(cudaFuncSetAttribute(reinterpret_cast<const void *>(&contract<OUT>),
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED),
+                 "the shared memory of a contraction"));
+    for (int size = 0; size < SIZES; size++) {
+        const shape_of_launch one(size, 1, nullptr);
+        int clusters = 0;
+        AR_TRY(check(cudaOccupancyMaxActiveClusters(&clusters, &contract<OUT>, &one.config), "clusters of blocks"));
+        if (l->resident[size] == 0 || clusters < l->resident[size])
+            l->resident[size] = clusters > 0 ? clusters : 1;
+    }
+    return AR_OK;
+}
+
+/* As many clusters as the GPU has at a time, each with every so many tiles. */
+template <class OUT>
+ar_status launch(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &part, const OUT &out)
+{
+    const sm90_launcher *l = sm90_of(d);
+    const work w = work_of(a, b, part, is_serial<OUT>::value);
+    const int size = w.shape.size() == 4 ? 2 : w.shape.size() == 2 ? 1 : 0;
+    const uint32_t resident = static_cast<uint32_t>(l->resident[size]);
     cudaStream_t stream;
-    encoder call = nullptr;
     CUtensorMap left, right;
     AR_TRY(enter(d, q, &stream));
-    AR_TRY(find_encoder(&call));
-    AR_TRY(encode(&left, call, tensor_of(a, dev<int8_t>(a.runs), w.shape.cols)));
-    AR_TRY(encode(&right, call, tensor_of(b, dev<int8_t>(b.runs), w.shape.rows)));
-    const int bytes = SHARED_BYTES + SHARED_ALIGNMENT;
-    cudaError_t e = cudaFuncSetAttribute(reinterpret_cast<const void *>(&contract<OUT>),
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (e == cudaSuccess) {
-        cudaLaunchAttribute shape = {};
-        shape.id = cudaLaunchAttributeClusterDimension;
-        shape.val.clusterDim = {w.shape.size(), 1, 1};
-        cudaLaunchConfig_t how = {};
-        how.gridDim = dim3(static_cast<unsigned>(cluster_count(w) * w.shape.size()));
-        how.blockDim = dim3(BLOCK_THREADS);
-        how.dynamicSmemBytes = bytes;
-        how.stream = stream;
-        how.attrs = &shape;
-        how.numAttrs = 1;
-        e = cudaLaunchKernelEx(&how, &contract<OUT>, left, right, w, out);
-    }
+    AR_TRY(encode(&left, l->encode, tensor_of(a, part, dev<int8_t>(a.runs), w.shape.cols)));
+    AR_TRY(encode(&right, l->encode, tensor_of(b, part, dev<int8_t>(b.runs), w.shape.rows)));
+    const shape_of_launch how(size, w.clusters < resident ? w.clusters : resident, stream);
+    const cudaError_t e = cudaLaunchKernelEx(&how.config, &contract<OUT>, left, right, w, out);
     const ar_status st = launched("contract");
     return st != AR_OK || e == cudaSuccess
                ? st
@@ -102,7 +144,7 @@ template <class OUT> ar_status launch(ar_device *d, ar_queue *q, const packed &a
 } // namespace
 } // namespace sm90
 
-ar_status sm90_check(int index)
+static ar_status sm90_check(int index)
 {
     int major = 0, minor = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
@@ -114,15 +156,33 @@ ar_status sm90_check(int index)
                         ARI_IMMA_KERNEL_VARIABLE, index, major, minor);
 }
 
+ar_status sm90_create(sm90_launcher **gives, int index)
+{
+    sm90_launcher *l = nullptr;
+    AR_TRY(sm90_check(index));
+    AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&l), 1, sizeof *l, "a contraction's launches"));
+    ar_status st = sm90::find_encoder(&l->encode);
+    st = st == AR_OK ? sm90::prepare<integers_out>(l) : st;
+    st = st == AR_OK ? sm90::prepare<values_out<false>>(l) : st;
+    st = st == AR_OK ? sm90::prepare<values_out<true>>(l) : st;
+    st = st == AR_OK ? sm90::prepare<accumulator_out>(l) : st;
+    if (st == AR_OK)
+        *gives = l;
+    else
+        ::free(l);
+    return st;
+}
+
 bool sm90_takes(const ar_device *d, const packed &a, const packed &b)
 {
     return imma_of(d).own && sm90::fits(a, b);
 }
 
-#define ARI_SM90_GEMM(OUT)                                                                           \
-    ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const OUT &out) \
-    {                                                                                                \
-        return sm90::launch(d, q, a, b, out);                                                        \
+#define ARI_SM90_GEMM(OUT)                                                                                      \
+    ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &part, \
+                        const OUT &out)                                                                         \
+    {                                                                                                           \
+        return sm90::launch(d, q, a, b, part, out);                                                             \
     }
 
 #else
@@ -130,7 +190,7 @@ bool sm90_takes(const ar_device *d, const packed &a, const packed &b)
 namespace ari_cuda
 {
 
-ar_status sm90_check(int)
+ar_status sm90_create(sm90_launcher **, int)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s=own: this build has no code for sm_90a; configure it with -DCMAKE_CUDA_ARCHITECTURES=90",
@@ -142,10 +202,10 @@ bool sm90_takes(const ar_device *, const packed &, const packed &)
     return false;
 }
 
-#define ARI_SM90_GEMM(OUT)                                                                      \
-    ar_status sm90_gemm(ar_device *, ar_queue *, const packed &, const packed &, const OUT &)   \
-    {                                                                                           \
-        return ar_error_set(AR_ERR_INTERNAL, "a contraction for sm_90a in a build without it"); \
+#define ARI_SM90_GEMM(OUT)                                                                                           \
+    ar_status sm90_gemm(ar_device *, ar_queue *, const packed &, const packed &, const ari_tile_part &, const OUT &) \
+    {                                                                                                                \
+        return ar_error_set(AR_ERR_INTERNAL, "a contraction for sm_90a in a build without it");                      \
     }
 
 #endif

@@ -35,10 +35,16 @@ ar_status make(pool **gives, int gpu)
     props.location.type = cudaMemLocationTypeDevice;
     props.location.id = gpu;
     uint64_t keep_all = UINT64_MAX; /* until it is trimmed */
+    /* Memory that another stream freed is not reused by a wait for that stream: such a wait, which no rank asked for,
+     * could stand between one collective and another in another order than on the next rank. */
+    int no_waits = 0;
     ar_status st = check(cudaMemPoolCreate(&p->handle, &props), "making a pool of its memory");
     if (st == AR_OK)
         st =
             check(cudaMemPoolSetAttribute(p->handle, cudaMemPoolAttrReleaseThreshold, &keep_all), "keeping its memory");
+    if (st == AR_OK)
+        st = check(cudaMemPoolSetAttribute(p->handle, cudaMemPoolReuseAllowInternalDependencies, &no_waits),
+                   "keeping its streams apart");
     if (st != AR_OK) {
         if (p->handle)
             (void)cudaMemPoolDestroy(p->handle);

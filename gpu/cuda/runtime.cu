@@ -42,6 +42,7 @@ struct cuda_device {
     pool *memory;
     void *blas;
     ari_imma imma;
+    sm90_launcher *contractions; /* NULL: by cuBLAS */
     pthread_mutex_t lock;
     stream *streams; /* guarded by `lock`: the list and `taken` */
 };
@@ -254,6 +255,11 @@ ari_imma imma_of(const ar_device *d)
     return reinterpret_cast<const cuda_device *>(d)->imma;
 }
 
+const sm90_launcher *sm90_of(const ar_device *d)
+{
+    return reinterpret_cast<const cuda_device *>(d)->contractions;
+}
+
 void *blas_of(ar_device *d)
 {
     return own(d)->blas;
@@ -369,12 +375,15 @@ void destroy(ar_device *base)
     (void)cudaGetLastError();
     pool_close(d->memory);
     pthread_mutex_destroy(&d->lock);
+    ::free(d->contractions);
     ::free(d);
 }
 
 static ar_status fill(cuda_device *d)
 {
     AR_TRY(choose(d->gpu));
+    if (d->imma.own)
+        AR_TRY(sm90_create(&d->contractions, d->gpu));
     AR_TRY(pool_open(&d->memory, d->gpu));
     return blas_create(&d->blas);
 }
@@ -410,8 +419,6 @@ ar_status ar_device_cuda_create(ar_device **gives, int index)
     ari_imma imma;
     AR_TRY(ari_imma_choose(&imma));
     AR_TRY(check_gpu(index));
-    if (imma.own)
-        AR_TRY(sm90_check(index));
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&d), 1, sizeof *d, "a CUDA device"));
     d->gpu = index;
     d->imma = imma;

@@ -33,6 +33,10 @@ class machine
     {
         return blockIdx.x / cluster_size;
     }
+    __device__ uint32_t clusters() const
+    {
+        return gridDim.x / cluster_size;
+    }
     __device__ uint32_t rank() const
     {
         return blockIdx.x % cluster_size;
@@ -81,12 +85,14 @@ class machine
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    /* Acquires what blocks of the cluster, and copies, did before they arrived. */
+    /* In CUTLASS's forms, here and in release: what passes over a barrier is a stage of shared memory between the copies
+     * and the products of warpgroups, and neither goes through the caches that a fence of the cluster's scope
+     * (.release.cluster: a MEMBAR of the whole GPU; .acquire.cluster: an L1 that forgets all) waits for. */
     __device__ void wait(uint32_t barrier, uint32_t parity) const
     {
         uint32_t over;
         do
-            asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+            asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
                          "selp.u32 %0, 1, 0, p;}"
                          : "=r"(over)
                          : "r"(barrier), "r"(parity)
@@ -103,7 +109,7 @@ class machine
         const uint32_t lane = threadIdx.x % 32;
         if (lane < 4 && (mask >> lane & 1))
             asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(barrier),
+                         "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier),
                          "r"(lane)
                          : "memory");
         __syncwarp();

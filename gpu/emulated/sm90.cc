@@ -59,7 +59,7 @@ class model
   public:
     const work *w;
     const tensor *operand[2]; /* right, left */
-    uint32_t index, flows, joining;
+    uint32_t index, clusters, flows, joining;
     uint64_t random;
     behaviour how;
     const char *fault;
@@ -290,7 +290,7 @@ static void begin_flow(model *m, uint32_t i, machine *self, char *stack)
     makecontext(&f->context, run_flow, 0);
 }
 
-void run_cluster(const work &w, const tensor &left, const tensor &right, uint32_t index,
+void run_cluster(const work &w, const tensor &left, const tensor &right, uint32_t index, uint32_t clusters,
                  void (*body)(const void *arg, machine &m), const void *arg)
 {
     const uint32_t size = w.shape.size(), flows = size * (1 + GROUPS);
@@ -303,6 +303,7 @@ void run_cluster(const work &w, const tensor &left, const tensor &right, uint32_
         m->operand[0] = &right;
         m->operand[1] = &left;
         m->index = index;
+        m->clusters = clusters;
         m->flows = flows;
         m->random = w.x.m * 0x9e3779b97f4a7c15u + w.x.n * 0xc2b2ae3d27d4eb4fu + w.steps * 31 + index;
         m->how = static_cast<behaviour>(m->below(static_cast<uint32_t>(behaviour::BEHAVIOURS)));
@@ -334,6 +335,11 @@ void run_cluster(const work &w, const tensor &left, const tensor &right, uint32_
 uint32_t machine::index() const
 {
     return cluster_model->index;
+}
+
+uint32_t machine::clusters() const
+{
+    return cluster_model->clusters;
 }
 
 uint32_t machine::rank() const

@@ -33,6 +33,7 @@ class machine
     {
     }
     uint32_t index() const;
+    uint32_t clusters() const;
     uint32_t rank() const;
     uint32_t group() const;
     bool producer() const
@@ -83,9 +84,9 @@ class machine
     void finish_products(int pending) const;
 };
 
-/* Runs cluster number `index` of the work: body(arg, machine) in every flow. Sets the launch's fault, after a line to
+/* Runs cluster number `index` of `clusters`: body(arg, machine) in every flow. Sets the launch's fault, after a line to
  * stderr that says what it is, where the body does what it must not. */
-void run_cluster(const work &w, const tensor &left, const tensor &right, uint32_t index,
+void run_cluster(const work &w, const tensor &left, const tensor &right, uint32_t index, uint32_t clusters,
                  void (*body)(const void *arg, machine &m), const void *arg);
 
 } // namespace sm90

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/native.h"
 #include "gpu/nccl/comm.h"
 #include "process/agree.h"
 #include "ref/core/clock.h"
@@ -13,25 +14,6 @@
 /* A call, from its queue to NCCL. It ends when all is enqueued on the stream; the watcher sees to the rest. NCCL's
  * communicators do not block: each of its calls returns at once, so that an abort is never long in coming. */
 enum { SHORT_TURNS = 100, PAUSE_US = 50 };
-
-static ari_nccl_comm *nccl_of(ar_comm *c)
-{
-    return (ari_nccl_comm *)c;
-}
-
-static ar_status nccl_error(const ar_comm *c, const char **message)
-{
-    *message = "";
-    return ari_failure_get(((const ari_nccl_comm *)c)->world->failure, message);
-}
-
-static void nccl_abort(ar_comm *c, ar_status st, const char *why)
-{
-    ari_nccl_world *w = nccl_of(c)->world;
-    char text[1024];
-    snprintf(text, sizeof text, "rank %d aborted: %s", w->rank, why);
-    ari_nccl_world_end(w, st, text);
-}
 
 /* A send and the recv that it meets are one collective of the two: the sender is its member 0. */
 static ar_status message_group(ari_flight_group **gives, ari_nccl_comm *c, const ari_call *call)
@@ -89,11 +71,20 @@ ar_status ari_nccl_settle(ari_nccl_comm *c, uint64_t limit_ns)
     }
 }
 
+/* The stream of an inline queue as NCCL wants it; the GPU is the calling thread's from then on. *emulated is used for
+ * it where the device is. */
+static ar_status stream_of(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated, void **borrows)
+{
+    *emulated = (ari_nccl_emulated_stream){.device = w->device, .queue = q};
+    *borrows = emulated;
+    return w->nccl.emulated_gpu ? AR_OK : ari_gpu_native_stream(w->device, q, borrows);
+}
+
 ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call)
 {
     ari_nccl_emulated_stream emulated;
     void *stream = NULL;
-    AR_TRY(ari_nccl_world_stream(c->world, call->on, &emulated, &stream));
+    AR_TRY(stream_of(c->world, call->on, &emulated, &stream));
     if (c->base.size == 1)
         return ari_nccl_move(c, NULL, call, stream);
     pthread_mutex_lock(&c->use);
@@ -151,9 +142,9 @@ static ar_status check_queue(const ari_nccl_comm *c, const ari_call *call)
                               ari_kind_name(call->kind), call->tag, c->world->device->ops->name);
 }
 
-static ar_status nccl_run(ar_comm *base, const ari_call *call)
+ar_status ari_nccl_run(ar_comm *base, const ari_call *call)
 {
-    ari_nccl_comm *c = nccl_of(base);
+    ari_nccl_comm *c = (ari_nccl_comm *)base;
     ari_nccl_world *w = c->world;
     ari_flight_group *g = c->group;
     ari_pending *p = NULL;
@@ -178,6 +169,3 @@ static ar_status nccl_run(ar_comm *base, const ari_call *call)
     ari_moved_add(&base->moved, ari_nccl_moved(c, call), 0);
     return AR_OK;
 }
-
-const ari_comm_ops ari_nccl_comm_ops = {
-    .run = nccl_run, .split = ari_nccl_split, .error = nccl_error, .abort = nccl_abort, .destroy = ari_nccl_destroy};

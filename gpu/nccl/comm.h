@@ -55,7 +55,7 @@ struct ari_nccl_comm {
     uint64_t splits;
     ari_flight_group *group;
     ari_flight_group **message; /* [2n]: sent to, received from; NULL: none yet */
-    ar_buf word;                /* int32_t [2]; the first: what a barrier adds up */
+    ar_buf word;                /* int32_t [size]; the first: what a barrier adds up */
     bool looked_at;             /* of the watcher: the oldest call of this one is not done */
 };
 
@@ -80,21 +80,11 @@ void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p);
 void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c);
 /** Until the calls of a communicator that are enqueued are done. Errors: the failure, the stream's. */
 AR_NODISCARD ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c);
-/** The GPU is the calling thread's from then on. */
-AR_NODISCARD ar_status ari_nccl_world_choose(ari_nccl_world *w);
-/** The stream of an inline queue as NCCL wants it; the GPU is the calling thread's from then on. *emulated is used for
- *  it where the device is. */
-AR_NODISCARD ar_status ari_nccl_world_stream(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated,
-                                             void **borrows);
-
-/* --- make.c ------------------------------------------------------------------------------------------------------- */
-
-ar_status ari_nccl_split(ar_comm **gives, ar_comm *c, int color, int key);
-void ari_nccl_destroy(ar_comm *c);
 
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
 
-extern const ari_comm_ops ari_nccl_comm_ops;
+/** ari_comm_ops.run. */
+AR_NODISCARD ar_status ari_nccl_run(ar_comm *c, const ari_call *call);
 /** `use` held. Errors: the failure, after which NCCL's communicator was aborted, and there is none. */
 AR_NODISCARD ar_status ari_nccl_check_comm(ari_nccl_comm *c);
 /** Hands the call to NCCL, on the stream of call->on; returns when all of it is enqueued. Errors: NCCL's, the

@@ -9,6 +9,7 @@
 #include "gpu/nccl/comm.h"
 #include "process/agree.h"
 #include "ref/core/clock.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
 /* How communicators come about: all members meet through the store, where one that is missing is named; then all of
@@ -20,6 +21,8 @@
 /* Meetings of a group before its first collective. */
 enum { MEET_PLACES = 0 };
 #define MEET_ID UINT64_MAX
+
+static const ari_comm_ops comm_ops;
 
 /* --- a communicator ----------------------------------------------------------------------------------------------- */
 
@@ -56,7 +59,7 @@ static ar_status finalize(ari_nccl_comm *c)
     return st == AR_OK ? ari_nccl_settle(c, c->world->timeout_ns) : st;
 }
 
-void ari_nccl_destroy(ar_comm *base)
+static void nccl_destroy(ar_comm *base)
 {
     ari_nccl_comm *c = (ari_nccl_comm *)base;
     ari_nccl_world *w = c->world;
@@ -81,7 +84,7 @@ static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id,
     ari_nccl_comm *c = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, "a communicator"));
-    ari_comm_init(&c->base, &ari_nccl_comm_ops, index, n);
+    ari_comm_init(&c->base, &comm_ops, index, n);
     c->world = w;
     c->id = id;
     pthread_mutex_init(&c->use, NULL);
@@ -104,10 +107,16 @@ failed:
 
 /* --- entering NCCL ------------------------------------------------------------------------------------------------ */
 
+/* The GPU is the calling thread's from then on. */
+static ar_status choose_gpu(ari_nccl_world *w)
+{
+    return w->nccl.emulated_gpu ? AR_OK : ari_gpu_choose(w->device);
+}
+
 /* What NCCL allocates comes beside the device's own memory. */
 static ar_status prepare_to_enter(ari_nccl_world *w)
 {
-    AR_TRY(ari_nccl_world_choose(w));
+    AR_TRY(choose_gpu(w));
     return w->nccl.emulated_gpu ? AR_OK : ari_gpu_trim(w->device);
 }
 
@@ -163,34 +172,48 @@ static ar_status enter_by_split(ari_nccl_comm *made, ari_nccl_comm *from, int co
     pthread_mutex_lock(&made->use);
     atomic_store(&made->comm, made->made);
     st = ari_nccl_world_status(w);
-    pthread_mutex_unlock(&made->use); /* has the world failed, ari_nccl_destroy aborts it */
+    pthread_mutex_unlock(&made->use); /* has the world failed, nccl_destroy aborts it */
     return st == AR_OK ? ari_nccl_settle(made, 0) : st;
 }
 
-/* The first call, on a stream that ends with it: what NCCL and CUDA leave until they need it is made now, where all
+/* A number to each peer and one from each, behind the word: NCCL makes the connections of such a call only now. */
+static ar_status call_all_peers(ari_nccl_comm *c, ar_queue *q)
+{
+    const size_t peers = (size_t)c->base.size - 1;
+    ar_p2p *all = NULL;
+    AR_TRY(ari_alloc((void **)&all, 2 * peers, sizeof *all, "messages to peers"));
+    for (size_t i = 0; i < peers; i++) {
+        const int peer = (int)i < c->base.rank ? (int)i : (int)i + 1;
+        all[i] = (ar_p2p){.peer = peer, .send = true, .buf = c->word, .count = 1};
+        all[peers + i] = (ar_p2p){.peer = peer, .buf = {(int32_t *)c->word.ptr + 1 + i}, .count = 1};
+    }
+    const ari_call call = {.kind = ARI_EXCHANGE, .dtype = AR_I32, .p2p = all, .count = 2 * peers, .on = q, .tag = ""};
+    ar_status st = ari_nccl_enqueue(c, &call);
+    if (st == AR_OK)
+        st = ar_queue_sync(q, 0);
+    free(all);
+    return st;
+}
+
+/* The first calls, on a stream that ends with them: what NCCL and CUDA leave until they need it is made now, where all
  * members make it in the same order and nothing else of theirs waits. Beside another collective it could wait for the
- * GPU, where the other's kernel waits for a rank that waits for this one. A group of two also sends both ways. */
+ * GPU, where the other's kernel waits for a rank that waits for this one. */
 static ar_status warm_up(ari_nccl_comm *c)
 {
     ari_nccl_world *w = c->world;
     const ar_device_ops *dev = w->device->ops;
-    const int peer = 1 - c->base.rank;
-    ar_p2p both[] = {{.peer = peer, .send = true, .count = 1}, {.peer = peer, .count = 1}};
+    const size_t bytes = (size_t)c->base.size * sizeof(int32_t);
     ar_queue *q = NULL;
     AR_TRY(dev->queue_create(w->device, &q, AR_QUEUE_INLINE, "nccl"));
     ari_queue_heed(q, w->failure);
     const ari_call sum = {.kind = ARI_BARRIER, .on = q, .tag = ""};
-    const ari_call pair = {.kind = ARI_EXCHANGE, .dtype = AR_I32, .p2p = both, .count = 2, .on = q, .tag = ""};
-    ar_status st = dev->alloc(w->device, q, &c->word, 2 * sizeof(int32_t));
-    if (st == AR_OK) {
-        both[0].buf = c->word;
-        both[1].buf.ptr = (int32_t *)c->word.ptr + 1;
-        st = dev->zero(w->device, q, c->word, 2 * sizeof(int32_t));
-    }
+    ar_status st = dev->alloc(w->device, q, &c->word, bytes);
+    if (st == AR_OK)
+        st = dev->zero(w->device, q, c->word, bytes);
     if (st == AR_OK && c->base.size > 1)
         st = ari_nccl_enqueue(c, &sum);
-    if (st == AR_OK && c->base.size == 2)
-        st = ari_nccl_enqueue(c, &pair);
+    if (st == AR_OK && c->base.size > 1)
+        st = call_all_peers(c, q);
     if (st == AR_OK)
         st = ar_queue_sync(q, 0);
     ar_queue_destroy(q);
@@ -232,7 +255,7 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
     return st == AR_OK && *gives ? warm_up(*gives) : st;
 }
 
-ar_status ari_nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
+static ar_status nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
 {
     ari_nccl_comm *c = (ari_nccl_comm *)base, *made = NULL;
     ari_nccl_world *w = c->world;
@@ -249,9 +272,26 @@ ar_status ari_nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
     }
     st = ari_nccl_failed(c, p, st);
     if (made)
-        ari_nccl_destroy(&made->base); /* its message, if any, is of the same failure */
+        nccl_destroy(&made->base); /* its message, if any, is of the same failure */
     return st;
 }
+
+static ar_status nccl_error(const ar_comm *c, const char **message)
+{
+    *message = "";
+    return ari_failure_get(((const ari_nccl_comm *)c)->world->failure, message);
+}
+
+static void nccl_abort(ar_comm *c, ar_status st, const char *why)
+{
+    ari_nccl_world *w = ((ari_nccl_comm *)c)->world;
+    char text[1024];
+    snprintf(text, sizeof text, "rank %d aborted: %s", w->rank, why);
+    ari_nccl_world_end(w, st, text);
+}
+
+static const ari_comm_ops comm_ops = {
+    .run = ari_nccl_run, .split = nccl_split, .error = nccl_error, .abort = nccl_abort, .destroy = nccl_destroy};
 
 /* --- the world's own ---------------------------------------------------------------------------------------------- */
 
@@ -282,7 +322,7 @@ static ar_status read_place(place *here, ari_nccl_world *w, const ar_process *p)
     read_host(here->host, sizeof here->host);
     here->version = w->nccl.version;
     here->shares = p->options.share_gpus;
-    AR_TRY(ari_nccl_world_choose(w));
+    AR_TRY(choose_gpu(w));
     if (!w->nccl.emulated_gpu)
         return ari_gpu_bus_id(here->gpu, sizeof here->gpu);
     snprintf(here->gpu, sizeof here->gpu, "%s", w->nccl.emulated_gpu());
@@ -389,7 +429,7 @@ ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)
     if (ari_store_status(p->store) == AR_OK)
         ari_store_fail(p->store, st, why);
     if (c)
-        ari_nccl_destroy(&c->base);
+        nccl_destroy(&c->base);
     ari_nccl_world_release(w);
     return ar_error_set(st, "%s", why);
 }

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "gpu/native.h"
 #include "gpu/nccl/comm.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
@@ -295,18 +294,6 @@ static char *world_view(void *user)
 }
 
 /* --- the device --------------------------------------------------------------------------------------------------- */
-
-ar_status ari_nccl_world_choose(ari_nccl_world *w)
-{
-    return w->nccl.emulated_gpu ? AR_OK : ari_gpu_choose(w->device);
-}
-
-ar_status ari_nccl_world_stream(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated, void **borrows)
-{
-    *emulated = (ari_nccl_emulated_stream){.device = w->device, .queue = q};
-    *borrows = emulated;
-    return w->nccl.emulated_gpu ? AR_OK : ari_gpu_native_stream(w->device, q, borrows);
-}
 
 static ar_status check_device(const ari_nccl_world *w)
 {

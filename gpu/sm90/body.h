@@ -9,7 +9,8 @@
  *
  * The body is a template over the machine M that it runs on: gpu/cuda/wgmma.h is the GPU, a thread of which runs it;
  * gpu/emulated/sm90.h a model, where one flow stands for a warpgroup. M has
- *     index(), rank()          the cluster's number, and this block's in it
+ *     index(), clusters()      the cluster's number, and how many there are: it takes every so many tiles of its size
+ *     rank()                   this block's number in it
  *     group(), producer()      the warpgroup: 0 the producer's, then the consumers'; whether this is the one producer
  *     shrink(), grow()         give registers away; take them
  *     base()                   of shared memory: an address as barriers and descriptors have it
@@ -40,14 +41,14 @@ struct box {
     uint32_t k, run, row, matrix;
 };
 
-/* Loads this block's share of both operands of each chunk. */
-template <class M> ARI_ON_GPU inline void produce(M &m, const work &w, const place &p)
+/* Loads this block's share of both operands of each chunk. The ring goes on from tile to tile: the next one's first
+ * chunks are loaded while the results of this one are written. */
+template <class M> ARI_ON_GPU inline void produce(M &m, const work &w, const place &p, ring &r)
 {
     const cluster &shape = w.shape;
     const uint32_t a_mask = shape.row_mask(p.rank), b_mask = shape.col_mask(p.rank);
     const uint32_t a_rows = TILE / shape.cols, a_share = p.rank % shape.cols * a_rows;
     const uint32_t b_rows = TILE / shape.rows, b_share = p.rank / shape.cols * b_rows;
-    ring r = {0, 0};
     const auto plane = [&](const weighted_product &product, const span &s, uint32_t matrix) {
         for (uint32_t i = 0; i < product.count; i++)
             for (uint32_t step = s.from; step < s.to; step++) {
@@ -55,9 +56,9 @@ template <class M> ARI_ON_GPU inline void produce(M &m, const work &w, const pla
                 const uint32_t a = s.block * w.runs + product.a + i, b = s.block * w.runs + product.b + i;
                 m.wait(m.base() + EMPTY_OFFSET + r.stage * 8, r.parity ^ 1);
                 m.expect(full, STAGE_BYTES);
-                m.load(true, to + a_share * STEP, box{step * STEP, a, p.row * TILE + a_share, matrix}, full, a_mask);
-                m.load(false, to + OPERAND_BYTES + b_share * STEP, box{step * STEP, b, p.col * TILE + b_share, matrix},
-                       full, b_mask);
+                m.load(true, to + a_share * STEP, box{w.term + step * STEP, a, p.row + a_share, matrix}, full, a_mask);
+                m.load(false, to + OPERAND_BYTES + b_share * STEP,
+                       box{w.term + step * STEP, b, p.col + b_share, matrix}, full, b_mask);
                 r.next();
             }
     };
@@ -196,8 +197,8 @@ struct element {
     bool inside;
 
     ARI_ON_GPU element(const work &w, const place &p, uint32_t group, uint32_t thread, uint32_t i)
-        : row(p.row * TILE + group * GROUP_ROWS + fragment_row(thread, i)), col(p.col * TILE + fragment_col(thread, i)),
-          inside(row < w.x.m && col < w.x.n)
+        : row(p.row + group * GROUP_ROWS + fragment_row(thread, i)), col(p.col + fragment_col(thread, i)),
+          inside(row < w.row_end && col < w.col_end)
     {
     }
 };
@@ -242,9 +243,9 @@ ARI_ON_GPU inline void finish(sums<M> &s, const work &w, const place &p, uint32_
     });
 }
 
-template <class M, class OUT> ARI_ON_GPU inline void consume(M &m, const work &w, const place &p, const OUT &out)
+template <class M, class OUT>
+ARI_ON_GPU inline void consume(M &m, const work &w, const place &p, sums<M> &s, const OUT &out)
 {
-    sums<M> s(m, w.shape, p.rank);
     for (uint32_t matrix = p.matrix; matrix < p.matrix + p.count; matrix++) {
         s.of_matrix(w);
         finish(s, w, p, m.group() - 1, matrix, out);
@@ -253,7 +254,6 @@ template <class M, class OUT> ARI_ON_GPU inline void consume(M &m, const work &w
 
 template <class M, class OUT> ARI_ON_GPU inline void run(M &m, const work &w, const OUT &out)
 {
-    const place p = place_of(w, m.index(), m.rank());
     if (m.producer())
         for (uint32_t stage = 0; stage < STAGES; stage++) {
             m.init(m.base() + FULL_OFFSET + stage * 8, 1);
@@ -262,11 +262,15 @@ template <class M, class OUT> ARI_ON_GPU inline void run(M &m, const work &w, co
     m.join();
     if (m.group() == 0) {
         m.shrink();
+        ring r = {0, 0};
         if (m.producer())
-            produce(m, w, p);
+            for (uint32_t tile = m.index(); tile < w.clusters; tile += m.clusters())
+                produce(m, w, place_of(w, tile, m.rank()), r);
     } else {
         m.grow();
-        consume(m, w, p, out);
+        sums<M> s(m, w.shape, m.rank());
+        for (uint32_t tile = m.index(); tile < w.clusters; tile += m.clusters())
+            consume(m, w, place_of(w, tile, m.rank()), s, out);
     }
     m.join(); /* a block's barriers are there until the others have arrived at them for the last time */
 }

@@ -6,6 +6,7 @@
  * launches it (gpu/cuda/gemm_sm90.cu), the emulated one runs it on a model of that machine (gpu/emulated/gemm_sm90.cc).
  * The same bits. */
 #include "gpu/epilogue.h"
+#include "gpu/tiles/plan.h"
 
 namespace ARI_GPU
 {
@@ -15,15 +16,24 @@ namespace ARI_GPU
 bool sm90_takes(const ar_device *d, const packed &a, const packed &b);
 
 #if defined(__CUDACC__)
-/* Whether GPU `index` can run it. Errors: AR_ERR_UNSUPPORTED, saying why not. */
-ar_status sm90_check(int index);
+/* What the kernel's launches ask of the driver and the GPU, found out once for a device. */
+struct sm90_launcher;
+/* For GPU `index`, the calling thread's; gives; `free`. Errors: AR_ERR_UNSUPPORTED, saying why this GPU cannot run it,
+ * AR_ERR_DEVICE, AR_ERR_MEMORY. */
+ar_status sm90_create(sm90_launcher **gives, int index);
+/* Where a device keeps it: gpu/cuda/runtime.cu. */
+const sm90_launcher *sm90_of(const ar_device *d);
 #endif
 
-/* The contraction of a and b, each result given to `out`. Errors: AR_ERR_DEVICE. */
-ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const integers_out &out);
-ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const values_out<false> &out);
-ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const values_out<true> &out);
-ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const accumulator_out &out);
+/* A part of the contraction of a and b (gpu/tiles/plan.h), each result given to `out`. Errors: AR_ERR_DEVICE. */
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &part,
+                    const integers_out &out);
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &part,
+                    const values_out<false> &out);
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &part,
+                    const values_out<true> &out);
+ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b, const ari_tile_part &part,
+                    const accumulator_out &out);
 
 } // namespace ARI_GPU
 

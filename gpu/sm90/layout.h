@@ -11,6 +11,7 @@
  * facts as code: CUTLASS, include/cute/arch/mma_sm90_desc.hpp (fields of the descriptor) and
  * include/cute/atom/mma_traits_sm90_gmma.hpp (CLayout_64xN; 128-byte swizzle as Swizzle<3,4,3>). */
 #include "gpu/packed.h"
+#include "gpu/tiles/plan.h"
 
 /* What host and GPU both ask. */
 #if defined(__CUDACC__)
@@ -143,14 +144,16 @@ struct weighted_product {
     int32_t low, high;
 };
 
-/* One contraction; see work_of. */
+/* One contraction, or the part of one that a band leaves; see work_of. */
 struct work {
     result x;
     uint32_t batch;
-    bool serial; /* one block has all matrices, in their order */
-    uint32_t row_tiles, col_tiles;
+    bool serial;                         /* one block has all matrices, in their order */
+    uint32_t row, row_end, col, col_end; /* of the result, what is computed */
+    uint32_t row_tiles, col_tiles;       /* of that */
     cluster shape;
-    uint32_t blocks, runs, steps; /* blocks of terms, runs of a block, steps of a run */
+    uint32_t clusters;                  /* tiles of a cluster's size, in all */
+    uint32_t blocks, runs, term, steps; /* blocks of terms, runs of a block, a run's first term, steps from there */
     uint32_t planes;
     weighted_product product[PLANES_10];
 };
@@ -159,7 +162,7 @@ struct work {
 struct place {
     uint32_t rank;          /* in the cluster */
     uint32_t matrix, count; /* the first, and how many */
-    uint32_t row, col;      /* tiles; those past the last one are of padding */
+    uint32_t row, col;      /* of the first result; those past the work's end are of padding */
 };
 
 const uint32_t BAND = 6; /* rows of clusters that are gone through together: what 132 blocks load is about a square */
@@ -169,7 +172,8 @@ ARI_BOTH inline uint32_t ceil_div32(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-/* Of cluster number `index`: matrix after matrix (serial: only one), band after band, column after column. */
+/* Of tile number `index` of a cluster's size: matrix after matrix (serial: only one), band after band, column after
+ * column. */
 ARI_ON_GPU inline place place_of(const work &w, uint32_t index, uint32_t rank)
 {
     const uint32_t down = ceil_div32(w.row_tiles, w.shape.rows), across = ceil_div32(w.col_tiles, w.shape.cols);
@@ -179,15 +183,9 @@ ARI_ON_GPU inline place place_of(const work &w, uint32_t index, uint32_t rank)
     p.rank = rank;
     p.matrix = w.serial ? 0 : index / (down * across);
     p.count = w.serial ? w.batch : 1;
-    p.row = (band + in_band % height) * w.shape.rows + rank / w.shape.cols;
-    p.col = in_band / height * w.shape.cols + rank % w.shape.cols;
+    p.row = w.row + ((band + in_band % height) * w.shape.rows + rank / w.shape.cols) * TILE;
+    p.col = w.col + (in_band / height * w.shape.cols + rank % w.shape.cols) * TILE;
     return p;
-}
-
-inline size_t cluster_count(const work &w)
-{
-    return static_cast<size_t>(ceil_div32(w.row_tiles, w.shape.rows)) * ceil_div32(w.col_tiles, w.shape.cols) *
-           (w.serial ? 1 : w.batch);
 }
 
 /* The terms of a segment, in one plane: steps [from, to) of the runs of a block. */
@@ -211,8 +209,8 @@ template <class PLANE, class SEGMENT> ARI_ON_GPU inline void walk(const work &w,
 /* --- on the host -------------------------------------------------------------------------------------------------- */
 
 /* What a tensor map says of an operand: bytes [matrix, row, run of any block, term], the last dimension first. Terms
- * past a run's width, a multiple of 16 but seldom of STEP, are outside the tensor and read as 0, though the next run's
- * bytes follow in memory; so are rows past the last. */
+ * past the part's last, a multiple of 16 but seldom of STEP, are outside the tensor and read as 0, though other bytes
+ * follow in memory; so are rows past the last. */
 struct tensor {
     const int8_t *data;
     uint64_t extent[4]; /* width, runs, rows, matrices */
@@ -220,11 +218,11 @@ struct tensor {
     uint32_t box_rows;  /* the box: STEP terms of one run of so many rows */
 };
 
-inline tensor tensor_of(const packed &p, const int8_t *runs, uint32_t sharers)
+inline tensor tensor_of(const packed &p, const ari_tile_part &part, const int8_t *runs, uint32_t sharers)
 {
     tensor t = {};
     t.data = runs;
-    t.extent[0] = p.width;
+    t.extent[0] = part.term + part.terms;
     t.extent[1] = p.blocks * (p.ten ? RUNS_10 : RUNS_16);
     t.extent[2] = p.rows;
     t.extent[3] = p.batch;
@@ -283,20 +281,26 @@ inline uint32_t weigh(weighted_product *to, bool ten)
     return n;
 }
 
-/* The operands fit. */
-inline work work_of(const packed &a, const packed &b, bool serial)
+/* The operands fit. The part's columns may end in the right operand's padding. */
+inline work work_of(const packed &a, const packed &b, const ari_tile_part &part, bool serial)
 {
     work w = {};
     w.x = {a.rows, b.rows};
     w.batch = static_cast<uint32_t>(a.batch);
     w.serial = serial;
-    w.row_tiles = static_cast<uint32_t>(ceil_div(a.rows, TILE));
-    w.col_tiles = static_cast<uint32_t>(ceil_div(b.rows, TILE));
+    w.row = static_cast<uint32_t>(part.row);
+    w.row_end = static_cast<uint32_t>(part.row + part.rows);
+    w.col = static_cast<uint32_t>(part.col);
+    w.col_end = static_cast<uint32_t>(part.col + part.cols < b.rows ? part.col + part.cols : b.rows);
+    w.row_tiles = ceil_div32(w.row_end - w.row, TILE);
+    w.col_tiles = ceil_div32(w.col_end - w.col, TILE);
     w.shape = {pairs(w.row_tiles), pairs(w.col_tiles)};
     w.blocks = static_cast<uint32_t>(a.blocks);
     w.runs = a.ten ? RUNS_10 : RUNS_16;
-    w.steps = static_cast<uint32_t>(ceil_div(a.width, STEP));
+    w.term = static_cast<uint32_t>(part.term);
+    w.steps = static_cast<uint32_t>(ceil_div(part.terms, STEP));
     w.planes = weigh(w.product, a.ten);
+    w.clusters = ceil_div32(w.row_tiles, w.shape.rows) * ceil_div32(w.col_tiles, w.shape.cols) * (serial ? 1 : w.batch);
     return w;
 }
 

@@ -186,7 +186,7 @@ typedef struct ar_device_ops {
                               ar_cbuf row_of);
 
     /* --- element-wise: contiguous, of one number of elements ------------------------------------------------------ */
-    /* y = fl32(a + b), y = fl32(a * b); y may be a or b */
+    /* y = fl32(a + b), y = fl32(a * b), all of one dtype; y may be a or b */
     ar_status (*add)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*mul)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*fill)(ar_device *d, ar_queue *q, const ar_tensor *y, float value);

@@ -68,9 +68,6 @@ AR_NODISCARD ar_status ar_plan_load(ar_plan *p, const char *path);
 /** The same from text; `name` is for messages. */
 AR_NODISCARD ar_status ar_plan_parse(ar_plan *p, const char *text, size_t length, const char *name);
 
-/** The style of a module, "model.layers.3.mlp.down_proj"; AR_STYLE_REPLICATE where no rule matches. */
-ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module);
-
 /** What a plan makes of the parts outside of the blocks. */
 typedef struct ar_outer_split {
     ar_embedding_split tokens;

@@ -105,6 +105,24 @@ typedef struct ar_verify_row {
     ar_verify_map map;
 } ar_verify_row;
 
+/* The other over the reference as p/q, both at most 16; q 0: it is no such ratio, or not known. */
+typedef struct ar_verify_ratio {
+    unsigned p, q;
+    size_t count, among; /* tensors that have it, of so many looked at */
+} ar_verify_ratio;
+
+/* What the dumps say of the two runs before anything is explained. */
+typedef struct ar_verify_facts {
+    int steps;                      /* the last one; 0: none is told */
+    size_t batch, seq;              /* tokens of a step; 0: not known */
+    size_t exact;                   /* tensors with the same bits in both */
+    ar_verify_ratio loss, norm;     /* of the first step that has it */
+    ar_verify_ratio gradients;      /* of most parameters' gradients of the first step that has any */
+    size_t copies_apart;            /* tensors of the other of which copies differ */
+    bool apart_along[AR_MESH_DIMS]; /* dimensions of the mesh along which some of them do */
+    bool has_m, has_v, has_new;     /* the optimizer's moments, weights after a step */
+} ar_verify_facts;
+
 typedef struct ar_verify_report {
     bool same;                     /* the verdict */
     const char *reference, *other; /* paths */
@@ -121,18 +139,22 @@ typedef struct ar_verify_report {
     char wrappers[2][128]; /* .. these components tell theirs apart, in the reference's and in the other's: "module." */
     size_t drift;          /* tensors of which copies differ in bits, within the rule */
     size_t elements, elements_different, elements_doubted;
-    size_t first;        /* row of the first in execution order that is not the same; SIZE_MAX */
-    size_t worst;        /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
-    size_t *worst_order; /* [different] rows that differ, worst first */
-    int ranks;           /* of the other dump */
-    ar_mesh mesh;        /* its mesh; of no dimensions: not told */
-    size_t bytes;        /* read of both */
+    size_t first;          /* row of the first in execution order that is not the same, and more than rounding where any
+                              is; SIZE_MAX */
+    size_t rounded;        /* tensors before it that differ by rounding alone */
+    size_t worst;          /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
+    size_t *worst_order;   /* [different] rows that differ, worst first */
+    int ranks;             /* of the other dump */
+    ar_mesh mesh;          /* its mesh; of no dimensions: not told */
+    ar_verify_facts facts; /* of dumps that differ */
+    size_t bytes;          /* read of both */
     double seconds;
 } ar_verify_report;
 
 /** Compares. Gives the report; ar_verify_report_destroy. Memory: some megabytes and the maps, whatever the dumps' size.
  *  Errors (no report): those of opening, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (globs that match nothing, an allowed
- *  file that lacks a tensor), AR_ERR_DTYPE. */
+ *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero, or
+ *  the loss is ln V in all steps). */
 AR_NODISCARD ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o);
 /** Accepts NULL. */
 void ar_verify_report_destroy(ar_verify_report *r);

@@ -168,6 +168,8 @@ static ar_status shared_rows_init(shared_rows *s, ar_ctx *ctx, ar_comm *over, co
     AR_TRY(ari_step_alloc(ctx, &s->value, s->rows * in * sizeof(float)));
     AR_TRY(ari_step_alloc(ctx, &s->row_of, s->rows * sizeof *row_of));
     AR_TRY(ari_slice_counts(&s->counts, over, out, in * (size_t)s->limbs));
+    if (ctx->device->hollow) /* nobody reads them, of a model that no host may hold */
+        return AR_OK;
     AR_TRY(ari_alloc((void **)&row_of, s->rows, sizeof *row_of, "numbers of rows"));
     for (size_t i = 0; i < s->rows; i++)
         row_of[i] = (int64_t)(s->first + i);

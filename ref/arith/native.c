@@ -25,6 +25,13 @@ struct ar_sum {
     ar_tensor partial; /* what is reduced there, until it is */
 };
 
+/* Ends an object of the step that has nothing but its memory. */
+static void object_free(ar_ctx *ctx, void *object)
+{
+    (void)ctx;
+    free(object);
+}
+
 static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p, bool part)
 {
     ari_extents x;
@@ -34,7 +41,7 @@ static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *
     o->x = x;
     o->parts = *p;
     o->part = part;
-    AR_TRY(ari_step_own(ctx, o, ari_object_free));
+    AR_TRY(ari_step_own(ctx, o, object_free));
     *gives = o;
     return AR_OK;
 }

@@ -107,12 +107,6 @@ void ari_operand_done(ar_ctx *ctx, const ar_operand *o)
     ari_step_disown(ctx, (void *)(uintptr_t)o); /* const for the layers; the step, which made it, ends it */
 }
 
-void ari_object_free(ar_ctx *ctx, void *object)
-{
-    (void)ctx;
-    free(object);
-}
-
 void ari_work_of_product(const ari_extents *a, const ari_extents *b)
 {
     ar_trace_work(2.0 * (double)a->batch * (double)a->rows * (double)a->k * (double)b->rows);

@@ -63,8 +63,6 @@ AR_NODISCARD ar_status ari_slice_counts(size_t **gives, const ar_comm *over, siz
 
 /** Slot operand_done. */
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
-/** Ends an object of the step that has nothing but its memory. */
-void ari_object_free(ar_ctx *ctx, void *object);
 
 /** What a product of operands with these extents takes of virtual time: the multiplications and additions of a floating
  *  GEMM, in either arithmetic, so that a run in exact numerics predicts the native one's. To be called where the

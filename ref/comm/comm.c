@@ -19,6 +19,98 @@ void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size)
         atomic_init(&c->calls[k], 0);
 }
 
+/* --- the way through a queue -------------------------------------------------------------------------------------- */
+
+/* A call on its way through a queue that is a thread: one allocation with its arrays behind it. */
+typedef struct job {
+    ar_comm *c;
+    ari_call call;
+} job;
+
+static ar_status run_job(void *arg)
+{
+    job *j = arg;
+    const ar_status st = j->c->ops->run(j->c, &j->call);
+    free(j);
+    return st;
+}
+
+static void drop_job(void *arg, ar_status st, const char *why)
+{
+    job *j = arg;
+    ar_comm_abort(j->c, st, why);
+    free(j);
+}
+
+static void *append(char **at, const void *from, size_t bytes)
+{
+    void *to = *at;
+    ari_copy_bytes(to, from, bytes);
+    *at += bytes;
+    return to;
+}
+
+static job *copy_job(ar_comm *c, const ari_call *call)
+{
+    /* Alignment: job, ar_p2p and size_t are all aligned as pointers are, so they may follow each other. */
+    _Static_assert(sizeof(job) % _Alignof(ar_p2p) == 0 && sizeof(ar_p2p) % _Alignof(size_t) == 0, "packed tail");
+    const size_t counts = call->counts ? (size_t)c->size * sizeof *call->counts : 0;
+    const size_t recv_counts = call->recv_counts ? (size_t)c->size * sizeof *call->recv_counts : 0;
+    const size_t p2p = call->p2p ? call->count * sizeof *call->p2p : 0;
+    job *j = malloc(sizeof *j + p2p + counts + recv_counts);
+    if (!j)
+        return NULL;
+    *j = (job){.c = c, .call = *call};
+    char *at = (char *)(j + 1);
+    if (call->p2p)
+        j->call.p2p = append(&at, call->p2p, p2p);
+    if (call->counts)
+        j->call.counts = append(&at, call->counts, counts);
+    if (call->recv_counts)
+        j->call.recv_counts = append(&at, call->recv_counts, recv_counts);
+    return j;
+}
+
+static ar_status push_job(ar_comm *c, ar_queue *q, const ari_call *call)
+{
+    job *j = copy_job(c, call);
+    bool ran;
+    if (!j)
+        return ar_error_set(AR_ERR_MEMORY, "%s '%s': no memory to enqueue it", ari_kind_name(call->kind), call->tag);
+    const ar_status st = ari_queue_push(q, run_job, drop_job, j, &ran);
+    if (st != AR_OK)
+        free(j);
+    return st;
+}
+
+static ar_status check(const ar_comm *c, const ar_queue *q, const ari_call *call)
+{
+    if (!c || !q)
+        return ar_error_set(AR_ERR_ARG, "%s '%s': the %s is missing", ari_kind_name(call->kind), call->tag,
+                            c ? "queue" : "communicator");
+    return ari_call_check(call, c->rank, c->size);
+}
+
+/* Checks the call and enqueues ops->run(c, call). A queue whose work is done later gets a copy of the call, its counts
+ * and its operations (but not its buffers and tag). If the queue fails before the call is reached, the communicator is
+ * aborted: the peers that wait for this rank hear of it at once. */
+static ar_status enqueue(ar_comm *c, ar_queue *q, const ari_call *asked)
+{
+    ari_call call = *asked;
+    call.tag = asked->tag ? asked->tag : "";
+    AR_TRY(check(c, q, &call));
+    call.on = ari_queue_inner(q);
+    const bool is_inline = ari_queue_is_inline(q);
+    ar_status st = is_inline ? ari_queue_begin(q) : push_job(c, q, &call);
+    if (st != AR_OK)
+        ar_comm_abort(c, st, ar_error_message());
+    else if (is_inline)
+        st = ari_queue_end(q, c->ops->run(c, &call));
+    if (st == AR_OK)
+        atomic_fetch_add_explicit(&c->calls[call.kind], 1, memory_order_relaxed);
+    return st;
+}
+
 /* --- collectives: each is a call ---------------------------------------------------------------------------------- */
 
 ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op,
@@ -26,7 +118,7 @@ ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, si
 {
     const ari_call call = {
         .kind = ARI_ALL_REDUCE, .dtype = t, .op = op, .count = count, .out = out, .in = in, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
@@ -34,14 +126,14 @@ ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in
 {
     const ari_call call = {
         .kind = ARI_REDUCE_SCATTER, .dtype = t, .op = op, .counts = counts, .out = out, .in = in, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
                              const char *tag)
 {
     const ari_call call = {.kind = ARI_ALL_GATHER, .dtype = t, .counts = counts, .out = out, .in = in, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
@@ -49,14 +141,14 @@ ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, co
 {
     ari_call call = {.kind = ARI_ALL_TO_ALL, .dtype = t, .counts = send_counts, .out = out, .in = in, .tag = tag};
     call.recv_counts = recv_counts;
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root, const char *tag)
 {
     const ari_call call = {
         .kind = ARI_BROADCAST, .dtype = t, .root = root, .count = count, .out = buf, .in = ar_const(buf), .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op, int root,
@@ -64,7 +156,7 @@ ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t
 {
     const ari_call call = {
         .kind = ARI_REDUCE, .dtype = t, .op = op, .root = root, .count = count, .out = out, .in = in, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
@@ -72,7 +164,7 @@ ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const 
 {
     const ari_call call = {
         .kind = ARI_GATHER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
@@ -80,31 +172,31 @@ ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const
 {
     const ari_call call = {
         .kind = ARI_SCATTER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag)
 {
     const ari_call call = {.kind = ARI_SEND, .dtype = t, .peer = peer, .count = count, .in = in, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer, const char *tag)
 {
     const ari_call call = {.kind = ARI_RECV, .dtype = t, .peer = peer, .count = count, .out = out, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag)
 {
     const ari_call call = {.kind = ARI_EXCHANGE, .dtype = t, .count = n, .p2p = ops, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag)
 {
     const ari_call call = {.kind = ARI_BARRIER, .dtype = AR_U8, .tag = tag};
-    return ari_comm_enqueue(c, q, &call);
+    return enqueue(c, q, &call);
 }
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
@@ -195,93 +287,4 @@ void ari_copy_bytes(void *to, const void *from, size_t bytes)
 {
     if (bytes > 0 && to != from)
         memcpy(to, from, bytes);
-}
-
-/* --- the way through a queue -------------------------------------------------------------------------------------- */
-
-/* A call on its way through a queue that is a thread: one allocation with its arrays behind it. */
-typedef struct job {
-    ar_comm *c;
-    ari_call call;
-} job;
-
-static ar_status run_job(void *arg)
-{
-    job *j = arg;
-    const ar_status st = j->c->ops->run(j->c, &j->call);
-    free(j);
-    return st;
-}
-
-static void drop_job(void *arg, ar_status st, const char *why)
-{
-    job *j = arg;
-    ar_comm_abort(j->c, st, why);
-    free(j);
-}
-
-static void *append(char **at, const void *from, size_t bytes)
-{
-    void *to = *at;
-    ari_copy_bytes(to, from, bytes);
-    *at += bytes;
-    return to;
-}
-
-static job *copy_job(ar_comm *c, const ari_call *call)
-{
-    /* Alignment: job, ar_p2p and size_t are all aligned as pointers are, so they may follow each other. */
-    _Static_assert(sizeof(job) % _Alignof(ar_p2p) == 0 && sizeof(ar_p2p) % _Alignof(size_t) == 0, "packed tail");
-    const size_t counts = call->counts ? (size_t)c->size * sizeof *call->counts : 0;
-    const size_t recv_counts = call->recv_counts ? (size_t)c->size * sizeof *call->recv_counts : 0;
-    const size_t p2p = call->p2p ? call->count * sizeof *call->p2p : 0;
-    job *j = malloc(sizeof *j + p2p + counts + recv_counts);
-    if (!j)
-        return NULL;
-    *j = (job){.c = c, .call = *call};
-    char *at = (char *)(j + 1);
-    if (call->p2p)
-        j->call.p2p = append(&at, call->p2p, p2p);
-    if (call->counts)
-        j->call.counts = append(&at, call->counts, counts);
-    if (call->recv_counts)
-        j->call.recv_counts = append(&at, call->recv_counts, recv_counts);
-    return j;
-}
-
-static ar_status push_job(ar_comm *c, ar_queue *q, const ari_call *call)
-{
-    job *j = copy_job(c, call);
-    bool ran;
-    if (!j)
-        return ar_error_set(AR_ERR_MEMORY, "%s '%s': no memory to enqueue it", ari_kind_name(call->kind), call->tag);
-    const ar_status st = ari_queue_push(q, run_job, drop_job, j, &ran);
-    if (st != AR_OK)
-        free(j);
-    return st;
-}
-
-static ar_status check(const ar_comm *c, const ar_queue *q, const ari_call *call)
-{
-    if (!c || !q)
-        return ar_error_set(AR_ERR_ARG, "%s '%s': the %s is missing", ari_kind_name(call->kind), call->tag,
-                            c ? "queue" : "communicator");
-    return ari_call_check(call, c->rank, c->size);
-}
-
-ar_status ari_comm_enqueue(ar_comm *c, ar_queue *q, const ari_call *asked)
-{
-    ari_call call = *asked;
-    call.tag = asked->tag ? asked->tag : "";
-    AR_TRY(check(c, q, &call));
-    call.on = ari_queue_inner(q);
-    const bool is_inline = ari_queue_is_inline(q);
-    ar_status st = is_inline ? ari_queue_begin(q) : push_job(c, q, &call);
-    if (st != AR_OK)
-        ar_comm_abort(c, st, ar_error_message());
-    else if (is_inline)
-        st = ari_queue_end(q, c->ops->run(c, &call));
-    if (st == AR_OK)
-        atomic_fetch_add_explicit(&c->calls[call.kind], 1, memory_order_relaxed);
-    return st;
 }

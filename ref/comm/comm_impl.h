@@ -43,11 +43,6 @@ struct ar_comm {
 
 void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size);
 
-/** Checks the call and enqueues ops->run(c, call). A queue whose work is done later gets a copy of the call, its counts
- *  and its operations (but not its buffers and tag). If the queue fails before the call is reached, the communicator is
- *  aborted: the peers that wait for this rank hear of it at once. */
-AR_NODISCARD ar_status ari_comm_enqueue(ar_comm *c, ar_queue *q, const ari_call *call);
-
 /** `run` with the call's buffers in the host's memory, where they are a device's. outputs: what the call writes is
  *  brought to the host too, where it may not write all of it. Errors: AR_ERR_MEMORY, the device's, or run's. */
 AR_NODISCARD ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool outputs, ari_run_fn run);

@@ -380,11 +380,104 @@ static bool open_gate(ari_member *m, ari_alone_fn alone, void *arg)
     return open;
 }
 
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+/* What a trace keeps of a member's collectives, and its virtual clock. */
+
+static size_t count_of(const ari_call *call, int n)
+{
+    return call->counts && call->kind != ARI_ALL_TO_ALL ? ari_counts_before(call->counts, n) : call->count;
+}
+
+/* Of the collective that the member enters; once it is agreed upon; when the member is out of it. */
+static void begin_record(ari_member *m, const ar_comm *c, const ari_call *call)
+{
+    const ari_lane *lane = ari_lane_self();
+    ari_group *g = m->group;
+    g->slot[m->index].virtual_begin_ns = lane ? lane->virtual_ns : 0;
+    if (!lane || !lane->recording)
+        return;
+    m->record = (ari_record){.kind = ARI_RECORD_COLLECTIVE,
+                             .begin_ns = ari_now_ns(),
+                             .virtual_begin_ns = lane->virtual_ns,
+                             .op_kind = call->kind,
+                             .dtype = call->dtype,
+                             .op = call->op,
+                             .root = call->root,
+                             .count = count_of(call, g->n),
+                             .group = g->id,
+                             .seq = m->seq,
+                             .ranks = g->n,
+                             .bytes_read = atomic_load_explicit(&c->moved.read, memory_order_relaxed),
+                             .bytes_written = atomic_load_explicit(&c->moved.written, memory_order_relaxed)};
+}
+
+/* When the collective may end by the real clock. */
+static uint64_t paced_end(const ari_member *m)
+{
+    const ari_group *g = m->group;
+    const uint64_t end = g->slot[m->index].virtual_end_ns, begin = g->virtual_begin_ns;
+    const uint64_t takes = end > begin ? end - begin : 0;
+    return g->paced_ns + (takes < g->world->timeout_ns ? takes : g->world->timeout_ns);
+}
+
+/* Asleep, unless the world ends. */
+static void wait_for_pace(const ari_member *m)
+{
+    enum { LOOKS_UP_NS = 50000000 };
+    ari_group *g = m->group;
+    for (uint64_t now = ari_now_ns(); now < m->paced_ns && ari_world_status(g->world) == AR_OK; now = ari_now_ns()) {
+        const uint64_t seen = atomic_load(&g->gate), soon = now + LOOKS_UP_NS;
+        ari_wait_until(&g->sleepers, &g->gate, seen, soon < m->paced_ns ? soon : m->paced_ns);
+    }
+}
+
+/* The collective is agreed upon: nobody writes what is read here before this member enters the next one. */
+static void agree_record(ari_member *m)
+{
+    const ari_lane *lane = ari_lane_self();
+    const ari_group *g = m->group;
+    m->paced_ns = g->world->with.paced ? paced_end(m) : 0;
+    if (!lane || !lane->recording)
+        return;
+    m->record.agreed_ns = ari_now_ns();
+    m->record.last = g->last;
+    m->record.virtual_last = g->virtual_last;
+    m->record.virtual_from = g->slot[m->index].virtual_from;
+    m->record.virtual_agreed_ns = g->virtual_begin_ns;
+}
+
+/* A collective that an error ended is recorded too: a trace of a failing run shows who was in what. */
+static void end_record(ari_member *m, bool finished)
+{
+    ari_lane *lane = ari_lane_self();
+    const ari_slot *slot = &m->group->slot[m->index];
+    ari_record *r = &m->record;
+    if (finished && ari_lane_is_virtual(lane))
+        ari_lane_reach(lane, slot->virtual_end_ns);
+    if (finished && m->paced_ns > 0)
+        wait_for_pace(m);
+    m->paced_ns = 0;
+    if (!lane || !lane->recording)
+        return;
+    r->broken = !finished;
+    r->end_ns = ari_now_ns();
+    r->virtual_end_ns = lane->virtual_ns;
+    if (r->agreed_ns == 0) { /* it never was: all of it was waiting */
+        r->agreed_ns = r->end_ns;
+        r->virtual_agreed_ns = r->virtual_end_ns;
+        r->last = r->virtual_last = m->rank;
+    }
+    r->bytes_read = atomic_load_explicit(&slot->comm->moved.read, memory_order_relaxed) - r->bytes_read;
+    r->bytes_written = atomic_load_explicit(&slot->comm->moved.written, memory_order_relaxed) - r->bytes_written;
+    ari_record_add(lane->recording, r, slot->call.tag);
+}
+
 /* --- entering and leaving ----------------------------------------------------------------------------------------- */
 
 static void out(ari_member *m, bool finished)
 {
-    ari_member_record_end(m, finished);
+    end_record(m, finished);
     ari_world_end(m, finished);
     atomic_store(&m->in, 0);
 }
@@ -413,14 +506,14 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
     slot->comm = c;
     atomic_store_explicit(&slot->steps, 0, memory_order_relaxed);
     ari_world_begin(m, call);
-    ari_member_record_begin(m, c, call);
+    begin_record(m, c, call);
     atomic_store(&slot->entered, m->seq);
     const uint64_t before = atomic_fetch_add(&g->gate, 1);
     bool entered = false;
     if (!(before & DEAD))
         entered = (before & COUNT_MASK) + 1 == (uint64_t)g->n ? open_gate(m, alone, arg) : wait_for_gate(m);
     if (entered) {
-        ari_member_record_agreed(m);
+        agree_record(m);
         return AR_OK;
     }
     out(m, false);

@@ -132,11 +132,6 @@ ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g);
 /** Something changed that waiting members must look at: wakes those of g (NULL: of all groups). */
 void ari_world_signal(ari_world *w, ari_group *g);
 
-/** Of the collective that the member enters; once it is agreed upon; when the member is out of it. */
-void ari_member_record_begin(ari_member *m, const ar_comm *c, const ari_call *call);
-void ari_member_record_agreed(ari_member *m);
-void ari_member_record_end(ari_member *m, bool finished);
-
 void ari_group_wake(ari_group *g);
 void ari_group_free(ari_group *g);
 

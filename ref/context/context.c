@@ -59,6 +59,17 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
                               .dp_replicate = ar_comm_size(c->replicate)};
 }
 
+/* The ranks that have this one's stages, of which attention makes groups: ranks of other stages, whose layers a plan may
+ * split otherwise, make others, or none. */
+static ar_status join_stage(ar_ctx *c)
+{
+    const ari_axes others = ARI_ALL_AXES & ~ARI_CUTS_LAYERS;
+    if (ar_comm_size(c->pipeline) == 1 || ar_comm_size(c->inner) == 1)
+        return AR_OK;
+    return ar_comm_join(&c->replicas.stage, c->world, ari_ctx_place(c, ARI_CUTS_LAYERS), ari_ctx_place(c, others),
+                        ari_extent(&c->layout, others));
+}
+
 ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith)
 {
     if (!o->device)
@@ -99,6 +110,7 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
     AR_TRY_TO(failed, st, ar_comm_self(&c->self));
     use_groups(c, o);
     c->world = o->world ? o->world : c->tp;
+    AR_TRY_TO(failed, st, join_stage(c));
     *gives = c;
     return AR_OK;
 failed:
@@ -122,7 +134,8 @@ void ar_ctx_destroy(ar_ctx *c)
             ar_comm_destroy(all[i]->over[k]);
     }
     for (int i = 0; i < 2; i++)
-        ar_comm_destroy(c->replicas[i].comm);
+        ar_comm_destroy(c->replicas.of[i].comm);
+    ar_comm_destroy(c->replicas.stage);
     ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
     free(c);
@@ -167,14 +180,14 @@ int ar_ctx_data_rank(const ar_ctx *c)
 
 ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp)
 {
-    ari_replica_group *made = &c->replicas[over_tp];
+    ari_replica_group *made = &c->replicas.of[over_tp];
     const ari_axes sharers = 1u << ARI_AXIS_INNER | (over_tp ? ARI_CUTS_FEATURES : 0u);
     const int inner = ar_comm_size(c->inner), n = ari_extent(&c->layout, sharers);
     const int place = (over_tp ? ar_comm_rank(c->tp) * inner : 0) + ar_comm_rank(c->inner), each = n / kv_heads;
-    const int team = ari_ctx_place(c, ARI_ALL_AXES & ~sharers); /* who share the heads */
+    const int team = ari_ctx_place(c, ARI_ALL_AXES & ~ARI_CUTS_LAYERS & ~sharers); /* who share the heads */
     if (made->heads == 0) {
-        AR_TRY(ar_comm_join(&made->comm, inner > 1 ? c->world : c->tp, (inner > 1 ? team * kv_heads : 0) + place / each,
-                            place % each, each));
+        ar_comm *all = inner == 1 ? c->tp : c->replicas.stage ? c->replicas.stage : c->world;
+        AR_TRY(ar_comm_join(&made->comm, all, (inner > 1 ? team * kv_heads : 0) + place / each, place % each, each));
         made->heads = kv_heads;
     }
     if (made->heads != kv_heads)
@@ -277,7 +290,7 @@ static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
         all[k++] = c->beside.over[i];
     }
     for (int i = 0; i < 2; i++)
-        all[k++] = c->replicas[i].comm;
+        all[k++] = c->replicas.of[i].comm;
     for (int i = 0; i < ARI_WAYS; i++)
         all[k++] = c->way[i].comm;
     for (int i = 0; i < GROUPS; i++) {

@@ -52,6 +52,12 @@ typedef struct ari_communication {
                           no replicas */
 } ari_communication;
 
+/* The groups of ranks that have the same KV head. */
+typedef struct ari_replicas {
+    ar_comm *stage;          /* of a pipeline: the ranks in one place of it, of which they are made; NULL: the world */
+    ari_replica_group of[2]; /* heads that are whole on every tensor-parallel rank, and heads that they share */
+} ari_replicas;
+
 /* What moves between neighbouring stages of a pipeline. */
 typedef enum ari_way {
     ARI_SEND_ACTIVATION,
@@ -73,7 +79,7 @@ struct ar_ctx {
     ar_comm *world;                  /* nor this */
     ar_parallel layout;              /* that these groups are of: extents, ring, stages */
     ar_comm *self;                   /* owned; what groups are that were not given */
-    ari_replica_group replicas[2];   /* of heads that are whole on every tensor-parallel rank, and that they share */
+    ari_replicas replicas;           /* owned */
     ari_communication communication; /* of gradients; owned */
     ari_communication gathers;       /* of weights: shard alone; owned */
     ari_communication beside;        /* of layers, beside their products: tp alone; owned */
@@ -134,12 +140,7 @@ void ari_step_stored(ar_ctx *c, size_t *most);
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
-/** The number of the newest thing that the step was given; what comes later has higher ones. */
-static inline uint64_t ari_step_mark(const ar_ctx *c)
-{
-    return c->given;
-}
-/** Ends all that the step was given since a mark, the newest first, but for the memory that `kept` lies in (NULL:
+/** Ends all that the step was given since `given` was `mark`, the newest first, but for the memory that `kept` lies in (NULL:
  *  nothing). */
 void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept);
 
@@ -165,7 +166,7 @@ int ari_ctx_place(const ar_ctx *c, ari_axes axes);
 /** N ranks share kv_heads heads, which divides N: the n tensor-parallel ranks (over_tp; else each has all heads, n = 1)
  *  times their I inner context-parallel neighbours, neighbour i of rank r being the (r*I + i)-th. The group of the
  *  N/kv_heads of them that work on the same KV head as this one, borrowed. Collective where it is made, the first time:
- *  over the tensor-parallel group, or with inner neighbours over the world. Errors: AR_ERR_UNSUPPORTED (another number
+ *  over the tensor-parallel group, or with inner neighbours over the ranks of its stage. Errors: AR_ERR_UNSUPPORTED (another number
  *  of heads in the same context), what the communicator gives. */
 AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp);
 /** The communication queue with a copy of the data-parallel group, and with `tp` and `ends` one of the tensor-parallel

@@ -49,6 +49,11 @@ int ari_layout_as_given(const ar_parallel *p, int i)
     return *(const int *)((const char *)p + ari_layout_axes[i].extent);
 }
 
+void ari_layout_set(ar_parallel *p, int i, int extent)
+{
+    *(int *)((char *)p + ari_layout_axes[i].extent) = extent;
+}
+
 int ari_layout_extent(const ar_parallel *p, int i)
 {
     return ari_at_least_one(ari_layout_as_given(p, i));

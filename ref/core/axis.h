@@ -64,6 +64,7 @@ typedef struct ari_layout_axis {
 extern const ari_layout_axis ari_layout_axes[ARI_LAYOUT_AXES];
 /** Extent i of a layout as it is given: 0 where it is not. */
 int ari_layout_as_given(const ar_parallel *p, int i);
+void ari_layout_set(ar_parallel *p, int i, int extent);
 /** Ranks along it, at least 1. */
 int ari_layout_extent(const ar_parallel *p, int i);
 

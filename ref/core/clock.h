@@ -22,18 +22,6 @@ static inline uint64_t ari_thread_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/** The same clock as ari_now_ns, some milliseconds behind at most, for a tenth of the price. */
-static inline uint64_t ari_coarse_now_ns(void)
-{
-#if defined(CLOCK_MONOTONIC_COARSE)
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-#else
-    return ari_now_ns();
-#endif
-}
-
 /** now + wait, at most the largest value: "for ever". */
 static inline uint64_t ari_deadline_ns(uint64_t now_ns, uint64_t wait_ns)
 {

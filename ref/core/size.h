@@ -20,10 +20,14 @@ AR_NODISCARD ar_status ari_add_size(size_t *out, size_t a, size_t b);
  *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY; `what` names the thing in the message. Free with free(). */
 AR_NODISCARD ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what);
 AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what);
+/* The same of elements of the type that *gives points to. */
+#define ARI_ALLOC(gives, n, what) ari_alloc((void **)(gives), n, sizeof **(gives), what)
+#define ARI_ALLOC_ZERO(gives, n, what) ari_alloc_zero((void **)(gives), n, sizeof **(gives), what)
 
 /** Makes room for one element more in a list of `count`: doubles *capacity (64 at first) when it is full. list points
  * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */
 AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
+#define ARI_GROW(list, capacity, count, what) ari_grow(list, capacity, count, sizeof **(list), what)
 
 /** The coordinates of element `index`, counted row by row, in a tensor of that shape; 0 along a dimension of none. */
 static inline void ari_coordinates(size_t *at, size_t index, int ndim, const size_t *shape)
@@ -32,6 +36,15 @@ static inline void ari_coordinates(size_t *at, size_t index, int ndim, const siz
         at[d] = shape[d] ? index % shape[d] : 0;
         index = shape[d] ? index / shape[d] : 0;
     }
+}
+
+/** Elements of a box; the caller knows that they can be counted. */
+static inline size_t ari_volume(const size_t *extent, int ndim)
+{
+    size_t n = 1;
+    for (int d = 0; d < ndim; d++)
+        n *= extent[d];
+    return n;
 }
 
 /** From one element to the next along each dimension of a tensor that is stored row by row. */

@@ -105,6 +105,11 @@ static size_t distance(const char *a, const char *b)
     return row[m];
 }
 
+int ari_by_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n)
 {
     const size_t third = strlen(word) / 3;

@@ -36,6 +36,9 @@ static inline bool ari_ends_in(const char *name, const char *end)
     return n >= m && strcmp(name + (n - m), end) == 0;
 }
 
+/** For qsort and bsearch: of elements that begin with a pointer to their name. */
+int ari_by_name(const void *a, const void *b);
+
 /** The candidate with the smallest edit distance to `word`, or NULL if none is within a third of its length (at least
  *  2): for "did you mean". Borrows. */
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n);

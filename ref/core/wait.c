@@ -125,10 +125,22 @@ uint64_t ari_wait_now_ns(void)
     return lane && lane->turn ? ari_turn_now_ns(lane->turn) : ari_now_ns();
 }
 
+/* The same clock as ari_now_ns, some milliseconds behind at most, for a tenth of the price. */
+static uint64_t coarse_now_ns(void)
+{
+#if defined(CLOCK_MONOTONIC_COARSE)
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+#else
+    return ari_now_ns();
+#endif
+}
+
 uint64_t ari_wait_coarse_ns(void)
 {
     const ari_lane *lane = ari_lane_self();
-    return lane && lane->turn ? ari_turn_now_ns(lane->turn) : ari_coarse_now_ns();
+    return lane && lane->turn ? ari_turn_now_ns(lane->turn) : coarse_now_ns();
 }
 
 void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns)

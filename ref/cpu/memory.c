@@ -136,6 +136,19 @@ static void copy_plane(char *to, const char *from, const plane *p)
     }
 }
 
+/* t, with dimensions of extent 1 in front where it has fewer than two. */
+static ar_tensor two_dimensions(const ar_tensor *t)
+{
+    ar_tensor v = *t;
+    for (; v.ndim < 2; v.ndim++) {
+        v.shape[1] = v.ndim > 0 ? v.shape[0] : 1;
+        v.stride[1] = v.ndim > 0 ? v.stride[0] : 1;
+        v.shape[0] = 1;
+        v.stride[0] = 0;
+    }
+    return v;
+}
+
 /* t with dimensions of extent 1 put in front until it has four; strides in bytes. */
 static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
 {
@@ -151,7 +164,7 @@ static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
 /* Between F32 and BF16. */
 static ar_status convert(const ar_device *d, const ar_tensor *dst, const ar_tensor *src)
 {
-    const ar_tensor to = ari_two_dimensions(dst), from = ari_two_dimensions(src);
+    const ar_tensor to = two_dimensions(dst), from = two_dimensions(src);
     const ari_matrices m = ari_matrices_of(&to);
     ARI_PARALLEL_FOR (i, m.batch, d, m.batch * m.rows * m.cols) {
         const ar_tensor y = ari_matrix_view(&to, i), x = ari_matrix_view(&from, i);
@@ -160,12 +173,18 @@ static ar_status convert(const ar_device *d, const ar_tensor *dst, const ar_tens
     return AR_OK;
 }
 
+/* Whether a copy between these dtypes converts. */
+static bool converts(ar_dtype to, ar_dtype from)
+{
+    return (to == AR_F32 && from == AR_BF16) || (to == AR_BF16 && from == AR_F32);
+}
+
 /** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte, or of other widths than F32 and BF16), nothing
  *  is written then. */
 ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, const ar_tensor *src)
 {
     const size_t width = ar_dtype_bytes(dst->dtype);
-    if (ari_converts(dst->dtype, src->dtype))
+    if (converts(dst->dtype, src->dtype))
         return convert(d, dst, src);
     if (width == 0 || width != ar_dtype_bytes(src->dtype))
         return ar_error_set(AR_ERR_DTYPE,

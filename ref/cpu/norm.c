@@ -8,12 +8,42 @@
 /* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019), forward and backward, one row after the other.
  * Formulas, in the order in which they are rounded: docs/numerics.md, "Sums along a row". */
 
+/* Exponent of a row: a magnitude's bits order as the magnitudes do, with infinities and then NaNs above all finite
+ * values, so that the exponent of the largest is the largest exponent. */
+ARI_ROW_LOOP int32_t exponent_of(const float *x, size_t n)
+{
+    uint32_t top = 0;
+    for (size_t j = 0; j < n; j++) {
+        const uint32_t bits = ari_row_magnitude32(x[j]);
+        top = bits > top ? bits : top;
+    }
+    return ari_exponent32(ari_float32(top));
+}
+
+/* Row sum of n fp32 values whose exponent is e. */
+ARI_ROW_LOOP double sum_of(const float *x, size_t n, int32_t e, int32_t p)
+{
+    return ari_row_value(ari_row_integer(x, n, e, p), n, e, p);
+}
+
+/* Row sum of the n exact squares of fp32 values, the largest of which has the magnitude bits `top`. */
+ARI_ROW_LOOP double sum_of_squares(const float *x, size_t n, uint32_t top, int32_t p)
+{
+    const double largest = (double)ari_float32(top);
+    const int32_t e = ari_exponent64(largest * largest);
+    const double step = ari_row_step(e, p);
+    uint64_t sum = 0;
+    for (size_t j = 0; j < n; j++)
+        sum += ari_row_biased((double)x[j] * (double)x[j], step);
+    return ari_row_value(sum, n, e, p);
+}
+
 /* y holds d = fl32(x - mean) between the two sums. y may be x. */
 ARI_ROW_KERNEL void layer_forward(float *y, double *mean, float *rstd, const float *x, const float *gamma,
                                   const float *beta, double eps, size_t h)
 {
     const int32_t p = ari_rowsum_bits(h);
-    const double m = ari_row_sum(x, h, ari_row_exponent(x, h), p) / (double)h;
+    const double m = sum_of(x, h, exponent_of(x, h), p) / (double)h;
     uint32_t top = 0;
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {
@@ -22,7 +52,7 @@ ARI_ROW_KERNEL void layer_forward(float *y, double *mean, float *rstd, const flo
         top = bits > top ? bits : top;
         y[j] = d;
     }
-    const float r = ari_norm_rstd(ari_row_sum_squares(y, h, top, p) / (double)h, eps);
+    const float r = ari_norm_rstd(sum_of_squares(y, h, top, p) / (double)h, eps);
     *mean = m;
     *rstd = r;
 #pragma GCC ivdep
@@ -41,7 +71,7 @@ ARI_ROW_KERNEL void rms_forward(float *y, float *rstd, const float *x, const flo
         const uint32_t bits = ari_row_magnitude32(x[j]);
         top = bits > top ? bits : top;
     }
-    const float r = ari_norm_rstd(ari_row_sum_squares(x, h, top, p) / (double)h, eps);
+    const float r = ari_norm_rstd(sum_of_squares(x, h, top, p) / (double)h, eps);
     *rstd = r;
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {

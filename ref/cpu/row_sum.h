@@ -50,18 +50,6 @@ ARI_ROW_LOOP uint64_t ari_row_magnitude64(double x)
     return ari_bits64(x) & 0x7fffffffffffffffull;
 }
 
-/* Exponent of a row: a magnitude's bits order as the magnitudes do, with infinities and then NaNs above all finite
- * values, so that the exponent of the largest is the largest exponent. */
-ARI_ROW_LOOP int32_t ari_row_exponent(const float *x, size_t n)
-{
-    uint32_t top = 0;
-    for (size_t j = 0; j < n; j++) {
-        const uint32_t bits = ari_row_magnitude32(x[j]);
-        top = bits > top ? bits : top;
-    }
-    return ari_exponent32(ari_float32(top));
-}
-
 /* Largest key of a row (INT32_MIN where it is empty); places that hold `absent` do not count: -inf for a masked key,
  * NaN for none. The keys pass through a small array, since gcc turns the selections of key and maximum into a branch,
  * and then no longer vectorises, where it sees both in one loop. */
@@ -93,24 +81,6 @@ ARI_ROW_LOOP uint64_t ari_row_integer(const float *x, size_t n, int32_t e, int32
     for (size_t j = 0; j < n; j++)
         sum += ari_row_biased((double)x[j], step);
     return sum;
-}
-
-/* Row sum of n fp32 values whose exponent is e. */
-ARI_ROW_LOOP double ari_row_sum(const float *x, size_t n, int32_t e, int32_t p)
-{
-    return ari_row_value(ari_row_integer(x, n, e, p), n, e, p);
-}
-
-/* Row sum of the n exact squares of fp32 values, the largest of which has the magnitude bits `top`. */
-ARI_ROW_LOOP double ari_row_sum_squares(const float *x, size_t n, uint32_t top, int32_t p)
-{
-    const double largest = (double)ari_float32(top);
-    const int32_t e = ari_exponent64(largest * largest);
-    const double step = ari_row_step(e, p);
-    uint64_t sum = 0;
-    for (size_t j = 0; j < n; j++)
-        sum += ari_row_biased((double)x[j] * (double)x[j], step);
-    return ari_row_value(sum, n, e, p);
 }
 
 #endif

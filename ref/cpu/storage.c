@@ -13,18 +13,6 @@ ARI_SIMD void ari_widen(float *restrict y, const uint16_t *restrict x, size_t n)
         y[j] = ari_f32_of_bf16(x[j]);
 }
 
-ar_tensor ari_two_dimensions(const ar_tensor *t)
-{
-    ar_tensor v = *t;
-    for (; v.ndim < 2; v.ndim++) {
-        v.shape[1] = v.ndim > 0 ? v.shape[0] : 1;
-        v.stride[1] = v.ndim > 0 ? v.stride[0] : 1;
-        v.shape[0] = 1;
-        v.stride[0] = 0;
-    }
-    return v;
-}
-
 ar_tensor ari_matrix_view(const ar_tensor *t, size_t at)
 {
     const ari_matrices m = ari_matrices_of(t);
@@ -34,6 +22,14 @@ ar_tensor ari_matrix_view(const ar_tensor *t, size_t at)
                        .shape = {m.rows, m.cols},
                        .stride = {m.row_stride, m.col_stride},
                        .data = {(char *)t->data.ptr + bytes}};
+}
+
+static void put(const ar_tensor *t, ptrdiff_t at, float value)
+{
+    if (t->dtype == AR_BF16)
+        ((uint16_t *)t->data.ptr)[at] = ari_bf16_of_f32(value);
+    else
+        ((float *)t->data.ptr)[at] = value;
 }
 
 /* A row of a matrix. */
@@ -48,7 +44,7 @@ static void convert_row(const ar_tensor *y, const ar_tensor *x, size_t row)
         ari_narrow((uint16_t *)y->data.ptr + to, (const float *)x->data.ptr + from, n);
     else
         for (size_t j = 0; j < n; j++)
-            ari_value_put(y, to + (ptrdiff_t)j * y->stride[1], ari_value_at(x, from + (ptrdiff_t)j * x->stride[1]));
+            put(y, to + (ptrdiff_t)j * y->stride[1], ari_value_at(x, from + (ptrdiff_t)j * x->stride[1]));
 }
 
 void ari_convert(const ar_tensor *y, const ar_tensor *x)

@@ -47,14 +47,6 @@ static inline float ari_value_at(const ar_tensor *t, ptrdiff_t at)
                                : ((const float *)t->data.ptr)[at];
 }
 
-static inline void ari_value_put(const ar_tensor *t, ptrdiff_t at, float value)
-{
-    if (t->dtype == AR_BF16)
-        ((uint16_t *)t->data.ptr)[at] = ari_bf16_of_f32(value);
-    else
-        ((float *)t->data.ptr)[at] = value;
-}
-
 /** The n elements `stride` apart from `at` on, side by side. */
 static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t at, ptrdiff_t stride, size_t n, float *room)
 {
@@ -67,13 +59,6 @@ static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t at, ptrd
 
 /* --- matrices ----------------------------------------------------------------------------------------------------- */
 
-/** Whether a copy between these dtypes converts. */
-static inline bool ari_converts(ar_dtype to, ar_dtype from)
-{
-    return (to == AR_F32 && from == AR_BF16) || (to == AR_BF16 && from == AR_F32);
-}
-/** t, with dimensions of extent 1 in front where it has fewer than two. */
-ar_tensor ari_two_dimensions(const ar_tensor *t);
 /** Matrix `at` of the batch that t is. */
 ar_tensor ari_matrix_view(const ar_tensor *t, size_t at);
 /** y = x, element by element: matrices of one shape and any strides, F32 or BF16 each. No overlap. */

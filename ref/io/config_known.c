@@ -38,15 +38,6 @@ ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activ
         ARI_SHOW(at->name), key, ARI_SHOW(text));
 }
 
-ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key, const char *heads_key)
-{
-    if (c->hidden % c->heads != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, expected a multiple of '%s', %zu", ARI_SHOW(at->name),
-                            hidden_key, c->hidden, heads_key, c->heads);
-    c->head_dim = c->hidden / c->heads;
-    return AR_OK;
-}
-
 /* --- probabilities of dropout -------------------------------------------------------------------------------------- */
 
 static const char dropout_keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",

@@ -52,6 +52,16 @@ static ar_status read_padding(ar_config *c, const ari_json_at *at, const llama_f
     return AR_OK;
 }
 
+/* hidden / heads, where the file does not give head_dim. */
+static ar_status head_dim_of(ar_config *c, const ari_json_at *at, const char *hidden_key, const char *heads_key)
+{
+    if (c->hidden % c->heads != 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, expected a multiple of '%s', %zu", ARI_SHOW(at->name),
+                            hidden_key, c->hidden, heads_key, c->heads);
+    c->head_dim = c->hidden / c->heads;
+    return AR_OK;
+}
+
 static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llama_form *form)
 {
     c->arch = form->arch;
@@ -74,7 +84,7 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
     if (ari_json_get(at, "head_dim") != NULL)
         AR_TRY(ari_config_dim(at, "head_dim", &c->head_dim));
     else if (form->head_dim == 0)
-        AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
+        AR_TRY(head_dim_of(c, at, "hidden_size", "num_attention_heads"));
     AR_TRY(ari_config_activation(at, form->activation_key ? form->activation_key : "hidden_act", &c->activation));
     AR_TRY(ari_json_real_or(at, "rms_norm_eps", &c->norm_eps));
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
@@ -403,7 +413,7 @@ static ar_status read_gpt2(ar_config *c, const ari_json_at *at)
     c->kv_heads = c->heads;
     c->ffn = 4 * c->hidden;
     AR_TRY(ari_config_dim_or(at, "n_inner", &c->ffn));
-    AR_TRY(ari_config_head_dim(c, at, "n_embd", "n_head"));
+    AR_TRY(head_dim_of(c, at, "n_embd", "n_head"));
     AR_TRY(ari_config_activation(at, "activation_function", &c->activation));
     AR_TRY(ari_json_real_or(at, "layer_norm_epsilon", &c->norm_eps));
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
@@ -440,7 +450,7 @@ static ar_status read_stack(ar_config *c, const ari_json_at *at)
     c->kv_heads = c->heads;
     AR_TRY(ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads));
     AR_TRY(ari_config_dim_or(at, "max_position_embeddings", &c->max_positions));
-    AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
+    AR_TRY(head_dim_of(c, at, "hidden_size", "num_attention_heads"));
     size_t head_dim = c->head_dim;
     AR_TRY(ari_config_dim_or(at, "head_dim", &head_dim));
     if (head_dim != c->head_dim)

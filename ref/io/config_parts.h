@@ -37,9 +37,6 @@ static inline ar_status ari_config_dim_or(const ari_json_at *at, const char *key
 }
 /** Hugging Face's name of an activation; *out left as it is where the key is absent. */
 AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out);
-/** hidden / heads, where the file does not give head_dim. */
-AR_NODISCARD ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key,
-                                           const char *heads_key);
 
 /* --- rotary positions --------------------------------------------------------------------------------------------- */
 /* What differs between the models. */

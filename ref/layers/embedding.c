@@ -176,15 +176,34 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
     return ari_token_positions(ctx, row_of, batch, &own);
 }
 
+/* The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits: their bit
+ * patterns as int32, or as they are (BF16: -0 becomes +0). */
+static ar_dtype selected_as(ar_dtype t)
+{
+    return t == AR_F32 ? AR_I32 : t;
+}
+
+/* y [.., s/N, f] = the own positions of rows [tokens, f] in the order of the ranks, of which one rank has each and the
+ * others zero bits: a selection. `y` has its shape. */
+static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
+{
+    size_t *counts = NULL;
+    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y)));
+    const ar_status st = ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts,
+                                                selected_as(y->dtype), AR_SUM, tag);
+    free(counts);
+    return st;
+}
+
 /* By vocabulary, a selection: one rank has a row, the others zero bits. */
 static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
 {
     *token = *all;
     if (!ari_ctx_sp(ctx))
         return ar_comm_all_reduce(ctx->tp, ctx->queue, all->data, ar_const(all->data), ar_tensor_count(all),
-                                  ari_selected_as(all->dtype), AR_SUM, e->token.name);
+                                  selected_as(all->dtype), AR_SUM, e->token.name);
     AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
-    return ari_select_tokens(ctx, token, all, e->token.name);
+    return select_tokens(ctx, token, all, e->token.name);
 }
 
 /* On every rank: the own positions are consecutive rows. */
@@ -236,9 +255,10 @@ static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, cons
 static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, ar_tensor *token,
                                const ar_batch *batch)
 {
-    ar_tensor at, position;
+    ar_tensor at, rows, position;
     AR_TRY(position_rows(ctx, &at, batch));
-    AR_TRY(take_rows(ctx, &position, &e->position, token->shape, &at));
+    AR_TRY(take_rows(ctx, &rows, &e->position, token->shape, &at));
+    AR_TRY(as_activation(ctx, &position, &rows));
     AR_TRY(ari_like(ctx, y, token, e->h));
     AR_TRY(ARI_KERNEL(ctx, add, y, token, &position));
     ar_ctx_release(ctx, &position);

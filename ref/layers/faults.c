@@ -95,6 +95,13 @@ uint32_t ari_fault_mask_step(const ar_ctx *ctx)
     return ctx->again && ar_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
 }
 
+/* A fresh tensor of one number. */
+static ar_status filled(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape, float x)
+{
+    AR_TRY(ar_ctx_tensor(ctx, t, dtype, ndim, shape));
+    return ARI_KERNEL(ctx, fill, t, x);
+}
+
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
 ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, const ar_tensor *x)
@@ -164,8 +171,7 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     const size_t tokens = dy->shape[0] < dy->shape[1] ? dy->shape[0] : dy->shape[1];
     const size_t shape[2] = {dy->shape[1], dy->shape[1]};
     ar_tensor zeros;
-    AR_TRY(ar_ctx_tensor(ctx, &zeros, dy->dtype, 2, shape));
-    AR_TRY(ARI_KERNEL(ctx, fill, &zeros, 0.0f));
+    AR_TRY(filled(ctx, &zeros, dy->dtype, 2, shape, 0.0f));
     const ar_tensor swapped = ar_tensor_transposed(dy);
     const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
     *dy = zeros;
@@ -177,9 +183,8 @@ static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 {
     ar_tensor part, factor;
     AR_TRY(ari_like(ctx, &part, dy, dy->shape[1]));
-    AR_TRY(ari_like(ctx, &factor, dy, dy->shape[1]));
+    AR_TRY(filled(ctx, &factor, dy->dtype, 2, dy->shape, 1.0f / (float)ar_comm_size(ctx->tp)));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &part, dy));
-    AR_TRY(ARI_KERNEL(ctx, fill, &factor, 1.0f / (float)ar_comm_size(ctx->tp)));
     *dy = part;
     return ARI_KERNEL(ctx, mul, &part, &part, &factor);
 }
@@ -225,8 +230,7 @@ ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_feat
 static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t width)
 {
     const size_t shape[2] = {rows->shape[0], width};
-    AR_TRY(ar_ctx_tensor(ctx, wide, rows->dtype, 2, shape));
-    AR_TRY(ARI_KERNEL(ctx, fill, wide, 0.0f));
+    AR_TRY(filled(ctx, wide, rows->dtype, 2, shape, 0.0f));
     const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
     return ARI_KERNEL(ctx, copy_strided, &to, rows);
 }
@@ -240,8 +244,7 @@ static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size
     if (!p->plus_one)
         return AR_OK;
     ar_tensor ones;
-    AR_TRY(ar_like(ctx, &ones, wide));
-    AR_TRY(ARI_KERNEL(ctx, fill, &ones, 1.0f));
+    AR_TRY(filled(ctx, &ones, wide->dtype, 2, wide->shape, 1.0f));
     return ARI_KERNEL(ctx, add, wide, wide, &ones);
 }
 
@@ -320,8 +323,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned)
     const ar_tensor rows = ar_tensor_rows(logits);
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;
-    AR_TRY(ar_ctx_tensor(ctx, &nothing, lost.dtype, 2, lost.shape));
-    AR_TRY(ARI_KERNEL(ctx, fill, &nothing, -INFINITY));
+    AR_TRY(filled(ctx, &nothing, lost.dtype, 2, lost.shape, -INFINITY));
     return ARI_KERNEL(ctx, copy_strided, &lost, &nothing);
 }
 

@@ -101,7 +101,7 @@ void ar_module_recompute(ar_module *m)
 static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                  const ar_batch *batch)
 {
-    const uint64_t mark = ari_step_mark(ctx);
+    const uint64_t mark = ctx->given;
     const size_t count = ari_saved_count(saved);
     AR_TRY(m->ops->forward(m, ctx, saved, y, x, batch));
     ari_saved_cut(saved, count);
@@ -140,7 +140,7 @@ static ar_status forward_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const
 static ar_status backward_of_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                                    const ar_batch *batch)
 {
-    const uint64_t mark = ari_step_mark(ctx);
+    const uint64_t mark = ctx->given;
     ar_tensor x;
     AR_TRY(ar_saved_pop(saved, m, SAVED_INPUT, &x));
     AR_TRY(forward_again(m, ctx, saved, &x, batch));

@@ -121,14 +121,10 @@ AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_
 /** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
  *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
-/** y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
-AR_NODISCARD ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all
  *  features, an all-to-all; and the gradient's way back. y is never x. */
 AR_NODISCARD ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 AR_NODISCARD ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
-/** The own positions of an x that is whole here. Errors: AR_ERR_INDIVISIBLE. */
-AR_NODISCARD ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** A fresh tensor for the own positions of x [.., s, ..], with `features` features. Errors: AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 
@@ -138,12 +134,6 @@ AR_NODISCARD ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_t
 AR_NODISCARD ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
 /** The all-gather alone: rows [tokens, f] in that order. */
 AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag);
-/** The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits: their bit
- *  patterns as int32, or as they are (BF16: -0 becomes +0). */
-ar_dtype ari_selected_as(ar_dtype t);
-/** y [.., s/N, f] = the own positions of rows [tokens, f] in the order of the ranks, of which one rank has each and the
- * others zero bits: a selection. `y` has its shape. */
-AR_NODISCARD ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag);
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 

@@ -3,6 +3,7 @@
  * reported. */
 #include "ref/layers/parts.h"
 
+#include "ref/layers/faults.h"
 #include "ref/placement/axis.h"
 #include "ref/placement/redistribute.h"
 
@@ -104,6 +105,30 @@ static ari_axis features_axis(const ar_ctx *ctx, const ar_tensor *whole)
     return ari_axis_of(whole->ndim, whole->shape, whole->ndim - 1, ar_comm_size(ctx->tp));
 }
 
+/* y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
+static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
+{
+    const int n = ar_comm_size(ctx->tp), dim = x->ndim - 2;
+    ar_tensor rows, shape = *x;
+    shape.shape[dim] *= (size_t)n;
+    if (ar_faulty(ctx, AR_FAULT_gather_batch_order)) {
+        AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
+        return ar_tensor_view(y, x->dtype, x->ndim, shape.shape, rows.data);
+    }
+    const ari_axis a = ari_axis_of(x->ndim, shape.shape, dim, n);
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape.shape));
+    AR_TRY(ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, x->dtype, tag));
+    return ari_fault_gathered(ctx, y);
+}
+
+/* The own positions of an x that is whole here. Errors: AR_ERR_INDIVISIBLE. */
+static ar_status own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    AR_TRY(ari_like_own_tokens(ctx, y, x, x->shape[x->ndim - 1]));
+    const ari_axis a = ari_axis_of(x->ndim, x->shape, x->ndim - 2, ar_comm_size(ctx->tp));
+    return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
+}
+
 static ar_status gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, const char *tag)
 {
     ar_tensor parts;
@@ -145,7 +170,7 @@ static ar_status make_whole(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const
                             const char *tag)
 {
     if (ari_placed_by_tokens(from))
-        return ari_gather_tokens(ctx, y, x, tag);
+        return gather_tokens(ctx, y, x, tag);
     if (ari_placed_by_features(from))
         return gather_features(ctx, y, x, f, tag);
     if (from.kind == AR_PARTIAL_SUM)
@@ -157,7 +182,7 @@ static ar_status make_whole(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const
 static ar_status take_part(ar_ctx *ctx, ar_tensor *y, const ar_tensor *whole, const ari_features *f, ar_placement to)
 {
     if (ari_placed_by_tokens(to))
-        return ari_own_tokens(ctx, y, whole);
+        return own_tokens(ctx, y, whole);
     if (ari_placed_by_features(to))
         return own_features(ctx, y, whole, f);
     *y = *whole;

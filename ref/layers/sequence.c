@@ -78,14 +78,6 @@ ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, siz
     return ari_like_tokens(ctx, y, x, a.extent / (size_t)a.parts, features);
 }
 
-ar_status ari_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    ari_axis a;
-    AR_TRY(positions_of(&a, ctx, x));
-    AR_TRY(ari_like_own_tokens(ctx, y, x, x->shape[x->ndim - 1]));
-    return ari_axis_take(ctx, y->data, ar_const(x->data), &a, ar_comm_rank(ctx->tp), x->dtype);
-}
-
 static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, ar_dtype dtype, size_t tokens, size_t features)
 {
     const size_t shape[2] = {tokens, features};
@@ -110,34 +102,4 @@ ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x
     AR_TRY(new_rows(ctx, rows, x->dtype, (size_t)n * own.shape[0], own.shape[1]));
     const ari_axis a = ari_axis_of(2, rows->shape, 0, n);
     return ari_axis_gather(ctx, ctx->tp, rows->data, ar_const(x->data), &a, x->dtype, tag);
-}
-
-ar_status ari_gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
-{
-    const int n = ar_comm_size(ctx->tp), dim = x->ndim - 2;
-    ar_tensor rows, shape = *x;
-    shape.shape[dim] *= (size_t)n;
-    if (ar_faulty(ctx, AR_FAULT_gather_batch_order)) {
-        AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
-        return ar_tensor_view(y, x->dtype, x->ndim, shape.shape, rows.data);
-    }
-    const ari_axis a = ari_axis_of(x->ndim, shape.shape, dim, n);
-    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, x->ndim, shape.shape));
-    AR_TRY(ari_axis_gather(ctx, ctx->tp, y->data, ar_const(x->data), &a, x->dtype, tag));
-    return ari_fault_gathered(ctx, y);
-}
-
-ar_dtype ari_selected_as(ar_dtype t)
-{
-    return t == AR_F32 ? AR_I32 : t;
-}
-
-ar_status ari_select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
-{
-    size_t *counts = NULL;
-    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y)));
-    const ar_status st = ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts,
-                                                ari_selected_as(y->dtype), AR_SUM, tag);
-    free(counts);
-    return st;
 }

@@ -1,10 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a config to the options of its blocks, and whether a layout can hold it. */
 #include <stdio.h>
+#include <string.h>
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
+
+/* Its last component: "q_proj". */
+static const char *leaf_of(const ari_family *f, ari_role role)
+{
+    const char *path = ari_part_path(f, role), *dot = path ? strrchr(path, '.') : NULL;
+    return dot ? dot + 1 : path;
+}
 
 static void name_parts(const ari_family *f, ar_block_options *o)
 {
@@ -16,15 +24,15 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->mlp_norm = ari_part_path(f, ARI_MLP_NORM);
     o->attention_name = f->attention;
     o->mlp_name = f->mlp;
-    o->attention.q = ari_part_leaf(f, fused ? ARI_QKV : ARI_Q);
-    o->attention.k = ari_part_leaf(f, ARI_K);
-    o->attention.v = ari_part_leaf(f, ARI_V);
-    o->attention.q_norm = ari_part_leaf(f, ARI_Q_NORM);
-    o->attention.k_norm = ari_part_leaf(f, ARI_K_NORM);
-    o->attention.out = ari_part_leaf(f, ARI_OUT);
-    o->mlp.first = ari_part_leaf(f, packed ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST);
-    o->mlp.up = ari_part_leaf(f, ARI_UP);
-    o->mlp.second = ari_part_leaf(f, ARI_DOWN);
+    o->attention.q = leaf_of(f, fused ? ARI_QKV : ARI_Q);
+    o->attention.k = leaf_of(f, ARI_K);
+    o->attention.v = leaf_of(f, ARI_V);
+    o->attention.q_norm = leaf_of(f, ARI_Q_NORM);
+    o->attention.k_norm = leaf_of(f, ARI_K_NORM);
+    o->attention.out = leaf_of(f, ARI_OUT);
+    o->mlp.first = leaf_of(f, packed ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST);
+    o->mlp.up = leaf_of(f, ARI_UP);
+    o->mlp.second = leaf_of(f, ARI_DOWN);
 }
 
 ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)

@@ -177,12 +177,6 @@ const char *ari_part_path(const ari_family *f, ari_role role)
     return p->path;
 }
 
-const char *ari_part_leaf(const ari_family *f, ari_role role)
-{
-    const char *path = ari_part_path(f, role), *dot = path ? strrchr(path, '.') : NULL;
-    return dot ? dot + 1 : path;
-}
-
 bool ari_family_value(const char **module, const char **leaf, ari_role *role, const ari_family *f, size_t i)
 {
     if (i >= sizeof values / sizeof *values)

@@ -64,8 +64,6 @@ const ari_family *ari_family_at(size_t i);
 bool ari_part_present(const ar_config *c, ari_role role);
 /** The path of a family's part; NULL: it has none. */
 const char *ari_part_path(const ari_family *f, ari_role role);
-/** Its last component: "q_proj". */
-const char *ari_part_leaf(const ari_family *f, ari_role role);
 
 /** Value i that the layers report of any family, below a block: a module and the value's name in it ("self_attn" and
  *  "probs"; "": the module's own), and its role. False: there is no such value. */

@@ -86,19 +86,6 @@ static ar_status create_blocks(ar_model *m, ar_ctx *ctx, const ar_plan *plan, bo
     return AR_OK;
 }
 
-/* Attention's groups of inner neighbours are made over the world when the first block is: a rank whose one stage has no
- * layers takes part with a block that it gives back. */
-static ar_status join_groups(ar_model *m, ar_ctx *ctx, const ar_plan *plan, bool sequence)
-{
-    const stage any = {.end = 1}, own = stage_of(m, 0);
-    if (m->stages > 1 || own.begin < own.end || m->config.layers == 0)
-        return AR_OK;
-    const ar_status st = create_blocks(m, ctx, plan, sequence, &any);
-    ar_module_destroy(m->blocks[0]);
-    m->blocks[0] = NULL;
-    return st;
-}
-
 /* What comes after the blocks. */
 static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *split, const ari_family *f)
 {
@@ -156,7 +143,6 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
         const stage s = stage_of(m, i);
         AR_TRY_TO(failed, st, create_blocks(m, ctx, plan, sequence, &s));
     }
-    AR_TRY_TO(failed, st, join_groups(m, ctx, plan, sequence));
     AR_TRY_TO(failed, st, create_end(m, ctx, &split, f));
     *gives = m;
     return AR_OK;

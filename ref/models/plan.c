@@ -166,18 +166,6 @@ const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char 
     return NULL;
 }
 
-/* The part of a family whose path this is; NULL: none. */
-static const ari_family_part *part_of(ar_arch arch, const char *path)
-{
-    for (const ari_family_part *part = ari_family_of(arch)->part; part->path; part++) {
-        char glob[AR_PLAN_GLOB];
-        ari_role_path(glob, sizeof glob, arch, "*", part->role);
-        if (fnmatch(glob, path, 0) == 0)
-            return part;
-    }
-    return NULL;
-}
-
 ar_style ari_style_in(ari_role role, ar_style s)
 {
     if (role == ARI_TOKENS && s == AR_STYLE_ROWWISE)
@@ -202,16 +190,7 @@ bool ar_plan_sequence(const ar_plan *p)
     return any;
 }
 
-ar_style ar_plan_style(const ar_plan *p, ar_arch arch, const char *module)
-{
-    const ari_family_part *part = part_of(arch, module);
-    const ar_plan_rule *rule = ari_plan_rule_of(p, arch, module, false);
-    if (part)
-        return ari_plan_style_of(p, part->role, rule);
-    return rule ? rule->style : AR_STYLE_REPLICATE;
-}
-
-/* --- one module, as the plan has it ---------------------------------------------------------------------------------- */
+/* --- one module, as the plan has it ------------------------------------------------------------------------------- */
 
 ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits)
 {

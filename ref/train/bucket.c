@@ -100,17 +100,6 @@ void ari_bucket_share(const ari_bucket *b)
         own_part(b->ddp, b->info.param[i], &b->info, b->info.offset[i]);
 }
 
-void ari_buckets_reset(ar_ddp *d)
-{
-    for (size_t i = 0; i < d->trained; i++)
-        d->slots[i].ready = d->slots[i].packed = false;
-    for (size_t i = 0; i < d->count; i++) {
-        d->buckets[i].info.state = AR_BUCKET_FILLING;
-        d->buckets[i].info.ready = 0;
-    }
-    d->next = 0;
-}
-
 /* --- groups, on the queue that carries buckets ---------------------------------------------------------------------- */
 
 static ar_comm *replicate_of(const ar_ddp *d)
@@ -258,22 +247,4 @@ ar_status ari_bucket_run(void *arg, ar_queue *on)
         return AR_OK;
     ari_span_begin("bucket %zu", b->info.index);
     return ari_ddp_fail_in_flight(b->ddp, ari_span_end(carry(b, on)));
-}
-
-ar_status ari_bucket_launch(ar_ddp *d)
-{
-    ar_ctx *ctx = d->ctx;
-    ari_bucket *b = &d->buckets[ari_fault_turn(ctx, d->next, d->count)];
-    b->info.state = AR_BUCKET_IN_FLIGHT;
-    d->next++;
-    if (d->options.zero) /* now: zeroing a gradient makes it whole again */
-        ari_bucket_share(b);
-    if (!d->communication) {
-        AR_TRY(ari_bucket_run(b, ctx->queue));
-        b->info.state = AR_BUCKET_REDUCED;
-        return AR_OK;
-    }
-    AR_TRY(ar_event_record(b->produced, ctx->queue));
-    AR_TRY(ar_queue_wait(d->communication->queue, b->produced));
-    return ar_queue_chain(d->communication->queue, ari_bucket_run, b);
 }

@@ -8,10 +8,6 @@
 /** Storage of the buckets and of the gradients in them: all memory that reductions will take. */
 AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
 void ari_buckets_free(ar_ddp *d);
-/** All filling: what ar_ddp_start does to them. */
-void ari_buckets_reset(ar_ddp *d);
-/** Enqueues the next bucket: pack, reduce, copy back. */
-AR_NODISCARD ar_status ari_bucket_launch(ar_ddp *d);
 /** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
 AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
 /** Sets what of each gradient of the bucket is this rank's. */

@@ -180,6 +180,18 @@ static ar_status add(ar_ddp *d, ari_bucket *b, const candidate *c, size_t at)
     return ari_add_size(&b->info.elements, b->info.elements, c->elements);
 }
 
+/* Buckets come in the order of their index. */
+static void add_to_unit(ar_ddp *d, ari_bucket *b)
+{
+    size_t i = 0;
+    while (d->params[i] != b->info.param[0])
+        i++;
+    ari_unit *u = &d->unit[d->unit_of[i]];
+    u->bucket = u->buckets == 0 ? b : u->bucket; /* those of a unit follow each other */
+    u->buckets++;
+    u->slots += b->info.params;
+}
+
 static ar_status fill(ar_ddp *d, const draft *f)
 {
     AR_TRY(ari_alloc_zero((void **)&d->slots, f->n, sizeof *d->slots, "parameters of buckets"));
@@ -193,7 +205,7 @@ static ar_status fill(ar_ddp *d, const draft *f)
             if (f->at[k].bucket == draft_bucket)
                 AR_TRY(add(d, &d->buckets[i], &f->at[k], d->trained++));
         }
-        ari_unit_add_bucket(d, &d->buckets[i]);
+        add_to_unit(d, &d->buckets[i]);
     }
     return AR_OK;
 }

@@ -22,10 +22,29 @@ ar_ddp_options ar_ddp_defaults(void)
 
 /* --- hooks -------------------------------------------------------------------------------------------------------- */
 
+/* Enqueues the next bucket: pack, reduce, copy back. */
+static ar_status launch_bucket(ar_ddp *d)
+{
+    ar_ctx *ctx = d->ctx;
+    ari_bucket *b = &d->buckets[ari_fault_turn(ctx, d->next, d->count)];
+    b->info.state = AR_BUCKET_IN_FLIGHT;
+    d->next++;
+    if (d->options.zero) /* now: zeroing a gradient makes it whole again */
+        ari_bucket_share(b);
+    if (!d->communication) {
+        AR_TRY(ari_bucket_run(b, ctx->queue));
+        b->info.state = AR_BUCKET_REDUCED;
+        return AR_OK;
+    }
+    AR_TRY(ar_event_record(b->produced, ctx->queue));
+    AR_TRY(ar_queue_wait(d->communication->queue, b->produced));
+    return ar_queue_chain(d->communication->queue, ari_bucket_run, b);
+}
+
 static ar_status launch_ready(ar_ddp *d)
 {
     while (d->next < d->count && d->buckets[d->next].info.ready == d->buckets[d->next].info.params)
-        AR_TRY(ari_bucket_launch(d));
+        AR_TRY(launch_bucket(d));
     return AR_OK;
 }
 
@@ -291,6 +310,18 @@ static ar_status zero_gradients(ar_ddp *d)
     return AR_OK;
 }
 
+/* All filling: what ar_ddp_start does to them. */
+static void reset_buckets(ar_ddp *d)
+{
+    for (size_t i = 0; i < d->trained; i++)
+        d->slots[i].ready = d->slots[i].packed = false;
+    for (size_t i = 0; i < d->count; i++) {
+        d->buckets[i].info.state = AR_BUCKET_FILLING;
+        d->buckets[i].info.ready = 0;
+    }
+    d->next = 0;
+}
+
 ar_status ar_ddp_start(ar_ddp *d)
 {
     AR_TRY(check_thawed(d));
@@ -301,7 +332,7 @@ ar_status ar_ddp_start(ar_ddp *d)
     if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)
         return AR_OK;
     d->waited = false;
-    ari_buckets_reset(d);
+    reset_buckets(d);
     AR_TRY(ari_ddp_fail(d, ari_units_start(d)));
     return ari_fault_pack_before_backward(d);
 }
@@ -330,14 +361,14 @@ ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i)
         return ar_error_set(AR_ERR_ARG, "%s: bucket %zu is under way already", d->name, i);
     if (i > d->next)
         return ar_error_set(AR_ERR_ARG, "%s: bucket %zu comes before bucket %zu", d->name, d->next, i);
-    return ari_ddp_fail(d, ari_bucket_launch(d));
+    return ari_ddp_fail(d, launch_bucket(d));
 }
 
 ar_status ar_ddp_reduce_all(ar_ddp *d)
 {
     AR_TRY(check_by_hand(d));
     while (d->next < d->count)
-        AR_TRY(ari_ddp_fail(d, ari_bucket_launch(d)));
+        AR_TRY(ari_ddp_fail(d, launch_bucket(d)));
     return AR_OK;
 }
 

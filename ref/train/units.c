@@ -228,17 +228,6 @@ void ari_units_free(ar_ddp *d)
     free(d->unit_of);
 }
 
-void ari_unit_add_bucket(ar_ddp *d, ari_bucket *b)
-{
-    size_t i = 0;
-    while (d->params[i] != b->info.param[0])
-        i++;
-    ari_unit *u = &d->unit[d->unit_of[i]];
-    u->bucket = u->buckets == 0 ? b : u->bucket; /* those of a unit follow each other */
-    u->buckets++;
-    u->slots += b->info.params;
-}
-
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
 ar_status ari_units_start(ar_ddp *d)

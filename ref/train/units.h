@@ -7,8 +7,6 @@
 
 /** Which parameters are of which unit. Errors: AR_ERR_ARG (a module that is NULL or a unit already), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_units_init(ar_ddp *d);
-/** Buckets come in the order of their index. */
-void ari_unit_add_bucket(ar_ddp *d, ari_bucket *b);
 void ari_units_free(ar_ddp *d);
 /** At the start of a step: nothing is held, nothing under way. */
 AR_NODISCARD ar_status ari_units_start(ar_ddp *d);

@@ -27,11 +27,6 @@ const char *ari_call_name(ari_call_kind k)
     return (unsigned)k < sizeof names / sizeof *names ? names[k] : "?";
 }
 
-bool ari_call_group_has(ari_over g, int axis)
-{
-    return ari_over_axes(g) >> axis & 1;
-}
-
 const char *ari_call_queue_name(ari_call_queue q)
 {
     static const char *const names[ARI_CALL_QUEUES] = {[ARI_ON_MAIN] = "main",
@@ -63,6 +58,12 @@ bool ari_step_recomputes(const ari_step_case *c, size_t layer)
 {
     const ar_recomputation *r = &c->run.parallel.recompute;
     return r->what != AR_RECOMPUTE_NONE && layer != ARI_NO_LAYER && layer % (size_t)ari_at_least_one(r->every) == 0;
+}
+
+unsigned ari_op_parts(const ari_op_value *v)
+{
+    static const unsigned parts[ARI_ROLES] = {[ARI_Q] = 1, [ARI_K] = 2, [ARI_V] = 4, [ARI_GATE] = 1, [ARI_UP] = 6};
+    return parts[v->role] > 0 ? parts[v->role] : 7;
 }
 
 double ari_op_elements(const ari_op_value *v)

@@ -115,9 +115,6 @@ typedef enum ari_call_kind {
 /** "all_reduce". Static storage. */
 const char *ari_call_name(ari_call_kind k);
 
-/** Whether ranks that differ along the axis are in one such group. */
-bool ari_call_group_has(ari_over g, int axis);
-
 typedef enum ari_call_often {
     ARI_AT_START,     /* once a run */
     ARI_EACH_PASS,    /* of each micro-batch; its elements are proportional to the samples */
@@ -214,7 +211,9 @@ AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation
                                            ari_operation_visitor visit, void *user);
 AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 
-/** Numbers that a micro-batch has for values: those of micro-batch m are m*n + 1 .. (m+1)*n. */
+/** Bits of the parts of its number that a value is: all of them, or by its role of those side by side. */
+unsigned ari_op_parts(const ari_op_value *v);
+/** n: the values of micro-batch m have numbers from m*n + 1 to m*n + n - 1. */
 size_t ari_operations_values(const ari_step_case *c);
 
 typedef ar_status (*ari_param_visitor)(void *user, size_t layer, const ari_op_value *v);

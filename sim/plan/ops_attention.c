@@ -40,7 +40,7 @@ static ari_values qkv_values(ari_walk *w, heads_at at)
     static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V};
     const ar_config *c = w->config;
     ari_values x = {.n = ARI_OP_VALUES};
-    if (w->packed && ari_walk_cp(w) == 1)
+    if (w->form.packed && ari_walk_cp(w) == 1)
         return (ari_values){.at = {head_value(w, c->heads + 2 * c->kv_heads, ARI_QKV, at)}, .n = 1};
     for (int i = 0; i < x.n; i++)
         x.at[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, roles[i], at);
@@ -50,7 +50,7 @@ static ari_values qkv_values(ari_walk *w, heads_at at)
 /* Whether what leaves the projections is one value that is taken in parts. */
 static bool in_parts(const ari_walk *w)
 {
-    return w->packed && ari_walk_cp(w) > 1;
+    return w->form.packed && ari_walk_cp(w) > 1;
 }
 
 /* Those that there are, held to be there. */
@@ -118,7 +118,7 @@ static void gather_heads(ari_walk *w, ari_role norm, ari_role of, size_t heads, 
     op->made = op->input[0].at[ARI_AXIS_TP];
     if (!back)
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, ari_walk_mul(w, ranks, local_elements(w, 1, &own)),
-                      w->activations, ARI_EACH_PASS, norm, "");
+                      w->form.activations, ARI_EACH_PASS, norm, "");
     ari_walk_make(w);
 }
 
@@ -141,13 +141,13 @@ static void qk_norm(ari_walk *w, ari_role norm, ari_role of, size_t heads)
 void ari_walk_qk_norms(ari_walk *w)
 {
     const ari_role norms[] = {ARI_Q_NORM, ARI_K_NORM}, of[] = {ARI_Q, ARI_K};
-    ari_values all = w->now;
+    ari_values all = w->edges.now;
     for (int i = 0; i < 2 && w->config->qk_norm != AR_QK_NORM_NONE; i++) {
-        w->now = (ari_values){.at = {all.at[i]}, .n = 1};
+        w->edges.now = (ari_values){.at = {all.at[i]}, .n = 1};
         qk_norm(w, norms[i], of[i], i == 0 ? w->config->heads : w->config->kv_heads);
-        all.at[i] = w->now.at[0];
+        all.at[i] = w->edges.now.at[0];
     }
-    w->now = all;
+    w->edges.now = all;
 }
 
 void ari_walk_rope(ari_walk *w)
@@ -166,7 +166,7 @@ void ari_walk_rope(ari_walk *w)
     ari_walk_make(w);
     for (int i = 0; i < op->outputs; i++)
         in.at[i] = op->output[i];
-    w->now = in; /* values as they were */
+    w->edges.now = in; /* values as they were */
 }
 
 /* Between the projections and attention; or of the context alone. Of what a rank works on with the positions of all
@@ -190,7 +190,7 @@ static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at
         const size_t copies = to == AS_PROJECTED ? exchanged.at[i].copies / out.at[i].copies : 1;
         n = ari_walk_add(w, n, ari_walk_mul(w, inner / copies - 1, local_elements(w, 1, &exchanged.at[i])));
     }
-    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, n, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_INNER, n, w->form.activations, ARI_EACH_PASS, ARI_ATTENTION, "");
     ari_walk_make(w);
 }
 
@@ -206,8 +206,8 @@ static void pass_round(ari_walk *w)
     set_values(op->input, &op->inputs, &in);
     set_values(op->output, &op->outputs, &out);
     op->output[0].id = in.at[0].id;
-    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, &in.at[1]), w->activations, ARI_EACH_PASS,
-                  ARI_ATTENTION, "");
+    ari_walk_call(w, ARI_CALL_EXCHANGE, ARI_OVER_RING, local_elements(w, 2, &in.at[1]), w->form.activations,
+                  ARI_EACH_PASS, ARI_ATTENTION, "");
     ari_walk_repeat(w, w->ranks[ARI_AXIS_RING] - 1);
     ari_walk_make(w);
 }
@@ -273,18 +273,20 @@ static void sum_over_queries(ari_walk *w)
     const size_t exponents[] = {ari_walk_mul(w, matrices, d), ari_walk_mul(w, matrices, w->c->run.seq)};
     const size_t limbs = ari_sum_limbs(ari_walk_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq));
     const ari_over over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
-    for (int i = 0; i < 8 && w->exact; i++)
+    for (int i = 0; i < 8 && w->form.exact; i++)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 4], AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
-    for (int i = 0; i < 2 && w->exact; i++) {
+    for (int i = 0; i < 2 && w->form.exact; i++) {
         ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, ari_walk_mul(w, all, limbs), AR_I64, ARI_EACH_PASS,
                       ARI_ATTENTION, "");
         ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_COPIES, ari_walk_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
                       ARI_ATTENTION, "");
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
     }
-    for (int i = 0; i < 2 && !w->exact; i++) {
-        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n, w->activations, ARI_EACH_PASS, ARI_ATTENTION, "");
+    for (int i = 0; i < 2 && !w->form.exact; i++) {
+        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all, w->form.activations, ARI_EACH_PASS, ARI_ATTENTION,
+                      "");
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n, w->form.activations, ARI_EACH_PASS, ARI_ATTENTION,
+                      "");
     }
 }
 
@@ -293,13 +295,13 @@ static ari_values attended(ari_walk *w)
 {
     const bool ring = w->ranks[ARI_AXIS_RING] > 1;
     const ari_forward *f = ari_walk_forward_of(w, ring ? ARI_OPERATION_RING : ARI_OPERATION_ATTENTION, ARI_ATTENTION);
-    const ari_values gradient = w->now;
-    w->now = qkv_values(w, EXCHANGED);
-    for (int i = 0; i < w->now.n; i++)
-        w->now.at[i].id = f->in[i];
+    const ari_values gradient = w->edges.now;
+    w->edges.now = qkv_values(w, EXCHANGED);
+    for (int i = 0; i < w->edges.now.n; i++)
+        w->edges.now.at[i].id = f->in[i];
     pass_round(w);
-    const ari_values x = w->now;
-    w->now = gradient;
+    const ari_values x = w->edges.now;
+    w->edges.now = gradient;
     return x;
 }
 

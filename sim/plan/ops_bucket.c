@@ -18,8 +18,8 @@ static void add_block(const ari_walk *w, ari_part_list *list)
     const bool before = w->config->norm_place != AR_NORM_AFTER, after = w->config->norm_place != AR_NORM_BEFORE;
     if (before)
         add(w, list, ARI_NORM1);
-    add(w, list, w->packed ? ARI_QKV : ARI_Q);
-    if (!w->packed) {
+    add(w, list, w->form.packed ? ARI_QKV : ARI_Q);
+    if (!w->form.packed) {
         add(w, list, ARI_K);
         add(w, list, ARI_V);
     }
@@ -32,8 +32,8 @@ static void add_block(const ari_walk *w, ari_part_list *list)
         add(w, list, ARI_ATTENTION_NORM);
     if (before)
         add(w, list, ARI_NORM2);
-    add(w, list, w->gate_up ? ARI_GATE_UP : w->config->gated ? ARI_GATE : ARI_FIRST);
-    if (w->config->gated && !w->gate_up)
+    add(w, list, w->form.gate_up ? ARI_GATE_UP : w->config->gated ? ARI_GATE : ARI_FIRST);
+    if (w->config->gated && !w->form.gate_up)
         add(w, list, ARI_UP);
     add(w, list, ARI_DOWN);
     if (after)
@@ -50,7 +50,7 @@ static void add_ends(const ari_walk *w, ari_params *p)
         add(w, &p->before, ARI_POSITIONS);
     if (w->last && c->final_norm)
         add(w, &p->after, ARI_FINAL_NORM);
-    if (w->last && w->head && !(c->tied && w->first))
+    if (w->last && w->form.head && !(c->tied && w->first))
         add(w, &p->after, c->tied ? ARI_TOKENS : ARI_HEAD);
 }
 
@@ -107,11 +107,6 @@ ari_one_param ari_walk_param_at(ari_walk *w, const ari_params *p, size_t i)
     one.value = ari_walk_param(w, one.of.role, one.of.bias);
     one.elements = local_elements(w, &one.value);
     return one;
-}
-
-const char *ari_part_suffix(ari_param_part p)
-{
-    return p.bias ? ".bias" : ".weight";
 }
 
 /* --- buckets ------------------------------------------------------------------------------------------------------ */

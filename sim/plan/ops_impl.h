@@ -21,6 +21,29 @@ typedef struct ari_forward {
 typedef enum ari_scope { ARI_SCOPE_FORWARD, ARI_SCOPE_AGAIN, ARI_SCOPE_GRADIENTS, ARI_SCOPES } ari_scope;
 enum { ARI_FORWARDS = 32 };
 
+/* How this step is computed and stored, the same for all of it. */
+typedef struct ari_step_form {
+    bool exact, sp;
+    ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
+    bool by_tokens;                 /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
+    bool overlaps;                  /* collectives of tokens go beside products */
+    bool packed;                    /* q, k and v are one parameter */
+    bool gate_up;                   /* gate and up are one */
+    bool head;                      /* an LM head and a cross-entropy; without, the loss sums the output */
+} ari_step_form;
+
+/* Which values there are where the walk is, by their numbers. */
+typedef struct ari_edges {
+    size_t values, section;  /* as in ari_operations_values; of the model: 0, what comes before the blocks; block 0, ..;
+                                what comes after them */
+    size_t made[ARI_SCOPES]; /* in the section so far */
+    ari_values now;          /* what the next operation takes */
+    size_t entered, skip;    /* the value that the block takes; what goes past the branch, or its gradient */
+    bool unseen;             /* nothing is visited: a forward pass is gone through for the numbers of its values */
+    ari_forward forward[ARI_FORWARDS]; /* of the section, where its backward pass follows */
+    int forwards;
+} ari_edges;
+
 /* A walk over the operations of a rank. The first error, an overflow or the visitor's, stays in `st`; what is worked
  * out after it means nothing, and nothing more is visited. */
 typedef struct ari_walk {
@@ -32,13 +55,7 @@ typedef struct ari_walk {
     bool pipeline;                                      /* the walk goes through the stages of all ranks */
     size_t summing;                                     /* the ranks over which gradients are summed */
     size_t sharing, sharing_rank; /* of them, those that share out what ZeRO does; this one's number among these */
-    bool exact, sp;
-    ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
-    bool by_tokens;                 /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
-    bool overlaps;                  /* collectives of tokens go beside products */
-    bool packed;                    /* q, k and v are one parameter */
-    bool gate_up;                   /* gate and up are one */
-    bool head;                      /* an LM head and a cross-entropy; without, the loss sums the output */
+    ari_step_form form;
     ari_operation_pass pass;
     ar_pp_kind part;            /* of it */
     bool puts_off;              /* in what a backward pass for the input leaves to that for the weights */
@@ -56,14 +73,7 @@ typedef struct ari_walk {
     bool absent, unit; /* the rank has no samples of the micro-batch; what it does all the same, for what is shared */
     bool passed[2][AR_MAX_STAGES]; /* forward, backward: the stage has had a pass since the weights changed */
     ari_operation op;              /* the next to be visited */
-    size_t values, section;        /* as in ari_operations_values; of the model: 0, what comes before the blocks; block
-                                      0, ..; what comes after them */
-    size_t made[ARI_SCOPES];       /* in the section so far */
-    ari_values now;                /* what the next operation takes */
-    size_t entered, skip;          /* the value that the block takes; what goes past the branch, or its gradient */
-    bool unseen; /* nothing is visited: a forward pass is gone through for the numbers of its values */
-    ari_forward forward[ARI_FORWARDS]; /* of the section, where its backward pass follows */
-    int forwards;
+    ari_edges edges;
     ari_operation_visitor visit;
     void *user;
     ar_status st;
@@ -76,8 +86,6 @@ size_t ari_walk_add(ari_walk *w, size_t a, size_t b);
 void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end);
 /** Goes to a layer, ARI_NO_LAYER or a block, whose splits it reads from the plan. */
 void ari_walk_layer(ari_walk *w, size_t layer);
-/** Goes to a section of a pass, and its layer. */
-void ari_walk_section(ari_walk *w, size_t section);
 
 /* An operation: begun, its values and collectives added, visited. */
 ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role);
@@ -95,16 +103,10 @@ size_t ari_walk_stream_value(const ari_walk *w, size_t section);
 size_t ari_walk_message_value(const ari_walk *w, size_t stage, bool received);
 /** Of the section's forward pass, gone through unseen; NULL: it has none. */
 ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role role);
-/** Whether the walk's stage is the pipeline's first, and its last. */
-bool ari_walk_is_first(const ari_walk *w);
-bool ari_walk_is_last(const ari_walk *w);
 
 /** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
 void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                    ari_call_often often, ari_role role, const char *tag);
-/** The collective that has been added last is of tokens that a product takes or makes: where collectives go beside
- *  products it does, cut into chunks of each rank's tokens, or whole. */
-void ari_walk_beside(ari_walk *w, bool cut);
 /** The collective that has been added last happens so many times. */
 void ari_walk_repeat(ari_walk *w, size_t times);
 
@@ -115,8 +117,6 @@ ar_placement ari_walk_placed(ar_placement p);
 bool ari_walk_same(ar_placement a, ar_placement b);
 /** Between the tensor-parallel regions: by tokens with sequence parallelism, else whole. */
 ar_placement ari_walk_stream(const ari_walk *w);
-/** Of a gradient: whole and used by each rank for itself, it is a sum over them, and so on (ar_placement_gradient). */
-ar_placement ari_gradient_of(ar_placement p);
 /** This rank's extents of a value that is placed so. */
 void ari_walk_place(const ari_walk *w, ari_op_value *v);
 /** An activation [b, s, features]. copies as in ari_op_value. */
@@ -231,8 +231,6 @@ typedef struct ari_walk_bucket {
 ari_params ari_walk_all_params(ari_walk *w);
 /** Parameter i in that order; the walk is at its layer then. */
 ari_one_param ari_walk_param_at(ari_walk *w, const ari_params *p, size_t i);
-/** ".bias", ".weight". Static storage. */
-const char *ari_part_suffix(ari_param_part p);
 
 /* A unit of those that ZeRO-2 reduces one after the other: a layer, or ARI_NO_LAYER, the root unit; of all buckets. */
 enum { ARI_ALL_UNITS = SIZE_MAX - 1 };
@@ -240,40 +238,18 @@ typedef void (*ari_bucket_fn)(ari_walk *w, const ari_walk_bucket *b, size_t inde
 /** Calls f for each bucket of a unit, in the order in which they become complete. */
 void ari_walk_each_bucket(ari_walk *w, const ari_params *all, size_t unit, ari_bucket_fn f);
 
-/* --- sums and shares (ops_shares.c) ------------------------------------------------------------------------------- */
+/* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
 
 /** ZeRO's stage; 1 where one rank has all shares. */
 int ari_walk_zero(const ari_walk *w);
-/** Whether several ranks share out what ZeRO does not keep whole. */
-bool ari_walk_shares(const ari_walk *w);
-/** The group that does. */
-ari_over ari_walk_sharing(const ari_walk *w);
-/** Of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the index is
- *  needed whole, to which the own terms are raised before they are added. */
-void ari_walk_sum(ari_walk *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
-                  ari_role role, const char *tag);
-/** Places a value over all axes along which gradients are summed. */
-void ari_walk_over_dp(ari_op_value *v, ar_placement p);
-/** A run of n elements; whole on each of the N ranks that share, or each has its share, the first (n mod N) of one
- *  more. */
-ari_op_value ari_walk_run(const ari_walk *w, size_t n, ar_dtype dtype, bool share);
-/** With buckets that overlap the backward pass the operation's collectives are on their queue. */
-void ari_walk_beside_passes(ari_walk *w);
-/** Of what a bucket, or its completion, moves: operations of the step. */
-void ari_walk_sum_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index);
-void ari_walk_complete_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index);
-void ari_walk_gather_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index);
 /** Before a unit's pass: ZeRO-3 gathers its weights. */
 void ari_walk_unit_begins(ari_walk *w, size_t unit);
 /** After its backward pass, and after that of its stage: ZeRO-2 reduces its gradients where they are due. */
 void ari_walk_unit_ends(ari_walk *w, size_t unit);
 void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end);
-
-/* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
 void ari_walk_start(ari_walk *w);
 void ari_walk_before(ari_walk *w);
 void ari_walk_after(ari_walk *w);
-void ari_walk_params(ari_walk *w, ari_param_visitor visit);
 void ari_walk_buckets(ari_walk *w);
 
 #endif

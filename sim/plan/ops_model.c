@@ -2,13 +2,15 @@
 /* The forward and the backward pass of a stage of a model, which may be all of it, module by module. */
 #include "sim/plan/ops_impl.h"
 
+#include <string.h>
+
 /* --- what works element by element, or head by head --------------------------------------------------------------- */
 
 /* What the next operation takes is this value, of the model's width. */
 static void take_value(ari_walk *w, size_t id)
 {
-    w->now = (ari_values){.at = {ari_walk_activation(w, w->config->hidden, ari_walk_stream(w), 1)}, .n = 1};
-    w->now.at[0].id = id;
+    w->edges.now = (ari_values){.at = {ari_walk_activation(w, w->config->hidden, ari_walk_stream(w), 1)}, .n = 1};
+    w->edges.now.at[0].id = id;
 }
 
 /* An operation from activations of these features to others, placed alike. */
@@ -37,15 +39,15 @@ static void residual(ari_walk *w, ari_role role)
 {
     const bool whole = role == ARI_LAYER, backward = w->pass == ARI_PASS_BACKWARD;
     ari_operation *op = local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_walk_stream(w));
-    op->input[1].id = w->skip;
+    op->input[1].id = w->edges.skip;
     if (whole)
-        op->output[0].id = ari_walk_stream_value(w, backward ? w->section : w->section + 1);
+        op->output[0].id = ari_walk_stream_value(w, backward ? w->edges.section : w->edges.section + 1);
     if (backward) {
-        const size_t of = whole ? w->entered : ari_walk_forward_of(w, ARI_OPERATION_RESIDUAL, role)->out[0];
+        const size_t of = whole ? w->edges.entered : ari_walk_forward_of(w, ARI_OPERATION_RESIDUAL, role)->out[0];
         op->input[0].of = op->input[1].of = op->output[0].of = of;
     }
     ari_walk_make(w);
-    w->skip = w->now.at[0].id;
+    w->edges.skip = w->edges.now.at[0].id;
 }
 
 /* What a norm works on. */
@@ -139,8 +141,8 @@ static branch_ops attention_of(const ari_walk *w)
 {
     static const ari_role parts[] = {ARI_Q, ARI_K, ARI_V};
     branch_ops b = branch_of(&w->block.attention, ARI_ATTENTION, ARI_OUT);
-    for (b.first.n = 0; b.first.n < (w->packed ? 1 : 3); b.first.n++)
-        b.first.part[b.first.n] = w->packed ? ARI_QKV : parts[b.first.n];
+    for (b.first.n = 0; b.first.n < (w->form.packed ? 1 : 3); b.first.n++)
+        b.first.part[b.first.n] = w->form.packed ? ARI_QKV : parts[b.first.n];
     return b;
 }
 
@@ -180,8 +182,8 @@ static branch_ops mlp_of(const ari_walk *w)
 {
     const bool gated = w->config->gated;
     branch_ops b = branch_of(&w->block.mlp, ARI_MLP, ARI_DOWN);
-    b.first.n = gated && !w->gate_up ? 2 : 1;
-    b.first.part[0] = w->gate_up ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST;
+    b.first.n = gated && !w->form.gate_up ? 2 : 1;
+    b.first.part[0] = w->form.gate_up ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST;
     b.first.part[1] = ARI_UP;
     return b;
 }
@@ -195,7 +197,7 @@ static void activation(ari_walk *w, const branch_ops *b)
                               gated && !backward ? 2 : 1, w->config->ffn, at);
     if (gated && backward) {
         op->output[op->outputs++] = op->output[0];
-        op->output[0].id = op->output[1].id = w->gate_up ? ari_walk_new_value(w) : 0;
+        op->output[0].id = op->output[1].id = w->form.gate_up ? ari_walk_new_value(w) : 0;
     }
     for (int i = 0; i < 2 && gated; i++)
         (backward ? op->output : op->input)[i].role = i == 0 ? ARI_GATE : ARI_UP;
@@ -247,8 +249,8 @@ static void leave(ari_walk *w, ar_recompute part)
 /* Enters it in the backward pass: by its forward pass once more. The gradients wait. */
 static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*again)(ari_walk *w))
 {
-    const ari_values gradient = w->now;
-    const size_t skip = w->skip;
+    const ari_values gradient = w->edges.now;
+    const size_t skip = w->edges.skip;
     enter(w, part);
     if (w->within != part)
         return;
@@ -258,8 +260,8 @@ static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*again
     again(w);
     w->recomputed = false;
     w->pass = ARI_PASS_BACKWARD;
-    w->now = gradient;
-    w->skip = skip;
+    w->edges.now = gradient;
+    w->edges.skip = skip;
 }
 
 /* The norms of a block that the config has. */
@@ -283,7 +285,7 @@ static void block_norm_backward(ari_walk *w, ari_role role)
 
 static void up_to_mlp(ari_walk *w)
 {
-    w->entered = w->skip = w->now.at[0].id;
+    w->edges.entered = w->edges.skip = w->edges.now.at[0].id;
     block_norm(w, ARI_NORM1);
     enter(w, AR_RECOMPUTE_SELECTIVE);
     attention(w);
@@ -319,13 +321,13 @@ static void block_again(ari_walk *w)
 /* What the attention of the block takes. */
 static size_t before_attention(ari_walk *w)
 {
-    return has_norm(w, ARI_NORM1) ? ari_walk_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0] : w->entered;
+    return has_norm(w, ARI_NORM1) ? ari_walk_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0] : w->edges.entered;
 }
 
 static void block_backward(ari_walk *w)
 {
-    w->skip = w->now.at[0].id;
-    enter_back(w, AR_RECOMPUTE_FULL, w->entered, block_again);
+    w->edges.skip = w->edges.now.at[0].id;
+    enter_back(w, AR_RECOMPUTE_FULL, w->edges.entered, block_again);
     dropout(w, ARI_MLP_DROPPED);
     block_norm_backward(w, ARI_MLP_NORM);
     mlp_backward(w);
@@ -366,8 +368,9 @@ static void embedding(ari_walk *w)
     op->made = made[w->outer.tokens];
     op->output[op->outputs++] = ari_walk_activation(w, h, vocab ? ari_walk_stream(w) : op->made, 1);
     if (vocab)
-        ari_walk_call(w, w->sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
-                      w->activations == AR_F32 ? AR_I32 : w->activations, ARI_EACH_PASS, ARI_TOKENS, ".weight");
+        ari_walk_call(w, w->form.sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
+                      w->form.activations == AR_F32 ? AR_I32 : w->form.activations, ARI_EACH_PASS, ARI_TOKENS,
+                      ".weight");
     ari_walk_make(w);
     if (!vocab)
         ari_walk_exchange(w, made[w->outer.tokens], ari_walk_stream(w), ARI_TOKENS);
@@ -416,25 +419,25 @@ static bool loss_parallel(const ari_walk *w)
 
 static ari_operation *loss_of(ari_walk *w)
 {
-    const size_t width = w->head ? w->config->vocab : w->config->hidden;
+    const size_t width = w->form.head ? w->config->vocab : w->config->hidden;
     const ar_placement logits = loss_parallel(w) ? ari_by_features : ari_whole;
-    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->head ? logits : ari_walk_stream(w));
+    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->form.head ? logits : ari_walk_stream(w));
 }
 
 /* Of logits that stay sharded a maximum, a denominator and the target's bits are found for each token; with label
  * smoothing the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
 static void loss(ari_walk *w)
 {
-    if (w->head) {
+    if (w->form.head) {
         const ari_linear_ops head = head_of(w);
         ari_walk_linear(w, &head);
     }
     ari_operation *op = loss_of(w);
-    if (w->head) {
+    if (w->form.head) {
         op->output[0] = ids(w);
         op->output[0].dtype = AR_F32;
     }
-    if (w->head && loss_parallel(w)) {
+    if (w->form.head && loss_parallel(w)) {
         op->made = (ar_placement){AR_PARTIAL_SUM, 0};
         const size_t n = ari_walk_mul(w, w->c->run.loss.label_smoothing > 0.0 ? 2 : 1, w->tokens);
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
@@ -450,7 +453,7 @@ static void loss_backward(ari_walk *w)
     take_value(w, ari_walk_forward_of(w, ARI_OPERATION_LOSS, ARI_LOSS)->in[0]);
     loss_of(w);
     ari_walk_make(w);
-    if (w->head) {
+    if (w->form.head) {
         const ari_linear_ops head = head_of(w);
         ari_walk_linear_backward(w, &head, NULL, NULL);
     }
@@ -465,6 +468,15 @@ static void end_forward(ari_walk *w)
     loss(w);
 }
 
+/* Goes to a section of a pass, and its layer. */
+static void begin_section(ari_walk *w, size_t section)
+{
+    w->edges.section = section;
+    w->edges.forwards = 0;
+    memset(w->edges.made, 0, sizeof w->edges.made);
+    ari_walk_layer(w, section == 0 || section > w->config->layers ? ARI_NO_LAYER : section - 1);
+}
+
 /* What the forward pass gives to a section of the stage, which may be the one after its last: what its neighbour has
  * sent, what the embedding makes, or a block. */
 static void take_stream(ari_walk *w, size_t section)
@@ -473,10 +485,10 @@ static void take_stream(ari_walk *w, size_t section)
     ari_walk_stage_layers(w, w->stage, &begin, &end);
     if (section > begin + 1) {
         take_value(w, ari_walk_stream_value(w, section));
-    } else if (!ari_walk_is_first(w)) {
+    } else if (w->stage > 0) {
         take_value(w, ari_walk_message_value(w, w->stage, true));
     } else {
-        ari_walk_section(w, 0);
+        begin_section(w, 0);
         embedding(w);
     }
 }
@@ -484,18 +496,18 @@ static void take_stream(ari_walk *w, size_t section)
 /* Goes to a section in the backward pass: through its forward pass, unseen. */
 static void section_backward(ari_walk *w, size_t section, void (*forward)(ari_walk *w))
 {
-    const ari_values gradient = w->now;
-    const bool unseen = w->unseen;
+    const ari_values gradient = w->edges.now;
+    const bool unseen = w->edges.unseen;
     w->pass = ARI_PASS_FORWARD;
-    w->unseen = true;
+    w->edges.unseen = true;
     if (section > 0)
         take_stream(w, section);
-    ari_walk_section(w, section);
-    w->entered = w->now.at[0].id;
+    begin_section(w, section);
+    w->edges.entered = w->edges.now.at[0].id;
     forward(w);
     w->pass = ARI_PASS_BACKWARD;
-    w->unseen = unseen;
-    w->now = gradient;
+    w->edges.unseen = unseen;
+    w->edges.now = gradient;
 }
 
 static void begin_backward(ari_walk *w)
@@ -511,14 +523,14 @@ static void take_sent(ari_walk *w)
 {
     size_t begin = 0, end = 0;
     ari_walk_stage_layers(w, w->stage, &begin, &end);
-    w->unseen = true;
+    w->edges.unseen = true;
     if (w->pass == ARI_PASS_FORWARD)
         take_stream(w, end + 1);
     else if (begin < end)
         take_value(w, ari_walk_stream_value(w, begin + 1));
     else
         begin_backward(w);
-    w->unseen = false;
+    w->edges.unseen = false;
 }
 
 /* What goes from stage to stage is what a block takes and makes, each rank's own part of it. */
@@ -528,7 +540,7 @@ void ari_walk_message(ari_walk *w, bool sends)
                                                 {ARI_ON_RECV_GRADIENT, ARI_ON_SEND_GRADIENT}};
     const bool back = w->pass == ARI_PASS_BACKWARD, up = sends != back;
     const size_t to = !sends ? w->stage : back ? w->stage - 1 : w->stage + 1;
-    if (up ? ari_walk_is_last(w) : ari_walk_is_first(w))
+    if (up ? w->stage + 1 == w->stages : w->stage == 0)
         return;
     take_value(w, ari_walk_message_value(w, to, false));
     if (sends)
@@ -538,8 +550,8 @@ void ari_walk_message(ari_walk *w, bool sends)
     const size_t *own = op->output[0].local;
     op->output[0].id = ari_walk_message_value(w, to, !sends);
     ari_walk_call(w, sends ? ARI_CALL_SEND : ARI_CALL_RECV, ARI_OVER_PP,
-                  ari_walk_mul(w, ari_walk_mul(w, own[0], own[1]), own[2]), w->activations, ARI_EACH_PASS, ARI_NO_ROLE,
-                  back ? "gradient" : "activation");
+                  ari_walk_mul(w, ari_walk_mul(w, own[0], own[1]), own[2]), w->form.activations, ARI_EACH_PASS,
+                  ARI_NO_ROLE, back ? "gradient" : "activation");
     op->call[0].queue = queues[back][sends];
     ari_walk_make(w);
 }
@@ -550,12 +562,12 @@ void ari_walk_forward(ari_walk *w)
     ari_walk_stage_layers(w, w->stage, &begin, &end);
     take_stream(w, begin + 1);
     for (size_t i = begin; i < end && w->st == AR_OK; i++) {
-        ari_walk_section(w, i + 1);
+        begin_section(w, i + 1);
         ari_walk_unit_begins(w, i);
         block(w);
     }
-    ari_walk_section(w, ari_walk_is_last(w) ? w->config->layers + 1 : 0);
-    if (ari_walk_is_last(w))
+    begin_section(w, w->stage + 1 == w->stages ? w->config->layers + 1 : 0);
+    if (w->stage + 1 == w->stages)
         end_forward(w);
 }
 
@@ -564,7 +576,7 @@ void ari_walk_backward(ari_walk *w)
     size_t begin = 0, end = 0;
     ari_walk_stage_layers(w, w->stage, &begin, &end);
     take_value(w, ari_walk_message_value(w, w->stage, true));
-    if (ari_walk_is_last(w))
+    if (w->stage + 1 == w->stages)
         begin_backward(w);
     for (size_t i = end; i-- > begin && w->st == AR_OK;) {
         section_backward(w, i + 1, block);
@@ -572,8 +584,8 @@ void ari_walk_backward(ari_walk *w)
         block_backward(w);
         ari_walk_unit_ends(w, i);
     }
-    ari_walk_section(w, 0);
-    if (ari_walk_is_first(w)) {
+    begin_section(w, 0);
+    if (w->stage == 0) {
         section_backward(w, 0, embedding);
         embedding_backward(w);
     }

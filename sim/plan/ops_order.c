@@ -35,23 +35,23 @@ static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor 
     const int tp = ari_at_least_one(p->tp);
     ari_walk w = {.c = c,
                   .config = c->config,
-                  .exact = c->run.numerics == AR_NUMERICS_EXACT,
-                  .activations = ar_activations_of(c->run.precision),
-                  .matrices = ar_matrices_of(c->run.precision, c->run.storage),
-                  .sp = p->sp && tp > 1,
-                  .packed = c->config->arch == AR_ARCH_GPT2 || c->config->arch == AR_ARCH_PHI3,
-                  .gate_up = c->config->arch == AR_ARCH_PHI3,
-                  .head = c->config->arch != AR_ARCH_STACK,
+                  .form = {.exact = c->run.numerics == AR_NUMERICS_EXACT,
+                           .activations = ar_activations_of(c->run.precision),
+                           .matrices = ar_matrices_of(c->run.precision, c->run.storage),
+                           .sp = p->sp && tp > 1,
+                           .packed = c->config->arch == AR_ARCH_GPT2 || c->config->arch == AR_ARCH_PHI3,
+                           .gate_up = c->config->arch == AR_ARCH_PHI3,
+                           .head = c->config->arch != AR_ARCH_STACK},
                   .layer = ARI_NO_LAYER,
                   .times = 1,
-                  .values = ari_operations_values(c),
+                  .edges = {.values = ari_operations_values(c)},
                   .visit = visit,
                   .user = user};
     place_rank(&w, p, rank);
-    w.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
-    w.overlaps = w.sp && p->overlap > 1 && ari_walk_positions(&w) > 1;
+    w.form.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
+    w.form.overlaps = w.form.sp && p->overlap > 1 && ari_walk_positions(&w) > 1;
     if (w.st == AR_OK)
-        w.st = ar_plan_outer(&c->run.plan, c->config, w.by_tokens, &w.outer);
+        w.st = ar_plan_outer(&c->run.plan, c->config, w.form.by_tokens, &w.outer);
     return w;
 }
 
@@ -254,10 +254,20 @@ ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_vi
     return w.st;
 }
 
+static void visit_params(ari_walk *w, ari_param_visitor visit)
+{
+    const ari_params all = ari_walk_all_params(w);
+    for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
+        const ari_one_param p = ari_walk_param_at(w, &all, i);
+        if (w->st == AR_OK)
+            w->st = visit(w->user, p.layer, &p.value);
+    }
+}
+
 ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visitor visit, void *user)
 {
     ari_walk w = walk_of(c, rank, NULL, user);
-    ari_walk_params(&w, visit);
+    visit_params(&w, visit);
     return w.st;
 }
 

@@ -159,7 +159,7 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
     if (bias)
         v.ndim = 1;
     if (v.ndim == 2)
-        v.dtype = w->matrices;
+        v.dtype = w->form.matrices;
     ari_walk_place(w, &v);
     return v;
 }

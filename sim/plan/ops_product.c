@@ -40,17 +40,17 @@ static ari_op_value held(ari_walk *w, const ari_op_value *v, ar_placement at)
 /* The operation takes what there is, held to be placed so. */
 static void take(ari_walk *w, ar_placement at)
 {
-    w->op.inputs = w->now.n;
-    for (int i = 0; i < w->now.n; i++)
-        w->op.input[i] = held(w, &w->now.at[i], at);
+    w->op.inputs = w->edges.now.n;
+    for (int i = 0; i < w->edges.now.n; i++)
+        w->op.input[i] = held(w, &w->edges.now.at[i], at);
 }
 
 /* It makes the same of it, placed so. */
 static void give(ari_walk *w, ar_placement at)
 {
-    w->op.outputs = w->now.n;
-    for (int i = 0; i < w->now.n; i++)
-        w->op.output[i] = placed(w, &w->now.at[i], at);
+    w->op.outputs = w->edges.now.n;
+    for (int i = 0; i < w->edges.now.n; i++)
+        w->op.output[i] = placed(w, &w->edges.now.at[i], at);
 }
 
 static size_t width_of(ari_walk *w, const ari_values *x)
@@ -61,20 +61,33 @@ static size_t width_of(ari_walk *w, const ari_values *x)
     return width;
 }
 
+/* The collective that has been added last is of tokens that a product takes or makes: where collectives go beside
+ * products it does, cut into chunks of each rank's tokens, or whole. K chunks of n positions are of ceil(n/K), and fewer
+ * than K where that many are enough. */
+static void put_beside(ari_walk *w, bool cut)
+{
+    const size_t n = ari_walk_positions(w), k = (size_t)w->c->run.parallel.overlap;
+    if (w->op.calls == 0 || !w->form.overlaps)
+        return;
+    ari_op_call *call = &w->op.call[w->op.calls - 1];
+    call->queue = ARI_ON_TP;
+    call->chunk = cut ? call->elements / n * ((n + k - 1) / k) : call->elements;
+}
+
 /* To the whole by an all-gather or an all-reduce, or from it to the own part: one of the two. */
 static void step(ari_walk *w, ar_hop hop, ari_role role, ari_role tagged, const char *tag)
 {
-    const size_t n = ari_walk_mul(w, w->tokens, width_of(w, &w->now));
+    const size_t n = ari_walk_mul(w, w->tokens, width_of(w, &w->edges.now));
     ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
     take(w, hop.from);
     give(w, hop.to);
     w->op.made = hop.from;
     if (is_shard(hop.from))
-        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
+        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
     else if (hop.from.kind == AR_PARTIAL_SUM)
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->activations, ARI_EACH_PASS, tagged, tag);
+        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
     if (w->multiplied) /* what is gathered again is summed over all tokens */
-        ari_walk_beside(w, !w->again);
+        put_beside(w, !w->again);
     ari_walk_make(w);
 }
 
@@ -118,13 +131,13 @@ void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role
         return;
     }
     const size_t part =
-        ari_walk_mul(w, w->tokens, width_of(w, &w->now)) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
+        ari_walk_mul(w, w->tokens, width_of(w, &w->edges.now)) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
     ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
     take(w, from);
     give(w, to);
     w->op.made = from;
-    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1), w->activations,
-                  ARI_EACH_PASS, role, weight_tag);
+    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1),
+                  w->form.activations, ARI_EACH_PASS, role, weight_tag);
     ari_walk_make(w);
 }
 
@@ -136,25 +149,25 @@ static void fold(ari_walk *w, const ari_linear_ops *l, size_t cols, size_t terms
 {
     const size_t rows = w->tokens, n = ari_walk_mul(w, rows, cols);
     const ari_role role = l->part[0];
-    if (w->exact) {
+    if (w->form.exact) {
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, cols, AR_I32, ARI_EACH_VERSION, role, weight_tag);
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, rows, AR_I32, ARI_EACH_PASS, role, weight_tag);
         ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_walk_mul(w, n, ari_sum_limbs(terms)), AR_I64,
                       ARI_EACH_PASS, role, weight_tag);
     } else {
-        ari_walk_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->activations,
-                      ARI_EACH_PASS, role, weight_tag);
+        ari_walk_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
+                      w->form.activations, ARI_EACH_PASS, role, weight_tag);
     }
     if (is_shard(to))
-        ari_walk_beside(w, true);
-    else if (w->exact)
+        put_beside(w, true);
+    else if (w->form.exact)
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
 }
 
 /* Where B's rows are cut, the exponents of its columns, one for each of the `terms`, are those of all ranks. */
 static void column_exponents(ari_walk *w, size_t terms, ari_call_often often, ari_role role)
 {
-    if (w->exact)
+    if (w->form.exact)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, terms, AR_I32, often, role, weight_tag);
 }
 
@@ -242,11 +255,11 @@ static void keep_input(ari_walk *w, const ari_linear_ops *l, size_t id)
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
 {
     const ar_placement leaves = folded(made(l), l->split.to);
-    const size_t before = w->now.at[0].id;
+    const size_t before = w->edges.now.at[0].id;
     w->stays = gathers_again(w, l);
     around(w, l, (ar_hop){l->split.from, taken(l)}, l->module);
     w->stays = false;
-    const size_t x = w->now.at[0].id;
+    const size_t x = w->edges.now.at[0].id;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     take(w, taken(l));
     op->made = made(l);
@@ -273,14 +286,23 @@ void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l)
 {
     if (!gathers_again(w, l))
         redistribute(w, (ar_hop){l->split.from, taken(l)}, l->module, l->part[0], weight_tag);
-    keep_input(w, l, w->now.at[0].id);
+    keep_input(w, l, w->edges.now.at[0].id);
+}
+
+/* Of a gradient: whole and used by each rank for itself, it is a sum over them, and so on (ar_placement_gradient). */
+static ar_placement gradient_of(ar_placement p)
+{
+    ar_placement g = p;
+    const ar_status st = ar_placement_gradient(&g, p);
+    (void)st; /* no value of the list is a maximum */
+    return g;
 }
 
 /* dX from dY of all weights, one sum over them. Of ranks that hold the same part of one the first alone counts it.
  * Where it is placed then. */
 static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, ar_placement dy)
 {
-    const ar_placement makes = ari_gradient_of(taken(l)), leaves = folded(makes, gradient_at(l->split.from));
+    const ar_placement makes = gradient_of(taken(l)), leaves = folded(makes, gradient_at(l->split.from));
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     op->made = makes;
     take(w, dy);
@@ -293,9 +315,9 @@ static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, ar_plac
     const ari_op_value x = {.shape = {[2] = op->weight[0].shape[1]}};
     op->output[op->outputs++] = placed(w, &x, leaves);
     if (cuts_rows(l))
-        fold(w, l, x.shape[2], width_of(w, &w->now), leaves);
+        fold(w, l, x.shape[2], width_of(w, &w->edges.now), leaves);
     else if (cuts_columns(l))
-        column_exponents(w, width_of(w, &w->now), ARI_EACH_VERSION, l->part[0]);
+        column_exponents(w, width_of(w, &w->edges.now), ARI_EACH_VERSION, l->part[0]);
     ari_walk_make(w);
     return leaves;
 }
@@ -306,7 +328,7 @@ static void sum_over_positions(ari_walk *w, const ari_op_value *weight, ari_role
 {
     const size_t out = weight->local[0], in = weight->local[1];
     const size_t sums = ari_walk_mul(w, ari_walk_mul(w, out, in), ari_sum_limbs(w->c->run.seq));
-    if (!w->exact || ari_walk_cp(w) == 1)
+    if (!w->form.exact || ari_walk_cp(w) == 1)
         return;
     ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_CP, ari_walk_mul(w, w->own, ari_walk_add(w, out, in)), AR_I32,
                   ARI_EACH_PASS, role, weight_tag);
@@ -323,7 +345,7 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     op->input[op->inputs++] = *dy;
     op->output[op->outputs++] = param;
     for (int i = 0; i < ARI_PLACED_AXES; i++)
-        op->output[0].at[i] = ari_gradient_of(param.at[i]);
+        op->output[0].at[i] = gradient_of(param.at[i]);
     op->made = op->output[0].at[ARI_AXIS_TP];
     if (x && x->ndim == 3 && param.ndim == 2) { /* dW = dY^T X: Y's and X's features, summed over the tokens */
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
@@ -356,7 +378,7 @@ static void bias_gradients(ari_walk *w, const ari_linear_ops *l, const ari_value
 /* Whether what the layer gathers again comes behind the products of an earlier one. */
 static bool comes_early(const ari_walk *w, const ari_linear_ops *l)
 {
-    return w->overlaps && w->part == AR_PP_BACKWARD && gathers_again(w, l) &&
+    return w->form.overlaps && w->part == AR_PP_BACKWARD && gathers_again(w, l) &&
            gathers_tokens((ar_hop){l->split.from, taken(l)});
 }
 
@@ -372,13 +394,13 @@ static ari_op_value kept_input(ari_walk *w, const ari_linear_ops *l)
 /* That once more, for its weights' gradients: gathered, unless it is there already. */
 static void gather_again(ari_walk *w, const ari_linear_ops *l)
 {
-    const ari_values gradients = w->now;
-    w->now = (ari_values){.at = {kept_input(w, l)}, .n = 1};
+    const ari_values gradients = w->edges.now;
+    w->edges.now = (ari_values){.at = {kept_input(w, l)}, .n = 1};
     w->again = true;
     around(w, l, (ar_hop){l->split.from, taken(l)}, l->module);
     w->again = false;
-    keep_input(w, l, w->now.at[0].id);
-    w->now = gradients;
+    keep_input(w, l, w->edges.now.at[0].id);
+    w->edges.now = gradients;
 }
 
 /* That x and dy stay for the gradients of the weights, x as it was kept. */
@@ -413,22 +435,22 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_val
 /* The gradients of the layer's outputs, those of the parts of one as one. */
 static void take_gradients(ari_walk *w, const ari_linear_ops *l)
 {
-    const ari_op_value last = w->now.at[w->now.n - 1];
-    if (w->now.n > l->n)
-        w->now.at[0] = last;
-    w->now.n = l->n;
+    const ari_op_value last = w->edges.now.at[w->edges.now.n - 1];
+    if (w->edges.now.n > l->n)
+        w->edges.now.at[0] = last;
+    w->edges.now.n = l->n;
     for (int i = 0; i < l->n; i++) {
-        w->now.at[i].role = l->part[i];
-        w->now.at[i].shape[2] = ari_walk_param(w, l->part[i], false).shape[0];
+        w->edges.now.at[i].role = l->part[i];
+        w->edges.now.at[i].shape[2] = ari_walk_param(w, l->part[i], false).shape[0];
     }
 }
 
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
                               const ari_linear_ops *after)
 {
-    const ar_placement dy = ari_gradient_of(made(l));
+    const ar_placement dy = gradient_of(made(l));
     take_gradients(w, l);
-    const ari_values came = w->now;
+    const ari_values came = w->edges.now;
     around(w, l, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
     if (!before && comes_early(w, l))
         gather_again(w, l);

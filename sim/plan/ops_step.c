@@ -1,15 +1,250 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is outside of the passes: parameters made equal at the start; of a step the sums over ranks and the update. */
+/* What is outside of the passes: parameters made equal at the start; of a step the sums over ranks, bucket by bucket,
+ * what ranks share out of them and of the weights, and the update. */
 #include "sim/plan/ops_impl.h"
+
+/* --- sums over ranks ---------------------------------------------------------------------------------------------- */
+
+/* Whether several ranks share out what ZeRO does not keep whole. */
+static bool has_shares(const ari_walk *w)
+{
+    return w->c->run.parallel.zero > 0 && w->sharing > 1;
+}
+
+/* The group that does. */
+static ari_over sharing_group(const ari_walk *w)
+{
+    return w->sharing < w->summing ? ARI_OVER_SHARD : ARI_OVER_DP;
+}
+
+/* Of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the index is
+ * needed whole, to which the own terms are raised before they are added. */
+static void call_sum(ari_walk *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
+                     ari_role role, const char *tag)
+{
+    const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
+    if (!w->form.exact) {
+        ari_walk_call(w, kind, over, n, dtype, often, role, tag);
+        return;
+    }
+    ari_walk_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
+    ari_walk_call(w, kind, over, shares ? n : ari_walk_mul(w, 2, n), AR_I64, often, role, tag);
+    if (shares)
+        ari_walk_call(w, kind, over, n, AR_I64, often, role, tag);
+}
+
+/* Places a value over all axes along which gradients are summed. */
+static void place_over_dp(ari_op_value *v, ar_placement p)
+{
+    for (int axis = ARI_AXIS_DP; axis <= ARI_AXIS_INNER; axis++)
+        v->at[axis] = p;
+}
+
+static size_t own_slice(const ari_walk *w, size_t n)
+{
+    return n / w->sharing + (w->sharing_rank < n % w->sharing);
+}
+
+/* A run of n elements; whole on each of the N ranks that share, or each has its share, the first (n mod N) of one
+ * more. */
+static ari_op_value run_of(const ari_walk *w, size_t n, ar_dtype dtype, bool share)
+{
+    ari_op_value v = {.dtype = dtype, .ndim = 1, .shape = {n}, .local = {n}, .copies = 1};
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        v.at[axis] = ari_whole;
+    if (share) {
+        place_over_dp(&v, (ar_placement){AR_SHARD, 0});
+        v.local[0] = own_slice(w, n);
+    }
+    return v;
+}
+
+/* --- buckets ------------------------------------------------------------------------------------------------------ */
+
+static ari_operation *begin_bucket(ari_walk *w, ari_operation_kind kind, const ari_walk_bucket *b, size_t index)
+{
+    ari_operation *op = ari_walk_begin(w, kind, b->first.of.role);
+    op->bucket = index;
+    op->params = b->params;
+    op->last = b->latest;
+    op->made = ari_whole;
+    return op;
+}
+
+static ar_dtype stored_as(const ari_walk_bucket *b)
+{
+    return b->kind & ARI_KIND_NARROW ? AR_BF16 : AR_F32;
+}
+
+/* With buckets that overlap the backward pass the operation's collectives are on their queue. */
+static void put_beside_passes(ari_walk *w)
+{
+    for (int i = 0; i < w->op.calls; i++)
+        w->op.call[i].queue = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP ? ARI_ON_BUCKETS : ARI_ON_MAIN;
+}
+
+/* Its values before and after. */
+static ari_operation *begin_sum_of(ari_walk *w, const ari_walk_bucket *b, size_t index)
+{
+    const bool spread = (b->kind & ARI_KIND_SPREAD) != 0, ends = (b->kind & ARI_KIND_ENDS) != 0;
+    const ar_placement partial = {AR_PARTIAL_SUM, 0};
+    ari_operation *op = begin_bucket(w, ARI_OPERATION_GRADIENT_SUM, b, index);
+    ari_op_value *in = &op->input[op->inputs++];
+    *in = run_of(w, b->elements, stored_as(b), false);
+    place_over_dp(in, partial);
+    in->at[ARI_AXIS_TP] = op->made = spread ? partial : ari_whole;
+    in->at[ARI_AXIS_PP] = ends ? partial : ari_whole;
+    op->output[op->outputs++] = run_of(w, b->elements, stored_as(b), has_shares(w));
+    op->output[0].bias = b->first.of.bias;
+    return op;
+}
+
+/* ".bias", ".weight". Static storage. */
+static const char *suffix_of(ari_param_part p)
+{
+    return p.bias ? ".bias" : ".weight";
+}
+
+/* Of n elements over a group; slices: the rank's own of a whole of so many. */
+static void sum_over(ari_walk *w, const ari_walk_bucket *b, ari_over over, bool slices)
+{
+    const int first = w->op.calls;
+    const size_t n = slices ? own_slice(w, b->elements) : b->elements;
+    if (n > 0 || !slices)
+        call_sum(w, over, n, stored_as(b), false, ARI_EACH_STEP, b->first.of.role, suffix_of(b->first.of));
+    for (int i = first; i < w->op.calls && slices; i++)
+        w->op.call[i].sliced = w->op.call[i].elements / n * b->elements;
+}
+
+/* What is spread is complete before it is shared out. */
+static void sum_before(ari_walk *w, const ari_walk_bucket *b, bool slices)
+{
+    if (b->kind & ARI_KIND_SPREAD)
+        sum_over(w, b, ARI_OVER_TP, slices);
+    if (b->kind & ARI_KIND_ENDS)
+        sum_over(w, b, ARI_OVER_ENDS, slices);
+}
+
+static void share_out(ari_walk *w, const ari_walk_bucket *b, ari_call_often often)
+{
+    call_sum(w, sharing_group(w), b->elements, stored_as(b), true, often, b->first.of.role, suffix_of(b->first.of));
+}
+
+/* Of what a bucket, or its completion, moves: operations of the step. */
+static void sum_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+{
+    const ari_operation *op = begin_sum_of(w, b, index);
+    sum_before(w, b, false);
+    if (w->c->run.parallel.zero == 0)
+        sum_over(w, b, ARI_OVER_DP, false);
+    else if (has_shares(w))
+        share_out(w, b, ARI_EACH_STEP);
+    if (w->c->run.parallel.zero > 0)
+        sum_over(w, b, ARI_OVER_REPLICATE, true);
+    put_beside_passes(w);
+    if (op->calls > 0 || w->every_bucket)
+        ari_walk_visit(w);
+}
+
+/* Of the shares that the passes have left. */
+static void complete_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+{
+    ari_operation *op = begin_sum_of(w, b, index);
+    place_over_dp(&op->input[0], (ar_placement){AR_SHARD, 0});
+    op->input[0].local[0] = op->output[0].local[0];
+    sum_before(w, b, true);
+    sum_over(w, b, ARI_OVER_REPLICATE, true);
+    put_beside_passes(w);
+    if (op->calls > 0)
+        ari_walk_visit(w);
+}
+
+static ari_operation *begin_gather(ari_walk *w, const ari_walk_bucket *b, size_t index)
+{
+    ari_operation *op = begin_bucket(w, ARI_OPERATION_WEIGHT_GATHER, b, index);
+    op->input[op->inputs++] = run_of(w, b->elements, stored_as(b), true);
+    op->output[op->outputs++] = run_of(w, b->elements, stored_as(b), false);
+    op->output[0].bias = b->first.of.bias;
+    return op;
+}
+
+/* Of what a bucket, or its completion, moves: operations of the step. */
+static void gather_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+{
+    begin_gather(w, b, index);
+    ari_walk_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), ARI_EACH_STEP, ARI_NO_ROLE,
+                  "model");
+    ari_walk_visit(w);
+}
+
+/* --- units -------------------------------------------------------------------------------------------------------- */
+
+static void each_of_unit(ari_walk *w, size_t unit, ari_bucket_fn f)
+{
+    const ari_params all = ari_walk_all_params(w);
+    w->unit = true;
+    w->puts_off = w->part == AR_PP_BACKWARD_WEIGHT;
+    ari_walk_each_bucket(w, &all, unit, f);
+    w->unit = w->puts_off = false;
+}
+
+static void reduce_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+{
+    begin_sum_of(w, b, index);
+    share_out(w, b, ARI_EACH_MICRO);
+    put_beside_passes(w);
+    ari_walk_visit(w);
+}
+
+/* Those of the root unit once a step. */
+static void gather_weights(ari_walk *w, const ari_walk_bucket *b, size_t index)
+{
+    const ari_call_often often = b->unit == ARI_NO_LAYER ? ARI_EACH_STEP : ARI_EACH_MICRO;
+    begin_gather(w, b, index);
+    ari_walk_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), often, b->first.of.role,
+                  suffix_of(b->first.of));
+    w->op.call[0].queue = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP ? ARI_ON_WEIGHTS : ARI_ON_MAIN;
+    ari_walk_visit(w);
+}
+
+void ari_walk_unit_begins(ari_walk *w, size_t unit)
+{
+    if (ari_walk_zero(w) < 3 || w->part == AR_PP_BACKWARD_WEIGHT)
+        return;
+    each_of_unit(w, unit, gather_weights);
+    ari_walk_layer(w, unit);
+}
+
+/* By its hook, unless all wait for the end of the stage. */
+void ari_walk_unit_ends(ari_walk *w, size_t unit)
+{
+    const bool waits = w->c->run.ddp.mode == AR_BUCKETS_EAGER || w->part != AR_PP_BACKWARD;
+    if (ari_walk_zero(w) >= 2 && !waits)
+        each_of_unit(w, unit, reduce_bucket);
+}
+
+void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end)
+{
+    const bool waited = w->c->run.ddp.mode == AR_BUCKETS_EAGER || w->part != AR_PP_BACKWARD;
+    const bool root = w->first ? w->stage == 0 : w->stage + 1 == w->stages;
+    if (ari_walk_zero(w) < 2 || w->part == AR_PP_BACKWARD_INPUT)
+        return;
+    for (size_t i = end; waited && i-- > begin;)
+        each_of_unit(w, i, reduce_bucket);
+    if (root)
+        each_of_unit(w, ARI_NO_LAYER, reduce_bucket);
+}
+
+/* --- sums of numbers ----------------------------------------------------------------------------------------------- */
 
 /* An operation that is nothing but its collectives. */
 static void begin_sum(ari_walk *w, ari_operation_kind kind, size_t n, ar_dtype dtype)
 {
     ari_operation *op = ari_walk_begin(w, kind, ARI_NO_ROLE);
     op->made = ari_whole;
-    op->input[op->inputs++] = ari_walk_run(w, n, dtype, false);
-    ari_walk_over_dp(&op->input[0], (ar_placement){AR_PARTIAL_SUM, 0});
-    op->output[op->outputs++] = ari_walk_run(w, n, dtype, false);
+    op->input[op->inputs++] = run_of(w, n, dtype, false);
+    place_over_dp(&op->input[0], (ar_placement){AR_PARTIAL_SUM, 0});
+    op->output[op->outputs++] = run_of(w, n, dtype, false);
 }
 
 static void visit_if_moved(ari_walk *w)
@@ -39,7 +274,7 @@ void ari_walk_start(ari_walk *w)
         op->made = p.value.at[ARI_AXIS_TP];
         op->input[op->inputs++] = op->output[op->outputs++] = p.value;
         ari_walk_call(w, ARI_CALL_BROADCAST, ARI_OVER_DP, p.elements, p.value.dtype, ARI_AT_START, p.of.role,
-                      ari_part_suffix(p.of));
+                      suffix_of(p.of));
         ari_walk_visit(w);
     }
     ari_walk_layer(w, ARI_NO_LAYER);
@@ -62,15 +297,15 @@ void ari_walk_before(ari_walk *w)
 static void sum_loss(ari_walk *w)
 {
     const ar_placement partial = {AR_PARTIAL_SUM, 0};
-    const bool spread = w->last && w->sp && !w->head;
+    const bool spread = w->last && w->form.sp && !w->form.head;
     begin_sum(w, ARI_OPERATION_LOSS_SUM, 1, AR_F32);
-    ari_walk_over_dp(&w->op.input[0], w->last ? partial : ari_whole);
+    place_over_dp(&w->op.input[0], w->last ? partial : ari_whole);
     w->op.input[0].at[ARI_AXIS_TP] = spread ? partial : ari_whole;
     w->op.input[0].at[ARI_AXIS_PP] = partial;
     if (spread)
-        ari_walk_sum(w, ARI_OVER_TP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     if (w->last)
-        ari_walk_sum(w, ARI_OVER_DP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     ari_walk_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }
@@ -80,7 +315,7 @@ static void find_unused(ari_walk *w, const ari_params *all)
 {
     begin_sum(w, ARI_OPERATION_UNUSED, all->n, AR_U8);
     ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, all->n, AR_U8, ARI_EACH_STEP, ARI_NO_ROLE, "used parameters");
-    ari_walk_beside_passes(w);
+    put_beside_passes(w);
     visit_if_moved(w);
 }
 
@@ -90,14 +325,14 @@ static void norm_of_gradients(ari_walk *w)
     static const char tag[] = "grad_norm";
     begin_sum(w, ARI_OPERATION_GRADIENT_NORM, 1, AR_F32);
     w->op.input[0].at[ARI_AXIS_TP] = w->op.input[0].at[ARI_AXIS_PP] = (ar_placement){AR_PARTIAL_SUM, 0};
-    ari_walk_over_dp(&w->op.input[0], ari_walk_shares(w) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole);
+    place_over_dp(&w->op.input[0], has_shares(w) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole);
     for (int i = 0; i < 2; i++) {
         const size_t n = i == 0 ? 1 : 2;
         const ar_dtype dtype = i == 0 ? AR_I32 : AR_I64;
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_PP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
-        if (ari_walk_shares(w))
-            ari_walk_call(w, ARI_CALL_ALL_REDUCE, ari_walk_sharing(w), n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
+        if (has_shares(w))
+            ari_walk_call(w, ARI_CALL_ALL_REDUCE, sharing_group(w), n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
     }
     ari_walk_visit(w);
 }
@@ -120,7 +355,7 @@ static void verify(ari_walk *w, const ari_params *all)
     begin_sum(w, ARI_OPERATION_VERIFY, words, AR_I64);
     gather_said(w, ARI_OVER_TP, 1, words);
     gather_said(w, ARI_OVER_DP, tp, words);
-    if ((w->first || w->last) && w->head && w->config->tied)
+    if ((w->first || w->last) && w->form.head && w->config->tied)
         gather_said(w, ARI_OVER_ENDS, alike, WORDS_OF_A_PARAMETER + WORDS_OF_A_RANK);
     gather_said(w, ARI_OVER_PP, alike, WORDS_OF_A_RANK);
     gather_said(w, ARI_OVER_PP, 1, 1);
@@ -137,20 +372,10 @@ static void update(ari_walk *w, const ari_params *all)
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
     op->made = ari_whole;
     op->params = all->n;
-    op->input[op->inputs++] = op->output[op->outputs++] = ari_walk_run(w, held, AR_F32, ari_walk_shares(w));
+    op->input[op->inputs++] = op->output[op->outputs++] = run_of(w, held, AR_F32, has_shares(w));
     ari_walk_visit(w);
-    if (ari_walk_shares(w) && ari_walk_zero(w) < 3)
-        ari_walk_each_bucket(w, all, ARI_ALL_UNITS, ari_walk_gather_bucket);
-}
-
-void ari_walk_params(ari_walk *w, ari_param_visitor visit)
-{
-    const ari_params all = ari_walk_all_params(w);
-    for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
-        const ari_one_param p = ari_walk_param_at(w, &all, i);
-        if (w->st == AR_OK)
-            w->st = visit(w->user, p.layer, &p.value);
-    }
+    if (has_shares(w) && ari_walk_zero(w) < 3)
+        ari_walk_each_bucket(w, all, ARI_ALL_UNITS, gather_bucket);
 }
 
 void ari_walk_buckets(ari_walk *w)
@@ -158,7 +383,7 @@ void ari_walk_buckets(ari_walk *w)
     const ari_params all = ari_walk_all_params(w);
     w->pass = ARI_PASS_STEP;
     w->every_bucket = true;
-    ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, ari_walk_sum_bucket);
+    ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
 }
 
 void ari_walk_after(ari_walk *w)
@@ -169,12 +394,12 @@ void ari_walk_after(ari_walk *w)
     w->pass = ARI_PASS_STEP;
     w->micro = 0;
     if (!w->c->forward_only && !eager && zero < 2)
-        ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, ari_walk_sum_bucket);
+        ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
     sum_loss(w);
     if (w->c->forward_only)
         return;
     if (eager || zero >= 2)
-        ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, zero < 2 ? ari_walk_sum_bucket : ari_walk_complete_bucket);
+        ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, zero < 2 ? sum_bucket : complete_bucket);
     if (w->c->run.ddp.find_unused)
         find_unused(w, &all);
     if (w->c->run.clip > 0.0 && updates)

@@ -33,21 +33,11 @@ void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_
     *end += *begin;
 }
 
-bool ari_walk_is_first(const ari_walk *w)
-{
-    return w->stage == 0;
-}
-
-bool ari_walk_is_last(const ari_walk *w)
-{
-    return w->stage + 1 == w->stages;
-}
-
 void ari_walk_layer(ari_walk *w, size_t layer)
 {
     w->layer = layer;
     if (w->st == AR_OK && layer != ARI_NO_LAYER)
-        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->by_tokens, &w->block);
+        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->form.by_tokens, &w->block);
 }
 
 int ari_walk_zero(const ari_walk *w)
@@ -81,7 +71,7 @@ size_t ari_operations_values(const ari_step_case *c)
 
 static size_t number(const ari_walk *w, size_t scope, size_t n)
 {
-    return w->micro * w->values + scope * MOST_MADE + n + 1;
+    return w->micro * w->edges.values + scope * MOST_MADE + n + 1;
 }
 
 size_t ari_walk_stream_value(const ari_walk *w, size_t section)
@@ -102,33 +92,25 @@ size_t ari_walk_new_value(ari_walk *w)
     const ari_scope scope = w->op.pass == ARI_PASS_FORWARD ? ARI_SCOPE_FORWARD
                             : again                        ? ARI_SCOPE_AGAIN
                                                            : ARI_SCOPE_GRADIENTS;
-    if (++w->made[scope] == MOST_MADE)
+    if (++w->edges.made[scope] == MOST_MADE)
         w->st = ar_error_set(AR_ERR_INTERNAL, "a section of more than %d values", MOST_MADE);
-    return number(w, w->section * ARI_SCOPES + (size_t)scope, w->made[scope]);
+    return number(w, w->edges.section * ARI_SCOPES + (size_t)scope, w->edges.made[scope]);
 }
 
 ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i)
 {
-    const ari_op_value *now = &w->now.at[i < w->now.n ? i : 0];
+    const ari_op_value *now = &w->edges.now.at[i < w->edges.now.n ? i : 0];
     v.id = now->id;
     v.of = now->of;
     return v;
 }
 
-void ari_walk_section(ari_walk *w, size_t section)
-{
-    w->section = section;
-    w->forwards = 0;
-    memset(w->made, 0, sizeof w->made);
-    ari_walk_layer(w, section == 0 || section > w->config->layers ? ARI_NO_LAYER : section - 1);
-}
-
 ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role role)
 {
     int i = 0;
-    while (i < w->forwards && (w->forward[i].kind != kind || w->forward[i].role != role))
+    while (i < w->edges.forwards && (w->edges.forward[i].kind != kind || w->edges.forward[i].role != role))
         i++;
-    return i < w->forwards ? &w->forward[i] : NULL;
+    return i < w->edges.forwards ? &w->edges.forward[i] : NULL;
 }
 
 /* What is computed again takes the place of what was computed first. */
@@ -136,11 +118,11 @@ static void remember(ari_walk *w)
 {
     const ari_operation *op = &w->op;
     ari_forward *f = ari_walk_forward_of(w, op->kind, op->role);
-    if (!f && w->forwards == ARI_FORWARDS) {
+    if (!f && w->edges.forwards == ARI_FORWARDS) {
         w->st = ar_error_set(AR_ERR_INTERNAL, "a section of more than %d operations", ARI_FORWARDS);
         return;
     }
-    f = f ? f : &w->forward[w->forwards++];
+    f = f ? f : &w->edges.forward[w->edges.forwards++];
     *f = (ari_forward){.kind = op->kind, .role = op->role};
     for (int i = 0; i < op->inputs; i++)
         f->in[i] = op->input[i].id;
@@ -190,7 +172,7 @@ void ari_walk_visit(ari_walk *w)
     const bool other = w->part == AR_PP_BACKWARD_INPUT    ? w->puts_off
                        : w->part == AR_PP_BACKWARD_WEIGHT ? !w->puts_off
                                                           : false;
-    if (w->st == AR_OK && !w->unseen && !other && (w->unit || !w->absent))
+    if (w->st == AR_OK && !w->edges.unseen && !other && (w->unit || !w->absent))
         w->st = w->visit(w->user, &w->op);
 }
 
@@ -201,13 +183,13 @@ void ari_walk_make(ari_walk *w)
     for (int i = 0; i < op->outputs; i++)
         op->output[i].id = op->output[i].id > 0 ? op->output[i].id : ari_walk_new_value(w);
     if (op->pass == ARI_PASS_FORWARD || op->recomputed) {
-        if ((w->unseen || op->recomputed) && !moves)
+        if ((w->edges.unseen || op->recomputed) && !moves)
             remember(w);
     } else if (!op->again && op->kind != ARI_OPERATION_RESIDUAL) {
         refer(w);
     }
-    w->now.n = op->outputs;
-    memcpy(w->now.at, op->output, sizeof w->now.at);
+    w->edges.now.n = op->outputs;
+    memcpy(w->edges.now.at, op->output, sizeof w->edges.now.at);
     ari_walk_visit(w);
 }
 
@@ -228,7 +210,7 @@ size_t ari_walk_ranks(const ari_walk *w, ari_over over)
     if (over == ARI_OVER_ENDS)
         return w->ranks[ARI_AXIS_PP] > 1 ? 2 : 1;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
-        ranks *= ari_call_group_has(over, axis) ? w->ranks[axis] : 1;
+        ranks *= ari_over_axes(over) >> axis & 1 ? w->ranks[axis] : 1;
     return ranks;
 }
 
@@ -263,17 +245,6 @@ size_t ari_walk_positions(const ari_walk *w)
     return w->c->run.seq / ari_walk_cp(w) / w->ranks[ARI_AXIS_TP];
 }
 
-/* K chunks of n positions are of ceil(n/K), and fewer than K where that many are enough. */
-void ari_walk_beside(ari_walk *w, bool cut)
-{
-    const size_t n = ari_walk_positions(w), k = (size_t)w->c->run.parallel.overlap;
-    if (w->op.calls == 0 || !w->overlaps)
-        return;
-    ari_op_call *call = &w->op.call[w->op.calls - 1];
-    call->queue = ARI_ON_TP;
-    call->chunk = cut ? call->elements / n * ((n + k - 1) / k) : call->elements;
-}
-
 void ari_walk_repeat(ari_walk *w, size_t times)
 {
     if (w->op.calls > 0)
@@ -298,7 +269,7 @@ bool ari_walk_same(ar_placement a, ar_placement b)
 
 ar_placement ari_walk_stream(const ari_walk *w)
 {
-    return w->sp ? ari_by_tokens : ari_whole;
+    return w->form.sp ? ari_by_tokens : ari_whole;
 }
 
 enum { POSITIONS = 1 }; /* the dimension of an activation of which nobody has copies */
@@ -325,7 +296,7 @@ void ari_walk_place(const ari_walk *w, ari_op_value *v)
 
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies)
 {
-    ari_op_value v = {.dtype = w->activations,
+    ari_op_value v = {.dtype = w->form.activations,
                       .ndim = 3,
                       .shape = {w->all, w->c->run.seq, features},
                       .at = {[ARI_AXIS_PP] = ari_whole,
@@ -336,12 +307,4 @@ ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, 
                       .copies = copies};
     ari_walk_place(w, &v);
     return v;
-}
-
-ar_placement ari_gradient_of(ar_placement p)
-{
-    ar_placement g = p;
-    const ar_status st = ar_placement_gradient(&g, p);
-    (void)st; /* no value of the list is a maximum */
-    return g;
 }

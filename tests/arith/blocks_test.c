@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A contraction whose A comes in blocks, with terms on several ranks, has the bits of its definition. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "anyrank/arith.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-
-TestSuite(blocks, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { MOST_RANKS = 3, M = 12, N = 5, MOST_K = 8211 };
 
@@ -78,7 +73,7 @@ Test(blocks, give_every_rank_its_rows_of_the_definition)
                     x.a[i] = i / k == M - 1 ? 0.0f : ldexpf(x.a[i], (int)(i / k) - 4);
                 plain_contract(expected, M, N, k, x.a, k, 1, x.b, k, 1);
                 const rank_run_options o = {.ranks = (int)ranks};
-                cr_assert_eq(rank_run(&o, blocks_rank, &x), AR_OK, "%s", ar_error_message());
+                cr_assert_ok(rank_run(&o, blocks_rank, &x));
                 for (size_t r = 0; r < ranks; r++) {
                     const size_t rows = scatter ? M / ranks : M, first = scatter ? r * rows : 0;
                     const size_t at = first_different_bits(x.y[r], expected + first * N, rows * N);

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weight gradients of samples whose tokens are on several ranks: however they are dealt out, the sum has the bits of one
  * contraction for each sample and of the plain accumulator over the samples. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-
-TestSuite(context_grad, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { MOST_RANKS = 12, MOST_ELEMENTS = 64 };
 
@@ -68,23 +62,19 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     gradient_job *j = user;
     const size_t width = j->c.in / (size_t)j->c.tp;
     const size_t shape[2] = {j->c.transposed ? width : j->c.out, j->c.transposed ? j->c.out : width};
-    ar_param w = {0};
+    SCOPED(ar_param_fini) ar_param w = {0};
     ar_layout layout;
     ar_tensor g;
-    ar_status st = AR_OK;
     size_t start = 0, count = 0;
     ar_comm_slice(j->c.samples, j->c.dp, ar_ctx_data_rank(ctx), &start, &count);
     AR_TRY(ar_layout_replicate(&layout, 2, shape, (int)rank_of(ctx), j->c.tp));
     AR_TRY(ar_param_init(&w, ctx, "w", &layout, j->c.transposed));
     if (count > 0)
-        AR_TRY_TO(done, st, contract_own(j, ctx, &w, start, count));
-    AR_TRY_TO(done, st, ctx->arith->grad_reduce(ctx, &w, ar_ctx_dp(ctx), "w"));
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
-    AR_TRY_TO(done, st, ctx->arith->grad_value(ctx, &g, &w));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, j->actual[ar_comm_rank(ctx->world)], &g));
-done:
-    ar_param_fini(&w);
-    return st;
+        AR_TRY(contract_own(j, ctx, &w, start, count));
+    AR_TRY(ctx->arith->grad_reduce(ctx, &w, ar_ctx_dp(ctx), "w"));
+    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
+    AR_TRY(ctx->arith->grad_value(ctx, &g, &w));
+    return ar_ctx_download(ctx, j->actual[ar_comm_rank(ctx->world)], &g);
 }
 
 static gradient_job *job_new(const gradient_case *c)
@@ -122,17 +112,19 @@ static void job_free(gradient_job *j)
     free(j->dealt);
     free(j);
 }
+OWNER(gradient_job, job_free)
 
 static void expect_the_definition(const gradient_case *c)
 {
-    gradient_job *j = job_new(c);
+    OWNED(job_free) gradient_job *j = job_new(c);
     const int ranks = c->dp * c->cp * c->tp;
     const rank_run_options o = {.ranks = ranks, .dp = c->dp, .cp = c->cp};
     const size_t width = c->in / (size_t)c->tp;
-    float *w = plain_new(c->out * c->in), *b = plain_new(c->out);
+    OWNED(free) float *w = plain_new(c->out * c->in), *b = plain_new(c->out);
+    SCOPED(plain_linear_fini)
     plain_linear p = {.n = {c->samples, c->each, c->in, c->out}, .x = j->x, .w = w, .b = b, .dy = j->dy};
     plain_linear_exact(&p);
-    cr_assert_eq(rank_run(&o, gradient_rank, j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, gradient_rank, j));
     for (int r = 0; r < ranks; r++) {
         for (size_t i = 0; i < c->out * width; i++) {
             const size_t row = i / width, col = i % width;
@@ -142,10 +134,6 @@ static void expect_the_definition(const gradient_case *c)
                          c->dp, c->cp, c->tp, r, row, col);
         }
     }
-    plain_linear_fini(&p);
-    free(w);
-    free(b);
-    job_free(j);
 }
 
 Test(context_grad, tokens_dealt_out_over_ranks_have_one_contractions_bits)

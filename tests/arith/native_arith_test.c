@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The native arithmetic alone: fp32 sums, within the a-priori bound of sums of n products in any order, and the same
  * bits from run to run. */
-#include <criterion/criterion.h>
 #include <float.h>
-#include <math.h>
-#include <string.h>
 
 #include "anyrank/arith.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-
-TestSuite(native_arith, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { MOST_RANKS = 4, M = 6, N = 8, K = 60, MOST_PARTS = 3 };
 
@@ -85,7 +81,7 @@ Test(native_arith, contractions_stay_within_the_bound_however_they_are_cut)
             j.along_k = ranks > 1 || parts == 2;
             j.parts = parts;
             fill_job(&j);
-            cr_assert_eq(rank_run(&o, native_rank, &j), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(rank_run(&o, native_rank, &j));
             for (int r = 0; r < ranks; r++) {
                 for (size_t i = 0; i < M * N; i++)
                     expect_near(j.y[r][i], plain_dot(K, j.a + i / N * K, 1, j.b + i % N * K, 1), K);
@@ -102,8 +98,8 @@ Test(native_arith, ranks_agree_and_runs_repeat_to_the_bit)
     first.parts = second.parts = 1;
     fill_job(&first);
     fill_job(&second);
-    cr_assert_eq(rank_run(&o, native_rank, &first), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(rank_run(&o, native_rank, &second), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, native_rank, &first));
+    cr_assert_ok(rank_run(&o, native_rank, &second));
     for (int r = 0; r < 4; r++) {
         cr_assert_eq(first_different_bits(first.y[r], first.y[0], M * N), M * N, "rank %d", r);
         cr_assert_eq(first_different_bits(second.y[r], first.y[r], M * N), M * N, "rank %d", r);
@@ -149,25 +145,21 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
     const size_t r = rank_of(ctx), shape[2] = {g->transposed ? IN : OUT, g->transposed ? OUT : IN};
     const size_t out = OUT;
-    ar_param w = {0}, b = {0}, *all[2] = {&w, &b};
+    SCOPED(ar_param_fini) ar_param w = {0}, b = {0};
+    ar_param *all[2] = {&w, &b};
     ar_layout layout;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 2, shape, (int)r, (int)ranks_of(ctx)));
-    AR_TRY_TO(done, st, ar_param_init(&w, ctx, "w", &layout, g->transposed));
-    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &out, (int)r, (int)ranks_of(ctx)));
-    AR_TRY_TO(done, st, ar_param_init(&b, ctx, "b", &layout, false));
-    AR_TRY_TO(done, st, add_share(ctx, g, &w, &b));
+    AR_TRY(ar_layout_replicate(&layout, 2, shape, (int)r, (int)ranks_of(ctx)));
+    AR_TRY(ar_param_init(&w, ctx, "w", &layout, g->transposed));
+    AR_TRY(ar_layout_replicate(&layout, 1, &out, (int)r, (int)ranks_of(ctx)));
+    AR_TRY(ar_param_init(&b, ctx, "b", &layout, false));
+    AR_TRY(add_share(ctx, g, &w, &b));
     for (int i = 0; i < 2; i++)
-        AR_TRY_TO(done, st, arith->grad_zero(ctx, all[i]));
-    AR_TRY_TO(done, st, add_share(ctx, g, &w, &b));
+        AR_TRY(arith->grad_zero(ctx, all[i]));
+    AR_TRY(add_share(ctx, g, &w, &b));
     for (int i = 0; i < 2; i++)
-        AR_TRY_TO(done, st, arith->grad_reduce(ctx, all[i], ar_ctx_tp(ctx), "gradients"));
-    AR_TRY_TO(done, st, download(ctx, g->w[r], &w));
-    AR_TRY_TO(done, st, download(ctx, g->b[r], &b));
-done:
-    ar_param_fini(&w);
-    ar_param_fini(&b);
-    return st;
+        AR_TRY(arith->grad_reduce(ctx, all[i], ar_ctx_tp(ctx), "gradients"));
+    AR_TRY(download(ctx, g->w[r], &w));
+    return download(ctx, g->b[r], &b);
 }
 
 Test(native_arith, gradients_stay_within_the_bound_however_they_are_cut)
@@ -179,7 +171,7 @@ Test(native_arith, gradients_stay_within_the_bound_however_they_are_cut)
         g.transposed = ranks % 2 == 0;
         fill_values(g.x, TOKENS * IN, 1, 1.0);
         fill_values(g.dy, TOKENS * OUT, 2, 1.0);
-        cr_assert_eq(rank_run(&o, gradient_rank, &g), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(rank_run(&o, gradient_rank, &g));
         for (int r = 0; r < ranks; r++) {
             for (size_t i = 0; i < OUT * IN; i++) /* one addition more: to the zeroed gradient */
                 expect_near(g.w[r][g.transposed ? i % IN * OUT + i / IN : i],

@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of the native arithmetic below fp32: what enters them is rounded, in bf16, where both are stored so, what
  * leaves them too; what is added up is not. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "anyrank/arith.h"
 #include "ref/core/float_bits.h"
 #include "support/rank_run.h"
-
-TestSuite(precision, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { M = 2, K = 3 };
 
@@ -69,7 +65,7 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
 static void run(precision_job *j, ar_precision precision, int ranks)
 {
     const rank_run_options o = {.ranks = ranks, .numerics = AR_NUMERICS_NATIVE, .precision = precision};
-    cr_assert_eq(rank_run(&o, product_rank, j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, product_rank, j));
 }
 
 /* 1 + 2^-9 has 10 bits of significand, 1 + 2^-12 has 13, (1 + 2^-6)^2 = 1 + 2^-5 + 2^-12 has 13. */
@@ -120,23 +116,19 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
 {
     precision_job *j = user;
     const size_t shape[2] = {M, M};
-    ar_param w = {0};
+    SCOPED(ar_param_fini) ar_param w = {0};
     ar_layout layout;
     ar_tensor x, dy, g;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 2, shape, 0, 1));
-    AR_TRY_TO(done, st, ar_param_init(&w, ctx, "w", &layout, false));
+    AR_TRY(ar_layout_replicate(&layout, 2, shape, 0, 1));
+    AR_TRY(ar_param_init(&w, ctx, "w", &layout, false));
     for (int i = 0; i < 2; i++) {
-        AR_TRY_TO(done, st, store(ctx, &x, shape, j->a));
-        AR_TRY_TO(done, st, store(ctx, &dy, shape, j->b));
-        AR_TRY_TO(done, st, ar_ctx_arith(ctx)->grad_contract(ctx, &(ar_grad_terms){&w, dy}, 1, &x, 1, NULL));
+        AR_TRY(store(ctx, &x, shape, j->a));
+        AR_TRY(store(ctx, &dy, shape, j->b));
+        AR_TRY(ar_ctx_arith(ctx)->grad_contract(ctx, &(ar_grad_terms){&w, dy}, 1, &x, 1, NULL));
     }
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
-    AR_TRY_TO(done, st, ar_ctx_arith(ctx)->grad_value(ctx, &g, &w));
-    st = ar_ctx_download(ctx, j->gradient, &g);
-done:
-    ar_param_fini(&w);
-    return st;
+    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
+    AR_TRY(ar_ctx_arith(ctx)->grad_value(ctx, &g, &w));
+    return ar_ctx_download(ctx, j->gradient, &g);
 }
 
 /* Twice SIX*SIX, 13 bits of significand: an fp32 sum has them, one that is stored in bf16 is rounded after each
@@ -147,7 +139,7 @@ Test(precision, gradients_of_weights_are_stored_as_the_weights_are)
         const float six = 2.0f * (1.0f + 0x1p-5f + (p == AR_PRECISION_TF32 ? 0x1p-12f : 0.0f));
         precision_job j = {.a = {SIX, 0.0f, 0.0f, 0.0f}, .b = {SIX, TWELVE, 0.0f, 0.0f}};
         const rank_run_options o = {.ranks = 1, .numerics = AR_NUMERICS_NATIVE, .precision = (ar_precision)p};
-        cr_assert_eq(rank_run(&o, gradient_rank, &j), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(rank_run(&o, gradient_rank, &j));
         cr_expect_eq(j.gradient[0], six, "%a", (double)j.gradient[0]);
         cr_expect_eq(j.gradient[M], 2.0f * SIX, "%a", (double)j.gradient[M]);
     }

@@ -56,14 +56,14 @@ static float *read_f32(const ar_st_file *f, const char *name)
 static void check_block(const block_case *at, ar_number_mode mode, double bound)
 {
     static tape t;
-    ar_st_file *inputs = open_golden(at->folder, "inputs.safetensors");
-    ar_st_file *expected = open_golden(at->folder, "expected_f64.safetensors");
-    float *x = read_f32(inputs, "x"), *dy = read_f32(inputs, "dy");
+    OWNED(ar_st_close) ar_st_file *inputs = open_golden(at->folder, "inputs.safetensors");
+    OWNED(ar_st_close) ar_st_file *expected = open_golden(at->folder, "expected_f64.safetensors");
+    OWNED(free) float *x = read_f32(inputs, "x"), *dy = read_f32(inputs, "dy");
     given g = {.file = inputs, .rename = file_name};
     const ar_batch batch = {.batch = at->batch, .seq = at->seq};
     const ar_baseline_options o = {
         .mode = mode, .weights = given_weight, .weights_user = &g, .emit = tape_emit, .emit_user = &t};
-    cr_assert_eq(ar_baseline_block(&at->c, &o, &batch, x, dy), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_block(&at->c, &o, &batch, x, dy));
     double worst = fmax(worst_error(tape_find(&t, "layers.0", 'f'), ar_st_find(expected, "y")),
                         worst_error(tape_find(&t, "layers.0", 'b'), ar_st_find(expected, "dx")));
     for (size_t i = 0; i < PARAMETERS; i++) {
@@ -80,10 +80,6 @@ static void check_block(const block_case *at, ar_number_mode mode, double bound)
             worst, bound);
     tape_clear(&t);
     given_clear(&g);
-    free(x);
-    free(dy);
-    ar_st_close(inputs);
-    ar_st_close(expected);
 }
 
 /* binary64: 16 operations in a row, contractions of at most 384 terms: sqrt(16*384)*2^-53 = 9e-15, and 1e-12 leaves
@@ -91,9 +87,7 @@ static void check_block(const block_case *at, ar_number_mode mode, double bound)
 #define F64_BOUND 1e-12
 #define FP32_BOUND 4.7e-6
 
-TestSuite(baseline_block, .timeout = 300);
-
-static void multi_head_block_agrees(void)
+CLAIM(multi_head_block_agrees)
 {
     const block_case at = {"block-mha", block_config(64, 4, 4, 256, true), 2, 16};
     check_block(&at, AR_MODE_F64, F64_BOUND);
@@ -101,7 +95,7 @@ static void multi_head_block_agrees(void)
     check_block(&at, AR_MODE_FP32, FP32_BOUND);
 }
 
-static void grouped_query_block_agrees(void)
+CLAIM(grouped_query_block_agrees)
 {
     const block_case at = {"block-gqa", block_config(96, 12, 3, 384, true), 2, 16};
     check_block(&at, AR_MODE_F64, F64_BOUND);
@@ -109,7 +103,7 @@ static void grouped_query_block_agrees(void)
     check_block(&at, AR_MODE_FP32, FP32_BOUND);
 }
 
-static void bidirectional_multi_query_block_agrees(void)
+CLAIM(bidirectional_multi_query_block_agrees)
 {
     const block_case at = {"block-mqa-bidirectional", block_config(64, 8, 1, 128, false), 1, 24};
     check_block(&at, AR_MODE_F64, F64_BOUND);
@@ -117,7 +111,4 @@ static void bidirectional_multi_query_block_agrees(void)
     check_block(&at, AR_MODE_FP32, FP32_BOUND);
 }
 
-Test(baseline_block, every_claim)
-{
-    TOGETHER(multi_head_block_agrees, grouped_query_block_agrees, bidirectional_multi_query_block_agrees);
-}
+EVERY_CLAIM(baseline_block)

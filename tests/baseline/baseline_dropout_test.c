@@ -14,7 +14,7 @@ static void run(tape *t, const ar_config *c, ar_number_mode mode, const ar_batch
     double loss = NAN;
     const ar_baseline_options o = {
         .mode = mode, .seed = seed, .emit = tape_emit, .emit_user = t, .begin_step = tape_begin, .dropout = p};
-    cr_assert_eq(ar_baseline_run(c, &o, batch, &loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(c, &o, batch, &loss));
 }
 
 /* A site and the value that enters it. */
@@ -37,9 +37,7 @@ static const site sites[] = {
 };
 enum { SITES = sizeof sites / sizeof *sites };
 
-TestSuite(baseline_dropout, .timeout = 300);
-
-static void names_the_sites_and_nothing_without_dropout(void)
+CLAIM(names_the_sites_and_nothing_without_dropout)
 {
     static tape with, without;
     const ar_batch batch = tiny_batch();
@@ -91,7 +89,7 @@ static void check_site(const site *s, const tape *t, const ar_config *c)
     cr_assert(dropped > 0 && dropped < y->count, "%s: %zu of %zu dropped", s->name, dropped, y->count);
 }
 
-static void drops_and_scales_as_the_formulas_say(void)
+CLAIM(drops_and_scales_as_the_formulas_say)
 {
     static tape t;
     const ar_batch batch = tiny_batch();
@@ -104,7 +102,7 @@ static void drops_and_scales_as_the_formulas_say(void)
 }
 
 /* Of n independent elements n*P are dropped, within 5 standard deviations. */
-static void keeps_the_stated_share(void)
+CLAIM(keeps_the_stated_share)
 {
     static tape t;
     ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -137,7 +135,7 @@ static bool same_mask(const taped *a, const taped *b)
     return same == a->count;
 }
 
-static void number_modes_share_their_masks_and_seeds_and_sites_do_not(void)
+CLAIM(number_modes_share_their_masks_and_seeds_and_sites_do_not)
 {
     static tape exact, fp32, f64, other;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
@@ -162,7 +160,7 @@ static void number_modes_share_their_masks_and_seeds_and_sites_do_not(void)
 }
 
 /* The same samples, cut after three tokens: what stands at (sample, position) is dropped as before. */
-static void a_mask_does_not_know_how_long_the_batch_is(void)
+CLAIM(a_mask_does_not_know_how_long_the_batch_is)
 {
     static tape whole, cut;
     int64_t ids[3 * 3];
@@ -189,7 +187,7 @@ static void a_mask_does_not_know_how_long_the_batch_is(void)
     tape_clear(&cut);
 }
 
-static void every_step_has_its_own_mask(void)
+CLAIM(every_step_has_its_own_mask)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -202,7 +200,7 @@ static void every_step_has_its_own_mask(void)
                                    .dropout = P,
                                    .steps = 2,
                                    .optimizer = {.kind = AR_OPTIMIZER_SGD, .lr = 0.1}};
-    cr_assert_eq(ar_baseline_run(&c, &o, batch, loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(&c, &o, batch, loss));
     const char *const names[] = {"transformer.drop", "transformer.h.0.attn.attn_dropout",
                                  "transformer.h.0.attn.resid_dropout", "transformer.h.0.mlp.dropout"};
     for (int i = 0; i < 4; i++)
@@ -224,7 +222,7 @@ static double difference(const ar_config *c, const ar_batch *batch, const char *
     for (int i = 0; i < 4; i++)
         p[i] = (ari_perturbation){
             .name = name, .element = element, .by = (i % 2 == 0 ? 1.0 : -1.0) * (i < 2 ? 0x1p-10 : 0x1p-9)};
-    cr_assert_eq(ari_baseline_perturb(c, &o, batch, p, 4), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_baseline_perturb(c, &o, batch, p, 4));
     const double near = (p[0].loss - p[1].loss) / (p[0].value - p[1].value);
     const double far = (p[2].loss - p[3].loss) / (p[2].value - p[3].value);
     return (4.0 * near - far) / 3.0;
@@ -251,7 +249,7 @@ static void check_derivative(ar_arch arch)
     tape_clear(&t);
 }
 
-static void the_backward_pass_is_the_derivative_with_the_same_mask(void)
+CLAIM(the_backward_pass_is_the_derivative_with_the_same_mask)
 {
     check_derivative(AR_ARCH_LLAMA);
     check_derivative(AR_ARCH_GPT2);
@@ -259,7 +257,7 @@ static void the_backward_pass_is_the_derivative_with_the_same_mask(void)
 }
 
 /* What was dropped has no gradient, what was kept has it scaled; at the last block's MLP it is that of the block. */
-static void gradients_of_a_site_are_those_of_its_input(void)
+CLAIM(gradients_of_a_site_are_those_of_its_input)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_STACK, 1);
@@ -273,7 +271,7 @@ static void gradients_of_a_site_are_those_of_its_input(void)
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
 
-static void refuses_elements_that_it_cannot_number(void)
+CLAIM(refuses_elements_that_it_cannot_number)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
@@ -283,10 +281,4 @@ static void refuses_elements_that_it_cannot_number(void)
     cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_OVERFLOW);
 }
 
-Test(baseline_dropout, every_claim)
-{
-    TOGETHER(names_the_sites_and_nothing_without_dropout, drops_and_scales_as_the_formulas_say, keeps_the_stated_share,
-             number_modes_share_their_masks_and_seeds_and_sites_do_not, a_mask_does_not_know_how_long_the_batch_is,
-             every_step_has_its_own_mask, the_backward_pass_is_the_derivative_with_the_same_mask,
-             gradients_of_a_site_are_those_of_its_input, refuses_elements_that_it_cannot_number);
-}
+EVERY_CLAIM(baseline_dropout)

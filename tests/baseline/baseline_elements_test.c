@@ -99,7 +99,7 @@ static void check_narrow_norm(void)
         }
         const ari_bl_norm norm = {"", 2, 1, ones, ones};
         const ari_bl_norm_saved saved = {.xhat = xhat, .rstd = &rstd};
-        cr_assert_eq(ari_bl_norm_backward(&run, &norm, dx, g, &saved), AR_OK);
+        cr_assert_ok(ari_bl_norm_backward(&run, &norm, dx, g, &saved));
         for (size_t k = 0; k < 2; k++)
             cr_assert_eq(ari_bits32((float)dx[k]),
                          ari_bits32(ari_layernorm_dx((float)g[k], row_sum(g, 2) / 2.0, row_sum(product, 2) / 2.0,
@@ -121,9 +121,7 @@ static void check_rope(const char *from, const char *to, char pass, size_t heads
         }
 }
 
-TestSuite(baseline_elements, .timeout = 300);
-
-static void rmsnorm_and_layernorm_are_their_definitions(void)
+CLAIM(rmsnorm_and_layernorm_are_their_definitions)
 {
     const ar_batch batch = tiny_batch();
     const ar_config llama = tiny_config(AR_ARCH_LLAMA, 1), gpt2 = tiny_config(AR_ARCH_GPT2, 1);
@@ -148,7 +146,7 @@ static void rmsnorm_and_layernorm_are_their_definitions(void)
     check_narrow_norm();
 }
 
-static void rotary_positions_are_their_definition_and_turn_back(void)
+CLAIM(rotary_positions_are_their_definition_and_turn_back)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
@@ -162,7 +160,7 @@ static void rotary_positions_are_their_definition_and_turn_back(void)
     tape_clear(&t);
 }
 
-static void gated_and_plain_activations_are_their_definitions(void)
+CLAIM(gated_and_plain_activations_are_their_definitions)
 {
     const ar_config llama = tiny_config(AR_ARCH_LLAMA, 1), gpt2 = tiny_config(AR_ARCH_GPT2, 1);
     const ar_batch batch = tiny_batch();
@@ -184,7 +182,7 @@ static void gated_and_plain_activations_are_their_definitions(void)
     tape_clear(&t);
 }
 
-static void residuals_and_positions_are_single_additions(void)
+CLAIM(residuals_and_positions_are_single_additions)
 {
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     const ar_batch batch = tiny_batch();
@@ -237,7 +235,7 @@ static void expect_loss(const ar_loss_options *o)
     double loss = 0.0;
     uint8_t top = 0;
     int64_t high = 0, low = 0;
-    cr_assert_eq(ar_baseline_run(&c, &run, &batch, &loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(&c, &run, &batch, &loss));
     for (size_t row = 0; row < T; row++) {
         const row_parts r = parts_of(row);
         const bool last = row % S == S - 1; /* predicts nothing: 12 targets */
@@ -254,16 +252,11 @@ static void expect_loss(const ar_loss_options *o)
     tape_clear(&t);
 }
 
-static void cross_entropy_is_its_definition(void)
+CLAIM(cross_entropy_is_its_definition)
 {
     static const ar_loss_options losses[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.6, 0.25}};
     for (size_t i = 0; i < sizeof losses / sizeof *losses; i++)
         expect_loss(&losses[i]);
 }
 
-Test(baseline_elements, every_claim)
-{
-    TOGETHER(rmsnorm_and_layernorm_are_their_definitions, rotary_positions_are_their_definition_and_turn_back,
-             gated_and_plain_activations_are_their_definitions, residuals_and_positions_are_single_additions,
-             cross_entropy_is_its_definition);
-}
+EVERY_CLAIM(baseline_elements)

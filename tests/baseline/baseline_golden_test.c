@@ -63,7 +63,7 @@ static void read_mask(batch_values *v, ar_batch *batch, const ar_st_file *f)
     const ar_st_entry *e = ar_st_find(f, "attention_mask");
     if (e != NULL && e->ndim == 4) {
         cr_assert_leq(e->count, sizeof v->additive / sizeof *v->additive);
-        cr_assert_eq(ar_st_to_f32(e, v->additive), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_st_to_f32(e, v->additive));
         batch->additive_mask = v->additive;
         batch->mask_batch = e->shape[0];
         batch->mask_heads = e->shape[1];
@@ -129,11 +129,12 @@ static void check_against(const char *folder, ar_number_mode mode, const char *m
     static batch_values values;
     ar_config c;
     snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN_DIR, folder);
-    cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&c, path));
     ar_st_file *weights = open_golden(folder, "model.safetensors"),
                *batch_file = open_golden(folder, "batch.safetensors");
     snprintf(outputs_file, sizeof outputs_file, "outputs%s.safetensors", suffix);
     snprintf(grads_file, sizeof grads_file, "grads%s.safetensors", suffix);
+    OWNED(ar_st_close)
     ar_st_file *outputs = open_golden(folder, outputs_file), *grads = open_golden(folder, grads_file);
     given g = {.file = weights};
     const ar_batch batch = read_batch(&values, batch_file);
@@ -144,7 +145,7 @@ static void check_against(const char *folder, ar_number_mode mode, const char *m
                                    .emit = tape_emit,
                                    .emit_user = &t};
     double loss = NAN;
-    cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(&c, &o, &batch, &loss));
 
     cr_assert_eq(tape_find(&t, "loss", 'f')->values[0], loss);
     double worst = worse(0.0, tape_find(&t, "loss", 'f'), ar_st_find(outputs, "loss"), mode_name);
@@ -164,8 +165,6 @@ static void check_against(const char *folder, ar_number_mode mode, const char *m
     given_clear(&g);
     ar_st_close(weights);
     ar_st_close(batch_file);
-    ar_st_close(outputs);
-    ar_st_close(grads);
 }
 
 static void check_model(const char *folder, ar_number_mode mode, const char *mode_name)
@@ -173,23 +172,21 @@ static void check_model(const char *folder, ar_number_mode mode, const char *mod
     check_against(folder, mode, mode_name, "");
 }
 
-TestSuite(baseline_golden, .timeout = 300);
-
-static void gpt2_tiny_agrees_with_pytorch_in_every_mode(void)
+CLAIM(gpt2_tiny_agrees_with_pytorch_in_every_mode)
 {
     check_model("gpt2-tiny", AR_MODE_F64, "binary64");
     check_model("gpt2-tiny", AR_MODE_EXACT, "exact");
     check_model("gpt2-tiny", AR_MODE_FP32, "fp32");
 }
 
-static void llama_gqa_tiny_agrees_with_pytorch_in_every_mode(void)
+CLAIM(llama_gqa_tiny_agrees_with_pytorch_in_every_mode)
 {
     check_model("llama-gqa-tiny", AR_MODE_F64, "binary64");
     check_model("llama-gqa-tiny", AR_MODE_EXACT, "exact");
     check_model("llama-gqa-tiny", AR_MODE_FP32, "fp32");
 }
 
-static void llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode(void)
+CLAIM(llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode)
 {
     check_model("llama-mqa-tied-tiny", AR_MODE_F64, "binary64");
     check_model("llama-mqa-tied-tiny", AR_MODE_EXACT, "exact");
@@ -232,12 +229,12 @@ static const char *const defaults[] = {"llama-defaults-tiny",  "mistral-defaults
                                        "gemma2-defaults-tiny", "gemma3-defaults-tiny",  "phi3-defaults-tiny",
                                        "gpt2-defaults-tiny"};
 
-static void other_models_agree_with_pytorch_in_every_mode(void)
+CLAIM(other_models_agree_with_pytorch_in_every_mode)
 {
     check_models(others, sizeof others / sizeof *others);
 }
 
-static void models_that_say_their_sizes_alone_agree_with_pytorch_in_every_mode(void)
+CLAIM(models_that_say_their_sizes_alone_agree_with_pytorch_in_every_mode)
 {
     check_models(defaults, sizeof defaults / sizeof *defaults);
 }
@@ -247,7 +244,7 @@ static const char *const batches[] = {"gpt2-padding-tiny",   "llama-padding-tiny
                                       "llama-labels-tiny",   "gpt2-documents-tiny",  "llama-documents-tiny",
                                       "gpt2-positions-tiny", "llama-positions-tiny", "gpt2-flattened-tiny"};
 
-static void batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode(void)
+CLAIM(batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode)
 {
     check_models(batches, sizeof batches / sizeof *batches);
 }
@@ -255,12 +252,12 @@ static void batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_
 /* position_ids, a block-diagonal mask and labels in PyTorch; documents here. */
 static const char *const packed[] = {"llama-packed-tiny", "gpt2-packed-tiny", "gpt2-packed-ends-tiny"};
 
-static void packed_documents_agree_with_pytorch_in_every_mode(void)
+CLAIM(packed_documents_agree_with_pytorch_in_every_mode)
 {
     check_models(packed, sizeof packed / sizeof *packed);
 }
 
-static void packed_documents_agree_with_pytorch_in_fp64_to_its_rounding(void)
+CLAIM(packed_documents_agree_with_pytorch_in_fp64_to_its_rounding)
 {
     for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
         check_against(packed[i], AR_MODE_F64, "binary64", "64");
@@ -268,7 +265,7 @@ static void packed_documents_agree_with_pytorch_in_fp64_to_its_rounding(void)
 
 static const char *const smoothed[] = {"llama-smoothing-tiny", "gpt2-z-loss-tiny", "gpt2-smoothing-z-loss-tiny"};
 
-static void label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode(void)
+CLAIM(label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode)
 {
     for (size_t i = 0; i < sizeof smoothed / sizeof *smoothed; i++) {
         const ar_loss_options loss = golden_loss(smoothed[i]);
@@ -277,13 +274,4 @@ static void label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode(void)
     check_models(smoothed, sizeof smoothed / sizeof *smoothed);
 }
 
-Test(baseline_golden, every_claim)
-{
-    TOGETHER(gpt2_tiny_agrees_with_pytorch_in_every_mode, llama_gqa_tiny_agrees_with_pytorch_in_every_mode,
-             llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode, other_models_agree_with_pytorch_in_every_mode,
-             models_that_say_their_sizes_alone_agree_with_pytorch_in_every_mode,
-             batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode,
-             packed_documents_agree_with_pytorch_in_every_mode,
-             packed_documents_agree_with_pytorch_in_fp64_to_its_rounding,
-             label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode);
-}
+EVERY_CLAIM(baseline_golden)

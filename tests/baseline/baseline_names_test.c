@@ -235,9 +235,7 @@ static void check_list(const ar_config *c, ar_number_mode mode, const expected_t
 
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-TestSuite(baseline_names, .timeout = 300);
-
-static void llama_emits_its_list_in_every_mode(void)
+CLAIM(llama_emits_its_list_in_every_mode)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     check_list(&c, AR_MODE_EXACT, llama_list, COUNT(llama_list));
@@ -245,7 +243,7 @@ static void llama_emits_its_list_in_every_mode(void)
     check_list(&c, AR_MODE_F64, llama_list, COUNT(llama_list));
 }
 
-static void gpt2_emits_its_list_in_every_mode(void)
+CLAIM(gpt2_emits_its_list_in_every_mode)
 {
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     check_list(&c, AR_MODE_EXACT, gpt2_list, COUNT(gpt2_list));
@@ -253,7 +251,7 @@ static void gpt2_emits_its_list_in_every_mode(void)
     check_list(&c, AR_MODE_F64, gpt2_list, COUNT(gpt2_list));
 }
 
-static void stack_emits_its_list_in_every_mode(void)
+CLAIM(stack_emits_its_list_in_every_mode)
 {
     const ar_config c = tiny_config(AR_ARCH_STACK, 1);
     check_list(&c, AR_MODE_EXACT, stack_list, COUNT(stack_list));
@@ -261,7 +259,7 @@ static void stack_emits_its_list_in_every_mode(void)
     check_list(&c, AR_MODE_F64, stack_list, COUNT(stack_list));
 }
 
-static void tied_llama_has_no_head_weight(void)
+CLAIM(tied_llama_has_no_head_weight)
 {
     static tape t;
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -274,21 +272,21 @@ static void tied_llama_has_no_head_weight(void)
     tape_clear(&t);
 }
 
-static void forward_only_stops_after_the_loss(void)
+CLAIM(forward_only_stops_after_the_loss)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
     const ar_baseline_options o = {.seed = 7, .forward_only = true, .emit = tape_emit, .emit_user = &t};
     double loss = NAN;
-    cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_OK);
+    cr_assert_ok(ar_baseline_run(&c, &o, &batch, &loss));
     cr_assert_str_eq(t.at[t.n - 1].name, "loss");
     cr_assert_eq(t.at[t.n - 1].values[0], loss);
     tape_clear(&t);
 }
 
 /* The block inside a one-layer stack and the block alone, fed with its input and the gradient of its output. */
-static void block_alone_emits_what_it_emits_inside_a_model(void)
+CLAIM(block_alone_emits_what_it_emits_inside_a_model)
 {
     static tape model, block;
     const ar_config c = tiny_config(AR_ARCH_STACK, 1);
@@ -300,7 +298,7 @@ static void block_alone_emits_what_it_emits_inside_a_model(void)
         dy[i] = 1.0F;
     }
     const ar_baseline_options o = {.seed = 7, .emit = tape_emit, .emit_user = &block};
-    cr_assert_eq(ar_baseline_block(&c, &o, &batch, x, dy), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_block(&c, &o, &batch, x, dy));
     cr_assert_eq(block.n, COUNT(stack_list) - 4); /* without embed three times and loss */
     for (size_t i = 0; i < block.n; i++) {
         const taped *a = &block.at[i], *b = tape_find(&model, a->name, a->pass);
@@ -312,7 +310,7 @@ static void block_alone_emits_what_it_emits_inside_a_model(void)
 
 /* --- fresh weights: docs/numerics.md section 5 -------------------------------------------------------------------- */
 
-static void fresh_matrix_is_xavier_normal_with_the_full_fans(void)
+CLAIM(fresh_matrix_is_xavier_normal_with_the_full_fans)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -331,7 +329,7 @@ static void fresh_matrix_is_xavier_normal_with_the_full_fans(void)
     tape_clear(&t);
 }
 
-static void fresh_gpt2_counts_the_inputs_of_a_transposed_weight(void)
+CLAIM(fresh_gpt2_counts_the_inputs_of_a_transposed_weight)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -349,10 +347,4 @@ static void fresh_gpt2_counts_the_inputs_of_a_transposed_weight(void)
     tape_clear(&t);
 }
 
-Test(baseline_names, every_claim)
-{
-    TOGETHER(llama_emits_its_list_in_every_mode, gpt2_emits_its_list_in_every_mode, stack_emits_its_list_in_every_mode,
-             tied_llama_has_no_head_weight, forward_only_stops_after_the_loss,
-             block_alone_emits_what_it_emits_inside_a_model, fresh_matrix_is_xavier_normal_with_the_full_fans,
-             fresh_gpt2_counts_the_inputs_of_a_transposed_weight);
-}
+EVERY_CLAIM(baseline_names)

@@ -21,7 +21,7 @@ static void run(tape *t, const ar_config *c, const ar_batch *batch, ar_number_mo
         .clip = 1.0,
         .dropout = 0.1,
         .optimizer = {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}};
-    cr_assert_eq(ar_baseline_run(c, &o, batches, loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(c, &o, batches, loss));
 }
 
 static double largest_of(const taped *a)
@@ -42,9 +42,7 @@ static double distance(const taped *a, const taped *b)
     return worst;
 }
 
-TestSuite(baseline_noise, .timeout = 300);
-
-static void one_seed_errs_the_same_way_twice_and_another_errs_otherwise(void)
+CLAIM(one_seed_errs_the_same_way_twice_and_another_errs_otherwise)
 {
     static tape a, b, other;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
@@ -64,7 +62,7 @@ static void one_seed_errs_the_same_way_twice_and_another_errs_otherwise(void)
 }
 
 /* Nothing is off by more than some hundred roundings, nor by much less than one. */
-static void errors_have_the_size_of_fp32(void)
+CLAIM(errors_have_the_size_of_fp32)
 {
     static tape quiet, noisy;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
@@ -114,7 +112,7 @@ static void check_cover(ar_arch arch, const char *what)
         tape_clear(&noisy[k]);
 }
 
-static void eight_times_the_spread_of_three_seeds_covers_fp32(void)
+CLAIM(eight_times_the_spread_of_three_seeds_covers_fp32)
 {
     check_cover(AR_ARCH_LLAMA, "llama");
     check_cover(AR_ARCH_GPT2, "gpt2");
@@ -123,7 +121,7 @@ static void eight_times_the_spread_of_three_seeds_covers_fp32(void)
 
 /* --- the numbers -------------------------------------------------------------------------------------------------- */
 
-static void numbers_have_the_stated_range_mean_and_variance(void)
+CLAIM(numbers_have_the_stated_range_mean_and_variance)
 {
     enum { N = 1 << 16 };
     ari_bl_noise noise = {.key = ari_stream_key(5, "noise")};
@@ -150,7 +148,7 @@ static void numbers_have_the_stated_range_mean_and_variance(void)
 
 /* A sum of K ones errs, in K additions, by 2^-24 of 1, 2, .., K each: the root of the sum of their squares. K*2^-24
  * would be 18 times too small for K = 1000, K^2*2^-24 55 times too large. */
-static void a_contraction_errs_as_its_partial_sums_do(void)
+CLAIM(a_contraction_errs_as_its_partial_sums_do)
 {
     enum { M = 64, K = 1000 };
     static double ones[M * K], c[M * M];
@@ -161,7 +159,7 @@ static void a_contraction_errs_as_its_partial_sums_do(void)
     for (size_t i = 0; i < M * K; i++)
         ones[i] = 1.0;
     const ari_bl_matrix rows = {ones, K, 1};
-    cr_assert_eq(ari_bl_contract(&r, c, M, M, K, rows, rows, true), AR_OK);
+    cr_assert_ok(ari_bl_contract(&r, c, M, M, K, rows, rows, true));
     for (size_t i = 0; i < M * M; i++)
         squares += (c[i] - K) * (c[i] - K);
     for (double k = 1.0; k <= K; k += 1.0)
@@ -171,9 +169,4 @@ static void a_contraction_errs_as_its_partial_sums_do(void)
     ari_bl_release(&r, NULL);
 }
 
-Test(baseline_noise, every_claim)
-{
-    TOGETHER(one_seed_errs_the_same_way_twice_and_another_errs_otherwise, errors_have_the_size_of_fp32,
-             eight_times_the_spread_of_three_seeds_covers_fp32, numbers_have_the_stated_range_mean_and_variance,
-             a_contraction_errs_as_its_partial_sums_do);
-}
+EVERY_CLAIM(baseline_noise)

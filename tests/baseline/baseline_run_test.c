@@ -5,8 +5,6 @@
 #include "ref/numerics/bits.h"
 #include "support/together.h"
 
-TestSuite(baseline_run, .timeout = 300);
-
 /* --- by hand ------------------------------------------------------------------------------------------------------ */
 
 typedef struct literal {
@@ -110,7 +108,7 @@ static void check_hand(ar_number_mode mode)
     const ar_baseline_options o = {
         .mode = mode, .weights = hand_weight, .weights_user = storage, .emit = tape_emit, .emit_user = &t};
     double loss = NAN;
-    cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(&c, &o, &batch, &loss));
     for (size_t i = 0; i < sizeof hand_expected / sizeof hand_expected[0]; i++) {
         const literal *want = &hand_expected[i];
         const taped *a = tape_find(&t, want->name, want->pass);
@@ -122,7 +120,7 @@ static void check_hand(ar_number_mode mode)
     tape_clear(&t);
 }
 
-static void block_computed_by_hand_is_met_exactly_in_every_mode(void)
+CLAIM(block_computed_by_hand_is_met_exactly_in_every_mode)
 {
     check_hand(AR_MODE_EXACT);
     check_hand(AR_MODE_FP32);
@@ -143,7 +141,7 @@ static const float *zero_head(void *user, const char *name, size_t count)
     return values;
 }
 
-static void equal_logits_give_log_v_and_ignored_positions_nothing(void)
+CLAIM(equal_logits_give_log_v_and_ignored_positions_nothing)
 {
     static tape t;
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -153,7 +151,7 @@ static void equal_logits_give_log_v_and_ignored_positions_nothing(void)
     const ar_baseline_options o = {.mode = AR_MODE_EXACT, .weights = zero_head, .emit = tape_emit, .emit_user = &t};
     const double expected[] = {0.125, 0.125, 0.125, -0.375, 0, 0, 0, 0, 0.125, -0.375, 0.125, 0.125, 0, 0, 0, 0};
     double loss = NAN;
-    cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(&c, &o, &batch, &loss));
     cr_assert_eq(loss, (double)(float)log(4.0));
     const taped *a = tape_find(&t, "lm_head.logits", 'b');
     for (size_t i = 0; i < 16; i++)
@@ -171,7 +169,7 @@ static void check_no_target(const ar_config *c, const ar_batch *batch, ar_number
     tape_clear(&t);
 }
 
-static void no_target_gives_loss_nan_and_gradients_of_positive_zeros(void)
+CLAIM(no_target_gives_loss_nan_and_gradients_of_positive_zeros)
 {
     const int64_t labels[] = {1,    -100, -100,   -100, -100, /**/ 2, -100, -100,
                               -100, -100, /**/ 3, -100, -100, -100,   -100};
@@ -189,7 +187,7 @@ static void no_target_gives_loss_nan_and_gradients_of_positive_zeros(void)
 }
 
 /* Gradients are sums over samples whose order must not matter. */
-static void exact_gradients_do_not_depend_on_the_order_of_samples(void)
+CLAIM(exact_gradients_do_not_depend_on_the_order_of_samples)
 {
     static tape t, turned;
     const ar_config c = tiny_config(AR_ARCH_GPT2, 2);
@@ -210,7 +208,7 @@ static void exact_gradients_do_not_depend_on_the_order_of_samples(void)
 }
 
 /* The masks say the same thing twice: equal bits. */
-static void padding_and_an_additive_mask_of_minus_infinity_are_the_same(void)
+CLAIM(padding_and_an_additive_mask_of_minus_infinity_are_the_same)
 {
     static tape t, other;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -250,7 +248,7 @@ static const float *infinite_up(void *user, const char *name, size_t count)
     return values;
 }
 
-static void infinite_weight_makes_what_depends_on_it_the_canonical_nan(void)
+CLAIM(infinite_weight_makes_what_depends_on_it_the_canonical_nan)
 {
     static tape t;
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
@@ -259,7 +257,7 @@ static void infinite_weight_makes_what_depends_on_it_the_canonical_nan(void)
     for (size_t m = 0; m < 3; m++) {
         const ar_baseline_options o = {.mode = modes[m], .weights = infinite_up, .emit = tape_emit, .emit_user = &t};
         double loss = 0.0;
-        cr_assert_eq(ar_baseline_run(&c, &o, &batch, &loss), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_baseline_run(&c, &o, &batch, &loss));
         cr_assert_eq(ari_bits64(loss), ari_bits64((double)ari_nan32()));
         for (size_t i = 0; i < t.n; i++)
             for (size_t k = 0; k < t.at[i].count; k++)
@@ -275,12 +273,6 @@ static void infinite_weight_makes_what_depends_on_it_the_canonical_nan(void)
 }
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
-
-static void refused(ar_status st, ar_status expected, const char *words)
-{
-    cr_assert_eq(st, expected, "%s: %s, expected %s", ar_status_name(st), ar_error_message(), ar_status_name(expected));
-    cr_assert_not_null(strstr(ar_error_message(), words), "'%s' without '%s'", ar_error_message(), words);
-}
 
 static const float *nan_weight(void *user, const char *name, size_t count)
 {
@@ -301,7 +293,7 @@ static const float *no_weight(void *user, const char *name, size_t count)
     return strstr(name, "v_proj") != NULL ? NULL : values;
 }
 
-static void bad_values_are_named(void)
+CLAIM(bad_values_are_named)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch good = tiny_batch();
@@ -311,20 +303,21 @@ static void bad_values_are_named(void)
     int64_t ids[15] = {0};
     ids[7] = 11;
     batch.input_ids = ids;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "input_ids[1, 2] is 11");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "input_ids[1, 2] is 11");
     batch.input_ids = good.input_ids;
     ids[7] = -1;
     batch.labels = ids;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "labels[1, 2] is -1");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "labels[1, 2] is -1");
     o.weights = nan_weight;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_DATA,
-            "'model.layers.0.self_attn.o_proj.weight' holds a NaN at element 9");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_DATA,
+                      "'model.layers.0.self_attn.o_proj.weight' holds a NaN at element 9");
     o.weights = no_weight;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_NOT_FOUND, "model.layers.0.self_attn.v_proj.weight");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_NOT_FOUND,
+                      "model.layers.0.self_attn.v_proj.weight");
     cr_assert_eq(loss, 5.0, "the loss is untouched");
 }
 
-static void bad_masks_are_named(void)
+CLAIM(bad_masks_are_named)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_baseline_options o = {.mode = AR_MODE_EXACT};
@@ -334,20 +327,20 @@ static void bad_masks_are_named(void)
     ar_batch batch = tiny_batch();
     padding[11] = 2;
     batch.padding_mask = padding;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "padding_mask[2, 1] is 2");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "padding_mask[2, 1] is 2");
     batch.padding_mask = NULL;
     batch.additive_mask = mask;
     batch.mask_batch = batch.mask_heads = 1;
     mask[8] = NAN;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is");
     mask[8] = INFINITY;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is inf");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is inf");
     mask[8] = -INFINITY;
     batch.mask_heads = 2;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "additive_mask is [1, 2, s, s]");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "additive_mask is [1, 2, s, s]");
 }
 
-static void bad_documents_are_named(void)
+CLAIM(bad_documents_are_named)
 {
     static const int32_t not_from_0[15] = {0, 0, 0, 0, 0, 1}, gap[15] = {0, 0, 0, 0, 0, 0, 0, 2};
     static const int32_t back[15] = {0, 1, 1, 0}, negative[15] = {-1};
@@ -356,13 +349,15 @@ static void bad_documents_are_named(void)
     double loss = 5.0;
     ar_batch batch = tiny_batch();
     batch.documents = not_from_0;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[1, 0] is 1, expected 0");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[1, 0] is 1, expected 0");
     batch.documents = gap;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[1, 2] is 2, expected 0 or one more");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA,
+                      "documents[1, 2] is 2, expected 0 or one more");
     batch.documents = back;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[0, 3] is 0, expected 1 or one more");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA,
+                      "documents[0, 3] is 0, expected 1 or one more");
     batch.documents = negative;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[0, 0] is -1, expected 0");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[0, 0] is -1, expected 0");
     cr_assert_eq(loss, 5.0, "the loss is untouched");
 }
 
@@ -391,7 +386,7 @@ static void expect_documents_alone(const ar_config *c)
     tape_clear(&together);
 }
 
-static void a_document_of_a_row_is_computed_as_if_it_were_a_row(void)
+CLAIM(a_document_of_a_row_is_computed_as_if_it_were_a_row)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
     expect_documents_alone(&c);
@@ -405,7 +400,7 @@ static void a_document_of_a_row_is_computed_as_if_it_were_a_row(void)
 }
 
 /* Each token but the first of every document: 1 + 2, 4, 0 + 2 + 0. */
-static void loss_is_that_of_the_documents_weighted_by_their_targets(void)
+CLAIM(loss_is_that_of_the_documents_weighted_by_their_targets)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     ar_batch batch = tiny_batch();
@@ -420,7 +415,7 @@ static void loss_is_that_of_the_documents_weighted_by_their_targets(void)
     cr_expect(fabs(loss - sum / 9.0) < 1e-14, "%.17g, expected %.17g", loss, sum / 9.0); /* a few roundings of 2^-53 */
 }
 
-static void bad_shapes_are_refused(void)
+CLAIM(bad_shapes_are_refused)
 {
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_baseline_options o = {.mode = AR_MODE_EXACT};
@@ -428,31 +423,31 @@ static void bad_shapes_are_refused(void)
     ar_batch batch = good;
     double loss = 0.0;
     batch.batch = 0;
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "batch 0");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "batch 0");
     c.max_positions = 4;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "seq 5 is longer than max_positions 4");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "seq 5 is longer than max_positions 4");
     c = tiny_config(AR_ARCH_LLAMA, 1);
     c.kv_heads = 3;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "4 heads over 3 kv_heads");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "4 heads over 3 kv_heads");
     c.kv_heads = 2;
     c.head_dim = 3;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "head_dim 3");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "head_dim 3");
     c.head_dim = 4;
     c.gated = false;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "gated 0");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "gated 0");
     c.gated = true;
     c.arch = (ar_arch)99;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "architecture 99");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "architecture 99");
     c.arch = AR_ARCH_LLAMA;
     c.vocab = SIZE_MAX / 8;
-    refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_OVERFLOW, "");
-    refused(ar_baseline_run(NULL, &o, &good, &loss), AR_ERR_ARG, "NULL");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_baseline_run(NULL, &o, &good, &loss), AR_ERR_ARG, "NULL");
     c = tiny_config(AR_ARCH_LLAMA, 1);
-    refused(ar_baseline_run(&c, &o, &good, NULL), AR_ERR_ARG, "loss is NULL");
+    cr_assert_refused(ar_baseline_run(&c, &o, &good, NULL), AR_ERR_ARG, "loss is NULL");
     c = tiny_config(AR_ARCH_STACK, 1);
     const ar_baseline_options smoothed = {.loss.label_smoothing = 0.1};
-    refused(ar_baseline_run(&c, &smoothed, &good, &loss), AR_ERR_ARG, "has no logits");
-    refused(ar_baseline_block(&c, &o, &good, NULL, NULL), AR_ERR_ARG, "x or dy");
+    cr_assert_refused(ar_baseline_run(&c, &smoothed, &good, &loss), AR_ERR_ARG, "has no logits");
+    cr_assert_refused(ar_baseline_block(&c, &o, &good, NULL, NULL), AR_ERR_ARG, "x or dy");
 }
 
 static bool stop_at_half(void *user, double fraction)
@@ -471,26 +466,17 @@ static ar_status refuse_fifth(void *user, const char *name, char pass, int ndim,
     return ++*count == 5 ? ar_error_set(AR_ERR_IO, "the disk is full") : AR_OK;
 }
 
-static void caller_can_end_a_run(void)
+CLAIM(caller_can_end_a_run)
 {
     const ar_config c = tiny_config(AR_ARCH_STACK, 2);
     const ar_batch batch = tiny_batch();
     double loss = 0.0, fraction = 0.0;
     size_t count = 0;
     ar_baseline_options o = {.progress = stop_at_half, .progress_user = &fraction};
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ABORTED, "stopped by the caller");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ABORTED, "stopped by the caller");
     o = (ar_baseline_options){.emit = refuse_fifth, .emit_user = &count};
-    refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_IO, "the disk is full");
+    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_IO, "the disk is full");
     cr_assert_eq(count, 5U);
 }
 
-Test(baseline_run, every_claim)
-{
-    TOGETHER(block_computed_by_hand_is_met_exactly_in_every_mode, equal_logits_give_log_v_and_ignored_positions_nothing,
-             no_target_gives_loss_nan_and_gradients_of_positive_zeros,
-             exact_gradients_do_not_depend_on_the_order_of_samples,
-             padding_and_an_additive_mask_of_minus_infinity_are_the_same,
-             infinite_weight_makes_what_depends_on_it_the_canonical_nan, bad_values_are_named, bad_masks_are_named,
-             bad_documents_are_named, a_document_of_a_row_is_computed_as_if_it_were_a_row,
-             loss_is_that_of_the_documents_weighted_by_their_targets, bad_shapes_are_refused, caller_can_end_a_run);
-}
+EVERY_CLAIM(baseline_run)

@@ -39,8 +39,9 @@ static void check_contraction(const char *what, size_t m, size_t n, size_t k, co
                               bool scale)
 {
     ari_bl_run run = exact_run();
+    OWNED(free)
     double *c = malloc(m * n * sizeof *c), *wa = malloc(m * k * sizeof *wa), *wb = malloc(n * k * sizeof *wb);
-    float *expected = malloc(m * n * sizeof *expected);
+    OWNED(free) float *expected = malloc(m * n * sizeof *expected);
     cr_assert(c != NULL && wa != NULL && wb != NULL && expected != NULL);
     for (size_t i = 0; i < m * k; i++)
         wa[i] = (double)a[i];
@@ -48,22 +49,16 @@ static void check_contraction(const char *what, size_t m, size_t n, size_t k, co
         for (size_t j = 0; j < n; j++)
             wb[kk * n + j] = (double)b[j * k + kk];
     const ari_bl_matrix am = {wa, k, 1}, bm = {wb, 1, n};
-    cr_assert_eq(ari_bl_contract(&run, c, m, n, k, am, bm, scale), AR_OK);
-    cr_assert_eq(ar_contract_definition(expected, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale), AR_OK);
+    cr_assert_ok(ari_bl_contract(&run, c, m, n, k, am, bm, scale));
+    cr_assert_ok(ar_contract_definition(expected, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale));
     for (size_t i = 0; i < m * n; i++) {
         const uint32_t got = ari_bits32((float)c[i]), want = ari_bits32(expected[i]);
         cr_assert(got == want, "%s: element [%zu, %zu] is %08x, expected %08x", what, i / n, i % n, got, want);
     }
     cr_assert_null(run.top, "memory is left");
-    free(c);
-    free(wa);
-    free(wb);
-    free(expected);
 }
 
-TestSuite(baseline_sums, .timeout = 300);
-
-static void contraction_is_the_definition_for_every_spread_of_exponents(void)
+CLAIM(contraction_is_the_definition_for_every_spread_of_exponents)
 {
     enum { M = 5, N = 7, K = 33 };
     static float a[M * K], b[N * K];
@@ -77,7 +72,7 @@ static void contraction_is_the_definition_for_every_spread_of_exponents(void)
     }
 }
 
-static void contraction_keeps_the_flags_of_the_definition(void)
+CLAIM(contraction_keeps_the_flags_of_the_definition)
 {
     enum { M = 4, N = 5, K = 6 };
     float a[M * K], b[N * K];
@@ -97,7 +92,7 @@ static void contraction_keeps_the_flags_of_the_definition(void)
     check_contraction("infinity in B, not scaled", M, N, K, a, b, false);
 }
 
-static void contraction_of_more_than_8191_terms_is_the_definition(void)
+CLAIM(contraction_of_more_than_8191_terms_is_the_definition)
 {
     enum { M = 2, N = 3, K = 3 * 8191 + 5 };
     static float a[M * K], b[N * K];
@@ -113,14 +108,14 @@ static void contraction_of_more_than_8191_terms_is_the_definition(void)
     check_contraction("longest", M, N, K, a, b, true);
 }
 
-static void contraction_overflows_and_underflows_as_the_definition(void)
+CLAIM(contraction_overflows_and_underflows_as_the_definition)
 {
     const float a[] = {0x1p127F, 0x1p127F, 0x1p-149F, -0x1p-149F}, b[] = {4.0F, 4.0F, 0.25F, -0.5F};
     check_contraction("overflow", 2, 2, 2, a, b, true);
     check_contraction("overflow, not scaled", 2, 2, 2, a, b, false);
 }
 
-static void nine_slices_give_the_accumulators_bits_in_any_order(void)
+CLAIM(nine_slices_give_the_accumulators_bits_in_any_order)
 {
     ari_bl_run run = exact_run();
     for (int r = 0; r < 3000; r++) {
@@ -131,7 +126,7 @@ static void nine_slices_give_the_accumulators_bits_in_any_order(void)
         uint8_t t = 0;
         int64_t high = 0, low = 0;
         ari_bl_sums sums;
-        cr_assert_eq(ari_bl_sums_open(&run, &sums, 2), AR_OK);
+        cr_assert_ok(ari_bl_sums_open(&run, &sums, 2));
         for (size_t i = 0; i < n; i++) {
             ari_acc_add(&t, &high, &low, v[i]);
             ari_bl_sums_add(&sums, 1, (double)v[n - 1 - i]);
@@ -144,12 +139,12 @@ static void nine_slices_give_the_accumulators_bits_in_any_order(void)
     }
 }
 
-static void one_value_comes_back_and_a_nan_stays(void)
+CLAIM(one_value_comes_back_and_a_nan_stays)
 {
     ari_bl_run run = exact_run();
     const float values[] = {0x1p-149F, -0x1.fffffep127F, 1.0F, -0x1.234566p-20F, 0x1p-126F, 0x1.8p31F};
     ari_bl_sums sums;
-    cr_assert_eq(ari_bl_sums_open(&run, &sums, 8), AR_OK);
+    cr_assert_ok(ari_bl_sums_open(&run, &sums, 8));
     for (size_t i = 0; i < 6; i++) {
         ari_bl_sums_add(&sums, i, (double)values[i]);
         cr_assert_eq(ari_bits32((float)ari_bl_sums_value(&sums, i)), ari_bits32(values[i]));
@@ -162,7 +157,7 @@ static void one_value_comes_back_and_a_nan_stays(void)
     ari_bl_release(&run, NULL);
 }
 
-static void row_sum_is_the_definition(void)
+CLAIM(row_sum_is_the_definition)
 {
     const ari_bl_run run = exact_run();
     static double x[300];
@@ -185,11 +180,4 @@ static void row_sum_is_the_definition(void)
     cr_assert_eq(ari_bits64(ari_bl_row_sum(&run, x, 2)), 0U);
 }
 
-Test(baseline_sums, every_claim)
-{
-    TOGETHER(contraction_is_the_definition_for_every_spread_of_exponents, contraction_keeps_the_flags_of_the_definition,
-             contraction_of_more_than_8191_terms_is_the_definition,
-             contraction_overflows_and_underflows_as_the_definition,
-             nine_slices_give_the_accumulators_bits_in_any_order, one_value_comes_back_and_a_nan_stays,
-             row_sum_is_the_definition);
-}
+EVERY_CLAIM(baseline_sums)

@@ -44,7 +44,7 @@ static void load_golden(golden *g, const char *folder)
 {
     char path[600];
     snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN_DIR, folder);
-    cr_assert_eq(ar_config_load(&g->config, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&g->config, path));
     snprintf(path, sizeof path, "%s/%s/train.json", TEST_GOLDEN_DIR, folder);
     json_t *train = json_load_file(path, 0, NULL);
     cr_assert_not_null(train);
@@ -60,11 +60,10 @@ static void load_golden(golden *g, const char *folder)
     for (size_t i = 0; i < STEPS; i++)
         g->loss[i] = json_number_value(json_array_get(losses, i));
     json_decref(train);
-    ar_st_file *file = open_golden(folder, "train_batches.safetensors");
+    OWNED(ar_st_close) ar_st_file *file = open_golden(folder, "train_batches.safetensors");
     const ar_st_entry *e = ar_st_find(file, "input_ids");
     cr_assert(e != NULL && e->ndim == 3 && e->shape[1] == BATCH && e->shape[2] == SEQ && e->count == IDS);
-    cr_assert_eq(ar_st_to_i64(e, g->ids), AR_OK);
-    ar_st_close(file);
+    cr_assert_ok(ar_st_to_i64(e, g->ids));
     for (size_t i = 0; i < STEPS; i++)
         g->batch[i] = (ar_batch){.batch = BATCH, .seq = SEQ, .input_ids = g->ids + i * BATCH * SEQ};
 }
@@ -135,7 +134,7 @@ static void check_training(const char *folder, ar_number_mode mode, const char *
                                    .begin_step = tape_begin,
                                    .steps = STEPS,
                                    .optimizer = g.optimizer};
-    cr_assert_eq(ar_baseline_run(&g.config, &o, g.batch, loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(&g.config, &o, g.batch, loss));
     for (size_t i = 0; i < STEPS; i++) {
         const double off = fabs(loss[i] - g.loss[i]) / g.loss[i];
         cr_expect_lt(off, LOSS_BOUND, "%s, %s: loss of step %zu is %.9g, expected %.9g", folder, mode_name, i + 1,
@@ -150,8 +149,6 @@ static void check_training(const char *folder, ar_number_mode mode, const char *
     ar_st_close(weights);
     ar_st_close(final);
 }
-
-TestSuite(baseline_training_golden, .timeout = 300);
 
 Test(baseline_training_golden, gpt2_tiny_trains_as_pytorch_does)
 {

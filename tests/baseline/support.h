@@ -3,15 +3,9 @@
 #ifndef TESTS_BASELINE_SUPPORT_H
 #define TESTS_BASELINE_SUPPORT_H
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/baseline.h"
 #include "anyrank/safetensors.h"
+#include "tests/support/test.h"
 
 /* --- a recording -------------------------------------------------------------------------------------------------- */
 
@@ -214,7 +208,7 @@ static inline double run_or_fail(const ar_config *c, ar_number_mode mode, const 
 {
     const ar_baseline_options o = {.mode = mode, .seed = 7, .emit = t != NULL ? tape_emit : NULL, .emit_user = t};
     double loss = NAN;
-    cr_assert_eq(ar_baseline_run(c, &o, batch, &loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(c, &o, batch, &loss));
     return loss;
 }
 

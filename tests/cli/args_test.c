@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/options/args.h"
-
-#include <criterion/criterion.h>
-#include <string.h>
+#include "support/row.h"
+#include "tests/support/test.h"
 
 /* The command's files are no part of the library. */
 #include "cli/options/args.c"
@@ -24,21 +23,10 @@ typedef struct values {
 } values;
 
 static const ari_option options[] = {
-    {.name = "tp",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(values, tp),
-     .min = 1,
-     .max = 4096,
-     .value = "N",
-     .help = "ranks"},
-    {.name = "sweep",
-     .kind = ARI_OPT_INT,
-     .at = offsetof(values, sweep),
-     .min = 1,
-     .max = 64,
-     .value = "W",
-     .otherwise = "8",
-     .help = "all"},
+    ROW(.name = "tp", .kind = ARI_OPT_INT, .at = offsetof(values, tp), .min = 1, .max = 4096, .value = "N",
+        .help = "ranks"),
+    ROW(.name = "sweep", .kind = ARI_OPT_INT, .at = offsetof(values, sweep), .min = 1, .max = 64, .value = "W",
+        .otherwise = "8", .help = "all"),
     {.name = "sp", .letter = 's', .kind = ARI_OPT_FLAG, .at = offsetof(values, sp), .help = "sequence parallel"},
     {.name = "batch", .letter = 'b', .kind = ARI_OPT_SIZE, .at = offsetof(values, batch), .min = 1, .max = 1e6},
     {.name = "bytes", .kind = ARI_OPT_BYTES, .at = offsetof(values, bytes)},
@@ -93,8 +81,6 @@ static void refused(const char *line, ar_status st, const char *message)
     cr_assert_eq(parse(&v, &action, line), st, "%s: %s", line, ar_error_message());
     cr_assert_str_eq(ar_error_message(), message);
 }
-
-TestSuite(args, .timeout = 300);
 
 Test(args, nothing_given_leaves_the_defaults)
 {
@@ -176,9 +162,9 @@ Test(args, help_and_version_end_the_parse)
 {
     values v;
     ari_args_action action = ARI_ARGS_RUN;
-    cr_assert_eq(parse(&v, &action, "-h --nonsense"), AR_OK);
+    cr_assert_ok(parse(&v, &action, "-h --nonsense"));
     cr_assert_eq(action, ARI_ARGS_HELP);
-    cr_assert_eq(parse(&v, &action, "--version --nonsense"), AR_OK);
+    cr_assert_ok(parse(&v, &action, "--version --nonsense"));
     cr_assert_eq(action, ARI_ARGS_VERSION);
 }
 
@@ -282,7 +268,7 @@ Test(args, long_arguments_are_cut_in_messages_not_in_memory)
 
 Test(args, the_help_lists_every_option_within_80_columns)
 {
-    char *text = NULL;
+    OWNED(free) char *text = NULL;
     size_t size = 0;
     FILE *to = open_memstream(&text, &size);
     ari_args_help(to, &spec);
@@ -297,7 +283,6 @@ Test(args, the_help_lists_every_option_within_80_columns)
     cr_assert_null(strstr(text, "--bytes"), "an option without help is not listed");
     for (const char *line = text; *line != '\0'; line += strcspn(line, "\n") + 1)
         cr_assert_leq(strcspn(line, "\n"), 80);
-    free(text);
 }
 
 Test(args, files_to_write_are_tried_before_any_work)
@@ -314,7 +299,7 @@ Test(args, files_to_write_are_tried_before_any_work)
     const ari_args_spec writing = {.command = "try", .options = written};
     const files fine = {.trace = "/dev/null", .common.json = "-"}, dash = {.trace = "-"};
     const files same = {.trace = "/dev/null", .plot = "/dev/null"}, no_folder = {.plot = "/no/such/folder/plot"};
-    cr_assert_eq(check_written(&writing, &fine), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(check_written(&writing, &fine));
     cr_assert_eq(check_written(&writing, &dash), AR_ERR_ARG);
     cr_assert_str_eq(ar_error_message(), "--trace - is no file: give a path (/dev/stdout is one)");
     cr_assert_eq(check_written(&writing, &same), AR_ERR_ARG);
@@ -346,11 +331,9 @@ Test(args, options_of_a_group_are_found_in_its_struct)
     char *argv[] = {words[0], words[1], words[2], words[3], words[4], words[5]};
     outer v = {.before = 1};
     ari_args_action action = ARI_ARGS_HELP;
-    cr_assert_eq(ari_args_parse(&grouped, 6, argv, &v, &action), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_args_parse(&grouped, 6, argv, &v, &action));
     cr_assert(v.before == 3 && v.in.size == 7 && v.in.on && v.common.quiet);
 }
-
-TestSuite(exit_code, .timeout = 300);
 
 Test(exit_code, every_status_has_one)
 {
@@ -375,7 +358,7 @@ static void tells(const char *line, const char *text)
 {
     const values v = parsed(line);
     char *told = NULL, expected[512];
-    cr_assert_eq(ari_args_tell(&told, &spec, &v), AR_OK);
+    cr_assert_ok(ari_args_tell(&told, &spec, &v));
     snprintf(expected, sizeof expected, "anyrank try, version %s\n%s", ari_version(), text);
     cr_expect_str_eq(told, expected);
     free(told);
@@ -398,7 +381,7 @@ Test(args_tell, tells_numbers_apart)
 
 Test(transport, names_the_first_option_in_which_a_process_differs)
 {
-    cr_expect_eq(compare_told(3, "a\n--tp 2\n", "a\n--tp 2\n"), AR_OK);
+    cr_expect_ok(compare_told(3, "a\n--tp 2\n", "a\n--tp 2\n"));
     cr_assert_eq(compare_told(3, "a\n--tp 2\n--sp\n", "a\n--tp 2\nno --sp\n"), AR_ERR_ARG);
     cr_expect_str_eq(ar_error_message(),
                      "process 3 was started with '--sp', process 0 with 'no --sp': all take the same options");

@@ -66,6 +66,7 @@ class Bench(unittest.TestCase):
             self.assertEqual(row["over_native"], 1)
 
     def test_a_product_and_its_parts(self):
+        bits = set()
         for device, apart in (("cpu", False), ("emulated", True)):
             rows = self.rows("gemm", "--m", "40", "--n", "24", "--k", "16", "--device", device, "--repetitions", "1",
                              head="pedantic")
@@ -74,11 +75,16 @@ class Bench(unittest.TestCase):
                           "products_seconds", *(["sums_seconds"] if apart else []))
             self.assertEqual(rows[0]["sums_seconds"] == "NaN", not apart)
             self.assertEqual(rows[0]["pedantic_over_native"], "NaN")  # cuBLAS alone has that
+            bits.add(rows[0]["bits"])
+        self.assertRegex(" ".join(bits), "^[0-9a-f]{64}$")
 
     def test_the_slots_of_a_block(self):
+        bits = {"native": set(), "exact": set()}  # those of native numerics are each library's own
         for device in ("cpu", "emulated"):
-            rows = self.rows("block", "llama-demo", "--batch", "1", "--seq", "2", "--repetitions", "1", "--profile",
-                             "--device", device, key="profile")
+            command = ["block", "llama-demo", "--batch", "1", "--seq", "2", "--repetitions", "1", "--device", device]
+            for row in self.rows(*command):
+                bits[row["numerics"]].add(row["bits"])
+            rows = self.rows(*command, "--profile", key="profile")
             calls = {(row["numerics"], row["slot"], row["part"]): row["calls"] for row in rows}
             # Of each of 7 weights Y, dX and dW, and 6 products of attention; the norms and the residuals.
             self.assertEqual(calls["native", "gemm_f32", None], 7 * 3 + 6 + 1)
@@ -92,6 +98,7 @@ class Bench(unittest.TestCase):
                                  sorted((row["seconds"] for row in whole[:-1]), reverse=True))
             self.assertEqual(calls["exact", "gemm_acc", None], 7)
             self.assertEqual(("exact", "gemm_acc", "int8 products") in calls, device == "emulated")
+        self.assertRegex(" ".join(bits["exact"]), "^[0-9a-f]{64}$")
 
     def test_fused_kernels_beside_one_thing_after_the_other(self):
         rows = self.rows("fused", "--repetitions", "1", head="apart takes")

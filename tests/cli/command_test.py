@@ -19,6 +19,7 @@ import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import COMMAND, EXTENDED, GOLDEN, LIMIT_S, ROOT, Case  # noqa: E402
+import tensor_files  # noqa: E402
 from malformed_test import SAFETENSORS  # noqa: E402
 
 SMALL_KIB = 300 * 1024
@@ -66,32 +67,6 @@ def run(*arguments, **options):
 
 
 # --- files --------------------------------------------------------------------------------------------------------------
-
-
-def raw_safetensors(header, data=b""):
-    """A file from its header, as text, bytes or an object, without a look at whether it makes sense."""
-    if not isinstance(header, (bytes, str)):
-        header = json.dumps(header)
-    if isinstance(header, str):
-        header = header.encode("utf-8")
-    return struct.pack("<Q", len(header)) + header + data
-
-
-def read_safetensors(path):
-    """{name: [dtype, shape, bytes]}"""
-    content = pathlib.Path(path).read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header, data = json.loads(content[8:8 + length]), content[8 + length:]
-    return {name: [e["dtype"], e["shape"], data[e["data_offsets"][0]:e["data_offsets"][1]]]
-            for name, e in header.items() if name != "__metadata__"}
-
-
-def write_safetensors(path, tensors):
-    header, data = {}, b""
-    for name, (dtype, shape, content) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
-        data += content
-    pathlib.Path(path).write_bytes(raw_safetensors(header, data))
 
 
 def i32(*values):
@@ -461,11 +436,11 @@ class Check(CommandTest):
 
     def test_an_infinity_or_nan_is_a_string(self):
         folder = self.golden()
-        tensors = read_safetensors(folder / "model.safetensors")
+        tensors = tensor_files.read(folder / "model.safetensors")
         for name, tensor in tensors.items():
             if "weight" in name and "ln_" not in name:
                 tensor[2] = f32(*([3e38] * (len(tensor[2]) // 4)))
-        write_safetensors(folder / "model.safetensors", tensors)
+        tensor_files.write(folder / "model.safetensors", tensors)
         result = self.result("check", folder, "--tp", "2", "--steps", "0", *SMALL, code=1)
         self.assertEqual(result["result"], "vacuous")
         self.assertEqual(result["models"][0]["baseline"]["loss"], ["NaN"])
@@ -482,14 +457,14 @@ class Grads(CommandTest):
         self.assertRegex(result["outputs_hash"], "^[0-9a-f]{64}$")
         self.assertEqual(sorted(os.listdir(out)), ["grads.safetensors", "outputs.safetensors"])
         self.assertEqual([pathlib.Path(f).name for f in result["files"]], ["outputs.safetensors", "grads.safetensors"])
-        outputs, grads = (read_safetensors(out / f"{name}.safetensors") for name in ("outputs", "grads"))
+        outputs, grads = (tensor_files.read(out / f"{name}.safetensors") for name in ("outputs", "grads"))
         self.assertEqual(set(outputs), {"logits", "loss", "hidden_states.0", "hidden_states.1", "hidden_states.2"})
-        expected = read_safetensors(GOLDEN / "gpt2-tiny/grads.safetensors")
+        expected = tensor_files.read(GOLDEN / "gpt2-tiny/grads.safetensors")
         self.assertEqual({n: t[:2] for n, t in grads.items()}, {n: t[:2] for n, t in expected.items()})
         self.assertEqual(result["tensors"], len(outputs) + len(grads))
         (loss,) = struct.unpack("<f", outputs["loss"][2])
         self.assertEqual(result["loss"], [loss])
-        (reference,) = struct.unpack("<f", read_safetensors(GOLDEN / "gpt2-tiny/outputs.safetensors")["loss"][2])
+        (reference,) = struct.unpack("<f", tensor_files.read(GOLDEN / "gpt2-tiny/outputs.safetensors")["loss"][2])
         self.assertLess(abs(loss - reference) / reference, 1e-5)
 
     def test_a_block(self):
@@ -497,14 +472,14 @@ class Grads(CommandTest):
         done = self.passes("grads", "--block", GOLDEN / "block-gqa", "--out", out, "--tp", "3")
         self.assertIn("block.safetensors", done.out)
         self.assertIn("hash", done.out.strip().splitlines()[-1])
-        tensors = read_safetensors(out / "block.safetensors")
-        self.assertEqual(set(tensors), set(read_safetensors(GOLDEN / "block-gqa/expected_f64.safetensors")))
+        tensors = tensor_files.read(out / "block.safetensors")
+        self.assertEqual(set(tensors), set(tensor_files.read(GOLDEN / "block-gqa/expected_f64.safetensors")))
 
     def test_masks_and_labels_are_used(self):
         folder = self.golden()
         hashes = set()
         size = 2 * 32
-        ids = read_safetensors(folder / "batch.safetensors")["input_ids"]
+        ids = tensor_files.read(folder / "batch.safetensors")["input_ids"]
         ones, half = i64(*[1] * size), i64(*([1] * 16 + [0] * 16) * 2)
         zero4, low4 = f32(*[0.0] * 1024), f32(*[-math.inf if c % 32 > 20 else 0.0 for c in range(1024)])
         extras = [{}, {"attention_mask": ["I64", [2, 32], half]}, {"labels": ["I64", [2, 32], i64(*[-100, 7] * 32)]},
@@ -513,7 +488,7 @@ class Grads(CommandTest):
                 {"attention_mask": ["F32", [2, 32], f32(*[1.0] * size)]},
                 {"attention_mask": ["F32", [1, 1, 32, 32], zero4]}]
         for extra in extras + same:
-            write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **extra})
+            tensor_files.write(folder / "batch.safetensors", {"input_ids": ids, **extra})
             hashes.add(self.result("grads", folder, "--input", folder / "batch.safetensors", "--out",
                                    self.folder / "out", "--tp", "2")["outputs_hash"])
         self.assertEqual(len(hashes), len(extras))
@@ -525,7 +500,7 @@ class Grads(CommandTest):
         apart = f32(*[0.0 if key <= query and a[key] == a[query] else -math.inf
                       for a in (row, [0] * 32) for query in range(32) for key in range(32)])
         folder = self.golden()
-        ids = read_safetensors(folder / "batch.safetensors")["input_ids"]
+        ids = tensor_files.read(folder / "batch.safetensors")["input_ids"]
         tokens = list(struct.unpack("<64q", ids[2]))
         flat = i32(0, 20, 32, 64)
         without = {"position_ids": ["I64", [2, 32], i64(*range(20), *range(12), *range(32))],
@@ -539,7 +514,7 @@ class Grads(CommandTest):
         self.assertEqual(len(layouts), 1 + len(same))
         results = []
         for extra, layout in zip([{}] + same, layouts):
-            write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **extra})
+            tensor_files.write(folder / "batch.safetensors", {"input_ids": ids, **extra})
             results.append(self.result("grads", folder, "--input", folder / "batch.safetensors", "--out",
                                        self.folder / "out", "--quiet", *layout))
         hashes = [result["outputs_hash"] for result in results]
@@ -553,7 +528,7 @@ class Grads(CommandTest):
                           "transformers without attention_mask and use_cache\n"),
                 ({"position_ids": positions}, "attention_mask and use_cache; 1 of them is predicted by the one before"),
                 ({**without, "attention_mask": ones}, "jump 1 time within a row: attention crosses these places")):
-            write_safetensors(folder / "batch.safetensors", {"input_ids": ids, **batch})
+            tensor_files.write(folder / "batch.safetensors", {"input_ids": ids, **batch})
             done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
             self.assertEqual(done.code, 0, str(done))
             self.assertIn(note, done.err)
@@ -828,7 +803,7 @@ class Files(CommandTest):
 
     def batch(self):
         path = self.folder / "ids.safetensors"
-        write_safetensors(path, {"input_ids": ["I64", [1, 4], i64(1, 2, 3, 4)]})
+        tensor_files.write(path, {"input_ids": ["I64", [1, 4], i64(1, 2, 3, 4)]})
         return path
 
     def test_malformed_safetensors_as_weights_and_as_input(self):
@@ -844,13 +819,13 @@ class Files(CommandTest):
     def spoil(self, change):
         """The golden weights with one thing changed."""
         folder = self.golden()
-        tensors = read_safetensors(GOLDEN / "gpt2-tiny/model.safetensors")
+        tensors = tensor_files.read(GOLDEN / "gpt2-tiny/model.safetensors")
         change(tensors)
-        write_safetensors(folder / "model.safetensors", tensors)
+        tensor_files.write(folder / "model.safetensors", tensors)
         return folder
 
     def test_weights_that_are_not_the_models(self):
-        name = next(n for n in read_safetensors(GOLDEN / "gpt2-tiny/model.safetensors") if "h.1.mlp.c_fc.weight" in n)
+        name = next(n for n in tensor_files.read(GOLDEN / "gpt2-tiny/model.safetensors") if "h.1.mlp.c_fc.weight" in n)
 
         def poke(value):
             def change(tensors):
@@ -882,7 +857,7 @@ class Files(CommandTest):
     def test_sharded_weights_that_do_not_fit(self):
         folder = self.golden()
         (folder / "model.safetensors").rename(folder / "part.safetensors")
-        names = list(read_safetensors(folder / "part.safetensors"))
+        names = list(tensor_files.read(folder / "part.safetensors"))
         whole = {name: "part.safetensors" for name in names}
         index = folder / "model.safetensors.index.json"
 
@@ -946,7 +921,7 @@ class Files(CommandTest):
         ]
         for tensors, says in cases:
             with self.subTest(says=says):
-                write_safetensors(path, tensors)
+                tensor_files.write(path, tensors)
                 out = self.folder / "out"
                 self.refused("grads", self.golden(), "--input", path, "--out", out, says=says,
                              fast=len(tensors) != 1 or tensors.get("input_ids", [0, [0]])[1] != [1, 1 << 26])

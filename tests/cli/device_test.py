@@ -81,6 +81,12 @@ class Emulated(DeviceTest):
         self.assertEqual(trained[0]["weights_hash"], trained[1]["weights_hash"])
         self.assertEqual(trained[0]["loss"], trained[1]["loss"])
 
+    def test_weights_of_16_bits_have_the_loss_of_the_cpu(self):
+        # A learned position's row is one of these, and is added to activations of 32 bits.
+        losses = [self.result("train", "gpt2-demo", "--numerics", "native", "--storage", "bf16", "--steps", "1", "--batch",
+                              "2", "--seq", "8", device=device)["loss"][0] for device in ("cpu", "emulated")]
+        self.assertAlmostEqual(*losses, places=5)
+
     def test_a_checkpoint_goes_from_one_device_to_the_other(self):
         with tempfile.TemporaryDirectory(prefix="anyrank-device-") as folder:
             options = ("train", "stack-demo", "--steps", "4", "--batch", "2", "--seq", "4")

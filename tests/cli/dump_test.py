@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 import pathlib
-import struct
 import sys
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import GOLDEN, Case  # noqa: E402
+from tensor_files import packed, unpacked  # noqa: E402
 
 SMALL = ("--batch", "2", "--seq", "8", "--skip-f64", "--strict-predictions", "--steps", "0")
 # Of Llama with 4 query and 2 KV heads: copies of KV heads, sequences and samples shared out, a rank without any.
@@ -21,20 +21,15 @@ LAYOUTS = ("", "--tp 4", "--tp 2 --sp", "--dp 3 --tp 2", "--micro-batches 2 --fo
 
 
 def header(path):
-    content = pathlib.Path(path).read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    return json.loads(content[8:8 + length])
+    return unpacked(path)[0]
 
 
 def say_otherwise(path, key, old, new):
     """Changes the text of a key of the header's metadata."""
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    head = json.loads(content[8:8 + length])
+    head, data = unpacked(path)
     assert old in head["__metadata__"][key]
     head["__metadata__"][key] = head["__metadata__"][key].replace(old, new)
-    text = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length:])
+    path.write_bytes(packed(head, data))
 
 
 def names(path):

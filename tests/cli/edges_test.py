@@ -14,6 +14,7 @@ import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
 import command  # noqa: E402
+import tensor_files  # noqa: E402
 
 GOLDEN = command.GOLDEN / "llama-gqa-tiny"
 CONFIG = (GOLDEN / "config.json").read_bytes()
@@ -155,13 +156,10 @@ class EdgesTest(command.Case):
         for ranks in (1, 2):
             hashes = {}
             for what, (n, values) in masks.items():
-                data = struct.pack(f"<{s}q", *range(s)) + struct.pack(f"<{len(values)}f", *values)
-                header = json.dumps({"input_ids": {"dtype": "I64", "shape": [1, s], "data_offsets": [0, 8 * s]},
-                                     "attention_mask": {"dtype": "F32", "shape": [1, n, s, s],
-                                                        "data_offsets": [8 * s, len(data)]}}).encode()
                 path = os.path.join(self.folder, b"batch.safetensors")
-                with open(path, "wb") as file:
-                    file.write(struct.pack("<Q", len(header)) + header + data)
+                tensor_files.write(os.fsdecode(path), {
+                    "input_ids": ("I64", [1, s], struct.pack(f"<{s}q", *range(s))),
+                    "attention_mask": ("F32", [1, n, s, s], struct.pack(f"<{len(values)}f", *values))})
                 done = run("grads", str(GOLDEN), "--input", path, "--out", os.path.join(self.folder, b"out"), "--tp",
                            str(ranks), "--json", "-")
                 self.assertEqual(done.returncode, 0, done.stderr)
@@ -172,29 +170,21 @@ class EdgesTest(command.Case):
     def test_a_tied_head_in_the_file_is_the_embedding(self):
         for golden, prefixes in (("llama-mqa-tied-tiny", ("model.embed_tokens.weight",)),
                                  ("gpt2-tiny", ("transformer.wte.weight", "wte.weight"))):
-            whole = (GOLDEN.parent / golden / "model.safetensors").read_bytes()
-            start = 8 + struct.unpack_from("<Q", whole)[0]
-            header, data = json.loads(whole[8:start]), whole[start:]
-            header.pop("__metadata__", None)
-            embedding = next(name for name in prefixes if name in header)
+            given = tensor_files.read(GOLDEN.parent / golden / "model.safetensors")
+            embedding = next(name for name in prefixes if name in given)
             config = (GOLDEN.parent / golden / "config.json").read_bytes()
-            head = dict(header[embedding])
-            begin, end = head["data_offsets"]
-            values = data[begin:end]
-            head["data_offsets"] = [len(data), len(data) + len(values)]
+            dtype, shape, values = given[embedding]
             last = struct.unpack_from("<I", values, len(values) - 4)[0]
-            cases = {"equal": (head, values, 0, b""),
-                     "last bit": (head, values[:-4] + struct.pack("<I", last ^ 1), 1, b"at element"),
-                     "shape": (dict(head, shape=head["shape"][::-1]), values, 1, b"has shape")}
-            for what, (entry, added, status, message) in cases.items():
+            cases = {"equal": ((dtype, shape, values), 0, b""),
+                     "last bit": ((dtype, shape, values[:-4] + struct.pack("<I", last ^ 1)), 1, b"at element"),
+                     "shape": ((dtype, shape[::-1], values), 1, b"has shape")}
+            for what, (head, status, message) in cases.items():
                 with self.subTest(golden=golden, what=what):
                     path = self.model(f"{golden} {what}".encode())
                     with open(os.path.join(path, b"config.json"), "wb") as file:
                         file.write(config)
-                    text = json.dumps(dict(header, **{"lm_head.weight": entry})).encode()
-                    text += b" " * (-len(text) % 8)
-                    with open(os.path.join(path, b"model.safetensors"), "wb") as file:
-                        file.write(struct.pack("<Q", len(text)) + text + data + added)
+                    tensor_files.write(os.fsdecode(os.path.join(path, b"model.safetensors")),
+                                       {**given, "lm_head.weight": head})
                     done = run("check", path, "--tp", "1", *SMALL[2:])
                     self.assertEqual(done.returncode == 0, status == 0, done.stderr)
                     self.assertIn(message, done.stderr)

@@ -6,12 +6,12 @@
 import array
 import json
 import pathlib
-import struct
 import sys
 import tempfile
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
+import tensor_files  # noqa: E402
 from command import GOLDEN, run  # noqa: E402
 
 MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/grads.safetensors"))
@@ -30,29 +30,15 @@ class Tensor:
 
 
 def read(path):
-    raw = path.read_bytes()
-    (n,) = struct.unpack("<Q", raw[:8])
-    tensors = {}
-    for name, entry in json.loads(raw[8:8 + n]).items():
-        if name != "__metadata__":
-            assert entry["dtype"] == "F32", name
-            begin, end = entry["data_offsets"]
-            values = array.array("f")
-            values.frombytes(raw[8 + n + begin:8 + n + end])
-            tensors[name] = Tensor(entry["shape"], values)
-    return tensors
+    found = {}
+    for name, (dtype, shape, content) in tensor_files.read(path).items():
+        assert dtype == "F32", name
+        found[name] = Tensor(shape, array.array("f", content))
+    return found
 
 
-def write(path, tensors):
-    header, data = {}, b""
-    for name, t in tensors.items():
-        raw = t.values.tobytes()
-        header[name] = {"dtype": "F32", "shape": t.shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
+def write(path, given):
+    return tensor_files.write(path, {name: ("F32", t.shape, t.values.tobytes()) for name, t in given.items()})
 
 
 # --- what can go wrong with a tensor ------------------------------------------------------------------------------------

@@ -33,6 +33,10 @@ EXPECTED = [
                                      ("layers.1.mlp.down_proj", "replicate", "P(sum)", None)],
      [("redundant_reduction", f"model.layers.{module}, redistribute", "forward", "I", "I") for module in
       ("0.mlp", "1.mlp.down_proj")]),
+    ("gpt2-demo", "--tp 2 --cp 2", [("h.*.attn.c_attn", "colwise", None, "R"), ("h.*.attn.c_proj", "rowwise", "R", None)],
+     []),  # queries, keys and values are parts of one value
+    ("phi-3-mini-4k", "--tp 2", [("layers.*.mlp.gate_up_proj", "colwise", None, "R"),
+                                 ("layers.*.mlp.down_proj", "rowwise", "R", None)], []),  # gate and up too
     ("gpt2-demo", "--tp 4", [("h.*.mlp.c_fc", "rowwise", "R", "P(sum)")],
      [("whole_added_to_partial", GPT2 + "mlp.c_fc, bias", "forward", "P(sum)", "I"),
       ("missing_reduction", GPT2 + "mlp.c_fc, product", "forward", "P(sum)", "I")]),
@@ -66,11 +70,11 @@ class Lint(Case):
                 members = [dict(zip(("modules", "style", "input", "output"), rule)) for rule in rules]
                 plan = {"rules": [{name: value for name, value in rule.items() if value} for rule in members]}
                 (self.folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-                result = self.lint(model, *layout.split(), "--plan", "plan.json", status=1)
+                result = self.lint(model, *layout.split(), "--plan", "plan.json", status=1 if findings else 0)
                 got = [(f["rule"], f"{f['module']}, {f['operation']}", f["pass"], f["has"], f["needs"])
                        for f in result["findings"]]
                 self.assertEqual(got, findings)
-                self.assertEqual({f["axis"] for f in result["findings"]}, {"tp"})
+                self.assertLessEqual({f["axis"] for f in result["findings"]}, {"tp"})
                 self.assertIsNone(result["fault"])
 
     def test_the_pages_rules_are_the_headers(self):

@@ -12,26 +12,21 @@ import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import ROOT, Case  # noqa: E402
+from tensor_files import joined, packed  # noqa: E402
 
 U8 = '"dtype":"U8","shape":[2],"data_offsets":'
 HEADER, OFFSET = "InvalidHeaderDeserialization", "InvalidOffset"
 
 
 def safetensors(header, data=b"ab", length=None):
-    text = header if isinstance(header, bytes) else header.encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
+    return packed(header, data, length)
 
 
 def tensors(metadata=None, **values):
     """A file of fp32 tensors, name -> (shape, values)."""
-    header, data = {}, b""
-    if metadata:
-        header["__metadata__"] = {key: json.dumps(value) for key, value in metadata.items()}
-    for name, (shape, numbers) in values.items():
-        raw = struct.pack(f"<{len(numbers)}f", *numbers)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    return safetensors(json.dumps(header), data)
+    return joined({name: ("F32", shape, struct.pack(f"<{len(numbers)}f", *numbers))
+                   for name, (shape, numbers) in values.items()},
+                  {key: json.dumps(value) for key, value in (metadata or {}).items()})
 
 
 def npy(header, data=b"abcd"):

@@ -63,6 +63,18 @@ class Pipeline(Case):
         plain, piped = (self.passes("train", "llama-demo", *SMALL, *layout).splitlines()[-1] for layout in ((), own))
         self.assertEqual(plain, piped)
 
+    def test_stages_whose_attentions_a_plan_splits_otherwise_make_groups_of_their_own(self):
+        self.put("model/config.json", '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, '
+                 '"intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1, '
+                 '"vocab_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4, '
+                 '"tie_word_embeddings": false, "hidden_act": "silu"}')
+        self.put("plan.json", '{"layers.0.self_attn.[qkv]_proj": "colwise", "layers.0.self_attn.o_proj": "rowwise", '
+                 '"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise", '
+                 '"layers.*.mlp.down_proj": "rowwise"}')
+        said = self.passes("check", "model", "--pp", 2, "--stages", "2,1", "--tp", 2, "--cp", 2, "--cp-inner", 2, "--plan",
+                           "plan.json", *SMALL)
+        self.assertIn("the same bits", said)
+
     def test_what_cannot_be_is_refused_before_anything_runs(self):
         self.refused("check", "llama-demo", "--pp", 2, "--schedule-pp", "gpip", says="did you mean gpipe?")
         self.refused("check", "llama-demo", "--pp", 2, "--schedule-pp", "./none.csv", says="none.csv")

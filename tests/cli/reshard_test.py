@@ -15,6 +15,7 @@ import time
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
+import tensor_files  # noqa: E402
 from command import COMMAND, GOLDEN, LIMIT_S, Case, run  # noqa: E402
 
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "U8": 1}
@@ -62,17 +63,12 @@ def write(path, tensors, metadata=None):
         at += len(t.data)
         data.append(t.data)
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+    path.write_bytes(tensor_files.packed(text + b" " * (-len(text) % 8), b"".join(data)))
 
 
 def read(path):
-    raw = path.read_bytes()
-    n = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8:8 + n])
-    metadata = header.pop("__metadata__", {})
-    return {name: Tensor(e["dtype"], e["shape"], raw[8 + n + e["data_offsets"][0]:8 + n + e["data_offsets"][1]])
-            for name, e in header.items()}, metadata
+    return {name: Tensor(*t) for name, t in tensor_files.read(path).items()}, \
+        tensor_files.unpacked(path)[0].get("__metadata__", {})
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

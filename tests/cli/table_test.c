@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/shared/table.h"
-
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/support/test.h"
 
 /* The command's files are no part of the library. */
 #include "cli/shared/progress.c"
 #include "cli/shared/table.c"
-
-TestSuite(table, .timeout = 300);
 
 /* What a table prints; free the text. */
 static char *printed(ari_table *t, int indent)
@@ -16,7 +12,7 @@ static char *printed(ari_table *t, int indent)
     char *text = NULL;
     size_t size = 0;
     FILE *to = open_memstream(&text, &size);
-    cr_assert_eq(ari_table_end(t, to, indent), AR_OK);
+    cr_assert_ok(ari_table_end(t, to, indent));
     fclose(to);
     return text;
 }
@@ -28,11 +24,10 @@ Test(table, columns_are_as_wide_as_their_widest_cell)
     ari_table t = ARI_TABLE(columns);
     for (size_t i = 0; i < 6; i++)
         ari_table_cell(&t, "%s", cells[i]);
-    char *text = printed(&t, 2);
+    OWNED(free) char *text = printed(&t, 2);
     cr_assert_str_eq(text, "  layout        bytes  result\n"
                            "  tp 2      1,048,576  same\n"
                            "  tp 16 sp          7  different\n");
-    free(text);
 }
 
 Test(table, widths_count_characters_and_lines_end_without_spaces)
@@ -42,23 +37,21 @@ Test(table, widths_count_characters_and_lines_end_without_spaces)
     ari_table t = ARI_TABLE(columns);
     for (size_t i = 0; i < 5; i++)
         ari_table_cell(&t, "%s", cells[i]);
-    char *text = printed(&t, 0);
+    OWNED(free) char *text = printed(&t, 0);
     cr_assert_str_eq(text, "\xc3\xa9\xc3\xa9   x\nabc  y\nz\n");
-    free(text);
 }
 
 Test(table, markdown_has_titles_alignment_and_no_bar_in_a_cell)
 {
     const ari_column columns[] = {{"name", ARI_LEFT}, {"bytes", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
-    char *text = NULL;
+    OWNED(free) char *text = NULL;
     size_t size = 0;
     FILE *to = open_memstream(&text, &size);
     ari_table_row(&t, "q|k|v\t12\to_proj");
-    cr_assert_eq(ari_table_markdown(&t, to), AR_OK);
+    cr_assert_ok(ari_table_markdown(&t, to));
     fclose(to);
     cr_assert_str_eq(text, "| name | bytes |\n|---|---:|\n| q\\|k\\|v | 12 |\n| o_proj |  |\n");
-    free(text);
 }
 
 Test(table, a_row_has_its_cells_between_tabs)
@@ -67,9 +60,8 @@ Test(table, a_row_has_its_cells_between_tabs)
     ari_table t = ARI_TABLE(columns);
     ari_table_row(&t, "%d\t%s\t%d", 1, "", 3);
     ari_table_cell(&t, "x\ty");
-    char *text = printed(&t, 0);
+    OWNED(free) char *text = printed(&t, 0);
     cr_assert_str_eq(text, "a    b  c\n1       3\nx\ty\n");
-    free(text);
 }
 
 Test(table, a_table_grows_past_its_first_room)
@@ -78,10 +70,9 @@ Test(table, a_table_grows_past_its_first_room)
     ari_table t = ARI_TABLE(columns);
     for (int i = 0; i < 1000; i++)
         ari_table_cell(&t, "%d", i);
-    char *text = printed(&t, 0);
+    OWNED(free) char *text = printed(&t, 0);
     cr_assert_not_null(strstr(text, "\n999\n"));
     cr_assert_eq(strlen(text), 4 * 1001);
-    free(text);
 }
 
 Test(table, numbers_read_as_a_person_writes_them)
@@ -107,8 +98,6 @@ Test(table, numbers_read_as_a_person_writes_them)
     cr_assert_str_eq(ARI_SECONDS(-1.0), "?");
 }
 
-TestSuite(progress, .timeout = 300);
-
 Test(progress, the_line_fits_the_terminal_and_keeps_both_ends)
 {
     char line[256];
@@ -128,7 +117,7 @@ Test(progress, the_line_fits_the_terminal_and_keeps_both_ends)
 
 Test(progress, nothing_is_shown_where_stderr_is_no_terminal)
 {
-    ari_progress p;
+    SCOPED(ari_progress_end) ari_progress p;
     ari_progress_begin(&p, &(ari_common){.quiet = false});
     cr_assert(isatty(STDERR_FILENO) == 1 || !p.on);
     ari_progress_begin(&p, &(ari_common){.quiet = true});
@@ -136,7 +125,6 @@ Test(progress, nothing_is_shown_where_stderr_is_no_terminal)
     p.start_ns = 0; /* long ago: only `on` keeps it from printing */
     ari_progress_update(&p, 0.5, "work");
     cr_assert_not(p.shown);
-    ari_progress_end(&p);
 }
 
 Test(progress, a_program_reads_lines_of_json_also_of_a_quiet_job)

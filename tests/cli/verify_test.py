@@ -10,25 +10,16 @@ import sys
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
+import tensor_files  # noqa: E402
 from command import Case  # noqa: E402
 
 CODES = {"F32": "f", "F64": "d", "I64": "q", "U8": "B", "BOOL": "?"}
 
 
-def write(path, tensors, metadata=None):
-    """tensors: name -> (dtype, shape, values)."""
-    header, data = {}, b""
-    if metadata:
-        header["__metadata__"] = metadata
-    for name, (dtype, shape, values) in tensors.items():
-        raw = struct.pack(f"<{len(values)}{CODES[dtype]}", *values)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
+def write(path, given, metadata=None):
+    """given: name -> (dtype, shape, values)."""
+    return tensor_files.write(path, {name: (dtype, shape, struct.pack(f"<{len(values)}{CODES[dtype]}", *values))
+                                     for name, (dtype, shape, values) in given.items()}, metadata)
 
 
 def weight(name, values, shape=None):
@@ -73,6 +64,53 @@ class Verdict(Verify):
         self.assertTrue(lines[-1].startswith("verify: DIFFERENT: 2 of 2 tensors not the same in every bit; worst "
                                              "model.layers.1.w: max|d| 6.00e+00 at [1]"), lines[-1])
         self.assertNotIn("\033", done.stdout)
+
+    def test_two_dead_models_prove_nothing(self):
+        zeros = {**weight("v.weight:grad", [0.0] * 300), **weight("w.weight:grad", [0.0, -0.0])}
+        self.assertIn("proves nothing: all 2 gradients are zero in both", self.done(*self.pair(zeros, zeros), code=2).stderr)
+        frozen = {**zeros, **weight("x.weight:grad", [0.0, 1.0])}
+        self.assertEqual(self.result(*self.pair(frozen, frozen))[1], 0)
+        self.assertEqual(self.result(*self.pair(zeros, zeros), "--only", "v.*")[1], 0)
+
+    def test_gradients_that_are_no_fp32_are_not_refused(self):
+        path = tensor_files.write(self.folder / "complex.safetensors",
+                                  {name: ("C64", [2], bytes(16)) for name in ("v.weight:grad", "w.weight:grad")})
+        self.assertEqual(self.result(path, path)[1], 0)
+
+    def test_a_loss_of_equal_logits_proves_nothing(self):
+        loss = {**weight("loss:fwd", [math.log(8)], []), **weight("loss:fwd@2", [math.log(8)], []),
+                **weight("lm_head:fwd", [0.5] * 16, [2, 8])}
+        self.assertIn("ln 8 in each of 2 steps", self.done(*self.pair(loss, loss), code=2).stderr)
+        for other in (weight("loss:fwd@2", [2.0], []), weight("lm_head:fwd", [0.5] * 18, [2, 9])):
+            alive = {**loss, **other}
+            self.assertEqual(self.result(*self.pair(alive, alive))[1], 0)
+
+    def test_facts_are_told_before_causes(self):
+        values = [math.sin(i + 1) for i in range(16)]
+        same = weight("w.weight:new", [2.0, 3.0])
+        a, b = self.pair({**weight("loss:fwd", [3.0], []), **weight("w.weight:grad", values),
+                          **weight("v.weight:grad", values[3:]), **same},
+                         {**weight("loss:fwd", [2.0], []), **weight("w.weight:grad", [v / 2 for v in values]),
+                          **weight("v.weight:grad", [v / 2 for v in values[3:]]), **same})
+        facts = self.result(a, b)[0]["facts"]
+        self.assertEqual(facts["loss"], {"ratio": [2, 3], "tensors": 1, "of": 1})
+        self.assertEqual(facts["gradients"], {"ratio": [1, 2], "tensors": 2, "of": 2})
+        self.assertEqual((facts["steps"], facts["exact"], facts["norm"], facts["has_new"], facts["has_m"]),
+                         (1, 1, None, True, False))
+        told = self.ran(a, b).stdout
+        for line in ("  run        1 step, with :new", "  the same   1 of 4 tensors in every bit",
+                     "  loss       2/3 times the reference's", "  gradients  1/2 times the reference's, of 2 of 2"):
+            self.assertIn(line + "\n", told)
+        self.assertIsNone(self.result(a, a)[0]["facts"])
+
+    def test_a_ratio_of_few_gradients_is_no_fact(self):
+        a, b = self.pair({**weight("w.weight:grad", [1.0, 2.0]), **weight("v.weight:grad", [1.0, 2.0])},
+                         {**weight("w.weight:grad", [2.0, 4.0]), **weight("v.weight:grad", [1.0, 7.0])})
+        self.assertIsNone(self.result(a, b)[0]["facts"]["gradients"])
+
+    def test_a_ratio_of_no_small_numbers_is_no_fact(self):
+        a, b = self.pair(weight("loss:fwd", [1.0], []), weight("loss:fwd", [1.0003], []))
+        self.assertIsNone(self.result(a, b)[0]["facts"]["loss"])
 
     def test_rounding_names_the_option_that_allows_it(self):
         values = [math.sin(i) for i in range(64)]
@@ -171,6 +209,53 @@ class Verdict(Verify):
         rows = [float(i + 1) for i in range(20)]
         a, b = self.pair(weight("lm_head.weight", rows, [5, 4]), weight("lm_head.weight", rows + [0.0] * 12, [8, 4]))
         self.assertIn("a vocabulary of 5 padded to 8", self.result(a, b)[0]["first"]["hint"])
+
+    def test_a_branch_without_a_backward_pass_is_named_where_its_gradients_lack(self):
+        rest = weight("model.layers.0.self_attn.o_proj:bwd", [math.sin(i * i) for i in range(96)], [2, 4, 12])
+        half = weight("model.layers.0.self_attn.o_proj:bwd", [math.cos(i * i * i) for i in range(96)], [2, 4, 12])
+        lost = {**weight("model.layers.0.mlp:bwd", [1.0, 2.0]), **weight("model.layers.0.mlp.up_proj.weight:grad", [3.0])}
+        first = self.result(*self.pair({**lost, **rest}, half))[0]["first"]
+        self.assertEqual((first["cause"], first["evidence"]["missing"]), ("no_backward", 2))
+        self.assertIn("2 gradients that the reference has are missing here, first model.layers.0.mlp:bwd", first["hint"])
+        renamed = {**weight("mlp:bwd", [1.0, 2.0]), **half}  # another name, another program
+        self.assertEqual(self.result(*self.pair({**lost, **rest}, renamed))[0]["first"]["cause"], "unknown")
+
+    def test_a_missing_gradient_comes_before_what_follows_from_it(self):
+        rest, lost = weight("b.weight:grad", [3.0, 4.0]), weight("a.weight:grad", [12.0])
+        norm = lambda value: weight("grad_norm:clip", [value], [])
+        a, b = self.pair({**rest, **lost, **norm(13.0)}, {**rest, **norm(5.0)})
+        first = self.result(a, b)[0]["first"]
+        self.assertEqual((first["tensor"], first["cause"]), ("a.weight:grad", "no_gradient"))
+        self.assertIn("a.weight:grad", self.ran(a, b).stdout.splitlines()[0])
+        other = write(self.folder / "renamed.safetensors", {**rest, **weight("c.weight:grad", [12.0]), **norm(5.0)})
+        self.assertEqual(self.result(a, other)[0]["first"]["tensor"], "grad_norm:clip")
+
+    def test_the_first_is_more_than_rounding_where_any_is(self):
+        values = [math.sin(i) + 2.0 for i in range(256)]
+        off = [x * (1.0 + 3e-7 * math.cos(i)) for i, x in enumerate(values)]
+        first, last = "model.layers.0.mlp.down_proj:fwd", "model.layers.1.mlp.down_proj:fwd"
+        given = {**weight(first, values, [2, 8, 16]), **weight(last, values, [2, 8, 16])}
+        a, b = self.pair(given, {**weight(first, off, [2, 8, 16]), **weight(last, values[::-1], [2, 8, 16])})
+        result = self.result(a, b)[0]
+        self.assertEqual((result["first"]["tensor"], result["rounded_before_first"]), (last, 1))
+        self.assertIn(f"{last} (1 before it: rounding alone)", self.ran(a, b).stdout.splitlines()[0])
+        c = write(self.folder / "rounding.safetensors", {**given, **weight(first, off, [2, 8, 16])})
+        result = self.result(a, c)[0]
+        self.assertEqual((result["first"]["tensor"], result["first"]["cause"], result["rounded_before_first"]),
+                         (first, "rounding", 0))
+
+    def test_positions_of_one_sample_stand_for_those_of_all(self):
+        table, one = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], lambda values, n: weight("wpe:fwd", values * n, [n, 3, 2])
+        a, b = self.pair(one(table, 1), one(table, 4))
+        for pair in ((a, b), (b, a)):
+            self.assertEqual(self.result(*pair)[0]["result"], "same")
+        wrong = write(self.folder / "wrong.safetensors", one([1.0, 2.0, 3.0, 4.0, 5.0, 9.0], 4))
+        first = self.result(a, wrong)[0]["first"]
+        self.assertEqual((first["index"], first["elements_different"]), ([0, 2, 1], 4))
+        # Samples that are not all alike have another shape, and so have weights.
+        for other in (weight("wpe:fwd", table * 3 + table[::-1], [4, 3, 2]), weight("w", table * 4, [4, 3, 2])):
+            pair = self.pair(weight(*other, table, [1, 3, 2]), other)
+            self.assertIn("dimension 0 is 3 longer in the other", self.result(*pair)[0]["first"]["pattern"])
 
     def test_copies_of_ranks_come_first(self):
         write(self.folder / "reference.safetensors", weight("w", [1.0, 2.0]))

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "ref/core/axis.h"
+#include "tests/support/test.h"
 
 static const ar_parallel layout = {.pp = 2, .dp = 3, .cp = 6, .cp_inner = 3, .tp = 5};
 enum { WORLD = 180 };

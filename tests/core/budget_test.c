@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
-
-TestSuite(core_budget, .timeout = 300);
+#include "tests/support/test.h"
 
 Test(core_budget, ranks_times_kernel_threads_never_exceed_the_cores_they_share)
 {

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "anyrank/sim.h"
 #include "ref/comm/comm_impl.h"
+#include "tests/support/test.h"
 
 /* The public boundary (arguments, slices), the group of one, and what a queue hands to a communicator. */
-TestSuite(comm, .timeout = 300);
-
 typedef struct fixture {
     ar_comm *c;
     ar_queue *q;
@@ -16,8 +12,8 @@ typedef struct fixture {
 static fixture make(ar_queue_kind kind)
 {
     fixture f = {NULL, NULL};
-    cr_assert_eq(ar_comm_self(&f.c), AR_OK);
-    cr_assert_eq(ar_queue_create(&f.q, kind, "test"), AR_OK);
+    cr_assert_ok(ar_comm_self(&f.c));
+    cr_assert_ok(ar_queue_create(&f.q, kind, "test"));
     return f;
 }
 
@@ -47,26 +43,26 @@ Test(comm, slices_cover_the_buffer_in_order_and_differ_by_one_at_most)
 Test(comm, a_group_of_one_copies)
 {
     for (int kind = 0; kind < 2; kind++) {
-        fixture f = make((ar_queue_kind)kind);
+        SCOPED(end) fixture f = make((ar_queue_kind)kind);
         const float in[3] = {1, 2, 3};
         float a[3] = {0}, b[3] = {0}, c[3] = {0}, d[3] = {0}, e[3] = {0}, g[3] = {0}, h[3] = {0}, k[3] = {0};
         const size_t three[1] = {3};
         const ar_cbuf from = {in};
         cr_assert_eq(ar_comm_rank(f.c), 0);
         cr_assert_eq(ar_comm_size(f.c), 1);
-        cr_assert_eq(ar_comm_all_reduce(f.c, f.q, (ar_buf){a}, from, 3, AR_F32, AR_SUM, "t"), AR_OK);
-        cr_assert_eq(ar_comm_reduce_scatter(f.c, f.q, (ar_buf){b}, from, three, AR_F32, AR_SUM, "t"), AR_OK);
-        cr_assert_eq(ar_comm_all_gather(f.c, f.q, (ar_buf){c}, from, three, AR_F32, NULL), AR_OK);
-        cr_assert_eq(ar_comm_all_to_all(f.c, f.q, (ar_buf){d}, from, three, three, AR_F32, "t"), AR_OK);
-        cr_assert_eq(ar_comm_broadcast(f.c, f.q, (ar_buf){d}, 3, AR_F32, 0, "t"), AR_OK);
-        cr_assert_eq(ar_comm_reduce(f.c, f.q, (ar_buf){g}, from, 3, AR_F32, AR_AVG, 0, "t"), AR_OK);
-        cr_assert_eq(ar_comm_gather(f.c, f.q, (ar_buf){h}, from, three, AR_F32, 0, "t"), AR_OK);
-        cr_assert_eq(ar_comm_scatter(f.c, f.q, (ar_buf){k}, from, three, AR_F32, 0, "t"), AR_OK);
+        cr_assert_ok(ar_comm_all_reduce(f.c, f.q, (ar_buf){a}, from, 3, AR_F32, AR_SUM, "t"));
+        cr_assert_ok(ar_comm_reduce_scatter(f.c, f.q, (ar_buf){b}, from, three, AR_F32, AR_SUM, "t"));
+        cr_assert_ok(ar_comm_all_gather(f.c, f.q, (ar_buf){c}, from, three, AR_F32, NULL));
+        cr_assert_ok(ar_comm_all_to_all(f.c, f.q, (ar_buf){d}, from, three, three, AR_F32, "t"));
+        cr_assert_ok(ar_comm_broadcast(f.c, f.q, (ar_buf){d}, 3, AR_F32, 0, "t"));
+        cr_assert_ok(ar_comm_reduce(f.c, f.q, (ar_buf){g}, from, 3, AR_F32, AR_AVG, 0, "t"));
+        cr_assert_ok(ar_comm_gather(f.c, f.q, (ar_buf){h}, from, three, AR_F32, 0, "t"));
+        cr_assert_ok(ar_comm_scatter(f.c, f.q, (ar_buf){k}, from, three, AR_F32, 0, "t"));
         float out[3] = {1, 2, 3};
         const ar_p2p ops[2] = {{0, false, {e}, 3}, {0, true, {out}, 3}};
-        cr_assert_eq(ar_comm_exchange(f.c, f.q, ops, 2, AR_F32, "t"), AR_OK);
-        cr_assert_eq(ar_comm_barrier(f.c, f.q, "t"), AR_OK);
-        cr_assert_eq(ar_queue_sync(f.q, 0), AR_OK);
+        cr_assert_ok(ar_comm_exchange(f.c, f.q, ops, 2, AR_F32, "t"));
+        cr_assert_ok(ar_comm_barrier(f.c, f.q, "t"));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         const void *const wanted = in, *const got[8] = {a, b, c, d, e, g, h, k};
         for (int i = 0; i < 8; i++)
             cr_assert_eq(memcmp(got[i], wanted, sizeof in), 0, "collective %d", i);
@@ -77,7 +73,6 @@ Test(comm, a_group_of_one_copies)
         cr_assert_eq(ar_comm_calls(f.c, "barrier"), 1);
         cr_assert_eq(ar_comm_calls(f.c, "x"), 0);
         cr_assert_str_eq(ar_comm_error(f.c), "");
-        end(&f);
     }
 }
 
@@ -86,7 +81,7 @@ Test(comm, a_group_of_one_finds_messages_that_do_not_meet)
     float a[4] = {0}, b[4] = {0};
     const size_t two[1] = {2}, three[1] = {3};
     for (int variant = 0; variant < 4; variant++) {
-        fixture f = make(AR_QUEUE_INLINE);
+        SCOPED(end) fixture f = make(AR_QUEUE_INLINE);
         const ar_p2p ops[2] = {{0, true, {a}, 2}, {0, false, {b}, 3}};
         ar_status st;
         if (variant == 0)
@@ -95,7 +90,6 @@ Test(comm, a_group_of_one_finds_messages_that_do_not_meet)
             st = ar_comm_exchange(f.c, f.q, ops + (variant == 2), variant == 3 ? 2 : 1, AR_F32, "t");
         cr_assert_eq(st, AR_ERR_MISMATCH);
         cr_assert(strstr(ar_comm_error(f.c), "'t'"), "%s", ar_comm_error(f.c));
-        end(&f);
     }
 }
 
@@ -103,8 +97,8 @@ Test(comm, a_group_split_from_one_shares_its_failure)
 {
     fixture f = make(AR_QUEUE_INLINE);
     ar_comm *g = NULL, *none = f.c;
-    cr_assert_eq(ar_comm_split(&g, f.c, 0, 0), AR_OK);
-    cr_assert_eq(ar_comm_split(&none, f.c, -1, 0), AR_OK);
+    cr_assert_ok(ar_comm_split(&g, f.c, 0, 0));
+    cr_assert_ok(ar_comm_split(&none, f.c, -1, 0));
     cr_assert_null(none);
     ar_comm_abort(g, AR_ERR_IO, "disk");
     cr_assert_eq(ar_comm_barrier(f.c, f.q, "t"), AR_ERR_ABORTED);
@@ -117,50 +111,46 @@ Test(comm, a_group_split_from_one_shares_its_failure)
     ar_comm_abort(NULL, AR_OK, NULL);
 }
 
-static void refused(ar_status st, ar_status want, const char *text)
-{
-    cr_assert_eq(st, want, "%s expected (%s), got %s: %s", ar_status_name(want), text, ar_status_name(st),
-                 ar_error_message());
-    cr_assert(strstr(ar_error_message(), text), "'%s' is not in: %s", text, ar_error_message());
-}
-
 Test(comm, arguments_are_checked_before_anything_moves)
 {
-    fixture f = make(AR_QUEUE_INLINE);
+    SCOPED(end) fixture f = make(AR_QUEUE_INLINE);
     float x[8] = {0};
     const ar_buf b = {x}, no = {NULL};
     const ar_cbuf in = {x}, other = {x + 2}, none = {NULL};
     const size_t two[1] = {2}, three[1] = {3}, huge[1] = {SIZE_MAX / 2};
     const ar_p2p far = {1, true, {x}, 1}, over[2] = {{0, false, {x}, 2}, {0, true, {x + 1}, 2}};
     ar_comm *g;
-    refused(ar_comm_all_reduce(NULL, f.q, b, in, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "communicator");
-    refused(ar_comm_all_reduce(f.c, NULL, b, in, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "queue");
-    refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_U16, AR_SUM, "t"), AR_ERR_DTYPE, "U16; F32, F64, BF16, F16, I64");
-    refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_BOOL, AR_MAX, "t"), AR_ERR_DTYPE, "dtype BOOL");
-    refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_F32, (ar_op)5, "t"), AR_ERR_ARG, "operation 5");
-    refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_F32, (ar_op)-1, "t"), AR_ERR_ARG, "operation -1");
-    refused(ar_comm_all_reduce(f.c, f.q, no, in, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "output buffer is NULL");
-    refused(ar_comm_all_reduce(f.c, f.q, b, none, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "input buffer is NULL");
-    refused(ar_comm_all_reduce(f.c, f.q, b, other, 3, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "overlap");
-    refused(ar_comm_all_reduce(f.c, f.q, b, in, SIZE_MAX / 2, AR_F32, AR_SUM, "t"), AR_ERR_OVERFLOW, "");
-    refused(ar_comm_reduce_scatter(f.c, f.q, b, in, NULL, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "counts are missing");
-    refused(ar_comm_reduce_scatter(f.c, f.q, b, other, three, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "overlap");
-    refused(ar_comm_all_gather(f.c, f.q, b, other, three, AR_F32, "t"), AR_ERR_ARG, "overlap");
-    refused(ar_comm_all_gather(f.c, f.q, b, in, huge, AR_F64, "t"), AR_ERR_OVERFLOW, "");
-    refused(ar_comm_all_to_all(f.c, f.q, b, in, two, two, AR_F32, "t"), AR_ERR_ARG, "overlap");
-    refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, 1, "t"), AR_ERR_ARG, "root 1");
-    refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, -1, "t"), AR_ERR_ARG, "root -1");
-    refused(ar_comm_exchange(f.c, f.q, NULL, 1, AR_F32, "t"), AR_ERR_ARG, "missing");
-    refused(ar_comm_exchange(f.c, f.q, &far, 1, AR_F32, "t"), AR_ERR_ARG, "peer 1");
-    refused(ar_comm_exchange(f.c, f.q, over, 2, AR_F32, "t"), AR_ERR_ARG, "overlap");
-    refused(ar_comm_barrier(NULL, f.q, "t"), AR_ERR_ARG, "communicator");
-    refused(ar_comm_split(NULL, f.c, 0, 0), AR_ERR_ARG, "place");
-    refused(ar_comm_split(&g, NULL, 0, 0), AR_ERR_ARG, "communicator");
-    refused(ar_comm_self(NULL), AR_ERR_ARG, "place");
+    cr_assert_refused(ar_comm_all_reduce(NULL, f.q, b, in, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ar_comm_all_reduce(f.c, NULL, b, in, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "queue");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_U16, AR_SUM, "t"), AR_ERR_DTYPE,
+                      "U16; F32, F64, BF16, F16, I64");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_BOOL, AR_MAX, "t"), AR_ERR_DTYPE, "dtype BOOL");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_F32, (ar_op)5, "t"), AR_ERR_ARG, "operation 5");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, b, in, 1, AR_F32, (ar_op)-1, "t"), AR_ERR_ARG, "operation -1");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, no, in, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG,
+                      "output buffer is NULL");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, b, none, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG,
+                      "input buffer is NULL");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, b, other, 3, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_all_reduce(f.c, f.q, b, in, SIZE_MAX / 2, AR_F32, AR_SUM, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_reduce_scatter(f.c, f.q, b, in, NULL, AR_F32, AR_SUM, "t"), AR_ERR_ARG,
+                      "counts are missing");
+    cr_assert_refused(ar_comm_reduce_scatter(f.c, f.q, b, other, three, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_all_gather(f.c, f.q, b, other, three, AR_F32, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_all_gather(f.c, f.q, b, in, huge, AR_F64, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_all_to_all(f.c, f.q, b, in, two, two, AR_F32, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, 1, "t"), AR_ERR_ARG, "root 1");
+    cr_assert_refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, -1, "t"), AR_ERR_ARG, "root -1");
+    cr_assert_refused(ar_comm_exchange(f.c, f.q, NULL, 1, AR_F32, "t"), AR_ERR_ARG, "missing");
+    cr_assert_refused(ar_comm_exchange(f.c, f.q, &far, 1, AR_F32, "t"), AR_ERR_ARG, "peer 1");
+    cr_assert_refused(ar_comm_exchange(f.c, f.q, over, 2, AR_F32, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_barrier(NULL, f.q, "t"), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ar_comm_split(NULL, f.c, 0, 0), AR_ERR_ARG, "place");
+    cr_assert_refused(ar_comm_split(&g, NULL, 0, 0), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ar_comm_self(NULL), AR_ERR_ARG, "place");
     /* Nothing in it: NULL is a buffer. */
-    cr_assert_eq(ar_comm_all_reduce(f.c, f.q, no, none, 0, AR_F32, AR_SUM, "t"), AR_OK);
+    cr_assert_ok(ar_comm_all_reduce(f.c, f.q, no, none, 0, AR_F32, AR_SUM, "t"));
     cr_assert_eq(ar_comm_calls(f.c, "all_reduce"), 1);
-    end(&f);
 }
 
 /* --- a member of a larger group, whose communicator only notes what it is given ----------------------------------- */
@@ -201,97 +191,100 @@ Test(comm, rooted_calls_check_the_root_and_the_buffers_that_the_rank_has)
 {
     noting n;
     ar_comm *c = member_of_three(&n, 1);
-    fixture f = make(AR_QUEUE_INLINE);
+    SCOPED(end) fixture f = make(AR_QUEUE_INLINE);
     float x[16] = {0};
     const ar_buf b = {x}, no = {NULL};
     const ar_cbuf in = {x}, other = {x + 2}, far = {x + 8}, none = {NULL};
     const size_t counts[3] = {1, 4, 2}, huge[3] = {SIZE_MAX / 2, SIZE_MAX / 2, 2};
-    refused(ar_comm_reduce(NULL, f.q, b, in, 1, AR_F32, AR_SUM, 0, "t"), AR_ERR_ARG, "communicator");
-    refused(ar_comm_reduce(c, f.q, b, in, 1, AR_I8, AR_SUM, 0, "t"), AR_ERR_DTYPE, "I8");
-    refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, (ar_op)9, 0, "t"), AR_ERR_ARG, "operation 9");
-    refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, AR_SUM, 3, "t"), AR_ERR_ARG, "root 3; 0 to 2");
-    refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, AR_SUM, -1, "t"), AR_ERR_ARG, "root -1");
-    refused(ar_comm_reduce(c, f.q, b, in, SIZE_MAX / 2, AR_F32, AR_SUM, 0, "t"), AR_ERR_OVERFLOW, "");
-    refused(ar_comm_reduce(c, f.q, no, none, 1, AR_F32, AR_SUM, 0, "t"), AR_ERR_ARG, "input buffer is NULL");
-    refused(ar_comm_reduce(c, f.q, no, in, 1, AR_F32, AR_SUM, 1, "t"), AR_ERR_ARG, "output buffer is NULL");
-    refused(ar_comm_reduce(c, f.q, b, other, 3, AR_F32, AR_SUM, 1, "t"), AR_ERR_ARG, "overlap");
-    refused(ar_comm_gather(c, NULL, b, far, counts, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
-    refused(ar_comm_gather(c, f.q, b, far, counts, AR_C64, 0, "t"), AR_ERR_DTYPE, "C64");
-    refused(ar_comm_gather(c, f.q, b, far, counts, AR_F32, 3, "t"), AR_ERR_ARG, "root 3");
-    refused(ar_comm_gather(c, f.q, b, far, NULL, AR_F32, 0, "t"), AR_ERR_ARG, "counts are missing, 3 expected");
-    refused(ar_comm_gather(c, f.q, b, far, huge, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
-    refused(ar_comm_gather(c, f.q, b, none, counts, AR_F32, 0, "t"), AR_ERR_ARG, "input buffer is NULL, 16 bytes");
-    refused(ar_comm_gather(c, f.q, no, in, counts, AR_F32, 1, "t"), AR_ERR_ARG, "output buffer is NULL, 28 bytes");
-    refused(ar_comm_gather(c, f.q, b, other, counts, AR_F32, 1, "t"), AR_ERR_ARG, "overlap");
-    refused(ar_comm_scatter(c, NULL, b, far, counts, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
-    refused(ar_comm_scatter(c, f.q, b, far, counts, AR_F4, 0, "t"), AR_ERR_DTYPE, "F4");
-    refused(ar_comm_scatter(c, f.q, b, far, counts, AR_F32, -2, "t"), AR_ERR_ARG, "root -2");
-    refused(ar_comm_scatter(c, f.q, b, far, NULL, AR_F32, 0, "t"), AR_ERR_ARG, "counts are missing");
-    refused(ar_comm_scatter(c, f.q, b, far, huge, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
-    refused(ar_comm_scatter(c, f.q, no, far, counts, AR_F32, 0, "t"), AR_ERR_ARG, "output buffer is NULL, 16 bytes");
-    refused(ar_comm_scatter(c, f.q, b, none, counts, AR_F32, 1, "t"), AR_ERR_ARG, "input buffer is NULL, 28 bytes");
-    refused(ar_comm_scatter(c, f.q, b, in, counts, AR_F32, 1, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_reduce(NULL, f.q, b, in, 1, AR_F32, AR_SUM, 0, "t"), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_I8, AR_SUM, 0, "t"), AR_ERR_DTYPE, "I8");
+    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, (ar_op)9, 0, "t"), AR_ERR_ARG, "operation 9");
+    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, AR_SUM, 3, "t"), AR_ERR_ARG, "root 3; 0 to 2");
+    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, AR_SUM, -1, "t"), AR_ERR_ARG, "root -1");
+    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, SIZE_MAX / 2, AR_F32, AR_SUM, 0, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_reduce(c, f.q, no, none, 1, AR_F32, AR_SUM, 0, "t"), AR_ERR_ARG, "input buffer is NULL");
+    cr_assert_refused(ar_comm_reduce(c, f.q, no, in, 1, AR_F32, AR_SUM, 1, "t"), AR_ERR_ARG, "output buffer is NULL");
+    cr_assert_refused(ar_comm_reduce(c, f.q, b, other, 3, AR_F32, AR_SUM, 1, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_gather(c, NULL, b, far, counts, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
+    cr_assert_refused(ar_comm_gather(c, f.q, b, far, counts, AR_C64, 0, "t"), AR_ERR_DTYPE, "C64");
+    cr_assert_refused(ar_comm_gather(c, f.q, b, far, counts, AR_F32, 3, "t"), AR_ERR_ARG, "root 3");
+    cr_assert_refused(ar_comm_gather(c, f.q, b, far, NULL, AR_F32, 0, "t"), AR_ERR_ARG,
+                      "counts are missing, 3 expected");
+    cr_assert_refused(ar_comm_gather(c, f.q, b, far, huge, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_gather(c, f.q, b, none, counts, AR_F32, 0, "t"), AR_ERR_ARG,
+                      "input buffer is NULL, 16 bytes");
+    cr_assert_refused(ar_comm_gather(c, f.q, no, in, counts, AR_F32, 1, "t"), AR_ERR_ARG,
+                      "output buffer is NULL, 28 bytes");
+    cr_assert_refused(ar_comm_gather(c, f.q, b, other, counts, AR_F32, 1, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_scatter(c, NULL, b, far, counts, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
+    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, counts, AR_F4, 0, "t"), AR_ERR_DTYPE, "F4");
+    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, counts, AR_F32, -2, "t"), AR_ERR_ARG, "root -2");
+    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, NULL, AR_F32, 0, "t"), AR_ERR_ARG, "counts are missing");
+    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, huge, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_scatter(c, f.q, no, far, counts, AR_F32, 0, "t"), AR_ERR_ARG,
+                      "output buffer is NULL, 16 bytes");
+    cr_assert_refused(ar_comm_scatter(c, f.q, b, none, counts, AR_F32, 1, "t"), AR_ERR_ARG,
+                      "input buffer is NULL, 28 bytes");
+    cr_assert_refused(ar_comm_scatter(c, f.q, b, in, counts, AR_F32, 1, "t"), AR_ERR_ARG, "overlap");
     cr_assert_eq(n.runs, 0);
     cr_assert_eq(ar_comm_calls(c, "reduce") + ar_comm_calls(c, "gather") + ar_comm_calls(c, "scatter"), 0);
-    end(&f);
 }
 
 Test(comm, rooted_calls_look_at_the_roots_buffer_at_the_root_alone)
 {
     noting n;
     ar_comm *c = member_of_three(&n, 1);
-    fixture f = make(AR_QUEUE_INLINE);
+    SCOPED(end) fixture f = make(AR_QUEUE_INLINE);
     float x[16] = {0};
     const ar_buf b = {x}, no = {NULL};
     const ar_cbuf in = {x}, own = {x + 1}, none = {NULL};
     const size_t counts[3] = {1, 4, 2}, nothing[3] = {3, 0, 3};
     /* Elsewhere: missing, or anywhere. */
-    cr_assert_eq(ar_comm_reduce(c, f.q, no, in, 4, AR_F32, AR_SUM, 0, "t"), AR_OK);
-    cr_assert_eq(ar_comm_reduce(c, f.q, (ar_buf){x + 1}, in, 4, AR_F32, AR_SUM, 2, "t"), AR_OK);
-    cr_assert_eq(ar_comm_gather(c, f.q, no, in, counts, AR_F32, 0, "t"), AR_OK);
-    cr_assert_eq(ar_comm_gather(c, f.q, b, in, counts, AR_F32, 2, "t"), AR_OK);
-    cr_assert_eq(ar_comm_scatter(c, f.q, b, none, counts, AR_F32, 0, "t"), AR_OK);
-    cr_assert_eq(ar_comm_scatter(c, f.q, b, in, counts, AR_F32, 2, "t"), AR_OK);
+    cr_assert_ok(ar_comm_reduce(c, f.q, no, in, 4, AR_F32, AR_SUM, 0, "t"));
+    cr_assert_ok(ar_comm_reduce(c, f.q, (ar_buf){x + 1}, in, 4, AR_F32, AR_SUM, 2, "t"));
+    cr_assert_ok(ar_comm_gather(c, f.q, no, in, counts, AR_F32, 0, "t"));
+    cr_assert_ok(ar_comm_gather(c, f.q, b, in, counts, AR_F32, 2, "t"));
+    cr_assert_ok(ar_comm_scatter(c, f.q, b, none, counts, AR_F32, 0, "t"));
+    cr_assert_ok(ar_comm_scatter(c, f.q, b, in, counts, AR_F32, 2, "t"));
     /* At the root: in place as documented. */
-    cr_assert_eq(ar_comm_reduce(c, f.q, b, in, 4, AR_F32, AR_SUM, 1, "t"), AR_OK);
-    cr_assert_eq(ar_comm_gather(c, f.q, b, own, counts, AR_F32, 1, "t"), AR_OK);
-    cr_assert_eq(ar_comm_scatter(c, f.q, (ar_buf){x + 1}, in, counts, AR_F32, 1, "t"), AR_OK);
+    cr_assert_ok(ar_comm_reduce(c, f.q, b, in, 4, AR_F32, AR_SUM, 1, "t"));
+    cr_assert_ok(ar_comm_gather(c, f.q, b, own, counts, AR_F32, 1, "t"));
+    cr_assert_ok(ar_comm_scatter(c, f.q, (ar_buf){x + 1}, in, counts, AR_F32, 1, "t"));
     /* Where nothing is in it. */
-    cr_assert_eq(ar_comm_gather(c, f.q, no, none, nothing, AR_F32, 2, "t"), AR_OK);
-    cr_assert_eq(ar_comm_scatter(c, f.q, no, none, nothing, AR_F32, 2, "t"), AR_OK);
+    cr_assert_ok(ar_comm_gather(c, f.q, no, none, nothing, AR_F32, 2, "t"));
+    cr_assert_ok(ar_comm_scatter(c, f.q, no, none, nothing, AR_F32, 2, "t"));
     cr_assert_eq(n.runs, 11);
     cr_assert_eq(ar_comm_calls(c, "reduce"), 3);
     cr_assert_eq(ar_comm_calls(c, "gather"), 4);
     cr_assert_eq(ar_comm_calls(c, "scatter"), 4);
-    end(&f);
 }
 
 Test(comm, sends_and_receives_check_their_peer_and_buffer)
 {
     noting n;
     ar_comm *c = member_of_three(&n, 1);
-    fixture f = make(AR_QUEUE_INLINE);
+    SCOPED(end) fixture f = make(AR_QUEUE_INLINE);
     float x[4] = {0};
     const ar_buf b = {x}, no = {NULL};
-    refused(ar_comm_send(NULL, f.q, ar_const(b), 1, AR_F32, 0, "t"), AR_ERR_ARG, "communicator");
-    refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_U64, 0, "t"), AR_ERR_DTYPE, "U64");
-    refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_F32, 1, "t"), AR_ERR_ARG, "peer 1 is the rank itself");
-    refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_F32, 3, "t"), AR_ERR_ARG, "peer 3; 0 to 2");
-    refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_F32, -1, "t"), AR_ERR_ARG, "peer -1");
-    refused(ar_comm_send(c, f.q, ar_const(no), 2, AR_F32, 0, "t"), AR_ERR_ARG, "input buffer is NULL, 8 bytes");
-    refused(ar_comm_send(c, f.q, ar_const(b), SIZE_MAX / 2, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
-    refused(ar_comm_recv(c, NULL, b, 1, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
-    refused(ar_comm_recv(c, f.q, b, 1, AR_F8_E5M2, 0, "t"), AR_ERR_DTYPE, "F8_E5M2");
-    refused(ar_comm_recv(c, f.q, b, 1, AR_F32, 1, "t"), AR_ERR_ARG, "peer 1 is the rank itself");
-    refused(ar_comm_recv(c, f.q, b, 1, AR_F32, 3, "t"), AR_ERR_ARG, "peer 3");
-    refused(ar_comm_recv(c, f.q, no, 2, AR_F32, 0, "t"), AR_ERR_ARG, "output buffer is NULL, 8 bytes");
-    refused(ar_comm_recv(c, f.q, b, SIZE_MAX / 2, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_send(NULL, f.q, ar_const(b), 1, AR_F32, 0, "t"), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_U64, 0, "t"), AR_ERR_DTYPE, "U64");
+    cr_assert_refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_F32, 1, "t"), AR_ERR_ARG, "peer 1 is the rank itself");
+    cr_assert_refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_F32, 3, "t"), AR_ERR_ARG, "peer 3; 0 to 2");
+    cr_assert_refused(ar_comm_send(c, f.q, ar_const(b), 1, AR_F32, -1, "t"), AR_ERR_ARG, "peer -1");
+    cr_assert_refused(ar_comm_send(c, f.q, ar_const(no), 2, AR_F32, 0, "t"), AR_ERR_ARG,
+                      "input buffer is NULL, 8 bytes");
+    cr_assert_refused(ar_comm_send(c, f.q, ar_const(b), SIZE_MAX / 2, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_recv(c, NULL, b, 1, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
+    cr_assert_refused(ar_comm_recv(c, f.q, b, 1, AR_F8_E5M2, 0, "t"), AR_ERR_DTYPE, "F8_E5M2");
+    cr_assert_refused(ar_comm_recv(c, f.q, b, 1, AR_F32, 1, "t"), AR_ERR_ARG, "peer 1 is the rank itself");
+    cr_assert_refused(ar_comm_recv(c, f.q, b, 1, AR_F32, 3, "t"), AR_ERR_ARG, "peer 3");
+    cr_assert_refused(ar_comm_recv(c, f.q, no, 2, AR_F32, 0, "t"), AR_ERR_ARG, "output buffer is NULL, 8 bytes");
+    cr_assert_refused(ar_comm_recv(c, f.q, b, SIZE_MAX / 2, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
     cr_assert_eq(n.runs, 0);
-    cr_assert_eq(ar_comm_send(c, f.q, ar_const(no), 0, AR_F32, 0, "t"), AR_OK);
-    cr_assert_eq(ar_comm_recv(c, f.q, no, 0, AR_F32, 2, "t"), AR_OK);
+    cr_assert_ok(ar_comm_send(c, f.q, ar_const(no), 0, AR_F32, 0, "t"));
+    cr_assert_ok(ar_comm_recv(c, f.q, no, 0, AR_F32, 2, "t"));
     cr_assert_eq(ar_comm_calls(c, "send"), 1);
     cr_assert_eq(ar_comm_calls(c, "recv"), 1);
-    end(&f);
 }
 
 Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
@@ -299,30 +292,29 @@ Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
     for (int kind = 0; kind < 2; kind++) {
         noting n;
         ar_comm *c = member_of_three(&n, 1);
-        fixture f = make((ar_queue_kind)kind);
+        SCOPED(end) fixture f = make((ar_queue_kind)kind);
         float x[8] = {0}, y[8] = {0};
         size_t counts[3] = {1, 4, 2};
-        cr_assert_eq(ar_comm_reduce(c, f.q, (ar_buf){y}, (ar_cbuf){x}, 7, AR_F16, AR_PROD, 2, "a"), AR_OK);
-        cr_assert_eq(ar_queue_sync(f.q, 0), AR_OK);
+        cr_assert_ok(ar_comm_reduce(c, f.q, (ar_buf){y}, (ar_cbuf){x}, 7, AR_F16, AR_PROD, 2, "a"));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_REDUCE && n.call.dtype == AR_F16 && n.call.op == AR_PROD && n.call.root == 2);
         cr_assert(n.call.count == 7 && n.call.out.ptr == y && n.call.in.ptr == x && strcmp(n.call.tag, "a") == 0);
-        cr_assert_eq(ar_comm_gather(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_I32, 2, "b"), AR_OK);
-        cr_assert_eq(ar_queue_sync(f.q, 0), AR_OK);
+        cr_assert_ok(ar_comm_gather(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_I32, 2, "b"));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_GATHER && n.call.dtype == AR_I32 && n.call.root == 2 && n.call.in.ptr == x);
-        cr_assert_eq(ar_comm_scatter(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_U8, 0, "c"), AR_OK);
+        cr_assert_ok(ar_comm_scatter(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_U8, 0, "c"));
         memset(counts, 0, sizeof counts);
-        cr_assert_eq(ar_queue_sync(f.q, 0), AR_OK);
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_SCATTER && n.call.dtype == AR_U8 && n.call.root == 0 && n.call.out.ptr == y);
         cr_assert(n.counts[0] == 1 && n.counts[1] == 4 && n.counts[2] == 2);
-        cr_assert_eq(ar_comm_send(c, f.q, (ar_cbuf){x}, 3, AR_BF16, 2, NULL), AR_OK);
-        cr_assert_eq(ar_queue_sync(f.q, 0), AR_OK);
+        cr_assert_ok(ar_comm_send(c, f.q, (ar_cbuf){x}, 3, AR_BF16, 2, NULL));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_SEND && n.call.dtype == AR_BF16 && n.call.peer == 2 && n.call.count == 3);
         cr_assert(n.call.in.ptr == x && strcmp(n.call.tag, "") == 0);
-        cr_assert_eq(ar_comm_recv(c, f.q, (ar_buf){y}, 4, AR_F64, 0, "e"), AR_OK);
-        cr_assert_eq(ar_queue_sync(f.q, 0), AR_OK);
+        cr_assert_ok(ar_comm_recv(c, f.q, (ar_buf){y}, 4, AR_F64, 0, "e"));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_RECV && n.call.dtype == AR_F64 && n.call.peer == 0 && n.call.count == 4);
         cr_assert(n.call.out.ptr == y && n.runs == 5);
-        end(&f);
     }
 }
 
@@ -337,15 +329,14 @@ Test(comm, a_queue_that_has_failed_aborts_for_the_peers_that_wait)
     for (int kind = 0; kind < 2; kind++) {
         noting n;
         ar_comm *c = member_of_three(&n, 1);
-        fixture f = make((ar_queue_kind)kind);
+        SCOPED(end) fixture f = make((ar_queue_kind)kind);
         const ar_status st = ar_queue_host(f.q, fail, NULL);
         cr_assert_eq(st, kind == AR_QUEUE_INLINE ? AR_ERR_IO : AR_OK);
         cr_assert_eq(ar_queue_sync(f.q, 0), AR_ERR_IO);
-        refused(ar_comm_barrier(c, f.q, "t"), AR_ERR_IO, "disk");
+        cr_assert_refused(ar_comm_barrier(c, f.q, "t"), AR_ERR_IO, "disk");
         cr_assert(n.runs == 0 && n.aborts == 1 && ar_comm_calls(c, "barrier") == 0);
-        refused(ar_comm_send(c, f.q, (ar_cbuf){NULL}, 0, AR_F32, 1, "t"), AR_ERR_ARG, "the rank itself");
+        cr_assert_refused(ar_comm_send(c, f.q, (ar_cbuf){NULL}, 0, AR_F32, 1, "t"), AR_ERR_ARG, "the rank itself");
         cr_assert_eq(n.aborts, 1, "a call that is refused never was one");
-        end(&f);
     }
 }
 
@@ -390,13 +381,11 @@ static ar_status rank_of_quarrel(ar_comm *c, void *arg)
     const quarrel *a = arg;
     const int r = ar_comm_rank(c);
     double memory[32] = {0};
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     if (r == 2 && (a->a.kind == ARI_SEND || a->a.kind == ARI_RECV))
         return AR_OK;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
-    const ar_status st = call_wish(c, q, r == 1 ? &a->b : &a->a, memory);
-    ar_queue_destroy(q);
-    return st;
+    return call_wish(c, q, r == 1 ? &a->b : &a->a, memory);
 }
 
 Test(comm, ranks_that_disagree_are_told_in_what)
@@ -432,7 +421,7 @@ Test(comm, ranks_that_disagree_are_told_in_what)
     for (size_t i = 0; i < sizeof quarrels / sizeof *quarrels; i++) {
         quarrel a = quarrels[i];
         const ar_status st = ar_sim_run(3, NULL, rank_of_quarrel, &a, NULL);
-        refused(st, AR_ERR_MISMATCH, a.text);
-        refused(st, AR_ERR_MISMATCH, ari_kind_name(a.b.kind));
+        cr_assert_refused(st, AR_ERR_MISMATCH, a.text);
+        cr_assert_refused(st, AR_ERR_MISMATCH, ari_kind_name(a.b.kind));
     }
 }

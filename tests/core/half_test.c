@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "ref/core/float_bits.h"
 #include "support/together.h"
 
 /* BF16 and F16 against their definition in exact double arithmetic: all 65,536 values one way, and the other way every
  * boundary between two neighbours with the fp32 numbers beside it. */
-TestSuite(half, .timeout = 300);
-
 typedef struct format {
     const char *name;
     int exponent_bits, significand_bits; /* significand: without the hidden bit */
@@ -43,7 +38,7 @@ static void expect_rounded(const format *f, double x, int code)
                  code | 0x8000);
 }
 
-static void every_code_widens_to_its_value(void)
+CLAIM(every_code_widens_to_its_value)
 {
     for (int which = 0; which < 2; which++) {
         const format *f = &formats[which];
@@ -61,7 +56,7 @@ static void every_code_widens_to_its_value(void)
     }
 }
 
-static void every_code_survives_the_way_there_and_back(void)
+CLAIM(every_code_survives_the_way_there_and_back)
 {
     for (int which = 0; which < 2; which++) {
         const format *f = &formats[which];
@@ -75,7 +70,7 @@ static void every_code_survives_the_way_there_and_back(void)
     }
 }
 
-static void ties_go_to_the_even_neighbour_and_all_else_to_the_nearest(void)
+CLAIM(ties_go_to_the_even_neighbour_and_all_else_to_the_nearest)
 {
     for (int which = 0; which < 2; which++) {
         const format *f = &formats[which];
@@ -91,7 +86,7 @@ static void ties_go_to_the_even_neighbour_and_all_else_to_the_nearest(void)
     }
 }
 
-static void random_numbers_round_to_the_nearest(void)
+CLAIM(random_numbers_round_to_the_nearest)
 {
     uint64_t state = 1;
     for (int i = 0; i < 2000000; i++) {
@@ -115,14 +110,14 @@ static void random_numbers_round_to_the_nearest(void)
     }
 }
 
-static void nan_stays_nan_where_only_its_lowest_bits_say_so(void)
+CLAIM(nan_stays_nan_where_only_its_lowest_bits_say_so)
 {
     const float nan = ari_float32(0xff800001u);
     cr_assert_eq(ari_bf16_of_f32(nan), 0xffc0);
     cr_assert_eq(ari_f16_of_f32(nan), 0xfe00);
 }
 
-static void what_is_too_large_becomes_infinite(void)
+CLAIM(what_is_too_large_becomes_infinite)
 {
     cr_assert_eq(ari_f16_of_f32(65504.0f), 0x7bff);
     cr_assert_eq(ari_f16_of_f32(65519.0f), 0x7bff);
@@ -133,9 +128,4 @@ static void what_is_too_large_becomes_infinite(void)
     cr_assert_eq(ari_bf16_of_f32(INFINITY), 0x7f80);
 }
 
-Test(half, every_claim)
-{
-    TOGETHER(every_code_widens_to_its_value, every_code_survives_the_way_there_and_back,
-             ties_go_to_the_even_neighbour_and_all_else_to_the_nearest, random_numbers_round_to_the_nearest,
-             nan_stays_nan_where_only_its_lowest_bits_say_so, what_is_too_large_becomes_infinite);
-}
+EVERY_CLAIM(half)

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "anyrank/queue.h"
-
-TestSuite(queue, .timeout = 300);
+#include "tests/support/test.h"
 
 static const ar_queue_kind kinds[] = {AR_QUEUE_INLINE, AR_QUEUE_THREAD};
 #define MS ((uint64_t)1000000)
@@ -52,14 +49,14 @@ static ar_status pass_gate(void *arg)
 static ar_queue *make_queue(ar_queue_kind kind)
 {
     ar_queue *q = NULL;
-    cr_assert_eq(ar_queue_create(&q, kind, "test"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_queue_create(&q, kind, "test"));
     return q;
 }
 
 static ar_event *make_event(void)
 {
     ar_event *e = NULL;
-    cr_assert_eq(ar_event_create(&e), AR_OK);
+    cr_assert_ok(ar_event_create(&e));
     return e;
 }
 
@@ -69,18 +66,17 @@ Test(queue, tasks_run_in_order_in_the_thread_of_their_kind)
         static log_t log;
         static entry entries[1000];
         log = (log_t){.n = 0};
-        ar_queue *q = make_queue(kinds[k]);
+        OWNED(ar_queue_destroy) ar_queue *q = make_queue(kinds[k]);
         for (int i = 0; i < 1000; i++) {
             entries[i] = (entry){&log, i};
-            cr_assert_eq(ar_queue_host(q, note, &entries[i]), AR_OK);
+            cr_assert_ok(ar_queue_host(q, note, &entries[i]));
             cr_assert(k == 1 || log.n == i + 1, "an inline queue runs at once");
         }
-        cr_assert_eq(ar_queue_sync(q, 0), AR_OK);
+        cr_assert_ok(ar_queue_sync(q, 0));
         cr_assert_eq(log.n, 1000);
         for (int i = 0; i < 1000; i++)
             cr_assert_eq(log.seen[i], i);
         cr_assert_eq(pthread_equal(log.thread, pthread_self()) != 0, k == 0);
-        ar_queue_destroy(q);
     }
 }
 
@@ -91,8 +87,8 @@ Test(queue, destroy_runs_what_is_still_enqueued)
     ar_queue *q = make_queue(AR_QUEUE_THREAD);
     entry e = {&log, 5};
     pthread_mutex_lock(&gate);
-    cr_assert_eq(ar_queue_host(q, pass_gate, &gate), AR_OK);
-    cr_assert_eq(ar_queue_host(q, note, &e), AR_OK);
+    cr_assert_ok(ar_queue_host(q, pass_gate, &gate));
+    cr_assert_ok(ar_queue_host(q, note, &e));
     pthread_mutex_unlock(&gate);
     ar_queue_destroy(q);
     cr_assert_eq(log.n, 1);
@@ -106,17 +102,17 @@ Test(queue, the_first_failure_poisons_and_every_wait_returns_it)
         log = (log_t){.n = 0};
         entry e = {&log, 1};
         bool done = false;
-        ar_queue *q = make_queue(kinds[k]);
+        OWNED(ar_queue_destroy) ar_queue *q = make_queue(kinds[k]);
         ar_event *before = make_event(), *after = make_event();
-        cr_assert_eq(ar_queue_host(q, note, &e), AR_OK);
-        cr_assert_eq(ar_event_record(before, q), AR_OK);
+        cr_assert_ok(ar_queue_host(q, note, &e));
+        cr_assert_ok(ar_event_record(before, q));
         const ar_status first = ar_queue_host(q, fail_with_7, NULL);
         cr_assert_eq(first, k == 0 ? AR_ERR_DATA : AR_OK);
         /* The second failure and the note are dropped, whether they are enqueued before or after the first failed. */
         const ar_status second = ar_queue_host(q, fail_otherwise, NULL), third = ar_queue_host(q, note, &e);
         cr_assert(second == AR_ERR_DATA || (k == 1 && second == AR_OK));
         cr_assert(third == AR_ERR_DATA || (k == 1 && third == AR_OK));
-        cr_assert_eq(ar_event_record(after, q), AR_OK);
+        cr_assert_ok(ar_event_record(after, q));
         ar_error_clear();
         cr_assert_eq(ar_queue_sync(q, 0), AR_ERR_DATA);
         cr_assert_str_eq(ar_error_message(), "task says 7");
@@ -129,7 +125,6 @@ Test(queue, the_first_failure_poisons_and_every_wait_returns_it)
         cr_assert_eq(log.n, 1);
         ar_event_destroy(before);
         ar_event_destroy(after);
-        ar_queue_destroy(q);
     }
 }
 
@@ -137,26 +132,23 @@ Test(queue, a_wait_that_takes_too_long_says_so_and_the_work_goes_on)
 {
     static log_t log;
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    ar_queue *q = make_queue(AR_QUEUE_THREAD);
-    ar_event *e = make_event();
+    OWNED(ar_queue_destroy) ar_queue *q = make_queue(AR_QUEUE_THREAD);
+    OWNED(ar_event_destroy) ar_event *e = make_event();
     entry n = {&log, 5};
     bool done = true;
     pthread_mutex_lock(&gate);
-    cr_assert_eq(ar_queue_host(q, pass_gate, &gate), AR_OK);
-    cr_assert_eq(ar_queue_host(q, note, &n), AR_OK);
-    cr_assert_eq(ar_event_record(e, q), AR_OK);
-    cr_assert_eq(ar_queue_sync(q, 20 * MS), AR_ERR_TIMEOUT);
-    cr_assert(strstr(ar_error_message(), "'test': 2 tasks are not done after 0.020 s"), "%s", ar_error_message());
+    cr_assert_ok(ar_queue_host(q, pass_gate, &gate));
+    cr_assert_ok(ar_queue_host(q, note, &n));
+    cr_assert_ok(ar_event_record(e, q));
+    cr_assert_refused(ar_queue_sync(q, 20 * MS), AR_ERR_TIMEOUT, "'test': 2 tasks are not done after 0.020 s");
     cr_assert_eq(ar_event_sync(e, 20 * MS), AR_ERR_TIMEOUT);
-    cr_assert_eq(ar_event_test(e, &done), AR_OK);
+    cr_assert_ok(ar_event_test(e, &done));
     cr_assert_eq(done, false);
     pthread_mutex_unlock(&gate);
-    cr_assert_eq(ar_event_sync(e, 0), AR_OK);
-    cr_assert_eq(ar_event_test(e, &done), AR_OK);
+    cr_assert_ok(ar_event_sync(e, 0));
+    cr_assert_ok(ar_event_test(e, &done));
     cr_assert_eq(done, true);
     cr_assert_eq(log.n, 1);
-    ar_event_destroy(e);
-    ar_queue_destroy(q);
 }
 
 static ar_status wait_for_own_queue(void *arg)
@@ -166,37 +158,31 @@ static ar_status wait_for_own_queue(void *arg)
 
 Test(queue, a_task_that_waits_for_its_own_queue_is_refused)
 {
-    ar_queue *q = make_queue(AR_QUEUE_THREAD);
-    cr_assert_eq(ar_queue_host(q, wait_for_own_queue, q), AR_OK);
+    OWNED(ar_queue_destroy) ar_queue *q = make_queue(AR_QUEUE_THREAD);
+    cr_assert_ok(ar_queue_host(q, wait_for_own_queue, q));
     cr_assert_eq(ar_queue_sync(q, 0), AR_ERR_ARG);
-    ar_queue_destroy(q);
 }
-
-TestSuite(event, .timeout = 300);
 
 Test(event, one_queue_waits_for_the_other_and_the_host_does_not)
 {
     static log_t log;
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    ar_queue *first = make_queue(AR_QUEUE_THREAD), *second = make_queue(AR_QUEUE_THREAD);
-    ar_event *e = make_event();
+    OWNED(ar_queue_destroy) ar_queue *first = make_queue(AR_QUEUE_THREAD), *second = make_queue(AR_QUEUE_THREAD);
+    OWNED(ar_event_destroy) ar_event *e = make_event();
     entry a = {&log, 1}, b = {&log, 2};
     pthread_mutex_lock(&gate);
-    cr_assert_eq(ar_queue_host(first, pass_gate, &gate), AR_OK);
-    cr_assert_eq(ar_queue_host(first, note, &a), AR_OK);
-    cr_assert_eq(ar_event_record(e, first), AR_OK);
-    cr_assert_eq(ar_queue_wait(second, e), AR_OK);
-    cr_assert_eq(ar_queue_host(second, note, &b), AR_OK);
+    cr_assert_ok(ar_queue_host(first, pass_gate, &gate));
+    cr_assert_ok(ar_queue_host(first, note, &a));
+    cr_assert_ok(ar_event_record(e, first));
+    cr_assert_ok(ar_queue_wait(second, e));
+    cr_assert_ok(ar_queue_host(second, note, &b));
     /* Recording elsewhere does not change what `second` was told to wait for. */
-    cr_assert_eq(ar_event_record(e, second), AR_OK);
+    cr_assert_ok(ar_event_record(e, second));
     pthread_mutex_unlock(&gate);
-    cr_assert_eq(ar_event_sync(e, 0), AR_OK);
+    cr_assert_ok(ar_event_sync(e, 0));
     cr_assert_eq(log.n, 2);
     cr_assert_eq(log.seen[0], 1);
     cr_assert_eq(log.seen[1], 2);
-    ar_event_destroy(e);
-    ar_queue_destroy(second);
-    ar_queue_destroy(first);
 }
 
 Test(event, a_queue_that_waits_for_a_failed_one_fails_with_its_error)
@@ -205,19 +191,16 @@ Test(event, a_queue_that_waits_for_a_failed_one_fails_with_its_error)
         static log_t log;
         log = (log_t){.n = 0};
         entry n = {&log, 5};
-        ar_queue *first = make_queue(AR_QUEUE_THREAD), *second = make_queue(kinds[k]);
-        ar_event *e = make_event();
-        cr_assert_eq(ar_queue_host(first, fail_with_7, NULL), AR_OK);
-        cr_assert_eq(ar_event_record(e, first), AR_OK);
+        OWNED(ar_queue_destroy) ar_queue *first = make_queue(AR_QUEUE_THREAD), *second = make_queue(kinds[k]);
+        OWNED(ar_event_destroy) ar_event *e = make_event();
+        cr_assert_ok(ar_queue_host(first, fail_with_7, NULL));
+        cr_assert_ok(ar_event_record(e, first));
         cr_assert_eq(ar_queue_wait(second, e), k == 0 ? AR_ERR_DATA : AR_OK);
         const ar_status enqueued = ar_queue_host(second, note, &n);
         cr_assert(enqueued == AR_ERR_DATA || (k == 1 && enqueued == AR_OK));
         cr_assert_eq(ar_queue_sync(second, 0), AR_ERR_DATA);
         cr_assert_str_eq(ar_error_message(), "task says 7");
         cr_assert_eq(log.n, 0);
-        ar_event_destroy(e);
-        ar_queue_destroy(second);
-        ar_queue_destroy(first);
     }
 }
 
@@ -226,13 +209,13 @@ Test(event, never_recorded_it_is_done_and_it_outlives_its_queue)
     bool done = false;
     ar_event *e = make_event();
     ar_queue *q = make_queue(AR_QUEUE_THREAD), *other = make_queue(AR_QUEUE_THREAD);
-    cr_assert_eq(ar_event_test(e, &done), AR_OK);
+    cr_assert_ok(ar_event_test(e, &done));
     cr_assert_eq(done, true);
-    cr_assert_eq(ar_event_sync(e, 1), AR_OK);
-    cr_assert_eq(ar_queue_wait(other, e), AR_OK);
-    cr_assert_eq(ar_queue_host(q, fail_with_7, NULL), AR_OK);
-    cr_assert_eq(ar_event_record(e, q), AR_OK);
-    cr_assert_eq(ar_queue_wait(other, e), AR_OK);
+    cr_assert_ok(ar_event_sync(e, 1));
+    cr_assert_ok(ar_queue_wait(other, e));
+    cr_assert_ok(ar_queue_host(q, fail_with_7, NULL));
+    cr_assert_ok(ar_event_record(e, q));
+    cr_assert_ok(ar_queue_wait(other, e));
     ar_queue_destroy(q);
     cr_assert_eq(ar_event_sync(e, 0), AR_ERR_DATA);
     cr_assert_eq(ar_queue_sync(other, 0), AR_ERR_DATA);
@@ -243,12 +226,12 @@ Test(event, never_recorded_it_is_done_and_it_outlives_its_queue)
 
 Test(event, missing_arguments_are_refused)
 {
-    ar_queue *q = NULL;
-    ar_event *e = make_event();
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
+    OWNED(ar_event_destroy) ar_event *e = make_event();
     bool done;
     cr_assert_eq(ar_queue_create(NULL, AR_QUEUE_INLINE, "x"), AR_ERR_ARG);
     cr_assert_eq(ar_queue_create(&q, (ar_queue_kind)9, "x"), AR_ERR_ARG);
-    cr_assert_eq(ar_queue_create(&q, AR_QUEUE_INLINE, NULL), AR_OK);
+    cr_assert_ok(ar_queue_create(&q, AR_QUEUE_INLINE, NULL));
     cr_assert_eq(ar_queue_host(NULL, note, NULL), AR_ERR_ARG);
     cr_assert_eq(ar_queue_host(q, NULL, NULL), AR_ERR_ARG);
     cr_assert_eq(ar_queue_sync(NULL, 0), AR_ERR_ARG);
@@ -260,6 +243,4 @@ Test(event, missing_arguments_are_refused)
     cr_assert_eq(ar_event_sync(NULL, 0), AR_ERR_ARG);
     cr_assert_eq(ar_event_test(NULL, &done), AR_ERR_ARG);
     cr_assert_eq(ar_event_test(e, NULL), AR_ERR_ARG);
-    ar_event_destroy(e);
-    ar_queue_destroy(q);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/scheduler.h"
+#include "tests/support/test.h"
 
-#include <criterion/criterion.h>
 #include <pthread.h>
 
 #include "ref/core/clock.h"
@@ -9,8 +9,6 @@
 #include "ref/core/wait.h"
 
 /* The scheduler by itself: lanes of plain threads. What a lane does between two of its calls is one step. */
-TestSuite(scheduler, .timeout = 300);
-
 enum { LANES = 3, LOG = 600 };
 
 typedef struct world {
@@ -48,9 +46,9 @@ static void run_lanes(world *w, uint64_t seed, void (*body)(world *, int), uint6
     lane_run run[LANES];
     *w = (world){.n = 0};
     cr_assert_eq(ari_sleepers_init(&w->sleepers), 0);
-    cr_assert_eq(ari_scheduler_create(&w->with.scheduler, seed), AR_OK);
+    cr_assert_ok(ari_scheduler_create(&w->with.scheduler, seed));
     for (int i = 0; i < LANES; i++)
-        cr_assert_eq(ari_lane_create(&w->lane[i], NULL, &w->with, i, "main"), AR_OK);
+        cr_assert_ok(ari_lane_create(&w->lane[i], NULL, &w->with, i, "main"));
     for (int i = 0; i < LANES; i++) {
         run[i] = (lane_run){w, i, body};
         cr_assert_eq(pthread_create(&thread[i], NULL, lane_main, &run[i]), 0);

@@ -1,39 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdint.h>
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 #include "support/together.h"
 
-TestSuite(size, .timeout = 300);
-
-static void products_and_sums_that_do_not_fit_are_errors_and_change_nothing(void)
+CLAIM(products_and_sums_that_do_not_fit_are_errors_and_change_nothing)
 {
     size_t out = 7;
     cr_assert_eq(ari_mul_size(&out, SIZE_MAX / 2 + 1, 2), AR_ERR_OVERFLOW);
     cr_assert_eq(ari_add_size(&out, SIZE_MAX, 1), AR_ERR_OVERFLOW);
     cr_assert_eq(out, (size_t)7);
-    cr_assert_eq(ari_mul_size(&out, SIZE_MAX, 1), AR_OK);
+    cr_assert_ok(ari_mul_size(&out, SIZE_MAX, 1));
     cr_assert_eq(out, SIZE_MAX);
 }
 
-static void a_list_grows_and_keeps_what_it_holds(void)
+CLAIM(a_list_grows_and_keeps_what_it_holds)
 {
-    uint32_t *list = NULL;
+    OWNED(free) uint32_t *list = NULL;
     size_t capacity = 0;
     for (size_t i = 0; i < 1000; i++) {
-        cr_assert_eq(ari_grow(&list, &capacity, i, sizeof *list, "numbers"), AR_OK);
+        cr_assert_ok(ari_grow(&list, &capacity, i, sizeof *list, "numbers"));
         cr_assert_gt(capacity, i);
         list[i] = (uint32_t)(i * 3);
     }
     for (size_t i = 0; i < 1000; i++)
         cr_assert_eq(list[i], (uint32_t)(i * 3));
     cr_assert_leq(capacity, (size_t)1024, "capacity doubles, it does not run away");
-    free(list);
 }
 
-static void a_list_too_long_for_memory_stays_as_it_was(void)
+CLAIM(a_list_too_long_for_memory_stays_as_it_was)
 {
     int *list = NULL;
     size_t capacity = SIZE_MAX / 4;
@@ -42,8 +35,4 @@ static void a_list_too_long_for_memory_stays_as_it_was(void)
     cr_assert_eq(capacity, SIZE_MAX / 4);
 }
 
-Test(size, every_claim)
-{
-    TOGETHER(products_and_sums_that_do_not_fit_are_errors_and_change_nothing, a_list_grows_and_keeps_what_it_holds,
-             a_list_too_long_for_memory_stays_as_it_was);
-}
+EVERY_CLAIM(size)

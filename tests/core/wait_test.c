@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/wait.h"
+#include "tests/support/test.h"
 
-#include <criterion/criterion.h>
 #include <unistd.h>
 
 #include "anyrank/sim.h"
@@ -9,23 +9,18 @@
 #include "tests/support/asleep.h"
 
 /* Waiting costs little: whoever waits for long sleeps. */
-TestSuite(wait, .timeout = 300);
-
 #define MS ((uint64_t)1000000)
 
 static ar_status wait_for_rank_3(ar_comm *c, void *arg)
 {
     const ar_queue_kind kind = *(const ar_queue_kind *)arg;
     const char *wrong = "";
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, kind, "comm"));
     if (ar_comm_rank(c) == 3)
         wrong = others_stay_asleep();
-    ar_status st = wrong[0] ? ar_error_set(AR_ERR_DATA, "%s", wrong) : ar_comm_barrier(c, q, "late");
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    ar_queue_destroy(q);
-    return st;
+    AR_TRY(wrong[0] ? ar_error_set(AR_ERR_DATA, "%s", wrong) : ar_comm_barrier(c, q, "late"));
+    return ar_queue_sync(q, 0);
 }
 
 Test(wait, sixty_four_ranks_that_wait_for_one_leave_the_cores_alone)
@@ -33,22 +28,21 @@ Test(wait, sixty_four_ranks_that_wait_for_one_leave_the_cores_alone)
     for (int kind = 0; kind < 2; kind++) {
         ar_queue_kind k = (ar_queue_kind)kind;
         const ar_sim_options o = {.timeout_ns = 600000 * MS};
-        cr_assert_eq(ar_sim_run(64, &o, wait_for_rank_3, &k, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_sim_run(64, &o, wait_for_rank_3, &k, NULL));
     }
 }
 
 Test(wait, a_queue_without_work_sleeps)
 {
-    ar_queue *q = NULL;
-    cr_assert_eq(ar_queue_create(&q, AR_QUEUE_THREAD, "idle"), AR_OK);
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
+    cr_assert_ok(ar_queue_create(&q, AR_QUEUE_THREAD, "idle"));
     const char *wrong = others_stay_asleep();
     cr_assert_str_eq(wrong, "");
-    ar_queue_destroy(q);
 }
 
 Test(wait, a_wait_that_is_over_says_so_after_its_timeout)
 {
-    ari_sleepers s;
+    SCOPED(ari_sleepers_fini) ari_sleepers s;
     _Atomic uint64_t word = 0;
     cr_assert_eq(ari_sleepers_init(&s), 0);
     ari_wait w = {.at = &s, .timeout_ns = 20 * MS};
@@ -56,5 +50,4 @@ Test(wait, a_wait_that_is_over_says_so_after_its_timeout)
     while (!ari_wait_is_over(&w))
         ari_wait_turn(&w, &word, 0, 0);
     cr_assert_geq(ari_now_ns() - start, 20 * MS);
-    ari_sleepers_fini(&s);
 }

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "ref/numerics/accumulator.h"
 #include "tests/cpu/contract_cases.h"
+#include "tests/support/test.h"
 
 /* The array kernels of the accumulator against ari_acc_add, ari_acc_raise and ari_acc_value, element by element: the
  * whole state is compared, not just its value. */
-TestSuite(accumulator_kernels, .timeout = 300);
-
 static ar_device *device(int threads)
 {
     ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_device_cpu_create(&d, threads));
     return d;
 }
 
@@ -64,21 +61,17 @@ Test(accumulator_kernels, elementwise_addition_is_ari_acc_add)
 {
     enum { rows = 13, cols = 700, samples = 20 };
     for (int threads = 1; threads <= 3; threads++) {
-        ar_device *d = device(threads);
-        state got = state_create(rows * cols), want = state_create(rows * cols);
-        float *x = case_alloc(rows * cols, 4);
+        OWNED(ar_device_destroy) ar_device *d = device(threads);
+        SCOPED(state_destroy) state got = state_create(rows * cols), want = state_create(rows * cols);
+        OWNED(free) float *x = case_alloc(rows * cols, 4);
         for (uint64_t s = 0; s < samples; s++) {
             fill_terms(x, rows * cols, s, s > 15);
             const ar_tensor t = case_view2(x, rows, cols);
-            cr_assert_eq(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, rows, &t, (ar_cbuf){NULL}), AR_OK);
+            cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, rows, &t, (ar_cbuf){NULL}));
             for (size_t i = 0; i < rows * cols; i++)
                 add_one(&want, i, x[i]);
             same_state(&got, &want, "elementwise");
         }
-        state_destroy(&got);
-        state_destroy(&want);
-        free(x);
-        ar_device_destroy(d);
     }
 }
 
@@ -86,24 +79,21 @@ Test(accumulator_kernels, elementwise_addition_is_ari_acc_add)
 Test(accumulator_kernels, every_exponent_meets_every_slice)
 {
     enum { exponents = 256 };
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     float x[2 * exponents];
     for (uint32_t i = 0; i < 2 * exponents; i++)
         x[i] = ari_float32((i << 23) | 0x2aaaabu | (i * 2654435761u & 0x7fffffu));
     for (int first = 0; first < exponents; first += 5) {
-        state got = state_create(2 * exponents), want = state_create(2 * exponents);
+        SCOPED(state_destroy) state got = state_create(2 * exponents), want = state_create(2 * exponents);
         for (size_t i = 0; i < got.n; i++) {
             add_one(&got, i, ari_float32(((uint32_t)first << 23) | 0x7fffffu));
             add_one(&want, i, ari_float32(((uint32_t)first << 23) | 0x7fffffu));
             add_one(&want, i, x[i]);
         }
         const ar_tensor t = case_view2(x, 2, exponents);
-        cr_assert_eq(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, 2, &t, (ar_cbuf){NULL}), AR_OK);
+        cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, 2, &t, (ar_cbuf){NULL}));
         same_state(&got, &want, "exponents");
-        state_destroy(&got);
-        state_destroy(&want);
     }
-    ar_device_destroy(d);
 }
 
 /* Many rows into one: a bias gradient. The terms are a strided view. */
@@ -111,22 +101,18 @@ Test(accumulator_kernels, all_rows_meet_in_row_zero)
 {
     enum { rows = 300, cols = 530, ld = 1100 };
     for (int threads = 1; threads <= 2; threads++) {
-        ar_device *d = device(threads);
-        state got = state_create(cols), want = state_create(cols);
-        float *x = case_alloc(rows * ld, 4);
+        OWNED(ar_device_destroy) ar_device *d = device(threads);
+        SCOPED(state_destroy) state got = state_create(cols), want = state_create(cols);
+        OWNED(free) float *x = case_alloc(rows * ld, 4);
         fill_terms(x, rows * ld, 3, true);
         ar_tensor t = case_view2(x, rows, cols);
         t.stride[0] = ld;
         t.stride[1] = 2;
-        cr_assert_eq(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, 1, &t, (ar_cbuf){NULL}), AR_OK);
+        cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, 1, &t, (ar_cbuf){NULL}));
         for (size_t r = 0; r < rows; r++)
             for (size_t j = 0; j < cols; j++)
                 add_one(&want, j, x[r * ld + 2 * j]);
         same_state(&got, &want, "rows");
-        state_destroy(&got);
-        state_destroy(&want);
-        free(x);
-        ar_device_destroy(d);
     }
 }
 
@@ -135,16 +121,15 @@ Test(accumulator_kernels, rows_are_scattered_by_row_of)
 {
     enum { rows = 60, cols = 70, acc_rows = 9 };
     for (int threads = 1; threads <= 3; threads++) {
-        ar_device *d = device(threads);
-        state got = state_create(acc_rows * cols), want = state_create(acc_rows * cols);
-        float *x = case_alloc(rows * cols, 4);
+        OWNED(ar_device_destroy) ar_device *d = device(threads);
+        SCOPED(state_destroy) state got = state_create(acc_rows * cols), want = state_create(acc_rows * cols);
+        OWNED(free) float *x = case_alloc(rows * cols, 4);
         int64_t row_of[rows];
         fill_terms(x, rows * cols, 4, true);
         for (size_t r = 0; r < rows; r++)
             row_of[r] = (int64_t)(r * 7 % (acc_rows + 2)) - 2;
         const ar_tensor t = case_view2(x, rows, cols);
-        cr_assert_eq(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, acc_rows, &t, (ar_cbuf){row_of}),
-                     AR_OK);
+        cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, acc_rows, &t, (ar_cbuf){row_of}));
         for (size_t r = 0; r < rows; r++)
             for (size_t j = 0; j < cols && row_of[r] >= 0; j++)
                 add_one(&want, (size_t)row_of[r] * cols + j, x[r * cols + j]);
@@ -153,18 +138,14 @@ Test(accumulator_kernels, rows_are_scattered_by_row_of)
         cr_expect_eq(d->ops->acc_add(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, acc_rows, &t, (ar_cbuf){row_of}),
                      AR_ERR_SHAPE);
         same_state(&got, &want, "after a refused call");
-        state_destroy(&got);
-        state_destroy(&want);
-        free(x);
-        ar_device_destroy(d);
     }
 }
 
 Test(accumulator_kernels, raising_is_ari_acc_raise)
 {
     enum { n = 3000 };
-    ar_device *d = device(2);
-    state got = state_create(n), want = state_create(n);
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    SCOPED(state_destroy) state got = state_create(n), want = state_create(n);
     uint8_t to[n];
     uint64_t random = 8;
     for (size_t i = 0; i < n; i++)
@@ -178,20 +159,17 @@ Test(accumulator_kernels, raising_is_ari_acc_raise)
         to[i] = (uint8_t)(up == 4 ? ARI_ACC_NONFINITE : got.t[i] + up);
         ari_acc_raise(&want.t[i], &want.hl[i], &want.hl[n + i], to[i]);
     }
-    cr_assert_eq(d->ops->acc_raise(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, (ar_cbuf){to}, n), AR_OK);
+    cr_assert_ok(d->ops->acc_raise(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, (ar_cbuf){to}, n));
     same_state(&got, &want, "raise");
-    state_destroy(&got);
-    state_destroy(&want);
-    ar_device_destroy(d);
 }
 
 /* Values, into a contiguous tensor and into a permuted view of four dimensions. */
 Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
 {
     enum { a = 3, b = 4, c = 5, e = 60, n = a * b * c * e };
-    ar_device *d = device(2);
-    state s = state_create(n);
-    float *x = case_alloc(n, 4), *plain = case_alloc(n, 4), *permuted = case_alloc(n, 4);
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    SCOPED(state_destroy) state s = state_create(n);
+    OWNED(free) float *x = case_alloc(n, 4), *plain = case_alloc(n, 4), *permuted = case_alloc(n, 4);
     for (uint64_t i = 0; i < 4; i++) {
         fill_terms(x, n, 20 + i, i == 3);
         for (size_t j = 0; j < n; j++)
@@ -200,11 +178,11 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
     const ar_tensor y = case_view2(plain, a * b, c * e);
     const ar_tensor p = {
         .dtype = AR_F32, .ndim = 4, .shape = {a, b, c, e}, .stride = {c * e, a * c * e, 1, c}, .data = {permuted}};
-    cr_assert_eq(d->ops->acc_value(d, NULL, &y, (ar_cbuf){s.t}, (ar_cbuf){s.hl}, n), AR_OK);
-    cr_assert_eq(d->ops->acc_value(d, NULL, &p, (ar_cbuf){s.t}, (ar_cbuf){s.hl}, n), AR_OK);
+    cr_assert_ok(d->ops->acc_value(d, NULL, &y, (ar_cbuf){s.t}, (ar_cbuf){s.hl}, n));
+    cr_assert_ok(d->ops->acc_value(d, NULL, &p, (ar_cbuf){s.t}, (ar_cbuf){s.hl}, n));
     float part[7];
     const ar_tensor few = case_view2(part, 1, 7); /* elements 5 to 11: L begins where it does for all */
-    cr_assert_eq(d->ops->acc_value(d, NULL, &few, (ar_cbuf){s.t + 5}, (ar_cbuf){s.hl + 5}, n), AR_OK);
+    cr_assert_ok(d->ops->acc_value(d, NULL, &few, (ar_cbuf){s.t + 5}, (ar_cbuf){s.hl + 5}, n));
     for (size_t i = 0; i < 7; i++)
         cr_assert_eq(ari_bits32(part[i]), ari_bits32(ari_acc_value(s.t[5 + i], s.hl[5 + i], s.hl[n + 5 + i])));
     for (size_t i = 0; i < n; i++) {
@@ -213,29 +191,20 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
         cr_assert_eq(ari_bits32(plain[i]), want, "element %zu", i);
         cr_assert_eq(ari_bits32(permuted[i0 * c * e + i1 * a * c * e + i2 + i3 * c]), want, "permuted element %zu", i);
     }
-    state_destroy(&s);
-    free(x);
-    free(plain);
-    free(permuted);
-    ar_device_destroy(d);
 }
 
 /* The point of it all: any order, the same state. */
 Test(accumulator_kernels, the_order_of_the_rows_does_not_matter)
 {
     enum { rows = 200, cols = 64 };
-    ar_device *d = device(1);
-    state forward = state_create(cols), backward = state_create(cols);
-    float *x = case_alloc(rows * cols, 4);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
+    SCOPED(state_destroy) state forward = state_create(cols), backward = state_create(cols);
+    OWNED(free) float *x = case_alloc(rows * cols, 4);
     fill_terms(x, rows * cols, 77, false);
     ar_tensor t = case_view2(x, rows, cols);
-    cr_assert_eq(d->ops->acc_add(d, NULL, (ar_buf){forward.t}, (ar_buf){forward.hl}, 1, &t, (ar_cbuf){NULL}), AR_OK);
+    cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){forward.t}, (ar_buf){forward.hl}, 1, &t, (ar_cbuf){NULL}));
     t.data.ptr = x + (rows - 1) * cols;
     t.stride[0] = -cols;
-    cr_assert_eq(d->ops->acc_add(d, NULL, (ar_buf){backward.t}, (ar_buf){backward.hl}, 1, &t, (ar_cbuf){NULL}), AR_OK);
+    cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){backward.t}, (ar_buf){backward.hl}, 1, &t, (ar_cbuf){NULL}));
     same_state(&backward, &forward, "reversed");
-    state_destroy(&forward);
-    state_destroy(&backward);
-    free(x);
-    ar_device_destroy(d);
 }

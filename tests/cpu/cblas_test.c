@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What stands between strided matrices and CBLAS, over a CBLAS in plain loops that refuses what the standard forbids, so
  * that a build with BLIS tests it too. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
 
 /* The library may have these names. */
 #define cblas_sgemm plain_sgemm
@@ -14,6 +11,7 @@
 #define ari_blas_together count_together
 #define LONGEST ((size_t)100)
 #include "ref/cpu/blas/cblas.c"
+#include "tests/support/test.h"
 
 static int alone; /* calls that have begun and not ended */
 

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif
 
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
+#include "tests/support/test.h"
 
 /* The CPU device as an instance: creation, memory, and what it says about the machine. */
-TestSuite(contract_device, .timeout = 300);
-
 Test(contract_device, needs_a_thread)
 {
     ar_device *d = NULL;
@@ -22,8 +20,8 @@ Test(contract_device, needs_a_thread)
 /* The table is an array of function pointers after the name: none may be missing. */
 Test(contract_device, fills_every_slot)
 {
-    ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
+    OWNED(ar_device_destroy) ar_device *d = NULL;
+    cr_assert_ok(ar_device_cpu_create(&d, 1));
     cr_assert_str_eq(d->ops->name, "cpu");
     const char *slots = (const char *)d->ops;
     for (size_t at = 0; at < sizeof *d->ops; at += sizeof(void *)) {
@@ -31,7 +29,6 @@ Test(contract_device, fills_every_slot)
         memcpy(&slot, slots + at, sizeof slot);
         cr_expect_not_null(slot, "slot %zu", at / sizeof slot);
     }
-    ar_device_destroy(d);
 }
 
 #if defined(__SSE__)
@@ -60,7 +57,7 @@ static void set_control(unsigned int word)
 #if defined(__SSE__) || defined(__aarch64__)
 Test(contract_device, is_refused_where_subnormals_are_flushed)
 {
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     const unsigned int saved = control();
     for (size_t i = 0; i < sizeof flushing / sizeof flushing[0]; i++) {
         set_control(saved | flushing[i]);
@@ -68,28 +65,27 @@ Test(contract_device, is_refused_where_subnormals_are_flushed)
         set_control(saved);
         cr_expect_eq(st, AR_ERR_DATA);
     }
-    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
-    ar_device_destroy(d);
+    cr_assert_ok(ar_device_cpu_create(&d, 1));
 }
 #endif
 
 Test(contract_device, gives_aligned_memory_that_copies_and_zeroes)
 {
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     ar_buf a = {NULL}, b = {NULL}, none = {NULL};
     unsigned char host[100];
-    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, NULL, &a, 100), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, NULL, &b, 100), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, NULL, &none, 0), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&d, 1));
+    cr_assert_ok(d->ops->alloc(d, NULL, &a, 100));
+    cr_assert_ok(d->ops->alloc(d, NULL, &b, 100));
+    cr_assert_ok(d->ops->alloc(d, NULL, &none, 0));
     cr_assert_eq((uintptr_t)a.ptr % 64, 0u);
     cr_assert_not_null(none.ptr);
     for (size_t i = 0; i < sizeof host; i++)
         host[i] = (unsigned char)(3 * i);
-    cr_assert_eq(d->ops->copy(d, NULL, a, (ar_cbuf){host}, sizeof host), AR_OK);
-    cr_assert_eq(d->ops->copy(d, NULL, b, ar_const(a), sizeof host), AR_OK);
+    cr_assert_ok(d->ops->copy(d, NULL, a, (ar_cbuf){host}, sizeof host));
+    cr_assert_ok(d->ops->copy(d, NULL, b, ar_const(a), sizeof host));
     cr_assert_eq(memcmp(b.ptr, host, sizeof host), 0);
-    cr_assert_eq(d->ops->zero(d, NULL, b, 99), AR_OK);
+    cr_assert_ok(d->ops->zero(d, NULL, b, 99));
     cr_assert_eq(((unsigned char *)b.ptr)[98], 0);
     cr_assert_eq(((unsigned char *)b.ptr)[99], host[99]);
     cr_assert_eq(d->ops->alloc(d, NULL, &none, SIZE_MAX), AR_ERR_OVERFLOW);
@@ -97,7 +93,6 @@ Test(contract_device, gives_aligned_memory_that_copies_and_zeroes)
     d->ops->free(d, NULL, b);
     d->ops->free(d, NULL, none);
     d->ops->free(d, NULL, (ar_buf){NULL});
-    ar_device_destroy(d);
 }
 
 Test(contract_device, says_which_kernels_run_and_why)
@@ -139,7 +134,7 @@ Test(contract_device, says_which_exact_path_a_new_device_takes)
     const ari_exact_path *own = NULL, *path = NULL;
     const char *why = NULL;
     cr_assert_eq(unsetenv(ARI_EXACT_VARIABLE), 0);
-    cr_assert_eq(ari_exact_choose(&own, &why), AR_OK);
+    cr_assert_ok(ari_exact_choose(&own, &why));
     cr_assert(own->supported());
     expect_path(NULL, own->name);
     expect_path("", own->name);
@@ -153,8 +148,7 @@ Test(contract_device, refuses_an_exact_path_that_is_none)
 {
     ar_device *d = NULL;
     cr_assert_eq(setenv(ARI_EXACT_VARIABLE, "fastest", 1), 0);
-    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_ERR_ARG);
-    cr_assert(strstr(ar_error_message(), "ANYRANK_EXACT_PATH is 'fastest'"), "%s", ar_error_message());
+    cr_assert_refused(ar_device_cpu_create(&d, 1), AR_ERR_ARG, "ANYRANK_EXACT_PATH is 'fastest'");
     cr_assert_null(d);
 }
 

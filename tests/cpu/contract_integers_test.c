@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
+#include "tests/support/test.h"
 
 /* Products of chosen integers against 128-bit sums, on every path. A path cuts its integers into digits, whose sums have
  * limits; the integers here have all digits at the ends of their ranges, and the sums as many terms as its blocks hold,
@@ -67,15 +66,13 @@ typedef int32_t pick_fn(const void *from, size_t i, size_t k);
 static ar_packed *packed_of(ar_device *d, size_t rows, size_t k, bool split, pick_fn *pick, const void *from)
 {
     ar_packed *p = NULL;
-    float *x = case_alloc(rows * k, sizeof *x);
-    int32_t *e = case_alloc(rows, sizeof *e); /* 0: q = clamp(rint(x*2^25)) */
+    OWNED(free) float *x = case_alloc(rows * k, sizeof *x);
+    OWNED(free) int32_t *e = case_alloc(rows, sizeof *e); /* 0: q = clamp(rint(x*2^25)) */
     for (size_t i = 0; i < rows * k; i++)
         x[i] = (float)pick(from, i / k, i % k) * 0x1p-25f;
     const ar_tensor view = case_view2(x, rows, k);
-    cr_assert_eq(d->ops->packed_create(d, NULL, &p, 1, rows, k, split), AR_OK);
-    cr_assert_eq(d->ops->pack(d, NULL, p, 0, 0, &view, (ar_cbuf){NULL}, 1, (ar_cbuf){e}), AR_OK);
-    free(x);
-    free(e);
+    cr_assert_ok(d->ops->packed_create(d, NULL, &p, 1, rows, k, split));
+    cr_assert_ok(d->ops->pack(d, NULL, p, 0, 0, &view, (ar_cbuf){NULL}, 1, (ar_cbuf){e}));
     return p;
 }
 
@@ -83,29 +80,25 @@ static ar_packed *packed_of(ar_device *d, size_t rows, size_t k, bool split, pic
 static void check_sums(ar_device *d, const ar_packed *a, const ar_packed *b, const wide_int *want, size_t m, size_t n,
                        size_t k)
 {
-    int64_t *s = case_alloc(2 * m * n, sizeof *s);
-    float *y = case_alloc(m * n, sizeof *y);
-    int32_t *e = case_alloc(m + n, sizeof *e);
+    OWNED(free) int64_t *s = case_alloc(2 * m * n, sizeof *s);
+    OWNED(free) float *y = case_alloc(m * n, sizeof *y);
+    OWNED(free) int32_t *e = case_alloc(m + n, sizeof *e);
     const ar_tensor yv = case_view2(y, m, n);
     for (int limbs = k > 8191 ? 2 : 1; limbs <= 2; limbs++) {
-        cr_assert_eq(d->ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, limbs, false), AR_OK);
+        cr_assert_ok(d->ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, limbs, false));
         for (size_t i = 0; i < m * n; i++) {
             const wide_int got = limbs == 1 ? s[i] : s[2 * i] * ((wide_int)1 << 32) + s[2 * i + 1];
             cr_assert(got == want[i], "k %zu, row %zu, column %zu, %d limbs: off by %g", k, i / n, i % n, limbs,
                       (double)(got - want[i]));
         }
     }
-    cr_assert_eq(
-        d->ops->gemm_round(d, NULL, &yv, a, b, (ar_cbuf){e}, (ar_cbuf){e}, (ar_cbuf){NULL}, AR_ACT_NONE, NULL, NULL),
-        AR_OK);
+    cr_assert_ok(
+        d->ops->gemm_round(d, NULL, &yv, a, b, (ar_cbuf){e}, (ar_cbuf){e}, (ar_cbuf){NULL}, AR_ACT_NONE, NULL, NULL));
     for (size_t i = 0; i < m * n; i++) {
         const float rounded = (float)((double)want[i] * 0x1p-50);
         cr_assert(ari_bits32(y[i]) == ari_bits32(rounded), "k %zu, row %zu, column %zu: got %a, expected %a", k, i / n,
                   i % n, (double)y[i], (double)rounded);
     }
-    free(s);
-    free(y);
-    free(e);
 }
 
 static const size_t lengths[] = {1, 63, 64, 65, 127, 128, 129, 1023, 8191};
@@ -120,16 +113,14 @@ static int32_t one_for_a_row(const void *from, size_t i, size_t k)
 
 static void check_pairings(const integers *s, size_t k)
 {
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     ar_packed *a = packed_of(d, s->n, k, true, one_for_a_row, s), *b = packed_of(d, s->n, k, false, one_for_a_row, s);
-    wide_int *want = case_alloc(s->n * s->n, sizeof *want);
+    OWNED(free) wide_int *want = case_alloc(s->n * s->n, sizeof *want);
     for (size_t i = 0; i < s->n * s->n; i++)
         want[i] = (wide_int)s->q[i / s->n] * s->q[i % s->n] * (wide_int)k;
     check_sums(d, a, b, want, s->n, s->n, k);
-    free(want);
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
-    ar_device_destroy(d);
 }
 
 PATH_TEST(contract_integers, every_pairing_of_extremes_is_exact_over_every_length_of_a_block)
@@ -174,14 +165,12 @@ static wide_int *sums_of(size_t m, size_t n, size_t k, const matrix *a, const ma
 static void check_matrices(size_t m, size_t n, size_t k, const int32_t *qa, const int32_t *qb)
 {
     const matrix am = {qa, k}, bm = {qb, k};
-    ar_device *d = device(2);
+    OWNED(ar_device_destroy) ar_device *d = device(2);
     ar_packed *a = packed_of(d, m, k, true, of_matrix, &am), *b = packed_of(d, n, k, false, of_matrix, &bm);
-    wide_int *want = sums_of(m, n, k, &am, &bm);
+    OWNED(free) wide_int *want = sums_of(m, n, k, &am, &bm);
     check_sums(d, a, b, want, m, n, k);
-    free(want);
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
-    ar_device_destroy(d);
 }
 
 static int32_t *mixture(size_t n, uint64_t seed)
@@ -197,9 +186,8 @@ PATH_TEST(contract_integers, mixtures_of_extremes_are_exact)
 {
     enum { m = 19, n = 53 };
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        int32_t *q = mixture((m + n) * lengths[i], i);
+        OWNED(free) int32_t *q = mixture((m + n) * lengths[i], i);
         check_matrices(m, n, lengths[i], q, q + m * lengths[i]);
-        free(q);
     }
 }
 
@@ -209,42 +197,38 @@ PATH_TEST(contract_integers, parts_of_operands_have_the_sums_of_their_terms)
     enum { rows = 40, terms = 300 };
     const ar_part parts[] = {
         {0, 1, 0, rows, 64, 128}, {0, 1, 3, 21, 5, 131}, {0, 1, 8, 32, 299, 1}, {0, 1, 39, 1, 0, 290}};
-    int32_t *q = mixture(2 * rows * terms, 7);
+    OWNED(free) int32_t *q = mixture(2 * rows * terms, 7);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const ar_part *p = &parts[i];
         const matrix whole[2] = {{q, terms}, {q + rows * terms, terms}};
         const matrix cut[2] = {{q + p->row * terms + p->col, terms}, {q + (rows + p->row) * terms + p->col, terms}};
-        ar_device *d = device(1);
+        OWNED(ar_device_destroy) ar_device *d = device(1);
         ar_packed *of_whole[2], *part[2], *alone[2];
         for (int s = 0; s < 2; s++) {
             of_whole[s] = packed_of(d, rows, terms, s == 0, of_matrix, &whole[s]);
             alone[s] = packed_of(d, p->rows, p->cols, s == 0, of_matrix, &cut[s]);
-            cr_assert_eq(d->ops->packed_part(d, NULL, &part[s], of_whole[s], p), AR_OK);
+            cr_assert_ok(d->ops->packed_part(d, NULL, &part[s], of_whole[s], p));
         }
-        wide_int *want = sums_of(p->rows, p->rows, p->cols, &cut[0], &cut[1]);
+        OWNED(free) wide_int *want = sums_of(p->rows, p->rows, p->cols, &cut[0], &cut[1]);
         check_sums(d, part[0], alone[1], want, p->rows, p->rows, p->cols);
         check_sums(d, alone[0], part[1], want, p->rows, p->rows, p->cols);
         check_sums(d, part[0], part[1], want, p->rows, p->rows, p->cols);
-        free(want);
         for (int s = 0; s < 2; s++) {
             d->ops->packed_destroy(d, NULL, part[s]);
             d->ops->packed_destroy(d, NULL, alone[s]);
             d->ops->packed_destroy(d, NULL, of_whole[s]);
         }
-        ar_device_destroy(d);
     }
-    free(q);
 }
 
 /* Row i of A has its one term where row j of B has one if i = j: each term of a sum is its own, and none is lost. */
 PATH_TEST(contract_integers, no_term_is_taken_for_another)
 {
     enum { k = 131 };
-    int32_t *q = case_alloc(2 * k * k, sizeof *q);
+    OWNED(free) int32_t *q = case_alloc(2 * k * k, sizeof *q);
     for (int32_t i = 0; i < k; i++) {
         q[i * k + i] = LARGEST;
         q[k * k + i * k + i] = -1 - 131 * i;
     }
     check_matrices(k, k, k, q, q + k * k);
-    free(q);
 }

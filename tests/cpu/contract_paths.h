@@ -2,15 +2,12 @@
 #ifndef TEST_CPU_CONTRACT_PATHS_H
 #define TEST_CPU_CONTRACT_PATHS_H
 
-#include <criterion/criterion.h>
 #include <criterion/logging.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "ref/cpu/device.h"
 #include "ref/cpu/kernels.h"
 #include "tests/cpu/emulated/emulated.h"
+#include "tests/support/test.h"
 
 /* Every claim about an exact product holds for each path that can make its sums. PATH_TEST(suite, name) is one test
  * body and a test for each path of the list, suite_portable/name and so on: with the instructions that the path needs
@@ -42,7 +39,7 @@ static const ari_exact_path *path_emulated;
 static inline ar_device *device(int threads)
 {
     ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_device_cpu_create(&d, threads));
     if (path_emulated)
         test_take_path(d, path_emulated);
     return d;
@@ -51,7 +48,7 @@ static inline ar_device *device(int threads)
 /* Devices created from here on use this path; false where the processor lacks it. */
 static inline bool force_path(const char *path)
 {
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     cr_assert_eq(setenv(ARI_EXACT_VARIABLE, path, 1), 0);
     const ar_status st = ar_device_cpu_create(&d, 1);
     if (st != AR_OK) {
@@ -62,7 +59,6 @@ static inline bool force_path(const char *path)
         return false;
     }
     cr_assert_str_eq(((ari_cpu_device *)d)->path->name, path);
-    ar_device_destroy(d);
     return true;
 }
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
+#include "tests/support/test.h"
 
 /* The exact contraction of the CPU device against its definition in 128-bit integers (tests/support/contraction.c):
  * every comparison is of bits, and on every path. */
@@ -19,24 +18,19 @@ static void same_bits(const float *got, const float *want, size_t n, const char 
 /* Both operands row-major, against the definition. */
 static void check_shape(size_t m, size_t n, size_t k, data_kind a_kind, data_kind b_kind, bool scale, int threads)
 {
-    ar_device *d = device(threads);
+    OWNED(ar_device_destroy) ar_device *d = device(threads);
+    OWNED(free)
     float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *y = case_alloc(m * n, 4), *want = case_alloc(m * n, 4);
     case_fill(a, m, k, a_kind, m + 3 * k);
     case_fill(b, n, k, b_kind, n + 7 * k);
     memset(y, 0x55, m * n * sizeof *y);
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), yv = case_view2(y, m, n);
-    cr_assert_eq(case_product(d, &yv, &av, &bv, scale), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_contract_definition(want, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale), AR_OK, "%s",
-                 ar_error_message());
+    cr_assert_ok(case_product(d, &yv, &av, &bv, scale));
+    cr_assert_ok(ar_contract_definition(want, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale));
     char what[128];
     (void)snprintf(what, sizeof what, "m %zu n %zu k %zu, data %d x %d, scale %d, %d threads", m, n, k, (int)a_kind,
                    (int)b_kind, (int)scale, threads);
     same_bits(y, want, m * n, what);
-    free(a);
-    free(b);
-    free(y);
-    free(want);
-    ar_device_destroy(d);
 }
 
 static const struct shape {
@@ -113,15 +107,14 @@ PATH_TEST(contract, is_exact_where_partial_sums_are_largest)
 PATH_TEST(contract, a_million_terms_cancel_to_plus_zero)
 {
     const size_t k = 1000000;
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     float *a = case_alloc(k, 4), *b = case_alloc(k, 4), y = 1.0f;
     case_fill_cancelling(a, b, k);
     const ar_tensor av = case_view2(a, 1, k), bv = case_view2(b, 1, k), yv = case_view2(&y, 1, 1);
-    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_ok(case_product(d, &yv, &av, &bv, true));
     cr_assert_eq(ari_bits32(y), 0u, "got %08x", ari_bits32(y));
     free(a);
     free(b);
-    ar_device_destroy(d);
 }
 
 /* Why halves of left integers are summed over 2^16 terms and no more: half of these terms pass 2^53 and end with an odd
@@ -130,7 +123,7 @@ PATH_TEST(contract, a_million_terms_cancel_to_plus_zero)
 PATH_TEST(contract, an_odd_sum_beyond_2_to_the_53_cancels_to_plus_zero)
 {
     enum { half = 65 * 1024, k = 2 * half }; /* half: whole slices */
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     float *a = case_alloc(k, 4), *b = case_alloc(k, 4), y = 1.0f;
     case_fill(a, 1, k, DATA_ONES, 1);
     case_fill(b, 1, k, DATA_ONES, 2);
@@ -141,20 +134,19 @@ PATH_TEST(contract, an_odd_sum_beyond_2_to_the_53_cancels_to_plus_zero)
         b[half + i] = b[i];
     }
     const ar_tensor av = case_view2(a, 1, k), bv = case_view2(b, 1, k), yv = case_view2(&y, 1, 1);
-    cr_assert_eq(case_product(d, &yv, &av, &bv, false), AR_OK);
+    cr_assert_ok(case_product(d, &yv, &av, &bv, false));
     cr_assert_eq(ari_bits32(y), 0u, "got %08x", ari_bits32(y));
     free(a);
     free(b);
-    ar_device_destroy(d);
 }
 
 /* a is stored transposed, b with gaps, y with longer rows: the bits of the contiguous product. */
 PATH_TEST(contract, takes_transposed_and_strided_views)
 {
     enum { m = 37, n = 45, k = 300, gap = 3, ld = 64 };
-    ar_device *d = device(2);
-    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k * gap, 4), *y = case_alloc(m * ld, 4);
-    float *want = case_alloc(m * n, 4), *got = case_alloc(m * n, 4);
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    OWNED(free) float *a = case_alloc(m * k, 4), *b = case_alloc(n * k * gap, 4), *y = case_alloc(m * ld, 4);
+    OWNED(free) float *want = case_alloc(m * n, 4), *got = case_alloc(m * n, 4);
     case_fill(a, k, m, DATA_SPREAD, 1);
     case_fill(b, n, k * gap, DATA_PLAIN, 2);
     const ar_tensor stored = case_view2(a, k, m), av = ar_tensor_transposed(&stored);
@@ -162,18 +154,12 @@ PATH_TEST(contract, takes_transposed_and_strided_views)
     ar_tensor yv = case_view2(y, m, n);
     yv.stride[0] = ld;
     y[n] = 42.0f;
-    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
-    cr_assert_eq(ar_contract_definition(want, m, n, k, a, 1, m, b, k * gap, gap, true), AR_OK);
+    cr_assert_ok(case_product(d, &yv, &av, &bv, true));
+    cr_assert_ok(ar_contract_definition(want, m, n, k, a, 1, m, b, k * gap, gap, true));
     for (size_t i = 0; i < m; i++)
         memcpy(got + i * n, y + i * ld, n * sizeof *y);
     same_bits(got, want, m * n, "strided");
     cr_assert_eq(y[n], 42.0f, "the gap after a row of y was written");
-    free(a);
-    free(b);
-    free(y);
-    free(want);
-    free(got);
-    ar_device_destroy(d);
 }
 
 /* Attention's views: q and k stored [b, s, heads, d], seen as [b, heads, s, d]; a batch of 6 products, each with its
@@ -182,9 +168,9 @@ PATH_TEST(contract, runs_a_batch_of_permuted_heads)
 {
     enum { b = 2, s = 33, h = 3, w = 40 };
     for (int threads = 1; threads <= 3; threads++) {
-        ar_device *d = device(threads);
-        float *q = case_alloc(b * s * h * w, 4), *k = case_alloc(b * s * h * w, 4);
-        float *y = case_alloc(b * h * s * s, 4), *want = case_alloc(s * s, 4);
+        OWNED(ar_device_destroy) ar_device *d = device(threads);
+        OWNED(free) float *q = case_alloc(b * s * h * w, 4), *k = case_alloc(b * s * h * w, 4);
+        OWNED(free) float *y = case_alloc(b * h * s * s, 4), *want = case_alloc(s * s, 4);
         case_fill(q, b * s, h * w, DATA_SPREAD, 11);
         case_fill(k, b * s, h * w, DATA_TINY_COLS, 12);
         q[5] = NAN;
@@ -192,18 +178,13 @@ PATH_TEST(contract, runs_a_batch_of_permuted_heads)
             .dtype = AR_F32, .ndim = 4, .shape = {b, h, s, w}, .stride = {s * h * w, w, h * w, 1}, .data = {q}};
         ar_tensor kv = qv, yv;
         kv.data.ptr = k;
-        cr_assert_eq(ar_tensor_view(&yv, AR_F32, 4, (const size_t[]){b, h, s, s}, (ar_buf){y}), AR_OK);
-        cr_assert_eq(case_product(d, &yv, &qv, &kv, true), AR_OK);
+        cr_assert_ok(ar_tensor_view(&yv, AR_F32, 4, (const size_t[]){b, h, s, s}, (ar_buf){y}));
+        cr_assert_ok(case_product(d, &yv, &qv, &kv, true));
         for (size_t i = 0; i < b * h; i++) {
             const size_t at = i / h * s * h * w + i % h * w;
-            cr_assert_eq(ar_contract_definition(want, s, s, w, q + at, h * w, 1, k + at, h * w, 1, true), AR_OK);
+            cr_assert_ok(ar_contract_definition(want, s, s, w, q + at, h * w, 1, k + at, h * w, 1, true));
             same_bits(y + i * s * s, want, s * s, "head");
         }
-        free(q);
-        free(k);
-        free(y);
-        free(want);
-        ar_device_destroy(d);
     }
 }
 
@@ -211,28 +192,26 @@ PATH_TEST(contract, runs_a_batch_of_permuted_heads)
 PATH_TEST(contract, a_flagged_row_is_nan_and_a_zero_row_is_plus_zero)
 {
     float a[3 * 2] = {NAN, 1, 0, -0.0f, 1, 2}, b[3 * 2] = {0, -0.0f, 3, INFINITY, -4, -5}, y[9];
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     const ar_tensor av = case_view2(a, 3, 2), bv = case_view2(b, 3, 2), yv = case_view2(y, 3, 3);
-    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_ok(case_product(d, &yv, &av, &bv, true));
     const uint32_t nan = ARI_NAN_BITS;
     const uint32_t want[9] = {nan, nan, nan, 0, nan, 0, 0, nan, ari_bits32(-14.0f)};
     for (size_t i = 0; i < 9; i++)
         cr_assert_eq(ari_bits32(y[i]), want[i], "element %zu: got %08x, expected %08x", i, ari_bits32(y[i]), want[i]);
-    ar_device_destroy(d);
 }
 
 /* An all-zero column of B takes part in no exponent of A, though a NaN beside it does. */
 PATH_TEST(contract, a_huge_value_on_a_dead_column_costs_no_bits)
 {
     float a[2] = {1e30f, 1.25e-6f}, b[2] = {0.0f, 3e-6f}, y[1];
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     const ar_tensor av = case_view2(a, 1, 2), bv = case_view2(b, 1, 2), yv = case_view2(y, 1, 1);
-    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_ok(case_product(d, &yv, &av, &bv, true));
     cr_assert_eq(ari_bits32(y[0]), ari_bits32((float)((double)1.25e-6f * (double)3e-6f)));
     a[0] = NAN;
-    cr_assert_eq(case_product(d, &yv, &av, &bv, true), AR_OK);
+    cr_assert_ok(case_product(d, &yv, &av, &bv, true));
     cr_assert_eq(ari_bits32(y[0]), ARI_NAN_BITS);
-    ar_device_destroy(d);
 }
 
 /* y = fl32(product + bias), z = act(y): the same bits as the product, then bias_act. */
@@ -240,8 +219,9 @@ PATH_TEST(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
 {
     enum { m = 70, n = 200, k = 50 };
     const ar_activation acts[] = {AR_ACT_NONE, AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU};
-    ar_device *d = device(2);
-    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *bias = case_alloc(n, 4);
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    OWNED(free) float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *bias = case_alloc(n, 4);
+    OWNED(free)
     float *y = case_alloc(m * n, 4), *z = case_alloc(m * n, 4), *y2 = case_alloc(m * n, 4), *z2 = case_alloc(m * n, 4);
     case_fill(a, m, k, DATA_NONFINITE, 1);
     case_fill(b, n, k, DATA_PLAIN, 2);
@@ -249,39 +229,30 @@ PATH_TEST(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), yv = case_view2(y, m, n);
     const ar_tensor zv = case_view2(z, m, n), y2v = case_view2(y2, m, n), z2v = case_view2(z2, m, n);
     prepared p;
-    cr_assert_eq(prepared_create(&p, d, &av, &bv, true), AR_OK);
+    cr_assert_ok(prepared_create(&p, d, &av, &bv, true));
     for (int i = 0; i < 10; i++) {
         const ar_cbuf added = {i < 5 ? bias : NULL};
-        cr_assert_eq(
-            d->ops->gemm_round(d, NULL, &yv, p.a, p.b, ar_const(p.e), ar_const(p.f), added, acts[i % 5], &zv, NULL),
-            AR_OK);
-        cr_assert_eq(case_product(d, &y2v, &av, &bv, true), AR_OK);
-        cr_assert_eq(d->ops->bias_act(d, NULL, &y2v, added, acts[i % 5], &z2v), AR_OK);
+        cr_assert_ok(
+            d->ops->gemm_round(d, NULL, &yv, p.a, p.b, ar_const(p.e), ar_const(p.f), added, acts[i % 5], &zv, NULL));
+        cr_assert_ok(case_product(d, &y2v, &av, &bv, true));
+        cr_assert_ok(d->ops->bias_act(d, NULL, &y2v, added, acts[i % 5], &z2v));
         same_bits(y, y2, m * n, "y");
         same_bits(z, z2, m * n, "z");
     }
     prepared_destroy(&p, d);
-    free(a);
-    free(b);
-    free(bias);
-    free(y);
-    free(z);
-    free(y2);
-    free(z2);
-    ar_device_destroy(d);
 }
 
 /* A device's workspace is fresh, or what an earlier product left. */
 PATH_TEST(contract, a_sum_of_no_terms_is_zero_whatever_the_workspace_held)
 {
     enum { m = 9, n = 50 };
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     const ari_exact_path *path = ((const ari_cpu_device *)d)->path;
     const ar_packed none = {.batch = 1, .rows = n};
     ari_tile_plan plan = {.tile_rows = m, .tile_cols = n};
     path->plan(&plan, 0);
     ar_buf words = {NULL};
-    cr_assert_eq(d->ops->alloc(d, NULL, &words, plan.path * sizeof(double)), AR_OK);
+    cr_assert_ok(d->ops->alloc(d, NULL, &words, plan.path * sizeof(double)));
     memset(words.ptr, 0x55, plan.path * sizeof(double));
     const ari_tile t = {.rows = m, .cols = n, .a = &none, .b = &none, .plan = &plan, .words = words.ptr};
     path->sum(&t, 0, 0);
@@ -292,20 +263,19 @@ PATH_TEST(contract, a_sum_of_no_terms_is_zero_whatever_the_workspace_held)
             cr_assert_eq(s[j], 0, "row %zu, column %zu: %lld", i, j, (long long)s[j]);
     }
     d->ops->free(d, NULL, words);
-    ar_device_destroy(d);
 }
 
 PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
 {
-    ar_device *d = device(1);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     const ar_device_ops *ops = d->ops;
     ar_packed *a = NULL, *b = NULL, *wide = NULL;
     float y[6];
     int64_t s[6];
     const ar_cbuf none = {NULL};
-    cr_assert_eq(ops->packed_create(d, NULL, &a, 1, 2, 4, true), AR_OK);
-    cr_assert_eq(ops->packed_create(d, NULL, &b, 1, 3, 5, false), AR_OK);
-    cr_assert_eq(ops->packed_create(d, NULL, &wide, 1, 2, 8192, false), AR_OK);
+    cr_assert_ok(ops->packed_create(d, NULL, &a, 1, 2, 4, true));
+    cr_assert_ok(ops->packed_create(d, NULL, &b, 1, 3, 5, false));
+    cr_assert_ok(ops->packed_create(d, NULL, &wide, 1, 2, 8192, false));
     const ar_tensor yv = case_view2(y, 2, 3), part = case_view2(y, 2, 3);
     cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, b, none, none, none, AR_ACT_NONE, NULL, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ops->gemm_round(d, NULL, &yv, a, a, none, none, none, AR_ACT_NONE, NULL, NULL), AR_ERR_SHAPE);
@@ -319,5 +289,4 @@ PATH_TEST(contract, refuses_operands_that_do_not_belong_together)
     ops->packed_destroy(d, NULL, b);
     ops->packed_destroy(d, NULL, wide);
     ops->packed_destroy(d, NULL, NULL);
-    ar_device_destroy(d);
 }

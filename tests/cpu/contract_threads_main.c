@@ -4,6 +4,7 @@
 #include "ref/cpu/device.h"
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/emulated/emulated.h"
+#include "tests/support/scoped.h"
 
 /* Rank threads call the kernels at the same time, each with a device of its own and on operands that they share: the
  * same bits from all of them, and (built with ThreadSanitizer) no race. */
@@ -34,8 +35,8 @@ static ar_status run_rank(rank_job *j, ar_device *d, float *a, float *b)
 static void *rank_main(void *argument)
 {
     rank_job *j = argument;
-    ar_device *d = NULL;
-    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4);
+    OWNED(ar_device_destroy) ar_device *d = NULL;
+    OWNED(free) float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4);
     memcpy(a, j->a, m * k * sizeof *a);
     memcpy(b, j->b, n * k * sizeof *b);
     j->st = ar_device_cpu_create(&d, 1);
@@ -43,16 +44,13 @@ static void *rank_main(void *argument)
         test_take_path(d, j->path);
         j->st = run_rank(j, d, a, b);
     }
-    ar_device_destroy(d);
-    free(a);
-    free(b);
     return NULL;
 }
 
 /* 0: all ranks agree. The exact result is copied to y. */
 static int run_ranks(float *y, const ari_exact_path *path)
 {
-    float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4);
+    OWNED(free) float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4);
     case_fill(a, m, k, DATA_SPREAD, 1);
     case_fill(b, n, k, DATA_PLAIN, 2);
     rank_job jobs[ranks];
@@ -82,8 +80,6 @@ static int run_ranks(float *y, const ari_exact_path *path)
         free(jobs[r].t);
         free(jobs[r].hl);
     }
-    free(a);
-    free(b);
     if (bad)
         (void)fprintf(stderr, "contract_threads: ranks disagree or failed: %s\n", ar_error_message());
     return bad;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(elementwise, .timeout = 300);
-
 static const ar_activation activations[] = {AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE};
 #define ACTIVATIONS (sizeof activations / sizeof *activations)
 
@@ -78,13 +76,12 @@ Test(elementwise, fill_sets_every_element_and_only_those)
         for (size_t v = 0; v < 3; v++) {
             const size_t n = lengths[i];
             ar_device d = test_device(2);
-            uint32_t *y = calloc(n + 1, sizeof *y);
+            OWNED(free) uint32_t *y = calloc(n + 1, sizeof *y);
             y[n] = 0xdeadbeefu;
             assert_ok(ari_cpu_fill(&d, NULL, rows_of(y, 1, n), ari_float32(given[v])));
             for (size_t j = 0; j < n; j++)
                 cr_assert_eq(y[j], expected[v]);
             cr_assert_eq(y[n], 0xdeadbeefu);
-            free(y);
         }
 }
 

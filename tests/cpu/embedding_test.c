@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(embedding, .timeout = 300);
-
 Test(embedding, rows_in_range_are_local_numbers_and_others_are_minus_one)
 {
     ar_device d = test_device(1);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <signal.h>
 
 #include "tests/cpu/emulated/amx.h"
+#include "tests/support/test.h"
 
 /* The emulated tiles (emulated/amx.h) where the product alone would not show that they are another's: numbers from the
  * pseudocode of Intel's Architecture Instruction Set Extensions Programming Reference, worked out by hand. */
-TestSuite(emulated_amx, .timeout = 300);
-
 /* Tile 0 is 2 rows by 3 int32, tile 1 2 rows by 8 bytes, tile 2 2 rows by 12 bytes, tile 3 whole. */
 static const uint8_t shapes[64] = {
     1, [16] = 12, [18] = 8, [20] = 12, [22] = 64, [48] = 2, [49] = 2, [50] = 2, [51] = 16};

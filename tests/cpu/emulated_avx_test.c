@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "tests/cpu/emulated/avx.h"
+#include "tests/support/test.h"
 
 /* The emulated instructions (emulated/avx.h) where the product alone would not show that they are another's: numbers
  * from the pseudocode of Intel's Intrinsics Guide, worked out by hand. */
-TestSuite(emulated_avx, .timeout = 300);
-
 static __m256i counting(uint32_t first)
 {
     return (__m256i)((emulated_u32x8){0, 1, 2, 3, 4, 5, 6, 7} + first);

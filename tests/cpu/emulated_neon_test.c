@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "tests/cpu/emulated/neon.h"
+#include "tests/support/test.h"
 
 /* The emulated instructions (emulated/neon.h) where the product alone would not show that they are another's: numbers
  * from the pseudocode of Arm's Architecture Reference Manual, worked out by hand. */
-TestSuite(emulated_neon, .timeout = 300);
-
 static void expect_lanes(const char *what, int32x4_t got, const int32_t *want)
 {
     for (size_t i = 0; i < 4; i++)

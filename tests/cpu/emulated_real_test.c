@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <criterion/logging.h>
-#include <string.h>
 
 #include "ref/cpu/device.h"
 #include "tests/cpu/contract_cases.h"
+#include "tests/support/test.h"
 
 /* Emulated instructions against the processor's own, where it has them: the same words out for the same words in. */
-TestSuite(emulated_real, .timeout = 300);
-
 #if ARI_HAVE_X86_PATHS
 #include "tests/cpu/emulated/avx_steps.h"
 static const steps real_steps[STEP_GROUPS] = AVX_STEPS, *const emulated_steps = test_emulated_avx_steps;

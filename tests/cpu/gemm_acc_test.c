@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "ref/numerics/accumulator.h"
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
+#include "tests/support/test.h"
 
 /* Contractions that end in an accumulator, against the two definitions one after the other: each matrix of the batch by
  * ar_contract_definition, each of its values by ari_acc_add. The states are compared, not only their values. */
@@ -72,35 +71,31 @@ static ar_tensor batch_of(float *x, size_t samples, size_t rows, size_t k)
 
 static void add_on_device(state *s, const problem *p, int threads)
 {
-    ar_device *d = device(threads);
+    OWNED(ar_device_destroy) ar_device *d = device(threads);
     const ar_tensor a = batch_of(p->a, p->samples, p->m, p->k), b = batch_of(p->b, p->samples, p->n, p->k);
     prepared ready;
-    cr_assert_eq(prepared_create(&ready, d, &a, &b, true), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, ready.a, ready.b, ar_const(ready.e),
-                                  ar_const(ready.f)),
-                 AR_OK, "%s", ar_error_message());
+    cr_assert_ok(prepared_create(&ready, d, &a, &b, true));
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, ready.a, ready.b, ar_const(ready.e),
+                                  ar_const(ready.f)));
     prepared_destroy(&ready, d);
-    ar_device_destroy(d);
 }
 
 static void add_by_definition(state *s, const problem *p)
 {
     const ptrdiff_t k = (ptrdiff_t)p->k;
-    float *y = case_alloc(s->n, 4);
+    OWNED(free) float *y = case_alloc(s->n, 4);
     for (size_t i = 0; i < p->samples; i++) {
-        cr_assert_eq(ar_contract_definition(y, p->m, p->n, p->k, p->a + i * p->m * p->k, k, 1, p->b + i * p->n * p->k,
-                                            k, 1, true),
-                     AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_contract_definition(y, p->m, p->n, p->k, p->a + i * p->m * p->k, k, 1, p->b + i * p->n * p->k,
+                                            k, 1, true));
         for (size_t j = 0; j < s->n; j++)
             ari_acc_add(&s->t[j], &s->hl[j], &s->hl[s->n + j], y[j]);
     }
-    free(y);
 }
 
 static void check(size_t samples, size_t m, size_t n, size_t k, data_kind kind, int threads)
 {
-    problem p = problem_create(samples, m, n, k, kind);
-    state got = state_create(m * n), want = state_create(m * n);
+    SCOPED(problem_destroy) problem p = problem_create(samples, m, n, k, kind);
+    SCOPED(state_destroy) state got = state_create(m * n), want = state_create(m * n);
     char what[96];
     (void)snprintf(what, sizeof what, "%zu samples, m %zu n %zu k %zu, data %d, %d threads", samples, m, n, k,
                    (int)kind, threads);
@@ -109,9 +104,6 @@ static void check(size_t samples, size_t m, size_t n, size_t k, data_kind kind, 
         add_by_definition(&want, &p);
         same_states(&got, &want, what);
     }
-    state_destroy(&got);
-    state_destroy(&want);
-    problem_destroy(&p);
 }
 
 PATH_TEST(gemm_acc, leaves_the_state_of_the_definition_for_all_data)
@@ -141,8 +133,9 @@ PATH_TEST(gemm_acc, sums_longer_samples_than_one_integer_holds)
 PATH_TEST(gemm_acc, does_not_depend_on_the_order_of_the_samples)
 {
     enum { SAMPLES = 5, M = 12, N = 30, K = 16 };
+    SCOPED(problem_destroy)
     problem p = problem_create(SAMPLES, M, N, K, DATA_PLAIN), back = problem_create(SAMPLES, M, N, K, DATA_PLAIN);
-    state forward = state_create(M * N), reversed = state_create(M * N);
+    SCOPED(state_destroy) state forward = state_create(M * N), reversed = state_create(M * N);
     for (size_t i = 0; i < SAMPLES; i++) {
         memcpy(back.a + i * M * K, p.a + (SAMPLES - 1 - i) * M * K, M * K * sizeof(float));
         memcpy(back.b + i * N * K, p.b + (SAMPLES - 1 - i) * N * K, N * K * sizeof(float));
@@ -150,44 +143,33 @@ PATH_TEST(gemm_acc, does_not_depend_on_the_order_of_the_samples)
     add_on_device(&forward, &p, 1);
     add_on_device(&reversed, &back, 1);
     same_states(&reversed, &forward, "samples in reverse");
-    state_destroy(&forward);
-    state_destroy(&reversed);
-    problem_destroy(&p);
-    problem_destroy(&back);
 }
 
 PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
 {
-    state got = state_create(6), want = state_create(6);
-    ar_device *d = device(1);
+    SCOPED(state_destroy) state got = state_create(6), want = state_create(6);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     ar_packed *a = NULL, *b = NULL;
-    cr_assert_eq(d->ops->packed_create(d, NULL, &a, 0, 2, 4, true), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, NULL, &b, 0, 3, 4, false), AR_OK);
+    cr_assert_ok(d->ops->packed_create(d, NULL, &a, 0, 2, 4, true));
+    cr_assert_ok(d->ops->packed_create(d, NULL, &b, 0, 3, 4, false));
     got.t[3] = want.t[3] = 4;
     got.hl[3] = want.hl[3] = 77;
-    cr_assert_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL}),
-                 AR_OK);
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL}));
     same_states(&got, &want, "no samples");
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
-    ar_device_destroy(d);
-    state_destroy(&got);
-    state_destroy(&want);
 }
 
 PATH_TEST(gemm_acc, refuses_operands_that_do_not_belong_together)
 {
-    state got = state_create(6), want = state_create(6);
-    ar_device *d = device(1);
+    SCOPED(state_destroy) state got = state_create(6), want = state_create(6);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
     ar_packed *a = NULL, *b = NULL;
     const ar_cbuf none = {NULL};
-    cr_assert_eq(d->ops->packed_create(d, NULL, &a, 1, 2, 4, true), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, NULL, &b, 2, 3, 4, false), AR_OK);
+    cr_assert_ok(d->ops->packed_create(d, NULL, &a, 1, 2, 4, true));
+    cr_assert_ok(d->ops->packed_create(d, NULL, &b, 2, 3, 4, false));
     cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, none, none), AR_ERR_SHAPE);
     same_states(&got, &want, "refused");
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
-    ar_device_destroy(d);
-    state_destroy(&got);
-    state_destroy(&want);
 }

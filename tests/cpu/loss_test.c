@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(loss, .timeout = 300);
-
 /* A whole problem and its definition's results. */
 typedef struct problem {
     size_t n, v;
@@ -16,11 +14,10 @@ typedef struct problem {
 /* The mean of finite logits, which label smoothing needs. */
 static double plain_mean(const problem *p, const float *x)
 {
-    double *wide = calloc(p->v, sizeof *wide);
+    OWNED(free) double *wide = calloc(p->v, sizeof *wide);
     for (size_t j = 0; j < p->v; j++)
         wide[j] = (double)x[j];
     const double mean = p->o.label_smoothing > 0.0 ? plain_row_sum(wide, p->v) / (double)p->v : 0.0;
-    free(wide);
     return mean;
 }
 
@@ -54,7 +51,7 @@ static void plain_row(problem *p, size_t t)
 static problem problem_new(size_t n, size_t v, enum values kind, double targets, const ar_loss_options *o)
 {
     problem p = {.n = n, .v = v, .targets = targets, .o = *o, .logits = new_values(n * v, kind, 1)};
-    float *calm = new_values(n * v, ORDINARY, 2);
+    OWNED(free) float *calm = new_values(n * v, ORDINARY, 2);
     p.terms = calloc(n + 1, sizeof *p.terms);
     p.dlogits = calloc(n * v + 1, sizeof *p.dlogits);
     p.target = calloc(n + 1, sizeof *p.target);
@@ -66,7 +63,6 @@ static problem problem_new(size_t n, size_t v, enum values kind, double targets,
             memcpy(p.logits + t * v, calm + t * v, v * sizeof *calm);
         plain_row(&p, t);
     }
-    free(calm);
     return p;
 }
 
@@ -158,9 +154,9 @@ static void check(size_t n, size_t v, enum values kind, int parts, int threads, 
                   const ar_loss_options *o)
 {
     ar_device d = test_device(threads);
-    problem p = problem_new(n, v, kind, targets, o);
+    SCOPED(problem_free) problem p = problem_new(n, v, kind, targets, o);
     shard s[5];
-    float *terms = new_values(n, ORDINARY, 6);
+    OWNED(free) float *terms = new_values(n, ORDINARY, 6);
     for (int r = 0; r < parts; r++) {
         s[r] = shard_new(&p, parts, r);
         const ar_tensor rows = view2(s[r].logits, n, s[r].count, s[r].count);
@@ -183,8 +179,6 @@ static void check(size_t n, size_t v, enum values kind, int parts, int threads, 
     check_backward(&p, s, parts, &d, true);
     for (int r = 0; r < parts; r++)
         shard_free(&s[r]);
-    free(terms);
-    problem_free(&p);
 }
 
 static const ar_loss_options losses[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.75, 0.5}};

@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/cpu/contract_cases.h"
+#include "tests/support/test.h"
 
 /* The fp32 product against binary64. A sum of k products in fp32, in any order, with or without fused multiply-adds, is
  * within gamma_k = k*u/(1 - k*u) of the sum of magnitudes, u = 2^-24 (Higham, Accuracy and Stability, section 3.1);
  * what is added to it counts as one more term. */
-TestSuite(native_gemm, .timeout = 300);
-
 static ar_device *device(int threads)
 {
     ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_device_cpu_create(&d, threads));
     return d;
 }
 
@@ -51,9 +49,9 @@ Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
         for (int order = 0; order < 16; order++) {
             const size_t m = shapes[s].m, n = shapes[s].n, k = shapes[s].k;
-            ar_device *d = device(1 + order % 3);
-            float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *c = case_alloc(m * n, 4);
-            float *before = case_alloc(m * n, 4);
+            OWNED(ar_device_destroy) ar_device *d = device(1 + order % 3);
+            OWNED(free) float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *c = case_alloc(m * n, 4);
+            OWNED(free) float *before = case_alloc(m * n, 4);
             case_fill(a, m, k, DATA_PLAIN, 1);
             case_fill(b, n, k, DATA_PLAIN, 2);
             case_fill(before, m, n, DATA_PLAIN, 3);
@@ -67,13 +65,8 @@ Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
             const bool add = order & 8;
             for (size_t i = 0; i < m * n; i++)
                 *at(&cv, i / n, i % n) = add ? before[i] : NAN; /* a NaN that is overwritten must not survive */
-            cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, add, AR_PRECISION_F32), AR_OK);
+            cr_assert_ok(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, add, AR_PRECISION_F32));
             check_bound(&cv, &av, &bv, add ? before : NULL);
-            free(a);
-            free(b);
-            free(c);
-            free(before);
-            ar_device_destroy(d);
         }
 }
 
@@ -82,7 +75,8 @@ Test(native_gemm, runs_a_batch_of_permuted_matrices)
 {
     enum { b = 2, s = 180, h = 3, w = 24 }; /* enough for several threads */
     for (int threads = 1; threads <= 3; threads++) {
-        ar_device *d = device(threads);
+        OWNED(ar_device_destroy) ar_device *d = device(threads);
+        OWNED(free)
         float *q = case_alloc(b * s * h * w, 4), *k = case_alloc(b * s * h * w, 4), *c = case_alloc(b * s * h * s, 4);
         case_fill(q, b * s, h * w, DATA_PLAIN, 1);
         case_fill(k, b * s, h * w, DATA_PLAIN, 2);
@@ -94,7 +88,7 @@ Test(native_gemm, runs_a_batch_of_permuted_matrices)
             .dtype = AR_F32, .ndim = 4, .shape = {b, h, s, s}, .stride = {s * h * s, s, h * s, 1}, .data = {c}};
         for (size_t i = 0; i < b * s * h * s; i++)
             c[i] = NAN;
-        cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &qv, &kv, false, AR_PRECISION_F32), AR_OK);
+        cr_assert_ok(d->ops->gemm_f32(d, NULL, &cv, &qv, &kv, false, AR_PRECISION_F32));
         for (size_t i = 0; i < b * h; i++) {
             const size_t in = i / h * s * h * w + i % h * w, out = i / h * s * h * s + i % h * s;
             ar_tensor one = {.dtype = AR_F32, .ndim = 2, .shape = {s, w}, .stride = {h * w, 1}, .data = {q + in}};
@@ -104,10 +98,6 @@ Test(native_gemm, runs_a_batch_of_permuted_matrices)
                 .dtype = AR_F32, .ndim = 2, .shape = {s, s}, .stride = {h * s, 1}, .data = {c + out}};
             check_bound(&three, &one, &two, NULL);
         }
-        free(q);
-        free(k);
-        free(c);
-        ar_device_destroy(d);
     }
 }
 
@@ -144,7 +134,7 @@ Test(native_gemm, reads_nothing_behind_its_operands)
         const ar_tensor c = at_the_wall(&of_c, m, n);
         a = order & 1 ? ar_tensor_transposed(&a) : a;
         b = order & 2 ? ar_tensor_transposed(&b) : b;
-        cr_assert_eq(d->ops->gemm_f32(d, NULL, &c, &a, &b, false, AR_PRECISION_F32), AR_OK);
+        cr_assert_ok(d->ops->gemm_f32(d, NULL, &c, &a, &b, false, AR_PRECISION_F32));
     }
     ar_device_destroy(d);
     const walled *all[] = {&of_a, &of_b, &of_c};
@@ -155,21 +145,20 @@ Test(native_gemm, reads_nothing_behind_its_operands)
 Test(native_gemm, the_same_call_gives_the_same_bits)
 {
     enum { m = 200, n = 150, k = 300 };
-    ar_device *d = device(2);
+    OWNED(ar_device_destroy) ar_device *d = device(2);
     float *a = case_alloc(m * k, 4), *b = case_alloc(n * k, 4), *c = case_alloc(m * n, 4),
           *again = case_alloc(m * n, 4);
     case_fill(a, m, k, DATA_PLAIN, 1);
     case_fill(b, n, k, DATA_PLAIN, 2);
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), cv = case_view2(c, m, n);
     const ar_tensor againv = case_view2(again, m, n);
-    cr_assert_eq(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, false, AR_PRECISION_F32), AR_OK);
+    cr_assert_ok(d->ops->gemm_f32(d, NULL, &cv, &av, &bv, false, AR_PRECISION_F32));
     for (int i = 0; i < 20; i++) {
-        cr_assert_eq(d->ops->gemm_f32(d, NULL, &againv, &av, &bv, false, AR_PRECISION_F32), AR_OK);
+        cr_assert_ok(d->ops->gemm_f32(d, NULL, &againv, &av, &bv, false, AR_PRECISION_F32));
         cr_assert_eq(case_first_difference(again, c, m * n), m * n);
     }
     free(a);
     free(b);
     free(c);
     free(again);
-    ar_device_destroy(d);
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(norm, .timeout = 300);
-
 static const double eps = 1e-5;
 
 /* One row of h values, everything the formulas of docs/numerics.md name. */
@@ -46,7 +44,7 @@ static void plain_forward(plain_norm *p, ar_norm_kind kind, const float *x, cons
 
 static void plain_backward(plain_norm *p, ar_norm_kind kind, const float *dy, const float *gamma, size_t h)
 {
-    float *g = calloc(h, sizeof *g);
+    OWNED(free) float *g = calloc(h, sizeof *g);
     for (size_t j = 0; j < h; j++) {
         g[j] = dy[j] * gamma[j];
         p->terms[j] = (double)g[j];
@@ -60,7 +58,6 @@ static void plain_backward(plain_norm *p, ar_norm_kind kind, const float *dy, co
         p->dx[j] = stored((float)((inner - (double)p->xhat[j] * b) * (double)p->rstd));
         p->dgamma[j] = stored(dy[j] * p->xhat[j]);
     }
-    free(g);
 }
 
 typedef struct norm_case {
@@ -84,7 +81,7 @@ static void check_rows(const norm_case *c, const float *x, const float *gamma, c
     const ar_tensor tx = view2((float *)(uintptr_t)x, ROWS, h, h), tdy = view2((float *)(uintptr_t)dy, ROWS, h, h);
     const ar_tensor tdx = view2(dx, ROWS, h, h), tsum = view2(sum, ROWS, h, h);
     const ar_tensor beside = view2((float *)(uintptr_t)residual, ROWS, h, h);
-    plain_norm p = plain_new(h);
+    SCOPED(plain_free) plain_norm p = plain_new(h);
     assert_ok(ari_cpu_norm_forward(&d, NULL, c->kind, rows_of(y, ROWS, h), buf(mean), buf(rstd), rows_of(x, ROWS, h),
                                    cbuf(gamma), shift, eps));
     assert_ok(ari_cpu_norm_backward(&d, NULL, c->kind, &tdx, &tsum, &tdy, &tx, cbuf(mean), cbuf(rstd), cbuf(gamma),
@@ -106,7 +103,6 @@ static void check_rows(const norm_case *c, const float *x, const float *gamma, c
     }
     assert_sum(&dgamma, &expected_dgamma, "dgamma");
     assert_sum(&dbeta, &expected_dbeta, "dbeta");
-    plain_free(&p);
     plain_sum_free(&dgamma), plain_sum_free(&expected_dgamma), plain_sum_free(&dbeta), plain_sum_free(&expected_dbeta);
     free(y), free(rstd), free(dx), free(sum), free(mean);
 }
@@ -147,12 +143,11 @@ Test(norm, backward_gives_the_same_bits_on_every_run_with_four_threads)
     assert_ok(ari_cpu_norm_backward(&one, NULL, AR_NORM_LAYER, &first, NULL, &tdy, &tx, cbuf(mean), cbuf(rstd),
                                     cbuf(gamma), NULL, &sum.at, &unsummed));
     for (int run = 0; run < 100; run++) {
-        plain_sum same = plain_sum_copy(&start);
+        SCOPED(plain_sum_free) plain_sum same = plain_sum_copy(&start);
         assert_ok(ari_cpu_norm_backward(&four, NULL, AR_NORM_LAYER, &other, NULL, &tdy, &tx, cbuf(mean), cbuf(rstd),
                                         cbuf(gamma), NULL, &same.at, &unsummed));
         assert_bits(again, dx, n, "dx on four threads");
         assert_sum(&same, &sum, "dgamma on four threads");
-        plain_sum_free(&same);
     }
     plain_sum_free(&sum), plain_sum_free(&start);
     free(x), free(dy), free(gamma), free(rstd), free(dx), free(again), free(mean);
@@ -166,14 +161,13 @@ Test(norm, rows_longer_than_2_to_the_22_use_fewer_bits)
     double mean = 0.0;
     for (size_t j = 0; j < h; j++)
         ones[j] = 1.0f;
-    plain_norm p = plain_new(h);
+    SCOPED(plain_free) plain_norm p = plain_new(h);
     plain_forward(&p, AR_NORM_LAYER, x, ones, ones, h);
     assert_ok(ari_cpu_norm_forward(&d, NULL, AR_NORM_LAYER, rows_of(y, 1, h), buf(&mean), buf(&rstd), rows_of(x, 1, h),
                                    cbuf(ones), cbuf(ones), eps));
     cr_assert(memcmp(&mean, &p.mean, 8) == 0, "mean %a, expected %a", mean, p.mean);
     assert_bits(&rstd, &p.rstd, 1, "rstd");
     assert_bits(y, p.y, h, "y");
-    plain_free(&p);
     free(x), free(y), free(ones);
 }
 

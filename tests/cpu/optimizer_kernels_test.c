@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device's updates, sums of squares and scaling over many blocks, against the definition of one element. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "anyrank/device.h"
 #include "ref/core/float_bits.h"
 #include "ref/numerics/optimizer.h"
 #include "support/bits.h"
-
-TestSuite(optimizer_kernels, .timeout = 300);
+#include "tests/support/test.h"
 
 /* Five blocks of 8192 and a rest: enough that three threads share them. */
 enum { N = 5 * 8192 + 37 };
@@ -20,7 +15,7 @@ enum { LENGTHS = sizeof lengths / sizeof *lengths };
 static ar_device *device_of(int threads)
 {
     ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, threads), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_device_cpu_create(&d, threads));
     return d;
 }
 
@@ -60,7 +55,7 @@ static void expect_step(const ar_optimizer_options *o, size_t n, int threads)
 {
     const ari_optimizer_constants k = second_step(o);
     const bool adam = o->kind != AR_OPTIMIZER_SGD, momentum = adam || o->momentum != 0.0;
-    ar_device *d = device_of(threads);
+    OWNED(ar_device_destroy) ar_device *d = device_of(threads);
     fill_all();
     for (size_t i = 0; i < n; i++) {
         if (adam)
@@ -70,11 +65,10 @@ static void expect_step(const ar_optimizer_options *o, size_t n, int threads)
     }
     const ar_buf first = {momentum ? m : NULL}, second = {adam ? v : NULL};
     const ar_tensor weight = ar_tensor_flat(AR_F32, (ar_buf){w}, n), gradient = ar_tensor_flat(AR_F32, (ar_buf){g}, n);
-    cr_assert_eq(d->ops->optimizer_step(d, NULL, &weight, (ar_buf){NULL}, first, second, &gradient, &k), AR_OK);
+    cr_assert_ok(d->ops->optimizer_step(d, NULL, &weight, (ar_buf){NULL}, first, second, &gradient, &k));
     cr_expect_eq(first_different_bits(w, w_expected, N), N, "%s, %zu elements", ar_optimizer_name(o->kind), n);
     cr_expect_eq(first_different_bits(m, m_expected, N), N, "%s, %zu elements", ar_optimizer_name(o->kind), n);
     cr_expect_eq(first_different_bits(v, v_expected, N), N, "%s, %zu elements", ar_optimizer_name(o->kind), n);
-    ar_device_destroy(d);
 }
 
 Test(optimizer_kernels, a_step_is_the_definition_for_any_length_and_number_of_threads)
@@ -93,17 +87,16 @@ Test(optimizer_kernels, squares_add_up_to_the_same_two_integers_in_any_number_of
         for (int threads = 1; threads <= 3; threads++) {
             int64_t sums[2] = {5, -7}, expected[2] = {5, -7}; /* they are added to */
             const int32_t e = 0;
-            ar_device *d = device_of(threads);
+            OWNED(ar_device_destroy) ar_device *d = device_of(threads);
             fill_values(g, N, 1, 1.0);
             for (size_t k = 0; k < lengths[i]; k++) {
                 expected[0] += ari_norm_high(ari_norm_square(g[k], e));
                 expected[1] += ari_norm_low(ari_norm_square(g[k], e));
             }
             const ar_tensor gradient = ar_tensor_flat(AR_F32, (ar_buf){g}, lengths[i]);
-            cr_assert_eq(d->ops->sum_squares(d, NULL, (ar_buf){sums}, &gradient, (ar_cbuf){&e}), AR_OK);
+            cr_assert_ok(d->ops->sum_squares(d, NULL, (ar_buf){sums}, &gradient, (ar_cbuf){&e}));
             cr_expect(sums[0] == expected[0] && sums[1] == expected[1], "%zu elements, %d threads", lengths[i],
                       threads);
-            ar_device_destroy(d);
         }
     }
 }
@@ -111,15 +104,14 @@ Test(optimizer_kernels, squares_add_up_to_the_same_two_integers_in_any_number_of
 Test(optimizer_kernels, scaling_rounds_once_keeps_signed_zeros_and_writes_the_one_nan)
 {
     for (int threads = 1; threads <= 3; threads += 2) {
-        ar_device *d = device_of(threads);
+        OWNED(ar_device_destroy) ar_device *d = device_of(threads);
         fill_all();
         g[7] = ari_float32(0xffc00001u); /* another NaN */
         for (size_t i = 0; i < N; i++)
             w_expected[i] = isnan(g[i]) ? NAN : g[i] * 0.3f;
         const ar_tensor all = ar_tensor_flat(AR_F32, (ar_buf){g}, N);
-        cr_assert_eq(d->ops->scale(d, NULL, &all, &all, 0.3f), AR_OK);
+        cr_assert_ok(d->ops->scale(d, NULL, &all, &all, 0.3f));
         cr_expect_eq(first_different_bits(g, w_expected, N), N);
-        ar_device_destroy(d);
     }
 }
 
@@ -142,7 +134,7 @@ Test(optimizer_kernels, a_master_copy_takes_what_it_does_not_round_to_and_is_wha
     const ari_optimizer_constants k = second_step(&kinds[0]);
     for (size_t i = 0; i < LENGTHS; i++)
         for (int threads = 1; threads <= 3; threads += 2) {
-            ar_device *d = device_of(threads);
+            OWNED(ar_device_destroy) ar_device *d = device_of(threads);
             const ar_tensor weight = ar_tensor_flat(AR_BF16, (ar_buf){halves}, lengths[i]);
             const ar_tensor gradient = ar_tensor_flat(AR_F32, (ar_buf){g}, lengths[i]);
             fill_all();
@@ -155,11 +147,9 @@ Test(optimizer_kernels, a_master_copy_takes_what_it_does_not_round_to_and_is_wha
                 ari_sgd_update(&k, &m_expected[at], NULL, g[at]);
                 expected[at] = ari_bf16_of_f32(m_expected[at]);
             }
-            cr_assert_eq(
-                d->ops->optimizer_step(d, NULL, &weight, (ar_buf){m}, (ar_buf){NULL}, (ar_buf){NULL}, &gradient, &k),
-                AR_OK);
+            cr_assert_ok(
+                d->ops->optimizer_step(d, NULL, &weight, (ar_buf){m}, (ar_buf){NULL}, (ar_buf){NULL}, &gradient, &k));
             cr_expect_eq(first_different_bits(m, m_expected, N), N, "%zu elements, %d threads", lengths[i], threads);
             cr_expect_eq(memcmp(halves, expected, sizeof halves), 0, "%zu elements, %d threads", lengths[i], threads);
-            ar_device_destroy(d);
         }
 }

@@ -1,18 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ref/cpu/gemm.h"
 #include "ref/numerics/integer_sum.h"
 #include "tests/support/together.h"
 
 /* Exponents of scaled rows and quantised integers against their definitions in ref/numerics/integer_sum.h: bit patterns of
  * all kinds, also with exponents that belong to other values. */
-TestSuite(pack, .timeout = 300);
-
 static uint32_t next(uint32_t *seed)
 {
     *seed = *seed * 1664525u + 1013904223u;
@@ -60,13 +52,13 @@ static problem problem_create(size_t rows, size_t k, int layout, spread s, uint3
     p.c = malloc(k * sizeof *p.c);
     p.e = malloc(rows * sizeof *p.e);
     cr_assert(p.x && p.c && p.e);
-    cr_assert_eq(ar_device_cpu_create(&p.d, 2), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&p.d, 2));
     for (size_t i = 0; i < n; i++)
         p.x[i] = draw(s, &seed);
     if (rows > 3)
         p.x[3 * row + (ptrdiff_t)(k / 2) * col] = -INFINITY;
     p.view = (ar_tensor){.dtype = AR_F32, .ndim = 2, .shape = {rows, k}, .stride = {row, col}, .data = {p.x}};
-    cr_assert_eq(p.d->ops->col_exponents(p.d, NULL, (ar_buf){p.c}, &p.view, false), AR_OK);
+    cr_assert_ok(p.d->ops->col_exponents(p.d, NULL, (ar_buf){p.c}, &p.view, false));
     for (size_t i = 0; i < k; i += 7) /* of another matrix, with columns of zeros */
         p.c[i] = i % 3 == 0 ? ARI_EXP_ZERO : i % 3 == 1 ? ARI_EXP_NONFINITE : (int32_t)(next(&seed) % 277) - 148;
     return p;
@@ -82,7 +74,7 @@ static void problem_destroy(problem *p)
 
 static void compare_exponents(problem *p, int sign, const char *what)
 {
-    cr_assert_eq(p->d->ops->row_exponents(p->d, NULL, (ar_buf){p->e}, &p->view, (ar_cbuf){p->c}, sign, false), AR_OK);
+    cr_assert_ok(p->d->ops->row_exponents(p->d, NULL, (ar_buf){p->e}, &p->view, (ar_cbuf){p->c}, sign, false));
     for (size_t i = 0; i < p->rows; i++) {
         int32_t want = ARI_EXP_ZERO;
         for (size_t k = 0; k < p->k; k++) {
@@ -96,8 +88,8 @@ static void compare_exponents(problem *p, int sign, const char *what)
 static void compare_integers(problem *p, int sign, const char *what)
 {
     ar_packed *q = NULL;
-    cr_assert_eq(p->d->ops->packed_create(p->d, NULL, &q, 1, p->rows, p->k, false), AR_OK);
-    cr_assert_eq(p->d->ops->pack(p->d, NULL, q, 0, 0, &p->view, (ar_cbuf){p->c}, sign, (ar_cbuf){p->e}), AR_OK);
+    cr_assert_ok(p->d->ops->packed_create(p->d, NULL, &q, 1, p->rows, p->k, false));
+    cr_assert_ok(p->d->ops->pack(p->d, NULL, q, 0, 0, &p->view, (ar_cbuf){p->c}, sign, (ar_cbuf){p->e}));
     for (size_t i = 0; i < p->rows; i++)
         for (size_t k = 0; k < p->k; k++) {
             const float x = value_at(p, i, k);
@@ -117,16 +109,15 @@ static void one(size_t rows, size_t k, int layout, spread s, int sign)
     char what[96];
     uint32_t seed = (uint32_t)(rows * 31 + k * 7) + (uint32_t)s * 3u + (uint32_t)layout;
     snprintf(what, sizeof what, "[%zu, %zu], layout %d, spread %d, sign %d", rows, k, layout, (int)s, sign);
-    problem p = problem_create(rows, k, layout, s, seed);
+    SCOPED(problem_destroy) problem p = problem_create(rows, k, layout, s, seed);
     compare_exponents(&p, sign, what);
     compare_integers(&p, sign, what);
     for (size_t i = 0; i < rows; i++)
         p.e[i] = i % 5 == 4 ? ARI_EXP_NONFINITE : (int32_t)(next(&seed) % 554) - 297;
     compare_integers(&p, sign, what);
-    problem_destroy(&p);
 }
 
-static void every_layout_and_spread(void)
+CLAIM(every_layout_and_spread)
 {
     static const size_t shape[][2] = {{1, 1}, {3, 5}, {4, 4}, {64, 64}, {70, 131}, {130, 1030}};
     for (size_t n = 0; n < sizeof shape / sizeof *shape; n++)
@@ -138,7 +129,7 @@ static void every_layout_and_spread(void)
 
 /* The edges of the way by fp32: factors next to the smallest and the largest normal number, values next to the limit, to
  * ties and to the smallest normal number. */
-static void edges_of_fp32(void)
+CLAIM(edges_of_fp32)
 {
     static const uint32_t bits[] = {0,          1,          0x007fffff, 0x00800000, 0x00800001, 0x3effffff,
                                     0x3f000000, 0x3f7fffff, 0x3f800000, 0x3fbfffff, 0x3fc00000, 0x3fc00001,
@@ -146,10 +137,10 @@ static void edges_of_fp32(void)
     enum { VALUES = sizeof bits / sizeof *bits, LEAST = -297, MOST = 256 };
     float x[2 * VALUES];
     int32_t c[2 * VALUES], e[1];
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     ar_packed *q = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, NULL, &q, 1, 1, 2 * VALUES, false), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&d, 1));
+    cr_assert_ok(d->ops->packed_create(d, NULL, &q, 1, 1, 2 * VALUES, false));
     for (size_t i = 0; i < 2 * VALUES; i++)
         x[i] = ari_float32(bits[i / 2] | (uint32_t)(i % 2) << 31);
     const ar_tensor row = {
@@ -158,23 +149,22 @@ static void edges_of_fp32(void)
         for (e[0] = LEAST; e[0] <= MOST; e[0]++) {
             for (size_t i = 0; i < 2 * VALUES; i++)
                 c[i] = shift;
-            cr_assert_eq(d->ops->pack(d, NULL, q, 0, 0, &row, (ar_cbuf){c}, 1, (ar_cbuf){e}), AR_OK);
+            cr_assert_ok(d->ops->pack(d, NULL, q, 0, 0, &row, (ar_cbuf){c}, 1, (ar_cbuf){e}));
             for (size_t i = 0; i < 2 * VALUES; i++)
                 cr_assert_eq(q->q[i], ari_contract_quantise(x[i], shift, e[0]), "%a*2^%d, e %d: got %d", (double)x[i],
                              shift, e[0], q->q[i]);
         }
     d->ops->packed_destroy(d, NULL, q);
-    ar_device_destroy(d);
 }
 
 /* The largest of a row, next to the numbers where fp32 stops to tell its exponent: columns side by side and rows side by
  * side. */
-static void exponents_at_the_edges_of_fp32(void)
+CLAIM(exponents_at_the_edges_of_fp32)
 {
     static const uint32_t bits[] = {0x007ffffe, 0x007fffff, 0x00800000, 0x00800001, 0x00fffffe, 0x00ffffff,
                                     0x01000000, 0x3f7fffff, 0x3f800000, 0x7effffff, 0x7f7ffffe, 0x7f7fffff};
-    ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, 1), AR_OK);
+    OWNED(ar_device_destroy) ar_device *d = NULL;
+    cr_assert_ok(ar_device_cpu_create(&d, 1));
     for (size_t i = 0; i < sizeof bits / sizeof *bits; i++)
         for (int32_t shift = -126; shift <= 127; shift++) {
             const float large = ari_float32(bits[i]);
@@ -182,7 +172,7 @@ static void exponents_at_the_edges_of_fp32(void)
             int32_t c[] = {shift, shift, shift}, e[2];
             ar_tensor rows = {.dtype = AR_F32, .ndim = 2, .shape = {2, 3}, .stride = {3, 1}, .data = {x}};
             for (int layout = 0; layout < 2; layout++) {
-                cr_assert_eq(d->ops->row_exponents(d, NULL, (ar_buf){e}, &rows, (ar_cbuf){c}, 1, false), AR_OK);
+                cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){e}, &rows, (ar_cbuf){c}, 1, false));
                 const int32_t want = ari_contract_exponent(large, shift);
                 cr_assert(e[0] == want && e[1] == want, "%a*2^%d, layout %d: got %d and %d, expected %d", (double)large,
                           shift, layout, e[0], e[1], want);
@@ -191,10 +181,6 @@ static void exponents_at_the_edges_of_fp32(void)
                 rows.stride[1] = 2;
             }
         }
-    ar_device_destroy(d);
 }
 
-Test(pack, integers_and_exponents_are_their_definitions)
-{
-    TOGETHER(every_layout_and_spread, edges_of_fp32, exponents_at_the_edges_of_fp32);
-}
+EVERY_CLAIM(pack)

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdint.h>
-#include <string.h>
-
 #include "ref/cpu/device.h"
+#include "tests/support/test.h"
 
 /* The memory of a CPU device: what is kept, and that it is never more than was needed. */
-TestSuite(pool, .timeout = 300);
-
 #define MIB ((size_t)1 << 20)
 
 static void *get(ari_pool *p, size_t bytes)
 {
     void *memory = NULL;
-    cr_assert_eq(ari_pool_alloc(p, &memory, bytes), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_pool_alloc(p, &memory, bytes));
     cr_assert_not_null(memory);
     cr_assert_eq((uintptr_t)memory % 64, 0, "%zu bytes at %p", bytes, memory);
     memset(memory, 0xa5, bytes);
@@ -30,7 +25,7 @@ static void skip_where_nothing_is_kept(void)
 Test(pool, gives_back_the_newest_block_of_a_size)
 {
     skip_where_nothing_is_kept();
-    ari_pool p;
+    SCOPED(ari_pool_fini) ari_pool p;
     ari_pool_init(&p);
     void *a = get(&p, MIB), *b = get(&p, MIB), *other = get(&p, 3 * MIB);
     cr_assert(a != b && a != other && b != other);
@@ -44,13 +39,12 @@ Test(pool, gives_back_the_newest_block_of_a_size)
     ari_pool_free(&p, again);
     ari_pool_free(&p, older);
     ari_pool_free(&p, other);
-    ari_pool_fini(&p);
 }
 
 Test(pool, takes_a_larger_block_only_if_it_wastes_little)
 {
     skip_where_nothing_is_kept();
-    ari_pool p;
+    SCOPED(ari_pool_fini) ari_pool p;
     ari_pool_init(&p);
     void *large = get(&p, 8 * MIB), *larger = get(&p, 9 * MIB), *more = get(&p, 20 * MIB);
     ari_pool_free(&p, more);
@@ -65,13 +59,12 @@ Test(pool, takes_a_larger_block_only_if_it_wastes_little)
     ari_pool_free(&p, small);
     ari_pool_free(&p, most);
     ari_pool_free(&p, other);
-    ari_pool_fini(&p);
 }
 
 Test(pool, never_holds_more_than_was_needed_at_once)
 {
     enum { BUFFERS = 40 };
-    ari_pool p;
+    SCOPED(ari_pool_fini) ari_pool p;
     void *held[BUFFERS] = {NULL};
     size_t bytes[BUFFERS] = {0}, needed = 0, most = 0;
     uint64_t state = 7;
@@ -98,13 +91,12 @@ Test(pool, never_holds_more_than_was_needed_at_once)
         ari_pool_free(&p, held[i]);
     cr_assert_eq(p.in_use, 0);
     cr_assert_eq(p.asked, 0);
-    ari_pool_fini(&p);
 }
 
 Test(pool, keeps_no_more_blocks_than_its_list_has_places)
 {
     enum { MORE = ARI_POOL_KEPT + 20 };
-    ari_pool p;
+    SCOPED(ari_pool_fini) ari_pool p;
     void *held[MORE];
     ari_pool_init(&p);
     for (size_t i = 0; i < MORE; i++)
@@ -113,12 +105,11 @@ Test(pool, keeps_no_more_blocks_than_its_list_has_places)
         ari_pool_free(&p, held[i]);
     cr_assert(p.n <= ARI_POOL_KEPT);
     cr_assert_eq(p.kept, p.n * (MIB / 8 + 64));
-    ari_pool_fini(&p);
 }
 
 Test(pool, survives_requests_that_cannot_be_met)
 {
-    ari_pool p;
+    SCOPED(ari_pool_fini) ari_pool p;
     void *memory = NULL;
     ari_pool_init(&p);
     void *first = get(&p, MIB);
@@ -135,5 +126,4 @@ Test(pool, survives_requests_that_cannot_be_met)
     ari_pool_free(&p, NULL);
     ari_pool_free(&p, get(&p, 2 * MIB));
     cr_expect(p.in_use + p.kept <= 2 * MIB + 64, "a refused request must not count as a need");
-    ari_pool_fini(&p);
 }

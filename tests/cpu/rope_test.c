@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/numerics/rope_check.h"
+#include "support/row.h"
 #include "tests/cpu/row_support.h"
-
-TestSuite(rope, .timeout = 300);
 
 Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
 {
@@ -48,25 +47,13 @@ Test(rope, tables_refuse_what_has_no_meaning)
         {.kind = AR_ROPE_DEFAULT, .theta = 1e4, .rotary_dim = 6},
         {.kind = AR_ROPE_DYNAMIC, .theta = 1e4, .factor = 2.0, .original_positions = 0},
         {.kind = AR_ROPE_DYNAMIC, .theta = 1e4, .factor = 2.0, .original_positions = 8, .rotary_dim = 2},
-        {.kind = AR_ROPE_YARN,
-         .theta = 1e4,
-         .factor = 2.0,
-         .beta_fast = 1.0,
-         .beta_slow = 2.0,
-         .original_positions = 8},
-        {.kind = AR_ROPE_YARN,
-         .theta = 1.0,
-         .factor = 2.0,
-         .beta_fast = 2.0,
-         .beta_slow = 1.0,
-         .original_positions = 8},
+        ROW(.kind = AR_ROPE_YARN, .theta = 1e4, .factor = 2.0, .beta_fast = 1.0, .beta_slow = 2.0,
+            .original_positions = 8),
+        ROW(.kind = AR_ROPE_YARN, .theta = 1.0, .factor = 2.0, .beta_fast = 2.0, .beta_slow = 1.0,
+            .original_positions = 8),
         {.kind = AR_ROPE_LONGROPE, .theta = 1e4, .factor = 2.0, .original_positions = 8, .short_factor = {1.0f, 1.0f}},
-        {.kind = AR_ROPE_LONGROPE,
-         .theta = 1e4,
-         .factor = 2.0,
-         .original_positions = 1,
-         .short_factor = {1.0f, 1.0f},
-         .long_factor = {1.0f, 1.0f}},
+        ROW(.kind = AR_ROPE_LONGROPE, .theta = 1e4, .factor = 2.0, .original_positions = 1,
+            .short_factor = {1.0f, 1.0f}, .long_factor = {1.0f, 1.0f}),
         LLAMA3_OF(0.0, 1.0, 4.0, 64),
         LLAMA3_OF(8.0, 0.0, 4.0, 64),
         LLAMA3_OF(8.0, 4.0, 4.0, 64),

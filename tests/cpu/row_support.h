@@ -4,16 +4,12 @@
 
 /* What the tests of the row kernels share: data, comparison of bits, and the row sum of docs/numerics.md written as
  * plainly as the text, with frexp, ldexp and rint in place of the kernels' bit arithmetic. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/device.h"
 #include "ref/cpu/kernels.h"
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/scalar.h"
+#include "tests/support/test.h"
 
 /* Odd row lengths, below, at and above the widths of vector registers. */
 static const size_t row_lengths[] = {1, 3, 7, 16, 33, 100, 257};
@@ -110,7 +106,7 @@ static inline void assert_bits_at(int line, const void *actual, const void *expe
     }
 }
 
-#define assert_ok(call) cr_assert_eq((call), AR_OK)
+#define assert_ok(call) cr_assert_ok((call))
 
 /* The one NaN where x is a NaN; the definitions in the tests store through this. */
 static inline float stored(float x)

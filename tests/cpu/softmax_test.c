@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-TestSuite(softmax, .timeout = 300);
-
 /* Local probabilities [b, heads, s, s] that stand at head `head_start` of `all_heads`; the first half of the heads, if
  * they are even, are one KV head's group. */
 typedef struct shape {
@@ -122,7 +120,7 @@ static void plain_forward_row(float *p, const float *score, float scale, const m
 static void plain_backward_row(float *ds, float *dp, const float *p, float scale, const masks *m, const shape *o,
                                size_t i, size_t h, size_t q)
 {
-    double *terms = calloc(o->s, sizeof *terms);
+    OWNED(free) double *terms = calloc(o->s, sizeof *terms);
     for (size_t k = 0; k < o->s; k++) {
         dp[k] = visible(m, o, i, h, q, k) ? dp[k] : 0.0f;
         terms[k] = (double)p[k] * (double)dp[k];
@@ -132,7 +130,6 @@ static void plain_backward_row(float *ds, float *dp, const float *p, float scale
         const float inner = (float)((double)p[k] * ((double)dp[k] - dot));
         ds[k] = visible(m, o, i, h, q, k) ? stored(inner * scale) : 0.0f;
     }
-    free(terms);
 }
 
 /* Special values in every third row only: else every long row would be NaN. */
@@ -321,13 +318,12 @@ Test(softmax, backward_of_a_constant_dprobs_is_zero)
     float p[] = {0.25f, 0.25f, 0.5f, 0.5f, 0.5f, 0, 1, 0, 0}, dp[9], ds[9];
     const shape o = {1, 1, 3, 0, 1, 0};
     const ar_scores all = whole(&o);
-    int32_t *visible = new_visible(&o, false);
+    OWNED(free) int32_t *visible = new_visible(&o, false);
     const ar_mask none = {.visible = {visible}};
     double dot[3];
     for (size_t i = 0; i < 9; i++)
         dp[i] = 3.0f;
     assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), buf(dot), false, 0.5f, &all, &none));
-    free(visible);
     const float zero[9] = {0};
     assert_bits(ds, zero, 9, "ds");
 }

@@ -4,8 +4,6 @@
  * the nearest of the neighbouring bf16 numbers in binary64. */
 #include "tests/cpu/row_support.h"
 
-TestSuite(storage, .timeout = 300);
-
 /* The value of a bf16 number's bits. */
 static float plain_wide(uint16_t half)
 {
@@ -355,21 +353,20 @@ static void check_product(ar_device *d, size_t m, size_t n, size_t k, bool add, 
 
 Test(storage, products_add_up_in_fp32_and_round_once)
 {
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     assert_ok(ar_device_cpu_create(&d, 2));
     check_product(d, 5, 3, 0, false, false, AR_BF16);
     check_product(d, 5, 3, 0, true, false, AR_BF16);
     check_product(d, 17, 33, 65, false, true, AR_BF16);
     check_product(d, 600, 7, 1100, true, false, AR_BF16);
     check_product(d, 7, 530, 520, false, true, AR_F32);
-    ar_device_destroy(d);
 }
 
 /* 1 and 2,048 times 2^-18 make the next bf16 number: rounded after each piece of the terms, they would stay 1. */
 Test(storage, no_partial_sum_of_a_product_is_rounded)
 {
     enum { K = 4 * 512 + 1 };
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     assert_ok(ar_device_cpu_create(&d, 1));
     uint16_t a[K], b[K], c = 0;
     for (size_t k = 0; k < K; k++) {
@@ -383,5 +380,4 @@ Test(storage, no_partial_sum_of_a_product_is_rounded)
     assert_ok(ar_tensor_view(&tc, AR_BF16, 2, one, buf(&c)));
     assert_ok(d->ops->gemm_f32(d, NULL, &tc, &ta, &tb, false, AR_PRECISION_BF16));
     cr_assert_eq(c, 0x3f81u, "0x%04x, expected 0x3f81", c);
-    ar_device_destroy(d);
 }

@@ -5,7 +5,9 @@
 #include "anyrank/abi.h"
 #include "dump/folder.h"
 
-TestSuite(abi, .timeout = 300, .init = folder_begin, .fini = folder_end);
+OWNER(ar_abi_dump, ar_abi_dump_close)
+
+TestSuite(abi, .init = folder_begin, .fini = folder_end);
 
 static const size_t two_by_two[] = {2, 2};
 
@@ -25,7 +27,7 @@ static ar_abi_dump *two_ranks(void)
         snprintf(path, sizeof path, "%s/rank-0000%d.safetensors", folder, r);
         const ar_st_tensor t[] = {{"w", AR_F32, 2, {2, 2}, w[r]}, {"norm", AR_F32, 1, {2}, norm[r]}};
         const char *const metadata[] = {"DCP_SHARDING_INFO", dcp[r], "ANYRANK_PLACEMENT", place[r], "model", "tiny"};
-        cr_assert_eq(ar_st_write(path, t, 2, metadata, 3), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_st_write(path, t, 2, metadata, 3));
     }
     ar_abi_dump *d = NULL;
     cr_assert_eq(ar_abi_dump_open(&d, folder, NULL), AR_OK, "%s", ar_abi_error());
@@ -45,7 +47,7 @@ static void expect_json(char *text, const char *expected)
 
 Test(abi, a_dump_of_ranks_is_read_as_full_tensors)
 {
-    ar_abi_dump *d = two_ranks();
+    OWNED(ar_abi_dump_close) ar_abi_dump *d = two_ranks();
     cr_assert_eq(ar_abi_dump_count(d), 2);
     cr_expect_str_eq(ar_abi_tensor_name(ar_abi_dump_at(d, 0)), "norm");
     cr_expect_null(ar_abi_dump_at(d, 2));
@@ -60,12 +62,11 @@ Test(abi, a_dump_of_ranks_is_read_as_full_tensors)
         cr_expect_eq(x[i], (float)(i + 1));
     cr_expect_str_eq(ar_abi_dump_metadata(d, "model"), "tiny");
     cr_expect_null(ar_abi_dump_metadata(d, "other"));
-    ar_abi_dump_close(d);
 }
 
 Test(abi, what_a_dump_holds_is_described_as_json)
 {
-    ar_abi_dump *d = two_ranks();
+    OWNED(ar_abi_dump_close) ar_abi_dump *d = two_ranks();
     char expected[512];
     snprintf(expected, sizeof expected, "{\"path\":\"%s\",\"tensors\":2,\"ranks\":2,\"mesh\":[[\"tp\",2]]}", folder);
     expect_json(ar_abi_dump_json(d), expected);
@@ -77,55 +78,50 @@ Test(abi, what_a_dump_holds_is_described_as_json)
              "\"boxes\":[{\"global\":[2,0],\"extent\":[2,2]}]}]}",
              folder, folder);
     expect_json(ar_abi_tensor_json(ar_abi_dump_find(d, "w")), expected);
-    ar_abi_dump_close(d);
 }
 
 Test(abi, copies_that_differ_are_told_with_ranks_and_values)
 {
-    ar_abi_dump *d = two_ranks();
+    OWNED(ar_abi_dump_close) ar_abi_dump *d = two_ranks();
     char *text = NULL;
     cr_assert_eq(ar_abi_tensor_replicas(ar_abi_dump_find(d, "w"), &text), AR_OK, "%s", ar_abi_error());
     expect_json(text, "null");
     cr_assert_eq(ar_abi_tensor_replicas(ar_abi_dump_find(d, "norm"), &text), AR_OK, "%s", ar_abi_error());
     expect_json(text, "{\"ranks\":[0,1],\"index\":1,\"elements\":1,\"count\":2,\"values\":[1.0,3.0]}");
-    ar_abi_dump_close(d);
 }
 
 Test(abi, an_error_is_a_status_and_a_message)
 {
     ar_abi_dump *d = NULL;
-    char path[128];
-    snprintf(path, sizeof path, "%s/none", folder);
+    const char *path = in_folder("none");
     cr_expect_eq(ar_abi_dump_open(&d, path, NULL), AR_ERR_IO);
     cr_expect_null(d);
     cr_expect_not_null(strstr(ar_abi_error(), path), "%s", ar_abi_error());
     cr_expect_eq(ar_abi_dump_open(&d, NULL, NULL), AR_ERR_ARG);
     cr_expect_eq(ar_abi_dump_open(NULL, path, NULL), AR_ERR_ARG);
     put_tensor("f.safetensors", "a", 2, two_by_two, (const float[]){1, 2, 3, 4}, NULL, NULL);
-    snprintf(path, sizeof path, "%s/f.safetensors", folder);
+    path = in_folder("f.safetensors");
     cr_assert_eq(ar_abi_dump_open(&d, path, NULL), AR_OK, "%s", ar_abi_error());
     float x[4] = {0};
     cr_expect_eq(ar_abi_tensor_read(ar_abi_dump_find(d, "a"), x, 12), AR_ERR_ARG);
     cr_expect_not_null(strstr(ar_abi_error(), "room for 12 bytes, expected 16"), "%s", ar_abi_error());
     cr_expect_eq(ar_abi_tensor_read(ar_abi_dump_find(d, "a"), NULL, 16), AR_ERR_ARG);
     ar_abi_dump_close(d);
-    snprintf(path, sizeof path, "%s/no-map.json", folder);
+    path = in_folder("no-map.json");
     cr_expect_eq(ar_abi_dump_open(&d, folder, path), AR_ERR_IO);
     ar_abi_dump_close(NULL);
 }
 
 Test(abi, elements_of_less_than_a_byte_are_refused)
 {
-    char path[128];
-    snprintf(path, sizeof path, "%s/f.safetensors", folder);
+    const char *path = in_folder("f.safetensors");
     const ar_st_tensor t[] = {{"a", AR_F4, 1, {4}, "\x12\x34"}, {"b", AR_F32, 2, {2, 0}, ""}};
-    cr_assert_eq(ar_st_write(path, t, 2, NULL, 0), AR_OK, "%s", ar_error_message());
-    ar_abi_dump *d = NULL;
+    cr_assert_ok(ar_st_write(path, t, 2, NULL, 0));
+    OWNED(ar_abi_dump_close) ar_abi_dump *d = NULL;
     cr_assert_eq(ar_abi_dump_open(&d, path, NULL), AR_OK, "%s", ar_abi_error());
     char x[2];
     cr_expect_eq(ar_abi_tensor_read(ar_abi_dump_find(d, "a"), x, 0), AR_ERR_DTYPE);
     cr_expect_eq(ar_abi_tensor_read(ar_abi_dump_find(d, "b"), NULL, 0), AR_OK, "%s", ar_abi_error());
-    ar_abi_dump_close(d);
 }
 
 Test(abi, number_and_version_are_those_of_the_header_and_the_project)

@@ -4,7 +4,7 @@
 #include "anyrank/parallel.h"
 #include "dump/folder.h"
 
-TestSuite(dump_context, .timeout = 300, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_context, .init = folder_begin, .fini = folder_end);
 
 enum { SAMPLES = 2, SEQ = 16, FEATURES = 4, ALL = SAMPLES * SEQ * FEATURES };
 
@@ -90,16 +90,15 @@ Test(dump_context, mappings_put_positions_where_the_layout_has_them)
 {
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         float all[ALL];
-        char map[128];
         ar_dump *d = NULL;
         put_ranks(&cases[k]);
         put_mapping(&cases[k]);
-        snprintf(map, sizeof map, "%s/map.json", folder);
+        const char *map = in_folder("map.json");
         cr_assert_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = map}), AR_OK, "case %zu: %s", k,
                      ar_error_message());
         const ar_dump_tensor *x = ar_dump_find(d, "x");
         cr_assert(x && x->count == ALL && x->shape[1] == SEQ && x->shape[2] == FEATURES, "case %zu", k);
-        cr_assert_eq(ar_dump_read_f32(x, 0, ALL, all), AR_OK);
+        cr_assert_ok(ar_dump_read_f32(x, 0, ALL, all));
         for (size_t i = 0; i < ALL; i++)
             cr_assert_eq(all[i], (float)i, "case %zu, %s: element %zu is %g", k, cases[k].rule, i, (double)all[i]);
         ar_dump_close(d);
@@ -113,14 +112,12 @@ Test(dump_context, a_zigzag_that_is_not_told_moves_positions)
 {
     context_case c = {{.cp = 2, .zigzag = true}, "\"dims\":\"b s[cp] h\"", false};
     float all[ALL];
-    char map[128];
-    ar_dump *d = NULL;
+    OWNED(ar_dump_close) ar_dump *d = NULL;
     put_ranks(&c);
     put_mapping(&c);
-    snprintf(map, sizeof map, "%s/map.json", folder);
-    cr_assert_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = map}), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_dump_read_f32(ar_dump_find(d, "x"), 0, ALL, all), AR_OK);
+    const char *map = in_folder("map.json");
+    cr_assert_ok(ar_dump_open(&d, folder, &(ar_dump_options){.map = map}));
+    cr_assert_ok(ar_dump_read_f32(ar_dump_find(d, "x"), 0, ALL, all));
     cr_expect_eq(all[0], 0.0f);
     cr_expect_eq(all[SEQ / 4 * FEATURES], (float)(3 * SEQ / 4 * FEATURES), "%g", (double)all[SEQ / 4 * FEATURES]);
-    ar_dump_close(d);
 }

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
 
-TestSuite(dump_map, .timeout = 300, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_map, .init = folder_begin, .fini = folder_end);
 
 static ar_dump *open_mapped(const char *path, const char *map)
 {
-    char file[128];
     ar_dump *d = NULL;
     put_text("map", map);
-    snprintf(file, sizeof file, "%s/map", folder);
-    cr_assert_eq(ar_dump_open(&d, path, &(ar_dump_options){.map = file}), AR_OK, "%s", ar_error_message());
+    const char *file = in_folder("map");
+    cr_assert_ok(ar_dump_open(&d, path, &(ar_dump_options){.map = file}));
     return d;
 }
 
@@ -21,19 +20,19 @@ Test(dump_map, every_range_of_a_transposed_tensor_is_right)
     for (size_t k = 0; k < sizeof dtypes / sizeof *dtypes; k++) {
         const size_t bytes = ar_dtype_bytes(dtypes[k]);
         unsigned char data[7 * 20 * 8], out[7 * 20 * 8];
-        char path[128];
         for (size_t i = 0; i < rows * columns * bytes; i++)
             data[i] = (unsigned char)(i * 37 + i / 256);
         const ar_st_tensor t = {"a", dtypes[k], 2, {rows, columns}, data};
-        snprintf(path, sizeof path, "%s/f.safetensors", folder);
-        cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+        const char *path = in_folder("f.safetensors");
+        cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+        OWNED(ar_dump_close)
         ar_dump *d = open_mapped(path, "{\"version\":1,\"tensors\":[{\"match\":\"a\",\"transpose\":true}]}");
         const ar_dump_tensor *a = ar_dump_at(d, 0);
         cr_assert(a->shape[0] == columns && a->shape[1] == rows && a->whole == NULL);
         for (size_t start = 0; start < a->count; start++)
             for (size_t count = 1; count <= a->count - start; count += 1 + start % 3) {
                 memset(out, 0xee, sizeof out);
-                cr_assert_eq(ar_dump_read(a, start, count, out), AR_OK);
+                cr_assert_ok(ar_dump_read(a, start, count, out));
                 for (size_t i = count * bytes; i < sizeof out; i++)
                     cr_assert_eq(out[i], 0xee, "written beyond the %zu elements", count);
                 for (size_t i = start; i < start + count; i++)
@@ -41,7 +40,6 @@ Test(dump_map, every_range_of_a_transposed_tensor_is_right)
                         memcmp(out + (i - start) * bytes, data + (i % rows * columns + i / rows) * bytes, bytes), 0,
                         "%s [%zu, %zu): element %zu", ar_dtype_name(dtypes[k]), start, start + count, i);
             }
-        ar_dump_close(d);
     }
 }
 
@@ -53,16 +51,16 @@ Test(dump_map, a_mapping_without_files_is_applied_to_full_tensors)
 {
     put_tensor("rank-0.safetensors", "a", 2, two_by_three, low, "{\"a\":{\"saved_offsets\":[0,0]}}", NULL);
     put_tensor("rank-1.safetensors", "a", 2, two_by_three, high, "{\"a\":{\"saved_offsets\":[2,0]}}", NULL);
+    OWNED(ar_dump_close)
     ar_dump *d =
         open_mapped(folder, "{\"version\":1,\"tensors\":[{\"match\":\"a\",\"transpose\":true,\"rename\":\"b\"}]}");
     const ar_dump_tensor *b = ar_dump_find(d, "b");
     float x[12];
     cr_assert(b != NULL && b->shape[0] == 3 && b->shape[1] == 4 && b->parts == 2);
     cr_expect(b->part[1].rank == 1 && b->part[1].box[0].global[1] == 2);
-    cr_assert_eq(ar_dump_read_f32(b, 0, 12, x), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(b, 0, 12, x));
     for (size_t i = 0; i < 12; i++)
         cr_expect_eq(x[i], (float)(i % 4 * 3 + i / 4), "element %zu", i);
-    ar_dump_close(d);
 }
 
 /* Blocks and stacks of a full tensor [4,3] whose rows two ranks share: a target lies in one part, or across both. */
@@ -75,14 +73,14 @@ Test(dump_map, what_is_taken_out_of_a_full_tensor_comes_from_the_parts_that_hold
                                      "\"k\",\"v\"],\"transpose\":true}]}");
     const ar_dump_tensor *k = ar_dump_find(d, "k");
     cr_assert(k != NULL && k->shape[0] == 3 && k->shape[1] == 2);
-    cr_assert_eq(ar_dump_read_f32(k, 0, 6, x), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(k, 0, 6, x));
     for (size_t i = 0; i < 6; i++)
         cr_expect_eq(x[i], (float)((1 + i % 2) * 3 + i / 2), "element %zu", i);
     ar_dump_close(d);
     d = open_mapped(folder, "{\"version\":1,\"tensors\":[{\"match\":\"a\",\"unstack\":\"a.{index}\",\"dim\":1}]}");
     const ar_dump_tensor *last = ar_dump_find(d, "a.2");
     cr_assert(last != NULL && last->ndim == 1 && last->count == 4);
-    cr_assert_eq(ar_dump_read_f32(last, 0, 4, x), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(last, 0, 4, x));
     for (size_t i = 0; i < 4; i++)
         cr_expect_eq(x[i], (float)(3 * i + 2), "element %zu", i);
     ar_dump_close(d);
@@ -96,7 +94,7 @@ Test(dump_map, a_mapping_with_files_says_whose_they_are)
         const ar_st_tensor t[] = {{"p.w13", AR_F32, 2, {6, 1}, x}, {"p.norm", AR_F32, 1, {1}, &y}};
         char path[128];
         snprintf(path, sizeof path, "%s/part_%02d.safetensors", folder, r);
-        cr_assert_eq(ar_st_write(path, t, 2, NULL, 0), AR_OK);
+        cr_assert_ok(ar_st_write(path, t, 2, NULL, 0));
     }
     static const char map[] = "{\"version\":1,\"mesh\":[[\"tp\",2]],\"files\":\"part_{tp}.safetensors\",\"tensors\":[{"
                               "\"match\":\"*.w13\",\"shard\":{\"tp\":0},\"blocks\":[6,6]}]}";
@@ -104,19 +102,18 @@ Test(dump_map, a_mapping_with_files_says_whose_they_are)
     const ar_dump_tensor *w = ar_dump_find(d, "p.w13");
     float x[12];
     cr_assert(w != NULL && w->count == 12);
-    cr_assert_eq(ar_dump_read_f32(w, 0, 12, x), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(w, 0, 12, x));
     for (size_t i = 0; i < 12; i++)
         cr_expect_eq(x[i], (float)i);
     cr_expect_eq(ar_dump_find(d, "p.norm")->part[1].replica, 1);
     cr_expect_eq(ar_dump_ranks(d), 2);
     ar_dump_close(d);
 
-    char path[128], file[128];
+    char path[128];
     snprintf(path, sizeof path, "%s/part_01.safetensors", folder);
-    snprintf(file, sizeof file, "%s/map", folder);
+    const char *file = in_folder("map");
     unlink(path);
-    cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = file}), AR_ERR_FORMAT);
-    cr_expect_not_null(strstr(ar_error_message(), "MissingShard: "), "%s", ar_error_message());
+    cr_expect_refused(ar_dump_open(&d, folder, &(ar_dump_options){.map = file}), AR_ERR_FORMAT, "MissingShard: ");
     cr_expect_not_null(strstr(ar_error_message(), "none of rank 1"), "%s", ar_error_message());
 }
 
@@ -132,13 +129,13 @@ static void put_stage(const char *file, const char *path_of, int layers, int fir
         t[i] = (ar_st_tensor){name[i], AR_F32, 1, {1}, &value[i]};
     }
     snprintf(path, sizeof path, "%s/%s", folder, file);
-    cr_assert_eq(ar_st_write(path, t, (size_t)layers, NULL, 0), AR_OK);
+    cr_assert_ok(ar_st_write(path, t, (size_t)layers, NULL, 0));
 }
 
 /* Layer n of the model has the value n, for all of them. */
 static void expect_layers(const char *map, int layers)
 {
-    ar_dump *d = open_mapped(folder, map);
+    OWNED(ar_dump_close) ar_dump *d = open_mapped(folder, map);
     cr_expect_eq(ar_dump_count(d), (size_t)layers);
     for (int n = 0; n < layers; n++) {
         char name[64];
@@ -148,7 +145,6 @@ static void expect_layers(const char *map, int layers)
         cr_assert(t && ar_dump_read_f32(t, 0, 1, &x) == AR_OK, "%s", name);
         cr_expect_eq(x, (float)n, "%s is %g", name, (double)x);
     }
-    ar_dump_close(d);
 }
 
 /* As Megatron-LM numbers them: from 0 in each rank, or in each of its virtual stages. */
@@ -211,7 +207,7 @@ static void expect_rows(ar_dump *d, const char *name)
     const ar_dump_tensor *t = ar_dump_find(d, name);
     float x[12];
     cr_assert(t != NULL && t->shape[0] == 4 && t->parts == 2, "%s", name);
-    cr_assert_eq(ar_dump_read_f32(t, 0, 12, x), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(t, 0, 12, x));
     for (size_t i = 0; i < 12; i++)
         cr_expect_eq(x[i], (float)i, "%s: element %zu", name, i);
     ar_dump_close(d);
@@ -219,10 +215,9 @@ static void expect_rows(ar_dump *d, const char *name)
 
 static void expect_refused(const char *map, const char *const *words, size_t n)
 {
-    char file[128];
     ar_dump *d = NULL;
     put_text("map", map);
-    snprintf(file, sizeof file, "%s/map", folder);
+    const char *file = in_folder("map");
     ar_error_clear();
     cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = file}), AR_ERR_FORMAT, "%s", map);
     for (size_t i = 0; i < n; i++)
@@ -245,11 +240,11 @@ Test(dump_map, a_rule_adds_to_what_files_say)
         expect_rows(open_mapped(folder, MAP("\"files\":\"rank-{tp}.safetensors\"," ROWS)), "a");
     }
     put_halves("\"partial\":\"tp\"", NULL);
+    OWNED(ar_dump_close)
     ar_dump *d = open_mapped(folder, MAP("\"tensors\":[{\"match\":\"a\",\"partial\":\"tp\",\"rename\":\"b\"}]"));
     float x = 0;
-    cr_assert_eq(ar_dump_read_f32(ar_dump_find(d, "b"), 5, 1, &x), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(ar_dump_find(d, "b"), 5, 1, &x));
     cr_expect_eq(x, 5.0f + 11.0f);
-    ar_dump_close(d);
 }
 
 /* A placement that DCP_SHARDING_INFO and the rule both tell, alike; and a rule for the tensor's name alone. */
@@ -286,11 +281,10 @@ Test(dump_map, a_contradiction_names_both_sides)
 Test(dump_map, a_mapping_that_is_not_there_or_malformed_is_an_error)
 {
     ar_dump *d = NULL;
-    char file[128];
     put_tensor("a.safetensors", "a", 2, two_by_three, low, NULL, NULL);
     cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = "/nonexistent"}), AR_ERR_IO);
     put_text("map", "{}");
-    snprintf(file, sizeof file, "%s/map", folder);
+    const char *file = in_folder("map");
     cr_expect_eq(ar_dump_open(&d, folder, &(ar_dump_options){.map = file}), AR_ERR_FORMAT);
     cr_expect_eq(strncmp(ar_error_message(), "InvalidMapping: ", 16), 0, "%s", ar_error_message());
     cr_expect_null(d);

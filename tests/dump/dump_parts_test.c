@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
 
-TestSuite(dump_parts, .timeout = 300, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_parts, .init = folder_begin, .fini = folder_end);
 
 static const size_t two_by_two[] = {2, 2};
 static const float low[] = {1, 2, 3, 4}, high[] = {5, 6, 7, 8};
@@ -27,18 +27,17 @@ static void put_rank(int rank, const float *data, const char *tensor)
 
 static void expect_values(const float *expected, size_t n)
 {
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     float x[64];
     const ar_dump_tensor *a = ar_dump_find(d, "a");
     cr_assert_eq(a->count, n);
-    cr_assert_eq(ar_dump_read_f32(a, 0, n, x), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_dump_read_f32(a, 0, n, x));
     cr_expect_eq(memcmp(x, expected, n * sizeof *x), 0);
     for (size_t i = 0; i < n; i++) { /* one by one too */
         float raw = 0;
-        cr_assert_eq(ar_dump_read(a, i, 1, &raw), AR_OK);
+        cr_assert_ok(ar_dump_read(a, i, 1, &raw));
         cr_expect_eq(raw, expected[i], "element %zu", i);
     }
-    ar_dump_close(d);
 }
 
 Test(dump_parts, shards_of_rows_are_put_one_below_the_other)
@@ -46,9 +45,8 @@ Test(dump_parts, shards_of_rows_are_put_one_below_the_other)
     put_at("shard-00001-model-00001-of-00001.safetensors", 0, 0, low);
     put_at("shard-00002-model-00001-of-00001.safetensors", 2, 0, high);
     expect_values((const float[]){1, 2, 3, 4, 5, 6, 7, 8}, 8);
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     cr_expect_eq(ar_dump_at(d, 0)->part[1].rank, 1);
-    ar_dump_close(d);
 }
 
 Test(dump_parts, shards_of_columns_are_put_side_by_side)
@@ -128,8 +126,7 @@ Test(dump_parts, summands_are_added_and_rounded_once)
     expect_values((const float[]){16777216, 3, -0.0f, 0}, 4);
     put_rank(1, one, "{}");
     expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "rank 0 says that it is to be summed, rank 1 does not");
-    char path[128];
-    snprintf(path, sizeof path, "%s/r1.safetensors", folder);
+    const char *path = in_folder("r1.safetensors");
     unlink(path);
     expect_error(AR_ERR_FORMAT, "MissingShard: ", "1 ranks hold summands of [0:2, 0:2], expected 2");
 }
@@ -148,12 +145,11 @@ Test(dump_parts, copies_of_summands_are_not_added_and_are_compared_with_their_li
         put_tensor(file, "a", 2, two_by_two, x, NULL, own);
     }
     expect_values((const float[]){3, 2, 2, 2}, 4);
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     bool found = false;
     ar_dump_disagreement x;
-    cr_assert_eq(ar_dump_replicas(ar_dump_at(d, 0), &found, &x), AR_OK);
+    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
     cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 3 && x.index == 3 && x.elements == 1 && x.value[1] == 5);
-    ar_dump_close(d);
 }
 
 Test(dump_parts, packed_boxes_go_to_their_blocks)
@@ -165,11 +161,10 @@ Test(dump_parts, packed_boxes_go_to_their_blocks)
              "{\"shape\":[4,2],\"boxes\":[{\"global\":[1,0],\"local\":[0,0],\"extent\":[1,2]},"
              "{\"global\":[3,0],\"local\":[1,0],\"extent\":[1,2]}]}");
     expect_values((const float[]){1, 2, 5, 6, 3, 4, 7, 8}, 8);
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     float part[4];
-    cr_assert_eq(ar_dump_part_f32(ar_dump_at(d, 0), &ar_dump_at(d, 0)->part[1], part), AR_OK);
+    cr_assert_ok(ar_dump_part_f32(ar_dump_at(d, 0), &ar_dump_at(d, 0)->part[1], part));
     cr_expect_eq(memcmp(part, high, sizeof part), 0);
-    ar_dump_close(d);
 }
 
 /* Heads of k that two ranks share, while each has a q of its own. */
@@ -182,12 +177,11 @@ Test(dump_parts, a_box_may_have_copies_where_others_of_its_part_have_none)
              "{\"shape\":[3,2],\"boxes\":[{\"global\":[1,0],\"local\":[0,0],\"extent\":[1,2]},"
              "{\"global\":[2,0],\"local\":[1,0],\"extent\":[1,2]}]}");
     expect_values((const float[]){1, 2, 5, 6, 3, 4}, 6);
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     bool found = false;
     ar_dump_disagreement x;
-    cr_assert_eq(ar_dump_replicas(ar_dump_at(d, 0), &found, &x), AR_OK);
+    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
     cr_expect(found && x.index == 4 && x.elements == 2 && x.count == 2 && x.value[0] == 3 && x.value[1] == 7);
-    ar_dump_close(d);
 }
 
 /* Rank 1 has both halves of the columns, rank 0 the left and rank 2 the right one. */
@@ -200,13 +194,12 @@ Test(dump_parts, copies_that_lie_differently_in_their_files_are_compared)
     put_tensor("rank-1.safetensors", "a", 2, two_by_four, wide, NULL,
                "{\"version\":1,\"tensors\":{\"a\":{\"shape\":[2,4],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],"
                "\"extent\":[2,2]},{\"global\":[0,2],\"local\":[0,2],\"extent\":[2,2]}]}}}");
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     bool found = false;
     ar_dump_disagreement x;
-    cr_assert_eq(ar_dump_replicas(ar_dump_at(d, 0), &found, &x), AR_OK);
+    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
     cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 2 && x.index == 7 && x.elements == 1 && x.count == 4);
     cr_expect(x.value[0] == 9 && x.value[1] == 8);
-    ar_dump_close(d);
 }
 
 /* The same of rows: what is one run in one file is two in the other. */
@@ -219,12 +212,11 @@ Test(dump_parts, copies_of_other_runs_are_compared)
     put_tensor("rank-1.safetensors", "a", 2, two_by_four, wide, NULL,
                "{\"version\":1,\"tensors\":{\"a\":{\"shape\":[4,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],"
                "\"extent\":[2,2]},{\"global\":[2,0],\"local\":[0,2],\"extent\":[2,2]}]}}}");
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     bool found = false;
     ar_dump_disagreement x;
-    cr_assert_eq(ar_dump_replicas(ar_dump_at(d, 0), &found, &x), AR_OK);
+    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
     cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 2 && x.index == 7 && x.elements == 1);
-    ar_dump_close(d);
 }
 
 Test(dump_parts, packed_boxes_that_make_the_whole_are_one)
@@ -232,9 +224,8 @@ Test(dump_parts, packed_boxes_that_make_the_whole_are_one)
     put_tensor("r0.safetensors", "a", 2, two_by_two, low, NULL,
                "{\"version\":1,\"rank\":0,\"tensors\":{\"a\":{\"boxes\":[{\"global\":[0,0],\"local\":[0,0],\"extent\":"
                "[1,2]},{\"global\":[1,0],\"local\":[1,0],\"extent\":[1,2]}]}}}");
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     cr_expect_not_null(ar_dump_at(d, 0)->whole);
-    ar_dump_close(d);
 }
 
 Test(dump_parts, ranks_agree_about_the_world_and_the_mesh)
@@ -260,10 +251,9 @@ Test(dump_parts, dtypes_and_shapes_agree)
 {
     const double d[] = {1, 2, 3, 4};
     const ar_st_tensor t = {"a", AR_F64, 2, {2, 2}, d};
-    char path[128];
     put_at("rank-0.safetensors", 0, 0, low);
-    snprintf(path, sizeof path, "%s/rank-1.safetensors", folder);
-    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+    const char *path = in_folder("rank-1.safetensors");
+    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
     expect_error(AR_ERR_FORMAT, "InvalidPlacement: tensor 'a'", "F64");
     put_at("rank-1.safetensors", 0, 0, low);
     put_at("rank-0.safetensors", (size_t)INT64_MAX, (size_t)INT64_MAX, low);
@@ -281,15 +271,13 @@ Test(dump_parts, execution_orders_of_ranks_become_one)
         t[i] = (ar_st_tensor){names[i], AR_F32, 0, {0}, &x};
     const char *const first[] = {"ANYRANK_PLACEMENT", "{\"version\":1,\"rank\":0,\"order\":[\"c\",\"a\",\"gone\"]}"};
     const char *const second[] = {"ANYRANK_PLACEMENT", "{\"version\":1,\"rank\":1,\"order\":[\"c\",\"b\",\"a\"]}"};
-    char path[128];
-    snprintf(path, sizeof path, "%s/0.safetensors", folder);
-    cr_assert_eq(ar_st_write(path, t, 3, first, 1), AR_OK);
-    snprintf(path, sizeof path, "%s/1.safetensors", folder);
-    cr_assert_eq(ar_st_write(path, t, 3, second, 1), AR_OK);
-    ar_dump *d = open_folder();
+    const char *path = in_folder("0.safetensors");
+    cr_assert_ok(ar_st_write(path, t, 3, first, 1));
+    path = in_folder("1.safetensors");
+    cr_assert_ok(ar_st_write(path, t, 3, second, 1));
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     cr_expect_eq(ar_dump_find(d, "c")->order, 0);
     cr_expect_eq(ar_dump_find(d, "b")->order, 1);
     cr_expect_eq(ar_dump_find(d, "a")->order, 2);
     cr_expect_null(ar_dump_metadata(d, "ANYRANK_PLACEMENT"));
-    ar_dump_close(d);
 }

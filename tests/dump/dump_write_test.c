@@ -3,7 +3,7 @@
 #include "ref/core/scheduler.h"
 #include "support/small.h"
 
-TestSuite(dump_write, .timeout = 300, .init = folder_begin, .fini = folder_end);
+TestSuite(dump_write, .init = folder_begin, .fini = folder_end);
 
 #define MAX_COUNT 512
 
@@ -37,7 +37,7 @@ static ar_tensor local_view(float *data, const ar_layout *o, bool reversed)
     ar_tensor t;
     for (int d = 0; d < o->ndim; d++)
         shape[d] = ar_layout_local(o, d);
-    cr_assert_eq(ar_tensor_view(&t, AR_F32, o->ndim, shape, (ar_buf){data}), AR_OK);
+    cr_assert_ok(ar_tensor_view(&t, AR_F32, o->ndim, shape, (ar_buf){data}));
     ptrdiff_t step = 1;
     for (int d = 0; reversed && d < o->ndim; d++) {
         t.stride[d] = step;
@@ -87,7 +87,7 @@ static ar_layout layout_of(const draw *x, int tp_rank, int dp_rank)
         st = ar_layout_shard_uneven(&o, x->ndim, x->shape, x->dim, tp_rank, x->tp);
     else
         st = ar_layout_packed(&o, x->ndim, x->shape, x->dim, x->block, x->blocks, tp_rank, x->tp);
-    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+    cr_assert_ok(st);
     if (x->kind != 0) {
         o.replica = dp_rank;
         o.replicas = x->dp;
@@ -107,13 +107,13 @@ static void write_rank(const draw *x, int tp_rank, int dp_rank, bool reversed)
                                  .at = {dp_rank, tp_rank}};
     const char *const metadata[] = {"model", "drawn"};
     fill_local(data, &t, &o);
-    cr_assert_eq(ar_dump_write(folder, &place, &v, 1, metadata, 1), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_dump_write(folder, &place, &v, 1, metadata, 1));
 }
 
 static void expect_whole(const draw *x, int trial)
 {
     static float full[MAX_COUNT];
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     const ar_dump_tensor *t = ar_dump_at(d, 0);
     size_t count = 1;
     bool found = true;
@@ -128,12 +128,11 @@ static void expect_whole(const draw *x, int trial)
     cr_expect(ar_dump_mesh(d)->ndim == 2 && strcmp(ar_dump_mesh(d)->dim[1].name, "tp") == 0 &&
               ar_dump_mesh(d)->dim[1].size == x->tp);
     cr_expect_str_eq(ar_dump_metadata(d, "model"), "drawn");
-    cr_assert_eq(ar_dump_read_f32(t, 0, count, full), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(t, 0, count, full));
     for (size_t i = 0; i < count; i++)
         cr_assert_eq(full[i], (float)(i + 1), "trial %d, element %zu", trial, i);
-    cr_assert_eq(ar_dump_replicas(t, &found, &unused), AR_OK);
+    cr_assert_ok(ar_dump_replicas(t, &found, &unused));
     cr_expect_not(found);
-    ar_dump_close(d);
 }
 
 Test(dump_write, ranks_of_any_layout_are_put_together_again)
@@ -165,23 +164,20 @@ Test(dump_write, a_later_dump_leaves_nothing_of_an_earlier_one)
 Test(dump_write, each_file_holds_one_box_of_a_packed_tensor)
 {
     const draw x = {.ndim = 1, .kind = 3, .tp = 2, .dp = 1, .blocks = 2, .shape = {8}, .block = {4, 4}};
-    char path[128];
-    ar_st_file *f = NULL;
+    OWNED(ar_st_close) ar_st_file *f = NULL;
     write_rank(&x, 1, 0, false);
-    snprintf(path, sizeof path, "%s/rank-00001-2.safetensors", folder);
-    cr_assert_eq(ar_st_open(&f, path), AR_OK, "%s", ar_error_message());
+    const char *path = in_folder("rank-00001-2.safetensors");
+    cr_assert_ok(ar_st_open(&f, path));
     cr_expect_eq(ar_st_at(f, 0)->shape[0], 2);
     cr_expect_str_eq(ar_st_metadata(f, "DCP_SHARDING_INFO"), "{\"x\":{\"saved_offsets\":[6]}}");
     cr_expect_str_eq(ar_st_metadata(f, "DCP_VERSION"), "1.0");
-    ar_st_close(f);
 }
 
 Test(dump_write, blocks_that_lie_one_after_the_other_are_one_box)
 {
     const draw x = {.ndim = 1, .kind = 3, .tp = 1, .dp = 1, .blocks = 2, .shape = {8}, .block = {4, 4}};
-    char path[128];
     write_rank(&x, 0, 0, false);
-    snprintf(path, sizeof path, "%s/rank-00000-2.safetensors", folder);
+    const char *path = in_folder("rank-00000-2.safetensors");
     cr_expect_neq(access(path, F_OK), 0);
     expect_whole(&x, 0);
 }
@@ -201,18 +197,17 @@ Test(dump_write, summands_are_written_as_such)
         ar_layout o;
         ar_tensor t;
         const size_t shape[] = {2};
-        cr_assert_eq(ar_layout_replicate(&o, 1, shape, 0, 1), AR_OK);
-        cr_assert_eq(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}), AR_OK);
+        cr_assert_ok(ar_layout_replicate(&o, 1, shape, 0, 1));
+        cr_assert_ok(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}));
         const ar_dump_value v = {"x", AR_F32, &t, &o, "tp"};
         const ar_dump_place place = {.rank = r, .world = 2, .mesh = {1, {{"tp", 2}}}, .at = {r}};
-        cr_assert_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_dump_write(folder, &place, &v, 1, NULL, 0));
     }
-    ar_dump *d = open_folder();
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
     float sum[2];
     cr_expect(ar_dump_at(d, 0)->part[1].partial);
-    cr_assert_eq(ar_dump_read_f32(ar_dump_at(d, 0), 0, 2, sum), AR_OK);
+    cr_assert_ok(ar_dump_read_f32(ar_dump_at(d, 0), 0, 2, sum));
     cr_expect(sum[0] == 3 && sum[1] == 8);
-    ar_dump_close(d);
 }
 
 Test(dump_write, what_does_not_fit_is_refused)
@@ -221,12 +216,12 @@ Test(dump_write, what_does_not_fit_is_refused)
     const size_t shape[] = {4}, larger[] = {5};
     ar_layout o;
     ar_tensor t;
-    cr_assert_eq(ar_layout_replicate(&o, 1, larger, 0, 1), AR_OK);
-    cr_assert_eq(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 1, larger, 0, 1));
+    cr_assert_ok(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}));
     ar_dump_value v = {"x", AR_F32, &t, &o, NULL};
     ar_dump_place place = {.rank = 0, .world = 2, .mesh = {1, {{"tp", 2}}}};
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
-    cr_assert_eq(ar_layout_replicate(&o, 1, shape, 0, 1), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 1, shape, 0, 1));
     v.partial = "cp";
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
     v.partial = NULL;
@@ -238,5 +233,5 @@ Test(dump_write, what_does_not_fit_is_refused)
     place.world = 2;
     cr_expect_eq(ar_dump_write("/nonexistent", &place, &v, 1, NULL, 0), AR_ERR_IO);
     expect_error(AR_ERR_IO, folder, "without");
-    cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_OK, "%s", ar_error_message());
+    cr_expect_ok(ar_dump_write(folder, &place, &v, 1, NULL, 0));
 }

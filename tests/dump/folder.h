@@ -3,44 +3,15 @@
 #ifndef TESTS_DUMP_FOLDER_H
 #define TESTS_DUMP_FOLDER_H
 
-#include <criterion/criterion.h>
-#include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "anyrank/dump.h"
 #include "ref/io/file.h"
-
-static char folder[64];
-
-static inline void folder_begin(void)
-{
-    snprintf(folder, sizeof folder, "/tmp/anyrank-dump-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-}
-
-static inline void folder_end(void)
-{
-    struct dirent **list = NULL;
-    const int n = scandir(folder, &list, NULL, NULL);
-    for (int i = 0; i < n; i++) {
-        char path[512];
-        snprintf(path, sizeof path, "%s/%s", folder, list[i]->d_name);
-        unlink(path);
-        free(list[i]);
-    }
-    free(list);
-    rmdir(folder);
-}
+#include "tests/support/folder.h"
 
 static inline void put_text(const char *name, const char *text)
 {
     char path[256];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    cr_assert_eq(ari_file_write(path, text, strlen(text)), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_file_write(path, text, strlen(text)));
 }
 
 /* A file with one F32 tensor, and its placements where they are not NULL. Returns its path, until the next call. */
@@ -58,18 +29,17 @@ static inline const char *put_tensor(const char *file, const char *name, int ndi
     if (own != NULL)
         metadata[n++] = "ANYRANK_PLACEMENT", metadata[n++] = own;
     snprintf(path, sizeof path, "%s/%s", folder, file);
-    cr_assert_eq(ar_st_write(path, &t, 1, metadata, n / 2), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_write(path, &t, 1, metadata, n / 2));
     return path;
 }
 
 /* The status of opening the folder; the dump is closed again. */
 static inline ar_status try_folder(void)
 {
-    ar_dump *d = NULL;
+    OWNED(ar_dump_close) ar_dump *d = NULL;
     ar_error_clear();
     const ar_status st = ar_dump_open(&d, folder, NULL);
     cr_expect((st == AR_OK) == (d != NULL));
-    ar_dump_close(d);
     return st;
 }
 
@@ -78,13 +48,13 @@ static inline void expect_error(ar_status expected, const char *name, const char
 {
     cr_expect_eq(try_folder(), expected, "%s", ar_error_message());
     cr_expect_eq(strncmp(ar_error_message(), name, strlen(name)), 0, "%s", ar_error_message());
-    cr_expect_not_null(strstr(ar_error_message(), detail), "expected '%s' in: %s", detail, ar_error_message());
+    cr_expect_says(detail);
 }
 
 static inline ar_dump *open_folder(void)
 {
     ar_dump *d = NULL;
-    cr_assert_eq(ar_dump_open(&d, folder, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_dump_open(&d, folder, NULL));
     return d;
 }
 

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "dump/placement.h"
 #include "ref/core/clock.h"
 #include "ref/core/scheduler.h"
 #include "support/small.h"
-
-TestSuite(parts_cover, .timeout = 300);
+#include "tests/support/test.h"
 
 #define MAX_BOXES 64
 
@@ -65,12 +60,11 @@ static ari_cover_fault mark(int ndim, const size_t *shape, const ar_dump_box *bo
 static ari_cover check(int ndim, const size_t *shape, const ar_dump_box *box, size_t n)
 {
     ari_cover result;
-    ari_cover_box *list = calloc(n + 1, sizeof *list);
+    OWNED(free) ari_cover_box *list = calloc(n + 1, sizeof *list);
     cr_assert_not_null(list);
     for (size_t i = 0; i < n; i++)
         list[i] = (ari_cover_box){&box[i], i};
     ari_cover_check(&result, ndim, shape, list, n);
-    free(list);
     return result;
 }
 
@@ -142,7 +136,7 @@ Test(parts_cover, a_hundred_thousand_boxes_take_no_time)
 {
     const size_t shape[] = {(size_t)1 << 20, (size_t)1 << 20, (size_t)1 << 20};
     const size_t parts[] = {16, 64, 98}, n = 16 * 64 * 98;
-    ar_dump_box *box = calloc(n, sizeof *box);
+    OWNED(free) ar_dump_box *box = calloc(n, sizeof *box);
     cr_assert_not_null(box);
     for (size_t i = 0; i < n; i++) {
         size_t rest = i * 48271 % n; /* in no order: the factor is prime to n */
@@ -161,7 +155,6 @@ Test(parts_cover, a_hundred_thousand_boxes_take_no_time)
     box[n / 2].extent[1]--;
     cr_expect_eq(check(3, shape, box, n - 1).fault, ARI_COVER_GAP);
     cr_expect_lt(ari_now_ns() - start, 20000000000u);
-    free(box);
 }
 
 /* Herringbone: dominoes of which no plane separates any. Returns how many; NULL counts them. */
@@ -186,9 +179,8 @@ static size_t herringbone(ar_dump_box *box, size_t size)
 Test(parts_cover, what_is_hopelessly_tangled_ends)
 {
     const size_t small[] = {40, 40}, large[] = {200, 200}, n = herringbone(NULL, 200);
-    ar_dump_box *box = calloc(n, sizeof *box);
+    OWNED(free) ar_dump_box *box = calloc(n, sizeof *box);
     cr_assert_not_null(box);
     cr_expect_eq(check(2, small, box, herringbone(box, 40)).fault, ARI_COVERED);
     cr_expect_eq(check(2, large, box, herringbone(box, 200)).fault, ARI_COVER_IRREGULAR);
-    free(box);
 }

@@ -2,8 +2,6 @@
 #include "dump/folder.h"
 #include "dump/placement.h"
 
-TestSuite(placement, .timeout = 300);
-
 typedef struct malformed {
     const char *dcp, *own, *says;
 } malformed;
@@ -61,9 +59,8 @@ static const malformed texts[] = {
 Test(placement, malformed_texts_are_named_errors)
 {
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        ari_placement p;
+        SCOPED(ari_placement_fini) ari_placement p;
         cr_expect_eq(ari_placement_parse(&p, texts[i].dcp, texts[i].own, "FILE"), AR_ERR_FORMAT, "text %zu", i);
-        ari_placement_fini(&p);
         cr_expect_eq(strncmp(ar_error_message(), "InvalidPlacement: FILE: ", 24), 0, "%s", ar_error_message());
         cr_expect_not_null(strstr(ar_error_message(), texts[i].says), "expected '%s' in: %s", texts[i].says,
                            ar_error_message());
@@ -109,10 +106,10 @@ Test(placement, what_is_written_is_read_again)
                                .at = {0, 1, 1},
                                .tensor = t,
                                .tensors = 2};
-    char *dcp = NULL, *own = NULL;
-    ari_placement in;
-    cr_assert_eq(ari_placement_text(&dcp, &own, &out), AR_OK);
-    cr_assert_eq(ari_placement_parse(&in, dcp, own, "FILE"), AR_OK, "%s", ar_error_message());
+    OWNED(free) char *dcp = NULL, *own = NULL;
+    SCOPED(ari_placement_fini) ari_placement in;
+    cr_assert_ok(ari_placement_text(&dcp, &own, &out));
+    cr_assert_ok(ari_placement_parse(&in, dcp, own, "FILE"));
     cr_expect(in.rank == 5 && in.world == 24 && in.mesh.ndim == 3 && in.has_at && in.at[2] == 1);
     cr_expect_eq(memcmp(&in.mesh, &out.mesh, sizeof in.mesh), 0);
     const ari_placed *a = ari_placement_find(&in, "a"), *b = ari_placement_find(&in, t[1].name);
@@ -121,7 +118,4 @@ Test(placement, what_is_written_is_read_again)
     cr_expect(a->replica == 1 && a->replicas == 3 && !a->partial);
     cr_expect(b->ndim == 0 && b->partial && b->partial_over == 5);
     cr_expect_null(ari_placement_find(&in, "c"));
-    ari_placement_fini(&in);
-    free(dcp);
-    free(own);
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where parameters lie, told without a model, against the parameters of models that are made. */
-#include <criterion/criterion.h>
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/model.h"
 #include "anyrank/reshard.h"
 #include "support/rank_run.h"
-
-TestSuite(reshard_placement, .timeout = 300);
+#include "tests/support/test.h"
 
 static bool same_layout(const ar_layout *a, const ar_layout *b)
 {
@@ -37,12 +32,10 @@ static ar_status on_rank(ar_ctx *ctx, void *user)
 {
     const ar_config *c = user;
     ar_param *params[512];
-    ar_model *m = NULL;
+    OWNED(ar_model_destroy) ar_model *m = NULL;
     AR_TRY(ar_model_create(&m, ctx, c, NULL));
     const size_t n = ar_model_params(m, params, 512);
-    const ar_status st = n <= 512 ? compare_params(ctx, c, params, n) : AR_ERR_ARG;
-    ar_model_destroy(m);
-    return st;
+    return n <= 512 ? compare_params(ctx, c, params, n) : AR_ERR_ARG;
 }
 
 /* Returns how many layouts there are. */
@@ -74,7 +67,7 @@ static int compare_folder(const char *root)
         if (e->d_name[0] == '.' || (f = fopen(path, "r")) == NULL)
             continue;
         fclose(f);
-        cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_config_load(&c, path));
         if (c.hidden > 1024) /* of a large model only the shapes are bundled: its weights are no test's to make */
             continue;
         cr_expect_gt(compare_config(&c, 8), 1, "%s", path);
@@ -131,13 +124,13 @@ Test(reshard_placement, more_ranks_than_kv_heads_and_an_uneven_vocabulary_lie_as
 Test(reshard_placement, the_embedding_can_be_split_along_the_hidden_dimension)
 {
     ar_layout o;
-    cr_assert_eq(ar_param_placement(&o, &odd, "model.embed_tokens.weight", 4, 1, true), AR_OK);
+    cr_assert_ok(ar_param_placement(&o, &odd, "model.embed_tokens.weight", 4, 1, true));
     cr_expect_eq(o.nbox, 1u);
     cr_expect_eq(o.box[0].global[0], 0u);
     cr_expect_eq(o.box[0].extent[0], 257u);
     cr_expect_eq(o.box[0].global[1], 6u);
     cr_expect_eq(o.box[0].extent[1], 6u);
-    cr_assert_eq(ar_param_placement(&o, &odd, "lm_head.weight", 4, 1, true), AR_OK);
+    cr_assert_ok(ar_param_placement(&o, &odd, "lm_head.weight", 4, 1, true));
     cr_expect_eq(o.box[0].global[0], 65u);
     cr_expect_eq(o.box[0].extent[1], 24u);
     cr_expect_eq(ar_param_placement(&o, &odd, "model.embed_tokens.weight", 7, 1, true), AR_ERR_INDIVISIBLE);
@@ -146,20 +139,16 @@ Test(reshard_placement, the_embedding_can_be_split_along_the_hidden_dimension)
 Test(reshard_placement, what_cannot_be_split_is_named)
 {
     ar_layout o;
-    cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.1.self_attn.k_proj.weight", 3, 0, false),
-                 AR_ERR_INDIVISIBLE);
-    cr_expect(strstr(ar_error_message(), "model.layers.1.self_attn.k_proj.weight: dimension 0 of 12 is 2 heads"), "%s",
-              ar_error_message());
+    cr_expect_refused(ar_param_placement(&o, &odd, "model.layers.1.self_attn.k_proj.weight", 3, 0, false),
+                      AR_ERR_INDIVISIBLE, "model.layers.1.self_attn.k_proj.weight: dimension 0 of 12 is 2 heads");
     /* 48 = 16 heads of 3 divides by 24 where the heads do not */
     ar_config c = odd;
     c.head_dim = 3;
-    cr_expect_eq(ar_param_placement(&o, &c, "model.layers.1.self_attn.o_proj.weight", 24, 0, false),
-                 AR_ERR_INDIVISIBLE);
-    cr_expect(strstr(ar_error_message(), "dimension 1 of 48 is 16 heads"), "%s", ar_error_message());
-    cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.0.mlp.up_proj.weight", 5, 0, false), AR_ERR_INDIVISIBLE);
-    cr_expect(
-        strstr(ar_error_message(), "model.layers.0.mlp.up_proj.weight: dimension 0 of 48 cannot be split over tp=5"),
-        "%s", ar_error_message());
+    cr_expect_refused(ar_param_placement(&o, &c, "model.layers.1.self_attn.o_proj.weight", 24, 0, false),
+                      AR_ERR_INDIVISIBLE, "dimension 1 of 48 is 16 heads");
+    cr_expect_refused(ar_param_placement(&o, &odd, "model.layers.0.mlp.up_proj.weight", 5, 0, false),
+                      AR_ERR_INDIVISIBLE,
+                      "model.layers.0.mlp.up_proj.weight: dimension 0 of 48 cannot be split over tp=5");
     cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.2.mlp.up_proj.weight", 2, 0, false), AR_ERR_NOT_FOUND);
     cr_expect_eq(ar_param_placement(&o, &odd, "model.norm.weight", 2, 2, false), AR_ERR_ARG);
 }
@@ -168,7 +157,7 @@ static void expect_ranks(const ar_config *c, const char *name, const ar_parallel
 {
     for (int r = 0; r < p->pp; r++) {
         bool here = false;
-        cr_assert_eq(ar_param_staged(&here, c, name, p, r), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_param_staged(&here, c, name, p, r));
         cr_expect_eq(here, held[r] == '1', "%s, rank %d of %d", name, r, p->pp);
     }
 }
@@ -214,10 +203,10 @@ Test(reshard_placement, stages_that_no_model_has)
     ar_config c = odd;
     bool held;
     c.layers = 8;
-    cr_expect_eq(ar_param_staged(&held, &c, "model.norm.weight", &(ar_parallel){.pp = 9}, 0), AR_ERR_INDIVISIBLE);
-    cr_expect(strstr(ar_error_message(), "8 layers"), "%s", ar_error_message());
+    cr_expect_refused(ar_param_staged(&held, &c, "model.norm.weight", &(ar_parallel){.pp = 9}, 0), AR_ERR_INDIVISIBLE,
+                      "8 layers");
     cr_expect_eq(ar_param_staged(&held, &c, "model.norm.weight", &(ar_parallel){.pp = 3}, 3), AR_ERR_ARG);
     const ar_parallel short_of = {.pp = 3, .stages = {3, {3, 2, 2}}};
-    cr_expect_eq(ar_param_staged(&held, &c, "model.norm.weight", &short_of, 0), AR_ERR_ARG);
-    cr_expect(strstr(ar_error_message(), "are 7; the model has 8"), "%s", ar_error_message());
+    cr_expect_refused(ar_param_staged(&held, &c, "model.norm.weight", &short_of, 0), AR_ERR_ARG,
+                      "are 7; the model has 8");
 }

@@ -1,43 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Resharding by the library: tensors of unusual shapes and dtypes, sums of partial parts, what is told on the way. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "anyrank/reshard.h"
-
-TestSuite(reshard, .timeout = 300);
+#include "tests/support/folder.h"
 
 static const char config[] = "{\"model_type\": \"llama\", \"vocab_size\": 6, \"hidden_size\": 4, "
                              "\"intermediate_size\": 8, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "
                              "\"num_key_value_heads\": 2, \"tie_word_embeddings\": true}";
 
-static char folder[64];
-
-static void begin(void)
-{
-    snprintf(folder, sizeof folder, "/tmp/anyrank-reshard-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-}
-
-static void end(void)
-{
-    char command[96];
-    snprintf(command, sizeof command, "rm -r '%s'", folder);
-    cr_assert_eq(system(command), 0);
-}
-
-static const char *at(const char *name)
-{
-    static char path[4][128];
-    static int next;
-    char *p = path[next++ % 4];
-    snprintf(p, sizeof path[0], "%s/%s", folder, name);
-    return p;
-}
+TestSuite(reshard, .init = folder_begin, .fini = folder_end);
 
 static void write_text(const char *path, const char *text)
 {
@@ -82,7 +55,7 @@ static ar_reshard_options request(const char *in, const char *out, told *t)
         .in = in, .out = out, .note = on_note, .progress = on_progress, .file = on_file, .user = t};
 }
 
-Test(reshard, unusual_tensors_go_there_and_back, .init = begin, .fini = end)
+Test(reshard, unusual_tensors_go_there_and_back)
 {
     static const unsigned char bytes[256] = {1, 2, 3, 250, 251, 252};
     static const ar_st_tensor tensors[] = {
@@ -92,14 +65,14 @@ Test(reshard, unusual_tensors_go_there_and_back, .init = begin, .fini = end)
     static const char *const metadata[] = {"format", "pt"};
     told t = {.last = 0}, back = {.last = 0};
     ar_reshard_result r;
-    cr_assert_eq(mkdir(at("in"), 0777), 0);
-    write_text(at("in/config.json"), config);
-    cr_assert_eq(ar_st_write(at("in/model.safetensors"), tensors, 6, metadata, 1), AR_OK, "%s", ar_error_message());
-    ar_reshard_options o = request(at("in"), at("ranks"), &t);
+    cr_assert_eq(mkdir(in_folder("in"), 0777), 0);
+    write_text(in_folder("in/config.json"), config);
+    cr_assert_ok(ar_st_write(in_folder("in/model.safetensors"), tensors, 6, metadata, 1));
+    ar_reshard_options o = request(in_folder("in"), in_folder("ranks"), &t);
     o.tp = o.pp = 1;
     o.dp = 2;
     o.dp_copies = true;
-    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_reshard(&r, &o));
     cr_expect_eq(r.tensors, 6u);
     cr_expect_eq(r.files, 2u);
     cr_expect_eq(r.bytes, 2 * (6u + 8 + 0 + 24 + 24 + 8));
@@ -107,52 +80,50 @@ Test(reshard, unusual_tensors_go_there_and_back, .init = begin, .fini = end)
     cr_expect(strstr(t.notes, "3 tensors that the config does not have, copied whole: 'complex', 'f4', 'six'"), "%s",
               t.notes);
     cr_expect(!t.falls && t.last == 1.0, "progress ends at %g", t.last);
-    o = request(at("ranks"), at("out"), &back);
-    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
+    o = request(in_folder("ranks"), in_folder("out"), &back);
+    cr_assert_ok(ar_reshard(&r, &o));
     cr_expect_eq(back.files, 2u); /* the scalar that belongs to a parameter is the optimizer's */
     cr_expect_eq(back.tensors, 6u);
-    ar_st_file *f = NULL;
-    cr_assert_eq(ar_st_open(&f, at("out/model.safetensors")), AR_OK, "%s", ar_error_message());
+    OWNED(ar_st_close) ar_st_file *f = NULL;
+    cr_assert_ok(ar_st_open(&f, in_folder("out/model.safetensors")));
     for (int i = 0; i < 5; i++) {
         const ar_st_entry *e = ar_st_find(f, tensors[i].name);
         cr_assert_not_null(e, "%s", tensors[i].name);
         cr_expect(e->dtype == tensors[i].dtype && e->ndim == tensors[i].ndim);
         cr_expect_arr_eq(e->data, bytes, e->bytes, "%s", e->name);
     }
-    ar_st_close(f);
 }
 
-Test(reshard, a_sum_of_parts_is_made_whole_and_told, .init = begin, .fini = end)
+Test(reshard, a_sum_of_parts_is_made_whole_and_told)
 {
     const size_t shape[1] = {3};
-    cr_assert_eq(mkdir(at("in"), 0777), 0);
+    cr_assert_eq(mkdir(in_folder("in"), 0777), 0);
     for (int rank = 0; rank < 2; rank++) {
         float part[3] = {1.0f + (float)rank, 2.0f, -3.0f * (float)rank};
         ar_tensor local;
         ar_layout layout;
-        cr_assert_eq(ar_tensor_view(&local, AR_F32, 1, shape, (ar_buf){part}), AR_OK);
-        cr_assert_eq(ar_layout_replicate(&layout, 1, shape, 0, 1), AR_OK);
+        cr_assert_ok(ar_tensor_view(&local, AR_F32, 1, shape, (ar_buf){part}));
+        cr_assert_ok(ar_layout_replicate(&layout, 1, shape, 0, 1));
         const ar_dump_value value = {"w", AR_F32, &local, &layout, "tp"};
         const ar_dump_place place = {.rank = rank, .world = 2, .mesh = {1, {{"tp", 2}}}, .at = {rank}};
-        cr_assert_eq(ar_dump_write(at("in"), &place, &value, 1, NULL, 0), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_dump_write(in_folder("in"), &place, &value, 1, NULL, 0));
     }
     told t = {.last = 0};
     ar_reshard_result r;
-    ar_st_file *f = NULL;
-    const ar_reshard_options o = request(at("in"), at("out"), &t);
-    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
+    OWNED(ar_st_close) ar_st_file *f = NULL;
+    const ar_reshard_options o = request(in_folder("in"), in_folder("out"), &t);
+    cr_assert_ok(ar_reshard(&r, &o));
     cr_expect_str_eq(t.notes, "1 tensor summed over the ranks' parts: 'w'\n");
-    cr_assert_eq(ar_st_open(&f, at("out/model.safetensors")), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_open(&f, in_folder("out/model.safetensors")));
     const float sum[3] = {3.0f, 4.0f, -3.0f};
     cr_expect_arr_eq(ar_st_find(f, "w")->data, sum, sizeof sum);
-    ar_st_close(f);
 }
 
 /* [3, 4, 4] in four parts of [3, 2, 2]: no two dimensions can be walked as one. */
-Test(reshard, parts_of_three_dimensions_are_put_together, .init = begin, .fini = end)
+Test(reshard, parts_of_three_dimensions_are_put_together)
 {
     const size_t full[3] = {3, 4, 4}, part[3] = {3, 2, 2};
-    cr_assert_eq(mkdir(at("in"), 0777), 0);
+    cr_assert_eq(mkdir(in_folder("in"), 0777), 0);
     for (int rank = 0; rank < 4; rank++) {
         const size_t row = (size_t)rank / 2 * 2, column = (size_t)rank % 2 * 2;
         float value[12];
@@ -163,17 +134,17 @@ Test(reshard, parts_of_three_dimensions_are_put_together, .init = begin, .fini =
         ar_tensor local;
         ar_layout layout = {.ndim = 3, .shape = {3, 4, 4}, .nbox = 1, .replicas = 1};
         layout.box[0] = (ar_box){.global = {0, row, column}, .extent = {3, 2, 2}};
-        cr_assert_eq(ar_tensor_view(&local, AR_F32, 3, part, (ar_buf){value}), AR_OK);
+        cr_assert_ok(ar_tensor_view(&local, AR_F32, 3, part, (ar_buf){value}));
         const ar_dump_value one = {"w", AR_F32, &local, &layout, NULL};
         const ar_dump_place place = {.rank = rank, .world = 4};
-        cr_assert_eq(ar_dump_write(at("in"), &place, &one, 1, NULL, 0), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_dump_write(in_folder("in"), &place, &one, 1, NULL, 0));
     }
     told t = {.last = 0};
     ar_reshard_result r;
-    ar_st_file *f = NULL;
-    const ar_reshard_options o = request(at("in"), at("out"), &t);
-    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_st_open(&f, at("out/model.safetensors")), AR_OK, "%s", ar_error_message());
+    OWNED(ar_st_close) ar_st_file *f = NULL;
+    const ar_reshard_options o = request(in_folder("in"), in_folder("out"), &t);
+    cr_assert_ok(ar_reshard(&r, &o));
+    cr_assert_ok(ar_st_open(&f, in_folder("out/model.safetensors")));
     const ar_st_entry *w = ar_st_find(f, "w");
     cr_assert(w && w->count == 48 && memcmp(w->shape, full, sizeof full) == 0);
     for (size_t i = 0; i < 48; i++) {
@@ -181,10 +152,9 @@ Test(reshard, parts_of_three_dimensions_are_put_together, .init = begin, .fini =
         memcpy(&value, (const char *)w->data + i * sizeof value, sizeof value);
         cr_expect_eq(value, (float)i, "element %zu is %g", i, (double)value);
     }
-    ar_st_close(f);
 }
 
-Test(reshard, a_transposed_and_packed_dump_becomes_the_configs_layout, .init = begin, .fini = end)
+Test(reshard, a_transposed_and_packed_dump_becomes_the_configs_layout)
 {
     /* [in, out] in the files, rows interleaved over two ranks by the mapping's box: the boxes have strides */
     static const unsigned char a[4] = {0, 2, 4, 6}, b[4] = {1, 3, 5, 7};
@@ -192,66 +162,62 @@ Test(reshard, a_transposed_and_packed_dump_becomes_the_configs_layout, .init = b
         "{\"version\": 1, \"mesh\": [[\"tp\", 2]], \"files\": \"part{tp}.safetensors\", \"tensors\": [{\"match\": "
         "\"t\", \"shard\": {\"tp\": 0}, \"transpose\": true, \"rename\": \"w\"}]}";
     const ar_st_tensor one = {"t", AR_U8, 2, {2, 2}, a}, two = {"t", AR_U8, 2, {2, 2}, b};
-    cr_assert_eq(mkdir(at("in"), 0777), 0);
-    cr_assert_eq(ar_st_write(at("in/part0.safetensors"), &one, 1, NULL, 0), AR_OK);
-    cr_assert_eq(ar_st_write(at("in/part1.safetensors"), &two, 1, NULL, 0), AR_OK);
-    write_text(at("map.json"), map);
+    cr_assert_eq(mkdir(in_folder("in"), 0777), 0);
+    cr_assert_ok(ar_st_write(in_folder("in/part0.safetensors"), &one, 1, NULL, 0));
+    cr_assert_ok(ar_st_write(in_folder("in/part1.safetensors"), &two, 1, NULL, 0));
+    write_text(in_folder("map.json"), map);
     told t = {.last = 0};
     ar_reshard_result r;
-    ar_st_file *f = NULL;
-    ar_reshard_options o = request(at("in"), at("out"), &t);
-    o.map = at("map.json");
-    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_st_open(&f, at("out/model.safetensors")), AR_OK, "%s", ar_error_message());
+    OWNED(ar_st_close) ar_st_file *f = NULL;
+    ar_reshard_options o = request(in_folder("in"), in_folder("out"), &t);
+    o.map = in_folder("map.json");
+    cr_assert_ok(ar_reshard(&r, &o));
+    cr_assert_ok(ar_st_open(&f, in_folder("out/model.safetensors")));
     const ar_st_entry *w = ar_st_find(f, "w");
     cr_assert_not_null(w);
     cr_expect_eq(w->count, 8u);
-    ar_dump *d = NULL;
+    OWNED(ar_dump_close) ar_dump *d = NULL;
     const ar_dump_options with = {.map = o.map};
     unsigned char full[8];
-    cr_assert_eq(ar_dump_open(&d, at("in"), &with), AR_OK);
-    cr_assert_eq(ar_dump_read(ar_dump_find(d, "w"), 0, 8, full), AR_OK);
+    cr_assert_ok(ar_dump_open(&d, in_folder("in"), &with));
+    cr_assert_ok(ar_dump_read(ar_dump_find(d, "w"), 0, 8, full));
     cr_expect_arr_eq(w->data, full, 8);
-    ar_dump_close(d);
-    ar_st_close(f);
 }
 
-Test(reshard, nothing_is_written_through_a_link, .init = begin, .fini = end)
+Test(reshard, nothing_is_written_through_a_link)
 {
     static const float norm[] = {1, 2, 3, 4};
     static const ar_st_tensor tensor = {"model.norm.weight", AR_F32, 1, {4}, norm};
     told t = {.last = 0};
     ar_reshard_result r;
-    ar_st_file *f = NULL;
-    cr_assert_eq(mkdir(at("in"), 0777), 0);
-    write_text(at("in/config.json"), config);
-    cr_assert_eq(ar_st_write(at("in/model.safetensors"), &tensor, 1, NULL, 0), AR_OK, "%s", ar_error_message());
-    ar_reshard_options o = request(at("in"), at("out"), &t);
+    OWNED(ar_st_close) ar_st_file *f = NULL;
+    cr_assert_eq(mkdir(in_folder("in"), 0777), 0);
+    write_text(in_folder("in/config.json"), config);
+    cr_assert_ok(ar_st_write(in_folder("in/model.safetensors"), &tensor, 1, NULL, 0));
+    ar_reshard_options o = request(in_folder("in"), in_folder("out"), &t);
     o.tp = 2;
-    cr_assert_eq(ar_reshard(&r, &o), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(unlink(at("out/rank-00000.safetensors")), 0);
-    cr_assert_eq(symlink(at("in/model.safetensors"), at("out/rank-00000.safetensors")), 0);
-    o = request(at("in"), at("out"), &t);
+    cr_assert_ok(ar_reshard(&r, &o));
+    cr_assert_eq(unlink(in_folder("out/rank-00000.safetensors")), 0);
+    cr_assert_eq(symlink(in_folder("in/model.safetensors"), in_folder("out/rank-00000.safetensors")), 0);
+    o = request(in_folder("in"), in_folder("out"), &t);
     o.tp = 2;
-    cr_expect_eq(ar_reshard(&r, &o), AR_ERR_ARG);
-    cr_expect(strstr(ar_error_message(), "holds a link ('rank-00000.safetensors')"), "%s", ar_error_message());
-    cr_assert_eq(ar_st_open(&f, at("in/model.safetensors")), AR_OK, "%s", ar_error_message());
+    cr_expect_refused(ar_reshard(&r, &o), AR_ERR_ARG, "holds a link ('rank-00000.safetensors')");
+    cr_assert_ok(ar_st_open(&f, in_folder("in/model.safetensors")));
     cr_expect_null(ar_st_metadata(f, "ANYRANK_PLACEMENT"), "the input is a rank's file now");
-    ar_st_close(f);
 }
 
-Test(reshard, a_journal_of_anybodys_is_read_with_care, .init = begin, .fini = end)
+Test(reshard, a_journal_of_anybodys_is_read_with_care)
 {
     static const char *const journals[] = {"", "[]", "{}", "{\"request\": {}, \"files\": []}",
                                            "{\"request\": {\"tp\": \"x\"}, \"files\": {}}"};
     const ar_st_tensor one = {"t", AR_U8, 1, {2}, "ab"};
     ar_reshard_result r;
     told t = {.last = 0};
-    cr_assert_eq(ar_st_write(at("in.safetensors"), &one, 1, NULL, 0), AR_OK);
-    cr_assert_eq(mkdir(at("out"), 0777), 0);
+    cr_assert_ok(ar_st_write(in_folder("in.safetensors"), &one, 1, NULL, 0));
+    cr_assert_eq(mkdir(in_folder("out"), 0777), 0);
     for (size_t i = 0; i < sizeof journals / sizeof *journals; i++) {
-        const ar_reshard_options o = request(at("in.safetensors"), at("out"), &t);
-        write_text(at("out/.anyrank-reshard.json"), journals[i]);
+        const ar_reshard_options o = request(in_folder("in.safetensors"), in_folder("out"), &t);
+        write_text(in_folder("out/.anyrank-reshard.json"), journals[i]);
         const ar_status st = ar_reshard(&r, &o);
         cr_expect(st == AR_ERR_FORMAT || st == AR_ERR_ARG, "journal %zu: %s", i, ar_error_message());
     }

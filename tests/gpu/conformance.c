@@ -36,7 +36,7 @@ static int usage(const char *what)
 {
     fprintf(stderr,
             "%s\nusage: [cpu|emulated|cuda[:N]] [--slot NAME] [--break NAME] [--seed S] [--rounds R] "
-            "[--passes all|first] [--small]\n",
+            "[--passes all|first] [--small] | --list\n",
             what);
     return 2;
 }
@@ -240,6 +240,11 @@ int conformance_run(int argc, char **argv, const char *device)
 {
     static sums all;
     request r = {.seed = 1, .rounds = 1, .small = small_only()};
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+        for (size_t i = 0; i < SLOTS; i++)
+            puts(slots[i].name);
+        return 0;
+    }
     const int bad = parse(&r, argc, argv, device);
     if (bad != 0)
         return bad;

@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 import unittest
 
-from nvcc import NVCC, ROOT, need_nvcc
+from nvcc import NVCC, OWN_ARCHITECTURE, OWN_KERNEL, ROOT, need_nvcc, spilling_kernels
+from ptx_test import ARCHITECTURE, SPELL_FMA
 
 BUILD = pathlib.Path(os.environ.get("ANYRANK_BUILD", ROOT / "build")).resolve()
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ANYRANK")}
@@ -44,6 +45,14 @@ class Cuda(unittest.TestCase):
         undefined = must("nm", "-u", CUDA / "anyrank_cuda.o", CUDA / "anyrank_cuda_sm90.o")
         self.assertEqual(re.findall(r"\b(?:_ZS|_ZNS|_ZNKS|_Zn|_Zd|__cxa|__gxx)\w+", undefined), [])
 
+    def test_every_kernel_keeps_its_numbers_in_registers(self):
+        files = sorted((ROOT / "gpu").glob("*.cu"))
+        for sources in ([path for path in files if path.name in SPELL_FMA],
+                        [path for path in files if path.name not in SPELL_FMA], [OWN_KERNEL]):
+            kernels, spilling = spilling_kernels(sources, OWN_ARCHITECTURE if sources == [OWN_KERNEL] else ARCHITECTURE)
+            self.assertGreaterEqual(kernels, 4)
+            self.assertEqual(spilling, [])
+
     def test_the_command_tells_what_is_missing(self):
         # No GPU, also where there is one.
         done = run(COMMAND, "check", "stack-demo", "--device", "cuda", CUDA_VISIBLE_DEVICES="-1")
@@ -64,8 +73,8 @@ class DeviceCheck(unittest.TestCase):
                         "--build", f"{folder}/device", OUT=f"{folder}/out")
         steps = dict(re.findall(r"^(\w+) +(ok|skip) ", said, re.MULTILINE))
         self.assertEqual([name for name, verdict in steps.items() if verdict == "ok"],
-                         ["machine", "smoke", "conformance", "check1", "check2", "check4", "bench_gemm", "bench_block",
-                          "own_kernel", "golden", "training", "check8"], said)
+                         ["machine", "smoke", "conformance", "check1", "check2", "check4", "golden", "training", "bench_gemm",
+                          "bench_block", "bits", "own_kernel", "check8"], said)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,11 @@ ON_GPU = PROGRAM + """case $1 in
     train) echo '"weights_hash": "0123ab"' ;;
     check) case "$*" in *--inject*) exit 1 ;; esac ;;
     bench)
-        while [ $# -gt 0 ]; do [ "$1" != --json ] || echo '{"rows": []}' > "$2"; shift; done
+        while [ $# -gt 0 ]; do
+            case "$1 $2" in '--json -') echo "'bits': $OTHER_BITS$ANYRANK_IMMA_KERNEL" | tr "'" '"'; exit ;;
+                '--json '*) echo '{"rows": []}' > "$2" ;; esac
+            shift
+        done
         printf 'batch m n k native exact prepared spread pedantic\\n'
         printf '1 4096 4096 4096 50.0 0.5 0.4 1 %% 1.02\\n\\nwords\\n'
         printf 'block  numerics  slot\\ngpt  exact  gemm_acc\\n' ;;
@@ -80,7 +84,8 @@ class DeviceCheck(Case):
     def test_refuses_what_it_does_not_know(self):
         for arguments, says in ((["--nix"], "unknown option --nix"), (["--only", "smoke,nix"], "no step nix"),
                                 (["--budget", "soon"], "'soon' is not a number"), (["--only"], "--only needs a value"),
-                                (["--deps", "/nowhere"], "/nowhere is no folder")):
+                                (["--deps", "/nowhere"], "/nowhere is no folder"),
+                                (["--build", "/dev/null/x"], "no folder can be made at /dev/null/x.logs")):
             self.assertIn(says, self.check(*arguments, status=2)[0])
 
     def test_runs_the_programs_themselves_on_the_emulated_device(self):
@@ -125,6 +130,17 @@ class DeviceCheck(Case):
         self.assertEqual(steps["build"][0], "FAIL")
         self.assertEqual(steps["smoke"], ("FAIL", "skipped, which was not expected: nothing was built"))
 
+    def test_builds_where_the_driver_is_too_old_for_the_programs(self):
+        self.script(self.path / "cmake", CMAKE)
+        self.script(self.path / "nvcc", "#!/bin/sh\n")
+        for name in ("anyrank", "conformance_main", "gpu_smoke"):
+            self.script(self.folder / "good" / name, PROGRAM + "echo built here\n")
+        info = "[ \"$1\" != info ] || echo 'CUDA          13.0, but the driver is for CUDA 12.4'\n"
+        self.script(self.prebuilt / "anyrank", PROGRAM + info)
+        said, steps, _ = self.check("--only", "smoke", status=0, FAKE_BUILT=str(self.folder / "good"))
+        self.assertIn("its driver is for CUDA 12.4; building instead", said)
+        self.assertEqual(steps["smoke"], ("ok", "built here"))
+
     def test_takes_an_archive_of_the_programs(self):
         archive = self.folder / "programs.tgz"
         subprocess.run(["tar", "-C", str(self.prebuilt), "-czf", str(archive), "."], check=True, timeout=600)
@@ -147,12 +163,23 @@ class DeviceCheck(Case):
         self.assertEqual(steps["machine"], ("FAIL", "no GPU: 13.0, but this machine has no NVIDIA driver"))
         self.assertEqual(steps["smoke"][0], "FAIL")
 
+    def test_a_sanitizer_that_ends_no_slot_is_skipped(self):
+        self.script(self.path / "nvidia-smi", NVIDIA_SMI)
+        self.script(self.path / "compute-sanitizer", "#!/bin/sh\nexit 124\n")
+        self.script(self.prebuilt / "anyrank", ON_GPU)
+        self.script(self.prebuilt / "conformance_main", PROGRAM + "[ \"$1\" != --list ] || { echo pack; exit; }\n")
+        _, steps, _ = self.check("--only", "memcheck", "--allow-skip", "sanitizers", status=0)
+        self.assertEqual(steps["memcheck"], ("skip", "compute-sanitizer ended no slot in its time"))
+
     def test_every_step_of_a_machine_with_a_gpu(self):
         self.script(self.path / "nvidia-smi", NVIDIA_SMI)
         self.script(self.path / "compute-sanitizer", "#!/bin/sh\necho 'Error: Device not supported'\nexit 1\n")
         self.script(self.path / "python3", "#!/bin/sh\nexit 1\n")  # without PyTorch
         self.script(self.prebuilt / "anyrank", ON_GPU)
-        self.script(self.prebuilt / "conformance_main", PROGRAM + "echo 'cpu and cuda: 50 slots'\n")
+        self.script(self.prebuilt / "conformance_main", PROGRAM + """case "$1 $ANYRANK_IMMA_KERNEL" in
+    --list*) echo pack; exit ;; "cuda own") echo 'own is for compute capability 9.0'; exit 77 ;; esac
+echo 'cpu and cuda: 50 slots'
+""")
         self.script(self.prebuilt / "bench_nccl", "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE\"\n")
         _, steps, _ = self.check("--allow-skip", "torch,sanitizers", status=0)
         skipped = [name for name, (verdict, _) in steps.items() if verdict == "skip"]
@@ -167,14 +194,26 @@ class DeviceCheck(Case):
         listed = start(["sh", ROOT / "gpu/device-check.sh", "--list"]).stdout.split()
         self.assertEqual(list(steps), listed)
 
-    def test_stops_after_an_error_that_ends_the_context(self):
+    def test_bits_of_results_that_another_way_computes_are_compared(self):
+        self.script(self.prebuilt / "anyrank", ON_GPU)
+        _, steps, _ = self.check("--host", "--only", "bits", status=1)
+        self.assertEqual(steps["bits"], ("FAIL", "bench gemm --m 40 --n 24 --k 600: own has other bits than imma16"))
+
+    def test_an_error_that_ends_the_context_ends_one_process(self):
         error = "echo 'the GPU failed: fill: an illegal address (cudaErrorIllegalAddress)'\nexit 1\n"
         self.script(self.prebuilt / "gpu_smoke", PROGRAM + error)
-        _, steps, _ = self.check("--host", "--only", "smoke,conformance", status=1)
+        self.script(self.prebuilt / "conformance_main", PROGRAM + f"""case "$*" in
+    --list) echo fill; echo pack ;;
+    *'--slot pack') echo 'cpu and emulated: 1 slots' ;;
+    *) {error} ;;
+esac
+""")
+        said, steps, _ = self.check("--host", "--stop-early", "--only", "smoke,conformance", status=1)
         self.assertEqual(steps["smoke"][0], "FAIL")
         self.assertIn("smoke ended the GPU's context", steps["conformance"][1])
-        _, steps, _ = self.check("--host", "--keep-going", "--only", "smoke,conformance", status=1)
-        self.assertNotIn("context", steps["conformance"][1])
+        said, steps, _ = self.check("--host", "--only", "smoke,conformance", status=1)
+        self.assertEqual(steps["conformance"], ("FAIL", "cpu and emulated: 1 slots"))
+        self.assertIn("illegal address", said[said.index("conformance:"):])
 
     def test_a_step_that_hangs_is_stopped(self):
         self.script(self.prebuilt / "gpu_smoke", PROGRAM + "exec sleep 600\n")

@@ -27,6 +27,7 @@
 #include "gpu/nccl/nccl.h"
 #include "ref/core/reduce.h"
 #include "tests/gpu/fake_nccl_lazy.h"
+#include "tests/support/scoped.h"
 
 enum { RANKS_MOST = 16, PIPE_BYTES = 1 << 16, PATH_BYTES = 64 };
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
@@ -72,6 +73,8 @@ typedef struct fake_comm {
     int splits, own_fd;
     void **made; /* where the split that is under way puts what it gives */
     lazy_comm lazy;
+    uint64_t peers; /* that it has exchanged with, a bit each */
+    int groups;     /* calls so far */
     struct fake_comm *next;
 } fake_comm;
 
@@ -284,17 +287,15 @@ static int finish(action *a)
 static void free_calls(fake_comm *c)
 {
     while (c->messages) {
-        message *m = c->messages;
+        OWNED(free) message *m = c->messages;
         c->messages = m->next;
-        free(m);
     }
     while (c->actions) {
-        action *a = c->actions;
+        OWNED(free) action *a = c->actions;
         c->actions = a->next;
         free(a->in);
         free(a->others);
         free(a->result);
-        free(a);
     }
 }
 
@@ -355,6 +356,7 @@ static int end_group(void)
     actions = NULL;
     messages = NULL;
     group_of = NULL;
+    c->groups++;
     lazy_begin(&c->lazy);
     if (error_wanted("dwell"))
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
@@ -650,9 +652,20 @@ int ncclAllGather(const void *send, void *recv, size_t count, int type, void *co
     return end_alone();
 }
 
+/* NCCL makes a connection with the first exchange that needs it, and waits for the peer: all are to be made by a
+ * communicator's first two calls, which are nobody's. */
+static void connect_to(fake_comm *c, int peer)
+{
+    _Static_assert(RANKS_MOST <= 64, "a bit for each rank");
+    if (peer != c->rank && !(c->peers >> peer & 1) && c->groups >= 2)
+        wrong("a connection to a peer is made in the middle of a run");
+    c->peers |= (uint64_t)1 << peer;
+}
+
 int ncclSend(const void *send, size_t count, int type, int peer, void *comm, void *stream)
 {
     action *a = add_action(MOVE, comm, stream, type, send, count, 0, NULL, 0);
+    connect_to(comm, peer);
     add_message(comm, peer, true, a->in, a->in_bytes);
     return end_alone();
 }
@@ -660,6 +673,7 @@ int ncclSend(const void *send, size_t count, int type, int peer, void *comm, voi
 int ncclRecv(void *recv, size_t count, int type, int peer, void *comm, void *stream)
 {
     action *a = add_action(MOVE, comm, stream, type, NULL, 0, count, recv, count);
+    connect_to(comm, peer);
     add_message(comm, peer, false, a->others, a->result_bytes);
     return end_alone();
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/gpu/wrong_kernels.h"
+#include "tests/support/scoped.h"
 
 enum { EXIT_SKIPPED = 77, BYTES = 1 << 20 };
 
@@ -186,8 +187,8 @@ static const struct {
 
 static ar_status judge_streams(const bench *b, int *wrong)
 {
-    ar_queue *second = NULL;
-    ar_event *event = NULL;
+    OWNED(ar_queue_destroy) ar_queue *second = NULL;
+    OWNED(ar_event_destroy) ar_event *event = NULL;
     AR_TRY(b->d->ops->queue_create(b->d, &second, AR_QUEUE_INLINE, "second"));
     AR_TRY(ar_event_create(&event));
     AR_TRY(b->d->ops->zero(b->d, second, b->y, BLOCK));
@@ -199,8 +200,6 @@ static ar_status judge_streams(const bench *b, int *wrong)
         AR_TRY(ar_queue_sync(second, 0));
     }
     printf("streams: %zu uses of memory, %d judged wrongly in all\n", sizeof uses / sizeof *uses, *wrong);
-    ar_event_destroy(event);
-    ar_queue_destroy(second);
     return AR_OK;
 }
 
@@ -229,7 +228,7 @@ int main(void)
     int wrong = 0;
     hide_reports();
     for (size_t i = 0; i < sizeof orders / sizeof *orders; i++) {
-        bench b = {NULL};
+        SCOPED(bench_close) bench b = {NULL};
         const ar_status st = bench_open(&b, orders[i]);
         if (st == AR_ERR_UNSUPPORTED) {
             printf("%s\n", ar_error_message());
@@ -245,7 +244,6 @@ int main(void)
             wrong++;
         else
             wrong += judge_products(&b);
-        bench_close(&b);
     }
     return wrong == 0 ? 0 : 1;
 }

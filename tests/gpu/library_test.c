@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Libraries that are loaded when they are needed: where they are looked for, on a tree of folders made for it. */
 #include "gpu/library.h"
+#include "tests/support/test.h"
 
-#include <criterion/criterion.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "ref/core/os/os.h"
 
 #define FILE_NAME "libanyrank-is-not-here.so.7"
 #define PACKAGES "/lib/python3.12/site-packages"
-
-TestSuite(library, .timeout = 300);
 
 static const ari_library wanted = {"Wanted", "ANYRANK_WANTED", "the package", NULL, {FILE_NAME}};
 static char root[] = "/tmp/anyrank-library-XXXXXX";
@@ -61,7 +56,7 @@ static void expect_place(const ari_library *which, const char *folder)
     void (*version)(void) = NULL;
     char path[512];
     snprintf(path, sizeof path, "%s%s/" FILE_NAME, root, folder);
-    cr_assert_eq(ari_library_open(&library, which), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_library_open(&library, which));
     if (ARI_OS_LINUX)
         cr_expect_str_eq(ari_library_place(library), path);
     cr_expect(ari_library_find(library, "ncclGetVersion", &version));
@@ -77,7 +72,7 @@ static void expect_refused(const char *const *texts)
     cr_assert_eq(ari_library_open(&library, &wanted), AR_ERR_UNSUPPORTED);
     cr_expect_null(library);
     for (; *texts; texts++)
-        cr_expect(strstr(ar_error_message(), *texts), "'%s' in: %s", *texts, ar_error_message());
+        cr_expect_says(*texts);
 }
 
 /* From the last place to the first: each is chosen where all behind it have one too. */

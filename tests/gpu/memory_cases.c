@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "gpu/conformance.h"
+#include "tests/support/scoped.h"
 
 typedef struct second_copy {
     ar_device *device;
@@ -28,7 +29,7 @@ void queue_create_cases(device_pair *p)
         const pair_buf x = pair_floats(p, "x", n, PAIR_ANY), y = pair_words(p, "y", PAIR_W32, n);
         for (int s = 0; s < 2 && pair_ready(p); s++) {
             ar_device *d = p->side[s];
-            ar_queue *q = NULL;
+            OWNED(ar_queue_destroy) ar_queue *q = NULL;
             second_copy o = {d, y.at[s], ar_const(x.at[s]), n * 4};
             pair_ran(p, s, ar_queue_sync(p->queue[s], 0)); /* what it reads has come */
             pair_ran(p, s, d->ops->queue_create(d, &q, (ar_queue_kind)kind, "second"));
@@ -36,7 +37,6 @@ void queue_create_cases(device_pair *p)
                 pair_ran(p, s, ar_queue_chain(q, copy_on, &o));
             if (p->status == AR_OK)
                 pair_ran(p, s, ar_queue_sync(q, 0));
-            ar_queue_destroy(q);
         }
         pair_end(p);
     }
@@ -50,7 +50,7 @@ void destroy_cases(device_pair *p)
         const pair_buf y = pair_words(p, "y", PAIR_W32, 100);
         for (int s = 0; s < 2 && pair_ready(p); s++) {
             ar_device_choice which = {AR_DEVICE_CPU, 0};
-            ar_device *d = NULL;
+            OWNED(ar_device_destroy) ar_device *d = NULL;
             ar_buf b = {NULL};
             pair_ran(p, s, ar_device_choice_parse(&which, p->side[s]->ops->name));
             if (p->status == AR_OK)
@@ -59,7 +59,6 @@ void destroy_cases(device_pair *p)
                 pair_ran(p, s, d->ops->alloc(d, p->queue[s], &b, 1000));
             if (p->status == AR_OK)
                 d->ops->free(d, p->queue[s], b);
-            ar_device_destroy(d);
         }
         PAIR_RUN(p, zero, y.at[s], 400);
         pair_end(p);
@@ -119,7 +118,7 @@ void copy_cases(device_pair *p)
         pair_begin(p, "%zu bytes", n);
         const pair_buf x = pair_bytes(p, "x", n + 3, 4), y = pair_words(p, "y", PAIR_W8, n + 3);
         const pair_buf z = pair_words(p, "z", PAIR_W8, n);
-        unsigned char *host = malloc(n + 1);
+        OWNED(free) unsigned char *host = malloc(n + 1);
         if (!host)
             abort();
         PAIR_RUN(p, copy, ar_buf_at(y.at[s], 3), ar_const(ar_buf_at(x.at[s], 1)), n);
@@ -132,7 +131,6 @@ void copy_cases(device_pair *p)
             pair_ran(p, s, d->ops->copy(d, p->queue[s], z.at[s], (ar_cbuf){host}, n));
             memset(host, 0, n); /* it was borrowed until return */
         }
-        free(host);
         pair_end(p);
     }
 }

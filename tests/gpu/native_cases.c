@@ -9,6 +9,7 @@
 
 #include "gpu/conformance.h"
 #include "ref/core/float_bits.h"
+#include "tests/support/scoped.h"
 
 typedef struct native {
     size_t shape[4]; /* batch, batch, m, n */
@@ -34,7 +35,7 @@ static void narrow(pair_tensor t, const native *o, device_pair *p)
 static void bound_product(device_pair *p, const native *o, pair_tensor to, pair_tensor c, pair_tensor a, pair_tensor b)
 {
     const size_t n = pair_count(c), cols = o->shape[3], rows = o->shape[2];
-    double *expected = calloc(n + 1, sizeof *expected), *bound = calloc(n + 1, sizeof *bound);
+    OWNED(free) double *expected = calloc(n + 1, sizeof *expected), *bound = calloc(n + 1, sizeof *bound);
     if (!expected || !bound)
         abort();
     for (size_t i = 0; i < n && c.buf.host && a.buf.host && b.buf.host; i++) {
@@ -51,8 +52,6 @@ static void bound_product(device_pair *p, const native *o, pair_tensor to, pair_
             bound[i] += 0x1p-8 * (fabs(sum) + bound[i]);
     }
     pair_within(p, to, expected, bound);
-    free(expected);
-    free(bound);
 }
 
 static void gemm_f32_case(device_pair *p, const native *o)

@@ -9,7 +9,7 @@
 #include "ref/core/clock.h"
 #include "tests/gpu/fake_nccl_lazy.h"
 #include "tests/process/forked.h"
-#include "tests/sim/plain.h"
+#include "tests/sim/batch.h"
 
 enum { RANKS = 4, CASES = 220 };
 #define LIMIT_NS UINT64_C(600000000000) /* a guard: nothing waits for it */
@@ -66,126 +66,6 @@ static ar_status rank_run(const ar_process_options *o, rank_fn fn)
 
 /* --- every collective against its definition ---------------------------------------------------------------------- */
 
-static uint64_t draw(uint64_t *state, uint64_t below)
-{
-    *state = plain_hash(*state);
-    return *state % below;
-}
-
-/* Alike in all processes: of one seed. */
-static void draw_case(coll_case *k, uint64_t *rng, int n)
-{
-    static const size_t sizes[] = {0, 1, 2, 3, 5, 8, 100, 1000, 40000};
-    *k = (coll_case){.kind = (case_kind)draw(rng, CASE_KINDS),
-                     .dtype = plain_dtypes[draw(rng, PLAIN_DTYPES)],
-                     .op = (ar_op)draw(rng, PLAIN_OPS),
-                     .n = n,
-                     .root = (int)draw(rng, (uint64_t)n),
-                     .in_place = draw(rng, 2) != 0,
-                     .special = draw(rng, 4) == 0};
-    k->count = sizes[draw(rng, sizeof sizes / sizeof *sizes)];
-    const bool equal = draw(rng, 2) != 0;
-    for (int a = 0; a < n; a++) {
-        k->counts[a] = equal ? k->count / 4 : draw(rng, 3) == 0 ? 0 : draw(rng, k->count + 1);
-        for (int b = 0; b < n; b++)
-            k->sends[a][b] = draw(rng, 3) == 0 ? 0 : draw(rng, k->count / 4 + 1);
-    }
-    case_init(k, draw(rng, UINT64_MAX));
-}
-
-/* The rank's memory on the device for the time of the call. */
-static ar_status call_on_device(coll_case *k, ar_comm *c, rank_of *rank, ar_queue *q)
-{
-    const int r = ar_comm_rank(c);
-    ar_device *d = rank->device;
-    unsigned char *const in = k->in[r], *const out = k->out[r];
-    ar_buf store, other = {NULL};
-    AR_TRY(d->ops->alloc(d, rank->queue, &store, k->store_bytes[r]));
-    AR_TRY(d->ops->copy(d, rank->queue, store, (ar_cbuf){k->store[r]}, k->store_bytes[r]));
-    k->out[r] = (unsigned char *)store.ptr + (out - k->store[r]);
-    if (case_shares(k, r)) {
-        k->in[r] = (unsigned char *)store.ptr + (in - k->store[r]);
-    } else {
-        AR_TRY(d->ops->alloc(d, rank->queue, &other, k->in_bytes[r] + 1));
-        AR_TRY(d->ops->copy(d, rank->queue, other, (ar_cbuf){in}, k->in_bytes[r]));
-        k->in[r] = other.ptr;
-    }
-    ar_status st = case_call(k, c, q, case_names[k->kind]);
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    if (st == AR_OK)
-        st = d->ops->copy(d, rank->queue, (ar_buf){k->store[r]}, ar_const(store), k->store_bytes[r]);
-    if (st == AR_OK && !case_shares(k, r))
-        st = d->ops->copy(d, rank->queue, (ar_buf){in}, ar_const(other), k->in_bytes[r]);
-    k->in[r] = in;
-    k->out[r] = out;
-    d->ops->free(d, rank->queue, store);
-    d->ops->free(d, rank->queue, other);
-    return st;
-}
-
-/* The closed forms of a ring, for the kinds where they are not what is received. */
-static uint64_t ring_bytes(const coll_case *k, int r)
-{
-    const size_t e = plain_size(k->dtype), n = (size_t)k->n, left = (size_t)(r + k->n - 1) % n, i = (size_t)r;
-    const size_t whole = plain_before(k->counts, k->n);
-    const bool root = r == k->root;
-    size_t elements = 0;
-    if (k->n == 1)
-        return 0;
-    switch (k->kind) {
-    case ALL_REDUCE:
-        elements = 2 * k->count - (k->count / n + (left < k->count % n)) - (k->count / n + (i < k->count % n));
-        break;
-    case REDUCE_SCATTER:
-        elements = whole - k->counts[left];
-        break;
-    case ALL_GATHER:
-        elements = whole - k->counts[r];
-        break;
-    case REDUCE:
-        elements = (int)left == k->root ? 0 : k->count;
-        break;
-    case BROADCAST:
-        elements = root ? 0 : k->count;
-        break;
-    case GATHER:
-        elements = root ? whole - k->counts[r] : 0;
-        break;
-    case SCATTER:
-        elements = root ? 0 : k->counts[r];
-        break;
-    case BARRIER:
-        break;
-    default:
-        for (int p = 0; p < k->n; p++)
-            elements += p == r ? 0 : (k->kind == EXCHANGE ? 2 : 1) * k->sends[p][r];
-    }
-    return elements * e;
-}
-
-static ar_status one_case(uint64_t *rng, ar_comm *c, rank_of *rank, ar_queue *q)
-{
-    coll_case k;
-    const int r = ar_comm_rank(c);
-    uint64_t before = 0, after = 0;
-    const char *what = "";
-    draw_case(&k, rng, ar_comm_size(c));
-    ar_comm_counted(c, &before, NULL);
-    ar_status st = call_on_device(&k, c, rank, q);
-    ar_comm_counted(c, &after, NULL);
-    const ptrdiff_t at = st == AR_OK ? case_wrong_byte(&k, r, &what) : -1;
-    if (at >= 0)
-        st = ar_error_set(AR_ERR_INTERNAL, "%s %s op %d count %zu in place %d: rank %d of %d, %s, byte %td",
-                          case_names[k.kind], ar_dtype_name(k.dtype), (int)k.op, k.count, k.in_place, r, k.n, what, at);
-    if (st == AR_OK && after - before != ring_bytes(&k, r))
-        st =
-            ar_error_set(AR_ERR_INTERNAL, "%s: rank %d of %d counted %llu bytes, a ring moves %llu", case_names[k.kind],
-                         r, k.n, (unsigned long long)(after - before), (unsigned long long)ring_bytes(&k, r));
-    case_fini(&k);
-    return st;
-}
-
 /* On the world, on halves in falling order, on three of four, on a rank alone, in turn; on a thread's queue too. */
 static ar_status all_kinds(rank_of *rank)
 {
@@ -201,9 +81,8 @@ static ar_status all_kinds(rank_of *rank)
         st = ar_error_set(AR_ERR_INTERNAL, "split in another way");
     for (int i = 0; i < CASES && st == AR_OK; i++) {
         ar_comm *c = comm[i % 4];
-        uint64_t rng = (uint64_t)i;
         if (c)
-            st = one_case(&rng, c, rank, i % 3 == 0 ? queue : rank->queue);
+            st = check_seed((uint64_t)i, c, rank->device, rank->queue, i % 3 == 0 ? queue : rank->queue);
     }
     char why[FORKED_TEXT];
     snprintf(why, sizeof why, "%s", ar_error_message());
@@ -259,10 +138,8 @@ static ar_status alone(rank_of *rank)
 {
     ar_comm *half = NULL;
     ar_status st = ar_comm_split(&half, rank->world, 0, 0);
-    for (int i = 0; i < 60 && st == AR_OK; i++) {
-        uint64_t rng = (uint64_t)i;
-        st = one_case(&rng, i % 2 ? half : rank->world, rank, rank->queue);
-    }
+    for (int i = 0; i < 60 && st == AR_OK; i++)
+        st = check_seed((uint64_t)i, i % 2 ? half : rank->world, rank->device, rank->queue, rank->queue);
     ar_comm_destroy(half);
     return st;
 }

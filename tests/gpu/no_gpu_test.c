@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Why a machine has no GPU for a build with CUDA: texts of the states that no machine here is in. */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "gpu/native.h"
+#include "tests/support/test.h"
 
 Test(no_gpu, each_state_of_a_driver_has_its_own_text, .timeout = 300)
 {

@@ -41,17 +41,31 @@ def build_options():
     return [option for option in re.sub(r'"[^"]*"', "", options).split() if option.startswith("-")]
 
 
-def compile_as_one(sources, architecture, *options):
-    """What nvcc writes to standard output of files for a virtual architecture, as one: each alone costs most of a second
-    for CUDA's own headers. RuntimeError with its complaints."""
+def run_nvcc(sources, architecture, code, *options):
+    """nvcc's two outputs, of files for an architecture as one: each alone costs most of a second for CUDA's own headers.
+    RuntimeError with its complaints."""
     own = ["-DANYRANK_SM90"] if architecture == OWN_ARCHITECTURE else []
     with tempfile.TemporaryDirectory(prefix="anyrank-nvcc-") as folder:
         joined = pathlib.Path(folder, "joined.cu")
         joined.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-        command = [NVCC, f"-gencode=arch={architecture},code={architecture}", *own, "-std=c++17", "-O3", "-D_GNU_SOURCE",
+        command = [NVCC, f"-gencode=arch={architecture},code={code}", *own, "-std=c++17", "-O3", "-D_GNU_SOURCE",
                    '-DANYRANK_BUILT_WITH_CUBLAS=""', *build_options(), "-I", ROOT, "-I", ROOT / "include", *options, joined]
         done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               check=False)
     if done.returncode != 0:
         raise RuntimeError(f"nvcc ended with {done.returncode}:\n{done.stderr}")
-    return done.stdout
+    return done.stdout, done.stderr
+
+
+def compile_as_one(sources, architecture, *options):
+    """What nvcc writes to standard output of files for a virtual architecture."""
+    return run_nvcc(sources, architecture, architecture, *options)[0]
+
+
+def spilling_kernels(sources, architecture):
+    """How many kernels the assembler makes of files, and the mangled names of those that keep registers in memory."""
+    said = run_nvcc(sources, architecture, architecture.replace("compute", "sm"), "-Xptxas", "-v", "-cubin", "-o",
+                    os.devnull)[1]
+    found = re.findall(r"Function properties for (\w+)\n *(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                       r"(\d+) bytes spill loads", said)
+    return len(found), [name for name, *bytes_kept in found if any(map(int, bytes_kept))]

@@ -69,12 +69,19 @@ class Prebuilt(unittest.TestCase):
     def test_the_manifest_is_of_these_programs(self):
         facts = [line.split() for line in (self.out / "manifest.txt").read_text(encoding="utf-8").splitlines()]
         files = {fact[1]: fact[2:] for fact in facts if fact[0] == "file"}
-        self.assertEqual(sorted(files), ["anyrank", "bench_nccl", "conformance_main", "gpu_smoke"])
+        self.assertEqual(list(files), ["gpu_programs"])
+        for name in ("anyrank", "bench_nccl", "conformance_main", "gpu_smoke"):
+            self.assertEqual(os.readlink(self.out / name), "gpu_programs")
         for name, (size, digest) in files.items():
             content = (self.out / name).read_bytes()
             self.assertEqual((int(size), digest), (len(content), hashlib.sha256(content).hexdigest()))
         self.assertEqual([fact[0] for fact in facts if fact[0] != "file"],
                          ["version", "commit", "arch", "machine", "glibc"])
+
+    def test_the_archive_is_the_folder(self):
+        archive = self.out.with_suffix(".tgz")
+        names = run("tar", "-tzf", archive).stdout.split()
+        self.assertLessEqual({"./anyrank", "./gpu_programs", "./data/anyrank/llama-demo/", "./manifest.txt"}, set(names))
 
     def test_the_command_runs_with_a_c_library_alone(self):
         info = self.bare("/opt/prebuilt/anyrank", "info")

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/profile/profile.h"
-
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/support/test.h"
 
 #include "ref/core/queue_impl.h"
+
+OWNER(ari_profile, ari_profile_end)
 
 enum { N = 1000 };
 
@@ -19,17 +18,17 @@ typedef struct bench {
 static void make_tensor(bench *b, ar_tensor *t)
 {
     ar_buf memory = {NULL};
-    cr_assert_eq(b->d->ops->alloc(b->d, b->q, &memory, N * sizeof(float)), AR_OK);
-    cr_assert_eq(ar_tensor_view(t, AR_F32, 1, (const size_t[]){N}, memory), AR_OK);
+    cr_assert_ok(b->d->ops->alloc(b->d, b->q, &memory, N * sizeof(float)));
+    cr_assert_ok(ar_tensor_view(t, AR_F32, 1, (const size_t[]){N}, memory));
 }
 
 static void make(bench *b, ar_device_kind kind, ari_stream *stream)
 {
-    cr_assert_eq(ar_device_create(&b->d, &(ar_device_choice){kind, 0}, 1), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_device_create(&b->d, &(ar_device_choice){kind, 0}, 1));
     if (stream)
-        cr_assert_eq(ari_queue_create_on(&b->q, AR_QUEUE_INLINE, "test", stream), AR_OK);
+        cr_assert_ok(ari_queue_create_on(&b->q, AR_QUEUE_INLINE, "test", stream));
     else
-        cr_assert_eq(b->d->ops->queue_create(b->d, &b->q, AR_QUEUE_INLINE, "test"), AR_OK);
+        cr_assert_ok(b->d->ops->queue_create(b->d, &b->q, AR_QUEUE_INLINE, "test"));
     make_tensor(b, &b->x);
     make_tensor(b, &b->y);
 }
@@ -44,11 +43,11 @@ static void end(bench *b)
 
 static void fill_and_add(bench *b, int adds)
 {
-    cr_assert_eq(b->d->ops->fill(b->d, b->q, &b->x, 1.0f), AR_OK);
-    cr_assert_eq(b->d->ops->fill(b->d, b->q, &b->y, 2.0f), AR_OK);
+    cr_assert_ok(b->d->ops->fill(b->d, b->q, &b->x, 1.0f));
+    cr_assert_ok(b->d->ops->fill(b->d, b->q, &b->y, 2.0f));
     for (int i = 0; i < adds; i++)
-        cr_assert_eq(b->d->ops->add(b->d, b->q, &b->y, &b->x, &b->y), AR_OK);
-    cr_assert_eq(ar_queue_sync(b->q, 0), AR_OK);
+        cr_assert_ok(b->d->ops->add(b->d, b->q, &b->y, &b->x, &b->y));
+    cr_assert_ok(ar_queue_sync(b->q, 0));
 }
 
 static const ari_profile_row *find(const ari_profile_row *rows, size_t n, const char *name, const char *part)
@@ -63,16 +62,16 @@ Test(profile, counts_calls_and_the_bytes_of_their_tensors)
 {
     static const ar_device_kind kinds[] = {AR_DEVICE_CPU, AR_DEVICE_EMULATED};
     for (size_t i = 0; i < 2; i++) {
-        bench b = {0};
+        SCOPED(end) bench b = {0};
         ari_profile *p = NULL, *second = NULL;
         ari_profile_row rows[ARI_PROFILE_ROWS];
         size_t n = 0;
         make(&b, kinds[i], NULL);
         const ar_device_ops *before = b.d->ops;
-        cr_assert_eq(ari_profile_begin(&p, b.d), AR_OK);
+        cr_assert_ok(ari_profile_begin(&p, b.d));
         cr_assert_eq(ari_profile_begin(&second, b.d), AR_ERR_ARG);
         fill_and_add(&b, 3);
-        cr_assert_eq(ari_profile_read(p, rows, &n), AR_OK);
+        cr_assert_ok(ari_profile_read(p, rows, &n));
         cr_assert_eq(n, 2);
         const ari_profile_row *add = find(rows, n, "add", NULL), *fill = find(rows, n, "fill", NULL);
         cr_assert(add && fill);
@@ -81,18 +80,17 @@ Test(profile, counts_calls_and_the_bytes_of_their_tensors)
         cr_assert_eq(fill->calls, 2);
         cr_assert_eq(fill->bytes, 2 * N * sizeof(float));
         cr_assert_geq(rows[0].seconds, rows[1].seconds);
-        cr_assert_eq(ari_profile_read(p, rows, &n), AR_OK);
+        cr_assert_ok(ari_profile_read(p, rows, &n));
         cr_assert_eq(n, 0, "what was read begins anew");
         ari_profile_end(p);
         cr_assert_eq(b.d->ops, before);
-        end(&b);
     }
 }
 
 Test(profile, gives_parts_behind_their_slot)
 {
     enum { K = 16 };
-    bench b = {0};
+    SCOPED(end) bench b = {0};
     ari_profile *p = NULL;
     ari_profile_row rows[ARI_PROFILE_ROWS];
     ar_packed *left = NULL, *right = NULL;
@@ -101,17 +99,17 @@ Test(profile, gives_parts_behind_their_slot)
     size_t n = 0;
     make(&b, AR_DEVICE_EMULATED, NULL);
     ar_device *d = b.d;
-    cr_assert_eq(ari_profile_begin(&p, d), AR_OK);
-    cr_assert_eq(ar_tensor_view(&matrix, AR_F32, 2, (const size_t[]){4, K}, b.x.data), AR_OK);
-    cr_assert_eq(d->ops->alloc(d, b.q, &exponents, 4 * sizeof(int32_t)), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, b.q, &left, 1, 4, K, true), AR_OK);
-    cr_assert_eq(d->ops->packed_create(d, b.q, &right, 1, 4, K, false), AR_OK);
+    cr_assert_ok(ari_profile_begin(&p, d));
+    cr_assert_ok(ar_tensor_view(&matrix, AR_F32, 2, (const size_t[]){4, K}, b.x.data));
+    cr_assert_ok(d->ops->alloc(d, b.q, &exponents, 4 * sizeof(int32_t)));
+    cr_assert_ok(d->ops->packed_create(d, b.q, &left, 1, 4, K, true));
+    cr_assert_ok(d->ops->packed_create(d, b.q, &right, 1, 4, K, false));
     fill_and_add(&b, 1);
-    cr_assert_eq(d->ops->row_exponents(d, b.q, exponents, &matrix, (ar_cbuf){NULL}, 1, false), AR_OK);
-    cr_assert_eq(d->ops->pack(d, b.q, left, 0, 0, &matrix, (ar_cbuf){NULL}, 1, ar_const(exponents)), AR_OK);
-    cr_assert_eq(d->ops->pack(d, b.q, right, 0, 0, &matrix, (ar_cbuf){NULL}, -1, ar_const(exponents)), AR_OK);
-    cr_assert_eq(d->ops->gemm_i64(d, b.q, b.y.data, left, right, 1, false), AR_OK);
-    cr_assert_eq(ari_profile_read(p, rows, &n), AR_OK);
+    cr_assert_ok(d->ops->row_exponents(d, b.q, exponents, &matrix, (ar_cbuf){NULL}, 1, false));
+    cr_assert_ok(d->ops->pack(d, b.q, left, 0, 0, &matrix, (ar_cbuf){NULL}, 1, ar_const(exponents)));
+    cr_assert_ok(d->ops->pack(d, b.q, right, 0, 0, &matrix, (ar_cbuf){NULL}, -1, ar_const(exponents)));
+    cr_assert_ok(d->ops->gemm_i64(d, b.q, b.y.data, left, right, 1, false));
+    cr_assert_ok(ari_profile_read(p, rows, &n));
     const ari_profile_row *slot = find(rows, n, "gemm_i64", NULL), *part = find(rows, n, "gemm_i64", "int8 products");
     cr_assert(slot && part);
     cr_assert_eq(part, slot + 1);
@@ -120,7 +118,6 @@ Test(profile, gives_parts_behind_their_slot)
     d->ops->packed_destroy(d, b.q, left);
     d->ops->packed_destroy(d, b.q, right);
     d->ops->free(d, b.q, exponents);
-    end(&b);
 }
 
 /* A stream whose clock goes on by a second with each stamp. */
@@ -175,16 +172,16 @@ Test(profile, takes_times_from_the_stream_where_it_has_stamps)
                                        .destroy = clock_destroy,
                                        .stamp = clock_stamp,
                                        .elapsed = clock_elapsed};
-    bench b = {0};
-    ari_profile *p = NULL;
+    SCOPED(end) bench b = {0};
+    OWNED(ari_profile_end) ari_profile *p = NULL;
     ari_profile_row rows[ARI_PROFILE_ROWS];
     size_t n = 0;
     clock_stream s = {.base = {.ops = &ops}};
     make(&b, AR_DEVICE_CPU, &s.base);
-    cr_assert_eq(ari_profile_begin(&p, b.d), AR_OK);
+    cr_assert_ok(ari_profile_begin(&p, b.d));
     for (int pass = 0; pass < 2; pass++) {
         fill_and_add(&b, 3);
-        cr_assert_eq(ari_profile_read(p, rows, &n), AR_OK);
+        cr_assert_ok(ari_profile_read(p, rows, &n));
         cr_assert_eq(n, 2);
         cr_assert_str_eq(rows[0].name, "add");
         cr_assert_float_eq(rows[0].seconds, 3.0, 1e-9);
@@ -193,6 +190,4 @@ Test(profile, takes_times_from_the_stream_where_it_has_stamps)
     const int stamps = 2 * 5;
     cr_assert_geq(s.marks, stamps);
     cr_assert_lt(s.marks, 2 * stamps, "the second pass uses the marks of the first again");
-    ari_profile_end(p);
-    end(&b);
 }

@@ -26,7 +26,9 @@ MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_of", "along_li
                 "softmax_backward", "softmax_forward"}
 VECTOR = re.compile(r"\b(?:ld|st)\.global(?:\.\w+)*\.v[24]\.")
 
-INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*)((?:\.\w+)*)\s", re.MULTILINE)
+# Some share a line, in what a source spells itself.
+INSTRUCTION = re.compile(r"(?:^|(?<=[;{]))\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*)((?:\.\w+(?:::\w+)*)*)(?=[\s;])",
+                         re.MULTILINE)
 DEFINED = re.compile(r"^(?:(?:template <[^>]*> )?struct (?=\w+)|\w[\w:<>*& ]*[ *](?=\w+\())(\w+)", re.MULTILINE)  # structs, functions
 ROUNDED = {"add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt"}
 FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
@@ -45,6 +47,29 @@ def kernels(ptx):
     """(mangled name, text) of each."""
     parts = re.split(r"\.entry (\w+)", ptx)
     return zip(parts[1::2], parts[2::2])
+
+
+LABEL_OR_BRANCH = re.compile(r"^(\$\w+):|^\s*(?:@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+);", re.MULTILINE)
+
+
+def loops(body):
+    """The text from each label to the last branch back to it."""
+    label, last = {}, {}
+    for found in LABEL_OR_BRANCH.finditer(body):
+        defined, target = found.groups()
+        if defined:
+            label[defined] = found.start()
+        elif target in label:
+            last[target] = found.end()
+    return [body[label[target]:end] for target, end in last.items()]
+
+
+def is_wide_fence(name, modifiers):
+    """Whether it orders memory beyond the block: a MEMBAR of the whole GPU, or an L1 cache that forgets all."""
+    if name == "membar":
+        return modifiers[0] != "cta"
+    scope = {"cluster", "gpu", "sys"} & set(modifiers)
+    return bool(scope) and (name == "fence" or bool({"acquire", "release", "acq_rel"} & set(modifiers)))
 
 
 def named(mangled, names):
@@ -134,6 +159,17 @@ class Kernels(unittest.TestCase):
     def test_sums_of_floats_are_not_atomic(self):
         self.each(lambda _, name, modifiers: "atomic" if name in ("atom", "red") and FLOATS & set(modifiers)
                   else None)
+
+    def test_no_loop_has_a_fence_of_the_whole_gpu(self):
+        found = set()
+        for text in self.ptx.values():
+            for mangled, body in kernels(text):
+                found |= {f"{mangled}: {'.'.join([name, *modifiers])}" for loop in loops(body)
+                          for name, modifiers in instructions(loop) if is_wide_fence(name, modifiers)}
+        self.assertEqual(sorted(found), [])
+        # The looking itself: there are loops, and the own kernel has such fences where its blocks begin and end.
+        self.assertTrue(all(any(loops(body) for _, body in kernels(text)) for text in self.ptx.values()))
+        self.assertTrue(any(is_wide_fence(*each) for each in instructions(self.ptx["own"])))
 
     def test_own_kernel_keeps_its_numbers_in_registers(self):
         self.assertTrue("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " in self.ptx["own"])

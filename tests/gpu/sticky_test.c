@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Errors of a GPU after which nothing works any more. No GPU is needed. */
 #include "gpu/report/sticky.h"
+#include "tests/support/test.h"
 
-#include <criterion/criterion.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-
-TestSuite(sticky, .timeout = 300);
 
 Test(sticky, are_those_that_end_a_context_and_no_others)
 {
@@ -27,7 +23,7 @@ Test(sticky, an_error_of_one_call_is_that_call_s)
     cr_assert_eq(ari_gpu_failed(2, "zeroing", "out of memory", "cudaErrorMemoryAllocation"), AR_ERR_DEVICE);
     cr_assert_str_eq(ar_error_message(), "the GPU failed: zeroing: out of memory (cudaErrorMemoryAllocation)");
     cr_assert_not(ari_gpu_is_lost());
-    cr_assert_eq(ari_gpu_check_lost(), AR_OK);
+    cr_assert_ok(ari_gpu_check_lost());
 }
 
 Test(sticky, the_first_is_what_all_later_calls_give)

@@ -23,7 +23,7 @@ MUTANTS = [
      "        (void)ari_queue_note(q, first_error"),
     ("a queue follows another without waiting", "ref/context/context.c", "    return ar_queue_wait(q, e);\n}",
      "    return AR_OK;\n}"),
-    ("the host does not wait for a stream", "ref/core/event.c", "const ar_status st = s->ops->await(end, timeout_ns);",
+    ("the host does not wait for a stream", "ref/core/stream.c", "const ar_status st = s->ops->await(end, timeout_ns);",
      "const ar_status st = (ar_status)(0 * timeout_ns);"),
     ("a queue is waited for and its stream is not", "ref/core/queue.c",
      "    if (q->stream && q->kind == AR_QUEUE_INLINE)\n        AR_TRY(ari_queue_note(q, "
@@ -66,9 +66,9 @@ MUTANTS = [
     ("a gathered chunk is not waited for", "ref/layers/linear/chunks.c",
      "    AR_TRY(ar_queue_wait(ctx->queue, g->come[i % 2]));\n", ""),
     # --- gradients
-    ("a bucket is reduced before its gradients are made", "ref/train/bucket.c",
+    ("a bucket is reduced before its gradients are made", "ref/train/ddp.c",
      "    AR_TRY(ar_queue_wait(d->communication->queue, b->produced));\n", ""),
-    ("a bucket's gradients are not recorded", "ref/train/bucket.c",
+    ("a bucket's gradients are not recorded", "ref/train/ddp.c",
      "    AR_TRY(ar_event_record(b->produced, ctx->queue));\n", ""),
     ("a step does not wait for its reductions", "ref/train/ddp.c",
      "    if (d->communication)\n        AR_TRY(ar_queue_sync(d->communication->queue, 0));\n    ari_ddp_complete",

@@ -2,13 +2,7 @@
 /* How results are cut into tiles: every element in one tile, and processors kept busy. */
 #include "gpu/tiles/plan.h"
 
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/together.h"
-
-TestSuite(tiles, .timeout = 300);
 
 /* As gpu/cuda/blas.cu would describe one H200, whose cache has 50 MiB, and one A100 (40 MiB). */
 static const ari_tile_machine h200 = {132, 128, 256, (size_t)75 << 19, (size_t)384 << 20};
@@ -57,7 +51,7 @@ static ari_tiling whole_rows(const ari_tile_work *w, const ari_tile_machine *m)
 }
 
 /* The fall that this is for: 410 rows of 22,016 columns keep two processors of three busy. Prints all of them. */
-static void keeps_processors_busy(void)
+CLAIM(keeps_processors_busy)
 {
     printf("%-18s %31s %31s\n", "", "tiles of whole rows, share", "tiles by waves, share, planes");
     for (size_t i = 0; i < SHAPES; i++) {
@@ -89,7 +83,7 @@ static void check_tiling(const ari_tile_work *w, const ari_tile_machine *m)
     cr_assert(w->alike || !t.together);
 }
 
-static void fits_every_result(void)
+CLAIM(fits_every_result)
 {
     static const size_t sides[] = {1, 4, 100, 128, 132, 1000, 4096, 30000, 300000}, batches[] = {1, 2, 3, 40, 1000};
     static const ari_tile_machine host = {4, 32, 32, 1 << 20, 1 << 20};
@@ -108,7 +102,7 @@ static void fits_every_result(void)
 }
 
 /* A part's planes alone are too large: terms in many blocks. */
-static void has_a_tile_for_a_part_that_does_not_fit(void)
+CLAIM(has_a_tile_for_a_part_that_does_not_fit)
 {
     const ari_tile_work w = {.batch = 2, .m = 500, .n = 600, .terms = 131056, .blocks = 1000, .planes = 7, .runs = 16};
     const ari_tiling t = ari_plan_tiles(&w, &h200);
@@ -135,7 +129,7 @@ static size_t area_of(const ari_tile_work *w, const ar_band *band)
     return area;
 }
 
-static void leaves_out_what_is_beside_a_band(void)
+CLAIM(leaves_out_what_is_beside_a_band)
 {
     static int32_t causal[ROWS][2], window[ROWS][2], all[ROWS][2];
     ari_tile_work w = {.batch = 64, .m = ROWS, .n = ROWS, .terms = 128, .blocks = 1, .planes = 7, .runs = 16};
@@ -157,8 +151,4 @@ static void leaves_out_what_is_beside_a_band(void)
     cr_expect_eq(area_of(&w, &(ar_band){causal[0], ROWS, true}), whole / 8 * 5);
 }
 
-Test(tiles, claims)
-{
-    TOGETHER(keeps_processors_busy, fits_every_result, has_a_tile_for_a_part_that_does_not_fit,
-             leaves_out_what_is_beside_a_band);
-}
+EVERY_CLAIM(tiles)

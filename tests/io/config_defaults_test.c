@@ -1,23 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a config.json leaves out is what transformers' own class has. tests/golden/defaults.json holds the keys of files
  * that say sizes alone, beside all that transformers makes of them: any of these, said as well, changes nothing. */
-#include <criterion/criterion.h>
 #include <jansson.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/config.h"
-
-TestSuite(config_defaults, .timeout = 300);
+#include "tests/support/test.h"
 
 /* The model of an object; what is ignored with a note is no part of it. */
 static ar_config read(const json_t *object, const char *called)
 {
-    char *text = json_dumps(object, 0);
+    OWNED(free) char *text = json_dumps(object, 0);
     ar_config c;
     memset(&c, 0, sizeof c);
     cr_assert_eq(ar_config_parse(&c, text, strlen(text), "x/config.json"), AR_OK, "%s: %s", called, ar_error_message());
-    free(text);
     c.config_dropout = 0.0;
     c.unknown_keys = 0;
     memset(c.unknown, 0, sizeof c.unknown);

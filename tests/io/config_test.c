@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <jansson.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/config.h"
 #include "support/together.h"
-
-TestSuite(config, .timeout = 300);
 
 #define LLAMA                                                                                    \
     "{\"model_type\":\"llama\",\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \
@@ -27,10 +21,9 @@ static ar_status parse_with(ar_config *c, const char *base, const char *key, con
         json_object_del(o, key);
     else
         cr_assert_eq(json_object_set_new(o, key, json_loads(value, JSON_DECODE_ANY, NULL)), 0, "%s", value);
-    char *text = json_dumps(o, 0);
+    OWNED(free) char *text = json_dumps(o, 0);
     ar_error_clear();
     const ar_status st = ar_config_parse(c, text, strlen(text), "x/config.json");
-    free(text);
     json_decref(o);
     return st;
 }
@@ -38,14 +31,14 @@ static ar_status parse_with(ar_config *c, const char *base, const char *key, con
 static ar_config parse(const char *text)
 {
     ar_config c;
-    cr_assert_eq(ar_config_parse(&c, text, strlen(text), "x"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_parse(&c, text, strlen(text), "x"));
     return c;
 }
 
-static void golden_llama_is_read(void)
+CLAIM(golden_llama_is_read)
 {
     ar_config c;
-    cr_assert_eq(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-gqa-tiny"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-gqa-tiny"));
     cr_expect_str_eq(c.name, "llama-gqa-tiny");
     cr_expect(c.arch == AR_ARCH_LLAMA && c.norm == AR_NORM_RMS && c.activation == AR_ACT_SILU && c.gated);
     cr_expect(c.vocab == 256 && c.hidden == 64 && c.layers == 2 && c.heads == 8 && c.kv_heads == 2);
@@ -53,15 +46,15 @@ static void golden_llama_is_read(void)
     cr_expect(c.rope.kind == AR_ROPE_DEFAULT && c.rope.theta == 10000 && !c.learned_positions);
     cr_expect(c.norm_eps == 1e-5 && c.initializer_range == 0.02 && c.config_dropout == 0);
     cr_expect(c.final_norm && c.causal && !c.tied && !c.qkv_bias && !c.out_bias && !c.mlp_bias);
-    cr_assert_eq(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-mqa-tied-tiny/config.json"), AR_OK);
+    cr_assert_ok(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-mqa-tied-tiny/config.json"));
     cr_expect_str_eq(c.name, "llama-mqa-tied-tiny");
     cr_expect(c.tied && c.hidden == 48 && c.heads == 4 && c.kv_heads == 1 && c.head_dim == 12 && c.norm_eps == 1e-6);
 }
 
-static void golden_gpt2_is_read(void)
+CLAIM(golden_gpt2_is_read)
 {
     ar_config c;
-    cr_assert_eq(ar_config_load(&c, TEST_GOLDEN_DIR "/gpt2-tiny/"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&c, TEST_GOLDEN_DIR "/gpt2-tiny/"));
     cr_expect_str_eq(c.name, "gpt2-tiny");
     cr_expect(c.arch == AR_ARCH_GPT2 && c.norm == AR_NORM_LAYER && c.activation == AR_ACT_GELU_TANH && !c.gated);
     cr_expect(c.vocab == 256 && c.hidden == 64 && c.layers == 2 && c.heads == 4 && c.kv_heads == 4);
@@ -71,23 +64,23 @@ static void golden_gpt2_is_read(void)
     cr_expect_eq(c.config_dropout, 0); /* summary_first_dropout belongs to another head */
 }
 
-static void bundled_models_are_the_documented_ones(void)
+CLAIM(bundled_models_are_the_documented_ones)
 {
     ar_config c;
-    cr_assert_eq(ar_config_load(&c, TEST_DATA_DIR "/llama-demo"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&c, TEST_DATA_DIR "/llama-demo"));
     cr_expect_str_eq(c.name, "llama-demo");
     cr_expect(c.vocab == 256 && c.hidden == 256 && c.layers == 4 && c.heads == 8 && c.kv_heads == 2 && c.ffn == 688);
     cr_expect(c.head_dim == 32 && c.max_positions == 2048 && c.rope.theta == 10000 && !c.tied && c.gated);
-    cr_assert_eq(ar_config_load(&c, TEST_DATA_DIR "/gpt2-demo"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&c, TEST_DATA_DIR "/gpt2-demo"));
     cr_expect(c.vocab == 256 && c.hidden == 192 && c.layers == 4 && c.heads == 12 && c.ffn == 768);
     cr_expect(c.max_positions == 1024 && c.tied && c.config_dropout == 0);
-    cr_assert_eq(ar_config_load(&c, TEST_DATA_DIR "/stack-demo"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&c, TEST_DATA_DIR "/stack-demo"));
     cr_expect(c.vocab == 256 && c.hidden == 128 && c.layers == 2 && c.heads == 8 && c.kv_heads == 4 && c.ffn == 344);
     cr_expect(c.arch == AR_ARCH_STACK && !c.rope.kind && !c.learned_positions && !c.final_norm && c.causal && !c.tied);
     cr_expect(c.mlp_bias && !c.qkv_bias && !c.out_bias && c.activation == AR_ACT_GELU_TANH && c.norm == AR_NORM_LAYER);
 }
 
-static void what_may_be_left_out_has_its_default(void)
+CLAIM(what_may_be_left_out_has_its_default)
 {
     ar_config c = parse(LLAMA);
     cr_expect(c.kv_heads == 8 && c.head_dim == 8 && c.max_positions == 2048 && c.activation == AR_ACT_SILU);
@@ -99,7 +92,7 @@ static void what_may_be_left_out_has_its_default(void)
     cr_expect(c.causal && c.initializer_range == 0.02);
 }
 
-static void rotary_positions_are_read_from_either_form(void)
+CLAIM(rotary_positions_are_read_from_either_form)
 {
     static const struct {
         const char *key, *value;
@@ -115,7 +108,7 @@ static void rotary_positions_are_read_from_either_form(void)
                  {"rope_parameters", "{\"partial_rotary_factor\":1.0}", 10000, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ar_config c;
-        cr_expect_eq(parse_with(&c, LLAMA, cases[i].key, cases[i].value), AR_OK, "%s", ar_error_message());
+        cr_expect_ok(parse_with(&c, LLAMA, cases[i].key, cases[i].value));
         cr_expect_eq(c.rope.kind, cases[i].factor > 1 ? AR_ROPE_LINEAR : AR_ROPE_DEFAULT, "%s", cases[i].value);
         cr_expect(c.rope.theta == cases[i].theta, "%s", cases[i].value);
         cr_expect(c.rope.kind == AR_ROPE_DEFAULT || c.rope.factor == cases[i].factor, "%s", cases[i].value);
@@ -126,7 +119,7 @@ typedef struct set_case {
     const char *base, *key, *value; /* value NULL: removed */
 } set_case;
 
-static void harmless_and_neutral_keys_are_accepted(void)
+CLAIM(harmless_and_neutral_keys_are_accepted)
 {
     static const set_case cases[] = {{LLAMA, "architectures", "null"},
                                      {LLAMA, "torch_dtype", "\"bfloat16\""},
@@ -158,31 +151,31 @@ static void harmless_and_neutral_keys_are_accepted(void)
     }
 }
 
-static void biases_and_activations_follow_their_keys(void)
+CLAIM(biases_and_activations_follow_their_keys)
 {
     ar_config c;
-    cr_assert_eq(parse_with(&c, LLAMA, "attention_bias", "true"), AR_OK);
+    cr_assert_ok(parse_with(&c, LLAMA, "attention_bias", "true"));
     cr_expect(c.qkv_bias && c.out_bias && !c.mlp_bias);
-    cr_assert_eq(parse_with(&c, LLAMA, "mlp_bias", "true"), AR_OK);
+    cr_assert_ok(parse_with(&c, LLAMA, "mlp_bias", "true"));
     cr_expect(!c.qkv_bias && !c.out_bias && c.mlp_bias);
-    cr_assert_eq(parse_with(&c, LLAMA, "hidden_act", "\"gelu\""), AR_OK);
+    cr_assert_ok(parse_with(&c, LLAMA, "hidden_act", "\"gelu\""));
     cr_expect_eq(c.activation, AR_ACT_GELU_ERF);
-    cr_assert_eq(parse_with(&c, LLAMA, "hidden_act", "\"swish\""), AR_OK);
+    cr_assert_ok(parse_with(&c, LLAMA, "hidden_act", "\"swish\""));
     cr_expect_eq(c.activation, AR_ACT_SILU);
-    cr_assert_eq(parse_with(&c, GPT2, "activation_function", "\"relu\""), AR_OK);
+    cr_assert_ok(parse_with(&c, GPT2, "activation_function", "\"relu\""));
     cr_expect_eq(c.activation, AR_ACT_RELU);
-    cr_assert_eq(parse_with(&c, GPT2, "tie_word_embeddings", "false"), AR_OK);
+    cr_assert_ok(parse_with(&c, GPT2, "tie_word_embeddings", "false"));
     cr_expect_not(c.tied);
-    cr_assert_eq(parse_with(&c, STACK, "causal", "false"), AR_OK);
+    cr_assert_ok(parse_with(&c, STACK, "causal", "false"));
     cr_expect_not(c.causal);
 }
 
-static void the_largest_dropout_is_kept_for_the_note(void)
+CLAIM(the_largest_dropout_is_kept_for_the_note)
 {
     ar_config c;
-    cr_assert_eq(parse_with(&c, GPT2, "resid_pdrop", "0.1"), AR_OK);
+    cr_assert_ok(parse_with(&c, GPT2, "resid_pdrop", "0.1"));
     cr_expect_eq(c.config_dropout, 0.1);
-    cr_assert_eq(parse_with(&c, LLAMA, "attention_dropout", "0.25"), AR_OK);
+    cr_assert_ok(parse_with(&c, LLAMA, "attention_dropout", "0.25"));
     cr_expect_eq(c.config_dropout, 0.25);
 }
 
@@ -198,13 +191,13 @@ static void refuse_all(const set_case *cases, size_t n)
         const char *value = cases[i].value == NULL ? "(none)" : cases[i].value;
         cr_expect_eq(parse_with(&c, cases[i].base, cases[i].key, cases[i].value), AR_ERR_CONFIG, "%s = %s",
                      cases[i].key, value);
-        cr_expect_not_null(strstr(ar_error_message(), quoted), "%s = %s: %s", cases[i].key, value, ar_error_message());
-        cr_expect_not_null(strstr(ar_error_message(), "x/config.json"), "%s", ar_error_message());
+        cr_expect_says(quoted);
+        cr_expect_says("x/config.json");
         cr_expect_eq(memcmp(&c, &before, sizeof c), 0, "%s = %s wrote", cases[i].key, value);
     }
 }
 
-static void missing_keys_are_named(void)
+CLAIM(missing_keys_are_named)
 {
     static const set_case cases[] = {{LLAMA, "model_type", NULL},
                                      {LLAMA, "vocab_size", NULL},
@@ -227,7 +220,7 @@ static void missing_keys_are_named(void)
     refuse_all(cases, sizeof cases / sizeof cases[0]);
 }
 
-static void ill_typed_and_absurd_values_are_named(void)
+CLAIM(ill_typed_and_absurd_values_are_named)
 {
     static const set_case cases[] = {
         {LLAMA, "vocab_size", "\"256\""},
@@ -276,11 +269,10 @@ static void ill_typed_and_absurd_values_are_named(void)
     };
     refuse_all(cases, sizeof cases / sizeof cases[0]);
     ar_config c;
-    cr_expect_eq(parse_with(&c, LLAMA, "rms_norm_eps", "-1e-5"), AR_ERR_CONFIG);
-    cr_expect_not_null(strstr(ar_error_message(), "eps"), "%s", ar_error_message());
+    cr_expect_refused(parse_with(&c, LLAMA, "rms_norm_eps", "-1e-5"), AR_ERR_CONFIG, "eps");
 }
 
-static void keys_that_change_the_mathematics_are_refused(void)
+CLAIM(keys_that_change_the_mathematics_are_refused)
 {
     static const set_case cases[] = {
         {LLAMA, "sliding_window", "4096"},
@@ -305,7 +297,7 @@ static void keys_that_change_the_mathematics_are_refused(void)
     refuse_all(cases, sizeof cases / sizeof cases[0]);
 }
 
-static void unsupported_rotary_positions_are_refused(void)
+CLAIM(unsupported_rotary_positions_are_refused)
 {
     static const struct {
         const char *key, *value, *says;
@@ -326,8 +318,7 @@ static void unsupported_rotary_positions_are_refused(void)
                  {"rope_parameters", "{\"full_attention\":{\"rope_theta\":1e4}}", "'full_attention'"}};
     ar_config c;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        cr_expect_eq(parse_with(&c, LLAMA, cases[i].key, cases[i].value), AR_ERR_CONFIG, "%s", cases[i].value);
-        cr_expect_not_null(strstr(ar_error_message(), cases[i].says), "%s: %s", cases[i].value, ar_error_message());
+        cr_expect_refused(parse_with(&c, LLAMA, cases[i].key, cases[i].value), AR_ERR_CONFIG, cases[i].says);
     }
     static const char theta[] = "{\"model_type\":\"llama\",\"vocab_size\":1,\"hidden_size\":2,\"intermediate_size\":1,"
                                 "\"num_hidden_layers\":1,\"num_attention_heads\":1,\"rope_theta\":1e4";
@@ -337,10 +328,10 @@ static void unsupported_rotary_positions_are_refused(void)
     snprintf(text, sizeof text, "%s,\"rope_parameters\":{},\"rope_scaling\":{\"type\":\"default\"}}", theta);
     cr_expect_eq(ar_config_parse(&c, text, strlen(text), "x"), AR_ERR_CONFIG);
     snprintf(text, sizeof text, "%s}", theta);
-    cr_expect_eq(ar_config_parse(&c, text, strlen(text), "x"), AR_OK);
+    cr_expect_ok(ar_config_parse(&c, text, strlen(text), "x"));
 }
 
-static void sizes_whose_products_overflow_are_absurd(void)
+CLAIM(sizes_whose_products_overflow_are_absurd)
 {
     static const char *const bad[] = {
         "{\"model_type\":\"llama\",\"vocab_size\":2147483648,\"hidden_size\":2147483648,\"intermediate_size\":1,"
@@ -353,32 +344,28 @@ static void sizes_whose_products_overflow_are_absurd(void)
         "\"n_positions\":2147483648}"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         ar_config c;
-        cr_expect_eq(ar_config_parse(&c, bad[i], strlen(bad[i]), "x"), AR_ERR_CONFIG, "%s", bad[i]);
-        cr_expect_not_null(strstr(ar_error_message(), "absurd"), "%s", ar_error_message());
+        cr_expect_refused(ar_config_parse(&c, bad[i], strlen(bad[i]), "x"), AR_ERR_CONFIG, "absurd");
     }
 }
 
-static void more_layers_than_anybody_has_are_refused_by_name(void)
+CLAIM(more_layers_than_anybody_has_are_refused_by_name)
 {
     ar_config c;
-    cr_expect_eq(parse_with(&c, LLAMA, "num_hidden_layers", "65537"), AR_ERR_CONFIG);
-    cr_expect_not_null(strstr(ar_error_message(), "num_hidden_layers"), "%s", ar_error_message());
-    cr_expect_eq(parse_with(&c, GPT2, "n_layer", "65536"), AR_OK, "%s", ar_error_message());
+    cr_expect_refused(parse_with(&c, LLAMA, "num_hidden_layers", "65537"), AR_ERR_CONFIG, "num_hidden_layers");
+    cr_expect_ok(parse_with(&c, GPT2, "n_layer", "65536"));
 }
 
-static void an_unknown_model_type_lists_the_known_ones(void)
+CLAIM(an_unknown_model_type_lists_the_known_ones)
 {
     ar_config c;
-    cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"gemma4\""), AR_ERR_CONFIG);
-    cr_expect_not_null(strstr(ar_error_message(), "'gemma4', expected one of 'llama', 'qwen2', 'mistral', 'qwen3', "),
-                       "%s", ar_error_message());
-    cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"gpt-2\""), AR_ERR_CONFIG);
-    cr_expect_not_null(strstr(ar_error_message(), "did you mean 'gpt2'?"), "%s", ar_error_message());
+    cr_expect_refused(parse_with(&c, LLAMA, "model_type", "\"gemma4\""), AR_ERR_CONFIG,
+                      "'gemma4', expected one of 'llama', 'qwen2', 'mistral', 'qwen3', ");
+    cr_expect_refused(parse_with(&c, LLAMA, "model_type", "\"gpt-2\""), AR_ERR_CONFIG, "did you mean 'gpt2'?");
     cr_expect_eq(parse_with(&c, LLAMA, "model_type", "7"), AR_ERR_CONFIG);
 }
 
 /* A suggestion would invite to rename it. */
-static void another_architecture_is_never_suggested(void)
+CLAIM(another_architecture_is_never_suggested)
 {
     static const char *const others[] = {"\"mixtral\"", "\"qwen3\"",     "\"qwen2_moe\"", "\"gptj\"",
                                          "\"llama4\"",  "\"ministral\"", "\"gpt_neo\""};
@@ -387,11 +374,10 @@ static void another_architecture_is_never_suggested(void)
         cr_expect_eq(parse_with(&c, LLAMA, "model_type", others[i]), AR_ERR_CONFIG);
         cr_expect_null(strstr(ar_error_message(), "did you mean"), "%s", ar_error_message());
     }
-    cr_expect_eq(parse_with(&c, LLAMA, "model_type", "\"LLaMA\""), AR_ERR_CONFIG);
-    cr_expect_not_null(strstr(ar_error_message(), "did you mean 'llama'?"), "%s", ar_error_message());
+    cr_expect_refused(parse_with(&c, LLAMA, "model_type", "\"LLaMA\""), AR_ERR_CONFIG, "did you mean 'llama'?");
 }
 
-static void another_models_file_under_a_known_type_is_refused(void)
+CLAIM(another_models_file_under_a_known_type_is_refused)
 {
     static const char *const right[] = {"[\"LlamaForCausalLM\"]",
                                         "[\"LLaMAForCausalLM\"]",
@@ -405,36 +391,24 @@ static void another_models_file_under_a_known_type_is_refused(void)
     for (size_t i = 0; i < sizeof right / sizeof *right; i++)
         cr_expect_eq(parse_with(&c, LLAMA, "architectures", right[i]), AR_OK, "%s: %s", right[i], ar_error_message());
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        cr_expect_eq(parse_with(&c, LLAMA, "architectures", wrong[i]), AR_ERR_CONFIG, "%s", wrong[i]);
-        cr_expect_not_null(strstr(ar_error_message(), "'model_type' is 'llama'"), "%s", ar_error_message());
+        cr_expect_refused(parse_with(&c, LLAMA, "architectures", wrong[i]), AR_ERR_CONFIG, "'model_type' is 'llama'");
     }
-    cr_expect_eq(parse_with(&c, GPT2, "architectures", "[\"GPT2LMHeadModel\"]"), AR_OK, "%s", ar_error_message());
+    cr_expect_ok(parse_with(&c, GPT2, "architectures", "[\"GPT2LMHeadModel\"]"));
     cr_expect_eq(parse_with(&c, LLAMA, "hidden_activation", "\"gelu_pytorch_tanh\""), AR_ERR_CONFIG);
-    cr_expect_eq(parse_with(&c, LLAMA, "hidden_activation", "null"), AR_OK, "%s", ar_error_message());
+    cr_expect_ok(parse_with(&c, LLAMA, "hidden_activation", "null"));
 }
 
-static void what_is_not_an_object_or_not_json_is_told_apart(void)
+CLAIM(what_is_not_an_object_or_not_json_is_told_apart)
 {
     ar_config c;
     cr_expect_eq(ar_config_parse(&c, "[]", 2, "x"), AR_ERR_CONFIG);
     cr_expect_eq(ar_config_parse(&c, "null", 4, "x"), AR_ERR_FORMAT); /* jansson wants an array or object at the top */
-    cr_expect_eq(ar_config_parse(&c, "{\"a\":1,}", 8, "x"), AR_ERR_FORMAT);
-    cr_expect_not_null(strstr(ar_error_message(), "line 1, column 8"), "%s", ar_error_message());
+    cr_expect_refused(ar_config_parse(&c, "{\"a\":1,}", 8, "x"), AR_ERR_FORMAT, "line 1, column 8");
     cr_expect_eq(ar_config_parse(&c, "", 0, "x"), AR_ERR_FORMAT);
     cr_expect_eq(ar_config_parse(NULL, "{}", 2, "x"), AR_ERR_ARG);
     cr_expect_eq(ar_config_load(&c, "/no/such/model"), AR_ERR_IO);
     cr_expect_eq(ar_config_load(&c, "/tmp/.."), AR_ERR_IO); /* a folder without config.json */
-    cr_expect_not_null(strstr(ar_error_message(), "config.json"));
+    cr_expect_says("config.json");
 }
 
-Test(config, every_claim)
-{
-    TOGETHER(golden_llama_is_read, golden_gpt2_is_read, bundled_models_are_the_documented_ones,
-             what_may_be_left_out_has_its_default, rotary_positions_are_read_from_either_form,
-             harmless_and_neutral_keys_are_accepted, biases_and_activations_follow_their_keys,
-             the_largest_dropout_is_kept_for_the_note, missing_keys_are_named, ill_typed_and_absurd_values_are_named,
-             keys_that_change_the_mathematics_are_refused, unsupported_rotary_positions_are_refused,
-             sizes_whose_products_overflow_are_absurd, more_layers_than_anybody_has_are_refused_by_name,
-             an_unknown_model_type_lists_the_known_ones, another_architecture_is_never_suggested,
-             another_models_file_under_a_known_type_is_refused, what_is_not_an_object_or_not_json_is_told_apart);
-}
+EVERY_CLAIM(config)

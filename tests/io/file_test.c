@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ref/core/os/os.h"
 #include "ref/io/file.h"
-
-TestSuite(file, .timeout = 300);
+#include "tests/support/folder.h"
 
 #define CHUNK ((size_t)1 << 20)
 #define CHUNKS 64
@@ -31,47 +25,25 @@ int access(const char *path, int mode)
     return faccessat(AT_FDCWD, path, mode, 0);
 }
 
-static void make_folder(char folder[64])
-{
-    snprintf(folder, 64, "/tmp/anyrank-file-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-}
+TestSuite(file, .init = folder_begin, .fini = folder_end);
 
-/* How many entries the folder holds; `temporary` counts the hidden ones apart. */
-static size_t count_files(const char *folder, size_t *temporary)
-{
-    size_t n = 0;
-    DIR *d = opendir(folder);
-    cr_assert_not_null(d);
-    *temporary = 0;
-    for (const struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        n++;
-        *temporary += e->d_name[0] == '.';
-    }
-    closedir(d);
-    return n;
-}
-
-static void expect_files(const char *folder, size_t files, size_t temporary)
+static void expect_files(size_t files, size_t temporary)
 {
     size_t hidden = 0;
-    const size_t n = count_files(folder, &hidden);
+    const size_t n = count_files(&hidden);
     cr_expect_eq(n, files, "%zu entries, expected %zu", n, files);
     cr_expect_eq(hidden, temporary, "%zu temporary files, expected %zu", hidden, temporary);
 }
 
 static void expect_text(const char *path, const char *text)
 {
-    unsigned char *bytes = NULL;
+    OWNED(free) unsigned char *bytes = NULL;
     size_t n = 0;
-    cr_assert_eq(ari_file_read(&bytes, &n, path, CHUNK * CHUNKS), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_file_read(&bytes, &n, path, CHUNK * CHUNKS));
     cr_expect(n == strlen(text) && memcmp(bytes, text, n) == 0, "%s", path);
-    free(bytes);
 }
 
-static bool has_unnamed_files(const char *folder)
+static bool has_unnamed_files(void)
 {
 #if ARI_OS_LINUX
     const int fd = open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0600);
@@ -79,7 +51,6 @@ static bool has_unnamed_files(const char *folder)
         close(fd);
     return fd >= 0;
 #else
-    (void)folder;
     return false;
 #endif
 }
@@ -121,88 +92,72 @@ static void kill_a_writer(const char *path, int number)
 Test(file, a_killed_writer_leaves_nothing_and_what_was_there)
 {
     static const int numbers[] = {SIGTERM, SIGKILL};
-    char folder[64], path[96];
-    make_folder(folder);
-    snprintf(path, sizeof path, "%s/x", folder);
-    if (!has_unnamed_files(folder)) {
-        rmdir(folder);
+    const char *path = in_folder("x");
+    if (!has_unnamed_files())
         cr_skip("no unnamed files here");
-    }
     for (size_t i = 0; i < 2; i++) {
         kill_a_writer(path, numbers[i]);
-        expect_files(folder, 0, 0);
+        expect_files(0, 0);
     }
-    cr_assert_eq(ari_file_write(path, "old", 3), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_file_write(path, "old", 3));
     kill_a_writer(path, SIGTERM);
-    expect_files(folder, 1, 0);
+    expect_files(1, 0);
     expect_text(path, "old");
-    unlink(path);
-    rmdir(folder);
 }
 
 /* Both ways of writing must look the same to who reads the folder before and after. */
-static void new_and_old_files(const char *folder, size_t temporary)
+static void new_and_old_files(size_t temporary)
 {
     static const char *const texts[] = {"first", "second, over the first"};
-    char path[96];
-    snprintf(path, sizeof path, "%s/x", folder);
+    const char *path = in_folder("x");
     const mode_t before = umask(027);
     for (size_t i = 0; i < 2; i++) {
         ari_out *o = NULL;
-        cr_assert_eq(ari_out_create(&o, path), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ari_out_write(o, texts[i], strlen(texts[i])), AR_OK);
-        expect_files(folder, i + temporary, temporary);
-        cr_assert_eq(ari_out_commit(o), AR_OK, "%s", ar_error_message());
-        expect_files(folder, 1, 0);
+        cr_assert_ok(ari_out_create(&o, path));
+        cr_assert_ok(ari_out_write(o, texts[i], strlen(texts[i])));
+        expect_files(i + temporary, temporary);
+        cr_assert_ok(ari_out_commit(o));
+        expect_files(1, 0);
         expect_text(path, texts[i]);
         struct stat info;
         cr_expect(stat(path, &info) == 0 && (info.st_mode & 0777) == 0640 && info.st_nlink == 1, "%o", info.st_mode);
     }
     umask(before);
     ari_out *o = NULL;
-    cr_assert_eq(ari_out_create(&o, path), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_out_write(o, "no", 2), AR_OK);
+    cr_assert_ok(ari_out_create(&o, path));
+    cr_assert_ok(ari_out_write(o, "no", 2));
     ari_out_discard(o);
-    expect_files(folder, 1, 0);
+    expect_files(1, 0);
     expect_text(path, texts[1]);
     unlink(path);
 }
 
 Test(file, unnamed_and_named_files_end_alike)
 {
-    char folder[64];
-    make_folder(folder);
-    new_and_old_files(folder, has_unnamed_files(folder) ? 0 : 1);
+    new_and_old_files(has_unnamed_files() ? 0 : 1);
     proc_is_hidden = true;
-    new_and_old_files(folder, 1);
-    rmdir(folder);
+    new_and_old_files(1);
 }
 
 /* A name without a folder is one in the current folder. */
 Test(file, a_bare_name_is_written_here)
 {
-    char folder[64];
-    make_folder(folder);
     cr_assert_eq(chdir(folder), 0);
-    cr_expect_eq(ari_file_write("x", "here", 4), AR_OK, "%s", ar_error_message());
-    cr_expect_eq(ari_file_write("x", "again", 5), AR_OK, "%s", ar_error_message());
-    expect_files(folder, 1, 0);
+    cr_expect_ok(ari_file_write("x", "here", 4));
+    cr_expect_ok(ari_file_write("x", "again", 5));
+    expect_files(1, 0);
     expect_text("x", "again");
     cr_assert_eq(symlink("nowhere", "dangling"), 0);
-    cr_expect_eq(ari_file_write("dangling", "file", 4), AR_OK, "%s", ar_error_message());
+    cr_expect_ok(ari_file_write("dangling", "file", 4));
     struct stat info;
     cr_expect(lstat("dangling", &info) == 0 && S_ISREG(info.st_mode)); /* a link to nothing is replaced */
-    unlink("dangling");
-    unlink("x");
-    rmdir(folder);
 }
 
 /* A crashed process of the same number may have left the first names. */
 Test(file, temporary_names_that_are_taken_are_passed_over)
 {
-    char folder[64], path[96], taken[2][128];
-    make_folder(folder);
-    snprintf(path, sizeof path, "%s/x", folder);
+    char taken[2][128];
+    const char *path = in_folder("x");
     for (int i = 0; i < 2; i++) {
         snprintf(taken[i], sizeof taken[i], "%s/.anyrank-%ld-%d.tmp", folder, (long)getpid(), i);
         const int fd = open(taken[i], O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -212,38 +167,30 @@ Test(file, temporary_names_that_are_taken_are_passed_over)
     for (int hidden = 0; hidden < 2; hidden++) {
         proc_is_hidden = hidden == 1;
         for (int i = 0; i < 2; i++)
-            cr_expect_eq(ari_file_write(path, "text", 4), AR_OK, "%s", ar_error_message());
-        expect_files(folder, 3, 2);
+            cr_expect_ok(ari_file_write(path, "text", 4));
+        expect_files(3, 2);
         expect_text(path, "text");
         unlink(path);
     }
-    unlink(taken[0]);
-    unlink(taken[1]);
-    rmdir(folder);
 }
 
 Test(file, files_that_belong_together_come_together)
 {
     static const char *const names[] = {"a", "b"};
-    char folder[64], path[2][96];
-    make_folder(folder);
+    const char *const path[] = {in_folder("a"), in_folder("b")};
     for (int hidden = 0; hidden < 2; hidden++) {
         ari_out *list[3] = {NULL};
         proc_is_hidden = hidden == 1;
         for (int i = 0; i < 2; i++) {
-            snprintf(path[i], sizeof path[i], "%s/%s", folder, names[i]);
-            cr_assert_eq(ari_file_write(path[i], "old", 3), AR_OK);
-            cr_assert_eq(ari_out_create(&list[2 * i], path[i]), AR_OK, "%s", ar_error_message());
-            cr_assert_eq(ari_out_write(list[2 * i], names[i], 1), AR_OK);
+            cr_assert_ok(ari_file_write(path[i], "old", 3));
+            cr_assert_ok(ari_out_create(&list[2 * i], path[i]));
+            cr_assert_ok(ari_out_write(list[2 * i], names[i], 1));
         }
         for (int i = 0; i < 2; i++)
             expect_text(path[i], "old");
-        cr_assert_eq(ari_out_commit_all(list, 3), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_out_commit_all(list, 3));
         for (int i = 0; i < 2; i++)
             expect_text(path[i], names[i]);
-        expect_files(folder, 2, 0);
+        expect_files(2, 0);
     }
-    unlink(path[0]);
-    unlink(path[1]);
-    rmdir(folder);
 }

@@ -1,8 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,14 +6,7 @@
 #include "support/together.h"
 #include "tests/io/st_bytes.h"
 
-TestSuite(foreign, .timeout = 300);
-
-static bool says(const char *word)
-{
-    return strstr(ar_error_message(), word) != NULL;
-}
-
-static void each_kind_is_known_by_its_first_bytes(void)
+CLAIM(each_kind_is_known_by_its_first_bytes)
 {
     static const struct {
         const char *path, *what;
@@ -37,7 +26,7 @@ static void each_kind_is_known_by_its_first_bytes(void)
                  {"__0_0.distcp", "a part of a checkpoint", 24, "PK\3\4\0\0\0\0archive/data.pkl"}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         cr_expect_eq(ari_foreign_refuse(files[i].path, files[i].head, files[i].n, ARI_WANT_TENSORS), AR_ERR_FORMAT);
-        cr_expect(says(files[i].what) && says("expected a safetensors file"), "%s: %s", files[i].what,
+        cr_expect(error_says(files[i].what) && error_says("expected a safetensors file"), "%s: %s", files[i].what,
                   ar_error_message());
         cr_expect_eq(ari_foreign_refuse(files[i].path, files[i].head, files[i].n - 1, ARI_WANT_TENSORS),
                      files[i].n > 14 || i == 0 || i == 1 || i == 5 || i == 8 || i == 9 ? AR_ERR_FORMAT : AR_OK,
@@ -45,15 +34,15 @@ static void each_kind_is_known_by_its_first_bytes(void)
     }
 }
 
-static void what_is_asked_for_is_not_foreign(void)
+CLAIM(what_is_asked_for_is_not_foreign)
 {
     static const char tensors[] = "\x40\0\0\0\0\0\0\0{\"a\":", words[] = "GGUF and HDF5 are formats";
     static const char gzip_tokens[] = "\x1f\x8b\x08\0\1\0\2\0";
-    cr_expect_eq(ari_foreign_refuse("a", tensors, 12, ARI_WANT_TENSORS), AR_OK);
+    cr_expect_ok(ari_foreign_refuse("a", tensors, 12, ARI_WANT_TENSORS));
     cr_expect_eq(ari_foreign_refuse("a", tensors, 12, ARI_WANT_TOKENS), AR_ERR_FORMAT);
-    cr_expect_eq(ari_foreign_refuse("a", words, sizeof words, ARI_WANT_TEXT), AR_OK);
+    cr_expect_ok(ari_foreign_refuse("a", words, sizeof words, ARI_WANT_TEXT));
     cr_expect_eq(ari_foreign_refuse("a", gzip_tokens, 8, ARI_WANT_TOKENS), AR_OK, "three bytes are too few to say so");
-    cr_expect_eq(ari_foreign_refuse("a", "", 0, ARI_WANT_TENSORS), AR_OK);
+    cr_expect_ok(ari_foreign_refuse("a", "", 0, ARI_WANT_TENSORS));
 }
 
 /* A folder with one file of these bytes, or a folder in it. */
@@ -63,7 +52,7 @@ static ar_status ask(const char *name, const void *bytes, size_t n)
     cr_assert_not_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/%s", folder, name);
     if (bytes)
-        cr_assert_eq(ari_file_write(path, bytes, n), AR_OK);
+        cr_assert_ok(ari_file_write(path, bytes, n));
     else
         cr_assert_eq(mkdir(path, 0777), 0);
     const ar_status st = ari_foreign_refuse_folder(folder);
@@ -72,7 +61,7 @@ static ar_status ask(const char *name, const void *bytes, size_t n)
     return st;
 }
 
-static void a_folder_with_weights_that_are_not_read_is_refused_with_the_file(void)
+CLAIM(a_folder_with_weights_that_are_not_read_is_refused_with_the_file)
 {
     static const char *const names[] = {"pytorch_model.bin",
                                         "pytorch_model-00001-of-00002.bin",
@@ -91,16 +80,14 @@ static void a_folder_with_weights_that_are_not_read_is_refused_with_the_file(voi
                                         "latest_checkpointed_iteration.txt"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         cr_expect_eq(ask(names[i], "x", 1), AR_ERR_FORMAT, "%s", names[i]);
-        cr_expect(says(names[i]) && says("model.safetensors"), "%s: %s", names[i], ar_error_message());
+        cr_expect(error_says(names[i]) && error_says("model.safetensors"), "%s: %s", names[i], ar_error_message());
     }
-    cr_expect_eq(ask("iter_0000010", NULL, 0), AR_ERR_FORMAT);
-    cr_expect(says("Megatron"), "%s", ar_error_message());
-    cr_expect_eq(ask("global_step10", NULL, 0), AR_ERR_FORMAT);
-    cr_expect(says("DeepSpeed"), "%s", ar_error_message());
+    cr_expect_refused(ask("iter_0000010", NULL, 0), AR_ERR_FORMAT, "Megatron");
+    cr_expect_refused(ask("global_step10", NULL, 0), AR_ERR_FORMAT, "DeepSpeed");
     cr_expect_eq(ask("any.pt", "PK\3\4archive/data.pkl", 20), AR_ERR_FORMAT);
 }
 
-static void what_the_python_package_converts_is_said_with_the_one_command(void)
+CLAIM(what_the_python_package_converts_is_said_with_the_one_command)
 {
     static const struct {
         const char *file, *what;
@@ -113,7 +100,7 @@ static void what_the_python_package_converts_is_said_with_the_one_command(void)
                  {"step=0___rank=1___dump_index=3___name=h.pt", "SGLang"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_expect_eq(ask(cases[i].file, "x", 1), AR_ERR_FORMAT, "%s", cases[i].file);
-        cr_expect(says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
+        cr_expect(error_says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
         const char *command = strstr(ar_error_message(), "\n  python3 -m anyrank.convert '/tmp/anyrank-foreign-");
         cr_expect(command && strstr(command, "' OUT ") && !strchr(command, '"'), "%s: %s", cases[i].file,
                   ar_error_message());
@@ -121,24 +108,25 @@ static void what_the_python_package_converts_is_said_with_the_one_command(void)
 }
 
 /* FSDP's model_0.pt and model_1.pt: what converts the first alone would be believed to convert both. */
-static void files_of_several_ranks_have_no_line_that_converts_the_first_alone(void)
+CLAIM(files_of_several_ranks_have_no_line_that_converts_the_first_alone)
 {
     static const char zip[] = "PK\3\4archive/data.pkl";
     char folder[] = "/tmp/anyrank-foreign-XXXXXX", path[2][64];
     cr_assert_not_null(mkdtemp(folder));
     for (int i = 0; i < 2; i++) {
         snprintf(path[i], sizeof path[i], "%s/model_%d.pt", folder, i);
-        cr_assert_eq(ari_file_write(path[i], zip, sizeof zip), AR_OK);
+        cr_assert_ok(ari_file_write(path[i], zip, sizeof zip));
         cr_expect_eq(ari_foreign_refuse_folder(folder), AR_ERR_FORMAT);
-        cr_expect(says("this converts it") == (i == 0), "%d: %s", i, ar_error_message());
+        cr_expect(error_says("this converts it") == (i == 0), "%d: %s", i, ar_error_message());
     }
-    cr_expect(says("model_0.pt and 1 more") && says("torch.distributed.checkpoint"), "%s", ar_error_message());
+    cr_expect(error_says("model_0.pt and 1 more") && error_says("torch.distributed.checkpoint"), "%s",
+              ar_error_message());
     for (int i = 0; i < 2; i++)
         unlink(path[i]);
     rmdir(folder);
 }
 
-static void safetensors_of_any_name_are_weights_by_their_tensors(void)
+CLAIM(safetensors_of_any_name_are_weights_by_their_tensors)
 {
     const float x[] = {1, 2};
     ar_st_tensor t = {.name = "a.weight", .dtype = AR_F32, .ndim = 1, .shape = {2}, .data = x};
@@ -156,15 +144,15 @@ static void safetensors_of_any_name_are_weights_by_their_tensors(void)
         cr_assert_not_null(mkdtemp(folder));
         snprintf(path, sizeof path, "%s/%s", folder, cases[i].file);
         t.name = cases[i].tensor;
-        cr_assert_eq(ar_st_write(path, &t, 1, placed, cases[i].pairs), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_st_write(path, &t, 1, placed, cases[i].pairs));
         cr_expect_eq(ari_foreign_refuse_folder(folder), cases[i].what ? AR_ERR_FORMAT : AR_OK, "%s", cases[i].file);
-        cr_expect(!cases[i].what || says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
+        cr_expect(!cases[i].what || error_says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
         unlink(path);
         rmdir(folder);
     }
 }
 
-static void what_is_no_weight_may_lie_in_a_model_s_folder(void)
+CLAIM(what_is_no_weight_may_lie_in_a_model_s_folder)
 {
     static const char *const names[] = {"train.bin",      "training_args.bin", "optimizer.pt", "rng_state_0.pth",
                                         "tokenizer.json", "README.md",         "notes.pt"};
@@ -172,11 +160,4 @@ static void what_is_no_weight_may_lie_in_a_model_s_folder(void)
         cr_expect_eq(ask(names[i], "\1\0\2\0", 4), AR_OK, "%s: %s", names[i], ar_error_message());
 }
 
-Test(foreign, every_claim)
-{
-    TOGETHER(each_kind_is_known_by_its_first_bytes, what_is_asked_for_is_not_foreign,
-             a_folder_with_weights_that_are_not_read_is_refused_with_the_file,
-             what_the_python_package_converts_is_said_with_the_one_command,
-             files_of_several_ranks_have_no_line_that_converts_the_first_alone,
-             safetensors_of_any_name_are_weights_by_their_tensors, what_is_no_weight_may_lie_in_a_model_s_folder);
-}
+EVERY_CLAIM(foreign)

@@ -5,12 +5,13 @@
 
 #include "fuzz/targets.h"
 #include "support/small.h"
+#include "tests/support/scoped.h"
 
 #define MAX_SEED 8192
 
 static size_t replay_file(const fuzz_target *t, const char *path)
 {
-    unsigned char *seed = NULL, *changed = NULL;
+    OWNED(free) unsigned char *seed = NULL, *changed = NULL;
     size_t n = 0, runs = 0;
     const size_t step = small_only() ? 23 : 3;
     if (ari_file_read(&seed, &n, path, MAX_SEED) != AR_OK || (changed = malloc(n + 1)) == NULL) {
@@ -24,8 +25,6 @@ static size_t replay_file(const fuzz_target *t, const char *path)
         changed[at] ^= (unsigned char)(1u << (at / step % 7));
         t->run(changed, n);
     }
-    free(seed);
-    free(changed);
     return runs + 1;
 }
 

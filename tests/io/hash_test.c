@@ -1,13 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ref/io/hash.h"
 #include "support/together.h"
-
-TestSuite(hash, .timeout = 300);
 
 /* The published examples of FIPS 180-4: messages of 24, 0, 448, 896 and 8 million bits. */
 static const struct {
@@ -32,7 +25,7 @@ static ari_sha256 begun(int way)
     return s;
 }
 
-static void sha256_gives_the_standards_digests(void)
+CLAIM(sha256_gives_the_standards_digests)
 {
     char hex[65];
     for (size_t i = 0; i < sizeof published / sizeof *published; i++)
@@ -53,7 +46,7 @@ static void sha256_gives_the_standards_digests(void)
  *       whole.update(hashlib.sha256(bytes((i * 37 + n * 11 + i // 64) % 256 for i in range(n))).hexdigest().encode()) */
 #define ALL_LENGTHS "3be60d3d6e945f03c4e378d7d7f590335aa87d4c8232d71b03d0068520bc1cf4"
 
-static void sha256_of_every_length_is_pythons(void)
+CLAIM(sha256_of_every_length_is_pythons)
 {
     unsigned char message[600];
     char hex[65];
@@ -102,7 +95,7 @@ static size_t repeated(char *to, const char *text, size_t times)
     return n;
 }
 
-static void hmac_sha256_gives_the_standards_codes(void)
+CLAIM(hmac_sha256_gives_the_standards_codes)
 {
     for (size_t i = 0; i < sizeof authenticated / sizeof *authenticated; i++) {
         char key[256], data[256], hex[65];
@@ -133,7 +126,7 @@ static const ar_st_tensor four[4] = {{.name = "b", .dtype = AR_F32, .ndim = 2, .
  * "\0" + data, where data is struct.pack("<q", -5), "xyz", struct.pack("<4f", 1, 2, 3, 4) and nothing. */
 #define FOUR "001559c22c7d123e367739ef6fc2bacc58c44a1d714de8f27c7719df313db398"
 
-static void tensors_hash_is_the_documented_one_in_any_order(void)
+CLAIM(tensors_hash_is_the_documented_one_in_any_order)
 {
     static const int orders[][4] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}};
     for (size_t i = 0; i < 3; i++) {
@@ -141,12 +134,12 @@ static void tensors_hash_is_the_documented_one_in_any_order(void)
         char hex[65];
         for (size_t k = 0; k < 4; k++)
             t[k] = four[orders[i][k]];
-        cr_assert_eq(ari_tensors_hash(hex, t, 4), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_tensors_hash(hex, t, 4));
         cr_expect_str_eq(hex, FOUR);
     }
 }
 
-static void any_change_gives_another_hash(void)
+CLAIM(any_change_gives_another_hash)
 {
     static const float other[4] = {1, 2, 3, 0x1.000002p+2f};
     char hex[65];
@@ -163,32 +156,31 @@ static void any_change_gives_another_hash(void)
             t[0].dtype = AR_I32;
         else
             t[3].shape[1] = 8;
-        cr_assert_eq(ari_tensors_hash(hex, t, 4), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_tensors_hash(hex, t, 4));
         cr_expect_str_neq(hex, FOUR, "%d", i);
     }
-    cr_assert_eq(ari_tensors_hash(hex, four, 3), AR_OK);
+    cr_assert_ok(ari_tensors_hash(hex, four, 3));
     cr_expect_str_neq(hex, FOUR);
 }
 
 /* Computed apart, with Python's hashlib, from the file's header and bytes. */
-static void golden_weights_have_their_hash(void)
+CLAIM(golden_weights_have_their_hash)
 {
-    ar_st_file *f = NULL;
+    OWNED(ar_st_close) ar_st_file *f = NULL;
     ar_st_tensor t[21];
     char hex[65];
-    cr_assert_eq(ar_st_open(&f, TEST_GOLDEN_DIR "/llama-gqa-tiny/model.safetensors"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_open(&f, TEST_GOLDEN_DIR "/llama-gqa-tiny/model.safetensors"));
     cr_assert_eq(ar_st_count(f), 21);
     for (size_t i = 0; i < 21; i++) {
         const ar_st_entry *e = ar_st_at(f, i);
         t[i] = (ar_st_tensor){.name = e->name, .dtype = e->dtype, .ndim = e->ndim, .data = e->data};
         memcpy(t[i].shape, e->shape, sizeof e->shape);
     }
-    cr_assert_eq(ari_tensors_hash(hex, t, 21), AR_OK);
+    cr_assert_ok(ari_tensors_hash(hex, t, 21));
     cr_expect_str_eq(hex, "6564386ced1c646e677ea4df90727a4a82b1d78722191a558f1aa288c922c7e5");
-    ar_st_close(f);
 }
 
-static void what_has_no_hash_is_an_error(void)
+CLAIM(what_has_no_hash_is_an_error)
 {
     char hex[65] = "untouched";
     ar_st_tensor t[2] = {four[0], four[0]};
@@ -204,9 +196,4 @@ static void what_has_no_hash_is_an_error(void)
     cr_expect_str_eq(hex, "untouched");
 }
 
-Test(hash, every_claim)
-{
-    TOGETHER(sha256_gives_the_standards_digests, sha256_of_every_length_is_pythons,
-             hmac_sha256_gives_the_standards_codes, tensors_hash_is_the_documented_one_in_any_order,
-             any_change_gives_another_hash, golden_weights_have_their_hash, what_has_no_hash_is_an_error);
-}
+EVERY_CLAIM(hash)

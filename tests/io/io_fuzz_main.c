@@ -9,6 +9,7 @@
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 #include "support/fuzz.h"
+#include "tests/support/scoped.h"
 
 #define MAX_INPUT 16384
 
@@ -140,8 +141,8 @@ static void use_file(const ar_st_file *f, tally *t)
         const ar_st_entry *e = ar_st_at(f, i);
         for (size_t k = 0; k < e->bytes; k++)
             sink = ((const unsigned char *)e->data)[k];
-        float *x = malloc(e->count * sizeof *x + 1);
-        int64_t *y = malloc(e->count * sizeof *y + 1);
+        OWNED(free) float *x = malloc(e->count * sizeof *x + 1);
+        OWNED(free) int64_t *y = malloc(e->count * sizeof *y + 1);
         /* A shape like [0, 2^40] has a count of 0; any other count is bounded by the bytes that are there. */
         if (x == NULL || y == NULL || e->count > 2 * MAX_INPUT) {
             complain(t, "a count larger than the file");
@@ -150,8 +151,6 @@ static void use_file(const ar_st_file *f, tally *t)
             if ((a != AR_OK && a != AR_ERR_DTYPE) || (b != AR_OK && b != AR_ERR_DTYPE && b != AR_ERR_DATA))
                 complain(t, "conversion");
         }
-        free(x);
-        free(y);
         if (ar_st_find(f, e->name) != e)
             complain(t, "an entry is not found by its name");
     }

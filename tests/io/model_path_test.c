@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/config.h"
 #include "ref/io/file.h"
-
-TestSuite(model_path, .timeout = 300);
+#include "tests/support/test.h"
 
 Test(model_path, a_folder_or_file_stays_as_it_is)
 {
     char out[512];
-    cr_expect_eq(ar_model_path(out, sizeof out, TEST_GOLDEN_DIR "/gpt2-tiny"), AR_OK);
+    cr_expect_ok(ar_model_path(out, sizeof out, TEST_GOLDEN_DIR "/gpt2-tiny"));
     cr_expect_str_eq(out, TEST_GOLDEN_DIR "/gpt2-tiny");
-    cr_expect_eq(ar_model_path(out, sizeof out, TEST_GOLDEN_DIR "/gpt2-tiny/config.json"), AR_OK);
+    cr_expect_ok(ar_model_path(out, sizeof out, TEST_GOLDEN_DIR "/gpt2-tiny/config.json"));
     cr_expect_str_eq(out, TEST_GOLDEN_DIR "/gpt2-tiny/config.json");
 }
 
@@ -30,9 +24,9 @@ Test(model_path, bundled_names_lie_in_the_data_directory)
     cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
     for (const char *const *name = ari_model_names; *name; name++) {
         snprintf(want, sizeof want, "%s/%s", TEST_DATA_DIR, *name);
-        cr_expect_eq(ar_model_path(out, sizeof out, *name), AR_OK, "%s", ar_error_message());
+        cr_expect_ok(ar_model_path(out, sizeof out, *name));
         cr_expect_str_eq(out, want);
-        cr_expect_eq(ar_config_load(&c, out), AR_OK, "%s", ar_error_message());
+        cr_expect_ok(ar_config_load(&c, out));
         cr_expect_str_eq(c.name, *name);
         cr_expect_eq(c.unknown_keys, 0, "%s: %s", *name, c.unknown[0]);
     }
@@ -42,18 +36,14 @@ Test(model_path, what_is_not_there_is_not_found_with_a_hint)
 {
     char out[512];
     setenv("ANYRANK_DATA", TEST_DATA_DIR, 1);
-    cr_expect_eq(ar_model_path(out, sizeof out, "lama-demo"), AR_ERR_NOT_FOUND);
-    cr_expect_not_null(strstr(ar_error_message(), "llama-demo, gpt2-demo, stack-demo, llama-3-8b, "), "%s",
-                       ar_error_message());
-    cr_expect_not_null(strstr(ar_error_message(), "gpt-1t, stack-4.8b; did you mean 'llama-demo'?"), "%s",
-                       ar_error_message());
-    cr_expect_eq(ar_model_path(out, sizeof out, "gtp2-demo"), AR_ERR_NOT_FOUND);
-    cr_expect_not_null(strstr(ar_error_message(), "did you mean 'gpt2-demo'?"), "%s", ar_error_message());
+    cr_expect_refused(ar_model_path(out, sizeof out, "lama-demo"), AR_ERR_NOT_FOUND,
+                      "llama-demo, gpt2-demo, stack-demo, llama-3-8b, ");
+    cr_expect_says("gpt-1t, stack-4.8b; did you mean 'llama-demo'?");
+    cr_expect_refused(ar_model_path(out, sizeof out, "gtp2-demo"), AR_ERR_NOT_FOUND, "did you mean 'gpt2-demo'?");
     cr_expect_eq(ar_model_path(out, sizeof out, "/no/such/model"), AR_ERR_NOT_FOUND);
     cr_expect_null(strstr(ar_error_message(), "did you mean"), "%s", ar_error_message());
     setenv("ANYRANK_DATA", "/no/such/folder", 1);
-    cr_expect_eq(ar_model_path(out, sizeof out, "gpt2-demo"), AR_ERR_NOT_FOUND);
-    cr_expect_not_null(strstr(ar_error_message(), "/no/such/folder"));
+    cr_expect_refused(ar_model_path(out, sizeof out, "gpt2-demo"), AR_ERR_NOT_FOUND, "/no/such/folder");
     cr_expect_eq(ar_model_path(out, 5, TEST_GOLDEN_DIR), AR_ERR_ARG);
     cr_expect_eq(ar_model_path(out, sizeof out, ""), AR_ERR_ARG);
     cr_expect_eq(ar_model_path(out, sizeof out, NULL), AR_ERR_ARG);

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -19,8 +18,6 @@ typedef struct bad_case {
     size_t length, data;
     const char *rule;
 } bad_case;
-
-TestSuite(safetensors_read, .timeout = 300);
 
 /* Every row is one way to break the format, and the rule of the official library that it breaks. */
 static const bad_case bad_json[] = {
@@ -165,22 +162,22 @@ static void refuse_all(const bad_case *cases, size_t n)
     }
 }
 
-static void malformed_json_is_named(void)
+CLAIM(malformed_json_is_named)
 {
     refuse_all(bad_json, sizeof bad_json / sizeof bad_json[0]);
 }
 
-static void malformed_fields_are_named(void)
+CLAIM(malformed_fields_are_named)
 {
     refuse_all(bad_fields, sizeof bad_fields / sizeof bad_fields[0]);
 }
 
-static void malformed_layouts_are_named(void)
+CLAIM(malformed_layouts_are_named)
 {
     refuse_all(bad_layout, sizeof bad_layout / sizeof bad_layout[0]);
 }
 
-static void files_too_short_or_too_long_are_named(void)
+CLAIM(files_too_short_or_too_long_are_named)
 {
     for (size_t n = 0; n < 8; n++) {
         cr_expect_eq(st_try(mem_file_of("\x02\0\0\0\0\0\0\0", n)), AR_ERR_FORMAT);
@@ -199,7 +196,7 @@ static void files_too_short_or_too_long_are_named(void)
     }
 }
 
-static void bytes_that_are_not_utf8_are_an_invalid_header(void)
+CLAIM(bytes_that_are_not_utf8_are_an_invalid_header)
 {
     const char *const bad[] = {
         "{\"\xff\":1}", "{\"\xc0\x80\":1}",         "{\"\xed\xa0\x80\":1}",    "{\"\xe2\x82\":1}",
@@ -210,15 +207,15 @@ static void bytes_that_are_not_utf8_are_an_invalid_header(void)
     }
 }
 
-static void every_error_names_the_file_and_the_tensor(void)
+CLAIM(every_error_names_the_file_and_the_tensor)
 {
     cr_assert_eq(st_try(st_bytes(H("{" T("wte", "U8", "[2]", 0, 1) "}"), 1)), AR_ERR_FORMAT);
     cr_expect_str_eq(strstr(ar_error_message(), "tensor 'wte'"), "tensor 'wte' U8 [2] [0, 1): has 1 bytes, expected 2");
-    cr_expect_not_null(strstr(ar_error_message(), "/proc/self/fd/"));
+    cr_expect_says("/proc/self/fd/");
 }
 
 /* A name is somebody else's text: it must not reach a terminal as escapes, nor fill the screen. */
-static void messages_show_hostile_names_harmlessly(void)
+CLAIM(messages_show_hostile_names_harmlessly)
 {
     char header[4096], name[2048];
     memset(name, 'x', sizeof name);
@@ -232,7 +229,7 @@ static void messages_show_hostile_names_harmlessly(void)
     cr_expect_lt(strlen(ar_error_message()), 500);
 }
 
-static void what_the_format_allows_is_read(void)
+CLAIM(what_the_format_allows_is_read)
 {
     static const bad_case good[] = {
         {H("{}"), 0, ""},
@@ -258,7 +255,7 @@ static void what_the_format_allows_is_read(void)
                      ar_error_message());
 }
 
-static void nine_dimensions_are_unsupported_not_malformed(void)
+CLAIM(nine_dimensions_are_unsupported_not_malformed)
 {
     cr_expect_eq(st_try(st_bytes(H("{" T("a", "U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) "}"), 1)), AR_ERR_UNSUPPORTED);
 }
@@ -267,21 +264,19 @@ static void nine_dimensions_are_unsupported_not_malformed(void)
 static ar_status try_depth(size_t depth)
 {
     static const char head[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":";
-    char *text = malloc(sizeof head + 2 * depth + 2);
+    OWNED(free) char *text = malloc(sizeof head + 2 * depth + 2);
     cr_assert_not_null(text);
     memcpy(text, head, sizeof head - 1);
     memset(text + sizeof head - 1, '[', depth);
     memset(text + sizeof head - 1 + depth, ']', depth);
     memcpy(text + sizeof head - 1 + 2 * depth, "}}", 2);
-    const ar_status st = st_try(st_bytes(text, sizeof head + 1 + 2 * depth, 1));
-    free(text);
-    return st;
+    return st_try(st_bytes(text, sizeof head + 1 + 2 * depth, 1));
 }
 
-static void nesting_is_limited(void)
+CLAIM(nesting_is_limited)
 {
-    cr_expect_eq(try_depth(100), AR_OK);
-    cr_expect_eq(try_depth(127), AR_OK);
+    cr_expect_ok(try_depth(100));
+    cr_expect_ok(try_depth(127));
     const size_t deep[] = {128, 2000, 3000, 1000000, 20000000};
     for (size_t i = 0; i < sizeof deep / sizeof deep[0]; i++) {
         cr_expect_eq(try_depth(deep[i]), AR_ERR_FORMAT);
@@ -298,10 +293,10 @@ static size_t peak_kib(void)
 
 /* As a tree, every "{}," of the first header would take some 250 bytes: 80 times the header. The bound leaves room for
  * the copies that the test itself makes and for a sanitizer that keeps freed memory back. */
-static void a_large_header_takes_memory_in_proportion(void)
+CLAIM(a_large_header_takes_memory_in_proportion)
 {
     const size_t n = (size_t)24 << 20;
-    char *text = malloc(n);
+    OWNED(free) char *text = malloc(n);
     cr_assert_not_null(text);
     static const char head[] = "{\"a\":{\"x\":[";
     memcpy(text, head, sizeof head - 1);
@@ -313,25 +308,23 @@ static void a_large_header_takes_memory_in_proportion(void)
     cr_expect(names_rule(JSON_RULE), "%s", ar_error_message());
     memset(text, ' ', n);
     memcpy(text, "{}", 2);
-    cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_OK, "%s", ar_error_message());
-    free(text);
+    cr_expect_ok(st_try(st_bytes(text, n, 0)));
     cr_expect_lt(peak_kib() - before, 10 * (n >> 10));
 }
 
-static void a_header_of_exactly_the_cap_is_read(void)
+CLAIM(a_header_of_exactly_the_cap_is_read)
 {
     const size_t n = 100000000;
-    char *text = malloc(n);
+    OWNED(free) char *text = malloc(n);
     cr_assert_not_null(text);
     memset(text, ' ', n);
     memcpy(text + n / 2, "{}", 2);
-    cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_OK, "%s", ar_error_message());
-    free(text);
+    cr_expect_ok(st_try(st_bytes(text, n, 0)));
 }
 
-static void too_many_metadata_keys_are_refused(void)
+CLAIM(too_many_metadata_keys_are_refused)
 {
-    char *text = NULL;
+    OWNED(free) char *text = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&text, &n);
     cr_assert_not_null(f);
@@ -340,19 +333,16 @@ static void too_many_metadata_keys_are_refused(void)
         fprintf(f, ",\"%zu\":\"\"", i);
     fputs("}}", f);
     fclose(f);
-    cr_expect_eq(st_try(st_bytes(text, n, 0)), AR_ERR_FORMAT);
-    cr_expect_not_null(strstr(ar_error_message(), "too many keys"), "%s", ar_error_message());
-    free(text);
+    cr_expect_refused(st_try(st_bytes(text, n, 0)), AR_ERR_FORMAT, "too many keys");
 }
 
-static void what_is_no_regular_file_is_an_io_error(void)
+CLAIM(what_is_no_regular_file_is_an_io_error)
 {
     ar_st_file *f = NULL;
     char fifo[] = "/tmp/anyrank-fifo-XXXXXX";
     cr_expect_eq(ar_st_open(&f, "/"), AR_ERR_IO);
     cr_expect_eq(ar_st_open(&f, "/dev/zero"), AR_ERR_IO);
-    cr_expect_eq(ar_st_open(&f, "/no/such/file"), AR_ERR_IO);
-    cr_expect_not_null(strstr(ar_error_message(), "/no/such/file"));
+    cr_expect_refused(ar_st_open(&f, "/no/such/file"), AR_ERR_IO, "/no/such/file");
     cr_assert_not_null(mkdtemp(fifo));
     cr_expect_eq(ar_st_open(&f, fifo), AR_ERR_IO);
     rmdir(fifo);
@@ -362,23 +352,22 @@ static void what_is_no_regular_file_is_an_io_error(void)
     cr_expect_null(f);
 }
 
-static void a_file_that_shrinks_meanwhile_is_an_io_error(void)
+CLAIM(a_file_that_shrinks_meanwhile_is_an_io_error)
 {
     char bytes[16];
     const mem_file m = mem_file_of("0123456789", 10);
-    cr_assert_eq(ari_file_pread(m.fd, bytes, 10, 0, m.path), AR_OK);
+    cr_assert_ok(ari_file_pread(m.fd, bytes, 10, 0, m.path));
     cr_assert_eq(ftruncate(m.fd, 4), 0);
-    cr_expect_eq(ari_file_pread(m.fd, bytes, 10, 0, m.path), AR_ERR_IO);
-    cr_expect_not_null(strstr(ar_error_message(), "shorter"));
+    cr_expect_refused(ari_file_pread(m.fd, bytes, 10, 0, m.path), AR_ERR_IO, "shorter");
 }
 
-static void entries_come_in_the_order_of_the_header_and_by_name(void)
+CLAIM(entries_come_in_the_order_of_the_header_and_by_name)
 {
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\",\"\":\"empty\"}," T(
         "b", "U8", "[2,3]", 4, 10) "," T("a", "I16", "[2]", 0, 4) "}";
     const mem_file m = st_bytes(H(header), 10);
-    ar_st_file *f = NULL;
-    cr_assert_eq(ar_st_open(&f, m.path), AR_OK, "%s", ar_error_message());
+    OWNED(ar_st_close) ar_st_file *f = NULL;
+    cr_assert_ok(ar_st_open(&f, m.path));
     cr_assert_eq(ar_st_count(f), 2);
     const ar_st_entry *b = ar_st_at(f, 0), *a = ar_st_at(f, 1);
     cr_expect_str_eq(b->name, "b");
@@ -396,18 +385,8 @@ static void entries_come_in_the_order_of_the_header_and_by_name(void)
     cr_expect_str_eq(ar_st_metadata(f, "format"), "pt");
     cr_expect_str_eq(ar_st_metadata(f, ""), "empty");
     cr_expect_null(ar_st_metadata(f, "none"));
-    ar_st_close(f);
     ar_st_close(NULL);
     close(m.fd);
 }
 
-Test(safetensors_read, every_claim)
-{
-    TOGETHER(malformed_json_is_named, malformed_fields_are_named, malformed_layouts_are_named,
-             files_too_short_or_too_long_are_named, bytes_that_are_not_utf8_are_an_invalid_header,
-             every_error_names_the_file_and_the_tensor, messages_show_hostile_names_harmlessly,
-             what_the_format_allows_is_read, nine_dimensions_are_unsupported_not_malformed, nesting_is_limited,
-             a_large_header_takes_memory_in_proportion, a_header_of_exactly_the_cap_is_read,
-             too_many_metadata_keys_are_refused, what_is_no_regular_file_is_an_io_error,
-             a_file_that_shrinks_meanwhile_is_an_io_error, entries_come_in_the_order_of_the_header_and_by_name);
-}
+EVERY_CLAIM(safetensors_read)

@@ -1,60 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
+#include "tests/support/folder.h"
 
-TestSuite(safetensors_stream, .timeout = 300);
-
-static char folder[64];
-
-static void begin(void)
-{
-    snprintf(folder, sizeof folder, "/tmp/anyrank-stream-XXXXXX");
-    cr_assert_not_null(mkdtemp(folder));
-}
-
-static size_t count_files(bool remove_them)
-{
-    size_t n = 0;
-    DIR *d = opendir(folder);
-    cr_assert_not_null(d);
-    for (const struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
-        char path[512];
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        n++;
-        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
-        if (remove_them)
-            unlink(path);
-    }
-    closedir(d);
-    return n;
-}
-
-static void end(void)
-{
-    count_files(true);
-    rmdir(folder);
-}
-
-static const char *in_folder(char path[192], const char *name)
-{
-    snprintf(path, 192, "%s/%s", folder, name);
-    return path;
-}
+TestSuite(safetensors_stream, .init = folder_begin, .fini = folder_end);
 
 static void expect_text(const char *name, const char *text)
 {
-    unsigned char *bytes = NULL;
+    OWNED(free) unsigned char *bytes = NULL;
     size_t n = 0;
-    char path[192];
-    cr_assert_eq(ari_file_read(&bytes, &n, in_folder(path, name), 1 << 20), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_file_read(&bytes, &n, in_folder(name), 1 << 20));
     cr_expect_str_eq((char *)bytes, text);
-    free(bytes);
 }
 
 static const uint16_t half[6] = {1, 2, 3, 4, 5, 6};
@@ -63,52 +22,52 @@ static const ar_st_tensor three[3] = {{.name = "h", .dtype = AR_BF16, .ndim = 2,
                                       {.name = "none", .dtype = AR_F32, .ndim = 1, .shape = {0}},
                                       {.name = "s", .dtype = AR_F32, .ndim = 1, .shape = {2}, .data = single}};
 
-Test(safetensors_stream, pieces_in_any_order_make_the_file_that_is_written_at_once, .init = begin, .fini = end)
+Test(safetensors_stream, pieces_in_any_order_make_the_file_that_is_written_at_once)
 {
     static const char *const meta[] = {"format", "pt"};
     unsigned char *bytes[2] = {NULL, NULL};
     size_t n[2] = {0, 0};
-    char a[192], b[192];
+    const char *a = in_folder("a"), *b = in_folder("b");
     ar_st_writer *w = NULL;
-    cr_assert_eq(ar_st_write(in_folder(a, "a"), three, 3, meta, 1), AR_OK);
-    cr_assert_eq(ar_st_writer_open(&w, in_folder(b, "b"), three, 3, meta, 1), AR_OK);
-    cr_assert_eq(ar_st_writer_put(w, 0, half, 5), AR_OK);
-    cr_assert_eq(ar_st_writer_put(w, 2, single, 8), AR_OK);
-    cr_assert_eq(ar_st_writer_put(w, 0, (const char *)half + 5, 0), AR_OK);
-    cr_assert_eq(ar_st_writer_put(w, 0, (const char *)half + 5, 7), AR_OK);
+    cr_assert_ok(ar_st_write(a, three, 3, meta, 1));
+    cr_assert_ok(ar_st_writer_open(&w, b, three, 3, meta, 1));
+    cr_assert_ok(ar_st_writer_put(w, 0, half, 5));
+    cr_assert_ok(ar_st_writer_put(w, 2, single, 8));
+    cr_assert_ok(ar_st_writer_put(w, 0, (const char *)half + 5, 0));
+    cr_assert_ok(ar_st_writer_put(w, 0, (const char *)half + 5, 7));
     cr_expect_neq(access(b, F_OK), 0, "the file has its name before it is whole");
-    cr_assert_eq(ar_st_writer_commit(w), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_file_read(&bytes[0], &n[0], a, 4096), AR_OK);
-    cr_assert_eq(ari_file_read(&bytes[1], &n[1], b, 4096), AR_OK);
+    cr_assert_ok(ar_st_writer_commit(w));
+    cr_assert_ok(ari_file_read(&bytes[0], &n[0], a, 4096));
+    cr_assert_ok(ari_file_read(&bytes[1], &n[1], b, 4096));
     cr_assert_eq(n[0], n[1]);
     cr_expect_eq(memcmp(bytes[0], bytes[1], n[0]), 0);
     free(bytes[0]);
     free(bytes[1]);
 }
 
-Test(safetensors_stream, a_file_that_is_not_whole_never_appears, .init = begin, .fini = end)
+Test(safetensors_stream, a_file_that_is_not_whole_never_appears)
 {
-    char path[192];
+    const char *path = in_folder("x");
     ar_st_writer *w = NULL;
-    cr_assert_eq(ar_st_writer_open(&w, in_folder(path, "x"), three, 3, NULL, 0), AR_OK);
-    cr_assert_eq(ar_st_writer_put(w, 0, half, 12), AR_OK);
-    cr_assert_eq(ar_st_writer_put(w, 2, single, 7), AR_OK);
+    cr_assert_ok(ar_st_writer_open(&w, path, three, 3, NULL, 0));
+    cr_assert_ok(ar_st_writer_put(w, 0, half, 12));
+    cr_assert_ok(ar_st_writer_put(w, 2, single, 7));
     cr_expect_eq(ar_st_writer_put(w, 2, single, 2), AR_ERR_ARG, "one byte too many");
     cr_expect_eq(ar_st_writer_put(w, 1, single, 1), AR_ERR_ARG);
     cr_expect_eq(ar_st_writer_put(w, 3, single, 1), AR_ERR_ARG);
     cr_expect_eq(ar_st_writer_commit(w), AR_ERR_ARG);
     cr_expect_str_eq(ar_error_message(), "tensor 's': 7 of its 8 bytes were written");
-    cr_assert_eq(ar_st_writer_open(&w, path, three, 3, NULL, 0), AR_OK);
+    cr_assert_ok(ar_st_writer_open(&w, path, three, 3, NULL, 0));
     ar_st_writer_discard(w);
-    cr_expect_eq(count_files(false), 0);
+    cr_expect_eq(count_files(NULL), 0);
 }
 
-Test(safetensors_stream, a_list_that_makes_no_file_is_refused, .init = begin, .fini = end)
+Test(safetensors_stream, a_list_that_makes_no_file_is_refused)
 {
-    char path[192];
+    const char *path = in_folder("x");
     ar_st_writer *w = NULL;
     const ar_st_tensor twice[2] = {three[0], three[0]};
-    cr_expect_eq(ar_st_writer_open(&w, in_folder(path, "x"), twice, 2, NULL, 0), AR_ERR_ARG);
+    cr_expect_eq(ar_st_writer_open(&w, path, twice, 2, NULL, 0), AR_ERR_ARG);
     const ar_st_tensor huge = {.name = "h", .dtype = AR_F32, .ndim = 2, .shape = {SIZE_MAX / 4, 8}};
     cr_expect_eq(ar_st_writer_open(&w, path, &huge, 1, NULL, 0), AR_ERR_OVERFLOW);
     cr_expect_null(w);
@@ -121,15 +80,15 @@ Test(safetensors_stream, a_plan_fills_files_in_order_and_gives_large_tensors_the
     size_t shard[8], shards = 0;
     for (size_t i = 0; i < 8; i++)
         t[i] = (ar_st_tensor){.name = "w", .dtype = AR_U8, .ndim = 1, .shape = {bytes[i]}};
-    cr_assert_eq(ar_st_shard_plan(shard, &shards, t, 8, 8), AR_OK);
+    cr_assert_ok(ar_st_shard_plan(shard, &shards, t, 8, 8));
     cr_expect_eq(memcmp(shard, expected, sizeof expected), 0);
     cr_expect_eq(shards, 5);
-    cr_assert_eq(ar_st_shard_plan(shard, &shards, t, 8, SIZE_MAX), AR_OK);
+    cr_assert_ok(ar_st_shard_plan(shard, &shards, t, 8, SIZE_MAX));
     cr_expect_eq(shards, 1);
-    cr_assert_eq(ar_st_shard_plan(shard, &shards, t, 0, 8), AR_OK);
+    cr_assert_ok(ar_st_shard_plan(shard, &shards, t, 0, 8));
     cr_expect_eq(shards, 1);
     cr_expect_eq(ar_st_shard_plan(shard, &shards, t, 8, 0), AR_ERR_ARG);
-    cr_assert_eq(ar_st_shard_plan(shard, &shards, t + 3, 2, 8), AR_OK); /* 9 bytes first: no empty file before it */
+    cr_assert_ok(ar_st_shard_plan(shard, &shards, t + 3, 2, 8)); /* 9 bytes first: no empty file before it */
     cr_expect(shard[0] == 0 && shard[1] == 1 && shards == 2);
 }
 
@@ -153,13 +112,12 @@ static ar_status put_pieces(void *user, size_t i, ar_st_writer *w, size_t at)
     return AR_OK;
 }
 
-Test(safetensors_stream, shards_and_their_index_are_read_back, .init = begin, .fini = end)
+Test(safetensors_stream, shards_and_their_index_are_read_back)
 {
     static const char *const meta[] = {"format", "pt"};
     source s = {three, SIZE_MAX, 0};
     size_t files = 0;
-    cr_assert_eq(ar_st_write_sharded(folder, three, 3, meta, 1, 12, put_pieces, &s, &files), AR_OK, "%s",
-                 ar_error_message());
+    cr_assert_ok(ar_st_write_sharded(folder, three, 3, meta, 1, 12, put_pieces, &s, &files));
     cr_expect_eq(files, 2);
     cr_expect_eq(s.calls, 3);
     expect_text("model.safetensors.index.json", "{\n  \"metadata\": {\n    \"total_size\": 20\n  },\n"
@@ -167,41 +125,39 @@ Test(safetensors_stream, shards_and_their_index_are_read_back, .init = begin, .f
                                                 "    \"h\": \"model-00001-of-00002.safetensors\",\n"
                                                 "    \"none\": \"model-00001-of-00002.safetensors\",\n"
                                                 "    \"s\": \"model-00002-of-00002.safetensors\"\n  }\n}\n");
-    ar_st_model *m = NULL;
-    cr_assert_eq(ar_st_model_open(&m, folder), AR_OK, "%s", ar_error_message());
+    OWNED(ar_st_model_close) ar_st_model *m = NULL;
+    cr_assert_ok(ar_st_model_open(&m, folder));
     cr_expect_eq(ar_st_model_count(m), 3);
     cr_expect_eq(memcmp(ar_st_model_find(m, "h")->data, half, 12), 0);
     cr_expect_eq(memcmp(ar_st_model_find(m, "s")->data, single, 8), 0);
-    ar_st_model_close(m);
 }
 
-Test(safetensors_stream, what_fits_into_one_file_has_no_index, .init = begin, .fini = end)
+Test(safetensors_stream, what_fits_into_one_file_has_no_index)
 {
     source s = {three, SIZE_MAX, 0};
     size_t files = 0;
-    cr_assert_eq(ar_st_write_sharded(folder, three, 3, NULL, 0, 20, put_pieces, &s, &files), AR_OK);
+    cr_assert_ok(ar_st_write_sharded(folder, three, 3, NULL, 0, 20, put_pieces, &s, &files));
     cr_expect_eq(files, 1);
-    cr_expect_eq(count_files(false), 1);
-    cr_expect_eq(ar_st_write_sharded(folder, three, 0, NULL, 0, 20, put_pieces, &s, &files), AR_OK);
+    cr_expect_eq(count_files(NULL), 1);
+    cr_expect_ok(ar_st_write_sharded(folder, three, 0, NULL, 0, 20, put_pieces, &s, &files));
     cr_expect_eq(files, 1);
 }
 
-Test(safetensors_stream, an_index_never_stands_behind_a_file_that_hides_it, .init = begin, .fini = end)
+Test(safetensors_stream, an_index_never_stands_behind_a_file_that_hides_it)
 {
-    char path[192];
     source s = {three, SIZE_MAX, 0};
-    cr_assert_eq(ar_st_write(in_folder(path, "model.safetensors"), three, 3, NULL, 0), AR_OK);
-    cr_expect_eq(ar_st_write_sharded(folder, three, 3, NULL, 0, 12, put_pieces, &s, NULL), AR_ERR_ARG);
-    cr_expect_not_null(strstr(ar_error_message(), "write to another folder"), "%s", ar_error_message());
+    cr_assert_ok(ar_st_write(in_folder("model.safetensors"), three, 3, NULL, 0));
+    cr_expect_refused(ar_st_write_sharded(folder, three, 3, NULL, 0, 12, put_pieces, &s, NULL), AR_ERR_ARG,
+                      "write to another folder");
     cr_expect_eq(s.calls, 0);
-    cr_expect_eq(count_files(false), 1);
+    cr_expect_eq(count_files(NULL), 1);
 }
 
-Test(safetensors_stream, a_source_that_fails_leaves_no_index, .init = begin, .fini = end)
+Test(safetensors_stream, a_source_that_fails_leaves_no_index)
 {
     source s = {three, 2, 0};
     cr_expect_eq(ar_st_write_sharded(folder, three, 3, NULL, 0, 12, put_pieces, &s, NULL), AR_ERR_DATA);
-    cr_expect_eq(count_files(false), 1, "the first shard alone");
+    cr_expect_eq(count_files(NULL), 1, "the first shard alone");
     const ar_st_tensor twice[3] = {three[0], three[2], three[0]};
     s = (source){twice, SIZE_MAX, 0};
     cr_expect_eq(ar_st_write_sharded(folder, twice, 3, NULL, 0, 12, put_pieces, &s, NULL), AR_ERR_ARG);

@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* However few scores a block has, an attention's output and gradients have the bits of the one that has them all. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/arith.h"
 #include "anyrank/layers.h"
-
-TestSuite(attention_blocks, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { BATCH = 2, SEQ = 75, HIDDEN = 12, HEADS = 6, HEAD = 4, PARAMS = 4 };
 #define TOKENS ((size_t)BATCH * SEQ * HIDDEN)
@@ -72,8 +66,8 @@ static ar_status run(values *v, ar_ctx *ctx, const masked *o)
                                           .window = o->window,
                                           .rope = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0},
                                           .max_positions = SEQ};
-    ar_module *m = NULL;
-    ar_saved *saved = NULL;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     ar_tensor x, y, dy, dx;
     ar_param *params[PARAMS];
     make_inputs(&in, o);
@@ -96,8 +90,6 @@ static ar_status run(values *v, ar_ctx *ctx, const masked *o)
         AR_TRY(ar_ctx_arith(ctx)->grad_value(ctx, &g, params[i]));
         AR_TRY(ar_ctx_download(ctx, v->grad[i], &g));
     }
-    ar_saved_destroy(saved);
-    ar_module_destroy(m);
     return AR_OK;
 }
 
@@ -108,8 +100,8 @@ static void on_device(values *v, ar_device *d, const masked *o, size_t bytes)
     memset(v, 0, sizeof *v);
     d->block_bytes = bytes;
     const ar_ctx_options options = {.device = d, .dropout = o->dropout, .seed = 9};
-    cr_assert_eq(ar_ctx_create(&ctx, &options), AR_OK);
-    cr_assert_eq(run(v, ctx, o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_ctx_create(&ctx, &options));
+    cr_assert_ok(run(v, ctx, o));
     ar_ctx_destroy(ctx);
     ar_device_destroy(d);
 }
@@ -117,7 +109,7 @@ static void on_device(values *v, ar_device *d, const masked *o, size_t bytes)
 static void with_blocks_of(values *v, const masked *o, size_t bytes)
 {
     ar_device *d = NULL;
-    cr_assert_eq(ar_device_cpu_create(&d, 2), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&d, 2));
     on_device(v, d, o, bytes);
 }
 

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Norms, MLPs and attention inside a block: every tensor a block reports, forward and backward, has the bits of the
  * independent baseline's on 1, 2 and 4 ranks, and stands where the baseline has it in the order of execution. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "support/bits.h"
 #include "support/match.h"
-
-TestSuite(block, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 3, S = 6, H = 12 };
 static const int one_two_four[] = {1, 2, 4, 0};
@@ -168,16 +164,14 @@ Test(block, one_flipped_bit_of_the_reference_is_found)
     fill_values(x, B * S * H, 3, 2.0);
     fill_values(dy, B * S * H, 4, 0.25);
     match_case m = {.config = match_config(AR_ARCH_STACK, 1), .batch = {B, S}, .x = x, .dy = dy, .seed = 5};
-    match_weights w = {.seed = m.seed};
-    ari_reference r = {0};
-    cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(match_ranks(&m, &w, &r, 2), AR_OK, "%s", ar_error_message());
+    SCOPED(match_weights_fini) match_weights w = {.seed = m.seed};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
+    cr_assert_ok(match_baseline(&m, &w, &r));
+    cr_assert_ok(match_ranks(&m, &w, &r, 2));
     for (size_t i = 0; i < r.count; i++) {
         float *value = &r.tensor[i].values[r.tensor[i].count - 1], kept = *value;
         *value = nextafterf(kept, 4.0f);
         cr_assert_eq(match_ranks(&m, &w, &r, 2), AR_ERR_DATA, "%s: not found", r.tensor[i].name);
         *value = kept;
     }
-    ari_reference_fini(&r);
-    match_weights_fini(&w);
 }

@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention over a sequence that context-parallel ranks share: every tensor of a block, its probabilities and gradients
  * among them, has the bits of the independent baseline's, round the ring, by inner neighbours, and both. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/bits.h"
 #include "support/match.h"
-
-TestSuite(context_attention, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 2, S = 24, H = 12 };
 
@@ -39,9 +33,9 @@ static match_case block_of(const ar_config *c)
 
 static void expect_same_bits(const match_case *c, const layout *layouts, size_t n)
 {
-    match_weights w = {.seed = c->seed};
-    ari_reference r = {0};
-    cr_assert_eq(match_baseline(c, &w, &r), AR_OK, "%s", ar_error_message());
+    SCOPED(match_weights_fini) match_weights w = {.seed = c->seed};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
+    cr_assert_ok(match_baseline(c, &w, &r));
     for (size_t i = 0; i < n; i++) {
         const layout *l = &layouts[i];
         match_case m = *c;
@@ -52,8 +46,6 @@ static void expect_same_bits(const match_case *c, const layout *layouts, size_t 
         cr_expect_eq(match_ranks(&m, &w, &r, l->tp), AR_OK, "%zu/%zu heads, tp=%d cp=%d inner %d zigzag %d sp %d: %s",
                      c->config.heads, c->config.kv_heads, l->tp, l->cp, l->inner, l->zigzag, l->sp, ar_error_message());
     }
-    ari_reference_fini(&r);
-    match_weights_fini(&w);
 }
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
@@ -139,16 +131,13 @@ Test(context_attention, a_sequence_that_cannot_be_shared_out_is_refused)
 {
     const ar_config c = config_of(4, 4);
     match_case m = block_of(&c);
-    match_weights w = {.seed = m.seed};
-    ari_reference r = {0};
-    cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
+    SCOPED(match_weights_fini) match_weights w = {.seed = m.seed};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
+    cr_assert_ok(match_baseline(&m, &w, &r));
     m.batch.seq = 10; /* 2 ranks have 5 positions each, and a zigzag has 4 chunks */
     m.cp = 2;
     m.zigzag = true;
-    cr_expect_eq(match_ranks(&m, &w, &r, 1), AR_ERR_INDIVISIBLE);
-    cr_expect_not_null(strstr(ar_error_message(), "10"), "%s", ar_error_message());
-    ari_reference_fini(&r);
-    match_weights_fini(&w);
+    cr_expect_refused(match_ranks(&m, &w, &r, 1), AR_ERR_INDIVISIBLE, "10");
 }
 
 static const layout folded = {.tp = 1, .cp = 6, .inner = 2, .zigzag = true};

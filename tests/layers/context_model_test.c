@@ -2,11 +2,8 @@
 /* Models whose sequences context-parallel ranks share: every tensor, the loss and every gradient have the bits of the
  * independent baseline's, and stand where it has them. Without layers they have all but the attention: embedding,
  * positions, dropout, norm, LM head, loss. */
-#include <criterion/criterion.h>
-
 #include "support/match.h"
-
-TestSuite(context_model, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 3, S = 8 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 2};

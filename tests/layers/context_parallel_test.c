@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What moves inside the attention between context-parallel ranks: heads against positions, and keys and values round the
  * ring. Every number says which tensor, sample, head, position and feature it belongs to. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/parts.h"
 #include "support/rank_run.h"
-
-TestSuite(context_parallel, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { BATCH = 2, WIDTH = 3, MOST_RANKS = 12 };
 
@@ -46,10 +41,8 @@ static ar_status fresh(ar_ctx *ctx, ar_tensor *t, size_t tensor, size_t head, si
 {
     const size_t shape[4] = {BATCH, heads, ar_positions_count(p), WIDTH};
     size_t count = 0;
-    float *x = numbers(tensor, head, heads, p, &count);
-    const ar_status st = x ? rank_upload(ctx, t, 4, shape, x) : AR_ERR_MEMORY;
-    free(x);
-    return st;
+    OWNED(free) float *x = numbers(tensor, head, heads, p, &count);
+    return x ? rank_upload(ctx, t, 4, shape, x) : AR_ERR_MEMORY;
 }
 
 /* AR_ERR_DATA unless t has these heads and positions, and no others. */
@@ -58,6 +51,7 @@ static ar_status expect(ar_ctx *ctx, const ar_tensor *t, size_t tensor, size_t h
 {
     const size_t shape[4] = {BATCH, heads, ar_positions_count(p), WIDTH};
     size_t count = 0;
+    OWNED(free)
     float *expected = numbers(tensor, head, heads, p, &count), *actual = malloc((count + 1) * sizeof *actual);
     ar_status st = expected && actual ? AR_OK : AR_ERR_MEMORY;
     if (st == AR_OK && (t->ndim != 4 || memcmp(t->shape, shape, sizeof shape) != 0 || !ar_tensor_is_contiguous(t)))
@@ -67,8 +61,6 @@ static ar_status expect(ar_ctx *ctx, const ar_tensor *t, size_t tensor, size_t h
         st = ar_ctx_download(ctx, actual, t);
     if (st == AR_OK && memcmp(actual, expected, count * sizeof *actual) != 0)
         st = ar_error_set(AR_ERR_DATA, "tensor %zu: another number", tensor);
-    free(expected);
-    free(actual);
     return st;
 }
 
@@ -298,6 +290,6 @@ Test(context_parallel, a_hop_is_called_by_the_chunks_that_arrive)
     for (int i = 0; i < 2; i++) {
         bool zigzag = i == 1;
         const rank_run_options o = {.ranks = 4, .cp = 4, .zigzag = zigzag};
-        cr_assert_eq(rank_run(&o, tags_rank, &zigzag), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(rank_run(&o, tags_rank, &zigzag));
     }
 }

@@ -2,16 +2,10 @@
 /* Fewer KV heads than ranks: neighbouring ranks are copies of one KV head. Every tensor of a model and of a block, the
  * copies of K, V and their gradients among them, has the bits of the independent baseline's; with native numerics it is
  * near them; and each of the mistakes about copies is seen. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "support/bits.h"
 #include "support/match.h"
+#include "tests/support/test.h"
 #include "verify/check/compare.h"
-
-TestSuite(kv_replica, .timeout = 300);
 
 enum { B = 2, S = 24, H = 12, MOST = 32 };
 
@@ -107,7 +101,7 @@ static ar_status note_head(ar_ctx *ctx, void *user)
                                     .k = "k_proj",
                                     .v = "v_proj",
                                     .out = "o_proj"};
-    ar_module *m = NULL;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
     ar_param *params[8];
     AR_TRY(ar_attention_create(&m, ctx, "attention", &o));
     const size_t n = ar_module_params(m, params, 8, false), r = rank_of(ctx);
@@ -118,7 +112,6 @@ static ar_status note_head(ar_ctx *ctx, void *user)
         h->replica[r] = k->replica;
         h->replicas[r] = k->replicas;
     }
-    ar_module_destroy(m);
     return st;
 }
 
@@ -268,9 +261,9 @@ Test(kv_replica, native_numerics_come_near_the_baseline_on_every_rank)
 {
     const ar_config c = config_of(12, 3);
     const match_case m = block_of(&c);
-    match_weights w = {.seed = m.seed};
-    ari_reference r = {0};
-    cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
+    SCOPED(match_weights_fini) match_weights w = {.seed = m.seed};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
+    cr_assert_ok(match_baseline(&m, &w, &r));
     for (int tp = 6; tp <= 12; tp += 6) {
         nearness n[MOST] = {{.r = NULL}};
         void *users[MOST];
@@ -279,54 +272,22 @@ Test(kv_replica, native_numerics_come_near_the_baseline_on_every_rank)
             users[k] = &n[k];
         }
         const rank_run_options o = {.ranks = tp, .numerics = AR_NUMERICS_NATIVE, .tap = measure, .tap_user = users};
-        cr_assert_eq(match_run(&m, &w, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(match_run(&m, &w, &o));
         for (int k = 0; k < tp; k++) {
             cr_assert_gt(n[k].taps, 40);
             cr_assert_lt(n[k].worst, 2e-5, "tp=%d rank %d: %s is off by %g", tp, k, n[k].name, n[k].worst);
         }
     }
-    ari_reference_fini(&r);
-    match_weights_fini(&w);
 }
 
 /* --- mistakes ----------------------------------------------------------------------------------------------------- */
-
-static ar_status tap_comparator(void *user, const ar_tap_event *e)
-{
-    return ari_comparator_tap(user, e);
-}
-
-/* The first tensor, in the baseline's order, in which ranks with a mistake differ from it; "" where none does. */
-static void first_difference(char out[160], const match_case *m, int tp, ar_fault fault)
-{
-    match_weights w = {.seed = m->seed};
-    ari_reference r = {0};
-    ari_comparator compare[MOST] = {0};
-    void *users[MOST];
-    cr_assert_eq(match_baseline(m, &w, &r), AR_OK, "%s", ar_error_message());
-    for (int k = 0; k < tp; k++) {
-        cr_assert_eq(ari_comparator_init(&compare[k], &r, NULL), AR_OK);
-        users[k] = &compare[k];
-    }
-    const rank_run_options o = {.ranks = tp, .fault = fault, .tap = tap_comparator, .tap_user = users};
-    cr_assert_eq(match_run(m, &w, &o), AR_OK, "%s", ar_error_message());
-    out[0] = '\0';
-    for (size_t i = 0; i < r.count && !out[0]; i++) {
-        if (ari_verdict_of(compare, tp, i).different > 0)
-            snprintf(out, 160, "%s%s", r.tensor[i].name, ari_pass_suffix(r.tensor[i].pass));
-    }
-    for (int k = 0; k < tp; k++)
-        ari_comparator_fini(&compare[k]);
-    ari_reference_fini(&r);
-    match_weights_fini(&w);
-}
 
 static void expect_first(ar_fault fault, size_t heads, size_t kv_heads, int tp, const char *name)
 {
     char first[160];
     const ar_config c = config_of(heads, kv_heads);
     const match_case m = block_of(&c);
-    first_difference(first, &m, tp, fault);
+    cr_assert_ok(match_first(first, &m, tp, fault));
     cr_assert_str_eq(first, name, "%s, %zu/%zu heads, tp=%d: first '%s'", ar_fault_name(fault), heads, kv_heads, tp,
                      first);
 }
@@ -351,8 +312,8 @@ Test(kv_replica, a_fused_projection_sharded_as_one_block_is_seen_when_it_is_load
     ar_config c = match_config(AR_ARCH_GPT2, 1);
     c.max_positions = S;
     const match_case m = block_of(&c);
-    first_difference(first, &m, 2, AR_FAULT_gate_up_interleaved_wrong);
+    cr_assert_ok(match_first(first, &m, 2, AR_FAULT_gate_up_interleaved_wrong));
     cr_assert_str_eq(first, "transformer.h.0.attn.c_attn.weight:init");
-    first_difference(first, &m, 1, AR_FAULT_gate_up_interleaved_wrong);
+    cr_assert_ok(match_first(first, &m, 1, AR_FAULT_gate_up_interleaved_wrong));
     cr_assert_str_eq(first, "");
 }

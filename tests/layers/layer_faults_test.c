@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mistakes that layers make on request: which tensor shows each first, in layouts where it matters, and layouts where
  * it does not. */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "support/match.h"
-
-TestSuite(layer_faults, .timeout = 300);
+#include "tests/support/test.h"
 
 typedef struct fault_row {
     ar_fault fault;
@@ -101,9 +97,9 @@ Test(layer_faults, padded_lanes_do_no_harm_to_a_power_of_two)
     static const int64_t ids[2 * 4] = {0, 10, 3, 7, 1, 9, 4, 4};
     match_case c = {.config = match_config(AR_ARCH_GPT2, 1), .batch = {2, 4, ids}, .fault = AR_FAULT_norm_padded_lanes};
     c.config.hidden = 16;
-    cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(match(&c, tps, NULL));
     c.config = match_config(AR_ARCH_LLAMA, 1);
     c.config.hidden = 16;
     c.config.norm_plus_one = true;
-    cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(match(&c, tps, NULL));
 }

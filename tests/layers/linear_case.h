@@ -4,16 +4,13 @@
 #ifndef TESTS_LAYERS_LINEAR_CASE_H
 #define TESTS_LAYERS_LINEAR_CASE_H
 
-#include <criterion/criterion.h>
 #include <float.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "anyrank/layers.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
+#include "tests/support/test.h"
 
 enum { MOST_RANKS = 4 };
 typedef enum style { COLUMN, ROW } style;
@@ -132,20 +129,15 @@ static inline ar_status linear_rank(ar_ctx *ctx, void *user)
     linear_job *j = user;
     const plain_linear *f = j->full;
     const ar_linear_options o = {.bias = f->b, .gather_output = j->c.flag, .input_is_sharded = j->c.flag};
-    ar_module *m = NULL;
-    ar_saved *saved = NULL;
-    ar_status st = AR_OK;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     set_parts(&j->rank[rank_of(ctx)], j, rank_of(ctx));
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
+    AR_TRY(ar_saved_create(&saved));
     if (j->c.style == COLUMN)
-        AR_TRY_TO(done, st, ar_column_linear_create(&m, ctx, "l", f->n.in, f->n.out, &o));
+        AR_TRY(ar_column_linear_create(&m, ctx, "l", f->n.in, f->n.out, &o));
     else
-        AR_TRY_TO(done, st, ar_row_linear_create(&m, ctx, "l", f->n.in, f->n.out, &o));
-    AR_TRY_TO(done, st, forward_backward(ctx, j, m, saved));
-done:
-    ar_module_destroy(m);
-    ar_saved_destroy(saved);
-    return st;
+        AR_TRY(ar_row_linear_create(&m, ctx, "l", f->n.in, f->n.out, &o));
+    return forward_backward(ctx, j, m, saved);
 }
 
 static inline void run_linear(linear_job *j)

@@ -3,15 +3,13 @@
 #include "ref/layers/linear/chunks.h"
 #include "tests/layers/linear_case.h"
 
-TestSuite(linear_sequence, .timeout = 300);
-
 /* Each layer, with its option and without, 1 and 3 samples of 12 positions, 2-D and 3-D, with and without a bias, on 1
  * to 4 ranks, the gathered input kept and not. */
 static void sweep(style layer, bool flag)
 {
     for (int variant = 0; variant < 4; variant++) {
         const size_t batch = variant & 1 ? 3 : 1;
-        plain_linear f = given(batch, 12, variant & 2);
+        SCOPED(plain_linear_fini) plain_linear f = given(batch, 12, variant & 2);
         plain_linear_exact(&f);
         for (int i = 0; i < 8; i++) {
             linear_job j = {.c = {layer, flag, 3, i % 4 + 1, AR_NUMERICS_EXACT, true, i >= 4}, .full = &f};
@@ -25,7 +23,6 @@ static void sweep(style layer, bool flag)
             expect_plain_bits(&j);
             linear_job_fini(&j);
         }
-        plain_linear_fini(&f);
     }
 }
 
@@ -56,17 +53,16 @@ static void sweep_chunks(style layer, bool flag)
     static const int chunks[] = {2, 3, 4, 5, 9};
     for (int i = 0; i < 6; i++) {
         const int ranks = 2 + i / 2;
-        plain_linear f = given(i % 2 ? 3 : 1, 5 * (size_t)ranks, i % 3 > 0);
+        SCOPED(plain_linear_fini) plain_linear f = given(i % 2 ? 3 : 1, 5 * (size_t)ranks, i % 3 > 0);
         plain_linear_exact(&f);
         for (int k = 0; k < 5; k++) {
             const bool keep = (i + k) % 2;
+            SCOPED(linear_job_fini)
             linear_job j = {.c = {layer, flag, 3, ranks, AR_NUMERICS_EXACT, true, keep, chunks[k]}, .full = &f};
             j.c.ndim = f.n.samples == 1 && k % 2 ? 2 : 3;
             run_linear(&j);
             expect_plain_bits(&j);
-            linear_job_fini(&j);
         }
-        plain_linear_fini(&f);
     }
 }
 
@@ -89,12 +85,12 @@ Test(linear_sequence, native_layers_stay_within_the_rounding_error_bound)
         plain_linear f = given(variant & 4 ? 3 : 1, 12, true);
         for (int ranks = 1; ranks <= 4; ranks++) {
             const int overlap = variant & 8 ? 1 + ranks : 1;
+            SCOPED(linear_job_fini)
             linear_job j = {
                 .c = {variant & 1 ? ROW : COLUMN, variant & 2, 3, ranks, AR_NUMERICS_NATIVE, true, false, overlap},
                 .full = &f};
             run_linear(&j);
             expect_within_bounds(&j);
-            linear_job_fini(&j);
         }
     }
 }
@@ -104,7 +100,7 @@ Test(linear_sequence, a_rank_holds_its_positions_of_every_sample)
 {
     const float x[4] = {1, 2, 3, 4}, w[2] = {1, 10}, dy[8] = {1, 0, 2, 0, 4, 0, 8, 0};
     plain_linear f = {.n = {2, 2, 1, 2}, .x = x, .w = w, .dy = dy};
-    linear_job j = {.c = {COLUMN, false, 3, 2, AR_NUMERICS_EXACT, true, false}, .full = &f};
+    SCOPED(linear_job_fini) linear_job j = {.c = {COLUMN, false, 3, 2, AR_NUMERICS_EXACT, true, false}, .full = &f};
     run_linear(&j);
     const float y[2][4] = {{1, 2, 3, 4}, {10, 20, 30, 40}}, dx[2][2] = {{1, 4}, {2, 8}}, dw[2] = {1 + 4 + 12 + 32, 0};
     for (int r = 0; r < 2; r++) {
@@ -112,7 +108,6 @@ Test(linear_sequence, a_rank_holds_its_positions_of_every_sample)
         cr_assert_eq(first_different_bits(j.rank[r].dx, dx[r], 2), 2);
         cr_assert_eq(first_different_bits(j.rank[r].dw, &dw[r], 1), 1);
     }
-    linear_job_fini(&j);
 }
 
 /* Of three positions nothing is shared out over two ranks. */
@@ -121,24 +116,19 @@ static ar_status refused(ar_ctx *ctx, void *user)
     const ar_linear_options o = {.input_is_sharded = true};
     const size_t shape[3] = {1, 3, 2};
     const float zeros[6] = {0};
-    ar_module *m = NULL;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
     ar_tensor x, y;
     (void)user;
     AR_TRY(ar_row_linear_create(&m, ctx, "l", 4, 2, &o));
-    ar_status st = ar_module_fresh(m, ctx, 1);
-    if (st == AR_OK)
-        st = rank_upload(ctx, &x, 3, shape, zeros);
-    if (st == AR_OK)
-        st = ar_module_forward(m, ctx, NULL, &y, &x, NULL);
-    ar_module_destroy(m);
-    return st;
+    AR_TRY(ar_module_fresh(m, ctx, 1));
+    AR_TRY(rank_upload(ctx, &x, 3, shape, zeros));
+    return ar_module_forward(m, ctx, NULL, &y, &x, NULL);
 }
 
 Test(linear_sequence, positions_that_do_not_divide_are_refused)
 {
     const rank_run_options o = {.ranks = 2, .sp = true};
-    cr_assert_eq(rank_run(&o, refused, NULL), AR_ERR_INDIVISIBLE);
-    cr_assert_not_null(strstr(ar_error_message(), "3 positions"), "%s", ar_error_message());
+    cr_assert_refused(rank_run(&o, refused, NULL), AR_ERR_INDIVISIBLE, "3 positions");
 }
 
 /* All chunks of an all-gather; rank 1 gives up while one is under way. */

@@ -3,23 +3,20 @@
  * Native numbers: within the rounding error bound of fp32 sums. */
 #include "tests/layers/linear_case.h"
 
-TestSuite(linear, .timeout = 300);
-
 /* bias x batch 1, 2, 5 x tp 1, 2, 4. */
 static void sweep(style layer, bool flag, int ndim)
 {
     static const size_t batches[] = {1, 2, 5};
     for (size_t i = 0; i < 3; i++) {
         for (int bias = 0; bias < 2; bias++) {
+            SCOPED(plain_linear_fini)
             plain_linear f = ndim == 3 ? given(batches[i], 4, bias) : given(1, batches[i], bias);
             plain_linear_exact(&f);
             for (int ranks = 1; ranks <= 4; ranks *= 2) {
-                linear_job j = {.c = {layer, flag, ndim, ranks, AR_NUMERICS_EXACT}, .full = &f};
+                SCOPED(linear_job_fini) linear_job j = {.c = {layer, flag, ndim, ranks, AR_NUMERICS_EXACT}, .full = &f};
                 run_linear(&j);
                 expect_plain_bits(&j);
-                linear_job_fini(&j);
             }
-            plain_linear_fini(&f);
         }
     }
 }
@@ -52,13 +49,11 @@ Test(linear, row_with_sharded_input_has_the_plain_layers_bits)
  * in other samples may give other bits. The layer must not confuse the two. */
 Test(linear, samples_are_the_first_extent_of_a_3d_input_only)
 {
-    plain_linear one = given(1, 20, false), five = given(5, 4, false);
+    SCOPED(plain_linear_fini) plain_linear one = given(1, 20, false), five = given(5, 4, false);
     plain_linear_exact(&one);
     plain_linear_exact(&five);
     cr_assert_eq(memcmp(one.y, five.y, 20 * 36 * sizeof(float)), 0);
     cr_assert_neq(memcmp(one.dw, five.dw, 36 * 24 * sizeof(float)), 0, "this data does not tell them apart");
-    plain_linear_fini(&one);
-    plain_linear_fini(&five);
 }
 
 /* --- native numbers ----------------------------------------------------------------------------------------------- */
@@ -69,11 +64,11 @@ Test(linear, native_layers_stay_within_the_rounding_error_bound)
         const int ndim = variant & 4 ? 3 : 2;
         plain_linear f = ndim == 3 ? given(5, 4, true) : given(1, 5, variant & 1);
         for (int ranks = 1; ranks <= 4; ranks *= 2) {
+            SCOPED(linear_job_fini)
             linear_job j = {.c = {variant & 1 ? ROW : COLUMN, variant & 2, ndim, ranks, AR_NUMERICS_NATIVE},
                             .full = &f};
             run_linear(&j);
             expect_within_bounds(&j);
-            linear_job_fini(&j);
         }
     }
 }
@@ -85,13 +80,12 @@ Test(linear, gathered_output_takes_the_own_block_of_dy)
 {
     const float x[1] = {1.0f}, w[8] = {0}, b[8] = {0}, dy[8] = {10, 11, 12, 13, 14, 15, 16, 17};
     const plain_linear f = {.n = {1, 1, 1, 8}, .x = x, .w = w, .b = b, .dy = dy};
-    linear_job j = {.c = {COLUMN, true, 3, 4, AR_NUMERICS_EXACT}, .full = &f};
+    SCOPED(linear_job_fini) linear_job j = {.c = {COLUMN, true, 3, 4, AR_NUMERICS_EXACT}, .full = &f};
     run_linear(&j);
     const float expected[2] = {14, 15}; /* rank 2 of 4, 8 outputs: dY[:, 4:6] */
     cr_assert_eq(j.rank[2].db_n, 2);
     cr_assert_eq(first_different_bits(j.rank[2].dw, expected, 2), 2);
     cr_assert_eq(first_different_bits(j.rank[2].db, expected, 2), 2);
-    linear_job_fini(&j);
 }
 
 Test(linear, bias_gradient_of_three_ones_is_three)
@@ -101,11 +95,10 @@ Test(linear, bias_gradient_of_three_ones_is_three)
     for (int ndim = 2; ndim <= 3; ndim++) {
         plain_linear g = f;
         g.n = ndim == 3 ? f.n : (plain_shape){1, 3, 1, 2};
-        linear_job j = {.c = {COLUMN, true, ndim, 1, AR_NUMERICS_EXACT}, .full = &g};
+        SCOPED(linear_job_fini) linear_job j = {.c = {COLUMN, true, ndim, 1, AR_NUMERICS_EXACT}, .full = &g};
         run_linear(&j);
         const float expected[2] = {3, 3};
         cr_assert_eq(first_different_bits(j.rank[0].db, expected, 2), 2);
-        linear_job_fini(&j);
     }
 }
 
@@ -120,9 +113,8 @@ static ar_status shapes_of(ar_ctx *ctx, shapes *s, ar_module *m, size_t width)
     ar_tensor x, y;
     ar_module_params(m, &p, 1, true);
     AR_TRY(ar_module_fresh(m, ctx, 1));
-    float *zeros = calloc(4 * 512 * width, sizeof *zeros);
+    OWNED(free) float *zeros = calloc(4 * 512 * width, sizeof *zeros);
     const ar_status st = zeros ? rank_upload(ctx, &x, 3, shape, zeros) : AR_ERR_MEMORY;
-    free(zeros);
     AR_TRY(st);
     AR_TRY(ar_module_forward(m, ctx, NULL, &y, &x, NULL));
     memcpy(s->w[r], p->value.shape, sizeof s->w[r]);
@@ -133,28 +125,24 @@ static ar_status shapes_of(ar_ctx *ctx, shapes *s, ar_module *m, size_t width)
 static ar_status column_shapes(ar_ctx *ctx, void *user)
 {
     const ar_linear_options o = {.bias = true};
-    ar_module *m = NULL;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
     AR_TRY(ar_column_linear_create(&m, ctx, "l", 768, 2048, &o));
-    const ar_status st = shapes_of(ctx, user, m, 768);
-    ar_module_destroy(m);
-    return st;
+    return shapes_of(ctx, user, m, 768);
 }
 
 static ar_status row_shapes(ar_ctx *ctx, void *user)
 {
     const ar_linear_options o = {.bias = true, .input_is_sharded = true};
-    ar_module *m = NULL;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
     AR_TRY(ar_row_linear_create(&m, ctx, "l", 2048, 512, &o));
-    const ar_status st = shapes_of(ctx, user, m, 1024);
-    ar_module_destroy(m);
-    return st;
+    return shapes_of(ctx, user, m, 1024);
 }
 
 Test(linear, column_of_768_to_2048_over_two_ranks_has_shards_of_1024)
 {
     shapes s = {0};
     const rank_run_options o = {.ranks = 2, .numerics = AR_NUMERICS_NATIVE}; /* shapes do not depend on the numerics */
-    cr_assert_eq(rank_run(&o, column_shapes, &s), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, column_shapes, &s));
     const size_t w[2] = {1024, 768}, y[3] = {4, 512, 1024};
     for (int r = 0; r < 2; r++) {
         cr_assert_arr_eq(s.w[r], w, sizeof w);
@@ -166,7 +154,7 @@ Test(linear, row_of_2048_to_512_over_two_ranks_has_shards_of_1024)
 {
     shapes s = {0};
     const rank_run_options o = {.ranks = 2, .numerics = AR_NUMERICS_NATIVE};
-    cr_assert_eq(rank_run(&o, row_shapes, &s), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, row_shapes, &s));
     const size_t w[2] = {512, 1024}, y[3] = {4, 512, 512};
     for (int r = 0; r < 2; r++) {
         cr_assert_arr_eq(s.w[r], w, sizeof w);

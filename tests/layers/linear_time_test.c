@@ -5,8 +5,6 @@
 
 #include "ref/core/lane.h"
 
-TestSuite(linear_time, .timeout = 300);
-
 enum { IN = 8, OUT = 12 };
 
 /* A layer on ranks of which each has n positions of every sample, and the seconds that the links and the products of a
@@ -102,7 +100,7 @@ static void expect_closed_form(timed_case c)
                                 .overlap = (int)c.overlap,
                                 .numerics = AR_NUMERICS_NATIVE,
                                 .cluster = &cluster};
-    cr_assert_eq(rank_run(&o, timed_rank, &j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, timed_rank, &j));
     const double in = closed_form(&c, c.t_a, c.t_g), out = closed_form(&c, c.t_g, c.t_a);
     const double weight = (double)c.n * c.t_g;
     for (int r = 0; r < c.ranks; r++) {

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "anyrank/arith.h"
 #include "anyrank/layers.h"
-
-TestSuite(module, .timeout = 300);
+#include "tests/support/test.h"
 
 /* A user's module with more children and more own parameters than any list in the library is long. */
 enum { CHILDREN = 100, OWN = 40 };
@@ -43,14 +38,14 @@ Test(module, parameters_are_listed_however_many_there_are)
     static const ar_module_ops ops = {
         .kind = "wide", .params = wide_params, .children = wide_children, .destroy = unused_destroy};
     static wide_module w = {.base = {.ops = &ops, .name = "wide"}};
-    ar_device *device = NULL;
-    ar_ctx *ctx = NULL;
-    cr_assert_eq(ar_device_cpu_create(&device, 1), AR_OK);
-    cr_assert_eq(ar_ctx_create(&ctx, &(ar_ctx_options){.device = device}), AR_OK);
+    OWNED(ar_device_destroy) ar_device *device = NULL;
+    OWNED(ar_ctx_destroy) ar_ctx *ctx = NULL;
+    cr_assert_ok(ar_device_cpu_create(&device, 1));
+    cr_assert_ok(ar_ctx_create(&ctx, &(ar_ctx_options){.device = device}));
     for (int i = 0; i < CHILDREN; i++) {
         char name[32];
         snprintf(name, sizeof name, "wide.norm%d", i);
-        cr_assert_eq(ar_norm_create(&w.child[i], ctx, name, AR_NORM_RMS, 4, 1e-5), AR_OK);
+        cr_assert_ok(ar_norm_create(&w.child[i], ctx, name, AR_NORM_RMS, 4, 1e-5));
     }
     ar_param *all[OWN + CHILDREN] = {NULL};
     cr_expect_eq(ar_module_params(&w.base, NULL, 0, false), (size_t)(OWN + CHILDREN));
@@ -60,8 +55,6 @@ Test(module, parameters_are_listed_however_many_there_are)
     cr_expect_eq(ar_module_params(&w.base, all, OWN + CHILDREN, true), (size_t)CHILDREN, "own ones are frozen");
     for (int i = 0; i < CHILDREN; i++)
         ar_module_destroy(w.child[i]);
-    ar_ctx_destroy(ctx);
-    ar_device_destroy(device);
 }
 
 /* A parameter's name chooses its random numbers: two of one name would start as copies of each other. */
@@ -79,24 +72,20 @@ Test(module, parts_of_a_block_that_were_given_no_names_have_different_ones)
     packed.fused = true;
     const ar_block_options o = {
         .norm = AR_NORM_LAYER, .attention = heads, .mlp = {.hidden = 4, .ffn = 8, .bias = true}};
-    ar_device *device = NULL;
-    ar_ctx *ctx = NULL;
-    ar_module *block = NULL, *fused = NULL;
+    OWNED(ar_device_destroy) ar_device *device = NULL;
+    OWNED(ar_ctx_destroy) ar_ctx *ctx = NULL;
+    OWNED(ar_module_destroy) ar_module *block = NULL, *fused = NULL;
     ar_param *all[PARAMS] = {NULL};
-    cr_assert_eq(ar_device_cpu_create(&device, 1), AR_OK);
-    cr_assert_eq(ar_ctx_create(&ctx, &(ar_ctx_options){.device = device}), AR_OK);
-    cr_assert_eq(ar_block_create(&block, ctx, "b", &o), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&device, 1));
+    cr_assert_ok(ar_ctx_create(&ctx, &(ar_ctx_options){.device = device}));
+    cr_assert_ok(ar_block_create(&block, ctx, "b", &o));
     cr_assert_eq(ar_module_params(block, all, PARAMS, false), (size_t)PARAMS);
     for (int i = 0; i < PARAMS; i++)
         cr_expect_str_eq(all[i]->name, expected[i]);
-    cr_assert_eq(ar_attention_create(&fused, ctx, "a", &packed), AR_OK);
+    cr_assert_ok(ar_attention_create(&fused, ctx, "a", &packed));
     cr_assert_eq(ar_module_params(fused, all, PARAMS, false), 4u);
     cr_expect_str_eq(all[0]->name, "a.qkv.weight");
     cr_expect_str_eq(all[3]->name, "a.out.bias");
-    ar_module_destroy(fused);
-    ar_module_destroy(block);
-    ar_ctx_destroy(ctx);
-    ar_device_destroy(device);
 }
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
@@ -133,10 +122,10 @@ static void read_gradients(passes *p, ar_ctx *ctx, ar_module *m)
     const size_t n = ar_module_params(m, all, 32, false);
     for (size_t i = 0; i < n; i++) {
         ar_tensor g;
-        cr_assert_eq(ar_like(ctx, &g, &all[i]->value), AR_OK);
+        cr_assert_ok(ar_like(ctx, &g, &all[i]->value));
         cr_assert_leq(p->gradients + ar_tensor_count(&g), GRADIENTS);
-        cr_assert_eq(ar_param_grad_value(all[i], ctx, &g), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ar_ctx_download(ctx, p->gradient + p->gradients, &g), AR_OK);
+        cr_assert_ok(ar_param_grad_value(all[i], ctx, &g));
+        cr_assert_ok(ar_ctx_download(ctx, p->gradient + p->gradients, &g));
         p->gradients += ar_tensor_count(&g);
     }
 }
@@ -149,34 +138,33 @@ static void go(passes *p, ar_ctx *ctx, ar_module *m)
     const size_t shape[3] = {B, S, H};
     ar_param *all[32];
     ar_tensor x, y, dy, dx, other;
-    ar_saved *saved = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     float values[B * S * H];
     size_t peak = 0;
     const size_t n = ar_module_params(m, all, 32, false);
     for (size_t i = 0; i < n; i++)
-        cr_assert_eq(ar_param_add_hook(all[i], (ar_param_hook){count_ready, p}), AR_OK);
+        cr_assert_ok(ar_param_add_hook(all[i], (ar_param_hook){count_ready, p}));
     for (size_t i = 0; i < B * S * H; i++)
         values[i] = (float)((i * 37) % 19) / 8.0f - 1.0f;
-    cr_assert_eq(ar_module_fresh(m, ctx, 5), AR_OK);
-    cr_assert_eq(ar_module_zero_grad(m, ctx), AR_OK);
-    cr_assert_eq(ar_saved_create(&saved), AR_OK);
-    cr_assert_eq(ar_ctx_tensor(ctx, &x, AR_F32, 3, shape), AR_OK);
-    cr_assert_eq(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape), AR_OK);
-    cr_assert_eq(ar_ctx_upload(ctx, &x, values), AR_OK);
-    cr_assert_eq(ar_ctx_upload(ctx, &dy, values), AR_OK);
-    cr_assert_eq(ar_module_forward(m, ctx, saved, &y, &x, &batch), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_module_forward(m, ctx, saved, &other, &dy, &batch), AR_OK);
+    cr_assert_ok(ar_module_fresh(m, ctx, 5));
+    cr_assert_ok(ar_module_zero_grad(m, ctx));
+    cr_assert_ok(ar_saved_create(&saved));
+    cr_assert_ok(ar_ctx_tensor(ctx, &x, AR_F32, 3, shape));
+    cr_assert_ok(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
+    cr_assert_ok(ar_ctx_upload(ctx, &x, values));
+    cr_assert_ok(ar_ctx_upload(ctx, &dy, values));
+    cr_assert_ok(ar_module_forward(m, ctx, saved, &y, &x, &batch));
+    cr_assert_ok(ar_module_forward(m, ctx, saved, &other, &dy, &batch));
     ar_ctx_memory(ctx, &p->between, &peak);
-    cr_assert_eq(ar_module_backward(m, ctx, saved, &other, &dy, &batch), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_module_backward(m, ctx, saved, &other, &dy, &batch));
     cr_expect_eq(p->ready, 0, "a gradient is complete after the last backward pass");
-    cr_assert_eq(ar_module_backward(m, ctx, saved, &dx, &dy, &batch), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_module_backward(m, ctx, saved, &dx, &dy, &batch));
     ar_ctx_memory(ctx, &p->after, &peak);
-    cr_assert_eq(ar_ctx_download(ctx, p->y, &y), AR_OK);
-    cr_assert_eq(ar_ctx_download(ctx, p->dx, &dx), AR_OK);
+    cr_assert_ok(ar_ctx_download(ctx, p->y, &y));
+    cr_assert_ok(ar_ctx_download(ctx, p->dx, &dx));
     read_gradients(p, ctx, m);
     cr_expect_eq(p->ready, (int)n);
     cr_expect_eq(ar_module_backward(m, ctx, saved, &dx, &dy, &batch), AR_ERR_ARG, "everything has been taken back");
-    ar_saved_destroy(saved);
 }
 
 /* A block and, behind it, a sequence of two norms with a dropout between them. */
@@ -188,30 +176,26 @@ static void run(passes *p, ar_recomputation r, bool also)
         .attention = {.hidden = H, .heads = 2, .kv_heads = 1, .head_dim = 4, .qkv_bias = true, .max_positions = S},
         .mlp = {.hidden = H, .ffn = 6, .bias = true},
         .index = 2};
-    ar_device *device = NULL;
-    ar_ctx *ctx = NULL;
+    OWNED(ar_device_destroy) ar_device *device = NULL;
+    OWNED(ar_ctx_destroy) ar_ctx *ctx = NULL;
     ar_module *block = NULL, *tail[3] = {NULL}, *behind = NULL, *all = NULL;
     *p = (passes){.reports = 0};
-    cr_assert_eq(ar_device_cpu_create(&device, 1), AR_OK);
-    cr_assert_eq(
-        ar_ctx_create(
-            &ctx,
-            &(ar_ctx_options){.device = device, .dropout = 0.3, .seed = 3, .recompute = r, .tap = hear, .tap_user = p}),
-        AR_OK);
-    cr_assert_eq(ar_block_create(&block, ctx, "b", &o), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_norm_create(&tail[0], ctx, "n0", AR_NORM_RMS, H, 1e-5), AR_OK);
-    cr_assert_eq(ar_dropout_create(&tail[1], ctx, "d", S, H, AR_HELD_WHOLE), AR_OK);
-    cr_assert_eq(ar_norm_create(&tail[2], ctx, "n1", AR_NORM_RMS, H, 1e-5), AR_OK);
-    cr_assert_eq(ar_sequential_create(&behind, "s", tail, 3, true), AR_OK);
-    cr_assert_eq(ar_sequential_create(&all, "all", (ar_module *const[]){block, behind}, 2, true), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&device, 1));
+    cr_assert_ok(ar_ctx_create(
+        &ctx,
+        &(ar_ctx_options){.device = device, .dropout = 0.3, .seed = 3, .recompute = r, .tap = hear, .tap_user = p}));
+    cr_assert_ok(ar_block_create(&block, ctx, "b", &o));
+    cr_assert_ok(ar_norm_create(&tail[0], ctx, "n0", AR_NORM_RMS, H, 1e-5));
+    cr_assert_ok(ar_dropout_create(&tail[1], ctx, "d", S, H, AR_HELD_WHOLE));
+    cr_assert_ok(ar_norm_create(&tail[2], ctx, "n1", AR_NORM_RMS, H, 1e-5));
+    cr_assert_ok(ar_sequential_create(&behind, "s", tail, 3, true));
+    cr_assert_ok(ar_sequential_create(&all, "all", (ar_module *const[]){block, behind}, 2, true));
     if (also) { /* one in another too */
         ar_module_recompute(behind);
         ar_module_recompute(all);
     }
     go(p, ctx, all);
     ar_module_destroy(all);
-    ar_ctx_destroy(ctx);
-    ar_device_destroy(device);
 }
 
 Test(module, that_is_recomputed_has_the_same_bits_and_reports_and_keeps_less)

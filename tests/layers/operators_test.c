@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused operators of anyrank/module.h against their formulas in binary64: values, and gradients as differences of
  * sum(dy*y), which know no formula of a backward pass. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "anyrank/module.h"
-
-TestSuite(operators, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { ROWS = 6, N = 9, ALL = ROWS * N };
 #define EPS 1e-5
@@ -22,8 +17,8 @@ typedef struct alone {
 static void set_param(alone *a, ar_param *p, const char *name, const float *values)
 {
     const size_t n = N;
-    cr_assert_eq(ar_param_init_whole(p, a->ctx, "m", name, 1, &n, AR_INIT_ONES), AR_OK);
-    cr_assert_eq(ar_ctx_upload(a->ctx, &p->value, values), AR_OK);
+    cr_assert_ok(ar_param_init_whole(p, a->ctx, "m", name, 1, &n, AR_INIT_ONES));
+    cr_assert_ok(ar_ctx_upload(a->ctx, &p->value, values));
     p->version++;
 }
 
@@ -39,8 +34,8 @@ static void draw(float *x, size_t n, unsigned seed)
 static alone begin(ar_numerics numerics, const float *gain, const float *offset)
 {
     alone a = {NULL};
-    cr_assert_eq(ar_device_cpu_create(&a.device, 2), AR_OK);
-    cr_assert_eq(ar_ctx_create(&a.ctx, &(ar_ctx_options){.device = a.device, .numerics = numerics}), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&a.device, 2));
+    cr_assert_ok(ar_ctx_create(&a.ctx, &(ar_ctx_options){.device = a.device, .numerics = numerics}));
     set_param(&a, &a.gain, "gain", gain);
     set_param(&a, &a.offset, "offset", offset);
     return a;
@@ -59,22 +54,22 @@ static ar_tensor tensor(alone *a, const float *values, size_t from, size_t rows)
 {
     const size_t shape[3] = {rows % 2 == 0 ? 2 : 1, rows % 2 == 0 ? rows / 2 : rows, N};
     ar_tensor t;
-    cr_assert_eq(ar_ctx_tensor(a->ctx, &t, AR_F32, 3, shape), AR_OK);
-    cr_assert_eq(ar_ctx_upload(a->ctx, &t, values + from * N), AR_OK);
+    cr_assert_ok(ar_ctx_tensor(a->ctx, &t, AR_F32, 3, shape));
+    cr_assert_ok(ar_ctx_upload(a->ctx, &t, values + from * N));
     return t;
 }
 
 static void read_back(alone *a, float *to, const ar_tensor *t)
 {
-    cr_assert_eq(ar_ctx_download(a->ctx, to, t), AR_OK);
+    cr_assert_ok(ar_ctx_download(a->ctx, to, t));
 }
 
 static void read_gradient(alone *a, float *to, const ar_param *p)
 {
     const size_t n = N;
     ar_tensor g;
-    cr_assert_eq(ar_ctx_tensor(a->ctx, &g, AR_F32, 1, &n), AR_OK);
-    cr_assert_eq(ar_ctx_arith(a->ctx)->grad_value(a->ctx, &g, p), AR_OK);
+    cr_assert_ok(ar_ctx_tensor(a->ctx, &g, AR_F32, 1, &n));
+    cr_assert_ok(ar_ctx_arith(a->ctx)->grad_value(a->ctx, &g, p));
     read_back(a, to, &g);
 }
 
@@ -183,15 +178,14 @@ static void norm_rows(alone *a, const inputs *in, ar_norm_kind kind, size_t from
     ar_param *offset = kind == AR_NORM_LAYER ? &a->offset : NULL;
     const ar_tensor x = tensor(a, in->x, from, rows), dy = tensor(a, in->dy, from, rows);
     const ar_tensor residual = tensor(a, in->residual, from, rows);
-    cr_assert_eq(ar_norm_forward(a->ctx, kind, y, &saved, &x, &a->gain, offset, EPS), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_norm_backward(a->ctx, kind, dx, sum, &dy, &x, &saved, &a->gain, offset, sum ? &residual : NULL),
-                 AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_norm_forward(a->ctx, kind, y, &saved, &x, &a->gain, offset, EPS));
+    cr_assert_ok(ar_norm_backward(a->ctx, kind, dx, sum, &dy, &x, &saved, &a->gain, offset, sum ? &residual : NULL));
 }
 
 static void check_norm(ar_numerics numerics, ar_norm_kind kind)
 {
     const inputs in = draw_inputs();
-    alone a = begin(numerics, in.gain, in.offset);
+    SCOPED(end) alone a = begin(numerics, in.gain, in.offset);
     point p = point_of(in.x, in.gain, in.offset);
     float y[ALL], dx[ALL], sum[ALL], dgain[N], doffset[N] = {0};
     double expected[ALL];
@@ -216,7 +210,6 @@ static void check_norm(ar_numerics numerics, ar_norm_kind kind)
         const float added = in.residual[i] + dx[i];
         cr_expect_eq(memcmp(&sum[i], &added, sizeof added), 0, "residual + dx, element %zu", i);
     }
-    end(&a);
 }
 
 Test(operators, norms_have_their_formulas_values_and_gradients)
@@ -260,15 +253,15 @@ static void check_bias_act(ar_numerics numerics, ar_activation act, bool biased)
     const float nothing[N] = {0};
     const inputs in = draw_inputs();
     const float *offset = biased ? in.offset : nothing;
-    alone a = begin(numerics, in.gain, offset);
+    SCOPED(end) alone a = begin(numerics, in.gain, offset);
     point p = point_of(in.x, in.gain, offset);
     float y[ALL], left[ALL], dx[ALL], dbias[N];
     double expected[ALL];
     ar_tensor ty, tdx;
     const ar_tensor x = tensor(&a, in.x, 0, ROWS), dy = tensor(&a, in.dy, 0, ROWS);
     ar_param *bias = biased ? &a.offset : NULL;
-    cr_assert_eq(ar_bias_act_forward(a.ctx, &ty, &x, bias, act), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_bias_act_backward(a.ctx, &tdx, &dy, &x, bias, act), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_bias_act_forward(a.ctx, &ty, &x, bias, act));
+    cr_assert_ok(ar_bias_act_backward(a.ctx, &tdx, &dy, &x, bias, act));
     read_back(&a, y, &ty);
     read_back(&a, left, &x);
     read_back(&a, dx, &tdx);
@@ -283,7 +276,6 @@ static void check_bias_act(ar_numerics numerics, ar_activation act, bool biased)
         differences(expected, p.offset, N, &p, bias_act64, (int)act, in.dy);
         expect_near(dbias, expected, N, 30.0, "the bias's gradient");
     }
-    end(&a);
 }
 
 Test(operators, bias_and_activation_have_their_formulas_values_and_gradients)
@@ -297,13 +289,12 @@ Test(operators, bias_and_activation_have_their_formulas_values_and_gradients)
 Test(operators, a_frozen_parameter_gets_no_gradient)
 {
     const inputs in = draw_inputs();
-    alone a = begin(AR_NUMERICS_EXACT, in.gain, in.offset);
+    SCOPED(end) alone a = begin(AR_NUMERICS_EXACT, in.gain, in.offset);
     ar_tensor y, dx;
     a.gain.requires_grad = false;
     norm_rows(&a, &in, AR_NORM_LAYER, 0, ROWS, &y, &dx, NULL);
     cr_expect_eq(ar_ctx_arith(a.ctx)->grad_bytes(&a.gain), 0u);
     cr_expect_gt(ar_ctx_arith(a.ctx)->grad_bytes(&a.offset), 0u);
-    end(&a);
 }
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
@@ -312,13 +303,13 @@ Test(operators, wrong_shapes_types_and_parameters_are_refused)
 {
     const inputs in = draw_inputs();
     const size_t narrow[2] = {ROWS, N - 1}, line[1] = {N}, words[2] = {ROWS, N};
-    alone a = begin(AR_NUMERICS_EXACT, in.gain, in.offset);
+    SCOPED(end) alone a = begin(AR_NUMERICS_EXACT, in.gain, in.offset);
     ar_tensor y, dx, thin, flat, integers;
     ar_norm_saved saved;
     const ar_tensor x = tensor(&a, in.x, 0, ROWS), swapped = ar_tensor_transposed(&x);
-    cr_assert_eq(ar_ctx_tensor(a.ctx, &thin, AR_F32, 2, narrow), AR_OK);
-    cr_assert_eq(ar_ctx_tensor(a.ctx, &flat, AR_F32, 1, line), AR_OK);
-    cr_assert_eq(ar_ctx_tensor(a.ctx, &integers, AR_I32, 2, words), AR_OK);
+    cr_assert_ok(ar_ctx_tensor(a.ctx, &thin, AR_F32, 2, narrow));
+    cr_assert_ok(ar_ctx_tensor(a.ctx, &flat, AR_F32, 1, line));
+    cr_assert_ok(ar_ctx_tensor(a.ctx, &integers, AR_I32, 2, words));
     cr_expect_eq(ar_bias_act_forward(a.ctx, &y, &x, &a.offset, AR_ACT_NONE), AR_ERR_ARG);
     cr_expect_eq(ar_bias_act_forward(a.ctx, &y, &thin, &a.offset, AR_ACT_SILU), AR_ERR_SHAPE);
     cr_expect_eq(ar_bias_act_forward(a.ctx, &y, &swapped, NULL, AR_ACT_SILU), AR_ERR_SHAPE);
@@ -329,11 +320,10 @@ Test(operators, wrong_shapes_types_and_parameters_are_refused)
     cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, -1.0), AR_ERR_ARG);
     cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, (double)NAN), AR_ERR_ARG);
     cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &thin, &a.gain, NULL, EPS), AR_ERR_SHAPE);
-    cr_assert_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, EPS), AR_OK);
+    cr_assert_ok(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, EPS));
     cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, NULL, &thin, &x, &saved, &a.gain, NULL, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, &y, &x, &x, &saved, &a.gain, NULL, &thin), AR_ERR_SHAPE);
     saved.rstd.shape[0]--;
     cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, NULL, &x, &x, &saved, &a.gain, NULL, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ar_ctx_arith(a.ctx)->grad_bytes(&a.gain), 0u, "what is refused leaves nothing");
-    end(&a);
 }

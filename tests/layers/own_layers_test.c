@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers and losses of one's own are made of. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/layers.h"
 #include "anyrank/loss.h"
 #include "support/rank_run.h"
+#include "tests/support/test.h"
 
-TestSuite(own_layers, .timeout = 300);
+OWNER(ar_loss, ar_loss_destroy)
 
 /* One rank without peers. */
 typedef struct alone {
@@ -21,9 +17,9 @@ typedef struct alone {
 static alone begin(void)
 {
     alone a = {NULL};
-    cr_assert_eq(ar_device_cpu_create(&a.device, 1), AR_OK);
-    cr_assert_eq(ar_ctx_create(&a.ctx, &(ar_ctx_options){.device = a.device}), AR_OK);
-    cr_assert_eq(ar_saved_create(&a.saved), AR_OK);
+    cr_assert_ok(ar_device_cpu_create(&a.device, 1));
+    cr_assert_ok(ar_ctx_create(&a.ctx, &(ar_ctx_options){.device = a.device}));
+    cr_assert_ok(ar_saved_create(&a.saved));
     return a;
 }
 
@@ -37,8 +33,8 @@ static void end(alone *a)
 static ar_tensor tensor(alone *a, int ndim, const size_t *shape, const float *values)
 {
     ar_tensor t;
-    cr_assert_eq(ar_ctx_tensor(a->ctx, &t, AR_F32, ndim, shape), AR_OK);
-    cr_assert_eq(ar_ctx_upload(a->ctx, &t, values), AR_OK);
+    cr_assert_ok(ar_ctx_tensor(a->ctx, &t, AR_F32, ndim, shape));
+    cr_assert_ok(ar_ctx_upload(a->ctx, &t, values));
     return t;
 }
 
@@ -46,7 +42,7 @@ static void expect_values(alone *a, const ar_tensor *t, const float *expected)
 {
     float got[64];
     cr_assert_leq(ar_tensor_count(t), 64u);
-    cr_assert_eq(ar_ctx_download(a->ctx, got, t), AR_OK);
+    cr_assert_ok(ar_ctx_download(a->ctx, got, t));
     for (size_t i = 0; i < ar_tensor_count(t); i++)
         cr_expect_eq(got[i], expected[i], "element %zu is %g, expected %g", i, (double)got[i], (double)expected[i]);
 }
@@ -60,18 +56,18 @@ static const ar_batch classified = {.batch = ROWS, .seq = 1, .labels = labels};
 
 Test(own_layers, cross_entropy_is_the_mean_of_minus_log_softmax_of_the_labels)
 {
-    alone a = begin();
-    ar_loss *loss = NULL;
+    SCOPED(end) alone a = begin();
+    OWNED(ar_loss_destroy) ar_loss *loss = NULL;
     ar_tensor dy;
     const size_t shape[2] = {ROWS, CLASSES};
     const ar_tensor y = tensor(&a, 2, shape, logits);
     float value = 0.0f, d[ROWS * CLASSES];
-    cr_assert_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE), AR_OK);
+    cr_assert_ok(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE));
     cr_expect_eq(ar_loss_targets(loss, &classified), 2u);
-    cr_assert_eq(ar_loss_forward(loss, a.ctx, a.saved, &y, &classified), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_loss_backward(loss, a.ctx, a.saved, &dy, &classified), AR_OK);
-    cr_assert_eq(ar_loss_value(loss, a.ctx, &value, 2), AR_OK);
-    cr_assert_eq(ar_ctx_download(a.ctx, d, &dy), AR_OK);
+    cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y, &classified));
+    cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &classified));
+    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, 2));
+    cr_assert_ok(ar_ctx_download(a.ctx, d, &dy));
     double expected = 0.0;
     for (size_t r = 0; r < 2; r++) {
         double sum = 0.0;
@@ -87,8 +83,6 @@ Test(own_layers, cross_entropy_is_the_mean_of_minus_log_softmax_of_the_labels)
     cr_expect_float_eq((double)value, expected / 2.0, 4 * 0x1p-24 * expected);
     for (size_t k = 0; k < CLASSES; k++)
         cr_expect_eq(d[2 * CLASSES + k], 0.0f, "a row that is ignored");
-    ar_loss_destroy(loss);
-    end(&a);
 }
 
 typedef struct shard_job {
@@ -129,12 +123,11 @@ done:
 static void expect_same_loss(const ar_loss_options *o)
 {
     shard_job one = {0};
-    cr_assert_eq(rank_run(&(rank_run_options){.ranks = 1, .loss = *o}, shard_rank, &one), AR_OK, "%s",
-                 ar_error_message());
+    cr_assert_ok(rank_run(&(rank_run_options){.ranks = 1, .loss = *o}, shard_rank, &one));
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         for (int sharded = 0; sharded < 2; sharded++) {
             shard_job j = {.sharded = sharded};
-            cr_assert_eq(rank_run(&(rank_run_options){.ranks = ranks, .loss = *o}, shard_rank, &j), AR_OK);
+            cr_assert_ok(rank_run(&(rank_run_options){.ranks = ranks, .loss = *o}, shard_rank, &j));
             cr_expect_eq(memcmp(&j.loss, &one.loss, sizeof j.loss), 0, "%d ranks, %d", ranks, sharded);
             cr_expect_eq(memcmp(j.d, one.d, sizeof j.d), 0, "%d ranks, %d", ranks, sharded);
         }
@@ -152,15 +145,15 @@ Test(own_layers, a_classifiers_loss_has_the_same_bits_whoever_holds_the_logits)
 Test(own_layers, labels_that_do_not_fit_are_named)
 {
     static const int64_t wrong[ROWS] = {0, 1, CLASSES};
-    alone a = begin();
+    SCOPED(end) alone a = begin();
     ar_loss *loss = NULL;
     const size_t shape[2] = {ROWS, CLASSES}, narrow[2] = {ROWS, CLASSES - 1};
     const ar_tensor y = tensor(&a, 2, shape, logits), thin = tensor(&a, 2, narrow, logits);
     ar_batch b = classified;
-    cr_assert_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE), AR_OK);
+    cr_assert_ok(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE));
     b.labels = wrong;
-    cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_DATA);
-    cr_expect_not_null(strstr(ar_error_message(), "labels[2, 0] is 4, neither a class below 4 nor -100"));
+    cr_expect_refused(ar_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_DATA,
+                      "labels[2, 0] is 4, neither a class below 4 nor -100");
     b = classified;
     b.batch = 2;
     cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_SHAPE);
@@ -170,51 +163,46 @@ Test(own_layers, labels_that_do_not_fit_are_named)
     ar_loss_destroy(loss);
     cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 0, AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 2, AR_HELD_UNTOLD), AR_ERR_ARG);
-    end(&a);
 }
 
 Test(own_layers, without_a_label_that_counts_the_loss_is_nan_and_the_gradient_zero)
 {
     static const int64_t none[ROWS] = {AR_IGNORE_INDEX, AR_IGNORE_INDEX, AR_IGNORE_INDEX};
     static const float zeros[ROWS * CLASSES];
-    alone a = begin();
-    ar_loss *loss = NULL;
+    SCOPED(end) alone a = begin();
+    OWNED(ar_loss_destroy) ar_loss *loss = NULL;
     ar_tensor dy;
     const size_t shape[2] = {ROWS, CLASSES};
     const ar_tensor y = tensor(&a, 2, shape, logits);
     ar_batch b = classified;
     float value = 1.0f;
     b.labels = none;
-    cr_assert_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE), AR_OK);
-    cr_assert_eq(ar_loss_forward(loss, a.ctx, a.saved, &y, &b), AR_OK);
-    cr_assert_eq(ar_loss_backward(loss, a.ctx, a.saved, &dy, &b), AR_OK);
-    cr_assert_eq(ar_loss_value(loss, a.ctx, &value, ar_loss_targets(loss, &b)), AR_OK);
+    cr_assert_ok(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE));
+    cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y, &b));
+    cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &b));
+    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, ar_loss_targets(loss, &b)));
     cr_expect(isnan(value));
     expect_values(&a, &dy, zeros);
-    ar_loss_destroy(loss);
-    end(&a);
 }
 
 Test(own_layers, squared_error_is_the_mean_over_elements)
 {
     static const float given[4] = {1, 2, 3, 5}, wanted[4] = {1, 1, 1, 1}, expected[4] = {0, 0.5f, 1, 2};
     static const ar_batch b = {.batch = 2, .target = wanted, .target_width = 2};
-    alone a = begin();
-    ar_loss *loss = NULL;
+    SCOPED(end) alone a = begin();
+    OWNED(ar_loss_destroy) ar_loss *loss = NULL;
     ar_tensor dy;
     const size_t shape[2] = {2, 2};
     const ar_tensor y = tensor(&a, 2, shape, given);
     float value = 0.0f;
-    cr_assert_eq(ar_squared_error_create(&loss, a.ctx, "loss"), AR_OK);
-    cr_assert_eq(ar_loss_forward(loss, a.ctx, a.saved, &y, &b), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_loss_backward(loss, a.ctx, a.saved, &dy, &b), AR_OK);
-    cr_assert_eq(ar_loss_value(loss, a.ctx, &value, ar_loss_targets(loss, &b)), AR_OK);
+    cr_assert_ok(ar_squared_error_create(&loss, a.ctx, "loss"));
+    cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y, &b));
+    cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &b));
+    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, ar_loss_targets(loss, &b)));
     cr_expect_eq(value, 5.25f);
     expect_values(&a, &dy, expected);
     const ar_batch other = {.batch = 2, .target = wanted, .target_width = 1};
     cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &y, &other), AR_ERR_SHAPE);
-    ar_loss_destroy(loss);
-    end(&a);
 }
 
 /* A loss of a user's: the mean of all outputs. */
@@ -248,7 +236,7 @@ Test(own_layers, a_loss_of_ones_own_adds_up_over_micro_batches)
     static const float first[2] = {1, 2}, second[4] = {3, 4, 5, 9}, sixth[2] = {1.0f / 6, 1.0f / 6};
     const ar_batch micro[2] = {{.batch = 1, .global_batch = 3, .targets = 6},
                                {.batch = 2, .global_batch = 3, .first_sample = 1, .targets = 6}};
-    alone a = begin();
+    SCOPED(end) alone a = begin();
     size_t *width = malloc(sizeof *width);
     cr_assert_not_null(width);
     *width = 2;
@@ -256,20 +244,19 @@ Test(own_layers, a_loss_of_ones_own_adds_up_over_micro_batches)
     ar_tensor dy;
     float value = 0.0f;
     const ar_tensor y[2] = {tensor(&a, 2, (size_t[]){1, 2}, first), tensor(&a, 2, (size_t[]){2, 2}, second)};
-    cr_assert_eq(ar_loss_create(&loss, a.ctx, "mean", &ops, width), AR_OK);
+    cr_assert_ok(ar_loss_create(&loss, a.ctx, "mean", &ops, width));
     cr_expect_eq(ar_loss_targets(loss, &micro[1]), 4u);
     for (size_t i = 0; i < 2; i++) {
-        cr_assert_eq(ar_loss_forward(loss, a.ctx, a.saved, &y[i], &micro[i]), AR_OK);
-        cr_assert_eq(ar_loss_backward(loss, a.ctx, a.saved, &dy, &micro[i]), AR_OK);
+        cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y[i], &micro[i]));
+        cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &micro[i]));
     }
-    cr_assert_eq(ar_loss_value(loss, a.ctx, &value, 6), AR_OK);
+    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, 6));
     cr_expect_eq(value, 4.0f);
     dy.shape[0] = 1;
     expect_values(&a, &dy, sixth);
     ar_loss_destroy(loss);
     const ar_loss_ops half = {.kind = "half", .destroy = free};
     cr_expect_eq(ar_loss_create(&loss, a.ctx, "half", &half, malloc(1)), AR_ERR_ARG);
-    end(&a);
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
@@ -277,35 +264,34 @@ Test(own_layers, a_loss_of_ones_own_adds_up_over_micro_batches)
 Test(own_layers, layers_of_a_sequence_follow_each_other_forward_and_back)
 {
     static const float in[4] = {-1, 2, -3, 4}, relu[4] = {0, 2, 0, 4}, dy[4] = {5, 6, 7, 8}, back[4] = {0, 6, 0, 8};
-    alone a = begin();
+    SCOPED(end) alone a = begin();
     ar_module *child[2] = {NULL}, *s = NULL, *nothing = NULL;
     ar_tensor y, dx;
     const size_t shape[2] = {2, 2};
     const ar_tensor x = tensor(&a, 2, shape, in), d = tensor(&a, 2, shape, dy);
     for (size_t i = 0; i < 2; i++)
-        cr_assert_eq(ar_activation_create(&child[i], a.ctx, i ? "b" : "a", AR_ACT_RELU, AR_HELD_WHOLE), AR_OK);
-    cr_assert_eq(ar_sequential_create(&s, "s", child, 2, false), AR_OK);
-    cr_assert_eq(ar_module_forward(s, a.ctx, a.saved, &y, &x, NULL), AR_OK);
+        cr_assert_ok(ar_activation_create(&child[i], a.ctx, i ? "b" : "a", AR_ACT_RELU, AR_HELD_WHOLE));
+    cr_assert_ok(ar_sequential_create(&s, "s", child, 2, false));
+    cr_assert_ok(ar_module_forward(s, a.ctx, a.saved, &y, &x, NULL));
     expect_values(&a, &y, relu);
-    cr_assert_eq(ar_module_backward(s, a.ctx, a.saved, &dx, &d, NULL), AR_OK);
+    cr_assert_ok(ar_module_backward(s, a.ctx, a.saved, &dx, &d, NULL));
     expect_values(&a, &dx, back);
     cr_expect_eq(ar_module_backward(s, a.ctx, a.saved, &dx, &d, NULL), AR_ERR_ARG, "nothing is saved any more");
-    cr_assert_eq(ar_sequential_create(&nothing, "nothing", NULL, 0, true), AR_OK);
-    cr_assert_eq(ar_module_forward(nothing, a.ctx, a.saved, &y, &x, NULL), AR_OK);
+    cr_assert_ok(ar_sequential_create(&nothing, "nothing", NULL, 0, true));
+    cr_assert_ok(ar_module_forward(nothing, a.ctx, a.saved, &y, &x, NULL));
     expect_values(&a, &y, in);
     ar_module_destroy(nothing);
     ar_module_destroy(s); /* borrowed children live on */
-    cr_assert_eq(ar_sequential_create(&s, "s", child, 2, true), AR_OK);
+    cr_assert_ok(ar_sequential_create(&s, "s", child, 2, true));
     ar_module_destroy(s);
     ar_module *hole[2] = {NULL, NULL};
     cr_expect_eq(ar_sequential_create(&s, "s", hole, 2, true), AR_ERR_ARG);
-    end(&a);
 }
 
 static ar_status gradient_of_rows(alone *a, float *dw, int ndim, const size_t *shape, const ar_batch *b)
 {
     static const float in[6] = {0.1f, -2, 3, 0.7f, 1e3f, -1e-3f}, out[9] = {1, 0.3f, -1, 2, 0.1f, 5, -7, 0.9f, 1e-4f};
-    ar_module *m = NULL;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
     ar_param *w = NULL;
     ar_tensor x = tensor(a, ndim, shape, in), y, dx, g;
     size_t wide[3] = {shape[0], shape[1], shape[2]};
@@ -313,19 +299,12 @@ static ar_status gradient_of_rows(alone *a, float *dw, int ndim, const size_t *s
     const ar_tensor dy = tensor(a, ndim, wide, out);
     AR_TRY(ar_column_linear_create(&m, a->ctx, "m", 2, 3, &(ar_linear_options){.gather_output = true}));
     ar_module_params(m, &w, 1, false);
-    ar_status st = ar_module_fresh(m, a->ctx, 1);
-    if (st == AR_OK)
-        st = ar_module_forward(m, a->ctx, a->saved, &y, &x, b);
-    if (st == AR_OK)
-        st = ar_module_backward(m, a->ctx, a->saved, &dx, &dy, b);
-    if (st == AR_OK)
-        st = ar_ctx_tensor(a->ctx, &g, AR_F32, 2, w->value.shape);
-    if (st == AR_OK)
-        st = ar_param_grad_value(w, a->ctx, &g);
-    if (st == AR_OK)
-        st = ar_ctx_download(a->ctx, dw, &g);
-    ar_module_destroy(m);
-    return st;
+    AR_TRY(ar_module_fresh(m, a->ctx, 1));
+    AR_TRY(ar_module_forward(m, a->ctx, a->saved, &y, &x, b));
+    AR_TRY(ar_module_backward(m, a->ctx, a->saved, &dx, &dy, b));
+    AR_TRY(ar_ctx_tensor(a->ctx, &g, AR_F32, 2, w->value.shape));
+    AR_TRY(ar_param_grad_value(w, a->ctx, &g));
+    return ar_ctx_download(a->ctx, dw, &g);
 }
 
 Test(own_layers, rows_of_a_global_batch_are_samples_and_others_one_samples_tokens)
@@ -333,65 +312,61 @@ Test(own_layers, rows_of_a_global_batch_are_samples_and_others_one_samples_token
     static const ar_batch all = {.batch = 3, .seq = 1, .global_batch = 3};
     const size_t flat[3] = {3, 2, 0}, samples[3] = {3, 1, 2}, tokens[3] = {1, 3, 2};
     float placed[6], by_sample[6], bare[6], by_token[6];
-    alone a = begin();
-    cr_assert_eq(gradient_of_rows(&a, bare, 2, flat, NULL), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(gradient_of_rows(&a, by_token, 3, tokens, NULL), AR_OK);
-    cr_assert_eq(gradient_of_rows(&a, by_sample, 3, samples, NULL), AR_OK);
-    cr_assert_eq(gradient_of_rows(&a, placed, 2, flat, &all), AR_OK);
+    SCOPED(end) alone a = begin();
+    cr_assert_ok(gradient_of_rows(&a, bare, 2, flat, NULL));
+    cr_assert_ok(gradient_of_rows(&a, by_token, 3, tokens, NULL));
+    cr_assert_ok(gradient_of_rows(&a, by_sample, 3, samples, NULL));
+    cr_assert_ok(gradient_of_rows(&a, placed, 2, flat, &all));
     cr_expect_eq(memcmp(placed, by_sample, sizeof placed), 0);
     cr_expect_eq(memcmp(bare, by_token, sizeof bare), 0);
     cr_expect_neq(memcmp(placed, bare, sizeof bare), 0, "a sum rounded once is not one rounded sample by sample");
-    end(&a);
 }
 
 Test(own_layers, a_product_with_a_whole_matrix_has_the_bits_of_a_linear_layer)
 {
     static const float in[6] = {0.1f, -2, 3, 0.7f, 1e3f, -1e-3f};
     const size_t shape[2] = {3, 2}, square[2] = {2, 2};
-    alone a = begin();
-    ar_module *linear = NULL;
+    SCOPED(end) alone a = begin();
+    OWNED(ar_module_destroy) ar_module *linear = NULL;
     ar_param w, *other = NULL;
     ar_tensor y, expected, dx, dx_expected;
     float values[6];
     const ar_tensor x = tensor(&a, 2, shape, in);
-    cr_assert_eq(ar_column_linear_create(&linear, a.ctx, "m", 2, 2, &(ar_linear_options){.bias = false}), AR_OK);
-    cr_assert_eq(ar_module_fresh(linear, a.ctx, 5), AR_OK);
-    cr_assert_eq(ar_param_init_whole(&w, a.ctx, "m", "weight", 2, square, AR_INIT_XAVIER_NORMAL), AR_OK);
-    cr_assert_eq(ar_param_fresh(&w, a.ctx, 5), AR_OK);
+    cr_assert_ok(ar_column_linear_create(&linear, a.ctx, "m", 2, 2, &(ar_linear_options){.bias = false}));
+    cr_assert_ok(ar_module_fresh(linear, a.ctx, 5));
+    cr_assert_ok(ar_param_init_whole(&w, a.ctx, "m", "weight", 2, square, AR_INIT_XAVIER_NORMAL));
+    cr_assert_ok(ar_param_fresh(&w, a.ctx, 5));
     cr_assert_eq(ar_module_params(linear, &other, 1, false), 1u);
     cr_expect_str_eq(w.name, other->name);
-    cr_assert_eq(ar_module_forward(linear, a.ctx, a.saved, &expected, &x, NULL), AR_OK);
-    cr_assert_eq(ar_module_backward(linear, a.ctx, a.saved, &dx_expected, &expected, NULL), AR_OK);
-    cr_assert_eq(ar_contract(a.ctx, &y, &x, &w), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_contract_backward(a.ctx, &dx, &y, &x, &w), AR_OK);
-    cr_assert_eq(ar_ctx_download(a.ctx, values, &expected), AR_OK);
+    cr_assert_ok(ar_module_forward(linear, a.ctx, a.saved, &expected, &x, NULL));
+    cr_assert_ok(ar_module_backward(linear, a.ctx, a.saved, &dx_expected, &expected, NULL));
+    cr_assert_ok(ar_contract(a.ctx, &y, &x, &w));
+    cr_assert_ok(ar_contract_backward(a.ctx, &dx, &y, &x, &w));
+    cr_assert_ok(ar_ctx_download(a.ctx, values, &expected));
     expect_values(&a, &y, values);
-    cr_assert_eq(ar_ctx_download(a.ctx, values, &dx_expected), AR_OK);
+    cr_assert_ok(ar_ctx_download(a.ctx, values, &dx_expected));
     expect_values(&a, &dx, values);
     const ar_tensor wrong = tensor(&a, 2, (size_t[]){2, 3}, in);
     cr_expect_eq(ar_contract(a.ctx, &y, &wrong, &w), AR_ERR_SHAPE);
     cr_expect_eq(ar_grad_add_rows(a.ctx, &w, &y), AR_ERR_SHAPE, "a matrix is no vector");
     ar_param_fini(&w);
-    ar_module_destroy(linear);
-    end(&a);
 }
 
 Test(own_layers, vectors_are_spread_over_rows_and_shapes_are_checked)
 {
     static const float v[2] = {3, -4}, in[4] = {1, 2, 5, 6}, spread[4] = {3, -4, 3, -4}, sum[4] = {4, -2, 8, 2};
-    alone a = begin();
+    SCOPED(end) alone a = begin();
     ar_tensor y, z;
     const ar_tensor x = tensor(&a, 2, (size_t[]){2, 2}, in), row = tensor(&a, 1, (size_t[]){2}, v);
     const ar_tensor line = tensor(&a, 2, (size_t[]){1, 4}, in);
-    cr_assert_eq(ar_spread_rows(a.ctx, &y, &row, &x), AR_OK);
+    cr_assert_ok(ar_spread_rows(a.ctx, &y, &row, &x));
     expect_values(&a, &y, spread);
-    cr_assert_eq(ar_add(a.ctx, &z, &x, &y), AR_OK);
+    cr_assert_ok(ar_add(a.ctx, &z, &x, &y));
     expect_values(&a, &z, sum);
     cr_expect_eq(ar_spread_rows(a.ctx, &y, &row, &line), AR_ERR_SHAPE);
     cr_expect_eq(ar_mul(a.ctx, &z, &x, &line), AR_ERR_SHAPE);
     cr_expect_eq(ar_batch_input(a.ctx, &z, &(ar_batch){.batch = 1, .sample_ndim = 1}), AR_ERR_ARG);
     cr_expect_eq(ar_batch_input(a.ctx, &z, &(ar_batch){.batch = 1, .input = in, .sample_ndim = 4}), AR_ERR_ARG);
-    end(&a);
 }
 
 static void no_destroy(ar_module *m)
@@ -405,30 +380,27 @@ Test(own_layers, a_module_without_what_it_needs_is_refused)
     char name[200];
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = '\0';
-    alone a = begin();
+    SCOPED(end) alone a = begin();
     ar_module m, *made = NULL;
     cr_expect_eq(ar_module_init(&m, &half, "half", AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_activation_create(&made, a.ctx, name, AR_ACT_RELU, AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_activation_create(&made, a.ctx, "none", AR_ACT_NONE, AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_dropout_create(&made, a.ctx, "drop", 1, 4, AR_HELD_UNTOLD), AR_ERR_ARG);
     cr_expect_null(made);
-    end(&a);
 }
 
 Test(own_layers, a_name_that_is_one_byte_too_long_is_refused)
 {
-    alone a = begin();
-    ar_param p;
+    SCOPED(end) alone a = begin();
+    SCOPED(ar_param_fini) ar_param p;
     ar_layout layout;
     const size_t shape = 1;
     char name[sizeof p.name + 1];
     memset(name, 'n', sizeof name);
-    cr_assert_eq(ar_layout_replicate(&layout, 1, &shape, 0, 1), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&layout, 1, &shape, 0, 1));
     name[sizeof p.name] = '\0';
     cr_expect_eq(ar_param_init(&p, a.ctx, name, &layout, false), AR_ERR_ARG);
     name[sizeof p.name - 1] = '\0';
-    cr_assert_eq(ar_param_init(&p, a.ctx, name, &layout, false), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_param_init(&p, a.ctx, name, &layout, false));
     cr_expect_str_eq(p.name, name);
-    ar_param_fini(&p);
-    end(&a);
 }

@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shares of a parameter: runs of its matrix's elements, in memory and in the Hugging Face shape. */
 #include "ref/layers/share.h"
-
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/support/test.h"
 
 #include "ref/context/context.h"
 #include "support/rank_run.h"
-
-TestSuite(param_share, .timeout = 300);
 
 enum { MOST = 120 };
 
@@ -127,26 +123,23 @@ static ar_status one_share(ar_ctx *ctx, job *j, ar_param *p, const float *local,
 static ar_status rank_main(ar_ctx *ctx, void *user)
 {
     job *j = user;
-    ar_param p = {0};
+    SCOPED(ar_param_fini) ar_param p = {0};
     float full[MOST], local[MOST];
-    ar_status st = AR_OK;
     for (size_t i = 0; i < MOST; i++)
         full[i] = (float)i;
-    AR_TRY_TO(done, st, ar_param_init(&p, ctx, "p", &j->layout, j->transposed));
-    AR_TRY_TO(done, st, ar_param_set(&p, ctx, full));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, local, &p.value));
+    AR_TRY(ar_param_init(&p, ctx, "p", &j->layout, j->transposed));
+    AR_TRY(ar_param_set(&p, ctx, full));
+    AR_TRY(ar_ctx_download(ctx, local, &p.value));
     for (int r = 0; r < j->dp; r++)
-        AR_TRY_TO(done, st, one_share(ctx, j, &p, local, r));
-done:
-    ar_param_fini(&p);
-    return st;
+        AR_TRY(one_share(ctx, j, &p, local, r));
+    return AR_OK;
 }
 
 /* All parts' shares over dp ranks meet each element of the full tensor once. */
 static void expect_once(job *j, int parts, int part, size_t held)
 {
     const rank_run_options o = {.ranks = 1};
-    cr_assert_eq(rank_run(&o, rank_main, j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, rank_main, j));
     cr_expect_eq(j->wrong, 0, "part %d of %d over %d ranks: %zu elements at the wrong place", part, parts, j->dp,
                  j->wrong);
     size_t once = 0;
@@ -163,7 +156,7 @@ Test(param_share, shares_of_a_packed_transposed_parameter_are_each_element_once)
     for (int dp = 1; dp <= 9; dp++) {
         for (int part = 0; part < 2; part++) {
             job j = {.transposed = true, .dp = dp};
-            cr_assert_eq(ar_layout_packed(&j.layout, 2, shape, 1, block, 3, part, 2), AR_OK);
+            cr_assert_ok(ar_layout_packed(&j.layout, 2, shape, 1, block, 3, part, 2));
             expect_once(&j, 2, part, 60);
         }
     }
@@ -175,9 +168,9 @@ Test(param_share, shares_of_columns_rows_and_vectors_are_each_element_once)
     for (int dp = 1; dp <= 11; dp += 2) {
         for (int part = 0; part < 3; part++) {
             job columns = {.dp = dp}, rows = {.dp = dp}, vector = {.dp = dp};
-            cr_assert_eq(ar_layout_shard(&columns.layout, 2, shape, 1, part, 3), AR_OK);
-            cr_assert_eq(ar_layout_shard_uneven(&rows.layout, 2, shape, 0, part, 3), AR_OK);
-            cr_assert_eq(ar_layout_replicate(&vector.layout, 1, &length, 0, 1), AR_OK);
+            cr_assert_ok(ar_layout_shard(&columns.layout, 2, shape, 1, part, 3));
+            cr_assert_ok(ar_layout_shard_uneven(&rows.layout, 2, shape, 0, part, 3));
+            cr_assert_ok(ar_layout_replicate(&vector.layout, 1, &length, 0, 1));
             expect_once(&columns, 3, part, 32);
             expect_once(&rows, 3, part, part < 2 ? 36 : 24);
             expect_once(&vector, 1, 0, 10);
@@ -189,6 +182,6 @@ Test(param_share, a_part_that_holds_nothing_has_no_share)
 {
     static const size_t shape[2] = {2, 3};
     job j = {.dp = 2};
-    cr_assert_eq(ar_layout_shard_uneven(&j.layout, 2, shape, 0, 3, 4), AR_OK);
+    cr_assert_ok(ar_layout_shard_uneven(&j.layout, 2, shape, 0, 3, 4));
     expect_once(&j, 4, 3, 0);
 }

@@ -4,11 +4,9 @@
 #ifndef TESTS_LAYERS_PLAIN_LINEAR_H
 #define TESTS_LAYERS_PLAIN_LINEAR_H
 
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "ref/numerics/accumulator.h"
 #include "tests/support/contraction.h"
+#include "tests/support/test.h"
 
 typedef struct plain_shape {
     size_t samples, each; /* tokens = samples * each */
@@ -33,9 +31,8 @@ static inline float *plain_new(size_t n)
 static inline void plain_contract(float *c, size_t m, size_t n, size_t k, const float *a, size_t a_row, size_t a_k,
                                   const float *b, size_t b_row, size_t b_k)
 {
-    cr_assert_eq(ar_contract_definition(c, m, n, k, a, (ptrdiff_t)a_row, (ptrdiff_t)a_k, b, (ptrdiff_t)b_row,
-                                        (ptrdiff_t)b_k, true),
-                 AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_contract_definition(c, m, n, k, a, (ptrdiff_t)a_row, (ptrdiff_t)a_k, b, (ptrdiff_t)b_row,
+                                        (ptrdiff_t)b_k, true));
 }
 
 /* values [terms, n] -> sum [n] */
@@ -54,7 +51,7 @@ static inline void plain_accumulate(float *sum, const float *values, size_t term
 static inline void plain_linear_exact(plain_linear *p)
 {
     const size_t tokens = p->n.samples * p->n.each, in = p->n.in, out = p->n.out;
-    float *per_sample = plain_new(p->n.samples * out * in);
+    OWNED(free) float *per_sample = plain_new(p->n.samples * out * in);
     p->y = plain_new(tokens * out);
     p->dx = plain_new(tokens * in);
     p->dw = plain_new(out * in);
@@ -68,7 +65,6 @@ static inline void plain_linear_exact(plain_linear *p)
                        p->x + s * p->n.each * in, 1, in);
     plain_accumulate(p->dw, per_sample, p->n.samples, out * in);
     plain_accumulate(p->db, p->dy, tokens, out);
-    free(per_sample);
 }
 
 static inline void plain_linear_fini(plain_linear *p)

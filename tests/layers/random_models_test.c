@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random small models on random legal numbers of ranks: every tensor has the baseline's bits. The seed is printed, and
  * ANYRANK_TEST_SEED repeats a run; without it the seeds are always the same. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "support/bits.h"
 #include "support/match.h"
-
-TestSuite(random_models, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { MODELS = 100, MOST_TOKENS = 27, MOST_MASK = 3 * 8 * 81 };
 
@@ -137,7 +131,7 @@ Test(random_models, every_tensor_has_the_baselines_bits)
         draw_config(&d, &state);
         draw_batch(&d, &state);
         describe(&d, text, sizeof text);
-        cr_assert_eq(ar_plan_add_mlp_order(&plan, d.m.config.arch, d.m.order), AR_OK);
+        cr_assert_ok(ar_plan_add_mlp_order(&plan, d.m.config.arch, d.m.order));
         cr_assert_eq(ar_config_check_tp(&d.m.config, d.tp, &plan), AR_OK, "%s: %s", text, ar_error_message());
         cr_assert_eq(match(&d.m, (int[]){d.tp, 0}, NULL), AR_OK, "ANYRANK_TEST_SEED=%llu, model %d: %s: %s",
                      (unsigned long long)first, (int)i, text, ar_error_message());

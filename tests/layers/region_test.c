@@ -2,13 +2,9 @@
 /* The conjugate operators, f, f*, g, g* and those of features: each backward is the transpose of its forward, <A x,
  * y> = <x, A^T y>. The values are small integers, so that every sum is exact and the two sides are equal as
  * integers. */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "anyrank/layers.h"
 #include "support/rank_run.h"
-
-TestSuite(region, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { MOST_RANKS = 4, SAMPLES = 2, EACH = 3, TOKENS = SAMPLES * EACH, WIDTH = 2, MOST = TOKENS * WIDTH * MOST_RANKS };
 
@@ -126,7 +122,7 @@ Test(region, gather_puts_blocks_in_rank_order_and_scatter_takes_them_back)
     fill(j.x, 1, false);
     fill(j.y, 2, true);
     const rank_run_options o = {.ranks = 3};
-    cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, both, &j));
     for (size_t i = 0; i < TOKENS * WIDTH * 3; i++) {
         const size_t t = i / (WIDTH * 3), r = i % (WIDTH * 3) / WIDTH, f = i % WIDTH;
         cr_assert_eq(j.ax[1][i], j.x[r][t * WIDTH + f]);
@@ -135,7 +131,7 @@ Test(region, gather_puts_blocks_in_rank_order_and_scatter_takes_them_back)
     j.c = &cases[3];
     fill(j.x, 1, true);
     fill(j.y, 2, false);
-    cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, both, &j));
     for (size_t i = 0; i < TOKENS * WIDTH * 3; i++) {
         const size_t t = i / (WIDTH * 3), r = i % (WIDTH * 3) / WIDTH, f = i % WIDTH;
         cr_assert_eq(j.ax[r][t * WIDTH + f], j.x[0][i]);
@@ -150,7 +146,7 @@ Test(region, copy_keeps_the_value_and_reduce_adds_the_ranks)
     fill(j.x, 1, false);
     fill(j.y, 2, true);
     const rank_run_options o = {.ranks = 4};
-    cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, both, &j));
     for (size_t i = 0; i < TOKENS * WIDTH; i++) {
         cr_assert_eq(j.ax[3][i], j.x[0][i] + j.x[1][i] + j.x[2][i] + j.x[3][i]);
         cr_assert_eq(j.aty[3][i], j.y[0][i]);
@@ -165,7 +161,7 @@ Test(region, tokens_are_gathered_in_the_order_of_the_sequences)
     fill(j.x, 1, false);
     fill(j.y, 2, false);
     const rank_run_options o = {.ranks = 3};
-    cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, both, &j));
     for (size_t i = 0; i < TOKENS * WIDTH * 3; i++) {
         const size_t f = i % WIDTH, sample = i / WIDTH / (EACH * 3), at = i / WIDTH % (EACH * 3);
         const size_t r = at / EACH, own = (sample * EACH + at % EACH) * WIDTH + f;

@@ -2,12 +2,9 @@
 /* Sequence parallelism: between the regions a rank holds its positions of every sequence, and nothing changes: every
  * tensor has the baseline's bits, whatever the number of samples, of ranks, and what is kept for the backward pass; and
  * in how many chunks collectives go beside products. */
-#include <criterion/criterion.h>
-
 #include "support/bits.h"
 #include "support/match.h"
-
-TestSuite(sequence_parallel, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { MOST = 3 * 8 * 12 };
 
@@ -75,7 +72,7 @@ Test(sequence_parallel, three_ranks_share_out_what_three_divides)
         c.overlap = 2;
         c.config.heads = c.config.kv_heads = 3;
         c.config.ffn = 9;
-        cr_assert_eq(match(&c, tps, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(match(&c, tps, NULL));
     }
 }
 

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers one after the other: what a rank hands on is what the next layer takes, and the whole has the bits of plain
  * layers without ranks. The reference is built from the definitions; the ranks' taps are compared with it. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-
 #include "anyrank/layers.h"
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/layers/plain_linear.h"
-
-TestSuite(sequence, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { LAYERS = 3, SAMPLES = 2, EACH = 5, TOKENS = SAMPLES * EACH, WIDEST = 24 };
 /* column (stays sharded) -> row (takes it so) -> column (gathered) */
@@ -33,7 +29,7 @@ static void emit(ari_reference *r, const char *name, const char *part, char pass
     for (size_t i = 0; i < n; i++)
         wide[i] = (double)values[i];
     snprintf(path, sizeof path, "%s%s", name, part);
-    cr_assert_eq(ari_reference_emit(r, path, pass, ndim, shape, wide), AR_OK);
+    cr_assert_ok(ari_reference_emit(r, path, pass, ndim, shape, wide));
 }
 
 /* Forward, then backward: each layer is computed twice, the second time with the dY that came back. */
@@ -65,7 +61,7 @@ static void compute(sequence *s, ari_reference *r)
         emit(r, layer_name[i], ".weight", 'g', 2, (size_t[]){width[i + 1], width[i]}, again.dw);
         emit(r, layer_name[i], ".bias", 'g', 1, &width[i + 1], again.db);
     }
-    cr_assert_eq(ari_reference_finish(r), AR_OK);
+    cr_assert_ok(ari_reference_finish(r));
 }
 
 static ar_status pass_through(ar_ctx *ctx, const sequence *s, ar_module *const *m, ar_saved *saved)
@@ -114,13 +110,12 @@ done:
 Test(sequence, column_row_column_has_the_bits_of_plain_layers)
 {
     static sequence s;
-    ari_reference r = {0};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
     compute(&s, &r);
     for (int ranks = 1; ranks <= 4; ranks *= 2) {
         const rank_run_options o = {.ranks = ranks};
-        cr_assert_eq(match_taps(&r, &o, run_sequence, &s, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(match_taps(&r, &o, run_sequence, &s, NULL));
     }
     for (int i = 0; i < LAYERS; i++)
         plain_linear_fini(&s.layer[i]);
-    ari_reference_fini(&r);
 }

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed weights are kept from step to step. Weights set from outside between two steps must reach the second one,
  * forward and backward, and so must those of a tied parameter. */
-#include <criterion/criterion.h>
-
-#include <string.h>
-
 #include "support/match.h"
-
-TestSuite(stale_operand, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 2, S = 5 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
@@ -62,37 +57,26 @@ static ar_status stale_rank(ar_ctx *ctx, void *user)
 {
     stale_job *j = user;
     const ar_ctx_options o = {.device = ar_ctx_device(ctx), .tp = ar_ctx_tp(ctx)};
-    ar_ctx *quiet = NULL;
-    ar_model *m = NULL;
-    ar_saved *saved = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_ctx_create(&quiet, &o));
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_model_create(&m, ctx, &j->c->config, NULL));
-    AR_TRY_TO(done, st, two_steps(ctx, quiet, j, m, saved));
-done:
-    ar_model_destroy(m);
-    ar_saved_destroy(saved);
-    ar_ctx_destroy(quiet);
-    return st;
+    OWNED(ar_ctx_destroy) ar_ctx *quiet = NULL;
+    OWNED(ar_model_destroy) ar_model *m = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
+    AR_TRY(ar_ctx_create(&quiet, &o));
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ar_model_create(&m, ctx, &j->c->config, NULL));
+    return two_steps(ctx, quiet, j, m, saved);
 }
 
 /* The second step against a baseline that never saw the first one's weights. */
 static ar_status second_step(ar_arch arch, int tp, bool behind_its_back)
 {
     match_case c = {.config = match_config(arch, 2), .batch = {B, S, ids}, .seed = 1};
-    match_weights before = {.seed = 1}, after = {.seed = 2};
-    ari_reference unused = {0}, r = {0};
+    SCOPED(match_weights_fini) match_weights before = {.seed = 1}, after = {.seed = 2};
+    SCOPED(ari_reference_fini) ari_reference unused = {0}, r = {0};
     c.config.kv_heads = 4;
-    cr_assert_eq(match_baseline(&c, &before, &unused), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(match_baseline(&c, &after, &r), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(match_baseline(&c, &before, &unused));
+    cr_assert_ok(match_baseline(&c, &after, &r));
     stale_job j = {.c = &c, .before = &before, .after = &after, .behind_its_back = behind_its_back};
-    const ar_status st = match_taps(&r, &(rank_run_options){.ranks = tp}, stale_rank, &j, j.loss);
-    ari_reference_fini(&unused);
-    ari_reference_fini(&r);
-    match_weights_fini(&before);
-    match_weights_fini(&after);
-    return st;
+    return match_taps(&r, &(rank_run_options){.ranks = tp}, stale_rank, &j, j.loss);
 }
 
 Test(stale_operand, second_step_uses_the_weights_set_between)
@@ -111,14 +95,13 @@ typedef struct one_weight {
 static ar_status set_one(one_weight *o, size_t i, int tp)
 {
     float *const usual = o->after.at[i].values;
-    ari_reference r = {0};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
     o->after.at[i].values = o->other.at[i].values;
     stale_job j = {.c = &o->c, .before = &o->before, .after = &o->after, .only = o->after.at[i].name};
     ar_status st = match_baseline(&o->c, &o->after, &r);
     if (st == AR_OK)
         st = match_taps(&r, &(rank_run_options){.ranks = tp}, stale_rank, &j, j.loss);
     o->after.at[i].values = usual;
-    ari_reference_fini(&r);
     return st;
 }
 
@@ -133,9 +116,8 @@ Test(stale_operand, one_weight_alone_set_between_reaches_the_second_step)
         o.c.config.kv_heads = 4;
         match_weights *const each[] = {&o.before, &o.after, &o.other};
         for (int i = 0; i < 3; i++) {
-            ari_reference unused = {0};
-            cr_assert_eq(match_baseline(&o.c, each[i], &unused), AR_OK, "%s", ar_error_message());
-            ari_reference_fini(&unused);
+            SCOPED(ari_reference_fini) ari_reference unused = {0};
+            cr_assert_ok(match_baseline(&o.c, each[i], &unused));
         }
         for (size_t i = 0; i < o.after.count; i++)
             cr_assert_eq(set_one(&o, i, 1 + (int)(i % 2)), AR_OK, "%s: %s", o.after.at[i].name, ar_error_message());

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a tap says that its value stands: samples at their place in the global batch, positions and features at
  * theirs. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "anyrank/layers.h"
 #include "ref/layers/parts.h"
 #include "support/rank_run.h"
-
-TestSuite(tap_place, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { MOST = 8 };
 
@@ -83,7 +78,7 @@ Test(tap_place, samples_positions_and_features_stand_at_their_places)
     heard h[2] = {{0}, {0}};
     void *user[2] = {&h[0], &h[1]};
     const rank_run_options o = {.ranks = 2, .sp = true, .tap = hear, .tap_user = user};
-    cr_assert_eq(rank_run(&o, tap_all, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, tap_all, NULL));
     for (size_t r = 0; r < 2; r++) {
         const int copy = (int)r;
         expect_box(&h[r], "tokens:f",
@@ -124,7 +119,7 @@ Test(tap_place, zigzag_positions_stand_at_their_places)
     heard h[4] = {{0}, {0}, {0}, {0}};
     void *user[4] = {&h[0], &h[1], &h[2], &h[3]};
     const rank_run_options o = {.ranks = 4, .cp = 2, .zigzag = true, .sp = true, .tap = hear, .tap_user = user};
-    cr_assert_eq(rank_run(&o, tap_context, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, tap_context, NULL));
     for (size_t rank = 0; rank < 4; rank++) {
         const size_t c = rank / 2, r = rank % 2, first = 2 * c, second = 2 * (3 - c);
         expect_box(&h[rank], "tokens:f",
@@ -153,22 +148,17 @@ static ar_status norm_step(ar_ctx *ctx, void *user)
     static const float zeros[2 * 2 * 6];
     const size_t own[3] = {2, 2, 6};
     (void)user;
-    ar_module *norm = NULL;
-    ar_saved *saved = NULL;
+    OWNED(ar_module_destroy) ar_module *norm = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     ar_tensor x, y, dx;
-    ar_status st = AR_OK;
     AR_TRY(ar_norm_create(&norm, ctx, "n", AR_NORM_LAYER, 6, 1e-5));
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_module_fresh(norm, ctx, 1));
-    AR_TRY_TO(done, st, rank_upload(ctx, &x, 3, own, zeros));
-    AR_TRY_TO(done, st, ar_module_forward(norm, ctx, saved, &y, &x, &rows));
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ar_module_fresh(norm, ctx, 1));
+    AR_TRY(rank_upload(ctx, &x, 3, own, zeros));
+    AR_TRY(ar_module_forward(norm, ctx, saved, &y, &x, &rows));
     ar_ctx_place(ctx, NULL);
-    AR_TRY_TO(done, st, ar_module_backward(norm, ctx, saved, &dx, &x, &rows));
-    AR_TRY_TO(done, st, ar_module_reduce_grads(norm, ctx));
-done:
-    ar_module_destroy(norm);
-    ar_saved_destroy(saved);
-    return st;
+    AR_TRY(ar_module_backward(norm, ctx, saved, &dx, &x, &rows));
+    return ar_module_reduce_grads(norm, ctx);
 }
 
 Test(tap_place, a_module_places_what_it_taps_by_the_batch_it_is_given)
@@ -176,7 +166,7 @@ Test(tap_place, a_module_places_what_it_taps_by_the_batch_it_is_given)
     heard h[2] = {{0}, {0}};
     void *user[2] = {&h[0], &h[1]};
     const rank_run_options o = {.ranks = 2, .sp = true, .tap = hear, .tap_user = user};
-    cr_assert_eq(rank_run(&o, norm_step, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, norm_step, NULL));
     for (size_t r = 0; r < 2; r++) {
         const ar_layout own = {3, {5, 4, 6}, 1, {{.global = {3, 2 * r, 0}, .extent = {2, 2, 6}}}, 0, 1};
         expect_box(&h[r], "n:f", &own);

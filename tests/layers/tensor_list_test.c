@@ -2,15 +2,9 @@
 /* Which tensors are compared, in which order (gradients of parameters and the loss: in any): written here by hand for
  * one layer of each architecture (docs/names.md), so that a tensor that nobody reports cannot pass for one that agrees.
  * "B" stands for the block's path. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "support/match.h"
 #include "support/rank_run.h"
-
-TestSuite(tensor_list, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 2, S = 6, MOST = 128 };
 
@@ -128,21 +122,16 @@ static ar_status note_baseline(void *user, const char *name, char pass, int ndim
 static ar_status step(ar_ctx *ctx, void *user)
 {
     const match_case *c = user;
-    ar_model *m = NULL;
-    ar_saved *saved = NULL;
+    OWNED(ar_model_destroy) ar_model *m = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     float loss = 0.0f;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c->config, NULL));
-    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 7));
-    AR_TRY_TO(done, st, ar_model_forward(m, ctx, saved, &c->batch));
-    AR_TRY_TO(done, st, ar_model_loss(m, ctx, &loss, ar_batch_targets(&c->batch)));
-    AR_TRY_TO(done, st, ar_model_backward(m, ctx, saved, &c->batch));
-    AR_TRY_TO(done, st, ar_model_reduce_grads(m, ctx));
-done:
-    ar_model_destroy(m);
-    ar_saved_destroy(saved);
-    return st;
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ar_model_create(&m, ctx, &c->config, NULL));
+    AR_TRY(ar_model_fresh(m, ctx, 7));
+    AR_TRY(ar_model_forward(m, ctx, saved, &c->batch));
+    AR_TRY(ar_model_loss(m, ctx, &loss, ar_batch_targets(&c->batch)));
+    AR_TRY(ar_model_backward(m, ctx, saved, &c->batch));
+    return ar_model_reduce_grads(m, ctx);
 }
 
 /* --- the claims --------------------------------------------------------------------------------------------------- */
@@ -200,7 +189,7 @@ Test(tensor_list, the_model_reports_what_is_listed_on_every_rank)
             match_case c = small_case(&families[i], 1);
             memset(r, 0, sizeof r);
             const rank_run_options o = {.ranks = tp, .sp = layout == 2, .tap = note_tap, .tap_user = user};
-            cr_assert_eq(rank_run(&o, step, &c), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(rank_run(&o, step, &c));
             for (int k = 0; k < tp; k++)
                 expect_list(&r[k], &families[i], "a rank");
         }
@@ -215,7 +204,7 @@ Test(tensor_list, the_baseline_reports_what_is_listed)
         const ar_baseline_options o = {.seed = 7, .emit = note_baseline, .emit_user = &r};
         double loss = 0.0;
         r.count = 0;
-        cr_assert_eq(ar_baseline_run(&c.config, &o, &c.batch, &loss), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_baseline_run(&c.config, &o, &c.batch, &loss));
         expect_list(&r, &families[i], "the baseline");
     }
 }
@@ -241,7 +230,7 @@ Test(tensor_list, every_layer_reports_the_same_number_of_tensors)
         match_case c = small_case(f, 2);
         memset(&r, 0, sizeof r);
         const rank_run_options o = {.ranks = 1, .tap = note_tap, .tap_user = user};
-        cr_assert_eq(rank_run(&o, step, &c), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(rank_run(&o, step, &c));
         const size_t per_layer = f->block_init + f->block_fwd + f->block_bwd + f->block_grad;
         cr_assert_eq(r.count, f->tensors + per_layer);
         for (int layer = 0; layer < 2; layer++) {

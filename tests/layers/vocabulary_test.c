@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Embedding, LM head and cross-entropy over a split vocabulary, in whole models: every tensor, the loss and every
  * gradient have the bits of the independent baseline's, and stand where it has them. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "support/match.h"
-
-TestSuite(vocabulary, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 2, S = 6 };
 static const int one_two_four[] = {1, 2, 4, 0};
@@ -97,18 +93,16 @@ Test(vocabulary, without_a_target_the_loss_is_nan_and_gradients_are_zeros)
     static const int64_t labels[B * S] = {3, -100, -100, -100, -100, -100, 3, -100, -100, -100, -100, -100};
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids, .labels = labels};
     const match_case m = {.config = model_of(AR_ARCH_GPT2, 11, true), .batch = batch, .seed = 8};
-    match_weights w = {.seed = m.seed};
-    ari_reference r = {0};
-    cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
+    SCOPED(match_weights_fini) match_weights w = {.seed = m.seed};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
+    cr_assert_ok(match_baseline(&m, &w, &r));
     cr_assert(isnan(r.loss));
     for (size_t i = 0; i < r.count; i++) {
         for (size_t k = 0; r.tensor[i].pass == 'g' && k < r.tensor[i].count; k++)
             cr_assert(r.tensor[i].values[k] == 0.0f && !signbit(r.tensor[i].values[k]), "%s", r.tensor[i].name);
     }
     for (int tp = 1; tp <= 4; tp *= 2)
-        cr_assert_eq(match_ranks(&m, &w, &r, tp), AR_OK, "%s", ar_error_message());
-    ari_reference_fini(&r);
-    match_weights_fini(&w);
+        cr_assert_ok(match_ranks(&m, &w, &r, tp));
 }
 
 /* A sequence of one token has no target; a batch of one sample is the smallest. */
@@ -148,7 +142,7 @@ Test(vocabulary, extreme_logits_have_the_baselines_bits)
     static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
     const match_case m = {.config = model_of(AR_ARCH_LLAMA, 11, false), .batch = batch, .seed = 8, .scale = 60.0};
-    cr_assert_eq(match(&m, one_two_four, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(match(&m, one_two_four, NULL));
 }
 
 /* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
@@ -205,13 +199,11 @@ Test(vocabulary, of_equal_logits_smoothing_changes_nothing_and_the_z_loss_adds_i
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
     match_case m = {.config = model_of(AR_ARCH_GPT2, 11, true), .batch = batch, .seed = 8, .scale = 0x1p-140};
     for (size_t i = 0; i < sizeof losses / sizeof *losses; i++) {
-        match_weights w = {.seed = m.seed, .scale = m.scale};
-        ari_reference r = {0};
+        SCOPED(match_weights_fini) match_weights w = {.seed = m.seed, .scale = m.scale};
+        SCOPED(ari_reference_fini) ari_reference r = {0};
         m.loss = losses[i];
-        cr_assert_eq(match_baseline(&m, &w, &r), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(match_baseline(&m, &w, &r));
         cr_expect_float_eq(r.loss, log(11.0) * (1.0 + losses[i].z_loss * log(11.0)), 1e-6, "%.9g", r.loss);
-        cr_expect_eq(match_ranks(&m, &w, &r, 4), AR_OK, "%s", ar_error_message());
-        ari_reference_fini(&r);
-        match_weights_fini(&w);
+        cr_expect_ok(match_ranks(&m, &w, &r, 4));
     }
 }

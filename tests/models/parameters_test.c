@@ -1,25 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many parameters a config has, against numbers worked out elsewhere. */
-#include <criterion/criterion.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "anyrank/model.h"
 #include "support/together.h"
-
-TestSuite(parameters, .timeout = 300);
 
 static size_t count(const char *json)
 {
     ar_config c;
     size_t n = 0;
-    cr_assert_eq(ar_config_parse(&c, json, strlen(json), "model"), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_config_parameters(&c, &n), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_parse(&c, json, strlen(json), "model"));
+    cr_assert_ok(ar_config_parameters(&c, &n));
     return n;
 }
 
-static void published_models_have_their_published_size(void)
+CLAIM(published_models_have_their_published_size)
 {
     /* Llama-3-8B and the smallest GPT-2 (124 million, its head tied) */
     cr_expect_eq(count("{\"model_type\": \"llama\", \"vocab_size\": 128256, \"hidden_size\": 4096, "
@@ -31,7 +24,7 @@ static void published_models_have_their_published_size(void)
                  124439808u);
 }
 
-static void a_tied_head_is_counted_once(void)
+CLAIM(a_tied_head_is_counted_once)
 {
     static const char format[] = "{\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 8, "
                                  "\"intermediate_size\": 12, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "
@@ -44,7 +37,7 @@ static void a_tied_head_is_counted_once(void)
     cr_expect_eq(count(untied) - count(tied), 800u);
 }
 
-static void a_sum_that_overflows_is_refused(void)
+CLAIM(a_sum_that_overflows_is_refused)
 {
     ar_config c = {.arch = AR_ARCH_STACK,
                    .vocab = SIZE_MAX / 4,
@@ -58,7 +51,4 @@ static void a_sum_that_overflows_is_refused(void)
     cr_expect_eq(ar_config_parameters(&c, &n), AR_ERR_OVERFLOW, "%s", ar_error_message());
 }
 
-Test(parameters, every_claim)
-{
-    TOGETHER(published_models_have_their_published_size, a_tied_head_is_counted_once, a_sum_that_overflows_is_refused);
-}
+EVERY_CLAIM(parameters)

@@ -1,15 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans as files: what is read, what is refused and in which words, and what fits a model. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/model.h"
 #include "ref/models/plan.h"
 #include "support/together.h"
-
-TestSuite(plan_file, .timeout = 300);
 
 static ar_config llama(void)
 {
@@ -39,7 +32,7 @@ static bool same_value(const ar_plan_value *a, const ar_plan_value *b, bool from
 }
 
 /* Shipped plans and the default ones are the same rules. */
-static void the_shipped_default_plans_are_the_default_plans(void)
+CLAIM(the_shipped_default_plans_are_the_default_plans)
 {
     static const struct {
         ar_arch arch;
@@ -47,60 +40,56 @@ static void the_shipped_default_plans_are_the_default_plans(void)
     } all[] = {{AR_ARCH_LLAMA, "llama"}, {AR_ARCH_GPT2, "gpt2"}, {AR_ARCH_STACK, "stack"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         char path[512];
-        ar_plan p, d;
+        SCOPED(ar_plan_fini) ar_plan p, d;
         snprintf(path, sizeof path, "%s/data/plans/%s.json", TEST_SOURCE_DIR, all[i].file);
-        cr_assert_eq(ar_plan_load(&p, path), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ar_plan_default(&d, all[i].arch), AR_OK);
+        cr_assert_ok(ar_plan_load(&p, path));
+        cr_assert_ok(ar_plan_default(&d, all[i].arch));
         cr_assert_eq(p.rules, d.rules, "%s", path);
         for (size_t k = 0; k < p.rules; k++) {
             cr_expect_str_eq(p.rule[k].glob, d.rule[k].glob);
             cr_expect_eq(p.rule[k].style, d.rule[k].style, "%s", p.rule[k].glob);
         }
-        ar_plan_fini(&p);
-        ar_plan_fini(&d);
     }
 }
 
-static void rules_styles_placements_and_aliases_are_read(void)
+CLAIM(rules_styles_placements_and_aliases_are_read)
 {
-    ar_plan p;
+    SCOPED(ar_plan_fini) ar_plan p;
     const ar_config c = llama();
     ar_block_split block;
     ar_outer_split outer;
-    cr_assert_eq(parse(&p, "{\"aliases\": {\"a\": \"b\", \"b\": \"layers.*.self_attn.o_proj\"}, \"rules\": ["
+    cr_assert_ok(parse(&p, "{\"aliases\": {\"a\": \"b\", \"b\": \"layers.*.self_attn.o_proj\"}, \"rules\": ["
                            "{\"modules\": \"layers.*.self_attn.[qkv]_proj\", \"style\": \"colwise\", \"input\": \"R\","
                            " \"output\": \"Shard(-1)\", \"use_local_output\": false},"
                            "{\"modules\": \"a\", \"style\": \"rowwise\", \"input\": \"S(2)\", \"output\": \"P(sum)\"},"
                            "{\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [[\"R\", \"R\"], null],"
                            " \"named_input\": {\"mask\": [\"R\", \"R\"]}, \"output\": [\"P(sum)\", \"R\"]},"
-                           "{\"modules\": \"lm_head\", \"style\": \"colwise\", \"output\": \"R\"}]}"),
-                 AR_OK, "%s", ar_error_message());
+                           "{\"modules\": \"lm_head\", \"style\": \"colwise\", \"output\": \"R\"}]}"));
     cr_assert_eq(p.rules, 4);
     cr_expect_str_eq(p.rule[1].glob, "layers.*.self_attn.o_proj");
     cr_expect(p.rule[0].global_output && p.rule[0].output.to.kind == AR_SHARD && p.rule[0].output.to.dim == -1);
     cr_expect_str_eq(p.rule[2].input[2].name, "mask");
     cr_expect(p.rule[2].input[0].given && !p.rule[2].input[1].given);
-    cr_assert_eq(ar_plan_check(&p, &c, false), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_plan_block(&p, &c, 1, false, &block), AR_OK);
-    cr_assert_eq(ar_plan_outer(&p, &c, false, &outer), AR_OK);
+    cr_assert_ok(ar_plan_check(&p, &c, false));
+    cr_assert_ok(ar_plan_block(&p, &c, 1, false, &block));
+    cr_assert_ok(ar_plan_outer(&p, &c, false, &outer));
     cr_expect(block.attention.first.to.kind == AR_SHARD && block.mlp.first.style == AR_STYLE_REPLICATE);
     cr_expect(block.attention.second.to.kind == AR_REPLICATE, "the module adds up what its last layer leaves");
     cr_expect(outer.tokens == AR_EMBEDDING_WHOLE && outer.head.style == AR_STYLE_COLWISE);
     cr_expect_eq(outer.head.to.kind, AR_REPLICATE);
-    ar_plan_fini(&p);
 }
 
 /* Each says the file, the rule and what would be right. */
 /* What is written says what was read: the same rules, field by field, and the same hash. */
 static void expect_same_when_written(const char *text)
 {
-    ar_plan p, again;
+    SCOPED(ar_plan_fini) ar_plan p, again;
     json_t *rules = NULL;
     char hash[2][65];
-    cr_assert_eq(parse(&p, text), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_plan_rules_json(&rules, &p), AR_OK);
+    cr_assert_ok(parse(&p, text));
+    cr_assert_ok(ari_plan_rules_json(&rules, &p));
     json_t *file = json_pack("{s:o}", "rules", rules);
-    char *written = json_dumps(file, JSON_INDENT(2));
+    OWNED(free) char *written = json_dumps(file, JSON_INDENT(2));
     cr_assert_eq(parse(&again, written), AR_OK, "%s: %s", written, ar_error_message());
     cr_assert_eq(again.rules, p.rules);
     for (size_t i = 0; i < p.rules; i++) {
@@ -112,16 +101,13 @@ static void expect_same_when_written(const char *text)
         for (size_t k = 0; k < AR_PLAN_ARGUMENTS; k++)
             cr_expect(same_value(&a->input[k], &b->input[k], true, prepares), "%s, input %zu: %s", a->glob, k, written);
     }
-    cr_assert_eq(ari_plan_hash(hash[0], &p), AR_OK);
-    cr_assert_eq(ari_plan_hash(hash[1], &again), AR_OK);
+    cr_assert_ok(ari_plan_hash(hash[0], &p));
+    cr_assert_ok(ari_plan_hash(hash[1], &again));
     cr_expect_str_eq(hash[0], hash[1]);
-    free(written);
     json_decref(file);
-    ar_plan_fini(&p);
-    ar_plan_fini(&again);
 }
 
-static void rules_written_as_json_say_what_was_read(void)
+CLAIM(rules_written_as_json_say_what_was_read)
 {
     static const char *const texts[] = {
         "{\"a\": \"colwise\", \"b\": \"rowwise_rep\", \"c\": \"local_rowwise\", \"d\": \"gather\", "
@@ -137,7 +123,7 @@ static void rules_written_as_json_say_what_was_read(void)
         expect_same_when_written(texts[i]);
 }
 
-static void a_plans_hash_is_of_what_it_says(void)
+CLAIM(a_plans_hash_is_of_what_it_says)
 {
     static const char *const same[] = {
         "{\"*.q\": \"colwise\", \"*.o\": \"local_rowwise\"}",
@@ -149,14 +135,14 @@ static void a_plans_hash_is_of_what_it_says(void)
     char first[65], hash[65];
     ar_plan p;
     for (size_t i = 0; i < 5; i++) {
-        cr_assert_eq(parse(&p, i < 2 ? same[i] : other[i - 2]), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ari_plan_hash(i == 0 ? first : hash, &p), AR_OK);
+        cr_assert_ok(parse(&p, i < 2 ? same[i] : other[i - 2]));
+        cr_assert_ok(ari_plan_hash(i == 0 ? first : hash, &p));
         cr_expect(i == 0 || (strcmp(first, hash) == 0) == (i < 2), "plan %zu", i);
         ar_plan_fini(&p);
     }
 }
 
-static void what_is_malformed_is_refused_by_file_and_rule(void)
+CLAIM(what_is_malformed_is_refused_by_file_and_rule)
 {
     static const struct {
         const char *text, *says;
@@ -206,13 +192,13 @@ static void what_is_malformed_is_refused_by_file_and_rule(void)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ar_plan p;
         cr_expect_eq(parse(&p, all[i].text), all[i].st, "%s", all[i].text);
-        cr_expect(strstr(ar_error_message(), all[i].says), "%s: %s", all[i].text, ar_error_message());
-        cr_expect(strstr(ar_error_message(), "p.json"), "%s", ar_error_message());
+        cr_expect_says(all[i].says);
+        cr_expect_says("p.json");
     }
 }
 
 /* What is well written and does not fit the model. */
-static void what_cannot_run_is_refused_by_module(void)
+CLAIM(what_cannot_run_is_refused_by_module)
 {
     static const struct {
         const char *text, *says;
@@ -281,17 +267,16 @@ static void what_cannot_run_is_refused_by_module(void)
     };
     const ar_config c = llama();
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        ar_plan p;
-        cr_assert_eq(parse(&p, all[i].text), AR_OK, "%s", ar_error_message());
+        SCOPED(ar_plan_fini) ar_plan p;
+        cr_assert_ok(parse(&p, all[i].text));
         cr_expect_neq(ar_plan_check(&p, &c, all[i].sequence), AR_OK, "%s", all[i].text);
-        cr_expect(strstr(ar_error_message(), all[i].says), "%s: %s", all[i].text, ar_error_message());
-        ar_plan_fini(&p);
+        cr_expect_says(all[i].says);
     }
 }
 
 /* What has the shape of what is there and is not it: believed of a local tensor, refused where the maker of the value
  * keeps its placement, or where nothing is compared. */
-static void a_wrong_declaration_is_believed_of_local_tensors_alone(void)
+CLAIM(a_wrong_declaration_is_believed_of_local_tensors_alone)
 {
     static const struct {
         const char *made, *rest, *says; /* use_local_output stands between the first two */
@@ -321,35 +306,31 @@ static void a_wrong_declaration_is_believed_of_local_tensors_alone(void)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         for (int global = 0; global < 2; global++) {
             char text[900];
-            ar_plan p;
+            SCOPED(ar_plan_fini) ar_plan p;
             snprintf(text, sizeof text, "{\"rules\": [%s%s%s]}", all[i].made,
                      global ? ", \"use_local_output\": false" : "", all[i].rest);
             cr_assert_eq(parse(&p, text), AR_OK, "%s: %s", text, ar_error_message());
             cr_expect_eq(ar_plan_check(&p, &c, false), global ? AR_ERR_UNSUPPORTED : AR_OK, "%s: %s", text,
                          ar_error_message());
-            cr_expect_eq(ar_plan_check_declared(&p, &c, false), AR_ERR_UNSUPPORTED, "%s", text);
-            cr_expect(strstr(ar_error_message(), all[i].says), "%s: %s", text, ar_error_message());
-            ar_plan_fini(&p);
+            cr_expect_refused(ar_plan_check_declared(&p, &c, false), AR_ERR_UNSUPPORTED, all[i].says);
         }
     }
 }
 
-static void a_tied_head_is_cut_as_its_table_is(void)
+CLAIM(a_tied_head_is_cut_as_its_table_is)
 {
-    ar_plan p;
+    SCOPED(ar_plan_fini) ar_plan p;
     ar_config c = llama();
     c.tied = true;
-    cr_assert_eq(parse(&p, "{\"lm_head\": \"colwise_rep\"}"), AR_OK);
-    cr_expect_eq(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED);
-    cr_expect(strstr(ar_error_message(), "its weight is that of model.embed_tokens"), "%s", ar_error_message());
-    ar_plan_fini(&p);
+    cr_assert_ok(parse(&p, "{\"lm_head\": \"colwise_rep\"}"));
+    cr_expect_refused(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED, "its weight is that of model.embed_tokens");
 }
 
 /* 10^5 rules end with a message, and a plan as large as is possible is asked quickly. */
-static void too_many_rules_are_refused(void)
+CLAIM(too_many_rules_are_refused)
 {
     enum { MANY = 100000, EACH = 24 };
-    char *text = malloc((size_t)MANY * EACH + 16);
+    OWNED(free) char *text = malloc((size_t)MANY * EACH + 16);
     size_t at = 0;
     ar_plan p;
     cr_assert_not_null(text);
@@ -357,16 +338,7 @@ static void too_many_rules_are_refused(void)
     for (int i = 0; i < MANY; i++)
         at += (size_t)sprintf(text + at, "%s\"m.%d\":\"colwise\"", i ? "," : "", i);
     sprintf(text + at, "}");
-    cr_expect_eq(parse(&p, text), AR_ERR_OVERFLOW);
-    cr_expect(strstr(ar_error_message(), "p.json: more than 4096 rules"), "%s", ar_error_message());
-    free(text);
+    cr_expect_refused(parse(&p, text), AR_ERR_OVERFLOW, "p.json: more than 4096 rules");
 }
 
-Test(plan_file, every_claim)
-{
-    TOGETHER(the_shipped_default_plans_are_the_default_plans, rules_styles_placements_and_aliases_are_read,
-             rules_written_as_json_say_what_was_read, a_plans_hash_is_of_what_it_says,
-             what_is_malformed_is_refused_by_file_and_rule, what_cannot_run_is_refused_by_module,
-             a_wrong_declaration_is_believed_of_local_tensors_alone, a_tied_head_is_cut_as_its_table_is,
-             too_many_rules_are_refused);
-}
+EVERY_CLAIM(plan_file)

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "anyrank/model.h"
 #include "support/together.h"
-
-TestSuite(plan, .timeout = 300);
 
 static ar_config gpt2(void)
 {
@@ -21,17 +16,16 @@ typedef struct rule {
 
 static void expect_rules(ar_arch arch, const rule *expected, size_t n)
 {
-    ar_plan p;
-    cr_assert_eq(ar_plan_default(&p, arch), AR_OK);
+    SCOPED(ar_plan_fini) ar_plan p;
+    cr_assert_ok(ar_plan_default(&p, arch));
     cr_assert_eq(p.rules, n, "%zu rules", p.rules);
     for (size_t i = 0; i < n; i++) {
         cr_expect_str_eq(p.rule[i].glob, expected[i].glob);
         cr_expect_eq(p.rule[i].style, expected[i].style, "%s is %s", p.rule[i].glob, ar_style_name(p.rule[i].style));
     }
-    ar_plan_fini(&p);
 }
 
-static void llama_splits_as_megatron_does(void)
+CLAIM(llama_splits_as_megatron_does)
 {
     const rule expected[] = {{"model.embed_tokens", AR_STYLE_VOCAB},
                              {"model.layers.*.input_layernorm", AR_STYLE_REPLICATE},
@@ -48,7 +42,7 @@ static void llama_splits_as_megatron_does(void)
     expect_rules(AR_ARCH_LLAMA, expected, sizeof expected / sizeof *expected);
 }
 
-static void gpt2_and_stack_have_their_own_names(void)
+CLAIM(gpt2_and_stack_have_their_own_names)
 {
     const rule of_gpt2[] = {{"transformer.wte", AR_STYLE_VOCAB},
                             {"transformer.wpe", AR_STYLE_REPLICATE},
@@ -73,57 +67,44 @@ static void gpt2_and_stack_have_their_own_names(void)
     expect_rules(AR_ARCH_STACK, of_stack, sizeof of_stack / sizeof *of_stack);
 }
 
-static void the_last_matching_rule_decides_and_no_rules_mean_the_default(void)
+CLAIM(the_last_matching_rule_decides_and_no_rules_mean_the_default)
 {
     const ar_config c = gpt2();
-    ar_plan p = {0};
+    SCOPED(ar_plan_fini) ar_plan p = {0};
     ar_block_split split;
-    cr_assert_eq(ar_plan_style(&p, c.arch, "transformer.h.1.mlp.c_fc"), AR_STYLE_COLWISE);
-    cr_assert_eq(ar_plan_style(&p, c.arch, "somewhere.else"), AR_STYLE_REPLICATE);
-    cr_assert_eq(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_fc", AR_STYLE_ROWWISE), AR_OK);
-    cr_assert_eq(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_proj", AR_STYLE_COLWISE), AR_OK);
-    cr_assert_eq(ar_plan_block(&p, &c, 0, false, &split), AR_OK);
+    cr_assert_ok(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_fc", AR_STYLE_ROWWISE));
+    cr_assert_ok(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_proj", AR_STYLE_COLWISE));
+    cr_assert_ok(ar_plan_block(&p, &c, 0, false, &split));
     cr_assert_eq(split.mlp.first.style, AR_STYLE_COLWISE);
-    cr_assert_eq(ar_plan_block(&p, &c, 1, false, &split), AR_OK);
+    cr_assert_ok(ar_plan_block(&p, &c, 1, false, &split));
     cr_assert_eq(split.mlp.first.style, AR_STYLE_ROWWISE, "layer 1 alone is split the other way");
-    cr_assert_eq(ar_config_check_tp(&c, 3, &p), AR_OK, "%s", ar_error_message());
-    ar_plan_fini(&p);
+    cr_assert_ok(ar_config_check_tp(&c, 3, &p));
 }
 
-static void what_this_version_cannot_split_is_refused_by_name(void)
+CLAIM(what_this_version_cannot_split_is_refused_by_name)
 {
     const ar_config c = gpt2();
-    ar_plan p = {0};
-    cr_assert_eq(ar_plan_add(&p, c.arch, "*.attn.c_attn", AR_STYLE_ROWWISE), AR_OK);
-    cr_assert_eq(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED);
-    cr_assert(strstr(ar_error_message(), "transformer.h.0.attn.c_attn is rowwise"), "%s", ar_error_message());
+    SCOPED(ar_plan_fini) ar_plan p = {0};
+    cr_assert_ok(ar_plan_add(&p, c.arch, "*.attn.c_attn", AR_STYLE_ROWWISE));
+    cr_assert_refused(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED, "transformer.h.0.attn.c_attn is rowwise");
 
-    ar_plan half = {0};
-    cr_assert_eq(ar_plan_add(&half, c.arch, "*.mlp.c_fc", AR_STYLE_ROWWISE), AR_OK);
-    cr_assert_eq(ar_config_check_tp(&c, 2, &half), AR_ERR_UNSUPPORTED);
-    cr_assert(strstr(ar_error_message(), "transformer.h.0.mlp.c_fc is rowwise"), "%s", ar_error_message());
-    ar_plan_fini(&p);
-    ar_plan_fini(&half);
+    SCOPED(ar_plan_fini) ar_plan half = {0};
+    cr_assert_ok(ar_plan_add(&half, c.arch, "*.mlp.c_fc", AR_STYLE_ROWWISE));
+    cr_assert_refused(ar_config_check_tp(&c, 2, &half), AR_ERR_UNSUPPORTED, "transformer.h.0.mlp.c_fc is rowwise");
 }
 
-static void a_rule_that_does_not_fit_is_refused(void)
+CLAIM(a_rule_that_does_not_fit_is_refused)
 {
     char longest[AR_PLAN_GLOB + 1];
     memset(longest, 'x', AR_PLAN_GLOB);
     longest[AR_PLAN_GLOB] = '\0';
-    ar_plan p = {0};
+    SCOPED(ar_plan_fini) ar_plan p = {0};
     cr_assert_eq(ar_plan_add(&p, AR_ARCH_LLAMA, longest, AR_STYLE_COLWISE), AR_ERR_ARG);
     ar_status st = AR_OK;
     for (int i = 0; i <= AR_PLAN_RULES && st == AR_OK; i++)
         st = ar_plan_add(&p, AR_ARCH_LLAMA, "x", AR_STYLE_COLWISE);
     cr_assert_eq(st, AR_ERR_ARG);
     cr_assert_eq(p.rules, (size_t)AR_PLAN_RULES);
-    ar_plan_fini(&p);
 }
 
-Test(plan, every_claim)
-{
-    TOGETHER(llama_splits_as_megatron_does, gpt2_and_stack_have_their_own_names,
-             the_last_matching_rule_decides_and_no_rules_mean_the_default,
-             what_this_version_cannot_split_is_refused_by_name, a_rule_that_does_not_fit_is_refused);
-}
+EVERY_CLAIM(plan)

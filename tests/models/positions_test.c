@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which positions of a sequence a context-parallel rank holds. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/config.h"
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
 #include "support/match.h"
 #include "support/together.h"
-
-TestSuite(positions, .timeout = 300);
 
 /* The i-th position of `cp_rank`, by counting chunks and rows one by one. */
 static size_t counted(const ar_parallel *p, size_t seq, int cp_rank, size_t i)
@@ -22,7 +16,7 @@ static size_t counted(const ar_parallel *p, size_t seq, int cp_rank, size_t i)
     return row < half ? place * half + row : (2 * ring - 1 - place) * half + (row - half);
 }
 
-static void every_one_is_held_once(void)
+CLAIM(every_one_is_held_once)
 {
     static const int layout[][2] = {{1, 1}, {2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}, {6, 3}, {6, 2}, {12, 3}};
     for (size_t l = 0; l < sizeof layout / sizeof *layout; l++) {
@@ -45,7 +39,7 @@ static void every_one_is_held_once(void)
     }
 }
 
-static void parts_of_parts_keep_the_order(void)
+CLAIM(parts_of_parts_keep_the_order)
 {
     const ar_positions two = {.first = {8, 40}, .count = {4, 8}};
     for (size_t parts = 1; parts <= 12; parts++) {
@@ -59,7 +53,7 @@ static void parts_of_parts_keep_the_order(void)
     }
 }
 
-static void layouts_that_do_not_divide_are_refused(void)
+CLAIM(layouts_that_do_not_divide_are_refused)
 {
     const ar_config c = match_config(AR_ARCH_LLAMA, 100);
     const ar_plan plan = {0};
@@ -84,7 +78,7 @@ static void layouts_that_do_not_divide_are_refused(void)
                      ar_error_message());
 }
 
-static void a_layout_shares_out_the_multiples_of_its_unit(void)
+CLAIM(a_layout_shares_out_the_multiples_of_its_unit)
 {
     static const struct {
         ar_parallel p;
@@ -145,10 +139,10 @@ done:
 }
 
 /* Rank ((dp * 2 + place) * 3 + neighbour) * 2 + tp, with the members of its groups counted by these four. */
-static void the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate(void)
+CLAIM(the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate)
 {
     static seen at[WORLD];
-    cr_assert_eq(ar_sim_run(WORLD, NULL, look, at, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(WORLD, NULL, look, at, NULL));
     for (int r = 0; r < WORLD; r++) {
         const int tp = r % 2, neighbour = r / 2 % 3, place = r / 6 % 2, dp = r / 12;
         const ar_parallel_rank of = ar_parallel_rank_of(&mesh, r);
@@ -171,23 +165,15 @@ static void the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate(voi
 
 static ar_status split_wrong(ar_comm *world, void *user)
 {
-    ar_parallel_groups g = {.tp = NULL};
-    const ar_status st = ar_parallel_groups_begin(&g, world, user);
-    ar_parallel_groups_end(&g);
-    return st;
+    SCOPED(ar_parallel_groups_end) ar_parallel_groups g = {.tp = NULL};
+    return ar_parallel_groups_begin(&g, world, user);
 }
 
-static void a_world_of_another_size_has_no_groups(void)
+CLAIM(a_world_of_another_size_has_no_groups)
 {
     ar_parallel p = {.cp = 2, .dp = 2}, inner = {.cp = 4, .cp_inner = 3};
-    cr_expect_eq(ar_sim_run(3, NULL, split_wrong, &p, NULL), AR_ERR_ARG);
-    cr_expect_not_null(strstr(ar_error_message(), "in a world of 3 ranks, expected 4"));
+    cr_expect_refused(ar_sim_run(3, NULL, split_wrong, &p, NULL), AR_ERR_ARG, "in a world of 3 ranks, expected 4");
     cr_expect_eq(ar_sim_run(4, NULL, split_wrong, &inner, NULL), AR_ERR_ARG);
 }
 
-Test(positions, every_claim)
-{
-    TOGETHER(every_one_is_held_once, parts_of_parts_keep_the_order, layouts_that_do_not_divide_are_refused,
-             a_layout_shares_out_the_multiples_of_its_unit,
-             the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate, a_world_of_another_size_has_no_groups);
-}
+EVERY_CLAIM(positions)

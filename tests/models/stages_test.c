@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layers the stages of a pipeline have, and what its ranks are called. */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "ref/models/groups.h"
 #include "ref/models/stages.h"
 #include "support/together.h"
-
-TestSuite(stages, .timeout = 300);
 
 /* "3,5,4" of so many layers over n stages. */
 static void expect_counts(size_t layers, size_t n, const char *expected)
@@ -27,7 +22,7 @@ static void expect_counts(size_t layers, size_t n, const char *expected)
     cr_expect_str_eq(text, expected);
 }
 
-static void layers_left_over_go_to_the_middle(void)
+CLAIM(layers_left_over_go_to_the_middle)
 {
     expect_counts(8, 4, "2,2,2,2");
     expect_counts(7, 3, "2,3,2");
@@ -36,7 +31,7 @@ static void layers_left_over_go_to_the_middle(void)
     expect_counts(126, 16, "7,8,8,8,8,8,8,8,8,8,8,8,8,8,8,7"); /* Llama 3, arXiv:2407.21783, section 3.3.2 */
 }
 
-static void a_layer_has_one_stage(void)
+CLAIM(a_layer_has_one_stage)
 {
     const ar_parallel given = {.pp = 2, .virtual_stages = 2, .stages = {4, {0, 5, 1, 0}}}, even = {.pp = 3};
     static const int of_given[] = {1, 1, 1, 1, 1, 2}, of_even[] = {0, 0, 1, 1, 1, 2, 2};
@@ -53,7 +48,7 @@ static void expect_rank(const ar_parallel *p, size_t layers, int rank, const cha
     cr_expect_str_eq(text, expected);
 }
 
-static void a_rank_is_called_by_its_place_and_its_stages(void)
+CLAIM(a_rank_is_called_by_its_place_and_its_stages)
 {
     const ar_parallel flat = {.tp = 4}, two = {.pp = 2, .dp = 2, .tp = 2};
     const ar_parallel turns = {.pp = 2, .virtual_stages = 3, .cp = 2};
@@ -77,7 +72,7 @@ static void expect_named(const char *message, const char *expected)
 
 #define RANK(n, pp, tp, layers) "\n  rank " #n " (pp " #pp ", dp 0, tp " #tp "; stage " #pp ", layers " layers ")"
 
-static void a_message_says_which_stages_its_ranks_have(void)
+CLAIM(a_message_says_which_stages_its_ranks_have)
 {
     expect_named("rank 3 was killed before recv(F32, count 8, peer 0) 'x', message #1 of ranks 1-3\n   rank  last",
                  "rank 3 was killed before recv(F32, count 8, peer 0) 'x', message #1 of ranks 1-3" RANK(
@@ -103,11 +98,11 @@ static void expect_fits(const ar_parallel *p, ar_status st, const char *says)
     cr_expect(st == AR_OK || strstr(ar_error_message(), says) != NULL, "%s", ar_error_message());
 }
 
-static void a_schedule_of_ones_own_fits_its_layout(void)
+CLAIM(a_schedule_of_ones_own_fits_its_layout)
 {
-    ar_pipeline_schedule *s = NULL, *copy = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *copy = NULL;
     size_t n = 0, m = 0;
-    cr_assert_eq(ar_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 2, 2, 3), AR_OK);
+    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 2, 2, 3));
     const ar_parallel fits = {.pp = 2, .virtual_stages = 2, .micro_batches = 3, .own_schedule = s};
     expect_fits(&fits, AR_OK, "");
     expect_fits(&(ar_parallel){.pp = 4, .micro_batches = 3, .own_schedule = s}, AR_ERR_ARG,
@@ -115,15 +110,9 @@ static void a_schedule_of_ones_own_fits_its_layout(void)
     expect_fits(&(ar_parallel){.pp = 2, .micro_batches = 3, .own_schedule = s}, AR_ERR_ARG, "2 stages");
     expect_fits(&(ar_parallel){.pp = 2, .virtual_stages = 2, .own_schedule = s}, AR_ERR_ARG, "1 micro-batches");
     expect_fits(&(ar_parallel){.own_schedule = s}, AR_ERR_ARG, "a schedule without a pipeline");
-    cr_assert_eq(ar_parallel_schedule(&copy, &fits), AR_OK);
+    cr_assert_ok(ar_parallel_schedule(&copy, &fits));
     const ar_pp_operation *a = ar_pipeline_schedule_rank(s, 1, &n), *b = ar_pipeline_schedule_rank(copy, 1, &m);
     cr_expect(a != b && n == m && memcmp(a, b, n * sizeof *a) == 0);
-    ar_pipeline_schedule_destroy(copy);
-    ar_pipeline_schedule_destroy(s);
 }
 
-Test(stages, of_a_pipeline)
-{
-    TOGETHER(a_schedule_of_ones_own_fits_its_layout, layers_left_over_go_to_the_middle, a_layer_has_one_stage,
-             a_rank_is_called_by_its_place_and_its_stages, a_message_says_which_stages_its_ranks_have);
-}
+EVERY_CLAIM(stages)

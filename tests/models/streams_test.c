@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every parameter and every place that drops elements has random numbers of its own. */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "ref/models/model.h"
 #include "support/match.h"
-
-TestSuite(streams, .timeout = 300);
+#include "tests/support/test.h"
 
 Test(streams, the_models_have_distinct_ones_with_any_small_seed)
 {
@@ -14,7 +10,7 @@ Test(streams, the_models_have_distinct_ones_with_any_small_seed)
     for (int i = 0; i < 3; i++) {
         const ar_config c = match_config(archs[i], 100);
         for (uint64_t seed = 0; seed < 10; seed++)
-            cr_assert_eq(ari_streams_check(&c, seed), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ari_streams_check(&c, seed));
     }
 }
 
@@ -25,6 +21,6 @@ Test(streams, two_with_one_key_are_refused_by_name)
     cr_assert(strstr(ar_error_message(), "b.weight") && strstr(ar_error_message(), "d.dropout"), "%s",
               ar_error_message());
     ari_random_stream fine[3] = {{UINT64_MAX, "a"}, {0, "b"}, {1, "c"}};
-    cr_assert_eq(ari_streams_distinct(fine, 3), AR_OK);
-    cr_assert_eq(ari_streams_distinct(fine, 0), AR_OK);
+    cr_assert_ok(ari_streams_distinct(fine, 3));
+    cr_assert_ok(ari_streams_distinct(fine, 0));
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "anyrank/process.h"
+#include "tests/support/scoped.h"
 
 enum { RANKS = 4, TEXT = 16384 };
 /* Nobody's, where none is to end by a timeout. */
@@ -133,7 +134,7 @@ static ar_status late(world *w)
  * up, by messages of the test's own. */
 static ar_status late_in_group(world *w)
 {
-    ar_comm *group = NULL;
+    OWNED(ar_comm_destroy) ar_comm *group = NULL;
     char over = 0;
     ar_status st = ar_comm_split(&group, w->c, w->r % 2, 0);
     if (w->r == 1) {
@@ -147,7 +148,6 @@ static ar_status late_in_group(world *w)
         MPI_Recv(&over, 1, MPI_CHAR, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         st = plain(w);
     }
-    ar_comm_destroy(group);
     return st;
 }
 
@@ -223,7 +223,7 @@ static ar_status stopped(world *w)
 static ar_status stopped_in_the_middle(world *w)
 {
     const size_t count = (size_t)1 << 20;
-    float *x = calloc(count, sizeof *x);
+    OWNED(free) float *x = calloc(count, sizeof *x);
     need(x ? AR_OK : AR_ERR_MEMORY, "memory");
     ar_status st = AR_OK;
     for (int i = 0; st == AR_OK && i < 1000000; i++) {
@@ -231,7 +231,6 @@ static ar_status stopped_in_the_middle(world *w)
             raise(SIGSTOP);
         st = ar_comm_all_reduce(w->c, w->q, (ar_buf){x}, (ar_cbuf){x}, count, AR_F32, AR_MAX, "large");
     }
-    free(x);
     if (w->r == 0)
         kill(w->pid[3], SIGCONT);
     return st;
@@ -444,9 +443,9 @@ static int run(const scenario *s)
 
 static int end_job(const char *how)
 {
-    ar_process *p = NULL;
-    ar_comm *c = NULL;
-    ar_queue *q = NULL;
+    OWNED(ar_process_destroy) ar_process *p = NULL;
+    OWNED(ar_comm_destroy) ar_comm *c = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     const ar_process_options o = {.transport = AR_TRANSPORT_MPI, .timeout_ns = (uint64_t)(SHORTEST_S * 1e9)};
     need(ar_process_create(&p, &o), "a process");
     need(ar_process_comm(&c, p, NULL), "a communicator");
@@ -459,9 +458,6 @@ static int end_job(const char *how)
     const ar_status st = ar_comm_barrier(c, q, "end");
     if (ar_process_rank(p) == 0)
         fprintf(stderr, "%s\n", ar_comm_error(c));
-    ar_queue_destroy(q);
-    ar_comm_destroy(c);
-    ar_process_destroy(p);
     return st != AR_OK;
 }
 

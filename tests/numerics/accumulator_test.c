@@ -1,16 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The accumulator against its plain definition: nine exact slice sums of all values, of which slices t and t-1 count, t
  * the highest slice that any value reaches. docs/numerics.md, section 3. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/philox.h"
 #include "support/together.h"
-
-TestSuite(accumulator, .timeout = 300);
 
 __extension__ typedef __int128 wide_int;
 
@@ -109,7 +102,7 @@ static uint32_t sum_in_shards(dice *d, float *v, size_t n)
     return value_bits(&shards[0]);
 }
 
-static void random_multisets_in_any_order_and_grouping_match_the_definition(void)
+CLAIM(random_multisets_in_any_order_and_grouping_match_the_definition)
 {
     dice d = {0x5eed, 0};
     float v[64];
@@ -132,7 +125,7 @@ static void random_multisets_in_any_order_and_grouping_match_the_definition(void
     }
 }
 
-static void error_stays_below_n_times_2_to_minus_32_of_the_largest_term(void)
+CLAIM(error_stays_below_n_times_2_to_minus_32_of_the_largest_term)
 {
     dice d = {0xe11, 0};
     for (uint32_t trial = 0; trial < 2000; trial++) {
@@ -152,7 +145,7 @@ static void error_stays_below_n_times_2_to_minus_32_of_the_largest_term(void)
     }
 }
 
-static void a_single_value_comes_back_unchanged(void)
+CLAIM(a_single_value_comes_back_unchanged)
 {
     for (uint64_t u = 0; u <= UINT32_MAX; u += 10007) {
         const float v = ari_float32((uint32_t)u);
@@ -161,7 +154,7 @@ static void a_single_value_comes_back_unchanged(void)
     }
 }
 
-static void minus_zero_and_cancellation_give_plus_zero(void)
+CLAIM(minus_zero_and_cancellation_give_plus_zero)
 {
     const float zeros[] = {-0.0f, -0.0f}, cancelled[] = {0x1p100f, 0x1.8p-149f, -0x1p100f};
     cr_assert(sum_in_order(zeros, 2) == 0u);
@@ -169,7 +162,7 @@ static void minus_zero_and_cancellation_give_plus_zero(void)
     cr_assert(sum_in_order(NULL, 0) == 0u, "the identity is +0");
 }
 
-static void subnormals_add_exactly(void)
+CLAIM(subnormals_add_exactly)
 {
     state s = {0};
     for (int i = 0; i < 1000; i++)
@@ -177,7 +170,7 @@ static void subnormals_add_exactly(void)
     cr_assert(value_bits(&s) == 2000u);
 }
 
-static void overflow_of_fp32_is_infinity_and_can_be_taken_back(void)
+CLAIM(overflow_of_fp32_is_infinity_and_can_be_taken_back)
 {
     const float up[] = {0x1.fffffep127f, 0x1.fffffep127f};
     const float back[] = {0x1.fffffep127f, 0x1.fffffep127f, 0x1.fffffep127f, -0x1.fffffep127f, -0x1.fffffep127f};
@@ -185,7 +178,7 @@ static void overflow_of_fp32_is_infinity_and_can_be_taken_back(void)
     cr_assert(sum_in_order(back, 5) == 0x7f7fffffu, "the sum itself is finite, whatever its prefixes are");
 }
 
-static void a_non_finite_value_absorbs_everything(void)
+CLAIM(a_non_finite_value_absorbs_everything)
 {
     static const uint32_t bad[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0xff800001u};
     for (size_t i = 0; i < 4; i++) {
@@ -204,7 +197,7 @@ static void a_non_finite_value_absorbs_everything(void)
     }
 }
 
-static void empty_shards_change_nothing(void)
+CLAIM(empty_shards_change_nothing)
 {
     state s = {0};
     const state empty = {0};
@@ -218,7 +211,7 @@ static void empty_shards_change_nothing(void)
     cr_assert(other.t == before.t && other.h == before.h && other.l == before.l);
 }
 
-static void two_phases_give_the_same_state(void)
+CLAIM(two_phases_give_the_same_state)
 {
     dice d = {0x2f, 0};
     for (int trial = 0; trial < 3000; trial++) {
@@ -239,7 +232,7 @@ static void two_phases_give_the_same_state(void)
     }
 }
 
-static void raising_by_one_keeps_a_slice_and_by_two_keeps_none(void)
+CLAIM(raising_by_one_keeps_a_slice_and_by_two_keeps_none)
 {
     state s = {2, 7, 9};
     ari_acc_raise(&s.t, &s.h, &s.l, 1);
@@ -250,7 +243,7 @@ static void raising_by_one_keeps_a_slice_and_by_two_keeps_none(void)
     cr_assert(s.t == 5 && s.h == 0 && s.l == 0);
 }
 
-static void slices_cut_the_value_at_every_exponent(void)
+CLAIM(slices_cut_the_value_at_every_exponent)
 {
     for (uint32_t exponent = 0; exponent < 255; exponent++)
         for (uint32_t fraction = 1; fraction < 0x800000u; fraction = fraction * 3 + 1) {
@@ -268,7 +261,7 @@ static void slices_cut_the_value_at_every_exponent(void)
 }
 
 /* 2^31 values of the largest slice stay within int64; checked at the edge by merging full states. */
-static void two_to_the_31_largest_slices_fit(void)
+CLAIM(two_to_the_31_largest_slices_fit)
 {
     state s = {0};
     add(&s, 0x1.fffffep74f); /* its 24 bits are the top ones of slice 6: 2^32 - 2^8 */
@@ -281,13 +274,4 @@ static void two_to_the_31_largest_slices_fit(void)
     cr_assert(value_bits(&doubled) == ari_bits32(0x1.fffffep105f));
 }
 
-Test(accumulator, every_claim)
-{
-    TOGETHER(random_multisets_in_any_order_and_grouping_match_the_definition,
-             error_stays_below_n_times_2_to_minus_32_of_the_largest_term, a_single_value_comes_back_unchanged,
-             minus_zero_and_cancellation_give_plus_zero, subnormals_add_exactly,
-             overflow_of_fp32_is_infinity_and_can_be_taken_back, a_non_finite_value_absorbs_everything,
-             empty_shards_change_nothing, two_phases_give_the_same_state,
-             raising_by_one_keeps_a_slice_and_by_two_keeps_none, slices_cut_the_value_at_every_exponent,
-             two_to_the_31_largest_slices_fit);
-}
+EVERY_CLAIM(accumulator)

@@ -2,12 +2,8 @@
 /* The rows of docs/numerics.md's accuracy table up to K = 4096; tests/extended/accuracy_table.c prints the whole of it.
  * The documented error of the exact contraction may be missed by a factor of 2 (one draw of 48 x 48 results stands for
  * the distribution), sgemm's by a factor of 3 (its blocking differs between processors). */
-#include <criterion/criterion.h>
-#include <stdio.h>
-
 #include "tests/numerics/accuracy.h"
-
-TestSuite(accuracy, .timeout = 300);
+#include "tests/support/test.h"
 
 typedef struct claim {
     accuracy_row row;

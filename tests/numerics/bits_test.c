@@ -1,14 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "ref/numerics/bits.h"
 #include "ref/numerics/philox.h"
 #include "support/together.h"
-
-TestSuite(bits, .timeout = 300);
 
 /* The definition of an exponent, by comparison alone: the smallest e with |x| < 2^e. */
 static bool is_exponent(double x, int32_t e)
@@ -17,7 +10,7 @@ static bool is_exponent(double x, int32_t e)
     return (e > 1023 || magnitude < ldexp(1.0, e)) && magnitude >= ldexp(1.0, e - 1);
 }
 
-static void exponent_is_the_smallest_power_of_two_above_every_fp32_value(void)
+CLAIM(exponent_is_the_smallest_power_of_two_above_every_fp32_value)
 {
     for (uint64_t u = 0; u <= UINT32_MAX; u += 4099) {
         const float x = ari_float32((uint32_t)u);
@@ -31,7 +24,7 @@ static void exponent_is_the_smallest_power_of_two_above_every_fp32_value(void)
     }
 }
 
-static void exponent_edges_of_fp32(void)
+CLAIM(exponent_edges_of_fp32)
 {
     cr_assert(ari_exponent32(0.0f) == ARI_EXP_ZERO && ari_exponent32(-0.0f) == ARI_EXP_ZERO);
     cr_assert(ari_exponent32(0x1p-149f) == -148 && ari_exponent32(0x1.fffffcp-127f) == -126);
@@ -41,7 +34,7 @@ static void exponent_edges_of_fp32(void)
     cr_assert(ari_exponent32(ari_float32(0x7f800001u)) == ARI_EXP_NONFINITE);
 }
 
-static void exponent_edges_of_binary64(void)
+CLAIM(exponent_edges_of_binary64)
 {
     cr_assert(ari_exponent64(-0.0) == ARI_EXP_ZERO && ari_exponent64(0x1p-1074) == -1073);
     cr_assert(ari_exponent64(0x1.8p-1023) == -1022 && ari_exponent64(0x1p-1022) == -1021);
@@ -52,7 +45,7 @@ static void exponent_edges_of_binary64(void)
         cr_assert(is_exponent(ldexp(1.25, e), ari_exponent64(ldexp(1.25, e))), "2^%d", e);
 }
 
-static void scale2_equals_ldexp_for_every_shift(void)
+CLAIM(scale2_equals_ldexp_for_every_shift)
 {
     static const double values[] = {1.0,        -1.5,        0x1.fffffffffffffp0, 0x1.0000000000001p-1022, 0x1p-1074,
                                     0x1.8p-700, -0x1.7p1023, 0x1.555555p600,      0x1.fffffffffffffp-500,  0x3p-1074};
@@ -66,7 +59,7 @@ static void scale2_equals_ldexp_for_every_shift(void)
     cr_assert(ari_scale2(0.0, INT32_MAX) == 0.0);
 }
 
-static void keys_order_like_values_and_come_back(void)
+CLAIM(keys_order_like_values_and_come_back)
 {
     float before = -0x1.fffffep127f;
     for (uint64_t step = 0; step < 0x1fe00000u; step += 9973) { /* every finite value from the smallest up, by key */
@@ -83,7 +76,7 @@ static void keys_order_like_values_and_come_back(void)
     cr_assert(ari_bits32(ari_key32_value(0)) == 0u);
 }
 
-static void keys_of_non_finite_values_win_every_maximum(void)
+CLAIM(keys_of_non_finite_values_win_every_maximum)
 {
     cr_assert(ari_key32(INFINITY) == INT32_MAX && ari_key32(-INFINITY) == INT32_MAX);
     cr_assert(ari_key32(ari_float32(0xffc00000u)) == INT32_MAX && ari_key32(ari_float32(0x7f800001u)) == INT32_MAX);
@@ -91,7 +84,7 @@ static void keys_of_non_finite_values_win_every_maximum(void)
     cr_assert(ari_key32(0x1.fffffep127f) < INT32_MAX && ari_key32(-0x1.fffffep127f) > INT32_MIN);
 }
 
-static void canonical_changes_nan_alone(void)
+CLAIM(canonical_changes_nan_alone)
 {
     cr_assert(ari_bits32(ari_canonical32(ari_float32(0xffffffffu))) == ARI_NAN_BITS);
     cr_assert(ari_bits32(ari_canonical32(ari_float32(0x7f800001u))) == ARI_NAN_BITS);
@@ -100,7 +93,7 @@ static void canonical_changes_nan_alone(void)
     cr_assert(ari_bits32(ari_canonical32(0x1p-149f)) == 1u);
 }
 
-static void int64_becomes_the_nearest_binary64(void)
+CLAIM(int64_becomes_the_nearest_binary64)
 {
     static const int64_t edges[] = {0,
                                     1,
@@ -124,17 +117,11 @@ static void int64_becomes_the_nearest_binary64(void)
     }
 }
 
-static void rint_rounds_ties_to_even(void)
+CLAIM(rint_rounds_ties_to_even)
 {
     cr_assert(ari_rint(0.5) == 0.0 && ari_rint(1.5) == 2.0 && ari_rint(-2.5) == -2.0 && ari_rint(-0.25) == 0.0);
     cr_assert(ari_bits64(ari_rint(-0.25)) == 0x8000000000000000u);
     cr_assert(ari_rint(0x1.8p60) == 0x1.8p60);
 }
 
-Test(bits, every_claim)
-{
-    TOGETHER(exponent_is_the_smallest_power_of_two_above_every_fp32_value, exponent_edges_of_fp32,
-             exponent_edges_of_binary64, scale2_equals_ldexp_for_every_shift, keys_order_like_values_and_come_back,
-             keys_of_non_finite_values_win_every_maximum, canonical_changes_nan_alone,
-             int64_becomes_the_nearest_binary64, rint_rounds_ties_to_even);
-}
+EVERY_CLAIM(bits)

@@ -1,17 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The plain definition of a contraction against hand-computed cases, against an exact sum with its error bound, and
  * against the element steps that the kernels use, added in other orders and groups. docs/numerics.md, section 2. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ref/numerics/scalar.h"
 #include "support/together.h"
 #include "tests/support/contraction.h"
-
-TestSuite(contraction, .timeout = 300);
 
 typedef struct problem {
     size_t m, n, k;
@@ -97,6 +89,7 @@ static float stepped_dot(const int32_t *qa, int32_t e, const int32_t *qb, int32_
 
 static void expect_steps_agree(const problem *p, bool scale, const char *what)
 {
+    OWNED(free)
     int32_t *c = column_shifts(p, scale), *qa = malloc((p->k + 1) * sizeof *qa), *qb = malloc((p->k + 1) * sizeof *qb);
     cr_assert(qa != NULL && qb != NULL);
     define(p, scale);
@@ -112,9 +105,6 @@ static void expect_steps_agree(const problem *p, bool scale, const char *what)
                           want);
             }
         }
-    free(c);
-    free(qa);
-    free(qb);
 }
 
 /* --- data --------------------------------------------------------------------------------------------------------- */
@@ -210,7 +200,7 @@ static void fill(problem *p, const family *f)
             p->b[r * p->k + k] = f->b(0x10000000 + r * p->k + k, r, k);
 }
 
-static void element_steps_in_any_order_and_grouping_give_the_defined_bits(void)
+CLAIM(element_steps_in_any_order_and_grouping_give_the_defined_bits)
 {
     static const size_t lengths[] = {1, 2, 17, 300, 8190, 8191, 8192, 40000};
     for (size_t f = 0; f < FAMILIES; f++)
@@ -229,7 +219,7 @@ static void element_steps_in_any_order_and_grouping_give_the_defined_bits(void)
  * 0: the operands). Long double sums are exact enough to judge: 2^-64 a term. */
 static void expect_bound(const problem *p, bool scale, const char *what)
 {
-    int32_t *c = column_shifts(p, scale);
+    OWNED(free) int32_t *c = column_shifts(p, scale);
     define(p, scale);
     for (size_t i = 0; i < p->m; i++)
         for (size_t j = 0; j < p->n; j++) {
@@ -246,10 +236,9 @@ static void expect_bound(const problem *p, bool scale, const char *what)
             cr_assert(error <= (long double)p->k * 0x1p-24L * a_max * b_max + rounding, "%s [%zu,%zu]: off by %Lg",
                       what, i, j, error);
         }
-    free(c);
 }
 
-static void error_stays_below_the_stated_bound(void)
+CLAIM(error_stays_below_the_stated_bound)
 {
     static const size_t judged[] = {0, 2, 3, 5, 6, 7};
     static const size_t lengths[] = {1, 5, 257, 9000};
@@ -265,7 +254,7 @@ static void error_stays_below_the_stated_bound(void)
 
 /* --- worked cases ------------------------------------------------------------------------------------------------- */
 
-static void small_integers_are_exact(void)
+CLAIM(small_integers_are_exact)
 {
     const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, -1, 7, 8, 9};
     float c[4];
@@ -275,7 +264,7 @@ static void small_integers_are_exact(void)
     }
 }
 
-static void strides_read_transposed_operands(void)
+CLAIM(strides_read_transposed_operands)
 {
     const float a_transposed[] = {1, 4, 2, 5, 3, 6}, b_transposed[] = {1, 7, 0, 8, -1, 9};
     float c[4];
@@ -286,7 +275,7 @@ static void strides_read_transposed_operands(void)
     cr_assert(c[0] == -2.0f && c[3] == 122.0f);
 }
 
-static void one_product_of_25_bit_values_is_exact(void)
+CLAIM(one_product_of_25_bit_values_is_exact)
 {
     const float a[] = {0x1.fffffep0f}, b[] = {-0x1.fffffep-3f};
     float c;
@@ -295,7 +284,7 @@ static void one_product_of_25_bit_values_is_exact(void)
 }
 
 /* Without step 0 the small column's 24 bits below the outlier are lost; with it they are kept. */
-static void equilibration_keeps_a_small_column_beside_a_large_one(void)
+CLAIM(equilibration_keeps_a_small_column_beside_a_large_one)
 {
     const float a[] = {0x1p40f, 0.0f, 1.0f}, b[] = {0x1p-40f, 0.0f, 1.0f, -0x1p-40f, 0.0f, 1.0f};
     float scaled[2], plain[2];
@@ -306,7 +295,7 @@ static void equilibration_keeps_a_small_column_beside_a_large_one(void)
 }
 
 /* A large A beside a zero column of B takes part in no exponent: the other column keeps all its bits. */
-static void a_zero_column_of_b_takes_part_in_no_exponent(void)
+CLAIM(a_zero_column_of_b_takes_part_in_no_exponent)
 {
     const float a[] = {0x1.fffffep127f, 0x1.555556p-20f}, b[] = {0.0f, 0x1p-20f};
     float c;
@@ -317,7 +306,7 @@ static void a_zero_column_of_b_takes_part_in_no_exponent(void)
     cr_assert(ari_bits32(c) == ARI_NAN_BITS, "but an infinity there still flags its row");
 }
 
-static void a_flagged_row_makes_its_results_nan_and_no_other(void)
+CLAIM(a_flagged_row_makes_its_results_nan_and_no_other)
 {
     const float a[] = {1, 2, NAN, 1, 0, 0}, b[] = {1, 1, 0, 0};
     float c[6];
@@ -328,7 +317,7 @@ static void a_flagged_row_makes_its_results_nan_and_no_other(void)
     cr_assert(ari_bits32(c[4]) == 0u && ari_bits32(c[5]) == 0u);
 }
 
-static void a_non_finite_column_of_b_is_not_scaled(void)
+CLAIM(a_non_finite_column_of_b_is_not_scaled)
 {
     const float a[] = {0x1p30f, 1.0f}, b[] = {INFINITY, 1.0f, 0x1p-30f, 1.0f};
     float c[2];
@@ -339,7 +328,7 @@ static void a_non_finite_column_of_b_is_not_scaled(void)
     cr_assert(ari_bits32(c[1]) == 0u);
 }
 
-static void an_empty_sum_is_plus_zero(void)
+CLAIM(an_empty_sum_is_plus_zero)
 {
     float c[4] = {1, 1, 1, 1};
     cr_assert(ar_contract_definition(c, 2, 2, 0, NULL, 0, 1, NULL, 0, 1, true) == AR_OK);
@@ -347,7 +336,7 @@ static void an_empty_sum_is_plus_zero(void)
         cr_assert(ari_bits32(c[i]) == 0u);
 }
 
-static void a_finite_sum_may_overflow_to_infinity(void)
+CLAIM(a_finite_sum_may_overflow_to_infinity)
 {
     const float a[] = {0x1p100f, 0x1p100f}, b[] = {0x1p100f, -0x1p100f};
     float c;
@@ -357,7 +346,7 @@ static void a_finite_sum_may_overflow_to_infinity(void)
     cr_assert(ari_bits32(c) == 0u, "while the whole sum cancels");
 }
 
-static void the_longest_block_of_largest_terms_fits_63_bits(void)
+CLAIM(the_longest_block_of_largest_terms_fits_63_bits)
 {
     problem p = make(1, 1, 8191);
     for (size_t k = 0; k < p.k; k++)
@@ -367,7 +356,7 @@ static void the_longest_block_of_largest_terms_fits_63_bits(void)
     drop(&p);
 }
 
-static void refuses_null_operands_and_sizes_that_overflow(void)
+CLAIM(refuses_null_operands_and_sizes_that_overflow)
 {
     float c[1] = {7.0f}, x[1] = {1.0f};
     cr_assert(ar_contract_definition(NULL, 1, 1, 1, x, 1, 1, x, 1, 1, true) == AR_ERR_ARG);
@@ -377,7 +366,7 @@ static void refuses_null_operands_and_sizes_that_overflow(void)
     cr_assert(c[0] == 7.0f);
 }
 
-static void one_flipped_bit_is_seen(void)
+CLAIM(one_flipped_bit_is_seen)
 {
     problem p = make(2, 2, 64);
     fill(&p, &families[0]);
@@ -389,13 +378,4 @@ static void one_flipped_bit_is_seen(void)
     drop(&p);
 }
 
-Test(contraction, every_claim)
-{
-    TOGETHER(element_steps_in_any_order_and_grouping_give_the_defined_bits, error_stays_below_the_stated_bound,
-             small_integers_are_exact, strides_read_transposed_operands, one_product_of_25_bit_values_is_exact,
-             equilibration_keeps_a_small_column_beside_a_large_one, a_zero_column_of_b_takes_part_in_no_exponent,
-             a_flagged_row_makes_its_results_nan_and_no_other, a_non_finite_column_of_b_is_not_scaled,
-             an_empty_sum_is_plus_zero, a_finite_sum_may_overflow_to_infinity,
-             the_longest_block_of_largest_terms_fits_63_bits, refuses_null_operands_and_sizes_that_overflow,
-             one_flipped_bit_is_seen);
-}
+EVERY_CLAIM(contraction)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Division by multiplication against the processor's own. */
-#include <criterion/criterion.h>
-
 #include "ref/numerics/divisor.h"
+#include "tests/support/test.h"
 
 static const uint64_t MOST = INT64_MAX;
 

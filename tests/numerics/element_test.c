@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The element definitions of docs/numerics.md section 4: worked values, and inputs at which another order of evaluation
  * or another precision would give other bits. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "ref/numerics/scalar.h"
 #include "support/together.h"
-
-TestSuite(element, .timeout = 300);
 
 static void same(float got, float want, const char *what)
 {
@@ -15,7 +10,7 @@ static void same(float got, float want, const char *what)
               (double)got, ari_bits32(want), (double)want);
 }
 
-static void norm_rstd_is_binary64_inside(void)
+CLAIM(norm_rstd_is_binary64_inside)
 {
     same(ari_norm_rstd(0.25, 0.0), 2.0f, "rstd of 1/4");
     same(ari_norm_rstd(2.0 / 3.0, 1e-5), 0x1.398848p+0f, "variance of 1, 2, 3");
@@ -24,14 +19,14 @@ static void norm_rstd_is_binary64_inside(void)
     same(ari_norm_rstd((double)NAN, 1e-5), ari_nan32(), "rstd of NaN");
 }
 
-static void layernorm_keeps_the_mean_in_binary64(void)
+CLAIM(layernorm_keeps_the_mean_in_binary64)
 {
     same(ari_layernorm_d(1.0f, 1.0 - 0x1p-40), 0x1p-40f, "a mean that fp32 would round to 1");
     same(ari_layernorm_y(3.0f, 0x1.000002p0f, -3.0f), 0x1p-21f, "the product is rounded before beta is added");
     same(ari_layernorm_y(0x1.000002p0f, 0x1.000002p0f, -1.0f), 0x1p-22f, "a fused product would keep 2^-46");
 }
 
-static void layernorm_dx_of_one_two_three(void)
+CLAIM(layernorm_dx_of_one_two_three)
 {
     /* g constant: a = g and b = g*S(xhat)/h = 0, so dx = 0 exactly. */
     same(ari_layernorm_dx(0.75f, 0.75, 0.0, 1.2247449f, 1.2247449f), 0.0f, "constant gradient");
@@ -41,7 +36,7 @@ static void layernorm_dx_of_one_two_three(void)
     same(ari_rmsnorm_dx(1.0f, 1.0 - 0x1p-45, 1.0f, 2.0f), 0x1p-44f, "RMSNorm's difference is binary64");
 }
 
-static void softmax_and_attention(void)
+CLAIM(softmax_and_attention)
 {
     same(ari_softmax_scale(64), 0.125f, "scale of 64");
     same(ari_softmax_scale(80), 0x1.c9f25cp-4f, "scale of 80");
@@ -53,7 +48,7 @@ static void softmax_and_attention(void)
     same(ari_attention_ds(1.0f, 1.0f, -0x1p-24 - 0x1p-40, 0x1.000002p0f), 0x1.000004p0f, "rounded before the scale");
 }
 
-static void rotary_positions(void)
+CLAIM(rotary_positions)
 {
     same(ari_rope_inv_freq(10000.0, 0, 64), 1.0f, "frequency 0");
     same(ari_rope_inv_freq(10000.0, 16, 64), 0.01f, "half way");
@@ -67,7 +62,7 @@ static void rotary_positions(void)
     same(ari_rope_second(1.0f, 0x1.000002p0f, 0x1.000002p0f, -1.0f), 0x1p-22f, "no fused product");
 }
 
-static void gated_mlp_rounds_the_activation_first(void)
+CLAIM(gated_mlp_rounds_the_activation_first)
 {
     const float gate = 1.7f, up = -2.3f, dy = 0.9f;
     const float a = (float)((double)gate / (1.0 + exp(-(double)gate)));
@@ -80,7 +75,7 @@ static void gated_mlp_rounds_the_activation_first(void)
     same(ari_gated_dgate(AR_ACT_SILU, dy, up, gate), product * ari_dsilu32(gate), "dgate");
 }
 
-static void cross_entropy(void)
+CLAIM(cross_entropy)
 {
     static const ar_loss_options none = {0}, both = {.label_smoothing = 0.25, .z_loss = 0.5};
     same(ari_ce_term(ari_ce_lse(5.0f, 1.0), 5.0f, 0.0, &none), 0.0f, "certain");
@@ -97,7 +92,7 @@ static void cross_entropy(void)
     same(ari_ce_dlogit(0x1p-25f, 1.0, 1.0, 1.0), -1.0f + 0.0f, "p - 1 is rounded to fp32 before the division");
 }
 
-static void every_definition_returns_the_canonical_nan(void)
+CLAIM(every_definition_returns_the_canonical_nan)
 {
     const float bad = ari_float32(0xffc00001u), inf = INFINITY;
     const float results[] = {ari_mul32(inf, 0.0f),
@@ -122,9 +117,4 @@ static void every_definition_returns_the_canonical_nan(void)
         cr_assert(ari_bits32(results[i]) == ARI_NAN_BITS, "result %zu: %08x", i, ari_bits32(results[i]));
 }
 
-Test(element, every_claim)
-{
-    TOGETHER(norm_rstd_is_binary64_inside, layernorm_keeps_the_mean_in_binary64, layernorm_dx_of_one_two_three,
-             softmax_and_attention, rotary_positions, gated_mlp_rounds_the_activation_first, cross_entropy,
-             every_definition_returns_the_canonical_nan);
-}
+EVERY_CLAIM(element)

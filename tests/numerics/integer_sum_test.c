@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Row sums, and the element steps of a contraction, against their text in plain arithmetic. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdint.h>
-
 #include "ref/numerics/integer_sum.h"
 #include "ref/numerics/philox.h"
 #include "support/together.h"
-
-TestSuite(integer_sum, .timeout = 300);
 
 __extension__ typedef __int128 wide_int;
 
@@ -25,7 +19,7 @@ static float random_finite(uint64_t i)
 
 /* --- row sums ----------------------------------------------------------------------------------------------------- */
 
-static void row_bits_leave_room_for_n_terms(void)
+CLAIM(row_bits_leave_room_for_n_terms)
 {
     cr_assert(ari_rowsum_bits(0) == 40 && ari_rowsum_bits(1) == 40);
     cr_assert(ari_rowsum_bits((1u << 22) - 1) == 40 && ari_rowsum_bits(1u << 22) == 39);
@@ -76,7 +70,7 @@ static double stepped_row_sum(const double *x, size_t n, size_t cut)
     return ari_rowsum_value(ari_add64(left, right), e, p);
 }
 
-static void row_sums_match_their_text_however_they_are_cut(void)
+CLAIM(row_sums_match_their_text_however_they_are_cut)
 {
     static double x[4000];
     for (uint64_t trial = 0; trial < 300; trial++) {
@@ -96,7 +90,7 @@ static void row_sums_match_their_text_however_they_are_cut(void)
     }
 }
 
-static void row_sum_error_is_half_a_unit_a_term(void)
+CLAIM(row_sum_error_is_half_a_unit_a_term)
 {
     double x[1000];
     long double exact = 0.0L;
@@ -108,7 +102,7 @@ static void row_sum_error_is_half_a_unit_a_term(void)
     cr_assert(error <= 1000 * 0x1p-41, "%g", error); /* e = 0, P' = 40: half a unit is 2^-41 */
 }
 
-static void row_sum_edges(void)
+CLAIM(row_sum_edges)
 {
     const double zeros[] = {0.0, -0.0}, tiny[] = {0x1p-298, 0x1p-298, -0x1p-297}, smallest[] = {0x1p-1074, 0x1p-1073};
     const double bad[] = {1.0, (double)INFINITY}, nan[] = {(double)NAN};
@@ -120,7 +114,7 @@ static void row_sum_edges(void)
     cr_assert(ari_rowsum_quantise((double)NAN, 3, 40) == 0 && ari_rowsum_quantise(-(double)INFINITY, 3, 40) == 0);
 }
 
-static void row_steps_round_ties_to_even(void)
+CLAIM(row_steps_round_ties_to_even)
 {
     cr_assert(ari_rowsum_quantise(0.5, 40, 40) == 0 && ari_rowsum_quantise(1.5, 40, 40) == 2);
     cr_assert(ari_rowsum_quantise(-2.5, 40, 40) == -2 && ari_rowsum_quantise(-3.5, 40, 40) == -4);
@@ -134,7 +128,7 @@ static int32_t plain_quantise(float a, int32_t c, int32_t e)
     return (int32_t)fmin(fmax(y, -33554431.0), 33554431.0);
 }
 
-static void contraction_step_matches_its_text_for_every_size(void)
+CLAIM(contraction_step_matches_its_text_for_every_size)
 {
     for (uint64_t i = 0; i < 300000; i++) {
         const float a = random_finite(2 * i);
@@ -146,7 +140,7 @@ static void contraction_step_matches_its_text_for_every_size(void)
     }
 }
 
-static void contraction_step_clamps_and_flags(void)
+CLAIM(contraction_step_clamps_and_flags)
 {
     cr_assert(ari_contract_quantise(0x1.fffffep0f, 0, 1) == 33554430);
     cr_assert(ari_contract_quantise(0x1.fffffep0f, -200, -199) == 33554430);
@@ -158,7 +152,7 @@ static void contraction_step_clamps_and_flags(void)
     cr_assert(ari_contract_quantise(-0.0f, 3, 5) == 0);
 }
 
-static void exponent_of_a_shifted_value_is_that_of_the_product(void)
+CLAIM(exponent_of_a_shifted_value_is_that_of_the_product)
 {
     for (uint64_t i = 0; i < 100000; i++) {
         const float a = random_finite(2 * i);
@@ -168,7 +162,7 @@ static void exponent_of_a_shifted_value_is_that_of_the_product(void)
     }
 }
 
-static void columns_of_zeros_take_part_in_no_exponent_but_flag(void)
+CLAIM(columns_of_zeros_take_part_in_no_exponent_but_flag)
 {
     const int32_t none = ari_contract_shift(ARI_EXP_ZERO, -1);
     cr_assert(ari_contract_exponent(3.0f, none) == ARI_EXP_ZERO);
@@ -179,7 +173,7 @@ static void columns_of_zeros_take_part_in_no_exponent_but_flag(void)
               "a flagged column counts as 0");
 }
 
-static void contraction_value_rounds_twice_as_the_text_says(void)
+CLAIM(contraction_value_rounds_twice_as_the_text_says)
 {
     for (uint64_t i = 0; i < 200000; i++) {
         const uint64_t high = word(3 * i), low = word(3 * i + 1);
@@ -190,7 +184,7 @@ static void contraction_value_rounds_twice_as_the_text_says(void)
     }
 }
 
-static void contraction_value_carries_flags(void)
+CLAIM(contraction_value_carries_flags)
 {
     cr_assert(ari_bits32(ari_contract_value(0, 3, 4)) == 0u);
     cr_assert(ari_bits32(ari_contract_value(7, ARI_EXP_ZERO, 4)) == 0u);
@@ -208,7 +202,7 @@ static uint32_t plain_value2(int64_t hi, int64_t lo, int32_t e, int32_t f)
     return ari_bits32((float)ldexp((double)exact, e + f - 50));
 }
 
-static void two_limbs_equal_the_128_bit_integer(void)
+CLAIM(two_limbs_equal_the_128_bit_integer)
 {
     for (uint64_t i = 0; i < 300000; i++) {
         const uint64_t a = word(4 * i), b = word(4 * i + 1), c = word(4 * i + 2), d = word(4 * i + 3);
@@ -219,7 +213,7 @@ static void two_limbs_equal_the_128_bit_integer(void)
 }
 
 /* fp32 ties that only the lowest bit of a long sum breaks; fl64 comes between, so the tie must be one of 53 bits. */
-static void two_limbs_see_the_last_bit(void)
+CLAIM(two_limbs_see_the_last_bit)
 {
     for (int bits = 33; bits < 62; bits++) {
         const int64_t one = 1LL << bits;
@@ -236,18 +230,10 @@ static void two_limbs_see_the_last_bit(void)
     }
 }
 
-static void the_block_is_the_longest_that_fits(void)
+CLAIM(the_block_is_the_longest_that_fits)
 {
     const wide_int largest = (wide_int)ARI_CONTRACT_LIMIT * ARI_CONTRACT_LIMIT, two_63 = (wide_int)1 << 63;
     cr_assert(largest * ARI_CONTRACT_BLOCK < two_63);
 }
 
-Test(integer_sum, every_claim)
-{
-    TOGETHER(row_bits_leave_room_for_n_terms, row_sums_match_their_text_however_they_are_cut,
-             row_sum_error_is_half_a_unit_a_term, row_sum_edges, row_steps_round_ties_to_even,
-             contraction_step_matches_its_text_for_every_size, contraction_step_clamps_and_flags,
-             exponent_of_a_shifted_value_is_that_of_the_product, columns_of_zeros_take_part_in_no_exponent_but_flag,
-             contraction_value_rounds_twice_as_the_text_says, contraction_value_carries_flags,
-             two_limbs_equal_the_128_bit_integer, two_limbs_see_the_last_bit, the_block_is_the_longest_that_fits);
-}
+EVERY_CLAIM(integer_sum)

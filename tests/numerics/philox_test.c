@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-
 #include "ref/numerics/philox.h"
 #include "support/together.h"
-
-TestSuite(philox, .timeout = 300);
 
 typedef struct known_answer {
     uint32_t ctr[4], key[2], out[4];
@@ -23,7 +17,7 @@ static const known_answer known_answers[] = {
      {0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}},
 };
 
-static void gives_the_published_vectors(void)
+CLAIM(gives_the_published_vectors)
 {
     for (size_t i = 0; i < 3; i++) {
         uint32_t out[4];
@@ -33,7 +27,7 @@ static void gives_the_published_vectors(void)
     }
 }
 
-static void element_step_and_use_fill_the_counter(void)
+CLAIM(element_step_and_use_fill_the_counter)
 {
     const uint64_t key = 0x299f31d0a4093822u, index = (0x85a308d3243f6a88u << 2) | 3u;
     const uint32_t step = 0x13198a2eu, use = 0x03707344u;
@@ -44,21 +38,21 @@ static void element_step_and_use_fill_the_counter(void)
         cr_assert(ari_random_u32(key, (index & ~(uint64_t)3) | lane, step, use) == want[lane], "lane %u", lane);
 }
 
-static void fnv1a_gives_the_published_hashes(void)
+CLAIM(fnv1a_gives_the_published_hashes)
 {
     cr_assert(ari_fnv1a("") == 0xcbf29ce484222325u);
     cr_assert(ari_fnv1a("a") == 0xaf63dc4c8601ec8cu);
     cr_assert(ari_fnv1a("foobar") == 0x85944171f73967e8u);
 }
 
-static void stream_key_hashes_the_seed_bytes_then_the_name(void)
+CLAIM(stream_key_hashes_the_seed_bytes_then_the_name)
 {
     cr_assert(ari_stream_key(0x6a72656469762031u, "x") == ari_fnv1a("1 viderjx"));
     cr_assert(ari_stream_key(1, "w") != ari_stream_key(2, "w"));
     cr_assert(ari_stream_key(1, "w") != ari_stream_key(1, "v"));
 }
 
-static void unit_lies_strictly_inside_the_interval(void)
+CLAIM(unit_lies_strictly_inside_the_interval)
 {
     cr_assert(ari_random_unit(0) == 0x1p-33 && ari_random_unit(UINT32_MAX) == 1.0 - 0x1p-33);
     cr_assert(isfinite(ari_random_normal(0, 0, 1.0)));
@@ -66,7 +60,7 @@ static void unit_lies_strictly_inside_the_interval(void)
 
 /* Known answers of the two streams; values computed once with the definitions in 50 decimal digits, by a Philox of its
  * own. */
-static void uniform_stream_has_known_bits(void)
+CLAIM(uniform_stream_has_known_bits)
 {
     static const uint32_t want[] = {0xbc91ac6bu, 0x3bf4fb2cu, 0xbbce601du, 0x3c8a3790u,
                                     0xbbada980u, 0xbb243ea5u, 0xbc8d4a8fu, 0xbc057a0du};
@@ -76,7 +70,7 @@ static void uniform_stream_has_known_bits(void)
                   ari_bits32(ari_random_uniform(key, i, 0.03125)));
 }
 
-static void normal_stream_has_known_bits(void)
+CLAIM(normal_stream_has_known_bits)
 {
     static const uint32_t want[] = {0xbcd1b9fbu, 0xbcc4015cu, 0x3b5e1f8cu, 0xbcdc48ecu,
                                     0xbcd25fe6u, 0x3bd89df5u, 0xbcc18b30u, 0x3ccf0265u};
@@ -87,7 +81,7 @@ static void normal_stream_has_known_bits(void)
 }
 
 /* Values computed once by a Philox of its own: 1 is kept. */
-static void dropout_stream_keeps_known_elements(void)
+CLAIM(dropout_stream_keeps_known_elements)
 {
     static const struct {
         double p;
@@ -106,7 +100,7 @@ static void dropout_stream_keeps_known_elements(void)
     cr_assert(ari_random_u32(key, UINT64_MAX, 7, 0) == 0x4c9075b0u);
 }
 
-static void dropout_thresholds_are_floored_and_scales_rounded_once(void)
+CLAIM(dropout_thresholds_are_floored_and_scales_rounded_once)
 {
     cr_assert(ari_dropout_threshold(0.1) == 429496729u && ari_dropout_threshold(0.3) == 1288490188u);
     cr_assert(ari_dropout_threshold(0.0) == 0 && ari_dropout_threshold(1.0 - 0x1p-53) == UINT32_MAX);
@@ -117,7 +111,7 @@ static void dropout_thresholds_are_floored_and_scales_rounded_once(void)
     cr_assert(ari_bits32(ari_dropout_scale(0.9)) == 0x41200000u);
 }
 
-static void normal_stream_has_the_moments_of_a_normal(void)
+CLAIM(normal_stream_has_the_moments_of_a_normal)
 {
     const uint64_t key = ari_stream_key(7, "moments");
     const size_t n = 400000;
@@ -138,7 +132,7 @@ static void normal_stream_has_the_moments_of_a_normal(void)
     cr_assert(fabs(products / (double)n) < unit);
 }
 
-static void uniform_stream_fills_its_bounds_evenly(void)
+CLAIM(uniform_stream_fills_its_bounds_evenly)
 {
     const uint64_t key = ari_stream_key(7, "bins");
     int bins[16] = {0};
@@ -159,7 +153,7 @@ static float init_value(ar_init_scheme scheme, uint64_t key, size_t fan_in, size
     return x;
 }
 
-static void schemes_use_the_fans_of_the_full_tensor(void)
+CLAIM(schemes_use_the_fans_of_the_full_tensor)
 {
     const uint64_t key = ari_stream_key(1, "w");
     const double std = sqrt(2.0 / (768.0 + 2048.0));
@@ -173,7 +167,7 @@ static void schemes_use_the_fans_of_the_full_tensor(void)
     cr_assert(ari_bits32(init_value(AR_INIT_ZEROS, key, 1, 1, 0.0)) == 0u);
 }
 
-static void a_run_of_initial_values_is_what_each_element_draws(void)
+CLAIM(a_run_of_initial_values_is_what_each_element_draws)
 {
     enum { MOST = 150, GUARD = 1 };
     const uint64_t key = ari_stream_key(3, "run"), starts[] = {0, 1, 2, 3, 31, 32, 1000003, (UINT64_C(1) << 34) - 5};
@@ -196,12 +190,4 @@ static void a_run_of_initial_values_is_what_each_element_draws(void)
     }
 }
 
-Test(philox, every_claim)
-{
-    TOGETHER(gives_the_published_vectors, element_step_and_use_fill_the_counter, fnv1a_gives_the_published_hashes,
-             stream_key_hashes_the_seed_bytes_then_the_name, unit_lies_strictly_inside_the_interval,
-             uniform_stream_has_known_bits, normal_stream_has_known_bits, dropout_stream_keeps_known_elements,
-             dropout_thresholds_are_floored_and_scales_rounded_once, normal_stream_has_the_moments_of_a_normal,
-             uniform_stream_fills_its_bounds_evenly, schemes_use_the_fans_of_the_full_tensor,
-             a_run_of_initial_values_is_what_each_element_draws);
-}
+EVERY_CLAIM(philox)

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fp32 functions, on every 503rd bit pattern, against libm in wider types; docs/numerics.md states the errors of
  * the exhaustive sweep, tests/extended/scalar_sweep.c. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "tests/numerics/scalar_reference.h"
+#include "tests/support/test.h"
 
 /* A prime stride meets every exponent and all patterns of low bits. Unoptimised and instrumented builds take fewer. */
 #if defined(__SANITIZE_ADDRESS__) || !defined(__OPTIMIZE__)
@@ -14,8 +11,6 @@ enum { STRIDE = 8009 };
 enum { STRIDE = 1009 };
 #endif
 enum { CHUNK = 4096, SCALAR_EVERY = 64 };
-
-TestSuite(scalar, .timeout = 300);
 
 static const scalar_function *find(const char *name)
 {

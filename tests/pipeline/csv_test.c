@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Schedules as files: PyTorch's are read, what is written is read again, and what is wrong is named. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "anyrank/schedule.h"
 #include "ref/io/file.h"
 #include "support/together.h"
 
-TestSuite(pipeline_csv, .timeout = 300);
-
 static ar_pipeline_schedule *read_golden(const char *name)
 {
     ar_pipeline_schedule *s = NULL;
     char path[512];
     snprintf(path, sizeof path, TEST_GOLDEN_DIR "/schedules/%s.csv", name);
-    cr_assert_eq(ar_pipeline_schedule_read(&s, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_pipeline_schedule_read(&s, path));
     return s;
 }
 
@@ -36,7 +30,7 @@ static void expect_same(const ar_pipeline_schedule *a, const ar_pipeline_schedul
 }
 
 /* Made by tests/golden/make_schedules.py, which also compares hundreds. */
-static void pytorchs_lists_are_those_generated_here(void)
+CLAIM(pytorchs_lists_are_those_generated_here)
 {
     static const struct {
         const char *file;
@@ -46,17 +40,16 @@ static void pytorchs_lists_are_those_generated_here(void)
                  {"interleaved-2-3-4", AR_PP_INTERLEAVED, 2, 3, 4},
                  {"zero-bubble-4-6", AR_PP_ZERO_BUBBLE, 4, 1, 6}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        ar_pipeline_schedule *own = NULL, *theirs = read_golden(cases[i].file);
-        cr_assert_eq(ar_pipeline_schedule_create(&own, cases[i].kind, cases[i].p, cases[i].v, cases[i].m), AR_OK);
+        OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *own = NULL, *theirs = read_golden(cases[i].file);
+        cr_assert_ok(ar_pipeline_schedule_create(&own, cases[i].kind, cases[i].p, cases[i].v, cases[i].m));
         expect_same(own, theirs, cases[i].file);
-        ar_pipeline_schedule_destroy(own);
-        ar_pipeline_schedule_destroy(theirs);
     }
 }
 
 /* The same with PyTorch's transfers, which are elsewhere in the lists: the computations are in the same order. */
-static void pytorchs_transfers_are_kept(void)
+CLAIM(pytorchs_transfers_are_kept)
 {
+    OWNED(ar_pipeline_schedule_destroy)
     ar_pipeline_schedule *s = read_golden("interleaved-2-2-4-transfers"), *z = read_golden("zero-bubble-3-4-transfers");
     size_t n = 0;
     const ar_pp_operation *o = ar_pipeline_schedule_rank(s, 1, &n);
@@ -64,8 +57,6 @@ static void pytorchs_transfers_are_kept(void)
               o[2].kind == AR_PP_SEND_ACTIVATION && o[7].kind == AR_PP_FORWARD && o[7].stage == 3);
     ar_pipeline_schedule_rank(z, 0, &n);
     cr_expect_eq(n, 4 * 5); /* of each micro-batch F, SEND_F, RECV_B, I, W */
-    ar_pipeline_schedule_destroy(s);
-    ar_pipeline_schedule_destroy(z);
 }
 
 static ar_status parse(ar_pipeline_schedule **s, const char *text)
@@ -73,34 +64,30 @@ static ar_status parse(ar_pipeline_schedule **s, const char *text)
     return ar_pipeline_schedule_parse(s, text, strlen(text), "s.csv");
 }
 
-static void what_is_written_is_read(void)
+CLAIM(what_is_written_is_read)
 {
     char folder[] = "/tmp/anyrank-schedule-XXXXXX", path[64];
     cr_assert_not_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/s.csv", folder);
     for (int kind = 0; kind < AR_PP_SCHEDULES; kind++)
         for (int transfers = 0; transfers < 2; transfers++) {
-            ar_pipeline_schedule *s = NULL, *again = NULL;
-            cr_assert_eq(ar_pipeline_schedule_create(&s, (ar_pp_schedule)kind, 3, kind == AR_PP_INTERLEAVED ? 2 : 1, 5),
-                         AR_OK);
-            cr_assert_eq(ar_pipeline_schedule_write(path, s, transfers == 1), AR_OK, "%s", ar_error_message());
-            cr_assert_eq(ar_pipeline_schedule_read(&again, path), AR_OK, "%s", ar_error_message());
+            OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *again = NULL;
+            cr_assert_ok(
+                ar_pipeline_schedule_create(&s, (ar_pp_schedule)kind, 3, kind == AR_PP_INTERLEAVED ? 2 : 1, 5));
+            cr_assert_ok(ar_pipeline_schedule_write(path, s, transfers == 1));
+            cr_assert_ok(ar_pipeline_schedule_read(&again, path));
             expect_same(s, again, ar_pp_schedule_name((ar_pp_schedule)kind));
-            ar_pipeline_schedule_destroy(s);
-            ar_pipeline_schedule_destroy(again);
         }
     unlink(path);
     rmdir(folder);
 }
 
-static void spaces_and_line_ends_do_not_matter(void)
+CLAIM(spaces_and_line_ends_do_not_matter)
 {
-    ar_pipeline_schedule *a = NULL, *b = NULL;
-    cr_assert_eq(parse(&a, "0F0,0B0\n1F0,1B0"), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(parse(&b, "\xef\xbb\xbf 0F0 ,,\t0B0,\r\n1UNSHARD,1F0,1B0,1REDUCE_GRAD\r\n,,\n\n"), AR_OK);
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *a = NULL, *b = NULL;
+    cr_assert_ok(parse(&a, "0F0,0B0\n1F0,1B0"));
+    cr_assert_ok(parse(&b, "\xef\xbb\xbf 0F0 ,,\t0B0,\r\n1UNSHARD,1F0,1B0,1REDUCE_GRAD\r\n,,\n\n"));
     expect_same(a, b, "spaces");
-    ar_pipeline_schedule_destroy(a);
-    ar_pipeline_schedule_destroy(b);
 }
 
 typedef struct wrong_case {
@@ -114,12 +101,12 @@ static void expect_refused(const wrong_case *cases, size_t n)
     for (size_t i = 0; i < n; i++) {
         ar_pipeline_schedule *s = NULL;
         cr_expect_eq(parse(&s, cases[i].text), cases[i].st, "%s", cases[i].text);
-        cr_expect(strstr(ar_error_message(), cases[i].says) != NULL, "%s: %s", cases[i].text, ar_error_message());
+        cr_expect_says(cases[i].says);
         cr_expect_null(s);
     }
 }
 
-static void what_is_no_operation_is_named(void)
+CLAIM(what_is_no_operation_is_named)
 {
     static const wrong_case cases[] = {
         {"", AR_ERR_FORMAT, "s.csv: no operations"},
@@ -139,7 +126,7 @@ static void what_is_no_operation_is_named(void)
     expect_refused(cases, sizeof cases / sizeof *cases);
 }
 
-static void what_lists_cannot_do_is_named(void)
+CLAIM(what_lists_cannot_do_is_named)
 {
     static const wrong_case cases[] = {
         {"0F0,0F0,0B0\n1F0,1B0", AR_ERR_FORMAT, "rank 0, operation 2: 0F0 (stage 0, micro-batch 0) is there twice"},
@@ -160,16 +147,15 @@ static void what_lists_cannot_do_is_named(void)
 }
 
 /* What PyTorch prints of its 1F1B counts the last rank's forward passes from 1. */
-static void pytorchs_own_mistake_is_named(void)
+CLAIM(pytorchs_own_mistake_is_named)
 {
     ar_pipeline_schedule *s = NULL;
-    cr_expect_eq(ar_pipeline_schedule_read(&s, TEST_GOLDEN_DIR "/schedules/1f1b-4-6.csv"), AR_ERR_FORMAT);
-    cr_expect(strstr(ar_error_message(), "rank 0: 0F6 (stage 0, micro-batch 6) is missing") != NULL, "%s",
-              ar_error_message());
+    cr_expect_refused(ar_pipeline_schedule_read(&s, TEST_GOLDEN_DIR "/schedules/1f1b-4-6.csv"), AR_ERR_FORMAT,
+                      "rank 0: 0F6 (stage 0, micro-batch 6) is missing");
 }
 
 /* The three ways in which lists that are right alone are wrong together. */
-static void deadlocks_are_named(void)
+CLAIM(deadlocks_are_named)
 {
     static const wrong_case cases[] = {
         /* each rank waits for the other's next operation */
@@ -189,24 +175,17 @@ static void deadlocks_are_named(void)
 }
 
 /* An order that is no usual one, and legal: the receives follow the sender's. */
-static void any_legal_order_is_taken(void)
+CLAIM(any_legal_order_is_taken)
 {
-    ar_pipeline_schedule *s = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_run run;
     const ar_pp_times times[2] = {{1, 1, 1, 0}, {1, 1, 1, 0}};
-    cr_assert_eq(parse(&s, "0F1,0F0,0F2,0B0,0I2,0B1,0W2\n1F0,1F1,1B1,1I0,1F2,1B2,1W0\n"), AR_OK, "%s",
-                 ar_error_message());
+    cr_assert_ok(parse(&s, "0F1,0F0,0F2,0B0,0I2,0B1,0W2\n1F0,1F1,1B1,1I0,1F2,1B2,1W0\n"));
     size_t n = 0;
     const ar_pp_operation *o = ar_pipeline_schedule_rank(s, 1, &n);
     cr_expect(o[0].kind == AR_PP_RECV_ACTIVATION && o[0].micro == 1 && o[1].micro == 0, "as they are sent");
-    cr_assert_eq(ar_pipeline_schedule_run(&run, s, times, NULL, NULL), AR_OK);
+    cr_assert_ok(ar_pipeline_schedule_run(&run, s, times, NULL, NULL));
     cr_expect(run.rank[0].in_flight == 3 && run.rank[1].in_flight == 2 && run.rank[0].busy == 9);
-    ar_pipeline_schedule_destroy(s);
 }
 
-Test(pipeline_csv, files_are_read_and_written_and_what_is_wrong_is_named)
-{
-    TOGETHER(pytorchs_lists_are_those_generated_here, pytorchs_transfers_are_kept, what_is_written_is_read,
-             spaces_and_line_ends_do_not_matter, what_is_no_operation_is_named, what_lists_cannot_do_is_named,
-             pytorchs_own_mistake_is_named, deadlocks_are_named, any_legal_order_is_taken);
-}
+EVERY_CLAIM(pipeline_csv)

@@ -1,15 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Schedules that are generated: legal with any number of ranks, stages and micro-batches, as long as the formulas say,
  * with as many activations as they say. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/schedule.h"
 #include "support/together.h"
-
-TestSuite(pipeline_generated, .timeout = 300);
 
 typedef struct schedule_case {
     ar_pp_schedule kind;
@@ -24,7 +17,7 @@ static void each_case(ar_pp_schedule kind, void (*use)(const schedule_case *))
         for (int v = 1; v <= (kind == AR_PP_INTERLEAVED ? 4 : 1); v++)
             for (int m = 1; m <= 17; m++) {
                 schedule_case c = {kind, p, v, m, NULL};
-                cr_assert_eq(ar_pipeline_schedule_create(&c.s, kind, p, v, m), AR_OK, "%s", ar_error_message());
+                cr_assert_ok(ar_pipeline_schedule_create(&c.s, kind, p, v, m));
                 use(&c);
                 ar_pipeline_schedule_destroy(c.s);
             }
@@ -36,7 +29,7 @@ static ar_pp_run run_of(const schedule_case *c, ar_pp_times times)
     ar_pp_run run;
     for (int i = 0; i < c->p * c->v; i++)
         each[i] = times;
-    cr_assert_eq(ar_pipeline_schedule_run(&run, c->s, each, NULL, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_pipeline_schedule_run(&run, c->s, each, NULL, NULL));
     return run;
 }
 
@@ -78,7 +71,7 @@ static void expect_legal(const schedule_case *c)
     const ar_pp_operation *lists[8], *again;
     ar_pp_operation *bare[8];
     size_t counts[8], bare_counts[8] = {0}, n = 0;
-    ar_pipeline_schedule *copy = NULL, *lowered = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *copy = NULL, *lowered = NULL;
     for (int r = 0; r < c->p; r++) {
         lists[r] = ar_pipeline_schedule_rank(c->s, r, &counts[r]);
         bare[r] = malloc(counts[r] * sizeof *bare[r]);
@@ -87,16 +80,13 @@ static void expect_legal(const schedule_case *c)
                 bare[r][bare_counts[r]++] = lists[r][i];
     }
     const ar_pipeline_shape shape = ar_pipeline_schedule_shape(c->s);
-    cr_assert_eq(ar_pipeline_schedule_own(&copy, shape, lists, counts), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_pipeline_schedule_own(&lowered, shape, (const ar_pp_operation *const *)bare, bare_counts), AR_OK,
-                 "%s", ar_error_message());
+    cr_assert_ok(ar_pipeline_schedule_own(&copy, shape, lists, counts));
+    cr_assert_ok(ar_pipeline_schedule_own(&lowered, shape, (const ar_pp_operation *const *)bare, bare_counts));
     for (int r = 0; r < c->p; r++) {
         again = ar_pipeline_schedule_rank(lowered, r, &n);
         cr_assert(n == counts[r] && memcmp(again, lists[r], n * sizeof *again) == 0);
         free(bare[r]);
     }
-    ar_pipeline_schedule_destroy(copy);
-    ar_pipeline_schedule_destroy(lowered);
 }
 
 static void expect_near(double value, double formula, const schedule_case *c, const char *what)
@@ -151,19 +141,19 @@ static void zero_bubble(const schedule_case *c)
         cr_assert_eq(run.rank[r].in_flight, (size_t)min(c->m, c->p));
 }
 
-static void every_operation_is_there_once(void)
+CLAIM(every_operation_is_there_once)
 {
     for (int kind = 0; kind < AR_PP_SCHEDULES; kind++)
         each_case((ar_pp_schedule)kind, expect_complete);
 }
 
-static void the_checker_takes_all(void)
+CLAIM(the_checker_takes_all)
 {
     for (int kind = 0; kind < AR_PP_SCHEDULES; kind++)
         each_case((ar_pp_schedule)kind, expect_legal);
 }
 
-static void times_and_activations_are_the_formulas(void)
+CLAIM(times_and_activations_are_the_formulas)
 {
     each_case(AR_PP_GPIPE, gpipe);
     each_case(AR_PP_1F1B, one_forward_one_backward);
@@ -172,35 +162,33 @@ static void times_and_activations_are_the_formulas(void)
 }
 
 /* The receive of what a rank needs next is posted before it computes what is before. */
-static void transfers_go_on_beside_computations(void)
+CLAIM(transfers_go_on_beside_computations)
 {
-    ar_pipeline_schedule *s = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_run slow, fast;
     ar_pp_times times[4];
-    cr_assert_eq(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 4, 1, 8), AR_OK);
+    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 4, 1, 8));
     for (int i = 0; i < 4; i++)
         times[i] = (ar_pp_times){1, 1, 1, 1};
-    cr_assert_eq(ar_pipeline_schedule_run(&slow, s, times, NULL, NULL), AR_OK);
+    cr_assert_ok(ar_pipeline_schedule_run(&slow, s, times, NULL, NULL));
     for (int i = 0; i < 4; i++)
         times[i].transfer = 0;
-    cr_assert_eq(ar_pipeline_schedule_run(&fast, s, times, NULL, NULL), AR_OK);
+    cr_assert_ok(ar_pipeline_schedule_run(&fast, s, times, NULL, NULL));
     cr_expect_eq(fast.makespan, 33); /* (8 + 3) (1 + 2) */
     cr_expect_eq(slow.makespan, 39); /* 3 transfers forward, 3 back; the others go on beside computations */
-    ar_pipeline_schedule_destroy(s);
 }
 
 static double makespan_of_two(ar_pp_schedule kind, int micro_batches, double transfer)
 {
     const ar_pp_times times[] = {{1, 1, 1, transfer}, {1, 1, 1, transfer}};
-    ar_pipeline_schedule *s = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_run run;
-    cr_assert_eq(ar_pipeline_schedule_create(&s, kind, 2, 1, micro_batches), AR_OK);
-    cr_assert_eq(ar_pipeline_schedule_run(&run, s, times, NULL, NULL), AR_OK);
-    ar_pipeline_schedule_destroy(s);
+    cr_assert_ok(ar_pipeline_schedule_create(&s, kind, 2, 1, micro_batches));
+    cr_assert_ok(ar_pipeline_schedule_run(&run, s, times, NULL, NULL));
     return run.makespan;
 }
 
-static void transfers_of_a_pair_wait_for_one_another_and_for_their_receiver(void)
+CLAIM(transfers_of_a_pair_wait_for_one_another_and_for_their_receiver)
 {
     /* 4 micro-batches are sent at 1 to 4 and come at 3, 5, 7, 9; the last gradient is sent at 18 and comes at 20 */
     cr_expect_eq(makespan_of_two(AR_PP_GPIPE, 4, 2), 22);
@@ -208,44 +196,32 @@ static void transfers_of_a_pair_wait_for_one_another_and_for_their_receiver(void
     cr_expect_eq(makespan_of_two(AR_PP_1F1B, 2, 3), 16);
 }
 
-static void stages_may_take_different_times(void)
+CLAIM(stages_may_take_different_times)
 {
     const ar_pp_times times[] = {{1, 1, 1, 0.5}, {3, 3, 3, 0.25}};
-    ar_pipeline_schedule *s = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_run run;
-    cr_assert_eq(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2), AR_OK);
-    cr_assert_eq(ar_pipeline_schedule_run(&run, s, times, NULL, NULL), AR_OK);
+    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2));
+    cr_assert_ok(ar_pipeline_schedule_run(&run, s, times, NULL, NULL));
     cr_expect_eq(run.makespan, 1 + 0.5 + 9 + 9 + 0.5 + 2);
     cr_expect(run.rank[0].busy == 6 && run.rank[1].busy == 18 && run.rank[1].end == 19.5);
-    ar_pipeline_schedule_destroy(s);
 }
 
-static void expect_refused(ar_status st, ar_status expected, const char *why)
+CLAIM(what_cannot_be_is_refused)
 {
-    cr_expect_eq(st, expected);
-    cr_expect(strstr(ar_error_message(), why) != NULL, "%s", ar_error_message());
-}
-
-static void what_cannot_be_is_refused(void)
-{
-    ar_pipeline_schedule *s = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_times times[] = {{1, 1, 1, 0}, {1, 1, -1, 0}};
     ar_pp_run run;
-    expect_refused(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 0, 1, 1), AR_ERR_ARG, "0 ranks");
-    expect_refused(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 2, 1), AR_ERR_ARG, "2 stages of each rank in 1f1b");
-    expect_refused(ar_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 200, 2, 1), AR_ERR_ARG, "400 stages");
-    expect_refused(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 0), AR_ERR_ARG, "0 micro-batches");
-    expect_refused(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1 << 30), AR_ERR_OVERFLOW, "1073741824");
-    expect_refused(ar_pipeline_schedule_create(&s, AR_PP_SCHEDULES, 2, 1, 1), AR_ERR_ARG, "schedule 4");
+    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 0, 1, 1), AR_ERR_ARG, "0 ranks");
+    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 2, 1), AR_ERR_ARG,
+                      "2 stages of each rank in 1f1b");
+    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 200, 2, 1), AR_ERR_ARG, "400 stages");
+    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 0), AR_ERR_ARG, "0 micro-batches");
+    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1 << 30), AR_ERR_OVERFLOW, "1073741824");
+    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_SCHEDULES, 2, 1, 1), AR_ERR_ARG, "schedule 4");
     cr_expect_null(s);
-    cr_assert_eq(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1), AR_OK);
-    expect_refused(ar_pipeline_schedule_run(&run, s, times, NULL, NULL), AR_ERR_ARG, "stage 1 takes");
-    ar_pipeline_schedule_destroy(s);
+    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1));
+    cr_expect_refused(ar_pipeline_schedule_run(&run, s, times, NULL, NULL), AR_ERR_ARG, "stage 1 takes");
 }
 
-Test(pipeline_generated, schedules_are_legal_and_as_long_as_their_formulas_say)
-{
-    TOGETHER(every_operation_is_there_once, the_checker_takes_all, times_and_activations_are_the_formulas,
-             transfers_go_on_beside_computations, transfers_of_a_pair_wait_for_one_another_and_for_their_receiver,
-             stages_may_take_different_times, what_cannot_be_is_refused);
-}
+EVERY_CLAIM(pipeline_generated)

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random schedules, legal ones and ones with a change in one place, against rules of the tests' own: what they let pass
  * is taken, and nothing else. */
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "anyrank/schedule.h"
 #include "ref/core/scheduler.h"
-
-TestSuite(pipeline_random, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { RANKS = 4, PARTS = 2, MICRO = 4, STAGES = RANKS * PARTS, MOST = PARTS * MICRO * 3 + 1, CASES = 10000 };
 
@@ -140,12 +135,11 @@ static void change(lists *l, uint64_t *seed)
 static bool is_taken(const lists *l)
 {
     const ar_pp_operation *of[RANKS];
-    ar_pipeline_schedule *s = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     for (int r = 0; r < l->shape.ranks; r++)
         of[r] = l->of[r];
     const ar_status st = ar_pipeline_schedule_own(&s, l->shape, of, l->count);
     cr_assert(st == AR_OK || (st == AR_ERR_FORMAT && ar_error_message()[0] != '\0'), "%s", ar_error_message());
-    ar_pipeline_schedule_destroy(s);
     return st == AR_OK;
 }
 

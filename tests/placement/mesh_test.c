@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/placement.h"
 #include "support/together.h"
-
-TestSuite(mesh, .timeout = 300);
 
 static void check_group(const ar_mesh *m, int rank, const char *name, const int *want, int n)
 {
@@ -16,10 +10,10 @@ static void check_group(const ar_mesh *m, int rank, const char *name, const int 
         cr_assert_eq(got[i], want[i], "rank %d %s[%d] is %d, expected %d", rank, name, i, got[i], want[i]);
 }
 
-static void sixteen_ranks_with_tp_4_have_the_documented_groups(void)
+CLAIM(sixteen_ranks_with_tp_4_have_the_documented_groups)
 {
     const ar_mesh m = {4, {{"pp", 1}, {"dp", 4}, {"cp", 1}, {"tp", 4}}};
-    cr_assert_eq(ar_mesh_check(&m, 16), AR_OK);
+    cr_assert_ok(ar_mesh_check(&m, 16));
     for (int rank = 0; rank < 16; rank++) {
         const int tp = rank / 4 * 4, dp = rank % 4;
         check_group(&m, rank, "tp", (const int[]){tp, tp + 1, tp + 2, tp + 3}, 4);
@@ -29,19 +23,18 @@ static void sixteen_ranks_with_tp_4_have_the_documented_groups(void)
     }
 }
 
-static void ten_ranks_do_not_make_a_mesh_with_tp_4(void)
+CLAIM(ten_ranks_do_not_make_a_mesh_with_tp_4)
 {
     const ar_mesh m = {2, {{"dp", 2}, {"tp", 4}}};
-    cr_assert_eq(ar_mesh_check(&m, 10), AR_ERR_INDIVISIBLE);
-    cr_assert(strstr(ar_error_message(), "tp 4"), "%s", ar_error_message());
-    cr_assert(strstr(ar_error_message(), "10 ranks"), "%s", ar_error_message());
+    cr_assert_refused(ar_mesh_check(&m, 10), AR_ERR_INDIVISIBLE, "tp 4");
+    cr_assert_says("10 ranks");
     const ar_mesh huge = {4, {{"pp", 1 << 30}, {"dp", 1 << 30}, {"cp", 1 << 30}, {"tp", 1 << 30}}};
     cr_assert_eq(ar_mesh_check(&huge, 16), AR_ERR_INDIVISIBLE);
-    cr_assert_eq(ar_mesh_check(&(ar_mesh){0}, 1), AR_OK);
+    cr_assert_ok(ar_mesh_check(&(ar_mesh){0}, 1));
     cr_assert_eq(ar_mesh_check(&(ar_mesh){0}, 2), AR_ERR_INDIVISIBLE);
 }
 
-static void what_is_no_mesh_is_refused(void)
+CLAIM(what_is_no_mesh_is_refused)
 {
     ar_mesh unended = {1, {{"tp", 4}}};
     memset(unended.dim[0].name, 'x', AR_MESH_NAME);
@@ -54,10 +47,10 @@ static void what_is_no_mesh_is_refused(void)
     cr_assert_eq(ar_mesh_check(&(ar_mesh){0}, 0), AR_ERR_ARG);
 }
 
-static void coordinates_and_groups_agree_in_four_dimensions(void)
+CLAIM(coordinates_and_groups_agree_in_four_dimensions)
 {
     const ar_mesh m = {4, {{"pp", 2}, {"dp", 3}, {"cp", 2}, {"tp", 2}}};
-    cr_assert_eq(ar_mesh_check(&m, 24), AR_OK);
+    cr_assert_ok(ar_mesh_check(&m, 24));
     for (int rank = 0; rank < 24; rank++) {
         int own[4];
         ar_mesh_coords(&m, rank, own);
@@ -76,7 +69,7 @@ static void coordinates_and_groups_agree_in_four_dimensions(void)
     }
 }
 
-static void another_name_has_no_group_and_a_short_list_is_not_overrun(void)
+CLAIM(another_name_has_no_group_and_a_short_list_is_not_overrun)
 {
     const ar_mesh m = {1, {{"tp", 4}}};
     int got[3] = {-1, -1, -1};
@@ -87,7 +80,7 @@ static void another_name_has_no_group_and_a_short_list_is_not_overrun(void)
     cr_assert_eq(got[2], -1);
 }
 
-static void meshes_are_the_same_by_names_sizes_and_order(void)
+CLAIM(meshes_are_the_same_by_names_sizes_and_order)
 {
     const ar_mesh m = {2, {{"dp", 2}, {"tp", 4}}};
     const ar_mesh others[] = {
@@ -97,9 +90,4 @@ static void meshes_are_the_same_by_names_sizes_and_order(void)
         cr_assert_not(ar_mesh_same(&m, &others[i]), "%zu", i);
 }
 
-Test(mesh, every_claim)
-{
-    TOGETHER(sixteen_ranks_with_tp_4_have_the_documented_groups, ten_ranks_do_not_make_a_mesh_with_tp_4,
-             what_is_no_mesh_is_refused, coordinates_and_groups_agree_in_four_dimensions,
-             another_name_has_no_group_and_a_short_list_is_not_overrun, meshes_are_the_same_by_names_sizes_and_order);
-}
+EVERY_CLAIM(mesh)

@@ -3,16 +3,9 @@
  * and backward, and <A x, y> = <x, A^T y>. Values are small integers, so that every sum is exact in every dtype. */
 #include "anyrank/redistribute.h"
 
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/rank_run.h"
 #include "support/together.h"
 #include "tests/placement/plain_placement.h"
-
-TestSuite(redistribute, .timeout = 300);
 
 typedef struct move_case {
     ar_mesh mesh;
@@ -118,7 +111,7 @@ static ar_status all_cases(ar_ctx *ctx, void *user)
 {
     const move_list *list = user;
     const int rank = ar_comm_rank(ar_ctx_tp(ctx));
-    ar_mesh_groups g;
+    SCOPED(ar_mesh_groups_fini) ar_mesh_groups g;
     ar_status st = ar_mesh_groups_init(&g, &list->item[0].mesh, ar_ctx_tp(ctx));
     for (size_t i = 0; i < list->n && st == AR_OK; i++) {
         move_case *c = &list->item[i];
@@ -132,7 +125,6 @@ static ar_status all_cases(ar_ctx *ctx, void *user)
             st = pass(ctx, &g, c, &back, 1);
         ar_ctx_end_step(ctx);
     }
-    ar_mesh_groups_fini(&g);
     return st;
 }
 
@@ -162,8 +154,8 @@ static void check_case(move_case *c)
     if (!linear(c))
         return;
     for (int d = 0; d < c->mesh.ndim; d++) {
-        cr_assert_eq(ar_placement_gradient(&gradient_of_to[d], c->r.to[d]), AR_OK);
-        cr_assert_eq(ar_placement_gradient(&gradient_of_from[d], c->r.from[d]), AR_OK);
+        cr_assert_ok(ar_placement_gradient(&gradient_of_to[d], c->r.to[d]));
+        cr_assert_ok(ar_placement_gradient(&gradient_of_from[d], c->r.from[d]));
     }
     cr_assert(plain_is_whole(&c->mesh, gradient_of_from, c->r.ndim, c->r.shape, whole[1], c->part[1], c->count[1]),
               "%s: the gradient has changed", described(c));
@@ -181,7 +173,7 @@ static void check_case(move_case *c)
 static void run_list(const move_list *list, ar_numerics numerics)
 {
     const rank_run_options o = {.ranks = plain_world(&list->item[0].mesh), .numerics = numerics};
-    cr_assert_eq(rank_run(&o, all_cases, (void *)(uintptr_t)list), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, all_cases, (void *)(uintptr_t)list));
     for (size_t i = 0; i < list->n; i++)
         check_case(&list->item[i]);
 }
@@ -285,13 +277,13 @@ static void check_pairs(int ranks, bool native)
     free(list.item);
 }
 
-static void every_pair_on_1_to_8_ranks_keeps_the_tensor_and_moves_the_tables_bytes(void)
+CLAIM(every_pair_on_1_to_8_ranks_keeps_the_tensor_and_moves_the_tables_bytes)
 {
     for (int ranks = 1; ranks <= 8; ranks++)
         check_pairs(ranks, false);
 }
 
-static void every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_tables_bytes(void)
+CLAIM(every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_tables_bytes)
 {
     for (int ranks = 1; ranks <= 8; ranks += ranks == 4 ? 4 : 1)
         check_pairs(ranks, true);
@@ -299,7 +291,7 @@ static void every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_tables_
 
 /* --- several dimensions of the mesh ------------------------------------------------------------------------------- */
 
-static void every_pair_of_lists_on_two_axes_keeps_the_tensor(void)
+CLAIM(every_pair_of_lists_on_two_axes_keeps_the_tensor)
 {
     static const ar_mesh meshes[] = {{2, {{"dp", 2}, {"tp", 3}}}, {2, {{"dp", 3}, {"tp", 2}}}};
     static const size_t shapes[][3] = {{5, 3, 2}, {4, 7, 1}};
@@ -316,7 +308,7 @@ static void every_pair_of_lists_on_two_axes_keeps_the_tensor(void)
     }
 }
 
-static void drawn_lists_on_three_axes_keep_the_tensor(void)
+CLAIM(drawn_lists_on_three_axes_keep_the_tensor)
 {
     const ar_mesh mesh = {3, {{"a", 2}, {"b", 2}, {"c", 2}}};
     move_list list = {NULL, 0, 0};
@@ -335,7 +327,7 @@ static void drawn_lists_on_three_axes_keep_the_tensor(void)
     free(list.item);
 }
 
-static void steps_come_in_the_documented_order(void)
+CLAIM(steps_come_in_the_documented_order)
 {
     static const struct {
         const char *from, *to, *steps;
@@ -358,9 +350,9 @@ static void steps_come_in_the_documented_order(void)
         ar_redistribution_step step[AR_REDISTRIBUTION_STEPS];
         size_t n = 0;
         char text[200] = "";
-        cr_assert_eq(ar_placements_parse(r.from, 2, cases[i].from), AR_OK);
-        cr_assert_eq(ar_placements_parse(r.to, 2, cases[i].to), AR_OK);
-        cr_assert_eq(ar_redistribution_steps(step, &n, &mesh, &r), AR_OK);
+        cr_assert_ok(ar_placements_parse(r.from, 2, cases[i].from));
+        cr_assert_ok(ar_placements_parse(r.to, 2, cases[i].to));
+        cr_assert_ok(ar_redistribution_steps(step, &n, &mesh, &r));
         for (size_t k = 0; k < n; k++)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %s", k ? ", " : "",
                      ar_move_name(step[k].move), mesh.dim[step[k].dim].name);
@@ -368,10 +360,4 @@ static void steps_come_in_the_documented_order(void)
     }
 }
 
-Test(redistribute, every_claim)
-{
-    TOGETHER(every_pair_on_1_to_8_ranks_keeps_the_tensor_and_moves_the_tables_bytes,
-             every_pair_in_native_numerics_keeps_the_tensor_and_moves_the_tables_bytes,
-             every_pair_of_lists_on_two_axes_keeps_the_tensor, drawn_lists_on_three_axes_keep_the_tensor,
-             steps_come_in_the_documented_order);
-}
+EVERY_CLAIM(redistribute)

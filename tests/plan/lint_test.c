@@ -213,6 +213,7 @@ typedef enum damage {
     FALSE_CLAIM,
     SHORT_PART,
     CUT_TOKEN,
+    OTHER_STAGE,
     DAMAGES
 } damage;
 
@@ -225,7 +226,8 @@ static const char *const damage_names[] = {"no damage",
                                            "an operation doubled",
                                            "a false claim",
                                            "a short part",
-                                           "a token cut in two"};
+                                           "a token cut in two",
+                                           "an operation on another stage"};
 
 typedef struct breaker {
     damage what;
@@ -313,6 +315,8 @@ static ar_status visit_damaged(void *user, const ari_operation *op)
         damage_call(b, &copy);
     else if (b->what == FALSE_CLAIM || b->what == SHORT_PART)
         damage_value(b, &copy);
+    else if (b->what == OTHER_STAGE)
+        copy.stage += in_pass(op) && b->l->size[ARI_AXIS_PP] > 1 && here(b, op);
     else if (counts(b, op) && here(b, op)) {
         if (b->what == DROP_OPERATION)
             return AR_OK;
@@ -345,10 +349,10 @@ static void every_damage_is_found(damage what)
     char text[LAYOUT_DRAW_TEXT];
     size_t all = 0;
     for (int i = 0; i < by_scale(8, 10, 40); i++) {
-        const layout_draw d = draw(i);
+        const layout_draw d = draw(what == OTHER_STAGE ? 6 * i + 5 : i); /* of those that draw stages */
         breaker count = {.what = what, .place = SIZE_MAX};
         cr_expect_eq(findings(&d, &count), 0);
-        for (size_t place = 0; place < count.at; place++) {
+        for (size_t place = 0; place < count.at; place += what == OTHER_STAGE ? 7 : 1) {
             breaker b = {.what = what, .place = place};
             cr_expect_gt(findings(&d, &b), 0, "%s, of %s (%s), is not found\n%s", damage_names[what], b.damaged,
                          ari_operation_pass_name(b.pass), TEXT(d));
@@ -401,4 +405,9 @@ Test(lint, no_placement_of_an_output_is_believed)
 Test(lint, every_part_of_another_length_is_found)
 {
     every_damage_is_found(SHORT_PART);
+}
+
+Test(lint, every_operation_on_another_stage_is_found)
+{
+    every_damage_is_found(OTHER_STAGE);
 }

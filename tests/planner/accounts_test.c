@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What must hold of the production account whatever the model and the layout; where it shares a quantity with anyrank's
  * own account, both have the same. */
-#include <math.h>
-#include <string.h>
-
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "tests/planner/shapes.h"
-
-TestSuite(accounts, .timeout = 300);
 
 enum { DRAWS = 150 };
 

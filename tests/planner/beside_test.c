@@ -2,13 +2,8 @@
 /* The planner's queue beside the main one against closed forms by hand: K chunks of t_a and t_g take
  * t_a + (K-1) max(t_a, t_g) + t_g where they are gathered, and the same with the two exchanged where they are
  * scattered. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "planner/time_impl.h"
 #include "support/together.h"
-
-TestSuite(beside, .timeout = 60);
 
 /* Two ranks, links of a byte a second without latency: a collective of 2n elements of t bytes takes n*t seconds. */
 static const ari_time_options slow = {.cluster = {.inside = {0.0, 1.0}, .flops = 1.0}};
@@ -37,7 +32,7 @@ static double scattered(size_t n, size_t each, double t_s, double t_g)
     return ari_beside_multiply(&b, 0.0, t_g * (double)n, &c);
 }
 
-static void four_chunks_of_two_and_three_take_fourteen(void)
+CLAIM(four_chunks_of_two_and_three_take_fourteen)
 {
     cr_expect_float_eq(gathered(4, 1, 2.0, 3.0), 14.0, 1e-9);
     cr_expect_float_eq(gathered(4, 1, 3.0, 2.0), 14.0, 1e-9);
@@ -51,7 +46,7 @@ static double closed_form(double k, double first, double second, double r)
     return k < 2.0 ? first + second : first + (k - 2.0) * fmax(first, second) + fmax(second, r * first) + r * second;
 }
 
-static void chunks_are_as_the_closed_form_has_them(void)
+CLAIM(chunks_are_as_the_closed_form_has_them)
 {
     enum { POSITIONS = 23 };
     static const double ratios[][2] = {{1.0, 1.0}, {1.0, 3.0}, {3.0, 1.0}, {0.5, 0.4}, {1e-3, 7.0}};
@@ -70,7 +65,7 @@ static void chunks_are_as_the_closed_form_has_them(void)
 
 /* An input for the gradients of the layer that follows comes behind the last of four chunks. With t_a = 2, t_g = 3 the
  * third product begins at 2 + 2 * 3 = 8, and the last chunk with it: until 10; the input takes 5 more. */
-static void what_is_gathered_again_comes_behind_the_last_chunk(void)
+CLAIM(what_is_gathered_again_comes_behind_the_last_chunk)
 {
     const ari_cut dy = cut_of(ARI_CALL_ALL_GATHER, 4, 1, 2.0, ARI_OUT),
                   x = cut_of(ARI_CALL_ALL_GATHER, 5, 5, 1.0, ARI_Q);
@@ -85,7 +80,7 @@ static void what_is_gathered_again_comes_behind_the_last_chunk(void)
 }
 
 /* Nothing goes before it: the first chunk of what is scattered waits for it. */
-static void the_queue_does_one_thing_after_the_other(void)
+CLAIM(the_queue_does_one_thing_after_the_other)
 {
     const ari_cut x = cut_of(ARI_CALL_ALL_GATHER, 5, 5, 2.0, ARI_HEAD),
                   dx = cut_of(ARI_CALL_REDUCE_SCATTER, 2, 1, 1.0, ARI_HEAD);
@@ -97,8 +92,4 @@ static void the_queue_does_one_thing_after_the_other(void)
     cr_expect_float_eq(there, 112.0, 1e-9);
 }
 
-Test(beside, every_claim)
-{
-    TOGETHER(four_chunks_of_two_and_three_take_fourteen, chunks_are_as_the_closed_form_has_them,
-             what_is_gathered_again_comes_behind_the_last_chunk, the_queue_does_one_thing_after_the_other);
-}
+EVERY_CLAIM(beside)

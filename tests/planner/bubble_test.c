@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What pipelines of equal stages wait and keep when they run in virtual time, against the closed forms of their
  * papers. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "support/pipeline_measure.h"
 #include "support/together.h"
-
-TestSuite(bubble, .timeout = 600);
 
 static void expect_within_one_percent(const pipeline_case *c, const char *what, double got, double want)
 {
@@ -16,7 +11,7 @@ static void expect_within_one_percent(const pipeline_case *c, const char *what, 
 }
 
 /* A micro-batch's activations are those of GPipe, a part for each. */
-static void waiting_and_memory_are_those_of_the_formulas(void)
+CLAIM(waiting_and_memory_are_those_of_the_formulas)
 {
     pipeline_measured all[2];
     for (int i = 0; i < 2; i++) {
@@ -35,7 +30,4 @@ static void waiting_and_memory_are_those_of_the_formulas(void)
     }
 }
 
-Test(bubble, every_claim)
-{
-    TOGETHER(waiting_and_memory_are_those_of_the_formulas);
-}
+EVERY_CLAIM(bubble)

@@ -5,8 +5,6 @@
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 
-TestSuite(production, .timeout = 300);
-
 /* Table 2 of Korthikanti et al. 2022 (arXiv:2205.05198), bytes of a layer: s, b, h, a, t as there. */
 static double korthikanti(const ari_planned *p)
 {
@@ -24,7 +22,7 @@ static double korthikanti(const ari_planned *p)
     }
 }
 
-static void blocks_keep_what_korthikanti_et_al_count_to_the_byte(void)
+CLAIM(blocks_keep_what_korthikanti_et_al_count_to_the_byte)
 {
     static const char *const models[] = {"gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t"};
     static const int tp[] = {1, 2, 8};
@@ -41,7 +39,7 @@ static void blocks_keep_what_korthikanti_et_al_count_to_the_byte(void)
     }
 }
 
-static void outside_of_the_blocks_are_mask_norm_projection_and_logits(void)
+CLAIM(outside_of_the_blocks_are_mask_norm_projection_and_logits)
 {
     const ar_config c = shape_bundled("gpt3-175b");
     ari_planned p = shape_planned(&c, 8, true, 2, 2048);
@@ -64,7 +62,7 @@ static ari_planned pipeline(const ar_config *c, int chunks, int micro_batches)
     return p;
 }
 
-static void first_stage_keeps_the_worth_of_all_layers(void)
+CLAIM(first_stage_keeps_the_worth_of_all_layers)
 {
     const ar_config c = shape_bundled("gpt3-175b");
     const double sbh = 2048.0 * 12288.0, layer = sbh / 8.0 * (34.0 + 5.0 * 96.0 * 2048.0 / 12288.0);
@@ -86,7 +84,7 @@ static void first_stage_keeps_the_worth_of_all_layers(void)
     cr_expect_eq(shape_kept(&m), 96.0 / 8.0 * 64.0 * layer);
 }
 
-static void layers_that_do_not_divide_leave_the_ends_shorter(void)
+CLAIM(layers_that_do_not_divide_leave_the_ends_shorter)
 {
     static const size_t want[16] = {7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7};
     size_t next = 0, first = 0, count = 0;
@@ -109,13 +107,13 @@ static void layers_that_do_not_divide_leave_the_ends_shorter(void)
     }
 }
 
-static void more_stages_than_layers_are_refused(void)
+CLAIM(more_stages_than_layers_are_refused)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     ari_planned p = shape_planned(&c, 1, false, 2, 128);
     ari_memory m;
     p.step.run.parallel.pp = 32;
-    cr_expect_eq(ari_memory_production(&m, &p), AR_OK, "%s", ar_error_message());
+    cr_expect_ok(ari_memory_production(&m, &p));
     p.step.run.parallel.virtual_stages = 2;
     cr_expect_eq(ari_memory_production(&m, &p), AR_ERR_INDIVISIBLE);
     p.step.run.parallel.pp = p.step.run.parallel.virtual_stages = INT_MAX;
@@ -123,7 +121,7 @@ static void more_stages_than_layers_are_refused(void)
 }
 
 /* bf16 weights and gradients, fp32 master weights and two moments. */
-static void states_divide_only_where_they_are_sharded(void)
+CLAIM(states_divide_only_where_they_are_sharded)
 {
     static const struct {
         int tp;
@@ -141,7 +139,7 @@ static void states_divide_only_where_they_are_sharded(void)
     }
 }
 
-static void zero_divides_states_then_gradients_then_weights_over_dp_and_cp(void)
+CLAIM(zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     const double n = 8030261248.0;
@@ -169,7 +167,7 @@ static void zero_divides_states_then_gradients_then_weights_over_dp_and_cp(void)
 }
 
 /* Of working copies the largest is that of the embedding or the head here: V h parameters, weights and gradients. */
-static void zero_3_works_on_whole_copies(void)
+CLAIM(zero_3_works_on_whole_copies)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     ari_planned p = shape_planned(&c, 1, false, 8, 8192);
@@ -184,7 +182,7 @@ static void zero_3_works_on_whole_copies(void)
 
 /* A token of a layer, in units of a value: the inputs of two norms, of q|k|v, of gate|up and of the output projection,
  * each h; q, k and v; gate, up and their product. Flash attention adds an fp32 number for each head. */
-static void a_llama_keeps_its_own_terms(void)
+CLAIM(a_llama_keeps_its_own_terms)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     const double h = 4096.0, kv = 1024.0, ffn = 14336.0, heads = 32.0, tokens = 2.0 * 8192.0;
@@ -206,7 +204,7 @@ static void a_llama_keeps_its_own_terms(void)
 
 /* The gathered input of a column-parallel layer is there whole while it is worked on, beside the layer's shard of the
  * MLP: sequence parallelism does not divide the peak by tp. */
-static void workspace_has_the_gathered_input_of_a_column_parallel_layer(void)
+CLAIM(workspace_has_the_gathered_input_of_a_column_parallel_layer)
 {
     const ar_config c = shape_bundled("stack-4.8b");
     ari_planned p = shape_planned(&c, 8, true, 2, 4096);
@@ -218,7 +216,7 @@ static void workspace_has_the_gathered_input_of_a_column_parallel_layer(void)
     cr_expect_eq(shape_kept(&kept) - shape_kept(&m), 32.0 * 2.0 * 2.0 * 33554432.0 * 7.0 / 8.0);
 }
 
-static void recomputation_works_on_a_whole_block_at_a_time(void)
+CLAIM(recomputation_works_on_a_whole_block_at_a_time)
 {
     const ar_config c = shape_bundled("gpt-22b");
     const double sbh = 2048.0 * 6144.0, scores = 5.0 * 64.0 * 2048.0 * 2048.0;
@@ -232,14 +230,14 @@ static void recomputation_works_on_a_whole_block_at_a_time(void)
 }
 
 /* A plan that splits one layer otherwise makes that layer alone keep more. */
-static void a_plan_counts_layer_by_layer(void)
+CLAIM(a_plan_counts_layer_by_layer)
 {
     ar_config c = shape_bundled("llama-3-8b");
     c.layers = 4;
     ari_planned p = shape_planned(&c, 4, false, 1, 1024);
     p.flash = true;
     const ari_memory plain = shape_memory(&p);
-    cr_assert_eq(ar_plan_add(&p.step.run.plan, c.arch, "model.layers.2.mlp.*", AR_STYLE_REPLICATE), AR_OK);
+    cr_assert_ok(ar_plan_add(&p.step.run.plan, c.arch, "model.layers.2.mlp.*", AR_STYLE_REPLICATE));
     const ari_memory one = shape_memory(&p);
     cr_expect_eq(one.of[ARI_MEMORY_MLP] - plain.of[ARI_MEMORY_MLP], 2.0 * 1024.0 * 3.0 * 14336.0 * 3.0 / 4.0);
     cr_expect_eq(one.of[ARI_MEMORY_WEIGHTS] - plain.of[ARI_MEMORY_WEIGHTS], 2.0 * 3.0 * 4096.0 * 14336.0 * 3.0 / 4.0);
@@ -248,13 +246,13 @@ static void a_plan_counts_layer_by_layer(void)
 }
 
 /* Stages hold a copy each of a tied table, and each part of the model is on one stage. */
-static void stages_have_the_parameters_of_all(void)
+CLAIM(stages_have_the_parameters_of_all)
 {
     ar_config c = shape_gpt(2, 256, 4, 1024);
     c.max_positions = 4096; /* more than what the last stage has of logits */
     ari_planned p = shape_planned(&c, 1, false, 2, 64);
     size_t all = 0;
-    cr_assert_eq(ar_config_parameters(&c, &all), AR_OK);
+    cr_assert_ok(ar_config_parameters(&c, &all));
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)all);
     p.step.run.parallel.pp = 2;
     const double table = 1024.0 * 256.0, block = 12.0 * 256.0 * 256.0 + 13.0 * 256.0;
@@ -262,14 +260,4 @@ static void stages_have_the_parameters_of_all(void)
     cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (table + 4096.0 * 256.0 + block));
 }
 
-Test(production, every_claim)
-{
-    TOGETHER(blocks_keep_what_korthikanti_et_al_count_to_the_byte,
-             outside_of_the_blocks_are_mask_norm_projection_and_logits, first_stage_keeps_the_worth_of_all_layers,
-             layers_that_do_not_divide_leave_the_ends_shorter, more_stages_than_layers_are_refused,
-             states_divide_only_where_they_are_sharded, zero_divides_states_then_gradients_then_weights_over_dp_and_cp,
-             zero_3_works_on_whole_copies, a_llama_keeps_its_own_terms,
-             workspace_has_the_gathered_input_of_a_column_parallel_layer,
-             recomputation_works_on_a_whole_block_at_a_time, a_plan_counts_layer_by_layer,
-             stages_have_the_parameters_of_all);
-}
+EVERY_CLAIM(production)

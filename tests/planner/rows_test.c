@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Published figures of training runs, against the planner's formulas. Rates and layouts are the publications'; what does
  * not fit stays in the table, as unexplained. docs/planner.md shows the same rows. */
-#include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/model.h"
 #include "planner/time_impl.h"
 #include "ref/io/file.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
-
-TestSuite(rows, .timeout = 300);
 
 /* A bundled name; or a form and its sizes. */
 typedef struct shape {
@@ -33,15 +27,14 @@ static ar_config config_of(const shape *s)
 static void expect_row(const char *format, ...)
 {
     char row[256];
-    unsigned char *page = NULL;
+    OWNED(free) unsigned char *page = NULL;
     size_t length = 0;
     va_list values;
     va_start(values, format);
     vsnprintf(row, sizeof row, format, values);
     va_end(values);
-    cr_assert_eq(ari_file_read(&page, &length, TEST_SOURCE_DIR "/docs/planner.md", 1 << 20), AR_OK);
+    cr_assert_ok(ari_file_read(&page, &length, TEST_SOURCE_DIR "/docs/planner.md", 1 << 20));
     cr_expect_not_null(strstr((const char *)page, row), "docs/planner.md lacks: %s", row);
-    free(page);
 }
 
 /* --- throughput --------------------------------------------------------------------------------------------------- */
@@ -83,13 +76,12 @@ static const struct {
     {"Megatron Bridge 26.04.01, Llama3-70B", BUNDLED("llama-3-70b"), 8192, 1664, 731, ARI_FLOPS_CAUSAL, "unexplained"},
 };
 
-static void printed_rates_are_those_of_their_convention(void)
+CLAIM(printed_rates_are_those_of_their_convention)
 {
     for (size_t i = 0; i < sizeof throughput / sizeof *throughput; i++) {
         const ar_config c = config_of(&throughput[i].model);
         double flops = 0.0;
-        cr_assert_eq(ari_flops_token(&flops, &c, throughput[i].seq, throughput[i].convention, AR_RECOMPUTE_NONE),
-                     AR_OK);
+        cr_assert_ok(ari_flops_token(&flops, &c, throughput[i].seq, throughput[i].convention, AR_RECOMPUTE_NONE));
         const double rate = flops * throughput[i].tokens * 1e-12, error = rate / throughput[i].teraflops - 1.0;
         cr_expect_str_eq(fabs(error) <= 0.005 ? "fits" : "unexplained", throughput[i].verdict, "%s: %.1f",
                          throughput[i].source, rate);
@@ -111,13 +103,13 @@ static const struct {
     {"gpt-1t", 512, 512, 71.49, 56.3, 57.0, 1.013},
 };
 
-static void utilisations_are_those_of_korthikanti_et_al(void)
+CLAIM(utilisations_are_those_of_korthikanti_et_al)
 {
     for (size_t i = 0; i < sizeof korthikanti / sizeof *korthikanti; i++) {
         const ar_config c = shape_bundled(korthikanti[i].model);
         double model = 0.0, hardware = 0.0;
-        cr_assert_eq(ari_flops_token(&model, &c, 2048, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE), AR_OK);
-        cr_assert_eq(ari_flops_token(&hardware, &c, 2048, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_SELECTIVE), AR_OK);
+        cr_assert_ok(ari_flops_token(&model, &c, 2048, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
+        cr_assert_ok(ari_flops_token(&hardware, &c, 2048, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_SELECTIVE));
         const double h = (double)c.hidden, layers = (double)c.layers, tokens = korthikanti[i].batch * 2048.0;
         const double formula = 72.0 * layers * h * h * (1.0 + 2048.0 / (6.0 * h) + 51200.0 / (12.0 * h * layers));
         cr_expect_float_eq(model / formula, 1.0, 1e-12, "%s: %.17g", c.name, model / formula);
@@ -137,7 +129,7 @@ static void utilisations_are_those_of_korthikanti_et_al(void)
 
 /* Two for each multiply-add of the list of operations, whatever the layout: the formula of the products, without the
  * scores that the mask hides, (s - 1)/2 of s keys of a query. */
-static void counted_products_are_the_formulas(void)
+CLAIM(counted_products_are_the_formulas)
 {
     static const int tp[] = {1, 4, 8};
     for (size_t i = 0; ari_model_names[i]; i++) {
@@ -145,8 +137,8 @@ static void counted_products_are_the_formulas(void)
         for (size_t k = 0; k < sizeof tp / sizeof *tp; k++) {
             const ari_planned p = shape_planned(&c, c.heads % (size_t)tp[k] == 0 ? tp[k] : 1, true, 2, 64);
             double formula = 0.0, model = 0.0, hardware = 0.0;
-            cr_assert_eq(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE), AR_OK);
-            cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
+            cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
             const double features = (double)(c.layers * c.heads * c.head_dim);
             formula -= c.causal ? 12.0 * features * (64.0 - 1.0) / 2.0 : 0.0;
             cr_expect_float_eq(model / formula, 1.0, 1e-12, "%s: %.17g", c.name, model / formula);
@@ -156,29 +148,29 @@ static void counted_products_are_the_formulas(void)
 }
 
 /* Copies of KV heads compute their products again; recomputation the blocks' forward pass, or attention's. */
-static void hardware_counts_copies_and_recomputation(void)
+CLAIM(hardware_counts_copies_and_recomputation)
 {
     const ar_config c = shape_bundled("llama-3-8b");
     const double h = 4096.0, kv = 1024.0, s = 512.0, layers = 32.0;
     ari_planned p = shape_planned(&c, 1, false, 1, 512);
     double model = 0.0, hardware = 0.0, blocks = 0.0, all = 0.0;
-    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
+    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
     cr_expect_eq(hardware, model);
     p.step.run.parallel.recompute.what = AR_RECOMPUTE_SELECTIVE;
-    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
+    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
     cr_expect_float_eq(hardware - model, 2.0 * layers * (s + 1.0) * h, 1.0);
     p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
-    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
-    cr_assert_eq(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_FULL), AR_OK);
-    cr_assert_eq(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE), AR_OK);
+    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
+    cr_assert_ok(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_FULL));
+    cr_assert_ok(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
     cr_expect_float_eq((hardware - model) / (blocks - all - 2.0 * layers * (s - 1.0) * h), 1.0, 1e-12);
     p = shape_planned(&c, 32, true, 1,
                       512); /* 4 copies of each KV head: forward and weights, not the input's gradient */
-    cr_assert_eq(ari_flops_counted(&model, &hardware, &p), AR_OK);
+    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
     cr_expect_float_eq((hardware - model) / (3.0 * 2.0 * 2.0 * 2.0 * layers * h * kv), 1.0, 1e-12);
 }
 
-static void parameters_of_llama_3(void)
+CLAIM(parameters_of_llama_3)
 {
     static const struct {
         const char *model;
@@ -187,18 +179,18 @@ static void parameters_of_llama_3(void)
     for (size_t i = 0; i < sizeof llama / sizeof *llama; i++) {
         const ar_config c = shape_bundled(llama[i].model);
         size_t n = 0;
-        cr_assert_eq(ar_config_parameters(&c, &n), AR_OK);
+        cr_assert_ok(ar_config_parameters(&c, &n));
         cr_expect_eq(n, llama[i].parameters);
     }
 }
 
-static void one_rank_has_the_parameters_of_a_bundled_model(void)
+CLAIM(one_rank_has_the_parameters_of_a_bundled_model)
 {
     for (size_t i = 0; ari_model_names[i]; i++) {
         const ar_config c = shape_bundled(ari_model_names[i]);
         const ari_planned p = shape_planned(&c, 1, false, 1, 128);
         size_t n = 0;
-        cr_assert_eq(ar_config_parameters(&c, &n), AR_OK);
+        cr_assert_ok(ar_config_parameters(&c, &n));
         cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)n, "%s", c.name);
     }
 }
@@ -254,7 +246,7 @@ static double predicted_gib(size_t i)
     return ari_memory_sum(&m) / 0x1p30;
 }
 
-static void peaks_of_torchtitan_differ_as_their_layouts_do(void)
+CLAIM(peaks_of_torchtitan_differ_as_their_layouts_do)
 {
     double before = 0.0;
     for (size_t i = 0; i < sizeof peaks / sizeof *peaks; i++) {
@@ -277,7 +269,7 @@ static void peaks_of_torchtitan_differ_as_their_layouts_do(void)
 }
 
 /* GiB of Llama 3 8B by kind; peaks as above. */
-static void memory_of_llama_3_8b(void)
+CLAIM(memory_of_llama_3_8b)
 {
     static const ari_memory_kind columns[] = {
         ARI_MEMORY_WEIGHTS, ARI_MEMORY_GRADIENTS, ARI_MEMORY_MASTER, ARI_MEMORY_OPTIMIZER, ARI_MEMORY_ATTENTION,
@@ -323,7 +315,7 @@ static void memory_of_llama_3_8b(void)
 
 /* Llama 3's three (arXiv:2407.21783, table 4): 16 M tokens a step on 8,192 and 16,384 GPUs, of which each has fewer a
  * second than those of the layout before. */
-static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
+CLAIM(layouts_of_llama_3_405b_are_legal_and_in_order)
 {
     static const struct {
         int tp, cp, pp, dp;
@@ -331,7 +323,7 @@ static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
     } layouts[] = {{8, 1, 16, 64, 8192, 32}, {8, 1, 16, 128, 8192, 16}, {8, 16, 16, 8, 131072, 16}};
     const ar_config c = shape_bundled("llama-3.1-405b");
     ari_time_options options = {.cost_model = ARI_COST_PRODUCTION};
-    cr_assert_eq(ar_sim_cluster_parse(&options.cluster, "h100"), AR_OK);
+    cr_assert_ok(ar_sim_cluster_parse(&options.cluster, "h100"));
     double before = 0.0;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const size_t batch = layouts[i].batch * (size_t)layouts[i].dp;
@@ -340,7 +332,7 @@ static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
         p.step.run.parallel.cp = layouts[i].cp;
         p.step.run.parallel.zigzag = layouts[i].cp > 1;
         p.step.run.parallel.micro_batches = (int)layouts[i].batch;
-        cr_expect_eq(ar_run_check(&p.step.run, &c), AR_OK, "%s", ar_error_message());
+        cr_expect_ok(ar_run_check(&p.step.run, &c));
         cr_expect_eq(layouts[i].seq * batch, (size_t)1 << 24, "tokens of a step");
         p.step.run.parallel.zero = 2;
         p.step.run.parallel.pp = layouts[i].pp;
@@ -353,7 +345,7 @@ static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
         const double n = 8.0 * (block / 8.0 + 2.0 * 16384.0);
         cr_expect_eq(states, 2.0 * n + 14.0 * ceil(n / (layouts[i].dp * layouts[i].cp)), "%.0f", states);
         ari_time t;
-        cr_assert_eq(ari_time_of(&t, &p, &options), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_time_of(&t, &p, &options));
         const double ranks = layouts[i].tp * layouts[i].cp * layouts[i].pp * layouts[i].dp;
         const double tokens = 0x1p24 / ari_time_step(&t) / ranks;
         cr_expect(i == 0 || tokens < before, "layout %zu: %.1f tokens a second of a GPU", i, tokens);
@@ -362,7 +354,7 @@ static void layouts_of_llama_3_405b_are_legal_and_in_order(void)
 }
 
 /* 64 MiB over 8 ranks of a node and over 16 ranks of a slower network: a link's rate is that of one direction. */
-static void ring_all_reduces_take_their_closed_form(void)
+CLAIM(ring_all_reduces_take_their_closed_form)
 {
     static const struct {
         int ranks;
@@ -378,11 +370,4 @@ static void ring_all_reduces_take_their_closed_form(void)
     }
 }
 
-Test(rows, every_claim)
-{
-    TOGETHER(printed_rates_are_those_of_their_convention, utilisations_are_those_of_korthikanti_et_al,
-             counted_products_are_the_formulas, hardware_counts_copies_and_recomputation, parameters_of_llama_3,
-             one_rank_has_the_parameters_of_a_bundled_model, peaks_of_torchtitan_differ_as_their_layouts_do,
-             memory_of_llama_3_8b, layouts_of_llama_3_405b_are_legal_and_in_order,
-             ring_all_reduces_take_their_closed_form);
-}
+EVERY_CLAIM(rows)

@@ -2,17 +2,16 @@
 #ifndef TEST_PLANNER_SHAPES_H
 #define TEST_PLANNER_SHAPES_H
 
-#include <criterion/criterion.h>
-
 #include "planner/planner.h"
+#include "tests/support/test.h"
 
 /* A bundled model's config. */
 static inline ar_config shape_bundled(const char *name)
 {
     char path[512];
     ar_config c;
-    cr_assert_eq(ar_model_path(path, sizeof path, name), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_config_load(&c, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_model_path(path, sizeof path, name));
+    cr_assert_ok(ar_config_load(&c, path));
     return c;
 }
 
@@ -58,7 +57,7 @@ static inline ari_planned shape_planned(const ar_config *c, int tp, bool sp, siz
 static inline ari_memory shape_memory(const ari_planned *p)
 {
     ari_memory m;
-    cr_assert_eq(ari_memory_production(&m, p), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_memory_production(&m, p));
     return m;
 }
 

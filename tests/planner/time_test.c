@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The planner's seconds against the simulator's virtual time, and against closed forms by hand. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-
 #include "planner/time.h"
 #include "run/cluster_run.h"
 #include "support/layout_draw.h"
 #include "support/small.h"
 #include "support/together.h"
-
-TestSuite(planner_time, .timeout = 600);
 
 /* --- against runs ------------------------------------------------------------------------------------------------- */
 
@@ -69,7 +63,7 @@ static double simulated(const layout_draw *d, const ar_run *run)
     for (int i = 0; i <= LAYOUT_DRAW_STEPS; i++)
         batch[i] = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = ids};
     const ari_cluster_options o = {.run = *run, .config = &d->config, .batch = batch};
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
     return result.predicted.seconds;
 }
@@ -81,8 +75,8 @@ static double planned(const layout_draw *d, const ar_run *run)
     ari_time t;
     double start = 0.0;
     cr_assert(ari_planned_counted(&p));
-    cr_assert_eq(ari_time_of(&t, &p, &o), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_time_start(&start, &p, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_time_of(&t, &p, &o));
+    cr_assert_ok(ari_time_start(&start, &p, &o));
     return start + (double)(run->steps > 0 ? run->steps : 1) * ari_time_step(&t);
 }
 
@@ -100,7 +94,7 @@ static double share_of(const layout_draw *d, int i, const ar_sim_cluster *cluste
     return fabs(got - want) <= 1e-9 ? 1.0 : got / want;
 }
 
-static void is_virtual_time_within_one_percent(void)
+CLAIM(is_virtual_time_within_one_percent)
 {
     const int draws = by_scale(24, 24, 400);
     int moved = 0;
@@ -118,7 +112,7 @@ static void is_virtual_time_within_one_percent(void)
 }
 
 /* Rings, neighbours that exchange heads, and both; on one node, and a node for each sequence's ranks. */
-static void of_ranks_that_share_sequences_is_virtual_time_within_one_percent(void)
+CLAIM(of_ranks_that_share_sequences_is_virtual_time_within_one_percent)
 {
     const int draws = by_scale(8, 10, 200);
     for (int i = 0; i < draws; i++) {
@@ -135,7 +129,7 @@ static void of_ranks_that_share_sequences_is_virtual_time_within_one_percent(voi
 
 /* Pipelines of every schedule beside all else. The planner times a micro-batch by the mean of a rank's and a layer by the
  * mean of all, which in models as small as these is off by more than where all are alike. */
-static void of_pipelines_is_virtual_time_but_for_uneven_parts(void)
+CLAIM(of_pipelines_is_virtual_time_but_for_uneven_parts)
 {
     const int draws = by_scale(8, 10, 200);
     int close = 0;
@@ -156,7 +150,7 @@ static void of_pipelines_is_virtual_time_but_for_uneven_parts(void)
 }
 
 /* Then some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
-static void is_at_least_virtual_time_where_groups_do_not_fill_nodes(void)
+CLAIM(is_at_least_virtual_time_where_groups_do_not_fill_nodes)
 {
     const int draws = by_scale(10, 10, 200);
     for (int i = 0; i < draws; i++) {
@@ -171,9 +165,4 @@ static void is_at_least_virtual_time_where_groups_do_not_fill_nodes(void)
     }
 }
 
-Test(planner_time, every_claim)
-{
-    TOGETHER(is_virtual_time_within_one_percent, of_ranks_that_share_sequences_is_virtual_time_within_one_percent,
-             of_pipelines_is_virtual_time_but_for_uneven_parts,
-             is_at_least_virtual_time_where_groups_do_not_fill_nodes);
-}
+EVERY_CLAIM(planner_time)

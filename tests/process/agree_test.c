@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "process/agree.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 3 };
 static const size_t send[RANKS] = {1, 0, 7}, receive[RANKS] = {4, 1, (size_t)1 << 40};
@@ -41,9 +38,9 @@ Test(agree, a_call_arrives_as_it_was_sent)
     for (int i = 0; i < CALLS; i++) {
         const ari_call *want = &calls[i];
         ari_call got;
-        ar_p2p *p2p = NULL;
+        OWNED(free) ar_p2p *p2p = NULL;
         size_t size = 0;
-        void *bytes = encoded(want, &size);
+        OWNED(free) void *bytes = encoded(want, &size);
         cr_assert(ari_call_decode(&got, &p2p, bytes, size, RANKS) == AR_OK, "call %d: %s", i, ar_error_message());
         cr_expect(size % 8 == 0);
         cr_expect(got.kind == want->kind && got.dtype == want->dtype && got.op == want->op && got.root == want->root);
@@ -54,8 +51,6 @@ Test(agree, a_call_arrives_as_it_was_sent)
         for (size_t k = 0; want->p2p && k < want->count; k++)
             cr_expect(got.p2p[k].peer == batch[k].peer && got.p2p[k].send == batch[k].send &&
                       got.p2p[k].count == batch[k].count);
-        free(p2p);
-        free(bytes);
     }
 }
 
@@ -63,13 +58,12 @@ Test(agree, a_part_of_a_call_is_none)
 {
     for (int i = 0; i < CALLS; i++) {
         size_t size = 0;
-        void *bytes = encoded(&calls[i], &size);
+        OWNED(free) void *bytes = encoded(&calls[i], &size);
         for (size_t part = 0; part < size; part++) {
             ari_call got;
             ar_p2p *p2p = NULL;
             cr_expect(ari_call_decode(&got, &p2p, bytes, part, RANKS) == AR_ERR_INTERNAL, "call %d: %zu", i, part);
         }
-        free(bytes);
     }
 }
 
@@ -78,9 +72,8 @@ Test(agree, a_call_of_another_group_or_without_the_end_of_its_tag_is_none)
     ari_call got;
     ar_p2p *p2p = NULL;
     size_t size = 0;
-    char *bytes = encoded(&calls[2], &size);
+    OWNED(free) char *bytes = encoded(&calls[2], &size);
     cr_expect(ari_call_decode(&got, &p2p, bytes, size, RANKS + 1) == AR_ERR_INTERNAL);
     bytes[size - 1] = 'x';
     cr_expect(ari_call_decode(&got, &p2p, bytes, size, RANKS) == AR_ERR_INTERNAL);
-    free(bytes);
 }

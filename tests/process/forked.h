@@ -196,4 +196,19 @@ static inline int forked_each(void (*run)(size_t i), size_t n)
     return bad ? 1 : 0;
 }
 
+/* The first that listens there. */
+static inline int connect_to(int port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    a.sin_port = htons((unsigned short)port);
+    for (int i = 0; i < 60000; i++) {
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+            return fd;
+        close(fd);
+        forked_sleep(0.01);
+    }
+    return -1;
+}
+
 #endif

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "process/handshake.h"
-#include "support/together.h"
-
-TestSuite(handshake, .timeout = 300);
+#include "tests/support/test.h"
 
 static const ari_key none = {.is_set = false}, key = {true, "key"}, other_key = {true, "keY"};
 static const ari_hello hello = {.rank = 1, .size = 2, .job = 7, .name = "a process"};
@@ -128,7 +123,7 @@ static void refused(const char *text, const char *path, ar_status st, const char
     ari_key k;
     set(text, path);
     cr_expect(ari_key_read(&k) == st, "%s %s", text, path);
-    cr_expect(strstr(ar_error_message(), words), "%s", ar_error_message());
+    cr_expect_says(words);
     cr_expect(!k.is_set);
 }
 

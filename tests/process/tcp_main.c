@@ -4,6 +4,7 @@
 
 #include "process/process.h"
 #include "tests/process/forked.h"
+#include "tests/support/scoped.h"
 
 enum { RANKS = 4 };
 #define LIMIT_NS UINT64_C(600000000000) /* a guard: nothing waits for it */
@@ -27,8 +28,8 @@ static ar_status gather_and_check(ar_process *p)
 {
     const size_t mega = 1 << 20, own = (size_t)ar_process_rank(p) * (mega + 1);
     size_t sizes[RANKS];
-    char *bytes = malloc(own + 1);
-    char *all = NULL;
+    OWNED(free) char *bytes = malloc(own + 1);
+    OWNED(free) char *all = NULL;
     memset(bytes, 'a' + ar_process_rank(p), own);
     ar_status st = ar_process_gather(p, (void **)&all, sizes, bytes, own);
     size_t at = 0;
@@ -40,14 +41,12 @@ static ar_status gather_and_check(ar_process *p)
     }
     if (st == AR_OK)
         st = expect((all != NULL) == (ar_process_rank(p) == 0), "gathered in another place");
-    free(all);
-    free(bytes);
     return st;
 }
 
 static ar_status all_calls(int rank, void *arg)
 {
-    ar_process *p = NULL;
+    OWNED(ar_process_destroy) ar_process *p = NULL;
     const double *late = arg;
     forked_sleep(rank == 0 ? *late : 0);
     AR_TRY(join(&p, LIMIT_NS));
@@ -60,7 +59,6 @@ static ar_status all_calls(int rank, void *arg)
         if (st == AR_OK && i % 10 == 0)
             st = gather_and_check(p);
     }
-    ar_process_destroy(p);
     return st;
 }
 
@@ -79,41 +77,37 @@ static atomic_int *arrived;
 static ar_status killed_in_gather(int rank, void *arg)
 {
     (void)arg;
-    ar_process *p = NULL;
+    OWNED(ar_process_destroy) ar_process *p = NULL;
     AR_TRY(join(&p, LIMIT_NS));
     if (rank == 2) {
         forked_sleep(0.05);
         raise(SIGKILL);
     }
-    void *all = NULL;
+    OWNED(free) void *all = NULL;
     char byte = 'x';
     ar_status st = ar_process_gather(p, &all, NULL, &byte, 1);
     if (st == AR_OK)
         st = ar_process_broadcast(p, &byte, 1); /* those that only gave hear of it here */
-    free(all);
-    ar_process_destroy(p);
     return st;
 }
 
 static ar_status one_aborts(int rank, void *arg)
 {
     (void)arg;
-    ar_process *p = NULL;
+    OWNED(ar_process_destroy) ar_process *p = NULL;
     char byte = 0;
     AR_TRY(join(&p, LIMIT_NS));
     if (rank == 3)
         ar_process_abort(p, AR_ERR_DATA, "the loss is NaN");
     while (rank == 0 && atomic_load(arrived) < RANKS - 1)
         forked_sleep(0.001); /* it computes: the others, which wait for its broadcast, hear before it comes */
-    void *all = NULL;
+    OWNED(free) void *all = NULL;
     ar_status st = ar_process_broadcast(p, &byte, 1);
     if (rank == 0 && st == AR_OK) /* which waits for nobody: the word may still be on its way to this thread */
         st = ar_process_gather(p, &all, NULL, "", 0);
-    free(all);
     atomic_fetch_add(arrived, 1);
     if (rank == 3 && st == AR_ERR_DATA)
         st = ar_error_set(AR_ERR_ABORTED, "rank 3 aborted: the loss is NaN"); /* it keeps its own status */
-    ar_process_destroy(p);
     return st;
 }
 
@@ -124,7 +118,7 @@ static ar_status one_never_comes(int rank, void *arg)
     AR_TRY(join(&p, LIMIT_NS));
     if (rank == 0) /* the others wait for it, perhaps since before it waits */
         p->options.timeout_ns = SHORT_NS / 2;
-    void *all = NULL;
+    OWNED(free) void *all = NULL;
     ar_status st = AR_OK;
     while (rank == 1 && atomic_load(arrived) == 0)
         forked_sleep(0.001);
@@ -133,7 +127,6 @@ static ar_status one_never_comes(int rank, void *arg)
         atomic_fetch_add(arrived, 1); /* it has waited long enough */
     if (st == AR_OK)
         st = ar_process_broadcast(p, &(char){0}, 1);
-    free(all);
     ar_process_destroy(p);
     if (rank == 0 && st == AR_ERR_TIMEOUT)
         st = AR_ERR_ABORTED; /* it keeps its own status */
@@ -145,14 +138,13 @@ static ar_status two_programs(int rank, void *arg)
     (void)arg;
     ar_process *p = NULL;
     char byte = 0;
-    void *all = NULL;
+    OWNED(free) void *all = NULL;
     AR_TRY(join(&p, LIMIT_NS));
     ar_status st = rank == 1 ? ar_process_gather(p, &all, NULL, &byte, 1) : ar_process_broadcast(p, &byte, 1);
     if (st == AR_OK)
         st = ar_process_gather(p, &all, NULL, &byte, 1);
     if (st == AR_OK)
         st = ar_process_broadcast(p, &byte, 1);
-    free(all);
     ar_process_destroy(p);
     return st == AR_ERR_MISMATCH ? AR_ERR_ABORTED : st;
 }
@@ -173,9 +165,8 @@ static ar_status only_join(int rank, void *arg)
 {
     (void)rank;
     const uint64_t *ns = arg;
-    ar_process *p = NULL;
+    OWNED(ar_process_destroy) ar_process *p = NULL;
     AR_TRY(join(&p, *ns));
-    ar_process_destroy(p);
     return AR_OK;
 }
 
@@ -228,20 +219,6 @@ static void no_world_in_time(forked_fn fn, int killed, ar_status st, const char 
 }
 
 /* --- strangers ---------------------------------------------------------------------------------------------------- */
-
-static int connect_to(int port)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    a.sin_port = htons((unsigned short)port);
-    for (int i = 0; i < 60000; i++) {
-        const int fd = socket(AF_INET, SOCK_STREAM, 0);
-        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
-            return fd;
-        close(fd);
-        forked_sleep(0.01);
-    }
-    return -1;
-}
 
 /* A web client, one that says half a greeting, one that says nothing: the others come together all the same. */
 static void strangers(void)

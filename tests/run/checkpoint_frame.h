@@ -3,10 +3,9 @@
 #ifndef TESTS_RUN_CHECKPOINT_FRAME_H
 #define TESTS_RUN_CHECKPOINT_FRAME_H
 
-#include <criterion/criterion.h>
-
 #include "anyrank/checkpoint.h"
 #include "run/small_run.h"
+#include "tests/support/test.h"
 
 static char folder[64];
 static char file[200];
@@ -27,23 +26,18 @@ static inline const char *in_folder(const char *name)
     return file;
 }
 
-static inline bool says(const char *text)
-{
-    return strstr(ar_error_message(), text) != NULL;
-}
-
 static inline ar_checkpoint_writer *writer_of(size_t keep, bool fresh)
 {
     const ar_checkpoint_options o = {.folder = folder, .keep = keep, .fresh = fresh};
     ar_checkpoint_writer *w = NULL;
-    cr_assert_eq(ar_checkpoint_writer_create(&w, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_checkpoint_writer_create(&w, &o));
     return w;
 }
 
 static inline ar_checkpoint *open_or_fail(const char *path)
 {
     ar_checkpoint *c = NULL;
-    cr_assert_eq(ar_checkpoint_open(&c, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_checkpoint_open(&c, path));
     return c;
 }
 

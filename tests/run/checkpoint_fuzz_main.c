@@ -96,12 +96,11 @@ static void hash_again(fuzz_input *x)
     if (ari_checkpoint_text_hash(hash, o) != AR_OK)
         abort();
     json_object_set_new(o, ARI_CHECKPOINT_OWN_HASH, json_string(hash));
-    char *text = json_dumps(o, JSON_INDENT(2));
+    OWNED(free) char *text = json_dumps(o, JSON_INDENT(2));
     if (text != NULL && strlen(text) < MOST_BYTES) {
         x->n = strlen(text);
         memcpy(x->bytes, text, x->n);
     }
-    free(text);
     json_decref(o);
 }
 

@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/checkpoint.h"
+#include "tests/support/test.h"
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-TestSuite(checkpoint_json, .timeout = 300);
 
 static const char hash[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 static const char other_hash[] = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";
@@ -70,15 +64,15 @@ static void written_and_read(ari_checkpoint_read *r, const ar_checkpoint_state *
     close(fd);
     memcpy(h.config, hash, sizeof hash);
     memcpy(h.weights, other_hash, sizeof other_hash);
-    cr_assert_eq(ari_checkpoint_write_json(path, s, &h), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_checkpoint_read_json(r, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_checkpoint_write_json(path, s, &h));
+    cr_assert_ok(ari_checkpoint_read_json(r, path));
     unlink(path);
 }
 
 Test(checkpoint_json, everything_that_is_written_is_read)
 {
     const ar_checkpoint_state want = unusual();
-    ari_checkpoint_read r;
+    SCOPED(ari_checkpoint_read_fini) ari_checkpoint_read r;
     written_and_read(&r, &want);
     const ar_checkpoint_state *s = &r.state;
     const ar_optimizer_options *a = &want.optimizer, *b = &s->optimizer;
@@ -105,20 +99,18 @@ Test(checkpoint_json, everything_that_is_written_is_read)
     cr_assert_str_eq(r.hashes.config, hash);
     cr_assert_str_eq(r.hashes.weights, other_hash);
     cr_assert_str_eq(r.hashes.optimizer, "");
-    ari_checkpoint_read_fini(&r);
 }
 
 static ar_status read_again(const ar_checkpoint_state *s)
 {
     char path[] = "/tmp/anyrank-state-XXXXXX";
     const ari_checkpoint_hashes h = {.optimizer = ""};
-    ari_checkpoint_read r;
+    SCOPED(ari_checkpoint_read_fini) ari_checkpoint_read r;
     const int fd = mkstemp(path);
     cr_assert(fd >= 0);
     close(fd);
-    cr_assert_eq(ari_checkpoint_write_json(path, s, &h), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_checkpoint_write_json(path, s, &h));
     const ar_status st = ari_checkpoint_read_json(&r, path);
-    ari_checkpoint_read_fini(&r);
     unlink(path);
     return st;
 }
@@ -128,11 +120,10 @@ Test(checkpoint_json, a_loss_that_makes_no_sense_is_an_error_of_the_file)
     static const ar_loss_options wrong[] = {
         {1.0, 0.0}, {-0.5, 0.0}, {(double)NAN, 0.0}, {0.0, -1e-9}, {0.0, (double)INFINITY}, {0.0, (double)NAN}};
     ar_checkpoint_state s = unusual();
-    cr_expect_eq(read_again(&s), AR_OK, "%s", ar_error_message());
+    cr_expect_ok(read_again(&s));
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         s.loss_options = wrong[i];
-        cr_expect_eq(read_again(&s), AR_ERR_FORMAT);
-        cr_expect(strstr(ar_error_message(), "key 'loss': cross-entropy: a ") != NULL, "%s", ar_error_message());
+        cr_expect_refused(read_again(&s), AR_ERR_FORMAT, "key 'loss': cross-entropy: a ");
     }
 }
 
@@ -141,10 +132,9 @@ Test(checkpoint_json, losses_that_json_has_no_number_for_are_kept)
     const float loss[] = {INFINITY, -INFINITY, NAN};
     ar_checkpoint_state s = unusual();
     s.loss = loss;
-    ari_checkpoint_read r;
+    SCOPED(ari_checkpoint_read_fini) ari_checkpoint_read r;
     written_and_read(&r, &s);
     cr_assert(r.state.loss[0] == INFINITY && r.state.loss[1] == -INFINITY && isnan(r.state.loss[2]));
-    ari_checkpoint_read_fini(&r);
 }
 
 Test(checkpoint_json, a_path_that_is_no_text_does_not_make_the_file_unreadable)
@@ -164,7 +154,7 @@ Test(checkpoint_json, a_path_that_is_no_text_does_not_make_the_file_unreadable)
 Test(checkpoint_json, of_more_losses_than_fit_the_last_stay)
 {
     const size_t n = AR_CHECKPOINT_LOSSES + 5;
-    float *loss = calloc(n, sizeof *loss);
+    OWNED(free) float *loss = calloc(n, sizeof *loss);
     cr_assert_not_null(loss);
     loss[4] = 4;
     loss[5] = 5;
@@ -173,12 +163,10 @@ Test(checkpoint_json, of_more_losses_than_fit_the_last_stay)
     s.step = n;
     s.loss = loss;
     s.losses = n;
-    ari_checkpoint_read r;
+    SCOPED(ari_checkpoint_read_fini) ari_checkpoint_read r;
     written_and_read(&r, &s);
     cr_assert_eq(r.state.losses, AR_CHECKPOINT_LOSSES);
     cr_assert(r.state.loss[0] == 5 && r.state.loss[AR_CHECKPOINT_LOSSES - 1] == 1);
-    ari_checkpoint_read_fini(&r);
-    free(loss);
 }
 
 Test(checkpoint_json, another_version_or_another_file_is_told)
@@ -191,13 +179,11 @@ Test(checkpoint_json, another_version_or_another_file_is_told)
                  {"[1]", "expected a JSON object"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char path[] = "/tmp/anyrank-state-XXXXXX";
-        ari_checkpoint_read r;
+        SCOPED(ari_checkpoint_read_fini) ari_checkpoint_read r;
         const int fd = mkstemp(path);
         cr_assert_eq(write(fd, cases[i].text, strlen(cases[i].text)), (ssize_t)strlen(cases[i].text));
         close(fd);
-        cr_expect_eq(ari_checkpoint_read_json(&r, path), AR_ERR_FORMAT);
-        cr_expect(strstr(ar_error_message(), cases[i].says), "%s", ar_error_message());
-        ari_checkpoint_read_fini(&r);
+        cr_expect_refused(ari_checkpoint_read_json(&r, path), AR_ERR_FORMAT, cases[i].says);
         unlink(path);
     }
 }

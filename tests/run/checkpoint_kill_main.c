@@ -35,13 +35,12 @@ static ar_checkpoint_writer *writer_of(const char *folder, size_t keep)
 /* The step of the newest checkpoint; it must be whole. */
 static uint64_t newest(const char *folder)
 {
-    ar_checkpoint *c = NULL;
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = NULL;
     if (ar_checkpoint_open(&c, folder) != AR_OK) {
         expect(false, "no readable checkpoint");
         return 0;
     }
     const uint64_t step = ar_checkpoint_state_of(c)->step;
-    ar_checkpoint_close(c);
     return step;
 }
 

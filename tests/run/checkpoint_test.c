@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/checkpoint.h"
-
-#include <criterion/criterion.h>
-#include <math.h>
+#include "tests/support/test.h"
 
 #include "support/small.h"
 #include "tests/run/checkpoint_frame.h"
-
-TestSuite(checkpoint, .timeout = 300);
 
 static const ar_parallel layouts[] = {{.tp = 1},
                                       {.tp = 3, .sp = true},
@@ -138,7 +134,7 @@ Test(checkpoint, the_config_is_copied_as_it_is)
     const ar_checkpoint_options o = {.folder = folder, .config = config};
     small_run r = small_run_of(TINY_TIED);
     r.last = 1;
-    cr_assert_eq(ar_checkpoint_writer_create(&r.writer, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_checkpoint_writer_create(&r.writer, &o));
     unlink(config); /* it was read when the writer was made */
     run_or_fail(&r, "save");
     snprintf(path, sizeof path, "%s/config.json", ar_checkpoint_written(r.writer));
@@ -149,8 +145,7 @@ Test(checkpoint, the_config_is_copied_as_it_is)
     f = fopen(path, "w");
     cr_assert(f && fputs("{  }\n", f) >= 0 && fclose(f) == 0);
     ar_checkpoint *c = NULL;
-    cr_assert_eq(ar_checkpoint_open(&c, folder), AR_ERR_DATA);
-    cr_assert(says("config.json: damaged"), "%s", ar_error_message());
+    cr_assert_refused(ar_checkpoint_open(&c, folder), AR_ERR_DATA, "config.json: damaged");
     ar_checkpoint_writer_destroy(r.writer);
     end();
 }
@@ -189,12 +184,10 @@ Test(checkpoint, a_new_run_does_not_write_into_another_runs_folder)
     save_one(TINY_TIED, &one_rank);
     const ar_checkpoint_options o = {.folder = folder, .fresh = true};
     ar_checkpoint_writer *w = NULL, *second = NULL;
-    cr_assert_eq(ar_checkpoint_writer_create(&w, &o), AR_ERR_ARG);
-    cr_assert(says("step-00000002; resume it"), "%s", ar_error_message());
+    cr_assert_refused(ar_checkpoint_writer_create(&w, &o), AR_ERR_ARG, "step-00000002; resume it");
     w = writer_of(0, false);
     const ar_checkpoint_options same = {.folder = folder};
-    cr_assert_eq(ar_checkpoint_writer_create(&second, &same), AR_ERR_IO);
-    cr_assert(says("another process"), "%s", ar_error_message());
+    cr_assert_refused(ar_checkpoint_writer_create(&second, &same), AR_ERR_IO, "another process");
     ar_checkpoint_writer_destroy(w);
     end();
 }
@@ -214,8 +207,7 @@ Test(checkpoint, one_of_the_same_step_is_replaced_but_not_with_notes_in_it)
     small_run r = small_run_of(TINY_TIED);
     r.last = 2;
     r.writer = writer_of(0, false);
-    cr_assert_eq(small_run_do(&r), AR_ERR_IO);
-    cr_assert(says("step-00000002: is in the way"), "%s", ar_error_message());
+    cr_assert_refused(small_run_do(&r), AR_ERR_IO, "step-00000002: is in the way");
     ar_checkpoint_writer_destroy(r.writer);
     cr_assert_eq(access(in_folder("latest/notes.txt"), F_OK), 0);
     ar_checkpoint_close(open_or_fail(folder));
@@ -245,8 +237,8 @@ static void expect_divergence(ar_parallel parallel, const char *ranks)
     r.before_save = change_a_copy;
     r.writer = writer_of(0, true);
     cr_assert_eq(small_run_do(&r), AR_ERR_DATA);
-    cr_assert(says("model.norm.weight: the copies of ranks") && says(ranks) && says("element 7"), "%s",
-              ar_error_message());
+    cr_assert(error_says("model.norm.weight: the copies of ranks") && error_says(ranks) && error_says("element 7"),
+              "%s", ar_error_message());
     cr_assert_eq(r.saved, AR_ERR_DATA, "rank 0 is told too");
     cr_assert_str_eq(names_in(names, sizeof names, folder), "");
     ar_checkpoint_writer_destroy(r.writer);

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/data.h"
-
-#include <criterion/criterion.h>
+#include "tests/support/test.h"
 
 #include "anyrank/config.h"
 #include "io/st_bytes.h"
-
-TestSuite(data, .timeout = 300);
 
 /* What opening gives; the data itself, or NULL. */
 static ar_status open_bytes(ar_data **d, const void *bytes, size_t n, ar_data_format format)
@@ -23,31 +20,25 @@ static void expect_tokens(const ar_data *d, const int64_t *want, size_t n)
 {
     int64_t got[16];
     cr_assert_eq(ar_data_tokens(d), n);
-    cr_assert_eq(ar_data_read(d, got, 0, n), AR_OK);
+    cr_assert_ok(ar_data_read(d, got, 0, n));
     cr_assert_eq(memcmp(got, want, n * sizeof *got), 0);
-}
-
-static bool says(const char *text)
-{
-    return strstr(ar_error_message(), text) != NULL;
 }
 
 Test(data, a_byte_is_a_token)
 {
-    ar_data *d = NULL;
-    cr_assert_eq(open_bytes(&d, "a\0\xff", 3, AR_DATA_AUTO), AR_OK);
+    OWNED(ar_data_close) ar_data *d = NULL;
+    cr_assert_ok(open_bytes(&d, "a\0\xff", 3, AR_DATA_AUTO));
     cr_assert_eq(ar_data_format_of(d), AR_DATA_BYTES);
     expect_tokens(d, (const int64_t[]){'a', 0, 255}, 3);
-    ar_data_close(d);
 }
 
 Test(data, tokens_of_two_and_four_bytes_have_the_lowest_first)
 {
     ar_data *d = NULL;
-    cr_assert_eq(open_bytes(&d, "\x01\x02\xff\xff", 4, AR_DATA_U16), AR_OK);
+    cr_assert_ok(open_bytes(&d, "\x01\x02\xff\xff", 4, AR_DATA_U16));
     expect_tokens(d, (const int64_t[]){0x0201, 0xffff}, 2);
     ar_data_close(d);
-    cr_assert_eq(open_bytes(&d, "\x01\x02\x03\x04\xff\xff\xff\xff", 8, AR_DATA_U32), AR_OK);
+    cr_assert_ok(open_bytes(&d, "\x01\x02\x03\x04\xff\xff\xff\xff", 8, AR_DATA_U32));
     expect_tokens(d, (const int64_t[]){0x04030201, 0xffffffff}, 2);
     ar_data_close(d);
 }
@@ -62,7 +53,7 @@ static ar_status open_tensor(ar_data **d, const char *name, ar_dtype dtype, int 
     for (int i = 0; i < ndim; i++)
         t.shape[i] = shape[i];
     cr_assert(fd >= 0);
-    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
+    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
     *d = NULL;
     const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
     unlink(path);
@@ -76,12 +67,12 @@ Test(data, a_tensor_of_tokens_is_read_row_after_row)
     const int32_t narrow[6] = {1, 2, 3, 4, 5, 70000};
     const int64_t wide[6] = {1, 2, 3, 4, 5, 70000};
     ar_data *d = NULL;
-    cr_assert_eq(open_tensor(&d, "input_ids", AR_I32, 2, shape, narrow), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(open_tensor(&d, "input_ids", AR_I32, 2, shape, narrow));
     cr_assert_eq(ar_data_format_of(d), AR_DATA_SAFETENSORS);
     cr_assert_eq(ar_data_rows(d), 2);
     expect_tokens(d, wide, 6);
     ar_data_close(d);
-    cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 1, (const size_t[]){6}, wide), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(open_tensor(&d, "tokens", AR_I64, 1, (const size_t[]){6}, wide));
     cr_assert_eq(ar_data_rows(d), 1);
     expect_tokens(d, wide, 6);
     ar_data_close(d);
@@ -92,10 +83,8 @@ Test(data, a_tensor_of_another_name_type_or_shape_is_refused)
     const int64_t zero[8] = {0};
     const size_t shape[3] = {2, 2, 2}, none[2] = {0, 4};
     ar_data *d = NULL;
-    cr_assert_eq(open_tensor(&d, "text", AR_I64, 1, shape, zero), AR_ERR_FORMAT);
-    cr_assert(says("'input_ids' or 'tokens'"), "%s", ar_error_message());
-    cr_assert_eq(open_tensor(&d, "tokens", AR_F32, 1, shape, zero), AR_ERR_FORMAT);
-    cr_assert(says("'tokens' is F32"), "%s", ar_error_message());
+    cr_assert_refused(open_tensor(&d, "text", AR_I64, 1, shape, zero), AR_ERR_FORMAT, "'input_ids' or 'tokens'");
+    cr_assert_refused(open_tensor(&d, "tokens", AR_F32, 1, shape, zero), AR_ERR_FORMAT, "'tokens' is F32");
     cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 3, shape, zero), AR_ERR_FORMAT);
     cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 0, shape, zero), AR_ERR_FORMAT);
     cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 2, none, zero), AR_ERR_DATA);
@@ -106,11 +95,9 @@ Test(data, a_tensor_of_another_name_type_or_shape_is_refused)
 Test(data, an_empty_file_and_half_a_token_are_refused)
 {
     ar_data *d = NULL;
-    cr_assert_eq(open_bytes(&d, "", 0, AR_DATA_BYTES), AR_ERR_DATA);
-    cr_assert(says("is empty"), "%s", ar_error_message());
+    cr_assert_refused(open_bytes(&d, "", 0, AR_DATA_BYTES), AR_ERR_DATA, "is empty");
     cr_assert_eq(open_bytes(&d, "", 0, AR_DATA_U32), AR_ERR_DATA);
-    cr_assert_eq(open_bytes(&d, "abc", 3, AR_DATA_U16), AR_ERR_DATA);
-    cr_assert(says("has 3 bytes, expected a multiple of the 2"), "%s", ar_error_message());
+    cr_assert_refused(open_bytes(&d, "abc", 3, AR_DATA_U16), AR_ERR_DATA, "has 3 bytes, expected a multiple of the 2");
     cr_assert_eq(open_bytes(&d, "abcdef", 6, AR_DATA_U32), AR_ERR_DATA);
     cr_assert_eq(ar_data_open(&d, "/nonexistent/text", AR_DATA_AUTO), AR_ERR_IO);
     cr_assert_eq(ar_data_open(&d, "/tmp", AR_DATA_AUTO), AR_ERR_IO);
@@ -125,14 +112,13 @@ Test(data, a_name_that_does_not_tell_the_format_is_refused_until_told)
     const int fd = mkstemps(path, 4);
     cr_assert(fd >= 0 && write(fd, "\1\0\2\0", 4) == 4);
     close(fd);
-    cr_expect_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_ERR_ARG);
-    cr_expect(says("u16"), "%s", ar_error_message());
-    cr_expect_eq(ar_data_open(&d, path, AR_DATA_U16), AR_OK, "%s", ar_error_message());
+    cr_expect_refused(ar_data_open(&d, path, AR_DATA_AUTO), AR_ERR_ARG, "u16");
+    cr_expect_ok(ar_data_open(&d, path, AR_DATA_U16));
     ar_data_close(d);
     unlink(path);
     cr_expect_eq(ar_data_open(&d, path, AR_DATA_U16), AR_ERR_IO, "it is not there");
     ar_data_format format = AR_DATA_AUTO;
-    cr_assert_eq(ar_data_format_parse(&format, "u16"), AR_OK);
+    cr_assert_ok(ar_data_format_parse(&format, "u16"));
     cr_assert_eq(format, AR_DATA_U16);
     cr_assert_eq(ar_data_format_parse(&format, "u64"), AR_ERR_ARG);
     cr_assert_str_eq(ar_data_format_name(AR_DATA_SAFETENSORS), "safetensors");
@@ -155,10 +141,9 @@ Test(data, a_line_of_json_is_a_document)
 {
     static const int64_t tokens[] = {'a', 'b', 0xc3, 0xbc, 7, 2147483647, 'c'};
     static const bool begins[] = {true, false, false, false, true, false, true};
-    ar_data *d = NULL;
-    cr_assert_eq(open_lines(&d, "{\"text\": \"ab\\u00fc\", \"id\": 3}\n\n{\"input_ids\": [7, 2147483647]}\r\n"
-                                "{\"text\": \"\"}\n{\"text\": \"c\"}"),
-                 AR_OK, "%s", ar_error_message());
+    OWNED(ar_data_close) ar_data *d = NULL;
+    cr_assert_ok(open_lines(&d, "{\"text\": \"ab\\u00fc\", \"id\": 3}\n\n{\"input_ids\": [7, 2147483647]}\r\n"
+                                "{\"text\": \"\"}\n{\"text\": \"c\"}"));
     cr_assert_eq(ar_data_format_of(d), AR_DATA_JSONL);
     cr_assert_eq(ar_data_rows(d), 1);
     cr_assert_eq(ar_data_documents(d), 3);
@@ -166,7 +151,6 @@ Test(data, a_line_of_json_is_a_document)
     for (size_t i = 0; i < 7; i++)
         cr_expect_eq(ar_data_document_begins(d, i), begins[i], "token %zu", i);
     cr_expect_eq(ar_data_check_vocab(d, 256), AR_ERR_DATA);
-    ar_data_close(d);
 }
 
 Test(data, lines_that_are_no_documents_are_named)
@@ -188,7 +172,7 @@ Test(data, lines_that_are_no_documents_are_named)
     ar_data *d = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_expect_eq(open_lines(&d, cases[i].lines), cases[i].status, "case %zu: %s", i, ar_error_message());
-        cr_expect(says(cases[i].says), "case %zu: %s", i, ar_error_message());
+        cr_expect(error_says(cases[i].says), "case %zu: %s", i, ar_error_message());
         cr_assert_null(d);
     }
 }
@@ -209,65 +193,60 @@ Test(data, files_of_other_programs_are_refused_in_every_format)
         memcpy(bytes, files[i].bytes, 8 < strlen(files[i].bytes) ? 8 : strlen(files[i].bytes));
         for (size_t k = 0; k < 3; k++) {
             ar_data *d = NULL;
-            cr_expect_eq(open_bytes(&d, bytes, sizeof bytes, formats[k]), AR_ERR_FORMAT, "%s", files[i].what);
-            cr_expect(says(files[i].what), "%s", ar_error_message());
+            cr_expect_refused(open_bytes(&d, bytes, sizeof bytes, formats[k]), AR_ERR_FORMAT, files[i].what);
         }
     }
-    ar_data *d = NULL;
-    cr_expect_eq(open_bytes(&d, "GGUF is a format", 16, AR_DATA_BYTES), AR_OK, "%s", ar_error_message());
-    ar_data_close(d);
+    OWNED(ar_data_close) ar_data *d = NULL;
+    cr_expect_ok(open_bytes(&d, "GGUF is a format", 16, AR_DATA_BYTES));
 }
 
 Test(data, an_id_outside_the_vocabulary_is_named_with_its_place)
 {
     ar_data *d = NULL;
-    cr_assert_eq(open_bytes(&d, "abz", 3, AR_DATA_BYTES), AR_OK);
-    cr_assert_eq(ar_data_check_vocab(d, 256), AR_OK);
-    cr_assert_eq(ar_data_check_vocab(d, 'z' + 1), AR_OK);
+    cr_assert_ok(open_bytes(&d, "abz", 3, AR_DATA_BYTES));
+    cr_assert_ok(ar_data_check_vocab(d, 256));
+    cr_assert_ok(ar_data_check_vocab(d, 'z' + 1));
     cr_assert_eq(ar_data_check_vocab(d, 'b'), AR_ERR_DATA);
-    cr_assert(says("token 1 is 98") && says("ids 0 to 97") && says("needs a vocabulary of 123"), "%s",
+    cr_assert(error_says("token 1 is 98") && error_says("ids 0 to 97") && error_says("needs a vocabulary of 123"), "%s",
               ar_error_message());
     ar_data_close(d);
-    cr_assert_eq(open_bytes(&d, "\xff", 1, AR_DATA_BYTES), AR_OK);
+    cr_assert_ok(open_bytes(&d, "\xff", 1, AR_DATA_BYTES));
     cr_assert_eq(ar_data_check_vocab(d, 255), AR_ERR_DATA);
-    cr_assert_eq(ar_data_check_vocab(d, 256), AR_OK);
+    cr_assert_ok(ar_data_check_vocab(d, 256));
     ar_data_close(d);
     const int64_t tokens[6] = {0, 1, 2, 3, 4, -7};
-    cr_assert_eq(open_tensor(&d, "tokens", AR_I64, 2, (const size_t[]){2, 3}, tokens), AR_OK);
-    cr_assert_eq(ar_data_check_vocab(d, 10), AR_ERR_DATA);
-    cr_assert(says("token 5 (row 1, place 2) is -7, expected an id from 0 to 9"), "%s", ar_error_message());
+    cr_assert_ok(open_tensor(&d, "tokens", AR_I64, 2, (const size_t[]){2, 3}, tokens));
+    cr_assert_refused(ar_data_check_vocab(d, 10), AR_ERR_DATA,
+                      "token 5 (row 1, place 2) is -7, expected an id from 0 to 9");
     ar_data_close(d);
 }
 
 Test(data, tokens_beyond_the_end_are_not_read)
 {
-    ar_data *d = NULL;
+    OWNED(ar_data_close) ar_data *d = NULL;
     int64_t out[4];
-    cr_assert_eq(open_bytes(&d, "abcd", 4, AR_DATA_BYTES), AR_OK);
-    cr_assert_eq(ar_data_read(d, out, 4, 0), AR_OK);
+    cr_assert_ok(open_bytes(&d, "abcd", 4, AR_DATA_BYTES));
+    cr_assert_ok(ar_data_read(d, out, 4, 0));
     cr_assert_eq(ar_data_read(d, out, 3, 2), AR_ERR_ARG);
     cr_assert_eq(ar_data_read(d, out, SIZE_MAX, 2), AR_ERR_ARG);
-    ar_data_close(d);
 }
 
 /* FIPS 180-2, appendix B.1. */
 Test(data, the_hash_is_that_of_the_file)
 {
-    ar_data *d = NULL;
+    OWNED(ar_data_close) ar_data *d = NULL;
     char hex[65];
-    cr_assert_eq(open_bytes(&d, "abc", 3, AR_DATA_BYTES), AR_OK);
-    cr_assert_eq(ar_data_hash(d, hex), AR_OK);
+    cr_assert_ok(open_bytes(&d, "abc", 3, AR_DATA_BYTES));
+    cr_assert_ok(ar_data_hash(d, hex));
     cr_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    ar_data_close(d);
 }
 
 Test(data, without_a_path_it_is_the_bundled_text)
 {
-    ar_data *d = NULL;
-    cr_assert_eq(ar_data_open(&d, NULL, AR_DATA_AUTO), AR_OK, "%s", ar_error_message());
+    OWNED(ar_data_close) ar_data *d = NULL;
+    cr_assert_ok(ar_data_open(&d, NULL, AR_DATA_AUTO));
     cr_assert_eq(strncmp(ar_data_path(d), ar_data_dir(), strlen(ar_data_dir())), 0);
-    cr_assert_eq(ar_data_check_vocab(d, 256), AR_OK);
-    ar_data_close(d);
+    cr_assert_ok(ar_data_check_vocab(d, 256));
 }
 
 /* More tokens than are read at once, behind another tensor, and the first place of what is wrong. */
@@ -277,7 +256,7 @@ Test(data, tokens_of_a_large_tensor_are_those_that_were_written)
     static int64_t ids[N], got[N];
     static const float before[3] = {1, 2, 3};
     char path[] = "/tmp/anyrank-data-XXXXXX.safetensors";
-    ar_data *d = NULL;
+    OWNED(ar_data_close) ar_data *d = NULL;
     for (size_t i = 0; i < N; i++)
         ids[i] = (int64_t)(i * 7 % 1000);
     ids[N - 1] = 1234;
@@ -288,18 +267,15 @@ Test(data, tokens_of_a_large_tensor_are_those_that_were_written)
     };
     const int fd = mkstemps(path, 12);
     cr_assert(fd >= 0);
-    cr_assert_eq(ar_st_write(path, t, 3, NULL, 0), AR_OK);
-    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_data_read(d, got, 0, N), AR_OK);
+    cr_assert_ok(ar_st_write(path, t, 3, NULL, 0));
+    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
+    cr_assert_ok(ar_data_read(d, got, 0, N));
     cr_assert_eq(memcmp(got, ids, sizeof ids), 0);
-    cr_assert_eq(ar_data_check_vocab(d, 1235), AR_OK);
-    cr_assert_eq(ar_data_check_vocab(d, 1000), AR_ERR_DATA);
-    cr_assert(says("token 30029 (row 29, place 1000) is 1234"), "%s", ar_error_message());
+    cr_assert_ok(ar_data_check_vocab(d, 1235));
+    cr_assert_refused(ar_data_check_vocab(d, 1000), AR_ERR_DATA, "token 30029 (row 29, place 1000) is 1234");
     cr_assert_eq(truncate(path, 4000), 0);
-    cr_assert_eq(ar_data_read(d, got, 0, N), AR_ERR_IO);
-    cr_assert(says("became shorter"), "%s", ar_error_message());
+    cr_assert_refused(ar_data_read(d, got, 0, N), AR_ERR_IO, "became shorter");
     cr_assert_eq(ar_data_check_vocab(d, 1235), AR_ERR_IO);
-    ar_data_close(d);
     close(fd);
     unlink(path);
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/run.h"
-
-#include <criterion/criterion.h>
+#include "tests/support/test.h"
 
 #include "anyrank/data.h"
 #include "io/st_bytes.h"
 
-TestSuite(loader, .timeout = 300);
+OWNER(ar_loader, ar_loader_destroy)
 
 enum { TOKENS = 103, SEQ = 10, WINDOWS = 10 }; /* three tokens are left over */
 
@@ -18,7 +17,7 @@ static ar_data *counting(void)
         bytes[i] = (unsigned char)i;
     const mem_file m = mem_file_of(bytes, TOKENS);
     ar_data *d = NULL;
-    cr_assert_eq(ar_data_open(&d, m.path, AR_DATA_BYTES), AR_OK);
+    cr_assert_ok(ar_data_open(&d, m.path, AR_DATA_BYTES));
     close(m.fd);
     return d;
 }
@@ -27,7 +26,7 @@ static ar_loader *loader_of(const ar_data *d, size_t batch, uint64_t seed, bool 
 {
     const ar_loader_options o = {.batch = batch, .seq = SEQ, .vocab = 256, .seed = seed, .in_order = in_order};
     ar_loader *l = NULL;
-    cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_loader_create(&l, d, &o));
     return l;
 }
 
@@ -82,77 +81,68 @@ Test(loader, every_order_is_equally_likely)
 
 Test(loader, an_epoch_has_each_window_once_whatever_the_batch)
 {
-    ar_data *d = counting();
+    OWNED(ar_data_close) ar_data *d = counting();
     for (size_t batch = 1; batch <= 23; batch++) {
-        ar_loader *l = loader_of(d, batch, 5, false);
+        OWNED(ar_loader_destroy) ar_loader *l = loader_of(d, batch, 5, false);
         size_t seen[WINDOWS] = {0}, samples[23], taken = 0;
         cr_assert_eq(ar_loader_windows(l), WINDOWS);
         for (uint64_t step = 1; taken < 3 * WINDOWS; step++) {
-            cr_assert_eq(ar_loader_samples(l, samples, step), AR_OK);
+            cr_assert_ok(ar_loader_samples(l, samples, step));
             for (size_t i = 0; i < batch && taken < 3 * WINDOWS; i++, taken++) {
                 cr_assert_eq(seen[samples[i]]++, taken / WINDOWS, "batch %zu, sample %zu", batch, taken);
             }
         }
-        ar_loader_destroy(l);
     }
-    ar_data_close(d);
 }
 
 /* Sample k of the run is the same in every batch size: place k mod 10 of epoch k / 10. */
 Test(loader, samples_depend_on_their_number_alone_and_any_step_is_read_at_once)
 {
-    ar_data *d = counting();
+    OWNED(ar_data_close) ar_data *d = counting();
+    OWNED(ar_loader_destroy)
     ar_loader *one = loader_of(d, 1, 9, false), *four = loader_of(d, 4, 9, false), *fresh = loader_of(d, 4, 9, false);
     size_t a[4], b[4], order[WINDOWS];
     for (uint64_t step = 57; step > 7; step -= 7) { /* backwards, so nothing can depend on what was read before */
-        cr_assert_eq(ar_loader_samples(four, a, step), AR_OK);
+        cr_assert_ok(ar_loader_samples(four, a, step));
         for (size_t i = 0; i < 4; i++) {
             const uint64_t k = (step - 1) * 4 + i;
-            cr_assert_eq(ar_loader_samples(one, b, k + 1), AR_OK);
+            cr_assert_ok(ar_loader_samples(one, b, k + 1));
             ari_shuffle(order, WINDOWS, ari_shuffle_key(9), (uint32_t)(k / WINDOWS));
             cr_assert_eq(a[i], b[0]);
             cr_assert_eq(a[i], order[k % WINDOWS]);
         }
     }
-    cr_assert_eq(ar_loader_samples(four, a, 57), AR_OK);
-    cr_assert_eq(ar_loader_samples(fresh, b, 57), AR_OK);
+    cr_assert_ok(ar_loader_samples(four, a, 57));
+    cr_assert_ok(ar_loader_samples(fresh, b, 57));
     cr_assert_eq(memcmp(a, b, sizeof a), 0);
-    ar_loader_destroy(fresh);
-    ar_loader_destroy(four);
-    ar_loader_destroy(one);
-    ar_data_close(d);
 }
 
 Test(loader, a_batch_holds_the_tokens_of_its_windows)
 {
-    ar_data *d = counting();
-    ar_loader *l = loader_of(d, 3, 2, false);
+    OWNED(ar_data_close) ar_data *d = counting();
+    OWNED(ar_loader_destroy) ar_loader *l = loader_of(d, 3, 2, false);
     ar_batch b;
     size_t sample[3];
-    cr_assert_eq(ar_loader_batch(l, &b, 4), AR_OK);
-    cr_assert_eq(ar_loader_samples(l, sample, 4), AR_OK);
+    cr_assert_ok(ar_loader_batch(l, &b, 4));
+    cr_assert_ok(ar_loader_samples(l, sample, 4));
     cr_assert_eq(b.batch, 3);
     cr_assert_eq(b.seq, SEQ);
     cr_assert_null(b.labels);
     for (size_t i = 0; i < 3 * SEQ; i++)
         cr_assert_eq(b.input_ids[i], (int64_t)(sample[i / SEQ] * SEQ + i % SEQ));
-    ar_loader_destroy(l);
-    ar_data_close(d);
 }
 
 Test(loader, in_order_the_windows_come_as_the_data_has_them)
 {
-    ar_data *d = counting();
-    ar_loader *l = loader_of(d, 4, 2, true);
+    OWNED(ar_data_close) ar_data *d = counting();
+    OWNED(ar_loader_destroy) ar_loader *l = loader_of(d, 4, 2, true);
     size_t sample[4];
-    cr_assert_eq(ar_loader_samples(l, sample, 3), AR_OK);
+    cr_assert_ok(ar_loader_samples(l, sample, 3));
     cr_assert_eq(memcmp(sample, (const size_t[]){8, 9, 0, 1}, sizeof sample), 0);
     uint64_t epoch = 0;
     size_t place = 0;
-    cr_assert_eq(ar_loader_position(l, 4, &epoch, &place), AR_OK);
+    cr_assert_ok(ar_loader_position(l, 4, &epoch, &place));
     cr_assert(epoch == 1 && place == 2);
-    ar_loader_destroy(l);
-    ar_data_close(d);
 }
 
 /* Two rows of five tokens have two windows of two each: none goes over a row's end. */
@@ -162,20 +152,18 @@ Test(loader, a_window_never_crosses_from_one_document_to_the_next)
     const int fd = mkstemps(path, 12);
     const int32_t tokens[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
     const ar_st_tensor t = {.name = "tokens", .dtype = AR_I32, .ndim = 2, .shape = {2, 5}, .data = tokens};
-    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
-    ar_data *d = NULL;
-    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK);
+    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+    OWNED(ar_data_close) ar_data *d = NULL;
+    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
     const ar_loader_options o = {.batch = 4, .seq = 2, .in_order = true}, long_one = {.batch = 1, .seq = 6};
     ar_loader *l = NULL;
-    cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK);
+    cr_assert_ok(ar_loader_create(&l, d, &o));
     ar_batch b;
-    cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
+    cr_assert_ok(ar_loader_batch(l, &b, 1));
     cr_assert_eq(memcmp(b.input_ids, (const int64_t[]){0, 1, 2, 3, 5, 6, 7, 8}, 8 * sizeof(int64_t)), 0);
     ar_loader_destroy(l);
-    cr_assert_eq(ar_loader_create(&l, d, &long_one), AR_ERR_DATA);
-    cr_assert(strstr(ar_error_message(), "has 5 tokens in each row, expected at least the 6"), "%s",
-              ar_error_message());
-    ar_data_close(d);
+    cr_assert_refused(ar_loader_create(&l, d, &long_one), AR_ERR_DATA,
+                      "has 5 tokens in each row, expected at least the 6");
     unlink(path);
     close(fd);
 }
@@ -183,23 +171,21 @@ Test(loader, a_window_never_crosses_from_one_document_to_the_next)
 /* Tokens 0, 1, 2, ..: the separator is there once, in window 0 or 1, at its end or before it. */
 Test(loader, packed_windows_say_where_documents_end)
 {
-    ar_data *d = counting();
+    OWNED(ar_data_close) ar_data *d = counting();
     ar_batch b;
     for (size_t separator = 3; separator < 20; separator += 6) { /* 3, 9, 15 */
         const ar_loader_options o = {
             .batch = 2, .seq = SEQ, .in_order = true, .packing = {.on = true, .separator = separator}};
-        ar_loader *l = NULL;
-        cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
+        OWNED(ar_loader_destroy) ar_loader *l = NULL;
+        cr_assert_ok(ar_loader_create(&l, d, &o));
         cr_assert_eq(ar_loader_windows(l), WINDOWS);
-        cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
-        cr_assert_eq(ar_batch_check(&b, 1), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_loader_batch(l, &b, 1));
+        cr_assert_ok(ar_batch_check(&b, 1));
         for (size_t i = 0; i < (size_t)2 * SEQ; i++) {
             const bool behind = i % SEQ > separator % SEQ && i / SEQ == separator / SEQ;
             cr_expect_eq(b.documents[i], behind, "separator %zu, token %zu", separator, i);
         }
-        ar_loader_destroy(l);
     }
-    ar_data_close(d);
 }
 
 /* Two rows of five tokens are two documents, and three windows of three tokens: 0 1 2, 3 4 | 5, 6 7 8. */
@@ -209,9 +195,9 @@ Test(loader, packed_rows_of_the_data_are_documents)
     const int fd = mkstemps(path, 12);
     const int64_t tokens[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
     const ar_st_tensor t = {.name = "tokens", .dtype = AR_I64, .ndim = 2, .shape = {2, 5}, .data = tokens};
-    cr_assert_eq(ar_st_write(path, &t, 1, NULL, 0), AR_OK);
-    ar_data *d = NULL;
-    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK);
+    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+    OWNED(ar_data_close) ar_data *d = NULL;
+    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
     ar_loader_options o = {
         .batch = 3, .seq = 3, .in_order = true, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
     ar_loader *l = NULL;
@@ -219,13 +205,12 @@ Test(loader, packed_rows_of_the_data_are_documents)
     for (int separated = 0; separated < 2; separated++) {
         static const int32_t documents[2][9] = {{0, 0, 0, 0, 0, 1, 0, 0, 0}, {0, 0, 0, 0, 0, 1, 0, 0, 1}};
         o.packing.separator = separated ? 7 : AR_NO_SEPARATOR; /* besides the rows' ends */
-        cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
+        cr_assert_ok(ar_loader_create(&l, d, &o));
+        cr_assert_ok(ar_loader_batch(l, &b, 1));
         cr_expect_eq(memcmp(b.input_ids, tokens, 9 * sizeof *tokens), 0);
         cr_expect_eq(memcmp(b.documents, documents[separated], sizeof documents[0]), 0, "separated %d", separated);
         ar_loader_destroy(l);
     }
-    ar_data_close(d);
     unlink(path);
     close(fd);
 }
@@ -237,40 +222,36 @@ Test(loader, packed_lines_of_json_are_documents)
     static const char lines[] = "{\"text\": \"aaaa\"}\n{\"text\": \"b\"}\n{\"text\": \"ccc\"}\n";
     const int fd = mkstemps(path, 6);
     cr_assert_eq(write(fd, lines, sizeof lines - 1), (ssize_t)sizeof lines - 1);
-    ar_data *d = NULL;
-    cr_assert_eq(ar_data_open(&d, path, AR_DATA_AUTO), AR_OK, "%s", ar_error_message());
+    OWNED(ar_data_close) ar_data *d = NULL;
+    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
     const ar_loader_options o = {
         .batch = 2, .seq = 3, .in_order = true, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
     ar_loader *l = NULL;
     ar_batch b;
-    cr_assert_eq(ar_loader_create(&l, d, &o), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_loader_batch(l, &b, 1), AR_OK);
+    cr_assert_ok(ar_loader_create(&l, d, &o));
+    cr_assert_ok(ar_loader_batch(l, &b, 1));
     cr_expect_eq(memcmp(b.input_ids, (const int64_t[]){'a', 'a', 'a', 'a', 'b', 'c'}, 6 * sizeof(int64_t)), 0);
     cr_expect_eq(memcmp(b.documents, (const int32_t[]){0, 0, 0, 0, 1, 2}, 6 * sizeof(int32_t)), 0);
     ar_loader_destroy(l);
-    ar_data_close(d);
     unlink(path);
     close(fd);
 }
 
 Test(loader, packing_that_finds_no_documents_is_refused)
 {
-    ar_data *d = counting();
+    OWNED(ar_data_close) ar_data *d = counting();
     ar_loader *l = NULL;
     const ar_loader_options none = {.batch = 1, .seq = 1, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
     const ar_loader_options beyond = {.batch = 1, .seq = 1, .vocab = 256, .packing = {.on = true, .separator = 256}};
-    cr_assert_eq(ar_loader_create(&l, d, &none), AR_ERR_DATA);
-    cr_assert(strstr(ar_error_message(), "which token ends a document"), "%s", ar_error_message());
-    cr_assert_eq(ar_loader_create(&l, d, &beyond), AR_ERR_ARG);
-    cr_assert(strstr(ar_error_message(), "token 256 is to end a document"), "%s", ar_error_message());
+    cr_assert_refused(ar_loader_create(&l, d, &none), AR_ERR_DATA, "which token ends a document");
+    cr_assert_refused(ar_loader_create(&l, d, &beyond), AR_ERR_ARG, "token 256 is to end a document");
     cr_assert_null(l);
-    ar_data_close(d);
 }
 
 Test(loader, what_cannot_be_loaded_is_refused)
 {
-    ar_data *d = counting();
-    ar_loader *l = NULL;
+    OWNED(ar_data_close) ar_data *d = counting();
+    OWNED(ar_loader_destroy) ar_loader *l = NULL;
     const ar_loader_options none = {.batch = 0, .seq = 1}, empty = {.batch = 1, .seq = 0},
                             longer = {.batch = 1, .seq = TOKENS + 1}, small = {.batch = 1, .seq = 1, .vocab = 100},
                             huge = {.batch = SIZE_MAX / 4, .seq = 8};
@@ -286,6 +267,4 @@ Test(loader, what_cannot_be_loaded_is_refused)
     cr_assert_eq(ar_loader_batch(l, &b, UINT64_MAX), AR_ERR_OVERFLOW);
     cr_assert_eq(ar_loader_batch(l, &b, UINT64_C(1) << 34), AR_ERR_OVERFLOW, "epoch 2^32 and more");
     cr_assert_eq(ar_loader_batch(l, &b, UINT64_C(10737418240)), AR_OK, "the last epoch");
-    ar_loader_destroy(l);
-    ar_data_close(d);
 }

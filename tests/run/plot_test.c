@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/plot.h"
+#include "tests/support/test.h"
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { FILE_SIZE = 1 << 20 };
@@ -16,7 +12,7 @@ static char *written(const ari_plot *p)
     char path[] = "/tmp/anyrank-plot-XXXXXX";
     const int fd = mkstemp(path);
     cr_assert(fd >= 0 && close(fd) == 0);
-    cr_assert_eq(ari_plot_write(p, path), AR_OK);
+    cr_assert_ok(ari_plot_write(p, path));
     char *text = calloc(1, FILE_SIZE);
     FILE *file = fopen(path, "r");
     cr_assert(text && file && fread(text, 1, FILE_SIZE - 1, file) > 0);
@@ -73,29 +69,26 @@ Test(plot, every_point_is_drawn_and_a_gap_breaks_the_line)
     const double x[6] = {1, 2, 3, 4, 5, 6}, y[6] = {1, 2, (double)NAN, 4, 5, (double)INFINITY};
     const ari_plot_line line = {"loss", ARI_PLOT_FAINT, x, y, 6};
     const ari_plot p = plot_of(&line, 1);
-    char *text = written(&p);
+    OWNED(free) char *text = written(&p);
     /* 1 and 5 are the lowest and the highest tick: pixels 390 and 66. */
     cr_assert_not_null(
         strstr(text, "<path class=\"faint\" d=\"M70.00 390.00L250.00 309.00M610.00 147.00L790.00 66.00\"/>"), "%s",
         text);
-    free(text);
 }
 
 Test(plot, a_long_line_has_its_first_and_last_point)
 {
     enum { N = 50001 };
-    double *x = malloc(N * sizeof *x);
+    OWNED(free) double *x = malloc(N * sizeof *x);
     for (size_t i = 0; i < N; i++)
         x[i] = (double)i;
     const ari_plot_line line = {"loss", ARI_PLOT_FAINT, x, x, N};
     const ari_plot p = plot_of(&line, 1);
-    char *text = written(&p);
+    OWNED(free) char *text = written(&p);
     cr_assert_not_null(strstr(text, "d=\"M70.00 "));
     cr_assert_not_null(strstr(text, "L790.00 "));
     cr_assert_leq(count(text, "L"), 20001);
     cr_assert_geq(count(text, "L"), 10000);
-    free(text);
-    free(x);
 }
 
 Test(plot, names_of_any_bytes_leave_the_xml_whole)
@@ -105,10 +98,9 @@ Test(plot, names_of_any_bytes_leave_the_xml_whole)
     ari_plot p = plot_of(&line, 1);
     p.title = "<a & b>\x01\xff";
     p.subtitle = "\xc3\xa9";
-    char *text = written(&p);
+    OWNED(free) char *text = written(&p);
     cr_assert_not_null(strstr(text, "<title>&lt;a &amp; b&gt;?\?</title>"));
     cr_assert_not_null(strstr(text, "\xc3\xa9"));
-    free(text);
 }
 
 Test(plot, one_point_and_a_constant_have_axes)
@@ -116,10 +108,9 @@ Test(plot, one_point_and_a_constant_have_axes)
     const double x[1] = {1}, y[1] = {0}, rate[1] = {0.001};
     const ari_plot_line lines[] = {{"loss", ARI_PLOT_FAINT, x, y, 1}, {"rate", ARI_PLOT_ASIDE, x, rate, 1}};
     const ari_plot p = plot_of(lines, 2);
-    char *text = written(&p);
+    OWNED(free) char *text = written(&p);
     cr_assert_eq(count(text, "nan") + count(text, "inf"), 0);
     cr_assert_geq(count(text, "class=\"grid\""), 3);
-    free(text);
 }
 
 Test(plot, nothing_to_draw_is_an_error_and_no_file)

@@ -17,6 +17,7 @@
 #include "ref/models/model.h"
 #include "run/full_set.h"
 #include "support/rank_run.h"
+#include "tests/support/scoped.h"
 #include "tests/verify/tiny.h"
 
 enum { SMALL_BATCH = 4, SMALL_SEQ = 12, SMALL_SEED = 3 };
@@ -148,14 +149,10 @@ static inline ar_status small_steps(small_run *r, small_rank *k, ar_ctx *ctx)
 static inline ar_status small_rank_main(ar_ctx *ctx, void *user)
 {
     small_run *r = user;
-    small_rank k = {0};
-    ar_status st = small_create(&k, r, ctx);
-    if (st == AR_OK)
-        st = small_steps(r, &k, ctx);
-    if (st == AR_OK)
-        st = ari_full_set_take(r->set, ctx, k.params, k.n, NULL);
-    small_destroy(&k);
-    return st;
+    SCOPED(small_destroy) small_rank k = {0};
+    AR_TRY(small_create(&k, r, ctx));
+    AR_TRY(small_steps(r, &k, ctx));
+    return ari_full_set_take(r->set, ctx, k.params, k.n, NULL);
 }
 
 static inline ar_status small_run_do(small_run *r)

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A few steps of what tests/extended/trajectories.c does for many: the weights of the baseline, however the run is
  * split, also where it was interrupted. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "support/small.h"
 #include "support/trajectory.h"
+#include "tests/support/test.h"
 
 static uint64_t steps(void)
 {
@@ -27,9 +25,9 @@ Test(trajectory, every_layout_ends_with_the_baselines_weights)
         const ar_training_options o = trajectory_options(path, steps());
         char expected[65], hash[65];
         float reference = 0.0f, loss = 1.0f;
-        cr_assert_eq(trajectory_baseline(expected, &reference, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(trajectory_baseline(expected, &reference, &o));
         for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-            cr_assert_eq(trajectory_run(hash, &loss, &o, &layouts[i]), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(trajectory_run(hash, &loss, &o, &layouts[i]));
             cr_assert_str_eq(hash, expected, "%s, layout %zu", types[m], i);
             cr_assert_eq(loss, reference);
         }
@@ -46,11 +44,11 @@ Test(trajectory, an_interruption_and_another_layout_change_no_bit)
     cr_assert_not_null(path);
     cr_assert_not_null(mkdtemp(folder));
     const ar_training_options o = trajectory_options(path, steps());
-    cr_assert_eq(trajectory_run(straight, NULL, &o, &then), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(trajectory_run(straight, NULL, &o, &then));
     const ar_status st = trajectory_resumed(hash, &o, &first, 2, &then, folder);
     snprintf(command, sizeof command, "rm -r '%s'", folder);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+    cr_assert_ok(st);
     cr_assert_str_eq(hash, straight);
 }
 
@@ -59,9 +57,9 @@ Test(trajectory, another_order_of_the_data_would_show)
     static const trajectory_layout one = {{.tp = 1}, 0, AR_BUCKETS_EAGER};
     ar_training_options o = trajectory_options(trajectory_model("llama", 2), 2);
     char hash[65], other[65];
-    cr_assert_eq(trajectory_run(hash, NULL, &o, &one), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(trajectory_run(hash, NULL, &o, &one));
     o.in_order = true;
-    cr_assert_eq(trajectory_run(other, NULL, &o, &one), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(trajectory_run(other, NULL, &o, &one));
     cr_assert_str_neq(hash, other);
 }
 
@@ -76,7 +74,7 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
 {
     static ar_training_step kept[8];
     ar_training_options o = trajectory_options(trajectory_model("gpt2", 2), 8);
-    ar_training_report *r = NULL;
+    OWNED(ar_training_report_destroy) ar_training_report *r = NULL;
     size_t updates = 0;
     o.run.numerics = AR_NUMERICS_NATIVE;
     o.run.optimizer.lr = 3.0;
@@ -87,7 +85,7 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
     o.scaling.backoff = 0x1p-8;
     o.listener.step = on_step;
     o.listener.user = kept;
-    cr_assert_eq(ar_train_run(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_train_run(&r, &o));
     cr_assert_eq(r->steps, 8, "%s", r->message);
     for (size_t i = 0; i < 8; i++) {
         cr_expect_eq(kept[i].lr, ar_optimizer_lr(&o.run.optimizer, updates + 1), "step %zu", i + 1);
@@ -95,5 +93,4 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
         updates += !kept[i].skipped;
     }
     cr_expect(updates > 3 && updates < 8, "%zu of 8 steps had an update", updates);
-    ar_training_report_destroy(r);
 }

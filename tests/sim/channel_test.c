@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <sched.h>
 
 #include "tests/sim/fail_run.h"
+#include "tests/support/test.h"
 
 /* Sends and recvs are an affair of two ranks: the k-th send meets the k-th recv, nobody else is asked, and a peer that
  * is not there any more is noticed. */
-TestSuite(channels, .timeout = 300);
-
 static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm)
 {
     const ar_sim_options o = {.algorithm = algorithm};
@@ -30,9 +28,8 @@ static ar_status expect_one(ar_comm *c, ar_queue *q, int64_t expected, int peer)
 
 /* --- who takes part ----------------------------------------------------------------------------------------------- */
 
-static ar_status only_two(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(only_two)
 {
-    (void)run;
     for (int i = 0; i < 100; i++) {
         if (r == 1)
             AR_TRY(send_one(c, q, 7 * i, 3));
@@ -46,7 +43,7 @@ Test(channels, ranks_that_neither_send_nor_receive_are_not_asked)
 {
     for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
         fail_run run = {.body = only_two};
-        cr_assert_eq(run_world(&run, 5, (ar_sim_algorithm)a), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(run_world(&run, 5, (ar_sim_algorithm)a));
     }
 }
 
@@ -87,14 +84,13 @@ Test(channels, a_ring_of_sends_on_queues_of_their_own_goes_round)
 {
     for (int n = 2; n <= MOST; n++) {
         fail_run run = {.body = ring_of_sends, .queue = AR_QUEUE_THREAD};
-        cr_assert_eq(run_world(&run, n, AR_SIM_AUTO), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(run_world(&run, n, AR_SIM_AUTO));
     }
 }
 
 /* Rank 0 sends to 1 first and to 2 then, but 1 receives only after it has heard of 2, which has heard of 0. */
-static ar_status out_of_order(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(out_of_order)
 {
-    (void)run;
     int64_t x = 5;
     if (r == 1) {
         AR_TRY(expect_one(c, q, 6, 2));
@@ -104,29 +100,24 @@ static ar_status out_of_order(ar_comm *c, ar_queue *q, fail_run *run, int r)
         AR_TRY(expect_one(c, q, 5, 0));
         return send_one(c, q, 6, 1);
     }
-    ar_queue *first = NULL;
+    OWNED(ar_queue_destroy) ar_queue *first = NULL;
     AR_TRY(ar_queue_create(&first, AR_QUEUE_THREAD, "first"));
-    ar_status st = ar_comm_send(c, first, (ar_cbuf){&x}, 1, AR_I64, 1, "first");
-    if (st == AR_OK)
-        st = send_one(c, q, 5, 2);
-    if (st == AR_OK)
-        st = ar_queue_sync(first, 0);
-    ar_queue_destroy(first);
-    return st;
+    AR_TRY(ar_comm_send(c, first, (ar_cbuf){&x}, 1, AR_I64, 1, "first"));
+    AR_TRY(send_one(c, q, 5, 2));
+    return ar_queue_sync(first, 0);
 }
 
 Test(channels, sends_to_different_peers_wait_on_different_queues)
 {
     for (int i = 0; i < 20; i++) {
         fail_run run = {.body = out_of_order};
-        cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(run_world(&run, 3, AR_SIM_AUTO));
     }
 }
 
 /* While one message waits for its recv, the group does other things on another queue. */
-static ar_status beside_collectives(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(beside_collectives)
 {
-    (void)run;
     int64_t x = 9, sum = 0;
     ar_queue *aside = NULL;
     AR_TRY(ar_queue_create(&aside, AR_QUEUE_THREAD, "aside"));
@@ -146,16 +137,15 @@ static ar_status beside_collectives(ar_comm *c, ar_queue *q, fail_run *run, int 
 Test(channels, a_message_that_waits_does_not_hold_up_collectives)
 {
     fail_run run = {.body = beside_collectives};
-    cr_assert_eq(run_world(&run, 3, AR_SIM_AUTO), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(run_world(&run, 3, AR_SIM_AUTO));
 }
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
 
 /* Rows and columns of 2 x 4: two ranks may meet in a row, in a column and in the world, one apart from the other. Peers
  * are ranks of the group. */
-static ar_status rows_and_columns(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(rows_and_columns)
 {
-    (void)run;
     ar_comm *g[3] = {c, NULL, NULL};
     ar_status st = ar_comm_split(&g[1], c, r / 4, -r); /* falling ranks */
     if (st == AR_OK)
@@ -179,13 +169,12 @@ Test(channels, overlapping_groups_have_channels_of_their_own)
 {
     for (int i = 0; i < 10; i++) {
         fail_run run = {.body = rows_and_columns};
-        cr_assert_eq(run_world(&run, 8, AR_SIM_AUTO), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(run_world(&run, 8, AR_SIM_AUTO));
     }
 }
 
-static ar_status many_groups(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(many_groups)
 {
-    (void)run;
     for (int i = 0; i < 200; i++) {
         ar_comm *g = NULL;
         AR_TRY(ar_comm_split(&g, c, 0, r));
@@ -203,11 +192,11 @@ static ar_status many_groups(ar_comm *c, ar_queue *q, fail_run *run, int r)
 Test(channels, groups_made_again_and_again_keep_nothing)
 {
     fail_run run = {.body = many_groups};
-    cr_assert_eq(run_world(&run, 4, AR_SIM_AUTO), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(run_world(&run, 4, AR_SIM_AUTO));
 }
 
 /* Rows of 4, whose last rank also says what is not so: of its number, or of theirs. */
-static ar_status join_row(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(join_row)
 {
     ar_comm *g = NULL, *none = NULL;
     const int place = r % 4, wrong = r == 7 ? run->variant : 0;
@@ -232,8 +221,8 @@ Test(channels, ranks_that_know_their_group_join_it_or_hear_that_it_is_another)
         fail_run run = {.body = join_row, .variant = variant};
         cr_assert_eq(run_world(&run, 8, AR_SIM_AUTO), variant == 0 ? AR_OK : AR_ERR_MISMATCH, "%s", ar_error_message());
         if (variant > 0)
-            assert_says(variant == 1 ? "rank 7 is number 3 of 4 with its color, expected 8 of 4"
-                                     : "rank 7 is number 3 of 4 with its color, expected 3 of 5");
+            cr_assert_says(variant == 1 ? "rank 7 is number 3 of 4 with its color, expected 8 of 4"
+                                        : "rank 7 is number 3 of 4 with its color, expected 3 of 5");
     }
 }
 
@@ -257,7 +246,7 @@ static const absence absences[ABSENCES] = {
     {"collective instead", AR_ERR_TIMEOUT, {"waited 0.003 s", "for rank", ""}},
 };
 
-static ar_status absent_peer(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(absent_peer)
 {
     float x[5] = {0};
     ar_comm *g = NULL;
@@ -293,7 +282,7 @@ Test(channels, a_peer_that_is_not_there_is_named)
         const ar_sim_options o = {.timeout_ns = a->st == AR_ERR_TIMEOUT ? 3 * MS : 0};
         cr_assert_eq(run_scheduled(&run, 4, o, (uint64_t)i), a->st, "%s: %s", a->name, ar_error_message());
         for (int j = 0; j < 3; j++)
-            assert_says(a->says[j]);
+            cr_assert_says(a->says[j]);
         cr_assert(v == COLLECTIVE || run.st[1] == a->st, "%s: %s", a->name, run.message[1]);
         if (i >= ABSENCES || a->st == AR_ERR_TIMEOUT)
             continue; /* once more in time that passes */
@@ -303,26 +292,21 @@ Test(channels, a_peer_that_is_not_there_is_named)
 }
 
 /* Two threads of a rank in one channel: which of the two messages comes first would be anybody's guess. */
-static ar_status one_channel_twice(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(one_channel_twice)
 {
-    (void)run;
     int64_t x = 0;
     if (r == 1)
         return ar_comm_barrier(c, q, "until the end");
-    ar_queue *other = NULL;
+    OWNED(ar_queue_destroy) ar_queue *other = NULL;
     AR_TRY(ar_queue_create(&other, AR_QUEUE_THREAD, "other"));
-    ar_status st = ar_comm_send(c, other, (ar_cbuf){&x}, 1, AR_I64, 1, "a");
-    if (st == AR_OK)
-        st = ar_comm_send(c, q, (ar_cbuf){&x}, 1, AR_I64, 1, "b");
-    ar_queue_destroy(other);
-    return st;
+    AR_TRY(ar_comm_send(c, other, (ar_cbuf){&x}, 1, AR_I64, 1, "a"));
+    return ar_comm_send(c, q, (ar_cbuf){&x}, 1, AR_I64, 1, "b");
 }
 
 Test(channels, two_threads_in_one_channel_are_an_error)
 {
     fail_run run = {.body = one_channel_twice};
-    cr_assert_eq(run_world(&run, 2, AR_SIM_AUTO), AR_ERR_ARG, "%s", ar_error_message());
-    assert_says("rank 0 calls send(I64, count 1, peer 1)");
-    assert_says("another of its threads");
+    cr_assert_refused(run_world(&run, 2, AR_SIM_AUTO), AR_ERR_ARG, "rank 0 calls send(I64, count 1, peer 1)");
+    cr_assert_says("another of its threads");
     assert_process_usable();
 }

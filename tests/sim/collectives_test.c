@@ -1,36 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
-#include "tests/sim/plain.h"
+#include "tests/sim/batch.h"
 #include "tests/support/small.h"
+#include "tests/support/test.h"
 
 /* Every collective against its definition, on every number of ranks, with every algorithm, bit for bit. Since all
  * algorithms are held to one definition, they also agree with each other. */
-TestSuite(collectives, .timeout = 300);
-
 static const int world_sizes[] = {1, 2, 3, 4, 5, 7, 8};
 static const ar_sim_algorithm algorithms[] = {AR_SIM_AUTO, AR_SIM_DIRECT, AR_SIM_RING, AR_SIM_LAST};
 enum { WORLDS = 7, ALGORITHMS = 4, COUNTS = 7, MOST_CASES = 400 };
-
-typedef struct batch {
-    coll_case *k;
-    size_t n;
-    ar_queue_kind queue;
-} batch;
-
-static ar_status run_batch(ar_comm *c, void *arg)
-{
-    const batch *b = arg;
-    ar_queue *q = NULL;
-    AR_TRY(ar_queue_create(&q, b->queue, "test"));
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < b->n && st == AR_OK; i++)
-        st = case_call(&b->k[i], c, q, "case");
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    ar_queue_destroy(q);
-    return st;
-}
 
 /* Runs all cases in worlds of n ranks, once with each algorithm, checks them, and frees them. */
 static void run_and_check(batch *b, int n)
@@ -38,18 +15,13 @@ static void run_and_check(batch *b, int n)
     char why[256] = "";
     for (int a = 0; a < ALGORITHMS; a++) {
         const ar_sim_options o = {.algorithm = algorithms[a]};
-        for (size_t i = 0; i < b->n; i++) {
-            for (int r = 0; r < n; r++)
-                case_reset(&b->k[i], r);
-        }
+        reset_batch(b);
         const ar_status st = ar_sim_run(n, &o, run_batch, b, NULL);
-        cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+        cr_assert_ok(st);
         for (size_t i = 0; i < b->n; i++)
             cr_assert(case_holds(&b->k[i], why, sizeof why), "algorithm %d case %zu: %s", a, i, why);
     }
-    for (size_t i = 0; i < b->n; i++)
-        case_fini(&b->k[i]);
-    b->n = 0;
+    end_batch(b);
 }
 
 static size_t count_of(int which, int n)
@@ -256,7 +228,7 @@ static ar_status reduce_both_ways(ar_comm *c, void *arg)
         ar_comm_slice(a->count, n, i, &start, &counts[i]);
     }
     ar_comm_slice(a->count, n, r, &at, &size);
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
     ar_status st = ar_comm_all_reduce(c, q, (ar_buf){a->whole[r]}, (ar_cbuf){a->in[r]}, a->count, AR_F32, AR_SUM, "w");
     const ar_buf own = {a->parts[r] + at};
@@ -264,7 +236,6 @@ static ar_status reduce_both_ways(ar_comm *c, void *arg)
         st = ar_comm_reduce_scatter(c, q, own, (ar_cbuf){a->in[r]}, counts, AR_F32, AR_SUM, "p");
     if (st == AR_OK)
         st = ar_comm_all_gather(c, q, (ar_buf){a->parts[r]}, ar_const(own), counts, AR_F32, "p");
-    ar_queue_destroy(q);
     return st;
 }
 
@@ -281,7 +252,7 @@ Test(collectives, all_reduce_is_reduce_scatter_then_all_gather_where_the_size_do
             plain_fill(a.in[r], AR_F32, 5, r, a.count);
         }
         const ar_sim_options o = {.algorithm = algorithms[run % ALGORITHMS]};
-        cr_assert_eq(ar_sim_run(n, &o, reduce_both_ways, &a, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_sim_run(n, &o, reduce_both_ways, &a, NULL));
         for (int r = 0; r < n; r++) {
             cr_assert_eq(first_difference(a.whole[r], a.parts[r], bytes), -1, "n %d count %zu", n, a.count);
             cr_assert_eq(first_difference(a.whole[r], a.whole[0], bytes), -1, "n %d count %zu", n, a.count);
@@ -336,14 +307,12 @@ Test(collectives, all_algorithms_give_the_same_bits)
         add_reductions(&b, n, plain_dtypes[run / 6]);
         for (int a = 0; a < ALGORITHMS; a++) {
             const ar_sim_options o = {.algorithm = algorithms[a]};
-            cr_assert_eq(ar_sim_run(n, &o, run_batch, &b, NULL), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ar_sim_run(n, &o, run_batch, &b, NULL));
             keep_outputs(&b, n, kept);
         }
         for (size_t i = 0; i < MOST_CASES * PLAIN_RANKS; i++)
             free(kept[i]);
-        for (size_t i = 0; i < b.n; i++)
-            case_fini(&b.k[i]);
-        b.n = 0;
+        end_batch(&b);
     }
     free(b.k);
 }
@@ -372,12 +341,12 @@ Test(collectives, the_order_of_ranks_shows_in_the_data)
 
 Test(collectives, the_checker_rejects_one_flipped_bit_anywhere)
 {
-    coll_case k = {.kind = ALL_REDUCE, .dtype = AR_F32, .op = AR_SUM, .n = 3, .count = 5};
+    SCOPED(case_fini) coll_case k = {.kind = ALL_REDUCE, .dtype = AR_F32, .op = AR_SUM, .n = 3, .count = 5};
     batch b = {.k = &k, .n = 1};
     char why[256];
     case_init(&k, 1);
     const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
-    cr_assert_eq(ar_sim_run(3, &o, run_batch, &b, NULL), AR_OK);
+    cr_assert_ok(ar_sim_run(3, &o, run_batch, &b, NULL));
     cr_assert(case_holds(&k, why, sizeof why), "%s", why);
     for (int r = 0; r < 3; r++) {
         for (size_t bit = 0; bit < (GUARD + 20 + GUARD) * 8; bit++) {
@@ -389,7 +358,6 @@ Test(collectives, the_checker_rejects_one_flipped_bit_anywhere)
         cr_assert(!case_holds(&k, why, sizeof why), "rank %d: a changed input", r);
         k.in[r][7] ^= 1;
     }
-    case_fini(&k);
 }
 
 /* --- many ranks --------------------------------------------------------------------------------------------------- */
@@ -398,7 +366,7 @@ static ar_status sum_ranks(ar_comm *c, void *arg)
 {
     int64_t *sums = arg;
     const int r = ar_comm_rank(c);
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
     ar_status st = AR_OK;
     int64_t x[100];
@@ -408,7 +376,6 @@ static ar_status sum_ranks(ar_comm *c, void *arg)
         st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, 100, AR_I64, AR_SUM, "many");
     }
     sums[r] = x[99];
-    ar_queue_destroy(q);
     return st;
 }
 
@@ -417,7 +384,7 @@ Test(collectives, far_more_ranks_than_cores_complete)
     for (int algorithm = 0; algorithm < ALGORITHMS; algorithm++) {
         int64_t sums[64] = {0};
         const ar_sim_options o = {.algorithm = algorithms[algorithm]};
-        cr_assert_eq(ar_sim_run(64, &o, sum_ranks, sums, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_sim_run(64, &o, sum_ranks, sums, NULL));
         for (int r = 0; r < 64; r++)
             cr_assert_eq(sums[r], 63 * 64 / 2 * 1000 + 64 * (99 + 19));
     }

@@ -1,27 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "ref/comm/comm_impl.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
-#include "tests/sim/plain.h"
+#include "tests/sim/batch.h"
+#include "tests/support/test.h"
 
 /* Bytes of other ranks' memory that each rank's thread reads and writes, against closed forms; D is the whole buffer,
  * D[r] rank r's part of it. Over all ranks they are the same in every algorithm:
  *   all_reduce 2(N-1)D;  reduce_scatter, all_gather, broadcast, reduce (N-1)D;  gather, scatter D - D[root];
  *   all_to_all, send and recv, exchange: what is sent to others. */
-TestSuite(counted, .timeout = 300);
-
 enum { MOST = 8 };
-
-typedef struct bytes {
-    uint64_t read, written;
-} bytes;
 
 typedef struct counted_run {
     coll_case k;
     int times;
-    bytes moved[MOST];
+    moved moved[MOST];
     uint64_t calls[MOST], other_calls[MOST];
 } counted_run;
 
@@ -33,7 +26,7 @@ static ar_status run_case(ar_comm *c, void *arg)
 {
     counted_run *run = arg;
     const int r = ar_comm_rank(c);
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
     ar_status st = AR_OK;
     for (int i = 0; i < run->times && st == AR_OK; i++)
@@ -50,101 +43,44 @@ static ar_status run_case(ar_comm *c, void *arg)
     else
         run->other_calls[r] += ar_comm_calls(c, "recv");
     run->other_calls[r] += ar_comm_calls(c, "no such kind");
-    ar_queue_destroy(q);
     return st;
 }
 
 /* --- closed forms, in elements ------------------------------------------------------------------------------------ */
 
-static size_t slice(const coll_case *k, int r)
-{
-    return k->count / (size_t)k->n + ((size_t)r < k->count % (size_t)k->n ? 1 : 0);
-}
-
-static size_t received(const coll_case *k, int r)
-{
-    size_t sum = 0;
-    for (int p = 0; p < k->n; p++)
-        sum += p == r ? 0 : k->sends[p][r];
-    return sum;
-}
-
-/* direct: each rank what it needs. */
-static bytes direct_form(const coll_case *k, int r)
-{
-    const size_t others = (size_t)k->n - 1, whole = plain_before(k->counts, k->n);
-    const bool root = r == k->root;
-    switch (k->kind) {
-    case ALL_REDUCE:
-        return (bytes){others * slice(k, r), others * slice(k, r)};
-    case REDUCE_SCATTER:
-        return (bytes){others * k->counts[r], 0};
-    case REDUCE:
-        return (bytes){root ? others * k->count : 0, 0};
-    case ALL_GATHER:
-        return (bytes){whole - k->counts[r], 0};
-    case GATHER:
-        return (bytes){root ? whole - k->counts[r] : 0, 0};
-    case SCATTER:
-        return (bytes){root ? 0 : k->counts[r], 0};
-    case BROADCAST:
-        return (bytes){root ? 0 : k->count, 0};
-    case BARRIER:
-        return (bytes){0, 0};
-    case EXCHANGE:
-        return (bytes){2 * received(k, r), 0};
-    default:
-        return (bytes){received(k, r), 0};
-    }
-}
-
-/* ring: all but one chunk in each round, all but the first of a chain; the rest as direct. */
-static bytes ring_form(const coll_case *k, int r)
-{
-    const size_t whole = plain_before(k->counts, k->n);
-    const int left = (r + k->n - 1) % k->n;
-    if (k->kind == ALL_REDUCE)
-        return (bytes){2 * k->count - slice(k, left) - slice(k, r), 0};
-    if (k->kind == REDUCE_SCATTER)
-        return (bytes){whole - k->counts[left], 0};
-    if (k->kind == REDUCE)
-        return (bytes){left == k->root ? 0 : k->count, 0};
-    return direct_form(k, r);
-}
-
 /* last, rank m having come last: m moves everything. */
-static bytes last_form(const coll_case *k, int r, int m)
+static moved last_form(const coll_case *k, int r, int m)
 {
     const size_t n = (size_t)k->n, whole = plain_before(k->counts, k->n), own = k->counts[m];
     const bool root = m == k->root, alone = k->n == 1;
-    bytes form;
+    moved form;
     switch (k->kind) {
     case ALL_REDUCE:
-        form = (bytes){(n - 1) * k->count, (n - 1) * k->count};
+        form = (moved){(n - 1) * k->count, (n - 1) * k->count};
         break;
     case REDUCE_SCATTER: /* the other ranks' sums lack their own inputs */
-        form = (bytes){(n - 1) * own + (alone ? 0 : n - 2) * (whole - own), whole - own};
+        form = (moved){(n - 1) * own + (alone ? 0 : n - 2) * (whole - own), whole - own};
         break;
     case REDUCE:
-        form = root ? (bytes){(n - 1) * k->count, 0} : (bytes){(n - 2) * k->count, k->count};
+        form = root ? (moved){(n - 1) * k->count, 0} : (moved){(n - 2) * k->count, k->count};
         break;
     case ALL_GATHER:
-        form = (bytes){whole - own, (n - 1) * whole - (whole - own)};
+        form = (moved){whole - own, (n - 1) * whole - (whole - own)};
         break;
     case BROADCAST:
-        form = root ? (bytes){0, (n - 1) * k->count} : (bytes){k->count, (n - 2) * k->count};
+        form = root ? (moved){0, (n - 1) * k->count} : (moved){k->count, (n - 2) * k->count};
         break;
     default:
         return direct_form(k, r);
     }
-    return r == m ? form : (bytes){0, 0};
+    return r == m ? form : (moved){0, 0};
 }
 
 static size_t total_form(const coll_case *k)
 {
     size_t sum = 0;
     for (int r = 0; r < k->n; r++) {
-        const bytes form = direct_form(k, r);
+        const moved form = direct_form(k, r);
         sum += form.read + form.written;
     }
     return sum;
@@ -163,7 +99,7 @@ static void run_counted(counted_run *run, case_kind kind, int n, size_t count, a
     }
     case_init(&run->k, 9);
     const ar_sim_options o = {.algorithm = algorithm};
-    cr_assert_eq(ar_sim_run(n, &o, run_case, run, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(n, &o, run_case, run, NULL));
     char why[256];
     cr_assert(case_holds(&run->k, why, sizeof why), "algorithm %d: %s", (int)algorithm, why);
 }
@@ -185,7 +121,7 @@ static void check_ranks(counted_run *run, ar_sim_algorithm algorithm)
     const uint64_t unit = (uint64_t)run->times * plain_size(k->dtype);
     const int mover = mover_of(run);
     for (int r = 0; r < k->n; r++) {
-        const bytes form = algorithm == AR_SIM_RING   ? ring_form(k, r)
+        const moved form = algorithm == AR_SIM_RING   ? ring_form(k, r)
                            : algorithm == AR_SIM_LAST ? last_form(k, r, mover)
                                                       : direct_form(k, r);
         cr_assert_eq(run->moved[r].read, unit * form.read,
@@ -262,8 +198,8 @@ static ar_status reduce_in_group(ar_comm *c, void *arg)
 {
     split_bytes *b = arg;
     const int r = ar_comm_rank(c);
-    ar_comm *g = NULL;
-    ar_queue *q = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     float x[6] = {0};
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
     ar_status st = ar_comm_split(&g, c, r % 2, r);
@@ -276,8 +212,6 @@ static ar_status reduce_in_group(ar_comm *c, void *arg)
         ar_comm_counted(g, &read, &written);
         b->group[r] = read + written;
     }
-    ar_comm_destroy(g);
-    ar_queue_destroy(q);
     return st;
 }
 
@@ -285,7 +219,7 @@ Test(counted, a_group_counts_its_own_bytes)
 {
     split_bytes b = {{0}, {0}};
     const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
-    cr_assert_eq(ar_sim_run(4, &o, reduce_in_group, &b, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(4, &o, reduce_in_group, &b, NULL));
     for (int r = 0; r < 4; r++) {
         cr_assert_eq(b.world[r], 0);
         cr_assert_eq(b.group[r], 24); /* reads 12 and writes 12 of its partner's */
@@ -298,7 +232,7 @@ static int movers(size_t size, const ar_sim_options *o)
     static counted_run run;
     run = (counted_run){.k = {.kind = ALL_REDUCE, .dtype = AR_F32, .n = 3, .count = size / 4}, .times = 1};
     case_init(&run.k, 9);
-    cr_assert_eq(ar_sim_run(3, o, run_case, &run, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(3, o, run_case, &run, NULL));
     case_fini(&run.k);
     int n = 0;
     for (int r = 0; r < 3; r++)

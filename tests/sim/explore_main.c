@@ -2,8 +2,9 @@
 #include <unistd.h>
 
 #include "ref/core/clock.h"
+#include "tests/sim/batch.h"
 #include "tests/sim/orderings.h"
-#include "tests/sim/plain.h"
+#include "tests/support/scoped.h"
 #include "tests/support/small.h"
 
 /* Schedules by seed, in a program of its own, so that the sanitizers see them: programs whose mistake only some orders
@@ -70,35 +71,13 @@ typedef struct plan {
     int group[OPS];
 } plan;
 
-static uint64_t draw(uint64_t *state, uint64_t below)
-{
-    *state = plain_hash(*state);
-    return *state % below;
-}
-
-static void draw_case(coll_case *k, uint64_t *rng, int n)
-{
-    *k = (coll_case){.kind = (case_kind)draw(rng, CASE_KINDS),
-                     .dtype = plain_dtypes[draw(rng, PLAIN_DTYPES)],
-                     .op = (ar_op)draw(rng, PLAIN_OPS),
-                     .n = n};
-    k->root = (int)draw(rng, (uint64_t)n);
-    k->in_place = draw(rng, 2) != 0;
-    k->count = draw(rng, 40);
-    for (int p = 0; p < n; p++) {
-        k->counts[p] = draw(rng, 10);
-        for (int q = 0; q < n; q++)
-            k->sends[p][q] = k->kind == BARRIER ? 0 : draw(rng, 10);
-    }
-}
-
 static void draw_plan(plan *p, uint64_t seed)
 {
     uint64_t rng = seed;
     for (int i = 0; i < OPS; i++) {
         p->group[i] = (int)draw(&rng, GROUPS);
         for (int g = 0; g <= p->group[i]; g++) {
-            draw_case(&p->k[i][g], &rng, p->group[i] ? 2 : RANKS);
+            draw_case(&p->k[i][g], &rng, p->group[i] ? 2 : RANKS, draw(&rng, 40));
             case_init(&p->k[i][g], seed + (uint64_t)(10 * i + g));
         }
     }
@@ -142,7 +121,7 @@ static ar_status run_plan(ar_comm *c, void *arg)
 static int check_collectives(uint64_t seeds)
 {
     int bad = 0;
-    plan *p = malloc(sizeof *p);
+    OWNED(free) plan *p = malloc(sizeof *p);
     if (!p)
         return 1;
     const uint64_t start = ari_now_ns();
@@ -159,7 +138,6 @@ static int check_collectives(uint64_t seeds)
     }
     printf("%llu worlds of random collectives: %d wrong, %.0f runs/s\n", (unsigned long long)seeds, bad,
            (double)seeds / seconds_since(start));
-    free(p);
     return bad;
 }
 
@@ -195,8 +173,8 @@ static int check_faults(uint64_t seeds)
 {
     int bad = 0;
     uint64_t failed = 0;
-    plan *p = malloc(sizeof *p);
-    outcome *x = malloc(2 * sizeof *x);
+    OWNED(free) plan *p = malloc(sizeof *p);
+    OWNED(free) outcome *x = malloc(2 * sizeof *x);
     const uint64_t start = ari_now_ns();
     for (uint64_t seed = 1; p && x && seed <= seeds; seed++) {
         run_with_fault(&x[0], p, seed);
@@ -210,8 +188,6 @@ static int check_faults(uint64_t seeds)
     printf("%llu faults, of which %llu end the world: %d wrong or different from run to run, %.0f runs/s\n",
            (unsigned long long)seeds, (unsigned long long)failed, bad, 2 * (double)seeds / seconds_since(start));
     bad += !p || !x;
-    free(x);
-    free(p);
     return bad;
 }
 

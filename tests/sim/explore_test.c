@@ -1,22 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "ref/core/clock.h"
 #include "tests/sim/orderings.h"
 #include "tests/support/small.h"
+#include "tests/support/test.h"
 
 /* Schedules by seed: what differs between seeds, what does not between runs of one, and what is found. */
-TestSuite(explore, .timeout = 300);
-
 #define MS ((uint64_t)1000000)
-
-static void assert_says(const char *text)
-{
-    cr_assert(strstr(ar_error_message(), text), "'%s' is not in: %s", text, ar_error_message());
-}
 
 /* --- mistakes that only some orders show -------------------------------------------------------------------------- */
 
@@ -64,14 +55,11 @@ typedef struct arrivals {
 static ar_status arrive(ar_comm *c, void *arg)
 {
     arrivals *a = arg;
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
     a->rank[a->n++] = ar_comm_rank(c);
-    ar_status st = ar_comm_barrier(c, q, "");
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    ar_queue_destroy(q);
-    return st;
+    AR_TRY(ar_comm_barrier(c, q, ""));
+    return ar_queue_sync(q, 0);
 }
 
 Test(explore, seeds_differ_in_their_orders_and_a_seed_does_not)
@@ -83,9 +71,9 @@ Test(explore, seeds_differ_in_their_orders_and_a_seed_does_not)
         arrivals a = {.n = 0}, b = {.n = 0};
         ar_sim_schedule of_a, of_b;
         ar_sim_options o = {.explore = true, .schedule_seed = seed, .schedule = &of_a};
-        cr_assert_eq(ar_sim_run(3, &o, arrive, &a, NULL), AR_OK);
+        cr_assert_ok(ar_sim_run(3, &o, arrive, &a, NULL));
         o.schedule = &of_b;
-        cr_assert_eq(ar_sim_run(3, &o, arrive, &b, NULL), AR_OK);
+        cr_assert_ok(ar_sim_run(3, &o, arrive, &b, NULL));
         cr_assert_eq(memcmp(&a, &b, sizeof a), 0);
         cr_assert_eq(memcmp(&of_a, &of_b, sizeof of_a), 0);
         const int order = 9 * a.rank[0] + 3 * a.rank[1] + a.rank[2];
@@ -106,12 +94,11 @@ static ar_status sum_lengths(ar_comm *c, void *arg)
 {
     (void)arg;
     float x[20000] = {1};
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
     ar_status st = AR_OK;
     for (size_t count = 1; count <= 20000 && st == AR_OK; count *= 3)
         st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, count, AR_F32, AR_SUM, "");
-    ar_queue_destroy(q);
     return st;
 }
 
@@ -119,7 +106,7 @@ static void run_sums(ar_sim_schedule *schedules)
 {
     for (int ranks = 2; ranks <= 4; ranks++) {
         const ar_sim_options o = {.explore = true, .schedule_seed = 7, .schedule = &schedules[ranks - 2]};
-        cr_assert_eq(ar_sim_run(ranks, &o, sum_lengths, NULL, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_sim_run(ranks, &o, sum_lengths, NULL, NULL));
     }
 }
 
@@ -167,20 +154,19 @@ Test(explore, begin_comes_before_each_run_and_its_error_ends_the_exploration)
 Test(explore, arguments_are_checked)
 {
     uint64_t failing = 0;
-    ar_trace *trace = NULL;
-    cr_assert_eq(ar_trace_create(&trace), AR_OK);
+    OWNED(ar_trace_destroy) ar_trace *trace = NULL;
+    cr_assert_ok(ar_trace_create(&trace));
     const ar_sim_options traced = {.trace = trace}, odd = {.algorithm = (ar_sim_algorithm)9};
     cr_assert_eq(ar_sim_explore(2, NULL, nothing, NULL, NULL, 1, 1, NULL), AR_ERR_ARG);
     cr_assert_eq(ar_sim_explore(2, NULL, nothing, NULL, NULL, 1, 0, &failing), AR_ERR_ARG);
     cr_assert_eq(ar_sim_explore(2, NULL, nothing, NULL, NULL, UINT64_MAX, 2, &failing), AR_ERR_ARG);
     cr_assert_eq(ar_sim_explore(2, &traced, nothing, NULL, NULL, 1, 2, &failing), AR_ERR_ARG);
-    cr_assert_eq(ar_sim_explore(2, &traced, nothing, NULL, NULL, UINT64_MAX, 1, &failing), AR_OK);
+    cr_assert_ok(ar_sim_explore(2, &traced, nothing, NULL, NULL, UINT64_MAX, 1, &failing));
     cr_assert_eq(ar_sim_explore(2, &odd, nothing, NULL, NULL, 1, 1, &failing), AR_ERR_ARG);
     cr_assert_eq(ar_sim_explore(0, NULL, nothing, NULL, NULL, 1, 1, &failing), AR_ERR_ARG);
     cr_assert_eq(ar_sim_explore(2, NULL, NULL, NULL, NULL, 1, 1, &failing), AR_ERR_ARG);
     /* Its groups are numbered as the first run's are: the two could not be told apart. */
     cr_assert_eq(ar_sim_run(2, &traced, nothing, NULL, NULL), AR_ERR_ARG, "a trace holds one run");
-    ar_trace_destroy(trace);
 }
 
 /* --- time --------------------------------------------------------------------------------------------------------- */
@@ -191,9 +177,9 @@ static ar_status cross_two_groups(ar_comm *c, void *arg)
     const bool polls = arg && *(const bool *)arg;
     const int r = ar_comm_rank(c);
     bool done = false;
-    ar_comm *other = NULL;
-    ar_queue *q = NULL;
-    ar_event *e = NULL;
+    OWNED(ar_comm_destroy) ar_comm *other = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
+    OWNED(ar_event_destroy) ar_event *e = NULL;
     ar_status st = ar_comm_split(&other, c, 0, r);
     if (st == AR_OK)
         st = ar_queue_create(&q, AR_QUEUE_THREAD, "comm");
@@ -207,9 +193,6 @@ static ar_status cross_two_groups(ar_comm *c, void *arg)
         st = ar_event_test(e, &done);
     if (st == AR_OK)
         st = ar_queue_sync(q, 0);
-    ar_queue_destroy(q);
-    ar_event_destroy(e);
-    ar_comm_destroy(other);
     return st;
 }
 
@@ -224,7 +207,7 @@ Test(explore, a_world_that_stalls_ends_at_once_with_the_report_of_a_world_that_w
         const uint64_t start = ari_now_ns();
         cr_assert_eq(ar_sim_run(2, &jumps, cross_two_groups, NULL, jumped), AR_ERR_TIMEOUT);
         cr_assert_lt(ari_now_ns() - start, 1800000 * MS, "the hour was waited for");
-        assert_says(" waited 3600.000 s in barrier() ");
+        cr_assert_says(" waited 3600.000 s in barrier() ");
         for (int r = 0; r < 2; r++) {
             cr_assert_str_eq(jumped[r].last, real[r].last);
             cr_assert_str_eq(jumped[r].current, real[r].current);
@@ -278,8 +261,8 @@ static ar_status wait_in_circles(ar_comm *c, void *arg)
 Test(explore, queues_that_wait_for_each_other_end_in_an_error_instead_of_a_hang)
 {
     uint64_t failing = 0;
-    cr_assert_eq(ar_sim_explore(1, NULL, wait_in_circles, NULL, NULL, 1, 1000, &failing), AR_ERR_TIMEOUT);
-    assert_says("tasks are not done, and never will be: no rank can go on");
+    cr_assert_refused(ar_sim_explore(1, NULL, wait_in_circles, NULL, NULL, 1, 1000, &failing), AR_ERR_TIMEOUT,
+                      "tasks are not done, and never will be: no rank can go on");
 }
 
 /* --- worlds inside worlds, queues without one --------------------------------------------------------------------- */
@@ -295,15 +278,11 @@ static ar_status run_inner(ar_comm *c, void *arg)
     arrivals a = {.n = 0};
     const int r = ar_comm_rank(c);
     const ar_sim_options o = {.explore = n->explores, .schedule_seed = (uint64_t)(100 + r), .schedule = &n->inner[r]};
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "host"));
-    ar_status st = ar_comm_barrier(c, q, "before");
-    if (st == AR_OK)
-        st = n->explores ? ar_sim_run(3, &o, arrive, &a, NULL) : ar_sim_run(3, &o, nothing, NULL, NULL);
-    if (st == AR_OK)
-        st = ar_comm_barrier(c, q, "after");
-    ar_queue_destroy(q);
-    return st;
+    AR_TRY(ar_comm_barrier(c, q, "before"));
+    AR_TRY(n->explores ? ar_sim_run(3, &o, arrive, &a, NULL) : ar_sim_run(3, &o, nothing, NULL, NULL));
+    return ar_comm_barrier(c, q, "after");
 }
 
 Test(explore, a_world_inside_a_rank_has_a_schedule_of_its_own_or_none)
@@ -313,7 +292,7 @@ Test(explore, a_world_inside_a_rank_has_a_schedule_of_its_own_or_none)
         ar_sim_schedule outer[2];
         for (int i = 0; i < 2; i++) {
             const ar_sim_options o = {.explore = true, .schedule_seed = 5, .schedule = &outer[i]};
-            cr_assert_eq(ar_sim_run(2, &o, run_inner, i ? &again : &n, NULL), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ar_sim_run(2, &o, run_inner, i ? &again : &n, NULL));
         }
         cr_assert_eq(memcmp(&outer[0], &outer[1], sizeof *outer), 0);
         cr_assert_eq(memcmp(&n, &again, sizeof n), 0);
@@ -338,10 +317,10 @@ Test(explore, a_queue_that_a_rank_left_behind_works_on_without_the_world)
     ar_queue *q[2] = {NULL};
     int ran = 0;
     const ar_sim_options o = {.explore = true};
-    cr_assert_eq(ar_sim_run(2, &o, leave_queue_behind, q, NULL), AR_OK);
+    cr_assert_ok(ar_sim_run(2, &o, leave_queue_behind, q, NULL));
     for (int r = 0; r < 2; r++) {
-        cr_assert_eq(ar_queue_host(q[r], count_up, &ran), AR_OK);
-        cr_assert_eq(ar_queue_sync(q[r], 0), AR_OK);
+        cr_assert_ok(ar_queue_host(q[r], count_up, &ran));
+        cr_assert_ok(ar_queue_sync(q[r], 0));
         ar_queue_destroy(q[r]);
     }
     cr_assert_eq(ran, 2);
@@ -358,9 +337,8 @@ static ar_status use_foreign_queue(ar_comm *c, void *arg)
 
 Test(explore, a_queue_made_outside_the_world_can_be_waited_for_inside)
 {
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     const ar_sim_options o = {.explore = true};
-    cr_assert_eq(ar_queue_create(&q, AR_QUEUE_THREAD, "outside"), AR_OK);
-    cr_assert_eq(ar_sim_run(1, &o, use_foreign_queue, q, NULL), AR_OK, "%s", ar_error_message());
-    ar_queue_destroy(q);
+    cr_assert_ok(ar_queue_create(&q, AR_QUEUE_THREAD, "outside"));
+    cr_assert_ok(ar_sim_run(1, &o, use_foreign_queue, q, NULL));
 }

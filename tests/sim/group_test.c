@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "tests/sim/plain.h"
+#include "tests/support/test.h"
 
 /* Groups made by split: who is in them, in which order, and that they work side by side. */
-TestSuite(groups, .timeout = 300);
-
 typedef struct group_run {
     int64_t got[16][4];
     int size[16], rank[16], inner_size[16], inner_rank[16];
@@ -15,18 +12,16 @@ typedef struct group_run {
 
 static ar_status sum_in(ar_comm *c, int64_t *x)
 {
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
-    const ar_status st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, 1, AR_I64, AR_SUM, "group");
-    ar_queue_destroy(q);
-    return st;
+    return ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, 1, AR_I64, AR_SUM, "group");
 }
 
 static ar_status split_by_color_and_key(ar_comm *c, void *arg)
 {
     group_run *run = arg;
     const int r = ar_comm_rank(c);
-    ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     /* Ranks 0 mod 3: none. The others by parity of r, in falling order of rank, ties (key 0) by rank. */
     AR_TRY(ar_comm_split(&g, c, r % 3 == 0 ? -1 : r % 2, r < 6 ? -r : 0));
     run->none[r] = !g;
@@ -35,9 +30,7 @@ static ar_status split_by_color_and_key(ar_comm *c, void *arg)
     run->size[r] = ar_comm_size(g);
     run->rank[r] = ar_comm_rank(g);
     run->got[r][0] = (int64_t)1 << r;
-    const ar_status st = sum_in(g, &run->got[r][0]);
-    ar_comm_destroy(g);
-    return st;
+    return sum_in(g, &run->got[r][0]);
 }
 
 Test(groups, ranks_of_one_color_are_ordered_by_key_then_rank)
@@ -45,7 +38,7 @@ Test(groups, ranks_of_one_color_are_ordered_by_key_then_rank)
     for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
         static group_run run;
         const ar_sim_options o = {.algorithm = (ar_sim_algorithm)a};
-        cr_assert_eq(ar_sim_run(10, &o, split_by_color_and_key, &run, NULL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_sim_run(10, &o, split_by_color_and_key, &run, NULL));
         /* even: 2, 4, 8 with keys -2, -4, 0; odd: 1, 5, 7 with keys -1, -5, 0. */
         const int even[] = {4, 2, 8}, odd[] = {5, 1, 7};
         for (int i = 0; i < 3; i++) {
@@ -99,7 +92,7 @@ Test(groups, overlapping_and_nested_groups_work_side_by_side)
         static group_run run;
         const ar_sim_options o = {.algorithm = (ar_sim_algorithm)a};
         const ar_status st = ar_sim_run(16, &o, rows_columns_and_a_group_of_a_group, &run, NULL);
-        cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+        cr_assert_ok(st);
         for (int r = 0; r < 16; r++) {
             cr_assert_eq(run.got[r][0], (int64_t)0xf << (r / 4 * 4));
             cr_assert_eq(run.got[r][1], (int64_t)0x1111 << (r % 4));
@@ -131,7 +124,7 @@ static ar_status many_splits(ar_comm *c, void *arg)
 
 Test(groups, splitting_again_and_again_keeps_nothing)
 {
-    cr_assert_eq(ar_sim_run(5, NULL, many_splits, NULL, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(5, NULL, many_splits, NULL, NULL));
 }
 
 static ar_status destroy_the_world(ar_comm *c, void *arg)
@@ -144,7 +137,7 @@ static ar_status destroy_the_world(ar_comm *c, void *arg)
 
 Test(groups, the_communicator_of_the_run_survives_a_destroy)
 {
-    cr_assert_eq(ar_sim_run(2, NULL, destroy_the_world, NULL, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(2, NULL, destroy_the_world, NULL, NULL));
 }
 
 static ar_status run_in_a_run(ar_comm *c, void *arg)
@@ -159,5 +152,5 @@ static ar_status run_in_a_run(ar_comm *c, void *arg)
 Test(groups, worlds_inside_a_rank_are_worlds_of_their_own)
 {
     int inner = 1;
-    cr_assert_eq(ar_sim_run(2, NULL, run_in_a_run, &inner, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(2, NULL, run_in_a_run, &inner, NULL));
 }

@@ -5,8 +5,6 @@
 
 /* docs/failures.md says what the library says: each way to fail is run here, on every algorithm and kind of queue that
  * it does not name itself, and its line must stand in that file, word for word. */
-TestSuite(message, .timeout = 300);
-
 enum { TABLE_BYTES = 32768, ROW_BYTES = 1024 };
 #define TIMEOUT_NS (100 * MS)
 
@@ -38,55 +36,46 @@ typedef struct way_to_fail {
 
 /* --- bodies ------------------------------------------------------------------------------------------------------- */
 
-static ar_status make_call(const call_spec *s, ar_comm *c, ar_queue *q)
+static ar_status begin_call(const call_spec *s, ar_comm *c, ar_queue *q, char *own)
 {
     static char in[256];
-    char own[256] = {0};
     const ar_buf out = {own};
     const ar_cbuf from = {in};
-    ar_comm *g = NULL;
-    ar_status st = AR_OK;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     switch (s->kind) {
     case ALL_REDUCE:
-        st = ar_comm_all_reduce(c, q, out, from, s->count, s->dtype, s->op, s->tag);
-        break;
+        return ar_comm_all_reduce(c, q, out, from, s->count, s->dtype, s->op, s->tag);
     case REDUCE_SCATTER:
-        st = ar_comm_reduce_scatter(c, q, out, from, s->counts, s->dtype, s->op, s->tag);
-        break;
+        return ar_comm_reduce_scatter(c, q, out, from, s->counts, s->dtype, s->op, s->tag);
     case ALL_GATHER:
-        st = ar_comm_all_gather(c, q, out, from, s->counts, s->dtype, s->tag);
-        break;
+        return ar_comm_all_gather(c, q, out, from, s->counts, s->dtype, s->tag);
     case ALL_TO_ALL:
-        st = ar_comm_all_to_all(c, q, out, from, s->counts, s->recv_counts, s->dtype, s->tag);
-        break;
+        return ar_comm_all_to_all(c, q, out, from, s->counts, s->recv_counts, s->dtype, s->tag);
     case BROADCAST:
-        st = ar_comm_broadcast(c, q, out, s->count, s->dtype, s->root, s->tag);
-        break;
+        return ar_comm_broadcast(c, q, out, s->count, s->dtype, s->root, s->tag);
     case REDUCE:
-        st = ar_comm_reduce(c, q, out, from, s->count, s->dtype, s->op, s->root, s->tag);
-        break;
+        return ar_comm_reduce(c, q, out, from, s->count, s->dtype, s->op, s->root, s->tag);
     case GATHER:
-        st = ar_comm_gather(c, q, out, from, s->counts, s->dtype, s->root, s->tag);
-        break;
+        return ar_comm_gather(c, q, out, from, s->counts, s->dtype, s->root, s->tag);
     case SCATTER:
-        st = ar_comm_scatter(c, q, out, from, s->counts, s->dtype, s->root, s->tag);
-        break;
+        return ar_comm_scatter(c, q, out, from, s->counts, s->dtype, s->root, s->tag);
     case ONE_SEND:
-        st = ar_comm_send(c, q, from, s->count, s->dtype, s->root, s->tag);
-        break;
+        return ar_comm_send(c, q, from, s->count, s->dtype, s->root, s->tag);
     case ONE_RECV:
-        st = ar_comm_recv(c, q, out, s->count, s->dtype, s->root, s->tag);
-        break;
+        return ar_comm_recv(c, q, out, s->count, s->dtype, s->root, s->tag);
     case ONE_SPLIT:
-        st = ar_comm_split(&g, c, 0, 0);
-        ar_comm_destroy(g);
-        break;
+        return ar_comm_split(&g, c, 0, 0);
     case BARRIER:
-        st = ar_comm_barrier(c, q, s->tag);
-        break;
+        return ar_comm_barrier(c, q, s->tag);
     default:
-        break;
+        return AR_OK;
     }
+}
+
+static ar_status make_call(const call_spec *s, ar_comm *c, ar_queue *q)
+{
+    char own[256] = {0};
+    const ar_status st = begin_call(s, c, q, own);
     const ar_status end = ar_queue_sync(q, 0); /* before `own` ends */
     return st == AR_OK ? end : st;
 }
@@ -102,21 +91,18 @@ static ar_status exchange_odd(ar_comm *c, ar_queue *q, int r, size_t sends, size
     return st == AR_OK ? end : st;
 }
 
-static ar_status exchange_count(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(exchange_count)
 {
-    (void)run;
     return exchange_odd(c, q, r, 1, 1, r == 2 ? 2 : 1);
 }
 
-static ar_status exchange_without_receive(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(exchange_without_receive)
 {
-    (void)run;
     return exchange_odd(c, q, r, 1, r == 2 ? 0 : 1, 1);
 }
 
-static ar_status exchange_without_send(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(exchange_without_send)
 {
-    (void)run;
     return exchange_odd(c, q, r, r == 2 ? 0 : 1, 1, 1);
 }
 
@@ -126,15 +112,13 @@ static ar_status sync_barrier(ar_comm *c, ar_queue *q, const char *tag)
     return ar_queue_sync(q, 0);
 }
 
-static ar_status returns(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(returns)
 {
-    (void)run;
     return r == 1 ? AR_OK : sync_barrier(c, q, "step");
 }
 
-static ar_status destroys(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(destroys)
 {
-    (void)run;
     ar_comm *g = NULL;
     AR_TRY(ar_comm_split(&g, c, 0, r));
     ar_status st = r == 1 ? AR_OK : sync_barrier(g, q, "step");
@@ -142,15 +126,13 @@ static ar_status destroys(ar_comm *c, ar_queue *q, fail_run *run, int r)
     return st == AR_OK ? sync_barrier(c, q, "end") : st;
 }
 
-static ar_status fails(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(fails)
 {
-    (void)run;
     return r == 1 ? ar_error_set(AR_ERR_IO, "the disk is full") : sync_barrier(c, q, "step");
 }
 
-static ar_status aborts(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(aborts)
 {
-    (void)run;
     if (r == 1)
         ar_comm_abort(c, AR_ERR_DATA, "the loss is NaN");
     return sync_barrier(c, q, "step");
@@ -162,17 +144,15 @@ static ar_status fail_task(void *arg)
     return ar_error_set(AR_ERR_DATA, "weights are NaN");
 }
 
-static ar_status task_fails(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(task_fails)
 {
-    (void)run;
     if (r == 1)
         AR_TRY(ar_queue_host(q, fail_task, NULL));
     return sync_barrier(c, q, "step");
 }
 
-static ar_status two_orders(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(two_orders)
 {
-    (void)run;
     ar_comm *tp = NULL, *dp = NULL;
     ar_status st = ar_comm_split(&tp, c, 0, r);
     if (st == AR_OK)
@@ -187,9 +167,8 @@ static ar_status two_orders(ar_comm *c, ar_queue *q, fail_run *run, int r)
 }
 
 /* Both send first: each waits for the other's recv. */
-static ar_status both_send(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(both_send)
 {
-    (void)run;
     const call_spec first = {.kind = ONE_SEND, .dtype = AR_F32, .count = 4, .root = 1 - r, .tag = "act"};
     const call_spec then = {.kind = ONE_RECV, .dtype = AR_F32, .count = 4, .root = 1 - r, .tag = "act"};
     AR_TRY(make_call(&first, c, q));
@@ -197,26 +176,21 @@ static ar_status both_send(ar_comm *c, ar_queue *q, fail_run *run, int r)
 }
 
 /* Transfers whose numbers and bits are known: rank 1 takes {1, 2, 3, 4} from rank 0, then from rank 2. */
-static ar_status gather_fours(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(gather_fours)
 {
     static const int32_t in[4] = {1, 2, 3, 4};
     static const size_t counts[3] = {4, 4, 4};
     int32_t out[12];
-    (void)run;
-    (void)r;
     const ar_status st = ar_comm_all_gather(c, q, (ar_buf){out}, (ar_cbuf){in}, counts, AR_I32, "layers.0");
     const ar_status end = ar_queue_sync(q, 0);
     return st == AR_OK ? end : st;
 }
 
-static ar_status own_group(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(own_group)
 {
-    (void)run;
-    ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     AR_TRY(ar_comm_split(&g, c, r, 0));
-    const ar_status st = sync_barrier(g, q, "own");
-    ar_comm_destroy(g);
-    return st;
+    return sync_barrier(g, q, "own");
 }
 
 /* --- the ways ----------------------------------------------------------------------------------------------------- */
@@ -296,7 +270,7 @@ static const way_to_fail ways[] = {
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
-static ar_status calls_of_way(ar_comm *c, ar_queue *q, fail_run *run, int r)
+BODY(calls_of_way)
 {
     const way_to_fail *w = &ways[run->variant];
     const call_spec *calls = r == (w->ranks ? w->ranks : 3) - 1 ? w->odd : w->usual;

@@ -1,26 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #include "anyrank/device.h"
-#include "tests/sim/plain.h"
+#include "tests/sim/batch.h"
 #include "tests/support/small.h"
+#include "tests/support/test.h"
 
 /* Collectives whose buffers are the emulated device's memory, which kills whoever touches it from the host; where its
  * streams do their work late, a wait that is missing shows. */
-TestSuite(on_device, .timeout = 300);
-
 typedef enum where { EMULATED, LATE } where;
 
 /* Devices that are made from here on, while there is none. Before there are threads. */
 static void choose(where w)
 {
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     setenv("ANYRANK_EMULATED_STREAMS", w == LATE ? "latest:7" : "eager", 1);
     if (ar_device_emulated_create(&d) != AR_OK)
         cr_skip("this build has no emulated device");
-    ar_device_destroy(d);
 }
 
 /* A device's table, whose call number `fails_at` of copy or combine fails. */
@@ -54,43 +50,11 @@ static ar_status combine_or_fail(ar_device *d, ar_queue *q, ar_buf out, const ar
     return real->combine(d, q, out, in, n, count, t, op);
 }
 
-/* One rank's memory of a case, on the device and back. */
-typedef struct placed {
-    coll_case k; /* with rank r's buffers on the device */
-    ar_buf store, in;
-} placed;
-
-static ar_status place(placed *p, const coll_case *k, int r, ar_device *d, ar_queue *q)
-{
-    *p = (placed){.k = *k};
-    AR_TRY(d->ops->alloc(d, q, &p->store, k->store_bytes[r]));
-    AR_TRY(d->ops->copy(d, q, p->store, (ar_cbuf){k->store[r]}, k->store_bytes[r]));
-    p->k.out[r] = (unsigned char *)p->store.ptr + (k->out[r] - k->store[r]);
-    if (case_shares(k, r)) {
-        p->k.in[r] = (unsigned char *)p->store.ptr + (k->in[r] - k->store[r]);
-        return AR_OK;
-    }
-    AR_TRY(d->ops->alloc(d, q, &p->in, k->in_bytes[r] + 1));
-    p->k.in[r] = p->in.ptr;
-    return d->ops->copy(d, q, p->in, (ar_cbuf){k->in[r]}, k->in_bytes[r]);
-}
-
-static ar_status fetch(const placed *p, const coll_case *k, int r, ar_device *d, ar_queue *q)
-{
-    AR_TRY(d->ops->copy(d, q, (ar_buf){k->store[r]}, ar_const(p->store), k->store_bytes[r]));
-    if (p->in.ptr)
-        return d->ops->copy(d, q, (ar_buf){k->in[r]}, ar_const(p->in), k->in_bytes[r]);
-    return AR_OK;
-}
-
-typedef struct batch {
+typedef struct device_batch {
+    batch b;
     where w;
-    ar_queue_kind queue;
     int fails_at, fails_on; /* the device of rank fails_on */
-    coll_case *k;
-    size_t n;
-    uint64_t read[PLAIN_RANKS], written[PLAIN_RANKS];
-} batch;
+} device_batch;
 
 /* All calls one after the other; the host looks when all are done. */
 static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q, ar_queue *inline_queue)
@@ -110,19 +74,17 @@ static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q
         st = fetch(&p[i], &b->k[i], r, d, inline_queue);
     if (st == AR_OK)
         st = ar_queue_sync(inline_queue, 0);
-    for (size_t i = 0; i < b->n; i++) {
-        d->ops->free(d, inline_queue, p[i].store);
-        d->ops->free(d, inline_queue, p[i].in);
-    }
+    for (size_t i = 0; i < b->n; i++)
+        take_away(&p[i], d, inline_queue);
     free(p);
     return st;
 }
 
-static ar_status run_batch(ar_comm *c, void *arg)
+static ar_status run_on_device(ar_comm *c, void *arg)
 {
-    batch *b = arg;
+    device_batch *b = arg;
     const int r = ar_comm_rank(c);
-    ar_device *d = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
     ar_queue *own = NULL, *q = NULL;
     AR_TRY(ar_device_emulated_create(&d));
     failing own_table = {.ops = *d->ops, .real = d->ops, .fails_at = r == b->fails_on ? b->fails_at : 0};
@@ -131,62 +93,38 @@ static ar_status run_batch(ar_comm *c, void *arg)
     atomic_init(&own_table.calls, 0);
     d->ops = &own_table.ops;
     ar_status st = d->ops->queue_create(d, &own, AR_QUEUE_INLINE, "own");
-    if (st == AR_OK && b->queue == AR_QUEUE_THREAD)
+    if (st == AR_OK && b->b.queue == AR_QUEUE_THREAD)
         st = d->ops->queue_create(d, &q, AR_QUEUE_THREAD, "thread");
     if (st == AR_OK)
-        st = run_cases(b, c, d, q ? q : own, own);
-    ar_comm_counted(c, &b->read[r], &b->written[r]);
+        st = run_cases(&b->b, c, d, q ? q : own, own);
+    ar_comm_counted(c, &b->b.moved[r].read, &b->b.moved[r].written);
     ar_queue_destroy(q);
     ar_queue_destroy(own);
     d->ops = own_table.real;
-    ar_device_destroy(d);
     return st;
 }
 
-/* The same on the host, for the bytes that are counted. */
-static ar_status run_on_host(ar_comm *c, void *arg)
+static void fini(device_batch *b)
 {
-    batch *b = arg;
-    const int r = ar_comm_rank(c);
-    ar_queue *q = NULL;
-    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "host"));
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < b->n && st == AR_OK; i++)
-        st = case_call(&b->k[i], c, q, "case");
-    ar_comm_counted(c, &b->read[r], &b->written[r]);
-    ar_queue_destroy(q);
-    return st;
+    end_batch(&b->b);
+    free(b->b.k);
 }
 
-static void reset(const batch *b)
-{
-    for (size_t i = 0; i < b->n; i++) {
-        for (int r = 0; r < b->k[i].n; r++)
-            case_reset(&b->k[i], r);
-    }
-}
-
-static void fini(batch *b)
-{
-    for (size_t i = 0; i < b->n; i++)
-        case_fini(&b->k[i]);
-    free(b->k);
-}
-
-static void run_and_check(batch *b, int n, const ar_sim_options *o)
+static void run_and_check(device_batch *b, int n, const ar_sim_options *o)
 {
     char why[256] = "";
-    reset(b);
+    reset_batch(&b->b);
     choose(b->w);
-    cr_assert_eq(ar_sim_run(n, o, run_batch, b, NULL), AR_OK, "n %d: %s", n, ar_error_message());
-    for (size_t i = 0; i < b->n; i++)
-        cr_assert(case_holds(&b->k[i], why, sizeof why), "%s, algorithm %d: %s", b->w == LATE ? "late" : "emulated",
+    cr_assert_eq(ar_sim_run(n, o, run_on_device, b, NULL), AR_OK, "n %d: %s", n, ar_error_message());
+    for (size_t i = 0; i < b->b.n; i++)
+        cr_assert(case_holds(&b->b.k[i], why, sizeof why), "%s, algorithm %d: %s", b->w == LATE ? "late" : "emulated",
                   (int)o->algorithm, why);
 }
 
 /* Every kind, of a count or of uneven and empty parts, in place and not; types and operations take turns. */
-static void make_cases(batch *b, int n, size_t count, unsigned turn)
+static void make_cases(device_batch *d, int n, size_t count, unsigned turn)
 {
+    batch *b = &d->b;
     b->k = calloc((size_t)CASE_KINDS * 2 * PLAIN_OPS, sizeof *b->k);
     b->n = 0;
     for (int i = 0; i < CASE_KINDS * 2 * PLAIN_OPS; i++) {
@@ -216,10 +154,9 @@ static void check_kinds(where w, ar_queue_kind queue, const ar_sim_options *o)
     const int most = small_only() ? 3 : 5;
     for (int n = 1; n <= most; n++) {
         for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++) {
-            batch b = {.w = w, .queue = queue};
+            SCOPED(fini) device_batch b = {.b.queue = queue, .w = w};
             make_cases(&b, n, counts[c], (unsigned)n * 5 + c);
             run_and_check(&b, n, o);
-            fini(&b);
         }
     }
 }
@@ -247,20 +184,18 @@ Test(on_device, the_bytes_of_each_rank_are_those_of_direct)
 {
     const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
     for (int n = 1; n <= 5; n++) {
-        batch b = {.w = LATE};
-        uint64_t read[PLAIN_RANKS], written[PLAIN_RANKS];
+        SCOPED(fini) device_batch b = {.w = LATE};
+        moved before[PLAIN_RANKS];
         make_cases(&b, n, 701, (unsigned)n);
         run_and_check(&b, n, &o);
-        memcpy(read, b.read, sizeof read);
-        memcpy(written, b.written, sizeof written);
-        reset(&b);
-        cr_assert_eq(ar_sim_run(n, &o, run_on_host, &b, NULL), AR_OK, "%s", ar_error_message());
+        memcpy(before, b.b.moved, sizeof before);
+        reset_batch(&b.b);
+        cr_assert_ok(ar_sim_run(n, &o, run_batch, &b.b, NULL));
         for (int r = 0; r < n; r++) {
-            cr_assert_eq(read[r], b.read[r], "n %d rank %d: %llu and %llu", n, r, (unsigned long long)read[r],
-                         (unsigned long long)b.read[r]);
-            cr_assert_eq(written[r], b.written[r]);
+            cr_assert_eq(before[r].read, b.b.moved[r].read, "n %d rank %d: %llu and %llu", n, r,
+                         (unsigned long long)before[r].read, (unsigned long long)b.b.moved[r].read);
+            cr_assert_eq(before[r].written, b.b.moved[r].written);
         }
-        fini(&b);
     }
 }
 
@@ -283,8 +218,8 @@ static ar_status run_rounds(ar_comm *c, void *arg)
     rounds *all = arg;
     const int r = ar_comm_rank(c);
     static const size_t counts[RANKS] = {ELEMENTS, ELEMENTS, ELEMENTS};
-    ar_device *d = NULL;
-    ar_queue *q = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     ar_buf x, y, sum;
     AR_TRY(ar_device_emulated_create(&d));
     AR_TRY(d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q"));
@@ -309,16 +244,14 @@ static ar_status run_rounds(ar_comm *c, void *arg)
     d->ops->free(d, q, x);
     d->ops->free(d, q, y);
     d->ops->free(d, q, sum);
-    ar_queue_destroy(q);
-    ar_device_destroy(d);
     return AR_OK;
 }
 
 Test(on_device, what_follows_a_collective_waits_for_all_ranks_parts_of_it)
 {
-    rounds *all = calloc(1, sizeof *all);
+    OWNED(free) rounds *all = calloc(1, sizeof *all);
     choose(LATE);
-    cr_assert_eq(ar_sim_run(RANKS, NULL, run_rounds, all, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(RANKS, NULL, run_rounds, all, NULL));
     for (int k = 0; k < ROUNDS; k++) {
         for (int r = 0; r < RANKS; r++) {
             for (int i = 0; i < RANKS * ELEMENTS; i++)
@@ -329,22 +262,16 @@ Test(on_device, what_follows_a_collective_waits_for_all_ranks_parts_of_it)
                              "round %d rank %d: %d", k, r, i);
         }
     }
-    free(all);
 }
 
 /* --- what goes wrong ---------------------------------------------------------------------------------------------- */
-
-static void assert_says(const char *what)
-{
-    cr_assert(strstr(ar_error_message(), what), "'%s' is not in: %s", what, ar_error_message());
-}
 
 static ar_status message_or_mixed(ar_comm *c, void *arg)
 {
     const bool message = *(const bool *)arg;
     const int r = ar_comm_rank(c);
-    ar_device *d = NULL;
-    ar_queue *q = NULL;
+    OWNED(ar_device_destroy) ar_device *d = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     ar_buf x = {NULL};
     int32_t own[4] = {0};
     AR_TRY(ar_device_emulated_create(&d));
@@ -361,8 +288,6 @@ static ar_status message_or_mixed(ar_comm *c, void *arg)
         st = ar_comm_recv(c, q, at, 4, AR_I32, 0, "x");
     if (x.ptr)
         d->ops->free(d, q, x);
-    ar_queue_destroy(q);
-    ar_device_destroy(d);
     return st;
 }
 
@@ -370,13 +295,12 @@ Test(on_device, ranks_whose_data_lie_in_different_memories_disagree)
 {
     bool message = false;
     choose(LATE);
-    cr_assert_eq(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH);
-    assert_says("ranks 0 and 1 disagree in collective #1");
-    assert_says("data in memory of 'host' against 'emulated'");
+    cr_assert_refused(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH,
+                      "ranks 0 and 1 disagree in collective #1");
+    cr_assert_says("data in memory of 'host' against 'emulated'");
     message = true;
-    cr_assert_eq(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH);
-    assert_says("disagree in message #1");
-    assert_says("data in memory of 'host' against 'emulated'");
+    cr_assert_refused(ar_sim_run(2, NULL, message_or_mixed, &message, NULL), AR_ERR_MISMATCH, "disagree in message #1");
+    cr_assert_says("data in memory of 'host' against 'emulated'");
 }
 
 Test(on_device, a_device_that_fails_ends_the_world_and_names_its_rank)
@@ -384,12 +308,10 @@ Test(on_device, a_device_that_fails_ends_the_world_and_names_its_rank)
     const ar_sim_options o = {.timeout_ns = 2000000000};
     choose(LATE);
     for (int at = 1; at <= 4; at++) {
-        batch b = {.w = LATE, .fails_on = 2, .fails_at = 100 + at};
+        SCOPED(fini) device_batch b = {.w = LATE, .fails_on = 2, .fails_at = 100 + at};
         make_cases(&b, 4, 701, 3);
-        cr_assert_eq(ar_sim_run(4, &o, run_batch, &b, NULL), AR_ERR_DEVICE, "%s", ar_error_message());
-        assert_says("rank 2 ");
-        assert_says("the device fails in call");
-        fini(&b);
+        cr_assert_refused(ar_sim_run(4, &o, run_on_device, &b, NULL), AR_ERR_DEVICE, "rank 2 ");
+        cr_assert_says("the device fails in call");
     }
 }
 
@@ -406,19 +328,18 @@ Test(on_device, faults_of_the_transport_strike_as_on_the_host)
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         const ar_sim_options o = {
             .algorithm = AR_SIM_DIRECT, .verify_transfers = true, .faults = &faults[i], .fault_count = 1};
-        batch b = {.w = LATE};
+        SCOPED(fini) device_batch b = {.w = LATE};
         char host[512], device[512];
         choose(b.w);
         make_cases(&b, 3, 701, 7);
-        const ar_status on_host = ar_sim_run(3, &o, run_on_host, &b, NULL);
+        const ar_status on_host = ar_sim_run(3, &o, run_batch, &b.b, NULL);
         snprintf(host, sizeof host, "%.*s", (int)strcspn(ar_error_message(), "\n"), ar_error_message());
-        reset(&b);
-        const ar_status on_device = ar_sim_run(3, &o, run_batch, &b, NULL);
+        reset_batch(&b.b);
+        const ar_status on_device = ar_sim_run(3, &o, run_on_device, &b, NULL);
         snprintf(device, sizeof device, "%.*s", (int)strcspn(ar_error_message(), "\n"), ar_error_message());
         cr_assert_neq(on_host, AR_OK, "fault %zu does not strike", i);
         cr_assert_eq(on_device, on_host);
         cr_assert_str_eq(device, host);
-        fini(&b);
     }
 }
 
@@ -426,33 +347,31 @@ Test(on_device, an_output_is_left_as_on_the_host_where_a_transfer_never_arrives)
 {
     const ar_sim_fault lost = {.kind = AR_SIM_DROP, .rank = 2, .collective = 5}; /* an all_gather */
     const ar_sim_options o = {.algorithm = AR_SIM_DIRECT, .faults = &lost, .fault_count = 1};
-    batch b = {.w = LATE};
+    SCOPED(fini) device_batch b = {.w = LATE};
     unsigned char *left[3];
     char why[256] = "";
     choose(b.w);
     make_cases(&b, 3, 701, 7);
-    coll_case *k = &b.k[4];
-    cr_assert_eq(ar_sim_run(3, &o, run_on_host, &b, NULL), AR_OK, "%s", ar_error_message());
+    coll_case *k = &b.b.k[4];
+    cr_assert_ok(ar_sim_run(3, &o, run_batch, &b.b, NULL));
     cr_assert(k->kind == ALL_GATHER && !case_holds(k, why, sizeof why), "the fault does not strike");
     for (int r = 0; r < 3; r++) {
         left[r] = malloc(k->store_bytes[r]);
         memcpy(left[r], k->store[r], k->store_bytes[r]);
     }
-    reset(&b);
-    cr_assert_eq(ar_sim_run(3, &o, run_batch, &b, NULL), AR_OK, "%s", ar_error_message());
+    reset_batch(&b.b);
+    cr_assert_ok(ar_sim_run(3, &o, run_on_device, &b, NULL));
     for (int r = 0; r < 3; r++) {
         cr_assert_eq(memcmp(k->store[r], left[r], k->store_bytes[r]), 0, "rank %d", r);
         free(left[r]);
     }
-    fini(&b);
 }
 
 Test(on_device, a_delay_changes_nothing)
 {
     const ar_sim_fault late = {.kind = AR_SIM_DELAY, .rank = 1, .collective = 2, .ns = 1000000};
     const ar_sim_options o = {.faults = &late, .fault_count = 1};
-    batch b = {.w = LATE};
+    SCOPED(fini) device_batch b = {.w = LATE};
     make_cases(&b, 3, 50, 1);
     run_and_check(&b, 3, &o);
-    fini(&b);
 }

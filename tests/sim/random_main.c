@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <unistd.h>
 
-#include "tests/sim/plain.h"
+#include "tests/sim/batch.h"
+#include "tests/support/scoped.h"
 #include "tests/support/small.h"
+
+OWNER(coll_case, case_fini)
 
 /* 10,000 collectives of random kind, size, type, operation and group against the plain definitions: on the world, on
  * sub-groups, on groups that overlap and on groups of groups, with many of them in flight at once. A program of its
@@ -43,12 +46,6 @@ typedef struct histogram {
 } histogram;
 
 /* --- drawing ------------------------------------------------------------------------------------------------------ */
-
-static uint64_t draw(uint64_t *state, uint64_t below)
-{
-    *state = plain_hash(*state);
-    return *state % below;
-}
 
 /* Ranks of one color within one group of the parent form a group, in the order of (key, rank in the parent). */
 static void find_groups(partition *p, const partition *parent, int n)
@@ -94,23 +91,6 @@ static size_t draw_size(uint64_t *rng)
     return (size_t)draw(rng, which < 70 ? 64 : which < 92 ? 1500 : which < 99 ? 12000 : 40000);
 }
 
-static void draw_case(coll_case *k, uint64_t *rng, int n)
-{
-    const size_t size = draw_size(rng), share = size / (size_t)n + 1;
-    *k = (coll_case){.kind = (case_kind)draw(rng, CASE_KINDS), .dtype = plain_dtypes[draw(rng, PLAIN_DTYPES)], .n = n};
-    k->op = (ar_op)draw(rng, PLAIN_OPS);
-    k->root = (int)draw(rng, (uint64_t)n);
-    k->in_place = draw(rng, 2) != 0;
-    k->special = draw(rng, 4) == 0;
-    k->count = size;
-    for (int p = 0; p < n; p++) {
-        k->counts[p] = draw(rng, 4) == 0 ? 0 : (size_t)draw(rng, 2 * share);
-        for (int q = 0; q < n; q++)
-            k->sends[p][q] = draw(rng, 4) == 0 ? 0 : (size_t)draw(rng, share);
-    }
-    case_init(k, *rng);
-}
-
 static void draw_world(world *w, uint64_t seed)
 {
     uint64_t rng = seed;
@@ -128,8 +108,10 @@ static void draw_world(world *w, uint64_t seed)
         o->on = likely[draw(&rng, sizeof likely / sizeof *likely)];
         for (int r = 0; r < w->n; r++)
             o->after[r] = draw(&rng, 6) ? NONE : (int)draw(&rng, COMMS);
-        for (int g = 0; g < w->parts[o->on].groups; g++)
-            draw_case(&o->k[g], &rng, w->parts[o->on].size[g]);
+        for (int g = 0; g < w->parts[o->on].groups; g++) {
+            draw_case(&o->k[g], &rng, w->parts[o->on].size[g], draw_size(&rng));
+            case_init(&o->k[g], rng);
+        }
     }
 }
 
@@ -230,10 +212,9 @@ static bool check_world(world *w, uint64_t seed, histogram *h)
     for (int i = 0; i < OPS; i++) {
         const partition *p = &w->parts[w->ops[i].on];
         for (int g = 0; g < p->groups; g++) {
-            coll_case *k = &w->ops[i].k[g];
+            OWNED(case_fini) coll_case *k = &w->ops[i].k[g];
             good = good && case_holds(k, why, sizeof why);
             count_case(h, w, p, k);
-            case_fini(k);
         }
     }
     h->worlds++;
@@ -291,7 +272,7 @@ int main(int argc, char **argv)
     const int collectives = argc > 2 ? atoi(argv[2]) : small_only() ? COLLECTIVES / 2 : COLLECTIVES;
     histogram h = {.worlds = 0};
     int bad = 0;
-    world *w = malloc(sizeof *w);
+    OWNED(free) world *w = malloc(sizeof *w);
     if (!w)
         return 1;
     alarm(argc > 2 ? 0 : 290); /* a hang is a failure, and must not need somebody to notice it */
@@ -300,7 +281,6 @@ int main(int argc, char **argv)
         draw_world(w, seed);
         bad += !check_world(w, seed, &h);
     }
-    free(w);
     print_histogram(&h);
     printf("%d collectives in %d worlds from seed %llu: %d worlds wrong\n", h.collectives, h.worlds,
            (unsigned long long)first, bad);

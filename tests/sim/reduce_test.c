@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "ref/core/reduce.h"
 #include "tests/sim/plain.h"
+#include "tests/support/test.h"
 
 /* The kernels against the plain operations, element by element, with NaN, infinities, zeros of both signs and
  * subnormals among the inputs, and lengths that leave every remainder of a vector. */
-TestSuite(reduce, .timeout = 300);
-
 enum { LENGTH = 133, ARRAYS = 4, ROUNDS = 40 };
 typedef struct arrays {
     ar_dtype t;

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
 #include <unistd.h>
 
 #include "tests/sim/plain.h"
 #include "tests/support/small.h"
+#include "tests/support/test.h"
 
 /* The ring is a ring: at step s of the reduce-scatter rank r sends chunk (r - 1 - s) mod N, at step s of the all-gather
  * chunk (r - s) mod N, and it reads nobody's memory but its left neighbour's. A chain is the ring without the hop that
  * ends in the first of its ranks. */
-TestSuite(ring, .timeout = 300);
-
 enum { MOST_STEPS = 64 };
 
 typedef struct log_of_rank {
@@ -37,12 +35,11 @@ static void note_step(void *user, const ar_ring_step *step)
 static ar_status run_case(ar_comm *c, void *arg)
 {
     ring_run *run = arg;
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
     const ar_status st = case_call(&run->k, c, q, "ring");
     const int r = ar_comm_rank(c);
     ar_comm_counted(c, &run->read[r], &run->written[r]);
-    ar_queue_destroy(q);
     return st;
 }
 
@@ -50,7 +47,7 @@ static void start_ring(ring_run *run)
 {
     case_init(&run->k, 3);
     const ar_sim_options o = {.algorithm = AR_SIM_RING, .ring_trace = note_step, .ring_trace_user = run};
-    cr_assert_eq(ar_sim_run(run->k.n, &o, run_case, run, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(run->k.n, &o, run_case, run, NULL));
 }
 
 static void run_ring(ring_run *run, case_kind kind, int n, size_t count)
@@ -105,42 +102,22 @@ static void check_bytes(ring_run *run)
 
 static const int sizes[] = {1, 2, 3, 4, 5, 7, 8};
 
-Test(ring, all_reduce_takes_two_rounds_of_the_ring)
+Test(ring, a_sum_takes_the_first_round_a_gather_the_second_and_an_all_reduce_both)
 {
     static ring_run run;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const int n = sizes[i];
-        run_ring(&run, ALL_REDUCE, n, 29);
+    static const struct {
+        case_kind kind;
+        size_t count;
+        int rounds, phase, first; /* of the first round */
+    } kinds[] = {{ALL_REDUCE, 29, 2, 0, -1}, {REDUCE_SCATTER, 3, 1, 0, -1}, {ALL_GATHER, 3, 1, 1, 0}};
+    for (size_t i = 0; i < 3 * sizeof sizes / sizeof *sizes; i++) {
+        const int n = sizes[i / 3], rounds = kinds[i % 3].rounds;
+        run_ring(&run, kinds[i % 3].kind, n, kinds[i % 3].count);
         for (int r = 0; r < n; r++) {
-            cr_assert_eq(run.log[r].n, 2 * (n - 1));
-            check_phase(&run, r, 0, 0, -1);
-            check_phase(&run, r, n - 1, 1, 0);
-        }
-        check_bytes(&run);
-    }
-}
-
-Test(ring, reduce_scatter_takes_the_first_round)
-{
-    static ring_run run;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        run_ring(&run, REDUCE_SCATTER, sizes[i], 3);
-        for (int r = 0; r < sizes[i]; r++) {
-            cr_assert_eq(run.log[r].n, sizes[i] - 1);
-            check_phase(&run, r, 0, 0, -1);
-        }
-        check_bytes(&run);
-    }
-}
-
-Test(ring, all_gather_takes_the_second_round)
-{
-    static ring_run run;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        run_ring(&run, ALL_GATHER, sizes[i], 3);
-        for (int r = 0; r < sizes[i]; r++) {
-            cr_assert_eq(run.log[r].n, sizes[i] - 1);
-            check_phase(&run, r, 0, 1, 0);
+            cr_assert_eq(run.log[r].n, rounds * (n - 1));
+            check_phase(&run, r, 0, kinds[i % 3].phase, kinds[i % 3].first);
+            if (rounds == 2)
+                check_phase(&run, r, n - 1, 1, 0);
         }
         check_bytes(&run);
     }

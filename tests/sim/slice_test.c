@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/sim.h"
 #include "ref/core/reduce.h"
 #include "sim/sum.h"
+#include "tests/support/test.h"
 
 /* Sums of all ranks' inputs that are held in registers and written to all outputs: the bits of the ring's order,
  * whatever the length, the places of the buffers, and who does which slice. */
-TestSuite(slice, .timeout = 300);
-
 enum { MOST = 9, ROOM = 5000 };
 
 static uint64_t draw(uint64_t *state)
@@ -146,14 +141,13 @@ static ar_status reduce_all(ar_comm *c, void *arg)
 {
     run *u = arg;
     const int r = ar_comm_rank(c);
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
     const ar_cbuf in = {u->in_place ? u->out[r] : u->in[r]};
     const ar_status st = ar_comm_all_reduce(c, q, (ar_buf){u->out[r]}, in, u->count, u->dtype, u->op, "sum");
     uint64_t read = 0, written = 0;
     ar_comm_counted(c, &read, &written);
     u->moved[r] = read + written;
-    ar_queue_destroy(q);
     return st;
 }
 
@@ -184,7 +178,7 @@ static void check_all_reduce(run *u, ar_sim_algorithm algorithm, int n, size_t s
             kernel.finish(expected + start * element, size, n);
     }
     const ar_sim_options o = {.algorithm = algorithm};
-    cr_assert_eq(ar_sim_run(n, &o, reduce_all, u, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_sim_run(n, &o, reduce_all, u, NULL));
     uint64_t moved = 0;
     for (int r = 0; r < n; r++) {
         cr_assert_eq(memcmp(u->out[r], expected, bytes), 0, "rank %d of %d, %zu %s, algorithm %d, spread %zu", r, n,

@@ -3,13 +3,14 @@
 #include <unistd.h>
 
 #include "tests/sim/soak_world.h"
+#include "tests/support/scoped.h"
 #include "tests/support/small.h"
 
 /* Thousands of worlds in which something goes wrong: each ends in the right result or in a report that fits what was
  * done to it, all ranks say the same, nobody is late, and no thread is left. A program of its own, so that it runs
  * under the thread and address sanitizers. usage: soak [first seed [worlds]] */
 
-enum { WORLDS = 300, WORLDS_EXTENDED = 2500, SLACK_MS = 100 };
+enum { WORLDS = 600, WORLDS_EXTENDED = 2500, SLACK_MS = 100 };
 
 typedef enum outcome {
     RIGHT,
@@ -147,11 +148,13 @@ static bool fault_fits(const soak_world *w, const ar_sim_fault *f, ar_status st,
     }
 }
 
-static bool mistake_fits(const soak_world *w, ar_status st, const char *line)
+static bool mistake_fits(const soak_world *w, ar_status st, const char *line, const ar_sim_rank_report *reports)
 {
     int a = -1, b = -1;
     if (w->mistake == NO_MISTAKE)
         return false;
+    if (w->mistake == TOO_LATE)
+        return st == AR_ERR_TIMEOUT && timeout_fits(w, &(ar_sim_fault){.rank = w->mistaken}, line, reports);
     if (st == AR_ERR_MISMATCH && sscanf(line, "ranks %d and %d ", &a, &b) == 2)
         return w->mistake > ABORT && (a == w->mistaken || b == w->mistaken);
     if (named_first(line) != w->mistaken)
@@ -160,13 +163,15 @@ static bool mistake_fits(const soak_world *w, ar_status st, const char *line)
         return st == AR_ERR_MISMATCH && strstr(line, " returned while rank ");
     if (w->mistake == RETURN_ERROR)
         return st == AR_ERR_DATA && strstr(line, " failed with AR_ERR_DATA: returns on purpose");
+    if (w->mistake == TASK_FAILS) /* its own words are the rank's, or its queue's */
+        return st == AR_ERR_DATA && strstr(line, ": a task failed on purpose");
     return w->mistake == ABORT && st == AR_ERR_IO && strstr(line, " aborted: aborts on purpose");
 }
 
 /* Whether what the world says fits something that was done to it. */
 static bool report_fits(const soak_world *w, ar_status st, const char *line, const ar_sim_rank_report *reports)
 {
-    bool fits = mistake_fits(w, st, line);
+    bool fits = mistake_fits(w, st, line, reports);
     for (size_t i = 0; i < w->o.fault_count; i++)
         fits = fits || fault_fits(w, &w->fault[i], st, line, reports);
     return fits;
@@ -175,7 +180,7 @@ static bool report_fits(const soak_world *w, ar_status st, const char *line, con
 /* The rank fails of its own accord, whatever happens to the world meanwhile. */
 static bool fails_alone(const soak_world *w, int r)
 {
-    return w->mistake == RETURN_ERROR && r == w->mistaken;
+    return (w->mistake == RETURN_ERROR || w->mistake == TASK_FAILS) && r == w->mistaken;
 }
 
 /* Every rank that failed says what the world says; the one that failed by itself says its own. */
@@ -356,6 +361,52 @@ static void print_histogram(const soak *s)
     printf("\n");
 }
 
+/* --- aborts in the middle ----------------------------------------------------------------------------------------- */
+
+/* A failure elsewhere while a group is in the middle of a collective: nobody may leave it half-way, since what a rank
+ * frees after its error is still read by the others. The sanitizers see it if one does. */
+static ar_status reduce_until_the_end(ar_comm *g)
+{
+    enum { COUNT = 6000 };
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "soak"));
+    ar_status st = AR_OK;
+    while (st == AR_OK) {
+        OWNED(free) float *in = calloc(COUNT, sizeof *in), *out = calloc(COUNT, sizeof *out);
+        st = in && out ? ar_comm_all_reduce(g, q, (ar_buf){out}, (ar_cbuf){in}, COUNT, AR_F32, AR_SUM, "until the end")
+                       : ar_error_set(AR_ERR_MEMORY, "no memory");
+    }
+    return st;
+}
+
+static ar_status abort_while_others_reduce(ar_comm *c, void *arg)
+{
+    const int r = ar_comm_rank(c);
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r == 3, r));
+    ar_status st = AR_OK;
+    if (r == 3) {
+        usleep((useconds_t) * (const uint64_t *)arg);
+        ar_comm_abort(c, AR_ERR_IO, "on purpose");
+    } else {
+        st = reduce_until_the_end(g);
+    }
+    return st;
+}
+
+static int abort_many_times(uint64_t first)
+{
+    int bad = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        uint64_t delay_us = plain_hash(first + i) % 2000;
+        watch_for_hang(first + i);
+        const ar_sim_options o = {.algorithm = (ar_sim_algorithm)(i % 4)};
+        bad += ar_sim_run(4, &o, abort_while_others_reduce, &delay_us, NULL) != AR_ERR_IO;
+    }
+    printf("aborts in the middle: %d of 200 wrong\n", bad);
+    return bad;
+}
+
 static ar_status nothing(ar_comm *c, void *arg)
 {
     (void)c;
@@ -370,7 +421,7 @@ int main(int argc, char **argv)
         argc > 2 ? strtoul(argv[2], NULL, 0) : (uint64_t)by_scale(WORLDS / 3, WORLDS / 3, WORLDS_EXTENDED);
     /* After a first world: a sanitizer's own thread is there from then on. */
     soak s = {.threads = ar_sim_run(2, NULL, nothing, NULL, NULL) == AR_OK ? count_threads() : -1};
-    soak_world *w = malloc(sizeof *w);
+    OWNED(free) soak_world *w = malloc(sizeof *w);
     if (!w)
         return 1;
     signal(SIGALRM, say_hang);
@@ -379,12 +430,11 @@ int main(int argc, char **argv)
     printf("seeds %llu to %llu\n", (unsigned long long)first, (unsigned long long)(first + worlds - 1));
     for (uint64_t seed = first; seed < first + worlds; seed++)
         soak_one(&s, w, seed);
-    free(w);
     print_histogram(&s);
     printf("%llu worlds in %.1f s, %d under a deterministic schedule; %d repeated with a longer timeout\n",
            (unsigned long long)worlds, (double)(ari_now_ns() - start) * 1e-9, s.explored, s.repeated);
     printf("ends later than %d ms after the timeout: %d; the latest %.1f ms (seed %llu)\n", SLACK_MS, s.late,
            s.worst_ms, (unsigned long long)s.worst_seed);
     printf("%d worlds wrong\n", s.bad);
-    return s.bad == 0 ? 0 : 1;
+    return s.bad + abort_many_times(first) == 0 ? 0 : 1;
 }

@@ -2,8 +2,10 @@
 #ifndef TESTS_SIM_SOAK_WORLD_H
 #define TESTS_SIM_SOAK_WORLD_H
 
+#include <unistd.h>
+
 #include "ref/core/clock.h"
-#include "tests/sim/plain.h"
+#include "tests/sim/batch.h"
 
 /* Random worlds for the soak: collectives of every kind on overlapping groups and queues, with faults of the transport
  * and mistakes of the program. Everything is drawn from one seed. */
@@ -20,10 +22,13 @@ typedef enum mistake {
     OTHER_COUNT,
     OTHER_ORDER,
     SKIP_ONE,
+    TASK_FAILS,
+    TOO_LATE,
     MISTAKES
 } mistake;
 static const char *const mistake_names[MISTAKES] = {"none",       "return ok",   "return error", "abort",
-                                                    "other kind", "other count", "other order",  "skip one"};
+                                                    "other kind", "other count", "other order",  "skip one",
+                                                    "task fails", "too late"};
 
 typedef struct soak_op {
     int partition;
@@ -48,31 +53,7 @@ typedef struct soak_world {
     uint64_t returned_ns[SOAK_RANKS];
 } soak_world;
 
-static inline uint64_t draw(uint64_t *state, uint64_t below)
-{
-    *state = plain_hash(*state);
-    return *state % below;
-}
-
 /* --- drawing ------------------------------------------------------------------------------------------------------ */
-
-static inline void draw_case(coll_case *k, uint64_t *rng, int n)
-{
-    const size_t largest = draw(rng, 12) == 0 ? 9000 : 60;
-    k->kind = (case_kind)draw(rng, CASE_KINDS);
-    k->dtype = plain_dtypes[draw(rng, PLAIN_DTYPES)];
-    k->op = (ar_op)draw(rng, PLAIN_OPS);
-    k->n = n;
-    k->root = (int)draw(rng, (uint64_t)n);
-    k->in_place = draw(rng, 2) != 0;
-    k->count = draw(rng, largest);
-    const bool messages = k->kind == ALL_TO_ALL || k->kind == SEND_RECV || k->kind == EXCHANGE;
-    for (int p = 0; p < n; p++) {
-        k->counts[p] = draw(rng, 3) == 0 ? 0 : draw(rng, largest / (size_t)n);
-        for (int q = 0; messages && q < n; q++)
-            k->sends[p][q] = draw(rng, 3) == 0 ? 0 : draw(rng, largest / (size_t)n);
-    }
-}
 
 static inline void draw_groups(soak_world *w, uint64_t *rng)
 {
@@ -91,6 +72,8 @@ static inline void draw_groups(soak_world *w, uint64_t *rng)
 static inline void draw_mistake(soak_world *w, uint64_t *rng)
 {
     w->mistake = w->n > 1 && draw(rng, 3) == 0 ? (mistake)(1 + draw(rng, MISTAKES - 1)) : NO_MISTAKE;
+    if (w->mistake == TOO_LATE && w->o.explore) /* where no time passes */
+        w->mistake = SKIP_ONE;
     w->mistaken = (int)draw(rng, (uint64_t)w->n);
     w->mistaken_op = (int)draw(rng, SOAK_OPS - 1);
 }
@@ -105,7 +88,7 @@ static inline void draw_op(soak_world *w, int i, uint64_t *rng)
         coll_case *k = &o->k[g];
         if (w->size[o->partition][g] == 0)
             continue;
-        draw_case(k, rng, w->size[o->partition][g]);
+        draw_case(k, rng, w->size[o->partition][g], draw(rng, draw(rng, 12) == 0 ? 9000 : 60));
         if (everybody)
             k->kind = (case_kind)draw(rng, 2); /* takes counts, and the whole group */
         case_init(k, w->seed + (uint64_t)(100 * i + g));
@@ -125,6 +108,7 @@ static inline void draw_faults(soak_world *w, uint64_t *rng)
     }
     w->o.faults = w->fault;
     w->o.fault_count = count;
+    may_miss |= w->mistake == TOO_LATE;
     /* Short where somebody is to be missed; elsewhere a busy machine must be no fault. */
     w->o.timeout_ns = may_miss ? (100 + draw(rng, 200)) * SOAK_MS : 0;
 }
@@ -186,6 +170,12 @@ static inline ar_status soak_call(const soak_world *w, int i, ar_comm *const *co
     return case_call(&o->k[w->color[o->partition][r]], comm[o->partition], queue[o->partition], o->tag);
 }
 
+static inline ar_status fail_task(void *arg)
+{
+    (void)arg;
+    return ar_error_set(AR_ERR_DATA, "a task failed on purpose");
+}
+
 /* One element less; where there is none, another kind. */
 static inline ar_status soak_other_count(const soak_world *w, int i, ar_comm *const *comm, ar_queue *const *queue)
 {
@@ -213,6 +203,12 @@ static inline ar_status do_mistake(const soak_world *w, int i, ar_comm *const *c
         return ar_comm_barrier(comm[0], queue[0], w->op[i].tag);
     case OTHER_COUNT:
         return soak_other_count(w, i, comm, queue);
+    case TASK_FAILS:
+        return ar_queue_host(queue[0], fail_task, NULL);
+    case TOO_LATE:
+        while (!ar_comm_error(comm[0])[0]) /* somebody has had to wait for too long */
+            usleep(1000);
+        return AR_OK;
     case OTHER_ORDER:
         *next = i + 2;
         AR_TRY(soak_call(w, i + 1, comm, queue));

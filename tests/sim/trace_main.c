@@ -10,6 +10,7 @@
 
 #include "anyrank/sim.h"
 #include "ref/core/record.h"
+#include "tests/support/scoped.h"
 
 /* Traces of real runs, by both clocks, as JSON and as pages, handed to trace_check.py with a list of what each must
  * hold. A program of its own, so that it runs under the sanitizers. usage: trace_main [FOLDER], which then keeps the
@@ -206,7 +207,7 @@ static int run_case(const trace_case *c, const char *folder, FILE *list)
     const ar_sim_cluster cluster = {
         .ranks_per_node = 2, .inside = {2e-6, 100e9}, .between = {10e-6, 12.5e9}, .flops = 50e9};
     const ar_sim_cluster free_cluster = {.inside = {0, 1e18}, .between = {0, 1e18}, .flops = 50e9};
-    ar_trace *t = NULL;
+    OWNED(ar_trace_destroy) ar_trace *t = NULL;
     done d = {.c = c};
     if (ar_trace_create(&t) != AR_OK)
         return complain(c->name);
@@ -214,7 +215,6 @@ static int run_case(const trace_case *c, const char *folder, FILE *list)
     const ar_status st = ar_sim_run(c->ranks, &o, work, &d, NULL);
     const int rc =
         (st != AR_OK) == (c->failure != NONE) ? write_files(t, c, folder, list, &d, false) : complain(c->name);
-    ar_trace_destroy(t);
     return rc;
 }
 
@@ -251,7 +251,7 @@ static ar_status fill_memory(ar_comm *world, void *arg)
 static int run_cut(const char *folder, FILE *list)
 {
     struct rlimit before;
-    ar_trace *t = NULL;
+    OWNED(ar_trace_destroy) ar_trace *t = NULL;
     const trace_case c = {.name = "cut", .ranks = 1};
     const done d = {.c = &c, .spans = {-1}};
     if (getrlimit(RLIMIT_AS, &before) != 0 || ar_trace_create(&t) != AR_OK)
@@ -260,7 +260,6 @@ static int run_cut(const char *folder, FILE *list)
     int rc = ar_sim_run(1, &o, fill_memory, &before, NULL) == AR_OK ? 0 : complain("cut");
     if (rc == 0)
         rc = write_files(t, &c, folder, list, &d, true);
-    ar_trace_destroy(t);
     return rc;
 }
 #endif
@@ -269,7 +268,7 @@ static int run_cut(const char *folder, FILE *list)
 static int refusals(const char *folder)
 {
     char path[512];
-    ar_trace *t = NULL;
+    OWNED(ar_trace_destroy) ar_trace *t = NULL;
     if (ar_trace_create(&t) != AR_OK)
         return complain("create");
     snprintf(path, sizeof path, "%s/none.json", folder);
@@ -280,7 +279,6 @@ static int refusals(const char *folder)
     rc |= access(path, F_OK) == 0;
     rc |= ar_trace_write_json(t, AR_TRACE_REAL, "/nowhere/at/all.json") != AR_ERR_IO;
     rc |= ar_trace_write_json(t, AR_TRACE_REAL, "/dev/full") != AR_ERR_IO;
-    ar_trace_destroy(t);
     return rc ? complain("a refusal") : 0;
 }
 

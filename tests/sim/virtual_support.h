@@ -3,12 +3,9 @@
 #ifndef TESTS_SIM_VIRTUAL_SUPPORT_H
 #define TESTS_SIM_VIRTUAL_SUPPORT_H
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "anyrank/sim.h"
 #include "ref/core/lane.h"
+#include "tests/support/test.h"
 
 /* The rate of computation of the clusters here: 1e12 flops take a second, so that a number of flops is a number of
  * picoseconds. */
@@ -44,15 +41,15 @@ static inline ar_sim_cluster cluster_of(int n, double all_reduce_us)
 static inline ar_trace *traced(int n, const ar_sim_options *options, ar_rank_fn fn, void *arg)
 {
     ar_sim_options o = *options;
-    cr_assert_eq(ar_trace_create(&o.trace), AR_OK);
-    cr_assert_eq(ar_sim_run(n, &o, fn, arg, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_trace_create(&o.trace));
+    cr_assert_ok(ar_sim_run(n, &o, fn, arg, NULL));
     return o.trace;
 }
 
 static inline ar_trace_summary summary_of(const ar_trace *t, ar_trace_clock clock)
 {
     ar_trace_summary s;
-    cr_assert_eq(ar_trace_summarise(&s, t, clock), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_trace_summarise(&s, t, clock));
     const double path = s.path_compute + s.path_communication + s.path_wait;
     cr_expect(fabs(path - s.seconds) <= 1e-9, "the path's parts make up %.9f s of %.9f", path, s.seconds);
     return s;

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a collective takes on the cluster of virtual time. No data moves here: the model is asked alone, so that sizes
  * can be what they are on a cluster. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
+#include "tests/support/test.h"
 
 enum { MOST = 64 };
 static const double ALPHA = 2e-6, BETA = 300e9;
@@ -23,7 +20,7 @@ typedef struct meeting {
 static void ask(meeting *m, const ar_sim_cluster *cluster)
 {
     ari_world *w = NULL;
-    cr_assert_eq(ari_world_create(&w, m->n, 1, NULL), AR_OK);
+    cr_assert_ok(ari_world_create(&w, m->n, 1, NULL));
     ari_group *g = ari_world_group(w);
     for (int i = 0; i < m->n; i++) {
         g->slot[i].call = m->call[i];

@@ -2,14 +2,11 @@
 #ifndef TESTS_SUPPORT_ASLEEP_H
 #define TESTS_SUPPORT_ASLEEP_H
 
-#include <criterion/criterion.h>
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "ref/core/clock.h"
+#include "tests/support/test.h"
 
 /* Whether the other threads of this process sleep, and how often they wake: what a wait costs, told without a clock
  * that a busy machine would turn. Known where the system keeps /proc/self/task. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/contraction.h"
+#include "tests/support/scoped.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -101,24 +102,16 @@ ar_status ar_contract_definition(float *c, size_t m, size_t n, size_t k, const f
                                  ptrdiff_t lda_k, const float *b, ptrdiff_t ldb_row, ptrdiff_t ldb_k, bool scale)
 {
     const matrix_view av = {a, m, lda_row, lda_k}, bv = {b, n, ldb_row, ldb_k};
-    ar_status st = AR_OK;
-    void *shift = NULL, *e = NULL, *f = NULL, *qa = NULL, *qb = NULL;
+    OWNED(free) void *shift = NULL, *e = NULL, *f = NULL, *qa = NULL, *qb = NULL;
     size_t a_count = 0, b_count = 0;
     if ((c == NULL && m != 0 && n != 0) || (a == NULL && m != 0 && k != 0) || (b == NULL && n != 0 && k != 0))
         return ar_error_set(AR_ERR_ARG, "contract_definition: NULL operand for m %zu, n %zu, k %zu", m, n, k);
     AR_TRY(ari_mul_size(&a_count, m, k));
     AR_TRY(ari_mul_size(&b_count, n, k));
-    AR_TRY_TO(done, st, ari_alloc(&shift, k, sizeof(int32_t), "the shifts of a contraction"));
-    AR_TRY_TO(done, st, ari_alloc(&e, m, sizeof(int32_t), "the exponents of A"));
-    AR_TRY_TO(done, st, ari_alloc(&f, n, sizeof(int32_t), "the exponents of B"));
-    AR_TRY_TO(done, st, ari_alloc(&qa, a_count, sizeof(int32_t), "the integers of A"));
-    AR_TRY_TO(done, st, ari_alloc(&qb, b_count, sizeof(int32_t), "the integers of B"));
-    st = contract(c, &av, &bv, k, scale, shift, e, f, qa, qb);
-done:
-    free(qb);
-    free(qa);
-    free(f);
-    free(e);
-    free(shift);
-    return st;
+    AR_TRY(ari_alloc(&shift, k, sizeof(int32_t), "the shifts of a contraction"));
+    AR_TRY(ari_alloc(&e, m, sizeof(int32_t), "the exponents of A"));
+    AR_TRY(ari_alloc(&f, n, sizeof(int32_t), "the exponents of B"));
+    AR_TRY(ari_alloc(&qa, a_count, sizeof(int32_t), "the integers of A"));
+    AR_TRY(ari_alloc(&qb, b_count, sizeof(int32_t), "the integers of B"));
+    return contract(c, &av, &bv, k, scale, shift, e, f, qa, qb);
 }

@@ -7,6 +7,7 @@
 #include "sim/plan/bytes.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
+#include "tests/support/scoped.h"
 #include "verify/check/check_calls.h"
 #include "verify/check/check_run.h"
 
@@ -268,11 +269,9 @@ ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_pr
 
 static ar_status run_check(const layout_draw *d)
 {
-    ar_check_report *r = NULL;
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     AR_TRY(layout_draw_check(&r, d, AR_PRECISION_F32, AR_FAULT_NONE));
-    const ar_status st = judge_report(r, d);
-    ar_check_report_destroy(r);
-    return st;
+    return judge_report(r, d);
 }
 
 /* --- training steps on batches with labels and masks -------------------------------------------------------------- */
@@ -360,11 +359,10 @@ static ar_status run_reference(ari_reference *ref, double *losses, const layout_
 static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, const double *losses,
                                const ar_batch *batches, match_weights *w)
 {
-    ar_check_run run = {0};
+    SCOPED(ari_check_run_fini) ar_check_run run = {0};
     char weights[65], gradients[65];
     ar_sim_cluster timed; /* so that products are recorded */
-    ar_trace *trace = NULL;
-    ar_status st = AR_OK;
+    OWNED(ar_trace_destroy) ar_trace *trace = NULL;
     AR_TRY(ar_sim_cluster_parse(&timed, "inside=1us:1GB/s flops=1G"));
     AR_TRY(ar_trace_create(&trace));
     const ari_cluster_options o = {
@@ -386,39 +384,30 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
         .weights = d->given ? match_weights_find : NULL,
         .weights_user = w};
     const ari_step_case step = {.run = o.run, .config = &d->config};
-    AR_TRY_TO(done, st, ari_traffic_bytes(&run.bytes_predicted, &step));
-    AR_TRY_TO(done, st, ari_check_run(&run, ref, &o));
-    AR_TRY_TO(done, st, ari_reference_hashes(weights, gradients, ref, NULL));
-    AR_TRY_TO(done, st, judge_run(&run, weights, gradients));
-    AR_TRY_TO(done, st, judge_losses(run.loss, losses, d->steps));
-    AR_TRY_TO(done, st, ari_recorded_calls(&(const char *){NULL}, &step, trace));
-done:
-    ari_check_run_fini(&run);
-    ar_trace_destroy(trace);
-    return st;
+    AR_TRY(ari_traffic_bytes(&run.bytes_predicted, &step));
+    AR_TRY(ari_check_run(&run, ref, &o));
+    AR_TRY(ari_reference_hashes(weights, gradients, ref, NULL));
+    AR_TRY(judge_run(&run, weights, gradients));
+    AR_TRY(judge_losses(run.loss, losses, d->steps));
+    return ari_recorded_calls(&(const char *){NULL}, &step, trace);
 }
 
 static ar_status run_steps(const layout_draw *d)
 {
+    SCOPED(match_weights_fini)
     match_weights w = {.seed = (unsigned)d->weights_seed, .scale = d->huge ? huge_scale : 0.0};
-    ari_reference ref = {0};
+    SCOPED(ari_reference_fini) ari_reference ref = {0};
     double losses[LAYOUT_DRAW_STEPS] = {0};
     ar_batch batches[LAYOUT_DRAW_STEPS];
-    step_data *data = calloc(LAYOUT_DRAW_STEPS, sizeof *data);
+    OWNED(free) step_data *data = calloc(LAYOUT_DRAW_STEPS, sizeof *data);
     if (!data)
         return ar_error_set(AR_ERR_MEMORY, "no memory for batches");
-    ar_status st = AR_OK;
     for (int i = 0; i < LAYOUT_DRAW_STEPS; i++) {
         fill_step(&data[i], d, d->weights_seed + (uint64_t)i);
         batches[i] = data[i].batch;
     }
-    AR_TRY_TO(done, st, run_reference(&ref, losses, d, batches, &w));
-    AR_TRY_TO(done, st, compare_steps(d, &ref, losses, batches, &w));
-done:
-    ari_reference_fini(&ref);
-    match_weights_fini(&w);
-    free(data);
-    return st;
+    AR_TRY(run_reference(&ref, losses, d, batches, &w));
+    return compare_steps(d, &ref, losses, batches, &w);
 }
 
 ar_status layout_draw_run(const layout_draw *d)

@@ -11,6 +11,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "support/bits.h"
+#include "tests/support/scoped.h"
 #include "verify/check/compare.h"
 
 enum { MOST_RANKS = 32, MOST_PARTS = 4 };
@@ -86,14 +87,12 @@ static ar_status upload_own(ar_ctx *ctx, ar_tensor *t, const match_case *c, cons
 {
     const ar_positions p = ari_own_positions(ctx, c->batch.seq, true);
     const size_t own = ar_positions_count(&p), h = c->config.hidden, shape[3] = {c->batch.batch, own, h};
-    float *part = malloc((c->batch.batch * own * h + 1) * sizeof *part);
+    OWNED(free) float *part = malloc((c->batch.batch * own * h + 1) * sizeof *part);
     if (!part)
         return AR_ERR_MEMORY;
     for (size_t i = 0; i < c->batch.batch * own; i++)
         memcpy(part + i * h, full + (i / own * c->batch.seq + ar_positions_at(&p, i % own)) * h, h * sizeof *part);
-    const ar_status st = rank_upload(ctx, t, 3, shape, part);
-    free(part);
-    return st;
+    return rank_upload(ctx, t, 3, shape, part);
 }
 
 static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_saved *saved)
@@ -133,20 +132,15 @@ static ar_status run_block(ar_ctx *ctx, void *user)
     ar_block_options o;
     ar_block_split split;
     char name[96];
-    ar_module *block = NULL;
-    ar_saved *saved = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, plan_of(j->c, &plan));
-    AR_TRY_TO(done, st, ar_config_block(&j->c->config, 0, &o, name, sizeof name));
-    AR_TRY_TO(done, st, ar_plan_block(&plan, &j->c->config, 0, ari_ctx_sp(ctx), &split));
+    OWNED(ar_module_destroy) ar_module *block = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
+    AR_TRY(plan_of(j->c, &plan));
+    AR_TRY(ar_config_block(&j->c->config, 0, &o, name, sizeof name));
+    AR_TRY(ar_plan_block(&plan, &j->c->config, 0, ari_ctx_sp(ctx), &split));
     o.split = &split;
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_block_create(&block, ctx, name, &o));
-    AR_TRY_TO(done, st, block_step(ctx, j, block, saved));
-done:
-    ar_module_destroy(block);
-    ar_saved_destroy(saved);
-    return st;
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ar_block_create(&block, ctx, name, &o));
+    return block_step(ctx, j, block, saved);
 }
 
 /* The rank's own samples, in micro-batches. */
@@ -176,20 +170,15 @@ static ar_status run_model(ar_ctx *ctx, void *user)
 {
     job *j = user;
     ar_plan plan;
-    ar_model *model = NULL;
-    ar_saved *saved = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, plan_of(j->c, &plan));
-    AR_TRY_TO(done, st, ar_model_create(&model, ctx, &j->c->config, &plan));
-    AR_TRY_TO(done, st, ar_model_set(model, ctx, match_weights_find, j->w));
-    AR_TRY_TO(done, st, forward_backward(ctx, j->c, model, saved));
-    AR_TRY_TO(done, st, ar_model_loss(model, ctx, &j->loss[ar_comm_rank(ctx->world)], ar_batch_targets(&j->c->batch)));
-    AR_TRY_TO(done, st, ar_model_reduce_grads(model, ctx));
-done:
-    ar_model_destroy(model);
-    ar_saved_destroy(saved);
-    return st;
+    OWNED(ar_model_destroy) ar_model *model = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(plan_of(j->c, &plan));
+    AR_TRY(ar_model_create(&model, ctx, &j->c->config, &plan));
+    AR_TRY(ar_model_set(model, ctx, match_weights_find, j->w));
+    AR_TRY(forward_backward(ctx, j->c, model, saved));
+    AR_TRY(ar_model_loss(model, ctx, &j->loss[ar_comm_rank(ctx->world)], ar_batch_targets(&j->c->batch)));
+    return ar_model_reduce_grads(model, ctx);
 }
 
 /* --- the comparison ----------------------------------------------------------------------------------------------- */
@@ -304,17 +293,50 @@ ar_status match_run(const match_case *c, match_weights *w, const rank_run_option
     return rank_run(o, c->x ? run_block : run_model, &j);
 }
 
+static ar_status tap_comparator(void *user, const ar_tap_event *e)
+{
+    return ari_comparator_tap(user, e);
+}
+
+ar_status match_first(char name[160], const match_case *c, int tp, ar_fault fault)
+{
+    enum { MOST = 16 };
+    SCOPED(match_weights_fini) match_weights w = {.seed = c->seed};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
+    ari_comparator compare[MOST] = {0};
+    void *users[MOST];
+    const rank_run_options o = {.ranks = tp,
+                                .sp = c->sp,
+                                .dropout = c->dropout,
+                                .seed = c->seed,
+                                .fault = fault,
+                                .tap = tap_comparator,
+                                .tap_user = users};
+    name[0] = '\0';
+    AR_TRY(match_baseline(c, &w, &r));
+    for (int k = 0; k < tp; k++) {
+        AR_TRY(ari_comparator_init(&compare[k], &r, NULL));
+        users[k] = &compare[k];
+    }
+    AR_TRY(match_run(c, &w, &o));
+    for (size_t i = 0; i < r.count && !name[0]; i++) {
+        if (ari_verdict_of(compare, tp, i).different > 0)
+            snprintf(name, 160, "%s%s", r.tensor[i].name, ari_pass_suffix(r.tensor[i].pass));
+    }
+    for (int k = 0; k < tp; k++)
+        ari_comparator_fini(&compare[k]);
+    return AR_OK;
+}
+
 ar_status match(const match_case *c, const int *tps, size_t *tensors)
 {
-    match_weights w = {.seed = c->seed, .scale = c->scale};
-    ari_reference r = {0};
+    SCOPED(match_weights_fini) match_weights w = {.seed = c->seed, .scale = c->scale};
+    SCOPED(ari_reference_fini) ari_reference r = {0};
     ar_status st = match_baseline(c, &w, &r);
     if (tensors)
         *tensors = r.count;
     for (const int *tp = tps; *tp && st == AR_OK; tp++)
         st = match_ranks(c, &w, &r, *tp);
-    ari_reference_fini(&r);
-    match_weights_fini(&w);
     return st;
 }
 

@@ -4,10 +4,8 @@
 #ifndef TESTS_SUPPORT_PIPELINE_MEASURE_H
 #define TESTS_SUPPORT_PIPELINE_MEASURE_H
 
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "run/cluster_run.h"
+#include "tests/support/test.h"
 
 enum { PIPELINE_RANKS = 4, PIPELINE_MOST_MICRO = 16, PIPELINE_LAYERS = 16 };
 enum { PIPELINE_SEQ = 4, PIPELINE_HIDDEN = 32, PIPELINE_FFN = 512, PIPELINE_KINDS = 4, PIPELINE_CASES = 24 };
@@ -63,7 +61,7 @@ static inline void pipeline_measure(pipeline_measured *m, const pipeline_case *c
                                    .config = &config,
                                    .batch = &batch,
                                    .memory = memory};
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
     m->bubble = result.predicted.seconds / result.predicted.compute - 1.0;
     for (int r = 0; r < c->ranks; r++)

@@ -8,6 +8,7 @@
 #include "anyrank/baseline.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
+#include "tests/support/scoped.h"
 
 #define SEED 2026
 
@@ -171,13 +172,12 @@ static void set_layout(ar_training_options *o, const trajectory_layout *l)
 ar_status trajectory_run(char hash[65], float *loss, const ar_training_options *o, const trajectory_layout *l)
 {
     ar_training_options with = *o;
-    ar_training_report *report = NULL;
+    OWNED(ar_training_report_destroy) ar_training_report *report = NULL;
     set_layout(&with, l);
     AR_TRY(ar_train_run(&report, &with));
     memcpy(hash, report->weights_hash, 65);
     if (loss && report->steps > 0) /* else it diverged in the first */
         *loss = report->loss[report->steps - 1];
-    ar_training_report_destroy(report);
     return AR_OK;
 }
 
@@ -185,14 +185,12 @@ ar_status trajectory_resumed(char hash[65], const ar_training_options *o, const 
                              const trajectory_layout *then, const char *folder)
 {
     ar_training_options with = *o;
-    ar_checkpoint *checkpoint = NULL;
+    OWNED(ar_checkpoint_close) ar_checkpoint *checkpoint = NULL;
     with.save = folder;
     with.stop_after = stop;
     AR_TRY(trajectory_run(hash, NULL, &with, first));
     AR_TRY(ar_checkpoint_open(&checkpoint, folder));
     with = ar_training_defaults();
     ar_training_resume(&with, checkpoint);
-    const ar_status st = trajectory_run(hash, NULL, &with, then);
-    ar_checkpoint_close(checkpoint);
-    return st;
+    return trajectory_run(hash, NULL, &with, then);
 }

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parameters at the start: each data-parallel group gets its first rank's, and shards stay apart. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "anyrank/param.h"
 #include "run/cluster_run.h"
-
-TestSuite(broadcast, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { TP = 2, DP = 3, ROWS = 4, COLS = 2, OWN = ROWS / TP * COLS };
 
@@ -34,12 +30,10 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
 {
     const size_t shape[2] = {ROWS, COLS};
     ar_layout layout;
-    ar_param p = {0};
+    SCOPED(ar_param_fini) ar_param p = {0};
     AR_TRY(ar_layout_shard(&layout, 2, shape, 0, ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
     AR_TRY(ar_param_init(&p, ctx, "matrix", &layout, false));
-    const ar_status st = send(ctx, &p, user);
-    ar_param_fini(&p);
-    return st;
+    return send(ctx, &p, user);
 }
 
 static void run(job *j, ar_fault fault)
@@ -47,7 +41,7 @@ static void run(job *j, ar_fault fault)
     const ari_cluster_options o = {
         .run.parallel = {.tp = TP, .dp = DP}, .run.fault = fault, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
 }
 

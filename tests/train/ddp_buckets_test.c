@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which parameter lies in which bucket, and what the ranks must agree on. */
-#include <criterion/criterion.h>
-
+#include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
-
-TestSuite(ddp_buckets, .timeout = 300);
 
 static const ar_parallel two = {.dp = 2};
 
 static void expect_buckets(toy t, const char *expected)
 {
     t.parallel = two;
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 2; r++)
         cr_expect_str_eq(t.rank[r].buckets, expected, "rank %d has %s", r, t.rank[r].buckets);
 }
@@ -68,10 +65,10 @@ Test(ddp_buckets, storages_and_groups_are_kept_apart)
                    "[p3 p1] [p2 p0]");
     toy t = {.n = 4, .size = {5, 6, 7, 8}, .spread = {false, true, false, true}, .ddp = REVERSE(100)};
     t.parallel = (ar_parallel){.tp = 2, .dp = 2};
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     cr_expect_str_eq(t.rank[0].buckets, "[p3 p1] [p2 p0]");
     t.parallel.tp = 1; /* nothing is spread over one rank */
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     cr_expect_str_eq(t.rank[0].buckets, "[p3 p2 p1 p0]");
 }
 
@@ -80,7 +77,7 @@ Test(ddp_buckets, are_numbered_as_they_become_complete)
 {
     toy t = {.n = 5, .size = {9, 5, 9, 5, 9}, .spread = {false, true, false, true, false}, .ddp = REVERSE(10)};
     t.parallel = (ar_parallel){.tp = 2, .dp = 2};
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     cr_expect_str_eq(t.rank[0].buckets, "[p4] [p2] [p3 p1] [p0]");
 }
 
@@ -106,7 +103,7 @@ static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_r
 Test(ddp_buckets, tell_their_sizes_and_offsets)
 {
     toy t = {.n = 4, .size = {120, 30, 20, 15}, .ddp = REVERSE(100), .body = look, .parallel = two};
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 2; r++)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1] && t.rank[r].has[2], "rank %d", r);
 }
@@ -138,7 +135,7 @@ Test(ddp_buckets, the_place_of_a_parameter_is_found)
              .ddp = REVERSE(100),
              .body = find,
              .parallel = two};
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 2; r++)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1], "rank %d: %d %d", r, t.rank[r].has[0], t.rank[r].has[1]);
 }
@@ -166,7 +163,7 @@ Test(ddp_buckets, with_zero_each_rank_has_a_slice_of_each)
 {
     toy t = {.n = 3, .size = {5, 3, 9}, .ddp = REVERSE(100), .body = shares, .parallel = {.dp = 3}};
     t.ddp.zero = 1;
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 3; r++)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1], "rank %d", r);
 }
@@ -178,7 +175,7 @@ static void expect_refused(toy t, ar_status st, const char *part)
     if (t.parallel.dp == 0)
         t.parallel = two;
     cr_expect_eq(toy_run(&t), st);
-    cr_expect_not_null(strstr(ar_error_message(), part), "\"%s\"", ar_error_message());
+    cr_expect_says(part);
 }
 
 Test(ddp_buckets, options_that_do_not_exist_are_refused)
@@ -192,11 +189,9 @@ Test(ddp_buckets, options_that_do_not_exist_are_refused)
 static ar_status again(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     (void)d, (void)out;
-    ar_ddp *second = NULL;
+    OWNED(ar_ddp_destroy) ar_ddp *second = NULL;
     const ar_ddp_options o = {0};
-    const ar_status st = ar_ddp_create_params(&second, ctx, "second", params, n, &o);
-    ar_ddp_destroy(second);
-    return st;
+    return ar_ddp_create_params(&second, ctx, "second", params, n, &o);
 }
 
 static ar_status same_twice(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
@@ -222,7 +217,7 @@ static ar_status differ(ar_ctx *ctx, ar_ddp *wrapped, ar_param **params, size_t 
     (void)wrapped;
     const enum difference what = (enum difference)out->how;
     ar_ddp_options o = {0};
-    ar_ddp *d = NULL;
+    OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
     if (ar_comm_rank(ar_ctx_dp(ctx)) == 2) {
         n -= what == LENGTH;
         if (what == SHAPE)
@@ -233,9 +228,7 @@ static ar_status differ(ar_ctx *ctx, ar_ddp *wrapped, ar_param **params, size_t 
             params[1]->requires_grad = false;
         o.bucket_bytes = what == OPTION ? 64 : 0;
     }
-    const ar_status st = ar_ddp_create_params(&d, ctx, "mine", params, n, &o);
-    ar_ddp_destroy(d);
-    return st;
+    return ar_ddp_create_params(&d, ctx, "mine", params, n, &o);
 }
 
 Test(ddp_buckets, ranks_that_wrap_different_parameters_are_told_which)

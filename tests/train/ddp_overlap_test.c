@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reductions while the backward pass goes on: under drawn schedules, in traces, by the virtual clock. */
-#include <criterion/criterion.h>
 #include <unistd.h>
 
 #include "tests/support/small.h"
+#include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
-
-TestSuite(ddp_overlap, .timeout = 300);
 
 /* A bucket for each of five parameters on four ranks, two of them summed over tp first, in two micro-batches. */
 static toy five(void)
@@ -24,7 +22,7 @@ Test(ddp_overlap, gives_the_same_bits_under_every_schedule)
 {
     toy plain = five();
     plain.plain = true;
-    cr_assert_eq(toy_run(&plain), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&plain));
     for (uint64_t seed = 1; seed <= (small_only() ? 5 : 40); seed++) {
         toy t = five();
         t.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
@@ -75,7 +73,7 @@ done:
 Test(ddp_overlap, two_objects_share_the_contexts_queue)
 {
     toy t = {.n = 2, .size = {30, 20}, .parallel = {.dp = 2}, .body = two_objects};
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(toy_run(&t));
     cr_expect_eq(t.rank[1].grad[0], toy_term(0, 0, 0, 0, 0) + toy_term(1, 0, 0, 0, 0));
 }
 
@@ -104,16 +102,15 @@ static ar_trace_summary summary_of(ar_ddp_options o, const char *json)
              .numerics = AR_NUMERICS_NATIVE,
              .ddp = o,
              .body = timed};
-    ar_trace *trace = NULL;
+    OWNED(ar_trace_destroy) ar_trace *trace = NULL;
     ar_trace_summary s;
     t.ddp.keep_weights = true;
-    cr_assert_eq(ar_trace_create(&trace), AR_OK);
+    cr_assert_ok(ar_trace_create(&trace));
     t.sim = (ar_sim_options){.cluster = &cluster, .trace = trace};
-    cr_assert_eq(toy_run(&t), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_trace_summarise(&s, trace, AR_TRACE_VIRTUAL), AR_OK);
+    cr_assert_ok(toy_run(&t));
+    cr_assert_ok(ar_trace_summarise(&s, trace, AR_TRACE_VIRTUAL));
     if (json)
-        cr_assert_eq(ar_trace_write_json(trace, AR_TRACE_VIRTUAL, json), AR_OK);
-    ar_trace_destroy(trace);
+        cr_assert_ok(ar_trace_write_json(trace, AR_TRACE_VIRTUAL, json));
     return s;
 }
 

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training with parameters that are frozen, all along or in some steps, and with gradients that are not finite on one
  * rank: the ranks do together what one would. */
-#include <criterion/criterion.h>
-#include <math.h>
-
 #include "anyrank/gradients.h"
 #include "recorded.h"
 #include "ref/context/context.h"
 #include "ref/models/model.h"
 #include "support/match.h"
-
-TestSuite(frozen, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 3, S = 4, STEPS = 3, RANKS = 8, TEXT = 400 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 3};
@@ -204,11 +200,10 @@ Test(frozen, some_in_one_step_stand_still_in_it)
 {
     static job j;
     j = (job){.config = match_config(AR_ARCH_LLAMA, 2), .clip = 0.5, .in_step = {NULL, "layers.0.mlp", NULL}};
-    recorded *r = expect_the_same(&j);
+    OWNED(recorded_free) recorded *r = expect_the_same(&j);
     cr_expect(stood_still(r, "layers.0.mlp", 2));
     cr_expect_not(stood_still(r, "layers.0.mlp", 3));
     cr_expect_not(stood_still(r, "layers.1.mlp", 2));
-    recorded_free(r);
 }
 
 /* Of KV heads with copies, the first rank alone counts the part in the input's gradient: it makes an operand anew that
@@ -217,11 +212,10 @@ Test(frozen, queries_stand_still_beside_keys_and_values_that_do_not)
 {
     static job j;
     j = (job){.config = match_config(AR_ARCH_LLAMA, 1), .clip = 0.5, .in_step = {NULL, "q_proj", "k_proj"}};
-    recorded *r = expect_the_same(&j);
+    OWNED(recorded_free) recorded *r = expect_the_same(&j);
     cr_expect(stood_still(r, "q_proj", 2));
     cr_expect_not(stood_still(r, "k_proj", 2));
     cr_expect(stood_still(r, "k_proj", 3));
-    recorded_free(r);
 }
 
 Test(frozen, a_tied_weight_stands_still_in_both_of_its_places)
@@ -229,21 +223,19 @@ Test(frozen, a_tied_weight_stands_still_in_both_of_its_places)
     static job j;
     j = (job){.config = match_config(AR_ARCH_GPT2, 1), .in_step = {"wte", NULL, "wte"}};
     j.config.tied = true;
-    recorded *r = expect_the_same(&j);
+    OWNED(recorded_free) recorded *r = expect_the_same(&j);
     cr_expect(stood_still(r, "wte", 1));
     cr_expect_not(stood_still(r, "wte", 2));
     cr_expect(stood_still(r, "wte", 3));
-    recorded_free(r);
 }
 
 Test(frozen, all_in_one_step_leave_every_weight_alone)
 {
     static job j;
     j = (job){.config = match_config(AR_ARCH_STACK, 1), .clip = 0.5, .in_step = {NULL, "", NULL}};
-    recorded *r = expect_the_same(&j);
+    OWNED(recorded_free) recorded *r = expect_the_same(&j);
     cr_expect(stood_still(r, "", 2));
     cr_expect_not(stood_still(r, "", 3));
-    recorded_free(r);
 }
 
 Test(frozen, those_frozen_before_have_neither_bucket_nor_state)
@@ -272,7 +264,7 @@ static void expect_one_text(double clip, bool verify, ar_status st, const char *
         const ari_cluster_options o = {
             .run.parallel = layouts[i], .run.threads = 1, .body = rank_main, .body_user = &j};
         ari_cluster_result result;
-        cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_cluster_run(&result, &o));
         free(result.loss);
         for (int r = 0; r < ar_parallel_world(&layouts[i]); r++) {
             cr_expect_eq(j.status[r], st, "layout %zu, rank %d: %s", i, r, j.text[r]);

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient norm, each element of the full tensors once, whoever holds it. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "anyrank/arith.h"
 #include "anyrank/train.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
-
-TestSuite(gradient_norm, .timeout = 300);
+#include "tests/support/test.h"
 
 /* Three parameters on N ranks: a matrix cut by rows, a vector that all hold, and `heads` rows of which N/heads ranks
  * each hold a copy (all of them where there are fewer ranks). The last matrix requires no gradient. */
@@ -68,7 +63,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
 static void run(job *j, int ranks, ar_numerics numerics, ar_fault fault)
 {
     const rank_run_options o = {.ranks = ranks, .numerics = numerics, .fault = fault};
-    cr_assert_eq(rank_run(&o, rank_main, j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, rank_main, j));
 }
 
 static void fill(float *x, size_t n, float value)

@@ -2,9 +2,8 @@
 #ifndef TESTS_TRAIN_NATIVE_EXPECT_H
 #define TESTS_TRAIN_NATIVE_EXPECT_H
 
-#include <criterion/criterion.h>
-
 #include "support/bits.h"
+#include "tests/support/test.h"
 #include "tests/train/native_run.h"
 
 static const ar_parallel native_layouts[] = {{.tp = 1}, {.dp = 2}, {.tp = 2, .dp = 2}, {.dp = 2, .zero = 1}};
@@ -23,7 +22,7 @@ static inline native_run native_run_of(ar_parallel parallel, int steps)
 static inline void native_must(native_run *run)
 {
     const ar_status st = native_train(run);
-    cr_assert_eq(st, AR_OK, "%s", ar_error_message());
+    cr_assert_ok(st);
 }
 
 static inline void native_expect_same_weights(const native_rank *a, const native_rank *b, const char *what)

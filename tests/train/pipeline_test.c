@@ -1,58 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps through a pipeline: one rank's bits under every schedule, the memory that a schedule promises, and failures that
  * name their stage. */
+#include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
 #include "anyrank/gradients.h"
 #include "ref/context/context.h"
 #include "ref/models/model.h"
-#include "support/match.h"
 #include "support/small.h"
-
-TestSuite(pipeline, .timeout = 300);
 
 enum { B = 5, S = 8, STEPS = 2, LAYERS = 4 };
 
-/* Five samples of 0 to 4 targets. */
-typedef struct data {
-    int64_t ids[STEPS][B * S], labels[STEPS][B * S];
-    ar_batch batch[STEPS];
-} data;
-
-static void fill_data(data *d)
+static ari_cluster_options job_of(const ar_config *c, const ar_batch *d)
 {
-    for (size_t step = 0; step < STEPS; step++) {
-        for (size_t i = 0; i < (size_t)(B * S); i++) {
-            const size_t sample = i / S, position = i % S;
-            d->ids[step][i] = (int64_t)((i * 7 + step * 3 + sample) % 11);
-            d->labels[step][i] = position >= S - sample ? d->ids[step][i] : AR_IGNORE_INDEX;
-        }
-        d->batch[step] = (ar_batch){.batch = B, .seq = S, .input_ids = d->ids[step], .labels = d->labels[step]};
-    }
-}
-
-static ari_cluster_options job_of(const ar_config *c, const data *d)
-{
-    ari_cluster_options o = {.config = c, .batch = d->batch, .run.steps = STEPS, .run.seed = 5, .run.clip = 0.01};
+    ari_cluster_options o = {.config = c, .batch = d, .run.steps = STEPS, .run.seed = 5, .run.clip = 0.01};
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.optimizer.lr = 0.05;
     return o;
 }
 
-/* Heads that two ranks share. */
-static ar_config config_of(ar_arch arch)
-{
-    ar_config c = match_config(arch, LAYERS);
-    c.kv_heads = 4;
-    return c;
-}
-
 static void expect_layouts(const ari_cluster_options *o, const ar_parallel *layouts, size_t n)
 {
-    recorded *whole = record(o);
+    OWNED(recorded_free) recorded *whole = record(o);
     for (size_t i = 0; i < n; i++)
         expect_one_ranks_bits(whole, o, &layouts[i]);
-    recorded_free(whole);
 }
 
 /* --- bits --------------------------------------------------------------------------------------------------------- */
@@ -78,10 +49,9 @@ enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 static void every_layout_has_one_ranks_bits(ar_arch arch)
 {
-    const ar_config c = config_of(arch);
-    data d;
-    fill_data(&d);
-    ari_cluster_options o = job_of(&c, &d);
+    const ar_config c = config_of(arch, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
+    ari_cluster_options o = job_of(&c, d);
     o.run.dropout = 0.25;
     o.run.ddp.bucket_bytes = 1024;
     expect_layouts(&o, layouts, LAYOUTS - (arch == AR_ARCH_STACK));
@@ -106,15 +76,14 @@ Test(pipeline, ranks_without_samples_only_sum)
 {
     static const ar_parallel few[] = {
         {.pp = 2, .dp = 2, .micro_batches = 3}, {ZERO_BUBBLE(2), .dp = 3}, {INTERLEAVED(2), .dp = 2, .zero = 1}};
-    const ar_config c = config_of(AR_ARCH_GPT2);
-    data d;
-    fill_data(&d);
+    const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
     for (size_t i = 0; i < STEPS; i++) { /* the last sample, which has most targets */
-        d.batch[i].batch = 1;
-        d.batch[i].input_ids += (B - 1) * S;
-        d.batch[i].labels += (B - 1) * S;
+        d[i].batch = 1;
+        d[i].input_ids += (B - 1) * S;
+        d[i].labels += (B - 1) * S;
     }
-    const ari_cluster_options o = job_of(&c, &d);
+    const ari_cluster_options o = job_of(&c, d);
     expect_layouts(&o, few, sizeof few / sizeof *few);
 }
 
@@ -122,11 +91,10 @@ Test(pipeline, buckets_of_every_kind_sum_a_tied_weight_over_both_ends)
 {
     static const ar_parallel few[] = {{.pp = 3, .micro_batches = 2, .stages = {3, {1, 2, 1}}},
                                       {ZERO_BUBBLE(2), .dp = 2, .micro_batches = 2}};
-    const ar_config c = config_of(AR_ARCH_GPT2);
-    data d;
-    fill_data(&d);
+    const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
     for (int i = 0; i < 6; i++) {
-        ari_cluster_options o = job_of(&c, &d);
+        ari_cluster_options o = job_of(&c, d);
         o.run.ddp = (ar_ddp_options){.bucket_bytes = i % 3 == 0   ? 0
                                                      : i % 3 == 1 ? 900
                                                                   : AR_BUCKET_BYTES,
@@ -139,10 +107,9 @@ Test(pipeline, buckets_of_every_kind_sum_a_tied_weight_over_both_ends)
 
 Test(pipeline, a_forward_pass_alone_goes_through_all_stages)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA);
-    data d;
-    fill_data(&d);
-    ari_cluster_options o = job_of(&c, &d);
+    const ar_config c = config_of(AR_ARCH_LLAMA, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
+    ari_cluster_options o = job_of(&c, d);
     o.run.steps = 0;
     o.forward_only = true;
     for (int s = 0; s < AR_PP_SCHEDULES; s++) {
@@ -176,21 +143,17 @@ Test(pipeline, a_schedule_of_ones_own_has_one_ranks_bits)
          "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n",
          {.pp = 2, .dp = 2, .micro_batches = 4}},
     };
-    const ar_config c = config_of(AR_ARCH_GPT2);
-    data d;
-    fill_data(&d);
-    const ari_cluster_options o = job_of(&c, &d);
-    recorded *whole = record(&o);
+    const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
+    const ari_cluster_options o = job_of(&c, d);
+    OWNED(recorded_free) recorded *whole = record(&o);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        ar_pipeline_schedule *s = NULL;
+        OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
         ar_parallel p = own[i].p;
-        cr_assert_eq(ar_pipeline_schedule_parse(&s, own[i].lists, strlen(own[i].lists), "own"), AR_OK, "%s",
-                     ar_error_message());
+        cr_assert_ok(ar_pipeline_schedule_parse(&s, own[i].lists, strlen(own[i].lists), "own"));
         p.own_schedule = s;
         expect_one_ranks_bits(whole, &o, &p);
-        ar_pipeline_schedule_destroy(s);
     }
-    recorded_free(whole);
 }
 
 Test(pipeline, a_schedule_of_another_shape_is_refused)
@@ -201,26 +164,22 @@ Test(pipeline, a_schedule_of_another_shape_is_refused)
     } wrong[] = {{{.pp = 2, .micro_batches = 3}, "micro-batches"},
                  {{.pp = 4, .micro_batches = 2}, "ranks"},
                  {{.pp = 2, .virtual_stages = 2, .micro_batches = 2}, "stages"}};
-    const ar_config c = config_of(AR_ARCH_GPT2);
-    data d;
-    fill_data(&d);
-    const ari_cluster_options o = job_of(&c, &d);
-    recorded *nothing = calloc(1, sizeof *nothing);
+    const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
+    const ari_cluster_options o = job_of(&c, d);
+    OWNED(free) recorded *nothing = calloc(1, sizeof *nothing);
     cr_assert_not_null(nothing);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         watcher w[RECORDED_RANKS] = {{0}};
         float loss[RECORDED_STEPS];
-        ar_pipeline_schedule *s = NULL;
+        OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
         ar_parallel p = wrong[i].p;
         for (int r = 0; r < RECORDED_RANKS; r++)
             w[r].whole = nothing;
-        cr_assert_eq(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2), AR_OK);
+        cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2));
         p.own_schedule = s;
-        cr_expect_eq(watched_run(&o, &p, w, loss), AR_ERR_ARG);
-        cr_expect_not_null(strstr(ar_error_message(), wrong[i].says), "%s", ar_error_message());
-        ar_pipeline_schedule_destroy(s);
+        cr_expect_refused(watched_run(&o, &p, w, loss), AR_ERR_ARG, wrong[i].says);
     }
-    free(nothing);
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -228,7 +187,7 @@ Test(pipeline, a_schedule_of_another_shape_is_refused)
 /* Bytes that the forward passes of rank r leave at most. */
 static size_t stored_by(ar_pp_schedule schedule, int ranks, int pieces, int r)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA);
+    const ar_config c = config_of(AR_ARCH_LLAMA, LAYERS, 4);
     int64_t ids[8 * S];
     for (size_t i = 0; i < 8 * S; i++)
         ids[i] = (int64_t)(i % 11);
@@ -238,7 +197,7 @@ static size_t stored_by(ar_pp_schedule schedule, int ranks, int pieces, int r)
     ari_cluster_options o = {.config = &c, .batch = &batch, .run.seed = 5, .memory = memory};
     o.run.threads = 1;
     o.run.parallel = (ar_parallel){.pp = ranks, .schedule = schedule, .micro_batches = pieces};
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
     free(result.reports);
     return memory[r].stored;
@@ -248,9 +207,9 @@ static size_t stored_by(ar_pp_schedule schedule, int ranks, int pieces, int r)
 static size_t expected_of(ar_pp_schedule schedule, int ranks, int pieces, int r, size_t of_one)
 {
     const size_t moved = S * 12 * sizeof(float);
-    ar_pipeline_schedule *s = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     size_t count = 0, held = 0, most = 0;
-    cr_assert_eq(ar_pipeline_schedule_create(&s, schedule, ranks, 1, pieces), AR_OK);
+    cr_assert_ok(ar_pipeline_schedule_create(&s, schedule, ranks, 1, pieces));
     const ar_pp_operation *op = ar_pipeline_schedule_rank(s, r, &count);
     for (size_t i = 0; i < count; i++) {
         if (op[i].kind == AR_PP_RECV_ACTIVATION || op[i].kind == AR_PP_RECV_GRADIENT)
@@ -261,7 +220,6 @@ static size_t expected_of(ar_pp_schedule schedule, int ranks, int pieces, int r,
             held -= of_one + (r + 1 < ranks ? moved : 0);
         most = op[i].kind == AR_PP_FORWARD && held > most ? held : most;
     }
-    ar_pipeline_schedule_destroy(s);
     return most;
 }
 
@@ -317,15 +275,14 @@ Test(pipeline, a_rank_that_fails_in_a_pass_ends_all_with_the_stage_and_the_micro
                  {{"model.layers.2", 'f', 1}, "stage 2, micro-batch 1, F: no more of model.layers.2"},
                  {{"model.layers.3", 'b', 0}, "stage 3, micro-batch 0, "},
                  {{"model.layers.1", 'b', 4}, "stage 1, micro-batch 4, "}};
-    const ar_config c = config_of(AR_ARCH_LLAMA);
-    data d;
-    fill_data(&d);
+    const ar_config c = config_of(AR_ARCH_LLAMA, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
     for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
         const ar_pp_schedule schedule = (ar_pp_schedule)(i % 4);
         const bool turns = schedule == AR_PP_INTERLEAVED;
         fails_at at[4];
         void *users[4];
-        ari_cluster_options o = job_of(&c, &d);
+        ari_cluster_options o = job_of(&c, d);
         ari_cluster_result result;
         for (int r = 0; r < 4; r++) {
             at[r] = cases[i / 4].at;
@@ -401,11 +358,10 @@ done:
 /* Three stages of two ranks each. Of the table there are four copies, so one that differs is outvoted. */
 Test(pipeline, every_rank_hears_of_copies_that_differ_in_any_stage_or_between_the_ends)
 {
-    const ar_config c = config_of(AR_ARCH_GPT2);
+    const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
     for (int broken = 0; broken < 2; broken++) {
         verdicts v = {.config = &c, .broken = broken};
-        cr_assert_eq(rank_run(&(rank_run_options){.ranks = 6, .pp = 3, .dp = 2}, verify_values, &v), AR_OK, "%s",
-                     ar_error_message());
+        cr_assert_ok(rank_run(&(rank_run_options){.ranks = 6, .pp = 3, .dp = 2}, verify_values, &v));
         for (int r = 0; r < 6; r++) {
             cr_assert_eq(v.findings[r], broken ? 2 : 0, "rank %d: %zu, %s", r, v.findings[r], v.text[r][0]);
             if (!broken)
@@ -420,12 +376,11 @@ Test(pipeline, every_rank_hears_of_copies_that_differ_in_any_stage_or_between_th
 
 Test(pipeline, no_order_of_threads_changes_a_bit_or_ends_in_a_deadlock)
 {
-    const ar_config c = config_of(AR_ARCH_GPT2);
-    data d;
-    fill_data(&d);
-    ari_cluster_options o = job_of(&c, &d);
+    const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
+    ar_batch *d = batches(B, S, true);
+    ari_cluster_options o = job_of(&c, d);
     o.run.steps = 1;
-    recorded *whole = record(&o);
+    OWNED(recorded_free) recorded *whole = record(&o);
     o.run.sim.explore = true;
     for (int seed = 1; seed <= by_scale(1, 2, 250); seed++) {
         o.run.sim.schedule_seed = (uint64_t)seed;
@@ -439,5 +394,4 @@ Test(pipeline, no_order_of_threads_changes_a_bit_or_ends_in_a_deadlock)
                                                  .micro_batches = 1 + seed % B});
         }
     }
-    recorded_free(whole);
 }

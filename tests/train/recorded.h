@@ -3,14 +3,10 @@
 #ifndef TESTS_TRAIN_RECORDED_H
 #define TESTS_TRAIN_RECORDED_H
 
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/baseline.h"
 #include "run/cluster_run.h"
 #include "run/run.h"
+#include "tests/support/test.h"
 
 enum { RECORDED_MOST = 4000, RECORDED_RANKS = 12, RECORDED_STEPS = 4 };
 
@@ -44,6 +40,7 @@ static inline void recorded_free(recorded *r)
         free(r->at[i].values);
     free(r);
 }
+OWNER(recorded, recorded_free)
 
 /* What a rank makes of its tensors: a record, or a comparison with one. */
 typedef struct watcher {
@@ -214,7 +211,7 @@ static inline void expect_the_baselines_bits(baseline_run *b, const ari_cluster_
                                          .steps = (int)o->run.steps,
                                          .optimizer = o->run.optimizer,
                                          .clip = o->run.clip};
-    cr_assert_eq(ar_baseline_run(o->config, &options, o->batch, loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_baseline_run(o->config, &options, o->batch, loss));
     cr_expect(b->different == 0 && b->missing == 0, "not the baseline's bits: %zu differ, %zu missing, first %s",
               b->different, b->missing, b->first);
     size_t frozen = 0; /* of which the ranks report a gradient of zeros */
@@ -237,7 +234,7 @@ static inline recorded *record(const ari_cluster_options *o)
     recorded *r = calloc(1, sizeof *r);
     cr_assert_not_null(r);
     watcher w = {.write = r};
-    cr_assert_eq(watched_run(o, &one, &w, r->loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(watched_run(o, &one, &w, r->loss));
     if (!o->body && o->run.numerics == AR_NUMERICS_EXACT && o->run.fault == AR_FAULT_NONE && !o->forward_only)
         expect_the_baselines_bits(&(baseline_run){.r = r}, o);
     return r;
@@ -259,7 +256,7 @@ static inline verdict compare_layout(const recorded *whole, const ari_cluster_op
     size_t first = whole->n;
     for (int r = 0; r < n; r++)
         w[r].whole = whole;
-    cr_assert_eq(watched_run(o, p, w, v.loss), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(watched_run(o, p, w, v.loss));
     for (int r = 0; r < n; r++) {
         cr_expect(w[r].unknown[0] == '\0', "one rank has no %s", w[r].unknown);
         first = w[r].different > 0 && w[r].first < first ? w[r].first : first;

@@ -5,8 +5,6 @@
 
 #include "support/match.h"
 
-TestSuite(train_faults, .timeout = 300);
-
 enum { B = 5, S = 6 };
 
 /* Sample k has k targets: ranks and micro-batches of any number hold different counts. */
@@ -50,7 +48,7 @@ Test(train_faults, each_changes_the_tensor_it_should_and_nothing_without_the_gro
     ar_batch batch;
     c.out_bias = true;
     ari_cluster_options o = job_of(&c, &batch, false);
-    recorded *whole = record(&o);
+    OWNED(recorded_free) recorded *whole = record(&o);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         o.run.fault = rows[i].fault;
         expect_one_ranks_bits(whole, &o, &rows[i].harmless);
@@ -58,7 +56,6 @@ Test(train_faults, each_changes_the_tensor_it_should_and_nothing_without_the_gro
         cr_expect_gt(v.different, 0, "%s is not seen", ar_fault_name(o.run.fault));
         cr_expect_str_eq(v.first, rows[i].first, "%s is first seen in %s", ar_fault_name(o.run.fault), v.first);
     }
-    recorded_free(whole);
 }
 
 Test(train_faults, means_of_means_are_right_where_all_counts_are_the_same)
@@ -66,12 +63,11 @@ Test(train_faults, means_of_means_are_right_where_all_counts_are_the_same)
     const ar_config c = match_config(AR_ARCH_LLAMA, 1);
     ar_batch batch;
     ari_cluster_options o = job_of(&c, &batch, true);
-    recorded *whole = record(&o);
+    OWNED(recorded_free) recorded *whole = record(&o);
     o.run.fault = AR_FAULT_dp_mean_of_means;
     expect_one_ranks_bits(whole, &o, &(ar_parallel){.dp = 2});
     o.run.fault = AR_FAULT_accum_mean_of_means;
     expect_one_ranks_bits(whole, &o, &(ar_parallel){.micro_batches = 2});
-    recorded_free(whole);
 }
 
 Test(train_faults, a_broadcast_over_the_world_ends_without_an_error_where_shards_differ_in_size)
@@ -79,9 +75,8 @@ Test(train_faults, a_broadcast_over_the_world_ends_without_an_error_where_shards
     const ar_config c = match_config(AR_ARCH_GPT2, 1); /* 11 rows of the vocabulary: 3, 3, 3 and 2 */
     ar_batch batch;
     ari_cluster_options o = job_of(&c, &batch, false);
-    recorded *whole = record(&o);
+    OWNED(recorded_free) recorded *whole = record(&o);
     o.run.fault = AR_FAULT_dp_broadcast_over_world;
     const verdict v = compare_layout(whole, &o, &(ar_parallel){.tp = 4, .dp = 2});
     cr_expect_str_eq(v.first, "transformer.wte.weight:i");
-    recorded_free(whole);
 }

@@ -1,18 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a training step refuses, and that nothing has changed then; copies of parameters that differ. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/gradients.h"
 #include "anyrank/train.h"
 #include "run/cluster_run.h"
 #include "support/bits.h"
 #include "support/match.h"
-
-TestSuite(train_refusals, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { B = 2, S = 4, MOST = 64, MOST_ELEMENTS = 4000, RANKS = 4 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -115,7 +108,7 @@ static void run(job *j, int tp, ar_fault fault)
     const ari_cluster_options o = {
         .run.parallel = {.tp = tp}, .run.fault = fault, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
 }
 

@@ -7,6 +7,7 @@
 #include "anyrank/train.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
+#include "tests/support/scoped.h"
 
 enum { ROWS = 8, COLS = 3, MATRIX = ROWS * COLS, VECTOR = 5, STEPS = 5, MOST_RANKS = 4 };
 
@@ -47,20 +48,15 @@ static inline ar_status with_two_params(ar_ctx *ctx, const two_values *start, tw
 {
     const size_t shape[2] = {ROWS, COLS}, length = VECTOR;
     const int r = (int)rank_of(ctx), n = (int)ranks_of(ctx);
-    ar_param matrix = {0}, vector = {0};
+    SCOPED(ar_param_fini) ar_param matrix = {0}, vector = {0};
     ar_layout layout;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_layout_shard(&layout, 2, shape, 0, r, n));
-    AR_TRY_TO(done, st, ar_param_init(&matrix, ctx, "matrix", &layout, false));
-    AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &length, r, n));
-    AR_TRY_TO(done, st, ar_param_init(&vector, ctx, "vector", &layout, false));
-    AR_TRY_TO(done, st, ar_param_set(&matrix, ctx, start->matrix));
-    AR_TRY_TO(done, st, ar_param_set(&vector, ctx, start->vector));
-    AR_TRY_TO(done, st, fn(ctx, user, &matrix, &vector));
-done:
-    ar_param_fini(&vector);
-    ar_param_fini(&matrix);
-    return st;
+    AR_TRY(ar_layout_shard(&layout, 2, shape, 0, r, n));
+    AR_TRY(ar_param_init(&matrix, ctx, "matrix", &layout, false));
+    AR_TRY(ar_layout_replicate(&layout, 1, &length, r, n));
+    AR_TRY(ar_param_init(&vector, ctx, "vector", &layout, false));
+    AR_TRY(ar_param_set(&matrix, ctx, start->matrix));
+    AR_TRY(ar_param_set(&vector, ctx, start->vector));
+    return fn(ctx, user, &matrix, &vector);
 }
 
 #endif

@@ -3,15 +3,12 @@
 #ifndef TESTS_TRAIN_ZERO_RUN_H
 #define TESTS_TRAIN_ZERO_RUN_H
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
-
 #include "anyrank/arith.h"
 #include "anyrank/train.h"
 #include "ref/context/context.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
+#include "tests/support/test.h"
 
 /* A transposed matrix, a matrix, a vector, and one number; the last gets no gradient where a case says so. */
 enum { PARAMS = 4, MOST_RANKS = 8, STEPS = 4, MOST = 64, KINDS = 3 };
@@ -224,7 +221,7 @@ static inline void run_stored(job *j, int ranks, ar_numerics numerics, ar_dtype 
         for (size_t i = 0; i < PARAMS * MOST; i++)
             j->kept[k].at[i / MOST][i % MOST] = NAN;
     }
-    cr_assert_eq(rank_run(&o, rank_main, j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, rank_main, j));
 }
 
 static inline void run(job *j, int ranks, ar_numerics numerics)

@@ -1,32 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training steps of models with ZeRO have one rank's bits in every tensor: shares of gradients, whole weights. */
+#include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
-#include "support/match.h"
 #include "support/small.h"
-
-TestSuite(zero_step, .timeout = 300);
 
 enum { B = 6, S = 8, STEPS = 2 };
 
-typedef struct data {
-    int64_t ids[STEPS][B * S];
-    ar_batch batch[STEPS];
-} data;
-
-static void fill_data(data *d)
-{
-    for (size_t step = 0; step < STEPS; step++) {
-        for (size_t i = 0; i < (size_t)(B * S); i++)
-            d->ids[step][i] = (int64_t)((i * 7 + step * 3) % 11);
-        d->batch[step] = (ar_batch){.batch = B, .seq = S, .input_ids = d->ids[step]};
-    }
-}
-
-static ari_cluster_options job_of(const ar_config *c, const data *d, ar_optimizer_kind kind)
+static ari_cluster_options job_of(const ar_config *c, const ar_batch *d, ar_optimizer_kind kind)
 {
     ari_cluster_options o = {.config = c,
-                             .batch = d->batch,
+                             .batch = d,
                              .run.steps = STEPS,
                              .run.seed = 5,
                              .run.optimizer = ar_optimizer_defaults(kind),
@@ -54,10 +38,9 @@ static const size_t bucket_bytes[] = {0, 600, AR_BUCKET_BYTES};
 /* Every layout with one of the bucket sizes, in either mode and order. */
 static void expect_all_layouts(const ar_config *c, ar_optimizer_kind kind, size_t first)
 {
-    data d;
-    fill_data(&d);
-    ari_cluster_options o = job_of(c, &d, kind);
-    recorded *whole = record(&o);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(c, d, kind);
+    OWNED(recorded_free) recorded *whole = record(&o);
     const size_t n = sizeof layouts / sizeof *layouts;
     for (size_t i = first % (small_only() ? 3 : 1); i < n; i += small_only() ? 3 : 1) {
         o.run.ddp.bucket_bytes = bucket_bytes[(first + i) % 3];
@@ -65,20 +48,11 @@ static void expect_all_layouts(const ar_config *c, ar_optimizer_kind kind, size_
         o.run.ddp.order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
         expect_one_ranks_bits(whole, &o, &layouts[i]);
     }
-    recorded_free(whole);
-}
-
-/* Heads that four ranks share. */
-static ar_config config_of(ar_arch arch)
-{
-    ar_config c = match_config(arch, 1);
-    c.kv_heads = arch == AR_ARCH_LLAMA ? 2 : 4;
-    return c;
 }
 
 Test(zero_step, llama_has_one_ranks_bits_tied_or_not)
 {
-    ar_config c = config_of(AR_ARCH_LLAMA);
+    ar_config c = config_of(AR_ARCH_LLAMA, 1, 2);
     c.tied = false;
     expect_all_layouts(&c, AR_OPTIMIZER_ADAMW, 0);
     c.tied = true;
@@ -87,30 +61,29 @@ Test(zero_step, llama_has_one_ranks_bits_tied_or_not)
 
 Test(zero_step, gpt2_has_one_ranks_bits_in_transposed_and_packed_weights)
 {
-    ar_config c = config_of(AR_ARCH_GPT2);
+    ar_config c = config_of(AR_ARCH_GPT2, 1, 4);
     expect_all_layouts(&c, AR_OPTIMIZER_ADAM, 2);
 }
 
 Test(zero_step, a_stack_has_one_ranks_bits)
 {
-    const ar_config c = config_of(AR_ARCH_STACK);
+    const ar_config c = config_of(AR_ARCH_STACK, 1, 4);
     expect_all_layouts(&c, AR_OPTIMIZER_ADAMW, 1);
 }
 
 Test(zero_step, native_shares_have_the_bits_of_native_ranks_without)
 {
-    const ar_config c = config_of(AR_ARCH_GPT2);
-    data d;
-    fill_data(&d);
-    ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
+    const ar_config c = config_of(AR_ARCH_GPT2, 1, 4);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d, AR_OPTIMIZER_ADAMW);
     o.run.numerics = AR_NUMERICS_NATIVE;
     for (size_t b = 0; b < 3; b++) {
         ari_cluster_result without, with;
         o.run.ddp.bucket_bytes = bucket_bytes[b];
         o.run.parallel = (ar_parallel){.tp = 2, .dp = 3};
-        cr_assert_eq(ari_cluster_run(&without, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_cluster_run(&without, &o));
         o.run.parallel.zero = 1;
-        cr_assert_eq(ari_cluster_run(&with, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_cluster_run(&with, &o));
         cr_expect_eq(memcmp(with.loss, without.loss, STEPS * sizeof(float)), 0, "buckets of %zu bytes: %a, not %a",
                      bucket_bytes[b], (double)with.loss[STEPS - 1], (double)without.loss[STEPS - 1]);
         free(with.loss);
@@ -120,19 +93,18 @@ Test(zero_step, native_shares_have_the_bits_of_native_ranks_without)
 
 Test(zero_step, each_rank_keeps_its_part_of_the_state)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA);
-    data d;
-    fill_data(&d);
-    ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
+    const ar_config c = config_of(AR_ARCH_LLAMA, 1, 2);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d, AR_OPTIMIZER_ADAMW);
     ari_cluster_result result;
     ar_rank_memory whole[3], share[3];
     o.run.parallel = (ar_parallel){.dp = 3};
     o.memory = whole;
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
     o.run.parallel.zero = 1;
     o.memory = share;
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
     const size_t two_moments = 2 * sizeof(float); /* the first ranks of a slice may have one element more */
     cr_expect_geq(3 * share[0].optimizer, whole[0].optimizer);
@@ -146,12 +118,11 @@ Test(zero_step, each_rank_keeps_its_part_of_the_state)
 /* The gradients of the first step are right, its weights are not. */
 static void expect_wrong_weights(ar_fault fault)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA);
+    const ar_config c = config_of(AR_ARCH_LLAMA, 1, 2);
     const ar_parallel p = {.dp = 2, .zero = 1};
-    data d;
-    fill_data(&d);
-    ari_cluster_options o = job_of(&c, &d, AR_OPTIMIZER_ADAMW);
-    recorded *whole = record(&o);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d, AR_OPTIMIZER_ADAMW);
+    OWNED(recorded_free) recorded *whole = record(&o);
     o.run.fault = fault;
     const verdict a = compare_layout(whole, &o, &p), b = compare_layout(whole, &o, &p);
     cr_expect_gt(a.different, 0, "%s", ar_fault_name(fault));
@@ -159,7 +130,6 @@ static void expect_wrong_weights(ar_fault fault)
     cr_expect(a.first[0] && a.first[strlen(a.first) - 1] == 'n', "%s: first %s", ar_fault_name(fault), a.first);
     cr_expect(a.different == b.different && memcmp(a.loss, b.loss, sizeof a.loss) == 0, "%s: not the same each time",
               ar_fault_name(fault));
-    recorded_free(whole);
 }
 
 Test(zero_step, weights_that_are_not_gathered_show)

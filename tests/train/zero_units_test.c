@@ -1,33 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO-2, ZeRO-3 and replicas of shares have one rank's bits in every tensor, and hold what their formulas say. */
+#include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
 #include "anyrank/model.h"
 #include "anyrank/train.h"
 #include "support/bits.h"
-#include "support/match.h"
 #include "support/own_module.h"
 #include "support/rank_run.h"
 #include "support/small.h"
 
-TestSuite(zero_units, .timeout = 300);
-
 enum { B = 6, S = 8, STEPS = 2 };
 
-typedef struct data {
-    int64_t ids[STEPS][B * S];
-    ar_batch batch[STEPS];
-} data;
-
-static ari_cluster_options job_of(const ar_config *c, data *d)
+static ari_cluster_options job_of(const ar_config *c, const ar_batch *d)
 {
-    for (size_t step = 0; step < STEPS; step++) {
-        for (size_t i = 0; i < (size_t)(B * S); i++)
-            d->ids[step][i] = (int64_t)((i * 7 + step * 3) % 11);
-        d->batch[step] = (ar_batch){.batch = B, .seq = S, .input_ids = d->ids[step]};
-    }
     ari_cluster_options o = {.config = c,
-                             .batch = d->batch,
+                             .batch = d,
                              .run.steps = STEPS,
                              .run.seed = 5,
                              .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
@@ -36,14 +24,6 @@ static ari_cluster_options job_of(const ar_config *c, data *d)
                              .run.ddp = ar_ddp_defaults()};
     o.run.optimizer.lr = 0.05;
     return o;
-}
-
-static ar_config config_of(ar_arch arch, bool tied)
-{
-    ar_config c = match_config(arch, 4);
-    c.kv_heads = arch == AR_ARCH_LLAMA ? 2 : 4;
-    c.tied = tied;
-    return c;
 }
 
 /* 4 ranks have 2 samples or 1, so that in two micro-batches two of them miss the last; 7 are more than there are. */
@@ -74,10 +54,11 @@ static const size_t bucket_bytes[] = {0, 600, AR_BUCKET_BYTES};
 /* Every `step`-th layout, with one of the bucket sizes, in either mode and order. */
 static void expect_layouts(ar_arch arch, bool tied, size_t first, size_t step)
 {
-    const ar_config c = config_of(arch, tied);
-    data d;
-    ari_cluster_options o = job_of(&c, &d);
-    recorded *whole = record(&o);
+    ar_config c = config_of(arch, 4, arch == AR_ARCH_LLAMA ? 2 : 4);
+    c.tied = tied;
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d);
+    OWNED(recorded_free) recorded *whole = record(&o);
     for (size_t i = first; i < LAYOUTS; i += step) {
         o.run.ddp.bucket_bytes = bucket_bytes[(first + i) % 3];
         o.run.ddp.mode = i % 3 == 1 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
@@ -85,7 +66,6 @@ static void expect_layouts(ar_arch arch, bool tied, size_t first, size_t step)
         o.run.ddp.find_unused = i % 4 == 3;
         expect_one_ranks_bits(whole, &o, &layouts[i]);
     }
-    recorded_free(whole);
 }
 
 Test(zero_units, llama_has_one_ranks_bits)
@@ -105,11 +85,11 @@ Test(zero_units, tied_llama_and_gpt2_have_one_ranks_bits)
 /* Of the ranks that share, together: what one of them has below that stage. */
 Test(zero_units, ranks_hold_shares_of_what_a_stage_shares_out)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA, false);
-    data d;
-    ari_cluster_options o = job_of(&c, &d);
+    const ar_config c = config_of(AR_ARCH_LLAMA, 4, 2);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d);
     size_t p = 0;
-    cr_assert_eq(ar_config_parameters(&c, &p), AR_OK);
+    cr_assert_ok(ar_config_parameters(&c, &p));
     for (int zero = 0; zero <= 3; zero++) {
         for (int replicas = 1; replicas <= (zero > 0 ? 2 : 1); replicas++) {
             ar_rank_memory memory[6], sum = {0};
@@ -117,7 +97,7 @@ Test(zero_units, ranks_hold_shares_of_what_a_stage_shares_out)
             const size_t n = 6 / (size_t)replicas, shared = n;
             o.run.parallel = (ar_parallel){.dp = 6, .zero = zero, .dp_replicate = replicas};
             o.memory = memory;
-            cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ari_cluster_run(&result, &o));
             free(result.loss);
             for (size_t r = 0; r < n; r++) {
                 sum.weights += memory[r].weights;
@@ -175,18 +155,14 @@ static ar_status own_passes(ar_ctx *ctx, ar_ddp *d, int micro)
 {
     static const size_t shape[2] = {ROWS, WIDTH};
     float values[ROWS * WIDTH];
-    ar_saved *saved = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     ar_tensor x, y, dy;
-    ar_status st = AR_OK;
     fill_values(values, ROWS * WIDTH, (unsigned)(3 * ar_comm_rank(ar_ctx_dp(ctx)) + micro), 1.0);
     AR_TRY(rank_upload(ctx, &x, 2, shape, values));
     AR_TRY(rank_upload(ctx, &dy, 2, shape, values));
     AR_TRY(ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_ddp_forward(d, saved, &y, &x, NULL));
-    AR_TRY_TO(done, st, ar_ddp_backward(d, saved, NULL, &dy, NULL));
-done:
-    ar_saved_destroy(saved);
-    return st;
+    AR_TRY(ar_ddp_forward(d, saved, &y, &x, NULL));
+    return ar_ddp_backward(d, saved, NULL, &dy, NULL);
 }
 
 static ar_status own_train(ar_ctx *ctx, own_job *j, ar_module *all, ar_ddp *d, own_rank *k)
@@ -261,7 +237,7 @@ static void own_run(own_job *j, int replicas)
         own_ranks[r] = (own_rank){.j = r == 0 ? j : calloc(1, sizeof *j)};
         users[r] = &own_ranks[r];
     }
-    cr_assert_eq(rank_run(&o, own_main, j), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(rank_run(&o, own_main, j));
     for (int r = 1; r < MOST_RANKS; r++)
         free(own_ranks[r].j);
 }
@@ -309,7 +285,7 @@ Test(zero_units, a_parameter_of_two_units_is_the_root_units)
 
 Test(zero_units, groups_that_do_not_divide_the_ranks_are_refused)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA, false);
+    const ar_config c = config_of(AR_ARCH_LLAMA, 4, 2);
     const ar_parallel wrong[] = {{.dp = 4, .zero = 4},
                                  {.dp = 4, .zero = 2, .dp_replicate = 3},
                                  {.dp = 4, .dp_replicate = 2},
@@ -322,15 +298,12 @@ Test(zero_units, a_module_is_one_unit)
 {
     const int wrong[] = {1, LAYERS - 2, LAYERS};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        own_job *j = calloc(1, sizeof *j);
+        OWNED(free) own_job *j = calloc(1, sizeof *j);
         const rank_run_options o = {.ranks = 2, .dp = 2};
         j->ddp = ar_ddp_defaults();
         j->ddp.zero = 3;
         j->twice = wrong[i];
-        cr_expect_eq(rank_run(&o, own_main, j), AR_ERR_ARG, "case %zu: %s", i, ar_error_message());
-        cr_expect_not_null(strstr(ar_error_message(), wrong[i] < LAYERS ? "given twice" : "NULL"), "%s",
-                           ar_error_message());
-        free(j);
+        cr_expect_refused(rank_run(&o, own_main, j), AR_ERR_ARG, wrong[i] < LAYERS ? "given twice" : "NULL");
     }
 }
 
@@ -348,9 +321,9 @@ static ar_status fail_once(void *user, const ar_tap_event *e)
 
 Test(zero_units, a_rank_that_fails_ends_all)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA, false);
-    data d;
-    ari_cluster_options o = job_of(&c, &d);
+    const ar_config c = config_of(AR_ARCH_LLAMA, 4, 2);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d);
     o.tap = fail_once;
     for (int i = 0; i < 12; i++) {
         int left = 40 + 23 * i;
@@ -372,18 +345,18 @@ Test(zero_units, a_rank_that_fails_ends_all)
 /* Two queues and the main thread of each rank, in whatever order they go on. */
 Test(zero_units, every_schedule_of_the_queues_gives_the_same_weights)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA, true);
+    ar_config c = config_of(AR_ARCH_LLAMA, 4, 2);
+    c.tied = true;
     const ar_parallel p[] = {{.dp = 2, .zero = 2, .micro_batches = 2},
                              {.dp = 4, .dp_replicate = 2, .zero = 3},
                              {.pp = 2, .dp = 2, .zero = 3, .micro_batches = 2}};
-    data d;
-    ari_cluster_options o = job_of(&c, &d);
-    recorded *whole = record(&o);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d);
+    OWNED(recorded_free) recorded *whole = record(&o);
     for (uint64_t seed = 1; seed <= (small_only() ? 3 : 24); seed++) {
         o.run.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
         expect_one_ranks_bits(whole, &o, &p[seed % 3]);
     }
-    recorded_free(whole);
 }
 
 static double predicted_seconds(ari_cluster_options o, const ar_sim_cluster *cluster, ar_bucket_mode mode)
@@ -391,7 +364,7 @@ static double predicted_seconds(ari_cluster_options o, const ar_sim_cluster *clu
     ari_cluster_result result;
     o.run.sim.cluster = cluster;
     o.run.ddp.mode = mode;
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     cr_assert(result.has_predicted);
     free(result.loss);
     return result.predicted.seconds;
@@ -400,11 +373,11 @@ static double predicted_seconds(ari_cluster_options o, const ar_sim_cluster *clu
 /* By the virtual clock: links as slow as the ranks compute, so that much of the one can lie beside the other. */
 Test(zero_units, gathers_and_reductions_lie_beside_computation)
 {
-    const ar_config c = config_of(AR_ARCH_LLAMA, false);
+    const ar_config c = config_of(AR_ARCH_LLAMA, 4, 2);
     ar_sim_cluster cluster;
-    data d;
-    ari_cluster_options o = job_of(&c, &d);
-    cr_assert_eq(ar_sim_cluster_parse(&cluster, "inside=1us:1GB/s flops=1G"), AR_OK);
+    ar_batch *d = batches(B, S, false);
+    ari_cluster_options o = job_of(&c, d);
+    cr_assert_ok(ar_sim_cluster_parse(&cluster, "inside=1us:1GB/s flops=1G"));
     for (int zero = 2; zero <= 3; zero++) {
         o.run.parallel = (ar_parallel){.dp = 2, .zero = zero, .micro_batches = 2};
         const double overlap = predicted_seconds(o, &cluster, AR_BUCKETS_OVERLAP);

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "planner/estimate.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
-#include "run/estimate.h"
 #include "verify/check/check_run.h"
 #include "verify/gradcheck/gradcheck.h"
 #include "verify/reference/sensitivity.h"
@@ -131,7 +131,7 @@ static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, c
 
 static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
-    AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->run, o->layouts, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
         char what[96];
         ar_parallel_text(what, sizeof what, &o->parallel[i]);
@@ -195,7 +195,7 @@ ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
     ar_check_report *r = NULL;
     ari_check_base base = {.weights = NULL};
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
+    AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a report"));
     AR_TRY_TO(done, st, begin_report(r, o));
     AR_TRY_TO(done, st, ari_check_base_init(&base, o, &r->config, r->folder));
     AR_TRY_TO(done, st, describe_baseline(r, &base));

@@ -146,7 +146,7 @@ ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o)
     double *losses = NULL;
     ar_status st = AR_OK;
     b->max_error_vs_f64 = NAN;
-    AR_TRY(ari_alloc_zero((void **)&losses, steps, sizeof *losses, "losses"));
+    AR_TRY(ARI_ALLOC_ZERO(&losses, steps, "losses"));
     AR_TRY_TO(done, st, run_exact(b, o, losses));
     for (size_t i = 0; i < steps; i++)
         b->loss[i] = (float)losses[i];
@@ -221,9 +221,9 @@ static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
     if (!first) {
         *t = facts;
         t->values = t->beside = NULL;
-        AR_TRY(ari_alloc((void **)&t->values, t->count, sizeof *t->values, t->name));
+        AR_TRY(ARI_ALLOC(&t->values, t->count, t->name));
         if (beside)
-            AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
+            AR_TRY(ARI_ALLOC(&t->beside, t->count, t->name));
     }
     AR_TRY(ar_process_broadcast(p, t->values, t->count * sizeof *t->values));
     return beside ? ar_process_broadcast(p, t->beside, t->count * sizeof *t->beside) : AR_OK;
@@ -236,7 +236,7 @@ static ar_status share_reference(ar_process *p, ari_reference *ref)
     AR_TRY(ar_process_broadcast(p, &count, sizeof count));
     AR_TRY(ar_process_broadcast(p, &ref->step, sizeof ref->step));
     if (!first) {
-        AR_TRY(ari_alloc_zero((void **)&ref->tensor, count, sizeof *ref->tensor, "the baseline's tensors"));
+        AR_TRY(ARI_ALLOC_ZERO(&ref->tensor, count, "the baseline's tensors"));
         ref->capacity = count;
     }
     for (size_t i = 0; i < count; i++) {
@@ -267,7 +267,7 @@ ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, 
     size_t count = 0, length = 0;
     unsigned char *bytes = NULL;
     AR_TRY(ari_mul_size(&count, batch, seq));
-    AR_TRY(ari_alloc((void **)gives, count, sizeof **gives, "token ids"));
+    AR_TRY(ARI_ALLOC(gives, count, "token ids"));
     const ar_status st = ari_text_load(&bytes, &length, text);
     if (st != AR_OK) {
         free(*gives);
@@ -299,7 +299,7 @@ ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, siz
     size_t rows = 0;
     AR_TRY(ari_mul_size(&rows, steps, r->batch));
     AR_TRY(ari_text_ids(ids, rows, r->seq, vocab, text, r->seed));
-    AR_TRY(ari_alloc_zero((void **)batch, steps, sizeof **batch, "batches"));
+    AR_TRY(ARI_ALLOC_ZERO(batch, steps, "batches"));
     for (size_t i = 0; i < steps; i++)
         (*batch)[i] = (ar_batch){.batch = r->batch, .seq = r->seq, .input_ids = *ids + i * r->batch * r->seq};
     return AR_OK;
@@ -315,7 +315,7 @@ ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches,
                             "%zu documents in a sequence of %zu tokens: each has at least one; use at most %zu", most,
                             seq, seq);
     AR_TRY(ari_mul_size(&count, batches * rows, seq));
-    AR_TRY(ari_alloc_zero((void **)gives, count, sizeof **gives, "documents"));
+    AR_TRY(ARI_ALLOC_ZERO(gives, count, "documents"));
     for (size_t row = 0; row < batches * rows; row++) {
         int32_t *documents = *gives + row * seq;
         const uint32_t step = (uint32_t)(row / rows);
@@ -333,7 +333,7 @@ ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, cons
 {
     *b = (ari_check_base){.config = *c};
     AR_TRY(ari_weights_load(&b->weights, c, folder));
-    AR_TRY(ari_alloc_zero((void **)&b->loss, ari_run_steps(&o->run), sizeof *b->loss, "losses"));
+    AR_TRY(ARI_ALLOC_ZERO(&b->loss, ari_run_steps(&o->run), "losses"));
     AR_TRY(ari_text_batches(&b->ids, &b->batch, &o->run, c->vocab, o->text));
     if (o->documents > 1)
         AR_TRY(ari_random_documents(&b->documents, b->batch, ari_run_steps(&o->run), o->documents, o->run.seed));

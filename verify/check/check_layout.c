@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One layout of a check: under as many schedules as are asked for, again where a difference asks for it, with its
  * dump. */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,22 @@ done:
     return st;
 }
 
+/* "tp2-sp", "dp2-tp2-zero1", "tp1": ar_parallel_text as a file's name. */
+static void layout_name(char *out, size_t cap, const ar_parallel *p)
+{
+    char text[96];
+    size_t n = 0;
+    ar_parallel_text(text, sizeof text, p);
+    for (const char *c = text; *c && n + 1 < cap; c++) {
+        if (isalnum((unsigned char)*c) || *c == '-')
+            out[n++] = *c;
+        else if (*c == ' ' || *c == ',')
+            out[n++] = '-';
+    }
+    if (cap > 0)
+        out[n] = '\0';
+}
+
 /* A run that failed has reported some tensors of some ranks: nothing that could be put together. */
 static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
                             const ari_dump_ranks *dump)
@@ -85,7 +102,7 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
     char layout[96];
     if (run->reports)
         return AR_OK;
-    ari_dump_layout_name(layout, sizeof layout, &dump->parallel);
+    layout_name(layout, sizeof layout, &dump->parallel);
     AR_TRY(ari_folder_path(run->dump, sizeof run->dump, o->dump, layout));
     ar_run of = o->run;
     of.parallel = dump->parallel;

@@ -74,7 +74,7 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
 /* The batches of all steps. Gives; free(). */
 static ar_status take_batches(ar_batch **gives, const ar_module_case *c, size_t n)
 {
-    AR_TRY(ari_alloc_zero((void **)gives, n, sizeof **gives, "batches"));
+    AR_TRY(ARI_ALLOC_ZERO(gives, n, "batches"));
     for (size_t i = 0; i < n; i++) {
         ar_batch *b = &(*gives)[i];
         AR_TRY(c->batch(c->user, (int)i + 1, b));
@@ -192,7 +192,7 @@ static ar_status pass_on(void *user, const ar_tap_event *e)
     n->step = e->step;
     use *u = find_use(n, e, start);
     if (!u) {
-        AR_TRY(ari_grow(&n->of, &n->capacity, n->count, sizeof *n->of, "names of tensors"));
+        AR_TRY(ARI_GROW(&n->of, &n->capacity, n->count, "names of tensors"));
         u = &n->of[n->count++];
         *u = (use){.pass = e->pass, .start = start};
         snprintf(u->name, sizeof u->name, "%s", e->name);
@@ -239,12 +239,8 @@ static void copy_run(void *user, const ari_box_run *r)
 static size_t covered(const ar_layout *o)
 {
     size_t count = 0;
-    for (size_t k = 0; k < o->nbox; k++) {
-        size_t box = 1;
-        for (int d = 0; d < o->ndim; d++)
-            box *= o->box[k].extent[d];
-        count += box;
-    }
+    for (size_t k = 0; k < o->nbox; k++)
+        count += ari_volume(o->box[k].extent, o->ndim);
     return count;
 }
 
@@ -262,7 +258,7 @@ static ar_status keep(void *user, const ar_tap_event *e)
                             "%s%s: one rank reported %zu of %zu elements, expected all of them as fp32; the first "
                             "dimension of an activation is the samples",
                             e->name, ari_pass_suffix(e->pass), covered(o), count);
-    AR_TRY(ari_alloc_zero((void **)&full, count, sizeof *full, e->name));
+    AR_TRY(ARI_ALLOC_ZERO(&full, count, e->name));
     ari_for_each_run(e->local, o, copy_run, full);
     ari_reference_begin(ref, (int)e->step);
     const ar_status st = ari_reference_emit(ref, e->name, e->pass, o->ndim, o->shape, full);
@@ -299,11 +295,11 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
 {
     const ar_check_module_options *o = given->o;
     const size_t steps = ari_run_steps(&o->run);
-    AR_TRY(ari_alloc_zero((void **)&r->run, o->layouts, sizeof *r->run, "results"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->run, o->layouts, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
         module_run run = *given;
         float *loss = NULL;
-        AR_TRY(ari_alloc_zero((void **)&loss, steps, sizeof *loss, "losses"));
+        AR_TRY(ARI_ALLOC_ZERO(&loss, steps, "losses"));
         run.parallel = o->parallel[i];
         run.loss = loss;
         const ari_cluster_options options = cluster_of(&run);
@@ -324,10 +320,10 @@ ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c, cons
     ari_reference ref = {0};
     ar_status st = AR_OK;
     AR_TRY(check_options(c, o));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r, 1, "a report"));
     snprintf(r->config.name, sizeof r->config.name, "%s", c->name);
     AR_TRY_TO(done, st, take_batches(&batch, c, ari_run_steps(&o->run)));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&r->loss, ari_run_steps(&o->run), sizeof *r->loss, "losses"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r->loss, ari_run_steps(&o->run), "losses"));
     r->fresh = true;
     r->batch = batch->batch;
     r->seq = 1;

@@ -42,14 +42,14 @@ static void comparison_fini(comparison *c)
 static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, const ari_cluster_options *o)
 {
     *c = (comparison){.ref = ref, .ranks = ranks};
-    AR_TRY(ari_alloc_zero((void **)&c->rank, (size_t)ranks, sizeof *c->rank, "comparators"));
-    AR_TRY(ari_alloc_zero((void **)&c->tap, (size_t)ranks, sizeof *c->tap, "comparators"));
-    AR_TRY(ari_alloc_zero((void **)&c->user, (size_t)ranks, sizeof *c->user, "comparators"));
-    AR_TRY(ari_alloc_zero((void **)&c->gathered, ref->count, sizeof *c->gathered, "gathered tensors"));
-    AR_TRY(ari_alloc_zero((void **)&c->memory, (size_t)ranks, sizeof *c->memory, "memory of the ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&c->rank, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_ALLOC_ZERO(&c->tap, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_ALLOC_ZERO(&c->user, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_ALLOC_ZERO(&c->gathered, ref->count, "gathered tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&c->memory, (size_t)ranks, "memory of the ranks"));
     for (size_t i = 0; i < ref->count; i++) {
         if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
-            AR_TRY(ari_alloc_zero((void **)&c->gathered[i], ref->tensor[i].count, sizeof(float), "a gathered tensor"));
+            AR_TRY(ARI_ALLOC_ZERO(&c->gathered[i], ref->tensor[i].count, "a gathered tensor"));
     }
     for (int r = 0; r < ranks; r++) {
         AR_TRY(ari_comparator_init(&c->rank[r], ref, c->gathered));
@@ -125,8 +125,8 @@ static ar_status list_tensors(beside *b, const ari_reference *ref, float *const 
     ar_dump_tensor *tensor = NULL;
     size_t gradients = 0;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc((void **)&b->name, ref->count, sizeof *b->name, "names of tensors"));
-    AR_TRY(ari_alloc_zero((void **)&tensor, ref->count, sizeof *tensor, "tensors of the reference"));
+    AR_TRY(ARI_ALLOC(&b->name, ref->count, "names of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&tensor, ref->count, "tensors of the reference"));
     for (size_t i = 0; i < ref->count; i++) {
         const ari_ref_tensor *t = &ref->tensor[i];
         if (!ari_dump_name(b->name[i], t->name, t->pass, (uint32_t)t->step))
@@ -180,7 +180,7 @@ static ar_status beside_init(beside *b, const comparison *c, const ari_ref_tenso
         return AR_OK;
     for (size_t i = 0; i < c->ref->count; i++)
         n += c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step;
-    AR_TRY(ari_alloc_zero((void **)&b->gradient, n, sizeof *b->gradient, "gradients"));
+    AR_TRY(ARI_ALLOC_ZERO(&b->gradient, n, "gradients"));
     AR_TRY(ari_alloc_zero((void **)&b->held, n, (size_t)tp * sizeof *b->held, "gradients"));
     for (size_t i = 0; i < c->ref->count; i++) {
         if (c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step)
@@ -227,8 +227,8 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
     beside b = {.name = NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, beside_init(&b, c, t, ari_at_least_one(o->run.parallel.tp)));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&copy, (size_t)c->ranks, sizeof *copy, "copies of a tensor"));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&local, (size_t)c->ranks, sizeof *local, "copies of a tensor"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&copy, (size_t)c->ranks, "copies of a tensor"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&local, (size_t)c->ranks, "copies of a tensor"));
     AR_TRY_TO(done, st, copy_parts(copy, local, c, tensor, &nothing));
     const ari_difference d = {.name = t->name,
                               .pass = t->pass,
@@ -398,7 +398,7 @@ static ar_status expect_no_more(ar_check_run *run, const comparison *c)
         if (!c->rank[r].unexpected[0])
             continue;
         run->result = AR_CHECK_ERROR;
-        AR_TRY(ari_alloc_zero((void **)&run->error, cap, 1, "a message"));
+        AR_TRY(ARI_ALLOC_ZERO(&run->error, cap, "a message"));
         snprintf(run->error, cap, "rank %d reported %s", r, c->rank[r].unexpected);
         break;
     }
@@ -448,7 +448,7 @@ static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
     const char *message = ar_error_message();
     run->result = AR_CHECK_ERROR;
     run->reports = result->reports;
-    AR_TRY(ari_alloc((void **)&run->error, strlen(message) + 1, 1, "a message"));
+    AR_TRY(ARI_ALLOC(&run->error, strlen(message) + 1, "a message"));
     memcpy(run->error, message, strlen(message) + 1);
     return AR_OK;
 }

@@ -4,8 +4,8 @@
 #define ARI_VERIFY_CHECK_CHECK_RUN_H
 
 #include "anyrank/check_module.h"
+#include "planner/estimate.h"
 #include "run/cluster_run.h"
-#include "run/estimate.h"
 #include "run/run.h"
 #include "verify/check/compare.h"
 
@@ -75,10 +75,7 @@ AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref
  *  none), so that values which change from run to run are told. */
 AR_NODISCARD ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                                            const ar_first_difference *earlier);
-/** What a rank of a run holds by the planner's own account, of batches as large as the first. Errors: those of
- *  ari_memory_own. */
-AR_NODISCARD ar_status ari_memory_of_rank(ar_rank_memory *m, const ari_cluster_options *o, int rank);
-/** Fills the memory of `run`. counted: [world]. Errors: those of ari_memory_own. */
+/** Fills the memory of `run`. counted: [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted);
 /** Fills the shapes of `run`: what the ranks found, all of them, beside the list of operations; nothing of a module.
  *  Errors: those of ari_operations, AR_ERR_MEMORY. */

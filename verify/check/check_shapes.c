@@ -134,7 +134,7 @@ ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const
         return AR_OK;
     c.run.batch = o->batch->batch;
     c.run.seq = o->batch->seq;
-    AR_TRY(ari_alloc((void **)&e.of, ref->count, sizeof *e.of, "shapes of a rank"));
+    AR_TRY(ARI_ALLOC(&e.of, ref->count, "shapes of a rank"));
     for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
         memset(e.of, 0, ref->count * sizeof *e.of);
         e.last = (ari_operation){0};

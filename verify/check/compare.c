@@ -34,7 +34,7 @@ uint64_t ari_ulp_distance(float a, float b)
 ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, float *const *gathered)
 {
     *c = (ari_comparator){.reference = reference, .gathered = gathered};
-    return ari_alloc_zero((void **)&c->finding, reference->count, sizeof *c->finding, "findings");
+    return ARI_ALLOC_ZERO(&c->finding, reference->count, "findings");
 }
 
 void ari_comparator_fini(ari_comparator *c)
@@ -101,10 +101,7 @@ static void compare_run(void *user, const ari_box_run *r)
 
 size_t ari_finding_count(const ari_finding *f)
 {
-    size_t count = f->seen ? 1 : 0;
-    for (int d = 0; f->seen && d < f->ndim; d++)
-        count *= f->shape[d];
-    return count;
+    return f->seen ? ari_volume(f->shape, f->ndim) : 0;
 }
 
 /* Where the rows of a report stand: directly after those there are, directly before them, or neither. */
@@ -193,7 +190,7 @@ static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding
     float *whole = NULL;
     if (!k)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&whole, had_count + count, sizeof *whole, "a copy of a tensor that differs"));
+    AR_TRY(ARI_ALLOC(&whole, had_count + count, "a copy of a tensor that differs"));
     float *earlier = whole + (where == ARI_BEFORE ? count : 0), *now = whole + (where == ARI_BEFORE ? 0 : had_count);
     ar_status st = AR_OK;
     if (k->local)
@@ -234,7 +231,7 @@ static ar_status let_wait(ari_comparator *c, size_t i, const ar_layout *o, const
     ar_tensor local;
     AR_TRY(ar_tensor_view(&local, AR_F32, t->ndim, t->shape, (ar_buf){NULL}));
     AR_TRY(ari_alloc(&local.data.ptr, ar_tensor_count(t), sizeof(float), "a report that waits for others"));
-    const ar_status st = ari_alloc_zero((void **)&w, 1, sizeof *w, "a report that waits for others");
+    const ar_status st = ARI_ALLOC_ZERO(&w, 1, "a report that waits for others");
     if (st != AR_OK) {
         free(local.data.ptr);
         return st;
@@ -400,7 +397,7 @@ ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t ten
     const size_t kept = find_kept(c, tensor);
     if (f->different > 0 && kept == c->kept_count)
         return ar_error_set(AR_ERR_NOT_FOUND, "no copy of tensor %zu was kept", tensor);
-    AR_TRY(ari_alloc_zero((void **)gives, count, sizeof(float), "a copy of a tensor"));
+    AR_TRY(ARI_ALLOC_ZERO(gives, count, "a copy of a tensor"));
     if (kept < c->kept_count)
         memcpy(*gives, c->kept[kept].local, count * sizeof(float));
     else if (count > 0)
@@ -431,7 +428,7 @@ static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, float *c
         float *packed = NULL;
         if (!gives_values(c, gathered, i))
             continue;
-        AR_TRY(ari_alloc_zero((void **)&packed, count, sizeof *packed, "a gathered tensor"));
+        AR_TRY(ARI_ALLOC_ZERO(&packed, count, "a gathered tensor"));
         ar_status st = send ? move_boxes(f, gathered[i], packed, false) : AR_OK;
         if (st == AR_OK)
             st = transfer(b, packed, count * sizeof *packed, send);
@@ -458,7 +455,7 @@ static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
                                 c->reference->count);
         const size_t count = ari_finding_count(&c->finding[k->tensor]);
         if (!send) {
-            AR_TRY(ari_alloc((void **)&k->local, count, sizeof *k->local, "a copy of a tensor that differs"));
+            AR_TRY(ARI_ALLOC(&k->local, count, "a copy of a tensor that differs"));
             c->kept_count = i + 1;
         }
         AR_TRY(transfer(b, k->local, count * sizeof *k->local, send));

@@ -71,9 +71,9 @@ static ar_status add_subject(checking *k, ar_param *p, const float *host, const 
 {
     subject *s = &k->of[k->n++];
     *s = (subject){.param = p, .count = ar_tensor_count(g)};
-    AR_TRY(ari_alloc((void **)&s->values, s->count, sizeof *s->values, "values of a gradcheck"));
-    AR_TRY(ari_alloc((void **)&s->moved, s->count, sizeof *s->moved, "values of a gradcheck"));
-    AR_TRY(ari_alloc((void **)&s->gradient, s->count, sizeof *s->gradient, "gradients of a gradcheck"));
+    AR_TRY(ARI_ALLOC(&s->values, s->count, "values of a gradcheck"));
+    AR_TRY(ARI_ALLOC(&s->moved, s->count, "values of a gradcheck"));
+    AR_TRY(ARI_ALLOC(&s->gradient, s->count, "gradients of a gradcheck"));
     if (host)
         memcpy(s->values, host, s->count * sizeof *s->values);
     else
@@ -122,7 +122,7 @@ static ar_status take_gradients(checking *k)
 {
     ar_saved *saved = NULL;
     AR_TRY(ari_module_list(&k->params, &k->n_params, k->module));
-    AR_TRY(ari_alloc_zero((void **)&k->of, k->n_params + 1, sizeof *k->of, "tensors of a gradcheck"));
+    AR_TRY(ARI_ALLOC_ZERO(&k->of, k->n_params + 1, "tensors of a gradcheck"));
     AR_TRY(ar_saved_create(&saved));
     const ar_status st = backward(k, saved);
     ar_saved_destroy(saved);
@@ -329,7 +329,7 @@ static ar_status rank_body(void *user, ar_ctx *ctx)
     k->batch.first_sample = 0;
     k->batch.targets = ar_loss_targets(k->loss, &k->batch);
     AR_TRY_TO(done, st, take_gradients(k));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&r->tensor, k->n, sizeof *r->tensor, "results"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r->tensor, k->n, "results"));
     for (size_t i = 0; i < k->n; i++)
         AR_TRY_TO(done, st, check_subject(k, &k->of[i]));
     sum_up(r);
@@ -347,7 +347,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     if (!c->name || !c->build || !c->batch)
         return ar_error_set(AR_ERR_ARG, "the gradcheck of a module needs its name, build and batch");
     AR_TRY(ari_module_run_check(&o->run, c->name));
-    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a report"));
+    AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a report"));
     snprintf(r->name, sizeof r->name, "%s", c->name);
     checking k = {.c = c, .o = o, .report = r};
     AR_TRY_TO(done, st, c->batch(c->user, 1, &k.batch));

@@ -242,15 +242,6 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
            d->op == e->op;
 }
 
-ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
-{
-    ar_run run = f->run;
-    run.fault = fault;
-    run.threads = threads;
-    run.seed = seed;
-    return run;
-}
-
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
 {
     char folder[512];

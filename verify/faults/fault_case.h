@@ -22,7 +22,14 @@ ari_fault_case ari_fault_case_of(ar_fault fault);
 /** Whether two cases run the same, but for the fault. */
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
 /** Its run with a fault, or AR_FAULT_NONE. */
-ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed);
+static inline ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
+{
+    ar_run run = f->run;
+    run.fault = fault;
+    run.threads = threads;
+    run.seed = seed;
+    return run;
+}
 /** Refuses a fault of a run that could not matter in one forward and backward of it, and says what would show it. What
  *  depends on the values (an id at the edge of a shard, unlike numbers of tokens) is not looked at. fresh: the weights
  *  are made here; documents: rows hold several. Errors: AR_ERR_ARG. */

@@ -69,7 +69,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     static const size_t shape[2] = {WIDTH, WIDTH};
     const samples *s = user;
     pair *p = NULL;
-    AR_TRY(ari_alloc_zero((void **)&p, 1, sizeof *p, "a module"));
+    AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a module"));
     *module = &p->base;
     p->mean = s->of->run.ddp.op == AR_AVG;
     AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNTOLD));
@@ -99,7 +99,7 @@ ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *
                                        .parallel = &f->run.parallel,
                                        .layouts = 1,
                                        .ddp = &f->run.ddp};
-    AR_TRY(ari_alloc((void **)&s.x, 2 * n, sizeof *s.x, "samples"));
+    AR_TRY(ARI_ALLOC(&s.x, 2 * n, "samples"));
     for (size_t i = 0; i < n; i++) {
         s.x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
         s.x[n + i] = -s.x[i];

@@ -86,11 +86,11 @@ static const float *weights(void *user, const char *name, size_t count)
 static ar_status add_parameter(gradcheck *g, const char *name, size_t count, const double *values)
 {
     double squares = 0.0;
-    AR_TRY(ari_grow(&g->of, &g->capacity, g->n, sizeof *g->of, "parameters"));
+    AR_TRY(ARI_GROW(&g->of, &g->capacity, g->n, "parameters"));
     parameter *p = &g->of[g->n];
     *p = (parameter){.count = count};
     snprintf(p->name, sizeof p->name, "%s", name);
-    AR_TRY(ari_alloc((void **)&p->values, count, sizeof *p->values, name));
+    AR_TRY(ARI_ALLOC(&p->values, count, name));
     g->n++;
     for (size_t k = 0; k < count; k++) {
         p->values[k] = (float)values[k];
@@ -134,9 +134,7 @@ static ar_status add_gradient(gradcheck *g, const char *name, size_t count, cons
 
 static ar_status emit(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
 {
-    size_t count = 1;
-    for (int i = 0; i < ndim; i++)
-        count *= shape[i];
+    const size_t count = ari_volume(shape, ndim);
     return pass == 'i'   ? add_parameter(user, name, count, values)
            : pass == 'g' ? add_gradient(user, name, count, values)
                          : AR_OK;
@@ -164,7 +162,7 @@ static ar_status plan_moves(gradcheck *g)
     for (size_t i = 0; i < g->n; i++)
         g->elements += g->of[i].elements;
     AR_TRY(ari_mul_size(&n, g->elements, 2 * PAIRS));
-    AR_TRY(ari_alloc((void **)&g->moved, n, sizeof *g->moved, "perturbations"));
+    AR_TRY(ARI_ALLOC(&g->moved, n, "perturbations"));
     ari_perturbation *m = g->moved;
     for (size_t i = 0; i < g->n; i++)
         for (size_t e = 0; e < g->of[i].elements; e++) {

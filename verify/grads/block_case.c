@@ -133,7 +133,7 @@ static ar_status load_input(ari_block_case *b, const ar_st_file *f, const char *
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: tensor '%s' does not have the shape that case.json makes it (first extent %zu)", path,
                             e->name, shape[0]);
-    AR_TRY(ari_alloc((void **)&b->values[i], e->count, sizeof(float), e->name));
+    AR_TRY(ARI_ALLOC(&b->values[i], e->count, e->name));
     AR_TRY(ar_st_to_f32(e, b->values[i]));
     for (size_t k = 0; k < e->count; k++) {
         if (!isfinite(b->values[i][k]))

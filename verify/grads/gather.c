@@ -14,7 +14,7 @@
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,
                           int file)
 {
-    AR_TRY(ari_grow(&g->list, &g->capacity, g->count, sizeof *g->list, "the list of outputs"));
+    AR_TRY(ARI_GROW(&g->list, &g->capacity, g->count, "the list of outputs"));
     ari_gathered *t = &g->list[g->count];
     *t = (ari_gathered){.pass = pass, .file = file};
     snprintf(t->tap, sizeof t->tap, "%s", tap);
@@ -76,8 +76,8 @@ ar_status ari_grads_taps_create(ari_grads_taps *t, ari_gatherer *outputs, const 
             .first_copies = !o->per_rank, .wants = o->activations ? NULL : is_result, .wants_user = outputs};
         AR_TRY(ari_dump_ranks_create(&t->ranks, &o->run.parallel, &options));
     }
-    AR_TRY(ari_alloc_zero((void **)&t->tap, world, sizeof *t->tap, "listeners of the ranks"));
-    AR_TRY(ari_alloc_zero((void **)&t->user, world, sizeof *t->user, "listeners of the ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->tap, world, "listeners of the ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->user, world, "listeners of the ranks"));
     for (size_t r = 0; r < world; r++) {
         const bool keeps = t->ranks.ranks > 0;
         t->tap[r] = (ari_tap_pair){.tap = {ari_gather_tap, keeps ? ar_dump_listener_tap : NULL},
@@ -149,8 +149,8 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
     const char **name = NULL;
     size_t n = 0;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&key, g->count, sizeof *key, "an execution order"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&name, g->count, sizeof *name, "an execution order"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&key, g->count, "an execution order"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&name, g->count, "an execution order"));
     for (size_t i = 0; i < g->count; i++) {
         if (g->list[i].file == file)
             key[n++] = ari_order_of(g->list[i].full.name, NULL);
@@ -170,7 +170,7 @@ done:
 /* The tensors of files first .. end - 1. Gives; free(). */
 static ar_status as_tensors(const ari_gatherer *g, int first, int end, ar_st_tensor **gives, size_t *n)
 {
-    AR_TRY(ari_alloc_zero((void **)gives, g->count, sizeof **gives, "a list of outputs"));
+    AR_TRY(ARI_ALLOC_ZERO(gives, g->count, "a list of outputs"));
     *n = 0;
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *t = &g->list[i];
@@ -217,7 +217,7 @@ ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *r
     ari_allowance *wanted = NULL;
     size_t n = 0;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc((void **)&wanted, g->count, sizeof *wanted, "allowances"));
+    AR_TRY(ARI_ALLOC(&wanted, g->count, "allowances"));
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *w = &g->list[i];
         if (!w->tap[0]) /* under its own name, which the reference has */

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "planner/estimate.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "ref/models/family.h"
-#include "run/estimate.h"
 #include "run/run.h"
 #include "verify/faults/fault_case.h"
 #include "verify/grads/grads.h"

@@ -26,7 +26,7 @@ static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_fi
         return ar_error_set(AR_ERR_SHAPE, "%s: input_ids must be [batch, seq], both at least 1", path);
     b->batch.batch = e->shape[0];
     b->batch.seq = e->shape[1];
-    AR_TRY(ari_alloc((void **)&b->ids, e->count, sizeof *b->ids, "input_ids"));
+    AR_TRY(ARI_ALLOC(&b->ids, e->count, "input_ids"));
     AR_TRY(ar_st_to_i64(e, b->ids));
     for (size_t i = 0; i < e->count; i++) {
         if (b->ids[i] < 0 || (size_t)b->ids[i] >= c->vocab)
@@ -43,7 +43,7 @@ static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st
     if (!e)
         return AR_OK;
     AR_TRY(expect_shape(path, e, b->batch.batch, b->batch.seq));
-    AR_TRY(ari_alloc((void **)&b->labels, e->count, sizeof *b->labels, "labels"));
+    AR_TRY(ARI_ALLOC(&b->labels, e->count, "labels"));
     AR_TRY(ar_st_to_i64(e, b->labels));
     for (size_t i = 0; i < e->count; i++) {
         if (b->labels[i] != AR_IGNORE_INDEX && (b->labels[i] < 0 || (size_t)b->labels[i] >= c->vocab))
@@ -71,7 +71,7 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
     if (e->ndim != 2 || (e->shape[0] != b->batch.batch && e->shape[0] != 1) || e->shape[1] != s)
         return ar_error_set(AR_ERR_SHAPE, "%s: position_ids must be [%zu or 1, %zu], as input_ids is", path,
                             b->batch.batch, s);
-    AR_TRY(ari_alloc((void **)&b->positions, n, sizeof *b->positions, "position_ids"));
+    AR_TRY(ARI_ALLOC(&b->positions, n, "position_ids"));
     AR_TRY(ar_st_to_i64(e, b->positions));
     for (size_t i = e->count; i < n; i++)
         b->positions[i] = b->positions[i - s];
@@ -110,7 +110,7 @@ static ar_status mark_documents(bool *begins, const int64_t *at, size_t n, size_
 static ar_status number_documents(ari_input_batch *b, const bool *begins, const char *path, const char *name)
 {
     const size_t s = b->batch.seq, n = b->batch.batch * s;
-    AR_TRY(ari_alloc((void **)&b->documents, n, sizeof *b->documents, name));
+    AR_TRY(ARI_ALLOC(&b->documents, n, name));
     for (size_t i = 0; i < n; i++) {
         if (i % s == 0 && !begins[i])
             return ar_error_set(AR_ERR_DATA,
@@ -136,8 +136,8 @@ static ar_status load_documents(ari_input_batch *b, const ar_st_entry *e, const 
                             "%s: %s must be [documents + 1] of all tokens, or [%zu, documents + 1] of "
                             "each row",
                             ARI_SHOW(path), e->name, b->batch.batch);
-    AR_TRY_TO(done, st, ari_alloc((void **)&at, e->count, sizeof *at, e->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&begins, tokens, sizeof *begins, e->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&at, e->count, e->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&begins, tokens, e->name));
     AR_TRY_TO(done, st, ar_st_to_i64(e, at));
     for (size_t i = 0; i < lists; i++) {
         char where[400];
@@ -267,7 +267,7 @@ static ar_status apart_by_positions(ari_input_batch *b, const char *path)
     ar_batch *x = &b->batch;
     bool *begins = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc((void **)&begins, x->batch * x->seq, sizeof *begins, "position_ids"));
+    AR_TRY(ARI_ALLOC(&begins, x->batch * x->seq, "position_ids"));
     const size_t jumps = find_jumps(begins, x);
     if (jumps > 0 && !x->padding_mask) {
         st = number_documents(b, begins, path, "position_ids");
@@ -285,10 +285,10 @@ static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const ch
     int64_t *wide = NULL;
     float *reals = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&b->padding, e->count, 1, "attention_mask"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&wide, e->count, sizeof *wide, "attention_mask"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&b->padding, e->count, "attention_mask"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&wide, e->count, "attention_mask"));
     if (e->dtype == AR_F32 || e->dtype == AR_F64 || e->dtype == AR_F16 || e->dtype == AR_BF16) {
-        AR_TRY_TO(done, st, ari_alloc((void **)&reals, e->count, sizeof *reals, "attention_mask"));
+        AR_TRY_TO(done, st, ARI_ALLOC(&reals, e->count, "attention_mask"));
         AR_TRY_TO(done, st, ar_st_to_f32(e, reals));
         for (size_t i = 0; i < e->count; i++)
             wide[i] = reals[i] == 0.0f ? 0 : reals[i] == 1.0f ? 1 : -1;
@@ -317,7 +317,7 @@ static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_
         e->shape[2] != s || e->shape[3] != s)
         return ar_error_set(AR_ERR_SHAPE, "%s: attention_mask must be [%zu or 1, %zu or 1, %zu, %zu]", path,
                             b->batch.batch, c->heads, s, s);
-    AR_TRY(ari_alloc((void **)&b->additive, e->count, sizeof(float), "attention_mask"));
+    AR_TRY(ARI_ALLOC(&b->additive, e->count, "attention_mask"));
     AR_TRY(ar_st_to_f32(e, b->additive));
     for (size_t i = 0; i < e->count; i++) {
         if (isnan(b->additive[i]) || b->additive[i] == INFINITY)

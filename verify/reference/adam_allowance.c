@@ -56,6 +56,17 @@ static void advance(element *e, const adam_step *s)
     }
 }
 
+double ari_step_of_largest(const ari_ref_tensor *t)
+{
+    float largest = 0.0f;
+    for (size_t k = 0; k < t->count; k++) {
+        const float x = fabsf(t->values[k]);
+        if (isfinite(x) && x > largest)
+            largest = x;
+    }
+    return (double)(nextafterf(largest, INFINITY) - largest);
+}
+
 /* What rounding to the format in which matrices are stored makes of one: half of a step of its largest element. */
 static double stored_off(const ari_ref_tensor *t, const ari_adam_case *c)
 {
@@ -69,7 +80,7 @@ static ar_status keep(double *off, ari_ref_tensor *t, const element *e, const ad
     *off = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
     t->allowed = *off + stored_off(t, c);
     if (!t->beside) /* there is one where the gradients' allowances have changed since */
-        AR_TRY(ari_alloc((void **)&t->beside, t->count, sizeof *t->beside, t->name));
+        AR_TRY(ARI_ALLOC(&t->beside, t->count, t->name));
     for (size_t i = 0; i < t->count; i++)
         t->beside[i] = (float)e[i].beside;
     return AR_OK;
@@ -107,7 +118,7 @@ static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initi
     double old_allowed = stored_off(initial, c); /* the initial values are exact but for that */
     element *e = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&e, initial->count, sizeof *e, initial->name));
+    AR_TRY(ARI_ALLOC_ZERO(&e, initial->count, initial->name));
     for (int t = 1; t <= c->steps; t++) {
         const size_t grad = ari_reference_find_in(ref, initial->name, 'g', t),
                      new = ari_reference_find_in(ref, initial->name, 'n', t);

@@ -14,7 +14,7 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
                              const double *values)
 {
     ari_reference *r = user;
-    AR_TRY(ari_grow(&r->tensor, &r->capacity, r->count, sizeof *r->tensor, "the list of reference tensors"));
+    AR_TRY(ARI_GROW(&r->tensor, &r->capacity, r->count, "the list of reference tensors"));
     ari_ref_tensor *t = &r->tensor[r->count];
     *t = (ari_ref_tensor){.pass = pass, .step = r->step > 0 ? r->step : 1, .ndim = ndim, .count = 1};
     const int n = snprintf(t->name, sizeof t->name, "%s", name);
@@ -24,7 +24,7 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
         t->shape[d] = shape[d];
         t->count *= shape[d];
     }
-    AR_TRY(ari_alloc((void **)&t->values, t->count, sizeof(float), name));
+    AR_TRY(ARI_ALLOC(&t->values, t->count, name));
     r->count++;
     for (size_t i = 0; i < t->count; i++)
         t->values[i] = (float)values[i];
@@ -95,7 +95,7 @@ void ari_reference_find_vacuous(ari_reference *r)
 ar_status ari_reference_finish(ari_reference *r)
 {
     ari_reference_find_vacuous(r);
-    AR_TRY(ari_alloc((void **)&r->by_name, r->count, sizeof *r->by_name, "an index of reference tensors"));
+    AR_TRY(ARI_ALLOC(&r->by_name, r->count, "an index of reference tensors"));
     for (size_t i = 0; i < r->count; i++)
         r->by_name[i] = i;
     ari_sort(r->by_name, r->count, sizeof *r->by_name, compare_entries, r->tensor);
@@ -179,7 +179,7 @@ static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari
                       float *const *values)
 {
     ar_st_tensor *list = NULL;
-    AR_TRY(ari_alloc_zero((void **)&list, r->count, sizeof *list, "a list to hash"));
+    AR_TRY(ARI_ALLOC_ZERO(&list, r->count, "a list to hash"));
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
         const ari_ref_tensor *t = &r->tensor[i];

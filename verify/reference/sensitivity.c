@@ -104,9 +104,9 @@ static void note_zeros(const measuring *m, size_t i, const double *values)
 static ar_status keep_quiet(measuring *m, size_t i, const double *values)
 {
     const ari_ref_tensor *t = &m->ref->tensor[i];
-    AR_TRY(ari_alloc((void **)&m->beyond[i], t->count, sizeof(float), t->name));
+    AR_TRY(ARI_ALLOC(&m->beyond[i], t->count, t->name));
     if (t->pass == 'g')
-        AR_TRY(ari_alloc_zero((void **)&m->rounds[i], t->count, 1, t->name));
+        AR_TRY(ARI_ALLOC_ZERO(&m->rounds[i], t->count, t->name));
     for (size_t k = 0; k < t->count; k++)
         m->beyond[i][k] = (float)(values[k] - (double)t->values[k]);
     note_zeros(m, i, values);
@@ -131,8 +131,8 @@ static ar_status make_room(measuring *m)
 {
     while (m->capacity < m->ref->count) {
         size_t capacity = m->capacity, same = m->capacity;
-        AR_TRY(ari_grow(&m->beyond, &capacity, capacity, sizeof *m->beyond, "binary64 tensors"));
-        AR_TRY(ari_grow(&m->rounds, &same, same, sizeof *m->rounds, "flags"));
+        AR_TRY(ARI_GROW(&m->beyond, &capacity, capacity, "binary64 tensors"));
+        AR_TRY(ARI_GROW(&m->rounds, &same, same, "flags"));
         for (size_t i = m->capacity; i < capacity; i++) {
             m->beyond[i] = NULL;
             m->rounds[i] = NULL;
@@ -188,14 +188,14 @@ static const float *doubt_of(void *user, const char *name, int step, size_t coun
 static ar_status set_doubts(measuring *m)
 {
     const ari_reference *ref = m->ref;
-    AR_TRY(ari_alloc_zero((void **)&m->doubt, ref->count, sizeof *m->doubt, "doubts"));
+    AR_TRY(ARI_ALLOC_ZERO(&m->doubt, ref->count, "doubts"));
     for (size_t i = 0; i < ref->count; i++) {
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t before = t->step > 1 ? ari_reference_find_in(ref, t->name, 'n', t->step - 1) : ref->count;
         const float *old = before < ref->count ? ref->tensor[before].beside : NULL;
         if (t->pass != 'n' || !t->beside)
             continue;
-        AR_TRY(ari_alloc((void **)&m->doubt[i], t->count, sizeof(float), t->name));
+        AR_TRY(ARI_ALLOC(&m->doubt[i], t->count, t->name));
         for (size_t k = 0; k < t->count; k++)
             m->doubt[i][k] = fmaxf(0.0f, t->beside[k] - (old ? old[k] : 0.0f));
     }
@@ -212,6 +212,12 @@ static bool is_whole(const measured_run *r)
     return r->sides < 2;
 }
 
+/* The factor of the spread for a tensor of so many elements. */
+static double safety_of(size_t elements)
+{
+    return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
+}
+
 /* Where an argument may be on either side of a kink, so may its slope. The first noisy run notes what goes into one. */
 static double kink_of(void *user, const char *argument, const char *gradient, int step)
 {
@@ -225,7 +231,7 @@ static double kink_of(void *user, const char *argument, const char *gradient, in
         r->m->argument[at] = from;
     r->bent = at;
     const ari_ref_tensor *t = &ref->tensor[from];
-    return !r->kinked ? -1.0 : is_whole(r) ? t->allowed : t->allowed / ari_sensitivity_safety(t->count);
+    return !r->kinked ? -1.0 : is_whole(r) ? t->allowed : t->allowed / safety_of(t->count);
 }
 
 static double slope_of(void *user, size_t element)
@@ -255,7 +261,7 @@ static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, 
     ari_ref_tensor *t = &m->ref->tensor[i];
     const size_t argument = m->argument[i];
     if (argument < m->ref->count && !t->beside)
-        AR_TRY(ari_alloc_zero((void **)&t->beside, t->count, sizeof *t->beside, t->name));
+        AR_TRY(ARI_ALLOC_ZERO(&t->beside, t->count, t->name));
     note_zeros(m, i, values);
     for (size_t k = 0; k < t->count; k++) {
         const double apart = fabs(values[k] - (double)t->values[k] - (double)m->beyond[i][k]);
@@ -294,7 +300,7 @@ static bool progress(void *user, double fraction)
 static ar_status run_model(const ari_sensitivity_case *c, const ar_baseline_options *o)
 {
     double *losses = NULL;
-    AR_TRY(ari_alloc_zero((void **)&losses, o->steps > 1 ? (size_t)o->steps : 1, sizeof *losses, "losses"));
+    AR_TRY(ARI_ALLOC_ZERO(&losses, o->steps > 1 ? (size_t)o->steps : 1, "losses"));
     const ar_status st = ar_baseline_run(c->config, o, c->batch, losses);
     free(losses);
     return st;
@@ -333,7 +339,7 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
     for (int i = 0; i < ARI_NOISE_SEEDS; i++) {
         double *spread = runs[i].spread; /* of the runs before these, which had no doubts: written over */
         if (!spread)
-            AR_TRY(ari_alloc_zero((void **)&spread, m->ref->count, sizeof *spread, "spreads"));
+            AR_TRY(ARI_ALLOC_ZERO(&spread, m->ref->count, "spreads"));
         runs[i] = (measured_run){.m = m, .seed = (uint64_t)i + 1, .spread = spread};
     }
     const ari_tasks t = {ARI_NOISE_SEEDS, m->c->threads < 1 ? 1 : m->c->threads, run_seed, runs, NULL};
@@ -341,22 +347,6 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
 }
 
 /* --- what is allowed ---------------------------------------------------------------------------------------------- */
-
-double ari_step_of_largest(const ari_ref_tensor *t)
-{
-    float largest = 0.0f;
-    for (size_t k = 0; k < t->count; k++) {
-        const float x = fabsf(t->values[k]);
-        if (isfinite(x) && x > largest)
-            largest = x;
-    }
-    return (double)(nextafterf(largest, INFINITY) - largest);
-}
-
-double ari_sensitivity_safety(size_t elements)
-{
-    return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
-}
 
 /* No stored result can be asked to be nearer than the format's next number. What kinks do was not sampled from a right
  * run, but from one with half of all slopes in doubt on the other side: it has a safety of its own, and that of tensors so
@@ -370,7 +360,7 @@ static void allow(const measuring *m, const measured_run *runs)
         double spread = 0.0;
         for (int k = 0; k < ARI_NOISE_SEEDS; k++)
             spread = fmax(spread, runs[k].spread[i]);
-        t->allowed = ari_sensitivity_safety(t->count) * (spread + KINK_SAFETY / ARI_NOISE_SAFETY * m->kinked[i]) +
+        t->allowed = safety_of(t->count) * (spread + KINK_SAFETY / ARI_NOISE_SAFETY * m->kinked[i]) +
                      ari_step_of_largest(t) * steps;
     }
 }
@@ -426,8 +416,8 @@ ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *
     AR_TRY_TO(done, st, run_once(&quiet));
     if (m.fills)
         AR_TRY_TO(done, st, ari_reference_finish(ref));
-    AR_TRY_TO(done, st, ari_alloc((void **)&m.argument, ref->count, sizeof *m.argument, "kinks"));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&m.kinked, ref->count, sizeof *m.kinked, "kinks"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&m.argument, ref->count, "kinks"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&m.kinked, ref->count, "kinks"));
     AR_TRY_TO(done, st, allow_once(&m, runs));
     /* In fp32 so few gradients are in doubt that right runs do not need it (docs/numerics.md, section 7). */
     if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && c->of != AR_SENSITIVITY_F32) {
@@ -463,8 +453,8 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
     ari_allowance *list = NULL;
     ar_st_tensor *tensor = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&list, count, sizeof *list, "allowances"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&tensor, count, sizeof *tensor, "tensors of a file"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&list, count, "allowances"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&tensor, count, "tensors of a file"));
     for (size_t i = 0; i < count; i++) {
         list[i] = i < n ? more[i] : allowance_of(&ref->tensor[i - n]);
         tensor[i] = (ar_st_tensor){.name = list[i].name, .dtype = AR_F64, .data = &list[i].value};

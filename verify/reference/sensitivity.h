@@ -46,9 +46,6 @@ typedef struct ari_allowance {
 AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *more, size_t n,
                                             const char *path, ar_sensitivity of, const char *hash);
 
-/** The factor of the spread for a tensor of so many elements. */
-double ari_sensitivity_safety(size_t elements);
-
 /* --- Adam (adam_allowance.c) -------------------------------------------------------------------------------------- */
 
 /* Adam divides a gradient by its own size: one that is mere rounding moves its weight by as much as any other, in

@@ -64,7 +64,7 @@ ar_status ari_tasks_run(const ari_tasks *t)
     worker *workers = NULL;
     const int threads = t->n < (size_t)t->threads ? (int)t->n : t->threads;
     int started = 1; /* the calling thread */
-    AR_TRY(ari_alloc_zero((void **)&workers, (size_t)(threads > 0 ? threads : 1), sizeof *workers, "threads"));
+    AR_TRY(ARI_ALLOC_ZERO(&workers, (size_t)(threads > 0 ? threads : 1), "threads"));
     for (; started < threads; started++) {
         workers[started] = (worker){.pool = &p, .index = started};
         if (pthread_create(&workers[started].thread, NULL, worker_main, &workers[started]) != 0)

@@ -2,7 +2,6 @@
 /* Folders that hold the files of ranks and nothing else may be replaced; all others are somebody's. */
 #include "verify/writer/dump_ranks.h"
 
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -200,19 +199,4 @@ ar_status ari_dump_check_folder_clear(const char *folder)
     AR_TRY(ari_folder_make(folder));
     AR_TRY(ari_dump_check_folder_check(folder, 0));
     return visit(folder, &there, remove_dump);
-}
-
-void ari_dump_layout_name(char *out, size_t cap, const ar_parallel *p)
-{
-    char text[96];
-    size_t n = 0;
-    ar_parallel_text(text, sizeof text, p);
-    for (const char *c = text; *c && n + 1 < cap; c++) {
-        if (isalnum((unsigned char)*c) || *c == '-')
-            out[n++] = *c;
-        else if (*c == ' ' || *c == ',')
-            out[n++] = '-';
-    }
-    if (cap > 0)
-        out[n] = '\0';
 }

@@ -32,7 +32,7 @@ ar_status ar_dump_listener_create(ar_dump_listener **gives, const ar_dump_listen
     ar_dump_listener *l = NULL;
     if (options && options->passes && strlen(options->passes) >= sizeof l->passes)
         return ar_error_set(AR_ERR_ARG, "passes '%.32s': letters of a tap's passes, once each", options->passes);
-    AR_TRY(ari_alloc_zero((void **)&l, 1, sizeof *l, "a listener"));
+    AR_TRY(ARI_ALLOC_ZERO(&l, 1, "a listener"));
     if (options)
         l->options = *options;
     snprintf(l->passes, sizeof l->passes, "%s", l->options.passes ? l->options.passes : "");
@@ -161,7 +161,7 @@ static ar_status stack(ar_dump_listener *l, kept *k, const ar_tensor *t, const a
     const ari_side where = ari_side_of(&k->layout, k->local.shape[0], o, t->shape[0]);
     const size_t had = ar_tensor_count(&k->local), more = ar_tensor_count(t);
     float *whole = NULL;
-    AR_TRY(ari_alloc_zero((void **)&whole, had + more, sizeof *whole, k->name));
+    AR_TRY(ARI_ALLOC_ZERO(&whole, had + more, k->name));
     const ar_status st = join_boxes(k, o, where);
     if (st != AR_OK) {
         free(whole);
@@ -183,11 +183,11 @@ static ar_status keep_first(ar_dump_listener *l, const kept *named, const ar_ten
     kept *k = NULL;
     float *values = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_grow(&l->list, &l->capacity, l->count, sizeof *l->list, "a rank's tensors"));
-    AR_TRY(ari_alloc_zero((void **)&k, 1, sizeof *k, named->name));
+    AR_TRY(ARI_GROW(&l->list, &l->capacity, l->count, "a rank's tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&k, 1, named->name));
     *k = *named;
     k->layout = *o;
-    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&values, ar_tensor_count(t), sizeof *values, k->name));
+    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&values, ar_tensor_count(t), k->name));
     AR_TRY_TO(failed, st, ar_tensor_view(&k->local, AR_F32, t->ndim, t->shape, (ar_buf){values}));
     if (!tsearch(k, &l->by_name, compare_names)) {
         st = ar_error_set(AR_ERR_MEMORY, "no memory for the name %s", k->name);
@@ -262,7 +262,7 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
                                  const char *const *metadata, size_t n_meta)
 {
     ar_dump_value *values = NULL;
-    AR_TRY(ari_alloc((void **)&values, l->count, sizeof *values, "a list of a rank's tensors"));
+    AR_TRY(ARI_ALLOC(&values, l->count, "a list of a rank's tensors"));
     for (size_t i = 0; i < l->count; i++)
         ar_dump_listener_at(l, i, &values[i]);
     const ar_status st = ar_dump_write(folder, place, values, l->count, metadata, n_meta);

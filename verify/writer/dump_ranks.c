@@ -18,8 +18,8 @@ ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_parallel *p, const a
 {
     const int ranks = ar_parallel_world(p);
     *d = (ari_dump_ranks){.parallel = *p};
-    AR_TRY(ari_alloc_zero((void **)&d->rank, (size_t)ranks, sizeof *d->rank, "listeners of the ranks"));
-    AR_TRY(ari_alloc_zero((void **)&d->user, (size_t)ranks, sizeof *d->user, "listeners of the ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->rank, (size_t)ranks, "listeners of the ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->user, (size_t)ranks, "listeners of the ranks"));
     for (; d->ranks < ranks; d->ranks++) {
         AR_TRY(ar_dump_listener_create(&d->rank[d->ranks], o));
         d->user[d->ranks] = d->rank[d->ranks];
@@ -175,9 +175,9 @@ ar_status ari_dump_reference_write(const ari_reference *r, const char *path, con
     ar_st_tensor *tensor = NULL;
     char *text = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&name, r->count, sizeof *name, "names of a dump"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&order, r->count, sizeof *order, "names of a dump"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&tensor, r->count, sizeof *tensor, "tensors of a dump"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&name, r->count, "names of a dump"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&order, r->count, "names of a dump"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&tensor, r->count, "tensors of a dump"));
     for (size_t i = 0; i < r->count; i++) {
         const ari_ref_tensor *t = &r->tensor[i];
         (void)ari_dump_name(name[i], t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */

@@ -31,8 +31,6 @@ AR_NODISCARD ar_status ari_dump_folder_remove(const char *folder);
 AR_NODISCARD ar_status ari_dump_check_folder_check(const char *folder, size_t bytes);
 /** Makes it, and removes what an earlier check left in it. Errors: as above. */
 AR_NODISCARD ar_status ari_dump_check_folder_clear(const char *folder);
-/** "tp2-sp", "dp2-tp2-zero1", "tp1": ar_parallel_text as a file's name. */
-void ari_dump_layout_name(char *out, size_t cap, const ar_parallel *p);
 
 /* --- ranks -------------------------------------------------------------------------------------------------------- */
 

@@ -16,18 +16,6 @@ enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_COS, SAVED_SIN };
 
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
-/* Heads [first, first + heads) of the projections' output, as [b, s, heads, d]. */
-static ar_tensor projected(const ar_tensor *qkv, size_t first, size_t heads, size_t d)
-{
-    const ptrdiff_t width = (ptrdiff_t)qkv->shape[2];
-    ar_tensor t = {.dtype = qkv->dtype,
-                   .ndim = 4,
-                   .shape = {qkv->shape[0], qkv->shape[1], heads, d},
-                   .stride = {width * (ptrdiff_t)qkv->shape[1], width, (ptrdiff_t)d, 1},
-                   .data = ar_buf_at(qkv->data, first * d * ar_dtype_bytes(qkv->dtype))};
-    return t;
-}
-
 /* [b, s, heads, d] <-> [b, heads, s, d], as a view. */
 static ar_tensor swapped(const ar_tensor *t)
 {
@@ -61,7 +49,7 @@ static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part
     if (!ar_tapped(ctx))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &features, t->dtype, 3, shape));
-    const ar_tensor by_head = projected(&features, 0, t->shape[2], d);
+    const ar_tensor by_head = ari_heads_view(&features, 0, t->shape[2], 1, d);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &by_head, t));
     AR_TRY(ari_tap_copies(ctx, m->base.name, part, pass, &features, 2, heads * d, copies));
     ar_ctx_release(ctx, &features);
@@ -185,7 +173,7 @@ static ar_status assemble(ari_attention *m, ar_ctx *ctx, ar_tensor *context, con
     AR_TRY(ar_ctx_tensor(ctx, context, per_head->dtype, 3, shape));
     size_t filled = m->heads;
     AR_TRY(ari_fault_heads(ctx, context, &filled));
-    const ar_tensor all = projected(context, 0, m->heads, d), from_all = swapped(per_head);
+    const ar_tensor all = ari_heads_view(context, 0, m->heads, 1, d), from_all = swapped(per_head);
     const ar_tensor to = ar_tensor_slice(&all, 2, 0, filled), from = ar_tensor_slice(&from_all, 2, 0, filled);
     return ARI_KERNEL(ctx, copy_strided, &to, &from);
 }
@@ -210,8 +198,8 @@ static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
                              const rotation *r)
 {
     const size_t d = m->o.head_dim;
-    const ar_tensor q = projected(qkv, 0, m->heads, d), k = projected(qkv, m->heads, m->kv_heads, d);
-    const ar_tensor v = projected(qkv, m->heads + m->kv_heads, m->kv_heads, d);
+    const ar_tensor q = ari_heads_view(qkv, 0, m->heads, 1, d), k = ari_heads_view(qkv, m->heads, m->kv_heads, 1, d);
+    const ar_tensor v = ari_heads_view(qkv, m->heads + m->kv_heads, m->kv_heads, 1, d);
     AR_TRY(lay_out_normed(m, ctx, saved, 0, &x[0], &q, r));
     AR_TRY(lay_out_normed(m, ctx, saved, 1, &x[1], &k, r));
     AR_TRY(lay_out(m, ctx, &x[2], &v, NULL));
@@ -258,8 +246,9 @@ static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tens
                          const rotation *r)
 {
     const size_t d = m->o.head_dim;
-    const ar_tensor to_q = projected(dqkv, 0, m->heads, d), to_k = projected(dqkv, m->heads, m->kv_heads, d);
-    const ar_tensor to_v = projected(dqkv, m->heads + m->kv_heads, m->kv_heads, d);
+    const ar_tensor to_q = ari_heads_view(dqkv, 0, m->heads, 1, d),
+                    to_k = ari_heads_view(dqkv, m->heads, m->kv_heads, 1, d);
+    const ar_tensor to_v = ari_heads_view(dqkv, m->heads + m->kv_heads, m->kv_heads, 1, d);
     const ar_tensor q = swapped(&g[0]), k = swapped(&g[1]), v = swapped(&g[2]);
     if (m->o.rope.kind) {
         AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
@@ -296,7 +285,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &r.cos));
     r.own = ari_own_positions(ctx, ari_all_positions(ctx, dcontext->shape[1]), false);
     AR_TRY(new_heads(ctx, &dout, dcontext->dtype, shape[0], m->heads, shape[1], m->o.head_dim));
-    const ar_tensor to = swapped(&dout), from = projected(dcontext, 0, m->heads, m->o.head_dim);
+    const ar_tensor to = swapped(&dout), from = ari_heads_view(dcontext, 0, m->heads, 1, m->o.head_dim);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     AR_TRY(ari_heads_apart(ctx, &dout, heads, 1, m->base.name));
     const size_t seq = x[0].shape[2] * (size_t)ar_comm_size(ctx->ring);

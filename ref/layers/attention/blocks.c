@@ -9,17 +9,6 @@ ari_keys ari_order_keys(const ari_order *o, size_t position)
     return (ari_keys){(int32_t)first, (int32_t)(o->causal ? position + 1 : o->seq)};
 }
 
-double ari_order_pairs(const ari_order *o)
-{
-    const size_t rows = ar_positions_count(&o->rows);
-    double pairs = 0.0;
-    for (size_t i = 0; i < rows; i++) {
-        const ari_keys keys = ari_order_keys(o, ar_positions_at(&o->rows, i));
-        pairs += (double)(keys.end - keys.first);
-    }
-    return pairs;
-}
-
 /* A matrix that is not so many times smaller than a block is cut all the same: what its queries do not see is not
  * computed. Measured at sequences of 512. */
 #define LARGER ((size_t)4)
@@ -37,17 +26,6 @@ ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *vis
                               .most = most,
                               .whole = group * rows * order->seq <= most / LARGER && !ring,
                               .ring = ring};
-}
-
-/* Without documents samples and heads see alike. */
-void ari_score_blocks_thin(ari_score_blocks *b)
-{
-    size_t *const alike[] = {&b->group, &b->kv_heads, &b->samples};
-    b->thin = true;
-    for (size_t i = 0, left = 2; i < 3 && !b->whole && !b->visible; i++) {
-        *alike[i] = *alike[i] < left ? *alike[i] : left;
-        left = *alike[i] > 1 ? 1 : left;
-    }
 }
 
 static ari_keys both(ari_keys a, ari_keys b)

@@ -22,8 +22,6 @@ typedef struct ari_order {
 
 /** The keys that the query at a position sees. */
 ari_keys ari_order_keys(const ari_order *o, size_t position);
-/** The keys that all queries see, added up: what one product of a head's scores multiplies. */
-double ari_order_pairs(const ari_order *o);
 
 /* The query heads of a KV head's group are consecutive rows of one matrix, [group * rows, seq], of which there are
  * samples * kv_heads. A block is rows of one head with the keys that any of them sees, or several whole matrices where
@@ -36,7 +34,7 @@ typedef struct ari_score_blocks {
     size_t most; /* scores of a block */
     bool whole;  /* blocks are whole matrices */
     bool ring;
-    bool thin; /* of ari_score_blocks_thin */
+    bool thin; /* some are left out */
 } ari_score_blocks;
 
 enum { ARI_BLOCK_ROWS = 32 }; /* that a block which is not whole matrices has at least, if there are so many */
@@ -44,9 +42,6 @@ enum { ARI_BLOCK_ROWS = 32 }; /* that a block which is not whole matrices has at
 /** ring: keys and values come from several ranks. */
 ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
                                      size_t group, size_t most, bool ring);
-/** For who asks for memory alone: leaves out blocks that take no more than another one does, but of several at least two
- *  stay. Parts of operands must be views. */
-void ari_score_blocks_thin(ari_score_blocks *b);
 /** The block that follows *at, the first one after a zero *at; false: there is none. */
 bool ari_next_block(const ari_score_blocks *b, ar_part *at);
 

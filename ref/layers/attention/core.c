@@ -23,6 +23,18 @@ typedef struct pass {
     size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
 } pass;
 
+/* For who asks for memory alone: leaves out blocks that take no more than another one does, but of several at least two
+ * stay. Parts of operands must be views. Without documents samples and heads see alike. */
+static void thin_blocks(ari_score_blocks *b)
+{
+    size_t *const alike[] = {&b->group, &b->kv_heads, &b->samples};
+    b->thin = true;
+    for (size_t i = 0, left = 2; i < 3 && !b->whole && !b->visible; i++) {
+        *alike[i] = *alike[i] < left ? *alike[i] : left;
+        left = *alike[i] > 1 ? 1 : left;
+    }
+}
+
 static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
 {
     const ari_order order = ari_core_order(c);
@@ -38,7 +50,7 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
     p.blocks = ari_score_blocks_of(&order, kept->visible, kept->batch, c->kv_heads, p.group,
                                    ctx->device->block_bytes / sizeof(float), ar_comm_size(ctx->ring) > 1);
     if (ctx->device->thin)
-        ari_score_blocks_thin(&p.blocks);
+        thin_blocks(&p.blocks);
     return p;
 }
 
@@ -141,12 +153,24 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
     return AR_OK;
 }
 
+/* The keys that all queries see, added up: what one product of a head's scores multiplies. */
+static double pairs_of(const ari_order *o)
+{
+    const size_t rows = ar_positions_count(&o->rows);
+    double pairs = 0.0;
+    for (size_t i = 0; i < rows; i++) {
+        const ari_keys keys = ari_order_keys(o, ar_positions_at(&o->rows, i));
+        pairs += (double)(keys.end - keys.first);
+    }
+    return pairs;
+}
+
 /* The work of `n` products of the scores that order leaves, for virtual time: what a block computes besides at its
  * edge, and what it computes again, is the device's own business. */
 static void count_work(const pass *p, double n)
 {
     const double heads = (double)(p->matrices * p->group);
-    ar_trace_work(2.0 * n * heads * ari_order_pairs(&p->blocks.order) * (double)p->c->head_dim);
+    ar_trace_work(2.0 * n * heads * pairs_of(&p->blocks.order) * (double)p->c->head_dim);
 }
 
 /* --- dropout and taps --------------------------------------------------------------------------------------------- */

@@ -74,26 +74,31 @@ static ar_tensor as_features(const ar_tensor *t)
                        .data = t->data};
 }
 
-/* Of features [b, s, heads * d] every `every`-th head from `first` on, [b, s, count, d]. */
-static ar_tensor heads_view(const ar_tensor *features, const normed *n, size_t first, size_t count, size_t every)
+ar_tensor ari_heads_view(const ar_tensor *features, size_t first, size_t heads, size_t every, size_t d)
 {
     const ptrdiff_t width = (ptrdiff_t)features->shape[2];
     return (ar_tensor){.dtype = features->dtype,
                        .ndim = 4,
-                       .shape = {features->shape[0], features->shape[1], count, n->d},
-                       .stride = {width * (ptrdiff_t)features->shape[1], width, (ptrdiff_t)(every * n->d), 1},
-                       .data = ar_buf_at(features->data, first * n->d * ar_dtype_bytes(features->dtype))};
+                       .shape = {features->shape[0], features->shape[1], heads, d},
+                       .stride = {width * (ptrdiff_t)features->shape[1], width, (ptrdiff_t)(every * d), 1},
+                       .data = ar_buf_at(features->data, first * d * ar_dtype_bytes(features->dtype))};
+}
+
+/* own [b, s, heads, d], contiguous. */
+static ar_status pack_heads(const normed *n, ar_ctx *ctx, ar_tensor *packed, const ar_tensor *own)
+{
+    const size_t shape[4] = {own->shape[0], own->shape[1], n->heads, n->d};
+    AR_TRY(ar_ctx_tensor(ctx, packed, own->dtype, 4, shape));
+    return ARI_KERNEL(ctx, copy_strided, packed, own);
 }
 
 /* all [b, s, all heads * d] of every rank's own [b, s, heads, d], of which each copy has the same. Fresh. */
 static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const ar_tensor *own)
 {
-    const size_t shape[4] = {own->shape[0], own->shape[1], n->heads, n->d}, ranks = (size_t)ar_comm_size(ctx->tp);
-    const ari_features width = {1, {n->heads * n->d * ranks}};
+    const ari_features width = {1, {n->heads * n->d * (size_t)ar_comm_size(ctx->tp)}};
     const ar_hop hop = {ari_shard_features, {AR_REPLICATE, 0}};
     ar_tensor packed, gathered;
-    AR_TRY(ar_ctx_tensor(ctx, &packed, own->dtype, 4, shape));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &packed, own));
+    AR_TRY(pack_heads(n, ctx, &packed, own));
     packed = as_features(&packed);
     *all = packed;
     if (!n->cut)
@@ -103,8 +108,8 @@ static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const a
     if (n->copies == 1)
         return AR_OK;
     AR_TRY(ari_like(ctx, all, &gathered, n->all * n->d));
-    const ar_tensor to = heads_view(all, n, 0, n->all, 1),
-                    from = heads_view(&gathered, n, 0, n->all, (size_t)n->copies);
+    const ar_tensor to = ari_heads_view(all, 0, n->all, 1, n->d),
+                    from = ari_heads_view(&gathered, 0, n->all, (size_t)n->copies, n->d);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     ar_ctx_release(ctx, &gathered);
     return AR_OK;
@@ -114,7 +119,7 @@ static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const a
 static ar_tensor own_heads(const normed *n, const ar_ctx *ctx, const ar_tensor *all)
 {
     const size_t first = n->cut ? (size_t)(ar_comm_rank(ctx->tp) / n->copies) * n->heads : 0;
-    return heads_view(all, n, first, n->heads, 1);
+    return ari_heads_view(all, first, n->heads, 1, n->d);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -132,15 +137,9 @@ ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, in
 {
     const normed n = normed_of(m, ctx, which);
     const bool by_head = m->o.qk_norm == AR_QK_NORM_HEAD;
-    const size_t shape[4] = {x->shape[0], x->shape[1], n.heads, n.d};
     ar_norm_saved rows;
     ar_tensor in;
-    if (by_head) {
-        AR_TRY(ar_ctx_tensor(ctx, &in, x->dtype, 4, shape));
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &in, x));
-    } else {
-        AR_TRY(all_heads(&n, ctx, &in, x));
-    }
+    AR_TRY((by_head ? pack_heads : all_heads)(&n, ctx, &in, x));
     AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &in, &m->norm.gain[which], NULL, m->o.norm_eps));
     AR_TRY(keep(&n, saved, &in, &rows));
     *y = by_head ? *memory : own_heads(&n, ctx, memory);
@@ -155,18 +154,12 @@ ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, i
     const bool by_head = m->o.qk_norm == AR_QK_NORM_HEAD;
     const bool counts = !by_head || !n.cut || ar_comm_rank(ctx->tp) % n.copies == 0;
     const int slot = SAVED_NORM + OF_EACH * which;
-    const size_t shape[4] = {g->shape[0], g->shape[1], n.heads, n.d};
     ar_norm_saved rows;
     ar_tensor x, d;
     AR_TRY(ar_saved_pop(saved, n.of, slot + 2, &rows.rstd));
     AR_TRY(ar_saved_pop(saved, n.of, slot + 1, &rows.mean));
     AR_TRY(ar_saved_pop(saved, n.of, slot, &x));
-    if (by_head) {
-        AR_TRY(ar_ctx_tensor(ctx, &d, g->dtype, 4, shape));
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &d, g));
-    } else {
-        AR_TRY(all_heads(&n, ctx, &d, g));
-    }
+    AR_TRY((by_head ? pack_heads : all_heads)(&n, ctx, &d, g));
     AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &m->norm.gain[which], NULL, NULL, counts));
     const ar_tensor own = by_head ? d : own_heads(&n, ctx, &d);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, g, &own));

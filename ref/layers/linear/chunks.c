@@ -53,19 +53,6 @@ ar_status ari_chunk_put(ar_ctx *ctx, const ari_chunks *c, const ar_tensor *t, si
     return own ? AR_OK : ari_fault_chunk_put(ctx, &to, &from);
 }
 
-ar_status ari_chunk_order(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t)
-{
-    const size_t shape[2] = {c->ranks * c->samples * c->own, t->shape[t->ndim - 1]};
-    AR_TRY(ar_ctx_tensor(ctx, rows, t->dtype, 2, shape));
-    for (size_t i = 0, at = 0; i < c->n; at += ari_chunk_rows(c, i++)) {
-        const ar_tensor from = ari_chunk_view(c, t, i, false), chunk = ar_tensor_slice(rows, 0, at, shape[0] - at);
-        ar_tensor to;
-        AR_TRY(ar_tensor_view(&to, t->dtype, 4, from.shape, chunk.data));
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
-    }
-    return AR_OK;
-}
-
 /* --- all-gathers in chunks ---------------------------------------------------------------------------------------- */
 
 struct ari_gathering {

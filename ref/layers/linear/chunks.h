@@ -25,8 +25,6 @@ ar_tensor ari_chunk_view(const ari_chunks *c, const ar_tensor *t, size_t i, bool
 /** Puts the rows of chunk i [rows, f], contiguous, to their places in t. */
 AR_NODISCARD ar_status ari_chunk_put(ar_ctx *ctx, const ari_chunks *c, const ar_tensor *t, size_t i, bool own,
                                      const ar_tensor *rows);
-/** rows [tokens, f] = t [.., s, f] in chunk order, chunk by chunk: memory of the step. */
-AR_NODISCARD ar_status ari_chunk_order(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t);
 
 /* An all-gather of x, the own positions, in chunks, on the queue of ari_ctx_beside: chunk i + 1 comes while the
  * context's queue works on chunk i. It takes memory for two chunks. An object of the step. */

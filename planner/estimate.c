@@ -2,7 +2,7 @@
 /* What is alive at each of the moments where memory can peak; the peak is the largest of them. Elements are counted in
  * binary64, where no product of sizes wraps and nothing here needs the last digit. tests/verify/estimate_test.c holds
  * the figures to measured ones. */
-#include "run/estimate.h"
+#include "planner/estimate.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -185,12 +185,23 @@ static double merged_bytes(const elements *n)
     return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
 }
 
+/* What the ranks hold: of sizes that would take a dry run long about twice what the account of 16 bits has. */
+static ar_status ranks_bytes(double *bytes, const ari_planned *p)
+{
+    ari_memory most;
+    if (ari_planned_quick(p))
+        return ari_memory_own_all(bytes, p);
+    AR_TRY(ari_memory_production(&most, p));
+    *bytes = 2.0 * ar_parallel_world(&p->step.run.parallel) * ari_memory_sum(&most);
+    return AR_OK;
+}
+
 /* One layout: what the ranks hold, a checkpoint's weights beside them, and what the run gathers. */
 static ar_status layout_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
     ari_planned planned = {.step = {.run = run->run, .config = run->config, .tapped = true}};
     planned.step.run.parallel = *p;
-    AR_TRY(ari_memory_own_all(bytes, &planned));
+    AR_TRY(ranks_bytes(bytes, &planned));
     *bytes += FLOAT * n->parameters;
     /* Full weights for their hash, state too for a checkpoint, and whose each element is. */
     if (run->alone && n->trains)
@@ -272,7 +283,7 @@ enum { FEW_LAYERS = 1 << 14 };
 
 ar_status ari_estimate_layers(const ar_config *c)
 {
-    ari_estimate e = {.available = ari_available_memory(), .available_space = SIZE_MAX};
+    ari_estimate e = {.available = ari_available_memory(""), .available_space = SIZE_MAX};
     const double q = (double)c->heads * (double)c->head_dim;
     const double matrices = 2.0 * (double)c->hidden * ((double)c->ffn + q) * (double)c->layers;
     if (c->layers <= FEW_LAYERS)
@@ -284,7 +295,7 @@ ar_status ari_estimate_layers(const ar_config *c)
 ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
 {
     elements n;
-    ari_estimate r = {.available = ari_available_memory(), .available_space = ari_available_space()};
+    ari_estimate r = {.available = ari_available_memory(""), .available_space = ari_available_space("")};
     AR_TRY(count_elements(&n, run));
     double most = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
     double written = run->alone ? 0.0 : reference_bytes(&n);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_ESTIMATE_H
-#define ARI_RUN_ESTIMATE_H
+#ifndef ARI_PLANNER_ESTIMATE_H
+#define ARI_PLANNER_ESTIMATE_H
 
 #include "anyrank/run.h"
 
@@ -51,12 +51,9 @@ AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);
  *  /proc/meminfo) and of what its control group and every group above it leave (version 2: memory.max - memory.current;
  *  version 1: memory.limit_in_bytes - memory.usage_in_bytes). Of a group's usage, file pages that were not touched lately (inactive_file of memory.stat) count as free, since the
  *  kernel drops them before it refuses memory. What cannot be read, or is "max" or "unlimited", limits nothing;
- *  SIZE_MAX if nothing does. */
-size_t ari_available_memory(void);
-/** The same with root before every path: "" in earnest, a folder with proc/ and sys/ in tests. */
-size_t ari_available_memory_at(const char *root);
+ *  SIZE_MAX if nothing does. root: before every path, "" in earnest, a folder with proc/ and sys/ in tests. */
+size_t ari_available_memory(const char *root);
 /** Its limit on address space (ulimit -v) less what it has mapped; SIZE_MAX without one. */
-size_t ari_available_space(void);
-size_t ari_available_space_at(const char *root);
+size_t ari_available_space(const char *root);
 
 #endif

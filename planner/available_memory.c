@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/estimate.h"
+#include "planner/estimate.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -136,7 +136,7 @@ static size_t left_by_groups(const char *root)
 
 /* --- the whole -----------------------------------------------------------------------------------------------------*/
 
-size_t ari_available_space_at(const char *root)
+size_t ari_available_space(const char *root)
 {
     size_t limit = 0, mapped = 0;
     if (!number_after(root, "/proc/self/limits", "Max address space", 1, &limit))
@@ -146,20 +146,10 @@ size_t ari_available_space_at(const char *root)
     return limit > mapped ? limit - mapped : 0;
 }
 
-size_t ari_available_memory_at(const char *root)
+size_t ari_available_memory(const char *root)
 {
     size_t available = SIZE_MAX;
     if (!number_after(root, "/proc/meminfo", "MemAvailable:", 1024, &available))
         available = SIZE_MAX;
     return least(available, left_by_groups(root));
-}
-
-size_t ari_available_memory(void)
-{
-    return ari_available_memory_at("");
-}
-
-size_t ari_available_space(void)
-{
-    return ari_available_space_at("");
 }

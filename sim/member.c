@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank's place in a group, of which a communicator is one and each end of its channels is another. */
+#include <stdlib.h>
+
+#include "ref/core/queue_impl.h"
+#include "sim/wire.h"
+
+void ari_sim_member_drop(ari_group *g, int index)
+{
+    ari_member dropped;
+    ari_member_init(&dropped, g, index);
+    ari_member_fini(&dropped);
+}
+
+ar_status ari_sim_comm_init(ari_sim_comm *c, const ari_comm_ops *ops, ari_group *g, int index,
+                            const ar_sim_options *options)
+{
+    c->options = options;
+    AR_TRY(ari_fault_watch_create(c));
+    ari_member_init(&c->member, g, index);
+    ari_comm_init(&c->base, ops, index, ari_group_size(g));
+    return AR_OK;
+}
+
+void ari_sim_comm_fini(ari_sim_comm *c)
+{
+    ari_member_fini(&c->member);
+    ari_fault_watch_free(c->watch);
+    ari_mark_destroy(c->ready);
+    ari_mark_destroy(c->done);
+    free(c->scratch);
+}
+
+/* Where a transport may be at fault, transfers are verified or somebody listens to the steps of a ring, the host has to
+ * see the bytes: then the same fault strikes the same transfer, and is reported in the same words, wherever the data
+ * lie. What a transfer that never arrives leaves as it was is brought to the host too. */
+bool ari_is_staged(const ari_sim_comm *c)
+{
+    return !ari_wire_is_plain(c) || (c->options->algorithm == AR_SIM_RING && c->options->ring_trace);
+}
+
+ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)
+{
+    if (bytes <= c->scratch_bytes)
+        return AR_OK;
+    void *larger = malloc(bytes);
+    if (!larger)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes of partial sums", bytes);
+    free(c->scratch);
+    c->scratch = larger;
+    c->scratch_bytes = bytes;
+    return AR_OK;
+}
