@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command says, kept before a change of its inside and compared after it:
 
-    scripts/frozen.py record BINARY FOLDER [WORD ...]   runs the cases (those with a WORD in their name)
+    scripts/frozen.py record BINARY FOLDER [WORD ...]   runs the cases (those with such a WORD in their name,
+                                                        a regular expression)
     scripts/frozen.py compare A B                       tells which files of two records differ, and where
+    scripts/frozen.py causes A B                        tells which tensors have another cause; a folder may also hold
+                                                        what tests/pytorch/trial.py --json writes
 
 A case is one or more commands in the sources' folder, TMP standing for an empty folder of the case. Kept are standard
 output, standard error, exit status and the files in TMP: text as it is, the rest as its SHA-256. MASKS hides times and
@@ -13,6 +16,8 @@ list; what is refused.
 """
 
 import array
+import collections
+import concurrent.futures
 import difflib
 import hashlib
 import json
@@ -44,7 +49,7 @@ MASKS = [
     (re.compile(rf"\b{TIME}k? tokens/s"), "TOKENS/s"),
     (re.compile(r"^( +\d+(?: +[\d.e+-]+){3}) +\d+$", re.MULTILINE), r"\1 TOKENS/s"),  # of a step of train
     (re.compile(r"rank \d+ returned while rank \d+ waits"), "a rank returned while another waits"),
-    (re.compile(r"\branks? [\d, and-]+ disagree.*"), lambda match: of_two(match.group())),
+    (re.compile(r'\branks? [\d, and-]+ disagree(?:[^"\\\n]|\\.)*'), lambda match: of_two(match.group())),
     (re.compile(r"^ +rank  +last finished .*\n(?: +[-\d, ]+  .*\n)*", re.MULTILINE), "WHERE EACH RANK IS\n"),
     (re.compile(r'("input": ")[0-9a-f]{64}'), r"\1HASH"),  # of names and times of files
     (re.compile(r"(measured: )\d+\.\d+"), r"\1NUMBER"),
@@ -262,15 +267,15 @@ def cases(binary):
     text = (ROOT / "docs/bits.md").read_text(encoding="utf-8")
     made["bits"] = [words_of_bits(line[66:]) for line in text.split("```")[1].strip().split("\n")]
     for model, layout in ((GQA, "--tp 2 --sp --dp 2"), (GQA, "--cp 2 --zigzag"), (GPT2, "--pp 2 --micro-batches 2"),
-                          (GPT2, "--dp 2 --zero 3")):
+                          (GPT2, "--dp 2 --zero 3"), (GQA, "--dp 2"), (GPT2, "--tp 2")):
         grads = f"grads {model} --input {model}/batch.safetensors --activations --out TMP"
         made["grads-faults-" + layout.replace("--", "").replace(" ", "")] = [f"{grads}/right"] + [
             command for fault in faults if (fault, layout) not in UNSTABLE for command in (
                 f"{grads}/{fault} --inject {fault} {layout} --per-rank",
                 f"verify TMP/right/activations.safetensors TMP/{fault}/ranks --json -")]
-    for rounded in ("", "-rounded"):
-        made["spoiled" + rounded] = [
-            f"verify {GOLDEN}/{folder}/{file}.safetensors INPUT/{name}{rounded}.safetensors {told} --json -"
+    for way, (_, rule) in ROUNDED.items():
+        made["spoiled" + way] = [
+            f"verify {GOLDEN}/{folder}/{file}.safetensors INPUT/{name}{way}.safetensors {told} {rule}--json -"
             for name, (folder, file, *_) in SPOILED.items() for told in ("", "--tp 4 --heads 8 --kv-heads 2")]
     return made
 
@@ -445,10 +450,20 @@ def write(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def rounded(values):
+def summed_otherwise(values):
     """As sums in another order leave it."""
     largest = 3e-6 * max(map(abs, values), default=0.0)
     return array.array("f", [x + largest * noise(i + len(values)) for i, x in enumerate(values)])
+
+
+def in_bf16(values):
+    """The nearest of 8 bits, ties to even."""
+    bits = array.array("I", values.tobytes())
+    return array.array("f", array.array("I", [u + 0x7FFF + (u >> 16 & 1) & 0xFFFF0000 for u in bits]).tobytes())
+
+
+# What is done to every tensor before one is spoiled, and the rule under which that is no difference.
+ROUNDED = {"": (lambda values: values, ""), "-rounded": (summed_otherwise, ""), "-bf16": (in_bf16, "--rtol 0.01 ")}
 
 
 def write_inputs(folder, names):
@@ -457,11 +472,12 @@ def write_inputs(folder, names):
         (folder / f"{name}.json").write_text(json.dumps(WRONG[name]))
     clean = {}
     for name in sorted(names - set(WRONG)):
-        model, file, tensor, change = SPOILED[name.removesuffix("-rounded")]
-        kind = model, file, name.endswith("-rounded")
+        way = next((way for way in ROUNDED if way and name.endswith(way)), "")
+        model, file, tensor, change = SPOILED[name.removesuffix(way)]
+        kind = model, file, way
         if kind not in clean:
             plain = read(ROOT / GOLDEN / model / f"{file}.safetensors")
-            clean[kind] = {n: (shape, rounded(x) if kind[2] else x) for n, (shape, x) in plain.items()}
+            clean[kind] = {n: (shape, ROUNDED[way][0](x)) for n, (shape, x) in plain.items()}
         tensors = clean[kind]
         spoiled = array.array("f", [x for row in change(rows_of(tensors[tensor]), tensors) for x in row])
         write(folder / f"{name}.safetensors", tensors | {tensor: (tensors[tensor][0], spoiled)})
@@ -512,13 +528,16 @@ def record(binary, folder, words):
     binary = pathlib.Path(binary).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {name: commands for name, commands in cases(binary).items()
-              if not words or any(word in name for word in words)}
+              if not words or any(re.search(word, name) for word in words)}
     data = told_by(binary, "info")["data_dir"]
     with tempfile.TemporaryDirectory(prefix="frozen-input-") as inputs:
         text = " ".join(command for commands in chosen.values() for command in commands)
         write_inputs(pathlib.Path(inputs), set(re.findall(r"INPUT/([\w-]+)\.", text)))
-        for name, commands in chosen.items():
-            (folder / f"{name}.txt").write_text(run_case(binary, name, commands, inputs, data), encoding="utf-8")
+
+        def keep(name):
+            (folder / f"{name}.txt").write_text(run_case(binary, name, chosen[name], inputs, data), encoding="utf-8")
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(keep, chosen))
     print(f"{sum(map(len, chosen.values()))} commands in {len(chosen)} files of {folder}")
     return 0
 
@@ -538,12 +557,54 @@ def compare(a, b):
     return 1 if different or not names[0] & names[1] else 0
 
 
+# --- causes -----------------------------------------------------------------------------------------------------------
+
+def findings(report, place):
+    """{where: tensor and cause} of all that a report says; of what comes first its own, which decides."""
+    found = {}
+    if isinstance(report, list):
+        for inner in report:
+            found |= findings(inner, place)
+    elif isinstance(report, dict):
+        place = " ".join([place, *(report[key] for key in ("name", "case") if key in report)])
+        if "cause" in report:
+            found[f"{place}: {report['tensor']}"] = f"{report['cause']} {report.get('verdict', '')}".strip()
+        for key, inner in report.items():
+            of = findings(inner, place)
+            found |= {f"{where} (first)": cause for where, cause in of.items()} if key.startswith("first") else of
+    return found
+
+
+def told(folder):
+    """The findings of a record, and of the trial's report in it."""
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        found |= findings(json.loads(file.read_text(encoding="utf-8")), file.stem)
+    for file in sorted(folder.glob("*.txt")):
+        text = file.read_text(encoding="utf-8").replace(": TIME", ": 0")
+        for command, report in re.findall(r"^\$ anyrank (.*)\n--- stdout\n(\{\n(?:.*\n)*?\})$", text, re.MULTILINE):
+            found |= findings(json.loads(report), f"{file.stem} {command}")
+    return found
+
+
+def causes(a, b):
+    old, new = told(a), told(b)
+    changes = {where: f"{old.get(where, 'nothing')} -> {new.get(where, 'nothing')}" for where in old | new
+               if old.get(where) != new.get(where)}
+    for where, change in changes.items():
+        print(f"{where}: {change}")
+    for change, n in collections.Counter(changes.values()).most_common():
+        print(f"{n:5} {change}")
+    print(f"{len(old | new)} tensors, {len(changes)} with another cause")
+    return 1 if changes or not old else 0
+
+
 def main():
     verb, *rest = sys.argv[1:] or [""]
     if verb == "record" and len(rest) >= 2:
         return record(rest[0], pathlib.Path(rest[1]), rest[2:])
-    if verb == "compare" and len(rest) == 2:
-        return compare(pathlib.Path(rest[0]), pathlib.Path(rest[1]))
+    if verb in ("compare", "causes") and len(rest) == 2:
+        return (compare if verb == "compare" else causes)(*map(pathlib.Path, rest))
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of scripts/frozen.py: what a mask hides and what it does not, and that a record with one other byte differs."""
 
+import array
 import contextlib
 import io
+import json
 import pathlib
 import tempfile
 import unittest
@@ -48,6 +50,25 @@ class Frozen(unittest.TestCase):
     def test_nothing_compared_is_no_success(self):
         (self.folder / "empty").mkdir()
         self.assertEqual(self.compare(self.folder / "empty", self.folder / "empty")[0], 1)
+
+    def test_another_cause_is_told(self):
+        for name, cause in (("a", "rounding"), ("b", "residual")):
+            (self.folder / name).mkdir()
+            report = {"seconds": "?", "first": {"tensor": "x", "cause": cause}, "worst": [{"tensor": "y", "cause": "filled"}]}
+            text = json.dumps(report, indent=2).replace('"?"', "TIME")
+            (self.folder / name / "spoiled.txt").write_text(f"$ anyrank verify p q\n--- stdout\n{text}\n--- exit\n")
+            trial = [{"case": "tp", "tensor": "z", "cause": cause, "verdict": "right"}]
+            (self.folder / name / "trial.json").write_text(json.dumps(trial))
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self.assertEqual(frozen.causes(self.folder / "a", self.folder / "a"), 0)
+            self.assertEqual(frozen.causes(self.folder / "a", self.folder / "b"), 1)
+        self.assertIn("trial tp: z: rounding right -> residual right\n"
+                      "spoiled verify p q: x (first): rounding -> residual\n", said.getvalue())
+        self.assertIn("3 tensors, 2 with another cause", said.getvalue())
+
+    def test_bf16_is_the_nearest(self):
+        self.assertEqual(list(frozen.in_bf16(array.array("f", [1 + 2**-8, 1 + 3 * 2**-8, -1.0, 1 + 2**-8 + 2**-20]))),
+                         [1.0, 1 + 2**-6, -1.0, 1 + 2**-7])
 
     def test_a_predicted_time_is_no_measured_one(self):
         self.assertEqual(frozen.masked("a step of 4.5 ms\n", "plan-one", {}), "a step of 4.5 ms\n")

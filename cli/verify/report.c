@@ -11,6 +11,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/safetensors.h"
+#include "verify/dumps/report.h"
 
 /* --- how figures are spelled -------------------------------------------------------------------------------------- */
 
@@ -295,11 +296,54 @@ static void print_head(FILE *to, const ar_verify_report *r)
         fprintf(to, ", %zu unexpected", r->unexpected);
     if (r->different > 0)
         fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first].name));
+    if (r->rounded > 0)
+        fprintf(to, " (%zu before it: rounding alone)", r->rounded);
     fprintf(to, "\n  reference  %s\n  other      %s", ARI_SHOW(r->reference), ARI_SHOW(r->other));
     if (r->ranks > 0)
         fprintf(to, ", %d rank%s", r->ranks, ARI_PLURAL(r->ranks));
     for (int d = 0; d < r->mesh.ndim; d++, space = " ")
         fprintf(to, "%s%s=%d", d ? space : ": ", r->mesh.dim[d].name, r->mesh.dim[d].size);
+    fprintf(to, "\n");
+}
+
+static void print_ratio(FILE *to, const char *what, const ar_verify_report *r, const ar_verify_ratio *x)
+{
+    if (x->q == 0)
+        return;
+    fprintf(to, "  %-9s  %u", what, x->p);
+    if (x->q > 1)
+        fprintf(to, "/%u", x->q);
+    fprintf(to, " times the reference's");
+    if (x->among > 1)
+        fprintf(to, ", of %zu of %zu", x->count, x->among);
+    for (int d = 0; d < r->mesh.ndim; d++) {
+        const unsigned size = (unsigned)r->mesh.dim[d].size;
+        if (size > 1 && x->p * x->q == size && (x->p == 1 || x->q == 1))
+            fprintf(to, "; %s is %u", r->mesh.dim[d].name, size);
+    }
+    fprintf(to, "\n");
+}
+
+/* What is known before anything is explained: at most six lines. */
+static void print_facts(FILE *to, const ar_verify_report *r)
+{
+    const ar_verify_facts *f = &r->facts;
+    fprintf(to, "  run        %d step%s", f->steps, ARI_PLURAL((size_t)f->steps));
+    if (f->batch > 0 && f->seq > 0)
+        fprintf(to, " of %zu x %zu tokens", f->batch, f->seq);
+    if (f->has_m || f->has_v || f->has_new)
+        fprintf(to, ", with%s%s%s", f->has_m ? " :m" : "", f->has_v ? " :v" : "", f->has_new ? " :new" : "");
+    fprintf(to, "\n  the same   %zu of %zu tensor%s in every bit\n", f->exact, r->compared, ARI_PLURAL(r->compared));
+    print_ratio(to, "loss", r, &f->loss);
+    print_ratio(to, "norm", r, &f->norm);
+    print_ratio(to, "gradients", r, &f->gradients);
+    if (f->copies_apart == 0)
+        return;
+    fprintf(to, "  copies     of %zu tensor%s differ", f->copies_apart, ARI_PLURAL(f->copies_apart));
+    for (int d = 0, n = 0; d < r->mesh.ndim; d++) {
+        if (f->apart_along[d])
+            fprintf(to, "%s%s", n++ ? ", " : " along ", r->mesh.dim[d].name);
+    }
     fprintf(to, "\n");
 }
 
@@ -392,14 +436,16 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     static const section copies = {"copies of one tensor that differ from each other", 0, false, add_copies},
                          missing = {"only in the reference", 1u << AR_VERIFY_MISSING, false, add_name},
                          unexpected = {"only in the other", 1u << AR_VERIFY_UNEXPECTED, false, add_name};
-    if (!r->same)
+    if (!r->same) {
         print_head(to, r);
+        print_facts(to, r);
+    }
     print_renamed(to, r);
     AR_TRY(print_lines(to, r, most, &copies));
     AR_TRY(print_differences(to, r, most));
     AR_TRY(print_other_kind(to, r, most));
     if (r->different > 0)
-        print_detail(to, r, &r->row[r->first], "first in execution order");
+        print_detail(to, r, &r->row[r->first], r->rounded ? "first that is no rounding" : "first in execution order");
     if (r->different > 0 && r->worst != r->first)
         print_detail(to, r, &r->row[r->worst], "worst, with what reached it from those before it");
     AR_TRY(print_lines(to, r, most, &missing));
@@ -417,34 +463,6 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
 
 /* --- the verdict -------------------------------------------------------------------------------------------------- */
 
-static double roundoff_of(ar_dtype t)
-{
-    switch (t) {
-    case AR_F64:
-        return 0x1p-53;
-    case AR_F32:
-        return 0x1p-24;
-    case AR_F16:
-        return 0x1p-11;
-    case AR_BF16:
-        return 0x1p-8;
-    default:
-        return 0.0;
-    }
-}
-
-/* Whether a tensor differs by so little that sums in another order do it. A tensor's rms difference then is some
- * round-offs, its worst some hundred; of short formats less is taken, where so many would be a large part. */
-static bool by_rounding(const ar_verify_row *row)
-{
-    const double u = roundoff_of(row->dtype);
-    if (row->evidence.cause && strcmp(row->evidence.cause, "small_change") == 0) /* of two exact runs */
-        return false;
-    return row->nan[0] == row->nan[1] && row->inf[0] == row->inf[1] && isfinite(row->worst.value[0]) &&
-           isfinite(row->worst.value[1]) && row->rms <= fmin(16.0 * u, 0.01) * row->rms_reference &&
-           row->max_abs <= fmin(256.0 * u, 0.05) * row->max_reference;
-}
-
 /* The smallest number of one digit that is not below x. */
 static double one_digit_up(double x)
 {
@@ -461,7 +479,7 @@ static void print_rounding(FILE *to, const ar_verify_report *r)
         const ar_verify_row *row = &r->row[i];
         if (row->state == AR_VERIFY_SAME)
             continue;
-        if (row->state != AR_VERIFY_DIFFERENT || !by_rounding(row))
+        if (row->state != AR_VERIFY_DIFFERENT || !ari_is_by_rounding(row))
             return;
         ulp = row->max_ulp > ulp ? row->max_ulp : ulp;
         most = fmax(most, row->max_abs);

@@ -16,6 +16,7 @@ import hugging_face
 import llama
 import megatron
 import mistakes  # noqa: F401 (adds its rows to families.ROWS)
+import strangers_cases
 from ranks import Ranks
 
 TOLERANCE = ("--rtol", "1e-4", "--atol", "1e-5")
@@ -52,6 +53,15 @@ class Case:
     @property
     def world(self):
         return self.dp * self.tp
+
+    @property
+    def hand(self):
+        return self.model in HAND
+
+    def prepare(self):
+        """Before ranks ask for it, so that what it makes and imports is there for all of them."""
+        if not self.hand:
+            model_folder(self.model)
 
     def on_one(self):
         return {k: v for k, v in self.options.items() if k != "micro"}
@@ -432,4 +442,4 @@ def broken():
             yield Case(f"{model}-{where}-{bug}", model, bug, dp, tp, False, way, dtype, *causes, options=options)
 
 
-CASES = [*right(), *broken()]
+CASES = [*right(), *broken(), *strangers_cases.CASES]

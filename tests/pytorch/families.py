@@ -205,4 +205,11 @@ RIGHT = [
     ("falcon", "fsdp2", 2, {"micro": 2}), ("starcoder2", "tp", 2, {}), ("phi3", "fsdp2", 2, {"update": True}),
     ("olmo2", "ddp", 2, {"micro": 2, "update": True}),
     ("llama-hf", "ddp", 2, {"dtype": "bf16"}), ("llama-hf", "alone", 1, {"dtype": "bf16"}),
+    ("llama-hf", "tp", 2, {}), ("llama-hf", "fsdp2", 4, {"update": True, "steps": 2}), ("llama-hf", "alone", 1, {"micro": 4}),
+    ("qwen3", "fsdp2", 2, {"micro": 2, "update": True}), ("qwen3", "alone", 1, {}), ("qwen3", "ddp", 4, {"even": True}),
+    ("gemma2", "alone", 1, {"update": True, "steps": 2}), ("neox", "alone", 1, {"micro": 2}),
+    ("opt", "ddp", 4, {}), ("opt", "alone", 1, {"update": True}), ("phi", "fsdp2", 2, {"update": True}),
+    ("falcon", "alone", 1, {"update": True, "steps": 2}), ("starcoder2", "ddp", 2, {"update": True, "micro": 2}),
+    ("starcoder2", "fsdp2", 4, {}), ("phi3", "ddp", 2, {}), ("phi3", "alone", 1, {"micro": 2}), ("olmo2", "fsdp2", 2, {}),
+    ("olmo2", "alone", 1, {"update": True}),
 ]

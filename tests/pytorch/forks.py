@@ -7,8 +7,13 @@ import signal
 import sys
 import traceback
 
+import torch
+
 
 def _run(function, rank):
+    # A process made by a fork makes PyTorch's pool of threads anew at its first use, and of two threads that come first
+    # together one finds no pool.
+    torch.set_num_threads(torch.get_num_threads())
     status = 1
     try:
         function(rank)

@@ -2,16 +2,19 @@
 """Broken and right PyTorch runs, and what `anyrank verify` says of each: is the cause named, is a right run let alone?
 
     python tests/pytorch/trial.py --anyrank build/anyrank [--only GLOB..] [--every N] [--folder DIR [--again]]
-                                  [--json FILE] [-v]
+                                  [--jobs N] [--json FILE] [-v]
 
 Needs torch, transformers and safetensors. Every run is 1 to 4 gloo processes on this machine's CPU, forked from this
 one. cases.py lists them: for each broken one the causes (docs/causes.md) that are right, and those that are partly so.
-The last lines are a table: runs of a kind by verdict, the share that is right, the share that is wrong.
+The last lines are a table: runs of a kind by verdict, the share that is right, the share that is wrong. With --folder
+all that is made stays, and --again only compares it: a minute. scripts/frozen.py causes tells two --json files apart.
 """
 
 import argparse
+import concurrent.futures
 import fnmatch
 import json
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -22,10 +25,13 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
 
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # threads of a forked process find PyTorch's pool in pieces
+
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import cases  # noqa: E402
+import strangers_cases  # noqa: E402
 from forks import fork_ranks  # noqa: E402
 
 
@@ -71,33 +77,32 @@ def judge(case, report):
 
 
 class Trial:
-    def __init__(self, anyrank, folder, again):
-        self.anyrank, self.folder, self.again, self.references = anyrank, folder, again, {}
+    def __init__(self, anyrank, folder, keep, again):
+        self.anyrank, self.folder, self.keep, self.again, self.references = anyrank, folder, keep, again, {}
 
     def reference(self, case):
         """What this case is compared with, and verify's rule; made once."""
         key = case.reference()
         if key not in self.references:
             path = self.folder / ("one-" + "".join(c if c.isalnum() else "-" for c in "-".join(key)))
-            if not (self.again and path.exists()) and not on_ranks(1, lambda rank: case.run_reference(path), self.folder):
-                raise SystemExit(f"trial.py: the reference of {case.name} failed")
+            if not (self.again and path.exists()):
+                case.prepare()
+                if not on_ranks(1, lambda rank: case.run_reference(path), self.folder):
+                    raise SystemExit(f"trial.py: the reference of {case.name} failed")
             self.references[key] = case.against(self.anyrank, path)
         return self.references[key]
 
-    def look(self, case, keep):
-        if case.model not in cases.HAND:
-            cases.model_folder(case.model)  # before ranks ask for it, and what it imports is there for all of them
+    def look(self, case):
         reference, rule = self.reference(case)
         if case.options.get("micro", 1) > 1:
             rule = (*rule, "--common")  # a loss of several micro-batches is not written down
         other = self.folder / case.name
         good = self.again and other.exists()
-        for _ in range(3):  # PyTorch's pool of threads, forked, ends a process now and then ("Invalid thread pool!")
-            if not good:
-                shutil.rmtree(other, ignore_errors=True)
-                good = on_ranks(case.world, lambda rank: case.run(rank, other), self.folder)
+        if not good:
+            shutil.rmtree(other, ignore_errors=True)
+            good = on_ranks(case.world, lambda rank: case.run(rank, other), self.folder)
         report = verify(self.anyrank, reference, other, rule, self.folder) if good else None
-        if not keep:
+        if not (self.keep and good):
             shutil.rmtree(other, ignore_errors=True)
         return report
 
@@ -108,7 +113,7 @@ VERDICTS = ("right", "partly", "wrong", "unseen", "other tensor", "alarm", "erro
 def kind_of(case):
     """Broken or right, fp32 or bf16, written by hand or Hugging Face's."""
     return ("broken" if case.bug else "right", "fp32" if case.dtype == "fp32" else "bf16",
-            "hand-written" if case.model in cases.HAND else "Hugging Face")
+            "hand-written" if case.hand else "Hugging Face")
 
 
 def totals(rows):
@@ -122,28 +127,44 @@ def totals(rows):
                f" {100 * counts[0] / len(of):6.1f}% {100 * sum(counts[2:3] + counts[4:]) / len(of):6.1f}%")
 
 
+def sample(asked, every):
+    """The first of each N; of strangers' runs the first of each 2N, unless all are asked for."""
+    strangers = [case for case in asked if isinstance(case, strangers_cases.Stranger)]
+    ours = [case for case in asked if not isinstance(case, strangers_cases.Stranger)]
+    return ours[::every] + strangers[::1 if every == 1 else 2 * every]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--anyrank", default="build/anyrank")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="the first of each N of these alone")
+    parser.add_argument("--every", type=int, default=1, metavar="N",
+                        help="the first of each N of these alone, of strangers' runs of each 2N")
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--again", action="store_true", help="compare what --folder holds of an earlier trial")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many runs at once")
     parser.add_argument("-v", "--verbose", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     folder = args.folder or pathlib.Path(tempfile.mkdtemp(prefix="anyrank-trial-"))
     folder.mkdir(parents=True, exist_ok=True)
-    trial, rows = Trial(args.anyrank, folder, args.again), []
+    cases.FOLDER = folder / "models"
+    cases.FOLDER.mkdir(exist_ok=True)
+    trial, rows = Trial(args.anyrank, folder, args.folder is not None, args.again), []
     asked = [case for case in cases.CASES if any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only)]
-    for case in asked[::args.every]:
-        report = trial.look(case, keep=args.folder is not None)
-        verdict, tensor, cause = judge(case, report)
-        rows.append({"case": case.name, "kind": kind_of(case), "verdict": verdict, "tensor": tensor, "cause": cause})
-        print(f"{verdict:12} {case.name:58} {tensor:48} {cause}", flush=True)
-        if args.verbose and report and report["first"]:
-            print(f"    {report['first'].get('pattern')}\n    {report['first'].get('hint')}", flush=True)
+    asked = sample(asked, args.every)
+    for case in asked:
+        trial.reference(case)  # no two processes make one
+    with concurrent.futures.ProcessPoolExecutor(args.jobs, multiprocessing.get_context("fork")) as pool:
+        for case, report in zip(asked, pool.map(trial.look, asked)):
+            verdict, tensor, cause = judge(case, report)
+            worst = report["worst"] if report else []
+            rows.append({"case": case.name, "kind": kind_of(case), "verdict": verdict, "tensor": tensor, "cause": cause,
+                         "rows": [{key: row.get(key) for key in ("tensor", "cause")} for row in worst]})
+            print(f"{verdict:12} {case.name:58} {tensor:48} {cause}", flush=True)
+            if args.verbose and report and report["first"]:
+                print(f"    {report['first'].get('pattern')}\n    {report['first'].get('hint')}", flush=True)
     print(*totals(rows), sep="\n")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How far a weight may be off whose gradient is mere rounding: literal gradients, moments worked out by hand. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-
+#include "tests/support/test.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
 #include "verify/reference/sensitivity.h"
-
-TestSuite(adam_allowance, .timeout = 300);
 
 enum { ELEMENTS = 4 };
 
@@ -22,7 +17,7 @@ typedef struct world {
 static void emit(world *w, const char *name, char pass, double allowed, const double *values)
 {
     const size_t shape[] = {ELEMENTS};
-    cr_assert_eq(ari_reference_emit(&w->ref, name, pass, pass == 'c' ? 0 : 1, shape, values), AR_OK);
+    cr_assert_ok(ari_reference_emit(&w->ref, name, pass, pass == 'c' ? 0 : 1, shape, values));
     w->ref.tensor[w->ref.count - 1].allowed = allowed;
     w->rounds[w->ref.count - 1] = pass == 'g' ? w->flags : NULL;
 }
@@ -38,13 +33,13 @@ static void world_init(world *w, ar_optimizer_kind kind, int steps, const double
         emit(w, "w", 'g', 1e-6, gradients[t - 1]);
         emit(w, "w", 'n', 1e-3, weights);
     }
-    cr_assert_eq(ari_reference_finish(&w->ref), AR_OK);
+    cr_assert_ok(ari_reference_finish(&w->ref));
 }
 
 static const float *allow(world *w, int steps)
 {
     const ari_adam_case c = {.optimizer = &w->optimizer, .steps = steps, .clip = w->clip, .rounds = w->rounds};
-    cr_assert_eq(ari_adam_allow(&w->ref, &c), AR_OK);
+    cr_assert_ok(ari_adam_allow(&w->ref, &c));
     return w->ref.tensor[ari_reference_find_in(&w->ref, "w", 'n', steps)].beside;
 }
 
@@ -147,7 +142,7 @@ static double clipped(double norm, double allowed)
     emit(&w, "grad_norm", 'c', allowed, &norm);
     free(w.ref.by_name);
     w.ref.by_name = NULL;
-    cr_assert_eq(ari_reference_finish(&w.ref), AR_OK);
+    cr_assert_ok(ari_reference_finish(&w.ref));
     const float *beside = allow(&w, 1);
     cr_assert_not_null(beside);
     const double found = (double)beside[0];
@@ -186,10 +181,8 @@ Test(adam_allowance, leaves_weights_after_other_optimizers_alone)
 /* Drawn with these settings, ten elements of a weight have gradients of 1e-8 where 1e-4 is rounding. */
 Test(adam_allowance, a_run_with_gradients_that_are_rounding_is_within)
 {
-    char folder[64];
     const ar_parallel layouts[] = {{.tp = 1}, {.tp = 2, .sp = true}, {.dp = 2}};
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_LLAMA]);
     ar_check_options o = check_layouts(folder, layouts, 3, 2, 6);
     o.run.steps = 2;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
@@ -198,12 +191,10 @@ Test(adam_allowance, a_run_with_gradients_that_are_rounding_is_within)
     o.run.dropout = 0.9;
     o.run.seed = 88;
     o.run.numerics = AR_NUMERICS_NATIVE;
-    ar_check_report *r = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
     for (size_t i = 0; i < r->runs; i++)
         cr_expect(r->run[i].max_ratio > 0.0 && r->run[i].max_ratio < 1.0, "layout %zu: %g in %s", i,
                   r->run[i].max_ratio, r->run[i].ratio_tensor);
-    ar_check_report_destroy(r);
-    remove_folder(folder);
 }
 
 /* A run against the allowance of another learning rate: gradients are right, and the first weights are not. */
@@ -218,7 +209,7 @@ static void expect_found(double factor, const char *tensor)
                                 .skip_f64 = true};
     float loss[2];
     ari_check_base base = {.config = config, .batch = batch, .loss = loss};
-    cr_assert_eq(ari_check_baseline(&base, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_check_baseline(&base, &o));
     ari_cluster_options cluster = {.config = &config,
                                    .run.parallel = {.tp = 2},
                                    .batch = batch,
@@ -228,13 +219,12 @@ static void expect_found(double factor, const char *tensor)
                                    .run.threads = 1,
                                    .run.sim = {.timeout_ns = 60000000000u}};
     cluster.run.optimizer.lr *= factor;
-    ar_check_run run = {0};
-    cr_assert_eq(ari_check_run(&run, &base.ref, &cluster), AR_OK, "%s", ar_error_message());
+    SCOPED(ari_check_run_fini) ar_check_run run = {0};
+    cr_assert_ok(ari_check_run(&run, &base.ref, &cluster));
     cr_expect(!run.error && run.has_difference == (tensor != NULL), "a factor of %g: ratio %g", factor, run.max_ratio);
     if (tensor)
         cr_expect(strcmp(run.first.tensor, tensor) == 0 && run.first.step == 1 && run.max_ratio > 1.0, "%s",
                   run.first.tensor);
-    ari_check_run_fini(&run);
     ari_reference_fini(&base.ref);
 }
 
@@ -254,9 +244,7 @@ Test(adam_allowance, faults_of_clipping_and_of_reduction_are_found)
                  {AR_FAULT_gradnorm_counts_replicas, {.tp = 2}, "grad_norm:clip"},
                  {AR_FAULT_dp_group_missing, {.dp = 2}, "lm_head.weight:grad"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += small_only() ? 2 : 1) {
-        char folder[64];
-        make_folder(folder);
-        write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+        OWNED(end_folder) char *folder = new_model(tiny_models[TINY_LLAMA]);
         ar_check_options o = check_layouts(folder, &cases[i].layout, 1, 2, 6);
         o.run.steps = 2;
         o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
@@ -268,6 +256,5 @@ Test(adam_allowance, faults_of_clipping_and_of_reduction_are_found)
         cr_expect(r->run[0].result == AR_CHECK_DIFFERENT && r->run[0].max_ratio > 1.0, "case %zu", i);
         cr_expect_str_eq(r->run[0].first.tensor, cases[i].tensor);
         ar_check_report_destroy(r);
-        remove_folder(folder);
     }
 }

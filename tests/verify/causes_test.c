@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of causes and docs/causes.md have the same identifiers, and every sentence is well formed. */
-#include <stdio.h>
-
 #include "tests/verify/pattern_support.h"
 #include "verify/check/call_causes.h"
 #include "verify/diagnose/case.h"
-
-TestSuite(causes, .timeout = 300);
 
 enum { MOST = 400 };
 
@@ -111,14 +107,13 @@ Test(causes, evidence_has_the_numbers_of_the_sentence)
                                  CAUSE("wrong_scalar"),
                                  HINT("the reference times 0.731: one wrong scalar")};
     static const trace thrice = {"N times", "model.norm.weight", 'g', WHOLE(3, 64), by_3, CAUSE("reduced_again")};
-    world w;
+    SCOPED(world_free) world w;
     expect_trace(&scaled, 3);
     expect_trace(&thrice, 3);
     world_begin(&w, &thrice, 3);
     const ari_diagnosis q = found(&w);
     cr_assert_eq(q.evidence.numbers, 1);
     cr_expect(strcmp(q.evidence.number[0].name, "tp") == 0 && q.evidence.number[0].value == 3.0);
-    world_free(&w);
 }
 
 /* Of one rank, or of equal copies, nothing is said that takes several. */
@@ -127,10 +122,9 @@ Test(causes, one_rank_lacks_no_collective)
     static const char *const of_ranks[] = {"missing_all_reduce", "missing_all_gather", "missing_broadcast",
                                            "missing_average",    "replicas_apart",     "part_of_one_rank"};
     static const trace t = {"one rank", "model.layers.0.mlp", 'b', WHOLE(1, 2, 8, 16), a_quarter_of_one_half};
-    world w;
+    SCOPED(world_free) world w;
     world_begin(&w, &t, 1);
     const ari_diagnosis p = found(&w);
     for (size_t i = 0; i < sizeof of_ranks / sizeof *of_ranks; i++)
         cr_expect_str_neq(cause_of(&p), of_ranks[i], "%s", p.hint);
-    world_free(&w);
 }

@@ -9,6 +9,7 @@
 
 #include "anyrank/check.h"
 #include "run/cluster_run.h"
+#include "tests/support/scoped.h"
 #include "tests/verify/tiny.h"
 
 static const char *const models[] = {LLAMA(61, 32, 48, 2, 16, 8, 4, false), GPT2(61, 32, 48, 2, 8)};
@@ -38,7 +39,7 @@ static int write_config(const char *folder, const char *json)
 static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault, ar_check_result wanted)
 {
     static const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4}, {.tp = 8}};
-    ar_check_report *r = NULL;
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     const ar_check_options o = {.run.model = folder,
                                 .parallel = layouts,
                                 .layouts = 3,
@@ -53,7 +54,6 @@ static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault
     expect(ar_check(&r, &o) == AR_OK, "a check did not run");
     for (size_t i = 0; r && i < r->runs; i++)
         expect(r->run[i].result == wanted, r->run[i].error ? r->run[i].error : "a run has another result");
-    ar_check_report_destroy(r);
 }
 
 /* Two steps with dropout and clipping on 8 ranks: data, tensors, positions and micro-batches shared out at once. */
@@ -61,7 +61,7 @@ static void train(const char *folder, ar_sim_algorithm algorithm, ar_numerics nu
 {
     static const ar_parallel layouts[] = {{.dp = 2, .tp = 4, .sp = true},
                                           {.dp = 4, .tp = 2, .micro_batches = 2, .forward_first = true}};
-    ar_check_report *r = NULL;
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     const ar_check_options o = {.run.model = folder,
                                 .parallel = layouts,
                                 .layouts = 2,
@@ -80,7 +80,6 @@ static void train(const char *folder, ar_sim_algorithm algorithm, ar_numerics nu
     expect(ar_check(&r, &o) == AR_OK, "a check of steps did not run");
     for (size_t i = 0; r && i < r->runs; i++)
         expect(r->run[i].result == AR_CHECK_SAME, r->run[i].error ? r->run[i].error : "steps have another result");
-    ar_check_report_destroy(r);
 }
 
 /* Recorded and timed; under a schedule; and with a transport that fails. */
@@ -91,7 +90,7 @@ static void watch(const char *folder)
     const ar_sim_fault faults[] = {{.kind = AR_SIM_KILL, .rank = 3, .collective = 40},
                                    {.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 3, .bit = 20}};
     for (int i = 0; i < 4; i++) {
-        ar_check_report *r = NULL;
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
         ar_check_options o = {.run.model = folder,
                               .parallel = &layout,
                               .layouts = 1,
@@ -110,7 +109,6 @@ static void watch(const char *folder)
         expect(ar_check(&r, &o) == AR_OK, "a watched check did not run");
         expect(r && r->result == (i < 2 ? AR_CHECK_SAME : AR_CHECK_ERROR), "a watched check has another result");
         expect(r && r->run[0].has_predicted == (i < 2), "a time was not predicted");
-        ar_check_report_destroy(r);
         ar_trace_destroy(o.run.sim.trace);
     }
 }

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The check of a user's module: what is right is the same under every layout; each mistake is found and named. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "anyrank/check_module.h"
 #include "support/own_module.h"
 #include "support/small.h"
+#include "tests/support/test.h"
 
-TestSuite(check_module, .timeout = 300);
+OWNER(ar_gradcheck_module_report, ar_gradcheck_module_report_destroy)
 
 enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 10 };
 
@@ -131,7 +128,7 @@ static ar_check_report *check_one(given *g, ar_parallel p)
     const ar_check_module_options o = options(&p, 1);
     ar_check_report *r = NULL;
     fill(g);
-    cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_check_module(&r, &c, &o));
     return r;
 }
 
@@ -157,9 +154,9 @@ Test(check_module, a_right_module_has_the_same_bits_under_every_layout)
     for (size_t k = 0; k < 3; k++) {
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
         ar_check_module_options o = options(layouts, LAYOUTS);
-        ar_check_report *r = NULL;
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
         o.ddp = ddp[k];
-        cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_check_module(&r, &c, &o));
         for (size_t i = 0; i < LAYOUTS; i++) {
             char text[96];
             ar_parallel_text(text, sizeof text, &layouts[i]);
@@ -170,7 +167,6 @@ Test(check_module, a_right_module_has_the_same_bits_under_every_layout)
         }
         cr_expect(k == 0 || strcmp(hash, r->weights_hash) == 0);
         memcpy(hash, r->weights_hash, sizeof hash);
-        ar_check_report_destroy(r);
     }
 }
 
@@ -200,15 +196,14 @@ Test(check_module, what_depends_on_the_layout_is_found_and_named)
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g, .own_weights = true};
         ar_check_module_options o = options(&rows[i].parallel, 1);
         o.run.dropout = 0.0;
-        ar_check_report *r = NULL;
-        cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+        cr_assert_ok(ar_check_module(&r, &c, &o));
         const ar_check_run *run = &r->run[0];
         cr_expect_eq(run->result, rows[i].first ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "row %zu: %s", i,
                      run->error ? run->error : run->first.tensor);
         cr_expect_str_eq(run->first.tensor, rows[i].first ? rows[i].first : "", "row %zu", i);
         cr_expect_eq(run->has_difference, rows[i].first != NULL, "row %zu", i);
         cr_expect(!rows[i].first || (run->first.pattern[0] && run->first.hint[0]), "row %zu", i);
-        ar_check_report_destroy(r);
     }
 }
 
@@ -225,15 +220,14 @@ Test(check_module, a_mistake_of_the_library_is_named_as_in_a_model)
         fill(&g);
         const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
         ar_check_module_options o = options(rows[i].p, 1);
-        ar_check_report *r = NULL;
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
         o.run.fault = rows[i].fault;
-        cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_check_module(&r, &c, &o));
         cr_expect_eq(r->result, AR_CHECK_DIFFERENT);
         cr_expect_str_eq(r->run[0].first.tensor, rows[i].first);
         char text[4096];
         ar_check_module_text(r, text, sizeof text);
         cr_expect(strstr(text, "hint: looks like a missing all-reduce"), "%s", text);
-        ar_check_report_destroy(r);
     }
 }
 
@@ -253,9 +247,8 @@ Test(check_module, a_layer_used_twice_is_compared_use_by_use)
 Test(check_module, a_frozen_parameter_keeps_its_bits)
 {
     given g = {.mistake = OWN_RIGHT, .frozen = true};
-    ar_check_report *r = check_one(&g, (ar_parallel){.dp = 2, .zero = 1});
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_one(&g, (ar_parallel){.dp = 2, .zero = 1});
     cr_expect_eq(r->result, AR_CHECK_SAME, "%s %s", r->run[0].first.tensor, r->run[0].error ? r->run[0].error : "");
-    ar_check_report_destroy(r);
 }
 
 Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
@@ -265,9 +258,9 @@ Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
     fill(&g);
     const ar_module_case c = {.name = "net", .build = build, .batch = batch, .user = &g};
     const ar_check_module_options o = options(layouts, 4);
-    ar_check_report *r = NULL;
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     char text[2048];
-    cr_assert_eq(ar_check_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_check_module(&r, &c, &o));
     cr_expect_eq(r->run[0].result, AR_CHECK_ERROR);
     cr_expect_not_null(strstr(r->run[0].error, "not on two ranks"));
     cr_expect_eq(r->run[1].result, AR_CHECK_SAME);
@@ -279,7 +272,6 @@ Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
     ar_check_module_text(r, text, sizeof text);
     cr_expect_not_null(strstr(text, "ERROR"));
     cr_expect_not_null(strstr(text, "whether its mathematics is right, a gradcheck tells"));
-    ar_check_report_destroy(r);
 }
 
 Test(check_module, what_cannot_be_checked_is_refused)
@@ -304,8 +296,7 @@ Test(check_module, what_cannot_be_checked_is_refused)
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_UNSUPPORTED);
     o = options(&one, 1);
     g.label[2] = CLASSES;
-    cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_DATA);
-    cr_expect_not_null(strstr(ar_error_message(), "labels[2, 0] is 4"));
+    cr_expect_refused(ar_check_module(&r, &c, &o), AR_ERR_DATA, "labels[2, 0] is 4");
     c.build = NULL;
     cr_expect_eq(ar_check_module(&r, &c, &o), AR_ERR_ARG);
     cr_expect_null(r);
@@ -319,7 +310,7 @@ static ar_gradcheck_module_report *gradcheck(given *g, uint64_t seed)
     const ar_check_module_options o = {.run.dropout = 0.2, .run.seed = seed};
     ar_gradcheck_module_report *r = NULL;
     fill(g);
-    cr_assert_eq(ar_gradcheck_module(&r, &c, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_gradcheck_module(&r, &c, &o));
     return r;
 }
 
@@ -338,13 +329,12 @@ Test(check_module, right_gradients_agree_with_differences_whatever_the_seed)
     const uint64_t seeds = (uint64_t)by_scale(4, 8, 24);
     for (uint64_t seed = 0; seed < seeds; seed++) {
         given g = {.mistake = OWN_RIGHT, .twice = seed % 2 == 1, .act = (ar_activation)(seed % AR_ACT_NONE)};
-        ar_gradcheck_module_report *r = gradcheck(&g, seed);
+        OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
         char text[4096];
         ar_gradcheck_module_text(r, text, sizeof text);
         cr_expect(r->ok, "seed %d: %s", (int)seed, text);
         cr_expect_eq(r->tensors, 11u);
         cr_expect(tensor_of(r, "input").probes >= 3);
-        ar_gradcheck_module_report_destroy(r);
     }
 }
 
@@ -361,11 +351,10 @@ Test(check_module, a_wrong_backward_pass_disagrees_and_the_tensor_is_named)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (uint64_t seed = 0; seed < (uint64_t)by_scale(1, 2, 4); seed++) {
             given g = {.mistake = rows[i].mistake};
-            ar_gradcheck_module_report *r = gradcheck(&g, seed);
+            OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
             cr_expect(!r->ok, "mistake %zu", i);
             cr_expect_gt(tensor_of(r, rows[i].wrong).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
             cr_expect_eq(tensor_of(r, rows[i].right).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
-            ar_gradcheck_module_report_destroy(r);
         }
     }
 }
@@ -373,8 +362,7 @@ Test(check_module, a_wrong_backward_pass_disagrees_and_the_tensor_is_named)
 Test(check_module, a_frozen_parameter_is_not_asked_for_its_gradient)
 {
     given g = {.mistake = OWN_FORGETS_GRADIENT, .frozen = true};
-    ar_gradcheck_module_report *r = gradcheck(&g, 1);
+    OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, 1);
     cr_expect(r->ok);
     cr_expect_eq(tensor_of(r, "own.scale").probes, 0u);
-    ar_gradcheck_module_report_destroy(r);
 }

@@ -2,8 +2,6 @@
 /* A check beside what else the simulated cluster can do: record, predict, schedule, and let transports fail. */
 #include "tests/verify/support.h"
 
-TestSuite(cluster_check, .timeout = 300);
-
 static const ar_parallel layouts[] = {{.dp = 2, .tp = 2}, {.tp = 2, .sp = true}};
 static const ar_sim_cluster cluster = {
     .ranks_per_node = 2, .inside = {1e-6, 1e11}, .between = {5e-6, 1e10}, .flops = 1e12};
@@ -35,13 +33,13 @@ Test(cluster_check, has_the_same_bits_recorded_or_timed_or_verified)
 {
     place p;
     place_init(&p, 2);
-    ar_check_report *plain = check_or_fail(&p.o);
+    OWNED(ar_check_report_destroy) ar_check_report *plain = check_or_fail(&p.o);
     expect_same(plain, "plain");
     for (int i = 0; i < 3; i++) {
         p.o.run.sim.cluster = i == 0 ? &cluster : NULL;
         p.o.run.sim.verify_transfers = i == 1;
         p.o.schedules = i == 2 ? 3 : 0;
-        ar_check_report *r = check_or_fail(&p.o);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
         expect_same(r, "watched");
         for (size_t k = 0; k < r->runs; k++) {
             cr_expect_eq(r->run[k].bytes_counted, plain->run[k].bytes_counted);
@@ -50,9 +48,7 @@ Test(cluster_check, has_the_same_bits_recorded_or_timed_or_verified)
             cr_expect_eq(r->run[k].has_predicted, i == 0);
             cr_expect_eq(r->run[k].schedules, i == 2 ? 3 : 0);
         }
-        ar_check_report_destroy(r);
     }
-    ar_check_report_destroy(plain);
     remove_folder(p.folder);
 }
 
@@ -65,7 +61,7 @@ Test(cluster_check, predicts_the_same_time_whatever_really_happened)
     for (int i = 0; i < 3; i++) {
         p.o.schedules = i > 0;
         p.o.run.sim.schedule_seed = (uint64_t)i;
-        ar_check_report *r = check_or_fail(&p.o);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
         for (size_t k = 0; k < 2; k++) {
             const ar_trace_summary *s = &r->run[k].predicted;
             first[k] = i == 0 ? *s : first[k];
@@ -75,7 +71,6 @@ Test(cluster_check, predicts_the_same_time_whatever_really_happened)
                           s->communication == first[k].communication && s->path_compute == first[k].path_compute,
                       "run %d: %.17g s against %.17g", i, s->seconds, first[k].seconds);
         }
-        ar_check_report_destroy(r);
     }
     remove_folder(p.folder);
 }
@@ -87,13 +82,12 @@ Test(cluster_check, records_the_one_run_also_where_it_ends_in_an_error)
         ar_trace_summary s;
         place_init(&p, 1);
         p.o.run.fault = faulty ? AR_FAULT_collective_size_mismatch : AR_FAULT_NONE;
-        cr_assert_eq(ar_trace_create(&p.o.run.sim.trace), AR_OK);
-        ar_check_report *r = check_or_fail(&p.o);
+        cr_assert_ok(ar_trace_create(&p.o.run.sim.trace));
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
         cr_expect_eq(r->result, faulty ? AR_CHECK_ERROR : AR_CHECK_SAME);
-        cr_assert_eq(ar_trace_summarise(&s, p.o.run.sim.trace, AR_TRACE_REAL), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_trace_summarise(&s, p.o.run.sim.trace, AR_TRACE_REAL));
         cr_expect(s.seconds > 0 && s.collectives > 20, "%g s, %zu collectives", s.seconds, s.collectives);
         cr_expect(!r->run[0].has_predicted && r->run[0].seconds > 0);
-        ar_check_report_destroy(r);
         ar_trace_destroy(p.o.run.sim.trace);
         remove_folder(p.folder);
     }
@@ -106,9 +100,8 @@ Test(cluster_check, stops_at_the_schedule_that_is_not_the_same)
     p.o.schedules = 50;
     p.o.run.sim.schedule_seed = 7;
     p.o.run.fault = AR_FAULT_norm_backward_missing;
-    ar_check_report *r = check_or_fail(&p.o);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
     cr_expect(r->run[0].result == AR_CHECK_DIFFERENT && r->run[0].schedules == 1 && r->run[0].schedule_seed == 7);
-    ar_check_report_destroy(r);
     remove_folder(p.folder);
 }
 
@@ -124,11 +117,10 @@ static void strike(const ar_sim_fault *f, ar_check_result wanted, ar_check_resul
         p.o.run.sim.verify_transfers = v;
         p.o.run.sim.timeout_ns = f->kind == AR_SIM_STALL ? 300000000u : p.o.run.sim.timeout_ns;
         ar_sim_fault_describe(f, text, sizeof text);
-        ar_check_report *r = check_or_fail(&p.o);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
         cr_expect_eq(r->result, v ? verified : wanted, "%s: %s", text, first_of(&r->run[0]));
         for (int k = 0; r->result == AR_CHECK_ERROR && k < 4; k++)
             cr_expect(strcmp(r->run[0].reports[k].status, "AR_OK") != 0, "%s: rank %d", text, k);
-        ar_check_report_destroy(r);
         remove_folder(p.folder);
     }
 }
@@ -151,10 +143,10 @@ Test(cluster_check, hears_of_faults_of_the_transport)
 Test(cluster_check, refuses_options_that_contradict_each_other)
 {
     const ar_sim_fault kill = {.kind = AR_SIM_KILL, .rank = 4, .collective = 1};
-    ar_trace *trace = NULL;
+    OWNED(ar_trace_destroy) ar_trace *trace = NULL;
     place p;
     place_init(&p, 2);
-    cr_assert_eq(ar_trace_create(&trace), AR_OK);
+    cr_assert_ok(ar_trace_create(&trace));
     const ar_check_options good = p.o;
     p.o.run.sim.trace = trace;
     refused(&p.o, "one layout");
@@ -170,7 +162,6 @@ Test(cluster_check, refuses_options_that_contradict_each_other)
     p.o = good;
     p.o.run.sim.algorithm = AR_SIM_LAST;
     refused(&p.o, "direct or ring");
-    ar_trace_destroy(trace);
     remove_folder(p.folder);
 }
 

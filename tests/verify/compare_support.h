@@ -22,10 +22,10 @@ static inline void fixture_init(fixture *f)
     *f = (fixture){.ref = {0}};
     for (int i = 0; i < COUNT; i++)
         wide[i] = f->values[i] = (float)(i + 1) * 0.25f;
-    cr_assert_eq(ari_reference_emit(&f->ref, "w", 'f', 2, full_shape, wide), AR_OK);
-    cr_assert_eq(ari_reference_finish(&f->ref), AR_OK);
+    cr_assert_ok(ari_reference_emit(&f->ref, "w", 'f', 2, full_shape, wide));
+    cr_assert_ok(ari_reference_finish(&f->ref));
     for (int r = 0; r < RANKS; r++)
-        cr_assert_eq(ari_comparator_init(&f->rank[r], &f->ref, NULL), AR_OK);
+        cr_assert_ok(ari_comparator_init(&f->rank[r], &f->ref, NULL));
 }
 
 static inline void fixture_fini(fixture *f)
@@ -41,23 +41,23 @@ static inline void tap(ari_comparator *c, const char *name, const float *local, 
     float copy[COUNT];
     ar_tensor t;
     memcpy(copy, local, shape[0] * shape[1] * sizeof *copy);
-    cr_assert_eq(ar_tensor_view(&t, AR_F32, 2, shape, (ar_buf){copy}), AR_OK);
+    cr_assert_ok(ar_tensor_view(&t, AR_F32, 2, shape, (ar_buf){copy}));
     const ar_tap_event e = {.name = name, .pass = 'f', .step = 1, .local = &t, .layout = layout};
-    cr_assert_eq(ari_comparator_tap(c, &e), AR_OK);
+    cr_assert_ok(ari_comparator_tap(c, &e));
 }
 
 /* Rank r of `parts` reports rows of the full values. */
 static inline void tap_rows(ari_comparator *c, const float *full, int part, int parts)
 {
     ar_layout o;
-    cr_assert_eq(ar_layout_shard(&o, 2, full_shape, 0, part, parts), AR_OK);
+    cr_assert_ok(ar_layout_shard(&o, 2, full_shape, 0, part, parts));
     tap(c, "w", full + (size_t)part * COUNT / (size_t)parts, &o);
 }
 
 static inline void tap_whole(ari_comparator *c, const float *full, int replica, int replicas)
 {
     ar_layout o;
-    cr_assert_eq(ar_layout_replicate(&o, 2, full_shape, replica, replicas), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, replica, replicas));
     tap(c, "w", full, &o);
 }
 

@@ -3,28 +3,23 @@
  * an element that nobody holds or two ranks claim. */
 #include "tests/verify/compare_support.h"
 
-#include <math.h>
-
 #include "verify/check/check_run.h"
-
-TestSuite(compare, .timeout = 300);
 
 Test(compare, equal_shards_are_complete_and_the_same)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     fixture_init(&f);
     for (int r = 0; r < RANKS; r++)
         tap_rows(&f.rank[r], f.values, r, RANKS);
     const ari_verdict v = ari_verdict_of(f.rank, RANKS, 0);
     cr_expect(v.complete && v.different == 0 && v.rank == -1 && v.max_ulp == 0);
-    fixture_fini(&f);
 }
 
 Test(compare, any_single_flipped_bit_is_found_with_its_place)
 {
     for (size_t i = 0; i < COUNT; i++) {
         for (unsigned bit = 0; bit < 32; bit++) {
-            fixture f;
+            SCOPED(fixture_fini) fixture f;
             float wrong[COUNT];
             uint32_t u = 0;
             fixture_init(&f);
@@ -39,14 +34,13 @@ Test(compare, any_single_flipped_bit_is_found_with_its_place)
             cr_assert_eq(v.rank, (int)(i / (COUNT / RANKS)));
             cr_assert_eq(v.first_local, i % (COUNT / RANKS));
             cr_assert(memcmp(&v.actual, &wrong[i], sizeof v.actual) == 0 && v.max_ulp > 0);
-            fixture_fini(&f);
         }
     }
 }
 
 Test(compare, the_lowest_index_and_of_copies_the_lowest_rank_is_told)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     float wrong[COUNT];
     fixture_init(&f);
     memcpy(wrong, f.values, sizeof wrong);
@@ -55,12 +49,11 @@ Test(compare, the_lowest_index_and_of_copies_the_lowest_rank_is_told)
         tap_whole(&f.rank[r], wrong, r, RANKS);
     const ari_verdict v = ari_verdict_of(f.rank, RANKS, 0);
     cr_expect(v.complete && v.different == 2 && v.first == 7 && v.rank == 0);
-    fixture_fini(&f);
 }
 
 Test(compare, a_copy_that_differs_is_found_though_the_first_copy_is_right)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     float wrong[COUNT];
     fixture_init(&f);
     memcpy(wrong, f.values, sizeof wrong);
@@ -69,7 +62,6 @@ Test(compare, a_copy_that_differs_is_found_though_the_first_copy_is_right)
     tap_whole(&f.rank[1], wrong, 1, RANKS);
     const ari_verdict v = ari_verdict_of(f.rank, RANKS, 0);
     cr_expect(v.complete && v.different == 1 && v.first == COUNT - 1 && v.rank == 1);
-    fixture_fini(&f);
 }
 
 /* Rows [start, start + rows) of the full tensor, which lie from row `local` on in the rank's own. */
@@ -80,7 +72,7 @@ static ar_box rows_of(size_t start, size_t rows, size_t local)
 
 Test(compare, the_lowest_index_is_told_though_the_rank_holds_it_behind_others)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     float own[COUNT];
     const ar_layout turned = {
         .ndim = 2, .shape = {ROWS, COLS}, .nbox = 2, .box = {rows_of(3, 3, 0), rows_of(0, 3, 3)}, .replicas = 1};
@@ -92,13 +84,12 @@ Test(compare, the_lowest_index_is_told_though_the_rank_holds_it_behind_others)
     const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
     cr_expect(v.complete && v.different == 2 && v.first == 5 && v.first_local == COUNT / 2 + 5, "first %zu, local %zu",
               v.first, v.first_local);
-    fixture_fini(&f);
 }
 
 /* As many elements as there are, but row 2 twice and row 5 not at all. */
 Test(compare, boxes_of_one_rank_that_overlap_are_not_the_whole)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     float own[COUNT];
     const ar_layout overlapping = {
         .ndim = 2, .shape = {ROWS, COLS}, .nbox = 2, .box = {rows_of(0, 3, 0), rows_of(2, 3, 3)}, .replicas = 1};
@@ -108,68 +99,62 @@ Test(compare, boxes_of_one_rank_that_overlap_are_not_the_whole)
     tap(&f.rank[0], "w", own, &overlapping);
     const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
     cr_expect(!v.complete && v.different == 0);
-    fixture_fini(&f);
 }
 
 /* What is hashed is the first copy, whoever reports last. */
 Test(compare, the_hashed_copy_is_the_first_replicas)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     float kept[COUNT] = {0}, wrong[COUNT], *const gathered[] = {kept};
     fixture_init(&f);
     memcpy(wrong, f.values, sizeof wrong);
     wrong[3] = 100.0f;
     for (int r = 0; r < RANKS; r++) {
         ari_comparator_fini(&f.rank[r]);
-        cr_assert_eq(ari_comparator_init(&f.rank[r], &f.ref, gathered), AR_OK);
+        cr_assert_ok(ari_comparator_init(&f.rank[r], &f.ref, gathered));
     }
     tap_whole(&f.rank[0], f.values, 0, RANKS);
     tap_whole(&f.rank[1], wrong, 1, RANKS);
     cr_expect_eq(memcmp(kept, f.values, sizeof kept), 0);
-    fixture_fini(&f);
 }
 
 Test(compare, what_no_rank_holds_is_incomplete)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     fixture_init(&f);
     tap_rows(&f.rank[0], f.values, 0, 3);
     tap_rows(&f.rank[1], f.values, 1, 3);
     cr_expect(!ari_verdict_of(f.rank, RANKS, 0).complete, "the last third was never reported");
-    fixture_fini(&f);
 }
 
 Test(compare, a_rank_that_reports_nothing_is_incomplete)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     fixture_init(&f);
     tap_whole(&f.rank[0], f.values, 0, RANKS);
     cr_expect(!ari_verdict_of(f.rank, RANKS, 0).complete, "rank 1's copy was never compared");
-    fixture_fini(&f);
 }
 
 Test(compare, one_part_claimed_twice_does_not_stand_for_the_other)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     fixture_init(&f);
     tap_rows(&f.rank[0], f.values, 0, RANKS);
     tap_rows(&f.rank[1], f.values, 0, RANKS);
     cr_expect(!ari_verdict_of(f.rank, RANKS, 0).complete, "nobody reported the last half");
-    fixture_fini(&f);
 }
 
 Test(compare, one_rank_reporting_twice_does_not_stand_for_the_other)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     ar_layout nothing;
     fixture_init(&f);
-    cr_assert_eq(ar_layout_shard(&nothing, 2, full_shape, 0, 1, RANKS), AR_OK);
+    cr_assert_ok(ar_layout_shard(&nothing, 2, full_shape, 0, 1, RANKS));
     nothing.nbox = 0;
     tap_rows(&f.rank[0], f.values, 0, RANKS);
     tap_rows(&f.rank[0], f.values, 0, RANKS);
     tap(&f.rank[1], "w", f.values, &nothing);
     cr_expect(!ari_verdict_of(f.rank, RANKS, 0).complete, "nobody reported the last half");
-    fixture_fini(&f);
 }
 
 static void exchange(int *a, int *b)
@@ -211,7 +196,7 @@ Test(compare, rows_reported_in_any_order_are_one_part)
         }
         const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
         cr_assert(v.complete && v.different == 2 && v.first == 13 && v.first_local == 13 && v.rank == 0);
-        cr_assert_eq(ari_comparator_copy(&copy, &f.rank[0], 0), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_comparator_copy(&copy, &f.rank[0], 0));
         cr_assert_eq(memcmp(copy, wrong, sizeof wrong), 0);
         free(copy);
         fixture_fini(&f);
@@ -222,19 +207,18 @@ Test(compare, rows_reported_in_any_order_are_one_part)
 
 Test(compare, a_tensor_that_the_reference_lacks_is_kept_by_name)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     ar_layout o;
     fixture_init(&f);
-    cr_assert_eq(ar_layout_replicate(&o, 2, full_shape, 0, 1), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, 0, 1));
     tap(&f.rank[1], "v", f.values, &o);
     cr_expect_str_eq(f.rank[1].unexpected, "v:fwd, which the baseline does not have");
     cr_expect_str_eq(f.rank[0].unexpected, "");
-    fixture_fini(&f);
 }
 
 Test(compare, zeros_of_either_sign_differ_and_nans_do_not_hide)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     float wrong[COUNT];
     fixture_init(&f);
     memcpy(wrong, f.values, sizeof wrong);
@@ -246,7 +230,6 @@ Test(compare, zeros_of_either_sign_differ_and_nans_do_not_hide)
     const ari_verdict v = ari_verdict_of(f.rank, RANKS, 0);
     cr_expect(v.different == 2 && v.first == 3 && signbit(v.actual), "%zu different", v.different);
     cr_expect_eq(v.max_ulp, UINT32_MAX);
-    fixture_fini(&f);
 }
 
 Test(compare, ulp_distance_counts_steps_across_zero)
@@ -283,25 +266,22 @@ typedef struct whole_run {
 static void whole_run_init(whole_run *w, const char *json, int tp)
 {
     *w = (whole_run){.config = config_of(json), .batch = {.batch = BATCH, .seq = SEQ, .input_ids = ids}};
-    const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &w->ref};
-    cr_assert_eq(ar_baseline_run(&w->config, &b, &w->batch, &w->ref.loss), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_reference_finish(&w->ref), AR_OK);
+    w->ref = reference_of(&w->config, &w->batch);
     w->cluster = (ari_cluster_options){.config = &w->config,
                                        .run.parallel = {.tp = tp},
                                        .batch = &w->batch,
                                        .run.threads = 1,
                                        .run.sim = {.timeout_ns = 60000000000u}};
-    ar_check_run first = {0};
-    cr_assert_eq(ari_check_run(&first, &w->ref, &w->cluster), AR_OK, "%s", ar_error_message());
+    SCOPED(ari_check_run_fini) ar_check_run first = {0};
+    cr_assert_ok(ari_check_run(&first, &w->ref, &w->cluster));
     cr_assert(first.tensors_different == 0 && !first.error);
     w->predicted = first.bytes_counted;
-    ari_check_run_fini(&first);
 }
 
 static ar_check_run run_of(const whole_run *w)
 {
     ar_check_run run = {.bytes_predicted = w->predicted};
-    cr_assert_eq(ari_check_run(&run, &w->ref, &w->cluster), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_check_run(&run, &w->ref, &w->cluster));
     return run;
 }
 
@@ -326,7 +306,7 @@ static void flip_each(const char *json, int tp)
         memcpy(&u, &t->values[at], sizeof u);
         u ^= 1u;
         memcpy(&t->values[at], &u, sizeof u);
-        ar_check_run run = run_of(&w);
+        SCOPED(ari_check_run_fini) ar_check_run run = run_of(&w);
         snprintf(name, sizeof name, "%s%s", t->name, ari_pass_suffix(t->pass));
         cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == 1 && run.elements_different == 1,
                   "%s: %zu tensors, %zu elements", name, run.tensors_different, run.elements_different);
@@ -334,7 +314,6 @@ static void flip_each(const char *json, int tp)
         cr_expect_eq(flat_index(&run.first, t), at, "%s", name);
         cr_expect(run.first.ulp == 1 && run.max_ulp == 1 && run.first.elements_different == 1, "%s", name);
         cr_expect(run.first.reference == t->values[at] && run.first.rank >= 0 && run.first.rank < tp);
-        ari_check_run_fini(&run);
         u ^= 1u;
         memcpy(&t->values[at], &u, sizeof u);
     }
@@ -363,12 +342,11 @@ static void expect_owner(const char *json, int tp, const char *name, char pass, 
     whole_run w;
     whole_run_init(&w, json, tp);
     flip(&w, name, pass, at);
-    ar_check_run run = run_of(&w);
+    SCOPED(ari_check_run_fini) ar_check_run run = run_of(&w);
     const ar_first_difference *f = &run.first;
     cr_expect_eq(f->rank, rank, "%s[%zu]: rank %d, expected %d", name, at, f->rank, rank);
     cr_expect_eq(f->local_index[f->local_ndim - 1], local, "%s[%zu]: local index %zu, expected %zu", name, at,
                  f->local_index[f->local_ndim - 1], local);
-    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }
 
@@ -395,33 +373,41 @@ Test(compare, equal_values_in_other_memory_than_predicted_are_a_wrong_prediction
 {
     whole_run w;
     whole_run_init(&w, STACK(257, 64, 84, 1, 16, 8), 2);
-    ar_check_run right = run_of(&w);
+    SCOPED(ari_check_run_fini) ar_check_run right = run_of(&w);
     cr_expect_eq(right.result, AR_CHECK_SAME, "%s", right.memory_difference);
     cr_expect_eq(memcmp(&right.memory, &right.memory_predicted, sizeof right.memory), 0);
     w.cluster.run.fault = AR_FAULT_norm_padded_lanes;
-    ar_check_run run = run_of(&w);
+    SCOPED(ari_check_run_fini) ar_check_run run = run_of(&w);
     cr_expect(run.result == AR_CHECK_MISPREDICTED && run.tensors_different == 0 && !run.has_difference);
     cr_expect(strstr(run.memory_difference, "rank 0") && strstr(run.memory_difference, "kept for backward"), "%s",
               run.memory_difference);
-    ari_check_run_fini(&right);
-    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }
 
-Test(compare, a_rank_that_holds_a_byte_more_for_a_moment_is_told_unless_the_device_decides_it)
+/* On the CPU, and on a device whose operands have another form. */
+Test(compare, a_rank_that_holds_a_byte_more_for_a_moment_is_told)
 {
+    static const ar_device_kind kinds[] = {AR_DEVICE_CPU, AR_DEVICE_EMULATED};
     whole_run w;
-    ar_rank_memory counted[2];
     whole_run_init(&w, tiny_models[TINY_STACK], 2);
-    for (int r = 0; r < 2; r++)
-        cr_assert_eq(ari_memory_of_rank(&counted[r], &w.cluster, r), AR_OK, "%s", ar_error_message());
-    counted[1].peak++;
-    for (int device = AR_DEVICE_CPU; device < AR_DEVICE_KINDS; device++) {
-        ar_check_run run = {.bytes_predicted = 0};
-        w.cluster.run.device.kind = (ar_device_kind)device;
-        cr_assert_eq(ari_check_memory(&run, &w.cluster, counted), AR_OK, "%s", ar_error_message());
-        cr_expect_eq(strstr(run.memory_difference, "memory of rank 1, most of a step") != NULL, device == AR_DEVICE_CPU,
-                     "%s", run.memory_difference);
+    for (int i = 0; i < 2; i++) {
+        OWNED(ar_device_destroy) ar_device *like = NULL;
+        ar_rank_memory counted[2];
+        if (ar_device_create(&like, &(ar_device_choice){.kind = kinds[i]}, 1) == AR_ERR_UNSUPPORTED)
+            continue;
+        for (int r = 0; r < 2; r++) {
+            ari_dry_memory dry;
+            cr_assert_ok(ari_cluster_dry(&dry, &w.cluster, r, like));
+            counted[r] = dry.rank;
+        }
+        w.cluster.run.device.kind = kinds[i];
+        for (int more = 0; more < 2; more++) {
+            ar_check_run run = {.bytes_predicted = 0};
+            counted[1].peak += (size_t)more;
+            cr_assert_ok(ari_check_memory(&run, &w.cluster, counted));
+            cr_expect_eq(strstr(run.memory_difference, "memory of rank 1, most of a step") != NULL, more == 1, "%s",
+                         run.memory_difference);
+        }
     }
     ari_reference_fini(&w.ref);
 }
@@ -432,13 +418,12 @@ Test(compare, a_tensor_that_no_rank_reports_is_a_difference)
     const double extra = 1.0;
     whole_run_init(&w, tiny_models[TINY_STACK], 2);
     free(w.ref.by_name);
-    cr_assert_eq(ari_reference_emit(&w.ref, "model.nobody", 'f', 0, NULL, &extra), AR_OK);
-    cr_assert_eq(ari_reference_finish(&w.ref), AR_OK);
-    ar_check_run run = run_of(&w);
+    cr_assert_ok(ari_reference_emit(&w.ref, "model.nobody", 'f', 0, NULL, &extra));
+    cr_assert_ok(ari_reference_finish(&w.ref));
+    SCOPED(ari_check_run_fini) ar_check_run run = run_of(&w);
     cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == 1 && !run.error);
     cr_expect_str_eq(run.first.tensor, "model.nobody:fwd");
     cr_expect(strstr(run.first.pattern, "did not report"), "%s", run.first.pattern);
-    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }
 
@@ -450,11 +435,10 @@ Test(compare, a_tensor_that_only_the_ranks_report_is_an_error)
     cr_assert(i < w.ref.count);
     w.ref.tensor[i].name[0] = 'L';
     free(w.ref.by_name);
-    cr_assert_eq(ari_reference_finish(&w.ref), AR_OK);
-    ar_check_run run = run_of(&w);
+    cr_assert_ok(ari_reference_finish(&w.ref));
+    SCOPED(ari_check_run_fini) ar_check_run run = run_of(&w);
     cr_expect_eq(run.result, AR_CHECK_ERROR);
     cr_expect(run.error && strstr(run.error, "layers.1.mlp.act:fwd"), "%s", run.error);
-    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }
 
@@ -462,12 +446,10 @@ Test(compare, equal_values_with_other_bytes_than_predicted_are_a_wrong_predictio
 {
     whole_run w;
     whole_run_init(&w, tiny_models[TINY_GPT2], 2);
-    ar_check_run right = run_of(&w);
+    SCOPED(ari_check_run_fini) ar_check_run right = run_of(&w);
     cr_expect_eq(right.result, AR_CHECK_SAME);
     w.predicted++;
-    ar_check_run run = run_of(&w);
+    SCOPED(ari_check_run_fini) ar_check_run run = run_of(&w);
     cr_expect(run.result == AR_CHECK_MISPREDICTED && run.tensors_different == 0 && !run.has_difference);
-    ari_check_run_fini(&right);
-    ari_check_run_fini(&run);
     ari_reference_fini(&w.ref);
 }

@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a listener keeps of a rank's reports: names, parts, rows of micro-batches, shares of a gradient. */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "anyrank/dump_listener.h"
+#include "tests/support/test.h"
 
-TestSuite(dump_listener, .timeout = 300);
+OWNER(ar_dump_listener, ar_dump_listener_destroy)
 
 static ar_dump_listener *listener(const ar_dump_listener_options *o)
 {
     ar_dump_listener *l = NULL;
-    cr_assert_eq(ar_dump_listener_create(&l, o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_dump_listener_create(&l, o));
     return l;
 }
 
 static ar_tensor view(float *values, int ndim, const size_t *shape)
 {
     ar_tensor t;
-    cr_assert_eq(ar_tensor_view(&t, AR_F32, ndim, shape, (ar_buf){values}), AR_OK);
+    cr_assert_ok(ar_tensor_view(&t, AR_F32, ndim, shape, (ar_buf){values}));
     return t;
 }
 
@@ -45,7 +43,7 @@ static void expect_values(const ar_dump_value *v, const float *expected, size_t 
 static ar_layout rows_of(size_t first, size_t rows)
 {
     ar_layout o;
-    cr_assert_eq(ar_layout_replicate(&o, 2, (const size_t[]){4, 2}, 0, 1), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 2, (const size_t[]){4, 2}, 0, 1));
     o.box[0].global[0] = first;
     o.box[0].extent[0] = rows;
     return o;
@@ -56,19 +54,18 @@ Test(dump_listener, names_have_the_pass_and_from_step_2_on_the_step)
     static const char passes[] = "ifbgcn";
     static const char *const expected[] = {"x:init", "x:fwd", "x:bwd",   "x:grad",
                                            "x:clip", "x:new", "x:fwd@2", "x:fwd@4294967295"};
-    ar_dump_listener *l = listener(NULL);
+    OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
     float one = 1.0f;
     ar_layout o;
-    cr_assert_eq(ar_layout_replicate(&o, 0, NULL, 0, 1), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 0, NULL, 0, 1));
     const ar_tensor t = view(&one, 0, NULL);
     for (size_t i = 0; i < 6; i++)
-        cr_assert_eq(report(l, "x", passes[i], 1, &t, &o), AR_OK);
-    cr_assert_eq(report(l, "x", 'f', 2, &t, &o), AR_OK);
-    cr_assert_eq(report(l, "x", 'f', UINT32_MAX, &t, &o), AR_OK);
+        cr_assert_ok(report(l, "x", passes[i], 1, &t, &o));
+    cr_assert_ok(report(l, "x", 'f', 2, &t, &o));
+    cr_assert_ok(report(l, "x", 'f', UINT32_MAX, &t, &o));
     cr_assert_eq(ar_dump_listener_count(l), 8);
     for (size_t i = 0; i < 8; i++)
         cr_expect_str_eq(value(l, i).name, expected[i]);
-    ar_dump_listener_destroy(l);
 }
 
 Test(dump_listener, rows_of_micro_batches_become_one_box_in_either_order)
@@ -77,16 +74,15 @@ Test(dump_listener, rows_of_micro_batches_become_one_box_in_either_order)
     const ar_tensor a = view(first, 2, (const size_t[]){1, 2}), b = view(second, 2, (const size_t[]){2, 2});
     const ar_layout at_a = rows_of(1, 1), at_b = rows_of(2, 2);
     for (int order = 0; order < 2; order++) {
-        ar_dump_listener *l = listener(NULL);
-        cr_assert_eq(report(l, "x", 'f', 1, order ? &b : &a, order ? &at_b : &at_a), AR_OK);
-        cr_assert_eq(report(l, "x", 'f', 1, order ? &a : &b, order ? &at_a : &at_b), AR_OK);
+        OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
+        cr_assert_ok(report(l, "x", 'f', 1, order ? &b : &a, order ? &at_b : &at_a));
+        cr_assert_ok(report(l, "x", 'f', 1, order ? &a : &b, order ? &at_a : &at_b));
         cr_assert_eq(ar_dump_listener_count(l), 1);
         const ar_dump_value v = value(l, 0);
         expect_values(&v, expected, 6);
         cr_expect(v.layout->nbox == 1 && v.layout->box[0].global[0] == 1 && v.layout->box[0].extent[0] == 3);
         cr_expect(v.local->shape[0] == 3 && v.local->shape[1] == 2);
         cr_expect_eq(ar_dump_listener_bytes(l), sizeof expected);
-        ar_dump_listener_destroy(l);
     }
 }
 
@@ -95,14 +91,13 @@ Test(dump_listener, rows_that_are_no_neighbours_are_boxes_of_their_own)
     float first[] = {1, 2}, second[] = {3, 4}, expected[] = {1, 2, 3, 4};
     const ar_tensor a = view(first, 2, (const size_t[]){1, 2}), b = view(second, 2, (const size_t[]){1, 2});
     const ar_layout at_a = rows_of(0, 1), at_b = rows_of(3, 1);
-    ar_dump_listener *l = listener(NULL);
-    cr_assert_eq(report(l, "x", 'f', 1, &a, &at_a), AR_OK);
-    cr_assert_eq(report(l, "x", 'f', 1, &b, &at_b), AR_OK);
+    OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
+    cr_assert_ok(report(l, "x", 'f', 1, &a, &at_a));
+    cr_assert_ok(report(l, "x", 'f', 1, &b, &at_b));
     const ar_dump_value v = value(l, 0);
     expect_values(&v, expected, 4);
     cr_assert_eq(v.layout->nbox, 2);
     cr_expect(v.layout->box[1].global[0] == 3 && v.layout->box[1].local[0] == 1 && v.layout->box[1].extent[0] == 1);
-    ar_dump_listener_destroy(l);
 }
 
 Test(dump_listener, a_report_without_room_for_its_boxes_or_of_another_shape_is_refused)
@@ -110,18 +105,16 @@ Test(dump_listener, a_report_without_room_for_its_boxes_or_of_another_shape_is_r
     float two[] = {1, 2};
     const ar_tensor t = view(two, 2, (const size_t[]){1, 2}), other = view(two, 2, (const size_t[]){2, 1});
     const ar_layout o = rows_of(0, 1);
-    ar_dump_listener *l = listener(NULL);
+    OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
     for (size_t i = 0; i < AR_MAX_BOXES; i++)
-        cr_assert_eq(report(l, "x", 'f', 1, &t, &o), AR_OK);
-    cr_expect_eq(report(l, "x", 'f', 1, &t, &o), AR_ERR_UNSUPPORTED);
-    cr_expect(strstr(ar_error_message(), "x:fwd"));
+        cr_assert_ok(report(l, "x", 'f', 1, &t, &o));
+    cr_expect_refused(report(l, "x", 'f', 1, &t, &o), AR_ERR_UNSUPPORTED, "x:fwd");
     ar_layout tall = o;
     tall.shape[1] = 1;
     tall.box[0].extent[0] = 2;
     tall.box[0].extent[1] = 1;
     cr_expect_eq(report(l, "x", 'f', 1, &other, &tall), AR_ERR_UNSUPPORTED);
     cr_expect_eq(ar_tensor_count(value(l, 0).local), 2 * AR_MAX_BOXES);
-    ar_dump_listener_destroy(l);
 }
 
 Test(dump_listener, of_a_share_only_what_its_boxes_have_is_kept)
@@ -136,13 +129,12 @@ Test(dump_listener, of_a_share_only_what_its_boxes_have_is_kept)
                                  {.global = {6, 0}, .local = {2, 0}, .extent = {1, 3}},
                                  {.global = {7, 0}, .local = {3, 0}, .extent = {1, 2}}},
                          .replicas = 1};
-    ar_dump_listener *l = listener(NULL);
-    cr_assert_eq(report(l, "w", 'g', 1, &t, &o), AR_OK);
+    OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
+    cr_assert_ok(report(l, "w", 'g', 1, &t, &o));
     const ar_dump_value v = value(l, 0);
     expect_values(&v, expected, 9);
     cr_expect(v.layout->box[0].local[0] == 0 && v.layout->box[1].local[0] == 1 && v.layout->box[2].local[0] == 2);
     cr_expect_eq(v.layout->box[2].global[0], 7);
-    ar_dump_listener_destroy(l);
 }
 
 Test(dump_listener, transposed_views_are_kept_row_major)
@@ -150,12 +142,11 @@ Test(dump_listener, transposed_views_are_kept_row_major)
     float stored[] = {1, 2, 3, 4, 5, 6}, expected[] = {1, 4, 2, 5, 3, 6};
     const ar_tensor t = view(stored, 2, (const size_t[]){2, 3}), turned = ar_tensor_transposed(&t);
     ar_layout o;
-    cr_assert_eq(ar_layout_replicate(&o, 2, (const size_t[]){3, 2}, 0, 1), AR_OK);
-    ar_dump_listener *l = listener(NULL);
-    cr_assert_eq(report(l, "w", 'i', 1, &turned, &o), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 2, (const size_t[]){3, 2}, 0, 1));
+    OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
+    cr_assert_ok(report(l, "w", 'i', 1, &turned, &o));
     const ar_dump_value v = value(l, 0);
     expect_values(&v, expected, 6);
-    ar_dump_listener_destroy(l);
 }
 
 static bool is_x(void *user, const ar_tap_event *e)
@@ -170,20 +161,20 @@ Test(dump_listener, passes_copies_names_and_empty_parts_are_left_out_as_asked)
     float one = 1.0f;
     const ar_tensor t = view(&one, 1, (const size_t[]){1}), none = view(&one, 1, (const size_t[]){0});
     ar_layout first, second, empty;
-    cr_assert_eq(ar_layout_replicate(&first, 1, (const size_t[]){1}, 0, 2), AR_OK);
-    cr_assert_eq(ar_layout_replicate(&second, 1, (const size_t[]){1}, 1, 2), AR_OK);
-    cr_assert_eq(ar_layout_shard_uneven(&empty, 1, (const size_t[]){1}, 0, 1, 2), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&first, 1, (const size_t[]){1}, 0, 2));
+    cr_assert_ok(ar_layout_replicate(&second, 1, (const size_t[]){1}, 1, 2));
+    cr_assert_ok(ar_layout_shard_uneven(&empty, 1, (const size_t[]){1}, 0, 1, 2));
     ar_dump_listener *l = listener(&o);
-    cr_assert_eq(report(l, "x", 'b', 1, &t, &first), AR_OK);
-    cr_assert_eq(report(l, "y", 'f', 1, &t, &first), AR_OK);
-    cr_assert_eq(report(l, "x", 'f', 1, &t, &second), AR_OK);
-    cr_assert_eq(report(l, "x", 'f', 1, &none, &empty), AR_OK);
+    cr_assert_ok(report(l, "x", 'b', 1, &t, &first));
+    cr_assert_ok(report(l, "y", 'f', 1, &t, &first));
+    cr_assert_ok(report(l, "x", 'f', 1, &t, &second));
+    cr_assert_ok(report(l, "x", 'f', 1, &none, &empty));
     cr_expect_eq(ar_dump_listener_count(l), 0);
-    cr_assert_eq(report(l, "x", 'g', 1, &t, &first), AR_OK);
+    cr_assert_ok(report(l, "x", 'g', 1, &t, &first));
     cr_expect_eq(ar_dump_listener_count(l), 1);
     ar_dump_listener_clear(l);
     cr_expect(ar_dump_listener_count(l) == 0 && ar_dump_listener_bytes(l) == 0);
-    cr_assert_eq(report(l, "x", 'g', 1, &t, &first), AR_OK);
+    cr_assert_ok(report(l, "x", 'g', 1, &t, &first));
     cr_expect_eq(ar_dump_listener_count(l), 1);
     ar_dump_listener_destroy(l);
     ar_dump_listener_destroy(NULL);
@@ -198,9 +189,9 @@ Test(dump_listener, what_it_cannot_keep_is_an_error_that_names_it)
     ar_layout o;
     memset(longer, 'n', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
-    cr_assert_eq(ar_tensor_view(&t, AR_BF16, 1, (const size_t[]){1}, (ar_buf){&half}), AR_OK);
-    cr_assert_eq(ar_layout_replicate(&o, 1, (const size_t[]){1}, 0, 1), AR_OK);
-    ar_dump_listener *l = listener(NULL);
+    cr_assert_ok(ar_tensor_view(&t, AR_BF16, 1, (const size_t[]){1}, (ar_buf){&half}));
+    cr_assert_ok(ar_layout_replicate(&o, 1, (const size_t[]){1}, 0, 1));
+    OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
     cr_expect_eq(report(l, "x", 'f', 1, &t, &o), AR_ERR_DTYPE);
     cr_expect(strstr(ar_error_message(), "x:fwd") && strstr(ar_error_message(), "BF16"));
     const ar_tensor f = view(&one, 1, (const size_t[]){1});
@@ -208,7 +199,6 @@ Test(dump_listener, what_it_cannot_keep_is_an_error_that_names_it)
     ar_dump_listener *none = NULL;
     cr_expect_eq(ar_dump_listener_create(&none, &(ar_dump_listener_options){.passes = "ifbgcnifbgcnifbgcn"}),
                  AR_ERR_ARG);
-    ar_dump_listener_destroy(l);
 }
 
 Test(dump_listener, tensor_parallel_ranks_are_neighbours_in_the_mesh)

@@ -10,16 +10,14 @@
  * of a Release build with gcc 12 and glibc 2.36 on two x86-64 cores; one measurement, or the larger of two, which differ
  * by up to 2% (the smallest model: 14%). Models other than the demos are a folder with the config.json below and fresh
  * weights, "file" one with weights too. The estimate is never below and at most 1.6 times that. */
-#include <stdint.h>
 #include <sys/resource.h>
 
 #include "anyrank/model.h"
-#include "run/estimate.h"
+#include "planner/estimate.h"
+#include "support/row.h"
 #include "tests/verify/support.h"
 #include "verify/check/compare.h"
 #include "verify/reference/sensitivity.h"
-
-TestSuite(estimate, .timeout = 300);
 
 #define GPT2_124M                                                                                                 \
     "{\"model_type\":\"gpt2\",\"vocab_size\":50257,\"n_embd\":768,\"n_head\":12,\"n_layer\":12,\"n_inner\":3072," \
@@ -74,163 +72,69 @@ static const measured table[] = {
     {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, .batch = 8, .seq = 64, .kib = 284256},
     {.model = "gpt2-demo", .parallel = {.tp = 12, .sp = true}, .batch = 8, .seq = 48, .kib = 334120},
     {.model = "gpt2-demo", .parallel = {.dp = 2}, .batch = 8, .seq = 64, .kib = 377848},
-    {.model = "gpt2-demo",
-     .parallel = {.pp = 4, .dp = 2},
-     .batch = 8,
-     .seq = 64,
-     .steps = 1,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 526928},
-    {.model = "llama-demo",
-     .parallel = {.pp = 2, .micro_batches = 4},
-     .batch = 8,
-     .seq = 64,
-     .steps = 1,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 387952},
+    ROW(.model = "gpt2-demo", .parallel = {.pp = 4, .dp = 2}, .batch = 8, .seq = 64, .steps = 1,
+        .optimizer = AR_OPTIMIZER_ADAMW, .kib = 526928),
+    ROW(.model = "llama-demo", .parallel = {.pp = 2, .micro_batches = 4}, .batch = 8, .seq = 64, .steps = 1,
+        .optimizer = AR_OPTIMIZER_ADAMW, .kib = 387952),
     {.model = "gpt2-demo", .parallel = {.dp = 4}, .batch = 8, .seq = 64, .kib = 572456},
     {.model = "gpt2-demo", .parallel = {.dp = 8}, .batch = 8, .seq = 64, .kib = 938728},
     {.model = "gpt2-demo", .parallel = {.dp = 4, .tp = 2, .sp = true}, .batch = 8, .seq = 64, .kib = 619044},
     {.model = "gpt2-demo", .parallel = {.micro_batches = 4}, .batch = 8, .seq = 64, .kib = 228592},
-    {.model = "gpt2-demo",
-     .parallel = {.dp = 2, .micro_batches = 2, .forward_first = true},
-     .batch = 8,
-     .seq = 64,
-     .kib = 385792},
+    ROW(.model = "gpt2-demo", .parallel = {.dp = 2, .micro_batches = 2, .forward_first = true}, .batch = 8, .seq = 64,
+        .kib = 385792),
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 1, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 348812},
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 633896},
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_SGD, .kib = 561396},
-    {.model = "gpt2-demo",
-     .parallel = {.dp = 4},
-     .batch = 8,
-     .seq = 64,
-     .steps = 3,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 956356},
-    {.model = "gpt2-demo",
-     .parallel = {.dp = 4, .zero = 1},
-     .batch = 8,
-     .seq = 64,
-     .steps = 3,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 907068},
-    {.model = "gpt2-demo",
-     .parallel = {.dp = 2, .tp = 2, .zero = 1},
-     .batch = 8,
-     .seq = 64,
-     .steps = 3,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 750408},
-    {.model = "gpt2-demo", /* --bucket-bytes 25MiB: one bucket */
-     .parallel = {.dp = 8, .zero = 1},
-     .batch = 8,
-     .seq = 64,
-     .steps = 3,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 1341964},
-    {.model = "gpt2-demo",
-     .parallel = {.dp = 2, .tp = 3, .sp = true},
-     .batch = 8,
-     .seq = 48,
-     .dropout = true,
-     .steps = 3,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 711656},
-    {.model = "gpt2-demo",
-     .tp = 4,
-     .batch = 8,
-     .seq = 64,
-     .steps = 2,
-     .native = true,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 771244},
+    ROW(.model = "gpt2-demo", .parallel = {.dp = 4}, .batch = 8, .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_ADAMW,
+        .kib = 956356),
+    ROW(.model = "gpt2-demo", .parallel = {.dp = 4, .zero = 1}, .batch = 8, .seq = 64, .steps = 3,
+        .optimizer = AR_OPTIMIZER_ADAMW, .kib = 907068),
+    ROW(.model = "gpt2-demo", .parallel = {.dp = 2, .tp = 2, .zero = 1}, .batch = 8, .seq = 64, .steps = 3,
+        .optimizer = AR_OPTIMIZER_ADAMW, .kib = 750408),
+    ROW(.model = "gpt2-demo", /* --bucket-bytes 25MiB: one bucket */ .parallel = {.dp = 8, .zero = 1}, .batch = 8,
+        .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 1341964),
+    ROW(.model = "gpt2-demo", .parallel = {.dp = 2, .tp = 3, .sp = true}, .batch = 8, .seq = 48, .dropout = true,
+        .steps = 3, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 711656),
+    ROW(.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 2, .native = true,
+        .optimizer = AR_OPTIMIZER_ADAMW, .kib = 771244),
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .alone = true, .sensitivity = true, .kib = 436224},
     {.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, .batch = 8, .seq = 64, .kib = 349800},
-    {.model = "llama-demo",
-     .parallel = {.dp = 2, .tp = 4, .sp = true, .keep_gathered = true},
-     .batch = 8,
-     .seq = 64,
-     .steps = 2,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 894200},
+    ROW(.model = "llama-demo", .parallel = {.dp = 2, .tp = 4, .sp = true, .keep_gathered = true}, .batch = 8, .seq = 64,
+        .steps = 2, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 894200),
     {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .steps = 1, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 2068740},
     {.model = WIDE, .tp = 2, .batch = 2, .seq = 64, .steps = 2, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 2673072},
     {.model = WIDE, .parallel = {.dp = 2}, .batch = 2, .seq = 64, .kib = 3446740},
-    {.model = MANY_TOKENS,
-     .tp = 2,
-     .batch = 4,
-     .seq = 128,
-     .steps = 2,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 1196488},
+    ROW(.model = MANY_TOKENS, .tp = 2, .batch = 4, .seq = 128, .steps = 2, .optimizer = AR_OPTIMIZER_ADAMW,
+        .kib = 1196488),
     {.model = MANY_TOKENS, .parallel = {.tp = 2, .dp = 2, .sp = true}, .batch = 4, .seq = 128, .kib = 1296048},
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 32, .steps = 8, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 768548},
     {.model = "llama-demo", .tp = 2, .batch = 8, .seq = 64, .steps = 3, .optimizer = AR_OPTIMIZER_ADAMW, .kib = 736308},
-    {.model = "stack-demo",
-     .parallel = {.tp = 4, .dp = 2, .sp = true},
-     .batch = 8,
-     .seq = 128,
-     .steps = 3,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .kib = 344052},
+    ROW(.model = "stack-demo", .parallel = {.tp = 4, .dp = 2, .sp = true}, .batch = 8, .seq = 128, .steps = 3,
+        .optimizer = AR_OPTIMIZER_ADAMW, .kib = 344052),
     {.model = "stack-demo", .tp = 2, .batch = 2, .seq = 256, .native = true, .kib = 190056},
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .dropout = true, .kib = 297840},
     {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, .batch = 4, .seq = 512, .kib = 1334080},
     {.model = "gpt2-demo", .parallel = {.micro_batches = 8}, .batch = 8, .seq = 256, .kib = 914012},
     {.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .alone = true, .dump = ARI_DUMPS_RESULTS, .kib = 209984},
-    {.model = "gpt2-demo",
-     .tp = 4,
-     .batch = 8,
-     .seq = 64,
-     .alone = true,
-     .dump = ARI_DUMPS_FIRST,
-     .merges = true,
-     .kib = 329448},
-    {.model = "gpt2-demo",
-     .tp = 4,
-     .batch = 8,
-     .seq = 128,
-     .alone = true,
-     .dump = ARI_DUMPS_ALL,
-     .merges = true,
-     .kib = 809480},
-    {.model = "llama-demo",
-     .parallel = {.dp = 2, .tp = 2},
-     .batch = 8,
-     .seq = 64,
-     .alone = true,
-     .dump = ARI_DUMPS_ALL,
-     .merges = true,
-     .kib = 492756},
-    {.model = "gpt2-demo",
-     .tp = 4,
-     .batch = 8,
-     .seq = 64,
-     .steps = 2,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .dump = ARI_DUMPS_ALL,
-     .kib = 865304},
-    {.model = "llama-demo",
-     .parallel = {.dp = 2, .tp = 2, .zero = 1},
-     .batch = 8,
-     .seq = 64,
-     .steps = 1,
-     .optimizer = AR_OPTIMIZER_ADAMW,
-     .dump = ARI_DUMPS_ALL,
-     .kib = 795364},
-    {.model = "llama-demo",
-     .parallel = {.tp = 8, .sp = true},
-     .batch = 8,
-     .seq = 64,
-     .dump = ARI_DUMPS_ALL,
-     .kib = 442900},
+    ROW(.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .alone = true, .dump = ARI_DUMPS_FIRST, .merges = true,
+        .kib = 329448),
+    ROW(.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 128, .alone = true, .dump = ARI_DUMPS_ALL, .merges = true,
+        .kib = 809480),
+    ROW(.model = "llama-demo", .parallel = {.dp = 2, .tp = 2}, .batch = 8, .seq = 64, .alone = true,
+        .dump = ARI_DUMPS_ALL, .merges = true, .kib = 492756),
+    ROW(.model = "gpt2-demo", .tp = 4, .batch = 8, .seq = 64, .steps = 2, .optimizer = AR_OPTIMIZER_ADAMW,
+        .dump = ARI_DUMPS_ALL, .kib = 865304),
+    ROW(.model = "llama-demo", .parallel = {.dp = 2, .tp = 2, .zero = 1}, .batch = 8, .seq = 64, .steps = 1,
+        .optimizer = AR_OPTIMIZER_ADAMW, .dump = ARI_DUMPS_ALL, .kib = 795364),
+    ROW(.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, .batch = 8, .seq = 64, .dump = ARI_DUMPS_ALL,
+        .kib = 442900),
 };
 
 static void load(ar_config *c, const char *model)
 {
     char path[600];
     if (model[0] == '{')
-        cr_assert_eq(ar_config_parse(c, model, strlen(model), "test"), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_config_parse(c, model, strlen(model), "test"));
     else
         cr_assert(snprintf(path, sizeof path, "%s/%s", TEST_DATA_DIR, model) < (int)sizeof path &&
                       ar_config_load(c, path) == AR_OK,
@@ -244,7 +148,7 @@ static ari_estimate estimate_of(const measured *m)
     ari_estimate e = {0};
     load(&c, m->model);
     if (m->row_column)
-        cr_assert_eq(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_OK);
+        cr_assert_ok(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN));
     ar_parallel parallel = m->parallel;
     if (m->tp > 0)
         parallel.tp = m->tp;
@@ -266,7 +170,7 @@ static ari_estimate estimate_of(const measured *m)
                                    .run.threads = 2,
                                    .dump = m->dump,
                                    .merges = m->merges};
-    cr_assert_eq(ari_estimate_check(&e, &run), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_estimate_check(&e, &run));
     return e;
 }
 
@@ -278,7 +182,7 @@ Test(estimate, counts_what_updates_in_doubt_take_where_products_have_fewer_bits)
     ari_estimate e[2];
     size_t parameters = 0;
     load(&c, "llama-demo");
-    cr_assert_eq(ar_config_parameters(&c, &parameters), AR_OK);
+    cr_assert_ok(ar_config_parameters(&c, &parameters));
     for (int i = 0; i < 2; i++) {
         const ari_estimate_case run = {.config = &c,
                                        .run.plan = plan,
@@ -291,7 +195,7 @@ Test(estimate, counts_what_updates_in_doubt_take_where_products_have_fewer_bits)
                                        .run.numerics = AR_NUMERICS_NATIVE,
                                        .run.precision = i == 0 ? AR_PRECISION_F32 : AR_PRECISION_BF16,
                                        .run.threads = 2};
-        cr_assert_eq(ari_estimate_check(&e[i], &run), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_estimate_check(&e[i], &run));
     }
     cr_expect_geq(e[1].bytes, e[0].bytes + 3 * parameters * sizeof(float));
 }
@@ -331,7 +235,7 @@ Test(estimate, counts_multiply_adds_by_hand)
 Test(estimate, says_what_does_not_fit)
 {
     ari_estimate e = {.bytes = 3000000000u, .available = 3000000000u};
-    cr_expect_eq(ari_estimate_fits(&e), AR_OK);
+    cr_expect_ok(ari_estimate_fits(&e));
     e.available--;
     cr_expect_eq(ari_estimate_fits(&e), AR_ERR_ARG);
     cr_expect(strstr(ar_error_message(), "3.0 GB") && strstr(ar_error_message(), "fewer steps") &&
@@ -362,7 +266,7 @@ Test(estimate, refuses_absurd_sizes)
     ar_plan plan = {0};
     ari_estimate e;
     load(&c, "stack-demo");
-    cr_expect_eq(ari_estimate_layers(&c), AR_OK);
+    cr_expect_ok(ari_estimate_layers(&c));
     const ar_parallel one = {.tp = 1};
     const ari_estimate_case run = {.config = &c,
                                    .run.plan = plan,

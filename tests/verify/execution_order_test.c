@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Execution order and role by names. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-
 #include "support/together.h"
 #include "verify/diagnose/roles.h"
-
-TestSuite(order, .timeout = 300);
 
 static int compare(const void *a, const void *b)
 {
@@ -16,7 +11,7 @@ static int compare(const void *a, const void *b)
 /* Sorts the names, given in execution order, from two other orders; they come out as given. */
 static void expect_order(const char *const *names, size_t n, const char *path)
 {
-    ari_order_key *key = malloc(n * sizeof *key);
+    OWNED(free) ari_order_key *key = malloc(n * sizeof *key);
     cr_assert_not_null(key);
     for (size_t turn = 0; turn < 2; turn++) {
         for (size_t i = 0; i < n; i++)
@@ -26,7 +21,6 @@ static void expect_order(const char *const *names, size_t n, const char *path)
         for (size_t i = 0; i < n && (turn || n % 7 != 0); i++)
             cr_expect_str_eq(key[i].name, names[i], "place %zu", i);
     }
-    free(key);
 }
 #define EXPECT_ORDER(path, ...)                                     \
     do {                                                            \
@@ -36,7 +30,7 @@ static void expect_order(const char *const *names, size_t n, const char *path)
 
 #define B "model.layers.2."
 #define A "model.layers.10."
-static void a_llama_step_goes_forward_then_backward_then_updates(void)
+CLAIM(a_llama_step_goes_forward_then_backward_then_updates)
 {
     EXPECT_ORDER(
         NULL, "model.embed_tokens.weight:init", B "self_attn.q_proj.weight:init", A "self_attn.q_proj.weight:init",
@@ -60,7 +54,7 @@ static void a_llama_step_goes_forward_then_backward_then_updates(void)
 }
 
 #define H "transformer.h.0."
-static void a_gpt2_block_as_names_md_has_it(void)
+CLAIM(a_gpt2_block_as_names_md_has_it)
 {
     EXPECT_ORDER(NULL, "transformer.wte:fwd", "transformer.drop:fwd", H "ln_1:fwd", H "attn.q:fwd", H "attn.k:fwd",
                  H "attn.v:fwd", H "attn.probs:fwd", H "attn.context:fwd", H "attn.c_proj:fwd", H "attn_residual:fwd",
@@ -74,32 +68,32 @@ static void a_gpt2_block_as_names_md_has_it(void)
                  "transformer.h.0:bwd", "transformer.wte.weight:grad", "transformer.wpe.weight:grad");
 }
 
-static void a_file_of_gradients_runs_backward(void)
+CLAIM(a_file_of_gradients_runs_backward)
 {
     EXPECT_ORDER("run/grads.safetensors", "lm_head.weight", "model.norm.weight", A "mlp.down_proj.weight",
                  A "input_layernorm.weight", B "mlp.down_proj.weight", B "self_attn.q_proj.weight",
                  B "input_layernorm.weight", "model.embed_tokens.weight");
 }
 
-static void a_file_of_weights_runs_forward(void)
+CLAIM(a_file_of_weights_runs_forward)
 {
     EXPECT_ORDER("model.safetensors", "model.embed_tokens.weight", B "input_layernorm.weight",
                  B "self_attn.q_proj.weight", B "self_attn.q_proj.bias", B "mlp.down_proj.weight",
                  A "input_layernorm.weight", "model.norm.weight", "lm_head.weight");
 }
 
-static void hidden_states_stand_behind_their_layers(void)
+CLAIM(hidden_states_stand_behind_their_layers)
 {
     EXPECT_ORDER("outputs.safetensors", "hidden_states.0", "hidden_states.1", "hidden_states.2", "hidden_states.10",
                  "logits", "loss");
 }
 
-static void unknown_names_compare_numbers_as_numbers(void)
+CLAIM(unknown_names_compare_numbers_as_numbers)
 {
     EXPECT_ORDER(NULL, "a", "a2", "a10", "a10b", "b0003", "b4", "b000000000000000000000000000005");
 }
 
-static void the_pass_and_the_step_are_in_the_name_or_the_file(void)
+CLAIM(the_pass_and_the_step_are_in_the_name_or_the_file)
 {
     static const struct {
         const char *name, *path;
@@ -127,7 +121,7 @@ static void the_pass_and_the_step_are_in_the_name_or_the_file(void)
     }
 }
 
-static void a_number_that_no_model_has_is_none(void)
+CLAIM(a_number_that_no_model_has_is_none)
 {
     static const char *const names[] = {"hidden_states.-9223372036854775808", "hidden_states.-9223372036854775807",
                                         "hidden_states.99999999999999999999", "hidden_states."};
@@ -136,10 +130,4 @@ static void a_number_that_no_model_has_is_none(void)
     cr_expect_eq(ari_order_of("hidden_states.-9223372036854775807:bwd", NULL).layer, 1);
 }
 
-Test(order, every_claim)
-{
-    TOGETHER(a_llama_step_goes_forward_then_backward_then_updates, a_gpt2_block_as_names_md_has_it,
-             a_file_of_gradients_runs_backward, a_file_of_weights_runs_forward, hidden_states_stand_behind_their_layers,
-             unknown_names_compare_numbers_as_numbers, the_pass_and_the_step_are_in_the_name_or_the_file,
-             a_number_that_no_model_has_is_none);
-}
+EVERY_CLAIM(order)

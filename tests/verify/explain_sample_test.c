@@ -4,17 +4,16 @@
 #include "dump/folder.h"
 #include "verify/diagnose/diagnose.h"
 
-TestSuite(explain_sample, .timeout = 300, .init = folder_begin, .fini = folder_end);
+TestSuite(explain_sample, .init = folder_begin, .fini = folder_end);
 
 static size_t take(float *out, const ar_dump_tensor *t, size_t most)
 {
     size_t step[AR_ST_MAX_DIMS];
-    ari_sample s;
+    SCOPED(ari_sample_fini) ari_sample s;
     ari_sample_steps(step, t, most);
-    cr_assert_eq(ari_sample_init(&s, t, step), AR_OK);
-    cr_assert_eq(ar_dump_read_f32(&s.tensor, 0, s.tensor.count, out), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_sample_init(&s, t, step));
+    cr_assert_ok(ar_dump_read_f32(&s.tensor, 0, s.tensor.count, out));
     const size_t n = s.tensor.count;
-    ari_sample_fini(&s);
     return n;
 }
 
@@ -28,13 +27,12 @@ Test(explain_sample, takes_every_second_index_of_what_ranks_hold)
     float got[24];
     put_tensor("rank-0.safetensors", "w", 2, half, left, "{\"w\":{\"saved_offsets\":[0,0]}}", NULL);
     put_tensor("rank-1.safetensors", "w", 2, half, right, "{\"w\":{\"saved_offsets\":[0,3]}}", NULL);
-    ar_dump *d = NULL;
-    cr_assert_eq(ar_dump_open(&d, folder, NULL), AR_OK, "%s", ar_error_message());
+    OWNED(ar_dump_close) ar_dump *d = NULL;
+    cr_assert_ok(ar_dump_open(&d, folder, NULL));
     cr_expect_eq(take(got, ar_dump_find(d, "w"), 24), 24);
     cr_expect_eq(take(got, ar_dump_find(d, "w"), 23), 12); /* the larger dimension first */
     cr_assert_eq(take(got, ar_dump_find(d, "w"), 7), 6);
     cr_expect_eq(memcmp(got, expected, sizeof expected), 0);
-    ar_dump_close(d);
 }
 
 Test(explain_sample, thins_dimensions_of_equal_size_alike)
@@ -57,22 +55,19 @@ static float value_at(size_t i)
 static void expect_told(const char *part, size_t from, size_t to)
 {
     const size_t shape[] = {ROWS, COLS};
-    float *x = malloc(ROWS * COLS * sizeof *x);
-    ar_dump *a = NULL, *b = NULL;
+    OWNED(free) float *x = malloc(ROWS * COLS * sizeof *x);
+    OWNED(ar_dump_close) ar_dump *a = NULL, *b = NULL;
     ar_verify_row row = {.name = "w", .pass = 'g', .first.index = from};
     const ari_explain_case none = {0};
     cr_assert_not_null(x);
     for (size_t i = 0; i < (size_t)ROWS * COLS; i++)
         x[i] = value_at(i);
-    cr_assert_eq(ar_dump_open(&a, put_tensor("a.safetensors", "w", 2, shape, x, NULL, NULL), NULL), AR_OK);
+    cr_assert_ok(ar_dump_open(&a, put_tensor("a.safetensors", "w", 2, shape, x, NULL, NULL), NULL));
     for (size_t i = from; i < to; i++)
         x[i] = 0.0f;
-    cr_assert_eq(ar_dump_open(&b, put_tensor("b.safetensors", "w", 2, shape, x, NULL, NULL), NULL), AR_OK);
-    cr_assert_eq(ari_explain(&row, ar_dump_at(a, 0), ar_dump_at(b, 0), &none), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_dump_open(&b, put_tensor("b.safetensors", "w", 2, shape, x, NULL, NULL), NULL));
+    cr_assert_ok(ari_explain(&row, ar_dump_at(a, 0), ar_dump_at(b, 0), &none));
     cr_expect(strstr(row.pattern, part), "%s: %s", row.pattern, row.hint);
-    ar_dump_close(a);
-    ar_dump_close(b);
-    free(x);
 }
 
 Test(explain_sample, shows_a_shard_of_a_large_tensor)

@@ -101,6 +101,14 @@ MOVE(one_sample_rotated, HIDDEN / 2, HIDDEN, 32, 64, (i + 8) % 32)
 MOVE(swap_two_rows, 0, 128, 2, 64, 1 - i)
 EACH(second_kv_head_is_the_first, 8 * 64, 16 * 64, was[i - 8 * 64])
 EACH(shift_one_token, 0, HIDDEN, i % 2048 < 64 ? 0.0f : was[i - 64])
+/* Of 32 rows 4 columns are those 24 before: no shift of what is in memory. */
+EACH(columns_again_in_some_rows, 0, 32 * 64, i % 64 / 4 == 6 ? was[i - 24] : x[i])
+/* Of four chunks of tokens 0, 3, 1, 2, and that for 8 of 64 features. */
+EACH(zigzag_of_some_features, 0, HIDDEN,
+     was[i / 8 % 8 != 2     ? i
+         : i / 512 % 4 == 0 ? i
+         : i / 512 % 4 == 1 ? i + 1024
+                            : i - 512])
 EACH(transpose_square, 0, SQUARE, was[i % 64 * 64 + i / 64])
 EACH(transpose_under_old_shape, 0, 64 * 256, was[i % 64 * 256 + i / 64])
 EACH(five_elements_on, 0, UP - 5, was[i + 5])

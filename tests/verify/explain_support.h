@@ -4,14 +4,10 @@
 
 /* A reference dump from PyTorch and a second one that a test spoils, as files: every tensor of the reference, with or
  * without the rounding that another program's sums would leave. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tests/support/noise.h"
+#include "tests/support/test.h"
 #include "verify/diagnose/diagnose.h"
 
 #define GQA_GRADS "llama-gqa-tiny/grads.safetensors"
@@ -54,13 +50,13 @@ static inline void dumps_begin(dumps *d, const char *file, bool rounding)
     memset(d, 0, sizeof *d);
     snprintf(d->reference_path, sizeof d->reference_path, "%s/%s", TEST_GOLDEN_DIR, file);
     snprintf(d->path, sizeof d->path, "/tmp/anyrank-explain-%ld-%s", (long)getpid(), strrchr(file, '/') + 1);
-    cr_assert_eq(ar_st_open(&d->file, d->reference_path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_open(&d->file, d->reference_path));
     d->n = ar_st_count(d->file);
     cr_assert(d->n < MAX_TENSORS);
     for (size_t i = 0; i < d->n; i++) {
         const ar_st_entry *e = ar_st_at(d->file, i);
         d->data[i] = malloc(e->count * sizeof(float));
-        cr_assert_eq(ar_st_to_f32(e, d->data[i]), AR_OK);
+        cr_assert_ok(ar_st_to_f32(e, d->data[i]));
         if (rounding)
             add_rounding(d->data[i], e->count);
         d->tensor[i] = (ar_st_tensor){.name = e->name, .dtype = AR_F32, .ndim = e->ndim, .data = d->data[i]};
@@ -89,9 +85,9 @@ static inline size_t dumps_count(const dumps *d, const char *name)
 
 static inline void dumps_write(dumps *d)
 {
-    cr_assert_eq(ar_st_write(d->path, d->tensor, d->n, NULL, 0), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_dump_open(&d->reference, d->reference_path, NULL), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_dump_open(&d->other, d->path, NULL), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_write(d->path, d->tensor, d->n, NULL, 0));
+    cr_assert_ok(ar_dump_open(&d->reference, d->reference_path, NULL));
+    cr_assert_ok(ar_dump_open(&d->other, d->path, NULL));
 }
 
 static inline void dumps_end(dumps *d)

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/faults/fault_case.h"
 
-#include <math.h>
-
 #include "support/together.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
-
-TestSuite(fault_curve, .timeout = 300);
 
 /* One gradient of four elements on each of two ranks; loss 4 at every step. */
 static const float usual[2][4] = {{1.0f, -2.0f, 0.5f, 0.0f}, {4.0f, 1.0f, 0.0f, -1.0f}};
@@ -23,16 +19,16 @@ static void report(ari_fault_trace *t, int rank, const float *values, size_t cou
                               .box = {{.global = {first}, .local = {0}, .extent = {count}}},
                               .replicas = 1};
     memcpy(copy, values, count * sizeof *copy);
-    cr_assert_eq(ar_tensor_view(&local, AR_F32, 1, &count, (ar_buf){copy}), AR_OK);
+    cr_assert_ok(ar_tensor_view(&local, AR_F32, 1, &count, (ar_buf){copy}));
     const ar_tap_event e = {.name = "w", .pass = 'g', .step = 1, .local = &local, .layout = &layout};
-    cr_assert_eq(ar_dump_listener_tap(t->gradients.rank[rank], &e), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_dump_listener_tap(t->gradients.rank[rank], &e));
 }
 
 static ari_fault_trace make_of(const float values[2][4])
 {
     const ar_parallel two = {.dp = 2};
     ari_fault_trace t = {.ended = true};
-    cr_assert_eq(ari_dump_ranks_create(&t.gradients, &two, NULL), AR_OK);
+    cr_assert_ok(ari_dump_ranks_create(&t.gradients, &two, NULL));
     for (int r = 0; r < 2; r++)
         report(&t, r, values[r], 4);
     for (int i = 0; i < ARI_CURVE_STEPS; i++)
@@ -45,59 +41,51 @@ static ari_fault_trace make(void)
     return make_of(usual);
 }
 
-static void equal_runs_deviate_by_nothing(void)
+CLAIM(equal_runs_deviate_by_nothing)
 {
-    ari_fault_trace clean = make(), faulty = make();
+    SCOPED(ari_fault_trace_fini) ari_fault_trace clean = make(), faulty = make();
     const ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_assert(c.loss == 0.0 && c.gradient == 0.0);
     cr_assert_str_eq(c.gradient_tensor, "");
-    ari_fault_trace_fini(&clean);
-    ari_fault_trace_fini(&faulty);
 }
 
-static void the_worst_step_counts_relative_to_the_clean_loss(void)
+CLAIM(the_worst_step_counts_relative_to_the_clean_loss)
 {
-    ari_fault_trace clean = make(), faulty = make();
+    SCOPED(ari_fault_trace_fini) ari_fault_trace clean = make(), faulty = make();
     faulty.loss[3] = 4.5f;
     faulty.loss[19] = 3.0f;
     cr_assert_eq(ari_fault_curve_of(&clean, &faulty).loss, 0.25);
-    ari_fault_trace_fini(&clean);
-    ari_fault_trace_fini(&faulty);
 }
 
-static void the_first_ten_losses_have_a_deviation_of_their_own(void)
+CLAIM(the_first_ten_losses_have_a_deviation_of_their_own)
 {
-    ari_fault_trace clean = make(), faulty = make();
+    SCOPED(ari_fault_trace_fini) ari_fault_trace clean = make(), faulty = make();
     faulty.loss[9] = 4.25f;
     faulty.loss[10] = 5.0f;
     const ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_assert_eq(c.first_losses, 0.0625);
     cr_assert_eq(c.loss, 0.25);
-    ari_fault_trace_fini(&clean);
-    ari_fault_trace_fini(&faulty);
 }
 
 /* Rank 1 holds the tensor's largest element, rank 0 the wrong one: 0.5 of 4. */
-static void a_gradient_is_measured_by_its_largest_element_on_any_rank(void)
+CLAIM(a_gradient_is_measured_by_its_largest_element_on_any_rank)
 {
     float values[2][4];
     memcpy(values, usual, sizeof values);
     values[0][2] = 1.0f;
-    ari_fault_trace clean = make(), faulty = make_of((const float(*)[4])values);
+    SCOPED(ari_fault_trace_fini) ari_fault_trace clean = make(), faulty = make_of((const float(*)[4])values);
     const ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_assert_eq(c.gradient, 0.125);
     cr_assert_str_eq(c.gradient_tensor, "w");
     cr_assert_eq(c.loss, 0.0);
-    ari_fault_trace_fini(&clean);
-    ari_fault_trace_fini(&faulty);
 }
 
-static void what_is_no_number_or_not_there_is_infinitely_far(void)
+CLAIM(what_is_no_number_or_not_there_is_infinitely_far)
 {
     float values[2][4];
     memcpy(values, usual, sizeof values);
     values[1][0] = NAN;
-    ari_fault_trace clean = make(), faulty = make_of((const float(*)[4])values);
+    SCOPED(ari_fault_trace_fini) ari_fault_trace clean = make(), faulty = make_of((const float(*)[4])values);
     faulty.loss[0] = NAN;
     ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_expect(isinf(c.gradient) && isinf(c.loss));
@@ -109,11 +97,9 @@ static void what_is_no_number_or_not_there_is_infinitely_far(void)
     cr_expect_eq(ari_fault_curve_of(&clean, &faulty).gradient, 0.0);
     ar_dump_listener_clear(faulty.gradients.rank[0]);
     cr_expect(isinf(ari_fault_curve_of(&clean, &faulty).gradient));
-    ari_fault_trace_fini(&clean);
-    ari_fault_trace_fini(&faulty);
 }
 
-static void every_fault_has_a_legal_case_of_its_own(void)
+CLAIM(every_fault_has_a_legal_case_of_its_own)
 {
     for (int f = 1; f < AR_FAULT_COUNT; f++) {
         const ari_fault_case c = ari_fault_case_of((ar_fault)f);
@@ -130,7 +116,7 @@ static void every_fault_has_a_legal_case_of_its_own(void)
     }
 }
 
-static void cases_are_alike_up_to_the_fault(void)
+CLAIM(cases_are_alike_up_to_the_fault)
 {
     const ari_fault_case a = ari_fault_case_of(AR_FAULT_init_local_fan);
     ari_fault_case b = ari_fault_case_of(AR_FAULT_init_per_shard_seed);
@@ -144,19 +130,17 @@ static void cases_are_alike_up_to_the_fault(void)
 }
 
 /* Twenty steps of the smallest case: gradients of every rank, losses that fall, and a fault that shows in both. */
-static void a_run_is_traced_on_every_rank(void)
+CLAIM(a_run_is_traced_on_every_rank)
 {
     ari_fault_case c = ari_fault_case_of(AR_FAULT_dp_group_missing);
-    char folder[64];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_STACK]);
+    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_STACK]);
     c.run.model = folder;
     c.run.batch = 2;
     c.run.seq = 4;
-    ari_fault_trace clean, again, faulty;
-    cr_assert_eq(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_fault_trace_run(&again, &c, AR_FAULT_NONE, 2, 0), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_fault_trace_run(&faulty, &c, AR_FAULT_dp_group_missing, 1, 0), AR_OK, "%s", ar_error_message());
+    SCOPED(ari_fault_trace_fini) ari_fault_trace clean, again, faulty;
+    cr_assert_ok(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0));
+    cr_assert_ok(ari_fault_trace_run(&again, &c, AR_FAULT_NONE, 2, 0));
+    cr_assert_ok(ari_fault_trace_run(&faulty, &c, AR_FAULT_dp_group_missing, 1, 0));
     cr_assert(clean.ended && again.ended && faulty.ended && clean.gradients.ranks == 2);
     const size_t count = ar_dump_listener_count(clean.gradients.rank[0]);
     cr_expect(count > 10 && ar_dump_listener_count(clean.gradients.rank[1]) == count);
@@ -164,14 +148,10 @@ static void a_run_is_traced_on_every_rank(void)
     const ari_fault_curve same = ari_fault_curve_of(&clean, &again), other = ari_fault_curve_of(&clean, &faulty);
     cr_expect(same.loss == 0.0 && same.gradient == 0.0);
     cr_expect(other.loss > 0.0 && other.gradient > 0.1);
-    ari_fault_trace_fini(&clean);
-    ari_fault_trace_fini(&again);
-    ari_fault_trace_fini(&faulty);
-    remove_folder(folder);
 }
 
 /* On a curve of ten losses nobody sees them; a check stops at the first step. */
-static void five_faults_hide_from_ten_losses_and_not_from_a_check(void)
+CLAIM(five_faults_hide_from_ten_losses_and_not_from_a_check)
 {
     static const ar_fault hidden[] = {AR_FAULT_bucket_reduced_twice, AR_FAULT_unused_in_last_micro_batch,
                                       AR_FAULT_gradnorm_first_rank_only, AR_FAULT_weight_decay_on_shard_only,
@@ -181,38 +161,23 @@ static void five_faults_hide_from_ten_losses_and_not_from_a_check(void)
                                 "\"num_key_value_heads\": 2, \"hidden_act\": \"silu\", "
                                 "\"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-5, "
                                 "\"tie_word_embeddings\": false, \"initializer_range\": 0.02}";
-    char folder[64];
-    ari_fault_bases bases = {.threads = 1};
-    make_folder(folder);
-    write_file(folder, "config.json", model);
+    SCOPED(ari_fault_bases_fini) ari_fault_bases bases = {.threads = 1};
+    OWNED(end_folder) char *folder = new_model(model);
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i += small_only() ? 5 : 1) {
         ari_fault_case c = ari_fault_case_of(hidden[i]);
         const char *name = ar_fault_name(hidden[i]);
-        ari_fault_trace clean, faulty;
-        ar_check_run run;
+        SCOPED(ari_fault_trace_fini) ari_fault_trace clean, faulty;
+        SCOPED(ari_check_run_fini) ar_check_run run;
         c.run.model = folder;
         c.run.seq = 16;
-        cr_assert_eq(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ari_fault_trace_run(&faulty, &c, hidden[i], 1, 0), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_fault_trace_run(&clean, &c, AR_FAULT_NONE, 1, 0));
+        cr_assert_ok(ari_fault_trace_run(&faulty, &c, hidden[i], 1, 0));
         cr_assert(clean.ended && faulty.ended);
         const ari_fault_curve curve = ari_fault_curve_of(&clean, &faulty);
         cr_expect_lt(curve.first_losses, ARI_CURVE_UNSEEN, "%s: the losses deviate by %g", name, curve.first_losses);
-        cr_assert_eq(ari_fault_case_run(&run, &bases, &c, hidden[i]), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_fault_case_run(&run, &bases, &c, hidden[i]));
         cr_expect(run.result == AR_CHECK_DIFFERENT && run.first.step == 1, "%s is not caught", name);
-        ari_check_run_fini(&run);
-        ari_fault_trace_fini(&clean);
-        ari_fault_trace_fini(&faulty);
     }
-    ari_fault_bases_fini(&bases);
-    remove_folder(folder);
 }
 
-Test(fault_curve, every_claim)
-{
-    TOGETHER(equal_runs_deviate_by_nothing, the_worst_step_counts_relative_to_the_clean_loss,
-             the_first_ten_losses_have_a_deviation_of_their_own,
-             a_gradient_is_measured_by_its_largest_element_on_any_rank,
-             what_is_no_number_or_not_there_is_infinitely_far, every_fault_has_a_legal_case_of_its_own,
-             cases_are_alike_up_to_the_fault, a_run_is_traced_on_every_rank,
-             five_faults_hide_from_ten_losses_and_not_from_a_check);
-}
+EVERY_CLAIM(fault_curve)

@@ -5,131 +5,100 @@
 
 #include "tests/verify/fault_expected.h"
 
-#define PP(n, micro, samples)                                                 \
-    {                                                                         \
-        .parallel = {.pp = (n), .micro_batches = (micro)}, .batch = (samples) \
-    }
-#define PP_TP(n, t, micro, samples)                                                      \
-    {                                                                                    \
-        .parallel = {.pp = (n), .tp = (t), .micro_batches = (micro)}, .batch = (samples) \
-    }
-#define PP_DP(n, d, micro, samples)                                                      \
-    {                                                                                    \
-        .parallel = {.pp = (n), .dp = (d), .micro_batches = (micro)}, .batch = (samples) \
-    }
-#define PP_DROPOUT(n, t, p)                                \
-    {                                                      \
-        .parallel = {.pp = (n), .tp = (t)}, .dropout = (p) \
-    }
-#define TURNS(n, t, micro)                 \
-    {                                      \
-        .parallel = {                      \
-            .pp = (n),                     \
-            .tp = (t),                     \
-            .virtual_stages = 2,           \
-            .schedule = AR_PP_INTERLEAVED, \
-            .micro_batches = (micro)       \
-        }                                  \
-    }
+#define PP(n, micro, samples) .at = {.parallel = {.pp = (n), .micro_batches = (micro)}, .batch = (samples)}
+#define PP_TP(n, t, micro, samples) \
+    .at = {.parallel = {.pp = (n), .tp = (t), .micro_batches = (micro)}, .batch = (samples)}
+#define PP_DP(n, d, micro, samples) \
+    .at = {.parallel = {.pp = (n), .dp = (d), .micro_batches = (micro)}, .batch = (samples)}
+#define PP_DROPOUT(n, t, p) .at = {.parallel = {.pp = (n), .tp = (t)}, .dropout = (p)}
+#define TURNS(n, t, micro) \
+    .at = {.parallel = {   \
+               .pp = (n), .tp = (t), .virtual_stages = 2, .schedule = AR_PP_INTERLEAVED, .micro_batches = (micro)}}
 
-#define BUBBLE(d, micro, samples)                                                                                     \
-    {                                                                                                                 \
-        .parallel = {.pp = 2, .dp = (d), .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = (micro)}, .batch = (samples) \
-    }
-#define SHARED(d, stage, micro, samples)                                                       \
-    {                                                                                          \
-        .parallel = {.dp = (d), .zero = (stage), .micro_batches = (micro)}, .batch = (samples) \
-    }
+#define BUBBLE(d, micro, samples)                                                                     \
+    .at = {.parallel = {.pp = 2, .dp = (d), .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = (micro)}, \
+           .batch = (samples)}
+#define SHARED(d, stage, micro, samples) \
+    .at = {.parallel = {.dp = (d), .zero = (stage), .micro_batches = (micro)}, .batch = (samples)}
 
-#define SHARED_STEPS(d, stage, n)                              \
-    {                                                          \
-        .parallel = {.dp = (d), .zero = (stage)}, .steps = (n) \
-    }
-#define COPIES(d, groups, stage, samples)                                                      \
-    {                                                                                          \
-        .parallel = {.dp = (d), .dp_replicate = (groups), .zero = (stage)}, .batch = (samples) \
-    }
+#define SHARED_STEPS(d, stage, n) .at = {.parallel = {.dp = (d), .zero = (stage)}, .steps = (n)}
+#define COPIES(d, groups, stage, samples) \
+    .at = {.parallel = {.dp = (d), .dp_replicate = (groups), .zero = (stage)}, .batch = (samples)}
 
 static const expected staged_once[] = {
-    {F(pp_sum_loss), "llama", PP(2, 2, 2), CR, DIRECT, "lm_head.logits:bwd", "backward", -1, 1,
+    {F(pp_sum_loss), "llama", PP(2, 2, 2), DIRECT, "lm_head.logits:bwd", 1,
      "sum_for_mean: 46 = T, the number of targets"},
     /* The last of four stages divides as it must, the one before it once more. */
-    {F(pp_stage_divides), "llama-4", PP(4, 2, 2), CR, DIRECT, "model.layers.2.mlp.down_proj:bwd", "backward", 2, 2,
+    {F(pp_stage_divides), "llama-4", PP(4, 2, 2), DIRECT, "model.layers.2.mlp.down_proj:bwd", 2,
      "scaled_by_stage: layers 3 times 1, 2 times 0.5, 1 times 0.25, 0 times 0.125"},
-    {F(pp_layers_local), "llama", PP(2, 2, 2), CR, DIRECT, "model.layers.1.self_attn.q_proj.weight:init", "init", 1, 1,
+    {F(pp_layers_local), "llama", PP(2, 2, 2), DIRECT, "model.layers.1.self_attn.q_proj.weight:init", 1,
      "other_layer: model.layers.0.self_attn.q_proj.weight"},
-    {F(pp_dropout_layer_local), "llama", PP_DROPOUT(2, 1, 0.1), CR, DIRECT, "model.layers.1.self_attn.attn_dropout:fwd",
-     "forward", 1, 1, "mask_of_other_layer: model.layers.0.self_attn.attn_dropout"},
+    {F(pp_dropout_layer_local), "llama", PP_DROPOUT(2, 1, 0.1), DIRECT, "model.layers.1.self_attn.attn_dropout:fwd", 1,
+     "mask_of_other_layer: model.layers.0.self_attn.attn_dropout"},
     /* Stages 0 and 2 are rank 0's, 1 and 3 rank 1's; counted in a row layers 1 and 2 are exchanged. */
-    {F(pp_chunks_contiguous), "llama-4", TURNS(2, 1, 2), CR, DIRECT, "model.layers.1.self_attn.q_proj.weight:init",
-     "init", 1, 1, "other_layer: model.layers.2.self_attn.q_proj.weight"},
-    {F(pp_gradnorm_own_stage), "llama", PP(2, 1, 2), CR, DIRECT, "grad_norm:clip", "clip", -1, 0, "norm_of_own_stages"},
-    {F(pp_loss_last_micro_batch), "llama", PP(2, 2, 2), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+    {F(pp_chunks_contiguous), "llama-4", TURNS(2, 1, 2), DIRECT, "model.layers.1.self_attn.q_proj.weight:init", 1,
+     "other_layer: model.layers.2.self_attn.q_proj.weight"},
+    {F(pp_gradnorm_own_stage), "llama", PP(2, 1, 2), DIRECT, "grad_norm:clip", 0, "norm_of_own_stages"},
+    {F(pp_loss_last_micro_batch), "llama", PP(2, 2, 2), DIRECT, "loss:fwd", 0,
      "one_micro_batch: the last 1 of 2 samples"},
-    {F(pp_tied_not_summed), "gpt2", PP(2, 2, 2), CR, DIRECT, "transformer.wte.weight:grad", "backward", -1, 0,
+    {F(pp_tied_not_summed), "gpt2", PP(2, 2, 2), DIRECT, "transformer.wte.weight:grad", 0,
      "missing_all_reduce: over pp"},
-    {F(pp_stale_activation), "llama", PP(2, 2, 2), CR, DIRECT, "model.layers.1.input_layernorm:fwd", "forward", 1, 1,
+    {F(pp_stale_activation), "llama", PP(2, 2, 2), DIRECT, "model.layers.1.input_layernorm:fwd", 1,
      "input_of_other_micro_batch"},
-    {F(pp_stale_gradient), "llama", PP(2, 2, 2), CR, DIRECT, "model.layers.0.mlp.down_proj:bwd", "backward", 0, 0,
+    {F(pp_stale_gradient), "llama", PP(2, 2, 2), DIRECT, "model.layers.0.mlp.down_proj:bwd", 0,
      "input_of_other_micro_batch"},
-    {F(zb_weight_pass_missing), "llama", BUBBLE(1, 2, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 1,
+    {F(zb_weight_pass_missing), "llama", BUBBLE(1, 2, 2), DIRECT, "lm_head.weight:grad", 1,
      "one_micro_batch: 0, 1 are in it"},
-    {F(zb_tied_counted_twice), "gpt2", BUBBLE(1, 2, 2), CR, DIRECT, "transformer.wte.weight:grad", "backward", -1, 0,
+    {F(zb_tied_counted_twice), "gpt2", BUBBLE(1, 2, 2), DIRECT, "transformer.wte.weight:grad", 0,
      "tied_weight: the head's use of the weight is counted twice"},
-    {F(zb_hooks_skipped), "llama", BUBBLE(2, 1, 2), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 2,
-     "missing_all_reduce: over dp"},
-    {F(zero_last_micro_batch), "llama", SHARED(2, 2, 2, 4), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
-     "one_micro_batch"},
-    {F(zero_stale_weights), "llama", SHARED_STEPS(2, 3, 2), CR, DIRECT, "model.embed_tokens:fwd", "forward", -1, 0,
-     "stale_weights"},
-    {F(zero_backward_not_gathered), "llama", SHARED(2, 3, 1, 2), CR, DIRECT, "model.layers.1.mlp.down_proj:bwd",
-     "backward", 1, 0, "partial_sum: own share alone"},
-    {F(zero_gather_order), "llama", SHARED(2, 3, 1, 2), CR, DIRECT, "model.embed_tokens:fwd", "forward", -1, 0,
+    {F(zb_hooks_skipped), "llama", BUBBLE(2, 1, 2), DIRECT, "lm_head.weight:grad", 2, "missing_all_reduce: over dp"},
+    {F(zero_last_micro_batch), "llama", SHARED(2, 2, 2, 4), DIRECT, "lm_head.weight:grad", 0, "one_micro_batch"},
+    {F(zero_stale_weights), "llama", SHARED_STEPS(2, 3, 2), DIRECT, "model.embed_tokens:fwd", 0, "stale_weights"},
+    {F(zero_backward_not_gathered), "llama", SHARED(2, 3, 1, 2), DIRECT, "model.layers.1.mlp.down_proj:bwd", 0,
+     "partial_sum: own share alone"},
+    {F(zero_gather_order), "llama", SHARED(2, 3, 1, 2), DIRECT, "model.embed_tokens:fwd", 0,
      "unknown: gathered for each use"},
     /* A bucket for each parameter: the second half of the embedding is rank 1's. */
-    {F(zero_share_off_by_one), "llama", SHARED(2, 2, 1, 2), CR, DIRECT, "model.embed_tokens.weight:new", "update", -1,
-     0, "share_off_by_one"},
-    {F(hsdp_copies_not_summed), "llama", COPIES(4, 2, 2, 3), CR, DIRECT, "lm_head.weight:grad", "backward", -1, 0,
+    {F(zero_share_off_by_one), "llama", SHARED(2, 2, 1, 2), DIRECT, "model.embed_tokens.weight:new", 0,
+     "share_off_by_one"},
+    {F(hsdp_copies_not_summed), "llama", COPIES(4, 2, 2, 3), DIRECT, "lm_head.weight:grad", 0,
      "missing_all_reduce: over dp"},
 };
 enum { STAGED_ONCE = sizeof staged_once / sizeof *staged_once };
 
 static const expected staged_elsewhere[] = {
-    {F(pp_sum_loss), "gpt2", PP_TP(2, 2, 1, 2), CR, RING, "lm_head.logits:bwd", "backward", -1, 2, "sum_for_mean"},
-    {F(pp_stage_divides), "gpt2", PP_DP(2, 2, 2, 4), CR, DIRECT, "transformer.h.0.mlp.c_proj:bwd", "backward", 0, 0,
+    {F(pp_sum_loss), "gpt2", PP_TP(2, 2, 1, 2), RING, "lm_head.logits:bwd", 2, "sum_for_mean"},
+    {F(pp_stage_divides), "gpt2", PP_DP(2, 2, 2, 4), DIRECT, "transformer.h.0.mlp.c_proj:bwd", 0,
      "scaled_by_stage: 1 times 1, 0 times 0.5"},
-    {F(pp_layers_local), "gpt2", PP_TP(2, 2, 2, 2), CR, DIRECT, "transformer.h.1.ln_1.bias:init", "init", 1, 2,
+    {F(pp_layers_local), "gpt2", PP_TP(2, 2, 2, 2), DIRECT, "transformer.h.1.ln_1.bias:init", 2,
      "other_layer: transformer.h.0.ln_1.bias"},
-    {F(pp_dropout_layer_local), "gpt2", PP_DROPOUT(2, 2, 0.1), CR, DIRECT, "transformer.h.1.attn.attn_dropout:fwd",
-     "forward", 1, 2, "mask_of_other_layer: transformer.h.0.attn.attn_dropout"},
-    {F(pp_chunks_contiguous), "gpt2-4", TURNS(2, 2, 2), CR, DIRECT, "transformer.h.1.ln_1.bias:init", "init", 1, 2,
+    {F(pp_dropout_layer_local), "gpt2", PP_DROPOUT(2, 2, 0.1), DIRECT, "transformer.h.1.attn.attn_dropout:fwd", 2,
+     "mask_of_other_layer: transformer.h.0.attn.attn_dropout"},
+    {F(pp_chunks_contiguous), "gpt2-4", TURNS(2, 2, 2), DIRECT, "transformer.h.1.ln_1.bias:init", 2,
      "other_layer: transformer.h.2.ln_1.bias"},
-    {F(pp_gradnorm_own_stage), "gpt2", PP_TP(2, 2, 2, 2), CR, RING, "grad_norm:clip", "clip", -1, 0,
-     "norm_of_own_stages"},
-    {F(pp_loss_last_micro_batch), "gpt2", PP_DP(2, 2, 2, 4), CR, DIRECT, "loss:fwd", "forward", -1, 0,
+    {F(pp_gradnorm_own_stage), "gpt2", PP_TP(2, 2, 2, 2), RING, "grad_norm:clip", 0, "norm_of_own_stages"},
+    {F(pp_loss_last_micro_batch), "gpt2", PP_DP(2, 2, 2, 4), DIRECT, "loss:fwd", 0,
      "one_micro_batch: the last 1 of 2 samples"},
-    {F(pp_tied_not_summed), "gpt2-4", PP(4, 1, 2), CR, DIRECT, "transformer.wte.weight:grad", "backward", -1, 0,
+    {F(pp_tied_not_summed), "gpt2-4", PP(4, 1, 2), DIRECT, "transformer.wte.weight:grad", 0,
      "missing_all_reduce: over pp"},
-    {F(pp_tied_not_summed), "gpt2", PP_TP(2, 2, 1, 2), CR, RING, "transformer.wte.weight:grad", "backward", -1, 0,
+    {F(pp_tied_not_summed), "gpt2", PP_TP(2, 2, 1, 2), RING, "transformer.wte.weight:grad", 0,
      "missing_all_reduce: over pp"},
-    {F(pp_stale_activation), "gpt2", PP_TP(2, 2, 2, 2), CR, DIRECT, "transformer.h.1.ln_1:fwd", "forward", 1, 2,
+    {F(pp_stale_activation), "gpt2", PP_TP(2, 2, 2, 2), DIRECT, "transformer.h.1.ln_1:fwd", 2,
      "input_of_other_micro_batch"},
-    {F(pp_stale_gradient), "gpt2", PP_DP(2, 2, 2, 4), CR, DIRECT, "transformer.h.0.mlp.c_proj:bwd", "backward", 0, 0,
+    {F(pp_stale_gradient), "gpt2", PP_DP(2, 2, 2, 4), DIRECT, "transformer.h.0.mlp.c_proj:bwd", 0,
      "input_of_other_micro_batch"},
-    {F(zb_weight_pass_missing), "gpt2", BUBBLE(2, 2, 4), CR, DIRECT, "transformer.h.1.mlp.c_proj.weight:grad",
-     "backward", 1, 2, "one_micro_batch"},
-    {F(zb_tied_counted_twice), "gpt2", BUBBLE(2, 2, 4), CR, RING, "transformer.wte.weight:grad", "backward", -1, 0,
+    {F(zb_weight_pass_missing), "gpt2", BUBBLE(2, 2, 4), DIRECT, "transformer.h.1.mlp.c_proj.weight:grad", 2,
+     "one_micro_batch"},
+    {F(zb_tied_counted_twice), "gpt2", BUBBLE(2, 2, 4), RING, "transformer.wte.weight:grad", 0,
      "tied_weight: the head's use of the weight is counted twice"},
     /* Of four samples two are alike: each rank of dp has half of the sum. */
-    {F(zb_hooks_skipped), "gpt2", BUBBLE(2, 2, 4), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 2,
-     "averaged_again"},
-    {F(zero_last_micro_batch), "gpt2", SHARED(2, 3, 2, 4), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
-     "one_micro_batch"},
-    {F(zero_stale_weights), "stack", SHARED_STEPS(2, 3, 2), CR, DIRECT, "embed:fwd", "forward", -1, 0, "stale_weights"},
-    {F(zero_backward_not_gathered), "gpt2", SHARED(4, 3, 1, 4), CR, DIRECT, "transformer.h.1.mlp.c_proj:bwd",
-     "backward", 1, 0, "partial_sum"},
-    {F(zero_gather_order), "gpt2", SHARED(4, 3, 1, 4), CR, DIRECT, "transformer.wte:fwd", "forward", -1, 0, "unknown"},
-    {F(hsdp_copies_not_summed), "gpt2", COPIES(4, 2, 3, 3), CR, RING, "transformer.ln_f.weight:grad", "backward", -1, 0,
+    {F(zb_hooks_skipped), "gpt2", BUBBLE(2, 2, 4), RING, "transformer.ln_f.weight:grad", 2, "averaged_again"},
+    {F(zero_last_micro_batch), "gpt2", SHARED(2, 3, 2, 4), RING, "transformer.ln_f.weight:grad", 0, "one_micro_batch"},
+    {F(zero_stale_weights), "stack", SHARED_STEPS(2, 3, 2), DIRECT, "embed:fwd", 0, "stale_weights"},
+    {F(zero_backward_not_gathered), "gpt2", SHARED(4, 3, 1, 4), DIRECT, "transformer.h.1.mlp.c_proj:bwd", 0,
+     "partial_sum"},
+    {F(zero_gather_order), "gpt2", SHARED(4, 3, 1, 4), DIRECT, "transformer.wte:fwd", 0, "unknown"},
+    {F(hsdp_copies_not_summed), "gpt2", COPIES(4, 2, 3, 3), RING, "transformer.ln_f.weight:grad", 0,
      "missing_all_reduce"},
 };
 enum { STAGED_ELSEWHERE = sizeof staged_elsewhere / sizeof *staged_elsewhere };

@@ -5,12 +5,10 @@
 #include "plan/flow.h"
 #include "plan/names.h"
 
-TestSuite(flow, .timeout = 300);
-
 static ari_flow flow_of(const ari_step_case *c, ari_flow_options o)
 {
     ari_flow f;
-    cr_assert_eq(ari_flow_init(&f, c, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_flow_init(&f, c, &o));
     return f;
 }
 
@@ -34,8 +32,8 @@ Test(flow, layers_that_differ_have_their_own_rows)
 {
     const ar_config c = config_of(STACK(31, 24, 36, 5, 24, 4));
     ari_step_case t = {.config = &c, .run = {.parallel = {.tp = 2}, .batch = 2, .seq = 6, .steps = 1}};
-    cr_assert_eq(ar_plan_add(&t.run.plan, c.arch, "layers.1.mlp.w1", AR_STYLE_ROWWISE), AR_OK);
-    cr_assert_eq(ar_plan_add(&t.run.plan, c.arch, "layers.1.mlp.w2", AR_STYLE_COLWISE), AR_OK);
+    cr_assert_ok(ar_plan_add(&t.run.plan, c.arch, "layers.1.mlp.w1", AR_STYLE_ROWWISE));
+    cr_assert_ok(ar_plan_add(&t.run.plan, c.arch, "layers.1.mlp.w2", AR_STYLE_COLWISE));
     static const struct {
         const char *title;
         size_t layers;

@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <string.h>
-
+#include "tests/support/test.h"
 #include "verify/grads/grads.h"
-
-TestSuite(gather, .timeout = 300);
 
 /* Part `part` of two of a vector of four, as rank `part` taps it. */
 static void tap_half(ari_gatherer *g, int part, float *values)
@@ -12,27 +8,26 @@ static void tap_half(ari_gatherer *g, int part, float *values)
     const size_t full = 4, half = 2;
     ar_tensor t;
     ar_layout layout;
-    cr_assert_eq(ar_tensor_view(&t, AR_F32, 1, &half, (ar_buf){values}), AR_OK);
-    cr_assert_eq(ar_layout_shard(&layout, 1, &full, 0, part, 2), AR_OK);
+    cr_assert_ok(ar_tensor_view(&t, AR_F32, 1, &half, (ar_buf){values}));
+    cr_assert_ok(ar_layout_shard(&layout, 1, &full, 0, part, 2));
     const ar_tap_event event = {.name = "w", .pass = 'g', .local = &t, .layout = &layout};
-    cr_assert_eq(ari_gather_tap(g, &event), AR_OK);
+    cr_assert_ok(ari_gather_tap(g, &event));
 }
 
 Test(gather, a_tensor_that_no_rank_or_only_one_reported_is_not_whole)
 {
     const size_t shape = 4;
     float low[2] = {1.0f, 2.0f}, high[2] = {3.0f, 4.0f};
-    ari_gatherer g = {0};
-    cr_assert_eq(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0), AR_OK);
+    SCOPED(ari_gatherer_fini) ari_gatherer g = {0};
+    cr_assert_ok(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0));
     cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "nobody reported it");
     tap_half(&g, 0, low);
     cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it is there");
-    cr_assert(strstr(ar_error_message(), "2 of the 4 elements of w"), "%s", ar_error_message());
+    cr_assert_says("2 of the 4 elements of w");
     tap_half(&g, 1, high);
-    cr_assert_eq(ari_gather_check(&g), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_gather_check(&g));
     const float expected[4] = {1.0f, 2.0f, 3.0f, 4.0f};
     cr_assert_eq(memcmp(g.list[0].full.values, expected, sizeof expected), 0);
-    ari_gatherer_fini(&g);
 }
 
 /* As many elements as there are, but one half twice. */
@@ -40,15 +35,14 @@ Test(gather, a_part_that_was_reported_twice_does_not_stand_for_the_other)
 {
     const size_t shape = 4;
     float low[2] = {1.0f, 2.0f}, high[2] = {3.0f, 4.0f};
-    ari_gatherer g = {0};
-    cr_assert_eq(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0), AR_OK);
+    SCOPED(ari_gatherer_fini) ari_gatherer g = {0};
+    cr_assert_ok(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0));
     tap_half(&g, 0, low);
     tap_half(&g, 0, low);
     cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it is there");
     tap_half(&g, 1, high);
     cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it came twice");
-    cr_assert(strstr(ar_error_message(), "more than once"), "%s", ar_error_message());
-    ari_gatherer_fini(&g);
+    cr_assert_says("more than once");
 }
 
 /* Two micro-batches of one rank: samples 0 and 1 of two. */
@@ -56,19 +50,18 @@ Test(gather, samples_of_micro_batches_are_put_where_they_stand)
 {
     const size_t full[3] = {2, 1, 3}, local[3] = {1, 1, 3};
     float values[2][3] = {{1.0f, 2.0f, 3.0f}, {4.0f, 5.0f, 6.0f}};
-    ari_gatherer g = {0};
-    cr_assert_eq(ari_gather_want(&g, "x", 'f', "x", 3, full, 0), AR_OK);
+    SCOPED(ari_gatherer_fini) ari_gatherer g = {0};
+    cr_assert_ok(ari_gather_want(&g, "x", 'f', "x", 3, full, 0));
     for (size_t sample = 2; sample-- > 0;) {
         ar_tensor t;
         ar_layout layout;
-        cr_assert_eq(ar_tensor_view(&t, AR_F32, 3, local, (ar_buf){values[sample]}), AR_OK);
-        cr_assert_eq(ar_layout_replicate(&layout, 3, full, 0, 1), AR_OK);
+        cr_assert_ok(ar_tensor_view(&t, AR_F32, 3, local, (ar_buf){values[sample]}));
+        cr_assert_ok(ar_layout_replicate(&layout, 3, full, 0, 1));
         layout.box[0].global[0] = sample;
         layout.box[0].extent[0] = 1;
         const ar_tap_event event = {.name = "x", .pass = 'f', .local = &t, .layout = &layout};
-        cr_assert_eq(ari_gather_tap(&g, &event), AR_OK);
+        cr_assert_ok(ari_gather_tap(&g, &event));
     }
-    cr_assert_eq(ari_gather_check(&g), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_gather_check(&g));
     cr_assert_eq(memcmp(g.list[0].full.values, values, sizeof values), 0);
-    ari_gatherer_fini(&g);
 }

@@ -6,8 +6,6 @@
  * once: PyTorch's bits. */
 #include "tests/verify/support.h"
 
-#include <math.h>
-
 #include "anyrank/grads.h"
 #include "anyrank/safetensors.h"
 #include "sim/plan/bytes.h"
@@ -131,7 +129,7 @@ static ar_st_file *open_in(const char *folder, const char *file)
     char path[700];
     ar_st_file *f = NULL;
     snprintf(path, sizeof path, "%s/%s", folder, file);
-    cr_assert_eq(ar_st_open(&f, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_open(&f, path));
     return f;
 }
 
@@ -171,7 +169,7 @@ static double worst_of_file(const char *out, const char *file, const char *golde
                             double bound)
 {
     double worst = 0.0;
-    ar_st_file *actual = open_in(out, file), *expected = open_in(golden, golden_file);
+    OWNED(ar_st_close) ar_st_file *actual = open_in(out, file), *expected = open_in(golden, golden_file);
     cr_expect_eq(ar_st_count(actual), ar_st_count(expected), "%s", golden);
     for (size_t i = 0; i < ar_st_count(expected); i++) {
         const ar_st_entry *e = ar_st_at(expected, i), *a = ar_st_find(actual, e->name);
@@ -181,8 +179,6 @@ static double worst_of_file(const char *out, const char *file, const char *golde
                   allowed);
         worst = fmax(worst, error);
     }
-    ar_st_close(actual);
-    ar_st_close(expected);
     return worst;
 }
 
@@ -202,10 +198,8 @@ static char *bytes_of(const char *path, size_t *n)
 static void expect_same_file(const char *a, const char *b)
 {
     size_t na = 0, nb = 0;
-    char *x = bytes_of(a, &na), *y = bytes_of(b, &nb);
+    OWNED(free) char *x = bytes_of(a, &na), *y = bytes_of(b, &nb);
     cr_expect(na == nb && na > 0 && memcmp(x, y, na) == 0, "%s and %s differ", a, b);
-    free(x);
-    free(y);
 }
 
 static void check_values(const golden_case *c, const char *out)
@@ -224,16 +218,13 @@ static void check_values(const golden_case *c, const char *out)
             c->name, outputs, grads, MODEL_BOUND);
 }
 
-TestSuite(golden, .timeout = 300);
-
 Test(golden, outputs_and_gradients_agree_with_the_reference)
 {
     for (size_t i = 0; i < CASES; i++) {
         char out[64];
         ar_grads_result r;
         make_folder(out);
-        cr_assert_eq(grads_of(&r, cases[i].name, cases[i].block, 1, AR_SIM_DIRECT, out), AR_OK, "%s",
-                     ar_error_message());
+        cr_assert_ok(grads_of(&r, cases[i].name, cases[i].block, 1, AR_SIM_DIRECT, out));
         check_values(&cases[i], out);
         remove_folder(out);
     }
@@ -245,7 +236,7 @@ static void expect_same_bits(const golden_case *c, int tp, ar_sim_algorithm algo
     char out[64], a[700], b[700];
     ar_grads_result r;
     make_folder(out);
-    cr_assert_eq(grads_of(&r, c->name, c->block, tp, algorithm, out), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(grads_of(&r, c->name, c->block, tp, algorithm, out));
     cr_expect_str_eq(r.outputs_hash, expected->outputs_hash, "%s, tp=%d", c->name, tp);
     cr_expect(r.loss == expected->loss && r.tensors == expected->tensors);
     static const char *const files[2][3] = {{"outputs.safetensors", "grads.safetensors", NULL},
@@ -266,7 +257,7 @@ Test(golden, files_are_the_same_bytes_on_any_number_of_ranks)
         char one[64];
         ar_grads_result r;
         make_folder(one);
-        cr_assert_eq(grads_of(&r, c->name, c->block, 1, AR_SIM_DIRECT, one), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(grads_of(&r, c->name, c->block, 1, AR_SIM_DIRECT, one));
         for (size_t k = 0; k < MOST_LAYOUTS && c->tp[k]; k++) {
             if (!small_only() || k % 2 == 0) /* else each layout with one of them */
                 expect_same_bits(c, c->tp[k], AR_SIM_DIRECT, one, &r);
@@ -302,7 +293,7 @@ Test(golden, packed_documents_that_ranks_share_have_one_ranks_bits_and_pytorchs_
         ar_run run = {.parallel = packed[i].p};
         make_folder(out);
         ar_parallel_text(layout, sizeof layout, &packed[i].p);
-        cr_assert_eq(grads_of(&one, c.name, false, 1, AR_SIM_DIRECT, out), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(grads_of(&one, c.name, false, 1, AR_SIM_DIRECT, out));
         cr_assert_eq(grads_as(&r, c.name, false, &run, out), AR_OK, "%s: %s", layout, ar_error_message());
         cr_expect_str_eq(r.outputs_hash, one.outputs_hash, "%s, %s", c.name, layout);
         run.numerics = AR_NUMERICS_NATIVE;
@@ -325,16 +316,16 @@ Test(golden, the_order_of_the_mlp_reaches_the_run)
         uint64_t expected[2] = {0};
         make_folder(out);
         for (int order = 0; order < 2; order++) {
-            cr_assert_eq(grads_in_order(&r[order], of[i].name, of[i].block, 2, AR_SIM_DIRECT, (ar_mlp_order)order, out),
-                         AR_OK, "%s", ar_error_message());
+            cr_assert_ok(
+                grads_in_order(&r[order], of[i].name, of[i].block, 2, AR_SIM_DIRECT, (ar_mlp_order)order, out));
             if (of[i].block)
                 continue;
             ar_config c;
             snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, of[i].name);
-            cr_assert_eq(ar_config_load(&c, folder), AR_OK);
+            cr_assert_ok(ar_config_load(&c, folder));
             ari_step_case t = {.config = &c, .run.parallel = {.tp = 2}, .run.batch = 2, .run.seq = 32};
-            cr_assert_eq(ar_plan_add_mlp_order(&t.run.plan, c.arch, (ar_mlp_order)order), AR_OK);
-            cr_assert_eq(ari_traffic_bytes(&expected[order], &t), AR_OK);
+            cr_assert_ok(ar_plan_add_mlp_order(&t.run.plan, c.arch, (ar_mlp_order)order));
+            cr_assert_ok(ari_traffic_bytes(&expected[order], &t));
             cr_expect_eq(r[order].bytes, expected[order], "%s, order %d: %llu bytes, predicted %llu", of[i].name, order,
                          (unsigned long long)r[order].bytes, (unsigned long long)expected[order]);
         }

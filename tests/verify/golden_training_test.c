@@ -8,8 +8,6 @@
  * steps can do at most. */
 #include "tests/verify/support.h"
 
-#include <math.h>
-
 #include "anyrank/safetensors.h"
 #include "anyrank/train.h"
 #include "ref/context/context.h"
@@ -78,7 +76,7 @@ static void load_options(golden *g)
     char path[700];
     json_t *train = NULL;
     snprintf(path, sizeof path, "%s/train.json", g->folder);
-    cr_assert_eq(ari_json_load(&train, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_json_load(&train, path));
     const json_t *losses = json_object_get(train, "losses"), *betas = json_object_get(train, "betas");
     cr_assert_str_eq(json_string_value(json_object_get(train, "optimizer")), "AdamW");
     cr_assert_eq(json_array_size(losses), STEPS);
@@ -99,7 +97,7 @@ static ar_st_file *open_golden(const golden *g, const char *file)
     char path[700];
     ar_st_file *f = NULL;
     snprintf(path, sizeof path, "%s/%s", g->folder, file);
-    cr_assert_eq(ar_st_open(&f, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_open(&f, path));
     return f;
 }
 
@@ -107,8 +105,8 @@ static void golden_open(golden *g, const char *name)
 {
     *g = (golden){0};
     snprintf(g->folder, sizeof g->folder, "%s/%s", TEST_GOLDEN_DIR, name);
-    cr_assert_eq(ar_config_load(&g->config, g->folder), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_weights_load(&g->weights, &g->config, g->folder), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_load(&g->config, g->folder));
+    cr_assert_ok(ari_weights_load(&g->weights, &g->config, g->folder));
     load_options(g);
     g->batches = open_golden(g, "train_batches.safetensors");
     g->final = open_golden(g, "train_final.safetensors");
@@ -193,7 +191,7 @@ static void train(outcome *o, const golden *g, const ar_parallel *p)
                                          .tap = collect,
                                          .tap_user = users};
     ari_cluster_result result;
-    cr_assert_eq(ari_cluster_run(&result, &options), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &options));
     memcpy(o->loss, result.loss, sizeof o->loss);
     free(result.loss);
 }
@@ -262,32 +260,27 @@ static void expect_same_outcome(const outcome *a, const outcome *b, const char *
                      name, layout, a->name[t]);
 }
 
-TestSuite(golden_training, .timeout = 300);
-
 Test(golden_training, twenty_steps_reproduce_losses_and_weights_on_every_layout)
 {
     for (size_t c = 0; c < (small_only() ? 1 : CASES); c++) {
-        golden g;
-        outcome one;
+        SCOPED(golden_close) golden g;
+        SCOPED(outcome_fini) outcome one;
         golden_open(&g, cases[c].name);
         train(&one, &g, &cases[c].layout[0]);
         expect_near_pytorch(&g, &one, cases[c].name);
         for (size_t k = small_only() ? cases[c].layouts - 1 : 1; k < cases[c].layouts; k++) {
-            outcome other;
+            SCOPED(outcome_fini) outcome other;
             train(&other, &g, &cases[c].layout[k]);
             expect_same_outcome(&one, &other, cases[c].name, &cases[c].layout[k]);
-            outcome_fini(&other);
         }
-        outcome_fini(&one);
-        golden_close(&g);
     }
 }
 
 /* A step that is wrong in one small thing is seen by the bounds. */
 Test(golden_training, another_decay_is_outside_the_bounds)
 {
-    golden g;
-    outcome o;
+    SCOPED(golden_close) golden g;
+    SCOPED(outcome_fini) outcome o;
     size_t far = 0;
     golden_open(&g, "gpt2-tiny");
     g.optimizer.weight_decay *= 1.1;
@@ -295,6 +288,4 @@ Test(golden_training, another_decay_is_outside_the_bounds)
     for (size_t t = 0; t < o.tensors; t++)
         far += !is_near(distance_of(&g, &o, t));
     cr_expect(far > o.tensors / 2, "a decay of a tenth more is seen in %zu of %zu tensors only", far, o.tensors);
-    outcome_fini(&o);
-    golden_close(&g);
 }

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of sums in gradients and elsewhere, gradients that are not there, and norms of clipped ones. */
-#include <criterion/criterion.h>
-
+#include "tests/support/test.h"
 #include "verify/verify_support.h"
-
-TestSuite(gradient_trace, .timeout = 300);
 
 enum { ROWS = 40, COLS = 24, N = ROWS * COLS };
 
@@ -20,12 +17,11 @@ static const char *cause_of(const ar_st_tensor *a, size_t na, const ar_st_tensor
     const char *const meta[] = {"micro_batches", micro};
     const ar_verify_options o = {
         .reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5, .atol = 1e-7, .tp = 1};
-    ar_verify_report *r = NULL;
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
     write_tensors(f.reference, a, na);
-    cr_assert_eq(ar_st_write(f.other, b, nb, meta, micro ? 1 : 0), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_st_write(f.other, b, nb, meta, micro ? 1 : 0));
+    cr_assert_ok(ar_verify(&r, &o));
     const char *cause = r->row[r->first].evidence.cause; /* static storage */
-    ar_verify_report_destroy(r);
     two_files_remove(&f);
     return cause ? cause : "none";
 }
@@ -111,20 +107,22 @@ Test(gradient_trace, gradients_that_are_not_there_are_told_where_the_run_went_ba
     cr_expect_str_eq(cause_of(forward, 2, forward, 1, NULL), "none"); /* it may have no backward pass */
 }
 
-Test(gradient_trace, the_norm_of_gradients_clipped_by_value_is_seen)
+Test(gradient_trace, the_norm_of_gradients_clipped_by_value_and_of_another_order_is_seen)
 {
     float x[N], y[N];
-    double norm = 0.0, clipped = 0.0, other = 0.0;
+    double norm = 0.0, clipped = 0.0, other = 0.0, largest = 0.0, sum = 0.0;
     fill_parts(x, y, 2);
     for (int i = 0; i < N; i++) {
         const double size = fabs((double)x[i]);
         norm += size * size;
         clipped += pow(fmin(size, 0.5), 2.0);
         other += pow(fmin(size, 0.4321), 2.0); /* no limit that anybody gives */
+        largest = fmax(largest, size);
+        sum += size;
     }
-    const float norms[] = {(float)sqrt(norm), (float)sqrt(clipped), (float)sqrt(other)};
-    const char *const causes[] = {"clipped", "unknown"};
-    for (int i = 0; i < 2; i++) {
+    const float norms[] = {(float)sqrt(norm), (float)sqrt(clipped), (float)sqrt(other), (float)largest, (float)sum};
+    const char *const causes[] = {"clipped", "unknown", "norm_other_order", "norm_other_order"};
+    for (int i = 0; i < 4; i++) {
         const ar_st_tensor a[] = {matrix_of("w:grad", x), vector_of("grad_norm:clip", AR_F32, 1, &norms[0])};
         const ar_st_tensor b[] = {a[0], vector_of("grad_norm:clip", AR_F32, 1, &norms[1 + i])};
         cr_expect_str_eq(cause_of(a, 2, b, 2, NULL), causes[i], "case %d", i);

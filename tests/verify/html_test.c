@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "anyrank/verify.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
-
-TestSuite(html, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { ROWS = 4 };
 
@@ -66,8 +60,8 @@ static char *written(const ar_verify_report *r)
     size_t length = 0;
     cr_assert(fd >= 0);
     close(fd);
-    cr_assert_eq(ar_verify_html(r, path), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_file_read(&text, &length, path, (size_t)1 << 24), AR_OK);
+    cr_assert_ok(ar_verify_html(r, path));
+    cr_assert_ok(ari_file_read(&text, &length, path, (size_t)1 << 24));
     unlink(path);
     return (char *)text;
 }
@@ -82,7 +76,7 @@ static json_t *data_of(const char *page)
     const char *end = strstr(start, "</script>");
     cr_assert_not_null(end);
     json_t *data = NULL;
-    cr_assert_eq(ari_json_parse(&data, start, (size_t)(end - start), "report"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_json_parse(&data, start, (size_t)(end - start), "report"));
     return data;
 }
 
@@ -91,7 +85,7 @@ Test(html, page_holds_the_report_as_json)
     ar_verify_report r;
     ar_verify_row row[ROWS];
     fill(&r, row);
-    char *page = written(&r);
+    OWNED(free) char *page = written(&r);
     json_t *data = data_of(page);
     const json_t *rows = json_object_get(data, "rows"), *first = json_array_get(rows, 0);
     cr_assert_eq(json_array_size(rows), ROWS);
@@ -105,7 +99,6 @@ Test(html, page_holds_the_report_as_json)
     cr_assert_eq(json_integer_value(json_array_get(map, 2)), -1, "a cell that is not finite");
     cr_assert_eq(json_integer_value(json_object_get(data, "first")), 0);
     json_decref(data);
-    free(page);
 }
 
 Test(html, names_of_others_cannot_leave_the_data)
@@ -113,7 +106,7 @@ Test(html, names_of_others_cannot_leave_the_data)
     ar_verify_report r;
     ar_verify_row row[ROWS];
     fill(&r, row);
-    char *page = written(&r);
+    OWNED(free) char *page = written(&r);
     cr_assert_null(strstr(page, "<script>alert(1)"));
     json_t *data = data_of(page);
     const json_t *rows = json_object_get(data, "rows");
@@ -121,7 +114,6 @@ Test(html, names_of_others_cannot_leave_the_data)
                      "</script><script>alert(1)");
     cr_assert_str_eq(json_string_value(json_object_get(json_array_get(rows, 2), "tensor")), "bad ? name");
     json_decref(data);
-    free(page);
 }
 
 Test(html, page_asks_for_nothing_from_the_network)
@@ -129,12 +121,11 @@ Test(html, page_asks_for_nothing_from_the_network)
     ar_verify_report r;
     ar_verify_row row[ROWS];
     fill(&r, row);
-    char *page = written(&r);
+    OWNED(free) char *page = written(&r);
     cr_assert_not_null(strstr(page, "default-src 'none'"));
     cr_assert_null(strstr(page, "http:"));
     cr_assert_null(strstr(page, "https:"));
     cr_assert_null(strstr(page, " src="));
-    free(page);
 }
 
 Test(html, no_report_and_no_folder_are_errors)

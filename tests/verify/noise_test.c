@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mere noise, of any size, on any tensor, has no cause but rounding. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "tests/support/test.h"
 #include "verify/diagnose/diagnose.h"
-
-TestSuite(noise, .timeout = 300);
 
 enum { ROWS = 5000, MOST = 2048 };
 
@@ -54,7 +48,7 @@ Test(noise, has_no_cause)
             copy[i] = (float)((double)reference[i] + size * normal());
         }
         ar_layout layout;
-        cr_assert_eq(ar_layout_replicate(&layout, ndim, shape, 0, 1), AR_OK);
+        cr_assert_ok(ar_layout_replicate(&layout, ndim, shape, 0, 1));
         ari_rank_copy own = {.local = copy, .ndim = ndim, .layout = &layout};
         memcpy(own.shape, shape, sizeof shape);
         const ari_difference d = {.name = names[row / 5 % 5],
@@ -68,7 +62,7 @@ Test(noise, has_no_cause)
                                   .batch = 4,
                                   .seq = 8};
         ari_diagnosis found;
-        cr_assert_eq(ari_diagnose(&found, &d), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_diagnose(&found, &d));
         if (!is_no_cause(found.evidence.cause) && named++ < 20)
             cr_log_warn("row %zu, size %g, %s:%c: %s: %s", row, size, d.name, d.pass, found.evidence.cause, found.hint);
     }

@@ -6,8 +6,6 @@
 #include "anyrank/lint.h"
 #include "sim/plan/bytes.h"
 
-TestSuite(ops_context, .timeout = 300);
-
 /* The operations of one kind and pass in layer 0. */
 typedef struct found {
     ari_operation_kind kind;
@@ -27,7 +25,7 @@ static ar_status look(void *user, const ari_operation *op)
 static found all_of(const ari_step_case *c, ari_operation_kind kind, ari_operation_pass pass)
 {
     found f = {.kind = kind, .pass = pass};
-    cr_assert_eq(ari_operations(c, 0, look, &f), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_operations(c, 0, look, &f));
     return f;
 }
 
@@ -177,9 +175,9 @@ Test(ops_context, the_ranks_lists_add_up_to_the_bytes_of_the_run)
             double sent = 0.0;
             t.run.batch = 3;
             t.run.clip = 1.0;
-            cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ari_traffic_bytes(&bytes, &t));
             for (int r = 0; r < ar_parallel_world(&t.run.parallel); r++)
-                cr_assert_eq(ari_operations(&t, r, sum_calls, &sent), AR_OK, "%s", ar_error_message());
+                cr_assert_ok(ari_operations(&t, r, sum_calls, &sent));
             cr_expect_float_eq(sent, (double)bytes, 0.5, "%s, layout %zu: %.1f, %zu", c.name, i, sent, (size_t)bytes);
         }
     }
@@ -191,18 +189,17 @@ Test(ops_context, lint_finds_nothing_in_legal_layouts)
         const ar_config c = config_of(models[m]);
         for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
             ari_step_case t = case_of(&c, layouts[i], AR_NUMERICS_EXACT);
-            ar_lint_report *r = NULL;
+            OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
             char text[96];
             t.run.batch = 4;
             ar_parallel_text(text, sizeof text, &layouts[i]);
             if (c.arch == AR_ARCH_GPT2 && layouts[i].tp * layouts[i].cp_inner > 8)
                 continue; /* no copies of KV heads */
-            cr_assert_eq(ar_lint(&r, &t.run, &c), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ar_lint(&r, &t.run, &c));
             for (size_t k = 0; k < r->count; k++)
                 cr_expect(false, "%s, %s: %s of %s (%s, %s) along %s: has %s, needs %s", c.name, text,
                           ar_lint_rule_name(r->finding[k].rule), r->finding[k].module, r->finding[k].operation,
                           r->finding[k].pass, r->finding[k].axis, r->finding[k].has, r->finding[k].needs);
-            ar_lint_report_destroy(r);
         }
     }
 }

@@ -8,8 +8,6 @@
 
 #include "sim/plan/ops.h"
 
-TestSuite(ops_edges, .timeout = 300);
-
 enum { DRAWS = 120, FIRST_SEED = 8800, WHOLE = 7 };
 
 /* A value as it was made. */
@@ -282,9 +280,9 @@ static edges edges_of(walk k, const ari_step_case *c, int rank, size_t changes)
     e.of = calloc(e.n, sizeof *e.of);
     e.forward = malloc(RECORDS * sizeof *e.forward);
     cr_assert(e.of && e.forward);
-    cr_assert_eq(go(k, c, rank, visit, &e), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(go(k, c, rank, visit, &e));
     if (!e.wrong[0])
-        cr_assert_eq(go(k, c, rank, visit_taken, &e), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(go(k, c, rank, visit_taken, &e));
     free(e.of);
     free(e.forward);
     return e;
@@ -314,7 +312,7 @@ Test(ops_edges, every_value_is_made_once_and_taken_as_it_was_made)
     cr_expect_gt(all, 100 * DRAWS);
 }
 
-static void every_changed_number_is_seen(void)
+CLAIM(every_changed_number_is_seen)
 {
     for (int i = 0; i < 8; i++) {
         const layout_draw d = draw(i);
@@ -329,7 +327,7 @@ static void every_changed_number_is_seen(void)
 
 /* Inputs of norms and products, of attention and of the activation; a table of tokens and a head keep theirs too. What
  * is computed again begins with one value: the block's input, or that of its attention. */
-static void blocks_keep_what_their_backward_passes_read(void)
+CLAIM(blocks_keep_what_their_backward_passes_read)
 {
     const ar_config llama = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false)), gpt2 = config_of(GPT2(31, 24, 36, 2, 4));
     static const struct {
@@ -356,25 +354,21 @@ static ar_status hash_numbers(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-static void numbers_do_not_depend_on_the_walk(void)
+CLAIM(numbers_do_not_depend_on_the_walk)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
     ari_step_case one = {.config = &c, .run = {.batch = 2, .seq = 12}}, two = one;
     size_t all = 0, parts = 0, stage = 0;
     two.run.parallel = (ar_parallel){.pp = 2, .tp = 2};
-    cr_assert_eq(ari_operations(&one, 0, hash_numbers, &all), AR_OK);
-    cr_assert_eq(ari_operations_pass(&one, ARI_PASS_BACKWARD, 0, hash_numbers, &parts), AR_OK);
-    cr_assert_eq(ari_operations_pass(&one, ARI_PASS_FORWARD, 0, hash_numbers, &parts), AR_OK);
+    cr_assert_ok(ari_operations(&one, 0, hash_numbers, &all));
+    cr_assert_ok(ari_operations_pass(&one, ARI_PASS_BACKWARD, 0, hash_numbers, &parts));
+    cr_assert_ok(ari_operations_pass(&one, ARI_PASS_FORWARD, 0, hash_numbers, &parts));
     cr_expect_eq(parts, all);
-    cr_assert_eq(ari_operations(&two, 0, hash_numbers, &stage), AR_OK);
+    cr_assert_ok(ari_operations(&two, 0, hash_numbers, &stage));
     cr_expect_eq(stage, 0, "the second layer is on the second stage");
-    cr_assert_eq(ari_operations(&two, 3, hash_numbers, &stage), AR_OK);
+    cr_assert_ok(ari_operations(&two, 3, hash_numbers, &stage));
     cr_expect_gt(stage, 0);
-    cr_assert_eq(ari_operations_pipeline(&two, hash_numbers, &all), AR_OK);
+    cr_assert_ok(ari_operations_pipeline(&two, hash_numbers, &all));
 }
 
-Test(ops_edges, numbers)
-{
-    TOGETHER(every_changed_number_is_seen, blocks_keep_what_their_backward_passes_read,
-             numbers_do_not_depend_on_the_walk);
-}
+EVERY_CLAIM(ops_edges)

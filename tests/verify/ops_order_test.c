@@ -6,8 +6,6 @@
 #include "run/cluster_run.h"
 #include "verify/check/check_calls.h"
 
-TestSuite(ops_order, .timeout = 300);
-
 static ari_step_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, ar_numerics numerics)
 {
     return (ari_step_case){
@@ -38,8 +36,8 @@ static void expect_same_sums(const ari_step_case *t)
     ar_parallel_text(layout, sizeof layout, &t->run.parallel);
     for (int rank = 0; rank < ar_parallel_world(&t->run.parallel); rank++) {
         sums each = {0}, once = {0};
-        cr_assert_eq(ari_operations(t, rank, add_sums, &each), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ari_operations_once(t, rank, add_sums, &once), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_operations(t, rank, add_sums, &each));
+        cr_assert_ok(ari_operations_once(t, rank, add_sums, &once));
         cr_expect_gt(each.elements, 0);
         cr_expect(each.passes == once.passes && each.calls == once.calls && each.elements == once.elements &&
                       each.multiply_adds == once.multiply_adds,
@@ -101,8 +99,8 @@ static const char *cause_of_calls(double clip_of_run, double clip_of_list)
                                      .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                      .ddp = ar_ddp_defaults(),
                                      .threads = 1}};
-    cr_assert_eq(ar_trace_create(&o.run.sim.trace), AR_OK);
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_trace_create(&o.run.sim.trace));
+    cr_assert_ok(ari_cluster_run(&result, &o));
     ari_step_case listed = {.run = o.run, .config = &c};
     listed.run.clip = clip_of_list;
     cr_expect_eq(ari_recorded_calls(&cause, &listed, o.run.sim.trace) == AR_OK, clip_of_run == clip_of_list);

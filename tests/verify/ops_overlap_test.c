@@ -7,8 +7,6 @@
 
 #include "sim/plan/bytes.h"
 
-TestSuite(ops_overlap, .timeout = 300);
-
 /* The collectives of layer 0 in one pass on one queue, in the order of the list. */
 enum { MOST_CALLS = 32 };
 typedef struct calls {
@@ -32,7 +30,7 @@ static ar_status add_calls(void *user, const ari_operation *op)
 static calls calls_of(const ari_step_case *t, ari_operation_pass pass, ari_call_queue queue, size_t layer)
 {
     calls c = {.pass = pass, .queue = queue, .layer = layer};
-    cr_assert_eq(ari_operations(t, 0, add_calls, &c), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_operations(t, 0, add_calls, &c));
     cr_assert_lt(c.n, MOST_CALLS);
     return c;
 }
@@ -170,8 +168,8 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
         sums s[2] = {{0}, {0}};
         for (int k = 0; k < 2; k++) {
             t.run.parallel.overlap = k == 0 ? 1 : 2 + i % 8;
-            cr_assert_eq(ari_traffic_bytes(&bytes[k], &t), AR_OK, "%s", ar_error_message());
-            cr_assert_eq(ari_operations(&t, 0, add_sums, &s[k]), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ari_traffic_bytes(&bytes[k], &t));
+            cr_assert_ok(ari_operations(&t, 0, add_sums, &s[k]));
         }
         const bool beside = d.parallel.sp && d.parallel.tp > 1;
         cr_expect_eq(bytes[0], bytes[1], "draw %d", i);
@@ -208,7 +206,7 @@ Test(ops_overlap, inputs_come_whole_for_put_off_gradients)
     t.run.parallel.micro_batches = 3;
     t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
     put_off_calls n = {0};
-    cr_assert_eq(ari_operations(&t, 0, add_put_off, &n), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_operations(&t, 0, add_put_off, &n));
     cr_expect_eq(n.all, 2 * 3);
     cr_expect_eq(n.main, n.all);
 }

@@ -8,8 +8,6 @@
 #include "sim/plan/bytes.h"
 #include "verify/check/check_calls.h"
 
-TestSuite(ops, .timeout = 300);
-
 /* --- what is looked for ------------------------------------------------------------------------------------------- */
 
 /* The operations that an expectation is about, as they are found. */
@@ -37,7 +35,7 @@ static ari_operation the_only(const ari_step_case *c, ari_operation_kind kind, a
                               size_t layer)
 {
     finder f = {.kind = kind, .pass = pass, .role = role, .layer = layer};
-    cr_assert_eq(ari_operations(c, 0, look, &f), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_operations(c, 0, look, &f));
     cr_assert_eq(f.found, 1, "%d operations '%s'", f.found, ari_operation_name(kind));
     return f.op;
 }
@@ -69,7 +67,7 @@ static void expect_at(const char *what, ar_placement p, const char *text)
 static uint64_t sent(const ari_op_call *c)
 {
     size_t bytes = 0;
-    cr_assert_eq(ari_call_bytes(&bytes, c), AR_OK);
+    cr_assert_ok(ari_call_bytes(&bytes, c));
     return bytes / c->ranks / ar_dtype_bytes(c->dtype);
 }
 
@@ -138,7 +136,7 @@ Test(ops, embeddings_may_be_cut_by_features)
 {
     const ar_config c = config_of(LLAMA(32000, 768, 2048, 1, 12, 12, 64, false));
     ari_step_case t = case_of(&c, sp2, 4, 512);
-    cr_assert_eq(ar_plan_add(&t.run.plan, c.arch, "embed_tokens", AR_STYLE_HIDDEN), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_plan_add(&t.run.plan, c.arch, "embed_tokens", AR_STYLE_HIDDEN));
     ari_operation op = the_only(&t, ARI_OPERATION_EMBEDDING, ARI_PASS_FORWARD, ARI_TOKENS, ARI_NO_LAYER);
     LOCAL(op.weight[0], 32000, 384);
     AT(op.weight[0].at[ARI_AXIS_TP], "S(1)");
@@ -226,7 +224,7 @@ Test(ops, kv_heads_are_copied_where_they_are_too_few)
     const ari_step_case t = case_of(&c, (ar_parallel){.tp = 16}, 2, 4096);
     for (int rank = 0; rank < 2; rank++) { /* of dp */
         finder f = {.kind = ARI_OPERATION_PRODUCT, .pass = ARI_PASS_BACKWARD, .role = ARI_Q, .layer = 0};
-        cr_assert_eq(ari_operations(&t, rank, look, &f), AR_OK);
+        cr_assert_ok(ari_operations(&t, rank, look, &f));
         LOCAL(f.op.weight[0], 256, 4096);
         LOCAL(f.op.weight[1], 128, 4096);
         cr_expect_eq(f.op.weight[1].copies, 2);
@@ -257,7 +255,7 @@ static ar_status add_volume(void *user, const ari_operation *op)
 static volume volume_of(const ari_step_case *t, ari_operation_pass pass)
 {
     volume v = {.layer = 0, .pass = pass};
-    cr_assert_eq(ari_operations(t, 0, add_volume, &v), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_operations(t, 0, add_volume, &v));
     return v;
 }
 
@@ -324,13 +322,13 @@ Test(ops, samples_are_shared_out_unevenly)
     const ari_step_case many = case_of(&c, (ar_parallel){.dp = 6}, 5, 12);
     for (int rank = 0; rank < 2; rank++) { /* of dp */
         finder f = {.kind = ARI_OPERATION_NORM, .pass = ARI_PASS_FORWARD, .role = ARI_NORM1, .layer = 0};
-        cr_assert_eq(ari_operations(&t, 2 * rank, look, &f), AR_OK);
+        cr_assert_ok(ari_operations(&t, 2 * rank, look, &f));
         cr_expect_eq(f.op.input[0].shape[0], 5);
         LOCAL(f.op.input[0], rank == 0 ? 3 : 2, 12, 768);
         AT(f.op.input[0].at[ARI_AXIS_DP], "S(0)");
     }
     finder f = {.kind = ARI_OPERATION_NORM, .pass = ARI_PASS_FORWARD, .role = ARI_NORM1, .layer = 0};
-    cr_assert_eq(ari_operations(&many, 5, look, &f), AR_OK);
+    cr_assert_ok(ari_operations(&many, 5, look, &f));
     cr_expect_eq(f.found, 0);
 }
 
@@ -391,7 +389,7 @@ Test(ops, each_takes_what_the_one_before_made)
             t.run.plan = plan_of(c.arch, i % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW);
             t.run.dropout = 0.1;
             chain k = {.parallel = &t.run.parallel};
-            cr_assert_eq(ari_operations(&t, 0, follow, &k), AR_OK, "%s", ar_error_message());
+            cr_assert_ok(ari_operations(&t, 0, follow, &k));
             cr_expect_gt(k.operations, 12);
             cr_expect_str_eq(k.broken, "", "model %zu, layout %zu: %s", m, i, k.broken);
         }
@@ -475,7 +473,7 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
     for (uint64_t i = 0; i < (uint64_t)by_scale(12, 24, 200); i++) {
         uint64_t seed = i + 1000;
         char text[PLAN_DRAW_TEXT];
-        ar_plan plan;
+        SCOPED(ar_plan_fini) ar_plan plan;
         const ar_config c = config_of(models[i % 4]);
         const ar_parallel p = {.tp = 2 + (int)plan_draw_below(&seed, 3),
                                .dp = 1 + (int)(i % 5 == 0),
@@ -483,7 +481,7 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
                                .keep_gathered = plan_draw_below(&seed, 2),
                                .micro_batches = 1 + (int)(i % 3 == 0)};
         plan_draw(text, &seed, &c, (plan_draw_options){.sp = p.sp, .wrong = i % 3 == 2});
-        cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_plan_parse(&plan, text, strlen(text), "drawn"));
         const ar_run run = {.plan = plan,
                             .parallel = p,
                             .batch = BATCH,
@@ -498,7 +496,6 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
         if (fits == AR_OK)
             cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "draw %d: %s: %s", (int)i, text, ar_error_message());
         runs += fits == AR_OK;
-        ar_plan_fini(&plan);
     }
     cr_expect_geq(runs, by_scale(8, 14, 100));
 }
@@ -519,9 +516,9 @@ Test(ops, layers_may_be_split_in_different_ways)
 {
     const ar_config c = config_of(STACK(31, 24, 36, 2, 24, 4));
     ar_run run = {.parallel = {.tp = 2, .dp = 2, .sp = true}, .batch = BATCH, .seq = SEQ, .threads = 1};
-    cr_assert_eq(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w1", AR_STYLE_ROWWISE), AR_OK);
-    cr_assert_eq(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w2", AR_STYLE_COLWISE), AR_OK);
-    cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w1", AR_STYLE_ROWWISE));
+    cr_assert_ok(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w2", AR_STYLE_COLWISE));
+    cr_expect_ok(run_and_compare(&c, &run, false));
     ar_plan_fini(&run.plan);
 }
 
@@ -530,7 +527,7 @@ Test(ops, another_step_than_the_runs_is_rejected)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 1, 24, 12, 4, false));
     ar_run run = {.parallel = {.tp = 2, .dp = 2}, .batch = BATCH, .seq = SEQ, .threads = 1};
-    cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "%s", ar_error_message());
+    cr_expect_ok(run_and_compare(&c, &run, false));
     run.fault = AR_FAULT_column_dx_not_reduced;
     cr_expect_eq(run_and_compare(&c, &run, false), AR_ERR_DATA);
     run.fault = AR_FAULT_dp_group_missing;
@@ -561,8 +558,8 @@ Test(ops, the_list_of_a_rank_does_not_grow_with_the_world)
         t.run.ddp = ar_ddp_defaults();
         count n = {0};
         uint64_t bytes = 0;
-        cr_assert_eq(ari_operations_once(&t, 7, tally, &n), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_operations_once(&t, 7, tally, &n));
+        cr_assert_ok(ari_traffic_bytes(&bytes, &t));
         visits[i] = n.visits;
     }
     cr_expect_lt(visits[1], 3 * visits[0]);

@@ -2,8 +2,6 @@
 /* What differences over context-parallel ranks and packed documents look like. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_context, .timeout = 60);
-
 /* --- gradients and factors ---------------------------------------------------------------------------------------- */
 
 /* Each of n parts of a sum has as much of it as its number says, and something of its own; all of them add up. */

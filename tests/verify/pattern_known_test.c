@@ -2,8 +2,6 @@
 /* What is known besides the tensor that differs: the reference's other tensors, and the gradients that a norm is of. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_known, .timeout = 300);
-
 /* --- the norm of known gradients ---------------------------------------------------------------------------------- */
 
 /* Two shards and two copies on four ranks: squares 16, 36, 9 and 4. */

@@ -6,8 +6,6 @@
 
 #define DIMENSIONS(...) ((const size_t[]){__VA_ARGS__})
 
-TestSuite(pattern_shape, .timeout = 300);
-
 static trace any;
 
 /* A world of any shape, whole on every rank (dim -1) or sharded. */
@@ -41,7 +39,7 @@ static void check_one_change(world *w)
     }
 }
 
-static void one_change_is_found_in_every_shape_on_every_number_of_ranks(void)
+CLAIM(one_change_is_found_in_every_shape_on_every_number_of_ranks)
 {
     static const size_t shape[AR_MAX_DIMS] = {3, 4, 2, 5};
     static const int ranks[] = {1, 2, 3, 4, 7, 64};
@@ -62,14 +60,14 @@ static void one_change_is_found_in_every_shape_on_every_number_of_ranks(void)
 
 /* Every pass, name and amount of damage, in every shape: no detector reads outside, divides by nothing, or says
  * nothing. */
-static void any_damage_gives_two_lines(void)
+CLAIM(any_damage_gives_two_lines)
 {
     static const char *const names[] = {"loss",    "model.norm", "a.attn.context", "wte.weight",
                                         "m.embed", "x.bias",     "lm_head"};
     static const size_t shape[AR_MAX_DIMS] = {2, 4, 3, 4};
     static const float damage[] = {0.0f, 1.0f, NAN, INFINITY, 3e38f, 1e-45f};
     for (size_t k = 0; k < 7 * 5 * 5 * 6 * 4; k++) {
-        world w;
+        SCOPED(world_free) world w;
         const int ndim = (int)(k / 7 / 5 % 5), n = 1 + (int)(k / 7 / 5 / 5 / 6 % 4);
         const float value = damage[k / 7 / 5 / 5 % 6];
         if (ndim > 0 && k % 2)
@@ -89,65 +87,59 @@ static void any_damage_gives_two_lines(void)
         cr_expect(p.pattern[0] != '\0' && p.hint[0] != '\0');
         cr_expect(memchr(p.pattern, '\0', sizeof p.pattern) && memchr(p.hint, '\0', sizeof p.hint));
         cr_expect(!strstr(p.hint, "nan") && !strstr(p.hint, "inf "), "%s", p.hint);
-        world_free(&w);
     }
 }
 
-static void a_tensor_without_elements_has_no_difference(void)
+CLAIM(a_tensor_without_elements_has_no_difference)
 {
     for (int dim = 0; dim < 3; dim++) {
         size_t shape[3] = {2, 3, 4};
-        world w;
+        SCOPED(world_free) world w;
         shape[dim] = 0;
         begin(&w, "x", 'f', 2, 3, shape, -1);
         expect_pattern(&w, "no element differs");
-        world_free(&w);
     }
 }
 
-static void ranks_without_elements_need_no_memory(void)
+CLAIM(ranks_without_elements_need_no_memory)
 {
-    world w;
+    SCOPED(world_free) world w;
     begin(&w, "lm_head.weight", 'g', 4, 2, DIMENSIONS(5, 3), 0); /* 2 2 1 0 */
     cr_assert_eq(w.layout[3].nbox, 0);
     w.copy[3].local = NULL;
     *at(&w, 2, 13) += 1.0f;
     expect_pattern(&w, "1 of 15 elements (6.7%): id 4, column 1; on rank 2 only");
-    world_free(&w);
 }
 
-static void layouts_may_view_the_tensor_in_another_shape(void)
+CLAIM(layouts_may_view_the_tensor_in_another_shape)
 {
-    world w;
+    SCOPED(world_free) world w;
     begin(&w, "model.layers.0.self_attn.q_rope", 'f', 2, 4, DIMENSIONS(2, 3, 4, 5), 2);
     const size_t flat[3] = {2, 3, 20};
     w.d.ndim = 3;
     w.d.shape = flat;
     *at(&w, 1, 38) += 1.0f;
     expect_pattern(&w, "sample 0, token 1, head 3, lane 3");
-    world_free(&w);
 }
 
-static void what_is_allowed_is_no_difference(void)
+CLAIM(what_is_allowed_is_no_difference)
 {
-    world w;
+    SCOPED(world_free) world w;
     begin(&w, "x", 'f', 2, 2, DIMENSIONS(4, 5), -1);
     for (size_t i = 0; i < 20; i++)
         w.local[0][i] += i == 7 ? 1e-2f : 1e-4f;
     expect_pattern(&w, "all 20 elements; on rank 0 only");
     w.d.allowed = 1e-3;
     expect_pattern(&w, "1 of 20 elements (5%): token 1, feature 2; on rank 0 only");
-    world_free(&w);
 }
 
-static void layouts_that_are_not_the_tensors_are_refused(void)
+CLAIM(layouts_that_are_not_the_tensors_are_refused)
 {
-    world w;
+    SCOPED(world_free) world w;
     ari_diagnosis p = {.pattern = "untouched"};
     begin(&w, "x", 'f', 2, 2, DIMENSIONS(4, 5), -1);
     w.layout[1].box[0].extent[1] = 6;
-    cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
-    cr_assert(strstr(ar_error_message(), "rank 1"), "%s", ar_error_message());
+    cr_assert_refused(ari_diagnose(&p, &w.d), AR_ERR_ARG, "rank 1");
     w.layout[1].box[0].extent[1] = 5;
     w.layout[1].box[0].global[0] = SIZE_MAX; /* start + extent would wrap */
     cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
@@ -165,22 +157,20 @@ static void layouts_that_are_not_the_tensors_are_refused(void)
     cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_ARG);
     w.d.ranks = 2;
     cr_assert_str_eq(p.pattern, "untouched");
-    world_free(&w);
 }
 
-static void sizes_that_overflow_are_refused(void)
+CLAIM(sizes_that_overflow_are_refused)
 {
-    world w;
+    SCOPED(world_free) world w;
     ari_diagnosis p;
     const size_t huge[2] = {SIZE_MAX / 2, 4};
     begin(&w, "x", 'f', 1, 2, DIMENSIONS(4, 5), -1);
     w.d.shape = huge;
     memcpy(w.layout[0].shape, huge, sizeof huge);
     cr_assert_eq(ari_diagnose(&p, &w.d), AR_ERR_OVERFLOW);
-    world_free(&w);
 }
 
-static void text_that_does_not_fit_ends_in_dots(void)
+CLAIM(text_that_does_not_fit_ends_in_dots)
 {
     char small[12];
     ari_text t = ari_text_in(small, sizeof small);
@@ -193,11 +183,4 @@ static void text_that_does_not_fit_ends_in_dots(void)
     cr_assert_str_eq(small, "12345678...");
 }
 
-Test(pattern_shape, every_claim)
-{
-    TOGETHER(one_change_is_found_in_every_shape_on_every_number_of_ranks, any_damage_gives_two_lines,
-             a_tensor_without_elements_has_no_difference, ranks_without_elements_need_no_memory,
-             layouts_may_view_the_tensor_in_another_shape, what_is_allowed_is_no_difference,
-             layouts_that_are_not_the_tensors_are_refused, sizes_that_overflow_are_refused,
-             text_that_does_not_fit_ends_in_dots);
-}
+EVERY_CLAIM(pattern_shape)

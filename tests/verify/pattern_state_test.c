@@ -2,8 +2,6 @@
 /* Traces of mistakes that show against the step before: stale gradients, Adam's counter, decay, shares of weights. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_state, .timeout = 300);
-
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 VALUE(gradient_before, noise(i + 5000))

@@ -2,8 +2,6 @@
 /* Traces of mistakes that sequence parallelism, micro-batches, dropout and the update leave, each spoiled by hand. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_step, .timeout = 300);
-
 /* --- sums over ranks that share out positions --------------------------------------------------------------------- */
 
 /* Contributions to a sum that have nothing to do with each other. */

@@ -3,15 +3,12 @@
 #define TESTS_VERIFY_PATTERN_SUPPORT_H
 
 /* Tables of traces: a tensor, how ranks hold it, what a mistake makes of their copies, and what is said of that. */
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/dump.h"
 #include "anyrank/parallel.h"
 #include "dump/dump.h"
 #include "tests/support/noise.h"
+#include "tests/support/test.h"
 #include "verify/diagnose/diagnose.h"
 
 enum { MAX_RANKS = 64, MAX_COUNT = 8192, MAX_TEXTS = 4 };
@@ -178,9 +175,9 @@ static inline void lay_on_mesh(ar_layout *o, const world *w, int r)
     const ar_parallel *p = &w->t->on.over;
     const int dim = w->t->on.dim, ndim = w->d.ndim, tp = tp_of(w), cp = cp_of(w);
     if (dim < 0)
-        cr_assert_eq(ar_layout_replicate(o, ndim, w->shape, r % tp, tp), AR_OK);
+        cr_assert_ok(ar_layout_replicate(o, ndim, w->shape, r % tp, tp));
     else
-        cr_assert_eq(ar_layout_shard(o, ndim, w->shape, dim, r % tp, tp), AR_OK);
+        cr_assert_ok(ar_layout_shard(o, ndim, w->shape, dim, r % tp, tp));
     if (ndim < 3 || (w->d.pass != 'f' && w->d.pass != 'b')) {
         o->replica += o->replicas * (r / tp);
         o->replicas *= dp_of(w) * cp;
@@ -205,15 +202,15 @@ static inline void lay_out(ar_layout *o, const world *w, int r)
     const int ndim = on->ndim, n = w->d.ranks, p = on->parts;
     const size_t half[2] = {w->shape[0] / 2, w->shape[0] / 2};
     if (on->how == ON_ALL)
-        cr_assert_eq(ar_layout_replicate(o, ndim, w->shape, r, n), AR_OK);
+        cr_assert_ok(ar_layout_replicate(o, ndim, w->shape, r, n));
     else if (on->how == IN_SHARDS)
-        cr_assert_eq(ar_layout_shard_uneven(o, ndim, w->shape, on->dim, r, n), AR_OK);
+        cr_assert_ok(ar_layout_shard_uneven(o, ndim, w->shape, on->dim, r, n));
     else if (on->how == IN_BLOCKS)
-        cr_assert_eq(ar_layout_packed(o, ndim, w->shape, 0, half, 2, r, n), AR_OK);
+        cr_assert_ok(ar_layout_packed(o, ndim, w->shape, 0, half, 2, r, n));
     else if (on->how == ON_MESH)
         lay_on_mesh(o, w, r);
     else {
-        cr_assert_eq(ar_layout_shard(o, ndim, w->shape, on->dim, r * p / n, p), AR_OK);
+        cr_assert_ok(ar_layout_shard(o, ndim, w->shape, on->dim, r * p / n, p));
         o->replicas = n / p;
         o->replica = r % (n / p);
     }
@@ -304,7 +301,7 @@ static inline ar_dump *dump_of(world *w)
         all[1].count *= shape[all[1].ndim++];
     }
     all[1].whole = w->beside[2] = values(w, t->other_is, all[1].count);
-    cr_assert_eq(ari_dump_of_tensors(&dump, "the reference", all, t->other ? 2 : 1), AR_OK);
+    cr_assert_ok(ari_dump_of_tensors(&dump, "the reference", all, t->other ? 2 : 1));
     w->d.known = dump;
     w->d.of = ar_dump_find(dump, t->full);
     return dump;
@@ -356,9 +353,9 @@ static inline void expect_less(const world *w)
 /* Found twice, all is the same. */
 static inline void expect_trace(const trace *t, int ranks)
 {
-    world w;
+    SCOPED(world_free) world w;
     world_begin(&w, t, ranks);
-    ar_dump *dump = t->full ? dump_of(&w) : NULL;
+    OWNED(ar_dump_close) ar_dump *dump = t->full ? dump_of(&w) : NULL;
     const ari_diagnosis p = found(&w), q = found(&w);
     expect_cause(&w, &p, t->cause);
     expect_words(&w, &p);
@@ -370,8 +367,6 @@ static inline void expect_trace(const trace *t, int ranks)
         const ari_diagnosis near = found(&w);
         expect_cause(&w, &near, t->near.cause);
     }
-    ar_dump_close(dump);
-    world_free(&w);
 }
 
 static inline void expect_traces(const trace *t, size_t n)

@@ -4,9 +4,6 @@
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
-TestSuite(pattern_replica, .timeout = 300);
-TestSuite(pattern_shard, .timeout = 300);
-
 /* --- sums over copies --------------------------------------------------------------------------------------------- */
 
 /* Rank r has a share of its own of every element; together they are the reference. */

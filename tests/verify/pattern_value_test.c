@@ -2,9 +2,6 @@
 /* Values, gradients, losses, places: every detector fires on its trace and is silent on a near miss. */
 #include "tests/verify/pattern_support.h"
 
-TestSuite(pattern_value, .timeout = 300);
-TestSuite(pattern_part, .timeout = 300);
-
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
 VALUE(scaled, x * w->by[0])

@@ -8,8 +8,6 @@
 #include "support/plan_draw.h"
 #include "tests/verify/support.h"
 
-TestSuite(plans, .timeout = 300);
-
 enum { BATCH = 3, SEQ = 12 };
 
 /* Types give the verdict that numbers give. first: of the first finding; NULL: any. */
@@ -17,26 +15,22 @@ static void expect_lint(const char *json, const ar_run *checked, ar_parallel par
 {
     const ar_config c = config_of(json);
     ar_run run = *checked;
-    ar_lint_report *r = NULL;
+    OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
     run.parallel = parallel;
-    cr_assert_eq(ar_lint(&r, &run, &c), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_lint(&r, &run, &c));
     cr_expect_eq(r->count == 0, clean, "lint has %zu findings: %s", r->count, clean ? r->finding[0].module : "");
     if (first && r->count > 0)
         cr_expect_str_eq(r->finding[0].module, first);
-    ar_lint_report_destroy(r);
 }
 
 static ar_check_report *check_plan(const char *json, const ar_plan *plan, ar_parallel parallel, int steps)
 {
-    char folder[64];
-    make_folder(folder);
-    write_file(folder, "config.json", json);
+    OWNED(end_folder) char *folder = new_model(json);
     ar_check_options o = check_layouts(folder, &parallel, 1, BATCH, SEQ);
     o.run.plan = *plan;
     o.run.steps = (uint64_t)steps;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     ar_check_report *r = check_or_fail(&o);
-    remove_folder(folder);
     expect_lint(json, &o.run, parallel, r->run[0].result == AR_CHECK_SAME, NULL);
     return r;
 }
@@ -72,14 +66,13 @@ static void expect_refuted(const char *json, const ar_plan *plan, ar_parallel pa
 {
     const ar_config c = config_of(json);
     const ar_run asked = {.model = "wrong", .plan = *plan, .parallel = parallel, .batch = BATCH, .seq = SEQ};
-    ar_lint_report *r = NULL;
+    OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
     cr_expect_eq(run->result, AR_CHECK_DIFFERENT, "%s", what);
     cr_expect_eq(run->bytes_counted, run->bytes_predicted, "%s", what);
-    cr_assert_eq(ar_lint(&r, &asked, &c), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_lint(&r, &asked, &c));
     cr_assert(r->count > 0 && run->has_difference, "%s", what);
     cr_expect(is_of(run->first.tensor, r->finding[0].module), "lint names %s, but %s differs first; %s",
               r->finding[0].module, run->first.tensor, what);
-    ar_lint_report_destroy(r);
 }
 
 /* Two of five wrong. */
@@ -96,20 +89,18 @@ Test(plans, random_ones_have_the_baselines_bits_or_are_refuted)
         p.sp = plan_draw_below(&seed, 3) == 0;
         p.keep_gathered = p.sp && plan_draw_below(&seed, 3) == 0;
         p.zero = p.dp > 1;
-        ar_plan plan;
+        SCOPED(ar_plan_fini) ar_plan plan;
         const plan_draw_options o = {.sp = p.sp, .wrong = i % 5 < 2};
         plan_draw(text, &seed, &c, o);
         cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s: %s", ar_error_message(), text);
         snprintf(what, sizeof what, "seed %d, %s, tp=%d sp=%d: %s", (int)i + 1, tiny_names[i % TINY_MODELS], p.tp, p.sp,
                  text);
-        ar_check_report *r = check_plan(json, &plan, p, i % 3 == 0);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_plan(json, &plan, p, i % 3 == 0);
         if (o.wrong)
             expect_refuted(json, &plan, p, &r->run[0], what);
         else
             expect_same(r, what);
         wrong += o.wrong;
-        ar_check_report_destroy(r);
-        ar_plan_fini(&plan);
     }
     cr_expect(wrong * 3 >= drawn, "%d of %d are wrong", wrong, drawn);
 }
@@ -131,14 +122,12 @@ static const char *const small_gpt2 = GPT2(61, 24, 36, 2, 4);
 static void expect_plan_same(const char *file, const char *json, ar_parallel layout, bool steps)
 {
     char path[600];
-    ar_plan plan;
+    SCOPED(ar_plan_fini) ar_plan plan;
     snprintf(path, sizeof path, "%s/%s.json", TEST_SOURCE_DIR, file);
-    cr_assert_eq(ar_plan_load(&plan, path), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_plan_load(&plan, path));
     layout.sp = ar_plan_sequence(&plan);
-    ar_check_report *r = check_plan(json, &plan, layout, steps);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_plan(json, &plan, layout, steps);
     expect_same(r, file);
-    ar_check_report_destroy(r);
-    ar_plan_fini(&plan);
 }
 
 Test(plans, those_of_files_have_the_baselines_bits)
@@ -181,9 +170,9 @@ Test(plans, a_declared_partial_sum_that_nobody_adds_up_is_refuted)
                 " \"*.0.mlp.down_proj\": \"rowwise\"}",
                 "model.layers.1.mlp.down_proj", "model.layers.1.mlp.down_proj"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        ar_plan plan;
-        cr_assert_eq(ar_plan_parse(&plan, all[i].text, strlen(all[i].text), "wrong"), AR_OK, "%s", ar_error_message());
-        ar_check_report *r = check_plan(small_llama, &plan, (ar_parallel){.tp = 2}, 0);
+        SCOPED(ar_plan_fini) ar_plan plan;
+        cr_assert_ok(ar_plan_parse(&plan, all[i].text, strlen(all[i].text), "wrong"));
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_plan(small_llama, &plan, (ar_parallel){.tp = 2}, 0);
         const ar_check_run *run = &r->run[0];
         const ar_run asked = {.model = "wrong", .plan = plan, .batch = BATCH, .seq = SEQ};
         expect_lint(small_llama, &asked, (ar_parallel){.tp = 2}, false, all[i].module);
@@ -191,8 +180,6 @@ Test(plans, a_declared_partial_sum_that_nobody_adds_up_is_refuted)
         cr_expect(run->has_difference && strncmp(run->first.tensor, all[i].first, strlen(all[i].first)) == 0,
                   "the first difference is %s", first_of(run));
         cr_expect_eq(run->bytes_counted, run->bytes_predicted);
-        ar_check_report_destroy(r);
-        ar_plan_fini(&plan);
     }
 }
 
@@ -255,9 +242,9 @@ Test(plans, what_moves_in_a_layer_is_what_its_placements_say)
             .run = {
                 .parallel = {.tp = 2, .sp = all[i].sp}, .numerics = AR_NUMERICS_NATIVE, .batch = BATCH, .seq = SEQ}};
         snprintf(text, sizeof text, "{\"rules\": [%s]}", all[i].rules);
-        cr_assert_eq(ar_plan_parse(&t.run.plan, text, strlen(text), "p"), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ar_plan_check(&t.run.plan, &c, all[i].sp), AR_OK, "%s", ar_error_message());
-        cr_assert_eq(ari_operations(&t, 0, add_moved, &m), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_plan_parse(&t.run.plan, text, strlen(text), "p"));
+        cr_assert_ok(ar_plan_check(&t.run.plan, &c, all[i].sp));
+        cr_assert_ok(ari_operations(&t, 0, add_moved, &m));
         cr_expect_str_eq(m.text, all[i].calls, "%s: %s", text, m.text);
         ar_plan_fini(&t.run.plan);
     }

@@ -2,12 +2,9 @@
 /* Random legal layouts of random small models, trained for a step or two: every tensor, hash and count of bytes is the
  * baseline's or what was predicted. The seeds are always the same unless ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask
  * for others; tests/extended/random_layouts.c runs more of them. */
-#include <criterion/criterion.h>
-
 #include "support/layout_draw.h"
 #include "support/small.h"
-
-TestSuite(random_layouts, .timeout = 300);
+#include "tests/support/test.h"
 
 enum { FIRST_SEED = 1, FIRST_CONTEXT = 236, FIRST_STAGES = 214, FIRST_FAMILY = 44 };
 

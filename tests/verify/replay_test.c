@@ -4,8 +4,6 @@
 #include "support/together.h"
 #include "tests/verify/replay_support.h"
 
-TestSuite(replay, .timeout = 300);
-
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
 enum { HEADS = 4, KV = 2, D = 8, Q = HEADS * D, K = KV * D };
@@ -18,8 +16,11 @@ static double either(double x, double otherwise)
 typedef struct how {
     double theta, slower, scale; /* 0: 1e4, 1 and 1, which is right; scale: of 1/sqrt(D) */
     size_t ahead, window, start, restart;
-    size_t turned; /* features of a head that rotate, in the reference too; 0: all */
-    bool tiled, plain_k, backward, document, dropout;
+    size_t from, blind; /* so many keys from this one on are unseen */
+    size_t turned;      /* features of a head that rotate, in the reference too; 0: all */
+    double cap;         /* of scores, in the reference too unless `bare`; 0: none */
+    size_t within;      /* a window that the reference has too; 0: none */
+    bool tiled, plain_k, of_v, backward, document, dropout, not_own, by_lane, bare;
 } how;
 
 static void turn(double *x, const float *from, size_t token, const how *o)
@@ -43,13 +44,15 @@ static double score_of(const float *q, const float *k, size_t at, size_t key, co
     turn(y, k, key, o);
     for (size_t i = 0; i < D; i++)
         sum += x[i] * (o->plain_k ? (double)k[i] : y[i]);
-    return sum * either(o->scale, 1.0) / sqrt((double)D);
+    sum *= either(o->scale, 1.0) / sqrt((double)D);
+    return o->cap > 0.0 && !o->bare ? o->cap * tanh(sum / o->cap) : sum;
 }
 
 static bool sees(size_t at, size_t key, const how *o)
 {
-    return key <= at + o->ahead && (!o->window || key + o->window > at) && key >= o->start &&
-           !(o->document && at >= 6 && key < 6);
+    return key <= at + o->ahead && !(o->not_own && key == at && at > 0) &&
+           !(key >= o->from && key < o->from + o->blind) && (!o->within || key + o->within > at) &&
+           (!o->window || key + o->window > at) && key >= o->start && !(o->document && at >= 6 && key < 6);
 }
 
 /* out = attention of one sample's token, through the weight [H, Q]. Heads lie in q, k and v at `step` apart. */
@@ -65,11 +68,14 @@ static void attend(float *out, const float *const x[3], const size_t width[3], s
             const double e = exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o));
             sum += e;
             const double m = !o->dropout ? 1.0 : (3 * at + 5 * h + key) % 4 == 0 ? 0.0 : 4.0 / 3.0;
+            const float *from = x[2] + key * width[2] + kv * D;
+            double value[D];
+            turn(value, from, key, o);
             for (size_t i = 0; i < D; i++)
-                context[h * D + i] += m * e * (double)x[2][key * width[2] + kv * D + i];
+                context[o->by_lane ? i * HEADS + h : h * D + i] += m * e * (o->of_v ? value[i] : (double)from[i]);
         }
         for (size_t i = 0; i < D && sum > 0.0; i++)
-            context[h * D + i] /= sum;
+            context[o->by_lane ? i * HEADS + h : h * D + i] /= sum;
     }
     for (size_t i = 0; i < H; i++) {
         double sum = 0.0;
@@ -84,7 +90,7 @@ static void make_attention(made *m, const how *o, const char *lacks)
 {
     const char *const names[] = {"layers.1.attention.wq:fwd", "layers.1.attention.wk:fwd", "layers.1.attention.wv:fwd"};
     const size_t width[] = {Q, K, K};
-    const how right = {.turned = o->turned};
+    const how right = {.turned = o->turned, .cap = o->cap, .within = o->within};
     float *x[3];
     for (size_t i = 0; i < 3; i++)
         x[i] = put(m, names[i], 3, B, S, width[i]);
@@ -117,8 +123,15 @@ static const attention_case attention_cases[] = {
     {{.restart = 5}, "rope_restarts"},
     {{.ahead = 1}, "causal_mask"},
     {{.ahead = S}, "causal_mask_missing"},
+    {{.not_own = true}, "causal_mask"},
+    {{.of_v = true}, "rope_on_values"},
+    {{.theta = 10.0}, "rope_theta"}, /* 1e4 to the power of a head's share of the width */
+    {{.by_lane = true}, "dimension_flattened"},
+    {{.cap = 0.4, .bare = true}, "softcap"},
+    {{.cap = 0.4, .within = 5, .scale = 0.7}, "softmax_scale"},
     {{.window = 4}, "attention_window"},
     {{.start = 2}, "keys_masked"},
+    {{.from = 5, .blind = 3}, "keys_masked"},
     {{.document = true}, "attention_across_documents"},
     {{.tiled = true}, "wrong_kv_head"},
     {{.dropout = true}, "dropout"},
@@ -126,7 +139,7 @@ static const attention_case attention_cases[] = {
     {{.backward = true, .turned = D / 2}, "rope_direction"},
 };
 
-static void one_mistake_of_attention_is_named(void)
+CLAIM(one_mistake_of_attention_is_named)
 {
     for (size_t k = 0; k < sizeof attention_cases / sizeof *attention_cases; k++) {
         const attention_case *p = &attention_cases[k];
@@ -146,7 +159,7 @@ static void expect_no_replay(const ar_verify_row *row)
         cr_expect_str_neq(row->evidence.cause, of_attention[i], "%s", row->hint);
 }
 
-static void an_input_that_no_dump_has_gives_no_answer(void)
+CLAIM(an_input_that_no_dump_has_gives_no_answer)
 {
     made m = {.n = 0};
     make_attention(&m, &(how){.scale = 3.0}, "layers.1.attention.wk:fwd");
@@ -155,7 +168,7 @@ static void an_input_that_no_dump_has_gives_no_answer(void)
 }
 
 /* The output has a mistake of its own, but what arrives is off by as much already. */
-static void an_input_that_is_wrong_itself_gives_no_answer(void)
+CLAIM(an_input_that_is_wrong_itself_gives_no_answer)
 {
     for (size_t wrong = 0; wrong < 3; wrong++) {
         made m = {.n = 0};
@@ -168,7 +181,7 @@ static void an_input_that_is_wrong_itself_gives_no_answer(void)
     }
 }
 
-static void two_mistakes_at_once_give_no_answer_of_one(void)
+CLAIM(two_mistakes_at_once_give_no_answer_of_one)
 {
     made m = {.n = 0};
     make_attention(&m, &(how){.scale = 3.0, .tiled = true, .backward = true}, NULL);
@@ -176,7 +189,7 @@ static void two_mistakes_at_once_give_no_answer_of_one(void)
     expect_no_replay(&row);
 }
 
-static void a_mistake_is_named_in_bf16_noise(void)
+CLAIM(a_mistake_is_named_in_bf16_noise)
 {
     made m = {.n = 0};
     make_attention(&m, &(how){.ahead = 1}, NULL);
@@ -222,7 +235,7 @@ static void make_mlp(made *m, double (*f)(double), bool exchanged)
     }
 }
 
-static void the_function_of_an_mlp_is_named(void)
+CLAIM(the_function_of_an_mlp_is_named)
 {
     made m = {.n = 0};
     make_mlp(&m, relu, false);
@@ -231,7 +244,7 @@ static void the_function_of_an_mlp_is_named(void)
     cr_expect(strstr(row.hint, "relu") && strstr(row.hint, "silu"), "%s", row.hint);
 }
 
-static void gate_and_up_exchanged_are_named(void)
+CLAIM(gate_and_up_exchanged_are_named)
 {
     made m = {.n = 0};
     make_mlp(&m, silu, true);
@@ -240,7 +253,7 @@ static void gate_and_up_exchanged_are_named(void)
 }
 
 /* GPT-2's names, whose weights are [in, out]: the MLP's first layer reads what its norm should read. */
-static void a_norm_that_is_left_out_is_named(void)
+CLAIM(a_norm_that_is_left_out_is_named)
 {
     made m = {.n = 0};
     const float *x = put(&m, "transformer.h.0:fwd", 3, B, S, H), *y = put(&m, "transformer.h.1.attn:fwd", 3, B, S, H);
@@ -304,7 +317,7 @@ static void make_norm(made *m, const norm_case *right, const norm_case *wrong)
     }
 }
 
-static void one_mistake_of_a_norm_is_named(void)
+CLAIM(one_mistake_of_a_norm_is_named)
 {
     for (size_t k = 0; k < sizeof norm_cases / sizeof *norm_cases; k++) {
         const norm_case *p = &norm_cases[k];
@@ -315,7 +328,7 @@ static void one_mistake_of_a_norm_is_named(void)
     }
 }
 
-static void a_gain_that_counts_as_1_more_in_the_reference_is_read_so(void)
+CLAIM(a_gain_that_counts_as_1_more_in_the_reference_is_read_so)
 {
     const norm_case right = {1e-6, 1.0, 1.0, 1.0, false, NULL, false};
     const norm_case cases[] = {{1e-6, 1.0, 1.0, 0.0, false, "gain_offset", false},
@@ -328,7 +341,7 @@ static void a_gain_that_counts_as_1_more_in_the_reference_is_read_so(void)
     }
 }
 
-static void a_norm_that_passes_its_input_on_is_left_out(void)
+CLAIM(a_norm_that_passes_its_input_on_is_left_out)
 {
     made m = {.n = 0};
     const norm_case right = {1e-6, 1.0, 1.0, 0.0, false, NULL, false};
@@ -344,7 +357,18 @@ static void a_norm_that_passes_its_input_on_is_left_out(void)
 
 enum { SHARDS = 3 };
 
-static void rows_that_other_shards_add_are_named(void)
+CLAIM(ids_that_are_others_by_one_number_are_named)
+{
+    made m = {.n = 0};
+    const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS + 1, H, 0);
+    float *y = put(&m, "tok_embeddings:fwd", 3, B, S, H);
+    look_up(y, table);
+    look_up(other_of(&m), table + H);
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "ids_off_by_one", "%s", row.hint);
+}
+
+CLAIM(rows_that_other_shards_add_are_named)
 {
     made m = {.n = 0};
     const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
@@ -376,7 +400,7 @@ static void make_positions(made *m, size_t by, size_t restart)
     }
 }
 
-static void positions_from_another_start_are_named(void)
+CLAIM(positions_from_another_start_are_named)
 {
     made m = {.n = 0};
     make_positions(&m, 3, 0);
@@ -384,7 +408,7 @@ static void positions_from_another_start_are_named(void)
     cr_expect_str_eq(row.evidence.cause, "position_offset", "%s", row.hint);
 }
 
-static void positions_that_start_again_are_named(void)
+CLAIM(positions_that_start_again_are_named)
 {
     made m = {.n = 0};
     make_positions(&m, 0, 7);
@@ -404,7 +428,7 @@ static const cosine_case cosine_cases[] = {
     {1e4, 1.0, 0, 6, "rope_restarts", 0}, {1e4, 1.0, 3, 0, "rope_offset", 4},
 };
 
-static void cosines_of_other_positions_are_named(void)
+CLAIM(cosines_of_other_positions_are_named)
 {
     for (size_t k = 0; k < sizeof cosine_cases / sizeof *cosine_cases; k++) {
         const cosine_case *p = &cosine_cases[k];
@@ -422,13 +446,4 @@ static void cosines_of_other_positions_are_named(void)
     }
 }
 
-Test(replay, every_claim)
-{
-    TOGETHER(one_mistake_of_attention_is_named, an_input_that_no_dump_has_gives_no_answer,
-             an_input_that_is_wrong_itself_gives_no_answer, two_mistakes_at_once_give_no_answer_of_one,
-             a_mistake_is_named_in_bf16_noise, the_function_of_an_mlp_is_named, gate_and_up_exchanged_are_named,
-             a_norm_that_is_left_out_is_named, one_mistake_of_a_norm_is_named,
-             a_gain_that_counts_as_1_more_in_the_reference_is_read_so, a_norm_that_passes_its_input_on_is_left_out,
-             rows_that_other_shards_add_are_named, positions_from_another_start_are_named,
-             positions_that_start_again_are_named, cosines_of_other_positions_are_named);
-}
+EVERY_CLAIM(replay)

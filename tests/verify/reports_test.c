@@ -2,11 +2,7 @@
 /* What ranks report of one tensor, piece by piece: micro-batches, copies, steps, what is allowed and what is kept. */
 #include "tests/verify/compare_support.h"
 
-#include <math.h>
-
 #include "verify/check/check_run.h"
-
-TestSuite(reports, .timeout = 300);
 
 /* --- micro-batches: a rank reports a tensor once for each --------------------------------------------------------- */
 
@@ -14,7 +10,7 @@ TestSuite(reports, .timeout = 300);
 static void tap_some(ari_comparator *c, const float *full, size_t from, size_t to, int replica, int replicas)
 {
     ar_layout o;
-    cr_assert_eq(ar_layout_replicate(&o, 2, full_shape, replica, replicas), AR_OK);
+    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, replica, replicas));
     o.box[0].global[0] = from;
     o.box[0].extent[0] = to - from;
     tap(c, "w", full + from * COLS, &o);
@@ -29,7 +25,7 @@ static ari_verdict verdict_of(fixture *f)
 Test(reports, micro_batches_forward_and_in_reverse_join_to_the_ranks_part)
 {
     for (int reverse = 0; reverse < 2; reverse++) {
-        fixture f;
+        SCOPED(fixture_fini) fixture f;
         fixture_init(&f);
         tap_some(&f.rank[0], f.values, reverse ? 2 : 0, reverse ? 3 : 2, 0, 1);
         tap_some(&f.rank[0], f.values, reverse ? 0 : 2, reverse ? 2 : 3, 0, 1);
@@ -37,7 +33,6 @@ Test(reports, micro_batches_forward_and_in_reverse_join_to_the_ranks_part)
         const ari_verdict v = verdict_of(&f);
         cr_expect(v.complete && v.different == 0, "reverse %d", reverse);
         cr_expect(f.rank[0].finding[0].shape[0] == 3 && f.rank[0].finding[0].layout.nbox == 1);
-        fixture_fini(&f);
     }
 }
 
@@ -45,7 +40,7 @@ Test(reports, a_flipped_bit_of_any_micro_batch_is_found_with_its_place_and_its_c
 {
     for (size_t i = 0; i < COUNT; i++) {
         for (int reverse = 0; reverse < 2; reverse++) {
-            fixture f;
+            SCOPED(fixture_fini) fixture f;
             float wrong[COUNT], *copy = NULL;
             fixture_init(&f);
             memcpy(wrong, f.values, sizeof wrong);
@@ -59,10 +54,9 @@ Test(reports, a_flipped_bit_of_any_micro_batch_is_found_with_its_place_and_its_c
             const int owner = i < COUNT / 2 ? 0 : 1;
             cr_assert(v.complete && v.different == 1 && v.first == i && v.rank == owner, "element %zu", i);
             cr_assert_eq(v.first_local, i % (COUNT / 2), "element %zu: local %zu", i, v.first_local);
-            cr_assert_eq(ari_comparator_copy(&copy, &f.rank[owner], 0), AR_OK);
+            cr_assert_ok(ari_comparator_copy(&copy, &f.rank[owner], 0));
             cr_assert_eq(memcmp(copy, wrong + (size_t)owner * COUNT / 2, sizeof wrong / 2), 0, "element %zu", i);
             free(copy);
-            fixture_fini(&f);
         }
     }
 }
@@ -89,34 +83,31 @@ Test(reports, a_micro_batch_that_is_missing_doubled_or_anothers_is_incomplete)
 
 Test(reports, rows_that_every_rank_holds_do_not_stand_for_those_of_nobody)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     fixture_init(&f);
     for (int r = 0; r < RANKS; r++)
         tap_some(&f.rank[r], f.values, 0, 3, 0, 1);
     cr_expect(!verdict_of(&f).complete);
-    fixture_fini(&f);
 }
 
 /* Of two copies each must be whole: rank 0 has all of copy 0, rank 1 half of copy 1. */
 Test(reports, a_copy_of_which_rows_are_missing_is_incomplete)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     fixture_init(&f);
     tap_some(&f.rank[0], f.values, 0, 6, 0, 2);
     tap_some(&f.rank[1], f.values, 0, 3, 1, 2);
     cr_expect(!verdict_of(&f).complete);
     tap_some(&f.rank[1], f.values, 3, 6, 1, 2);
     cr_expect(verdict_of(&f).complete);
-    fixture_fini(&f);
 }
 
 Test(reports, a_rank_without_samples_reports_nothing_and_the_others_are_the_whole)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     fixture_init(&f);
     tap_some(&f.rank[1], f.values, 0, 6, 0, 1);
     cr_expect(verdict_of(&f).complete);
-    fixture_fini(&f);
 }
 
 /* A rank may come to a later tensor first: the backward pass of one micro-batch is before the forward pass of the
@@ -124,7 +115,7 @@ Test(reports, a_rank_without_samples_reports_nothing_and_the_others_are_the_whol
 Test(reports, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_comes_first)
 {
     enum { TENSORS = 7 };
-    ari_reference ref = {0};
+    SCOPED(ari_reference_fini) ari_reference ref = {0};
     ari_comparator c;
     double wide[COUNT] = {0.0};
     float wrong[COUNT], *copy = NULL;
@@ -132,11 +123,11 @@ Test(reports, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_c
     char name[16];
     for (int i = 0; i < TENSORS; i++) {
         snprintf(name, sizeof name, "w%d", i);
-        cr_assert_eq(ari_reference_emit(&ref, name, 'f', 2, full_shape, wide), AR_OK);
+        cr_assert_ok(ari_reference_emit(&ref, name, 'f', 2, full_shape, wide));
     }
-    cr_assert_eq(ari_reference_finish(&ref), AR_OK);
-    cr_assert_eq(ari_comparator_init(&c, &ref, NULL), AR_OK);
-    cr_assert_eq(ar_layout_replicate(&o, 2, full_shape, 0, 1), AR_OK);
+    cr_assert_ok(ari_reference_finish(&ref));
+    cr_assert_ok(ari_comparator_init(&c, &ref, NULL));
+    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, 0, 1));
     for (int i = TENSORS - 1; i >= 0; i--) {
         for (int k = 0; k < COUNT; k++)
             wrong[k] = (float)(i + 1);
@@ -152,7 +143,6 @@ Test(reports, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_c
         free(copy);
     }
     ari_comparator_fini(&c);
-    ari_reference_fini(&ref);
 }
 
 static void expect_coverage(fixture *f, const char *pattern, const char *hint)
@@ -189,7 +179,7 @@ Test(reports, what_is_not_covered_once_is_told_with_what_does_that)
     for (int r = 0; r < RANKS; r++) {
         static const size_t other[2] = {ROWS, COLS / RANKS};
         ar_layout o;
-        cr_assert_eq(ar_layout_replicate(&o, 2, other, 0, 1), AR_OK);
+        cr_assert_ok(ar_layout_replicate(&o, 2, other, 0, 1));
         tap(&f.rank[r], "w", f.values, &o);
     }
     cr_expect_str_eq(f.rank[1].unexpected, "w:fwd with shape [6,2], which on one rank has [6,4]");
@@ -200,7 +190,7 @@ Test(reports, what_is_not_covered_once_is_told_with_what_does_that)
 
 Test(reports, a_report_of_a_step_is_compared_with_that_steps_tensor)
 {
-    fixture f;
+    SCOPED(fixture_fini) fixture f;
     double later[COUNT];
     ar_layout o;
     fixture_init(&f);
@@ -210,26 +200,25 @@ Test(reports, a_report_of_a_step_is_compared_with_that_steps_tensor)
         later[i] = -1.0 - i;
     ari_reference_begin(&f.ref, 2);
     free(f.ref.by_name);
-    cr_assert_eq(ari_reference_emit(&f.ref, "w", 'f', 2, full_shape, later), AR_OK);
-    cr_assert_eq(ari_reference_finish(&f.ref), AR_OK);
+    cr_assert_ok(ari_reference_emit(&f.ref, "w", 'f', 2, full_shape, later));
+    cr_assert_ok(ari_reference_finish(&f.ref));
     for (int r = 0; r < RANKS; r++)
-        cr_assert_eq(ari_comparator_init(&f.rank[r], &f.ref, NULL), AR_OK);
-    cr_assert_eq(ar_layout_replicate(&o, 2, full_shape, 0, 1), AR_OK);
+        cr_assert_ok(ari_comparator_init(&f.rank[r], &f.ref, NULL));
+    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, 0, 1));
     for (uint32_t step = 1; step <= 3; step++) {
         ar_tensor t;
         float values[COUNT];
         for (int i = 0; i < COUNT; i++)
             values[i] = step == 1 ? f.values[i] : (float)later[i];
-        cr_assert_eq(ar_tensor_view(&t, AR_F32, 2, full_shape, (ar_buf){values}), AR_OK);
+        cr_assert_ok(ar_tensor_view(&t, AR_F32, 2, full_shape, (ar_buf){values}));
         const ar_tap_event e = {.name = "w", .pass = 'f', .step = step, .local = &t, .layout = &o};
-        cr_assert_eq(ari_comparator_tap(&f.rank[0], &e), AR_OK);
+        cr_assert_ok(ari_comparator_tap(&f.rank[0], &e));
     }
     for (size_t i = 0; i < 2; i++) {
         const ari_verdict v = ari_verdict_of(f.rank, RANKS, i);
         cr_expect(v.complete && v.different == 0, "step %zu", i + 1);
     }
     cr_expect_str_eq(f.rank[0].unexpected, "w:fwd, which the baseline does not have", "the baseline has no third step");
-    fixture_fini(&f);
 }
 
 /* 0.25 is allowed: 0.125 away is a ratio of a half, 0.5 away one of two. */

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What module names mean, under everyone's names. */
-#include <criterion/criterion.h>
-#include <string.h>
-
+#include "tests/support/test.h"
 #include "verify/diagnose/roles.h"
-
-TestSuite(roles, .timeout = 300);
 
 static ari_role role_of(const char *name)
 {
@@ -89,6 +85,7 @@ Test(roles, a_name_is_known_by_its_end_and_as_much_of_it_as_needed)
 
 Test(roles, words_speak_for_modules_outside_the_vocabulary_alone)
 {
+    cr_expect_eq(ari_name_is("tok_emb.weight"), (unsigned)ARI_IS_EMBEDDING);
     cr_expect_eq(ari_name_is("vision.patch_embed.weight"), (unsigned)ARI_IS_EMBEDDING);
     cr_expect_eq(ari_name_is("vision_embed.layers.0.mlp.fc1.weight"), 0u);
     cr_expect_eq(ari_name_is("encoder.rms_norm.scale"), (unsigned)ARI_IS_NORM);

@@ -3,10 +3,6 @@
  * baseline resolve them each on its own. */
 #include "tests/verify/support.h"
 
-#include <math.h>
-
-TestSuite(schedule_check, .timeout = 300);
-
 static const ar_parallel layouts[] = {
     {.tp = 1}, {.tp = 4, .sp = true}, {.dp = 3, .tp = 2}, {.dp = 2, .micro_batches = 2}, {.dp = 2, .tp = 3, .zero = 1},
 };
@@ -47,10 +43,9 @@ static void refine(ar_optimizer_options *o)
 
 static void hash_of(char hash[65], ar_check_options *o)
 {
-    ar_check_report *r = check_or_fail(o);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(o);
     expect_same(r, "schedule");
     memcpy(hash, r->weights_hash, 65);
-    ar_check_report_destroy(r);
 }
 
 Test(schedule_check, all_of_it_has_the_baselines_bits_in_every_layout)
@@ -106,8 +101,7 @@ Test(schedule_check, native_runs_are_within_the_allowance)
     set_up(&f, TINY_LLAMA, AR_OPTIMIZER_ADAMW);
     refine(&f.o.run.optimizer);
     f.o.run.numerics = AR_NUMERICS_NATIVE;
-    ar_check_report *r = check_or_fail(&f.o);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&f.o);
     cr_expect_eq(r->result, AR_CHECK_SAME);
-    ar_check_report_destroy(r);
     remove_folder(f.folder);
 }

@@ -6,8 +6,6 @@
 #include "anyrank/baseline.h"
 #include "verify/check/check_run.h"
 
-TestSuite(shapes, .timeout = 300);
-
 enum { BATCH = 3, SEQ = 8, RANKS = 4 };
 static const int64_t ids[BATCH * SEQ] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4};
 
@@ -25,11 +23,9 @@ static void held_init(held *h, const char *json, ar_parallel p)
     void *user[RANKS];
     ari_cluster_result result;
     *h = (held){.config = config_of(json), .batch = {.batch = BATCH, .seq = SEQ, .input_ids = ids}};
-    const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &h->ref};
-    cr_assert_eq(ar_baseline_run(&h->config, &b, &h->batch, &h->ref.loss), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_reference_finish(&h->ref), AR_OK);
+    h->ref = reference_of(&h->config, &h->batch);
     for (int r = 0; r < RANKS; r++) {
-        cr_assert_eq(ari_comparator_init(&h->rank[r], &h->ref, NULL), AR_OK);
+        cr_assert_ok(ari_comparator_init(&h->rank[r], &h->ref, NULL));
         user[r] = &h->rank[r];
     }
     h->o = (ari_cluster_options){.config = &h->config,
@@ -37,7 +33,7 @@ static void held_init(held *h, const char *json, ar_parallel p)
                                  .batch = &h->batch,
                                  .tap = ari_comparator_tap,
                                  .tap_user = user};
-    cr_assert_eq(ari_cluster_run(&result, &h->o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &h->o));
     free(result.loss);
 }
 
@@ -51,7 +47,7 @@ static void held_fini(held *h)
 static ar_check_run compared(const held *h)
 {
     ar_check_run run = {.parallel = h->o.run.parallel};
-    cr_assert_eq(ari_check_shapes(&run, h->rank, &h->o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_check_shapes(&run, h->rank, &h->o));
     return run;
 }
 
@@ -73,7 +69,7 @@ Test(shapes, of_all_weights_and_of_the_modules_outputs_are_the_layouts)
                   {STACK(31, 24, 36, 2, 8, 4), 1, 11}};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++) {
-            held h;
+            SCOPED(held_fini) held h;
             size_t weights = 0;
             held_init(&h, models[m].json, layouts[k]);
             for (size_t i = 0; i < h.ref.count; i++)
@@ -83,26 +79,24 @@ Test(shapes, of_all_weights_and_of_the_modules_outputs_are_the_layouts)
             cr_expect_eq(run.shapes, RANKS * weights + outputs, "model %zu, layout %zu: %zu shapes, %zu weights", m, k,
                          run.shapes, weights);
             cr_expect_str_eq(run.shape_difference, "");
-            held_fini(&h);
         }
     }
 }
 
 Test(shapes, of_another_layout_are_a_difference)
 {
-    held h;
+    SCOPED(held_fini) held h;
     held_init(&h, LLAMA(31, 32, 36, 2, 8, 4, 4, false), (ar_parallel){.tp = 4, .dp = 1});
     h.o.run.parallel.sp = true;
     cr_expect_str_eq(compared(&h).shape_difference,
                      "rank 0 holds [3, 8, 32] of model.embed_tokens:fwd, the layout has [3, 2, 32] there");
     h.o.run.parallel = (ar_parallel){.tp = 2, .dp = 2};
     cr_expect(strstr(compared(&h).shape_difference, "rank 0 holds ["));
-    held_fini(&h);
 }
 
 Test(shapes, of_one_rank_are_a_difference)
 {
-    held h;
+    SCOPED(held_fini) held h;
     held_init(&h, STACK(31, 24, 36, 2, 8, 4), (ar_parallel){.tp = 4});
     const size_t i = ari_reference_find(&h.ref, "layers.1.attn.wq.weight", 'i');
     cr_assert(i < h.ref.count);
@@ -112,7 +106,6 @@ Test(shapes, of_one_rank_are_a_difference)
     h.rank[2].finding[i].seen = false;
     cr_expect_str_eq(compared(&h).shape_difference,
                      "rank 2 holds [] of layers.1.attn.wq.weight:init, the layout has [6, 24] there");
-    held_fini(&h);
 }
 
 /* A listener that changes the layout of a check under way: the list is then that of another one. */
@@ -125,7 +118,7 @@ static ar_status claim_sp(void *user, const ar_tap_event *e)
 
 Test(shapes, that_differ_are_the_result_of_a_check_whose_bits_are_right)
 {
-    held h;
+    SCOPED(held_fini) held h;
     held_init(&h, STACK(31, 24, 36, 2, 8, 4), (ar_parallel){.tp = 4});
     for (int claims = 0; claims < 2; claims++) {
         ari_cluster_options aside[RANKS];
@@ -133,19 +126,18 @@ Test(shapes, that_differ_are_the_result_of_a_check_whose_bits_are_right)
         ar_check_run run = {.bytes_predicted = 0};
         h.o.tap = claim_sp;
         h.o.tap_user = user;
-        cr_assert_eq(ari_check_run(&run, &h.ref, &h.o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_check_run(&run, &h.ref, &h.o));
         const uint64_t bytes = run.bytes_counted;
         ari_check_run_fini(&run);
         h.o.run.parallel.sp = false;
         run.bytes_predicted = bytes;
-        cr_assert_eq(ari_check_run(&run, &h.ref, &h.o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ari_check_run(&run, &h.ref, &h.o));
         cr_expect_eq(run.result, claims ? AR_CHECK_MISPREDICTED : AR_CHECK_SAME, "%s", run.shape_difference);
         cr_expect_eq(run.tensors_different, 0);
         cr_expect_str_eq(run.memory_difference, "");
         ari_check_run_fini(&run);
         h.o.run.parallel.sp = false;
     }
-    held_fini(&h);
 }
 
 /* Of the last step's, and none where they differ. */
@@ -157,21 +149,17 @@ Test(shapes, outputs_have_a_hash)
     } runs[] = {{AR_FAULT_NONE, true}, {AR_FAULT_column_dx_not_reduced, false}};
     char first[65] = "";
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        char folder[64];
-        ar_check_report *r = NULL;
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
         const ar_parallel p = {.tp = 2};
         ar_check_options o = {.parallel = &p, .layouts = 1, .skip_f64 = true};
-        make_folder(folder);
-        write_file(folder, "config.json", LLAMA(31, 32, 36, 2, 8, 4, 4, false));
+        OWNED(end_folder) char *folder = new_model(LLAMA(31, 32, 36, 2, 8, 4, 4, false));
         o.run = (ar_run){.model = folder, .batch = 2, .seq = 4, .steps = 2, .fault = runs[i].fault, .threads = 1};
         o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-        cr_assert_eq(ar_check(&r, &o), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_check(&r, &o));
         cr_expect_eq(strlen(r->outputs_hash), 64);
         cr_expect_str_eq(r->run[0].outputs_hash, runs[i].same ? r->outputs_hash : "");
         if (i == 0)
             memcpy(first, r->outputs_hash, sizeof first);
         cr_expect_str_eq(r->outputs_hash, first);
-        ar_check_report_destroy(r);
-        remove_folder(folder);
     }
 }

@@ -2,11 +2,7 @@
 /* Checks of whole training steps: layouts of every kind, dropout, native numerics, the step in which a run leaves. */
 #include "tests/verify/support.h"
 
-#include <math.h>
-
 #include "verify/check/check_run.h"
-
-TestSuite(steps, .timeout = 300);
 
 /* Every kind of layout, for models whose heads divide by 12; of three samples two ranks have two and one. */
 static const ar_parallel layouts[] = {
@@ -28,13 +24,11 @@ enum { FEW_LAYOUTS = 2 };
 
 static void check_steps(int model, double dropout, ar_optimizer_kind kind, ar_sim_algorithm algorithm)
 {
-    char folder[64];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[model]);
+    OWNED(end_folder) char *folder = new_model(tiny_models[model]);
     const size_t n = small_only() ? FEW_LAYOUTS : LAYOUTS;
     ar_check_options o = check_layouts(folder, layouts + LAYOUTS - n, n, BATCH, SEQ);
     o.layouts = 1;
-    ar_check_report *untrained = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *untrained = check_or_fail(&o);
     o.layouts = n;
     o.run.steps = 3;
     o.run.optimizer = ar_optimizer_defaults(kind);
@@ -42,14 +36,11 @@ static void check_steps(int model, double dropout, ar_optimizer_kind kind, ar_si
     o.run.clip = 0.5;
     o.run.dropout = dropout;
     o.run.sim.algorithm = algorithm;
-    ar_check_report *r = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
     expect_same(r, tiny_names[model]);
     cr_expect(r->steps == 3 && r->loss[2] != r->loss[0], "%s: the loss does not move", tiny_names[model]);
     cr_expect_str_neq(r->weights_hash, untrained->weights_hash, "%s: these are the initial weights", tiny_names[model]);
     cr_expect_str_neq(r->gradients_hash, untrained->gradients_hash);
-    ar_check_report_destroy(untrained);
-    ar_check_report_destroy(r);
-    remove_folder(folder);
 }
 
 Test(steps, three_of_adamw_with_clipping_have_the_baselines_bits_in_every_layout)
@@ -71,37 +62,28 @@ Test(steps, dropout_has_the_baselines_bits_in_every_layout)
 
 Test(steps, each_has_rows_of_its_own)
 {
-    char folder[64];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_LLAMA]);
+    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_LLAMA]);
     ar_check_options o = check_layouts(folder, layouts, 1, BATCH, SEQ);
     o.run.steps = 2;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
     o.run.optimizer.lr = 0.0; /* the same weights in both steps */
-    ar_check_report *r = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
     cr_expect(r->loss[0] != r->loss[1], "both steps saw the same text");
-    ar_check_report_destroy(r);
-    remove_folder(folder);
 }
 
 /* One step: the gradients are those of the initial weights, the weights are not. */
 Test(steps, the_weights_hash_is_that_of_the_new_weights)
 {
-    char folder[64];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_STACK]);
+    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_STACK]);
     ar_check_options o = check_layouts(folder, layouts, 2, BATCH, SEQ);
     o.run.steps = 1;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
-    ar_check_report *slow = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *slow = check_or_fail(&o);
     o.run.optimizer.lr *= 2.0;
-    ar_check_report *fast = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *fast = check_or_fail(&o);
     cr_expect_str_eq(slow->gradients_hash, fast->gradients_hash);
     cr_expect_str_neq(slow->weights_hash, fast->weights_hash);
     cr_expect_str_neq(slow->run[1].weights_hash, fast->run[1].weights_hash);
-    ar_check_report_destroy(slow);
-    ar_check_report_destroy(fast);
-    remove_folder(folder);
 }
 
 /* --- native numerics ---------------------------------------------------------------------------------------------- */
@@ -121,7 +103,7 @@ static ar_check_report *native(const char *model, const ar_parallel *p, size_t n
 static void expect_within(const char *model, const char *name)
 {
     static const ar_parallel some[] = {{.tp = 1}, {.tp = 4, .sp = true}, {.dp = 2, .tp = 2}};
-    ar_check_report *r = native(model, some, 3, 2, 4, AR_FAULT_NONE);
+    OWNED(ar_check_report_destroy) ar_check_report *r = native(model, some, 3, 2, 4, AR_FAULT_NONE);
     cr_expect_eq(r->numerics, AR_NUMERICS_NATIVE);
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *run = &r->run[i];
@@ -132,18 +114,14 @@ static void expect_within(const char *model, const char *name)
         cr_expect_eq(run->bytes_counted, run->bytes_predicted);
         cr_expect_str_neq(run->gradients_hash, r->gradients_hash, "%s: these are the exact bits", name);
     }
-    ar_check_report_destroy(r);
 }
 
 /* Of the bundled models the small one; all of them where hours are allowed. */
 Test(steps, native_numerics_stay_within_what_rounding_does)
 {
     for (int m = 0; m < TINY_MODELS; m += small_only() ? 2 : 1) {
-        char folder[64];
-        make_folder(folder);
-        write_file(folder, "config.json", tiny_models[m]);
+        OWNED(end_folder) char *folder = new_model(tiny_models[m]);
         expect_within(folder, tiny_names[m]);
-        remove_folder(folder);
     }
     if (small_only())
         return;
@@ -169,16 +147,13 @@ Test(steps, native_numerics_do_not_hide_a_fault)
         {AR_FAULT_dp_group_missing, TINY_LLAMA, over, "lm_head.weight:grad", "missing all-reduce over dp"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += small_only() ? 3 : 1) {
-        char folder[64];
-        make_folder(folder);
-        write_file(folder, "config.json", tiny_models[cases[i].model]);
+        OWNED(end_folder) char *folder = new_model(tiny_models[cases[i].model]);
         ar_check_report *r = native(folder, cases[i].layout, 1, 2, 8, cases[i].fault);
         const ar_check_run *run = &r->run[0];
         cr_expect(run->result == AR_CHECK_DIFFERENT && run->max_ratio > 1.0, "case %zu: ratio %g", i, run->max_ratio);
         cr_expect_str_eq(run->first.tensor, cases[i].tensor);
         cr_expect(strstr(run->first.hint, cases[i].hint), "%s: %s", cases[i].tensor, run->first.hint);
         ar_check_report_destroy(r);
-        remove_folder(folder);
     }
 }
 
@@ -195,23 +170,19 @@ typedef struct two_steps {
 
 Test(steps, a_run_that_ends_at_a_norm_that_is_no_number_still_names_where_it_began)
 {
-    char folder[64];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_GPT2]);
+    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_GPT2]);
     const ar_parallel thirds = {.tp = 3}; /* of a vocabulary that 3 does not divide */
     ar_check_options o = check_layouts(folder, &thirds, 1, BATCH, SEQ);
     o.run.steps = 1;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
     o.run.clip = 1.0;
     o.run.fault = AR_FAULT_silent_truncation;
-    ar_check_report *r = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
     const ar_check_run *run = &r->run[0];
     cr_assert(run->result == AR_CHECK_ERROR && run->error && run->has_difference);
     cr_expect(strstr(run->error, "norm is not finite"), "%s", run->error);
     cr_expect_str_eq(run->first.tensor, "lm_head:fwd");
     cr_expect(run->first.rank == 2 && isinf(run->first.actual) && run->first.pattern[0], "rank %d", run->first.rank);
-    ar_check_report_destroy(r);
-    remove_folder(folder);
 }
 
 /* A rank that ends before it has reported half of the tensors: those say nothing. */
@@ -244,8 +215,8 @@ static void two_steps_init(two_steps *t)
                                    .begin_step = ari_reference_begin,
                                    .steps = 2,
                                    .optimizer = optimizer};
-    cr_assert_eq(ar_baseline_run(&t->config, &b, t->batch, losses), AR_OK, "%s", ar_error_message());
-    cr_assert_eq(ari_reference_finish(&t->ref), AR_OK);
+    cr_assert_ok(ar_baseline_run(&t->config, &b, t->batch, losses));
+    cr_assert_ok(ari_reference_finish(&t->ref));
     t->cluster = (ari_cluster_options){.config = &t->config,
                                        .run.parallel = {.tp = 2, .dp = 2},
                                        .batch = t->batch,
@@ -257,13 +228,12 @@ static void two_steps_init(two_steps *t)
 
 static void expect_first(two_steps *t, int step, const char *pass, const char *tensor)
 {
-    ar_check_run run = {0};
-    cr_assert_eq(ari_check_run(&run, &t->ref, &t->cluster), AR_OK, "%s", ar_error_message());
+    SCOPED(ari_check_run_fini) ar_check_run run = {0};
+    cr_assert_ok(ari_check_run(&run, &t->ref, &t->cluster));
     cr_assert(run.has_difference && !run.error, "%s", run.error);
     cr_expect_eq(run.first.step, step, "%s: step %d", run.first.tensor, run.first.step);
     cr_expect_str_eq(run.first.pass, pass);
     cr_expect_str_eq(run.first.tensor, tensor);
-    ari_check_run_fini(&run);
 }
 
 Test(steps, what_a_failed_run_did_not_come_to_report_is_no_difference)
@@ -272,10 +242,9 @@ Test(steps, what_a_failed_run_did_not_come_to_report_is_no_difference)
     two_steps_init(&t);
     t.cluster.body = body_that_ends_early;
     t.cluster.body_user = &t.ref;
-    ar_check_run run = {0};
-    cr_assert_eq(ari_check_run(&run, &t.ref, &t.cluster), AR_OK, "%s", ar_error_message());
+    SCOPED(ari_check_run_fini) ar_check_run run = {0};
+    cr_assert_ok(ari_check_run(&run, &t.ref, &t.cluster));
     cr_expect(run.result == AR_CHECK_ERROR && !run.has_difference, "%s: %s", run.first.tensor, run.first.pattern);
-    ari_check_run_fini(&run);
     ari_reference_fini(&t.ref);
 }
 
@@ -337,8 +306,8 @@ static void expect_defaults(const char *model, size_t seq, const char *const *ex
     ar_parallel p[32];
     ar_config c;
     const ar_plan plan = {0};
-    cr_assert_eq(ar_model_path(folder, sizeof folder, model), AR_OK);
-    cr_assert_eq(ar_config_load(&c, folder), AR_OK);
+    cr_assert_ok(ar_model_path(folder, sizeof folder, model));
+    cr_assert_ok(ar_config_load(&c, folder));
     const size_t n = ar_check_default_layouts(&c, &plan, 8, seq, p, 32);
     cr_expect_eq(n, count, "%s: %zu layouts", model, n);
     for (size_t i = 0; i < n && i < count; i++) {
@@ -505,19 +474,14 @@ Test(steps, a_sweep_takes_the_schedules_of_pipelines_in_turn)
 
 Test(steps, a_check_runs_central_differences_where_it_is_asked_to)
 {
-    char folder[64];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_TIED]);
+    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_TIED]);
     ar_check_options o = check_layouts(folder, layouts, 1, BATCH, SEQ);
-    ar_check_report *without = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *without = check_or_fail(&o);
     o.gradcheck = true;
-    ar_check_report *with = check_or_fail(&o);
+    OWNED(ar_check_report_destroy) ar_check_report *with = check_or_fail(&o);
     cr_expect(!without->has_gradcheck && with->has_gradcheck);
     cr_expect(with->gradcheck.ok && with->gradcheck.max_relative_error < 1e-6, "%g in %s",
               with->gradcheck.max_relative_error, with->gradcheck.worst_tensor);
     cr_expect(with->gradcheck.parameters > 0 && with->gradcheck.rows == AR_GRADCHECK_STEPS);
     cr_expect_eq(with->result, AR_CHECK_SAME);
-    ar_check_report_destroy(without);
-    ar_check_report_destroy(with);
-    remove_folder(folder);
 }

@@ -3,16 +3,15 @@
 #ifndef TESTS_VERIFY_SUPPORT_H
 #define TESTS_VERIFY_SUPPORT_H
 
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "anyrank/baseline.h"
 #include "anyrank/check.h"
 #include "tests/support/small.h"
+#include "tests/support/test.h"
 #include "tests/verify/tiny.h"
+#include "verify/reference/reference.h"
 
 /* A new folder below the system's for temporary files; remove_folder takes it away again. */
 static inline void make_folder(char path[64])
@@ -43,11 +42,45 @@ static inline void write_file(const char *folder, const char *name, const char *
     cr_assert_eq(fclose(f), 0);
 }
 
+/* Of the caller, who ends it with OWNED(end_folder). */
+static inline char *new_folder(void)
+{
+    char *path = malloc(64);
+    cr_assert_not_null(path);
+    make_folder(path);
+    return path;
+}
+
+/* With this config.json. */
+static inline char *new_model(const char *json)
+{
+    char *path = new_folder();
+    write_file(path, "config.json", json);
+    return path;
+}
+
+static inline void end_folder(char *path)
+{
+    remove_folder(path);
+    free(path);
+}
+OWNER(char, end_folder)
+
 static inline ar_config config_of(const char *json)
 {
     ar_config c;
-    cr_assert_eq(ar_config_parse(&c, json, strlen(json), "tiny"), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_config_parse(&c, json, strlen(json), "tiny"));
     return c;
+}
+
+/* What the baseline has in the exact numerics. Of the caller. */
+static inline ari_reference reference_of(const ar_config *c, const ar_batch *batch)
+{
+    ari_reference r = {0};
+    const ar_baseline_options b = {.mode = AR_MODE_EXACT, .emit = ari_reference_emit, .emit_user = &r};
+    cr_assert_ok(ar_baseline_run(c, &b, batch, &r.loss));
+    cr_assert_ok(ari_reference_finish(&r));
+    return r;
 }
 
 /* The default plan, or the one that splits every MLP the other way. */
@@ -55,7 +88,7 @@ static inline ar_plan plan_of(ar_arch arch, ar_mlp_order order)
 {
     ar_plan plan = {0};
     if (order != AR_MLP_COLUMN_ROW)
-        cr_assert_eq(ar_plan_add_mlp_order(&plan, arch, order), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_plan_add_mlp_order(&plan, arch, order));
     return plan;
 }
 
@@ -87,7 +120,7 @@ static inline ar_check_options check_of(const char *model, const int *tp, size_t
 static inline ar_check_report *check_or_fail(const ar_check_options *o)
 {
     ar_check_report *r = NULL;
-    cr_assert_eq(ar_check(&r, o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_check(&r, o));
     cr_assert_eq(r->runs, o->layouts);
     return r;
 }

@@ -2,11 +2,7 @@
 /* What a check must compare, by hand: a tensor that nobody compares cannot be wrong. */
 #include "tests/verify/support.h"
 
-#include <math.h>
-
 #include "anyrank/baseline.h"
-
-TestSuite(tensors, .timeout = 300);
 
 #define ONE_LLAMA LLAMA(11, 16, 24, 1, 4, 2, 4, false)
 #define TWO_LLAMA LLAMA(11, 16, 24, 2, 4, 2, 4, false)
@@ -353,21 +349,18 @@ Test(tensors, are_those_of_the_list_made_by_hand_and_every_layout_compares_them)
 {
     static const int tp[] = {1, 2};
     for (size_t i = 0; i < CASES; i++) {
-        char folder[64];
         listing one = {.c = &cases[i]}, two = {0};
-        make_folder(folder);
-        write_file(folder, "config.json", cases[i].one);
+        OWNED(end_folder) char *folder = new_model(cases[i].one);
         const ar_check_options o = options_of(&cases[i], folder, tp);
-        cr_assert_eq(ar_check_tensors(&o, expect_next, &one), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_check_tensors(&o, expect_next, &one));
         cr_expect_eq(one.count, cases[i].count);
         ar_check_report *r = check_or_fail(&o);
         cr_expect_eq(r->tensors, cases[i].count, "case %zu: %zu compared", i, r->tensors);
         expect_same(r, cases[i].names[0]);
         ar_check_report_destroy(r);
         write_file(folder, "config.json", cases[i].two);
-        cr_assert_eq(ar_check_tensors(&o, expect_next, &two), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_check_tensors(&o, expect_next, &two));
         cr_expect_eq(two.count - one.count, cases[i].per_layer, "case %zu: %zu a layer", i, two.count - one.count);
-        remove_folder(folder);
     }
 }
 
@@ -418,7 +411,7 @@ Test(tensors, are_finite_not_all_zero_and_weights_leave_their_initial_values)
                                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD),
                                        .clip = 1.0,
                                        .dropout = cases[i].dropout};
-        cr_assert_eq(ar_baseline_run(&c, &b, &batch, &loss), AR_OK, "%s", ar_error_message());
+        cr_assert_ok(ar_baseline_run(&c, &b, &batch, &loss));
         cr_expect(s.news == s.initials && s.news > 0, "%zu of %zu parameters are new", s.news, s.initials);
         for (size_t k = 0; k < s.initials; k++)
             free(s.initial[k]);

@@ -5,8 +5,6 @@
 #include "run/cluster_run.h"
 #include "sim/plan/bytes.h"
 
-TestSuite(traffic_counted, .timeout = 300);
-
 enum { BATCH = 5, SEQ = 12, STEPS = 2 };
 
 /* What is run and predicted alike. */
@@ -41,7 +39,7 @@ static uint64_t predicted(const traffic_run *r)
                              .run.storage = r->storage,
                              .forward_only = r->forward_only,
                              .run.ddp.find_unused = r->find_unused};
-    cr_assert_eq(ari_traffic_bytes(&bytes, &t), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_traffic_bytes(&bytes, &t));
     return bytes;
 }
 
@@ -68,7 +66,7 @@ static ari_cluster_result counted(const traffic_run *r)
                                    .run.ddp = {.bucket_bytes = r->bucket_bytes, .find_unused = r->find_unused},
                                    .run.threads = 1,
                                    .run.sim = {.algorithm = r->algorithm, .timeout_ns = 60000000000u}};
-    cr_assert_eq(ari_cluster_run(&result, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
     result.loss = NULL;
     return result;

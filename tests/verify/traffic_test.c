@@ -6,12 +6,10 @@
 #include "sim/plan/bytes.h"
 #include "support/together.h"
 
-TestSuite(traffic, .timeout = 300);
-
 static uint64_t predicted(const ari_step_case *c)
 {
     uint64_t bytes = 0;
-    cr_assert_eq(ari_traffic_bytes(&bytes, c), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ari_traffic_bytes(&bytes, c));
     return bytes;
 }
 
@@ -34,7 +32,7 @@ typedef struct volume {
 /* An all-reduce of n elements over N ranks sends 2(N-1)/N * n a rank, an all-gather or a reduce-scatter half of it. A
  * layer has two all-reduces forward and two backward; with sequence parallelism two all-gathers and two
  * reduce-scatters each way, and two all-gathers more where the gathered inputs were not kept. */
-static void native_layers_send_what_rings_send(void)
+CLAIM(native_layers_send_what_rings_send)
 {
     const char *one = STACK(1000, 768, 3072, 1, 12, 12), *two = STACK(1000, 768, 3072, 2, 12, 12);
     const char *big = STACK(1000, 4096, 11008, 1, 32, 8), *bigger = STACK(1000, 4096, 11008, 2, 32, 8);
@@ -76,7 +74,7 @@ static uint64_t native_forward(ar_mlp_order order, ar_parallel parallel)
 
 /* Forward, all ranks: an all-reduce in the middle ([tokens, ffn]) and an all-gather at the end, in place of one
  * all-reduce; with sequence parallelism all tokens are gathered first. Tokens 12, h 12, ffn 24, N 3. */
-static void row_then_column_costs_a_collective_more(void)
+CLAIM(row_then_column_costs_a_collective_more)
 {
     const uint64_t all_reduce_h = 2 * 2 * 12 * 12 * 4, all_reduce_ffn = 2 * 2 * 12 * 24 * 4;
     const uint64_t all_gather = 2 * 12 * 12 * 4, reduce_scatter = all_gather;
@@ -89,7 +87,7 @@ static void row_then_column_costs_a_collective_more(void)
 
 /* The embedding: one all-reduce, or a reduce-scatter of half its bytes; 786,432 elements a rank for b, s, h, N = 4,
  * 512, 768, 2. */
-static void an_embedding_under_sequence_parallelism_scatters(void)
+CLAIM(an_embedding_under_sequence_parallelism_scatters)
 {
     const ar_config one = config_of(STACK(1000, 768, 3072, 1, 12, 12));
     ari_step_case t = case_of(&one, (ar_parallel){.tp = 2}, 4, 512);
@@ -117,7 +115,7 @@ static uint64_t fold(uint64_t rows, uint64_t cols, uint64_t terms)
     return scatter(rows, cols, terms) + 4 * rows * cols;
 }
 
-static void exact_stack_of_one_block_by_hand(void)
+CLAIM(exact_stack_of_one_block_by_hand)
 {
     const uint64_t n = 3, t = 12, h = 12, f = 24, q = 12, k = 12;
     const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
@@ -133,7 +131,7 @@ static void exact_stack_of_one_block_by_hand(void)
 }
 
 /* The same block with sequence parallelism. gather: fp32 of all tokens' features. */
-static void exact_stack_with_sequence_parallelism_by_hand(void)
+CLAIM(exact_stack_with_sequence_parallelism_by_hand)
 {
     const uint64_t n = 3, t = 12, h = 12, f = 24, q = 12, k = 12, gather = 4 * t * h;
     const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
@@ -151,7 +149,7 @@ static void exact_stack_with_sequence_parallelism_by_hand(void)
 }
 
 /* 8,192 elements for a LayerNorm of h = 4096: what another norm of the final kind would add is what this one adds. */
-static void norms_are_reduced_over_tp_under_sequence_parallelism(void)
+CLAIM(norms_are_reduced_over_tp_under_sequence_parallelism)
 {
     ar_config c = config_of(STACK(1000, 4096, 11008, 1, 32, 8)), more = c;
     more.final_norm = true;
@@ -170,7 +168,7 @@ static uint64_t head_bytes(const char *llama, ar_parallel parallel)
     return predicted(&with) - predicted(&without);
 }
 
-static void more_than_8191_terms_are_scattered_in_16_bytes(void)
+CLAIM(more_than_8191_terms_are_scattered_in_16_bytes)
 {
     const uint64_t t = 12, h = 12, head = 8 * h + 8 * t + 16 * t + 8 * t;
     const ar_parallel tp = {.tp = 2}, sp = {.tp = 2, .sp = true};
@@ -192,7 +190,7 @@ static uint64_t stack_of_kv(const char *model, ar_numerics numerics, size_t batc
     return predicted(&t);
 }
 
-static void replicas_of_a_kv_head_fold_its_gradients(void)
+CLAIM(replicas_of_a_kv_head_fold_its_gradients)
 {
     /* hidden 96, 24 heads of 4 features; as many terms in dX: K and V count once whoever holds copies. */
     const uint64_t b = 3, s = 6, d = 4;
@@ -210,7 +208,7 @@ static void replicas_of_a_kv_head_fold_its_gradients(void)
 
 /* A stack of one block, h 12, f 24, V 31, tp 1: 31*12 of the table, 4*12*12 of the attention, 2*12*24 of the MLP, its
  * biases 24 + 12, two LayerNorms 4*12. */
-static void data_parallelism_by_hand(void)
+CLAIM(data_parallelism_by_hand)
 {
     const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
@@ -231,7 +229,7 @@ static void data_parallelism_by_hand(void)
 }
 
 /* The index of an accumulator on all ranks, then H and L, each rank its share; the weights once round. */
-static void zero_by_hand(void)
+CLAIM(zero_by_hand)
 {
     const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
@@ -252,7 +250,7 @@ static void zero_by_hand(void)
 
 /* Two groups of 3 ranks: activations as one group would move them, weights' exponents in both; over dp the three
  * shards of everything, replicated parameters and the step's numbers three times. */
-static void both_kinds_of_parallelism_by_hand(void)
+CLAIM(both_kinds_of_parallelism_by_hand)
 {
     const uint64_t sharded = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24, replicated = 12 + 4 * 12;
     const uint64_t held = sharded + 3 * replicated;
@@ -271,7 +269,7 @@ static void both_kinds_of_parallelism_by_hand(void)
 
 /* Between two stages an activation and its gradient, of T tokens; the loss to the other rank; the norm of the gradients
  * over both. */
-static void a_pipeline_by_hand(void)
+CLAIM(a_pipeline_by_hand)
 {
     const uint64_t message = 2 * 4 * (4 * 6 * 12), loss = 4, norm = 2 * (4 + 16);
     const ar_config c = config_of(STACK(31, 12, 24, 4, 12, 12));
@@ -293,7 +291,7 @@ static void a_pipeline_by_hand(void)
 
 /* Of a table [31, 12] both ends have a copy: its accumulators go over them. Of the last of four stages, which two in the
  * middle have no part in. */
-static void a_tied_weight_is_summed_over_two_stages(void)
+CLAIM(a_tied_weight_is_summed_over_two_stages)
 {
     const ar_config tied = config_of(LLAMA(31, 12, 24, 4, 12, 12, 2, true));
     ar_config untied = tied;
@@ -304,7 +302,7 @@ static void a_tied_weight_is_summed_over_two_stages(void)
     cr_expect_eq(with - predicted(&t), 2 * (1 + 16) * (31 * 12));
 }
 
-static void clipping_moves_an_exponent_and_two_sums(void)
+CLAIM(clipping_moves_an_exponent_and_two_sums)
 {
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
     ari_step_case t = case_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
@@ -315,7 +313,7 @@ static void clipping_moves_an_exponent_and_two_sums(void)
 }
 
 /* Weights are new in every step, and so are their exponents; forward alone never makes them new. */
-static void steps_multiply_all_but_the_start(void)
+CLAIM(steps_multiply_all_but_the_start)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
     ari_step_case t = case_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
@@ -332,7 +330,7 @@ static void steps_multiply_all_but_the_start(void)
     cr_expect_eq(four, 4 * predicted(&t) - 3 * exponents);
 }
 
-static void one_rank_moves_nothing_and_absurd_sizes_are_refused(void)
+CLAIM(one_rank_moves_nothing_and_absurd_sizes_are_refused)
 {
     uint64_t bytes = 0;
     const ar_config c = config_of(tiny_models[TINY_LLAMA]);
@@ -348,13 +346,4 @@ static void one_rank_moves_nothing_and_absurd_sizes_are_refused(void)
     cr_expect_eq(ari_traffic_bytes(&bytes, &parameters), AR_ERR_OVERFLOW);
 }
 
-Test(traffic, every_claim)
-{
-    TOGETHER(a_pipeline_by_hand, a_tied_weight_is_summed_over_two_stages, native_layers_send_what_rings_send,
-             row_then_column_costs_a_collective_more, an_embedding_under_sequence_parallelism_scatters,
-             exact_stack_of_one_block_by_hand, exact_stack_with_sequence_parallelism_by_hand,
-             norms_are_reduced_over_tp_under_sequence_parallelism, more_than_8191_terms_are_scattered_in_16_bytes,
-             replicas_of_a_kv_head_fold_its_gradients, data_parallelism_by_hand, zero_by_hand,
-             both_kinds_of_parallelism_by_hand, clipping_moves_an_exponent_and_two_sums,
-             steps_multiply_all_but_the_start, one_rank_moves_nothing_and_absurd_sizes_are_refused);
-}
+EVERY_CLAIM(traffic)

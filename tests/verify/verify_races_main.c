@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing with several threads, for ThreadSanitizer: a large tensor of several blocks and many small ones, some of
  * them different. Exit status 0 if four threads report what one does. */
+#include "tests/support/scoped.h"
 #include "verify/verify_support.h"
 
 enum { SMALL = 40, LARGE = 1 << 20, NAME = 32 };
@@ -59,12 +60,10 @@ int main(void)
     fill(&b, large, true);
     write_tensors(f.reference, a.entry, SMALL + 1);
     write_tensors(f.other, b.entry, SMALL + 1);
-    ar_verify_report *one = verify(&f, 1), *four = verify(&f, 4);
+    OWNED(ar_verify_report_destroy) ar_verify_report *one = verify(&f, 1), *four = verify(&f, 4);
     const bool ok = one && four && agree(one, four) && one->different == 7;
     if (!ok)
         fprintf(stderr, "four threads do not report what one does\n");
-    ar_verify_report_destroy(one);
-    ar_verify_report_destroy(four);
     free(a.data);
     free(b.data);
     two_files_remove(&f);

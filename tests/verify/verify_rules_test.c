@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "support/together.h"
 #include "verify/verify_support.h"
-
-TestSuite(verify_rules, .timeout = 300);
 
 static const float ones[6] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
 
@@ -27,21 +23,21 @@ static ar_verify_report *verify_tensors(ar_verify_options o, const ar_st_tensor 
     return *st == AR_OK ? r : NULL;
 }
 
-static void ulps_allow_so_many_steps_and_no_more(void)
+CLAIM(ulps_allow_so_many_steps_and_no_more)
 {
     const uint32_t a[] = {0x3f800000u}, b[] = {0x3f800003u};
     for (uint64_t ulp = 2; ulp <= 3; ulp++) {
+        OWNED(ar_verify_report_destroy)
         ar_verify_report *r = verify_vectors((ar_verify_options){.rule = AR_VERIFY_ULP, .ulp = ulp}, AR_F32, 1, a, b);
         cr_assert_not_null(r, "%s", ar_error_message());
         cr_expect_eq(r->same, ulp == 3);
         cr_expect_float_eq(r->row[0].ratio, 3.0 / (double)ulp, 1e-15);
         cr_expect_float_eq(r->row[0].allowed, (double)ulp * 0x1p-23, 1e-20);
         cr_expect_eq(r->row[0].bits_different, 1);
-        ar_verify_report_destroy(r);
     }
 }
 
-static void tolerances_are_relative_to_the_reference(void)
+CLAIM(tolerances_are_relative_to_the_reference)
 {
     const float a[] = {100.0f, 1.0f}, b[] = {101.0f, 1.0f};
     const struct {
@@ -58,7 +54,7 @@ static void tolerances_are_relative_to_the_reference(void)
     }
 }
 
-static void sensitivity_reads_what_each_tensor_is_allowed(void)
+CLAIM(sensitivity_reads_what_each_tensor_is_allowed)
 {
     const float b[] = {1.0f, 1.25f, 1.0f, 1.0f, 1.0f, 1.0f};
     const double allowed[] = {0.25, 0.2};
@@ -84,7 +80,7 @@ static void sensitivity_reads_what_each_tensor_is_allowed(void)
     cr_expect(!r && st == AR_ERR_FORMAT, "%s", ar_error_message());
 }
 
-static void another_dtype_differs_by_bits_and_is_compared_by_value(void)
+CLAIM(another_dtype_differs_by_bits_and_is_compared_by_value)
 {
     const uint16_t bf16[] = {0x3f80u, 0x3f80u};
     const int64_t whole[] = {1, 1};
@@ -93,16 +89,16 @@ static void another_dtype_differs_by_bits_and_is_compared_by_value(void)
     const ar_verify_rule rules[] = {AR_VERIFY_BITS, AR_VERIFY_ULP, AR_VERIFY_TOLERANCE};
     for (size_t i = 0; i < 3; i++) {
         ar_status st = AR_OK;
+        OWNED(ar_verify_report_destroy)
         ar_verify_report *r = verify_tensors((ar_verify_options){.rule = rules[i]}, a, 2, b, 2, NULL, 0, &st);
         cr_assert_not_null(r, "%s", ar_error_message());
         cr_expect_eq(r->same, rules[i] == AR_VERIFY_TOLERANCE);
         cr_expect_eq(r->row[0].state, r->same ? AR_VERIFY_SAME : AR_VERIFY_DTYPE);
         cr_expect(r->row[1].dtype == AR_F32 && r->row[1].other_dtype == AR_I64);
-        ar_verify_report_destroy(r);
     }
 }
 
-static void what_one_side_lacks_makes_the_result_different(void)
+CLAIM(what_one_side_lacks_makes_the_result_different)
 {
     const ar_st_tensor a[] = {vector_of("x", AR_F32, 2, ones), vector_of("y", AR_F32, 2, ones)};
     const ar_st_tensor b[] = {vector_of("x", AR_F32, 2, ones), vector_of("z", AR_F32, 2, ones)};
@@ -119,7 +115,7 @@ static void what_one_side_lacks_makes_the_result_different(void)
     ar_verify_report_destroy(r);
 }
 
-static void globs_choose_and_slips_are_refused(void)
+CLAIM(globs_choose_and_slips_are_refused)
 {
     const ar_st_tensor a[] = {vector_of("l.0.w", AR_F32, 2, ones), vector_of("l.0.b", AR_F32, 2, ones),
                               vector_of("l.1.w", AR_F32, 2, ones)};
@@ -155,15 +151,15 @@ static void globs_choose_and_slips_are_refused(void)
 static void expect_shape(const ar_st_tensor *a, const ar_st_tensor *b, const char *words)
 {
     ar_status st = AR_OK;
+    OWNED(ar_verify_report_destroy)
     ar_verify_report *r = verify_tensors((ar_verify_options){0}, a, 1, b, 1, NULL, 0, &st);
     cr_assert_not_null(r, "%s", ar_error_message());
     cr_expect(!r->same && r->different == 1 && r->row[0].state == AR_VERIFY_SHAPE);
     cr_expect(strstr(r->row[0].pattern, words), "'%s' is not in '%s'", words, r->row[0].pattern);
     cr_expect(r->row[0].hint[0], "'%s' has no hint", r->row[0].pattern);
-    ar_verify_report_destroy(r);
 }
 
-static void another_shape_is_told_by_what_it_has_in_common(void)
+CLAIM(another_shape_is_told_by_what_it_has_in_common)
 {
     float a[8][4], turned[4][8], longer[16][4] = {{0}};
     for (int i = 0; i < 8; i++) {
@@ -184,7 +180,7 @@ static void another_shape_is_told_by_what_it_has_in_common(void)
     expect_shape(&whole, &other, "in row-major order they are the same");
 }
 
-static void tensors_without_elements_and_without_dimensions_are_tensors(void)
+CLAIM(tensors_without_elements_and_without_dimensions_are_tensors)
 {
     const float one = 1.0f, two = 2.0f;
     const ar_st_tensor a[] = {
@@ -195,15 +191,15 @@ static void tensors_without_elements_and_without_dimensions_are_tensors(void)
     b[1].data = &two;
     ar_status st = AR_OK;
     for (int differs = 0; differs < 2; differs++) {
+        OWNED(ar_verify_report_destroy)
         ar_verify_report *r =
             verify_tensors((ar_verify_options){.nan_differs = differs == 1}, a, 3, b, 3, NULL, 0, &st);
         cr_assert_not_null(r, "%s", ar_error_message());
         cr_expect(r->compared == 3 && r->different == 1 && strcmp(r->row[r->first].name, "s") == 0);
-        ar_verify_report_destroy(r);
     }
 }
 
-static void options_that_make_no_sense_are_refused(void)
+CLAIM(options_that_make_no_sense_are_refused)
 {
     const ar_st_tensor a = vector_of("x", AR_F32, 2, ones);
     const double bad[] = {-1.0, NAN, INFINITY};
@@ -222,7 +218,7 @@ static void options_that_make_no_sense_are_refused(void)
     cr_expect_eq(st, AR_ERR_NOT_FOUND);
 }
 
-static void rows_stand_in_execution_order_and_the_worst_come_first_in_theirs(void)
+CLAIM(rows_stand_in_execution_order_and_the_worst_come_first_in_theirs)
 {
     const float a[] = {1.0f, 1.0f}, b[] = {1.0f, 1.5f}, c[] = {1.0f, 3.0f};
     const char *names[] = {"model.layers.2.mlp.down_proj:fwd", "model.layers.0.mlp.down_proj:fwd",
@@ -233,16 +229,16 @@ static void rows_stand_in_execution_order_and_the_worst_come_first_in_theirs(voi
         other[i] = vector_of(names[i], AR_F32, 2, i == 0 ? a : i == 1 ? b : c);
     }
     ar_status st = AR_OK;
+    OWNED(ar_verify_report_destroy)
     ar_verify_report *r = verify_tensors((ar_verify_options){0}, reference, 3, other, 3, NULL, 0, &st);
     cr_assert_not_null(r, "%s", ar_error_message());
     cr_expect_str_eq(r->row[0].name, names[1]);
     cr_expect_str_eq(r->row[1].name, names[0]);
     cr_expect_str_eq(r->row[2].name, names[2]);
     cr_expect(r->first == 0 && r->worst == 2 && r->worst_order[0] == 2 && r->worst_order[1] == 0);
-    ar_verify_report_destroy(r);
 }
 
-static void a_tensor_under_two_names_of_one_meaning_is_one(void)
+CLAIM(a_tensor_under_two_names_of_one_meaning_is_one)
 {
     const float other_ones[] = {1.0f, 1.5f};
     const ar_st_tensor a[] = {vector_of("w:grad", AR_F32, 2, ones), vector_of("v:grad@2", AR_F32, 2, ones),
@@ -254,23 +250,13 @@ static void a_tensor_under_two_names_of_one_meaning_is_one(void)
     snprintf(grads, sizeof grads, "%s/grads.safetensors", f.folder);
     write_tensors(f.reference, a, 3);
     write_tensors(grads, b, 3);
-    ar_verify_report *r = NULL;
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
     const ar_verify_options o = {.reference = f.reference, .other = grads};
-    cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_verify(&r, &o));
     cr_expect(r->compared == 2 && r->missing == 1 && r->unexpected == 1, "v of step 1 is not v of step 2");
     cr_expect(r->different == 1 && strcmp(r->row[r->first].name, "w:grad") == 0);
-    ar_verify_report_destroy(r);
     unlink(grads);
     two_files_remove(&f);
 }
 
-Test(verify_rules, every_claim)
-{
-    TOGETHER(ulps_allow_so_many_steps_and_no_more, tolerances_are_relative_to_the_reference,
-             sensitivity_reads_what_each_tensor_is_allowed, another_dtype_differs_by_bits_and_is_compared_by_value,
-             what_one_side_lacks_makes_the_result_different, globs_choose_and_slips_are_refused,
-             another_shape_is_told_by_what_it_has_in_common,
-             tensors_without_elements_and_without_dimensions_are_tensors, options_that_make_no_sense_are_refused,
-             rows_stand_in_execution_order_and_the_worst_come_first_in_theirs,
-             a_tensor_under_two_names_of_one_meaning_is_one);
-}
+EVERY_CLAIM(verify_rules)

@@ -1,30 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <criterion/criterion.h>
-
 #include "support/noise.h"
 #include "support/together.h"
 #include "verify/verify_support.h"
 
-TestSuite(verify_stats, .timeout = 300);
-
 static const ar_verify_options by_bits = {.rule = AR_VERIFY_BITS};
 
-static void equal_bytes_are_the_same_and_cost_no_figures(void)
+CLAIM(equal_bytes_are_the_same_and_cost_no_figures)
 {
     const float x[] = {1.0f, -2.0f, 0.0f, 4.0f};
-    ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, x, x);
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, x, x);
     cr_assert_not_null(r, "%s", ar_error_message());
     cr_expect(r->same && r->compared == 1 && r->different == 0 && r->first == SIZE_MAX && r->worst == SIZE_MAX);
     cr_expect_eq(r->row[0].state, AR_VERIFY_SAME);
     cr_expect_null(r->row[0].map.cell);
     cr_expect_eq(r->bytes, 32);
-    ar_verify_report_destroy(r);
 }
 
-static void every_figure_of_a_small_difference_is_what_it_is_defined_to_be(void)
+CLAIM(every_figure_of_a_small_difference_is_what_it_is_defined_to_be)
 {
     const float a[] = {3.0f, 0.0f, 4.0f, 1.0f}, b[] = {3.0f, 0.5f, 4.0f, 1.25f};
-    ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, a, b);
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, a, b);
     cr_assert_not_null(r, "%s", ar_error_message());
     const ar_verify_row *w = &r->row[0];
     cr_expect(!r->same && r->different == 1 && r->elements_different == 2 && r->first == 0 && r->worst == 0);
@@ -40,7 +35,6 @@ static void every_figure_of_a_small_difference_is_what_it_is_defined_to_be(void)
     cr_expect(w->ulp_bins[0] == 2 && w->ulp_bins[22] == 1 && w->ulp_bins[30] == 1);
     cr_expect(w->map.rows == 1 && w->map.cols == 4 && w->map.cell[0] == 0.0f);
     cr_expect_float_eq((double)w->map.cell[1], 0.5 / w->rms_reference, 1e-7);
-    ar_verify_report_destroy(r);
 }
 
 /* The bits of two numbers that are `steps` apart in a dtype. */
@@ -67,7 +61,7 @@ static const struct {
     {AR_BOOL, 0, 1, 1},
 };
 
-static void steps_are_counted_in_the_bits_of_each_dtype(void)
+CLAIM(steps_are_counted_in_the_bits_of_each_dtype)
 {
     for (size_t i = 0; i < sizeof neighbours / sizeof *neighbours; i++) {
         ar_verify_report *r = verify_vectors(by_bits, neighbours[i].dtype, 1, &neighbours[i].a, &neighbours[i].b);
@@ -80,7 +74,7 @@ static void steps_are_counted_in_the_bits_of_each_dtype(void)
 }
 
 /* What each rule says of pairs that are no ordinary numbers. */
-static void nan_infinities_and_signed_zeros_are_judged_as_documented(void)
+CLAIM(nan_infinities_and_signed_zeros_are_judged_as_documented)
 {
     static const struct {
         uint32_t a, b;
@@ -112,21 +106,21 @@ static void nan_infinities_and_signed_zeros_are_judged_as_documented(void)
     }
 }
 
-static void what_is_no_number_is_counted_on_each_side_also_where_all_is_the_same(void)
+CLAIM(what_is_no_number_is_counted_on_each_side_also_where_all_is_the_same)
 {
     const float a[] = {NAN, 1.0f, INFINITY, NAN}, b[] = {NAN, NAN, -INFINITY, NAN};
     for (int same = 0; same < 2; same++) {
-        ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, a, same ? a : b);
+        OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_vectors(by_bits, AR_F32, 4, a, same ? a : b);
         cr_assert_not_null(r, "%s", ar_error_message());
         cr_expect(r->row[0].nan[0] == 2 && r->row[0].inf[0] == 1 && r->row[0].inf[1] == 1);
         cr_expect_eq(r->row[0].nan[1], same ? 2 : 3);
-        ar_verify_report_destroy(r);
     }
 }
 
-static void squares_of_large_and_small_numbers_neither_overflow_nor_vanish(void)
+CLAIM(squares_of_large_and_small_numbers_neither_overflow_nor_vanish)
 {
     const double a[] = {3e300, 4e300}, b[] = {3e300, 4.5e300}, c[] = {3e-300, 4e-300}, d[] = {3e-300, 4.5e-300};
+    OWNED(ar_verify_report_destroy)
     ar_verify_report *r = verify_vectors(by_bits, AR_F64, 2, a, b), *s = verify_vectors(by_bits, AR_F64, 2, c, d);
     cr_assert(r && s, "%s", ar_error_message());
     cr_expect_float_eq(r->row[0].rms_reference / 1e300, 5.0 / sqrt(2.0), 1e-14);
@@ -134,42 +128,37 @@ static void squares_of_large_and_small_numbers_neither_overflow_nor_vanish(void)
     cr_expect_float_eq(s->row[0].rms_reference / 1e-300, 5.0 / sqrt(2.0), 1e-14);
     cr_expect_float_eq(s->row[0].rms / 1e-300, 0.5 / sqrt(2.0), 1e-14);
     cr_expect_float_eq(s->row[0].scale, 27.0 / 25.0, 1e-14);
-    ar_verify_report_destroy(r);
-    ar_verify_report_destroy(s);
 }
 
-static void integers_are_compared_by_value_beyond_what_binary64_holds(void)
+CLAIM(integers_are_compared_by_value_beyond_what_binary64_holds)
 {
     const int64_t a[] = {INT64_MAX - 1, 5}, b[] = {INT64_MAX, 5};
     const ar_verify_options within = {.rule = AR_VERIFY_TOLERANCE, .atol = 0.5};
-    ar_verify_report *r = verify_vectors(within, AR_I64, 2, a, b);
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_vectors(within, AR_I64, 2, a, b);
     cr_assert_not_null(r, "%s", ar_error_message());
     cr_expect(!r->same && r->row[0].max_abs == 1.0 && r->row[0].elements_different == 1 && r->row[0].ratio == 2.0);
-    ar_verify_report_destroy(r);
 }
 
-static void complex_numbers_are_pairs(void)
+CLAIM(complex_numbers_are_pairs)
 {
     const float a[] = {1.0f, 2.0f, 3.0f, 4.0f}, b[] = {1.0f, 2.0f, 3.0f, 4.5f};
-    ar_verify_report *r = verify_vectors(by_bits, AR_C64, 2, a, b);
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_vectors(by_bits, AR_C64, 2, a, b);
     cr_assert_not_null(r, "%s", ar_error_message());
     const ar_verify_row *w = &r->row[0];
     cr_expect(w->ndim == 2 && w->shape[0] == 2 && w->shape[1] == 2 && w->elements == 4);
     cr_expect(w->elements_different == 1 && w->first.index == 3 && w->max_abs == 0.5);
-    ar_verify_report_destroy(r);
 }
 
-static void numbers_below_a_byte_are_unpacked(void)
+CLAIM(numbers_below_a_byte_are_unpacked)
 {
     /* F4: 0.5 1 | 2 6, and the same with 6 made -6. F6_E3M2: 1 1 1 1 in 3 bytes, the second made 1.25. */
     const unsigned char a[] = {0x21, 0x74}, b[] = {0x21, 0xf4}, c[] = {0x0c, 0xc3, 0x30}, d[] = {0x4c, 0xc3, 0x30};
+    OWNED(ar_verify_report_destroy)
     ar_verify_report *r = verify_vectors(by_bits, AR_F4, 4, a, b), *s = verify_vectors(by_bits, AR_F6_E3M2, 4, c, d);
     cr_assert(r && s, "%s", ar_error_message());
     cr_expect(r->row[0].first.index == 3 && r->row[0].first.value[0] == 6.0 && r->row[0].first.value[1] == -6.0);
     cr_expect_eq(r->row[0].max_ulp, 15, "through both zeros");
     cr_expect(s->row[0].first.index == 1 && s->row[0].first.value[0] == 1.0 && s->row[0].first.value[1] == 1.25);
-    ar_verify_report_destroy(r);
-    ar_verify_report_destroy(s);
 }
 
 /* --- many elements ------------------------------------------------------------------------------------------------ */
@@ -189,10 +178,10 @@ static float *long_vector(bool changed)
     return x;
 }
 
-static void every_number_of_threads_gives_the_same_report(void)
+CLAIM(every_number_of_threads_gives_the_same_report)
 {
-    float *a = long_vector(false), *b = long_vector(true);
-    ar_verify_report *one = NULL;
+    OWNED(free) float *a = long_vector(false), *b = long_vector(true);
+    OWNED(ar_verify_report_destroy) ar_verify_report *one = NULL;
     for (int threads = 1; threads <= 5; threads += 4) {
         ar_verify_options o = by_bits;
         o.threads = threads;
@@ -217,12 +206,9 @@ static void every_number_of_threads_gives_the_same_report(void)
         }
     }
     cr_expect(one->row[0].map.cell[67] > 0.0f && one->row[0].map.cell[95] > 0.0f && one->row[0].map.cell[0] == 0.0f);
-    ar_verify_report_destroy(one);
-    free(a);
-    free(b);
 }
 
-static void a_map_has_the_differences_of_its_cells(void)
+CLAIM(a_map_has_the_differences_of_its_cells)
 {
     static float a[100][200], b[100][200];
     const two_files f = two_files_make();
@@ -231,12 +217,12 @@ static void a_map_has_the_differences_of_its_cells(void)
     b[99][0] = 3.0f;
     b[50][199] = 2.0f;
     ar_st_tensor t = {.name = "x", .dtype = AR_F32, .ndim = 2, .shape = {100, 200}, .data = a};
-    ar_verify_report *r = NULL;
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
     write_tensors(f.reference, &t, 1);
     t.data = b;
     write_tensors(f.other, &t, 1);
     const ar_verify_options o = {.reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .atol = 0.5};
-    cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_verify(&r, &o));
     const ar_verify_row *w = &r->row[0];
     cr_assert(w->map.rows == 48 && w->map.cols == 96 && w->map.matrix_rows == 100 && w->map.matrix_cols == 200);
     for (size_t y = 0; y < 48; y++) {
@@ -245,26 +231,24 @@ static void a_map_has_the_differences_of_its_cells(void)
             cr_expect_eq(w->map.cell[y * 96 + x], expected, "cell %zu %zu: %g", y, x, (double)w->map.cell[y * 96 + x]);
         }
     }
-    ar_verify_report_destroy(r);
     two_files_remove(&f);
 }
 
-static void a_narrow_matrix_has_a_cell_for_each_element(void)
+CLAIM(a_narrow_matrix_has_a_cell_for_each_element)
 {
     const float a[3][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}, {1.0f, 1.0f}},
                 b[3][2] = {{1.0f, 2.0f}, {1.0f, 1.0f}, {4.0f, 1.0f}};
     const two_files f = two_files_make();
     ar_st_tensor t = {.name = "x", .dtype = AR_F32, .ndim = 2, .shape = {3, 2}, .data = a};
-    ar_verify_report *r = NULL;
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
     write_tensors(f.reference, &t, 1);
     t.data = b;
     write_tensors(f.other, &t, 1);
     const ar_verify_options o = {.reference = f.reference, .other = f.other};
-    cr_assert_eq(ar_verify(&r, &o), AR_OK, "%s", ar_error_message());
+    cr_assert_ok(ar_verify(&r, &o));
     const float expected[] = {0.0f, 1.0f, 0.0f, 0.0f, 3.0f, 0.0f};
     cr_assert(r->row[0].map.rows == 3 && r->row[0].map.cols == 2);
     cr_expect_arr_eq(r->row[0].map.cell, expected, sizeof expected);
-    ar_verify_report_destroy(r);
     two_files_remove(&f);
 }
 
@@ -317,7 +301,7 @@ static void expect_the_same_figures(const ar_verify_row *x, const ar_verify_row 
         cr_expect_arr_eq(x->map.cell, y->map.cell, x->map.rows * x->map.cols * sizeof *x->map.cell, "case %zu", number);
 }
 
-static void ordinary_numbers_give_the_same_figures_on_the_shorter_way(void)
+CLAIM(ordinary_numbers_give_the_same_figures_on_the_shorter_way)
 {
     static const ar_verify_options rules[] = {{.rule = AR_VERIFY_BITS},
                                               {.rule = AR_VERIFY_ULP, .ulp = 3},
@@ -331,24 +315,11 @@ static void ordinary_numbers_give_the_same_figures_on_the_shorter_way(void)
         draw_pairs(a, b, sizes[i % 3], i / 3 % 2 == 1, i);
         ar_verify_options whole = rules[i / 6];
         whole.nan_differs = true; /* and with it every element is looked at in full */
-        ar_verify_report *shorter = verify_vectors(rules[i / 6], AR_F32, MANY, a, b);
-        ar_verify_report *full = verify_vectors(whole, AR_F32, MANY, a, b);
+        OWNED(ar_verify_report_destroy) ar_verify_report *shorter = verify_vectors(rules[i / 6], AR_F32, MANY, a, b);
+        OWNED(ar_verify_report_destroy) ar_verify_report *full = verify_vectors(whole, AR_F32, MANY, a, b);
         cr_assert(shorter && full, "%s", ar_error_message());
         expect_the_same_figures(&shorter->row[0], &full->row[0], i);
-        ar_verify_report_destroy(shorter);
-        ar_verify_report_destroy(full);
     }
 }
 
-Test(verify_stats, every_claim)
-{
-    TOGETHER(equal_bytes_are_the_same_and_cost_no_figures,
-             every_figure_of_a_small_difference_is_what_it_is_defined_to_be,
-             steps_are_counted_in_the_bits_of_each_dtype, nan_infinities_and_signed_zeros_are_judged_as_documented,
-             what_is_no_number_is_counted_on_each_side_also_where_all_is_the_same,
-             squares_of_large_and_small_numbers_neither_overflow_nor_vanish,
-             integers_are_compared_by_value_beyond_what_binary64_holds, complex_numbers_are_pairs,
-             numbers_below_a_byte_are_unpacked, every_number_of_threads_gives_the_same_report,
-             a_map_has_the_differences_of_its_cells, a_narrow_matrix_has_a_cell_for_each_element,
-             ordinary_numbers_give_the_same_figures_on_the_shorter_way);
-}
+EVERY_CLAIM(verify_stats)

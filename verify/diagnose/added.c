@@ -4,81 +4,81 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
 /* --- the same for all --------------------------------------------------------------------------------------------- */
 
-/* The mean difference at each place of a period of consecutive elements. */
-typedef struct period {
-    size_t length;
-    double *mean;  /* [length] */
-    size_t *n;     /* [length] elements that have the place, over all copies */
-    double size;   /* root mean square of the differences */
-    double spread; /* root mean square of what the means leave of them, relative to that */
-} period;
+/* The mean difference at each place: of a constant there is one, of a vector one for each feature, of a table one for each
+ * position and feature, of a number added to rows one for each row. */
+typedef struct places {
+    ari_trace_kind kind;
+    size_t length, apart; /* places, and how many elements on the same one is again */
+    double *mean;         /* [length] */
+    size_t *n;            /* [length] elements that have the place, over all copies */
+    double size;          /* root mean square of the differences */
+} places;
 
-/* Dropout zeroes an element on both sides, and says nothing of the difference there. */
-static bool is_dropped(const period *p, const ari_case *c, const ari_run *run, size_t i)
+static size_t place_of(const places *p, const ari_case *c, size_t index)
 {
-    return p->length > c->grid.cols && c->grid.d->pass == 'f' && run->value[i] == 0.0f && run->ref[i] == 0.0f;
+    return p->kind == ARI_FOUND_ROW_ADDED ? index / c->grid.cols : index % p->length;
 }
 
-static void add_differences(period *p, const ari_case *c)
+/* Dropout zeroes an element on both sides, and says nothing of the difference there. */
+static bool is_dropped(const places *p, const ari_case *c, const ari_run *run, size_t i)
 {
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        size_t at = run.index % p->length; /* a row never crosses the end of a period but that of one element */
-        for (size_t i = 0; i < run.count; i++, at = at + 1 < p->length ? at + 1 : 0) {
-            p->mean[at] += (double)run.value[i] - (double)run.ref[i];
-            p->n[at] += !is_dropped(p, c, &run, i);
+    return p->kind == ARI_FOUND_TABLE_ADDED && c->grid.d->pass == 'f' && run->value[i] == 0.0f && run->ref[i] == 0.0f;
+}
+
+static double moved_by_place(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const places *p = h->of;
+    return is_dropped(p, h->c, run, i) ? (double)NAN : (double)run->ref[i] + p->mean[place_of(p, h->c, run->index + i)];
+}
+
+static void add_differences(places *p, const ari_case *c)
+{
+    double all = 0.0;
+    size_t n = 0;
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
+        size_t at = place_of(p, c, run.index);
+        for (size_t i = 0; i < run.count; i++) {
+            const double apart = (double)run.value[i] - (double)run.ref[i];
+            const bool counts = !is_dropped(p, c, &run, i);
+            p->mean[at] += apart;
+            p->n[at] += counts;
+            n += counts;
+            all += apart * apart;
+            at = p->kind == ARI_FOUND_ROW_ADDED ? at : at + 1 < p->length ? at + 1 : 0;
         }
     }
     for (size_t i = 0; i < p->length; i++)
         p->mean[i] /= (double)p->n[i];
-}
-
-static void measure_spread(period *p, const ari_case *c)
-{
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    double left = 0.0, all = 0.0;
-    size_t n = 0;
-    while (ari_runs_next(&it, &run)) {
-        size_t at = run.index % p->length;
-        for (size_t i = 0; i < run.count; i++, at = at + 1 < p->length ? at + 1 : 0) {
-            const double apart = (double)run.value[i] - (double)run.ref[i], off = apart - p->mean[at];
-            if (is_dropped(p, c, &run, i))
-                continue;
-            left += off * off;
-            all += apart * apart;
-            n++;
-        }
-    }
     p->size = sqrt(all / (double)n);
-    p->spread = sqrt(left / all);
 }
 
-/* Whether there is much to compare: a place that one period alone has agrees with itself. Rounding of sums beside the
- * reference leaves the spread at its own size. */
-static bool repeats(const period *p, const ari_case *c)
+/* Whether there is much to compare: a place that one element alone has agrees with itself. */
+static bool has_many(const places *p)
 {
-    size_t places = 0, all = 0;
+    size_t there = 0, all = 0;
     for (size_t i = 0; i < p->length; i++) {
-        places += p->n[i] > 0;
+        there += p->n[i] > 0;
         all += p->n[i];
     }
-    return all >= places + places / 2 && isfinite(p->spread) && p->size > 4.0 * c->absolute &&
-           p->spread <= 1e-3 + 0.3 * c->absolute / p->size;
+    return all >= there + there / 2;
 }
 
 /* --- whose vector it is ------------------------------------------------------------------------------------------- */
 
+/* A vector is another tensor's where that leaves this share of its squares; a difference of two tensors, each rounded,
+ * ten times that. */
+#define OTHERS 1e-4
+
 /* The factor that takes y to the mean differences, where those are any; 0 if there is none. */
-static double times(const period *p, const float *y)
+static double times(const places *p, const float *y)
 {
-    double my = 0.0, yy = 0.0, mm = 0.0;
+    ari_fit f = {0};
+    double by;
     size_t from = 0, to = p->length;
     while (from < to && fabs(p->mean[from]) < 1e-3 * p->size)
         from++;
@@ -86,23 +86,20 @@ static double times(const period *p, const float *y)
         to--;
     if (to - from < 4 || (to - from) * 16 < p->length)
         return 0.0;
-    for (size_t i = from; i < to; i++) {
-        my += p->mean[i] * (double)y[i];
-        yy += (double)y[i] * (double)y[i];
-        mm += p->mean[i] * p->mean[i];
-    }
-    return yy > 0.0 && my * my >= 0.9999 * yy * mm ? my / yy : 0.0;
+    for (size_t i = from; i < to; i++)
+        ari_fit_add(&f, p->mean[i], (double)y[i], 0.0);
+    return ari_fit_one(&by, &f) <= OTHERS ? by : 0.0;
 }
 
 /* The tensor of either dump whose values these are, times what; the same module's rather than another's. */
-static ar_status find_source(const ar_dump_tensor **found, double *factor, const period *p, const ari_case *c)
+static ar_status find_source(const ar_dump_tensor **found, double *factor, const places *p, const ari_case *c)
 {
     const ar_dump *dumps[] = {c->known->reference, c->known->other};
     const char *own = c->grid.d->name;
     float *y = NULL;
     size_t alike = 0;
     *found = NULL;
-    AR_TRY(ari_alloc((void **)&y, p->length, sizeof *y, own));
+    AR_TRY(ARI_ALLOC(&y, p->length, own));
     for (size_t k = 0; k < 2; k++) {
         for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]); i++) {
             const ar_dump_tensor *t = ar_dump_at(dumps[k], i);
@@ -123,37 +120,40 @@ static ar_status find_source(const ar_dump_tensor **found, double *factor, const
     return AR_OK;
 }
 
-static ar_status say_source(ari_trace *t, const ari_case *c, const period *p)
+static ar_status say_source(ari_trace *t, const ari_case *c, const places *p)
 {
     const ar_dump_tensor *source = NULL;
     double factor = 0.0;
     AR_TRY(find_source(&source, &factor, p, c));
     const double whole = nearbyint(factor);
-    const bool integer = fabs(factor - whole) <= 1e-3 * fabs(factor);
+    const bool integer = fabs(factor - whole) <= ARI_KNOWN * fabs(factor);
     t->is |= source ? ARI_IF(NAMED) : 0;
     t->less = t->kind == ARI_FOUND_VECTOR_ADDED ? source ? 0 : 6 : c->val ? 0 : 14;
     ari_text text = ari_list(t, "source");
     if (source)
         ari_say(&text, integer ? "; it is %.0f times %s" : "; it is %.5g times %s", factor, source->name);
     if (source && factor > 0.5 && integer)
-        ari_say(&text, ", which counts %.0f times in place of once (added on every one of %.0f ranks before the sum)",
+        ari_say(&text,
+                ari_is_alone(c) ? ", which counts %.0f times in place of once"
+                                : ", which counts %.0f times in place of once (added on every one of %.0f ranks "
+                                  "before the sum)",
                 whole + 1.0, whole + 1.0);
-    else if (source && fabs(factor + 1.0) < 1e-3)
+    else if (source && ari_is_near(factor, -1.0, ARI_KNOWN))
         ari_say(&text, ", which was left out");
     return AR_OK;
 }
 
 /* --- what is added ------------------------------------------------------------------------------------------------ */
 
-/* Whether differences a period apart are alike in most places of a few: most tensors are ruled out by that. */
-static bool may_repeat(const ari_case *c, size_t length)
+/* Whether differences on one place are alike in most of a few: most tensors are ruled out by that. */
+static bool may_repeat(const ari_case *c, size_t apart)
 {
-    const size_t places = 64;
+    const size_t few = 64;
     size_t asked = 0, far = 0;
-    for (size_t k = 0; c->val && k < places; k++) {
-        const size_t at = (c->count - length) / places * k;
+    for (size_t k = 0; c->val && k < few; k++) {
+        const size_t at = (c->count - apart) / few * k;
         const double a = (double)c->val[at] - (double)c->ref[at];
-        const double b = (double)c->val[at + length] - (double)c->ref[at + length];
+        const double b = (double)c->val[at + apart] - (double)c->ref[at + apart];
         if (fabs(a) <= 4.0 * c->absolute || b == 0.0)
             continue;
         asked++;
@@ -162,74 +162,56 @@ static bool may_repeat(const ari_case *c, size_t length)
     return far * 2 <= asked;
 }
 
-static ar_status look(ari_trace *t, const ari_case *c, ari_trace_kind kind, size_t length)
+static ar_status look(ari_trace *t, const ari_case *c, places *p)
 {
     const ari_difference *d = c->grid.d;
+    const ari_hypothesis h = {moved_by_place, .c = c, .of = p, .beside = ARI_SUMS * c->survey.max_reference};
     ar_status st = AR_OK;
-    period p = {.length = length};
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.mean, length, sizeof *p.mean, d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.n, length, sizeof *p.n, d->name));
-    add_differences(&p, c);
-    measure_spread(&p, c);
-    if (!repeats(&p, c))
+    ari_residual left;
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&p->mean, p->length, d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&p->n, p->length, d->name));
+    add_differences(p, c);
+    if (!(p->size > 4.0 * c->absolute) || !isfinite(p->size) || !has_many(p) || !ari_holds_all(&left, &h))
         goto done;
-    ari_found(t, kind,
+    ari_found(t, p->kind,
               (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0);
-    ari_number(t, "size", p.size);
-    ari_number(t, "spread", p.spread);
-    ari_number(t, "added", p.mean[0]);
+    ari_number(t, "size", p->size);
+    ari_number(t, "spread", sqrt(left.left / left.all));
+    ari_number(t, "added", p->mean[0]);
     ari_count(t, "samples", c->grid.shape[0]);
-    if (kind != ARI_FOUND_CONSTANT_ADDED)
-        st = say_source(t, c, &p);
+    if (p->kind == ARI_FOUND_VECTOR_ADDED || p->kind == ARI_FOUND_TABLE_ADDED)
+        st = say_source(t, c, p);
 done:
-    free(p.mean);
-    free(p.n);
+    free(p->mean);
+    free(p->n);
     return st;
-}
-
-/* Each row has a number of its own added to all its elements. */
-static void look_at_rows(ari_trace *t, const ari_case *c)
-{
-    const size_t rows = c->grid.rows, cols = c->grid.cols;
-    double left = 0.0, all = 0.0;
-    for (size_t r = 0; r < rows; r++) {
-        double mean = 0.0;
-        for (size_t i = r * cols; i < (r + 1) * cols; i++)
-            mean += ((double)c->val[i] - (double)c->ref[i]) / (double)cols;
-        for (size_t i = r * cols; i < (r + 1) * cols; i++) {
-            const double apart = (double)c->val[i] - (double)c->ref[i];
-            left += (apart - mean) * (apart - mean);
-            all += apart * apart;
-        }
-    }
-    const double size = sqrt(all / (double)c->count), spread = sqrt(left / all);
-    if (!(size > 4.0 * c->absolute) || !(spread <= 1e-3 + 0.3 * c->absolute / size))
-        return;
-    ari_found(t, ARI_FOUND_ROW_ADDED, 0);
-    ari_number(t, "spread", spread);
-    ari_number(t, "size", size);
 }
 
 /* Of copies of ranks a vector or a table is sought in activations alone. */
 ar_status ari_measure_added(ari_trace *t, const ari_case *c)
 {
-    static const ari_trace_kind kinds[] = {ARI_FOUND_CONSTANT_ADDED, ARI_FOUND_VECTOR_ADDED, ARI_FOUND_TABLE_ADDED};
     const ari_grid *g = &c->grid;
-    const size_t lengths[] = {c->val ? 1 : 0, g->nd > 1 ? g->cols : 0, g->nd == 3 ? g->shape[1] * g->cols : 0};
-    if (c->survey.total.nan > 0 || !(c->survey.total.max_difference > 0x1p-18 * c->survey.max_reference) ||
+    const size_t table = g->nd == 3 ? g->shape[1] * g->cols : 0;
+    const places all[] = {
+        {.kind = ARI_FOUND_CONSTANT_ADDED, .length = c->val ? 1 : 0, .apart = 1},
+        {.kind = ARI_FOUND_VECTOR_ADDED, .length = g->nd > 1 ? g->cols : 0, .apart = g->cols},
+        {.kind = ARI_FOUND_TABLE_ADDED, .length = table, .apart = table},
+        {.kind = ARI_FOUND_ROW_ADDED, .length = c->val && g->nd > 1 && g->cols >= 4 ? g->rows : 0, .apart = 1}};
+    if (!(c->survey.total.max_difference > 0x1p-18 * c->survey.max_reference) ||
         (c->val ? c->count < 8 : !ari_is_activation(g->d)))
         return AR_OK;
-    for (size_t i = 0; i < 3 && t->kind == ARI_FOUND_NOTHING; i++) {
-        if (lengths[i] > 0 && lengths[i] * 2 <= g->count && (i == 0 || lengths[i] != lengths[i - 1]) &&
-            !ari_reference_repeats(c, lengths[i]) && may_repeat(c, lengths[i]))
-            AR_TRY(look(t, c, kinds[i], lengths[i]));
+    for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
+        places p = all[i];
+        const bool rows = p.kind == ARI_FOUND_ROW_ADDED;
+        if (p.length == 0 || p.length * 2 > g->count || (i == 2 && p.length == all[1].length) ||
+            (!rows && ari_reference_repeats(c, p.length)) || !may_repeat(c, p.apart))
+            continue;
+        AR_TRY(look(t, c, &p));
     }
-    if (t->kind == ARI_FOUND_NOTHING && c->val && g->nd > 1 && g->cols >= 4)
-        look_at_rows(t, c);
     return AR_OK;
 }
 
-/* --- another tensor's values -------------------------------------------------------------------------------------- */
+/* --- other tensors ------------------------------------------------------------------------------------------------ */
 
 enum { SAMPLES = 64, FIRST_SAMPLES = 6, CHUNK = 4096 };
 
@@ -254,42 +236,43 @@ static void take_samples(samples *s, const ari_case *c)
     s->vary = s->n >= 4 && distinct * 2 >= s->n && large * 2 >= s->n;
 }
 
-static bool same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
-{
-    return a->ndim == b->ndim && a->count == b->count &&
-           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
-}
-
-/* Another tensor of the dumps, thinned as this one is. */
-typedef struct seen {
-    const ar_dump_tensor *tensor;
-    ari_sample sample;
-} seen;
-
 static bool is_comparable(const ari_case *c, const ar_dump_tensor *t)
 {
-    return strcmp(t->name, c->full->name) != 0 && same_shape(t, c->full) && (!c->step || t->parts > 0);
+    return strcmp(t->name, c->full->name) != 0 && ari_same_shape(t, c->full) && (!c->step || t->parts > 0);
 }
 
-static ar_status see(seen *out, const ari_case *c, const ar_dump_tensor *t)
+/* One that may say what the values are; `shared`: of the other dump. */
+typedef ar_status (*try_tensor)(ari_trace *t, const ari_case *c, const samples *s, const ar_dump_tensor *other,
+                                bool shared);
+
+/* Another tensor of the dumps, thinned as this one is; nothing where it is another shape's. */
+static ar_status try_one(ari_trace *t, const ari_case *c, const samples *s, const ar_dump_tensor *other, bool shared,
+                         try_tensor try)
 {
-    *out = (seen){.tensor = t};
-    if (!c->step)
+    ari_sample thin = {.part = NULL};
+    if (!is_comparable(c, other))
         return AR_OK;
-    AR_TRY(ari_sample_init(&out->sample, t, c->step));
-    out->tensor = &out->sample.tensor;
+    if (c->step)
+        AR_TRY(ari_sample_init(&thin, other, c->step));
+    const ar_status st = try(t, c, s, c->step ? &thin.tensor : other, shared);
+    ari_sample_fini(&thin);
+    return st;
+}
+
+static ar_status try_all(ari_trace *t, const ari_case *c, const samples *s, bool both, try_tensor try)
+{
+    const ar_dump *dumps[] = {c->known->reference, both ? c->known->other : NULL};
+    for (size_t k = 0; k < 2; k++) {
+        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]) && t->kind == ARI_FOUND_NOTHING; i++)
+            AR_TRY(try_one(t, c, s, ar_dump_at(dumps[k], i), k == 1, try));
+    }
     return AR_OK;
 }
 
-static void unsee(seen *s)
+/* Whether data's sampled elements, the first n, are those of a tensor. */
+static bool samples_hold(const ari_case *c, const samples *s, size_t n, const float *data, const ar_dump_tensor *t)
 {
-    ari_sample_fini(&s->sample);
-}
-
-/* Whether data's sampled elements are those of a tensor. */
-static bool samples_hold(const ari_case *c, const samples *s, const float *data, const ar_dump_tensor *t)
-{
-    for (size_t k = 0; k < s->n; k++) {
+    for (size_t k = 0; k < n; k++) {
         float y;
         if (ar_dump_read_f32(t, c->start + s->at[k], 1, &y) != AR_OK || !ari_holds(c, data[s->at[k]], (double)y))
             return false;
@@ -300,36 +283,12 @@ static bool samples_hold(const ari_case *c, const samples *s, const float *data,
 /* Whether the reference's sampled elements are those of a tensor, if it is there. */
 static bool holds_reference(const ari_case *c, const samples *s, const ar_dump_tensor *t)
 {
-    seen other;
-    if (!t || !is_comparable(c, t) || see(&other, c, t) != AR_OK)
+    ari_sample thin = {.part = NULL};
+    if (!t || !is_comparable(c, t) || (c->step && ari_sample_init(&thin, t, c->step) != AR_OK))
         return false;
-    const bool holds = samples_hold(c, s, c->ref, other.tensor);
-    unsee(&other);
+    const bool holds = samples_hold(c, s, s->n, c->ref, c->step ? &thin.tensor : t);
+    ari_sample_fini(&thin);
     return holds;
-}
-
-/* Whether all different elements are those of a tensor; *masked: it has others where both sides have zeros. */
-static ar_status all_hold(bool *held, double *worst, size_t *masked, const ari_case *c, const ar_dump_tensor *t)
-{
-    float y[CHUNK];
-    *held = false;
-    *worst = 0.0;
-    *masked = 0;
-    for (size_t at = 0; at < c->count; at += CHUNK) {
-        const size_t n = c->count - at < CHUNK ? c->count - at : CHUNK;
-        AR_TRY(ar_dump_read_f32(t, c->start + at, n, y));
-        for (size_t i = 0; i < n; i++) {
-            *masked += c->ref[at + i] == 0.0f && c->val[at + i] == 0.0f && y[i] != 0.0f;
-            if (!ari_off(c, at + i))
-                continue;
-            if (!ari_holds(c, c->val[at + i], (double)y[i]))
-                return AR_OK;
-            if (!ari_same_bits(c->val[at + i], y[i]))
-                *worst = fmax(*worst, fabs((double)c->val[at + i] - (double)y[i]));
-        }
-    }
-    *held = ari_explains(c, *worst);
-    return AR_OK;
 }
 
 /* --- what two names have to do with each other -------------------------------------------------------------------- */
@@ -410,6 +369,20 @@ static ari_properties relation_of(const ari_case *c, const char *own, const char
 
 /* --- the same values ---------------------------------------------------------------------------------------------- */
 
+static double of_other(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    return (double)((const float *)h->of)[run->index + i];
+}
+
+/* Elements that are zero on both sides, where the other tensor has others. */
+static size_t count_masked(const ari_case *c, const float *y)
+{
+    size_t masked = 0;
+    for (size_t i = 0; i < c->count; i++)
+        masked += c->ref[i] == 0.0f && c->val[i] == 0.0f && y[i] != 0.0f;
+    return masked;
+}
+
 static void found_other(ari_trace *t, const ari_case *c, const samples *s, const ar_dump_tensor *other, double worst,
                         bool shared)
 {
@@ -423,102 +396,48 @@ static void found_other(ari_trace *t, const ari_case *c, const samples *s, const
     ari_say_exactness(t, c, worst);
 }
 
-/* Whether the reference's two tensors differ where the other's do not. */
-static bool differ_in_reference(const ari_case *c, const samples *s, const char *name)
+/* Of a tensor of the other dump: whether the reference's two differ. */
+static ar_status try_values(ari_trace *t, const ari_case *c, const samples *s, const ar_dump_tensor *other, bool shared)
 {
-    const ar_dump_tensor *r = ar_dump_find(c->known->reference, name);
-    return r && is_comparable(c, r) && !holds_reference(c, s, r);
-}
-
-/* One tensor that may be the one whose values these are: of the reference, or of the other dump. */
-static ar_status try_other(ari_trace *t, const ari_case *c, const samples *s, const ar_dump_tensor *other, bool shared)
-{
-    samples first = *s;
-    bool held = false;
-    double worst = 0.0;
-    size_t masked = 0;
-    first.n = s->n < FIRST_SAMPLES ? s->n : FIRST_SAMPLES;
-    if (!samples_hold(c, &first, c->val, other) || !samples_hold(c, s, c->val, other) ||
-        (shared && !differ_in_reference(c, s, other->name)))
+    const ar_dump_tensor *there = shared ? ar_dump_find(c->known->reference, other->name) : NULL;
+    float *y = NULL;
+    if (!samples_hold(c, s, s->n < FIRST_SAMPLES ? s->n : FIRST_SAMPLES, c->val, other) ||
+        !samples_hold(c, s, s->n, c->val, other) ||
+        (shared && (!there || !is_comparable(c, there) || holds_reference(c, s, there))))
         return AR_OK;
-    AR_TRY(all_hold(&held, &worst, &masked, c, other));
-    if (!held)
-        return AR_OK;
-    found_other(t, c, s, other, worst, shared);
-    t->is |= masked >= 16 ? ARI_IF(CUT) : 0;
+    ar_status st = ARI_ALLOC(&y, c->count, other->name);
+    AR_TRY_TO(done, st, st);
+    AR_TRY_TO(done, st, ar_dump_read_f32(other, c->start, c->count, y));
+    const ari_hypothesis h = {of_other, .c = c, .of = y, .differs_only = true};
+    ari_residual left;
+    if (!ari_holds_all(&left, &h))
+        goto done;
+    found_other(t, c, s, other, left.worst, shared);
+    const size_t masked = count_masked(c, y);
+    t->is |= masked >= 16 ? ARI_IF(CUT) : 0; /* fewer may be zero by accident */
     ari_count(t, "masked", masked);
-    return AR_OK;
+done:
+    free(y);
+    return st;
 }
 
 ar_status ari_measure_other(ari_trace *t, const ari_case *c)
 {
-    const ar_dump *dumps[] = {c->known->reference, c->known->other};
     samples s;
-    if (!dumps[0])
-        return AR_OK;
     take_samples(&s, c);
-    for (size_t k = 0; s.vary && k < 2; k++) {
-        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]) && t->kind == ARI_FOUND_NOTHING; i++) {
-            seen other;
-            if (!is_comparable(c, ar_dump_at(dumps[k], i)))
-                continue;
-            AR_TRY(see(&other, c, ar_dump_at(dumps[k], i)));
-            const ar_status st = try_other(t, c, &s, other.tensor, k == 1);
-            unsee(&other);
-            AR_TRY(st);
-        }
-    }
-    return AR_OK;
+    return s.vary ? try_all(t, c, &s, true, try_values) : AR_OK;
 }
 
 /* --- a tensor more or less ---------------------------------------------------------------------------------------- */
 
-typedef struct products {
-    double dy, yy, dd;
-    size_t n;
-} products;
-
-static void add_product(products *p, double apart, double y)
+/* The differences by a tensor, of samples; nothing where it cannot be read. */
+static ari_fit fit_samples(const ari_case *c, const samples *s, const ar_dump_tensor *t)
 {
-    p->dy += apart * y;
-    p->yy += y * y;
-    p->dd += apart * apart;
-    p->n++;
-}
-
-static bool is_multiple(const products *p, double least)
-{
-    return p->n >= 8 && p->yy > 0.0 && p->dd > 0.0 && p->dy * p->dy >= least * p->yy * p->dd;
-}
-
-static products sampled_products(const ari_case *c, const samples *s, const ar_dump_tensor *t)
-{
-    products p = {0};
-    for (size_t k = 0; k < s->n; k++) {
-        const size_t i = s->at[k];
-        float y;
-        if (ar_dump_read_f32(t, c->start + i, 1, &y) != AR_OK)
-            return (products){0};
-        add_product(&p, (double)c->val[i] - (double)c->ref[i], (double)y);
-    }
-    return p;
-}
-
-/* Whether the differences are a multiple of a tensor everywhere; the multiple. */
-static ar_status find_multiple(double *factor, const ari_case *c, const ar_dump_tensor *t)
-{
-    float y[CHUNK];
-    products p = {0};
-    *factor = 0.0;
-    for (size_t at = 0; at < c->count; at += CHUNK) {
-        const size_t n = c->count - at < CHUNK ? c->count - at : CHUNK;
-        AR_TRY(ar_dump_read_f32(t, c->start + at, n, y));
-        for (size_t i = 0; i < n; i++)
-            add_product(&p, (double)c->val[at + i] - (double)c->ref[at + i], (double)y[i]);
-    }
-    if (is_multiple(&p, 0.999))
-        *factor = p.dy / p.yy;
-    return AR_OK;
+    ari_fit f = {0};
+    float y;
+    for (size_t k = 0; k < s->n && ar_dump_read_f32(t, c->start + s->at[k], 1, &y) == AR_OK; k++)
+        ari_fit_add(&f, (double)c->val[s->at[k]] - (double)c->ref[s->at[k]], (double)y, 0.0);
+    return f;
 }
 
 static void found_added(ari_trace *t, const ari_case *c, const ar_dump_tensor *other, double factor)
@@ -526,7 +445,7 @@ static void found_added(ari_trace *t, const ari_case *c, const ar_dump_tensor *o
     const ari_order_key a = ari_order_of(c->reference->name, c->path), b = ari_order_of(other->name, c->path);
     const bool own = a.stem == b.stem && memcmp(a.name, b.name, a.stem) == 0;
     const bool weight = b.pass == 'i' || b.pass == 'w' || b.pass == 'n';
-    const bool plus = fabs(factor - 1.0) < 1e-3, minus = fabs(factor + 1.0) < 1e-3;
+    const bool plus = ari_is_near(factor, 1.0, ARI_KNOWN), minus = ari_is_near(factor, -1.0, ARI_KNOWN);
     ari_found(t, ARI_FOUND_TENSOR_ADDED, 0);
     if (a.pass == 'g' && own && weight)
         t->is |= ARI_IF(OF_WEIGHT);
@@ -546,28 +465,32 @@ static void found_added(ari_trace *t, const ari_case *c, const ar_dump_tensor *o
         ari_say(&what, "the difference is %.6g times %s", factor, other->name);
 }
 
+static ar_status try_added(ari_trace *t, const ari_case *c, const samples *s, const ar_dump_tensor *other, bool shared)
+{
+    float y[CHUNK];
+    double factor;
+    ari_fit few = fit_samples(c, s, other), f = {0};
+    (void)shared;
+    if (few.n < 8 || !(ari_fit_one(&factor, &few) <= 100.0 * OTHERS))
+        return AR_OK;
+    for (size_t at = 0; at < c->count; at += CHUNK) {
+        const size_t n = c->count - at < CHUNK ? c->count - at : CHUNK;
+        AR_TRY(ar_dump_read_f32(other, c->start + at, n, y));
+        for (size_t i = 0; i < n; i++)
+            ari_fit_add(&f, (double)c->val[at + i] - (double)c->ref[at + i], (double)y[i], 0.0);
+    }
+    if (ari_fit_one(&factor, &f) <= 10.0 * OTHERS)
+        found_added(t, c, other, factor);
+    return AR_OK;
+}
+
 ar_status ari_measure_added_tensor(ari_trace *t, const ari_case *c)
 {
-    const ar_dump *dump = c->known->reference; /* the other's may carry the same mistake */
+    double factor;
     samples s;
-    if (!dump || c->survey.total.nan > 0)
-        return AR_OK;
     take_samples(&s, c);
-    const products own = sampled_products(c, &s, c->reference);
-    if (s.n < 8 || is_multiple(&own, 0.9)) /* a factor, and other tensors may be much like this one */
+    const ari_fit own = fit_samples(c, &s, c->reference);
+    if (s.n < 8 || ari_fit_one(&factor, &own) <= 0.1) /* a factor, and other tensors may be much like this one */
         return AR_OK;
-    for (size_t i = 0; i < ar_dump_count(dump) && t->kind == ARI_FOUND_NOTHING; i++) {
-        seen other;
-        double factor = 0.0;
-        if (!is_comparable(c, ar_dump_at(dump, i)))
-            continue;
-        AR_TRY(see(&other, c, ar_dump_at(dump, i)));
-        const products p = sampled_products(c, &s, other.tensor);
-        const ar_status st = is_multiple(&p, 0.99) ? find_multiple(&factor, c, other.tensor) : AR_OK;
-        if (st == AR_OK && fabs(factor) > 1e-9)
-            found_added(t, c, other.tensor, factor);
-        unsee(&other);
-        AR_TRY(st);
-    }
-    return AR_OK;
+    return try_all(t, c, &s, false, try_added); /* the other's tensors may carry the same mistake */
 }

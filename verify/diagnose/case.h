@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "anyrank/cause.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/diagnose/diagnose.h"
 
@@ -23,25 +24,21 @@ typedef struct ari_grid {
     size_t rows, cols, count;
 } ari_grid;
 
-/* Consecutive elements of one row that one rank holds in one box. */
+/* Consecutive elements of one row that one rank holds in one box; and the walk over them, rows from first to last, in a
+ * row the ranks, of a rank the boxes: one order, whatever the shape. */
 typedef struct ari_run {
-    int rank;
+    const ari_grid *g;
+    int rank, only; /* only: this rank's runs alone; -1: all */
     size_t box, row, col, count;
     size_t index; /* of the first element, in the full tensor */
     size_t at;    /* of the first element, in the local tensor */
     const float *ref, *value;
 } ari_run;
 
-/* Rows from first to last, in a row the ranks, of a rank the boxes: one order, whatever the shape. */
-typedef struct ari_runs {
-    const ari_grid *g;
-    int rank, only; /* only: this rank's runs alone; -1: all */
-    size_t row, box;
-} ari_runs;
-
-ari_runs ari_runs_of(const ari_grid *g);
-ari_runs ari_runs_of_rank(const ari_grid *g, int rank);
-bool ari_runs_next(ari_runs *it, ari_run *run);
+/* Before the first: for (ari_run run = ari_runs_of(g); ari_runs_next(&run);) */
+ari_run ari_runs_of(const ari_grid *g);
+ari_run ari_runs_of_rank(const ari_grid *g, int rank);
+bool ari_runs_next(ari_run *run);
 
 /* Index along dimension `dim` (0 .. nd-1) of element `index` of the full tensor. */
 size_t ari_grid_index(const ari_grid *g, size_t index, int dim);
@@ -79,6 +76,8 @@ static inline void ari_sums_add(ari_sums *s, double v, double r)
     s->rr += r * r;
     s->vv += v * v;
 }
+/* For qsort: of doubles. */
+int ari_by_value(const void *a, const void *b);
 /* The factor that takes r to v best, and the sum of squares that it leaves. */
 static inline double ari_factor_of(const ari_sums *s)
 {
@@ -161,6 +160,8 @@ typedef struct ari_case {
 
 /* Differences of fp32 sums in another order are some 1e-6 of the largest element. */
 #define ARI_SUMS 1e-5
+/* A value computed by a relation, and the relation's own numbers, are rounded a few times. */
+#define ARI_ROUNDINGS 0x1p-21
 
 /* Whether a value is what a relation says, but for rounding. */
 static inline bool ari_holds(const ari_case *c, float value, double expected)
@@ -168,7 +169,23 @@ static inline bool ari_holds(const ari_case *c, float value, double expected)
     const double v = (double)value;
     if (isnan(v) || isnan(expected))
         return isnan(v) && isnan(expected);
-    return v == expected || fabs(v - expected) <= c->absolute + (c->relative + 0x1p-21) * fabs(expected);
+    return v == expected || fabs(v - expected) <= c->absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
+}
+
+/* The same; *worst: the largest difference that the relation leaves where it holds. */
+static inline bool ari_fits(const ari_case *c, float value, double expected, double *worst)
+{
+    const bool holds = ari_holds(c, value, expected);
+    *worst = holds ? fmax(*worst, fabs((double)value - expected)) : *worst; /* of infinities a NaN, which fmax leaves */
+    return holds;
+}
+
+/* Whether element i is the reference times a factor, with which what rounding left in the reference is scaled. */
+static inline bool ari_fits_scaled(const ari_case *c, size_t i, double factor, double *worst)
+{
+    const double expected = factor * (double)c->ref[i], left = fabs((double)c->val[i] - expected);
+    *worst = fmax(*worst, left);
+    return left <= fmax(1.0, fabs(factor)) * c->absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
 }
 
 /* Whether a relation explains the differences: what it leaves is small beside them. Where all is within a few times
@@ -193,18 +210,15 @@ static inline bool ari_row_differs(const ari_case *c, size_t row)
     return i < end;
 }
 
-/* Elements of a box. */
-static inline size_t ari_volume(const size_t *extent, int nd)
-{
-    size_t n = 1;
-    for (int dim = 0; dim < nd; dim++)
-        n *= extent[dim];
-    return n;
-}
-
 static inline bool ari_is_near(double a, double b, double relative)
 {
     return fabs(a - b) <= relative * fabs(b);
+}
+
+/* Whether the other run is known to be of one rank: no cause over ranks is said of it. */
+static inline bool ari_is_alone(const ari_case *c)
+{
+    return ari_ranks_along(&c->known->mesh, ARI_ALL_AXES & ~(ari_axes)ARI_CUTS_LAYERS) == 1;
 }
 
 static inline bool ari_is_activation(const ari_difference *d)
@@ -240,7 +254,7 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
     X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) \
     X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) \
     X(SLICE_FACTORS) X(STATE) X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) X(TARGETS) X(TENSOR_ADDED) X(TRANSPOSED) \
-    X(UNSTEADY) X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK) X(ZIGZAG)
+    X(UNGIVEN) X(UNSTEADY) X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK) X(ZIGZAG)
 /* clang-format on */
 #define ARI_KIND(name) ARI_FOUND_##name,
 typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace_kind;
@@ -249,7 +263,7 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
  * latter means is said where it is set. */
 /* clang-format off */
 #define ARI_PROPERTIES(X) \
-    X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
+    X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
     X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
     X(FIRST_MOMENT) X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
     X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
@@ -276,7 +290,9 @@ typedef struct ari_cause ari_cause;
 typedef struct ari_trace {
     ari_trace_kind kind;
     ari_properties is;
-    int less; /* what the cause's confidence is lowered by */
+    int less;           /* what the cause's confidence is lowered by */
+    int numbers;        /* that were fitted to what differs */
+    double unexplained; /* share of the differences' squares that is left */
     size_t facts;
     ari_fact fact[ARI_MOST_FACTS];
     /* By ari_judge. */
@@ -364,20 +380,6 @@ void ari_group_view_fini(ari_group_view *view);
 
 /* --- what is read of a dump (extent.c) ---------------------------------------------------------------------------- */
 
-/* Every n-th index of a tensor's dimensions as a tensor of its own. Blocks, heads, shards and their order stay what
- * they are, only smaller, and so does every rank's part: a part's box is that of the sampled elements in it. */
-typedef struct ari_sample {
-    ar_dump_tensor tensor;
-    ar_dump_part *part;
-    ar_dump_box *box;
-} ari_sample;
-/* Of each dimension which index is taken, 1: every one, so that at most `most` elements are left. The largest
- * dimensions are thinned first, those of equal size alike, by powers of two. */
-void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most);
-/* Borrows the tensor, which has parts. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step);
-void ari_sample_fini(ari_sample *s);
-
 /* The copies of the ranks of a dump. */
 typedef struct ari_rank_copies {
     int ranks;
@@ -441,70 +443,89 @@ typedef ar_status (*ari_measure)(ari_trace *t, const ari_case *c);
  * tensor. */
 enum { ARI_ON_RANKS = 1, ARI_ON_VALUES = 2, ARI_ON_WHOLE = 4, ARI_ON_BOX = 8 };
 
-/* Every ari_measure_, the highest confidence of what it finds, and what it looks at. From that confidence on none that
- * follows can say more. Of two findings of equal confidence the first here is reported. */
-#define ARI_MEASURES(M)                                          \
-    M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE)                  \
-    M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE)                     \
-    M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE)                     \
-    M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX)        \
-    M(transposed, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX)   \
-    M(bits, ARI_IDENTITY + 7, ARI_ON_WHOLE)                      \
-    M(positions, ARI_IDENTITY + 6, ARI_ON_WHOLE)                 \
-    M(normed, ARI_IDENTITY + 6, ARI_ON_VALUES | ARI_ON_WHOLE)    \
-    M(attention, ARI_IDENTITY + 6, ARI_ON_WHOLE)                 \
-    M(probs, ARI_IDENTITY + 6, ARI_ON_WHOLE)                     \
-    M(activation, ARI_IDENTITY + 6, ARI_ON_WHOLE)                \
-    M(linear, ARI_IDENTITY + 6, ARI_ON_WHOLE)                    \
-    M(lookup, ARI_IDENTITY + 6, ARI_ON_WHOLE)                    \
-    M(rotary, ARI_IDENTITY + 6, ARI_ON_WHOLE)                    \
-    M(targets, ARI_IDENTITY + 6, ARI_ON_WHOLE)                   \
-    M(own_block, ARI_IDENTITY + 5, ARI_ON_RANKS)                 \
-    M(shards, ARI_IDENTITY + 5, ARI_ON_RANKS)                    \
-    M(shards_added, ARI_IDENTITY + 5, ARI_ON_RANKS)              \
-    M(group, ARI_IDENTITY + 5, ARI_ON_RANKS)                     \
-    M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE)       \
-    M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE)     \
-    M(own_tokens, ARI_IDENTITY + 4, ARI_ON_RANKS)                \
-    M(last, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE)      \
-    M(share_update, ARI_IDENTITY + 4, ARI_ON_RANKS)              \
-    M(added, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE)     \
-    M(means, ARI_IDENTITY + 3, ARI_ON_RANKS | ARI_ON_WHOLE)      \
-    M(accumulated, ARI_IDENTITY + 3, ARI_ON_WHOLE)               \
-    M(dropped, ARI_IDENTITY + 3, ARI_ON_WHOLE)                   \
-    M(precision, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE) \
-    M(scales, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE)    \
-    M(sum, ARI_IDENTITY + 2, ARI_ON_RANKS)                       \
-    M(rope, ARI_IDENTITY + 2, ARI_ON_WHOLE)                      \
-    M(shift, ARI_IDENTITY + 2, ARI_ON_WHOLE | ARI_ON_BOX)        \
-    M(loss, ARI_IDENTITY + 1, ARI_ON_RANKS | ARI_ON_WHOLE)       \
-    M(statistic, ARI_IDENTITY + 1, ARI_ON_VALUES | ARI_ON_WHOLE) \
-    M(added_tensor, ARI_IDENTITY + 1, ARI_ON_WHOLE)              \
-    M(epsilon, ARI_IDENTITY, ARI_ON_WHOLE)                       \
-    M(ids, ARI_TRACE + 8, ARI_ON_VALUES | ARI_ON_WHOLE)          \
-    M(tail, ARI_TRACE + 8, ARI_ON_VALUES | ARI_ON_WHOLE)         \
-    M(mask, ARI_TRACE + 7, ARI_ON_VALUES | ARI_ON_WHOLE)         \
-    M(bias, ARI_TRACE + 5, ARI_ON_VALUES | ARI_ON_WHOLE)         \
-    M(decay, ARI_TRACE + 3, ARI_ON_VALUES | ARI_ON_WHOLE)        \
-    M(block_of_zeros, ARI_TRACE + 3, ARI_ON_WHOLE)               \
-    M(update, ARI_TRACE - 1, ARI_ON_VALUES | ARI_ON_WHOLE)       \
-    M(world_rank, ARI_TRACE - 4, ARI_ON_RANKS)                   \
-    M(zero, ARI_TRACE - 5, ARI_ON_RANKS | ARI_ON_WHOLE)          \
-    M(nan, ARI_SHAPE, ARI_ON_VALUES | ARI_ON_WHOLE)              \
-    M(own_part, ARI_SHAPE - 9, ARI_ON_RANKS)                     \
-    M(drift, ARI_SHAPE - 10, ARI_ON_RANKS)                       \
-    M(share, ARI_STATISTIC + 7, ARI_ON_WHOLE)                    \
-    M(scatter, ARI_STATISTIC + 6, ARI_ON_RANKS)                  \
-    M(gradient, ARI_STATISTIC + 5, ARI_ON_VALUES | ARI_ON_WHOLE) \
-    M(place, ARI_PLACE + 9, ARI_ON_RANKS | ARI_ON_WHOLE)         \
-    M(noise, ARI_STATISTIC - 4, ARI_ON_WHOLE)                    \
-    M(anything, ARI_LAST_RESORT, ARI_ON_RANKS | ARI_ON_WHOLE)
-#define ARI_MEASURE(name, most, on) ar_status ari_measure_##name(ari_trace *t, const ari_case *c);
+/* What it asks of a case: without, it is not called. */
+enum {
+    ARI_NEEDS_NUMBERS = 1, /* no NaN where the reference has none */
+    ARI_NEEDS_VALUES = 2,  /* one copy of all */
+    ARI_NEEDS_ALL = 4,     /* of the tensor: no sample, stretch or box */
+    ARI_NEEDS_DUMP = 8,    /* the reference's other tensors */
+    ARI_NEEDS_BEFORE = 16, /* the weights before the step */
+    ARI_NEEDS_START = 32,  /* the first step, before which weights are the initial ones */
+    ARI_NEEDS_APART = 64,  /* copies that differ from each other */
+    ARI_NEEDS_TENSOR = ARI_NEEDS_NUMBERS | ARI_NEEDS_VALUES | ARI_NEEDS_ALL,
+    ARI_NEEDS_WEIGHTS = ARI_NEEDS_ALL | ARI_NEEDS_DUMP | ARI_NEEDS_START, /* of the module, as they are */
+    ARI_NEEDS_REPLAY = ARI_NEEDS_TENSOR | ARI_NEEDS_WEIGHTS
+};
+
+/* Every ari_measure_, the highest confidence of what it finds, what it looks at, of which passes (NULL: any), with how
+ * many different elements at least, and what else it needs. From that confidence on none that follows can say more. Of
+ * two findings of equal confidence the first here is reported. */
+#define ARI_MEASURES(M)                                                                                      \
+    M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
+    M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
+    M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                   \
+    M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
+    M(transposed, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                   \
+    M(bits, ARI_IDENTITY + 7, ARI_ON_WHOLE, NULL, 0, 0)                                                      \
+    M(positions, ARI_IDENTITY + 6, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR)                                  \
+    M(normed, ARI_IDENTITY + 6, ARI_ON_VALUES | ARI_ON_WHOLE, "f", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_WEIGHTS) \
+    M(attention, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                   \
+    M(probs, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_NUMBERS)                                      \
+    M(activation, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                  \
+    M(linear, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                      \
+    M(lookup, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_VALUES | ARI_NEEDS_WEIGHTS)                  \
+    M(rotary, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR)                                      \
+    M(targets, ARI_IDENTITY + 6, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_VALUES | ARI_NEEDS_DUMP)                   \
+    M(own_block, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, ARI_NEEDS_APART)                                   \
+    M(shards, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                    \
+    M(shards_added, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "g", 64, ARI_NEEDS_NUMBERS)               \
+    M(group, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                  \
+    M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "c", 0, ARI_NEEDS_NUMBERS)                        \
+    M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                     \
+    M(own_tokens, ARI_IDENTITY + 4, ARI_ON_RANKS, "fb", 0, 0)                                                \
+    M(last, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE, "g", 8, ARI_NEEDS_NUMBERS)                       \
+    M(share_update, ARI_IDENTITY + 4, ARI_ON_RANKS, "n", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_BEFORE)            \
+    M(added, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                     \
+    M(means, ARI_IDENTITY + 3, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                      \
+    M(accumulated, ARI_IDENTITY + 3, ARI_ON_WHOLE, "g", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                \
+    M(dropped, ARI_IDENTITY + 3, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                                   \
+    M(precision, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                 \
+    M(scales, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                    \
+    M(sum, ARI_IDENTITY + 2, ARI_ON_RANKS, NULL, 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                     \
+    M(rope, ARI_IDENTITY + 2, ARI_ON_WHOLE, "fb", 16, ARI_NEEDS_NUMBERS)                                     \
+    M(shift, ARI_IDENTITY + 2, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
+    M(loss, ARI_IDENTITY + 1, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                       \
+    M(statistic, ARI_IDENTITY + 1, ARI_ON_VALUES | ARI_ON_WHOLE, "f", 0, 0)                                  \
+    M(added_tensor, ARI_IDENTITY + 1, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)             \
+    M(epsilon, ARI_IDENTITY, ARI_ON_WHOLE, "n", 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_VALUES | ARI_NEEDS_BEFORE) \
+    M(ids, ARI_TRACE + 8, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, 0)                                          \
+    M(tail, ARI_TRACE + 8, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, 0)                                         \
+    M(mask, ARI_TRACE + 7, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, 0)                                         \
+    M(bias, ARI_TRACE + 5, ARI_ON_VALUES | ARI_ON_WHOLE, "g", 0, 0)                                          \
+    M(decay, ARI_TRACE + 3, ARI_ON_VALUES | ARI_ON_WHOLE, "n", 8, ARI_NEEDS_NUMBERS | ARI_NEEDS_BEFORE)      \
+    M(block_of_zeros, ARI_TRACE + 3, ARI_ON_WHOLE, NULL, 0, 0)                                               \
+    M(update, ARI_TRACE - 1, ARI_ON_VALUES | ARI_ON_WHOLE, "n", 4, ARI_NEEDS_NUMBERS | ARI_NEEDS_BEFORE)     \
+    M(world_rank, ARI_TRACE - 4, ARI_ON_RANKS, NULL, 0, 0)                                                   \
+    M(zero, ARI_TRACE - 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                          \
+    M(ungiven, ARI_SHAPE + 5, ARI_ON_WHOLE, "b", 64, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
+    M(nan, ARI_SHAPE, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, 0)                                              \
+    M(own_part, ARI_SHAPE - 9, ARI_ON_RANKS, "g", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                    \
+    M(drift, ARI_SHAPE - 10, ARI_ON_RANKS, NULL, 0, ARI_NEEDS_APART)                                         \
+    M(share, ARI_STATISTIC + 7, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                                    \
+    M(scatter, ARI_STATISTIC + 6, ARI_ON_RANKS, NULL, 0, 0)                                                  \
+    M(gradient, ARI_STATISTIC + 5, ARI_ON_VALUES | ARI_ON_WHOLE, "g", 0, 0)                                  \
+    M(place, ARI_PLACE + 9, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                         \
+    M(noise, ARI_STATISTIC - 4, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                                    \
+    M(anything, ARI_LAST_RESORT, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)
+#define ARI_MEASURE(name, ...) ar_status ari_measure_##name(ari_trace *t, const ari_case *c);
 ARI_MEASURES(ARI_MEASURE)
 
 /* What a factor is without the sizes of the run, as properties and the fact "name": a power of 2, an integer (the fact
  * "n"), its root, one of those inverse, a fraction; `apart` is what is not known of it. */
 void ari_name_number(ari_trace *t, double factor, double apart);
+
+/* What the factor of an update is, as a property and the facts "as" and "step". Errors: those of reading. */
+AR_NODISCARD ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor);
 
 /* A single value's range over the ranks. */
 void ari_value_range(double *low, double *high, const ari_case *c);

@@ -12,7 +12,8 @@ void ari_found(ari_trace *t, ari_trace_kind kind, ari_properties is)
 {
     t->kind = kind;
     t->is = is;
-    t->less = 0;
+    t->less = t->numbers = 0;
+    t->unexplained = 0.0;
     t->facts = 0;
 }
 
@@ -91,6 +92,7 @@ static ari_properties properties_of(const ari_case *c)
         {d->gathers, ARI_IF(GATHERED)},
         {c->survey.disagree > 0, ARI_IF(APART)},
         {c->survey.shared > 0 && c->survey.disagree == 0, ARI_IF(EQUAL)},
+        {ari_is_alone(c), ARI_IF(LONE)},
         {d->micro_batches > 1, ARI_IF(MICRO)},
         {d->step > 1, ARI_IF(LATER)},
         {d->batch > 1, ARI_IF(BATCH)},
@@ -108,10 +110,43 @@ static bool is_pass(const char *passes, char pass)
     return !passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL);
 }
 
+/* Mistakes that a run of one rank cannot make, whatever a measure finds. */
+static bool is_over_ranks(const char *id)
+{
+    static const char *const ids[] = {"missing_all_reduce",
+                                      "missing_reduce_scatter",
+                                      "missing_all_gather",
+                                      "missing_average",
+                                      "missing_broadcast",
+                                      "replicas_apart",
+                                      "zeros_of_ranks",
+                                      "part_of_one_rank",
+                                      "world_rank_in_group",
+                                      "wrong_group",
+                                      "collective_without_backward",
+                                      "shards_seeded_alike",
+                                      "one_shard_on_all_ranks",
+                                      "same_samples",
+                                      "norm_of_own_shards",
+                                      "norm_mean_of_ranks",
+                                      "loss_of_all_vocabularies",
+                                      "loss_without_common_maximum",
+                                      "update_of_ranks_apart",
+                                      "decay_of_ranks_apart",
+                                      "adam_step_not_synced",
+                                      "shares_not_gathered",
+                                      "mask_differs_in_replica"};
+    for (size_t i = 0; id && i < sizeof ids / sizeof *ids; i++) {
+        if (strcmp(ids[i], id) == 0)
+            return true;
+    }
+    return false;
+}
+
 static bool meets(const ari_cause *row, ari_properties is, unsigned name, char pass)
 {
-    return (is & row->needs) == row->needs && !(is & row->without) && (!row->is || (row->is & name)) &&
-           is_pass(row->passes, pass);
+    return !((is & ARI_IF(LONE)) && is_over_ranks(row->id)) && (is & row->needs) == row->needs &&
+           !(is & row->without) && (!row->is || (row->is & name)) && is_pass(row->passes, pass);
 }
 
 /* --- the sentence ------------------------------------------------------------------------------------------------- */

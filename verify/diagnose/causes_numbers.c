@@ -20,6 +20,9 @@
 #define CORRECTED                                                                                                      \
     "Adam's correction of another step: the update is {factor:.4g} times the expected, as that of step {as} would be " \
     "in step {step} (sqrt(1 - beta2^t)/(1 - beta1^t))"
+#define LOST                                                                                                           \
+    "the optimizer's state was lost: the gradients are equal, and here the {which} this step's gradient alone, as if " \
+    "Adam began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of it)"
 #define DECAY "weight decay {what}: the difference is {part:.4g} times the weight before the step, on {wrong}"
 
 static const ari_cause rows[] = {
@@ -73,7 +76,9 @@ static const ari_cause rows[] = {
      FACTOR ": one of two equal contributions is missing, or a division by 2 too many"},
     {"counted_twice", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(TWICE), 0, TIMES,
      FACTOR ": counted twice (a bucket reduced twice, a gradient accumulated over an old one)"},
-    {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(NAMED), 0, TIMES,
+    {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "f", ARI_IS_LOSS, IF(SEEN) | IF(NAMED), 0, TIMES,
+     FACTOR ": a sum where the mean was wanted, or the other way round"},
+    {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "^f", 0, IF(SEEN) | IF(NAMED), 0, TIMES,
      FACTOR ": a sum where the mean was wanted, or the other way round"},
     {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(NEGATIVE), 0, TIMES,
      FACTOR ": the sign is flipped, and a scalar is wrong"},
@@ -91,6 +96,14 @@ static const ari_cause rows[] = {
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(INVERSE) | IF(EVERYWHERE), 0, TIMES,
      FACTOR ": averaged over {n} ranks or micro-batches where the sum was wanted, or divided by their number twice (a "
             "mean in place of a sum over dp)"},
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE) | IF(LONE), 0, TIMES,
+     FACTOR ": divided by {n} too often: by the number of micro-batches twice, or once where the sum was wanted"},
+    {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(LONE), IF(INVERSE), TIMES,
+     FACTOR ": a sum over {n} micro-batches where the mean was wanted, or the same was added {n} times"},
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE) | IF(EQUAL), 0, TIMES,
+     FACTOR
+     ": the ranks' copies are equal, so that it was reduced, and divided by {n} once more (by hand beside DDP or "
+     "FSDP, which take the mean, or where the sum was wanted)"},
     {"missing_all_reduce", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE), 0, TIMES,
      FACTOR ": looks like a missing all-reduce over {over} of {n} equal parts, or a mean over {n} ranks in place of "
             "the sum (divided by N before each rank added its own)"},
@@ -179,6 +192,8 @@ static const ari_cause rows[] = {
     {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), 0, "",
      "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by all "
      "{targets} targets: those of one micro-batch, where the sum over all of them is wanted"},
+    {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(CUT), 0, "",
+     "the loss computed again from the logits: {less} of the reference's {targets} targets do not count in it"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
      "targets{which}"},
@@ -196,6 +211,10 @@ static const ari_cause rows[] = {
      "target logit: the loss is off by {off:.3g} ({percent:.2g}%) and equal on every rank; if the logits are right, "
      "the target's logit came from the wrong shard (check ids at a shard's edge), labels were shifted inside a shard, "
      "or the number of targets is another"},
+    {"averaged_again", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(COUNT) | IF(INVERSE) | IF(LONE), 0, "",
+     "a factor of {name}: divided by {n} too often: a mean over micro-batches of what was a mean already"},
+    {"reduced_again", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(COUNT) | IF(LONE), IF(INVERSE), "",
+     "a factor of {name}: a sum over {n} micro-batches where the mean was wanted"},
     {"averaged_again", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(COUNT) | IF(INVERSE), 0, "",
      "a factor of {name}: divided by {n} too often: a mean over ranks or micro-batches of what was a mean already"},
     {"reduced_again", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(COUNT), 0, "",
@@ -225,6 +244,8 @@ static const ari_cause rows[] = {
     {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), 0, "",
      "the mean over {sharers} ranks of the norms of what each holds, {low}, in place of the root of the sum of all "
      "squares; squares are added over {over} before the root, replicated parameters once"},
+    {"norm_other_order", K(NORM), ARI_TRACE + 2, ANY, 0, IF(POWER), 0, "",
+     "a norm of another order: {low} is {which}; the reference is the root of the sum of their squares"},
     {"clipped", K(NORM), ARI_TRACE + 2, ANY, 0, IF(CUT), 0, "",
      "clipped by value first: the norm is {low}, that of the reference's gradients with each element within +-{limit} "
      "(clip_grad_value_ before the norm is taken, or in place of clip_grad_norm_)"},
@@ -349,7 +370,7 @@ static const ari_cause rows[] = {
           "micro-batch alone"},
     {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(COUNT), 0, "",
      PART ", about 1/{ranks}: what one of {ranks} ranks contributes; a reduction is missing"},
-    {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(HIDDEN), 0, "",
+    {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(HIDDEN), IF(LONE), "",
      PART ": of the ranks, samples, micro-batches or uses of a tied weight some are left out (not reduced over tp or "
           "dp, leading dimensions not flattened, overwritten in place of added)"},
     {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(BATCH), 0, "",
@@ -379,6 +400,10 @@ static const ari_cause rows[] = {
      "micro-batches with weights of their own: of the contributions of {micro}, computed again from the reference's "
      "values, {weights} are in the gradient, in the order in which they went back; all must divide by T, the count of "
      "the global batch, and be added once"},
+    {"no_gradient", K(UNGIVEN), ARI_SHAPE + 5, ANY, 0, 0, 0, "",
+     "a part of what this module computes got no gradient: {outputs} of {weight}'s are zero here and not in the reference, "
+     "others are there, and what they give to this gradient is missing (detached, as the keys of a packed q|k|v, or not "
+     "used)"},
     {"one_micro_batch", K(SHARE), ARI_STATISTIC + 7, ANY, 0, IF(OF_MICRO), 0, "",
      "one micro-batch alone: cosine with the reference {angle:.2f}, its share of it {share:.3g}, about 1/{micro}, and "
      "what is missing is orthogonal to it: each of {micro} micro-batches' gradients are added to those of the ones "
@@ -386,14 +411,17 @@ static const ari_cause rows[] = {
     {"partial_sum", K(SHARE), ARI_STATISTIC + 7, ANY, 0, 0, 0, "",
      "a partial sum: cosine with the reference {angle:.2f}, its share of it {share:.3g}, and what is missing is "
      "orthogonal to it: {contributes}"},
-    ALSO("g", 0, 0,
+    ALSO("g", IF(LONE), 0,
+         "; a gradient of one sample or micro-batch alone, or one that lacks some (leading dimensions not flattened, "
+         "overwritten in place of added)"),
+    ALSO("g", 0, IF(LONE),
          "; a gradient of one rank's tokens or heads that was not reduced over tp or dp, or of one sample or "
          "micro-batch alone (leading dimensions not flattened, overwritten in place of added)"),
-    ALSO("b", IF(GATHERED), 0,
+    ALSO("b", IF(GATHERED), IF(LONE),
          "; its weights are gathered for the backward pass (ZeRO-3): here perhaps in part, a rank's own share alone"),
-    ALSO("b", 0, IF(GATHERED),
+    ALSO("b", 0, IF(GATHERED) | IF(LONE),
          "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"),
-    ALSO("^gb", 0, 0, "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
+    ALSO("^gb", 0, IF(LONE), "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, IF(OF_CP), 0, "",
      "looks like a missing reduce-scatter over the ring of {cp} context-parallel ranks: gradients of keys and values are "
      "sums over the queries of all of them, and here {share:.3g} of them is left (cosine {angle:.2f}), what the own "
@@ -439,6 +467,9 @@ static const ari_cause rows[] = {
     {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(APART), 0, "",
      "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by the "
      "norm of its own shards, or has a learning rate of its own"},
+    {"nesterov", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(TWICE), 0, "",
+     UPDATE
+     "Nesterov's momentum of {momentum:.3g} on one side alone, of which a first step is 1 + momentum times as large"},
     {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
      UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
@@ -463,6 +494,11 @@ static const ari_cause rows[] = {
     {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
      "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT), 0, "", LOST},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(SECOND_MOMENT), 0, "", LOST},
+    {"optimizer_state_misplaced", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), 0, "",
+     "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} in "
+     "the reference (parameters in another order when a checkpoint was saved or loaded)"},
     {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
      "Adam's decay rates: the gradients are equal, the first moment is {first:.6g} times the expected and the second "
      "{second:.6g} times, not the square: (1 - beta) of other rates, perhaps exchanged"},

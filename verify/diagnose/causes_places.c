@@ -98,6 +98,9 @@ static const ari_cause rows[] = {
     /* Shards that are another rank's. */
     {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), 0, "",
      "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}"},
+    {"zigzag_order", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS), 0, "",
+     "chunks of a zigzag in another order: {pairs}; of {places} context-parallel ranks the r-th has the chunks r and "
+     "2*{places}-1-r, in this order"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(PACKED) | IF(SAMPLES), 0, "",
      "samples in another order: {pairs}; with accumulation most loaders deal micro-batch m of data-parallel rank r as "
      "the (m N + r)-th of the global batch, others give each rank all of its micro-batches at once"},
@@ -111,12 +114,25 @@ static const ari_cause rows[] = {
     {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAME) | IF(SAMPLES), 0, "",
      "data-parallel ranks worked on the same samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
      "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)"},
+    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(TWICE) | IF(SAMPLES), 0, "",
+     "a rank worked on another's samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
+     "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)"},
+    {"shard_repeated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(TWICE), 0, "",
+     "a shard stands at another rank's place too: equal bits: {pairs} (one shard loaded, seeded or sent twice, or a chunk "
+     "taken before it has come)"},
     {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), 0, "",
-     "every rank worked on one shard: equal bits: {pairs}"},
+     "every rank worked on one shard{along}: equal bits: {pairs}"},
+    {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SHIFT) | IF(SAMPLES), 0, "",
+     "samples in another order: rank r has those of rank r + {shift} mod {of}{along}: {pairs}"},
+    {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAMPLES), IF(SAME), "",
+     "samples in another order: {pairs}"},
     {"shards_rotated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SHIFT), 0, "",
-     "shards in rotated order: rank r holds that of rank r + {shift} mod {ranks}: {pairs}"},
+     "shards in rotated order: rank r holds that of rank r + {shift} mod {of}{along}: {pairs}"},
     {"shards_misplaced", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
      "shards at the wrong ranks (a rank taken from another group or mesh dimension): {pairs}"},
+    {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, IF(AVERAGE), 0, "each the mean of {tp} shards' values",
+     "each of {tp} shards is the mean of all {tp} shards of the reference: gradients were averaged over ranks that hold "
+     "different parts, as over tp or the world where the data-parallel group belongs"},
     {"reduced_again", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, 0, 0, "each the sum of {tp} shards' values",
      "each rank's shard is the sum of all {tp} shards of the reference: gradients were added over tp as well, as by an "
      "all-reduce over the world where the data-parallel group belongs"},
@@ -192,6 +208,9 @@ static const ari_cause rows[] = {
     {"gathered_in_rank_order", K(RANK_MAJOR), ARI_IDENTITY + 8, ANY, 0, 0, 0, MOVED,
      "tokens gathered over {n} ranks left one part after the other ([ranks, b, s/N, h] in place of [b, s, h]): for "
      "more than one sample an all-gather along tokens must put each sample's parts together; {exact}"},
+    {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE) | IF(TOKENS) | IF(OF_SHARDS), IF(ALL),
+     MOVED,
+     "neighbouring token blocks have each other's tokens, two and two: chunks exchanged within pairs of ranks" SLICES},
     {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE) | IF(BY_HEADS), IF(ALL), MOVED,
      "the two halves are exchanged (rotate_half, or RoPE's halves the wrong way round)" SLICES},
     {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE), IF(ALL), MOVED,
@@ -300,7 +319,7 @@ static const ari_cause rows[] = {
      "a bias counted more than once, or left out: the same vector is added to each of the {row_count} {rows} (it "
      "varies by {spread:.0e} of its size, {size:.2g}){source}"},
     ALSO(ANY, IF(OF_TP), 0, "; a row-parallel bias is added once, after the sum over tp, or it counts {tp} times"),
-    ALSO(ANY, IF(HIDDEN), IF(NAMED),
+    ALSO(ANY, IF(HIDDEN), IF(NAMED) | IF(LONE),
          "; a row-parallel bias is added once, after the sum over tp, or it counts N times"),
     {"vector_added", K(VECTOR_ADDED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
      "the difference is one vector: the same is added to each of the {row_count} {rows} (it varies by {spread:.0e} of "
@@ -372,11 +391,10 @@ static const ari_cause rows[] = {
      "weight's use in the head is missing from the sum (a head with a weight of its own, detached, or not added)"},
     {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(SOME), 0, "",
      "a tied weight: exactly the rows of the {ids} ids that the batch holds differ, all others have the LM head's "
-     "gradient and are right; the embedding's own use of the weight is missing from the sum, or was counted twice"},
+     "gradient and are right; the embedding's own use of the weight {use}"},
     {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(PERHAPS), 0, "",
      "a tied weight, perhaps: the rows of {ids} ids differ as a whole, all others have gradients too and are right; if "
-     "those are the ids of the batch, the embedding's own use of the weight is missing from the sum, or was counted "
-     "twice"},
+     "those are the ids of the batch, the embedding's own use of the weight {use}"},
     {"embedding_sum", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, 0, 0, "",
      "every row that the batch looks up differs ({ids} ids): the embedding's own sum over tokens is wrong"},
     {"ids_of_nobody", K(LEFT_OVER), ARI_TRACE + 7, ANY, 0, 0, 0, "",
@@ -413,6 +431,10 @@ static const ari_cause rows[] = {
     {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LOG), 0, "",
      "no query sees more than {window:.0f} keys, up to itself: sliding_window on one side alone"},
     /* A module computed again with one mistake. */
+    {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT) | IF(ZERO), 0, "",
+     AGAIN "the scores not capped: attn_logit_softcapping, which some kernels do not have"},
+    {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT), 0, "",
+     AGAIN "scores capped at {factor:.4g}: attn_logit_softcapping"},
     {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
      AGAIN "scores times {factor:.4g}: another scale before the softmax (1/sqrt(d) of one head's size d is the wanted "
            "one)"},
@@ -428,16 +450,22 @@ static const ari_cause rows[] = {
      AGAIN "RoPE left out on q, on k or on both"},
     {"rope_direction", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "",
      AGAIN "RoPE turning the wrong way round (the sign of the sine)"},
+    {"rope_on_values", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS) | IF(ALL), 0, "",
+     AGAIN "RoPE also on v, which has no positions"},
     {"rope_pairing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS), 0, "",
      AGAIN "RoPE's pairs the other way: neighbours against halves (interleaved against rotate_half)"},
     {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      AGAIN "positions that start again at every {first:.0f} tokens: each chunk, shard or document counts its own"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ONE), 0, "",
      AGAIN "a causal mask that is off by one: each token sees the next one (tril and triu's diagonal)"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(LAST), 0, "",
+     AGAIN "a causal mask that is off by one: no token sees itself (tril and triu's diagonal)"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ALL), 0, "",
      AGAIN "a causal mask, where the reference has none"},
     {"causal_mask_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL), 0, "",
      AGAIN "no causal mask: each token sees all of its sample"},
+    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LAST) | IF(SOME), 0, "",
+     AGAIN "{window:.0f} keys masked from token {from:.0f} on: a padding mask of another side or batch"},
     {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LAST), 0, "",
      AGAIN "the first {window:.0f} keys masked: a padding mask of another side or batch"},
     {"attention_across_documents", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES), 0, "",
@@ -447,6 +475,8 @@ static const ari_cause rows[] = {
      AGAIN "a window of {window:.0f} tokens: sliding_window on one side alone"},
     {"wrong_kv_head", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
      AGAIN "query heads dealt out to the KV heads in turn: repeat against repeat_interleave"},
+    {"slices_reordered", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED) | IF(ONE), 0, "",
+     AGAIN "a packed tensor cut as k, v, q, which the reference has as q, k, v"},
     {"dimension_flattened", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED), 0, "",
      AGAIN "features split into heads the other way round: [heads, d] against [d, heads], or of a packed tensor q|k|v "
            "against [heads, 3, d]"},
@@ -466,6 +496,9 @@ static const ari_cause rows[] = {
      "each wrong row is a norm of the reference's two terms in another mixture: {what} (the residual connection)"},
     {"gain_twice_or_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
      "the norm's weight is left out: these are the normalised rows without it"},
+    {"ids_off_by_one", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(IDS), 0, "",
+     "ids: every wrong row is the table's {by:.0f} rows on from the reference's (a special token counted or not, the "
+     "start of a vocabulary's shard)"},
     {"position_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), IF(PAIRS), "",
      "positions: every wrong row is the table's {by:.0f} rows on from the reference's (a cache's length, padding, a "
      "start at 1)"},

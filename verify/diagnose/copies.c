@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of one value that should be equal: left partial, left ungathered, drifted apart; shards of ranks that are
- * another rank's. */
+/* Copies of one value that should be equal: left partial, drifted apart, or summed over other ranks than share it. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 
 /* --- a sum (or an average) over the copies is the reference ------------------------------------------------------- */
 
@@ -55,10 +54,8 @@ static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
 /* Over the ranks of one group; ends the row's sums. */
 static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_axes over, int key)
 {
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
     size_t current = 0;
-    while (ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         if (run.row != current)
             end_fold_row(f, c, row, current);
         current = run.row;
@@ -163,14 +160,12 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
                                      ARI_CUTS_DATA,
                                      ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS,
                                      ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES};
-    if (c->survey.disagree == 0 || c->survey.total.nan > 0)
-        return AR_OK;
     ar_status st = AR_OK;
     fold_row row = {NULL, NULL, NULL, NULL};
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.sum, g->cols, sizeof *row.sum, g->d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.apart, g->cols, sizeof *row.apart, g->d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.excess, g->cols, sizeof *row.excess, g->d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.holders, g->cols, sizeof *row.holders, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.sum, g->cols, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.apart, g->cols, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.excess, g->cols, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.holders, g->cols, g->d->name));
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && t->kind == ARI_FOUND_NOTHING; i++) {
         fold sums = {0};
         const relation is = relation_in(&sums, c, &row, kinds[i]);
@@ -188,351 +183,171 @@ done:
     return st;
 }
 
-/* --- each rank has its own block alone ---------------------------------------------------------------------------- */
-
-typedef struct own_block {
-    bool zero, right;    /* still possible: zeros outside, anything outside; right inside both ways */
-    size_t outside, off; /* elements outside; of those different */
-} own_block;
-
-static void look_at_run(own_block *own, const ari_case *c, const ari_run *run)
-{
-    const ari_grid *g = &c->grid;
-    const int last = g->nd - 1;
-    size_t at[AR_MAX_DIMS] = {0}, start[AR_MAX_DIMS] = {0}, count[AR_MAX_DIMS] = {0};
-    for (int dim = 0; dim < g->nd; dim++) {
-        ar_split_uneven(g->shape[dim], g->d->ranks, run->rank, &start[dim], &count[dim]);
-        at[dim] = ari_grid_index(g, run->index, dim);
-    }
-    for (size_t i = 0; i < run->count; i++, at[last]++) {
-        const bool off = ari_run_differs(g, run, i), zero = run->value[i] == 0.0f;
-        for (int dim = 0; dim < g->nd; dim++) {
-            const bool inside = at[dim] >= start[dim] && at[dim] - start[dim] < count[dim];
-            own[dim].right = own[dim].right && (!inside || !off);
-            own[dim].zero = own[dim].zero && (inside || zero);
-            own[dim].outside += !inside;
-            own[dim].off += !inside && off;
-        }
-    }
-}
-
-static void found_own_block(ari_trace *t, const ari_case *c, int dim, bool zero)
-{
-    const ari_grid *g = &c->grid;
-    const int n = g->d->ranks;
-    size_t start = 0, count = 0;
-    ar_split_uneven(g->shape[dim], n, n - 1, &start, &count);
-    ari_found(t, ARI_FOUND_OWN_BLOCK, zero ? ARI_IF(ZERO) : 0);
-    ari_words(t, "axis", "%s", ari_dim_name(g, dim, true));
-    ari_words(t, "range", count > 0 ? " (rank %d: %zu..%zu)" : "", g->d->first_rank + n - 1, start, start + count - 1);
-}
-
-ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    own_block own[AR_MAX_DIMS] = {{false, false, 0, 0}};
-    if (!c->survey.whole || c->survey.disagree == 0 || c->survey.wrong_ranks < g->d->ranks)
-        return AR_OK;
-    for (int dim = 0; dim < g->nd; dim++)
-        own[dim].right = own[dim].zero = g->shape[dim] >= (size_t)g->d->ranks;
-    ari_runs it = ari_runs_of(g);
-    ari_run run;
-    while (ari_runs_next(&it, &run))
-        look_at_run(own, c, &run);
-    for (int dim = g->nd - 1; dim >= 0; dim--) {
-        /* Without zeros "right inside" says something only if most of the outside is wrong. */
-        if (own[dim].right && (own[dim].zero || own[dim].off * 2 > own[dim].outside)) {
-            found_own_block(t, c, dim, own[dim].zero);
-            return AR_OK;
-        }
-    }
-    return AR_OK;
-}
-
-/* --- the tokens that a rank has between the tensor-parallel regions ----------------------------------------------- */
-
-/* Whether element i of a run, which lies in [.., positions, features] of its rank, is among the rank's own positions: of
- * those that a tensor-parallel group has at once each rank owns as many, one after the other. */
-static bool is_own_token(const ari_case *c, const ari_run *run, size_t i)
-{
-    const ari_rank_copy *copy = &c->grid.d->copy[run->rank];
-    const size_t features = copy->shape[copy->ndim - 1], positions = copy->shape[copy->ndim - 2];
-    const size_t tp = (size_t)ari_along(c->grid.d, ARI_CUTS_FEATURES), at = (run->at + i) / features % positions;
-    return at / (positions / tp) == (size_t)run->rank % tp;
-}
-
-/* Every rank's own tokens are right, and all others are zero. */
-ar_status ari_measure_own_tokens(ari_trace *t, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    size_t others = 0;
-    if (!d->sp || !ari_is_activation(d) || d->ndim < 3 || c->survey.total.zero < c->survey.total.different)
-        return AR_OK;
-    for (int r = 0; r < d->ranks; r++) {
-        if (d->copy[r].ndim < 3 || d->copy[r].shape[d->copy[r].ndim - 2] % (size_t)ari_along(d, ARI_CUTS_FEATURES) != 0)
-            return AR_OK;
-    }
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            const bool own = is_own_token(c, &run, i);
-            if (own ? ari_run_differs(&c->grid, &run, i) : !(run.value[i] == 0.0f))
-                return AR_OK;
-            others += !own;
-        }
-    }
-    if (others > 0)
-        ari_found(t, ARI_FOUND_OWN_TOKENS, 0);
-    return AR_OK;
-}
-
 /* --- some copies are right, some are not -------------------------------------------------------------------------- */
 
 ar_status ari_measure_drift(ari_trace *t, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
-    if (s->disagree == 0 || s->wrong_ranks == s->holding_ranks)
+    if (s->wrong_ranks == s->holding_ranks)
         return AR_OK;
     ari_found(t, ARI_FOUND_DRIFT, 0);
     ari_number(t, "largest", s->total.max_difference);
     return AR_OK;
 }
 
-/* --- a rank kept its own part of a sum --------------------------------------------------------------------------- */
+/* --- shards of a gradient were added to each other ---------------------------------------------------------------- */
 
-/* Some ranks have the sum or the mean, the others their own part of it: unrelated to what the rest adds, v*r is v*v of a
- * sum of dp parts, v*v/dp of a mean. */
-ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
+/* Each of n blocks of a dimension is so many times the sum of all of them in the reference. */
+typedef struct block_sum {
+    int dim;
+    size_t n;
+    double factor;
+} block_sum;
+
+static double of_blocks(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    const ari_difference *d = c->grid.d;
-    const ari_survey *s = &c->survey;
-    const int dp = ari_along(d, ARI_CUTS_DATA);
-    bool sum = true, mean = true;
-    if (d->pass != 'g' || dp < 2 || s->disagree == 0 || s->wrong_ranks == s->holding_ranks || s->total.nan > 0)
-        return AR_OK;
-    for (int r = 0; r < d->ranks; r++) {
-        const ari_tally *own = &s->rank[r];
-        const double share = own->vr / own->rr, over = own->vv / own->vr;
-        if (own->different == 0)
-            continue;
-        if (own->different < 64 || own->kept * 20 > own->held || !(ari_cosine(own) > 0.15))
-            return AR_OK;
-        sum = sum && share <= 0.9 && fabs(over - 1.0) <= 0.3;
-        mean = mean && fabs(share - 1.0) <= 0.3 && fabs(over / dp - 1.0) <= 0.3;
+    const block_sum *b = h->of;
+    const ari_grid *g = &h->c->grid;
+    const size_t inner = ari_grid_inner(g, b->dim), index = run->index + i, at = index % (g->shape[b->dim] * inner);
+    const size_t block = g->shape[b->dim] / b->n * inner, first = index - at + at % block;
+    double sum = 0.0;
+    for (size_t k = 0; k < b->n; k++)
+        sum += (double)g->d->reference[first + k * block];
+    return b->factor * sum;
+}
+
+/* Whether the first values are that, for a factor of 1 or 1/n. */
+static bool fit_blocks(ari_hypothesis *h, block_sum *b)
+{
+    enum { FEW = 256 };
+    ari_fit f = {0};
+    b->factor = 1.0;
+    for (ari_run run = ari_runs_of(&h->c->grid); f.n < FEW && ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count && f.n < FEW; i++)
+            ari_fit_add(&f, (double)run.value[i], of_blocks(h, &run, i), 0.0);
     }
-    if (!sum && !mean)
-        return AR_OK;
-    ari_found(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0);
-    ari_number(t, "share", s->total.vr / s->total.rr);
+    const bool fits = ari_fit_one(&b->factor, &f) < ARI_KNOWN;
+    h->factor = (double)b->n * b->factor;
+    return fits && (ari_is_near(b->factor, 1.0, ARI_KNOWN) || ari_is_near(b->factor * (double)b->n, 1.0, ARI_KNOWN));
+}
+
+/* Every tensor-parallel rank's shard is the sum, or the mean, of all of them: a reduction over the world, or over tp, of
+ * what is not replicated there. */
+ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const int tp = g->d->hidden ? ARI_MOST_RANKS : ari_along(g->d, ARI_CUTS_FEATURES);
+    block_sum b = {.dim = 0};
+    ari_hypothesis h = {of_blocks, .c = c, .of = &b, .beside = ARI_SUMS * c->survey.max_reference};
+    ari_residual left;
+    for (; b.dim < g->nd && t->kind == ARI_FOUND_NOTHING; b.dim++) {
+        for (b.n = g->d->hidden ? 2 : (size_t)tp; b.n > 1 && b.n <= (size_t)tp; b.n++) {
+            if (g->shape[b.dim] % b.n != 0 || g->shape[b.dim] < 2 * b.n || !fit_blocks(&h, &b) ||
+                !ari_holds_all(&left, &h))
+                continue;
+            ari_found(t, ARI_FOUND_SHARDS_ADDED, b.factor < 0.75 ? ARI_IF(AVERAGE) : 0);
+            ari_explained(t, &left, 1);
+            ari_count(t, "tp", b.n);
+            break;
+        }
+    }
     return AR_OK;
 }
 
-/* --- a rank holds another rank's shard ---------------------------------------------------------------------------- */
+/* --- summed over other ranks than those that share a part --------------------------------------------------------- */
 
-/* Rows that every rank's box k has: where the parts are uneven, the smallest one's. */
-static size_t common_rows(const ari_grid *g, size_t k)
+/* Whether two ranks hold one box each, of one extent. */
+static bool are_alike(const ari_difference *d, int r, int q)
 {
-    size_t rows = SIZE_MAX;
-    for (int r = 0; r < g->d->ranks; r++) {
-        const ar_layout *o = g->d->copy[r].layout;
-        if (k < o->nbox && o->box[k].extent[0] < rows)
-            rows = o->box[k].extent[0];
-    }
-    return rows;
+    const ar_layout *a = d->copy[r].layout, *b = d->copy[q].layout;
+    return a->nbox == 1 && b->nbox == 1 &&
+           memcmp(a->box[0].extent, b->box[0].extent, sizeof *a->box[0].extent * (size_t)d->ndim) == 0;
 }
 
-/* Whether what rank r holds in box k is, bit for bit, the reference where `from` begins: all of that block, or, where
- * the parts are uneven, its first part; rows that not every rank has may be right in their own place. Counts distinct
- * neighbours too: a constant block equals many places and proves nothing. */
-static bool holds_block(const ari_grid *g, int r, size_t k, const ar_box *from, bool *varies)
+/* Whether two ranks that are alike hold the same part. */
+static bool hold_one_part(const ari_difference *d, int r, int q)
 {
-    const ar_box *mine = &g->d->copy[r].layout->box[k];
-    size_t shift_stride[AR_MAX_DIMS], stride = 1;
-    const size_t common = g->d->ndim > 1 ? common_rows(g, k) : SIZE_MAX;
-    for (int i = g->d->ndim - 1; i >= 0; i--) {
-        const size_t extent = i == 0 && mine->extent[i] > common ? common : mine->extent[i];
-        if (extent > from->extent[i])
-            return false;
-        shift_stride[i] = stride;
-        stride *= g->shape[i];
+    const ar_box *a = &d->copy[r].layout->box[0], *b = &d->copy[q].layout->box[0];
+    return memcmp(a->global, b->global, sizeof *a->global * (size_t)d->ndim) == 0;
+}
+
+/* The reference in rank r's box where rank 0 has element `index` of the full tensor in its own. */
+static double reference_in(const ari_difference *d, int r, size_t index)
+{
+    const ar_box *b = &d->copy[r].layout->box[0], *first = &d->copy[0].layout->box[0];
+    size_t stride = 1;
+    for (int dim = d->ndim - 1; dim >= 0; dim--) {
+        index += (b->global[dim] - first->global[dim]) * stride;
+        stride *= d->shape[dim];
     }
-    ptrdiff_t shift = 0;
-    for (int i = 0; i < g->d->ndim; i++)
-        shift += ((ptrdiff_t)from->global[i] - (ptrdiff_t)mine->global[i]) * (ptrdiff_t)shift_stride[i];
-    ari_runs it = ari_runs_of_rank(g, r);
-    ari_run run;
-    bool seen = false;
-    float first = 0.0f;
-    *varies = false;
-    while (ari_runs_next(&it, &run)) {
-        if (run.box != k)
-            continue;
-        const size_t row = g->nd > 1 ? ari_grid_index(g, run.index, 0) - mine->global[0] : 0;
-        const bool beyond = row >= common, there = row < from->extent[0];
-        for (size_t i = 0; i < run.count; i++) {
-            if (beyond && ari_same_bits(run.value[i], run.ref[i]))
-                continue;
-            if (!there || !ari_same_bits(run.value[i], run.ref[(ptrdiff_t)i + shift]))
-                return false;
-            *varies = *varies || (seen && !ari_same_bits(first, run.value[i]));
-            first = run.value[i];
-            seen = true;
+    return (double)d->reference[index];
+}
+
+/* Of each rank the first that holds the same part, and the first that holds the same bits. */
+typedef struct alike {
+    int part[ARI_MOST_RANKS], bits[ARI_MOST_RANKS];
+} alike;
+
+static void find_alike(alike *a, const ari_difference *d)
+{
+    const size_t bytes = ari_volume(d->copy[0].shape, d->ndim) * sizeof(float);
+    for (int r = 0; r < d->ranks; r++) {
+        int p = 0, q = 0;
+        while (!hold_one_part(d, r, p))
+            p++;
+        while (memcmp(d->copy[r].local, d->copy[q].local, bytes) != 0)
+            q++;
+        a->part[r] = p;
+        a->bits[r] = q;
+    }
+}
+
+/* Whether every rank has the bits of one with another part; lists these groups. */
+static bool are_grouped(ari_trace *t, const alike *a, int ranks)
+{
+    ari_text groups = ari_list(t, "groups");
+    for (int r = 0; r < ranks; r++) {
+        bool other = false;
+        for (int q = 0; q < ranks; q++) {
+            other = other || (a->bits[q] == a->bits[r] && a->part[q] != a->part[r]);
+            if (a->bits[r] == r && a->bits[q] == r)
+                ari_say(&groups, q > r ? ", %d" : r > 0 ? "; %d" : "%d", q);
         }
-    }
-    return seen;
-}
-
-typedef struct source {
-    int rank; /* -1: none */
-    size_t box;
-} source;
-
-/* Whose block it is that rank r holds in box k; its own if that is right. */
-static source find_source(const ari_grid *g, int r, size_t k)
-{
-    const ari_difference *d = g->d;
-    const ar_box *own = &d->copy[r].layout->box[k];
-    bool varies = false;
-    if (holds_block(g, r, k, own, &varies))
-        return (source){r, k};
-    for (int q = 0; q < d->ranks; q++) {
-        const ar_layout *o = d->copy[q].layout;
-        for (size_t i = 0; i < o->nbox; i++) {
-            const size_t j = (k + i) % o->nbox; /* the same box first */
-            if (holds_block(g, r, k, &o->box[j], &varies) && varies)
-                return (source){q, j};
-        }
-    }
-    return (source){-1, 0};
-}
-
-/* Fills from[ranks * AR_MAX_BOXES]; false unless every box is some block of the reference and one is not its own. */
-static bool find_sources(const ari_grid *g, source *from)
-{
-    bool moved = false;
-    for (int r = 0; r < g->d->ranks; r++) {
-        for (size_t k = 0; k < g->d->copy[r].layout->nbox; k++) {
-            source *s = &from[(size_t)r * AR_MAX_BOXES + k];
-            *s = find_source(g, r, k);
-            if (s->rank < 0)
-                return false;
-            moved = moved || s->rank != r || s->box != k;
-        }
-    }
-    return moved;
-}
-
-typedef struct movement {
-    bool same_box; /* no block went to a box of another number */
-    int repeated;  /* the rank whose shard all wrong ranks hold; -1: several */
-    int shift;     /* rank r holds the shard of (r + shift) mod N; 0: no such rule */
-    int pairs;
-} movement;
-
-static movement describe(const ari_grid *g, const source *from)
-{
-    const int n = g->d->ranks;
-    movement m = {.same_box = true, .repeated = -2, .shift = -1};
-    for (int r = 0; r < n; r++) {
-        for (size_t k = 0; k < g->d->copy[r].layout->nbox; k++) {
-            const source *s = &from[(size_t)r * AR_MAX_BOXES + k];
-            const int shift = (s->rank - r + n) % n;
-            m.shift = m.shift < 0 || m.shift == shift ? shift : 0;
-            m.same_box = m.same_box && s->box == k;
-            if (s->rank == r && s->box == k)
-                continue;
-            m.repeated = m.repeated == -2 || m.repeated == s->rank ? s->rank : -1;
-        }
-    }
-    return m;
-}
-
-static void say_pairs(ari_text *t, const ari_grid *g, const source *from)
-{
-    const int first = g->d->first_rank;
-    int shown = 0;
-    for (int r = 0; r < g->d->ranks; r++) {
-        for (size_t k = 0; k < g->d->copy[r].layout->nbox; k++) {
-            const source *s = &from[(size_t)r * AR_MAX_BOXES + k];
-            if ((s->rank == r && s->box == k) || shown >= 4)
-                continue;
-            ari_say(t, shown++ ? ", " : "");
-            if (g->d->copy[r].layout->nbox > 1)
-                ari_say(t, "rank %d's part %zu is rank %d's part %zu", first + r, k, first + s->rank, s->box);
-            else
-                ari_say(t, "rank %d has rank %d's", first + r, first + s->rank);
-        }
-    }
-}
-
-/* KV head r mod n_kv in place of floor(r n_kv / N), where every head is held by N / n_kv ranks. */
-static bool is_wrong_head(const ari_grid *g, const source *from)
-{
-    const int n = g->d->ranks, copies = g->d->copy[0].layout->replicas;
-    if (copies < 2 || copies >= n || n % copies != 0)
-        return false;
-    const int heads = n / copies;
-    for (int r = 0; r < n; r++) {
-        if (from[(size_t)r * AR_MAX_BOXES].rank / copies != r % heads)
+        if (!other)
             return false;
     }
     return true;
 }
 
-static void found_shards(ari_trace *t, const ari_case *c, const source *from)
-{
-    const ari_grid *g = &c->grid;
-    const movement m = describe(g, from);
-    ari_found(t, ARI_FOUND_SHARDS, 0);
-    if (is_wrong_head(g, from))
-        t->is |= ARI_IF(HEADS);
-    else if (!m.same_box)
-        t->is |= ARI_IF(PACKED);
-    else if (m.repeated >= 0)
-        t->is |= ARI_IF(SAME);
-    else if (m.shift > 0)
-        t->is |= ARI_IF(SHIFT);
-    const ari_rank_copy *last = &g->d->copy[g->d->ranks - 1];
-    if ((m.repeated >= 0 || !m.same_box) && ari_is_activation(g->d) && g->nd > 1 && last->shape[0] < g->shape[0] &&
-        last->ndim == g->d->ndim && memcmp(&last->shape[1], &g->shape[1], sizeof *g->shape * (size_t)(g->nd - 1)) == 0)
-        t->is |= ARI_IF(SAMPLES);
-    ari_count(t, "heads",
-              g->d->copy[0].layout->replicas > 0 ? (size_t)(g->d->ranks / g->d->copy[0].layout->replicas) : 0);
-    ari_count(t, "shift", m.shift > 0 ? (size_t)m.shift : 0);
-    ari_text pairs = ari_list(t, "pairs");
-    say_pairs(&pairs, g, from);
-}
-
-ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    source *from = NULL;
-    if (c->survey.whole || g->d->ranks < 2)
-        return AR_OK;
-    AR_TRY(ari_alloc((void **)&from, (size_t)g->d->ranks, AR_MAX_BOXES * sizeof *from, g->d->name));
-    if (find_sources(g, from))
-        found_shards(t, c, from);
-    free(from);
-    return AR_OK;
-}
-
-/* --- all but the first tensor-parallel group ---------------------------------------------------------------------- */
-
-ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
+/* Of a part that several ranks hold each has a contribution. Where they are summed over another group, its ranks hold
+ * one value of different parts, and the groups' values add up to all parts of the reference. */
+ar_status ari_measure_group(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const ari_survey *s = &c->survey;
-    const int tp = ari_along(d, ARI_CUTS_FEATURES), dp = ari_along(d, ARI_CUTS_SAMPLES);
-    /* Of initial values those of another rank's place are somebody's, or there are none: any others were drawn anew. */
-    if (dp < 2 || tp < 2 || (d->pass == 'i' && s->total.zero < s->total.different))
+    alike a;
+    double left = 0.0, all = 0.0;
+    if (d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_along(d, ARI_CUTS_SAMPLES) > 1)
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {
-        const ari_tally *own = &s->rank[r];
-        if (r < tp ? own->different > 0 : own->held == 0 || own->different * 2 < own->held)
+        if (c->survey.rank[r].different == 0 || !are_alike(d, r, 0))
             return AR_OK;
     }
-    ari_found(t, ARI_FOUND_WORLD_RANK, 0);
-    ari_words(t, "zeros", "%s", s->total.zero == s->total.different ? " and has zeros" : "");
+    find_alike(&a, d);
+    for (ari_run run = ari_runs_of_rank(&c->grid, 0); ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count; i++) {
+            double sum = 0.0, values = 0.0;
+            for (int r = 0; r < d->ranks; r++) {
+                sum += a.part[r] == r ? reference_in(d, r, run.index + i) : 0.0;
+                values += a.bits[r] == r ? (double)d->copy[r].local[run.at + i] : 0.0;
+            }
+            left += (sum - values) * (sum - values);
+            all += sum * sum;
+        }
+    }
+    if (!(left <= 1e-8 * all))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_GROUP, 0);
+    if (!are_grouped(t, &a, d->ranks))
+        ari_lost(t);
     return AR_OK;
 }

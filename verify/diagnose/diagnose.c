@@ -13,24 +13,50 @@ static const struct {
     ari_measure measure;
     int most;
     unsigned on;
+    const char *passes;
+    size_t different;
+    unsigned needs;
 } measures[] = {
-#define ROW(name, most, on) {ari_measure_##name, most, on},
+#define ROW(name, ...) {ari_measure_##name, __VA_ARGS__},
     ARI_MEASURES(ROW)};
+
+/* What a case has of what measures need. */
+static unsigned has(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    return (c->survey.total.nan == 0 ? ARI_NEEDS_NUMBERS : 0u) | (c->val ? ARI_NEEDS_VALUES : 0u) |
+           (!c->step && c->start == 0 && !c->inner ? ARI_NEEDS_ALL : 0u) |
+           (c->known->reference && c->reference ? ARI_NEEDS_DUMP : 0u) | (d->before ? ARI_NEEDS_BEFORE : 0u) |
+           (d->step <= 1 ? ARI_NEEDS_START : 0u) | (c->survey.disagree > 0 ? ARI_NEEDS_APART : 0u);
+}
+
+/* The surer; of two that are as sure the one that explains more of what differs, then that with fewer fitted numbers. What
+ * is left within a tenth is left by rounding. */
+static bool says_more(const ari_trace *a, const ari_trace *b)
+{
+    if (a->confidence != b->confidence)
+        return a->confidence > b->confidence;
+    if (fabs(a->unexplained - b->unexplained) > 0.1)
+        return a->unexplained < b->unexplained;
+    return a->confidence > 0 && a->numbers < b->numbers;
+}
 
 static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
 {
+    const unsigned there = has(c);
     *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
     for (size_t i = 0; i < sizeof measures / sizeof *measures; i++) {
         ari_trace t = {.kind = ARI_FOUND_NOTHING};
-        if (best->confidence >= measures[i].most)
+        if (best->confidence > measures[i].most)
             break;
-        if (!(measures[i].on & on))
+        if (!(measures[i].on & on) || (measures[i].needs & ~there) || c->survey.different < measures[i].different ||
+            (measures[i].passes && !strchr(measures[i].passes, c->grid.d->pass)))
             continue;
         AR_TRY(measures[i].measure(&t, c));
         if (t.kind == ARI_FOUND_NOTHING)
             continue;
         ari_judge(&t, c);
-        if (t.confidence > best->confidence)
+        if (says_more(&t, best))
             *best = t;
     }
     return AR_OK;
@@ -76,7 +102,7 @@ ar_status ari_view_survey(ari_view *v)
 static ar_status cut_out(float **gives, const ari_view *v, const ari_grid *g, const float *data, const size_t *from)
 {
     const size_t count = ari_volume(v->shape, g->nd);
-    AR_TRY(ari_alloc((void **)gives, count, sizeof **gives, g->d->name));
+    AR_TRY(ARI_ALLOC(gives, count, g->d->name));
     for (size_t i = 0; i < count; i++) {
         size_t rest = i, at = 0, stride = 1;
         for (int dim = g->nd - 1; dim >= 0; dim--) {
@@ -108,23 +134,44 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
     return v->c.survey.different > 0 ? best_of(best, &v->c, ARI_ON_BOX) : AR_OK;
 }
 
-/* The box that holds all differences. */
-static ar_status look_inside(ari_trace *best, const ari_case *c)
+/* The smallest of the even blocks of n indices that holds all of [*from, *to): a head, a shard, or all. */
+static void enclose(size_t *from, size_t *to, size_t n)
+{
+    size_t size = *to - *from;
+    while (size < n && (n % size != 0 || *from / size != (*to - 1) / size))
+        size++;
+    *from = *from / size * size;
+    *to = *from + size;
+}
+
+/* In which part of a tensor a map may hold that is not seen in the whole: blocks that hold all differences, in which what
+ * moved may have left the ends where they were; all of one dimension, for what moved may be from outside; or the box of
+ * the differences alone: that its two halves are exchanged says no more than which slices of the whole are. */
+enum { IN_HULL = -2, IN_BLOCKS = -1 }; /* else: all of this dimension */
+
+static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
 {
     ari_view v = {.ref = NULL};
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
     size_t from[AR_MAX_DIMS], to;
     for (int dim = 0; dim < c->grid.nd; dim++) {
+        const size_t n = c->grid.shape[dim];
         ari_hull(c, dim, &from[dim], &to);
+        if (part != IN_HULL)
+            enclose(&from[dim], &to, n);
+        if (part == dim && to - from[dim] == n)
+            return AR_OK; /* it was looked at */
+        if (part == dim)
+            from[dim] = 0, to = n;
         v.shape[dim] = to - from[dim];
     }
     const size_t count = ari_volume(v.shape, c->grid.nd);
     if (count == c->count || count < 4)
         return AR_OK;
     const ar_status st = look_at_box(&own, &v, c, from, NULL);
-    if (st == AR_OK && own.confidence - 1 > best->confidence) {
+    own.confidence -= part == IN_HULL ? 2 : 1;
+    if (st == AR_OK && own.confidence > best->confidence) {
         *best = own;
-        best->confidence--;
         ari_text t = ari_text_in(best->hint, sizeof best->hint);
         ari_say(&t, "within the part that differs (indices counted from its start): %s", own.hint);
     }
@@ -135,7 +182,13 @@ static ar_status look_inside(ari_trace *best, const ari_case *c)
 ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
 {
     AR_TRY(best_of(best, c, ARI_ON_WHOLE));
-    return best->confidence < ARI_IDENTITY + 7 ? look_inside(best, c) : AR_OK;
+    if (best->confidence < ARI_IDENTITY + 7)
+        AR_TRY(look_inside(best, c, IN_BLOCKS));
+    if (best->confidence < ARI_IDENTITY + 7)
+        AR_TRY(look_inside(best, c, IN_HULL));
+    for (int dim = 0; dim < c->grid.nd && best->confidence < ARI_IDENTITY; dim++)
+        AR_TRY(look_inside(best, c, dim));
+    return AR_OK;
 }
 
 /* --- copies of ranks ---------------------------------------------------------------------------------------------- */
@@ -235,10 +288,8 @@ static ari_difference in_layout_shape(const ari_difference *d)
 /* The full tensor, from the ranks' equal copies. */
 static ar_status assemble(float **gives, const ari_case *c)
 {
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    AR_TRY(ari_alloc_zero((void **)gives, c->grid.count, sizeof **gives, c->grid.d->name));
-    while (ari_runs_next(&it, &run))
+    AR_TRY(ARI_ALLOC_ZERO(gives, c->grid.count, c->grid.d->name));
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);)
         memcpy(*gives + run.index, run.value, run.count * sizeof **gives);
     return AR_OK;
 }

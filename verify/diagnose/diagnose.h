@@ -104,6 +104,9 @@ const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, siz
 /** A parameter before the step; NULL. */
 const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
 
+/** Whether two tensors have one shape. */
+bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
+
 /* What the dumps say of the run; 0: they do not. */
 typedef struct ari_facts {
     size_t heads, kv_heads, batch, seq;
@@ -129,6 +132,22 @@ ari_facts ari_facts_of(const ari_explain_case *c);
 /* Of tensors with more elements than the first, twice as many as the second are looked at. */
 #define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
 #define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
+
+/* Every n-th index of a tensor's dimensions as a tensor of its own. Blocks, heads, shards and their order stay what
+ * they are, only smaller, and so does every rank's part: a part's box is that of the sampled elements in it. */
+typedef struct ari_sample {
+    ar_dump_tensor tensor;
+    ar_dump_part *part;
+    ar_dump_box *box;
+} ari_sample;
+/* Of each dimension which index is taken, 1: every one, so that at most `most` elements are left. The largest
+ * dimensions are thinned first, those of equal size alike, by powers of two. */
+void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most);
+/* Borrows the tensor, which has parts. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step);
+/* The tensor with its dimensions of one index repeated until it has this shape. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape);
+void ari_sample_fini(ari_sample *s);
 
 /** The ranks of a dump's mesh: dimensions are told from the innermost on, by what their names begin with, and all that
  *  are left are of samples. Left as they are where the dump tells no mesh. */

@@ -10,6 +10,11 @@
 
 /* --- what is read of two dumps ------------------------------------------------------------------------------------ */
 
+bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
 /* All dimensions but the last AR_MAX_DIMS - 1 become one. */
 static void choose_shape(ari_view *v, const ar_dump_tensor *t)
 {
@@ -38,8 +43,8 @@ static void choose_stretch(ari_view *v, const ar_dump_tensor *t, size_t first)
 
 static ar_status read_both(ari_view *v, const ar_dump_tensor *reference, const ar_dump_tensor *other)
 {
-    AR_TRY(ari_alloc((void **)&v->ref, v->c.count, sizeof *v->ref, reference->name));
-    AR_TRY(ari_alloc((void **)&v->val, v->c.count, sizeof *v->val, reference->name));
+    AR_TRY(ARI_ALLOC(&v->ref, v->c.count, reference->name));
+    AR_TRY(ARI_ALLOC(&v->val, v->c.count, reference->name));
     AR_TRY(ar_dump_read_f32(reference, v->c.start, v->c.count, v->ref));
     return ar_dump_read_f32(other, v->c.start, v->c.count, v->val);
 }
@@ -64,7 +69,7 @@ static ar_status read_earlier(ari_view *v, const ari_explain_case *known)
     ari_sample thin = {.tensor = *t};
     if (v->c.step)
         AR_TRY(ari_sample_init(&thin, t, v->c.step));
-    ar_status st = ari_alloc((void **)&v->earlier, thin.tensor.count, sizeof *v->earlier, t->name);
+    ar_status st = ARI_ALLOC(&v->earlier, thin.tensor.count, t->name);
     if (st == AR_OK)
         st = ar_dump_read_f32(&thin.tensor, 0, thin.tensor.count, v->earlier);
     ari_sample_fini(&thin);
@@ -84,7 +89,7 @@ static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
 {
     if (!known->doubt || v->c.step)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&v->doubt, v->c.count, sizeof *v->doubt, v->d.name));
+    AR_TRY(ARI_ALLOC(&v->doubt, v->c.count, v->d.name));
     return ari_doubt_read(v->doubt, known->doubt, v->c.start, v->c.count);
 }
 
@@ -142,7 +147,7 @@ static ar_status choose_allowed(ari_view *v, const ari_explain_case *known, cons
     if (relative == 0.0 && !v->doubt)
         return AR_OK;
     if (!v->beside)
-        AR_TRY(ari_alloc((void **)&v->beside, v->c.count, sizeof *v->beside, v->d.name));
+        AR_TRY(ARI_ALLOC(&v->beside, v->c.count, v->d.name));
     for (size_t i = 0; i < v->c.count; i++)
         v->beside[i] = (float)(relative * fabs((double)v->ref[i]) + (v->doubt ? v->doubt[i] : 0.0));
     v->d.beside = v->beside;
@@ -168,8 +173,10 @@ static void set_sizes(ari_view *v)
 {
     const bool activation = v->d.ndim >= 3 && ari_is_activation(&v->d);
     v->d.head_dim = activation && v->d.ndim == 3 ? ari_head_size(&v->c, 2) : 0;
-    v->d.batch = activation ? v->shape[0] : v->c.facts.batch;
-    v->d.seq = activation && (v->d.ndim == 3 || v->d.documents) ? v->shape[v->d.ndim - 2] : v->c.facts.seq;
+    const bool tokens_first = activation && v->shape[0] == v->c.facts.seq && v->shape[1] == v->c.facts.batch;
+    v->d.batch = activation && !tokens_first ? v->shape[0] : v->c.facts.batch;
+    v->d.seq =
+        activation && !tokens_first && (v->d.ndim == 3 || v->d.documents) ? v->shape[v->d.ndim - 2] : v->c.facts.seq;
 }
 
 static double worst_difference(const ari_view *v)
@@ -223,6 +230,15 @@ static bool is_slightly_off(const ari_case *c)
            c->survey.total.max_relative < 5e-3;
 }
 
+/* What one copy of all looks like is judged again with what the copies tell: that they are equal. What was found in a part
+ * of it is left. */
+static void know_copies_equal(ari_trace *best, const ari_case *c)
+{
+    best->is |= ARI_IF(EQUAL);
+    if (best->cause && best->confidence == best->cause->confidence - best->less)
+        ari_judge(best, c);
+}
+
 /* What the copies of the ranks say; nothing where all that any of them is off by is rounding. */
 static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view *v, const ari_rank_copies *r,
                                double rounding)
@@ -247,6 +263,8 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
         const bool of_state = best->kind == ARI_FOUND_STATE && c.survey.disagree == 0; /* in which ranks have no part */
         if (ari_ranks_say_more(&own, best, &c) && !of_state)
             *best = own;
+        else if (r->ranks > 1 && c.survey.whole && c.survey.disagree == 0)
+            know_copies_equal(best, &v->c);
         ari_say_where(where, &c, best->looks);
     }
     ari_survey_fini(&c.survey);
@@ -374,8 +392,7 @@ static ar_status explain_sample(ari_diagnosis *found, int *seen, const ar_verify
     size_t step[AR_ST_MAX_DIMS];
     ari_sample a = {.box = NULL}, b = {.box = NULL};
     ar_status st = AR_OK;
-    if (reference->parts == 0 || other->parts == 0 || reference->ndim != other->ndim ||
-        memcmp(reference->shape, other->shape, (size_t)other->ndim * sizeof *other->shape) != 0)
+    if (reference->parts == 0 || other->parts == 0 || !ari_same_shape(reference, other))
         return AR_OK;
     ari_sample_steps(step, other, ARI_EXPLAIN_SAMPLED);
     AR_TRY_TO(done, st, ari_sample_init(&a, reference, step));

@@ -53,21 +53,21 @@ static bool thin_box(ar_dump_box *to, const ar_dump_box *from, const size_t *ste
     return true;
 }
 
-ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step)
+/* A tensor of this shape with room for the boxes of another's parts, each to be made by `make`; false: it is empty. */
+typedef bool (*make_box)(ar_dump_box *to, const ar_dump_box *from, const size_t *by, int ndim);
+
+static ar_status make_boxes(ari_sample *s, const ar_dump_tensor *t, make_box make, const size_t *by)
 {
     size_t boxes = 0;
-    *s = (ari_sample){.tensor = *t};
     for (size_t i = 0; i < t->parts; i++)
         boxes += t->part[i].boxes;
-    AR_TRY(ari_alloc((void **)&s->part, t->parts, sizeof *s->part, t->name));
-    const ar_status st = ari_alloc((void **)&s->box, boxes, sizeof *s->box, t->name);
+    AR_TRY(ARI_ALLOC(&s->part, t->parts, t->name));
+    const ar_status st = ARI_ALLOC(&s->box, boxes, t->name);
     if (st != AR_OK) {
         ari_sample_fini(s);
         return st;
     }
-    for (int d = 0; d < t->ndim; d++)
-        s->tensor.shape[d] = thinned(t->shape[d], step[d]);
-    s->tensor.count = count_left(step, t);
+    s->tensor.count = ari_volume(s->tensor.shape, t->ndim);
     s->tensor.whole = NULL;
     s->tensor.part = s->part;
     ar_dump_box *box = s->box;
@@ -75,13 +75,42 @@ ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *
         s->part[i] = t->part[i];
         s->part[i].box = box;
         s->part[i].boxes = 0;
-        for (size_t b = 0; b < t->part[i].boxes; b++) {
-            const bool kept = thin_box(&box[s->part[i].boxes], &t->part[i].box[b], step, t->ndim);
-            s->part[i].boxes += kept;
-        }
+        for (size_t b = 0; b < t->part[i].boxes; b++)
+            s->part[i].boxes += make(&box[s->part[i].boxes], &t->part[i].box[b], by, t->ndim);
         box += s->part[i].boxes;
     }
     return AR_OK;
+}
+
+ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step)
+{
+    *s = (ari_sample){.tensor = *t};
+    for (int d = 0; d < t->ndim; d++)
+        s->tensor.shape[d] = thinned(t->shape[d], step[d]);
+    return make_boxes(s, t, thin_box, step);
+}
+
+static bool repeat_box(ar_dump_box *to, const ar_dump_box *from, const size_t *shape, int ndim)
+{
+    *to = *from;
+    for (int d = 0; d < ndim; d++) {
+        if (shape[d] == 0)
+            continue;
+        to->extent[d] = shape[d];
+        to->stride[d] = 0;
+    }
+    return true;
+}
+
+ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape)
+{
+    size_t times[AR_ST_MAX_DIMS] = {0}; /* 0: as it is */
+    *s = (ari_sample){.tensor = *t};
+    for (int d = 0; d < t->ndim; d++) {
+        times[d] = t->shape[d] == 1 && shape[d] > 1 ? shape[d] : 0;
+        s->tensor.shape[d] = times[d] ? times[d] : t->shape[d];
+    }
+    return make_boxes(s, t, repeat_box, times);
 }
 
 void ari_sample_fini(ari_sample *s)
@@ -207,7 +236,7 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
 {
     float *values = NULL;
     size_t at = 0;
-    AR_TRY(ari_alloc((void **)&values, n, sizeof *values, t->name));
+    AR_TRY(ARI_ALLOC(&values, n, t->name));
     ar_status st = AR_OK;
     for (size_t k = 0, b = 0; k < parts && st == AR_OK; k++) {
         st = ar_dump_part_f32(t, p[k], values);
@@ -259,9 +288,9 @@ ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, cons
     *out = (ari_rank_copies){0};
     if (!is_of_ranks(t, &out->ranks, &elements))
         return AR_OK;
-    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&out->copy, (size_t)out->ranks, sizeof *out->copy, t->name));
-    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&out->layout, (size_t)out->ranks, sizeof *out->layout, t->name));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&out->data, elements, sizeof *out->data, t->name));
+    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&out->copy, (size_t)out->ranks, t->name));
+    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&out->layout, (size_t)out->ranks, t->name));
+    AR_TRY_TO(failed, st, ARI_ALLOC(&out->data, elements, t->name));
     for (int rank = 0; rank < out->ranks; rank++) {
         out->copy[rank] = (ari_rank_copy){.layout = &out->layout[rank], .ndim = t->ndim};
         out->layout[rank].ndim = t->ndim;
@@ -368,6 +397,11 @@ ari_facts ari_facts_of(const ari_explain_case *c)
     }
     if (f.heads > 0 && q > 0 && k > 0 && q % f.heads == 0 && k % (q / f.heads) == 0)
         f.kv_heads = k / (q / f.heads);
+    const ar_dump_tensor *ids = ari_find_ids(c);
+    if (ids && ids->ndim == 2 && ids->shape[0] == f.seq && ids->shape[1] == f.batch) { /* activations are [s, b, h] */
+        f.batch = ids->shape[0];
+        f.seq = ids->shape[1];
+    }
     f.dp = mesh.along[ARI_AXIS_DP];
     f.heads = c->heads ? c->heads : f.heads;
     f.kv_heads = c->kv_heads ? c->kv_heads : f.kv_heads ? f.kv_heads : f.heads;
@@ -419,7 +453,7 @@ static bool read_ends(int32_t *documents, const char *text, size_t first, size_t
 static ar_status read_positions(int32_t *documents, bool *any, const ar_dump_tensor *t, size_t rows, size_t seq)
 {
     double *position = NULL;
-    AR_TRY(ari_alloc((void **)&position, seq, sizeof *position, t->name));
+    AR_TRY(ARI_ALLOC(&position, seq, t->name));
     ar_status st = AR_OK;
     for (size_t row = 0; row < rows && st == AR_OK; row++) {
         st = ar_dump_read_f64(t, t->count == seq ? 0 : row * seq, seq, position);
@@ -444,7 +478,7 @@ ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t 
     *gives = NULL;
     if (rows == 0 || seq < 2 || step < 1 || ari_mul_size(&count, rows, seq) != AR_OK)
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)gives, count, sizeof **gives, "documents"));
+    AR_TRY(ARI_ALLOC_ZERO(gives, count, "documents"));
     for (size_t k = 0; k < 2 && !any; k++) {
         const char *text = dumps[k] ? ar_dump_metadata(dumps[k], "cu_seqlens") : NULL;
         any = text && read_ends(*gives, text, ((size_t)step - 1) * rows, rows, seq);

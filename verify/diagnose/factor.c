@@ -2,17 +2,23 @@
 /* The reference times a number: one for all that differs, or one for each rank; and the loss. */
 #include <stdlib.h>
 
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
+
+/* A factor that is nearer to one is none. */
+#define NONE ARI_SEEN
+/* Two of one mistake, of which no noise is known, are as near as this. */
+#define ALIKE (2.0 * ARI_SUMS)
 
 /* --- what a factor is called -------------------------------------------------------------------------------------- */
 
-/* What noise leaves unknown of a factor: six times its standard error, relative to it. */
-static double uncertainty(const ari_sums *s)
-{
-    const double error = sqrt(fmax(ari_factor_left(s), 0.0) / (double)s->n / s->rr) / fabs(ari_factor_of(s));
-    return fmin(fmax(2e-5, 6.0 * error), 3e-3);
-}
+/* Of one to three values any ratio is constant: only a telling one counts. */
+enum { FEW = 4 };
+/* However much noise there is, numbers of the run are told apart by this. */
+static const double most_unsure = 3e-3;
+
+/* Where noise has a larger share of the squares, values are no multiples but noise. */
+static const double most_noise = 0.01;
 
 /* p/q of small numbers: of counts that are divided by. */
 static bool is_fraction(double factor, double apart, int *p, int *q)
@@ -32,7 +38,7 @@ void ari_name_number(ari_trace *t, double factor, double apart)
     int p = 0, q = 0;
     t->is |= (fabs(factor) < 1.0 ? ARI_IF(INVERSE) : 0) | (factor < 0.0 ? ARI_IF(NEGATIVE) : 0);
     const char *over = t->is & ARI_IF(INVERSE) ? "1/" : "";
-    if (ari_is_near(fabs(factor), 1.0, 2e-5)) {
+    if (ari_is_near(fabs(factor), 1.0, ALIKE)) {
         t->is |= ARI_IF(ONE);
         ari_words(t, "name", "%s1", sign);
         return;
@@ -93,7 +99,7 @@ static bool is_features_per_token(const ari_difference *d, double factor)
 {
     const double tokens = (double)d->batch * (double)d->seq;
     return d->pass == 'g' && ari_is_bias(d) && tokens > 0.0 &&
-           ari_is_near(factor, (double)d->copy[0].shape[0] / tokens, 1e-5);
+           ari_is_near(factor, (double)d->copy[0].shape[0] / tokens, ARI_SUMS);
 }
 
 /* Of a row-parallel bias alone a factor is the tensor-parallel group's, which holds it whole: one of the data-parallel
@@ -117,57 +123,50 @@ static void say_as_many(ari_trace *t, const ari_difference *d)
     }
 }
 
-/* A number of ranks; that of tensor-parallel ones is N. */
-static bool name_by_ranks(ari_trace *t, const ari_difference *d, double factor, double tolerance)
+/* A number of the run, and what it and its inverse are called. */
+typedef struct number {
+    double value; /* at most 1: it says nothing here */
+    const char *text, *inverse;
+    ari_properties is;
+} number;
+
+static bool is_number(ari_trace *t, const number *n, double factor, double tolerance)
 {
-    for (int i = 2 * ARI_LAYOUT_DP; i < 2 * ARI_LAYOUT_AXES; i++) {
-        const ari_layout_axis *axis = &ari_layout_axes[i / 2];
-        const bool inverse = i % 2, tp = axis->axes == ARI_CUTS_FEATURES;
-        const int n = ari_along(d, axis->axes);
-        if (n == 1 || (!tp && is_of_tp(d) && ari_along(d, ARI_CUTS_FEATURES) == n) ||
-            !ari_is_near(factor, inverse ? 1.0 / n : n, tolerance))
-            continue;
-        t->is |= ARI_IF(NAMED) | ari_of_axis(i / 2) | (inverse ? ARI_IF(INVERSE) : 0);
-        ari_words(t, "name", "%.6g = %s%s", factor, inverse ? "1/" : "", tp ? "N" : axis->name);
-        say_as_many(t, d);
-        return true;
-    }
-    return false;
+    const bool whole = ari_is_near(factor, n->value, tolerance);
+    if (!(n->value > 1.0) || (!whole && !ari_is_near(factor, 1.0 / n->value, tolerance)))
+        return false;
+    t->is |= ARI_IF(NAMED) | n->is | (whole ? 0 : ARI_IF(INVERSE));
+    ari_words(t, "name", "%.6g = %s%s", factor, whole || n->inverse ? "" : "1/",
+              whole || !n->inverse ? n->text : n->inverse);
+    return true;
 }
 
+/* By the numbers of the run, the likeliest first: ranks, of which those of tensor parallelism are N, then others. */
 static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, double tolerance)
 {
     const double n = ari_along(d, ARI_CUTS_FEATURES), b = (double)d->batch, micro = d->micro_batches;
-    const double tokens = d->seq > 1 ? b * (double)(d->seq - 1) : 0.0;
-    const struct {
-        double value;
-        const char *text;
-        ari_properties is;
-    } known[] = {
-        {micro > 1 ? 1 / micro : 0, "1/m", ARI_IF(OF_MICRO) | ARI_IF(INVERSE)},
-        {2, "2", ARI_IF(TWICE)},
-        {0.5, "1/2", ARI_IF(TWICE) | ARI_IF(INVERSE)},
-        {-1, "-1", ARI_IF(ONE) | ARI_IF(NEGATIVE)},
-        {n > 2 ? sqrt(n) : 0, "the square root of N", 0},
-        {n > 2 ? n * n : 0, "N^2", 0},
-        {n > 2 ? 1 / (n * n) : 0, "1/N^2", 0},
-        {b > 1 ? b : 0, "the batch", 0},
-        {b > 1 ? 1 / b : 0, "1/batch", 0},
-        {tokens, "T, the number of targets", 0},
-        {tokens > 0 ? 1 / tokens : 0, "1/T, of the number of targets", 0},
+    const number sizes[] = {
+        {factor < 1.0 ? micro : 0.0, "m", NULL, ARI_IF(OF_MICRO)},
+        {2.0, "2", NULL, ARI_IF(TWICE)},
+        {n > 2 ? sqrt(n) : 0.0, "the square root of N", "1 over the square root of N", 0},
+        {n > 2 ? n * n : 0.0, "N^2", NULL, 0},
+        {b, "the batch", "1/batch", 0},
+        {b * ((double)d->seq - 1.0), "T, the number of targets", "1/T, of the number of targets", 0},
     };
-    if (name_by_ranks(t, d, factor, tolerance))
-        return true;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (known[i].value == 0.0 || !ari_is_near(factor, known[i].value, tolerance))
-            continue;
-        t->is |= ARI_IF(NAMED) | known[i].is;
-        ari_words(t, "name", "%.6g = %s", factor, known[i].text);
-        say_as_many(t, d);
-        return true;
+    bool named = ari_is_near(factor, -1.0, tolerance);
+    for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && !named; i++) {
+        const ari_layout_axis *axis = &ari_layout_axes[i];
+        const bool tp = axis->axes == ARI_CUTS_FEATURES;
+        const number ranks = {ari_along(d, axis->axes), tp ? "N" : axis->name, NULL, ari_of_axis(i)};
+        named = (tp || !is_of_tp(d) || ranks.value != n) && is_number(t, &ranks, factor, tolerance);
     }
-    ari_words(t, "name", "%.6g", factor);
-    return false;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !named; i++)
+        named = is_number(t, &sizes[i], factor, tolerance);
+    if (!(t->is & ARI_IF(NAMED)))
+        ari_words(t, "name", "%.6g", factor);
+    t->is |= factor < 0.0 && named ? ARI_IF(NAMED) | ARI_IF(ONE) | ARI_IF(NEGATIVE) : 0;
+    say_as_many(t, d);
+    return named;
 }
 
 /* sqrt((fan_in + fan_out) / (the shard's)): Xavier's scale from the shard's sizes; 0 if this is not such a tensor. */
@@ -192,10 +191,10 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
         t->is |= ARI_IF(FEATURES);
         ari_count(t, "features", local[0]);
         ari_count(t, "tokens", d->batch * d->seq);
-    } else if (scale > 1.0 && ari_is_near(factor, scale, 1e-5)) {
+    } else if (scale > 1.0 && ari_is_near(factor, scale, ARI_SUMS)) {
         t->is |= ARI_IF(OF_SHARDS);
         ari_words(t, "fans", "sqrt((%zu + %zu) / (%zu + %zu))", d->shape[0], d->shape[1], local[0], local[1]);
-    } else if (d->pass == 'i' && d->ranks > 1 && ari_is_near(factor, sqrt((double)d->ranks), 1e-5)) {
+    } else if (d->pass == 'i' && d->ranks > 1 && ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS)) {
         t->is |= ARI_IF(ROOT);
     }
 }
@@ -204,20 +203,11 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
 
 enum { TENSORS_ASKED = 12, ELEMENTS_ASKED = 512 };
 
-/* Whether this factor takes the reference's first elements of another tensor to the other's: 1, 0, or -1 where they
- * say nothing. */
-static int factor_in(const ar_dump_tensor *r, const ar_dump_tensor *v, double factor)
+/* Of elements from the middle of a tensor of both dumps. */
+static ar_status fit_some(ari_fit *f, const ar_dump_tensor *r, const ar_dump_tensor *v)
 {
-    float a[ELEMENTS_ASKED], b[ELEMENTS_ASKED];
-    const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED, from = (r->count - n) / 2;
-    ari_sums s = {0};
-    if (ar_dump_read_f32(r, from, n, a) != AR_OK || ar_dump_read_f32(v, from, n, b) != AR_OK)
-        return -1;
-    for (size_t i = 0; i < n; i++)
-        ari_sums_add(&s, (double)b[i], (double)a[i]);
-    if (!(s.rr > 0.0) || !(s.vv > 0.0))
-        return -1;
-    return ari_is_near(ari_factor_of(&s), factor, 1e-4) && ari_factor_left(&s) <= 1e-6 * s.vv;
+    const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED;
+    return ari_fit_read(f, v, r, (r->count - n) / 2, n);
 }
 
 /* Of other tensors of the same pass: how many have the factor too, of how many asked. */
@@ -231,9 +221,12 @@ static void ask_others(const ari_case *c, double factor, size_t *same, size_t *a
         if (!b || a == c->full || a->count != b->count || a->count < 8 ||
             ari_order_of(a->name, c->path).pass != c->grid.d->pass)
             continue;
-        const int answer = factor_in(a, b, factor);
-        *same += answer == 1;
-        *asked += answer >= 0;
+        ari_fit f = {0};
+        double own;
+        if (fit_some(&f, a, b) != AR_OK || !(f.aa > 0.0) || !(f.yy > 0.0))
+            continue;
+        *same += ari_fit_one(&own, &f) <= ARI_FIT && ari_is_near(own, factor, ARI_SEEN);
+        (*asked)++;
     }
 }
 
@@ -242,23 +235,15 @@ static void ask_others(const ari_case *c, double factor, size_t *same, size_t *a
 enum { MOST_LAYERS = 512, LEVELS_SAID = 6 };
 
 /* Adds what gradients of a layer say of the factor that takes the reference's to these. */
-static bool add_layer(ari_sums *layers, const ari_case *c, const ar_dump_tensor *v)
+static bool add_layer(ari_fit *layers, const ari_case *c, const ar_dump_tensor *v)
 {
-    float a[ELEMENTS_ASKED], b[ELEMENTS_ASKED];
     const ari_order_key key = ari_order_of(v->name, c->path);
     const ar_dump_tensor *r = ar_dump_find(c->known->reference, v->name);
     const size_t layer = (size_t)labs(key.layer); /* which run from the last to the first */
     if (key.pass != 'g' || key.step != c->grid.d->step || layer >= MOST_LAYERS ||
         ari_section_of(ari_module_of(v->name, key.stem).role) != ARI_IN_BLOCKS)
         return true;
-    const size_t n = v->count < ELEMENTS_ASKED ? v->count : ELEMENTS_ASKED, from = (v->count - n) / 2;
-    if (!r || r->count != v->count || ar_dump_read_f32(r, from, n, a) != AR_OK ||
-        ar_dump_read_f32(v, from, n, b) != AR_OK)
-        return false;
-    layers[layer].n += n;
-    for (size_t i = 0; i < n; i++)
-        ari_sums_add(&layers[layer], (double)b[i], (double)a[i]);
-    return true;
+    return r && r->count == v->count && fit_some(&layers[layer], r, v) == AR_OK;
 }
 
 /* The factor of each layer's gradients, from the last layer to the first; 0: they are no multiples of the
@@ -266,19 +251,17 @@ static bool add_layer(ari_sums *layers, const ari_case *c, const ar_dump_tensor 
 static size_t factors_of_layers(double *factor, const ari_case *c)
 {
     const ar_dump *other = c->known->other ? c->known->other : c->grid.d->gradients_here;
-    ari_sums layers[MOST_LAYERS] = {{0}};
+    ari_fit layers[MOST_LAYERS] = {{0}};
     size_t n = 0;
     for (size_t i = 0; other && c->known->reference && i < ar_dump_count(other); i++) {
         if (!add_layer(layers, c, ar_dump_at(other, i)))
             return 0;
     }
     for (size_t layer = MOST_LAYERS; layer-- > 0;) {
-        const ari_sums *s = &layers[layer];
-        if (s->n == 0 && n == 0)
+        if (layers[layer].n == 0 && n == 0)
             continue;
-        if (!(s->rr > 0.0) || !(s->vv > 0.0) || !(ari_factor_left(s) <= 1e-6 * s->vv))
+        if (!(ari_fit_one(&factor[n++], &layers[layer]) <= ARI_FIT))
             return 0;
-        factor[n++] = ari_factor_of(s);
     }
     return n;
 }
@@ -294,11 +277,11 @@ static void look_at_stages(ari_trace *t, const ari_case *c)
     ari_text text = ari_list(t, "levels");
     for (size_t i = 0, end; i < n; i = end) {
         end = i + 1;
-        while (end < n && ari_is_near(factor[end], factor[i], 1e-4))
+        while (end < n && ari_is_near(factor[end], factor[i], ARI_SEEN))
             end++;
         if (levels == 1)
             ratio = factor[i] / before;
-        steady = steady && (levels == 0 || ari_is_near(factor[i] / before, ratio, 1e-3));
+        steady = steady && (levels == 0 || ari_is_near(factor[i] / before, ratio, ARI_KNOWN));
         before = factor[i];
         if (++levels > LEVELS_SAID)
             continue;
@@ -322,7 +305,7 @@ static size_t tokens_of(const ari_case *c, double factor)
     const size_t counts[] = {d->batch * d->seq, d->seq > 1 ? d->batch * (d->seq - 1) : 0, d->seq};
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
     for (size_t i = 0; i < 3; i++) {
-        if (counts[i] > 8 && ari_is_near(size, (double)counts[i], 1e-4))
+        if (counts[i] > 8 && ari_is_near(size, (double)counts[i], ARI_SEEN))
             return counts[i];
     }
     return 0;
@@ -336,26 +319,10 @@ static int fan_shards(const ari_case *c, double factor)
         return 0;
     for (int n = 2; n <= ARI_MOST_RANKS; n++) {
         const double a = (double)d->shape[0], b = (double)d->shape[1], square = factor * factor;
-        if (ari_is_near(square, (a + b) / (a / n + b), 2e-5) || ari_is_near(square, (a + b) / (a + b / n), 2e-5))
+        if (ari_is_near(square, (a + b) / (a / n + b), ALIKE) || ari_is_near(square, (a + b) / (a + b / n), ALIKE))
             return n;
     }
     return 0;
-}
-
-/* The largest |value - factor*reference| over what differs; infinity where it does not hold. */
-static double worst_left(const ari_case *c, double factor)
-{
-    const double beside = c->absolute * fmax(1.0, fabs(factor));
-    double worst = 0.0;
-    for (size_t i = 0; i < c->count; i++) {
-        if (!ari_off(c, i))
-            continue;
-        const double expected = factor * (double)c->ref[i], left = fabs((double)c->val[i] - expected);
-        if (!(left <= beside + (c->relative + 0x1p-21) * fabs(expected)))
-            return INFINITY;
-        worst = left > worst ? left : worst;
-    }
-    return worst;
 }
 
 /* The axes that may have n ranks, as far as they are known; what all tensors have is not tp's. */
@@ -375,64 +342,60 @@ static ari_axes axes_of(const ari_case *c, int n, bool everywhere)
                                          : ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES;
 }
 
-static void found_hidden(ari_trace *t, const ari_case *c, const ari_sums *s)
+static double times_factor(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    const double factor = ari_factor_of(s), worst = worst_left(c, factor);
+    return h->factor * (double)run->ref[i];
+}
+
+static void found_hidden(ari_trace *t, const ari_case *c, double factor, double unsure, const ari_residual *left)
+{
     const size_t tokens = tokens_of(c, factor);
     size_t same = 0, asked = 0;
     char over[ARI_AXES_TEXT];
-    if (!isfinite(worst) || s->n < 2)
-        return;
     ari_found(t, ARI_FOUND_FACTOR, 0);
+    ari_explained(t, left, 1);
     ari_number(t, "factor", factor);
-    ari_name_number(t, factor, uncertainty(s));
+    ari_name_number(t, factor, unsure);
     const int n = (int)ari_value(t, "n"), shards = fan_shards(c, factor);
-    const ari_ranks *mesh = &c->known->mesh;
-    if (mesh->along[ARI_AXIS_TP] == 1 && mesh->along[ARI_AXIS_DP] == 1 &&
-        ari_ranks_along(mesh, ARI_CUTS_POSITIONS) <= 1 && n != c->facts.micro_batches) /* of no ranks */
+    t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) |
+             (tokens > 0 ? ARI_IF(TOKENS) : 0);
+    if (ari_is_alone(c) && n != c->facts.micro_batches) /* of no ranks */
         t->is &= ~ARI_IF(COUNT);
-    t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0);
-    ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
-    const bool telling =
-        (t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS))) || ari_is_near(factor, -1.0, 2e-5);
+    const bool telling = t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS) | ARI_IF(ONE));
     t->less = telling ? 0 : 7;
     name_dropped(t, c, factor);
-    if (s->n < 4 && !telling) {
+    if (left->held < FEW && !telling) {
         ari_lost(t);
         return;
     }
     ask_others(c, factor, &same, &asked);
-    t->is |= (asked > 0 && same == asked ? ARI_IF(EVERYWHERE) : 0) | (asked > 0 && same == 0 ? ARI_IF(ALONE) : 0) |
-             (tokens > 0 ? ARI_IF(TOKENS) : 0);
+    t->is |= (asked > 0 && same == asked ? ARI_IF(EVERYWHERE) : 0) | (asked > 0 && same == 0 ? ARI_IF(ALONE) : 0);
     ari_count(t, "asked", asked);
     ari_count(t, "tokens", tokens);
+    ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
     ari_words(t, "over", "%s", ari_axes_text(over, axes_of(c, n, t->is & ARI_IF(EVERYWHERE)), " or "));
-    ari_words(t, "fit", " (to within %.0e of the largest)", fmax(worst / (c->max_ref * fabs(factor)), 1e-9));
+    ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
 }
 
 /* --- one factor, or one for each rank ----------------------------------------------------------------------------- */
 
-static ari_sums sums_of_tally(const ari_tally *a)
-{
-    return (ari_sums){a->vr, a->rr, a->vv, a->different};
-}
-
 static void measure_hidden(ari_trace *t, const ari_case *c)
 {
-    const ari_sums s = sums_of_tally(&c->survey.total);
-    const double factor = ari_factor_of(&s), left = ari_factor_left(&s);
-    if (c->count < 2 || !(s.vv > 0.0) || !(s.rr > 0.0) || !(fabs(factor - 1.0) > 1e-4) || !(fabs(factor) > 1e-9) ||
-        !(left <= fmax(1e-4 * s.vv, fmin(0.01 * s.vv, (double)s.n * c->absolute * c->absolute))))
+    const ari_fit f = ari_fit_of(&c->survey.total);
+    ari_hypothesis h = {.expect = times_factor, .c = c, .differs_only = true};
+    ari_residual left;
+    if (f.n < 2 || !(f.yy > 0.0) || !(f.aa > 0.0))
         return;
-    found_hidden(t, c, &s);
+    const double noise = ari_fit_one(&h.factor, &f);
+    if (noise <= most_noise && fabs(h.factor - 1.0) > NONE && ari_holds_all(&left, &h))
+        found_hidden(t, c, h.factor, fmin(fmax(ALIKE, ari_fit_unsure(&f)), most_unsure), &left);
 }
 
 ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const bool few =
-        c->survey.different < 4; /* of one to three values any ratio is constant: only a telling one counts */
+    const bool few = c->survey.different < FEW;
     double low = INFINITY, high = -INFINITY;
     int rank = -1;
     if (d->pass == 'n' && d->before) /* most of a weight is the weight before: the update says more */
@@ -444,18 +407,19 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         return AR_OK;
     }
     for (int r = 0; r < d->ranks; r++) {
-        const ari_sums s = sums_of_tally(&c->survey.rank[r]);
-        if (s.n == 0)
+        const ari_fit f = ari_fit_of(&c->survey.rank[r]);
+        double factor;
+        if (f.n == 0)
             continue;
-        const double factor = ari_factor_of(&s);
-        if (!(fabs(factor) > 1e-6 && fabs(factor - 1.0) > 1e-4 && ari_factor_left(&s) <= 1e-10 * s.vv))
+        ari_fit_one(&factor, &f);
+        if (!ari_is_multiple(c, &f) || !(fabs(factor - 1.0) > NONE))
             return AR_OK;
         low = fmin(low, factor);
         high = fmax(high, factor);
         rank = rank < 0 ? r : rank;
     }
-    if (ari_is_near(low, high, 1e-5)) {
-        found_seen(t, c, rank, low, few ? 1e-6 : 1e-5);
+    if (ari_is_near(low, high, ARI_SUMS)) {
+        found_seen(t, c, rank, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
         if (few && !(t->is & ARI_IF(NAMED)))
             ari_lost(t);
         else if (strchr("bg", d->pass))
@@ -470,11 +434,9 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
 
 void ari_value_range(double *low, double *high, const ari_case *c)
 {
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
     *low = INFINITY;
     *high = -INFINITY;
-    while (ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         *low = fmin(*low, (double)run.value[0]);
         *high = fmax(*high, (double)run.value[0]);
     }
@@ -508,14 +470,14 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const bool loss = ari_name_is(d->name) & ARI_IS_LOSS;
     double low, high;
-    if (c->grid.count != 1 || c->survey.total.nan > 0 || (!d->hidden && (d->pass != 'f' || !loss)))
+    if (c->grid.count != 1 || (!d->hidden && (d->pass != 'f' || !loss)))
         return AR_OK;
     ari_value_range(&low, &high, c);
     const double ref = (double)d->reference[0];
     const int n = c->survey.disagree > 0 ? 0 : vocabularies(c, low, ref);
     const size_t targets = low == high && d->seq > 1 ? d->batch * (d->seq - 1) : 0;
     const size_t count = count_of_loss(targets, low, ref);
-    if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, 2e-5)))
+    if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, ALIKE)))
         return AR_OK;
     ari_found(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0);
     ari_number(t, "low", low);
@@ -531,7 +493,7 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
         ari_count(t, "targets", targets);
         ari_count(t, "divisor", count);
     } else if (d->hidden) {
-        ari_name_number(t, low / ref, 2e-5);
+        ari_name_number(t, low / ref, ALIKE);
         t->is |= t->is & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;
         if (!loss && !(t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
             ari_lost(t);

@@ -5,14 +5,16 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 
 /* --- dimensions in another order ---------------------------------------------------------------------------------- */
 
-/* The tensor's elements in the order of its dimensions `order`: the strides in the reference. */
+enum { MOST_FACTORS = AR_MAX_DIMS + 1 }; /* dimensions, one of which may be cut in two */
+
+/* The reference's data, read with dimensions `extent`, in the order of its dimensions `order`. */
 typedef struct permuted {
-    int nd, order[AR_MAX_DIMS];
-    size_t extent[AR_MAX_DIMS], stride[AR_MAX_DIMS];
+    int nd, order[MOST_FACTORS];
+    size_t extent[MOST_FACTORS], stride[MOST_FACTORS]; /* in that order */
 } permuted;
 
 static permuted permute(const size_t *shape, int nd, const int *order)
@@ -26,6 +28,15 @@ static permuted permute(const size_t *shape, int nd, const int *order)
     return p;
 }
 
+/* What takes it back: the data read with those dimensions, in the order in which they were. */
+static permuted inverse(const permuted *p)
+{
+    int back[MOST_FACTORS] = {0};
+    for (int i = 0; i < p->nd; i++)
+        back[p->order[i]] = i;
+    return permute(p->extent, p->nd, back);
+}
+
 /* Where element i of the permuted order stands in row-major order. */
 static size_t permuted_at(const permuted *p, size_t i)
 {
@@ -37,194 +48,188 @@ static size_t permuted_at(const permuted *p, size_t i)
     return at;
 }
 
+static double expect_permuted(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    return (double)h->c->ref[permuted_at(h->of, run->index + i)];
+}
+
 /* Whether the other's elements, in their own order, are the reference's in the permuted one. */
-static bool is_permuted(const ari_case *c, const permuted *p, double *worst)
+static bool is_permuted(ari_residual *left, const ari_case *c, const permuted *p)
 {
-    size_t telling = 0;
-    *worst = 0.0;
-    for (size_t i = 0; i < c->count; i++) {
-        const size_t at = permuted_at(p, i);
-        if (!ari_holds(c, c->val[i], (double)c->ref[at]))
-            return false;
-        if (!ari_same_bits(c->val[i], c->ref[at]))
-            *worst = fmax(*worst, fabs((double)c->val[i] - (double)c->ref[at]));
-        telling += ari_off(c, i);
-    }
-    return telling >= 4 && ari_explains(c, *worst);
+    const ari_hypothesis h = {.expect = expect_permuted, .c = c, .of = p};
+    return ari_holds_all(left, &h) && left->held >= 4;
 }
 
-static void found_transposed(ari_trace *t, const ari_case *c, const permuted *p, double worst)
+/* The order, or what takes it back. */
+static bool is_either(ari_residual *left, const ari_case *c, permuted *p)
 {
-    bool square = true;
-    for (int i = 0; i < p->nd; i++)
-        square = square && p->extent[i] == c->grid.shape[i];
-    ari_found(t, ARI_FOUND_TRANSPOSED, p->order[0] == 1 && p->nd >= 3 ? ARI_IF(SAMPLES) : 0);
-    ari_text order = ari_list(t, "order");
-    for (int i = 0; i < p->nd; i++)
-        ari_say(&order, i ? ", %d" : "%d", p->order[i]);
-    ari_words(t, "shape",
-              square ? "" : ", written under the shape of the untransposed one (reshaped, not transposed back)");
-    ari_say_exactness(t, c, worst);
-}
-
-static bool next_order(int *order, int nd)
-{
-    int i = nd - 2, k = nd - 1;
-    while (i >= 0 && order[i] > order[i + 1])
-        i--;
-    if (i < 0)
-        return false;
-    while (order[k] < order[i])
-        k--;
-    const int swap = order[i];
-    order[i] = order[k];
-    order[k] = swap;
-    for (int a = i + 1, b = nd - 1; a < b; a++, b--) {
-        const int s = order[a];
-        order[a] = order[b];
-        order[b] = s;
-    }
-    return true;
+    if (is_permuted(left, c, p))
+        return true;
+    *p = inverse(p);
+    return is_permuted(left, c, p);
 }
 
 /* Whether an order moves a dimension of more than one element past another. */
-static bool moves(const size_t *shape, const int *order, int nd)
+static bool moves(const permuted *p)
 {
     int last = -1;
-    for (int i = 0; i < nd; i++) {
-        if (shape[order[i]] == 1)
-            continue;
-        if (order[i] < last)
+    for (int i = 0; i < p->nd; i++) {
+        if (p->extent[i] > 1 && p->order[i] < last)
             return true;
-        last = order[i];
+        last = p->extent[i] > 1 ? p->order[i] : last;
     }
     return false;
 }
 
-/* Of [b, s, H*d]: each sample's [s, H, d] written as [H, s, d], or the other way round, under the shape of the
- * former. */
-static bool look_for_heads(ari_trace *t, const ari_case *c)
+/* The next order in which each dimension is named once. */
+static bool next_order(int *order, int nd)
+{
+    unsigned named;
+    do {
+        int i = nd - 1;
+        while (i >= 0 && ++order[i] == nd)
+            order[i--] = 0;
+        if (i < 0)
+            return false;
+        named = 0;
+        for (int k = 0; k < nd; k++)
+            named |= 1u << order[k];
+    } while (named != (1u << nd) - 1u);
+    return true;
+}
+
+static void look_for_orders(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    const size_t head = g->d->head_dim, own = c->inner && head > 0 ? g->cols / head : c->facts.heads;
-    if (g->nd != 3 || (c->inner && own == 0))
-        return false;
-    for (size_t heads = 2; heads <= g->cols / 2 && heads <= 256; heads++) {
-        const size_t known = own ? own : heads, d = g->cols / heads, s = g->shape[1];
-        const size_t ways[2][4] = {{g->shape[0], s, heads, d}, {g->shape[0], heads, s, d}};
-        static const int order[] = {0, 2, 1, 3};
-        if (g->cols % heads != 0 || (heads != known && heads != c->facts.kv_heads))
+    int order[AR_MAX_DIMS] = {0, 1, 2, 3};
+    ari_residual left;
+    while (t->kind == ARI_FOUND_NOTHING && next_order(order, g->nd)) {
+        permuted p = permute(g->shape, g->nd, order);
+        if (!moves(&p) || !is_either(&left, c, &p))
             continue;
-        for (size_t k = 0; k < 2; k++) {
-            const permuted p = permute(ways[k], 4, order);
-            double worst = 0.0;
-            if (!is_permuted(c, &p, &worst))
+        const bool square = memcmp(p.extent, g->shape, (size_t)g->nd * sizeof *p.extent) == 0;
+        ari_found(t, ARI_FOUND_TRANSPOSED, p.order[0] == 1 && p.nd >= 3 ? ARI_IF(SAMPLES) : 0);
+        ari_text text = ari_list(t, "order");
+        for (int i = 0; i < p.nd; i++)
+            ari_say(&text, i ? ", %d" : "%d", p.order[i]);
+        ari_words(t, "shape",
+                  square ? "" : ", written under the shape of the untransposed one (reshaped, not transposed back)");
+        ari_say_exactness(t, c, left.worst);
+    }
+}
+
+/* Of [b, s, h], a dimension cut in two and moved: the parts of n ranks, [b, s/n, h] each, one after the other; each
+ * sample's [s, H, d] heads written as [H, s, d] under the same shape. Or the other way round. */
+static const struct {
+    ari_trace_kind kind;
+    int dim, order[4];
+} cuts[] = {{ARI_FOUND_RANK_MAJOR, 1, {1, 0, 2, 3}}, {ARI_FOUND_HEADS_MOVED, 2, {0, 2, 1, 3}}};
+
+/* Whether a dimension of three may be cut into so many parts. */
+static bool may_be_cut(const ari_case *c, int dim, size_t parts)
+{
+    const ari_grid *g = &c->grid;
+    const size_t head = g->d->head_dim, heads = c->inner && head > 0 ? g->cols / head : c->facts.heads;
+    if (g->shape[dim] % parts != 0)
+        return false;
+    if (dim == 1)
+        return strcmp(ari_dim_name(g, 1, false), "token") == 0 && parts <= ARI_MOST_RANKS && parts < g->shape[1];
+    return (heads == 0 && !c->inner) || parts == heads || (heads > 0 && parts == c->facts.kv_heads);
+}
+
+static void look_for_cuts(ari_trace *t, const ari_case *c)
+{
+    const size_t *shape = c->grid.shape;
+    enum { MOST_PARTS = 256, LEAST = 8 };
+    ari_residual left;
+    for (size_t k = 0; k < sizeof cuts / sizeof *cuts; k++) {
+        const int dim = cuts[k].dim;
+        for (size_t n = 2; n <= shape[dim] && n <= MOST_PARTS && t->kind == ARI_FOUND_NOTHING; n++) {
+            const size_t parts[][4] = {{shape[0], n, shape[1] / n, shape[2]}, {shape[0], shape[1], n, shape[2] / n}};
+            permuted p = permute(parts[dim - 1], 4, cuts[k].order);
+            if (!may_be_cut(c, dim, n) || !moves(&p) || !is_either(&left, c, &p) || left.held < LEAST)
                 continue;
-            ari_found(t, ARI_FOUND_HEADS_MOVED, 0);
-            ari_count(t, "heads", heads);
-            ari_count(t, "lanes", d);
-            ari_say_exactness(t, c, worst);
-            return true;
+            ari_found(t, cuts[k].kind, 0);
+            ari_count(t, "n", n);
+            ari_count(t, "heads", n);
+            ari_count(t, "lanes", shape[2] / n);
+            ari_say_exactness(t, c, left.worst);
         }
     }
-    return false;
 }
 
 ar_status ari_measure_transposed(ari_trace *t, const ari_case *c)
 {
-    const ari_grid *g = &c->grid;
-    int order[AR_MAX_DIMS] = {0, 1, 2, 3};
-    if (look_for_heads(t, c))
-        return AR_OK;
-    /* As dimensions of the reference; then as dimensions of the other, which is the inverse. */
-    while (g->nd > 1 && next_order(order, g->nd)) {
-        permuted p = permute(g->shape, g->nd, order);
-        double worst = 0.0;
-        if (!moves(g->shape, order, g->nd))
-            continue;
-        if (is_permuted(c, &p, &worst)) {
-            found_transposed(t, c, &p, worst);
-            return AR_OK;
-        }
-        size_t shape[AR_MAX_DIMS]; /* the reference read as if it had the permuted shape */
-        for (int i = 0; i < g->nd; i++)
-            shape[order[i]] = g->shape[i];
-        permuted inverse = permute(shape, g->nd, order);
-        if (is_permuted(c, &inverse, &worst)) {
-            found_transposed(t, c, &inverse, worst);
-            return AR_OK;
-        }
-    }
+    if (c->grid.nd == 3)
+        look_for_cuts(t, c);
+    if (t->kind == ARI_FOUND_NOTHING)
+        look_for_orders(t, c);
     return AR_OK;
 }
 
 /* --- everything some elements further on -------------------------------------------------------------------------- */
+
+static double expect_shifted(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const size_t from = run->index + i + (size_t) * (const ptrdiff_t *)h->of;
+    return from < h->c->count ? (double)h->c->ref[from] : (double)NAN;
+}
 
 enum { WINDOW = 12 };
 
 /* A window of the other's values that differ and vary; SIZE_MAX if there is none. */
 static size_t telling_window(const ari_case *c)
 {
-    for (size_t at = c->count / 3; at + WINDOW <= c->count; at++) {
-        size_t telling = 0;
-        for (size_t i = at; i < at + WINDOW; i++)
-            telling += ari_off(c, i) && fabs((double)c->val[i]) > 16.0 * c->absolute && isfinite(c->val[i]);
-        if (telling == WINDOW && !ari_same_bits(c->val[at], c->val[at + 1]))
-            return at;
+    for (size_t at = c->count / 3, telling = 0; at < c->count; at++) {
+        const bool tells = ari_off(c, at) && fabs((double)c->val[at]) > 16.0 * c->absolute && isfinite(c->val[at]);
+        telling = tells ? telling + 1 : 0;
+        if (telling >= WINDOW && !ari_same_bits(c->val[at], c->val[at - 1]))
+            return at + 1 - WINDOW;
     }
     return SIZE_MAX;
 }
 
 static bool window_at(const ari_case *c, size_t at, size_t from)
 {
-    for (size_t i = 0; i < WINDOW; i++) {
-        if (!ari_holds(c, c->val[at + i], (double)c->ref[from + i]))
-            return false;
-    }
-    return true;
+    size_t i = 0;
+    while (i < WINDOW && ari_holds(c, c->val[at + i], (double)c->ref[from + i]))
+        i++;
+    return i == WINDOW;
 }
 
-/* Elements that differ and are the reference's `by` further on; *lost: that would be from outside, or are not. */
-static size_t shifted(const ari_case *c, ptrdiff_t by, size_t *lost)
+/* Elements from the first that differs to the last. */
+static size_t span_of(const ari_case *c)
 {
-    size_t follow = 0;
-    *lost = 0;
-    for (size_t i = 0; i < c->count; i++) {
-        const ptrdiff_t from = (ptrdiff_t)i + by;
-        if (!ari_off(c, i))
-            continue;
-        if (from >= 0 && (size_t)from < c->count && ari_holds(c, c->val[i], (double)c->ref[from]))
-            follow++;
-        else
-            (*lost)++;
-    }
-    return follow;
+    size_t first = 0, end = c->count;
+    while (first < end && !ari_off(c, first))
+        first++;
+    while (end > first && !ari_off(c, end - 1))
+        end--;
+    return end - first;
 }
 
+/* What comes in from outside is lost, as many elements as all are moved by; what moves is a stretch of memory, not a
+ * column. */
 ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
 {
     const size_t at = telling_window(c);
-    if (at == SIZE_MAX)
-        return AR_OK;
-    for (size_t from = 0; from + WINDOW <= c->count; from++) {
-        if (from == at || !window_at(c, at, from))
-            continue;
+    for (size_t from = 0; at < c->count && from + WINDOW <= c->count && t->kind == ARI_FOUND_NOTHING; from++) {
         const ptrdiff_t by = (ptrdiff_t)from - (ptrdiff_t)at;
-        const size_t size = (size_t)(by < 0 ? -by : by);
-        size_t lost = 0;
-        const size_t follow = shifted(c, by, &lost);
-        if (follow < 16 || lost > size || lost * 2 > follow)
+        const size_t size = (size_t)(by < 0 ? -by : by), rows = c->grid.nd > 1 ? size / c->grid.cols : 0;
+        if (by == 0 || !window_at(c, at, from))
             continue;
-        const size_t rows = size % c->grid.cols == 0 && c->grid.nd > 1 ? size / c->grid.cols : 0;
+        const ari_hypothesis h = {.expect = expect_shifted, .c = c, .of = &by, .may_miss = size, .differs_only = true};
+        const ari_residual left = ari_residual_of(&h);
+        if (left.held < 16 || left.missed > size || left.missed * 2 > left.held || left.held * 2 < span_of(c))
+            continue;
         ari_found(t, ARI_FOUND_SHIFTED, 0);
         t->less = size % c->grid.cols ? 0 : 6;
-        ari_count(t, "follow", follow);
-        ari_count(t, "all", follow + lost);
+        ari_count(t, "follow", left.held);
+        ari_count(t, "all", left.held + left.missed);
         ari_count(t, "by", size);
         ari_words(t, "looks", by < 0 ? "earlier" : "on");
         ari_words(t, "side", by < 0 ? "before" : "after");
-        ari_words(t, "rows", rows == 1 ? " (1 row)" : rows ? " (%zu rows)" : "", rows);
-        return AR_OK;
+        ari_words(t, "rows", size % c->grid.cols || rows == 0 ? "" : rows == 1 ? " (1 row)" : " (%zu rows)", rows);
     }
     return AR_OK;
 }
@@ -238,59 +243,56 @@ typedef struct turns {
     size_t end;          /* of positions whose reference is not zero: a last token's key has no gradient */
     size_t near, apart;  /* pair p begins at p*near; its second element is `apart` further on */
     double _Complex *z;  /* [seq][n]: sum over heads and samples of value times conjugate reference */
-    double length, both; /* sum of |value||reference| of pairs that differ; of |sum| over positions and pairs */
-    double vv, rr;
-    double sign; /* of the angle that a later position turns values by: gradients are turned back */
+    double sign;         /* of the angle that a later position turns values by: gradients are turned back */
 } turns;
 
-static void add_pair(turns *t, const ari_case *c, size_t i, size_t k, size_t pos, size_t pair)
+/* The first element of the pair that element i is in; *z: the sum that it is in. */
+static size_t pair_of(double _Complex **z, const turns *t, const ari_grid *g, size_t i)
 {
-    const double a = (double)c->ref[i], b = (double)c->ref[k], x = (double)c->val[i], y = (double)c->val[k];
-    if (!ari_off(c, i) && !ari_off(c, k))
-        return;
-    t->z[pos * t->n + pair] += CMPLX(x * a + y * b, y * a - x * b);
-    const double rr = a * a + b * b, vv = x * x + y * y; /* of fp32 numbers: neither overflows, nor their product */
-    t->length += sqrt(rr * vv);
-    t->vv += vv;
-    t->rr += rr;
+    const size_t lane = i % t->head, p = t->near == 1 ? lane % t->n : lane / 2;
+    *z = &t->z[ari_grid_index(g, i, t->dim) * t->n + p];
+    return i - lane + p * t->near;
 }
 
-/* Whether every pair that differs was turned, by an angle of its position and its place in the head alone. */
-static bool are_turned(turns *t, const ari_case *c)
+static double _Complex pair_at(const float *x, const turns *t, size_t i)
 {
-    const ari_grid *g = &c->grid;
-    t->length = t->both = t->vv = t->rr = 0.0;
+    return CMPLX((double)x[i], (double)x[i + t->apart]);
+}
+
+static double expect_turned(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    double _Complex *z;
+    const size_t first = pair_of(&z, h->of, run->g, run->index + i);
+    const double _Complex r = pair_at(h->c->ref, h->of, first), turned = cabs(*z) > 0.0 ? r * (*z / cabs(*z)) : r;
+    return first == run->index + i ? creal(turned) : cimag(turned);
+}
+
+/* Whether every pair that differs was turned, by an angle of its position and its place in the head alone. What the
+ * angles leave is noise: little beside the differences, and beside the values too. */
+static bool are_turned(const turns *t, const ari_case *c)
+{
+    static const double of_differences = 0.05, of_squares = 0.002;
+    double squares = 0.0;
     memset(t->z, 0, t->seq * t->n * sizeof *t->z);
-    for (size_t start = 0; start < c->count; start += t->head) {
-        const size_t pos = ari_grid_index(g, start, t->dim);
-        for (size_t p = 0; p < t->n; p++)
-            add_pair(t, c, start + p * t->near, start + p * t->near + t->apart, pos, p);
+    for (size_t i = 0; i < c->count; i++) {
+        double _Complex *z;
+        if (pair_of(&z, t, &c->grid, i) != i || (!ari_off(c, i) && !ari_off(c, i + t->apart)))
+            continue;
+        const double _Complex r = pair_at(c->ref, t, i);
+        *z += pair_at(c->val, t, i) * conj(r);
+        squares += creal(r * conj(r));
     }
-    for (size_t i = 0; i < t->seq * t->n; i++)
-        t->both += cabs(t->z[i]);
-    return t->length > 0.0 && t->both > 0.999 * t->length && fabs(t->vv / t->rr - 1.0) < 2e-3;
+    const ari_hypothesis h = {.expect = expect_turned, .c = c, .of = t, .may_miss = c->count, .differs_only = true};
+    const ari_residual left = ari_residual_of(&h);
+    return left.left < of_differences * left.all && left.left < of_squares * squares;
 }
 
-/* What the angles leave of the differences, relative to them; noise is turned by no angle. */
-static double left_by(const turns *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    double left = 0.0, all = 0.0;
-    for (size_t at = 0; at < c->count / t->head * t->n; at++) {
-        const size_t p = at % t->n, start = at / t->n * t->head, i = start + p * t->near, k = i + t->apart;
-        const double _Complex z = t->z[ari_grid_index(g, start, t->dim) * t->n + p];
-        const double _Complex r = CMPLX((double)c->ref[i], (double)c->ref[k]);
-        const double _Complex v = CMPLX((double)c->val[i], (double)c->val[k]);
-        const double off = cabs(v - r), rest = cabs(z) > 0.0 ? cabs(v - r * (z / cabs(z))) : off;
-        left += rest * rest;
-        all += off * off;
-    }
-    return left / all;
-}
+/* Angles are told apart where they are this much off one another; below the last, a pair is not turned. */
+static const double about = 0.02, right_at = 0.01, still = 1e-3;
 
-static double wrapped(double angle)
+static double off_by(double angle, double other)
 {
-    return remainder(angle, 6.283185307179586);
+    return fabs(remainder(angle - other, 6.283185307179586));
 }
 
 /* The angle of the fastest pair at a position, which turns by 1 from one position to the next. */
@@ -301,36 +303,32 @@ static double angle_at(const turns *t, size_t pos)
 
 static bool differs_at(const turns *t, size_t pos)
 {
-    for (size_t p = 0; p < t->n; p++) {
-        if (fabs(carg(t->z[pos * t->n + p])) > 1e-3)
-            return true;
-    }
-    return false;
+    size_t p = 0;
+    while (p < t->n && fabs(carg(t->z[pos * t->n + p])) <= still)
+        p++;
+    return p < t->n;
 }
 
-/* Whether the fastest pair is turned by `by` times the position, everywhere. */
-static bool turns_with_position(const turns *t, double by)
+/* Whether the fastest pair is turned by `from` and `by` times the position, in all of a range. */
+static bool turns_by(const turns *t, size_t first, size_t last, double from, double by)
 {
-    for (size_t pos = 0; pos < t->end; pos++) {
-        if (fabs(wrapped(angle_at(t, pos) - by * (double)pos)) > 0.02)
-            return false;
-    }
-    return true;
+    while (first < last && off_by(angle_at(t, first), from + by * (double)first) <= about)
+        first++;
+    return first == last;
 }
 
 /* The number of positions that turns the fastest pair by this angle; 0: none of at most `most`. */
 static long positions_of(double angle, long most)
 {
-    for (long k = 1; k <= most; k++) {
-        if (fabs(wrapped(angle - (double)k)) < 0.01)
-            return k;
-        if (fabs(wrapped(angle + (double)k)) < 0.01)
-            return -k;
+    for (long k = 1; k <= 2 * most; k++) {
+        const long by = k % 2 ? (k + 1) / 2 : -k / 2;
+        if (off_by(angle, (double)by) < right_at)
+            return by;
     }
     return 0;
 }
 
-static void found_positions(ari_trace *t, const turns *r)
+static ari_properties positions_turned(ari_trace *t, const turns *r)
 {
     size_t first = 0, last = r->end;
     while (first < last && !differs_at(r, first))
@@ -338,60 +336,50 @@ static void found_positions(ari_trace *t, const turns *r)
     while (last > first && !differs_at(r, last - 1))
         last--;
     const double angle = angle_at(r, first);
-    bool same = true;
-    for (size_t pos = first; pos < last; pos++)
-        same = same && fabs(wrapped(angle_at(r, pos) - angle)) < 0.02;
+    const bool same = turns_by(r, first, last, angle, 0.0);
     const long by = positions_of(angle, (long)r->seq * 2);
-    if (fabs(angle) < 1e-3 && first > 0 && same)
-        t->is |= ARI_IF(OF_THETA);
-    else if (by != 0 && same && last == r->end)
-        t->is |= ARI_IF(SHIFT);
-    else if (first > 0 && fabs(wrapped(angle + (double)first)) < 0.01)
-        t->is |= ARI_IF(SOME);
     ari_count(t, "first", first);
     ari_count(t, "by", (size_t)labs(by));
     ari_words(t, "side", by > 0 ? "later" : "earlier");
     ari_number(t, "angle", angle);
+    if (fabs(angle) < still && first > 0 && same)
+        return ARI_IF(OF_THETA);
+    if (by != 0 && same && last == r->end)
+        return ARI_IF(SHIFT);
+    return first > 0 && off_by(angle, -(double)first) < right_at ? ARI_IF(SOME) : 0;
 }
 
 static void found_turns(ari_trace *t, const turns *r)
 {
     ari_found(t, ARI_FOUND_ROPE, 0);
     ari_words(t, "pairing", r->near == 1 ? "of two halves of a head" : "of neighbours");
-    if (turns_with_position(r, -1.0))
-        t->is |= ARI_IF(ZERO);
-    else if (turns_with_position(r, -2.0))
-        t->is |= ARI_IF(NEGATIVE);
-    else if (turns_with_position(r, 1.0))
-        t->is |= ARI_IF(TWICE);
-    else
-        found_positions(t, r);
+    t->is |= turns_by(r, 0, r->end, 0.0, -1.0)   ? ARI_IF(ZERO)
+             : turns_by(r, 0, r->end, 0.0, -2.0) ? ARI_IF(NEGATIVE)
+             : turns_by(r, 0, r->end, 0.0, 1.0)  ? ARI_IF(TWICE)
+                                                 : positions_turned(t, r);
 }
 
 ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     turns r = {.sign = g->d->pass == 'b' ? -1.0 : 1.0,
-               .dim = g->nd - 2,
+               .dim = g->nd == 4 && strcmp(ari_dim_name(g, 1, false), "token") == 0 ? 1 : g->nd - 2,
                .head = g->nd == 4   ? g->cols
                        : g->nd == 3 ? ari_head_size(c, 2)
                                     : 0};
-    if ((!ari_is_activation(g->d)) || r.head < 4 || r.head % 2 || g->cols % r.head || c->inner ||
-        c->survey.total.nan > 0 || c->survey.different < 16)
+    if (r.head < 4 || r.head % 2 || g->cols % r.head || c->inner || g->shape[r.dim] < 2)
         return AR_OK;
-    if (g->nd == 4 && strcmp(ari_dim_name(g, 1, false), "token") == 0)
-        r.dim = 1;
     r.seq = g->shape[r.dim];
     r.n = r.head / 2;
     for (size_t i = 0; i < c->count; i++) {
         const size_t pos = c->ref[i] != 0.0f ? ari_grid_index(g, i, r.dim) + 1 : 0;
         r.end = pos > r.end ? pos : r.end;
     }
-    AR_TRY(ari_alloc((void **)&r.z, r.seq * r.n, sizeof *r.z, g->d->name));
+    AR_TRY(ARI_ALLOC(&r.z, r.seq * r.n, g->d->name));
     for (int halves = 1; halves >= 0 && t->kind == ARI_FOUND_NOTHING; halves--) {
         r.near = halves ? 1 : 2;
         r.apart = halves ? r.n : 1;
-        if (r.seq > 1 && are_turned(&r, c) && left_by(&r, c) < 0.05)
+        if (are_turned(&r, c))
             found_turns(t, &r);
     }
     free(r.z);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
 enum { CHUNK = 4096, MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
@@ -29,12 +29,23 @@ typedef struct parts {
     bool of_ranks; /* held is known */
     int sharers;
     double square, other, clipped[LIMITS]; /* clipped: of the reference's elements within +-limits */
+    double largest, sum;                   /* of the reference's elements' sizes; 0: not known */
 } parts;
 
 /* The ranks that share gradients out: those of tensor parallelism, without it those of data parallelism (ZeRO, FSDP). */
 static int sharers(int tp, int dp)
 {
     return tp > 1 ? tp : dp;
+}
+
+static void add_size(parts *all, double size)
+{
+    all->largest = fmax(all->largest, size);
+    all->sum += size;
+    for (size_t l = 0; l < LIMITS; l++) {
+        const double within = fmin(size, limits[l]);
+        all->clipped[l] += within * within;
+    }
 }
 
 static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *t)
@@ -49,8 +60,7 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
         for (size_t k = 0; k < n; k++) {
             p->square += (double)x[k] * (double)x[k];
             p->other += (double)y[k] * (double)y[k];
-            for (size_t l = 0; l < LIMITS; l++)
-                all->clipped[l] += pow(fmin(fabs((double)x[k]), limits[l]), 2.0);
+            add_size(all, fabs((double)x[k]));
         }
         all->differ = all->differ || memcmp(x, y, n * sizeof *x) != 0;
     }
@@ -76,7 +86,7 @@ static ar_status parts_of_run(parts *all, const ari_difference *d)
 {
     const int tp = d->mesh.along[ARI_AXIS_TP];
     *all = (parts){.of_ranks = tp > 1 && tp <= ARI_MOST_RANKS, .sharers = tp};
-    AR_TRY(ari_alloc((void **)&all->part, d->gradients, sizeof *all->part, "gradients"));
+    AR_TRY(ARI_ALLOC(&all->part, d->gradients, "gradients"));
     for (all->n = 0; all->n < d->gradients; all->n++) {
         const ari_gradient *g = &d->gradient[all->n];
         part *p = &all->part[all->n];
@@ -103,7 +113,7 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
     *all = (parts){.of_ranks = true};
     if (!reference || !other)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&all->part, MOST_GRADIENTS, sizeof *all->part, "gradients"));
+    AR_TRY(ARI_ALLOC(&all->part, MOST_GRADIENTS, "gradients"));
     for (size_t i = 0; i < ar_dump_count(other); i++) {
         const ar_dump_tensor *t = ar_dump_at(other, i), *r = ar_dump_find(reference, t->name);
         const ari_order_key key = ari_order_of(t->name, c->path);
@@ -201,25 +211,13 @@ static bool find_set(ari_trace *t, const parts *all, double difference, double u
     return fewest < SIZE_MAX;
 }
 
-/* --- the measure -------------------------------------------------------------------------------------------------- */
+/* --- what a wrong norm may be ------------------------------------------------------------------------------------- */
 
-/* Of the ranks that share the gradients out: the mean of their norms, the root of the sum of all squares they hold. */
-static void norms_of_ranks(double *mean, double *root, const parts *all)
-{
-    double sum = 0.0;
-    *mean = 0.0;
-    for (int rank = 0; rank < all->sharers; rank++) {
-        double own = 0.0;
-        for (size_t i = 0; i < all->n; i++)
-            own += all->part[i].held[rank];
-        *mean += sqrt(own) / all->sharers;
-        sum += own;
-    }
-    *root = sqrt(sum);
-}
+/* Numbers computed from the same gradients are as near as this, for they are sums of many. */
+#define SAME_NORM ARI_SUMS
 
 /* Whether the norm is that of one rank's parts, or lacks one rank's shards. */
-static bool leaves_ranks_out(ari_trace *t, const parts *all, double value, double difference)
+static bool leaves_ranks_out(ari_trace *t, const parts *all, double value)
 {
     for (int rank = 0; rank < all->sharers; rank++) {
         double held = 0.0, shards = 0.0;
@@ -227,9 +225,9 @@ static bool leaves_ranks_out(ari_trace *t, const parts *all, double value, doubl
             held += all->part[i].held[rank];
             shards += is_replicated(all, &all->part[i]) ? 0.0 : all->part[i].held[rank];
         }
-        if (ari_is_near(sqrt(held), value, 1e-6))
+        if (ari_is_near(sqrt(held), value, 0.1 * SAME_NORM))
             ari_words(t, "which", "the shards of all ranks of their group but rank %d", rank);
-        else if (shards > 0.0 && ari_is_near(sqrt(all->square - shards), value, 1e-6) && difference < 0.0)
+        else if (shards > 0.0 && ari_is_near(sqrt(all->square - shards), value, 0.1 * SAME_NORM))
             ari_words(t, "which", "the shards of rank %d of their group", rank);
         else
             continue;
@@ -238,40 +236,55 @@ static bool leaves_ranks_out(ari_trace *t, const parts *all, double value, doubl
     return false;
 }
 
+/* Other numbers of the same gradients: whether the value is one. */
+static bool is_another_norm(ari_trace *t, const parts *all, double value)
+{
+    double squares = 0.0, mean = 0.0; /* of what each sharer holds: all squares, and the mean of norms */
+    size_t limit = 0;
+    for (int rank = 0; all->of_ranks && rank < all->sharers; rank++) {
+        double own = 0.0;
+        for (size_t i = 0; i < all->n; i++)
+            own += all->part[i].held[rank];
+        mean += sqrt(own) / all->sharers;
+        squares += own;
+    }
+    while (limit < LIMITS && !ari_is_near(sqrt(all->clipped[limit]), value, SAME_NORM))
+        limit++;
+    const struct {
+        double number;
+        ari_properties is;
+        const char *words;
+    } others[] = {{sqrt(squares), ARI_IF(TWICE), "every parameter that ranks share"},
+                  {all->square, ARI_IF(ROOT), ""},
+                  {mean, ARI_IF(AVERAGE), ""},
+                  {all->largest, ARI_IF(POWER), "the largest of all elements' sizes (norm_type inf)"},
+                  {all->sum, ARI_IF(POWER), "the sum of all elements' sizes (norm_type 1)"},
+                  {limit < LIMITS ? value : 0.0, ARI_IF(CUT), ""}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (!ari_is_near(others[i].number, value, SAME_NORM))
+            continue;
+        t->is |= others[i].is;
+        ari_words(t, "which", "%s", others[i].words);
+        ari_words(t, "often", "once per rank");
+        ari_number(t, "limit", limit < LIMITS ? limits[limit] : 0.0);
+        return true;
+    }
+    return false;
+}
+
 /* What the gradients say, which are the reference's. */
 static void look_at_parts(ari_trace *t, const parts *all, double value, double ref)
 {
-    const double apart = fabs(all->square - ref * ref), unsure = 3.0 * apart + 0x1p-21 * all->square;
+    const double apart = fabs(all->square - ref * ref), unsure = 3.0 * apart + ARI_ROUNDINGS * all->square;
     const double difference = value * value - all->square;
-    double mean, root;
-    size_t limit = 0;
-    if (all->n == 0 || apart > 1e-4 * all->square || !(fabs(difference) > 4.0 * unsure))
+    if (all->n == 0 || apart > ARI_SEEN * all->square || !(fabs(difference) > 4.0 * unsure))
         return;
-    t->is &= ~ARI_IF(TWICE);
-    norms_of_ranks(&mean, &root, all);
-    while (limit < LIMITS && !ari_is_near(sqrt(all->clipped[limit]), value, 1e-5))
-        limit++;
-    if (all->of_ranks && ari_is_near(root, value, 1e-5)) {
-        t->is |= ARI_IF(TWICE);
-        ari_words(t, "which", "every parameter that ranks share");
-        ari_words(t, "often", "once per rank");
-    } else if (ari_is_near(value, all->square, 1e-5)) {
-        t->is |= ARI_IF(ROOT);
-    } else if (all->of_ranks && ari_is_near(mean, value, 1e-5)) {
-        t->is |= ARI_IF(AVERAGE);
-    } else if (all->of_ranks && leaves_ranks_out(t, all, value, difference)) {
-        t->is &= ~ARI_IF(TWICE);
-    } else if (find_set(t, all, difference, fmax(unsure, 1e-4 * fabs(difference)), 1)) {
-        t->is |= difference > 0.0 ? ARI_IF(TWICE) : 0;
-    } else if (limit < LIMITS) {
-        t->is |= ARI_IF(CUT);
-        ari_number(t, "limit", limits[limit]);
-    } else if (difference > 0.0 && all->sharers > 2 && find_set(t, all, difference, unsure, all->sharers - 1)) {
-        t->is |= ARI_IF(TWICE); /* a copy that was taken for a shard counts on every rank */
-    } else {
-        t->is |= ARI_IF(FOREIGN);
-    }
-    t->is |= ARI_IF(NAMED);
+    t->is = (t->is & ~ARI_IF(TWICE)) | ARI_IF(NAMED);
+    if (is_another_norm(t, all, value) || (difference < 0.0 && leaves_ranks_out(t, all, value)))
+        return;
+    const bool found = find_set(t, all, difference, fmax(unsure, ARI_SEEN * fabs(difference)), 1) ||
+                       (difference > 0.0 && all->sharers > 2 && find_set(t, all, difference, unsure, all->sharers - 1));
+    t->is |= !found ? ARI_IF(FOREIGN) : difference > 0.0 ? ARI_IF(TWICE) : 0;
 }
 
 /* Whether the squares of the pipeline ranks' norms add up to the reference's. */
@@ -281,7 +294,7 @@ static bool is_of_stages(const ari_difference *d, double ref)
     double squares = 0.0;
     for (int r = 0; stages > 1 && r < d->ranks; r += each)
         squares += d->copy[r].local ? pow((double)d->copy[r].local[0], 2.0) : 0.0;
-    return stages > 1 && ari_is_near(sqrt(squares), fabs(ref), 1e-5);
+    return stages > 1 && ari_is_near(sqrt(squares), fabs(ref), SAME_NORM);
 }
 
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
@@ -289,7 +302,7 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     double low, high, squares = 0.0;
     parts all;
-    if (d->pass != 'c' || c->grid.count != 1 || c->survey.total.nan > 0)
+    if (c->grid.count != 1)
         return AR_OK;
     const int shares = sharers(ari_along(d, ARI_CUTS_FEATURES), ari_along(d, ARI_CUTS_SAMPLES));
     for (int r = 0; r < shares; r++)
@@ -298,11 +311,11 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     const double ref = (double)d->reference[0];
     const ar_status st = sum_gradients(&all, c);
     if (st == AR_OK) {
-        const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, 1e-4) && low == high;
+        const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, ARI_SEEN) && low == high;
         ari_found(t, ARI_FOUND_NORM,
-                  own && !ari_is_near(all.other, all.square, 1e-4) ? ARI_IF(SAME)
-                  : low > ref                                      ? ARI_IF(TWICE)
-                                                                   : 0);
+                  own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
+                  : low > ref                                          ? ARI_IF(TWICE)
+                                                                       : 0);
         t->is |= is_of_stages(d, ref) ? ARI_IF(STAGES) : 0;
         ari_number(t, "low", low);
         ari_number(t, "high", high);

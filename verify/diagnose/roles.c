@@ -136,6 +136,8 @@ static const struct word {
     {".ln1", false, ARI_IS_NORM},
     {".ln2", false, ARI_IS_NORM},
     {"embed", false, ARI_IS_EMBEDDING},
+    {"tok_emb", false, ARI_IS_EMBEDDING},
+    {"token_emb", false, ARI_IS_EMBEDDING},
     {"wte", false, ARI_IS_EMBEDDING},
     {"lm_head", false, ARI_IS_HEAD},
     {"loss", false, ARI_IS_LOSS},

@@ -50,9 +50,7 @@ static bool is_looked_up_in(const ari_case *c, const float *table, size_t ids)
 {
     const ari_difference *d = c->grid.d;
     const size_t cols = c->grid.cols;
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         const int64_t id = d->ids[run.row];
         if (id < 0 || (size_t)id >= ids)
             return false;
@@ -78,7 +76,7 @@ static ar_status measure_stale_table(ari_trace *t, const ari_case *c)
     const ar_dump_tensor *before = ari_weight_before(known, stem, (size_t)n, d->step - 1);
     if (!before || before->ndim != 2 || before->shape[1] != c->grid.cols)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&table, before->count, sizeof *table, before->name));
+    AR_TRY(ARI_ALLOC(&table, before->count, before->name));
     const ar_status st = ar_dump_read_f32(before, 0, before->count, table);
     if (st == AR_OK && is_looked_up_in(c, table, before->shape[0]))
         ari_found(t, ARI_FOUND_LOOKUP, ARI_IF(OF_BEFORE));
@@ -164,13 +162,20 @@ static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const
         count_id(times, last, c->grid.shape[0], (double)d->ids[i], (i + 1) % d->seq == 0);
     if (d->ids)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&ids, of_dump->count, sizeof *ids, of_dump->name));
+    AR_TRY(ARI_ALLOC(&ids, of_dump->count, of_dump->name));
     const ar_status st = ar_dump_read_f64(of_dump, 0, of_dump->count, ids);
     const size_t seq = of_dump->shape[of_dump->ndim - 1];
     for (size_t i = 0; st == AR_OK && i < of_dump->count; i++)
         count_id(times, last, c->grid.shape[0], ids[i], (i + 1) % seq == 0);
     free(ids);
     return st;
+}
+
+/* What was done with the embedding's use of a tied weight: v = r - e has less of r, v = r + e more. */
+static void say_use(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    ari_words(t, "use", "%s", all->vr < all->rr ? "is missing from the sum" : "was counted twice");
 }
 
 /* Wrong rows against the ids of the batch. */
@@ -190,6 +195,7 @@ static void compare_ids(ari_trace *t, const ari_case *c, const size_t *times, co
     if (unused > 0 || wrong < 2 || (!repeated && right > 0))
         return;
     ari_found(t, ARI_FOUND_BATCH_ROWS, repeated ? ARI_IF(TWICE) : others > 0 ? ARI_IF(SOME) : 0);
+    say_use(t, c);
     ari_count(t, "ids", wrong);
 }
 
@@ -208,6 +214,7 @@ static void guess_tied(ari_trace *t, const ari_case *c)
     if (wrong < 4 || partly * 10 > wrong || zero * 10 > g->rows || wrong * 3 > (to - from) * 2)
         return;
     ari_found(t, ARI_FOUND_BATCH_ROWS, ARI_IF(PERHAPS));
+    say_use(t, c);
     t->less = 24;
     ari_count(t, "ids", wrong);
 }
@@ -264,8 +271,8 @@ static ar_status measure_batch(ari_trace *t, const ari_case *c)
         return AR_OK;
     }
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&times, c->grid.shape[0], sizeof *times, d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&last, c->grid.shape[0], sizeof *last, d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&times, c->grid.shape[0], d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&last, c->grid.shape[0], d->name));
     AR_TRY_TO(done, st, count_ids(times, last, c, of_dump));
     compare_ids(t, c, times, last);
     if (t->kind == ARI_FOUND_NOTHING)

@@ -1,83 +1,235 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference times a number that is another one for each slice, sample, shard or row. */
+/* The reference times a number that is another one for each class of elements: of slices, rows, shards, shards of each
+ * row, and of the parts that a mean was taken over. */
 #include <stdlib.h>
 
 #include "anyrank/parallel.h"
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
-/* --- a factor for each slice -------------------------------------------------------------------------------------- */
+/* --- classes ------------------------------------------------------------------------------------------------------ */
 
-/* Whether values are the reference times a number, but for rounding of n of them. */
-static bool scales(const ari_case *c, const ari_sums *s, double n)
+/* `side` elements that lie side by side are of one class; `n` classes follow each other, again and again. */
+typedef struct classes {
+    size_t side, n;
+} classes;
+
+/* Shards of a dimension; as many as it has indices: slices. */
+static classes along(const ari_grid *g, int dim, size_t n)
 {
-    const double left = ari_factor_left(s);
-    return s->rr > 0.0 && fabs(ari_factor_of(s)) > 1e-9 && left <= 1e-3 * s->vv &&
-           left <= fmax(1e-10, 0.25 * c->relative * c->relative) * s->vv + n * c->absolute * c->absolute;
+    return (classes){g->shape[dim] / n * ari_grid_inner(g, dim), n};
 }
 
-enum { ROWS = -1 }; /* all dimensions but the last as one axis */
+/* What takes the reference to the values of a class. */
+typedef struct scale {
+    ari_fit fit;
+    size_t off;            /* elements that differ */
+    double factor, unsure; /* unsure: six standard errors */
+} scale;
 
-/* Sums of each slice along an axis, over all copies; n counts what differs. */
-static ar_status sum_slices(ari_sums **gives, size_t *n, const ari_case *c, int axis)
+static void solve(scale *s)
 {
-    const ari_grid *g = &c->grid;
-    const bool last = axis == g->nd - 1;
-    *n = axis == ROWS ? g->rows : g->shape[axis];
-    AR_TRY(ari_alloc_zero((void **)gives, *n, sizeof **gives, g->d->name));
-    ari_runs it = ari_runs_of(g);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        ari_sums *s = *gives + (axis == ROWS ? run.row : ari_grid_index(g, run.index, axis));
-        for (size_t i = 0; i < run.count; i++, s += last) {
-            ari_sums_add(s, (double)run.value[i], (double)run.ref[i]);
-            s->n += ari_survey_bit(&c->survey, run.index + i);
+    ari_fit_one(&s->factor, &s->fit);
+    s->unsure = ari_fit_unsure(&s->fit) * fabs(s->factor);
+}
+
+/* Over all copies. */
+static ar_status fit_classes(scale **gives, const ari_case *c, classes k)
+{
+    AR_TRY(ARI_ALLOC_ZERO(gives, k.n, c->grid.d->name));
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
+        for (size_t i = 0, end; i < run.count; i = end) {
+            const size_t at = run.index + i, left = k.side - at % k.side;
+            scale *s = *gives + at / k.side % k.n;
+            for (end = i; end < run.count && end - i < left; end++) {
+                ari_fit_add(&s->fit, (double)run.value[end], (double)run.ref[end], 0.0);
+                s->off += ari_survey_bit(&c->survey, run.index + end);
+            }
         }
     }
+    for (size_t i = 0; i < k.n; i++)
+        solve(*gives + i);
     return AR_OK;
 }
 
-/* The range of the slices' factors; false unless each that differs has one, and not all the same. */
-static bool range_of(double *low, double *high, size_t *wrong, const ari_case *c, const ari_sums *s, size_t n)
+/* What factors of classes have in common. */
+typedef struct spread {
+    double low, high;
+    size_t wrong, apart; /* classes with a difference; of those, whose factor is another than the first's */
+    scale first;
+} spread;
+
+static const spread no_spread = {.low = INFINITY, .high = -INFINITY};
+
+/* What the noise that there is, or all that the case allows where it is of one sign, leaves unknown of a factor. */
+static double unknown_of(const ari_case *c, const scale *s)
 {
-    const double size = (double)(c->grid.count / n);
-    size_t apart = 0;
-    double first = 0.0;
-    bool far = false;
-    *low = INFINITY;
-    *high = -INFINITY;
-    *wrong = 0;
-    for (size_t k = 0; k < n; k++) {
-        const double factor = ari_factor_of(&s[k]);
-        if (s[k].n == 0)
-            continue;
-        if (!scales(c, &s[k], size))
-            return false;
-        first = (*wrong)++ ? first : factor;
-        apart +=
-            fabs(factor - first) > fmax(2e-5, c->relative) * fabs(first) + 4.0 * c->absolute * sqrt(size / s[k].rr);
-        far = far || fabs(factor - 1.0) > (c->val ? 2e-3 : 1e-4);
-        *low = fmin(*low, factor);
-        *high = fmax(*high, factor);
-    }
-    return *wrong > 1 && apart > 0 && far && size >= 8.0;
+    return fmax(s->unsure, 4.0 * c->absolute * sqrt((double)s->fit.n / s->fit.aa));
 }
 
-static void measure_slices(ari_trace *t, const ari_case *c, int axis, const ari_sums *s, size_t n)
+static void spread_add(spread *all, const ari_case *c, const scale *s)
+{
+    const double known = fmax(2.0 * ARI_SUMS, c->relative) * fmax(1.0, fabs(s->factor));
+    all->first = all->wrong++ == 0 ? *s : all->first;
+    all->apart += fabs(s->factor - all->first.factor) > known + unknown_of(c, s) + unknown_of(c, &all->first);
+    all->low = fmin(all->low, s->factor);
+    all->high = fmax(all->high, s->factor);
+}
+
+/* Whether each class that differs has a factor. */
+static bool spread_of(spread *all, const ari_case *c, const scale *s, size_t n)
+{
+    *all = no_spread;
+    for (size_t k = 0; k < n; k++) {
+        if (s[k].off > 0 && !ari_is_multiple(c, &s[k].fit))
+            return false;
+        if (s[k].off > 0)
+            spread_add(all, c, &s[k]);
+    }
+    return all->apart > 0;
+}
+
+/* --- a factor for each slice, row or shard ------------------------------------------------------------------------ */
+
+/* Of fewer elements each has a factor. */
+enum { ELEMENTS_TELL = 8 };
+
+/* `dim` may be ROWS: all dimensions but the last as one. */
+enum { ROWS = -1 };
+
+static void measure_slices(ari_trace *t, const ari_case *c, int dim, const scale *s, size_t n)
 {
     const ari_grid *g = &c->grid;
-    const int rows = g->nd < 2 ? 0 : g->nd - 2, dim = axis == ROWS ? rows : axis;
-    double low = 0.0, high = 0.0;
-    size_t wrong = 0;
-    if (n < 2 || !range_of(&low, &high, &wrong, c, s, n) || (!c->val && !(low > 0.0)))
+    const int named = dim != ROWS ? dim : g->nd < 2 ? 0 : g->nd - 2;
+    const double far = c->val ? 2.0 * ARI_KNOWN : ARI_SEEN;
+    spread all;
+    if (c->grid.count / n < ELEMENTS_TELL || !spread_of(&all, c, s, n) || (!c->val && !(all.low > 0.0)) ||
+        (fabs(all.low - 1.0) <= far && fabs(all.high - 1.0) <= far))
         return;
-    ari_found(t, ARI_FOUND_SLICE_FACTORS, axis == g->nd - 1 ? ARI_IF(FEATURES) : axis == ROWS ? ARI_IF(ROWS) : 0);
-    ari_words(t, "axis", "%s", ari_dim_name(g, dim, false));
-    ari_words(t, "axes", "%s", ari_dim_name(g, dim, true));
-    ari_count(t, "wrong", wrong);
-    ari_number(t, "low", low);
-    ari_number(t, "high", high);
+    ari_found(t, ARI_FOUND_SLICE_FACTORS, dim == g->nd - 1 ? ARI_IF(FEATURES) : dim == ROWS ? ARI_IF(ROWS) : 0);
+    ari_words(t, "axis", "%s", ari_dim_name(g, named, false));
+    ari_words(t, "axes", "%s", ari_dim_name(g, named, true));
+    ari_count(t, "wrong", all.wrong);
+    ari_number(t, "low", all.low);
+    ari_number(t, "high", all.high);
+}
+
+typedef struct shards {
+    classes k;
+    scale s[ARI_MOST_RANKS];
+} shards;
+
+static double of_its_shard(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const shards *p = h->of;
+    return p->s[(run->index + i) / p->k.side % p->k.n].factor * (double)run->ref[i];
+}
+
+/* Whether every one of n shards along a dimension has a factor, and those that differ not all the same. */
+static bool shards_scale(shards *p, const ari_case *c, int dim, size_t n, const scale *slice)
+{
+    const size_t each = c->grid.shape[dim] / n;
+    spread all;
+    *p = (shards){.k = along(&c->grid, dim, n)};
+    for (size_t i = 0; i < each * n; i++) {
+        scale *s = &p->s[i / each];
+        const ari_fit *f = &slice[i].fit;
+        s->fit.yy += f->yy, s->fit.ya += f->ya, s->fit.aa += f->aa, s->fit.n += f->n;
+        s->off += c->survey.hits[dim][i]; /* of a shard that is right the factor says nothing */
+    }
+    for (size_t k = 0; k < n; k++)
+        solve(&p->s[k]);
+    const ari_hypothesis h = {.expect = of_its_shard, .c = c, .of = p};
+    return spread_of(&all, c, p->s, n) && ari_holds_all(NULL, &h);
+}
+
+static void measure_shards(ari_trace *t, const ari_case *c, int dim, const scale *slice)
+{
+    const size_t indices = c->grid.shape[dim];
+    shards p;
+    size_t n = 2;
+    while (n <= ARI_MOST_RANKS && n < indices &&
+           !(indices % n == 0 && c->count / n >= ELEMENTS_TELL && shards_scale(&p, c, dim, n, slice)))
+        n++;
+    if (n > ARI_MOST_RANKS || n >= indices)
+        return;
+    ari_found(t, ARI_FOUND_SHARD_FACTORS, 0);
+    ari_count(t, "shards", n);
+    ari_words(t, "axes", "%s", ari_dim_name(&c->grid, dim, true));
+    ari_text factors = ari_list(t, "factors");
+    for (size_t k = 0; k < n && k < 6; k++)
+        ari_say(&factors, " %.5g", p.s[k].factor);
+    ari_say(&factors, n > 6 ? " ..." : "");
+}
+
+/* Whether each row's n shards have factors, a quarter of them other ones than the row's first. */
+static bool row_shards_scale(spread *all, const ari_case *c, size_t n)
+{
+    const size_t size = c->grid.cols / n;
+    size_t apart = 0;
+    double worst = 0.0;
+    *all = no_spread;
+    for (size_t row = 0; row < c->grid.rows; row++) {
+        spread own = no_spread;
+        for (size_t from = row * c->grid.cols; from < (row + 1) * c->grid.cols; from += size) {
+            scale s = {.off = 0};
+            for (size_t i = from; i < from + size; i++)
+                ari_fit_add(&s.fit, (double)c->val[i], (double)c->ref[i], 0.0);
+            solve(&s);
+            s = s.fit.aa > 0.0 ? s : (scale){.factor = 1.0, .unsure = HUGE_VAL};
+            for (size_t i = from; i < from + size; i++) {
+                if (!ari_fits_scaled(c, i, s.factor, &worst))
+                    return false;
+            }
+            spread_add(&own, c, &s);
+        }
+        apart += own.apart;
+        all->low = fmin(all->low, own.low);
+        all->high = fmax(all->high, own.high);
+    }
+    return apart * 4 > c->grid.rows * n && all->low > 0.0;
+}
+
+static void measure_row_shards(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    spread all;
+    if (c->survey.different * 4 < c->count) /* in as much noise as is allowed all factors fit */
+        return;
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1; n++) {
+        if (g->cols % n != 0 || !row_shards_scale(&all, c, n))
+            continue;
+        ari_found(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
+        ari_count(t, "shards", n);
+        ari_number(t, "low", all.low);
+        ari_number(t, "high", all.high);
+        return;
+    }
+}
+
+ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    scale *s[AR_MAX_DIMS + 1] = {NULL}; /* of each dimension's indices, of rows */
+    ar_status st = AR_OK;
+    const int repeats = ari_reference_repeats(c, g->cols);
+    for (int dim = 0; c->val && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
+        AR_TRY_TO(done, st, fit_classes(&s[dim], c, along(g, dim, g->shape[dim])));
+        measure_shards(t, c, dim, s[dim]);
+    }
+    for (int dim = 0; c->val && g->nd > 1 && dim < g->nd - repeats && t->kind == ARI_FOUND_NOTHING; dim++)
+        measure_slices(t, c, dim, s[dim], g->shape[dim]);
+    if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d)) {
+        AR_TRY_TO(done, st, fit_classes(&s[AR_MAX_DIMS], c, (classes){g->cols, g->rows}));
+        measure_slices(t, c, ROWS, s[AR_MAX_DIMS], g->rows);
+    }
+    if (t->kind == ARI_FOUND_NOTHING && c->val)
+        measure_row_shards(t, c);
+done:
+    for (int i = 0; i <= AR_MAX_DIMS; i++)
+        free(s[i]);
+    return st;
 }
 
 /* --- a mean over each part in place of the whole ------------------------------------------------------------------ */
@@ -90,6 +242,9 @@ typedef struct parts {
     double unsure;             /* what noise leaves unknown of an f, relative to it */
 } parts;
 
+/* In more noise than this no count is told from another. */
+static const double most_unsure = 5e-3;
+
 static void add_part(parts *p, double factor)
 {
     p->inverse += 1.0 / factor;
@@ -98,97 +253,80 @@ static void add_part(parts *p, double factor)
     p->n++;
 }
 
-/* Part k are samples [start, start + count): false if they have no factor in common. */
-static bool add_samples(parts *p, const ari_case *c, const ari_sums *s, size_t start, size_t count)
+/* Samples [start, end) are a part: false if they have no factor in common. */
+static bool add_samples(parts *p, const ari_case *c, const scale *s, size_t start, size_t end)
 {
-    double factor = NAN;
-    for (size_t i = start; i < start + count; i++) {
-        const double own = ari_factor_of(&s[i]), size = (double)(c->grid.count / c->grid.shape[0]);
-        if (s[i].rr == 0.0 && s[i].vv == 0.0)
+    const scale *last = NULL;
+    for (size_t i = start; i < end; i++) {
+        if (s[i].fit.aa == 0.0 && s[i].fit.yy == 0.0)
             continue;
-        /* Six standard errors, as of one factor. */
-        const double unsure = 6.0 * sqrt(fmax(ari_factor_left(&s[i]), 0.0) / size / s[i].rr) / fabs(own);
-        p->unsure = fmin(fmax(p->unsure, unsure), 5e-3);
-        if (!scales(c, &s[i], size) || !(own > 0.0) ||
-            (!isnan(factor) && !ari_is_near(own, factor, fmax(p->unsure, 1e-4))))
+        p->unsure = fmin(fmax(p->unsure, s[i].unsure / fabs(s[i].factor)), most_unsure);
+        if (!ari_is_multiple(c, &s[i].fit) || !(s[i].factor > 0.0) ||
+            (last && !ari_is_near(s[i].factor, last->factor, fmax(p->unsure, ARI_SEEN))))
             return false;
-        factor = own;
+        last = &s[i];
     }
-    if (!isnan(factor))
-        add_part(p, factor);
+    if (last)
+        add_part(p, last->factor);
     return true;
 }
 
-/* The parts are the samples of a data-parallel rank, or of one of its micro-batches; where ranks are not seen, runs of
- * samples with one factor. */
-static bool parts_of_samples(parts *p, const ari_case *c, const ari_sums *s, int micro_batches)
+/* The parts are runs of samples with one factor; of each rank's micro-batches their samples. */
+static bool parts_of_samples(parts *p, const ari_case *c, const scale *s, int micro_batches)
 {
-    const ari_difference *d = c->grid.d;
-    const ar_parallel layout = {.dp = ari_along(d, ARI_CUTS_SAMPLES), .micro_batches = micro_batches};
-    size_t start = 0, count = 0;
-    for (size_t end = 0; d->hidden && start < c->grid.shape[0]; start = end) {
-        for (end = start + 1; end < c->grid.shape[0]; end++) {
-            if (!ari_is_near(ari_factor_of(&s[end]), ari_factor_of(&s[start]), 2e-5))
-                break;
-        }
-        if (!add_samples(p, c, s, start, end - start))
-            return false;
+    const size_t samples = c->grid.shape[0];
+    const ar_parallel layout = {.dp = ari_along(c->grid.d, ARI_CUTS_SAMPLES), .micro_batches = micro_batches};
+    bool all = true;
+    *p = (parts){.n = 0};
+    for (size_t start = 0, end = 0; micro_batches == 0 && all && start < samples; start = end) {
+        while (end < samples && (end == start || ari_is_near(s[end].factor, s[start].factor, 2.0 * ARI_SUMS)))
+            end++;
+        all = add_samples(p, c, s, start, end);
     }
-    for (int i = 0; !d->hidden && i < layout.dp * micro_batches; i++) {
-        ar_parallel_rows(&layout, c->grid.shape[0], i / micro_batches, i % micro_batches, &start, &count);
-        if (!add_samples(p, c, s, start, count))
-            return false;
+    for (int i = 0; all && i < layout.dp * micro_batches; i++) {
+        size_t start, count;
+        ar_parallel_rows(&layout, samples, i / micro_batches, i % micro_batches, &start, &count);
+        all = add_samples(p, c, s, start, start + count);
     }
-    return true;
+    return all && p->n > 1;
 }
 
-/* One factor of all that a rank holds: of one value, or of its own positions. The parts are the ranks along `over`. */
+/* One factor of all that a rank holds: of one value, of its own samples or positions. The parts are the ranks along
+ * `over`. */
 static bool parts_of_ranks(parts *p, const ari_case *c, ari_axes over)
 {
     const ari_difference *d = c->grid.d;
     *p = (parts){.n = 0};
     for (int rank = 0; rank < d->ranks; rank++) {
         const ari_tally *own = &c->survey.rank[rank];
-        const ari_sums s = {own->vr, own->rr, own->vv, own->different};
+        const ari_fit fit = ari_fit_of(own);
+        double factor = 1.0;
         if (!ari_in_group(d, rank, over, 0) || own->held == 0)
             continue;
-        const double factor = own->different > 0 ? ari_factor_of(&s) : 1.0;
-        if (!(factor > 0.0) || !isfinite(factor) || (own->different > 0 && ari_factor_left(&s) > 1e-10 * s.vv))
+        if (own->different > 0 && (ari_fit_one(&factor, &fit), !ari_is_multiple(c, &fit) || !(factor > 0.0)))
             return false;
         add_part(p, factor);
     }
-    return true;
+    return p->n > 1;
 }
 
 enum { IDS_ASKED = 4096 };
+/* What is left of a row that no other part adds to. */
+static const double one_part_alone = 1e-9;
 
 /* The factors of the embedding's gradients of ids, of at most IDS_ASKED, where each is a multiple of the reference's:
  * those are of ids that one part alone looks up. */
 static ar_status factors_of_ids(double *factor, size_t *n, const ar_dump_tensor *r, const ar_dump_tensor *v)
 {
     const size_t cols = r->shape[1], step = r->shape[0] / IDS_ASKED + 1;
-    float *row = NULL;
-    ar_status st = AR_OK;
     *n = 0;
-    AR_TRY(ari_alloc((void **)&row, 2 * cols, sizeof *row, r->name));
-    for (size_t id = 0; id < r->shape[0] && st == AR_OK; id += step) {
-        ari_sums s = {0};
-        AR_TRY_TO(done, st, ar_dump_read_f32(r, id * cols, cols, row));
-        AR_TRY_TO(done, st, ar_dump_read_f32(v, id * cols, cols, row + cols));
-        for (size_t i = 0; i < cols; i++)
-            ari_sums_add(&s, (double)row[cols + i], (double)row[i]);
-        if (s.rr > 0.0 && s.vr > 0.0 && ari_factor_left(&s) <= 1e-9 * s.vv)
-            factor[(*n)++] = ari_factor_of(&s);
+    for (size_t id = 0; id < r->shape[0]; id += step) {
+        ari_fit f = {0};
+        AR_TRY(ari_fit_read(&f, v, r, id * cols, cols));
+        if (f.ya > 0.0 && ari_fit_one(&factor[*n], &f) <= one_part_alone)
+            (*n)++;
     }
-done:
-    free(row);
-    return st;
-}
-
-static int compare_factors(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    return AR_OK;
 }
 
 /* A parameter's gradient mixes the parts, but for ids that one part alone looks up. A part
@@ -198,12 +336,12 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
     const ar_dump_tensor *v = ar_dump_find(c->known->other, r->name);
     double *factor = NULL;
     size_t n = 0;
-    *p = (parts){.unsure = 1e-4};
-    if (!v || v->ndim != 2 || v->count != r->count || r->shape[1] < 8)
+    *p = (parts){.unsure = ARI_SEEN};
+    if (!v || v->ndim != 2 || v->count != r->count || r->shape[1] < ELEMENTS_TELL)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&factor, IDS_ASKED, sizeof *factor, r->name));
+    AR_TRY(ARI_ALLOC(&factor, IDS_ASKED + 1, r->name));
     const ar_status st = factors_of_ids(factor, &n, r, v);
-    qsort(factor, n, sizeof *factor, compare_factors);
+    qsort(factor, n, sizeof *factor, ari_by_value);
     for (size_t first = 0, end = 0; st == AR_OK && first < n; first = end) {
         while (end < n && ari_is_near(factor[end], factor[first], p->unsure))
             end++;
@@ -214,13 +352,30 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
     return st;
 }
 
-/* Whether the parts' factors are those of means; how many parts an average would be over. */
-static bool are_means(ari_trace *t, const parts *p, int expected, ari_properties is)
+/* Whether the dumps have a loss of the step, and it is right: one that was divided by another count is not. */
+static bool loss_is_right(const ari_case *c)
 {
-    const double within = fmax(p->unsure, 1e-4);
+    const ar_dump *r = c->known->reference, *v = c->known->other;
+    for (size_t i = 0; r && v && i < ar_dump_count(r); i++) {
+        const ar_dump_tensor *a = ar_dump_at(r, i), *b = ar_dump_find(v, a->name);
+        const ari_order_key key = ari_order_of(a->name, c->path);
+        ari_fit f = {0};
+        double ratio;
+        if (b && a->count == 1 && b->count == 1 && key.pass == 'f' && key.step == c->grid.d->step &&
+            (ari_name_is(a->name) & ARI_IS_LOSS) && ari_fit_read(&f, b, a, 0, 1) == AR_OK)
+            return ari_fit_one(&ratio, &f), ari_is_near(ratio, 1.0, ARI_KNOWN);
+    }
+    return false;
+}
+
+/* Whether the parts' factors are those of means; how many parts an average would be over. */
+static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expected, ari_properties is)
+{
+    const double within = fmax(p->unsure, ARI_SEEN);
     const bool apart = !ari_is_near(p->low, p->high, 4.0 * within);
     const bool averaged = apart && (ari_is_near(p->inverse, p->n, within) || ari_is_near(p->inverse, expected, within));
-    if (!averaged && !(p->n > 1 && ari_is_near(p->inverse, 1.0, within) && (apart || !(is & ARI_IF(HIDDEN)))))
+    const bool added = ari_is_near(p->inverse, 1.0, within) && (apart || !(is & ARI_IF(HIDDEN) || loss_is_right(c)));
+    if (!averaged && !added)
         return false;
     ari_found(t, ARI_FOUND_MEANS, is | (averaged ? ARI_IF(AVERAGE) : 0) | (apart ? 0 : ARI_IF(SAME)));
     ari_count(t, "parts", (size_t)p->n);
@@ -228,15 +383,15 @@ static bool are_means(ari_trace *t, const parts *p, int expected, ari_properties
     ari_number(t, "high", p->high);
     ari_number(t, "inverse", p->inverse);
     ari_words(t, "of", "%s",
-              is & ARI_IF(OF_DP)      ? "data-parallel ranks"
-              : is & ARI_IF(OF_CP)    ? "context-parallel ranks"
-              : is & ARI_IF(OF_MICRO) ? "micro-batches"
-                                      : "ranks or micro-batches");
+              is & ARI_IF(OF_DP)                         ? "data-parallel ranks"
+              : is & ARI_IF(OF_CP)                       ? "context-parallel ranks"
+              : is & ARI_IF(OF_MICRO) || ari_is_alone(c) ? "micro-batches"
+                                                         : "ranks or micro-batches");
     return true;
 }
 
 /* The step's gradients of embeddings say what is wrong with all gradients. */
-static ar_status measure_ids(ari_trace *t, const ari_case *c)
+static ar_status means_of_ids(ari_trace *t, const ari_case *c)
 {
     for (size_t i = 0; i < ar_dump_count(c->known->reference) && t->kind == ARI_FOUND_NOTHING; i++) {
         const ar_dump_tensor *r = ar_dump_at(c->known->reference, i);
@@ -246,9 +401,9 @@ static ar_status measure_ids(ari_trace *t, const ari_case *c)
             !(ari_name_is(r->name) & ARI_IS_EMBEDDING))
             continue;
         AR_TRY(parts_of_ids(&p, c, r));
-        if (p.n > 1 && are_means(t, &p, p.n, ARI_IF(HIDDEN)))
-            ari_words(t, "of", "ranks or micro-batches (as %s shows, in rows of ids that one of them alone has)",
-                      r->name);
+        if (p.n > 1 && are_means(t, c, &p, p.n, ARI_IF(HIDDEN)))
+            ari_words(t, "of", "%s (as %s shows, in rows of ids that one of them alone has)",
+                      ari_is_alone(c) ? "micro-batches" : "ranks or micro-batches", r->name);
     }
     return AR_OK;
 }
@@ -265,7 +420,7 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
     for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
         const bool there = ari_along(c->grid.d, axes[i].over) > 1 && !(one && axes[i].over == ARI_CUTS_DATA);
         parts p;
-        if (there && parts_of_ranks(&p, c, axes[i].over) && p.n > 1 && are_means(t, &p, p.n, axes[i].is))
+        if (there && parts_of_ranks(&p, c, axes[i].over) && are_means(t, c, &p, p.n, axes[i].is))
             return true;
     }
     return false;
@@ -274,184 +429,21 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 ar_status ari_measure_means(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const int dp = ari_along(d, ARI_CUTS_SAMPLES), micro = d->micro_batches > 1 ? d->micro_batches : 1;
-    const bool shared = ari_along(d, ARI_CUTS_POSITIONS) > 1;
+    const int micro = d->hidden ? 0 : d->micro_batches;
     const bool samples = d->pass == 'b' && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
-    parts p = {.n = 0}, of_micro = {.n = 0}, runs = {.n = 0};
-    ari_sums *s = NULL;
-    size_t n = 0;
-    if (d->pass == 'g' && d->hidden && c->known->reference && c->known->other && c->survey.total.nan == 0)
-        return measure_ids(t, c);
-    if ((!samples && !(value && ari_along(d, ARI_CUTS_DATA) > 1)) || c->survey.total.nan > 0)
+    scale *s = NULL;
+    parts p;
+    if (d->pass == 'g' && d->hidden && c->known->reference && c->known->other)
+        return means_of_ids(t, c);
+    if (!d->hidden && (samples || value) && are_means_of_ranks(t, c))
         return AR_OK;
-    if (samples)
-        AR_TRY(sum_slices(&s, &n, c, 0));
-    if (d->hidden && n > 1 && parts_of_samples(&runs, c, s, 1) && runs.n > 1)
-        are_means(t, &runs, runs.n, ARI_IF(HIDDEN));
-    else if (dp > 1 && samples && parts_of_samples(&p, c, s, 1) && p.n > 1 && are_means(t, &p, p.n, ARI_IF(OF_DP)))
-        ;
-    else if (!d->hidden && (value || shared) && are_means_of_ranks(t, c))
-        ;
-    else if (micro > 1 && samples && parts_of_samples(&of_micro, c, s, micro))
-        are_means(t, &of_micro, micro, ARI_IF(OF_MICRO));
+    if (!samples || (!d->hidden && micro < 2))
+        return AR_OK;
+    AR_TRY(fit_classes(&s, c, along(&c->grid, 0, c->grid.shape[0])));
+    if (parts_of_samples(&p, c, s, micro))
+        are_means(t, c, &p, d->hidden ? p.n : micro, d->hidden ? ARI_IF(HIDDEN) : ARI_IF(OF_MICRO));
     free(s);
     return AR_OK;
-}
-
-/* --- a factor for each shard -------------------------------------------------------------------------------------- */
-
-typedef struct shards {
-    int dim;
-    size_t n, inner; /* shards; elements of one that lie side by side */
-    ari_sums s[ARI_MOST_RANKS];
-} shards;
-
-/* Whether an element is the reference times a factor; what rounding left in the reference is scaled with it. */
-static bool is_scaled(const ari_case *c, size_t i, double factor)
-{
-    const double expected = factor * (double)c->ref[i], off = fabs((double)c->val[i] - expected);
-    return off <= fmax(1.0, fabs(factor)) * c->absolute + (c->relative + 0x1p-21) * fabs(expected);
-}
-
-/* The standard error of a factor; of the sums' elements, there are `outer` times as many as counted. */
-static double noise_in_factor(const ari_sums *s, size_t outer)
-{
-    return sqrt(fmax(ari_factor_left(s), 0.0) / s->rr / (double)(s->n * outer));
-}
-
-/* Whether every shard of n along a dimension has a factor, and not all the same. */
-static bool shards_scale(shards *p, const ari_case *c, int dim, size_t n, const ari_sums *slice)
-{
-    const ari_grid *g = &c->grid;
-    const size_t inner = ari_grid_inner(g, dim), outer = g->count / inner / g->shape[dim];
-    bool apart = false;
-    *p = (shards){.dim = dim, .n = n, .inner = g->shape[dim] / n * inner};
-    for (size_t i = 0; i < g->shape[dim]; i++) {
-        ari_sums *s = &p->s[i / (g->shape[dim] / n)];
-        s->vr += slice[i].vr;
-        s->rr += slice[i].rr;
-        s->vv += slice[i].vv;
-        s->n += p->inner / (g->shape[dim] / n);
-    }
-    for (size_t k = 0; k < n; k++) {
-        const double factor = ari_factor_of(&p->s[k]);
-        if (!isfinite(factor) || fabs(factor) < 1e-9 || fabs(factor) * c->max_ref <= 4.0 * c->absolute)
-            return false;
-        const double unsure = noise_in_factor(&p->s[k], outer) + noise_in_factor(&p->s[0], outer);
-        apart = apart || fabs(factor - ari_factor_of(&p->s[0])) > fmax(1e-3 * fabs(factor), 6.0 * unsure);
-    }
-    double worst = 0.0;
-    for (size_t i = 0; apart && i < c->count; i++) {
-        const double expected = ari_factor_of(&p->s[i / p->inner % n]) * (double)c->ref[i];
-        if (!is_scaled(c, i, ari_factor_of(&p->s[i / p->inner % n])))
-            return false;
-        worst = fmax(worst, fabs((double)c->val[i] - expected));
-    }
-    return apart && ari_explains(c, worst);
-}
-
-static void found_shards(ari_trace *t, const ari_case *c, const shards *p)
-{
-    ari_found(t, ARI_FOUND_SHARD_FACTORS, 0);
-    ari_count(t, "shards", p->n);
-    ari_words(t, "axes", "%s", ari_dim_name(&c->grid, p->dim, true));
-    ari_text factors = ari_list(t, "factors");
-    for (size_t k = 0; k < p->n && k < 6; k++)
-        ari_say(&factors, " %.5g", ari_factor_of(&p->s[k]));
-    ari_say(&factors, p->n > 6 ? " ..." : "");
-}
-
-static void measure_shards(ari_trace *t, const ari_case *c, int dim, const ari_sums *slice)
-{
-    const size_t indices = c->grid.shape[dim];
-    shards p;
-    for (size_t n = 2; n <= ARI_MOST_RANKS && n < indices && t->kind == ARI_FOUND_NOTHING; n++) {
-        if (indices % n == 0 && c->count / n >= 8 && shards_scale(&p, c, dim, n, slice))
-            found_shards(t, c, &p);
-    }
-}
-
-/* --- a factor for each shard of each row -------------------------------------------------------------------------- */
-
-/* Whether a run of features is the reference times a number; what noise leaves unknown of it: six standard errors. */
-static bool run_scales(const ari_case *c, size_t from, size_t n, double *factor, double *unsure)
-{
-    ari_sums s = {0};
-    for (size_t i = from; i < from + n; i++)
-        ari_sums_add(&s, (double)c->val[i], (double)c->ref[i]);
-    *factor = s.rr > 0.0 ? ari_factor_of(&s) : 1.0;
-    *unsure = s.rr > 0.0 ? 6.0 * sqrt(fmax(ari_factor_left(&s), 0.0) / (double)n / s.rr) : HUGE_VAL;
-    for (size_t i = from; i < from + n; i++) {
-        if (!is_scaled(c, i, *factor))
-            return false;
-    }
-    return true;
-}
-
-/* Whether each row's n runs of features have factors, which differ from run to run. */
-static bool row_shards_scale(const ari_case *c, size_t n, double *low, double *high)
-{
-    const size_t cols = c->grid.cols, size = cols / n;
-    size_t apart = 0;
-    *low = INFINITY;
-    *high = -INFINITY;
-    for (size_t row = 0; row < c->grid.rows; row++) {
-        double first = 1.0, factor = 1.0, unsure = 0.0, of_first = 0.0;
-        for (size_t k = 0; k < n; k++) {
-            if (!run_scales(c, row * cols + k * size, size, &factor, &unsure))
-                return false;
-            first = k == 0 ? factor : first;
-            of_first = k == 0 ? unsure : of_first;
-            apart += fabs(factor - first) > (1e-3 + c->relative) * fmax(1.0, fabs(first)) + unsure + of_first;
-            *low = fmin(*low, factor);
-            *high = fmax(*high, factor);
-        }
-    }
-    return apart * 4 > c->grid.rows * n && *low > 0.0;
-}
-
-static void measure_row_shards(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    double low, high;
-    if (c->survey.different * 4 < c->count) /* in as much noise as is allowed all factors fit */
-        return;
-    for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1; n++) {
-        if (g->cols % n != 0 || !row_shards_scale(c, n, &low, &high))
-            continue;
-        ari_found(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
-        ari_count(t, "shards", n);
-        ari_number(t, "low", low);
-        ari_number(t, "high", high);
-        return;
-    }
-}
-
-ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    ari_sums *s[AR_MAX_DIMS + 1] = {NULL}; /* of each dimension's indices, of rows */
-    size_t n = 0;
-    ar_status st = AR_OK;
-    if (c->survey.total.nan > 0)
-        return AR_OK;
-    const int repeats = ari_reference_repeats(c, g->cols);
-    for (int dim = 0; c->val && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
-        AR_TRY_TO(done, st, sum_slices(&s[dim], &n, c, dim));
-        measure_shards(t, c, dim, s[dim]);
-    }
-    for (int dim = 0; c->val && g->nd > 1 && dim < g->nd - repeats && t->kind == ARI_FOUND_NOTHING; dim++)
-        measure_slices(t, c, dim, s[dim], g->shape[dim]);
-    if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d)) {
-        AR_TRY_TO(done, st, sum_slices(&s[AR_MAX_DIMS], &n, c, ROWS));
-        measure_slices(t, c, ROWS, s[AR_MAX_DIMS], n);
-    }
-    if (t->kind == ARI_FOUND_NOTHING && c->val)
-        measure_row_shards(t, c);
-done:
-    for (int i = 0; i <= AR_MAX_DIMS; i++)
-        free(s[i]);
-    return st;
 }
 
 /* --- attention's probabilities ------------------------------------------------------------------------------------ */
@@ -506,8 +498,7 @@ static double factor_of_scores(const ari_case *c)
 ar_status ari_measure_probs(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    if (!(ari_name_is(g->d->name) & ARI_IS_PROBS) || g->d->pass != 'f' || g->nd < 3 || c->survey.total.nan > 0 ||
-        g->shape[g->nd - 1] != g->shape[g->nd - 2])
+    if (!(ari_name_is(g->d->name) & ARI_IS_PROBS) || g->nd < 3 || g->shape[g->nd - 1] != g->shape[g->nd - 2])
         return AR_OK;
     const size_t before = band_of(g, c->ref), now = band_of(g, c->val);
     const double factor = factor_of_scores(c);

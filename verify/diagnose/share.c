@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much of the reference there is where values are whole and wrong: parts of sums, sums of other parts, noise. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -70,8 +71,7 @@ ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const ari_tally *all = &c->survey.total;
     size_t tokens = 0;
-    if (d->pass != 'g' || !ari_is_bias(d) || all->kept * 10 > all->held || all->different < 16 ||
-        !(fabs(ari_cosine(all)) < 0.7))
+    if (!ari_is_bias(d) || all->kept * 10 > all->held || all->different < 16 || !(fabs(ari_cosine(all)) < 0.7))
         return AR_OK;
     const per_token p = look_per_token(c);
     const bool exact = p.ends && ends_at_tokens(d, p.end, &tokens);
@@ -83,6 +83,172 @@ ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
     ari_count(t, "tokens", tokens);
     ari_count(t, "first", d->seq - 1);
     ari_count(t, "second", 2 * d->seq - 1);
+    return AR_OK;
+}
+
+/* --- parts of sums ------------------------------------------------------------------------------------------------ */
+
+/* What is there of the reference. A part of a sum that has nothing to do with what is missing is orthogonal to it: v*r is
+ * v*v, and over 1; it is larger where something foreign was added, and n where a part stands for a mean of n. */
+typedef struct part {
+    double share; /* v*r / r*r */
+    double over;  /* v*v / v*r */
+    double angle; /* their cosine */
+} part;
+
+static part part_of(const ari_tally *t)
+{
+    return (part){t->vr / t->rr, t->vv / t->vr, ari_cosine(t)};
+}
+
+/* From this many elements on a share and an angle say something. */
+enum { ENOUGH = 64 };
+/* A share is told from others by half its size: parts of a sum are not all of one size; by 0.3 where it is a number of
+ * samples, which are alike. */
+#define ABOUT 1.5
+#define NEARLY 1.3
+
+/* Whether enough elements differ, and all but 1 in `but` do: the rest are right by accident. */
+static bool all_differ(const ari_tally *t, size_t but)
+{
+    return t->different >= ENOUGH && t->kept * but <= t->held;
+}
+
+/* How many times too large or too small: log of the ratio, without sign. */
+static double distance(double share, double expected)
+{
+    return expected > 0.0 ? fabs(log(share / expected)) : HUGE_VAL;
+}
+
+/* Whether the share is about 1/n; what is nearer than `within`. */
+static bool is_one_of(double share, double n, double within)
+{
+    return n > 1.0 && distance(share, 1.0 / n) < log(within);
+}
+
+/* Parts of a sum are not all of one size: a share of 1/n may be one of these. */
+static void say_how_many(ari_trace *trace, const ari_case *c, double share)
+{
+    const double low = fmax(2.0, floor(1.0 / (share * 1.4))), high = ceil(1.4 / share);
+    ari_text t = ari_list(trace, "contributes");
+    for (int i = ARI_LAYOUT_AXES - 1; i >= ARI_LAYOUT_DP; i--) {
+        const int ranks = ari_ranks_along(&c->known->mesh, ari_layout_axes[i].axes);
+        if (ranks > 1 && ranks >= low && ranks <= high) {
+            ari_say(&t, "what one of %d ranks contributes", ranks);
+            return;
+        }
+    }
+    ari_say(&t, "what one of some %.0f to %.0f %ssamples or micro-batches contributes", low, high,
+            ari_is_alone(c) ? "" : "ranks, ");
+}
+
+/* Of a run whose ranks are not seen. */
+ar_status ari_measure_share(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    const part p = part_of(all);
+    if (!all_differ(all, 20) || all->zero * 4 > all->different || !isfinite(p.angle))
+        return AR_OK;
+    const double apart = (all->rr - 2.0 * all->vr + all->vv) / all->rr, along = p.share - 1.0;
+    const double within = p.share <= 0.62 ? 0.3 : 0.1; /* of a sum less a part, more is known */
+    const bool less = p.share >= 0.04 && p.share <= 0.9 && p.angle > 0.15 && fabs(p.over - 1.0) <= within;
+    const bool twice = along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3;
+    const bool of_micro = c->grid.d->pass == 'g' && is_one_of(p.share, c->grid.d->micro_batches, ABOUT);
+    if ((!less && !twice) ||
+        (ari_is_activation(c->grid.d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
+        return AR_OK;
+    ari_found(t, ARI_FOUND_SHARE, !less ? ARI_IF(TWICE) : of_micro ? ARI_IF(OF_MICRO) : 0);
+    ari_number(t, "share", less ? p.share : along);
+    say_how_many(t, c, less ? p.share : along);
+    return AR_OK;
+}
+
+/* A part that has nothing to do with the rest often has the other sign, or is zero where the rest alone is not: about as
+ * often as the angle says. What a factor of each element makes of the sum never has. */
+static bool signs_are_as_far(const ari_case *c, int rank)
+{
+    const ari_tally *own = &c->survey.rank[rank];
+    size_t other = own->zero;
+    for (ari_run run = ari_runs_of_rank(&c->grid, rank); ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count; i++)
+            other += run.value[i] * run.ref[i] < 0.0f;
+    }
+    return (double)other * 3.14159 > 0.5 * acos(fmin(ari_cosine(own), 1.0)) * (double)own->different;
+}
+
+/* Some ranks have the sum or the mean, the others their own part of it. */
+ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    const int dp = ari_along(c->grid.d, ARI_CUTS_DATA);
+    bool sum = true, mean = true;
+    if (dp < 2 || s->wrong_ranks == s->holding_ranks)
+        return AR_OK;
+    for (int r = 0; r < c->grid.d->ranks; r++) {
+        const part p = part_of(&s->rank[r]);
+        if (s->rank[r].different == 0)
+            continue;
+        if (!all_differ(&s->rank[r], 20) || !(p.angle > 0.15) || !signs_are_as_far(c, r))
+            return AR_OK;
+        sum = sum && p.share <= 0.9 && fabs(p.over - 1.0) <= 0.3;
+        mean = mean && fabs(p.share - 1.0) <= 0.3 && fabs(p.over / dp - 1.0) <= 0.3;
+    }
+    if (!sum && !mean)
+        return AR_OK;
+    ari_found(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0);
+    ari_number(t, "share", s->total.vr / s->total.rr);
+    return AR_OK;
+}
+
+/* --- sums that were not taken before their tokens were shared out ------------------------------------------------- */
+
+/* Whether every rank holds some of the positions only. */
+static bool positions_are_shared(const ari_difference *d)
+{
+    for (int r = 0; r < d->ranks; r++) {
+        if (d->copy[r].shape[1] >= d->shape[1])
+            return false;
+    }
+    return true;
+}
+
+/* Keys' and values' gradients are sums over the queries of all places of a ring: what one place's queries leave is a part
+ * of the reference, unrelated to what is missing or of its kind where all queries pull alike: over 1, or less. A multiple
+ * of the reference is another mistake. Few values of a rank tell less than those of all. The last keys have queries of
+ * one place alone, and may be right. */
+static bool is_part_of_ring(const ari_case *c, const part *p)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_role role = ari_module_of(d->name, strlen(d->name)).role;
+    if (ari_along(d, ARI_CUTS_POSITIONS) < 2 || d->pass != 'b' || c->survey.total.different < ENOUGH ||
+        (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V) ||
+        !(p->over >= 0.25 && p->over <= ABOUT) || !(p->angle < 0.97))
+        return false;
+    for (int r = 0; r < d->ranks; r++) {
+        const ari_tally *own = &c->survey.rank[r];
+        const double share = own->vr / own->rr;
+        if (own->different > 0 && (own->different < ENOUGH / 2 || own->nan > 0 || !(share > 0.02 && share < 1.0)))
+            return false;
+    }
+    return true;
+}
+
+/* No rank has a second copy of its tokens to add up. But one of N contributions to a sum, unrelated to the others, is
+ * about 1/N of the reference. */
+ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_tally *all = &c->survey.total;
+    const part p = part_of(all);
+    const int tp = ari_along(d, ARI_CUTS_FEATURES);
+    if (!ari_is_activation(d) || d->ndim != 3 || !positions_are_shared(d))
+        return AR_OK;
+    const bool ring = is_part_of_ring(c, &p);
+    const bool every = all_differ(all, 20) && all->nan == 0 && c->survey.wrong_ranks == c->survey.holding_ranks;
+    if (!ring && !(d->sp && every && is_one_of(p.share, tp, ABOUT) && distance(p.over, 1.0) <= log(ABOUT)))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_SCATTER, ring ? ARI_IF(OF_CP) : 0);
+    ari_number(t, "share", p.share);
     return AR_OK;
 }
 
@@ -101,46 +267,27 @@ static double share_after_overwriting(const ari_difference *d, size_t *out, size
     return local[split] < d->shape[split] && *out < *in ? 1.0 - (double)*out / (double)*in : 0.0;
 }
 
-/* How many times too large or too small: log of the ratio, without sign. */
-static double distance(double share, double expected)
-{
-    return expected > 0.0 ? fabs(log(share / expected)) : HUGE_VAL;
-}
-
-/* Between its forward and its backward pass other micro-batches go forward through a layer, and it keeps an input for
- * each. */
-static bool keeps_several_inputs(const ari_difference *d)
-{
-    return d->forward_first && d->micro_batches > 1 && d->ndim == 2;
-}
-
-/* Whether the share is about 1/n; what is nearer than `within`. */
-static bool is_one_of(double share, double n, double within)
-{
-    return n > 1.0 && distance(share, 1.0 / n) < log(within);
-}
-
-static void found_part(ari_trace *t, const ari_case *c, double angle, double share)
+static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keeps_inputs)
 {
     const ari_difference *d = c->grid.d;
-    /* What samples leave out of a sum is at worst unrelated to what they leave in: then cosine^2 = share, and larger if
-     * samples agree. A smaller one means that something foreign was added. */
-    const bool foreign = angle * angle < 0.8 * share;
+    const double share = p->share;
+    /* What samples leave out of a sum is at worst unrelated to what they leave in. */
+    const bool foreign = p->over > 1.25;
     size_t out = 0, in = 0;
     const double overwritten = distance(share, share_after_overwriting(d, &out, &in));
     const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
     const bool all_shared = c->survey.shared == c->grid.count;
     if (overwritten < log(1.4) && (foreign || overwritten < samples))
-        t->is |= ARI_IF(CUT) | (!foreign && samples < log(1.25) ? ARI_IF(SAMPLES) : 0);
+        t->is |= ARI_IF(CUT) | (!foreign && samples < log(NEARLY) ? ARI_IF(SAMPLES) : 0);
     else if (foreign)
         t->is |= ARI_IF(FOREIGN);
-    else if (!d->forward_first && is_one_of(share, d->micro_batches, 1.3))
+    else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY))
         t->is |= ARI_IF(OF_MICRO);
-    else if (samples < log(1.5)) /* samples differ, and this still tells 1/8 from 1/2 */
-        t->is |= ARI_IF(SAMPLES) | (keeps_several_inputs(d) ? ARI_IF(OF_INPUT) : 0);
-    else if (all_shared && is_one_of(share, d->ranks, 1.5))
+    else if (samples < log(ABOUT)) /* samples differ, and this still tells 1/8 from 1/2 */
+        t->is |= ARI_IF(SAMPLES) | (keeps_inputs ? ARI_IF(OF_INPUT) : 0);
+    else if (all_shared && is_one_of(share, d->ranks, ABOUT))
         t->is |= ARI_IF(COUNT);
-    if (!(t->is & (ARI_IF(CUT) | ARI_IF(FOREIGN))) && overwritten < log(1.25))
+    if (!(t->is & (ARI_IF(CUT) | ARI_IF(FOREIGN))) && overwritten < log(NEARLY))
         t->is |= ARI_IF(PERHAPS);
     /* A foreign input may by chance leave a share and an angle that a part of the sum would have. */
     t->is |= d->recomputed && d->ndim == 2 && !foreign ? ARI_IF(TWICE) : 0;
@@ -152,124 +299,104 @@ static void found_part(ari_trace *t, const ari_case *c, double angle, double sha
 ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const ari_tally *all = &c->survey.total;
-    if (d->pass != 'g' || all->different < 64 || all->kept * 10 > all->held)
+    const part p = part_of(&c->survey.total);
+    if (!all_differ(&c->survey.total, 10))
         return AR_OK;
-    const double angle = ari_cosine(all), share = all->vr / all->rr;
-    /* A part of a sum, as in found_part; with other samples' inputs the foreign is alike, and less of it is enough. */
-    const bool part = share < 0.9 && angle * angle >= 0.91 * share, along = angle >= 0.2 && share > 0.0;
-    /* A second forward pass may be nearly right, but for the masks of a dropout. */
-    const bool again = d->recomputed && d->ndim == 2 && along && share < 2.0 && angle * angle < 0.96 * share;
-    if (!again && !(along && share < 0.9) && !(keeps_several_inputs(d) && along && share < 2.0) && !(fabs(angle) < 0.2))
+    /* With other samples' inputs the foreign is alike, and less of it is enough. */
+    const bool less = p.share < 0.9 && p.over <= 1.1, along = p.angle >= 0.2;
+    /* Between its forward and its backward pass other micro-batches go forward through a layer, and it keeps an input for
+     * each; a second forward pass may be nearly right, but for the masks of a dropout. */
+    const bool inputs = d->forward_first && d->micro_batches > 1 && d->ndim == 2;
+    const bool again = d->recomputed && d->ndim == 2 && along && p.share < 2.0 && p.over > 1.04;
+    if (!again && !(along && p.share < 0.9) && !(inputs && along && p.share < 2.0) && !(fabs(p.angle) < 0.2))
         return AR_OK;
     ari_found(t, ARI_FOUND_GRADIENT, 0);
-    ari_number(t, "share", share);
-    if (again && !part)
+    ari_number(t, "share", p.share);
+    if (again && !less)
         t->is |= ARI_IF(TWICE) | ARI_IF(FOREIGN); /* its input was computed twice */
-    else if (keeps_several_inputs(d) && along && share < 2.0 && !part)
+    else if (inputs && along && p.share < 2.0 && !less)
         t->is |= ARI_IF(OF_INPUT) | ARI_IF(FOREIGN);
     else if (along)
-        found_part(t, c, angle, share);
+        found_part(t, c, &p, inputs);
     else
         t->is |= ARI_IF(ALL);
     return AR_OK;
 }
 
-/* --- a part of a sum of a run whose ranks are not seen ------------------------------------------------------------ */
+/* --- outputs that got no gradient --------------------------------------------------------------------------------- */
 
-/* Parts of a sum are not all of one size: a share of 1/n may be one of these. */
-static void say_how_many(ari_trace *trace, const ari_case *c, double share)
+/* Of a weight's gradient in both dumps: which rows and which columns have any value. */
+typedef struct given {
+    size_t shape[2];
+    bool *any[2][2]; /* [dimension][dump]: [shape[dimension]] */
+    float *row;
+} given;
+
+static ar_status read_given(given *g, const ar_dump_tensor *const weight[2])
 {
-    const double low = fmax(2.0, floor(1.0 / (share * 1.4))), high = ceil(1.4 / share);
-    ari_text t = ari_list(trace, "contributes");
-    for (int i = ARI_LAYOUT_AXES - 1; i >= ARI_LAYOUT_DP; i--) {
-        const int ranks = ari_ranks_along(&c->known->mesh, ari_layout_axes[i].axes);
-        if (ranks > 1 && ranks >= low && ranks <= high) {
-            ari_say(&t, "what one of %d ranks contributes", ranks);
-            return;
+    const size_t cols = weight[0]->shape[1];
+    AR_TRY(ARI_ALLOC(&g->row, cols, weight[0]->name));
+    for (int dim = 0; dim < 2; dim++) {
+        g->shape[dim] = weight[0]->shape[dim];
+        for (int k = 0; k < 2; k++)
+            AR_TRY(ARI_ALLOC_ZERO(&g->any[dim][k], g->shape[dim], weight[0]->name));
+    }
+    for (size_t r = 0; r < g->shape[0] * 2; r++) {
+        AR_TRY(ar_dump_read_f32(weight[r % 2], r / 2 * cols, cols, g->row));
+        for (size_t i = 0; i < cols; i++) {
+            g->any[0][r % 2][r / 2] = g->any[0][r % 2][r / 2] || g->row[i] != 0.0f;
+            g->any[1][r % 2][i] = g->any[1][r % 2][i] || g->row[i] != 0.0f;
         }
     }
-    ari_say(&t, "what one of some %.0f to %.0f ranks, samples or micro-batches contributes", low, high);
-}
-
-ar_status ari_measure_share(ari_trace *t, const ari_case *c)
-{
-    const ari_tally *all = &c->survey.total;
-    const double share = all->vr / all->rr, cosine = ari_cosine(all);
-    if (all->different < 64 || all->nan > 0 || all->zero * 4 > all->different || !isfinite(cosine) ||
-        all->kept * 20 > all->held)
-        return AR_OK;
-    const double apart = (all->rr - 2.0 * all->vr + all->vv) / all->rr, along = (all->vr - all->rr) / all->rr;
-    const double within = share <= 0.62 ? 0.3 : 0.1; /* of a sum less a part, more is known */
-    const bool part = share >= 0.04 && share <= 0.9 && cosine > 0.15 && fabs(all->vv / all->vr - 1.0) <= within;
-    const bool twice = along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3;
-    const bool of_micro = c->grid.d->pass == 'g' && is_one_of(share, c->grid.d->micro_batches, 1.5);
-    if ((!part && !twice) ||
-        (ari_is_activation(c->grid.d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
-        return AR_OK;
-    ari_found(t, ARI_FOUND_SHARE, !part ? ARI_IF(TWICE) : of_micro ? ARI_IF(OF_MICRO) : 0);
-    ari_number(t, "share", part ? share : along);
-    say_how_many(t, c, part ? share : along);
     return AR_OK;
 }
 
-/* --- a sum that was not taken before its tokens were shared out --------------------------------------------------- */
-
-/* Whether every rank holds some of the positions only. */
-static bool positions_are_shared(const ari_difference *d)
+/* Rows, else columns, that are zero in the other dump alone, one after the other, while others are not. */
+static bool find_lost(size_t *from, size_t *to, int *dim, const given *g)
 {
-    for (int r = 0; r < d->ranks; r++) {
-        if (d->copy[r].shape[1] >= d->shape[1])
-            return false;
+    for (*dim = 0; *dim < 2; ++*dim) {
+        size_t lost = 0, there = 0;
+        for (size_t i = 0; i < g->shape[*dim]; i++) {
+            const bool is = g->any[*dim][0][i] && !g->any[*dim][1][i];
+            there += g->any[*dim][1][i];
+            *from = is && lost == 0 ? i : *from;
+            *to = is ? i + 1 : *to;
+            lost += is;
+        }
+        if (lost > 1 && there > 0 && *to - *from == lost)
+            return true;
     }
-    return true;
+    return false;
 }
 
-/* Keys' and values' gradients are sums over the queries of all places of a ring: what one place's queries leave is a part
- * of the reference, unrelated to what is missing or of its kind where all queries pull alike: v*v is about v*r, or less.
- * A multiple of the reference is another mistake. Few values of a rank tell less than those of all. The last keys have
- * queries of one place alone, and may be right. */
-static bool is_part_of_ring(const ari_case *c)
+/* The gradient of a module's input lacks what those of its outputs give to whose rows of the weight nothing was given
+ * either: the keys of a packed q|k|v that were detached. */
+ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
-    const ari_tally *all = &c->survey.total;
-    const ari_role role = ari_module_of(d->name, strlen(d->name)).role;
-    const double over = all->vv / all->vr;
-    if (ari_along(d, ARI_CUTS_POSITIONS) < 2 || d->pass != 'b' || d->ndim != 3 || !positions_are_shared(d) ||
-        (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V))
-        return false;
-    if (all->different < 64 || !(over >= 0.25 && over <= 1.5) || !(ari_cosine(all) < 0.97))
-        return false;
-    for (int r = 0; r < d->ranks; r++) {
-        const ari_tally *own = &c->survey.rank[r];
-        const double share = own->vr / own->rr;
-        if (own->different > 0 && (own->different < 32 || own->nan > 0 || !(share > 0.02 && share < 1.0)))
-            return false;
+    const ar_dump *dump[] = {c->known->reference, c->known->other};
+    const ar_dump_tensor *weight[2];
+    char stem[256];
+    given g = {.row = NULL};
+    size_t from = 0, to = 0;
+    int dim;
+    const int n = snprintf(stem, sizeof stem, "%s.weight", c->grid.d->name);
+    for (int k = 0; k < 2; k++) {
+        weight[k] = n > 0 && (size_t)n < sizeof stem
+                        ? ari_tensor_of_step(dump[k], stem, (size_t)n, "grad", c->grid.d->step)
+                        : NULL;
+        if (!weight[k] || weight[k]->ndim != 2 || !ari_same_shape(weight[0], weight[k]))
+            return AR_OK;
     }
-    return true;
-}
-
-/* No rank has a second copy of its tokens to add up. But one of N contributions to a sum, unrelated to the others, is
- * orthogonal to what is missing: of the reference its share is about 1/N, and v*r = v*v. */
-ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    const ari_tally *all = &c->survey.total;
-    const int tp = ari_along(d, ARI_CUTS_FEATURES);
-    if (is_part_of_ring(c)) {
-        ari_found(t, ARI_FOUND_SCATTER, ARI_IF(OF_CP));
-        ari_number(t, "share", all->vr / all->rr);
-        return AR_OK;
+    const ar_status st = read_given(&g, weight);
+    if (st == AR_OK && find_lost(&from, &to, &dim, &g)) {
+        ari_found(t, ARI_FOUND_UNGIVEN, 0);
+        ari_words(t, "outputs", "%s %zu..%zu of %zu", dim == 0 ? "rows" : "columns", from, to - 1, g.shape[dim]);
+        ari_words(t, "weight", "%s", stem);
     }
-    if (!d->sp || tp < 2 || !ari_is_activation(d) || d->ndim != 3 || !positions_are_shared(d) || all->different < 64 ||
-        all->nan > 0 || all->kept * 20 > all->held || c->survey.wrong_ranks < c->survey.holding_ranks)
-        return AR_OK;
-    const double share = all->vr / all->rr, size = all->vv / all->rr;
-    if (!(share > 0.0) || fabs(log(share * tp)) > log(1.5) || fabs(log(size / share)) > log(1.5))
-        return AR_OK;
-    ari_found(t, ARI_FOUND_SCATTER, 0);
-    ari_number(t, "share", share);
-    return AR_OK;
+    for (int i = 0; i < 4; i++)
+        free(g.any[i / 2][i % 2]);
+    free(g.row);
+    return st;
 }
 
 /* --- nothing but noise -------------------------------------------------------------------------------------------- */
@@ -285,7 +412,7 @@ static ar_status concentration(double *out, const ari_case *c)
         const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim), size = c->count / n;
         if (n < 2 || size < 16)
             continue;
-        AR_TRY(ari_alloc_zero((void **)&sum, n, sizeof *sum, g->d->name));
+        AR_TRY(ARI_ALLOC_ZERO(&sum, n, g->d->name));
         for (size_t i = 0; i < c->count; i++) {
             const double apart = (double)c->val[i] - (double)c->ref[i];
             sum[i / inner % n] += apart * apart / (double)size;
@@ -331,7 +458,7 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
     const ari_tally *all = &c->survey.total;
     const double size = sqrt(all->dd / all->rr), along = all->vr / all->rr - 1.0;
     double peak = 0.0;
-    if (all->nan > 0 || all->different < 64 || (all->different * 2 < c->count && !c->noisy) || !(size < 0.03) ||
+    if (all->different < 64 || (all->different * 2 < c->count && !c->noisy) || !(size < 0.03) ||
         !(fabs(along) * sqrt((double)all->different) < 8.0 * size) || is_of_update(c))
         return AR_OK;
     AR_TRY(concentration(&peak, c));
@@ -340,137 +467,5 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
     ari_found(t, ARI_FOUND_NOISE, c->grid.d->exact ? ARI_IF(SAME) : 0);
     ari_number(t, "size", size);
     ari_words(t, "arithmetic", "%s", size < 3e-5 ? "long sums of fp32" : size < 1.5e-3 ? "tf32 or fp16" : "bf16");
-    return AR_OK;
-}
-
-/* --- shards of a gradient were added to each other --------------------------------------------------------------- */
-
-/* Whether two ranks hold one box each, of one extent. */
-static bool are_alike(const ari_difference *d, int r, int q)
-{
-    const ar_layout *a = d->copy[r].layout, *b = d->copy[q].layout;
-    return a->nbox == 1 && b->nbox == 1 &&
-           memcmp(a->box[0].extent, b->box[0].extent, sizeof *a->box[0].extent * (size_t)d->ndim) == 0;
-}
-
-/* Whether two ranks that are alike hold the same part. */
-static bool hold_one_part(const ari_difference *d, int r, int q)
-{
-    const ar_box *a = &d->copy[r].layout->box[0], *b = &d->copy[q].layout->box[0];
-    return memcmp(a->global, b->global, sizeof *a->global * (size_t)d->ndim) == 0;
-}
-
-/* The reference in rank r's box where rank 0 has element `index` of the full tensor in its own. */
-static double reference_in(const ari_difference *d, int r, size_t index)
-{
-    const ar_box *b = &d->copy[r].layout->box[0], *first = &d->copy[0].layout->box[0];
-    size_t stride = 1;
-    for (int dim = d->ndim - 1; dim >= 0; dim--) {
-        index += (b->global[dim] - first->global[dim]) * stride;
-        stride *= d->shape[dim];
-    }
-    return (double)d->reference[index];
-}
-
-/* Every tensor-parallel rank's shard is the sum of all of them: a reduction over the world, or over tp, of what is not
- * replicated there. */
-ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    const int tp = ari_along(d, ARI_CUTS_FEATURES);
-    double left = 0.0, all = 0.0;
-    if (d->pass != 'g' || tp < 2 || c->survey.different < 64 || c->survey.total.nan > 0)
-        return AR_OK;
-    for (int r = 0; r < d->ranks; r++) {
-        if (c->survey.rank[r].different == 0 || !are_alike(d, r, 0) || (r > 0 && r < tp && hold_one_part(d, r, 0)))
-            return AR_OK;
-    }
-    ari_runs it = ari_runs_of_rank(&c->grid, 0);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            double sum = 0.0;
-            for (int r = 0; r < tp; r++)
-                sum += reference_in(d, r, run.index + i);
-            left += (sum - (double)run.value[i]) * (sum - (double)run.value[i]);
-            all += sum * sum;
-        }
-    }
-    if (left <= 1e-8 * all)
-        ari_found(t, ARI_FOUND_SHARDS_ADDED, 0);
-    return AR_OK;
-}
-
-/* --- summed over other ranks than those that share a part --------------------------------------------------------- */
-
-/* Of each rank the first that holds the same part, and the first that holds the same bits. */
-typedef struct alike {
-    int part[ARI_MOST_RANKS], bits[ARI_MOST_RANKS];
-} alike;
-
-static void find_alike(alike *a, const ari_difference *d)
-{
-    const size_t bytes = ari_volume(d->copy[0].shape, d->ndim) * sizeof(float);
-    for (int r = 0; r < d->ranks; r++) {
-        int p = 0, q = 0;
-        while (!hold_one_part(d, r, p))
-            p++;
-        while (memcmp(d->copy[r].local, d->copy[q].local, bytes) != 0)
-            q++;
-        a->part[r] = p;
-        a->bits[r] = q;
-    }
-}
-
-/* Whether every rank has the bits of one with another part; lists these groups. */
-static bool are_grouped(ari_trace *t, const alike *a, int ranks)
-{
-    ari_text groups = ari_list(t, "groups");
-    for (int r = 0; r < ranks; r++) {
-        bool other = false;
-        for (int q = 0; q < ranks; q++) {
-            other = other || (a->bits[q] == a->bits[r] && a->part[q] != a->part[r]);
-            if (a->bits[r] == r && a->bits[q] == r)
-                ari_say(&groups, q > r ? ", %d" : r > 0 ? "; %d" : "%d", q);
-        }
-        if (!other)
-            return false;
-    }
-    return true;
-}
-
-/* Of a part that several ranks hold each has a contribution. Where they are summed over another group, its ranks hold
- * one value of different parts, and the groups' values add up to all parts of the reference. */
-ar_status ari_measure_group(ari_trace *t, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    alike a;
-    double left = 0.0, all = 0.0;
-    if (d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_along(d, ARI_CUTS_SAMPLES) > 1 || c->survey.disagree == 0 ||
-        c->survey.different < 64 || c->survey.total.nan > 0)
-        return AR_OK;
-    for (int r = 0; r < d->ranks; r++) {
-        if (c->survey.rank[r].different == 0 || !are_alike(d, r, 0))
-            return AR_OK;
-    }
-    find_alike(&a, d);
-    ari_runs it = ari_runs_of_rank(&c->grid, 0);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
-        for (size_t i = 0; i < run.count; i++) {
-            double sum = 0.0, values = 0.0;
-            for (int r = 0; r < d->ranks; r++) {
-                sum += a.part[r] == r ? reference_in(d, r, run.index + i) : 0.0;
-                values += a.bits[r] == r ? (double)d->copy[r].local[run.at + i] : 0.0;
-            }
-            left += (sum - values) * (sum - values);
-            all += sum * sum;
-        }
-    }
-    if (!(left <= 1e-8 * all))
-        return AR_OK;
-    ari_found(t, ARI_FOUND_GROUP, 0);
-    if (!are_grouped(t, &a, d->ranks))
-        ari_lost(t);
     return AR_OK;
 }

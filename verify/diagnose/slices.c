@@ -2,23 +2,28 @@
 /* Slices of a dimension that stand in another slice's place: which, and by what rule. */
 #include <stdlib.h>
 
+#include "ref/core/scheduler.h"
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 
 enum { ROWS = -1 }; /* all dimensions but the last as one */
 
 /* Slices along a dimension, and of which slice of the reference each has the values. */
 typedef struct axis {
     int dim;              /* or ROWS */
+    const char *name[2];  /* "token", "tokens" */
+    bool heads;           /* lie along it */
+    size_t head;          /* slices of one; 0: not known */
     size_t n;             /* slices */
     size_t inner;         /* elements of a slice that lie side by side */
     size_t size;          /* elements of a slice */
     size_t *from;         /* [n]: its own index where it is right; n: no slice of the reference */
-    bool *wrong;          /* [n] */
     bool *plain;          /* [n]: one value alone, or next to nothing: it proves nothing */
     size_t wrongs, moved; /* slices: that differ; that are another one and not plain */
     size_t lost;          /* that are none */
-    double worst;         /* largest difference from the slice they are */
+    size_t unit, units;   /* slices that move together; how many times as many there are */
+    size_t *source;       /* [units]: of which unit each has the slices; n: nothing in it counts */
+    size_t places;        /* of the other run's context-parallel ranks; 0, 1: none, or not known */
 } axis;
 
 /* --- one slice against another ------------------------------------------------------------------------------------ */
@@ -26,10 +31,8 @@ typedef struct axis {
 /* In (-1, 1): a weight of an element's place in a slice, so that slices of the same values in another order differ. */
 static double weight_of(size_t i)
 {
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 29;
-    x *= 0xbf58476d1ce4e5b9u;
-    return (double)(int64_t)x * 0x1p-63;
+    uint64_t state = i;
+    return (double)(int64_t)ari_splitmix(&state) * 0x1p-63;
 }
 
 static size_t place(const axis *a, size_t slice, size_t i)
@@ -37,15 +40,12 @@ static size_t place(const axis *a, size_t slice, size_t i)
     return (i / a->inner * a->n + slice) * a->inner + i % a->inner;
 }
 
-/* Whether slice i of the other is slice j of the reference; *worst: the largest that is off. */
-static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j, double *worst)
+/* Whether the first `size` elements of slice i of the other are those of slice j of the reference. */
+static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j, size_t size)
 {
-    for (size_t k = 0; k < a->size; k++) {
-        const float v = c->val[place(a, i, k)], r = c->ref[place(a, j, k)];
-        if (!ari_holds(c, v, (double)r))
+    for (size_t k = 0; k < size; k++) {
+        if (!ari_holds(c, c->val[place(a, i, k)], (double)c->ref[place(a, j, k)]))
             return false;
-        if (!ari_same_bits(v, r))
-            *worst = fmax(*worst, fabs((double)v - (double)r));
     }
     return true;
 }
@@ -72,9 +72,9 @@ static void project(projected *out, const float *data, const axis *a)
     }
 }
 
-/* What a slice is: nothing in it differs; it has one value alone, or values too small to tell, so that it says nothing
- * of where it is from; or neither. */
-static void survey_slice(const ari_case *c, axis *a, size_t i)
+/* Whether anything in a slice differs; it is plain where it has one value alone, or values too small to tell, so that it
+ * says nothing of where it is from. */
+static bool survey_slice(const ari_case *c, axis *a, size_t i)
 {
     const float first = c->val[place(a, i, 0)];
     double largest = 0.0;
@@ -85,20 +85,20 @@ static void survey_slice(const ari_case *c, axis *a, size_t i)
         varies = varies || !ari_same_bits(first, c->val[at]);
         largest = fmax(largest, fabs((double)c->val[at]));
     }
-    a->wrong[i] = wrong;
     a->plain[i] = !varies || largest <= 8.0 * c->absolute;
+    return wrong;
 }
 
 /* --- where each slice is from ------------------------------------------------------------------------------------- */
 
 enum { MOST_TRIED = 24 };
 
-static size_t source_of(const ari_case *c, axis *a, const projected *sorted, double at, size_t i)
+static size_t source_of(const ari_case *c, const axis *a, const projected *sorted, double at, size_t i)
 {
     const size_t expected = i > 0 && a->from[i - 1] < a->n ? (a->from[i - 1] + 1) % a->n : i;
-    if (is_slice(c, a, i, i, &a->worst))
+    if (is_slice(c, a, i, i, a->size))
         return i;
-    if (is_slice(c, a, i, expected, &a->worst))
+    if (is_slice(c, a, i, expected, a->size))
         return expected;
     const double reach =
         (c->absolute + 0.1 * c->relative * c->max_ref + 1e-6 * fabs(at)) * (4.0 + sqrt((double)a->size));
@@ -111,7 +111,7 @@ static size_t source_of(const ari_case *c, axis *a, const projected *sorted, dou
             high = middle;
     }
     for (size_t tried = 0; low < a->n && sorted[low].at <= at + reach && tried < MOST_TRIED; low++, tried++) {
-        if (is_slice(c, a, i, sorted[low].slice, &a->worst))
+        if (is_slice(c, a, i, sorted[low].slice, a->size))
             return sorted[low].slice;
     }
     return a->n;
@@ -123,11 +123,10 @@ static bool trace(const ari_case *c, axis *a, projected *sorted, projected *want
     project(sorted, c->ref, a);
     project(wanted, c->val, a);
     qsort(sorted, a->n, sizeof *sorted, by_projection);
-    for (size_t i = 0; i < a->n; i++)
-        survey_slice(c, a, i);
     for (size_t i = 0; i < a->n; i++) {
-        a->from[i] = a->wrong[i] ? source_of(c, a, sorted, wanted[i].at, i) : i;
-        a->wrongs += a->wrong[i];
+        const bool wrong = survey_slice(c, a, i);
+        a->from[i] = wrong ? source_of(c, a, sorted, wanted[i].at, i) : i;
+        a->wrongs += wrong;
         a->lost += a->from[i] == a->n;
         a->moved += a->from[i] != i && a->from[i] != a->n && !a->plain[i];
         if (a->lost > a->n / 6 + 2)
@@ -136,148 +135,120 @@ static bool trace(const ari_case *c, axis *a, projected *sorted, projected *want
     return a->moved > 0;
 }
 
-static void axis_fini(axis *a)
-{
-    free(a->from);
-    free(a->wrong);
-    free(a->plain);
-}
-
-static ar_status axis_init(axis *a, const ari_case *c)
-{
-    const size_t n = a->n;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&a->from, n, sizeof *a->from, c->grid.d->name));
-    AR_TRY_TO(done, st, ari_alloc((void **)&a->wrong, n, sizeof *a->wrong, c->grid.d->name));
-    AR_TRY_TO(done, st, ari_alloc((void **)&a->plain, n, sizeof *a->plain, c->grid.d->name));
-done:
-    if (st != AR_OK)
-        axis_fini(a);
-    return st;
-}
-
-/* --- the rule ----------------------------------------------------------------------------------------------------- */
-
-typedef enum rule_kind {
-    NO_RULE,
-    ROTATED,     /* slice i has that of i + by, modulo n */
-    SHIFTED,     /* the same, but what comes in from the edge is none */
-    REVERSED,    /* that of n-1-i */
-    INTERLEAVED, /* blocks written as a [p, q] table are read as [q, p] */
-    ZIGZAG,      /* the r-th from either end are neighbours: those of place r of a balanced ring */
-    EXCHANGED,   /* two and two */
-    REPEATED,    /* several have the same one's */
-    OTHER        /* another permutation */
-} rule_kind;
-
-/* A rule for units of `unit` slices each, within every period of `period` units. */
-typedef struct rule {
-    rule_kind kind;
-    size_t unit, units, period;
-    size_t by, p, q;
-    size_t a, b; /* EXCHANGED, REPEATED: an example: a has b's */
-    size_t moved;
-} rule;
+/* --- units -------------------------------------------------------------------------------------------------------- */
 
 static bool counts(const axis *a, size_t i)
 {
     return !a->plain[i] && a->from[i] < a->n;
 }
 
-/* The source of unit u of `unit` slices, if all of it that counts comes from one such unit in order: its index; n if
- * nothing counts; n + 1 if it does not. */
-static size_t unit_source(const axis *a, size_t u, size_t unit)
+/* Fills a->source; false where what counts in some unit does not come from one such unit in order. */
+static bool moves_in_units(axis *a, size_t unit)
 {
-    size_t source = a->n;
-    for (size_t i = u * unit; i < (u + 1) * unit; i++) {
+    a->unit = unit;
+    a->units = a->n / unit;
+    for (size_t u = 0; u < a->units; u++)
+        a->source[u] = a->n;
+    for (size_t i = 0; i < a->n; i++) {
+        size_t *source = &a->source[i / unit];
+        const size_t from = a->from[i] / unit;
         if (a->from[i] == a->n && !a->plain[i])
-            return a->n + 1;
+            return false;
         if (!counts(a, i))
             continue;
-        const size_t offset = i - u * unit;
-        if (a->from[i] % unit != offset || (source < a->n && a->from[i] / unit != source))
-            return a->n + 1;
-        source = a->from[i] / unit;
-    }
-    return source;
-}
-
-static bool moves_in_units(const axis *a, size_t unit)
-{
-    for (size_t u = 0; u < a->n / unit; u++) {
-        if (unit_source(a, u, unit) > a->n)
+        if (a->from[i] % unit != i % unit || (*source < a->n && *source != from))
             return false;
+        *source = from;
     }
     return true;
 }
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
-typedef bool (*formula)(const rule *r, size_t u, size_t source);
+/* Of units, within every period of so many, or within some alone, the others being right. */
+typedef struct rule {
+    ari_trace_kind kind;
+    size_t period, by, p, q;
+    size_t a, b;        /* of a few: an example, a has b's */
+    size_t moved;       /* units */
+    size_t right;       /* periods that are */
+    size_t start;       /* of a period: what a formula is asked of */
+    const size_t *from; /* a->source */
+} rule;
 
-static bool is_rotated(const rule *r, size_t u, size_t source)
+/* Of which unit of a period unit u has the slices. */
+typedef size_t (*formula)(const rule *r, size_t u);
+
+static size_t rotated(const rule *r, size_t u)
 {
-    return source == (u + r->by) % r->period;
+    return (u + r->by) % r->period;
 }
 
-static bool is_reversed(const rule *r, size_t u, size_t source)
+static size_t reversed(const rule *r, size_t u)
 {
-    return source == r->period - 1 - u;
+    return r->period - 1 - u;
 }
 
-static bool is_interleaved(const rule *r, size_t u, size_t source)
+/* Blocks written as a [p, q] table are read as [q, p]. */
+static size_t interleaved(const rule *r, size_t u)
 {
-    return source == u % r->p * r->q + u / r->p;
+    return u % r->p * r->q + u / r->p;
 }
 
-/* Places' chunks one after the other, where the reference has the sequence's; or the other way round. */
-static size_t zigzag_at(size_t u, size_t n)
+/* The r-th from either end are neighbours, those of one place of a balanced ring, whatever the order of the places. */
+static size_t zigzag(const rule *r, size_t u)
 {
-    return u % 2 == 0 ? u / 2 : n - 1 - u / 2;
+    const size_t beside = r->from[r->start + (u ^ 1u)] - r->start;
+    return beside < r->period ? r->period - 1 - beside : r->from[r->start + u] - r->start;
 }
 
-static bool is_zigzag(const rule *r, size_t u, size_t source)
+static size_t out_of_zigzag(const rule *r, size_t u)
 {
-    return source == zigzag_at(u, r->period);
+    return u < r->period / 2 ? 2 * u : 2 * (r->period - 1 - u) + 1;
 }
 
-static bool is_out_of_zigzag(const rule *r, size_t u, size_t source)
+/* Whether in every period all that counts is as the formula says, or all is right. What moves two or three slices alone
+ * among others that are right is no rule. */
+static bool fits(const axis *a, rule *r, formula f)
 {
-    return u == zigzag_at(source, r->period);
-}
-
-/* Whether a formula gives the source of every unit within its period. */
-static bool fits(const axis *a, const rule *r, formula f)
-{
-    for (size_t u = 0; u < r->units; u++) {
-        const size_t source = unit_source(a, u, r->unit), start = u / r->period * r->period;
-        if (source < a->n && (source < start || source >= start + r->period || !f(r, u - start, source - start)))
+    size_t least = a->n, all = 0;
+    r->right = 0;
+    r->from = a->source;
+    for (r->start = 0; r->start < a->units; r->start += r->period) {
+        size_t counted = 0, moved = 0, held = 0;
+        for (size_t u = 0; u < r->period; u++) {
+            const size_t source = a->source[r->start + u];
+            counted += source < a->n;
+            moved += source < a->n && source != r->start + u;
+            held += source / r->period == r->start / r->period && source == r->start + f(r, u);
+        }
+        if (held < counted && moved > 0)
             return false;
+        r->right += held < counted;
+        least = moved > 0 && moved < least ? moved : least;
+        all += moved;
     }
-    return true;
+    return all > 0 && (r->right == 0 || least > (a->unit > 1 ? 2 : 3));
 }
 
 static bool find_rotation(const axis *a, rule *r)
 {
-    for (size_t u = 0; u < r->units; u++) {
-        const size_t source = unit_source(a, u, r->unit);
-        if (source >= a->n)
-            continue;
-        if (source == u || source / r->period != u / r->period)
-            return false;
-        r->by = (source + r->period - u) % r->period;
-        r->kind = ROTATED;
-        return fits(a, r, is_rotated);
-    }
-    return false;
+    size_t u = 0;
+    while (u < a->units && (a->source[u] == a->n || a->source[u] == u))
+        u++;
+    if (u == a->units || a->source[u] / r->period != u / r->period)
+        return false;
+    r->by = (a->source[u] + r->period - u) % r->period;
+    r->kind = ARI_FOUND_ROTATED;
+    return fits(a, r, rotated);
 }
 
 static bool find_interleaving(const axis *a, rule *r)
 {
-    r->kind = INTERLEAVED;
+    r->kind = ARI_FOUND_INTERLEAVED;
     for (r->p = 2; r->p * 2 <= r->period; r->p++) {
         r->q = r->period / r->p;
-        if (r->period % r->p == 0 && fits(a, r, is_interleaved))
+        if (r->period % r->p == 0 && fits(a, r, interleaved))
             return true;
     }
     return false;
@@ -286,42 +257,53 @@ static bool find_interleaving(const axis *a, rule *r)
 /* Rules for the whole of a period; the smallest period that one holds for is the one that says most. */
 static bool find_in_period(const axis *a, rule *r)
 {
-    if (r->period > 2 && (r->kind = REVERSED, fits(a, r, is_reversed)))
+    if (r->period > 2 && (r->kind = ARI_FOUND_REVERSED, fits(a, r, reversed)))
         return true;
-    return find_rotation(a, r) || (r->period >= 4 && find_interleaving(a, r));
+    if (find_rotation(a, r))
+        return true;
+    if (r->period < 4)
+        return false;
+    if (find_interleaving(a, r))
+        return true;
+    r->kind = ARI_FOUND_ZIGZAG;
+    return r->period % 2 == 0 && (a->places < 2 || r->period == 2 * a->places) &&
+           (fits(a, r, zigzag) || fits(a, r, out_of_zigzag)) && a->moved > 2 * a->unit;
 }
 
+/* Units in each other's place two and two, several that have one's, or any other order. */
 static void find_exchange(const axis *a, rule *r)
 {
     bool pairs = true, repeated = false;
-    r->kind = OTHER;
-    r->moved = 0;
-    for (size_t u = 0; u < r->units; u++) {
-        const size_t source = unit_source(a, u, r->unit);
-        if (source >= a->n || source == u)
+    *r = (rule){.period = a->units};
+    for (size_t u = 0; u < a->units; u++) {
+        const size_t source = a->source[u], back = source < a->n ? a->source[source] : a->n;
+        if (source == a->n || source == u)
             continue;
         if (r->moved++ == 0) {
             r->a = u;
             r->b = source;
         }
-        const size_t back = unit_source(a, source, r->unit);
         pairs = pairs && (back == u || back == a->n);
         repeated = repeated || back == source;
     }
-    r->kind = pairs ? EXCHANGED : repeated ? REPEATED : OTHER;
+    r->kind = pairs ? ARI_FOUND_EXCHANGED : repeated ? ARI_FOUND_REPEATED : ARI_FOUND_REORDERED;
 }
 
-/* A shift whose edge is lost. */
-static bool find_shift(const axis *a, rule *r)
+/* One slice after the other has that of so many further on; what comes in from the edge is none, or right. */
+static bool find_shift(axis *a, rule *r)
 {
     ptrdiff_t by = 0;
-    size_t follow = 0;
+    size_t follow = 0, first = a->n, stay = 0;
     for (size_t i = 0; i < a->n; i++) {
-        if (!counts(a, i) || a->from[i] == i)
-            continue;
         const ptrdiff_t own = (ptrdiff_t)a->from[i] - (ptrdiff_t)i;
-        if (by != 0 && own != by)
+        if (!counts(a, i))
+            continue;
+        stay += own == 0 && first < a->n;
+        if (own == 0)
+            continue;
+        if (stay > 0 || (by != 0 && own != by))
             return false;
+        first = i < first ? i : first;
         by = own;
         follow++;
     }
@@ -329,41 +311,38 @@ static bool find_shift(const axis *a, rule *r)
     if (by == 0 || follow < 3 || a->lost > size || size * 4 > a->n || size * 4 > a->wrongs ||
         (follow + a->lost) * 10 < a->wrongs * 8)
         return false;
-    *r = (rule){.kind = SHIFTED, .unit = 1, .units = a->n, .period = a->n, .by = size, .a = by < 0};
+    *r = (rule){.kind = ARI_FOUND_SHIFTED_SLICES, .period = a->n, .by = size, .a = by < 0};
+    a->unit = 1;
+    a->units = a->n;
     return true;
 }
 
 /* Units from the largest: shards before rows. Periods from the smallest: heads before the whole. */
-static bool find_rule(const axis *a, rule *r)
+static bool find_rule(axis *a, rule *r)
 {
     size_t unit = a->n / 2;
-    if (find_shift(a, r) && a->lost > 0)
-        return true;
     if (a->lost > 0)
-        return false;
+        return find_shift(a, r);
     while (unit > 1 && (a->n % unit != 0 || !moves_in_units(a, unit)))
         unit--;
-    *r = (rule){.unit = unit, .units = a->n / unit};
-    for (r->period = 2; r->period <= r->units; r->period++) {
-        if (r->units % r->period == 0 && find_in_period(a, r))
+    if (!moves_in_units(a, unit))
+        return false;
+    *r = (rule){.period = 2};
+    for (; r->period <= a->units; r->period++) {
+        if (a->units % r->period == 0 && find_in_period(a, r))
             return true;
     }
-    r->period = r->units;
-    if (r->units % 2 == 0 && r->units >= 4 && (r->kind = ZIGZAG, fits(a, r, is_zigzag) || fits(a, r, is_out_of_zigzag)))
-        return true;
-    if (find_shift(a, r))
-        return true;
-    find_exchange(a, r);
+    if (!find_shift(a, r))
+        find_exchange(a, r);
     return true;
 }
 
 /* --- what is found ------------------------------------------------------------------------------------------------ */
 
-static const char *axis_name(const ari_case *c, const axis *a, bool plural)
+/* Tokens of all samples in a row are tokens: periods that no sample's border cuts are those of a sample's tokens. */
+static bool is_within_samples(const ari_case *c, const axis *a, const rule *r)
 {
-    if (a->dim == ROWS)
-        return plural ? "tokens" : "token";
-    return ari_dim_name(&c->grid, a->dim, plural);
+    return a->dim == ROWS && r->period < a->units && c->grid.shape[c->grid.nd - 2] % (r->period * a->unit) == 0;
 }
 
 static bool few_values(const ari_case *c)
@@ -372,150 +351,208 @@ static bool few_values(const ari_case *c)
     return t == AR_BOOL || t == AR_U8 || t == AR_I8;
 }
 
-static int confidence_of(const ari_case *c, const axis *a, const rule *r)
+static bool is_few(const rule *r)
 {
-    const bool scalar = a->size == 1, ruled = r->kind != OTHER && r->kind != EXCHANGED && r->kind != REPEATED;
-    if (scalar && (!ruled ? a->worst > 0.0 || a->moved < 4 : a->moved < 8))
+    return r->kind == ARI_FOUND_EXCHANGED || r->kind == ARI_FOUND_REPEATED || r->kind == ARI_FOUND_REORDERED;
+}
+
+/* A rule of RoPE's pairs says all; of another that holds in a part, that part may say more. */
+static int confidence_of(const ari_case *c, const axis *a, const rule *r, bool pairs, double worst)
+{
+    const bool ruled = !is_few(r);
+    if (a->size == 1 && (ruled ? a->moved < 8 : worst > 0.0 || a->moved < 4))
         return ARI_SILENT;
-    if (r->kind == SHIFTED && a->lost > 0)
+    if (r->kind == ARI_FOUND_SHIFTED_SLICES && a->lost > 0)
         return ARI_IDENTITY + 1;
     if (ruled)
-        return ARI_IDENTITY + 6 + (r->unit > 1);
+        return ARI_IDENTITY + 6 + (a->unit > 1) - (r->right > 0 && !pairs ? 2 : 0);
     if (few_values(c) && a->size < 64) /* slices of a mask are alike by chance */
         return ARI_SILENT;
     if (a->moved < 2 && a->size < 8)
         return ARI_SILENT;
-    return r->kind == OTHER ? ARI_IDENTITY + 2 + (r->unit > 1) : ARI_IDENTITY + 5;
+    return r->kind == ARI_FOUND_REORDERED ? ARI_IDENTITY + 2 + (a->unit > 1) : ARI_IDENTITY + 5;
+}
+
+/* Whether a rule may hold within each head. */
+static bool is_of_heads(const axis *a, const rule *r)
+{
+    return a->heads && r->period < a->units && a->head % (r->period * a->unit) == 0;
+}
+
+enum { MOST_LISTED = 16 };
+
+/* ": 0, 3, 1, 2", the units' places in the reference. */
+static void say_order(ari_text *t, const axis *a)
+{
+    for (size_t u = 0; u < a->units && a->units <= MOST_LISTED; u++)
+        ari_say(t, "%s%zu", u ? ", " : ": ", a->source[u] < a->n ? a->source[u] : u);
+}
+
+/* " within every 8 rows (each head)", " within 2 of 6 times 8 rows". */
+static void say_within(ari_trace *t, const axis *a, const rule *r)
+{
+    const size_t period = r->period * a->unit, periods = a->n / period;
+    ari_text text = ari_list(t, "within");
+    if (r->right > 0)
+        ari_say(&text, " within %zu of %zu times %zu %s", periods - r->right, periods, period, a->name[1]);
+    else if (periods > 1)
+        ari_say(&text, " within every %zu %s%s", period, a->name[1], is_of_heads(a, r) ? " (each head)" : "");
+    if (r->kind == ARI_FOUND_ZIGZAG)
+        say_order(&text, a);
 }
 
 /* "heads (16 rows each)", "blocks of 16 rows", "rows". */
-static void say_units(ari_trace *t, const ari_case *c, const axis *a, const rule *r, size_t head)
+static void say_units(ari_trace *t, const axis *a)
 {
-    const char *axes = axis_name(c, a, true);
-    if (r->unit > 1 && head == r->unit)
-        ari_words(t, "units", "heads (%zu %s each)", head, axes);
-    else if (r->unit > 1)
-        ari_words(t, "units", "blocks of %zu %s", r->unit, axes);
+    if (a->unit == 1)
+        ari_words(t, "units", "%s", a->name[1]);
     else
-        ari_words(t, "units", "%s", axes);
+        ari_words(t, "units", a->head == a->unit ? "heads (%zu %s each)" : "blocks of %zu %s", a->unit, a->name[1]);
 }
 
-/* The properties of a rotation, an interleaving, or a few slices in each other's place, and their numbers. */
-static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const rule *r)
+/* Of units in other units' places: an example, and how many they are. */
+static void describe_units(ari_trace *t, const axis *a, const rule *r)
+{
+    const bool heads = a->head > 1 && a->head == a->unit;
+    const char *unit = heads ? "head" : a->unit > 1 ? "block" : a->name[0];
+    ari_text moved = ari_list(t, "moved");
+    t->is |= heads ? ARI_IF(HEADS) : 0;
+    ari_words(t, "unit", "%s", unit);
+    ari_count(t, "a", r->a);
+    ari_count(t, "b", r->b);
+    if (r->moved <= 2 && (r->moved < 2 || r->kind == ARI_FOUND_EXCHANGED))
+        return;
+    ari_say(&moved, " (%zu of %zu %ss moved", r->moved, a->units, unit);
+    say_order(&moved, a);
+    ari_say(&moved, ")");
+}
+
+/* Of a rotation or a shift: by how many slices, which way. */
+static void describe_steps(ari_trace *t, const axis *a, const rule *r)
+{
+    const bool shift = r->kind == ARI_FOUND_SHIFTED_SLICES, forward = shift ? r->a == 0 : r->by <= r->period / 2;
+    const size_t slices = (shift || forward ? r->by : r->period - r->by) * a->unit, head = a->head ? a->head : slices;
+    const bool even = slices > 1 && a->n % slices == 0, by_heads = a->head > 0 ? slices % head == 0 : even;
+    t->is |= (even ? ARI_IF(BLOCKS) : 0) |
+             (a->heads && by_heads && r->kind == ARI_FOUND_ROTATED && r->period == a->units ? ARI_IF(HEADS) : 0);
+    ari_words(t, "axes", "%s", a->name[slices != 1]);
+    ari_words(t, "sign", forward ? "+" : "-");
+    ari_count(t, "n", a->n);
+    ari_count(t, "by", r->by * a->unit);
+    ari_count(t, "slices", slices);
+    ari_count(t, "blocks", slices > 0 ? a->n / slices : 0);
+    ari_words(t, "heads", slices == head ? "one: by 1 head" : "%zu heads", slices / head);
+    ari_count(t, "head_by", slices / head);
+    ari_count(t, "head", head);
+}
+
+/* Whether a rule deals pairs of a head's features out as RoPE's halves, or the other way round. */
+static bool is_of_pairs(const axis *a, const rule *r)
+{
+    return r->kind == ARI_FOUND_INTERLEAVED && is_of_heads(a, r) && a->unit == 1 && (r->p == 2 || r->q == 2);
+}
+
+static void describe_interleaving(ari_trace *t, const ari_case *c, const axis *a, const rule *r)
 {
     const char *part[3];
     size_t size[3];
-    const size_t head = a->dim >= 0 ? ari_head_size(c, a->dim) : 0, period = r->period * r->unit;
-    const bool heads = a->dim >= 0 && ari_has_heads(c, a->dim), whole = r->period == r->units;
-    const bool forward = r->kind == SHIFTED ? r->a == 0 : r->by <= r->period / 2;
-    const size_t slices = r->kind == SHIFTED ? r->by : (forward ? r->by : r->period - r->by) * r->unit;
-    const bool even = slices > 1 && a->n % slices == 0;
-    const size_t by = head > 0 ? slices / head : 1;
-    const bool head_steps = r->kind == ROTATED && heads && whole && (head > 0 ? slices % head == 0 : even);
-    const char *what = axis_name(c, a, false);
-    const char *unit = head == r->unit && head > 1 ? "head" : r->unit > 1 ? "block" : what;
-    const int packed = a->dim >= 0 && r->kind == INTERLEAVED && whole ? ari_packed(c, a->dim, part, size) : 0;
-    const bool rope = heads && !whole && r->unit == 1 && (r->p == 2 || r->q == 2);
-    t->is |= (strcmp(what, "token") == 0 ? ARI_IF(TOKENS) : 0) | (strcmp(what, "sample") == 0 ? ARI_IF(SAMPLES) : 0) |
-             (strcmp(what, "id") == 0 ? ARI_IF(IDS) : 0) | (whole ? ARI_IF(ALL) : 0) |
-             (r->period == 2 ? ARI_IF(TWICE) : 0) | (even ? ARI_IF(BLOCKS) : 0) |
-             (head_steps || (r->kind >= EXCHANGED && head == r->unit && head > 1) ? ARI_IF(HEADS) : 0) |
-             (heads ? ARI_IF(BY_HEADS) : 0) | (packed ? ARI_IF(PACKED) : 0) | (rope ? ARI_IF(PAIRS) : 0) |
-             (a->dim == ROWS ? ARI_IF(ROWS) : 0) | (r->unit > 1 && r->units <= 64 ? ARI_IF(OF_SHARDS) : 0);
-    ari_words(t, "axis", "%s", what);
-    ari_words(t, "axes", "%s", axis_name(c, a, slices != 1));
-    ari_words(t, "sign", forward ? "+" : "-");
-    ari_count(t, "n", a->n);
-    ari_count(t, "by", r->by * r->unit);
-    ari_count(t, "slices", slices);
-    ari_count(t, "blocks", slices > 0 ? a->n / slices : 0);
-    ari_words(t, "heads", by == 1 ? "one: by 1 head" : "%zu heads", by);
-    ari_count(t, "head_by", by);
-    ari_count(t, "head", head ? head : slices);
-    ari_words(t, "within",
-              period < a->n && r->kind <= INTERLEAVED && r->kind != SHIFTED ? " within every %zu %s%s" : "", period,
-              axis_name(c, a, true), heads ? " (each head)" : "");
+    const int packed = a->dim >= 0 && r->period == a->units ? ari_packed(c, a->dim, part, size) : 0;
+    t->is |= (packed ? ARI_IF(PACKED) : 0) | (is_of_pairs(a, r) ? ARI_IF(PAIRS) : 0);
+    t->is |= a->dim == ROWS && !is_within_samples(c, a, r) ? ARI_IF(ROWS) : 0;
     ari_count(t, "p", r->p);
     ari_count(t, "q", r->q);
     ari_words(t, "packed", packed == 3 ? "q|k|v" : "gate|up");
     ari_words(t, "pairs", r->p == 2 ? "halves are interleaved" : "pairs are split into halves");
-    ari_words(t, "unit", "%s", unit);
-    ari_count(t, "a", r->a);
-    ari_count(t, "b", r->b);
-    ari_count(t, "shards", r->units);
-    ari_count(t, "places", r->units / 2);
-    ari_words(t, "moved", r->moved > 2 || (r->moved == 2 && r->kind != EXCHANGED) ? " (%zu of %zu %ss moved)" : "",
-              r->moved, r->units, unit);
-    say_units(t, c, a, r, head);
+}
+
+static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const rule *r)
+{
+    const bool samples = is_within_samples(c, a, r) && r->period * a->unit == c->grid.shape[c->grid.nd - 2];
+    t->is |= (strcmp(a->name[0], "token") == 0 ? ARI_IF(TOKENS) : 0) |
+             (strcmp(a->name[0], "id") == 0 ? ARI_IF(IDS) : 0) |
+             (strcmp(a->name[0], "sample") == 0 ? ARI_IF(SAMPLES) : 0) |
+             (samples || r->period == a->units ? ARI_IF(ALL) : 0) | (r->period == 2 ? ARI_IF(TWICE) : 0) |
+             (is_of_heads(a, r) ? ARI_IF(BY_HEADS) : 0) | (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0);
+    ari_words(t, "axis", "%s", a->name[0]);
+    ari_count(t, "shards", r->kind == ARI_FOUND_ZIGZAG ? r->period : a->units);
+    ari_count(t, "places", r->period / 2);
+    if (r->kind == ARI_FOUND_ROTATED || r->kind == ARI_FOUND_SHIFTED_SLICES)
+        describe_steps(t, a, r);
+    else if (r->kind == ARI_FOUND_INTERLEAVED)
+        describe_interleaving(t, c, a, r);
+    else if (is_few(r))
+        describe_units(t, a, r);
+    say_within(t, a, r);
+    say_units(t, a);
+}
+
+/* Of element i of a run: that of the slice that its slice is. */
+static double expected(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const axis *a = h->of;
+    const size_t at = run->index + i, slice = at / a->inner % a->n, from = a->from[slice];
+    return from < a->n ? (double)h->c->ref[at + from * a->inner - slice * a->inner] : (double)NAN;
 }
 
 /* By what rule slices moved, if it is one. */
-static void found_order(ari_trace *t, const ari_case *c, const axis *a)
+static void found_order(ari_trace *t, const ari_case *c, axis *a)
 {
-    static const ari_trace_kind kinds[] = {ARI_FOUND_NOTHING,   ARI_FOUND_ROTATED,     ARI_FOUND_SHIFTED_SLICES,
-                                           ARI_FOUND_REVERSED,  ARI_FOUND_INTERLEAVED, ARI_FOUND_ZIGZAG,
-                                           ARI_FOUND_EXCHANGED, ARI_FOUND_REPEATED,    ARI_FOUND_REORDERED};
     rule r;
-    if (!ari_explains(c, a->worst) || !find_rule(a, &r))
+    if (!find_rule(a, &r))
         return;
-    const int confidence = confidence_of(c, a, &r);
-    if (confidence == ARI_SILENT)
+    const ari_hypothesis h = {.expect = expected, .c = c, .of = a, .may_miss = a->lost * a->size, .differs_only = true};
+    ari_residual left = ari_residual_of(&h);
+    const size_t missed = left.missed;
+    left.missed = 0;
+    const int confidence = confidence_of(c, a, &r, is_of_pairs(a, &r), left.worst);
+    if (missed > h.may_miss || !ari_explains_all(&left, c) || confidence == ARI_SILENT)
         return;
-    const bool samples = a->dim == 0 && c->grid.nd == 3 && ari_is_activation(c->grid.d);
-    ari_found(t, kinds[r.kind], samples ? ARI_IF(SAMPLES) : 0);
+    ari_found(t, r.kind, 0);
     t->less = ARI_IDENTITY + 7 - confidence;
     describe_rule(t, c, a, &r);
-    ari_say_exactness(t, c, a->worst);
+    ari_say_exactness(t, c, left.worst);
 }
 
 /* --- the axes ----------------------------------------------------------------------------------------------------- */
 
-/* Whether a slice with a difference may be some slice of the reference, as far as its first elements say. */
-static bool may_be_a_slice(const ari_case *c, const axis *a, size_t i)
-{
-    const size_t n = a->size < 4 ? a->size : 4;
-    for (size_t from = 0; from < a->n; from++) {
-        size_t k = 0;
-        while (k < n && ari_holds(c, c->val[place(a, i, k)], (double)c->ref[place(a, from, k)]))
-            k++;
-        if (k == n)
-            return true;
-    }
-    return false;
-}
-
-/* Whether it is worth looking: not where none of some slices with differences is any slice of the reference. */
+/* Whether it is worth looking: not where none of some slices with differences may be any slice of the reference, as far
+ * as its first elements say. */
 static bool is_promising(const ari_case *c, const axis *a)
 {
-    enum { ASKED = 8 };
+    enum { ASKED = 8, OF = 64, FIRST = 4 };
+    const size_t first = a->size < FIRST ? a->size : FIRST, step = a->n <= OF ? 1 : a->n / OF;
     size_t asked = 0;
-    for (size_t k = 0; k < 8 * ASKED && asked < ASKED; k++) {
-        const size_t i = a->n <= 8 * ASKED ? k : k * (a->n / (8 * ASKED));
-        if (i >= a->n || (a->dim != ROWS && c->survey.hits[a->dim][i] == 0) ||
-            (a->dim == ROWS && !ari_row_differs(c, i)))
+    for (size_t i = 0; i < a->n && i < step * OF && asked < ASKED; i += step) {
+        if (a->dim == ROWS ? !ari_row_differs(c, i) : c->survey.hits[a->dim][i] == 0)
             continue;
-        if (may_be_a_slice(c, a, i))
-            return true;
+        for (size_t from = 0; from < a->n; from++) {
+            if (is_slice(c, a, i, from, first))
+                return true;
+        }
         asked++;
     }
     return asked < ASKED;
 }
 
 /* Looks along one axis; a more confident trace than *t takes its place. */
-static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t outer, size_t n, size_t inner)
+static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t inner)
 {
-    axis a;
+    axis a = {.dim = dim, .name = {"token", "tokens"}, .n = n, .inner = inner, .size = c->count / n};
     projected *sorted = NULL, *wanted = NULL;
-    if (n < 2)
-        return AR_OK;
-    a = (axis){.dim = dim, .n = n, .inner = inner, .size = outer * inner};
-    if (!is_promising(c, &a))
-        return AR_OK;
-    AR_TRY(axis_init(&a, c));
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&sorted, n, sizeof *sorted, c->grid.d->name));
-    AR_TRY_TO(done, st, ari_alloc((void **)&wanted, n, sizeof *wanted, c->grid.d->name));
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
+    ar_status st = AR_OK;
+    if (n < 2 || !is_promising(c, &a))
+        return AR_OK;
+    for (int plural = 0; plural < 2 && dim != ROWS; plural++)
+        a.name[plural] = ari_dim_name(&c->grid, dim, plural);
+    a.places = (size_t)ari_ranks_along(&c->known->mesh, ARI_CUTS_POSITIONS);
+    a.heads = dim != ROWS && ari_has_heads(c, dim);
+    a.head = dim != ROWS ? ari_head_size(c, dim) : 0;
+    AR_TRY_TO(done, st, ARI_ALLOC(&a.from, n, c->grid.d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&a.source, n, c->grid.d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&a.plain, n, c->grid.d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&sorted, n, c->grid.d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&wanted, n, c->grid.d->name));
     if (trace(c, &a, sorted, wanted))
         found_order(&own, c, &a);
     if (own.kind != ARI_FOUND_NOTHING && (t->kind == ARI_FOUND_NOTHING || own.less < t->less))
@@ -523,54 +560,19 @@ static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t outer, si
 done:
     free(sorted);
     free(wanted);
-    axis_fini(&a);
+    free(a.from);
+    free(a.source);
+    free(a.plain);
     return st;
-}
-
-/* Of [b, s, h]: the parts of n ranks, [b, s/n, h] each, one after the other. Tokens of equal values have no place of
- * their own, so each is held against the place that this would give it. */
-static bool is_rank_major(const ari_case *c, size_t n, double *worst)
-{
-    const ari_grid *g = &c->grid;
-    const size_t b = g->shape[0], s = g->shape[1], part = s / n;
-    const axis a = {.n = g->rows, .inner = g->cols, .size = g->cols};
-    *worst = 0.0;
-    for (size_t i = 0; i < g->rows; i++) {
-        const size_t from = i / part % b * s + i / (b * part) * part + i % part;
-        if (!is_slice(c, &a, i, from, worst))
-            return false;
-    }
-    return ari_explains(c, *worst);
-}
-
-static void look_for_ranks(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    double worst = 0.0;
-    if (g->nd != 3 || !ari_is_activation(g->d) || g->shape[0] < 2 || c->survey.different < 8)
-        return;
-    for (size_t n = 2; n <= ARI_MOST_RANKS && n <= g->shape[1]; n++) {
-        if (g->shape[1] % n != 0 || !is_rank_major(c, n, &worst))
-            continue;
-        ari_found(t, ARI_FOUND_RANK_MAJOR, 0);
-        ari_count(t, "n", n);
-        ari_say_exactness(t, c, worst);
-        return;
-    }
 }
 
 ar_status ari_measure_order(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    if (c->count < 2)
-        return AR_OK;
-    look_for_ranks(t, c);
-    for (int dim = 0; dim < g->nd && t->kind != ARI_FOUND_RANK_MAJOR; dim++) {
-        const size_t inner = ari_grid_inner(g, dim), n = g->shape[dim];
-        AR_TRY(look(t, c, dim, g->count / inner / n, n, inner));
-    }
-    /* Tokens of all samples in one row: what mixes samples and tokens. */
+    for (int dim = 0; dim < g->nd && c->count > 1; dim++)
+        AR_TRY(look(t, c, dim, g->shape[dim], ari_grid_inner(g, dim)));
+    /* Tokens of all samples in one row: what mixes samples and tokens, or holds in some samples alone. */
     if (g->nd > 2 && t->kind == ARI_FOUND_NOTHING)
-        AR_TRY(look(t, c, ROWS, 1, g->rows, g->cols));
+        AR_TRY(look(t, c, ROWS, g->rows, g->cols));
     return AR_OK;
 }

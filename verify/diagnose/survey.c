@@ -57,14 +57,14 @@ ar_status ari_grid_init(ari_grid *g, const ari_difference *d)
 
 /* --- the walk ----------------------------------------------------------------------------------------------------- */
 
-ari_runs ari_runs_of(const ari_grid *g)
+ari_run ari_runs_of(const ari_grid *g)
 {
-    return (ari_runs){.g = g, .only = -1};
+    return (ari_run){.g = g, .only = -1, .box = SIZE_MAX};
 }
 
-ari_runs ari_runs_of_rank(const ari_grid *g, int rank)
+ari_run ari_runs_of_rank(const ari_grid *g, int rank)
 {
-    return (ari_runs){.g = g, .rank = rank, .only = rank};
+    return (ari_run){.g = g, .rank = rank, .only = rank, .box = SIZE_MAX};
 }
 
 size_t ari_grid_index(const ari_grid *g, size_t index, int dim)
@@ -79,51 +79,56 @@ size_t ari_grid_inner(const ari_grid *g, int dim)
     return ari_volume(g->shape + dim + 1, g->nd - dim - 1);
 }
 
-/* The part of row `row` that lies in box b of rank r, if any. */
-static bool run_in_box(const ari_grid *g, int r, size_t k, size_t row, ari_run *run)
+/* The part of the run's row that lies in its rank's box, if any. */
+static bool find_run(ari_run *run)
 {
-    const ari_rank_copy *copy = &g->d->copy[r];
-    const ar_box *b = &copy->layout->box[k];
+    const ari_grid *g = run->g;
+    const ari_rank_copy *copy = &g->d->copy[run->rank];
+    const ar_box *b = &copy->layout->box[run->box];
     const int last = g->nd - 1;
-    size_t at = 0, stride = g->d->ndim ? copy->shape[last] : 1, rest = row;
+    size_t stride = g->d->ndim ? copy->shape[last] : 1, rest = run->row;
+    run->at = g->d->ndim ? b->local[last] : 0;
+    run->col = g->d->ndim ? b->global[last] : 0;
+    run->count = g->d->ndim ? b->extent[last] : 1;
     for (int i = last - 1; i >= 0; i--) {
         const size_t x = rest % g->shape[i];
         rest /= g->shape[i];
         if (x < b->global[i] || x - b->global[i] >= b->extent[i])
             return false;
-        at += (b->local[i] + x - b->global[i]) * stride;
+        run->at += (b->local[i] + x - b->global[i]) * stride;
         stride *= copy->shape[i];
     }
-    const size_t col = g->d->ndim ? b->global[last] : 0, n = g->d->ndim ? b->extent[last] : 1;
-    at += g->d->ndim ? b->local[last] : 0;
-    const size_t index = row * g->cols + col;
-    *run = (ari_run){.rank = r, .box = k, .row = row, .col = col, .count = n, .index = index, .at = at};
-    if (n > 0) {
-        run->ref = g->d->reference + index;
-        run->value = copy->local + at;
+    run->index = run->row * g->cols + run->col;
+    if (run->count > 0) {
+        run->ref = g->d->reference + run->index;
+        run->value = copy->local + run->at;
     }
-    return n > 0;
+    return run->count > 0;
 }
 
-bool ari_runs_next(ari_runs *it, ari_run *run)
+bool ari_runs_next(ari_run *run)
 {
-    const ari_difference *d = it->g->d;
-    const int end = it->only < 0 ? d->ranks : it->only + 1;
-    while (it->row < it->g->rows) {
-        for (; it->rank < end; it->rank++, it->box = 0) {
-            while (it->box < d->copy[it->rank].layout->nbox) {
-                if (run_in_box(it->g, it->rank, it->box++, it->row, run))
+    const ari_difference *d = run->g->d;
+    const int first = run->only < 0 ? 0 : run->only, end = run->only < 0 ? d->ranks : run->only + 1;
+    run->box++; /* to 0 before the first */
+    for (; run->row < run->g->rows; run->row++, run->rank = first) {
+        for (; run->rank < end; run->rank++, run->box = 0) {
+            for (; run->box < d->copy[run->rank].layout->nbox; run->box++) {
+                if (find_run(run))
                     return true;
             }
         }
-        it->row++;
-        it->rank = it->only < 0 ? 0 : it->only;
-        it->box = 0;
     }
     return false;
 }
 
 /* --- the survey --------------------------------------------------------------------------------------------------- */
+
+int ari_by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
 
 static void tally_one(ari_tally *t, float value, float ref, double noise)
 {
@@ -245,17 +250,15 @@ ar_status ari_survey_init(ari_survey *s, const ari_grid *g)
     ar_status st = AR_OK;
     row_state row = {NULL, NULL, NULL};
     *s = (ari_survey){0};
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&s->bits, g->count / 8 + 1, 1, g->d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&s->rank, (size_t)g->d->ranks, sizeof *s->rank, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->bits, g->count / 8 + 1, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->rank, (size_t)g->d->ranks, g->d->name));
     for (int i = 0; i < g->nd; i++)
-        AR_TRY_TO(done, st, ari_alloc_zero((void **)&s->hits[i], g->shape[i], sizeof *s->hits[i], g->d->name));
-    AR_TRY_TO(done, st, ari_alloc((void **)&row.first, g->cols, sizeof *row.first, g->d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.holders, g->cols, 1, g->d->name));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&row.apart, g->cols, 1, g->d->name));
-    ari_runs it = ari_runs_of(g);
-    ari_run run;
+        AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->hits[i], g->shape[i], g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&row.first, g->cols, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.holders, g->cols, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.apart, g->cols, g->d->name));
     size_t current = 0;
-    while (ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(g); ari_runs_next(&run);) {
         if (run.row != current)
             end_row(s, g, &row);
         current = run.row;
@@ -458,8 +461,8 @@ ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_dif
     if (dp < 2 || ari_along(d, ARI_CUTS_LAYERS) > 1 || (activation && !samples_of(d, first, ranks, &start, &count)) ||
         (d->pass == 'g' && is_shared_out(d, ranks)))
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&view->layout, (size_t)ranks, sizeof *view->layout, "layouts of a group"));
-    ar_status st = ari_alloc_zero((void **)&view->copy, (size_t)ranks, sizeof *view->copy, "copies of a group");
+    AR_TRY(ARI_ALLOC_ZERO(&view->layout, (size_t)ranks, "layouts of a group"));
+    ar_status st = ARI_ALLOC_ZERO(&view->copy, (size_t)ranks, "copies of a group");
     if (st != AR_OK) {
         ari_group_view_fini(view);
         return st;

@@ -92,9 +92,7 @@ typedef struct fit {
 static fit fit_format(const ari_case *c, int kept, uint32_t *value, uint32_t *ref)
 {
     fit r = {0};
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count; i++) {
             if (!ari_run_differs(&c->grid, &run, i))
                 continue;
@@ -117,10 +115,8 @@ static fit fit_format(const ari_case *c, int kept, uint32_t *value, uint32_t *re
 static bool is_part_of_update(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
     double apart = 0.0, moved = 0.0;
-    while (d->pass == 'n' && d->before && ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(&c->grid); d->pass == 'n' && d->before && ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count; i++) {
             const double r = (double)run.ref[i], by = (double)run.value[i] - r;
             const double own = r - (double)d->before[run.index + i];
@@ -138,7 +134,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     uint32_t value = 0, ref = 0;
     size_t k = 0;
-    if (s->total.nan > 0 || !(s->max_reference > 0.0))
+    if (!(s->max_reference > 0.0))
         return AR_OK;
     /* 2^-18 of the largest value is 64 units in its last place: sums of thousands of terms stay below. */
     if (s->total.max_difference <= 0x1p-18 * s->max_reference) {
@@ -289,7 +285,7 @@ static bool is_inverted(const ari_case *c)
 
 ar_status ari_measure_function(ari_trace *t, const ari_case *c)
 {
-    if (c->survey.total.nan > 0 || c->survey.different < 4 || c->count < 8)
+    if (c->count < 8)
         return AR_OK;
     const bounds b = bounds_of(c);
     if (is_inverted(c))

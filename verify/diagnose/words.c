@@ -42,6 +42,12 @@ bool ari_is_by_heads(const ari_difference *d)
     }
 }
 
+/* Whether an activation is [s, b, h]. */
+static bool is_tokens_first(const ari_difference *d)
+{
+    return d->ndim > 2 && d->batch != d->seq && d->shape[0] == d->seq && d->shape[1] == d->batch;
+}
+
 const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
 {
     static const char *const words[][2] = {
@@ -59,7 +65,7 @@ const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
                                   {TOKEN, FEATURE},
                                   {SAMPLE, TOKEN, logits ? ID : FEATURE},
                                   {SAMPLE, scores ? HEAD : TOKEN, scores ? QUERY : HEAD, scores ? KEY : LANE}};
-    int word = activation[d->ndim][dim];
+    int word = activation[d->ndim][dim < 2 && is_tokens_first(d) ? 1 - dim : dim];
     if (!ari_is_activation(d))
         word = d->ndim < 2 ? ELEMENT : dim == d->ndim - 1 ? COLUMN : dim == 0 && vocabulary ? ID : ROW;
     return words[word][plural];

@@ -125,6 +125,29 @@ static json_t *rule_json(const ar_verify_report *r)
     return json_pack("{s:s}", "name", "bits");
 }
 
+static json_t *ratio_json(const ar_verify_ratio *r)
+{
+    if (r->q == 0)
+        return json_null();
+    return json_pack("{s:[i,i], s:o, s:o}", "ratio", (int)r->p, (int)r->q, "tensors", whole(r->count), "of",
+                     whole(r->among));
+}
+
+static json_t *facts_json(const ar_verify_report *r)
+{
+    const ar_verify_facts *f = &r->facts;
+    json_t *apart = json_array();
+    for (int d = 0; d < r->mesh.ndim; d++) {
+        if (f->apart_along[d])
+            json_array_append_new(apart, json_string(r->mesh.dim[d].name));
+    }
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:b}", "steps", f->steps, "batch",
+                     whole(f->batch), "seq", whole(f->seq), "exact", whole(f->exact), "loss", ratio_json(&f->loss),
+                     "norm", ratio_json(&f->norm), "gradients", ratio_json(&f->gradients), "copies_apart",
+                     whole(f->copies_apart), "apart_along", apart, "has_m", f->has_m, "has_v", f->has_v, "has_new",
+                     f->has_new);
+}
+
 void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
 {
     size_t copies = 0;
@@ -147,7 +170,9 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
                         json_pack("[o, o]", ari_json_text(r->wrappers[0]), ari_json_text(r->wrappers[1])));
     json_object_set_new(o, "tensors_drifting", whole(r->drift));
     json_object_set_new(o, "elements_doubted", whole(r->elements_doubted));
+    json_object_set_new(o, "rounded_before_first", whole(r->rounded));
     json_object_set_new(o, "ranks", json_integer(r->ranks));
+    json_object_set_new(o, "facts", r->same ? json_null() : facts_json(r));
     json_object_set_new(o, "bytes", whole(r->bytes));
     set(o, "seconds", r->seconds);
 }

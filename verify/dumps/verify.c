@@ -11,6 +11,7 @@
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "verify/diagnose/diagnose.h"
+#include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
 
 enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */
@@ -18,12 +19,6 @@ enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */
 /* How many tensors are explained, and after how many elements no other one is chosen, but for the first and the worst:
  * an explanation looks at its tensor many times. More threads would take more memory. */
 enum { EXPLAINED = 8, EXPLAINED_ELEMENTS = 1 << 22, EXPLAINING_THREADS = 2 };
-
-void ari_verify_progress(const ari_verifying *v, double fraction, const char *what)
-{
-    if (v->o->progress)
-        v->o->progress(v->o->progress_user, fraction, what);
-}
 
 /* --- options ------------------------------------------------------------------------------------------------------ */
 
@@ -64,11 +59,6 @@ static ar_status open_dumps(ari_verifying *v)
 
 /* --- totals ------------------------------------------------------------------------------------------------------- */
 
-bool ari_is_one_sided(const ar_verify_row *r)
-{
-    return r->state == AR_VERIFY_MISSING || r->state == AR_VERIFY_UNEXPECTED;
-}
-
 /* Differences have a size, or they are of another kind and come after those that have: dtypes, shapes, copies. */
 static double badness(const ar_verify_row *r, bool by_ratio)
 {
@@ -103,8 +93,8 @@ static ar_status rank_rows(ar_verify_report *r)
 {
     ranked *list = NULL;
     size_t n = 0;
-    AR_TRY(ari_alloc((void **)&list, r->different, sizeof *list, "rows that differ"));
-    const ar_status st = ari_alloc((void **)&r->worst_order, r->different, sizeof *r->worst_order, "rows that differ");
+    AR_TRY(ARI_ALLOC(&list, r->different, "rows that differ"));
+    const ar_status st = ARI_ALLOC(&r->worst_order, r->different, "rows that differ");
     for (size_t i = 0; st == AR_OK && i < r->rows; i++) {
         const ar_verify_row *row = &r->row[i];
         if (row->state == AR_VERIFY_SAME || ari_is_one_sided(row))
@@ -240,8 +230,7 @@ static ar_status find_twin(const ar_dump_tensor **found, const ari_verifying *v,
     for (size_t i = 0; i < v->pairs && !*found; i++) {
         const ar_dump_tensor *t = v->pair[i].side[side];
         float a[256], b[256];
-        bool same = v->pair[i].row->pass == row->pass && t->ndim == own->ndim && t->count >= 8 &&
-                    memcmp(t->shape, own->shape, sizeof *t->shape * (size_t)t->ndim) == 0;
+        bool same = v->pair[i].row->pass == row->pass && t->count >= 8 && ari_same_shape(t, own);
         bool varies = false;
         for (size_t at = 0; same && at < t->count; at += 256) {
             const size_t n = t->count - at < 256 ? t->count - at : 256;
@@ -340,6 +329,95 @@ static ar_status ask_gradient_of_loss(ari_verifying *v, const ari_explain_case *
     return AR_OK;
 }
 
+/* Rounding that leaves the rule a little is no mistake: the first in execution order that is more than that, where any is
+ * found soon. */
+static ar_status pass_rounding(ari_verifying *v, const ari_explain_case *known)
+{
+    enum { MOST_ASKED = 32 };
+    ar_verify_report *r = v->report;
+    size_t asked = 0, passed = 0;
+    for (size_t i = r->first; i < r->rows && asked < MOST_ASKED; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state == AR_VERIFY_SAME || ari_is_one_sided(row))
+            continue;
+        const bool small = i > r->first && row->state == AR_VERIFY_DIFFERENT && ari_is_by_rounding(row);
+        if (!small) {
+            asked += i > r->first;
+            AR_TRY(explain_row(v, i, known));
+        }
+        if (!small && (!row->evidence.cause || strcmp(row->evidence.cause, "rounding") != 0)) {
+            r->rounded = passed;
+            r->first = i;
+            return AR_OK;
+        }
+        passed++;
+    }
+    return AR_OK;
+}
+
+/* Whether a row is of what goes backward in a step. */
+static bool is_backward(const ar_verify_row *row, int step)
+{
+    return (row->pass == 'b' || row->pass == 'g') && row->step == step;
+}
+
+/* What follows from gradients is not first where some are missing that the reference has: a norm, an update. */
+static void begin_with_missing(ar_verify_report *r)
+{
+    const ar_verify_row *first = &r->row[r->first];
+    size_t lost = SIZE_MAX;
+    bool others = false;
+    if (!first->pass || !strchr("cnmv", first->pass))
+        return;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (!is_backward(row, first->step))
+            continue;
+        if (row->state == AR_VERIFY_UNEXPECTED) /* other names */
+            return;
+        others = others || row->state != AR_VERIFY_MISSING;
+        lost = row->state == AR_VERIFY_MISSING && row->pass == 'g' && i < lost ? i : lost;
+    }
+    if (others && lost < r->first)
+        r->first = lost;
+}
+
+/* A branch that is detached has no backward pass, and that the other dump lacks its tensors says so; a partial sum before
+ * it, or gradients that DDP then waits for and does not reduce, follow from that. */
+static void ask_missing_backward(ar_verify_report *r)
+{
+    static const char *const follows[] = {"missing_average", "missing_all_reduce", "partial_sum",
+                                          "half_is_missing", "other_input",        "unknown"};
+    ar_verify_row *first = &r->row[r->first];
+    const ar_verify_row *lost = NULL;
+    size_t n = 0, there = 0, k = 0;
+    char own[sizeof first->hint];
+    if (!is_backward(first, first->step) || ari_is_one_sided(first) || !first->evidence.cause)
+        return;
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (!is_backward(row, first->step))
+            continue;
+        if (row->state == AR_VERIFY_UNEXPECTED) /* other names */
+            return;
+        there += row->pass == 'b' && row->state != AR_VERIFY_MISSING;
+        n += row->state == AR_VERIFY_MISSING;
+        lost = !lost && row->state == AR_VERIFY_MISSING ? row : lost;
+    }
+    while (k < sizeof follows / sizeof *follows && strcmp(first->evidence.cause, follows[k]) != 0)
+        k++;
+    if (!lost || there == 0 || k == sizeof follows / sizeof *follows)
+        return;
+    memcpy(own, first->hint, sizeof own);
+    first->evidence = (ar_evidence){"no_backward", 1, {{"missing", (double)n}}};
+    snprintf(
+        first->hint, sizeof first->hint,
+        "no backward pass through a branch: %zu gradient%s that the reference has %s missing here, first %.120s, and "
+        "others are there: detached, under no_grad, frozen or not used (DDP then waits and reduces nothing); here: "
+        "%.160s",
+        n, n == 1 ? "" : "s", n == 1 ? "is" : "are", lost->name, own);
+}
+
 /* Shapes, the first in execution order, then the worst. */
 static ar_status explain(ari_verifying *v)
 {
@@ -350,12 +428,13 @@ static ar_status explain(ari_verifying *v)
     ari_verify_progress(v, 0.95, "explaining");
     const ari_facts facts = ari_facts_of(&known);
     known.facts = &facts;
+    ari_verify_learn(r, facts.batch, facts.seq);
     explaining e = {.v = v, .known = &known, .most = v->o->explain ? v->o->explain : EXPLAINED};
     for (size_t i = 0; i < r->rows; i++) {
         if (r->row[i].state == AR_VERIFY_SHAPE)
             AR_TRY(explain_row(v, i, &known));
     }
-    AR_TRY(ari_alloc((void **)&e.row, r->different + 1, sizeof *e.row, "rows to explain"));
+    AR_TRY(ARI_ALLOC(&e.row, r->different + 1, "rows to explain"));
     choose_row(&e, r->first);
     for (size_t i = 0; i < r->different && e.n < e.most && (i == 0 || e.elements < EXPLAINED_ELEMENTS); i++)
         choose_row(&e, r->worst_order[i]);
@@ -365,7 +444,10 @@ static ar_status explain(ari_verifying *v)
     free(e.row);
     explain_flat_parameters(r);
     AR_TRY(st);
+    AR_TRY(pass_rounding(v, &known));
+    begin_with_missing(r);
     AR_TRY(explain_one_sided(v, r->first));
+    ask_missing_backward(r);
     return ask_gradient_of_loss(v, &known);
 }
 
@@ -374,7 +456,7 @@ static ar_status explain(ari_verifying *v)
 static ar_status begin_report(ari_verifying *v)
 {
     const ar_verify_options *o = v->o;
-    AR_TRY(ari_alloc_zero((void **)&v->report, 1, sizeof *v->report, "a report"));
+    AR_TRY(ARI_ALLOC_ZERO(&v->report, 1, "a report"));
     ar_verify_report *r = v->report;
     r->rule = o->rule;
     r->ulp = o->ulp;
@@ -401,6 +483,7 @@ static ar_status run(ari_verifying *v)
     AR_TRY(ari_verify_match(v));
     AR_TRY(ari_verify_scan(v));
     AR_TRY(count_rows(v));
+    AR_TRY(ari_verify_refuse_dead(v));
     AR_TRY(explain(v));
     v->report->seconds = (double)(ari_now_ns() - start_ns) / 1e9;
     return AR_OK;
@@ -416,6 +499,9 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
         free(v.pair[i].sums);
         free(v.pair[i].doubt);
     }
+    for (size_t i = 0; i < v.repeats; i++)
+        ari_sample_fini(&v.repeated[i]);
+    free(v.repeated);
     free(v.pair);
     free(v.sides);
     ar_dump_close(v.allowed);

@@ -56,8 +56,6 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
 void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, const unsigned char *b, size_t n);
 /** The same of values of any format, the second one rounded to this one; not of NaN. */
 uint64_t ari_steps_between(const ari_format *f, double a, double b);
-/** From |x| to the next larger magnitude. */
-double ari_spacing(const ari_format *f, double x);
 /** |b - a| of number i, without rounding the two first. */
 double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
                             size_t i);
@@ -71,8 +69,6 @@ typedef struct ari_scaled {
     double sum;
     int exponent;
 } ari_scaled;
-double ari_scaled_root(ari_scaled s);                /* sqrt */
-double ari_scaled_ratio(ari_scaled a, ari_scaled b); /* a/b */
 typedef struct ari_scaled_sums {
     ari_scaled aa, bb, ab, dd; /* reference, other, difference; over elements of which both are finite */
 } ari_scaled_sums;
@@ -128,7 +124,7 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_scaled_sums *sums);
 
-/* --- the whole (verify.c, verify_wrappers.c, verify_match.c, verify_scan.c, verify_shape.c) ----------------------- */
+/* --- the whole (verify.c, verify_wrappers.c, verify_match.c, verify_scan.c, verify_facts.c, verify_proof.c, verify_shape.c) ----------------------- */
 
 /* A row's tensors; NULL where one of the dumps has none of that name. */
 typedef struct ari_sides {
@@ -141,9 +137,10 @@ typedef struct ari_verifying {
     ar_dump *dump[2]; /* reference, other */
     ar_dump *allowed; /* NULL: another rule */
     ar_verify_report *report;
-    ari_sides *sides; /* [report->rows] */
-    ari_pair *pair;   /* [pairs] */
-    size_t pairs;
+    ari_sides *sides;     /* [report->rows] */
+    ari_pair *pair;       /* [pairs] */
+    ari_sample *repeated; /* [repeats]: sides of which one is the other's along a dimension of one index */
+    size_t pairs, repeats;
     int threads;
 } ari_verifying;
 
@@ -161,6 +158,17 @@ AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
+/** Whether the larger of two tensors has the same values at every index of the dimensions where the other has one alone,
+ *  as positions of all samples have, so that the other stands for as many: which of the two is to be repeated, 0 or 1;
+ *  -1: neither. */
+AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other);
+/** Whether it is the loss of a step. */
+bool ari_is_loss(const ar_verify_row *r);
+/** Refuses equality that proves nothing: gradients that are all zero in both dumps, a loss of ln V in all steps.
+ *  Errors: AR_ERR_DATA (says which), those of reading. */
+AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
+/** Fills the report's facts from its rows and the tokens of a step, 0: not known. */
+void ari_verify_learn(ar_verify_report *r, size_t batch, size_t seq);
 /** Says of a tensor of another shape what the two shapes have in common. */
 AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump_tensor *reference,
                                         const ar_dump_tensor *other);

@@ -54,7 +54,7 @@ static ar_status check_globs(const char *const *globs, size_t n, const char *wha
         if (i < count)
             continue;
         const char **names = NULL;
-        AR_TRY(ari_alloc((void **)&names, count, sizeof *names, "names"));
+        AR_TRY(ARI_ALLOC(&names, count, "names"));
         for (size_t k = 0; k < count; k++)
             names[k] = all[k].name;
         const char *near = ari_nearest(globs[g], names, count);
@@ -220,18 +220,13 @@ static void describe(ar_verify_row *r, const ari_sides *s)
     r->state = !s->of[0] ? AR_VERIFY_UNEXPECTED : !s->of[1] ? AR_VERIFY_MISSING : AR_VERIFY_SAME;
 }
 
-static bool same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
-{
-    return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
-}
-
 static void decide_state(ar_verify_row *r, const ari_sides *s, ar_verify_rule rule)
 {
     const ar_dump_tensor *a = s->of[0], *b = s->of[1];
     const bool by_bits = rule == AR_VERIFY_BITS || rule == AR_VERIFY_ULP;
     if (r->state != AR_VERIFY_SAME)
         return;
-    if (!same_shape(a, b))
+    if (!ari_same_shape(a, b))
         r->state = AR_VERIFY_SHAPE;
     else if (a->dtype != b->dtype && (by_bits || a->dtype == AR_C64 || b->dtype == AR_C64))
         r->state = AR_VERIFY_DTYPE; /* a complex number has no value to compare with a real one's */
@@ -281,12 +276,29 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
     return AR_OK;
 }
 
+/* A forward value that is the same for all samples may stand there once on one side: positions, a rotary table. */
+static ar_status repeat_side(ari_verifying *v, ari_sides *s, char pass)
+{
+    int which = -1;
+    if (pass != 'f' || !s->of[0] || !s->of[1] || ari_same_shape(s->of[0], s->of[1]))
+        return AR_OK;
+    AR_TRY(ari_verify_repeats(&which, s->of[0], s->of[1]));
+    if (which < 0)
+        return AR_OK;
+    ari_sample *repeated = &v->repeated[v->repeats];
+    AR_TRY(ari_repeated_init(repeated, s->of[which], s->of[1 - which]->shape));
+    s->of[which] = &repeated->tensor;
+    v->repeats++;
+    return AR_OK;
+}
+
 static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
 {
     ar_verify_report *r = v->report;
-    AR_TRY(ari_alloc_zero((void **)&r->row, n, sizeof *r->row, "rows"));
-    AR_TRY(ari_alloc_zero((void **)&v->sides, n, sizeof *v->sides, "rows"));
-    AR_TRY(ari_alloc_zero((void **)&v->pair, n, sizeof *v->pair, "pairs of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->row, n, "rows"));
+    AR_TRY(ARI_ALLOC_ZERO(&v->sides, n, "rows"));
+    AR_TRY(ARI_ALLOC_ZERO(&v->pair, n, "pairs of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&v->repeated, n, "pairs of tensors"));
     for (size_t i = 0; i < n; i++) {
         ar_verify_row *row = &r->row[r->rows++];
         v->sides[i] = all[i].sides;
@@ -296,8 +308,9 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
         row->pass = all[i].key.pass;
         row->step = all[i].key.step;
         row->order = i;
-        describe(row, &all[i].sides);
-        decide_state(row, &all[i].sides, v->o->rule);
+        AR_TRY(repeat_side(v, &v->sides[i], row->pass));
+        describe(row, &v->sides[i]);
+        decide_state(row, &v->sides[i], v->o->rule);
         if (row->state == AR_VERIFY_SAME)
             AR_TRY(make_pair(v, row, &v->sides[i]));
     }
@@ -345,7 +358,7 @@ ar_status ari_verify_match(ari_verifying *v)
                                 ARI_SHOW(ar_dump_path(v->dump[s])));
     }
     AR_TRY(ari_add_size(&most, ar_dump_count(v->dump[0]), ar_dump_count(v->dump[1])));
-    AR_TRY(ari_alloc((void **)&all, most, sizeof *all, "names of tensors"));
+    AR_TRY(ARI_ALLOC(&all, most, "names of tensors"));
     const ar_status st = select_rows(v, all);
     free(all);
     return st;

@@ -38,15 +38,26 @@ static ar_status scratch_init(ari_scratch *s)
 {
     for (int k = 0; k < 2; k++) {
         AR_TRY(ari_alloc((void **)&s->side[k].space, ARI_CHUNK, 8, "a chunk of a tensor"));
-        AR_TRY(ari_alloc((void **)&s->side[k].value, ARI_CHUNK, sizeof(double), "a chunk of a tensor"));
+        AR_TRY(ARI_ALLOC(&s->side[k].value, ARI_CHUNK, "a chunk of a tensor"));
     }
-    AR_TRY(ari_alloc((void **)&s->difference, ARI_CHUNK, sizeof(double), "a chunk of differences"));
-    AR_TRY(ari_alloc((void **)&s->steps, ARI_CHUNK, sizeof(uint64_t), "a chunk of differences"));
-    AR_TRY(ari_alloc((void **)&s->beside, ARI_CHUNK, sizeof(double), "a chunk of differences"));
-    return ari_alloc((void **)&s->map, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, sizeof(float), "a map of differences");
+    AR_TRY(ARI_ALLOC(&s->difference, ARI_CHUNK, "a chunk of differences"));
+    AR_TRY(ARI_ALLOC(&s->steps, ARI_CHUNK, "a chunk of differences"));
+    AR_TRY(ARI_ALLOC(&s->beside, ARI_CHUNK, "a chunk of differences"));
+    return ARI_ALLOC(&s->map, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, "a map of differences");
 }
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
+
+void ari_verify_progress(const ari_verifying *v, double fraction, const char *what)
+{
+    if (v->o->progress)
+        v->o->progress(v->o->progress_user, fraction, what);
+}
+
+bool ari_is_one_sided(const ar_verify_row *r)
+{
+    return r->state == AR_VERIFY_MISSING || r->state == AR_VERIFY_UNEXPECTED;
+}
 
 static bool has_copies(const ar_dump_tensor *t)
 {
@@ -214,8 +225,8 @@ static ar_status prepare_stats(ari_pair *pair)
     ari_deviation_init(&pair->tally);
     m->rows = m->matrix_rows < ARI_MAP_ROWS ? m->matrix_rows : ARI_MAP_ROWS;
     m->cols = m->matrix_cols < ARI_MAP_COLS ? m->matrix_cols : ARI_MAP_COLS;
-    AR_TRY(ari_alloc_zero((void **)&m->cell, m->rows * m->cols, sizeof *m->cell, "a map of differences"));
-    return ari_alloc_zero((void **)&pair->sums, pair->blocks, sizeof *pair->sums, "sums over a tensor");
+    AR_TRY(ARI_ALLOC_ZERO(&m->cell, m->rows * m->cols, "a map of differences"));
+    return ARI_ALLOC_ZERO(&pair->sums, pair->blocks, "sums over a tensor");
 }
 
 /* --- what becomes of it ------------------------------------------------------------------------------------------- */
@@ -238,6 +249,17 @@ static int rank_of_element(const ar_dump_tensor *t, size_t index)
     return -1;
 }
 
+static double scaled_root(ari_scaled s)
+{
+    const int odd = s.exponent % 2;
+    return ldexp(sqrt(ldexp(s.sum, odd)), (s.exponent - odd) / 2);
+}
+
+static double scaled_ratio(ari_scaled a, ari_scaled b)
+{
+    return ldexp(a.sum / b.sum, a.exponent - b.exponent);
+}
+
 static void fill_sums(ar_verify_row *r, const ari_pair *pair)
 {
     ari_scaled_sums s = {0};
@@ -245,14 +267,14 @@ static void fill_sums(ar_verify_row *r, const ari_pair *pair)
     for (size_t b = 0; b < pair->blocks; b++)
         ari_scaled_sums_add(&s, &pair->sums[b]);
     if (finite > 0.0) {
-        r->rms = ari_scaled_root(s.dd) / sqrt(finite);
-        r->rms_reference = ari_scaled_root(s.aa) / sqrt(finite);
+        r->rms = scaled_root(s.dd) / sqrt(finite);
+        r->rms_reference = scaled_root(s.aa) / sqrt(finite);
     }
     if (s.aa.sum > 0.0)
-        r->scale = ari_scaled_ratio(s.ab, s.aa);
+        r->scale = scaled_ratio(s.ab, s.aa);
     if (s.aa.sum > 0.0 && s.bb.sum > 0.0) {
         const ari_scaled lengths = {sqrt(s.aa.sum) * sqrt(s.bb.sum), (s.aa.exponent + s.bb.exponent) / 2};
-        r->cosine = fmax(-1.0, fmin(1.0, ari_scaled_ratio(s.ab, lengths)));
+        r->cosine = fmax(-1.0, fmin(1.0, scaled_ratio(s.ab, lengths)));
     }
 }
 
@@ -406,11 +428,11 @@ ar_status ari_verify_scan(ari_verifying *v)
     ar_status st = AR_OK;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pass p = {.v = v, .lock = &lock};
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.scratch, (size_t)v->threads, sizeof *p.scratch, "scratch"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&p.scratch, (size_t)v->threads, "scratch"));
     for (int i = 0; i < v->threads; i++)
         AR_TRY_TO(done, st, scratch_init(&p.scratch[i]));
-    AR_TRY_TO(done, st, ari_alloc((void **)&p.pair, v->pairs, sizeof *p.pair, "pairs of tensors"));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&p.first, v->pairs + 1, sizeof *p.first, "pairs of tensors"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&p.pair, v->pairs, "pairs of tensors"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&p.first, v->pairs + 1, "pairs of tensors"));
     st = passes(&p);
 done:
     for (int i = 0; p.scratch && i < v->threads; i++)

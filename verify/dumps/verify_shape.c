@@ -31,14 +31,6 @@ static bool same_but(const shapes *s, int dim)
     return true;
 }
 
-static size_t inner_of(const ar_dump_tensor *t, int dim)
-{
-    size_t inner = 1;
-    for (int d = dim + 1; d < t->ndim; d++)
-        inner *= t->shape[d];
-    return inner;
-}
-
 static size_t place_of(const shapes *s, const guess *g, size_t i)
 {
     if (g->kind == RESHAPED)
@@ -48,17 +40,25 @@ static size_t place_of(const shapes *s, const guess *g, size_t i)
         const size_t at = i % matrix, r = at / rows, c = at % rows;
         return i / matrix * matrix + c * cols + r;
     }
-    const size_t inner = inner_of(s->b, g->dim), n = s->b->shape[g->dim], m = s->a->shape[g->dim];
+    const size_t inner = ari_volume(s->b->shape + g->dim + 1, s->b->ndim - g->dim - 1), n = s->b->shape[g->dim],
+                 m = s->a->shape[g->dim];
     const size_t outer = i / (inner * n), along = i / inner % n;
     const size_t at = g->kind == COPIED ? along / (g->unit * g->copies) * g->unit + along % g->unit : along + g->offset;
     return at < m ? (outer * m + at) * inner + i % inner : SIZE_MAX;
 }
 
+enum { SAMPLES = 512 };
+
+/* Spread evenly over the elements. */
+static size_t sample_step(size_t n)
+{
+    return n > SAMPLES ? n / SAMPLES + 1 : 1;
+}
+
 /* Whether the values are those of the guess, or nearly: 0 no, 1 yes. Of at most SAMPLES elements, spread evenly. */
 static ar_status agrees(const shapes *s, const guess *g, bool *yes)
 {
-    enum { SAMPLES = 512 };
-    const size_t n = s->b->count, step = n > SAMPLES ? n / SAMPLES + 1 : 1;
+    const size_t n = s->b->count, step = sample_step(n);
     size_t same = 0, seen = 0;
     for (size_t i = 0; i < n && seen - same <= SAMPLES / 16; i += step) {
         const size_t from = place_of(s, g, i);
@@ -244,6 +244,44 @@ static ar_status guess_all(ar_verify_row *row, const shapes *s)
     }
     if (!row->pattern[0] && s->a->count == s->b->count && s->a->count > 0)
         AR_TRY(guess_reshaped(row, s));
+    return AR_OK;
+}
+
+/* --- one for many ------------------------------------------------------------------------------------------------- */
+
+/* Element i of the larger tensor at index 0 of the dimensions that the other has one index of. */
+static size_t first_of(const ar_dump_tensor *large, const ar_dump_tensor *small, size_t i)
+{
+    size_t at = 0, stride = 1;
+    for (int d = large->ndim - 1; d >= 0; d--) {
+        at += small->shape[d] == 1 ? 0 : i % large->shape[d] * stride;
+        i /= large->shape[d];
+        stride *= large->shape[d];
+    }
+    return at;
+}
+
+ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other)
+{
+    const int small = other->count < reference->count;
+    const ar_dump_tensor *a = small ? other : reference, *b = small ? reference : other;
+    *which = -1;
+    if (a->ndim != b->ndim || a->count == b->count || a->parts == 0 || ar_dtype_bytes(a->dtype) == 0)
+        return AR_OK;
+    for (int d = 0; d < a->ndim; d++) {
+        if (a->shape[d] != b->shape[d] && a->shape[d] != 1)
+            return AR_OK;
+    }
+    for (size_t i = 0; i < b->count; i += sample_step(b->count)) {
+        double x = 0.0, y = 0.0;
+        const size_t from = first_of(b, a, i);
+        ar_status st = ar_dump_read_f64(b, i, 1, &x);
+        st = st == AR_OK ? ar_dump_read_f64(b, from, 1, &y) : st;
+        if (st == AR_ERR_DTYPE || (st == AR_OK && x != y))
+            return AR_OK;
+        AR_TRY(st);
+    }
+    *which = small;
     return AR_OK;
 }
 

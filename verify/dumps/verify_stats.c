@@ -27,17 +27,6 @@ void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s)
     scaled_add(&to->dd, s->dd);
 }
 
-double ari_scaled_root(ari_scaled s)
-{
-    const int odd = s.exponent % 2;
-    return ldexp(sqrt(ldexp(s.sum, odd)), (s.exponent - odd) / 2);
-}
-
-double ari_scaled_ratio(ari_scaled a, ari_scaled b)
-{
-    return ldexp(a.sum / b.sum, a.exponent - b.exponent);
-}
-
 /* The bits of the largest |x|: at or above those of infinity where one of them is not finite. */
 static uint64_t largest_bits(const double *x, size_t n)
 {
@@ -177,6 +166,16 @@ static double over(double difference, double allowed)
     return difference == 0.0 ? 0.0 : isinf(difference) ? (double)INFINITY : difference / allowed;
 }
 
+/* From |x| to the next larger magnitude. */
+static double spacing_of(const ari_format *f, double x)
+{
+    int e = 0;
+    if (!f->is_float)
+        return 1.0;
+    (void)frexp(x, &e);
+    return ldexp(1.0, (x == 0.0 || !isfinite(x) || e - 1 < f->least ? f->least : e - 1) - f->mantissa);
+}
+
 /* `difference` is NaN where one value is no number, and where both are and that counts; `beside` is what a tolerance
  * allows besides. */
 static judged judge(const ari_pair *p, double a, double difference, uint64_t steps, double beside)
@@ -190,7 +189,7 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
         j.ratio = j.different ? (double)INFINITY : 0.0;
     } else if (r->rule == AR_VERIFY_ULP) {
         j.different = isnan(difference) || steps > r->ulp;
-        j.allowed = (double)r->ulp * ari_spacing(&p->format[0], a);
+        j.allowed = (double)r->ulp * spacing_of(&p->format[0], a);
         j.ratio = isnan(difference) ? (double)INFINITY : over((double)steps, (double)r->ulp);
     } else {
         const double plain = isfinite(a) ? r->atol + r->rtol * fabs(a) : 0.0;

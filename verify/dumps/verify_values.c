@@ -209,15 +209,6 @@ uint64_t ari_steps_between(const ari_format *f, double a, double b)
     return whole_steps(signbit(a) == signbit(b) ? fabs(x - y) : x + y);
 }
 
-double ari_spacing(const ari_format *f, double x)
-{
-    int e = 0;
-    if (!f->is_float)
-        return 1.0;
-    (void)frexp(x, &e);
-    return ldexp(1.0, (x == 0.0 || !isfinite(x) || e - 1 < f->least ? f->least : e - 1) - f->mantissa);
-}
-
 /* 64 bits of significand hold every integer of 64 bits. */
 static long double integer_at(const ari_format *f, const unsigned char *raw, size_t i)
 {

@@ -5,6 +5,7 @@
 #include "dump/dump.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "verify/dumps/verify_impl.h"
 
 /* What wrappers put into the names of one dump: "module." of DDP, "model." of a model with a head, before all of a
@@ -15,9 +16,9 @@ enum { MOST_WRAPPERS = 8 }; /* components before a name: of a hostile name no mo
 
 /* A tensor's name without ":fwd" and "@2". */
 typedef struct stem {
+    char *plain;      /* without wrappers; first: the key */
     const char *text; /* borrowed */
     size_t length;
-    char *plain; /* without wrappers */
 } stem;
 
 typedef struct side {
@@ -60,16 +61,11 @@ static int by_text(const void *a, const void *b)
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-static int by_plain(const void *a, const void *b)
-{
-    return strcmp(((const stem *)a)->plain, ((const stem *)b)->plain);
-}
-
 static ar_status list_stems(side *s, const ar_dump *d)
 {
     const size_t n = ar_dump_count(d);
     size_t kept = 0;
-    AR_TRY(ari_alloc_zero((void **)&s->stem, n, sizeof *s->stem, "names of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->stem, n, "names of tensors"));
     for (size_t i = 0; i < n; i++) {
         const char *name = ar_dump_at(d, i)->name;
         s->stem[i] = (stem){.text = name, .length = ari_order_of(name, NULL).stem};
@@ -85,22 +81,13 @@ static ar_status list_stems(side *s, const ar_dump *d)
             return ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
         drop_private(s, one);
     }
-    qsort(s->stem, s->n, sizeof *s->stem, by_plain);
+    qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
     return AR_OK;
 }
 
 static const stem *find(const side *s, const char *plain)
 {
-    size_t low = 0, high = s->n;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const int order = strcmp(plain, s->stem[middle].plain);
-        if (order == 0)
-            return &s->stem[middle];
-        low = order > 0 ? middle + 1 : low;
-        high = order < 0 ? middle : high;
-    }
-    return NULL;
+    return s->n > 0 ? bsearch(&plain, s->stem, s->n, sizeof *s->stem, ari_by_name) : NULL;
 }
 
 /* Whether two names became one: which of them is meant, nothing says. */
@@ -148,7 +135,7 @@ static ar_status find_prefix(prefix *best, size_t *most, const side *of, const s
     prefix *found = NULL;
     size_t n = 0, size = 0;
     AR_TRY(ari_mul_size(&size, of->n, MOST_WRAPPERS));
-    AR_TRY(ari_alloc((void **)&found, size, sizeof *found, "names of tensors"));
+    AR_TRY(ARI_ALLOC(&found, size, "names of tensors"));
     for (size_t i = 0; i < of->n; i++) {
         const char *name = of->stem[i].plain, *dot = find(in, name) ? NULL : strchr(name, '.');
         for (int k = 0; dot && k < MOST_WRAPPERS; k++, dot = strchr(dot + 1, '.'))
@@ -193,7 +180,7 @@ static ar_status take_off(side *s, const prefix *p)
             memmove(plain, plain + p->length, strlen(plain + p->length) + 1);
     }
     free(text);
-    qsort(s->stem, s->n, sizeof *s->stem, by_plain);
+    qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
     return AR_OK;
 }
 
@@ -213,18 +200,13 @@ static ar_status drop_prefix(side *s)
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 static bool names_repeat(char *const *name, size_t n)
 {
     char **sorted = malloc(n * sizeof *sorted);
     bool repeat = !sorted; /* without memory nothing is renamed */
     if (sorted) {
         memcpy(sorted, name, n * sizeof *sorted);
-        qsort(sorted, n, sizeof *sorted, by_name);
+        qsort(sorted, n, sizeof *sorted, ari_by_name);
     }
     for (size_t i = 1; i < n && !repeat; i++)
         repeat = strcmp(sorted[i - 1], sorted[i]) == 0;
@@ -252,7 +234,7 @@ static ar_status rename_other(ari_verifying *v, const side *s)
     char **name = NULL;
     size_t renamed = 0;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&name, n, sizeof *name, "names of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&name, n, "names of tensors"));
     qsort(s[1].stem, s[1].n, sizeof *s[1].stem, by_text);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         bool other = false;

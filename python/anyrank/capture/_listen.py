@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from anyrank.capture._model import DTensor, Replicate, Shard, modules_of
+from anyrank.capture._model import DTensor, Replicate, Shard, divided, gathered_over, modules_of
 from anyrank.capture._places import Whole
 
 
@@ -256,6 +256,7 @@ class Listener:
 
     def __init__(self, model: nn.Module, parameters: list[tuple[str, torch.Tensor]], sink: Sink) -> None:
         self.model, self.parameters, self.sink = model, parameters, sink
+        self.gathered = gathered_over(model)
         self.handles: list[typing.Any] = []
         self.sums: list[Sum] = []
 
@@ -295,15 +296,14 @@ class Listener:
             now = self.sink.current()
             if now is None or in_backward():
                 return  # activation checkpointing computes it again
-            placements = [x for p in module.parameters() if isinstance(p, DTensor) for x in p.placements]
-            sharded = any(getattr(x, "dim", None) is not None for x in placements)
             for i, t in enumerate(tensors_of(output)):
                 name = f"{path}.{i}" if i else path
                 if not t.is_floating_point():
                     continue
                 if i == 0:
                     self._mark(module, args, t, whole.get("of"))
-                elif sharded and not self.sink.told(f"{name}:fwd") and not _mark_heads(module, t):
+                elif (divided(module, self.gathered) and not self.sink.told(f"{name}:fwd") and
+                      not _mark_heads(module, t)):
                     continue  # of the rank's own heads, or whole: nothing says which
                 called = now.of_module(name, t)
                 per_sample = now.per_sample(t, "fwd") and not (t.shape[0] == 1 and now.counts_positions(args))

@@ -23,7 +23,8 @@ except ImportError:  # before PyTorch 2.6
 
     FSDPModule = getattr(composable, "FSDPModule", None) or getattr(composable, "FSDP", ())
 
-__all__ = ["DTensor", "Groups", "Replicate", "Shard", "groups_of", "modules_of", "parameters_of", "plain", "unwrapped"]
+__all__ = ["DTensor", "Groups", "Replicate", "Shard", "divided", "gathered_over", "groups_of", "modules_of",
+           "parameters_of", "plain", "unwrapped"]
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 SAMPLES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")  # names of dimensions that share out samples
@@ -114,6 +115,21 @@ def _data_groups(model: nn.Module, ddp: typing.Any) -> list[Line]:
     if ddp is not None:
         lines.append(Line("dp", ranks_of_group(ddp.process_group)))
     return list({line.ranks: line for line in lines}.values())
+
+
+def gathered_over(model: nn.Module) -> set[tuple[int, ...]]:
+    """The groups of ranks that FSDP2 divides weights over: each module has them whole when it is called."""
+    return {line.ranks for line in _data_groups(model, None)}
+
+
+def divided(module: nn.Module, gathered: set[tuple[int, ...]]) -> bool:
+    """Whether ranks have parts of this module's weights when it is called."""
+    for p in module.parameters():
+        if isinstance(p, DTensor):
+            cut = [getattr(x, "dim", None) is not None for x in p.placements]
+            if any(c and line.ranks not in gathered for c, line in zip(cut, lines_of_device_mesh(p.device_mesh))):
+                return True
+    return False
 
 
 def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, told: dict[str, int] | None,

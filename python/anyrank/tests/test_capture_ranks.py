@@ -43,6 +43,30 @@ class Model(Module):  # type: ignore[misc]
         return self.head(x)
 
 
+class Pair(Module):  # type: ignore[misc]
+    """A block that gives out two tensors, as those of transformers do."""
+
+    def __init__(self, block: typing.Any) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: typing.Any) -> typing.Any:
+        y = self.block(x)
+        return y, y.softmax(-1)
+
+
+class Pairs(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair(block) for block in self.blocks)
+
+    def forward(self, ids: typing.Any) -> typing.Any:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x)[0]
+        return self.head(x)
+
+
 def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) -> typing.Any:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -108,17 +132,18 @@ class Placed(FolderCase):
         except AnyrankError as error:
             self.skipTest(str(error))
 
-    def same(self, world: int, wrap: Wrap | None, groups: int = 0, tensors: int = 0, **options: typing.Any) -> None:
+    def same(self, world: int, wrap: Wrap | None, groups: int = 0, tensors: int = 0, kind: typing.Any = Model,
+             **options: typing.Any) -> None:
         """That `world` ranks, with `groups` data-parallel ones among them, have what one rank has."""
         groups = groups or world
 
         def run(rank: int, folder: pathlib.Path, wrap: Wrap | None, groups: int) -> None:
             torch.manual_seed(0)
-            train(Model(), folder, wrap, (rank * groups // max(world, 1) if wrap else 0, groups), **options)
+            train(kind(), folder, wrap, (rank * groups // max(world, 1) if wrap else 0, groups), **options)
 
         one = {key: value for key, value in options.items() if key in ("clip", "adam")}
         torch.manual_seed(0)
-        train(Model(), self.path / "one", None, **one)
+        train(kind(), self.path / "one", None, **one)
         ranks.spawn(world, run, self.path / "many", wrap, groups)
         self.verify(adam=bool(options.get("adam")), tensors=tensors)
 
@@ -138,6 +163,9 @@ class Placed(FolderCase):
 
     def test_fsdp2_with_uneven_shards(self) -> None:
         self.same(4, fsdp)
+
+    def test_fsdp2_of_blocks_that_give_out_two_tensors(self) -> None:
+        self.same(2, fsdp, kind=Pairs)
 
     def test_hybrid_sharding_under_adam(self) -> None:
         self.same(4, hybrid, adam=1e-2)

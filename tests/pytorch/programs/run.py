@@ -65,20 +65,17 @@ class Programs:
     def go(self, case, name, bug=None):
         """The dump of a run, or None where a rank failed; its output is in NAME/log."""
         program, at = BY_NAME[case.program], self.folder / name
-        for _ in range(3):  # PyTorch's pool of threads, forked, ends a process now and then ("Invalid thread pool!")
-            shutil.rmtree(at, ignore_errors=True)
-            at.mkdir(parents=True)
-            run = prepared(program, self.sources, at / "run")
-            if case.state:
-                shutil.copytree(self.state(case), run / case.state)
-            words = {"per_rank": 8 // case.dp, "batch": 8 // case.dp // case.micro, "micro": case.micro,
-                     "dtype": case.dtype, "model": cases.model_folder(case.model) if case.model else ""}
-            arguments = [a.format(**words) for a in (*program.arguments, *case.arguments)]
-            whole = {"program": run / program.file, "arguments": arguments, "world": case.world, "folder": at,
-                     "log": at / "log", "environment": {"TP": str(case.tp)}, "seed": case.seed, "bug": BUGS.get(bug)}
-            if fork_ranks(case.world, lambda rank: launch.run(rank=rank, **whole)):
-                return run / "dump"
-        return None
+        shutil.rmtree(at, ignore_errors=True)
+        at.mkdir(parents=True)
+        run = prepared(program, self.sources, at / "run")
+        if case.state:
+            shutil.copytree(self.state(case), run / case.state)
+        words = {"per_rank": 8 // case.dp, "batch": 8 // case.dp // case.micro, "micro": case.micro,
+                 "dtype": case.dtype, "model": cases.model_folder(case.model) if case.model else ""}
+        arguments = [a.format(**words) for a in (*program.arguments, *case.arguments)]
+        whole = {"program": run / program.file, "arguments": arguments, "world": case.world, "folder": at,
+                 "log": at / "log", "environment": {"TP": str(case.tp)}, "seed": case.seed, "bug": BUGS.get(bug)}
+        return run / "dump" if fork_ranks(case.world, lambda rank: launch.run(rank=rank, **whole)) else None
 
     def state(self, case):
         """What the program leaves behind after a run on one rank, such as a checkpoint to begin from."""

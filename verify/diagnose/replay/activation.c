@@ -117,7 +117,7 @@ ar_status ari_measure_activation(ari_trace *t, const ari_case *c)
         AR_TRY_TO(done, st, read_hidden(&m, &held));
     if (!held)
         goto done;
-    AR_TRY_TO(done, st, ari_alloc((void **)&m.hidden, m.n, sizeof *m.hidden, "hidden features"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&m.hidden, m.n, "hidden features"));
     find_function(t, &m);
     if (t->kind == ARI_FOUND_NOTHING && inside && m.gated) { /* a module of the function alone */
         m.gated = false;

@@ -5,21 +5,24 @@
 #include "ref/core/size.h"
 #include "verify/diagnose/replay/replay.h"
 
-enum { MOST_HEAD = 256, MOST_MISTAKES = 64, MOST_SCORES = 1 << 28 };
+enum { MOST_HEAD = 256, MOST_MISTAKES = 80, MOST_SCORES = 1 << 28 };
 
 typedef enum pairs { NO_PAIRS, HALVES, NEIGHBOURS } pairs;
-typedef enum packing { SEPARATE, STRAIGHT, BY_HEADS } packing; /* q|k|v; for each KV head its queries, k, v */
+/* q|k|v; for each KV head its queries, k, v; or its k, v, queries */
+typedef enum packing { SEPARATE, STRAIGHT, BY_HEADS, KEYS_FIRST } packing;
 
 typedef struct recipe {
     pairs pairs;
     packing packing;
     size_t head, turned;          /* turned: features of a head that are rotated, the first ones */
     double theta, stretch, scale; /* stretch divides positions; scale: of 1/sqrt(head) */
-    bool not_q, not_k, turned_back, tiled, feature_major, exchanged, reversed, over_queries;
-    size_t ahead;  /* keys after the query that it sees */
-    size_t window; /* keys that it sees in all; 0: all */
-    size_t cut;    /* from it on a second document; 0: none */
-    size_t hidden; /* first keys that are unseen */
+    double cap;                   /* of scores: cap tanh(score / cap); 0: none */
+    bool not_q, not_k, of_v, turned_back, tiled, feature_major, by_lane, exchanged, reversed, over_queries;
+    bool not_own;        /* the query's own key is unseen */
+    size_t ahead;        /* keys after the query that it sees */
+    size_t window;       /* keys that it sees in all; 0: all */
+    size_t cut;          /* from it on a second document; 0: none */
+    size_t from, hidden; /* so many keys from this one on are unseen */
     size_t restart;
 } recipe;
 
@@ -39,10 +42,11 @@ typedef struct attention {
 static size_t start_of(const attention *a, const recipe *r, unsigned of, size_t head)
 {
     const size_t d = r->head, group = a->q / a->kv;
-    if (r->packing == BY_HEADS && of == 0)
-        return (head / group * (group + 2) + head % group) * d;
-    if (r->packing == BY_HEADS)
-        return (head * (group + 2) + group + of - 1) * d;
+    const size_t keys = r->packing == KEYS_FIRST ? 0 : group, queries = r->packing == KEYS_FIRST ? 2 : 0;
+    if (r->packing >= BY_HEADS && of == 0)
+        return (head / group * (group + 2) + queries + head % group) * d;
+    if (r->packing >= BY_HEADS)
+        return (head * (group + 2) + keys + of - 1) * d;
     if (r->feature_major)
         return head;
     return (r->packing == STRAIGHT && of > 0 ? a->q + (of - 1) * a->kv : 0) + head * d;
@@ -56,7 +60,7 @@ static void take(double *out, const attention *a, const recipe *r, unsigned whic
     const float *x = a->x[from] + token * a->width[from] + start_of(a, r, of, head);
     for (size_t i = 0; i < d; i++)
         out[i] = (double)x[i * step];
-    if (which == 2 || r->pairs == NO_PAIRS || (which == 0 ? r->not_q : r->not_k))
+    if (r->pairs == NO_PAIRS || (which == 0 ? r->not_q : which == 1 ? r->not_k : !r->of_v))
         return;
     const size_t half = r->turned / 2;
     for (size_t i = 0; i < half; i++) {
@@ -82,8 +86,9 @@ static void fill_angles(attention *a, const recipe *r)
 
 static bool is_seen(const recipe *r, size_t query, size_t key)
 {
-    return key >= r->hidden && (key <= query || key - query <= r->ahead) &&
-           (r->window == 0 || key + r->window > query) && (query < r->cut || key >= r->cut);
+    return !(key >= r->from && key - r->from < r->hidden) && !(r->not_own && key == query) &&
+           (key <= query || key - query <= r->ahead) && (r->window == 0 || key + r->window > query) &&
+           (query < r->cut || key >= r->cut);
 }
 
 /* A query's scores, its vector in a->one; returns the largest. */
@@ -97,7 +102,8 @@ static double score(attention *a, const recipe *r, size_t head, size_t query)
         double sum = 0.0;
         for (size_t i = 0; is_seen(r, query, k) && i < d; i++)
             sum += a->one[i] * a->k[k * d + i];
-        a->weight[k] = is_seen(r, query, k) ? sum * scale : -HUGE_VAL;
+        sum = r->cap > 0.0 ? r->cap * tanh(sum * scale / r->cap) : sum * scale;
+        a->weight[k] = is_seen(r, query, k) ? sum : -HUGE_VAL;
         top = fmax(top, a->weight[k]);
     }
     return top;
@@ -116,13 +122,15 @@ static void fill_columns(attention *a, const recipe *r, size_t head)
     }
 }
 
-/* The softmax of a token's scores, and the mean of v by it. */
-static void attend(attention *a, const recipe *r, size_t head, size_t kv, size_t query, double *out)
+/* The softmax of a token's scores, and the mean of v by it, which goes to a row of heads as head `to`. */
+static void attend(attention *a, const recipe *r, size_t head, size_t kv, size_t query, double *row, size_t to)
 {
-    const size_t d = r->head;
+    const size_t d = r->head, step = r->by_lane ? a->q / d : 1;
+    double *out = row + (r->by_lane ? to : to * d);
     const double top = score(a, r, head, query);
     double sum = 0.0;
-    memset(out, 0, d * sizeof *out);
+    for (size_t i = 0; i < d; i++)
+        out[i * step] = 0.0;
     for (size_t k = 0; k < a->p.seq; k++) {
         const double e = isfinite(a->weight[k]) ? exp(a->weight[k] - (r->over_queries ? a->column[k] : top)) : 0.0;
         if (e == 0.0)
@@ -130,10 +138,10 @@ static void attend(attention *a, const recipe *r, size_t head, size_t kv, size_t
         sum += e;
         take(a->one, a, r, 2, kv, k);
         for (size_t i = 0; i < d; i++)
-            out[i] += e * a->one[i];
+            out[i * step] += e * a->one[i];
     }
     for (size_t i = 0; i < d && !r->over_queries; i++)
-        out[i] /= sum; /* NaN where it sees no key: what comes out then is every program's own choice */
+        out[i * step] /= sum; /* NaN where it sees no key: what comes out then is every program's own choice */
 }
 
 /* All heads of the probe's tokens; token by token through the last layer. */
@@ -150,57 +158,123 @@ static void replay(attention *a, const recipe *r)
         if (r->over_queries)
             fill_columns(a, r, h);
         for (size_t k = 0; k < a->p.tokens; k++)
-            attend(a, r, h, kv, a->p.token[k], a->context + k * a->q + to * d);
+            attend(a, r, h, kv, a->p.token[k], a->context + k * a->q, to);
     }
     for (size_t k = 0; k < a->p.tokens; k++)
         ari_probe_put(&a->p, k, a->context + k * a->q);
 }
 
+/* --- numbers of a recipe ------------------------------------------------------------------------------------------ */
+
+static const struct number {
+    size_t at; /* in a recipe */
+    double low, high;
+    ari_properties is;
+    bool turns; /* says something of rotary embedding alone */
+} numbers[] = {
+    {offsetof(recipe, scale), 1.0 / 128.0, 128.0, ARI_IF(ROOT), false},
+    {offsetof(recipe, stretch), 1.0 / 64.0, 64.0, ARI_IF(OF_THETA) | ARI_IF(FRACTION), true},
+    {offsetof(recipe, theta), 16.0, 1e8, ARI_IF(OF_THETA), true},
+    {offsetof(recipe, cap), 0.125, 128.0, ARI_IF(CUT) | ARI_IF(ROOT), false},
+};
+enum { NUMBERS = sizeof numbers / sizeof *numbers, CAP = 3 };
+
+static double left_by(attention *a, recipe r, size_t number, double value, double (*left)(const ari_probe *))
+{
+    memcpy((char *)&r + numbers[number].at, &value, sizeof value);
+    replay(a, &r);
+    return left(&a->p);
+}
+
+/* The value that leaves least: the best of values 1.4 apart, then a search between its neighbours by the golden
+ * section. Returns what it leaves; the replay of it comes last. */
+static double search(double *value, attention *a, recipe r, size_t number, double (*left)(const ari_probe *))
+{
+    const struct number *n = &numbers[number];
+    const double step = 1.4, golden = 0.6180339887498949;
+    double at = n->low, least = HUGE_VAL;
+    for (double x = n->low; x < n->high; x *= step) {
+        const double of = left_by(a, r, number, x, left);
+        at = of < least ? x : at;
+        least = fmin(of, least);
+    }
+    double from = log(at / step), to = log(at * step);
+    for (int i = 0; i < 40 && least < 0.5; i++) {
+        const double one = to - golden * (to - from), two = from + golden * (to - from);
+        if (left_by(a, r, number, exp(one), left) < left_by(a, r, number, exp(two), left))
+            to = two;
+        else
+            from = one;
+    }
+    *value = exp(0.5 * (from + to));
+    return left_by(a, r, number, *value, left);
+}
+
 /* --- the reference's recipe --------------------------------------------------------------------------------------- */
 
-/* Of one head size: rotary bases and pairings, then masks. turned: of the head's features. */
-static void try_head(attention *a, recipe *base, double *least, size_t d, size_t turned, packing pack)
+/* Of one head size, packing and window: rotary bases and pairings, then masks. */
+static void try_head(attention *a, recipe *base, double *least, double *exact, recipe r)
 {
     static const double thetas[] = {1e4, 5e5, 1e6, 1e5};
-    const size_t first = a->p.token[0], seq = a->p.seq;
-    for (int mask = 0; mask < 4; mask++) {
-        for (int turn = 0; turn < (turned < d ? 8 : 9) && *least > ARI_REPLAY_EXACT; turn++) {
-            const recipe r = {.pairs = turn == 8  ? NO_PAIRS
-                                       : turn < 4 ? HALVES
-                                                  : NEIGHBOURS,
-                              .packing = pack,
-                              .head = d,
-                              .turned = turned,
-                              .theta = thetas[turn % 4],
-                              .stretch = 1.0,
-                              .scale = 1.0,
-                              .ahead = mask == 1 ? seq : 0,
-                              .window = mask == 2 ? first : 0,
-                              .cut = mask == 3 ? first : 0};
-            if (mask > 1 && first == 0)
-                return;
+    const size_t first = a->p.token[0], window = r.window;
+    for (int mask = 0; mask < (first == 0 ? 2 : 4); mask++) {
+        for (int turn = 0; turn < (r.turned < r.head ? 8 : 9) && *least > ARI_REPLAY_EXACT; turn++) {
+            r.pairs = turn == 8 ? NO_PAIRS : turn < 4 ? HALVES : NEIGHBOURS;
+            r.theta = thetas[turn % 4];
+            r.ahead = mask == 1 ? a->p.seq : 0;
+            r.window = mask == 2 ? first : window;
+            r.cut = mask == 3 ? first : 0;
             replay(a, &r);
-            if (ari_probe_try_base(&a->p, least))
-                *base = r;
+            (void)ari_probe_try_base(&a->p, exact);
+            const double left = ari_probe_base_left(&a->p);
+            *base = left < *least ? r : *base;
+            *least = fmin(*least, left);
         }
     }
 }
 
-/* Heads, packing, rotary base and mask are in no dump. False: none gives the reference. */
+/* A window and a cap of scores, where the nearest recipe is near and not the reference. Long windows are powers of 2. */
+static void try_window_and_cap(attention *a, recipe *base, double *least, double *exact)
+{
+    recipe r = *base;
+    double value = 0.0;
+    r.cut = 0;
+    for (size_t window = 1; window < a->p.seq; window += window < 64 ? 1 : window) {
+        r.window = window;
+        replay(a, &r);
+        const double left = ari_probe_base_left(&a->p);
+        *base = left < *least ? r : *base;
+        *least = fmin(*least, left);
+        (void)ari_probe_try_base(&a->p, exact);
+    }
+    if (base->window > 0)
+        try_head(a, base, least, exact, *base);
+    if (*least <= ARI_REPLAY_CAPPED)
+        return;
+    const double left = search(&value, a, *base, CAP, ari_probe_base_left);
+    if (4.0 * left < *least && ari_probe_try_base(&a->p, exact))
+        base->cap = value;
+}
+
+/* Heads, packing, rotary base, mask and cap are in no dump. False: none gives the reference. */
 static bool find_base(attention *a, recipe *base)
 {
     const size_t known = a->p.c->facts.heads ? a->q / a->p.c->facts.heads : 0;
     const packing from = a->x[1] ? SEPARATE : STRAIGHT, to = a->x[1] ? SEPARATE : BY_HEADS;
-    double least = HUGE_VAL;
+    double least = HUGE_VAL, exact = HUGE_VAL;
     for (size_t d = MOST_HEAD; d >= 4 && least > ARI_REPLAY_EXACT; d -= 2) {
         if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (known && d != known))
             continue;
         for (packing p = from; p <= to; p++) {
             for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) /* partial rotary: 1/2, 1/4 */
-                try_head(a, base, &least, d, d / share, p);
+                try_head(a, base, &least, &exact,
+                         (recipe){.head = d, .turned = d / share, .packing = p, .stretch = 1.0, .scale = 1.0});
         }
     }
-    return least <= ARI_REPLAY_BASE;
+    const double noise = a->p.c->relative * a->p.c->relative;
+    if (least > ARI_REPLAY_CAPPED + 4.0 * noise && least < 0.5)
+        try_window_and_cap(a, base, &least, &exact);
+    return exact <= ARI_REPLAY_BASE;
 }
 
 /* --- mistakes ----------------------------------------------------------------------------------------------------- */
@@ -233,7 +307,7 @@ static void add_speeds(mistake *m, size_t *n, const recipe *base)
     }
 }
 
-static void add_rotations(mistake *m, size_t *n, const recipe *base, size_t first)
+static void add_rotations(mistake *m, size_t *n, const recipe *base, size_t width, size_t first)
 {
     recipe r = *base;
     if (base->pairs == NO_PAIRS)
@@ -243,6 +317,10 @@ static void add_rotations(mistake *m, size_t *n, const recipe *base, size_t firs
         r = *base, r.not_q = i != 1, r.not_k = i != 0;
         add(m, n, r, ARI_IF(ZERO), NULL, 0);
     }
+    r = *base, r.of_v = true;
+    add(m, n, r, ARI_IF(PAIRS) | ARI_IF(ALL), NULL, 0);
+    r = *base, r.theta = pow(base->theta, (double)base->head / (double)width);
+    add(m, n, r, ARI_IF(OF_THETA), "factor", r.theta);
     r = *base, r.turned_back = true;
     add(m, n, r, ARI_IF(NEGATIVE), NULL, 0);
     r = *base, r.pairs = base->pairs == HALVES ? NEIGHBOURS : HALVES;
@@ -255,8 +333,15 @@ static void add_rotations(mistake *m, size_t *n, const recipe *base, size_t firs
 static void add_masks(mistake *m, size_t *n, const recipe *base, size_t seq, size_t first)
 {
     recipe r = *base;
+    if (base->cap > 0.0) {
+        r.cap = 0.0;
+        add(m, n, r, ARI_IF(CUT) | ARI_IF(ROOT) | ARI_IF(ZERO), NULL, 0);
+        r = *base;
+    }
     if (base->ahead == 0) {
-        r.ahead = 1;
+        r.not_own = true;
+        add(m, n, r, ARI_IF(CAUSAL) | ARI_IF(LAST), NULL, 0);
+        r = *base, r.ahead = 1;
         add(m, n, r, ARI_IF(CAUSAL) | ARI_IF(ONE), NULL, 0);
         r.ahead = seq;
         add(m, n, r, ARI_IF(CAUSAL), NULL, 0);
@@ -270,9 +355,10 @@ static void add_masks(mistake *m, size_t *n, const recipe *base, size_t seq, siz
     r = *base, r.cut = base->cut ? 0 : first;
     if (first > 0)
         add(m, n, r, ARI_IF(CUT) | ARI_IF(SAMPLES), "first", (double)first);
-    for (size_t i = 1; i <= 8 && i < seq; i++) {
-        r = *base, r.hidden = i;
-        add(m, n, r, ARI_IF(CUT) | ARI_IF(LAST), "window", (double)i);
+    for (size_t i = 0; i < (first > 0 ? 16 : 8); i++) { /* the first keys; then those from the first wrong token on */
+        r = *base, r.from = i < 8 ? 0 : first, r.hidden = i < 15 ? i % 8 + 1 : seq - first;
+        if (r.from + r.hidden <= seq && r.hidden < seq)
+            add(m, n, r, ARI_IF(CUT) | ARI_IF(LAST) | (i < 8 ? 0 : ARI_IF(SOME)), "window", (double)r.hidden);
     }
 }
 
@@ -285,9 +371,14 @@ static void add_heads(mistake *m, size_t *n, const recipe *base, const attention
     r = *base, r.feature_major = true;
     if (base->packing == SEPARATE)
         add(m, n, r, ARI_IF(PACKED), NULL, 0);
+    r = *base, r.by_lane = true;
+    add(m, n, r, ARI_IF(PACKED), NULL, 0);
     r = *base, r.packing = base->packing == STRAIGHT ? BY_HEADS : STRAIGHT;
     if (base->packing != SEPARATE)
         add(m, n, r, ARI_IF(PACKED), NULL, 0);
+    r.packing = KEYS_FIRST;
+    if (base->packing == BY_HEADS)
+        add(m, n, r, ARI_IF(PACKED) | ARI_IF(ONE), NULL, 0);
     r = *base, r.exchanged = true;
     if (a->kv == a->q)
         add(m, n, r, ARI_IF(EXCHANGED), NULL, 0);
@@ -298,42 +389,18 @@ static void add_heads(mistake *m, size_t *n, const recipe *base, const attention
         add(m, n, r, ARI_IF(INVERSE) | ARI_IF(ALL), NULL, 0);
 }
 
-static double left_by(attention *a, recipe r, size_t number, double value)
-{
-    *(number == 0 ? &r.scale : number == 1 ? &r.stretch : &r.theta) = value;
-    replay(a, &r);
-    return ari_probe_left(&a->p);
-}
-
-/* The softmax's scale (0), the stretch of positions (1) or the rotary base (2) that leaves least: the best of values
- * 1.4 apart, then a search between its neighbours by the golden section. */
+/* A number of the mistake that is found: the best of all. */
 static void fit_number(ari_trace *t, attention *a, const recipe *base, size_t number, double *best)
 {
-    static const ari_properties is[] = {ARI_IF(ROOT), ARI_IF(OF_THETA) | ARI_IF(FRACTION), ARI_IF(OF_THETA)};
-    static const double low[] = {1.0 / 128.0, 1.0 / 64.0, 16.0}, high[] = {128.0, 64.0, 1e8};
-    const double step = 1.4, golden = 0.6180339887498949;
-    double at = low[number], least = HUGE_VAL;
-    if (number > 0 && base->pairs == NO_PAIRS)
+    double value = 0.0;
+    if (numbers[number].turns && base->pairs == NO_PAIRS)
         return;
-    for (double value = low[number]; value < high[number]; value *= step) {
-        const double left = left_by(a, *base, number, value);
-        at = left < least ? value : at;
-        least = fmin(left, least);
-    }
-    double from = log(at / step), to = log(at * step);
-    for (int i = 0; i < 40 && least < 0.5; i++) {
-        const double one = to - golden * (to - from), two = from + golden * (to - from);
-        if (left_by(a, *base, number, exp(one)) < left_by(a, *base, number, exp(two)))
-            to = two;
-        else
-            from = one;
-    }
-    least = left_by(a, *base, number, exp(0.5 * (from + to)));
-    if (!(least < *best))
+    const double left = search(&value, a, *base, number, ari_probe_left);
+    if (!(left < *best))
         return;
-    *best = least;
-    ari_found(t, ARI_FOUND_ATTENTION, is[number]);
-    ari_number(t, "factor", exp(0.5 * (from + to)));
+    *best = left;
+    ari_found(t, ARI_FOUND_ATTENTION, numbers[number].is);
+    ari_number(t, "factor", value);
 }
 
 /* The mistake that leaves least. */
@@ -342,7 +409,7 @@ static void find_mistake(ari_trace *t, attention *a, const recipe *base)
     mistake m[MOST_MISTAKES];
     double best = ARI_REPLAY_MISTAKE;
     size_t n = 0;
-    add_rotations(m, &n, base, a->p.token[0]);
+    add_rotations(m, &n, base, a->q, a->p.token[0]);
     add_masks(m, &n, base, a->p.seq, a->p.token[0]);
     add_heads(m, &n, base, a);
     for (size_t i = 0; i < n && best > ARI_REPLAY_EXACT; i++) {
@@ -354,8 +421,10 @@ static void find_mistake(ari_trace *t, attention *a, const recipe *base)
         ari_found(t, ARI_FOUND_ATTENTION, m[i].is);
         if (m[i].number)
             ari_number(t, m[i].number, m[i].value);
+        if (m[i].r.from > 0)
+            ari_number(t, "from", (double)m[i].r.from);
     }
-    for (size_t number = 0; number < 3 && best > ARI_REPLAY_EXACT; number++)
+    for (size_t number = 0; number < NUMBERS && best > ARI_REPLAY_EXACT; number++)
         fit_number(t, a, base, number, &best);
     if (t->kind != ARI_FOUND_NOTHING)
         ari_number(t, "left", best);
@@ -488,10 +557,10 @@ static ar_status read_inputs(attention *a, bool *held)
 static ar_status replay_all(ari_trace *t, attention *a)
 {
     recipe base = {.pairs = NO_PAIRS};
-    AR_TRY(ari_alloc((void **)&a->k, (a->p.seq + 1) * MOST_HEAD, sizeof *a->k, "keys"));
-    AR_TRY(ari_alloc((void **)&a->cosine, a->p.seq * MOST_HEAD, sizeof *a->cosine, "angles"));
-    AR_TRY(ari_alloc((void **)&a->weight, 2 * a->p.seq, sizeof *a->weight, "scores"));
-    AR_TRY(ari_alloc((void **)&a->context, ARI_PROBE_TOKENS * a->q, sizeof *a->context, "context"));
+    AR_TRY(ARI_ALLOC(&a->k, (a->p.seq + 1) * MOST_HEAD, "keys"));
+    AR_TRY(ARI_ALLOC(&a->cosine, a->p.seq * MOST_HEAD, "angles"));
+    AR_TRY(ARI_ALLOC(&a->weight, 2 * a->p.seq, "scores"));
+    AR_TRY(ARI_ALLOC(&a->context, ARI_PROBE_TOKENS * a->q, "context"));
     a->column = a->weight + a->p.seq;
     a->one = a->k + a->p.seq * MOST_HEAD;
     a->sine = a->cosine + a->p.seq * (MOST_HEAD / 2);

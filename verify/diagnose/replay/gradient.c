@@ -43,8 +43,8 @@ static ar_status read_columns(double **gives, const gradient *g, const ar_dump_t
     const size_t width = by == BY_ROW ? g->rows : g->cols;
     float *row = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&row, width, sizeof *row, t->name));
-    AR_TRY_TO(done, st, ari_alloc((void **)gives, g->n * g->tokens, sizeof **gives, t->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&row, width, t->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(gives, g->n * g->tokens, t->name));
     for (size_t k = 0; k < g->tokens; k++) {
         AR_TRY_TO(done, st, ar_dump_read_f32(t, k * width, width, row));
         for (size_t e = 0; e < g->n; e++)
@@ -254,9 +254,8 @@ ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
     gradient g = {.c = c, .tokens = tokens, .rows = c->grid.rows, .cols = c->grid.cols};
     double weight[MOST_MICRO];
     ar_status st = AR_OK;
-    if (d->pass != 'g' || d->micro_batches < 2 || d->micro_batches > MOST_MICRO || !c->known->reference ||
-        !c->reference || !c->val || c->step || c->inner || c->start > 0 || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||
-        tokens > MOST_NUMBERS / PROBES || c->survey.total.nan > 0 || c->survey.different * 4 < c->count)
+    if (d->micro_batches < 2 || d->micro_batches > MOST_MICRO || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||
+        tokens > MOST_NUMBERS / PROBES || c->survey.different * 4 < c->count)
         return AR_OK;
     choose_elements(&g, c->count);
     AR_TRY_TO(done, st, read_values(&g));

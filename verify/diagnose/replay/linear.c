@@ -26,9 +26,9 @@ static ar_status read_values(linear *l)
     float *row = NULL;
     double *x = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&l->of, l->n + 1, sizeof *l->of, "products"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&row, l->p.in, sizeof *row, "a row"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&x, l->p.in, sizeof *x, "a row"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&l->of, l->n + 1, "products"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&row, l->p.in, "a row"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&x, l->p.in, "a row"));
     for (size_t i = 0; i < l->n; i++) {
         for (size_t k = 0; k < l->p.tokens; k++) {
             const size_t at = (l->p.sample * l->p.seq + l->p.token[k]) * l->p.in;

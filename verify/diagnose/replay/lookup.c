@@ -21,8 +21,8 @@ static const float *row_at(const ari_case *c, const float *data, size_t row)
     return data + row * c->grid.cols;
 }
 
-/* Positions: the same offset everywhere, or counted again from 0 at the first that is wrong. */
-static void find_positions(ari_trace *t, const lookups *l)
+/* The same offset everywhere, or positions counted again from 0 at the first that is wrong. */
+static void find_offset(ari_trace *t, const lookups *l, bool positions)
 {
     const ari_case *c = l->c;
     const long rows = (long)l->table.rows;
@@ -40,9 +40,12 @@ static void find_positions(ari_trace *t, const lookups *l)
         offset = offset && other - id == by;
         restart = restart && first > 0 && (size_t)other == (size_t)id % first;
     }
-    if (first == SIZE_MAX || (!offset && !restart))
+    if (first == SIZE_MAX || (!offset && !(restart && positions)))
         return;
-    ari_found(t, ARI_FOUND_POSITIONS, restart && !(offset && first == 0) ? ARI_IF(SOME) : ARI_IF(SHIFT));
+    ari_found(t, ARI_FOUND_POSITIONS,
+              !positions                           ? ARI_IF(IDS)
+              : restart && !(offset && first == 0) ? ARI_IF(SOME)
+                                                   : ARI_IF(SHIFT));
     ari_count(t, "first", first);
     ari_number(t, "by", (double)by);
 }
@@ -89,24 +92,20 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
     const ari_grid *g = &c->grid;
     lookups l = {.c = c};
     ar_status st = AR_OK;
-    if (!c->known->reference || !c->reference || !c->val || c->step || c->start > 0 || c->inner || g->nd < 2 ||
-        g->d->pass != 'f' || g->d->step > 1 || g->rows > MOST_ROWS)
-        return AR_OK;
     const ari_role role = ari_replay_role(c);
-    if (role != ARI_TOKENS && role != ARI_POSITIONS)
+    if (g->nd < 2 || g->rows > MOST_ROWS || (role != ARI_TOKENS && role != ARI_POSITIONS))
         return AR_OK;
     AR_TRY_TO(done, st, ari_lookup_table_read(&l.table, c, role, g->rows));
     if (!l.table.at || l.table.cols != g->cols)
         goto done;
-    AR_TRY_TO(done, st, ari_alloc((void **)&l.id, g->rows, sizeof *l.id, "ids"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&l.other, g->rows, sizeof *l.other, "ids"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&l.id, g->rows, "ids"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&l.other, g->rows, "ids"));
     for (size_t row = 0; row < g->rows; row++) {
         l.id[row] = ari_lookup_table_row(&l.table, row_at(c, c->ref, row));
         l.other[row] = ari_lookup_table_row(&l.table, row_at(c, c->val, row));
     }
-    if (role == ARI_POSITIONS)
-        find_positions(t, &l);
-    else
+    find_offset(t, &l, role == ARI_POSITIONS);
+    if (role == ARI_TOKENS && t->kind == ARI_FOUND_NOTHING)
         find_mask(t, &l);
 done:
     ari_lookup_table_fini(&l.table);
@@ -165,8 +164,7 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const size_t rows = g->nd > 1 ? g->shape[g->nd - 2] : 0;
-    if (!c->val || c->start > 0 || c->step || c->inner || g->d->pass != 'f' || rows < 5 || g->cols < 2 ||
-        c->survey.total.nan > 0 || !is_cosine(c, c->ref, rows) || !isfinite(c->val[g->cols]))
+    if (rows < 5 || g->cols < 2 || !is_cosine(c, c->ref, rows) || !isfinite(c->val[g->cols]))
         return AR_OK;
     const double wanted = acos((double)c->ref[g->cols]), fastest = acos((double)c->val[g->cols]);
     size_t first = 0;

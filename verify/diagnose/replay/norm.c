@@ -46,11 +46,9 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     lines l = {.possible = true};
-    ari_runs it = ari_runs_of(g);
-    ari_run run;
-    if (g->d->pass != 'f' || !(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
+    if (!(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
         return AR_OK;
-    while (l.possible && ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(g); l.possible && ari_runs_next(&run);) {
         if (run.count == g->cols && run_is_wrong(g, &run))
             add_line(&l, &run);
     }
@@ -96,7 +94,7 @@ static ar_status read_parameter(float **gives, const ari_case *c, const char *ki
         const ar_dump_tensor *t = dumps[k / 2] ? ar_dump_find(dumps[k / 2], name) : NULL;
         if (!t || t->count != c->grid.cols)
             continue;
-        AR_TRY(ari_alloc((void **)gives, t->count, sizeof **gives, t->name));
+        AR_TRY(ARI_ALLOC(gives, t->count, t->name));
         return ar_dump_read_f32(t, 0, t->count, *gives);
     }
     return AR_OK;
@@ -253,18 +251,12 @@ static ar_status add_mixture(verdict *v, norm *n, const ari_case *c, const ari_r
     return AR_OK;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The number that recurs most often, to rounding; 0: none does in a fiftieth of them. Sorts them. */
 static double recurring(double *x, size_t n)
 {
     size_t from = 0, longest = 0;
     double found = 0.0;
-    qsort(x, n, sizeof *x, by_value);
+    qsort(x, n, sizeof *x, ari_by_value);
     for (size_t i = 1; i <= n; i++) {
         if (i < n && x[i] - x[i - 1] <= 1e-5 * fabs(x[i]))
             continue;
@@ -320,14 +312,12 @@ static ar_status find_dropout(ari_trace *t, norm *n, const ari_case *c)
 {
     const size_t cols = c->grid.cols;
     double *ratio = NULL, least = HUGE_VAL, most = 0.0;
-    AR_TRY(ari_alloc((void **)&ratio, cols, sizeof *ratio, c->grid.d->name));
+    AR_TRY(ARI_ALLOC(&ratio, cols, c->grid.d->name));
     ar_status st = AR_OK;
     for (size_t k = 0; k < 2 && t->kind == ARI_FOUND_NOTHING; k++) {
-        ari_runs it = ari_runs_of(&c->grid);
-        ari_run run;
         bool held = true;
         least = HUGE_VAL, most = 0.0;
-        while (held && ari_runs_next(&it, &run)) {
+        for (ari_run run = ari_runs_of(&c->grid); held && ari_runs_next(&run);) {
             double times;
             if (run.count != cols || !run_is_wrong(&c->grid, &run))
                 continue;
@@ -390,9 +380,7 @@ static ar_status look_at_norm(ari_trace *t, norm *n, const ari_case *c)
                  .mixed = n->input[0] && n->input[1],
                  .least = HUGE_VAL,
                  .most = -HUGE_VAL};
-    ari_runs it = ari_runs_of(&c->grid);
-    ari_run run;
-    while (ari_runs_next(&it, &run)) {
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         if (run.count != c->grid.cols || !run_is_wrong(&c->grid, &run))
             continue;
         const against a = add_row(n, &c->grid, &run);
@@ -432,16 +420,15 @@ ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
     float *bias = NULL;
     norm n = {.other_way = 1.0};
     ar_status st = AR_OK;
-    if (g->d->pass != 'f' || !(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8 || c->start > 0 ||
-        c->step || c->inner || g->d->step > 1 || !c->known->reference || !c->reference || c->survey.total.nan > 0)
+    if (!(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
         return AR_OK;
     AR_TRY_TO(done, st, read_parameter(&n.weight, c, "weight"));
     AR_TRY_TO(done, st, read_parameter(&bias, c, "bias"));
     if (!n.weight)
         goto done;
     n.bias = bias;
-    AR_TRY_TO(done, st, ari_alloc((void **)&n.x, g->cols, sizeof *n.x, g->d->name));
-    AR_TRY_TO(done, st, ari_alloc((void **)&n.y, g->cols, sizeof *n.y, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&n.x, g->cols, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&n.y, g->cols, g->d->name));
     AR_TRY_TO(done, st, find_input_either_way(&n, c));
     if (!is_anywhere_zero(&n, c))
         st = look_at_norm(t, &n, c);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/diagnose/replay/replay.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -9,9 +10,7 @@
 
 bool ari_may_replay(const ari_case *c)
 {
-    return c->known->reference && c->reference && c->val && !c->step && c->start == 0 && !c->inner &&
-           c->grid.d->pass == 'f' && c->grid.nd == 3 && c->grid.d->step <= 1 && c->survey.total.nan == 0 &&
-           c->grid.count > 0 && c->count / c->grid.shape[0] <= ARI_PROBE_ELEMENTS &&
+    return c->grid.nd == 3 && c->grid.count > 0 && c->count / c->grid.shape[0] <= ARI_PROBE_ELEMENTS &&
            c->survey.total.dd > 1e-10 * c->survey.total.rr;
 }
 
@@ -26,6 +25,22 @@ static bool ends_in(const ar_dump_tensor *t, size_t stem, const char *kind)
     return stem >= n && memcmp(t->name + stem - n, kind, n) == 0;
 }
 
+/* A module outside of the layers that is not in the vocabulary: one whose output is as wide as its weight's rows looks
+ * them up, one whose output is as wide as they are many is the head. */
+static ari_role role_of_shape(const ar_dump *dump, const char *name, size_t stem)
+{
+    char found[320];
+    const int n = (int)(ends_in(&(ar_dump_tensor){.name = name}, stem, ".weight") ? stem - strlen(".weight") : stem);
+    snprintf(found, sizeof found, "%.*s:fwd", n, name);
+    const ar_dump_tensor *y = ar_dump_find(dump, found);
+    snprintf(found, sizeof found, "%.*s.weight:init", n, name);
+    const ar_dump_tensor *w = ar_dump_find(dump, found);
+    if (!y || !w || y->ndim < 2 || w->ndim != 2 || w->shape[0] == w->shape[1])
+        return ARI_NO_ROLE;
+    const size_t width = y->shape[y->ndim - 1];
+    return width == w->shape[1] ? ARI_TOKENS : width == w->shape[0] ? ARI_HEAD : ARI_NO_ROLE;
+}
+
 /* pass 'i': a parameter as it was at the start, which a file of weights alone does not say; its kind ends the name. */
 static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, char pass,
                                        const char *kind)
@@ -35,8 +50,11 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
         const ar_dump_tensor *t = ar_dump_at(dump, i);
         const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
         const bool wanted = pass == 'i' ? key.pass == 'i' || key.pass == 'w' : key.pass == pass && key.step == own.step;
-        if (wanted && labs(key.layer) == own.layer && ends_in(t, key.stem, kind) &&
-            ari_module_of(t->name, key.stem).role == role)
+        if (!wanted || labs(key.layer) != own.layer || !ends_in(t, key.stem, kind))
+            continue;
+        const ari_role named = ari_module_of(t->name, key.stem).role;
+        if (named == role || (named == ARI_NO_ROLE && key.layer == 0 && (role == ARI_TOKENS || role == ARI_HEAD) &&
+                              role_of_shape(dump, t->name, key.stem) == role))
             return t;
     }
     return NULL;
@@ -101,7 +119,7 @@ ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_
         return AR_OK;
     table->rows = w->shape[0];
     table->cols = w->shape[1];
-    AR_TRY(ari_alloc((void **)&table->at, w->count, sizeof *table->at, w->name));
+    AR_TRY(ARI_ALLOC(&table->at, w->count, w->name));
     return ar_dump_read_f32(w, 0, w->count, table->at);
 }
 
@@ -115,7 +133,7 @@ static ar_status find_ids(size_t *ids, bool *held, const ari_lookup_table *table
                           size_t n)
 {
     float *row = NULL;
-    AR_TRY(ari_alloc((void **)&row, table->cols, sizeof *row, embedded->name));
+    AR_TRY(ARI_ALLOC(&row, table->cols, embedded->name));
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && *held; i++) {
         AR_TRY_TO(done, st, ar_dump_read_f32(embedded, i * table->cols, table->cols, row));
@@ -137,7 +155,7 @@ ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n)
     AR_TRY_TO(done, st, ari_lookup_table_read(&table, c, ARI_TOKENS, n));
     if (!table.at || !embedded || embedded->count != n * table.cols)
         goto done;
-    AR_TRY_TO(done, st, ari_alloc((void **)gives, n, sizeof **gives, embedded->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(gives, n, embedded->name));
     st = find_ids(*gives, &held, &table, embedded, n);
     if (st != AR_OK || !held) {
         free(*gives);
@@ -190,8 +208,8 @@ ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t i
     const bool in_out = ari_module_of(w->name, strcspn(w->name, ":")).in_out;
     *held = w->shape[in_out ? 0 : 1] == in;
     p->in = in;
-    AR_TRY(ari_alloc((void **)&p->w, p->outs * in, sizeof *p->w, w->name));
-    AR_TRY(ari_alloc_zero((void **)&p->bias, p->outs, sizeof *p->bias, w->name));
+    AR_TRY(ARI_ALLOC(&p->w, p->outs * in, w->name));
+    AR_TRY(ARI_ALLOC_ZERO(&p->bias, p->outs, w->name));
     for (size_t i = 0; *held && i < p->outs; i++) {
         for (size_t k = 0; in_out && k < in; k++)
             AR_TRY(ar_dump_read_f32(w, k * cols + p->out[i], 1, &p->w[i * in + k]));
@@ -219,7 +237,7 @@ static ar_status is_right(bool *right, const ari_probe *p, const ar_dump_tensor 
     double dd = 0.0, rr = 0.0;
     if (!other || other->count != t->count)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&x, n, sizeof *x, t->name));
+    AR_TRY(ARI_ALLOC(&x, n, t->name));
     const ar_status st = ar_dump_read_f32(other, p->sample * n, n, x);
     for (size_t i = 0; st == AR_OK && i < n; i++) {
         dd += pow((double)x[i] - (double)reference[i], 2.0);
@@ -239,7 +257,7 @@ ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const a
         return AR_OK;
     const size_t n = t->count / samples;
     *width = n / p->seq;
-    AR_TRY(ari_alloc((void **)gives, n, sizeof **gives, t->name));
+    AR_TRY(ARI_ALLOC(gives, n, t->name));
     AR_TRY(ar_dump_read_f32(t, p->sample * n, n, *gives));
     return is_right(held, p, t, *gives, n);
 }
@@ -281,6 +299,11 @@ bool ari_probe_try_base(ari_probe *p, double *least)
     *least = left;
     memcpy(p->base, p->is, sizeof p->base);
     return true;
+}
+
+double ari_probe_base_left(const ari_probe *p)
+{
+    return left_of(p, NULL);
 }
 
 double ari_probe_left(const ari_probe *p)

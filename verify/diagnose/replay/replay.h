@@ -8,7 +8,7 @@
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
-/** Whether this forward value [b, s, width] of the first step is all there, and small enough to be computed again. */
+/** Whether this is a value [b, s, width] that is small enough to be computed again. */
 bool ari_may_replay(const ari_case *c);
 /** The role of the case's own module. */
 ari_role ari_replay_role(const ari_case *c);
@@ -67,6 +67,8 @@ void ari_probe_put(ari_probe *p, size_t k, const double *x);
 /** Whether what was put is the reference; `least` falls to what it leaves of the reference's squares, and base becomes
  *  it, if it is less. */
 bool ari_probe_try_base(ari_probe *p, double *least);
+/** What is left of the reference's squares where it is to be what was put. */
+double ari_probe_base_left(const ari_probe *p);
 /** What is left of the squares of the differences where what was put replaces the base; NaN is not looked at. */
 double ari_probe_left(const ari_probe *p);
 
@@ -74,6 +76,7 @@ double ari_probe_left(const ari_probe *p);
  * others of the same module leave most of it. */
 #define ARI_REPLAY_BASE 3e-4
 #define ARI_REPLAY_EXACT 1e-8
+#define ARI_REPLAY_CAPPED 1e-6 /* more than this is no rounding of fp32: a cap of scores may leave little */
 #define ARI_REPLAY_MISTAKE 0.02
 
 #endif

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/diagnose/hypothesis.h"
+
+/* Where what a hypothesis leaves is a fifth of the largest difference, it explains no more than rounding would. */
+static const double small_beside = 0.2;
+
+/* As ari_holds, with rounding of the reference scaled as the hypothesis does. */
+static bool is_as_expected(const ari_hypothesis *h, double value, double expected)
+{
+    const double scale = fmax(1.0, fabs(h->factor));
+    if (isnan(value) || isnan(expected))
+        return isnan(value) && isnan(expected);
+    return value == expected || fabs(value - expected) <= scale * h->c->absolute + h->beside +
+                                                              (h->c->relative + ARI_ROUNDINGS) * fabs(expected);
+}
+
+static void look_at(ari_residual *r, const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const ari_case *c = h->c;
+    const bool differs = c->val ? ari_off(c, run->index + i) : ari_run_differs(&c->grid, run, i);
+    const double value = (double)run->value[i], reference = (double)run->ref[i];
+    if (!differs && h->differs_only)
+        return;
+    const double expected = h->expect(h, run, i);
+    const bool told = !isnan(expected) || isnan(value), holds = told && is_as_expected(h, value, expected);
+    if (!differs) {
+        r->broken += told && !holds;
+        return;
+    }
+    const double apart = value - reference, off = told ? value - expected : apart;
+    r->held += holds;
+    r->missed += !holds;
+    r->worst = holds ? fmax(r->worst, fabs(off)) : r->worst; /* of infinities a NaN, which fmax leaves */
+    r->left += off * off;
+    r->all += apart * apart;
+}
+
+ari_residual ari_residual_of(const ari_hypothesis *h)
+{
+    ari_residual r = {0};
+    for (ari_run run = ari_runs_of(&h->c->grid); ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count; i++) {
+            look_at(&r, h, &run, i);
+            if (r.missed > h->may_miss || (r.broken > 0 && h->may_miss == 0))
+                return r;
+        }
+    }
+    return r;
+}
+
+bool ari_explains_all(const ari_residual *r, const ari_case *c)
+{
+    return r->held > 0 && r->missed == 0 && r->broken == 0 &&
+           !(r->worst > small_beside * c->survey.total.max_difference);
+}
+
+bool ari_holds_all(ari_residual *r, const ari_hypothesis *h)
+{
+    const ari_residual own = ari_residual_of(h);
+    if (r)
+        *r = own;
+    return ari_explains_all(&own, h->c);
+}
+
+void ari_explained(ari_trace *t, const ari_residual *r, int numbers)
+{
+    t->unexplained = r->all > 0.0 ? fmin(fmax(r->left / r->all, 0.0), 1.0) : 0.0;
+    t->numbers = numbers;
+}
+
+/* --- least squares ------------------------------------------------------------------------------------------------ */
+
+double ari_fit_one(double *p, const ari_fit *f)
+{
+    *p = f->ya / f->aa;
+    return fmax(f->yy - *p * f->ya, 0.0) / f->yy;
+}
+
+/* Two directions are told from one another where their angle's square is above rounding, and the second is worth a number
+ * where the first leaves more than that. */
+double ari_fit_two(double *p, double *q, const ari_fit *f)
+{
+    const double determinant = f->aa * f->bb - f->ab * f->ab, left = ari_fit_one(p, f);
+    *q = 0.0;
+    if (!(left > 1e-8) || !(determinant > 1e-6 * f->aa * f->bb))
+        return left;
+    *p = (f->ya * f->bb - f->yb * f->ab) / determinant;
+    *q = (f->yb * f->aa - f->ya * f->ab) / determinant;
+    return fmax(f->yy - *p * f->ya - *q * f->yb, 0.0) / f->yy;
+}
+
+double ari_fit_unsure(const ari_fit *f)
+{
+    double p;
+    const double left = ari_fit_one(&p, f) * f->yy;
+    return 6.0 * sqrt(left / (double)f->n / f->aa) / fabs(p);
+}
+
+/* Where more than a thousandth of the squares is left, noise is large enough for any number to fit. */
+static const double most_left = 1e-3;
+
+bool ari_is_multiple(const ari_case *c, const ari_fit *f)
+{
+    double p;
+    const double left = ari_fit_one(&p, f), relative = fmax(ARI_SUMS, 0.5 * c->relative);
+    const double absolute = fmax(1.0, fabs(p)) * c->absolute;
+    return p != 0.0 && left <= most_left && left <= relative * relative + (double)f->n * absolute * absolute / f->yy;
+}
+
+enum { READ_AT_ONCE = 512 };
+
+ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from, size_t n)
+{
+    float v[READ_AT_ONCE], r[READ_AT_ONCE];
+    for (size_t at = from, some; at < from + n; at += some) {
+        some = from + n - at < READ_AT_ONCE ? from + n - at : READ_AT_ONCE;
+        AR_TRY(ar_dump_read_f32(y, at, some, v));
+        AR_TRY(ar_dump_read_f32(a, at, some, r));
+        for (size_t i = 0; i < some; i++)
+            ari_fit_add(f, (double)v[i], (double)r[i], 0.0);
+    }
+    return AR_OK;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DIAGNOSE_HYPOTHESIS_H
+#define ARI_VERIFY_DIAGNOSE_HYPOTHESIS_H
+
+/* A hypothesis says what the other tensor is: the reference times 2, another rank's shard, the rows of the step before.
+ * A measure (case.h) generates those of one kind and fits the numbers in them; one engine holds what each expects
+ * against what is there, by one rule of rounding, and says how much of what differs it explains. */
+#include "verify/diagnose/case.h"
+
+typedef struct ari_hypothesis ari_hypothesis;
+struct ari_hypothesis {
+    /* What element i of a run should be; NAN: nothing is said of it. */
+    double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
+    const ari_case *c;
+    const void *of;    /* what the generator knows besides */
+    double factor;     /* what the reference's own rounding is multiplied by in what is expected; 0: by one */
+    double beside;     /* what rounding of the sums that are expected adds to the case's allowance */
+    size_t may_miss;   /* different elements that may be otherwise before the engine gives up */
+    bool differs_only; /* speaks of elements that differ alone, whatever `expect` gives for others */
+};
+
+/* What a hypothesis leaves. */
+typedef struct ari_residual {
+    size_t held;   /* elements that differ and are as expected */
+    size_t missed; /* that differ and are not, or of which nothing is said */
+    size_t broken; /* that do not differ, where something else is expected */
+    double worst;  /* largest |value - expected| of those held */
+    double left;   /* sum of (value - expected)^2 over what differs; where nothing is said, of (value - reference)^2 */
+    double all;    /* sum of (value - reference)^2 over what differs */
+} ari_residual;
+
+/** Over all copies; ends early, with missed > may_miss, where too many are otherwise. */
+ari_residual ari_residual_of(const ari_hypothesis *h);
+/** Whether all that differs is as expected, nothing else is contradicted, and what is left is small beside the
+ *  differences: where all is within a few times rounding any hypothesis holds to rounding. */
+bool ari_explains_all(const ari_residual *r, const ari_case *c);
+/** Both in one; *r may be NULL. */
+bool ari_holds_all(ari_residual *r, const ari_hypothesis *h);
+/** States how much of the differences the trace explains, and how many numbers were fitted to them: of two traces of
+ *  equal confidence the one that explains more, then that with fewer numbers, is reported. */
+void ari_explained(ari_trace *t, const ari_residual *r, int numbers);
+
+/* --- least squares ------------------------------------------------------------------------------------------------ */
+
+/* A fit that leaves more than this share of the squares is none: sums in fp32 leave far less. */
+#define ARI_FIT 1e-6
+/* The factor of an update is known to a thousandth, for the weights' rounding hides the rest; one of moments, and a part
+ * of a gradient, to a tenth of that. */
+#define ARI_KNOWN 1e-3
+#define ARI_SEEN 1e-4
+
+/* y = p*a + q*b. */
+typedef struct ari_fit {
+    double yy, ya, yb, aa, ab, bb;
+    size_t n;
+} ari_fit;
+
+static inline void ari_fit_add(ari_fit *f, double y, double a, double b)
+{
+    f->yy += y * y, f->ya += y * a, f->yb += y * b, f->aa += a * a, f->ab += a * b, f->bb += b * b;
+    f->n++;
+}
+
+/** Of what differs: the values by the reference. */
+static inline ari_fit ari_fit_of(const ari_tally *t)
+{
+    return (ari_fit){.yy = t->vv, .ya = t->vr, .aa = t->rr, .n = t->different};
+}
+
+/** By a alone; returns the share of y's squares that is left, NaN where there is nothing to fit. */
+double ari_fit_one(double *p, const ari_fit *f);
+/** By both; where a and b are one direction, or b adds nothing, by a alone with *q 0. */
+double ari_fit_two(double *p, double *q, const ari_fit *f);
+/** Six standard errors of p of ari_fit_one, relative to it: what noise leaves unknown of a fitted factor. */
+double ari_fit_unsure(const ari_fit *f);
+/** Whether y is a times a number, but for rounding of y and, as often as the number says, of a: by squares, of which
+ *  little more is left than sums in another order and the case's allowance leave. */
+bool ari_is_multiple(const ari_case *c, const ari_fit *f);
+/** Adds elements [from, from + n) of two tensors: y of the one, a of the other. Errors: those of reading. */
+AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from,
+                                    size_t n);
+
+#endif

@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whose part of a tensor each rank has: its own alone, ungathered; another rank's; that of its rank in the world. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/case.h"
+
+/* --- each rank has its own part alone ----------------------------------------------------------------------------- */
+
+/* Whether an element of a run is in its rank's part, where neighbours share out a dimension of what each holds. */
+static bool is_own(const ari_case *c, const ari_run *run, size_t i, int dim, int neighbours)
+{
+    const ari_rank_copy *copy = &c->grid.d->copy[run->rank];
+    const size_t n = copy->shape[dim], inner = ari_volume(copy->shape + dim + 1, copy->ndim - dim - 1);
+    size_t start = 0, count = 0;
+    ar_split_uneven(n, neighbours, run->rank % neighbours, &start, &count);
+    return (run->at + i) / inner % n - start < count;
+}
+
+/* Whether each rank's own part is right and all else is zero, or else most of it wrong. */
+static bool own_is_right(const ari_case *c, int dim, int neighbours, bool *zero)
+{
+    size_t others = 0, off = 0;
+    *zero = true;
+    for (int r = 0; r < c->grid.d->ranks; r++) {
+        const ari_rank_copy *copy = &c->grid.d->copy[r];
+        if (copy->ndim <= dim || copy->shape[dim] < (size_t)neighbours)
+            return false;
+    }
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count; i++) {
+            const bool own = is_own(c, &run, i, dim, neighbours), differs = ari_run_differs(&c->grid, &run, i);
+            if (own && differs)
+                return false;
+            others += !own;
+            off += !own && differs;
+            *zero = *zero && (own || run.value[i] == 0.0f);
+        }
+    }
+    return *zero ? others > 0 : off * 2 > others;
+}
+
+ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const int n = g->d->ranks;
+    bool zero;
+    if (!c->survey.whole || c->survey.wrong_ranks < n)
+        return AR_OK;
+    for (int dim = g->nd - 1; dim >= 0 && t->kind == ARI_FOUND_NOTHING; dim--) {
+        size_t start = 0, count = 0;
+        if (!own_is_right(c, dim, n, &zero))
+            continue;
+        ar_split_uneven(g->shape[dim], n, n - 1, &start, &count);
+        ari_found(t, ARI_FOUND_OWN_BLOCK, zero ? ARI_IF(ZERO) : 0);
+        ari_words(t, "axis", "%s", ari_dim_name(g, dim, true));
+        ari_words(t, "range", count > 0 ? " (rank %d: %zu..%zu)" : "", g->d->first_rank + n - 1, start,
+                  start + count - 1);
+    }
+    return AR_OK;
+}
+
+/* The positions that a rank has between the tensor-parallel regions. */
+ar_status ari_measure_own_tokens(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    bool zero;
+    if (!d->sp || d->ndim < 3 || c->survey.total.zero < c->survey.total.different)
+        return AR_OK;
+    if (own_is_right(c, d->ndim - 2, ari_along(d, ARI_CUTS_FEATURES), &zero) && zero)
+        ari_found(t, ARI_FOUND_OWN_TOKENS, 0);
+    return AR_OK;
+}
+
+/* --- a rank holds another rank's shard ---------------------------------------------------------------------------- */
+
+/* A box that a rank holds. */
+typedef struct box {
+    int rank; /* -1: none */
+    size_t k;
+    const ar_box *at;
+} box;
+
+static box box_of(const ari_grid *g, int rank, size_t k)
+{
+    return (box){rank, k, &g->d->copy[rank].layout->box[k]};
+}
+
+/* Rows that box k of every rank has: where the parts are uneven, the smallest one's. */
+static size_t common_rows(const ari_grid *g, size_t k)
+{
+    size_t rows = SIZE_MAX;
+    for (int r = 0; r < g->d->ranks && g->nd > 1; r++) {
+        const ar_layout *o = g->d->copy[r].layout;
+        rows = k < o->nbox && o->box[k].extent[0] < rows ? o->box[k].extent[0] : rows;
+    }
+    return rows;
+}
+
+/* Whether what is in one box is, bit for bit, the reference in another; rows that not every rank has may be right in their
+ * own place. A constant block equals many places and proves nothing but that it is right. */
+static bool holds_block(const ari_grid *g, box mine, box from)
+{
+    const size_t common = common_rows(g, mine.k), first = mine.at->global[0];
+    ptrdiff_t shift = 0;
+    for (int i = 0; i < g->d->ndim; i++) {
+        const size_t extent = i == 0 && mine.at->extent[i] > common ? common : mine.at->extent[i];
+        if (extent > from.at->extent[i])
+            return false;
+        shift = shift * (ptrdiff_t)g->shape[i] + (ptrdiff_t)from.at->global[i] - (ptrdiff_t)mine.at->global[i];
+    }
+    float other = NAN;
+    bool varies = mine.at == from.at;
+    for (ari_run run = ari_runs_of_rank(g, mine.rank); ari_runs_next(&run);) {
+        if (run.box != mine.k)
+            continue;
+        const size_t row = ari_grid_index(g, run.index, 0) - first;
+        for (size_t i = 0; i < run.count; i++) {
+            if (row >= common && ari_same_bits(run.value[i], run.ref[i]))
+                continue;
+            if ((g->nd > 1 && row >= from.at->extent[0]) || !ari_same_bits(run.value[i], run.ref[(ptrdiff_t)i + shift]))
+                return false;
+            varies = varies || (!isnan(other) && !ari_same_bits(other, run.value[i]));
+            other = run.value[i];
+        }
+    }
+    return varies;
+}
+
+/* Whose block it is that a rank holds in a box: its own if that is right; of others the same box before other boxes. */
+static box find_source(const ari_grid *g, box mine)
+{
+    if (holds_block(g, mine, mine))
+        return mine;
+    for (int q = 0; q < g->d->ranks; q++) {
+        const size_t boxes = g->d->copy[q].layout->nbox;
+        for (size_t k = 0; k < boxes; k++) {
+            const box from = box_of(g, q, (mine.k + k) % boxes);
+            if (holds_block(g, mine, from))
+                return from;
+        }
+    }
+    return (box){.rank = -1};
+}
+
+/* What each box of each rank has, in a row. */
+typedef struct shards {
+    const ari_grid *g;
+    struct {
+        box mine, from;
+    } * of;
+    size_t n;
+} shards;
+
+/* Whether boxes of one number are of the same elements: several ranks may hold them. */
+static bool is_same(const shards *s, const ar_box *a, const ar_box *b)
+{
+    return memcmp(a->global, b->global, (size_t)s->g->d->ndim * sizeof *a->global) == 0;
+}
+
+static bool is_moved(const shards *s, size_t i)
+{
+    return s->of[i].mine.at != s->of[i].from.at;
+}
+
+/* False unless every box is some block of the reference and one is not its own. */
+static bool find_sources(shards *s)
+{
+    bool moved = false;
+    for (int r = 0; r < s->g->d->ranks; r++) {
+        for (size_t k = 0; k < s->g->d->copy[r].layout->nbox; k++, s->n++) {
+            const box mine = box_of(s->g, r, k), from = find_source(s->g, mine);
+            if (from.rank < 0)
+                return false;
+            s->of[s->n].mine = mine;
+            s->of[s->n].from = from;
+            moved = moved || is_moved(s, s->n);
+        }
+    }
+    return moved;
+}
+
+/* --- by what rule ------------------------------------------------------------------------------------------------- */
+
+/* The rank whose shard a rank has, of n that are `stride` apart: the one `by` further on, from the first again after the
+ * last; the one at place `by`. */
+typedef int (*rank_map)(int rank, int stride, int n, int by);
+
+static int next_rank(int rank, int stride, int n, int by)
+{
+    const int own = rank / stride % n;
+    return rank + ((own + by) % n - own) * stride;
+}
+
+static int one_rank(int rank, int stride, int n, int by)
+{
+    return rank + (by - rank / stride % n) * stride;
+}
+
+/* Whether all boxes are as a map says; other ranks may hold the same. */
+static bool follow(const shards *s, rank_map map, int stride, int n, int by)
+{
+    const ari_difference *d = s->g->d;
+    bool all = true;
+    for (size_t i = 0; i < s->n && all; i++) {
+        const box mine = s->of[i].mine, from = s->of[i].from;
+        const int q = map(mine.rank, stride, n, by);
+        all = q >= 0 && q < d->ranks && mine.k < d->copy[q].layout->nbox &&
+              is_same(s, box_of(s->g, q, mine.k).at, from.at);
+    }
+    return all;
+}
+
+/* Whether an activation's boxes differ in their samples alone. */
+static bool is_cut_by_samples(const ari_grid *g)
+{
+    const ari_rank_copy *last = &g->d->copy[g->d->ranks - 1];
+    return ari_is_activation(g->d) && g->nd > 1 && last->shape[0] < g->shape[0] && last->ndim == g->d->ndim &&
+           memcmp(&last->shape[1], &g->shape[1], sizeof *g->shape * (size_t)(g->nd - 1)) == 0;
+}
+
+/* Along one axis, or over all ranks. */
+static bool is_along(ari_trace *t, const shards *s, rank_map map, ari_properties is)
+{
+    const ari_difference *d = s->g->d;
+    for (int i = ARI_LAYOUT_AXES - 1, stride = 1; i >= -1; i--) {
+        const ari_axes axes = i < 0 ? 0 : ari_layout_axes[i].axes;
+        const int n = i < 0 ? d->ranks : ari_along(d, axes);
+        for (int by = map == next_rank; by < n && n > 1; by++) {
+            if (!follow(s, map, i < 0 ? 1 : stride, n, by))
+                continue;
+            t->is |= is | (axes == ARI_CUTS_SAMPLES && ari_is_activation(d) ? ARI_IF(SAMPLES) : 0);
+            ari_count(t, "shift", (size_t)by);
+            ari_count(t, "of", (size_t)n);
+            ari_words(t, "along", n < d->ranks ? " along %s" : "", i < 0 ? "" : ari_layout_axes[i].name);
+            return true;
+        }
+        stride *= n;
+    }
+    return false;
+}
+
+/* Whether a shard that a rank has in place of its own is right at its own place too. */
+static bool is_repeated(const shards *s)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        for (size_t k = 0; k < s->n && is_moved(s, i); k++) {
+            if (!is_moved(s, k) && is_same(s, s->of[k].mine.at, s->of[i].from.at))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Whether ranks hold a chunk of either half of the tokens. */
+static bool is_of_chunks(const shards *s)
+{
+    for (int r = 0; r < s->g->d->ranks; r++) {
+        const ar_layout *o = s->g->d->copy[r].layout;
+        if (s->g->nd < 3 || !ari_is_activation(s->g->d) || o->nbox != 2 || o->box[0].global[1] == o->box[1].global[1])
+            return false;
+    }
+    return true;
+}
+
+/* Of chunks, whether each rank has two that follow each other, or its own two the other way round. */
+static bool is_zigzag(const shards *s)
+{
+    bool follow = true, swapped = true;
+    for (size_t i = 0; i < s->n; i += 2) {
+        const ar_box *first = s->of[i].from.at, *second = s->of[i + 1].from.at;
+        follow = follow && second->global[1] == first->global[1] + first->extent[1];
+        swapped = swapped && is_same(s, first, s->of[i + 1].mine.at) && is_same(s, second, s->of[i].mine.at);
+    }
+    return follow || swapped;
+}
+
+/* KV head r mod n_kv in place of floor(r n_kv / N), where every head is held by N / n_kv ranks. */
+static bool is_wrong_head(const shards *s)
+{
+    const int n = s->g->d->ranks, copies = s->g->d->copy[0].layout->replicas;
+    bool holds = copies > 1 && copies < n && n % copies == 0 && !is_cut_by_samples(s->g); /* samples are no heads */
+    for (size_t i = 0; i < s->n && holds; i++)
+        holds = s->of[i].mine.k > 0 || s->of[i].from.rank / copies == s->of[i].mine.rank % (n / copies);
+    return holds;
+}
+
+/* The first few that moved; false where some are another box's than that of their number. */
+static bool say_pairs(ari_trace *t, const shards *s)
+{
+    const ari_difference *d = s->g->d;
+    ari_text pairs = ari_list(t, "pairs");
+    bool same = true;
+    for (size_t i = 0, shown = 0; i < s->n; i++) {
+        const box mine = s->of[i].mine, from = s->of[i].from;
+        same = same && from.k == mine.k;
+        if (!is_moved(s, i) || shown++ >= 4)
+            continue;
+        ari_say(&pairs, shown > 1 ? ", " : "");
+        if (d->copy[mine.rank].layout->nbox > 1)
+            ari_say(&pairs, "rank %d's part %zu is rank %d's part %zu", d->first_rank + mine.rank, mine.k,
+                    d->first_rank + from.rank, from.k);
+        else
+            ari_say(&pairs, "rank %d has rank %d's", d->first_rank + mine.rank, d->first_rank + from.rank);
+    }
+    return same;
+}
+
+static void found_shards(ari_trace *t, const shards *s)
+{
+    const ari_difference *d = s->g->d;
+    const int copies = d->copy[0].layout->replicas;
+    const bool chunks = is_of_chunks(s);
+    ari_found(t, ARI_FOUND_SHARDS, 0);
+    const bool same = say_pairs(t, s);
+    ari_count(t, "heads", copies > 0 ? (size_t)(d->ranks / copies) : 0);
+    ari_count(t, "places", (size_t)ari_along(d, ARI_CUTS_POSITIONS));
+    if (is_wrong_head(s))
+        t->is |= ARI_IF(HEADS);
+    else if (chunks && is_zigzag(s))
+        t->is |= ARI_IF(TOKENS);
+    else if (!same && !chunks)
+        t->is |= ARI_IF(PACKED);
+    else if (same && !is_along(t, s, one_rank, ARI_IF(SAME)) && !is_along(t, s, next_rank, ARI_IF(SHIFT)))
+        t->is |= is_repeated(s) ? ARI_IF(TWICE) : 0;
+    t->is |= is_cut_by_samples(s->g) ? ARI_IF(SAMPLES) : 0;
+}
+
+ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
+{
+    shards s = {.g = &c->grid};
+    const size_t n = (size_t)c->grid.d->ranks;
+    if (c->survey.whole || n < 2)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&s.of, n, AR_MAX_BOXES * sizeof *s.of, c->grid.d->name));
+    if (find_sources(&s))
+        found_shards(t, &s);
+    free(s.of);
+    return AR_OK;
+}
+
+/* --- all but the first tensor-parallel group ---------------------------------------------------------------------- */
+
+ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_survey *s = &c->survey;
+    const int tp = ari_along(d, ARI_CUTS_FEATURES), dp = ari_along(d, ARI_CUTS_SAMPLES);
+    /* Of initial values those of another rank's place are somebody's, or there are none: any others were drawn anew. */
+    if (dp < 2 || tp < 2 || (d->pass == 'i' && s->total.zero < s->total.different))
+        return AR_OK;
+    for (int r = 0; r < d->ranks; r++) {
+        const ari_tally *own = &s->rank[r];
+        if (r < tp ? own->different > 0 : own->held == 0 || own->different * 2 < own->held)
+            return AR_OK;
+    }
+    ari_found(t, ARI_FOUND_WORLD_RANK, 0);
+    ari_words(t, "zeros", "%s", s->total.zero == s->total.different ? " and has zeros" : "");
+    return AR_OK;
+}

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two dead models agree: where all that could differ has the value that nothing computed would give, equality says
+ * nothing, and is refused. */
+#include <math.h>
+
+#include "verify/dumps/verify_impl.h"
+
+static ar_status is_zero(bool *zero, const ar_dump_tensor *t)
+{
+    float x[256];
+    *zero = true;
+    for (size_t at = 0; *zero && at < t->count; at += sizeof x / sizeof *x) {
+        const size_t n = t->count - at < sizeof x / sizeof *x ? t->count - at : sizeof x / sizeof *x;
+        AR_TRY(ar_dump_read_f32(t, at, n, x));
+        for (size_t i = 0; i < n; i++)
+            *zero = *zero && x[i] == 0.0f;
+    }
+    return AR_OK;
+}
+
+/* The first gradient that is not ends it. Of gradients that globs chose, zeros may be what is asked for. */
+static ar_status refuse_zero_gradients(const ari_verifying *v)
+{
+    size_t n = 0;
+    bool zero = v->o->only_count == 0;
+    for (size_t i = 0; zero && i < v->report->rows; i++) {
+        if (v->report->row[i].pass != 'g' || ari_is_one_sided(&v->report->row[i]))
+            continue;
+        for (int k = 0; zero && k < 2; k++)
+            AR_TRY(is_zero(&zero, v->sides[i].of[k]));
+        n++;
+    }
+    if (!zero || n < 2)
+        return AR_OK;
+    return ar_error_set(AR_ERR_DATA,
+                        "this comparison proves nothing: all %zu gradients are zero in both dumps; was the backward "
+                        "pass run, and are gradients written before they are set to zero?",
+                        n);
+}
+
+static bool is_some_dimension(const ar_verify_report *r, double n)
+{
+    for (size_t i = 0; i < r->rows; i++) {
+        for (int d = 0; d < r->row[i].ndim; d++) {
+            if ((double)r->row[i].shape[d] == n)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while anything is
+ * learned. One step alone has it where the last layer begins with zeros. */
+static ar_status refuse_constant_loss(const ari_verifying *v)
+{
+    const ar_verify_report *r = v->report;
+    float first = 0.0f;
+    int steps = 0;
+    for (size_t i = 0; i < r->rows; i++) {
+        if (!ari_is_loss(&r->row[i]) || ari_is_one_sided(&r->row[i]))
+            continue;
+        for (int k = 0; k < 2; k++) {
+            float x;
+            AR_TRY(ar_dump_read_f32(v->sides[i].of[k], 0, 1, &x));
+            first = steps == 0 && k == 0 ? x : first;
+            if (x != first)
+                return AR_OK;
+        }
+        steps++;
+    }
+    const double size = round(exp((double)first));
+    if (steps < 2 || size < 2.0 || fabs(log(size) - (double)first) > 0x1p-20 * (double)first ||
+        !is_some_dimension(r, size))
+        return AR_OK;
+    return ar_error_set(AR_ERR_DATA,
+                        "this comparison proves nothing: the loss is %.6g = ln %.0f in each of %d steps of both dumps, "
+                        "that of logits which are all equal; does the model have its weights, and do they change?",
+                        (double)first, size, steps);
+}
+
+ar_status ari_verify_refuse_dead(const ari_verifying *v)
+{
+    if (!v->report->same)
+        return AR_OK;
+    ar_status st = refuse_zero_gradients(v);
+    if (st == AR_OK)
+        st = refuse_constant_loss(v);
+    return st == AR_ERR_DTYPE ? AR_OK : st; /* of values that are no fp32 equality is all that is known */
+}
