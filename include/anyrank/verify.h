@@ -153,8 +153,8 @@ typedef struct ar_verify_report {
 
 /** Compares. Gives the report; ar_verify_report_destroy. Memory: some megabytes and the maps, whatever the dumps' size.
  *  Errors (no report): those of opening, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (globs that match nothing, an allowed
- *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero, or
- *  the loss is ln V in all steps). */
+ *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero,
+ *  the loss is ln V in all steps, or all activations are those of the first step). */
 AR_NODISCARD ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o);
 /** Accepts NULL. */
 void ar_verify_report_destroy(ar_verify_report *r);

@@ -85,6 +85,15 @@ class Verdict(Verify):
             alive = {**loss, **other}
             self.assertEqual(self.result(*self.pair(alive, alive))[1], 0)
 
+    def test_steps_that_repeat_the_first_prove_nothing(self):
+        first = {**weight("a:fwd", [1.0, 2.0]), **weight("b:fwd", [3.0, 4.0]), **weight("w.weight:grad", [5.0, 6.0])}
+        again = {**first, **weight("a:fwd@2", [1.0, 2.0]), **weight("b:fwd@2", [3.0, 4.0])}
+        self.assertIn("all 2 activations of later steps", self.done(*self.pair(again, again), code=2).stderr)
+        moved = {**again, **weight("b:fwd@2", [3.0, 4.5])}
+        forward = {name: tensor for name, tensor in again.items() if not name.endswith(":grad")}
+        for alive in (first, moved, forward):
+            self.assertEqual(self.result(*self.pair(alive, alive))[1], 0)
+
     def test_facts_are_told_before_causes(self):
         values = [math.sin(i + 1) for i in range(16)]
         same = weight("w.weight:new", [2.0, 3.0])

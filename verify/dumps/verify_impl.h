@@ -164,7 +164,8 @@ AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other);
 /** Whether it is the loss of a step. */
 bool ari_is_loss(const ar_verify_row *r);
-/** Refuses equality that proves nothing: gradients that are all zero in both dumps, a loss of ln V in all steps.
+/** Refuses equality that proves nothing: gradients that are all zero in both dumps, a loss of ln V in all steps,
+ *  activations of later steps that are the first one's.
  *  Errors: AR_ERR_DATA (says which), those of reading. */
 AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
 /** Fills the report's facts from its rows and the tokens of a step, 0: not known. */

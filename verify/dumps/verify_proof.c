@@ -2,6 +2,7 @@
 /* Two dead models agree: where all that could differ has the value that nothing computed would give, equality says
  * nothing, and is refused. */
 #include <math.h>
+#include <string.h>
 
 #include "verify/dumps/verify_impl.h"
 
@@ -78,6 +79,55 @@ static ar_status refuse_constant_loss(const ari_verifying *v)
                         (double)first, size, steps);
 }
 
+/* The reference's tensor of that name in its first step; NULL. */
+static const ar_dump_tensor *in_first_step(const ari_verifying *v, const char *name)
+{
+    char first[256];
+    const size_t n = strcspn(name, "@");
+    if (n >= sizeof first)
+        return NULL;
+    memcpy(first, name, n);
+    first[n] = '\0';
+    return ar_dump_find(v->dump[0], first);
+}
+
+static ar_status are_equal(bool *equal, const ar_dump_tensor *a, const ar_dump_tensor *b)
+{
+    float x[256], y[256];
+    *equal = ari_same_shape(a, b);
+    for (size_t at = 0; *equal && at < a->count; at += sizeof x / sizeof *x) {
+        const size_t n = a->count - at < sizeof x / sizeof *x ? a->count - at : sizeof x / sizeof *x;
+        AR_TRY(ar_dump_read_f32(a, at, n, x));
+        AR_TRY(ar_dump_read_f32(b, at, n, y));
+        *equal = memcmp(x, y, n * sizeof *x) == 0;
+    }
+    return AR_OK;
+}
+
+/* Steps in which something is learned, or read anew, have other activations. Those of forward passes alone may be of one
+ * batch on purpose. */
+static ar_status refuse_repeated_steps(const ari_verifying *v)
+{
+    const ar_verify_report *r = v->report;
+    size_t repeated = 0;
+    bool learned = false, equal = true;
+    for (size_t i = 0; equal && i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        const bool later = row->pass == 'f' && row->step > 1 && !ari_is_one_sided(row);
+        const ar_dump_tensor *first = later ? in_first_step(v, row->name) : NULL;
+        learned = learned || row->pass == 'g';
+        if (first)
+            AR_TRY(are_equal(&equal, v->sides[i].of[0], first));
+        repeated += first != NULL;
+    }
+    if (!equal || !learned || repeated < 2)
+        return AR_OK;
+    return ar_error_set(AR_ERR_DATA,
+                        "this comparison proves nothing: all %zu activations of later steps have the bits of the first "
+                        "step, in both dumps; is the batch another one in each step, and do the weights change?",
+                        repeated);
+}
+
 ar_status ari_verify_refuse_dead(const ari_verifying *v)
 {
     if (!v->report->same)
@@ -85,5 +135,7 @@ ar_status ari_verify_refuse_dead(const ari_verifying *v)
     ar_status st = refuse_zero_gradients(v);
     if (st == AR_OK)
         st = refuse_constant_loss(v);
+    if (st == AR_OK)
+        st = refuse_repeated_steps(v);
     return st == AR_ERR_DTYPE ? AR_OK : st; /* of values that are no fp32 equality is all that is known */
 }
