@@ -524,6 +524,14 @@ ARI_MEASURES(ARI_MEASURE)
  * "n"), its root, one of those inverse, a fraction; `apart` is what is not known of it. */
 void ari_name_number(ari_trace *t, double factor, double apart);
 
+/* How many elements are so, where they lie anywhere: along no dimension more than chance would have it; else 0. */
+size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i));
+
+/* The tensor of the dumps of which n numbers are a multiple, and the factor; NULL: there is none. As many numbers as the
+ * case has elements are sought in tensors of its shape. Errors: AR_ERR_MEMORY, those of reading. */
+AR_NODISCARD ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const ari_case *c,
+                                         const double *wanted, size_t n);
+
 /* What the factor of an update is, as a property and the facts "as" and "step". Errors: those of reading. */
 AR_NODISCARD ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor);
 

@@ -68,25 +68,20 @@ void ari_name_number(ari_trace *t, double factor, double apart)
     ari_words(t, "name", "%.6g", factor);
 }
 
+static bool is_zero_there(const ari_case *c, size_t i)
+{
+    return c->grid.d->reference[i] == 0.0f;
+}
+
 /* What dropout keeps of a value, 1 - p, is the share of elements that are not zero: whether the factor is that of the
- * reference's, to four standard errors, and what differs lies anywhere, to six along every dimension. */
+ * reference's, to four standard errors, and the zeros lie anywhere. */
 static void name_dropped(ari_trace *t, const ari_case *c, double factor)
 {
-    const ari_grid *g = &c->grid;
-    size_t zeros = 0;
-    for (size_t i = 0; i < g->count; i++)
-        zeros += g->d->reference[i] == 0.0f;
-    const double n = (double)g->count, kept = 1.0 - (double)zeros / n;
-    if (!ari_is_activation(g->d) || zeros < 16 || c->survey.different * 100 < (g->count - zeros) * 99 ||
+    const size_t zeros = ari_scattered(c, is_zero_there);
+    const double n = (double)c->grid.count, kept = 1.0 - (double)zeros / n;
+    if (!ari_is_activation(c->grid.d) || zeros < 16 || (double)c->survey.different < 0.99 * kept * n ||
         fabs(factor - kept) > 4.0 * sqrt(kept * (1.0 - kept) / n))
         return;
-    for (int dim = 0; dim < g->nd; dim++) {
-        const double size = n / (double)g->shape[dim], most = 6.0 * sqrt(size * kept * (1.0 - kept)) + 4.0;
-        for (size_t i = 0; i < g->shape[dim]; i++) {
-            if (fabs((double)c->survey.hits[dim][i] - size * kept) > most)
-                return;
-        }
-    }
     t->is |= ARI_IF(ZERO);
     t->less = 5;
     ari_number(t, "percent", 100.0 * (1.0 - kept));
@@ -201,66 +196,50 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
 
 /* --- the same in other tensors of the dumps ----------------------------------------------------------------------- */
 
-enum { TENSORS_ASKED = 12, ELEMENTS_ASKED = 512 };
+enum { ELEMENTS_ASKED = 512, MOST_LAYERS = 512, LEVELS_SAID = 6 };
 
-/* Of elements from the middle of a tensor of both dumps. */
-static ar_status fit_some(ari_fit *f, const ar_dump_tensor *r, const ar_dump_tensor *v)
-{
-    const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED;
-    return ari_fit_read(f, v, r, (r->count - n) / 2, n);
-}
+/* What the other tensors say. */
+typedef struct others {
+    size_t same, asked;         /* of the pass: how many have the factor too, of how many */
+    ari_fit layer[MOST_LAYERS]; /* of each layer's gradients; layers run from the last to the first */
+} others;
 
-/* Of other tensors of the same pass: how many have the factor too, of how many asked. */
-static void ask_others(const ari_case *c, double factor, size_t *same, size_t *asked)
+static void ask(others *o, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *v, double factor)
 {
-    const ar_dump *r = c->known->reference, *v = c->known->other;
-    *same = *asked = 0;
-    const size_t all = r && v ? ar_dump_count(r) : 0, step = all / TENSORS_ASKED + 1;
-    for (size_t i = 0; i < all && *asked < TENSORS_ASKED; i += step) {
-        const ar_dump_tensor *a = ar_dump_at(r, i), *b = a ? ar_dump_find(v, a->name) : NULL;
-        if (!b || a == c->full || a->count != b->count || a->count < 8 ||
-            ari_order_of(a->name, c->path).pass != c->grid.d->pass)
-            continue;
-        ari_fit f = {0};
-        double own;
-        if (fit_some(&f, a, b) != AR_OK || !(f.aa > 0.0) || !(f.yy > 0.0))
-            continue;
-        *same += ari_fit_one(&own, &f) <= ARI_FIT && ari_is_near(own, factor, ARI_SEEN);
-        (*asked)++;
+    const ari_order_key key = ari_order_of(r->name, c->path);
+    const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED, layer = (size_t)labs(key.layer);
+    ari_fit f = {0};
+    double own;
+    if (!v || v->count != r->count || ari_fit_read(&f, v, r, (r->count - n) / 2, n) != AR_OK)
+        return;
+    if (key.pass == 'g' && key.step == c->grid.d->step && layer < MOST_LAYERS &&
+        ari_section_of(ari_module_of(r->name, key.stem).role) == ARI_IN_BLOCKS) {
+        ari_fit *all = &o->layer[layer];
+        all->yy += f.yy, all->ya += f.ya, all->aa += f.aa, all->n += f.n;
     }
+    if (r == c->full || key.pass != c->grid.d->pass || r->count < 8 || !(f.aa > 0.0) || !(f.yy > 0.0))
+        return;
+    o->same += ari_fit_one(&own, &f) <= ARI_FIT && ari_is_near(own, factor, ARI_SEEN);
+    o->asked++;
 }
 
-/* --- a factor of each stage of a pipeline ------------------------------------------------------------------------- */
-
-enum { MOST_LAYERS = 512, LEVELS_SAID = 6 };
-
-/* Adds what gradients of a layer say of the factor that takes the reference's to these. */
-static bool add_layer(ari_fit *layers, const ari_case *c, const ar_dump_tensor *v)
+static void ask_others(others *o, const ari_case *c, double factor)
 {
-    const ari_order_key key = ari_order_of(v->name, c->path);
-    const ar_dump_tensor *r = ar_dump_find(c->known->reference, v->name);
-    const size_t layer = (size_t)labs(key.layer); /* which run from the last to the first */
-    if (key.pass != 'g' || key.step != c->grid.d->step || layer >= MOST_LAYERS ||
-        ari_section_of(ari_module_of(v->name, key.stem).role) != ARI_IN_BLOCKS)
-        return true;
-    return r && r->count == v->count && fit_some(&layers[layer], r, v) == AR_OK;
+    const ar_dump *r = c->known->reference, *v = c->known->other ? c->known->other : c->grid.d->gradients_here;
+    memset(o, 0, sizeof *o);
+    for (size_t i = 0; r && v && i < ar_dump_count(r); i++)
+        ask(o, c, ar_dump_at(r, i), ar_dump_find(v, ar_dump_at(r, i)->name), factor);
 }
 
 /* The factor of each layer's gradients, from the last layer to the first; 0: they are no multiples of the
  * reference's. */
-static size_t factors_of_layers(double *factor, const ari_case *c)
+static size_t factors_of_layers(double *factor, const others *o)
 {
-    const ar_dump *other = c->known->other ? c->known->other : c->grid.d->gradients_here;
-    ari_fit layers[MOST_LAYERS] = {{0}};
     size_t n = 0;
-    for (size_t i = 0; other && c->known->reference && i < ar_dump_count(other); i++) {
-        if (!add_layer(layers, c, ar_dump_at(other, i)))
-            return 0;
-    }
     for (size_t layer = MOST_LAYERS; layer-- > 0;) {
-        if (layers[layer].n == 0 && n == 0)
+        if (o->layer[layer].n == 0 && n == 0)
             continue;
-        if (!(ari_fit_one(&factor[n++], &layers[layer]) <= ARI_FIT))
+        if (!(ari_fit_one(&factor[n++], &o->layer[layer]) <= ARI_FIT))
             return 0;
     }
     return n;
@@ -268,10 +247,10 @@ static size_t factors_of_layers(double *factor, const ari_case *c)
 
 /* Runs of layers with one factor, the last layers first: where there are several, stages multiply the gradient that
  * they pass on; by one number each time, where the runs' factors are geometric. */
-static void look_at_stages(ari_trace *t, const ari_case *c)
+static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
 {
     double factor[MOST_LAYERS], ratio = 0.0, before = 0.0;
-    const size_t n = factors_of_layers(factor, c);
+    const size_t n = strchr("bg", c->grid.d->pass) ? factors_of_layers(factor, o) : 0;
     size_t levels = 0;
     bool steady = true;
     ari_text text = ari_list(t, "levels");
@@ -332,13 +311,13 @@ static ari_axes axes_of(const ari_case *c, int n, bool everywhere)
     ari_axes has = 0;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         has |= ari_ranks_along(&c->known->mesh, kinds[i]) == n ? kinds[i] : 0;
-    const ari_axes others = has & ~(ari_axes)ARI_CUTS_FEATURES;
-    if (others == ARI_CUTS_POSITIONS && (others == has || everywhere))
+    const ari_axes but_tp = has & ~(ari_axes)ARI_CUTS_FEATURES;
+    if (but_tp == ARI_CUTS_POSITIONS && (but_tp == has || everywhere))
         return ARI_CUTS_POSITIONS;
-    if (others == has && (others & ARI_CUTS_SAMPLES || everywhere))
+    if (but_tp == has && (but_tp & ARI_CUTS_SAMPLES || everywhere))
         return ARI_CUTS_SAMPLES;
     return has == ARI_CUTS_FEATURES      ? has
-           : others & ARI_CUTS_POSITIONS ? ARI_CUTS_FEATURES | ARI_CUTS_DATA
+           : but_tp & ARI_CUTS_POSITIONS ? ARI_CUTS_FEATURES | ARI_CUTS_DATA
                                          : ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES;
 }
 
@@ -350,8 +329,8 @@ static double times_factor(const ari_hypothesis *h, const ari_run *run, size_t i
 static void found_hidden(ari_trace *t, const ari_case *c, double factor, double unsure, const ari_residual *left)
 {
     const size_t tokens = tokens_of(c, factor);
-    size_t same = 0, asked = 0;
     char over[ARI_AXES_TEXT];
+    others o;
     ari_found(t, ARI_FOUND_FACTOR, 0);
     ari_explained(t, left, 1);
     ari_number(t, "factor", factor);
@@ -368,14 +347,16 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
         ari_lost(t);
         return;
     }
-    ask_others(c, factor, &same, &asked);
-    t->is |= (asked > 0 && same == asked ? ARI_IF(EVERYWHERE) : 0) | (asked > 0 && same == 0 ? ARI_IF(ALONE) : 0);
-    ari_count(t, "asked", asked);
+    ask_others(&o, c, factor);
+    t->is |=
+        (o.asked > 0 && o.same == o.asked ? ARI_IF(EVERYWHERE) : 0) | (o.asked > 0 && o.same == 0 ? ARI_IF(ALONE) : 0);
+    ari_count(t, "asked", o.asked);
     ari_count(t, "tokens", tokens);
     ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
     ari_words(t, "over", "%s", ari_axes_text(over, axes_of(c, n, t->is & ARI_IF(EVERYWHERE)), " or "));
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
+    look_at_stages(t, c, &o);
 }
 
 /* --- one factor, or one for each rank ----------------------------------------------------------------------------- */
@@ -402,8 +383,6 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         return AR_OK;
     if (d->hidden) {
         measure_hidden(t, c);
-        if (t->kind == ARI_FOUND_FACTOR && strchr("bg", d->pass))
-            look_at_stages(t, c);
         return AR_OK;
     }
     for (int r = 0; r < d->ranks; r++) {
@@ -419,11 +398,12 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         rank = rank < 0 ? r : rank;
     }
     if (ari_is_near(low, high, ARI_SUMS)) {
+        others o;
         found_seen(t, c, rank, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
+        ask_others(&o, c, low);
+        look_at_stages(t, c, &o);
         if (few && !(t->is & ARI_IF(NAMED)))
             ari_lost(t);
-        else if (strchr("bg", d->pass))
-            look_at_stages(t, c);
     } else if (!few) {
         ari_found(t, ARI_FOUND_RANK_FACTORS, 0);
         ari_number(t, "low", low);

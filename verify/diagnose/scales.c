@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference times a number that is another one for each class of elements: of slices, rows, shards, shards of each
- * row, and of the parts that a mean was taken over. */
+/* One number for each class of elements, slices, rows, shards, shards of each row, features, positions: which the
+ * reference is multiplied by, or which was added to it; and the parts that a mean was taken over. */
 #include <stdlib.h>
 
 #include "anyrank/parallel.h"
@@ -10,84 +10,117 @@
 
 /* --- classes ------------------------------------------------------------------------------------------------------ */
 
+/* What takes the reference to the values of a class. */
+typedef struct class
+{
+    ari_fit fit;
+    size_t off;            /* elements that differ */
+    double number, unsure; /* the factor, or what is added; unsure: six standard errors */
+} class;
+
 /* `side` elements that lie side by side are of one class; `n` classes follow each other, again and again. */
 typedef struct classes {
     size_t side, n;
+    bool added;   /* a class's number is added; else it is a factor */
+    bool dropped; /* an element that is zero on both sides was dropped, and says nothing */
+    class *of;    /* [n] */
 } classes;
 
 /* Shards of a dimension; as many as it has indices: slices. */
 static classes along(const ari_grid *g, int dim, size_t n)
 {
-    return (classes){g->shape[dim] / n * ari_grid_inner(g, dim), n};
+    return (classes){.side = g->shape[dim] / n * ari_grid_inner(g, dim), .n = n};
 }
 
-/* What takes the reference to the values of a class. */
-typedef struct scale {
-    ari_fit fit;
-    size_t off;            /* elements that differ */
-    double factor, unsure; /* unsure: six standard errors */
-} scale;
-
-static void solve(scale *s)
+static bool is_silent(const classes *k, const ari_run *run, size_t i)
 {
-    ari_fit_one(&s->factor, &s->fit);
-    s->unsure = ari_fit_unsure(&s->fit) * fabs(s->factor);
+    return k->dropped && run->value[i] == 0.0f && run->ref[i] == 0.0f;
+}
+
+/* A class of which nothing is known has the number that changes nothing. */
+static void solve(classes *k)
+{
+    for (size_t i = 0; i < k->n; i++) {
+        class *s = &k->of[i];
+        s->number = k->added ? 0.0 : 1.0;
+        s->unsure = HUGE_VAL;
+        if (!(s->fit.aa > 0.0))
+            continue;
+        ari_fit_one(&s->number, &s->fit);
+        s->unsure = ari_fit_unsure(&s->fit) * fabs(s->number);
+    }
 }
 
 /* Over all copies. */
-static ar_status fit_classes(scale **gives, const ari_case *c, classes k)
+static ar_status fit_classes(classes *k, const ari_case *c)
 {
-    AR_TRY(ARI_ALLOC_ZERO(gives, k.n, c->grid.d->name));
+    AR_TRY(ARI_ALLOC_ZERO(&k->of, k->n, c->grid.d->name));
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         for (size_t i = 0, end; i < run.count; i = end) {
-            const size_t at = run.index + i, left = k.side - at % k.side;
-            scale *s = *gives + at / k.side % k.n;
+            const size_t at = run.index + i, left = k->side - at % k->side;
+            class *s = &k->of[at / k->side % k->n];
             for (end = i; end < run.count && end - i < left; end++) {
-                ari_fit_add(&s->fit, (double)run.value[end], (double)run.ref[end], 0.0);
+                const double v = (double)run.value[end], r = (double)run.ref[end];
+                if (!is_silent(k, &run, end))
+                    ari_fit_add(&s->fit, k->added ? v - r : v, k->added ? 1.0 : r, 0.0);
                 s->off += ari_survey_bit(&c->survey, run.index + end);
             }
         }
     }
-    for (size_t i = 0; i < k.n; i++)
-        solve(*gives + i);
+    solve(k);
     return AR_OK;
+}
+
+static double of_its_class(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const classes *k = h->of;
+    const double number = k->of[(run->index + i) / k->side % k->n].number, r = (double)run->ref[i];
+    return is_silent(k, run, i) ? (double)NAN : k->added ? r + number : r * number;
 }
 
 /* What factors of classes have in common. */
 typedef struct spread {
     double low, high;
-    size_t wrong, apart; /* classes with a difference; of those, whose factor is another than the first's */
-    scale first;
+    size_t wrong, apart; /* classes with a difference; of those, whose factor is another than their group's first */
 } spread;
 
-static const spread no_spread = {.low = INFINITY, .high = -INFINITY};
-
 /* What the noise that there is, or all that the case allows where it is of one sign, leaves unknown of a factor. */
-static double unknown_of(const ari_case *c, const scale *s)
+static double unknown_of(const ari_case *c, const class *s)
 {
     return fmax(s->unsure, 4.0 * c->absolute * sqrt((double)s->fit.n / s->fit.aa));
 }
 
-static void spread_add(spread *all, const ari_case *c, const scale *s)
+static bool is_apart(const ari_case *c, const class *s, const class *first)
 {
-    const double known = fmax(2.0 * ARI_SUMS, c->relative) * fmax(1.0, fabs(s->factor));
-    all->first = all->wrong++ == 0 ? *s : all->first;
-    all->apart += fabs(s->factor - all->first.factor) > known + unknown_of(c, s) + unknown_of(c, &all->first);
-    all->low = fmin(all->low, s->factor);
-    all->high = fmax(all->high, s->factor);
+    const double known = fmax(2.0 * ARI_SUMS, c->relative) * fmax(1.0, fabs(s->number));
+    return fabs(s->number - first->number) > known + unknown_of(c, s) + unknown_of(c, first);
 }
 
-/* Whether each class that differs has a factor. */
-static bool spread_of(spread *all, const ari_case *c, const scale *s, size_t n)
+/* Whether each class that differs has a factor, those of a group of so many classes not all the same. */
+static bool spread_of(spread *all, const ari_case *c, const classes *k, size_t group)
 {
-    *all = no_spread;
-    for (size_t k = 0; k < n; k++) {
-        if (s[k].off > 0 && !ari_is_multiple(c, &s[k].fit))
+    const class *first = NULL;
+    *all = (spread){.low = INFINITY, .high = -INFINITY};
+    for (size_t i = 0; i < k->n; i++) {
+        const class *s = &k->of[i];
+        first = i % group == 0 ? NULL : first;
+        if (s->off == 0)
+            continue;
+        if (!ari_is_multiple(c, &s->fit))
             return false;
-        if (s[k].off > 0)
-            spread_add(all, c, &s[k]);
+        first = first ? first : s;
+        all->wrong++;
+        all->apart += is_apart(c, s, first);
+        all->low = fmin(all->low, s->number);
+        all->high = fmax(all->high, s->number);
     }
     return all->apart > 0;
+}
+
+static bool holds(const ari_case *c, const classes *k, const spread *all)
+{
+    const ari_hypothesis h = {.expect = of_its_class, .c = c, .of = k, .factor = fmax(-all->low, all->high)};
+    return ari_holds_all(NULL, &h);
 }
 
 /* --- a factor for each slice, row or shard ------------------------------------------------------------------------ */
@@ -98,13 +131,13 @@ enum { ELEMENTS_TELL = 8 };
 /* `dim` may be ROWS: all dimensions but the last as one. */
 enum { ROWS = -1 };
 
-static void measure_slices(ari_trace *t, const ari_case *c, int dim, const scale *s, size_t n)
+static void measure_slices(ari_trace *t, const ari_case *c, int dim, const classes *k)
 {
     const ari_grid *g = &c->grid;
     const int named = dim != ROWS ? dim : g->nd < 2 ? 0 : g->nd - 2;
     const double far = c->val ? 2.0 * ARI_KNOWN : ARI_SEEN;
     spread all;
-    if (c->grid.count / n < ELEMENTS_TELL || !spread_of(&all, c, s, n) || (!c->val && !(all.low > 0.0)) ||
+    if (g->count / k->n < ELEMENTS_TELL || !spread_of(&all, c, k, k->n) || (!c->val && !(all.low > 0.0)) ||
         (fabs(all.low - 1.0) <= far && fabs(all.high - 1.0) <= far))
         return;
     ari_found(t, ARI_FOUND_SLICE_FACTORS, dim == g->nd - 1 ? ARI_IF(FEATURES) : dim == ROWS ? ARI_IF(ROWS) : 0);
@@ -115,121 +148,171 @@ static void measure_slices(ari_trace *t, const ari_case *c, int dim, const scale
     ari_number(t, "high", all.high);
 }
 
-typedef struct shards {
-    classes k;
-    scale s[ARI_MOST_RANKS];
-} shards;
-
-static double of_its_shard(const ari_hypothesis *h, const ari_run *run, size_t i)
-{
-    const shards *p = h->of;
-    return p->s[(run->index + i) / p->k.side % p->k.n].factor * (double)run->ref[i];
-}
-
 /* Whether every one of n shards along a dimension has a factor, and those that differ not all the same. */
-static bool shards_scale(shards *p, const ari_case *c, int dim, size_t n, const scale *slice)
+static bool shards_scale(classes *p, const ari_case *c, int dim, const classes *slices)
 {
-    const size_t each = c->grid.shape[dim] / n;
+    const size_t each = slices->n / p->n;
     spread all;
-    *p = (shards){.k = along(&c->grid, dim, n)};
-    for (size_t i = 0; i < each * n; i++) {
-        scale *s = &p->s[i / each];
-        const ari_fit *f = &slice[i].fit;
+    memset(p->of, 0, p->n * sizeof *p->of);
+    for (size_t i = 0; i < slices->n; i++) {
+        class *s = &p->of[i / each];
+        const ari_fit *f = &slices->of[i].fit;
         s->fit.yy += f->yy, s->fit.ya += f->ya, s->fit.aa += f->aa, s->fit.n += f->n;
         s->off += c->survey.hits[dim][i]; /* of a shard that is right the factor says nothing */
     }
-    for (size_t k = 0; k < n; k++)
-        solve(&p->s[k]);
-    const ari_hypothesis h = {.expect = of_its_shard, .c = c, .of = p};
-    return spread_of(&all, c, p->s, n) && ari_holds_all(NULL, &h);
+    solve(p);
+    return spread_of(&all, c, p, p->n) && holds(c, p, &all);
 }
 
-static void measure_shards(ari_trace *t, const ari_case *c, int dim, const scale *slice)
+static void measure_shards(ari_trace *t, const ari_case *c, int dim, const classes *slices)
 {
-    const size_t indices = c->grid.shape[dim];
-    shards p;
-    size_t n = 2;
-    while (n <= ARI_MOST_RANKS && n < indices &&
-           !(indices % n == 0 && c->count / n >= ELEMENTS_TELL && shards_scale(&p, c, dim, n, slice)))
-        n++;
-    if (n > ARI_MOST_RANKS || n >= indices)
+    class of[ARI_MOST_RANKS];
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n < slices->n; n++) {
+        classes p = along(&c->grid, dim, n);
+        p.of = of;
+        if (slices->n % n != 0 || c->count / n < ELEMENTS_TELL || !shards_scale(&p, c, dim, slices))
+            continue;
+        ari_found(t, ARI_FOUND_SHARD_FACTORS, 0);
+        ari_count(t, "shards", n);
+        ari_words(t, "axes", "%s", ari_dim_name(&c->grid, dim, true));
+        ari_text factors = ari_list(t, "factors");
+        for (size_t k = 0; k < n && k < 6; k++)
+            ari_say(&factors, " %.5g", of[k].number);
+        ari_say(&factors, n > 6 ? " ..." : "");
         return;
-    ari_found(t, ARI_FOUND_SHARD_FACTORS, 0);
-    ari_count(t, "shards", n);
-    ari_words(t, "axes", "%s", ari_dim_name(&c->grid, dim, true));
-    ari_text factors = ari_list(t, "factors");
-    for (size_t k = 0; k < n && k < 6; k++)
-        ari_say(&factors, " %.5g", p.s[k].factor);
-    ari_say(&factors, n > 6 ? " ..." : "");
+    }
 }
 
 /* Whether each row's n shards have factors, a quarter of them other ones than the row's first. */
-static bool row_shards_scale(spread *all, const ari_case *c, size_t n)
-{
-    const size_t size = c->grid.cols / n;
-    size_t apart = 0;
-    double worst = 0.0;
-    *all = no_spread;
-    for (size_t row = 0; row < c->grid.rows; row++) {
-        spread own = no_spread;
-        for (size_t from = row * c->grid.cols; from < (row + 1) * c->grid.cols; from += size) {
-            scale s = {.off = 0};
-            for (size_t i = from; i < from + size; i++)
-                ari_fit_add(&s.fit, (double)c->val[i], (double)c->ref[i], 0.0);
-            solve(&s);
-            s = s.fit.aa > 0.0 ? s : (scale){.factor = 1.0, .unsure = HUGE_VAL};
-            for (size_t i = from; i < from + size; i++) {
-                if (!ari_fits_scaled(c, i, s.factor, &worst))
-                    return false;
-            }
-            spread_add(&own, c, &s);
-        }
-        apart += own.apart;
-        all->low = fmin(all->low, own.low);
-        all->high = fmax(all->high, own.high);
-    }
-    return apart * 4 > c->grid.rows * n && all->low > 0.0;
-}
-
-static void measure_row_shards(ari_trace *t, const ari_case *c)
+static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    spread all;
     if (c->survey.different * 4 < c->count) /* in as much noise as is allowed all factors fit */
-        return;
-    for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1; n++) {
-        if (g->cols % n != 0 || !row_shards_scale(&all, c, n))
+        return AR_OK;
+    for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1 && t->kind == ARI_FOUND_NOTHING; n++) {
+        classes k = {.side = g->cols / n, .n = g->rows * n};
+        spread all;
+        if (g->cols % n != 0)
             continue;
-        ari_found(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
-        ari_count(t, "shards", n);
-        ari_number(t, "low", all.low);
-        ari_number(t, "high", all.high);
-        return;
+        AR_TRY(fit_classes(&k, c));
+        if (spread_of(&all, c, &k, n) && all.apart * 4 > k.n && all.low > 0.0 && holds(c, &k, &all)) {
+            ari_found(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
+            ari_count(t, "shards", n);
+            ari_number(t, "low", all.low);
+            ari_number(t, "high", all.high);
+        }
+        free(k.of);
     }
+    return AR_OK;
 }
 
 ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    scale *s[AR_MAX_DIMS + 1] = {NULL}; /* of each dimension's indices, of rows */
+    classes k[AR_MAX_DIMS + 1] = {{0}}; /* of each dimension's indices, of rows */
     ar_status st = AR_OK;
     const int repeats = ari_reference_repeats(c, g->cols);
     for (int dim = 0; c->val && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
-        AR_TRY_TO(done, st, fit_classes(&s[dim], c, along(g, dim, g->shape[dim])));
-        measure_shards(t, c, dim, s[dim]);
+        k[dim] = along(g, dim, g->shape[dim]);
+        AR_TRY_TO(done, st, fit_classes(&k[dim], c));
+        measure_shards(t, c, dim, &k[dim]);
     }
     for (int dim = 0; c->val && g->nd > 1 && dim < g->nd - repeats && t->kind == ARI_FOUND_NOTHING; dim++)
-        measure_slices(t, c, dim, s[dim], g->shape[dim]);
+        measure_slices(t, c, dim, &k[dim]);
     if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d)) {
-        AR_TRY_TO(done, st, fit_classes(&s[AR_MAX_DIMS], c, (classes){g->cols, g->rows}));
-        measure_slices(t, c, ROWS, s[AR_MAX_DIMS], g->rows);
+        k[AR_MAX_DIMS] = (classes){.side = g->cols, .n = g->rows};
+        AR_TRY_TO(done, st, fit_classes(&k[AR_MAX_DIMS], c));
+        measure_slices(t, c, ROWS, &k[AR_MAX_DIMS]);
     }
     if (t->kind == ARI_FOUND_NOTHING && c->val)
-        measure_row_shards(t, c);
+        AR_TRY_TO(done, st, measure_row_shards(t, c));
 done:
     for (int i = 0; i <= AR_MAX_DIMS; i++)
-        free(s[i]);
+        free(k[i].of);
     return st;
+}
+
+/* --- the same added to all of a class ----------------------------------------------------------------------------- */
+
+/* Whose vector, or table, it is. */
+static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
+{
+    const ar_dump_tensor *source = NULL;
+    double factor = 0.0, *mean = NULL;
+    AR_TRY(ARI_ALLOC(&mean, k->n, c->grid.d->name));
+    for (size_t i = 0; i < k->n; i++)
+        mean[i] = k->of[i].number;
+    const ar_status st = ari_find_multiple(&source, &factor, c, mean, k->n);
+    free(mean);
+    const double whole = nearbyint(factor);
+    const bool integer = fabs(factor - whole) <= ARI_KNOWN * fabs(factor);
+    t->is |= source ? ARI_IF(NAMED) : 0;
+    t->less = t->kind == ARI_FOUND_VECTOR_ADDED ? source ? 0 : 6 : c->val ? 0 : 14;
+    ari_text text = ari_list(t, "source");
+    if (source)
+        ari_say(&text, integer ? "; it is %.0f times %s" : "; it is %.5g times %s", factor, source->name);
+    if (source && factor > 0.5 && integer)
+        ari_say(&text,
+                ari_is_alone(c) ? ", which counts %.0f times in place of once"
+                                : ", which counts %.0f times in place of once (added on every one of %.0f ranks "
+                                  "before the sum)",
+                whole + 1.0, whole + 1.0);
+    else if (source && ari_is_near(factor, -1.0, ARI_KNOWN))
+        ari_say(&text, ", which was left out");
+    return st;
+}
+
+/* Whether a class's mean difference is all that differs. A class that one element alone is in agrees with itself. */
+static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_trace_kind kind)
+{
+    const ari_difference *d = c->grid.d;
+    const ari_hypothesis h = {of_its_class, .c = c, .of = k, .beside = ARI_SUMS * c->survey.max_reference};
+    size_t there = 0, all = 0;
+    double squares = 0.0;
+    ari_residual left;
+    AR_TRY(fit_classes(k, c));
+    for (size_t i = 0; i < k->n; i++) {
+        there += k->of[i].fit.n > 0;
+        all += k->of[i].fit.n;
+        squares += k->of[i].fit.yy;
+    }
+    const double size = sqrt(squares / (double)all);
+    if (!(size > 4.0 * c->absolute) || !isfinite(size) || all < there + there / 2 || !ari_holds_all(&left, &h))
+        return AR_OK;
+    ari_found(t, kind,
+              (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0);
+    ari_number(t, "size", size);
+    ari_number(t, "spread", sqrt(left.left / left.all));
+    ari_number(t, "added", k->of[0].number);
+    ari_count(t, "samples", c->grid.shape[0]);
+    return kind == ARI_FOUND_VECTOR_ADDED || kind == ARI_FOUND_TABLE_ADDED ? say_source(t, c, k) : AR_OK;
+}
+
+/* Of copies of ranks a vector or a table is sought in activations alone. */
+ar_status ari_measure_added(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const size_t table = g->nd == 3 && g->shape[1] > 1 ? g->shape[1] * g->cols : 0;
+    const struct {
+        ari_trace_kind kind;
+        size_t side, n;
+    } all[] = {{ARI_FOUND_CONSTANT_ADDED, g->count, c->val ? 1 : 0},
+               {ARI_FOUND_VECTOR_ADDED, 1, g->nd > 1 ? g->cols : 0},
+               {ARI_FOUND_TABLE_ADDED, 1, table},
+               {ARI_FOUND_ROW_ADDED, g->cols, c->val && g->nd > 1 && g->cols >= 4 ? g->rows : 0}};
+    if (!(c->survey.total.max_difference > 0x1p-18 * c->survey.max_reference) ||
+        (c->val ? c->count < 8 : !ari_is_activation(g->d)))
+        return AR_OK;
+    for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
+        classes k = {.side = all[i].side, .n = all[i].n, .added = true};
+        k.dropped = all[i].kind == ARI_FOUND_TABLE_ADDED && g->d->pass == 'f';
+        if (k.n == 0 || k.n * 2 > g->count || (all[i].kind != ARI_FOUND_ROW_ADDED && ari_reference_repeats(c, k.n)))
+            continue;
+        const ar_status st = look_added(t, c, &k, all[i].kind);
+        free(k.of);
+        AR_TRY(st);
+    }
+    return AR_OK;
 }
 
 /* --- a mean over each part in place of the whole ------------------------------------------------------------------ */
@@ -254,32 +337,32 @@ static void add_part(parts *p, double factor)
 }
 
 /* Samples [start, end) are a part: false if they have no factor in common. */
-static bool add_samples(parts *p, const ari_case *c, const scale *s, size_t start, size_t end)
+static bool add_samples(parts *p, const ari_case *c, const class *s, size_t start, size_t end)
 {
-    const scale *last = NULL;
+    const class *last = NULL;
     for (size_t i = start; i < end; i++) {
         if (s[i].fit.aa == 0.0 && s[i].fit.yy == 0.0)
             continue;
-        p->unsure = fmin(fmax(p->unsure, s[i].unsure / fabs(s[i].factor)), most_unsure);
-        if (!ari_is_multiple(c, &s[i].fit) || !(s[i].factor > 0.0) ||
-            (last && !ari_is_near(s[i].factor, last->factor, fmax(p->unsure, ARI_SEEN))))
+        p->unsure = fmin(fmax(p->unsure, s[i].unsure / fabs(s[i].number)), most_unsure);
+        if (!ari_is_multiple(c, &s[i].fit) || !(s[i].number > 0.0) ||
+            (last && !ari_is_near(s[i].number, last->number, fmax(p->unsure, ARI_SEEN))))
             return false;
         last = &s[i];
     }
     if (last)
-        add_part(p, last->factor);
+        add_part(p, last->number);
     return true;
 }
 
 /* The parts are runs of samples with one factor; of each rank's micro-batches their samples. */
-static bool parts_of_samples(parts *p, const ari_case *c, const scale *s, int micro_batches)
+static bool parts_of_samples(parts *p, const ari_case *c, const class *s, int micro_batches)
 {
     const size_t samples = c->grid.shape[0];
     const ar_parallel layout = {.dp = ari_along(c->grid.d, ARI_CUTS_SAMPLES), .micro_batches = micro_batches};
     bool all = true;
     *p = (parts){.n = 0};
     for (size_t start = 0, end = 0; micro_batches == 0 && all && start < samples; start = end) {
-        while (end < samples && (end == start || ari_is_near(s[end].factor, s[start].factor, 2.0 * ARI_SUMS)))
+        while (end < samples && (end == start || ari_is_near(s[end].number, s[start].number, 2.0 * ARI_SUMS)))
             end++;
         all = add_samples(p, c, s, start, end);
     }
@@ -431,7 +514,6 @@ ar_status ari_measure_means(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const int micro = d->hidden ? 0 : d->micro_batches;
     const bool samples = d->pass == 'b' && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
-    scale *s = NULL;
     parts p;
     if (d->pass == 'g' && d->hidden && c->known->reference && c->known->other)
         return means_of_ids(t, c);
@@ -439,10 +521,11 @@ ar_status ari_measure_means(ari_trace *t, const ari_case *c)
         return AR_OK;
     if (!samples || (!d->hidden && micro < 2))
         return AR_OK;
-    AR_TRY(fit_classes(&s, c, along(&c->grid, 0, c->grid.shape[0])));
-    if (parts_of_samples(&p, c, s, micro))
+    classes k = along(&c->grid, 0, c->grid.shape[0]);
+    AR_TRY(fit_classes(&k, c));
+    if (parts_of_samples(&p, c, k.of, micro))
         are_means(t, c, &p, d->hidden ? p.n : micro, d->hidden ? ARI_IF(HIDDEN) : ARI_IF(OF_MICRO));
-    free(s);
+    free(k.of);
     return AR_OK;
 }
 

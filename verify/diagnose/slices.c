@@ -26,28 +26,20 @@ typedef struct axis {
     size_t places;        /* of the other run's context-parallel ranks; 0, 1: none, or not known */
 } axis;
 
-/* --- one slice against another ------------------------------------------------------------------------------------ */
-
-/* In (-1, 1): a weight of an element's place in a slice, so that slices of the same values in another order differ. */
-static double weight_of(size_t i)
-{
-    uint64_t state = i;
-    return (double)(int64_t)ari_splitmix(&state) * 0x1p-63;
-}
+/* --- of which slice each has the values ---------------------------------------------------------------------------- */
 
 static size_t place(const axis *a, size_t slice, size_t i)
 {
     return (i / a->inner * a->n + slice) * a->inner + i % a->inner;
 }
 
-/* Whether the first `size` elements of slice i of the other are those of slice j of the reference. */
-static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j, size_t size)
+/* Whether slice i of the other is slice j of the reference. */
+static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j)
 {
-    for (size_t k = 0; k < size; k++) {
-        if (!ari_holds(c, c->val[place(a, i, k)], (double)c->ref[place(a, j, k)]))
-            return false;
-    }
-    return true;
+    size_t k = 0;
+    while (k < a->size && ari_holds(c, c->val[place(a, i, k)], (double)c->ref[place(a, j, k)]))
+        k++;
+    return k == a->size;
 }
 
 typedef struct projected {
@@ -61,12 +53,15 @@ static int by_projection(const void *a, const void *b)
     return x->at != y->at ? (x->at < y->at ? -1 : 1) : (x->slice > y->slice) - (x->slice < y->slice);
 }
 
+/* Each slice's sum of its elements, times a number in (-1, 1) of their place in it, so that slices of the same values in
+ * another order differ. */
 static void project(projected *out, const float *data, const axis *a)
 {
     for (size_t i = 0; i < a->n; i++)
         out[i] = (projected){0.0, i};
     for (size_t k = 0; k < a->size; k++) {
-        const double weight = weight_of(k);
+        uint64_t state = k;
+        const double weight = (double)(int64_t)ari_splitmix(&state) * 0x1p-63;
         for (size_t i = 0; i < a->n; i++)
             out[i].at += weight * (double)data[place(a, i, k)];
     }
@@ -89,20 +84,18 @@ static bool survey_slice(const ari_case *c, axis *a, size_t i)
     return wrong;
 }
 
-/* --- where each slice is from ------------------------------------------------------------------------------------- */
-
 enum { MOST_TRIED = 24 };
 
 static size_t source_of(const ari_case *c, const axis *a, const projected *sorted, double at, size_t i)
 {
     const size_t expected = i > 0 && a->from[i - 1] < a->n ? (a->from[i - 1] + 1) % a->n : i;
-    if (is_slice(c, a, i, i, a->size))
-        return i;
-    if (is_slice(c, a, i, expected, a->size))
-        return expected;
     const double reach =
         (c->absolute + 0.1 * c->relative * c->max_ref + 1e-6 * fabs(at)) * (4.0 + sqrt((double)a->size));
     size_t low = 0, high = a->n;
+    if (is_slice(c, a, i, i))
+        return i;
+    if (is_slice(c, a, i, expected))
+        return expected;
     while (low < high) {
         const size_t middle = (low + high) / 2;
         if (sorted[middle].at < at - reach)
@@ -110,8 +103,8 @@ static size_t source_of(const ari_case *c, const axis *a, const projected *sorte
         else
             high = middle;
     }
-    for (size_t tried = 0; low < a->n && sorted[low].at <= at + reach && tried < MOST_TRIED; low++, tried++) {
-        if (is_slice(c, a, i, sorted[low].slice, a->size))
+    for (size_t end = low + MOST_TRIED; low < a->n && low < end && sorted[low].at <= at + reach; low++) {
+        if (is_slice(c, a, i, sorted[low].slice))
             return sorted[low].slice;
     }
     return a->n;
@@ -515,25 +508,6 @@ static void found_order(ari_trace *t, const ari_case *c, axis *a)
 
 /* --- the axes ----------------------------------------------------------------------------------------------------- */
 
-/* Whether it is worth looking: not where none of some slices with differences may be any slice of the reference, as far
- * as its first elements say. */
-static bool is_promising(const ari_case *c, const axis *a)
-{
-    enum { ASKED = 8, OF = 64, FIRST = 4 };
-    const size_t first = a->size < FIRST ? a->size : FIRST, step = a->n <= OF ? 1 : a->n / OF;
-    size_t asked = 0;
-    for (size_t i = 0; i < a->n && i < step * OF && asked < ASKED; i += step) {
-        if (a->dim == ROWS ? !ari_row_differs(c, i) : c->survey.hits[a->dim][i] == 0)
-            continue;
-        for (size_t from = 0; from < a->n; from++) {
-            if (is_slice(c, a, i, from, first))
-                return true;
-        }
-        asked++;
-    }
-    return asked < ASKED;
-}
-
 /* Looks along one axis; a more confident trace than *t takes its place. */
 static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t inner)
 {
@@ -541,7 +515,7 @@ static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t
     projected *sorted = NULL, *wanted = NULL;
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
     ar_status st = AR_OK;
-    if (n < 2 || !is_promising(c, &a))
+    if (n < 2)
         return AR_OK;
     for (int plural = 0; plural < 2 && dim != ROWS; plural++)
         a.name[plural] = ari_dim_name(&c->grid, dim, plural);

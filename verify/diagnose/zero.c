@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Zeros, or one value, where the reference has others: nothing written, shards filled in part, dropout, masks; and
  * where the differences are, which is left to say where no relation holds. */
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
 enum { MASK_CHUNK = 4096 };
@@ -134,63 +134,57 @@ static bool is_dropped(const ari_case *c, size_t i)
     return ari_off(c, i) && fabs((double)c->val[i]) <= c->grid.d->noise;
 }
 
-/* The one factor of all elements that are not dropped; 0: they have none. */
-static double factor_of_rest(const ari_case *c)
+static double dropped_or_times(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    ari_sums s = {0};
-    double worst = 0.0;
-    for (size_t i = 0; i < c->count; i++) {
-        if (!is_dropped(c, i))
-            ari_sums_add(&s, (double)c->val[i], (double)c->ref[i]);
-    }
-    const double factor = s.rr > 0.0 ? ari_factor_of(&s) : 0.0;
-    for (size_t i = 0; i < c->count; i++) {
-        if (!is_dropped(c, i) && !ari_fits(c, c->val[i], factor * (double)c->ref[i], &worst))
-            return 0.0;
-    }
-    return ari_explains(c, worst) ? factor : 0.0;
+    return is_dropped(h->c, run->index + i) ? 0.0 : h->factor * (double)run->ref[i];
 }
 
-/* Whether the dropped elements lie anywhere: along no dimension are they more than chance would have it. */
-static bool lie_anywhere(const ari_case *c, size_t dropped)
+size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
 {
     const ari_grid *g = &c->grid;
-    const double rate = (double)dropped / (double)c->count;
+    size_t all = 0;
+    for (size_t i = 0; i < g->count; i++)
+        all += is(c, i);
     for (int dim = 0; dim < g->nd; dim++) {
-        const size_t inner = ari_grid_inner(g, dim);
-        size_t most = 0;
-        const double size = (double)c->count / (double)g->shape[dim];
-        for (size_t k = 0; k < g->shape[dim]; k++) {
+        const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim);
+        const double expected = (double)all / (double)n;
+        for (size_t k = 0; k < n; k++) {
             size_t own = 0;
-            for (size_t start = k * inner; start < c->count; start += inner * g->shape[dim]) {
+            for (size_t start = k * inner; start < g->count; start += inner * n) {
                 for (size_t i = start; i < start + inner; i++)
-                    own += is_dropped(c, i);
+                    own += is(c, i);
             }
-            most = own > most ? own : most;
+            if ((double)own > expected + 6.0 * sqrt(expected) + 4.0)
+                return 0;
         }
-        if ((double)most > size * rate + 6.0 * sqrt(size * rate) + 4.0)
-            return false;
     }
-    return true;
+    return all;
 }
 
+/* Elements that are dropped lie anywhere, and all others have one factor: what makes up for them, or none. */
 static void measure_dropout(ari_trace *t, const ari_case *c)
 {
-    size_t dropped = 0;
-    for (size_t i = 0; i < c->count; i++)
-        dropped += is_dropped(c, i);
+    ari_hypothesis h = {.expect = dropped_or_times, .c = c};
+    ari_fit f = {0};
+    for (size_t i = 0; i < c->count; i++) {
+        if (!is_dropped(c, i))
+            ari_fit_add(&f, (double)c->val[i], (double)c->ref[i], 0.0);
+    }
+    const size_t dropped = c->count - f.n;
     const double rate = (double)dropped / (double)c->count;
     if (dropped < 16 || rate > 0.95)
         return;
-    const double factor = factor_of_rest(c), spread = sqrt(rate * (1.0 - rate) / (double)c->count);
-    const bool scaled = fabs(factor * (1.0 - rate) - 1.0) <= 5.0 * factor * spread, right = fabs(factor - 1.0) < 1e-3;
-    if ((!scaled && !right) || !lie_anywhere(c, dropped))
+    ari_fit_one(&h.factor, &f);
+    const double spread = sqrt(rate * (1.0 - rate) / (double)c->count);
+    const bool scaled = fabs(h.factor * (1.0 - rate) - 1.0) <= 5.0 * h.factor * spread;
+    const bool right = ari_is_near(h.factor, 1.0, ARI_KNOWN);
+    if ((!scaled && !right) || !ari_holds_all(NULL, &h) || !ari_scattered(c, is_dropped))
         return;
     ari_found(t, ARI_FOUND_DROPOUT, right ? ARI_IF(ONE) : 0);
     ari_count(t, "dropped", dropped);
     ari_number(t, "percent", 100.0 * rate);
-    ari_number(t, "factor", factor);
-    ari_number(t, "p", 1.0 - 1.0 / factor);
+    ari_number(t, "factor", h.factor);
+    ari_number(t, "p", 1.0 - 1.0 / h.factor);
 }
 
 /* --- whole tokens ------------------------------------------------------------------------------------------------- */
@@ -228,26 +222,26 @@ static void measure_tokens(ari_trace *t, const ari_case *c)
 
 /* --- one value ---------------------------------------------------------------------------------------------------- */
 
+static double one_value(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    (void)run, (void)i;
+    return *(const double *)h->of;
+}
+
+/* A clamp lies at a bound of the values; this one is none of them. */
 static void measure_filled(ari_trace *t, const ari_case *c)
 {
-    const ari_survey *s = &c->survey;
-    float value = 0.0f;
-    size_t n = 0;
-    for (size_t i = 0; i < c->count; i++) {
-        if (!ari_off(c, i))
-            continue;
-        if (n++ == 0)
-            value = c->val[i];
-        else if (c->val[i] != value && !ari_holds(c, c->val[i], (double)value))
-            return;
-    }
-    if (n < 8 || s->different == c->count || isnan(value) || fabs((double)value) <= 8.0 * c->absolute)
-        return;
-    if (fabs((double)value) <= c->max_ref) /* a clamp lies at a bound of the values */
+    size_t first = 0;
+    while (!ari_off(c, first))
+        first++;
+    const double value = (double)c->val[first];
+    const ari_hypothesis h = {.expect = one_value, .c = c, .of = &value, .differs_only = true};
+    if (c->survey.different < 8 || c->survey.different == c->count || isnan(value) || fabs(value) <= c->max_ref ||
+        fabs(value) <= 8.0 * c->absolute || !ari_holds_all(NULL, &h))
         return;
     ari_found(t, ARI_FOUND_FILLED, 0);
-    ari_count(t, "wrong", n);
-    ari_number(t, "filled", (double)value);
+    ari_count(t, "wrong", c->survey.different);
+    ari_number(t, "filled", value);
 }
 
 ar_status ari_measure_dropped(ari_trace *t, const ari_case *c)
