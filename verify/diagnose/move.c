@@ -37,36 +37,15 @@ static permuted inverse(const permuted *p)
     return permute(p->extent, p->nd, back);
 }
 
-/* Where element i of the permuted order stands in row-major order. */
-static size_t permuted_at(const permuted *p, size_t i)
-{
-    size_t at = 0;
-    for (int k = p->nd - 1; k >= 0; k--) {
-        at += i % p->extent[k] * p->stride[k];
-        i /= p->extent[k];
-    }
-    return at;
-}
-
 static double expect_permuted(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    return (double)h->c->ref[permuted_at(h->of, run->index + i)];
-}
-
-/* Whether the other's elements, in their own order, are the reference's in the permuted one. */
-static bool is_permuted(ari_residual *left, const ari_case *c, const permuted *p)
-{
-    const ari_hypothesis h = {.expect = expect_permuted, .c = c, .of = p};
-    return ari_holds_all(left, &h) && left->held >= 4;
-}
-
-/* The order, or what takes it back. */
-static bool is_either(ari_residual *left, const ari_case *c, permuted *p)
-{
-    if (is_permuted(left, c, p))
-        return true;
-    *p = inverse(p);
-    return is_permuted(left, c, p);
+    const permuted *p = h->of;
+    size_t at = 0, rest = run->index + i;
+    for (int k = p->nd - 1; k >= 0; k--) {
+        at += rest % p->extent[k] * p->stride[k];
+        rest /= p->extent[k];
+    }
+    return (double)h->c->ref[at];
 }
 
 /* Whether an order moves a dimension of more than one element past another. */
@@ -77,6 +56,18 @@ static bool moves(const permuted *p)
         if (p->extent[i] > 1 && p->order[i] < last)
             return true;
         last = p->extent[i] > 1 ? p->order[i] : last;
+    }
+    return false;
+}
+
+/* Whether the other's elements, in their own order, are the reference's in the permuted one, or what takes it back. */
+static bool is_permuted(ari_residual *left, const ari_case *c, permuted *p, size_t least)
+{
+    const ari_hypothesis h = {.expect = expect_permuted, .c = c, .of = p};
+    for (int way = 0; way < 2 && moves(p); way++) {
+        if (ari_holds_all(left, &h) && left->held >= least)
+            return true;
+        *p = inverse(p);
     }
     return false;
 }
@@ -105,7 +96,7 @@ static void look_for_orders(ari_trace *t, const ari_case *c)
     ari_residual left;
     while (t->kind == ARI_FOUND_NOTHING && next_order(order, g->nd)) {
         permuted p = permute(g->shape, g->nd, order);
-        if (!moves(&p) || !is_either(&left, c, &p))
+        if (!is_permuted(&left, c, &p, 4))
             continue;
         const bool square = memcmp(p.extent, g->shape, (size_t)g->nd * sizeof *p.extent) == 0;
         ari_found(t, ARI_FOUND_TRANSPOSED, p.order[0] == 1 && p.nd >= 3 ? ARI_IF(SAMPLES) : 0);
@@ -140,14 +131,14 @@ static bool may_be_cut(const ari_case *c, int dim, size_t parts)
 static void look_for_cuts(ari_trace *t, const ari_case *c)
 {
     const size_t *shape = c->grid.shape;
-    enum { MOST_PARTS = 256, LEAST = 8 };
+    enum { MOST_PARTS = 256 };
     ari_residual left;
     for (size_t k = 0; k < sizeof cuts / sizeof *cuts; k++) {
         const int dim = cuts[k].dim;
         for (size_t n = 2; n <= shape[dim] && n <= MOST_PARTS && t->kind == ARI_FOUND_NOTHING; n++) {
             const size_t parts[][4] = {{shape[0], n, shape[1] / n, shape[2]}, {shape[0], shape[1], n, shape[2] / n}};
             permuted p = permute(parts[dim - 1], 4, cuts[k].order);
-            if (!may_be_cut(c, dim, n) || !moves(&p) || !is_either(&left, c, &p) || left.held < LEAST)
+            if (!may_be_cut(c, dim, n) || !is_permuted(&left, c, &p, 8))
                 continue;
             ari_found(t, cuts[k].kind, 0);
             ari_count(t, "n", n);
@@ -197,22 +188,16 @@ static bool window_at(const ari_case *c, size_t at, size_t from)
     return i == WINDOW;
 }
 
-/* Elements from the first that differs to the last. */
-static size_t span_of(const ari_case *c)
-{
-    size_t first = 0, end = c->count;
-    while (first < end && !ari_off(c, first))
-        first++;
-    while (end > first && !ari_off(c, end - 1))
-        end--;
-    return end - first;
-}
-
 /* What comes in from outside is lost, as many elements as all are moved by; what moves is a stretch of memory, not a
  * column. */
 ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
 {
     const size_t at = telling_window(c);
+    size_t first = 0, end = c->count; /* of what differs */
+    while (first < end && !ari_off(c, first))
+        first++;
+    while (end > first && !ari_off(c, end - 1))
+        end--;
     for (size_t from = 0; at < c->count && from + WINDOW <= c->count && t->kind == ARI_FOUND_NOTHING; from++) {
         const ptrdiff_t by = (ptrdiff_t)from - (ptrdiff_t)at;
         const size_t size = (size_t)(by < 0 ? -by : by), rows = c->grid.nd > 1 ? size / c->grid.cols : 0;
@@ -220,7 +205,7 @@ ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
             continue;
         const ari_hypothesis h = {.expect = expect_shifted, .c = c, .of = &by, .may_miss = size, .differs_only = true};
         const ari_residual left = ari_residual_of(&h);
-        if (left.held < 16 || left.missed > size || left.missed * 2 > left.held || left.held * 2 < span_of(c))
+        if (left.held < 16 || left.missed > size || left.missed * 2 > left.held || left.held * 2 < end - first)
             continue;
         ari_found(t, ARI_FOUND_SHIFTED, 0);
         t->less = size % c->grid.cols ? 0 : 6;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A function of each value: a flipped bit, a coarser format, a clamp, a lost sign, NaN. */
 #include "ref/core/float_bits.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 
 /* --- few elements ------------------------------------------------------------------------------------------------- */
 
@@ -175,39 +175,41 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
 
 /* --- functions ---------------------------------------------------------------------------------------------------- */
 
-typedef struct bounds {
-    double low, high;         /* of the other's values */
-    double ref_low, ref_high; /* of the reference's */
-    size_t at_low, at_high, different, lost_sign, negative;
-} bounds;
-
-static bounds bounds_of(const ari_case *c)
+/* Of a mask, 1 for 0; the absolute value; what lies between bounds. */
+static double inverted(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    bounds b = {INFINITY, -INFINITY, INFINITY, -INFINITY, 0, 0, 0, 0, 0};
-    for (size_t i = 0; i < c->count; i++) {
-        const double v = (double)c->val[i], r = (double)c->ref[i];
-        b.low = v < b.low ? v : b.low;
-        b.high = v > b.high ? v : b.high;
-        b.ref_low = r < b.ref_low ? r : b.ref_low;
-        b.ref_high = r > b.ref_high ? r : b.ref_high;
-    }
-    for (size_t i = 0; i < c->count; i++) {
-        const double v = (double)c->val[i], r = (double)c->ref[i];
-        if (!ari_off(c, i))
-            continue;
-        b.different++;
-        b.at_low += v == b.low && r < v;
-        b.at_high += v == b.high && r > v;
-        b.negative += r < 0.0;
-        b.lost_sign += r < 0.0 && ari_holds(c, c->val[i], -r);
-    }
-    return b;
+    (void)h;
+    return 1.0 - (double)run->ref[i];
 }
 
-static bool clamps(const ari_case *c, const bounds *b)
+static double without_sign(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    return b->different >= 4 && b->low < b->high && b->at_low + b->at_high == b->different &&
-           (b->low > b->ref_low + c->absolute || b->high < b->ref_high - c->absolute);
+    (void)h;
+    return fabs((double)run->ref[i]);
+}
+
+static double within_bounds(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const double *bound = h->of;
+    return fmin(fmax((double)run->ref[i], bound[0]), bound[1]);
+}
+
+static void range_of(double range[2], const float *x, size_t n)
+{
+    range[0] = INFINITY, range[1] = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        range[0] = fmin(range[0], (double)x[i]);
+        range[1] = fmax(range[1], (double)x[i]);
+    }
+}
+
+/* Whether all values are 0 or 1, and both are there. */
+static bool is_mask(const ari_case *c)
+{
+    size_t ones = 0, i = 0;
+    for (; i < c->count && (c->ref[i] == 0.0f || c->ref[i] == 1.0f); i++)
+        ones += c->ref[i] == 1.0f;
+    return i == c->count && ones > 0 && ones < c->count;
 }
 
 /* Whether all different values of [from, to) are multiples of a step, and within one of the reference. */
@@ -270,38 +272,32 @@ static void measure_grid(ari_trace *t, const ari_case *c)
     ari_count(t, "rows", rows);
 }
 
-/* Whether all values are 0 or 1, and each the other one of the reference's. */
-static bool is_inverted(const ari_case *c)
-{
-    size_t ones = 0;
-    for (size_t i = 0; i < c->count; i++) {
-        const float r = c->ref[i];
-        if ((r != 0.0f && r != 1.0f) || c->val[i] != 1.0f - r)
-            return false;
-        ones += r == 1.0f;
-    }
-    return ones > 0 && ones < c->count;
-}
-
 ar_status ari_measure_function(ari_trace *t, const ari_case *c)
 {
+    double own[2], there[2];
     if (c->count < 8)
         return AR_OK;
-    const bounds b = bounds_of(c);
-    if (is_inverted(c))
-        ari_found(t, ARI_FOUND_FUNCTION, ARI_IF(EXCHANGED));
-    else if (b.lost_sign == b.different)
-        ari_found(t, ARI_FOUND_FUNCTION, ARI_IF(NEGATIVE));
-    else if (clamps(c, &b))
-        ari_found(t, ARI_FOUND_FUNCTION,
-                  b.low == 0.0 && b.at_low == b.different ? ARI_IF(CUT) | ARI_IF(ZERO) : ARI_IF(CUT));
-    else
-        measure_grid(t, c);
-    if (t->kind == ARI_FOUND_FUNCTION) {
-        ari_count(t, "wrong", b.different);
-        ari_number(t, "low", b.low);
-        ari_number(t, "high", b.high);
+    range_of(own, c->val, c->count);
+    range_of(there, c->ref, c->count);
+    const bool cuts = own[0] < own[1] && (own[0] > there[0] + c->absolute || own[1] < there[1] - c->absolute);
+    const struct {
+        double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
+        bool may;
+        ari_properties is;
+    } all[] = {{inverted, is_mask(c), ARI_IF(EXCHANGED)},
+               {without_sign, true, ARI_IF(NEGATIVE)},
+               {within_bounds, cuts && c->survey.different >= 4,
+                ARI_IF(CUT) | (own[0] == 0.0 && own[1] == there[1] ? ARI_IF(ZERO) : 0)}};
+    for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
+        const ari_hypothesis h = {.expect = all[i].expect, .c = c, .of = own};
+        if (all[i].may && ari_holds_all(NULL, &h))
+            ari_found(t, ARI_FOUND_FUNCTION, all[i].is);
     }
+    if (t->kind == ARI_FOUND_NOTHING)
+        measure_grid(t, c);
+    ari_count(t, "wrong", c->survey.different);
+    ari_number(t, "low", own[0]);
+    ari_number(t, "high", own[1]);
     return AR_OK;
 }
 
