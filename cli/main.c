@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/causes.h"
 #include "cli/info.h"
 
 #include <errno.h>
@@ -30,6 +31,7 @@ static const ari_subcommand subcommands[] = {
     {"info", "what this machine has, and which paths are chosen", &ari_info_spec, NULL},
     {"probe-gemm", NULL, NULL, ari_command_probe_gemm},
     {"describe", NULL, NULL, ari_command_describe},
+    {"causes", NULL, NULL, ari_command_causes},
     {0},
 };
 enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] - 1 };

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-enum { AR_EVIDENCE_NUMBERS = 8 };
+enum { AR_EVIDENCE_NUMBERS = 8, AR_EVIDENCE_CONSIDERED = 4 };
 
 /** What a difference looks like: the cause that fits best and the numbers that say so. */
 typedef struct ar_evidence {
@@ -15,6 +15,11 @@ typedef struct ar_evidence {
         const char *name; /* static storage: "factor", "share", "n" */
         double value;
     } number[AR_EVIDENCE_NUMBERS];
+    size_t considered; /* causes that expect values of their own, found or not, and explain at least a quarter */
+    struct {
+        const char *cause;
+        double explained; /* share of the squares of what differs; the largest first */
+    } consider[AR_EVIDENCE_CONSIDERED];
 } ar_evidence;
 
 #endif

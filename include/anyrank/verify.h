@@ -111,10 +111,15 @@ typedef struct ar_verify_ratio {
     size_t count, among; /* tensors that have it, of so many looked at */
 } ar_verify_ratio;
 
-/* What the dumps say of the two runs before anything is explained. */
+/* What the dumps say of the two runs before anything is explained, and what explanations go by. */
 typedef struct ar_verify_facts {
     int steps;                      /* the last one; 0: none is told */
     size_t batch, seq;              /* tokens of a step; 0: not known */
+    size_t heads, kv_heads;         /* 0: not known */
+    int micro_batches;              /* of each of the other run's ranks; 0: not known */
+    int dp;                         /* its data-parallel ranks; 0: not known */
+    bool exact_numerics;            /* of both */
+    bool sp;                        /* ranks hold different positions between the tensor-parallel regions */
     size_t exact;                   /* tensors with the same bits in both */
     ar_verify_ratio loss, norm;     /* of the first step that has it */
     ar_verify_ratio gradients;      /* of most parameters' gradients of the first step that has any */

@@ -98,6 +98,7 @@ class Difference:
     hint: str = _field(make=_verbatim, default="")
     cause: str | None = _field(make=_verbatim)  #: of docs/causes.md
     evidence: Json = _field(make=dict, default=None)
+    considered: tuple[Json, ...] = _field(default=())  #: cause, and the share of the differences that it would explain
     data: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
 

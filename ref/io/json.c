@@ -181,6 +181,15 @@ json_t *ari_json_evidence(const ar_evidence *e)
     return numbers;
 }
 
+json_t *ari_json_considered(const ar_evidence *e)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < e->considered && list; i++)
+        append(&list, json_pack("{s:s, s:o}", "cause", e->consider[i].cause, "explained",
+                                ari_json_number(e->consider[i].explained)));
+    return list;
+}
+
 json_t *ari_json_floats(const float *x, size_t n)
 {
     json_t *list = json_array();

@@ -46,6 +46,8 @@ json_t *ari_json_sizes(const size_t *x, size_t n);
 json_t *ari_json_floats(const float *x, size_t n);
 /** The numbers of a cause by name: {"factor": 3.0, ..}. Gives; NULL without memory. */
 json_t *ari_json_evidence(const ar_evidence *e);
+/** The causes that were considered: [{"cause": "..", "explained": 0.62}, ..]. Gives; NULL without memory. */
+json_t *ari_json_considered(const ar_evidence *e);
 /** The first key of an object that is none of the n known ones; NULL: there is none. Borrowed from the object. */
 const char *ari_json_unknown_key(const json_t *object, const char *const *known, size_t n);
 

@@ -563,17 +563,6 @@ class Others(CommandTest):
             text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
             self.assertIn(count.replace("N", str(len(FAULTS))), text, page)
 
-    # A test says an identifier alone, in a list, or before a colon. tests/verify/causes_test.c: the page has the table's.
-    def test_every_cause_stands_in_a_test(self):
-        causes = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/causes.md").read_text(encoding="utf-8"), re.MULTILINE)
-        self.assertGreater(len(causes), 100)
-        said = set()
-        for path in [path for folder in ("tests", "python/anyrank/tests") for suffix in ("c", "h", "py")
-                     for path in (ROOT / folder).rglob(f"*.{suffix}")]:
-            for listed in re.findall(r'"([\w |]+)[":]', path.read_text(encoding="utf-8")):
-                said.update(listed.split())
-        self.assertEqual([cause for cause in causes if cause not in said], [])
-
     # Most of a minute for what tests/verify/fault_test.c holds in more cases: among the long tests.
     @unittest.skipUnless(EXTENDED, "a long test")
     def test_bugs_run_catches_every_fault(self):

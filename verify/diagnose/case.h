@@ -42,6 +42,17 @@ bool ari_runs_next(ari_run *run);
 
 /* Index along dimension `dim` (0 .. nd-1) of element `index` of the full tensor. */
 size_t ari_grid_index(const ari_grid *g, size_t index, int dim);
+/* Where element i of the box of this extent at `from` lies in a tensor of this shape. */
+static inline size_t ari_box_index(const size_t *shape, const size_t *from, const size_t *extent, int ndim, size_t i)
+{
+    size_t at = 0, stride = 1;
+    for (int dim = ndim - 1; dim >= 0; dim--) {
+        at += (from[dim] + i % extent[dim]) * stride;
+        i /= extent[dim];
+        stride *= shape[dim];
+    }
+    return at;
+}
 /* Elements that lie side by side for each index of a dimension. */
 size_t ari_grid_inner(const ari_grid *g, int dim);
 
@@ -145,12 +156,13 @@ typedef struct ari_case {
      * copies of several ranks are looked at. */
     const float *ref, *val;
     size_t count;
-    double max_ref; /* largest finite |reference| */
-    bool inner;     /* a box of the tensor alone: sizes of heads and of packed parts do not apply */
-    bool noisy;     /* elements that do not count as different differ in bits nevertheless */
+    double max_ref;          /* largest finite |reference| */
+    bool inner;              /* a box of the tensor alone: sizes of heads and of packed parts do not apply */
+    bool noisy;              /* elements that do not count as different differ in bits nevertheless */
+    ar_evidence *considered; /* where it is noted what hypotheses explain; NULL: nowhere */
     /* Of tensors of dumps; known is never NULL. */
     const ari_explain_case *known;
-    ari_facts facts;
+    ar_verify_facts facts;
     const ar_dump_tensor *reference, *other;
     const char *path;           /* of the other dump, for passes of names */
     size_t start;               /* of the first element in the full tensor */
@@ -246,7 +258,7 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* Of a measure: what was found. */
 /* clang-format off */
 #define ARI_KINDS(X) \
-    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CONSTANT_ADDED) \
+    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CALLS) X(CONSTANT_ADDED) \
     X(DECAY) X(DOCUMENTS) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
     X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) \
     X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(OWN_TOKENS) X(PADDING) \
@@ -292,6 +304,7 @@ typedef struct ari_trace {
     ari_properties is;
     int less;           /* what the cause's confidence is lowered by */
     int numbers;        /* that were fitted to what differs */
+    bool weighed;       /* it is known how much is left: */
     double unexplained; /* share of the differences' squares that is left */
     size_t facts;
     ari_fact fact[ARI_MOST_FACTS];
@@ -329,7 +342,8 @@ enum ari_confidence {
 
 /* A row of the table. A trace's cause is the first row of its kind whose conditions it meets. Rows without an
  * identifier add to the sentence: those without a kind to the row before them, those with one to every row of the
- * kind. */
+ * kind; one of no pass begins a section of docs/causes.md, which the table is printed as. A row over ranks, which a run
+ * of one cannot be wrong in, is `without` LONE. */
 struct ari_cause {
     const char *id; /* docs/causes.md; "unknown": the values fit no known cause */
     ari_trace_kind kind;
@@ -337,15 +351,21 @@ struct ari_cause {
     const char *passes; /* letters of passes, "^" first: all others; NULL: any */
     unsigned is;        /* ARI_IS_ bits of the name, one of them; 0: any */
     ari_properties needs, without;
-    const char *looks; /* what the elements look like, for the pattern */
-    const char *text;  /* {name} is a fact, {name:.3g} a number in another form */
+    const char *looks; /* what the elements look like, for the pattern; of a section its title */
+    const char *text;  /* {name} is a fact, {name:.3g} a number in another form; after a newline, what to look at */
 };
 
 /** The trace's cause; fills the last fields of the trace. */
 void ari_judge(ari_trace *t, const ari_case *c);
-/** The table, in two parts. */
-const ari_cause *ari_causes_of_numbers(size_t *n);
-const ari_cause *ari_causes_of_places(size_t *n);
+/** Notes what a hypothesis leaves of the differences' squares, whether it holds or not, under the cause that such a trace
+ *  has. */
+void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left);
+/** What was noted becomes part of the evidence; of an unknown cause the sentence says the two that leave least. */
+void ari_say_considered(ari_text *why, ar_evidence *e, const ar_evidence *considered);
+const ari_cause *ari_causes_of_numbers(size_t *n), *ari_causes_of_step(size_t *n), *ari_causes_of_again(size_t *n),
+    *ari_causes_of_places(size_t *n);
+/** Row i of the table, which is those four; NULL: it has fewer. */
+const ari_cause *ari_cause_at(size_t i);
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
@@ -573,14 +593,18 @@ static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *w
 #ifdef ARI_CAUSE_ROWS /* how rows are written */
 #define ANY NULL
 #define K(name) ARI_FOUND_##name
-#define IF(name) ((ari_properties)1 << ARI_AT_##name)
-#define ALSO(passes, needs, without, text)                       \
-    {                                                            \
-        NULL, K(NOTHING), 0, passes, 0, needs, without, "", text \
-    }
-#define ALWAYS(kind, passes, needs, without, text)         \
-    {                                                      \
-        NULL, kind, 0, passes, 0, needs, without, "", text \
+#define IF ARI_IF
+#define LOOK "\n"
+/* clang-format off */
+#define SECTION(title) {NULL, K(NOTHING), 0, "", 0, 0, 0, title, ""}
+#define ALWAYS(kind, passes, needs, without, text) {NULL, kind, 0, passes, 0, needs, without, "", text}
+#define ALSO(...) ALWAYS(K(NOTHING), __VA_ARGS__)
+/* clang-format on */
+#define ARI_CAUSES(name)                             \
+    const ari_cause *ari_causes_of_##name(size_t *n) \
+    {                                                \
+        *n = sizeof rows / sizeof *rows;             \
+        return rows;                                 \
     }
 #endif
 

@@ -13,6 +13,7 @@ void ari_found(ari_trace *t, ari_trace_kind kind, ari_properties is)
     t->kind = kind;
     t->is = is;
     t->less = t->numbers = 0;
+    t->weighed = false;
     t->unexplained = 0.0;
     t->facts = 0;
 }
@@ -110,43 +111,10 @@ static bool is_pass(const char *passes, char pass)
     return !passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL);
 }
 
-/* Mistakes that a run of one rank cannot make, whatever a measure finds. */
-static bool is_over_ranks(const char *id)
-{
-    static const char *const ids[] = {"missing_all_reduce",
-                                      "missing_reduce_scatter",
-                                      "missing_all_gather",
-                                      "missing_average",
-                                      "missing_broadcast",
-                                      "replicas_apart",
-                                      "zeros_of_ranks",
-                                      "part_of_one_rank",
-                                      "world_rank_in_group",
-                                      "wrong_group",
-                                      "collective_without_backward",
-                                      "shards_seeded_alike",
-                                      "one_shard_on_all_ranks",
-                                      "same_samples",
-                                      "norm_of_own_shards",
-                                      "norm_mean_of_ranks",
-                                      "loss_of_all_vocabularies",
-                                      "loss_without_common_maximum",
-                                      "update_of_ranks_apart",
-                                      "decay_of_ranks_apart",
-                                      "adam_step_not_synced",
-                                      "shares_not_gathered",
-                                      "mask_differs_in_replica"};
-    for (size_t i = 0; id && i < sizeof ids / sizeof *ids; i++) {
-        if (strcmp(ids[i], id) == 0)
-            return true;
-    }
-    return false;
-}
-
 static bool meets(const ari_cause *row, ari_properties is, unsigned name, char pass)
 {
-    return !((is & ARI_IF(LONE)) && is_over_ranks(row->id)) && (is & row->needs) == row->needs &&
-           !(is & row->without) && (!row->is || (row->is & name)) && is_pass(row->passes, pass);
+    return (is & row->needs) == row->needs && !(is & row->without) && (!row->is || (row->is & name)) &&
+           is_pass(row->passes, pass);
 }
 
 /* --- the sentence ------------------------------------------------------------------------------------------------- */
@@ -242,10 +210,10 @@ static void say_fact(ari_text *out, const ari_fact *f, const char *form)
 static void fill(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
 {
     while (*text) {
-        const size_t plain = strcspn(text, "{");
+        const size_t plain = strcspn(text, "{\n");
         ari_say(out, "%.*s", (int)plain, text);
         text += plain;
-        if (!*text)
+        if (*text != '{')
             return;
         const char *name = text + 1, *end = strchr(name, '}');
         const size_t n = strcspn(name, ":}");
@@ -259,39 +227,90 @@ static void fill(ari_text *out, ari_trace *t, const ari_case *c, const char *tex
     }
 }
 
-/* The row's sentence, and what rows after it, up to `end`, add. */
-static void say_cause(ari_trace *t, const ari_case *c, const ari_cause *end, ari_properties is, unsigned name)
+const ari_cause *ari_cause_at(size_t i)
 {
-    const ari_cause *row = t->cause;
-    const char pass = c->grid.d->pass;
-    ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
-    t->evidence = (ar_evidence){.cause = row->id};
-    fill(&hint, t, c, row->text);
-    fill(&looks, t, c, row->looks);
-    bool own = true;
-    for (const ari_cause *r = row + 1; r < end; r++) {
-        own = own && !r->id && r->kind == ARI_FOUND_NOTHING;
-        if (!r->id && (own || r->kind == t->kind) && meets(r, is, name, pass))
-            fill(&hint, t, c, r->text);
+    static const ari_cause *(*const parts[])(size_t * n) = {ari_causes_of_numbers, ari_causes_of_step,
+                                                            ari_causes_of_again, ari_causes_of_places};
+    for (size_t part = 0, n = 0; part < sizeof parts / sizeof *parts; part++, i -= n) {
+        const ari_cause *rows = parts[part](&n);
+        if (i < n)
+            return &rows[i];
     }
+    return NULL;
+}
+
+/* The sentence of row i, and what rows after it add. */
+static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties is, unsigned name)
+{
+    ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
+    t->evidence = (ar_evidence){.cause = t->cause->id};
+    fill(&hint, t, c, t->cause->text);
+    fill(&looks, t, c, t->cause->looks);
+    bool own = true;
+    for (const ari_cause *row; (row = ari_cause_at(++i)) != NULL;) {
+        own = own && !row->id && row->kind == ARI_FOUND_NOTHING;
+        if (!row->id && (own || row->kind == t->kind) && meets(row, is, name, c->grid.d->pass))
+            fill(&hint, t, c, row->text);
+    }
+}
+
+/* The first row of that kind whose conditions are met; *i is its number. */
+static const ari_cause *row_of(size_t *i, ari_trace_kind kind, ari_properties is, unsigned name, char pass)
+{
+    const ari_cause *row;
+    *i = 0;
+    while ((row = ari_cause_at(*i)) != NULL && !(row->id && row->kind == kind && meets(row, is, name, pass)))
+        ++*i;
+    return row;
 }
 
 void ari_judge(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
-    const unsigned name = ari_name_is(d->name);
+    const unsigned name = ari_name_is(c->grid.d->name);
     const ari_properties is = t->is | properties_of(c);
-    t->cause = NULL;
-    t->confidence = ARI_SILENT;
-    for (int part = 0; part < 2 && !t->cause; part++) {
-        size_t n;
-        const ari_cause *row = part == 0 ? ari_causes_of_numbers(&n) : ari_causes_of_places(&n), *end = row + n;
-        while (row < end && !(row->id && row->kind == t->kind && meets(row, is, name, d->pass)))
-            row++;
-        if (row == end)
+    size_t i;
+    t->cause = row_of(&i, t->kind, is, name, c->grid.d->pass);
+    t->confidence = t->cause ? t->cause->confidence - t->less : ARI_SILENT;
+    if (t->cause)
+        say_cause(t, c, i, is, name);
+}
+
+/* --- what was considered ------------------------------------------------------------------------------------------ */
+
+/* A hypothesis that explains less was never near. */
+static const double near_enough = 0.25;
+
+void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left)
+{
+    ar_evidence *e = c->considered;
+    const ari_difference *d = c->grid.d;
+    const double explained = 1.0 - fmax(left, 0.0);
+    size_t i, at = 0;
+    if (!e || !(explained >= near_enough))
+        return;
+    const ari_cause *row = row_of(&i, kind, is | properties_of(c), ari_name_is(d->name), d->pass);
+    for (i = 0; row && i < e->considered; i++) { /* once, with the most that it explains */
+        if (strcmp(e->consider[i].cause, row->id) != 0)
             continue;
-        t->cause = row;
-        t->confidence = row->confidence - t->less;
-        say_cause(t, c, end, is, name);
+        if (e->consider[i].explained >= explained)
+            return;
+        memmove(&e->consider[i], &e->consider[i + 1], (--e->considered - i) * sizeof *e->consider);
     }
+    while (at < e->considered && e->consider[at].explained >= explained)
+        at++;
+    if (!row || strcmp(row->id, "unknown") == 0 || at == AR_EVIDENCE_CONSIDERED)
+        return;
+    e->considered -= e->considered == AR_EVIDENCE_CONSIDERED;
+    memmove(&e->consider[at + 1], &e->consider[at], (e->considered++ - at) * sizeof *e->consider);
+    e->consider[at].cause = row->id;
+    e->consider[at].explained = explained;
+}
+
+void ari_say_considered(ari_text *why, ar_evidence *e, const ar_evidence *considered)
+{
+    e->considered = considered->considered;
+    memcpy(e->consider, considered->consider, sizeof e->consider);
+    for (size_t i = 0; i < 2 && i < e->considered && e->cause && strcmp(e->cause, "unknown") == 0; i++)
+        ari_say(why, i == 0 ? "; nearest: %s, which leaves %.2g of it unexplained" : ", and %s, %.2g",
+                e->consider[i].cause, 1.0 - e->consider[i].explained);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Causes of relations between the values: factors, single values, functions, parts of sums, the step before. */
+/* Causes of relations between the values: factors, single values, functions, parts of sums. */
 #define ARI_CAUSE_ROWS
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
@@ -16,44 +16,35 @@
 #define SCATTER                                                                                                 \
     "looks like a missing reduce-scatter over tp: every token has about 1/{tp} of the reference (its share is " \
     "{share:.3g}, cosine {angle:.2f}), what one of {tp} ranks contributes; "
-#define UPDATE "the update is {factor:.4g} times the expected, and otherwise unchanged: "
-#define CORRECTED                                                                                                      \
-    "Adam's correction of another step: the update is {factor:.4g} times the expected, as that of step {as} would be " \
-    "in step {step} (sqrt(1 - beta2^t)/(1 - beta1^t))"
-#define LOST                                                                                                           \
-    "the optimizer's state was lost: the gradients are equal, and here the {which} this step's gradient alone, as if " \
-    "Adam began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of it)"
-#define DECAY "weight decay {what}: the difference is {part:.4g} times the weight before the step, on {wrong}"
 
 static const ari_cause rows[] = {
-    /* The reference times a number. */
-    {"scaled_by_stage", K(FACTOR), ARI_IDENTITY + 7, "bg", 0, IF(STAGES) | IF(ALL), 0, TIMES,
-     FACTOR
-     ": geometric over the layers: their gradients are the reference's, layers {levels}: each stage of a pipeline "
-     "multiplies the gradient that it receives by {ratio:.4g} once more, as where each divides by the number of "
-     "micro-batches; the last stage alone divides, once"},
+    SECTION("The reference times a number"),
     {"scaled_by_stage", K(FACTOR), ARI_IDENTITY + 7, "bg", 0, IF(STAGES), 0, TIMES,
      FACTOR
-     ": their gradients are the reference's, layers {levels}: a stage of a pipeline multiplies the gradient that "
-     "it receives by {ratio:.4g}, as where each divides by the number of micro-batches; the last stage alone "
-     "divides, once"},
+     ": their gradients are the reference's, layers {levels}: each stage of a pipeline multiplies the gradient that it "
+     "receives by {ratio:.4g}, as where each divides by the number of micro-batches; the last stage alone divides, "
+     "once" LOOK "the loss alone is divided by the micro-batches (DeepSpeed #8152)"},
     {"sign_flipped", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(ONE) | IF(NEGATIVE), 0, TIMES,
      FACTOR ": the sign is flipped"},
     {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_SHARDS), 0, TIMES,
-     FACTOR ": initial scale from the shard's size, {fans}: fans of the full tensor over fans of the shard"},
+     FACTOR ": initial scale from the shard's size, {fans}: fans of the full tensor over fans of the shard" LOOK
+            "initialise the full tensor and cut it; Megatron: `_initialize_affine_weight`"},
     {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, "i", 0, IF(SEEN) | IF(ROOT), 0, TIMES,
      FACTOR
      ": initial scale from the shard's size, sqrt({ranks}), as 1/sqrt(fan_in) gives for 1/{ranks} of the fan_in"},
-    {"init_scale", K(FACTOR), ARI_IDENTITY + 5, "i", 0, 0, 0, TIMES, FACTOR ": another scheme, range or fan"},
+    {"init_scale", K(FACTOR), ARI_IDENTITY + 5, "i", 0, 0, 0, TIMES,
+     FACTOR ": another scheme, range or fan" LOOK "`std`, fan and scheme of the initialiser"},
     {"bias_gradient_wrong_axis", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(FEATURES), 0, TIMES,
      "every different element is the reference times {factor} = {features} features / {tokens} tokens: a bias gradient "
      "summed over the wrong axis, where each dY is the same; or, if dY is not, a wrong divisor"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP) | IF(INVERSE), 0, TIMES,
-     FACTOR " (dp = {dp} ranks): averaged over dp where the sum was wanted{as_many}"},
+     FACTOR " (dp = {dp} ranks): averaged over dp where the sum was wanted{as_many}" LOOK
+            "DDP's mean and a loss divided by the world size; `ReduceOp.AVG` for a sum"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP), 0, TIMES,
      FACTOR " (dp = {dp} ranks): a value that was complete on every data-parallel rank was added over dp (a bucket "
             "reduced a second time), or each rank divided by its own number of targets in place of the global "
-            "one{as_many}"},
+            "one{as_many}" LOOK
+            "a second `all_reduce`; a value complete on every rank summed; a mean that became a sum"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_CP) | IF(INVERSE), 0, TIMES,
      FACTOR
      " (cp = {cp} ranks): every context-parallel rank counted the targets of whole sequences, and the counts were "
@@ -77,17 +68,16 @@ static const ari_cause rows[] = {
     {"counted_twice", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(TWICE), 0, TIMES,
      FACTOR ": counted twice (a bucket reduced twice, a gradient accumulated over an old one)"},
     {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "f", ARI_IS_LOSS, IF(SEEN) | IF(NAMED), 0, TIMES,
-     FACTOR ": a sum where the mean was wanted, or the other way round"},
+     FACTOR ": a sum where the mean was wanted, or the other way round" LOOK "`reduction=\"sum\"` against `\"mean\"`"},
     {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "^f", 0, IF(SEEN) | IF(NAMED), 0, TIMES,
      FACTOR ": a sum where the mean was wanted, or the other way round"},
     {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(NEGATIVE), 0, TIMES,
      FACTOR ": the sign is flipped, and a scalar is wrong"},
-    {"loss_scale", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(POWER) | IF(INVERSE), 0, TIMES,
-     FACTOR ": a loss scale divided out once too often"},
     {"loss_scale", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(POWER), 0, TIMES,
-     FACTOR ": a loss scale that was not divided out"},
+     FACTOR ": a loss scale that was not divided out, or once too often" LOOK "`GradScaler.unscale_`"},
     {"scale_by_root", K(FACTOR), ARI_IDENTITY + 5, "^g", 0, IF(ROOT), 0, TIMES,
-     FACTOR ": a scale by the square root of a size (a softmax scale, a fan, a number of ranks)"},
+     FACTOR ": a scale by the square root of a size (a softmax scale, a fan, a number of ranks)" LOOK
+            "`1/sqrt(d)` applied twice or with another d; fan of an initialiser"},
     {"mean_over_tokens", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS) | IF(INVERSE), 0, TIMES,
      FACTOR ": the number of {what}: a mean over tokens that was taken twice, or where the sum was wanted (or {tokens} "
             "ranks)"},
@@ -104,9 +94,11 @@ static const ari_cause rows[] = {
      FACTOR
      ": the ranks' copies are equal, so that it was reduced, and divided by {n} once more (by hand beside DDP or "
      "FSDP, which take the mean, or where the sum was wanted)"},
-    {"missing_all_reduce", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE), 0, TIMES,
-     FACTOR ": looks like a missing all-reduce over {over} of {n} equal parts, or a mean over {n} ranks in place of "
-            "the sum (divided by N before each rank added its own)"},
+    {"missing_all_reduce", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE), IF(LONE), TIMES,
+     FACTOR
+     ": looks like a missing all-reduce over {over} of {n} equal parts, or a mean over {n} ranks in place of "
+     "the sum (divided by N before each rank added its own)" LOOK
+     "`dist.all_reduce` after a row-parallel forward and a column-parallel input gradient; DDP hooks; Megatron: `reduce_from_tensor_model_parallel_region`, `finalize_model_grads`"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(EVERYWHERE), 0, TIMES,
      FACTOR ": a sum over {n} ranks or micro-batches where the mean was wanted (dp), or each divided by its own number "
             "of targets in place of the global one"},
@@ -115,9 +107,10 @@ static const ari_cause rows[] = {
             "per replica)"},
     {"clip_factor", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(INVERSE) | IF(EVERYWHERE), 0, TIMES,
      FACTOR ": the gradient-clipping factor is in it (clipped on one side, or by another norm), or another divisor of "
-            "the loss"},
+            "the loss" LOOK "`clip_grad_norm_` on one side, or by another norm"},
     {"divisor_of_other_count", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(FRACTION), 0, TIMES,
-     FACTOR ": a divisor that counts others (targets, tokens, samples of one rank or micro-batch in place of all)"},
+     FACTOR ": a divisor that counts others (targets, tokens, samples of one rank or micro-batch in place of all)" LOOK
+            "the count that the loss is divided by: padding, ignored labels, an uneven last batch"},
     {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(EVERYWHERE), 0, TIMES,
      FACTOR ": one wrong scalar for the whole pass (the loss's divisor, a number of tokens)"},
     {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, 0, 0, TIMES,
@@ -128,26 +121,19 @@ static const ari_cause rows[] = {
     ALWAYS(K(FACTOR), ANY, IF(HIDDEN) | IF(TWICE), IF(INVERSE), "; or counted twice"),
     ALWAYS(K(FACTOR), ANY, IF(EVERYWHERE), 0, "; {asked} other tensors looked at have the same factor"),
     ALWAYS(K(FACTOR), ANY, IF(ALONE), 0, "; {asked} other tensors looked at do not have it"),
-    /* Another number for each rank, slice or shard. */
-    {"scaled_by_rank", K(RANK_FACTORS), ARI_TRACE - 2, "i", 0, 0, 0, "each rank's a constant times the reference",
-     "each rank has the reference times a constant of its own, from {low} to {high}: a scale from the shard's size "
-     "where the shards are not equal"},
+    SECTION("A number for each rank, slice or shard"),
     {"scaled_by_rank", K(RANK_FACTORS), ARI_TRACE - 2, ANY, 0, 0, 0, "each rank's a constant times the reference",
-     "each rank has the reference times a constant of its own, from {low} to {high}: each rank divided or clipped by "
-     "its own norm or count in place of the group's"},
+     "each rank has the reference times a constant of its own, from {low} to {high}: each rank divided, clipped or "
+     "scaled by its own norm, count or size of a shard in place of the group's"},
     {"scaled_by_rank", K(SHARD_FACTORS), ARI_IDENTITY + 3, ANY, 0, 0, 0, "each shard a constant times the reference",
      "each of {shards} shards of the {axes} has a factor of its own:{factors}; each rank divided, clipped or scaled by "
      "its own count, norm or size in place of the group's"},
     {"gain_twice_or_missing", K(SLICE_FACTORS), ARI_SHAPE + 7, ANY, 0, IF(FEATURES), 0, "",
      "each {axis} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a gain (norm "
      "weight) that was applied twice, or left out, or a scale of another tensor"},
-    {"row_statistic", K(SLICE_FACTORS), ARI_SHAPE + 5, ANY, ARI_IS_PROBS, IF(ROWS), 0, "",
-     "each of {wrong} {axes} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a "
-     "per-row statistic is wrong (the softmax's denominator), as when it includes padded lanes or covers the shard "
-     "alone"},
     {"row_statistic", K(SLICE_FACTORS), ARI_SHAPE + 5, ANY, 0, IF(ROWS), 0, "",
      "each of {wrong} {axes} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a "
-     "per-row statistic is wrong (a variance, a mean square or a denominator), as when it includes padded lanes or "
+     "per-row statistic is wrong (a variance, a mean square, a denominator), as when it includes padded lanes or "
      "covers the shard alone"},
     {"row_statistic", K(SLICE_FACTORS), ARI_SHAPE + 7, ANY, 0, 0, 0, "",
      "each {axis} is scaled by a factor of its own, from {low} to {high}, and not otherwise changed: a statistic of "
@@ -160,7 +146,8 @@ static const ari_cause rows[] = {
     {"mean_of_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, IF(AVERAGE), 0, "",
      "mean of means: what belongs to each of {parts} {of} is the reference times a factor of its own, from {low} to "
      "{high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
-     "tokens, and the results were averaged; all must divide by T, the count of the global batch"},
+     "tokens, and the results were averaged; all must divide by T, the count of the global batch" LOOK
+     "divide by the global number of target tokens; Megatron: `calculate_per_token_loss`"},
     {"sum_of_local_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, IF(SAME), 0, "",
      "sum of local means: all is the reference times {low}, and the sum of 1/factor is {inverse}: each of the {parts} "
      "{of} divided by its own number of target tokens, and the results were added; all must divide by T, the count of "
@@ -169,41 +156,47 @@ static const ari_cause rows[] = {
      "sum of local means: what belongs to each of {parts} {of} is the reference times a factor of its own, from {low} "
      "to {high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
      "tokens, and the results were added; all must divide by T, the count of the global batch"},
-    /* Single values. */
+    SECTION("The loss and the norm of the gradients"),
     {"label_smoothing", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION) | IF(LOG), 0, "",
      "computed again from the logits, the loss has label smoothing {smoothing:.4g} where the reference has "
-     "{smoothing_there:.4g}, and a z-loss of {z:.4g} where that has {z_there:.4g} (0: none)"},
+     "{smoothing_there:.4g}, and a z-loss of {z:.4g} where that has {z_there:.4g} (0: none)" LOOK
+     "`label_smoothing` of `cross_entropy`; of targets alone, or spread over the vocabulary's padding too"},
     {"label_smoothing", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
      "computed again from the logits, the loss has label smoothing {smoothing:.4g} where the reference has "
      "{smoothing_there:.4g} (0: none)"},
     {"z_loss", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(LOG), 0, "",
      "computed again from the logits, the loss has a z-loss of {z:.4g} where the reference has one of {z_there:.4g} "
-     "(0: none): the coefficient of the squared logarithm of the softmax's denominator"},
+     "(0: none): the coefficient of the squared logarithm of the softmax's denominator" LOOK
+     "the coefficient of lse² (PaLM), of each token before the mean; whether the printed loss includes it"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(BLOCKS), 0, "",
      "the loss computed again from the logits: labels were shifted after the sequence was cut, by each of {ranks} ranks "
      "among its own tokens{order}, so that the last of a rank's has no target, where the reference has {targets} "
-     "targets"},
+     "targets" LOOK "labels shifted by the data and by the model; `labels[..., 1:]`"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the next "
      "one (labels shifted in the data and in the model, or in neither)"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
      "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored (padding, "
-     "the prompt, -100) are not"},
+     "the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},
     {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), 0, "",
      "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by all "
-     "{targets} targets: those of one micro-batch, where the sum over all of them is wanted"},
+     "{targets} targets: those of one micro-batch, where the sum over all of them is wanted" LOOK
+     "`=` where `+=` belongs; `zero_grad` inside the loop"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(CUT), 0, "",
-     "the loss computed again from the logits: {less} of the reference's {targets} targets do not count in it"},
+     "the loss computed again from the logits: {less} of the reference's {targets} targets do not count in it" LOOK
+     "`num_items_in_batch`; targets, not tokens"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
      "targets{which}"},
-    {"loss_of_all_vocabularies", K(LOSS), ARI_IDENTITY, ANY, 0, IF(LOG), 0, "",
+    {"loss_of_all_vocabularies", K(LOSS), ARI_IDENTITY, ANY, 0, IF(LOG), IF(LONE), "",
      "the reference plus log({n}) = {log:.6f}: softmax denominators added over {n} ranks that each hold the whole "
-     "vocabulary"},
-    {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART), 0, "",
+     "vocabulary" LOOK
+     "denominators summed over ranks that each hold the whole vocabulary; Megatron: `vocab_parallel_cross_entropy`"},
+    {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
      "softmax maximum: the ranks do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}); "
      "each took the exponentials relative to its own shard's maximum, but denominators add up only under one maximum "
-     "(an all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number"},
+     "(an all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number" LOOK
+     "`all_reduce(MAX)` of the logits before the exponentials; a loss of own samples is declared `partial` or a mean"},
     {"divisor_of_other_count", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(TOKENS), 0, "",
      "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, or "
      "targets left out"},
@@ -234,28 +227,32 @@ static const ari_cause rows[] = {
     {"norm_of_own_stages", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(STAGES), 0, "",
      "each pipeline rank clips by the norm of its own stages: the ranks' norms differ (from {low} to {high}), and the "
      "root of the sum of the pipeline's squares is the reference, {reference}; squares are added over pp before the "
-     "root, each parameter's once"},
-    {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), 0, "",
+     "root, each parameter's once" LOOK
+     "sum squares over pp before the root; Megatron: `grad_stats_parallel_group`; torch: `clip_grad_norm_` over one stage's parameters"},
+    {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
      "{reference}; the root of the sum of a group's squares is {root}); squares are added over {over} before the "
-     "root"},
+     "root" LOOK "sum squares over tp before the root; FSDP: `model.clip_grad_norm_`"},
     {"norm_not_rooted", K(NORM), ARI_TRACE + 2, ANY, 0, IF(ROOT), 0, "",
      "the sum of all squares, {low}, in place of its root"},
-    {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), 0, "",
+    {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), IF(LONE), "",
      "the mean over {sharers} ranks of the norms of what each holds, {low}, in place of the root of the sum of all "
      "squares; squares are added over {over} before the root, replicated parameters once"},
     {"norm_other_order", K(NORM), ARI_TRACE + 2, ANY, 0, IF(POWER), 0, "",
-     "a norm of another order: {low} is {which}; the reference is the root of the sum of their squares"},
+     "a norm of another order: {low} is {which}; the reference is the root of the sum of their squares" LOOK
+     "`norm_type` of `clip_grad_norm_`, 2 on the other side"},
     {"clipped", K(NORM), ARI_TRACE + 2, ANY, 0, IF(CUT), 0, "",
      "clipped by value first: the norm is {low}, that of the reference's gradients with each element within +-{limit} "
-     "(clip_grad_value_ before the norm is taken, or in place of clip_grad_norm_)"},
+     "(clip_grad_value_ before the norm is taken, or in place of clip_grad_norm_)" LOOK
+     "`clamp`, ReLU, overflow to a format's largest value; `clip_grad_value_`"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FOREIGN), 0, "",
      "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, kind "
      "of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled gradients, "
      "the largest value), or several sets"},
     {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE) | IF(NAMED), 0, "",
      "the norm counts something twice: it is {low}{everywhere}, {times:.6g} times the reference, as if {which} counted "
-     "{often}; what ranks share counts once"},
+     "{often}; what ranks share counts once" LOOK
+     "replicated parameters count once; Megatron: `param_is_not_tensor_parallel_duplicate`"},
     {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, IF(NAMED), 0, "",
      "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, which is that without "
      "{which}"},
@@ -267,7 +264,7 @@ static const ari_cause rows[] = {
      "the norm leaves something out: it is {low}{everywhere}, {times:.4g} times the reference; squares of other ranks' "
      "shards were not added, or a parameter is not in the list; clip factor: where it is below 1, gradients are "
      "{expected:.4g} times the expected"},
-    /* A function of each value. */
+    SECTION("Rounding, formats and functions of each value"),
     {"two_exchanged", K(BITS), ARI_SHAPE + 15, ANY, 0, IF(EXCHANGED), 0, "",
      "two elements exchanged: {elements}; {others}: a write to one place, or one value from elsewhere"},
     {"bit_flipped", K(BITS), ARI_IDENTITY + 7, ANY, 0, IF(ONE), 0, "",
@@ -276,20 +273,21 @@ static const ari_cause rows[] = {
      "{which}: {elements}; {others}: a write to one place, or one value from elsewhere"},
     {"unordered_sum", K(UNSTEADY), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
      "a sum in an order of each run's own: the largest difference is {largest:.1e} of the largest value, in no pattern, "
-     "and the same layout, run again, has other bits (atomic additions of floats, what comes first is added first)"},
-    ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
+     "and the same layout, run again, has other bits (atomic additions of floats, what comes first is added first)" LOOK
+     "`torch.use_deterministic_algorithms`, `index_add_`, `atomicAdd` of floats in backward kernels; sums in the order of arrival"},
     {"small_change", K(ROUNDING), ARI_TRACE - 10, ANY, 0, IF(SAME), 0, "by little",
      "small, and no rounding, as exact numerics have the same bits in any order of their sums: the largest difference is "
      "{largest:.1e} of the largest value, in no pattern; a value that changed on its way (transport, memory), or sums of "
      "floats in code of one's own"},
-    ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
     {"rounding", K(ROUNDING), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
-     "rounding: the largest difference is {largest:.1e} of the largest value, in no pattern; sums taken in another "
-     "order (a ring, atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
-    ALSO(ANY, IF(APART), 0, "; even the copies of one value differ"),
+     "rounding: the largest difference is {largest:.1e} of the largest value; sums taken in another order (a ring, "
+     "atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
+    ALWAYS(K(UNSTEADY), ANY, IF(APART), 0, "; even the copies of one value differ"),
+    ALWAYS(K(ROUNDING), ANY, IF(APART), 0, "; even the copies of one value differ"),
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(SOME), 0, "each of {format} precision",
      "{format}: every different value has a mantissa of {mantissa} bits, and the reference's have more; a gradient that "
-     "was added up or sent in {bits} bits (a reduce_dtype, a bf16 hook of DDP)"},
+     "was added up or sent in {bits} bits (a reduce_dtype, a bf16 hook of DDP)" LOOK
+     "casts on the way: `param_dtype`, `reduce_dtype`, communication in bf16"},
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(CUT), 0, "each of {format} precision",
      PRECISION "{nearest} of {wrong} are the reference truncated (cut off, not rounded) to {format}; stored or sent in "
                "{bits} bits on the way"},
@@ -302,7 +300,8 @@ static const ari_cause rows[] = {
     {"mask_inverted", K(FUNCTION), ARI_IDENTITY + 9, ANY, 0, IF(EXCHANGED), 0, "each 1 for 0 and 0 for 1",
      "inverted: every 1 is a 0 here and every 0 a 1: a mask of what is kept against one of what is left out"},
     {"absolute_value", K(FUNCTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "each the negative of the reference",
-     "the sign is flipped in {wrong} elements, all of them negative in the reference: the absolute value was taken"},
+     "the sign is flipped in {wrong} elements, all of them negative in the reference: the absolute value was taken" LOOK
+     "`abs`, unsigned formats"},
     {"clipped", K(FUNCTION), ARI_IDENTITY + 4, ANY, 0, IF(CUT) | IF(ZERO), 0,
      "each zero where the reference is negative",
      "clipped: all {wrong} different elements are negative in the reference and zero here (a ReLU, or an unsigned "
@@ -312,7 +311,7 @@ static const ari_cause rows[] = {
      "clamp, or the largest value of a format)"},
     {"quantised", K(GRID), ARI_TRACE + 4, ANY, 0, IF(ROWS), 0, "",
      "quantised: in each of {rows} rows every different value is a multiple of one step of that row's and within one "
-     "step of the reference: an integer format with a scale for each row"},
+     "step of the reference: an integer format with a scale for each row" LOOK "int8 and int4 weights"},
     {"quantised", K(GRID), ARI_TRACE + 4, ANY, 0, 0, 0, "each a multiple of {step}",
      "quantised: every different value is a multiple of {step} and within one step of the reference ({steps} steps to "
      "the largest): an integer format with one scale"},
@@ -320,7 +319,7 @@ static const ari_cause rows[] = {
      "not a number in {nan} of the {wrong} different values held: memory read before it was written (a collective "
      "before its producer, a stale buffer), an overflow in the exponential or in 16 bits, or 0/0 in a row whose keys "
      "are all masked"},
-    /* How much of the reference there is. */
+    SECTION("How much of the reference there is"),
     {"bias_gradient_wrong_axis", K(BIAS_AXIS), ARI_TRACE + 5, ANY, 0, IF(LAST), 0, "",
      BIAS_AXIS ", and zero at elements {first}, {second}, ... alone, where the last tokens of the samples stand, which "
                "predict nothing: element t holds token t's sum over features"},
@@ -341,7 +340,7 @@ static const ari_cause rows[] = {
      "of "
      "it is {share:.3g}), but is not a part of its sum; all micro-batches went forward before the first went back, so "
      "each needs its own saved input, and a later forward pass has overwritten it"},
-    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(FOREIGN) | IF(APART), 0, "",
+    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(FOREIGN) | IF(APART), IF(LONE), "",
      "the copies of this gradient differ from each other, and {share:.3g} of the reference is in them (cosine "
      "{angle:.2f}) beside something foreign: it was not added over the ranks that hold copies of it, or over another group"},
     {"input_overwritten", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(CUT), 0, "",
@@ -362,13 +361,10 @@ static const ari_cause rows[] = {
     {"one_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO), 0, "",
      PART ", about 1/{micro}: as if one of {micro} micro-batches counted; each one's gradients are added to those of "
           "the ones before, not written over them"},
-    {"one_sample", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(SAMPLES) | IF(OF_INPUT), 0, "",
-     PART ", about 1/{batch}: as if one of {batch} samples counted; leading dimensions not flattened, or the last "
-          "micro-batch alone, or its saved input used for all"},
     {"one_sample", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(SAMPLES), 0, "",
      PART ", about 1/{batch}: as if one of {batch} samples counted; leading dimensions not flattened, or the last "
           "micro-batch alone"},
-    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(COUNT), 0, "",
+    {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(COUNT), IF(LONE), "",
      PART ", about 1/{ranks}: what one of {ranks} ranks contributes; a reduction is missing"},
     {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(HIDDEN), IF(LONE), "",
      PART ": of the ranks, samples, micro-batches or uses of a tied weight some are left out (not reduced over tp or "
@@ -395,7 +391,8 @@ static const ari_cause rows[] = {
     {"accumulation_divided", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(INVERSE), 0, "",
      "the accumulated gradient was divided by {micro} after each of {micro} micro-batches in place of once: of their "
      "contributions, computed again from the reference's values, {weights} are in it, in the order in which they went "
-     "back"},
+     "back" LOOK
+     "`grad /= n` inside the loop over micro-batches; a divisor applied by every call of a pipeline schedule"},
     {"micro_batches_weighted", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
      "micro-batches with weights of their own: of the contributions of {micro}, computed again from the reference's "
      "values, {weights} are in the gradient, in the order in which they went back; all must divide by T, the count of "
@@ -422,115 +419,24 @@ static const ari_cause rows[] = {
     ALSO("b", 0, IF(GATHERED) | IF(LONE),
          "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"),
     ALSO("^gb", 0, IF(LONE), "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
-    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, IF(OF_CP), 0, "",
+    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, IF(OF_CP), IF(LONE), "",
      "looks like a missing reduce-scatter over the ring of {cp} context-parallel ranks: gradients of keys and values are "
      "sums over the queries of all of them, and here {share:.3g} of them is left (cosine {angle:.2f}), what the own "
-     "queries contribute"},
-    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, 0, 0, "",
+     "queries contribute" LOOK
+     "`reduce_scatter_tensor` under sequence parallelism; Megatron: `reduce_scatter_to_sequence_parallel_region`"},
+    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, 0, IF(LONE), "",
      SCATTER "the input gradient of a column-parallel layer is partial until the ranks' are added and each keeps its "
              "positions (sequence parallelism)"},
-    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, ANY, 0, 0, 0, "",
+    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, ANY, 0, 0, IF(LONE), "",
      SCATTER "a row-parallel output is partial until the ranks' are added and each keeps its positions (sequence "
              "parallelism)"},
     {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, IF(SAME), 0, "",
      "low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to them, the size "
-     "that {arithmetic} arithmetic leaves, which exact numerics have nowhere"},
+     "that {arithmetic} arithmetic leaves, which exact numerics have nowhere" LOOK
+     "autocast, TF32, bf16 weights; compare with a sensitivity file"},
     {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, 0, 0, "",
      "rounding of low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to "
      "them, the size that {arithmetic} arithmetic leaves; a sensitivity file says what is honest"},
-    /* Beside the step before. */
-    {"gradient_of_last_step", K(LAST), ARI_IDENTITY + 4, ANY, 0, IF(ALL), 0, "",
-     "last step's value: every different element is the gradient of step {before}{times}, and nothing of this step's: "
-     "a bucket that was not filled again, was believed to be reduced already, or was copied back before its reduction "
-     "had ended"},
-    {"gradient_not_zeroed", K(LAST), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
-     "last step's value is still in it: the gradient is {times_now}the reference plus {times_last}that of step "
-     "{before}: gradients add up from step to step where they are not zeroed (zero_grad did not reach this parameter), "
-     "or a bucket still held it"},
-    {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SOME), 0, "",
-     "each rank's update is the expected one times a factor of its own, from {factor:.4g} to {high:.4g}: each clipped "
-     "by the norm of its own shards, or has a learning rate of its own"},
-    {"no_update", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(ZERO), 0, "",
-     "no update: these are the weights before the step, which was left out or whose result was lost"},
-    {"adam_step_not_synced", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP) | IF(APART), 0, "",
-     CORRECTED ", on {wrong} and not on the others that hold it: they count their steps differently"},
-    {"adam_step_counter", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP), 0, "",
-     CORRECTED ": the counter was advanced without an update, or an update was not counted"},
-    {"update_sign", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(NEGATIVE), 0, "",
-     UPDATE "its sign is wrong: the step goes up the gradient"},
-    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT) | IF(SECOND_MOMENT), 0, "",
-     UPDATE "Adam's moments were not corrected, (1 - beta1^t)/sqrt(1 - beta2^t) with t = {step}"},
-    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SECOND_MOMENT), 0, "",
-     UPDATE "Adam's second moment was not corrected, 1/sqrt(1 - beta2^t) with t = {step}"},
-    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT), 0, "",
-     UPDATE "Adam's first moment was not corrected, 1 - beta1^t with t = {step}"},
-    {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(APART), 0, "",
-     "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by the "
-     "norm of its own shards, or has a learning rate of its own"},
-    {"nesterov", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(TWICE), 0, "",
-     UPDATE
-     "Nesterov's momentum of {momentum:.3g} on one side alone, of which a first step is 1 + momentum times as large"},
-    {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
-     UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
-    {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
-     "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/|gradient| (of the gradient "
-     "before clipping), so that small gradients move less"},
-    {"decay_in_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_WEIGHT), 0, "",
-     "the gradients are equal, and the first moment is {first:.4g} times the reference's plus {decay:.3g} times the "
-     "weight before the step: weight decay was added to the gradient (Adam in place of AdamW)"},
-    {"update_twice", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(TWICE), 0, "",
-     "the optimizer stepped twice: the moments are {first:.4g} and {second:.4g} times the expected, 1 + beta1 and 1 + "
-     "beta2, as of two steps with one gradient"},
-    {"loss_scale", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(POWER), 0, "",
-     "the gradients are equal, and the optimizer saw them times {name}: Adam's moments are {first:.6g} and {second:.6g} "
-     "times the reference's; a loss scale that was not divided out, or twice"},
-    {"update_sign", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(NEGATIVE), 0, "",
-     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's first moment has the other sign, its "
-     "second {second:.6g} times the reference's; the step goes up the gradient (maximize=True, a minus too many)"},
-    {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(OF_STEP), 0, "",
-     "the gradients are equal, and the optimizer saw them times another number: Adam's moments, which have a history, "
-     "differ from the reference's by {first:.4g} times the gradient and {second:.4g} times its square, and by nothing "
-     "else; the clip factor (left out, applied twice, of another norm or limit)"},
-    {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
-     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
-     "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
-    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT), 0, "", LOST},
-    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(SECOND_MOMENT), 0, "", LOST},
-    {"optimizer_state_misplaced", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), 0, "",
-     "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} in "
-     "the reference (parameters in another order when a checkpoint was saved or loaded)"},
-    {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
-     "Adam's decay rates: the gradients are equal, the first moment is {first:.6g} times the expected and the second "
-     "{second:.6g} times, not the square: (1 - beta) of other rates, perhaps exchanged"},
-    {"no_update", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ZERO), 0, "",
-     "no update: the moments are right, and the weights are those before the step"},
-    {"other_learning_rate", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ALL), 0, "",
-     "another learning rate: gradients and moments are right, and the update is {factor:.6g} times the expected, its "
-     "decay as well"},
-    {"weight_decay", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE), 0, "",
-     "weight decay: gradients, moments and their part of the update are right; {other_decay:.3g} of the weight was taken "
-     "away in place of {decay:.3g} (lr times decay)"},
-    {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
-     DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
-           "gradient is zero"},
-    {"decay_of_ranks_apart", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(APART), 0, "",
-     DECAY " and not on the others that hold it: replicas drift apart unless each decays alike"},
-    {"weight_decay", K(DECAY), ARI_TRACE + 3, ANY, 0, 0, 0, "",
-     DECAY "; a parameter in another group of the optimizer, or decay that was added to the gradient"},
-    {"share_off_by_one", K(SHARE_UPDATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE) | IF(SOME), 0, "",
-     "{different} of {count} elements have the value before the step, bit for bit, and all others are updated: no rank's "
-     "share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded down)"},
-    {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), 0, "",
-     "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
-     "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over dp"},
-    {"shares_misaligned", K(SHARE_UPDATE), ARI_STATISTIC + 5, ANY, 0, 0, 0, "",
-     "shares that do not line up: the update is as large as the expected ({size:.3g} times) and has another direction "
-     "(cosine {cosine:.2f}), as when a rank updates its share of the weights with another share of the gradient "
-     "(ZeRO)"},
 };
 
-const ari_cause *ari_causes_of_numbers(size_t *n)
-{
-    *n = sizeof rows / sizeof *rows;
-    return rows;
-}
+ARI_CAUSES(numbers)

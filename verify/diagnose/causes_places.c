@@ -24,26 +24,25 @@
 #define ROPE                                                                                                        \
     "RoPE: each pair of features ({pairing}) keeps its length and is turned by an angle of its position, the same " \
     "for all heads and samples that differ: "
-#define AGAIN                                                                                                   \
-    "computed again from the reference's inputs and weights, these values come out (but for {left:.1e} of the " \
-    "difference's squares) with "
 
 static const ari_cause rows[] = {
-    {"collective_without_backward", K(OWN_TOKENS), ARI_IDENTITY + 4, "b", 0, 0, 0, "zero",
+    SECTION("Copies that should be equal"),
+    {"collective_without_backward", K(OWN_TOKENS), ARI_IDENTITY + 4, "b", 0, 0, IF(LONE), "zero",
      "each of {tp} tensor-parallel ranks has the gradient of its own positions alone, and zeros elsewhere: the forward "
      "pass scattered a sum over the sequence, and the backward pass gathers nothing, as if the collective had no "
-     "derivative (sequence parallelism)"},
-    {"missing_all_gather", K(OWN_TOKENS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "zero",
+     "derivative (sequence parallelism)" LOOK
+     "`torch.distributed.reduce_scatter_tensor` in the forward pass where autograd needs `torch.distributed.nn.functional` or a `Function` of one's own"},
+    {"missing_all_gather", K(OWN_TOKENS), ARI_IDENTITY + 4, ANY, 0, 0, IF(LONE), "zero",
      "each of {tp} tensor-parallel ranks has its own positions alone, and zeros elsewhere: looks like a missing "
-     "all-gather along the sequence (sequence parallelism)"},
-    /* Copies that should be equal. */
-    {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), 0, "",
+     "all-gather along the sequence (sequence parallelism)" LOOK
+     "`all_gather_into_tensor`, DTensor `redistribute`; Megatron: `gather_from_..._region`"},
+    {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), IF(LONE), "",
      "looks like a missing broadcast or all-reduce over {over}: {who} the value, the others hold zeros where the "
-     "reference does not"},
-    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ROWS), 0, "",
+     "reference does not" LOOK "`dist.broadcast` of initial weights; `sync_module_states`"},
+    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ROWS), IF(LONE), "",
      "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference but for one vector, "
      "the same in each of the {row_count} {rows}: a bias that every rank added to its part"},
-    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, 0, 0, "",
+    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, 0, IF(LONE), "",
      "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference (largest difference "
      "{worst:.1e} of its largest value), {who} it"},
     ALSO("b", 0, 0,
@@ -66,61 +65,68 @@ static const ari_cause rows[] = {
     ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP) | IF(STAGES),
          "; a replicated parameter whose ranks saw different tokens or heads needs its "
          "gradients added"),
-    {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, 0, "",
+    {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, IF(LONE), "",
      "summed over the wrong group: ranks that hold different parts have equal bits (ranks {groups}), and these groups' "
-     "values add up to all parts of the reference; the group must be of the ranks that share a part"},
-    {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, 0, "",
+     "values add up to all parts of the reference; the group must be of the ranks that share a part" LOOK
+     "the ranks of `new_group`, the dimension of a `DeviceMesh`; ranks that share a KV head"},
+    {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, IF(LONE), "",
      "looks like a missing all-reduce that takes the mean over {over}: the mean of the ranks' values is the reference "
-     "(largest difference {worst:.1e} of its largest value), and each rank kept its own"},
+     "(largest difference {worst:.1e} of its largest value), and each rank kept its own" LOOK
+     "the all-reduce that takes the mean did not run: DDP's and FSDP's hooks (`no_sync`, `set_requires_gradient_sync`, the module inside called, a parameter without gradient), `ReduceOp.AVG`"},
     ALSO("g", 0, 0,
          "; under DDP and FSDP it did not run: no_sync, the module inside called, a parameter that gets no gradient "
          "(detached, frozen, not used), for which DDP waits"),
-    {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), 0, "",
+    {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), IF(LONE), "",
      "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and zeros elsewhere"},
-    ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
-    {"missing_all_gather", K(OWN_BLOCK), ARI_TRACE + 5, ANY, 0, 0, 0, "",
+    {"missing_all_gather", K(OWN_BLOCK), ARI_TRACE + 5, ANY, 0, 0, IF(LONE), "",
      "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and is wrong elsewhere: "
      "the other ranks' parts never arrived"},
-    ALSO("b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
-    {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), 0, "",
+    ALWAYS(K(OWN_BLOCK), "b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
+    {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), IF(LONE), "",
      "looks like a missing all-reduce (mean) over dp on {wrong} alone: {right} has the reference, and there a gradient "
      "points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own gradient was kept"},
-    {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, 0, 0, "",
+    {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, 0, IF(LONE), "",
      "looks like a missing all-reduce over dp on {wrong} alone: {right} has the reference, and there a part of the sum "
      "is left, {share:.3g} of it (cosine {angle:.2f}), unrelated to what is missing: its own gradient was kept"},
-    {"replicas_apart", K(DRIFT), ARI_SHAPE - 10, ANY, 0, 0, 0, "",
-     "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); "},
+    {"replicas_apart", K(DRIFT), ARI_SHAPE - 10, ANY, 0, 0, IF(LONE), "",
+     "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); " LOOK
+     "seeds with the rank in them, a collective that one rank skips, state that is not broadcast"},
     ALSO("i", 0, 0, "a replicated parameter must start equal: is the rank in its seed, or was it never broadcast?"),
     ALSO("n", 0, 0, "optimizer state, weight decay or clipping that is not the same on every replica"),
     ALSO("^in", 0, 0,
          "a replicated value needs equal inputs, weights and masks on every rank: look for a collective "
          "that this rank skipped, or a buffer that was overwritten there"),
-    /* Shards that are another rank's. */
+    SECTION("Shards that are another rank's"),
     {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), 0, "",
-     "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}"},
+     "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}" LOOK
+     "KV head of rank r is floor(r n_kv / N); Megatron: `num_query_groups`"},
     {"zigzag_order", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS), 0, "",
      "chunks of a zigzag in another order: {pairs}; of {places} context-parallel ranks the r-th has the chunks r and "
      "2*{places}-1-r, in this order"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(PACKED) | IF(SAMPLES), 0, "",
      "samples in another order: {pairs}; with accumulation most loaders deal micro-batch m of data-parallel rank r as "
-     "the (m N + r)-th of the global batch, others give each rank all of its micro-batches at once"},
+     "the (m N + r)-th of the global batch, others give each rank all of its micro-batches at once" LOOK
+     "samplers, shuffling, the order of data-parallel ranks and of micro-batches"},
     {"packed_cut_as_one", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(PACKED), 0, "",
-     "a packed tensor (q|k|v, gate|up) sharded as one block: {pairs}"},
-    {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), 0, "",
+     "a packed tensor (q|k|v, gate|up) sharded as one block: {pairs}" LOOK
+     "split each part apart, then concatenate; Megatron: `linear_qkv`, `linear_fc1` with `gated_linear_unit`"},
+    {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), IF(LONE), "",
      "every shard was seeded alike, or one shard broadcast over the whole world: equal bits: {pairs}; the random "
-     "stream must be indexed in the full tensor"},
+     "stream must be indexed in the full tensor" LOOK
+     "the seed of a sharded parameter must depend on the rank; Megatron: `get_cuda_rng_tracker`; a broadcast over the world"},
     {"positions", K(SHARDS), ARI_IDENTITY + 5, "f", ARI_IS_POSITIONS, IF(SAME), 0, "",
      "every rank looked up the same positions: equal bits: {pairs}; those of a sequence shard start at its own offset"},
-    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAME) | IF(SAMPLES), 0, "",
+    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAME) | IF(SAMPLES), IF(LONE), "",
      "data-parallel ranks worked on the same samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
-     "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)"},
-    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(TWICE) | IF(SAMPLES), 0, "",
+     "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)" LOOK
+     "`DistributedSampler` with its rank, the slice of the batch that a rank takes"},
+    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(TWICE) | IF(SAMPLES), IF(LONE), "",
      "a rank worked on another's samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
      "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)"},
     {"shard_repeated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(TWICE), 0, "",
      "a shard stands at another rank's place too: equal bits: {pairs} (one shard loaded, seeded or sent twice, or a chunk "
      "taken before it has come)"},
-    {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), 0, "",
+    {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), IF(LONE), "",
      "every rank worked on one shard{along}: equal bits: {pairs}"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SHIFT) | IF(SAMPLES), 0, "",
      "samples in another order: rank r has those of rank r + {shift} mod {of}{along}: {pairs}"},
@@ -129,19 +135,23 @@ static const ari_cause rows[] = {
     {"shards_rotated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SHIFT), 0, "",
      "shards in rotated order: rank r holds that of rank r + {shift} mod {of}{along}: {pairs}"},
     {"shards_misplaced", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
-     "shards at the wrong ranks (a rank taken from another group or mesh dimension): {pairs}"},
-    {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, IF(AVERAGE), 0, "each the mean of {tp} shards' values",
+     "shards at the wrong ranks (a rank taken from another group or mesh dimension): {pairs}" LOOK
+     "the group a rank is taken from; `DeviceMesh` dimensions"},
+    {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, IF(AVERAGE), IF(LONE),
+     "each the mean of {tp} shards' values",
      "each of {tp} shards is the mean of all {tp} shards of the reference: gradients were averaged over ranks that hold "
      "different parts, as over tp or the world where the data-parallel group belongs"},
     {"reduced_again", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, 0, 0, "each the sum of {tp} shards' values",
      "each rank's shard is the sum of all {tp} shards of the reference: gradients were added over tp as well, as by an "
      "all-reduce over the world where the data-parallel group belongs"},
-    {"world_rank_in_group", K(WORLD_RANK), ARI_TRACE - 4, ANY, 0, 0, 0, "",
+    {"world_rank_in_group", K(WORLD_RANK), ARI_TRACE - 4, ANY, 0, 0, IF(LONE), "",
      "the first tensor-parallel group is right, every rank of all others is wrong{zeros}: the rank in the world was "
-     "used where the rank in the tensor-parallel group belongs (in an offset, as an owner, to choose a shard)"},
-    /* Zeros, or one value, where the reference has others. */
-    {"zeros_of_ranks", K(ZERO), ARI_TRACE - 5, ANY, 0, IF(SOME), 0, ZERO,
-     "zeros from {wrong} alone: its part was not computed, not sent, or not copied back"},
+     "used where the rank in the tensor-parallel group belongs (in an offset, as an owner, to choose a shard)" LOOK
+     "`dist.get_rank()` where `get_rank(group)` belongs; Megatron: `get_tensor_model_parallel_rank`"},
+    SECTION("Zeros, or one value, where the reference has others"),
+    {"zeros_of_ranks", K(ZERO), ARI_TRACE - 5, ANY, 0, IF(SOME), IF(LONE), ZERO,
+     "zeros from {wrong} alone: its part was not computed, not sent, or not copied back" LOOK
+     "work that these ranks skip: `find_unused_parameters`, `no_sync`, an empty micro-batch"},
     {"no_gradient", K(ZERO), ARI_TRACE - 5, "g", 0, 0, IF(ALL), ZERO,
      "{different} elements of this parameter got no gradient, and those around them are right: what they compute was "
      "detached (the keys of a packed q|k|v), not used, or their gradient was not added or copied back"},
@@ -150,7 +160,8 @@ static const ari_cause rows[] = {
     {"norm_backward_missing", K(ZERO), ARI_TRACE - 5, "b", ARI_IS_NORM, 0, 0, ZERO,
      "the norm's gradient is missing: its dx is zero, so only the residual carries the gradient on"},
     {"no_backward", K(ZERO), ARI_TRACE - 5, "b", 0, 0, 0, ZERO,
-     "no gradient flows through this module: its backward is missing, detached, or a collective in it has no backward"},
+     "no gradient flows through this module: its backward is missing, detached, or a collective in it has no backward" LOOK
+     "`detach`, `torch.no_grad`, a collective without a backward (`torch.distributed.nn.functional`)"},
     {"no_gradient", K(ZERO), ARI_TRACE - 5, "g", 0, 0, 0, ZERO,
      "this parameter got no gradient: it was not used, was detached, or its gradient was not added or copied back"},
     ALSO(ANY, IF(DP), 0, "; or its bucket was reduced before it was written there"),
@@ -165,14 +176,16 @@ static const ari_cause rows[] = {
      "the last tokens have nothing: {cut} is {extent} rounded down to a multiple of {unit}, twice the context-parallel "
      "ranks, and what is beyond was dropped; pad the sequence, or refuse its length"},
     {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(FRACTION), 0, "",
-     TAIL "; that is {local} / {shards} rounded down: the local {count} was divided by the number of ranks twice"},
+     TAIL "; that is {local} / {shards} rounded down: the local {count} was divided by the number of ranks twice" LOOK
+          "`num_heads // tp` applied to a number that is local already"},
     {"divided_twice", K(TAIL), ARI_TRACE + 8, ANY, 0, IF(TWICE), 0, "",
      TAIL "; that is 1/{shards} for {shards} {ranks}: the local {count} was divided by the number of ranks twice"},
     {"shard_tail_missing", K(TAIL), ARI_TRACE + 8, ANY, 0, 0, 0, "",
      TAIL "; the rest was left out of the loop, or its size was rounded down"},
     {"filled", K(FILLED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "each {filled}",
      "all {wrong} different elements have the one value {filled}, larger than any of the reference: filled and never "
-     "written, or the fill of a mask or of padding that should not be seen"},
+     "written, or the fill of a mask or of padding that should not be seen" LOOK
+     "`masked_fill` and padding that is used"},
     {"ids_of_other_shards", K(ROWS_ZERO), ARI_TRACE + 1, "f", ARI_IS_EMBEDDING, 0, 0, ZERO,
      "{zero} of {all} {rows} are zero as a whole, all others are right; ids whose rows another rank holds: a missing "
      "all-reduce over the shards of the vocabulary, or a range of ids that leaves some out"},
@@ -187,41 +200,45 @@ static const ari_cause rows[] = {
     {"dropout", K(DROPOUT), ARI_IDENTITY + 2, "^g", 0, 0, 0, "zero or {factor} times the reference",
      "{dropped} elements ({percent:.2g}%) are zero, anywhere in the tensor, and all others are {factor} times the "
      "reference: dropout with p = {p:.3g}, which the reference does not have (eval against train, or a rank that drops "
-     "where it should not)"},
+     "where it should not)" LOOK "`model.eval()` against `model.train()`"},
     {"causal_mask_missing", K(MASK), ARI_TRACE + 7, ANY, 0, IF(CAUSAL), 0, "",
      "the causal mask is missing: all {gained} elements that are zero in the reference and not here have a key after "
-     "the query"},
+     "the query" LOOK "`is_causal`, the additive mask"},
     {"mask_of_other_layer", K(MASK), ARI_TRACE + 7, ANY, 0, IF(OF_LAYER), 0, MASK_LOOKS,
-     MASK "it is the mask of {other} in the reference: layers counted from another start (in each stage of a pipeline "
-          "from 0), or one stream of random numbers for several layers"},
-    {"mask_differs_in_replica", K(MASK), ARI_TRACE - 1, ANY, 0, IF(APART), 0, MASK_LOOKS,
-     MASK "dropout in a replicated region needs the same mask on every rank, and the copies differ"},
+     MASK
+     "it is the mask of {other} in the reference: layers counted from another start (in each stage of a pipeline "
+     "from 0), or one stream of random numbers for several layers" LOOK
+     "layers counted from 0 in each stage of a pipeline; one seed for several layers; Megatron: `layer_number`, the RNG tracker's seeds"},
+    {"mask_differs_in_replica", K(MASK), ARI_TRACE - 1, ANY, 0, IF(APART), IF(LONE), MASK_LOOKS,
+     MASK "dropout in a replicated region needs the same mask on every rank, and the copies differ" LOOK
+          "one dropout seed for replicated regions; Megatron: default RNG state"},
     {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, IF(EQUAL), 0, MASK_LOOKS,
      MASK "the copies agree: a mask from another seed, step or layer"},
     {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, IF(LATER), 0, MASK_LOOKS,
      MASK "a mask from another seed, step or layer: one of the index in the shard would differ from the first step on"},
     {"mask_of_shard_index", K(MASK), ARI_TRACE - 1, ANY, 0, IF(SEEN), 0, MASK_LOOKS,
-     MASK "dropout in a sharded region needs the mask of the element's index in the full tensor, not in the shard"},
+     MASK "dropout in a sharded region needs the mask of the element's index in the full tensor, not in the shard" LOOK
+          "a dropout seed for each tensor-parallel rank; Megatron: `get_cuda_rng_tracker().fork()`"},
     {"mask_of_other_seed", K(MASK), ARI_TRACE - 1, ANY, 0, 0, 0, MASK_LOOKS,
      MASK "a mask from another seed, step or layer, or, in a sharded region, of the index in the shard"},
-    /* The reference's values in another place. */
+    SECTION("The reference's values in another place"),
     {"gathered_in_rank_order", K(RANK_MAJOR), ARI_IDENTITY + 8, ANY, 0, 0, 0, MOVED,
      "tokens gathered over {n} ranks left one part after the other ([ranks, b, s/N, h] in place of [b, s, h]): for "
-     "more than one sample an all-gather along tokens must put each sample's parts together; {exact}"},
+     "more than one sample an all-gather along tokens must put each sample's parts together; {exact}" LOOK
+     "gather along dimension 1 with `torch.cat(parts, dim=1)`, or [s, b, h] as Megatron has it"},
     {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE) | IF(TOKENS) | IF(OF_SHARDS), IF(ALL),
      MOVED,
      "neighbouring token blocks have each other's tokens, two and two: chunks exchanged within pairs of ranks" SLICES},
     {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE) | IF(BY_HEADS), IF(ALL), MOVED,
-     "the two halves are exchanged (rotate_half, or RoPE's halves the wrong way round)" SLICES},
-    {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE), IF(ALL), MOVED,
-     "the two halves are exchanged" SLICES},
+     "the two halves are exchanged (rotate_half, or RoPE's halves the wrong way round)" SLICES LOOK
+     "`rotate_half`; two shards exchanged"},
     {"batch_order", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(SAMPLES), 0, MOVED,
      "batch order: sample i has that of sample i + {by}, modulo {n}" SLICES},
     {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(TWICE) | IF(TOKENS), 0, MOVED,
      "rotated token blocks: the two halves stand in rank-rotated order, each rank's own chunk first (chunked "
      "all-gather), or shards 0 and 1 of 2 in each other's place" SLICES},
-    {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(TWICE), 0, MOVED,
-     "the two halves are exchanged: shards 0 and 1 of 2 in each other's place" SLICES},
+    {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE), 0, MOVED,
+     "the two halves are exchanged, as shards 0 and 1 of 2 in each other's place" SLICES},
     {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS) | IF(BLOCKS), 0, MOVED,
      "rotated token blocks: block k of {blocks} has block k{sign}1's tokens: chunks of an all-gather put down starting "
      "with the rank's own" SLICES},
@@ -234,11 +251,13 @@ static const ari_cause rows[] = {
      "neighbour)" SLICES},
     {"ids_off_by_one", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(IDS), 0, MOVED,
      "rotated by {slices}: off-by-one ids" SLICES},
-    {"rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED, "rotated by {slices}" SLICES},
+    {"rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
+     "rotated by {slices}" SLICES LOOK "`torch.roll`, offsets"},
     {"ids_off_by_one", K(SHIFTED_SLICES), ARI_IDENTITY + 7, ANY, 0, IF(IDS), 0, MOVED,
      "shifted by {slices} {axes}: {axis} i has that of i {sign} {slices} (off-by-one ids)" SLICES},
     {"position_offset", K(SHIFTED_SLICES), ARI_IDENTITY + 7, "f", ARI_IS_POSITIONS, IF(TOKENS), 0, MOVED,
-     "positions: token i has the position of i {sign} {slices} (padding on the left, a cache's length)" SLICES},
+     "positions: token i has the position of i {sign} {slices} (padding on the left, a cache's length)" SLICES LOOK
+     "`position_ids`; padding on the left"},
     {"tokens_shifted", K(SHIFTED_SLICES), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
      "shifted by {slices} {axes}: {axis} i has that of i {sign} {slices}" SLICES},
     {"shifted", K(SHIFTED_SLICES), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
@@ -247,22 +266,25 @@ static const ari_cause rows[] = {
     {"reversed", K(REVERSED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED, "reversed" SLICES},
     {"rope_pairing", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(PAIRS), 0, MOVED,
      "RoPE: {pairs}: its pairs are neighbours on one side and halves on the other (interleaved against "
-     "rotate_half)" SLICES},
+     "rotate_half)" SLICES LOOK "interleaved against `rotate_half`; `rotary_interleaved`"},
     {"packed_cut_as_one", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(PACKED), 0, MOVED,
      DEALT "a packed tensor ({packed}) cut into shards as one block, or put together shard by shard" SLICES},
     {"gathered_in_rank_order", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(ROWS), 0, MOVED,
      DEALT "tokens gathered over {q} ranks left one part after the other ([ranks, b, s/N] against [b, s]), or batch "
            "and sequence exchanged" SLICES},
     {"samples_dealt_out", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(SAMPLES), 0, MOVED,
-     DEALT "samples dealt out to ranks in turn on one side, in runs on the other (dp sharding of the batch)" SLICES},
+     DEALT "samples dealt out to ranks in turn on one side, in runs on the other (dp sharding of the batch)" SLICES LOOK
+           "`DistributedSampler` against contiguous slices of the batch"},
     {"tokens_dealt_out", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
      DEALT "tokens dealt out to ranks in turn on one side, in runs on the other (sequence sharding)" SLICES},
     {"dimension_flattened", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      DEALT
-     "a [{p}, {q}] dimension flattened the other way round (heads and lanes, gate and up, shards and rows)" SLICES},
+     "a [{p}, {q}] dimension flattened the other way round (heads and lanes, gate and up, shards and rows)" SLICES LOOK
+     "`view`, `reshape`, `permute` of heads and lanes; interleaved QKV of Megatron"},
     {"zigzag_positions", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "positions of contiguous chunks for the tokens of a zigzag: place r of {places} has the chunks r and 2*{places}-1-r, "
-     "and its tokens count as if they were consecutive ones"},
+     "and its tokens count as if they were consecutive ones" LOOK
+     "`position_ids` cut in the same order as the tokens (balanced ring attention)"},
     {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
      "keys in the order of a zigzag: those of {places} context-parallel ranks are put down as contiguous chunks where they "
      "are a zigzag's, or the other way round, so that masks and values belong to other keys"},
@@ -280,7 +302,8 @@ static const ari_cause rows[] = {
      "exchanged: {unit} {a} has {b}'s and the other way round{moved}; shard {a} of {shards} is at another rank's "
      "place" SLICES},
     {"slices_exchanged", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
-     "exchanged: {unit} {a} has {b}'s and the other way round{moved}" SLICES},
+     "exchanged: {unit} {a} has {b}'s and the other way round{moved}" SLICES LOOK
+     "names or indices in a checkpoint's mapping"},
     {"wrong_kv_head", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; " HEAD_RULE SLICES},
     {"input_of_other_micro_batch", K(REPEATED), ARI_IDENTITY + 7, "fb", 0, IF(MICRO) | IF(SAMPLES), 0, MOVED,
@@ -301,9 +324,10 @@ static const ari_cause rows[] = {
     {"heads_and_tokens_exchanged", K(HEADS_MOVED), ARI_IDENTITY + 8, ANY, 0, 0, 0, MOVED,
      "heads and tokens exchanged: the reference's [b, s, {heads} heads, {lanes}] stands here as [b, {heads} heads, s, "
      "{lanes}] under the old shape, or the other way round (a reshape where a transposition was wanted first); "
-     "{exact}"},
+     "{exact}" LOOK "`transpose(1, 2)` before or after `reshape`"},
     {"weight_transposed", K(TRANSPOSED), ARI_IDENTITY + 8, "^fb", 0, IF(MATRIX), 0, "the reference's values transposed",
-     TRANSPOSED "a weight [in, out] (Conv1D, JAX) against [out, in] (Linear)"},
+     TRANSPOSED "a weight [in, out] (Conv1D, JAX) against [out, in] (Linear)" LOOK
+                "`nn.Linear` [out, in] against GPT-2's `Conv1D` [in, out]"},
     {"transposed", K(TRANSPOSED), ARI_IDENTITY + 8, ANY, 0, IF(SAMPLES), 0, "the reference's values transposed",
      TRANSPOSED "[s, b, h] against [b, s, h]"},
     {"transposed", K(TRANSPOSED), ARI_IDENTITY + 8, ANY, 0, 0, 0, "the reference's values transposed",
@@ -311,10 +335,10 @@ static const ari_cause rows[] = {
     {"shifted_in_memory", K(SHIFTED), ARI_IDENTITY + 2, ANY, 0, 0, 0, "the reference's values {by} elements {looks}",
      "shifted in memory: {follow} of {all} different elements are the reference's {by} {side}; an offset into a buffer "
      "or a file is off by that much{rows}"},
-    /* Something was added, or another tensor's values are here. */
+    SECTION("Something was added, or another tensor's values are here"),
     {"constant_added", K(CONSTANT_ADDED), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
      "a constant was added: the difference is {added} in every one of the {count} elements (it varies by {spread:.0e} "
-     "of its size)"},
+     "of its size)" LOOK "an epsilon, an offset, a fill value"},
     {"bias_counted_again", K(VECTOR_ADDED), ARI_IDENTITY + 3, "f", 0, 0, 0, "",
      "a bias counted more than once, or left out: the same vector is added to each of the {row_count} {rows} (it "
      "varies by {spread:.0e} of its size, {size:.2g}){source}"},
@@ -323,7 +347,7 @@ static const ari_cause rows[] = {
          "; a row-parallel bias is added once, after the sum over tp, or it counts N times"),
     {"vector_added", K(VECTOR_ADDED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
      "the difference is one vector: the same is added to each of the {row_count} {rows} (it varies by {spread:.0e} of "
-     "its size, {size:.2g}){source}"},
+     "its size, {size:.2g}){source}" LOOK "a bias's gradient, a mean that is not subtracted"},
     {"positions", K(TABLE_ADDED), ARI_TRACE + 6, ANY, 0, 0, 0, "",
      "positions: the difference is the same for all {samples} samples (it varies by {spread:.0e} of its size), so it "
      "depends on the token's position alone; learned positions looked up by a local index, counted twice, or left "
@@ -347,21 +371,23 @@ static const ari_cause rows[] = {
     {"other_point_of_step", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(SAME), 0, OTHER_LOOKS,
      OTHER "; the same tensor at another point of the step"},
     {"rope_missing", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(PAIRS), 0, OTHER_LOOKS,
-     OTHER "; RoPE's rotation is missing"},
+     OTHER "; RoPE's rotation is missing" LOOK "`apply_rotary_pos_emb` on q and on k"},
     {"other_layer", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_LAYER), 0, OTHER_LOOKS,
-     OTHER "; another layer's: layers exchanged, or counted from another start"},
+     OTHER "; another layer's: layers exchanged, or counted from another start" LOOK
+           "layer offsets of pipeline stages; names in a mapping"},
     {"residual", K(OTHER_TENSOR), ARI_IDENTITY + 9, "fb", 0, IF(ALONE), 0, OTHER_LOOKS,
      OTHER "; a branch alone: what goes round it, the residual, is not added"},
     {"norm_missing", K(OTHER_TENSOR), ARI_IDENTITY + 9, "f", 0, IF(OF_INPUT), 0, OTHER_LOOKS,
      OTHER ", which is no norm's: what the norm reads passes through it, the norm itself is left out"},
     {"other_module", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_MODULE), 0, OTHER_LOOKS,
-     OTHER "; another module of the same layer: two were exchanged, or one name stands for the other"},
+     OTHER "; another module of the same layer: two were exchanged, or one name stands for the other" LOOK
+           "names in a mapping; k and v exchanged"},
     {"other_tensor", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, 0, 0, OTHER_LOOKS,
      OTHER "; a buffer that was used again, or one name in place of another"},
     ALWAYS(K(OTHER_TENSOR), ANY, IF(EXCHANGED), 0, "; and that one has this one's: the two are exchanged"),
     {"one_buffer_for_two", K(SHARED_TENSOR), ARI_TRACE + 5, ANY, 0, 0, 0, "",
      "the other dump has the same values under {other} ({exact}), where the reference has two different tensors: one "
-     "buffer for both, or one name saved twice"},
+     "buffer for both, or one name saved twice" LOOK "saved views of one buffer; `clone` before saving"},
     {"decay_in_gradient", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_WEIGHT), 0, "",
      "{what}: weight decay of {factor:.4g} was added to the gradient"},
     {"other_learning_rate", K(TENSOR_ADDED), ARI_TRACE - 2, ANY, 0, IF(OF_GRADIENT), 0, "",
@@ -370,22 +396,25 @@ static const ari_cause rows[] = {
      "{what}: a gradient of another step is in it (not zeroed before it was added to)"},
     {"residual", K(TENSOR_ADDED), ARI_IDENTITY + 1, "fb", 0, 0, 0, "",
      "{what}: a residual or a second use of a value counted twice, or left out"},
-    {"tensor_added", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, 0, 0, "", "{what}"},
-    /* Whole rows. */
+    {"tensor_added", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, 0, 0, "", "{what}" LOOK "residuals and hooks"},
+    SECTION("Whole rows, ids and rotary positions"),
     {"stale_weights", K(LOOKUP), ARI_IDENTITY + 8, "f", 0, IF(OF_BEFORE), 0, "each an older weight",
      "every row was looked up in the table as it was before the last update, bit for bit: weights that are not gathered "
-     "again after it (ZeRO-3, FSDP), or copies of them that were not made anew"},
+     "again after it (ZeRO-3, FSDP), or copies of them that were not made anew" LOOK
+     "weights gathered once and kept (FSDP `reshard_after_forward`), casts and copies that are not made anew after `optimizer.step()`"},
     {"ids_at_shard_edge", K(LOOKUP), ARI_TRACE + 8, ANY, 0, 0, 0, "",
      "ids at a shard's edge: the {tokens} wrong token{hold} {ids} id{plural} (equal reference rows), and no token with "
-     "{them} is right; the first or last id of a shard belongs to {whose}{bits}"},
+     "{them} is right; the first or last id of a shard belongs to {whose}{bits}" LOOK
+     "`<` against `<=` in the range of a vocabulary shard"},
     {"ids_at_shard_edge", K(EDGE_ROWS), ARI_TRACE + 6, ANY, 0, 0, 0, "",
      "ids at a shard's edge: only {ids} {differ}, the first or last of a shard: they belong to two shards, or to none"},
     {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(ALL), 0, "",
      "a tied weight: the {ids} rows of ids that the batch does not hold, which have the LM head's gradient alone, are "
-     "twice the reference: the head's use of the weight is counted twice"},
+     "twice the reference: the head's use of the weight is counted twice" LOOK
+     "both uses of a tied weight must be in the sum; Megatron: `allreduce_word_embedding_grads`"},
     {"repeated_ids", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(TWICE), 0, "",
      "repeated ids: exactly the rows of the {ids} ids that the batch has more than once differ: their contributions "
-     "were overwritten in place of added"},
+     "were overwritten in place of added" LOOK "`index_put_` without `accumulate=True`"},
     {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(ZERO), 0, "",
      "a tied weight: {ids} rows are zero, where the reference has the LM head's gradient, and all others differ: the "
      "weight's use in the head is missing from the sum (a head with a weight of its own, detached, or not added)"},
@@ -399,7 +428,8 @@ static const ari_cause rows[] = {
      "every row that the batch looks up differs ({ids} ids): the embedding's own sum over tokens is wrong"},
     {"ids_of_nobody", K(LEFT_OVER), ARI_TRACE + 7, ANY, 0, 0, 0, "",
      "the last {left} of {vocabulary} ids belong to nobody: {vocabulary} over {shards} ranks, rounded down, leaves the "
-     "ids from {from} on out; a vocabulary that does not divide needs uneven shards, or padding that is masked"},
+     "ids from {from} on out; a vocabulary that does not divide needs uneven shards, or padding that is masked" LOOK
+     "pad the vocabulary and mask it, or cut unevenly; Megatron: `make_vocab_size_divisible_by`"},
     {"vocabulary_padding", K(PADDING), ARI_TRACE + 6, ANY, 0, 0, 0, "",
      "padded vocabulary: only the last {ids} ids (from {from} on) differ, which are zero in the reference; padding "
      "must "
@@ -413,10 +443,11 @@ static const ari_cause rows[] = {
      ROPE "it goes the wrong way round (the sign of the sine)"},
     {"rope_twice", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(TWICE), 0, TURNED, ROPE "it was applied twice"},
     {"rope_theta", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(OF_THETA), 0, TURNED,
-     ROPE "the fastest pair is right and slower ones are not: another rope_theta, scaling or head size"},
+     ROPE "the fastest pair is right and slower ones are not: another rope_theta, scaling or head size" LOOK
+          "`rope_theta`, `rope_scaling`, head size"},
     {"rope_offset", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(SHIFT), 0, TURNED,
      ROPE "from position {first} on, every position counts as {by} {side}: an offset of the positions (a rank's or a "
-          "chunk's start, a cache's length)"},
+          "chunk's start, a cache's length)" LOOK "position ids of a sequence shard or cache"},
     {"rope_restarts", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(SOME), 0, TURNED,
      ROPE "positions before {first} are right, and {first} counts as {by} {side}: positions counted from each shard's "
           "or sample's own start"},
@@ -424,136 +455,35 @@ static const ari_cause rows[] = {
      ROPE "other positions, or other frequencies (position {first} is the first, its fastest pair turned by "
           "{angle:.4g})"},
     ALWAYS(K(ROPE), "b", 0, 0, "; a gradient is turned back by the same angles"),
-    /* Of probabilities themselves. */
-    {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT) | IF(LOG), 0, "",
-     "in each row the logarithms of the probabilities are {factor:.4g} times as far apart: another scale before the "
-     "softmax (1/sqrt(d) of one head's size d is the wanted one)"},
-    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LOG), 0, "",
-     "no query sees more than {window:.0f} keys, up to itself: sliding_window on one side alone"},
-    /* A module computed again with one mistake. */
-    {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT) | IF(ZERO), 0, "",
-     AGAIN "the scores not capped: attn_logit_softcapping, which some kernels do not have"},
-    {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT), 0, "",
-     AGAIN "scores capped at {factor:.4g}: attn_logit_softcapping"},
-    {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
-     AGAIN "scores times {factor:.4g}: another scale before the softmax (1/sqrt(d) of one head's size d is the wanted "
-           "one)"},
-    {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
-     AGAIN "RoPE's frequencies divided by {factor:.4g}: rope_scaling on one side, or positions interpolated"},
-    {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "", AGAIN "a rope_theta of {factor:.7g}"},
-    {"dropout", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
-     "each of attention's weights counts not at all or {factor:.4g} times: dropout of {rate:.3g} on one side alone"},
-    {"dropout", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
-     "each wrong row is a norm of the reference's two terms, of which each feature of {what} counts not at all or "
-     "{factor:.4g} times: dropout of {rate:.3g} on one side alone"},
-    {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
-     AGAIN "RoPE left out on q, on k or on both"},
-    {"rope_direction", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "",
-     AGAIN "RoPE turning the wrong way round (the sign of the sine)"},
-    {"rope_on_values", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS) | IF(ALL), 0, "",
-     AGAIN "RoPE also on v, which has no positions"},
-    {"rope_pairing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS), 0, "",
-     AGAIN "RoPE's pairs the other way: neighbours against halves (interleaved against rotate_half)"},
-    {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
-     AGAIN "positions that start again at every {first:.0f} tokens: each chunk, shard or document counts its own"},
-    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ONE), 0, "",
-     AGAIN "a causal mask that is off by one: each token sees the next one (tril and triu's diagonal)"},
-    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(LAST), 0, "",
-     AGAIN "a causal mask that is off by one: no token sees itself (tril and triu's diagonal)"},
-    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ALL), 0, "",
-     AGAIN "a causal mask, where the reference has none"},
-    {"causal_mask_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL), 0, "",
-     AGAIN "no causal mask: each token sees all of its sample"},
-    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LAST) | IF(SOME), 0, "",
-     AGAIN "{window:.0f} keys masked from token {from:.0f} on: a padding mask of another side or batch"},
-    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LAST), 0, "",
-     AGAIN "the first {window:.0f} keys masked: a padding mask of another side or batch"},
-    {"attention_across_documents", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES), 0, "",
-     AGAIN "a document that begins at token {first:.0f} on one side alone: packed samples need a mask of their own "
-           "each (cu_seqlens)"},
-    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, "",
-     AGAIN "a window of {window:.0f} tokens: sliding_window on one side alone"},
-    {"wrong_kv_head", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
-     AGAIN "query heads dealt out to the KV heads in turn: repeat against repeat_interleave"},
-    {"slices_reordered", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED) | IF(ONE), 0, "",
-     AGAIN "a packed tensor cut as k, v, q, which the reference has as q, k, v"},
-    {"dimension_flattened", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED), 0, "",
-     AGAIN "features split into heads the other way round: [heads, d] against [d, heads], or of a packed tensor q|k|v "
-           "against [heads, 3, d]"},
-    {"other_module", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(EXCHANGED), 0, "", AGAIN "q and k exchanged"},
-    {"softmax_axis", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE) | IF(ALL), 0, "",
-     AGAIN "a softmax over the queries of each key: the wrong dimension"},
-    {"reversed", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE), 0, "", AGAIN "the heads in reverse order"},
-    {"norm_epsilon", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
-     "each wrong row is what the norm of the reference's input gives with an epsilon of {epsilon:.3g}: another eps"},
-    {"norm_mean", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
-     "each wrong row is the reference's with its mean subtracted before the weight: LayerNorm in place of RMSNorm"},
-    {"gain_offset", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ONE), 0, "",
-     "the norm's weight counts as 1 + weight on one side alone (Gemma, zero-centered gamma in Megatron)"},
-    {"norm_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ALL), 0, "",
-     "each wrong row is what the norm reads in the reference: the norm is left out"},
-    {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), 0, "",
-     "each wrong row is a norm of the reference's two terms in another mixture: {what} (the residual connection)"},
-    {"gain_twice_or_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
-     "the norm's weight is left out: these are the normalised rows without it"},
-    {"ids_off_by_one", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(IDS), 0, "",
-     "ids: every wrong row is the table's {by:.0f} rows on from the reference's (a special token counted or not, the "
-     "start of a vocabulary's shard)"},
-    {"position_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), IF(PAIRS), "",
-     "positions: every wrong row is the table's {by:.0f} rows on from the reference's (a cache's length, padding, a "
-     "start at 1)"},
-    {"positions", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), IF(PAIRS), "",
-     "positions: the table's rows from 0 on again at position {first}: each chunk, shard or document counts its own"},
-    {"embedding_mask", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_SHARDS), 0, "",
-     "the reference's row plus one row of each other shard of the table, of {shards}: what ranks look up for ids that "
-     "they do not own is not set to zero before the sum"},
-    {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
-     "cosines of the right positions times other frequencies, the fastest divided by {factor:.4g}: rope_scaling on one "
-     "side alone"},
-    {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "",
-     "cosines of the right positions times other frequencies, the fastest pair's alone the same: another rope_theta, or "
-     "a scaling of the slow pairs"},
-    {"rope_restarts", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), 0, "",
-     "the cosines of positions from 0 on again at position {first}: each chunk, shard or document counts its own"},
-    {"rope_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
-     "from position {first} on the cosines of positions {by:.0f} on: an offset of the positions (a cache's length, "
-     "padding, a start at 1)"},
-    {"norm_missing", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
-     AGAIN "{other} as its input, where the reference reads {wanted}: the norm is left out"},
-    {"other_input", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
-     AGAIN "{other} as its input, where the reference reads {wanted}"},
-    {"activation_arguments", K(ACTIVATION), ARI_IDENTITY + 6, ANY, 0, IF(EXCHANGED), 0, "",
-     AGAIN "gate and up exchanged: {function} of up times gate, where the reference has {wanted} of gate times up"},
-    {"activation_function", K(ACTIVATION), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
-     AGAIN "{function}, where the reference has {wanted}"},
-    /* Where the differences are. */
-    {"part_of_one_rank", K(SHARD_WRONG), ARI_PLACE + 9, ANY, 0, 0, 0, "",
+    SECTION("Where the differences are"),
+    {"part_of_one_rank", K(SHARD_WRONG), ARI_PLACE + 9, ANY, 0, 0, IF(LONE), "",
      "{where}; all others are right, so look at what one rank{or_head} had there: its weights, its inputs, or data "
      "that "
-     "was not there yet"},
+     "was not there yet" LOOK "that rank's weights, inputs, loaded shard and streams"},
     ALSO(ANY, IF(FINITE), 0, " (there: cosine with the reference {angle:.3f}, size {size:.3g} of it)"),
     {"first_sample_alone", K(FIRST_SAMPLE), ARI_PLACE + 8, ANY, 0, 0, 0, "",
      "only the first of {row_samples} samples is right: leading dimensions not flattened, or a mask, a position or an "
      "offset taken from the first sample"},
-    {"part_of_one_rank", K(RANKS_WRONG), ARI_PLACE + 6, ANY, 0, 0, 0, "",
+    {"part_of_one_rank", K(RANKS_WRONG), ARI_PLACE + 6, ANY, 0, 0, IF(LONE), "",
      "the shards of all other ranks are right; {wrong} read other weights, inputs or state, or computed before its "
      "data "
      "arrived"},
-    {"part_of_one_rank", K(BLOCK_OF_RANK), ARI_PLACE + 6, ANY, 0, 0, 0, "",
+    {"part_of_one_rank", K(BLOCK_OF_RANK), ARI_PLACE + 6, ANY, 0, 0, IF(LONE), "",
      "only {where} {differ}, the block that rank {rank} of {ranks} contributes, and every copy has it so: look at that "
      "rank's part before it was gathered"},
     {"document_boundaries", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SHIFT), 0, MASK_LOOKS,
      "documents begin elsewhere: {gained} scores across the reference's boundaries are seen, and {lost} within a document "
-     "are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row"},
+     "are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row" LOOK
+     "`cu_seqlens` of the whole row, not of a context-parallel rank's chunk"},
     {"attention_across_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, MASK_LOOKS,
      "attention crosses documents: all {gained} scores that are seen here and not in the reference have a key of another "
      "document; packed documents need a mask each (cu_seqlens)"},
     {"positions_over_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
      "positions run on over packed documents: every wrong token counts as its place in the row, not in its document "
-     "(position_ids that restart with each)"},
+     "(position_ids that restart with each)" LOOK "`position_ids` that restart with each document"},
     {"later_documents", K(LATER_TOKENS), ARI_PLACE + 2, ANY, 0, IF(DOCUMENTS), 0, "",
      "the first document of every row is right, later ones are not: boundaries (cu_seqlens), positions or labels of "
-     "packed documents"},
+     "packed documents" LOOK "`cu_seqlens`, `position_ids`, labels of packed documents"},
     {"later_tokens", K(LATER_TOKENS), ARI_PLACE, ANY, 0, 0, 0, "",
      "the first tokens are right and later ones are not: a mask, a position offset or a chunk's border"},
     {"other_initial_values", K(ANYTHING), ARI_LAST_RESORT, "i", 0, 0, 0, "",
@@ -564,12 +494,9 @@ static const ari_cause rows[] = {
     {"unknown", K(ANYTHING), ARI_LAST_RESORT, "g", 0, 0, 0, "",
      "if this is the first difference, the gradients around it are right: look at this parameter's own sum over tokens "
      "and ranks, and at the saved input"},
-    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "f", 0, 0, 0, "",
-     "no known trace; if this is the first difference, its inputs are right: look at this module's own weights and "
-     "arithmetic"},
-    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "b", 0, 0, 0, "",
-     "no known trace; if this is the first difference, its inputs are right: look at this module's own backward, its "
-     "saved values and its collective"},
+    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "fb", 0, 0, 0, "",
+     "no known trace; if this is the first difference, its inputs are right: look at this module's own weights, "
+     "arithmetic, saved values and collective"},
     {"unknown", K(ANYTHING), ARI_LAST_RESORT, ANY, 0, 0, 0, "",
      "no known trace: another tensor, other training, or a conversion that computed"},
     ALWAYS(
@@ -580,10 +507,16 @@ static const ari_cause rows[] = {
            "; copies that should be equal differ, so each rank computed from data of "
            "its own"),
     ALWAYS(K(ANYTHING), ANY, IF(FINITE), 0, " (cosine with the reference {angle:.3f}, size {size:.3g} of it)"),
+    SECTION("Collectives, where all tensors are right"), /* by verify/check/check_calls.c */
+    {"collective_repeated", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",
+     "more bytes move: one collective is made again, one right after the other" LOOK
+     "q, k and v (gate and up) that each gather their common input; a gather in each branch; `redistribute` of a DTensor "
+     "in several places"},
+    {"collective_added", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",
+     "other bytes move: a collective that the layout does not have" LOOK
+     "as of `collective_repeated`; barriers that reduce, metrics that are summed every step"},
+    {"collective_left_out", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",
+     "fewer bytes move: a collective of the layout is not made" LOOK "ranks that happen to hold equal values"},
 };
 
-const ari_cause *ari_causes_of_places(size_t *n)
-{
-    *n = sizeof rows / sizeof *rows;
-    return rows;
-}
+ARI_CAUSES(places)

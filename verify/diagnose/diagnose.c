@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 
 /* --- measures ----------------------------------------------------------------------------------------------------- */
 
@@ -41,9 +41,24 @@ static bool says_more(const ari_trace *a, const ari_trace *b)
     return a->confidence > 0 && a->numbers < b->numbers;
 }
 
+/* What a factor alone, and zeros, would leave, which the survey has counted: of a few elements that says nothing. */
+static void consider_plain(const ari_case *c)
+{
+    enum { FEW = 16 };
+    const ari_tally *all = &c->survey.total;
+    const ari_fit f = ari_fit_of(all);
+    double factor;
+    const double left = ari_fit_one(&factor, &f) * f.yy;
+    if (f.n >= FEW && fabs(factor) > ARI_KNOWN)
+        ari_consider(c, ARI_FOUND_FACTOR, 0, left / all->dd);
+    if (f.n >= FEW)
+        ari_consider(c, ARI_FOUND_ZERO, all->kept == 0 ? ARI_IF(ALL) : 0, f.yy / all->dd);
+}
+
 static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
 {
     const unsigned there = has(c);
+    consider_plain(c);
     *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
     for (size_t i = 0; i < sizeof measures / sizeof *measures; i++) {
         ari_trace t = {.kind = ARI_FOUND_NOTHING};
@@ -56,6 +71,8 @@ static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
         if (t.kind == ARI_FOUND_NOTHING)
             continue;
         ari_judge(&t, c);
+        if (t.weighed)
+            ari_consider(c, t.kind, t.is, t.unexplained);
         if (says_more(&t, best))
             *best = t;
     }
@@ -103,15 +120,8 @@ static ar_status cut_out(float **gives, const ari_view *v, const ari_grid *g, co
 {
     const size_t count = ari_volume(v->shape, g->nd);
     AR_TRY(ARI_ALLOC(gives, count, g->d->name));
-    for (size_t i = 0; i < count; i++) {
-        size_t rest = i, at = 0, stride = 1;
-        for (int dim = g->nd - 1; dim >= 0; dim--) {
-            at += (from[dim] + rest % v->shape[dim]) * stride;
-            rest /= v->shape[dim];
-            stride *= g->shape[dim];
-        }
-        (*gives)[i] = data[at];
-    }
+    for (size_t i = 0; i < count; i++)
+        (*gives)[i] = data[ari_box_index(g->shape, from, v->shape, g->nd, i)];
     return AR_OK;
 }
 
@@ -120,6 +130,7 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
 {
     v->c = *whole;
     v->c.inner = true;
+    v->c.considered = NULL; /* of a part alone */
     v->d = *whole->grid.d;
     v->d.beside = v->d.before = v->d.last = NULL;
     AR_TRY(cut_out(&v->ref, v, &whole->grid, whole->grid.d->reference, from));
@@ -240,6 +251,7 @@ static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
     ari_difference d;
     ari_group_view view;
     ari_case own = *c;
+    own.considered = NULL;
     ari_trace t = {.kind = ARI_FOUND_NOTHING};
     int rank = 0;
     while (rank < c->grid.d->ranks && c->survey.rank[rank].different == 0)
@@ -305,7 +317,12 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
         return AR_OK;
     memcpy(v.shape, d->shape, (size_t)d->ndim * sizeof *v.shape);
     v.d.mesh = (ari_ranks){{0}};
-    v.c = (ari_case){.known = c->known, .ref = d->reference, .reference = d->of, .other = d->of, .full = d->of};
+    v.c = (ari_case){.considered = c->considered,
+                     .known = c->known,
+                     .ref = d->reference,
+                     .reference = d->of,
+                     .other = d->of,
+                     .full = d->of};
     v.c.facts = ari_facts_of(c->known);
     v.c.facts.dp = ari_along(d, ARI_CUTS_SAMPLES);
     v.c.noisy = d->allowed > 0.0;
@@ -327,6 +344,8 @@ ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
     ari_case c = {.known = &known};
     ari_trace best, whole;
     ari_diagnosis found = {.hint = ""};
+    ar_evidence considered = {0};
+    c.considered = &considered;
     ari_narrow_to_stage(&d);
     AR_TRY(ari_grid_init(&c.grid, &d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));
@@ -342,6 +361,7 @@ ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
         ari_say_where(&where, &c, best.looks);
         ari_say(&why, "%s", best.hint);
         found.evidence = best.evidence;
+        ari_say_considered(&why, &found.evidence, &considered);
     }
     *out = found;
 done:

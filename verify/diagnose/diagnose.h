@@ -107,15 +107,6 @@ const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size
 /** Whether two tensors have one shape. */
 bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
 
-/* What the dumps say of the run; 0: they do not. */
-typedef struct ari_facts {
-    size_t heads, kv_heads, batch, seq;
-    int micro_batches; /* of each of the other run's ranks */
-    int dp;            /* its data-parallel ranks */
-    bool exact;        /* both are of exact numerics */
-    bool sp;           /* ranks hold different positions between the tensor-parallel regions */
-} ari_facts;
-
 /* What is known beside the tensor. All may be left zero. */
 typedef struct ari_explain_case {
     const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
@@ -124,10 +115,10 @@ typedef struct ari_explain_case {
     ari_ranks mesh;                   /* of the other run, along a pipeline not; 0: not known */
     size_t heads, kv_heads;           /* of the model; 0: not known */
     const ari_doubt *doubt;           /* of new weights; NULL: none */
-    const ari_facts *facts;           /* what ari_facts_of gives for the same dumps; NULL: to be found again */
+    const ar_verify_facts *facts;     /* what ari_facts_of gives for the same dumps; NULL: to be found again */
 } ari_explain_case;
-/** Goes through both dumps. */
-ari_facts ari_facts_of(const ari_explain_case *c);
+/** Goes through both dumps; what their rows say is left 0. */
+ar_verify_facts ari_facts_of(const ari_explain_case *c);
 
 /* Of tensors with more elements than the first, twice as many as the second are looked at. */
 #define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)

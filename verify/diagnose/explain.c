@@ -199,15 +199,13 @@ static bool is_rounding(const ari_view *v, const ari_explain_case *known, const 
                              worst_difference(v) <= 10.0 * v->c.absolute);
 }
 
-static void say_rounding(ari_text *where, ari_text *why, ar_evidence *e, const ari_view *v, const counted *n)
+/* The cause of what is_rounding. */
+static ari_trace rounding_of(const ari_view *v)
 {
-    const double largest = worst_difference(v) / v->c.max_ref;
-    ari_say(where, "%zu of %zu elements differ in bits, all within rounding", n->small + n->large, v->c.count);
-    ari_say(why,
-            "rounding: the largest difference is %.1e of the largest value%s; sums taken in another order, a fused "
-            "multiply-add, or another exp or rsqrt",
-            largest, v->c.relative > 0.0 ? " or a step of the 16-bit format" : " (fp32 noise)");
-    *e = (ar_evidence){"rounding", 1, {{"largest", largest}}};
+    ari_trace t = {.kind = ARI_FOUND_ROUNDING};
+    ari_number(&t, "largest", worst_difference(v) / v->c.max_ref);
+    ari_judge(&t, &v->c);
+    return t;
 }
 
 static void say_extent(ari_text *where, const ari_view *v)
@@ -244,7 +242,11 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
                                double rounding)
 {
     ari_difference d = v->d;
-    ari_case c = {.known = v->c.known, .path = v->c.path, .reference = v->c.reference, .step = v->c.step};
+    ari_case c = {.considered = v->c.considered,
+                  .known = v->c.known,
+                  .path = v->c.path,
+                  .reference = v->c.reference,
+                  .step = v->c.step};
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
     d.ranks = r->ranks;
     d.copy = r->copy;
@@ -283,8 +285,10 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
     ari_text of_ranks = ari_text_in(ranks, sizeof ranks);
     ari_text where = ari_text_in(found->pattern, sizeof found->pattern);
     ari_text why = ari_text_in(found->hint, sizeof found->hint);
+    ar_evidence considered = {0};
     ari_view_forget(v);
     v->c.known = known;
+    v->c.considered = &considered;
     weigh(v, known);
     const counted n = count_differences(v);
     AR_TRY(choose_allowed(v, known, &n));
@@ -304,25 +308,26 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
             : !different      ? SEEN_NOTHING
             : rounding        ? SEEN_ROUNDING
                               : SEEN_DIFFERENCE + best.confidence;
-    if (of_ranks.used == 0 && rounding && n.small + n.large > 0) {
-        say_rounding(&where, &why, &found->evidence, v, &n);
-        say_extent(&where, v);
-        return AR_OK;
-    }
-    if (of_ranks.used > 0)
+    const bool all_rounding = of_ranks.used == 0 && rounding && n.small + n.large > 0;
+    if (all_rounding) {
+        best = rounding_of(v);
+        ari_say(&where, "%zu of %zu elements differ in bits, all within rounding", n.small + n.large, v->c.count);
+    } else if (of_ranks.used > 0)
         ari_say(&where, "%s", ranks);
     else if (different)
         ari_say_where(&where, &v->c, best.looks);
     else
         ari_say(&where, "no element differs");
-    if (different && v->c.start == 0)
+    if (different && !all_rounding && v->c.start == 0)
         ari_say_part(&where, &v->c);
-    if (v->c.noisy && n.small > 0)
+    if (v->c.noisy && n.small > 0 && !all_rounding)
         ari_say(&where, "; %zu others differ by less than %.0e of the largest value", n.small,
                 v->c.absolute / v->c.max_ref);
     say_extent(&where, v);
     ari_say(&why, "%s", best.confidence > 0 ? best.hint : "no known pattern");
     found->evidence = best.confidence > 0 ? best.evidence : (ar_evidence){.cause = "unknown"};
+    ari_say_considered(&why, &found->evidence, &considered);
+    v->c.considered = NULL;
     return AR_OK;
 }
 
@@ -359,7 +364,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     v.c.val = v.val;
     v.c.facts = ari_facts_of(known);
     v.d.micro_batches = v.c.facts.micro_batches;
-    v.d.exact = v.c.facts.exact;
+    v.d.exact = v.c.facts.exact_numerics;
     if (!e->stretch && !e->step && v.d.ndim >= 3 && ari_is_activation(&v.d))
         AR_TRY_TO(done, st, ari_find_documents(&documents, known, v.shape[0], v.shape[v.d.ndim - 2], v.d.step));
     v.d.documents = documents;

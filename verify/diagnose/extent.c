@@ -169,22 +169,6 @@ static int stacking_dim(const ar_layout *o)
     return stack;
 }
 
-/* Copies a box's elements, which ar_dump_part_f32 gives one box after the other, to where they stand in the local
- * tensor. */
-static void place_box(float *local, const size_t *shape, const float *values, const ar_box *b, int ndim)
-{
-    const size_t n = ari_volume(b->extent, ndim);
-    for (size_t i = 0; i < n; i++) {
-        size_t rest = i, at = 0, stride = 1;
-        for (int dim = ndim - 1; dim >= 0; dim--) {
-            at += (b->local[dim] + rest % b->extent[dim]) * stride;
-            rest /= b->extent[dim];
-            stride *= shape[dim];
-        }
-        local[at] = values[i];
-    }
-}
-
 /* A rank's layout and the shape of its local tensor, of n parts; false where its boxes do not stack. */
 static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *const *p, size_t n)
 {
@@ -230,7 +214,7 @@ static void sort_parts(const ar_dump_part **p, size_t n, int ndim)
     }
 }
 
-/* The parts' values, in the order of the layout's boxes. */
+/* The parts' values, which ar_dump_part_f32 gives one box after the other, to where they stand in the local tensor. */
 static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t,
                             const ar_dump_part *const *p, size_t parts, size_t n)
 {
@@ -243,8 +227,8 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
         at = 0;
         for (size_t end = b + p[k]->boxes; st == AR_OK && b < end; b++) {
             const ar_box *box = &copy->layout->box[b];
-            place_box(local, copy->shape, values + at, box, t->ndim);
-            at += ari_volume(box->extent, t->ndim);
+            for (size_t i = 0, n_box = ari_volume(box->extent, t->ndim); i < n_box; i++)
+                local[ari_box_index(copy->shape, box->local, box->extent, t->ndim, i)] = values[at++];
         }
     }
     free(values);
@@ -329,7 +313,7 @@ void ari_rank_copies_fini(ari_rank_copies *r)
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
 /* A forward value of a tensor that has heads, or positions. */
-static void learn(ari_facts *f, size_t *q, size_t *k, const ar_dump_tensor *t, const ari_order_key *key)
+static void learn(ar_verify_facts *f, size_t *q, size_t *k, const ar_dump_tensor *t, const ari_order_key *key)
 {
     const ari_role role = ari_module_of(t->name, key->stem).role;
     if (key->pass != 'f' || t->ndim < 3 || t->count == 0)
@@ -375,11 +359,12 @@ static bool is_exact(const ar_dump *d)
     return numerics && strcmp(numerics, "exact") == 0;
 }
 
-ari_facts ari_facts_of(const ari_explain_case *c)
+ar_verify_facts ari_facts_of(const ari_explain_case *c)
 {
     if (c->facts)
         return *c->facts;
-    ari_facts f = {.micro_batches = micro_batches_of(c->other), .exact = is_exact(c->reference) && is_exact(c->other)};
+    ar_verify_facts f = {.micro_batches = micro_batches_of(c->other),
+                         .exact_numerics = is_exact(c->reference) && is_exact(c->other)};
     size_t q = 0, k = 0;
     const ar_dump *dumps[] = {c->reference, c->other};
     ari_ranks mesh = c->mesh;

@@ -66,6 +66,7 @@ void ari_explained(ari_trace *t, const ari_residual *r, int numbers)
 {
     t->unexplained = r->all > 0.0 ? fmin(fmax(r->left / r->all, 0.0), 1.0) : 0.0;
     t->numbers = numbers;
+    t->weighed = true;
 }
 
 /* --- least squares ------------------------------------------------------------------------------------------------ */

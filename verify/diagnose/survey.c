@@ -130,9 +130,13 @@ int ari_by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void tally_one(ari_tally *t, float value, float ref, double noise)
+static void tally_one(ari_tally *t, float value, float ref, bool differs, double noise)
 {
     const double v = (double)value, r = (double)ref, delta = fabs(v - r);
+    t->held++;
+    t->kept += !differs && ref != 0.0f;
+    if (!differs)
+        return;
     t->different++;
     t->nan += isnan(value) && !isnan(ref);
     t->zero += (value == 0.0f || fabs(v) <= noise) && ref != 0.0f;
@@ -144,22 +148,6 @@ static void tally_one(ari_tally *t, float value, float ref, double noise)
     t->max_difference = delta > t->max_difference ? delta : t->max_difference;
     const double relative = delta / fabs(r);
     t->max_relative = relative > t->max_relative ? relative : t->max_relative;
-}
-
-static void tally_add(ari_tally *t, const ari_tally *a)
-{
-    t->held += a->held;
-    t->different += a->different;
-    t->kept += a->kept;
-    t->nan += a->nan;
-    t->zero += a->zero;
-    t->gained += a->gained;
-    t->vv += a->vv;
-    t->vr += a->vr;
-    t->rr += a->rr;
-    t->dd += a->dd;
-    t->max_difference = a->max_difference > t->max_difference ? a->max_difference : t->max_difference;
-    t->max_relative = a->max_relative > t->max_relative ? a->max_relative : t->max_relative;
 }
 
 /* What the row's elements were on the first rank that holds them. */
@@ -181,8 +169,6 @@ static void end_row(ari_survey *s, const ari_grid *g, row_state *row)
 
 static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, row_state *row)
 {
-    ari_tally *t = &s->rank[run->rank];
-    t->held += run->count;
     for (size_t i = 0; i < run->count; i++) {
         const size_t c = run->col + i, index = run->index + i;
         if (g->d->ranks == 1) {
@@ -196,12 +182,10 @@ static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, row
         }
         const double magnitude = fabs((double)run->ref[i]);
         s->max_reference = magnitude > s->max_reference ? magnitude : s->max_reference;
-        if (!ari_run_differs(g, run, i)) {
-            t->kept += run->ref[i] != 0.0f;
-            continue;
-        }
-        tally_one(t, run->value[i], run->ref[i], g->d->noise);
-        s->bits[index / 8] = (uint8_t)(s->bits[index / 8] | (1u << (index % 8)));
+        const bool differs = ari_run_differs(g, run, i);
+        tally_one(&s->rank[run->rank], run->value[i], run->ref[i], differs, g->d->noise);
+        tally_one(&s->total, run->value[i], run->ref[i], differs, g->d->noise);
+        s->bits[index / 8] = (uint8_t)(s->bits[index / 8] | ((unsigned)differs << (index % 8)));
     }
 }
 
@@ -237,7 +221,6 @@ static void summarise(ari_survey *s, const ari_grid *g)
 {
     s->whole = true;
     for (int r = 0; r < g->d->ranks; r++) {
-        tally_add(&s->total, &s->rank[r]);
         s->wrong_ranks += s->rank[r].different > 0;
         s->holding_ranks += s->rank[r].different > 0 || ari_rank_is_right(s, (size_t)r);
         s->whole = s->whole && s->rank[r].held == g->count;

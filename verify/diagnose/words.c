@@ -19,29 +19,6 @@ bool ari_is_bias(const ari_difference *d)
     return d->ndim == 1 && strstr(dot ? dot : d->name, "bias") != NULL;
 }
 
-bool ari_is_by_heads(const ari_difference *d)
-{
-    if (!ari_is_activation(d) || d->ndim != 3 || d->head_dim == 0 || d->shape[2] % d->head_dim != 0)
-        return false;
-    switch (ari_module_of(d->name, strlen(d->name)).role) {
-    case ARI_Q_ROPE:
-    case ARI_K_ROPE:
-    case ARI_Q_HEADS:
-    case ARI_K_HEADS:
-    case ARI_V_HEADS:
-        return true;
-    case ARI_Q:
-    case ARI_K:
-    case ARI_V:
-    case ARI_CONTEXT:
-        return d->pass == 'f';
-    case ARI_OUT: /* its input */
-        return d->pass == 'b';
-    default:
-        return false;
-    }
-}
-
 /* Whether an activation is [s, b, h]. */
 static bool is_tokens_first(const ari_difference *d)
 {
@@ -74,9 +51,8 @@ const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
 /* The dimension along which a module's outputs lie (inputs: the other one), -1 where there is none. */
-static int feature_dim(const ari_case *c, bool inputs)
+static int feature_dim(const ari_difference *d, bool inputs)
 {
-    const ari_difference *d = c->grid.d;
     if (ari_is_activation(d))
         return d->ndim - 1;
     if (d->ndim == 2)
@@ -109,32 +85,34 @@ static head_kind heads_of(ari_role role)
     }
 }
 
-static head_kind heads_along(const ari_case *c, int dim)
+static head_kind heads_along(const ari_difference *d, int dim)
 {
-    const ari_difference *d = c->grid.d;
     const ari_role role = ari_module_within(d->name).role;
     const bool parameter = !ari_is_activation(d);
-    if (dim != feature_dim(c, role == ARI_OUT))
+    if (dim != feature_dim(d, role == ARI_OUT))
         return NO_HEADS;
     if (role == ARI_OUT && (d->pass == 'f' || (parameter && d->ndim != 2)))
         return NO_HEADS;
-    if (role == ARI_QKV && !parameter && d->pass != 'f')
-        return NO_HEADS;
     /* "q_proj:bwd" is the gradient of its input, which has no heads. */
-    if (!parameter && d->pass == 'b' && role != ARI_OUT && strstr(d->name, "_proj"))
-        return NO_HEADS;
-    return heads_of(role);
+    const bool projects = role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V;
+    return projects && !parameter && d->pass != 'f' ? NO_HEADS : heads_of(role);
 }
 
 bool ari_has_heads(const ari_case *c, int dim)
 {
-    return heads_along(c, dim) != NO_HEADS;
+    return heads_along(c->grid.d, dim) != NO_HEADS;
+}
+
+bool ari_is_by_heads(const ari_difference *d)
+{
+    const head_kind kind = d->ndim == 3 && ari_is_activation(d) ? heads_along(d, 2) : NO_HEADS;
+    return (kind == QUERY_HEADS || kind == KEY_HEADS) && d->head_dim > 0 && d->shape[2] % d->head_dim == 0;
 }
 
 size_t ari_head_size(const ari_case *c, int dim)
 {
     const size_t n = c->grid.shape[dim], heads = c->facts.heads, kv = c->facts.kv_heads;
-    const head_kind kind = heads_along(c, dim);
+    const head_kind kind = heads_along(c->grid.d, dim);
     const size_t all = kind == QUERY_HEADS ? heads : kind == KEY_HEADS ? kv : kind == PACKED_HEADS ? heads + 2 * kv : 0;
     return all > 0 && n % all == 0 && !c->inner ? n / all : 0;
 }
@@ -145,7 +123,7 @@ int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3])
     const ari_role role = ari_module_within(d->name).role;
     const size_t n = c->grid.shape[dim], head = ari_head_size(c, dim);
     const bool qkv = role == ARI_QKV;
-    if (c->inner || dim != feature_dim(c, false) || (ari_is_activation(d) && d->pass != 'f'))
+    if (c->inner || dim != feature_dim(d, false) || (ari_is_activation(d) && d->pass != 'f'))
         return 0;
     if (qkv && head > 0) {
         size[0] = head * c->facts.heads;

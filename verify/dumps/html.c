@@ -97,6 +97,7 @@ json_t *ari_verify_row_json(const ar_verify_row *r, bool places)
     json_object_set_new(o, "hint", ari_json_text(r->hint));
     json_object_set_new(o, "cause", r->evidence.cause ? json_string(r->evidence.cause) : json_null());
     json_object_set_new(o, "evidence", ari_json_evidence(&r->evidence));
+    json_object_set_new(o, "considered", ari_json_considered(&r->evidence));
     return o;
 }
 
@@ -141,9 +142,11 @@ static json_t *facts_json(const ar_verify_report *r)
         if (f->apart_along[d])
             json_array_append_new(apart, json_string(r->mesh.dim[d].name));
     }
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:b}", "steps", f->steps, "batch",
-                     whole(f->batch), "seq", whole(f->seq), "exact", whole(f->exact), "loss", ratio_json(&f->loss),
-                     "norm", ratio_json(&f->norm), "gradients", ratio_json(&f->gradients), "copies_apart",
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:b}",
+                     "steps", f->steps, "batch", whole(f->batch), "seq", whole(f->seq), "heads", whole(f->heads),
+                     "kv_heads", whole(f->kv_heads), "micro_batches", f->micro_batches, "dp", f->dp, "exact_numerics",
+                     f->exact_numerics, "sp", f->sp, "exact", whole(f->exact), "loss", ratio_json(&f->loss), "norm",
+                     ratio_json(&f->norm), "gradients", ratio_json(&f->gradients), "copies_apart",
                      whole(f->copies_apart), "apart_along", apart, "has_m", f->has_m, "has_v", f->has_v, "has_new",
                      f->has_new);
 }

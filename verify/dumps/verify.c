@@ -409,7 +409,7 @@ static void ask_missing_backward(ar_verify_report *r)
     if (!lost || there == 0 || k == sizeof follows / sizeof *follows)
         return;
     memcpy(own, first->hint, sizeof own);
-    first->evidence = (ar_evidence){"no_backward", 1, {{"missing", (double)n}}};
+    first->evidence = (ar_evidence){.cause = "no_backward", .numbers = 1, .number = {{"missing", (double)n}}};
     snprintf(
         first->hint, sizeof first->hint,
         "no backward pass through a branch: %zu gradient%s that the reference has %s missing here, first %.120s, and "
@@ -426,9 +426,9 @@ static ar_status explain(ari_verifying *v)
     if (r->first == SIZE_MAX)
         return AR_OK;
     ari_verify_progress(v, 0.95, "explaining");
-    const ari_facts facts = ari_facts_of(&known);
-    known.facts = &facts;
-    ari_verify_learn(r, facts.batch, facts.seq);
+    r->facts = ari_facts_of(&known);
+    known.facts = &r->facts;
+    ari_verify_learn(r);
     explaining e = {.v = v, .known = &known, .most = v->o->explain ? v->o->explain : EXPLAINED};
     for (size_t i = 0; i < r->rows; i++) {
         if (r->row[i].state == AR_VERIFY_SHAPE)

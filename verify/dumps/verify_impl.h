@@ -168,8 +168,8 @@ bool ari_is_loss(const ar_verify_row *r);
  *  activations of later steps that are the first one's.
  *  Errors: AR_ERR_DATA (says which), those of reading. */
 AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
-/** Fills the report's facts from its rows and the tokens of a step, 0: not known. */
-void ari_verify_learn(ar_verify_report *r, size_t batch, size_t seq);
+/** Adds to the report's facts, which are those of ari_facts_of, what its rows say. */
+void ari_verify_learn(ar_verify_report *r);
 /** Says of a tensor of another shape what the two shapes have in common. */
 AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump_tensor *reference,
                                         const ar_dump_tensor *other);

@@ -180,7 +180,7 @@ static bool solve(double a[MOST_MICRO][MOST_MICRO], double *y, int n)
 /* What micro-batch m of every data-parallel rank contributes to element e. */
 static double contribution(const gradient *g, int m, size_t e)
 {
-    const ari_facts *f = &g->c->facts;
+    const ar_verify_facts *f = &g->c->facts;
     const ar_parallel p = {.tp = 1, .dp = f->dp, .micro_batches = g->c->grid.d->micro_batches};
     double sum = 0.0;
     if (g->dealt) {

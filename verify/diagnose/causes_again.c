@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Causes that a module computed again with one mistake shows. */
+#define ARI_CAUSE_ROWS
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+#define ZERO "each zero where the reference is not"
+#define AGAIN                                                                                                   \
+    "computed again from the reference's inputs and weights, these values come out (but for {left:.1e} of the " \
+    "difference's squares) with "
+
+static const ari_cause rows[] = {
+    SECTION("A module computed again"),
+    {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT) | IF(LOG), 0, "",
+     "in each row the logarithms of the probabilities are {factor:.4g} times as far apart: another scale before the "
+     "softmax (1/sqrt(d) of one head's size d is the wanted one)" LOOK
+     "`scale` of `scaled_dot_product_attention`, the local head count in it"},
+    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LOG), 0, "",
+     "no query sees more than {window:.0f} keys, up to itself: sliding_window on one side alone" LOOK
+     "`sliding_window`"},
+    {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT) | IF(ZERO), 0, "",
+     AGAIN "the scores not capped: attn_logit_softcapping, which some kernels do not have" LOOK
+           "`attn_logit_softcapping`, `final_logit_softcapping`; kernels that have no cap"},
+    {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT), 0, "",
+     AGAIN "scores capped at {factor:.4g}: attn_logit_softcapping"},
+    {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
+     AGAIN "scores times {factor:.4g}: another scale before the softmax (1/sqrt(d) of one head's size d is the wanted "
+           "one)"},
+    {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
+     AGAIN "RoPE's frequencies divided by {factor:.4g}: rope_scaling on one side, or positions interpolated"},
+    {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "", AGAIN "a rope_theta of {factor:.7g}"},
+    {"dropout", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
+     "each of attention's weights counts not at all or {factor:.4g} times: dropout of {rate:.3g} on one side alone"},
+    {"dropout", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
+     "each wrong row is a norm of the reference's two terms, of which each feature of {what} counts not at all or "
+     "{factor:.4g} times: dropout of {rate:.3g} on one side alone"},
+    {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
+     AGAIN "RoPE left out on q, on k or on both"},
+    {"rope_direction", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "",
+     AGAIN "RoPE turning the wrong way round (the sign of the sine)"},
+    {"rope_on_values", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS) | IF(ALL), 0, "",
+     AGAIN "RoPE also on v, which has no positions" LOOK "`apply_rotary_pos_emb` on q and k alone"},
+    {"rope_pairing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS), 0, "",
+     AGAIN "RoPE's pairs the other way: neighbours against halves (interleaved against rotate_half)"},
+    {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
+     AGAIN "positions that start again at every {first:.0f} tokens: each chunk, shard or document counts its own"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ONE), 0, "",
+     AGAIN "a causal mask that is off by one: each token sees the next one (tril and triu's diagonal)" LOOK
+           "`tril(1)` for `tril()`, `triu(diagonal)`"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(LAST), 0, "",
+     AGAIN "a causal mask that is off by one: no token sees itself (tril and triu's diagonal)"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ALL), 0, "",
+     AGAIN "a causal mask, where the reference has none"},
+    {"causal_mask_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL), 0, "",
+     AGAIN "no causal mask: each token sees all of its sample"},
+    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LAST) | IF(SOME), 0, "",
+     AGAIN "{window:.0f} keys masked from token {from:.0f} on: a padding mask of another side or batch"},
+    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LAST), 0, "",
+     AGAIN "the first {window:.0f} keys masked: a padding mask of another side or batch"},
+    {"attention_across_documents", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES), 0, "",
+     AGAIN "a document that begins at token {first:.0f} on one side alone: packed samples need a mask of their own "
+           "each (cu_seqlens)" LOOK "`cu_seqlens`, `position_ids` of packed samples"},
+    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, "",
+     AGAIN "a window of {window:.0f} tokens: sliding_window on one side alone"},
+    {"wrong_kv_head", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
+     AGAIN "query heads dealt out to the KV heads in turn: repeat against repeat_interleave"},
+    {"slices_reordered", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED) | IF(ONE), 0, "",
+     AGAIN "a packed tensor cut as k, v, q, which the reference has as q, k, v"},
+    {"dimension_flattened", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED), 0, "",
+     AGAIN "features split into heads the other way round: [heads, d] against [d, heads], or of a packed tensor q|k|v "
+           "against [heads, 3, d]"},
+    {"other_module", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(EXCHANGED), 0, "", AGAIN "q and k exchanged"},
+    {"softmax_axis", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE) | IF(ALL), 0, "",
+     AGAIN "a softmax over the queries of each key: the wrong dimension" LOOK
+           "`softmax(dim=...)`, the order of dimensions of the scores"},
+    {"reversed", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE), 0, "", AGAIN "the heads in reverse order"},
+    {"norm_epsilon", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
+     "each wrong row is what the norm of the reference's input gives with an epsilon of {epsilon:.3g}: another eps" LOOK
+     "`eps`, `rms_norm_eps`"},
+    {"norm_mean", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
+     "each wrong row is the reference's with its mean subtracted before the weight: LayerNorm in place of RMSNorm"},
+    {"gain_offset", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ONE), 0, "",
+     "the norm's weight counts as 1 + weight on one side alone (Gemma, zero-centered gamma in Megatron)" LOOK
+     "Gemma; Megatron: `layernorm_zero_centered_gamma`"},
+    {"norm_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ALL), 0, "",
+     "each wrong row is what the norm reads in the reference: the norm is left out"},
+    {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), 0, "",
+     "each wrong row is a norm of the reference's two terms in another mixture: {what} (the residual connection)"},
+    {"gain_twice_or_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     "the norm's weight is left out: these are the normalised rows without it"},
+    {"ids_off_by_one", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(IDS), 0, "",
+     "ids: every wrong row is the table's {by:.0f} rows on from the reference's (a special token counted or not, the "
+     "start of a vocabulary's shard)"},
+    {"position_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), IF(PAIRS), "",
+     "positions: every wrong row is the table's {by:.0f} rows on from the reference's (a cache's length, padding, a "
+     "start at 1)"},
+    {"positions", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), IF(PAIRS), "",
+     "positions: the table's rows from 0 on again at position {first}: each chunk, shard or document counts its own"},
+    {"embedding_mask", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_SHARDS), 0, "",
+     "the reference's row plus one row of each other shard of the table, of {shards}: what ranks look up for ids that "
+     "they do not own is not set to zero before the sum" LOOK
+     "the mask of ids outside the rank's vocabulary range; Megatron: `VocabParallelEmbedding`"},
+    {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
+     "cosines of the right positions times other frequencies, the fastest divided by {factor:.4g}: rope_scaling on one "
+     "side alone"},
+    {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "",
+     "cosines of the right positions times other frequencies, the fastest pair's alone the same: another rope_theta, or "
+     "a scaling of the slow pairs"},
+    {"rope_restarts", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), 0, "",
+     "the cosines of positions from 0 on again at position {first}: each chunk, shard or document counts its own"},
+    {"rope_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
+     "from position {first} on the cosines of positions {by:.0f} on: an offset of the positions (a cache's length, "
+     "padding, a start at 1)"},
+    {"norm_missing", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
+     AGAIN "{other} as its input, where the reference reads {wanted}: the norm is left out"},
+    {"other_input", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     AGAIN "{other} as its input, where the reference reads {wanted}"},
+    {"activation_arguments", K(ACTIVATION), ARI_IDENTITY + 6, ANY, 0, IF(EXCHANGED), 0, "",
+     AGAIN "gate and up exchanged: {function} of up times gate, where the reference has {wanted} of gate times up" LOOK
+           "the order of gate|up in a packed weight; `chunk` before the function"},
+    {"activation_function", K(ACTIVATION), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     AGAIN "{function}, where the reference has {wanted}" LOOK
+           "`hidden_act`, gelu's tanh form; Megatron: `activation_func`"},
+};
+
+ARI_CAUSES(again)

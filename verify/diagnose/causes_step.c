@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Causes beside the step before: gradients of another step, optimizer and update. */
+#define ARI_CAUSE_ROWS
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+#define ZERO "each zero where the reference is not"
+#define UPDATE "the update is {factor:.4g} times the expected, and otherwise unchanged: "
+#define CORRECTED                                                                                                      \
+    "Adam's correction of another step: the update is {factor:.4g} times the expected, as that of step {as} would be " \
+    "in step {step} (sqrt(1 - beta2^t)/(1 - beta1^t))"
+#define LOST                                                                                                           \
+    "the optimizer's state was lost: the gradients are equal, and here the {which} this step's gradient alone, as if " \
+    "Adam began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of it)"
+#define DECAY "weight decay {what}: the difference is {part:.4g} times the weight before the step, on {wrong}"
+
+static const ari_cause rows[] = {
+    SECTION("Gradients of another step, optimizer and update"),
+    {"gradient_of_last_step", K(LAST), ARI_IDENTITY + 4, ANY, 0, IF(ALL), 0, "",
+     "last step's value: every different element is the gradient of step {before}{times}, and nothing of this step's: "
+     "a bucket that was not filled again, was believed to be reduced already, or was copied back before its reduction "
+     "had ended"},
+    {"gradient_not_zeroed", K(LAST), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
+     "last step's value is still in it: the gradient is {times_now}the reference plus {times_last}that of step "
+     "{before}: gradients add up from step to step where they are not zeroed (zero_grad did not reach this parameter), "
+     "or a bucket still held it" LOOK "`optimizer.zero_grad()`"},
+    {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SOME), IF(LONE), "",
+     "each rank's update is the expected one times a factor of its own, from {factor:.4g} to {high:.4g}: each clipped "
+     "by the norm of its own shards, or has a learning rate of its own"},
+    {"no_update", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(ZERO), 0, "",
+     "no update: these are the weights before the step, which was left out or whose result was lost" LOOK
+     "parameters in the optimizer's groups; a skipped step"},
+    {"adam_step_not_synced", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP) | IF(APART), IF(LONE), "",
+     CORRECTED ", on {wrong} and not on the others that hold it: they count their steps differently" LOOK
+               "`state[\"step\"]` of each rank; parameters without gradient"},
+    {"adam_step_counter", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP), 0, "",
+     CORRECTED ": the counter was advanced without an update, or an update was not counted" LOOK
+               "`state[\"step\"]` after loading or skipping"},
+    {"update_sign", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(NEGATIVE), 0, "",
+     UPDATE "its sign is wrong: the step goes up the gradient" LOOK "the sign of the step; `maximize`"},
+    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT) | IF(SECOND_MOMENT), 0, "",
+     UPDATE "Adam's moments were not corrected, (1 - beta1^t)/sqrt(1 - beta2^t) with t = {step}" LOOK
+            "`bias_correction` of fused optimizers"},
+    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SECOND_MOMENT), 0, "",
+     UPDATE "Adam's second moment was not corrected, 1/sqrt(1 - beta2^t) with t = {step}"},
+    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT), 0, "",
+     UPDATE "Adam's first moment was not corrected, 1 - beta1^t with t = {step}"},
+    {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(APART), IF(LONE), "",
+     "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by the "
+     "norm of its own shards, or has a learning rate of its own"},
+    {"nesterov", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(TWICE), 0, "",
+     UPDATE
+     "Nesterov's momentum of {momentum:.3g} on one side alone, of which a first step is 1 + momentum times as large" LOOK
+     "`nesterov=` of SGD"},
+    {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
+     UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
+    {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
+     "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/|gradient| (of the gradient "
+     "before clipping), so that small gradients move less" LOOK "`eps` of `Adam`; added inside or outside of the root"},
+    {"decay_in_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_WEIGHT), 0, "",
+     "the gradients are equal, and the first moment is {first:.4g} times the reference's plus {decay:.3g} times the "
+     "weight before the step: weight decay was added to the gradient (Adam in place of AdamW)" LOOK
+     "`Adam(weight_decay=)` against `AdamW`"},
+    {"update_twice", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(TWICE), 0, "",
+     "the optimizer stepped twice: the moments are {first:.4g} and {second:.4g} times the expected, 1 + beta1 and 1 + "
+     "beta2, as of two steps with one gradient" LOOK "`optimizer.step()` called twice, by a hook and by hand"},
+    {"loss_scale", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(POWER), 0, "",
+     "the gradients are equal, and the optimizer saw them times {name}: Adam's moments are {first:.6g} and {second:.6g} "
+     "times the reference's; a loss scale that was not divided out, or twice"},
+    {"update_sign", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(NEGATIVE), 0, "",
+     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's first moment has the other sign, its "
+     "second {second:.6g} times the reference's; the step goes up the gradient (maximize=True, a minus too many)"},
+    {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(OF_STEP), 0, "",
+     "the gradients are equal, and the optimizer saw them times another number: Adam's moments, which have a history, "
+     "differ from the reference's by {first:.4g} times the gradient and {second:.4g} times its square, and by nothing "
+     "else; the clip factor (left out, applied twice, of another norm or limit)"},
+    {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
+     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
+     "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT), 0, "",
+     LOST LOOK "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(SECOND_MOMENT), 0, "", LOST},
+    {"optimizer_state_misplaced", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), 0, "",
+     "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} in "
+     "the reference (parameters in another order when a checkpoint was saved or loaded)"},
+    {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
+     "Adam's decay rates: the gradients are equal, the first moment is {first:.6g} times the expected and the second "
+     "{second:.6g} times, not the square: (1 - beta) of other rates, perhaps exchanged" LOOK "`betas=`, their order"},
+    {"no_update", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ZERO), 0, "",
+     "no update: the moments are right, and the weights are those before the step"},
+    {"other_learning_rate", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ALL), 0, "",
+     "another learning rate: gradients and moments are right, and the update is {factor:.6g} times the expected, its "
+     "decay as well"},
+    {"weight_decay", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE), 0, "",
+     "weight decay: gradients, moments and their part of the update are right; {other_decay:.3g} of the weight was taken "
+     "away in place of {decay:.3g} (lr times decay)"},
+    {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
+     DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
+           "gradient is zero" LOOK "`grad is None` against a gradient of zero"},
+    {"decay_of_ranks_apart", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(APART), IF(LONE), "",
+     DECAY " and not on the others that hold it: replicas drift apart unless each decays alike"},
+    {"weight_decay", K(DECAY), ARI_TRACE + 3, ANY, 0, 0, 0, "",
+     DECAY "; a parameter in another group of the optimizer, or decay that was added to the gradient"},
+    {"share_off_by_one", K(SHARE_UPDATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE) | IF(SOME), 0, "",
+     "{different} of {count} elements have the value before the step, bit for bit, and all others are updated: no rank's "
+     "share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded down)" LOOK
+     "edges of the optimizer's shares: `//` and padding of flat buffers (ZeRO, FSDP1)"},
+    {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), IF(LONE), "",
+     "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
+     "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over dp" LOOK
+     "all-gather after a ZeRO step; `DistributedOptimizer`"},
+    {"shares_misaligned", K(SHARE_UPDATE), ARI_STATISTIC + 5, ANY, 0, 0, 0, "",
+     "shares that do not line up: the update is as large as the expected ({size:.3g} times) and has another direction "
+     "(cosine {cosine:.2f}), as when a rank updates its share of the weights with another share of the gradient "
+     "(ZeRO)"},
+};
+
+ARI_CAUSES(step)
