@@ -184,29 +184,6 @@ static inline bool ari_holds(const ari_case *c, float value, double expected)
     return v == expected || fabs(v - expected) <= c->absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
 }
 
-/* The same; *worst: the largest difference that the relation leaves where it holds. */
-static inline bool ari_fits(const ari_case *c, float value, double expected, double *worst)
-{
-    const bool holds = ari_holds(c, value, expected);
-    *worst = holds ? fmax(*worst, fabs((double)value - expected)) : *worst; /* of infinities a NaN, which fmax leaves */
-    return holds;
-}
-
-/* Whether element i is the reference times a factor, with which what rounding left in the reference is scaled. */
-static inline bool ari_fits_scaled(const ari_case *c, size_t i, double factor, double *worst)
-{
-    const double expected = factor * (double)c->ref[i], left = fabs((double)c->val[i] - expected);
-    *worst = fmax(*worst, left);
-    return left <= fmax(1.0, fabs(factor)) * c->absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
-}
-
-/* Whether a relation explains the differences: what it leaves is small beside them. Where all is within a few times
- * rounding, any relation holds to rounding. */
-static inline bool ari_explains(const ari_case *c, double worst_left)
-{
-    return !(worst_left > 0.2 * c->survey.total.max_difference);
-}
-
 /* Whether element i counts as different. */
 static inline bool ari_off(const ari_case *c, size_t i)
 {

@@ -424,19 +424,13 @@ static const ari_cause rows[] = {
      "sums over the queries of all of them, and here {share:.3g} of them is left (cosine {angle:.2f}), what the own "
      "queries contribute" LOOK
      "`reduce_scatter_tensor` under sequence parallelism; Megatron: `reduce_scatter_to_sequence_parallel_region`"},
-    {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, 0, IF(LONE), "",
-     SCATTER "the input gradient of a column-parallel layer is partial until the ranks' are added and each keeps its "
-             "positions (sequence parallelism)"},
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, ANY, 0, 0, IF(LONE), "",
-     SCATTER "a row-parallel output is partial until the ranks' are added and each keeps its positions (sequence "
-             "parallelism)"},
-    {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, IF(SAME), 0, "",
-     "low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to them, the size "
-     "that {arithmetic} arithmetic leaves, which exact numerics have nowhere" LOOK
-     "autocast, TF32, bf16 weights; compare with a sensitivity file"},
+     SCATTER "a row-parallel output, or the input gradient of a column-parallel layer, is partial until the ranks' are "
+             "added and each keeps its positions (sequence parallelism)"},
     {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, 0, 0, "",
      "rounding of low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to "
-     "them, the size that {arithmetic} arithmetic leaves; a sensitivity file says what is honest"},
+     "them, the size that {arithmetic} arithmetic leaves; exact numerics have none, of native ones a sensitivity file "
+     "says what is honest" LOOK "autocast, TF32, bf16 weights"},
 };
 
 ARI_CAUSES(numbers)

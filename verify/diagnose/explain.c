@@ -179,16 +179,6 @@ static void set_sizes(ari_view *v)
         activation && !tokens_first && (v->d.ndim == 3 || v->d.documents) ? v->shape[v->d.ndim - 2] : v->c.facts.seq;
 }
 
-static double worst_difference(const ari_view *v)
-{
-    double worst = 0.0;
-    for (size_t i = 0; i < v->c.count; i++) {
-        const double apart = fabs((double)v->val[i] - (double)v->ref[i]);
-        worst = apart > worst ? apart : worst;
-    }
-    return worst;
-}
-
 /* Whether nothing is beyond rounding: all of it small, or, where most elements are a little off, none by much more.
  * What a rule allows is no measure of rounding, and exact numerics have none. */
 static bool is_rounding(const ari_view *v, const ari_explain_case *known, const counted *n)
@@ -196,14 +186,14 @@ static bool is_rounding(const ari_view *v, const ari_explain_case *known, const 
     if (known->atol > 0.0 || known->rtol > 0.0 || v->d.exact)
         return false;
     return n->large == 0 || (v->c.noisy && n->large * 2 < v->c.count && v->c.survey.total.nan == 0 &&
-                             worst_difference(v) <= 10.0 * v->c.absolute);
+                             v->c.survey.total.max_difference <= 10.0 * v->c.absolute);
 }
 
 /* The cause of what is_rounding. */
 static ari_trace rounding_of(const ari_view *v)
 {
     ari_trace t = {.kind = ARI_FOUND_ROUNDING};
-    ari_number(&t, "largest", worst_difference(v) / v->c.max_ref);
+    ari_number(&t, "largest", v->c.survey.total.max_difference / v->c.max_ref);
     ari_judge(&t, &v->c);
     return t;
 }

@@ -150,36 +150,30 @@ static void tally_one(ari_tally *t, float value, float ref, bool differs, double
     t->max_relative = relative > t->max_relative ? relative : t->max_relative;
 }
 
-/* What the row's elements were on the first rank that holds them. */
-typedef struct row_state {
-    float *first;     /* [cols] */
-    uint8_t *holders; /* [cols]: 0, 1, or 2 for more */
-    uint8_t *apart;   /* [cols]: copies differ */
-} row_state;
+/* An element of a row: its value on the first rank that holds it, whether others do, and whether theirs differ. */
+typedef struct held_element {
+    float first;
+    bool held, shared, apart;
+} held_element;
 
-static void end_row(ari_survey *s, const ari_grid *g, row_state *row)
+static void end_row(ari_survey *s, const ari_grid *g, held_element *row)
 {
     for (size_t c = 0; c < g->cols; c++) {
-        s->shared += row->holders[c] == 2;
-        s->disagree += row->apart[c];
+        s->shared += row[c].shared;
+        s->disagree += row[c].apart;
+        row[c] = (held_element){0};
     }
-    memset(row->holders, 0, g->cols);
-    memset(row->apart, 0, g->cols);
 }
 
-static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, row_state *row)
+static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, held_element *row)
 {
     for (size_t i = 0; i < run->count; i++) {
-        const size_t c = run->col + i, index = run->index + i;
-        if (g->d->ranks == 1) {
-            /* no copy to compare it with */
-        } else if (row->holders[c] == 0) {
-            row->first[c] = run->value[i];
-            row->holders[c] = 1;
-        } else {
-            row->holders[c] = 2;
-            row->apart[c] |= !ari_same_bits(row->first[c], run->value[i]);
-        }
+        const size_t index = run->index + i;
+        held_element *e = &row[run->col + i];
+        e->shared = e->held;
+        e->apart |= e->held && !ari_same_bits(e->first, run->value[i]);
+        e->first = e->held ? e->first : run->value[i];
+        e->held = true;
         const double magnitude = fabs((double)run->ref[i]);
         s->max_reference = magnitude > s->max_reference ? magnitude : s->max_reference;
         const bool differs = ari_run_differs(g, run, i);
@@ -231,28 +225,24 @@ static void summarise(ari_survey *s, const ari_grid *g)
 ar_status ari_survey_init(ari_survey *s, const ari_grid *g)
 {
     ar_status st = AR_OK;
-    row_state row = {NULL, NULL, NULL};
+    held_element *row = NULL;
     *s = (ari_survey){0};
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->bits, g->count / 8 + 1, g->d->name));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->rank, (size_t)g->d->ranks, g->d->name));
     for (int i = 0; i < g->nd; i++)
         AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->hits[i], g->shape[i], g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&row.first, g->cols, g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.holders, g->cols, g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.apart, g->cols, g->d->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row, g->cols, g->d->name));
     size_t current = 0;
     for (ari_run run = ari_runs_of(g); ari_runs_next(&run);) {
         if (run.row != current)
-            end_row(s, g, &row);
+            end_row(s, g, row);
         current = run.row;
-        survey_run(s, g, &run, &row);
+        survey_run(s, g, &run, row);
     }
-    end_row(s, g, &row);
+    end_row(s, g, row);
     summarise(s, g);
 done:
-    free(row.first);
-    free(row.holders);
-    free(row.apart);
+    free(row);
     if (st != AR_OK)
         ari_survey_fini(s);
     return st;
