@@ -567,7 +567,7 @@ def findings(report, place):
             found |= findings(inner, place)
     elif isinstance(report, dict):
         place = " ".join([place, *(report[key] for key in ("name", "case") if key in report)])
-        if "cause" in report:
+        if "cause" in report and "tensor" in report:  # those considered are of no tensor of their own
             found[f"{place}: {report['tensor']}"] = f"{report['cause']} {report.get('verdict', '')}".strip()
         for key, inner in report.items():
             of = findings(inner, place)
