@@ -376,9 +376,12 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
 static void print_doubted(FILE *to, const ar_verify_report *r)
 {
     if (r->elements_doubted > 0)
-        fprintf(to,
-                "note: %zu new weight%s differ%s by no more than their gradients' differences explain (Adam's step)\n",
-                r->elements_doubted, ARI_PLURAL(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
+        fprintf(
+            to,
+            "note: %zu new weight%s, or output%s of a new bias, differ%s by no more than gradients' differences explain "
+            "(Adam's step)\n",
+            r->elements_doubted, ARI_PLURAL(r->elements_doubted), ARI_PLURAL(r->elements_doubted),
+            r->elements_doubted == 1 ? "s" : "");
 }
 
 /* By a tolerance, of a first step that is right. What second moments divide is a part of the learning rate, however small

@@ -28,10 +28,6 @@ KNOWN = {
     "stranger-vesper-alone-bf16-kept_values_not_scaled": ("unseen",),
     "stranger-rover-fsdp2-dp2-bf16-norms_in_bf16": ("unseen",),
     "stranger-rover-ddp-dp2-bf16-softmax_in_bf16": ("unseen",),
-    "stranger-mosaic-ddp-dp2-bf16-moments_in_bf16": ("unseen",),
-    # A second step under Adam: a bias of keys has no gradient but rounding (docs/pytorch.md, later steps).
-    "stranger-mosaic-alone-micro4-update-steps2-right": ("alarm",),
-    "stranger-mosaic-ddp-dp4-update-steps2-right": ("alarm",),
     # The cause that is named:
     "stranger-rover-hand-cp2-positions_of_own_part": ("wrong",),  # part_of_one_rank
     "stranger-rover-hand-cp2-bf16-averaged_over_context": ("wrong",),  # missing_all_reduce

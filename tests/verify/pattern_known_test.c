@@ -15,6 +15,7 @@ static const ari_gradient gradients[GRADIENTS] = {{"model.layers.0.mlp.up_proj.w
 VALUE(right_norm, sqrt(65.0))
 VALUE(norm_of, sqrt((double)w->by[0]))
 VALUE(mean_of_norms, (sqrt(30.0) + sqrt(24.0) + sqrt(25.0) + sqrt(25.0)) / TP)
+VALUE(sum_of_norms, sqrt(30.0) + sqrt(24.0) + sqrt(25.0) + sqrt(25.0))
 
 #define GRAD_NORM "grad_norm", 'c', ONE_VALUE(TP)
 #define NORMS OF(right_norm), KNOWN(RANKS(0, 0, TP), .gradient = gradients, .gradients = GRADIENTS)
@@ -34,6 +35,10 @@ static const trace of_norms[] = {
     {"no root", GRAD_NORM, norm_of, BY(65 * 65), CAUSE("norm_not_rooted"), NORMS, HINT("its root")},
     {"the mean of the ranks' norms", GRAD_NORM, mean_of_norms, CAUSE("norm_mean_of_ranks"), NORMS,
      HINT("the mean over 4 ranks")},
+    {"the sum of the ranks' norms", GRAD_NORM, sum_of_norms, CAUSE("norm_sum_of_ranks"), NORMS,
+     HINT("the sum over 4 ranks")},
+    {"the norm of one gradient", GRAD_NORM, norm_of, BY(36), CAUSE("clipped_each"), NORMS,
+     HINT("that of model.layers.0.mlp.down_proj.weight (1 parameter)")},
     {"a norm of nothing", GRAD_NORM, norm_of, BY(71), CAUSE("unknown"), NORMS, HINT("no parameter")},
 };
 

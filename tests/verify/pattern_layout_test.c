@@ -55,6 +55,7 @@ VALUE(five, 5.0f)
 VALUE(norm_of_own, tp_rank(w, r) ? x * 0.6f : x * 0.8f)
 VALUE(zero, 0.0f)
 VALUE(first_group_alone, dp_rank(w, r) == 0 ? x : 0.0f)
+VALUE(samples_of_world_rank, w->reference[i % (w->count / 2) + (size_t)(r % 2) * (w->count / 2)])
 
 /* --- tokens and ids ----------------------------------------------------------------------------------------------- */
 
@@ -136,6 +137,10 @@ static const trace traces[] = {
      CAUSE("norm_counts_twice")},
     {"groups after the first that are all wrong", "model.embed_tokens", 'f', MESH(2, 2, -1, 4, 3, 8), first_group_alone,
      CAUSE("world_rank_in_group")},
+    {"weights that one group alone has", UP, 'i', MESH(2, 2, 0, 8, 12), first_group_alone, CAUSE("missing_broadcast"),
+     HINT("over dp: ranks 0..1 have the value")},
+    {"samples by the rank in the world", "model.embed_tokens", 'f', MESH(2, 2, -1, 4, 3, 8), samples_of_world_rank,
+     CAUSE("world_rank_in_group"), HINT("r mod 2", "rank 1 has rank 2's")},
     {"groups that are all wrong", "model.embed_tokens", 'f', MESH(2, 2, -1, 4, 3, 8), zero, CAUSE("never_written")},
     {"tokens left in the order of the ranks in a sharded product", Q_PROJ, 'f', MESH(1, 2, 2, 3, 8, 8), in_rank_order,
      CAUSE("gathered_in_rank_order")},

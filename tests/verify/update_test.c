@@ -10,6 +10,7 @@ typedef struct adam {
     bool sgd, decay_in_gradient, twice;
     int ahead;   /* steps that the counter has had */
     int history; /* whose its moments have; 0: none */
+    double eps;  /* beside the root; inside of it where it is negative */
 } adam;
 
 static const adam right = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .decay = 0.5, .clip = 0.2};
@@ -44,7 +45,9 @@ static void step(run *r, adam a)
             m = a.beta1 * m + (1.0 - a.beta1) * g;
             v = a.beta2 * v + (1.0 - a.beta2) * g * g;
             w -= a.decay_in_gradient ? 0.0 : a.lr * a.decay * w;
-            w -= a.sgd ? a.lr * g : a.lr * m / (1.0 - pow(a.beta1, as)) / (sqrt(v / (1.0 - pow(a.beta2, as))) + 1e-12);
+            const double second = v / (1.0 - pow(a.beta2, as));
+            const double root = a.eps < 0.0 ? sqrt(second - a.eps) : sqrt(second) + 1e-12 + a.eps;
+            w -= a.sgd ? a.lr * g : a.lr * m / (1.0 - pow(a.beta1, as)) / root;
         }
         r->m[i] = (float)m;
         r->v[i] = (float)v;
@@ -93,15 +96,17 @@ Test(update, mistakes_are_named_by_the_state)
         adam with;
         const char *cause;
     } cases[] = {
-        {{2e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 0, 0}, "other_learning_rate"},
-        {{1e-3, 0.95, 0.9, 0.5, 0.2, false, false, false, 0, 0}, "other_betas"},
-        {{1e-3, 0.9, 0.999, 0.5, 0.2, false, false, false, 0, 0}, "other_betas"},
-        {{1e-3, 0.9, 0.95, 0.0, 0.2, false, false, false, 0, 0}, "weight_decay"},
-        {{1e-3, 0.9, 0.95, 0.5, 1.0, false, false, false, 0, 0}, "clip_factor"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.04, false, false, false, 0, 0}, "clip_factor"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, true, false, 0, 0}, "decay_in_gradient"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, true, 0, 0}, "update_twice"},
-        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 1, 0}, "adam_step_counter"},
+        {{2e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 0, 0, 0.0}, "other_learning_rate"},
+        {{1e-3, 0.95, 0.9, 0.5, 0.2, false, false, false, 0, 0, 0.0}, "other_betas"},
+        {{1e-3, 0.9, 0.999, 0.5, 0.2, false, false, false, 0, 0, 0.0}, "other_betas"},
+        {{1e-3, 0.9, 0.95, 0.0, 0.2, false, false, false, 0, 0, 0.0}, "weight_decay"},
+        {{1e-3, 0.9, 0.95, 0.5, 1.0, false, false, false, 0, 0, 0.0}, "clip_factor"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.04, false, false, false, 0, 0, 0.0}, "clip_factor"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, true, false, 0, 0, 0.0}, "decay_in_gradient"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, true, 0, 0, 0.0}, "update_twice"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 1, 0, 0.0}, "adam_step_counter"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 0, 0, 1e-3}, "adam_eps"},
+        {{1e-3, 0.9, 0.95, 0.5, 0.2, false, false, false, 0, 0, -1e-5}, "adam_eps"},
     };
     run a, b;
     begin(&a, 1.0);
@@ -159,6 +164,87 @@ Test(update, nesterov_s_momentum_is_told)
         }
     }
     expect_cause(verify_runs(&r[0], &r[1]), "nesterov", "momentum of 0.9");
+}
+
+/* The third step of the moments, the first of a counter that was not loaded with them. */
+Test(update, a_counter_that_a_resume_forgot_is_told)
+{
+    adam resumed = right;
+    run a, b;
+    resumed.history = 1;
+    resumed.ahead = 2;
+    begin(&a, 1.0);
+    begin(&b, 1.0);
+    step(&a, resumed);
+    resumed.ahead = 0;
+    step(&b, resumed);
+    expect_cause(verify_runs(&a, &b), "adam_step_counter", "as that of step 1 would be in step 3");
+}
+
+/* Within a tolerance, but the other optimizer's. */
+Test(update, moments_of_16_bits_are_told)
+{
+    run a, b;
+    begin(&a, 1.0);
+    begin(&b, 1.0);
+    step(&a, right);
+    step(&b, right);
+    for (int i = 0; i < N; i++) {
+        uint32_t bits;
+        memcpy(&bits, &b.m[i], sizeof bits);
+        bits = (bits + 0x8000) & 0xffff0000;
+        memcpy(&b.m[i], &bits, sizeof bits);
+    }
+    const two_files f = two_files_make();
+    const ar_verify_options o = {
+        .reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .rtol = 1e-2, .atol = 1e-3};
+    ar_verify_report *r = NULL;
+    write_run(f.reference, &a, NULL);
+    write_run(f.other, &b, NULL);
+    cr_assert_ok(ar_verify(&r, &o));
+    expect_cause(r, "fewer_bits", "keeps its state in 16 bits");
+    write_run(f.reference, &b, NULL); /* both do */
+    cr_assert_ok(ar_verify(&r, &o));
+    cr_expect(r->same);
+    ar_verify_report_destroy(r);
+    two_files_remove(&f);
+}
+
+/* What a module puts out in the second step, beside the bias of that its gradients of rounding moved either way. */
+static void write_output(const char *path, double sign, float off)
+{
+    enum { ROWS = 3 };
+    run r;
+    float out[ROWS * N];
+    begin(&r, sign);
+    step(&r, right);
+    for (int i = 0; i < ROWS * N; i++)
+        out[i] = (float)sin(1.7 * i) + r.new[i % N] + off;
+    const ar_st_tensor t[] = {vector_of("k.bias:init", AR_F32, N, r.init),
+                              vector_of("k.bias:grad", AR_F32, N, r.grad),
+                              vector_of("k.bias:new", AR_F32, N, r.new),
+                              {.name = "k:fwd@2", .dtype = AR_F32, .ndim = 2, .shape = {ROWS, N}, .data = out}};
+    write_tensors(path, t, sizeof t / sizeof *t);
+}
+
+Test(update, outputs_of_a_bias_that_rounding_moved_are_let_pass)
+{
+    const two_files f = two_files_make();
+    const ar_verify_options o = {
+        .reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5, .atol = 1e-6};
+    ar_verify_report *r = NULL;
+    write_output(f.reference, 1.0, 0.0f);
+    write_output(f.other, -1.0, 0.0f);
+    cr_assert_ok(ar_verify(&r, &o));
+    cr_expect(r->same);
+    cr_expect_eq(r->elements_doubted, NOISE + 3 * NOISE);
+    ar_verify_report_destroy(r);
+    write_output(f.other, -1.0, 1e-4f);
+    cr_assert_ok(ar_verify(&r, &o));
+    cr_expect(!r->same);
+    cr_expect_geq(r->elements_different, 3 * (N - NOISE));
+    ar_verify_report_destroy(r);
+    two_files_remove(&f);
 }
 
 Test(update, state_that_a_resume_lost_is_told)

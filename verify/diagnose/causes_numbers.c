@@ -238,6 +238,12 @@ static const ari_cause rows[] = {
     {"norm_mean_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(AVERAGE), IF(LONE), "",
      "the mean over {sharers} ranks of the norms of what each holds, {low}, in place of the root of the sum of all "
      "squares; squares are added over {over} before the root, replicated parameters once"},
+    {"norm_sum_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(COUNT), IF(LONE), "",
+     "the sum over {sharers} ranks of the norms of what each has, {low}, in place of the root of the sum of all squares: "
+     "squares are added over {over} before the root, not norms"},
+    {"clipped_each", K(NORM), ARI_TRACE + 2, ANY, 0, IF(ONE), 0, "",
+     "the norm of one parameter alone, {low}: it is that of {which}, and the reference's is of all gradients together" LOOK
+     "`clip_grad_norm_` once, of all parameters"},
     {"norm_other_order", K(NORM), ARI_TRACE + 2, ANY, 0, IF(POWER), 0, "",
      "a norm of another order: {low} is {which}; the reference is the root of the sum of their squares" LOOK
      "`norm_type` of `clip_grad_norm_`, 2 on the other side"},
@@ -249,21 +255,13 @@ static const ari_cause rows[] = {
      "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, kind "
      "of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled gradients, "
      "the largest value), or several sets"},
-    {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE) | IF(NAMED), 0, "",
-     "the norm counts something twice: it is {low}{everywhere}, {times:.6g} times the reference, as if {which} counted "
-     "{often}; what ranks share counts once" LOOK
-     "replicated parameters count once; Megatron: `param_is_not_tensor_parallel_duplicate`"},
-    {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, IF(NAMED), 0, "",
-     "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, which is that without "
-     "{which}"},
     {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE), 0, "",
-     "the norm counts something twice: it is {low}{everywhere}, {times:.4g} times the reference; a parameter that all "
-     "ranks hold (norms, row-parallel biases, copies of KV heads, a tied weight) counts once, not once per rank; clip "
-     "factor: where it is below 1, gradients are {expected:.4g} times the expected"},
+     "the norm counts something twice: it is {low}{everywhere}, {times:.6g} times the reference, as if {which} counted "
+     "{often}; what ranks share counts once; clip factor: where it is below 1, gradients are {expected:.4g} times the "
+     "expected" LOOK "replicated parameters count once; Megatron: `param_is_not_tensor_parallel_duplicate`"},
     {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, 0, 0, "",
-     "the norm leaves something out: it is {low}{everywhere}, {times:.4g} times the reference; squares of other ranks' "
-     "shards were not added, or a parameter is not in the list; clip factor: where it is below 1, gradients are "
-     "{expected:.4g} times the expected"},
+     "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, as if without {which}; clip "
+     "factor: where it is below 1, gradients are {expected:.4g} times the expected"},
     SECTION("Rounding, formats and functions of each value"),
     {"two_exchanged", K(BITS), ARI_SHAPE + 15, ANY, 0, IF(EXCHANGED), 0, "",
      "two elements exchanged: {elements}; {others}: a write to one place, or one value from elsewhere"},
@@ -284,6 +282,9 @@ static const ari_cause rows[] = {
      "atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
     ALWAYS(K(UNSTEADY), ANY, IF(APART), 0, "; even the copies of one value differ"),
     ALWAYS(K(ROUNDING), ANY, IF(APART), 0, "; even the copies of one value differ"),
+    {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, "mv", 0, 0, 0, "each of {format} precision",
+     "{format}: every moment that differs has a mantissa of {mantissa} bits, and the reference's have more: the optimizer "
+     "keeps its state in {bits} bits"},
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(SOME), 0, "each of {format} precision",
      "{format}: every different value has a mantissa of {mantissa} bits, and the reference's have more; a gradient that "
      "was added up or sent in {bits} bits (a reduce_dtype, a bf16 hook of DDP)" LOOK

@@ -77,9 +77,9 @@ static const ari_cause rows[] = {
          "; under DDP and FSDP it did not run: no_sync, the module inside called, a parameter that gets no gradient "
          "(detached, frozen, not used), for which DDP waits"),
     {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), IF(LONE), "",
-     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and zeros elsewhere"},
+     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right and zeros elsewhere"},
     {"missing_all_gather", K(OWN_BLOCK), ARI_TRACE + 5, ANY, 0, 0, IF(LONE), "",
-     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right{range} and is wrong elsewhere: "
+     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right and is wrong elsewhere: "
      "the other ranks' parts never arrived"},
     ALWAYS(K(OWN_BLOCK), "b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), IF(LONE), "",
@@ -97,7 +97,10 @@ static const ari_cause rows[] = {
          "a replicated value needs equal inputs, weights and masks on every rank: look for a collective "
          "that this rank skipped, or a buffer that was overwritten there"),
     SECTION("Shards that are another rank's"),
-    {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), 0, "",
+    {"world_rank_in_group", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(HEADS) | IF(SAMPLES), IF(LONE), "",
+     "samples by the rank in the world: rank r has the {heads} parts' r mod {heads}-th, not floor(r {heads} / {ranks}): "
+     "{pairs}; the ranks that share a layer need the samples of their data-parallel rank"},
+    {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), IF(SAMPLES), "",
      "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}" LOOK
      "KV head of rank r is floor(r n_kv / N); Megatron: `num_query_groups`"},
     {"zigzag_order", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS), 0, "",
@@ -116,18 +119,15 @@ static const ari_cause rows[] = {
      "the seed of a sharded parameter must depend on the rank; Megatron: `get_cuda_rng_tracker`; a broadcast over the world"},
     {"positions", K(SHARDS), ARI_IDENTITY + 5, "f", ARI_IS_POSITIONS, IF(SAME), 0, "",
      "every rank looked up the same positions: equal bits: {pairs}; those of a sequence shard start at its own offset"},
-    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAME) | IF(SAMPLES), IF(LONE), "",
-     "data-parallel ranks worked on the same samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
+    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(TWICE) | IF(SAMPLES), IF(LONE), "",
+     "ranks worked on the same samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
      "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)" LOOK
      "`DistributedSampler` with its rank, the slice of the batch that a rank takes"},
-    {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(TWICE) | IF(SAMPLES), IF(LONE), "",
-     "a rank worked on another's samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
-     "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)"},
+    {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), IF(LONE), "",
+     "every rank worked on one shard{along}: equal bits: {pairs}"},
     {"shard_repeated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(TWICE), 0, "",
      "a shard stands at another rank's place too: equal bits: {pairs} (one shard loaded, seeded or sent twice, or a chunk "
      "taken before it has come)"},
-    {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), IF(LONE), "",
-     "every rank worked on one shard{along}: equal bits: {pairs}"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SHIFT) | IF(SAMPLES), 0, "",
      "samples in another order: rank r has those of rank r + {shift} mod {of}{along}: {pairs}"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAMPLES), IF(SAME), "",

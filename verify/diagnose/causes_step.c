@@ -9,8 +9,9 @@
 #define CORRECTED                                                                                                      \
     "Adam's correction of another step: the update is {factor:.4g} times the expected, as that of step {as} would be " \
     "in step {step} (sqrt(1 - beta2^t)/(1 - beta1^t))"
-#define LOST                                                                                                           \
-    "the optimizer's state was lost: the gradients are equal, and here the {which} this step's gradient alone, as if " \
+#define LOST(which)                                                                \
+    "the optimizer's state was lost: the gradients are equal, and here the " which \
+    " this step's gradient alone, as if "                                          \
     "Adam began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of it)"
 #define DECAY "weight decay {what}: the difference is {part:.4g} times the weight before the step, on {wrong}"
 
@@ -38,13 +39,8 @@ static const ari_cause rows[] = {
                "`state[\"step\"]` after loading or skipping"},
     {"update_sign", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(NEGATIVE), 0, "",
      UPDATE "its sign is wrong: the step goes up the gradient" LOOK "the sign of the step; `maximize`"},
-    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT) | IF(SECOND_MOMENT), 0, "",
-     UPDATE "Adam's moments were not corrected, (1 - beta1^t)/sqrt(1 - beta2^t) with t = {step}" LOOK
-            "`bias_correction` of fused optimizers"},
-    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SECOND_MOMENT), 0, "",
-     UPDATE "Adam's second moment was not corrected, 1/sqrt(1 - beta2^t) with t = {step}"},
-    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FIRST_MOMENT), 0, "",
-     UPDATE "Adam's first moment was not corrected, 1 - beta1^t with t = {step}"},
+    {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_BEFORE), 0, "",
+     UPDATE "Adam's {moments} not corrected, {rule} with t = {step}" LOOK "`bias_correction` of fused optimizers"},
     {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(APART), IF(LONE), "",
      "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by the "
      "norm of its own shards, or has a learning rate of its own"},
@@ -54,9 +50,12 @@ static const ari_cause rows[] = {
      "`nesterov=` of SGD"},
     {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
      UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
+    {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, IF(ROOT), 0, "",
+     "another epsilon in Adam: {where} the update is the other's over sqrt(1 + {epsilon:.3g}/r^2), r {root}, so that small "
+     "gradients move less: it was added inside of the root"},
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
-     "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/|gradient| (of the gradient "
-     "before clipping), so that small gradients move less" LOOK "`eps` of `Adam`; added inside or outside of the root"},
+     "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/r, r {root}, so that small "
+     "gradients move less" LOOK "`eps` of `Adam`; added inside or outside of the root"},
     {"decay_in_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_WEIGHT), 0, "",
      "the gradients are equal, and the first moment is {first:.4g} times the reference's plus {decay:.3g} times the "
      "weight before the step: weight decay was added to the gradient (Adam in place of AdamW)" LOOK
@@ -77,9 +76,10 @@ static const ari_cause rows[] = {
     {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
      "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
-    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT), 0, "",
-     LOST LOOK "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
-    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(SECOND_MOMENT), 0, "", LOST},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT) | IF(SECOND_MOMENT), 0, "",
+     LOST("moments are") LOOK "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT), 0, "", LOST("first moment is")},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(SECOND_MOMENT), 0, "", LOST("second moment is")},
     {"optimizer_state_misplaced", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), 0, "",
      "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} in "
      "the reference (parameters in another order when a checkpoint was saved or loaded)"},

@@ -25,7 +25,7 @@ enum { LEAST_ROWS = 8 }; /* in which a vector that is the same in all is no acci
 typedef struct fold_row {
     double *sum, *apart; /* [cols] */
     double *excess;      /* [cols]: sum - reference, of all rows so far */
-    int *holders;        /* [cols] */
+    double *holders;     /* [cols]: how many */
 } fold_row;
 
 static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
@@ -33,7 +33,7 @@ static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
     for (size_t i = 0; i < c->grid.cols; i++) {
         const size_t index = at * c->grid.cols + i;
         const double ref = (double)c->grid.d->reference[index], n = row->holders[i];
-        if (row->holders[i] > 1) {
+        if (n > 1.0) {
             const double sum = fabs(row->sum[i] - ref), mean = fabs(row->sum[i] / n - ref);
             row->excess[i] += row->sum[i] - ref;
             f->shared++;
@@ -41,13 +41,12 @@ static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
             f->mean_error += mean * mean;
             f->apart += row->apart[i] / n;
             f->scale += ref * ref;
-            f->worst = sum > f->worst ? sum : f->worst;
-            f->worst_mean = mean > f->worst_mean ? mean : f->worst_mean;
-        } else if (row->holders[i] == 1) {
+            f->worst = fmax(f->worst, sum);
+            f->worst_mean = fmax(f->worst_mean, mean);
+        } else if (n > 0.0) {
             f->lone += ari_survey_bit(&c->survey, index);
         }
-        row->sum[i] = row->apart[i] = 0.0;
-        row->holders[i] = 0;
+        row->sum[i] = row->apart[i] = row->holders[i] = 0.0;
     }
 }
 
@@ -63,7 +62,7 @@ static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_axes over
             const double v = (double)run.value[i], delta = v - (double)run.ref[i];
             row->sum[run.col + i] += v;
             row->apart[run.col + i] += delta * delta;
-            row->holders[run.col + i]++;
+            row->holders[run.col + i] += 1.0;
         }
     }
     end_fold_row(f, c, row, current);
@@ -74,46 +73,21 @@ static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_axes over
     }
 }
 
-static bool others_are_zero(const ari_survey *s, int ranks)
+static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool beside)
 {
-    for (int r = 0; r < ranks; r++) {
-        if (s->rank[r].different > 0 && s->rank[r].zero < s->rank[r].different)
-            return false;
-    }
-    return true;
-}
-
-static void say_over(ari_trace *t, ari_axes over)
-{
-    char text[ARI_AXES_TEXT];
-    ari_words(t, "over", "%s", ari_axes_text(text, over, " and "));
-}
-
-static void found_sum(ari_trace *t, const ari_case *c, const fold *sums, ari_axes over, bool beside)
-{
-    const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     const int right = s->holding_ranks - s->wrong_ranks;
-    ari_found(t, ARI_FOUND_SUM, right == 1 && others_are_zero(s, d->ranks) ? ARI_IF(ONE) : 0);
+    ari_found(t, ARI_FOUND_SUM, right > 0 && s->total.zero == s->total.different ? ARI_IF(ONE) : 0);
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) /* what is of tensor-parallel ranks needs no saying */
         t->is |= over & ari_layout_axes[i].axes & ~(ari_axes)ARI_CUTS_FEATURES ? ari_of_axis(i) : 0;
     t->is |= beside ? ARI_IF(ROWS) : 0;
-    say_over(t, over);
     ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
-    ari_number(t, "worst", sums->worst / s->max_reference);
     ari_text who = ari_list(t, "who");
     if (right == 0)
         ari_say(&who, "no rank");
     else
         ari_say_ranks(&who, c, true);
     ari_say(&who, right > 1 ? " have" : " has");
-}
-
-static void found_mean(ari_trace *t, const ari_case *c, const fold *sums, ari_axes over)
-{
-    ari_found(t, ARI_FOUND_MEAN, 0);
-    say_over(t, over);
-    ari_number(t, "worst", sums->worst_mean / c->survey.max_reference);
 }
 
 /* What the copies are, if they are that in every group of this kind. */
@@ -129,9 +103,9 @@ static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_ax
         fold one = {0};
         fold_copies(&one, c, row, over, key);
         const bool far = isfinite(one.apart) && one.apart >= 1e-4 * one.scale && one.scale > 0.0 && one.lone == 0;
-        /* What rounding may leave, and far less than the copies are apart: of many elements no accident either. */
+        /* What rounding may leave, and far less than the copies are apart: of some elements no accident either. */
         const double off = fmax(c->absolute, c->grid.d->allowed);
-        const double noise = c->survey.shared < 64 ? 0.0 : off * off * (double)c->survey.shared;
+        const double noise = c->survey.shared < 16 ? 0.0 : off * off * (double)c->survey.shared;
         const double rounding = fmin(noise, 1e-3 * one.apart), exact = tolerance * tolerance;
         const relation mine = far && one.sum_error <= fmax(exact * one.scale, rounding)    ? ADD_UP
                               : far && one.mean_error <= fmax(exact * one.apart, rounding) ? AVERAGE
@@ -160,27 +134,23 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
                                      ARI_CUTS_DATA,
                                      ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS,
                                      ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES};
-    ar_status st = AR_OK;
-    fold_row row = {NULL, NULL, NULL, NULL};
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.sum, g->cols, g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.apart, g->cols, g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.excess, g->cols, g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row.holders, g->cols, g->d->name));
+    char text[ARI_AXES_TEXT];
+    double *columns;
+    AR_TRY(ARI_ALLOC_ZERO(&columns, 4 * g->cols, g->d->name));
+    fold_row row = {columns, columns + g->cols, columns + 2 * g->cols, columns + 3 * g->cols};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && t->kind == ARI_FOUND_NOTHING; i++) {
         fold sums = {0};
         const relation is = relation_in(&sums, c, &row, kinds[i]);
         const ari_axes over = kinds[i] == ARI_ALL_AXES ? ari_apart_over(g->d) : kinds[i];
         if (is == ADD_UP || is == ADD_UP_BESIDE_A_VECTOR)
-            found_sum(t, c, &sums, over, is != ADD_UP);
+            found_sum(t, c, over, is != ADD_UP);
         else if (is == AVERAGE)
-            found_mean(t, c, &sums, over);
+            ari_found(t, ARI_FOUND_MEAN, 0);
+        ari_words(t, "over", "%s", ari_axes_text(text, over, " and "));
+        ari_number(t, "worst", (is == AVERAGE ? sums.worst_mean : sums.worst) / c->survey.max_reference);
     }
-done:
-    free(row.sum);
-    free(row.apart);
-    free(row.excess);
-    free(row.holders);
-    return st;
+    free(columns);
+    return AR_OK;
 }
 
 /* --- some copies are right, some are not -------------------------------------------------------------------------- */
@@ -216,60 +186,33 @@ static double of_blocks(const ari_hypothesis *h, const ari_run *run, size_t i)
     return b->factor * sum;
 }
 
-/* Whether the first values are that, for a factor of 1 or 1/n. */
-static bool fit_blocks(ari_hypothesis *h, block_sum *b)
-{
-    enum { FEW = 256 };
-    ari_fit f = {0};
-    b->factor = 1.0;
-    for (ari_run run = ari_runs_of(&h->c->grid); f.n < FEW && ari_runs_next(&run);) {
-        for (size_t i = 0; i < run.count && f.n < FEW; i++)
-            ari_fit_add(&f, (double)run.value[i], of_blocks(h, &run, i), 0.0);
-    }
-    const bool fits = ari_fit_one(&b->factor, &f) < ARI_KNOWN;
-    h->factor = (double)b->n * b->factor;
-    return fits && (ari_is_near(b->factor, 1.0, ARI_KNOWN) || ari_is_near(b->factor * (double)b->n, 1.0, ARI_KNOWN));
-}
-
 /* Every tensor-parallel rank's shard is the sum, or the mean, of all of them: a reduction over the world, or over tp, of
  * what is not replicated there. */
 ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    const int tp = g->d->hidden ? ARI_MOST_RANKS : ari_along(g->d, ARI_CUTS_FEATURES);
+    const size_t tp = g->d->hidden ? ARI_MOST_RANKS : (size_t)ari_along(g->d, ARI_CUTS_FEATURES);
     block_sum b = {.dim = 0};
     ari_hypothesis h = {of_blocks, .c = c, .of = &b, .beside = ARI_SUMS * c->survey.max_reference};
     ari_residual left;
-    for (; b.dim < g->nd && t->kind == ARI_FOUND_NOTHING; b.dim++) {
-        for (b.n = g->d->hidden ? 2 : (size_t)tp; b.n > 1 && b.n <= (size_t)tp; b.n++) {
-            if (g->shape[b.dim] % b.n != 0 || g->shape[b.dim] < 2 * b.n || !fit_blocks(&h, &b) ||
-                !ari_holds_all(&left, &h))
+    for (; b.dim < g->nd; b.dim++) {
+        const size_t size = g->shape[b.dim];
+        for (size_t i = g->d->hidden ? 4 : 2 * tp; i <= 2 * tp + 1; i++) { /* of i / 2 shards the sum or the mean */
+            b.n = i / 2;
+            h.factor = i % 2 ? 1.0 : (double)b.n;
+            b.factor = h.factor / (double)b.n;
+            if (b.n < 2 || size % b.n != 0 || size < 2 * b.n || !ari_holds_all(&left, &h))
                 continue;
-            ari_found(t, ARI_FOUND_SHARDS_ADDED, b.factor < 0.75 ? ARI_IF(AVERAGE) : 0);
-            ari_explained(t, &left, 1);
+            ari_found(t, ARI_FOUND_SHARDS_ADDED, i % 2 ? ARI_IF(AVERAGE) : 0);
+            ari_explained(t, &left, 0);
             ari_count(t, "tp", b.n);
-            break;
+            return AR_OK;
         }
     }
     return AR_OK;
 }
 
 /* --- summed over other ranks than those that share a part --------------------------------------------------------- */
-
-/* Whether two ranks hold one box each, of one extent. */
-static bool are_alike(const ari_difference *d, int r, int q)
-{
-    const ar_layout *a = d->copy[r].layout, *b = d->copy[q].layout;
-    return a->nbox == 1 && b->nbox == 1 &&
-           memcmp(a->box[0].extent, b->box[0].extent, sizeof *a->box[0].extent * (size_t)d->ndim) == 0;
-}
-
-/* Whether two ranks that are alike hold the same part. */
-static bool hold_one_part(const ari_difference *d, int r, int q)
-{
-    const ar_box *a = &d->copy[r].layout->box[0], *b = &d->copy[q].layout->box[0];
-    return memcmp(a->global, b->global, sizeof *a->global * (size_t)d->ndim) == 0;
-}
 
 /* The reference in rank r's box where rank 0 has element `index` of the full tensor in its own. */
 static double reference_in(const ari_difference *d, int r, size_t index)
@@ -288,18 +231,22 @@ typedef struct alike {
     int part[ARI_MOST_RANKS], bits[ARI_MOST_RANKS];
 } alike;
 
-static void find_alike(alike *a, const ari_difference *d)
+/* False unless all ranks hold one box each, of one extent. */
+static bool find_alike(alike *a, const ari_difference *d)
 {
     const size_t bytes = ari_volume(d->copy[0].shape, d->ndim) * sizeof(float);
+    const size_t place = (size_t)d->ndim * sizeof *d->shape;
     for (int r = 0; r < d->ranks; r++) {
-        int p = 0, q = 0;
-        while (!hold_one_part(d, r, p))
-            p++;
-        while (memcmp(d->copy[r].local, d->copy[q].local, bytes) != 0)
-            q++;
-        a->part[r] = p;
-        a->bits[r] = q;
+        const ar_layout *o = d->copy[r].layout;
+        if (o->nbox != 1 || memcmp(o->box[0].extent, d->copy[0].layout->box[0].extent, place) != 0)
+            return false;
+        int *p = &a->part[r], *q = &a->bits[r];
+        for (*p = 0; memcmp(d->copy[*p].layout->box[0].global, o->box[0].global, place) != 0;)
+            ++*p;
+        for (*q = 0; memcmp(d->copy[*q].local, d->copy[r].local, bytes) != 0;)
+            ++*q;
     }
+    return true;
 }
 
 /* Whether every rank has the bits of one with another part; lists these groups. */
@@ -325,14 +272,13 @@ ar_status ari_measure_group(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     alike a;
+    bool all_differ = true;
     double left = 0.0, all = 0.0;
-    if (d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_along(d, ARI_CUTS_SAMPLES) > 1)
+    for (int r = 0; r < d->ranks; r++)
+        all_differ = all_differ && c->survey.rank[r].different > 0;
+    if (!all_differ || d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_along(d, ARI_CUTS_SAMPLES) > 1 ||
+        !find_alike(&a, d))
         return AR_OK;
-    for (int r = 0; r < d->ranks; r++) {
-        if (c->survey.rank[r].different == 0 || !are_alike(d, r, 0))
-            return AR_OK;
-    }
-    find_alike(&a, d);
     for (ari_run run = ari_runs_of_rank(&c->grid, 0); ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count; i++) {
             double sum = 0.0, values = 0.0;

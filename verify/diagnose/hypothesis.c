@@ -108,17 +108,36 @@ bool ari_is_multiple(const ari_case *c, const ari_fit *f)
     return p != 0.0 && left <= most_left && left <= relative * relative + (double)f->n * absolute * absolute / f->yy;
 }
 
+/* --- tensors side by side ----------------------------------------------------------------------------------------- */
+
 enum { READ_AT_ONCE = 512 };
+
+ar_status ari_read_beside(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n,
+                          ari_beside_each *each, void *user)
+{
+    double read[ARI_MOST_BESIDE][READ_AT_ONCE] = {{0.0}}, x[ARI_MOST_BESIDE];
+    for (size_t at = from, some; at < from + n; at += some) {
+        some = from + n - at < READ_AT_ONCE ? from + n - at : READ_AT_ONCE;
+        for (int k = 0; k < tensors; k++) {
+            if (tensor[k])
+                AR_TRY(ar_dump_read_f64(tensor[k], at, some, read[k]));
+        }
+        for (size_t i = 0; i < some; i++) {
+            for (int k = 0; k < tensors; k++)
+                x[k] = read[k][i];
+            each(user, x);
+        }
+    }
+    return AR_OK;
+}
+
+static void add_to_fit(void *fit, const double *x)
+{
+    ari_fit_add(fit, x[0], x[1], 0.0);
+}
 
 ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from, size_t n)
 {
-    float v[READ_AT_ONCE], r[READ_AT_ONCE];
-    for (size_t at = from, some; at < from + n; at += some) {
-        some = from + n - at < READ_AT_ONCE ? from + n - at : READ_AT_ONCE;
-        AR_TRY(ar_dump_read_f32(y, at, some, v));
-        AR_TRY(ar_dump_read_f32(a, at, some, r));
-        for (size_t i = 0; i < some; i++)
-            ari_fit_add(f, (double)v[i], (double)r[i], 0.0);
-    }
-    return AR_OK;
+    const ar_dump_tensor *const two[] = {y, a};
+    return ari_read_beside(two, 2, from, n, add_to_fit, f);
 }

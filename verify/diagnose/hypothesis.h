@@ -80,4 +80,14 @@ bool ari_is_multiple(const ari_case *c, const ari_fit *f);
 AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from,
                                     size_t n);
 
+/* --- tensors side by side ----------------------------------------------------------------------------------------- */
+
+enum { ARI_MOST_BESIDE = 10 };
+/* Of one element: x[k] of the k-th tensor. */
+typedef void ari_beside_each(void *user, const double *x);
+/** Calls `each` for elements [from, from + n) of up to ARI_MOST_BESIDE tensors, of one that is NULL with 0. Errors: those
+ *  of reading. */
+AR_NODISCARD ar_status ari_read_beside(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n,
+                                       ari_beside_each *each, void *user);
+
 #endif

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The norm of all gradients: which of them, which ranks' parts of them, it counts too often or leaves out. */
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
-enum { CHUNK = 4096, MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
+enum { MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
 
 /* What clip_grad_value_ may be given. Any norm is that of some limit: only one of a round limit says something. */
 static const double limits[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
@@ -38,8 +39,15 @@ static int sharers(int tp, int dp)
     return tp > 1 ? tp : dp;
 }
 
-static void add_size(parts *all, double size)
+/* An element of both dumps. */
+static void add_element(void *user, const double *x)
 {
+    parts *all = user;
+    part *p = &all->part[all->n - 1];
+    const double size = fabs(x[0]);
+    p->square += x[0] * x[0];
+    p->other += x[1] * x[1];
+    all->differ = all->differ || x[0] != x[1];
     all->largest = fmax(all->largest, size);
     all->sum += size;
     for (size_t l = 0; l < LIMITS; l++) {
@@ -50,20 +58,10 @@ static void add_size(parts *all, double size)
 
 static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *t)
 {
-    float x[CHUNK], y[CHUNK];
+    const ar_dump_tensor *const both[] = {r, t};
     part *p = &all->part[all->n++];
     *p = (part){.key = ari_order_of(r->name, c->path), .ndim = r->ndim, .is = ari_name_is(r->name)};
-    for (size_t at = 0; at < t->count; at += CHUNK) {
-        const size_t n = t->count - at < CHUNK ? t->count - at : CHUNK;
-        AR_TRY(ar_dump_read_f32(r, at, n, x));
-        AR_TRY(ar_dump_read_f32(t, at, n, y));
-        for (size_t k = 0; k < n; k++) {
-            p->square += (double)x[k] * (double)x[k];
-            p->other += (double)y[k] * (double)y[k];
-            add_size(all, fabs((double)x[k]));
-        }
-        all->differ = all->differ || memcmp(x, y, n * sizeof *x) != 0;
-    }
+    AR_TRY(ari_read_beside(both, 2, 0, t->count, add_element, all));
     all->square += p->square;
     all->other += p->other;
     ari_rank_copies ranks = {.copy = NULL};
@@ -90,11 +88,8 @@ static ar_status parts_of_run(parts *all, const ari_difference *d)
     for (all->n = 0; all->n < d->gradients; all->n++) {
         const ari_gradient *g = &d->gradient[all->n];
         part *p = &all->part[all->n];
-        *p = (part){.key = ari_order_of(g->name, NULL),
-                    .ndim = g->ndim,
-                    .is = ari_name_is(g->name),
-                    .square = g->square,
-                    .other = g->square};
+        *p = (part){.key = ari_order_of(g->name, NULL), .ndim = g->ndim, .is = ari_name_is(g->name)};
+        p->square = p->other = g->square;
         if (all->of_ranks)
             memcpy(p->held, g->held, (size_t)tp * sizeof *p->held);
         all->square += p->square;
@@ -175,7 +170,7 @@ static bool in_set(const parts *all, int set, const part *of, const part *p)
     }
 }
 
-static void name_set(ari_trace *t, int set, const part *of, size_t n, int more)
+static void name_set(ari_trace *t, int set, const part *of, size_t n, bool once)
 {
     const char *const words[] = {"",
                                  " and its like in other layers",
@@ -185,30 +180,42 @@ static void name_set(ari_trace *t, int set, const part *of, size_t n, int more)
                                  " and all others that ranks share as it"};
     ari_words(t, "which", "%.*s%s (%zu parameter%s)", (int)of->key.stem, of->key.name, words[set], n,
               n == 1 ? "" : "s");
-    ari_words(t, "often", "%s", more == 1 ? "once more" : "once per rank");
+    ari_words(t, "often", "%s", once ? "once more" : "once per rank");
 }
 
-/* The smallest set whose squares, left out or counted `more` times too often, make the difference; false: none. */
-static bool find_set(ari_trace *t, const parts *all, double difference, double unsure, int more)
+/* What a norm's square is off by, and how far from that a candidate's may be. */
+typedef struct sought {
+    double value, difference, within, unsure;
+} sought;
+
+/* The smallest set that was left out, counted once more or once per rank; or the one parameter whose norm it is. */
+static void find_set(ari_trace *t, const parts *all, const sought *s)
 {
+    enum { LEFT_OUT, ONCE_MORE, PER_RANK, ALONE, WAYS };
+    const double times[WAYS] = {-1.0, 1.0, all->sharers > 2 ? all->sharers - 1.0 : 0.0, 1.0};
+    static const ari_properties is[WAYS] = {0, ARI_IF(TWICE), ARI_IF(TWICE), ARI_IF(ONE)};
     size_t fewest = SIZE_MAX;
-    for (int set = 0; set < SETS; set++) {
-        for (size_t i = 0; i < all->n; i++) {
-            double sum = 0.0;
-            size_t n = 0;
-            for (size_t k = 0; k < all->n; k++) {
-                if (!in_set(all, set, &all->part[i], &all->part[k]))
-                    continue;
-                sum += all->part[k].square;
-                n++;
-            }
-            if (n == 0 || n >= fewest || n == all->n || !(fabs(more * sum - fabs(difference)) <= unsure))
+    ari_properties found = 0;
+    for (size_t i = 0; i < all->n * SETS; i++) {
+        const int set = (int)(i / all->n);
+        const part *of = &all->part[i % all->n];
+        double sum = 0.0;
+        size_t n = 0;
+        for (size_t k = 0; k < all->n; k++) {
+            const bool in = in_set(all, set, of, &all->part[k]);
+            sum += in ? all->part[k].square : 0.0;
+            n += in;
+        }
+        for (int way = 0; way < (set == ITSELF ? WAYS : ALONE) && n > 0 && n < fewest && n < all->n; way++) {
+            const double off = times[way] * sum - (way == ALONE ? s->value * s->value : s->difference);
+            if (!(fabs(off) <= (way == ALONE || way == PER_RANK ? s->unsure : s->within)))
                 continue;
             fewest = n;
-            name_set(t, set, &all->part[i], n, more);
+            found = is[way];
+            name_set(t, set, of, n, way != PER_RANK);
         }
     }
-    return fewest < SIZE_MAX;
+    t->is |= fewest < SIZE_MAX ? found : ARI_IF(FOREIGN);
 }
 
 /* --- what a wrong norm may be ------------------------------------------------------------------------------------- */
@@ -216,60 +223,49 @@ static bool find_set(ari_trace *t, const parts *all, double difference, double u
 /* Numbers computed from the same gradients are as near as this, for they are sums of many. */
 #define SAME_NORM ARI_SUMS
 
-/* Whether the norm is that of one rank's parts, or lacks one rank's shards. */
-static bool leaves_ranks_out(ari_trace *t, const parts *all, double value)
+/* Whether the value is a number of the same gradients. */
+static bool is_it(ari_trace *t, double value, double number, ari_properties is, const char *which)
 {
-    for (int rank = 0; rank < all->sharers; rank++) {
-        double held = 0.0, shards = 0.0;
-        for (size_t i = 0; i < all->n; i++) {
-            held += all->part[i].held[rank];
-            shards += is_replicated(all, &all->part[i]) ? 0.0 : all->part[i].held[rank];
-        }
-        if (ari_is_near(sqrt(held), value, 0.1 * SAME_NORM))
-            ari_words(t, "which", "the shards of all ranks of their group but rank %d", rank);
-        else if (shards > 0.0 && ari_is_near(sqrt(all->square - shards), value, 0.1 * SAME_NORM))
-            ari_words(t, "which", "the shards of rank %d of their group", rank);
-        else
-            continue;
-        return true;
-    }
-    return false;
+    if (!ari_is_near(number, value, SAME_NORM))
+        return false;
+    t->is |= is;
+    ari_words(t, "which", "%s", which);
+    return true;
 }
 
-/* Other numbers of the same gradients: whether the value is one. */
+/* What the sharers make of it: of all that each holds, and of its shards alone. */
+static bool is_of_ranks(ari_trace *t, const parts *all, double value)
+{
+    double squares = 0.0, norms = 0.0;
+    bool is = false;
+    for (int rank = 0; rank < all->sharers && !is; rank++) {
+        double held = 0.0, shards = 0.0;
+        char others[64], mine[64];
+        for (size_t i = 0; i < all->n; i++) {
+            const part *p = &all->part[i];
+            held += all->of_ranks ? p->held[rank] : 0.0;
+            shards += is_replicated(all, p) ? 0.0 : p->held[rank];
+        }
+        squares += held, norms += sqrt(held);
+        snprintf(others, sizeof others, "the shards of all ranks of their group but rank %d", rank);
+        snprintf(mine, sizeof mine, "the shards of rank %d of their group", rank);
+        is = value * value < all->square && (is_it(t, value, sqrt(held), 0, others) ||
+                                             (shards > 0.0 && is_it(t, value, sqrt(all->square - shards), 0, mine)));
+    }
+    return is || is_it(t, value, sqrt(squares), ARI_IF(TWICE), "every parameter that ranks share") ||
+           is_it(t, value, norms / all->sharers, ARI_IF(AVERAGE), "") || is_it(t, value, norms, ARI_IF(COUNT), "");
+}
+
 static bool is_another_norm(ari_trace *t, const parts *all, double value)
 {
-    double squares = 0.0, mean = 0.0; /* of what each sharer holds: all squares, and the mean of norms */
-    size_t limit = 0;
-    for (int rank = 0; all->of_ranks && rank < all->sharers; rank++) {
-        double own = 0.0;
-        for (size_t i = 0; i < all->n; i++)
-            own += all->part[i].held[rank];
-        mean += sqrt(own) / all->sharers;
-        squares += own;
+    for (size_t l = 0; l < LIMITS; l++) {
+        ari_number(t, "limit", limits[l]);
+        if (is_it(t, value, sqrt(all->clipped[l]), ARI_IF(CUT), ""))
+            return true;
     }
-    while (limit < LIMITS && !ari_is_near(sqrt(all->clipped[limit]), value, SAME_NORM))
-        limit++;
-    const struct {
-        double number;
-        ari_properties is;
-        const char *words;
-    } others[] = {{sqrt(squares), ARI_IF(TWICE), "every parameter that ranks share"},
-                  {all->square, ARI_IF(ROOT), ""},
-                  {mean, ARI_IF(AVERAGE), ""},
-                  {all->largest, ARI_IF(POWER), "the largest of all elements' sizes (norm_type inf)"},
-                  {all->sum, ARI_IF(POWER), "the sum of all elements' sizes (norm_type 1)"},
-                  {limit < LIMITS ? value : 0.0, ARI_IF(CUT), ""}};
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        if (!ari_is_near(others[i].number, value, SAME_NORM))
-            continue;
-        t->is |= others[i].is;
-        ari_words(t, "which", "%s", others[i].words);
-        ari_words(t, "often", "once per rank");
-        ari_number(t, "limit", limit < LIMITS ? limits[limit] : 0.0);
-        return true;
-    }
-    return false;
+    return is_it(t, value, all->square, ARI_IF(ROOT), "") ||
+           is_it(t, value, all->largest, ARI_IF(POWER), "the largest of all elements' sizes (norm_type inf)") ||
+           is_it(t, value, all->sum, ARI_IF(POWER), "the sum of all elements' sizes (norm_type 1)");
 }
 
 /* What the gradients say, which are the reference's. */
@@ -277,36 +273,32 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
 {
     const double apart = fabs(all->square - ref * ref), unsure = 3.0 * apart + ARI_ROUNDINGS * all->square;
     const double difference = value * value - all->square;
+    const sought s = {value, difference, fmax(unsure, ARI_SEEN * fabs(difference)), unsure};
     if (all->n == 0 || apart > ARI_SEEN * all->square || !(fabs(difference) > 4.0 * unsure))
         return;
-    t->is = (t->is & ~ARI_IF(TWICE)) | ARI_IF(NAMED);
-    if (is_another_norm(t, all, value) || (difference < 0.0 && leaves_ranks_out(t, all, value)))
-        return;
-    const bool found = find_set(t, all, difference, fmax(unsure, ARI_SEEN * fabs(difference)), 1) ||
-                       (difference > 0.0 && all->sharers > 2 && find_set(t, all, difference, unsure, all->sharers - 1));
-    t->is |= !found ? ARI_IF(FOREIGN) : difference > 0.0 ? ARI_IF(TWICE) : 0;
+    t->is &= ~ARI_IF(TWICE);
+    if (!is_of_ranks(t, all, value) && !is_another_norm(t, all, value))
+        find_set(t, all, &s);
 }
 
-/* Whether the squares of the pipeline ranks' norms add up to the reference's. */
-static bool is_of_stages(const ari_difference *d, double ref)
+/* The root of the squares of every so manieth rank's norm. */
+static double root_over(const ari_difference *d, int each, int n)
 {
-    const int stages = ari_along(d, ARI_CUTS_LAYERS), each = d->ranks / stages;
     double squares = 0.0;
-    for (int r = 0; stages > 1 && r < d->ranks; r += each)
+    for (int r = 0; r < n * each; r += each)
         squares += d->copy[r].local ? pow((double)d->copy[r].local[0], 2.0) : 0.0;
-    return stages > 1 && ari_is_near(sqrt(squares), fabs(ref), SAME_NORM);
+    return sqrt(squares);
 }
 
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    double low, high, squares = 0.0;
+    double low, high;
     parts all;
     if (c->grid.count != 1)
         return AR_OK;
     const int shares = sharers(ari_along(d, ARI_CUTS_FEATURES), ari_along(d, ARI_CUTS_SAMPLES));
-    for (int r = 0; r < shares; r++)
-        squares += d->copy[r].local ? (double)d->copy[r].local[0] * (double)d->copy[r].local[0] : 0.0;
+    const int stages = ari_along(d, ARI_CUTS_LAYERS);
     ari_value_range(&low, &high, c);
     const double ref = (double)d->reference[0];
     const ar_status st = sum_gradients(&all, c);
@@ -316,14 +308,18 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
                   own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
                   : low > ref                                          ? ARI_IF(TWICE)
                                                                        : 0);
-        t->is |= is_of_stages(d, ref) ? ARI_IF(STAGES) : 0;
+        if (stages > 1 && ari_is_near(root_over(d, d->ranks / stages, stages), fabs(ref), SAME_NORM))
+            t->is |= ARI_IF(STAGES);
         ari_number(t, "low", low);
         ari_number(t, "high", high);
         ari_number(t, "reference", ref);
-        ari_number(t, "root", sqrt(squares));
+        ari_number(t, "root", root_over(d, 1, shares));
         ari_count(t, "sharers", (size_t)shares);
         ari_words(t, "over", ari_along(d, ARI_CUTS_FEATURES) > 1 ? "tp" : "dp");
         ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
+        ari_words(t, "which", "%s",
+                  low > ref ? "what ranks share (norms, biases, KV heads, a tied weight)" : "some of them");
+        ari_words(t, "often", "once per rank");
         ari_number(t, "times", low / ref);
         ari_number(t, "expected", ref / low);
         if (!(t->is & ARI_IF(SAME)) && low == high)

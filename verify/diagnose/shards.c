@@ -48,14 +48,10 @@ ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
     if (!c->survey.whole || c->survey.wrong_ranks < n)
         return AR_OK;
     for (int dim = g->nd - 1; dim >= 0 && t->kind == ARI_FOUND_NOTHING; dim--) {
-        size_t start = 0, count = 0;
         if (!own_is_right(c, dim, n, &zero))
             continue;
-        ar_split_uneven(g->shape[dim], n, n - 1, &start, &count);
         ari_found(t, ARI_FOUND_OWN_BLOCK, zero ? ARI_IF(ZERO) : 0);
         ari_words(t, "axis", "%s", ari_dim_name(g, dim, true));
-        ari_words(t, "range", count > 0 ? " (rank %d: %zu..%zu)" : "", g->d->first_rank + n - 1, start,
-                  start + count - 1);
     }
     return AR_OK;
 }
@@ -255,12 +251,8 @@ static bool is_repeated(const shards *s)
 /* Whether ranks hold a chunk of either half of the tokens. */
 static bool is_of_chunks(const shards *s)
 {
-    for (int r = 0; r < s->g->d->ranks; r++) {
-        const ar_layout *o = s->g->d->copy[r].layout;
-        if (s->g->nd < 3 || !ari_is_activation(s->g->d) || o->nbox != 2 || o->box[0].global[1] == o->box[1].global[1])
-            return false;
-    }
-    return true;
+    const ar_layout *o = s->g->d->copy[0].layout;
+    return s->g->nd >= 3 && ari_is_activation(s->g->d) && o->nbox == 2 && o->box[0].global[1] != o->box[1].global[1];
 }
 
 /* Of chunks, whether each rank has two that follow each other, or its own two the other way round. */
@@ -275,13 +267,12 @@ static bool is_zigzag(const shards *s)
     return follow || swapped;
 }
 
-/* KV head r mod n_kv in place of floor(r n_kv / N), where every head is held by N / n_kv ranks. */
-static bool is_wrong_head(const shards *s)
+/* Of parts that so many ranks in a row hold each, KV heads or samples: part r mod parts in place of floor(r / copies). */
+static bool is_by_rank(const shards *s, int copies, int parts)
 {
-    const int n = s->g->d->ranks, copies = s->g->d->copy[0].layout->replicas;
-    bool holds = copies > 1 && copies < n && n % copies == 0 && !is_cut_by_samples(s->g); /* samples are no heads */
+    bool holds = copies > 1 && parts > 1 && parts * copies == s->g->d->ranks;
     for (size_t i = 0; i < s->n && holds; i++)
-        holds = s->of[i].mine.k > 0 || s->of[i].from.rank / copies == s->of[i].mine.rank % (n / copies);
+        holds = s->of[i].mine.k > 0 || s->of[i].from.rank / copies == s->of[i].mine.rank % parts;
     return holds;
 }
 
@@ -309,20 +300,21 @@ static bool say_pairs(ari_trace *t, const shards *s)
 static void found_shards(ari_trace *t, const shards *s)
 {
     const ari_difference *d = s->g->d;
-    const int copies = d->copy[0].layout->replicas;
+    const int copies = d->copy[0].layout->replicas, parts = copies > 0 ? d->ranks / copies : 0;
     const bool chunks = is_of_chunks(s);
     ari_found(t, ARI_FOUND_SHARDS, 0);
     const bool same = say_pairs(t, s);
-    ari_count(t, "heads", copies > 0 ? (size_t)(d->ranks / copies) : 0);
+    ari_count(t, "heads", (size_t)parts);
     ari_count(t, "places", (size_t)ari_along(d, ARI_CUTS_POSITIONS));
-    if (is_wrong_head(s))
+    if (is_by_rank(s, copies, parts))
         t->is |= ARI_IF(HEADS);
     else if (chunks && is_zigzag(s))
         t->is |= ARI_IF(TOKENS);
     else if (!same && !chunks)
         t->is |= ARI_IF(PACKED);
-    else if (same && !is_along(t, s, one_rank, ARI_IF(SAME)) && !is_along(t, s, next_rank, ARI_IF(SHIFT)))
-        t->is |= is_repeated(s) ? ARI_IF(TWICE) : 0;
+    else if (same && !is_along(t, s, one_rank, ARI_IF(SAME)))
+        is_along(t, s, next_rank, ARI_IF(SHIFT));
+    t->is |= same && is_repeated(s) ? ARI_IF(TWICE) : 0;
     t->is |= is_cut_by_samples(s->g) ? ARI_IF(SAMPLES) : 0;
 }
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
 double ari_cosine(const ari_tally *t)
@@ -327,28 +327,25 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
 
 /* Of a weight's gradient in both dumps: which rows and which columns have any value. */
 typedef struct given {
-    size_t shape[2];
+    size_t shape[2], at;
     bool *any[2][2]; /* [dimension][dump]: [shape[dimension]] */
-    float *row;
 } given;
+
+static void add_given(void *user, const double *x)
+{
+    given *g = user;
+    const size_t index[] = {g->at / g->shape[1], g->at % g->shape[1]};
+    for (int i = 0; i < 4; i++)
+        g->any[i / 2][i % 2][index[i / 2]] |= x[i % 2] != 0.0;
+    g->at++;
+}
 
 static ar_status read_given(given *g, const ar_dump_tensor *const weight[2])
 {
-    const size_t cols = weight[0]->shape[1];
-    AR_TRY(ARI_ALLOC(&g->row, cols, weight[0]->name));
-    for (int dim = 0; dim < 2; dim++) {
-        g->shape[dim] = weight[0]->shape[dim];
-        for (int k = 0; k < 2; k++)
-            AR_TRY(ARI_ALLOC_ZERO(&g->any[dim][k], g->shape[dim], weight[0]->name));
-    }
-    for (size_t r = 0; r < g->shape[0] * 2; r++) {
-        AR_TRY(ar_dump_read_f32(weight[r % 2], r / 2 * cols, cols, g->row));
-        for (size_t i = 0; i < cols; i++) {
-            g->any[0][r % 2][r / 2] = g->any[0][r % 2][r / 2] || g->row[i] != 0.0f;
-            g->any[1][r % 2][i] = g->any[1][r % 2][i] || g->row[i] != 0.0f;
-        }
-    }
-    return AR_OK;
+    memcpy(g->shape, weight[0]->shape, sizeof g->shape);
+    for (int i = 0; i < 4; i++)
+        AR_TRY(ARI_ALLOC_ZERO(&g->any[i / 2][i % 2], g->shape[i / 2], weight[0]->name));
+    return ari_read_beside(weight, 2, 0, weight[0]->count, add_given, g);
 }
 
 /* Rows, else columns, that are zero in the other dump alone, one after the other, while others are not. */
@@ -376,7 +373,7 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     const ar_dump *dump[] = {c->known->reference, c->known->other};
     const ar_dump_tensor *weight[2];
     char stem[256];
-    given g = {.row = NULL};
+    given g = {.at = 0};
     size_t from = 0, to = 0;
     int dim;
     const int n = snprintf(stem, sizeof stem, "%s.weight", c->grid.d->name);
@@ -395,7 +392,6 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     }
     for (int i = 0; i < 4; i++)
         free(g.any[i / 2][i % 2]);
-    free(g.row);
     return st;
 }
 

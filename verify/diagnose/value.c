@@ -153,8 +153,9 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     const int kept = formats[k];
     const fit r = fit_format(c, kept, &value, &ref);
     /* A reference from elsewhere is rounding off itself, and moves a value now and then to the next step. */
-    const bool gradient = d->pass == 'g' && s->total.dd < 0x1p-10 * s->total.rr; /* terms of a sum are larger than it */
-    if (r.near < r.different && !gradient)
+    const bool sums =
+        strchr("gmv", d->pass) && s->total.dd < 0x1p-10 * s->total.rr; /* terms of a sum are larger than it */
+    if (r.near < r.different && !sums)
         return AR_OK;
     ari_found(t, ARI_FOUND_PRECISION,
               r.near < r.different                                 ? ARI_IF(SOME)

@@ -178,7 +178,9 @@ static ar_status explain_row(ari_verifying *v, size_t i, const ari_explain_case 
     }
     ari_explain_case c = *known;
     c.doubt = s->pair ? s->pair->doubt : NULL;
-    if (o->rule == AR_VERIFY_TOLERANCE) {
+    if (s->pair && s->pair->rule.rule == AR_VERIFY_BITS) {
+        c.atol = c.rtol = 0.0;
+    } else if (o->rule == AR_VERIFY_TOLERANCE) {
         c.atol = o->atol;
         c.rtol = o->rtol;
     } else if (o->rule == AR_VERIFY_SENSITIVITY && s->pair) {
