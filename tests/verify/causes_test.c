@@ -58,6 +58,22 @@ Test(causes, evidence_has_the_numbers_of_the_sentence)
     cr_expect(strcmp(q.evidence.number[0].name, "tp") == 0 && q.evidence.number[0].value == 3.0);
 }
 
+/* A row number makes what is left unlike any rounding, and unlike any cause. */
+VALUE(nearly_minus_half, -0.5f * x + (float)((i * 2654435761u >> 7) % 1000u) * 0.0004f - 0.2f)
+
+Test(causes, unknown_says_the_nearest)
+{
+    static const trace t = {"noise beside a factor", "model.layers.0.mlp", 'f', WHOLE(1, 2, 8, 16), nearly_minus_half};
+    SCOPED(world_free) world w;
+    world_begin(&w, &t, 1);
+    const ari_diagnosis p = found(&w);
+    cr_expect_str_eq(cause_of(&p), "unknown", "%s", p.hint);
+    cr_expect(strstr(p.hint, "; nearest: wrong_scalar, which leaves 0."), "%s", p.hint);
+    cr_assert_gt(p.evidence.considered, 0);
+    cr_expect_str_eq(p.evidence.consider[0].cause, "wrong_scalar");
+    cr_expect(p.evidence.consider[0].explained > 0.5 && p.evidence.consider[0].explained < 1.0);
+}
+
 /* Of one rank, or of equal copies, nothing is said that takes several. */
 Test(causes, one_rank_lacks_no_collective)
 {

@@ -253,7 +253,7 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
 /* clang-format off */
 #define ARI_PROPERTIES(X) \
     X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
-    X(ALONE) X(AVERAGE) X(BLOCKS) X(BY_HEADS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
+    X(ALONE) X(AVERAGE) X(BLOCKS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
     X(FIRST_MOMENT) X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
     X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
     X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
@@ -335,7 +335,8 @@ struct ari_cause {
 /** The trace's cause; fills the last fields of the trace. */
 void ari_judge(ari_trace *t, const ari_case *c);
 /** Notes what a hypothesis leaves of the differences' squares, whether it holds or not, under the cause that such a trace
- *  has. */
+ *  has. One that explains less than this was never near. */
+#define ARI_NEAR 0.25
 void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left);
 /** What was noted becomes part of the evidence; of an unknown cause the sentence says the two that leave least. */
 void ari_say_considered(ari_text *why, ar_evidence *e, const ar_evidence *considered);
@@ -410,8 +411,6 @@ void ari_say_exactness(ari_trace *t, const ari_case *c, double worst);
 
 /* Whether two names are the same but for the numbers in them: of one module in several layers. */
 bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t ny);
-/* Whether the name contains `part` (lower case). */
-bool ari_name_has(const ari_difference *d, const char *part);
 /* Whether it is a parameter's bias. */
 bool ari_is_bias(const ari_difference *d);
 /* Whether the last dimension of this activation is heads side by side. */

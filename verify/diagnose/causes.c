@@ -277,19 +277,18 @@ void ari_judge(ari_trace *t, const ari_case *c)
 
 /* --- what was considered ------------------------------------------------------------------------------------------ */
 
-/* A hypothesis that explains less was never near. */
-static const double near_enough = 0.25;
-
 void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left)
 {
     ar_evidence *e = c->considered;
     const ari_difference *d = c->grid.d;
-    const double explained = 1.0 - fmax(left, 0.0);
+    const double explained = 1.0 - left;
     size_t i, at = 0;
-    if (!e || !(explained >= near_enough))
+    if (!e || !(explained >= ARI_NEAR))
         return;
     const ari_cause *row = row_of(&i, kind, is | properties_of(c), ari_name_is(d->name), d->pass);
-    for (i = 0; row && i < e->considered; i++) { /* once, with the most that it explains */
+    if (!row || strcmp(row->id, "unknown") == 0)
+        return;
+    for (i = 0; i < e->considered; i++) { /* once, with the most that it explains */
         if (strcmp(e->consider[i].cause, row->id) != 0)
             continue;
         if (e->consider[i].explained >= explained)
@@ -298,7 +297,7 @@ void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, dou
     }
     while (at < e->considered && e->consider[at].explained >= explained)
         at++;
-    if (!row || strcmp(row->id, "unknown") == 0 || at == AR_EVIDENCE_CONSIDERED)
+    if (at == AR_EVIDENCE_CONSIDERED)
         return;
     e->considered -= e->considered == AR_EVIDENCE_CONSIDERED;
     memmove(&e->consider[at + 1], &e->consider[at], (e->considered++ - at) * sizeof *e->consider);

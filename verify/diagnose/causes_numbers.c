@@ -71,8 +71,6 @@ static const ari_cause rows[] = {
      FACTOR ": a sum where the mean was wanted, or the other way round" LOOK "`reduction=\"sum\"` against `\"mean\"`"},
     {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "^f", 0, IF(SEEN) | IF(NAMED), 0, TIMES,
      FACTOR ": a sum where the mean was wanted, or the other way round"},
-    {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(NEGATIVE), 0, TIMES,
-     FACTOR ": the sign is flipped, and a scalar is wrong"},
     {"loss_scale", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(POWER), 0, TIMES,
      FACTOR ": a loss scale that was not divided out, or once too often" LOOK "`GradScaler.unscale_`"},
     {"scale_by_root", K(FACTOR), ARI_IDENTITY + 5, "^g", 0, IF(ROOT), 0, TIMES,

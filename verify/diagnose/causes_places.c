@@ -229,16 +229,14 @@ static const ari_cause rows[] = {
     {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE) | IF(TOKENS) | IF(OF_SHARDS), IF(ALL),
      MOVED,
      "neighbouring token blocks have each other's tokens, two and two: chunks exchanged within pairs of ranks" SLICES},
-    {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE) | IF(BY_HEADS), IF(ALL), MOVED,
-     "the two halves are exchanged (rotate_half, or RoPE's halves the wrong way round)" SLICES LOOK
-     "`rotate_half`; two shards exchanged"},
     {"batch_order", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(SAMPLES), 0, MOVED,
      "batch order: sample i has that of sample i + {by}, modulo {n}" SLICES},
     {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(TWICE) | IF(TOKENS), 0, MOVED,
      "rotated token blocks: the two halves stand in rank-rotated order, each rank's own chunk first (chunked "
      "all-gather), or shards 0 and 1 of 2 in each other's place" SLICES},
     {"halves_exchanged", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TWICE), 0, MOVED,
-     "the two halves are exchanged, as shards 0 and 1 of 2 in each other's place" SLICES},
+     "the two halves are exchanged, as shards 0 and 1 of 2 in each other's place" SLICES LOOK
+     "`rotate_half`; two shards exchanged"},
     {"token_blocks_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS) | IF(BLOCKS), 0, MOVED,
      "rotated token blocks: block k of {blocks} has block k{sign}1's tokens: chunks of an all-gather put down starting "
      "with the rank's own" SLICES},

@@ -41,24 +41,21 @@ static bool says_more(const ari_trace *a, const ari_trace *b)
     return a->confidence > 0 && a->numbers < b->numbers;
 }
 
-/* What a factor alone, and zeros, would leave, which the survey has counted: of a few elements that says nothing. */
-static void consider_plain(const ari_case *c)
+/* What a factor alone would leave, which the survey has counted: of a few elements that says nothing, and nothing either
+ * where the values do not follow the reference, whatever part of the differences a small factor takes away. */
+static void consider_factor(const ari_case *c)
 {
-    enum { FEW = 16 };
-    const ari_tally *all = &c->survey.total;
-    const ari_fit f = ari_fit_of(all);
+    const ari_fit f = ari_fit_of(&c->survey.total);
     double factor;
-    const double left = ari_fit_one(&factor, &f) * f.yy;
-    if (f.n >= FEW && fabs(factor) > ARI_KNOWN)
-        ari_consider(c, ARI_FOUND_FACTOR, 0, left / all->dd);
-    if (f.n >= FEW)
-        ari_consider(c, ARI_FOUND_ZERO, all->kept == 0 ? ARI_IF(ALL) : 0, f.yy / all->dd);
+    const double left = ari_fit_one(&factor, &f);
+    if (f.n >= 16 && left <= 1.0 - ARI_NEAR)
+        ari_consider(c, ARI_FOUND_FACTOR, 0, left * f.yy / c->survey.total.dd);
 }
 
 static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
 {
     const unsigned there = has(c);
-    consider_plain(c);
+    consider_factor(c);
     *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
     for (size_t i = 0; i < sizeof measures / sizeof *measures; i++) {
         ari_trace t = {.kind = ARI_FOUND_NOTHING};

@@ -41,12 +41,10 @@ static void choose_stretch(ari_view *v, const ar_dump_tensor *t, size_t first)
     v->c.count = v->rows * cols;
 }
 
-static ar_status read_both(ari_view *v, const ar_dump_tensor *reference, const ar_dump_tensor *other)
+static ar_status read_values(float **gives, const ari_view *v, const ar_dump_tensor *t)
 {
-    AR_TRY(ARI_ALLOC(&v->ref, v->c.count, reference->name));
-    AR_TRY(ARI_ALLOC(&v->val, v->c.count, reference->name));
-    AR_TRY(ar_dump_read_f32(reference, v->c.start, v->c.count, v->ref));
-    return ar_dump_read_f32(other, v->c.start, v->c.count, v->val);
+    AR_TRY(ARI_ALLOC(gives, v->c.count, t->name));
+    return ar_dump_read_f32(t, v->c.start, v->c.count, *gives);
 }
 
 /* The reference's tensor of the step before: of new weights what they were, of a gradient the last one. */
@@ -69,9 +67,7 @@ static ar_status read_earlier(ari_view *v, const ari_explain_case *known)
     ari_sample thin = {.tensor = *t};
     if (v->c.step)
         AR_TRY(ari_sample_init(&thin, t, v->c.step));
-    ar_status st = ARI_ALLOC(&v->earlier, thin.tensor.count, t->name);
-    if (st == AR_OK)
-        st = ar_dump_read_f32(&thin.tensor, 0, thin.tensor.count, v->earlier);
+    const ar_status st = read_values(&v->earlier, v, &thin.tensor);
     ari_sample_fini(&thin);
     AR_TRY(st);
     if (v->d.pass == 'n') {
@@ -347,7 +343,8 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     choose_shape(&v, e->other); /* its ranks' boxes are of it */
     if (e->stretch)
         choose_stretch(&v, e->other, row->first.index);
-    AR_TRY_TO(done, st, read_both(&v, e->reference, e->other));
+    AR_TRY_TO(done, st, read_values(&v.ref, &v, e->reference));
+    AR_TRY_TO(done, st, read_values(&v.val, &v, e->other));
     AR_TRY_TO(done, st, read_earlier(&v, known));
     AR_TRY_TO(done, st, read_doubt(&v, known));
     v.c.ref = v.ref;

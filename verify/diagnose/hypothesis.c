@@ -23,16 +23,25 @@ static void look_at(ari_residual *r, const ari_hypothesis *h, const ari_run *run
         return;
     const double expected = h->expect(h, run, i);
     const bool told = !isnan(expected) || isnan(value), holds = told && is_as_expected(h, value, expected);
-    if (!differs) {
-        r->broken += told && !holds;
-        return;
-    }
     const double apart = value - reference, off = told ? value - expected : apart;
+    r->broken += !differs && told && !holds;
+    r->left += differs || (told && !holds) ? off * off : 0.0;
+    if (!differs)
+        return;
     r->held += holds;
     r->missed += !holds;
     r->worst = holds ? fmax(r->worst, fabs(off)) : r->worst; /* of infinities a NaN, which fmax leaves */
-    r->left += off * off;
     r->all += apart * apart;
+}
+
+/* Whether it fails, and is not near enough to be spoken of either. */
+static bool is_ruled_out(const ari_hypothesis *h, const ari_residual *r)
+{
+    enum { FIRST = 512 }; /* elements, of which enough is as expected where a hypothesis is near */
+    if (r->missed <= h->may_miss && (r->broken == 0 || h->may_miss > 0))
+        return false;
+    const bool near = r->held + r->missed + r->broken < FIRST || r->left <= (1.0 - ARI_NEAR) * r->all;
+    return !h->kind || !h->c->considered || !near;
 }
 
 ari_residual ari_residual_of(const ari_hypothesis *h)
@@ -41,10 +50,12 @@ ari_residual ari_residual_of(const ari_hypothesis *h)
     for (ari_run run = ari_runs_of(&h->c->grid); ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count; i++) {
             look_at(&r, h, &run, i);
-            if (r.missed > h->may_miss || (r.broken > 0 && h->may_miss == 0))
+            if (is_ruled_out(h, &r))
                 return r;
         }
     }
+    if (h->kind)
+        ari_consider(h->c, h->kind, h->is, r.left / r.all);
     return r;
 }
 

@@ -17,6 +17,8 @@ struct ari_hypothesis {
     double beside;     /* what rounding of the sums that are expected adds to the case's allowance */
     size_t may_miss;   /* different elements that may be otherwise before the engine gives up */
     bool differs_only; /* speaks of elements that differ alone, whatever `expect` gives for others */
+    ari_trace_kind kind;
+    ari_properties is; /* what it is a trace of, for what is said of those that are near (ari_consider); 0: nothing */
 };
 
 /* What a hypothesis leaves. */

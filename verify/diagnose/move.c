@@ -203,7 +203,8 @@ ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
         const size_t size = (size_t)(by < 0 ? -by : by), rows = c->grid.nd > 1 ? size / c->grid.cols : 0;
         if (by == 0 || !window_at(c, at, from))
             continue;
-        const ari_hypothesis h = {.expect = expect_shifted, .c = c, .of = &by, .may_miss = size, .differs_only = true};
+        const ari_hypothesis h = {expect_shifted,           .c = c, .of = &by, .may_miss = size, .differs_only = true,
+                                  .kind = ARI_FOUND_SHIFTED};
         const ari_residual left = ari_residual_of(&h);
         if (left.held < 16 || left.missed > size || left.missed * 2 > left.held || left.held * 2 < end - first)
             continue;

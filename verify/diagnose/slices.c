@@ -465,7 +465,7 @@ static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const 
              (strcmp(a->name[0], "id") == 0 ? ARI_IF(IDS) : 0) |
              (strcmp(a->name[0], "sample") == 0 ? ARI_IF(SAMPLES) : 0) |
              (samples || r->period == a->units ? ARI_IF(ALL) : 0) | (r->period == 2 ? ARI_IF(TWICE) : 0) |
-             (is_of_heads(a, r) ? ARI_IF(BY_HEADS) : 0) | (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0);
+             (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0);
     ari_words(t, "axis", "%s", a->name[0]);
     ari_count(t, "shards", r->kind == ARI_FOUND_ZIGZAG ? r->period : a->units);
     ari_count(t, "places", r->period / 2);
@@ -493,7 +493,8 @@ static void found_order(ari_trace *t, const ari_case *c, axis *a)
     rule r;
     if (!find_rule(a, &r))
         return;
-    const ari_hypothesis h = {.expect = expected, .c = c, .of = a, .may_miss = a->lost * a->size, .differs_only = true};
+    const ari_hypothesis h = {
+        .expect = expected, .c = c, .of = a, .may_miss = a->lost * a->size, .differs_only = true, .kind = r.kind};
     ari_residual left = ari_residual_of(&h);
     const size_t missed = left.missed;
     left.missed = 0;

@@ -263,7 +263,7 @@ static void judge_values(search *s, const ar_dump_tensor *t, const float *y, boo
 {
     const ari_case *c = s->c;
     const ar_dump_tensor *there = shared ? ar_dump_find(c->known->reference, t->name) : NULL;
-    const ari_hypothesis h = {of_other, .c = c, .of = y, .differs_only = true};
+    const ari_hypothesis h = {of_other, .c = c, .of = y, .differs_only = true, .kind = ARI_FOUND_OTHER_TENSOR};
     if ((shared && (!there || !is_comparable(c, there) || holds_reference(s, there))) || !ari_holds_all(&s->left, &h))
         return;
     s->found = t;

@@ -8,11 +8,6 @@ enum { RUNS_SHOWN = 3, ROWS_SHOWN = 6 }; /* a line has about 250 characters */
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-bool ari_name_has(const ari_difference *d, const char *part)
-{
-    return strstr(d->name, part) != NULL;
-}
-
 bool ari_is_bias(const ari_difference *d)
 {
     const char *dot = strrchr(d->name, '.');

@@ -68,7 +68,7 @@ static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, siz
     const bool zero = c->survey.total.zero == c->survey.total.different, seen = n == 0;
     const bool by_heads = seen && ari_is_by_heads(d) && dim == d->ndim - 1 && cut % d->head_dim == 0;
     const bool heads =
-        seen ? ari_name_has(d, "attn") || ari_name_has(d, "attention") || (ari_name_is(d->name) & ARI_IS_CONTEXT)
+        seen ? strstr(d->name, "attn") || strstr(d->name, "attention") || (ari_name_is(d->name) & ARI_IS_CONTEXT)
              : ari_has_heads(c, dim);
     const size_t ranks = seen ? (size_t)ari_along(d, ARI_CUTS_FEATURES) : n;
     const size_t local = by_heads ? extent / d->head_dim : 0, right = by_heads ? cut / d->head_dim : 0;
@@ -164,7 +164,7 @@ size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
 /* Elements that are dropped lie anywhere, and all others have one factor: what makes up for them, or none. */
 static void measure_dropout(ari_trace *t, const ari_case *c)
 {
-    ari_hypothesis h = {.expect = dropped_or_times, .c = c};
+    ari_hypothesis h = {.expect = dropped_or_times, .c = c, .kind = ARI_FOUND_DROPOUT};
     ari_fit f = {0};
     for (size_t i = 0; i < c->count; i++) {
         if (!is_dropped(c, i))
@@ -235,7 +235,7 @@ static void measure_filled(ari_trace *t, const ari_case *c)
     while (!ari_off(c, first))
         first++;
     const double value = (double)c->val[first];
-    const ari_hypothesis h = {.expect = one_value, .c = c, .of = &value, .differs_only = true};
+    const ari_hypothesis h = {one_value, .c = c, .of = &value, .differs_only = true, .kind = ARI_FOUND_FILLED};
     if (c->survey.different < 8 || c->survey.different == c->count || isnan(value) || fabs(value) <= c->max_ref ||
         fabs(value) <= 8.0 * c->absolute || !ari_holds_all(NULL, &h))
         return;
