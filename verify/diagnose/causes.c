@@ -280,12 +280,11 @@ void ari_judge(ari_trace *t, const ari_case *c)
 void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left)
 {
     ar_evidence *e = c->considered;
-    const ari_difference *d = c->grid.d;
     const double explained = 1.0 - left;
     size_t i, at = 0;
     if (!e || !(explained >= ARI_NEAR))
         return;
-    const ari_cause *row = row_of(&i, kind, is | properties_of(c), ari_name_is(d->name), d->pass);
+    const ari_cause *row = row_of(&i, kind, is | properties_of(c), ari_name_is(c->grid.d->name), c->grid.d->pass);
     if (!row || strcmp(row->id, "unknown") == 0)
         return;
     for (i = 0; i < e->considered; i++) { /* once, with the most that it explains */

@@ -280,7 +280,8 @@ ar_status ari_measure_function(ari_trace *t, const ari_case *c)
         return AR_OK;
     range_of(own, c->val, c->count);
     range_of(there, c->ref, c->count);
-    const bool cuts = own[0] < own[1] && (own[0] > there[0] + c->absolute || own[1] < there[1] - c->absolute);
+    const bool cuts =
+        own[1] - own[0] > 4.0 * c->absolute && (own[0] > there[0] + c->absolute || own[1] < there[1] - c->absolute);
     const struct {
         double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
         bool may;
