@@ -28,19 +28,6 @@ KNOWN = {
     "stranger-vesper-alone-bf16-kept_values_not_scaled": ("unseen",),
     "stranger-rover-fsdp2-dp2-bf16-norms_in_bf16": ("unseen",),
     "stranger-rover-ddp-dp2-bf16-softmax_in_bf16": ("unseen",),
-    # The cause that is named:
-    "stranger-rover-hand-cp2-positions_of_own_part": ("wrong",),  # part_of_one_rank
-    "stranger-rover-hand-cp2-bf16-averaged_over_context": ("wrong",),  # missing_all_reduce
-    "stranger-rover-hand-cp2-ring-ring_outputs_averaged": ("wrong",),  # part_of_one_rank
-    "stranger-rover-hand-dp2-tp2-averaged_over_world": ("wrong",),  # partial_sum
-    "stranger-rover-hand-tp2-sp-bf16-ff_norm_of_own_tokens": ("wrong",),  # zeros_of_ranks
-    "stranger-mosaic-fsdp2-dp2-tp2-data_by_global_rank": ("wrong",),  # wrong_kv_head
-    "stranger-mosaic-ddp-dp2-bf16-averaged_by_hand_too": ("wrong",),  # missing_all_reduce
-    "stranger-rover-ddp-dp2-only_last_divided": ("wrong",),  # reduced_again
-    "stranger-mosaic-alone-reentrant_without_input_gradient": ("other tensor",),  # norm_leaves_out
-    "stranger-rover-ddp-dp2-bf16-branch_scale_left_out": ("wrong",),  # zeros_of_ranks
-    "stranger-granite-dtensor-tp2-logits_multiplied": ("wrong",),  # sum_for_mean
-    "stranger-granite-fsdp2-dp2-embedding_multiplier_left_out": ("wrong",),  # rounding
 }
 
 
