@@ -244,3 +244,72 @@ Test(replay_loss, another_mistake_is_not_called_an_option)
         }
     }
 }
+
+/* --- what the gradient of the head's input says ------------------------------------------------------------------- */
+
+/* The gradient (p - 1_y) W of a token's logits, whose label is y. */
+static void gradient_of(float *d, const float *logits, const float *w, size_t y)
+{
+    double sum = 0.0;
+    for (size_t k = 0; k < IDS; k++)
+        sum += exp((double)logits[k]);
+    for (size_t i = 0; i < H; i++) {
+        double g = 0.0;
+        for (size_t k = 0; k < IDS; k++)
+            g += (exp((double)logits[k]) / sum - (k == y ? 1.0 : 0.0)) * (double)w[k * H + i];
+        d[i] = (float)(g / 40.0);
+    }
+}
+
+static ar_verify_row look_at_labels(size_t samples, bool inverse)
+{
+    made m = {.n = 0};
+    const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
+    look_up(put(&m, "tok_embeddings:fwd", 3, B, S, H), table);
+    const float *w = put(&m, "lm_head.weight:init", 2, IDS, H, 0);
+    const float *logits = put(&m, "lm_head:fwd", 3, B, S, IDS);
+    float *d = put(&m, "lm_head:bwd", 3, B, S, H), *e = other_of(&m);
+    memset(d, 0, B * S * H * sizeof *d);
+    memset(e, 0, B * S * H * sizeof *e);
+    for (size_t row = 0; row < B * S; row++) {
+        const size_t there = (row + samples * S) % (B * S);
+        const bool counts = inverse ? row % S + 1 < S && !is_target(row) : is_target(there);
+        if (is_target(row))
+            gradient_of(d + row * H, logits + row * IDS, w, id_at(row + 1));
+        if (counts)
+            gradient_of(e + row * H, logits + row * IDS, w, id_at(there + 1));
+    }
+    return look(&m, 0.0);
+}
+
+Test(replay_loss, labels_of_other_samples_are_known_by_the_gradient)
+{
+    const ar_verify_row row = look_at_labels(1, false);
+    cr_expect_str_eq(row.evidence.cause, "labels_of_other_samples", "%s", row.hint);
+}
+
+Test(replay_loss, an_inverted_mask_of_labels_is_named)
+{
+    const ar_verify_row row = look_at_labels(0, true);
+    cr_expect_str_eq(row.evidence.cause, "ignored_labels", "%s", row.hint);
+    cr_expect(strstr(row.hint, "inverted"), "%s", row.hint);
+}
+
+/* The ends of the chunks have a gradient: labels were not shifted in each alone, whatever the loss is. */
+Test(replay_loss, a_loss_that_has_the_chunks_ends_is_not_shifted_in_each)
+{
+    made m = {.ranks = 4};
+    bool counts[2][B * S];
+    const loss_case right = {1, 0, false, NULL, 0, false, false}, cut = {1, 0, false, NULL, 2, false, false};
+    const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
+    look_up(put(&m, "tok_embeddings:fwd", 3, B, S, H), table);
+    const float *logits = put(&m, "lm_head:fwd", 3, B, S, IDS);
+    float *dx = put(&m, "lm_head:bwd", 3, B, S, H);
+    float *loss = put(&m, "loss:fwd", 0, 0, 0, 0);
+    *loss = (float)loss_of(logits, &right, counts[0]);
+    *other_of(&m) = (float)loss_of(logits, &cut, counts[1]);
+    for (size_t i = 0; i < B * S * H; i++)
+        ((float *)(uintptr_t)m.tensor[1][3].data)[i] = dx[i] *= counts[0][i / H] ? 1.0f : 0.0f;
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_neq(row.evidence.cause, "labels_shifted", "%s", row.hint);
+}

@@ -353,6 +353,128 @@ CLAIM(a_norm_that_passes_its_input_on_is_left_out)
     cr_expect_str_eq(row.evidence.cause, "norm_missing", "%s", row.hint);
 }
 
+/* What a norm of a sum of two tensors makes of them where one is the embedding's output, and the layer's own sum of both
+ * and a third. */
+CLAIM(numbers_of_the_terms_of_a_sum_are_told_apart)
+{
+    static const struct {
+        double of_x[2], of_y[2]; /* in the reference, in the other */
+        const char *cause;
+    } cases[] = {{{3.0, 1.0}, {0.5, 0.5}, "embedding_scale"},
+                 {{1.4, 1.0}, {1.0, 1.4}, "residual_scale"},
+                 {{1.0, 1.0}, {0.6, 1.0}, "residual_scale"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        made m = {.n = 0};
+        const float *x = put(&m, "model.embed_tokens:fwd", 3, B, S, H);
+        const float *y = put(&m, "model.layers.0.self_attn:fwd", 3, B, S, H);
+        const float *z = put(&m, "model.layers.0.mlp:fwd", 3, B, S, H);
+        float *sum[2] = {put(&m, "model.layers.0:fwd", 3, B, S, H), other_of(&m)};
+        const float *w = put(&m, "model.layers.0.post_attention_layernorm.weight:init", 1, H, 0, 0);
+        float *out[2] = {put(&m, "model.layers.0.post_attention_layernorm:fwd", 3, B, S, H), other_of(&m)};
+        for (size_t side = 0; side < 2; side++) {
+            const norm_case p = {1e-6, cases[k].of_x[side], cases[k].of_y[side], 0.0, false, NULL, false};
+            for (size_t i = 0; i < B * S * H; i++)
+                sum[side][i] = (float)(p.of_x * (double)x[i] + p.of_y * (double)y[i] + p.of_y * (double)z[i]);
+            for (size_t row = 0; row < B * S; row++)
+                normalise(out[side] + row * H, x + row * H, y + row * H, w, &p);
+        }
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, cases[k].cause, "%zu: %s", k, row.hint);
+    }
+}
+
+CLAIM(a_norm_of_another_statistic_or_place_is_named)
+{
+    enum { NO_MEAN, SAMPLES, AFTER, ALONE, WAYS };
+    static const char *const causes[WAYS] = {"norm_mean", "norm_statistic", "residual", "other_input"};
+    for (int way = 0; way < WAYS; way++) {
+        made m = {.n = 0};
+        const norm_case right = {1e-6, 1.0, 1.0, 0.0, true, NULL, false};
+        const norm_case branch = {1e-6, 0.0, 1.0, 0.0, true, NULL, false};
+        make_norm(&m, &right, &right);
+        const float *x = m.tensor[0][0].data, *y = m.tensor[0][1].data, *w = m.tensor[0][2].data;
+        const float *z = put(&m, "layers.1.attention.wo:fwd", 3, B, S, H);
+        const size_t last = m.n - 1;
+        const ar_st_tensor both[2] = {m.tensor[0][3], m.tensor[1][3]}; /* the norm is the last one again */
+        for (int k = 0; k < 2; k++) {
+            m.tensor[k][3] = m.tensor[k][last];
+            m.tensor[k][last] = both[k];
+        }
+        for (size_t row = 0; row < B * S; row++) {
+            float *out = other_of(&m) + row * H;
+            const norm_case bare = {1e-6, 1.0, 1.0, 0.0, false, NULL, false};
+            if (way == NO_MEAN)
+                normalise(out, x + row * H, y + row * H, w, &bare);
+            else if (way == ALONE)
+                normalise(out, x, z + row * H, w, &branch);
+            else if (way == AFTER)
+                normalise(out, x, y + row * H, w, &branch);
+            for (size_t i = 0; i < H; i++)
+                out[i] = way == SAMPLES ? out[i] * sqrtf((float)(H - 1) / (float)H)
+                         : way == AFTER ? out[i] + x[row * H + i]
+                                        : out[i];
+        }
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, causes[way], "%s", row.hint);
+    }
+}
+
+CLAIM(a_statistic_without_a_gradient_is_named)
+{
+    made m = {.n = 0};
+    const norm_case right = {1e-6, 1.0, 0.0, 0.0, false, NULL, false};
+    const float *x = put(&m, "layers.0:fwd", 3, B, S, H), *w = put(&m, "norm.weight:init", 1, H, 0, 0);
+    float *y = put(&m, "norm:fwd", 3, B, S, H);
+    for (size_t row = 0; row < B * S; row++)
+        normalise(y + row * H, x + row * H, x + row * H, w, &right);
+    memcpy(other_of(&m), y, B * S * H * sizeof *y);
+    float *d = put(&m, "norm:bwd", 3, B, S, H), *e = other_of(&m);
+    for (size_t row = 0; row < B * S; row++) {
+        double along = 0.0;
+        for (size_t i = row * H; i < (row + 1) * H; i++) {
+            along += (double)d[i] * (double)y[i] / (double)w[i - row * H] / H;
+            e[i] = d[i];
+        }
+        for (size_t i = row * H; i < (row + 1) * H; i++)
+            d[i] -= (float)(along * (double)y[i] / (double)w[i - row * H]);
+    }
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "norm_statistic_detached", "%s", row.hint);
+}
+
+CLAIM(a_sum_of_other_terms_is_named)
+{
+    made m = {.n = 0};
+    const float *x = put(&m, "model.layers.0:fwd", 3, B, S, H), *y = put(&m, "model.layers.1.norm:fwd", 3, B, S, H);
+    const float *z = put(&m, "model.layers.1.attn:fwd", 3, B, S, H);
+    float *sum = put(&m, "model.layers.1:fwd", 3, B, S, H);
+    for (size_t i = 0; i < B * S * H; i++) {
+        sum[i] = x[i] + z[i];
+        other_of(&m)[i] = y[i] + z[i];
+    }
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "residual", "%s", row.hint);
+}
+
+CLAIM(the_scale_and_the_cap_of_logits_are_named)
+{
+    static const double cap[][2] = {{0.0, 0.0}, {2.0, 0.0}, {2.0, 5.0}};
+    static const char *const causes[] = {"logits_scale", "softcap", "softcap"};
+    for (size_t k = 0; k < sizeof causes / sizeof *causes; k++) {
+        made m = {.n = 0};
+        const float *x = put(&m, "lm_head:fwd", 3, B, S, IDS);
+        float *y[2] = {put(&m, "output:fwd", 3, B, S, IDS), other_of(&m)};
+        for (size_t i = 0; i < B * S * IDS; i++) {
+            for (size_t side = 0; side < 2; side++) {
+                const double c = cap[k][side], v = (double)x[i];
+                y[side][i] = (float)(c > 0.0 ? c * tanh(v / c) : k == 0 && side == 0 ? 0.5 * v : v);
+            }
+        }
+        const ar_verify_row row = look(&m, 0.0);
+        cr_expect_str_eq(row.evidence.cause, causes[k], "%s", row.hint);
+    }
+}
+
 /* --- tables ------------------------------------------------------------------------------------------------------- */
 
 enum { SHARDS = 3 };
@@ -414,6 +536,20 @@ CLAIM(positions_that_start_again_are_named)
     make_positions(&m, 0, 7);
     const ar_verify_row row = look(&m, 0.0);
     cr_expect_str_eq(row.evidence.cause, "positions", "%s", row.hint);
+}
+
+CLAIM(positions_that_run_on_over_documents_are_named)
+{
+    made m = {.n = 0};
+    const float *table = put(&m, "pos.weight:init", 2, 2 * S, H, 0);
+    float *y = put(&m, "pos:fwd", 3, B, S, H), *z = other_of(&m);
+    for (size_t row = 0; row < B * S; row++) {
+        const size_t at = row % S, cut = 5 + row / S;
+        memcpy(y + row * H, table + (at < cut ? at : at - cut) * H, H * sizeof *y);
+        memcpy(z + row * H, table + at * H, H * sizeof *y);
+    }
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "positions_over_documents", "%s", row.hint);
 }
 
 typedef struct cosine_case {

@@ -235,7 +235,7 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* Of a measure: what was found. */
 /* clang-format off */
 #define ARI_KINDS(X) \
-    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CALLS) X(CONSTANT_ADDED) \
+    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CALLS) X(CONSTANT_ADDED) X(CURVE) \
     X(DECAY) X(DOCUMENTS) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
     X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) \
     X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(OWN_TOKENS) X(PADDING) \
@@ -458,6 +458,7 @@ enum {
  * two findings of equal confidence the first here is reported. */
 #define ARI_MEASURES(M)                                                                                      \
     M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
+    M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
     M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
     M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                   \
     M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
@@ -465,10 +466,11 @@ enum {
     M(bits, ARI_IDENTITY + 7, ARI_ON_WHOLE, NULL, 0, 0)                                                      \
     M(positions, ARI_IDENTITY + 6, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR)                                  \
     M(normed, ARI_IDENTITY + 6, ARI_ON_VALUES | ARI_ON_WHOLE, "f", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_WEIGHTS) \
+    M(detached, ARI_IDENTITY + 6, ARI_ON_WHOLE, "b", 0, ARI_NEEDS_REPLAY)                                    \
     M(attention, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                   \
     M(probs, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_NUMBERS)                                      \
     M(activation, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                  \
-    M(linear, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                      \
+    M(sums, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                        \
     M(lookup, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_VALUES | ARI_NEEDS_WEIGHTS)                  \
     M(rotary, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR)                                      \
     M(targets, ARI_IDENTITY + 6, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_VALUES | ARI_NEEDS_DUMP)                   \
@@ -559,11 +561,12 @@ void ari_view_fini(ari_view *v);
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
 /* What copies of ranks say is reported where it is about as sure, for it names ranks; not so of zeros that all ranks
- * have alike. */
+ * have alike, nor a factor of what is known as another tensor's multiple. */
 static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
     const bool alike = ranks->kind == ARI_FOUND_ZERO && c->survey.disagree == 0 && c->survey.whole;
-    return ranks->confidence > 0 && ranks->confidence + (alike ? 0 : 10) >= whole->confidence;
+    const bool of_curve = ranks->kind == ARI_FOUND_FACTOR && whole->kind == ARI_FOUND_CURVE;
+    return ranks->confidence > 0 && ranks->confidence + (alike || of_curve ? 0 : 10) >= whole->confidence;
 }
 
 #ifdef ARI_CAUSE_ROWS /* how rows are written */

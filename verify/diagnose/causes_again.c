@@ -8,6 +8,7 @@
 #define AGAIN                                                                                                   \
     "computed again from the reference's inputs and weights, these values come out (but for {left:.1e} of the " \
     "difference's squares) with "
+#define SUM "a sum of the reference's tensors: {wanted} in the reference, {other} here: "
 
 static const ari_cause rows[] = {
     SECTION("A module computed again"),
@@ -77,6 +78,15 @@ static const ari_cause rows[] = {
     {"norm_epsilon", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
      "each wrong row is what the norm of the reference's input gives with an epsilon of {epsilon:.3g}: another eps" LOOK
      "`eps`, `rms_norm_eps`"},
+    {"norm_statistic_detached", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_GRADIENT), 0, "",
+     "a norm's backward pass without the part through its statistic: what differs is along the normalised values in "
+     "every row, of which the reference has no part (a detached variance, or one that is computed under no_grad)" LOOK
+     "`detach`, `torch.no_grad` around the variance; a backward pass written by hand"},
+    {"norm_statistic", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
+     "each wrong row is the norm of the reference's input with squares divided by {lanes} - 1 in place of {lanes}: the "
+     "standard deviation of samples (torch.std, whose correction is 1) in place of the root of the mean square"},
+    {"norm_mean", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(ZERO), 0, "",
+     "each wrong row is a norm of the reference's input whose mean is not subtracted: RMSNorm in place of LayerNorm"},
     {"norm_mean", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "each wrong row is the reference's with its mean subtracted before the weight: LayerNorm in place of RMSNorm"},
     {"gain_offset", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ONE), 0, "",
@@ -84,8 +94,21 @@ static const ari_cause rows[] = {
      "Gemma; Megatron: `layernorm_zero_centered_gamma`"},
     {"norm_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ALL), 0, "",
      "each wrong row is what the norm reads in the reference: the norm is left out"},
+    {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), IF(SOME), "",
+     "each wrong row is the norm of {branch} alone, to which the other terms of its input are added afterwards: the norm "
+     "of the branch in place of that of the sum"},
+    {"other_input", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(FOREIGN), 0, "",
+     "each wrong row is the norm of another input: {other}, where the reference reads {wanted}"},
+    {"embedding_scale", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER) | IF(TOKENS), 0, "",
+     "each wrong row is a norm of the reference's terms in another mixture, {other} in place of {wanted}, and a later sum "
+     "of them says that the embedding alone is multiplied by another number" LOOK
+     "`embedding_multiplier`, sqrt(hidden_size) of Gemma"},
+    {"residual_scale", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER), 0, "",
+     "each wrong row is a norm of the reference's terms in another mixture, {other} in place of {wanted}: the factor of "
+     "the residual's branch or of the stream" LOOK "`residual_multiplier`, DeepNorm's alpha, the depth's scale"},
     {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), 0, "",
-     "each wrong row is a norm of the reference's two terms in another mixture: {what} (the residual connection)"},
+     "each wrong row is a norm of the reference's terms in another mixture, {other} in place of {wanted} (the residual "
+     "connection)"},
     {"gain_twice_or_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
      "the norm's weight is left out: these are the normalised rows without it"},
     {"ids_off_by_one", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(IDS), 0, "",
@@ -111,8 +134,20 @@ static const ari_cause rows[] = {
     {"rope_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "from position {first} on the cosines of positions {by:.0f} on: an offset of the positions (a cache's length, "
      "padding, a start at 1)"},
+    {"softcap", K(CURVE), ARI_IDENTITY + 9, ANY, 0, IF(CUT) | IF(ZERO), 0, "",
+     "a soft cap left out: this is {number:.4g} times {of}, in the reference a tanh with a cap of {wanted:.4g}"},
+    {"softcap", K(CURVE), ARI_IDENTITY + 9, ANY, 0, IF(CUT), 0, "",
+     "a soft cap of {number:.4g}: cap tanh(x/cap) of {of}, where the reference has {wanted:.4g}"},
+    {"logits_scale", K(CURVE), ARI_IDENTITY + 9, ANY, 0, 0, 0, "",
+     "this is {number:.6g} times {of}, in the reference {wanted:.6g} times: the scale of the logits is left out, another "
+     "one, or a divisor taken for a factor" LOOK "`logits_scaling`, `logit_scale`"},
     {"norm_missing", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
      AGAIN "{other} as its input, where the reference reads {wanted}: the norm is left out"},
+    {"embedding_scale", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER) | IF(TOKENS), 0, "",
+     SUM "the embedding's output is multiplied by another number"},
+    {"residual_scale", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER), 0, "",
+     SUM "a term has another factor"},
+    {"residual", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), 0, "", SUM "other terms are added"},
     {"other_input", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
      AGAIN "{other} as its input, where the reference reads {wanted}"},
     {"activation_arguments", K(ACTIVATION), ARI_IDENTITY + 6, ANY, 0, IF(EXCHANGED), 0, "",

@@ -173,6 +173,16 @@ static const ari_cause rows[] = {
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the next "
      "one (labels shifted in the data and in the model, or in neither)"},
+    {"labels_of_other_samples", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(FOREIGN), 0, "",
+     "the loss computed again from the logits: each sample has the labels of the one {by:.0f} further on, and counts the "
+     "tokens that are targets there (labels that were shuffled, dealt out or rolled apart from their ids)" LOOK
+     "a loader that shuffles or deals out ids and labels apart, `roll` along the samples"},
+    {"micro_batches_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_MICRO), 0, "",
+     "micro-batches with weights of their own: of {micro} the gradients count {weights} times the reference's, and so do "
+     "their terms of the loss; all must divide by T, the count of the global batch, and be added once"},
+    {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED) | IF(EXCHANGED), 0, "",
+     "{more} tokens count in the loss, none of which is one of the reference's {targets} targets: the mask of labels is "
+     "inverted, what is to be ignored (padding, the prompt, -100) is learnt and the rest is not"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
      "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored (padding, "
      "the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},

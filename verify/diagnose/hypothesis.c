@@ -119,6 +119,44 @@ bool ari_is_multiple(const ari_case *c, const ari_fit *f)
     return p != 0.0 && left <= most_left && left <= relative * relative + (double)f->n * absolute * absolute / f->yy;
 }
 
+void ari_equations_add(double *m, const double *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k <= n; k++)
+            m[i * (n + 1) + k] += x[i] * x[k];
+    }
+}
+
+/* A pivot that is less of the first one is what rounding left of a zero. */
+static const double least_pivot = 1e-9;
+
+/* Gauss's elimination with the largest pivots. */
+bool ari_equations_solve(double *number, double *m, size_t n)
+{
+    const size_t cols = n + 1;
+    const double first = n > 0 ? fabs(m[0]) : 0.0;
+    for (size_t col = 0; col < n; col++) {
+        size_t best = col;
+        for (size_t row = col + 1; row < n; row++)
+            best = fabs(m[row * cols + col]) > fabs(m[best * cols + col]) ? row : best;
+        if (!(fabs(m[best * cols + col]) > least_pivot * first))
+            return false;
+        for (size_t i = 0; i <= n; i++) {
+            const double x = m[col * cols + i];
+            m[col * cols + i] = m[best * cols + i];
+            m[best * cols + i] = x;
+        }
+        for (size_t row = 0; row < n; row++) {
+            const double by = row == col ? 0.0 : m[row * cols + col] / m[col * cols + col];
+            for (size_t i = col; i <= n; i++)
+                m[row * cols + i] -= by * m[col * cols + i];
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        number[i] = m[i * cols + n] / m[i * cols + i];
+    return true;
+}
+
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */
 
 enum { READ_AT_ONCE = 512 };

@@ -78,6 +78,11 @@ double ari_fit_unsure(const ari_fit *f);
 /** Whether y is a times a number, but for rounding of y and, as often as the number says, of a: by squares, of which
  *  little more is left than sums in another order and the case's allowance leave. */
 bool ari_is_multiple(const ari_case *c, const ari_fit *f);
+/** Least squares in n numbers: the normal equations m, [n][n + 1] and zero at first, gain one element of y, which x holds
+ *  behind the n it is made of. */
+void ari_equations_add(double *m, const double *x, size_t n);
+/** Overwrites m; false: the equations say nothing of some number. */
+bool ari_equations_solve(double *number, double *m, size_t n);
 /** Adds elements [from, from + n) of two tensors: y of the one, a of the other. Errors: those of reading. */
 AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from,
                                     size_t n);

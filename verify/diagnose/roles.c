@@ -391,7 +391,7 @@ static void find_pass(ari_order_key *k, const char *path)
 /* Modules that the vocabulary does not have. */
 enum { UNKNOWN_FORWARD = 25, UNKNOWN_BACKWARD = 45, UNKNOWN_MODULE = 5 };
 
-enum { BEFORE, WITHIN, ELSEWHERE, AFTER };
+enum { BEFORE, WITHIN = ARI_AT_LAYERS, ELSEWHERE, AFTER };
 
 /* The first component that is a number, of a name of n bytes; what follows it goes to *rest. */
 static bool layer_of(const char *name, size_t n, long *layer, size_t *rest)

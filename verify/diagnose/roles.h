@@ -51,6 +51,8 @@ unsigned ari_name_is(const char *name);
  * (docs/names.md, docs/dumps.md). Names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are
  * known; others stand where their numbers put them. */
 
+enum { ARI_AT_LAYERS = 1 };
+
 /* Borrows the name. Smaller keys come first: steps, passes of a step, parts of the model, layers, modules of a layer,
  * names with numbers compared as numbers. Backward, parts, layers and modules run from the last to the first. */
 typedef struct ari_order_key {
@@ -58,7 +60,7 @@ typedef struct ari_order_key {
     size_t stem; /* bytes of the name without ":fwd" and "@2" */
     char pass;   /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' as in docs/names.md; 'w' weights; '?' not known */
     int step;    /* 1, 2, .. */
-    int phase, section, module, part;
+    int phase, section, module, part; /* section: before the layers, ARI_AT_LAYERS, not known where, after them */
     long layer;
 } ari_order_key;
 

@@ -227,11 +227,10 @@ static ari_properties relation_of(const ari_case *c, const char *own, const char
         return ARI_IF(ALONE);
     if (differ_by_number(own, theirs))
         return ARI_IF(OF_LAYER);
-    if (a.layer != b.layer || a.section != b.section)
-        return 0;
     const bool unnormed =
         a.pass == 'f' && b.pass == 'f' && (ari_name_is(own) & ARI_IS_NORM) && !(ari_name_is(theirs) & ARI_IS_NORM);
-    return ARI_IF(OF_MODULE) | (unnormed ? ARI_IF(OF_INPUT) : 0);
+    const bool module = a.layer == b.layer && a.section == b.section, before = ari_order_compare(&b, &a) < 0;
+    return (module ? ARI_IF(OF_MODULE) : 0) | (unnormed && (module || before) ? ARI_IF(OF_INPUT) : 0);
 }
 
 /* --- the same values ---------------------------------------------------------------------------------------------- */

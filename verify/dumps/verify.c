@@ -304,6 +304,19 @@ static void explain_flat_parameters(ar_verify_report *r)
                 "FullyShardedDataParallel.summon_full_params gives");
 }
 
+static bool is_one_of(const char *cause, const char *const *causes, size_t n)
+{
+    size_t k = 0;
+    while (cause && k < n && strcmp(cause, causes[k]) != 0)
+        k++;
+    return cause && k < n;
+}
+
+static bool is_unknown(const ar_verify_row *row)
+{
+    return row->evidence.cause && strcmp(row->evidence.cause, "unknown") == 0;
+}
+
 /* What a loss alone does not tell, its own gradient may: another divisor is a factor of it, the same or one for each
  * rank's samples. */
 static ar_status ask_gradient_of_loss(ari_verifying *v, const ari_explain_case *known)
@@ -313,8 +326,7 @@ static ar_status ask_gradient_of_loss(ari_verifying *v, const ari_explain_case *
     ar_verify_report *r = v->report;
     ar_verify_row *loss = &r->row[r->first];
     size_t i = r->first;
-    if (loss->pass != 'f' || loss->elements != 1 || !loss->evidence.cause ||
-        strcmp(loss->evidence.cause, "unknown") != 0)
+    if (loss->pass != 'f' || loss->elements != 1 || !is_unknown(loss))
         return AR_OK;
     while (i < r->rows && (r->row[i].state == AR_VERIFY_SAME || r->row[i].pass != 'b'))
         i++;
@@ -322,12 +334,39 @@ static ar_status ask_gradient_of_loss(ari_verifying *v, const ari_explain_case *
         return AR_OK;
     AR_TRY(explain_row(v, i, known));
     const ar_verify_row *back = &r->row[i];
-    for (size_t k = 0; k < sizeof divisors / sizeof *divisors && back->evidence.cause; k++) {
-        if (strcmp(back->evidence.cause, divisors[k]) != 0)
-            continue;
-        loss->evidence = back->evidence;
-        snprintf(loss->hint, sizeof loss->hint, "its gradient %.200s says: %.280s", back->name, back->hint);
+    if (!is_one_of(back->evidence.cause, divisors, sizeof divisors / sizeof *divisors))
+        return AR_OK;
+    loss->evidence = back->evidence;
+    snprintf(loss->hint, sizeof loss->hint, "its gradient %.200s says: %.280s", back->name, back->hint);
+    return AR_OK;
+}
+
+/* Where a rule allows much, as that of a 16-bit run, what is wrong may reach what it allows only further down: the first
+ * tensor that is off by about as much, in proportion, is looked at for a mistake of its own module. */
+static ar_status ask_what_is_before(ari_verifying *v, const ari_explain_case *known)
+{
+    static const char *const of_modules[] = {"residual",     "residual_scale", "embedding_scale",    "other_input",
+                                             "norm_missing", "norm_mean",      "norm_statistic",     "norm_epsilon",
+                                             "gain_offset",  "softmax_scale",  "activation_function"};
+    ar_verify_report *r = v->report;
+    ar_verify_row *first = &r->row[r->first];
+    size_t i = 0;
+    if (first->pass != 'f' || first->elements < 2 || !is_unknown(first))
+        return AR_OK;
+    while (i < r->first && (r->row[i].pass != 'f' || r->row[i].step != first->step || r->row[i].bits_different == 0 ||
+                            !(r->row[i].rms * first->rms_reference > 0.3 * first->rms * r->row[i].rms_reference)))
+        i++;
+    if (i == r->first)
+        return AR_OK;
+    ar_verify_row own = r->row[i]; /* the row itself stays one that is the same */
+    AR_TRY(explain_row(v, i, known));
+    const ar_evidence evidence = r->row[i].evidence;
+    if (is_one_of(evidence.cause, of_modules, sizeof of_modules / sizeof *of_modules)) {
+        first->evidence = evidence;
+        snprintf(first->hint, sizeof first->hint, "%.100s before it is off as much, within what is allowed: %.350s",
+                 own.name, r->row[i].hint);
     }
+    r->row[i] = own;
     return AR_OK;
 }
 
@@ -392,7 +431,7 @@ static void ask_missing_backward(ar_verify_report *r)
                                           "half_is_missing", "other_input",        "unknown"};
     ar_verify_row *first = &r->row[r->first];
     const ar_verify_row *lost = NULL;
-    size_t n = 0, there = 0, k = 0;
+    size_t n = 0, there = 0;
     char own[sizeof first->hint];
     if (!is_backward(first, first->step) || ari_is_one_sided(first) || !first->evidence.cause)
         return;
@@ -406,9 +445,7 @@ static void ask_missing_backward(ar_verify_report *r)
         n += row->state == AR_VERIFY_MISSING;
         lost = !lost && row->state == AR_VERIFY_MISSING ? row : lost;
     }
-    while (k < sizeof follows / sizeof *follows && strcmp(first->evidence.cause, follows[k]) != 0)
-        k++;
-    if (!lost || there == 0 || k == sizeof follows / sizeof *follows)
+    if (!lost || there == 0 || !is_one_of(first->evidence.cause, follows, sizeof follows / sizeof *follows))
         return;
     memcpy(own, first->hint, sizeof own);
     first->evidence = (ar_evidence){.cause = "no_backward", .numbers = 1, .number = {{"missing", (double)n}}};
@@ -450,6 +487,7 @@ static ar_status explain(ari_verifying *v)
     begin_with_missing(r);
     AR_TRY(explain_one_sided(v, r->first));
     ask_missing_backward(r);
+    AR_TRY(ask_what_is_before(v, &known));
     return ask_gradient_of_loss(v, &known);
 }
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/replay/replay.h"
+#include "verify/diagnose/replay/search.h"
 
 static double activate(size_t function, double x)
 {
@@ -48,40 +48,29 @@ static const float *row_of(const mlp *m, size_t which, size_t token)
     return m->x[1] ? m->x[which] + token * m->n : m->x[0] + token * m->width[0] + which * m->n;
 }
 
-/* exchanged: up goes through the function. */
-static void replay(mlp *m, size_t function, bool exchanged)
+/* Candidates: each function of gate, then each of up times gate. */
+static void put(ari_probe *p, void *of, size_t candidate)
 {
-    for (size_t k = 0; k < m->p.tokens; k++) {
-        const float *gate = row_of(m, exchanged, m->p.token[k]),
-                    *up = m->gated ? row_of(m, !exchanged, m->p.token[k]) : NULL;
+    mlp *m = of;
+    const bool exchanged = candidate >= FUNCTIONS;
+    for (size_t k = 0; k < p->tokens; k++) {
+        const float *x = row_of(m, exchanged, p->token[k]), *by = m->gated ? row_of(m, !exchanged, p->token[k]) : NULL;
         for (size_t i = 0; i < m->n; i++)
-            m->hidden[i] = activate(function, (double)gate[i]) * (up ? (double)up[i] : 1.0);
-        ari_probe_put(&m->p, k, m->hidden);
+            m->hidden[i] = activate(candidate % FUNCTIONS, (double)x[i]) * (by ? (double)by[i] : 1.0);
+        ari_probe_put(p, k, m->hidden);
     }
 }
 
 static void find_function(ari_trace *t, mlp *m)
 {
-    size_t base = FUNCTIONS;
-    double nearest = HUGE_VAL, best = ARI_REPLAY_MISTAKE;
-    for (size_t i = 0; i < FUNCTIONS; i++) { /* gelu's two forms are near each other */
-        replay(m, i, false);
-        base = ari_probe_try_base(&m->p, &nearest) ? i : base;
-    }
-    for (size_t i = 0; base < FUNCTIONS && i < (m->gated ? 2 : 1) * (size_t)FUNCTIONS; i++) {
-        const bool exchanged = i >= FUNCTIONS;
-        if (i == base)
-            continue;
-        replay(m, i % FUNCTIONS, exchanged);
-        const double left = ari_probe_left(&m->p);
-        if (!(left < best))
-            continue;
-        best = left;
-        ari_found(t, ARI_FOUND_ACTIVATION, exchanged ? ARI_IF(EXCHANGED) : 0);
-        ari_words(t, "function", "%s", function_names[i % FUNCTIONS]);
-        ari_words(t, "wanted", "%s", function_names[base]);
-        ari_number(t, "left", left);
-    }
+    size_t base, other;
+    double left;
+    if (!ari_choose(&base, &other, &left, &m->p, put, m, (m->gated ? 2 : 1) * (size_t)FUNCTIONS))
+        return;
+    ari_found(t, ARI_FOUND_ACTIVATION, base / FUNCTIONS != other / FUNCTIONS ? ARI_IF(EXCHANGED) : 0);
+    ari_words(t, "function", "%s", function_names[other % FUNCTIONS]);
+    ari_words(t, "wanted", "%s", function_names[base % FUNCTIONS]);
+    ari_number(t, "left", left);
 }
 
 /* n is known; *held: the reference has what goes into the function. */

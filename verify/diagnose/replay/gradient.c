@@ -6,6 +6,7 @@
 
 #include "anyrank/parallel.h"
 #include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
 enum { MOST_ELEMENTS = 192, MOST_NUMBERS = 1 << 19, MOST_VALUES = 96, MOST_MICRO = 32, PROBES = 8 };
@@ -148,35 +149,6 @@ static bool find_pair(gradient *g)
 
 /* --- weights of the micro-batches --------------------------------------------------------------------------------- */
 
-/* Solves a w = y, [n, n] and [n], both overwritten, by elimination with pivots; false: no single solution. */
-static bool solve(double a[MOST_MICRO][MOST_MICRO], double *y, int n)
-{
-    for (int i = 0; i < n; i++) {
-        int pivot = i;
-        for (int r = i + 1; r < n; r++)
-            pivot = fabs(a[r][i]) > fabs(a[pivot][i]) ? r : pivot;
-        if (!(fabs(a[pivot][i]) > 1e-9 * fabs(a[0][0])))
-            return false;
-        for (int k = 0; k < n && pivot != i; k++) {
-            const double t = a[i][k];
-            a[i][k] = a[pivot][k];
-            a[pivot][k] = t;
-        }
-        const double t = y[i];
-        y[i] = y[pivot];
-        y[pivot] = t;
-        for (int r = 0; r < n; r++) {
-            const double f = r == i ? 0.0 : a[r][i] / a[i][i];
-            for (int k = i; k < n; k++)
-                a[r][k] -= f * a[i][k];
-            y[r] -= f * y[i];
-        }
-    }
-    for (int i = 0; i < n; i++)
-        y[i] /= a[i][i];
-    return true;
-}
-
 /* What micro-batch m of every data-parallel rank contributes to element e. */
 static double contribution(const gradient *g, int m, size_t e)
 {
@@ -199,19 +171,14 @@ static double contribution(const gradient *g, int m, size_t e)
 static bool fit_weights(const gradient *g, double *weight)
 {
     const int n = g->c->grid.d->micro_batches;
-    double a[MOST_MICRO][MOST_MICRO] = {{0.0}}, part[MOST_ELEMENTS][MOST_MICRO], left = 0.0, all = 0.0;
-    for (int i = 0; i < n; i++)
-        weight[i] = 0.0;
+    double part[MOST_ELEMENTS][MOST_MICRO + 1], m[MOST_MICRO * (MOST_MICRO + 1)] = {0.0}, left = 0.0, all = 0.0;
     for (size_t e = 0; e < g->n; e++) {
         for (int i = 0; i < n; i++)
             part[e][i] = contribution(g, i, e);
-        for (int i = 0; i < n; i++) {
-            weight[i] += part[e][i] * (double)g->c->val[g->element[e]];
-            for (int k = 0; k < n; k++)
-                a[i][k] += part[e][i] * part[e][k];
-        }
+        part[e][n] = (double)g->c->val[g->element[e]];
+        ari_equations_add(m, part[e], (size_t)n);
     }
-    if (!solve(a, weight, n))
+    if (!ari_equations_solve(weight, m, (size_t)n))
         return false;
     for (size_t e = 0; e < g->n; e++) {
         double off = (double)g->c->val[g->element[e]];

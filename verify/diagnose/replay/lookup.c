@@ -14,6 +14,7 @@ typedef struct lookups {
     const ari_case *c;
     ari_lookup_table table;
     size_t *id, *other;
+    ari_properties of; /* which table it is */
 } lookups;
 
 static const float *row_at(const ari_case *c, const float *data, size_t row)
@@ -21,7 +22,31 @@ static const float *row_at(const ari_case *c, const float *data, size_t row)
     return data + row * c->grid.cols;
 }
 
-/* The same offset everywhere, or positions counted again from 0 at the first that is wrong. */
+/* Whether a table that is not known by name is of positions: the first rows are looked up in their order. */
+static bool counts_on(const lookups *l)
+{
+    size_t row = 0;
+    while (row < l->c->grid.rows && row < 4 && l->id[row] == row)
+        row++;
+    return row == 4;
+}
+
+/* Whether the reference's positions start again within a row, where here each counts as its place in it. */
+static bool runs_on(const lookups *l)
+{
+    const ari_grid *g = &l->c->grid;
+    const size_t seq = g->nd == 3 && g->shape[0] > 1 ? g->shape[1] : 0;
+    bool again = false;
+    for (size_t row = 0; seq > 0 && row < g->rows; row++) {
+        if (l->other[row] != row % seq)
+            return false;
+        again = again || (row % seq > 0 && l->id[row] == 0);
+    }
+    return again;
+}
+
+/* The same offset everywhere, or positions counted again from 0 at the first that is wrong. Of a table that is the
+ * reference's own rows, what lies beyond them is not known. */
 static void find_offset(ari_trace *t, const lookups *l, bool positions)
 {
     const ari_case *c = l->c;
@@ -29,9 +54,11 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
     size_t first = SIZE_MAX;
     bool offset = true, restart = true;
     long by = 0;
-    for (size_t row = 0; row < c->grid.rows; row++) {
+    for (size_t row = 0; row < (l->table.at ? c->grid.rows : l->table.rows); row++) {
         const long id = (long)l->id[row], other = (long)l->other[row];
         if (!ari_row_differs(c, row))
+            continue;
+        if (other >= rows && !l->table.at && by > 0 && id + by >= rows)
             continue;
         if (id >= rows || other >= rows)
             return;
@@ -43,9 +70,9 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
     if (first == SIZE_MAX || (!offset && !(restart && positions)))
         return;
     ari_found(t, ARI_FOUND_POSITIONS,
-              !positions                           ? ARI_IF(IDS)
-              : restart && !(offset && first == 0) ? ARI_IF(SOME)
-                                                   : ARI_IF(SHIFT));
+              l->of | (!positions                           ? ARI_IF(IDS)
+                       : restart && !(offset && first == 0) ? ARI_IF(SOME)
+                                                            : ARI_IF(SHIFT)));
     ari_count(t, "first", first);
     ari_number(t, "by", (double)by);
 }
@@ -93,7 +120,7 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
     lookups l = {.c = c};
     ar_status st = AR_OK;
     const ari_role role = ari_replay_role(c);
-    if (g->nd < 2 || g->rows > MOST_ROWS || (role != ARI_TOKENS && role != ARI_POSITIONS))
+    if (g->nd < 2 || g->rows > MOST_ROWS || (role != ARI_TOKENS && role != ARI_POSITIONS && role != ARI_NO_ROLE))
         return AR_OK;
     AR_TRY_TO(done, st, ari_lookup_table_read(&l.table, c, role, g->rows));
     if (!l.table.at || l.table.cols != g->cols)
@@ -104,8 +131,12 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
         l.id[row] = ari_lookup_table_row(&l.table, row_at(c, c->ref, row));
         l.other[row] = ari_lookup_table_row(&l.table, row_at(c, c->val, row));
     }
-    find_offset(t, &l, role == ARI_POSITIONS);
-    if (role == ARI_TOKENS && t->kind == ARI_FOUND_NOTHING)
+    const bool positions = role == ARI_POSITIONS || counts_on(&l);
+    if (positions && runs_on(&l))
+        ari_found(t, ARI_FOUND_DOCUMENTS, 0);
+    else
+        find_offset(t, &l, positions);
+    if (!positions && t->kind == ARI_FOUND_NOTHING)
         find_mask(t, &l);
 done:
     ari_lookup_table_fini(&l.table);
@@ -133,31 +164,35 @@ static bool is_cosine(const ari_case *c, const float *x, size_t rows)
     return true;
 }
 
-/* Whether row p holds the reference's row from + p, as far as that has it. */
-static bool holds_rows(const ari_case *c, size_t to, size_t from, size_t rows)
+/* The first of the reference's rows that these values are; `rows`: none. */
+static size_t find_row(const ari_case *c, const float *row, size_t rows)
 {
     const size_t cols = c->grid.cols;
-    for (size_t p = 0; to + p < rows && from + p < rows; p++) {
-        for (size_t i = 0; i < cols; i++) {
-            if (fabs((double)c->val[(to + p) * cols + i] - (double)c->ref[(from + p) * cols + i]) > 1e-5 + c->relative)
-                return false;
-        }
+    for (size_t at = 0; at < rows; at++) {
+        size_t i = 0;
+        while (i < cols && fabs((double)row[i] - (double)row_at(c, c->ref, at)[i]) <= 1e-5 + c->relative)
+            i++;
+        if (i == cols)
+            return at;
     }
-    return true;
+    return rows;
 }
 
-/* By how many positions all rows from the first wrong one on are further (less than 0: behind); 0: by no one number. */
-static double offset_from(const ari_case *c, size_t first, size_t rows)
+static ar_status find_rows(ari_trace *t, const ari_case *c, size_t rows)
 {
-    for (size_t by = 1; by + 4 + first < rows; by++) {
-        if (holds_rows(c, first, first + by, rows))
-            return (double)by;
+    lookups l = {.c = c, .table = {.rows = rows}, .of = ARI_IF(PAIRS)};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ARI_ALLOC(&l.id, rows, "positions"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&l.other, rows, "positions"));
+    for (size_t row = 0; row < rows; row++) {
+        l.id[row] = row;
+        l.other[row] = find_row(c, row_at(c, c->val, row), rows);
     }
-    for (size_t by = 1; by <= first && first + 4 < rows; by++) {
-        if (holds_rows(c, first, first - by, rows))
-            return -(double)by;
-    }
-    return 0.0;
+    find_offset(t, &l, true);
+done:
+    free(l.id);
+    free(l.other);
+    return st;
 }
 
 ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
@@ -167,23 +202,11 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
     if (rows < 5 || g->cols < 2 || !is_cosine(c, c->ref, rows) || !isfinite(c->val[g->cols]))
         return AR_OK;
     const double wanted = acos((double)c->ref[g->cols]), fastest = acos((double)c->val[g->cols]);
-    size_t first = 0;
-    while (first + 1 < rows && !ari_row_differs(c, first))
-        first++;
     if (is_cosine(c, c->val, rows) && fastest > 1e-6) {
         const bool stretched = !ari_is_near(fastest, wanted, 1e-3 + c->relative);
         ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
         ari_number(t, "factor", wanted / fastest);
-    } else if (first > 1 && holds_rows(c, first, 0, 2 * first < rows ? 2 * first : rows)) {
-        ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(PAIRS) | ARI_IF(SOME));
-        ari_count(t, "first", first);
-    } else {
-        const double by = offset_from(c, first, rows);
-        if (by != 0.0) {
-            ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(PAIRS) | ARI_IF(SHIFT));
-            ari_number(t, "by", by);
-            ari_count(t, "first", first);
-        }
+        return AR_OK;
     }
-    return AR_OK;
+    return find_rows(t, c, rows);
 }

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/replay/replay.h"
+#include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/search.h"
 
 /* --- a norm's mean and variance ----------------------------------------------------------------------------------- */
 
@@ -72,183 +73,286 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
 
 /* --- a norm computed again ---------------------------------------------------------------------------------------- */
 
-enum { INPUTS = 32, ROWS_ASKED = 3 };
+enum { NEAR = 28, ROWS = 12, FEWEST_ROWS = 4 };
 
-/* A norm's row taken apart: z, its value without weight and bias, is (x - mean)*scale of its input x. */
+/* What a norm computes of a row: x = the sum of some tensors, y = (x - mean)/sqrt(mean of squares + eps)*gain + shift. */
+typedef struct recipe {
+    ari_terms in;
+    bool centred;           /* the mean is subtracted */
+    double eps, plus, less; /* plus: what is added to the gain; less: of the features that squares are divided by */
+    bool bare, raw;         /* no gain; no norm */
+    double after;           /* all terms but the last are added to its norm, times this; 0: they are in the norm */
+    ari_properties is;      /* what a mistake that is this recipe is called */
+} recipe;
+
 typedef struct norm {
-    float *weight;                  /* [cols]: what z is multiplied by */
-    double other_way;               /* the parameter may count as 1 + itself: what to add for the other of the two */
-    const float *bias;              /* [cols]; NULL: RMSNorm, which subtracts no mean */
-    const ar_dump_tensor *input[2]; /* whose sum is x; the first NULL: not found */
-    float *x, *y;                   /* [cols] */
+    const ari_case *c;
+    float *gain, *shift; /* [cols]: zero where there is none */
+    const ar_dump_tensor *near[NEAR];
+    size_t n, rows, row[ROWS];
+    const float *ref[ROWS], *val[ROWS];
+    float *x;          /* [n][rows][cols] */
+    ari_products *of;  /* [rows] */
+    double *is, *base; /* [rows][cols] */
+    double allowed;    /* share of squares that an input may leave: small beside the differences */
 } norm;
 
-/* The norm's parameter, where a dump has it as it was in this step. */
-static ar_status read_parameter(float **gives, const ari_case *c, const char *kind)
+/* In the products, after what is near: what a row would be of one; the rows without gain, with it as it is or 1 more. */
+enum { ONES, REFERENCE, REFERENCE_PLUS, OTHER, OTHER_PLUS, VECTORS };
+_Static_assert(NEAR + VECTORS <= ARI_MOST_VECTORS, "all vectors have a place");
+
+/* The module's own parameters of the row's length, where a dump has them as they were in this step: *found. */
+static ar_status read_parameters(norm *n, bool *found)
 {
-    const ar_dump *dumps[] = {c->known->reference, c->known->other};
-    static const char *const suffixes[] = {":init", ""};
-    for (size_t k = 0; k < 4; k++) {
-        char name[320];
-        snprintf(name, sizeof name, "%s.%s%s", c->grid.d->name, kind, suffixes[k % 2]);
-        const ar_dump_tensor *t = dumps[k / 2] ? ar_dump_find(dumps[k / 2], name) : NULL;
-        if (!t || t->count != c->grid.cols)
+    const ar_dump *dumps[] = {n->c->known->other, n->c->known->reference};
+    const char *own = n->c->grid.d->name;
+    const size_t stem = strlen(own), cols = n->c->grid.cols;
+    AR_TRY(ARI_ALLOC(&n->gain, cols, own));
+    AR_TRY(ARI_ALLOC_ZERO(&n->shift, cols, own));
+    for (size_t i = 0; i < cols; i++)
+        n->gain[i] = 1.0f;
+    for (size_t k = 0; k < 2; k++) { /* the reference's last, which stays */
+        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]); i++) {
+            const ar_dump_tensor *t = ar_dump_at(dumps[k], i);
+            const ari_order_key key = ari_order_of(t->name, ar_dump_path(dumps[k]));
+            const char *kind = t->name + stem + 1;
+            if (t->count != cols || t->ndim != 1 || (key.pass != 'i' && key.pass != 'w') || key.stem <= stem ||
+                memcmp(t->name, own, stem) != 0 || t->name[stem] != '.' || memchr(kind, '.', key.stem - stem - 1))
+                continue;
+            const bool shifts = kind[0] == 'b'; /* bias, beta; else weight, gain, gamma, scale */
+            *found = *found || !shifts;
+            AR_TRY(ar_dump_read_f32(t, 0, cols, shifts ? n->shift : n->gain));
+        }
+    }
+    return AR_OK;
+}
+
+static const float *row_of(const norm *n, size_t which, size_t row)
+{
+    return n->x + (which * n->rows + row) * n->c->grid.cols;
+}
+
+/* Rows that differ, and what their inputs may be. */
+static ar_status read_rows(norm *n)
+{
+    const size_t cols = n->c->grid.cols;
+    for (ari_run run = ari_runs_of(&n->c->grid); n->rows < ROWS && ari_runs_next(&run);) {
+        if (run.count != cols || !run_is_wrong(&n->c->grid, &run))
             continue;
-        AR_TRY(ARI_ALLOC(gives, t->count, t->name));
-        return ar_dump_read_f32(t, 0, t->count, *gives);
+        n->row[n->rows] = run.row;
+        n->ref[n->rows] = run.ref;
+        n->val[n->rows++] = run.value;
     }
+    n->n = ari_replay_near(n->near, NEAR, n->c, cols);
+    AR_TRY(ARI_ALLOC(&n->x, n->n * n->rows * cols + 1, "rows"));
+    AR_TRY(ARI_ALLOC(&n->is, n->rows * cols + 1, "rows"));
+    AR_TRY(ARI_ALLOC(&n->base, n->rows * cols + 1, "rows"));
+    AR_TRY(ARI_ALLOC_ZERO(&n->of, n->rows + 1, "products"));
+    for (size_t i = 0; i < n->n * n->rows; i++)
+        AR_TRY(ar_dump_read_f32(n->near[i / n->rows], n->row[i % n->rows] * cols, cols, n->x + i * cols));
     return AR_OK;
 }
 
-/* The input's row; its mean of squares, less its mean where the norm subtracts that. */
-static ar_status read_input(norm *n, const ari_case *c, size_t row, double *square)
+static double without(const norm *n, const float *row, size_t i, double plus)
 {
-    const size_t cols = c->grid.cols;
-    double mean = 0.0;
-    AR_TRY(ar_dump_read_f32(n->input[0], row * cols, cols, n->x));
-    if (n->input[1])
-        AR_TRY(ar_dump_read_f32(n->input[1], row * cols, cols, n->y));
-    for (size_t i = 0; i < cols; i++) {
-        n->x[i] += n->input[1] ? n->y[i] : 0.0f;
-        mean += (double)n->x[i] / (double)cols;
-    }
-    *square = 0.0;
-    for (size_t i = 0; i < cols; i++) {
-        n->x[i] -= n->bias ? (float)mean : 0.0f;
-        *square += (double)n->x[i] * (double)n->x[i] / (double)cols;
-    }
-    return AR_OK;
+    return ((double)row[i] - (double)n->shift[i]) / ((double)n->gain[i] + plus);
 }
 
-static double without(const norm *n, const float *row, size_t i)
+static void multiply(norm *n)
 {
-    return ((double)row[i] - (n->bias ? (double)n->bias[i] : 0.0)) / (double)n->weight[i];
+    const size_t cols = n->c->grid.cols;
+    for (size_t row = 0; row < n->rows; row++) {
+        n->of[row].n = n->n + VECTORS;
+        for (size_t i = 0; i < cols; i++) {
+            double x[ARI_MOST_VECTORS];
+            for (size_t k = 0; k < n->n; k++)
+                x[k] = (double)row_of(n, k, row)[i];
+            x[n->n + ONES] = 1.0;
+            x[n->n + REFERENCE] = without(n, n->ref[row], i, 0.0);
+            x[n->n + REFERENCE_PLUS] = without(n, n->ref[row], i, 1.0);
+            x[n->n + OTHER] = without(n, n->val[row], i, 0.0);
+            x[n->n + OTHER_PLUS] = without(n, n->val[row], i, 1.0);
+            ari_products_add(&n->of[row], x);
+        }
+    }
 }
 
-/* Whether the reference's first rows are these tensors' sum, normalised. */
-static ar_status is_input(bool *held, norm *n, const ari_case *c)
+/* --- what it computes --------------------------------------------------------------------------------------------- */
+
+/* Element i of the terms [from, to). */
+static double sum_of(const norm *n, const recipe *r, size_t row, size_t i, size_t from, size_t to)
 {
-    *held = true;
-    for (size_t row = 0; row < ROWS_ASKED && row < c->grid.rows && *held; row++) {
-        double square, xz = 0.0, zz = 0.0;
-        AR_TRY(read_input(n, c, row, &square));
-        for (size_t i = 0; i < c->grid.cols; i++) {
-            const double z = without(n, c->grid.d->reference + row * c->grid.cols, i);
-            xz += (double)n->x[i] * z;
+    double sum = 0.0;
+    for (size_t k = from; k < to; k++)
+        sum += r->in.times[k] * (double)row_of(n, r->in.of[k], row)[i];
+    return sum;
+}
+
+/* The input of a row, less its mean where that is subtracted; its mean of squares. */
+static double input_of(double *x, const norm *n, const recipe *r, size_t row)
+{
+    const size_t cols = n->c->grid.cols;
+    double mean = 0.0, square = 0.0;
+    for (size_t i = 0; i < cols; i++) {
+        x[i] = sum_of(n, r, row, i, r->after != 0.0 ? r->in.terms - 1 : 0, r->in.terms);
+        mean += x[i] / (double)cols;
+    }
+    for (size_t i = 0; i < cols; i++) {
+        x[i] -= r->centred ? mean : 0.0;
+        square += x[i] * x[i] / ((double)cols - r->less);
+    }
+    return square;
+}
+
+static void replay(norm *n, const recipe *r)
+{
+    const size_t cols = n->c->grid.cols;
+    for (size_t row = 0; row < n->rows; row++) {
+        double *y = n->is + row * cols;
+        const double scale = 1.0 / sqrt(input_of(y, n, r, row) + r->eps);
+        for (size_t i = 0; i < cols && !r->raw; i++) {
+            y[i] *= r->bare ? scale : scale * ((double)n->gain[i] + r->plus);
+            y[i] += (double)n->shift[i];
+            y[i] += r->after != 0.0 ? r->after * sum_of(n, r, row, i, 0, r->in.terms - 1) : 0.0;
+        }
+    }
+}
+
+/* What is left of the differences' squares; where `base` is none, of the reference's. */
+static double left_of(const norm *n, bool base)
+{
+    const size_t cols = n->c->grid.cols;
+    double left = 0.0, all = 0.0;
+    for (size_t i = 0; i < n->rows * cols; i++) {
+        const double r = (double)n->ref[i / cols][i % cols];
+        const double target = base ? (double)n->val[i / cols][i % cols] - r : r;
+        const double off = target - (base ? n->is[i] - n->base[i] : n->is[i]);
+        left += off * off;
+        all += target * target;
+    }
+    return all > 0.0 ? left / all : HUGE_VAL;
+}
+
+/* The epsilon that gives the rows: mean of squares + eps is x^2/z^2. *apart: what the rows' contradict each other by, and
+ * what is not known of them. */
+static double epsilon_of(norm *n, const recipe *r, const float *const data[ROWS], double *apart)
+{
+    const size_t cols = n->c->grid.cols;
+    double low = HUGE_VAL, high = -HUGE_VAL, unsure = 0.0;
+    for (size_t row = 0; row < n->rows; row++) {
+        const double square = input_of(n->is, n, r, row);
+        double xz = 0.0, zz = 0.0;
+        for (size_t i = 0; i < cols; i++) {
+            const double z = without(n, data[row], i, r->plus);
+            xz += n->is[i] * z;
             zz += z * z;
         }
-        *held = xz > 0.0 && xz * xz >= (1.0 - 1e-6) * square * (double)c->grid.cols * zz;
+        const double under = pow(square * (double)cols / xz, 2.0);
+        low = fmin(low, under - square);
+        high = fmax(high, under - square);
+        unsure = fmax(unsure, under * (4e-6 + n->c->relative + 2.0 * n->c->absolute / sqrt(zz / (double)cols)));
     }
-    return AR_OK;
+    *apart = fmax(high - low, 2.0 * unsure);
+    return 0.5 * (low + high);
 }
 
-/* The input is one of them or the sum of two. */
-static ar_status find_input(norm *n, const ari_case *c)
+/* The tensors near by, each times a number, that give the rows of the reference or of the other (`here`), sharing terms
+ * with `like`. */
+static ari_terms find_input(const norm *n, const recipe *r, bool here, const ari_terms *like)
 {
-    const ar_dump_tensor *near[INPUTS + 1] = {NULL};
-    const size_t found = ari_replay_near(near, INPUTS, c, c->grid.cols);
-    bool held = false;
-    for (size_t i = 0; i < found && !held; i++) {
-        for (size_t k = found + 1; k-- > i + 1 && !held;) { /* near[found] is NULL: it alone */
-            n->input[0] = near[i];
-            n->input[1] = near[k];
-            AR_TRY(is_input(&held, n, c));
-        }
+    const size_t y = here ? OTHER : REFERENCE;
+    ari_terms s;
+    ari_terms_find(&s, n->of, n->rows, n->n + y + (r->plus > 0.0), r->centred ? n->n + ONES : SIZE_MAX, n->n,
+                   ARI_MOST_TERMS, n->allowed, like);
+    return s;
+}
+
+/* The simplest norm that is about as near to the reference as any; *here: what the other's rows are such a norm of. */
+static bool find_base(norm *n, recipe *base, ari_terms *here)
+{
+    double apart;
+    *base = (recipe){.in.left = HUGE_VAL};
+    for (int way = 0; way < 4; way++) {
+        recipe own = {.centred = way % 2 == 1, .plus = way / 2};
+        const ari_terms is = find_input(n, &own, true, NULL);
+        own.in = find_input(n, &own, false, is.left <= n->allowed ? &is : NULL);
+        if (!(own.in.left < 0.25 * base->in.left))
+            continue;
+        *base = own;
+        *here = is;
     }
-    if (!held)
-        n->input[0] = NULL;
-    return AR_OK;
+    if (!(base->in.left <= n->allowed))
+        return false;
+    base->eps = fmax(epsilon_of(n, base, n->ref, &apart), 0.0);
+    replay(n, base);
+    memcpy(n->base, n->is, n->rows * n->c->grid.cols * sizeof *n->is);
+    return left_of(n, false) <= ARI_REPLAY_BASE;
 }
 
-static bool is_anywhere_zero(const norm *n, const ari_case *c)
+/* --- what is wrong with it ---------------------------------------------------------------------------------------- */
+
+enum { MISTAKES = 12 };
+
+/* An epsilon says something where the input's own numbers are known. */
+static bool has_own_size(const ari_terms *in)
 {
-    size_t i = 0;
-    while (i < c->grid.cols && n->weight[i] != 0.0f)
-        i++;
-    return i < c->grid.cols;
+    size_t k = 0;
+    while (k < in->terms && ari_is_near(fabs(in->times[k]), 1.0, 1e-3))
+        k++;
+    return k == in->terms;
 }
 
-/* The same, where the weight may count as 1 + itself. */
-static ar_status find_input_either_way(norm *n, const ari_case *c)
+/* All terms but the k-th are added after the norm of that, times what the other's rows say. */
+static recipe without_stream(norm *n, const recipe *base, size_t k)
 {
-    if (!is_anywhere_zero(n, c))
-        AR_TRY(find_input(n, c));
-    for (int turn = 0; turn < 2 && !n->input[0]; turn++) { /* there, and back where it is not found so either */
-        for (size_t i = 0; i < c->grid.cols; i++)
-            n->weight[i] += (float)n->other_way;
-        n->other_way = -n->other_way;
-        if (turn == 0 && !is_anywhere_zero(n, c))
-            AR_TRY(find_input(n, c));
+    const size_t cols = n->c->grid.cols, last = base->in.terms - 1;
+    recipe r = *base;
+    double more = 0.0, all = 0.0;
+    r.is = ARI_IF(OF_INPUT);
+    r.after = 1.0;
+    r.in.of[k] = base->in.of[last];
+    r.in.times[k] = base->in.times[last];
+    r.in.of[last] = base->in.of[k];
+    r.in.times[last] = base->in.times[k];
+    replay(n, &r);
+    for (size_t i = 0; i < n->rows * cols; i++) {
+        const double out = sum_of(n, &r, i / cols, i % cols, 0, last);
+        more += out * ((double)n->val[i / cols][i % cols] - n->is[i]);
+        all += out * out;
     }
-    return AR_OK;
+    r.after += more / all;
+    return r;
 }
 
-/* Sums over a row of what the other has against z: of z, and of the row's mistakes. */
-typedef struct against {
-    ari_sums same, moved, plus, bare; /* v against w z; w (z - mean) or w (z + its mean); (w + 1) z or (w - 1) z; z */
-} against;
-
-static against add_row(const norm *n, const ari_grid *g, const ari_run *run)
+/* Each with one mistake. What numbers it needs are fitted to the other's rows. */
+static size_t list_mistakes(recipe *out, norm *n, const recipe *base, const ari_terms *here)
 {
-    against a = {.same = {0}};
-    double mean = 0.0;
-    for (size_t i = 0; i < g->cols; i++)
-        mean += without(n, run->ref, i) / (double)g->cols;
-    for (size_t i = 0; i < g->cols; i++) {
-        const double w = (double)n->weight[i], b = n->bias ? (double)n->bias[i] : 0.0;
-        const double z = without(n, run->ref, i), v = (double)run->value[i] - b;
-        ari_sums_add(&a.same, v, w * z);
-        ari_sums_add(&a.moved, v, w * (z - mean));
-        ari_sums_add(&a.plus, v, (w + n->other_way) * z);
-        ari_sums_add(&a.bare, v, z);
+    size_t found = 0;
+    double apart;
+    const double epsilon = epsilon_of(n, base, n->val, &apart);
+    for (size_t i = 0; i < 7; i++)
+        out[i] = *base;
+    out[found].is = ARI_IF(SHIFT) | (base->centred ? ARI_IF(ZERO) : 0);
+    out[found++].centred = !base->centred;
+    out[found].is = ARI_IF(ONE);
+    out[found++].plus = 1.0 - base->plus;
+    out[found].is = ARI_IF(ZERO);
+    out[found++].bare = true;
+    out[found].is = ARI_IF(ALL);
+    out[found++].raw = true;
+    out[found].is = ARI_IF(ROOT);
+    out[found++].less = 1.0;
+    if (here->left <= n->allowed) {
+        out[found].is = ARI_IF(OF_INPUT) | ARI_IF(SOME);
+        out[found++].in = *here;
     }
-    return a;
-}
-
-/* Whether v is a positive multiple, but for what the noise that is allowed leaves. */
-static bool follows(const ari_sums *s, const ari_case *c)
-{
-    const double noise = (double)c->grid.cols * c->absolute * c->absolute;
-    return s->vr > 0.0 && ari_factor_left(s) <= 1e-8 * s->vv + noise + c->relative * c->relative * s->vv;
-}
-
-typedef struct verdict {
-    size_t rows;
-    bool same, moved, plus, bare, raw;
-    double low, high, unsure; /* of the epsilon that each row gives */
-    bool mixed;               /* each row is a norm of the input's two terms in another mixture */
-    double least, most;       /* the angles of the mixture, pi/4 where both count once */
-} verdict;
-
-/* The row is the norm of a x + b y; the angle of (a, b). NaN: it is not. The row's own mean counts where the norm
- * subtracts it. */
-static double mixture_of(const norm *n, const ari_case *c, const ari_run *run)
-{
-    const size_t cols = c->grid.cols;
-    double mx = 0.0, my = 0.0, xx = 0.0, xy = 0.0, yy = 0.0, ux = 0.0, uy = 0.0, uu = 0.0;
-    for (size_t i = 0; i < cols && n->bias; i++) {
-        mx += (double)n->x[i] / (double)cols;
-        my += (double)n->y[i] / (double)cols;
+    if (epsilon > 2.0 * apart && has_own_size(&base->in)) {
+        out[found].is = ARI_IF(ROWS);
+        out[found++].eps = epsilon;
     }
-    for (size_t i = 0; i < cols; i++) {
-        const double x = (double)n->x[i] - mx, y = (double)n->y[i] - my, u = without(n, run->value, i);
-        xx += x * x, xy += x * y, yy += y * y, ux += u * x, uy += u * y, uu += u * u;
-    }
-    const double det = xx * yy - xy * xy, a = (ux * yy - uy * xy) / det, b = (uy * xx - ux * xy) / det;
-    const double left = uu - a * ux - b * uy, unsure = c->relative + c->absolute / sqrt(uu / (double)cols);
-    return det > 1e-6 * xx * yy && left <= (1e-8 + 4.0 * unsure * unsure) * uu ? atan2(b, a) : (double)NAN;
-}
-
-static ar_status add_mixture(verdict *v, norm *n, const ari_case *c, const ari_run *run)
-{
-    const size_t cols = c->grid.cols;
-    AR_TRY(ar_dump_read_f32(n->input[0], run->row * cols, cols, n->x));
-    AR_TRY(ar_dump_read_f32(n->input[1], run->row * cols, cols, n->y));
-    const double angle = mixture_of(n, c, run);
-    v->mixed = isfinite(angle);
-    v->least = fmin(v->least, angle);
-    v->most = fmax(v->most, angle);
-    return AR_OK;
+    for (size_t k = 0; k < base->in.terms && base->in.terms > 1; k++)
+        out[found++] = without_stream(n, base, k);
+    return found;
 }
 
 /* The number that recurs most often, to rounding; 0: none does in a fiftieth of them. Sorts them. */
@@ -271,171 +375,216 @@ static double recurring(double *x, size_t n)
 
 /* Whether the row is the norm of x + m y, each m 0 or one number above 1, which goes to *times. Where m is 0 the ratio
  * to x is the same. */
-static bool is_dropped(double *times, double *ratio, const norm *n, const float *x, const float *y, const ari_run *run)
+static bool is_dropped(double *times, norm *n, const recipe *base, size_t row, size_t kept)
 {
-    size_t at = 0;
-    for (size_t i = 0; i < run->count; i++)
-        ratio[i] = without(n, run->value, i) / (double)x[i];
-    const double scale = recurring(ratio, run->count);
-    if (scale == 0.0)
-        return false;
+    const size_t cols = n->c->grid.cols;
+    const float *val = n->val[row];
+    const float *x = row_of(n, base->in.of[kept], row), *y = row_of(n, base->in.of[!kept], row);
+    const double by = base->in.times[!kept] / base->in.times[kept];
+    double far = 0.0;
+    for (size_t i = 0; i < cols; i++)
+        n->is[i] = without(n, val, i, base->plus) / (double)x[i];
+    const double scale = recurring(n->is, cols);
     *times = 0.0;
-    for (size_t i = 0; i < run->count; i++) {
-        const double m = (without(n, run->value, i) / scale - (double)x[i]) / (double)y[i];
-        if (fabs((double)y[i]) * (fabs(m) > 1e-2) > fabs((double)y[at]) * (*times > 0.0)) {
-            at = i;
+    for (size_t i = 0; i < cols && scale != 0.0; i++) {
+        const double added = by * (double)y[i], m = (without(n, val, i, base->plus) / scale - (double)x[i]) / added;
+        if (fabs(m) > 1e-2 && fabs(added) > far) {
+            far = fabs(added);
             *times = m;
         }
     }
-    for (size_t i = 0; i < run->count; i++) {
-        const double unsure = 1e-4 * (fabs((double)x[i]) + fabs((double)y[i]));
-        const double apart = without(n, run->value, i) / scale - (double)x[i];
-        if (fabs(apart) > unsure && fabs(apart - *times * (double)y[i]) > unsure)
+    for (size_t i = 0; i < cols; i++) {
+        const double added = by * (double)y[i], unsure = 1e-4 * (fabs((double)x[i]) + fabs(added));
+        const double apart = without(n, val, i, base->plus) / scale - (double)x[i];
+        if (!(fabs(apart) <= unsure || fabs(apart - *times * added) <= unsure))
             return false;
     }
     return *times > 1.01;
 }
 
-/* Whether the row is the norm's input as it is. */
-static ar_status is_raw(bool *raw, norm *n, const ari_case *c, const ari_run *run)
-{
-    AR_TRY(ar_dump_read_f32(n->input[0], run->row * run->count, run->count, n->x));
-    if (n->input[1])
-        AR_TRY(ar_dump_read_f32(n->input[1], run->row * run->count, run->count, n->y));
-    for (size_t i = 0; i < run->count && *raw; i++)
-        *raw = ari_holds(c, run->value[i], (double)n->x[i] + (n->input[1] ? (double)n->y[i] : 0.0));
-    return AR_OK;
-}
-
 /* Dropout of one of the input's two terms, in every wrong row at the same rate. */
-static ar_status find_dropout(ari_trace *t, norm *n, const ari_case *c)
+static void find_dropout(ari_trace *t, norm *n, const recipe *base)
 {
-    const size_t cols = c->grid.cols;
-    double *ratio = NULL, least = HUGE_VAL, most = 0.0;
-    AR_TRY(ARI_ALLOC(&ratio, cols, c->grid.d->name));
-    ar_status st = AR_OK;
-    for (size_t k = 0; k < 2 && t->kind == ARI_FOUND_NOTHING; k++) {
+    for (size_t kept = 0; kept < 2 && t->kind == ARI_FOUND_NOTHING; kept++) {
+        double least = HUGE_VAL, most = 0.0;
         bool held = true;
-        least = HUGE_VAL, most = 0.0;
-        for (ari_run run = ari_runs_of(&c->grid); held && ari_runs_next(&run);) {
+        for (size_t row = 0; row < n->rows && held; row++) {
             double times;
-            if (run.count != cols || !run_is_wrong(&c->grid, &run))
-                continue;
-            AR_TRY_TO(done, st, ar_dump_read_f32(n->input[k], run.row * cols, cols, n->x));
-            AR_TRY_TO(done, st, ar_dump_read_f32(n->input[!k], run.row * cols, cols, n->y));
-            held = is_dropped(&times, ratio, n, n->x, n->y, &run);
+            held = is_dropped(&times, n, base, row, kept);
             least = fmin(least, times);
             most = fmax(most, times);
         }
         if (!held || most - least > 1e-2 * most)
             continue;
         ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(FRACTION));
-        ari_words(t, "what", "%.150s", n->input[!k]->name);
+        ari_words(t, "what", "%.150s", n->near[base->in.of[!kept]]->name);
         ari_number(t, "factor", 0.5 * (least + most));
         ari_number(t, "rate", 1.0 - 2.0 / (least + most));
     }
+}
+
+/* --- what is said of it ------------------------------------------------------------------------------------------- */
+
+/* Products of the same tensors, all rows together, as a dump has them; those that it lacks are zero. */
+static ar_status multiply_of(ari_products *out, const norm *n, const ar_dump *dump)
+{
+    const size_t cols = n->c->grid.cols;
+    float *x = NULL;
+    ar_status st = AR_OK;
+    *out = (ari_products){.n = n->n};
+    AR_TRY(ARI_ALLOC_ZERO(&x, n->n * cols + 1, "rows"));
+    for (size_t row = 0; row < n->rows; row++) {
+        for (size_t k = 0; k < n->n; k++) {
+            const ar_dump_tensor *t = ar_dump_find(dump, n->near[k]->name);
+            if (t && t->count == n->near[k]->count)
+                AR_TRY_TO(done, st, ar_dump_read_f32(t, n->row[row] * cols, cols, x + k * cols));
+        }
+        for (size_t i = 0; i < cols; i++) {
+            double each[ARI_MOST_VECTORS];
+            for (size_t k = 0; k < n->n; k++)
+                each[k] = (double)x[k * cols + i];
+            ari_products_add(out, each);
+        }
+    }
 done:
-    free(ratio);
+    free(x);
     return st;
 }
 
-/* Which of the two terms is missing, or how often it counts. */
-static void found_mixture(ari_trace *t, const norm *n, const verdict *v)
+/* A norm does not say which of its terms counts more than it should; a later sum of them and another does, as both dumps
+ * have it of their own tensors: whether it is the embedding alone. */
+static ar_status is_of_embedding(bool *is, const norm *n, const ari_terms *in)
 {
-    const double middle = 0.5 * (v->least + v->most), b = tan(middle);
-    const bool second = fabs(b) > 1.0; /* the second is more than it should be, or the first less */
-    const double times = second ? 1.0 / b : b;
-    ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(OF_INPUT));
-    if (fabs(times) < 0.01)
-        ari_words(t, "what", "%.80s was not added to %.80s", n->input[!second]->name, n->input[second]->name);
-    else
-        ari_words(t, "what", "for each %.70s, %.70s counts %.4g times", n->input[second]->name, n->input[!second]->name,
-                  times);
-}
-
-/* The epsilon that gives the row: of the reference mean(x^2) + eps is x^2/z^2, of the other that over the factor's. */
-static ar_status add_epsilon(verdict *v, norm *n, const ari_case *c, const ari_run *run, const ari_sums *same)
-{
-    double square, zz = 0.0;
-    AR_TRY(read_input(n, c, run->row, &square));
-    for (size_t i = 0; i < c->grid.cols; i++)
-        zz += pow(without(n, run->ref, i), 2.0) / (double)c->grid.cols;
-    const double factor = ari_factor_of(same), under = square / zz / (factor * factor);
-    v->low = fmin(v->low, under - square);
-    v->high = fmax(v->high, under - square);
-    v->unsure =
-        fmax(v->unsure, under * (4e-6 + c->relative + 2.0 * c->absolute / sqrt(same->vv / (double)c->grid.cols)));
+    ari_products p[2];
+    AR_TRY(multiply_of(&p[0], n, n->c->known->reference));
+    AR_TRY(multiply_of(&p[1], n, n->c->known->other));
+    for (size_t i = 0; i < n->n * n->n && in->terms < ARI_MOST_TERMS && !*is; i++) {
+        const size_t y = i / n->n;
+        bool any = false;
+        ari_terms s[2] = {*in, *in};
+        for (size_t k = 0; k < 2; k++) {
+            s[k].of[s[k].terms++] = i % n->n;
+            ari_terms_fit(&s[k], &p[k], 1, y, SIZE_MAX);
+        }
+        *is = ari_terms_shared(&(ari_terms){.terms = 1, .of = {y}}, &s[0]) == 0 && s[0].left <= ARI_REPLAY_EXACT &&
+              s[1].left <= ARI_REPLAY_EXACT;
+        for (size_t k = 0; k < s->terms; k++) {
+            const bool embedded = k < in->terms && (ari_name_is(n->near[s->of[k]]->name) & ARI_IS_EMBEDDING);
+            *is = *is && fabs(s[0].times[k]) > 1e-2 && ari_is_near(s[1].times[k], s[0].times[k], 1e-2) == !embedded;
+            any = any || embedded;
+        }
+        *is = *is && any;
+    }
     return AR_OK;
 }
 
-static ar_status look_at_norm(ari_trace *t, norm *n, const ari_case *c)
+/* The same terms in another mixture; some of them alone; or others. */
+static ar_status say_mixture(ari_trace *t, const norm *n, const ari_terms *wanted, const ari_terms *is)
 {
-    verdict v = {.same = true,
-                 .moved = !n->bias,
-                 .plus = true,
-                 .bare = true,
-                 .raw = n->input[0] != NULL,
-                 .low = HUGE_VAL,
-                 .high = -HUGE_VAL,
-                 .mixed = n->input[0] && n->input[1],
-                 .least = HUGE_VAL,
-                 .most = -HUGE_VAL};
-    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
-        if (run.count != c->grid.cols || !run_is_wrong(&c->grid, &run))
-            continue;
-        const against a = add_row(n, &c->grid, &run);
-        v.rows++;
-        v.same = v.same && follows(&a.same, c);
-        v.moved = v.moved && follows(&a.moved, c);
-        v.plus = v.plus && follows(&a.plus, c) && ari_is_near(ari_factor_of(&a.plus), 1.0, 1e-3 + c->relative);
-        v.bare = v.bare && follows(&a.bare, c) && ari_is_near(ari_factor_of(&a.bare), 1.0, 1e-3 + c->relative);
-        if (v.same && n->input[0])
-            AR_TRY(add_epsilon(&v, n, c, &run, &a.same));
-        if (v.mixed && !v.same)
-            AR_TRY(add_mixture(&v, n, c, &run));
-        if (v.raw && !v.same)
-            AR_TRY(is_raw(&v.raw, n, c, &run));
-    }
-    if (v.rows < 4)
+    const bool same = wanted->terms == is->terms && ari_terms_shared(wanted, is) == is->terms;
+    bool embedded = false;
+    if (same)
+        AR_TRY(is_of_embedding(&embedded, n, wanted));
+    t->is |= (same && !has_own_size(wanted) ? ARI_IF(POWER) : 0) | (embedded ? ARI_IF(POWER) | ARI_IF(TOKENS) : 0) |
+             (ari_terms_shared(wanted, is) == 0 ? ARI_IF(FOREIGN) : 0);
+    ari_terms_say(t, "wanted", wanted, n->near);
+    ari_terms_say(t, "other", is, n->near);
+    return AR_OK;
+}
+
+static ar_status look_at_norm(ari_trace *t, norm *n)
+{
+    recipe base, list[MISTAKES];
+    ari_terms here;
+    if (!find_base(n, &base, &here))
         return AR_OK;
-    if (v.same && n->input[0] && v.high > 0.0 && v.high - v.low <= 0.02 * v.high + 2.0 * v.unsure &&
-        v.high > 4.0 * v.unsure) {
-        ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(ROWS));
-        ari_number(t, "epsilon", 0.5 * (v.low + v.high));
-    } else if (!v.same && v.raw) {
-        ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(ALL));
-    } else if (!v.same && (v.moved || v.plus || v.bare)) {
-        ari_found(t, ARI_FOUND_NORM_AGAIN, v.moved ? ARI_IF(SHIFT) : v.plus ? ARI_IF(ONE) : ARI_IF(ZERO));
-    } else if (!v.same && v.mixed && v.most - v.least < 1e-3 && fabs(v.least - atan(1.0)) > 1e-2) {
-        found_mixture(t, n, &v);
-    } else if (!v.same && !n->bias && n->input[0] && n->input[1]) {
-        return find_dropout(t, n, c);
+    const size_t mistakes = list_mistakes(list, n, &base, &here);
+    const recipe *found = NULL;
+    double best = ARI_REPLAY_MISTAKE;
+    for (size_t i = 0; i < mistakes; i++) {
+        replay(n, &list[i]);
+        const double left = left_of(n, true);
+        found = left < best ? &list[i] : found;
+        best = fmin(left, best);
     }
-    return AR_OK;
+    if (!found) {
+        if (base.in.terms == 2)
+            find_dropout(t, n, &base);
+        return AR_OK;
+    }
+    ari_found(t, ARI_FOUND_NORM_AGAIN, found->is);
+    t->unexplained = best;
+    ari_number(t, "epsilon", found->eps);
+    ari_count(t, "lanes", n->c->grid.cols);
+    ari_words(t, "branch", "%s", n->near[found->in.of[found->in.terms - 1]]->name);
+    return found->is & ARI_IF(SOME) ? say_mixture(t, n, &base.in, &found->in) : AR_OK;
 }
 
 ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
 {
-    const ari_grid *g = &c->grid;
-    float *bias = NULL;
-    norm n = {.other_way = 1.0};
+    const ari_tally *all = &c->survey.total;
+    norm n = {.c = c, .allowed = fmin(ARI_REPLAY_BASE, ARI_REPLAY_MISTAKE * all->dd / all->rr)};
+    bool found = (ari_name_is(c->grid.d->name) & ARI_IS_NORM) != 0;
     ar_status st = AR_OK;
-    if (!(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
+    if (c->grid.nd < 2 || c->grid.cols < 8 || !c->known->other)
         return AR_OK;
-    AR_TRY_TO(done, st, read_parameter(&n.weight, c, "weight"));
-    AR_TRY_TO(done, st, read_parameter(&bias, c, "bias"));
-    if (!n.weight)
+    AR_TRY_TO(done, st, read_parameters(&n, &found));
+    if (!found)
         goto done;
-    n.bias = bias;
-    AR_TRY_TO(done, st, ARI_ALLOC(&n.x, g->cols, g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&n.y, g->cols, g->d->name));
-    AR_TRY_TO(done, st, find_input_either_way(&n, c));
-    if (!is_anywhere_zero(&n, c))
-        st = look_at_norm(t, &n, c);
+    AR_TRY_TO(done, st, read_rows(&n));
+    multiply(&n);
+    if (n.rows >= FEWEST_ROWS)
+        st = look_at_norm(t, &n);
 done:
-    free(n.weight);
-    free(bias);
+    free(n.gain);
+    free(n.shift);
     free(n.x);
-    free(n.y);
+    free(n.of);
+    free(n.is);
+    free(n.base);
+    return st;
+}
+
+/* --- its backward pass -------------------------------------------------------------------------------------------- */
+
+/* With u the gradient of what was normalised, z, the input's is r (u - z mean(u z)), which has no part along z; of a
+ * statistic without a gradient it is r u: all that differs is along z, and, with the mean detached too, along 1. */
+ar_status ari_measure_detached(ari_trace *t, const ari_case *c)
+{
+    const int step = c->grid.d->step;
+    char name[320];
+    norm n = {.c = c};
+    double left = 0.0, all = 0.0, along = 0.0, ref = 0.0, p, q;
+    bool found = false;
+    size_t rows = 0;
+    ar_status st = AR_OK;
+    snprintf(name, sizeof name, step > 1 ? "%s:fwd@%d" : "%s:fwd", c->grid.d->name, step);
+    const ar_dump_tensor *y = ar_dump_find(c->known->reference, name);
+    if (!y || y->count != c->grid.count || c->grid.nd < 2 || c->grid.cols < 8)
+        return AR_OK;
+    AR_TRY_TO(done, st, read_parameters(&n, &found));
+    AR_TRY_TO(done, st, ARI_ALLOC(&n.x, c->grid.cols, y->name));
+    for (size_t row = 0; row < c->grid.rows && found; row++) {
+        ari_fit f = {0}, own = {0};
+        if (!ari_row_differs(c, row))
+            continue;
+        AR_TRY_TO(done, st, ar_dump_read_f32(y, row * c->grid.cols, c->grid.cols, n.x));
+        for (size_t i = 0, at = row * c->grid.cols; i < c->grid.cols; i++, at++) {
+            const double z = without(&n, n.x, i, 0.0);
+            ari_fit_add(&f, (double)c->val[at] - (double)c->ref[at], z, 1.0);
+            ari_fit_add(&own, (double)c->ref[at], z, 0.0);
+        }
+        left += f.yy * ari_fit_two(&p, &q, &f);
+        all += f.yy;
+        along += own.ya * own.ya / own.aa;
+        ref += own.yy;
+        rows++;
+    }
+    if (found && rows >= FEWEST_ROWS && left <= ARI_REPLAY_MISTAKE * all && along <= ARI_REPLAY_BASE * ref)
+        ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(OF_GRADIENT));
+done:
+    free(n.gain);
+    free(n.shift);
+    free(n.x);
     return st;
 }

@@ -53,8 +53,9 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
         if (!wanted || labs(key.layer) != own.layer || !ends_in(t, key.stem, kind))
             continue;
         const ari_role named = ari_module_of(t->name, key.stem).role;
-        if (named == role || (named == ARI_NO_ROLE && key.layer == 0 && (role == ARI_TOKENS || role == ARI_HEAD) &&
-                              role_of_shape(dump, t->name, key.stem) == role))
+        if (named == role ||
+            (named == ARI_NO_ROLE && key.section != ARI_AT_LAYERS && key.section != -ARI_AT_LAYERS &&
+             (role == ARI_TOKENS || role == ARI_HEAD) && role_of_shape(dump, t->name, key.stem) == role))
             return t;
     }
     return NULL;
@@ -113,7 +114,10 @@ size_t ari_lookup_table_row(const ari_lookup_table *table, const float *row)
 
 ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups)
 {
-    const ar_dump_tensor *w = ari_replay_parameter(c, role, ".weight");
+    char own[320];
+    snprintf(own, sizeof own, "%s.weight:init", c->grid.d->name);
+    const ar_dump_tensor *w =
+        role == ARI_NO_ROLE ? ar_dump_find(c->known->reference, own) : ari_replay_parameter(c, role, ".weight");
     *table = (ari_lookup_table){.at = NULL};
     if (!w || w->ndim != 2 || w->count == 0 || w->count > MOST_TABLE || w->shape[0] > MOST_LOOKED_UP / (lookups + 1))
         return AR_OK;

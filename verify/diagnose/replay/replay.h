@@ -30,7 +30,7 @@ typedef struct ari_lookup_table {
     float *at; /* [rows, cols]; NULL: no dump has it, or the search would take long */
     size_t rows, cols;
 } ari_lookup_table;
-/** The initial weight of a role, for so many lookups. Errors: those of reading, AR_ERR_MEMORY. */
+/** The initial weight of a role, of none the module's own, for so many lookups. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups);
 void ari_lookup_table_fini(ari_lookup_table *table);
 /** Which row this is, bit for bit; table->rows: none. */

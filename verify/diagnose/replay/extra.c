@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Label smoothing and z-loss, from the gradient of the logits or the loss alone. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/loss.h"
+
+/* A target token's row of the gradient of logits is, with p = softmax(z) and 1 at y,
+ *
+ *     d = s (p - 1_y) + s e (1_y - 1/V) + s c 2 lse p,    s = 1/T:
+ *
+ * three numbers that least squares give. */
+enum { NUMBERS = 3, SURE = 10 }; /* SURE: standard errors */
+
+static size_t target_of(const float *d, size_t n)
+{
+    size_t y = 0;
+    for (size_t k = 1; k < n; k++)
+        y = d[k] < d[y] ? k : y;
+    return y; /* the one logit that a step is to raise */
+}
+
+/* Adds a row to the equations; returns the sum of its squares. */
+static double add_row(double *m, const ari_losses *l, const ari_loss_side *s, size_t token, const float *d)
+{
+    const size_t n = l->vocabulary, y = target_of(d, n);
+    double dd = 0.0;
+    for (size_t k = 0; k < n; k++) {
+        const double p = exp((double)s->logits[token * n + k] - s->lse[token]), one = k == y ? 1.0 : 0.0;
+        const double x[NUMBERS + 1] = {p - one, one - 1.0 / (double)n, 2.0 * s->lse[token] * p, (double)d[k]};
+        ari_equations_add(m, x, NUMBERS);
+        dd += (double)d[k] * (double)d[k];
+    }
+    return dd;
+}
+
+/* How far the k-th number may be off where so much is left for each cell: the inverse's place on the diagonal. */
+static double unsure_of(const double *equations, size_t k, double left)
+{
+    double m[NUMBERS * (NUMBERS + 1)], number[NUMBERS];
+    memcpy(m, equations, sizeof m);
+    for (size_t i = 0; i < NUMBERS; i++)
+        m[i * (NUMBERS + 1) + NUMBERS] = i == k ? 1.0 : 0.0;
+    return ari_equations_solve(number, m, NUMBERS) ? SURE * sqrt(left * number[k]) : HUGE_VAL;
+}
+
+/* Unknown where the gradient is not of this form to 1 %, as with other scales of rows. */
+static void solve(ari_loss_extra *o, const double *equations, double dd, size_t cells)
+{
+    double m[NUMBERS * (NUMBERS + 1)], number[NUMBERS], left = dd;
+    memcpy(m, equations, sizeof m);
+    if (!ari_equations_solve(number, m, NUMBERS))
+        return;
+    for (size_t k = 0; k < NUMBERS; k++)
+        left -= number[k] * equations[k * (NUMBERS + 1) + NUMBERS];
+    const double s = number[0];
+    o->known = s > 0.0 && left <= 1e-4 * dd;
+    o->smoothing = number[1] / s;
+    o->z = number[2] / s;
+    o->smoothing_unsure = unsure_of(equations, 1, fmax(left, 0.0) / (double)cells) / s + 1e-5;
+    o->z_unsure = unsure_of(equations, 2, fmax(left, 0.0) / (double)cells) / s + 1e-8;
+}
+
+ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
+{
+    const ar_dump_tensor *t = ari_loss_tensor(l->c, dump, 'b');
+    double m[NUMBERS * (NUMBERS + 1)] = {0.0}, dd = 0.0;
+    float *d = NULL;
+    ar_status st = AR_OK;
+    if (!t || t->shape[0] != l->samples || t->shape[1] != l->seq || t->shape[2] != l->vocabulary || s->targets < 2)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC(&d, l->vocabulary, t->name));
+    for (size_t i = 0; i < l->tokens; i++) {
+        AR_TRY_TO(done, st, ar_dump_read_f32(t, i * l->vocabulary, l->vocabulary, d));
+        dd += s->counts[i] ? add_row(m, l, s, i, d) : 0.0;
+    }
+    solve(&s->options, m, dd, s->targets * l->vocabulary);
+done:
+    free(d);
+    return st;
+}
+
+/* A number that someone would write, 0, 0.1, 0.15, 5e-4, within what this one may be off by; false: there is none, or
+ * there may well be one by accident. */
+static bool settle(double *x, double unsure)
+{
+    if (fabs(*x) <= unsure) {
+        *x = 0.0;
+        return true;
+    }
+    const double step = 0.5 * pow(10.0, floor(log10(fabs(*x) + unsure))), near = step * nearbyint(*x / step);
+    const bool is = fabs(*x - near) <= unsure && unsure <= 0.04 * step;
+    *x = is ? near : *x;
+    return is;
+}
+
+/* Sums over the targets, whose labels are the next ids: the cross-entropy's, and what smoothing and z-loss add to it for 1
+ * of each; all divided by their number. */
+static void terms_of(const ari_losses *l, const ari_loss_side *s, double *entropy, double *smoothing, double *z)
+{
+    *entropy = *smoothing = *z = 0.0;
+    for (size_t i = 0; i + 1 < l->tokens; i++) {
+        const float *row = s->logits + i * l->vocabulary;
+        double mean = 0.0;
+        for (size_t k = 0; s->counts[i] && k < l->vocabulary; k++)
+            mean += (double)row[k] / (double)l->vocabulary;
+        if (!s->counts[i])
+            continue;
+        *entropy += ari_loss_entropy(l, s, i, l->ids[i + 1]) / (double)s->targets;
+        *smoothing += ((double)row[l->ids[i + 1]] - mean) / (double)s->targets;
+        *z += s->lse[i] * s->lse[i] / (double)s->targets;
+    }
+}
+
+/* From the loss alone, which is one number for two unknowns: the one that then is what someone would write, if the other
+ * is not. With a gradient: whether the loss is what its e and c make of it. */
+void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l)
+{
+    ari_loss_extra *o = &s->options;
+    double entropy, per_smoothing, per_z;
+    bool last = s->targets == 0; /* of a sample, which has no next id */
+    for (size_t i = 1; i <= l->samples; i++)
+        last = last || s->counts[i * l->seq - 1];
+    if (last) {
+        o->known = false;
+        return;
+    }
+    terms_of(l, s, &entropy, &per_smoothing, &per_z);
+    const double unsure = (2e-6 + 0.1 * l->c->relative) * fabs(s->value), more = s->value - entropy;
+    if (o->known) {
+        const double off = o->smoothing_unsure * fabs(per_smoothing) + o->z_unsure * per_z;
+        o->known = fabs(more - o->smoothing * per_smoothing - o->z * per_z) <= 10.0 * unsure + off;
+        return;
+    }
+    double e = more / per_smoothing, c = more / per_z;
+    const bool smoothed = settle(&e, unsure / fabs(per_smoothing)) && e >= 0.0 && e < 1.0;
+    const bool z = settle(&c, unsure / per_z) && c >= 0.0 && c < 1.0;
+    const bool plain = fabs(more) <= unsure;
+    o->known = plain || smoothed != z;
+    o->smoothing = !plain && smoothed ? e : 0.0;
+    o->z = !plain && z ? c : 0.0;
+}
+
+void ari_loss_extra_compare(ari_trace *t, ari_losses *l)
+{
+    ari_loss_extra *ref = &l->of[0].options, *other = &l->of[1].options;
+    if (!ref->known || !other->known)
+        return;
+    const bool smoothing = fabs(ref->smoothing - other->smoothing) > ref->smoothing_unsure + other->smoothing_unsure,
+               z = fabs(ref->z - other->z) > ref->z_unsure + other->z_unsure;
+    if (!smoothing && !z)
+        return;
+    for (int k = 0; k < 2; k++) {
+        settle(&l->of[k].options.smoothing, l->of[k].options.smoothing_unsure);
+        settle(&l->of[k].options.z, l->of[k].options.z_unsure);
+    }
+    ari_found(t, ARI_FOUND_LOSS_OPTIONS, (smoothing ? ARI_IF(FRACTION) : 0) | (z ? ARI_IF(LOG) : 0));
+    ari_number(t, "smoothing", other->smoothing);
+    ari_number(t, "smoothing_there", ref->smoothing);
+    ari_number(t, "z", other->z);
+    ari_number(t, "z_there", ref->z);
+}

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/diagnose/replay/loss.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
+
+enum { MOST_LOGITS = 1 << 24, MOST_PRODUCTS = 1 << 28 };
+
+/* Of a role outside of the layers, or of the model's output, as far as it is a value of each token. */
+const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, char pass)
+{
+    static const ari_role roles[] = {ARI_LOGITS, ARI_NO_ROLE, ARI_HEAD_LOGITS, ARI_HEAD, ARI_FINAL_NORM};
+    const ar_dump_tensor *t = NULL, *head = ari_replay_value(c, dump, ARI_HEAD, pass);
+    char name[32];
+    for (size_t i = 0; i < (pass == 'f' ? 4 : 5) && !t; i++) {
+        if (roles[i] != ARI_NO_ROLE) {
+            t = ari_replay_value(c, dump, roles[i], pass);
+            continue;
+        }
+        const int step = ari_order_of(c->reference->name, c->path).step;
+        snprintf(name, sizeof name, step > 1 ? "output:%s@%d" : "output:%s", pass == 'f' ? "fwd" : "bwd", step);
+        t = ar_dump_find(dump, name);
+        t = t && head && pass == 'f' && !ari_same_shape(t, head) ? NULL : t;
+    }
+    return t && t->ndim == 3 ? t : NULL;
+}
+
+/* Which tokens a gradient is not zero for; returns how many. Errors: those of reading. */
+static ar_status read_rows(bool *counts, size_t *n, const ari_losses *l, const ar_dump_tensor *t)
+{
+    float *row = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ARI_ALLOC(&row, t->shape[2] + 1, t->name));
+    *n = 0;
+    for (size_t i = 0; i < l->tokens; i++) {
+        AR_TRY_TO(done, st, ar_dump_read_f32(t, i * t->shape[2], t->shape[2], row));
+        counts[i] = false;
+        for (size_t k = 0; k < t->shape[2]; k++)
+            counts[i] = counts[i] || row[k] != 0.0f;
+        *n += counts[i];
+    }
+done:
+    free(row);
+    return st;
+}
+
+/* A token that is no target leaves no gradient where the loss's gradient arrives first; further on attention gives it
+ * one, so that of tensors that are not known by name the one with fewest is taken. */
+static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
+{
+    const ar_dump_tensor *named = ari_loss_tensor(l->c, dump, 'b');
+    const int step = ari_order_of(l->c->reference->name, l->c->path).step;
+    bool *own = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ARI_ALLOC(&s->counts, l->tokens, "targets"));
+    AR_TRY(ARI_ALLOC(&own, l->tokens, "targets"));
+    s->targets = l->samples * (l->seq - 1);
+    for (size_t i = 0; i < l->tokens; i++)
+        s->counts[i] = i % l->seq + 1 < l->seq;
+    for (size_t i = 0; i < ar_dump_count(dump); i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+        size_t n;
+        if (key.pass != 'b' || key.step != step || (named && t != named) || t->ndim != 3 || t->shape[0] != l->samples ||
+            t->shape[1] != l->seq || t->shape[2] == 0)
+            continue;
+        AR_TRY_TO(done, st, read_rows(own, &n, l, t));
+        if (n == 0 || (s->of_dump && n >= s->targets))
+            continue;
+        memcpy(s->counts, own, l->tokens * sizeof *own);
+        s->of_dump = true;
+        s->targets = n;
+    }
+done:
+    free(own);
+    return st;
+}
+
+static ar_status read_side(ari_loss_side *s, bool *held, ari_losses *l, const ar_dump *dump)
+{
+    const ar_dump_tensor *t = ari_loss_tensor(l->c, dump, 'f');
+    *held = t && t->count > 0 && t->count <= MOST_LOGITS && t->shape[1] > 1 &&
+            (l->tokens == 0 || (t->shape[0] == l->samples && t->shape[1] == l->seq && t->shape[2] == l->vocabulary));
+    if (!*held)
+        return AR_OK;
+    l->samples = t->shape[0], l->seq = t->shape[1], l->vocabulary = t->shape[2];
+    l->tokens = l->samples * l->seq;
+    AR_TRY(ARI_ALLOC(&s->logits, t->count, t->name));
+    AR_TRY(ARI_ALLOC(&s->lse, l->tokens, t->name));
+    AR_TRY(ar_dump_read_f32(t, 0, t->count, s->logits));
+    for (size_t i = 0; i < l->tokens; i++) {
+        const float *row = s->logits + i * l->vocabulary;
+        /* In float: gcc 12 for aarch64 fails internally at a largest double of widened floats. */
+        float top = -HUGE_VALF;
+        double sum = 0.0;
+        for (size_t k = 0; k < l->vocabulary; k++)
+            top = fmaxf(top, row[k]);
+        for (size_t k = 0; k < l->vocabulary; k++)
+            sum += exp((double)row[k] - (double)top);
+        s->lse[i] = (double)top + log(sum);
+    }
+    return read_counts(s, l, dump);
+}
+
+/* --- what gradients say of each token ----------------------------------------------------------------------------- */
+
+/* The head's input has the gradient s (p - 1_y) W, of which y is the row that fits best; the share of its squares that is
+ * left then. g = p W. */
+static double best_row(size_t *y, const ari_losses *l, const float *w, const float *d, const double *g, size_t width)
+{
+    double nearest = 0.0, dd = 0.0;
+    for (size_t i = 0; i < width; i++)
+        dd += (double)d[i] * (double)d[i];
+    for (size_t k = 0; k < l->vocabulary; k++) {
+        double dr = 0.0, rr = 0.0;
+        for (size_t i = 0; i < width; i++) {
+            const double r = g[i] - (double)w[k * width + i];
+            dr += (double)d[i] * r;
+            rr += r * r;
+        }
+        const double fits = dr > 0.0 ? dr * dr / (rr * dd) : 0.0;
+        *y = fits > nearest ? k : *y;
+        nearest = fmax(fits, nearest);
+    }
+    return 1.0 - nearest;
+}
+
+/* Each token's own, where it is more than noise; *held. */
+static ar_status find_labels(size_t *label, bool *held, const ari_losses *l, const ari_loss_side *s, const float *w,
+                             const ar_dump_tensor *t)
+{
+    const size_t width = t->shape[2];
+    float *d = NULL;
+    double *g = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ARI_ALLOC(&d, width, t->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&g, width, t->name));
+    for (size_t token = 0; token < l->tokens && *held; token++) {
+        if (!s->counts[token])
+            continue;
+        AR_TRY_TO(done, st, ar_dump_read_f32(t, token * width, width, d));
+        for (size_t i = 0; i < width; i++)
+            g[i] = 0.0;
+        for (size_t k = 0; k < l->vocabulary; k++) {
+            const double p = exp((double)s->logits[token * l->vocabulary + k] - s->lse[token]);
+            for (size_t i = 0; i < width; i++)
+                g[i] += p * (double)w[k * width + i];
+        }
+        *held = best_row(&label[token], l, w, d, g, width) <= ARI_REPLAY_MISTAKE;
+    }
+done:
+    free(d);
+    free(g);
+    return st;
+}
+
+static ar_status read_labels(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
+{
+    const ar_dump_tensor *t = ari_replay_value(l->c, dump, ARI_HEAD, 'b'),
+                         *w = ari_replay_parameter(l->c, ARI_HEAD, ".weight");
+    float *data = NULL;
+    bool held = true;
+    ar_status st = AR_OK;
+    w = w ? w : ari_replay_parameter(l->c, ARI_TOKENS, ".weight"); /* tied */
+    if (!s->of_dump || !t || !w || t->ndim != 3 || w->ndim != 2 || w->shape[0] != l->vocabulary ||
+        w->shape[1] != t->shape[2] || t->count != l->tokens * t->shape[2] ||
+        l->tokens > MOST_PRODUCTS / l->vocabulary / (t->shape[2] + 1))
+        return AR_OK;
+    AR_TRY_TO(done, st, ARI_ALLOC(&data, w->count, w->name));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->label, l->tokens, w->name));
+    AR_TRY_TO(done, st, ar_dump_read_f32(w, 0, w->count, data));
+    AR_TRY_TO(done, st, find_labels(s->label, &held, l, s, data, t));
+    if (!held) {
+        free(s->label);
+        s->label = NULL;
+    }
+done:
+    free(data);
+    return st;
+}
+
+/* How often each token's gradient counts beside the reference's, where all have its direction. */
+static ar_status read_weights(ari_losses *l)
+{
+    const ar_dump_tensor *a = ari_loss_tensor(l->c, l->c->known->reference, 'b'),
+                         *b = a ? ar_dump_find(l->c->known->other, a->name) : NULL;
+    bool held = b && b->count == a->count && a->shape[0] == l->samples && a->shape[1] == l->seq;
+    ar_status st = AR_OK;
+    if (!held)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC(&l->weight, l->tokens, a->name));
+    for (size_t i = 0; i < l->tokens && held; i++) {
+        ari_fit f = {0};
+        l->weight[i] = 0.0;
+        AR_TRY_TO(done, st, ari_fit_read(&f, b, a, i * a->shape[2], a->shape[2]));
+        held = (f.aa > 0.0) == (f.yy > 0.0) && (f.aa == 0.0 || ari_fit_one(&l->weight[i], &f) <= ARI_FIT);
+    }
+done:
+    if (!held) {
+        free(l->weight);
+        l->weight = NULL;
+    }
+    return st;
+}
+
+ar_status ari_losses_read(ari_losses *l, bool *held, bool of_loss)
+{
+    const ari_case *c = l->c;
+    /* Of a loss that differs first, before which all is right, the reference's logits are the other's too. */
+    const ar_dump *dumps[2] = {c->known->reference, c->known->other ? c->known->other : c->known->reference};
+    for (int k = 0; k < 2 && *held; k++) {
+        ari_loss_side *s = &l->of[k];
+        s->value = !of_loss ? (double)NAN : k == 0 ? (double)c->ref[0] : (double)c->val[0];
+        AR_TRY(read_side(s, held, l, dumps[k]));
+        if (!*held || !c->known->other)
+            continue;
+        AR_TRY(ari_loss_extra_read(s, l, dumps[k]));
+        AR_TRY(read_labels(s, l, dumps[k]));
+    }
+    if (*held)
+        AR_TRY(ari_replay_ids(&l->ids, c, l->tokens));
+    for (size_t i = 0; l->ids && i < l->tokens; i++)
+        *held = *held && l->ids[i] < l->vocabulary;
+    if (*held && c->known->other)
+        AR_TRY(read_weights(l));
+    return AR_OK;
+}
+
+void ari_losses_fini(ari_losses *l)
+{
+    for (int k = 0; k < 2; k++) {
+        free(l->of[k].logits);
+        free(l->of[k].lse);
+        free(l->of[k].counts);
+        free(l->of[k].label);
+    }
+    free(l->ids);
+    free(l->weight);
+}

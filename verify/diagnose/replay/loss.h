@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_LOSS_H
+#define ARI_VERIFY_DIAGNOSE_REPLAY_LOSS_H
+
+/* What two dumps say of a loss: logits, ids, which tokens count, and what the gradient says of each. */
+#include "verify/diagnose/replay/replay.h"
+
+/* Label smoothing e and z-loss c (anyrank/batch.h, ar_loss_options), and what they may be off by. */
+typedef struct ari_loss_extra {
+    bool known;
+    double smoothing, z, smoothing_unsure, z_unsure;
+} ari_loss_extra;
+
+/* One dump's side of the loss. The cross-entropy of token i against id j is lse[i] less its logit of j. */
+typedef struct ari_loss_side {
+    float *logits; /* [samples, seq, vocabulary] */
+    double *lse;   /* [samples, seq] */
+    bool *counts;  /* [samples, seq]: the loss depends on this token's logits */
+    bool of_dump;  /* a dump says so; else it is all tokens but each sample's last */
+    size_t targets;
+    size_t *label; /* [samples, seq]: what the gradient of a token that counts says; NULL: nothing */
+    double value;  /* the loss; NAN: it is not looked at */
+    ari_loss_extra options;
+} ari_loss_side;
+
+typedef struct ari_losses {
+    const ari_case *c;
+    size_t samples, seq, vocabulary, tokens;
+    size_t *ids;         /* [samples, seq] */
+    double *weight;      /* [samples, seq]: of a token's gradient beside the reference's; NULL: not a number */
+    ari_loss_side of[2]; /* the reference, the other */
+} ari_losses;
+
+/** Reads both dumps; *held: they have a loss that can be computed again. Without another dump the reference's values are
+ *  the other's too, as of a loss that differs first. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_losses_read(ari_losses *l, bool *held, bool of_loss);
+void ari_losses_fini(ari_losses *l);
+/** The value of logits (pass 'f') that the loss is of, or the gradient (pass 'b') that is next to it; NULL: none. */
+const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, char pass);
+
+static inline double ari_loss_entropy(const ari_losses *l, const ari_loss_side *s, size_t token, size_t id)
+{
+    return s->lse[token] - (double)s->logits[token * l->vocabulary + id];
+}
+
+/** What a side's gradient of logits says of e and c. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump);
+/** The same of the loss itself, whose labels are the next ids, and whether both say the same. */
+void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l);
+/** Whether the other's are not the reference's. */
+void ari_loss_extra_compare(ari_trace *t, ari_losses *l);
+
+#endif

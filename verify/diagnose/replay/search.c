@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/diagnose/replay/search.h"
+
+#include "verify/diagnose/hypothesis.h"
+
+bool ari_choose(size_t *base, size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t n)
+{
+    double nearest = HUGE_VAL;
+    *left = ARI_REPLAY_MISTAKE;
+    *base = *other = n;
+    for (size_t i = 0; i < n; i++) {
+        put(p, of, i);
+        *base = ari_probe_try_base(p, &nearest) ? i : *base;
+    }
+    for (size_t i = 0; *base < n && i < n; i++) {
+        if (i == *base)
+            continue;
+        put(p, of, i);
+        const double own = ari_probe_left(p);
+        *other = own < *left ? i : *other;
+        *left = fmin(own, *left);
+    }
+    return *other < n;
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+void ari_products_add(ari_products *p, const double *x)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        for (size_t k = 0; k < p->n; k++)
+            p->of[i][k] += x[i] * x[k];
+    }
+}
+
+enum { TERMS = ARI_MOST_TERMS + 1 };
+
+/* The nearest in one group; the squares that it leaves. */
+static double fit(double *times, const ari_terms *s, const ari_products *p, size_t y, size_t with)
+{
+    const size_t n = s->terms + (with != SIZE_MAX);
+    size_t of[TERMS];
+    double m[TERMS * (TERMS + 1)], left = p->of[y][y];
+    for (size_t i = 0; i < n; i++)
+        of[i] = i < s->terms ? s->of[i] : with;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k <= n; k++) /* of unit vectors, so that a small one is not taken for none */
+            m[i * (n + 1) + k] =
+                p->of[of[i]][k < n ? of[k] : y] / sqrt(p->of[of[i]][of[i]]) / (k < n ? sqrt(p->of[of[k]][of[k]]) : 1.0);
+    }
+    if (!ari_equations_solve(times, m, n))
+        return HUGE_VAL;
+    for (size_t i = 0; i < n; i++) {
+        times[i] /= sqrt(p->of[of[i]][of[i]]);
+        left -= times[i] * p->of[of[i]][y];
+    }
+    return fmax(left, 0.0);
+}
+
+/* By how much more than rounding leaves the numbers of groups may differ, as angles. */
+static const double alike = 1e-3;
+
+void ari_terms_fit(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with)
+{
+    double low[ARI_MOST_TERMS], high[ARI_MOST_TERMS], left = 0.0, all = 0.0, apart = 0.0;
+    for (size_t g = 0; g < groups; g++) {
+        double times[TERMS];
+        left += fit(times, s, &p[g], y, with);
+        all += p[g].of[y][y];
+        for (size_t k = 0; k < s->terms; k++) {
+            const double angle = groups > 1 ? atan2(times[k], fabs(times[0])) : times[k];
+            low[k] = g == 0 ? angle : fmin(low[k], angle);
+            high[k] = g == 0 ? angle : fmax(high[k], angle);
+            apart = fmax(apart, high[k] - low[k]);
+        }
+    }
+    s->left = left / all;
+    if (!isfinite(s->left) || apart > alike + 8.0 * sqrt(s->left))
+        s->left = HUGE_VAL;
+    for (size_t k = 0; k < s->terms; k++)
+        s->times[k] = groups == 1 ? low[k] : tan(0.5 * (low[k] + high[k]));
+}
+
+/* The next combination of s->terms of n vectors; false: that was the last. */
+static bool next(ari_terms *s, size_t n)
+{
+    size_t k = s->terms;
+    while (k > 0 && s->of[k - 1] + s->terms - k + 1 == n)
+        k--;
+    if (k == 0)
+        return false;
+    s->of[k - 1]++;
+    for (; k < s->terms; k++)
+        s->of[k] = s->of[k - 1] + 1;
+    return true;
+}
+
+size_t ari_terms_shared(const ari_terms *a, const ari_terms *b)
+{
+    size_t shared = 0;
+    for (size_t i = 0; i < a->terms * b->terms; i++)
+        shared += a->of[i / b->terms] == b->of[i % b->terms];
+    return shared;
+}
+
+bool ari_terms_find(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with, size_t n, size_t most,
+                    double allowed, const ari_terms *like)
+{
+    *s = (ari_terms){.left = HUGE_VAL};
+    for (size_t terms = 1; terms <= most && terms <= n && !(s->left <= allowed); terms++) {
+        ari_terms own = {.terms = terms};
+        size_t most_shared = 0;
+        for (size_t k = 0; k < terms; k++)
+            own.of[k] = k;
+        do {
+            ari_terms_fit(&own, p, groups, y, with);
+            const size_t shared = like && own.left <= allowed ? ari_terms_shared(&own, like) : 0;
+            if (shared < most_shared || (shared == most_shared && !(own.left < s->left)))
+                continue;
+            most_shared = shared;
+            *s = own;
+        } while (next(&own, n));
+    }
+    return s->left <= allowed;
+}
+
+void ari_terms_say(ari_trace *t, const char *fact, const ari_terms *s, const ar_dump_tensor *const *near)
+{
+    ari_text text = ari_list(t, fact);
+    for (size_t k = 0; k < s->terms; k++) {
+        ari_say(&text, k > 0 ? " + " : "");
+        if (!ari_is_near(s->times[k], 1.0, ARI_KNOWN))
+            ari_say(&text, "%.4g ", s->times[k]);
+        ari_say(&text, "%.55s", near[s->of[k]]->name);
+    }
+}

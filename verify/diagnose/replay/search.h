@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_SEARCH_H
+#define ARI_VERIFY_DIAGNOSE_REPLAY_SEARCH_H
+
+/* One search for all that is computed again: of some candidates, which gives the reference, and which gives the other
+ * values? Candidates are what a module makes of its inputs, one after the other, or sums of the reference's tensors, each
+ * times a number. */
+#include "verify/diagnose/replay/replay.h"
+
+/* Puts candidate i of those that `of` stands for (ari_probe_put). */
+typedef void (*ari_put)(ari_probe *p, void *of, size_t i);
+/** Candidate *base gives the reference best, and *other leaves least of what differs, *left of its squares; false: none
+ *  gives the reference, or no other one the differences. */
+bool ari_choose(size_t *base, size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t n);
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+enum { ARI_MOST_NEAR = 32, ARI_MOST_VECTORS = ARI_MOST_NEAR + 4, ARI_MOST_TERMS = 3 };
+
+/* Inner products of vectors, with which any few of them can be fitted to another. */
+typedef struct ari_products {
+    size_t n;
+    double of[ARI_MOST_VECTORS][ARI_MOST_VECTORS];
+} ari_products;
+/** Adds one element of each of p->n vectors. */
+void ari_products_add(ari_products *p, const double *x);
+
+/* The sum of some of the first vectors, each times a number. */
+typedef struct ari_terms {
+    size_t terms, of[ARI_MOST_TERMS];
+    double times[ARI_MOST_TERMS], left; /* left: share of the squares */
+} ari_terms;
+/** The sum of s->terms vectors s->of that is nearest to vector y in each of `groups`, of which each may have a factor of
+ *  its own, where there are several: the first number is then 1 or -1. `with` counts too, however often; SIZE_MAX: none.
+ *  Fills numbers and what is left; HUGE_VAL: there is no single solution, or groups contradict one another. */
+void ari_terms_fit(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with);
+/** Of the sums of at most `most` of the first n vectors one that leaves at most `allowed`: of those with fewest terms the
+ *  one that shares most of them with `like` (NULL: none), then the nearest. */
+bool ari_terms_find(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with, size_t n, size_t most,
+                  double allowed, const ari_terms *like);
+/** How many terms of `a` are in `b`. */
+size_t ari_terms_shared(const ari_terms *a, const ari_terms *b);
+/** States "1.4 layers.0:fwd + layers.1.attn:fwd". */
+void ari_terms_say(ari_trace *t, const char *fact, const ari_terms *s, const ar_dump_tensor *const *near);
+
+#endif

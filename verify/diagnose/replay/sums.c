@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Modules that read or are a sum of tensors near by: a layer's first linear module with other inputs than the norm's
+ * output, a residual sum with other terms or numbers, logits with another scale or cap. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/search.h"
+
+typedef struct sums {
+    ari_probe p;
+    const ar_dump_tensor *near[ARI_MOST_NEAR];
+    size_t n;
+    double (*of)[ARI_PROBE_TOKENS * ARI_PROBE_FEATURES]; /* [n]: what the module makes of each without bias */
+    ari_products products;                               /* of them, of the reference and of the other without bias */
+} sums;
+
+/* A module that is no layer reads what it gives: the sum of other tensors. */
+static ar_status read_values(sums *s)
+{
+    const size_t in = s->p.w ? s->p.in : s->p.c->grid.cols;
+    float *row = NULL;
+    double *x = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->of, s->n + 1, "products"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&row, in, "a row"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&x, in, "a row"));
+    for (size_t i = 0; i < s->n; i++) {
+        for (size_t k = 0; k < s->p.tokens; k++) {
+            const size_t at = (s->p.sample * s->p.seq + s->p.token[k]) * in;
+            AR_TRY_TO(done, st, ar_dump_read_f32(s->near[i], at, in, row));
+            for (size_t j = 0; j < in; j++)
+                x[j] = (double)row[j];
+            ari_probe_put(&s->p, k, x);
+        }
+        for (size_t k = 0; k < s->p.tokens * s->p.outs; k++)
+            s->of[i][k] = s->p.is[k] - (s->p.w ? (double)s->p.bias[k % s->p.outs] : 0.0);
+    }
+done:
+    free(row);
+    free(x);
+    return st;
+}
+
+/* The reference's and the other's values are the last two vectors. */
+static void multiply(sums *s)
+{
+    const ari_case *c = s->p.c;
+    s->products = (ari_products){.n = s->n + 2};
+    for (size_t k = 0; k < s->p.tokens * s->p.outs; k++) {
+        const size_t out = s->p.out[k % s->p.outs],
+                     at = (s->p.sample * s->p.seq + s->p.token[k / s->p.outs]) * c->grid.cols + out;
+        const double bias = s->p.w ? (double)s->p.bias[k % s->p.outs] : 0.0;
+        double x[ARI_MOST_VECTORS];
+        for (size_t i = 0; i < s->n; i++)
+            x[i] = s->of[i][k];
+        x[s->n] = (double)c->ref[at] - bias;
+        x[s->n + 1] = (double)c->val[at] - bias;
+        ari_products_add(&s->products, x);
+    }
+}
+
+static unsigned what_is(const ar_dump_tensor *t)
+{
+    return ari_role_place_of(ari_module_of(t->name, ari_order_of(t->name, NULL).stem).role)->is;
+}
+
+/* The same tensors with other numbers: which one's. */
+static bool is_same(size_t *scaled, const ari_terms *a, const ari_terms *b)
+{
+    for (size_t k = 0; k < a->terms; k++)
+        *scaled = ari_is_near(b->times[k], a->times[k], 10.0 * ARI_KNOWN) ? *scaled : k;
+    return a->terms == b->terms && ari_terms_shared(a, b) == a->terms;
+}
+
+static void look_at_sums(ari_trace *t, const sums *s)
+{
+    const ari_tally *all = &s->p.c->survey.total;
+    const ari_products *p = &s->products;
+    const double differ = p->of[s->n][s->n] + p->of[s->n + 1][s->n + 1] - 2.0 * p->of[s->n][s->n + 1];
+    const double allowed = fmin(ARI_REPLAY_BASE, ARI_REPLAY_MISTAKE * all->dd / all->rr);
+    const bool layer = s->p.w != NULL;
+    ari_terms wanted, is, own = {.terms = 1, .of = {s->n}};
+    size_t scaled = 0;
+    ari_terms_fit(&own, p, 1, s->n + 1, SIZE_MAX);
+    if (!ari_terms_find(&is, p, 1, s->n + 1, SIZE_MAX, s->n, layer ? 2 : 3,
+                        ARI_REPLAY_MISTAKE * fmin(differ / p->of[s->n + 1][s->n + 1], 1.0), NULL) ||
+        !ari_terms_find(&wanted, p, 1, s->n, SIZE_MAX, s->n, layer ? 1 : 3, allowed, &is) ||
+        (!layer && wanted.terms < 2) || own.left <= 4.0 * is.left) /* a multiple of the reference is no other sum */
+        return;
+    const bool same = is_same(&scaled, &wanted, &is);
+    const bool left_out = layer && (what_is(s->near[wanted.of[0]]) & ARI_IS_NORM) &&
+                          !(is.terms == 1 && (what_is(s->near[is.of[0]]) & ARI_IS_NORM));
+    ari_found(t, ARI_FOUND_LINEAR, left_out ? ARI_IF(ZERO) : layer ? 0 : ARI_IF(OF_INPUT));
+    t->is |= same ? ARI_IF(POWER) : 0;
+    t->is |= same && (ari_name_is(s->near[wanted.of[scaled]]->name) & ARI_IS_EMBEDDING) ? ARI_IF(TOKENS) : 0;
+    ari_terms_say(t, "wanted", &wanted, s->near);
+    ari_terms_say(t, "other", &is, s->near);
+    ari_number(t, "left", is.left * p->of[s->n + 1][s->n + 1] / differ);
+}
+
+ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
+{
+    const ari_role role = ari_replay_role(c);
+    const bool layer = role == ARI_Q || role == ARI_K || role == ARI_V || role == ARI_QKV || role == ARI_GATE ||
+                       role == ARI_UP || role == ARI_GATE_UP || role == ARI_FIRST;
+    sums s = {.n = 0};
+    ar_status st = AR_OK;
+    bool held = true;
+    if (!ari_may_replay(c))
+        return AR_OK;
+    ari_probe_choose(&s.p, c);
+    if (layer)
+        AR_TRY_TO(done, st, ari_probe_read_layer(&s.p, &held, role, 0));
+    if (!held)
+        goto done;
+    s.n = ari_replay_near(s.near, ARI_MOST_NEAR, c, layer ? s.p.in : c->grid.cols);
+    AR_TRY_TO(done, st, read_values(&s));
+    multiply(&s);
+    look_at_sums(t, &s);
+done:
+    free(s.of);
+    ari_probe_fini(&s.p);
+    return st;
+}
+
+/* --- one function of each element --------------------------------------------------------------------------------- */
+
+/* y = number times x, or number tanh(x/number). */
+typedef struct curve {
+    bool capped;
+    double number;
+} curve;
+
+static double on_curve(const curve *f, double x)
+{
+    return f->capped ? f->number * tanh(x / f->number) : f->number * x;
+}
+
+/* The number of which (x, y) is on the curve; of a cap by halving: the larger the number, the larger is |y|. */
+static double number_of(bool capped, double x, double y)
+{
+    double low = fabs(y), high = fabs(y);
+    if (!capped)
+        return y / x;
+    while (high < 1e6 * fabs(y) && high * tanh(fabs(x) / high) < fabs(y))
+        high *= 2.0;
+    for (int i = 0; i < 64; i++) {
+        const double middle = 0.5 * (low + high);
+        *(middle * tanh(fabs(x) / middle) < fabs(y) ? &low : &high) = middle;
+    }
+    return 0.5 * (low + high);
+}
+
+/* Whether the rows are on one curve through the largest of them, to within `off` of that. */
+static bool find_curve(curve *f, const float *x, const float *y, size_t n, double off)
+{
+    size_t top = 0;
+    for (size_t i = 1; i < n; i++)
+        top = fabsf(x[i]) > fabsf(x[top]) ? i : top;
+    for (int capped = 0; capped < 2; capped++) {
+        *f = (curve){capped, number_of(capped, (double)x[top], (double)y[top])};
+        size_t i = 0;
+        while (i < n && fabs((double)y[i] - on_curve(f, (double)x[i])) <= off * fabs((double)y[top]))
+            i++;
+        if (i == n && isfinite(f->number))
+            return true;
+    }
+    return false;
+}
+
+/* What comes after the layers as one function of another tensor of its width, which is right. */
+ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
+{
+    const ar_dump_tensor *near[ARI_MOST_NEAR];
+    ari_probe p;
+    ar_status st = AR_OK;
+    if (!ari_may_replay(c) || !c->known->other || ari_order_of(c->reference->name, c->path).section == ARI_AT_LAYERS)
+        return AR_OK;
+    ari_probe_choose(&p, c);
+    const size_t n = ari_replay_near(near, ARI_MOST_NEAR, c, c->grid.cols), each = p.seq * c->grid.cols;
+    for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
+        const double off = 2.0 * ARI_SUMS + c->relative;
+        float *x = NULL;
+        size_t width = 0;
+        bool held = true;
+        curve ref, val;
+        AR_TRY_TO(next, st, ari_probe_read_input(&x, &width, &held, &p, near[i]));
+        if (!held || width != c->grid.cols || !find_curve(&ref, x, c->ref + p.sample * each, each, off) ||
+            !find_curve(&val, x, c->val + p.sample * each, each, off) ||
+            (!ref.capped && !val.capped && ari_is_near(ref.number, 1.0, ARI_KNOWN)))
+            goto next;
+        ari_found(t, ARI_FOUND_CURVE, ref.capped || val.capped ? ARI_IF(CUT) : 0);
+        t->is |= val.capped ? 0 : ARI_IF(ZERO);
+        ari_number(t, "number", val.number);
+        ari_number(t, "wanted", ref.number);
+        ari_words(t, "of", "%.120s", near[i]->name);
+    next:
+        free(x);
+        AR_TRY(st);
+    }
+    return AR_OK;
+}
