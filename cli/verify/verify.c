@@ -2,6 +2,7 @@
 #include "anyrank/verify.h"
 
 #include <float.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,13 +13,14 @@
 #include "cli/verify/report.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
+#include "verify/dumps/normal.h"
 #include "verify/dumps/report.h"
 
 typedef struct verify_values {
     ari_common common;
     ar_verify_options o; /* but for the rule and what it allows, and the globs */
     const char *html;
-    bool bits;
+    bool bits, normal;
     size_t ulp;        /* SIZE_MAX: not given */
     double rtol, atol; /* below 0: not given */
     ari_strings only, leave;
@@ -34,6 +36,9 @@ static const ari_option options[] = {
     ARI_OPTION_DOUBLE("atol", atol, 0, DBL_MAX, "Y", "the absolute part of it; one of the two that is not given is 0"),
     ARI_OPTION_FILE("sensitivity", o.allowed, "ALLOWED.safetensors",
                     "or what this file of grads --sensitivity allows each tensor"),
+    ARI_OPTION_FLAG("normal", normal, "whether rounding explains the difference: each tensor's place among draws of it",
+                    .more = "The draws are those of --sensitivity's file, else of allowed.safetensors in or beside "
+                            "REFERENCE; without either a bound is derived."),
     ARI_OPTION_FILE("map", o.map, "FILE",
                     "how the files of OTHER make full tensors: shards, packing, transposition, names"),
     ARI_OPTION_FILE("reference-map", o.reference_map, "FILE", "the same for REFERENCE"),
@@ -74,9 +79,13 @@ static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
         return ar_error_set(
             AR_ERR_ARG,
             "--bits, --ulp, --rtol with --atol, and --sensitivity each say what counts as the same: give one of them");
+    if (v->normal && (v->bits || by_ulp || by_tolerance))
+        return ar_error_set(AR_ERR_ARG,
+                            "--normal judges by what rounding does, not by --bits, --ulp, --rtol or --atol");
     o->rule = by_ulp         ? AR_VERIFY_ULP
               : by_tolerance ? AR_VERIFY_TOLERANCE
-              : v->o.allowed ? AR_VERIFY_SENSITIVITY
+              : o->allowed   ? AR_VERIFY_SENSITIVITY
+              : v->normal    ? AR_VERIFY_TOLERANCE
                              : AR_VERIFY_BITS;
     o->ulp = by_ulp ? v->ulp : 0;
     o->rtol = v->rtol > 0.0 ? v->rtol : 0.0;
@@ -144,12 +153,14 @@ static json_t *row_json(const ar_verify_row *r)
     return ari_verify_row_json(r, r->state == AR_VERIFY_DIFFERENT || r->copies_differ);
 }
 
-static json_t *report_json(const ar_verify_report *r)
+static json_t *report_json(const ar_verify_report *r, const ari_normal *normal)
 {
     json_t *o = ari_json_begin("verify"), *worst = json_array();
     for (size_t i = 0; i < r->different; i++)
         json_array_append_new(worst, row_json(&r->row[r->worst_order[i]]));
     ari_verify_set_facts(o, r);
+    if (normal)
+        json_object_set_new(o, "normal", ari_normal_json(normal));
     json_object_set_new(o, "first", r->first == SIZE_MAX ? json_null() : row_json(&r->row[r->first]));
     if (json_object_set_new(o, "worst", worst) != 0) {
         json_decref(o);
@@ -158,17 +169,18 @@ static json_t *report_json(const ar_verify_report *r)
     return o;
 }
 
-static ar_status write_results(const verify_values *v, const ar_verify_report *r)
+static ar_status write_results(const verify_values *v, const ar_verify_report *r, const ari_normal *normal)
 {
+    const bool text = ari_wants_text(&v->common);
     if (v->html)
         AR_TRY(ar_verify_html(r, v->html));
-    if (ari_wants_text(&v->common))
-        AR_TRY(ari_verify_print(stdout, r, v->max_report));
-    if (v->html && ari_wants_text(&v->common))
+    if (text)
+        AR_TRY(normal ? ari_verify_print_normal(stdout, r, normal) : ari_verify_print(stdout, r, v->max_report));
+    if (v->html && text)
         printf("%s: the report as a page\n", ARI_SHOW(v->html));
-    if (ari_wants_text(&v->common))
+    if (text && !normal)
         ari_verify_print_verdict(stdout, r);
-    return v->common.json ? ari_json_end(report_json(r), &v->common) : AR_OK;
+    return v->common.json ? ari_json_end(report_json(r, normal), &v->common) : AR_OK;
 }
 
 static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_verify_options *o)
@@ -187,9 +199,13 @@ static ar_status run(void *values, int *exit_code)
     const verify_values *v = values;
     ar_verify_options o = v->o;
     globs only = {0}, leave = {0};
+    ari_normal normal = {0};
+    char draws[PATH_MAX];
     ar_verify_report *r = NULL;
     ar_status st = AR_OK;
     o.threads = v->common.threads;
+    if (v->normal && !o.allowed && ari_normal_find_draws(draws, sizeof draws, o.reference))
+        o.allowed = draws;
     AR_TRY(choose_rule(&o, v));
     AR_TRY(keep_inputs(v, "--json", v->common.json));
     AR_TRY(keep_inputs(v, "--html", v->html));
@@ -200,9 +216,12 @@ static ar_status run(void *values, int *exit_code)
     o.leave = leave.glob;
     o.leave_count = leave.n;
     AR_TRY_TO(done, st, compare(&r, v, &o));
-    AR_TRY_TO(done, st, write_results(v, r));
-    *exit_code = r->same ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    if (v->normal)
+        AR_TRY_TO(done, st, ari_normal_judge(&normal, r, o.allowed));
+    AR_TRY_TO(done, st, write_results(v, r, v->normal ? &normal : NULL));
+    *exit_code = (v->normal ? normal.normal : r->same) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
 done:
+    ari_normal_fini(&normal);
     ar_verify_report_destroy(r);
     globs_fini(&leave);
     globs_fini(&only);
@@ -216,7 +235,8 @@ const ari_args_spec ari_verify_spec = {
     .summary = "Compares two dumps of tensors, and says where they part and what kind of mistake does that.",
     .example = "anyrank verify reference.safetensors run/ranks\nanyrank verify torch/grads.safetensors "
                "results/grads.safetensors --sensitivity results/allowed.safetensors\nanyrank verify a.safetensors "
-               "b.safetensors --rtol 1e-5 --atol 1e-6 --only 'model.layers.0.*'",
+               "b.safetensors --rtol 1e-5 --atol 1e-6 --only 'model.layers.0.*'\nanyrank verify --normal one/dump "
+               "eight/dump --sensitivity allowed.safetensors",
     .options = options,
     .positionals = positionals,
     .size = sizeof(verify_values),

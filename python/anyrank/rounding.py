@@ -9,10 +9,13 @@ docs/numerics.md, section 7, the same for anyrank's own reference.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pathlib
+import shutil
 import struct
+import tempfile
 import typing
 
 import torch
@@ -23,6 +26,7 @@ from anyrank._errors import AnyrankError
 
 DRAWS = 3
 SAFETY = 8.0  # for what the draws do not show, and other orders of sums
+DRAWN = "anyrank.draws/"  # before the name of a tensor: the sizes of the draws' differences
 SAFETY_SINGLE = 100.0  # a single value has as many chances as there are draws to show its error: a loss, a norm
 
 # Operations whose results are exact: they move, select, compare or make numbers. Casts round where the format is less.
@@ -142,29 +146,95 @@ class Allowance(typing.NamedTuple):
     largest: float
 
 
+class Size(typing.NamedTuple):
+    """Of a difference, as `anyrank verify --normal` compares it: root mean square, largest element, and the typical one
+    in steps of the format, as 2^(mean number of binary digits of the steps) - 1."""
+
+    rms: float = 0.0
+    largest: float = 0.0
+    typical: float = 0.0
+
+
+def _keys(x: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of the numbers, from one number of the format to the next one apart."""
+    bits = x.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]).long()
+    return torch.where(bits < 0, -(2 ** (8 * x.element_size() - 1)) - bits, bits)
+
+
+def _size(value: torch.Tensor, other: torch.Tensor) -> Size:
+    off = (other.double() - value.double()).abs()
+    off = off[off.isfinite()]
+    if not off.numel():
+        return Size()
+    steps = (_keys(other) - _keys(value)).double().abs()
+    digits = torch.frexp(steps)[1].clamp(0, 32).double().mean().item()
+    return Size(off.square().mean().sqrt().item(), off.max().item(), 2.0**digits - 1.0)
+
+
 def allowances(reference: Path, draws: typing.Sequence[Path], path: Path) -> dict[str, Allowance]:
     """Writes the file for `sensitivity=` to `path`: for each tensor of the dump `reference`, of one rank, the largest
-    difference of any of its elements in any of the dumps `draws`, times SAFETY, and a step of its largest element.
+    difference of any of its elements in any of the dumps `draws`, times SAFETY, and a step of its largest element; and
+    the size of each draw's difference, for `normal=True`.
     """
-    exact, allowed = _dump(reference), {}
-    spread = {name: 0.0 for name in exact}
-    for draw in draws:
-        values = _dump(draw)
-        for name, value in exact.items():
-            other = values.get(name)
-            if other is None or other.shape != value.shape:
-                raise AnyrankError(f"{name} is not in every run of one rank with the same shape: what the step does "
-                                   "depends on the last bits of its values")
-            off = (other.double() - value.double()).abs()
-            off = off[off.isfinite()]
-            spread[name] = max(spread[name], off.max().item() if off.numel() else 0.0)
+    exact = _dump(reference)
+    return _write(exact, [_sizes(exact, _dump(draw)) for draw in draws], path)
+
+
+def _sizes(exact: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> dict[str, Size]:
+    """A draw's differences."""
+    for name, value in exact.items():
+        other = values.get(name)
+        if other is None or other.shape != value.shape or other.dtype != value.dtype:
+            raise AnyrankError(f"{name} is not in every run of one rank with the same shape: what the step does "
+                               "depends on the last bits of its values")
+    return {name: _size(value, values[name]) for name, value in exact.items()}
+
+
+def _write(exact: dict[str, torch.Tensor], draws: typing.Sequence[dict[str, Size]], path: Path) -> dict[str, Allowance]:
+    allowed, entries = {}, {}
     for name, value in exact.items():
         finite = value.double()[value.isfinite()].abs()
         largest = finite.max().item() if finite.numel() else 0.0
+        spread = max((draw[name].largest for draw in draws), default=0.0)
         factor = SAFETY if value.numel() > 1 else SAFETY_SINGLE
-        allowed[name] = Allowance(factor * spread[name] + torch.finfo(value.dtype).eps * largest, largest)
-    _safetensors.write(path, {name: _safetensors.Entry("F64", (), memoryview(struct.pack("<d", one.allowed)))
-                              for name, one in allowed.items()},
-                       {"format": "pt", "anyrank.allows": "the run's own formats", "anyrank.seeds": str(len(draws)),
-                        "anyrank.safety": f"{SAFETY:g}"})
+        one = allowed[name] = Allowance(factor * spread + torch.finfo(value.dtype).eps * largest, largest)
+        entries[name] = _safetensors.Entry("F64", (), memoryview(struct.pack("<d", one.allowed)))
+        sizes = [x for draw in draws for x in draw[name]]
+        entries[DRAWN + name] = _safetensors.Entry("F64", (len(draws), len(Size._fields)),
+                                                   memoryview(struct.pack(f"<{len(sizes)}d", *sizes)))
+    _safetensors.write(path, entries, {"format": "pt", "anyrank.allows": "the run's own formats",
+                                       "anyrank.seeds": str(len(draws)), "anyrank.safety": f"{SAFETY:g}"})
     return allowed
+
+
+def measure(run: typing.Callable[[pathlib.Path, typing.ContextManager[object]], object], path: Path,
+            draws: int = 19) -> dict[str, Allowance]:
+    """Measures what rounding does to a step, for `anyrank verify --normal` and `--sensitivity`, and writes it to `path`.
+
+        def run(folder, rounding):                # the same weights, batch and seed each time
+            model, optimizer = build()
+            with anyrank.capture(model, folder, optimizer), rounding:
+                step(model)
+
+        anyrank.rounding.measure(run, "allowed.safetensors")
+
+    `run` is called twice without errors, then `draws` times with them. Of the runs only sizes of differences are kept. A
+    right run is then called not normal at most once in draws + 1.
+    """
+    if draws < 2:
+        raise ValueError(f"draws={draws}: two or more runs tell what is usual")
+    with tempfile.TemporaryDirectory(prefix="anyrank-rounding-") as folder:
+        one = pathlib.Path(folder)
+        run(one / "one", contextlib.nullcontext())
+        exact, sizes = _dump(one / "one"), []
+        run(one / "again", contextlib.nullcontext())
+        again = _sizes(exact, _dump(one / "again"))
+        other = next((name for name in again if again[name].largest > 0), None)
+        if other is not None:
+            raise AnyrankError(f"the run has other values when it is made again, first in {other}: it has to begin "
+                               "with the same weights, batch and seed")
+        for draw in range(1, 1 + draws):
+            run(one / "drawn", Noise(draw))
+            sizes.append(_sizes(exact, _dump(one / "drawn")))
+            shutil.rmtree(one / "drawn")
+        return _write(exact, sizes, path)

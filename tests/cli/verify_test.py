@@ -352,6 +352,33 @@ class Json(Verify):
         self.assertIn("<html", (self.folder / "report.html").read_text())
 
 
+class Normal(Verify):
+    def judged(self, other, *arguments):
+        a, b = self.pair(weight("x:fwd", [1.0, 2.0]), weight("x:fwd", other))
+        sizes = [x for i in range(9) for x in (1e-3 + i * 1e-5, 2e-3 + i * 1e-5, 1.0)]
+        write(self.folder / "draws.safetensors", {"x:fwd": ("F64", [], [1.0]), "anyrank.draws/x:fwd": ("F64", [9, 3], sizes)})
+        return self.ran(a, b, "--normal", *arguments)
+
+    def test_the_first_line_answers(self):
+        for other, arguments, code, says in (
+                ([1.0, 2.0], (), 0, "normal: there is none"),
+                ([1.0005, 2.0], ("--sensitivity", "draws.safetensors"), 0, "normal: 9 of 9 runs"),
+                ([1.05, 2.0], ("--sensitivity", "draws.safetensors"), 1, "not normal: x:fwd differs by 34 times"),
+                ([1.0, 2.0000002], (), 0, "normal as far as a bound says"), ([1.05, 2.0], (), 1, "by a bound")):
+            done = self.judged(other, *arguments)
+            self.assertEqual((done.returncode, done.stderr), (code, ""))
+            self.assertIn(says, done.stdout.splitlines()[0])
+
+    def test_json(self):
+        done = self.judged([1.05, 2.0], "--sensitivity", "draws.safetensors", "--json", "-")
+        normal = json.loads(done.stdout)["normal"]
+        self.assertEqual((normal["is_normal"], normal["draws"], normal["tensors"][0]["percentile"]), (False, 9, 90.0))
+
+    def test_another_rule_is_refused(self):
+        a, b = self.pair(weight("x", [1.0]), weight("x", [1.0]))
+        self.assertIn("--normal judges", self.done(a, b, "--normal", "--ulp", "1", code=2).stderr)
+
+
 class Rules(Verify):
     def test_sensitivity(self):
         a, b = self.pair(weight("x", [1.0, 1.0]), weight("x", [1.0, 1.25]))

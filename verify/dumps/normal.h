@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DUMPS_NORMAL_H
+#define ARI_VERIFY_DUMPS_NORMAL_H
+
+#include <jansson.h>
+
+#include "anyrank/verify.h"
+
+/* Whether two dumps differ as two runs do that round in other places. docs/verify.md, "Is this difference normal?", has
+ * the rule and its derivation. */
+
+/* A file of allowances has the differences of the draws too, each an F64 [draws, ARI_NORMAL_SIZES] of this name and the
+ * tensor's: root mean square and largest |difference|, and the typical one in steps of the dtype, as
+ * 2^(mean number of binary digits of the steps) - 1. */
+#define ARI_NORMAL_PREFIX "anyrank.draws/"
+enum { ARI_NORMAL_RMS, ARI_NORMAL_LARGEST, ARI_NORMAL_TYPICAL, ARI_NORMAL_SIZES };
+
+typedef struct ari_normal_row {
+    const ar_verify_row *row; /* of the report */
+    double rms, largest;      /* of the difference, over the reference's; infinite: the reference is 0 */
+    double ratio;      /* to the median draw, of the size that is the most unusual; without draws: to the bound */
+    double percentile; /* of that size among the draws, in [0, 100); NaN: there are none */
+} ari_normal_row;
+
+typedef struct ari_normal {
+    bool normal;
+    size_t draws;           /* 0: a bound was judged by */
+    double statistic, most; /* draws: how unusual the difference is, and the most unusual draw */
+    size_t more_unusual;    /* draws that are more unusual than the difference */
+    char precision[32];     /* of the rounding */
+    char sentence[768];     /* the answer */
+    ari_normal_row *row;    /* [rows] that are compared, the most unusual first */
+    size_t rows;
+} ari_normal;
+
+/** Finds the file of allowances in or beside the dump `reference`. Returns whether there is one. */
+bool ari_normal_find_draws(char *path, size_t cap, const char *reference);
+/** Judges a report's differences by the draws in a file, by a bound where `draws` is NULL. Borrows the report while the
+ *  answer is used. Errors: AR_ERR_NOT_FOUND (a tensor without draws), AR_ERR_FORMAT, AR_ERR_MEMORY; ari_normal_fini in
+ *  any case. */
+AR_NODISCARD ar_status ari_normal_judge(ari_normal *n, const ar_verify_report *r, const char *draws);
+void ari_normal_fini(ari_normal *n);
+/** docs/verify.md lists the fields. Gives. */
+json_t *ari_normal_json(const ari_normal *n);
+
+#endif
