@@ -374,6 +374,11 @@ class Normal(Verify):
         normal = json.loads(done.stdout)["normal"]
         self.assertEqual((normal["is_normal"], normal["draws"], normal["tensors"][0]["percentile"]), (False, 9, 90.0))
 
+    def test_a_file_without_draws_leaves_the_bound(self):
+        a, b = self.pair(weight("x:fwd", [1.0, 2.0]), weight("x:fwd", [1.0, 2.0000002]))
+        write(self.folder / "allowed.safetensors", {"x:fwd": ("F64", [], [1.0])})
+        self.assertIn("as far as a bound says", self.done(a, b, "--normal").stdout)
+
     def test_another_rule_is_refused(self):
         a, b = self.pair(weight("x", [1.0]), weight("x", [1.0]))
         self.assertIn("--normal judges", self.done(a, b, "--normal", "--ulp", "1", code=2).stderr)

@@ -225,14 +225,25 @@ static ar_status fill_pool(pool *p, ari_normal *n, const ar_dump *d)
     return AR_OK;
 }
 
+/* A file may say what is allowed alone, as that of grads --sensitivity does. */
+static bool has_draws(const ar_dump *d)
+{
+    for (size_t i = 0; i < ar_dump_count(d); i++) {
+        if (strncmp(ar_dump_at(d, i)->name, ARI_NORMAL_PREFIX, strlen(ARI_NORMAL_PREFIX)) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Leaves n->draws 0 where the file has none. */
 static ar_status judge_by_draws(ari_normal *n, const char *draws)
 {
     pool p = {0};
     ar_dump *d = NULL;
     ar_status st = ar_dump_open(&d, draws, NULL);
-    if (st == AR_OK)
+    if (st == AR_OK && has_draws(d))
         st = fill_pool(&p, n, d);
-    if (st == AR_OK)
+    if (st == AR_OK && n->draws > 0)
         judge_pool(n, &p);
     ar_dump_close(d);
     free(p.size);
@@ -327,7 +338,7 @@ static bool tell_other_kind(ari_normal *n, const ar_verify_report *r)
                                         [AR_VERIFY_REPLICAS] = "has copies that differ from each other"};
     for (size_t i = 0; i < r->rows; i++) {
         const ar_verify_state state = r->row[i].state;
-        if (is_compared(&r->row[i]) && (state != AR_VERIFY_REPLICAS || n->draws == 0))
+        if (is_compared(&r->row[i]) && (state != AR_VERIFY_REPLICAS || r->rule != AR_VERIFY_SENSITIVITY))
             continue;
         n->normal = false;
         snprintf(n->sentence, sizeof n->sentence, "This difference is not normal: %s %s", ARI_SHOW(r->row[i].name),
@@ -401,7 +412,7 @@ ar_status ari_normal_judge(ari_normal *n, const ar_verify_report *r, const char 
     }
     if (draws && n->rows > 0)
         AR_TRY(judge_by_draws(n, draws));
-    else
+    if (n->draws == 0)
         judge_by_bound(n, step);
     qsort(n->row, n->rows, sizeof *n->row, more_unusual_first);
     if (tell_other_kind(n, r))

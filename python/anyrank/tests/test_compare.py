@@ -152,6 +152,39 @@ class Noise(unittest.TestCase):
 
 @needs("torch")
 class Allowances(FolderCase):
+    def test_normal_is_what_rounding_explains(self) -> None:
+        """Sums in another order are; a wrong scale, a lost micro-batch and a wrong epsilon are not."""
+        import contextlib
+
+        import torch
+
+        from anyrank import rounding
+
+        def run(folder: typing.Any, noise: typing.Any = None, split: bool = False, scale: float = 1.0,
+                eps: float = 1e-5, lost: bool = False, dtype: typing.Any = torch.float32) -> None:
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32, eps=eps), torch.nn.GELU(),
+                                        torch.nn.Linear(32, 16)).to(dtype)
+            with torch.no_grad():
+                model[3].weight.mul_(scale)
+            x = torch.randn(8, 16).to(dtype)
+            with anyrank.capture(model, folder), noise or contextlib.nullcontext():
+                halves = [x[:4], x[4:]] if split or lost else [x]
+                for half in halves[:1] if lost else halves:
+                    (model(half).float().square().sum() / x.numel()).backward()
+
+        for dtype in (torch.float32, torch.bfloat16):
+            path = self.path / f"allowed-{dtype}.safetensors"
+            rounding.measure(lambda folder, noise: run(folder, noise, dtype=dtype), path, 9)
+            run(self.path / f"one-{dtype}", dtype=dtype)
+            cases = [({"split": True}, True), ({"scale": 1.01}, False), ({"lost": True}, False)]
+            for i, (change, normal) in enumerate(cases + [({"eps": 1e-3}, False)] * (dtype == torch.float32)):
+                other = self.path / f"other-{dtype}-{i}"
+                run(other, dtype=dtype, **change)
+                only = "*:grad" if "split" in change or "lost" in change else "*"
+                report = anyrank.verify(self.path / f"one-{dtype}", other, normal=True, sensitivity=path, only=only)
+                self.assertEqual(report.ok, normal, f"{dtype} {change} {report}")
+
     def test_file(self) -> None:
         """8 times the largest difference and a step of the largest element; of a single value 100 times."""
         import struct
