@@ -19,13 +19,26 @@ static const ari_cause rows[] = {
     {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LOG), 0, "",
      "no query sees more than {window:.0f} keys, up to itself: sliding_window on one side alone" LOOK
      "`sliding_window`"},
+    {"alibi_slopes", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FEATURES) | IF(ZERO), 0, "",
+     AGAIN "no ALiBi bias" LOOK
+           "slopes for the model's own number of heads, cut by the rank's first head; `alibi` in a kernel"},
+    {"alibi_slopes", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FEATURES) | IF(NEGATIVE), 0, "",
+     AGAIN "ALiBi's bias of the other sign, which grows with the distance"},
+    {"alibi_slopes", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FEATURES) | IF(OF_TP), 0, "",
+     AGAIN "ALiBi's slopes of the first heads on each of {now:.0f} shards of heads (tensor parallelism)"},
+    {"alibi_slopes", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FEATURES) | IF(ALL), 0, "",
+     AGAIN "ALiBi's slopes of the other series for a number of heads that is no power of 2: one series, or two"},
+    {"alibi_slopes", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FEATURES) | IF(COUNT), 0, "",
+     AGAIN "ALiBi's slopes of {now:.0f} heads in place of {was:.0f}"},
+    {"alibi_slopes", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(FEATURES), 0, "",
+     AGAIN "ALiBi's slopes times {times:.4g}"},
     {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT) | IF(ZERO), 0, "",
      AGAIN "the scores not capped: attn_logit_softcapping, which some kernels do not have" LOOK
            "`attn_logit_softcapping`, `final_logit_softcapping`; kernels that have no cap"},
     {"softcap", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(ROOT), 0, "",
      AGAIN "scores capped at {factor:.4g}: attn_logit_softcapping"},
     {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
-     AGAIN "scores times {factor:.4g}: another scale before the softmax (1/sqrt(d) of one head's size d is the wanted "
+     AGAIN "scores times {times:.4g}: another scale before the softmax (1/sqrt(d) of one head's size d is the wanted "
            "one)"},
     {"rope_theta", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
      AGAIN "RoPE's frequencies divided by {factor:.4g}: rope_scaling on one side, or positions interpolated"},
@@ -41,10 +54,24 @@ static const ari_cause rows[] = {
      AGAIN "RoPE turning the wrong way round (the sign of the sine)"},
     {"rope_on_values", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS) | IF(ALL), 0, "",
      AGAIN "RoPE also on v, which has no positions" LOOK "`apply_rotary_pos_emb` on q and k alone"},
+    {"rope_width", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS) | IF(COUNT), 0, "",
+     AGAIN "RoPE turning {now:.0f} features of a head, and not {was:.0f} (rotary_dim, partial_rotary_factor)" LOOK
+           "`rotary_dim`, `partial_rotary_factor`, `rotary_pct`"},
     {"rope_pairing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS), 0, "",
      AGAIN "RoPE's pairs the other way: neighbours against halves (interleaved against rotate_half)"},
     {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      AGAIN "positions that start again at every {first:.0f} tokens: each chunk, shard or document counts its own"},
+    {"mask_after_softmax", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ROWS), 0, "",
+     AGAIN "the causal mask after the softmax, whose denominator then counts the unseen keys too" LOOK
+           "a mask of -inf that is added to the scores, not one that multiplies the probabilities"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), 0, "",
+     AGAIN "a causal mask that compares places in a zigzag of {ring} as if they were positions (context parallelism)"},
+    {"causal_mask_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(OF_CP), 0, "",
+     AGAIN "a causal mask among the tokens of each of {ring} ranks alone: all keys of the others are seen (ring "
+           "attention)"},
+    {"softmax_of_own_keys", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP) | IF(AVERAGE), 0, "",
+     AGAIN "a softmax of the keys of each of {ring} ranks alone, and the mean of what they give: partial outputs have "
+           "to be weighted by their sums of exponentials (ring attention)"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ONE), 0, "",
      AGAIN "a causal mask that is off by one: each token sees the next one (tril and triu's diagonal)" LOOK
            "`tril(1)` for `tril()`, `triu(diagonal)`"},
@@ -61,6 +88,8 @@ static const ari_cause rows[] = {
     {"attention_across_documents", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES), 0, "",
      AGAIN "a document that begins at token {first:.0f} on one side alone: packed samples need a mask of their own "
            "each (cu_seqlens)" LOOK "`cu_seqlens`, `position_ids` of packed samples"},
+    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(COUNT), 0, "",
+     AGAIN "a window of {now:.0f} tokens in place of {was:.0f}"},
     {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, "",
      AGAIN "a window of {window:.0f} tokens: sliding_window on one side alone"},
     {"wrong_kv_head", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",

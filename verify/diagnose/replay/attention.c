@@ -1,529 +1,356 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention computed again from q, k and v: scale, mask, rotary embedding, order of heads. */
+/* Attention computed again from q, k and v: first the recipe of the reference is found, then the mistake that makes the
+ * other of it. Both are searched for in one table of what a number of a recipe may become. */
+#include <stddef.h>
 #include <stdlib.h>
 
-#include "ref/core/size.h"
-#include "verify/diagnose/replay/replay.h"
+#include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/recipe.h"
 
-enum { MOST_HEAD = 256, MOST_MISTAKES = 80, MOST_SCORES = 1 << 28 };
+/* --- what a number of a recipe becomes ---------------------------------------------------------------------------- */
 
-typedef enum pairs { NO_PAIRS, HALVES, NEIGHBOURS } pairs;
-/* q|k|v; for each KV head its queries, k, v; or its k, v, queries */
-typedef enum packing { SEPARATE, STRAIGHT, BY_HEADS, KEYS_FIRST } packing;
+typedef enum becomes {
+    TO,      /* each of the row's numbers */
+    TIMES,   /* what it is, times each */
+    POWERS,  /* what it is, to the power of a head's share of the width, or of the turned features' share of a head */
+    COUNTS,  /* 1, 2, .., from 64 on powers of 2 */
+    FIRST,   /* the first token that is wrong */
+    REST,    /* how many there are from it on */
+    ALL,     /* how many there are */
+    BETWEEN, /* the best one between the row's two numbers, or between those with the other sign */
+} becomes;
 
-typedef struct recipe {
-    pairs pairs;
-    packing packing;
-    size_t head, turned;          /* turned: features of a head that are rotated, the first ones */
-    double theta, stretch, scale; /* stretch divides positions; scale: of 1/sqrt(head) */
-    double cap;                   /* of scores: cap tanh(score / cap); 0: none */
-    bool not_q, not_k, of_v, turned_back, tiled, feature_major, by_lane, exchanged, reversed, over_queries;
-    bool not_own;        /* the query's own key is unseen */
-    size_t ahead;        /* keys after the query that it sees */
-    size_t window;       /* keys that it sees in all; 0: all */
-    size_t cut;          /* from it on a second document; 0: none */
-    size_t from, hidden; /* so many keys from this one on are unseen */
-    size_t restart;
-} recipe;
-
-typedef struct attention {
-    ari_probe p;
-    float *x[3]; /* q, k, v of the sample, [seq][width]; of a packed one x[0] alone */
-    size_t width[3];
-    size_t q, kv;                       /* features of q, of k */
-    double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][q] */
-    double *cosine, *sine;              /* [seq][head / 2] of the recipe */
-    double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */
-} attention;
-
-/* --- one recipe --------------------------------------------------------------------------------------------------- */
-
-/* Where a head of q (0), k (1) or v (2) begins in a row. */
-static size_t start_of(const attention *a, const recipe *r, unsigned of, size_t head)
-{
-    const size_t d = r->head, group = a->q / a->kv;
-    const size_t keys = r->packing == KEYS_FIRST ? 0 : group, queries = r->packing == KEYS_FIRST ? 2 : 0;
-    if (r->packing >= BY_HEADS && of == 0)
-        return (head / group * (group + 2) + queries + head % group) * d;
-    if (r->packing >= BY_HEADS)
-        return (head * (group + 2) + keys + of - 1) * d;
-    if (r->feature_major)
-        return head;
-    return (r->packing == STRAIGHT && of > 0 ? a->q + (of - 1) * a->kv : 0) + head * d;
-}
-
-/* A head's vector, turned as its position has it. */
-static void take(double *out, const attention *a, const recipe *r, unsigned which, size_t head, size_t token)
-{
-    const unsigned of = r->exchanged && which < 2 ? 1U - which : which, from = r->packing == SEPARATE ? of : 0;
-    const size_t d = r->head, n = (which == 0 ? a->q : a->kv) / d, step = r->feature_major ? n : 1;
-    const float *x = a->x[from] + token * a->width[from] + start_of(a, r, of, head);
-    for (size_t i = 0; i < d; i++)
-        out[i] = (double)x[i * step];
-    if (r->pairs == NO_PAIRS || (which == 0 ? r->not_q : which == 1 ? r->not_k : !r->of_v))
-        return;
-    const size_t half = r->turned / 2;
-    for (size_t i = 0; i < half; i++) {
-        const size_t u = r->pairs == HALVES ? i : 2 * i, w = r->pairs == HALVES ? i + half : 2 * i + 1;
-        const double s = a->sine[token * half + i], co = a->cosine[token * half + i], x0 = out[u], x1 = out[w];
-        out[u] = x0 * co - x1 * s;
-        out[w] = x1 * co + x0 * s;
-    }
-}
-
-static void fill_angles(attention *a, const recipe *r)
-{
-    const size_t n = r->turned / 2;
-    for (size_t i = 0; i < n && r->pairs != NO_PAIRS; i++) {
-        const double speed = pow(r->theta, -2.0 * (double)i / (double)r->turned) / r->stretch;
-        for (size_t token = 0; token < a->p.seq; token++) {
-            const double angle = (double)(r->restart ? token % r->restart : token) * speed;
-            a->cosine[token * n + i] = cos(angle);
-            a->sine[token * n + i] = r->turned_back ? -sin(angle) : sin(angle);
-        }
-    }
-}
-
-static bool is_seen(const recipe *r, size_t query, size_t key)
-{
-    return !(key >= r->from && key - r->from < r->hidden) && !(r->not_own && key == query) &&
-           (key <= query || key - query <= r->ahead) && (r->window == 0 || key + r->window > query) &&
-           (query < r->cut || key >= r->cut);
-}
-
-/* A query's scores, its vector in a->one; returns the largest. */
-static double score(attention *a, const recipe *r, size_t head, size_t query)
-{
-    const size_t d = r->head;
-    const double scale = r->scale / sqrt((double)d);
-    double top = -HUGE_VAL;
-    take(a->one, a, r, 0, head, query);
-    for (size_t k = 0; k < a->p.seq; k++) {
-        double sum = 0.0;
-        for (size_t i = 0; is_seen(r, query, k) && i < d; i++)
-            sum += a->one[i] * a->k[k * d + i];
-        sum = r->cap > 0.0 ? r->cap * tanh(sum * scale / r->cap) : sum * scale;
-        a->weight[k] = is_seen(r, query, k) ? sum : -HUGE_VAL;
-        top = fmax(top, a->weight[k]);
-    }
-    return top;
-}
-
-static void fill_columns(attention *a, const recipe *r, size_t head)
-{
-    for (size_t k = 0; k < a->p.seq; k++)
-        a->column[k] = -HUGE_VAL;
-    for (size_t query = 0; query < a->p.seq; query++) {
-        (void)score(a, r, head, query);
-        for (size_t k = 0; k < a->p.seq; k++) {
-            const double x = fmax(a->column[k], a->weight[k]), y = fmin(a->column[k], a->weight[k]);
-            a->column[k] = isfinite(x) ? x + log1p(exp(y - x)) : x;
-        }
-    }
-}
-
-/* The softmax of a token's scores, and the mean of v by it, which goes to a row of heads as head `to`. */
-static void attend(attention *a, const recipe *r, size_t head, size_t kv, size_t query, double *row, size_t to)
-{
-    const size_t d = r->head, step = r->by_lane ? a->q / d : 1;
-    double *out = row + (r->by_lane ? to : to * d);
-    const double top = score(a, r, head, query);
-    double sum = 0.0;
-    for (size_t i = 0; i < d; i++)
-        out[i * step] = 0.0;
-    for (size_t k = 0; k < a->p.seq; k++) {
-        const double e = isfinite(a->weight[k]) ? exp(a->weight[k] - (r->over_queries ? a->column[k] : top)) : 0.0;
-        if (e == 0.0)
-            continue;
-        sum += e;
-        take(a->one, a, r, 2, kv, k);
-        for (size_t i = 0; i < d; i++)
-            out[i * step] += e * a->one[i];
-    }
-    for (size_t i = 0; i < d && !r->over_queries; i++)
-        out[i * step] /= sum; /* NaN where it sees no key: what comes out then is every program's own choice */
-}
-
-/* All heads of the probe's tokens; token by token through the last layer. */
-static void replay(attention *a, const recipe *r)
-{
-    const size_t d = r->head, heads = a->q / d, groups = a->kv / d;
-    size_t taken = SIZE_MAX;
-    fill_angles(a, r);
-    for (size_t h = 0; h < heads; h++) {
-        const size_t kv = r->tiled ? h % groups : h / (heads / groups), to = r->reversed ? heads - 1 - h : h;
-        for (size_t k = 0; kv != taken && k < a->p.seq; k++)
-            take(a->k + k * d, a, r, 1, kv, k);
-        taken = kv;
-        if (r->over_queries)
-            fill_columns(a, r, h);
-        for (size_t k = 0; k < a->p.tokens; k++)
-            attend(a, r, h, kv, a->p.token[k], a->context + k * a->q, to);
-    }
-    for (size_t k = 0; k < a->p.tokens; k++)
-        ari_probe_put(&a->p, k, a->context + k * a->q);
-}
-
-/* --- numbers of a recipe ------------------------------------------------------------------------------------------ */
-
-static const struct number {
-    size_t at; /* in a recipe */
-    double low, high;
-    ari_properties is;
-    bool turns; /* says something of rotary embedding alone */
-} numbers[] = {
-    {offsetof(recipe, scale), 1.0 / 128.0, 128.0, ARI_IF(ROOT), false},
-    {offsetof(recipe, stretch), 1.0 / 64.0, 64.0, ARI_IF(OF_THETA) | ARI_IF(FRACTION), true},
-    {offsetof(recipe, theta), 16.0, 1e8, ARI_IF(OF_THETA), true},
-    {offsetof(recipe, cap), 0.125, 128.0, ARI_IF(CUT) | ARI_IF(ROOT), false},
+/* When a row says something; and whether a reference may be so. */
+enum {
+    TURNED = 1,
+    SLOPED = 2,
+    CAUSAL = 4,
+    OPEN = 8,
+    CAPPED = 16,
+    CUT = 32,
+    WINDOWED = 64,
+    WIDE = 16384, /* no window */
+    GROUPED = 128,
+    EQUAL = 256, /* as many heads of k as of q */
+    TOGETHER = 512,
+    SEPARATE = 1024,
+    BY_KV_HEADS = 2048,
+    SHORT = 4096, /* few enough tokens for every query's scores */
+    MAY_BE = 8192
 };
-enum { NUMBERS = sizeof numbers / sizeof *numbers, CAP = 3 };
 
-static double left_by(attention *a, recipe r, size_t number, double value, double (*left)(const ari_probe *))
+typedef struct row {
+    size_t at; /* in a recipe */
+    becomes by;
+    unsigned when;
+    ari_properties is;
+    const char *fact; /* what the number is called; NULL: it is not told */
+    double number[8];
+    int numbers;
+    size_t with; /* at: another number, which becomes `to`; 0: none. NAN: the first wrong token */
+    double to;
+} row;
+
+#define AT(field) offsetof(ari_recipe, field)
+#define ROW(field, by, when, is, fact, ...)                                                                  \
+    {                                                                                                        \
+        AT(field), by, when, is, fact, {__VA_ARGS__}, sizeof((double[]){__VA_ARGS__}) / sizeof(double), 0, 0 \
+    }
+#define WITH(field, by, when, is, fact, other, to, ...)                                                               \
+    {                                                                                                                 \
+        AT(field), by, when, is, fact, {__VA_ARGS__}, sizeof((double[]){__VA_ARGS__}) / sizeof(double), AT(other), to \
+    }
+#define IF ARI_IF
+#define RINGS 2, -2, 3, -3, 4, -4, 8, -8
+
+/* Bases that models have, and factors of rope_scaling, are tried one by one: far positions turn so often that a search
+ * would miss them. */
+static const row table[] = {
+    ROW(theta, TO, TURNED | MAY_BE, IF(OF_THETA), "factor", 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7),
+    ROW(stretch, TO, TURNED | MAY_BE, IF(OF_THETA) | IF(FRACTION), "factor", 2, 3, 4, 8, 16, 32, 0.5, 0.25),
+    ROW(theta, POWERS, TURNED, IF(OF_THETA), "factor", 0, 0),
+    ROW(turns, TO, TURNED, IF(ZERO), NULL, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER),
+    ROW(turns, TO, TURNED, IF(PAIRS) | IF(ALL), NULL, ARI_V_TOO),
+    ROW(turns, TO, TURNED, IF(NEGATIVE), NULL, ARI_BACKWARDS),
+    ROW(pairs, TO, TURNED | MAY_BE, IF(PAIRS), NULL, ARI_HALVES, ARI_NEIGHBOURS),
+    ROW(turned, TIMES, TURNED | MAY_BE, IF(PAIRS) | IF(COUNT), NULL, 0.5, 2, 0.25, 4),
+    ROW(restart, FIRST, TURNED, IF(SHIFT), "first", 0),
+    ROW(slope, TO, SLOPED, IF(FEATURES) | IF(ZERO), NULL, 0),
+    ROW(slope, TIMES, SLOPED, IF(FEATURES) | IF(NEGATIVE), NULL, -1),
+    ROW(shards, TO, SLOPED, IF(FEATURES) | IF(OF_TP), NULL, 2, 3, 4, 6, 8, 16, 32, 64),
+    ROW(plain, TO, SLOPED | MAY_BE, IF(FEATURES) | IF(ALL), NULL, 0, 1),
+    ROW(series, TIMES, SLOPED | MAY_BE, IF(FEATURES) | IF(COUNT), NULL, 2, 0.5, 4, 0.25, 8, 0.125),
+    ROW(cap, TO, CAPPED, IF(CUT) | IF(ROOT) | IF(ZERO), NULL, 0),
+    ROW(ahead, TO, CAUSAL, IF(CAUSAL) | IF(LAST), NULL, -1),
+    ROW(ahead, TO, CAUSAL, IF(CAUSAL) | IF(ONE), NULL, 1),
+    ROW(ahead, ALL, CAUSAL, IF(CAUSAL), NULL, 0),
+    ROW(ahead, TO, OPEN, IF(CAUSAL) | IF(ALL), NULL, 0),
+    ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(ROWS), NULL, ARI_OVER_ALL),
+    ROW(window, FIRST, WIDE, IF(CUT), "window", 0),
+    ROW(window, COUNTS, WIDE | MAY_BE, IF(CUT), "window", 0),
+    ROW(window, TO, WINDOWED, IF(CUT), "window", 0),
+    ROW(window, COUNTS, WINDOWED | MAY_BE, IF(CUT) | IF(COUNT), "window", 0),
+    ROW(cut, TO, CUT, IF(CUT) | IF(SAMPLES), "first", 0),
+    ROW(cut, FIRST, 0, IF(CUT) | IF(SAMPLES), "first", 0),
+    ROW(hidden, TO, 0, IF(CUT) | IF(LAST), "window", 1, 2, 3, 4, 5, 6, 7, 8),
+    WITH(hidden, TO, 0, IF(CUT) | IF(LAST) | IF(SOME), "window", from, NAN, 1, 2, 3, 4, 5, 6, 7),
+    WITH(hidden, REST, 0, IF(CUT) | IF(LAST) | IF(SOME), "window", from, NAN, 0),
+    WITH(ring, TO, CAUSAL, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_MASKED, RINGS),
+    WITH(ring, TO, CAUSAL, IF(CAUSAL) | IF(OF_CP), NULL, ringed, ARI_RING_OPEN, RINGS),
+    WITH(ring, TO, 0, IF(OF_CP) | IF(AVERAGE), NULL, ringed, ARI_RING_APART, RINGS),
+    ROW(heads, TO, GROUPED, IF(HEADS), NULL, ARI_DEALT_OUT),
+    ROW(heads, TO, SEPARATE, IF(PACKED), NULL, ARI_FEATURES_FIRST),
+    ROW(heads, TO, 0, IF(PACKED), NULL, ARI_BY_LANE),
+    ROW(packing, TO, TOGETHER, IF(PACKED), NULL, ARI_STRAIGHT, ARI_BY_HEADS),
+    ROW(packing, TO, BY_KV_HEADS, IF(PACKED) | IF(ONE), NULL, ARI_KEYS_FIRST),
+    ROW(heads, TO, EQUAL, IF(EXCHANGED), NULL, ARI_EXCHANGED),
+    ROW(heads, TO, 0, IF(INVERSE), NULL, ARI_REVERSED),
+    ROW(softmax, TO, SHORT, IF(INVERSE) | IF(ALL), NULL, ARI_OVER_QUERIES),
+    ROW(scale, BETWEEN, MAY_BE, IF(ROOT), NULL, 1.0 / 128.0, 128.0),
+    ROW(stretch, BETWEEN, TURNED | MAY_BE, IF(OF_THETA) | IF(FRACTION), "factor", 1.0 / 64.0, 64.0),
+    ROW(theta, BETWEEN, TURNED | MAY_BE, IF(OF_THETA), "factor", 16.0, 1e8),
+    ROW(slope, BETWEEN, SLOPED | MAY_BE, IF(FEATURES), NULL, 1.0 / 128.0, 128.0),
+    ROW(cap, BETWEEN, MAY_BE, IF(CUT) | IF(ROOT), "factor", 0.125, 128.0),
+};
+enum { ROWS = sizeof table / sizeof *table, MOST_SCORES = 1 << 28 };
+
+static double value_of(const ari_recipe *r, size_t at)
 {
-    memcpy((char *)&r + numbers[number].at, &value, sizeof value);
-    replay(a, &r);
-    return left(&a->p);
+    double value;
+    memcpy(&value, (const char *)r + at, sizeof value);
+    return value;
 }
 
-/* The value that leaves least: the best of values 1.4 apart, then a search between its neighbours by the golden
- * section. Returns what it leaves; the replay of it comes last. */
-static double search(double *value, attention *a, recipe r, size_t number, double (*left)(const ari_probe *))
+static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
 {
-    const struct number *n = &numbers[number];
+    const bool alone = a->in[0] != a->in[1] && a->in[1] != a->in[2];
+    return MAY_BE | (r->pairs != ARI_NO_PAIRS ? TURNED : 0) | (r->slope != 0.0 ? SLOPED : 0) |
+           (r->ahead == 0.0 ? CAUSAL : OPEN) | (r->cap > 0.0 ? CAPPED : 0) | (r->cut > 0.0 ? CUT : 0) |
+           (r->window > 0.0 ? WINDOWED : WIDE) | (a->kv < a->q && (double)a->kv > r->head ? GROUPED : 0) |
+           (a->kv == a->q ? EQUAL : 0) | (alone ? SEPARATE : TOGETHER) |
+           (!alone && r->packing == ARI_BY_HEADS ? BY_KV_HEADS : 0) |
+           (a->p.seq * a->p.seq * a->q <= MOST_SCORES ? SHORT : 0);
+}
+
+/* Number i of a row; NAN: there is none. */
+static double number_of(const row *m, int i, const ari_replayed *a, const ari_recipe *r)
+{
+    const double is = value_of(r, m->at), first = (double)a->p.token[0], seq = (double)a->p.seq;
+    const double none = (double)NAN;
+    if (m->by == COUNTS) {
+        const double count = i < 64 ? i + 1 : ldexp(64.0, i - 63);
+        return count < seq ? count : none;
+    }
+    if (i >= m->numbers)
+        return none;
+    switch (m->by) {
+    case TIMES:
+        return is * m->number[i];
+    case POWERS:
+        return pow(is, i == 0 ? r->head / (double)a->q : r->turned / r->head);
+    case FIRST:
+        return first > 0.0 ? first : is;
+    case REST:
+        return seq - first;
+    case ALL:
+        return seq;
+    default:
+        return m->number[i];
+    }
+}
+
+/* A recipe with a row's number; false: it is the same, or none. */
+static bool change(ari_recipe *r, const row *m, const ari_replayed *a, const ari_recipe *from, double value)
+{
+    const double to = isnan(m->to) ? (double)a->p.token[0] : m->to;
+    *r = *from;
+    memcpy((char *)r + m->at, &value, sizeof value);
+    if (m->with)
+        memcpy((char *)r + m->with, &to, sizeof to);
+    return value != value_of(from, m->at) && r->turned >= 2.0 && r->turned <= r->head && fmod(r->turned, 2.0) == 0.0 &&
+           r->series >= 1.0 && fmod((double)a->q / r->head, r->shards) == 0.0 && r->hidden < (double)a->p.seq &&
+           r->from + r->hidden <= (double)a->p.seq && (!m->with || to > 0.0) &&
+           (!r->ringed || fmod((double)a->p.seq, r->ring < 0.0 ? -2.0 * r->ring : r->ring) == 0.0);
+}
+
+/* --- the search --------------------------------------------------------------------------------------------------- */
+
+/* Of which squares little should be left: the reference's (ari_probe_base_left), or the differences'. */
+typedef double (*objective)(const ari_probe *p);
+
+typedef struct best {
+    double left;
+    ari_recipe r;
+    const row *by; /* NULL: nothing was found */
+} best;
+
+static double try_one(best *b, ari_replayed *a, const ari_recipe *r, const row *by, objective left_of)
+{
+    ari_recipe_replay(a, r);
+    const double left = left_of(&a->p);
+    if (left < b->left)
+        *b = (best){left, *r, by};
+    return left;
+}
+
+static double try_number(best *b, const row *m, ari_replayed *a, const ari_recipe *from, double value, objective left)
+{
+    ari_recipe r;
+    return change(&r, m, a, from, value) ? try_one(b, a, &r, m, left) : HUGE_VAL;
+}
+
+/* The best of values 1.4 apart, then a search between its neighbours by the golden section. */
+static void fit(best *b, const row *m, ari_replayed *a, const ari_recipe *from, objective left_of)
+{
     const double step = 1.4, golden = 0.6180339887498949;
-    double at = n->low, least = HUGE_VAL;
-    for (double x = n->low; x < n->high; x *= step) {
-        const double of = left_by(a, r, number, x, left);
-        at = of < least ? x : at;
-        least = fmin(of, least);
+    double at = m->number[0], least = HUGE_VAL;
+    for (double x = m->number[0]; x < m->number[1]; x *= step) {
+        const double left = try_number(b, m, a, from, x, left_of);
+        at = left < least ? x : at;
+        least = fmin(left, least);
     }
-    double from = log(at / step), to = log(at * step);
+    double low = log(at / step), high = log(at * step);
     for (int i = 0; i < 40 && least < 0.5; i++) {
-        const double one = to - golden * (to - from), two = from + golden * (to - from);
-        if (left_by(a, r, number, exp(one), left) < left_by(a, r, number, exp(two), left))
-            to = two;
+        const double one = high - golden * (high - low), two = low + golden * (high - low);
+        if (try_number(b, m, a, from, exp(one), left_of) < try_number(b, m, a, from, exp(two), left_of))
+            high = two;
         else
-            from = one;
+            low = one;
     }
-    *value = exp(0.5 * (from + to));
-    return left_by(a, r, number, *value, left);
+}
+
+/* The best recipe that is one row away from `from`, of those with all of `when`. */
+static void search(best *b, ari_replayed *a, const ari_recipe *from, unsigned when, objective left_of)
+{
+    const unsigned is = conditions(a, from);
+    for (const row *m = table; m < table + ROWS && b->left > ARI_REPLAY_EXACT; m++) {
+        if ((m->when & ~is) || (when & ~m->when))
+            continue;
+        for (int i = 0; m->by != BETWEEN && !isnan(number_of(m, i, a, from)); i++)
+            (void)try_number(b, m, a, from, number_of(m, i, a, from), left_of);
+        if (m->by == BETWEEN)
+            fit(b, m, a, from, left_of);
+    }
 }
 
 /* --- the reference's recipe --------------------------------------------------------------------------------------- */
 
-/* Of one head size, packing and window: rotary bases and pairings, then masks. */
-static void try_head(attention *a, recipe *base, double *least, double *exact, recipe r)
+/* Of one head size and packing: rotary bases and pairings, ALiBi, or neither; then masks. */
+static void start(best *b, ari_replayed *a, ari_recipe r)
 {
-    static const double thetas[] = {1e4, 5e5, 1e6, 1e5};
-    const size_t first = a->p.token[0], window = r.window;
-    for (int mask = 0; mask < (first == 0 ? 2 : 4); mask++) {
-        for (int turn = 0; turn < (r.turned < r.head ? 8 : 9) && *least > ARI_REPLAY_EXACT; turn++) {
-            r.pairs = turn == 8 ? NO_PAIRS : turn < 4 ? HALVES : NEIGHBOURS;
-            r.theta = thetas[turn % 4];
-            r.ahead = mask == 1 ? a->p.seq : 0;
-            r.window = mask == 2 ? first : window;
-            r.cut = mask == 3 ? first : 0;
-            replay(a, &r);
-            (void)ari_probe_try_base(&a->p, exact);
-            const double left = ari_probe_base_left(&a->p);
-            *base = left < *least ? r : *base;
-            *least = fmin(*least, left);
+    static const double theta[] = {1e4, 5e5, 1e6, 1e5};
+    const double first = (double)a->p.token[0];
+    for (int mask = 0; mask < (first > 0.0 ? 4 : 2); mask++) {
+        for (int turn = 0; turn < (r.turned < r.head ? 8 : 10) && b->left > ARI_REPLAY_EXACT; turn++) {
+            r.pairs = turn >= 8 ? ARI_NO_PAIRS : turn < 4 ? ARI_HALVES : ARI_NEIGHBOURS;
+            r.theta = theta[turn % 4];
+            r.slope = turn == 9;
+            r.ahead = mask == 1 ? (double)a->p.seq : 0.0;
+            r.window = mask == 2 ? first : 0.0;
+            r.cut = mask == 3 ? first : 0.0;
+            (void)try_one(b, a, &r, NULL, ari_probe_base_left);
         }
     }
 }
 
-/* A window and a cap of scores, where the nearest recipe is near and not the reference. Long windows are powers of 2. */
-static void try_window_and_cap(attention *a, recipe *base, double *least, double *exact)
-{
-    recipe r = *base;
-    double value = 0.0;
-    r.cut = 0;
-    for (size_t window = 1; window < a->p.seq; window += window < 64 ? 1 : window) {
-        r.window = window;
-        replay(a, &r);
-        const double left = ari_probe_base_left(&a->p);
-        *base = left < *least ? r : *base;
-        *least = fmin(*least, left);
-        (void)ari_probe_try_base(&a->p, exact);
-    }
-    if (base->window > 0)
-        try_head(a, base, least, exact, *base);
-    if (*least <= ARI_REPLAY_CAPPED)
-        return;
-    const double left = search(&value, a, *base, CAP, ari_probe_base_left);
-    if (4.0 * left < *least && ari_probe_try_base(&a->p, exact))
-        base->cap = value;
-}
+enum { MOST_STEPS = 4 };
 
-/* Heads, packing, rotary base, mask and cap are in no dump. False: none gives the reference. */
-static bool find_base(attention *a, recipe *base)
+/* Heads, packing, rotary base, mask and cap are in no dump: the nearest of the usual recipes, then one number after the
+ * other as long as each leaves much less. False: none gives the reference. */
+static bool find_base(ari_replayed *a, ari_recipe *base)
 {
-    const size_t known = a->p.c->facts.heads ? a->q / a->p.c->facts.heads : 0;
-    const packing from = a->x[1] ? SEPARATE : STRAIGHT, to = a->x[1] ? SEPARATE : BY_HEADS;
-    double least = HUGE_VAL, exact = HUGE_VAL;
-    for (size_t d = MOST_HEAD; d >= 4 && least > ARI_REPLAY_EXACT; d -= 2) {
-        if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (known && d != known))
-            continue;
-        for (packing p = from; p <= to; p++) {
-            for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) /* partial rotary: 1/2, 1/4 */
-                try_head(a, base, &least, &exact,
-                         (recipe){.head = d, .turned = d / share, .packing = p, .stretch = 1.0, .scale = 1.0});
-        }
-    }
+    const size_t heads = a->p.heads ? a->p.heads : a->p.c->facts.heads;
     const double noise = a->p.c->relative * a->p.c->relative;
-    if (least > ARI_REPLAY_CAPPED + 4.0 * noise && least < 0.5)
-        try_window_and_cap(a, base, &least, &exact);
-    return exact <= ARI_REPLAY_BASE;
-}
-
-/* --- mistakes ----------------------------------------------------------------------------------------------------- */
-
-typedef struct mistake {
-    recipe r;
-    ari_properties is;
-    const char *number; /* what the recipe's value is called; NULL: none */
-    double value;
-} mistake;
-
-static void add(mistake *m, size_t *n, recipe r, ari_properties is, const char *number, double value)
-{
-    if (*n < MOST_MISTAKES)
-        m[(*n)++] = (mistake){r, is, number, value};
-}
-
-/* Bases that models have, and factors of rope_scaling: far positions turn so often that a search would miss them. */
-static void add_speeds(mistake *m, size_t *n, const recipe *base)
-{
-    static const double theta[] = {1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7};
-    static const double stretch[] = {2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 0.5, 0.25};
-    for (size_t i = 0; i < 8; i++) {
-        recipe r = *base;
-        r.theta = theta[i];
-        if (r.theta != base->theta)
-            add(m, n, r, ARI_IF(OF_THETA), "factor", r.theta);
-        r = *base, r.stretch = stretch[i];
-        add(m, n, r, ARI_IF(OF_THETA) | ARI_IF(FRACTION), "factor", r.stretch);
-    }
-}
-
-static void add_rotations(mistake *m, size_t *n, const recipe *base, size_t width, size_t first)
-{
-    recipe r = *base;
-    if (base->pairs == NO_PAIRS)
-        return;
-    add_speeds(m, n, base);
-    for (size_t i = 0; i < 3; i++) {
-        r = *base, r.not_q = i != 1, r.not_k = i != 0;
-        add(m, n, r, ARI_IF(ZERO), NULL, 0);
-    }
-    r = *base, r.of_v = true;
-    add(m, n, r, ARI_IF(PAIRS) | ARI_IF(ALL), NULL, 0);
-    r = *base, r.theta = pow(base->theta, (double)base->head / (double)width);
-    add(m, n, r, ARI_IF(OF_THETA), "factor", r.theta);
-    r = *base, r.turned_back = true;
-    add(m, n, r, ARI_IF(NEGATIVE), NULL, 0);
-    r = *base, r.pairs = base->pairs == HALVES ? NEIGHBOURS : HALVES;
-    add(m, n, r, ARI_IF(PAIRS), NULL, 0);
-    r = *base, r.restart = first;
-    if (first > 1)
-        add(m, n, r, ARI_IF(SHIFT), "first", (double)first);
-}
-
-static void add_masks(mistake *m, size_t *n, const recipe *base, size_t seq, size_t first)
-{
-    recipe r = *base;
-    if (base->cap > 0.0) {
-        r.cap = 0.0;
-        add(m, n, r, ARI_IF(CUT) | ARI_IF(ROOT) | ARI_IF(ZERO), NULL, 0);
-        r = *base;
-    }
-    if (base->ahead == 0) {
-        r.not_own = true;
-        add(m, n, r, ARI_IF(CAUSAL) | ARI_IF(LAST), NULL, 0);
-        r = *base, r.ahead = 1;
-        add(m, n, r, ARI_IF(CAUSAL) | ARI_IF(ONE), NULL, 0);
-        r.ahead = seq;
-        add(m, n, r, ARI_IF(CAUSAL), NULL, 0);
-    } else {
-        r.ahead = 0;
-        add(m, n, r, ARI_IF(CAUSAL) | ARI_IF(ALL), NULL, 0);
-    }
-    r = *base, r.window = base->window ? 0 : first;
-    if (first > 0)
-        add(m, n, r, ARI_IF(CUT), "window", (double)first);
-    r = *base, r.cut = base->cut ? 0 : first;
-    if (first > 0)
-        add(m, n, r, ARI_IF(CUT) | ARI_IF(SAMPLES), "first", (double)first);
-    for (size_t i = 0; i < (first > 0 ? 16 : 8); i++) { /* the first keys; then those from the first wrong token on */
-        r = *base, r.from = i < 8 ? 0 : first, r.hidden = i < 15 ? i % 8 + 1 : seq - first;
-        if (r.from + r.hidden <= seq && r.hidden < seq)
-            add(m, n, r, ARI_IF(CUT) | ARI_IF(LAST) | (i < 8 ? 0 : ARI_IF(SOME)), "window", (double)r.hidden);
-    }
-}
-
-static void add_heads(mistake *m, size_t *n, const recipe *base, const attention *a)
-{
-    recipe r = *base;
-    r.tiled = true;
-    if (a->kv < a->q && a->kv > base->head)
-        add(m, n, r, ARI_IF(HEADS), NULL, 0);
-    r = *base, r.feature_major = true;
-    if (base->packing == SEPARATE)
-        add(m, n, r, ARI_IF(PACKED), NULL, 0);
-    r = *base, r.by_lane = true;
-    add(m, n, r, ARI_IF(PACKED), NULL, 0);
-    r = *base, r.packing = base->packing == STRAIGHT ? BY_HEADS : STRAIGHT;
-    if (base->packing != SEPARATE)
-        add(m, n, r, ARI_IF(PACKED), NULL, 0);
-    r.packing = KEYS_FIRST;
-    if (base->packing == BY_HEADS)
-        add(m, n, r, ARI_IF(PACKED) | ARI_IF(ONE), NULL, 0);
-    r = *base, r.exchanged = true;
-    if (a->kv == a->q)
-        add(m, n, r, ARI_IF(EXCHANGED), NULL, 0);
-    r = *base, r.reversed = true;
-    add(m, n, r, ARI_IF(INVERSE), NULL, 0);
-    r = *base, r.over_queries = true;
-    if (a->p.seq * a->p.seq * a->q <= MOST_SCORES)
-        add(m, n, r, ARI_IF(INVERSE) | ARI_IF(ALL), NULL, 0);
-}
-
-/* A number of the mistake that is found: the best of all. */
-static void fit_number(ari_trace *t, attention *a, const recipe *base, size_t number, double *best)
-{
-    double value = 0.0;
-    if (numbers[number].turns && base->pairs == NO_PAIRS)
-        return;
-    const double left = search(&value, a, *base, number, ari_probe_left);
-    if (!(left < *best))
-        return;
-    *best = left;
-    ari_found(t, ARI_FOUND_ATTENTION, numbers[number].is);
-    ari_number(t, "factor", value);
-}
-
-/* The mistake that leaves least. */
-static void find_mistake(ari_trace *t, attention *a, const recipe *base)
-{
-    mistake m[MOST_MISTAKES];
-    double best = ARI_REPLAY_MISTAKE;
-    size_t n = 0;
-    add_rotations(m, &n, base, a->q, a->p.token[0]);
-    add_masks(m, &n, base, a->p.seq, a->p.token[0]);
-    add_heads(m, &n, base, a);
-    for (size_t i = 0; i < n && best > ARI_REPLAY_EXACT; i++) {
-        replay(a, &m[i].r);
-        const double left = ari_probe_left(&a->p);
-        if (!(left < best))
+    double exact = HUGE_VAL;
+    best b = {.left = HUGE_VAL};
+    for (size_t d = ARI_MOST_HEAD; d >= 4 && b.left > ARI_REPLAY_EXACT; d -= 2) {
+        if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (heads && d * heads != a->q))
             continue;
-        best = left;
-        ari_found(t, ARI_FOUND_ATTENTION, m[i].is);
-        if (m[i].number)
-            ari_number(t, m[i].number, m[i].value);
-        if (m[i].r.from > 0)
-            ari_number(t, "from", (double)m[i].r.from);
+        for (int packing = ARI_STRAIGHT; packing <= (a->in[1] == a->in[2] ? ARI_BY_HEADS : ARI_STRAIGHT); packing++) {
+            for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) /* partial rotary: 1/2, 1/4 */
+                start(&b, a,
+                      (ari_recipe){.head = (double)d,
+                                   .turned = (double)(d / share),
+                                   .packing = packing,
+                                   .stretch = 1.0,
+                                   .scale = 1.0,
+                                   .series = (double)(a->q / d),
+                                   .shards = 1.0});
+        }
     }
-    for (size_t number = 0; number < NUMBERS && best > ARI_REPLAY_EXACT; number++)
-        fit_number(t, a, base, number, &best);
-    if (t->kind != ARI_FOUND_NOTHING)
-        ari_number(t, "left", best);
+    for (int i = 0; i < MOST_STEPS && b.left > ARI_REPLAY_CAPPED + 4.0 * noise && b.left < 0.5; i++) {
+        best next = b;
+        search(&next, a, &b.r, MAY_BE, ari_probe_base_left);
+        if (!(2.0 * next.left < b.left))
+            break;
+        b = next;
+    }
+    if (!(b.left <= ARI_REPLAY_BASE))
+        return false;
+    *base = b.r;
+    ari_recipe_replay(a, base);
+    return ari_probe_try_base(&a->p, &exact);
+}
+
+static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base)
+{
+    best b = {.left = ARI_REPLAY_MISTAKE};
+    search(&b, a, base, 0, ari_probe_left);
+    if (!b.by)
+        return;
+    const double was = value_of(base, b.by->at), now = value_of(&b.r, b.by->at);
+    ari_found(t, ARI_FOUND_ATTENTION, b.by->is);
+    ari_number(t, "was", was);
+    ari_number(t, "now", now);
+    ari_number(t, "times", now / was);
+    if (b.by->fact)
+        ari_number(t, b.by->fact, now != 0.0 ? now : was);
+    ari_number(t, "from", b.r.from);
+    ari_count(t, "ring", (size_t)fabs(b.r.ring));
+    ari_number(t, "left", b.left);
 }
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
-enum { MOST_SHARES = 48 };
+enum { MOST_SHARES = 48, MOST_TOKENS = 3 };
 
-/* What each head takes from each key up to the token's own, as the features that are looked at: [heads * keys][outs];
- * of which weight. */
-static void fill_shares(attention *a, const recipe *r, size_t token, double (*share)[ARI_PROBE_FEATURES],
-                        double *weight)
+/* By how much what each head takes from each key up to the token's own counts in the other's values of a token, by least
+ * squares over the features that are looked at; NaN where rounding hides it. Returns how many, 0: unknown. */
+static size_t find_counts(double *count, ari_replayed *a, const ari_recipe *r, size_t token)
 {
-    const size_t d = r->head, heads = a->q / d, keys = token + 1, group = a->q / a->kv;
-    for (size_t h = 0; h < heads; h++) {
-        double sum = 0.0;
-        for (size_t k = 0; k < a->p.seq; k++)
-            take(a->k + k * d, a, r, 1, h / group, k);
-        const double top = score(a, r, h, token);
-        for (size_t k = 0; k < a->p.seq; k++)
-            sum += exp(a->weight[k] - top);
-        for (size_t k = 0; k < keys; k++) {
-            weight[h * keys + k] = exp(a->weight[k] - top) / sum;
-            memset(a->context, 0, a->q * sizeof *a->context);
-            take(a->one, a, r, 2, h / group, k);
-            for (size_t i = 0; i < d; i++)
-                a->context[h * d + i] = weight[h * keys + k] * a->one[i];
-            ari_probe_put(&a->p, 0, a->context);
-            for (size_t i = 0; i < a->p.outs; i++)
-                share[h * keys + k][i] = a->p.is[i] - (double)a->p.bias[i];
-        }
-    }
-}
-
-/* Gauss's elimination with the largest pivots; false: the equations say nothing of some unknown. */
-static bool solve(double (*m)[MOST_SHARES + 1], size_t n)
-{
-    for (size_t col = 0; col < n; col++) {
-        size_t best = col;
-        for (size_t row = col + 1; row < n; row++)
-            best = fabs(m[row][col]) > fabs(m[best][col]) ? row : best;
-        if (!(fabs(m[best][col]) > 1e-9 * fabs(m[0][0])))
-            return false;
-        for (size_t i = 0; i <= n; i++) {
-            const double x = m[col][i];
-            m[col][i] = m[best][i];
-            m[best][i] = x;
-        }
-        for (size_t row = 0; row < n; row++) {
-            const double by = row == col ? 0.0 : m[row][col] / m[col][col];
-            for (size_t i = col; i <= n; i++)
-                m[row][i] -= by * m[col][i];
-        }
-    }
-    for (size_t row = 0; row < n; row++)
-        m[row][n] /= m[row][row];
-    return true;
-}
-
-/* By how much each share counts in the other's values of a token, by least squares; NaN where rounding hides it. Returns
- * how many, 0: unknown. */
-static size_t find_counts(double *count, attention *a, const recipe *r, size_t token)
-{
-    double share[MOST_SHARES][ARI_PROBE_FEATURES], m[MOST_SHARES][MOST_SHARES + 1], weight[MOST_SHARES];
-    const size_t n = a->q / r->head * (token + 1), row = a->p.sample * a->p.seq + token, cols = a->p.c->grid.cols;
+    const size_t n = a->q / (size_t)r->head * (token + 1), at = a->p.sample * a->p.seq + token;
+    double share[ARI_PROBE_FEATURES][MOST_SHARES + 1], m[MOST_SHARES * (MOST_SHARES + 1)] = {0.0}, weight[MOST_SHARES];
     if (n > MOST_SHARES || 4 * n > 3 * a->p.outs)
         return 0;
-    fill_shares(a, r, token, share, weight);
     for (size_t i = 0; i < n; i++) {
-        for (size_t k = 0; k <= n; k++) {
-            m[i][k] = 0.0;
-            for (size_t f = 0; f < a->p.outs; f++) {
-                const double value = (double)a->p.c->val[row * cols + a->p.out[f]] - (double)a->p.bias[f];
-                m[i][k] += share[i][f] * (k < n ? share[k][f] : value);
-            }
-        }
+        weight[i] = ari_recipe_share(a, r, i / (token + 1), token, i % (token + 1));
+        for (size_t f = 0; f < a->p.outs; f++)
+            share[f][i] = a->p.is[f] - (double)a->p.bias[f];
     }
-    if (!solve(m, n))
+    for (size_t f = 0; f < a->p.outs; f++) {
+        share[f][n] = (double)a->p.c->val[at * a->p.c->grid.cols + a->p.out[f]] - (double)a->p.bias[f];
+        ari_equations_add(m, share[f], n);
+    }
+    if (!ari_equations_solve(count, m, n))
         return 0;
     for (size_t i = 0; i < n; i++)
-        count[i] = weight[i] > 0.02 ? m[i][n] : (double)NAN;
+        count[i] = weight[i] > 0.02 ? count[i] : (double)NAN;
     return n;
 }
 
 /* Whether the shares of the first tokens, which have few, each count not at all or one number of times. */
-static void find_dropout(ari_trace *t, attention *a, const recipe *base)
+static void find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *base)
 {
-    double count[3 * MOST_SHARES], times = 0.0;
+    double count[MOST_TOKENS * MOST_SHARES], times = 0.0;
     size_t n = 0, zero = 0, known = 0;
-    fill_angles(a, base);
-    for (size_t token = 0; a->p.w && base->ahead == 0 && token < 3 && token < a->p.seq; token++)
+    for (size_t token = 0; a->p.w && base->ahead == 0.0 && token < MOST_TOKENS && token < a->p.seq; token++)
         n += find_counts(count + n, a, base, token);
     for (size_t i = 0; i < n; i++)
         times = fmax(times, count[i]);
     for (size_t i = 0; i < n; i++) {
         known += isnan(count[i]) ? 0 : 1;
-        zero += fabs(count[i]) < 1e-3;
-        if (fabs(count[i]) >= 1e-3 && !ari_is_near(count[i], times, 1e-3))
+        zero += fabs(count[i]) < ARI_KNOWN;
+        if (fabs(count[i]) >= ARI_KNOWN && !ari_is_near(count[i], times, ARI_KNOWN))
             return;
     }
     if (known < 8 || zero == 0 || zero == known || !(times > 1.01))
@@ -533,68 +360,111 @@ static void find_dropout(ari_trace *t, attention *a, const recipe *base)
     ari_number(t, "rate", 1.0 - 1.0 / times);
 }
 
-/* --- the measure -------------------------------------------------------------------------------------------------- */
+/* --- q, k and v --------------------------------------------------------------------------------------------------- */
 
-/* q, k and v of the probe's sample, normalised where the model does that; *held: the reference has them. */
-static ar_status read_inputs(attention *a, bool *held)
+enum { MOST_VALUES = 8, Q = 0, K = 1, V = 2 };
+
+/* Values of attention that may hold q, k and v: by their roles the three alone, or all that the module's parts give. */
+typedef struct values {
+    const ar_dump_tensor *of[MOST_VALUES];
+    size_t n;
+    bool named;
+} values;
+
+static values values_of(const ari_case *c)
 {
     static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V}, normed[] = {ARI_Q_NORM, ARI_K_NORM, ARI_V};
-    const ari_case *c = a->p.c;
     const ar_dump_tensor *packed = ari_replay_input(c, ARI_QKV);
-    *held = true;
-    for (size_t i = 0; i < (packed ? 1 : 3) && *held; i++) {
+    values v = {.named = true};
+    for (size_t i = 0; i < 3; i++) {
         const ar_dump_tensor *x = packed ? packed : ari_replay_input(c, normed[i]);
-        x = x ? x : ari_replay_input(c, roles[i]);
-        AR_TRY(ari_probe_read_input(&a->x[i], &a->width[i], held, &a->p, x));
+        v.of[i] = x ? x : ari_replay_input(c, roles[i]);
+        v.n += v.of[i] != NULL;
     }
-    const bool in = *held && packed && a->q < a->width[0]; /* q's width is what the last layer reads */
-    a->kv = in ? (a->width[0] - a->q) / 2 : packed ? 0 : a->width[1];
-    *held = *held && a->kv > 0 && a->q % a->kv == 0 &&
-            (packed ? a->q + 2 * a->kv == a->width[0] : a->q == a->width[0] && a->kv == a->width[2]);
-    return AR_OK;
+    if (v.n < 3) {
+        v.named = false;
+        v.n = ari_replay_parts(v.of, MOST_VALUES, c);
+    }
+    return v;
 }
 
-static ar_status replay_all(ari_trace *t, attention *a)
+/* Whether three values have the widths of q, k and v, of which several may lie in one, for so many KV heads where q's
+ * width is not known. */
+static bool may_be(ari_replayed *a, const ar_dump_tensor *const x[3], size_t kv_heads)
 {
-    recipe base = {.pairs = NO_PAIRS};
-    AR_TRY(ARI_ALLOC(&a->k, (a->p.seq + 1) * MOST_HEAD, "keys"));
-    AR_TRY(ARI_ALLOC(&a->cosine, a->p.seq * MOST_HEAD, "angles"));
-    AR_TRY(ARI_ALLOC(&a->weight, 2 * a->p.seq, "scores"));
-    AR_TRY(ARI_ALLOC(&a->context, ARI_PROBE_TOKENS * a->q, "context"));
-    a->column = a->weight + a->p.seq;
-    a->one = a->k + a->p.seq * MOST_HEAD;
-    a->sine = a->cosine + a->p.seq * (MOST_HEAD / 2);
-    if (!find_base(a, &base))
+    const size_t rows = a->p.c->grid.shape[0] * a->p.seq, width = x[Q]->count / rows, last = x[V]->count / rows;
+    const bool all = x[Q] == x[K], two = x[K] == x[V];
+    const size_t heads = a->p.heads;
+    if (x[Q]->count % rows || x[V]->count % rows || x[K]->count != x[V]->count || (all && !two) ||
+        x[Q] == (all ? NULL : x[V]))
+        return false;
+    if (heads)
+        a->q = all ? width / (heads + 2 * kv_heads) * heads : width;
+    a->kv = all ? (width > a->q ? width - a->q : 0) / 2 : two ? last / 2 : last;
+    for (size_t i = 0; i < 3; i++)
+        a->in[i] = i > Q && x[i] == x[i - 1] ? a->in[i - 1] : i;
+    return a->kv > 0 && a->q % a->kv == 0 && (all ? a->q + 2 * a->kv == width : a->q == width) &&
+           (!heads || (a->q % heads == 0 && a->q / heads * kv_heads == a->kv));
+}
+
+/* What attention of these three gives. */
+static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_dump_tensor *const x[3])
+{
+    bool held = true;
+    ari_recipe base;
+    for (size_t i = 0; i < 3 && held; i++) {
+        free(a->x[i]);
+        a->x[i] = NULL;
+        if (a->in[i] == i)
+            AR_TRY(ari_probe_read_input(&a->x[i], &a->width[i], &held, &a->p, x[i]));
+    }
+    *found = held && find_base(a, &base);
+    if (!*found)
         return AR_OK;
     find_mistake(t, a, &base);
-    if (t->kind == ARI_FOUND_NOTHING)
+    if (t->kind == ARI_FOUND_NOTHING && !a->p.heads)
         find_dropout(t, a, &base);
     return AR_OK;
 }
 
+static ar_status replay_all(ari_trace *t, ari_replayed *a)
+{
+    const values v = values_of(a->p.c);
+    const size_t heads = a->p.heads ? a->p.heads : 1;
+    bool found = false;
+    AR_TRY(ari_recipe_init(a));
+    for (size_t i = 0; i < (v.named ? 1 : v.n * v.n * v.n) && !found; i++) {
+        const ar_dump_tensor *const x[3] = {v.of[v.named ? 0 : i / v.n / v.n], v.of[v.named ? 1 : i / v.n % v.n],
+                                            v.of[v.named ? 2 : i % v.n]};
+        for (size_t kv = heads; kv > 0 && !found; kv--) {
+            if (heads % kv == 0 && may_be(a, x, kv))
+                AR_TRY(replay_of(&found, t, a, x));
+        }
+    }
+    return AR_OK;
+}
+
+/* --- the measure -------------------------------------------------------------------------------------------------- */
+
 ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
 {
     const ari_role role = ari_replay_role(c);
-    attention a = {.k = NULL};
+    const bool scores = ari_are_scores(c), mixed = scores || role == ARI_CONTEXT;
+    ari_replayed a = {.k = NULL};
     ar_status st = AR_OK;
     bool held = true;
-    if (!ari_may_replay(c) || (role != ARI_OUT && role != ARI_ATTENTION && role != ARI_CONTEXT))
+    if (!scores &&
+        !(ari_may_replay(c) && (mixed || role == ARI_OUT || role == ARI_ATTENTION ||
+                                (role == ARI_NO_ROLE && ari_order_of(c->reference->name, c->path).layer != 0))))
         return AR_OK;
     ari_probe_choose(&a.p, c);
-    if (role != ARI_CONTEXT)
-        AR_TRY_TO(done, st, ari_probe_read_layer(&a.p, &held, ARI_OUT, 0));
-    a.q = role == ARI_CONTEXT ? c->grid.cols : a.p.in;
-    if (held)
-        AR_TRY_TO(done, st, read_inputs(&a, &held));
+    if (!mixed)
+        AR_TRY_TO(done, st, ari_probe_read_layer(&a.p, &held, role == ARI_NO_ROLE ? role : ARI_OUT, 0));
+    a.q = mixed ? c->grid.cols : a.p.in; /* of scores it is not known yet */
+    a.out = scores ? a.p.heads * a.p.seq : a.q;
     if (held)
         st = replay_all(t, &a);
 done:
-    for (size_t i = 0; i < 3; i++)
-        free(a.x[i]);
-    free(a.k);
-    free(a.weight);
-    free(a.context);
-    free(a.cosine);
-    ari_probe_fini(&a.p);
+    ari_recipe_fini(&a);
     return st;
 }

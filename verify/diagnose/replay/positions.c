@@ -54,8 +54,7 @@ int ari_first_document(const ari_case *c)
 
 /* --- rings -------------------------------------------------------------------------------------------------------- */
 
-/* The place of a ring of n that has a position, and the index of that among the place's own. */
-static size_t place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, size_t at)
+size_t ari_place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, size_t at)
 {
     const size_t chunk = seq / (zigzag ? 2 * n : n), k = at / chunk;
     *index = at % chunk + (zigzag && k >= n ? chunk : 0);
@@ -72,7 +71,7 @@ static size_t at_in_ring(size_t place, size_t index, size_t seq, size_t n, bool 
 static size_t recut(size_t seq, size_t n, bool zigzag, size_t at)
 {
     size_t index;
-    const size_t place = place_in_ring(&index, seq, n, zigzag, at);
+    const size_t place = ari_place_in_ring(&index, seq, n, zigzag, at);
     return at_in_ring(place, index, seq, n, !zigzag);
 }
 
@@ -276,8 +275,8 @@ static size_t into_zigzag(const ari_case *c, size_t n, size_t query, size_t key)
 static size_t own_key(const ari_case *c, size_t n, size_t query, size_t key, bool zigzag)
 {
     size_t index, unused;
-    (void)place_in_ring(&index, c->grid.cols, n, zigzag, key);
-    return at_in_ring(place_in_ring(&unused, c->grid.cols, n, zigzag, query), index, c->grid.cols, n, zigzag);
+    (void)ari_place_in_ring(&index, c->grid.cols, n, zigzag, key);
+    return at_in_ring(ari_place_in_ring(&unused, c->grid.cols, n, zigzag, query), index, c->grid.cols, n, zigzag);
 }
 
 static size_t own_contiguous(const ari_case *c, size_t n, size_t query, size_t key)

@@ -8,10 +8,21 @@
 
 /* --- inputs and weights ------------------------------------------------------------------------------------------- */
 
+/* Small enough, and more than rounding. */
+static bool is_worth_it(const ari_case *c)
+{
+    return c->grid.count > 0 && c->count / c->grid.shape[0] <= ARI_PROBE_ELEMENTS &&
+           c->survey.total.dd > 1e-10 * c->survey.total.rr;
+}
+
 bool ari_may_replay(const ari_case *c)
 {
-    return c->grid.nd == 3 && c->grid.count > 0 && c->count / c->grid.shape[0] <= ARI_PROBE_ELEMENTS &&
-           c->survey.total.dd > 1e-10 * c->survey.total.rr;
+    return c->grid.nd == 3 && is_worth_it(c);
+}
+
+bool ari_are_scores(const ari_case *c)
+{
+    return c->grid.nd == 4 && c->grid.shape[2] == c->grid.shape[3] && is_worth_it(c);
 }
 
 ari_role ari_replay_role(const ari_case *c)
@@ -41,6 +52,11 @@ static ari_role role_of_shape(const ar_dump *dump, const char *name, size_t stem
     return width == w->shape[1] ? ARI_TOKENS : width == w->shape[0] ? ARI_HEAD : ARI_NO_ROLE;
 }
 
+static bool is_own(const ari_case *c, const ar_dump_tensor *t, size_t n)
+{
+    return n == ari_order_of(c->reference->name, c->path).stem && memcmp(t->name, c->reference->name, n) == 0;
+}
+
 /* pass 'i': a parameter as it was at the start, which a file of weights alone does not say; its kind ends the name. */
 static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, char pass,
                                        const char *kind)
@@ -53,9 +69,10 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
         if (!wanted || labs(key.layer) != own.layer || !ends_in(t, key.stem, kind))
             continue;
         const ari_role named = ari_module_of(t->name, key.stem).role;
-        if (named == role ||
-            (named == ARI_NO_ROLE && key.section != ARI_AT_LAYERS && key.section != -ARI_AT_LAYERS &&
-             (role == ARI_TOKENS || role == ARI_HEAD) && role_of_shape(dump, t->name, key.stem) == role))
+        const bool by_shape = named == ARI_NO_ROLE && key.section != ARI_AT_LAYERS && key.section != -ARI_AT_LAYERS &&
+                              (role == ARI_TOKENS || role == ARI_HEAD);
+        if (role == ARI_NO_ROLE ? is_own(c, t, key.stem - strlen(kind))
+                                : named == role || (by_shape && role_of_shape(dump, t->name, key.stem) == role))
             return t;
     }
     return NULL;
@@ -100,6 +117,23 @@ size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case 
     return found;
 }
 
+size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c)
+{
+    const ar_dump *dump = c->known->reference;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    size_t found = 0, n = own.stem;
+    while (ari_replay_role(c) != ARI_ATTENTION && n > 0 && own.name[n - 1] != '.')
+        n--;
+    for (size_t i = 0; i < ar_dump_count(dump) && found < most; i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+        if (t != c->reference && key.pass == 'f' && key.step == own.step && t->ndim >= 3 && key.stem > n &&
+            memcmp(t->name, own.name, n) == 0 && ari_module_of(t->name, key.stem).role != ARI_OUT)
+            part[found++] = t;
+    }
+    return found;
+}
+
 /* --- ids ---------------------------------------------------------------------------------------------------------- */
 
 enum { MOST_TABLE = 1 << 24, MOST_LOOKED_UP = 1 << 28 };
@@ -114,10 +148,7 @@ size_t ari_lookup_table_row(const ari_lookup_table *table, const float *row)
 
 ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups)
 {
-    char own[320];
-    snprintf(own, sizeof own, "%s.weight:init", c->grid.d->name);
-    const ar_dump_tensor *w =
-        role == ARI_NO_ROLE ? ar_dump_find(c->known->reference, own) : ari_replay_parameter(c, role, ".weight");
+    const ar_dump_tensor *w = ari_replay_parameter(c, role, ".weight");
     *table = (ari_lookup_table){.at = NULL};
     if (!w || w->ndim != 2 || w->count == 0 || w->count > MOST_TABLE || w->shape[0] > MOST_LOOKED_UP / (lookups + 1))
         return AR_OK;
@@ -185,19 +216,23 @@ void ari_probe_choose(ari_probe *p, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     size_t row = 0;
-    *p = (ari_probe){.c = c, .seq = g->shape[1]};
+    *p = (ari_probe){.c = c, .seq = g->shape[g->nd - 2], .heads = g->nd == 4 ? g->shape[1] : 0};
+    const size_t rows = p->heads ? p->heads * p->seq : p->seq, outs = p->heads ? p->heads * g->cols : g->cols;
     while (row + 1 < g->rows && !ari_row_differs(c, row))
         row++;
-    p->sample = row / p->seq;
-    for (size_t at = row % p->seq, i = 0; i < 2; i++)
-        add_token(p, at + i);
+    p->sample = row / rows;
+    size_t first = row % p->seq;
+    for (; row < (p->sample + 1) * rows; row++) /* of scores the heads' rows follow each other */
+        first = row % p->seq < first && ari_row_differs(c, row) ? row % p->seq : first;
+    for (size_t i = 0; i < 2; i++)
+        add_token(p, first + i);
     for (size_t i = 0; i < 3; i++)
         add_token(p, i);
     for (size_t i = 1; i < 6; i++)
         add_token(p, (p->seq - 1) * i / 5);
-    p->outs = g->cols < ARI_PROBE_FEATURES ? g->cols : ARI_PROBE_FEATURES;
+    p->outs = outs < ARI_PROBE_FEATURES ? outs : ARI_PROBE_FEATURES;
     for (size_t i = 0; i < p->outs; i++)
-        p->out[i] = g->cols * i / p->outs;
+        p->out[i] = (outs * i / p->outs + (p->heads ? i : 0)) % outs; /* not one key of all heads */
 }
 
 ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in)
@@ -276,14 +311,19 @@ void ari_probe_put(ari_probe *p, size_t k, const double *x)
     }
 }
 
+static size_t element_of(const ari_probe *p, size_t token, size_t out)
+{
+    const size_t cols = p->c->grid.cols, row = p->sample * (p->heads ? p->heads : 1) + out / cols;
+    return (row * p->seq + token) * cols + out % cols;
+}
+
 /* What is left of the reference's squares; or of the differences', where the base is told. */
 static double left_of(const ari_probe *p, const double *base)
 {
-    const size_t cols = p->c->grid.cols;
     double left = 0.0, all = 0.0;
     for (size_t k = 0; k < p->tokens; k++) {
         for (size_t i = 0; i < p->outs; i++) {
-            const size_t at = (p->sample * p->seq + p->token[k]) * cols + p->out[i], n = k * p->outs + i;
+            const size_t at = element_of(p, p->token[k], p->out[i]), n = k * p->outs + i;
             const double r = (double)p->c->ref[at], target = base ? (double)p->c->val[at] - r : r;
             const double off = target - (base ? p->is[n] - base[n] : p->is[n]);
             if (isnan(p->is[n]))

@@ -10,13 +10,18 @@
 
 /** Whether this is a value [b, s, width] that is small enough to be computed again. */
 bool ari_may_replay(const ari_case *c);
+/** Whether they are values of scores [b, heads, s, s], as small. */
+bool ari_are_scores(const ari_case *c);
 /** The role of the case's own module. */
 ari_role ari_replay_role(const ari_case *c);
 /** The reference's forward value of a role in this tensor's layer and step; NULL: none. */
 const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role);
 /** The same of either dump and of any pass. */
 const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass);
-/** The initial parameter of a role in this tensor's layer, kind ".weight" or ".bias", of either dump: a reference of
+/** The reference's forward values of the other parts of this tensor's module, or of those of the attention that it is
+ *  the output of; returns how many. */
+size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c);
+/** The initial parameter of a role, ARI_NO_ROLE: of the case's own module, in this tensor's layer, kind ".weight" or ".bias", of either dump: a reference of
  *  activations alone has none. NULL: none. */
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind);
 
@@ -24,6 +29,9 @@ const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, con
  *  the case's module may have read: those of its layer and the one before, then those outside of layers; returns how
  *  many, at most `most`. */
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
+
+/** The place of a ring of n that has a position, in a zigzag or in contiguous chunks; *index: among the place's own. */
+size_t ari_place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, size_t at);
 
 /* A table that rows are looked up in. */
 typedef struct ari_lookup_table {
@@ -45,6 +53,7 @@ enum { ARI_PROBE_TOKENS = 10, ARI_PROBE_FEATURES = 64, ARI_PROBE_WIDTH = 1 << 16
 typedef struct ari_probe {
     const ari_case *c;
     size_t sample, seq;
+    size_t heads;                           /* of scores; 0: they are none */
     size_t token[ARI_PROBE_TOKENS], tokens; /* in the sample; the first one is the first that differs */
     size_t out[ARI_PROBE_FEATURES], outs;
     size_t in;       /* features that the last linear layer reads */

@@ -37,7 +37,7 @@ void ari_terms_fit(ari_terms *s, const ari_products *p, size_t groups, size_t y,
 /** Of the sums of at most `most` of the first n vectors one that leaves at most `allowed`: of those with fewest terms the
  *  one that shares most of them with `like` (NULL: none), then the nearest. */
 bool ari_terms_find(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with, size_t n, size_t most,
-                  double allowed, const ari_terms *like);
+                    double allowed, const ari_terms *like);
 /** How many terms of `a` are in `b`. */
 size_t ari_terms_shared(const ari_terms *a, const ari_terms *b);
 /** States "1.4 layers.0:fwd + layers.1.attn:fwd". */

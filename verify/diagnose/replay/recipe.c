@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention computed by a recipe. */
+#include "verify/diagnose/replay/recipe.h"
+
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+
+/* --- heads -------------------------------------------------------------------------------------------------------- */
+
+/* Where a head of q (0), k (1) or v (2) begins in a row of what holds it. */
+static size_t start_of(const ari_replayed *a, const ari_recipe *r, size_t of, size_t head)
+{
+    const size_t d = (size_t)r->head, group = a->q / a->kv, last = r->packing == ARI_KEYS_FIRST ? 2 : 0;
+    const size_t own = of == 0 ? group : 1;
+    size_t before = 0, all = 0; /* heads of a KV head that are held together */
+    for (size_t i = 0; i < 3; i++) {
+        const size_t n = a->in[i] != a->in[of] ? 0 : i == 0 ? group : 1;
+        before += (i + last) % 3 < (of + last) % 3 ? n : 0;
+        all += n;
+    }
+    return r->packing == ARI_STRAIGHT ? before * a->kv + head * d : (head / own * all + before + head % own) * d;
+}
+
+static void turn(double *x, const ari_replayed *a, const ari_recipe *r, size_t token)
+{
+    const size_t half = (size_t)r->turned / 2;
+    const bool neighbours = r->pairs == ARI_NEIGHBOURS;
+    for (size_t i = 0; i < half; i++) {
+        double *u = neighbours ? &x[2 * i] : &x[i], *w = neighbours ? u + 1 : u + half;
+        const double sine = a->sine[token * half + i], cosine = a->cosine[token * half + i], was = *u;
+        *u = was * cosine - *w * sine;
+        *w = *w * cosine + was * sine;
+    }
+}
+
+static bool is_turned(const ari_recipe *r, size_t of)
+{
+    const bool not_q = r->turns == ARI_NOT_Q || r->turns == ARI_NEITHER;
+    const bool not_k = r->turns == ARI_NOT_K || r->turns == ARI_NEITHER;
+    return r->pairs != ARI_NO_PAIRS && (of == 0 ? !not_q : of == 1 ? !not_k : r->turns == ARI_V_TOO);
+}
+
+/* A head's vector, turned as its position has it. */
+static void take(double *out, const ari_replayed *a, const ari_recipe *r, size_t which, size_t head, size_t token)
+{
+    const size_t of = r->heads == ARI_EXCHANGED && which < 2 ? 1 - which : which, d = (size_t)r->head;
+    const bool across = r->heads == ARI_FEATURES_FIRST;
+    const size_t step = across ? (which == 0 ? a->q : a->kv) / d : 1;
+    const float *x = a->x[a->in[of]] + token * a->width[a->in[of]] + (across ? head : start_of(a, r, of, head));
+    for (size_t i = 0; i < d; i++)
+        out[i] = (double)x[i * step];
+    if (is_turned(r, which))
+        turn(out, a, r, token);
+}
+
+static void load_keys(ari_replayed *a, const ari_recipe *r, size_t kv)
+{
+    for (size_t k = 0; kv != a->taken && k < a->p.seq; k++)
+        take(a->k + k * (size_t)r->head, a, r, 1, kv, k);
+    a->taken = kv;
+}
+
+/* --- tables of a recipe ------------------------------------------------------------------------------------------- */
+
+static void fill_angles(ari_replayed *a, const ari_recipe *r)
+{
+    const size_t n = (size_t)r->turned / 2, restart = (size_t)r->restart;
+    for (size_t i = 0; i < n && r->pairs != ARI_NO_PAIRS; i++) {
+        const double speed = pow(r->theta, -2.0 * (double)i / r->turned) / r->stretch;
+        for (size_t token = 0; token < a->p.seq; token++) {
+            const double angle = (double)(restart ? token % restart : token) * speed;
+            a->cosine[token * n + i] = cos(angle);
+            a->sine[token * n + i] = r->turns == ARI_BACKWARDS ? -sin(angle) : sin(angle);
+        }
+    }
+}
+
+static void fill_places(ari_replayed *a, const ari_recipe *r)
+{
+    const size_t seq = a->p.seq, n = (size_t)fabs(r->ring);
+    for (size_t token = 0; token < seq; token++) {
+        size_t index = token;
+        a->place[token] = r->ringed ? (double)ari_place_in_ring(&index, seq, n, r->ring < 0.0, token) : 0.0;
+        a->order[token] =
+            r->ringed == ARI_RING_MASKED ? a->place[token] * (double)(seq / n) + (double)index : (double)token;
+    }
+}
+
+/* Of a number of heads that is no power of 2, those after the power below it have every second slope of a series for
+ * twice as many. */
+static double slope_of(const ari_replayed *a, const ari_recipe *r, size_t head)
+{
+    const size_t heads = a->q / (size_t)r->head;
+    const double own = (double)(head % (heads / (size_t)r->shards));
+    const double power = r->plain ? r->series : exp2(floor(log2(r->series)));
+    return r->slope * exp2(-8.0 / power * (own < power ? own + 1.0 : own - power + 0.5));
+}
+
+/* --- weights ------------------------------------------------------------------------------------------------------ */
+
+static bool is_seen(const ari_replayed *a, const ari_recipe *r, size_t query, size_t key)
+{
+    const double q = a->order[query], k = a->order[key];
+    if (r->ringed == ARI_RING_OPEN && a->place[query] != a->place[key])
+        return true;
+    return !(k >= r->from && k < r->from + r->hidden) && k <= q + r->ahead && (r->window == 0.0 || k + r->window > q) &&
+           (q < r->cut || k >= r->cut);
+}
+
+/* A query's scores; none where a key is unseen. */
+static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t query)
+{
+    const size_t d = (size_t)r->head;
+    const double scale = r->scale / sqrt(r->head), slope = r->slope != 0.0 ? slope_of(a, r, head) : 0.0;
+    take(a->one, a, r, 0, head, query);
+    for (size_t k = 0; k < a->p.seq; k++) {
+        double sum = 0.0;
+        a->weight[k] = -HUGE_VAL;
+        if (r->softmax != ARI_OVER_ALL && !is_seen(a, r, query, k))
+            continue;
+        for (size_t i = 0; i < d; i++)
+            sum += a->one[i] * a->k[k * d + i];
+        sum = r->cap > 0.0 ? r->cap * tanh(sum * scale / r->cap) : sum * scale;
+        a->weight[k] = sum - slope * ((double)query - (double)k);
+    }
+}
+
+static void fill_columns(ari_replayed *a, const ari_recipe *r, size_t head)
+{
+    for (size_t k = 0; k < a->p.seq; k++)
+        a->column[k] = -HUGE_VAL;
+    for (size_t query = 0; query < a->p.seq; query++) {
+        score(a, r, head, query);
+        for (size_t k = 0; k < a->p.seq; k++) {
+            const double x = fmax(a->column[k], a->weight[k]), y = fmin(a->column[k], a->weight[k]);
+            a->column[k] = isfinite(x) ? x + log1p(exp(y - x)) : x;
+        }
+    }
+}
+
+/* The softmax of scores of the keys of a place, NAN: of all; returns whether it has any. */
+static bool normalise(ari_replayed *a, double place)
+{
+    double top = -HUGE_VAL, sum = 0.0;
+    for (size_t k = 0; k < a->p.seq; k++)
+        top = isnan(place) || a->place[k] == place ? fmax(top, a->weight[k]) : top;
+    for (size_t k = 0; k < a->p.seq; k++) {
+        if (!isnan(place) && a->place[k] != place)
+            continue;
+        a->weight[k] = isfinite(a->weight[k]) ? exp(a->weight[k] - top) : 0.0;
+        sum += a->weight[k];
+    }
+    for (size_t k = 0; k < a->p.seq; k++)
+        a->weight[k] /= (isnan(place) || a->place[k] == place) && sum > 0.0 ? sum : 1.0;
+    return sum > 0.0;
+}
+
+/* A query's weights; NaN where it sees no key: what comes out then is every program's own choice. */
+static void weigh(ari_replayed *a, const ari_recipe *r, size_t head, size_t query)
+{
+    const bool apart = r->ringed == ARI_RING_APART;
+    double seen = 0.0;
+    score(a, r, head, query);
+    for (size_t k = 0; r->softmax == ARI_OVER_QUERIES && k < a->p.seq; k++)
+        a->weight[k] = isfinite(a->weight[k]) ? exp(a->weight[k] - a->column[k]) : 0.0;
+    if (r->softmax == ARI_OVER_QUERIES)
+        return;
+    for (double place = 0.0; place < (apart ? fabs(r->ring) : 1.0); place++)
+        seen += normalise(a, apart ? place : (double)NAN) ? 1.0 : 0.0;
+    for (size_t k = 0; k < a->p.seq; k++)
+        a->weight[k] = r->softmax == ARI_OVER_ALL && !is_seen(a, r, query, k) ? 0.0 : a->weight[k] / seen;
+}
+
+/* --- outputs ------------------------------------------------------------------------------------------------------ */
+
+static size_t kv_head(const ari_replayed *a, const ari_recipe *r, size_t head)
+{
+    const size_t groups = a->kv / (size_t)r->head;
+    return r->heads == ARI_DEALT_OUT ? head % groups : head / (a->q / a->kv);
+}
+
+/* The mean of v by a head's weights, in a row of all heads. */
+static void mix(ari_replayed *a, const ari_recipe *r, size_t head, double *row)
+{
+    const size_t d = (size_t)r->head, heads = a->q / d, to = r->heads == ARI_REVERSED ? heads - 1 - head : head;
+    const size_t step = r->heads == ARI_BY_LANE ? heads : 1;
+    double *out = row + (step > 1 ? to : to * d);
+    for (size_t i = 0; i < d; i++)
+        out[i * step] = 0.0;
+    for (size_t k = 0; k < a->p.seq; k++) {
+        if (a->weight[k] == 0.0)
+            continue;
+        take(a->one, a, r, 2, kv_head(a, r, head), k);
+        for (size_t i = 0; i < d; i++)
+            out[i * step] += a->weight[k] * a->one[i];
+    }
+}
+
+static void prepare(ari_replayed *a, const ari_recipe *r)
+{
+    a->taken = SIZE_MAX;
+    fill_angles(a, r);
+    fill_places(a, r);
+}
+
+void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
+{
+    const size_t heads = a->q / (size_t)r->head;
+    prepare(a, r);
+    for (size_t h = 0; h < heads; h++) {
+        load_keys(a, r, kv_head(a, r, h));
+        if (r->softmax == ARI_OVER_QUERIES)
+            fill_columns(a, r, h);
+        for (size_t k = 0; k < a->p.tokens; k++) {
+            double *row = a->context + k * a->out;
+            weigh(a, r, h, a->p.token[k]);
+            if (a->p.heads)
+                memcpy(row + h * a->p.seq, a->weight, a->p.seq * sizeof *row);
+            else
+                mix(a, r, h, row);
+        }
+    }
+    for (size_t k = 0; k < a->p.tokens; k++)
+        ari_probe_put(&a->p, k, a->context + k * a->out);
+}
+
+double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t key)
+{
+    prepare(a, r);
+    load_keys(a, r, kv_head(a, r, head));
+    weigh(a, r, head, query);
+    for (size_t k = 0; k < a->p.seq; k++)
+        a->weight[k] = k == key ? a->weight[k] : 0.0;
+    memset(a->context, 0, a->q * sizeof *a->context);
+    mix(a, r, head, a->context);
+    ari_probe_put(&a->p, 0, a->context);
+    return a->weight[key];
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_recipe_init(ari_replayed *a)
+{
+    const size_t seq = a->p.seq;
+    AR_TRY(ARI_ALLOC(&a->k, (seq + 1) * ARI_MOST_HEAD, "keys"));
+    AR_TRY(ARI_ALLOC(&a->cosine, seq * ARI_MOST_HEAD, "angles"));
+    AR_TRY(ARI_ALLOC(&a->weight, 4 * seq, "scores"));
+    AR_TRY(ARI_ALLOC(&a->context, ARI_PROBE_TOKENS * a->out, "context"));
+    a->one = a->k + seq * ARI_MOST_HEAD;
+    a->sine = a->cosine + seq * (ARI_MOST_HEAD / 2);
+    a->column = a->weight + seq;
+    a->place = a->column + seq;
+    a->order = a->place + seq;
+    return AR_OK;
+}
+
+void ari_recipe_fini(ari_replayed *a)
+{
+    for (size_t i = 0; i < 3; i++)
+        free(a->x[i]);
+    free(a->k);
+    free(a->weight);
+    free(a->context);
+    free(a->cosine);
+    ari_probe_fini(&a->p);
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_RECIPE_H
+#define ARI_VERIFY_DIAGNOSE_REPLAY_RECIPE_H
+
+/* Attention as a recipe: a number for each choice that a model makes between q, k and v and the output. */
+#include "verify/diagnose/replay/replay.h"
+
+enum { ARI_MOST_HEAD = 256 };
+
+enum { ARI_NO_PAIRS, ARI_HALVES, ARI_NEIGHBOURS };
+/* Of one tensor that holds several of q, k and v: one after the other; for each KV head its own; or that with q last. */
+enum { ARI_STRAIGHT, ARI_BY_HEADS, ARI_KEYS_FIRST };
+/* How heads are read and written: query heads dealt out to the KV heads in turn; features [d, heads] of the inputs, of
+ * the output; q and k exchanged; the heads of the output in reverse order. */
+enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCHANGED, ARI_REVERSED };
+/* What RoPE turns: v as well, not all, or backwards. */
+enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS };
+/* The dimension of the softmax; all keys, of which the unseen ones are dropped then. */
+enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL };
+/* What goes by the places of a ring: the mask, as if the tokens lay in the ring's order; all keys of other places are
+ * seen; each place's keys have a softmax of their own, and the results are averaged. */
+enum { ARI_NO_RING, ARI_RING_MASKED, ARI_RING_OPEN, ARI_RING_APART };
+
+typedef struct ari_recipe {
+    double head, packing, heads; /* head: features of one */
+    double pairs, turns, turned, theta, stretch,
+        restart;                             /* turned: features, the first ones; stretch divides positions;
+                                                              restart: tokens after which they start again; 0: never */
+    double scale, cap;                       /* scale: of 1/sqrt(head); cap tanh(score/cap), 0: none */
+    double slope, series, plain, shards;     /* ALiBi: slope times those of a series for so many heads, plain:
+                                                              one geometric series for any number of them; each shard of
+                                                              heads begins with the first one's */
+    double ahead, window, cut, from, hidden; /* keys after the query that it sees, -1: not its own; that it sees
+                                                              in all, 0: all; where a second document begins, 0: none;
+                                                              keys from this one on that are unseen */
+    double softmax, ringed, ring;            /* ring: places, negative: in a zigzag */
+} ari_recipe;
+
+typedef struct ari_replayed {
+    ari_probe p;
+    size_t out;                         /* of a token: q, or, where the probe is of scores, [heads][keys] */
+    float *x[3];                        /* of the sample, [seq][width]: q, k, v, or what holds several */
+    size_t width[3];                    /* of those */
+    size_t in[3];                       /* which of x holds q, k, v */
+    size_t q, kv;                       /* features of q, of k */
+    double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][out] */
+    double *cosine, *sine;              /* [seq][head / 2] of the recipe */
+    double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */
+    double *place, *order;              /* [seq]: in the ring; of the mask */
+    size_t taken;                       /* the KV head that k is of */
+} ari_replayed;
+
+/** For the sample of a->p. Errors: AR_ERR_MEMORY; ari_recipe_fini in any case. */
+AR_NODISCARD ar_status ari_recipe_init(ari_replayed *a);
+void ari_recipe_fini(ari_replayed *a);
+/** Puts the outputs of the probe's tokens. */
+void ari_recipe_replay(ari_replayed *a, const ari_recipe *r);
+/** Puts what a head takes from one key as the probe's first output; returns its weight. */
+double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t key);
+
+#endif
