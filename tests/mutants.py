@@ -463,9 +463,8 @@ MUTANTS = [
     # --- verify
     ("a row's first token and the next one are one document", "verify/grads/input_batch.c",
      "b->documents[i - 1] + begins[i];", "b->documents[i - 1] + (begins[i] && i % s > 1);", "verify/golden_test"),
-    ("a z-loss is taken for part of the label smoothing", "verify/diagnose/replay/targets.c",
-     "const double left = (double)d[k] - sc * 2.0 * s->lse[token] * p,", "const double left = (double)d[k] - sc * s->lse[token] * p,",
-     "verify/replay_loss_test"),
+    ("a z-loss is taken for part of the label smoothing", "verify/diagnose/replay/extra.c",
+     "2.0 * s->lse[token] * p, (double)d[k]};", "s->lse[token] * p, (double)d[k]};", "verify/replay_loss_test"),
     ("a rank's own boxes may overlap", "verify/check/compare.c",
      "for (int other = 0; other <= r; other++) {", "for (int other = 0; other < r; other++) {", "verify/compare_test"),
     ("the first difference is the first that was visited", "verify/check/compare.c",

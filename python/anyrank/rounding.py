@@ -209,7 +209,7 @@ def _write(exact: dict[str, torch.Tensor], draws: typing.Sequence[dict[str, Size
 
 def measure(run: typing.Callable[[pathlib.Path, typing.ContextManager[object]], object], path: Path,
             draws: int = 19) -> dict[str, Allowance]:
-    """Measures what rounding does to a step, for `anyrank verify --normal` and `--sensitivity`, and writes it to `path`.
+    """Measures what rounding does to a step, for `anyrank verify --normal` and `--sensitivity`, and writes it to path.
 
         def run(folder, rounding):                # the same weights, batch and seed each time
             model, optimizer = build()
@@ -218,8 +218,8 @@ def measure(run: typing.Callable[[pathlib.Path, typing.ContextManager[object]], 
 
         anyrank.rounding.measure(run, "allowed.safetensors")
 
-    `run` is called twice without errors, then `draws` times with them. Of the runs only sizes of differences are kept. A
-    right run is then called not normal at most once in draws + 1.
+    `run` is called twice without errors, then `draws` times with them. Only sizes of differences are kept. A right run
+    is then called not normal at most once in draws + 1.
     """
     if draws < 2:
         raise ValueError(f"draws={draws}: two or more runs tell what is usual")
