@@ -170,8 +170,11 @@ typedef struct ari_case {
     const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */
 } ari_case;
 
-/* Differences of fp32 sums in another order are some 1e-6 of the largest element. */
+/* Differences of fp32 sums in another order are some millionths of the largest element; of sums of thousands of terms at
+ * most 64 units in its last place. A mean in fp32 of like terms, as a loss is, is known better. */
 #define ARI_SUMS 1e-5
+#define ARI_LONG_SUMS 0x1p-18
+#define ARI_OF_A_MEAN 2e-6
 /* A value computed by a relation, and the relation's own numbers, are rounded a few times. */
 #define ARI_ROUNDINGS 0x1p-21
 
@@ -406,7 +409,7 @@ int ari_first_document(const ari_case *c);
 void ari_say_where(ari_text *t, const ari_case *c, const char *looks);
 /* Appends what part of the tensor the differences are in: shard, heads, which of q|k|v; nothing if it is all of it. */
 void ari_say_part(ari_text *t, const ari_case *c);
-/* "bit for bit", or "to within 3.1e-06 of the largest value" for the largest that is off. */
+/* "bit for bit", or "to within 0.0031 of the largest value" for the largest that is off. */
 void ari_say_exactness(ari_trace *t, const ari_case *c, double worst);
 
 /* Whether two names are the same but for the numbers in them: of one module in several layers. */

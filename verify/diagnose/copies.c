@@ -97,7 +97,7 @@ static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_ax
 {
     /* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for
      * what rounding of the copies to fp32 leaves. */
-    const double tolerance = c->survey.shared >= 64 ? 1e-3 : 1e-5;
+    const double tolerance = c->survey.shared >= 64 ? ARI_KNOWN : ARI_SUMS;
     relation all = UNRELATED;
     for (int key = 0; key < ari_groups(c->grid.d, over); key++) {
         fold one = {0};
@@ -106,7 +106,7 @@ static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_ax
         /* What rounding may leave, and far less than the copies are apart: of some elements no accident either. */
         const double off = fmax(c->absolute, c->grid.d->allowed);
         const double noise = c->survey.shared < 16 ? 0.0 : off * off * (double)c->survey.shared;
-        const double rounding = fmin(noise, 1e-3 * one.apart), exact = tolerance * tolerance;
+        const double rounding = fmin(noise, ARI_KNOWN * one.apart), exact = tolerance * tolerance;
         const relation mine = far && one.sum_error <= fmax(exact * one.scale, rounding)    ? ADD_UP
                               : far && one.mean_error <= fmax(exact * one.apart, rounding) ? AVERAGE
                               : far && ari_is_activation(c->grid.d) && one.shared >= LEAST_ROWS * c->grid.cols &&

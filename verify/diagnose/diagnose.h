@@ -94,7 +94,8 @@ typedef struct ari_doubt {
     const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
     double reach[ARI_DOUBT_STEPS];                  /* R */
     int steps;
-    const ar_dump_tensor *bias[2]; /* of what a module puts out in a later step: what the updates before left of the bias
+    const ar_dump_tensor
+        *bias[2]; /* of what a module puts out in a later step: what the updates before left of the bias
                                       that it adds, of both dumps; NULL: none */
 } ari_doubt;
 /** The reference's R of a step; 0 where it does not hold the weights before and after. Errors: those of reading. */

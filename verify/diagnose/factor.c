@@ -429,7 +429,7 @@ static int vocabularies(const ari_case *c, double value, double ref)
 {
     const ari_difference *d = c->grid.d;
     for (int n = d->hidden ? 2 : d->ranks; n <= (d->hidden ? ARI_MOST_RANKS : d->ranks); n++) {
-        const double unsure = d->hidden ? 1e-5 * (1.0 + fabs(ref)) + 0.5 * c->relative * fabs(value) : 1e-5;
+        const double unsure = d->hidden ? ARI_SUMS * (1.0 + fabs(ref)) + 0.5 * c->relative * fabs(value) : ARI_SUMS;
         if (n > 1 && fabs(value - ref - log((double)n)) <= unsure && log1p(1.0 / n) >= 2.0 * unsure)
             return n;
     }
@@ -441,7 +441,7 @@ static int vocabularies(const ari_case *c, double value, double ref)
 static size_t count_of_loss(size_t targets, double value, double ref)
 {
     const double n = (double)targets * ref / value, unsure = 0x1p-22 * n;
-    const bool whole = n > 0.5 && unsure < 1e-3 && fabs(n - rint(n)) <= unsure;
+    const bool whole = n > 0.5 && unsure < ARI_KNOWN && fabs(n - rint(n)) <= unsure;
     return whole && rint(n) != (double)targets ? (size_t)rint(n) : 0;
 }
 

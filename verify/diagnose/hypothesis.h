@@ -50,6 +50,8 @@ void ari_explained(ari_trace *t, const ari_residual *r, int numbers);
  * of a gradient, to a tenth of that. */
 #define ARI_KNOWN 1e-3
 #define ARI_SEEN 1e-4
+/* What a fit may leave of the squares where its terms are computed again from rounded values. */
+#define ARI_UNFITTED 1e-4
 
 /* y = p*a + q*b. */
 typedef struct ari_fit {

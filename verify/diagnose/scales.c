@@ -300,7 +300,7 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
                {ARI_FOUND_VECTOR_ADDED, 1, g->nd > 1 ? g->cols : 0},
                {ARI_FOUND_TABLE_ADDED, 1, table},
                {ARI_FOUND_ROW_ADDED, g->cols, c->val && g->nd > 1 && g->cols >= 4 ? g->rows : 0}};
-    if (!(c->survey.total.max_difference > 0x1p-18 * c->survey.max_reference) ||
+    if (!(c->survey.total.max_difference > ARI_LONG_SUMS * c->survey.max_reference) ||
         (c->val ? c->count < 8 : !ari_is_activation(g->d)))
         return AR_OK;
     for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
@@ -575,7 +575,7 @@ static double factor_of_scores(const ari_case *c)
         }
     }
     const double k = ab / aa, moved = (k - 1.0) * (k - 1.0) * aa;
-    return k > 0.0 && bb - ab * k <= 1e-4 * moved ? k : 0.0;
+    return k > 0.0 && bb - ab * k <= ARI_UNFITTED * moved ? k : 0.0;
 }
 
 ar_status ari_measure_probs(ari_trace *t, const ari_case *c)

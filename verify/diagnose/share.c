@@ -431,7 +431,7 @@ static bool is_of_update(const ari_case *c)
         const double by = (double)c->ref[i] - (double)before[i];
         moved += by * by;
     }
-    return c->survey.total.dd > 1e-3 * moved;
+    return c->survey.total.dd > ARI_KNOWN * moved;
 }
 
 /* Whether a row, or the first position, has the reference's bits: rounding leaves none where it is in all others. */

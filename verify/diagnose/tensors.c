@@ -12,7 +12,7 @@
 enum { SAMPLES = 64, FEWEST = 4 };
 
 /* A difference is another tensor's where that leaves this share of its squares: both runs' values are rounded. */
-#define OTHERS 1e-3
+#define OTHERS ARI_KNOWN
 
 /* Numbers that are sought in the tensors of the dumps. */
 typedef struct search search;
@@ -45,7 +45,7 @@ static void take_samples(search *s)
         there += is_any(s, i, 0.0);
         squares += isnan(s->wanted[i]) ? 0.0 : s->wanted[i] * s->wanted[i];
     }
-    const double small = 1e-3 * sqrt(squares / (double)s->n);
+    const double small = ARI_KNOWN * sqrt(squares / (double)s->n);
     s->to = s->n;
     while (s->from < s->to && !is_any(s, s->from, small))
         s->from++;

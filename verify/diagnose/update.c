@@ -83,7 +83,7 @@ static double factor_of(const beside *s)
 {
     double factor, now, last;
     const ari_fit *f = &s->values;
-    const double most = 1e-4 + 4.0 * s->noise / f->yy;
+    const double most = ARI_UNFITTED + 4.0 * s->noise / f->yy;
     if (!(f->aa > 100.0 * s->noise))
         return (double)NAN;
     if (f->yy == 0.0 || ari_fit_one(&factor, f) <= most)

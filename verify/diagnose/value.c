@@ -136,8 +136,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     size_t k = 0;
     if (!(s->max_reference > 0.0))
         return AR_OK;
-    /* 2^-18 of the largest value is 64 units in its last place: sums of thousands of terms stay below. */
-    if (s->total.max_difference <= 0x1p-18 * s->max_reference) {
+    if (s->total.max_difference <= ARI_LONG_SUMS * s->max_reference) {
         if (is_part_of_update(c))
             return AR_OK;
         ari_found(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, d->exact ? ARI_IF(SAME) : 0);

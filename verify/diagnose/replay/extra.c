@@ -55,10 +55,10 @@ static void solve(ari_loss_extra *o, const double *equations, double dd, size_t 
     for (size_t k = 0; k < NUMBERS; k++)
         left -= number[k] * equations[k * (NUMBERS + 1) + NUMBERS];
     const double s = number[0];
-    o->known = s > 0.0 && left <= 1e-4 * dd;
+    o->known = s > 0.0 && left <= ARI_UNFITTED * dd;
     o->smoothing = number[1] / s;
     o->z = number[2] / s;
-    o->smoothing_unsure = unsure_of(equations, 1, fmax(left, 0.0) / (double)cells) / s + 1e-5;
+    o->smoothing_unsure = unsure_of(equations, 1, fmax(left, 0.0) / (double)cells) / s + ARI_SUMS;
     o->z_unsure = unsure_of(equations, 2, fmax(left, 0.0) / (double)cells) / s + 1e-8;
 }
 
@@ -81,7 +81,7 @@ done:
     return st;
 }
 
-/* A number that someone would write, 0, 0.1, 0.15, 5e-4, within what this one may be off by; false: there is none, or
+/* A number that someone would write, 0, 0.1, 0.15, 0.0005, within what this one may be off by; false: there is none, or
  * there may well be one by accident. */
 static bool settle(double *x, double unsure)
 {
@@ -127,7 +127,7 @@ void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l)
         return;
     }
     terms_of(l, s, &entropy, &per_smoothing, &per_z);
-    const double unsure = (2e-6 + 0.1 * l->c->relative) * fabs(s->value), more = s->value - entropy;
+    const double unsure = (ARI_OF_A_MEAN + 0.1 * l->c->relative) * fabs(s->value), more = s->value - entropy;
     if (o->known) {
         const double off = o->smoothing_unsure * fabs(per_smoothing) + o->z_unsure * per_z;
         o->known = fabs(more - o->smoothing * per_smoothing - o->z * per_z) <= 10.0 * unsure + off;

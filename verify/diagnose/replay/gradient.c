@@ -112,7 +112,8 @@ static bool is_pair(const gradient *g, const double *left, const double *right, 
 {
     bool same = true;
     for (size_t e = 0; e < n && same; e++)
-        same = fabs(sum_of(g, left, right, e, 0, g->tokens) - (double)g->c->ref[g->element[e]]) <= 1e-4 * g->c->max_ref;
+        same = fabs(sum_of(g, left, right, e, 0, g->tokens) - (double)g->c->ref[g->element[e]]) <=
+               ARI_SEEN * g->c->max_ref;
     return same;
 }
 
@@ -188,7 +189,7 @@ static bool fit_weights(const gradient *g, double *weight)
         left += off * off;
         all += apart * apart;
     }
-    return left <= 1e-4 * all;
+    return left <= ARI_UNFITTED * all;
 }
 
 /* In the order in which they went back. */
@@ -201,10 +202,10 @@ static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
         const double w = weight[backwards ? n - 1 - i : i], next = weight[backwards   ? n - 2 - i
                                                                           : i + 1 < n ? i + 1
                                                                                       : i];
-        one = one && fabs(w - (i + 1 == n ? 1.0 : 0.0)) < 1e-3;
-        decays =
-            decays && (i + 1 == n ? fabs(w - 1.0) < 1e-3 || fabs(w * n - 1.0) < 1e-3 : ari_is_near(w * n, next, 1e-3));
-        alike = alike && fabs(w - weight[0]) < 1e-3;
+        one = one && fabs(w - (i + 1 == n ? 1.0 : 0.0)) < ARI_KNOWN;
+        decays = decays && (i + 1 == n ? fabs(w - 1.0) < ARI_KNOWN || fabs(w * n - 1.0) < ARI_KNOWN
+                                       : ari_is_near(w * n, next, ARI_KNOWN));
+        alike = alike && fabs(w - weight[0]) < ARI_KNOWN;
     }
     if (alike)
         return;

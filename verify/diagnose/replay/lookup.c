@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
 enum { MOST_ROWS = 1 << 16 };
@@ -157,7 +158,7 @@ static bool is_cosine(const ari_case *c, const float *x, size_t rows)
             return false;
         for (size_t p = 1; p + 1 < rows; p++) {
             const double next = 2.0 * one * (double)x[p * cols + i] - (double)x[(p - 1) * cols + i];
-            if (!(fabs((double)x[(p + 1) * cols + i] - next) <= 1e-5 + 4.0 * c->relative))
+            if (!(fabs((double)x[(p + 1) * cols + i] - next) <= ARI_SUMS + 4.0 * c->relative))
                 return false;
         }
     }
@@ -170,7 +171,7 @@ static size_t find_row(const ari_case *c, const float *row, size_t rows)
     const size_t cols = c->grid.cols;
     for (size_t at = 0; at < rows; at++) {
         size_t i = 0;
-        while (i < cols && fabs((double)row[i] - (double)row_at(c, c->ref, at)[i]) <= 1e-5 + c->relative)
+        while (i < cols && fabs((double)row[i] - (double)row_at(c, c->ref, at)[i]) <= ARI_SUMS + c->relative)
             i++;
         if (i == cols)
             return at;
@@ -203,7 +204,7 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
         return AR_OK;
     const double wanted = acos((double)c->ref[g->cols]), fastest = acos((double)c->val[g->cols]);
     if (is_cosine(c, c->val, rows) && fastest > 1e-6) {
-        const bool stretched = !ari_is_near(fastest, wanted, 1e-3 + c->relative);
+        const bool stretched = !ari_is_near(fastest, wanted, ARI_KNOWN + c->relative);
         ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
         ari_number(t, "factor", wanted / fastest);
         return AR_OK;

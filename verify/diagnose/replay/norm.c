@@ -24,6 +24,9 @@ typedef struct lines {
     double low, high;     /* slopes */
 } lines;
 
+/* Of the values' squares, in fp32 with some to spare; and how near numbers are that are taken from single features. */
+static const double rounding = 1e-10, hundredth = 1e-2;
+
 /* Fits value = slope * reference + shift. What is left must be small beside the difference, not beside the values: a
  * bias that is added after the stretching leaves that much. */
 static void add_line(lines *l, const ari_run *run)
@@ -36,10 +39,10 @@ static void add_line(lines *l, const ari_run *run)
     }
     const double slope = (rv - sr * sv / n) / (rr - sr * sr / n);
     const double left = (vv - sv * sv / n) - slope * (rv - sr * sv / n);
-    l->possible = l->possible && slope > 0.0 && left <= 0.05 * (dd - sd * sd / n) + 1e-10 * vv;
+    l->possible = l->possible && slope > 0.0 && left <= 0.05 * (dd - sd * sd / n) + rounding * vv;
     l->low = l->n == 0 || slope < l->low ? slope : l->low;
     l->high = l->n == 0 || slope > l->high ? slope : l->high;
-    l->moved = l->moved || vv - rv * rv / rr > 1e-10 * vv;
+    l->moved = l->moved || vv - rv * rv / rr > rounding * vv;
     l->n++;
 }
 
@@ -53,7 +56,7 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
         if (run.count == g->cols && run_is_wrong(g, &run))
             add_line(&l, &run);
     }
-    if (!l.possible || l.n == 0 || (fabs(l.low - 1.0) < 1e-3 && fabs(l.high - 1.0) < 1e-3))
+    if (!l.possible || l.n == 0 || (fabs(l.low - 1.0) < ARI_KNOWN && fabs(l.high - 1.0) < ARI_KNOWN))
         return AR_OK;
     size_t padded = 1;
     while (padded < g->cols)
@@ -250,7 +253,8 @@ static double epsilon_of(norm *n, const recipe *r, const float *const data[ROWS]
         const double under = pow(square * (double)cols / xz, 2.0);
         low = fmin(low, under - square);
         high = fmax(high, under - square);
-        unsure = fmax(unsure, under * (4e-6 + n->c->relative + 2.0 * n->c->absolute / sqrt(zz / (double)cols)));
+        unsure = fmax(unsure,
+                      under * (2.0 * ARI_OF_A_MEAN + n->c->relative + 2.0 * n->c->absolute / sqrt(zz / (double)cols)));
     }
     *apart = fmax(high - low, 2.0 * unsure);
     return 0.5 * (low + high);
@@ -297,7 +301,7 @@ enum { MISTAKES = 12 };
 static bool has_own_size(const ari_terms *in)
 {
     size_t k = 0;
-    while (k < in->terms && ari_is_near(fabs(in->times[k]), 1.0, 1e-3))
+    while (k < in->terms && ari_is_near(fabs(in->times[k]), 1.0, ARI_KNOWN))
         k++;
     return k == in->terms;
 }
@@ -362,7 +366,7 @@ static double recurring(double *x, size_t n)
     double found = 0.0;
     qsort(x, n, sizeof *x, ari_by_value);
     for (size_t i = 1; i <= n; i++) {
-        if (i < n && x[i] - x[i - 1] <= 1e-5 * fabs(x[i]))
+        if (i < n && x[i] - x[i - 1] <= ARI_SUMS * fabs(x[i]))
             continue;
         if (i - from > longest) {
             longest = i - from;
@@ -388,13 +392,13 @@ static bool is_dropped(double *times, norm *n, const recipe *base, size_t row, s
     *times = 0.0;
     for (size_t i = 0; i < cols && scale != 0.0; i++) {
         const double added = by * (double)y[i], m = (without(n, val, i, base->plus) / scale - (double)x[i]) / added;
-        if (fabs(m) > 1e-2 && fabs(added) > far) {
+        if (fabs(m) > hundredth && fabs(added) > far) {
             far = fabs(added);
             *times = m;
         }
     }
     for (size_t i = 0; i < cols; i++) {
-        const double added = by * (double)y[i], unsure = 1e-4 * (fabs((double)x[i]) + fabs(added));
+        const double added = by * (double)y[i], unsure = ARI_SEEN * (fabs((double)x[i]) + fabs(added));
         const double apart = without(n, val, i, base->plus) / scale - (double)x[i];
         if (!(fabs(apart) <= unsure || fabs(apart - *times * added) <= unsure))
             return false;
@@ -414,7 +418,7 @@ static void find_dropout(ari_trace *t, norm *n, const recipe *base)
             least = fmin(least, times);
             most = fmax(most, times);
         }
-        if (!held || most - least > 1e-2 * most)
+        if (!held || most - least > hundredth * most)
             continue;
         ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(FRACTION));
         ari_words(t, "what", "%.150s", n->near[base->in.of[!kept]]->name);
@@ -470,7 +474,8 @@ static ar_status is_of_embedding(bool *is, const norm *n, const ari_terms *in)
               s[1].left <= ARI_REPLAY_EXACT;
         for (size_t k = 0; k < s->terms; k++) {
             const bool embedded = k < in->terms && (ari_name_is(n->near[s->of[k]]->name) & ARI_IS_EMBEDDING);
-            *is = *is && fabs(s[0].times[k]) > 1e-2 && ari_is_near(s[1].times[k], s[0].times[k], 1e-2) == !embedded;
+            *is = *is && fabs(s[0].times[k]) > hundredth &&
+                  ari_is_near(s[1].times[k], s[0].times[k], hundredth) == !embedded;
             any = any || embedded;
         }
         *is = *is && any;

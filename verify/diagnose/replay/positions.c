@@ -3,6 +3,7 @@
  * a mask does not know; chunks of context-parallel ranks in another order, or the own one in place of all. */
 #include "anyrank/parallel.h"
 #include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 #include "verify/diagnose/roles.h"
 
@@ -144,7 +145,7 @@ static bool moves_rows(const counting *n, const ari_lookup_table *table)
         for (size_t i = 0; i < g->cols; i++) {
             const double by = (double)table->at[wrong * g->cols + i] - (double)table->at[right * g->cols + i];
             const double off = (double)c->val[first + i] - (double)c->ref[first + i] - by;
-            if (right == wrong || !(fabs(off) <= c->absolute + 0x1p-20 * c->max_ref))
+            if (right == wrong || !(fabs(off) <= c->absolute + 2.0 * ARI_ROUNDINGS * c->max_ref))
                 return false;
         }
         moved++;
@@ -303,7 +304,7 @@ static bool holds_keys(size_t *seen, const ari_case *c, size_t n, size_t row, ot
         const double apart = log_of ? log((double)v[key]) - log((double)r[other]) : (double)v[key] - (double)r[other];
         first = log_of && isnan(first) ? apart : log_of ? first : 0.0;
         if (!(fabs(apart - first) <=
-              (log_of ? 1e-4 + 4.0 * c->relative : c->absolute + 0x1p-20 * fabs((double)r[other]))))
+              (log_of ? ARI_SEEN + 4.0 * c->relative : c->absolute + 2.0 * ARI_ROUNDINGS * fabs((double)r[other]))))
             return false;
         *seen += other != key && ari_off(c, row * g->cols + key);
     }

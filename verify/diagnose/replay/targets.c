@@ -10,7 +10,7 @@ enum { MOST_MICRO = 32 };
 /* Whether a sum over n targets gives the loss, divided by n or by the reference's number of targets. */
 static bool gives(const ari_losses *l, const ari_loss_side *s, double sum, size_t n)
 {
-    const double unsure = 4e-6 + 0.1 * l->c->relative;
+    const double unsure = 2.0 * ARI_OF_A_MEAN + 0.1 * l->c->relative;
     return n > 0 && (ari_is_near(s->value, sum / (double)n, unsure) ||
                      ari_is_near(s->value, sum / (double)l->of[0].targets, unsure));
 }
@@ -145,7 +145,7 @@ static void find_reading(ari_trace *t, const ari_losses *l, const ari_loss_side 
 static void find_count(ari_trace *t, const ari_losses *l, double sum)
 {
     const double n = sum / l->of[1].value, whole = nearbyint(n), own = (double)l->of[0].targets;
-    const double ratio = whole > own ? whole / own : own / whole, unsure = 2e-6 * n;
+    const double ratio = whole > own ? whole / own : own / whole, unsure = ARI_OF_A_MEAN * n;
     if (!(whole >= 1.0 && whole <= 4.0 * (double)l->tokens && fabs(n - whole) <= unsure && unsure < 0.05) ||
         ratio == nearbyint(ratio))
         return;
