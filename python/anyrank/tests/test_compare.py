@@ -177,7 +177,8 @@ class Allowances(FolderCase):
             path = self.path / f"allowed-{dtype}.safetensors"
             rounding.measure(lambda folder, noise: run(folder, noise, dtype=dtype), path, 9)
             run(self.path / f"one-{dtype}", dtype=dtype)
-            cases = [({"split": True}, True), ({"scale": 1.01}, False), ({"lost": True}, False)]
+            cases: list[tuple[dict[str, typing.Any], bool]] = [({"split": True}, True), ({"scale": 1.01}, False),
+                                                               ({"lost": True}, False)]
             for i, (change, normal) in enumerate(cases + [({"eps": 1e-3}, False)] * (dtype == torch.float32)):
                 other = self.path / f"other-{dtype}-{i}"
                 run(other, dtype=dtype, **change)
