@@ -470,8 +470,7 @@ enum {
     M(positions, ARI_IDENTITY + 6, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR)                                  \
     M(normed, ARI_IDENTITY + 6, ARI_ON_VALUES | ARI_ON_WHOLE, "f", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_WEIGHTS) \
     M(detached, ARI_IDENTITY + 6, ARI_ON_WHOLE, "b", 0, ARI_NEEDS_REPLAY)                                    \
-    M(attention, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                   \
-    M(probs, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_NUMBERS)                                      \
+    M(attention, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                  \
     M(activation, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                  \
     M(sums, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                        \
     M(lookup, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_VALUES | ARI_NEEDS_WEIGHTS)                  \

@@ -13,7 +13,7 @@
 static const ari_cause rows[] = {
     SECTION("A module computed again"),
     {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT) | IF(LOG), 0, "",
-     "in each row the logarithms of the probabilities are {factor:.4g} times as far apart: another scale before the "
+     "in each row the logarithms of the probabilities are {times:.4g} times as far apart: another scale before the "
      "softmax (1/sqrt(d) of one head's size d is the wanted one)" LOOK
      "`scale` of `scaled_dot_product_attention`, the local head count in it"},
     {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(LOG), 0, "",

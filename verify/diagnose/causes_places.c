@@ -439,6 +439,9 @@ static const ari_cause rows[] = {
     {"rope_missing", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(ZERO), 0, TURNED, ROPE "the rotation is missing"},
     {"rope_direction", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(NEGATIVE), 0, TURNED,
      ROPE "it goes the wrong way round (the sign of the sine)"},
+    {"norm_after_rope", K(ROPE), ARI_IDENTITY + 2, "f", ARI_IS_NORM, IF(TWICE), 0, TURNED,
+     ROPE "what the norm reads was turned already, where the norm comes first" LOOK
+          "the order of q_norm, k_norm and `apply_rotary_pos_emb`"},
     {"rope_twice", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(TWICE), 0, TURNED, ROPE "it was applied twice"},
     {"rope_theta", K(ROPE), ARI_IDENTITY + 2, ANY, 0, IF(OF_THETA), 0, TURNED,
      ROPE "the fastest pair is right and slower ones are not: another rope_theta, scaling or head size" LOOK

@@ -6,6 +6,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/replay.h"
 
 /* --- dimensions in another order ---------------------------------------------------------------------------------- */
 
@@ -230,6 +231,7 @@ typedef struct turns {
     size_t near, apart;  /* pair p begins at p*near; its second element is `apart` further on */
     double _Complex *z;  /* [seq][n]: sum over heads and samples of value times conjugate reference */
     double sign;         /* of the angle that a later position turns values by: gradients are turned back */
+    float *gain, *shift; /* [cols], of a norm, which has turned what it multiplies; NULL */
 } turns;
 
 /* The first element of the pair that element i is in; *z: the sum that it is in. */
@@ -240,17 +242,23 @@ static size_t pair_of(double _Complex **z, const turns *t, const ari_grid *g, si
     return i - lane + p * t->near;
 }
 
-static double _Complex pair_at(const float *x, const turns *t, size_t i)
+static double gain_at(const turns *t, const ari_grid *g, size_t i)
 {
-    return CMPLX((double)x[i], (double)x[i + t->apart]);
+    return t->gain ? (double)t->gain[i % g->cols] : 1.0;
+}
+
+static double _Complex pair_at(const float *x, const turns *t, const ari_grid *g, size_t i)
+{
+    return CMPLX((double)x[i] / gain_at(t, g, i), (double)x[i + t->apart] / gain_at(t, g, i + t->apart));
 }
 
 static double expect_turned(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     double _Complex *z;
     const size_t first = pair_of(&z, h->of, run->g, run->index + i);
-    const double _Complex r = pair_at(h->c->ref, h->of, first), turned = cabs(*z) > 0.0 ? r * (*z / cabs(*z)) : r;
-    return first == run->index + i ? creal(turned) : cimag(turned);
+    const double _Complex r = pair_at(h->c->ref, h->of, run->g, first),
+                          turned = cabs(*z) > 0.0 ? r * (*z / cabs(*z)) : r;
+    return gain_at(h->of, run->g, run->index + i) * (first == run->index + i ? creal(turned) : cimag(turned));
 }
 
 /* Whether every pair that differs was turned, by an angle of its position and its place in the head alone. What the
@@ -264,8 +272,8 @@ static bool are_turned(const turns *t, const ari_case *c)
         double _Complex *z;
         if (pair_of(&z, t, &c->grid, i) != i || (!ari_off(c, i) && !ari_off(c, i + t->apart)))
             continue;
-        const double _Complex r = pair_at(c->ref, t, i);
-        *z += pair_at(c->val, t, i) * conj(r);
+        const double _Complex r = pair_at(c->ref, t, &c->grid, i);
+        *z += pair_at(c->val, t, &c->grid, i) * conj(r);
         squares += creal(r * conj(r));
     }
     const ari_hypothesis h = {.expect = expect_turned, .c = c, .of = t, .may_miss = c->count, .differs_only = true};
@@ -353,6 +361,8 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
                .head = g->nd == 4   ? g->cols
                        : g->nd == 3 ? ari_head_size(c, 2)
                                     : 0};
+    bool gained = false;
+    ar_status st = AR_OK;
     if (r.head < 4 || r.head % 2 || g->cols % r.head || c->inner || g->shape[r.dim] < 2)
         return AR_OK;
     r.seq = g->shape[r.dim];
@@ -361,13 +371,18 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
         const size_t pos = c->ref[i] != 0.0f ? ari_grid_index(g, i, r.dim) + 1 : 0;
         r.end = pos > r.end ? pos : r.end;
     }
-    AR_TRY(ARI_ALLOC(&r.z, r.seq * r.n, g->d->name));
+    if (ari_name_is(g->d->name) & ARI_IS_NORM)
+        AR_TRY_TO(done, st, ari_norm_parameters(&r.gain, &r.shift, &gained, c));
+    AR_TRY_TO(done, st, ARI_ALLOC(&r.z, r.seq * r.n, g->d->name));
     for (int halves = 1; halves >= 0 && t->kind == ARI_FOUND_NOTHING; halves--) {
         r.near = halves ? 1 : 2;
         r.apart = halves ? r.n : 1;
         if (are_turned(&r, c))
             found_turns(t, &r);
     }
+done:
     free(r.z);
-    return AR_OK;
+    free(r.gain);
+    free(r.shift);
+    return st;
 }

@@ -17,7 +17,7 @@ typedef enum becomes {
     FIRST,   /* the first token that is wrong */
     REST,    /* how many there are from it on */
     ALL,     /* how many there are */
-    BETWEEN, /* the best one between the row's two numbers, or between those with the other sign */
+    BETWEEN, /* the best one between the row's two numbers */
 } becomes;
 
 /* When a row says something; and whether a reference may be so. */
@@ -36,7 +36,8 @@ enum {
     SEPARATE = 1024,
     BY_KV_HEADS = 2048,
     SHORT = 4096, /* few enough tokens for every query's scores */
-    MAY_BE = 8192
+    MAY_BE = 8192,
+    OF_WEIGHTS = 32768 /* softmax's own weights say as much as scores */
 };
 
 typedef struct row {
@@ -86,8 +87,8 @@ static const row table[] = {
     ROW(ahead, ALL, CAUSAL, IF(CAUSAL), NULL, 0),
     ROW(ahead, TO, OPEN, IF(CAUSAL) | IF(ALL), NULL, 0),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(ROWS), NULL, ARI_OVER_ALL),
-    ROW(window, FIRST, WIDE, IF(CUT), "window", 0),
-    ROW(window, COUNTS, WIDE | MAY_BE, IF(CUT), "window", 0),
+    ROW(window, FIRST, WIDE | OF_WEIGHTS, IF(CUT), "window", 0),
+    ROW(window, COUNTS, WIDE | MAY_BE | OF_WEIGHTS, IF(CUT), "window", 0),
     ROW(window, TO, WINDOWED, IF(CUT), "window", 0),
     ROW(window, COUNTS, WINDOWED | MAY_BE, IF(CUT) | IF(COUNT), "window", 0),
     ROW(cut, TO, CUT, IF(CUT) | IF(SAMPLES), "first", 0),
@@ -106,7 +107,7 @@ static const row table[] = {
     ROW(heads, TO, EQUAL, IF(EXCHANGED), NULL, ARI_EXCHANGED),
     ROW(heads, TO, 0, IF(INVERSE), NULL, ARI_REVERSED),
     ROW(softmax, TO, SHORT, IF(INVERSE) | IF(ALL), NULL, ARI_OVER_QUERIES),
-    ROW(scale, BETWEEN, MAY_BE, IF(ROOT), NULL, 1.0 / 128.0, 128.0),
+    ROW(scale, BETWEEN, MAY_BE | OF_WEIGHTS, IF(ROOT), NULL, 1.0 / 128.0, 128.0),
     ROW(stretch, BETWEEN, TURNED | MAY_BE, IF(OF_THETA) | IF(FRACTION), "factor", 1.0 / 64.0, 64.0),
     ROW(theta, BETWEEN, TURNED | MAY_BE, IF(OF_THETA), "factor", 16.0, 1e8),
     ROW(slope, BETWEEN, SLOPED | MAY_BE, IF(FEATURES), NULL, 1.0 / 128.0, 128.0),
@@ -124,7 +125,7 @@ static double value_of(const ari_recipe *r, size_t at)
 static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
 {
     const bool alone = a->in[0] != a->in[1] && a->in[1] != a->in[2];
-    return MAY_BE | (r->pairs != ARI_NO_PAIRS ? TURNED : 0) | (r->slope != 0.0 ? SLOPED : 0) |
+    return MAY_BE | OF_WEIGHTS | (r->pairs != ARI_NO_PAIRS ? TURNED : 0) | (r->slope != 0.0 ? SLOPED : 0) |
            (r->ahead == 0.0 ? CAUSAL : OPEN) | (r->cap > 0.0 ? CAPPED : 0) | (r->cut > 0.0 ? CUT : 0) |
            (r->window > 0.0 ? WINDOWED : WIDE) | (a->kv < a->q && (double)a->kv > r->head ? GROUPED : 0) |
            (a->kv == a->q ? EQUAL : 0) | (alone ? SEPARATE : TOGETHER) |
@@ -167,8 +168,8 @@ static bool change(ari_recipe *r, const row *m, const ari_replayed *a, const ari
     memcpy((char *)r + m->at, &value, sizeof value);
     if (m->with)
         memcpy((char *)r + m->with, &to, sizeof to);
-    return value != value_of(from, m->at) && r->turned >= 2.0 && r->turned <= r->head && fmod(r->turned, 2.0) == 0.0 &&
-           r->series >= 1.0 && fmod((double)a->q / r->head, r->shards) == 0.0 && r->hidden < (double)a->p.seq &&
+    return value != value_of(from, m->at) && r->turned <= r->head && fmod(r->turned, 2.0) == 0.0 && r->series >= 1.0 &&
+           fmod((double)a->q / r->head, r->shards) == 0.0 && r->hidden < (double)a->p.seq &&
            r->from + r->hidden <= (double)a->p.seq && (!m->with || to > 0.0) &&
            (!r->ringed || fmod((double)a->p.seq, r->ring < 0.0 ? -2.0 * r->ring : r->ring) == 0.0);
 }
@@ -285,21 +286,21 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
             break;
         b = next;
     }
-    if (!(b.left <= ARI_REPLAY_BASE))
+    if (!(b.left <= ARI_REPLAY_BASE) || b.r.window == 1.0) /* v alone, which is then what was mixed of it already */
         return false;
     *base = b.r;
     ari_recipe_replay(a, base);
     return ari_probe_try_base(&a->p, &exact);
 }
 
-static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base)
+static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, unsigned when)
 {
     best b = {.left = ARI_REPLAY_MISTAKE};
-    search(&b, a, base, 0, ari_probe_left);
+    search(&b, a, base, when, ari_probe_left);
     if (!b.by)
         return;
     const double was = value_of(base, b.by->at), now = value_of(&b.r, b.by->at);
-    ari_found(t, ARI_FOUND_ATTENTION, b.by->is);
+    ari_found(t, ARI_FOUND_ATTENTION, b.by->is | (a->given ? IF(LOG) : 0));
     ari_number(t, "was", was);
     ari_number(t, "now", now);
     ari_number(t, "times", now / was);
@@ -373,12 +374,14 @@ typedef struct values {
 
 static values values_of(const ari_case *c)
 {
-    static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V}, normed[] = {ARI_Q_NORM, ARI_K_NORM, ARI_V};
+    static const ari_role roles[3][3] = {
+        {ARI_Q_NORM, ARI_Q, ARI_Q_HEADS}, {ARI_K_NORM, ARI_K, ARI_K_HEADS}, {ARI_V, ARI_V_HEADS, ARI_V_HEADS}};
     const ar_dump_tensor *packed = ari_replay_input(c, ARI_QKV);
     values v = {.named = true};
     for (size_t i = 0; i < 3; i++) {
-        const ar_dump_tensor *x = packed ? packed : ari_replay_input(c, normed[i]);
-        v.of[i] = x ? x : ari_replay_input(c, roles[i]);
+        v.of[i] = packed;
+        for (size_t k = 0; k < 3 && !v.of[i]; k++)
+            v.of[i] = ari_replay_input(c, roles[i][k]);
         v.n += v.of[i] != NULL;
     }
     if (v.n < 3) {
@@ -421,10 +424,22 @@ static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_
     *found = held && find_base(a, &base);
     if (!*found)
         return AR_OK;
-    find_mistake(t, a, &base);
+    find_mistake(t, a, &base, 0);
     if (t->kind == ARI_FOUND_NOTHING && !a->p.heads)
         find_dropout(t, a, &base);
     return AR_OK;
+}
+
+/* What a softmax of the logarithms of the reference's weights gives, where q and k are not known. */
+static void replay_weights(ari_trace *t, ari_replayed *a)
+{
+    const ari_recipe base = {.head = 1.0, .scale = 1.0, .stretch = 1.0, .series = 1.0, .shards = 1.0};
+    double exact = HUGE_VAL;
+    a->q = a->kv = a->p.heads;
+    a->given = a->p.c->ref + a->p.sample * a->out * a->p.seq;
+    ari_recipe_replay(a, &base);
+    if (ari_probe_try_base(&a->p, &exact))
+        find_mistake(t, a, &base, OF_WEIGHTS);
 }
 
 static ar_status replay_all(ari_trace *t, ari_replayed *a)
@@ -441,6 +456,8 @@ static ar_status replay_all(ari_trace *t, ari_replayed *a)
                 AR_TRY(replay_of(&found, t, a, x));
         }
     }
+    if (!found && a->p.heads)
+        replay_weights(t, a);
     return AR_OK;
 }
 
@@ -453,6 +470,8 @@ ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
     ari_replayed a = {.k = NULL};
     ar_status st = AR_OK;
     bool held = true;
+    if (!mixed && c->grid.d->step > 1) /* weights are known as they were at the start */
+        return AR_OK;
     if (!scores &&
         !(ari_may_replay(c) && (mixed || role == ARI_OUT || role == ARI_ATTENTION ||
                                 (role == ARI_NO_ROLE && ari_order_of(c->reference->name, c->path).layer != 0))))

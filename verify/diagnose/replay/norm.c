@@ -104,16 +104,15 @@ typedef struct norm {
 enum { ONES, REFERENCE, REFERENCE_PLUS, OTHER, OTHER_PLUS, VECTORS };
 _Static_assert(NEAR + VECTORS <= ARI_MOST_VECTORS, "all vectors have a place");
 
-/* The module's own parameters of the row's length, where a dump has them as they were in this step: *found. */
-static ar_status read_parameters(norm *n, bool *found)
+ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ari_case *c)
 {
-    const ar_dump *dumps[] = {n->c->known->other, n->c->known->reference};
-    const char *own = n->c->grid.d->name;
-    const size_t stem = strlen(own), cols = n->c->grid.cols;
-    AR_TRY(ARI_ALLOC(&n->gain, cols, own));
-    AR_TRY(ARI_ALLOC_ZERO(&n->shift, cols, own));
+    const ar_dump *dumps[] = {c->known->other, c->known->reference};
+    const char *own = c->grid.d->name;
+    const size_t stem = strlen(own), cols = c->grid.cols;
+    AR_TRY(ARI_ALLOC(gain, cols, own));
+    AR_TRY(ARI_ALLOC_ZERO(shift, cols, own));
     for (size_t i = 0; i < cols; i++)
-        n->gain[i] = 1.0f;
+        (*gain)[i] = 1.0f;
     for (size_t k = 0; k < 2; k++) { /* the reference's last, which stays */
         for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]); i++) {
             const ar_dump_tensor *t = ar_dump_at(dumps[k], i);
@@ -124,7 +123,7 @@ static ar_status read_parameters(norm *n, bool *found)
                 continue;
             const bool shifts = kind[0] == 'b'; /* bias, beta; else weight, gain, gamma, scale */
             *found = *found || !shifts;
-            AR_TRY(ar_dump_read_f32(t, 0, cols, shifts ? n->shift : n->gain));
+            AR_TRY(ar_dump_read_f32(t, 0, cols, shifts ? *shift : *gain));
         }
     }
     return AR_OK;
@@ -533,7 +532,7 @@ ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
     ar_status st = AR_OK;
     if (c->grid.nd < 2 || c->grid.cols < 8 || !c->known->other)
         return AR_OK;
-    AR_TRY_TO(done, st, read_parameters(&n, &found));
+    AR_TRY_TO(done, st, ari_norm_parameters(&n.gain, &n.shift, &found, c));
     if (!found)
         goto done;
     AR_TRY_TO(done, st, read_rows(&n));
@@ -567,7 +566,7 @@ ar_status ari_measure_detached(ari_trace *t, const ari_case *c)
     const ar_dump_tensor *y = ar_dump_find(c->known->reference, name);
     if (!y || y->count != c->grid.count || c->grid.nd < 2 || c->grid.cols < 8)
         return AR_OK;
-    AR_TRY_TO(done, st, read_parameters(&n, &found));
+    AR_TRY_TO(done, st, ari_norm_parameters(&n.gain, &n.shift, &found, c));
     AR_TRY_TO(done, st, ARI_ALLOC(&n.x, c->grid.cols, y->name));
     for (size_t row = 0; row < c->grid.rows && found; row++) {
         ari_fit f = {0}, own = {0};

@@ -56,7 +56,7 @@ static void take(double *out, const ari_replayed *a, const ari_recipe *r, size_t
 
 static void load_keys(ari_replayed *a, const ari_recipe *r, size_t kv)
 {
-    for (size_t k = 0; kv != a->taken && k < a->p.seq; k++)
+    for (size_t k = 0; !a->given && kv != a->taken && k < a->p.seq; k++)
         take(a->k + k * (size_t)r->head, a, r, 1, kv, k);
     a->taken = kv;
 }
@@ -113,13 +113,14 @@ static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
 {
     const size_t d = (size_t)r->head;
     const double scale = r->scale / sqrt(r->head), slope = r->slope != 0.0 ? slope_of(a, r, head) : 0.0;
-    take(a->one, a, r, 0, head, query);
+    if (!a->given)
+        take(a->one, a, r, 0, head, query);
     for (size_t k = 0; k < a->p.seq; k++) {
-        double sum = 0.0;
+        double sum = a->given ? log((double)a->given[(head * a->p.seq + query) * a->p.seq + k]) : 0.0;
         a->weight[k] = -HUGE_VAL;
         if (r->softmax != ARI_OVER_ALL && !is_seen(a, r, query, k))
             continue;
-        for (size_t i = 0; i < d; i++)
+        for (size_t i = 0; i < d && !a->given; i++)
             sum += a->one[i] * a->k[k * d + i];
         sum = r->cap > 0.0 ? r->cap * tanh(sum * scale / r->cap) : sum * scale;
         a->weight[k] = sum - slope * ((double)query - (double)k);

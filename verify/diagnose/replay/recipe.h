@@ -38,11 +38,12 @@ typedef struct ari_recipe {
 
 typedef struct ari_replayed {
     ari_probe p;
-    size_t out;                         /* of a token: q, or, where the probe is of scores, [heads][keys] */
-    float *x[3];                        /* of the sample, [seq][width]: q, k, v, or what holds several */
-    size_t width[3];                    /* of those */
-    size_t in[3];                       /* which of x holds q, k, v */
-    size_t q, kv;                       /* features of q, of k */
+    size_t out;         /* of a token: q, or, where the probe is of scores, [heads][keys] */
+    float *x[3];        /* of the sample, [seq][width]: q, k, v, or what holds several */
+    size_t width[3];    /* of those */
+    size_t in[3];       /* which of x holds q, k, v */
+    size_t q, kv;       /* features of q, of k */
+    const float *given; /* weights [heads][seq][seq], whose logarithms are scores, in place of q and k; NULL */
     double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][out] */
     double *cosine, *sine;              /* [seq][head / 2] of the recipe */
     double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */

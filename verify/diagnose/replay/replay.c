@@ -128,7 +128,8 @@ size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case
         const ar_dump_tensor *t = ar_dump_at(dump, i);
         const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
         if (t != c->reference && key.pass == 'f' && key.step == own.step && t->ndim >= 3 && key.stem > n &&
-            memcmp(t->name, own.name, n) == 0 && ari_module_of(t->name, key.stem).role != ARI_OUT)
+            memcmp(t->name, own.name, n) == 0 &&
+            ari_role_place_of(ari_module_of(t->name, key.stem).role)->forward < ari_role_place_of(ARI_PROBS)->forward)
             part[found++] = t;
     }
     return found;

@@ -18,8 +18,8 @@ ari_role ari_replay_role(const ari_case *c);
 const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role);
 /** The same of either dump and of any pass. */
 const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass);
-/** The reference's forward values of the other parts of this tensor's module, or of those of the attention that it is
- *  the output of; returns how many. */
+/** The reference's forward values of the parts of this tensor's module, or of those of the attention that it is the
+ *  output of, as far as names do not say that they come after the scores; returns how many. */
 size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c);
 /** The initial parameter of a role, ARI_NO_ROLE: of the case's own module, in this tensor's layer, kind ".weight" or ".bias", of either dump: a reference of
  *  activations alone has none. NULL: none. */
@@ -29,6 +29,10 @@ const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, con
  *  the case's module may have read: those of its layer and the one before, then those outside of layers; returns how
  *  many, at most `most`. */
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
+
+/** Gives a norm's own gain and shift [cols], 1 and 0 where it has none; *found: a dump has its gain as it was in this
+ *  step. The caller frees both, also after a failure. Errors: AR_ERR_MEMORY, those of reading. */
+AR_NODISCARD ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ari_case *c);
 
 /** The place of a ring of n that has a position, in a zigzag or in contiguous chunks; *index: among the place's own. */
 size_t ari_place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, size_t at);
