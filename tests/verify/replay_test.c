@@ -16,16 +16,22 @@ static double either(double x, double otherwise)
 typedef struct how {
     double theta, slower, scale; /* 0: 1e4, 1 and 1, which is right; scale: of 1/sqrt(D) */
     size_t ahead, window, start, restart;
-    size_t from, blind; /* so many keys from this one on are unseen */
-    size_t turned;      /* features of a head that rotate, in the reference too; 0: all */
-    double cap;         /* of scores, in the reference too unless `bare`; 0: none */
-    size_t within;      /* a window that the reference has too; 0: none */
+    size_t from, blind;    /* so many keys from this one on are unseen */
+    size_t turned;         /* features of a head that rotate, in the reference too; 0: all */
+    double cap;            /* of scores, in the reference too unless `bare`; 0: none */
+    size_t within;         /* a window that the reference has too; 0: none */
+    bool alibi;            /* in place of RoPE, in the reference too */
+    double slope;          /* times ALiBi's; 0: 1 */
+    size_t series, shards; /* heads that its slopes are for; shards that each have the first one's; 0: HEADS, 1 */
+    size_t fewer, wider;   /* features that are turned; what is added to `within` */
+    bool late, open;       /* a mask after the softmax; all keys of the other half are seen */
     bool tiled, plain_k, of_v, backward, document, dropout, not_own, by_lane, bare;
 } how;
 
 static void turn(double *x, const float *from, size_t token, const how *o)
 {
-    const size_t position = o->restart ? token % o->restart : token, n = o->turned ? o->turned : D;
+    const size_t position = o->restart ? token % o->restart : token;
+    const size_t n = o->alibi ? 0 : o->fewer ? o->fewer : o->turned ? o->turned : D;
     for (size_t i = n; i < D; i++)
         x[i] = (double)from[i];
     for (size_t i = 0; i < n / 2; i++) {
@@ -35,6 +41,14 @@ static void turn(double *x, const float *from, size_t token, const how *o)
         x[i] = (double)from[i] * cos(angle) - (double)from[i + n / 2] * sine;
         x[i + n / 2] = (double)from[i + n / 2] * cos(angle) + (double)from[i] * sine;
     }
+}
+
+static double slope_of(size_t head, const how *o)
+{
+    const size_t own = head % (HEADS / (o->shards ? o->shards : 1));
+    return o->alibi ? either(fabs(o->slope), 1.0) * (o->slope < 0.0 ? -1.0 : 1.0) *
+                          exp2(-8.0 * (double)(own + 1) / (double)(o->series ? o->series : HEADS))
+                    : 0.0;
 }
 
 static double score_of(const float *q, const float *k, size_t at, size_t key, const how *o)
@@ -50,8 +64,10 @@ static double score_of(const float *q, const float *k, size_t at, size_t key, co
 
 static bool sees(size_t at, size_t key, const how *o)
 {
+    if (o->open && key / (S / 2) != at / (S / 2))
+        return true;
     return key <= at + o->ahead && !(o->not_own && key == at && at > 0) &&
-           !(key >= o->from && key < o->from + o->blind) && (!o->within || key + o->within > at) &&
+           !(key >= o->from && key < o->from + o->blind) && (!o->within || key + o->within + o->wider > at) &&
            (!o->window || key + o->window > at) && key >= o->start && !(o->document && at >= 6 && key < 6);
 }
 
@@ -63,10 +79,13 @@ static void attend(float *out, const float *const x[3], const size_t width[3], s
         const size_t kv = o->tiled ? h % KV : h / (HEADS / KV);
         double sum = 0.0;
         for (size_t key = 0; key < S; key++) {
+            if (!sees(at, key, o) && !o->late)
+                continue;
+            const double e = exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o) -
+                                 slope_of(h, o) * ((double)at - (double)key));
+            sum += e;
             if (!sees(at, key, o))
                 continue;
-            const double e = exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o));
-            sum += e;
             const double m = !o->dropout ? 1.0 : (3 * at + 5 * h + key) % 4 == 0 ? 0.0 : 4.0 / 3.0;
             const float *from = x[2] + key * width[2] + kv * D;
             double value[D];
@@ -90,7 +109,7 @@ static void make_attention(made *m, const how *o, const char *lacks)
 {
     const char *const names[] = {"layers.1.attention.wq:fwd", "layers.1.attention.wk:fwd", "layers.1.attention.wv:fwd"};
     const size_t width[] = {Q, K, K};
-    const how right = {.turned = o->turned, .cap = o->cap, .within = o->within};
+    const how right = {.turned = o->turned, .cap = o->cap, .within = o->within, .alibi = o->alibi};
     float *x[3];
     for (size_t i = 0; i < 3; i++)
         x[i] = put(m, names[i], 3, B, S, width[i]);
@@ -137,6 +156,15 @@ static const attention_case attention_cases[] = {
     {{.dropout = true}, "dropout"},
     {{.scale = 2.3, .turned = D / 2}, "softmax_scale"},
     {{.backward = true, .turned = D / 2}, "rope_direction"},
+    {{.fewer = D / 2}, "rope_width"},
+    {{.within = 4, .wider = 1}, "attention_window"},
+    {{.late = true}, "mask_after_softmax"},
+    {{.open = true}, "causal_mask_missing"},
+    {{.alibi = true, .slope = -1.0}, "alibi_slopes"},
+    {{.alibi = true, .slope = 1.7}, "alibi_slopes"},
+    {{.alibi = true, .series = 2 * HEADS}, "alibi_slopes"},
+    {{.alibi = true, .shards = 2}, "alibi_slopes"},
+    {{.alibi = true, .scale = 2.0}, "softmax_scale"},
 };
 
 CLAIM(one_mistake_of_attention_is_named)
@@ -179,6 +207,18 @@ CLAIM(an_input_that_is_wrong_itself_gives_no_answer)
         const ar_verify_row row = look(&m, 0.0);
         expect_no_replay(&row);
     }
+}
+
+CLAIM(attention_of_names_that_say_nothing_is_found_by_widths)
+{
+    static const char *const names[] = {"layers.1.mix.a:fwd", "layers.1.mix.b:fwd", "layers.1.mix.c:fwd",
+                                        "layers.1.mix.d.weight:init", "layers.1.mix.d:fwd"};
+    made m = {.n = 0};
+    make_attention(&m, &(how){.scale = 3.0}, NULL);
+    for (size_t i = 0; i < m.n; i++)
+        m.tensor[0][i].name = m.tensor[1][i].name = names[i];
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "softmax_scale", "%s", row.hint);
 }
 
 CLAIM(two_mistakes_at_once_give_no_answer_of_one)
