@@ -73,41 +73,66 @@ static void find_function(ari_trace *t, mlp *m)
     ari_number(t, "left", left);
 }
 
-/* n is known; *held: the reference has what goes into the function. */
-static ar_status read_hidden(mlp *m, bool *held)
+/* Whether the function of these gives the reference is for find_function to say; `up` may be NULL. */
+static ar_status try_inputs(ari_trace *t, mlp *m, const ar_dump_tensor *gate, const ar_dump_tensor *up)
+{
+    const ar_dump_tensor *const from[] = {gate, up};
+    bool held = true;
+    for (size_t i = 0; i < 2; i++) {
+        free(m->x[i]);
+        m->x[i] = NULL;
+        if (from[i] && held)
+            AR_TRY(ari_probe_read_input(&m->x[i], &m->width[i], &held, &m->p, from[i]));
+        held = held && (!from[i] || m->width[i] == m->n || (!up && m->width[i] == 2 * m->n));
+    }
+    m->gated = up || m->width[0] != m->n;
+    if (gate && held)
+        find_function(t, m);
+    return AR_OK;
+}
+
+/* What goes into the function, by names. */
+static ar_status try_named(ari_trace *t, mlp *m)
 {
     static const ari_role roles[] = {ARI_GATE, ARI_UP, ARI_FIRST, ARI_GATE_UP};
     const ar_dump_tensor *x[4];
     for (size_t i = 0; i < 4; i++)
         x[i] = ari_replay_input(m->p.c, roles[i]);
     const bool two = x[0] && x[1];
-    AR_TRY(ari_probe_read_input(&m->x[0], &m->width[0], held, &m->p, two ? x[0] : x[2] ? x[2] : x[3]));
-    if (two && *held)
-        AR_TRY(ari_probe_read_input(&m->x[1], &m->width[1], held, &m->p, x[1]));
-    m->gated = two || m->width[0] == 2 * m->n;
-    *held = *held && m->width[0] == (m->gated && !two ? 2 : 1) * m->n && (!two || m->width[1] == m->n);
+    return try_inputs(t, m, two ? x[0] : x[2] ? x[2] : x[3] ? x[3] : x[1], two ? x[1] : NULL);
+}
+
+/* The same by widths, where names do not say. */
+static ar_status try_near(ari_trace *t, mlp *m)
+{
+    const ar_dump_tensor *near[ARI_MOST_NEAR];
+    const size_t n = ari_replay_near(near, ARI_MOST_NEAR, m->p.c, m->n);
+    for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
+        for (size_t k = n + 1; k-- > 0 && t->kind == ARI_FOUND_NOTHING;) {
+            if (k != i)
+                AR_TRY(try_inputs(t, m, near[i], k < n ? near[k] : NULL));
+        }
+    }
     return AR_OK;
 }
 
 ar_status ari_measure_activation(ari_trace *t, const ari_case *c)
 {
     const ari_role role = ari_replay_role(c);
-    const bool inside = role == ARI_ACTIVATION;
+    const bool inside = role == ARI_ACTIVATION, named = inside || role == ARI_DOWN || role == ARI_MLP;
     mlp m = {.hidden = NULL};
     ar_status st = AR_OK;
     bool held = true;
-    if (!ari_may_replay(c) || (role != ARI_DOWN && role != ARI_MLP && !inside))
+    if (!ari_may_replay(c) || (!named && role != ARI_NO_ROLE))
         return AR_OK;
     ari_probe_choose(&m.p, c);
     if (!inside)
-        AR_TRY_TO(done, st, ari_probe_read_layer(&m.p, &held, ARI_DOWN, 0));
+        AR_TRY_TO(done, st, ari_probe_read_layer(&m.p, &held, named ? ARI_DOWN : ARI_NO_ROLE, 0));
     m.n = inside ? c->grid.cols : m.p.in;
-    if (held)
-        AR_TRY_TO(done, st, read_hidden(&m, &held));
     if (!held)
         goto done;
     AR_TRY_TO(done, st, ARI_ALLOC(&m.hidden, m.n, "hidden features"));
-    find_function(t, &m);
+    st = named ? try_named(t, &m) : try_near(t, &m);
     if (t->kind == ARI_FOUND_NOTHING && inside && m.gated) { /* a module of the function alone */
         m.gated = false;
         find_function(t, &m);
