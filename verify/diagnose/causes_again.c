@@ -64,6 +64,8 @@ static const ari_cause rows[] = {
     {"mask_after_softmax", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ROWS), 0, "",
      AGAIN "the causal mask after the softmax, whose denominator then counts the unseen keys too" LOOK
            "a mask of -inf that is added to the scores, not one that multiplies the probabilities"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(SAME), 0, "",
+     AGAIN "scores of unseen keys set to 0, and not to -inf, so that the softmax gives them weight"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), 0, "",
      AGAIN "a causal mask that compares places in a zigzag of {ring} as if they were positions (context parallelism)"},
     {"causal_mask_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(OF_CP), 0, "",

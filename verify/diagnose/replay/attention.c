@@ -87,6 +87,7 @@ static const row table[] = {
     ROW(ahead, ALL, CAUSAL, IF(CAUSAL), NULL, 0),
     ROW(ahead, TO, OPEN, IF(CAUSAL) | IF(ALL), NULL, 0),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(ROWS), NULL, ARI_OVER_ALL),
+    ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(SAME), NULL, ARI_UNSEEN_AS_ZERO),
     ROW(window, FIRST, WIDE | OF_WEIGHTS, IF(CUT), "window", 0),
     ROW(window, COUNTS, WIDE | MAY_BE | OF_WEIGHTS, IF(CUT), "window", 0),
     ROW(window, TO, WINDOWED, IF(CUT), "window", 0),

@@ -117,7 +117,7 @@ static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
         take(a->one, a, r, 0, head, query);
     for (size_t k = 0; k < a->p.seq; k++) {
         double sum = a->given ? log((double)a->given[(head * a->p.seq + query) * a->p.seq + k]) : 0.0;
-        a->weight[k] = -HUGE_VAL;
+        a->weight[k] = r->softmax == ARI_UNSEEN_AS_ZERO ? 0.0 : -HUGE_VAL;
         if (r->softmax != ARI_OVER_ALL && !is_seen(a, r, query, k))
             continue;
         for (size_t i = 0; i < d && !a->given; i++)

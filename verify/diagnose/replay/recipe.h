@@ -15,8 +15,8 @@ enum { ARI_STRAIGHT, ARI_BY_HEADS, ARI_KEYS_FIRST };
 enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCHANGED, ARI_REVERSED };
 /* What RoPE turns: v as well, not all, or backwards. */
 enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS };
-/* The dimension of the softmax; all keys, of which the unseen ones are dropped then. */
-enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL };
+/* The dimension of the softmax; all keys, of which the unseen ones are dropped then; those with a score of 0. */
+enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO };
 /* What goes by the places of a ring: the mask, as if the tokens lay in the ring's order; all keys of other places are
  * seen; each place's keys have a softmax of their own, and the results are averaged. */
 enum { ARI_NO_RING, ARI_RING_MASKED, ARI_RING_OPEN, ARI_RING_APART };

@@ -247,10 +247,12 @@ ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t i
         return AR_OK;
     const bool in_out = ari_module_of(w->name, strcspn(w->name, ":")).in_out;
     *held = w->shape[in_out ? 0 : 1] == in;
+    if (!*held)
+        return AR_OK;
     p->in = in;
     AR_TRY(ARI_ALLOC(&p->w, p->outs * in, w->name));
     AR_TRY(ARI_ALLOC_ZERO(&p->bias, p->outs, w->name));
-    for (size_t i = 0; *held && i < p->outs; i++) {
+    for (size_t i = 0; i < p->outs; i++) {
         for (size_t k = 0; in_out && k < in; k++)
             AR_TRY(ar_dump_read_f32(w, k * cols + p->out[i], 1, &p->w[i * in + k]));
         if (!in_out)

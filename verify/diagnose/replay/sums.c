@@ -102,8 +102,8 @@ static void look_at_sums(ari_trace *t, const sums *s)
 ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
 {
     const ari_role role = ari_replay_role(c);
-    const bool layer = role == ARI_Q || role == ARI_K || role == ARI_V || role == ARI_QKV || role == ARI_GATE ||
-                       role == ARI_UP || role == ARI_GATE_UP || role == ARI_FIRST;
+    bool layer = role == ARI_NO_ROLE || role == ARI_Q || role == ARI_K || role == ARI_V || role == ARI_QKV ||
+                 role == ARI_GATE || role == ARI_UP || role == ARI_GATE_UP || role == ARI_FIRST;
     sums s = {.n = 0};
     ar_status st = AR_OK;
     bool held = true;
@@ -112,7 +112,8 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
     ari_probe_choose(&s.p, c);
     if (layer)
         AR_TRY_TO(done, st, ari_probe_read_layer(&s.p, &held, role, 0));
-    if (!held)
+    layer = layer && held;
+    if (!held && role != ARI_NO_ROLE) /* a module without a weight of its own may be a sum */
         goto done;
     s.n = ari_replay_near(s.near, ARI_MOST_NEAR, c, layer ? s.p.in : c->grid.cols);
     AR_TRY_TO(done, st, read_values(&s));
