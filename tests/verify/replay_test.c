@@ -25,6 +25,7 @@ typedef struct how {
     size_t series, shards; /* heads that its slopes are for; shards that each have the first one's; 0: HEADS, 1 */
     size_t fewer, wider;   /* features that are turned; what is added to `within` */
     bool late, open;       /* a mask after the softmax; all keys of the other half are seen */
+    bool zero;             /* unseen keys have a score of 0 */
     bool tiled, plain_k, of_v, backward, document, dropout, not_own, by_lane, bare;
 } how;
 
@@ -79,12 +80,16 @@ static void attend(float *out, const float *const x[3], const size_t width[3], s
         const size_t kv = o->tiled ? h % KV : h / (HEADS / KV);
         double sum = 0.0;
         for (size_t key = 0; key < S; key++) {
-            if (!sees(at, key, o) && !o->late)
+            const bool seen = sees(at, key, o) || o->zero;
+            if (!seen && !o->late)
                 continue;
-            const double e = exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o) -
-                                 slope_of(h, o) * ((double)at - (double)key));
+            const double e =
+                !sees(at, key, o) && o->zero
+                    ? 1.0
+                    : exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o) -
+                          slope_of(h, o) * ((double)at - (double)key));
             sum += e;
-            if (!sees(at, key, o))
+            if (!seen)
                 continue;
             const double m = !o->dropout ? 1.0 : (3 * at + 5 * h + key) % 4 == 0 ? 0.0 : 4.0 / 3.0;
             const float *from = x[2] + key * width[2] + kv * D;
@@ -159,6 +164,7 @@ static const attention_case attention_cases[] = {
     {{.fewer = D / 2}, "rope_width"},
     {{.within = 4, .wider = 1}, "attention_window"},
     {{.late = true}, "mask_after_softmax"},
+    {{.zero = true}, "causal_mask"},
     {{.open = true}, "causal_mask_missing"},
     {{.alibi = true, .slope = -1.0}, "alibi_slopes"},
     {{.alibi = true, .slope = 1.7}, "alibi_slopes"},
@@ -282,6 +288,17 @@ CLAIM(the_function_of_an_mlp_is_named)
     const ar_verify_row row = look(&m, 0.0);
     cr_expect_str_eq(row.evidence.cause, "activation_function", "%s", row.hint);
     cr_expect(strstr(row.hint, "relu") && strstr(row.hint, "silu"), "%s", row.hint);
+}
+
+CLAIM(an_mlp_of_names_that_say_nothing_is_found_by_widths)
+{
+    static const char *const names[] = {"layers.0.mix.a:fwd", "layers.0.mix.b.weight:init", "layers.0.mix.b:fwd"};
+    made m = {.n = 0};
+    make_mlp(&m, relu, false);
+    for (size_t i = 0; i < m.n; i++)
+        m.tensor[0][i].name = m.tensor[1][i].name = names[i];
+    const ar_verify_row row = look(&m, 0.0);
+    cr_expect_str_eq(row.evidence.cause, "activation_function", "%s", row.hint);
 }
 
 CLAIM(gate_and_up_exchanged_are_named)

@@ -102,15 +102,18 @@ static ar_status try_named(ari_trace *t, mlp *m)
     return try_inputs(t, m, two ? x[0] : x[2] ? x[2] : x[3] ? x[3] : x[1], two ? x[1] : NULL);
 }
 
-/* The same by widths, where names do not say. */
+/* The same by widths, where names do not say: one value, two, or one that holds both. */
 static ar_status try_near(ari_trace *t, mlp *m)
 {
     const ar_dump_tensor *near[ARI_MOST_NEAR];
-    const size_t n = ari_replay_near(near, ARI_MOST_NEAR, m->p.c, m->n);
-    for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
-        for (size_t k = n + 1; k-- > 0 && t->kind == ARI_FOUND_NOTHING;) {
-            if (k != i)
-                AR_TRY(try_inputs(t, m, near[i], k < n ? near[k] : NULL));
+    for (size_t parts = 1; parts <= 2; parts++) {
+        const size_t n = ari_replay_near(near, ARI_MOST_NEAR, m->p.c, parts * m->n);
+        for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
+            AR_TRY(try_inputs(t, m, near[i], NULL));
+            for (size_t k = 0; k < n && parts == 1 && t->kind == ARI_FOUND_NOTHING; k++) {
+                if (k != i)
+                    AR_TRY(try_inputs(t, m, near[i], near[k]));
+            }
         }
     }
     return AR_OK;
