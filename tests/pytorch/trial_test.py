@@ -28,6 +28,10 @@ KNOWN = {
     "stranger-vesper-alone-bf16-kept_values_not_scaled": ("unseen",),
     "stranger-rover-fsdp2-dp2-bf16-norms_in_bf16": ("unseen",),
     "stranger-rover-ddp-dp2-bf16-softmax_in_bf16": ("unseen",),
+    "blind-rover-hand-tp2-gate_and_up_cut_as_one": ("wrong",),
+    "blind-rover-alone-divided_in_the_loop": ("wrong",),
+    "blind-gemma2-ddp-dp2-scores_not_capped": ("wrong",),
+    "blind-vesper-ddp-dp2-clipped_after_the_step": ("other tensor",),
 }
 
 
