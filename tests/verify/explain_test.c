@@ -308,6 +308,22 @@ CLAIM(other_angles_of_rope_are_told)
     }
 }
 
+/* A norm leaves the turn of its input as it is. */
+CLAIM(a_norm_of_what_was_turned_already_is_told)
+{
+    static float x[ROPE], z[ROPE];
+    const ar_st_tensor t = {.name = "model.layers.0.self_attn.q_norm:fwd",
+                            .dtype = AR_F32,
+                            .ndim = 4,
+                            .shape = {2, ROPE_SEQ, ROPE_HEADS, ROPE_HEAD},
+                            .data = x};
+    for (size_t i = 0; i < ROPE; i++)
+        x[i] = noise(i);
+    turn(z, x, 1.0, 0.0, 1e4);
+    const ar_verify_row row = explained_beside(t, z, (ari_explain_case){.heads = ROPE_HEADS});
+    cr_expect(is_cause(&row, "norm_after_rope"), "%s", row.hint);
+}
+
 CLAIM(what_the_rule_allows_is_no_difference)
 {
     SCOPED(dumps_end) dumps d;
