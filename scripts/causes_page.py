@@ -5,6 +5,7 @@
 Without --write it prints the page. What stands before the page's first section is written by hand and stays.
 """
 
+import collections
 import json
 import pathlib
 import re
@@ -30,11 +31,17 @@ def wrapped(text, first="", more=""):
                          break_on_hyphens=False)
 
 
-def entry(cause, rows):
-    """One identifier: its sentences, and what to look at."""
+def lead(says):
+    """How a sentence begins, up to what it says of the cause; "" where it says that at once."""
+    return re.match(r"(.*?(?:: |squares\) with )|)", says)[0]
+
+
+def entry(cause, rows, common):
+    """One identifier: its sentences, without beginnings that many have, and what to look at."""
     said, look = [], []
     for row in rows:
         says, _, what = row["says"].partition("\n")
+        says = "… " + says[len(lead(says)):] if lead(says) in common else says
         said += [sentence(says)] if sentence(says) not in said else []
         look += [plain(what)] if what else []
     lines = [f"### `{cause}`", "", *(wrapped(text, "- ", "  ") for text in said)]
@@ -48,12 +55,14 @@ def entry(cause, rows):
 def sections(table):
     """A cause stands in the section of its first row, with all of its sentences."""
     causes = {}
+    beginnings = collections.Counter(lead(row["says"]) for row in table)
+    common = {begin for begin, times in beginnings.items() if begin and times >= 3}
     for row in table:
         causes.setdefault(row["cause"], []).append(row)
     titles = dict.fromkeys(rows[0]["section"] for rows in causes.values())
     for title in titles:
         yield f"## {title}"
-        yield from (entry(cause, rows) for cause, rows in causes.items() if rows[0]["section"] == title)
+        yield from (entry(cause, rows, common) for cause, rows in causes.items() if rows[0]["section"] == title)
 
 
 def page(table, old):
