@@ -4,7 +4,7 @@
 
 #include "cli/options/subcommand.h"
 
-/** Not listed: the table of causes as JSON, of which scripts/causes_page.py makes docs/causes.md. */
+/** Not listed: the table of causes as JSON, of which scripts/causes_page.py makes causes.md. */
 int ari_command_causes(const ari_subcommand *all, int argc, char **argv);
 
 #endif

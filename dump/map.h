@@ -6,7 +6,7 @@
 
 #include "anyrank/dump.h"
 
-/* A mapping file: how the tensors of files that say nothing of themselves make full tensors (docs/dumps.md). */
+/* A mapping file: how the tensors of files that say nothing of themselves make full tensors (pytorch.md). */
 typedef struct ari_map ari_map;
 typedef struct ari_map_rule ari_map_rule;
 

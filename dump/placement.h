@@ -4,7 +4,7 @@
 
 #include "anyrank/dump.h"
 
-/* What a rank's file says of the place of its tensors, in its __metadata__ (docs/dumps.md): PyTorch's
+/* What a rank's file says of the place of its tensors, in its __metadata__ (pytorch.md): PyTorch's
  * DCP_SHARDING_INFO, and ANYRANK_PLACEMENT for what that lacks. */
 #define ARI_DUMP_DCP "DCP_SHARDING_INFO"
 #define ARI_DUMP_PLACEMENT "ANYRANK_PLACEMENT"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). A group is a line of a matrix; parts
+/* Exponents of rows and columns (numerics.md, "Contraction", steps 0 and 1). A group is a line of a matrix; parts
  * of it are looked at by different blocks, whose maxima meet in one integer maximum. */
 #include "gpu/vectors.h"
 #include "ref/numerics/integer_sum.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantised operands (docs/numerics.md, "Contraction", steps 2 and 3) in the form that gpu/packed.h describes. */
+/* Quantised operands (numerics.md, "Contraction", steps 2 and 3) in the form that gpu/packed.h describes. */
 #include <stdlib.h>
 
 #include "gpu/packed.h"

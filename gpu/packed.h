@@ -48,7 +48,7 @@ inline const packed *packed_of(const ar_packed *p)
 
 /* --- from int8 products to sums ---------------------------------------------------------------------------------- */
 
-/* docs/numerics.md, "Contraction", step 4: a tile of the result is, for each block of terms, 7 or 10 planes of int32
+/* numerics.md, "Contraction", step 4: a tile of the result is, for each block of terms, 7 or 10 planes of int32
  * that blas_int8 wrote; an element's sum is put together from its own number in each. */
 
 /* One int8 product: `count` runs of the left operand from run `a` on with those of the right one from `b` on. */

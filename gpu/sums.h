@@ -2,7 +2,7 @@
 #ifndef ARI_GPU_SUMS_H
 #define ARI_GPU_SUMS_H
 
-/* Sums over rows: the order-independent accumulator (docs/numerics.md, section 3) and the native sum, whose order is
+/* Sums over rows: the order-independent accumulator (numerics.md, section 3) and the native sum, whose order is
  * that of the rows. Each element has one writer in each launch; no sum is atomic. */
 #include "gpu/kernels.h"
 #include "ref/core/size.h"

@@ -118,7 +118,7 @@ template <size_t W, class F> ARI_ON_GPU int32_t max_vectors(const block &b, size
     return b.max(vector_steps(n, vectors, W), [&](size_t i) { return vector_step<W>(i, vectors, f); });
 }
 
-/* Sums along a row (docs/numerics.md, "Sums along a row"): an integer maximum, then an integer sum. terms(N, j): the
+/* Sums along a row (numerics.md, "Sums along a row"): an integer maximum, then an integer sum. terms(N, j): the
  * values j to j + N in binary64, exact; they are asked for once in each of them. */
 
 /* The integer sum over n terms below 2^e. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a layout of a model would take on a cluster: memory of a rank by kind, bytes and time. From config, layout and
  * batch alone, over the list of operations (sim/plan/ops.h) and the schedule of the pipeline. Layouts
- * whose list does not have all (ZeRO-2 and 3, replicas) are planned by formulas too (docs/planner.md). */
+ * whose list does not have all (ZeRO-2 and 3, replicas) are planned by formulas too (planner.md). */
 #ifndef ARI_PLANNER_H
 #define ARI_PLANNER_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a production system keeps in memory, by a walk over the operations of one micro-batch on the first tensor-parallel
- * rank, which never has less than another. docs/planner.md has the sums as formulas. */
+ * rank, which never has less than another. planner.md has the sums as formulas. */
 #include <math.h>
 #include <stdlib.h>
 

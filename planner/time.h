@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seconds of a training step under a planned layout, by the clock of virtual time (docs/virtual-time.md): products at
- * the rate of a rank, collectives by their closed forms on the links of their group. docs/planner.md has the formulas. */
+/* Seconds of a training step under a planned layout, by the clock of virtual time (simulated-cluster.md): products at
+ * the rate of a rank, collectives by their closed forms on the links of their group. planner.md has the formulas. */
 #ifndef ARI_PLANNER_TIME_H
 #define ARI_PLANNER_TIME_H
 

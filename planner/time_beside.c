@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Collectives beside products: a second clock, that of the queue which gathers and scatters tokens. The main queue
  * waits for a chunk before it multiplies it, and for all that it has scattered. With chunks of t_a and t_g and nothing
- * else on either queue that is t_a + (K-1) max(t_a, t_g) + t_g (docs/overlap.md). */
+ * else on either queue that is t_a + (K-1) max(t_a, t_g) + t_g (parallelism.md). */
 #include <math.h>
 
 #include "planner/time_impl.h"

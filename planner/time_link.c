@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of ranks on nodes, and what a collective over one takes: the closed forms of docs/virtual-time.md. */
+/* Groups of ranks on nodes, and what a collective over one takes: the closed forms of simulated-cluster.md. */
 #include <math.h>
 
 #include "planner/time_impl.h"

@@ -17,7 +17,7 @@ AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, co
 /** The part of ar_run_check that needs no model: of training. name: the model's, or a module's. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
 /** Refuses a sequence of `seq` tokens that has no positions in the model, or rotary angles of 2^20 and more, for which
- *  sine and cosine are not defined (docs/numerics.md): the baseline would compute NaN and every rank stop. Only a
+ *  sine and cosine are not defined (numerics.md): the baseline would compute NaN and every rank stop. Only a
  *  rope_theta below 1 or a very long sequence has them. Errors: AR_ERR_SHAPE, AR_ERR_CONFIG. */
 AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
 /** Refuses a plan that declares on several ranks what is not there: where nothing is compared, wrong numbers would pass for

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of docs/causes.md, out of the table of causes: build/anyrank causes | scripts/causes_page.py --write
+"""The sections of causes.md, out of the table of causes: build/anyrank causes | scripts/causes_page.py --write
 
 Without --write it prints the page. What stands before the page's first section is written by hand and stays.
 """
@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs/causes.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs/reference/causes.md"
 WIDTH = 120
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/faults.md: anyrank bugs --run --curves --json - | scripts/fault_table.py"""
+"""The table of faults.md: anyrank bugs --run --curves --json - | scripts/fault_table.py"""
 
 import json
 import sys

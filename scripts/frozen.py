@@ -11,7 +11,7 @@
 A case is one or more commands in the sources' folder, TMP standing for an empty folder of the case. Kept are standard
 output, standard error, exit status and the files in TMP: text as it is, the rest as its SHA-256. MASKS hides times and
 what else differs between two runs on one machine. The cases: every subcommand, family, axis and schedule; every fault
-with cause and evidence, in the layout in which it matters and in one of `grads`; corrupted dumps; docs/bits.md's first
+with cause and evidence, in the layout in which it matters and in one of `grads`; corrupted dumps; measured.md's first
 list; what is refused.
 """
 
@@ -264,7 +264,7 @@ def cases(binary):
                                   f"plan {GOLDEN}/{name} --flow --tp 2 --batch 2 --seq 8",
                                   f"lint {GOLDEN}/{name} --tp 2 --sp --batch 2 --seq 8"]
     made.update(RUNS)
-    text = (ROOT / "docs/bits.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/evidence/bits.md").read_text(encoding="utf-8")
     made["bits"] = [words_of_bits(line[66:]) for line in text.split("```")[1].strip().split("\n")]
     for model, layout in ((GQA, "--tp 2 --sp --dp 2"), (GQA, "--cp 2 --zigzag"), (GPT2, "--pp 2 --micro-batches 2"),
                           (GPT2, "--dp 2 --zero 3"), (GQA, "--dp 2"), (GPT2, "--tp 2")):
@@ -286,7 +286,7 @@ def told_by(binary, subcommand):
 
 
 def words_of_bits(command):
-    """A command of docs/bits.md as it is typed."""
+    """A command of measured.md as it is typed."""
     kind, name, *rest = command.split()
     if kind != "grads":
         return command + " --json -"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/losses.svg: the loss of step 1 of one torchtitan model and seed under eighteen layouts, as reported in
+"""Draws losses.svg: the loss of step 1 of one torchtitan model and seed under eighteen layouts, as reported in
 pytorch/torchtitan#3029 (comment of 2026-08-04), above the layouts of anyrank's quickstart, which have one.
 
-    scripts/losses_picture.py > docs/losses.svg
+    scripts/losses_picture.py > docs/pictures/losses.svg
 """
 REPORTED = {"one GPU": 12.05575, "fsdp2": 12.07003, "pp2": 12.04905, "cp2": 12.06936, "tp2": 12.05239,
             "fsdp2 tp2 pp2": 12.05729, "fsdp2 tp2 cp2": 12.04102, "tp2 pp2 cp2": 12.04419, "fsdp2 pp2 cp2": 12.07969,

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/overlap.svg: a block forward and backward on the first of four tensor-parallel ranks, collectives and
+"""Draws overlap.svg: a block forward and backward on the first of four tensor-parallel ranks, collectives and
 products one after the other and in four chunks beside each other, from the traces of two checks on a described cluster's
 clock.
 
-    scripts/overlap_picture.py [build/anyrank] > docs/overlap.svg
+    scripts/overlap_picture.py [build/anyrank] > docs/pictures/overlap.svg
 
 The virtual clock depends on program and cluster alone, so every machine draws the same picture.
 """

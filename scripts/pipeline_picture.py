@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/pipeline.svg: the four schedules of a pipeline of four ranks and eight micro-batches, from the lists that
+"""Draws pipeline.svg: the four schedules of a pipeline of four ranks and eight micro-batches, from the lists that
 `anyrank plan --pipeline` prints.
 
-    scripts/pipeline_picture.py [build/anyrank] > docs/pipeline.svg
+    scripts/pipeline_picture.py [build/anyrank] > docs/pictures/pipeline.svg
 """
 import json
 import subprocess

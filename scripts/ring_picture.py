@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/context-parallel.svg: the forward pass of two blocks on a ring of four ranks, without zig-zag and with it, from
+"""Draws context-parallel.svg: the forward pass of two blocks on a ring of four ranks, without zig-zag and with it, from
 the traces of two checks on a described cluster's clock.
 
-    scripts/ring_picture.py [build/anyrank] > docs/context-parallel.svg
+    scripts/ring_picture.py [build/anyrank] > docs/pictures/context-parallel.svg
 
 The virtual clock depends on program and cluster alone, so every machine draws the same picture.
 """

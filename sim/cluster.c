@@ -17,7 +17,7 @@ static const struct {
     {"ndr", {9.6e-6, 50e9}},      {"roce100", {9.6e-6, 12.5e9}},
 };
 
-/* The vendor's machines; flops: dense 16-bit peak of one GPU (docs/virtual-time.md has the sources). */
+/* The vendor's machines; flops: dense 16-bit peak of one GPU (simulated-cluster.md has the sources). */
 enum { MACHINES = 5 };
 const char *const ar_sim_cluster_names[] = {"a100", "h100", "h200", "b200", "gb200-nvl72", NULL};
 static const char *const machines[MACHINES] = {

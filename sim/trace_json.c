@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A trace in the JSON of Chrome's trace viewer, which Perfetto opens. docs/trace.md says how it is read. */
+/* A trace in the JSON of Chrome's trace viewer, which Perfetto opens. simulated-cluster.md says how it is read. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

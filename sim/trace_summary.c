@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the time of a run went (docs/virtual-time.md). */
+/* Where the time of a run went (simulated-cluster.md). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a collective takes on the cluster of virtual time: from when its members came and what each called, when each is
- * done (docs/virtual-time.md). Nothing else goes in, neither how the data really moves nor when. */
+ * done (simulated-cluster.md). Nothing else goes in, neither how the data really moves nor when. */
 #include "ref/comm/moves.h"
 #include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"

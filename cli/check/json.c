@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stable JSON of a check: docs/check.md lists its fields. */
+/* The stable JSON of a check: check.md lists its fields. */
 #include <math.h>
 
 #include "cli/check/check.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What layouts take, for programs: JSON and CSV (docs/planner.md lists the fields). */
+/* What layouts take, for programs: JSON and CSV (planner.md lists the fields). */
 #include <math.h>
 
 #include <string.h>

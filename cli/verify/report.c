@@ -397,7 +397,7 @@ static void print_later_steps(FILE *to, const ar_verify_report *r)
     }
     if (divides && r->different > 0 && r->rule == AR_VERIFY_TOLERANCE)
         fprintf(to, "note: the first step is right, and later ones begin with weights that Adam moved: what rounding "
-                    "changes there grows with the learning rate (docs/pytorch.md, \"Later steps\")\n");
+                    "changes there grows with the learning rate (docs/guide/pytorch.md, \"Later steps\")\n");
 }
 
 static void print_drift(FILE *to, const ar_verify_report *r)
@@ -419,7 +419,8 @@ static void print_renamed(FILE *to, const ar_verify_report *r)
     if (r->renamed > 0)
         fprintf(to, "\n");
     if (r->missing > 0 && r->unexpected > 0 && r->compared == 0)
-        fprintf(to, "note: no name stands in both; a file for --map says which tensor is which (docs/dumps.md)\n");
+        fprintf(to,
+                "note: no name stands in both; a file for --map says which tensor is which (docs/guide/pytorch.md)\n");
 }
 
 /* What is known of tensors that one dump lacks: of the first of them of which something is. */

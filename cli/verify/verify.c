@@ -147,7 +147,7 @@ static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-/* The stable JSON: docs/verify.md lists its fields. Gives; NULL without memory. */
+/* The stable JSON: verify.md lists its fields. Gives; NULL without memory. */
 static json_t *row_json(const ar_verify_row *r)
 {
     return ari_verify_row_json(r, r->state == AR_VERIFY_DIFFERENT || r->copies_differ);

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The bits of a project's models under its layouts, for continuous integration without GPUs (docs/ci.md).
+# The bits of a project's models under its layouts, for continuous integration without GPUs (pytest.md).
 #
 #   anyrank.sh check              runs cases.txt and compares the hashes of outputs, gradients and weights with golden.txt
 #   anyrank.sh explain REVISION   of each case whose hashes differ: the first tensor with other bits than in REVISION

@@ -2,7 +2,7 @@
 # shellcheck shell=sh
 # What every launcher of this folder runs. It is sourced by a script that defines `start COMMAND...`, which runs a
 # command once for each rank, and that passes its own arguments on: MODEL and options that plan, check and train share,
-# as in `llama-demo --tp 8 --dp 2 --sp --batch 16`. docs/launching.md explains the steps.
+# as in `llama-demo --tp 8 --dp 2 --sp --batch 16`. clusters.md explains the steps.
 #
 #   NODES            machines (default 1)
 #   RANKS_PER_NODE   processes on each machine, one for each of its GPUs (default 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers on N ranks of this machine, against the same model on one rank. docs/pytest.md explains it line by line."""
+"""The layers on N ranks of this machine, against the same model on one rank. pytest.md explains it line by line."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ AR_BEGIN_DECLS
 /* The arithmetic: what a contraction and a gradient sum are. `exact` and `native` fill the same table over any device
  * and communicator; layers call only this and never ask which it is.
  *
- *   exact:  integers (docs/numerics.md): the result has the same bits however K, the rows or the samples are split
+ *   exact:  integers (numerics.md): the result has the same bits however K, the rows or the samples are split
  *   native: fp32 GEMM of the device, fp32 sums in ring order
  *
  * A contraction is C[i,j] = sum_k A[i,k]*B[j,k]: first B (its exponents scale A), then A, then

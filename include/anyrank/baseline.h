@@ -18,7 +18,7 @@ typedef enum ar_number_mode {
 /** One tensor of a run. pass: 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c'
  * clipping, 'n' new value of a parameter, 'm' and 'v' the moments behind it. values: row-major binary64, borrowed
  * during the call; in the exact and fp32 modes every value is an fp32 value. Parameters and gradients have the Hugging
- * Face name and shape; activations as docs/names.md lists them. Called in execution order. A status other than AR_OK
+ * Face name and shape; activations as models.md lists them. Called in execution order. A status other than AR_OK
  * ends the run with it. */
 typedef ar_status (*ar_baseline_emit)(void *user, const char *name, char pass, int ndim, const size_t *shape,
                                       const double *values);
@@ -65,7 +65,7 @@ typedef struct ar_baseline_options {
     void (*begin_step)(void *user, int step); /* NULL, or called with emit_user before each step: 1, 2, .. (with steps
                                                  0: 1), the first time before the initial parameters */
     /* AR_MODE_F64 only: not 0: every rounding that an arithmetic with these unit round-offs would make is made as a
-     * random error of the size that docs/numerics.md, section 7, bounds; another seed, other errors. */
+     * random error of the size that numerics.md, section 7, bounds; another seed, other errors. */
     uint64_t noise_seed;
     ar_noise_units noise; /* all 0: fp32's, which rounds neither parameters nor operands */
     /* With noise: NULL, or how far the update of a step may be off each element of a parameter beside what its own
@@ -88,7 +88,7 @@ typedef struct ar_baseline_options {
  * takes 8 bytes a parameter more for the gradients, 8 (momentum) or 16 (Adam) for the moments. Threads: safe; the run
  * is one thread's, and emit, weights and progress are called on it. Errors: AR_ERR_ARG (also a sequence longer than
  * max_positions), AR_ERR_DATA (ids out of range, NaN in weights or mask, a gradient norm to clip that is not finite;
- * names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that docs/names.md has no names for),
+ * names which), AR_ERR_NOT_FOUND (a weight), AR_ERR_UNSUPPORTED (a config that models.md has no names for),
  * AR_ERR_MEMORY, AR_ERR_OVERFLOW (also elements that dropout cannot number), AR_ERR_ABORTED (progress returned false),
  * and what emit returned. */
 AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,

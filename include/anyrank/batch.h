@@ -64,7 +64,7 @@ size_t ar_batch_targets(const ar_batch *b);
 /** What a softmax cross-entropy makes of a token with the logits z of V classes and the label y:
  *    loss = (1 - e)*(lse - z_y) + e*(lse - mean over v of z_v) + c*lse^2,  lse = log(sum over v of exp(z_v)),
  *  and of the batch the mean over its T targets, so dz_v = (p_v*(1 + 2*c*lse) - (1 - e)*[v = y] - e/V)/T, p = softmax(z).
- *  All zero: the cross-entropy alone. docs/numerics.md, section 4, has the roundings.
+ *  All zero: the cross-entropy alone. numerics.md, section 4, has the roundings.
  *  Sources: e: Szegedy et al. 2016, arXiv:1512.00567, section 7, as in PyTorch's cross_entropy(label_smoothing=e).
  *           c: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5, where it is 1e-4. */
 typedef struct ar_loss_options {

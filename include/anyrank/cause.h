@@ -8,7 +8,7 @@ enum { AR_EVIDENCE_NUMBERS = 8, AR_EVIDENCE_CONSIDERED = 4 };
 
 /** What a difference looks like: the cause that fits best and the numbers that say so. */
 typedef struct ar_evidence {
-    const char *cause; /* identifier (docs/causes.md), "missing_all_reduce"; "unknown": what was found fits no known
+    const char *cause; /* identifier (causes.md), "missing_all_reduce"; "unknown": what was found fits no known
                           cause; NULL: not explained. Static storage */
     size_t numbers;
     struct {

@@ -25,7 +25,7 @@ typedef struct ar_check_options {
     bool strict_predictions; /* a wrong prediction fails the check: ar_check_passes */
     bool skip_f64;           /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
     const char *dump; /* folder, made if it is not there: the baseline's tensors as reference.safetensors, each layout's
-                         ranks as a folder of its own (docs/dumps.md); replaces an earlier dump, and nothing else. NULL:
+                         ranks as a folder of its own (pytorch.md); replaces an earlier dump, and nothing else. NULL:
                          none */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
     void *progress_user;
@@ -95,7 +95,7 @@ typedef struct ar_check_run {
     char shape_difference[448]; /* "", or the first rank that holds another shape than the layout has, and of what */
     char call_difference[448];  /* "", or where other bytes moved than the layout has, and all tensors are right: the
                                    first collective that is another one */
-    const char *call_cause;     /* what kind of difference that is (docs/causes.md); NULL: none. Static storage */
+    const char *call_cause;     /* what kind of difference that is (causes.md); NULL: none. Static storage */
     bool has_difference;
     ar_first_difference first;
     char dump[600];              /* the folder of its ranks' files; "": none (none was asked for, or the run failed) */

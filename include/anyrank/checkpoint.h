@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/* Checkpoints of a training run, independent of the layout that wrote them: full tensors on disk, docs/checkpoints.md.
+/* Checkpoints of a training run, independent of the layout that wrote them: full tensors on disk, train.md.
  *   FOLDER/step-00000057/  config.json, model.safetensors     Hugging Face's layout and names
  *                          optimizer.safetensors              "<parameter>.<state>"
  *                          training.json                      what ar_checkpoint_state has, and hashes

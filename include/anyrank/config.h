@@ -97,7 +97,7 @@ static inline bool ar_config_norm_after(const ar_config *c)
     return c->norm_place != AR_NORM_BEFORE;
 }
 
-/** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture; docs/models.md
+/** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture; models.md
  *  lists them and their keys. The sizes must be in the file; everything else that Hugging Face leaves out has its
  *  default. A key that is not known is ignored and named in c->unknown. Errors: AR_ERR_IO, AR_ERR_FORMAT (not JSON: line
  *  and column), AR_ERR_CONFIG (unknown model_type, a missing or ill-typed key, a value that changes the mathematics and
@@ -115,7 +115,7 @@ AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t le
  *  error *c is untouched. */
 AR_NODISCARD ar_status ar_config_shrink(ar_config *c, size_t n);
 
-/** Resolves MODEL: an existing folder or file as it is, else a bundled name (docs/models.md) in the data directory
+/** Resolves MODEL: an existing folder or file as it is, else a bundled name (models.md) in the data directory
  *  (ar_data_dir). Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the bundled names and the nearest one. */
 AR_NODISCARD ar_status ar_model_path(char *out, size_t cap, const char *model);
 /** The data directory: $ANYRANK_DATA; else, for a program of the build tree, that of the sources; else the installed

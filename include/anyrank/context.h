@@ -44,7 +44,7 @@ typedef struct ar_recomputation {
  * (a copy, where the host does not reach the device's, or the value has 16 bits) as `layout` says: box k copies
  * local[box.local ..] <-> global[box.global ..]. Valid during the call only. */
 typedef struct ar_tap_event {
-    const char *name; /* docs/names.md, without the pass */
+    const char *name; /* models.md, without the pass */
     char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new,
                        * 'm', 'v' an optimizer's moments */
     uint32_t step;    /* of ar_ctx_begin_step; 1 before the first */

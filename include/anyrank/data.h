@@ -72,7 +72,7 @@ typedef struct ar_packing {
 
 /* Samples are the data's windows of `seq` tokens, one after another without overlap from the start of each row (packed:
  * of the data); the last tokens of a row, too few for a window, are left out. An epoch is all windows once, in an order
- * of its own: the Fisher-Yates shuffle of (seed, epoch), docs/numerics.md, section 5. The batch of step t = 1, 2, .. is
+ * of its own: the Fisher-Yates shuffle of (seed, epoch), numerics.md, section 5. The batch of step t = 1, 2, .. is
  * samples (t - 1)*batch .. t*batch - 1 of the epochs 0, 1, .. one after another, so a batch may hold the end of one and
  * the start of the next. */
 typedef struct ar_loader ar_loader;

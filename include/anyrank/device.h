@@ -20,7 +20,7 @@ AR_BEGIN_DECLS
  * and round what they store as BF16 once, to nearest, ties to even.
  * Arrays of exponents are int32 and contiguous. Exponents: the smallest integer e with |x| < 2^e for all x of a group;
  * AR_EXP_ZERO where all are zero, AR_EXP_NONFINITE where one is NaN or infinite; so they combine by integer max.
- * Element-wise definitions stand once, in ref/numerics; docs/numerics.md explains them. */
+ * Element-wise definitions stand once, in ref/numerics; numerics.md explains them. */
 #define AR_EXP_ZERO INT32_MIN
 #define AR_EXP_NONFINITE INT32_MAX
 
@@ -342,7 +342,7 @@ AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choic
  *  Its exact products are of int8 digits, 16 or 10 of them by the number of terms, or as the environment variable
  *  ANYRANK_IMMA_PATH ("imma16", "imma10") says; those of fewer rows or columns than ANYRANK_IMMA_MIN_ROWS are not asked
  *  of cuBLAS, but done by the kernel for what it refuses. ANYRANK_IMMA_KERNEL=own makes them by the kernel for compute
- *  capability 9.0 (docs/gpu.md), "cublas" as where it is not set. The same bits either way, here and on the emulated
+ *  capability 9.0 (clusters.md), "cublas" as where it is not set. The same bits either way, here and on the emulated
  *  device. Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no
  *  such GPU, one too old, or "own" and another GPU), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
@@ -376,7 +376,7 @@ uint64_t ar_gpu_refused_products(char *text, size_t size);
  *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable
  *  ANYRANK_EXACT_PATH ("portable", "avx2", "ifma", ...) names: the same bits either way.
  *  Errors: AR_ERR_ARG (threads < 1, another value of that variable), AR_ERR_UNSUPPORTED (a path that this processor
- *  lacks; an OpenBLAS that cannot be used, docs/dependencies.md), AR_ERR_DATA (flush-to-zero is on in this thread),
+ *  lacks; an OpenBLAS that cannot be used, dependencies.md), AR_ERR_DATA (flush-to-zero is on in this thread),
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cpu_create(ar_device **gives, int threads);
 void ar_device_destroy(ar_device *d);

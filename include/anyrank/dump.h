@@ -8,7 +8,7 @@
 AR_BEGIN_DECLS
 
 /* Tensors that somebody's run wrote down, whoever ran it: one file, a sharded checkpoint, or a folder with a file of
- * each rank, whose parts are put together by what the files or a mapping say (docs/dumps.md). Nothing is copied before
+ * each rank, whose parts are put together by what the files or a mapping say (pytorch.md). Nothing is copied before
  * it is asked for. */
 
 /** Elements of a file's tensor that are a box of the full one. Element (i0, i1, ..) of the box stands in the file's
@@ -131,7 +131,7 @@ typedef struct ar_dump_place {
     ar_mesh mesh;         /* of no dimensions: none is told */
     int at[AR_MESH_DIMS]; /* the rank's coordinates */
 } ar_dump_place;
-/** Writes one rank's part of a per-rank dump, folder/rank-00003.safetensors (docs/dumps.md), values in execution order;
+/** Writes one rank's part of a per-rank dump, folder/rank-00003.safetensors (pytorch.md), values in execution order;
  *  of tensors with several boxes the second ones into rank-00003-2.safetensors, and so on, so that PyTorch's
  * distributed checkpoint reader puts such a folder together too. Files of an earlier dump of this rank are replaced.
  * The folder must be there. metadata: n_meta pairs. Errors: those of ar_st_write, AR_ERR_ARG (a layout that is not the

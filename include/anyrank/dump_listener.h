@@ -8,7 +8,7 @@
 
 AR_BEGIN_DECLS
 
-/* What a rank reports to taps, written down as that rank's file of a dump (docs/dumps.md):
+/* What a rank reports to taps, written down as that rank's file of a dump (pytorch.md):
  *
  *     ar_dump_listener *listener;
  *     AR_TRY(ar_dump_listener_create(&listener, NULL));

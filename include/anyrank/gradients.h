@@ -7,7 +7,7 @@
 AR_BEGIN_DECLS
 
 /* The gradients of a list of parameters over all tensor- and data-parallel ranks, and of those of a pipeline, each of
- * which has a list of its own: which train, made zero, summed, and verified: docs/gradients.md. Everything but the
+ * which has a list of its own: which train, made zero, summed, and verified: modules.md. Everything but the
  * queries is collective over the groups of the context, and a rank goes through all of its collectives whatever it
  * finds. One thread calls it. */
 typedef struct ar_gradients ar_gradients;

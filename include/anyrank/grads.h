@@ -17,7 +17,7 @@ typedef struct ar_grads_options {
     const char *input; /* safetensors: input_ids [b, s]; optional attention_mask, labels. Not with `block` */
     const char *out;   /* folder, made if it is not there */
     bool per_rank;     /* out/ranks: what each rank holds, as a dump of ranks */
-    bool activations;  /* out/activations.safetensors: every tensor of docs/names.md; the ranks' files have them too */
+    bool activations;  /* out/activations.safetensors: every tensor of models.md; the ranks' files have them too */
     bool sensitivity;  /* out/allowed.safetensors: what rounding alone may change in each tensor */
     ar_sensitivity sensitivity_of;                                   /* in which arithmetic */
     void (*progress)(void *user, double fraction, const char *what); /* of the sensitivity; NULL: nobody listens */
@@ -44,10 +44,10 @@ typedef struct ar_grads_result {
 /** Model: out/outputs.safetensors (logits [b,s,V], loss [1], hidden_states.i [b,s,h]: 0 the embedding's output, i the
  *  output of block i-1, the last one after the final norm) and out/grads.safetensors (every parameter, Hugging Face
  * names and shapes). Block: out/block.safetensors (y, dx, d<parameter>). In the exact numerics these are the same bytes
- * for every layout. With per_rank, out/ranks holds a file of each rank (docs/dumps.md) with its weights, gradients and
- * outputs under the names of docs/names.md; it replaces the ranks of an earlier run, and no folder that holds anything
- * else. With sensitivity, out/allowed.safetensors holds an F64 for each tensor of these files and of docs/names.md
- * (docs/numerics.md, section 7). Errors: everything wrong with the inputs, by name; AR_ERR_ARG (a fault that could not
+ * for every layout. With per_rank, out/ranks holds a file of each rank (pytorch.md) with its weights, gradients and
+ * outputs under the names of models.md; it replaces the ranks of an earlier run, and no folder that holds anything
+ * else. With sensitivity, out/allowed.safetensors holds an F64 for each tensor of these files and of models.md
+ * (numerics.md, section 7). Errors: everything wrong with the inputs, by name; AR_ERR_ARG (a fault that could not
  * matter in this run); AR_ERR_IO. A file that could not be written whole does not appear. */
 AR_NODISCARD ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o);
 

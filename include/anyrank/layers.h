@@ -15,7 +15,7 @@ AR_BEGIN_DECLS
 
 /* --- the conjugate operators -------------------------------------------------------------------------------------- */
 
-/* Each is a redistribution over the tensor-parallel group (docs/placements.md), and its backward the transpose:
+/* Each is a redistribution over the tensor-parallel group (parallelism.md), and its backward the transpose:
  * <A x, y> = <x, A^T y>. The letters are those of Korthikanti et al. 2022, arXiv:2205.05198, section 4, with * for a
  * bar (f* is the g of Shoeybi et al. 2019, arXiv:1909.08053, section 3). fp32, sums in the communicator's order. x
  * contiguous, equal parts on all ranks; *y becomes a tensor of the step, so y must not point to x. Errors:
@@ -134,7 +134,7 @@ AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, cons
 /** Every rank does all rows it is given, which with sequence parallelism are those of its own positions: the gradients
  * are then complete once they are reduced.
  * LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the
- * last dimension h; the formulas are in docs/numerics.md, section 4. Parameters: name.weight [h], LayerNorm also
+ * last dimension h; the formulas are in numerics.md, section 4. Parameters: name.weight [h], LayerNorm also
  * name.bias [h]. */
 AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
                                       double eps);

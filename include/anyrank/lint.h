@@ -7,7 +7,7 @@
 AR_BEGIN_DECLS
 
 /* A layout judged without a number: every value of a training step gets a type along each axis of the mesh
- * (anyrank/placement.h), and every operation a rule that says which types it takes and makes. docs/lint.md has both.
+ * (anyrank/placement.h), and every operation a rule that says which types it takes and makes. planner.md has both.
  * Sources: spmd_types (github.com/meta-pytorch/spmd_types, DESIGN.md), whose replicate, invariant, varying and partial
  * are R, I, S(d) and P(sum) here; JAX's varying manual axes (jax.shard_map, check_vma). */
 

@@ -22,7 +22,7 @@ AR_NODISCARD ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, c
 AR_NODISCARD ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t);
 
 /* A module: named parameters, forward, backward, children. A module of a user fills the table and puts an ar_module
- * first in its struct; docs/modules.md has one in full. What it need not do: count its parameters' uses, call hooks,
+ * first in its struct; modules.md has one in full. What it need not do: count its parameters' uses, call hooks,
  * report y and dx (`tap`), sum gradients over ranks. What it must:
  *   - treat dimension 0 of an activation as samples, of which data-parallel ranks and micro-batches hold any number,
  * and let no sample see another;
@@ -138,7 +138,7 @@ AR_NODISCARD ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x
 AR_NODISCARD ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                             ar_param *w);
 /* Fused operators, each one pass over its tensors: contiguous [.., n], F32 or BF16 (one dtype), computed in fp32, with
- * the formulas and roundings of docs/numerics.md, section 4. What they make belongs to the step; sums over rows go into
+ * the formulas and roundings of numerics.md, section 4. What they make belongs to the step; sums over rows go into
  * the parameters' gradients as grad_rows' do, and a frozen parameter gets none. Errors of all: AR_ERR_SHAPE,
  * AR_ERR_DTYPE, AR_ERR_ARG, AR_ERR_MEMORY; nothing is written then. */
 

@@ -10,7 +10,7 @@
 
 AR_BEGIN_DECLS
 
-/* Element-wise updates of a weight w from its gradient g: docs/numerics.md, section 6, has each formula in the order in
+/* Element-wise updates of a weight w from its gradient g: numerics.md, section 6, has each formula in the order in
  * which it is evaluated; ref/numerics/optimizer.h is its one definition. */
 typedef enum ar_optimizer_kind {
     AR_OPTIMIZER_SGD,  /* with momentum and Nesterov's variant (Sutskever et al. 2013), weight decay added to g */

@@ -7,7 +7,7 @@
 AR_BEGIN_DECLS
 
 /* A mesh of ranks, and how a tensor is placed on it: plain data, the same on every rank, that knows no communicator.
- * What moves a tensor from one list of placements to another is in anyrank/redistribute.h. docs/placements.md explains
+ * What moves a tensor from one list of placements to another is in anyrank/redistribute.h. parallelism.md explains
  * both. */
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */

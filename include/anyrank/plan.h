@@ -11,7 +11,7 @@ AR_BEGIN_DECLS
 /* A parallel plan: which module is split how, by name globs (fnmatch(3), '*' also matches dots), as PyTorch's
  * parallelize_module and Hugging Face's tp_plan have them. The last rule that matches a module's Hugging Face path
  * decides; a glob may leave out the prefix of the base model ("layers.*.mlp.up_proj" for "model.layers...").
- * docs/plans.md explains plans and the file that holds one. */
+ * planner.md explains plans and the file that holds one. */
 #define AR_PLAN_RULES 4096  /* the most of a plan: a model of 400 layers, each module by itself */
 #define AR_PLAN_GLOB 128    /* bytes of a glob or a module's path, with the final 0 */
 #define AR_PLAN_ARGUMENTS 8 /* inputs of a module that a rule can name, by position or by keyword */
@@ -59,7 +59,7 @@ AR_NODISCARD ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, a
 AR_NODISCARD ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order);
 
 /** A plan out of a JSON file: {"rules": [..]}, or Hugging Face's tp_plan, an object from globs to the names of its
- *  styles (docs/plans.md has both). *p needs no value before; ar_plan_fini after AR_OK. Whether a model can be split so
+ *  styles (planner.md has both). *p needs no value before; ar_plan_fini after AR_OK. Whether a model can be split so
  *  is another question: ar_plan_check.
  *  Errors: AR_ERR_FORMAT (not JSON; or names file, rule and what would be right: an unknown key or style, a placement
  *  that is none, arguments of the wrong form, aliases in a circle, one glob twice with two styles), AR_ERR_UNSUPPORTED

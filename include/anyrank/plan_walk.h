@@ -8,7 +8,7 @@ AR_BEGIN_DECLS
 
 /* A plan for a module of one's own: its layers are made in the order in which values pass through them, and each is
  * split as the plan says of its name. What a rank holds of the value that arrives at the next layer is `at`: a layer
- * that needs another placement redistributes it first. docs/modules.md has an example.
+ * that needs another placement redistributes it first. modules.md has an example.
  *
  * Of a rule, the input's declaration has to be what arrives, and the output's is what the layer leaves, redistributed
  * where it makes another; without one it leaves what it makes:

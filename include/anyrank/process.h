@@ -39,7 +39,7 @@ typedef struct ar_process_options {
 /** This process's place among those that the launcher started. MPI: by MPI_Init; it carries where rank 0 listens, which
  *  the others must reach by TCP. NCCL: by MPI where mpirun or srun with PMI started it and this build has MPI, else from
  *  the environment as torchrun sets it: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; of Slurm: SLURM_PROCID,
- *  SLURM_NTASKS, SLURM_LOCALID (docs/cluster.md has all of them), ANYRANK_JOB_KEY or ANYRANK_JOB_KEY_FILE. NCCL itself is
+ *  SLURM_NTASKS, SLURM_LOCALID (clusters.md has all of them), ANYRANK_JOB_KEY or ANYRANK_JOB_KEY_FILE. NCCL itself is
  *  loaded, or what ANYRANK_NCCL names. Collective over all processes.
  *  Gives; ar_process_destroy. Errors: AR_ERR_UNSUPPORTED (a build without it, and how to get it), AR_ERR_ARG (the
  *  environment says nothing, or what makes no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO (the network). */

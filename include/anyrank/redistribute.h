@@ -24,11 +24,11 @@ void ar_mesh_groups_fini(ar_mesh_groups *g);
 /** y = the same tensor as x, otherwise placed, by the steps of ar_redistribution_steps; a copy where there are none.
  *  For the backward pass call it with the gradient and ar_redistribution_backward.
  *  Source:   PyTorch's DTensor.redistribute; the conjugate operators of Shoeybi et al. 2019, arXiv:1909.08053 (f, f*),
- *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (docs/placements.md).
+ *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (parallelism.md).
  *  Shapes:   x, contiguous, is the rank's part by r->from, as ar_placements_region says with uneven parts; y,
  *            contiguous and of x's dtype, a fresh tensor of the step that is the part by r->to. y must not point to x.
  *  Numerics: what is not summed keeps its bits, of any dtype of whole bytes. P(sum) of I32 and I64: integers, which
- *            wrap. P(sum) of F32 in exact numerics: the order-independent accumulator (docs/numerics.md, section 3),
+ *            wrap. P(sum) of F32 in exact numerics: the order-independent accumulator (numerics.md, section 3),
  *            rounded once though several dimensions be summed, so that neither the mesh's shape nor the order of the
  *            ranks decides a bit; -0 becomes +0, also over one rank. F32, F64, BF16 and F16 in native numerics: the
  *            communicator's order. P(max): any dtype that reductions have (anyrank/comm.h).

@@ -9,8 +9,8 @@
 
 AR_BEGIN_DECLS
 
-/** How the frequencies of a rotation follow from theta: transformers' rope_type. docs/models.md has the formulas,
- *  docs/numerics.md, section 4, their roundings. */
+/** How the frequencies of a rotation follow from theta: transformers' rope_type. models.md has the formulas,
+ *  numerics.md, section 4, their roundings. */
 typedef enum ar_rope_kind {
     AR_ROPE_NONE, /* nothing turns */
     AR_ROPE_DEFAULT,

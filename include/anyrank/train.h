@@ -30,7 +30,7 @@ AR_NODISCARD ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx 
 /** Accepts NULL. */
 void ar_optimizer_destroy(ar_optimizer *o);
 /** The gradient norm over all parameters and ranks, each element of the full tensors once: sqrt(sum g^2) as
- *  docs/numerics.md, section 4, sums it. Same bits on every rank. Gradients must have been reduced;
+ *  numerics.md, section 4, sums it. Same bits on every rank. Gradients must have been reduced;
  *  parameters that require none do not count. NaN where one is not finite. Collective over the tensor-parallel group,
  *  and where gradients are shared out (ar_param.sharded) over the data-parallel one. */
 AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);

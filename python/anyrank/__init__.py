@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""anyrank: whether distributed gradients are right. docs/python.md is the manual.
+"""anyrank: whether distributed gradients are right. python.md is the manual.
 
 Importing this module imports neither numpy nor torch: a name is loaded when it is first used.
 """

@@ -82,9 +82,9 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
     step        forward, loss, backward, and the update if that is to be compared too
     ranks       so many, along the mesh's dimension "tp"; or
     layout      the mesh, {"dp": 2, "tp": 2}, outermost dimension first; default: two ranks
-    spec        where plain tensors of hand-written layers are in the full ones (docs/pytorch.md); DTensors know
+    spec        where plain tensors of hand-written layers are in the full ones (pytorch.md); DTensors know
     bits, rtol, atol  the rule. Default: what rounding explains, which is measured: one rank runs three times more, with
-                errors as large as rounding in each operation (docs/pytest.md)
+                errors as large as rounding in each operation (pytest.md)
     only, ignore, common  which tensors are compared (`anyrank verify`)
     steps       which steps are captured, where `step` has several
     folder      keeps the dumps, in one/ and ranks/; default: a temporary one, kept where the comparison fails

@@ -216,7 +216,7 @@ def _part(part: dict[str, typing.Any]) -> Part:
 
 
 def open_dump(path: str | os.PathLike[str], map: str | os.PathLike[str] | None = None) -> Dump:
-    """Opens a safetensors or npy file, a sharded checkpoint, or a folder with a file of each rank (docs/dumps.md), and
+    """Opens a safetensors or npy file, a sharded checkpoint, or a folder with a file of each rank (pytorch.md), and
     checks all but values: every element of every tensor is in exactly one part, or in as many copies as there are.
 
     map: a mapping file that says what the dump does not say of itself. Gives a Dump, which is also a context manager.

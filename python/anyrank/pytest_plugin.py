@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest's plugin: N gloo ranks in a test, compared with one. docs/pytest.md is the manual.
+"""pytest's plugin: N gloo ranks in a test, compared with one. pytest.md is the manual.
 
     def test_mlp(anyrank_compare):
         anyrank_compare(build, step, ranks=4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""N ranks of torch.distributed on this machine, in processes that end, whatever happens. docs/pytest.md is the manual.
+"""N ranks of torch.distributed on this machine, in processes that end, whatever happens. pytest.md is the manual.
 
     results = anyrank.ranks.spawn(4, function, x, seed=1, timeout=60)     # function(rank, x) on ranks 0 to 3
 """

@@ -67,7 +67,7 @@ class Reference:
     folder: pathlib.Path  #: its files, a dump for `anyrank.verify`; of temporary files unless out= names it
     grads: typing.Mapping[str, Tensor]  #: by the parameter's name, as in Hugging Face's model
     outputs: typing.Mapping[str, Tensor]  #: loss [1], logits [b, s, V], hidden_states.i [b, s, h]
-    activations: typing.Mapping[str, Tensor]  #: with activations=True: every tensor of both passes (docs/names.md)
+    activations: typing.Mapping[str, Tensor]  #: with activations=True: every tensor of both passes (models.md)
     allowed: typing.Mapping[str, float]  #: with sensitivity: how much rounding may change each tensor
     keeps: object = None  # the folder, where it is temporary
 
@@ -156,7 +156,7 @@ def _as_gradients(other: typing.Any) -> typing.Any:
 @with_options("grads")
 def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind | None = None,
           progress: Progress = None, **options: Unpack[GradsOptions]) -> Reference:
-    """Loss, outputs and gradients of the exact reference: `anyrank grads` (docs/check.md, docs/python.md).
+    """Loss, outputs and gradients of the exact reference: `anyrank grads` (check.md).
 
     model: a model of transformers in memory, whose configuration and weights are written to temporary files, a folder
     with a config.json, or a bundled name. What the configuration asks for and anyrank does not compute is refused.

@@ -64,7 +64,7 @@ class Difference:
 
     tensor: str = _field(make=_verbatim, default="")
     state: str = _field(default="different")  #: different, shape, dtype, replicas (copies), missing or unexpected
-    pass_: str = _field("pass", default="")  #: of the names of tensors (docs/names.md): forward, backward, ..
+    pass_: str = _field("pass", default="")  #: of the names of tensors (models.md): forward, backward, ..
     step: int = _field(default=1)
     dtype: str | None = _field()
     other_dtype: str | None = _field()
@@ -96,7 +96,7 @@ class Difference:
     copies_of: str | None = _field()
     pattern: str = _field(make=_verbatim, default="")
     hint: str = _field(make=_verbatim, default="")
-    cause: str | None = _field(make=_verbatim)  #: of docs/causes.md
+    cause: str | None = _field(make=_verbatim)  #: of causes.md
     evidence: Json = _field(make=dict, default=None)
     considered: tuple[Json, ...] = _field(default=())  #: cause, and the share of the differences that it would explain
     data: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
@@ -175,7 +175,7 @@ class _CommandPage(Report):
 
 @dataclasses.dataclass(frozen=True)
 class VerifyReport(_CommandPage):
-    """Two dumps, compared (docs/verify.md)."""
+    """Two dumps, compared (verify.md)."""
 
     reference: str = _field(make=_verbatim, default="")
     other: str = _field(make=_verbatim, default="")
@@ -249,7 +249,7 @@ class CheckedModel:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport(Report):
-    """Training steps under layouts, compared with one rank's (docs/check.md)."""
+    """Training steps under layouts, compared with one rank's (check.md)."""
 
     numerics: str = _field(default="exact")
     hash: str | None = _field()  #: of all outputs, gradients and weights, the same on every machine
@@ -299,7 +299,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class LintReport(Report):
-    """The types of a step's values under a layout (docs/lint.md)."""
+    """The types of a step's values under a layout (planner.md)."""
 
     model: str = _field(make=_verbatim, default="")
     layout: Json = _field(make=dict, default=None)
@@ -341,7 +341,7 @@ class PlannedLayout:
 
 @dataclasses.dataclass(frozen=True)
 class PlanReport(_CommandPage):
-    """What layouts of a model take (docs/planner.md); with flow=True, what each rank does (docs/plans.md)."""
+    """What layouts of a model take (planner.md); with flow=True, what each rank does (planner.md)."""
 
     model: str = _field(make=_verbatim, default="")
     parameters: int | None = _field()
@@ -370,7 +370,7 @@ class PlanReport(_CommandPage):
 
 @dataclasses.dataclass(frozen=True)
 class TrainReport(Report):
-    """A training run (docs/train.md)."""
+    """A training run (train.md)."""
 
     model: str = _field(make=_verbatim, default="")
     parameters: int = _field(default=0)
@@ -397,7 +397,7 @@ class TrainReport(Report):
 
 @dataclasses.dataclass(frozen=True)
 class GradsReport(Report):
-    """A forward and backward pass whose tensors are in files (docs/check.md)."""
+    """A forward and backward pass whose tensors are in files (check.md)."""
 
     numerics: str = _field(default="exact")
     layout: Json = _field(make=dict, default=None)

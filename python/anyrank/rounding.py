@@ -3,8 +3,8 @@
 
 Under Noise every operation's result is off by a random error as large as that of rounding, in the format that the
 operation itself has: a run in bf16 errs in bf16, its norms in fp32 err in fp32. Runs with noise, against one without,
-give the allowances that `anyrank verify --sensitivity` judges by. docs/pytest.md has the rules and measured figures;
-docs/numerics.md, section 7, the same for anyrank's own reference.
+give the allowances that `anyrank verify --sensitivity` judges by. pytest.md has the rules and measured figures;
+numerics.md, section 7, the same for anyrank's own reference.
 """
 
 from __future__ import annotations

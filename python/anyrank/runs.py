@@ -41,11 +41,11 @@ def _run(kind: type[_R], command: str, model: Model, options: typing.Mapping[str
 @with_options("verify")
 def verify(reference: Path, other: Path, *, map: Mapping = None, reference_map: Mapping = None,
            progress: Progress = None, **options: Unpack[VerifyOptions]) -> VerifyReport:
-    """Compares two dumps of tensors and explains what differs: `anyrank verify` (docs/verify.md).
+    """Compares two dumps of tensors and explains what differs: `anyrank verify` (verify.md).
 
     reference, other: a .safetensors or .npy file, a checkpoint's folder or index, or a folder with a file of each rank;
     or a folder that anyrank.convert knows (PyTorch's DCP, DeepSpeed, Megatron), which is converted first.
-    map, reference_map: the path of a mapping file, or its JSON as a dict (docs/dumps.md).
+    map, reference_map: the path of a mapping file, or its JSON as a dict (pytorch.md).
     progress: True for a line on a terminal or in a notebook, or a function of (fraction or None, text).
 
         report = anyrank.verify("one", "run/dump", rtol=1e-4, atol=1e-5)
@@ -82,7 +82,7 @@ def _as_dump(path: Path, scratch: Scratch, mapping: str, given: dict[str, typing
 
 @with_options("check")
 def check(model: Model = None, *, progress: Progress = None, **options: Unpack[CheckOptions]) -> CheckReport:
-    """Compares every tensor of training steps under layouts with one rank's: `anyrank check` (docs/check.md).
+    """Compares every tensor of training steps under layouts with one rank's: `anyrank check` (check.md).
 
     model: a bundled name, a folder with a Hugging Face config.json, or a model of transformers in memory; None: the two
     bundled demos.
@@ -94,7 +94,7 @@ def check(model: Model = None, *, progress: Progress = None, **options: Unpack[C
 
 @with_options("train")
 def train(model: Model = None, *, progress: Progress = None, **options: Unpack[TrainOptions]) -> TrainReport:
-    """Trains on text under any layout, with the same weights under every one: `anyrank train` (docs/train.md).
+    """Trains on text under any layout, with the same weights under every one: `anyrank train` (train.md).
 
     model: a bundled name or a folder; None with resume=FOLDER. Ctrl-C saves a checkpoint first, where save= is given.
     """
@@ -103,7 +103,7 @@ def train(model: Model = None, *, progress: Progress = None, **options: Unpack[T
 
 @with_options("plan")
 def plan(model: Model, *, progress: Progress = None, **options: Unpack[PlanOptions]) -> PlanReport:
-    """Ranks layouts by predicted time and says what fits: `anyrank plan` (docs/planner.md, docs/plans.md).
+    """Ranks layouts by predicted time and says what fits: `anyrank plan` (planner.md).
 
     model: a bundled name, a folder with a config.json or that file, or a model in memory. No weights are read.
 
@@ -114,5 +114,5 @@ def plan(model: Model, *, progress: Progress = None, **options: Unpack[PlanOptio
 
 @with_options("lint")
 def lint(model: Model = None, *, progress: Progress = None, **options: Unpack[LintOptions]) -> LintReport:
-    """Types every value of a step under a layout, without numbers: `anyrank lint` (docs/lint.md)."""
+    """Types every value of a step under a layout, without numbers: `anyrank lint` (planner.md)."""
     return _run(LintReport, "lint", model, options, progress)

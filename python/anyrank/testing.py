@@ -43,7 +43,7 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
 
     reference, other: a dump's file or folder; a dict of tensors, as a state_dict; a tensor, array, number or nested
     list; or a list of those, one for each rank. None in a dict is no tensor. Shards of ranks are put together by `map`
-    (docs/dumps.md); without it each rank is taken to hold a copy, and copies are compared with each other first. Of a
+    (pytorch.md); without it each rank is taken to hold a copy, and copies are compared with each other first. Of a
     DTensor this rank's part is compared with that part of the reference, without communication.
 
     The same is what has the same bits, unless one of these says otherwise:

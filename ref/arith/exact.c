@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exact arithmetic: every sum is a sum of integers (docs/numerics.md), so no result depends on how K, the rows or
+/* The exact arithmetic: every sum is a sum of integers (numerics.md), so no result depends on how K, the rows or
  * the samples are split over ranks, tiles or threads. */
 #include <stdlib.h>
 

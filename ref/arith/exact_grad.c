@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients in the exact arithmetic. Within a sample dW is one contraction, rounded once; across samples, tokens of a
- * bias, micro-batches and ranks the values go into the order-independent accumulator (docs/numerics.md). */
+ * bias, micro-batches and ranks the values go into the order-independent accumulator (numerics.md). */
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"

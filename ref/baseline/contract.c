@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* C[i,j] = round(sum over k of A[i,k]*B[j,k]): docs/numerics.md section 2, step by step, and two sequential forms. */
+/* C[i,j] = round(sum over k of A[i,k]*B[j,k]): numerics.md section 2, step by step, and two sequential forms. */
 #include "ref/baseline/run.h"
 
 #include <math.h>

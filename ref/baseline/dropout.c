@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dropout: docs/numerics.md section 5. What is dropped depends on the site's name, the step and the element's place in
+/* Dropout: numerics.md section 5. What is dropped depends on the site's name, the step and the element's place in
  * the longest sequence that the model holds. */
 #include "ref/baseline/run.h"
 

@@ -68,7 +68,7 @@ ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const
     return AR_OK;
 }
 
-/* --- norms: docs/numerics.md section 4 ---------------------------------------------------------------------------- */
+/* --- norms: numerics.md section 4 ---------------------------------------------------------------------------- */
 
 /* What a norm multiplies feature i by. */
 static double gain(const ari_bl_run *run, const ari_bl_norm *norm, size_t i)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rotary positions: docs/numerics.md section 4. Scalings are those of transformers' modeling_rope_utils.py, each step
+/* Rotary positions: numerics.md section 4. Scalings are those of transformers' modeling_rope_utils.py, each step
  * stored as Hugging Face does it; a / tensor is (1 / tensor) * a. */
 #include "ref/baseline/run.h"
 

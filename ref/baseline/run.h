@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The baseline's own insides: one run, its memory, and the operations of a transformer as plain loops. Every tensor is
- * a row-major array of binary64. Where docs/numerics.md says fl32, ari_bl_fl rounds (not at all in the binary64 mode),
+ * a row-major array of binary64. Where numerics.md says fl32, ari_bl_fl rounds (not at all in the binary64 mode),
  * so one text serves the three modes. Letters: b batch, s sequence, h hidden, d head size, H heads, G KV heads, V
  * vocabulary. */
 #ifndef ARI_BASELINE_RUN_H
@@ -13,7 +13,7 @@
 
 enum { ARI_BL_NAME_SIZE = 400 };
 
-/* The parts' names within a module path, docs/names.md. NULL: the architecture does not have the part. */
+/* The parts' names within a module path, models.md. NULL: the architecture does not have the part. */
 typedef struct ari_bl_names {
     const char *embed, *positions, *embedded; /* wte, wpe, and their sum */
     const char *blocks;                       /* blocks.N is the path of block N */
@@ -29,7 +29,7 @@ typedef struct ari_bl_names {
 
 typedef struct ari_bl_memory ari_bl_memory;
 
-/* Random errors in place of roundings: the stream of docs/numerics.md section 7 and how far it has been used. Numbers
+/* Random errors in place of roundings: the stream of numerics.md section 7 and how far it has been used. Numbers
  * are made so many at a time. */
 enum { ARI_BL_NOISE_READY = 128 };
 typedef struct ari_bl_noise {
@@ -82,7 +82,7 @@ static inline double ari_bl_noise_uniform(ari_bl_noise *noise)
 double ari_bl_noise_normal(ari_bl_noise *noise);
 
 /* The one rounding, in its three places: `inner` within an operation, `branch` where a result between two products is
- * stored, `stream` where another one is. All are fl32 of docs/numerics.md in the exact and fp32 modes; in the binary64
+ * stored, `stream` where another one is. All are fl32 of numerics.md in the exact and fp32 modes; in the binary64
  * mode the identity, or an error of the place's size where the run has noise. NaN is canonical. */
 enum { ARI_BL_INNER, ARI_BL_BRANCH, ARI_BL_STREAM, ARI_BL_PRODUCT };
 static inline double ari_bl_round(const ari_bl_run *run, double x, int place)
@@ -123,7 +123,7 @@ AR_NODISCARD ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass,
 AR_NODISCARD ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld,
                                           size_t first, size_t features);
 
-/* --- sums: docs/numerics.md sections 2, 3 and 4 ------------------------------------------------------------------- */
+/* --- sums: numerics.md sections 2, 3 and 4 ------------------------------------------------------------------- */
 /* A matrix by strides: element (i, k) is at[i*row + k*col]. */
 typedef struct ari_bl_matrix {
     const double *at;
@@ -194,7 +194,7 @@ AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p);
 AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows,
                                             size_t cols, const double *gradient);
 
-/* --- training: docs/numerics.md section 6 ------------------------------------------------------------------------- */
+/* --- training: numerics.md section 6 ------------------------------------------------------------------------- */
 /* A parameter that is updated. Element (r, c) of its Hugging Face shape lies at at[r*row + c*col]. */
 typedef struct ari_bl_trained {
     char name[ARI_BL_NAME_SIZE];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums along a row (docs/numerics.md section 4) and over samples and tokens (section 3). */
+/* Sums along a row (numerics.md section 4) and over samples and tokens (section 3). */
 #include "ref/baseline/run.h"
 
 #include "ref/numerics/scalar.h"

@@ -3,7 +3,7 @@
 #define ARI_CORE_ROLE_H
 
 /* What a tensor's module is in a model. Those with parameters have a part in a family's table; the others are modules
- * and values that the layers report, or other programs' dumps name (docs/names.md). */
+ * and values that the layers report, or other programs' dumps name (models.md). */
 typedef enum ari_role {
     ARI_NO_ROLE,
     /* Before the blocks. */

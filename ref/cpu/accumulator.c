@@ -7,7 +7,7 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
-/* Sums over rows: the order-independent accumulator (docs/numerics.md, section 3) over arrays, and the native sum, whose
+/* Sums over rows: the order-independent accumulator (numerics.md, section 3) over arrays, and the native sum, whose
  * order is that of the rows. The accumulator is in its two-phase form: the highest slice of state and values first,
  * raise where that is new (rare after the first few values), then plain additions. The same states as ari_acc_add's. */
 

@@ -7,7 +7,7 @@
 #include "ref/cpu/storage.h"
 #include "ref/numerics/bits.h"
 
-/* Exponents of rows and columns (docs/numerics.md, "Contraction", steps 0 and 1). The bits of magnitudes order as the
+/* Exponents of rows and columns (numerics.md, "Contraction", steps 0 and 1). The bits of magnitudes order as the
  * magnitudes do, infinities and then NaNs above every finite value: so a group's exponent is the exponent of its
  * largest magnitude as an unsigned integer, and one integer maximum an element does. Scaled values are compared in
  * binary64, where A*2^c is exact and normal; 0 times a non-finite value is a NaN, so a column that takes no part

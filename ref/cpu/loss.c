@@ -3,7 +3,7 @@
 #include "ref/cpu/storage.h"
 
 /* Cross-entropy over a vocabulary that may be sharded: leaf kernels for one shard. What ranks combine between them is
- * integer: keys by max, sums and bit patterns by addition. Formulas: docs/numerics.md, "Sums along a row". */
+ * integer: keys by max, sums and bit patterns by addition. Formulas: numerics.md, "Sums along a row". */
 
 ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 {

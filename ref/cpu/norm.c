@@ -6,7 +6,7 @@
 #include "ref/cpu/storage.h"
 
 /* LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019), forward and backward, one row after the other.
- * Formulas, in the order in which they are rounded: docs/numerics.md, "Sums along a row". */
+ * Formulas, in the order in which they are rounded: numerics.md, "Sums along a row". */
 
 /* Exponent of a row: a magnitude's bits order as the magnitudes do, with infinities and then NaNs above all finite
  * values, so that the exponent of the largest is the largest exponent. */

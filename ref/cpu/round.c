@@ -4,7 +4,7 @@
 #include "ref/cpu/kernels.h"
 #include "ref/numerics/integer_sum.h"
 
-/* fl32(fl64(S)*2^(e+f-50)), docs/numerics.md, "Contraction", step 5. The power of two is applied as 2^(e-50) and 2^f:
+/* fl32(fl64(S)*2^(e+f-50)), numerics.md, "Contraction", step 5. The power of two is applied as 2^(e-50) and 2^f:
  * exponents of fp32 values shifted by exponents of fp32 values lie in -297..256, |S| < 2^116, so that both products are
  * normal in binary64 and exact, and the conversion to fp32 is the only rounding after fl64. A flag is a factor: NaN
  * makes everything NaN, also beside a zero; 0 leaves +0, since the sum of an all-zero row is +0. */

@@ -8,7 +8,7 @@
 #include "ref/cpu/kernels.h"
 #include "ref/numerics/scalar.h"
 
-/* Loops that the row kernels share: exponents and quantised sums of a row (docs/numerics.md, "Sums along a row"). They
+/* Loops that the row kernels share: exponents and quantised sums of a row (numerics.md, "Sums along a row"). They
  * must be inlined, so that they are compiled for the instruction set of the ARI_SIMD function that calls them. */
 #if defined(__GNUC__)
 #define ARI_ROW_LOOP static inline __attribute__((always_inline))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans out of JSON files: rules as docs/plans.md has them, and Hugging Face's tp_plan; and back into rules. */
+/* Plans out of JSON files: rules as planner.md has them, and Hugging Face's tp_plan; and back into rules. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef ARI_NUMERICS_ACCUMULATOR_H
 #define ARI_NUMERICS_ACCUMULATOR_H
 
-/* The order-independent accumulator (docs/numerics.md, section 3): a sum of fp32 values whose result depends only on
+/* The order-independent accumulator (numerics.md, section 3): a sum of fp32 values whose result depends only on
  * the multiset of values. |v|*2^149 is an integer below 2^277, cut into nine 32-bit slices; the state keeps the sums of
  * slice t and slice t-1 of every value so far, t the highest slice that any of them reaches. The identity is t = h = l
  * = 0. It holds 2^31 values. */

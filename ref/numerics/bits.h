@@ -3,7 +3,7 @@
 #define ARI_NUMERICS_BITS_H
 
 /* Floating-point values as bits: the one NaN, exponents, powers of two, keys that order like the values. Compiled by
- * the C compiler and by nvcc alike; nothing here depends on the rounding of a library. docs/numerics.md, section 1. */
+ * the C compiler and by nvcc alike; nothing here depends on the rounding of a library. numerics.md, section 1. */
 #include <math.h>
 
 #include "ref/core/float_bits.h"

@@ -2,7 +2,7 @@
 #ifndef ARI_NUMERICS_DIGITS_H
 #define ARI_NUMERICS_DIGITS_H
 
-/* A contraction's integer (docs/numerics.md, section 2) in digits for products of int8. An integer q of at most 2^25 - 1
+/* A contraction's integer (numerics.md, section 2) in digits for products of int8. An integer q of at most 2^25 - 1
  * in magnitude is
  *     q = d0 + d1*2^7 + d2*2^14 + d3*2^21,  -64 <= d0, d1, d2 <= 63,  -16 <= d3 <= 16.
  * The sum of products of two integers takes the sums over digits i of the one and j of the other with i + j alike:

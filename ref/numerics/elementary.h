@@ -9,7 +9,7 @@
  * Coefficients: Chebyshev fits by ref/numerics/coefficients.py, rounded to binary64. Reductions: Cody and Waite,
  * Software Manual for the Elementary Functions, 1980. The logarithm follows fdlibm's e_log.c; erfc's mapping of [0,
  * inf) to a bounded interval follows Shepherd and Laframboise, Math. Comp. 36 (1981). The fp32 forms compute in
- * binary64 and round once; docs/numerics.md has the measured errors. */
+ * binary64 and round once; numerics.md has the measured errors. */
 #include "ref/numerics/bits.h"
 
 #define ARI_LOG2E 0x1.71547652b82fep+0

@@ -3,7 +3,7 @@
 #define ARI_NUMERICS_INTEGER_SUM_H
 
 /* The element steps of the two sums whose largest term is known before they start: row sums and contractions. What lies
- * between them is integer addition, which no order or grouping changes. docs/numerics.md, sections 2 and 4. */
+ * between them is integer addition, which no order or grouping changes. numerics.md, sections 2 and 4. */
 #include <stddef.h>
 
 #include "ref/numerics/bits.h"

@@ -2,7 +2,7 @@
 #ifndef ARI_NUMERICS_OPTIMIZER_H
 #define ARI_NUMERICS_OPTIMIZER_H
 
-/* The gradient's norm, clipping, and one element's update: docs/numerics.md, sections 4 and 6. In fp32, every written
+/* The gradient's norm, clipping, and one element's update: numerics.md, sections 4 and 6. In fp32, every written
  * operation rounded, in the order in which it is written; what depends on the step alone is made once, in binary64. */
 #include "anyrank/optimizer.h"
 #include "ref/numerics/elementary.h"

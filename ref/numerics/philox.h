@@ -3,7 +3,7 @@
 #define ARI_NUMERICS_PHILOX_H
 
 /* Counter-based random numbers: a value is a function of the seed, the full name of its parameter or site and the
- * element's index in the full, unsharded tensor; never of who computes it. docs/numerics.md, section 5. */
+ * element's index in the full, unsharded tensor; never of who computes it. numerics.md, section 5. */
 #include "anyrank/config.h"
 #include "ref/numerics/elementary.h"
 

@@ -2,7 +2,7 @@
 #ifndef ARI_NUMERICS_ROPE_H
 #define ARI_NUMERICS_ROPE_H
 
-/* Rotary positions: frequencies, angles and the rotation of a pair. docs/numerics.md, section 4. Scalings are those of
+/* Rotary positions: frequencies, angles and the rotation of a pair. numerics.md, section 4. Scalings are those of
  * transformers' modeling_rope_utils.py, every operation rounded to fp32 as there, where a number over a tensor is the
  * tensor's reciprocal times the number. i: the pair, 0..d/2-1; d: the features that turn. */
 #include "anyrank/rope.h"

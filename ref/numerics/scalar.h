@@ -5,7 +5,7 @@
 /* Every element-wise definition of the exact numerics, once: the layers' kernels, other devices and the independent
  * baseline all call these. An expression is evaluated in the order in which it is written, in fp32 unless a double is
  * named; each result is rounded once per written operation, and a NaN result is the canonical one.
- * docs/numerics.md, section 4. */
+ * numerics.md, section 4. */
 #include "anyrank/batch.h"
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/activation.h"

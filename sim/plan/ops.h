@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The operations of a training step in the order in which a rank executes them: what each works on, how that is placed
  * on the ranks, what moves and what is multiplied. From config, plan, layout and batch alone: nothing here looks at a
- * run, allocates or knows a thread, so that a rank of any world can be asked (docs/plans.md). */
+ * run, allocates or knows a thread, so that a rank of any world can be asked (planner.md). */
 #ifndef ARI_SIM_PLAN_OPS_H
 #define ARI_SIM_PLAN_OPS_H
 
@@ -227,7 +227,7 @@ AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, 
 bool ari_walk_is_norm(ari_role role);
 /** Whether the backward pass computes a block, or its attention, again. */
 bool ari_step_recomputes(const ari_step_case *c, size_t layer);
-/** int64 that an exact sum of so many products takes (docs/numerics.md, section 2). */
+/** int64 that an exact sum of so many products takes (numerics.md, section 2). */
 size_t ari_sum_limbs(size_t terms);
 /** Keys that the queries at [first, first + count) see, all together, of those before them and themselves; of a
  *  window's (0: none) as many at most. */

@@ -2,7 +2,7 @@
 /* Products with parameters: what they take, what they make, and what is moved to get from one placement to another. */
 #include "sim/plan/ops_impl.h"
 
-/* Longer sums take two int64 an element (docs/numerics.md, section 2). */
+/* Longer sums take two int64 an element (numerics.md, section 2). */
 enum { TERMS_OF_ONE_INT64 = 8191 };
 
 static const char weight_tag[] = ".weight";

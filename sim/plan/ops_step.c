@@ -344,7 +344,7 @@ static void gather_said(ari_walk *w, ari_over over, size_t others, size_t words)
     ari_walk_call(w, ARI_CALL_ALL_GATHER, over, said, AR_I64, ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, "gradients:verify");
 }
 
-/* What each rank says of each of its parameters, and of itself, goes over tp, then over dp (docs/gradients.md). In a
+/* What each rank says of each of its parameters, and of itself, goes over tp, then over dp (modules.md). In a
  * pipeline what all these say of a tied weight goes over its ends, what they say of themselves over all stages, and then
  * how much each stage has found. */
 static void verify(ari_walk *w, const ari_params *all)

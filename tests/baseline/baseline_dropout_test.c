@@ -63,7 +63,7 @@ CLAIM(names_the_sites_and_nothing_without_dropout)
     }
 }
 
-/* Each element by the formulas of docs/numerics.md, section 5, written once more. */
+/* Each element by the formulas of numerics.md, section 5, written once more. */
 static void check_site(const site *s, const tape *t, const ar_config *c)
 {
     const taped *x = tape_find(t, s->input, 'f'), *y = tape_find(t, s->name, 'f');

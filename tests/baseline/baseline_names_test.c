@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run emits, in which order: lists written by hand from docs/names.md for one-layer models. */
+/* What a run emits, in which order: lists written by hand from models.md for one-layer models. */
 #include "tests/baseline/support.h"
 
 #include "ref/numerics/philox.h"
@@ -308,7 +308,7 @@ CLAIM(block_alone_emits_what_it_emits_inside_a_model)
     tape_clear(&block);
 }
 
-/* --- fresh weights: docs/numerics.md section 5 -------------------------------------------------------------------- */
+/* --- fresh weights: numerics.md section 5 -------------------------------------------------------------------- */
 
 CLAIM(fresh_matrix_is_xavier_normal_with_the_full_fans)
 {

@@ -120,7 +120,7 @@ static void train(tape *t, const ar_config *c, ar_number_mode mode, const ar_opt
         cr_assert_eq(tape_find_step(t, "loss", 'f', step)->values[0], loss[step - 1]);
 }
 
-/* The three formulas as a textbook has them, on floats, in the order of docs/numerics.md section 6. */
+/* The three formulas as a textbook has them, on floats, in the order of numerics.md section 6. */
 static float sgd_formula(const ar_optimizer_options *o, int step, float w, float *m, float g)
 {
     if (o->weight_decay != 0.0)

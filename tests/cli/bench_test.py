@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `anyrank bench` from outside: the JSON rows of every benchmark and what it refuses. How fast anything is, is
-not tested: docs/measured.md tells it.
+not tested: measured.md tells it.
 
     tests/cli/bench_test.py [BINARY] [unittest options]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the table of causes: docs/causes.md is what it gives, and a test expects each of them."""
+"""Tests of the table of causes: causes.md is what it gives, and a test expects each of them."""
 
 import json
 import re

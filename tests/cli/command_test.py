@@ -25,7 +25,7 @@ from malformed_test import SAFETENSORS  # noqa: E402
 SMALL_KIB = 300 * 1024
 
 # As the documentation lists them.
-FAULTS_PAGE = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
+FAULTS_PAGE = (ROOT / "docs/reference/faults.md").read_text(encoding="utf-8")
 FAULTS = re.findall(r"^\| \[(\w+)\]", FAULTS_PAGE, re.MULTILINE)
 # They end a run in an error, which says so.
 ENDS = {**{f"collective_{how}": "disagree" for how in ("order_swapped", "size_mismatch", "dtype_mismatch")},
@@ -557,9 +557,9 @@ class Others(CommandTest):
 
     def test_every_fault_is_documented(self):
         self.assertEqual(sorted(re.findall(r"^## (\w+)$", FAULTS_PAGE, re.MULTILINE)), sorted(FAULTS))
-        rows = re.findall(r"^\| (\w+) \|", (ROOT / "docs/sensitivity.md").read_text(encoding="utf-8"), re.MULTILINE)
+        rows = re.findall(r"^\| (\w+) \|", (ROOT / "docs/guide/sensitivity.md").read_text(encoding="utf-8"), re.MULTILINE)
         self.assertLessEqual(set(FAULTS), set(rows))
-        for page, count in (("README.md", "one of N known faults"), ("docs/faults.md", "of the N end the run")):
+        for page, count in (("README.md", "one of N known faults"), ("docs/reference/faults.md", "of the N end the run")):
             text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
             self.assertIn(count.replace("N", str(len(FAULTS))), text, page)
 

@@ -103,7 +103,7 @@ def other_layer(tensors):
 
 
 LAYER = "model.layers.0."
-# file, tensor, what is done to it, the cause (docs/causes.md), what the pattern says
+# file, tensor, what is done to it, the cause (causes.md), what the pattern says
 SPOILED = [
     ("grads", LAYER + "mlp.down_proj.weight", times(0.25), "missing_all_reduce", "1/4"),
     ("grads", LAYER + "input_layernorm.weight", times(2.0), "reduced_again", "2 times"),

@@ -3,7 +3,7 @@
 
 static const double eps = 1e-5;
 
-/* One row of h values, everything the formulas of docs/numerics.md name. */
+/* One row of h values, everything the formulas of numerics.md name. */
 typedef struct plain_norm {
     double mean;
     float rstd;

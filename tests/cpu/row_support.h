@@ -2,7 +2,7 @@
 #ifndef TEST_CPU_ROW_SUPPORT_H
 #define TEST_CPU_ROW_SUPPORT_H
 
-/* What the tests of the row kernels share: data, comparison of bits, and the row sum of docs/numerics.md written as
+/* What the tests of the row kernels share: data, comparison of bits, and the row sum of numerics.md written as
  * plainly as the text, with frexp, ldexp and rint in place of the kernels' bit arithmetic. */
 
 #include "anyrank/device.h"
@@ -128,7 +128,7 @@ static inline int64_t plain_quantised(double x, int e, int p)
     return (int64_t)rint(ldexp(x, p - e));
 }
 
-/* Row sum of n known values: docs/numerics.md, "Sums along a row". */
+/* Row sum of n known values: numerics.md, "Sums along a row". */
 static inline double plain_row_sum(const double *x, size_t n)
 {
     int e = INT32_MIN;

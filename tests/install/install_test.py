@@ -143,7 +143,7 @@ class Install(unittest.TestCase):
         self.assertEqual([name for name in needed if "stdc++" in name or "c++" in name], [])
 
     def test_licence_and_documents_are_there(self):
-        for name in ("LICENSE", "README.md", "docs/check.md"):
+        for name in ("LICENSE", "README.md", "docs/guide/check.md"):
             self.assertEqual((prefix / "share/doc/anyrank" / name).read_bytes(), (ROOT / name).read_bytes())
 
     def test_every_header_compiles_alone_and_all_of_them_together(self):

@@ -49,7 +49,7 @@ static inline float *part_of(const float *full, plain_shape n, size_t cols, size
     return part;
 }
 
-/* What each rank should hold: the conventions of docs/parallelism.md, section 2. */
+/* What each rank should hold: the conventions of parallelism.md, section 2. */
 static inline void set_parts(rank_result *r, const linear_job *j, size_t rank)
 {
     const size_t n = (size_t)j->c.ranks, in = j->full->n.in, out = j->full->n.out;

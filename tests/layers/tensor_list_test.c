@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensors are compared, in which order (gradients of parameters and the loss: in any): written here by hand for
- * one layer of each architecture (docs/names.md), so that a tensor that nobody reports cannot pass for one that agrees.
+ * one layer of each architecture (models.md), so that a tensor that nobody reports cannot pass for one that agrees.
  * "B" stands for the block's path. */
 #include "support/match.h"
 #include "support/rank_run.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The accumulator against its plain definition: nine exact slice sums of all values, of which slices t and t-1 count, t
- * the highest slice that any value reaches. docs/numerics.md, section 3. */
+ * the highest slice that any value reaches. design/numerics.md, section 3. */
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/philox.h"
 #include "support/together.h"

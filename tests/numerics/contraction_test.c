@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The plain definition of a contraction against hand-computed cases, against an exact sum with its error bound, and
- * against the element steps that the kernels use, added in other orders and groups. docs/numerics.md, section 2. */
+ * against the element steps that the kernels use, added in other orders and groups. numerics.md, section 2. */
 #include "ref/numerics/scalar.h"
 #include "support/together.h"
 #include "tests/support/contraction.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fp32 functions, on every 503rd bit pattern, against libm in wider types; docs/numerics.md states the errors of
+/* The fp32 functions, on every 503rd bit pattern, against libm in wider types; numerics.md states the errors of
  * the exhaustive sweep, tests/extended/scalar_sweep.c. */
 #include "tests/numerics/scalar_reference.h"
 #include "tests/support/test.h"

@@ -231,7 +231,7 @@ static void add_pairs(move_list *list, int ranks, bool native)
     }
 }
 
-/* --- bytes: the table of docs/placements.md ----------------------------------------------------------------------- */
+/* --- bytes: the table of parallelism.md ----------------------------------------------------------------------- */
 
 static size_t staying(const move_case *c)
 {

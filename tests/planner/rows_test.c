@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Published figures of training runs, against the planner's formulas. Rates and layouts are the publications'; what does
- * not fit stays in the table, as unexplained. docs/planner.md shows the same rows. */
+ * not fit stays in the table, as unexplained. planner.md shows the same rows. */
 #include <stdarg.h>
 
 #include "anyrank/model.h"
@@ -23,7 +23,7 @@ static ar_config config_of(const shape *s)
                   : shape_gpt(s->layers, s->hidden, s->heads, s->vocab);
 }
 
-/* Whether docs/planner.md has this row of a table. */
+/* Whether planner.md has this row of a table. */
 static void expect_row(const char *format, ...)
 {
     char row[256];
@@ -33,8 +33,8 @@ static void expect_row(const char *format, ...)
     va_start(values, format);
     vsnprintf(row, sizeof row, format, values);
     va_end(values);
-    cr_assert_ok(ari_file_read(&page, &length, TEST_SOURCE_DIR "/docs/planner.md", 1 << 20));
-    cr_expect_not_null(strstr((const char *)page, row), "docs/planner.md lacks: %s", row);
+    cr_assert_ok(ari_file_read(&page, &length, TEST_SOURCE_DIR "/docs/guide/planner.md", 1 << 20));
+    cr_expect_not_null(strstr((const char *)page, row), "docs/guide/planner.md lacks: %s", row);
 }
 
 /* --- throughput --------------------------------------------------------------------------------------------------- */
@@ -198,7 +198,7 @@ CLAIM(one_rank_has_the_parameters_of_a_bundled_model)
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
 /* torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: GiB at the peak, on H100 of 96 GB. A peak also holds what the
- * account leaves out (docs/planner.md), so it is the difference to the row before that is compared: within a tenth, or
+ * account leaves out (planner.md), so it is the difference to the row before that is compared: within a tenth, or
  * where neither layout should have more, within a hundredth of the peak. */
 static const struct {
     const char *model, *layout;

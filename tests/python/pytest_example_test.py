@@ -133,7 +133,7 @@ class Example(unittest.TestCase):
         self.assertIn("11 passed", session.text)
         worst = re.search(r"anyrank: 10 comparisons with one rank, .*nearest to it: (\S+) of what", session.text)
         self.assertIsNotNone(worst, session.text)
-        self.assertLess(float(worst[1]), 0.5)  # right runs of docs/pytest.md reach 0.1
+        self.assertLess(float(worst[1]), 0.5)  # right runs of pytest.md reach 0.1
 
     def test_bugs_are_named(self):
         for bug, (edits, test, first, rest) in BUGS.items():

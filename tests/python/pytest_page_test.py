@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin's options are those of docs/pytest.md and of the workflow in examples/pytest.
+"""The plugin's options are those of pytest.md and of the workflow in examples/pytest.
 
     PYTHON tests/python/pytest_page_test.py [unittest options]
 
@@ -26,12 +26,12 @@ class Page(unittest.TestCase):
         done = subprocess.run([sys.executable, "-m", "pytest", *engine.plugin_words().split(), "--help"], check=False,
                               capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "python")})
         options = set(OPTION.findall(done.stdout))
-        self.assertEqual(options, set(OPTION.findall((ROOT / "docs/pytest.md").read_text(encoding="utf-8"))))
+        self.assertEqual(options, set(OPTION.findall((ROOT / "docs/guide/pytest.md").read_text(encoding="utf-8"))))
         self.assertLessEqual(set(OPTION.findall((ROOT / "examples/pytest/ci.yml").read_text(encoding="utf-8"))), options)
 
 
 if __name__ == "__main__":
     if subprocess.run([sys.executable, "-c", "import pytest"], capture_output=True, check=False).returncode:
-        print("no pytest here, whose plugin docs/pytest.md describes")
+        print("no pytest here, whose plugin pytest.md describes")
         sys.exit(77)
     unittest.main()

@@ -110,7 +110,7 @@ RIGHT = [
     ("cohere", "ddp dp4", {}), ("cohere", "dtensor tp2", {}), ("cohere", "ddp dp2 bf16", UPDATE),
 ]
 # bug, model, where, options, causes (a cause after "|" is partly right), where the first different tensor has to be. A
-# cause that docs/causes.md lacks is one that it should have: the truth has no other name.
+# cause that causes.md lacks is one that it should have: the truth has no other name.
 BROKEN = [
     # Ranks that share a sequence.
     # truth: Other ranks' keys and values come from a plain all-gather, through which no gradient flows back.

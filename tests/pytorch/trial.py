@@ -5,7 +5,7 @@
                                   [--jobs N] [--json FILE] [-v]
 
 Needs torch, transformers and safetensors. Every run is 1 to 4 gloo processes on this machine's CPU, forked from this
-one. cases.py lists them: for each broken one the causes (docs/causes.md) that are right, and those that are partly so.
+one. cases.py lists them: for each broken one the causes (causes.md) that are right, and those that are partly so.
 The last lines are a table: runs of a kind by verdict, the share that is right, the share that is wrong. With --folder
 all that is made stays, and --again only compares it: a minute. scripts/frozen.py causes tells two --json files apart.
 """

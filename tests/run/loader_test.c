@@ -30,7 +30,7 @@ static ar_loader *loader_of(const ar_data *d, size_t batch, uint64_t seed, bool 
     return l;
 }
 
-/* Known answers, computed by a program of the definition alone in docs/numerics.md, section 5. */
+/* Known answers, computed by a program of the definition alone in numerics.md, section 5. */
 Test(loader, the_shuffle_of_a_seed_and_an_epoch_is_the_documented_one)
 {
     static const struct {

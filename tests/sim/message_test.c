@@ -3,7 +3,7 @@
 
 #include "tests/sim/fail_run.h"
 
-/* docs/failures.md says what the library says: each way to fail is run here, on every algorithm and kind of queue that
+/* simulated-cluster.md says what the library says: each way to fail is run here, on every algorithm and kind of queue that
  * it does not name itself, and its line must stand in that file, word for word. */
 enum { TABLE_BYTES = 32768, ROW_BYTES = 1024 };
 #define TIMEOUT_NS (100 * MS)
@@ -297,8 +297,8 @@ static void normalise_times(char *line)
 static char *read_failures(void)
 {
     static char text[1 << 17];
-    FILE *f = fopen(TEST_SOURCE_DIR "/docs/failures.md", "r");
-    cr_assert(f, "docs/failures.md cannot be read");
+    FILE *f = fopen(TEST_SOURCE_DIR "/docs/design/failures.md", "r");
+    cr_assert(f, "docs/design/failures.md cannot be read");
     const size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
     text[n] = '\0';

@@ -8,7 +8,7 @@
 #include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
-/* This file repeats the text of docs/numerics.md rather than calling the kernels' element steps, so that it can be the
+/* This file repeats the text of numerics.md rather than calling the kernels' element steps, so that it can be the
  * judge of them: only the reading of an exponent is shared. */
 
 typedef struct matrix_view {

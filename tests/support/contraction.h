@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/** The contraction as docs/numerics.md section 2 defines it, step by step in plain loops, summed in 128-bit integers:
+/** The contraction as numerics.md section 2 defines it, step by step in plain loops, summed in 128-bit integers:
  *    C[i,j] = round(sum over k of A[i,k]*B[j,k]), k = 0..K-1.
  *  What every fast path is compared with, bit for bit; slow on purpose.
  *  Shapes:   c [m,n] row-major; element A[i,k] at a[i*lda_row + k*lda_k], B[j,k] at b[j*ldb_row + k*ldb_k]. fp32.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer on 1, 2 and 4 ranks against loops over whole tensors that follow the formulas of docs/numerics.md. */
+/* The optimizer on 1, 2 and 4 ranks against loops over whole tensors that follow the formulas of numerics.md. */
 #include "tests/support/test.h"
 #include "tests/train/two_params.h"
 

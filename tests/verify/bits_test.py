@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The hashes of docs/bits.md: what its commands give, on every exact path of this processor and on the emulated device.
+"""The hashes of measured.md: what its commands give, on every exact path of this processor and on the emulated device.
 
     tests/verify/bits_test.py [--all [PATH ...] | --write]
 
@@ -102,7 +102,7 @@ def write():
         if not re.fullmatch("[0-9a-f]{64}", new):
             sys.exit(f"{command}: {new}")
         text = text.replace(f"{old}  {command}\n", f"{new}  {command}\n")
-    (pages.ROOT / "docs/bits.md").write_text(text, encoding="utf-8")
+    (pages.ROOT / "docs/evidence/bits.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

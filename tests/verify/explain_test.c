@@ -9,7 +9,7 @@ typedef void (*corruption)(float *x, const float *was, dumps *d);
 typedef struct spoiled {
     const char *file, *tensor;
     corruption f;
-    const char *cause, *where; /* docs/causes.md; what the pattern contains */
+    const char *cause, *where; /* causes.md; what the pattern contains */
     size_t heads, kv_heads;
 } spoiled;
 

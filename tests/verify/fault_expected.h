@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What each injectable fault must look like from outside: the expectations stand here, written by hand from
- * docs/names.md and the fault's own text; nothing that explains a difference knows which fault is on. */
+ * models.md and the fault's own text; nothing that explains a difference knows which fault is on. */
 #ifndef TESTS_VERIFY_FAULT_EXPECTED_H
 #define TESTS_VERIFY_FAULT_EXPECTED_H
 
@@ -24,7 +24,7 @@ typedef struct expected {
     ar_sim_algorithm algorithm;
     const char *tensor; /* the first in execution order, whose name says layer and pass */
     int rank;
-    const char *cause; /* docs/causes.md; after ": ", words of the hint, which alone stand for parts that no rank has */
+    const char *cause; /* causes.md; after ": ", words of the hint, which alone stand for parts that no rank has */
 } expected;
 
 #define DIRECT AR_SIM_DIRECT

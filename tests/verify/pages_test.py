@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what docs/verify.md and docs/dumps.md show and tests/pages cannot run: fields, files that have to be made, and
+"""Runs what verify.md and pytorch.md show and tests/pages cannot run: fields, files that have to be made, and
 errors.
 
 What needs torch is in

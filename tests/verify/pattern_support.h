@@ -56,7 +56,7 @@ typedef struct trace {
     char pass;
     place on;
     element_of *is; /* what the copies hold; NULL: the reference */
-    /* What is said: the cause (docs/causes.md), words of the hint and of the pattern, and words of neither. */
+    /* What is said: the cause (causes.md), words of the hint and of the pattern, and words of neither. */
     const char *cause, *hint[MAX_TEXTS], *pattern[MAX_TEXTS], *no[MAX_TEXTS];
     /* If that element becomes as much larger, the cause is another. */
     struct {

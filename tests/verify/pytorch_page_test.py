@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the examples of docs/pytorch.md, and what docs/dumps.md says of PyTorch's checkpoints, as the pages have them.
+"""Runs the examples of pytorch.md, and what pytorch.md says of PyTorch's checkpoints, as the pages have them.
 
 Exit status 77 (skipped) where there is no torch, safetensors or transformers. Other versions of PyTorch round
 otherwise than the page's: numbers with a point are compared by what they stand beside, names and whole numbers
@@ -23,7 +23,7 @@ try:
     import torch.multiprocessing as mp
     import transformers
 except ImportError as missing:
-    print(f"no {missing.name} here, which the examples of docs/pytorch.md need")
+    print(f"no {missing.name} here, which the examples of pytorch.md need")
     sys.exit(77)
 
 sys.path.insert(0, str(ROOT / "python"))

@@ -108,7 +108,7 @@ Test(sensitivity, a_run_in_16_bits_is_within_pure_bf16_of_pytorchs_results)
     remove_folder(out);
 }
 
-/* Names of outputs, of gradients, and of docs/names.md: the LM head's gradient on its way back is in no other file. */
+/* Names of outputs, of gradients, and of models.md: the LM head's gradient on its way back is in no other file. */
 static const char *const some[] = {"logits", "model.layers.0.mlp.down_proj.weight", "lm_head:bwd",
                                    "model.layers.1.self_attn.probs:fwd"};
 enum { SOME = sizeof some / sizeof *some };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Predicted traffic: closed forms worked out by hand (docs/parallelism.md), and what runs really count. */
+/* Predicted traffic: closed forms worked out by hand (parallelism.md), and what runs really count. */
 #include "tests/verify/support.h"
 
 #include "run/cluster_run.h"

@@ -322,10 +322,10 @@ enum ari_confidence {
 
 /* A row of the table. A trace's cause is the first row of its kind whose conditions it meets. Rows without an
  * identifier add to the sentence: those without a kind to the row before them, those with one to every row of the
- * kind; one of no pass begins a section of docs/causes.md, which the table is printed as. A row over ranks, which a run
+ * kind; one of no pass begins a section of causes.md, which the table is printed as. A row over ranks, which a run
  * of one cannot be wrong in, is `without` LONE. */
 struct ari_cause {
-    const char *id; /* docs/causes.md; "unknown": the values fit no known cause */
+    const char *id; /* causes.md; "unknown": the values fit no known cause */
     ari_trace_kind kind;
     int confidence;
     const char *passes; /* letters of passes, "^" first: all others; NULL: any */

@@ -7,7 +7,7 @@
 #include "ref/core/axis.h"
 
 /* Says where a tensor differs from its reference and what leaves that trace: measures look at the values, the layouts,
- * the name and the pass, and at nothing else; one table (causes.c, docs/causes.md) says what a trace is a sign of. */
+ * the name and the pass, and at nothing else; one table (causes.c, causes.md) says what a trace is a sign of. */
 
 typedef struct ari_diagnosis {
     char pattern[256]; /* where: how many elements, of which ranks, samples, tokens, features; what they look like */
@@ -29,7 +29,7 @@ typedef struct ari_rank_copy {
 /* One parameter's right gradient: the sum of its squares, and of those that each rank of a tensor-parallel group
  * holds. */
 typedef struct ari_gradient {
-    const char *name; /* docs/names.md, without the pass */
+    const char *name; /* models.md, without the pass */
     int ndim;
     double square;
     const double *held; /* [tp] */
@@ -37,7 +37,7 @@ typedef struct ari_gradient {
 
 /* Fields from `allowed` on may be left zero: what is not known is not used. */
 typedef struct ari_difference {
-    const char *name;    /* docs/names.md, without the pass: "model.layers.3.mlp.down_proj" */
+    const char *name;    /* models.md, without the pass: "model.layers.3.mlp.down_proj" */
     char pass;           /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new
                             weights, 'w' weights of no known step, '?' not known */
     int ndim;            /* 0 .. AR_MAX_DIMS */
@@ -86,7 +86,7 @@ AR_NODISCARD ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *gi
 /* --- a tensor of two dumps ---------------------------------------------------------------------------------------- */
 
 /* Adam divides a gradient by its own size: where a gradient is rounding, its weight moves by a whole step either way.
- * What two runs' gradients differ by says how far their weights may be apart (docs/numerics.md, section 7), whatever the
+ * What two runs' gradients differ by says how far their weights may be apart (numerics.md, section 7), whatever the
  * decay rates of the moments: with y the largest |other - reference|/|reference| of an element's gradients so far, each
  * step leaves it apart by at most 2 R min(1, y/(1 - y)), R the most that any weight moved in that step. */
 enum { ARI_DOUBT_STEPS = 64 };

@@ -48,7 +48,7 @@ ari_module_name ari_module_within(const char *name);
 unsigned ari_name_is(const char *name);
 
 /* What a dump's tensor is and when in a training step it is made, as far as its name and its file's name tell
- * (docs/names.md, docs/dumps.md). Names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are
+ * (models.md, pytorch.md). Names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are
  * known; others stand where their numbers put them. */
 
 enum { ARI_AT_LAYERS = 1 };
@@ -57,9 +57,9 @@ enum { ARI_AT_LAYERS = 1 };
  * names with numbers compared as numbers. Backward, parts, layers and modules run from the last to the first. */
 typedef struct ari_order_key {
     const char *name;
-    size_t stem; /* bytes of the name without ":fwd" and "@2" */
-    char pass;   /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' as in docs/names.md; 'w' weights; '?' not known */
-    int step;    /* 1, 2, .. */
+    size_t stem;                      /* bytes of the name without ":fwd" and "@2" */
+    char pass;                        /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' as in models.md; 'w' weights; '?' not known */
+    int step;                         /* 1, 2, .. */
     int phase, section, module, part; /* section: before the layers, ARI_AT_LAYERS, not known where, after them */
     long layer;
 } ari_order_key;

@@ -72,7 +72,7 @@ static int ascending(const void *a, const void *b)
 /* --- draws -------------------------------------------------------------------------------------------------------- */
 
 /* All runs against the reference: the draws, then the one that is judged. Each is measured by the others alone, so that
- * a run that is right is any of them (docs/verify.md). */
+ * a run that is right is any of them (verify.md). */
 typedef struct pool {
     size_t runs, tensors;
     double *size;              /* [tensors, ARI_NORMAL_SIZES, runs] */

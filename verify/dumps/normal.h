@@ -6,7 +6,7 @@
 
 #include "anyrank/verify.h"
 
-/* Whether two dumps differ as two runs do that round in other places. docs/verify.md, "Is this difference normal?", has
+/* Whether two dumps differ as two runs do that round in other places. verify.md, "Is this difference normal?", has
  * the rule and its derivation. */
 
 /* A file of allowances has the differences of the draws too, each an F64 [draws, ARI_NORMAL_SIZES] of this name and the
@@ -40,7 +40,7 @@ bool ari_normal_find_draws(char *path, size_t cap, const char *reference);
  *  any case. */
 AR_NODISCARD ar_status ari_normal_judge(ari_normal *n, const ar_verify_report *r, const char *draws);
 void ari_normal_fini(ari_normal *n);
-/** docs/verify.md lists the fields. Gives. */
+/** verify.md lists the fields. Gives. */
 json_t *ari_normal_json(const ari_normal *n);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "anyrank/verify.h"
 
-/* A report for programs, as the command prints it and the page reads it: docs/verify.md lists the fields. */
+/* A report for programs, as the command prints it and the page reads it: verify.md lists the fields. */
 
 /** Sets what is said of the whole. */
 void ari_verify_set_facts(json_t *o, const ar_verify_report *r);

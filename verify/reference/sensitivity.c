@@ -419,7 +419,7 @@ ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *
     AR_TRY_TO(done, st, ARI_ALLOC(&m.argument, ref->count, "kinks"));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&m.kinked, ref->count, "kinks"));
     AR_TRY_TO(done, st, allow_once(&m, runs));
-    /* In fp32 so few gradients are in doubt that right runs do not need it (docs/numerics.md, section 7). */
+    /* In fp32 so few gradients are in doubt that right runs do not need it (numerics.md, section 7). */
     if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && c->of != AR_SENSITIVITY_F32) {
         AR_TRY_TO(done, st, set_doubts(&m));
         AR_TRY_TO(done, st, allow_once(&m, runs));

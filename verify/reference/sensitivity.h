@@ -50,7 +50,7 @@ AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_
 
 /* Adam divides a gradient by its own size: one that is mere rounding moves its weight by as much as any other, in
  * either direction, and a few runs with drawn rounding errors do not show it. What a ':new' tensor may be off follows
- * from what the gradients may be off, an element at a time (docs/numerics.md, section 7). */
+ * from what the gradients may be off, an element at a time (numerics.md, section 7). */
 
 typedef struct ari_adam_case {
     const ar_optimizer_options *optimizer;

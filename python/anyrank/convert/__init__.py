@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other people's checkpoints and dumps as dumps of anyrank (docs/dumps.md, "Checkpoints of other programs").
+"""Other people's checkpoints and dumps as dumps of anyrank (pytorch.md, "Checkpoints of other programs").
 
     anyrank.convert("checkpoint/step-100", "converted")     # or python -m anyrank.convert checkpoint/step-100 converted
     anyrank verify other converted
@@ -94,7 +94,7 @@ def convert(source: Path, out: Path, *, full: bool = False, weights: str = "mast
                   full, one file of full tensors: out itself where it ends in .safetensors, else out/model.safetensors
     weights       "master": the fp32 copies of parameters, where there are any; "model": what the model computes with
     suffix, step  names of weights: NAME; with suffix "new" or "init" NAME:new, NAME:init. Optimizer states are NAME:m
-                  and NAME:v. From step 2 on, @STEP is added. docs/names.md
+                  and NAME:v. From step 2 on, @STEP is added. models.md
     shard         of tensor-parallel files that do not say how they are cut: {glob: dimension, or None for a copy}
     placeholders  full names of classes that may stand in the pickles and hold no weights
 

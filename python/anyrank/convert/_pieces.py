@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint's files hold, as pieces of full tensors, and how they are written as a dump (docs/dumps.md)."""
+"""What a checkpoint's files hold, as pieces of full tensors, and how they are written as a dump (pytorch.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Checkpoint:
     # outermost first; rank = row-major coordinates
     mesh: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
-    mapping: dict[str, typing.Any] | None = None  # a mapping file for anyrank verify --map, with docs/dumps.md's keys
+    mapping: dict[str, typing.Any] | None = None  # a mapping file for anyrank verify --map, with pytorch.md's keys
     needs_map: bool = False  # without the mapping the parts do not fit
 
 
@@ -66,7 +66,7 @@ def choose(pieces: list[Piece], weights: str) -> list[Piece]:
 
 
 def rename(piece: Piece, suffix: str, step: int | None) -> Piece:
-    """The name of docs/names.md: NAME or NAME:new, NAME:m, NAME:v, with @STEP behind it from the second step on."""
+    """The name of models.md: NAME or NAME:new, NAME:m, NAME:v, with @STEP behind it from the second step on."""
     role = {"weight": suffix, "master": suffix, "": ""}.get(piece.role, piece.role)
     at = f"@{step}" if role and step is not None and step > 1 else ""
     return dataclasses.replace(piece, name=f"{piece.name}:{role}{at}" if role else piece.name)

@@ -4,7 +4,7 @@ step=0___rank=1___dump_index=7___name=attn_out___layer_id=3.pt, each with a valu
 
 The value's `dims` ("t h[tp]") say where it is in the full tensor. They become the rules of a mapping file,
 which `anyrank
-verify --map` reads: the notation is read in one place (docs/dumps.md).
+verify --map` reads: the notation is read in one place (pytorch.md).
 """
 
 from __future__ import annotations

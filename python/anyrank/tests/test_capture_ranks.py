@@ -148,7 +148,7 @@ class Placed(FolderCase):
         self.verify(adam=bool(options.get("adam")), tensors=tensors)
 
     def verify(self, adam: bool, tensors: int) -> None:
-        """As docs/pytorch.md says: under Adam the first step, and the updates of all."""
+        """As pytorch.md says: under Adam the first step, and the updates of all."""
         rules: list[dict[str, typing.Any]] = [{"atol": 1e-6}]
         if adam:
             rules = [{"atol": 1e-5, "ignore": ["*@*"]}, {"atol": 1e-5, "only": ["*:new*", "*:grad*"]}]

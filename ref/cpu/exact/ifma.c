@@ -9,7 +9,7 @@
 #include "ref/cpu/exact/sums.h"
 #include "ref/cpu/exact/transpose8.h"
 
-/* The integer sums of a contraction (docs/numerics.md, "Contraction", step 4) with AVX-512 IFMA: vpmadd52luq adds the
+/* The integer sums of a contraction (numerics.md, "Contraction", step 4) with AVX-512 IFMA: vpmadd52luq adds the
  * low 52 bits of a product of two unsigned integers to a 64-bit lane, at the rate of a binary64 multiply-add.
  *
  * Quantised integers have a sign, |q| <= 2^25 - 1, so both operands are offset: a = qA + 2^25 and b = qB + 2^25 lie in

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The integer sums of a contraction (docs/numerics.md, "Contraction", step 4) by products of 16-bit integers, of which
+/* The integer sums of a contraction (numerics.md, "Contraction", step 4) by products of 16-bit integers, of which
  * x86 multiplies and adds two pairs a 32-bit lane. k16_*.c include this file once each and say with what:
  *
  *   K16_TARGET           the compiler's names of the instructions

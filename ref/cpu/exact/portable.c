@@ -5,7 +5,7 @@
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/kernels.h"
 
-/* The integer sums of a contraction (docs/numerics.md, "Contraction", step 4) on binary64 hardware. A quantised element
+/* The integer sums of a contraction (numerics.md, "Contraction", step 4) on binary64 hardware. A quantised element
  * of the left operand is split, qA = hi*2^13 + lo with |hi| <= 2^12 and -2^12 <= lo < 2^12, and one dgemm multiplies
  * the rows of hi and, stacked below them, of lo with qB. |qB| < 2^25, so K terms of either half sum to less than K*2^37
  * in magnitude: for K <= 2^16 every partial sum, in whatever order and with or without fused multiply-adds, is an

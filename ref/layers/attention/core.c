@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention in blocks of rows, so that no matrix of all scores exists. The backward pass computes the probabilities
- * again, from each row's maximum and sum (Dao et al. 2022, arXiv:2205.14135; the sums are exact: docs/numerics.md,
+ * again, from each row's maximum and sum (Dao et al. 2022, arXiv:2205.14135; the sums are exact: numerics.md,
  * section 4). */
 #include "ref/layers/attention/core.h"
 
