@@ -557,7 +557,7 @@ class Others(CommandTest):
 
     def test_every_fault_is_documented(self):
         self.assertEqual(sorted(re.findall(r"^## (\w+)$", FAULTS_PAGE, re.MULTILINE)), sorted(FAULTS))
-        rows = re.findall(r"^\| (\w+) \|", (ROOT / "docs/guide/sensitivity.md").read_text(encoding="utf-8"), re.MULTILINE)
+        rows = re.findall(r"^(\w+)\t", (ROOT / "docs/evidence/sensitivity.tsv").read_text(encoding="utf-8"), re.MULTILINE)
         self.assertLessEqual(set(FAULTS), set(rows))
         for page, count in (("README.md", "one of N known faults"), ("docs/reference/faults.md", "of the N end the run")):
             text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
