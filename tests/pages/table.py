@@ -39,7 +39,7 @@ GIVEN = {
     "cluster.md": "cp -r tests/golden/llama-gqa-tiny MODEL",
     "planner.md": "mkdir docs",
     "plans.md": """echo '{"rules": [{"modules": "*.[qkv]_proj", "style": "colwise", "input": "R"}]}' > p.json""",
-    "reshard.md": "mkdir model && cp tests/golden/llama-gqa-tiny/[cm]*[ns] model",
+    "train.md": "mkdir model && cp tests/golden/llama-gqa-tiny/[cm]*[ns] model",
     "verify.md": "cp -r tests/golden/llama-gqa-tiny torch",
 }
 
@@ -93,7 +93,7 @@ PICTURE = "a picture"
 ELSEWHERE = {(page, start): where for where, page, starts in [
     (PICTURE, "CONTRIBUTING.md", ["core <-"]),
     (PICTURE, "architecture.md", ["include/", "core <-"]),
-    (PICTURE, "checkpoints.md", ["FOLDER/"]),
+    (PICTURE, "train.md", ["FOLDER/"]),
     ("tests/verify/bits_test.py", "bits.md", ["565f7a29", "6a40eae6"]),
     ("tests/examples/ci_test.py", "ci.md", ["ci/anyrank.sh", "layout gradients", "### Bits differ"]),
     ("tests/verify/pages_test.py", "dumps.md", ['{"version": 1,\n "rank"', "MissingShard", '{"version": 1,\n "mesh"',
