@@ -17,9 +17,8 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
             "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
-LONG = {"README.md", "check.md", "cluster.md", "context-parallel.md", "ddp.md", "launching.md", "models.md",
-        "overlap.md", "planner.md", "plans.md", "pytest.md", "python.md", "simulated-cluster.md", "trace.md",
-        "train.md", "virtual-time.md"}
+LONG = {"README.md", "check.md", "cluster.md", "ddp.md", "launching.md", "models.md", "planner.md", "plans.md",
+        "pytest.md", "python.md", "simulated-cluster.md", "trace.md", "train.md", "virtual-time.md"}
 
 # What differs between machines and runs, on both sides: of all pages, and of one.
 DIFFERS = {
@@ -32,7 +31,7 @@ DIFFERS = {
 }
 
 # Pages whose spaces count.
-SPACED = {"pipeline.md"}
+SPACED = {"parallelism.md"}
 
 # What a page takes as given, as a line of shell.
 GIVEN = {
@@ -52,7 +51,7 @@ PRINTED_BY = {
         echo '{"rules": [{"modules": "*.up", "style": "colwise"}, {"modules": '"$rule"'}]}' > p.json
         build/example_planned_mlp p.json
     done""",
-    ("pipeline.md", "0F0,"): "anyrank plan llama-demo --pipeline --pp 2 --micro-batches 3 --csv s.csv > /dev/null && "
+    ("parallelism.md", "0F0,"): "anyrank plan llama-demo --pipeline --pp 2 --micro-batches 3 --csv s.csv > /dev/null && "
                              "sed -E 's/,?[01](SEND|RECV)_[^,]*//g' s.csv",
     ("pytest.md", "E "): r"""
     sed -i 's/mean().backward()/&\n    if mesh and mesh.get_rank() == 2:\n        model[0].bias.grad *= 1.001/' test_mlp.py
