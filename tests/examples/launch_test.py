@@ -261,7 +261,7 @@ class Runs(LaunchTest):
 
 class Page(LaunchTest):
     def test_every_launcher_is_there_and_can_be_run(self):
-        page = (ROOT / "docs/guide/launching.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/guide/clusters.md").read_text(encoding="utf-8")
         for path in LAUNCH.iterdir():
             self.assertIn(path.name, page)
             self.assertEqual(os.access(path, os.X_OK), path.name != "steps.sh", path)

@@ -17,7 +17,7 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
             "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
-LONG = {"README.md", "check.md", "cluster.md", "ddp.md", "launching.md", "models.md", "planner.md", "plans.md",
+LONG = {"README.md", "check.md", "clusters.md", "ddp.md", "models.md", "planner.md", "plans.md",
         "pytest.md", "python.md", "simulated-cluster.md", "trace.md", "train.md", "virtual-time.md"}
 
 # What differs between machines and runs, on both sides: of all pages, and of one.
@@ -35,7 +35,7 @@ SPACED = {"parallelism.md"}
 
 # What a page takes as given, as a line of shell.
 GIVEN = {
-    "cluster.md": "cp -r tests/golden/llama-gqa-tiny MODEL",
+    "clusters.md": "cp -r tests/golden/llama-gqa-tiny MODEL",
     "planner.md": "mkdir docs",
     "plans.md": """echo '{"rules": [{"modules": "*.[qkv]_proj", "style": "colwise", "input": "R"}]}' > p.json""",
     "train.md": "mkdir model && cp tests/golden/llama-gqa-tiny/[cm]*[ns] model",
