@@ -12,6 +12,7 @@ const char *const ari_bench_algorithm_names[] = {"auto", "direct", "ring", "last
 
 #define ARI_VALUES ari_bench_options
 static const ari_option options[] = {
+    ARI_OPTION_SECTION("sizes"),
     ARI_OPTION_SIZE("m", m, 1, 1e6, "M",
                     "gemm: rows of X; with --n and --k: one shape in place of the default ones; kernels: rows"),
     ARI_OPTION_SIZE("n", n, 1, 1e6, "N",
@@ -23,9 +24,11 @@ static const ari_option options[] = {
     ARI_OPTION_SIZE("seq", r.run.seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
     ARI_OPTION_ENUM("size", block_size, size_names,
                     "block: the two of width 768, or of 4096 with 8 KV heads and an MLP of 11008 (default small)"),
+    ARI_OPTION_SECTION("measuring"),
     ARI_OPTION_FLAG("profile", profile, "block: also tell how long each slot of the device's table takes"),
     ARI_OPTION_INT("repetitions", repetitions, 1, 1000, "R",
                    "of which the medians are told (default 7; grad, kernels, fused, block, step, allreduce 15)"),
+    ARI_OPTION_SECTION("all-reduce"),
     ARI_OPTION_INT("ranks", ranks, 2, 4096, "N", "allreduce: simulated ranks (default: 2, 4 and 8)"),
     ARI_OPTION_SIZE("bytes", bytes, 1, 1e12, "D",
                     "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)",
@@ -33,6 +36,7 @@ static const ari_option options[] = {
     ARI_OPTION_ENUM("dtype", dtype, ari_bench_dtype_names, "allreduce: what is summed (default: both)"),
     ARI_OPTION_ENUM("algorithm", algorithm, ari_bench_algorithm_names,
                     "allreduce: how data moves (default auto: last for short messages, else direct)"),
+    ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
                       "ddp: tell what a step takes on that cluster; words as check has them",
                       .choices = ar_sim_cluster_names),
@@ -41,6 +45,7 @@ static const ari_option options[] = {
                        "step: exact or native (default: both)"),
     ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_OPTION_GROUP(ari_pipeline_options, r),
+    ARI_OPTION_SECTION("numerics"),
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,
                     "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"),
     ARI_OPTION_GROUP(ari_zero_options, r),

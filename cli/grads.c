@@ -23,6 +23,7 @@ static const char *const sensitivities[] = {"f32", "tf32", "bf16", "bf16-pure", 
 
 #define ARI_VALUES grads_values
 static const ari_option options[] = {
+    ARI_OPTION_SECTION("data"),
     ARI_OPTION_FILE("input", o.input, "FILE.safetensors",
                     "input_ids [b, s]; optional attention_mask ([b, s] of 0/1, or additive [b|1, heads|1, s, s]), "
                     "labels",
@@ -34,6 +35,7 @@ static const ari_option options[] = {
                         "attention_mask, position_ids that restart or jump keep documents apart, as in "
                         "transformers. Any other tensor is refused."),
     ARI_OPTION_FOLDER("block", o.block, "DIR", "a single block in place of a model: case.json and inputs.safetensors"),
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FOLDER("out", o.out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
                       .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."),
     ARI_OPTION_GROUP(ari_plan_options, r),
@@ -46,6 +48,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_loss_options, r),
     ARI_INJECT_OPTION,
     ARI_OPTION_GROUP(ari_watch_options, watch),
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FLAG("per-rank", o.per_rank,
                     "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places",
                     .more = "The folder has a file of each rank, with --activations of every tensor; 'anyrank "

@@ -19,8 +19,10 @@ typedef struct reshard_values {
 
 #define ARI_VALUES reshard_values
 static const ari_option options[] = {
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FOLDER("out", o.out, "DIR",
                       "where it goes: a folder that is not there, is empty, or was begun by the same request"),
+    ARI_OPTION_SECTION("layout"),
     ARI_OPTION_INT("tp", o.tp, 1, 65536, "N",
                    "tensor-parallel ranks (default 1; with all three 1, one Hugging Face folder)"),
     ARI_OPTION_INT("pp", o.pp, 1, 65536, "N", "pipeline ranks: the layers shared out evenly (default 1)",
@@ -36,6 +38,7 @@ static const ari_option options[] = {
                    "1)",
                    .more = "Only the ranks with d = 0 have a file."),
     ARI_OPTION_FLAG("dp-copies", o.dp_copies, "a file of its own for every data-parallel rank"),
+    ARI_OPTION_SECTION("format"),
     ARI_OPTION_FLAG("embedding-hidden", o.embedding_hidden,
                     "split the embedding along the hidden dimension (default: along the vocabulary)"),
     ARI_OPTION_SIZE("pad-vocab", o.pad_vocab, 1, 1 << 20, "N",
@@ -44,9 +47,11 @@ static const ari_option options[] = {
     ARI_OPTION_BYTES("shard-size", o.shard_bytes, 1, 9e15, "BYTES",
                      "merged: the most tensors of one file, as 5GB or 500MiB (default 5GB)",
                      .more = "More make shards with an index."),
+    ARI_OPTION_SECTION("input"),
     ARI_OPTION_FILE("map", o.map, "FILE", "how the files of IN fit together, where they do not say"),
     ARI_OPTION_FILE("config", o.config, "FILE", "config.json, or a folder with one (default: the one in IN)",
                     .more = "Merging needs none."),
+    ARI_OPTION_SECTION("checks"),
     ARI_OPTION_FLAG("strict", o.strict,
                     "refuse tensors that the config does not have, missing ones, and rows past the vocabulary",
                     .more = "They are otherwise noted; tensors that the config does not have are copied whole."),

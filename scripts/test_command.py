@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import signal
 import subprocess
 import tempfile
@@ -43,6 +44,15 @@ class Command(unittest.TestCase):
                     self.assertEqual((done.returncode, done.stderr), (0, ""))
                     self.assertTrue(done.stdout.startswith(f"usage: anyrank {name}"))
                     self.assertIn(f"  anyrank {name}", done.stdout.split("example")[-1])
+                self.assertLessEqual(len(done.stdout.splitlines()), 40)
+                explained = run(name, "--help-all").stdout
+                self.assertEqual(*(set(re.findall(r"(?<= )--[a-z][a-z-]*(?=[ \n])", text.split("example")[0]))
+                                   - {"--help-all"} for text in (done.stdout, self.labels(explained))))
+
+    @staticmethod
+    def labels(text):
+        """What begins the lines of a help that explains."""
+        return "\n".join(line for line in text.splitlines() if line.startswith(("  -", "example"))) + "\n"
 
     def test_version_names_what_bits_may_depend_on(self):
         done = run("--version")

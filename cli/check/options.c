@@ -15,6 +15,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: an eighth of "
                            "the model's gradients, so that there are several, and at most 25MiB)"),
+    ARI_OPTION_SECTION("layout"),
     ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks (W: 8 unless given)",
                    .otherwise = "8",
                    .more = "These are the layouts that leave no rank without a sequence, with and without sequence "
@@ -28,6 +29,7 @@ static const ari_option options[] = {
                     "cut every sequence at random into up to N packed documents (default 1: none)",
                     .more = "Attention stays inside a document, positions restart in each, and its last token predicts "
                             "nothing."),
+    ARI_OPTION_SECTION("training"),
     ARI_OPTION_INT("steps", steps, 0, 1e6, "K", "training steps; 0: one forward and backward, no update (default 3)"),
     ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,
@@ -42,6 +44,7 @@ static const ari_option options[] = {
                     "fail where other bytes move, or are held, than model and layout predict, or in other shapes",
                     .more = "A wrong prediction of a run whose bits are right is reported in any case; without this "
                             "option it leaves the exit status at 0."),
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FLAG(
         "memory", memory,
         "print the memory of a rank in every layout too, and whether the shapes of its parts are the layout's",

@@ -19,7 +19,8 @@ static const ari_option common_options[] = {
     ARI_OPTION_U64("seed", seed, "N", "seed of everything random (default 0)"),
     ARI_OPTION_INT("progress-fd", progress_fd, 1, 65535, "N",
                    "report how far the job is to this open file descriptor, as lines of JSON", .own = true),
-    {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print this and exit"},
+    {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "list the options and exit"},
+    {.name = "help-all", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "explain all of them and exit"},
     {.name = "version", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
     {0},
 };
@@ -27,13 +28,16 @@ static const ari_option common_options[] = {
 
 /* --- looking options up ------------------------------------------------------------------------------------------- */
 
-static void add_options(ari_option_list *l, const ari_option *options, size_t base)
+static void add_options(ari_option_list *l, const ari_option *options, size_t base, const char **section)
 {
     for (const ari_option *o = options; o && o->name && l->n < ARI_OPT_MOST; o++) {
-        if (o->kind == ARI_OPT_GROUP) {
-            add_options(l, o->group, base + o->at);
+        if (o->kind == ARI_OPT_SECTION)
+            *section = o->name;
+        if (o->kind == ARI_OPT_GROUP)
+            add_options(l, o->group, base + o->at, section);
+        if (o->kind == ARI_OPT_SECTION || o->kind == ARI_OPT_GROUP)
             continue;
-        }
+        l->section[l->n] = *section;
         l->option[l->n] = o;
         l->at[l->n++] = o->at == ARI_OPT_NO_FIELD ? o->at : base + o->at;
     }
@@ -42,9 +46,11 @@ static void add_options(ari_option_list *l, const ari_option *options, size_t ba
 ari_option_list ari_options_of(const ari_args_spec *spec)
 {
     ari_option_list l = {.n = 0};
-    add_options(&l, spec ? spec->options : NULL, 0);
+    const char *section = NULL;
+    add_options(&l, spec ? spec->options : NULL, 0, &section);
     l.own = l.n;
-    add_options(&l, common_options, 0);
+    section = NULL;
+    add_options(&l, common_options, 0, &section);
     return l;
 }
 
@@ -105,7 +111,9 @@ static ar_status set_flag(const ari_option *o, bool *field, const char *value, a
     if (value != NULL)
         return ar_error_set(AR_ERR_ARG, "--%s: got '%s', but it takes no value", o->name, ARI_SHOW(value));
     if (o->at == ARI_OPT_NO_FIELD)
-        *action = strcmp(o->name, "help") == 0 ? ARI_ARGS_HELP : ARI_ARGS_VERSION;
+        *action = strcmp(o->name, "help") == 0       ? ARI_ARGS_HELP
+                  : strcmp(o->name, "help-all") == 0 ? ARI_ARGS_HELP_ALL
+                                                     : ARI_ARGS_VERSION;
     else
         *field = true;
     return AR_OK;
@@ -231,7 +239,8 @@ ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *val
 
 /* --- help --------------------------------------------------------------------------------------------------------- */
 
-enum { HELP_WIDTH = 80, HELP_INDENT = 2 };
+enum { HELP_WIDTH = 80, HELP_INDENT = 2, FIRST_CHOICES = 3 };
+#define ALL_CHOICES SIZE_MAX
 
 /* Prints a text from `column` on, with breaks at spaces; the cursor is there already. */
 static void print_wrapped(FILE *to, const char *text, int column)
@@ -254,14 +263,14 @@ static void print_wrapped(FILE *to, const char *text, int column)
     fputc('\n', to);
 }
 
-/* "-q, --quiet", "--tp N", "--numerics exact|native". Gives its length. */
-static int option_label(const ari_option *o, char *text, size_t size)
+/* "-q, --quiet", "--tp N", "--numerics exact|native", of many choices the first ones. Gives its length. */
+static int option_label(const ari_option *o, size_t choices, char *text, size_t size)
 {
     int n =
         o->letter != 0 ? snprintf(text, size, "-%c, --%s", o->letter, o->name) : snprintf(text, size, "--%s", o->name);
     if (o->kind == ARI_OPT_ENUM) {
-        for (size_t i = 0; o->choices[i] != NULL && (size_t)n < size; i++)
-            n += snprintf(text + n, size - (size_t)n, "%c%s", i == 0 ? ' ' : '|', o->choices[i]);
+        for (size_t i = 0; o->choices[i] != NULL && i <= choices && (size_t)n < size; i++)
+            n += snprintf(text + n, size - (size_t)n, "%c%s", i == 0 ? ' ' : '|', i < choices ? o->choices[i] : "..");
     } else if (o->value != NULL && (size_t)n < size) {
         n += snprintf(text + n, size - (size_t)n, o->otherwise != NULL ? " [%s]" : " %s", o->value);
     }
@@ -276,7 +285,7 @@ static int label_width(const ari_args_spec *spec, const ari_option_list *l)
     int width = 0;
     for (size_t i = 0; i < l->n; i++) {
         char label[ARI_OPT_TEXT];
-        const int n = option_label(l->option[i], label, sizeof label);
+        const int n = option_label(l->option[i], ALL_CHOICES, label, sizeof label);
         if (l->option[i]->help != NULL && n > width && n <= LABEL_LIMIT)
             width = n;
     }
@@ -309,15 +318,68 @@ static void print_options(FILE *to, const char *title, const ari_option_list *l,
         if (!titled)
             fprintf(to, "\n%s:\n", title);
         titled = true;
-        option_label(l->option[i], label, sizeof label);
+        option_label(l->option[i], ALL_CHOICES, label, sizeof label);
         print_entry(to, label, l->option[i]->help, width);
     }
 }
 
-void ari_args_help(FILE *to, const ari_args_spec *spec)
+/* The names of a section's options, side by side from `column` on; one is never broken. */
+static void print_names(FILE *to, const char *title, const ari_option_list *l, const bool *of, int column)
+{
+    int at = fprintf(to, "%s:", title);
+    for (size_t i = 0; i < l->n; i++) {
+        char label[ARI_OPT_TEXT];
+        if (!of[i] || l->option[i]->help == NULL)
+            continue;
+        const int n = option_label(l->option[i], FIRST_CHOICES, label, sizeof label);
+        if (at > column && at + 2 + n > HELP_WIDTH)
+            at = fprintf(to, "\n") - 1;
+        at += fprintf(to, "%*s%s", at < column ? column - at : 2, "", label);
+    }
+    fputc('\n', to);
+}
+
+static bool same_section(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* Each section once, where its first option stands; those without one, and those of every subcommand, last. */
+static void print_sections(FILE *to, const ari_option_list *l)
+{
+    static const char rest[] = "common";
+    bool done[ARI_OPT_MOST] = {false};
+    int column = (int)sizeof rest + 1;
+    for (size_t i = 0; i < l->n; i++) {
+        const int n = l->section[i] ? (int)strlen(l->section[i]) + 2 : 0;
+        column = n > column ? n : column;
+    }
+    for (size_t i = 0; i < l->n; i++) {
+        bool of[ARI_OPT_MOST] = {false};
+        if (done[i])
+            continue;
+        for (size_t k = i; k < l->n; k++) {
+            of[k] = same_section(l->section[k], l->section[i]) && (k < l->own) == (i < l->own);
+            done[k] = done[k] || of[k];
+        }
+        print_names(to, l->section[i] ? l->section[i] : i < l->own ? "options" : rest, l, of, column);
+    }
+}
+
+static bool has_sections(const ari_option_list *l)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        if (l->section[i])
+            return true;
+    }
+    return false;
+}
+
+void ari_args_help(FILE *to, const ari_args_spec *spec, bool all)
 {
     const ari_option_list l = ari_options_of(spec);
-    const int width = label_width(spec, &l);
+    const bool names_alone = !all && has_sections(&l);
+    const int width = names_alone ? 9 : label_width(spec, &l);
     fprintf(to, "usage: anyrank %s", spec->command);
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
         fprintf(to, p->required ? " %s" : " [%s]", p->name);
@@ -327,8 +389,13 @@ void ari_args_help(FILE *to, const ari_args_spec *spec)
         fputc('\n', to);
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
         print_entry(to, p->name, p->help, width);
-    print_options(to, "options", &l, 0, l.own, width);
-    print_options(to, "options of every subcommand", &l, l.own, l.n, width);
+    if (names_alone) {
+        fprintf(to, "\nOptions, which anyrank %s --help-all explains:\n", spec->command);
+        print_sections(to, &l);
+    } else {
+        print_options(to, "options", &l, 0, l.own, width);
+        print_options(to, "options of every subcommand", &l, l.own, l.n, width);
+    }
     if (spec->example == NULL)
         return;
     fprintf(to, "\n%s:\n", strchr(spec->example, '\n') != NULL ? "examples" : "example");

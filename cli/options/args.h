@@ -37,7 +37,8 @@ typedef enum ari_option_kind {
     ARI_OPT_STRINGS, /* ari_strings: each time one more of them */
     ARI_OPT_ENUM,    /* int: the index in `choices` */
     ARI_OPT_STAGES,  /* ar_stages: layers of each stage, with commas between them */
-    ARI_OPT_GROUP    /* a table of options, whose struct of values is the field */
+    ARI_OPT_GROUP,   /* a table of options, whose struct of values is the field */
+    ARI_OPT_SECTION  /* no option: those after it are of the section of this name, up to the next one */
 } ari_option_kind;
 
 enum { ARI_OPT_MOST = 128, ARI_OPT_TEXT = 512 }; /* options of a subcommand; what would be right, in words */
@@ -86,6 +87,10 @@ typedef struct ari_option {
     ARI_OPTION_ROW(ENUM, called, field, .choices = (names), .help = __VA_ARGS__)
 #define ARI_OPTION_FLAG(called, field, ...) ARI_OPTION_ROW(FLAG, called, field, .help = __VA_ARGS__)
 #define ARI_OPTION_U64(called, field, word, ...) ARI_OPTION_TEXT(U64, called, field, word, __VA_ARGS__)
+#define ARI_OPTION_SECTION(title)                \
+    {                                            \
+        .name = (title), .kind = ARI_OPT_SECTION \
+    }
 #define ARI_OPTION_GROUP(table, field) ARI_OPTION_ROW(GROUP, "", field, .group = (table))
 
 /* What the options of a kind have in common. */
@@ -136,16 +141,22 @@ typedef struct ari_args_spec {
  * every subcommand. */
 typedef struct ari_option_list {
     const ari_option *option[ARI_OPT_MOST];
+    const char *section[ARI_OPT_MOST]; /* NULL: of none */
     size_t at[ARI_OPT_MOST];
     size_t n, own;
 } ari_option_list;
 /** spec NULL: those of every subcommand alone. */
 ari_option_list ari_options_of(const ari_args_spec *spec);
 
-typedef enum ari_args_action { ARI_ARGS_RUN, ARI_ARGS_HELP, ARI_ARGS_VERSION } ari_args_action;
+typedef enum ari_args_action {
+    ARI_ARGS_RUN,
+    ARI_ARGS_HELP,     /* the options' names, by section */
+    ARI_ARGS_HELP_ALL, /* all that is said of each */
+    ARI_ARGS_VERSION
+} ari_args_action;
 
-/** Parses argv[1 ..] into *values; argv[0] is the subcommand's name. *action is HELP or VERSION if --help or --version
- *  stands before the first error.
+/** Parses argv[1 ..] into *values; argv[0] is the subcommand's name. *action is another than RUN if --help, --help-all
+ *  or --version stands before the first error.
  *  Errors: AR_ERR_ARG (unknown option, with the nearest one; a value missing, malformed or out of range, with what
  * would be right; too few or too many positionals), AR_ERR_UNSUPPORTED (an option of a later version). Strings are
  * borrowed from argv. */
@@ -160,7 +171,7 @@ AR_NODISCARD ar_status ari_args_again(const ari_args_spec *spec, void *values);
  *  Without what is a process's own. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values);
 
-/** Prints usage, positionals, options and examples. */
-void ari_args_help(FILE *to, const ari_args_spec *spec);
+/** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless `all`. */
+void ari_args_help(FILE *to, const ari_args_spec *spec, bool all);
 
 #endif

@@ -25,6 +25,7 @@ const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_plan_options[] = {
+    ARI_OPTION_SECTION("layout"),
     ARI_OPTION_PART("scale", run.shrink, 1, 65536, "1/N",
                     "shrink the model: about 1/N of each size, split by the same rules, with fresh weights",
                     .more = "Layers, hidden size, features of a head, MLP and vocabulary become smaller, and a tp is "
@@ -36,8 +37,10 @@ const ari_option ari_plan_options[] = {
     {0},
 };
 const ari_option ari_movement_options[] = {
+    ARI_OPTION_SECTION("layout"),
     ARI_OPTION_ENUM("mlp-order", run.plan.mlp_order, ari_mlp_order_names,
                     "how the MLP's two layers are split (default column-row)"),
+    ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_ENUM("collectives", collectives, collectives_names,
                     "how the simulated cluster moves data; the bits are the same (default direct)"),
     ARI_OPTION_DOUBLE("timeout", timeout, 0.01, 86400, "S",
@@ -46,6 +49,7 @@ const ari_option ari_movement_options[] = {
     {0},
 };
 const ari_option ari_device_options[] = {
+    ARI_OPTION_SECTION("numerics"),
     ARI_OPTION_STRING("device", device, "DEVICE",
                       "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "
                       "device's kernels on the host (default cpu)",
@@ -53,6 +57,7 @@ const ari_option ari_device_options[] = {
     {0},
 };
 const ari_option ari_step_layout_options[] = {
+    ARI_OPTION_SECTION("layout"),
     ARI_OPTION_FLAG("sp", run.parallel.sp,
                     "sequence parallel beside --tp: each rank holds a part of every sequence between the regions"),
     ARI_OPTION_FLAG("keep-gathered", run.parallel.keep_gathered,
@@ -61,11 +66,13 @@ const ari_option ari_step_layout_options[] = {
                    "with --sp: gathers and reduce-scatters in K chunks of tokens, each beside the product of another "
                    "(default 1: one after the other)",
                    .more = "4 is a usual number."),
+    ARI_OPTION_SECTION("memory"),
     ARI_OPTION_ENUM("recompute", run.parallel.recompute.what, ari_recompute_names,
                     "what of a block's forward pass the backward pass computes again in place of keeping it: none, "
                     "selective (the attention) or full (default none)"),
     ARI_OPTION_INT("recompute-every", run.parallel.recompute.every, 1, 4096, "N",
                    "with --recompute: of every N blocks the first is computed again (default 1: each)"),
+    ARI_OPTION_SECTION("layout"),
     ARI_OPTION_INT("dp", run.parallel.dp, 1, 4096, "N",
                    "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences",
                    .more = "Ranks need not hold equally many."),
@@ -79,6 +86,7 @@ const ari_option ari_step_layout_options[] = {
     ARI_OPTION_FLAG("zigzag", run.parallel.zigzag,
                     "each of the R places of the ring of --cp takes the chunks r and 2R-1-r of 2R of a sequence, so "
                     "that causal attention gives all as much to do"),
+    ARI_OPTION_SECTION("pipeline"),
     ARI_OPTION_INT("micro-batches", run.parallel.micro_batches, 1, 1e9, "M",
                    "pieces in which a rank goes through its sequences; gradients are accumulated (default 1)"),
     ARI_OPTION_FLAG("forward-first", run.parallel.forward_first,
@@ -86,6 +94,7 @@ const ari_option ari_step_layout_options[] = {
     {0},
 };
 const ari_option ari_zero_options[] = {
+    ARI_OPTION_SECTION("memory"),
     ARI_OPTION_INT("zero", run.parallel.zero, 0, 3, "STAGE",
                    "1: each rank of --dp and --cp keeps its share of the optimizer's state and updates its share of "
                    "the weights (ZeRO-1); 2: it also keeps its share alone of the gradients; 3: and of the weights, "
@@ -96,6 +105,7 @@ const ari_option ari_zero_options[] = {
     {0},
 };
 const ari_option ari_bucket_options[] = {
+    ARI_OPTION_SECTION("buckets"),
     ARI_OPTION_ENUM("bucket-mode", run.ddp.mode, ari_bucket_mode_names,
                     "overlap: each bucket is reduced while the backward pass goes on; eager: all after it (default "
                     "overlap)"),

@@ -14,6 +14,7 @@ const char *const ari_pp_schedule_names[] = {
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_pipeline_options[] = {
+    ARI_OPTION_SECTION("pipeline"),
     ARI_OPTION_INT("pp", run.parallel.pp, 1, 4096, "N",
                    "pipeline ranks, or groups of the others: each holds some of the layers, the first also the "
                    "embedding, the last the head"),

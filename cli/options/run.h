@@ -57,14 +57,15 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
     ari_pipeline_options[], ari_zero_options[], ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 
 /* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
-#define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
-    ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 4096, "N", tp_help,                                                 \
-                   .more = "More than the model's KV heads are possible: then several ranks hold copies of one."), \
-        ARI_OPTION_GROUP(ari_movement_options, r),                                                                 \
-        ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                            \
+#define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                     \
+    ARI_OPTION_SECTION("layout"),                                                                                      \
+        ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 4096, "N", tp_help,                                                 \
+                       .more = "More than the model's KV heads are possible: then several ranks hold copies of one."), \
+        ARI_OPTION_GROUP(ari_movement_options, r), ARI_OPTION_SECTION("numerics"),                                     \
+        ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                                \
         ARI_OPTION_GROUP(ari_device_options, r)
 #define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                  \
-    ARI_OPTION_GROUP(ari_zero_options, r),                                                  \
+    ARI_OPTION_GROUP(ari_zero_options, r), ARI_OPTION_SECTION("buckets"),                   \
         ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help, \
                          .more = "The bits do not depend on it in exact numerics."),        \
         ARI_OPTION_GROUP(ari_bucket_options, r)
@@ -131,19 +132,22 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
 
 extern const char *const ari_fault_names[]; /* that --inject takes */
 
-#define ARI_BATCH_OPTIONS(seq_help)                                                                            \
-    ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e9, "B", "sequences of a step, all ranks together (default 8)"), \
+#define ARI_BATCH_OPTIONS(seq_help)                                                                                \
+    ARI_OPTION_SECTION("data"),                                                                                    \
+        ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e9, "B", "sequences of a step, all ranks together (default 8)"), \
         ARI_OPTION_SIZE("seq", r.run.seq, 1, 1e9, "S", seq_help)
 #define ARI_CLIP_OPTIONS                                                                                       \
-    ARI_OPTION_DOUBLE("clip", r.run.clip, 0, 1e30, "X",                                                        \
-                      "largest norm of all gradients together; 0: no clipping (default 1)"),                   \
+    ARI_OPTION_SECTION("training"),                                                                            \
+        ARI_OPTION_DOUBLE("clip", r.run.clip, 0, 1e30, "X",                                                    \
+                          "largest norm of all gradients together; 0: no clipping (default 1)"),               \
         ARI_OPTION_DOUBLE(                                                                                     \
             "dropout", r.run.dropout, 0, 1, "P", "probability, below 1 (default 0, whatever the config says)", \
             .more = "It is on the embedding's output (GPT-2), attention probabilities, and the outputs of "    \
                     "attention and MLP. The dropout of a configuration is not used; a note says so.")
-#define ARI_INJECT_OPTION                                                                                 \
-    ARI_OPTION_STRING("inject", r.inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
-                      .choices = ari_fault_names)
+#define ARI_INJECT_OPTION                                                                                     \
+    ARI_OPTION_SECTION("checks"),                                                                             \
+        ARI_OPTION_STRING("inject", r.inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
+                          .choices = ari_fault_names)
 
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
  *  dropout 0.1"; of 0 steps what a single forward and backward is. */

@@ -21,6 +21,7 @@ static const char *const decay_names[] = {"all", "matrices", NULL};
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_optimizer_options[] = {
+    ARI_OPTION_SECTION("training"),
     ARI_OPTION_ENUM("optimizer", run.optimizer.kind, optimizer_names, "what updates the weights (default adamw)"),
     ARI_OPTION_DOUBLE("lr", run.optimizer.lr, 0, 1e6, "X", "learning rate (default 0.001)"),
     ARI_OPTION_ENUM("lr-schedule", run.optimizer.schedule, schedule_names,
@@ -46,6 +47,7 @@ const ari_option ari_optimizer_options[] = {
     {0},
 };
 const ari_option ari_loss_options[] = {
+    ARI_OPTION_SECTION("training"),
     ARI_OPTION_DOUBLE("label-smoothing", run.loss.label_smoothing, 0, 1, "E",
                       "share of each label that goes to all tokens of the vocabulary alike, below 1 (default 0)",
                       .more = "It is that of PyTorch's cross_entropy."),

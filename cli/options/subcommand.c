@@ -43,8 +43,8 @@ static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, v
     ari_args_action action = ARI_ARGS_RUN;
     AR_TRY(ari_args_parse(spec, argc, argv, values, &action));
     *runs = action == ARI_ARGS_RUN;
-    if (action == ARI_ARGS_HELP)
-        ari_args_help(stdout, spec);
+    if (action == ARI_ARGS_HELP || action == ARI_ARGS_HELP_ALL)
+        ari_args_help(stdout, spec, action == ARI_ARGS_HELP_ALL);
     if (action == ARI_ARGS_VERSION)
         ari_print_version(stdout);
     AR_TRY(check_progress(values));

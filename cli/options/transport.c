@@ -21,6 +21,7 @@ static bool failed_to_join;
 static const char *const transport_names[] = {"sim", "mpi", "nccl", NULL};
 #define ARI_VALUES ari_transport_values
 const ari_option ari_transport_options[] = {
+    ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_ENUM("transport", transport, transport_names,
                     "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun "
                     "starts is a rank (default sim)",

@@ -5,12 +5,14 @@
 
 #define ARI_VALUES ari_watch_values
 const ari_option ari_watch_options[] = {
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FILE("trace", trace, "FILE", "record the run for Perfetto (ui.perfetto.dev); one run only",
                     .more = "It has a process for each rank, its modules and collectives, arrows between ranks, and "
                             "bytes in flight.",
                     .written = true),
     ARI_OPTION_FILE("timeline", timeline, "FILE.html",
                     "the same as a page of its own, for any browser, without a network", .written = true),
+    ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
                       "tell what the run would take on that cluster, and record by its clock: h100, b200, or words as "
                       "'8x inside=2us:300GB/s between=5us:25GB/s flops=400T'",

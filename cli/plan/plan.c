@@ -7,6 +7,7 @@ typedef ari_plan_values plan_values;
 
 #define ARI_VALUES plan_values
 static const ari_option options[] = {
+    ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_INT("gpus", gpus, 1, ARI_MOST_GPUS, "N", "compare all layouts of so many GPUs; a given extent is fixed",
                    .more = "Without it the layout that the extents give is planned in depth."),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
@@ -14,17 +15,20 @@ static const ari_option options[] = {
                       "between=5us:25GB/s flops=400T memory=80GB' (default h100)",
                       .choices = ar_sim_cluster_names),
     ARI_OPTION_GROUP(ari_pipeline_options, r),
+    ARI_OPTION_SECTION("assumptions"),
     ARI_OPTION_FLAG("no-flash", no_flash, "attention that stores its scores (default: flash attention)"),
     ARI_OPTION_FLAG("hierarchical", hierarchical,
                     "collectives over nodes go inside them first, then between them (default: one ring)"),
     ARI_OPTION_FLAG("shared-links", shared_links,
                     "collectives that are in flight at once on one kind of link share its rate (default: each has it)"),
+    ARI_OPTION_SECTION("tables"),
     ARI_OPTION_ENUM("table", table, ari_plan_table_names,
                     "memory: of a rank by tp; scaling: time by tp; decision: the best layout by number of GPUs"),
     ARI_OPTION_FLAG("all", all,
                     "every layout, also those that cannot be, with the reason (default: the best of each "
                     "tp x cp x pp x dp)"),
     ARI_OPTION_INT("top", top, 0, 1 << 24, "N", "layouts that are listed; 0: all (default 10)"),
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FILE("csv", csv, "FILE",
                     "write the layouts as rows of numbers; with --pipeline the schedule, as --schedule-pp reads it",
                     .written = true),
@@ -32,6 +36,7 @@ static const ari_option options[] = {
                     .written = true),
     ARI_OPTION_FILE("svg", svg, "FILE.svg", "write memory and time of the layouts that are listed as a picture",
                     .written = true),
+    ARI_OPTION_SECTION("in depth"),
     ARI_OPTION_FLAG("pipeline", pipeline,
                     "the schedule of the ranks of --pp as a picture of text, what of the time they wait, and how many "
                     "micro-batches they have in flight"),
@@ -43,10 +48,12 @@ static const ari_option options[] = {
     ARI_OPTION_INT("rank", rank, 0, 1 << 24, "R",
                    "whose: ranks are numbered over tp, then over cp, then over dp (default 0)"),
     ARI_OPTION_FLAG("markdown", markdown, "the table as Markdown"),
+    ARI_OPTION_SECTION("numerics"),
     ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names,
                     "exact: sums of integers, with the exchanges of exponents that they need; native: fp32 (default "
                     "exact)"),
     ARI_PLANNED_OPTIONS(3, "ZeRO: 1 shares optimizer states over --dp, 2 gradients too, 3 weights too (default 0)"),
+    ARI_OPTION_SECTION("memory"),
     ARI_OPTION_INT("dp-replicate", r.run.parallel.dp_replicate, 1, 4096, "R",
                    "with --zero: the ranks of --dp are R groups, each of which shares out by itself (default 1; a "
                    "search also tries groups within nodes)"),

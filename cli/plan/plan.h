@@ -13,17 +13,18 @@
 /* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values called
  * `r`. */
 #define ARI_ZERO_HELP "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"
-#define ARI_PLANNED_OPTIONS(most_zero, zero_help)                                                                    \
-    ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 65536, "N", "tensor-parallel ranks (default 1)"),                     \
-        ARI_OPTION_GROUP(ari_plan_options, r),                                                                       \
-        ARI_OPTION_ENUM("mlp-order", r.run.plan.mlp_order, ari_mlp_order_names,                                      \
-                        "how the MLP's two layers are split (default column-row)"),                                  \
-        ARI_OPTION_GROUP(ari_step_layout_options, r),                                                                \
-        ARI_OPTION_INT("zero", r.run.parallel.zero, 0, most_zero, "STAGE", zero_help),                               \
-        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES",                                      \
-                         "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default 25MiB)"),       \
-        ARI_OPTION_GROUP(ari_bucket_options, r),                                                                     \
-        ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"), ARI_CLIP_OPTIONS, \
+#define ARI_PLANNED_OPTIONS(most_zero, zero_help)                                                                     \
+    ARI_OPTION_SECTION("layout"),                                                                                     \
+        ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 65536, "N", "tensor-parallel ranks (default 1)"),                  \
+        ARI_OPTION_GROUP(ari_plan_options, r),                                                                        \
+        ARI_OPTION_ENUM("mlp-order", r.run.plan.mlp_order, ari_mlp_order_names,                                       \
+                        "how the MLP's two layers are split (default column-row)"),                                   \
+        ARI_OPTION_GROUP(ari_step_layout_options, r), ARI_OPTION_SECTION("memory"),                                   \
+        ARI_OPTION_INT("zero", r.run.parallel.zero, 0, most_zero, "STAGE", zero_help), ARI_OPTION_SECTION("buckets"), \
+        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES",                                       \
+                         "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default 25MiB)"),        \
+        ARI_OPTION_GROUP(ari_bucket_options, r),                                                                      \
+        ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"), ARI_CLIP_OPTIONS,  \
         ARI_OPTION_GROUP(ari_loss_options, r)
 
 /** What a search tries, as one layout has it where nothing is given. */

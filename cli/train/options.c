@@ -19,6 +19,7 @@ static const char *const storage_names[] = {"f32", "bf16", NULL};
 
 #define ARI_VALUES ari_train_values
 static const ari_option options[] = {
+    ARI_OPTION_SECTION("data"),
     ARI_OPTION_FILE("data", o.data, "FILE",
                     "what to train on: any file, one byte one token, or a token file (default: the project's own text)",
                     .more = "Bytes need a vocabulary of 256, or of the largest byte in the file and one."),
@@ -37,6 +38,7 @@ static const ari_option options[] = {
     ARI_OPTION_SIZE("separator", o.packing.separator, 0, 9e18, "ID",
                     "with --pack: the token that ends a document, its last one; of text 10 is the end of a line, 0 "
                     "the byte 0"),
+    ARI_OPTION_SECTION("training"),
     ARI_OPTION_INT("steps", steps, 1, 1e9, "K",
                    "training steps since the start of the run, also with --resume (default 100)"),
     ARI_BATCH_OPTIONS("tokens of each (default 64)"),
@@ -60,6 +62,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_LAYOUT_DDP_OPTIONS("gradients are summed over --dp in buckets of so many bytes of fp32, as "
                            "4096, 25MiB (default 25MiB)"),
+    ARI_OPTION_SECTION("checkpoints"),
     ARI_OPTION_FOLDER("save", o.save, "DIR", "write a checkpoint there at the end, and where the run is interrupted",
                       .more = "It is DIR/step-NNNNNNNN, with weights in Hugging Face's layout, the optimizer's "
                               "state, and all that going on needs; the link DIR/latest names the newest. Each "
@@ -76,10 +79,12 @@ static const ari_option options[] = {
     ARI_OPTION_INT("stop-after", stop_after, 1, 1e9, "N",
                    "end after step N, as an interruption would, but with exit status 0",
                    .more = "That is for jobs whose time is limited."),
+    ARI_OPTION_SECTION("checks"),
     ARI_OPTION_INT("verify-every", verify_every, 1, 1e9, "K",
                    "verify in every K-th step, before the update, that all gradients are there and finite, and that "
                    "ranks which hold copies of weights, gradients and optimizer state hold the same (default: never)",
                    .more = "What is wrong ends the run, by parameter and ranks, before a weight has changed."),
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FILE("plot", plot, "FILE.svg", "draw the loss against the step", .own = true, .written = true,
                     .more = "The picture has a smoothed line and the learning rate too, and is readable in light and "
                             "dark."),
@@ -110,7 +115,7 @@ static const ari_train_values defaults = {
 
 const ari_args_spec ari_train_spec = {
     .command = "train",
-    .summary = "Trains a model on text under any layout; the weights have the same bits under every one.",
+    .summary = "Trains a model on text, with the same bits under every layout.",
     .example =
         "anyrank train llama-demo\n"
         "anyrank train gpt2-demo --dp 2 --tp 2 --sp --steps 200 --warmup 20 --lr-schedule cosine --plot loss.svg\n"

@@ -29,6 +29,7 @@ typedef struct verify_values {
 
 #define ARI_VALUES verify_values
 static const ari_option options[] = {
+    ARI_OPTION_SECTION("rule"),
     ARI_OPTION_FLAG("bits", bits, "the same is what has the same bits (the default)"),
     ARI_OPTION_SIZE("ulp", ulp, 0, 0, "N", "or what is at most N steps of the reference's dtype apart",
                     .more = "From -0 to +0 is one."),
@@ -39,20 +40,25 @@ static const ari_option options[] = {
     ARI_OPTION_FLAG("normal", normal, "whether rounding explains the difference: each tensor's place among draws of it",
                     .more = "The draws are those of --sensitivity's file, else of allowed.safetensors in or beside "
                             "REFERENCE; without either a bound is derived."),
+    ARI_OPTION_SECTION("mapping"),
     ARI_OPTION_FILE("map", o.map, "FILE",
                     "how the files of OTHER make full tensors: shards, packing, transposition, names"),
     ARI_OPTION_FILE("reference-map", o.reference_map, "FILE", "the same for REFERENCE"),
+    ARI_OPTION_SECTION("tensors"),
     ARI_OPTION_STRINGS("only", only, "GLOB[,GLOB]", "only tensors of these names; may be given several times"),
     ARI_OPTION_STRINGS("ignore", leave, "GLOB[,GLOB]", "no tensors of these names; may be given several times"),
     ARI_OPTION_FLAG("common", o.common,
                     "compare what both have; what only one has is left out and counted, not a difference"),
     ARI_OPTION_FLAG("all-matched", o.all_matched,
                     "a tensor that only one has is an error, and so is a rule of --map that matches none"),
+    ARI_OPTION_SECTION("rule"),
     ARI_OPTION_FLAG("no-equal-nan", o.nan_differs, "NaN against NaN is a difference",
                     .more = "Otherwise it is the same, by --bits if the payloads are."),
+    ARI_OPTION_SECTION("output"),
     ARI_OPTION_FILE("html", html, "FILE.html", "write the report as a page too, which needs no network",
                     .written = true),
     ARI_OPTION_SIZE("max-report", max_report, 0, 0, "N", "print at most N rows of a table (default 20)"),
+    ARI_OPTION_SECTION("hints"),
     ARI_OPTION_INT("tp", o.tp, 1, 4096, "N",
                    "tensor-parallel ranks of OTHER's run, where its files do not tell: for the hints alone"),
     ARI_OPTION_INT("cp", o.cp, 1, 4096, "N", "its context-parallel ranks, for the hints alone"),

@@ -271,7 +271,7 @@ Test(args, the_help_lists_every_option_within_80_columns)
     OWNED(free) char *text = NULL;
     size_t size = 0;
     FILE *to = open_memstream(&text, &size);
-    ari_args_help(to, &spec);
+    ari_args_help(to, &spec, true);
     fclose(to);
     cr_assert(strstr(text, "usage: anyrank try [MODEL] [options]\n") == text);
     cr_assert_not_null(strstr(text, "\n  --tp N "));

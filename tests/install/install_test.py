@@ -89,7 +89,7 @@ def subcommands():
 def options_of(subcommand):
     """{long option: its choices, or []} as --help prints them, of which the manual and completions have no part."""
     found = {}
-    for name, value in re.findall(r"^  (?:-\w, )?--([a-z0-9-]+)(?: (\S+))?", command(subcommand, "--help").stdout,
+    for name, value in re.findall(r"^  (?:-\w, )?--([a-z0-9-]+)(?: (\S+))?", command(subcommand, "--help-all").stdout,
                                   re.MULTILINE):
         found[name] = value.split("|") if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", value) else []
     return found
@@ -231,7 +231,7 @@ class Manual(unittest.TestCase):
     def test_pages_have_what_the_help_says(self):
         for name in subcommands():
             page = " ".join(self.plain(self.page(f"anyrank-{name}.1")).replace("\\(aq", "'").split())
-            shown = command(name, "--help").stdout
+            shown = command(name, "--help-all").stdout
             entries = re.findall(r"^  (?:-\w, )?--(.*(?:\n {3,}.*)*)", shown, re.MULTILINE)
             self.assertEqual(len(entries), len(options_of(name)))
             for entry in entries:

@@ -73,7 +73,7 @@ def options_in_the_text_exist():
             continue
         name, rest = command[1], re.sub(r"[|&].*", "", command[2] or "")
         if name not in helps:
-            done = subprocess.run([engine.COMMAND, name, "--help"], capture_output=True, text=True, check=False)
+            done = subprocess.run([engine.COMMAND, name, "--help-all"], capture_output=True, text=True, check=False)
             helps[name] = done.stdout
         known = set(re.findall(r"--[a-z][\w-]*", helps[name])) | {"--help"}
         problems += [f"{where}: `{code}`: no {option}" for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest)

@@ -27,7 +27,7 @@ COMMANDS = ("check", "grads", "train", "verify", "plan", "lint")
 class Options(unittest.TestCase):
     def test_they_are_those_of_the_command(self) -> None:
         for command in COMMANDS:
-            usage = subprocess.check_output([_command.find_command(), command, "--help"], text=True)
+            usage = subprocess.check_output([_command.find_command(), command, "--help-all"], text=True)
             words = {line.split("--", 1)[1].split()[0] for line in usage.splitlines()
                      if line.startswith("  --") or line.startswith("  -q, --")}
             given_here = {"json", "quiet", "no-color", "progress-fd", "version"}
