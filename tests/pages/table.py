@@ -72,7 +72,7 @@ OWN = "typedef struct { ar_param gain, offset, weight, bias; } own_layer;"
 OPERATORS = ("ar_ctx *ctx, own_layer *l, ar_norm_saved rows, ar_tensor n, ar_tensor pre, ar_tensor dn, ar_tensor dpre, "
              "const ar_tensor *x, ar_tensor *y, ar_tensor *dx, const ar_tensor *dy")
 DECLARED = {
-    ("dumps.md", "ar_dump_listener"): ("", "ar_comm *tp, ar_comm *dp, ar_comm *world, ar_parallel parallel"),
+    ("pytorch.md", "ar_dump_listener"): ("", "ar_comm *tp, ar_comm *dp, ar_comm *world, ar_parallel parallel"),
     ("ddp.md", "ar_ddp_options"): ("", STATEMENTS + "ar_saved *saved, ar_tensor x, ar_tensor y, ar_tensor dy, "
                                        "const ar_batch *batch, int steps"),
     ("gradients.md", "ar_gradients"): ("", STATEMENTS + "int steps"),
@@ -95,16 +95,14 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
     (PICTURE, "train.md", ["FOLDER/"]),
     ("tests/verify/bits_test.py", "bits.md", ["565f7a29", "6a40eae6"]),
     ("tests/examples/ci_test.py", "ci.md", ["ci/anyrank.sh", "layout gradients", "### Bits differ"]),
-    ("tests/verify/pages_test.py", "dumps.md", ['{"version": 1,\n "rank"', "MissingShard", '{"version": 1,\n "mesh"',
-                                                "anyrank verify DIR"]),
+    ("tests/verify/pages_test.py", "pytorch.md", ['{"version": 1,\n "rank"', "MissingShard", '{"version": 1,\n "mesh"',
+                                                  "anyrank verify DIR"]),
     ("tests/verify/pytorch_page_test.py", "README.md", ["import anyrank"]),
-    ("tests/verify/pytorch_page_test.py", "dumps.md", ["python3 tests/golden/dcp.py"]),
-    ("tests/python/convert_test.py", "dumps.md", ["$ python3 -m anyrank.convert", "anyrank verify hugging-face-folder",
-                                                  "anyrank convert: run"]),
+    ("tests/python/convert_test.py", "pytorch.md", ["$ python3 -m anyrank.convert", "anyrank convert: run"]),
     ("tests/sim/message_test.c", "failures.md", ["rank 2"]),
     ("tests/verify/pytorch_page_test.py", "pytorch.md", [
         "import anyrank", "anyrank verify one", "with anyrank", "c = anyrank", "spec =", "activations =", "model =",
-        "$ anyrank grads", "verify: the same", "different: 14"]),
+        "$ anyrank grads", "python3 tests/golden/dcp.py"]),
     ("tests/python/pytest_page_test.py", "pytest.md", ["pip install torch"]),
     ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
 ] for start in starts}

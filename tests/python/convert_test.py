@@ -5,6 +5,7 @@ torch."""
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -107,7 +108,7 @@ class Golden(unittest.TestCase):
         self.assertIn("0.weight:m@2", model)
 
     def test_the_page_s_examples(self):
-        page = pages.blocks("dumps.md")
+        page = pages.blocks("pytorch.md")
         (session,) = [one for one in page if one.startswith("$ python3 -m anyrank.convert")]
         (command, printed), (compared, _) = pages.session(session)
         self.unpack("dcp").rename(self.path / "checkpoint-100")
@@ -117,7 +118,7 @@ class Golden(unittest.TestCase):
         self.assertEqual(compared.split(), ["anyrank", "verify", "reference", "converted"])
         self.verify(GOLDEN / "dcp.safetensors", self.path / "converted")
         # Under the names of Hugging Face, with the mapping that the page's line names.
-        (mapped,) = [one for one in page if one.startswith("anyrank verify hugging-face-folder")]
+        (mapped,) = re.findall(r"`(anyrank verify hugging-face-folder[^`]*)`", pages.text("pytorch.md"))
         words = mapped.split()
         self.assertEqual(words[3:5], ["converted", "--map"])
         done = self.convert_command(str(self.unpack("torch_dist")), "megatron")
@@ -127,7 +128,7 @@ class Golden(unittest.TestCase):
                     "--map", str(self.path / words[5].replace("converted", "megatron")), *words[6:])
 
     def test_a_pickle_that_would_run_something_is_refused_as_the_page_says(self):
-        (wanted,) = [one for one in pages.blocks("dumps.md") if one.startswith("anyrank convert: run")]
+        (wanted,) = [one for one in pages.blocks("pytorch.md") if one.startswith("anyrank convert: run")]
         folder = self.unpack("dcp").rename(self.path / "run")
         (folder / ".metadata").write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")
         done = self.convert_command("run", "converted")

@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs what verify.md and pytorch.md show and tests/pages cannot run: fields, files that have to be made, and
-errors.
-
-What needs torch is in
-pytorch_page_test.py.
+errors. What needs torch is in pytorch_page_test.py.
 """
 
 import json
@@ -63,9 +60,9 @@ class VerifyPage(PageTest):
         self.assertLessEqual({"tensors", "first", "worst", "wrappers", "left_out"}, set(reports[0]))
 
 
-class DumpsPage(PageTest):
+class DumpsOfPytorchPage(PageTest):
     def test_the_placement_is_read_and_means_what_it_says(self):
-        placement = data(block("dumps.md", '{"version": 1,\n "rank"'))
+        placement = data(block("pytorch.md", '{"version": 1,\n "rank"'))
         rank, placed = placement["rank"], placement["tensors"]["NAME"]
         extent = placed["boxes"][0]["extent"]
         write(self.folder / "run/rank.safetensors", {"NAME": numbers(*extent)},
@@ -80,7 +77,7 @@ class DumpsPage(PageTest):
         self.assertIn("unknown key 'box'", self.run_refused("anyrank verify run run"))
 
     def test_errors_are_those_of_the_page(self):
-        missing, overlapping = block("dumps.md", "MissingShard: run7").splitlines()
+        missing, overlapping = block("pytorch.md", "MissingShard: run7").splitlines()
         name = re.search(r"tensor '([^']+)'", missing)[1]
 
         def rank(r, first, count):
@@ -97,7 +94,7 @@ class DumpsPage(PageTest):
         self.assertEqual(self.run_line("anyrank verify run7 run7", [0])[:22], "verify: the same bits:")
 
     def test_the_mapping_puts_megatron_s_files_together(self):
-        mapping = data(block("dumps.md", '{"version": 1,\n "mesh"'))
+        mapping = data(block("pytorch.md", '{"version": 1,\n "mesh"'))
         (self.folder / "map.json").write_text(json.dumps(mapping))
         (_, stages), (_, shards) = mapping["mesh"]
         width, features, ids = 2, 8, mapping["tensors"][3]["shape"][0]
@@ -130,8 +127,8 @@ class DumpsPage(PageTest):
                       self.run_line("anyrank verify full.safetensors run --map map.json --all-matched", [0]))
 
     def test_dumps_of_a_check_are_the_same_as_it_says(self):
-        lines = block("dumps.md", "anyrank verify DIR/reference").splitlines()
-        self.assertIn("`anyrank check MODEL --dump DIR`", text("dumps.md"))
+        lines = block("pytorch.md", "anyrank verify DIR/reference").splitlines()
+        self.assertIn("`anyrank check MODEL --dump DIR`", text("pytorch.md"))
         for n, (line, layout) in enumerate(zip(lines, ("--tp 4 --sp", "--dp 2"))):
             numerics = re.search(r"\((--numerics native)\)$", line)
             self.run_line(f"anyrank check torch --dump D{n} {layout} --batch 2 --seq 16 --steps 1 "
@@ -140,7 +137,7 @@ class DumpsPage(PageTest):
             self.assertTrue(printed.splitlines()[-1].startswith("verify: the same "), printed)
 
     def test_an_injected_fault_shows_from_outside(self):
-        (line,) = re.findall(r"`(anyrank\s+verify\s+right/[^`]+)`", text("dumps.md"))
+        (line,) = re.findall(r"`(anyrank\s+verify\s+right/[^`]+)`", text("pytorch.md"))
         for out, options in (("right", "--activations"), ("wrong", "--activations --per-rank --tp 2 "
                                                           "--inject column_dx_not_reduced")):
             self.run_line(f"anyrank grads torch --input torch/batch.safetensors --out {out} {options}", [0])
@@ -148,7 +145,7 @@ class DumpsPage(PageTest):
 
     def test_the_listener_s_functions_are_there(self):
         headers = "\n".join(p.read_text() for p in sorted((ROOT / "include/anyrank").glob("*.h")))
-        code = re.sub(r"/\*.*?\*/", "", block("dumps.md", "ar_dump_listener *"))
+        code = re.sub(r"/\*.*?\*/", "", block("pytorch.md", "ar_dump_listener *"))
         names = set(re.findall(r"\b(?:ar|AR)_\w+", code))
         self.assertGreater(len(names), 8)
         for name in names:
