@@ -6,7 +6,7 @@
 
 Needs torch; the rows of Llama also transformers. A row for each model and format, of two seeds: the worst difference of
 any tensor over what is allowed, and the smallest e such that 1 + e times any one parameter's gradient is outside. The
-table is that of pytest.md.
+table is that of docs/evidence/right-runs.tsv.
 """
 
 import math

@@ -185,7 +185,7 @@ class GitHub(Job):
         ran = self.run_job(prepared=True)
         self.assertEqual([(name, status) for name, status, _ in ran], [("Path", 0), ("Check", 1), ("Explain", 0)], ran)
         summary = (self.folder / "summary").read_text(encoding="utf-8")
-        page = (ROOT / "docs/guide/ci.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/guide/pytest.md").read_text(encoding="utf-8")
         shown = re.search(r"^```\n(### Bits differ.*?)^```", page, re.DOTALL | re.MULTILINE)[1].splitlines()
         self.assertGreater(len(shown), 4)
         for line in shown:
@@ -236,7 +236,7 @@ class Script(Job):
         self.variables = {"ANYRANK": str(self.home / "anyrank-installed/bin/anyrank")}
 
     def test_golden_is_what_is_checked_in(self):
-        page = (ROOT / "docs/guide/ci.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/guide/pytest.md").read_text(encoding="utf-8")
         golden = (CI / "golden.txt").read_text(encoding="utf-8")
         names = re.findall(r"^(\w+)\s", re.sub(r"#.*", "", (CI / "cases.txt").read_text()), re.MULTILINE)
         self.assertEqual([line.split()[:2] for line in golden.splitlines()],
