@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prints the accuracy table of numerics.md section 2, the rows with a long K included. Under a minute. */
+/* Prints how accurate contractions are (numerics.md, section 2), long K included. Under a minute. */
 #include <stdio.h>
 
 #include "tests/numerics/accuracy.h"

@@ -2,7 +2,7 @@
 #ifndef TESTS_NUMERICS_ACCURACY_H
 #define TESTS_NUMERICS_ACCURACY_H
 
-/* The accuracy table of numerics.md section 2: relative Frobenius error against binary64 sums of the native sgemm, of
+/* Accuracy of contractions (numerics.md, section 2): relative Frobenius error against binary64 sums of the native sgemm, of
  * the exact contraction, and of the same without step 0, on the data that tell them apart. */
 #include <math.h>
 #include <stdint.h>

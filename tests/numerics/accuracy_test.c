@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows of numerics.md's accuracy table up to K = 4096; tests/extended/accuracy_table.c prints the whole of it.
+/* How accurate contractions are (numerics.md, section 2), up to K = 4096; tests/extended/accuracy_table.c prints more.
  * The documented error of the exact contraction may be missed by a factor of 2 (one draw of 48 x 48 results stands for
  * the distribution), sgemm's by a factor of 3 (its blocking differs between processors). */
 #include "tests/numerics/accuracy.h"
