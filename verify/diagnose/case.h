@@ -76,29 +76,6 @@ static inline bool ari_run_differs(const ari_grid *g, const ari_run *run, size_t
 
 /* --- the survey --------------------------------------------------------------------------------------------------- */
 
-/* Of v against r: sums, and elements that differ. */
-typedef struct ari_sums {
-    double vr, rr, vv;
-    size_t n;
-} ari_sums;
-static inline void ari_sums_add(ari_sums *s, double v, double r)
-{
-    s->vr += v * r;
-    s->rr += r * r;
-    s->vv += v * v;
-}
-/* For qsort: of doubles. */
-int ari_by_value(const void *a, const void *b);
-/* The factor that takes r to v best, and the sum of squares that it leaves. */
-static inline double ari_factor_of(const ari_sums *s)
-{
-    return s->vr / s->rr;
-}
-static inline double ari_factor_left(const ari_sums *s)
-{
-    return s->vv - s->vr * ari_factor_of(s);
-}
-
 /* Counts and sums over the elements that differ, but for `held` and `kept`. */
 typedef struct ari_tally {
     size_t held, different;

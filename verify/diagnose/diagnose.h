@@ -107,6 +107,9 @@ const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, siz
 /** A parameter before the step; NULL. */
 const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
 
+/** For qsort: of doubles, the smallest first. */
+int ari_by_value(const void *a, const void *b);
+
 /** Whether two tensors have one shape. */
 bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
 
@@ -150,7 +153,8 @@ void ari_mesh_of(ari_ranks *mesh, const ar_dump *d);
 /** Fills row->pattern, row->hint and row->evidence. Of the row it reads name, pass, step and first. Where the other
  *  dump is of ranks, their parts are looked at one by one; where it is whole, its layout is found from the data. The
  *  same tensors give the same texts.
- *  Memory: up to 40 bytes an element of at most ARI_EXPLAIN_ELEMENTS, and 16 for those of all ranks. Of larger tensors
+ *  Memory: up to 40 bytes an element of at most ARI_EXPLAIN_ELEMENTS, and 16 for those of all ranks; 80 bytes for each
+ *          class of elements that is fitted: an index of a dimension, a row, or a shard of a row. Of larger tensors
  *          a sample of every dimension's indices is looked at, which shows blocks, heads and shards, and a stretch of
  *          rows around the first difference, which shows neighbours; what says more is reported, and the text says
  *          which.

@@ -150,11 +150,44 @@ static void tally_one(ari_tally *t, float value, float ref, bool differs, double
     t->max_relative = relative > t->max_relative ? relative : t->max_relative;
 }
 
+static void tally_add(ari_tally *t, const ari_tally *of)
+{
+    t->held += of->held, t->different += of->different, t->kept += of->kept;
+    t->nan += of->nan, t->zero += of->zero, t->gained += of->gained;
+    t->vv += of->vv, t->vr += of->vr, t->rr += of->rr, t->dd += of->dd;
+    t->max_difference = fmax(t->max_difference, of->max_difference);
+    t->max_relative = fmax(t->max_relative, of->max_relative);
+}
+
+static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run)
+{
+    ari_tally *own = &s->rank[run->rank];
+    for (size_t i = 0; i < run->count; i++) {
+        const size_t index = run->index + i;
+        const double magnitude = fabs((double)run->ref[i]);
+        s->max_reference = magnitude > s->max_reference ? magnitude : s->max_reference;
+        const bool differs = ari_run_differs(g, run, i);
+        tally_one(own, run->value[i], run->ref[i], differs, g->d->noise);
+        s->bits[index / 8] = (uint8_t)(s->bits[index / 8] | ((unsigned)differs << (index % 8)));
+    }
+}
+
 /* An element of a row: its value on the first rank that holds it, whether others do, and whether theirs differ. */
 typedef struct held_element {
     float first;
     bool held, shared, apart;
 } held_element;
+
+static void hold_run(held_element *row, const ari_run *run)
+{
+    for (size_t i = 0; i < run->count; i++) {
+        held_element *e = &row[run->col + i];
+        e->shared = e->held;
+        e->apart |= e->held && !ari_same_bits(e->first, run->value[i]);
+        e->first = e->held ? e->first : run->value[i];
+        e->held = true;
+    }
+}
 
 static void end_row(ari_survey *s, const ari_grid *g, held_element *row)
 {
@@ -162,24 +195,6 @@ static void end_row(ari_survey *s, const ari_grid *g, held_element *row)
         s->shared += row[c].shared;
         s->disagree += row[c].apart;
         row[c] = (held_element){0};
-    }
-}
-
-static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run, held_element *row)
-{
-    for (size_t i = 0; i < run->count; i++) {
-        const size_t index = run->index + i;
-        held_element *e = &row[run->col + i];
-        e->shared = e->held;
-        e->apart |= e->held && !ari_same_bits(e->first, run->value[i]);
-        e->first = e->held ? e->first : run->value[i];
-        e->held = true;
-        const double magnitude = fabs((double)run->ref[i]);
-        s->max_reference = magnitude > s->max_reference ? magnitude : s->max_reference;
-        const bool differs = ari_run_differs(g, run, i);
-        tally_one(&s->rank[run->rank], run->value[i], run->ref[i], differs, g->d->noise);
-        tally_one(&s->total, run->value[i], run->ref[i], differs, g->d->noise);
-        s->bits[index / 8] = (uint8_t)(s->bits[index / 8] | ((unsigned)differs << (index % 8)));
     }
 }
 
@@ -215,6 +230,7 @@ static void summarise(ari_survey *s, const ari_grid *g)
 {
     s->whole = true;
     for (int r = 0; r < g->d->ranks; r++) {
+        tally_add(&s->total, &s->rank[r]);
         s->wrong_ranks += s->rank[r].different > 0;
         s->holding_ranks += s->rank[r].different > 0 || ari_rank_is_right(s, (size_t)r);
         s->whole = s->whole && s->rank[r].held == g->count;
@@ -225,21 +241,24 @@ static void summarise(ari_survey *s, const ari_grid *g)
 ar_status ari_survey_init(ari_survey *s, const ari_grid *g)
 {
     ar_status st = AR_OK;
-    held_element *row = NULL;
+    held_element *row = NULL; /* of one rank alone none has copies */
+    size_t current = 0;
     *s = (ari_survey){0};
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->bits, g->count / 8 + 1, g->d->name));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->rank, (size_t)g->d->ranks, g->d->name));
     for (int i = 0; i < g->nd; i++)
         AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->hits[i], g->shape[i], g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row, g->cols, g->d->name));
-    size_t current = 0;
-    for (ari_run run = ari_runs_of(g); ari_runs_next(&run);) {
-        if (run.row != current)
+    if (g->d->ranks > 1)
+        AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row, g->cols, g->d->name));
+    for (ari_run run = ari_runs_of(g); ari_runs_next(&run); current = run.row) {
+        if (row && run.row != current)
             end_row(s, g, row);
-        current = run.row;
-        survey_run(s, g, &run, row);
+        if (row)
+            hold_run(row, &run);
+        survey_run(s, g, &run);
     }
-    end_row(s, g, row);
+    if (row)
+        end_row(s, g, row);
     summarise(s, g);
 done:
     free(row);

@@ -63,12 +63,6 @@ static bool is_compared(const ar_verify_row *r)
     return r->state == AR_VERIFY_SAME || r->state == AR_VERIFY_DIFFERENT || r->state == AR_VERIFY_REPLICAS;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* --- draws -------------------------------------------------------------------------------------------------------- */
 
 /* All runs against the reference: the draws, then the one that is judged. Each is measured by the others alone, so that
@@ -83,7 +77,7 @@ typedef struct pool {
 
 static double median_of(double *x, size_t n)
 {
-    qsort(x, n, sizeof *x, ascending);
+    qsort(x, n, sizeof *x, ari_by_value);
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2.0;
 }
 
@@ -258,11 +252,11 @@ bool ari_normal_find_draws(char *path, size_t cap, const char *reference)
 {
     const char *slash = strrchr(reference, '/');
     const int folder = slash ? (int)(slash - reference) + 1 : 0;
-    snprintf(path, cap, "%s/allowed.safetensors", reference);
-    if (access(path, R_OK) == 0)
+    int n = snprintf(path, cap, "%s/allowed.safetensors", reference);
+    if (n > 0 && (size_t)n < cap && access(path, R_OK) == 0)
         return true;
-    snprintf(path, cap, "%.*sallowed.safetensors", folder, reference);
-    return access(path, R_OK) == 0;
+    n = snprintf(path, cap, "%.*sallowed.safetensors", folder, reference);
+    return n > 0 && (size_t)n < cap && access(path, R_OK) == 0; /* a path that is cut off is another's */
 }
 
 /* --- the bound ---------------------------------------------------------------------------------------------------- */

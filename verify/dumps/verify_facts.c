@@ -101,20 +101,11 @@ void ari_verify_learn(ar_verify_report *r)
 
 /* --- rounding ------------------------------------------------------------------------------------------------------ */
 
+/* Of shorter formats a value says too little. */
 static double roundoff_of(ar_dtype t)
 {
-    switch (t) {
-    case AR_F64:
-        return 0x1p-53;
-    case AR_F32:
-        return 0x1p-24;
-    case AR_F16:
-        return 0x1p-11;
-    case AR_BF16:
-        return 0x1p-8;
-    default:
-        return 0.0;
-    }
+    const ari_format f = ari_format_of(t);
+    return f.is_float && f.bits >= 16 ? ldexp(0.5, -f.mantissa) : 0.0;
 }
 
 bool ari_is_by_rounding(const ar_verify_row *row)
