@@ -12,7 +12,7 @@ import unittest
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import ROOT, Case, run  # noqa: E402
 
-PAGE = (ROOT / "docs/guide/plans.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guide/planner.md").read_text(encoding="utf-8")
 LARGE = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
          "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
 
@@ -84,7 +84,7 @@ class Plan(Case):
 
     def setUp(self):
         super().setUp()
-        paper, *self.plans = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+        paper, *self.plans, _ = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
         self.model("paper", json.loads(paper))
         self.model("large", LARGE)
 

@@ -17,7 +17,7 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
             "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
-LONG = {"README.md", "check.md", "clusters.md", "ddp.md", "models.md", "planner.md", "plans.md",
+LONG = {"README.md", "check.md", "clusters.md", "ddp.md", "models.md", "planner.md",
         "pytest.md", "python.md", "simulated-cluster.md", "trace.md", "train.md", "virtual-time.md"}
 
 # What differs between machines and runs, on both sides: of all pages, and of one.
@@ -36,8 +36,7 @@ SPACED = {"parallelism.md"}
 # What a page takes as given, as a line of shell.
 GIVEN = {
     "clusters.md": "cp -r tests/golden/llama-gqa-tiny MODEL",
-    "planner.md": "mkdir docs",
-    "plans.md": """echo '{"rules": [{"modules": "*.[qkv]_proj", "style": "colwise", "input": "R"}]}' > p.json""",
+    "planner.md": """echo '{"rules": [{"modules": "*.[qkv]_proj", "style": "colwise", "input": "R"}]}' > p.json""",
     "train.md": "mkdir model && cp tests/golden/llama-gqa-tiny/[cm]*[ns] model",
     "verify.md": "cp -r tests/golden/llama-gqa-tiny torch",
 }
@@ -56,14 +55,13 @@ PRINTED_BY = {
     ("pytest.md", "E "): r"""
     sed -i 's/mean().backward()/&\n    if mesh and mesh.get_rank() == 2:\n        model[0].bias.grad *= 1.001/' test_mlp.py
     pytest -q test_mlp.py | grep '^E '""",
-    ("plans.md", "forward: "): "anyrank plan paper --flow --tp 2 --sp --batch 4 --seq 512 --numerics native | tail -2",
+    ("planner.md", "forward: "): "anyrank plan paper --flow --tp 2 --sp --batch 4 --seq 512 --numerics native | tail -2",
 }
 
 # The names of the files that a page's blocks of json are, in order.
 WRITTEN = {
     "modules.md": ["column-row.json", "row-column.json", "sequence.json", "not-summed.json"],
-    "plans.md": ["paper/config.json", "small.json"],
-    "lint.md": ["wrong.json"],
+    "planner.md": ["paper/config.json", "small.json", None, "wrong.json"],
 }
 
 # What a block of C stands behind: declarations, and the parameters of the function that it is inside; None: of none.

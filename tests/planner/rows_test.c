@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Published figures of training runs, against the planner's formulas. Rates and layouts are the publications'; what does
- * not fit stays in the table, as unexplained. planner.md shows the same rows. */
+ * not fit stays in the table, as unexplained. docs/evidence/planner.tsv has the same rows. */
 #include <stdarg.h>
 
 #include "anyrank/model.h"
@@ -23,7 +23,7 @@ static ar_config config_of(const shape *s)
                   : shape_gpt(s->layers, s->hidden, s->heads, s->vocab);
 }
 
-/* Whether planner.md has this row of a table. */
+/* Whether planner.tsv has this row of a table. */
 static void expect_row(const char *format, ...)
 {
     char row[256];
@@ -33,8 +33,8 @@ static void expect_row(const char *format, ...)
     va_start(values, format);
     vsnprintf(row, sizeof row, format, values);
     va_end(values);
-    cr_assert_ok(ari_file_read(&page, &length, TEST_SOURCE_DIR "/docs/guide/planner.md", 1 << 20));
-    cr_expect_not_null(strstr((const char *)page, row), "docs/guide/planner.md lacks: %s", row);
+    cr_assert_ok(ari_file_read(&page, &length, TEST_SOURCE_DIR "/docs/evidence/planner.tsv", 1 << 20));
+    cr_expect_not_null(strstr((const char *)page, row), "docs/evidence/planner.tsv lacks: %s", row);
 }
 
 /* --- throughput --------------------------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ CLAIM(printed_rates_are_those_of_their_convention)
         const double rate = flops * throughput[i].tokens * 1e-12, error = rate / throughput[i].teraflops - 1.0;
         cr_expect_str_eq(fabs(error) <= 0.005 ? "fits" : "unexplained", throughput[i].verdict, "%s: %.1f",
                          throughput[i].source, rate);
-        expect_row("| %s | %zu | %.0f | %g | %.1f | %d | %+.1f %%, %s |", throughput[i].source, throughput[i].seq,
+        expect_row("%s\t%zu\t%.0f\t%g\t%.1f\t%d\t%+.1f %%\t%s\n", throughput[i].source, throughput[i].seq,
                    throughput[i].tokens, throughput[i].teraflops, rate, (int)throughput[i].convention + 1,
                    100.0 * error, throughput[i].verdict);
     }
@@ -121,7 +121,7 @@ CLAIM(utilisations_are_those_of_korthikanti_et_al)
         cr_expect_lt(fabs(100.0 * mfu - korthikanti[i].mfu), 0.5, "%s: %.2f", c.name, 100.0 * mfu);
         cr_expect(korthikanti[i].hfu == 0.0 || fabs(100.0 * hfu - korthikanti[i].hfu) < 0.5, "%s: %.2f", c.name,
                   100.0 * hfu);
-        expect_row("| %s | %.0f | %.0f | %.2f | %.1f | %.2f | %.1f | %.2f | %.3f |", c.name, korthikanti[i].gpus,
+        expect_row("%s\t%.0f\t%.0f\t%.2f\t%.1f\t%.2f\t%.1f\t%.2f\t%.3f\n", c.name, korthikanti[i].gpus,
                    korthikanti[i].batch, korthikanti[i].seconds, korthikanti[i].mfu, 100.0 * mfu, korthikanti[i].hfu,
                    100.0 * hfu, korthikanti[i].ratio);
     }
@@ -259,10 +259,10 @@ CLAIM(peaks_of_torchtitan_differ_as_their_layouts_do)
         cr_expect_str_eq(strcmp(peaks[i].verdict, "first") == 0 ? "first" : verdict, peaks[i].verdict,
                          "row %zu: %+.2f GiB, printed %+.2f", i, here - before, change);
         if (strcmp(peaks[i].verdict, "first") == 0)
-            expect_row("| %s | %s | %zu x %zu | %.1f | %.1f | | | |", peaks[i].model, peaks[i].layout, peaks[i].batch,
+            expect_row("%s\t%s\t%zu x %zu\t%.1f\t%.1f\t-\t-\t-\n", peaks[i].model, peaks[i].layout, peaks[i].batch,
                        peaks[i].seq, peaks[i].gib, here);
         else
-            expect_row("| %s | %s | %zu x %zu | %.1f | %.1f | %+.1f | %+.1f | %s |", peaks[i].model, peaks[i].layout,
+            expect_row("%s\t%s\t%zu x %zu\t%.1f\t%.1f\t%+.1f\t%+.1f\t%s\n", peaks[i].model, peaks[i].layout,
                        peaks[i].batch, peaks[i].seq, peaks[i].gib, here, change, here - before, verdict);
         before = here;
     }
@@ -282,13 +282,13 @@ CLAIM(memory_of_llama_3_8b)
         ar_recompute recompute;
         const char *printed;
     } rows[] = {
-        {"tp=1", 1, 1, 0, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
-        {"tp=8", 8, 1, 0, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
-        {"tp=8 sp", 8, 1, 0, true, 1, 8192, AR_RECOMPUTE_NONE, ""},
-        {"tp=8 sp, full", 8, 1, 0, true, 1, 8192, AR_RECOMPUTE_FULL, ""},
-        {"dp=8 zero=1", 1, 8, 1, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
-        {"dp=8 zero=2", 1, 8, 2, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
-        {"dp=8 zero=3", 1, 8, 3, false, 1, 8192, AR_RECOMPUTE_NONE, ""},
+        {"tp=1", 1, 1, 0, false, 1, 8192, AR_RECOMPUTE_NONE, "-"},
+        {"tp=8", 8, 1, 0, false, 1, 8192, AR_RECOMPUTE_NONE, "-"},
+        {"tp=8 sp", 8, 1, 0, true, 1, 8192, AR_RECOMPUTE_NONE, "-"},
+        {"tp=8 sp, full", 8, 1, 0, true, 1, 8192, AR_RECOMPUTE_FULL, "-"},
+        {"dp=8 zero=1", 1, 8, 1, false, 1, 8192, AR_RECOMPUTE_NONE, "-"},
+        {"dp=8 zero=2", 1, 8, 2, false, 1, 8192, AR_RECOMPUTE_NONE, "-"},
+        {"dp=8 zero=3", 1, 8, 3, false, 1, 8192, AR_RECOMPUTE_NONE, "-"},
         {"dp=8 zero=3", 1, 8, 3, false, 2, 8192, AR_RECOMPUTE_NONE, "82.4, selective"},
         {"dp=8 zero=3, full", 1, 8, 3, false, 2, 8192, AR_RECOMPUTE_FULL, "82.4, selective"},
         {"dp=128 zero=3", 1, 128, 3, false, 2, 8192, AR_RECOMPUTE_NONE, "67.0, selective"},
@@ -305,8 +305,8 @@ CLAIM(memory_of_llama_3_8b)
         const ari_memory m = shape_memory(&p);
         char cells[256] = "";
         for (size_t k = 0, n = 0; k < sizeof columns / sizeof *columns; k++)
-            n += (size_t)snprintf(cells + n, sizeof cells - n, "%.1f | ", m.of[columns[k]] / 0x1p30);
-        expect_row("| %s | %zu x %zu | %s%.1f | %s |", rows[i].layout, rows[i].batch, rows[i].seq, cells,
+            n += (size_t)snprintf(cells + n, sizeof cells - n, "%.1f\t", m.of[columns[k]] / 0x1p30);
+        expect_row("%s\t%zu x %zu\t%s%.1f\t%s\n", rows[i].layout, rows[i].batch, rows[i].seq, cells,
                    ari_memory_sum(&m) / 0x1p30, rows[i].printed);
     }
 }
