@@ -182,17 +182,80 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
 
 /* --- the page ----------------------------------------------------------------------------------------------------- */
 
-/* Three digits are enough for a colour, and keep the page small. */
-static json_t *map_of(const ar_verify_map *m)
+/* A cell is a character: "0" the same, "z" not finite, else one of LEVELS, as many to each power of ten, from `low` to
+ * `high`. Maps of the first tensors are as fine as they were made, those of the others so coarse that a page of
+ * hundreds stays below a megabyte. */
+enum { LEVELS = 60, FINE_MAPS = 32, CELLS_OF_OTHERS = 300000 };
+static const char level_names[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/* Of f by f cells the largest; not finite where one is. */
+static double coarse_cell(const ar_verify_map *m, size_t f, size_t row, size_t col)
 {
-    json_t *list = json_array();
-    for (size_t i = 0; m->cell && i < m->rows * m->cols; i++) {
-        char digits[32];
-        const double cell = (double)m->cell[i];
-        snprintf(digits, sizeof digits, "%.3g", cell);
-        json_array_append_new(list, isfinite(cell) ? json_real(strtod(digits, NULL)) : json_integer(-1));
+    double most = 0.0;
+    for (size_t y = row * f; y < (row + 1) * f && y < m->rows; y++) {
+        for (size_t x = col * f; x < (col + 1) * f && x < m->cols; x++) {
+            const double cell = (double)m->cell[y * m->cols + x];
+            most = isfinite(cell) ? fmax(most, cell) : (double)INFINITY;
+            if (!isfinite(most))
+                return most;
+        }
     }
-    return list;
+    return most;
+}
+
+static void find_range(double *low, double *high, const ar_verify_map *m)
+{
+    *high = 0.0;
+    *low = (double)INFINITY;
+    for (size_t i = 0; i < m->rows * m->cols; i++) {
+        const double cell = (double)m->cell[i];
+        *high = isfinite(cell) ? fmax(*high, cell) : *high;
+        *low = cell > 0.0 ? fmin(*low, cell) : *low;
+    }
+    *low = fmin(fmax(*low, *high * 1e-6), *high); /* what is smaller looks like nothing beside the largest */
+}
+
+static char level_of(double cell, double low, double high)
+{
+    if (cell == 0.0 || !isfinite(cell))
+        return cell == 0.0 ? '0' : 'z';
+    const double all = high > low ? log(high / low) : 0.0;
+    const double part = all > 0.0 ? log(fmax(cell, low) / low) / all : 1.0;
+    return level_names[1 + (size_t)lrint(part * (LEVELS - 1))];
+}
+
+/* Adds nothing where there is no map. Errors: AR_ERR_MEMORY. */
+static ar_status set_map(json_t *o, const ar_verify_map *m, size_t f)
+{
+    double low, high;
+    char *text;
+    if (!m->cell)
+        return AR_OK;
+    const size_t rows = (m->rows + f - 1) / f, cols = (m->cols + f - 1) / f;
+    AR_TRY(ari_alloc_zero((void **)&text, rows * cols + 1, 1, "a picture"));
+    find_range(&low, &high, m);
+    for (size_t i = 0; i < rows * cols; i++)
+        text[i] = level_of(coarse_cell(m, f, i / cols, i % cols), low, high);
+    json_object_set_new(o, "map", json_string(text));
+    json_object_set_new(o, "map_range", json_pack("[f, f]", low, high));
+    json_object_set_new(o, "map_shape", json_pack("[I, I]", (json_int_t)rows, (json_int_t)cols));
+    json_object_set_new(o, "matrix", json_pack("[I, I]", (json_int_t)m->matrix_rows, (json_int_t)m->matrix_cols));
+    free(text);
+    return AR_OK;
+}
+
+/* How many cells along each side of a map become one in all but the first FINE_MAPS. */
+static size_t coarseness(const ar_verify_report *r)
+{
+    size_t cells = 0, f = 1;
+    for (size_t i = 0, seen = 0; i < r->rows; i++) {
+        const ar_verify_map *m = &r->row[i].map;
+        if (m->cell && seen++ >= FINE_MAPS)
+            cells += m->rows * m->cols;
+    }
+    while (cells / (f * f) > CELLS_OF_OTHERS)
+        f++;
+    return f;
 }
 
 static json_t *bins_of(const ar_verify_row *r)
@@ -204,17 +267,15 @@ static json_t *bins_of(const ar_verify_row *r)
 }
 
 /* Of the many that are the same a line in the table is enough. */
-static json_t *row_of(const ar_verify_row *r)
+static ar_status row_of(json_t **gives, const ar_verify_row *r, size_t f)
 {
-    if (r->state == AR_VERIFY_SAME && r->bits_different == 0)
-        return row_head(r);
-    json_t *o = ari_verify_row_json(r, true);
-    json_object_set_new(o, "bins", bins_of(r));
-    json_object_set_new(o, "map", map_of(&r->map));
-    json_object_set_new(o, "map_shape", json_pack("[I, I]", (json_int_t)r->map.rows, (json_int_t)r->map.cols));
-    json_object_set_new(o, "matrix",
-                        json_pack("[I, I]", (json_int_t)r->map.matrix_rows, (json_int_t)r->map.matrix_cols));
-    return o;
+    if (r->state == AR_VERIFY_SAME && r->bits_different == 0) {
+        *gives = row_head(r);
+        return AR_OK;
+    }
+    *gives = ari_verify_row_json(r, true);
+    json_object_set_new(*gives, "bins", bins_of(r));
+    return set_map(*gives, &r->map, f);
 }
 
 static json_t *mesh_of(const ar_verify_report *r)
@@ -231,28 +292,34 @@ static json_t *row_number(size_t row, size_t rows)
     return row < rows ? json_integer((json_int_t)row) : json_null();
 }
 
-static json_t *report_of(const ar_verify_report *r)
+static ar_status report_of(json_t **gives, const ar_verify_report *r)
 {
     json_t *o = json_object(), *rows = json_array();
+    ar_status st = AR_OK;
     ari_verify_set_facts(o, r);
     json_object_set_new(o, "first", row_number(r->first, r->rows));
     json_object_set_new(o, "worst", row_number(r->worst, r->rows));
     json_object_set_new(o, "mesh", mesh_of(r));
-    for (size_t i = 0; i < r->rows; i++)
-        json_array_append_new(rows, row_of(&r->row[i]));
-    if (json_object_set_new(o, "rows", rows) != 0) {
-        json_decref(o);
-        return NULL;
+    json_object_set_new(o, "rows", rows);
+    const size_t coarse = coarseness(r);
+    for (size_t i = 0, maps = 0; i < r->rows && st == AR_OK; i++) {
+        json_t *row;
+        st = row_of(&row, &r->row[i], maps < FINE_MAPS ? 1 : coarse);
+        maps += r->row[i].map.cell != NULL;
+        json_array_append_new(rows, row);
     }
-    return o;
+    *gives = o;
+    return st;
 }
 
 ar_status ar_verify_html(const ar_verify_report *r, const char *path)
 {
     if (!r || !path)
         return ar_error_set(AR_ERR_ARG, "ar_verify_html: no %s", r ? "path" : "report");
-    json_t *report = report_of(r);
-    const ar_status st = ari_json_save_page(report, ari_report_page, ari_report_page_bytes, path);
+    json_t *report;
+    ar_status st = report_of(&report, r);
+    if (st == AR_OK)
+        st = ari_json_save_page(report, ari_report_page, ari_report_page_bytes, path);
     json_decref(report);
     return st;
 }
