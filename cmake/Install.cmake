@@ -43,7 +43,8 @@ install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/anyrank)
 
 # --- what is read ------------------------------------------------------------------------------------------------------
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${doc_dir})
-install(DIRECTORY docs DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.svg" PATTERN man EXCLUDE)
+install(DIRECTORY docs DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.tsv" PATTERN "*.png" PATTERN "*.svg"
+  PATTERN man EXCLUDE)
 install(DIRECTORY examples DESTINATION ${doc_dir} USE_SOURCE_PERMISSIONS PATTERN __pycache__ EXCLUDE
                                                                          PATTERN examples/ci/out EXCLUDE)
 # Manual pages and completions: what is written by hand, and the options out of the command's own tables.

@@ -55,7 +55,6 @@ PRINTED_BY = {
     ("pytest.md", "E "): r"""
     sed -i 's/mean().backward()/&\n    if mesh and mesh.get_rank() == 2:\n        model[0].bias.grad *= 1.001/' test_mlp.py
     pytest -q test_mlp.py | grep '^E '""",
-    ("planner.md", "forward: "): "anyrank plan paper --flow --tp 2 --sp --batch 4 --seq 512 --numerics native | tail -2",
 }
 
 # The names of the files that a page's blocks of json are, in order.
