@@ -17,7 +17,7 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
             "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
-LONG = {"README.md", "check.md", "clusters.md", "ddp.md", "models.md", "planner.md",
+LONG = {"README.md", "check.md", "clusters.md", "models.md", "planner.md",
         "pytest.md", "python.md", "simulated-cluster.md", "trace.md", "train.md", "virtual-time.md"}
 
 # What differs between machines and runs, on both sides: of all pages, and of one.
@@ -59,7 +59,7 @@ PRINTED_BY = {
 
 # The names of the files that a page's blocks of json are, in order.
 WRITTEN = {
-    "modules.md": ["column-row.json", "row-column.json", "sequence.json", "not-summed.json"],
+    "modules.md": ["column-row.json", "not-summed.json"],
     "planner.md": ["paper/config.json", "small.json", None, "wrong.json"],
 }
 
@@ -70,9 +70,9 @@ OPERATORS = ("ar_ctx *ctx, own_layer *l, ar_norm_saved rows, ar_tensor n, ar_ten
              "const ar_tensor *x, ar_tensor *y, ar_tensor *dx, const ar_tensor *dy")
 DECLARED = {
     ("pytorch.md", "ar_dump_listener"): ("", "ar_comm *tp, ar_comm *dp, ar_comm *world, ar_parallel parallel"),
-    ("ddp.md", "ar_ddp_options"): ("", STATEMENTS + "ar_saved *saved, ar_tensor x, ar_tensor y, ar_tensor dy, "
+    ("modules.md", "ar_ddp_options"): ("", STATEMENTS + "ar_saved *saved, ar_tensor x, ar_tensor y, ar_tensor dy, "
                                        "const ar_batch *batch, int steps"),
-    ("gradients.md", "ar_gradients"): ("", STATEMENTS + "int steps"),
+    ("modules.md", "ar_gradients"): ("", STATEMENTS + "int steps"),
     ("modules.md", "typedef"): ("enum { SAVED_X, SAVED_F };", None),
     ("modules.md", "    AR_TRY_TO(done"): ("", STATEMENTS + "ar_module *half, ar_module **layers, ar_status st"),
     ("modules.md", "    AR_TRY(ar_norm"): (OWN, OPERATORS),
