@@ -18,7 +18,7 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 # Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
 LONG = {"README.md", "check.md", "clusters.md", "models.md", "planner.md",
-        "pytest.md", "python.md", "simulated-cluster.md", "trace.md", "train.md", "virtual-time.md"}
+        "pytest.md", "python.md", "simulated-cluster.md", "train.md"}
 
 # What differs between machines and runs, on both sides: of all pages, and of one.
 DIFFERS = {
@@ -79,9 +79,9 @@ DECLARED = {
     ("modules.md", "    AR_TRY(ar_bias"): (OWN, OPERATORS),
     ("modules.md", "ar_batch global"): ("", STATEMENTS + "ar_loss *loss, float *points, int64_t *classes, "
                                         "ar_train_result result, int step, ar_train_options options"),
-    ("schedules.md", "uint64_t"): ("", "ar_rank_fn rank, int arg"),
-    ("schedules.md", "const"): ("", "ar_rank_fn rank, int arg"),
-    ("trace.md", "ar_trace"): ("", "ar_rank_fn rank_function"),
+    ("simulated-cluster.md", "uint64_t"): ("", "ar_rank_fn rank, int arg"),
+    ("simulated-cluster.md", "const"): ("", "ar_rank_fn rank, int arg"),
+    ("simulated-cluster.md", "ar_trace"): ("", "ar_rank_fn rank_function"),
 }
 
 # Blocks that another test runs, which names the page; and those that are neither commands nor what one prints.
@@ -96,7 +96,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
                                                   "anyrank verify DIR"]),
     ("tests/verify/pytorch_page_test.py", "README.md", ["import anyrank"]),
     ("tests/python/convert_test.py", "pytorch.md", ["$ python3 -m anyrank.convert", "anyrank convert: run"]),
-    ("tests/sim/message_test.c", "failures.md", ["rank 2"]),
+    ("tests/sim/message_test.c", "simulated-cluster.md", ["rank 2"]),
     ("tests/verify/pytorch_page_test.py", "pytorch.md", [
         "import anyrank", "anyrank verify one", "with anyrank", "c = anyrank", "spec =", "activations =", "model =",
         "$ anyrank grads", "python3 tests/golden/dcp.py"]),

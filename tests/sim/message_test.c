@@ -3,8 +3,8 @@
 
 #include "tests/sim/fail_run.h"
 
-/* simulated-cluster.md says what the library says: each way to fail is run here, on every algorithm and kind of queue that
- * it does not name itself, and its line must stand in that file, word for word. */
+/* failure-messages.tsv, of simulated-cluster.md, has what the library says: each way to fail is run here, on every
+ * algorithm and kind of queue that it does not name itself, and its line must be in that file, word for word. */
 enum { TABLE_BYTES = 32768, ROW_BYTES = 1024 };
 #define TIMEOUT_NS (100 * MS)
 
@@ -297,8 +297,8 @@ static void normalise_times(char *line)
 static char *read_failures(void)
 {
     static char text[1 << 17];
-    FILE *f = fopen(TEST_SOURCE_DIR "/docs/design/failures.md", "r");
-    cr_assert(f, "docs/design/failures.md cannot be read");
+    FILE *f = fopen(TEST_SOURCE_DIR "/docs/design/failure-messages.tsv", "r");
+    cr_assert(f, "docs/design/failure-messages.tsv cannot be read");
     const size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
     text[n] = '\0';
@@ -327,7 +327,7 @@ static void run_way(int v, ar_sim_algorithm algorithm, ar_queue_kind queue, char
                   run.message[r], line);
     }
     normalise_times(line);
-    snprintf(row, ROW_BYTES, "| %s | `%s` | `%s` |\n", w->name, ar_status_name(w->st), line);
+    snprintf(row, ROW_BYTES, "%s\t%s\t%s\n", w->name, ar_status_name(w->st), line);
 }
 
 Test(message, the_table_of_failures_is_what_the_library_says)
@@ -350,7 +350,7 @@ Test(message, the_table_of_failures_is_what_the_library_says)
         found += strstr(text, row) != NULL;
         used += (size_t)snprintf(table + used, sizeof table - used, "%s", row);
     }
-    for (const char *at = strstr(text, "| `AR_ERR"); at; at = strstr(at + 1, "| `AR_ERR"))
+    for (const char *at = strstr(text, "\tAR_ERR"); at; at = strstr(at + 1, "\tAR_ERR"))
         rows++;
     if (found != WAYS || rows != WAYS)
         fputs(table, stderr); /* longer than an assertion's message may be */
