@@ -17,7 +17,7 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
             "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 # Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
-LONG = {"README.md", "check.md", "clusters.md", "models.md", "planner.md",
+LONG = {"README.md", "check.md", "clusters.md", "find-a-bug.md", "models.md", "planner.md",
         "pytest.md", "python.md", "simulated-cluster.md", "train.md"}
 
 # What differs between machines and runs, on both sides: of all pages, and of one.
@@ -25,6 +25,8 @@ DIFFERS = {
     "": [(r"\d+\.\d+ m?s(?=;|,|$|  same bits|  DIFFERENT)", "#"), (r"\b(in|waited) \d+\.\d+ m?s", r"\1 #"),
          (r"(?<![\w.])/\S*/", "")],
     "README.md": [(r"varies by \S+ of its size", "varies by # of its size")],
+    "find-a-bug.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_block", "in NAME of test_block"),
+                      (r"-?\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+", "#")],
     "pytest.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_mlp", "in NAME of test_mlp"), (r"\.\./", ""),
                   (r"-?\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+", "#")],
     "train.md": [(r"^( +\d+ +\S+ +\S+ +\S+) +\d+$", r"\1"), (r"[\d,]+ tokens/s", "# tokens/s")],
