@@ -182,12 +182,13 @@ done:
 int ari_command_probe_gemm(const ari_subcommand *all, int argc, char **argv)
 {
     (void)all;
-    (void)argc;
     (void)argv;
     ar_device *device = NULL;
     ar_queue *queue = NULL;
     double gflops = 0.0;
     ar_status st = AR_OK;
+    if (argc != 1)
+        AR_TRY_TO(done, st, ar_error_set(AR_ERR_ARG, "it takes no arguments"));
     alarm(PROBE_LIMIT_S);
     AR_TRY_TO(done, st, ar_queue_create(&queue, AR_QUEUE_INLINE, "probe"));
     AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/causes.h"
 #include "cli/info.h"
 
 #include <errno.h>
@@ -27,11 +26,11 @@ static const ari_subcommand subcommands[] = {
     {"plan", "what a layout does with a model, without running it", &ari_plan_spec, NULL},
     {"lint", "check a layout without running numbers", &ari_lint_spec, NULL},
     {"bugs", "list the faults that can be injected, and run each", &ari_bugs_spec, NULL},
+    {"causes", "list the causes that differences are explained by", &ari_causes_spec, NULL},
     {"bench", "time exact arithmetic against native, all-reduces against copies", &ari_bench_spec, NULL},
     {"info", "what this machine has, and which paths are chosen", &ari_info_spec, NULL},
     {"probe-gemm", NULL, NULL, ari_command_probe_gemm},
     {"describe", NULL, NULL, ari_command_describe},
-    {"causes", NULL, NULL, ari_command_causes},
     {0},
 };
 enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] - 1 };

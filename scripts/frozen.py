@@ -11,8 +11,8 @@
 A case is one or more commands in the sources' folder, TMP standing for an empty folder of the case. Kept are standard
 output, standard error, exit status and the files in TMP: text as it is, the rest as its SHA-256. MASKS hides times and
 what else differs between two runs on one machine. The cases: every subcommand, family, axis and schedule; every fault
-with cause and evidence, in the layout in which it matters and in one of `grads`; corrupted dumps; measured.md's first
-list; what is refused.
+with cause and evidence, in the layout in which it matters and in one of `grads`; corrupted dumps; the short rows of
+bits.tsv; what is refused.
 """
 
 import array
@@ -77,8 +77,8 @@ LAYOUTS = {
     "four": "--tp 2 --cp 2 --zigzag --pp 2 --dp 2 --micro-batches 2 --zero 1",
 }
 
-HELP = [f"{name} --help" for name in ("", "check", "grads", "train", "verify", "reshard", "plan", "lint", "bugs", "bench",
-                                      "info")]
+HELP = [f"{name} --help" for name in ("", "check", "grads", "train", "verify", "reshard", "plan", "lint", "bugs",
+                                      "causes", "bench", "info")]
 
 REFUSED = """
 frobnicate
@@ -128,6 +128,7 @@ plan llama-3-8b --tp 3
 lint tests/golden/llama-gqa-tiny --zero 2 --dp 2
 lint tests/golden/llama-gqa-tiny --pp 2 --micro-batches 1 --stages 1
 bugs --curves
+causes averaged_agian
 bench nonsense
 bench gemm --m 0
 info --frobnicate
@@ -246,6 +247,7 @@ RUNS = {
     "plan-plans": [f"plan {model} --flow --backward --tp 2 --batch 2 --seq 8 --plan {plan}" for plan, model in PLANS],
     "info": ["info --json -", "info"],
     "bugs": ["bugs", "bugs --json -"],
+    "causes": ["causes", "causes averaged_again", "causes --json -"],
     "faults": ["bugs --run --json -"],
 }
 
@@ -264,8 +266,8 @@ def cases(binary):
                                   f"plan {GOLDEN}/{name} --flow --tp 2 --batch 2 --seq 8",
                                   f"lint {GOLDEN}/{name} --tp 2 --sp --batch 2 --seq 8"]
     made.update(RUNS)
-    text = (ROOT / "docs/evidence/bits.md").read_text(encoding="utf-8")
-    made["bits"] = [words_of_bits(line[66:]) for line in text.split("```")[1].strip().split("\n")]
+    rows = (line.split("\t") for line in (ROOT / "docs/evidence/bits.tsv").read_text(encoding="utf-8").splitlines())
+    made["bits"] = [words_of_bits(command) for _, takes, command in rows if takes == "second"]
     for model, layout in ((GQA, "--tp 2 --sp --dp 2"), (GQA, "--cp 2 --zigzag"), (GPT2, "--pp 2 --micro-batches 2"),
                           (GPT2, "--dp 2 --zero 3"), (GQA, "--dp 2"), (GPT2, "--tp 2")):
         grads = f"grads {model} --input {model}/batch.safetensors --activations --out TMP"
@@ -286,7 +288,7 @@ def told_by(binary, subcommand):
 
 
 def words_of_bits(command):
-    """A command of measured.md as it is typed."""
+    """A command of bits.tsv as it is typed."""
     kind, name, *rest = command.split()
     if kind != "grads":
         return command + " --json -"

@@ -322,7 +322,7 @@ def read_seconds(path):
 
 
 def bits_on_arm(build):
-    """The command of ARM gives the hashes of measured.md that take a second each."""
+    """The command of ARM gives the hashes of bits.tsv that take a second each."""
     return simple_check("verify/bits_test", ["env", f"ANYRANK={ROOT}/scripts/run_aarch64.sh {ROOT}/{build}/anyrank",
                                              sys.executable, "tests/verify/bits_test.py"])
 

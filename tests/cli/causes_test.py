@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the table of causes: causes.md is what it gives, and a test expects each of them."""
+"""Tests of anyrank causes: the list, one cause in full, causes.md, and that a test expects each cause."""
 
 import json
 import re
@@ -19,11 +19,49 @@ class Causes(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.table = json.loads(run("causes").stdout)
+        cls.table = json.loads(run("causes", "--json", "-").stdout)["causes"]
 
     def test_page_has_the_table(self):
         text = causes_page.PAGE.read_text(encoding="utf-8")
-        self.assertEqual(text, causes_page.page(self.table, text), "anyrank causes | scripts/causes_page.py --write")
+        self.assertEqual(text, causes_page.page(self.table, text), "anyrank causes --json - | scripts/causes_page.py --write")
+
+    def test_list_has_every_cause_once(self):
+        *rows, last = run("causes").stdout.strip().splitlines()
+        listed = [row.split()[0] for row in rows[1:] if row]
+        self.assertEqual(listed, list(dict.fromkeys(row["cause"] for row in self.table)))
+        self.assertEqual(last, f"{len(listed)} causes; anyrank causes CAUSE prints one in full")
+
+    def test_one_cause_is_printed_in_full(self):
+        for cause in ("averaged_again", "unknown", "collective_left_out", "missing_all_gather"):
+            rows = [row for row in self.table if row["cause"] == cause]
+            shown = run("causes", cause).stdout
+            self.assertEqual(shown.splitlines()[0], cause)
+            self.assertEqual(shown.count("\n- "), len(rows))
+            for row in rows:
+                self.assertIn(f"- {row['says']}\n", shown)
+                self.assertIn(row["look_at"], shown)
+            self.assertEqual("several ranks" in shown, all(row["over_ranks"] for row in rows), cause)
+            self.assertEqual(json.loads(run("causes", cause, "--json", "-").stdout)["causes"], rows)
+
+    # A sentence shows the names of its facts without their formats, and its beginning is a part of it.
+    def test_sentences_are_for_people(self):
+        for row in self.table:
+            self.assertNotRegex(row["says"], r"\{[^}]*:|\n")
+            self.assertIn(row["gist"], row["says"])
+            self.assertTrue(row["gist"] and row["section"])
+
+    def test_arguments_that_it_does_not_take_are_refused(self):
+        for words, says in ((["foo"], "unknown cause 'foo'; anyrank causes lists them"),
+                            (["averaged_agian"], "unknown cause 'averaged_agian'; did you mean averaged_again?"),
+                            (["--x"], "unknown option --x"), (["unknown", "rounding"], "rounding")):
+            done = run("causes", *words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
+            self.assertIn(says, done.stderr)
+
+    def test_unlisted_subcommands_refuse_arguments_too(self):
+        for words in (["probe-gemm", "foo"], ["probe-gemm", "--help"], ["describe", "foo"]):
+            done = run(*words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
 
     # A test says an identifier alone, in a list, or before a colon.
     def test_every_cause_stands_in_a_test(self):

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The hashes of measured.md: what its commands give, on every exact path of this processor and on the emulated device.
+"""The hashes of docs/evidence/bits.tsv, on every exact path of this processor and on the emulated device.
 
     tests/verify/bits_test.py [--all [PATH ...] | --write]
 
-The page is the one table of hashes. By default its first list is computed: each of the `grads` on one path in turn, the
-others on all. --all: both lists, everything on every path, or on those named, in minutes (an hour with the emulated
-device's). --write puts what this machine computes into the page: for a change that is meant to change bits.
+That file is the only table of hashes. By default the rows that take a second are computed: each of the `grads` on one
+path in turn, the others on all. --all: all rows, on every path or on those named, in minutes (an hour with the emulated
+device's). --write puts what this machine computes into the file: for a change that is meant to change bits.
 
 The environment variable ANYRANK is another command, of several words where another program has to run it
 ("qemu-aarch64-static build/aarch64/anyrank").
 """
 
+import csv
 import json
 import os
 import re
@@ -28,17 +29,18 @@ COMMAND = shlex.split(os.environ.get("ANYRANK", str(pages.ROOT / "build/anyrank"
 NAMED = set(sys.argv[2:]) if "--all" in sys.argv[1:2] else set()
 ALL = "--all" in sys.argv or "ANYRANK_TEST_EXTENDED" in os.environ
 EXACT_PATH, IMMA_PATH = "ANYRANK_EXACT_PATH", "ANYRANK_IMMA_PATH"
-ROW = re.compile(r"^([0-9a-f]{64})  (.+)$", re.MULTILINE)
+TABLE = pages.ROOT / "docs/evidence/bits.tsv"
 KEYS = {"check": "hash", "train": "weights_hash", "grads": "outputs_hash"}
 
 
-def tables():
-    """The page's lists of (hash, command)."""
-    return [found for found in map(ROW.findall, pages.blocks("bits.md")) if found]
+def rows(takes=("second", "minute")):
+    """(hash, command) of the rows that take so long."""
+    with TABLE.open(encoding="utf-8") as lines:
+        return [(row["hash"], row["command"]) for row in csv.DictReader(lines, delimiter="\t") if row["takes"] in takes]
 
 
 def words_of(command, out):
-    """The words of a command as the page abbreviates them."""
+    """The words of a command as the table abbreviates them."""
     kind, *rest = command.split()
     if kind == "check":
         return [kind, *rest, "--skip-f64", "--strict-predictions"]
@@ -65,7 +67,7 @@ def hash_of(command, variable=None, value=None, device="cpu"):
 def paths():
     """The ways to make exact sums here, each as hash_of takes it: those of this processor, of the program's own list,
     and the emulated device's if it is built."""
-    short = tables()[0][0][1]
+    short = rows()[0][1]
     names = re.search(r"expected (.+)$", hash_of(short, EXACT_PATH, "?"), re.MULTILINE).group(1)
     own = [(EXACT_PATH, name, "cpu") for name in re.split(", | or ", names)
            if "this processor has no" not in hash_of(short, EXACT_PATH, name)]
@@ -74,13 +76,13 @@ def paths():
 
 
 class Bits(unittest.TestCase):
-    def test_the_hashes_are_those_of_the_page_on_every_path(self):
-        found, rows = paths(), sum(tables() if ALL else tables()[:1], [])
+    def test_the_hashes_are_those_of_the_table_on_every_path(self):
+        found, wanted = paths(), rows() if ALL else rows(("second",))
         self.assertIn((EXACT_PATH, "portable", "cpu"), found)
         found = [path for path in found if not NAMED or path[1] in NAMED]
         self.assertGreaterEqual({path[1] for path in found}, NAMED)
         for i, path in enumerate(found):
-            for j, (want, command) in enumerate(rows):
+            for j, (want, command) in enumerate(wanted):
                 if ALL or j % len(found) == i or not command.startswith("grads "):
                     start = time.monotonic()
                     with self.subTest(command=command, path=path):
@@ -91,18 +93,18 @@ class Bits(unittest.TestCase):
     def test_every_golden_case_has_its_row(self):
         golden = {path.parent.name for name in ("grads", "expected_f64")
                   for path in (pages.ROOT / "tests/golden").glob(f"*/{name}.safetensors")}
-        listed = {command.split()[1] for _, command in tables()[0] if command.startswith("grads ")}
+        listed = {command.split()[1] for _, command in rows(("second",)) if command.startswith("grads ")}
         self.assertEqual(golden, listed)
 
 
 def write():
-    text = pages.text("bits.md")
-    for old, command in sum(tables(), []):
+    text = TABLE.read_text(encoding="utf-8")
+    for old, command in rows():
         new = hash_of(command)
         if not re.fullmatch("[0-9a-f]{64}", new):
             sys.exit(f"{command}: {new}")
-        text = text.replace(f"{old}  {command}\n", f"{new}  {command}\n")
-    (pages.ROOT / "docs/evidence/bits.md").write_text(text, encoding="utf-8")
+        text = re.sub(f"^{old}(\t.*\t{re.escape(command)})$", rf"{new}\1", text, flags=re.MULTILINE)
+    TABLE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
