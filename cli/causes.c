@@ -17,7 +17,7 @@ static const ari_positional positionals[] = {
     ARI_POSITIONAL("CAUSE", STRING, id, "the identifier of one, to print all that is known of it"),
     {0},
 };
-enum { SENTENCE = 1024, CAUSES_MOST = 1024, GIST_LEAST = 25 };
+enum { SENTENCE = 1024, CAUSES_MOST = 1024, GIST_LEAST = 25, INDENT = 2, LOOK_INDENT = 11 };
 
 static bool begins(const char *text, const char *with, size_t n)
 {
@@ -135,9 +135,12 @@ static void print_one(FILE *to, const char *id)
     fprintf(to, "%s\n", id);
     for (size_t i = 0; (row = next_of(id, &i)) != NULL;) {
         over_ranks = over_ranks && (row->without & ARI_IF(LONE)) != 0;
-        fprintf(to, "\n- %s\n", SENTENCE_OF(row->text, sentence_length(row)));
-        if (look_at(row)[0])
-            fprintf(to, "  look at: %s\n", look_at(row));
+        fputs("\n- ", to);
+        ari_print_wrapped(to, SENTENCE_OF(row->text, sentence_length(row)), INDENT);
+        if (look_at(row)[0]) {
+            fputs("  look at: ", to);
+            ari_print_wrapped(to, look_at(row), LOOK_INDENT);
+        }
     }
     if (over_ranks)
         fprintf(to, "\nOnly a run of several ranks can have it.\n");

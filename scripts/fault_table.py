@@ -1,15 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of faults.md: anyrank bugs --run --curves --json - | scripts/fault_table.py"""
+"""The table of faults.md and the figures in docs/evidence/faults.tsv, from the command:
 
+    build/anyrank bugs --run --curves --json - | scripts/fault_table.py --write
+
+Without --write it prints the figures. The page's text before its table is written by hand and stays.
+"""
+
+import csv
 import json
+import pathlib
+import re
 import sys
 
-COLUMNS = ["fault", "model and layout", "first tensor that differs", "rank", "bytes", "10 losses", "20 losses",
-           "1e-3 tolerance"]
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+PAGE, FIGURES = DOCS / "reference/faults.md", DOCS / "evidence/faults.tsv"
+COLUMNS = ["fault", "case", "first", "rank", "bytes", "losses_10", "losses_20", "gradients", "tolerance"]
+ENDED, BYTES_ALONE = "an error ends the run", "the bytes alone"
+UNSEEN, SMALL = 0.2, 1.0  # percent of the loss
 
 
-def layout(fault):
+def case(fault):
     split = fault["layout"]
     words = [fault["model"].removesuffix("-demo")]
     if split.get("pp", 1) > 1:
@@ -33,46 +44,99 @@ def layout(fault):
     if split["micro_batches"] > 1:
         words.append(f"micro-batches={split['micro_batches']}")
     if split["forward_first"]:
-        words.append("forward first")
+        words.append("forward-first")
     if split.get("recompute", "none") != "none":
         words.append(f"recompute={split['recompute']}")
     if split["mlp_order"] != "column-row":
         words.append(split["mlp_order"])
     if fault.get("documents", 0) > 1:
-        words.append(f"documents {fault['documents']}")
+        words.append(f"documents={fault['documents']}")
     if fault["dropout"]:
-        words.append(f"dropout {fault['dropout']:g}")
+        words.append(f"dropout={fault['dropout']:g}")
     return " ".join(words)
 
 
 def percent(value):
-    return "no number" if isinstance(value, str) else f"{100 * value:.2g} %"
+    return "NaN" if isinstance(value, str) else f"{100 * value:.2g}"
 
 
-def row(fault):
-    first, curve = fault["first_difference"], fault["curve"]
-    link = f"[{fault['name']}](#{fault['name']})"
+def figures_of(fault):
+    """What is measured of a fault, by column; "" where there is nothing to measure."""
+    row = dict.fromkeys(COLUMNS, "") | {"fault": fault["name"], "case": case(fault)}
+    first, curve, moved = fault["first_difference"], fault["curve"], fault["bytes"]
     if fault["error"]:
-        return [link, layout(fault), "none: the run ends in an error", "", "", "", "", ""]
-    counted, predicted = fault["bytes"]["counted"], fault["bytes"]["predicted"]
-    moved = "" if predicted is None else "as predicted" if counted == predicted else "too few" if counted < predicted else "too many"
-    seen = ["", "", ""]
+        return row | {"first": ENDED}
+    row |= {"first": first["tensor"], "rank": str(first["rank"])} if first else {"first": BYTES_ALONE}
+    if moved["predicted"] is not None:
+        more = moved["counted"] - moved["predicted"]
+        row["bytes"] = "too many" if more > 0 else "too few" if more else "as predicted"
     if curve:
-        seen = [percent(curve["first_ten"]), percent(curve["loss_deviation"]),
-                "passes" if curve["tolerance_passes"] else "fails"]
-    where = [f"`{first['tensor']}`", str(first["rank"])] if first else ["none: only the bytes", ""]
-    return [link, layout(fault), *where, moved, *seen]
+        row |= {"losses_10": percent(curve["first_ten"]), "losses_20": percent(curve["loss_deviation"]),
+                "gradients": percent(curve["gradient_deviation"]),
+                "tolerance": "passes" if curve["tolerance_passes"] else "fails"}
+    return row
+
+
+def table_of(rows):
+    return "".join("\t".join(row[name] for name in COLUMNS) + "\n" for row in [dict(zip(COLUMNS, COLUMNS)), *rows])
+
+
+def figures():
+    with FIGURES.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines, delimiter="\t"))
+
+
+def below(rows, column, limit):
+    return sum(row[column] not in ("", "NaN") and float(row[column]) < limit for row in rows)
+
+
+def summary(rows):
+    ended = [row for row in rows if row["first"] == ENDED]
+    modules = [row for row in rows if row["first"] != ENDED and not row["bytes"]]
+    others = [row for row in rows if row["bytes"]]
+    curves = [row for row in rows if row["losses_10"]]
+    return (f"{len(ended)} of the {len(rows)} faults end the run with an error, because ranks disagree about a collective or "
+            f"one of them left it out. {len(modules)} need a module with an unused parameter or another mean, whose bytes are "
+            f"not predicted. Of the other {len(others)}, {sum(row['bytes'] == 'as predicted' for row in others)} move the "
+            f"predicted bytes, and {sum(row['first'] == BYTES_ALONE for row in rows)} shows in the bytes alone. "
+            f"Of {len(curves)} whose losses were compared, {below(curves, 'losses_20', SMALL)} move the loss by less than "
+            f"{SMALL:g} % in 20 steps, and {below(curves, 'losses_10', UNSEEN)} by less than {UNSEEN:g} % in each of the first "
+            f"ten; {sum(row['tolerance'] == 'passes' for row in curves)} pass a comparison of gradients.")
+
+
+def wrapped(text, width=120):
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+    return "\n".join(lines)
+
+
+def line(text, row):
+    tensor = row["first"] if row["first"] in (ENDED, BYTES_ALONE) else f"`{row['first']}`"
+    loss = row["losses_10"] + " %" if row["losses_10"] not in ("", "NaN") else row["losses_10"]
+    text = re.sub(r"([*_<>|])", r"\\\1", text)
+    return f"|`{row['fault']}`|{text}|{row['case']}|{tensor}|{loss}|"
+
+
+def page(texts, rows, old):
+    """The page, after the part of the old one that is written by hand. texts: of faults by name, in their order."""
+    by_name = {row["fault"]: row for row in rows}
+    lines = [line(text, by_name[name]) for name, text in texts.items()]
+    return "\n".join([old[:old.index("\n|fault|")], "|fault|what goes wrong|case|first difference|10 losses|",
+                      "|---|---|---|---|---|", *lines, "", wrapped(summary(rows))]) + "\n"
 
 
 def main():
     faults = json.load(sys.stdin)["faults"]
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("|---" * len(COLUMNS) + "|")
-    for fault in faults:
-        print("| " + " | ".join(row(fault)) + " |")
-    curves = [fault["curve"] for fault in faults if fault["curve"]]
-    unseen = sum(curve["unseen"] for curve in curves)
-    print(f"\n{len(faults)} faults, {len(curves)} with a curve, of which {unseen} are unseen in the first ten losses.")
+    rows = [figures_of(fault) for fault in faults]
+    if sys.argv[1:] != ["--write"]:
+        sys.stdout.write(table_of(rows))
+        return
+    FIGURES.write_text(table_of(rows), encoding="utf-8")
+    texts = {fault["name"]: fault["text"] for fault in faults}
+    PAGE.write_text(page(texts, figures(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@
 
 typedef struct bugs_values {
     ari_common common;
+    const char *fault; /* NULL: all */
     bool run, curves;
     ar_numerics numerics;
     ar_precision precision;
@@ -37,7 +38,12 @@ static const ari_option options[] = {
                     "with --numerics native, of products: f32, tf32 or bf16 (default f32)"),
     {0},
 };
-enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255 };
+static const ari_positional positionals[] = {
+    ARI_POSITIONAL("FAULT", STRING, fault, "a fault, to print what it does, how it shows and who had it",
+                   .choices = ari_fault_names),
+    {0},
+};
+enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255, CASE_TEXT = 256 };
 
 static ar_status print(void)
 {
@@ -47,17 +53,31 @@ static ar_status print(void)
         ari_table_row(&t, "%s\t%s", ar_fault_name((ar_fault)i), ar_fault_text((ar_fault)i));
     }
     const ar_status st = ari_table_end(&t, stdout, 0);
-    printf("\n%d faults; anyrank check --inject FAULT switches one on\n", AR_FAULT_COUNT - 1);
+    printf("\n%d faults; anyrank bugs FAULT explains one, anyrank check --inject FAULT switches it on\n",
+           AR_FAULT_COUNT - 1);
     return st;
 }
 
-/* Gives. */
-static json_t *json_list(void)
+static void print_one(ar_fault fault)
+{
+    char text[CASE_TEXT];
+    const ari_fault_case at = ari_fault_case_of(fault);
+    printf("%s: %s\n\n", ar_fault_name(fault), ar_fault_text(fault));
+    ari_print_wrapped(stdout, ari_bugs_explained(fault), 0);
+    printf("\nanyrank check --inject %s runs its case: %s\n", ar_fault_name(fault),
+           ari_bugs_case_text(text, sizeof text, &at));
+}
+
+/* Of `one`, or AR_FAULT_NONE: of all. Gives. */
+static json_t *json_list(ar_fault one)
 {
     json_t *list = json_array();
-    for (int i = 1; i < AR_FAULT_COUNT; i++)
-        json_array_append_new(
-            list, json_pack("{s:s, s:s}", "name", ar_fault_name((ar_fault)i), "text", ar_fault_text((ar_fault)i)));
+    for (int i = 1; i < AR_FAULT_COUNT; i++) {
+        const ar_fault f = (ar_fault)i;
+        if (one == AR_FAULT_NONE || one == f)
+            json_array_append_new(list, json_pack("{s:s, s:s, s:s}", "name", ar_fault_name(f), "text", ar_fault_text(f),
+                                                  "explained", ari_bugs_explained(f)));
+    }
     return list;
 }
 
@@ -196,6 +216,11 @@ static ar_status run(const bugs_values *v, int *exit_code)
 static ar_status list_or_run(void *values, int *exit_code)
 {
     const bugs_values *v = values;
+    ar_fault one = AR_FAULT_NONE;
+    if (v->fault)
+        AR_TRY(ar_fault_parse(&one, v->fault));
+    if (v->fault && v->run)
+        return ar_error_set(AR_ERR_ARG, "--run runs every fault; anyrank check --inject %s runs this one", v->fault);
     if (v->curves && !v->run)
         return ar_error_set(AR_ERR_ARG, "--curves tells more of what --run does: give --run too");
     if (!v->run && (v->numerics != AR_NUMERICS_EXACT || v->precision != AR_PRECISION_F32))
@@ -205,17 +230,21 @@ static ar_status list_or_run(void *values, int *exit_code)
     AR_TRY(ari_precision_check(v->precision, v->numerics));
     if (v->run)
         return run(v, exit_code);
-    if (ari_wants_text(&v->common))
+    if (ari_wants_text(&v->common) && one != AR_FAULT_NONE)
+        print_one(one);
+    else if (ari_wants_text(&v->common))
         AR_TRY(print());
-    return v->common.json ? end(json_list(), NULL, &v->common) : AR_OK;
+    return v->common.json ? end(json_list(one), NULL, &v->common) : AR_OK;
 }
 
 const ari_args_spec ari_bugs_spec = {
     .command = "bugs",
-    .summary = "Lists the mistakes that 'check --inject' can switch on, or shows that each is caught.",
-    .example = "anyrank bugs\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
-               "--inject column_dx_not_reduced",
+    .summary = "Lists the faults that 'check --inject' can switch on, explains one, or shows that each is caught.",
+    .example =
+        "anyrank bugs\nanyrank bugs sp_norm_grad_local\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
+        "--inject column_dx_not_reduced",
     .options = options,
+    .positionals = positionals,
     .size = sizeof(bugs_values),
     .run = list_or_run,
 };

@@ -19,6 +19,10 @@ typedef struct ari_bug_run {
     ari_fault_curve curve;
 } ari_bug_run;
 
+/** What the fault does in its case, how it shows, and who had it. Static storage. */
+const char *ari_bugs_explained(ar_fault fault);
+/** Its case: "llama-demo tp=2 sp". Returns `text`. */
+const char *ari_bugs_case_text(char *text, size_t size, const ari_fault_case *c);
 /** Whether each is caught, and each clean run the same. */
 bool ari_bugs_well(const ari_bug_run *run);
 /** The table of the native numerics. */

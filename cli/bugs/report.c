@@ -41,7 +41,7 @@ bool ari_bugs_well(const ari_bug_run *run)
 
 /* --- for people --------------------------------------------------------------------------------------------------- */
 
-static const char *case_text(char *text, size_t size, const ari_fault_case *c)
+const char *ari_bugs_case_text(char *text, size_t size, const ari_fault_case *c)
 {
     char layout[ARI_LAYOUT_TEXT];
     const int n = snprintf(text, size, "%s %s", c->run.model, ari_layout_text(layout, &c->run.parallel, c->run.batch));
@@ -54,7 +54,7 @@ static const char *case_text(char *text, size_t size, const ari_fault_case *c)
         snprintf(text + at, size - at, " dropout %g", c->run.dropout);
     return text;
 }
-#define CASE_TEXT(c) case_text((char[256]){0}, 256, (c))
+#define CASE_TEXT(c) ari_bugs_case_text((char[256]){0}, 256, (c))
 
 /* The first clause of a hint, or as much as fits. */
 static const char *short_hint(char *text, size_t size, const char *hint)

@@ -242,8 +242,7 @@ ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *val
 enum { HELP_WIDTH = 80, HELP_INDENT = 2, FIRST_CHOICES = 3 };
 #define ALL_CHOICES SIZE_MAX
 
-/* Prints a text from `column` on, with breaks at spaces; the cursor is there already. */
-static void print_wrapped(FILE *to, const char *text, int column)
+void ari_print_wrapped(FILE *to, const char *text, int column)
 {
     int at = column;
     while (*text != '\0') {
@@ -304,7 +303,7 @@ static void print_entry(FILE *to, const char *label, const char *help, int width
         fprintf(to, "\n%*s", column, "");
     else
         fprintf(to, "%*s", column - HELP_INDENT - (int)strlen(label), "");
-    print_wrapped(to, help, column);
+    ari_print_wrapped(to, help, column);
 }
 
 /* Those from `first` on. No title where every option is one of a later version, which has no help. */
@@ -384,7 +383,7 @@ void ari_args_help(FILE *to, const ari_args_spec *spec, bool all)
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
         fprintf(to, p->required ? " %s" : " [%s]", p->name);
     fprintf(to, " [options]\n\n");
-    print_wrapped(to, spec->summary, 0);
+    ari_print_wrapped(to, spec->summary, 0);
     if (spec->positionals != NULL && spec->positionals->name != NULL)
         fputc('\n', to);
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)

@@ -171,6 +171,9 @@ AR_NODISCARD ar_status ari_args_again(const ari_args_spec *spec, void *values);
  *  Without what is a process's own. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values);
 
+/** Prints a text from `column` on in lines of 80 columns, and a line feed; the cursor is there already. */
+void ari_print_wrapped(FILE *to, const char *text, int column);
+
 /** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless `all`. */
 void ari_args_help(FILE *to, const ari_args_spec *spec, bool all);
 

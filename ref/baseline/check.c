@@ -48,7 +48,7 @@ static ar_status check_config(const ar_config *c)
     if (c->gated != gated || c->learned_positions != learned)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "baseline: gated %d and learned_positions %d in architecture %d: expected %d and %d, as "
-                            "docs/reference/names.md names its parts",
+                            "docs/reference/models.md names its parts",
                             c->gated, c->learned_positions, (int)c->arch, gated, learned);
     return AR_OK;
 }

@@ -37,8 +37,9 @@ class Causes(unittest.TestCase):
             shown = run("causes", cause).stdout
             self.assertEqual(shown.splitlines()[0], cause)
             self.assertEqual(shown.count("\n- "), len(rows))
+            shown = " ".join(shown.split()) + " "
             for row in rows:
-                self.assertIn(f"- {row['says']}\n", shown)
+                self.assertIn(f"- {row['says']} ", shown)
                 self.assertIn(row["look_at"], shown)
             self.assertEqual("several ranks" in shown, all(row["over_ranks"] for row in rows), cause)
             self.assertEqual(json.loads(run("causes", cause, "--json", "-").stdout)["causes"], rows)

@@ -22,11 +22,13 @@ from command import COMMAND, EXTENDED, GOLDEN, LIMIT_S, ROOT, Case  # noqa: E402
 import tensor_files  # noqa: E402
 from malformed_test import SAFETENSORS  # noqa: E402
 
+sys.path.insert(0, str(ROOT / "scripts"))
+import fault_table  # noqa: E402
+
 SMALL_KIB = 300 * 1024
 
 # As the documentation lists them.
-FAULTS_PAGE = (ROOT / "docs/reference/faults.md").read_text(encoding="utf-8")
-FAULTS = re.findall(r"^\| \[(\w+)\]", FAULTS_PAGE, re.MULTILINE)
+FAULTS = [row["fault"] for row in fault_table.figures()]
 # They end a run in an error, which says so.
 ENDS = {**{f"collective_{how}": "disagree" for how in ("order_swapped", "size_mismatch", "dtype_mismatch")},
         "unused_skips_collective": "returned while"}
@@ -555,13 +557,28 @@ class Others(CommandTest):
         self.refused("bugs", "--curves", says="--run")
         self.refused("bugs", "--rnu", says="--run")
 
+    def test_bugs_explains_a_fault(self):
+        for fault in self.result("bugs")["faults"]:
+            name = fault["name"]
+            said = self.passes("bugs", name).out
+            self.assertTrue(said.startswith(f"{name}: {fault['text']}\n\n"))
+            self.assertIn(fault["explained"], " ".join(said.split()))
+            self.assertIn(f"\nanyrank check --inject {name} runs its case: ", said)
+        self.assertEqual(self.result("bugs", name)["faults"], [fault])
+        self.refused("bugs", "zero_gather_mising", says="did you mean 'zero_gather_missing'")
+        self.refused("bugs", "zero_gather_missing", "--run", says="anyrank check --inject zero_gather_missing")
+
+    def test_page_has_every_fault(self):
+        old = fault_table.PAGE.read_text(encoding="utf-8")
+        texts = {fault["name"]: fault["text"] for fault in self.result("bugs")["faults"]}
+        self.assertEqual(old, fault_table.page(texts, fault_table.figures(), old),
+                         "anyrank bugs --run --curves --json - | scripts/fault_table.py --write")
+
     def test_every_fault_is_documented(self):
-        self.assertEqual(sorted(re.findall(r"^## (\w+)$", FAULTS_PAGE, re.MULTILINE)), sorted(FAULTS))
         rows = re.findall(r"^(\w+)\t", (ROOT / "docs/evidence/sensitivity.tsv").read_text(encoding="utf-8"), re.MULTILINE)
         self.assertLessEqual(set(FAULTS), set(rows))
-        for page, count in (("README.md", "one of N known faults"), ("docs/reference/faults.md", "of the N end the run")):
-            text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-            self.assertIn(count.replace("N", str(len(FAULTS))), text, page)
+        readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+        self.assertIn(f"one of {len(FAULTS)} known faults", readme)
 
     # Most of a minute for what tests/verify/fault_test.c holds in more cases: among the long tests.
     @unittest.skipUnless(EXTENDED, "a long test")

@@ -92,7 +92,6 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
     (PICTURE, "CONTRIBUTING.md", ["core <-"]),
     (PICTURE, "architecture.md", ["include/", "core <-"]),
     (PICTURE, "train.md", ["FOLDER/"]),
-    ("tests/verify/bits_test.py", "bits.md", ["565f7a29", "6a40eae6"]),
     ("tests/examples/ci_test.py", "pytest.md", ["ci/anyrank.sh", "layout gradients", "### Bits differ"]),
     ("tests/verify/pages_test.py", "pytorch.md", ['{"version": 1,\n "rank"', "MissingShard", '{"version": 1,\n "mesh"',
                                                   "anyrank verify DIR"]),
