@@ -30,6 +30,7 @@ os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # threads of a forked process find
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+import blind2_cases  # noqa: E402
 import blind_cases  # noqa: E402
 import cases  # noqa: E402
 import strangers_cases  # noqa: E402
@@ -153,7 +154,7 @@ def main():
     cases.FOLDER = folder / "models"
     cases.FOLDER.mkdir(exist_ok=True)
     trial, rows = Trial(args.anyrank, folder, args.folder is not None, args.again), []
-    asked = [case for case in [*cases.CASES, *blind_cases.CASES]
+    asked = [case for case in [*cases.CASES, *blind_cases.CASES, *blind2_cases.CASES]
              if any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only)]
     asked = sample(asked, args.every)
     for case in asked:
