@@ -68,8 +68,9 @@ static json_t *json_loss(const ar_check_report *r, const float *loss)
 static json_t *json_bytes(const ari_checked *c, const ar_check_run *u)
 {
     json_t *predicted = c->module ? json_null() : json_integer((json_int_t)u->bytes_predicted);
-    return json_pack("{s:I, s:o, s:I}", "counted", (json_int_t)u->bytes_counted, "predicted", predicted, "per_rank_max",
-                     (json_int_t)u->bytes_per_rank_max);
+    json_t *bf16 = u->bytes_bf16 > 0 ? json_integer((json_int_t)u->bytes_bf16) : json_null();
+    return json_pack("{s:I, s:o, s:I, s:o}", "counted", (json_int_t)u->bytes_counted, "predicted", predicted,
+                     "per_rank_max", (json_int_t)u->bytes_per_rank_max, "bf16", bf16);
 }
 
 static json_t *json_run(const ari_checked *c, const ar_check_run *u)

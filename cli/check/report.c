@@ -137,6 +137,25 @@ static ar_status print_rows(FILE *to, const ar_check_report *r)
     return ari_table_end(&t, to, 2);
 }
 
+/* Nobody should read the traffic of exact sums as that of a run in bf16. */
+static void print_bf16(FILE *to, const ar_check_report *r)
+{
+    double least = (double)INFINITY, most = 0.0;
+    for (size_t i = 0; i < r->runs; i++) {
+        const ar_check_run *u = &r->run[i];
+        const double times = u->bytes_bf16 > 0 ? (double)u->bytes_predicted / (double)u->bytes_bf16 : 0.0;
+        most = fmax(most, times);
+        least = times > 0.0 ? fmin(least, times) : least;
+    }
+    if (r->numerics == AR_NUMERICS_NATIVE || !(most > 0.0))
+        return;
+    fprintf(to, "  bytes moved: exact sums travel as integers; a run in bf16 moves ");
+    if (r->runs == 1)
+        fprintf(to, "%s, %.1f times less\n", ARI_COUNT(r->run[0].bytes_bf16), most);
+    else
+        fprintf(to, "%.1f to %.1f times less\n", least, most);
+}
+
 static void print_hash(FILE *to, const char *of, const char *hash, size_t ended, size_t other, const ar_check_report *r)
 {
     if (other == 0)
@@ -353,6 +372,7 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
     if (r->has_gradcheck)
         AR_TRY(print_gradcheck(to, &r->gradcheck));
     AR_TRY(print_rows(to, r));
+    print_bf16(to, r);
     print_hashes(to, r);
     print_schedules(to, r);
     if (memory)

@@ -112,6 +112,20 @@ static void cells_of(char cell[COLUMNS][CELL], const ari_flow_row *row, const ar
     snprintf(cell[6], CELL, "%s", op->multiply_adds > 0.0 ? ARI_COUNT((uint64_t)op->multiply_adds) : "");
 }
 
+/* What the placements behind a shape mean. */
+static void print_legend(FILE *to, const ari_step_case *c)
+{
+    int axis[ARI_PLACED_AXES];
+    const int axes = axes_of(axis, c);
+    if (axes == 0)
+        return;
+    fprintf(to, "Behind a rank's shape, how the ranks of");
+    for (int i = 0; i < axes; i++)
+        fprintf(to, "%s %s", i > 0 ? "," : "", ari_axis_name(axis[i]));
+    fprintf(to, " hold the whole: R each all of it, I as well (its gradient is whole too), S(d) cut along dimension d, "
+                "P each a term of the sum.\n");
+}
+
 static void print_totals(FILE *to, const ari_flow *f)
 {
     for (int i = 0; i <= ARI_PASS_STEP; i++) {
@@ -148,6 +162,7 @@ static ar_status print_rows(FILE *to, const ari_flow *f, const ari_step_case *c,
     }
     if (f->micro_batches > 1)
         fprintf(to, "The passes are those of the first of %zu micro-batches.\n", f->micro_batches);
+    print_legend(to, c);
     print_totals(to, f);
     return AR_OK;
 }

@@ -29,7 +29,10 @@ static void print(FILE *to, const ar_lint_report *r, const ari_step_case *c)
     ari_plan_print(to, &run->plan);
     fprintf(to, "lint: %s, %s: ", c->config->name, ARI_LAYOUT(&run->parallel, run->batch));
     if (r->count == 0)
-        fprintf(to, "nothing to find in %zu operations, %zu values\n", r->operations, r->values);
+        fprintf(to,
+                "nothing to find in %zu operations, %zu values\nlooked at, along each axis of the mesh: whether each "
+                "value is held as its use needs, sums over ranks are made once and gradients reach every copy\n",
+                r->operations, r->values);
     else
         fprintf(to, "%zu finding%s in %zu operations, %zu values\n", r->count, ARI_PLURAL(r->count), r->operations,
                 r->values);

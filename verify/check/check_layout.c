@@ -111,6 +111,14 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }
 
+static ar_status traffic_in_bf16(uint64_t *bytes, const ari_step_case *exact)
+{
+    ari_step_case c = *exact;
+    c.run.numerics = AR_NUMERICS_NATIVE;
+    c.run.precision = AR_PRECISION_BF16;
+    return ari_traffic_bytes(bytes, &c);
+}
+
 ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
                              const ar_parallel *p)
 {
@@ -133,6 +141,7 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
     AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
     AR_TRY_TO(done, st, run_again(run, &b->ref, &cluster, &dump));
     AR_TRY_TO(done, st, explain_bytes(run, &cluster));
+    AR_TRY_TO(done, st, traffic_in_bf16(&run->bytes_bf16, &traffic));
     if (o->dump)
         st = write_dump(run, b, o, &dump);
 done:
