@@ -3,7 +3,7 @@
 """What rounding leaves of a tolerance from step to step: small models of transformers, whose gradients are means over
 the batch or over four parts of it (two by two, as hybrid sharding adds them), under SGD and under Adam.
 
-    PYTHON tests/pytorch/later_steps.py          # the table of measured.md, in a minute
+    PYTHON tests/pytorch/later_steps.py          # the table of 2026-11/programs.tsv, in a minute
 """
 import torch
 from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM)
