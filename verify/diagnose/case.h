@@ -74,6 +74,14 @@ static inline bool ari_run_differs(const ari_grid *g, const ari_run *run, size_t
     return !(allowed > 0.0) || !(fabs((double)run->value[i] - (double)run->ref[i]) <= allowed);
 }
 
+static inline bool ari_run_is_wrong(const ari_grid *g, const ari_run *run)
+{
+    size_t i = 0;
+    while (i < run->count && !ari_run_differs(g, run, i))
+        i++;
+    return i < run->count;
+}
+
 /* --- the survey --------------------------------------------------------------------------------------------------- */
 
 /* Counts and sums over the elements that differ, but for `held` and `kept`. */

@@ -6,6 +6,7 @@
 
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/recipe.h"
+#include "verify/diagnose/replay/search.h"
 
 /* --- what a number of a recipe becomes ---------------------------------------------------------------------------- */
 
@@ -340,26 +341,13 @@ static size_t find_counts(double *count, ari_replayed *a, const ari_recipe *r, s
     return n;
 }
 
-/* Whether the shares of the first tokens, which have few, each count not at all or one number of times. */
 static void find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *base)
 {
-    double count[MOST_TOKENS * MOST_SHARES], times = 0.0;
-    size_t n = 0, zero = 0, known = 0;
+    double count[MOST_TOKENS * MOST_SHARES];
+    size_t n = 0;
     for (size_t token = 0; a->p.w && base->ahead == 0.0 && token < MOST_TOKENS && token < a->p.seq; token++)
         n += find_counts(count + n, a, base, token);
-    for (size_t i = 0; i < n; i++)
-        times = fmax(times, count[i]);
-    for (size_t i = 0; i < n; i++) {
-        known += isnan(count[i]) ? 0 : 1;
-        zero += fabs(count[i]) < ARI_KNOWN;
-        if (fabs(count[i]) >= ARI_KNOWN && !ari_is_near(count[i], times, ARI_KNOWN))
-            return;
-    }
-    if (known < 8 || zero == 0 || zero == known || !(times > 1.01))
-        return;
-    ari_found(t, ARI_FOUND_ATTENTION, ARI_IF(FRACTION));
-    ari_number(t, "factor", times);
-    ari_number(t, "rate", 1.0 - 1.0 / times);
+    (void)ari_dropped(t, ARI_FOUND_ATTENTION, count, n);
 }
 
 /* --- q, k and v --------------------------------------------------------------------------------------------------- */

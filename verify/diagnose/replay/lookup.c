@@ -15,12 +15,35 @@ typedef struct lookups {
     const ari_case *c;
     ari_lookup_table table;
     size_t *id, *other;
+    bool own;          /* the table is the reference's first rows: what lies beyond them is not known */
     ari_properties of; /* which table it is */
 } lookups;
 
-static const float *row_at(const ari_case *c, const float *data, size_t row)
+/* Which row of the table these values are; of the reference's own to rounding. */
+static size_t row_of(const lookups *l, const float *row)
 {
-    return data + row * c->grid.cols;
+    size_t at = 0, i = 0;
+    if (!l->own)
+        return ari_lookup_table_row(&l->table, row);
+    for (; at < l->table.rows && i < l->table.cols; at += i < l->table.cols) {
+        const float *there = l->table.at + at * l->table.cols;
+        for (i = 0; i < l->table.cols && fabs((double)row[i] - (double)there[i]) <= ARI_SUMS + l->c->relative;)
+            i++;
+    }
+    return at;
+}
+
+/* Of the first rows. The caller frees both, also after a failure. */
+static ar_status look_up(lookups *l, size_t rows)
+{
+    const size_t cols = l->c->grid.cols;
+    AR_TRY(ARI_ALLOC(&l->id, rows, "ids"));
+    AR_TRY(ARI_ALLOC(&l->other, rows, "ids"));
+    for (size_t row = 0; row < rows; row++) {
+        l->id[row] = l->own ? row : row_of(l, l->c->ref + row * cols);
+        l->other[row] = row_of(l, l->c->val + row * cols);
+    }
+    return AR_OK;
 }
 
 /* Whether a table that is not known by name is of positions: the first rows are looked up in their order. */
@@ -46,8 +69,7 @@ static bool runs_on(const lookups *l)
     return again;
 }
 
-/* The same offset everywhere, or positions counted again from 0 at the first that is wrong. Of a table that is the
- * reference's own rows, what lies beyond them is not known. */
+/* The same offset everywhere, or positions counted again from 0 at the first that is wrong. */
 static void find_offset(ari_trace *t, const lookups *l, bool positions)
 {
     const ari_case *c = l->c;
@@ -55,11 +77,11 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
     size_t first = SIZE_MAX;
     bool offset = true, restart = true;
     long by = 0;
-    for (size_t row = 0; row < (l->table.at ? c->grid.rows : l->table.rows); row++) {
+    for (size_t row = 0; row < (l->own ? l->table.rows : c->grid.rows); row++) {
         const long id = (long)l->id[row], other = (long)l->other[row];
         if (!ari_row_differs(c, row))
             continue;
-        if (other >= rows && !l->table.at && by > 0 && id + by >= rows)
+        if (other >= rows && l->own && by > 0 && id + by >= rows)
             continue;
         if (id >= rows || other >= rows)
             return;
@@ -126,12 +148,7 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
     AR_TRY_TO(done, st, ari_lookup_table_read(&l.table, c, role, g->rows));
     if (!l.table.at || l.table.cols != g->cols)
         goto done;
-    AR_TRY_TO(done, st, ARI_ALLOC(&l.id, g->rows, "ids"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&l.other, g->rows, "ids"));
-    for (size_t row = 0; row < g->rows; row++) {
-        l.id[row] = ari_lookup_table_row(&l.table, row_at(c, c->ref, row));
-        l.other[row] = ari_lookup_table_row(&l.table, row_at(c, c->val, row));
-    }
+    AR_TRY_TO(done, st, look_up(&l, g->rows));
     const bool positions = role == ARI_POSITIONS || counts_on(&l);
     if (positions && runs_on(&l))
         ari_found(t, ARI_FOUND_DOCUMENTS, 0);
@@ -165,37 +182,6 @@ static bool is_cosine(const ari_case *c, const float *x, size_t rows)
     return true;
 }
 
-/* The first of the reference's rows that these values are; `rows`: none. */
-static size_t find_row(const ari_case *c, const float *row, size_t rows)
-{
-    const size_t cols = c->grid.cols;
-    for (size_t at = 0; at < rows; at++) {
-        size_t i = 0;
-        while (i < cols && fabs((double)row[i] - (double)row_at(c, c->ref, at)[i]) <= ARI_SUMS + c->relative)
-            i++;
-        if (i == cols)
-            return at;
-    }
-    return rows;
-}
-
-static ar_status find_rows(ari_trace *t, const ari_case *c, size_t rows)
-{
-    lookups l = {.c = c, .table = {.rows = rows}, .of = ARI_IF(PAIRS)};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&l.id, rows, "positions"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&l.other, rows, "positions"));
-    for (size_t row = 0; row < rows; row++) {
-        l.id[row] = row;
-        l.other[row] = find_row(c, row_at(c, c->val, row), rows);
-    }
-    find_offset(t, &l, true);
-done:
-    free(l.id);
-    free(l.other);
-    return st;
-}
-
 ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -209,5 +195,12 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
         ari_number(t, "factor", wanted / fastest);
         return AR_OK;
     }
-    return find_rows(t, c, rows);
+    lookups l = {.c = c, .own = true, .of = ARI_IF(PAIRS)};
+    l.table = (ari_lookup_table){.at = (float *)(uintptr_t)c->ref, .rows = rows, .cols = g->cols};
+    const ar_status st = look_up(&l, rows);
+    if (st == AR_OK)
+        find_offset(t, &l, true);
+    free(l.id);
+    free(l.other);
+    return st;
 }

@@ -213,6 +213,13 @@ static void add_token(ari_probe *p, size_t token)
         p->token[p->tokens++] = token;
 }
 
+static void add_outs(ari_probe *p, size_t outs)
+{
+    p->outs = outs < ARI_PROBE_FEATURES ? outs : ARI_PROBE_FEATURES;
+    for (size_t i = 0; i < p->outs; i++)
+        p->out[i] = (outs * i / p->outs + (p->heads ? i : 0)) % outs; /* not one key of all heads */
+}
+
 void ari_probe_choose(ari_probe *p, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -231,9 +238,24 @@ void ari_probe_choose(ari_probe *p, const ari_case *c)
         add_token(p, i);
     for (size_t i = 1; i < 6; i++)
         add_token(p, (p->seq - 1) * i / 5);
-    p->outs = outs < ARI_PROBE_FEATURES ? outs : ARI_PROBE_FEATURES;
-    for (size_t i = 0; i < p->outs; i++)
-        p->out[i] = (outs * i / p->outs + (p->heads ? i : 0)) % outs; /* not one key of all heads */
+    add_outs(p, outs);
+    for (size_t k = 0; k < p->tokens; k++) {
+        p->ref[k] = c->ref + (p->sample * rows + p->token[k]) * g->cols;
+        p->val[k] = c->val + (p->sample * rows + p->token[k]) * g->cols;
+    }
+}
+
+void ari_probe_choose_rows(ari_probe *p, const ari_case *c)
+{
+    *p = (ari_probe){.c = c, .seq = c->grid.rows};
+    for (ari_run run = ari_runs_of(&c->grid); p->tokens < ARI_PROBE_TOKENS && ari_runs_next(&run);) {
+        if (run.count != c->grid.cols || !ari_run_is_wrong(&c->grid, &run))
+            continue;
+        p->token[p->tokens] = run.row;
+        p->ref[p->tokens] = run.ref;
+        p->val[p->tokens++] = run.value;
+    }
+    add_outs(p, c->grid.cols);
 }
 
 ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in)
@@ -314,20 +336,15 @@ void ari_probe_put(ari_probe *p, size_t k, const double *x)
     }
 }
 
-static size_t element_of(const ari_probe *p, size_t token, size_t out)
-{
-    const size_t cols = p->c->grid.cols, row = p->sample * (p->heads ? p->heads : 1) + out / cols;
-    return (row * p->seq + token) * cols + out % cols;
-}
-
 /* What is left of the reference's squares; or of the differences', where the base is told. */
 static double left_of(const ari_probe *p, const double *base)
 {
+    const size_t cols = p->c->grid.cols;
     double left = 0.0, all = 0.0;
     for (size_t k = 0; k < p->tokens; k++) {
         for (size_t i = 0; i < p->outs; i++) {
-            const size_t at = element_of(p, p->token[k], p->out[i]), n = k * p->outs + i;
-            const double r = (double)p->c->ref[at], target = base ? (double)p->c->val[at] - r : r;
+            const size_t at = p->out[i] / cols * p->seq * cols + p->out[i] % cols, n = k * p->outs + i;
+            const double r = (double)p->ref[k][at], target = base ? (double)p->val[k][at] - r : r;
             const double off = target - (base ? p->is[n] - base[n] : p->is[n]);
             if (isnan(p->is[n]))
                 continue;

@@ -59,6 +59,7 @@ typedef struct ari_probe {
     size_t sample, seq;
     size_t heads;                           /* of scores; 0: they are none */
     size_t token[ARI_PROBE_TOKENS], tokens; /* in the sample; the first one is the first that differs */
+    const float *ref[ARI_PROBE_TOKENS], *val[ARI_PROBE_TOKENS]; /* their rows, of scores the first head's */
     size_t out[ARI_PROBE_FEATURES], outs;
     size_t in;       /* features that the last linear layer reads */
     float *w, *bias; /* [outs][in], [outs]; NULL: there is no last layer */
@@ -67,6 +68,8 @@ typedef struct ari_probe {
 
 /** Chooses tokens and features. */
 void ari_probe_choose(ari_probe *p, const ari_case *c);
+/** Of a module that makes each row of one row: the first rows that differ, whichever sample and rank they are of. */
+void ari_probe_choose_rows(ari_probe *p, const ari_case *c);
 /** Reads the last layer's rows; *held: a dump has its weight, of `in` inputs, 0: as many as it has. Errors: those of
  *  reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in);

@@ -6,14 +6,20 @@
 bool ari_choose(size_t *base, size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t n)
 {
     double nearest = HUGE_VAL;
-    *left = ARI_REPLAY_MISTAKE;
-    *base = *other = n;
+    *base = n;
     for (size_t i = 0; i < n; i++) {
         put(p, of, i);
         *base = ari_probe_try_base(p, &nearest) ? i : *base;
     }
-    for (size_t i = 0; *base < n && i < n; i++) {
-        if (i == *base)
+    return *base < n && ari_choose_other(other, left, p, put, of, *base, n);
+}
+
+bool ari_choose_other(size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t base, size_t n)
+{
+    *left = ARI_REPLAY_MISTAKE;
+    *other = n;
+    for (size_t i = 0; i < n; i++) {
+        if (i == base)
             continue;
         put(p, of, i);
         const double own = ari_probe_left(p);
@@ -21,6 +27,26 @@ bool ari_choose(size_t *base, size_t *other, double *left, ari_probe *p, ari_put
         *left = fmin(own, *left);
     }
     return *other < n;
+}
+
+bool ari_dropped(ari_trace *t, ari_trace_kind kind, const double *count, size_t n)
+{
+    double times = 0.0;
+    size_t zero = 0, known = 0;
+    for (size_t i = 0; i < n; i++)
+        times = fmax(times, count[i]);
+    for (size_t i = 0; i < n; i++) {
+        known += isnan(count[i]) ? 0 : 1;
+        zero += fabs(count[i]) < ARI_KNOWN;
+        if (fabs(count[i]) >= ARI_KNOWN && !ari_is_near(count[i], times, ARI_KNOWN))
+            return false;
+    }
+    if (known < 8 || zero == 0 || zero == known || !(times > 1.01))
+        return false;
+    ari_found(t, kind, ARI_IF(FRACTION));
+    ari_number(t, "factor", times);
+    ari_number(t, "rate", 1.0 - 1.0 / times);
+    return true;
 }
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
@@ -31,6 +57,30 @@ void ari_products_add(ari_products *p, const double *x)
         for (size_t k = 0; k < p->n; k++)
             p->of[i][k] += x[i] * x[k];
     }
+}
+
+ar_status ari_near_read(ari_near *near, const ari_probe *p, size_t width, const ar_dump *dump)
+{
+    near->width = width;
+    near->n = near->n ? near->n : ari_replay_near(near->of, ARI_MOST_NEAR, p->c, width);
+    near->x = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&near->x, near->n * p->tokens * width + 1, "rows"));
+    for (size_t at = 0; at < near->n * p->tokens; at++) {
+        const size_t row = p->sample * p->seq + p->token[at % p->tokens];
+        const ar_dump_tensor *t = ar_dump_find(dump, near->of[at / p->tokens]->name);
+        if (t && t->count == near->of[at / p->tokens]->count)
+            AR_TRY(ar_dump_read_f32(t, row * width, width, near->x + at * width));
+    }
+    return AR_OK;
+}
+
+void ari_near_multiply(ari_products *out, const ari_near *near, size_t tokens, size_t k, size_t i, double *x,
+                       size_t more)
+{
+    for (size_t of = 0; of < near->n; of++)
+        x[of] = (double)near->x[(of * tokens + k) * near->width + i];
+    out->n = near->n + more;
+    ari_products_add(out, x);
 }
 
 enum { TERMS = ARI_MOST_TERMS + 1 };

@@ -12,10 +12,16 @@ typedef void (*ari_put)(ari_probe *p, void *of, size_t i);
 /** Candidate *base gives the reference best, and *other leaves least of what differs, *left of its squares; false: none
  *  gives the reference, or no other one the differences. */
 bool ari_choose(size_t *base, size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t n);
+/** The latter alone, where the base is known. */
+bool ari_choose_other(size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t base, size_t n);
+
+/** Whether each of n things counts not at all or one number of times, above 1, and some do either: states dropout. A count
+ *  that is NaN says nothing. */
+bool ari_dropped(ari_trace *t, ari_trace_kind kind, const double *count, size_t n);
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
-enum { ARI_MOST_NEAR = 32, ARI_MOST_VECTORS = ARI_MOST_NEAR + 4, ARI_MOST_TERMS = 3 };
+enum { ARI_MOST_NEAR = 32, ARI_MOST_VECTORS = ARI_MOST_NEAR + 5, ARI_MOST_TERMS = 3 };
 
 /* Inner products of vectors, with which any few of them can be fitted to another. */
 typedef struct ari_products {
@@ -24,6 +30,19 @@ typedef struct ari_products {
 } ari_products;
 /** Adds one element of each of p->n vectors. */
 void ari_products_add(ari_products *p, const double *x);
+
+/* Tensors that a module may have read, and their rows of a probe's tokens. */
+typedef struct ari_near {
+    const ar_dump_tensor *of[ARI_MOST_NEAR];
+    size_t n, width;
+    float *x; /* [n][tokens][width] */
+} ari_near;
+/** Chooses those of `width` features where n is 0, and reads the tensors of their names in a dump; those that it lacks are
+ *  0. The caller frees x, also after a failure. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_near_read(ari_near *near, const ari_probe *p, size_t width, const ar_dump *dump);
+/** Adds feature i of token k, and behind them `more` other vectors that x has there. */
+void ari_near_multiply(ari_products *out, const ari_near *near, size_t tokens, size_t k, size_t i, double *x,
+                       size_t more);
 
 /* The sum of some of the first vectors, each times a number. */
 typedef struct ari_terms {

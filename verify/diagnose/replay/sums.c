@@ -9,55 +9,39 @@
 
 typedef struct sums {
     ari_probe p;
-    const ar_dump_tensor *near[ARI_MOST_NEAR];
-    size_t n;
-    double (*of)[ARI_PROBE_TOKENS * ARI_PROBE_FEATURES]; /* [n]: what the module makes of each without bias */
-    ari_products products;                               /* of them, of the reference and of the other without bias */
+    ari_near near;
+    ari_products products; /* of what the module makes of each without bias, of the reference and of the other */
 } sums;
 
-/* A module that is no layer reads what it gives: the sum of other tensors. */
-static ar_status read_values(sums *s)
+/* A module that is no layer reads what it gives: the sum of other tensors. The reference's and the other's values are the
+ * last two vectors. */
+static ar_status multiply(sums *s)
 {
-    const size_t in = s->p.w ? s->p.in : s->p.c->grid.cols;
-    float *row = NULL;
-    double *x = NULL;
+    const size_t in = s->near.width, n = s->near.n, outs = s->p.outs;
+    double *x = NULL, (*of)[ARI_MOST_VECTORS] = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->of, s->n + 1, "products"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&row, in, "a row"));
     AR_TRY_TO(done, st, ARI_ALLOC(&x, in, "a row"));
-    for (size_t i = 0; i < s->n; i++) {
-        for (size_t k = 0; k < s->p.tokens; k++) {
-            const size_t at = (s->p.sample * s->p.seq + s->p.token[k]) * in;
-            AR_TRY_TO(done, st, ar_dump_read_f32(s->near[i], at, in, row));
-            for (size_t j = 0; j < in; j++)
-                x[j] = (double)row[j];
-            ari_probe_put(&s->p, k, x);
-        }
-        for (size_t k = 0; k < s->p.tokens * s->p.outs; k++)
-            s->of[i][k] = s->p.is[k] - (s->p.w ? (double)s->p.bias[k % s->p.outs] : 0.0);
+    AR_TRY_TO(done, st, ARI_ALLOC(&of, s->p.tokens * outs, "products"));
+    for (size_t at = 0; at < n * s->p.tokens; at++) {
+        const size_t k = at % s->p.tokens;
+        for (size_t j = 0; j < in; j++)
+            x[j] = (double)s->near.x[at * in + j];
+        ari_probe_put(&s->p, k, x);
+        for (size_t i = 0; i < outs; i++)
+            of[k * outs + i][at / s->p.tokens] = s->p.is[k * outs + i] - (s->p.w ? (double)s->p.bias[i] : 0.0);
+    }
+    s->products = (ari_products){.n = n + 2};
+    for (size_t k = 0; k < s->p.tokens * outs; k++) {
+        const size_t out = s->p.out[k % outs];
+        const double bias = s->p.w ? (double)s->p.bias[k % outs] : 0.0;
+        of[k][n] = (double)s->p.ref[k / outs][out] - bias;
+        of[k][n + 1] = (double)s->p.val[k / outs][out] - bias;
+        ari_products_add(&s->products, of[k]);
     }
 done:
-    free(row);
     free(x);
+    free(of);
     return st;
-}
-
-/* The reference's and the other's values are the last two vectors. */
-static void multiply(sums *s)
-{
-    const ari_case *c = s->p.c;
-    s->products = (ari_products){.n = s->n + 2};
-    for (size_t k = 0; k < s->p.tokens * s->p.outs; k++) {
-        const size_t out = s->p.out[k % s->p.outs],
-                     at = (s->p.sample * s->p.seq + s->p.token[k / s->p.outs]) * c->grid.cols + out;
-        const double bias = s->p.w ? (double)s->p.bias[k % s->p.outs] : 0.0;
-        double x[ARI_MOST_VECTORS];
-        for (size_t i = 0; i < s->n; i++)
-            x[i] = s->of[i][k];
-        x[s->n] = (double)c->ref[at] - bias;
-        x[s->n + 1] = (double)c->val[at] - bias;
-        ari_products_add(&s->products, x);
-    }
 }
 
 static unsigned what_is(const ar_dump_tensor *t)
@@ -77,26 +61,27 @@ static void look_at_sums(ari_trace *t, const sums *s)
 {
     const ari_tally *all = &s->p.c->survey.total;
     const ari_products *p = &s->products;
-    const double differ = p->of[s->n][s->n] + p->of[s->n + 1][s->n + 1] - 2.0 * p->of[s->n][s->n + 1];
+    const size_t n = s->near.n;
+    const double differ = p->of[n][n] + p->of[n + 1][n + 1] - 2.0 * p->of[n][n + 1];
     const double allowed = fmin(ARI_REPLAY_BASE, ARI_REPLAY_MISTAKE * all->dd / all->rr);
     const bool layer = s->p.w != NULL;
-    ari_terms wanted, is, own = {.terms = 1, .of = {s->n}};
+    ari_terms wanted, is, own = {.terms = 1, .of = {n}};
     size_t scaled = 0;
-    ari_terms_fit(&own, p, 1, s->n + 1, SIZE_MAX);
-    if (!ari_terms_find(&is, p, 1, s->n + 1, SIZE_MAX, s->n, layer ? 2 : 3,
-                        ARI_REPLAY_MISTAKE * fmin(differ / p->of[s->n + 1][s->n + 1], 1.0), NULL) ||
-        !ari_terms_find(&wanted, p, 1, s->n, SIZE_MAX, s->n, layer ? 1 : 3, allowed, &is) ||
-        (!layer && wanted.terms < 2) || own.left <= 4.0 * is.left) /* a multiple of the reference is no other sum */
+    ari_terms_fit(&own, p, 1, n + 1, SIZE_MAX);
+    if (!ari_terms_find(&is, p, 1, n + 1, SIZE_MAX, n, layer ? 2 : 3,
+                        ARI_REPLAY_MISTAKE * fmin(differ / p->of[n + 1][n + 1], 1.0), NULL) ||
+        !ari_terms_find(&wanted, p, 1, n, SIZE_MAX, n, layer ? 1 : 3, allowed, &is) || (!layer && wanted.terms < 2) ||
+        own.left <= 4.0 * is.left) /* a multiple of the reference is no other sum */
         return;
     const bool same = is_same(&scaled, &wanted, &is);
-    const bool left_out = layer && (what_is(s->near[wanted.of[0]]) & ARI_IS_NORM) &&
-                          !(is.terms == 1 && (what_is(s->near[is.of[0]]) & ARI_IS_NORM));
+    const bool left_out = layer && (what_is(s->near.of[wanted.of[0]]) & ARI_IS_NORM) &&
+                          !(is.terms == 1 && (what_is(s->near.of[is.of[0]]) & ARI_IS_NORM));
     ari_found(t, ARI_FOUND_LINEAR, left_out ? ARI_IF(ZERO) : layer ? 0 : ARI_IF(OF_INPUT));
     t->is |= same ? ARI_IF(POWER) : 0;
-    t->is |= same && (ari_name_is(s->near[wanted.of[scaled]]->name) & ARI_IS_EMBEDDING) ? ARI_IF(TOKENS) : 0;
-    ari_terms_say(t, "wanted", &wanted, s->near);
-    ari_terms_say(t, "other", &is, s->near);
-    ari_number(t, "left", is.left * p->of[s->n + 1][s->n + 1] / differ);
+    t->is |= same && (ari_name_is(s->near.of[wanted.of[scaled]]->name) & ARI_IS_EMBEDDING) ? ARI_IF(TOKENS) : 0;
+    ari_terms_say(t, "wanted", &wanted, s->near.of);
+    ari_terms_say(t, "other", &is, s->near.of);
+    ari_number(t, "left", is.left * p->of[n + 1][n + 1] / differ);
 }
 
 ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
@@ -104,7 +89,7 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
     const ari_role role = ari_replay_role(c);
     bool layer = role == ARI_NO_ROLE || role == ARI_Q || role == ARI_K || role == ARI_V || role == ARI_QKV ||
                  role == ARI_GATE || role == ARI_UP || role == ARI_GATE_UP || role == ARI_FIRST;
-    sums s = {.n = 0};
+    sums s = {.near = {.n = 0}};
     ar_status st = AR_OK;
     bool held = true;
     if (!ari_may_replay(c))
@@ -115,12 +100,11 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
     layer = layer && held;
     if (!held && role != ARI_NO_ROLE) /* a module without a weight of its own may be a sum */
         goto done;
-    s.n = ari_replay_near(s.near, ARI_MOST_NEAR, c, layer ? s.p.in : c->grid.cols);
-    AR_TRY_TO(done, st, read_values(&s));
-    multiply(&s);
+    AR_TRY_TO(done, st, ari_near_read(&s.near, &s.p, layer ? s.p.in : c->grid.cols, c->known->reference));
+    AR_TRY_TO(done, st, multiply(&s));
     look_at_sums(t, &s);
 done:
-    free(s.of);
+    free(s.near.x);
     ari_probe_fini(&s.p);
     return st;
 }
