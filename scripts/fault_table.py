@@ -20,49 +20,13 @@ ENDED, BYTES_ALONE = "an error ends the run", "the bytes alone"
 UNSEEN, SMALL = 0.2, 1.0  # percent of the loss
 
 
-def case(fault):
-    split = fault["layout"]
-    words = [fault["model"].removesuffix("-demo")]
-    if split.get("pp", 1) > 1:
-        words += [f"pp={split['pp']}", split["schedule_pp"]]
-    for name in ("dp", "cp", "tp"):
-        if split.get(name, 1) > 1:
-            words.append(f"{name}={split[name]}")
-    if split["dp"] > 1 and fault["batch"] % split["dp"]:
-        each, more = divmod(fault["batch"], split["dp"])
-        words.append("(" + "+".join(str(each + (rank < more)) for rank in range(split["dp"])) + ")")
-    if split.get("zigzag"):
-        words.append("zigzag")
-    if split["sp"]:
-        words.append("sp")
-    if split.get("overlap", 1) > 1:
-        words.append(f"overlap={split['overlap']}")
-    if split["zero"]:
-        words.append(f"zero={split['zero']}")
-    if split.get("dp_replicate", 1) > 1:
-        words.append(f"replicate={split['dp_replicate']}")
-    if split["micro_batches"] > 1:
-        words.append(f"micro-batches={split['micro_batches']}")
-    if split["forward_first"]:
-        words.append("forward-first")
-    if split.get("recompute", "none") != "none":
-        words.append(f"recompute={split['recompute']}")
-    if split["mlp_order"] != "column-row":
-        words.append(split["mlp_order"])
-    if fault.get("documents", 0) > 1:
-        words.append(f"documents={fault['documents']}")
-    if fault["dropout"]:
-        words.append(f"dropout={fault['dropout']:g}")
-    return " ".join(words)
-
-
 def percent(value):
     return "NaN" if isinstance(value, str) else f"{100 * value:.2g}"
 
 
 def figures_of(fault):
     """What is measured of a fault, by column; "" where there is nothing to measure."""
-    row = dict.fromkeys(COLUMNS, "") | {"fault": fault["name"], "case": case(fault)}
+    row = dict.fromkeys(COLUMNS, "") | {"fault": fault["name"], "case": fault["case"].replace("-demo", "")}
     first, curve, moved = fault["first_difference"], fault["curve"], fault["bytes"]
     if fault["error"]:
         return row | {"first": ENDED}

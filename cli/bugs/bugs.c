@@ -74,9 +74,12 @@ static json_t *json_list(ar_fault one)
     json_t *list = json_array();
     for (int i = 1; i < AR_FAULT_COUNT; i++) {
         const ar_fault f = (ar_fault)i;
+        const ari_fault_case at = ari_fault_case_of(f);
+        char text[CASE_TEXT];
         if (one == AR_FAULT_NONE || one == f)
-            json_array_append_new(list, json_pack("{s:s, s:s, s:s}", "name", ar_fault_name(f), "text", ar_fault_text(f),
-                                                  "explained", ari_bugs_explained(f)));
+            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "name", ar_fault_name(f), "text",
+                                                  ar_fault_text(f), "explained", ari_bugs_explained(f), "case",
+                                                  ari_bugs_case_text(text, sizeof text, &at)));
     }
     return list;
 }

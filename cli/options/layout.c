@@ -338,7 +338,8 @@ const char ari_layout_of_plan[] = "tp cp cp_inner zigzag pp dp sp overlap zero d
 const char ari_layout_of_row[] = "tp cp cp_inner zigzag pp dp sp zero dp_replicate micro_batches schedule "
                                  "virtual_stages recompute";
 const char ari_layout_of_fault[] =
-    "world tp dp cp cp_inner zigzag sp overlap zero micro_batches forward_first recompute";
+    "world tp dp cp cp_inner zigzag pp virtual_stages schedule_pp sp overlap zero dp_replicate micro_batches "
+    "forward_first recompute";
 
 static json_t *samples_json(const ar_parallel *p, size_t batch)
 {

@@ -564,7 +564,7 @@ class Others(CommandTest):
             said = self.passes("bugs", name).out
             self.assertTrue(said.startswith(f"{name}: {fault['text']}\n\n"))
             self.assertIn(fault["explained"], " ".join(said.split()))
-            self.assertIn(f"\nanyrank check --inject {name} runs its case: ", said)
+            self.assertTrue(said.endswith(f"\nanyrank check --inject {name} runs its case: {fault['case']}\n"), said)
         self.assertEqual(self.result("bugs", name)["faults"], [fault])
         self.refused("bugs", "zero_gather_mising", says="did you mean 'zero_gather_missing'")
         self.refused("bugs", "zero_gather_missing", "--run", says="anyrank check --inject zero_gather_missing")
@@ -580,6 +580,8 @@ class Others(CommandTest):
         self.assertLessEqual(set(FAULTS), set(rows))
         readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
         self.assertIn(f"one of {len(FAULTS)} known faults", readme)
+        unseen = fault_table.below(fault_table.figures(), "losses_10", fault_table.UNSEEN)
+        self.assertIn(f"{unseen} of them leave each of the first ten losses within {fault_table.UNSEEN:g} %", readme)
 
     # Most of a minute for what tests/verify/fault_test.c holds in more cases: among the long tests.
     @unittest.skipUnless(EXTENDED, "a long test")
