@@ -279,8 +279,8 @@ def context_parallel_forms():
     ring(p, 20, 28, "ring: keys that pass by", [[0], [1], [2], [3]])
     ring(p, 382, 28, "zigzag: two chunks at each place", [[r, 7 - r] for r in range(4)])
     exchange(p, 754, 28)
-    p.text(20, 250, "Numbers: chunks of the sequence, in order. Dashed: a causal mask hides them from all queries of the "
-           "place. Pairs: chunks of queries times keys that remain.", "quiet")
+    p.text(20, 250, "Numbers: chunks of the sequence, in order. Dashed: a causal mask hides them from all queries of "
+           "the place. Pairs: chunks of queries times keys that remain.", "quiet")
     return p
 
 
@@ -291,7 +291,7 @@ def shares(p, left, top, stage):
     p.text(left, top, f"--zero {stage}", "title")
     for rank in range(4):
         x, y = left + rank * 26, top + 14
-        for kind, (height, from_stage) in enumerate(((40, 3), (40, 2), (80, 1))):
+        for height, from_stage in ((40, 3), (40, 2), (80, 1)):
             p.rect(x, y, 22, height, "none")
             if stage >= from_stage:
                 p.rect(x, y + rank * height / 4, 22, height / 4, f"r{rank}")
