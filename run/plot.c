@@ -44,10 +44,19 @@ void ari_plot_smooth(double *smooth, const double *y, size_t n, double window)
 {
     const double keep = 1.0 - 2.0 / (window + 1.0);
     double sum = 0.0, weight = 0.0;
+    for (size_t i = 0; i < n; i++) { /* those before it, and then those after it */
+        smooth[i] = sum;
+        sum = (sum + y[i]) * keep;
+    }
+    sum = 0.0;
+    for (size_t i = n; i-- > 0;) {
+        smooth[i] += y[i] + sum;
+        sum = (sum + y[i]) * keep;
+    }
     for (size_t i = 0; i < n; i++) {
-        sum = sum * keep + y[i];
-        weight = weight * keep + 1.0;
-        smooth[i] = sum / weight;
+        weight =
+            keep > 0.0 ? (1.0 + keep - pow(keep, (double)i + 1.0) - pow(keep, (double)(n - i))) / (1.0 - keep) : 1.0;
+        smooth[i] /= weight;
     }
 }
 

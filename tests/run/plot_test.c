@@ -59,9 +59,19 @@ Test(plot, a_smoothed_constant_is_that_constant)
     ari_plot_smooth(smooth, y, 4, 2.0);
     for (size_t i = 0; i < 4; i++)
         cr_assert_float_eq(smooth[i], 3.0, 1e-15);
-    ari_plot_smooth(smooth, rising, 3, 3.0); /* weights 1, 1/2, 1/4 from the newest on */
-    cr_assert_float_eq(smooth[1], 1.0 / 1.5, 1e-15);
+    ari_plot_smooth(smooth, rising, 3, 3.0); /* weights 1, 1/2, 1/4 by distance */
+    cr_assert_float_eq(smooth[0], 0.75 / 1.75, 1e-15);
+    cr_assert_float_eq(smooth[1], 1.5 / 2.0, 1e-15);
     cr_assert_float_eq(smooth[2], 1.5 / 1.75, 1e-15);
+}
+
+Test(plot, a_smoothed_line_does_not_lag)
+{
+    double y[101], smooth[101];
+    for (int i = 0; i < 101; i++)
+        y[i] = 10.0 - 0.1 * i;
+    ari_plot_smooth(smooth, y, 101, 6.0);
+    cr_assert_float_eq(smooth[50], y[50], 1e-6);
 }
 
 Test(plot, every_point_is_drawn_and_a_gap_breaks_the_line)
