@@ -103,6 +103,27 @@ def sums_in_the_text_are_right():
     return problems if seen > 3 else [*problems, "the sums in the text were not found"]
 
 
+def headings(text):
+    """The names that the hosting site gives the headings of a page, by which links find them."""
+    found = re.findall(r"^#+ (.*)$", engine.BLOCK.sub("", text), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line) for line in found)
+    return {re.sub(r"[^\w -]", "", line.strip().lower()).replace(" ", "-") for line in plain}
+
+
+def links_lead_somewhere():
+    problems, seen = [], 0
+    for path in [*engine.pages(), *engine.ROOT.glob("[CS]*.md")]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", engine.BLOCK.sub("", path.read_text(encoding="utf-8"))):
+            name, _, heading = link.partition("#")
+            target = path.parent / name if name else path
+            if re.match(r"\w+:", link):
+                continue
+            seen += 1
+            there = target.exists() and (not heading or heading in headings(target.read_text(encoding="utf-8")))
+            problems += [] if there else [f"{path.name}: {link} leads nowhere"]
+    return problems if seen > 100 else [*problems, "the links in the text were not found"]
+
+
 def page_problems(path, run, reasons):
     page = engine.run_page(path, run)
     reasons += page.left_out
@@ -120,7 +141,7 @@ def main(arguments):
         table.REASONS.append(("mpirun", "no MPI in this build"))
     tests = [] if long or names else [the_comparison_sees_one_digit, what_a_page_must_not_have_is_seen,
                                       every_row_of_the_table_is_of_a_block, options_in_the_text_exist,
-                                      sums_in_the_text_are_right]
+                                      sums_in_the_text_are_right, links_lead_somewhere]
     tests += [lambda path=path: page_problems(path, bool(long or names or path.name not in table.LONG), reasons)
               for path in chosen]
     found = [test() for test in tests]
