@@ -61,6 +61,7 @@ PRINTED_BY = {
 
 # The names of the files that a page's blocks of json are, in order.
 WRITTEN = {
+    "by-looking.md": ["two/config.json"],
     "modules.md": ["column-row.json", "not-summed.json"],
     "planner.md": ["paper/config.json", "small.json", None, "wrong.json"],
 }
