@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 import measures
+import size
 
 FILES = {
     "ref/core/a.h": "/* cp */\nint ar_a(int x);\nstatic inline int ari_b(void)\n{\n    return 1;\n}\n"
@@ -37,6 +38,18 @@ class Measures(unittest.TestCase):
     def test_a_comment_is_no_token_and_a_string_is_one(self):
         count = len(measures.TOKEN.findall(measures.rules.without_comments('x += "a b"; /* none\n */ // nor this')))
         self.assertEqual(count, 5)
+
+
+class Sizes(unittest.TestCase):
+    def test_lines_tokens_and_words_of_small_files(self):
+        sizes = size.sizes_of({"a/x.c": "int a; /* b */\n", "a/y.py": "x = 1  # one\n", "README.md": "two words\n"})
+        self.assertEqual(sizes, {"a": (2, 6, 0), ".": (0, 0, 2)})
+
+    def test_the_size_that_the_readme_states_is_true(self):
+        stated, true = size.stated_and_true(size.texts_at(None))
+        self.assertIsNotNone(stated, "README.md states no size")
+        for said, so in zip(stated, true):
+            self.assertLess(abs(said - so), 0.02 * so, f"README.md states {stated}; it is {true}")
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ typedef struct ar_check_run {
     uint64_t max_ulp;
     uint64_t bytes_counted, bytes_predicted, bytes_per_rank_max;
     uint64_t bytes_bf16; /* what the same steps would move in bf16, where exact sums travel as integers; 0: not known */
-    uint64_t calls[7];      /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
-    double max_ratio;       /* native: the worst |difference| over what is allowed; 0 in the exact numerics. Of weights
+    uint64_t calls[7];   /* all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
+    double max_ratio;    /* native: the worst |difference| over what is allowed; 0 in the exact numerics. Of weights
                                after Adam, whose allowance is a bound that right runs reach, only what is above 1 */
-    char ratio_tensor[176]; /* the tensor that has it */
+    char ratio_tensor[176];                  /* the tensor that has it */
     ar_rank_memory memory, memory_predicted; /* of each kind the most that a rank holds */
     bool has_memory_predicted;   /* false: of a module, of packed documents or where the run ended in an error */
     char memory_difference[160]; /* "", or the first rank that holds other bytes than are predicted, and of what */
