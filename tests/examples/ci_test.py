@@ -78,6 +78,20 @@ def read_yaml(path):
 # --- a repository -----------------------------------------------------------------------------------------------------
 
 
+# Of the summary of a job whose model has another epsilon.
+CHANGED = """\
+### Bits differ from golden.txt
+-layout gradients_hash 65347a3cd8cc2d2bf922439c3bf8972d80dbed9a4a345b8f0139dcfc3fe40e89
++layout gradients_hash 3edb9bfb88966ffff5a08be583b9aa6490246a06c8c7abffe6179682739e6215
+== layout: the baseline's tensors in that revision, and here
+first in execution order: model.layers.0.input_layernorm:fwd
+    where     step 1, forward pass; first element [0,0,0]
+    first     -0.847184479 in the reference, -0.847183466 in the other
+    how many  4,096 of 4,096 elements (100 %)
+verify: DIFFERENT: 304 of 333 tensors not the same in every bit
+"""
+
+
 class Job(Case):
     def setUp(self):
         super().setUp()
@@ -185,12 +199,8 @@ class GitHub(Job):
         ran = self.run_job(prepared=True)
         self.assertEqual([(name, status) for name, status, _ in ran], [("Path", 0), ("Check", 1), ("Explain", 0)], ran)
         summary = (self.folder / "summary").read_text(encoding="utf-8")
-        page = (ROOT / "docs/guide/pytest.md").read_text(encoding="utf-8")
-        shown = re.search(r"^```\n(### Bits differ.*?)^```", page, re.DOTALL | re.MULTILINE)[1].splitlines()
-        self.assertGreater(len(shown), 4)
-        for line in shown:
+        for line in CHANGED.splitlines():
             self.assertIn("\n" + line, "\n" + summary)
-        self.assertIn("input_layernorm", summary)
         self.assertTrue((self.home / "ci/out/layout.html").exists())
         self.assertEqual(self.git("worktree", "list").count("\n"), 1)
 

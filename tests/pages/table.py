@@ -93,7 +93,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
     (PICTURE, "CONTRIBUTING.md", ["core <-"]),
     (PICTURE, "architecture.md", ["include/", "core <-"]),
     (PICTURE, "train.md", ["FOLDER/"]),
-    ("tests/examples/ci_test.py", "pytest.md", ["ci/anyrank.sh", "layout gradients", "### Bits differ"]),
+    ("tests/examples/ci_test.py", "pytest.md", ["ci/anyrank.sh", "layout gradients"]),
     ("tests/verify/pages_test.py", "pytorch.md", ['{"version": 1,\n "rank"', "MissingShard", '{"version": 1,\n "mesh"',
                                                   "anyrank verify DIR"]),
     ("tests/verify/pytorch_page_test.py", "README.md", ["import anyrank"]),

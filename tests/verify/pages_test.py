@@ -10,7 +10,7 @@ import re
 import sys
 import unittest
 
-from pages import ROOT, PageTest, block, text, without_remarks
+from pages import ROOT, PageTest, block, flat, text, without_remarks
 
 sys.path.insert(0, str(ROOT / "tests/cli"))
 from verify_test import write  # noqa: E402
@@ -128,7 +128,7 @@ class DumpsOfPytorchPage(PageTest):
 
     def test_dumps_of_a_check_are_the_same_as_it_says(self):
         lines = block("pytorch.md", "anyrank verify DIR/reference").splitlines()
-        self.assertIn("`anyrank check MODEL --dump DIR`", text("pytorch.md"))
+        self.assertIn("`anyrank check MODEL --dump DIR`", flat(text("pytorch.md")))
         for n, (line, layout) in enumerate(zip(lines, ("--tp 4 --sp", "--dp 2"))):
             numerics = re.search(r"\((--numerics native)\)$", line)
             self.run_line(f"anyrank check torch --dump D{n} {layout} --batch 2 --seq 16 --steps 1 "
