@@ -243,7 +243,7 @@ static const ari_cause rows[] = {
     {"tokens_shifted", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
      "shifted by {slices} {axes} (the end wraps round): positions or labels rolled" SLICES},
     {"heads_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
-     "off by {heads}: head i has head i{sign}{head_by}'s, if a head has {head} {axes}" SLICES},
+     "off by {head_by} heads: head i has head i{sign}{head_by}'s, if a head has {head} {axes}" SLICES},
     {"shards_rotated", K(ROTATED), ARI_IDENTITY + 7, ANY, 0, IF(ALL) | IF(BLOCKS), 0, MOVED,
      "shards in rotated order: block k of {blocks} has block k{sign}1's (rank r took the shard of its "
      "neighbour)" SLICES},
@@ -295,30 +295,30 @@ static const ari_cause rows[] = {
     {"slices_reordered", K(ZIGZAG), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      "in another order: of {shards} blocks the r-th from either end stand together" SLICES},
     {"wrong_kv_head", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
-     "exchanged: {unit} {a} has {b}'s and the other way round{moved}; " HEAD_RULE SLICES},
+     "exchanged: {unit} {a} has {b}'s and the other way round; " HEAD_RULE SLICES},
     {"shards_misplaced", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
-     "exchanged: {unit} {a} has {b}'s and the other way round{moved}; shard {a} of {shards} is at another rank's "
+     "exchanged: {unit} {a} has {b}'s and the other way round; shard {a} of {shards} is at another rank's "
      "place" SLICES},
     {"slices_exchanged", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
-     "exchanged: {unit} {a} has {b}'s and the other way round{moved}" SLICES LOOK
+     "exchanged: {unit} {a} has {b}'s and the other way round" SLICES LOOK
      "names or indices in a checkpoint's mapping"},
     {"wrong_kv_head", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
-     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; " HEAD_RULE SLICES},
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too; " HEAD_RULE SLICES},
     {"input_of_other_micro_batch", K(REPEATED), ARI_IDENTITY + 7, "fb", 0, IF(MICRO) | IF(SAMPLES), 0, MOVED,
-     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}" SLICES
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too" SLICES
      "; of {micro} micro-batches one has "
      "what another was given: a buffer of a transfer that was used again, or read before it had come"},
     {"shard_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
-     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}; shard {a} of {shards} is another rank's "
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too; shard {a} of {shards} is another rank's "
      "(one shard loaded, seeded or sent twice, or a chunk taken before it has come)" SLICES},
     {"slices_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
-     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too{moved}" SLICES},
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too" SLICES},
     {"wrong_kv_head", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
-     "in another order: {unit} {a} has {b}'s{moved}; " HEAD_RULE SLICES},
+     "in another order: {unit} {a} has {b}'s; " HEAD_RULE SLICES},
     {"shards_misplaced", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
-     "in another order: {unit} {a} has {b}'s{moved}; shard {a} of {shards} is at another rank's place" SLICES},
+     "in another order: {unit} {a} has {b}'s; shard {a} of {shards} is at another rank's place" SLICES},
     {"slices_reordered", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
-     "in another order: {unit} {a} has {b}'s{moved}" SLICES},
+     "in another order: {unit} {a} has {b}'s" SLICES},
     {"heads_and_tokens_exchanged", K(HEADS_MOVED), ARI_IDENTITY + 8, ANY, 0, 0, 0, MOVED,
      "heads and tokens exchanged: the reference's [b, s, {heads} heads, {lanes}] stands here as [b, {heads} heads, s, "
      "{lanes}] under the old shape, or the other way round (a reshape where a transposition was wanted first); "

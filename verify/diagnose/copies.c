@@ -7,70 +7,70 @@
 
 /* --- a sum (or an average) over the copies is the reference ------------------------------------------------------- */
 
-/* Over the elements that several ranks hold. */
-typedef struct fold {
-    double sum_error, mean_error; /* squared: sum - reference, mean - reference */
-    double apart;                 /* squared: copy - reference, averaged over the copies */
-    double scale;                 /* squared: reference */
-    double worst;                 /* |sum - reference|, or |mean - reference| for means */
-    double worst_mean;
-    double beside_vector; /* squared: sum - reference, less the vector that it is in every row */
-    size_t lone;          /* different elements that one rank alone holds */
-    size_t shared;        /* elements that several hold */
-} fold;
-
 enum { LEAST_ROWS = 8 }; /* in which a vector that is the same in all is no accident */
 
-/* One row: sums over its holders. */
-typedef struct fold_row {
-    double *sum, *apart; /* [cols] */
-    double *excess;      /* [cols]: sum - reference, of all rows so far */
-    double *holders;     /* [cols]: how many */
-} fold_row;
+/* What the copies of a group's ranks are of the reference; the last: nothing. */
+typedef enum relation { ADD_UP, AVERAGE, ADD_UP_BESIDE_A_VECTOR, UNRELATED } relation;
 
-static void end_fold_row(fold *f, const ari_case *c, fold_row *row, size_t at)
+/* Over the copies of one group's ranks. */
+typedef struct fold {
+    double *sum, *holders; /* [count] */
+    double *vector;        /* [cols]: what the sum has besides, the mean over the rows */
+    double apart, scale;   /* squared, over all copies: copy - reference, reference */
+    size_t rows;           /* in which there are several copies */
+} fold;
+
+static void fold_copies(fold *f, const ari_case *c, ari_axes over, int key)
 {
-    for (size_t i = 0; i < c->grid.cols; i++) {
-        const size_t index = at * c->grid.cols + i;
-        const double ref = (double)c->grid.d->reference[index], n = row->holders[i];
-        if (n > 1.0) {
-            const double sum = fabs(row->sum[i] - ref), mean = fabs(row->sum[i] / n - ref);
-            row->excess[i] += row->sum[i] - ref;
-            f->shared++;
-            f->sum_error += sum * sum;
-            f->mean_error += mean * mean;
-            f->apart += row->apart[i] / n;
+    const ari_grid *g = &c->grid;
+    memset(f->sum, 0, (2 * g->count + g->cols) * sizeof *f->sum);
+    f->apart = f->scale = 0.0;
+    f->rows = 0;
+    for (ari_run run = ari_runs_of(g); ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count && ari_in_group(g->d, run.rank, over, key); i++) {
+            const double ref = (double)run.ref[i], apart = (double)run.value[i] - ref;
+            f->sum[run.index + i] += (double)run.value[i];
+            f->holders[run.index + i] += 1.0;
+            f->apart += apart * apart;
             f->scale += ref * ref;
-            f->worst = fmax(f->worst, sum);
-            f->worst_mean = fmax(f->worst_mean, mean);
-        } else if (n > 0.0) {
-            f->lone += ari_survey_bit(&c->survey, index);
         }
-        row->sum[i] = row->apart[i] = row->holders[i] = 0.0;
+    }
+    for (size_t i = 0; i < g->count; i++) {
+        f->vector[i % g->cols] += f->holders[i] > 1.0 ? f->sum[i] - (double)g->d->reference[i] : 0.0;
+        f->rows += i % g->cols == 0 && f->holders[i] > 1.0;
     }
 }
 
-/* Over the ranks of one group; ends the row's sums. */
-static void fold_copies(fold *f, const ari_case *c, fold_row *row, ari_axes over, int key)
+/* What is left of the squares where the copies are that; what one rank alone holds has to be right. */
+static double left_by(double *worst, const fold *f, const ari_case *c, relation is)
 {
-    size_t current = 0;
-    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
-        if (run.row != current)
-            end_fold_row(f, c, row, current);
-        current = run.row;
-        for (size_t i = 0; i < run.count && ari_in_group(c->grid.d, run.rank, over, key); i++) {
-            const double v = (double)run.value[i], delta = v - (double)run.ref[i];
-            row->sum[run.col + i] += v;
-            row->apart[run.col + i] += delta * delta;
-            row->holders[run.col + i] += 1.0;
+    double left = 0.0;
+    *worst = 0.0;
+    for (size_t i = 0; i < c->grid.count; i++) {
+        const double n = f->holders[i], vector = f->vector[i % c->grid.cols] / (double)f->rows;
+        const double beside = is == ADD_UP_BESIDE_A_VECTOR && n > 1.0 ? vector : 0.0;
+        const double off = fabs(f->sum[i] / (is == AVERAGE ? n : 1.0) - beside - (double)c->grid.d->reference[i]);
+        if (n > 1.0 || (n > 0.0 && ari_survey_bit(&c->survey, i))) {
+            left += n * off * off;
+            *worst = fmax(*worst, off);
         }
     }
-    end_fold_row(f, c, row, current);
-    f->beside_vector = f->sum_error;
-    for (size_t i = 0; i < c->grid.cols; i++) {
-        f->beside_vector -= row->excess[i] * row->excess[i] * (double)c->grid.cols / (double)(f->shared + !f->shared);
-        row->excess[i] = 0.0;
-    }
+    return left;
+}
+
+/* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for what
+ * rounding of the copies to fp32 leaves, or for far less than the copies are apart. */
+static relation relation_of(double *worst, const fold *f, const ari_case *c)
+{
+    const double tolerance = c->survey.shared >= 64 ? ARI_KNOWN : ARI_SUMS, off = fmax(c->absolute, c->grid.d->allowed);
+    const double noise = c->survey.shared < 16 ? 0.0 : off * off * (double)c->survey.shared;
+    const double rounding = fmin(noise, ARI_KNOWN * f->apart), exact = tolerance * tolerance;
+    const bool far = isfinite(f->apart) && f->apart >= 1e-4 * f->scale && f->scale > 0.0;
+    const bool rows = f->rows >= LEAST_ROWS && ari_is_activation(c->grid.d);
+    relation is = far ? ADD_UP : UNRELATED;
+    while (is < UNRELATED && left_by(worst, f, c, is) > fmax(exact * (is == AVERAGE ? f->apart : f->scale), rounding))
+        is += is == AVERAGE && !rows ? 2 : 1;
+    return is;
 }
 
 static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool beside)
@@ -90,34 +90,18 @@ static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool besid
     ari_say(&who, right > 1 ? " have" : " has");
 }
 
-/* What the copies are, if they are that in every group of this kind. */
-typedef enum relation { UNRELATED, ADD_UP, ADD_UP_BESIDE_A_VECTOR, AVERAGE } relation;
-
-static relation relation_in(fold *sums, const ari_case *c, fold_row *row, ari_axes over)
+/* What the copies are in every group of this kind. */
+static relation relation_in(double *worst, fold *f, const ari_case *c, ari_axes over)
 {
-    /* Copies 1% apart whose sum is within 0.1% of the reference: of many elements that is no accident; of few, ask for
-     * what rounding of the copies to fp32 leaves. */
-    const double tolerance = c->survey.shared >= 64 ? ARI_KNOWN : ARI_SUMS;
     relation all = UNRELATED;
     for (int key = 0; key < ari_groups(c->grid.d, over); key++) {
-        fold one = {0};
-        fold_copies(&one, c, row, over, key);
-        const bool far = isfinite(one.apart) && one.apart >= 1e-4 * one.scale && one.scale > 0.0 && one.lone == 0;
-        /* What rounding may leave, and far less than the copies are apart: of some elements no accident either. */
-        const double off = fmax(c->absolute, c->grid.d->allowed);
-        const double noise = c->survey.shared < 16 ? 0.0 : off * off * (double)c->survey.shared;
-        const double rounding = fmin(noise, ARI_KNOWN * one.apart), exact = tolerance * tolerance;
-        const relation mine = far && one.sum_error <= fmax(exact * one.scale, rounding)    ? ADD_UP
-                              : far && one.mean_error <= fmax(exact * one.apart, rounding) ? AVERAGE
-                              : far && ari_is_activation(c->grid.d) && one.shared >= LEAST_ROWS * c->grid.cols &&
-                                      one.beside_vector <= fmax(exact * one.scale, rounding)
-                                  ? ADD_UP_BESIDE_A_VECTOR
-                                  : UNRELATED;
-        if (mine == UNRELATED || (key > 0 && mine != all))
+        double own;
+        fold_copies(f, c, over, key);
+        const relation is = relation_of(&own, f, c);
+        if (is == UNRELATED || (key > 0 && is != all))
             return UNRELATED;
-        all = mine;
-        sums->worst = fmax(sums->worst, one.worst);
-        sums->worst_mean = fmax(sums->worst_mean, one.worst_mean);
+        *worst = fmax(*worst, own);
+        all = is;
     }
     return all;
 }
@@ -135,21 +119,21 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
                                      ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS,
                                      ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES};
     char text[ARI_AXES_TEXT];
-    double *columns;
-    AR_TRY(ARI_ALLOC_ZERO(&columns, 4 * g->cols, g->d->name));
-    fold_row row = {columns, columns + g->cols, columns + 2 * g->cols, columns + 3 * g->cols};
+    double *sums;
+    AR_TRY(ARI_ALLOC(&sums, 2 * g->count + g->cols, g->d->name));
+    fold f = {.sum = sums, .holders = sums + g->count, .vector = sums + 2 * g->count};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && t->kind == ARI_FOUND_NOTHING; i++) {
-        fold sums = {0};
-        const relation is = relation_in(&sums, c, &row, kinds[i]);
+        double worst = 0.0;
+        const relation is = ari_along(g->d, kinds[i]) > 1 ? relation_in(&worst, &f, c, kinds[i]) : UNRELATED;
         const ari_axes over = kinds[i] == ARI_ALL_AXES ? ari_apart_over(g->d) : kinds[i];
-        if (is == ADD_UP || is == ADD_UP_BESIDE_A_VECTOR)
-            found_sum(t, c, over, is != ADD_UP);
-        else if (is == AVERAGE)
+        if (is == AVERAGE)
             ari_found(t, ARI_FOUND_MEAN, 0);
+        else if (is != UNRELATED)
+            found_sum(t, c, over, is != ADD_UP);
         ari_words(t, "over", "%s", ari_axes_text(text, over, " and "));
-        ari_number(t, "worst", (is == AVERAGE ? sums.worst_mean : sums.worst) / c->survey.max_reference);
+        ari_number(t, "worst", worst / c->survey.max_reference);
     }
-    free(columns);
+    free(sums);
     return AR_OK;
 }
 

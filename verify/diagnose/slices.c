@@ -8,7 +8,6 @@
 
 enum { ROWS = -1 }; /* all dimensions but the last as one */
 
-/* Slices along a dimension, and of which slice of the reference each has the values. */
 typedef struct axis {
     int dim;              /* or ROWS */
     const char *name[2];  /* "token", "tokens" */
@@ -374,50 +373,36 @@ static bool is_of_heads(const axis *a, const rule *r)
 
 enum { MOST_LISTED = 16 };
 
-/* ": 0, 3, 1, 2", the units' places in the reference. */
-static void say_order(ari_text *t, const axis *a)
-{
-    for (size_t u = 0; u < a->units && a->units <= MOST_LISTED; u++)
-        ari_say(t, "%s%zu", u ? ", " : ": ", a->source[u] < a->n ? a->source[u] : u);
-}
-
-/* " within every 8 rows (each head)", " within 2 of 6 times 8 rows". */
+/* " within every 8 rows (each head)", " within 2 of 6 times 8 rows", " (4 of 6 heads moved)"; and ": 0, 3, 1, 2", the units'
+ * places in the reference, where they say more than the rule's name. */
 static void say_within(ari_trace *t, const axis *a, const rule *r)
 {
     const size_t period = r->period * a->unit, periods = a->n / period;
+    const bool few = r->moved > (r->kind == ARI_FOUND_EXCHANGED ? 2 : 1);
     ari_text text = ari_list(t, "within");
     if (r->right > 0)
         ari_say(&text, " within %zu of %zu times %zu %s", periods - r->right, periods, period, a->name[1]);
     else if (periods > 1)
         ari_say(&text, " within every %zu %s%s", period, a->name[1], is_of_heads(a, r) ? " (each head)" : "");
-    if (r->kind == ARI_FOUND_ZIGZAG)
-        say_order(&text, a);
+    if (few)
+        ari_say(&text, " (%zu of %zu moved", r->moved, a->units);
+    for (size_t u = 0; u < a->units && a->units <= MOST_LISTED && (few || r->kind == ARI_FOUND_ZIGZAG); u++)
+        ari_say(&text, "%s%zu", u ? ", " : ": ", a->source[u] < a->n ? a->source[u] : u);
+    ari_say(&text, few ? ")" : "");
 }
 
-/* "heads (16 rows each)", "blocks of 16 rows", "rows". */
-static void say_units(ari_trace *t, const axis *a)
-{
-    if (a->unit == 1)
-        ari_words(t, "units", "%s", a->name[1]);
-    else
-        ari_words(t, "units", a->head == a->unit ? "heads (%zu %s each)" : "blocks of %zu %s", a->unit, a->name[1]);
-}
-
-/* Of units in other units' places: an example, and how many they are. */
+/* "heads (16 rows each)", "blocks of 16 rows", "rows"; one of them; of units in other units' places an example. */
 static void describe_units(ari_trace *t, const axis *a, const rule *r)
 {
     const bool heads = a->head > 1 && a->head == a->unit;
-    const char *unit = heads ? "head" : a->unit > 1 ? "block" : a->name[0];
-    ari_text moved = ari_list(t, "moved");
-    t->is |= heads ? ARI_IF(HEADS) : 0;
-    ari_words(t, "unit", "%s", unit);
+    t->is |= heads && is_few(r) ? ARI_IF(HEADS) : 0;
+    ari_words(t, "unit", "%s", heads ? "head" : a->unit > 1 ? "block" : a->name[0]);
     ari_count(t, "a", r->a);
     ari_count(t, "b", r->b);
-    if (r->moved <= 2 && (r->moved < 2 || r->kind == ARI_FOUND_EXCHANGED))
-        return;
-    ari_say(&moved, " (%zu of %zu %ss moved", r->moved, a->units, unit);
-    say_order(&moved, a);
-    ari_say(&moved, ")");
+    if (a->unit == 1)
+        ari_words(t, "units", "%s", a->name[1]);
+    else
+        ari_words(t, "units", heads ? "heads (%zu %s each)" : "blocks of %zu %s", a->unit, a->name[1]);
 }
 
 /* Of a rotation or a shift: by how many slices, which way. */
@@ -434,9 +419,8 @@ static void describe_steps(ari_trace *t, const axis *a, const rule *r)
     ari_count(t, "by", r->by * a->unit);
     ari_count(t, "slices", slices);
     ari_count(t, "blocks", slices > 0 ? a->n / slices : 0);
-    ari_words(t, "heads", slices == head ? "one: by 1 head" : "%zu heads", slices / head);
-    ari_count(t, "head_by", slices / head);
     ari_count(t, "head", head);
+    ari_count(t, "head_by", slices > 0 ? slices / head : 0);
 }
 
 /* Whether a rule deals pairs of a head's features out as RoPE's halves, or the other way round. */
@@ -445,38 +429,30 @@ static bool is_of_pairs(const axis *a, const rule *r)
     return r->kind == ARI_FOUND_INTERLEAVED && is_of_heads(a, r) && a->unit == 1 && (r->p == 2 || r->q == 2);
 }
 
-static void describe_interleaving(ari_trace *t, const ari_case *c, const axis *a, const rule *r)
+static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const rule *r)
 {
+    const size_t tokens = a->dim == ROWS ? c->grid.shape[c->grid.nd - 2] : 0;
+    const bool all = r->period == a->units || (is_within_samples(c, a, r) && r->period * a->unit == tokens);
     const char *part[3];
     size_t size[3];
     const int packed = a->dim >= 0 && r->period == a->units ? ari_packed(c, a->dim, part, size) : 0;
-    t->is |= (packed ? ARI_IF(PACKED) : 0) | (is_of_pairs(a, r) ? ARI_IF(PAIRS) : 0);
-    t->is |= a->dim == ROWS && !is_within_samples(c, a, r) ? ARI_IF(ROWS) : 0;
+    t->is |= (strcmp(a->name[0], "token") == 0 ? ARI_IF(TOKENS) : 0) |
+             (strcmp(a->name[0], "id") == 0 ? ARI_IF(IDS) : 0) |
+             (strcmp(a->name[0], "sample") == 0 ? ARI_IF(SAMPLES) : 0) | (all ? ARI_IF(ALL) : 0) |
+             (r->period == 2 ? ARI_IF(TWICE) : 0) | (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0) |
+             (packed ? ARI_IF(PACKED) : 0) | (is_of_pairs(a, r) ? ARI_IF(PAIRS) : 0) |
+             (a->dim == ROWS && !is_within_samples(c, a, r) ? ARI_IF(ROWS) : 0);
+    ari_words(t, "axis", "%s", a->name[0]);
+    ari_count(t, "shards", r->kind == ARI_FOUND_ZIGZAG ? r->period : a->units);
+    ari_count(t, "places", r->period / 2);
     ari_count(t, "p", r->p);
     ari_count(t, "q", r->q);
     ari_words(t, "packed", packed == 3 ? "q|k|v" : "gate|up");
     ari_words(t, "pairs", r->p == 2 ? "halves are interleaved" : "pairs are split into halves");
-}
-
-static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const rule *r)
-{
-    const bool samples = is_within_samples(c, a, r) && r->period * a->unit == c->grid.shape[c->grid.nd - 2];
-    t->is |= (strcmp(a->name[0], "token") == 0 ? ARI_IF(TOKENS) : 0) |
-             (strcmp(a->name[0], "id") == 0 ? ARI_IF(IDS) : 0) |
-             (strcmp(a->name[0], "sample") == 0 ? ARI_IF(SAMPLES) : 0) |
-             (samples || r->period == a->units ? ARI_IF(ALL) : 0) | (r->period == 2 ? ARI_IF(TWICE) : 0) |
-             (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0);
-    ari_words(t, "axis", "%s", a->name[0]);
-    ari_count(t, "shards", r->kind == ARI_FOUND_ZIGZAG ? r->period : a->units);
-    ari_count(t, "places", r->period / 2);
     if (r->kind == ARI_FOUND_ROTATED || r->kind == ARI_FOUND_SHIFTED_SLICES)
         describe_steps(t, a, r);
-    else if (r->kind == ARI_FOUND_INTERLEAVED)
-        describe_interleaving(t, c, a, r);
-    else if (is_few(r))
-        describe_units(t, a, r);
+    describe_units(t, a, r);
     say_within(t, a, r);
-    say_units(t, a);
 }
 
 /* Of element i of a run: that of the slice that its slice is. */
@@ -518,11 +494,11 @@ static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t
     ar_status st = AR_OK;
     if (n < 2)
         return AR_OK;
-    for (int plural = 0; plural < 2 && dim != ROWS; plural++)
+    for (int plural = 0; plural < 2 && dim >= 0; plural++)
         a.name[plural] = ari_dim_name(&c->grid, dim, plural);
     a.places = (size_t)ari_ranks_along(&c->known->mesh, ARI_CUTS_POSITIONS);
-    a.heads = dim != ROWS && ari_has_heads(c, dim);
-    a.head = dim != ROWS ? ari_head_size(c, dim) : 0;
+    a.heads = dim >= 0 && ari_has_heads(c, dim);
+    a.head = dim >= 0 ? ari_head_size(c, dim) : 0;
     AR_TRY_TO(done, st, ARI_ALLOC(&a.from, n, c->grid.d->name));
     AR_TRY_TO(done, st, ARI_ALLOC(&a.source, n, c->grid.d->name));
     AR_TRY_TO(done, st, ARI_ALLOC(&a.plain, n, c->grid.d->name));
