@@ -155,80 +155,52 @@ static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
     return *elements <= MOST_ELEMENTS && *ranks > 1 && *ranks <= 4096;
 }
 
-/* Boxes that differ along one dimension alone lie one after the other along it, as in the rank's own tensor; others
- * along the first. */
-static int stacking_dim(const ar_layout *o)
+/* A rank's layout and the shape of its local tensor, of n parts; false where its boxes do not stack: they lie one after the
+ * other along the dimension in which the last begins elsewhere than the first, else along the first, as in the rank's own
+ * tensor. */
+static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *p, size_t n)
 {
-    int stack = 0;
-    for (int dim = 0; dim < o->ndim; dim++) {
-        for (size_t b = 1; b < o->nbox; b++) {
-            if (o->box[b].global[dim] != o->box[0].global[dim])
-                stack = dim;
-        }
-    }
-    return stack;
-}
-
-/* A rank's layout and the shape of its local tensor, of n parts; false where its boxes do not stack. */
-static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *const *p, size_t n)
-{
-    *o = (ar_layout){.ndim = t->ndim, .replica = p[0]->replica, .replicas = p[0]->replicas};
+    int stack = t->ndim - 1;
+    *o = (ar_layout){.ndim = t->ndim, .replica = n ? p->replica : 0, .replicas = n ? p->replicas : 0};
+    memcpy(o->shape, t->shape, (size_t)t->ndim * sizeof *o->shape);
     for (size_t k = 0; k < n; k++) {
-        for (size_t b = 0; b < p[k]->boxes; b++, o->nbox++) {
-            for (int dim = 0; dim < t->ndim; dim++) {
-                o->box[o->nbox].global[dim] = p[k]->box[b].global[dim];
-                o->box[o->nbox].extent[dim] = p[k]->box[b].extent[dim];
-            }
+        for (size_t b = 0; b < p[k].boxes; b++, o->nbox++) {
+            memcpy(o->box[o->nbox].global, p[k].box[b].global, (size_t)t->ndim * sizeof *shape);
+            memcpy(o->box[o->nbox].extent, p[k].box[b].extent, (size_t)t->ndim * sizeof *shape);
         }
     }
-    const int stack = stacking_dim(o);
-    for (int dim = 0; dim < t->ndim; dim++) {
-        o->shape[dim] = t->shape[dim];
-        shape[dim] = o->nbox > 0 && dim != stack ? o->box[0].extent[dim] : 0;
-    }
-    for (size_t b = 0; b < o->nbox && t->ndim > 0; b++) {
+    const ar_box *first = o->box, *last = o->box + o->nbox - 1;
+    if (o->nbox == 0 || t->ndim == 0)
+        return true;
+    while (stack > 0 && first->global[stack] == last->global[stack])
+        stack--;
+    memcpy(shape, first->extent, (size_t)t->ndim * sizeof *shape);
+    shape[stack] = 0;
+    for (ar_box *b = o->box; b <= last; b++) {
+        b->local[stack] = shape[stack];
+        shape[stack] += b->extent[stack];
         for (int dim = 0; dim < t->ndim; dim++) {
-            if (dim != stack && o->box[b].extent[dim] != shape[dim])
+            if (dim != stack && b->extent[dim] != shape[dim])
                 return false;
         }
-        o->box[b].local[stack] = shape[stack];
-        shape[stack] += o->box[b].extent[stack];
     }
     return true;
 }
 
-/* A rank's parts by where their first boxes lie. */
-static void sort_parts(const ar_dump_part **p, size_t n, int ndim)
-{
-    for (size_t i = 1; i < n; i++) {
-        for (size_t k = i; k > 0; k--) {
-            int dim = 0;
-            const ar_dump_part *a = p[k - 1], *b = p[k];
-            while (dim < ndim && a->boxes && b->boxes && a->box[0].global[dim] == b->box[0].global[dim])
-                dim++;
-            if (dim == ndim || !a->boxes || !b->boxes || a->box[0].global[dim] < b->box[0].global[dim])
-                break;
-            p[k - 1] = b;
-            p[k] = a;
-        }
-    }
-}
-
 /* The parts' values, which ar_dump_part_f32 gives one box after the other, to where they stand in the local tensor. */
-static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t,
-                            const ar_dump_part *const *p, size_t parts, size_t n)
+static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t, const ar_dump_part *p,
+                            size_t parts)
 {
     float *values = NULL;
-    size_t at = 0;
-    AR_TRY(ARI_ALLOC(&values, n, t->name));
+    const ar_box *box = copy->layout->box;
+    AR_TRY(ARI_ALLOC(&values, ari_volume(copy->shape, t->ndim), t->name));
     ar_status st = AR_OK;
-    for (size_t k = 0, b = 0; k < parts && st == AR_OK; k++) {
-        st = ar_dump_part_f32(t, p[k], values);
-        at = 0;
-        for (size_t end = b + p[k]->boxes; st == AR_OK && b < end; b++) {
-            const ar_box *box = &copy->layout->box[b];
-            for (size_t i = 0, n_box = ari_volume(box->extent, t->ndim); i < n_box; i++)
-                local[ari_box_index(copy->shape, box->local, box->extent, t->ndim, i)] = values[at++];
+    for (size_t k = 0; k < parts && st == AR_OK; k++) {
+        const float *value = values;
+        st = ar_dump_part_f32(t, &p[k], values);
+        for (const ar_box *end = box + p[k].boxes; box < end; box++) {
+            for (size_t i = 0, n = ari_volume(box->extent, t->ndim); st == AR_OK && i < n; i++)
+                local[ari_box_index(copy->shape, box->local, box->extent, t->ndim, i)] = *value++;
         }
     }
     free(values);
@@ -277,22 +249,17 @@ ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, cons
     AR_TRY_TO(failed, st, ARI_ALLOC(&out->data, elements, t->name));
     for (int rank = 0; rank < out->ranks; rank++) {
         out->copy[rank] = (ari_rank_copy){.layout = &out->layout[rank], .ndim = t->ndim};
-        out->layout[rank].ndim = t->ndim;
-        memcpy(out->layout[rank].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+        stacked = lay_out(&out->layout[rank], out->copy[rank].shape, t, t->part, 0);
     }
     for (size_t i = 0, parts, boxes; i < t->parts && stacked; i += parts) {
-        const ar_dump_part *p[AR_MAX_BOXES] = {&t->part[i]};
-        ari_rank_copy *copy = &out->copy[t->part[i].rank];
+        const ar_dump_part *p = &t->part[i];
+        ari_rank_copy *copy = &out->copy[p->rank];
         parts = parts_of_rank(t, i, &boxes);
-        for (size_t k = 0; k < parts; k++)
-            p[k] = &t->part[i + k];
-        sort_parts(p, parts, t->ndim);
-        stacked = lay_out(&out->layout[t->part[i].rank], copy->shape, t, p, parts);
-        const size_t n = stacked && boxes > 0 ? ari_volume(copy->shape, t->ndim) : 0;
+        stacked = lay_out(&out->layout[p->rank], copy->shape, t, p, parts);
         copy->local = out->data + at;
-        if (n > 0)
-            AR_TRY_TO(failed, st, read_parts(out->data + at, copy, t, p, parts, n));
-        at += n;
+        if (stacked && boxes > 0)
+            AR_TRY_TO(failed, st, read_parts(out->data + at, copy, t, p, parts));
+        at += stacked && boxes > 0 ? ari_volume(copy->shape, t->ndim) : 0;
     }
     find_mesh(out, c);
     if (stacked)

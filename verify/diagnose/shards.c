@@ -3,55 +3,53 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/case.h"
+#include "verify/diagnose/hypothesis.h"
 
 /* --- each rank has its own part alone ----------------------------------------------------------------------------- */
 
-/* Whether an element of a run is in its rank's part, where neighbours share out a dimension of what each holds. */
-static bool is_own(const ari_case *c, const ari_run *run, size_t i, int dim, int neighbours)
+/* Of a dimension that neighbours share out, of what each of them holds: all but a rank's own part is zero, or anything. */
+typedef struct sharing {
+    int dim, neighbours;
+    bool zero;
+} sharing;
+
+static double expect_own(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    const ari_rank_copy *copy = &c->grid.d->copy[run->rank];
-    const size_t n = copy->shape[dim], inner = ari_volume(copy->shape + dim + 1, copy->ndim - dim - 1);
+    const sharing *s = h->of;
+    const ari_rank_copy *copy = &run->g->d->copy[run->rank];
+    const size_t n = copy->shape[s->dim], inner = ari_volume(copy->shape + s->dim + 1, copy->ndim - s->dim - 1);
     size_t start = 0, count = 0;
-    ar_split_uneven(n, neighbours, run->rank % neighbours, &start, &count);
-    return (run->at + i) / inner % n - start < count;
+    ar_split_uneven(n, s->neighbours, run->rank % s->neighbours, &start, &count);
+    if ((run->at + i) / inner % n - start < count)
+        return (double)run->ref[i];
+    return s->zero ? 0.0 : (double)run->value[i];
 }
 
 /* Whether each rank's own part is right and all else is zero, or else most of it wrong. */
-static bool own_is_right(const ari_case *c, int dim, int neighbours, bool *zero)
+static bool own_is_right(const ari_case *c, sharing s)
 {
-    size_t others = 0, off = 0;
-    *zero = true;
+    const ari_hypothesis h = {.expect = expect_own, .c = c, .of = &s, .differs_only = true};
+    const size_t n = (size_t)s.neighbours, others = c->survey.total.held / n * (n - 1);
+    ari_residual left;
     for (int r = 0; r < c->grid.d->ranks; r++) {
         const ari_rank_copy *copy = &c->grid.d->copy[r];
-        if (copy->ndim <= dim || copy->shape[dim] < (size_t)neighbours)
+        if (copy->ndim <= s.dim || copy->shape[s.dim] < n)
             return false;
     }
-    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
-        for (size_t i = 0; i < run.count; i++) {
-            const bool own = is_own(c, &run, i, dim, neighbours), differs = ari_run_differs(&c->grid, &run, i);
-            if (own && differs)
-                return false;
-            others += !own;
-            off += !own && differs;
-            *zero = *zero && (own || run.value[i] == 0.0f);
-        }
-    }
-    return *zero ? others > 0 : off * 2 > others;
+    return ari_holds_all(&left, &h) && (s.zero || left.held * 2 > others);
 }
 
 ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    const int n = g->d->ranks;
-    bool zero;
-    if (!c->survey.whole || c->survey.wrong_ranks < n)
+    if (!c->survey.whole || c->survey.wrong_ranks < g->d->ranks)
         return AR_OK;
-    for (int dim = g->nd - 1; dim >= 0 && t->kind == ARI_FOUND_NOTHING; dim--) {
-        if (!own_is_right(c, dim, n, &zero))
+    for (int i = 2 * g->nd - 1; i >= 0 && t->kind == ARI_FOUND_NOTHING; i--) {
+        const sharing s = {.dim = i / 2, .neighbours = g->d->ranks, .zero = i % 2};
+        if (!own_is_right(c, s))
             continue;
-        ari_found(t, ARI_FOUND_OWN_BLOCK, zero ? ARI_IF(ZERO) : 0);
-        ari_words(t, "axis", "%s", ari_dim_name(g, dim, true));
+        ari_found(t, ARI_FOUND_OWN_BLOCK, s.zero ? ARI_IF(ZERO) : 0);
+        ari_words(t, "axis", "%s", ari_dim_name(g, s.dim, true));
     }
     return AR_OK;
 }
@@ -60,10 +58,8 @@ ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
 ar_status ari_measure_own_tokens(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    bool zero;
-    if (!d->sp || d->ndim < 3 || c->survey.total.zero < c->survey.total.different)
-        return AR_OK;
-    if (own_is_right(c, d->ndim - 2, ari_along(d, ARI_CUTS_FEATURES), &zero) && zero)
+    const sharing s = {.dim = d->ndim - 2, .neighbours = ari_along(d, ARI_CUTS_FEATURES), .zero = true};
+    if (d->sp && d->ndim >= 3 && c->survey.total.zero == c->survey.total.different && own_is_right(c, s))
         ari_found(t, ARI_FOUND_OWN_TOKENS, 0);
     return AR_OK;
 }
@@ -178,31 +174,16 @@ static bool find_sources(shards *s)
 
 /* --- by what rule ------------------------------------------------------------------------------------------------- */
 
-/* The rank whose shard a rank has, of n that are `stride` apart: the one `by` further on, from the first again after the
- * last; the one at place `by`. */
-typedef int (*rank_map)(int rank, int stride, int n, int by);
-
-static int next_rank(int rank, int stride, int n, int by)
-{
-    const int own = rank / stride % n;
-    return rank + ((own + by) % n - own) * stride;
-}
-
-static int one_rank(int rank, int stride, int n, int by)
-{
-    return rank + (by - rank / stride % n) * stride;
-}
-
-/* Whether all boxes are as a map says; other ranks may hold the same. */
-static bool follow(const shards *s, rank_map map, int stride, int n, int by)
+/* Whether all boxes are those that ranks hold, of n that are `stride` apart, `by` further on, from the first again after the
+ * last; or those of the one at place `by`. Other ranks may hold the same. */
+static bool follow(const shards *s, bool one, int stride, int n, int by)
 {
     const ari_difference *d = s->g->d;
     bool all = true;
     for (size_t i = 0; i < s->n && all; i++) {
         const box mine = s->of[i].mine, from = s->of[i].from;
-        const int q = map(mine.rank, stride, n, by);
-        all = q >= 0 && q < d->ranks && mine.k < d->copy[q].layout->nbox &&
-              is_same(s, box_of(s->g, q, mine.k).at, from.at);
+        const int own = mine.rank / stride % n, q = mine.rank + ((one ? by : (own + by) % n) - own) * stride;
+        all = q < d->ranks && mine.k < d->copy[q].layout->nbox && is_same(s, box_of(s->g, q, mine.k).at, from.at);
     }
     return all;
 }
@@ -216,16 +197,17 @@ static bool is_cut_by_samples(const ari_grid *g)
 }
 
 /* Along one axis, or over all ranks. */
-static bool is_along(ari_trace *t, const shards *s, rank_map map, ari_properties is)
+static bool is_along(ari_trace *t, const shards *s, bool one)
 {
     const ari_difference *d = s->g->d;
     for (int i = ARI_LAYOUT_AXES - 1, stride = 1; i >= -1; i--) {
         const ari_axes axes = i < 0 ? 0 : ari_layout_axes[i].axes;
         const int n = i < 0 ? d->ranks : ari_along(d, axes);
-        for (int by = map == next_rank; by < n && n > 1; by++) {
-            if (!follow(s, map, i < 0 ? 1 : stride, n, by))
+        for (int by = one ? 0 : 1; by < n && n > 1; by++) {
+            if (!follow(s, one, i < 0 ? 1 : stride, n, by))
                 continue;
-            t->is |= is | (axes == ARI_CUTS_SAMPLES && ari_is_activation(d) ? ARI_IF(SAMPLES) : 0);
+            t->is |= one ? ARI_IF(SAME) : ARI_IF(SHIFT);
+            t->is |= axes == ARI_CUTS_SAMPLES && ari_is_activation(d) ? ARI_IF(SAMPLES) : 0;
             ari_count(t, "shift", (size_t)by);
             ari_count(t, "of", (size_t)n);
             ari_words(t, "along", n < d->ranks ? " along %s" : "", i < 0 ? "" : ari_layout_axes[i].name);
@@ -312,8 +294,8 @@ static void found_shards(ari_trace *t, const shards *s)
         t->is |= ARI_IF(TOKENS);
     else if (!same && !chunks)
         t->is |= ARI_IF(PACKED);
-    else if (same && !is_along(t, s, one_rank, ARI_IF(SAME)))
-        is_along(t, s, next_rank, ARI_IF(SHIFT));
+    else if (same && !is_along(t, s, true))
+        is_along(t, s, false);
     t->is |= same && is_repeated(s) ? ARI_IF(TWICE) : 0;
     t->is |= is_cut_by_samples(s->g) ? ARI_IF(SAMPLES) : 0;
 }
