@@ -14,41 +14,33 @@ double ari_cosine(const ari_tally *t)
 
 /* --- a bias ------------------------------------------------------------------------------------------------------- */
 
-/* What the local gradients look like if element t stands for token t. */
-typedef struct per_token {
-    bool ends;      /* on every rank zero from element `end` on, and the reference is not */
-    bool last_only; /* zero exactly at the last token of each sample, which predicts nothing */
-    size_t end;
-} per_token;
-
-static bool zero_at_last_tokens(const ari_difference *d, int r)
+/* Whether on every rank the local gradient is zero from an element on, of more than a handful, or at the last token alone
+ * of each sample, which predicts nothing (every), if element t stands for token t. */
+static bool are_zero(const ari_case *c, size_t end, size_t every)
 {
-    const size_t n = d->copy[r].shape[0];
-    if (d->seq < 2 || n < d->seq)
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        if ((d->copy[r].local[i] == 0.0f) != (i % d->seq == d->seq - 1))
+    const ari_difference *d = c->grid.d;
+    for (int r = 0; r < d->ranks; r++) {
+        const ari_rank_copy *copy = &d->copy[r];
+        if (c->survey.rank[r].held > 0 && copy->shape[0] < (every > 0 ? every : end + 8))
             return false;
+        for (size_t i = 0; c->survey.rank[r].held > 0 && i < copy->shape[0]; i++) {
+            if ((copy->local[i] == 0.0f) != (every > 0 ? i % every == every - 1 : i >= end))
+                return false;
+        }
     }
     return true;
 }
 
-static per_token look_per_token(const ari_case *c)
+/* Of the first rank that has any: after how many elements there are zeros alone. */
+static size_t end_of_values(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
-    per_token p = {.ends = true, .last_only = true, .end = SIZE_MAX};
-    for (int r = 0; r < d->ranks; r++) {
-        if (c->survey.rank[r].held == 0)
-            continue;
-        size_t n = d->copy[r].shape[0];
-        p.last_only = p.last_only && zero_at_last_tokens(d, r);
-        while (n > 0 && d->copy[r].local[n - 1] == 0.0f)
-            n--;
-        /* A handful of zeros at the end is no evidence. */
-        p.ends = p.ends && n > 0 && n + 8 <= d->copy[r].shape[0] && (p.end == SIZE_MAX || p.end == n);
-        p.end = n;
-    }
-    return p;
+    const ari_rank_copy *copy = c->grid.d->copy;
+    for (size_t r = 0; c->survey.rank[r].held == 0; r++)
+        copy++;
+    size_t n = copy->shape[0];
+    while (n > 0 && copy->local[n - 1] == 0.0f)
+        n--;
+    return n;
 }
 
 /* Tokens that go through a rank at once: of all samples, of a data-parallel rank's, or of a micro-batch. The last token
@@ -73,13 +65,14 @@ ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
     size_t tokens = 0;
     if (!ari_is_bias(d) || all->kept * 10 > all->held || all->different < 16 || !(fabs(ari_cosine(all)) < 0.7))
         return AR_OK;
-    const per_token p = look_per_token(c);
-    const bool exact = p.ends && ends_at_tokens(d, p.end, &tokens);
-    if (d->hidden && !exact && !p.last_only && !p.ends) /* without ranks a part of a sum looks the same */
+    const size_t end = end_of_values(c);
+    const bool ends = end > 0 && are_zero(c, end, 0), last = d->seq > 1 && are_zero(c, 0, d->seq);
+    const bool exact = ends && ends_at_tokens(d, end, &tokens);
+    if (d->hidden && !ends && !last) /* without ranks a part of a sum looks the same */
         return AR_OK;
-    ari_found(t, ARI_FOUND_BIAS_AXIS, p.last_only ? ARI_IF(LAST) : exact ? ARI_IF(TOKENS) : p.ends ? ARI_IF(SOME) : 0);
-    t->less = exact || p.last_only ? 0 : 25;
-    ari_count(t, "end", p.end);
+    ari_found(t, ARI_FOUND_BIAS_AXIS, last ? ARI_IF(LAST) : exact ? ARI_IF(TOKENS) : ends ? ARI_IF(SOME) : 0);
+    t->less = exact || last ? 0 : 25;
+    ari_count(t, "end", end);
     ari_count(t, "tokens", tokens);
     ari_count(t, "first", d->seq - 1);
     ari_count(t, "second", 2 * d->seq - 1);
@@ -202,16 +195,6 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
 
 /* --- sums that were not taken before their tokens were shared out ------------------------------------------------- */
 
-/* Whether every rank holds some of the positions only. */
-static bool positions_are_shared(const ari_difference *d)
-{
-    for (int r = 0; r < d->ranks; r++) {
-        if (d->copy[r].shape[1] >= d->shape[1])
-            return false;
-    }
-    return true;
-}
-
 /* Keys' and values' gradients are sums over the queries of all places of a ring: what one place's queries leave is a part
  * of the reference, unrelated to what is missing or of its kind where all queries pull alike: over 1, or less. A multiple
  * of the reference is another mistake. Few values of a rank tell less than those of all. The last keys have queries of
@@ -241,7 +224,7 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
     const ari_tally *all = &c->survey.total;
     const part p = part_of(all);
     const int tp = ari_along(d, ARI_CUTS_FEATURES);
-    if (!ari_is_activation(d) || d->ndim != 3 || !positions_are_shared(d))
+    if (!ari_is_activation(d) || d->ndim != 3 || d->copy[0].shape[1] >= d->shape[1])
         return AR_OK;
     const bool ring = is_part_of_ring(c, &p);
     const bool every = all_differ(all, 20) && all->nan == 0 && c->survey.wrong_ranks == c->survey.holding_ranks;
@@ -325,27 +308,20 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
 
 /* --- outputs that got no gradient --------------------------------------------------------------------------------- */
 
-/* Of a weight's gradient in both dumps: which rows and which columns have any value. */
+/* Of a weight's gradient: which rows and which columns have any value, a bit for each of the two dumps. */
 typedef struct given {
     size_t shape[2], at;
-    bool *any[2][2]; /* [dimension][dump]: [shape[dimension]] */
+    unsigned char *any[2]; /* [dimension][shape[dimension]] */
 } given;
 
 static void add_given(void *user, const double *x)
 {
     given *g = user;
-    const size_t index[] = {g->at / g->shape[1], g->at % g->shape[1]};
-    for (int i = 0; i < 4; i++)
-        g->any[i / 2][i % 2][index[i / 2]] |= x[i % 2] != 0.0;
+    const unsigned any = (x[0] != 0.0 ? 1u : 0u) | (x[1] != 0.0 ? 2u : 0u);
+    unsigned char *const row = &g->any[0][g->at / g->shape[1]], *const column = &g->any[1][g->at % g->shape[1]];
+    *row = (unsigned char)(*row | any);
+    *column = (unsigned char)(*column | any);
     g->at++;
-}
-
-static ar_status read_given(given *g, const ar_dump_tensor *const weight[2])
-{
-    memcpy(g->shape, weight[0]->shape, sizeof g->shape);
-    for (int i = 0; i < 4; i++)
-        AR_TRY(ARI_ALLOC_ZERO(&g->any[i / 2][i % 2], g->shape[i / 2], weight[0]->name));
-    return ari_read_beside(weight, 2, 0, weight[0]->count, add_given, g);
 }
 
 /* Rows, else columns, that are zero in the other dump alone, one after the other, while others are not. */
@@ -354,8 +330,8 @@ static bool find_lost(size_t *from, size_t *to, int *dim, const given *g)
     for (*dim = 0; *dim < 2; ++*dim) {
         size_t lost = 0, there = 0;
         for (size_t i = 0; i < g->shape[*dim]; i++) {
-            const bool is = g->any[*dim][0][i] && !g->any[*dim][1][i];
-            there += g->any[*dim][1][i];
+            const bool is = g->any[*dim][i] == 1u;
+            there += g->any[*dim][i] > 1u;
             *from = is && lost == 0 ? i : *from;
             *to = is ? i + 1 : *to;
             lost += is;
@@ -384,14 +360,19 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
         if (!weight[k] || weight[k]->ndim != 2 || !ari_same_shape(weight[0], weight[k]))
             return AR_OK;
     }
-    const ar_status st = read_given(&g, weight);
+    ar_status st = AR_OK;
+    memcpy(g.shape, weight[0]->shape, sizeof g.shape);
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&g.any[0], g.shape[0], stem));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&g.any[1], g.shape[1], stem));
+    st = ari_read_beside(weight, 2, 0, weight[0]->count, add_given, &g);
     if (st == AR_OK && find_lost(&from, &to, &dim, &g)) {
         ari_found(t, ARI_FOUND_UNGIVEN, 0);
         ari_words(t, "outputs", "%s %zu..%zu of %zu", dim == 0 ? "rows" : "columns", from, to - 1, g.shape[dim]);
         ari_words(t, "weight", "%s", stem);
     }
-    for (int i = 0; i < 4; i++)
-        free(g.any[i / 2][i % 2]);
+done:
+    free(g.any[0]);
+    free(g.any[1]);
     return st;
 }
 

@@ -189,31 +189,22 @@ static void measure_dropout(ari_trace *t, const ari_case *c)
 
 /* --- whole tokens ------------------------------------------------------------------------------------------------- */
 
-/* Rows that are zero as a whole; false if any row is so in part alone, or none is right. */
-static bool count_rows(const ari_case *c, size_t *none)
-{
-    const ari_grid *g = &c->grid;
-    size_t kept = 0;
-    *none = 0;
-    for (size_t row = 0; row < g->rows; row++) {
-        size_t dropped = 0, right = 0;
-        for (size_t i = row * g->cols; i < (row + 1) * g->cols; i++) {
-            dropped += is_dropped(c, i);
-            right += !ari_off(c, i) && fabs((double)c->ref[i]) > 2.0 * g->d->noise;
-        }
-        if (dropped > 0 && right > 0)
-            return false;
-        *none += dropped > 0;
-        kept += right > 0;
-    }
-    return *none > 1 && kept > 0;
-}
-
+/* Rows that are zero as a whole, none in part alone, where others are right. */
 static void measure_tokens(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     size_t none = 0;
-    if (g->nd < 2 || c->survey.total.zero < c->survey.different || !count_rows(c, &none) || none == g->rows)
+    if (g->nd < 2 || c->survey.total.zero < c->survey.different || c->survey.total.kept == 0)
+        return;
+    for (size_t row = 0; row < g->rows; row++) {
+        const bool off = ari_row_differs(c, row);
+        for (size_t i = row * g->cols; off && i < (row + 1) * g->cols; i++) {
+            if (!ari_off(c, i) && fabs((double)c->ref[i]) > 2.0 * g->d->noise)
+                return;
+        }
+        none += off;
+    }
+    if (none < 2 || none == g->rows)
         return;
     ari_found(t, ARI_FOUND_ROWS_ZERO, 0);
     ari_count(t, "zero", none);
@@ -327,14 +318,11 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
 static int only_block(const ari_case *c, int dim)
 {
     const ari_grid *g = &c->grid;
-    if (g->d->ranks < 2 || g->shape[dim] < (size_t)g->d->ranks)
-        return -1;
-    for (int r = 0; r < g->d->ranks; r++) {
-        size_t start = 0, count = 0, inside = 0;
+    size_t from, to, start = 0, count = 0;
+    ari_hull(c, dim, &from, &to);
+    for (int r = 0; g->d->ranks > 1 && g->shape[dim] >= (size_t)g->d->ranks && r < g->d->ranks; r++) {
         ar_split_uneven(g->shape[dim], g->d->ranks, r, &start, &count);
-        for (size_t i = start; i < start + count; i++)
-            inside += c->survey.hits[dim][i] > 0;
-        if (inside == c->survey.hit[dim] && inside * 2 > count)
+        if (from >= start && to <= start + count && c->survey.hit[dim] * 2 > count)
             return r;
     }
     return -1;
