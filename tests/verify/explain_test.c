@@ -27,6 +27,7 @@ static const spoiled cases[] = {
     {GQA_GRADS, LAYER "mlp.gate_proj.weight", shards_by_their_norm, "scaled_by_rank", "each shard a constant", 0, 0},
     {GPT2_GRADS, "transformer.h.0.attn.c_attn.weight", zero_keys, "block_not_written",
      "columns 64..127; that is k of q|k|v", 0, 0},
+    {GPT2_GRADS, "transformer.wte.weight", zero_one_id, "no_gradient", "id 5", 0, 0},
     {GQA_GRADS, LAYER "mlp.down_proj.weight", add_constant, "constant_added", "all", 0, 0},
     {GQA_GRADS, LAYER "mlp.down_proj.weight", take_absolute, "absolute_value", "negative of the reference", 0, 0},
     {GQA_GRADS, LAYER "mlp.down_proj.weight", clamp, "clipped", "each at a bound", 0, 0},

@@ -169,6 +169,9 @@ static const ari_cause rows[] = {
      "heads: no head was computed; a local head count divided by the number of ranks twice can floor to 0"},
     {"never_written", K(ZERO), ARI_TRACE - 5, ANY, 0, 0, 0, ZERO,
      "this value was never written: the buffer is cleared and its producer did not run"},
+    {"no_gradient", K(ZERO_BLOCK), ARI_TRACE + 3, "g", ARI_IS_EMBEDDING, IF(ONE), 0, ZERO,
+     "one id's row got no gradient, and all others are right: the id of padding (padding_idx), which is a word's here" LOOK
+     "`padding_idx` of `nn.Embedding`"},
     {"block_not_written", K(ZERO_BLOCK), ARI_TRACE + 3, ANY, 0, 0, 0, ZERO,
      "a block of zeros: all {different} different elements are zero here and make up one block, the rest is right"
      "{part}; that part was never written, not gathered or left out of a loop (a size rounded down)"},
@@ -305,8 +308,7 @@ static const ari_cause rows[] = {
     {"wrong_kv_head", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too; " HEAD_RULE SLICES},
     {"input_of_other_micro_batch", K(REPEATED), ARI_IDENTITY + 7, "fb", 0, IF(MICRO) | IF(SAMPLES), 0, MOVED,
-     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too" SLICES
-     "; of {micro} micro-batches one has "
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too" SLICES "; of {micro} micro-batches one has "
      "what another was given: a buffer of a transfer that was used again, or read before it had come"},
     {"shard_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too; shard {a} of {shards} is another rank's "

@@ -122,40 +122,18 @@ void ari_sample_fini(ari_sample *s)
 
 /* --- copies of ranks ---------------------------------------------------------------------------------------------- */
 
-enum { MOST_ELEMENTS = 1 << 23 };
+enum { MOST_ELEMENTS = 1 << 23, MOST_RANKS = 4096 };
 
 /* Parts of one rank lie next to each other: files can be one for each box of a packed tensor. */
-static size_t parts_of_rank(const ar_dump_tensor *t, size_t first, size_t *boxes)
+static size_t parts_of_rank(const ar_dump_part *p, size_t parts)
 {
     size_t n = 0;
-    *boxes = 0;
-    while (first + n < t->parts && t->part[first + n].rank == t->part[first].rank)
-        *boxes += t->part[first + n++].boxes;
+    while (n < parts && p[n].rank == p->rank)
+        n++;
     return n;
 }
 
-/* Whether every part is a rank's copy, and no term of a sum, and all of it is small enough; counts ranks and
- * elements. */
-static bool is_of_ranks(const ar_dump_tensor *t, int *ranks, size_t *elements)
-{
-    *ranks = 0;
-    *elements = 0;
-    if (t->ndim > AR_MAX_DIMS || t->parts < 2 || t->part[0].partial)
-        return false;
-    for (size_t i = 0, n = 0, boxes; i < t->parts; i += n) {
-        n = parts_of_rank(t, i, &boxes);
-        if (t->part[i].rank < *ranks || boxes > AR_MAX_BOXES || n > AR_MAX_BOXES)
-            return false;
-        *ranks = t->part[i].rank + 1;
-        for (size_t k = i; k < i + n; k++) {
-            for (size_t b = 0; b < t->part[k].boxes; b++)
-                *elements += ari_volume(t->part[k].box[b].extent, t->ndim);
-        }
-    }
-    return *elements <= MOST_ELEMENTS && *ranks > 1 && *ranks <= 4096;
-}
-
-/* A rank's layout and the shape of its local tensor, of n parts; false where its boxes do not stack: they lie one after the
+/* A rank's layout and the shape of its local tensor, of n parts; false where its boxes are too many or do not stack: they lie one after the
  * other along the dimension in which the last begins elsewhere than the first, else along the first, as in the rank's own
  * tensor. */
 static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *p, size_t n)
@@ -165,6 +143,8 @@ static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const 
     memcpy(o->shape, t->shape, (size_t)t->ndim * sizeof *o->shape);
     for (size_t k = 0; k < n; k++) {
         for (size_t b = 0; b < p[k].boxes; b++, o->nbox++) {
+            if (o->nbox == AR_MAX_BOXES)
+                return false;
             memcpy(o->box[o->nbox].global, p[k].box[b].global, (size_t)t->ndim * sizeof *shape);
             memcpy(o->box[o->nbox].extent, p[k].box[b].extent, (size_t)t->ndim * sizeof *shape);
         }
@@ -238,33 +218,39 @@ static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
 
 ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c)
 {
-    size_t elements = 0, at = 0;
+    const ar_dump_part *p = t->part, *end = p + t->parts;
+    size_t elements = 0, n;
     ar_status st = AR_OK;
-    bool stacked = true;
-    *out = (ari_rank_copies){0};
-    if (!is_of_ranks(t, &out->ranks, &elements))
+    *out = (ari_rank_copies){.ranks = t->parts > 1 ? end[-1].rank + 1 : 0};
+    if (t->ndim > AR_MAX_DIMS || out->ranks < 2 || out->ranks > MOST_RANKS || p->partial)
         return AR_OK;
-    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&out->copy, (size_t)out->ranks, t->name));
-    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&out->layout, (size_t)out->ranks, t->name));
-    AR_TRY_TO(failed, st, ARI_ALLOC(&out->data, elements, t->name));
+    AR_TRY_TO(none, st, ARI_ALLOC_ZERO(&out->copy, (size_t)out->ranks, t->name));
+    AR_TRY_TO(none, st, ARI_ALLOC_ZERO(&out->layout, (size_t)out->ranks, t->name));
     for (int rank = 0; rank < out->ranks; rank++) {
-        out->copy[rank] = (ari_rank_copy){.layout = &out->layout[rank], .ndim = t->ndim};
-        stacked = lay_out(&out->layout[rank], out->copy[rank].shape, t, t->part, 0);
+        ari_rank_copy *copy = &out->copy[rank];
+        *copy = (ari_rank_copy){.layout = &out->layout[rank], .ndim = t->ndim};
+        n = p < end && p->rank == rank ? parts_of_rank(p, (size_t)(end - p)) : 0;
+        if (!lay_out(&out->layout[rank], copy->shape, t, p, n))
+            goto none;
+        elements += copy->layout->nbox > 0 ? ari_volume(copy->shape, t->ndim) : 0;
+        p += n;
     }
-    for (size_t i = 0, parts, boxes; i < t->parts && stacked; i += parts) {
-        const ar_dump_part *p = &t->part[i];
+    if (p < end || elements > MOST_ELEMENTS) /* ranks in no order, or too much */
+        goto none;
+    AR_TRY_TO(none, st, ARI_ALLOC(&out->data, elements, t->name));
+    float *local = out->data;
+    for (p = t->part; p < end; p += n) {
         ari_rank_copy *copy = &out->copy[p->rank];
-        parts = parts_of_rank(t, i, &boxes);
-        stacked = lay_out(&out->layout[p->rank], copy->shape, t, p, parts);
-        copy->local = out->data + at;
-        if (stacked && boxes > 0)
-            AR_TRY_TO(failed, st, read_parts(out->data + at, copy, t, p, parts));
-        at += stacked && boxes > 0 ? ari_volume(copy->shape, t->ndim) : 0;
+        n = parts_of_rank(p, (size_t)(end - p));
+        copy->local = local;
+        if (copy->layout->nbox == 0)
+            continue;
+        AR_TRY_TO(none, st, read_parts(local, copy, t, p, n));
+        local += ari_volume(copy->shape, t->ndim);
     }
     find_mesh(out, c);
-    if (stacked)
-        return AR_OK;
-failed:
+    return AR_OK;
+none:
     ari_rank_copies_fini(out);
     return st;
 }

@@ -49,23 +49,11 @@ static double expect_permuted(const ari_hypothesis *h, const ari_run *run, size_
     return (double)h->c->ref[at];
 }
 
-/* Whether an order moves a dimension of more than one element past another. */
-static bool moves(const permuted *p)
-{
-    int last = -1;
-    for (int i = 0; i < p->nd; i++) {
-        if (p->extent[i] > 1 && p->order[i] < last)
-            return true;
-        last = p->extent[i] > 1 ? p->order[i] : last;
-    }
-    return false;
-}
-
 /* Whether the other's elements, in their own order, are the reference's in the permuted one, or what takes it back. */
 static bool is_permuted(ari_residual *left, const ari_case *c, permuted *p, size_t least)
 {
     const ari_hypothesis h = {.expect = expect_permuted, .c = c, .of = p};
-    for (int way = 0; way < 2 && moves(p); way++) {
+    for (int way = 0; way < 2; way++) {
         if (ari_holds_all(left, &h) && left->held >= least)
             return true;
         *p = inverse(p);

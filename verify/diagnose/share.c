@@ -204,7 +204,8 @@ static bool is_part_of_ring(const ari_case *c, const part *p)
     const ari_difference *d = c->grid.d;
     const ari_role role = ari_module_of(d->name, strlen(d->name)).role;
     if (ari_along(d, ARI_CUTS_POSITIONS) < 2 || d->pass != 'b' || c->survey.total.different < ENOUGH ||
-        (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V) ||
+        (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V &&
+         role != ARI_K_NORM) ||
         !(p->over >= 0.25 && p->over <= ABOUT) || !(p->angle < 0.97))
         return false;
     for (int r = 0; r < d->ranks; r++) {
@@ -224,7 +225,7 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
     const ari_tally *all = &c->survey.total;
     const part p = part_of(all);
     const int tp = ari_along(d, ARI_CUTS_FEATURES);
-    if (!ari_is_activation(d) || d->ndim != 3 || d->copy[0].shape[1] >= d->shape[1])
+    if (!ari_is_activation(d) || d->ndim < 3 || d->copy[0].shape[1] >= d->shape[1])
         return AR_OK;
     const bool ring = is_part_of_ring(c, &p);
     const bool every = all_differ(all, 20) && all->nan == 0 && c->survey.wrong_ranks == c->survey.holding_ranks;

@@ -2,7 +2,6 @@
 /* Slices of a dimension that stand in another slice's place: which, and by what rule. */
 #include <stdlib.h>
 
-#include "ref/core/scheduler.h"
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
@@ -20,6 +19,7 @@ typedef struct axis {
     bool *plain;          /* [n]: one value alone, or next to nothing: it proves nothing */
     size_t wrongs, moved; /* slices: that differ; that are another one and not plain */
     size_t lost;          /* that are none */
+    size_t compared;      /* to find them */
     size_t unit, units;   /* slices that move together; how many times as many there are */
     size_t *source;       /* [units]: of which unit each has the slices; n: nothing in it counts */
     size_t places;        /* of the other run's context-parallel ranks; 0, 1: none, or not known */
@@ -41,31 +41,6 @@ static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j)
     return k == a->size;
 }
 
-typedef struct projected {
-    double at;
-    size_t slice;
-} projected;
-
-static int by_projection(const void *a, const void *b)
-{
-    const projected *x = a, *y = b;
-    return x->at != y->at ? (x->at < y->at ? -1 : 1) : (x->slice > y->slice) - (x->slice < y->slice);
-}
-
-/* Each slice's sum of its elements, times a number in (-1, 1) of their place in it, so that slices of the same values in
- * another order differ. */
-static void project(projected *out, const float *data, const axis *a)
-{
-    for (size_t i = 0; i < a->n; i++)
-        out[i] = (projected){0.0, i};
-    for (size_t k = 0; k < a->size; k++) {
-        uint64_t state = k;
-        const double weight = (double)(int64_t)ari_splitmix(&state) * 0x1p-63;
-        for (size_t i = 0; i < a->n; i++)
-            out[i].at += weight * (double)data[place(a, i, k)];
-    }
-}
-
 /* Whether anything in a slice differs; it is plain where it has one value alone, or values too small to tell, so that it
  * says nothing of where it is from. */
 static bool survey_slice(const ari_case *c, axis *a, size_t i)
@@ -83,41 +58,31 @@ static bool survey_slice(const ari_case *c, axis *a, size_t i)
     return wrong;
 }
 
-enum { MOST_TRIED = 24 };
+/* Comparisons of slices, nearly all of which end with their first element. */
+enum { MOST_COMPARED = 1 << 25 };
 
-static size_t source_of(const ari_case *c, const axis *a, const projected *sorted, double at, size_t i)
+/* Its own place, that behind the one before, then any; n where there is none. */
+static size_t source_of(const ari_case *c, axis *a, size_t i)
 {
     const size_t expected = i > 0 && a->from[i - 1] < a->n ? (a->from[i - 1] + 1) % a->n : i;
-    const double reach =
-        (c->absolute + 0.1 * c->relative * c->max_ref + 1e-6 * fabs(at)) * (4.0 + sqrt((double)a->size));
-    size_t low = 0, high = a->n;
+    size_t j = 0;
     if (is_slice(c, a, i, i))
         return i;
     if (is_slice(c, a, i, expected))
         return expected;
-    while (low < high) {
-        const size_t middle = (low + high) / 2;
-        if (sorted[middle].at < at - reach)
-            low = middle + 1;
-        else
-            high = middle;
+    while (j < a->n && a->compared < MOST_COMPARED && !is_slice(c, a, i, j)) {
+        a->compared++;
+        j++;
     }
-    for (size_t end = low + MOST_TRIED; low < a->n && low < end && sorted[low].at <= at + reach; low++) {
-        if (is_slice(c, a, i, sorted[low].slice))
-            return sorted[low].slice;
-    }
-    return a->n;
+    return a->compared < MOST_COMPARED ? j : a->n;
 }
 
 /* False as soon as too many wrong slices are no slice of the reference. */
-static bool trace(const ari_case *c, axis *a, projected *sorted, projected *wanted)
+static bool trace(const ari_case *c, axis *a)
 {
-    project(sorted, c->ref, a);
-    project(wanted, c->val, a);
-    qsort(sorted, a->n, sizeof *sorted, by_projection);
     for (size_t i = 0; i < a->n; i++) {
         const bool wrong = survey_slice(c, a, i);
-        a->from[i] = wrong ? source_of(c, a, sorted, wanted[i].at, i) : i;
+        a->from[i] = wrong ? source_of(c, a, i) : i;
         a->wrongs += wrong;
         a->lost += a->from[i] == a->n;
         a->moved += a->from[i] != i && a->from[i] != a->n && !a->plain[i];
@@ -489,7 +454,6 @@ static void found_order(ari_trace *t, const ari_case *c, axis *a)
 static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t inner)
 {
     axis a = {.dim = dim, .name = {"token", "tokens"}, .n = n, .inner = inner, .size = c->count / n};
-    projected *sorted = NULL, *wanted = NULL;
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
     ar_status st = AR_OK;
     if (n < 2)
@@ -502,15 +466,11 @@ static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t
     AR_TRY_TO(done, st, ARI_ALLOC(&a.from, n, c->grid.d->name));
     AR_TRY_TO(done, st, ARI_ALLOC(&a.source, n, c->grid.d->name));
     AR_TRY_TO(done, st, ARI_ALLOC(&a.plain, n, c->grid.d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&sorted, n, c->grid.d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&wanted, n, c->grid.d->name));
-    if (trace(c, &a, sorted, wanted))
+    if (trace(c, &a))
         found_order(&own, c, &a);
     if (own.kind != ARI_FOUND_NOTHING && (t->kind == ARI_FOUND_NOTHING || own.less < t->less))
         *t = own;
 done:
-    free(sorted);
-    free(wanted);
     free(a.from);
     free(a.source);
     free(a.plain);

@@ -55,7 +55,7 @@ ar_status ari_measure_block_of_zeros(ari_trace *t, const ari_case *c)
     }
     if (covered == c->count || s->total.different * 4 < covered)
         return AR_OK;
-    ari_found(t, ARI_FOUND_ZERO_BLOCK, 0);
+    ari_found(t, ARI_FOUND_ZERO_BLOCK, s->hit[0] == 1 && covered == c->grid.cols ? ARI_IF(ONE) : 0); /* a row */
     return AR_OK;
 }
 

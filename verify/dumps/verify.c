@@ -318,26 +318,33 @@ static bool is_unknown(const ar_verify_row *row)
 }
 
 /* What a loss alone does not tell, its own gradient may: another divisor is a factor of it, the same or one for each
- * rank's samples. */
-static ar_status ask_gradient_of_loss(ari_verifying *v, const ari_explain_case *known)
+ * rank's samples. And what a parameter's gradient does not, that of its module's input may: both are made of that of the
+ * output, of which a part of a sum is hard to see in a sum over tokens. */
+static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
 {
     static const char *const divisors[] = {"mean_of_means",  "sum_of_local_means",     "sum_for_mean", "reduced_again",
                                            "averaged_again", "divisor_of_other_count", "wrong_scalar", "counted_twice"};
+    static const char *const sums[] = {"missing_reduce_scatter", "missing_all_reduce", "missing_average"};
     ar_verify_report *r = v->report;
-    ar_verify_row *loss = &r->row[r->first];
-    size_t i = r->first;
-    if (loss->pass != 'f' || loss->elements != 1 || !is_unknown(loss))
+    ar_verify_row *first = &r->row[r->first], back = {.name = NULL};
+    const bool loss = first->pass == 'f' && first->elements == 1;
+    const char *dot = strrchr(first->name, '.');
+    const size_t n = !loss && dot ? (size_t)(dot - first->name) : 0;
+    if (!is_unknown(first) || (!loss && (first->pass != 'g' || n == 0)))
         return AR_OK;
-    while (i < r->rows && (r->row[i].state == AR_VERIFY_SAME || r->row[i].pass != 'b'))
-        i++;
-    if (i == r->rows)
+    for (size_t i = r->first; i < r->rows && !back.name; i++) {
+        const ar_verify_row *row = &r->row[i];
+        if (row->state == AR_VERIFY_SAME || row->pass != 'b' || strncmp(row->name, first->name, n) != 0 ||
+            (n > 0 && (row->name[n] != ':' || row->step != first->step)))
+            continue;
+        AR_TRY(explain_row(v, i, known));
+        back = *row;
+    }
+    if (!(loss ? is_one_of(back.evidence.cause, divisors, sizeof divisors / sizeof *divisors)
+               : is_one_of(back.evidence.cause, sums, sizeof sums / sizeof *sums)))
         return AR_OK;
-    AR_TRY(explain_row(v, i, known));
-    const ar_verify_row *back = &r->row[i];
-    if (!is_one_of(back->evidence.cause, divisors, sizeof divisors / sizeof *divisors))
-        return AR_OK;
-    loss->evidence = back->evidence;
-    snprintf(loss->hint, sizeof loss->hint, "its gradient %.200s says: %.280s", back->name, back->hint);
+    first->evidence = back.evidence;
+    snprintf(first->hint, sizeof first->hint, "its gradient %.200s says: %.280s", back.name, back.hint);
     return AR_OK;
 }
 
@@ -488,7 +495,7 @@ static ar_status explain(ari_verifying *v)
     AR_TRY(explain_one_sided(v, r->first));
     ask_missing_backward(r);
     AR_TRY(ask_what_is_before(v, &known));
-    return ask_gradient_of_loss(v, &known);
+    return ask_gradient(v, &known);
 }
 
 /* --- the report --------------------------------------------------------------------------------------------------- */
