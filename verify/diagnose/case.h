@@ -224,9 +224,9 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* clang-format off */
 #define ARI_KINDS(X) \
     X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BLOCK_OF_RANK) X(CALLS) X(CONSTANT_ADDED) X(CURVE) \
-    X(DECAY) X(DOCUMENTS) X(DRIFT) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
+    X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) \
     X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) \
-    X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(OWN_TOKENS) X(PADDING) \
+    X(MEAN) X(MEANS) X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) \
     X(POSITIONS) X(PRECISION) X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) \
     X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) \
     X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) \
@@ -461,13 +461,12 @@ enum {
     M(lookup, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_VALUES | ARI_NEEDS_WEIGHTS)                  \
     M(rotary, ARI_IDENTITY + 6, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR)                                      \
     M(targets, ARI_IDENTITY + 6, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_VALUES | ARI_NEEDS_DUMP)                   \
-    M(own_block, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, ARI_NEEDS_APART)                                   \
+    M(own_block, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                 \
     M(shards, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                    \
     M(shards_added, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "g", 64, ARI_NEEDS_NUMBERS)               \
     M(group, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                  \
     M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "c", 0, ARI_NEEDS_NUMBERS)                        \
     M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                     \
-    M(own_tokens, ARI_IDENTITY + 4, ARI_ON_RANKS, "fb", 0, 0)                                                \
     M(last, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE, "g", 8, ARI_NEEDS_NUMBERS)                       \
     M(share_update, ARI_IDENTITY + 4, ARI_ON_RANKS, "n", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_BEFORE)            \
     M(added, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                     \
@@ -495,11 +494,10 @@ enum {
     M(ungiven, ARI_SHAPE + 5, ARI_ON_WHOLE, "b", 64, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
     M(nan, ARI_SHAPE, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, 0)                                              \
     M(own_part, ARI_SHAPE - 9, ARI_ON_RANKS, "g", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                    \
-    M(drift, ARI_SHAPE - 10, ARI_ON_RANKS, NULL, 0, ARI_NEEDS_APART)                                         \
+    M(place, ARI_SHAPE - 10, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                        \
     M(share, ARI_STATISTIC + 7, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                                    \
     M(scatter, ARI_STATISTIC + 6, ARI_ON_RANKS, NULL, 0, 0)                                                  \
     M(gradient, ARI_STATISTIC + 5, ARI_ON_VALUES | ARI_ON_WHOLE, "g", 0, 0)                                  \
-    M(place, ARI_PLACE + 9, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                         \
     M(noise, ARI_STATISTIC - 4, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                                    \
     M(anything, ARI_LAST_RESORT, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)
 #define ARI_MEASURE(name, ...) ar_status ari_measure_##name(ari_trace *t, const ari_case *c);

@@ -27,12 +27,12 @@
 
 static const ari_cause rows[] = {
     SECTION("Copies that should be equal"),
-    {"collective_without_backward", K(OWN_TOKENS), ARI_IDENTITY + 4, "b", 0, 0, IF(LONE), "zero",
+    {"collective_without_backward", K(OWN_BLOCK), ARI_IDENTITY + 4, "b", 0, IF(TOKENS), IF(LONE), "zero",
      "each of {tp} tensor-parallel ranks has the gradient of its own positions alone, and zeros elsewhere: the forward "
      "pass scattered a sum over the sequence, and the backward pass gathers nothing, as if the collective had no "
      "derivative (sequence parallelism)" LOOK
      "`torch.distributed.reduce_scatter_tensor` in the forward pass where autograd needs `torch.distributed.nn.functional` or a `Function` of one's own"},
-    {"missing_all_gather", K(OWN_TOKENS), ARI_IDENTITY + 4, ANY, 0, 0, IF(LONE), "zero",
+    {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 4, ANY, 0, IF(TOKENS), IF(LONE), "zero",
      "each of {tp} tensor-parallel ranks has its own positions alone, and zeros elsewhere: looks like a missing "
      "all-gather along the sequence (sequence parallelism)" LOOK
      "`all_gather_into_tensor`, DTensor `redistribute`; Megatron: `gather_from_..._region`"},
@@ -81,14 +81,15 @@ static const ari_cause rows[] = {
     {"missing_all_gather", K(OWN_BLOCK), ARI_TRACE + 5, ANY, 0, 0, IF(LONE), "",
      "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right and is wrong elsewhere: "
      "the other ranks' parts never arrived"},
-    ALWAYS(K(OWN_BLOCK), "b", 0, 0, "; a layer that slices a replicated input must gather that input's gradient"),
+    ALWAYS(K(OWN_BLOCK), "b", 0, IF(TOKENS),
+           "; a layer that slices a replicated input must gather that input's gradient"),
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), IF(LONE), "",
      "looks like a missing all-reduce (mean) over dp on {wrong} alone: {right} has the reference, and there a gradient "
      "points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own gradient was kept"},
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, 0, IF(LONE), "",
      "looks like a missing all-reduce over dp on {wrong} alone: {right} has the reference, and there a part of the sum "
      "is left, {share:.3g} of it (cosine {angle:.2f}), unrelated to what is missing: its own gradient was kept"},
-    {"replicas_apart", K(DRIFT), ARI_SHAPE - 10, ANY, 0, 0, IF(LONE), "",
+    {"replicas_apart", K(RANKS_WRONG), ARI_SHAPE - 10, ANY, 0, IF(APART), IF(LONE), "",
      "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); " LOOK
      "seeds with the rank in them, a collective that one rank skips, state that is not broadcast"},
     ALSO("i", 0, 0, "a replicated parameter must start equal: is the rank in its seed, or was it never broadcast?"),

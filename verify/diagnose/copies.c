@@ -137,18 +137,6 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* --- some copies are right, some are not -------------------------------------------------------------------------- */
-
-ar_status ari_measure_drift(ari_trace *t, const ari_case *c)
-{
-    const ari_survey *s = &c->survey;
-    if (s->wrong_ranks == s->holding_ranks)
-        return AR_OK;
-    ari_found(t, ARI_FOUND_DRIFT, 0);
-    ari_number(t, "largest", s->total.max_difference);
-    return AR_OK;
-}
-
 /* --- shards of a gradient were added to each other ---------------------------------------------------------------- */
 
 /* Each of n blocks of a dimension is so many times the sum of all of them in the reference. */

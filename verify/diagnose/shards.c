@@ -39,28 +39,22 @@ static bool own_is_right(const ari_case *c, sharing s)
     return ari_holds_all(&left, &h) && (s.zero || left.held * 2 > others);
 }
 
+/* Of all of the tensor, or of the positions that a rank has between the tensor-parallel regions. */
 ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
 {
-    const ari_grid *g = &c->grid;
-    if (!c->survey.whole || c->survey.wrong_ranks < g->d->ranks)
-        return AR_OK;
-    for (int i = 2 * g->nd - 1; i >= 0 && t->kind == ARI_FOUND_NOTHING; i--) {
-        const sharing s = {.dim = i / 2, .neighbours = g->d->ranks, .zero = i % 2};
+    const ari_difference *d = c->grid.d;
+    const sharing tokens = {.dim = d->ndim - 2, .neighbours = ari_along(d, ARI_CUTS_FEATURES), .zero = true};
+    const bool all = c->survey.whole && c->survey.wrong_ranks == d->ranks;
+    for (int i = 2 * c->grid.nd - 1; all && i >= 0 && t->kind == ARI_FOUND_NOTHING; i--) {
+        const sharing s = {.dim = i / 2, .neighbours = d->ranks, .zero = i % 2};
         if (!own_is_right(c, s))
             continue;
         ari_found(t, ARI_FOUND_OWN_BLOCK, s.zero ? ARI_IF(ZERO) : 0);
-        ari_words(t, "axis", "%s", ari_dim_name(g, s.dim, true));
+        ari_words(t, "axis", "%s", ari_dim_name(&c->grid, s.dim, true));
     }
-    return AR_OK;
-}
-
-/* The positions that a rank has between the tensor-parallel regions. */
-ar_status ari_measure_own_tokens(ari_trace *t, const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    const sharing s = {.dim = d->ndim - 2, .neighbours = ari_along(d, ARI_CUTS_FEATURES), .zero = true};
-    if (d->sp && d->ndim >= 3 && c->survey.total.zero == c->survey.total.different && own_is_right(c, s))
-        ari_found(t, ARI_FOUND_OWN_TOKENS, 0);
+    if (t->kind == ARI_FOUND_NOTHING && d->sp && ari_is_activation(d) && d->ndim >= 3 &&
+        c->survey.total.zero == c->survey.total.different && own_is_right(c, tokens))
+        ari_found(t, ARI_FOUND_OWN_BLOCK, ARI_IF(TOKENS));
     return AR_OK;
 }
 

@@ -408,6 +408,11 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
     const bool activation = ari_is_activation(g->d) && g->d->ndim >= 3;
+    if (s->disagree > 0 && s->wrong_ranks < s->holding_ranks) { /* some copies are right, some are not */
+        ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
+        ari_number(t, "largest", s->total.max_difference);
+        return AR_OK;
+    }
     if (c->val && g->d->hidden)
         place_of_shard(t, c);
     if (t->kind == ARI_FOUND_NOTHING && activation && g->shape[0] > 1 && s->hits[0][0] == 0 &&
