@@ -17,6 +17,7 @@ typedef struct run {
     ar_layout layout[4];
     ar_tensor view[4];
     int ranks;
+    const char *along; /* the dimension of the mesh; NULL: tp */
     double rtol;
 } run;
 
@@ -48,8 +49,13 @@ static void run_fill(run *r)
 static void run_write(run *r)
 {
     for (int rank = 0; rank < r->ranks; rank++) {
-        const ar_dump_place place = {
+        ar_dump_place place = {
             .rank = rank, .world = r->ranks, .mesh = {2, {{"dp", 1}, {"tp", r->ranks}}}, .at = {0, rank}};
+        if (r->along) {
+            place.mesh = (ar_mesh){1, {{"", r->ranks}}};
+            place.at[0] = rank;
+            snprintf(place.mesh.dim[0].name, sizeof place.mesh.dim[0].name, "%s", r->along);
+        }
         const ar_dump_value v = {.name = r->name, .dtype = AR_F32, .local = &r->view[rank], .layout = &r->layout[rank]};
         cr_assert_ok(ar_dump_write(folder, &place, &v, 1, NULL, 0));
     }
@@ -132,6 +138,24 @@ Test(explain_ranks, parts_that_add_up_lack_an_all_reduce)
         r.local[1][i] = r.reference[i] - r.local[0][i];
     }
     expect_texts(&r, "the copies differ from each other", "missing all-reduce over tp");
+}
+
+/* Along a dimension that the mesh has, whatever else such parts may be of. */
+Test(explain_ranks, parts_of_stages_are_reduced_over_pp)
+{
+    static const char *const along[] = {"pp", "dp", "dp_shard"}, *const said[] = {
+                                                                     "over pp: ", "over dp: ", "over dp: "};
+    for (size_t k = 0; k < sizeof along / sizeof *along; k++) {
+        run r;
+        run_begin(&r, "model.embed_tokens.weight:grad", 2);
+        r.along = along[k];
+        replicate(&r);
+        for (size_t i = 0; i < COUNT; i++) {
+            r.local[0][i] = 0.3f * noise(i + 7000);
+            r.local[1][i] = r.reference[i] - r.local[0][i];
+        }
+        expect_texts(&r, "the copies differ from each other", said[k]);
+    }
 }
 
 Test(explain_ranks, a_packed_part_is_found_in_its_boxes)

@@ -39,6 +39,8 @@ static const trace of_norms[] = {
      HINT("the sum over 4 ranks")},
     {"the norm of one gradient", GRAD_NORM, norm_of, BY(36), CAUSE("clipped_each"), NORMS,
      HINT("that of model.layers.0.mlp.down_proj.weight (1 parameter)")},
+    {"a norm in sixteen bits", GRAD_NORM, norm_of, BY(64), CAUSE("low_precision"), NORMS,
+     HINT("a number of bf16: it is 8")},
     {"a norm of nothing", GRAD_NORM, norm_of, BY(71), CAUSE("unknown"), NORMS, HINT("no parameter")},
 };
 
@@ -46,6 +48,7 @@ static const trace of_norms[] = {
 
 VALUE(other, noise(i + 9000))
 VALUE(without_other, x - noise(i + 9000))
+VALUE(with_six_others, x + 6.0f * noise(i + 9000))
 VALUE(dropped, i % 5 == 0 ? 0.0f : 1.25f * noise(i + 9000))
 VALUE(dropped_without_scale, i % 5 == 0 ? 0.0f : noise(i + 9000))
 
@@ -102,6 +105,8 @@ static const trace traces[] = {
     {"copies of ranks that are another module's", GATE, 'f', SHARDED(2, 2, 2, 8, 16), other, CAUSE("other_module"),
      BESIDE(GATE ":fwd", "model.layers.0.mlp.up_proj:fwd", other)},
     {"copies of ranks that lack another module's", GATE, 'f', SHARDED(2, 2, 2, 8, 16), without_other, CAUSE("residual"),
+     BESIDE(GATE ":fwd", "model.layers.0.mlp.up_proj:fwd", other)},
+    {"six times too much of another module's", GATE, 'f', WHOLE(2, 2, 8, 16), with_six_others, CAUSE("residual_scale"),
      BESIDE(GATE ":fwd", "model.layers.0.mlp.up_proj:fwd", other)},
     {"a layer's gradient without its residual", LAYER, 'b', WHOLE(2, 2, 8, 16), other, CAUSE("residual"),
      BESIDE(LAYER ":bwd", LAYER ".input_layernorm:bwd", other)},

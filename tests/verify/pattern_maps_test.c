@@ -94,6 +94,13 @@ VALUE(of_next, from_index(w, i, 1, (token(w, i) + 4) % 16))
 #define IN_ZIGZAG BY(1)
 #define OWN_EXCHANGED BY(2)
 
+static float drawn_anew(const world *w, int r, size_t i, float x)
+{
+    static const size_t of[] = {5, 0, 1, 1, 4, 3};
+    (void)r, (void)x;
+    return from_index(w, i, 0, of[index_of(w, i, 0)]);
+}
+
 static const trace traces[] = {
     {"chunks of two ranks dealt out", MLP, 'f', TOKENS, BY(4, 213), CAUSE("tokens_dealt_out")},
     {"a zigzag of another order of places", MLP, 'f', TOKENS, BY(4, 3021), CAUSE("zigzag_order"), HINT(": 3, 0, 2, 1")},
@@ -145,6 +152,9 @@ static const trace traces[] = {
      CAUSE("shard_repeated"), HINT("rank 0 has rank 2's"), NO("every rank")},
     {"another rank's samples on one rank", MLP, 'f', MESH(4, 1, -1, 4, 12, 8), sample_of_next, CAUSE("same_samples"),
      HINT("rank 2 has rank 3's"), NO("rank 1")},
+    {"samples drawn by each rank anew", "model.embed_tokens", 'f', WHOLE(1, 6, 4, 8), drawn_anew, CAUSE("batch_order"),
+     HINT("of 6 moved: 5, 0, 1, 1, 4, 3")},
+    {"rows of a batch that is no longer one", MLP, 'f', WHOLE(1, 6, 4, 8), drawn_anew, NO("batch")},
     {"samples of two ranks exchanged", MLP, 'f', MESH(4, 1, -1, 4, 12, 8), samples_exchanged, CAUSE("batch_order")},
     {"the next rank's samples", MLP, 'f', MESH(4, 1, -1, 4, 12, 8), shard_of_next, CAUSE("batch_order"),
      HINT("rank r + 1 mod 4")},

@@ -21,6 +21,10 @@ VALUE(zeros, 0.0f)
 VALUE(zeros_but_the_third, i == 3 ? x : 0.0f)
 VALUE(zeros_but_two, i == 3 ? x : i == 4 ? 1e-9f : 0.0f)
 VALUE(each_third_zero, i % 3 == 0 ? 0.0f : x)
+/* Of rows of 5: each third, and the ones after these. */
+VALUE(without_first_of_three, i / 5 % 3 == 0 ? 0.0f : x)
+VALUE(without_second_of_three, i / 5 % 3 == 1 ? 0.0f : i / 5 % 3 == 0 ? 0.5f + noise(i + 40) : x)
+VALUE(later_rows_off, i / 5 % 8 < 3 ? x : noise(i + 70))
 VALUE(other_mask, i % 4 == 0 ? 0.0f : i % 3 == 0 ? 0.5f : x)
 VALUE(two_nan, i == 33 || i == 6 ? NAN : x) /* [1, 2, 3] and [0, 1, 1] of [2, 4, 5] */
 VALUE(one_nan, i == 7 ? NAN : x)
@@ -109,6 +113,13 @@ static const trace of_values[] = {
      NEAR(0, 1, 0.25f, "unknown")},
     {"zeros in other places after the first step", "transformer.h.0.attn.probs", 'f', SHARDED(2, 1, 2, 4, 5, 5),
      other_mask, OF(each_third_zero), CAUSE("mask_of_other_seed"), NEAR(0, 1, 0.25f, "unknown"), KNOWN(.step = 2)},
+    {"gradients of other tokens", "model.norm", 'b', WHOLE(2, 2, 8, 5), without_second_of_three,
+     OF(without_first_of_three), CAUSE("ignored_labels"), HINT("11 have one on one side alone")},
+    {"other tokens in a block", "model.layers.0.mlp", 'b', WHOLE(2, 2, 8, 5), without_second_of_three,
+     OF(without_first_of_three), CAUSE("mask_of_other_seed")},
+    {"tokens from the third on", "model.layers.0.mlp", 'f', WHOLE(2, 4, 8, 5), later_rows_off, CAUSE("later_tokens")},
+    {"gradients of tokens from the third on", "model.layers.0.mlp", 'b', WHOLE(2, 4, 8, 5), later_rows_off,
+     CAUSE("unknown")},
     {"NaN is counted", "x", 'f', WHOLE(2, 2, 4, 5), two_nan, CAUSE("not_a_number"),
      HINT("not a number in 4 of the 4 different values held"),
      PATTERN("2 of 40 elements (5%)", "4 NaN over the ranks")},

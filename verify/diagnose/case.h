@@ -192,12 +192,6 @@ static inline bool ari_is_near(double a, double b, double relative)
     return fabs(a - b) <= relative * fabs(b);
 }
 
-/* Whether the other run is known to be of one rank: no cause over ranks is said of it. */
-static inline bool ari_is_alone(const ari_case *c)
-{
-    return ari_ranks_along(&c->known->mesh, ARI_ALL_AXES & ~(ari_axes)ARI_CUTS_LAYERS) == 1;
-}
-
 static inline bool ari_is_activation(const ari_difference *d)
 {
     return d->pass == 'f' || d->pass == 'b';
@@ -339,6 +333,14 @@ const ari_cause *ari_cause_at(size_t i);
 int ari_along(const ari_difference *d, ari_axes axes);
 /* Where the ranks of one pipeline rank alone hold the tensor: the difference as they see it. */
 void ari_narrow_to_stage(ari_difference *d);
+
+/* Whether the other run is known to be of one rank, but for stages of a pipeline of which one alone has this tensor: no
+ * cause over ranks is said of it. */
+static inline bool ari_is_alone(const ari_case *c)
+{
+    return ari_ranks_along(&c->known->mesh, ARI_ALL_AXES & ~(ari_axes)ARI_CUTS_LAYERS) == 1 &&
+           ari_along(c->grid.d, ARI_CUTS_LAYERS) == 1;
+}
 
 /* What is said of a factor or a sum over the ranks of an extent of a layout (ari_layout_axes). */
 ari_properties ari_of_axis(int extent);

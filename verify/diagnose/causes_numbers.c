@@ -186,13 +186,16 @@ static const ari_cause rows[] = {
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
      "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored (padding, "
      "the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},
-    {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), 0, "",
+    {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), IF(COUNT), "",
      "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by all "
      "{targets} targets: those of one micro-batch, where the sum over all of them is wanted" LOOK
      "`=` where `+=` belongs; `zero_grad` inside the loop"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(CUT), 0, "",
      "the loss computed again from the logits: {less} of the reference's {targets} targets do not count in it" LOOK
      "`num_items_in_batch`; targets, not tokens"},
+    {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(SAMPLES), 0, "",
+     "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by all "
+     "{targets} targets; the rest do not count in it: a chunk or a batch that is not whole is left out"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
      "targets{which}"},
@@ -234,8 +237,8 @@ static const ari_cause rows[] = {
      "itself is computed right"},
     {"norm_of_own_stages", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(STAGES), 0, "",
      "each pipeline rank clips by the norm of its own stages: the ranks' norms differ (from {low} to {high}), and the "
-     "root of the sum of the pipeline's squares is the reference, {reference}; squares are added over pp before the "
-     "root, each parameter's once" LOOK
+     "pipeline's squares add up to the reference's, {reference} (a parameter of two stages counts in both); squares are "
+     "added over pp before the root, each parameter's once" LOOK
      "sum squares over pp before the root; Megatron: `grad_stats_parallel_group`; torch: `clip_grad_norm_` over one stage's parameters"},
     {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
@@ -259,6 +262,12 @@ static const ari_cause rows[] = {
      "clipped by value first: the norm is {low}, that of the reference's gradients with each element within +-{limit} "
      "(clip_grad_value_ before the norm is taken, or in place of clip_grad_norm_)" LOOK
      "`clamp`, ReLU, overflow to a format's largest value; `clip_grad_value_`"},
+    {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(OF_GRADIENT), 0, "",
+     "the norm counts {trained} parameters that have a gradient here and none in the reference: it is {low}, the root of "
+     "all squares; parameters are trained that are frozen on the other side (requires_grad)"},
+    {"low_precision", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FRACTION), 0, "",
+     "the gradients are right and their norm is a number of bf16: it is {low}, {times:.6g} times the reference; its squares "
+     "are added up in 16 bits, or it is cast" LOOK "`.float()` before squares are added"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FOREIGN), 0, "",
      "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, kind "
      "of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled gradients, "

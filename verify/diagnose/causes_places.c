@@ -111,7 +111,7 @@ static const ari_cause rows[] = {
      "samples in another order: {pairs}; with accumulation most loaders deal micro-batch m of data-parallel rank r as "
      "the (m N + r)-th of the global batch, others give each rank all of its micro-batches at once" LOOK
      "samplers, shuffling, the order of data-parallel ranks and of micro-batches"},
-    {"packed_cut_as_one", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(PACKED), 0, "",
+    {"packed_cut_as_one", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(PACKED), IF(SAMPLES), "",
      "a packed tensor (q|k|v, gate|up) sharded as one block: {pairs}" LOOK
      "split each part apart, then concatenate; Megatron: `linear_qkv`, `linear_fc1` with `gated_linear_unit`"},
     {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), IF(LONE), "",
@@ -208,6 +208,10 @@ static const ari_cause rows[] = {
     {"causal_mask_missing", K(MASK), ARI_TRACE + 7, ANY, 0, IF(CAUSAL), 0, "",
      "the causal mask is missing: all {gained} elements that are zero in the reference and not here have a key after "
      "the query" LOOK "`is_causal`, the additive mask"},
+    {"ignored_labels", K(MASK), ARI_TRACE + 7, "b", 0, IF(TOKENS), 0, "zeros of other tokens",
+     "other tokens have a gradient: {tokens} have one on one side alone, of their features all or none, and all others are "
+     "right; a mask of labels (of the prompt, of padding) that is not shifted or cut as the labels are" LOOK
+     "the shift of the loss's mask and of its labels, `ignore_index`"},
     {"mask_of_other_layer", K(MASK), ARI_TRACE + 7, ANY, 0, IF(OF_LAYER), 0, MASK_LOOKS,
      MASK
      "it is the mask of {other} in the reference: layers counted from another start (in each stage of a pipeline "
@@ -320,6 +324,9 @@ static const ari_cause rows[] = {
      "in another order: {unit} {a} has {b}'s; " HEAD_RULE SLICES},
     {"shards_misplaced", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
      "in another order: {unit} {a} has {b}'s; shard {a} of {shards} is at another rank's place" SLICES},
+    {"batch_order", K(REORDERED), ARI_IDENTITY + 7, "f", ARI_IS_EMBEDDING, IF(SAMPLES), 0, MOVED,
+     "samples in another order: {unit} {a} has {b}'s" SLICES
+     "; shuffled with another seed, or by each rank with its own, which has some samples twice and others not at all"},
     {"slices_reordered", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      "in another order: {unit} {a} has {b}'s" SLICES},
     {"heads_and_tokens_exchanged", K(HEADS_MOVED), ARI_IDENTITY + 8, ANY, 0, 0, 0, MOVED,
@@ -395,6 +402,8 @@ static const ari_cause rows[] = {
      "{what}: another learning rate, or a step more or less along the gradient"},
     {"gradient_not_zeroed", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_STEP), 0, "",
      "{what}: a gradient of another step is in it (not zeroed before it was added to)"},
+    {"residual_scale", K(TENSOR_ADDED), ARI_IDENTITY + 1, "f", 0, 0, IF(ONE), "",
+     "{what}: a term of this sum has another factor (a branch's scale, an adapter's alpha over its rank)"},
     {"residual", K(TENSOR_ADDED), ARI_IDENTITY + 1, "fb", 0, 0, 0, "",
      "{what}: a residual or a second use of a value counted twice, or left out"},
     {"tensor_added", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, 0, 0, "", "{what}" LOOK "residuals and hooks"},

@@ -118,7 +118,7 @@ typedef struct ari_explain_case {
     const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
     double atol, rtol;                /* an element may differ by atol + rtol*|reference| without being different; both
                                          0: equal bits or different */
-    ari_ranks mesh;                   /* of the other run, along a pipeline not; 0: not known */
+    ari_ranks mesh;                   /* of the other run; 0: not known */
     size_t heads, kv_heads;           /* of the model; 0: not known */
     const ari_doubt *doubt;           /* of new weights; NULL: none */
     const ar_verify_facts *facts;     /* what ari_facts_of gives for the same dumps; NULL: to be found again */
@@ -146,8 +146,8 @@ AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, c
 AR_NODISCARD ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape);
 void ari_sample_fini(ari_sample *s);
 
-/** The ranks of a dump's mesh: dimensions are told from the innermost on, by what their names begin with, and all that
- *  are left are of samples. Left as they are where the dump tells no mesh. */
+/** The ranks of a dump's mesh: dimensions are told from the innermost on, by what their names begin with, the outermost
+ *  may be a pipeline's, and all that are left are of samples. Left as they are where the dump tells no mesh. */
 void ari_mesh_of(ari_ranks *mesh, const ar_dump *d);
 
 /** Fills row->pattern, row->hint and row->evidence. Of the row it reads name, pass, step and first. Where the other

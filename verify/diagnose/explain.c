@@ -352,6 +352,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     v.c.facts = ari_facts_of(known);
     v.d.micro_batches = v.c.facts.micro_batches;
     v.d.exact = v.c.facts.exact_numerics;
+    v.d.pipeline = ari_ranks_along(&known->mesh, ARI_CUTS_LAYERS) > 1;
     if (!e->stretch && !e->step && v.d.ndim >= 3 && ari_is_activation(&v.d))
         AR_TRY_TO(done, st, ari_find_documents(&documents, known, v.shape[0], v.shape[v.d.ndim - 2], v.d.step));
     v.d.documents = documents;

@@ -187,14 +187,20 @@ static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_du
     return st;
 }
 
+static bool is_along(const ar_mesh *mesh, int dim, int extent)
+{
+    const char *name = ari_layout_axes[extent].name;
+    return strncmp(mesh->dim[dim].name, name, strlen(name)) == 0;
+}
+
 void ari_mesh_of(ari_ranks *mesh, const ar_dump *d)
 {
     const ar_mesh *told = d ? ar_dump_mesh(d) : NULL;
     int at = told ? told->ndim - 1 : -1;
-    for (int i = ARI_LAYOUT_AXES - 1; i >= ARI_LAYOUT_DP && told && told->ndim > 0; i--) {
-        const char *name = ari_layout_axes[i].name;
+    const int stages = told && told->ndim > 0 && is_along(told, 0, ARI_LAYOUT_PP);
+    for (int i = ARI_LAYOUT_AXES - 1; i >= ARI_LAYOUT_PP && told && told->ndim > 0; i--) {
         int ranks = 1;
-        for (; at >= 0 && (i == ARI_LAYOUT_DP || strncmp(told->dim[at].name, name, strlen(name)) == 0); at--)
+        for (; at >= 0 && (i == ARI_LAYOUT_DP ? at >= stages : is_along(told, at, i)); at--)
             ranks *= told->dim[at].size;
         ari_ranks_set(mesh, ari_layout_axes[i].axes, ranks);
     }

@@ -338,7 +338,8 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     const int n = (int)ari_value(t, "n"), shards = fan_shards(c, factor);
     t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) |
              (tokens > 0 ? ARI_IF(TOKENS) : 0);
-    if (ari_is_alone(c) && n != c->facts.micro_batches) /* of no ranks */
+    const bool may_be_micro = c->facts.micro_batches == 0 && c->grid.d->pipeline; /* whose number is not told */
+    if (ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro)          /* of no ranks */
         t->is &= ~ARI_IF(COUNT);
     const bool telling = t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS) | ARI_IF(ONE));
     t->less = telling ? 0 : 7;

@@ -31,6 +31,8 @@ typedef struct parts {
     int sharers;
     double square, other, clipped[LIMITS]; /* clipped: of the reference's elements within +-limits */
     double largest, sum;                   /* of the reference's elements' sizes; 0: not known */
+    size_t trained;                        /* parameters with a gradient in the other dump alone, and its squares */
+    double trained_square;
 } parts;
 
 /* The ranks that share gradients out: those of tensor parallelism, without it those of data parallelism (ZeRO, FSDP). */
@@ -115,6 +117,13 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
         if (key.pass != 'g' || key.step != c->grid.d->step)
             continue;
         elements += t->count;
+        if (!r && elements <= MOST_SUMMED && all->n < MOST_GRADIENTS) {
+            ari_fit own = {.n = 0};
+            AR_TRY(ari_fit_read(&own, t, t, 0, t->count));
+            all->trained_square += own.yy;
+            all->trained++;
+            continue;
+        }
         if (!r || r->count != t->count || elements > MOST_SUMMED || all->n == MOST_GRADIENTS) {
             all->n = 0;
             return AR_OK;
@@ -290,6 +299,24 @@ static double root_over(const ari_difference *d, int each, int n)
     return sqrt(squares);
 }
 
+/* Whether the stages' squares add up to the reference's, but for one parameter's that two of them have. */
+static bool is_of_stages(const parts *all, double root, double ref)
+{
+    bool is = ari_is_near(root, fabs(ref), SAME_NORM);
+    for (size_t i = 0; i < all->n && !is; i++)
+        is = ari_is_near(root, sqrt(ref * ref + all->part[i].square), SAME_NORM);
+    return is;
+}
+
+/* Whether a number has bf16's precision, as by chance one of 65536 has. */
+static bool is_in_bf16(double number)
+{
+    const float x = (float)number;
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & 0xffff) == 0;
+}
+
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -308,7 +335,7 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
                   own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
                   : low > ref                                          ? ARI_IF(TWICE)
                                                                        : 0);
-        if (stages > 1 && ari_is_near(root_over(d, d->ranks / stages, stages), fabs(ref), SAME_NORM))
+        if (stages > 1 && is_of_stages(&all, root_over(d, d->ranks / stages, stages), ref))
             t->is |= ARI_IF(STAGES);
         ari_number(t, "low", low);
         ari_number(t, "high", high);
@@ -322,8 +349,13 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
         ari_words(t, "often", "once per rank");
         ari_number(t, "times", low / ref);
         ari_number(t, "expected", ref / low);
-        if (!(t->is & ARI_IF(SAME)) && low == high)
+        ari_count(t, "trained", all.trained);
+        if (all.trained > 0 && ari_is_near(low, sqrt(ref * ref + all.trained_square), ARI_SEEN))
+            t->is |= ARI_IF(OF_GRADIENT);
+        else if (!(t->is & ARI_IF(SAME)) && low == high)
             look_at_parts(t, &all, low, ref);
+        if (t->is & ARI_IF(FOREIGN) && is_in_bf16(low) && !is_in_bf16(ref) && ari_is_near(low, ref, 0.1))
+            t->is |= ARI_IF(FRACTION);
     }
     free(all.part);
     return st;

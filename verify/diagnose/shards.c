@@ -185,9 +185,10 @@ static bool follow(const shards *s, bool one, int stride, int n, int by)
 /* Whether an activation's boxes differ in their samples alone. */
 static bool is_cut_by_samples(const ari_grid *g)
 {
-    const ari_rank_copy *last = &g->d->copy[g->d->ranks - 1];
-    return ari_is_activation(g->d) && g->nd > 1 && last->shape[0] < g->shape[0] && last->ndim == g->d->ndim &&
-           memcmp(&last->shape[1], &g->shape[1], sizeof *g->shape * (size_t)(g->nd - 1)) == 0;
+    const ar_layout *last = g->d->copy[g->d->ranks - 1].layout;
+    return ari_is_activation(g->d) && g->nd > 1 && last->nbox > 0 && last->ndim == g->nd &&
+           last->box[0].extent[0] < g->shape[0] &&
+           memcmp(&last->box[0].extent[1], &g->shape[1], sizeof *g->shape * (size_t)(g->nd - 1)) == 0;
 }
 
 /* Along one axis, or over all ranks. */

@@ -317,6 +317,7 @@ static void found_added(ari_trace *t, const ari_case *c, const ar_dump_tensor *o
         t->is |= ARI_IF(OF_GRADIENT);
     else if (a.pass == 'g' && own && b.pass == 'g')
         t->is |= ARI_IF(OF_STEP);
+    t->is |= plus || minus ? ARI_IF(ONE) : 0; /* once more, or not at all */
     ari_number(t, "factor", factor);
     ari_words(t, "other", "%s", other->name);
     ari_text what = ari_list(t, "what");

@@ -110,6 +110,13 @@ static bool try_reading(ari_trace *t, const ari_losses *l, const ari_loss_side *
     return true;
 }
 
+/* Whether a micro-batch may have n of a rank's samples. */
+static bool is_micro_batch(const ari_losses *l, size_t n, size_t group)
+{
+    const size_t micro = (size_t)l->c->facts.micro_batches;
+    return micro > 0 ? micro > 1 && (n == group / micro || n == (group + micro - 1) / micro) : group % n == 0;
+}
+
 /* Labels shifted after the cut, within documents or over their ends: no run has more chunks than ranks; or the terms of
  * the first or the last samples of each data-parallel rank alone, divided by all targets. */
 static void find_part(ari_trace *t, const ari_losses *l, const ari_loss_side *s)
@@ -127,7 +134,7 @@ static void find_part(ari_trace *t, const ari_losses *l, const ari_loss_side *s)
         const bool last = k > group;
         const reading r = {.shift = 1, .group = group, .from = last ? 2 * group - k : 0, .to = last ? group : k};
         if (k != group)
-            try_reading(t, l, s, &r, ARI_IF(SAMPLES));
+            try_reading(t, l, s, &r, ARI_IF(SAMPLES) | (is_micro_batch(l, r.to - r.from, group) ? 0 : ARI_IF(COUNT)));
     }
 }
 
