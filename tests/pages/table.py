@@ -68,9 +68,6 @@ WRITTEN = {
 
 # What a block of C stands behind: declarations, and the parameters of the function that it is inside; None: of none.
 STATEMENTS = "ar_ctx *ctx, ar_ddp *ddp, ar_module *module, ar_optimizer *optimizer, "
-OWN = "typedef struct { ar_param gain, offset, weight, bias; } own_layer;"
-OPERATORS = ("ar_ctx *ctx, own_layer *l, ar_norm_saved rows, ar_tensor n, ar_tensor pre, ar_tensor dn, ar_tensor dpre, "
-             "const ar_tensor *x, ar_tensor *y, ar_tensor *dx, const ar_tensor *dy")
 DECLARED = {
     ("pytorch.md", "ar_dump_listener"): ("", "ar_comm *tp, ar_comm *dp, ar_comm *world, ar_parallel parallel"),
     ("modules.md", "ar_ddp_options"): ("", STATEMENTS + "ar_saved *saved, ar_tensor x, ar_tensor y, ar_tensor dy, "
@@ -78,8 +75,6 @@ DECLARED = {
     ("modules.md", "ar_gradients"): ("", STATEMENTS + "int steps"),
     ("modules.md", "typedef"): ("enum { SAVED_X, SAVED_F };", None),
     ("modules.md", "    AR_TRY_TO(done"): ("", STATEMENTS + "ar_module *half, ar_module **layers, ar_status st"),
-    ("modules.md", "    AR_TRY(ar_norm"): (OWN, OPERATORS),
-    ("modules.md", "    AR_TRY(ar_bias"): (OWN, OPERATORS),
     ("modules.md", "ar_batch global"): ("", STATEMENTS + "ar_loss *loss, float *points, int64_t *classes, "
                                         "ar_train_result result, int step, ar_train_options options"),
     ("simulated-cluster.md", "uint64_t"): ("", "ar_rank_fn rank, int arg"),
