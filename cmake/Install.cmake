@@ -43,15 +43,14 @@ install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/anyrank)
 
 # --- what is read ------------------------------------------------------------------------------------------------------
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${doc_dir})
-install(DIRECTORY docs DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.tsv" PATTERN "*.png" PATTERN "*.svg"
-  PATTERN man EXCLUDE)
+install(DIRECTORY docs DESTINATION ${doc_dir} FILES_MATCHING PATTERN "*.md" PATTERN "*.tsv" PATTERN "*.png" PATTERN "*.svg")
 install(DIRECTORY examples DESTINATION ${doc_dir} USE_SOURCE_PERMISSIONS PATTERN __pycache__ EXCLUDE
                                                                          PATTERN examples/ci/out EXCLUDE)
 # Manual pages and completions: what is written by hand, and the options out of the command's own tables.
 if(TARGET anyrank_cli)
   set(described ${CMAKE_BINARY_DIR}/described)
   file(MAKE_DIRECTORY ${described})
-  file(GLOB templates CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/docs/man/*.in ${CMAKE_CURRENT_SOURCE_DIR}/completions/*.in)
+  file(GLOB templates CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cli/man/*.in ${CMAKE_CURRENT_SOURCE_DIR}/cli/completions/*.in)
   foreach(template IN LISTS templates)
     get_filename_component(name ${template} NAME)
     string(REGEX REPLACE "\\.in$" "" name ${name})

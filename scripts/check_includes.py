@@ -79,7 +79,7 @@ ALLOWED = {
     "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
-    "abi": ["ref/core", "ref/io", "dump"],
+    "python/abi": ["ref/core", "ref/io", "dump"],
     "cli/shared": COMMAND,
     "cli/options": COMMAND + ["cli/shared"],
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},
@@ -88,7 +88,6 @@ ALLOWED = {
               "ref/models", "ref/train", "sim/plan", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],
-    "fuzz": ["ref/core", "ref/io", "ref/models", "dump", "process"],
     "tests/sim": [],  # of the tests, PLAIN alone
 }
 
@@ -115,7 +114,6 @@ CALLS = {
        for room in ("cli", "cli/shared", "cli/options", *SUBCOMMANDS)},
     "bench": ["ref/comm", "sim", "process", "process/transport"],
     "bench/nccl": ["ref/core", "ref/comm", "process", "process/transport"],
-    "fuzz": ["ref/pipeline"],
 }
 # Whose files are users of the library: they call all that is public.
 CALLS_ALL = {PUBLIC, "examples", "tests/sim"}
@@ -171,7 +169,7 @@ FORBIDDEN_SYSTEM = {
     "run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "dump": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
-    "abi": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "python/abi": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "gpu": re.compile(r"mpi\.h$"),
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layouts take, as a page and as a picture: both show the JSON of `plan`, and colour kinds alike
- * (pages/plan_kinds.css). */
+ * (cli/pages/plan_kinds.css). */
 #include <string.h>
 
 #include "cli/plan/plan.h"

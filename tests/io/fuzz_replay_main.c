@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every seed of fuzz/corpus through its target, whole, cut off at every length and with every byte changed: what
- * fuzz/run.sh drives for minutes is held here to the inputs that it begins with. A plain main, for the sanitizers. */
+/* Every seed of tests/fuzz/corpus through its target, whole, cut off at every length and with every byte changed: what
+ * tests/fuzz/run.sh drives for minutes is held here to the inputs that it begins with. A plain main, for the sanitizers. */
 #include <dirent.h>
 
-#include "fuzz/targets.h"
+#include "tests/fuzz/targets.h"
 #include "support/small.h"
 #include "tests/support/scoped.h"
 
@@ -32,7 +32,7 @@ static size_t replay(const fuzz_target *t, size_t *seeds)
 {
     char folder[512], path[1024];
     size_t runs = 0;
-    snprintf(folder, sizeof folder, "%s/fuzz/corpus/%s", TEST_SOURCE_DIR, t->name);
+    snprintf(folder, sizeof folder, "%s/tests/fuzz/corpus/%s", TEST_SOURCE_DIR, t->name);
     DIR *d = opendir(folder);
     if (d == NULL)
         return 0;

@@ -2,7 +2,7 @@
 #ifndef FUZZ_TARGETS_H
 #define FUZZ_TARGETS_H
 
-/* What libFuzzer drives (fuzz/run.sh) and the tests replay (tests/io/fuzz_replay_main.c): each target takes any bytes
+/* What libFuzzer drives (tests/fuzz/run.sh) and the tests replay (tests/io/fuzz_replay_main.c): each target takes any bytes
  * as one of the files that others write, or as what comes over a connection. It reads them or refuses them with a
  * documented error, and then touches all of what was read, so that a wrong pointer or length meets the sanitizer. */
 

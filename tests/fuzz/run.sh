@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Drives the readers of other people's files, and of a connection's first bytes, with libFuzzer, under AddressSanitizer and
 # UndefinedBehaviorSanitizer:
-#   fuzz/run.sh [SECONDS [TARGET ...]]       processor seconds a target (default 60); all targets if none is named
+#   tests/fuzz/run.sh [SECONDS [TARGET ...]]       processor seconds a target (default 60); all targets if none is named
 # Needs clang with libFuzzer (CC=clang-14). Builds in BUILD (default build/fuzz); what it finds stays there, and the
-# seeds in fuzz/corpus as they are. Ends with a line a target: inputs, coverage, corpus, findings.
+# seeds in tests/fuzz/corpus as they are. Ends with a line a target: inputs, coverage, corpus, findings.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${BUILD:-$root/build/fuzz}
 clang=${CC:-clang-14}
 seconds=${1:-60}
@@ -34,8 +34,8 @@ length_of() {
 drive() {
     local name=$1 found="$build/found-$1" log="$build/$1.log"
     mkdir -p "$build/corpus-$name" "$found"
-    nice -n 19 "$build/fuzz-$name" -dict="$root/fuzz/$name.dict" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
-        -print_final_stats=1 -artifact_prefix="$found/" "$build/corpus-$name" "$root/fuzz/corpus/$name" >"$log" 2>&1 &
+    nice -n 19 "$build/fuzz-$name" -dict="$root/tests/fuzz/$name.dict" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
+        -print_final_stats=1 -artifact_prefix="$found/" "$build/corpus-$name" "$root/tests/fuzz/corpus/$name" >"$log" 2>&1 &
     local pid=$! used
     while used=$(ps -o cputimes= -p $pid) && [ "${used// /}" -lt "$seconds" ]; do
         sleep 1
@@ -54,7 +54,7 @@ summary() {
 
 for name in "$@"; do
     # shellcheck disable=SC2046
-    "$clang" "${flags[@]}" -DFUZZ_TARGET=fuzz_"$name" $(length_of "$name") "$root/fuzz/entry.c" "${libraries[@]}" \
+    "$clang" "${flags[@]}" -DFUZZ_TARGET=fuzz_"$name" $(length_of "$name") "$root/tests/fuzz/entry.c" "${libraries[@]}" \
         -o "$build/fuzz-$name"
     drive "$name"
 done

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libFuzzer's way in; -DFUZZ_TARGET=fuzz_map says which target it drives. */
-#include "fuzz/targets.h"
+#include "tests/fuzz/targets.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t room);
