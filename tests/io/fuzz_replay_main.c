@@ -3,8 +3,8 @@
  * tests/fuzz/run.sh drives for minutes is held here to the inputs that it begins with. A plain main, for the sanitizers. */
 #include <dirent.h>
 
-#include "tests/fuzz/targets.h"
 #include "support/small.h"
+#include "tests/fuzz/targets.h"
 #include "tests/support/scoped.h"
 
 #define MAX_SEED 8192
