@@ -555,8 +555,9 @@ def lacks_arm():
 
 # What plain ./test leaves to ./test --all, which continuous integration runs, and to ./test NAME.
 HELD = {
-    "format, types, kernels' PTX, the wheel and the project's own scripts":
-        "check/format check/types gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test scripts/*",
+    "format, types, kernels' PTX, the wheel, the site and the project's own scripts":
+        "check/format check/types gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test "
+        "pages/site_test scripts/*",
     "the command with the CUDA device": "gpu/cuda_command_test",
     "processes, launchers, MPI and NCCL's host side":
         "cli/process_test cli/cluster_test cli/device_test examples/launch_test examples/ci_test "
