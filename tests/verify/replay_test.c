@@ -6,7 +6,7 @@
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-enum { HEADS = 4, KV = 2, D = 8, Q = HEADS * D, K = KV * D };
+enum { HEADS = 6, KV = 2, D = 8, Q = HEADS * D, K = KV * D };
 
 static double either(double x, double otherwise)
 {
@@ -27,11 +27,54 @@ typedef struct how {
     bool late, open;       /* a mask after the softmax; all keys of the other half are seen */
     bool zero;             /* unseen keys have a score of 0 */
     bool tiled, plain_k, of_v, backward, document, dropout, not_own, by_lane, bare;
+    bool two_series; /* ALiBi's slopes of the power of 2 below the number of heads, and every second of twice as many */
+    bool flat;       /* heads and tokens are not transposed back */
+    enum {
+        NO_RING,
+        MASKED,
+        TURNED,
+        WIDE,
+        APART,
+        BASE_TWO,
+        AT_HOME
+    } ring; /* what goes by the places of a ring of two */
+    bool zigzag;
 } how;
+
+/* Where a token lies in a ring of two; *order: in the ring's order. */
+static size_t place_of(size_t token, const how *o, size_t *order)
+{
+    const size_t size = o->zigzag ? S / 4 : S / 2, chunk = token / size;
+    const size_t place = o->zigzag && chunk >= 2 ? 3 - chunk : chunk;
+    *order = place * (S / 2) + token % size + (o->zigzag && chunk >= 2 ? size : 0);
+    return place;
+}
+
+static size_t in_order(size_t token, const how *o)
+{
+    size_t order;
+    (void)place_of(token, o, &order);
+    return order;
+}
+
+static bool is_foreign(size_t token, size_t other, const how *o)
+{
+    size_t unused;
+    return place_of(token, o, &unused) != place_of(other, o, &unused);
+}
+
+/* The token with the same index in the own place. */
+static size_t at_home(size_t at, size_t key, const how *o)
+{
+    size_t token = 0;
+    while (is_foreign(at, token, o) || in_order(token, o) % (S / 2) != in_order(key, o) % (S / 2))
+        token++;
+    return token;
+}
 
 static void turn(double *x, const float *from, size_t token, const how *o)
 {
-    const size_t position = o->restart ? token % o->restart : token;
+    const size_t position = o->restart ? token % o->restart : o->ring == TURNED ? in_order(token, o) : token;
     const size_t n = o->alibi ? 0 : o->fewer ? o->fewer : o->turned ? o->turned : D;
     for (size_t i = n; i < D; i++)
         x[i] = (double)from[i];
@@ -46,7 +89,9 @@ static void turn(double *x, const float *from, size_t token, const how *o)
 
 static double slope_of(size_t head, const how *o)
 {
-    const size_t own = head % (HEADS / (o->shards ? o->shards : 1));
+    const size_t own = head % (HEADS / (o->shards ? o->shards : 1)), power = 4;
+    if (o->two_series)
+        return exp2(-8.0 / (double)power * (own < power ? (double)own + 1.0 : (double)(own - power) + 0.5));
     return o->alibi ? either(fabs(o->slope), 1.0) * (o->slope < 0.0 ? -1.0 : 1.0) *
                           exp2(-8.0 * (double)(own + 1) / (double)(o->series ? o->series : HEADS))
                     : 0.0;
@@ -65,41 +110,58 @@ static double score_of(const float *q, const float *k, size_t at, size_t key, co
 
 static bool sees(size_t at, size_t key, const how *o)
 {
+    const size_t window = o->ring == WIDE && is_foreign(at, key, o) ? 0 : o->within;
     if (o->open && key / (S / 2) != at / (S / 2))
         return true;
+    if (o->ring == MASKED)
+        return in_order(key, o) <= in_order(at, o);
     return key <= at + o->ahead && !(o->not_own && key == at && at > 0) &&
-           !(key >= o->from && key < o->from + o->blind) && (!o->within || key + o->within + o->wider > at) &&
+           !(key >= o->from && key < o->from + o->blind) && (!window || key + window + o->wider > at) &&
            (!o->window || key + o->window > at) && key >= o->start && !(o->document && at >= 6 && key < 6);
 }
 
-/* out = attention of one sample's token, through the weight [H, Q]. Heads lie in q, k and v at `step` apart. */
-static void attend(float *out, const float *const x[3], const size_t width[3], size_t at, const float *w, const how *o)
+/* What a head takes from each key, and 0 from unseen ones. */
+static void weigh(double weight[S], const float *q, const float *k, size_t k_width, size_t h, size_t at, const how *o)
 {
-    double context[Q] = {0.0};
-    for (size_t h = 0; h < HEADS; h++) {
+    double sum[2] = {0.0}, share[2], all = 0.0;
+    size_t unused;
+    for (size_t key = 0; key < S; key++) {
+        const bool seen = sees(at, key, o);
+        weight[key] =
+            !seen && o->zero
+                ? 1.0
+                : exp(score_of(q, k + key * k_width, at, key, o) - slope_of(h, o) * ((double)at - (double)key));
+        weight[key] = seen || o->zero || o->late ? weight[key] : 0.0;
+        sum[o->ring >= APART ? place_of(key, o, &unused) : 0] += weight[key];
+        weight[key] = seen || o->zero ? weight[key] : 0.0;
+    }
+    for (size_t p = 0; p < 2; p++) {
+        share[p] = sum[p] == 0.0 ? 0.0 : o->ring == APART ? 1.0 : o->ring == BASE_TWO ? exp2(log(sum[p])) : sum[p];
+        all += share[p];
+    }
+    for (size_t key = 0; key < S; key++) {
+        const size_t p = o->ring >= APART ? place_of(key, o, &unused) : 0;
+        weight[key] *= sum[p] > 0.0 ? share[p] / sum[p] / all : 0.0;
+    }
+}
+
+/* out = attention of one sample's token, through the weight [H, Q]. Heads lie in q, k and v at `step` apart. */
+static void attend(float *out, const float *const x[3], const size_t width[3], size_t row, const float *w, const how *o)
+{
+    double context[Q] = {0.0}, weight[S];
+    for (size_t slot = 0; slot < HEADS; slot++) {
+        const size_t h = o->flat ? (row * HEADS + slot) / S : slot, at = o->flat ? (row * HEADS + slot) % S : row;
         const size_t kv = o->tiled ? h % KV : h / (HEADS / KV);
-        double sum = 0.0;
+        weigh(weight, x[0] + at * width[0] + h * D, x[1] + kv * D, width[1], h, at, o);
         for (size_t key = 0; key < S; key++) {
-            const bool seen = sees(at, key, o) || o->zero;
-            if (!seen && !o->late)
-                continue;
-            const double e =
-                !sees(at, key, o) && o->zero
-                    ? 1.0
-                    : exp(score_of(x[0] + at * width[0] + h * D, x[1] + key * width[1] + kv * D, at, key, o) -
-                          slope_of(h, o) * ((double)at - (double)key));
-            sum += e;
-            if (!seen)
-                continue;
             const double m = !o->dropout ? 1.0 : (3 * at + 5 * h + key) % 4 == 0 ? 0.0 : 4.0 / 3.0;
-            const float *from = x[2] + key * width[2] + kv * D;
+            const float *from = x[2] + (o->ring == AT_HOME ? at_home(at, key, o) : key) * width[2] + kv * D;
             double value[D];
             turn(value, from, key, o);
             for (size_t i = 0; i < D; i++)
-                context[o->by_lane ? i * HEADS + h : h * D + i] += m * e * (o->of_v ? value[i] : (double)from[i]);
+                context[o->by_lane ? i * HEADS + slot : slot * D + i] +=
+                    m * weight[key] * (o->of_v ? value[i] : (double)from[i]);
         }
-        for (size_t i = 0; i < D && sum > 0.0; i++)
-            context[o->by_lane ? i * HEADS + h : h * D + i] /= sum;
     }
     for (size_t i = 0; i < H; i++) {
         double sum = 0.0;
@@ -171,6 +233,16 @@ static const attention_case attention_cases[] = {
     {{.alibi = true, .series = 2 * HEADS}, "alibi_slopes"},
     {{.alibi = true, .shards = 2}, "alibi_slopes"},
     {{.alibi = true, .scale = 2.0}, "softmax_scale"},
+    {{.alibi = true, .two_series = true}, "alibi_slopes"},
+    {{.ring = APART}, "softmax_of_own_keys"},
+    {{.ring = APART, .zigzag = true}, "softmax_of_own_keys"},
+    {{.ring = BASE_TWO}, "softmax_of_own_keys"},
+    {{.ring = AT_HOME, .zigzag = true}, "ring_own_keys"},
+    {{.ring = MASKED, .zigzag = true}, "causal_mask"},
+    {{.ring = TURNED, .zigzag = true}, "zigzag_positions"},
+    {{.ring = WIDE, .within = 5}, "attention_window"},
+    {{.flat = true}, "heads_and_tokens_exchanged"},
+    {{.cap = 0.4, .within = 5, .bare = true}, "softcap"},
 };
 
 CLAIM(one_mistake_of_attention_is_named)

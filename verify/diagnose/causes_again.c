@@ -74,6 +74,17 @@ static const ari_cause rows[] = {
     {"softmax_of_own_keys", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP) | IF(AVERAGE), 0, "",
      AGAIN "a softmax of the keys of each of {ring} ranks alone, and the mean of what they give: partial outputs have "
            "to be weighted by their sums of exponentials (ring attention)"},
+    {"softmax_of_own_keys", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP) | IF(POWER), 0, "",
+     AGAIN "the partial outputs of {ring} ranks weighted by powers of 2 of their logarithmic sums, which are natural "
+           "logarithms (ring attention)" LOOK "`exp2` and `log2` beside `exp` and `logsumexp` in a kernel"},
+    {"ring_own_keys", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP) | IF(SAME), 0, "",
+     AGAIN "the values of the own rank, of {ring}, weighted by other ranks' keys: keys go round the ring and values do "
+           "not" LOOK "what is sent round: k and v together"},
+    {"zigzag_positions", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP) | IF(TOKENS), 0, "",
+     AGAIN "RoPE turning by places in a zigzag of {ring} as if they were positions (context parallelism)"},
+    {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(OF_CP), 0, "",
+     AGAIN "the window among the tokens of each of {ring} ranks alone: of other ranks' keys all up to the query are seen "
+           "(ring attention)"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ONE), 0, "",
      AGAIN "a causal mask that is off by one: each token sees the next one (tril and triu's diagonal)" LOOK
            "`tril(1)` for `tril()`, `triu(diagonal)`"},
@@ -98,6 +109,8 @@ static const ari_cause rows[] = {
      AGAIN "query heads dealt out to the KV heads in turn: repeat against repeat_interleave"},
     {"slices_reordered", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED) | IF(ONE), 0, "",
      AGAIN "a packed tensor cut as k, v, q, which the reference has as q, k, v"},
+    {"heads_and_tokens_exchanged", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED) | IF(ROWS), 0, "",
+     AGAIN "attention's output flattened as [heads, tokens, d]: heads and tokens are not transposed back"},
     {"dimension_flattened", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PACKED), 0, "",
      AGAIN "features split into heads the other way round: [heads, d] against [d, heads], or of a packed tensor q|k|v "
            "against [heads, 3, d]"},

@@ -173,6 +173,9 @@ static const ari_cause rows[] = {
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the next "
      "one (labels shifted in the data and in the model, or in neither)"},
+    {"zigzag_order", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(TOKENS), IF(LONE), "",
+     "the labels of contiguous chunks for the tokens of a zigzag of {ranks} ranks" LOOK
+     "labels cut in the same order as the tokens (balanced ring attention)"},
     {"labels_of_other_samples", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(FOREIGN), 0, "",
      "the loss computed again from the logits: each sample has the labels of the one {by:.0f} further on, and counts the "
      "tokens that are targets there (labels that were shuffled, dealt out or rolled apart from their ids)" LOOK

@@ -100,7 +100,11 @@ static const row table[] = {
     WITH(hidden, REST, 0, IF(CUT) | IF(LAST) | IF(SOME), "window", from, NAN, 0),
     WITH(ring, TO, CAUSAL, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_MASKED, RINGS),
     WITH(ring, TO, CAUSAL, IF(CAUSAL) | IF(OF_CP), NULL, ringed, ARI_RING_OPEN, RINGS),
+    WITH(ring, TO, WINDOWED, IF(CUT) | IF(OF_CP), "window", ringed, ARI_RING_WIDE, RINGS),
+    WITH(ring, TO, TURNED, IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_TURNED, RINGS),
     WITH(ring, TO, 0, IF(OF_CP) | IF(AVERAGE), NULL, ringed, ARI_RING_APART, RINGS),
+    WITH(ring, TO, 0, IF(OF_CP) | IF(POWER), NULL, ringed, ARI_RING_BASE_TWO, RINGS),
+    WITH(ring, TO, 0, IF(OF_CP) | IF(SAME), NULL, ringed, ARI_RING_AT_HOME, RINGS),
     ROW(heads, TO, GROUPED, IF(HEADS), NULL, ARI_DEALT_OUT),
     ROW(heads, TO, SEPARATE, IF(PACKED), NULL, ARI_FEATURES_FIRST),
     ROW(heads, TO, 0, IF(PACKED), NULL, ARI_BY_LANE),
@@ -108,6 +112,7 @@ static const row table[] = {
     ROW(packing, TO, BY_KV_HEADS, IF(PACKED) | IF(ONE), NULL, ARI_KEYS_FIRST),
     ROW(heads, TO, EQUAL, IF(EXCHANGED), NULL, ARI_EXCHANGED),
     ROW(heads, TO, 0, IF(INVERSE), NULL, ARI_REVERSED),
+    ROW(heads, TO, 0, IF(PACKED) | IF(ROWS), NULL, ARI_FLATTENED),
     ROW(softmax, TO, SHORT, IF(INVERSE) | IF(ALL), NULL, ARI_OVER_QUERIES),
     ROW(scale, BETWEEN, MAY_BE | OF_WEIGHTS, IF(ROOT), NULL, 1.0 / 128.0, 128.0),
     ROW(stretch, BETWEEN, TURNED | MAY_BE, IF(OF_THETA) | IF(FRACTION), "factor", 1.0 / 64.0, 64.0),
@@ -178,44 +183,41 @@ static bool change(ari_recipe *r, const row *m, const ari_replayed *a, const ari
 
 /* --- the search --------------------------------------------------------------------------------------------------- */
 
-/* Of which squares little should be left: the reference's (ari_probe_base_left), or the differences'. */
-typedef double (*objective)(const ari_probe *p);
-
 typedef struct best {
     double left;
     ari_recipe r;
     const row *by; /* NULL: nothing was found */
 } best;
 
-static double try_one(best *b, ari_replayed *a, const ari_recipe *r, const row *by, objective left_of)
+static double try_one(best *b, ari_replayed *a, const ari_recipe *r, const row *by, bool of_base)
 {
     ari_recipe_replay(a, r);
-    const double left = left_of(&a->p);
+    const double left = ari_probe_left(&a->p, of_base);
     if (left < b->left)
         *b = (best){left, *r, by};
     return left;
 }
 
-static double try_number(best *b, const row *m, ari_replayed *a, const ari_recipe *from, double value, objective left)
+static double try_number(best *b, const row *m, ari_replayed *a, const ari_recipe *from, double value, bool of_base)
 {
     ari_recipe r;
-    return change(&r, m, a, from, value) ? try_one(b, a, &r, m, left) : HUGE_VAL;
+    return change(&r, m, a, from, value) ? try_one(b, a, &r, m, of_base) : HUGE_VAL;
 }
 
 /* The best of values 1.4 apart, then a search between its neighbours by the golden section. */
-static void fit(best *b, const row *m, ari_replayed *a, const ari_recipe *from, objective left_of)
+static void fit(best *b, const row *m, ari_replayed *a, const ari_recipe *from, bool of_base)
 {
     const double step = 1.4, golden = 0.6180339887498949;
     double at = m->number[0], least = HUGE_VAL;
     for (double x = m->number[0]; x < m->number[1]; x *= step) {
-        const double left = try_number(b, m, a, from, x, left_of);
+        const double left = try_number(b, m, a, from, x, of_base);
         at = left < least ? x : at;
         least = fmin(left, least);
     }
     double low = log(at / step), high = log(at * step);
     for (int i = 0; i < 40 && least < 0.5; i++) {
         const double one = high - golden * (high - low), two = low + golden * (high - low);
-        if (try_number(b, m, a, from, exp(one), left_of) < try_number(b, m, a, from, exp(two), left_of))
+        if (try_number(b, m, a, from, exp(one), of_base) < try_number(b, m, a, from, exp(two), of_base))
             high = two;
         else
             low = one;
@@ -223,70 +225,84 @@ static void fit(best *b, const row *m, ari_replayed *a, const ari_recipe *from, 
 }
 
 /* The best recipe that is one row away from `from`, of those with all of `when`. */
-static void search(best *b, ari_replayed *a, const ari_recipe *from, unsigned when, objective left_of)
+static void search(best *b, ari_replayed *a, const ari_recipe *from, unsigned when, bool of_base)
 {
     const unsigned is = conditions(a, from);
     for (const row *m = table; m < table + ROWS && b->left > ARI_REPLAY_EXACT; m++) {
         if ((m->when & ~is) || (when & ~m->when))
             continue;
         for (int i = 0; m->by != BETWEEN && !isnan(number_of(m, i, a, from)); i++)
-            (void)try_number(b, m, a, from, number_of(m, i, a, from), left_of);
+            (void)try_number(b, m, a, from, number_of(m, i, a, from), of_base);
         if (m->by == BETWEEN)
-            fit(b, m, a, from, left_of);
+            fit(b, m, a, from, of_base);
     }
 }
 
 /* --- the reference's recipe --------------------------------------------------------------------------------------- */
 
-/* Of one head size and packing: rotary bases and pairings, ALiBi, or neither; then masks. */
+/* Of one head size, packing and pairing: rotary bases, or ALiBi and nothing; then masks. */
 static void start(best *b, ari_replayed *a, ari_recipe r)
 {
     static const double theta[] = {1e4, 5e5, 1e6, 1e5};
     const double first = (double)a->p.token[0];
     for (int mask = 0; mask < (first > 0.0 ? 4 : 2); mask++) {
-        for (int turn = 0; turn < (r.turned < r.head ? 8 : 10) && b->left > ARI_REPLAY_EXACT; turn++) {
-            r.pairs = turn >= 8 ? ARI_NO_PAIRS : turn < 4 ? ARI_HALVES : ARI_NEIGHBOURS;
-            r.theta = theta[turn % 4];
-            r.slope = turn == 9;
+        for (int turn = 0; turn < (r.pairs == ARI_NO_PAIRS ? 2 : 4) && b->left > ARI_REPLAY_EXACT; turn++) {
+            r.theta = theta[turn];
+            r.slope = r.pairs == ARI_NO_PAIRS && turn == 1;
             r.ahead = mask == 1 ? (double)a->p.seq : 0.0;
             r.window = mask == 2 ? first : 0.0;
             r.cut = mask == 3 ? first : 0.0;
-            (void)try_one(b, a, &r, NULL, ari_probe_base_left);
+            (void)try_one(b, a, &r, NULL, true);
         }
     }
 }
 
 enum { MOST_STEPS = 4 };
+static const double most_left = 0.7; /* a recipe that leaves more has nothing of the reference */
 
-/* Heads, packing, rotary base, mask and cap are in no dump: the nearest of the usual recipes, then one number after the
- * other as long as each leaves much less. False: none gives the reference. */
-static bool find_base(ari_replayed *a, ari_recipe *base)
+/* One number after the other, as long as each leaves much less. */
+static void improve(best *b, ari_replayed *a, double enough)
+{
+    for (int i = 0; i < MOST_STEPS && b->left > enough && b->left < most_left; i++) {
+        best next = *b;
+        search(&next, a, &b->r, MAY_BE, true);
+        if (!(2.0 * next.left < b->left))
+            return;
+        *b = next;
+    }
+}
+
+/* The nearest of the usual recipes of a pairing, improved. */
+static void find_recipe(best *b, ari_replayed *a, int pairs, double enough)
 {
     const size_t heads = a->p.heads ? a->p.heads : a->p.c->facts.heads;
-    const double noise = a->p.c->relative * a->p.c->relative;
-    double exact = HUGE_VAL;
-    best b = {.left = HUGE_VAL};
-    for (size_t d = ARI_MOST_HEAD; d >= 4 && b.left > ARI_REPLAY_EXACT; d -= 2) {
+    for (size_t d = ARI_MOST_HEAD; d >= 4 && b->left > ARI_REPLAY_EXACT; d -= 2) {
         if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (heads && d * heads != a->q))
             continue;
         for (int packing = ARI_STRAIGHT; packing <= (a->in[1] == a->in[2] ? ARI_BY_HEADS : ARI_STRAIGHT); packing++) {
-            for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) /* partial rotary: 1/2, 1/4 */
-                start(&b, a,
-                      (ari_recipe){.head = (double)d,
-                                   .turned = (double)(d / share),
-                                   .packing = packing,
-                                   .stretch = 1.0,
-                                   .scale = 1.0,
-                                   .series = (double)(a->q / d),
-                                   .shards = 1.0});
+            ari_recipe r = {.head = (double)d, .pairs = pairs, .packing = packing, .stretch = 1.0, .scale = 1.0};
+            r.series = (double)(a->q / d);
+            r.shards = 1.0;
+            for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) { /* partial rotary: 1/2, 1/4 */
+                r.turned = (double)(d / share);
+                start(b, a, r);
+            }
         }
     }
-    for (int i = 0; i < MOST_STEPS && b.left > ARI_REPLAY_CAPPED + 4.0 * noise && b.left < 0.5; i++) {
-        best next = b;
-        search(&next, a, &b.r, MAY_BE, ari_probe_base_left);
-        if (!(2.0 * next.left < b.left))
-            break;
-        b = next;
+    improve(b, a, enough);
+}
+
+/* Heads, packing, rotary base, mask and cap are in no dump. False: no recipe gives the reference. */
+static bool find_base(ari_replayed *a, ari_recipe *base)
+{
+    static const int pairings[] = {ARI_HALVES, ARI_NEIGHBOURS, ARI_NO_PAIRS};
+    const double enough = ARI_REPLAY_CAPPED + 4.0 * a->p.c->relative * a->p.c->relative;
+    double exact = HUGE_VAL;
+    best b = {.left = HUGE_VAL};
+    for (size_t i = 0; i < sizeof pairings / sizeof *pairings && b.left > enough; i++) {
+        best own = {.left = HUGE_VAL};
+        find_recipe(&own, a, pairings[i], enough);
+        b = own.left < b.left ? own : b;
     }
     if (!(b.left <= ARI_REPLAY_BASE) || b.r.window == 1.0) /* v alone, which is then what was mixed of it already */
         return false;
@@ -298,7 +314,7 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
 static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, unsigned when)
 {
     best b = {.left = ARI_REPLAY_MISTAKE};
-    search(&b, a, base, when, ari_probe_left);
+    search(&b, a, base, when, false);
     if (!b.by)
         return;
     const double was = value_of(base, b.by->at), now = value_of(&b.r, b.by->at);

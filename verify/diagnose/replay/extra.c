@@ -13,6 +13,8 @@
  * three numbers that least squares give. */
 enum { NUMBERS = 3, SURE = 10 }; /* SURE: standard errors */
 
+static const double z_rounding = 1e-8; /* of a weight of squares of lse, which are some tens */
+
 static size_t target_of(const float *d, size_t n)
 {
     size_t y = 0;
@@ -35,31 +37,27 @@ static double add_row(double *m, const ari_losses *l, const ari_loss_side *s, si
     return dd;
 }
 
-/* How far the k-th number may be off where so much is left for each cell: the inverse's place on the diagonal. */
-static double unsure_of(const double *equations, size_t k, double left)
-{
-    double m[NUMBERS * (NUMBERS + 1)], number[NUMBERS];
-    memcpy(m, equations, sizeof m);
-    for (size_t i = 0; i < NUMBERS; i++)
-        m[i * (NUMBERS + 1) + NUMBERS] = i == k ? 1.0 : 0.0;
-    return ari_equations_solve(number, m, NUMBERS) ? SURE * sqrt(left * number[k]) : HUGE_VAL;
-}
-
-/* Unknown where the gradient is not of this form to 1 %, as with other scales of rows. */
+/* Unknown where the gradient is not of this form to 1 %, as with other scales of rows. How far a number may be off where
+ * so much is left for each cell: the inverse's place on the diagonal. */
 static void solve(ari_loss_extra *o, const double *equations, double dd, size_t cells)
 {
-    double m[NUMBERS * (NUMBERS + 1)], number[NUMBERS], left = dd;
+    double m[NUMBERS * (NUMBERS + 1)], number[NUMBERS], inverse[NUMBERS], left = dd;
     memcpy(m, equations, sizeof m);
     if (!ari_equations_solve(number, m, NUMBERS))
         return;
     for (size_t k = 0; k < NUMBERS; k++)
         left -= number[k] * equations[k * (NUMBERS + 1) + NUMBERS];
-    const double s = number[0];
-    o->known = s > 0.0 && left <= ARI_UNFITTED * dd;
-    o->smoothing = number[1] / s;
-    o->z = number[2] / s;
-    o->smoothing_unsure = unsure_of(equations, 1, fmax(left, 0.0) / (double)cells) / s + ARI_SUMS;
-    o->z_unsure = unsure_of(equations, 2, fmax(left, 0.0) / (double)cells) / s + 1e-8;
+    o->known = number[0] > 0.0 && left <= ARI_UNFITTED * dd;
+    for (size_t k = 1; k < NUMBERS; k++) {
+        memcpy(m, equations, sizeof m);
+        for (size_t i = 0; i < NUMBERS; i++)
+            m[i * (NUMBERS + 1) + NUMBERS] = i == k ? 1.0 : 0.0;
+        const double unsure = ari_equations_solve(inverse, m, NUMBERS)
+                                  ? SURE * sqrt(fmax(left, 0.0) / (double)cells * inverse[k]) / number[0]
+                                  : HUGE_VAL;
+        o->is[k - 1] = number[k] / number[0];
+        o->unsure[k - 1] = unsure + (k - 1 == ARI_SMOOTHING ? ARI_SUMS : z_rounding);
+    }
 }
 
 ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
@@ -95,11 +93,11 @@ static bool settle(double *x, double unsure)
     return is;
 }
 
-/* Sums over the targets, whose labels are the next ids: the cross-entropy's, and what smoothing and z-loss add to it for 1
- * of each; all divided by their number. */
-static void terms_of(const ari_losses *l, const ari_loss_side *s, double *entropy, double *smoothing, double *z)
+/* Sums over the targets, whose labels are the next ids, divided by their number: the cross-entropy's, and per[] what
+ * smoothing and z-loss add to it for 1 of each. */
+static double terms_of(double *per, const ari_losses *l, const ari_loss_side *s)
 {
-    *entropy = *smoothing = *z = 0.0;
+    double entropy = per[ARI_SMOOTHING] = per[ARI_Z_LOSS] = 0.0;
     for (size_t i = 0; i + 1 < l->tokens; i++) {
         const float *row = s->logits + i * l->vocabulary;
         double mean = 0.0;
@@ -107,10 +105,11 @@ static void terms_of(const ari_losses *l, const ari_loss_side *s, double *entrop
             mean += (double)row[k] / (double)l->vocabulary;
         if (!s->counts[i])
             continue;
-        *entropy += ari_loss_entropy(l, s, i, l->ids[i + 1]) / (double)s->targets;
-        *smoothing += ((double)row[l->ids[i + 1]] - mean) / (double)s->targets;
-        *z += s->lse[i] * s->lse[i] / (double)s->targets;
+        entropy += ari_loss_entropy(l, s, i, l->ids[i + 1]) / (double)s->targets;
+        per[ARI_SMOOTHING] += ((double)row[l->ids[i + 1]] - mean) / (double)s->targets;
+        per[ARI_Z_LOSS] += s->lse[i] * s->lse[i] / (double)s->targets;
     }
+    return entropy;
 }
 
 /* From the loss alone, which is one number for two unknowns: the one that then is what someone would write, if the other
@@ -118,46 +117,48 @@ static void terms_of(const ari_losses *l, const ari_loss_side *s, double *entrop
 void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l)
 {
     ari_loss_extra *o = &s->options;
-    double entropy, per_smoothing, per_z;
-    bool last = s->targets == 0; /* of a sample, which has no next id */
+    double per[ARI_LOSS_EXTRAS];
+    bool last = s->targets == 0, is[ARI_LOSS_EXTRAS]; /* last: of a sample, which has no next id */
     for (size_t i = 1; i <= l->samples; i++)
         last = last || s->counts[i * l->seq - 1];
     if (last) {
         o->known = false;
         return;
     }
-    terms_of(l, s, &entropy, &per_smoothing, &per_z);
-    const double unsure = (ARI_OF_A_MEAN + 0.1 * l->c->relative) * fabs(s->value), more = s->value - entropy;
+    double more = s->value - terms_of(per, l, s), off = 0.0;
+    const double unsure = (ARI_OF_A_MEAN + 0.1 * l->c->relative) * fabs(s->value);
+    const bool plain = fabs(more) <= unsure;
+    for (size_t k = 0; k < ARI_LOSS_EXTRAS && o->known; k++) {
+        off += o->unsure[k] * fabs(per[k]);
+        more -= o->is[k] * per[k];
+    }
     if (o->known) {
-        const double off = o->smoothing_unsure * fabs(per_smoothing) + o->z_unsure * per_z;
-        o->known = fabs(more - o->smoothing * per_smoothing - o->z * per_z) <= 10.0 * unsure + off;
+        o->known = fabs(more) <= 10.0 * unsure + off;
         return;
     }
-    double e = more / per_smoothing, c = more / per_z;
-    const bool smoothed = settle(&e, unsure / fabs(per_smoothing)) && e >= 0.0 && e < 1.0;
-    const bool z = settle(&c, unsure / per_z) && c >= 0.0 && c < 1.0;
-    const bool plain = fabs(more) <= unsure;
-    o->known = plain || smoothed != z;
-    o->smoothing = !plain && smoothed ? e : 0.0;
-    o->z = !plain && z ? c : 0.0;
+    for (size_t k = 0; k < ARI_LOSS_EXTRAS; k++) {
+        o->is[k] = more / per[k];
+        is[k] = settle(&o->is[k], unsure / fabs(per[k])) && o->is[k] >= 0.0 && o->is[k] < 1.0;
+        o->is[k] = !plain && is[k] ? o->is[k] : 0.0;
+    }
+    o->known = plain || is[ARI_SMOOTHING] != is[ARI_Z_LOSS];
 }
 
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l)
 {
-    ari_loss_extra *ref = &l->of[0].options, *other = &l->of[1].options;
-    if (!ref->known || !other->known)
-        return;
-    const bool smoothing = fabs(ref->smoothing - other->smoothing) > ref->smoothing_unsure + other->smoothing_unsure,
-               z = fabs(ref->z - other->z) > ref->z_unsure + other->z_unsure;
-    if (!smoothing && !z)
-        return;
-    for (int k = 0; k < 2; k++) {
-        settle(&l->of[k].options.smoothing, l->of[k].options.smoothing_unsure);
-        settle(&l->of[k].options.z, l->of[k].options.z_unsure);
+    static const char *const facts[2][ARI_LOSS_EXTRAS] = {{"smoothing_there", "z_there"}, {"smoothing", "z"}};
+    static const ari_properties is[] = {ARI_IF(FRACTION), ARI_IF(LOG)};
+    ari_properties differ = 0;
+    for (size_t k = 0; k < ARI_LOSS_EXTRAS; k++) {
+        const ari_loss_extra *ref = &l->of[0].options, *other = &l->of[1].options;
+        differ |= fabs(ref->is[k] - other->is[k]) > ref->unsure[k] + other->unsure[k] ? is[k] : 0;
     }
-    ari_found(t, ARI_FOUND_LOSS_OPTIONS, (smoothing ? ARI_IF(FRACTION) : 0) | (z ? ARI_IF(LOG) : 0));
-    ari_number(t, "smoothing", other->smoothing);
-    ari_number(t, "smoothing_there", ref->smoothing);
-    ari_number(t, "z", other->z);
-    ari_number(t, "z_there", ref->z);
+    if (!l->of[0].options.known || !l->of[1].options.known || !differ)
+        return;
+    ari_found(t, ARI_FOUND_LOSS_OPTIONS, differ);
+    for (size_t i = 0; i < 2 * (size_t)ARI_LOSS_EXTRAS; i++) {
+        ari_loss_extra *o = &l->of[i / 2].options;
+        settle(&o->is[i % 2], o->unsure[i % 2]);
+        ari_number(t, facts[i / 2][i % 2], o->is[i % 2]);
+    }
 }

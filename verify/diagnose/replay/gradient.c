@@ -11,7 +11,8 @@
 
 enum { MOST_ELEMENTS = 192, MOST_NUMBERS = 1 << 19, MOST_VALUES = 96, MOST_MICRO = 32, PROBES = 8 };
 
-/* The columns of a value [tokens, width] that the elements need: those of their rows, and those of their columns. */
+/* The columns of a value [tokens, width] that the elements need: those of their rows, and those of their columns. Those of
+ * the one row of a vector are ones, or what a norm's weight was multiplied with. */
 enum { BY_ROW, BY_COLUMN };
 typedef struct columns {
     char pass;
@@ -24,8 +25,7 @@ typedef struct gradient {
     size_t n, element[MOST_ELEMENTS];
     columns value[MOST_VALUES];
     size_t values;
-    const double *left, *right; /* [elements, tokens] of the pair that makes the reference; right NULL: ones */
-    double *normed;             /* [elements, tokens]: what a norm's weight was multiplied with; NULL: none */
+    const double *left, *right; /* [elements, tokens] of the pair that makes the reference */
     bool dealt; /* a micro-batch's samples of all data-parallel ranks follow one another, not all that one rank has */
 } gradient;
 
@@ -60,7 +60,7 @@ done:
 static ar_status read_values(gradient *g)
 {
     const ar_dump *dump = g->c->known->reference;
-    for (size_t i = 0; i < ar_dump_count(dump) && g->values < MOST_VALUES; i++) {
+    for (size_t i = 0; i < ar_dump_count(dump) && g->values + 2 < MOST_VALUES; i++) {
         const ar_dump_tensor *t = ar_dump_at(dump, i);
         const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
         const size_t width = t->ndim >= 2 ? t->shape[t->ndim - 1] : 0;
@@ -87,14 +87,27 @@ static ar_status read_normed(gradient *g)
     if (g->rows > 1 || g->c->grid.d->step > 1 || !(ari_name_is(g->c->grid.d->name) & ARI_IS_NORM) || !y || !w ||
         y->count != g->tokens * g->cols || w->count != g->cols)
         return AR_OK;
-    AR_TRY(read_columns(&g->normed, g, y, BY_COLUMN));
+    columns *v = &g->value[g->values++];
+    *v = (columns){.pass = 'f'};
+    AR_TRY(read_columns(&v->by[BY_ROW], g, y, BY_COLUMN));
+    double *normed = v->by[BY_ROW];
     for (size_t e = 0; e < g->n; e++) {
         AR_TRY(ar_dump_read_f32(w, g->element[e], 1, &weight));
         if (b && b->count == g->cols)
             AR_TRY(ar_dump_read_f32(b, g->element[e], 1, &bias));
         for (size_t k = 0; k < g->tokens; k++)
-            g->normed[e * g->tokens + k] = (g->normed[e * g->tokens + k] - (double)bias) / (double)weight;
+            normed[e * g->tokens + k] = (normed[e * g->tokens + k] - (double)bias) / (double)weight;
     }
+    return AR_OK;
+}
+
+static ar_status read_ones(gradient *g)
+{
+    columns *v = &g->value[g->values++];
+    *v = (columns){.pass = 'f'};
+    AR_TRY(ARI_ALLOC(&v->by[BY_ROW], g->n * g->tokens, "ones"));
+    for (size_t k = 0; k < g->n * g->tokens; k++)
+        v->by[BY_ROW][k] = 1.0;
     return AR_OK;
 }
 
@@ -103,47 +116,32 @@ static double sum_of(const gradient *g, const double *left, const double *right,
 {
     double sum = 0.0;
     for (size_t k = e * g->tokens + first; k < e * g->tokens + first + count; k++)
-        sum += left[k] * (right ? right[k] : 1.0);
+        sum += left[k] * right[k];
     return sum;
 }
 
-/* Whether they make the reference's gradient. */
+/* Whether they make the first n elements of the reference's gradient. */
 static bool is_pair(const gradient *g, const double *left, const double *right, size_t n)
 {
-    bool same = true;
-    for (size_t e = 0; e < n && same; e++)
-        same = fabs(sum_of(g, left, right, e, 0, g->tokens) - (double)g->c->ref[g->element[e]]) <=
-               ARI_SEEN * g->c->max_ref;
-    return same;
-}
-
-/* right NULL: ones. */
-static bool try_pair(gradient *g, const double *left, const double *right)
-{
-    const size_t probes = g->n < PROBES ? g->n : PROBES;
-    if (!left || !is_pair(g, left, right, probes) || !is_pair(g, left, right, g->n))
-        return false;
-    g->left = left;
-    g->right = right;
-    return true;
+    size_t e = 0;
+    while (e < n &&
+           fabs(sum_of(g, left, right, e, 0, g->tokens) - (double)g->c->ref[g->element[e]]) <= ARI_SEEN * g->c->max_ref)
+        e++;
+    return e == n;
 }
 
 /* dY, of a matrix [out, in] or [in, out] with X. */
 static bool find_pair(gradient *g)
 {
-    for (size_t i = 0; i < g->values; i++) {
-        const columns *dy = &g->value[i];
-        if (dy->pass != 'b')
-            continue;
-        if (g->rows == 1 &&
-            (try_pair(g, dy->by[BY_COLUMN], NULL) || (g->normed && try_pair(g, dy->by[BY_COLUMN], g->normed))))
+    const size_t probes = g->n < PROBES ? g->n : PROBES;
+    for (size_t i = 0; i < 2 * g->values * g->values; i++) {
+        const columns *dy = &g->value[i / 2 / g->values], *x = &g->value[i / 2 % g->values];
+        const int along = i % 2 == 0 ? BY_ROW : BY_COLUMN;
+        g->left = dy->by[along];
+        g->right = x->by[1 - along];
+        if (dy->pass == 'b' && x->pass == 'f' && g->left && g->right && is_pair(g, g->left, g->right, probes) &&
+            is_pair(g, g->left, g->right, g->n))
             return true;
-        for (size_t k = 0; g->rows > 1 && k < 2 * g->values; k++) {
-            const columns *x = &g->value[k / 2];
-            const int along = k % 2 == 0 ? BY_ROW : BY_COLUMN;
-            if (x->pass == 'f' && x->by[1 - along] && try_pair(g, dy->by[along], x->by[1 - along]))
-                return true;
-        }
     }
     return false;
 }
@@ -196,23 +194,23 @@ static bool fit_weights(const gradient *g, double *weight)
 static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
 {
     const int n = c->grid.d->micro_batches;
-    const bool backwards = c->grid.d->forward_first;
     bool one = true, decays = true, alike = true;
+    double w[MOST_MICRO];
+    for (int i = 0; i < n; i++)
+        w[i] = weight[c->grid.d->forward_first ? n - 1 - i : i];
     for (int i = 0; i < n; i++) {
-        const double w = weight[backwards ? n - 1 - i : i], next = weight[backwards   ? n - 2 - i
-                                                                          : i + 1 < n ? i + 1
-                                                                                      : i];
-        one = one && fabs(w - (i + 1 == n ? 1.0 : 0.0)) < ARI_KNOWN;
-        decays = decays && (i + 1 == n ? fabs(w - 1.0) < ARI_KNOWN || fabs(w * n - 1.0) < ARI_KNOWN
-                                       : ari_is_near(w * n, next, ARI_KNOWN));
-        alike = alike && fabs(w - weight[0]) < ARI_KNOWN;
+        const bool last = i + 1 == n;
+        one = one && fabs(w[i] - (last ? 1.0 : 0.0)) < ARI_KNOWN;
+        decays = decays && (last ? fabs(w[i] - 1.0) < ARI_KNOWN || fabs(w[i] * n - 1.0) < ARI_KNOWN
+                                 : ari_is_near(w[i] * n, w[i + 1], ARI_KNOWN));
+        alike = alike && fabs(w[i] - w[0]) < ARI_KNOWN;
     }
     if (alike)
         return;
     ari_found(t, ARI_FOUND_ACCUMULATED, one ? ARI_IF(ONE) : decays ? ARI_IF(INVERSE) : 0);
     ari_text list = ari_list(t, "weights");
     for (int i = 0; i < n; i++)
-        ari_say(&list, "%s%.4g", i > 0 ? ", " : "", round(weight[backwards ? n - 1 - i : i] * 1e6) / 1e6 + 0.0);
+        ari_say(&list, "%s%.4g", i > 0 ? ", " : "", round(w[i] * 1e6) / 1e6 + 0.0);
 }
 
 ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
@@ -228,6 +226,8 @@ ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
     choose_elements(&g, c->count);
     AR_TRY_TO(done, st, read_values(&g));
     AR_TRY_TO(done, st, read_normed(&g));
+    if (g.rows == 1)
+        AR_TRY_TO(done, st, read_ones(&g));
     if (find_pair(&g)) {
         const bool may_be_dealt = c->facts.dp > 1 && c->facts.batch % (size_t)d->micro_batches == 0;
         bool fits = fit_weights(&g, weight);
@@ -243,6 +243,5 @@ done:
         free(g.value[i].by[BY_ROW]);
         free(g.value[i].by[BY_COLUMN]);
     }
-    free(g.normed);
     return st;
 }

@@ -100,34 +100,30 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
     ari_number(t, "by", (double)by);
 }
 
-/* What element `at` of a row of id has where each of n shards adds a row of its own for ids that it does not own: the
- * first one, or the one that is nearest. */
-static double unmasked(const lookups *l, size_t n, bool nearest, size_t id, size_t at)
-{
-    const size_t size = l->table.rows / n, cols = l->table.cols, own = id / size;
-    double sum = 0.0;
-    for (size_t shard = 0; shard < n; shard++) {
-        const size_t row = shard == own ? id : nearest && shard < own ? (shard + 1) * size - 1 : shard * size;
-        sum += (double)l->table.at[row * cols + at];
-    }
-    return sum;
-}
-
+/* Whether each of n shards adds a row of its own for ids that it does not own: the first one, or the one that is
+ * nearest. */
 static bool is_unmasked(const lookups *l, size_t n, bool nearest)
 {
-    const ari_case *c = l->c;
-    for (size_t row = 0; row < c->grid.rows; row++) {
-        for (size_t i = 0; i < c->grid.cols; i++) {
-            const size_t at = row * c->grid.cols + i;
-            if (l->id[row] >= l->table.rows || !ari_holds(c, c->val[at], unmasked(l, n, nearest, l->id[row], i)))
-                return false;
+    const size_t size = l->table.rows / n, cols = l->table.cols;
+    for (size_t at = 0; at < l->c->count; at++) {
+        const size_t id = l->id[at / cols], own = id / size;
+        double sum = 0.0;
+        for (size_t shard = 0; shard < n; shard++) {
+            const size_t row = shard == own ? id : nearest && shard < own ? (shard + 1) * size - 1 : shard * size;
+            sum += (double)l->table.at[row * cols + at % cols];
         }
+        if (!ari_holds(l->c, l->c->val[at], sum))
+            return false;
     }
     return true;
 }
 
 static void find_mask(ari_trace *t, const lookups *l)
 {
+    for (size_t row = 0; row < l->c->grid.rows; row++) {
+        if (l->id[row] >= l->table.rows)
+            return;
+    }
     for (size_t n = 2; n <= ARI_MOST_RANKS && n < l->table.rows; n++) {
         if (l->table.rows % n || !(is_unmasked(l, n, true) || is_unmasked(l, n, false)))
             continue;

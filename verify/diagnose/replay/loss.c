@@ -28,25 +28,6 @@ const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, ch
     return t && t->ndim == 3 ? t : NULL;
 }
 
-/* Which tokens a gradient is not zero for; returns how many. Errors: those of reading. */
-static ar_status read_rows(bool *counts, size_t *n, const ari_losses *l, const ar_dump_tensor *t)
-{
-    float *row = NULL;
-    ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC(&row, t->shape[2] + 1, t->name));
-    *n = 0;
-    for (size_t i = 0; i < l->tokens; i++) {
-        AR_TRY_TO(done, st, ar_dump_read_f32(t, i * t->shape[2], t->shape[2], row));
-        counts[i] = false;
-        for (size_t k = 0; k < t->shape[2]; k++)
-            counts[i] = counts[i] || row[k] != 0.0f;
-        *n += counts[i];
-    }
-done:
-    free(row);
-    return st;
-}
-
 /* A token that is no target leaves no gradient where the loss's gradient arrives first; further on attention gives it
  * one, so that of tensors that are not known by name the one with fewest is taken. */
 static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
@@ -63,11 +44,16 @@ static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dum
     for (size_t i = 0; i < ar_dump_count(dump); i++) {
         const ar_dump_tensor *t = ar_dump_at(dump, i);
         const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
-        size_t n;
+        size_t n = 0;
         if (key.pass != 'b' || key.step != step || (named && t != named) || t->ndim != 3 || t->shape[0] != l->samples ||
             t->shape[1] != l->seq || t->shape[2] == 0)
             continue;
-        AR_TRY_TO(done, st, read_rows(own, &n, l, t));
+        for (size_t k = 0; k < l->tokens; k++) {
+            ari_fit f = {0};
+            AR_TRY_TO(done, st, ari_fit_read(&f, t, t, k * t->shape[2], t->shape[2]));
+            own[k] = f.yy != 0.0;
+            n += own[k];
+        }
         if (n == 0 || (s->of_dump && n >= s->targets))
             continue;
         memcpy(s->counts, own, l->tokens * sizeof *own);
@@ -111,21 +97,16 @@ static ar_status read_side(ari_loss_side *s, bool *held, ari_losses *l, const ar
  * left then. g = p W. */
 static double best_row(size_t *y, const ari_losses *l, const float *w, const float *d, const double *g, size_t width)
 {
-    double nearest = 0.0, dd = 0.0;
-    for (size_t i = 0; i < width; i++)
-        dd += (double)d[i] * (double)d[i];
+    double least = 1.0, s;
     for (size_t k = 0; k < l->vocabulary; k++) {
-        double dr = 0.0, rr = 0.0;
-        for (size_t i = 0; i < width; i++) {
-            const double r = g[i] - (double)w[k * width + i];
-            dr += (double)d[i] * r;
-            rr += r * r;
-        }
-        const double fits = dr > 0.0 ? dr * dr / (rr * dd) : 0.0;
-        *y = fits > nearest ? k : *y;
-        nearest = fmax(fits, nearest);
+        ari_fit f = {0};
+        for (size_t i = 0; i < width; i++)
+            ari_fit_add(&f, (double)d[i], g[i] - (double)w[k * width + i], 0.0);
+        const double left = ari_fit_one(&s, &f);
+        *y = s > 0.0 && left < least ? k : *y;
+        least = s > 0.0 ? fmin(left, least) : least;
     }
-    return 1.0 - nearest;
+    return least;
 }
 
 /* Each token's own, where it is more than noise; *held. */

@@ -6,9 +6,10 @@
 #include "verify/diagnose/replay/replay.h"
 
 /* Label smoothing e and z-loss c (anyrank/batch.h, ar_loss_options), and what they may be off by. */
+enum { ARI_SMOOTHING, ARI_Z_LOSS, ARI_LOSS_EXTRAS };
 typedef struct ari_loss_extra {
     bool known;
-    double smoothing, z, smoothing_unsure, z_unsure;
+    double is[ARI_LOSS_EXTRAS], unsure[ARI_LOSS_EXTRAS];
 } ari_loss_extra;
 
 /* One dump's side of the loss. The cross-entropy of token i against id j is lse[i] less its logit of j. */

@@ -23,18 +23,17 @@ static const double rounding = 1e-10, hundredth = 1e-2;
  * bias that is added after the stretching leaves that much. */
 static void add_line(lines *l, const ari_run *run)
 {
-    double sr = 0.0, sv = 0.0, rr = 0.0, rv = 0.0, vv = 0.0, dd = 0.0, sd = 0.0;
-    const double n = (double)run->count;
+    ari_fit f = {0}, apart = {0};
+    double slope, shift, mean;
     for (size_t i = 0; i < run->count; i++) {
-        const double r = (double)run->ref[i], v = (double)run->value[i], apart = v - r;
-        sr += r, sv += v, rr += r * r, rv += r * v, vv += v * v, dd += apart * apart, sd += apart;
+        ari_fit_add(&f, (double)run->value[i], (double)run->ref[i], 1.0);
+        ari_fit_add(&apart, (double)run->value[i] - (double)run->ref[i], 1.0, 0.0);
     }
-    const double slope = (rv - sr * sv / n) / (rr - sr * sr / n);
-    const double left = (vv - sv * sv / n) - slope * (rv - sr * sv / n);
-    l->possible = l->possible && slope > 0.0 && left <= 0.05 * (dd - sd * sd / n) + rounding * vv;
+    const double left = f.yy * ari_fit_two(&slope, &shift, &f), differ = apart.yy * ari_fit_one(&mean, &apart);
+    l->possible = l->possible && slope > 0.0 && left <= 0.05 * differ + rounding * f.yy;
     l->low = l->n == 0 || slope < l->low ? slope : l->low;
     l->high = l->n == 0 || slope > l->high ? slope : l->high;
-    l->moved = l->moved || vv - rv * rv / rr > rounding * vv;
+    l->moved = l->moved || ari_fit_one(&mean, &f) > rounding;
     l->n++;
 }
 

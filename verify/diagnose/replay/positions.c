@@ -107,14 +107,13 @@ static bool is_moved(const counting *n, size_t row, size_t right, size_t wrong)
 {
     const ari_case *c = n->c;
     const size_t cols = c->grid.cols;
-    size_t i = 0;
-    for (; i < cols; i++) {
+    for (size_t i = 0; i < cols; i++) {
         const double by = (double)n->table.at[wrong * cols + i] - (double)n->table.at[right * cols + i];
         const double off = (double)c->val[row * cols + i] - (double)c->ref[row * cols + i] - by;
         if (!(fabs(off) <= c->absolute + 2.0 * ARI_ROUNDINGS * c->max_ref))
-            break;
+            return false;
     }
-    return i == cols;
+    return true;
 }
 
 /* Whether all rows that differ are of the wrong position, in one of three readings: turned pairs of halves, of
@@ -123,7 +122,8 @@ static bool counts_so(const counting *n)
 {
     const ari_grid *g = &n->c->grid;
     const size_t seq = g->shape[1];
-    bool halves = n->head > 0, neighbours = n->head > 0, table = n->table.at;
+    bool halves = n->head > 0, neighbours = halves;
+    bool table = n->table.at && n->table.cols == g->cols && n->table.rows >= seq;
     for (size_t row = 0; row < g->rows && (halves || neighbours || table); row++) {
         const size_t sample = row / seq, at = row % seq, other = n->places ? recut(seq, n->places, true, at) : at;
         const size_t right = g->d->documents ? at - start_of(n->c, sample, at) : at;
@@ -146,8 +146,6 @@ static ar_status measure_counting(ari_trace *t, const ari_case *c)
     counting n = {.c = c, .head = size >= 4 && g->cols % size == 0 ? size : 0};
     if (g->d->pass == 'f' && c->known->reference && c->reference)
         AR_TRY(ari_lookup_table_read(&n.table, c, ARI_POSITIONS, g->rows));
-    float *own = n.table.at;
-    n.table.at = n.table.cols == g->cols && n.table.rows >= seq ? own : NULL;
     if (g->d->documents && counts_so(&n))
         ari_found(t, ARI_FOUND_DOCUMENTS, 0);
     for (n.places = 2; n.places <= ARI_MOST_RANKS && 2 * n.places <= seq && t->kind == ARI_FOUND_NOTHING; n.places++) {
@@ -156,7 +154,6 @@ static ar_status measure_counting(ari_trace *t, const ari_case *c)
         ari_found(t, ARI_FOUND_ZIGZAG, ARI_IF(COUNT));
         ari_count(t, "places", n.places);
     }
-    n.table.at = own;
     ari_lookup_table_fini(&n.table);
     return AR_OK;
 }

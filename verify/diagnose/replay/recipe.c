@@ -65,11 +65,13 @@ static void load_keys(ari_replayed *a, const ari_recipe *r, size_t kv)
 
 static void fill_angles(ari_replayed *a, const ari_recipe *r)
 {
-    const size_t n = (size_t)r->turned / 2, restart = (size_t)r->restart;
+    const size_t n = (size_t)r->turned / 2;
+    const bool restart = r->restart > 0.0;
     for (size_t i = 0; i < n && r->pairs != ARI_NO_PAIRS; i++) {
         const double speed = pow(r->theta, -2.0 * (double)i / r->turned) / r->stretch;
         for (size_t token = 0; token < a->p.seq; token++) {
-            const double angle = (double)(restart ? token % restart : token) * speed;
+            const double position = r->ringed == ARI_RING_TURNED ? a->order[token] : (double)token;
+            const double angle = (restart ? fmod(position, r->restart) : position) * speed;
             a->cosine[token * n + i] = cos(angle);
             a->sine[token * n + i] = r->turns == ARI_BACKWARDS ? -sin(angle) : sin(angle);
         }
@@ -82,8 +84,8 @@ static void fill_places(ari_replayed *a, const ari_recipe *r)
     for (size_t token = 0; token < seq; token++) {
         size_t index = token;
         a->place[token] = r->ringed ? (double)ari_place_in_ring(&index, seq, n, r->ring < 0.0, token) : 0.0;
-        a->order[token] =
-            r->ringed == ARI_RING_MASKED ? a->place[token] * (double)(seq / n) + (double)index : (double)token;
+        a->order[token] = r->ringed ? a->place[token] * (double)(seq / n) + (double)index : (double)token;
+        a->back[(size_t)a->order[token]] = (double)token;
     }
 }
 
@@ -101,10 +103,12 @@ static double slope_of(const ari_replayed *a, const ari_recipe *r, size_t head)
 
 static bool is_seen(const ari_replayed *a, const ari_recipe *r, size_t query, size_t key)
 {
-    const double q = a->order[query], k = a->order[key];
-    if (r->ringed == ARI_RING_OPEN && a->place[query] != a->place[key])
+    const bool masked = r->ringed == ARI_RING_MASKED, other = a->place[query] != a->place[key];
+    const double q = masked ? a->order[query] : (double)query, k = masked ? a->order[key] : (double)key;
+    const bool wide = r->window == 0.0 || (r->ringed == ARI_RING_WIDE && other);
+    if (r->ringed == ARI_RING_OPEN && other)
         return true;
-    return !(k >= r->from && k < r->from + r->hidden) && k <= q + r->ahead && (r->window == 0.0 || k + r->window > q) &&
+    return !(k >= r->from && k < r->from + r->hidden) && k <= q + r->ahead && (wide || k + r->window > q) &&
            (q < r->cut || k >= r->cut);
 }
 
@@ -140,9 +144,10 @@ static void fill_columns(ari_replayed *a, const ari_recipe *r, size_t head)
     }
 }
 
-/* The softmax of scores of the keys of a place, NAN: of all; returns whether it has any. */
-static bool normalise(ari_replayed *a, double place)
+/* The softmax of scores of the keys of a place, NAN: of all; returns what it counts among several, 0 without any. */
+static double normalise(ari_replayed *a, double place, bool base_two)
 {
+    double share = 0.0;
     double top = -HUGE_VAL, sum = 0.0;
     for (size_t k = 0; k < a->p.seq; k++)
         top = isnan(place) || a->place[k] == place ? fmax(top, a->weight[k]) : top;
@@ -152,15 +157,17 @@ static bool normalise(ari_replayed *a, double place)
         a->weight[k] = isfinite(a->weight[k]) ? exp(a->weight[k] - top) : 0.0;
         sum += a->weight[k];
     }
+    if (sum > 0.0)
+        share = base_two ? exp2(top + log(sum)) : 1.0;
     for (size_t k = 0; k < a->p.seq; k++)
-        a->weight[k] /= (isnan(place) || a->place[k] == place) && sum > 0.0 ? sum : 1.0;
-    return sum > 0.0;
+        a->weight[k] *= (isnan(place) || a->place[k] == place) && sum > 0.0 ? share / sum : 1.0;
+    return share;
 }
 
 /* A query's weights; NaN where it sees no key: what comes out then is every program's own choice. */
 static void weigh(ari_replayed *a, const ari_recipe *r, size_t head, size_t query)
 {
-    const bool apart = r->ringed == ARI_RING_APART;
+    const bool base_two = r->ringed == ARI_RING_BASE_TWO, apart = r->ringed == ARI_RING_APART || base_two;
     double seen = 0.0;
     score(a, r, head, query);
     for (size_t k = 0; r->softmax == ARI_OVER_QUERIES && k < a->p.seq; k++)
@@ -168,7 +175,7 @@ static void weigh(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
     if (r->softmax == ARI_OVER_QUERIES)
         return;
     for (double place = 0.0; place < (apart ? fabs(r->ring) : 1.0); place++)
-        seen += normalise(a, apart ? place : (double)NAN) ? 1.0 : 0.0;
+        seen += normalise(a, apart ? place : (double)NAN, base_two);
     for (size_t k = 0; k < a->p.seq; k++)
         a->weight[k] = r->softmax == ARI_OVER_ALL && !is_seen(a, r, query, k) ? 0.0 : a->weight[k] / seen;
 }
@@ -181,10 +188,10 @@ static size_t kv_head(const ari_replayed *a, const ari_recipe *r, size_t head)
     return r->heads == ARI_DEALT_OUT ? head % groups : head / (a->q / a->kv);
 }
 
-/* The mean of v by a head's weights, in a row of all heads. */
-static void mix(ari_replayed *a, const ari_recipe *r, size_t head, double *row)
+/* The mean of v by a head's weights, in the place of a head of a row. */
+static void mix(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t slot, double *row)
 {
-    const size_t d = (size_t)r->head, heads = a->q / d, to = r->heads == ARI_REVERSED ? heads - 1 - head : head;
+    const size_t d = (size_t)r->head, heads = a->q / d, to = r->heads == ARI_REVERSED ? heads - 1 - slot : slot;
     const size_t step = r->heads == ARI_BY_LANE ? heads : 1;
     double *out = row + (step > 1 ? to : to * d);
     for (size_t i = 0; i < d; i++)
@@ -192,7 +199,10 @@ static void mix(ari_replayed *a, const ari_recipe *r, size_t head, double *row)
     for (size_t k = 0; k < a->p.seq; k++) {
         if (a->weight[k] == 0.0)
             continue;
-        take(a->one, a, r, 2, kv_head(a, r, head), k);
+        const double chunk = r->ringed == ARI_RING_AT_HOME ? (double)a->p.seq / fabs(r->ring) : 0.0;
+        const double from =
+            chunk > 0.0 ? a->back[(size_t)(a->place[query] * chunk + fmod(a->order[k], chunk))] : (double)k;
+        take(a->one, a, r, 2, kv_head(a, r, head), (size_t)from);
         for (size_t i = 0; i < d; i++)
             out[i * step] += a->weight[k] * a->one[i];
     }
@@ -201,8 +211,8 @@ static void mix(ari_replayed *a, const ari_recipe *r, size_t head, double *row)
 static void prepare(ari_replayed *a, const ari_recipe *r)
 {
     a->taken = SIZE_MAX;
-    fill_angles(a, r);
     fill_places(a, r);
+    fill_angles(a, r);
 }
 
 void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
@@ -215,11 +225,15 @@ void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
             fill_columns(a, r, h);
         for (size_t k = 0; k < a->p.tokens; k++) {
             double *row = a->context + k * a->out;
-            weigh(a, r, h, a->p.token[k]);
+            const size_t at = a->p.token[k] * heads + h; /* of all [heads, seq] */
+            const bool flat = r->heads == ARI_FLATTENED;
+            const size_t head = flat ? at / a->p.seq : h, token = flat ? at % a->p.seq : a->p.token[k];
+            load_keys(a, r, kv_head(a, r, head));
+            weigh(a, r, head, token);
             if (a->p.heads)
                 memcpy(row + h * a->p.seq, a->weight, a->p.seq * sizeof *row);
             else
-                mix(a, r, h, row);
+                mix(a, r, head, token, h, row);
         }
     }
     for (size_t k = 0; k < a->p.tokens; k++)
@@ -234,7 +248,7 @@ double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_
     for (size_t k = 0; k < a->p.seq; k++)
         a->weight[k] = k == key ? a->weight[k] : 0.0;
     memset(a->context, 0, a->q * sizeof *a->context);
-    mix(a, r, head, a->context);
+    mix(a, r, head, query, head, a->context);
     ari_probe_put(&a->p, 0, a->context);
     return a->weight[key];
 }
@@ -246,13 +260,14 @@ ar_status ari_recipe_init(ari_replayed *a)
     const size_t seq = a->p.seq;
     AR_TRY(ARI_ALLOC(&a->k, (seq + 1) * ARI_MOST_HEAD, "keys"));
     AR_TRY(ARI_ALLOC(&a->cosine, seq * ARI_MOST_HEAD, "angles"));
-    AR_TRY(ARI_ALLOC(&a->weight, 4 * seq, "scores"));
+    AR_TRY(ARI_ALLOC(&a->weight, 5 * seq, "scores"));
     AR_TRY(ARI_ALLOC(&a->context, ARI_PROBE_TOKENS * a->out, "context"));
     a->one = a->k + seq * ARI_MOST_HEAD;
     a->sine = a->cosine + seq * (ARI_MOST_HEAD / 2);
     a->column = a->weight + seq;
     a->place = a->column + seq;
     a->order = a->place + seq;
+    a->back = a->order + seq;
     return AR_OK;
 }
 

@@ -11,15 +11,25 @@ enum { ARI_NO_PAIRS, ARI_HALVES, ARI_NEIGHBOURS };
 /* Of one tensor that holds several of q, k and v: one after the other; for each KV head its own; or that with q last. */
 enum { ARI_STRAIGHT, ARI_BY_HEADS, ARI_KEYS_FIRST };
 /* How heads are read and written: query heads dealt out to the KV heads in turn; features [d, heads] of the inputs, of
- * the output; q and k exchanged; the heads of the output in reverse order. */
-enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCHANGED, ARI_REVERSED };
+ * the output; q and k exchanged; the heads of the output in reverse order, or [heads, seq, d] flattened as it lies. */
+enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCHANGED, ARI_REVERSED, ARI_FLATTENED };
 /* What RoPE turns: v as well, not all, or backwards. */
 enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS };
 /* The dimension of the softmax; all keys, of which the unseen ones are dropped then; those with a score of 0. */
 enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO };
-/* What goes by the places of a ring: the mask, as if the tokens lay in the ring's order; all keys of other places are
- * seen; each place's keys have a softmax of their own, and the results are averaged. */
-enum { ARI_NO_RING, ARI_RING_MASKED, ARI_RING_OPEN, ARI_RING_APART };
+/* What goes by the places of a ring: the mask, or RoPE, as if the tokens lay in the ring's order; all keys of other places
+ * are seen, or no window is applied to them; each place's keys have a softmax of their own, and the results are averaged,
+ * or weighted by powers of 2; the values of other places' keys are the own place's. */
+enum {
+    ARI_NO_RING,
+    ARI_RING_MASKED,
+    ARI_RING_TURNED,
+    ARI_RING_OPEN,
+    ARI_RING_WIDE,
+    ARI_RING_APART,
+    ARI_RING_BASE_TWO,
+    ARI_RING_AT_HOME
+};
 
 typedef struct ari_recipe {
     double head, packing, heads; /* head: features of one */
@@ -47,7 +57,7 @@ typedef struct ari_replayed {
     double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][out] */
     double *cosine, *sine;              /* [seq][head / 2] of the recipe */
     double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */
-    double *place, *order;              /* [seq]: in the ring; of the mask */
+    double *place, *order, *back;       /* [seq]: in the ring; in its order; which token has a place in its order */
     size_t taken;                       /* the KV head that k is of */
 } ari_replayed;
 

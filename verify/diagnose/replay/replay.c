@@ -164,40 +164,31 @@ void ari_lookup_table_fini(ari_lookup_table *table)
     free(table->at);
 }
 
-/* From the rows that were looked up. */
-static ar_status find_ids(size_t *ids, bool *held, const ari_lookup_table *table, const ar_dump_tensor *embedded,
-                          size_t n)
-{
-    float *row = NULL;
-    AR_TRY(ARI_ALLOC(&row, table->cols, embedded->name));
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < n && *held; i++) {
-        AR_TRY_TO(done, st, ar_dump_read_f32(embedded, i * table->cols, table->cols, row));
-        ids[i] = ari_lookup_table_row(table, row);
-        *held = ids[i] < table->rows;
-    }
-done:
-    free(row);
-    return st;
-}
-
 ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n)
 {
     const ar_dump_tensor *embedded = ari_replay_input(c, ARI_TOKENS);
     ari_lookup_table table;
-    bool held = true;
+    float *row = NULL;
+    bool held = false;
     ar_status st = AR_OK;
     *gives = NULL;
     AR_TRY_TO(done, st, ari_lookup_table_read(&table, c, ARI_TOKENS, n));
     if (!table.at || !embedded || embedded->count != n * table.cols)
         goto done;
     AR_TRY_TO(done, st, ARI_ALLOC(gives, n, embedded->name));
-    st = find_ids(*gives, &held, &table, embedded, n);
-    if (st != AR_OK || !held) {
+    AR_TRY_TO(done, st, ARI_ALLOC(&row, table.cols, embedded->name));
+    held = true;
+    for (size_t i = 0; i < n && held; i++) {
+        AR_TRY_TO(done, st, ar_dump_read_f32(embedded, i * table.cols, table.cols, row));
+        (*gives)[i] = ari_lookup_table_row(&table, row);
+        held = (*gives)[i] < table.rows;
+    }
+done:
+    if (!held || st != AR_OK) {
         free(*gives);
         *gives = NULL;
     }
-done:
+    free(row);
     ari_lookup_table_fini(&table);
     return st;
 }
@@ -336,9 +327,9 @@ void ari_probe_put(ari_probe *p, size_t k, const double *x)
     }
 }
 
-/* What is left of the reference's squares; or of the differences', where the base is told. */
-static double left_of(const ari_probe *p, const double *base)
+double ari_probe_left(const ari_probe *p, bool of_base)
 {
+    const double *base = of_base ? NULL : p->base;
     const size_t cols = p->c->grid.cols;
     double left = 0.0, all = 0.0;
     for (size_t k = 0; k < p->tokens; k++) {
@@ -357,20 +348,10 @@ static double left_of(const ari_probe *p, const double *base)
 
 bool ari_probe_try_base(ari_probe *p, double *least)
 {
-    const double left = left_of(p, NULL);
+    const double left = ari_probe_left(p, true);
     if (!(left <= ARI_REPLAY_BASE && left < *least))
         return false;
     *least = left;
     memcpy(p->base, p->is, sizeof p->base);
     return true;
-}
-
-double ari_probe_base_left(const ari_probe *p)
-{
-    return left_of(p, NULL);
-}
-
-double ari_probe_left(const ari_probe *p)
-{
-    return left_of(p, p->base);
 }

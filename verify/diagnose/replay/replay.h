@@ -83,10 +83,9 @@ void ari_probe_put(ari_probe *p, size_t k, const double *x);
 /** Whether what was put is the reference; `least` falls to what it leaves of the reference's squares, and base becomes
  *  it, if it is less. */
 bool ari_probe_try_base(ari_probe *p, double *least);
-/** What is left of the reference's squares where it is to be what was put. */
-double ari_probe_base_left(const ari_probe *p);
-/** What is left of the squares of the differences where what was put replaces the base; NaN is not looked at. */
-double ari_probe_left(const ari_probe *p);
+/** What is left of the squares of the differences where what was put replaces the base; or of the reference's, where that
+ *  is to be the base. NaN is not looked at. */
+double ari_probe_left(const ari_probe *p, bool of_base);
 
 /* The reference comes out to 1 % in bf16 and much better in fp32. A mistake leaves a seventh of the difference at most:
  * others of the same module leave most of it. */

@@ -22,7 +22,7 @@ bool ari_choose_other(size_t *other, double *left, ari_probe *p, ari_put put, vo
         if (i == base)
             continue;
         put(p, of, i);
-        const double own = ari_probe_left(p);
+        const double own = ari_probe_left(p, false);
         *other = own < *left ? i : *other;
         *left = fmin(own, *left);
     }

@@ -122,36 +122,25 @@ static double on_curve(const curve *f, double x)
     return f->capped ? f->number * tanh(x / f->number) : f->number * x;
 }
 
-/* The number of which (x, y) is on the curve; of a cap by halving: the larger the number, the larger is |y|. */
-static double number_of(bool capped, double x, double y)
-{
-    double low = fabs(y), high = fabs(y);
-    if (!capped)
-        return y / x;
-    while (high < 1e6 * fabs(y) && high * tanh(fabs(x) / high) < fabs(y))
-        high *= 2.0;
-    for (int i = 0; i < 64; i++) {
-        const double middle = 0.5 * (low + high);
-        *(middle * tanh(fabs(x) / middle) < fabs(y) ? &low : &high) = middle;
-    }
-    return 0.5 * (low + high);
-}
-
-/* Whether the rows are on one curve through the largest of them, to within `off` of that. */
+/* Whether the rows are on one curve through the largest of them, to within `off` of that. A cap's number is found by
+ * halving: the larger it is, the larger is |y|. */
 static bool find_curve(curve *f, const float *x, const float *y, size_t n, double off)
 {
-    size_t top = 0;
-    for (size_t i = 1; i < n; i++)
-        top = fabsf(x[i]) > fabsf(x[top]) ? i : top;
-    for (int capped = 0; capped < 2; capped++) {
-        *f = (curve){capped, number_of(capped, (double)x[top], (double)y[top])};
-        size_t i = 0;
-        while (i < n && fabs((double)y[i] - on_curve(f, (double)x[i])) <= off * fabs((double)y[top]))
+    size_t top = 0, i = 0;
+    for (size_t k = 1; k < n; k++)
+        top = fabsf(x[k]) > fabsf(x[top]) ? k : top;
+    const double from = fabs((double)x[top]), to = fabs((double)y[top]), most = 1e6; /* a larger cap does nothing */
+    for (int capped = 0; capped < 2 && (i < n || !isfinite(f->number)); capped++) {
+        double low = to, high = most * to;
+        for (int k = 0; capped && k < 64; k++) {
+            const double middle = sqrt(low * high);
+            *(middle * tanh(from / middle) < to ? &low : &high) = middle;
+        }
+        *f = (curve){capped, capped ? low : (double)y[top] / (double)x[top]};
+        for (i = 0; i < n && fabs((double)y[i] - on_curve(f, (double)x[i])) <= off * to;)
             i++;
-        if (i == n && isfinite(f->number))
-            return true;
     }
-    return false;
+    return i == n && isfinite(f->number);
 }
 
 /* What comes after the layers as one function of another tensor of its width, which is right. */

@@ -15,42 +15,35 @@ static bool gives(const ari_losses *l, const ari_loss_side *s, double sum, size_
                      ari_is_near(s->value, sum / (double)l->of[0].targets, unsure));
 }
 
-/* Tokens that count on the other side alone, and the other way round. */
-static size_t gained(const ari_losses *l, int of)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < l->tokens; i++)
-        n += l->of[of].counts[i] && !l->of[!of].counts[i];
-    return n;
-}
-
 /* --- readings of the labels --------------------------------------------------------------------------------------- */
 
 /* Which token's id is a token's label. */
 typedef struct reading {
-    long shift;      /* tokens on */
-    size_t chunks;   /* each of so many ranks has shifted among its own; 0: all are shifted before they are cut */
-    bool zigzag;     /* the rank has the r-th chunk from either end */
-    bool every;      /* the last token of a packed document has a label too */
-    size_t samples;  /* so many samples on */
+    long shift;     /* tokens on */
+    size_t chunks;  /* each of so many ranks has shifted among its own; 0: all are shifted before they are cut */
+    bool zigzag;    /* the rank has the r-th chunk from either end */
+    bool every;     /* the last token of a packed document has a label too */
+    size_t samples; /* so many samples on */
+    size_t plain;   /* of so many ranks, whose tokens are a zigzag's and whose labels are contiguous chunks'; 0: none */
     size_t from, to; /* of each `group` samples these alone */
     size_t group;
 } reading;
 
-/* The token whose id is token i's label; l->tokens: it is no target. */
+/* The token whose id is token i's label; l->tokens: it is no target. Labels of another place are targets where that place
+ * is one in the reference. */
 static size_t label_of(const ari_losses *l, const ari_loss_side *s, const reading *r, size_t i)
 {
     const size_t at = i % l->seq, size = r->chunks ? l->seq / r->chunks : l->seq, chunk = at / size;
-    size_t row = i - at, to = at + (size_t)r->shift;
-    bool counts = s->counts[i] || r->every;
-    if (r->samples) { /* that is a target there in the reference */
-        row = (row + r->samples * l->seq) % l->tokens;
-        counts = l->of[0].counts[row + at];
-    }
+    const size_t row = (i - at + r->samples * l->seq) % l->tokens;
+    size_t index = at,
+           from = r->plain ? ari_place_in_ring(&index, l->seq, r->plain, true, at) * (l->seq / r->plain) : 0;
+    from += index;
+    const bool counts = r->every || (r->samples || r->plain ? l->of[0].counts[row + from] : s->counts[i]);
+    const bool in_group = r->group == 0 || (i / l->seq % r->group >= r->from && i / l->seq % r->group < r->to);
+    size_t to = from + (size_t)r->shift;
     if (r->chunks && (at + 1) % size == 0)
         to = r->zigzag && chunk < r->chunks / 2 ? (r->chunks - 1 - chunk) * size : l->seq;
-    counts = counts && (r->group == 0 || (i / l->seq % r->group >= r->from && i / l->seq % r->group < r->to));
-    return counts && to < l->seq ? row + to : l->tokens; /* before the first: larger than any */
+    return counts && in_group && to < l->seq ? row + to : l->tokens; /* before the first: larger than any */
 }
 
 /* The sum of their terms; *n of them. */
@@ -101,7 +94,7 @@ static bool try_reading(ari_trace *t, const ari_losses *l, const ari_loss_side *
         return false;
     ari_found(t, ARI_FOUND_TARGETS, is);
     ari_number(t, "by", r->samples ? (double)r->samples : (double)r->shift);
-    ari_count(t, "ranks", r->zigzag ? r->chunks / 2 : r->chunks);
+    ari_count(t, "ranks", r->plain ? r->plain : r->zigzag ? r->chunks / 2 : r->chunks);
     ari_words(t, "order", r->zigzag ? ", the r-th chunk from either end each" : "");
     ari_words(t, "which", r->from > 0 ? "last" : "first");
     ari_count(t, "n", r->to - r->from);
@@ -129,6 +122,10 @@ static void find_part(ari_trace *t, const ari_losses *l, const ari_loss_side *s)
             if (l->seq % n == 0 && (known == 0 || known % (r.zigzag ? n / 2 : n) == 0))
                 try_reading(t, l, s, &r, ARI_IF(SHIFT) | ARI_IF(BLOCKS));
         }
+    }
+    for (size_t n = 2; n <= ARI_MOST_RANKS && 2 * n <= l->seq && t->kind == ARI_FOUND_NOTHING; n++) {
+        if (l->seq % (2 * n) == 0 && (known == 0 || known % n == 0))
+            try_reading(t, l, s, &(reading){.shift = 1, .plain = n}, ARI_IF(TOKENS));
     }
     for (size_t k = 1; k < 2 * group && l->samples % dp == 0 && t->kind == ARI_FOUND_NOTHING; k++) {
         const bool last = k > group;
@@ -207,11 +204,14 @@ static void look_at(ari_trace *t, const ari_losses *l)
     const reading right = {.shift = 1};
     const ari_loss_side *ref = &l->of[0], *other = &l->of[1];
     const bool of_loss = isfinite(ref->value);
-    size_t n;
+    size_t n, more = 0, less = 0; /* tokens that count on one side alone */
     const double sum = sum_of(l, ref, &right, &n);
     if (n != ref->targets || !(of_loss ? gives(l, ref, sum, n) : ref->label && is_read_so(l, ref, &right)))
         return;
-    const size_t more = gained(l, 1), less = gained(l, 0);
+    for (size_t i = 0; i < l->tokens; i++) {
+        more += other->counts[i] && !ref->counts[i];
+        less += ref->counts[i] && !other->counts[i];
+    }
     const bool told = other->of_dump && ref->of_dump;
     const double same = sum_of(l, other, &right, &n);
     find_reading(t, l, other);
