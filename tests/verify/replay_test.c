@@ -6,7 +6,7 @@
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-enum { HEADS = 6, KV = 2, D = 8, Q = HEADS * D, K = KV * D };
+enum { HEADS = 4, KV = 2, D = 8, Q = HEADS * D, K = KV * D };
 
 static double either(double x, double otherwise)
 {
@@ -27,16 +27,15 @@ typedef struct how {
     bool late, open;       /* a mask after the softmax; all keys of the other half are seen */
     bool zero;             /* unseen keys have a score of 0 */
     bool tiled, plain_k, of_v, backward, document, dropout, not_own, by_lane, bare;
-    bool two_series; /* ALiBi's slopes of the power of 2 below the number of heads, and every second of twice as many */
-    bool flat;       /* heads and tokens are not transposed back */
+    bool flat; /* heads and tokens are not transposed back */
     enum {
-        NO_RING,
-        MASKED,
-        TURNED,
-        WIDE,
-        APART,
-        BASE_TWO,
-        AT_HOME
+        RING_NONE,
+        RING_MASKED,
+        RING_TURNED,
+        RING_WIDE,
+        RING_APART,
+        RING_BASE_TWO,
+        RING_AT_HOME
     } ring; /* what goes by the places of a ring of two */
     bool zigzag;
 } how;
@@ -74,7 +73,7 @@ static size_t at_home(size_t at, size_t key, const how *o)
 
 static void turn(double *x, const float *from, size_t token, const how *o)
 {
-    const size_t position = o->restart ? token % o->restart : o->ring == TURNED ? in_order(token, o) : token;
+    const size_t position = o->restart ? token % o->restart : o->ring == RING_TURNED ? in_order(token, o) : token;
     const size_t n = o->alibi ? 0 : o->fewer ? o->fewer : o->turned ? o->turned : D;
     for (size_t i = n; i < D; i++)
         x[i] = (double)from[i];
@@ -89,9 +88,7 @@ static void turn(double *x, const float *from, size_t token, const how *o)
 
 static double slope_of(size_t head, const how *o)
 {
-    const size_t own = head % (HEADS / (o->shards ? o->shards : 1)), power = 4;
-    if (o->two_series)
-        return exp2(-8.0 / (double)power * (own < power ? (double)own + 1.0 : (double)(own - power) + 0.5));
+    const size_t own = head % (HEADS / (o->shards ? o->shards : 1));
     return o->alibi ? either(fabs(o->slope), 1.0) * (o->slope < 0.0 ? -1.0 : 1.0) *
                           exp2(-8.0 * (double)(own + 1) / (double)(o->series ? o->series : HEADS))
                     : 0.0;
@@ -110,10 +107,10 @@ static double score_of(const float *q, const float *k, size_t at, size_t key, co
 
 static bool sees(size_t at, size_t key, const how *o)
 {
-    const size_t window = o->ring == WIDE && is_foreign(at, key, o) ? 0 : o->within;
+    const size_t window = o->ring == RING_WIDE && is_foreign(at, key, o) ? 0 : o->within;
     if (o->open && key / (S / 2) != at / (S / 2))
         return true;
-    if (o->ring == MASKED)
+    if (o->ring == RING_MASKED)
         return in_order(key, o) <= in_order(at, o);
     return key <= at + o->ahead && !(o->not_own && key == at && at > 0) &&
            !(key >= o->from && key < o->from + o->blind) && (!window || key + window + o->wider > at) &&
@@ -132,15 +129,18 @@ static void weigh(double weight[S], const float *q, const float *k, size_t k_wid
                 ? 1.0
                 : exp(score_of(q, k + key * k_width, at, key, o) - slope_of(h, o) * ((double)at - (double)key));
         weight[key] = seen || o->zero || o->late ? weight[key] : 0.0;
-        sum[o->ring >= APART ? place_of(key, o, &unused) : 0] += weight[key];
+        sum[o->ring >= RING_APART ? place_of(key, o, &unused) : 0] += weight[key];
         weight[key] = seen || o->zero ? weight[key] : 0.0;
     }
     for (size_t p = 0; p < 2; p++) {
-        share[p] = sum[p] == 0.0 ? 0.0 : o->ring == APART ? 1.0 : o->ring == BASE_TWO ? exp2(log(sum[p])) : sum[p];
+        share[p] = sum[p] == 0.0              ? 0.0
+                   : o->ring == RING_APART    ? 1.0
+                   : o->ring == RING_BASE_TWO ? exp2(log(sum[p]))
+                                              : sum[p];
         all += share[p];
     }
     for (size_t key = 0; key < S; key++) {
-        const size_t p = o->ring >= APART ? place_of(key, o, &unused) : 0;
+        const size_t p = o->ring >= RING_APART ? place_of(key, o, &unused) : 0;
         weight[key] *= sum[p] > 0.0 ? share[p] / sum[p] / all : 0.0;
     }
 }
@@ -155,7 +155,7 @@ static void attend(float *out, const float *const x[3], const size_t width[3], s
         weigh(weight, x[0] + at * width[0] + h * D, x[1] + kv * D, width[1], h, at, o);
         for (size_t key = 0; key < S; key++) {
             const double m = !o->dropout ? 1.0 : (3 * at + 5 * h + key) % 4 == 0 ? 0.0 : 4.0 / 3.0;
-            const float *from = x[2] + (o->ring == AT_HOME ? at_home(at, key, o) : key) * width[2] + kv * D;
+            const float *from = x[2] + (o->ring == RING_AT_HOME ? at_home(at, key, o) : key) * width[2] + kv * D;
             double value[D];
             turn(value, from, key, o);
             for (size_t i = 0; i < D; i++)
@@ -233,14 +233,13 @@ static const attention_case attention_cases[] = {
     {{.alibi = true, .series = 2 * HEADS}, "alibi_slopes"},
     {{.alibi = true, .shards = 2}, "alibi_slopes"},
     {{.alibi = true, .scale = 2.0}, "softmax_scale"},
-    {{.alibi = true, .two_series = true}, "alibi_slopes"},
-    {{.ring = APART}, "softmax_of_own_keys"},
-    {{.ring = APART, .zigzag = true}, "softmax_of_own_keys"},
-    {{.ring = BASE_TWO}, "softmax_of_own_keys"},
-    {{.ring = AT_HOME, .zigzag = true}, "ring_own_keys"},
-    {{.ring = MASKED, .zigzag = true}, "causal_mask"},
-    {{.ring = TURNED, .zigzag = true}, "zigzag_positions"},
-    {{.ring = WIDE, .within = 5}, "attention_window"},
+    {{.ring = RING_APART}, "softmax_of_own_keys"},
+    {{.ring = RING_APART, .zigzag = true}, "softmax_of_own_keys"},
+    {{.ring = RING_BASE_TWO}, "softmax_of_own_keys"},
+    {{.ring = RING_AT_HOME, .zigzag = true}, "ring_own_keys"},
+    {{.ring = RING_MASKED, .zigzag = true}, "causal_mask"},
+    {{.ring = RING_TURNED, .zigzag = true}, "zigzag_positions"},
+    {{.ring = RING_WIDE, .within = 5}, "attention_window"},
     {{.flat = true}, "heads_and_tokens_exchanged"},
     {{.cap = 0.4, .within = 5, .bare = true}, "softcap"},
 };
@@ -252,7 +251,7 @@ CLAIM(one_mistake_of_attention_is_named)
         made m = {.n = 0};
         make_attention(&m, &p->o, NULL);
         const ar_verify_row row = look(&m, 0.0);
-        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
+        cr_expect_str_eq(row.evidence.cause, p->cause, "%zu: %s", k, row.hint);
     }
 }
 
@@ -453,7 +452,7 @@ CLAIM(one_mistake_of_a_norm_is_named)
         made m = {.n = 0};
         make_norm(&m, &(norm_case){1e-6, 1.0, 1.0, 0.0, false, NULL, false}, p);
         const ar_verify_row row = look(&m, 0.0);
-        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
+        cr_expect_str_eq(row.evidence.cause, p->cause, "%zu: %s", k, row.hint);
     }
 }
 
@@ -707,7 +706,7 @@ CLAIM(cosines_of_other_positions_are_named)
             z[i] = (float)cos((double)other * pow(p->theta, exponent) / p->slower);
         }
         const ar_verify_row row = look(&m, 0.0);
-        cr_expect_str_eq(row.evidence.cause, p->cause, "%s", row.hint);
+        cr_expect_str_eq(row.evidence.cause, p->cause, "%zu: %s", k, row.hint);
     }
 }
 

@@ -83,7 +83,7 @@ static const ari_cause rows[] = {
     {"zigzag_positions", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP) | IF(TOKENS), 0, "",
      AGAIN "RoPE turning by places in a zigzag of {ring} as if they were positions (context parallelism)"},
     {"attention_window", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(OF_CP), 0, "",
-     AGAIN "the window among the tokens of each of {ring} ranks alone: of other ranks' keys all up to the query are seen "
+     AGAIN "the window among the tokens of each of {ring} ranks alone: other ranks' keys are all seen "
            "(ring attention)"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ONE), 0, "",
      AGAIN "a causal mask that is off by one: each token sees the next one (tril and triu's diagonal)" LOOK
