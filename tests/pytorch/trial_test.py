@@ -31,7 +31,6 @@ KNOWN = {
     # The allowance is eight times the largest difference of any element, more than the gradient's largest element.
     "blind2-quarry-alone-bf16-scaled_by_frequency": ("unseen",),
     "blind-rover-hand-tp2-gate_and_up_cut_as_one": ("wrong",),
-    "blind-rover-alone-divided_in_the_loop": ("wrong",),
     "blind-gemma2-ddp-dp2-scores_not_capped": ("wrong",),
     "blind-vesper-ddp-dp2-clipped_after_the_step": ("other tensor",),
     "blind2-harbor-hand-cp4-ring-ring_stops_early": ("wrong",),

@@ -18,6 +18,15 @@ static float of_micro_batches(const world *w, int r, size_t i, float x)
     return sum;
 }
 
+static float divided_after_each(const world *w, int r, size_t i, float x)
+{
+    float sum = 0.0f;
+    (void)w, (void)r, (void)x;
+    for (size_t k = 1; k <= 4; k++)
+        sum += (k > 2 ? 0.5f : 0.25f) * noise(7 * i + 1000003 * k);
+    return sum;
+}
+
 VALUE(last_micro_batch, noise(7 * i + 4 * 1000003))
 VALUE(all_but_two, i >= 2 ? noise(i + 4000) : x)
 VALUE(all_but_twelve, i >= 12 ? noise(i + 4000) : x)
@@ -65,6 +74,9 @@ static const trace traces[] = {
     {"one of several micro-batches", LM_HEAD, 'g', MESH(1, 1, -1, 32, 24), last_micro_batch, CAUSE("one_micro_batch"),
      OF(of_micro_batches), HINT("as if one of 4 micro-batches counted"),
      KNOWN(.batch = 16, .seq = 8, .micro_batches = 4)},
+    {"two micro-batches, divided after each", LM_HEAD, 'g', MESH(1, 1, -1, 32, 24), divided_after_each,
+     CAUSE("accumulation_divided"), OF(of_micro_batches), HINT("divided by 2 after each of 2 micro-batches"),
+     KNOWN(.batch = 16, .seq = 8, .micro_batches = 2)},
     {"one of four parts", LM_HEAD, 'g', MESH(1, 1, -1, 32, 24), last_micro_batch, OF(of_micro_batches),
      CAUSE("partial_sum"), NO("second forward pass"), KNOWN(.batch = 16, .seq = 8)},
     {"of a recomputed input one of four parts may be foreign", LM_HEAD, 'g', MESH(1, 1, -1, 32, 24), last_micro_batch,

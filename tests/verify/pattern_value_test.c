@@ -86,7 +86,7 @@ static const trace of_values[] = {
      PATTERN("24 of 48 elements (50%), each 2 = N times the reference: rows 4 onward; on rank 1 only")},
     {"Xavier's scale of a shard", "model.layers.0.self_attn.q_proj.weight", 'i', SHARDED(2, 0, 32, 32), scaled,
      CAUSE("init_scale_of_shard"), BY(1.15470053837925f),
-     HINT("times 1.1547: initial scale from the shard's size, sqrt((32 + 32) / (16 + 32))")},
+     HINT("times 1.1547: initial scale from the shard's size, the root of a ratio for one of 2 shards")},
     {"1/sqrt(fan_in) of a shard", "model.layers.0.self_attn.q_proj.weight", 'i', SHARDED(2, 0, 32, 32), scaled,
      CAUSE("init_scale_of_shard"), BY(1.41421356237f),
      HINT("times 1.41421: initial scale from the shard's size, sqrt(2), as 1/sqrt(fan_in)")},

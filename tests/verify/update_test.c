@@ -406,3 +406,30 @@ Test(update, outputs_that_got_no_gradient_are_told)
     two_files_remove(&f);
     expect_cause(r, "no_gradient", "rows 16..31 of 48 of h.attn.qkv.weight's");
 }
+
+/* A second step of SGD with a batch that is nearly the first: m = keeps * m + takes * gradient. */
+static void write_momentum(const char *path, double keeps, double takes)
+{
+    float first[N], grad[N], m[N];
+    for (int i = 0; i < N; i++) {
+        const double was = 0.02 + 0.01 * sin(2.9 * i), now = was * (1.0 + 1e-3 * sin(1.7 * i));
+        first[i] = (float)was;
+        grad[i] = (float)now;
+        m[i] = (float)(keeps * was + takes * now);
+    }
+    const ar_st_tensor t[] = {vector_of("w.weight:m", AR_F32, N, first), vector_of("w.weight:grad@2", AR_F32, N, grad),
+                              vector_of("w.weight:m@2", AR_F32, N, m)};
+    write_tensors(path, t, 3);
+}
+
+Test(update, dampening_of_sgd_is_told_from_a_factor)
+{
+    const two_files f = two_files_make();
+    const ar_verify_options o = {.reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5};
+    ar_verify_report *r = NULL;
+    write_momentum(f.reference, 0.9, 1.0);
+    write_momentum(f.other, 0.9, 0.1);
+    cr_assert_ok(ar_verify(&r, &o));
+    two_files_remove(&f);
+    expect_cause(r, "sgd_dampening", "keeps 0.9 of what it was");
+}

@@ -92,6 +92,7 @@ typedef struct ari_tally {
     size_t zero;           /* zero where the reference is not */
     size_t gained;         /* not zero where the reference is */
     double vv, vr, rr, dd; /* sums of value^2, value*reference, reference^2, (value-reference)^2 */
+    double ss;             /* of reference^2 where there is no difference */
     double max_difference, max_relative;
 } ari_tally;
 
@@ -236,10 +237,10 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
 #define ARI_PROPERTIES(X) \
     X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
     X(ALONE) X(AVERAGE) X(BLOCKS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
-    X(FIRST_MOMENT) X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
+    X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
     X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
     X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
-    X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SECOND_MOMENT) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
+    X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
 /* clang-format on */
 #define ARI_PROPERTY(name) ARI_AT_##name,
 enum { ARI_PROPERTIES(ARI_PROPERTY) ARI_PROPERTY_COUNT };

@@ -379,6 +379,10 @@ static const ari_cause rows[] = {
      "if dY and this module's dX are right, then the saved input is not: overwritten in place by a reduction or by a "
      "second forward, or released too early"},
     ALSO(ANY, IF(DP), 0, "; or its bucket was filled anew while it was being reduced"),
+    {"accumulation_divided", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO) | IF(INVERSE), 0, "",
+     "the accumulated gradient was divided by {micro} after each of {micro} micro-batches in place of once: a share of "
+     "{share:.3g} and a cosine of {angle:.2f} are those of 1/{micro} of the last micro-batch, of the one before as much "
+     "less, and so on"},
     {"one_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO), 0, "",
      PART ", about 1/{micro}: as if one of {micro} micro-batches counted; each one's gradients are added to those of "
           "the ones before, not written over them"},

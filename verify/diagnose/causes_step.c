@@ -9,10 +9,6 @@
 #define CORRECTED                                                                                                      \
     "Adam's correction of another step: the update is {factor:.4g} times the expected, as that of step {as} would be " \
     "in step {step} (sqrt(1 - beta2^t)/(1 - beta1^t))"
-#define LOST(which)                                                                \
-    "the optimizer's state was lost: the gradients are equal, and here the " which \
-    " this step's gradient alone, as if "                                          \
-    "Adam began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of it)"
 #define DECAY "weight decay {what}: the difference is {part:.4g} times the weight before the step, on {wrong}"
 
 static const ari_cause rows[] = {
@@ -76,13 +72,17 @@ static const ari_cause rows[] = {
     {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT), 0, "",
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
      "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
-    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT) | IF(SECOND_MOMENT), 0, "",
-     LOST("moments are") LOOK "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
-    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(FIRST_MOMENT), 0, "", LOST("first moment is")},
-    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(SECOND_MOMENT), 0, "", LOST("second moment is")},
+    {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(LAST), 0, "",
+     "the optimizer's state was lost: the gradients are equal, and here the {lost} this step's gradient alone, as if Adam "
+     "began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of it)" LOOK
+     "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
     {"optimizer_state_misplaced", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), 0, "",
      "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} in "
      "the reference (parameters in another order when a checkpoint was saved or loaded)"},
+    {"sgd_dampening", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(AVERAGE), 0, "",
+     "SGD's dampening: the gradients are equal, the momentum keeps {kept:.3g} of what it was, as in the reference, and only "
+     "{taken:.3g} of what the reference adds is added: a dampening of {dampening:.3g} on one side" LOOK
+     "`dampening=` of SGD"},
     {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
      "Adam's decay rates: the gradients are equal, the first moment is {first:.6g} times the expected and the second "
      "{second:.6g} times, not the square: (1 - beta) of other rates, perhaps exchanged" LOOK "`betas=`, their order"},

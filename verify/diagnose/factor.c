@@ -87,6 +87,22 @@ static void name_dropped(ari_trace *t, const ari_case *c, double factor)
     ari_number(t, "percent", 100.0 * (1.0 - kept));
 }
 
+/* Of initial values: Xavier's scale from a shard's sizes in place of the whole's; the number of shards, 0: it is not. */
+static int name_fans(ari_trace *t, const ari_case *c, double factor)
+{
+    const ari_difference *d = c->grid.d;
+    const double a = d->ndim == 2 ? (double)d->shape[0] : 0.0, b = d->ndim == 2 ? (double)d->shape[1] : 0.0;
+    for (int n = 2; n <= ARI_MOST_RANKS && a > 0.0 && (d->pass == 'i' || (d->hidden && !strchr("fbg", d->pass))); n++) {
+        const double square = factor * factor;
+        if (!ari_is_near(square, (a + b) / (a / n + b), ALIKE) && !ari_is_near(square, (a + b) / (a + b / n), ALIKE))
+            continue;
+        t->is |= ARI_IF(OF_SHARDS);
+        ari_words(t, "fans", "the root of a ratio for one of %d shards", n);
+        return n;
+    }
+    return 0;
+}
+
 /* --- by the sizes of a run whose ranks are seen ------------------------------------------------------------------- */
 
 /* Where every dY is the same, a bias gradient over the wrong axis counts features in place of tokens. */
@@ -164,19 +180,10 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
     return named;
 }
 
-/* sqrt((fan_in + fan_out) / (the shard's)): Xavier's scale from the shard's sizes; 0 if this is not such a tensor. */
-static double shard_scale(const ari_difference *d, const size_t *local)
-{
-    if (d->pass != 'i' || d->ndim != 2 || local[0] + local[1] == 0)
-        return 0.0;
-    return sqrt(((double)d->shape[0] + (double)d->shape[1]) / ((double)local[0] + (double)local[1]));
-}
-
 static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor, double tolerance)
 {
     const ari_difference *d = c->grid.d;
-    const size_t *local = d->copy[rank].shape;
-    const double scale = shard_scale(d, local);
+    const size_t features = d->copy[rank].shape[0];
     ari_found(t, ARI_FOUND_FACTOR, 0);
     ari_number(t, "factor", factor);
     ari_list(t, "fit");
@@ -184,12 +191,10 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
     name_dropped(t, c, factor);
     if (is_features_per_token(d, factor)) {
         t->is |= ARI_IF(FEATURES);
-        ari_count(t, "features", local[0]);
+        ari_count(t, "features", features);
         ari_count(t, "tokens", d->batch * d->seq);
-    } else if (scale > 1.0 && ari_is_near(factor, scale, ARI_SUMS)) {
-        t->is |= ARI_IF(OF_SHARDS);
-        ari_words(t, "fans", "sqrt((%zu + %zu) / (%zu + %zu))", d->shape[0], d->shape[1], local[0], local[1]);
-    } else if (d->pass == 'i' && d->ranks > 1 && ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS)) {
+    } else if (name_fans(t, c, factor) == 0 && d->pass == 'i' && d->ranks > 1 &&
+               ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS)) {
         t->is |= ARI_IF(ROOT);
     }
 }
@@ -290,20 +295,6 @@ static size_t tokens_of(const ari_case *c, double factor)
     return 0;
 }
 
-/* Of initial values: Xavier's scale from a shard's sizes; the number of shards, 0: it is not. */
-static int fan_shards(const ari_case *c, double factor)
-{
-    const ari_difference *d = c->grid.d;
-    if (d->ndim != 2 || ari_is_activation(d) || d->pass == 'g')
-        return 0;
-    for (int n = 2; n <= ARI_MOST_RANKS; n++) {
-        const double a = (double)d->shape[0], b = (double)d->shape[1], square = factor * factor;
-        if (ari_is_near(square, (a + b) / (a / n + b), ALIKE) || ari_is_near(square, (a + b) / (a + b / n), ALIKE))
-            return n;
-    }
-    return 0;
-}
-
 /* The axes that may have n ranks, as far as they are known; what all tensors have is not tp's. */
 static ari_axes axes_of(const ari_case *c, int n, bool everywhere)
 {
@@ -335,9 +326,9 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     ari_explained(t, left, 1);
     ari_number(t, "factor", factor);
     ari_name_number(t, factor, unsure);
-    const int n = (int)ari_value(t, "n"), shards = fan_shards(c, factor);
-    t->is |= (shards ? ARI_IF(OF_SHARDS) : 0) | (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) |
-             (tokens > 0 ? ARI_IF(TOKENS) : 0);
+    const int n = (int)ari_value(t, "n");
+    name_fans(t, c, factor);
+    t->is |= (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) | (tokens > 0 ? ARI_IF(TOKENS) : 0);
     const bool may_be_micro = c->facts.micro_batches == 0 && c->grid.d->pipeline; /* whose number is not told */
     if (ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro)          /* of no ranks */
         t->is &= ~ARI_IF(COUNT);
@@ -353,7 +344,6 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
         (o.asked > 0 && o.same == o.asked ? ARI_IF(EVERYWHERE) : 0) | (o.asked > 0 && o.same == 0 ? ARI_IF(ALONE) : 0);
     ari_count(t, "asked", o.asked);
     ari_count(t, "tokens", tokens);
-    ari_words(t, "fans", "the root of a ratio for one of %d shards", shards);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
     ari_words(t, "over", "%s", ari_axes_text(over, axes_of(c, n, t->is & ARI_IF(EVERYWHERE)), " or "));
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
@@ -429,9 +419,10 @@ void ari_value_range(double *low, double *high, const ari_case *c)
 static int vocabularies(const ari_case *c, double value, double ref)
 {
     const ari_difference *d = c->grid.d;
-    for (int n = d->hidden ? 2 : d->ranks; n <= (d->hidden ? ARI_MOST_RANKS : d->ranks); n++) {
-        const double unsure = d->hidden ? ARI_SUMS * (1.0 + fabs(ref)) + 0.5 * c->relative * fabs(value) : ARI_SUMS;
-        if (n > 1 && fabs(value - ref - log((double)n)) <= unsure && log1p(1.0 / n) >= 2.0 * unsure)
+    const double unsure = d->hidden ? ARI_SUMS * (1.0 + fabs(ref)) + 0.5 * c->relative * fabs(value) : ARI_SUMS;
+    const int most = d->hidden ? ARI_MOST_RANKS : d->ranks;
+    for (int n = d->hidden || most < 2 ? 2 : most; n <= most; n++) {
+        if (fabs(value - ref - log((double)n)) <= unsure && log1p(1.0 / n) >= 2.0 * unsure)
             return n;
     }
     return 0;

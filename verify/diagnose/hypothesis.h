@@ -91,7 +91,7 @@ AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const a
 
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */
 
-enum { ARI_MOST_BESIDE = 10 };
+enum { ARI_MOST_BESIDE = 14 };
 /* Of one element: x[k] of the k-th tensor. */
 typedef void ari_beside_each(void *user, const double *x);
 /** Calls `each` for elements [from, from + n) of up to ARI_MOST_BESIDE tensors, of one that is NULL with 0. Errors: those

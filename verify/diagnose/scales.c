@@ -388,6 +388,8 @@ static bool parts_of_ranks(parts *p, const ari_case *c, ari_axes over)
             continue;
         if (own->different > 0 && (ari_fit_one(&factor, &fit), !ari_is_multiple(c, &fit) || !(factor > 0.0)))
             return false;
+        if (own->different > 0 && own->ss > ARI_KNOWN * own->rr) /* a part of it is right */
+            return false;
         add_part(p, factor);
     }
     return p->n > 1;

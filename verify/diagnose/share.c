@@ -251,6 +251,19 @@ static double share_after_overwriting(const ari_difference *d, size_t *out, size
     return local[split] < d->shape[split] && *out < *in ? 1.0 - (double)*out / (double)*in : 0.0;
 }
 
+/* A gradient that is divided by n after each of n micro-batches has 1/n of the last, 1/n^2 of the one before, and so on:
+ * of parts that are alike in size, and unrelated, the share and what is over are known. */
+static bool is_divided_each_time(const ari_difference *d, const part *p)
+{
+    double sum = 0.0, squares = 0.0;
+    for (int i = 1; i <= d->micro_batches; i++) {
+        sum += pow(d->micro_batches, -i);
+        squares += pow(d->micro_batches, -2 * i);
+    }
+    return d->micro_batches > 1 && distance(p->share, sum / d->micro_batches) < log(1.1) &&
+           distance(p->over, squares / sum) < log(1.1);
+}
+
 static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keeps_inputs)
 {
     const ari_difference *d = c->grid.d;
@@ -265,6 +278,8 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
         t->is |= ARI_IF(CUT) | (!foreign && samples < log(NEARLY) ? ARI_IF(SAMPLES) : 0);
     else if (foreign)
         t->is |= ARI_IF(FOREIGN);
+    else if (is_divided_each_time(d, p))
+        t->is |= ARI_IF(OF_MICRO) | ARI_IF(INVERSE);
     else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY))
         t->is |= ARI_IF(OF_MICRO);
     else if (samples < log(ABOUT)) /* samples differ, and this still tells 1/8 from 1/2 */

@@ -83,15 +83,84 @@ ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_
     return AR_OK;
 }
 
-/* --- the decay rates ---------------------------------------------------------------------------------------------- */
+/* --- the optimizer's state ---------------------------------------------------------------------------------------- */
 
-/* Of gradient, both moments, and both a step before: a moment by the gradient, or its square, and by what it was. */
-static void fit_moments(void *user, const double *x)
+/* One parameter's tensors of a step, and its moments of the step before, of the reference and of the other dump in
+ * turn. */
+enum { BEFORE = 0, GRADIENT = 2, FIRST = 4, SECOND = 6, NEW = 8, FIRST_KEPT = 10, SECOND_KEPT = 12, TENSORS = 14 };
+_Static_assert(TENSORS <= (int)ARI_MOST_BESIDE, "all are read at once");
+
+/* What is fitted by what, each y = p a + q b: the other's by the reference's, what the other's moments have more, the
+ * other's first by the reference's and by what that was, each dump's moments by its gradient and by what they were, and what its weight lost by the moments and by the weight. The
+ * last are times the root of the second moment, so that small gradients, of which Adam's epsilon is a part, say
+ * nothing. */
+enum {
+    GRADIENTS,
+    FIRSTS,
+    SECONDS,
+    FIRST_MOVED,
+    SECOND_MOVED,
+    MOMENTUM,
+    OWN_FIRST,
+    OWN_SECOND = OWN_FIRST + 2,
+    STEP = OWN_SECOND + 2,
+    RELATIONS = STEP + 2
+};
+typedef struct state {
+    const ar_dump_tensor *tensor[TENSORS]; /* NULL: it is not there, and all zero in the relations */
+    ari_fit fit[RELATIONS];
+} state;
+
+static void add_state(void *user, const double *x)
 {
-    ari_fit *f = user;
-    ari_fit_add(&f[0], x[1], x[0], x[3]);
-    ari_fit_add(&f[1], x[2], x[0] * x[0], x[4]);
+    state *s = user;
+    const double *w = x + BEFORE, *g = x + GRADIENT, *m = x + FIRST, *v = x + SECOND, *now = x + NEW;
+    const double *m0 = x + FIRST_KEPT, *v0 = x + SECOND_KEPT, root[] = {sqrt(v[0]), sqrt(v[1])};
+    const double relation[RELATIONS][3] = {
+        [GRADIENTS] = {g[1], g[0], 0.0},
+        [FIRSTS] = {m[1], m[0], w[0]},
+        [SECONDS] = {v[1], v[0], 0.0},
+        [FIRST_MOVED] = {m[1] - m[0], g[0], w[0]},
+        [SECOND_MOVED] = {v[1] - v[0], g[0] * g[0], v[0]},
+        [MOMENTUM] = {m[1], m[0], m0[0]},
+        [OWN_FIRST] = {m[0], g[0], m0[0]},
+        [OWN_FIRST + 1] = {m[1], g[1], m0[1]},
+        [OWN_SECOND] = {v[0], g[0] * g[0], v0[0]},
+        [OWN_SECOND + 1] = {v[1], g[1] * g[1], v0[1]},
+        [STEP] = {(w[0] - now[0]) * root[0], m[0], w[0] * root[0]},
+        [STEP + 1] = {(w[1] - now[1]) * root[1], m[1], w[1] * root[1]},
+    };
+    for (int i = 0; i < RELATIONS; i++)
+        ari_fit_add(&s->fit[i], relation[i][0], relation[i][1], relation[i][2]);
 }
+
+static void find_state(state *s, const ari_case *c)
+{
+    static const char *const kinds[] = {"", "grad", "m", "v", "new", "m", "v"};
+    const char *stem = c->grid.d->name;
+    const int step = c->grid.d->step;
+    size_t count = 0;
+    *s = (state){.tensor = {NULL}};
+    for (int i = 0; i < TENSORS; i++) {
+        const ar_dump *dump = i % 2 ? c->known->other : c->known->reference;
+        const int at = i < FIRST_KEPT ? step : step - 1;
+        const ar_dump_tensor *t = i < GRADIENT ? ari_weight_before(dump, stem, strlen(stem), step)
+                                  : at > 0     ? ari_tensor_of_step(dump, stem, strlen(stem), kinds[i / 2], at)
+                                               : NULL;
+        count = t && count == 0 ? t->count : count;
+        s->tensor[i] = t && t->count == count ? t : NULL;
+    }
+}
+
+/* Whether both dumps, or, every second one, the reference alone has the tensors from one on to another. */
+static bool has_state(const state *s, int first, int end, int every)
+{
+    while (first < end && s->tensor[first])
+        first += every;
+    return first >= end;
+}
+
+/* --- the decay rates ---------------------------------------------------------------------------------------------- */
 
 /* Adam's usual decay rates; the first four are the most usual. */
 enum { USUAL = 30, MOST_USUAL = 4 };
@@ -117,21 +186,17 @@ static void betas_of_first_step(double beta[2], double first, double second)
 
 /* The decay rates: what the reference's moments keep of those of the step before, or, where they do not tell, those that
  * the run says. */
-static ar_status find_betas(double beta[2], const ari_case *c)
+static ar_status find_betas(double beta[2], state *s, const ari_case *c)
 {
-    static const char *const kinds[] = {"grad", "m", "v", "m", "v"};
     const ari_difference *d = c->grid.d;
-    const ar_dump_tensor *tensor[5] = {NULL};
     double by[2], kept[2];
-    ari_fit f[2] = {{0}};
+    find_state(s, c);
     beta[0] = d->beta1, beta[1] = d->beta2;
-    for (int k = 0; k < (d->step > 1 ? 5 : 3); k++) {
-        tensor[k] = ari_tensor_of_step(c->known->reference, d->name, strlen(d->name), kinds[k], d->step - k / 3);
-        if (!tensor[k] || tensor[k]->count != tensor[0]->count)
-            return AR_OK;
-    }
-    AR_TRY(ari_read_beside(tensor, 5, 0, tensor[0]->count, fit_moments, f));
-    if (!(ari_fit_two(&by[0], &kept[0], &f[0]) < ARI_FIT) || !(ari_fit_two(&by[1], &kept[1], &f[1]) < ARI_FIT))
+    if (!has_state(s, GRADIENT, NEW, 2) || (d->step > 1 && !has_state(s, FIRST_KEPT, TENSORS, 2)))
+        return AR_OK;
+    AR_TRY(ari_read_beside(s->tensor, TENSORS, 0, s->tensor[GRADIENT]->count, add_state, s));
+    if (!(ari_fit_two(&by[0], &kept[0], &s->fit[OWN_FIRST]) < ARI_FIT) ||
+        !(ari_fit_two(&by[1], &kept[1], &s->fit[OWN_SECOND]) < ARI_FIT))
         return AR_OK;
     if (d->step == 1)
         betas_of_first_step(beta, by[0], by[1]);
@@ -157,56 +222,40 @@ static int corrected_as(const double beta[2], int step, double factor)
     return 0;
 }
 
-/* A first step of SGD with momentum is the gradient, with Nesterov's the gradient and as much of it as the momentum keeps;
- * Adam's second moment says that it is no SGD. */
-static bool is_of_momentum(const ari_case *c)
-{
-    const ari_difference *d = c->grid.d;
-    const size_t n = strlen(d->name);
-    return d->step == 1 && ari_tensor_of_step(c->known->other, d->name, n, "m", 1) &&
-           !ari_tensor_of_step(c->known->other, d->name, n, "v", 1);
-}
-
-/* What a factor of an update means. */
-enum { NAMES = 9 };
-static const struct {
-    ari_properties is;
-    const char *moments, *rule; /* that were not corrected */
-} update_names[NAMES] = {{ARI_IF(OF_STEP), "", ""},
-                         {ARI_IF(ZERO), "", ""},
-                         {ARI_IF(NEGATIVE), "", ""},
-                         {ARI_IF(OF_BEFORE), "moments were", "(1 - beta1^t)/sqrt(1 - beta2^t)"},
-                         {ARI_IF(OF_BEFORE), "second moment was", "1/sqrt(1 - beta2^t)"},
-                         {ARI_IF(OF_BEFORE), "first moment was", "1 - beta1^t"},
-                         {ARI_IF(TWICE), "", ""},
-                         {ARI_IF(TWICE), "", ""},
-                         {ARI_IF(TWICE), "", ""}};
-
 ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor)
 {
     const int step = c->grid.d->step;
     double beta[2];
-    AR_TRY(find_betas(beta, c));
-    const bool sgd = is_of_momentum(c), adam = beta[1] > 0.0 && step > 0;
+    state s;
+    AR_TRY(find_betas(beta, &s, c));
+    /* A first step of SGD with momentum is the gradient, with Nesterov's the gradient and as much of it as the momentum
+     * keeps; Adam's second moment says that it is no SGD. */
+    const bool adam = beta[1] > 0.0 && step > 0, sgd = step == 1 && s.tensor[FIRST + 1] && !s.tensor[SECOND + 1];
     const double first = 1.0 - pow(beta[0], step), second = sqrt(1.0 - pow(beta[1], step));
-    const double momentum = fmax(factor, 1.0 / factor), of_sgd = sgd ? factor / momentum : (double)NAN;
+    const double momentum = fmax(factor, 1.0 / factor) - 1.0, sign = factor < 1.0 ? -1.0 : 1.0;
     const int as = corrected_as(beta, step, factor);
-    const double means[NAMES] = {as > 0 ? factor : (double)NAN,
-                                 0.0,
-                                 -1.0,
-                                 adam ? first / second : (double)NAN,
-                                 adam ? 1.0 / second : (double)NAN,
-                                 adam ? first : (double)NAN,
-                                 1.9 * of_sgd,
-                                 1.95 * of_sgd,
-                                 1.99 * of_sgd};
-    int i = 0;
-    while (i < NAMES && !ari_is_near(factor, means[i], ARI_KNOWN))
+    const struct {
+        bool may;
+        double factor;
+        ari_properties is;
+        const char *moments, *rule; /* that were not corrected */
+    } means[] = {{as > 0, factor, ARI_IF(OF_STEP), "", ""},
+                 {true, 0.0, ARI_IF(ZERO), "", ""},
+                 {true, -1.0, ARI_IF(NEGATIVE), "", ""},
+                 {adam, first / second, ARI_IF(OF_BEFORE), "moments were", "(1 - beta1^t)/sqrt(1 - beta2^t)"},
+                 {adam, 1.0 / second, ARI_IF(OF_BEFORE), "second moment was", "1/sqrt(1 - beta2^t)"},
+                 {adam, first, ARI_IF(OF_BEFORE), "first moment was", "1 - beta1^t"},
+                 {sgd, pow(1.9, sign), ARI_IF(TWICE), "", ""},
+                 {sgd, pow(1.95, sign), ARI_IF(TWICE), "", ""},
+                 {sgd, pow(1.99, sign), ARI_IF(TWICE), "", ""},
+                 {true, factor, 0, "", ""}};
+    size_t i = 0;
+    while (i + 1 < sizeof means / sizeof *means && (!means[i].may || !ari_is_near(factor, means[i].factor, ARI_KNOWN)))
         i++;
-    t->is |= i < NAMES ? update_names[i].is : 0;
-    ari_words(t, "moments", "%s", i < NAMES ? update_names[i].moments : "");
-    ari_words(t, "rule", "%s", i < NAMES ? update_names[i].rule : "");
-    ari_number(t, "momentum", momentum - 1.0);
+    t->is |= means[i].is;
+    ari_words(t, "moments", "%s", means[i].moments);
+    ari_words(t, "rule", "%s", means[i].rule);
+    ari_number(t, "momentum", momentum);
     ari_count(t, "as", (size_t)as);
     ari_count(t, "step", (size_t)step);
     return AR_OK;
@@ -249,110 +298,41 @@ static void found_epsilon(ari_trace *t, const epsilons *e, const char *root)
 }
 
 /* The first step of Adam moves a weight by lr*g/(|g| + eps), and by a decay. */
-typedef struct first_step {
-    const ari_case *c;
-    size_t i;
-    epsilons sums;
-} first_step;
-
-static void add_first_step(void *user, const double *gradient)
-{
-    first_step *s = user;
-    const size_t i = s->i++;
-    if (ari_off(s->c, i))
-        add_epsilon(&s->sums, (double)s->c->grid.d->before[i],
-                    (const double[]){(double)s->c->ref[i], (double)s->c->val[i]}, fabs(*gradient));
-}
-
 ar_status ari_measure_epsilon(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ar_dump_tensor *grad = ari_tensor_of_step(c->known->reference, d->name, strlen(d->name), "grad", d->step);
-    first_step s = {.c = c};
+    epsilons e = {.decay = 0.0};
+    double *g = NULL;
     if (d->step != 1 || !grad || c->step || grad->count != c->full->count)
         return AR_OK;
-    AR_TRY(ari_read_beside(&grad, 1, c->start, c->count, add_first_step, &s));
-    found_epsilon(t, &s.sums, "|gradient| (of the gradient before clipping)");
-    return AR_OK;
-}
-
-/* --- the optimizer's state ---------------------------------------------------------------------------------------- */
-
-/* One parameter's tensors of a step, of the reference and of the other dump in turn. */
-enum { BEFORE = 0, GRADIENT = 2, FIRST = 4, SECOND = 6, NEW = 8, TENSORS = 10 };
-_Static_assert(TENSORS <= (int)ARI_MOST_BESIDE, "all are read at once");
-
-/* What is fitted by what, each y = p a + q b: the other's by the reference's, what the other's moments have more, each
- * dump's moments by its gradient, and what its weight lost by the moments and by the weight. The last are times the root
- * of the second moment, so that small gradients, of which Adam's epsilon is a part, say nothing. */
-enum {
-    GRADIENTS,
-    FIRSTS,
-    SECONDS,
-    FIRST_MOVED,
-    SECOND_MOVED,
-    OWN_FIRST,
-    OWN_SECOND = OWN_FIRST + 2,
-    STEP = OWN_SECOND + 2,
-    RELATIONS = STEP + 2
-};
-typedef struct state {
-    const ar_dump_tensor *tensor[TENSORS];
-    ari_fit fit[RELATIONS];
-    epsilons epsilons;
-} state;
-
-static void add_state(void *user, const double *x)
-{
-    state *s = user;
-    const double *w = x + BEFORE, *g = x + GRADIENT, *m = x + FIRST, *v = x + SECOND, *now = x + NEW;
-    const double root[] = {sqrt(v[0]), sqrt(v[1])};
-    const double relation[RELATIONS][3] = {
-        [GRADIENTS] = {g[1], g[0], 0.0},
-        [FIRSTS] = {m[1], m[0], w[0]},
-        [SECONDS] = {v[1], v[0], 0.0},
-        [FIRST_MOVED] = {m[1] - m[0], g[0], w[0]},
-        [SECOND_MOVED] = {v[1] - v[0], g[0] * g[0], v[0]},
-        [OWN_FIRST] = {m[0], g[0], 0.0},
-        [OWN_FIRST + 1] = {m[1], g[1], 0.0},
-        [OWN_SECOND] = {v[0], g[0] * g[0], 0.0},
-        [OWN_SECOND + 1] = {v[1], g[1] * g[1], 0.0},
-        [STEP] = {(w[0] - now[0]) * root[0], m[0], w[0] * root[0]},
-        [STEP + 1] = {(w[1] - now[1]) * root[1], m[1], w[1] * root[1]},
-    };
-    for (int i = 0; i < RELATIONS; i++)
-        ari_fit_add(&s->fit[i], relation[i][0], relation[i][1], relation[i][2]);
-}
-
-static void add_state_epsilon(void *user, const double *x)
-{
-    add_epsilon(user, x[BEFORE], x + NEW, sqrt(x[SECOND]));
-}
-
-/* False where one of them is not there. */
-static bool find_state(state *s, const ari_case *c)
-{
-    static const char *const kinds[] = {"", "grad", "m", "v", "new"};
-    const ar_dump *dump[] = {c->known->reference, c->known->other};
-    const char *stem = c->grid.d->name;
-    const int step = c->grid.d->step;
-    for (int i = 0; i < TENSORS; i++) {
-        s->tensor[i] = i < GRADIENT ? ari_weight_before(dump[i % 2], stem, strlen(stem), step)
-                                    : ari_tensor_of_step(dump[i % 2], stem, strlen(stem), kinds[i / 2], step);
-        if (!s->tensor[i] || s->tensor[i]->count != c->full->count)
-            return false;
+    AR_TRY(ARI_ALLOC(&g, c->count, grad->name));
+    const ar_status st = ar_dump_read_f64(grad, c->start, c->count, g);
+    for (size_t i = 0; st == AR_OK && i < c->count; i++) {
+        if (ari_off(c, i))
+            add_epsilon(&e, (double)d->before[i], (const double[]){(double)c->ref[i], (double)c->val[i]}, fabs(g[i]));
     }
-    return true;
+    free(g);
+    if (st == AR_OK)
+        found_epsilon(t, &e, "|gradient| (of the gradient before clipping)");
+    return st;
 }
 
 /* --- moments that are others -------------------------------------------------------------------------------------- */
+
+static bool has_equal_gradients(const state *s)
+{
+    double factor;
+    return ari_fit_one(&factor, &s->fit[GRADIENTS]) < ARI_FIT && ari_is_near(factor, 1.0, ARI_KNOWN);
+}
 
 /* The moments' own factors. */
 static ar_status found_moments(ari_trace *t, const ari_case *c, double first, double second)
 {
     double beta[2] = {0.0, 0.0};
+    state s;
     if (c->grid.d->step == 1)
-        AR_TRY(find_betas(beta, c));
+        AR_TRY(find_betas(beta, &s, c));
     ari_found(t, ARI_FOUND_STATE, 0);
     if (ari_is_near(second, first * first, 2.0 * ARI_KNOWN)) {
         ari_name_number(t, first, ARI_SEEN);
@@ -446,16 +426,21 @@ static void name_forgotten(ari_trace *t, double factor)
     }
 }
 
+static void add_state_epsilon(void *user, const double *x)
+{
+    add_epsilon(user, x[BEFORE], x + NEW, sqrt(x[SECOND]));
+}
+
 /* The state is the reference's, the update is not. */
-static ar_status found_step(ari_trace *t, const ari_case *c, state *s)
+static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
 {
     double rate[2], decay[2];
     if (!(ari_fit_two(&rate[0], &decay[0], &s->fit[STEP]) < 10.0 * ARI_FIT))
         return AR_OK;
     if (!(ari_fit_two(&rate[1], &decay[1], &s->fit[STEP + 1]) < 10.0 * ARI_FIT)) {
-        s->epsilons.decay = decay[0];
-        AR_TRY(ari_read_beside(s->tensor, TENSORS, c->start, c->count, add_state_epsilon, &s->epsilons));
-        found_epsilon(t, &s->epsilons, "the root of the second moment");
+        epsilons e = {.decay = decay[0]};
+        AR_TRY(ari_read_beside(s->tensor, TENSORS, c->start, c->count, add_state_epsilon, &e));
+        found_epsilon(t, &e, "the root of the second moment");
         return AR_OK;
     }
     const double factor = rate[1] / rate[0], least = ARI_KNOWN * fmax(fabs(decay[0]), fabs(decay[1]));
@@ -478,18 +463,19 @@ static ar_status found_step(ari_trace *t, const ari_case *c, state *s)
 }
 
 /* Where the gradients are equal, what became of the moments, or, if they are too, of the step. */
-static ar_status compare_states(ari_trace *t, state *s, const ari_case *c)
+static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
 {
-    double factor, none, by[2], decay;
-    if (!(ari_fit_one(&factor, &s->fit[GRADIENTS]) < ARI_FIT) || !ari_is_near(factor, 1.0, ARI_KNOWN))
+    double none, by[2], decay;
+    if (!has_equal_gradients(s))
         return AR_OK;
     const bool first = ari_fit_two(&by[0], &decay, &s->fit[FIRSTS]) < ARI_FIT;
     const bool second = ari_fit_two(&by[1], &none, &s->fit[SECONDS]) < ARI_FIT;
     const bool lost = !first || !second, lost_first = lost && is_lost(&s->fit[OWN_FIRST]),
                lost_second = lost && is_lost(&s->fit[OWN_SECOND]);
-    if (lost_first || lost_second)
-        ari_found(t, ARI_FOUND_STATE,
-                  (lost_first ? ARI_IF(FIRST_MOMENT) : 0) | (lost_second ? ARI_IF(SECOND_MOMENT) : 0));
+    if (lost_first || lost_second) {
+        ari_found(t, ARI_FOUND_STATE, ARI_IF(LAST));
+        ari_words(t, "lost", "%s", !lost_second ? "first moment is" : !lost_first ? "second moment is" : "moments are");
+    }
     if (!first && t->kind == ARI_FOUND_NOTHING)
         found_moved(t, &s->fit[FIRST_MOVED]);
     if (!first && t->kind == ARI_FOUND_NOTHING)
@@ -509,18 +495,39 @@ static ar_status compare_states(ari_trace *t, state *s, const ari_case *c)
     return found_step(t, c, s);
 }
 
+/* SGD's momentum, which has no second moment, from m, which both kept alike: the reference adds s, 1 - d of which are
+ * counted here, so that k m + (1 - d) s is 1 - d times the reference's k m + s, and d k times m. Of one batch again and
+ * again the two are nearly one direction, which the moments' own precision still tells apart. */
+static void compare_momentum(ari_trace *t, const state *s)
+{
+    const ari_fit *f = &s->fit[MOMENTUM];
+    const double determinant = f->aa * f->bb - f->ab * f->ab, taken = (f->ya * f->bb - f->yb * f->ab) / determinant,
+                 more = (f->yb * f->aa - f->ya * f->ab) / determinant, kept = more / (1.0 - taken);
+    const double square =
+        f->yy + taken * (taken * f->aa - 2.0 * f->ya) + more * (more * f->bb - 2.0 * f->yb + 2.0 * taken * f->ab);
+    const double unsure = 6.0 * sqrt(fmax(square, 0.0) / (double)f->n * f->aa / determinant);
+    if (!has_equal_gradients(s) || !(unsure < 10.0 * ARI_KNOWN * fabs(more)) ||
+        !(taken > 0.0 && taken < 1.0 && kept > 0.0 && kept < 1.0))
+        return;
+    ari_found(t, ARI_FOUND_STATE, ARI_IF(AVERAGE));
+    ari_number(t, "kept", kept);
+    ari_number(t, "taken", taken);
+    ari_number(t, "dampening", 1.0 - taken);
+}
+
 /* A sample is left to the stretch that is looked at besides. */
 ar_status ari_measure_state(ari_trace *t, const ari_case *c)
 {
-    state *s = NULL;
-    if (!c->known->other || c->step || c->count < 8)
+    state s;
+    find_state(&s, c);
+    const bool adam = has_state(&s, BEFORE, FIRST_KEPT, 1);
+    const bool sgd =
+        !s.tensor[SECOND] && has_state(&s, GRADIENT, SECOND, 1) && has_state(&s, FIRST_KEPT, SECOND_KEPT, 1);
+    if (!c->known->other || c->step || c->count < 8 || !(adam || sgd) || s.tensor[GRADIENT]->count != c->full->count)
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&s, 1, c->grid.d->name));
-    ar_status st = AR_OK;
-    if (find_state(s, c)) {
-        st = ari_read_beside(s->tensor, TENSORS, c->start, c->count, add_state, s);
-        st = st == AR_OK ? compare_states(t, s, c) : st;
-    }
-    free(s);
-    return st;
+    AR_TRY(ari_read_beside(s.tensor, TENSORS, c->start, c->count, add_state, &s));
+    if (adam)
+        return compare_states(t, &s, c);
+    compare_momentum(t, &s);
+    return AR_OK;
 }

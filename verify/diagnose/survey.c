@@ -135,6 +135,7 @@ static void tally_one(ari_tally *t, float value, float ref, bool differs, double
     const double v = (double)value, r = (double)ref, delta = fabs(v - r);
     t->held++;
     t->kept += !differs && ref != 0.0f;
+    t->ss += differs ? 0.0 : r * r;
     if (!differs)
         return;
     t->different++;
@@ -154,7 +155,7 @@ static void tally_add(ari_tally *t, const ari_tally *of)
 {
     t->held += of->held, t->different += of->different, t->kept += of->kept;
     t->nan += of->nan, t->zero += of->zero, t->gained += of->gained;
-    t->vv += of->vv, t->vr += of->vr, t->rr += of->rr, t->dd += of->dd;
+    t->vv += of->vv, t->vr += of->vr, t->rr += of->rr, t->dd += of->dd, t->ss += of->ss;
     t->max_difference = fmax(t->max_difference, of->max_difference);
     t->max_relative = fmax(t->max_relative, of->max_relative);
 }
@@ -278,19 +279,18 @@ void ari_survey_fini(ari_survey *s)
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
-static bool is_mesh(const ari_difference *d)
-{
-    int world = 1;
-    for (int i = 0; i < ARI_PLACED_AXES; i++)
-        world *= ari_at_least_one(d->mesh.along[i]);
-    return d->mesh.along[ARI_AXIS_TP] > 0 && d->mesh.along[ARI_AXIS_DP] > 0 && world == d->ranks;
-}
-
+/* The ranks along each axis, at least one; all along tp where the layout is not that of so many ranks. */
 static ari_ranks mesh_of(const ari_difference *d)
 {
-    ari_ranks mesh = is_mesh(d) ? d->mesh : (ari_ranks){.along = {[ARI_AXIS_TP] = d->ranks}};
-    for (int i = 0; i < ARI_PLACED_AXES; i++)
+    const bool told = d->mesh.along[ARI_AXIS_TP] > 0 && d->mesh.along[ARI_AXIS_DP] > 0;
+    ari_ranks mesh = d->mesh;
+    int world = 1;
+    for (int i = 0; i < ARI_PLACED_AXES; i++) {
         mesh.along[i] = ari_at_least_one(mesh.along[i]);
+        world *= mesh.along[i];
+    }
+    for (int i = 0; i < ARI_PLACED_AXES && !(told && world == d->ranks); i++)
+        mesh.along[i] = i == ARI_AXIS_TP ? ari_at_least_one(d->ranks) : 1;
     return mesh;
 }
 

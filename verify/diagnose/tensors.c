@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Another tensor of the dumps that explains the values: they are its own, or differ by a multiple of it. */
-#include <ctype.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -160,20 +159,6 @@ ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const 
 
 /* --- what two names have to do with each other -------------------------------------------------------------------- */
 
-/* Whether they are equal but for the first number in which they differ. */
-static bool differ_by_number(const char *a, const char *b)
-{
-    while (*a && *a == *b)
-        a++, b++;
-    if (!isdigit((unsigned char)*a) && !isdigit((unsigned char)*b))
-        return false;
-    while (isdigit((unsigned char)*a))
-        a++;
-    while (isdigit((unsigned char)*b))
-        b++;
-    return strcmp(a, b) == 0;
-}
-
 /* Whether the values are the tokens' embedding where positions should have been added. */
 static bool lacks_positions(const ari_case *c, const ari_order_key *a, const ari_order_key *b)
 {
@@ -225,7 +210,7 @@ static ari_properties relation_of(const ari_case *c, const char *own, const char
         return ARI_IF(TOKENS);
     if (lacks_residual(&a, &b))
         return ARI_IF(ALONE);
-    if (differ_by_number(own, theirs))
+    if (ari_alike_but_for_numbers(own, strlen(own), theirs, strlen(theirs)))
         return ARI_IF(OF_LAYER);
     const bool unnormed =
         a.pass == 'f' && b.pass == 'f' && (ari_name_is(own) & ARI_IS_NORM) && !(ari_name_is(theirs) & ARI_IS_NORM);

@@ -115,16 +115,14 @@ static fit fit_format(const ari_case *c, int kept, uint32_t *value, uint32_t *re
 static bool is_part_of_update(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    double apart = 0.0, moved = 0.0;
+    double moved = 0.0;
     for (ari_run run = ari_runs_of(&c->grid); d->pass == 'n' && d->before && ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count; i++) {
-            const double r = (double)run.ref[i], by = (double)run.value[i] - r;
-            const double own = r - (double)d->before[run.index + i];
-            apart += ari_run_differs(&c->grid, &run, i) ? by * by : 0.0;
+            const double own = (double)run.ref[i] - (double)d->before[run.index + i];
             moved += ari_run_differs(&c->grid, &run, i) ? own * own : 0.0;
         }
     }
-    return apart > 0.01 * moved && moved > 0.0;
+    return c->survey.total.dd > 0.01 * moved && moved > 0.0;
 }
 
 ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
@@ -227,48 +225,42 @@ static bool is_grid(const ari_case *c, size_t from, size_t to, double step)
     return several >= 4;
 }
 
-/* The step of a grid of at most 256 steps that all different values of [from, to) lie on; 0 if there is none: the
- * smallest value, or what signed integers of 8 and 4 bits make of the largest. */
-static double grid_step(const ari_case *c, size_t from, size_t to, size_t *n)
+/* The step of a grid of at most 256 steps that all different values of [from, to) lie on; NAN where those are zeros, 0 if
+ * there is none, or too few are to say so: the smallest value, or what signed integers of 8 and 4 bits make of the largest. */
+static double grid_step(const ari_case *c, size_t from, size_t to, size_t fewest)
 {
     double least = INFINITY, largest = 0.0;
+    size_t n = 0;
     for (size_t i = from; i < to; i++) {
         const double v = fabs((double)c->val[i]);
         largest = v > largest ? v : largest; /* itself a multiple, and often right */
-        if (!ari_off(c, i) || v == 0.0)
-            continue;
-        (*n)++;
-        least = v < least ? v : least;
+        n += ari_off(c, i) && v != 0.0;
+        least = ari_off(c, i) && v != 0.0 ? fmin(v, least) : least;
     }
     const double steps[] = {largest / 127.0, largest / 128.0, largest / 7.0, largest / 8.0, least};
-    for (size_t k = 0; k < sizeof steps / sizeof *steps && isfinite(largest); k++) {
-        if (steps[k] > 0.0 && largest <= 256.0 * steps[k] && is_grid(c, from, to, steps[k]))
+    for (size_t k = 0; k < sizeof steps / sizeof *steps && isfinite(largest) && n >= fewest; k++) {
+        if (steps[k] > 2.0 * c->absolute && largest <= 256.0 * steps[k] && is_grid(c, from, to, steps[k]))
             return steps[k];
     }
-    return 0.0;
+    return n == 0 ? (double)NAN : 0.0;
 }
 
 static void measure_grid(ari_trace *t, const ari_case *c)
 {
     const size_t cols = c->grid.cols;
-    size_t n = 0, rows = 0;
-    const double step = grid_step(c, 0, c->count, &n);
-    if (step > 4.0 * c->absolute && n >= 64) {
-        ari_found(t, ARI_FOUND_GRID, 0);
-        ari_number(t, "step", step);
-        ari_count(t, "steps", (size_t)nearbyint(c->max_ref / step));
-        return;
-    }
-    for (size_t row = 0; row * cols < c->count; row++) {
-        size_t own = 0;
-        const double of_row = grid_step(c, row * cols, (row + 1) * cols, &own);
-        if (own > 0 && !(of_row > 2.0 * c->absolute && own >= 12))
+    const double step = grid_step(c, 0, c->count, 64);
+    size_t rows = 0;
+    for (size_t row = 0; !(step > 0.0) && row * cols < c->count; row++) {
+        const double of_row = grid_step(c, row * cols, (row + 1) * cols, 12);
+        if (of_row == 0.0)
             return;
-        rows += own > 0;
+        rows += of_row > 0.0;
     }
-    if (rows < 2)
+    if (!(step > 0.0) && rows < 2)
         return;
-    ari_found(t, ARI_FOUND_GRID, ARI_IF(ROWS));
+    ari_found(t, ARI_FOUND_GRID, step > 0.0 ? 0 : ARI_IF(ROWS));
+    ari_number(t, "step", step);
+    ari_count(t, "steps", step > 0.0 ? (size_t)nearbyint(c->max_ref / step) : 0);
     ari_count(t, "rows", rows);
 }
 
