@@ -257,7 +257,7 @@ static const trace of_parts[] = {
      CAUSE("part_of_one_rank"), HINT("the shards of all other ranks are right; rank 2 read other weights"),
      PATTERN("features 8..11; on rank 2 only")},
     {"one wrong block of a gathered value", "x", 'f', WHOLE(4, 2, 8, 16), third_block_wrong, CAUSE("part_of_one_rank"),
-     HINT("only features 8..11 differ, the block that rank 2 of 4 contributes")},
+     HINT("only shard 2 of 4 along dimension 2 differs")},
     {"two elements in each other's place", "model.norm.weight", 'g', WHOLE(1, 96), two_exchanged,
      CAUSE("two_exchanged"), AMONG("model.norm.weight:grad")},
     {"two elements in other places", "model.norm.weight", 'g', WHOLE(1, 96), three_in_a_circle, CAUSE("few_elements"),

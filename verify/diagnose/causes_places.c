@@ -481,9 +481,6 @@ static const ari_cause rows[] = {
      "the shards of all other ranks are right; {wrong} read other weights, inputs or state, or computed before its "
      "data "
      "arrived"},
-    {"part_of_one_rank", K(BLOCK_OF_RANK), ARI_PLACE + 6, ANY, 0, 0, IF(LONE), "",
-     "only {where} {differ}, the block that rank {rank} of {ranks} contributes, and every copy has it so: look at that "
-     "rank's part before it was gathered"},
     {"document_boundaries", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SHIFT), 0, MASK_LOOKS,
      "documents begin elsewhere: {gained} scores across the reference's boundaries are seen, and {lost} within a document "
      "are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row" LOOK

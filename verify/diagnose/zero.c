@@ -334,20 +334,6 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
 
 /* --- ranks, samples, tokens --------------------------------------------------------------------------------------- */
 
-/* The one rank in whose even block along `dim` all differences lie; -1 if there is none. */
-static int only_block(const ari_case *c, int dim)
-{
-    const ari_grid *g = &c->grid;
-    size_t from, to, start = 0, count = 0;
-    ari_hull(c, dim, &from, &to);
-    for (int r = 0; g->d->ranks > 1 && g->shape[dim] >= (size_t)g->d->ranks && r < g->d->ranks; r++) {
-        ar_split_uneven(g->shape[dim], g->d->ranks, r, &start, &count);
-        if (from >= start && to <= start + count && c->survey.hit[dim] * 2 > count)
-            return r;
-    }
-    return -1;
-}
-
 /* Of a parameter the rows that the batch used may all lie with one rank, and differ for what all ranks do: that rank
  * stands out only if half of its part is wrong. */
 static bool stands_out(const ari_case *c)
@@ -362,26 +348,10 @@ static bool stands_out(const ari_case *c)
     return s->wrong_ranks < s->holding_ranks && (!strchr("gnmv", d->pass) || different * 2 >= held);
 }
 
-static void place_of_rank(ari_trace *t, const ari_case *c)
+/* A rank may be the only one where rounding happened to be larger. */
+static bool is_beyond_rounding(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
-    const ari_survey *s = &c->survey;
-    if (d->allowed > 0.0 && s->total.max_difference < 100.0 * d->allowed) /* where rounding happened to be larger */
-        return;
-    if (stands_out(c)) {
-        ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
-        return;
-    }
-    for (int dim = c->grid.nd - 1; dim >= 0 && s->whole && t->kind == ARI_FOUND_NOTHING; dim--) {
-        const int r = only_block(c, dim);
-        if (r < 0)
-            continue;
-        ari_found(t, ARI_FOUND_BLOCK_OF_RANK, 0);
-        ari_text where = ari_list(t, "where");
-        ari_say_indices(&where, c, dim);
-        ari_words(t, "differ", s->hit[dim] == 1 ? "differs" : "differ");
-        ari_count(t, "rank", (size_t)r);
-    }
+    return !(c->grid.d->allowed > 0.0 && c->survey.total.max_difference < 100.0 * c->grid.d->allowed);
 }
 
 /* Whether the first tokens are right and later ones are not. A first token whose reference is zero is right by
@@ -438,7 +408,7 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
         ari_number(t, "largest", s->total.max_difference);
         return AR_OK;
     }
-    if (c->val && g->d->hidden)
+    if (g->d->hidden ? c->val != NULL : s->whole && s->wrong_ranks == s->holding_ranks && is_beyond_rounding(c))
         place_of_shard(t, c);
     if (t->kind == ARI_FOUND_NOTHING && activation && g->shape[0] > 1 && s->hits[0][0] == 0 &&
         s->hit[0] + 1 == g->shape[0])
@@ -447,8 +417,8 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     const bool later = activation && g->d->pass == 'f' && begins_later(c),
                tokens = later && ari_along(g->d, ARI_CUTS_POSITIONS) > 1;
     const bool documents = ari_first_document(c) > 0;
-    if (t->kind == ARI_FOUND_NOTHING && !(tokens && !documents))
-        place_of_rank(t, c);
+    if (t->kind == ARI_FOUND_NOTHING && !(tokens && !documents) && stands_out(c) && is_beyond_rounding(c))
+        ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
     if (t->kind == ARI_FOUND_NOTHING && documents)
         ari_found(t, ARI_FOUND_LATER_TOKENS, ARI_IF(DOCUMENTS));
     if (t->kind == ARI_FOUND_NOTHING && later)
