@@ -153,6 +153,7 @@ SPOIL(whole_vocabulary_on_each, x[0] += 0.693147181f)
 EACH(drop_out, 0, HIDDEN, noise(3 * i) < -0.8f ? 0.0f : x[i] / 0.9f)
 EACH(drop_some, 0, HIDDEN, noise(3 * i) < -0.8f ? 0.0f : x[i])
 EACH(no_every_third_token, 0, HIDDEN, i / 64 % 3 == 0 ? 0.0f : x[i])
+EACH(cut_with_gate, 0, 88 * 64, dumps_data(d, "model.layers.1.mlp.gate_proj.weight")[i + 88 * 64])
 EACH(zero_one_id, 5 * 64, 6 * 64, 0.0f)
 EACH(zero_one_shard, 88 * 64, 132 * 64, 0.0f)
 /* What sums that cancel leave of zeros. */

@@ -59,6 +59,7 @@ static const spoiled cases[] = {
     {GQA_MODEL, LAYER "mlp.up_proj.weight", five_elements_on, "shifted_in_memory", "5 elements on", 0, 0},
     {GQA_GRADS, LAYER "mlp.up_proj.weight", swap_two_rows, "slices_exchanged", "rows 0..1", 0, 0},
     {GQA_MODEL, LAYER "self_attn.k_proj.weight", second_kv_head_is_the_first, "wrong_kv_head", "head 1 of 2", 8, 2},
+    {GQA_MODEL, LAYER "mlp.up_proj.weight", cut_with_gate, "packed_cut_as_one", "", 0, 0},
     {GQA_MODEL, LAYER "mlp.up_proj.weight", swap_layers, "other_layer", "another tensor's", 0, 0},
     {GQA_MODEL, LAYER "mlp.up_proj.weight", swap_layers, "other_layer", "another tensor's", 0, 0},
     {GQA_MODEL, LAYER "self_attn.k_proj.weight", value_for_key, "other_module", "another tensor's", 0, 0},

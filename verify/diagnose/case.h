@@ -470,6 +470,7 @@ enum {
     M(group, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                  \
     M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "c", 0, ARI_NEEDS_NUMBERS)                        \
     M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                     \
+    M(packed, ARI_IDENTITY + 4, ARI_ON_WHOLE, "iw", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
     M(last, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE, "g", 8, ARI_NEEDS_NUMBERS)                       \
     M(share_update, ARI_IDENTITY + 4, ARI_ON_RANKS, "n", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_BEFORE)            \
     M(added, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                     \

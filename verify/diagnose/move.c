@@ -147,6 +147,74 @@ ar_status ari_measure_transposed(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
+/* --- parts cut as one --------------------------------------------------------------------------------------------- */
+
+enum { MOST_PARTS = 3 };
+
+/* The weights that many programs keep in one tensor, one after the other, of which the case's own is one. */
+typedef struct packed {
+    float *part[MOST_PARTS];
+    size_t rows[MOST_PARTS], all, cols;
+    int own;
+    size_t ranks; /* into whose blocks all of them are cut at once, each block standing for a block of every part */
+} packed;
+
+static double expect_cut_as_one(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const packed *p = h->of;
+    const size_t row = (run->index + i) / p->cols, each = p->rows[p->own] / p->ranks;
+    size_t at = row / each * (p->all / p->ranks) + row % each;
+    int k = 0;
+    for (int before = 0; before < p->own; before++)
+        at += p->rows[before] / p->ranks;
+    for (; at >= p->rows[k]; k++)
+        at -= p->rows[k];
+    return (double)p->part[k][at * p->cols + (run->index + i) % p->cols];
+}
+
+/* Reads the parts; p->all stays 0 where some are not known, or are of other widths. */
+static ar_status read_parts(packed *p, const ari_case *c, const ari_role *role)
+{
+    const ari_role own = ari_replay_role(c);
+    size_t all = 0;
+    p->own = -1;
+    for (int k = 0; k < MOST_PARTS && role[k] != ARI_NO_ROLE; k++) {
+        const ar_dump_tensor *t = role[k] == own ? c->reference : ari_replay_parameter(c, role[k], ".weight");
+        if (!t || t->ndim != 2 || t->shape[1] != p->cols || t->count == 0)
+            return AR_OK;
+        p->own = role[k] == own ? k : p->own;
+        p->rows[k] = t->shape[0];
+        all += t->shape[0];
+        AR_TRY(ARI_ALLOC(&p->part[k], t->count, t->name));
+        AR_TRY(ar_dump_read_f32(t, 0, t->count, p->part[k]));
+    }
+    p->all = p->own >= 0 ? all : 0;
+    return AR_OK;
+}
+
+/* Each part has to be cut by itself: else a rank has all of the first in place of a share of every one. */
+ar_status ari_measure_packed(ari_trace *t, const ari_case *c)
+{
+    static const ari_role roles[][MOST_PARTS] = {{ARI_GATE, ARI_UP, ARI_NO_ROLE}, {ARI_Q, ARI_K, ARI_V}};
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < 2 && st == AR_OK && c->grid.nd == 2 && t->kind == ARI_FOUND_NOTHING; i++) {
+        packed p = {.cols = c->grid.cols};
+        const ari_hypothesis h = {.expect = expect_cut_as_one, .c = c, .of = &p, .kind = ARI_FOUND_SHARDS};
+        st = read_parts(&p, c, roles[i]);
+        for (p.ranks = 2; st == AR_OK && p.all > 0 && p.ranks <= ARI_MOST_RANKS; p.ranks++) {
+            if (p.rows[0] % p.ranks || p.rows[1] % p.ranks || p.rows[2] % p.ranks || !ari_holds_all(NULL, &h))
+                continue;
+            ari_found(t, ARI_FOUND_SHARDS, ARI_IF(PACKED));
+            ari_words(t, "pairs", "%s, one after the other, in %zu blocks", i == 0 ? "gate and up" : "q, k and v",
+                      p.ranks);
+            break;
+        }
+        for (int k = 0; k < MOST_PARTS; k++)
+            free(p.part[k]);
+    }
+    return st;
+}
+
 /* --- everything some elements further on -------------------------------------------------------------------------- */
 
 static double expect_shifted(const ari_hypothesis *h, const ari_run *run, size_t i)
