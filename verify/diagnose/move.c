@@ -29,15 +29,6 @@ static permuted permute(const size_t *shape, int nd, const int *order)
     return p;
 }
 
-/* What takes it back: the data read with those dimensions, in the order in which they were. */
-static permuted inverse(const permuted *p)
-{
-    int back[MOST_FACTORS] = {0};
-    for (int i = 0; i < p->nd; i++)
-        back[p->order[i]] = i;
-    return permute(p->extent, p->nd, back);
-}
-
 static double expect_permuted(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     const permuted *p = h->of;
@@ -49,14 +40,18 @@ static double expect_permuted(const ari_hypothesis *h, const ari_run *run, size_
     return (double)h->c->ref[at];
 }
 
-/* Whether the other's elements, in their own order, are the reference's in the permuted one, or what takes it back. */
+/* Whether the other's elements, in their own order, are the reference's in the permuted one; or what takes it back: the data
+ * read with those dimensions, in the order in which they were. */
 static bool is_permuted(ari_residual *left, const ari_case *c, permuted *p, size_t least)
 {
     const ari_hypothesis h = {.expect = expect_permuted, .c = c, .of = p};
     for (int way = 0; way < 2; way++) {
+        int back[MOST_FACTORS] = {0};
         if (ari_holds_all(left, &h) && left->held >= least)
             return true;
-        *p = inverse(p);
+        for (int i = 0; i < p->nd; i++)
+            back[p->order[i]] = i;
+        *p = permute(p->extent, p->nd, back);
     }
     return false;
 }

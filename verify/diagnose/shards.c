@@ -87,28 +87,25 @@ static size_t common_rows(const ari_grid *g, size_t k)
  * own place. A constant block equals many places and proves nothing but that it is right. */
 static bool holds_block(const ari_grid *g, box mine, box from)
 {
-    const size_t common = common_rows(g, mine.k), first = mine.at->global[0];
-    ptrdiff_t shift = 0;
-    for (int i = 0; i < g->d->ndim; i++) {
-        const size_t extent = i == 0 && mine.at->extent[i] > common ? common : mine.at->extent[i];
-        if (extent > from.at->extent[i])
-            return false;
-        shift = shift * (ptrdiff_t)g->shape[i] + (ptrdiff_t)from.at->global[i] - (ptrdiff_t)mine.at->global[i];
-    }
+    const ari_rank_copy *copy = &g->d->copy[mine.rank];
+    const size_t *extent = mine.at->extent, common = common_rows(g, mine.k), count = ari_volume(extent, g->d->ndim);
+    const size_t inner = g->nd > 1 ? ari_volume(extent + 1, g->nd - 1) : count + 1; /* elements of a row */
     float other = NAN;
     bool varies = mine.at == from.at;
-    for (ari_run run = ari_runs_of_rank(g, mine.rank); ari_runs_next(&run);) {
-        if (run.box != mine.k)
+    for (int i = 0; i < g->d->ndim; i++) {
+        if ((i == 0 && extent[i] > common ? common : extent[i]) > from.at->extent[i])
+            return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const float value = copy->local[ari_box_index(copy->shape, mine.at->local, extent, g->d->ndim, i)];
+        const size_t own = ari_box_index(g->shape, mine.at->global, extent, g->d->ndim, i);
+        if (i / inner >= common && ari_same_bits(value, g->d->reference[own]))
             continue;
-        const size_t row = ari_grid_index(g, run.index, 0) - first;
-        for (size_t i = 0; i < run.count; i++) {
-            if (row >= common && ari_same_bits(run.value[i], run.ref[i]))
-                continue;
-            if ((g->nd > 1 && row >= from.at->extent[0]) || !ari_same_bits(run.value[i], run.ref[(ptrdiff_t)i + shift]))
-                return false;
-            varies = varies || (!isnan(other) && !ari_same_bits(other, run.value[i]));
-            other = run.value[i];
-        }
+        const size_t there = ari_box_index(g->shape, from.at->global, extent, g->d->ndim, i);
+        if ((g->nd > 1 && i / inner >= from.at->extent[0]) || !ari_same_bits(value, g->d->reference[there]))
+            return false;
+        varies = varies || (!isnan(other) && !ari_same_bits(other, value));
+        other = value;
     }
     return varies;
 }
