@@ -148,42 +148,38 @@ enum { MOST_PARTS = 3 };
 
 /* The weights that many programs keep in one tensor, one after the other, of which the case's own is one. */
 typedef struct packed {
-    float *part[MOST_PARTS];
-    size_t rows[MOST_PARTS], all, cols;
-    int own;
-    size_t ranks; /* into whose blocks all of them are cut at once, each block standing for a block of every part */
+    float *at;         /* [all, cols] */
+    size_t all, cols;  /* all 0: not known */
+    size_t start, end; /* rows of the case's own */
+    size_t ranks;      /* blocks that all are cut into at once, each taken for a block of every part */
 } packed;
 
 static double expect_cut_as_one(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     const packed *p = h->of;
-    const size_t row = (run->index + i) / p->cols, each = p->rows[p->own] / p->ranks;
-    size_t at = row / each * (p->all / p->ranks) + row % each;
-    int k = 0;
-    for (int before = 0; before < p->own; before++)
-        at += p->rows[before] / p->ranks;
-    for (; at >= p->rows[k]; k++)
-        at -= p->rows[k];
-    return (double)p->part[k][at * p->cols + (run->index + i) % p->cols];
+    const size_t at = run->index + i, row = at / p->cols, each = (p->end - p->start) / p->ranks;
+    return (double)p->at[(row / each * p->all + p->start) / p->ranks * p->cols + row % each * p->cols + at % p->cols];
 }
 
-/* Reads the parts; p->all stays 0 where some are not known, or are of other widths. */
-static ar_status read_parts(packed *p, const ari_case *c, const ari_role *role)
+static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
 {
-    const ari_role own = ari_replay_role(c);
-    size_t all = 0;
-    p->own = -1;
-    for (int k = 0; k < MOST_PARTS && role[k] != ARI_NO_ROLE; k++) {
-        const ar_dump_tensor *t = role[k] == own ? c->reference : ari_replay_parameter(c, role[k], ".weight");
-        if (!t || t->ndim != 2 || t->shape[1] != p->cols || t->count == 0)
+    const ar_dump_tensor *part[MOST_PARTS];
+    size_t rows = 0, at = 0;
+    int parts = 0;
+    for (; parts < MOST_PARTS && role[parts] != ARI_NO_ROLE; parts++) {
+        const bool own = role[parts] == ari_replay_role(c);
+        const ar_dump_tensor *t = own ? c->reference : ari_replay_parameter(c, role[parts], ".weight");
+        if (!t || t->ndim != 2 || t->shape[1] != p->cols)
             return AR_OK;
-        p->own = role[k] == own ? k : p->own;
-        p->rows[k] = t->shape[0];
-        all += t->shape[0];
-        AR_TRY(ARI_ALLOC(&p->part[k], t->count, t->name));
-        AR_TRY(ar_dump_read_f32(t, 0, t->count, p->part[k]));
+        p->start = own ? rows : p->start;
+        rows += t->shape[0];
+        p->end = own ? rows : p->end;
+        part[parts] = t;
     }
-    p->all = p->own >= 0 ? all : 0;
+    AR_TRY(ari_alloc((void **)&p->at, rows, p->cols * sizeof *p->at, c->grid.d->name));
+    for (int k = 0; k < parts; at += part[k++]->count)
+        AR_TRY(ar_dump_read_f32(part[k], 0, part[k]->count, p->at + at));
+    p->all = p->end > 0 ? rows : 0;
     return AR_OK;
 }
 
@@ -193,19 +189,18 @@ ar_status ari_measure_packed(ari_trace *t, const ari_case *c)
     static const ari_role roles[][MOST_PARTS] = {{ARI_GATE, ARI_UP, ARI_NO_ROLE}, {ARI_Q, ARI_K, ARI_V}};
     ar_status st = AR_OK;
     for (size_t i = 0; i < 2 && st == AR_OK && c->grid.nd == 2 && t->kind == ARI_FOUND_NOTHING; i++) {
-        packed p = {.cols = c->grid.cols};
+        packed p = {.cols = c->grid.cols, .ranks = 2};
         const ari_hypothesis h = {.expect = expect_cut_as_one, .c = c, .of = &p, .kind = ARI_FOUND_SHARDS};
-        st = read_parts(&p, c, roles[i]);
-        for (p.ranks = 2; st == AR_OK && p.all > 0 && p.ranks <= ARI_MOST_RANKS; p.ranks++) {
-            if (p.rows[0] % p.ranks || p.rows[1] % p.ranks || p.rows[2] % p.ranks || !ari_holds_all(NULL, &h))
-                continue;
+        st = read_packed(&p, c, roles[i]);
+        while (p.ranks <= ARI_MOST_RANKS &&
+               (p.all % p.ranks || p.start % p.ranks || p.end % p.ranks || p.all == 0 || !ari_holds_all(NULL, &h)))
+            p.ranks++;
+        if (p.ranks <= ARI_MOST_RANKS) {
             ari_found(t, ARI_FOUND_SHARDS, ARI_IF(PACKED));
             ari_words(t, "pairs", "%s, one after the other, in %zu blocks", i == 0 ? "gate and up" : "q, k and v",
                       p.ranks);
-            break;
         }
-        for (int k = 0; k < MOST_PARTS; k++)
-            free(p.part[k]);
+        free(p.at);
     }
     return st;
 }
@@ -346,14 +341,6 @@ static double angle_at(const turns *t, size_t pos)
     return t->sign * carg(t->z[pos * t->n]);
 }
 
-static bool differs_at(const turns *t, size_t pos)
-{
-    size_t p = 0;
-    while (p < t->n && fabs(carg(t->z[pos * t->n + p])) <= still)
-        p++;
-    return p < t->n;
-}
-
 /* Whether the fastest pair is turned by `from` and `by` times the position, in all of a range. */
 static bool turns_by(const turns *t, size_t first, size_t last, double from, double by)
 {
@@ -373,13 +360,11 @@ static long positions_of(double angle, long most)
     return 0;
 }
 
-static ari_properties positions_turned(ari_trace *t, const turns *r)
+static ari_properties positions_turned(ari_trace *t, const ari_case *c, const turns *r)
 {
-    size_t first = 0, last = r->end;
-    while (first < last && !differs_at(r, first))
-        first++;
-    while (last > first && !differs_at(r, last - 1))
-        last--;
+    size_t first, last;
+    ari_hull(c, r->dim, &first, &last);
+    last = last < r->end ? last : r->end;
     const double angle = angle_at(r, first);
     const bool same = turns_by(r, first, last, angle, 0.0);
     const long by = positions_of(angle, (long)r->seq * 2);
@@ -394,14 +379,14 @@ static ari_properties positions_turned(ari_trace *t, const turns *r)
     return first > 0 && off_by(angle, -(double)first) < right_at ? ARI_IF(SOME) : 0;
 }
 
-static void found_turns(ari_trace *t, const turns *r)
+static void found_turns(ari_trace *t, const ari_case *c, const turns *r)
 {
     ari_found(t, ARI_FOUND_ROPE, 0);
     ari_words(t, "pairing", r->near == 1 ? "of two halves of a head" : "of neighbours");
     t->is |= turns_by(r, 0, r->end, 0.0, -1.0)   ? ARI_IF(ZERO)
              : turns_by(r, 0, r->end, 0.0, -2.0) ? ARI_IF(NEGATIVE)
              : turns_by(r, 0, r->end, 0.0, 1.0)  ? ARI_IF(TWICE)
-                                                 : positions_turned(t, r);
+                                                 : positions_turned(t, c, r);
 }
 
 ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
@@ -429,7 +414,7 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
         r.near = halves ? 1 : 2;
         r.apart = halves ? r.n : 1;
         if (are_turned(&r, c))
-            found_turns(t, &r);
+            found_turns(t, c, &r);
     }
 done:
     free(r.z);
