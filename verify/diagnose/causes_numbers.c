@@ -400,8 +400,7 @@ static const ari_cause rows[] = {
     {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, 0, 0, "",
      PART ": tokens, a micro-batch or one of two uses of a tied weight are left out"},
     ALWAYS(K(GRADIENT), ANY, IF(PERHAPS), 0,
-           "; or, as it is also about 1 - {out}/{in}, outputs written over a saved "
-           "input"),
+           "; or, as it is also about 1 - {out}/{in}, outputs written over a saved input"),
     ALWAYS(
         K(GRADIENT), ANY, IF(TWICE), IF(FOREIGN),
         "; or, where its input is recomputed, the second forward pass began from another input or drew other dropout "

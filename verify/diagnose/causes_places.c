@@ -52,8 +52,7 @@ static const ari_cause rows[] = {
     ALSO("g", IF(OF_CP), 0,
          "; each context-parallel rank saw its own positions: gradients are added over dp and cp before the update"),
     ALSO("g", IF(OF_DP), IF(OF_CP),
-         "; each data-parallel rank saw its own samples: gradients are added over dp before the "
-         "update"),
+         "; each data-parallel rank saw its own samples: gradients are added over dp before the update"),
     ALSO("g", IF(OF_DP) | IF(LATER), 0, "; in the step before they were: what said so then was not reset"),
     ALSO("g", IF(SP), IF(OF_DP) | IF(OF_CP),
          "; a replicated parameter of which each rank saw its own positions only (sequence "
@@ -63,8 +62,7 @@ static const ari_cause rows[] = {
         "; a tied weight has a copy on the first stage of a pipeline and one on the last: the embedding's gradient and the "
         "head's are added over both"),
     ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP) | IF(STAGES),
-         "; a replicated parameter whose ranks saw different tokens or heads needs its "
-         "gradients added"),
+         "; a replicated parameter whose ranks saw different tokens or heads needs its gradients added"),
     {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, IF(LONE), "",
      "summed over the wrong group: ranks that hold different parts have equal bits (ranks {groups}), and these groups' "
      "values add up to all parts of the reference; the group must be of the ranks that share a part" LOOK
@@ -442,8 +440,7 @@ static const ari_cause rows[] = {
      "pad the vocabulary and mask it, or cut unevenly; Megatron: `make_vocab_size_divisible_by`"},
     {"vocabulary_padding", K(PADDING), ARI_TRACE + 6, ANY, 0, 0, 0, "",
      "padded vocabulary: only the last {ids} ids (from {from} on) differ, which are zero in the reference; padding "
-     "must "
-     "stay out of the softmax and of gradients, and never be saved"},
+     "must stay out of the softmax and of gradients, and never be saved"},
     {"norm_over_padding", K(STATISTIC), ARI_IDENTITY + 1, ANY, 0, IF(PADDED), 0, "",
      STATISTIC "; sqrt({padded} / {lanes}) = {factor:.4g}: they were taken over {padded} lanes, padding included"},
     {"norm_statistic", K(STATISTIC), ARI_TRACE + 6, ANY, 0, 0, 0, "",
@@ -471,16 +468,14 @@ static const ari_cause rows[] = {
     SECTION("Where the differences are"),
     {"part_of_one_rank", K(SHARD_WRONG), ARI_PLACE + 9, ANY, 0, 0, IF(LONE), "",
      "{where}; all others are right, so look at what one rank{or_head} had there: its weights, its inputs, or data "
-     "that "
-     "was not there yet" LOOK "that rank's weights, inputs, loaded shard and streams"},
+     "that was not there yet" LOOK "that rank's weights, inputs, loaded shard and streams"},
     ALSO(ANY, IF(FINITE), 0, " (there: cosine with the reference {angle:.3f}, size {size:.3g} of it)"),
     {"first_sample_alone", K(FIRST_SAMPLE), ARI_PLACE + 8, ANY, 0, 0, 0, "",
      "only the first of {row_samples} samples is right: leading dimensions not flattened, or a mask, a position or an "
      "offset taken from the first sample"},
     {"part_of_one_rank", K(RANKS_WRONG), ARI_PLACE + 6, ANY, 0, 0, IF(LONE), "",
      "the shards of all other ranks are right; {wrong} read other weights, inputs or state, or computed before its "
-     "data "
-     "arrived"},
+     "data arrived"},
     {"document_boundaries", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SHIFT), 0, MASK_LOOKS,
      "documents begin elsewhere: {gained} scores across the reference's boundaries are seen, and {lost} within a document "
      "are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row" LOOK
@@ -514,8 +509,7 @@ static const ari_cause rows[] = {
         "; its weights are gathered for each use (ZeRO-3): in another order of the ranks, too late, or not again after "
         "an update"),
     ALWAYS(K(ANYTHING), ANY, IF(APART), 0,
-           "; copies that should be equal differ, so each rank computed from data of "
-           "its own"),
+           "; copies that should be equal differ, so each rank computed from data of its own"),
     ALWAYS(K(ANYTHING), ANY, IF(FINITE), 0, " (cosine with the reference {angle:.3f}, size {size:.3g} of it)"),
     SECTION("Collectives, where all tensors are right"), /* by verify/check/check_calls.c */
     {"collective_repeated", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",

@@ -164,8 +164,7 @@ static double expect_cut_as_one(const ari_hypothesis *h, const ari_run *run, siz
 static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
 {
     const ar_dump_tensor *part[MOST_PARTS];
-    size_t rows = 0, at = 0;
-    int parts = 0;
+    size_t rows = 0, at = 0, parts = 0;
     for (; parts < MOST_PARTS && role[parts] != ARI_NO_ROLE; parts++) {
         const bool own = role[parts] == ari_replay_role(c);
         const ar_dump_tensor *t = own ? c->reference : ari_replay_parameter(c, role[parts], ".weight");
@@ -177,7 +176,7 @@ static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
         part[parts] = t;
     }
     AR_TRY(ari_alloc((void **)&p->at, rows, p->cols * sizeof *p->at, c->grid.d->name));
-    for (int k = 0; k < parts; at += part[k++]->count)
+    for (size_t k = 0; k < parts; at += part[k++]->count)
         AR_TRY(ar_dump_read_f32(part[k], 0, part[k]->count, p->at + at));
     p->all = p->end > 0 ? rows : 0;
     return AR_OK;

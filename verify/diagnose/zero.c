@@ -348,12 +348,6 @@ static bool stands_out(const ari_case *c)
     return s->wrong_ranks < s->holding_ranks && (!strchr("gnmv", d->pass) || different * 2 >= held);
 }
 
-/* A rank may be the only one where rounding happened to be larger. */
-static bool is_beyond_rounding(const ari_case *c)
-{
-    return !(c->grid.d->allowed > 0.0 && c->survey.total.max_difference < 100.0 * c->grid.d->allowed);
-}
-
 /* Whether the first tokens are right and later ones are not. A first token whose reference is zero is right by
  * accident; a small difference may begin with the first sum; and of fewer than 8 differing elements a token the first
  * may have none by chance, of so many in one time of e^8. A few tokens alone are another matter, but for those of the last
@@ -383,8 +377,7 @@ static void place_of_shard(ari_trace *t, const ari_case *c)
         const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(c, dim);
         const bool heads = head > 0 && from % head == 0 && to % head == 0 && to - from < n;
         if (to - from == n || to - from < 2 || c->survey.hit[dim] * 10 <= (to - from) * 9 ||
-            (!heads && !ari_packed_part(c, dim, from, to, &name, &start, &size) && (blocks == 0 || blocks > 64)) ||
-            n < 2)
+            (!heads && !ari_packed_part(c, dim, from, to, &name, &start, &size) && (blocks == 0 || blocks > 64)))
             continue;
         ari_found(t, ARI_FOUND_SHARD_WRONG, 0);
         ari_text where = ari_list(t, "where");
@@ -403,12 +396,14 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
     const bool activation = ari_is_activation(g->d) && g->d->ndim >= 3;
+    /* A rank may be the only one where rounding happened to be larger. */
+    const bool beyond = !(g->d->allowed > 0.0 && s->total.max_difference < 100.0 * g->d->allowed);
     if (s->disagree > 0 && s->wrong_ranks < s->holding_ranks) { /* some copies are right, some are not */
         ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
         ari_number(t, "largest", s->total.max_difference);
         return AR_OK;
     }
-    if (g->d->hidden ? c->val != NULL : s->whole && s->wrong_ranks == s->holding_ranks && is_beyond_rounding(c))
+    if (g->d->hidden ? c->val != NULL : s->whole && s->wrong_ranks == s->holding_ranks && beyond)
         place_of_shard(t, c);
     if (t->kind == ARI_FOUND_NOTHING && activation && g->shape[0] > 1 && s->hits[0][0] == 0 &&
         s->hit[0] + 1 == g->shape[0])
@@ -417,7 +412,7 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     const bool later = activation && g->d->pass == 'f' && begins_later(c),
                tokens = later && ari_along(g->d, ARI_CUTS_POSITIONS) > 1;
     const bool documents = ari_first_document(c) > 0;
-    if (t->kind == ARI_FOUND_NOTHING && !(tokens && !documents) && stands_out(c) && is_beyond_rounding(c))
+    if (t->kind == ARI_FOUND_NOTHING && !(tokens && !documents) && stands_out(c) && beyond)
         ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
     if (t->kind == ARI_FOUND_NOTHING && documents)
         ari_found(t, ARI_FOUND_LATER_TOKENS, ARI_IF(DOCUMENTS));
