@@ -348,6 +348,8 @@ ari_properties ari_of_axis(int extent);
 #define ARI_AXES_TEXT 32
 /* "tp", "tp and dp" with " and " before the last; "no ranks". Returns `out`. */
 char *ari_axes_text(char out[ARI_AXES_TEXT], ari_axes axes, const char *before_last);
+/* Along which axes a sum may be shared out: those of n ranks, else of several, as far as they are known. */
+ari_axes ari_axes_of_ranks(const ari_case *c, int n);
 /* Along which axes copies of one part differ from each other. */
 ari_axes ari_apart_over(const ari_difference *d);
 /* Groups of ranks that differ along these axes alone, and whether a rank is in group `key` of them: the place along the

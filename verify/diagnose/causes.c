@@ -119,6 +119,18 @@ static bool meets(const ari_cause *row, ari_properties is, unsigned name, char p
 
 /* --- the sentence ------------------------------------------------------------------------------------------------- */
 
+ari_axes ari_axes_of_ranks(const ari_case *c, int n)
+{
+    ari_axes has = 0, several = 0;
+    for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++) {
+        const ari_axes axes = ari_layout_axes[i].axes;
+        const int ranks = ari_ranks_along(&c->known->mesh, axes);
+        several |= ranks > 1 || ari_along(c->grid.d, axes) > 1 ? axes : 0;
+        has |= ranks > 1 && ranks == n ? axes : 0;
+    }
+    return has ? has : several ? several : ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES;
+}
+
 /* What every case knows besides its traces' facts. */
 static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_t n)
 {
@@ -153,12 +165,13 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         *f = (ari_fact){numbers[i].name, numbers[i].whole ? ARI_FACT_INTEGER : ARI_FACT_NUMBER, numbers[i].number, ""};
         return true;
     }
-    static const char *const words[] = {"row", "rows", "columns", "wrong", "right", "part"};
+    static const char *const words[] = {"row", "rows", "columns", "wrong", "right", "part", "mesh"};
     const int rows = g->nd < 2 ? 0 : g->nd - 2;
+    char axes[ARI_AXES_TEXT];
     ari_text text = ari_text_in(f->text, sizeof f->text);
     f->is = ARI_FACT_TEXT;
     size_t i = 0;
-    while (i < 6 && (strlen(words[i]) != n || strncmp(words[i], name, n) != 0))
+    while (i < 7 && (strlen(words[i]) != n || strncmp(words[i], name, n) != 0))
         i++;
     if (i < 3)
         ari_say(&text, "%s", ari_dim_name(g, i < 2 ? rows : g->nd - 1, i > 0));
@@ -166,7 +179,9 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         ari_say_ranks(&text, c, i == 4);
     else if (i == 5)
         ari_say_part(&text, c);
-    return i < 6;
+    else
+        ari_say(&text, "%s", ari_axes_text(axes, ari_axes_of_ranks(c, 0), " or "));
+    return i < 7;
 }
 
 static bool find_fact(ari_fact *f, const ari_trace *t, const ari_case *c, const char *name, size_t n)

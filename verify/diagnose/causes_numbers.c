@@ -83,7 +83,7 @@ static const ari_cause rows[] = {
      FACTOR ": the number of {what}: a sum over tokens where the mean was wanted (or {tokens} ranks)"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(INVERSE) | IF(EVERYWHERE), 0, TIMES,
      FACTOR ": averaged over {n} ranks or micro-batches where the sum was wanted, or divided by their number twice (a "
-            "mean in place of a sum over dp)"},
+            "mean in place of a sum over {mesh})"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE) | IF(LONE), 0, TIMES,
      FACTOR ": divided by {n} too often: by the number of micro-batches twice, or once where the sum was wanted"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(LONE), IF(INVERSE), TIMES,
@@ -392,8 +392,8 @@ static const ari_cause rows[] = {
     {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(COUNT), IF(LONE), "",
      PART ", about 1/{ranks}: what one of {ranks} ranks contributes; a reduction is missing"},
     {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(HIDDEN), IF(LONE), "",
-     PART ": of the ranks, samples, micro-batches or uses of a tied weight some are left out (not reduced over tp or "
-          "dp, leading dimensions not flattened, overwritten in place of added)"},
+     PART ": of the ranks, samples, micro-batches or uses of a tied weight some are left out (not reduced over {mesh}, "
+          "leading dimensions not flattened, overwritten in place of added)"},
     {"partial_sum", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(BATCH), 0, "",
      PART " (one of {batch} samples is about {sample:.3g}): leading dimensions not flattened, or tokens, a micro-batch "
           "or one of two uses of a tied weight left out"},
@@ -436,7 +436,7 @@ static const ari_cause rows[] = {
          "; a gradient of one sample or micro-batch alone, or one that lacks some (leading dimensions not flattened, "
          "overwritten in place of added)"),
     ALSO("g", 0, IF(LONE),
-         "; a gradient of one rank's tokens or heads that was not reduced over tp or dp, or of one sample or "
+         "; a gradient of one rank's tokens or heads that was not reduced over {mesh}, or of one sample or "
          "micro-batch alone (leading dimensions not flattened, overwritten in place of added)"),
     ALSO("b", IF(GATHERED), IF(LONE),
          "; its weights are gathered for the backward pass (ZeRO-3): here perhaps in part, a rank's own share alone"),

@@ -82,10 +82,10 @@ static const ari_cause rows[] = {
     ALWAYS(K(OWN_BLOCK), "b", 0, IF(TOKENS),
            "; a layer that slices a replicated input must gather that input's gradient"),
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), IF(LONE), "",
-     "looks like a missing all-reduce (mean) over dp on {wrong} alone: {right} has the reference, and there a gradient "
+     "looks like a missing all-reduce (mean) over {mesh} on {wrong} alone: {right} has the reference, and there a gradient "
      "points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own gradient was kept"},
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, 0, IF(LONE), "",
-     "looks like a missing all-reduce over dp on {wrong} alone: {right} has the reference, and there a part of the sum "
+     "looks like a missing all-reduce over {mesh} on {wrong} alone: {right} has the reference, and there a part of the sum "
      "is left, {share:.3g} of it (cosine {angle:.2f}), unrelated to what is missing: its own gradient was kept"},
     {"replicas_apart", K(RANKS_WRONG), ARI_SHAPE - 10, ANY, 0, IF(APART), IF(LONE), "",
      "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); " LOOK

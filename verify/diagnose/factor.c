@@ -295,23 +295,6 @@ static size_t tokens_of(const ari_case *c, double factor)
     return 0;
 }
 
-/* The axes that may have n ranks, as far as they are known; what all tensors have is not tp's. */
-static ari_axes axes_of(const ari_case *c, int n, bool everywhere)
-{
-    const ari_axes kinds[] = {ARI_CUTS_FEATURES, ARI_CUTS_POSITIONS, ARI_CUTS_SAMPLES};
-    ari_axes has = 0;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        has |= ari_ranks_along(&c->known->mesh, kinds[i]) == n ? kinds[i] : 0;
-    const ari_axes but_tp = has & ~(ari_axes)ARI_CUTS_FEATURES;
-    if (but_tp == ARI_CUTS_POSITIONS && (but_tp == has || everywhere))
-        return ARI_CUTS_POSITIONS;
-    if (but_tp == has && (but_tp & ARI_CUTS_SAMPLES || everywhere))
-        return ARI_CUTS_SAMPLES;
-    return has == ARI_CUTS_FEATURES      ? has
-           : but_tp & ARI_CUTS_POSITIONS ? ARI_CUTS_FEATURES | ARI_CUTS_DATA
-                                         : ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES;
-}
-
 static double times_factor(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     return h->factor * (double)run->ref[i];
@@ -345,7 +328,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     ari_count(t, "asked", o.asked);
     ari_count(t, "tokens", tokens);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
-    ari_words(t, "over", "%s", ari_axes_text(over, axes_of(c, n, t->is & ARI_IF(EVERYWHERE)), " or "));
+    ari_words(t, "over", "%s", ari_axes_text(over, ari_axes_of_ranks(c, n), " or "));
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
     look_at_stages(t, c, &o);
 }

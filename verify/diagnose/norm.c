@@ -311,10 +311,9 @@ static bool is_of_stages(const parts *all, double root, double ref)
 /* Whether a number has bf16's precision, as by chance one of 65536 has. */
 static bool is_in_bf16(double number)
 {
-    const float x = (float)number;
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (bits & 0xffff) == 0;
+    int exponent;
+    const double mantissa = 0x1p8 * frexp(number, &exponent);
+    return mantissa == rint(mantissa);
 }
 
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)

@@ -298,21 +298,16 @@ static ar_status find_mask(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* The tokens that differ, if all of each does and no sample does as a whole; 0: something else differs, or it is inside a
- * block, where samples and tokens are dropped on purpose. */
+/* The tokens that differ, if all of each does; 0: something else differs, or it is inside a block, where tokens are dropped
+ * on purpose. */
 static size_t whole_tokens(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_role role = ari_module_of(g->d->name, strlen(g->d->name)).role;
     size_t tokens = 0;
-    bool samples = true;
-    if (g->nd < 3 || ari_section_of(role) == ARI_IN_BLOCKS)
-        return 0;
     for (size_t row = 0; row < g->rows; row++)
         tokens += ari_row_differs(c, row);
-    for (size_t i = 0; i < g->shape[0]; i++)
-        samples = samples && (c->survey.hits[0][i] == 0 || c->survey.hits[0][i] * g->shape[0] == g->count);
-    return tokens * g->cols == c->survey.different && !samples ? tokens : 0;
+    return g->nd > 2 && ari_section_of(role) != ARI_IN_BLOCKS && tokens * g->cols == c->survey.different ? tokens : 0;
 }
 
 ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
@@ -350,17 +345,17 @@ static bool stands_out(const ari_case *c)
 
 /* Whether the first tokens are right and later ones are not. A first token whose reference is zero is right by
  * accident; a small difference may begin with the first sum; and of fewer than 8 differing elements a token the first
- * may have none by chance, of so many in one time of e^8. A few tokens alone are another matter, but for those of the last
- * of the ranks that share a sequence, where attention has come by the others' keys. */
+ * may have none by chance, of so many in one time of e^8. Few tokens alone are another matter, but for those of the
+ * last of the ranks that share a sequence, where attention has come by the others' keys. */
 static bool begins_later(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
     const ari_role role = ari_module_of(g->d->name, strlen(g->d->name)).role;
-    const size_t cp = (size_t)ari_along(g->d, ARI_CUTS_POSITIONS);
-    const bool of_attention = cp > 1 && role >= ARI_CONTEXT && role <= ARI_ATTENTION_SUM;
+    const bool of_attention = role >= ARI_CONTEXT && role <= ARI_ATTENTION_SUM;
+    const size_t cp = of_attention ? (size_t)ari_along(g->d, ARI_CUTS_POSITIONS) : 1;
     return s->total.kept > 0 && s->total.dd > 4e-4 * s->total.rr && g->d->ndim == 3 && s->hits[1][0] == 0 &&
-           (s->hit[1] * 4 > g->shape[1] || (of_attention && s->hit[1] * cp >= g->shape[1])) &&
+           (s->hit[1] * 4 > g->shape[1] || (cp > 1 && s->hit[1] * cp >= g->shape[1])) &&
            s->different >= 8 * g->shape[1];
 }
 
