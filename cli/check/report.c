@@ -300,6 +300,8 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         fprintf(to, "    pattern   %s\n", f->pattern);
     if (f->hint[0])
         fprintf(to, "    hint      %s\n", f->hint);
+    if (ari_cause_known(&f->evidence))
+        fprintf(to, "    cause     %s\n", f->evidence.cause);
 }
 
 /* Of a layout, with what the ranks are that the message names. */

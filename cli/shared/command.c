@@ -13,6 +13,11 @@
 #define ANYRANK_BUILD_TYPE "unnamed build"
 #endif
 
+bool ari_cause_known(const ar_evidence *e)
+{
+    return e->cause && strcmp(e->cause, "unknown") != 0;
+}
+
 int ari_exit_code(ar_status st)
 {
     switch (st) {

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "ref/core/out.h"
 #include "ref/core/size.h"
@@ -282,6 +283,8 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
         fprintf(to, "    pattern   %s\n", row->pattern);
     if (row->hint[0])
         fprintf(to, "    hint      %s\n", row->hint);
+    if (ari_cause_known(&row->evidence))
+        fprintf(to, "    cause     %s\n", row->evidence.cause);
 }
 
 /* --- around it ---------------------------------------------------------------------------------------------------- */
@@ -384,6 +387,14 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
             r->elements_doubted == 1 ? "s" : "");
 }
 
+/* By bits, of other programs, whose sums are in no order that a layout keeps. */
+static void print_rule_note(FILE *to, const ar_verify_report *r)
+{
+    if (r->rule == AR_VERIFY_BITS && r->different > 0 && !r->facts.exact_numerics)
+        fprintf(to, "note: bits were compared, which rounding alone changes in other programs' sums; --rtol 1e-4 --atol "
+                    "1e-5 lets it pass, --normal judges it\n");
+}
+
 /* By a tolerance, of a first step that is right. What second moments divide is a part of the learning rate, however small
  * it is itself, and so is what rounding leaves of it in all that is computed from the weights. */
 static void print_later_steps(FILE *to, const ar_verify_report *r)
@@ -458,6 +469,7 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     print_nan(to, r);
     print_drift(to, r);
     print_doubted(to, r);
+    print_rule_note(to, r);
     print_later_steps(to, r);
     print_left_out(to, r);
     if (!r->same)
