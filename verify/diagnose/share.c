@@ -14,8 +14,8 @@ double ari_cosine(const ari_tally *t)
 
 /* --- a bias ------------------------------------------------------------------------------------------------------- */
 
-/* Whether on every rank the local gradient is zero from an element on, of more than a handful, or at the last token alone
- * of each sample, which predicts nothing (every), if element t stands for token t. */
+/* Whether on every rank the local gradient is zero from just this element on, whatever is before, or (every) at the last
+ * token alone of each sample, which predicts nothing. A handful of zeros says nothing. */
 static bool are_zero(const ari_case *c, size_t end, size_t every)
 {
     const ari_difference *d = c->grid.d;
@@ -24,7 +24,7 @@ static bool are_zero(const ari_case *c, size_t end, size_t every)
         if (c->survey.rank[r].held > 0 && copy->shape[0] < (every > 0 ? every : end + 8))
             return false;
         for (size_t i = 0; c->survey.rank[r].held > 0 && i < copy->shape[0]; i++) {
-            if ((copy->local[i] == 0.0f) != (every > 0 ? i % every == every - 1 : i >= end))
+            if ((every > 0 || i + 1 >= end) && (copy->local[i] == 0.0f) != (every ? i % every == every - 1 : i >= end))
                 return false;
         }
     }
