@@ -48,6 +48,9 @@ static const ari_cause rows[] = {
     {"dropout", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
      "each wrong row is a norm of the reference's two terms, of which each feature of {what} counts not at all or "
      "{factor:.4g} times: dropout of {rate:.3g} on one side alone"},
+    {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO) | IF(ALL), 0, "",
+     AGAIN "RoPE of base {factor:.7g}, where the reference has none: a layer without positions" LOOK
+           "`no_rope_layers`; layers without a window that have no positions"},
     {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
      AGAIN "RoPE left out on q, on k or on both"},
     {"rope_direction", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "",
@@ -57,6 +60,8 @@ static const ari_cause rows[] = {
     {"rope_width", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS) | IF(COUNT), 0, "",
      AGAIN "RoPE turning {now:.0f} features of a head, and not {was:.0f} (rotary_dim, partial_rotary_factor)" LOOK
            "`rotary_dim`, `partial_rotary_factor`, `rotary_pct`"},
+    {"rope_width", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS) | IF(LAST), 0, "",
+     AGAIN "RoPE turning the other end of each head: its last features in place of the first, or the other way round"},
     {"rope_pairing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS), 0, "",
      AGAIN "RoPE's pairs the other way: neighbours against halves (interleaved against rotate_half)"},
     {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
@@ -64,8 +69,26 @@ static const ari_cause rows[] = {
     {"mask_after_softmax", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ROWS), 0, "",
      AGAIN "the causal mask after the softmax, whose denominator then counts the unseen keys too" LOOK
            "a mask of -inf that is added to the scores, not one that multiplies the probabilities"},
+    {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(SAME) | IF(CUT), 0, "",
+     AGAIN "scores capped at some {factor:.3g} after the mask, so that unseen keys have the least score of all, and "
+           "weight"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(SAME), 0, "",
      AGAIN "scores of unseen keys set to 0, and not to -inf, so that the softmax gives them weight"},
+    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(OF_CP) | IF(LAST), 0, "",
+     AGAIN "the keys of the farthest of {ring} ranks unseen: a ring that makes one hop too few (ring attention)"},
+    {"attention_across_documents", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES) | IF(ALL), 0, "",
+     AGAIN "no boundaries between the documents that share a row in the reference" LOOK
+           "`cu_seqlens`, `position_ids` of packed samples"},
+    {"document_boundaries", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES) | IF(OF_CP), 0, "",
+     AGAIN
+     "the documents of the tokens of one of {ring} parts repeated for those of all parts (Ulysses' attention over "
+     "all tokens)"},
+    {"document_boundaries", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SAMPLES) | IF(ROWS), 0, "",
+     AGAIN "documents that begin elsewhere than in the reference" LOOK
+           "`cu_seqlens`, `position_ids` of packed samples"},
+    {"slices_reordered", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(HEADS) | IF(OF_CP), 0, "",
+     AGAIN "the heads of {now:.0f} parts of the output dealt out in turn, where they follow part after part (Ulysses' "
+           "second exchange)"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), 0, "",
      AGAIN "a causal mask that compares places in a zigzag of {ring} as if they were positions (context parallelism)"},
     {"causal_mask_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(OF_CP), 0, "",

@@ -15,6 +15,7 @@ typedef enum becomes {
     TIMES,   /* what it is, times each */
     POWERS,  /* what it is, to the power of a head's share of the width, or of the turned features' share of a head */
     COUNTS,  /* 1, 2, .., from 64 on powers of 2 */
+    EVEN,    /* 2, 4, .., to a head's features */
     FIRST,   /* the first token that is wrong */
     REST,    /* how many there are from it on */
     ALL,     /* how many there are */
@@ -28,7 +29,6 @@ enum {
     CAUSAL = 4,
     OPEN = 8,
     CAPPED = 16,
-    CUT = 32,
     WINDOWED = 64,
     WIDE = 16384, /* no window */
     GROUPED = 128,
@@ -38,6 +38,9 @@ enum {
     BY_KV_HEADS = 2048,
     SHORT = 4096, /* few enough tokens for every query's scores */
     MAY_BE = 8192,
+    UNTURNED = 65536,
+    PARTIAL = 131072, /* some of a head's features are turned, and some not */
+    DOCUMENTED = 524288,
     OF_WEIGHTS = 32768 /* softmax's own weights say as much as scores */
 };
 
@@ -63,19 +66,23 @@ typedef struct row {
         AT(field), by, when, is, fact, {__VA_ARGS__}, sizeof((double[]){__VA_ARGS__}) / sizeof(double), AT(other), to \
     }
 #define IF ARI_IF
+#define BASES 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7
 #define RINGS 2, -2, 3, -3, 4, -4, 8, -8
 
 /* Bases that models have, and factors of rope_scaling, are tried one by one: far positions turn so often that a search
  * would miss them. */
 static const row table[] = {
-    ROW(theta, TO, TURNED | MAY_BE, IF(OF_THETA), "factor", 1e3, 1e4, 1e5, 2.5e5, 5e5, 1e6, 5e6, 1e7),
+    ROW(theta, TO, TURNED | MAY_BE, IF(OF_THETA), "factor", BASES),
     ROW(stretch, TO, TURNED | MAY_BE, IF(OF_THETA) | IF(FRACTION), "factor", 2, 3, 4, 8, 16, 32, 0.5, 0.25),
     ROW(theta, POWERS, TURNED, IF(OF_THETA), "factor", 0, 0),
     ROW(turns, TO, TURNED, IF(ZERO), NULL, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER),
     ROW(turns, TO, TURNED, IF(PAIRS) | IF(ALL), NULL, ARI_V_TOO),
     ROW(turns, TO, TURNED, IF(NEGATIVE), NULL, ARI_BACKWARDS),
     ROW(pairs, TO, TURNED | MAY_BE, IF(PAIRS), NULL, ARI_HALVES, ARI_NEIGHBOURS),
-    ROW(turned, TIMES, TURNED | MAY_BE, IF(PAIRS) | IF(COUNT), NULL, 0.5, 2, 0.25, 4),
+    ROW(turned, EVEN, TURNED | MAY_BE, IF(PAIRS) | IF(COUNT), NULL, 0),
+    ROW(turns, TO, PARTIAL | MAY_BE, IF(PAIRS) | IF(LAST), NULL, ARI_THE_LAST, ARI_TURNS_BOTH),
+    WITH(theta, TO, UNTURNED, IF(ZERO) | IF(ALL), "factor", pairs, ARI_HALVES, BASES),
+    WITH(theta, TO, UNTURNED, IF(ZERO) | IF(ALL), "factor", pairs, ARI_NEIGHBOURS, BASES),
     ROW(restart, FIRST, TURNED, IF(SHIFT), "first", 0),
     ROW(slope, TO, SLOPED, IF(FEATURES) | IF(ZERO), NULL, 0),
     ROW(slope, TIMES, SLOPED, IF(FEATURES) | IF(NEGATIVE), NULL, -1),
@@ -89,17 +96,21 @@ static const row table[] = {
     ROW(ahead, TO, OPEN, IF(CAUSAL) | IF(ALL), NULL, 0),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(ROWS), NULL, ARI_OVER_ALL),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(SAME), NULL, ARI_UNSEEN_AS_ZERO),
+    ROW(documents, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(ALL), NULL, ARI_ONE_DOCUMENT),
+    ROW(documents, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(ROWS), NULL, ARI_OTHERS),
+    WITH(parts, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(OF_CP), "ring", documents, ARI_OF_OWN_PART, 2, 3, 4, 8),
     ROW(window, FIRST, WIDE | OF_WEIGHTS, IF(CUT), "window", 0),
     ROW(window, COUNTS, WIDE | MAY_BE | OF_WEIGHTS, IF(CUT), "window", 0),
     ROW(window, TO, WINDOWED, IF(CUT), "window", 0),
     ROW(window, COUNTS, WINDOWED | MAY_BE, IF(CUT) | IF(COUNT), "window", 0),
-    ROW(cut, TO, CUT, IF(CUT) | IF(SAMPLES), "first", 0),
     ROW(cut, FIRST, 0, IF(CUT) | IF(SAMPLES), "first", 0),
     ROW(hidden, TO, 0, IF(CUT) | IF(LAST), "window", 1, 2, 3, 4, 5, 6, 7, 8),
     WITH(hidden, TO, 0, IF(CUT) | IF(LAST) | IF(SOME), "window", from, NAN, 1, 2, 3, 4, 5, 6, 7),
     WITH(hidden, REST, 0, IF(CUT) | IF(LAST) | IF(SOME), "window", from, NAN, 0),
     WITH(ring, TO, CAUSAL, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_MASKED, RINGS),
+    WITH(ring, TO, CAUSAL | WINDOWED, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_CAUSAL, RINGS),
     WITH(ring, TO, CAUSAL, IF(CAUSAL) | IF(OF_CP), NULL, ringed, ARI_RING_OPEN, RINGS),
+    WITH(ring, TO, CAUSAL, IF(CUT) | IF(OF_CP) | IF(LAST), NULL, ringed, ARI_RING_STOPS, 3, -3, 4, -4, 8, -8),
     WITH(ring, TO, WINDOWED, IF(CUT) | IF(OF_CP), "window", ringed, ARI_RING_WIDE, RINGS),
     WITH(ring, TO, TURNED, IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_TURNED, RINGS),
     WITH(ring, TO, 0, IF(OF_CP) | IF(AVERAGE), NULL, ringed, ARI_RING_APART, RINGS),
@@ -113,12 +124,14 @@ static const row table[] = {
     ROW(heads, TO, EQUAL, IF(EXCHANGED), NULL, ARI_EXCHANGED),
     ROW(heads, TO, 0, IF(INVERSE), NULL, ARI_REVERSED),
     ROW(heads, TO, 0, IF(PACKED) | IF(ROWS), NULL, ARI_FLATTENED),
+    ROW(dealt, TO, 0, IF(HEADS) | IF(OF_CP), NULL, 2, 3, 4, 6, 8, 16),
     ROW(softmax, TO, SHORT, IF(INVERSE) | IF(ALL), NULL, ARI_OVER_QUERIES),
     ROW(scale, BETWEEN, MAY_BE | OF_WEIGHTS, IF(ROOT), NULL, 1.0 / 128.0, 128.0),
     ROW(stretch, BETWEEN, TURNED | MAY_BE, IF(OF_THETA) | IF(FRACTION), "factor", 1.0 / 64.0, 64.0),
     ROW(theta, BETWEEN, TURNED | MAY_BE, IF(OF_THETA), "factor", 16.0, 1e8),
     ROW(slope, BETWEEN, SLOPED | MAY_BE, IF(FEATURES), NULL, 1.0 / 128.0, 128.0),
     ROW(cap, BETWEEN, MAY_BE, IF(CUT) | IF(ROOT), "factor", 0.125, 128.0),
+    WITH(cap, BETWEEN, CAUSAL, IF(CAUSAL) | IF(SAME) | IF(CUT), "factor", softmax, ARI_UNSEEN_AS_CAP, 0.125, 128.0),
 };
 enum { ROWS = sizeof table / sizeof *table, MOST_SCORES = 1 << 28 };
 
@@ -132,8 +145,9 @@ static double value_of(const ari_recipe *r, size_t at)
 static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
 {
     const bool alone = a->in[0] != a->in[1] && a->in[1] != a->in[2];
-    return MAY_BE | OF_WEIGHTS | (r->pairs != ARI_NO_PAIRS ? TURNED : 0) | (r->slope != 0.0 ? SLOPED : 0) |
-           (r->ahead == 0.0 ? CAUSAL : OPEN) | (r->cap > 0.0 ? CAPPED : 0) | (r->cut > 0.0 ? CUT : 0) |
+    return MAY_BE | OF_WEIGHTS | (r->pairs != ARI_NO_PAIRS ? TURNED : UNTURNED) |
+           (r->pairs != ARI_NO_PAIRS && r->turned < r->head ? PARTIAL : 0) | (r->documents > 0.0 ? DOCUMENTED : 0) |
+           (r->slope != 0.0 ? SLOPED : 0) | (r->ahead == 0.0 ? CAUSAL : OPEN) | (r->cap > 0.0 ? CAPPED : 0) |
            (r->window > 0.0 ? WINDOWED : WIDE) | (a->kv < a->q && (double)a->kv > r->head ? GROUPED : 0) |
            (a->kv == a->q ? EQUAL : 0) | (alone ? SEPARATE : TOGETHER) |
            (!alone && r->packing == ARI_BY_HEADS ? BY_KV_HEADS : 0) |
@@ -149,6 +163,8 @@ static double number_of(const row *m, int i, const ari_replayed *a, const ari_re
         const double count = i < 64 ? i + 1 : ldexp(64.0, i - 63);
         return count < seq ? count : none;
     }
+    if (m->by == EVEN)
+        return 2.0 * i + 2.0 <= r->head ? 2.0 * i + 2.0 : none;
     if (i >= m->numbers)
         return none;
     switch (m->by) {
@@ -170,13 +186,15 @@ static double number_of(const row *m, int i, const ari_replayed *a, const ari_re
 /* A recipe with a row's number; false: it is the same, or none. */
 static bool change(ari_recipe *r, const row *m, const ari_replayed *a, const ari_recipe *from, double value)
 {
-    const double to = isnan(m->to) ? (double)a->p.token[0] : m->to;
+    const double to = isnan(m->to) ? (double)a->p.token[0] : m->to, seq = (double)a->p.seq;
     *r = *from;
     memcpy((char *)r + m->at, &value, sizeof value);
     if (m->with)
         memcpy((char *)r + m->with, &to, sizeof to);
     return value != value_of(from, m->at) && r->turned <= r->head && fmod(r->turned, 2.0) == 0.0 && r->series >= 1.0 &&
-           fmod((double)a->q / r->head, r->shards) == 0.0 && r->hidden < (double)a->p.seq &&
+           fmod((double)a->q / r->head, r->shards) == 0.0 &&
+           (r->parts == 0.0 || (fmod((double)a->q / r->head, r->parts) == 0.0 && fmod(seq, r->parts) == 0.0)) &&
+           (r->dealt == 0.0 || fmod((double)a->q / r->head, r->dealt) == 0.0) && r->hidden < (double)a->p.seq &&
            r->from + r->hidden <= (double)a->p.seq && (!m->with || to > 0.0) &&
            (!r->ringed || fmod((double)a->p.seq, r->ring < 0.0 ? -2.0 * r->ring : r->ring) == 0.0);
 }
@@ -195,6 +213,20 @@ static double try_one(best *b, ari_replayed *a, const ari_recipe *r, const row *
     const double left = ari_probe_left(&a->p, of_base);
     if (left < b->left)
         *b = (best){left, *r, by};
+    return left;
+}
+
+/* What a token's values have that the recipe does not give. */
+static double left_at(ari_replayed *a, const ari_recipe *r, size_t token, const float *values)
+{
+    const ari_probe was = a->p;
+    const size_t rows = was.seq * (was.heads ? was.heads : 1);
+    a->p.tokens = 1;
+    a->p.token[0] = token;
+    a->p.ref[0] = values + (was.sample * rows + token) * was.c->grid.cols;
+    ari_recipe_replay(a, r);
+    const double left = ari_probe_left(&a->p, true);
+    a->p = was;
     return left;
 }
 
@@ -240,49 +272,89 @@ static void search(best *b, ari_replayed *a, const ari_recipe *from, unsigned wh
 
 /* --- the reference's recipe --------------------------------------------------------------------------------------- */
 
+/* Documents that share the row show themselves before anything else is known: the first token of each sees itself alone.
+ * Fills the reference's, of which r has its heads; false: there is one. */
+static bool find_documents(ari_replayed *a, ari_recipe r)
+{
+    double *document = a->document[0];
+    size_t begin = 0;
+    r.window = 1.0;
+    for (size_t token = 0; token < a->p.seq && (conditions(a, &r) & SHORT); token++) {
+        const bool begins = left_at(a, &r, token, a->p.c->ref) <= ARI_REPLAY_BASE;
+        if (token == 0 && !begins)
+            return false;
+        begin += token > 0 && begins;
+        document[token] = (double)begin;
+    }
+    return begin > 0 && 4 * begin < a->p.seq;
+}
+
+/* The other's documents: each token is of one of those before it or begins one, whichever gives its values. */
+static void find_other_documents(ari_replayed *a, ari_recipe r)
+{
+    double *document = a->document[1], documents = 0.0;
+    r.documents = ARI_OTHERS;
+    memset(document, 0, a->p.seq * sizeof *document);
+    for (size_t token = 1; token < a->p.seq; token++) {
+        double least = HUGE_VAL, nearest_one = 0.0;
+        for (double i = 0.0; i <= documents + 1.0; i++) {
+            const double of = i == 0.0 ? document[token - 1] : documents + 2.0 - i;
+            document[token] = of;
+            const double left = left_at(a, &r, token, a->p.c->val);
+            if (4.0 * left < least) {
+                least = left;
+                nearest_one = of;
+            }
+        }
+        document[token] = nearest_one;
+        documents = fmax(nearest_one, documents);
+    }
+}
+
 /* Of one head size, packing and pairing: rotary bases, or ALiBi and nothing; then masks. */
 static void start(best *b, ari_replayed *a, ari_recipe r)
 {
     static const double theta[] = {1e4, 5e5, 1e6, 1e5};
     const double first = (double)a->p.token[0];
-    for (int mask = 0; mask < (first > 0.0 ? 4 : 2); mask++) {
+    for (int mask = 0; mask < (first > 0.0 ? 3 : 2); mask++) {
         for (int turn = 0; turn < (r.pairs == ARI_NO_PAIRS ? 2 : 4) && b->left > ARI_REPLAY_EXACT; turn++) {
-            r.theta = theta[turn];
+            r.theta = r.pairs == ARI_NO_PAIRS ? 0.0 : theta[turn];
             r.slope = r.pairs == ARI_NO_PAIRS && turn == 1;
             r.ahead = mask == 1 ? (double)a->p.seq : 0.0;
             r.window = mask == 2 ? first : 0.0;
-            r.cut = mask == 3 ? first : 0.0;
             (void)try_one(b, a, &r, NULL, true);
         }
     }
 }
 
-enum { MOST_STEPS = 4 };
+enum { MOST_STEPS = 6 };
 static const double most_left = 0.7; /* a recipe that leaves more has nothing of the reference */
 
-/* One number after the other, as long as each leaves much less. */
+/* One number after the other, as long as each leaves less. */
 static void improve(best *b, ari_replayed *a, double enough)
 {
     for (int i = 0; i < MOST_STEPS && b->left > enough && b->left < most_left; i++) {
         best next = *b;
         search(&next, a, &b->r, MAY_BE, true);
-        if (!(2.0 * next.left < b->left))
+        if (!(1.2 * next.left < b->left))
             return;
         *b = next;
     }
 }
 
-/* The nearest of the usual recipes of a pairing, improved. */
-static void find_recipe(best *b, ari_replayed *a, int pairs, double enough)
+/* The nearest of the usual recipes of a pairing and cap, in which documents share the row or not, improved. */
+static void find_recipe(best *b, ari_replayed *a, ari_recipe r, double enough)
 {
     const size_t heads = a->p.heads ? a->p.heads : a->p.c->facts.heads;
     for (size_t d = ARI_MOST_HEAD; d >= 4 && b->left > ARI_REPLAY_EXACT; d -= 2) {
         if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (heads && d * heads != a->q))
             continue;
         for (int packing = ARI_STRAIGHT; packing <= (a->in[1] == a->in[2] ? ARI_BY_HEADS : ARI_STRAIGHT); packing++) {
-            ari_recipe r = {.head = (double)d, .pairs = pairs, .packing = packing, .stretch = 1.0, .scale = 1.0};
+            r.head = r.turned = (double)d;
+            r.packing = packing;
             r.series = (double)(a->q / d);
-            r.shards = 1.0;
+            if (r.documents > 0.0 && !find_documents(a, r))
+                continue;
             for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) { /* partial rotary: 1/2, 1/4 */
                 r.turned = (double)(d / share);
                 start(b, a, r);
@@ -296,17 +368,26 @@ static void find_recipe(best *b, ari_replayed *a, int pairs, double enough)
 static bool find_base(ari_replayed *a, ari_recipe *base)
 {
     static const int pairings[] = {ARI_HALVES, ARI_NEIGHBOURS, ARI_NO_PAIRS};
+    /* Where scores are large, nothing comes out without a cap. */
+    static const double documents[] = {0.0, ARI_REFERENCES, 0.0, 0.0}, cap[] = {0.0, 0.0, 4.0, 32.0};
+    enum { PAIRINGS = sizeof pairings / sizeof *pairings, ATTEMPTS = sizeof cap / sizeof *cap };
     const double enough = ARI_REPLAY_CAPPED + 4.0 * a->p.c->relative * a->p.c->relative;
+    ari_recipe r = {.theta = 1.0, .stretch = 1.0, .scale = 1.0, .shards = 1.0};
     double exact = HUGE_VAL;
     best b = {.left = HUGE_VAL};
-    for (size_t i = 0; i < sizeof pairings / sizeof *pairings && b.left > enough; i++) {
+    for (size_t i = 0; i < ATTEMPTS * PAIRINGS && b.left > (i < PAIRINGS ? enough : ARI_REPLAY_BASE); i++) {
         best own = {.left = HUGE_VAL};
-        find_recipe(&own, a, pairings[i], enough);
+        r.pairs = pairings[i % PAIRINGS];
+        r.documents = documents[i / PAIRINGS];
+        r.cap = cap[i / PAIRINGS];
+        find_recipe(&own, a, r, enough);
         b = own.left < b.left ? own : b;
     }
     if (!(b.left <= ARI_REPLAY_BASE) || b.r.window == 1.0) /* v alone, which is then what was mixed of it already */
         return false;
     *base = b.r;
+    if (base->documents > 0.0)
+        (void)find_documents(a, *base); /* as its heads have them */
     ari_recipe_replay(a, base);
     return ari_probe_try_base(&a->p, &exact);
 }
@@ -314,7 +395,13 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
 static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, unsigned when)
 {
     best b = {.left = ARI_REPLAY_MISTAKE};
-    search(&b, a, base, when, false);
+    ari_recipe from = *base;
+    for (int i = 0; i < (base->documents > 0.0 ? 2 : 1) && b.left > ARI_REPLAY_EXACT; i++) {
+        from.restart = -(double)i; /* positions go on over documents, or not: in the reference it is the same */
+        if (from.documents > 0.0)
+            find_other_documents(a, from);
+        search(&b, a, &from, when, false);
+    }
     if (!b.by)
         return;
     const double was = value_of(base, b.by->at), now = value_of(&b.r, b.by->at);
@@ -325,7 +412,7 @@ static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, 
     if (b.by->fact)
         ari_number(t, b.by->fact, now != 0.0 ? now : was);
     ari_number(t, "from", b.r.from);
-    ari_count(t, "ring", (size_t)fabs(b.r.ring));
+    ari_count(t, "ring", (size_t)fabs(b.r.ring + b.r.parts));
     ari_number(t, "left", b.left);
 }
 

@@ -26,6 +26,7 @@ static void turn(double *x, const ari_replayed *a, const ari_recipe *r, size_t t
 {
     const size_t half = (size_t)r->turned / 2;
     const bool neighbours = r->pairs == ARI_NEIGHBOURS;
+    x += r->turns == ARI_THE_LAST ? (size_t)r->head - 2 * half : 0;
     for (size_t i = 0; i < half; i++) {
         double *u = neighbours ? &x[2 * i] : &x[i], *w = neighbours ? u + 1 : u + half;
         const double sine = a->sine[token * half + i], cosine = a->cosine[token * half + i], was = *u;
@@ -54,6 +55,16 @@ static void take(double *out, const ari_replayed *a, const ari_recipe *r, size_t
         turn(out, a, r, token);
 }
 
+/* What a head's tokens are documents of. */
+static void load_documents(ari_replayed *a, const ari_recipe *r, size_t head)
+{
+    const size_t seq = a->p.seq, parts = r->documents == ARI_OF_OWN_PART ? (size_t)r->parts : 1, n = seq / parts;
+    const size_t part = head / (a->q / (size_t)r->head / parts);
+    for (size_t token = 0; token < seq; token++)
+        a->own[token] =
+            r->documents == ARI_ONE_DOCUMENT ? 0.0 : a->document[r->documents == ARI_OTHERS][part * n + token % n];
+}
+
 static void load_keys(ari_replayed *a, const ari_recipe *r, size_t kv)
 {
     for (size_t k = 0; !a->given && kv != a->taken && k < a->p.seq; k++)
@@ -69,8 +80,10 @@ static void fill_angles(ari_replayed *a, const ari_recipe *r)
     const bool restart = r->restart > 0.0;
     for (size_t i = 0; i < n && r->pairs != ARI_NO_PAIRS; i++) {
         const double speed = pow(r->theta, -2.0 * (double)i / r->turned) / r->stretch;
-        for (size_t token = 0; token < a->p.seq; token++) {
-            const double position = r->ringed == ARI_RING_TURNED ? a->order[token] : (double)token;
+        for (size_t token = 0, first = 0; token < a->p.seq; token++) {
+            if (r->restart < 0.0 && token > 0 && a->document[0][token] != a->document[0][token - 1])
+                first = token;
+            const double position = r->ringed == ARI_RING_TURNED ? a->order[token] : (double)(token - first);
             const double angle = (restart ? fmod(position, r->restart) : position) * speed;
             a->cosine[token * n + i] = cos(angle);
             a->sine[token * n + i] = r->turns == ARI_BACKWARDS ? -sin(angle) : sin(angle);
@@ -108,8 +121,12 @@ static bool is_seen(const ari_replayed *a, const ari_recipe *r, size_t query, si
     const bool wide = r->window == 0.0 || (r->ringed == ARI_RING_WIDE && other);
     if (r->ringed == ARI_RING_OPEN && other)
         return true;
-    return !(k >= r->from && k < r->from + r->hidden) && k <= q + r->ahead && (wide || k + r->window > q) &&
-           (q < r->cut || k >= r->cut);
+    if (r->ringed == ARI_RING_STOPS &&
+        fmod(a->place[query] - a->place[key] + fabs(r->ring), fabs(r->ring)) == fabs(r->ring) - 1.0)
+        return false;
+    const bool before = r->ringed == ARI_RING_CAUSAL ? a->order[key] <= a->order[query] : k <= q + r->ahead;
+    return !(k >= r->from && k < r->from + r->hidden) && before && (wide || k + r->window > q) &&
+           (q < r->cut || k >= r->cut) && a->own[query] == a->own[key];
 }
 
 /* A query's scores; none where a key is unseen. */
@@ -121,7 +138,7 @@ static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
         take(a->one, a, r, 0, head, query);
     for (size_t k = 0; k < a->p.seq; k++) {
         double sum = a->given ? log((double)a->given[(head * a->p.seq + query) * a->p.seq + k]) : 0.0;
-        a->weight[k] = r->softmax == ARI_UNSEEN_AS_ZERO ? 0.0 : -HUGE_VAL;
+        a->weight[k] = r->softmax == ARI_UNSEEN_AS_ZERO ? 0.0 : r->softmax == ARI_UNSEEN_AS_CAP ? -r->cap : -HUGE_VAL;
         if (r->softmax != ARI_OVER_ALL && !is_seen(a, r, query, k))
             continue;
         for (size_t i = 0; i < d && !a->given; i++)
@@ -147,8 +164,7 @@ static void fill_columns(ari_replayed *a, const ari_recipe *r, size_t head)
 /* The softmax of scores of the keys of a place, NAN: of all; returns what it counts among several, 0 without any. */
 static double normalise(ari_replayed *a, double place, bool base_two)
 {
-    double share = 0.0;
-    double top = -HUGE_VAL, sum = 0.0;
+    double share = 0.0, top = -HUGE_VAL, sum = 0.0;
     for (size_t k = 0; k < a->p.seq; k++)
         top = isnan(place) || a->place[k] == place ? fmax(top, a->weight[k]) : top;
     for (size_t k = 0; k < a->p.seq; k++) {
@@ -191,7 +207,9 @@ static size_t kv_head(const ari_replayed *a, const ari_recipe *r, size_t head)
 /* The mean of v by a head's weights, in the place of a head of a row. */
 static void mix(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t slot, double *row)
 {
-    const size_t d = (size_t)r->head, heads = a->q / d, to = r->heads == ARI_REVERSED ? heads - 1 - slot : slot;
+    const size_t d = (size_t)r->head, heads = a->q / d, parts = (size_t)r->dealt, part = parts ? heads / parts : heads;
+    const size_t at = parts ? slot % part * parts + slot / part : slot;
+    const size_t to = r->heads == ARI_REVERSED ? heads - 1 - at : at;
     const size_t step = r->heads == ARI_BY_LANE ? heads : 1;
     double *out = row + (step > 1 ? to : to * d);
     for (size_t i = 0; i < d; i++)
@@ -221,6 +239,7 @@ void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
     prepare(a, r);
     for (size_t h = 0; h < heads; h++) {
         load_keys(a, r, kv_head(a, r, h));
+        load_documents(a, r, h);
         if (r->softmax == ARI_OVER_QUERIES)
             fill_columns(a, r, h);
         for (size_t k = 0; k < a->p.tokens; k++) {
@@ -229,6 +248,7 @@ void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
             const bool flat = r->heads == ARI_FLATTENED;
             const size_t head = flat ? at / a->p.seq : h, token = flat ? at % a->p.seq : a->p.token[k];
             load_keys(a, r, kv_head(a, r, head));
+            load_documents(a, r, head);
             weigh(a, r, head, token);
             if (a->p.heads)
                 memcpy(row + h * a->p.seq, a->weight, a->p.seq * sizeof *row);
@@ -244,6 +264,7 @@ double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_
 {
     prepare(a, r);
     load_keys(a, r, kv_head(a, r, head));
+    load_documents(a, r, head);
     weigh(a, r, head, query);
     for (size_t k = 0; k < a->p.seq; k++)
         a->weight[k] = k == key ? a->weight[k] : 0.0;
@@ -260,7 +281,7 @@ ar_status ari_recipe_init(ari_replayed *a)
     const size_t seq = a->p.seq;
     AR_TRY(ARI_ALLOC(&a->k, (seq + 1) * ARI_MOST_HEAD, "keys"));
     AR_TRY(ARI_ALLOC(&a->cosine, seq * ARI_MOST_HEAD, "angles"));
-    AR_TRY(ARI_ALLOC(&a->weight, 5 * seq, "scores"));
+    AR_TRY(ARI_ALLOC(&a->weight, 8 * seq, "scores"));
     AR_TRY(ARI_ALLOC(&a->context, ARI_PROBE_TOKENS * a->out, "context"));
     a->one = a->k + seq * ARI_MOST_HEAD;
     a->sine = a->cosine + seq * (ARI_MOST_HEAD / 2);
@@ -268,6 +289,9 @@ ar_status ari_recipe_init(ari_replayed *a)
     a->place = a->column + seq;
     a->order = a->place + seq;
     a->back = a->order + seq;
+    a->own = a->back + seq;
+    a->document[0] = a->own + seq;
+    a->document[1] = a->document[0] + seq;
     return AR_OK;
 }
 

@@ -13,16 +13,23 @@ enum { ARI_STRAIGHT, ARI_BY_HEADS, ARI_KEYS_FIRST };
 /* How heads are read and written: query heads dealt out to the KV heads in turn; features [d, heads] of the inputs, of
  * the output; q and k exchanged; the heads of the output in reverse order, or [heads, seq, d] flattened as it lies. */
 enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCHANGED, ARI_REVERSED, ARI_FLATTENED };
-/* What RoPE turns: v as well, not all, or backwards. */
-enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS };
-/* The dimension of the softmax; all keys, of which the unseen ones are dropped then; those with a score of 0. */
-enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO };
-/* What goes by the places of a ring: the mask, or RoPE, as if the tokens lay in the ring's order; all keys of other places
- * are seen, or no window is applied to them; each place's keys have a softmax of their own, and the results are averaged,
- * or weighted by powers of 2; the values of other places' keys are the own place's. */
+/* What RoPE turns: v as well, not all, backwards, or the last features in place of the first. */
+enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS, ARI_THE_LAST };
+/* The dimension of the softmax; all keys, of which the unseen ones are dropped then; those with a score of 0, or with that
+ * of a cap after the mask. */
+enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO, ARI_UNSEEN_AS_CAP };
+/* Which documents share a row: one; the reference's; the other's; the reference's of the tokens of one part, whose heads
+ * these are, for the tokens of all parts. */
+enum { ARI_ONE_DOCUMENT, ARI_REFERENCES, ARI_OTHERS, ARI_OF_OWN_PART };
+/* What goes by the places of a ring: the mask, that without its window, or RoPE, as if the tokens lay in the ring's order;
+ * keys of the farthest place are unseen; all keys of other places are seen, or no window is applied to them; each place's
+ * keys have a softmax of their own, and the results are averaged, or weighted by powers of 2; the values of other places'
+ * keys are the own place's. */
 enum {
     ARI_NO_RING,
     ARI_RING_MASKED,
+    ARI_RING_CAUSAL,
+    ARI_RING_STOPS,
     ARI_RING_TURNED,
     ARI_RING_OPEN,
     ARI_RING_WIDE,
@@ -35,7 +42,8 @@ typedef struct ari_recipe {
     double head, packing, heads; /* head: features of one */
     double pairs, turns, turned, theta, stretch,
         restart;                             /* turned: features, the first ones; stretch divides positions;
-                                                              restart: tokens after which they start again; 0: never */
+                                                              restart: tokens after which they start again; 0: never;
+                                                              below: with each of the reference's documents */
     double scale, cap;                       /* scale: of 1/sqrt(head); cap tanh(score/cap), 0: none */
     double slope, series, plain, shards;     /* ALiBi: slope times those of a series for so many heads, plain:
                                                               one geometric series for any number of them; each shard of
@@ -44,6 +52,8 @@ typedef struct ari_recipe {
                                                               in all, 0: all; where a second document begins, 0: none;
                                                               keys from this one on that are unseen */
     double softmax, ringed, ring;            /* ring: places, negative: in a zigzag */
+    double documents, parts, dealt;          /* parts: of own documents; dealt: heads of the output from so many parts
+                                                              in turn */
 } ari_recipe;
 
 typedef struct ari_replayed {
@@ -58,6 +68,7 @@ typedef struct ari_replayed {
     double *cosine, *sine;              /* [seq][head / 2] of the recipe */
     double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */
     double *place, *order, *back;       /* [seq]: in the ring; in its order; which token has a place in its order */
+    double *own, *document[2];          /* [seq]: document of a head's tokens; of the reference's, of the other's */
     size_t taken;                       /* the KV head that k is of */
 } ari_replayed;
 

@@ -258,10 +258,10 @@ ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t i
     *held = w && w->ndim == 2 && w->count == in * cols && in > 0 && in <= ARI_PROBE_WIDTH;
     if (!*held)
         return AR_OK;
-    const bool in_out = ari_module_of(w->name, strcspn(w->name, ":")).in_out;
-    *held = w->shape[in_out ? 0 : 1] == in;
-    if (!*held)
-        return AR_OK;
+    const ar_dump_tensor *qkv = ari_replay_parameter(p->c, ARI_QKV, ".weight"); /* more outputs than inputs */
+    const bool named = ari_module_of(w->name, strcspn(w->name, ":")).in_out;
+    const bool in_out =
+        w->shape[0] != w->shape[1] ? w->shape[0] == in : named && !(qkv && qkv->shape[0] > qkv->shape[1]);
     p->in = in;
     AR_TRY(ARI_ALLOC(&p->w, p->outs * in, w->name));
     AR_TRY(ARI_ALLOC_ZERO(&p->bias, p->outs, w->name));
