@@ -391,8 +391,9 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
 static void print_rule_note(FILE *to, const ar_verify_report *r)
 {
     if (r->rule == AR_VERIFY_BITS && r->different > 0 && !r->facts.exact_numerics)
-        fprintf(to, "note: bits were compared, which rounding alone changes in other programs' sums; --rtol 1e-4 --atol "
-                    "1e-5 lets it pass, --normal judges it\n");
+        fprintf(to,
+                "note: bits were compared, which rounding alone changes in other programs' sums; --rtol 1e-4 --atol "
+                "1e-5 lets it pass, --normal judges it\n");
 }
 
 /* By a tolerance, of a first step that is right. What second moments divide is a part of the learning rate, however small
