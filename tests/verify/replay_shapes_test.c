@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of shapes that few models have is computed again, so that a mistake of it has its name: part of each head is
- * turned, a window beside documents that share a row, capped scores, no positions; values of ranks that share
+ * turned, a window beside documents that share a row, sinks, capped scores, no positions; values of ranks that share
  * heads or tokens. Attention is computed here by plain loops. */
 #include "tests/verify/replay_support.h"
 
@@ -10,7 +10,7 @@ enum { HEADS = 4, KV = 2, D = 6, Q = HEADS * D, K = KV * D, WINDOW = 4, RANKS = 
  * output from so many parts in turn; hops: that keys make around RANKS; ordered: 2 places of a zigzag are compared. */
 typedef struct shape {
     size_t turned, from, window, documents, own, dealt, hops;
-    bool late_cap, ordered;
+    bool sinks, late_cap, ordered;
     double cap;
 } shape;
 
@@ -68,12 +68,13 @@ static double weight_of(const float *q, const float *k, size_t at, size_t key, s
     return exp(o->cap > 0.0 ? o->cap * tanh(sum / o->cap) : sum);
 }
 
-static void attend(float *out, const float *const x[3], size_t at, const float *w, const shape *o)
+static void attend(float *out, const float *const x[3], size_t at, const float *w, const float *sinks, const shape *o)
 {
     double context[Q] = {0.0};
     for (size_t h = 0; h < HEADS; h++) {
         const size_t kv = h / (HEADS / KV), part = o->dealt ? HEADS / o->dealt : HEADS;
-        double sum = 0.0, *own = context + (o->dealt ? h % part * o->dealt + h / part : h) * D;
+        double sum = o->sinks ? exp((double)sinks[h]) : 0.0,
+               *own = context + (o->dealt ? h % part * o->dealt + h / part : h) * D;
         for (size_t key = 0; key < S; key++) {
             const double e = weight_of(x[0] + at * Q + h * D, x[1] + key * K + kv * D, at, key, h, o);
             sum += e;
@@ -98,13 +99,14 @@ static const char *cause_of(const shape *right, const shape *wrong)
     const float *const x[3] = {put(&m, "layers.1.attn.q_proj:fwd", 3, B, S, Q),
                                put(&m, "layers.1.attn.k_proj:fwd", 3, B, S, K),
                                put(&m, "layers.1.attn.v_proj:fwd", 3, B, S, K)};
+    const float *sinks = right->sinks ? put(&m, "layers.1.attn.sinks:init", 1, HEADS, 0, 0) : NULL;
     const float *w = put(&m, "layers.1.attn.o_proj.weight:init", 2, H, Q, 0);
     float *y = put(&m, "layers.1.attn.o_proj:fwd", 3, B, S, H), *z = other_of(&m);
     for (size_t row = 0; row < B * S; row++) {
         const size_t sample = row / S * S;
         const float *const of[] = {x[0] + sample * Q, x[1] + sample * K, x[2] + sample * K};
-        attend(y + row * H, of, row % S, w, right);
-        attend(z + row * H, of, row % S, w, wrong);
+        attend(y + row * H, of, row % S, w, sinks, right);
+        attend(z + row * H, of, row % S, w, sinks, wrong);
     }
     const ar_verify_row row = look(&m, 0.0);
     snprintf(cause, sizeof cause, "%s", row.evidence.cause);
@@ -130,7 +132,10 @@ Test(replay_shapes, a_mistake_is_named)
          {.turned = 4, .window = WINDOW, .own = 1},
          "attention_across_documents"},
         {{.turned = 0}, {.turned = D}, "rope_missing"},
-        {{.turned = 0, .cap = 1.5}, {.turned = 0, .cap = 1.5, .late_cap = true}, "causal_mask"},
+        {{.turned = 0, .sinks = true, .cap = 1.5}, {.turned = 0, .cap = 1.5}, "sinks_missing"},
+        {{.turned = 0, .sinks = true, .cap = 1.5},
+         {.turned = 0, .sinks = true, .cap = 1.5, .late_cap = true},
+         "causal_mask"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *c = cause_of(&cases[i].right, &cases[i].wrong);

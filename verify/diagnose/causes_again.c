@@ -48,6 +48,9 @@ static const ari_cause rows[] = {
     {"dropout", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
      "each wrong row is a norm of the reference's two terms, of which each feature of {what} counts not at all or "
      "{factor:.4g} times: dropout of {rate:.3g} on one side alone"},
+    {"sinks_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SOME) | IF(ZERO), 0, "",
+     AGAIN "attention's sinks, a score of each head that has no value, left out of the softmax on one side" LOOK
+           "`sinks` in an attention kernel that does not know them"},
     {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO) | IF(ALL), 0, "",
      AGAIN "RoPE of base {factor:.7g}, where the reference has none: a layer without positions" LOOK
            "`no_rope_layers`; layers without a window that have no positions"},

@@ -40,6 +40,7 @@ enum {
     MAY_BE = 8192,
     UNTURNED = 65536,
     PARTIAL = 131072, /* some of a head's features are turned, and some not */
+    SUNK = 262144,    /* the dump has sinks */
     DOCUMENTED = 524288,
     OF_WEIGHTS = 32768 /* softmax's own weights say as much as scores */
 };
@@ -96,6 +97,7 @@ static const row table[] = {
     ROW(ahead, TO, OPEN, IF(CAUSAL) | IF(ALL), NULL, 0),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(ROWS), NULL, ARI_OVER_ALL),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(SAME), NULL, ARI_UNSEEN_AS_ZERO),
+    ROW(sinks, TO, SUNK | MAY_BE, IF(SOME) | IF(ZERO), NULL, 0, 1),
     ROW(documents, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(ALL), NULL, ARI_ONE_DOCUMENT),
     ROW(documents, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(ROWS), NULL, ARI_OTHERS),
     WITH(parts, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(OF_CP), "ring", documents, ARI_OF_OWN_PART, 2, 3, 4, 8),
@@ -146,11 +148,11 @@ static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
 {
     const bool alone = a->in[0] != a->in[1] && a->in[1] != a->in[2];
     return MAY_BE | OF_WEIGHTS | (r->pairs != ARI_NO_PAIRS ? TURNED : UNTURNED) |
-           (r->pairs != ARI_NO_PAIRS && r->turned < r->head ? PARTIAL : 0) | (r->documents > 0.0 ? DOCUMENTED : 0) |
-           (r->slope != 0.0 ? SLOPED : 0) | (r->ahead == 0.0 ? CAUSAL : OPEN) | (r->cap > 0.0 ? CAPPED : 0) |
-           (r->window > 0.0 ? WINDOWED : WIDE) | (a->kv < a->q && (double)a->kv > r->head ? GROUPED : 0) |
-           (a->kv == a->q ? EQUAL : 0) | (alone ? SEPARATE : TOGETHER) |
-           (!alone && r->packing == ARI_BY_HEADS ? BY_KV_HEADS : 0) |
+           (r->pairs != ARI_NO_PAIRS && r->turned < r->head ? PARTIAL : 0) | (a->sink ? SUNK : 0) |
+           (r->documents > 0.0 ? DOCUMENTED : 0) | (r->slope != 0.0 ? SLOPED : 0) | (r->ahead == 0.0 ? CAUSAL : OPEN) |
+           (r->cap > 0.0 ? CAPPED : 0) | (r->window > 0.0 ? WINDOWED : WIDE) |
+           (a->kv < a->q && (double)a->kv > r->head ? GROUPED : 0) | (a->kv == a->q ? EQUAL : 0) |
+           (alone ? SEPARATE : TOGETHER) | (!alone && r->packing == ARI_BY_HEADS ? BY_KV_HEADS : 0) |
            (a->p.seq * a->p.seq * a->q <= MOST_SCORES ? SHORT : 0);
 }
 
@@ -345,7 +347,7 @@ static void improve(best *b, ari_replayed *a, double enough)
 /* The nearest of the usual recipes of a pairing and cap, in which documents share the row or not, improved. */
 static void find_recipe(best *b, ari_replayed *a, ari_recipe r, double enough)
 {
-    const size_t heads = a->p.heads ? a->p.heads : a->p.c->facts.heads;
+    const size_t heads = a->p.heads ? a->p.heads : a->sinks ? a->sinks : a->p.c->facts.heads;
     for (size_t d = ARI_MOST_HEAD; d >= 4 && b->left > ARI_REPLAY_EXACT; d -= 2) {
         if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (heads && d * heads != a->q))
             continue;
@@ -353,6 +355,7 @@ static void find_recipe(best *b, ari_replayed *a, ari_recipe r, double enough)
             r.head = r.turned = (double)d;
             r.packing = packing;
             r.series = (double)(a->q / d);
+            r.sinks = a->sinks * d == a->q;
             if (r.documents > 0.0 && !find_documents(a, r))
                 continue;
             for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) { /* partial rotary: 1/2, 1/4 */
@@ -372,15 +375,19 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
     static const double documents[] = {0.0, ARI_REFERENCES, 0.0, 0.0}, cap[] = {0.0, 0.0, 4.0, 32.0};
     enum { PAIRINGS = sizeof pairings / sizeof *pairings, ATTEMPTS = sizeof cap / sizeof *cap };
     const double enough = ARI_REPLAY_CAPPED + 4.0 * a->p.c->relative * a->p.c->relative;
-    ari_recipe r = {.theta = 1.0, .stretch = 1.0, .scale = 1.0, .shards = 1.0};
     double exact = HUGE_VAL;
     best b = {.left = HUGE_VAL};
     for (size_t i = 0; i < ATTEMPTS * PAIRINGS && b.left > (i < PAIRINGS ? enough : ARI_REPLAY_BASE); i++) {
         best own = {.left = HUGE_VAL};
-        r.pairs = pairings[i % PAIRINGS];
-        r.documents = documents[i / PAIRINGS];
-        r.cap = cap[i / PAIRINGS];
-        find_recipe(&own, a, r, enough);
+        find_recipe(&own, a,
+                    (ari_recipe){.pairs = pairings[i % PAIRINGS],
+                                 .documents = documents[i / PAIRINGS],
+                                 .cap = cap[i / PAIRINGS],
+                                 .theta = 1.0,
+                                 .stretch = 1.0,
+                                 .scale = 1.0,
+                                 .shards = 1.0},
+                    enough);
         b = own.left < b.left ? own : b;
     }
     if (!(b.left <= ARI_REPLAY_BASE) || b.r.window == 1.0) /* v alone, which is then what was mixed of it already */
@@ -534,12 +541,24 @@ static void replay_weights(ari_trace *t, ari_replayed *a)
         find_mistake(t, a, &base, OF_WEIGHTS);
 }
 
+/* A parameter of attention that has as many numbers as there may be heads, and is no layer's weight or bias. */
+static ar_status read_sinks(ari_replayed *a)
+{
+    const ar_dump_tensor *t = ari_replay_sinks(a->p.c);
+    if (!t || a->p.heads || t->count * 2 > a->q || a->q % t->count)
+        return AR_OK;
+    a->sinks = t->count;
+    AR_TRY(ARI_ALLOC(&a->sink, t->count, t->name));
+    return ar_dump_read_f32(t, 0, t->count, a->sink);
+}
+
 static ar_status replay_all(ari_trace *t, ari_replayed *a)
 {
     const values v = values_of(a->p.c);
     const size_t heads = a->p.heads ? a->p.heads : 1;
     bool found = false;
     AR_TRY(ari_recipe_init(a));
+    AR_TRY(read_sinks(a));
     for (size_t i = 0; i < (v.named ? 1 : v.n * v.n * v.n) && !found; i++) {
         const ar_dump_tensor *const x[3] = {v.of[v.named ? 0 : i / v.n / v.n], v.of[v.named ? 1 : i / v.n % v.n],
                                             v.of[v.named ? 2 : i % v.n]};

@@ -161,10 +161,11 @@ static void fill_columns(ari_replayed *a, const ari_recipe *r, size_t head)
     }
 }
 
-/* The softmax of scores of the keys of a place, NAN: of all; returns what it counts among several, 0 without any. */
-static double normalise(ari_replayed *a, double place, bool base_two)
+/* The softmax of scores of the keys of a place, NAN: of all, and a score without a key; returns what it counts among
+ * several, 0 without any. */
+static double normalise(ari_replayed *a, double place, double sink, bool base_two)
 {
-    double share = 0.0, top = -HUGE_VAL, sum = 0.0;
+    double share = 0.0, top = sink, sum = 0.0;
     for (size_t k = 0; k < a->p.seq; k++)
         top = isnan(place) || a->place[k] == place ? fmax(top, a->weight[k]) : top;
     for (size_t k = 0; k < a->p.seq; k++) {
@@ -173,6 +174,7 @@ static double normalise(ari_replayed *a, double place, bool base_two)
         a->weight[k] = isfinite(a->weight[k]) ? exp(a->weight[k] - top) : 0.0;
         sum += a->weight[k];
     }
+    sum += isfinite(sink) ? exp(sink - top) : 0.0;
     if (sum > 0.0)
         share = base_two ? exp2(top + log(sum)) : 1.0;
     for (size_t k = 0; k < a->p.seq; k++)
@@ -184,6 +186,7 @@ static double normalise(ari_replayed *a, double place, bool base_two)
 static void weigh(ari_replayed *a, const ari_recipe *r, size_t head, size_t query)
 {
     const bool base_two = r->ringed == ARI_RING_BASE_TWO, apart = r->ringed == ARI_RING_APART || base_two;
+    const double sink = r->sinks > 0.0 ? (double)a->sink[head] : -HUGE_VAL;
     double seen = 0.0;
     score(a, r, head, query);
     for (size_t k = 0; r->softmax == ARI_OVER_QUERIES && k < a->p.seq; k++)
@@ -191,7 +194,7 @@ static void weigh(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
     if (r->softmax == ARI_OVER_QUERIES)
         return;
     for (double place = 0.0; place < (apart ? fabs(r->ring) : 1.0); place++)
-        seen += normalise(a, apart ? place : (double)NAN, base_two);
+        seen += normalise(a, apart ? place : (double)NAN, sink, base_two);
     for (size_t k = 0; k < a->p.seq; k++)
         a->weight[k] = r->softmax == ARI_OVER_ALL && !is_seen(a, r, query, k) ? 0.0 : a->weight[k] / seen;
 }
@@ -299,6 +302,7 @@ void ari_recipe_fini(ari_replayed *a)
 {
     for (size_t i = 0; i < 3; i++)
         free(a->x[i]);
+    free(a->sink);
     free(a->k);
     free(a->weight);
     free(a->context);

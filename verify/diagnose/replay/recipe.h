@@ -52,17 +52,19 @@ typedef struct ari_recipe {
                                                               in all, 0: all; where a second document begins, 0: none;
                                                               keys from this one on that are unseen */
     double softmax, ringed, ring;            /* ring: places, negative: in a zigzag */
-    double documents, parts, dealt;          /* parts: of own documents; dealt: heads of the output from so many parts
-                                                              in turn */
+    double sinks, documents, parts, dealt;   /* sinks: each head has a score more; parts: of own documents; dealt: heads
+                                                              of the output from so many parts in turn */
 } ari_recipe;
 
 typedef struct ari_replayed {
     ari_probe p;
-    size_t out;         /* of a token: q, or, where the probe is of scores, [heads][keys] */
-    float *x[3];        /* of the sample, [seq][width]: q, k, v, or what holds several */
-    size_t width[3];    /* of those */
-    size_t in[3];       /* which of x holds q, k, v */
-    size_t q, kv;       /* features of q, of k */
+    size_t out;      /* of a token: q, or, where the probe is of scores, [heads][keys] */
+    float *x[3];     /* of the sample, [seq][width]: q, k, v, or what holds several */
+    size_t width[3]; /* of those */
+    size_t in[3];    /* which of x holds q, k, v */
+    size_t q, kv;    /* features of q, of k */
+    float *sink;     /* a score of each head that has no value; NULL: there are none */
+    size_t sinks;
     const float *given; /* weights [heads][seq][seq], whose logarithms are scores, in place of q and k; NULL */
     double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][out] */
     double *cosine, *sine;              /* [seq][head / 2] of the recipe */

@@ -117,13 +117,36 @@ size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case 
     return found;
 }
 
+/* The bytes of the name of the module that this one is a part of; of attention, its own. */
+static size_t whole_of(const ari_case *c, const ari_order_key *own)
+{
+    size_t n = own->stem;
+    while (ari_replay_role(c) != ARI_ATTENTION && n > 0 && own->name[n - 1] != '.')
+        n--;
+    return n;
+}
+
+const ar_dump_tensor *ari_replay_sinks(const ari_case *c)
+{
+    const ar_dump *dump = c->known->reference;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    const size_t n = whole_of(c, &own);
+    for (size_t i = 0; i < ar_dump_count(dump); i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+        if ((key.pass == 'i' || key.pass == 'w') && t->ndim == 1 && key.stem > n && memcmp(t->name, own.name, n) == 0 &&
+            !memchr(t->name + n + 1, '.', key.stem - n - 1))
+            return t;
+    }
+    return NULL;
+}
+
 size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c)
 {
     const ar_dump *dump = c->known->reference;
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    size_t found = 0, n = own.stem;
-    while (ari_replay_role(c) != ARI_ATTENTION && n > 0 && own.name[n - 1] != '.')
-        n--;
+    const size_t n = whole_of(c, &own);
+    size_t found = 0;
     for (size_t i = 0; i < ar_dump_count(dump) && found < most; i++) {
         const ar_dump_tensor *t = ar_dump_at(dump, i);
         const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));

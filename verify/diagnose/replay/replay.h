@@ -21,6 +21,9 @@ const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, a
 /** The reference's forward values of the parts of this tensor's module, or of those of the attention that it is the
  *  output of, as far as names do not say that they come after the scores; returns how many. */
 size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c);
+/** The initial numbers of attention's sinks, a score of each head: its parameter of one dimension that is no layer's;
+ *  NULL: none. */
+const ar_dump_tensor *ari_replay_sinks(const ari_case *c);
 /** The initial parameter of a role, ARI_NO_ROLE: of the case's own module, in this tensor's layer, kind ".weight" or ".bias", of either dump: a reference of
  *  activations alone has none. NULL: none. */
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind);
