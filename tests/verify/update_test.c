@@ -433,3 +433,21 @@ Test(update, dampening_of_sgd_is_told_from_a_factor)
     two_files_remove(&f);
     expect_cause(r, "sgd_dampening", "keeps 0.9 of what it was");
 }
+
+/* Resumed with the weights of before the step that the optimizer's state is of. */
+Test(update, weights_of_before_a_step_are_told)
+{
+    const two_files f = two_files_make();
+    const ar_verify_options o = {.reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5};
+    ar_verify_report *r = NULL;
+    run at;
+    begin(&at, 1.0);
+    step(&at, right);
+    for (int k = 0; k < 2; k++) {
+        const ar_st_tensor t = vector_of("w.weight:init", AR_F32, N, k == 0 ? at.new : at.init);
+        write_tensors(k == 0 ? f.reference : f.other, &t, 1);
+    }
+    cr_assert_ok(ar_verify(&r, &o));
+    two_files_remove(&f);
+    expect_cause(r, "other_point_of_step", "one step apart: what differs is moved up or down by 0.001 each");
+}

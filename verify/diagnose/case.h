@@ -495,6 +495,7 @@ enum {
     M(decay, ARI_TRACE + 3, ARI_ON_VALUES | ARI_ON_WHOLE, "n", 8, ARI_NEEDS_NUMBERS | ARI_NEEDS_BEFORE)      \
     M(block_of_zeros, ARI_TRACE + 3, ARI_ON_WHOLE, NULL, 0, 0)                                               \
     M(update, ARI_TRACE - 1, ARI_ON_VALUES | ARI_ON_WHOLE, "n", 4, ARI_NEEDS_NUMBERS | ARI_NEEDS_BEFORE)     \
+    M(one_step, ARI_TRACE - 1, ARI_ON_WHOLE, "i", 16, ARI_NEEDS_TENSOR)                                      \
     M(world_rank, ARI_TRACE - 4, ARI_ON_RANKS, NULL, 0, 0)                                                   \
     M(zero, ARI_TRACE - 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                          \
     M(ungiven, ARI_SHAPE + 5, ARI_ON_WHOLE, "b", 64, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \

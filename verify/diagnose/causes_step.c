@@ -24,6 +24,10 @@ static const ari_cause rows[] = {
     {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(SOME), IF(LONE), "",
      "each rank's update is the expected one times a factor of its own, from {factor:.4g} to {high:.4g}: each clipped "
      "by the norm of its own shards, or has a learning rate of its own"},
+    {"other_point_of_step", K(UPDATE), ARI_TRACE - 1, "i", 0, IF(ONE), 0, "",
+     "one step apart: what differs is moved up or down by {size:.4g} each, whatever its size, and by {decay:.3g} of itself, "
+     "as Adam's first step moves weights and decay takes them down: one side's are those of before a step" LOOK
+     "what a resume loads: weights saved before `optimizer.step()`, of another step than the optimizer's state"},
     {"no_update", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(ZERO), 0, "",
      "no update: these are the weights before the step, which was left out or whose result was lost" LOOK
      "parameters in the optimizer's groups; a skipped step"},

@@ -131,8 +131,11 @@ static void say_how_many(ari_trace *trace, const ari_case *c, double share)
             return;
         }
     }
-    ari_say(&t, "what one of some %.0f to %.0f %ssamples or micro-batches contributes", low, high,
-            ari_is_alone(c) ? "" : "ranks, ");
+    const char *of = ari_is_alone(c) ? "" : "ranks, ";
+    if (low < high)
+        ari_say(&t, "what one of some %.0f to %.0f %ssamples or micro-batches contributes", low, high, of);
+    else
+        ari_say(&t, "what one of %.0f %ssamples or micro-batches contributes", low, of);
 }
 
 /* Of a run whose ranks are not seen. */

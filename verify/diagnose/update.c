@@ -148,3 +148,31 @@ ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
     ari_number(t, "cosine", cosine);
     return AR_OK;
 }
+
+/* --- one step ----------------------------------------------------------------------------------------------------- */
+
+/* What a decay takes away in a step is far less; more would be another fit. */
+#define MOST_DECAY 0.1
+
+/* Adam's first step moves each weight by the learning rate, up or down, and by its decay: whether initial values are apart
+ * by that. */
+ar_status ari_measure_one_step(ari_trace *t, const ari_case *c)
+{
+    double size, decay;
+    size_t up = 0;
+    ari_fit f = {0};
+    for (size_t i = 0; i < c->count; i++) {
+        const double r = (double)c->ref[i], apart = (double)c->val[i] - r;
+        if (!ari_off(c, i))
+            continue;
+        ari_fit_add(&f, apart, copysign(1.0, apart), r);
+        up += apart > 0.0;
+    }
+    if (f.n * 4 < c->count || up * 4 < f.n || up * 4 > f.n * 3 || c->survey.total.zero > 0 ||
+        !(ari_fit_two(&size, &decay, &f) <= ARI_UNFITTED) || !(fabs(decay) < MOST_DECAY))
+        return AR_OK;
+    ari_found(t, ARI_FOUND_UPDATE, ARI_IF(ONE));
+    ari_number(t, "size", size);
+    ari_number(t, "decay", fabs(decay));
+    return AR_OK;
+}
