@@ -67,9 +67,13 @@ bool ari_wants_text(const ari_common *common)
     return !common->quiet && (common->json == NULL || strcmp(common->json, "-") != 0);
 }
 
+/* One more whenever a member goes, or means something else; new members do not count. */
+enum { SCHEMA = 1 };
+
 json_t *ari_json_begin(const char *command)
 {
-    return json_pack("{s:s, s:s, s:s}", "tool", "anyrank", "version", ari_version(), "command", command);
+    return json_pack("{s:s, s:s, s:i, s:s}", "tool", "anyrank", "version", ari_version(), "schema", SCHEMA, "command",
+                     command);
 }
 
 json_t *ari_json_whole(json_t *object, json_t *rest)

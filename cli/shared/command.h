@@ -55,7 +55,7 @@ void ari_print_version(FILE *to);
 /** Whether the text for people goes to stdout: not with --quiet, nor where --json took stdout. */
 bool ari_wants_text(const ari_common *common);
 
-/** {"tool":"anyrank","version":...,"command":...}: what every result begins with. Gives; NULL without memory. */
+/** {"tool":"anyrank","version":...,"schema":1,"command":...}: what every result begins with. Gives; NULL without memory. */
 json_t *ari_json_begin(const char *command);
 /** Adds the members of `rest`, which it takes. Gives the object; NULL, and frees both, where either is NULL. */
 json_t *ari_json_whole(json_t *object, json_t *rest);

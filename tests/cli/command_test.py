@@ -456,7 +456,7 @@ class Grads(CommandTest):
         out = self.folder / "out"
         result = self.result("grads", GOLDEN / "gpt2-tiny", "--input", GOLDEN / "gpt2-tiny/batch.safetensors", "--out",
                              out, "--tp", "2")
-        self.assertEqual((result["tool"], result["command"], result["result"]), ("anyrank", "grads", "same"))
+        self.assertEqual((result["tool"], result["schema"], result["command"], result["result"]), ("anyrank", 1, "grads", "same"))
         self.assertRegex(result["outputs_hash"], "^[0-9a-f]{64}$")
         self.assertEqual(sorted(os.listdir(out)), ["grads.safetensors", "outputs.safetensors"])
         self.assertEqual([pathlib.Path(f).name for f in result["files"]], ["outputs.safetensors", "grads.safetensors"])
