@@ -57,33 +57,33 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
     const ar_parallel *layout = &p->step.run.parallel;
     switch (k) {
     case ARI_TIME_PRODUCTS:
-        snprintf(text, size, "faster products or more GPUs would move it, a faster network would not");
+        snprintf(text, size, "faster matmuls or more GPUs would shorten it, a faster network would not");
         break;
     case ARI_TIME_AGAIN:
         snprintf(text, size,
                  "more memory, a smaller micro-batch or a longer pipeline would do without computing again");
         break;
     case ARI_TIME_TP:
-        snprintf(text, size, "a smaller tp,%s or faster links %s, would move it",
+        snprintf(text, size, "a smaller tp,%s or faster links %s, would shorten it",
                  layout->sp && ari_planned_overlap(p) == 1 ? " collectives beside products (--overlap)," : "",
                  link_of(t, k));
         break;
     case ARI_TIME_CP:
-        snprintf(text, size, "a smaller cp%s, or faster links %s, would move it",
+        snprintf(text, size, "a smaller cp%s, or faster links %s, would shorten it",
                  ari_axis_ranks(layout, ARI_AXIS_RING) > 1 ? ", more of it within cp-inner" : "", link_of(t, k));
         break;
     case ARI_TIME_DP:
-        snprintf(text, size, "a larger batch%s, or faster links %s, would move it",
+        snprintf(text, size, "a larger batch%s, or faster links %s, would shorten it",
                  layout->zero >= 3 ? ", a lower stage of ZeRO" : "", link_of(t, k));
         break;
     case ARI_TIME_PP:
-        snprintf(text, size, "%sfaster links %s would move it",
+        snprintf(text, size, "%sfaster links %s would shorten it",
                  ari_at_least_one(p->step.run.parallel.virtual_stages) > 1 ? "fewer virtual stages or " : "",
                  link_of(t, k));
         break;
     default:
         snprintf(text, size,
-                 "more micro-batches (a larger batch), more virtual stages or fewer ranks of --pp would move it");
+                 "more micro-batches (a larger batch), more virtual stages or fewer ranks of --pp would shorten it");
         break;
     }
 }
@@ -126,7 +126,8 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
     }
     int used = snprintf(text, size, "the step is bound by %s, %.0f %% of it: %s",
                         k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, what);
-    if (faster && used > 0 && (size_t)used < size)
+    /* GPUs of twice the memory are sold; a layout for one of ten times helps nobody. */
+    if (faster && faster->bytes <= 2.0 * memory_bytes && used > 0 && (size_t)used < size)
         snprintf(text + used, size - (size_t)used,
                  "; with %.1f GB more a rank, a step of %s would take %.0f %% of that",
                  (faster->bytes - memory_bytes) * 1e-9,
