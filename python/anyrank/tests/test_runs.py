@@ -30,7 +30,7 @@ class Options(unittest.TestCase):
             usage = subprocess.check_output([_command.find_command(), command, "--help-all"], text=True)
             words = {line.split("--", 1)[1].split()[0] for line in usage.splitlines()
                      if line.startswith("  --") or line.startswith("  -q, --")}
-            given_here = {"json", "quiet", "no-color", "progress-fd", "version"}
+            given_here = {"json", "quiet", "no-color", "progress-fd", "version", "help-all"}
             options = {name.replace("_", "-") for name in _options.OPTIONS[command]}
             self.assertEqual(options, words - given_here, command)
 
