@@ -120,7 +120,8 @@ void ar_module_destroy(ar_module *m);
 /* --- what layers of one's own are made of ------------------------------------------------------------------------- */
 
 /** A parameter "module.part" that every rank of the tensor-parallel group holds whole; its gradient must come out equal
- * on all of them. fan_in and fan_out are the last and the first extent. Errors: as ar_param_init. */
+ * on all of them. fan_in and fan_out are the last and the first extent; the standard deviation of AR_INIT_NORMAL
+ * is 0.02 unless p->init_range is set. Errors: as ar_param_init. */
 AR_NODISCARD ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, const char *part, int ndim,
                                            const size_t *shape, ar_init_scheme init);
 /** A fresh tensor of the step with x's shape and dtype. */

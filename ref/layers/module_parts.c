@@ -15,6 +15,7 @@ ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, cons
     AR_TRY(ar_layout_replicate(&layout, ndim, shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->init = init;
+    p->init_range = 0.02; /* GPT-2's; at 0 a normal distribution is all zeros */
     p->fan_in = ndim > 0 ? shape[ndim - 1] : 1;
     p->fan_out = ndim > 0 ? shape[0] : 1;
     return AR_OK;

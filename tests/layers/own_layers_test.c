@@ -322,6 +322,19 @@ Test(own_layers, rows_of_a_global_batch_are_samples_and_others_one_samples_token
     cr_expect_neq(memcmp(placed, bare, sizeof bare), 0, "a sum rounded once is not one rounded sample by sample");
 }
 
+Test(own_layers, normal_values_are_not_all_zero)
+{
+    SCOPED(end) alone a = begin();
+    ar_param w;
+    float values[4];
+    cr_assert_ok(ar_param_init_whole(&w, a.ctx, "m", "weight", 2, (size_t[]){2, 2}, AR_INIT_NORMAL));
+    cr_assert_ok(ar_param_fresh(&w, a.ctx, 5));
+    cr_assert_ok(ar_ctx_download(a.ctx, values, &w.value));
+    for (int i = 0; i < 4; i++)
+        cr_expect(values[i] != 0.0f && fabsf(values[i]) < 0.12f, "%g", (double)values[i]);
+    ar_param_fini(&w);
+}
+
 Test(own_layers, a_product_with_a_whole_matrix_has_the_bits_of_a_linear_layer)
 {
     static const float in[6] = {0.1f, -2, 3, 0.7f, 1e3f, -1e-3f};
