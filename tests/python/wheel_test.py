@@ -128,7 +128,7 @@ class Wheel(unittest.TestCase):
         command = place / "anyrank/bin/anyrank"
         command.chmod(0o755)
         self.passes([sys.executable, ROOT / "tests/verify/bits_test.py",
-                     "Bits.test_the_hashes_are_those_of_the_page_on_every_path"], environment={"ANYRANK": str(command)})
+                     "Bits.test_the_hashes_are_those_of_the_table_on_every_path"], environment={"ANYRANK": str(command)})
         if (ROOT / "build/anyrank").exists():
             ours, other = (json.loads(self.passes([program, "info", "--json", "-"], environment={"OMP_NUM_THREADS": "1"}))
                            for program in (command, ROOT / "build/anyrank"))
