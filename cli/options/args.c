@@ -343,7 +343,7 @@ static bool same_section(const char *a, const char *b)
     return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-/* Each section once, where its first option stands; those without one, and those of every subcommand, last. */
+/* Each section once, where its first option stands; the options of every subcommand last. */
 static void print_sections(FILE *to, const ari_option_list *l)
 {
     static const char rest[] = "common";
