@@ -31,6 +31,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import blind2_cases  # noqa: E402
+import blind3_cases  # noqa: E402
 import blind_cases  # noqa: E402
 import cases  # noqa: E402
 import strangers_cases  # noqa: E402
@@ -154,7 +155,7 @@ def main():
     cases.FOLDER = folder / "models"
     cases.FOLDER.mkdir(exist_ok=True)
     trial, rows = Trial(args.anyrank, folder, args.folder is not None, args.again), []
-    asked = [case for case in [*cases.CASES, *blind_cases.CASES, *blind2_cases.CASES]
+    asked = [case for case in [*cases.CASES, *blind_cases.CASES, *blind2_cases.CASES, *blind3_cases.CASES]
              if any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only)]
     asked = sample(asked, args.every)
     for case in asked:
