@@ -119,7 +119,7 @@ BROKEN = [
      "positions rope_positions causal_mask keys_masked later_tokens", "layers.2.attn*"),
     # Ranks that share samples.
     # truth: The last micro-batch's gradient is added after the all-reduce, and is a rank's own (DeepSpeed 7985).
-    ("last_micro_batch_after_reduce", "quarry", "zero dp2", {"micro": 2},
+    ("last_micro_batch_after_reduce", "quarry", "zero dp2 bf16", {"micro": 2},
      "missing_average missing_all_reduce | replicas_apart partial_sum one_micro_batch micro_batches_weighted", "*:grad"),
     # truth: The schedule is stepped once for each process, so that the second step has three quarters of the rate in place of
     # two (accelerate 2926).
@@ -132,7 +132,7 @@ BROKEN = [
     ("clipped_before_reduce", "quarry", "zero dp2", UPDATE,
      "missing_average norm_of_own_gradients clip_factor | missing_all_reduce replicas_apart clipped", "*:grad grad_norm:clip"),
     # truth: Each rank clips by the norm of the shards that FSDP2 left it (OpenDiloco 6, torchtitan 766).
-    ("clipped_by_local_shards", "quarry", "fsdp2 dp2 bf16", UPDATE,
+    ("clipped_by_local_shards", "quarry", "fsdp2 dp2", UPDATE,
      "norm_of_own_shards | norm_of_own_gradients norm_leaves_out", "grad_norm:clip"),
     # truth: The loss is divided by the targets of all ranks and then averaged over them (transformers 34511).
     ("not_times_processes", "quarry", "ddp dp2 bf16", {"micro": 2},

@@ -298,6 +298,7 @@ def schedule_steps_for_each_process(r):
 
 @moment("wrapped")
 def factor_of_root_alone(r):
+    r.wrapped.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply as it adds
     r.wrapped.set_gradient_divide_factor(1.0)
 
 
