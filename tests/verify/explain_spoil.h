@@ -2,8 +2,108 @@
 #ifndef TESTS_VERIFY_EXPLAIN_SPOIL_H
 #define TESTS_VERIFY_EXPLAIN_SPOIL_H
 
-/* Ways to spoil a tensor: x is changed in place, `was` is what it held. */
-#include "tests/verify/explain_support.h"
+/* A reference dump from PyTorch and a second one that a test spoils: every tensor of the reference, with or without the
+ * rounding that another program's sums would leave. Ways to spoil one: x is changed in place, `was` is what it held. */
+#include "tests/verify/two_dumps.h"
+
+#define GQA_GRADS "llama-gqa-tiny/grads.safetensors"
+#define GQA_MODEL "llama-gqa-tiny/model.safetensors"
+#define GQA_OUTPUTS "llama-gqa-tiny/outputs.safetensors"
+#define MQA_GRADS "llama-mqa-tied-tiny/grads.safetensors"
+#define GPT2_GRADS "gpt2-tiny/grads.safetensors"
+#define GPT2_MODEL "gpt2-tiny/model.safetensors"
+#define GPT2_OUTPUTS "gpt2-tiny/outputs.safetensors"
+
+enum { MAX_TENSORS = 64 };
+
+typedef struct dumps {
+    char reference[512];
+    ar_st_file *file;
+    ar_st_tensor tensor[MAX_TENSORS];
+    float *data[MAX_TENSORS];
+    size_t n;
+} dumps;
+
+static inline float largest_of(const float *x, size_t n)
+{
+    float largest = 0.0f;
+    for (size_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(x[i]));
+    return largest;
+}
+
+/* Sums in another order: up to 3e-6 of the largest element. */
+static inline void add_rounding(float *x, size_t n)
+{
+    const float largest = largest_of(x, n);
+    for (size_t i = 0; i < n; i++)
+        x[i] += 3e-6f * largest * noise(i + n);
+}
+
+static inline void dumps_begin(dumps *d, const char *file, bool rounding)
+{
+    memset(d, 0, sizeof *d);
+    snprintf(d->reference, sizeof d->reference, "%s/%s", TEST_GOLDEN_DIR, file);
+    cr_assert_ok(ar_st_open(&d->file, d->reference));
+    d->n = ar_st_count(d->file);
+    cr_assert(d->n < MAX_TENSORS);
+    for (size_t i = 0; i < d->n; i++) {
+        const ar_st_entry *e = ar_st_at(d->file, i);
+        d->data[i] = malloc(e->count * sizeof(float));
+        cr_assert_ok(ar_st_to_f32(e, d->data[i]));
+        if (rounding)
+            add_rounding(d->data[i], e->count);
+        d->tensor[i] = (ar_st_tensor){.name = e->name, .dtype = AR_F32, .ndim = e->ndim, .data = d->data[i]};
+        memcpy(d->tensor[i].shape, e->shape, sizeof e->shape);
+    }
+}
+
+static inline size_t dumps_index(const dumps *d, const char *name)
+{
+    size_t i = 0;
+    while (i < d->n && strcmp(d->tensor[i].name, name) != 0)
+        i++;
+    cr_assert(i < d->n, "no tensor %s", name);
+    return i;
+}
+
+static inline float *dumps_data(dumps *d, const char *name)
+{
+    return d->data[dumps_index(d, name)];
+}
+
+static inline size_t dumps_count(const dumps *d, const char *name)
+{
+    return ar_st_find(d->file, name)->count;
+}
+
+/* What is said of some of its tensors, or of all. */
+static inline void dumps_explain(ar_verify_row *row, const dumps *d, const char *const *names, size_t n,
+                                 ari_explain_case c)
+{
+    two_files f = two_files_make();
+    OWNED(ar_dump_close) ar_dump *reference = NULL, *other = NULL;
+    snprintf(f.other, sizeof f.other, "%s%s", f.folder, strrchr(d->reference, '/')); /* a name that says the pass */
+    write_tensors(f.other, d->tensor, d->n);
+    cr_assert_ok(ar_dump_open(&reference, d->reference, NULL));
+    cr_assert_ok(ar_dump_open(&other, f.other, NULL));
+    c.reference = reference;
+    c.other = other;
+    for (size_t i = 0; i < n; i++) {
+        row[i] = (ar_verify_row){.name = names ? names[i] : d->tensor[i].name};
+        const ar_dump_tensor *a = ar_dump_find(reference, row[i].name), *b = ar_dump_find(other, row[i].name);
+        cr_assert(a && b, "no tensor %s", row[i].name);
+        cr_assert_eq(ari_explain(&row[i], a, b, &c), AR_OK, "%s: %s", row[i].name, ar_error_message());
+    }
+    two_files_remove(&f);
+}
+
+static inline void dumps_end(dumps *d)
+{
+    ar_st_close(d->file);
+    for (size_t i = 0; i < d->n; i++)
+        free(d->data[i]);
+}
 
 #define SPOIL(name, statement)                             \
     static void name(float *x, const float *was, dumps *d) \
@@ -159,6 +259,15 @@ EACH(zero_one_shard, 88 * 64, 132 * 64, 0.0f)
 /* What sums that cancel leave of zeros. */
 EACH(nearly_zero_one_shard, 88 * 64, 132 * 64, 1e-8f * noise(i))
 EACH(fill_a_shard, 44 * 64, 88 * 64, 1e30f)
+/* Of a little noise everywhere a few elements stand out; that is no write to one place. */
+static void two_stand_out(float *x, const float *was, dumps *d)
+{
+    (void)d;
+    x[700] += 2e-5f * largest_of(was, UP);
+    x[9000] -= 3e-5f * largest_of(was, UP);
+}
+/* A unit in the last place is no flipped bit. */
+SPOIL(one_step_off, x[7] = nextafterf(x[7], 1.0f))
 
 /* A root mean square over 16 features at a time in place of 64. */
 static void norm_of_each_shard(float *x, const float *was, dumps *d)
