@@ -1,33 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lint: right layouts have nothing to find, and every list from which a collective or an operation is taken, or to which
  * one is added, has. */
-#include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "plan/lint.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
+#include "support/row.h"
 #include "support/small.h"
+#include "tests/support/test.h"
+
+#include <criterion/parameterized.h>
 
 TestSuite(lint, .timeout = 300);
 
 enum { DRAWS = 200, FIRST_SEED = 4100 };
-
-static ar_run run_of(const layout_draw *d)
-{
-    return (ar_run){.model = "draw",
-                    .plan = d->plan,
-                    .parallel = d->parallel,
-                    .batch = d->batch,
-                    .seq = d->seq,
-                    .steps = (uint64_t)d->steps,
-                    .optimizer = d->optimizer,
-                    .clip = d->clip,
-                    .dropout = d->dropout,
-                    .loss = d->loss,
-                    .ddp = d->ddp};
-}
 
 /* In a third of the draws ranks share sequences, in a sixth layers too. With sequence parallelism collectives go beside
  * products, in 1 to 9 chunks. */
@@ -51,7 +36,7 @@ Test(lint, random_right_layouts_have_nothing_to_find)
     layout_histogram h = {0};
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw(i);
-        const ar_run run = run_of(&d);
+        const ar_run run = layout_draw_to_run(&d);
         ar_lint_report *r = NULL;
         layout_histogram_add(&h, &d);
         cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
@@ -75,7 +60,7 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
         uint64_t seed = d.seed;
         if (!plan_draw_knows(&d.config))
             continue;
-        ar_run run = run_of(&d);
+        ar_run run = layout_draw_to_run(&d);
         ar_lint_report *r = NULL;
         const bool split = d.parallel.tp > 1, broken = split && i % 3 != 0;
         plan_draw(text, &seed, &d.config, (plan_draw_options){.sp = split && d.parallel.sp, .wrong = broken});
@@ -97,12 +82,12 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
 Test(lint, what_the_model_or_a_list_cannot_have_is_refused)
 {
     layout_draw d = draw(0);
-    ar_run run = run_of(&d);
+    ar_run run = layout_draw_to_run(&d);
     ar_lint_report *r = NULL;
     run.parallel.tp = 1 << 20;
     cr_expect_neq(ar_lint(&r, &run, &d.config), AR_OK);
     cr_expect_null(r);
-    run = run_of(&d);
+    run = layout_draw_to_run(&d);
     run.fault = AR_FAULT_column_dx_not_reduced;
     cr_expect_eq(ar_lint(&r, &run, &d.config), AR_ERR_UNSUPPORTED);
     cr_expect_null(r);
@@ -110,22 +95,10 @@ Test(lint, what_the_model_or_a_list_cannot_have_is_refused)
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
-#define WHOLE           \
-    {                   \
-        AR_INVARIANT, 0 \
-    }
-#define COPY            \
-    {                   \
-        AR_REPLICATE, 0 \
-    }
-#define TERM              \
-    {                     \
-        AR_PARTIAL_SUM, 0 \
-    }
-#define PART(d)       \
-    {                 \
-        AR_SHARD, (d) \
-    }
+#define WHOLE ROW(AR_INVARIANT, 0)
+#define COPY ROW(AR_REPLICATE, 0)
+#define TERM ROW(AR_PARTIAL_SUM, 0)
+#define PART(d) ROW(AR_SHARD, (d))
 #define BROKEN(name) true, AR_LINT_##name, WHOLE
 #define MAKES(...) false, AR_LINT_RULES, __VA_ARGS__
 
@@ -203,30 +176,28 @@ Test(lint, only_what_is_linear_takes_terms_of_a_sum)
 /* --- lists with one thing wrong ----------------------------------------------------------------------------------- */
 
 typedef enum damage {
-    NO_DAMAGE, /* counts the places */
     DROP_CALL,
     DOUBLE_CALL,
     OTHER_GROUP,
     OTHER_RANKS,
+    CUT_TOKEN,
     DROP_OPERATION,
     DOUBLE_OPERATION,
     FALSE_CLAIM,
     SHORT_PART,
-    CUT_TOKEN,
     OTHER_STAGE,
     DAMAGES
 } damage;
 
-static const char *const damage_names[] = {"no damage",
-                                           "a call dropped",
+static const char *const damage_names[] = {"a call dropped",
                                            "a call doubled",
                                            "a call over another group",
                                            "a call of more ranks",
+                                           "a token cut in two",
                                            "an operation dropped",
                                            "an operation doubled",
                                            "a false claim",
                                            "a short part",
-                                           "a token cut in two",
                                            "an operation on another stage"};
 
 typedef struct breaker {
@@ -288,7 +259,7 @@ static void damage_call(breaker *b, ari_operation *op)
 static bool counts(const breaker *b, const ari_operation *op)
 {
     const bool again = op->kind == ARI_OPERATION_BROADCAST || op->kind == ARI_OPERATION_WEIGHT_GATHER;
-    return b->what != NO_DAMAGE && op->kind != ARI_OPERATION_REDISTRIBUTE &&
+    return op->kind != ARI_OPERATION_REDISTRIBUTE &&
            (in_pass(op) || op->kind == ARI_OPERATION_GRADIENT_SUM || (again && b->what == DROP_OPERATION));
 }
 
@@ -311,7 +282,7 @@ static ar_status visit_damaged(void *user, const ari_operation *op)
     ari_operation copy = *op;
     if (is_message(b, op))
         return AR_OK;
-    if ((b->what >= DROP_CALL && b->what <= OTHER_RANKS) || b->what == CUT_TOKEN)
+    if (b->what <= CUT_TOKEN)
         damage_call(b, &copy);
     else if (b->what == FALSE_CLAIM || b->what == SHORT_PART)
         damage_value(b, &copy);
@@ -333,19 +304,29 @@ static size_t findings(const layout_draw *d, breaker *b)
     ari_lint_findings f = {.st = AR_OK};
     ar_lint_report counts = {0};
     ari_lint_state l;
-    ari_step_case c = {.run = run_of(d), .config = &d->config};
+    ari_step_case c = {.run = layout_draw_to_run(d), .config = &d->config};
     c.run.numerics = AR_NUMERICS_NATIVE;
-    cr_assert_eq(ari_lint_begin(&l, &f, &counts, &c), AR_OK);
+    cr_assert_ok(ari_lint_begin(&l, &f, &counts, &c));
     b->l = &l;
-    cr_assert_eq(ari_operations_pipeline(&c, visit_damaged, b), AR_OK);
-    cr_assert_eq(ari_lint_end(&l), AR_OK);
+    cr_assert_ok(ari_operations_pipeline(&c, visit_damaged, b));
+    cr_assert_ok(ari_lint_end(&l));
     ari_lint_fini(&l);
     free(f.found);
     return f.count;
 }
 
-static void every_damage_is_found(damage what)
+/* Each in a process of its own. */
+ParameterizedTestParameters(lint, every_damage_is_found)
 {
+    static damage all[DAMAGES];
+    for (int i = 0; i < DAMAGES; i++)
+        all[i] = (damage)i;
+    return cr_make_param_array(damage, all, DAMAGES);
+}
+
+ParameterizedTest(damage *which, lint, every_damage_is_found)
+{
+    const damage what = *which;
     char text[LAYOUT_DRAW_TEXT];
     size_t all = 0;
     for (int i = 0; i < by_scale(8, 10, 40); i++) {
@@ -360,54 +341,4 @@ static void every_damage_is_found(damage what)
         all += count.at;
     }
     cr_expect_gt(all, 100, "%s: %zu places", damage_names[what], all);
-}
-
-Test(lint, every_collective_that_is_left_out_is_missed)
-{
-    every_damage_is_found(DROP_CALL);
-}
-
-Test(lint, every_collective_that_is_made_twice_is_found)
-{
-    every_damage_is_found(DOUBLE_CALL);
-}
-
-Test(lint, every_collective_over_other_ranks_is_found)
-{
-    every_damage_is_found(OTHER_GROUP);
-}
-
-Test(lint, every_collective_of_another_number_of_ranks_is_found)
-{
-    every_damage_is_found(OTHER_RANKS);
-}
-
-Test(lint, every_operation_that_is_left_out_is_missed)
-{
-    every_damage_is_found(DROP_OPERATION);
-}
-
-Test(lint, every_operation_that_is_made_twice_is_found)
-{
-    every_damage_is_found(DOUBLE_OPERATION);
-}
-
-Test(lint, every_chunk_that_is_not_of_whole_tokens_is_found)
-{
-    every_damage_is_found(CUT_TOKEN);
-}
-
-Test(lint, no_placement_of_an_output_is_believed)
-{
-    every_damage_is_found(FALSE_CLAIM);
-}
-
-Test(lint, every_part_of_another_length_is_found)
-{
-    every_damage_is_found(SHORT_PART);
-}
-
-Test(lint, every_operation_on_another_stage_is_found)
-{
-    every_damage_is_found(OTHER_STAGE);
 }

@@ -2,19 +2,16 @@
 /* What must hold of the production account whatever the model and the layout; where it shares a quantity with anyrank's
  * own account, both have the same. */
 #include "support/layout_draw.h"
-#include "support/plan_draw.h"
 #include "tests/planner/shapes.h"
 
 enum { DRAWS = 150 };
 
 static ari_planned planned_of(const layout_draw *d)
 {
-    ari_planned p = shape_planned(&d->config, d->parallel.tp, d->parallel.sp, d->batch, d->seq);
-    p.step.run.parallel = d->parallel;
-    p.step.run.plan = d->plan;
-    p.step.run.dropout = d->dropout;
-    p.step.run.loss = d->loss;
-    p.flash = d->seed % 2 == 0;
+    ari_planned p = {.step = {.config = &d->config, .run = layout_draw_to_run(d)}, .flash = d->seed % 2 == 0};
+    p.step.run.steps = 1;
+    p.step.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    p.step.run.numerics = AR_NUMERICS_NATIVE;
     return p;
 }
 
@@ -88,30 +85,14 @@ static void expect_stages_within(ari_planned p, const char *text)
         cr_expect_lt(stage.of[ARI_MEMORY_WEIGHTS], all.of[ARI_MEMORY_WEIGHTS], "%s", text);
 }
 
-/* Half of the layouts have a plan with parts split in any way, where it is legal. */
-static void draw_plan(layout_draw *d)
-{
-    char text[PLAN_DRAW_TEXT];
-    uint64_t seed = d->seed;
-    ar_plan plan, unused = d->plan;
-    if (!plan_draw_knows(&d->config))
-        return;
-    plan_draw(text, &seed, &d->config, (plan_draw_options){.sp = d->parallel.sp && d->parallel.tp > 1});
-    cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s: %s", ar_error_message(), text);
-    if (d->seed % 4 < 2 && ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)
-        d->plan = plan;
-    else
-        unused = plan;
-    ar_plan_fini(&unused);
-}
-
 Test(accounts, random_layouts_keep_what_they_must)
 {
     for (uint64_t seed = 1; seed <= DRAWS; seed++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
         layout_draw_make(&d, DRAW_TENSORS, seed);
-        draw_plan(&d);
+        uint64_t of_plan = seed;
+        cr_assert_ok(layout_draw_add_plan(&d, &of_plan));
         layout_draw_text(text, sizeof text, &d);
         const ari_planned p = planned_of(&d);
         expect_weights_of_both(&p, text);

@@ -4,6 +4,7 @@
 #include "ref/core/size.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
+#include "support/row.h"
 #include "support/small.h"
 #include "support/together.h"
 #include "tests/support/test.h"
@@ -34,22 +35,6 @@ static ar_status ignore(void *user, const ar_tap_event *event)
     return AR_OK;
 }
 
-/* Half of the layouts take a plan with parts split in any way, where it is legal. */
-static void draw_plan(layout_draw *d, uint64_t *seed)
-{
-    char text[PLAN_DRAW_TEXT];
-    ar_plan plan, unused = d->plan;
-    if (!plan_draw_knows(&d->config))
-        return;
-    plan_draw(text, seed, &d->config, (plan_draw_options){.sp = d->parallel.sp && d->parallel.tp > 1});
-    cr_assert_eq(ar_plan_parse(&plan, text, strlen(text), "drawn"), AR_OK, "%s: %s", ar_error_message(), text);
-    if (plan_draw_below(seed, 2) && ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)
-        d->plan = plan;
-    else
-        unused = plan;
-    ar_plan_fini(&unused);
-}
-
 static void draw(drawn *x, uint64_t first, layout_draw_kind kind)
 {
     uint64_t seed = first;
@@ -59,31 +44,23 @@ static void draw(drawn *x, uint64_t first, layout_draw_kind kind)
         d->parallel.zero = 1 + (int)plan_draw_below(&seed, 3);
         d->parallel.dp_replicate = d->parallel.dp % 2 == 0 ? 1 + (int)plan_draw_below(&seed, 2) : 1;
     }
-    draw_plan(d, &seed);
+    cr_assert_ok(layout_draw_add_plan(d, &seed));
     d->parallel.overlap = d->parallel.sp && d->parallel.tp > 1 ? 1 + (int)plan_draw_below(&seed, 9) : 1;
     const bool native = plan_draw_below(&seed, 2);
     for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
         x->ids[i] = (int64_t)(i * 7 % d->config.vocab);
     for (int i = 0; i < LAYOUT_DRAW_STEPS; i++)
         x->batch[i] = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = x->ids};
-    x->o = (ari_cluster_options){
-        .config = &d->config,
-        .batch = x->batch,
-        .forward_only = d->steps == 0 && plan_draw_below(&seed, 4) == 0,
-        .tap = plan_draw_below(&seed, 2) ? ignore : NULL,
-        .run = {.plan = d->plan,
-                .parallel = d->parallel,
-                .steps = (uint64_t)d->steps,
-                .optimizer = d->optimizer,
-                .clip = native ? 0.0 : d->clip, /* fresh weights of a wild draw may overflow there */
-                .dropout = d->dropout,
-                .loss = d->loss,
-                .ddp = d->ddp,
-                .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
-                .precision = native ? (ar_precision)plan_draw_below(&seed, AR_PRECISION_COUNT) : AR_PRECISION_F32,
-                .storage = native && plan_draw_below(&seed, 2) ? AR_BF16 : 0,
-                .threads = 2,
-                .sim = {.algorithm = AR_SIM_DIRECT, .timeout_ns = 120000000000u}}};
+    x->o = (ari_cluster_options){.config = &d->config, .batch = x->batch, .run = layout_draw_to_run(d)};
+    ar_run *r = &x->o.run;
+    r->clip = native ? 0.0 : d->clip; /* fresh weights of a wild draw may overflow there */
+    r->numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
+    r->precision = native ? (ar_precision)plan_draw_below(&seed, AR_PRECISION_COUNT) : AR_PRECISION_F32;
+    r->storage = native && plan_draw_below(&seed, 2) ? AR_BF16 : 0;
+    r->threads = 2;
+    r->sim.algorithm = AR_SIM_DIRECT;
+    x->o.forward_only = d->steps == 0 && plan_draw_below(&seed, 4) == 0;
+    x->o.tap = plan_draw_below(&seed, 2) ? ignore : NULL;
     char layout[LAYOUT_DRAW_TEXT];
     layout_draw_text(layout, sizeof layout, d);
     snprintf(x->text, sizeof x->text, "seed %llu: %s, %s %s, storage %s%s%s, %zu rules", (unsigned long long)first,
@@ -131,9 +108,11 @@ static void expect_account(const drawn *x, const ari_dry_memory *dry, int rank)
     }
 }
 
-/* A device of the kind that ran, for who counts; NULL: the CPU's. */
-static void expect_ranks_on(const drawn *x, const ar_rank_memory *counted, const ar_device *like)
+/* like: a device of the kind that ran, for who counts; NULL: the CPU's. */
+static void expect_step(const drawn *x, const ar_device *like)
 {
+    ar_rank_memory counted[MOST_RANKS] = {{0}};
+    run(counted, x);
     for (int r = 0; r < ar_parallel_world(&x->o.run.parallel); r++) {
         ari_dry_memory dry;
         cr_assert_eq(ari_cluster_dry(&dry, &x->o, r, like), AR_OK, "%s: %s", x->text, ar_error_message());
@@ -147,77 +126,51 @@ static void expect_ranks_on(const drawn *x, const ar_rank_memory *counted, const
     }
 }
 
-static void expect_ranks(const drawn *x, const ar_rank_memory *counted)
-{
-    expect_ranks_on(x, counted, NULL);
-}
-
-/* How many of the draws have what decides memory. */
-typedef struct covered {
-    int sp, cut, zero, units, native, stored, planned, first, tapped;
-} covered;
-
-static void cover(covered *n, const drawn *x)
+/* What decides memory, of which a tenth of the draws have to have each. */
+enum { COVERED = 9 };
+static void cover(int n[COVERED], const drawn *x)
 {
     const ar_run *r = &x->o.run;
-    n->sp += r->parallel.sp && r->parallel.tp > 1;
-    n->cut += r->parallel.overlap > 1;
-    n->zero += r->parallel.zero > 0 && r->parallel.dp > 1 && r->steps > 0;
-    n->units += r->parallel.zero > 1 && r->parallel.dp > ari_at_least_one(r->parallel.dp_replicate);
-    n->native += r->numerics == AR_NUMERICS_NATIVE;
-    n->stored += r->storage == AR_BF16;
-    n->planned += r->plan.rules > 0;
-    n->first += r->parallel.forward_first && r->parallel.micro_batches > 1;
-    n->tapped += x->o.tap != NULL;
+    const ar_parallel *p = &r->parallel;
+    const bool has[COVERED] = {p->sp && p->tp > 1,
+                               p->overlap > 1,
+                               p->zero > 0 && p->dp > 1 && r->steps > 0,
+                               p->zero > 1 && p->dp > ari_at_least_one(p->dp_replicate),
+                               r->numerics == AR_NUMERICS_NATIVE,
+                               r->storage == AR_BF16,
+                               r->plan.rules > 0,
+                               p->forward_first && p->micro_batches > 1,
+                               x->o.tap != NULL};
+    for (int i = 0; i < COVERED; i++)
+        n[i] += has[i];
 }
 
-static void expect_wide(const covered *n, int draws)
-{
-    const int counts[] = {n->sp, n->cut, n->zero, n->units, n->native, n->stored, n->planned, n->first, n->tapped};
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-        cr_expect_geq(counts[i], draws / 10, "%zu: %d of %d draws", i, counts[i], draws);
-}
-
-static void expect_counted(covered *n, int draws, uint64_t first, layout_draw_kind kind)
+/* A device of the kind that ran, for who counts; NULL: the CPU's. */
+static void expect_counted(int n[COVERED], int draws, uint64_t first, layout_draw_kind kind, const ar_device *like)
 {
     for (int i = 0; i < draws; i++) {
         static drawn x;
-        ar_rank_memory counted[MOST_RANKS] = {{0}};
         draw(&x, first + (uint64_t)i, kind);
         cover(n, &x);
-        run(counted, &x);
-        expect_ranks(&x, counted);
+        x.o.run.device.kind = like ? AR_DEVICE_EMULATED : AR_DEVICE_CPU;
+        expect_step(&x, like);
         ar_plan_fini(&x.d.plan);
     }
 }
 
+/* Of stages every schedule: receives, micro-batches under way, and what zero bubble puts off. Of every family, where
+ * ranks divide little. */
 CLAIM(of_random_layouts_is_what_each_rank_counts)
 {
     const int draws = draws_of(20, 24);
-    covered n = {0};
-    expect_counted(&n, draws, 7000, DRAW_TENSORS);
-    expect_wide(&n, draws);
-}
-
-CLAIM(of_ranks_that_share_sequences_is_what_each_rank_counts)
-{
-    covered n = {0};
-    expect_counted(&n, draws_of(8, 10), 7600, DRAW_CONTEXTS);
-}
-
-/* Of every schedule: receives, micro-batches under way, and what zero bubble puts off. */
-CLAIM(of_stages_is_what_each_rank_counts)
-{
-    covered n = {0};
-    expect_counted(&n, draws_of(10, 10), 7900, DRAW_STAGES);
-    cr_expect_gt(n.units, 0, "no unit is shared out");
-}
-
-/* Of every family, where ranks divide little. */
-CLAIM(of_families_is_what_each_rank_counts)
-{
-    covered n = {0};
-    expect_counted(&n, draws_of(6, 10), 8200, DRAW_FAMILIES);
+    int n[COVERED] = {0}, other[COVERED] = {0};
+    expect_counted(n, draws, 7000, DRAW_TENSORS, NULL);
+    for (int i = 0; i < COVERED; i++)
+        cr_expect_geq(n[i], draws / 10, "%d: %d of %d draws", i, n[i], draws);
+    expect_counted(n, draws_of(8, 10), 7600, DRAW_CONTEXTS, NULL);
+    expect_counted(other, draws_of(10, 10), 7900, DRAW_STAGES, NULL);
+    cr_expect_gt(other[3], 0, "no unit is shared out");
+    expect_counted(n, draws_of(6, 10), 8200, DRAW_FAMILIES, NULL);
 }
 
 /* On a GPU operands have another form, their parts may be copies, and what is tapped is packed first. */
@@ -226,15 +179,9 @@ CLAIM(of_another_device_is_what_each_rank_counts)
     ar_device *like = NULL;
     if (ar_device_emulated_create(&like) == AR_ERR_UNSUPPORTED)
         return;
-    for (int i = 0; i < draws_of(1, 1); i++) {
-        static drawn x;
-        ar_rank_memory counted[MOST_RANKS] = {{0}};
-        draw(&x, 7500 + (uint64_t)i, i % 2 ? DRAW_CONTEXTS : DRAW_TENSORS);
-        x.o.run.device.kind = AR_DEVICE_EMULATED;
-        run(counted, &x);
-        expect_ranks_on(&x, counted, like);
-        ar_plan_fini(&x.d.plan);
-    }
+    int n[COVERED] = {0};
+    expect_counted(n, draws_of(1, 1), 7500, DRAW_TENSORS, like);
+    expect_counted(n, draws_of(0, 0), 7501, DRAW_CONTEXTS, like);
     ar_device_destroy(like);
 }
 
@@ -369,11 +316,20 @@ CLAIM(of_a_block_is_counted_by_hand)
     cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 0);
 }
 
-static void expect_step(const drawn *x)
+/* A step of a config on tokens of id 0, its plan freed. */
+static void expect_made(const char *what, size_t number, const ar_config *c, size_t batch, size_t seq, ar_run run,
+                        ar_tap_fn tap, bool forward_only)
 {
-    ar_rank_memory counted[MOST_RANKS] = {{0}};
-    run(counted, x);
-    expect_ranks(x, counted);
+    static drawn x;
+    static const int64_t ids[2048];
+    const ar_batch one = {.batch = batch, .seq = seq, .input_ids = ids};
+    cr_assert_leq(batch * seq, sizeof ids / sizeof *ids);
+    run.threads = 2;
+    run.sim.timeout_ns = 120000000000u;
+    x.o = (ari_cluster_options){.config = c, .batch = &one, .run = run, .tap = tap, .forward_only = forward_only};
+    snprintf(x.text, sizeof x.text, "%s, case %zu", what, number);
+    expect_step(&x, NULL);
+    ar_plan_fini(&x.o.run.plan);
 }
 
 /* Sequences whose scores take several blocks, of unlike heights under a window, on one rank and in a zig-zag ring. */
@@ -391,24 +347,13 @@ CLAIM(of_blocks_of_scores_is_what_each_rank_counts)
                  {{.cp = 2, .zigzag = true}, 0, AR_NUMERICS_EXACT, 0.0, false},
                  {{.cp = 3}, 700, AR_NUMERICS_NATIVE, 0.1, false},
                  {{.cp = 2, .cp_inner = 2}, 0, AR_NUMERICS_NATIVE, 0.0, true}};
-    int64_t ids[SEQ] = {0};
-    const ar_batch batch = {.batch = 1, .seq = SEQ, .input_ids = ids};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        static drawn x;
+        const ar_run r = {.parallel = cases[i].parallel, .numerics = cases[i].numerics, .dropout = cases[i].dropout};
         ar_config c;
-        (void)planned_of(&c, cases[i].parallel);
+        (void)planned_of(&c, r.parallel);
         c.window = cases[i].window;
         c.max_positions = SEQ;
-        x.o = (ari_cluster_options){.config = &c,
-                                    .batch = &batch,
-                                    .tap = cases[i].tapped ? ignore : NULL,
-                                    .run = {.parallel = cases[i].parallel,
-                                            .numerics = cases[i].numerics,
-                                            .dropout = cases[i].dropout,
-                                            .threads = 2,
-                                            .sim = {.timeout_ns = 120000000000u}}};
-        snprintf(x.text, sizeof x.text, "case %zu", i);
-        expect_step(&x);
+        expect_made("scores", i, &c, 1, SEQ, r, cases[i].tapped ? ignore : NULL, false);
     }
 }
 
@@ -417,33 +362,23 @@ CLAIM(of_blocks_of_scores_is_what_each_rank_counts)
 CLAIM(of_chunks_beside_products_is_what_each_rank_counts)
 {
     enum { SEQ = 28, WIDE = 96, NARROW = 4 };
-    int64_t ids[3 * SEQ] = {0};
-    for (int i = 0; i < 48; i++) {
-        static drawn x;
+    for (size_t i = 0; i < 48; i++) {
+        const bool native = i / 6 % 2, other_order = i / 12 % 2; /* which scatters the middle's width */
+        ar_run r = {.parallel = {.tp = 2,
+                                 .sp = true,
+                                 .overlap = 1 + (int)i % 6,
+                                 .keep_gathered = i % 5 == 3,
+                                 .recompute = {.what = (ar_recompute)(i % 7 % AR_RECOMPUTES)}},
+                    .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                    .precision = native && i % 4 < 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32};
         ar_config c;
-        const ar_parallel p = {.tp = 2,
-                               .sp = true,
-                               .overlap = 1 + i % 6,
-                               .keep_gathered = i % 5 == 3,
-                               .recompute = {.what = (ar_recompute)(i % 7 % AR_RECOMPUTES)}};
-        const ar_batch batch = {.batch = i % 2 ? 3 : 1, .seq = SEQ, .input_ids = ids};
-        (void)planned_of(&c, p);
+        (void)planned_of(&c, r.parallel);
         c.ffn = i / 3 % 2 ? WIDE : NARROW;
         c.hidden = i / 3 % 2 ? c.hidden : WIDE;
         c.kv_heads = 2;
-        x.o = (ari_cluster_options){.config = &c,
-                                    .batch = &batch,
-                                    .forward_only = i < 24,
-                                    .run = {.parallel = p,
-                                            .numerics = i / 6 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
-                                            .precision = i / 6 % 2 && i % 4 < 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
-                                            .threads = 2,
-                                            .sim = {.timeout_ns = 120000000000u}}};
-        if (i / 12 % 2) /* the other order scatters the middle's width */
-            cr_assert_eq(ar_plan_add_mlp_order(&x.o.run.plan, c.arch, AR_MLP_ROW_COLUMN), AR_OK);
-        snprintf(x.text, sizeof x.text, "case %d", i);
-        expect_step(&x);
-        ar_plan_fini(&x.o.run.plan);
+        if (other_order)
+            cr_assert_ok(ar_plan_add_mlp_order(&r.plan, c.arch, AR_MLP_ROW_COLUMN));
+        expect_made("chunks", i, &c, i % 2 ? 3 : 1, SEQ, r, NULL, i < 24);
     }
 }
 
@@ -451,30 +386,20 @@ CLAIM(of_chunks_beside_products_is_what_each_rank_counts)
  * which are gathered or moved first, or copied. */
 CLAIM(of_a_wide_table_is_what_each_rank_counts)
 {
-    enum { SEQ = 4, STYLES = 3 };
+    enum { STYLES = 3 };
     static const ar_style styles[STYLES] = {AR_STYLE_VOCAB, AR_STYLE_HIDDEN, AR_STYLE_REPLICATE};
     static const ar_parallel parallel[] = {{.tp = 1}, {.tp = 2}, {.tp = 2, .sp = true}, {.tp = 1, .cp = 2}};
-    int64_t ids[2 * SEQ] = {0};
-    const ar_batch batch = {.batch = 2, .seq = SEQ, .input_ids = ids};
-    for (int i = 0; i < 3 * STYLES * (int)(sizeof parallel / sizeof *parallel); i++) {
-        static drawn x;
+    for (size_t i = 0; i < 3 * STYLES * (sizeof parallel / sizeof *parallel); i++) {
+        ar_run r = {.parallel = parallel[i / 3 / STYLES],
+                    .numerics = AR_NUMERICS_NATIVE,
+                    .precision = i % 3 == 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
+                    .storage = i % 3 ? AR_BF16 : AR_F32};
         ar_config c;
-        const ar_parallel p = parallel[i / 3 / STYLES];
-        (void)planned_of(&c, p);
+        (void)planned_of(&c, r.parallel);
         c.vocab = 1024;
         c.kv_heads = 2;
-        x.o = (ari_cluster_options){.config = &c,
-                                    .batch = &batch,
-                                    .run = {.parallel = p,
-                                            .numerics = AR_NUMERICS_NATIVE,
-                                            .precision = i % 3 == 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
-                                            .storage = i % 3 ? AR_BF16 : AR_F32,
-                                            .threads = 2,
-                                            .sim = {.timeout_ns = 120000000000u}}};
-        cr_assert_eq(ar_plan_add(&x.o.run.plan, c.arch, "embed", styles[i / 3 % STYLES]), AR_OK);
-        snprintf(x.text, sizeof x.text, "case %d", i);
-        expect_step(&x);
-        ar_plan_fini(&x.o.run.plan);
+        cr_assert_ok(ar_plan_add(&r.plan, c.arch, "embed", styles[i / 3 % STYLES]));
+        expect_made("table", i, &c, 2, 4, r, NULL, false);
     }
 }
 
@@ -482,44 +407,28 @@ CLAIM(of_a_wide_table_is_what_each_rank_counts)
  * input of a block that is computed again, which its weights' gradients wait for, and the only block of capped scores. */
 CLAIM(of_small_blocks_of_many_heads_is_what_each_rank_counts)
 {
-    enum { SEQ = 12 };
 #define FORM(type, vocab, heads, d)                                                                            \
     "{\"model_type\": \"" type "\", \"vocab_size\": " vocab ", \"hidden_size\": 4, \"intermediate_size\": 4, " \
     "\"num_hidden_layers\": 3, \"num_attention_heads\": " heads ", \"num_key_value_heads\": " heads            \
     ", \"head_dim\": " d "}"
+#define OLMO2 FORM("olmo2", "16", "4", "8")
     static const struct {
         const char *config;
         ar_parallel parallel;
         ar_numerics numerics;
         size_t batch, seq;
-    } cases[] = {{FORM("olmo2", "16", "4", "8"), {.tp = 2}, AR_NUMERICS_NATIVE, 2, SEQ},
-                 {FORM("olmo2", "16", "4", "8"), {.tp = 4, .sp = true}, AR_NUMERICS_NATIVE, 2, SEQ},
-                 {FORM("llama", "64", "1", "2"),
-                  {.dp = 2, .pp = 2, .schedule = AR_PP_ZERO_BUBBLE, .zero = 2},
-                  AR_NUMERICS_EXACT,
-                  2,
-                  2},
-                 {FORM("olmo2", "16", "4", "8"),
-                  {.pp = 2, .schedule = AR_PP_ZERO_BUBBLE, .recompute = {AR_RECOMPUTE_FULL}},
-                  AR_NUMERICS_NATIVE,
-                  2,
-                  SEQ},
-                 {FORM("gemma2", "7", "1", "2"), {.cp = 3}, AR_NUMERICS_EXACT, 1, SEQ}};
-    int64_t ids[2 * SEQ] = {0};
+    } cases[] = {{OLMO2, {.tp = 2}, AR_NUMERICS_NATIVE, 2, 12},
+                 {OLMO2, {.tp = 4, .sp = true}, AR_NUMERICS_NATIVE, 2, 12},
+                 ROW(FORM("llama", "64", "1", "2"), {.dp = 2, .pp = 2, .schedule = AR_PP_ZERO_BUBBLE, .zero = 2},
+                     AR_NUMERICS_EXACT, 2, 2),
+                 ROW(OLMO2, {.pp = 2, .schedule = AR_PP_ZERO_BUBBLE, .recompute = {AR_RECOMPUTE_FULL}},
+                     AR_NUMERICS_NATIVE, 2, 12),
+                 {FORM("gemma2", "7", "1", "2"), {.cp = 3}, AR_NUMERICS_EXACT, 1, 12}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        static drawn x;
+        const ar_run r = {.parallel = cases[i].parallel, .ddp = ar_ddp_defaults(), .numerics = cases[i].numerics};
         ar_config c;
-        const ar_batch batch = {.batch = cases[i].batch, .seq = cases[i].seq, .input_ids = ids};
         cr_assert_ok(ar_config_parse(&c, cases[i].config, strlen(cases[i].config), "small"));
-        x.o = (ari_cluster_options){.config = &c,
-                                    .batch = &batch,
-                                    .run = {.parallel = cases[i].parallel,
-                                            .ddp = ar_ddp_defaults(),
-                                            .numerics = cases[i].numerics,
-                                            .threads = 2,
-                                            .sim = {.timeout_ns = 120000000000u}}};
-        snprintf(x.text, sizeof x.text, "case %zu", i);
-        expect_step(&x);
+        expect_made("small", i, &c, cases[i].batch, cases[i].seq, r, NULL, false);
     }
 }
 

@@ -22,6 +22,17 @@ static double korthikanti(const ari_planned *p)
     }
 }
 
+static double kept(const ari_planned *p)
+{
+    const ari_memory m = shape_memory(p);
+    return shape_kept(&m);
+}
+
+static double held(const ari_planned *p, ari_memory_kind kind)
+{
+    return shape_memory(p).of[kind];
+}
+
 CLAIM(blocks_keep_what_korthikanti_et_al_count_to_the_byte)
 {
     static const char *const models[] = {"gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t"};
@@ -67,21 +78,17 @@ CLAIM(first_stage_keeps_the_worth_of_all_layers)
     const ar_config c = shape_bundled("gpt3-175b");
     const double sbh = 2048.0 * 12288.0, layer = sbh / 8.0 * (34.0 + 5.0 * 96.0 * 2048.0 / 12288.0);
     ari_planned p = pipeline(&c, 1, 64);
-    ari_memory m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 96.0 * layer);
-    cr_expect_eq(m.of[ARI_MEMORY_OUTER], 8.0 * sbh / 8.0); /* the masks of 8 micro-batches */
-    cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 0.0);
+    cr_expect_eq(kept(&p), 96.0 * layer);
+    cr_expect_eq(held(&p, ARI_MEMORY_OUTER), 8.0 * sbh / 8.0); /* the masks of 8 micro-batches */
+    cr_expect_eq(held(&p, ARI_MEMORY_LOGITS), 0.0);
     p = pipeline(&c, 6, 64); /* L (1 + (p - 1) / (p m)) */
-    m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 96.0 * (1.0 + 7.0 / 48.0) * layer);
+    cr_expect_eq(kept(&p), 96.0 * (1.0 + 7.0 / 48.0) * layer);
     p = pipeline(&c, 1, 3); /* fewer micro-batches than stages */
-    m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 96.0 / 8.0 * 3.0 * layer);
+    cr_expect_eq(kept(&p), 96.0 / 8.0 * 3.0 * layer);
     p.step.run.parallel.schedule = AR_PP_GPIPE;
     p.step.run.parallel.micro_batches = 64;
     p.step.run.batch = 64;
-    m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 96.0 / 8.0 * 64.0 * layer);
+    cr_expect_eq(kept(&p), 96.0 / 8.0 * 64.0 * layer);
 }
 
 CLAIM(layers_that_do_not_divide_leave_the_ends_shorter)
@@ -156,13 +163,11 @@ CLAIM(zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
     }
     ari_planned p = shape_planned(&c, 1, false, 1, 128);
     p.step.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
-    ari_memory m = shape_memory(&p);
-    cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 0.0);
+    cr_expect_eq(held(&p, ARI_MEMORY_OPTIMIZER), 0.0);
     p.step.run.optimizer.momentum = 0.9;
-    m = shape_memory(&p);
-    cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 4.0 * n);
+    cr_expect_eq(held(&p, ARI_MEMORY_OPTIMIZER), 4.0 * n);
     p.step.forward_only = true;
-    m = shape_memory(&p);
+    const ari_memory m = shape_memory(&p);
     cr_expect_eq(ari_memory_sum(&m), 2.0 * n + m.of[ARI_MEMORY_WORKSPACE]);
 }
 
@@ -189,17 +194,13 @@ CLAIM(a_llama_keeps_its_own_terms)
     const double sharded = 2.0 * (h + h + 2.0 * kv + 3.0 * ffn), streams = 2.0 * 4.0 * h;
     ari_planned p = shape_planned(&c, 8, true, 2, 8192);
     p.flash = true;
-    ari_memory m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 32.0 * tokens / 8.0 * (sharded + streams + 4.0 * heads));
+    cr_expect_eq(kept(&p), 32.0 * tokens / 8.0 * (sharded + streams + 4.0 * heads));
     p.step.run.parallel.sp = false;
-    m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 32.0 * tokens * ((sharded + 4.0 * heads) / 8.0 + streams));
+    cr_expect_eq(kept(&p), 32.0 * tokens * ((sharded + 4.0 * heads) / 8.0 + streams));
     p.flash = false; /* probabilities in 16 bits, no dropout */
-    m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 32.0 * tokens * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
+    cr_expect_eq(kept(&p), 32.0 * tokens * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
     p.step.run.parallel.cp = 4; /* a quarter of the queries, each with all keys */
-    m = shape_memory(&p);
-    cr_expect_eq(shape_kept(&m), 32.0 * tokens / 4.0 * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
+    cr_expect_eq(kept(&p), 32.0 * tokens / 4.0 * ((sharded + 2.0 * heads * 8192.0) / 8.0 + streams));
 }
 
 /* The gathered input of a column-parallel layer is there whole while it is worked on, beside the layer's shard of the
@@ -209,11 +210,10 @@ CLAIM(workspace_has_the_gathered_input_of_a_column_parallel_layer)
     const ar_config c = shape_bundled("stack-4.8b");
     ari_planned p = shape_planned(&c, 8, true, 2, 4096);
     p.flash = true;
-    ari_memory m = shape_memory(&p);
-    cr_expect_eq(m.of[ARI_MEMORY_WORKSPACE], 2.0 * (33554432.0 + 11272192.0));
+    const double before = kept(&p);
+    cr_expect_eq(held(&p, ARI_MEMORY_WORKSPACE), 2.0 * (33554432.0 + 11272192.0));
     p.step.run.parallel.keep_gathered = true; /* then it is kept, twice a layer */
-    const ari_memory kept = shape_memory(&p);
-    cr_expect_eq(shape_kept(&kept) - shape_kept(&m), 32.0 * 2.0 * 2.0 * 33554432.0 * 7.0 / 8.0);
+    cr_expect_eq(kept(&p) - before, 32.0 * 2.0 * 2.0 * 33554432.0 * 7.0 / 8.0);
 }
 
 CLAIM(recomputation_works_on_a_whole_block_at_a_time)
@@ -222,11 +222,11 @@ CLAIM(recomputation_works_on_a_whole_block_at_a_time)
     const double sbh = 2048.0 * 6144.0, scores = 5.0 * 64.0 * 2048.0 * 2048.0;
     ari_planned p = shape_planned(&c, 8, true, 1, 2048);
     p.step.run.dropout = 0.1;
-    const double base = shape_memory(&p).of[ARI_MEMORY_WORKSPACE];
+    const double base = held(&p, ARI_MEMORY_WORKSPACE);
     p.step.run.parallel.recompute.what = AR_RECOMPUTE_SELECTIVE;
-    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, scores / 8.0);
+    cr_expect_eq(held(&p, ARI_MEMORY_WORKSPACE) - base, scores / 8.0);
     p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
-    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WORKSPACE] - base, (32.0 * sbh + scores) / 8.0);
+    cr_expect_eq(held(&p, ARI_MEMORY_WORKSPACE) - base, (32.0 * sbh + scores) / 8.0);
 }
 
 /* A plan that splits one layer otherwise makes that layer alone keep more. */
@@ -253,11 +253,11 @@ CLAIM(stages_have_the_parameters_of_all)
     ari_planned p = shape_planned(&c, 1, false, 2, 64);
     size_t all = 0;
     cr_assert_ok(ar_config_parameters(&c, &all));
-    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)all);
+    cr_expect_eq(held(&p, ARI_MEMORY_WEIGHTS), 2.0 * (double)all);
     p.step.run.parallel.pp = 2;
     const double table = 1024.0 * 256.0, block = 12.0 * 256.0 * 256.0 + 13.0 * 256.0;
     cr_expect_eq((double)all, table + 4096.0 * 256.0 + 2.0 * block + 512.0);
-    cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (table + 4096.0 * 256.0 + block));
+    cr_expect_eq(held(&p, ARI_MEMORY_WEIGHTS), 2.0 * (table + 4096.0 * 256.0 + block));
 }
 
 EVERY_CLAIM(production)

@@ -6,6 +6,7 @@
 #include "anyrank/model.h"
 #include "planner/time_impl.h"
 #include "ref/io/file.h"
+#include "support/row.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 
@@ -39,14 +40,8 @@ static void expect_row(const char *format, ...)
 
 /* --- throughput --------------------------------------------------------------------------------------------------- */
 
-#define BUNDLED(name)   \
-    {                   \
-        .bundled = name \
-    }
-#define SHAPE(...)        \
-    {                     \
-        NULL, __VA_ARGS__ \
-    }
+#define BUNDLED(name) ROW(.bundled = name)
+#define SHAPE(...) ROW(NULL, __VA_ARGS__)
 
 static const struct {
     const char *source;
@@ -164,34 +159,27 @@ CLAIM(hardware_counts_copies_and_recomputation)
     cr_assert_ok(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_FULL));
     cr_assert_ok(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
     cr_expect_float_eq((hardware - model) / (blocks - all - 2.0 * layers * (s - 1.0) * h), 1.0, 1e-12);
-    p = shape_planned(&c, 32, true, 1,
-                      512); /* 4 copies of each KV head: forward and weights, not the input's gradient */
+    /* 4 copies of each KV head: forward and weights, not the input's gradient. */
+    p = shape_planned(&c, 32, true, 1, 512);
     cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
     cr_expect_float_eq((hardware - model) / (3.0 * 2.0 * 2.0 * 2.0 * layers * h * kv), 1.0, 1e-12);
 }
 
-CLAIM(parameters_of_llama_3)
+CLAIM(parameters_of_llama_3_are_the_published_and_those_of_one_rank_of_any_model)
 {
     static const struct {
         const char *model;
         size_t parameters;
     } llama[] = {{"llama-3-8b", 8030261248}, {"llama-3-70b", 70553706496}, {"llama-3.1-405b", 405853388800}};
-    for (size_t i = 0; i < sizeof llama / sizeof *llama; i++) {
-        const ar_config c = shape_bundled(llama[i].model);
-        size_t n = 0;
-        cr_assert_ok(ar_config_parameters(&c, &n));
-        cr_expect_eq(n, llama[i].parameters);
-    }
-}
-
-CLAIM(one_rank_has_the_parameters_of_a_bundled_model)
-{
     for (size_t i = 0; ari_model_names[i]; i++) {
         const ar_config c = shape_bundled(ari_model_names[i]);
         const ari_planned p = shape_planned(&c, 1, false, 1, 128);
         size_t n = 0;
         cr_assert_ok(ar_config_parameters(&c, &n));
         cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)n, "%s", c.name);
+        for (size_t k = 0; k < sizeof llama / sizeof *llama; k++)
+            cr_expect(strcmp(llama[k].model, ari_model_names[i]) != 0 || n == llama[k].parameters, "%s: %zu", c.name,
+                      n);
     }
 }
 
@@ -350,23 +338,6 @@ CLAIM(layouts_of_llama_3_405b_are_legal_and_in_order)
         const double tokens = 0x1p24 / ari_time_step(&t) / ranks;
         cr_expect(i == 0 || tokens < before, "layout %zu: %.1f tokens a second of a GPU", i, tokens);
         before = tokens;
-    }
-}
-
-/* 64 MiB over 8 ranks of a node and over 16 ranks of a slower network: a link's rate is that of one direction. */
-CLAIM(ring_all_reduces_take_their_closed_form)
-{
-    static const struct {
-        int ranks;
-        double rate, microseconds;
-    } rings[] = {{8, 450e9, 330.98}, {16, 50e9, 2666.58}};
-    const ar_config c = shape_bundled("llama-3-8b");
-    for (size_t i = 0; i < sizeof rings / sizeof *rings; i++) {
-        const ari_planned p = shape_planned(&c, rings[i].ranks, false, 1, 128);
-        const ari_time_options o = {.cluster = {.inside = {5e-6, rings[i].rate}, .flops = 1e15}};
-        const ari_links l = ari_links_of(&p, &o, ARI_OVER_TP);
-        cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 16777216.0, 4.0) * 1e6, rings[i].microseconds,
-                           0.005);
     }
 }
 

@@ -2,16 +2,9 @@
 /* Which layouts are legal, how they are ranked, and the closed forms of what no run shows. */
 #include "planner/search.h"
 #include "planner/time_impl.h"
+#include "support/row.h"
 #include "support/together.h"
-
-static ar_config config_of(const char *model)
-{
-    char path[4096];
-    ar_config c;
-    cr_assert_ok(ar_model_path(path, sizeof path, model));
-    cr_assert_ok(ar_config_load(&c, path));
-    return c;
-}
+#include "tests/planner/shapes.h"
 
 static ari_planned planned_of(const ar_config *c, size_t batch, size_t seq)
 {
@@ -37,6 +30,13 @@ static ari_time time_of(const ari_planned *p, const ari_time_options *o)
     cr_assert_ok(ari_planned_check(p));
     cr_assert_ok(ari_time_of(&t, p, o));
     return t;
+}
+
+static ari_time time_of_choice(const ar_config *c, size_t batch, size_t seq, ari_choice choice,
+                               const ari_time_options *o)
+{
+    const ari_planned base = planned_of(c, batch, seq), p = ari_choice_planned(&base, &choice);
+    return time_of(&p, o);
 }
 
 static double sent(const ari_time *t, ari_time_kind over)
@@ -75,7 +75,7 @@ CLAIM(calls_of_every_group_are_in_the_time_of_one_kind)
 
 CLAIM(what_cannot_be_split_is_refused_by_its_name)
 {
-    const ar_config c = config_of("llama-3-8b"); /* 32 heads, 8 KV heads, 32 layers */
+    const ar_config c = shape_bundled("llama-3-8b"); /* 32 heads, 8 KV heads, 32 layers */
     static const struct {
         ari_choice choice;
         const char *says;
@@ -102,15 +102,8 @@ CLAIM(what_cannot_be_split_is_refused_by_its_name)
         cr_expect_neq(ari_planned_check(&p), AR_OK, "%s", wrong[i].says);
         cr_expect_says(wrong[i].says);
     }
-    const ari_choice right = {.tp = 8,
-                              .cp = 2,
-                              .pp = 2,
-                              .dp = 2,
-                              .virtual_stages = 2,
-                              .schedule = AR_PP_INTERLEAVED,
-                              .micro_batches = 8,
-                              .sp = true,
-                              .zero = 3};
+    const ari_choice right = ROW(.tp = 8, .cp = 2, .pp = 2, .dp = 2, .virtual_stages = 2, .schedule = AR_PP_INTERLEAVED,
+                                 .micro_batches = 8, .sp = true, .zero = 3);
     const ari_planned p = ari_choice_planned(&base, &right);
     cr_expect_ok(ari_planned_check(&p));
 }
@@ -120,7 +113,7 @@ CLAIM(no_extents_break_it)
 {
     static const int extents[] = {-2147483647, -1, 0, 1, 2, 3, 4, 5, 8, 16, 1 << 20, 2147483647};
     enum { EXTENTS = sizeof extents / sizeof *extents, DRAWS = 3000 };
-    const ar_config c = config_of("llama-demo");
+    const ar_config c = shape_bundled("llama-demo");
     const ari_planned base = planned_of(&c, 16, 64);
     const ari_time_options o = on("h100");
     uint64_t state = 12345;
@@ -131,17 +124,10 @@ CLAIM(no_extents_break_it)
             state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
             e[k] = extents[i % 3 == 0 ? (state >> 33) % EXTENTS : 2 + (state >> 33) % 6];
         }
-        const ari_choice d = {.tp = e[0],
-                              .cp = e[1],
-                              .pp = e[2],
-                              .dp = e[3],
-                              .zero = e[4],
-                              .dp_replicate = e[6] > 2 && e[4] > 0 ? 2 : 1,
-                              .micro_batches = e[5],
-                              .virtual_stages = e[6],
-                              .schedule = (ar_pp_schedule)(e[7] >> 3 & 3),
-                              .sp = e[7] & 1,
-                              .recompute = (ar_recompute)((e[7] & 7) % 3)};
+        const ari_choice d =
+            ROW(.tp = e[0], .cp = e[1], .pp = e[2], .dp = e[3], .zero = e[4], .micro_batches = e[5],
+                .virtual_stages = e[6], .dp_replicate = e[6] > 2 && e[4] > 0 ? 2 : 1, .sp = e[7] & 1,
+                .schedule = (ar_pp_schedule)(e[7] >> 3 & 3), .recompute = (ar_recompute)((e[7] & 7) % 3));
         const ari_planned p = ari_choice_planned(&base, &d);
         if (ari_planned_check(&p) != AR_OK)
             continue;
@@ -158,15 +144,11 @@ CLAIM(no_extents_break_it)
 
 /* --- ranking ------------------------------------------------------------------------------------------------------ */
 
-static ari_ranking ranking_of(const ar_config *c, int ranks, size_t batch, const char *cluster, bool every)
+static ari_ranking ranking_of(const ar_config *c, int ranks, size_t batch, const char *cluster, bool every,
+                              ari_choice fixed)
 {
-    const ari_search s = {.base = planned_of(c, batch, 4096),
-                          .ranks = ranks,
-                          .sp = -1,
-                          .zero = -1,
-                          .recompute = -1,
-                          .time = on(cluster),
-                          .every = every};
+    const ari_search s = ROW(.base = planned_of(c, batch, 4096), .ranks = ranks, .sp = -1, .zero = -1, .recompute = -1,
+                             .time = on(cluster), .every = every, .fixed = fixed);
     ari_ranking r;
     cr_assert_ok(ari_search_run(&r, &s));
     return r;
@@ -179,10 +161,10 @@ static bool same_mesh(const ari_choice *a, const ari_choice *b)
 
 CLAIM(ranks_every_layout_as_it_is_planned_alone)
 {
-    const ar_config c = config_of("llama-3-8b");
+    const ar_config c = shape_bundled("llama-3-8b");
     const ari_planned base = planned_of(&c, 12, 4096);
     const ari_time_options o = on("h100");
-    SCOPED(ari_ranking_fini) ari_ranking r = ranking_of(&c, 12, 12, "h100", true);
+    SCOPED(ari_ranking_fini) ari_ranking r = ranking_of(&c, 12, 12, "h100", true, (ari_choice){0});
     size_t legal = 0, refused = 0;
     for (size_t i = 0; i < r.n; i++) {
         const ari_candidate *f = &r.at[i];
@@ -205,9 +187,9 @@ CLAIM(ranks_every_layout_as_it_is_planned_alone)
 
 CLAIM(the_best_of_each_mesh_is_the_fastest_that_fits)
 {
-    const ar_config c = config_of("llama-3-8b");
-    SCOPED(ari_ranking_fini) ari_ranking best = ranking_of(&c, 8, 16, "h100 memory=18GB", false);
-    SCOPED(ari_ranking_fini) ari_ranking all = ranking_of(&c, 8, 16, "h100 memory=18GB", true);
+    const ar_config c = shape_bundled("llama-3-8b");
+    SCOPED(ari_ranking_fini) ari_ranking best = ranking_of(&c, 8, 16, "h100 memory=18GB", false, (ari_choice){0});
+    SCOPED(ari_ranking_fini) ari_ranking all = ranking_of(&c, 8, 16, "h100 memory=18GB", true, (ari_choice){0});
     for (size_t i = 0; i < best.n; i++) {
         const ari_candidate *f = &best.at[i];
         for (size_t k = 0; k < all.n && all.at[k].legal == AR_OK; k++) {
@@ -228,20 +210,11 @@ CLAIM(the_best_of_each_mesh_is_the_fastest_that_fits)
  * zig-zag. What is asked for is fixed. */
 CLAIM(context_parallel_ranks_are_joined_in_every_way)
 {
-    const ar_config c = config_of("llama-3-8b");
-    ari_search s = {.base = planned_of(&c, 4, 4096),
-                    .ranks = 4,
-                    .fixed = {.cp = 4},
-                    .sp = -1,
-                    .zero = -1,
-                    .recompute = -1,
-                    .time = on("h100"),
-                    .every = true};
+    const ar_config c = shape_bundled("llama-3-8b");
     for (int inner = 0; inner <= 4; inner += 2) {
         size_t of[5] = {0};
-        SCOPED(ari_ranking_fini) ari_ranking r;
-        s.fixed.cp_inner = inner;
-        cr_assert_ok(ari_search_run(&r, &s));
+        SCOPED(ari_ranking_fini)
+        ari_ranking r = ranking_of(&c, 4, 4, "h100", true, (ari_choice){.cp = 4, .cp_inner = inner});
         for (size_t i = 0; i < r.n; i++) {
             const ari_choice *found = &r.at[i].choice;
             of[found->cp_inner]++;
@@ -257,7 +230,7 @@ CLAIM(context_parallel_ranks_are_joined_in_every_way)
  * seven products of every head, two forward and five backward. */
 CLAIM(a_ring_without_zigzag_waits_for_its_last_place)
 {
-    const ar_config c = config_of("llama-3-8b"); /* 32 layers, 32 heads of 128 */
+    const ar_config c = shape_bundled("llama-3-8b"); /* 32 layers, 32 heads of 128 */
     ari_planned p = planned_of(&c, 1, 4096);
     const ari_time_options o = on("inside=1us:100GB/s flops=1T");
     p.flash = true;
@@ -275,7 +248,7 @@ CLAIM(a_ring_without_zigzag_waits_for_its_last_place)
 /* 2(N-1)a + 2(N-1)/N D/b of the founding documents' message: 64 MiB, 5 us a step. */
 CLAIM(an_all_reduce_takes_its_closed_form)
 {
-    const ar_config c = config_of("stack-4.8b");
+    const ar_config c = shape_bundled("stack-4.8b");
     static const struct {
         int ranks;
         const char *cluster;
@@ -304,7 +277,7 @@ CLAIM(an_all_reduce_takes_its_closed_form)
 CLAIM(a_layer_moves_what_the_founding_documents_count)
 {
     static const double elements[] = {234881024, 293601280};
-    ar_config c = config_of("stack-4.8b");
+    ar_config c = shape_bundled("stack-4.8b");
     const ari_time_options o = on("h100");
     double bytes[2][2];
     for (int sp = 0; sp < 2; sp++) {
@@ -330,18 +303,12 @@ CLAIM(a_pipeline_of_equal_stages_waits_as_its_formula_says)
         int each;
     } rows[] = {
         {AR_PP_GPIPE, 1}, {AR_PP_1F1B, 1}, {AR_PP_INTERLEAVED, 2}, {AR_PP_INTERLEAVED, 4}, {AR_PP_ZERO_BUBBLE, 1}};
-    const ar_config c = config_of("stack-4.8b"); /* 32 layers, no head */
+    const ar_config c = shape_bundled("stack-4.8b"); /* 32 layers, no head */
     const ari_time_options o = on("inside=0s:inf flops=1T");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const ari_choice choice = {.tp = 1,
-                                   .cp = 1,
-                                   .pp = 4,
-                                   .dp = 1,
-                                   .micro_batches = 8,
-                                   .virtual_stages = rows[i].each,
-                                   .schedule = rows[i].schedule};
-        const ari_planned base = planned_of(&c, 8, 64), p = ari_choice_planned(&base, &choice);
-        const ari_time t = time_of(&p, &o);
+        const ari_choice choice = {
+            .pp = 4, .micro_batches = 8, .virtual_stages = rows[i].each, .schedule = rows[i].schedule};
+        const ari_time t = time_of_choice(&c, 8, 64, choice, &o);
         const double share = t.of[ARI_TIME_BUBBLE] / t.of[ARI_TIME_PRODUCTS], plain = 3.0 / (8 * rows[i].each);
         if (rows[i].schedule == AR_PP_ZERO_BUBBLE)
             cr_expect(share > 0.25 * plain && share < 0.5 * plain, "%.15g", share);
@@ -357,19 +324,12 @@ CLAIM(a_pipeline_of_equal_stages_waits_as_its_formula_says)
  * others. */
 CLAIM(transfers_between_stages_are_hidden_as_far_as_the_schedule_lets_them)
 {
-    const ar_config c = config_of("stack-4.8b");
+    const ar_config c = shape_bundled("stack-4.8b");
     const ari_time_options o = on("inside=1ms:1GB/s flops=1T");
     double exposed[2];
     for (int gpipe = 0; gpipe < 2; gpipe++) {
-        const ari_choice choice = {.tp = 1,
-                                   .cp = 1,
-                                   .pp = 4,
-                                   .dp = 1,
-                                   .micro_batches = 32,
-                                   .virtual_stages = 1,
-                                   .schedule = gpipe ? AR_PP_GPIPE : AR_PP_1F1B};
-        const ari_planned base = planned_of(&c, 32, 64), p = ari_choice_planned(&base, &choice);
-        const ari_time t = time_of(&p, &o);
+        const ari_choice choice = {.pp = 4, .micro_batches = 32, .schedule = gpipe ? AR_PP_GPIPE : AR_PP_1F1B};
+        const ari_time t = time_of_choice(&c, 32, 64, choice, &o);
         double sends = 0.0, others = 0.0; /* the loss goes to all ranks */
         for (int i = 0; i < t.moved.n; i++) {
             const ari_traffic_row *row = &t.moved.row[i];
@@ -388,45 +348,40 @@ CLAIM(transfers_between_stages_are_hidden_as_far_as_the_schedule_lets_them)
 /* tp inside nodes and dp between them never meet on a link. */
 CLAIM(links_that_are_shared_take_longer_and_hierarchies_less)
 {
-    const ar_config c = config_of("llama-3-8b");
-    const ari_choice choice = {.tp = 4, .cp = 1, .pp = 1, .dp = 8, .micro_batches = 1, .virtual_stages = 1, .sp = true};
-    const ari_planned base = planned_of(&c, 8, 512), p = ari_choice_planned(&base, &choice);
-    double plain[2], shared[2];
+    const ar_config c = shape_bundled("llama-3-8b");
+    const ari_choice choice = {.tp = 4, .dp = 8, .sp = true};
+    double seconds[2][2]; /* links as they are, and shared */
     for (int nodes = 0; nodes < 2; nodes++) {
         ari_time_options o =
             on(nodes ? "4x inside=1us:40GB/s between=1us:40GB/s flops=989T" : "inside=1us:40GB/s flops=989T");
-        ari_time t = time_of(&p, &o);
-        plain[nodes] = ari_time_step(&t);
-        o.shared_links = true;
-        t = time_of(&p, &o);
-        shared[nodes] = ari_time_step(&t);
+        for (int shared = 0; shared < 2; shared++) {
+            o.shared_links = shared;
+            const ari_time t = time_of_choice(&c, 8, 512, choice, &o);
+            seconds[shared][nodes] = ari_time_step(&t);
+        }
     }
-    cr_expect_gt(shared[0], plain[0]);
-    cr_expect_eq(shared[1], plain[1]);
+    cr_expect_gt(seconds[1][0], seconds[0][0]);
+    cr_expect_eq(seconds[1][1], seconds[0][1]);
     ari_time_options o = on("8x inside=1us:400GB/s between=1us:40GB/s flops=989T");
-    const ari_time flat = time_of(&p, &o);
+    const ari_time flat = time_of_choice(&c, 8, 512, choice, &o);
     o.hierarchical = true;
-    const ari_time tiered = time_of(&p, &o);
+    const ari_time tiered = time_of_choice(&c, 8, 512, choice, &o);
     cr_expect_lt(tiered.of[ARI_TIME_DP], flat.of[ARI_TIME_DP]);
     cr_expect_eq(tiered.of[ARI_TIME_TP], flat.of[ARI_TIME_TP]);
 }
 
 CLAIM(zero_3_moves_half_as_much_again_and_full_recomputation_a_third_more)
 {
-    const ar_config c = config_of("llama-3-8b");
+    const ar_config c = shape_bundled("llama-3-8b");
     const ari_time_options o = on("h100");
-    ari_choice choice = {.tp = 1, .cp = 1, .pp = 1, .dp = 8, .micro_batches = 1, .virtual_stages = 1, .zero = 1};
-    const ari_planned base = planned_of(&c, 8, 4096);
-    ari_planned p = ari_choice_planned(&base, &choice);
-    const ari_time one = time_of(&p, &o);
+    ari_choice choice = {.dp = 8, .zero = 1};
+    const ari_time one = time_of_choice(&c, 8, 4096, choice, &o);
     choice.zero = 3;
-    p = ari_choice_planned(&base, &choice);
-    const ari_time three = time_of(&p, &o);
+    const ari_time three = time_of_choice(&c, 8, 4096, choice, &o);
     const double share = sent(&three, ARI_TIME_DP) / sent(&one, ARI_TIME_DP);
     cr_expect(fabs(share - 1.5) < 1e-4, "%.6f", share); /* beside weights the loss, the norm and the targets */
     choice.recompute = AR_RECOMPUTE_FULL;
-    p = ari_choice_planned(&base, &choice);
-    const ari_time full = time_of(&p, &o);
+    const ari_time full = time_of_choice(&c, 8, 4096, choice, &o);
     cr_expect(full.of[ARI_TIME_AGAIN] > 0.28 * full.of[ARI_TIME_PRODUCTS] &&
               full.of[ARI_TIME_AGAIN] < full.of[ARI_TIME_PRODUCTS] / 3.0);
     cr_expect_eq(full.of[ARI_TIME_PRODUCTS], three.of[ARI_TIME_PRODUCTS]);

@@ -3,6 +3,7 @@
 #define TEST_PLANNER_SHAPES_H
 
 #include "planner/planner.h"
+#include "support/row.h"
 #include "tests/support/test.h"
 
 /* A bundled model's config. */
@@ -45,13 +46,13 @@ static inline ar_config shape_gpt(size_t layers, size_t hidden, size_t heads, si
 /* A layout of one micro-batch of `batch` sequences a rank, trained with AdamW; its other fields are the caller's. */
 static inline ari_planned shape_planned(const ar_config *c, int tp, bool sp, size_t batch, size_t seq)
 {
-    return (ari_planned){.step = {.config = c,
-                                  .run = {.parallel = {.tp = tp, .sp = sp},
-                                          .batch = batch,
-                                          .seq = seq,
-                                          .steps = 1,
-                                          .numerics = AR_NUMERICS_NATIVE,
-                                          .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)}}};
+    return (ari_planned)ROW(.step = {.config = c,
+                                     .run = {.parallel = {.tp = tp, .sp = sp},
+                                             .batch = batch,
+                                             .seq = seq,
+                                             .steps = 1,
+                                             .numerics = AR_NUMERICS_NATIVE,
+                                             .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)}});
 }
 
 static inline ari_memory shape_memory(const ari_planned *p)

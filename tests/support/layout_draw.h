@@ -54,6 +54,10 @@ typedef struct layout_draw {
 void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed);
 /** Puts the seed's family, its file and its ranks into a draw. */
 void layout_family_draw(layout_draw *d, uint64_t *seed);
+/** Gives every second draw a plan with parts split in any way, where that is legal. */
+AR_NODISCARD ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed);
+/** The run that the draw is, of a model named "draw", in exact numerics. */
+ar_run layout_draw_to_run(const layout_draw *d);
 /** All of it in one line. */
 void layout_draw_text(char *out, size_t cap, const layout_draw *d);
 /** A check of the draw's model under its layout, with the losses and batches of the command: exact, or below fp32

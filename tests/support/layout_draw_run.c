@@ -7,6 +7,7 @@
 #include "sim/plan/bytes.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
+#include "support/plan_draw.h"
 #include "tests/support/scoped.h"
 #include "verify/check/check_calls.h"
 #include "verify/check/check_run.h"
@@ -237,31 +238,54 @@ static ar_status judge_report(const ar_check_report *r, const layout_draw *d)
     return judge_losses(r->run[0].loss, losses, d->steps);
 }
 
+ar_run layout_draw_to_run(const layout_draw *d)
+{
+    return (ar_run){.model = "draw",
+                    .plan = d->plan,
+                    .parallel = d->parallel,
+                    .batch = d->batch,
+                    .seq = d->seq,
+                    .steps = (uint64_t)d->steps,
+                    .optimizer = d->optimizer,
+                    .clip = d->clip,
+                    .dropout = d->dropout,
+                    .loss = d->loss,
+                    .ddp = d->ddp,
+                    .seed = d->weights_seed,
+                    .threads = d->threads,
+                    .sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
+}
+
+ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed)
+{
+    char text[PLAN_DRAW_TEXT];
+    ar_plan plan, unused = d->plan;
+    if (!plan_draw_knows(&d->config))
+        return AR_OK;
+    plan_draw(text, seed, &d->config, (plan_draw_options){.sp = d->parallel.sp && d->parallel.tp > 1});
+    AR_TRY(ar_plan_parse(&plan, text, strlen(text), "drawn"));
+    if (plan_draw_below(seed, 2) && ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)
+        d->plan = plan;
+    else
+        unused = plan;
+    ar_plan_fini(&unused);
+    return AR_OK;
+}
+
 ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_precision precision, ar_fault fault)
 {
     char path[] = "/tmp/anyrank-draw-XXXXXX.json";
     AR_TRY(write_config(path, d));
-    const ar_check_options o = {.run.model = path,
-                                .run.numerics = precision == AR_PRECISION_F32 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE,
-                                .run.precision = precision,
-                                .run.fault = fault,
-                                .parallel = &d->parallel,
-                                .layouts = 1,
-                                .run.batch = d->batch,
-                                .run.seq = d->seq,
-                                .run.steps = (uint64_t)d->steps,
-                                .run.optimizer = d->optimizer,
-                                .run.clip = d->clip,
-                                .run.dropout = d->dropout,
-                                .run.loss = d->loss,
-                                .run.ddp = d->ddp,
-                                .run.seed = d->weights_seed,
-                                .run.plan = d->plan,
-                                .run.sim.algorithm = d->algorithm,
-                                .run.threads = d->threads,
-                                .run.sim.timeout_ns = 120000000000u,
-                                .strict_predictions = true,
-                                .skip_f64 = true};
+    ar_check_options o = {.run = layout_draw_to_run(d),
+                          .parallel = &d->parallel,
+                          .layouts = 1,
+                          .strict_predictions = true,
+                          .skip_f64 = true};
+    o.run.model = path;
+    o.run.numerics = precision == AR_PRECISION_F32 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
+    o.run.precision = precision;
+    o.run.fault = fault;
+    o.run.parallel = (ar_parallel){.tp = 0};
     const ar_status st = ar_check(gives, &o);
     unlink(path);
     return st;
@@ -365,24 +389,14 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     OWNED(ar_trace_destroy) ar_trace *trace = NULL;
     AR_TRY(ar_sim_cluster_parse(&timed, "inside=1us:1GB/s flops=1G"));
     AR_TRY(ar_trace_create(&trace));
-    const ari_cluster_options o = {
-        .config = &d->config,
-        .run = {.plan = d->plan,
-                .parallel = d->parallel,
-                .batch = d->batch,
-                .seq = d->seq,
-                .steps = (uint64_t)d->steps,
-                .optimizer = d->optimizer,
-                .clip = d->clip,
-                .dropout = d->dropout,
-                .loss = d->loss,
-                .ddp = d->ddp,
-                .seed = d->weights_seed,
-                .threads = d->threads,
-                .sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u, .trace = trace, .cluster = &timed}},
-        .batch = batches,
-        .weights = d->given ? match_weights_find : NULL,
-        .weights_user = w};
+    ari_cluster_options o = {.config = &d->config,
+                             .run = layout_draw_to_run(d),
+                             .batch = batches,
+                             .weights = d->given ? match_weights_find : NULL,
+                             .weights_user = w};
+    o.run.model = NULL;
+    o.run.sim.trace = trace;
+    o.run.sim.cluster = &timed;
     const ari_step_case step = {.run = o.run, .config = &d->config};
     AR_TRY(ari_traffic_bytes(&run.bytes_predicted, &step));
     AR_TRY(ari_check_run(&run, ref, &o));
