@@ -334,8 +334,7 @@ LONG = ["pages/long_test", "verify/fault_test", "cli/command_test", "gpu/ptx_tes
         "cli/reshard_test", "cli/edges_test", "gpu/conformance_main", "plan/lint_test", "verify/schedule_check_test",
         "cli/train_test", "verify/gradcheck_test", "verify/golden_training_test", "mpi/mpi_test",
         "verify/cluster_check_test", "verify/golden_test", "verify/compare_test", "cpu/contract_test", "cli/dump_test",
-        "numerics/scalar_test", "verify/plans_test", "baseline/baseline_training_golden_test", "cli/golden_verify_test",
-        "verify/traffic_counted_test"]
+        "numerics/scalar_test", "verify/plans_test", "baseline/baseline_training_golden_test", "cli/golden_verify_test"]
 
 
 def run_all(tasks, build, report, jobs, label=""):

@@ -372,9 +372,9 @@ MUTANTS = [
     # --- sim/plan
     ("groups without samples are predicted to move activations", "sim/plan/bytes.c",
      "with_samples = t->dp < t->c->run.batch ? t->dp : t->c->run.batch;", "with_samples = t->dp;",
-     "verify/traffic_test verify/traffic_counted_test verify/random_layouts_test train/uneven_test"),
+     "verify/traffic_test verify/random_layouts_test train/uneven_test"),
     ("the bytes that ranks say of themselves are predicted too small", "sim/plan/ops_step.c",
-     "WORDS_OF_A_RANK = 2", "WORDS_OF_A_RANK = 1", "verify/traffic_counted_test cli/train_test"),
+     "WORDS_OF_A_RANK = 2", "WORDS_OF_A_RANK = 1", "verify/traffic_test cli/train_test"),
     ("copies of a KV head all send its gradient back, says the list", "sim/plan/ops_attention.c",
      "inner / copies - 1", "inner - 1", "verify/ops_context_test"),
     ("the keys of a window are said to be those of all before", "sim/plan/ops_attention.c",

@@ -1,47 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations where ranks share a sequence: worked numbers by hand, and lint's silence about them.
  * Random layouts are compared with what runs record in random_layouts_test. */
-#include "tests/verify/support.h"
-
 #include "anyrank/lint.h"
-#include "sim/plan/bytes.h"
-
-/* The operations of one kind and pass in layer 0. */
-typedef struct found {
-    ari_operation_kind kind;
-    ari_operation_pass pass;
-    int n;
-    ari_operation op[4];
-} found;
-
-static ar_status look(void *user, const ari_operation *op)
-{
-    found *f = user;
-    if (op->kind == f->kind && op->pass == f->pass && op->layer == 0 && f->n < 4)
-        f->op[f->n++] = *op;
-    return AR_OK;
-}
-
-static found all_of(const ari_step_case *c, ari_operation_kind kind, ari_operation_pass pass)
-{
-    found f = {.kind = kind, .pass = pass};
-    cr_assert_ok(ari_operations(c, 0, look, &f));
-    return f;
-}
-
-static ari_step_case case_of(const ar_config *c, ar_parallel parallel, ar_numerics numerics)
-{
-    return (ari_step_case){.config = c,
-                           .run = {.parallel = parallel, .batch = 2, .seq = 64, .steps = 1, .numerics = numerics}};
-}
-
-static void expect_local(const ari_op_value *v, size_t b, size_t s, size_t features, int line)
-{
-    cr_expect(v->local[0] == b && v->local[1] == s && v->local[2] == features,
-              "line %d: [%zu, %zu, %zu] instead of [%zu, %zu, %zu]", line, v->local[0], v->local[1], v->local[2], b, s,
-              features);
-}
-#define LOCAL(v, b, s, features) expect_local(&(v), b, s, features, __LINE__)
+#include "tests/verify/ops_find.h"
 
 /* 8 heads of 4 on 4 KV heads, 64 positions. */
 #define MODEL LLAMA(32, 24, 48, 2, 8, 4, 4, false)
@@ -51,7 +12,7 @@ static void expect_local(const ari_op_value *v, size_t b, size_t s, size_t featu
 Test(ops_context, a_ring_passes_keys_and_values_on)
 {
     const ar_config c = config_of(MODEL);
-    const ari_step_case t = case_of(&c, (ar_parallel){.cp = 4}, AR_NUMERICS_NATIVE);
+    const ari_step_case t = case_of(&c, (ar_parallel){.cp = 4}, 2, 64, AR_NUMERICS_NATIVE);
     const found norm = all_of(&t, ARI_OPERATION_NORM, ARI_PASS_FORWARD);
     cr_assert_eq(norm.n, 2);
     LOCAL(norm.op[0].input[0], 2, 16, 24);
@@ -75,7 +36,7 @@ Test(ops_context, a_ring_passes_keys_and_values_on)
 Test(ops_context, neighbours_exchange_heads_for_positions)
 {
     const ar_config c = config_of(MODEL);
-    const ari_step_case t = case_of(&c, (ar_parallel){.cp = 4, .cp_inner = 2}, AR_NUMERICS_NATIVE);
+    const ari_step_case t = case_of(&c, (ar_parallel){.cp = 4, .cp_inner = 2}, 2, 64, AR_NUMERICS_NATIVE);
     const found heads = all_of(&t, ARI_OPERATION_HEADS, ARI_PASS_FORWARD);
     cr_assert_eq(heads.n, 2);
     LOCAL(heads.op[0].input[0], 2, 16, 32);
@@ -96,7 +57,7 @@ Test(ops_context, neighbours_exchange_heads_for_positions)
 Test(ops_context, neighbours_may_hold_copies_of_a_kv_head)
 {
     const ar_config c = config_of(MODEL);
-    const ari_step_case t = case_of(&c, (ar_parallel){.tp = 2, .cp = 4, .cp_inner = 4}, AR_NUMERICS_NATIVE);
+    const ari_step_case t = case_of(&c, (ar_parallel){.tp = 2, .cp = 4, .cp_inner = 4}, 2, 64, AR_NUMERICS_NATIVE);
     const found attention = all_of(&t, ARI_OPERATION_ATTENTION, ARI_PASS_FORWARD);
     LOCAL(attention.op[0].input[0], 2, 64, 4);
     LOCAL(attention.op[0].input[1], 2, 64, 4);
@@ -114,7 +75,7 @@ Test(ops_context, neighbours_may_hold_copies_of_a_kv_head)
 Test(ops_context, sequence_parallelism_cuts_the_own_positions)
 {
     const ar_config c = config_of(MODEL);
-    const ari_step_case t = case_of(&c, (ar_parallel){.tp = 2, .cp = 4, .sp = true}, AR_NUMERICS_NATIVE);
+    const ari_step_case t = case_of(&c, (ar_parallel){.tp = 2, .cp = 4, .sp = true}, 2, 64, AR_NUMERICS_NATIVE);
     LOCAL(all_of(&t, ARI_OPERATION_NORM, ARI_PASS_FORWARD).op[0].input[0], 2, 8, 24);
     LOCAL(all_of(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD).op[0].input[0], 2, 16, 24);
 }
@@ -124,7 +85,7 @@ Test(ops_context, sequence_parallelism_cuts_the_own_positions)
 Test(ops_context, exact_weight_gradients_are_one_sum_over_all_positions)
 {
     const ar_config c = config_of(MODEL);
-    ari_step_case t = case_of(&c, (ar_parallel){.dp = 2, .cp = 4}, AR_NUMERICS_EXACT);
+    ari_step_case t = case_of(&c, (ar_parallel){.dp = 2, .cp = 4}, 2, 64, AR_NUMERICS_EXACT);
     t.run.batch = 4;
     const found down = all_of(&t, ARI_OPERATION_WEIGHT_GRADIENT, ARI_PASS_BACKWARD);
     const ari_op_call *call = down.op[0].call;
@@ -150,6 +111,8 @@ static ar_status sum_calls(void *user, const ari_operation *op)
 }
 
 static const ar_parallel layouts[] = {
+    {.tp = 2},
+    {.tp = 8, .sp = true, .keep_gathered = true},
     {.cp = 4},
     {.cp = 4, .zigzag = true},
     {.cp = 4, .cp_inner = 2},
@@ -170,7 +133,7 @@ Test(ops_context, the_ranks_lists_add_up_to_the_bytes_of_the_run)
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         const ar_config c = config_of(models[m]);
         for (size_t i = 0; i < 2 * sizeof layouts / sizeof *layouts; i++) {
-            ari_step_case t = case_of(&c, layouts[i / 2], i % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT);
+            ari_step_case t = case_of(&c, layouts[i / 2], 2, 64, i % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT);
             uint64_t bytes = 0;
             double sent = 0.0;
             t.run.batch = 3;
@@ -188,7 +151,7 @@ Test(ops_context, lint_finds_nothing_in_legal_layouts)
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         const ar_config c = config_of(models[m]);
         for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-            ari_step_case t = case_of(&c, layouts[i], AR_NUMERICS_EXACT);
+            ari_step_case t = case_of(&c, layouts[i], 2, 64, AR_NUMERICS_EXACT);
             OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
             char text[96];
             t.run.batch = 4;

@@ -248,22 +248,6 @@ static ar_status visit_taken(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-static ari_step_case case_of_draw(const layout_draw *d)
-{
-    return (ari_step_case){.config = &d->config,
-                           .run = {.model = "draw",
-                                   .plan = d->plan,
-                                   .parallel = d->parallel,
-                                   .batch = d->batch,
-                                   .seq = d->seq,
-                                   .steps = (uint64_t)d->steps,
-                                   .optimizer = d->optimizer,
-                                   .clip = d->clip,
-                                   .dropout = d->dropout,
-                                   .loss = d->loss,
-                                   .ddp = d->ddp}};
-}
-
 /* The edges of one rank's list, of that list with what is alike visited once, or of all stages of a pipeline. */
 typedef enum walk { OF_RANK, ONCE, OF_PIPELINE, WALKS } walk;
 static ar_status go(walk k, const ari_step_case *c, int rank, ari_operation_visitor f, edges *e)
@@ -302,7 +286,7 @@ Test(ops_edges, every_value_is_made_once_and_taken_as_it_was_made)
     size_t all = 0;
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw(i);
-        const ari_step_case c = case_of_draw(&d);
+        const ari_step_case c = {.config = &d.config, .run = layout_draw_to_run(&d)};
         const walk k = (walk)(i / 4 % WALKS);
         const edges e = edges_of(k, &c, i * 7 % ar_parallel_world(&d.parallel), 0);
         layout_draw_text(text, sizeof text, &d);
@@ -316,7 +300,7 @@ CLAIM(every_changed_number_is_seen)
 {
     for (int i = 0; i < 8; i++) {
         const layout_draw d = draw(i);
-        const ari_step_case c = case_of_draw(&d);
+        const ari_step_case c = {.config = &d.config, .run = layout_draw_to_run(&d)};
         const size_t n = edges_of(OF_PIPELINE, &c, 0, 0).seen;
         for (size_t k = 1; k <= n; k += 1 + n / 20) {
             const edges e = edges_of(OF_PIPELINE, &c, 0, k);

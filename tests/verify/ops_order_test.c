@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations in the order of micro-batches and schedules, beside the list that visits what is the
  * same once: the same sums. Random layouts are compared with what runs record in random_layouts_test. */
-#include "tests/verify/support.h"
-
 #include "run/cluster_run.h"
+#include "support/row.h"
+#include "tests/verify/ops_find.h"
 #include "verify/check/check_calls.h"
-
-static ari_step_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, ar_numerics numerics)
-{
-    return (ari_step_case){
-        .config = c,
-        .run = {.parallel = parallel, .batch = batch, .seq = 12, .numerics = numerics, .ddp = ar_ddp_defaults()}};
-}
 
 typedef struct sums {
     size_t passes, calls, elements;
@@ -30,19 +23,20 @@ static ar_status add_sums(void *user, const ari_operation *op)
 }
 
 /* Every rank's sums of its list, in order and visited once. */
-static void expect_same_sums(const ari_step_case *t)
+static void expect_same_sums(ari_step_case t)
 {
     char layout[160];
-    ar_parallel_text(layout, sizeof layout, &t->run.parallel);
-    for (int rank = 0; rank < ar_parallel_world(&t->run.parallel); rank++) {
+    t.run.ddp = ar_ddp_defaults();
+    ar_parallel_text(layout, sizeof layout, &t.run.parallel);
+    for (int rank = 0; rank < ar_parallel_world(&t.run.parallel); rank++) {
         sums each = {0}, once = {0};
-        cr_assert_ok(ari_operations(t, rank, add_sums, &each));
-        cr_assert_ok(ari_operations_once(t, rank, add_sums, &once));
+        cr_assert_ok(ari_operations(&t, rank, add_sums, &each));
+        cr_assert_ok(ari_operations_once(&t, rank, add_sums, &once));
         cr_expect_gt(each.elements, 0);
         cr_expect(each.passes == once.passes && each.calls == once.calls && each.elements == once.elements &&
                       each.multiply_adds == once.multiply_adds,
                   "%s, batch %zu, rank %d: %zu passes, %zu calls of %zu elements; once: %zu, %zu, %zu", layout,
-                  t->run.batch, rank, each.passes, each.calls, each.elements, once.passes, once.calls, once.elements);
+                  t.run.batch, rank, each.passes, each.calls, each.elements, once.passes, once.calls, once.elements);
     }
 }
 
@@ -54,8 +48,7 @@ Test(ops_order, micro_batches_that_do_the_same_can_be_visited_once)
     for (size_t i = 0; i < 3 * 4; i++) {
         const size_t order = i % 4;
         const ar_parallel p = {.tp = 2, .dp = 2, .sp = true, .micro_batches = 4, .forward_first = order % 2 != 0};
-        const ari_step_case t = case_of(&c, p, batches[i / 4], order < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE);
-        expect_same_sums(&t);
+        expect_same_sums(case_of(&c, p, batches[i / 4], 12, order < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE));
     }
 }
 
@@ -65,17 +58,10 @@ Test(ops_order, schedules_have_the_same_calls_in_another_order)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 4, 24, 12, 4, true));
     for (size_t i = 0; i < AR_PP_SCHEDULES * 4; i++) {
-        ar_parallel p = {.pp = 2,
-                         .tp = 2,
-                         .dp = 2,
-                         .sp = true,
-                         .overlap = 3,
-                         .micro_batches = 4,
-                         .schedule = (ar_pp_schedule)(i % AR_PP_SCHEDULES),
-                         .zero = (int)(i / AR_PP_SCHEDULES)};
+        ar_parallel p = ROW(.pp = 2, .tp = 2, .dp = 2, .sp = true, .overlap = 3, .micro_batches = 4,
+                            .schedule = (ar_pp_schedule)(i % AR_PP_SCHEDULES), .zero = (int)(i / AR_PP_SCHEDULES));
         p.virtual_stages = p.schedule == AR_PP_INTERLEAVED ? 2 : 1;
-        const ari_step_case t = case_of(&c, p, 11, AR_NUMERICS_EXACT);
-        expect_same_sums(&t);
+        expect_same_sums(case_of(&c, p, 11, 12, AR_NUMERICS_EXACT));
     }
 }
 
@@ -89,16 +75,15 @@ static const char *cause_of_calls(double clip_of_run, double clip_of_list)
     const ar_batch batch = {.batch = 2, .seq = 12, .input_ids = tokens};
     const char *cause = NULL;
     ari_cluster_result result;
-    ari_cluster_options o = {.config = &c,
-                             .batch = &batch,
-                             .run = {.parallel = {.tp = 2},
-                                     .batch = 2,
-                                     .seq = 12,
-                                     .steps = 1,
-                                     .clip = clip_of_run,
-                                     .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                     .ddp = ar_ddp_defaults(),
-                                     .threads = 1}};
+    ari_cluster_options o = ROW(.config = &c, .batch = &batch,
+                                .run = {.parallel = {.tp = 2},
+                                        .batch = 2,
+                                        .seq = 12,
+                                        .steps = 1,
+                                        .clip = clip_of_run,
+                                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                        .ddp = ar_ddp_defaults(),
+                                        .threads = 1});
     cr_assert_ok(ar_trace_create(&o.run.sim.trace));
     cr_assert_ok(ari_cluster_run(&result, &o));
     ari_step_case listed = {.run = o.run, .config = &c};

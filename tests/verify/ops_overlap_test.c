@@ -3,9 +3,7 @@
  * which order, and that nothing else changes. Random layouts are compared with what runs record in
  * random_layouts_test. */
 #include "support/layout_draw.h"
-#include "tests/verify/support.h"
-
-#include "sim/plan/bytes.h"
+#include "tests/verify/ops_find.h"
 
 /* The collectives of layer 0 in one pass on one queue, in the order of the list. */
 enum { MOST_CALLS = 32 };
@@ -35,10 +33,9 @@ static calls calls_of(const ari_step_case *t, ari_operation_pass pass, ari_call_
     return c;
 }
 
-static ari_step_case case_of(const ar_config *c, int overlap, size_t seq, ar_numerics numerics)
+static ari_step_case chunked(const ar_config *c, int overlap, size_t seq, ar_numerics numerics)
 {
-    const ar_parallel p = {.tp = 2, .sp = true, .overlap = overlap};
-    return (ari_step_case){.config = c, .run = {.parallel = p, .batch = 3, .seq = seq, .numerics = numerics}};
+    return case_of(c, (ar_parallel){.tp = 2, .sp = true, .overlap = overlap}, 3, seq, numerics);
 }
 
 /* Hidden 24, q 32, k and v 16 of all ranks, a middle of 48; 3 samples. */
@@ -61,7 +58,7 @@ Test(ops_overlap, forward_chunks_are_runs_of_the_own_positions)
     const ar_config config = config_of(MODEL);
     const size_t position = RANKS * SAMPLES * HIDDEN, chunk = 3 * position;
     for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
-        const ari_step_case t = case_of(&config, 4, 22, (ar_numerics)numerics);
+        const ari_step_case t = chunked(&config, 4, 22, (ar_numerics)numerics);
         const calls c = calls_of(&t, ARI_PASS_FORWARD, ARI_ON_TP, 0);
         cr_assert_eq(c.n, 4);
         CALL(c.call[0], ARI_CALL_ALL_GATHER, ARI_Q, chunk, 4);
@@ -86,7 +83,7 @@ Test(ops_overlap, forward_chunks_are_runs_of_the_own_positions)
 Test(ops_overlap, backward_gathers_the_next_input_behind_the_last_products)
 {
     const ar_config config = config_of(MODEL);
-    ari_step_case t = case_of(&config, 4, 22, AR_NUMERICS_NATIVE);
+    ari_step_case t = chunked(&config, 4, 22, AR_NUMERICS_NATIVE);
     const size_t all = 11 * RANKS * SAMPLES * HIDDEN, chunk = 3 * RANKS * SAMPLES * HIDDEN;
     const calls c = calls_of(&t, ARI_PASS_BACKWARD, ARI_ON_TP, 0);
     cr_assert_eq(c.n, 6);
@@ -138,7 +135,7 @@ Test(ops_overlap, no_chunk_is_empty)
     const ar_config config = config_of(MODEL);
     const size_t chunks[] = {1, 2, 3, 3, 5, 5, 5, 5, 5};
     for (int k = 2; k <= 9; k++) {
-        const ari_step_case t = case_of(&config, k, 10, AR_NUMERICS_NATIVE);
+        const ari_step_case t = chunked(&config, k, 10, AR_NUMERICS_NATIVE);
         const calls c = calls_of(&t, ARI_PASS_FORWARD, ARI_ON_TP, 0);
         for (int i = 0; i < c.n; i++)
             cr_expect_eq(ari_call_chunks(&c.call[i]), chunks[k - 1], "K = %d", k);
@@ -155,15 +152,8 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
     for (int i = 0; i < DRAWS; i++) {
         layout_draw d;
         layout_draw_make(&d, i % 3 == 2 ? DRAW_CONTEXTS : DRAW_TENSORS, 2100 + (uint64_t)i);
-        ari_step_case t = {.config = &d.config,
-                           .run = {.plan = d.plan,
-                                   .parallel = d.parallel,
-                                   .batch = d.batch,
-                                   .seq = d.seq,
-                                   .steps = (uint64_t)d.steps,
-                                   .ddp = d.ddp,
-                                   .numerics = i % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT}};
-        t.run.parallel.overlap = 1;
+        ari_step_case t = {.config = &d.config, .run = layout_draw_to_run(&d)};
+        t.run.numerics = i % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
         uint64_t bytes[2];
         sums s[2] = {{0}, {0}};
         for (int k = 0; k < 2; k++) {
@@ -201,7 +191,7 @@ static ar_status add_put_off(void *user, const ari_operation *op)
 Test(ops_overlap, inputs_come_whole_for_put_off_gradients)
 {
     const ar_config c = config_of(MODEL);
-    ari_step_case t = case_of(&c, 4, 22, AR_NUMERICS_NATIVE);
+    ari_step_case t = chunked(&c, 4, 22, AR_NUMERICS_NATIVE);
     t.run.parallel.pp = 2;
     t.run.parallel.micro_batches = 3;
     t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;

@@ -1,60 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations: worked numbers by hand (shapes, placements, volumes), and what runs record. Random
  * layouts are compared with their traces in random_layouts_test. */
-#include "tests/support/plan_draw.h"
-#include "tests/verify/support.h"
-
 #include "run/cluster_run.h"
-#include "sim/plan/bytes.h"
+#include "support/row.h"
+#include "tests/support/plan_draw.h"
+#include "tests/verify/ops_find.h"
 #include "verify/check/check_calls.h"
 
-/* --- what is looked for ------------------------------------------------------------------------------------------- */
-
-/* The operations that an expectation is about, as they are found. */
-typedef struct finder {
-    ari_operation_kind kind;
-    ari_operation_pass pass;
-    ari_role role;
-    size_t layer; /* SIZE_MAX: outside of the blocks */
-    int found;
-    ari_operation op; /* the last one */
-} finder;
-
-static ar_status look(void *user, const ari_operation *op)
+static ari_step_case native_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
 {
-    finder *f = user;
-    if (op->kind != f->kind || op->pass != f->pass || op->layer != f->layer ||
-        (f->role != ARI_NO_ROLE && op->role != f->role))
-        return AR_OK;
-    f->found++;
-    f->op = *op;
-    return AR_OK;
+    return case_of(c, parallel, batch, seq, AR_NUMERICS_NATIVE);
 }
-
-static ari_operation the_only(const ari_step_case *c, ari_operation_kind kind, ari_operation_pass pass, ari_role role,
-                              size_t layer)
-{
-    finder f = {.kind = kind, .pass = pass, .role = role, .layer = layer};
-    cr_assert_ok(ari_operations(c, 0, look, &f));
-    cr_assert_eq(f.found, 1, "%d operations '%s'", f.found, ari_operation_name(kind));
-    return f.op;
-}
-
-/* A step on 4 sequences of 512, native unless the test says otherwise. */
-static ari_step_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
-{
-    return (ari_step_case){.config = c,
-                           .run = {.parallel = parallel, .batch = batch, .seq = seq, .numerics = AR_NUMERICS_NATIVE}};
-}
-
-static void expect_local(const char *what, const ari_op_value *v, int ndim, const size_t *shape)
-{
-    cr_expect_eq(v->ndim, ndim, "%s", what);
-    for (int d = 0; d < ndim; d++)
-        cr_expect_eq(v->local[d], shape[d], "%s: dimension %d is %zu, expected %zu", what, d, v->local[d], shape[d]);
-}
-#define LOCAL(value, ...) \
-    expect_local(#value, &(value), (int)(sizeof((size_t[]){__VA_ARGS__}) / sizeof(size_t)), (size_t[]){__VA_ARGS__})
 
 static void expect_at(const char *what, ar_placement p, const char *text)
 {
@@ -80,7 +36,7 @@ static const ar_parallel tp2 = {.tp = 2}, sp2 = {.tp = 2, .sp = true};
 Test(ops, column_parallel_weights_are_cut_by_rows)
 {
     const ar_config c = config_of(PAPER_STACK(1));
-    const ari_step_case t = case_of(&c, tp2, 4, 512);
+    const ari_step_case t = native_of(&c, tp2, 4, 512);
     const ari_operation op = the_only(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD, ARI_FIRST, 0);
     LOCAL(op.input[0], 4, 512, 768);
     LOCAL(op.weight[0], 1024, 768);
@@ -96,7 +52,7 @@ Test(ops, column_parallel_weights_are_cut_by_rows)
 Test(ops, row_parallel_weights_are_cut_by_columns)
 {
     const ar_config c = config_of(STACK(32000, 512, 2048, 1, 8, 8));
-    ari_step_case t = case_of(&c, tp2, 4, 512);
+    ari_step_case t = native_of(&c, tp2, 4, 512);
     ari_operation op = the_only(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD, ARI_DOWN, 0);
     LOCAL(op.input[0], 4, 512, 1024);
     LOCAL(op.weight[0], 512, 1024);
@@ -117,7 +73,7 @@ Test(ops, row_parallel_weights_are_cut_by_columns)
 Test(ops, embeddings_are_cut_by_the_vocabulary)
 {
     const ar_config c = config_of(PAPER_STACK(1));
-    ari_step_case t = case_of(&c, sp2, 4, 512);
+    ari_step_case t = native_of(&c, sp2, 4, 512);
     ari_operation op = the_only(&t, ARI_OPERATION_EMBEDDING, ARI_PASS_FORWARD, ARI_TOKENS, ARI_NO_LAYER);
     LOCAL(op.input[0], 4, 512);
     LOCAL(op.weight[0], 16000, 768);
@@ -135,7 +91,7 @@ Test(ops, embeddings_are_cut_by_the_vocabulary)
 Test(ops, embeddings_may_be_cut_by_features)
 {
     const ar_config c = config_of(LLAMA(32000, 768, 2048, 1, 12, 12, 64, false));
-    ari_step_case t = case_of(&c, sp2, 4, 512);
+    ari_step_case t = native_of(&c, sp2, 4, 512);
     cr_assert_ok(ar_plan_add(&t.run.plan, c.arch, "embed_tokens", AR_STYLE_HIDDEN));
     ari_operation op = the_only(&t, ARI_OPERATION_EMBEDDING, ARI_PASS_FORWARD, ARI_TOKENS, ARI_NO_LAYER);
     LOCAL(op.weight[0], 32000, 384);
@@ -158,7 +114,7 @@ Test(ops, embeddings_may_be_cut_by_features)
 Test(ops, attention_sees_all_positions)
 {
     const ar_config c = config_of(LLAMA(32000, 2048, 2048, 1, 32, 32, 64, false));
-    const ari_step_case t = case_of(&c, sp2, 32, 256);
+    const ari_step_case t = native_of(&c, sp2, 32, 256);
     const ari_operation in = the_only(&t, ARI_OPERATION_REDISTRIBUTE, ARI_PASS_FORWARD, ARI_ATTENTION, 0);
     LOCAL(in.input[0], 32, 128, 2048);
     LOCAL(in.output[0], 32, 256, 2048);
@@ -170,7 +126,7 @@ Test(ops, attention_sees_all_positions)
 Test(ops, attention_works_on_its_own_heads)
 {
     const ar_config c = config_of(PAPER_STACK(1));
-    const ari_step_case t = case_of(&c, sp2, 4, 512);
+    const ari_step_case t = native_of(&c, sp2, 4, 512);
     const ari_operation in = the_only(&t, ARI_OPERATION_REDISTRIBUTE, ARI_PASS_FORWARD, ARI_ATTENTION, 0);
     LOCAL(in.input[0], 4, 256, 768);
     LOCAL(in.output[0], 4, 512, 768);
@@ -198,7 +154,7 @@ Test(ops, attention_works_on_its_own_heads)
 Test(ops, a_rank_of_eight_holds_an_eighth_of_every_matrix)
 {
     const ar_config c = config_of(LARGE);
-    const ari_step_case t = case_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 4096);
+    const ari_step_case t = native_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 4096);
     const ari_operation qkv = the_only(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD, ARI_Q, 0);
     LOCAL(qkv.weight[0], 512, 4096);
     LOCAL(qkv.weight[1], 128, 4096);
@@ -221,14 +177,13 @@ Test(ops, a_rank_of_eight_holds_an_eighth_of_every_matrix)
 Test(ops, kv_heads_are_copied_where_they_are_too_few)
 {
     const ar_config c = config_of(LARGE);
-    const ari_step_case t = case_of(&c, (ar_parallel){.tp = 16}, 2, 4096);
+    const ari_step_case t = native_of(&c, (ar_parallel){.tp = 16}, 2, 4096);
     for (int rank = 0; rank < 2; rank++) { /* of dp */
-        finder f = {.kind = ARI_OPERATION_PRODUCT, .pass = ARI_PASS_BACKWARD, .role = ARI_Q, .layer = 0};
-        cr_assert_ok(ari_operations(&t, rank, look, &f));
-        LOCAL(f.op.weight[0], 256, 4096);
-        LOCAL(f.op.weight[1], 128, 4096);
-        cr_expect_eq(f.op.weight[1].copies, 2);
-        cr_expect_eq(f.op.multiply_adds, 2.0 * 4096 * 4096 * (rank == 0 ? 256 + 2 * 128 : 256), "rank %d", rank);
+        const found f = found_on(rank, &t, ARI_OPERATION_PRODUCT, ARI_PASS_BACKWARD, ARI_Q, 0);
+        LOCAL(f.op[0].weight[0], 256, 4096);
+        LOCAL(f.op[0].weight[1], 128, 4096);
+        cr_expect_eq(f.op[0].weight[1].copies, 2);
+        cr_expect_eq(f.op[0].multiply_adds, 2.0 * 4096 * 4096 * (rank == 0 ? 256 + 2 * 128 : 256), "rank %d", rank);
     }
 }
 
@@ -279,7 +234,7 @@ Test(ops, a_layer_sends_what_the_papers_say)
         {&large, {.tp = 8, .sp = true, .keep_gathered = true}, 2, 4096, 117440512, 117440512, 0, 2, 2},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        const ari_step_case t = case_of(all[i].config, all[i].parallel, all[i].batch, all[i].seq);
+        const ari_step_case t = native_of(all[i].config, all[i].parallel, all[i].batch, all[i].seq);
         const volume f = volume_of(&t, ARI_PASS_FORWARD), b = volume_of(&t, ARI_PASS_BACKWARD);
         const size_t scatters = all[i].all_reduce > 0 ? 0 : 2;
         cr_expect_eq(f.sent, all[i].forward, "case %zu: %zu", i, (size_t)f.sent);
@@ -297,7 +252,7 @@ Test(ops, an_mlp_split_the_other_way_needs_two_collectives)
 {
     const ar_config c = config_of(PAPER_STACK(1));
     for (int order = AR_MLP_COLUMN_ROW; order <= AR_MLP_ROW_COLUMN; order++) {
-        ari_step_case t = case_of(&c, tp2, 4, 512);
+        ari_step_case t = native_of(&c, tp2, 4, 512);
         t.run.plan = plan_of(c.arch, (ar_mlp_order)order);
         const ari_operation down = the_only(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD, ARI_DOWN, 0);
         const ari_operation first = the_only(&t, ARI_OPERATION_PRODUCT, ARI_PASS_FORWARD, ARI_FIRST, 0);
@@ -318,25 +273,22 @@ Test(ops, an_mlp_split_the_other_way_needs_two_collectives)
 Test(ops, samples_are_shared_out_unevenly)
 {
     const ar_config c = config_of(PAPER_STACK(1));
-    const ari_step_case t = case_of(&c, (ar_parallel){.dp = 2, .tp = 2}, 5, 12);
-    const ari_step_case many = case_of(&c, (ar_parallel){.dp = 6}, 5, 12);
+    const ari_step_case t = native_of(&c, (ar_parallel){.dp = 2, .tp = 2}, 5, 12);
+    const ari_step_case many = native_of(&c, (ar_parallel){.dp = 6}, 5, 12);
     for (int rank = 0; rank < 2; rank++) { /* of dp */
-        finder f = {.kind = ARI_OPERATION_NORM, .pass = ARI_PASS_FORWARD, .role = ARI_NORM1, .layer = 0};
-        cr_assert_ok(ari_operations(&t, 2 * rank, look, &f));
-        cr_expect_eq(f.op.input[0].shape[0], 5);
-        LOCAL(f.op.input[0], rank == 0 ? 3 : 2, 12, 768);
-        AT(f.op.input[0].at[ARI_AXIS_DP], "S(0)");
+        const found f = found_on(2 * rank, &t, ARI_OPERATION_NORM, ARI_PASS_FORWARD, ARI_NORM1, 0);
+        cr_expect_eq(f.op[0].input[0].shape[0], 5);
+        LOCAL(f.op[0].input[0], rank == 0 ? 3 : 2, 12, 768);
+        AT(f.op[0].input[0].at[ARI_AXIS_DP], "S(0)");
     }
-    finder f = {.kind = ARI_OPERATION_NORM, .pass = ARI_PASS_FORWARD, .role = ARI_NORM1, .layer = 0};
-    cr_assert_ok(ari_operations(&many, 5, look, &f));
-    cr_expect_eq(f.found, 0);
+    cr_expect_eq(found_on(5, &many, ARI_OPERATION_NORM, ARI_PASS_FORWARD, ARI_NORM1, 0).n, 0);
 }
 
 /* A norm's weight meets whole values, or each rank's own tokens: then its gradient is a sum over tp too. */
 Test(ops, placements_say_which_gradients_are_sums)
 {
     const ar_config c = config_of(LARGE);
-    const ari_step_case tp = case_of(&c, tp2, 4, 512), sp = case_of(&c, sp2, 4, 512);
+    const ari_step_case tp = native_of(&c, tp2, 4, 512), sp = native_of(&c, sp2, 4, 512);
     AT(the_only(&tp, ARI_OPERATION_NORM, ARI_PASS_FORWARD, ARI_NORM1, 0).weight[0].at[ARI_AXIS_TP], "I");
     AT(the_only(&sp, ARI_OPERATION_NORM, ARI_PASS_FORWARD, ARI_NORM1, 0).weight[0].at[ARI_AXIS_TP], "R");
     const ari_operation whole = the_only(&tp, ARI_OPERATION_WEIGHT_GRADIENT, ARI_PASS_BACKWARD, ARI_NORM1, 0);
@@ -348,59 +300,12 @@ Test(ops, placements_say_which_gradients_are_sums)
     AT(shard.output[0].at[ARI_AXIS_TP], "S(1)");
 }
 
-/* What the operation before made, and how that is placed. */
-typedef struct chain {
-    const ar_parallel *parallel;
-    ari_op_value made;
-    int operations;
-    char broken[200];
-} chain;
-
-/* A whole value may be used by each rank for itself, and a single rank has all of it, however placed. */
-static bool fits(int ranks, ar_placement made, ar_placement taken)
-{
-    return ranks <= 1 || ar_placement_same(made, taken, 3) || (made.kind == AR_INVARIANT && taken.kind == AR_REPLICATE);
-}
-
-static ar_status follow(void *user, const ari_operation *op)
-{
-    chain *k = user;
-    const ari_op_value *x = &op->input[0], *y = &k->made;
-    if (op->pass != ARI_PASS_FORWARD)
-        return AR_OK;
-    const bool same = x->ndim == y->ndim && memcmp(x->local, y->local, sizeof x->local) == 0 &&
-                      fits(k->parallel->tp, y->at[ARI_AXIS_TP], x->at[ARI_AXIS_TP]) &&
-                      fits(k->parallel->dp, y->at[ARI_AXIS_DP], x->at[ARI_AXIS_DP]);
-    if (!same && op->kind != ARI_OPERATION_EMBEDDING && !k->broken[0])
-        snprintf(k->broken, sizeof k->broken, "'%s' of layer %zd", ari_operation_name(op->kind), (ssize_t)op->layer);
-    k->made = op->output[0];
-    k->operations++;
-    return AR_OK;
-}
-
-Test(ops, each_takes_what_the_one_before_made)
-{
-    const char *const models[] = {LARGE, PAPER_STACK(2), GPT2(31, 24, 36, 2, 12)};
-    const ar_parallel layouts[] = {{.tp = 1}, {.tp = 4}, {.tp = 4, .sp = true}, {.tp = 2, .dp = 3, .sp = true}};
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
-        const ar_config c = config_of(models[m]);
-        for (size_t i = 0; i < 2 * sizeof layouts / sizeof *layouts; i++) {
-            ari_step_case t = case_of(&c, layouts[i / 2], 5, 24);
-            t.run.plan = plan_of(c.arch, i % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW);
-            t.run.dropout = 0.1;
-            chain k = {.parallel = &t.run.parallel};
-            cr_assert_ok(ari_operations(&t, 0, follow, &k));
-            cr_expect_gt(k.operations, 12);
-            cr_expect_str_eq(k.broken, "", "model %zu, layout %zu: %s", m, i, k.broken);
-        }
-    }
-}
-
 /* --- against runs ------------------------------------------------------------------------------------------------- */
 
 enum { BATCH = 5, SEQ = 12, STEPS = 2 };
 
-static ar_status run_and_compare(const ar_config *c, const ar_run *run, bool forward_only)
+/* The collectives and products that the ranks record are those of the list, and so are the bytes that they count. */
+static ar_status run_and_compare(const ar_config *c, ar_run run, bool forward_only)
 {
     int64_t ids[BATCH * SEQ];
     for (size_t i = 0; i < BATCH * SEQ; i++)
@@ -408,73 +313,86 @@ static ar_status run_and_compare(const ar_config *c, const ar_run *run, bool for
     const ar_batch one = {.batch = BATCH, .seq = SEQ, .input_ids = ids}, batch[STEPS] = {one, one};
     ar_sim_cluster timed; /* so that products are recorded */
     ari_cluster_result result = {.bytes = 0};
-    ar_trace *trace = NULL;
-    ar_status st = AR_OK;
+    OWNED(ar_trace_destroy) ar_trace *trace = NULL;
+    uint64_t bytes = 0;
     AR_TRY(ar_sim_cluster_parse(&timed, "inside=1us:1GB/s flops=1G"));
     AR_TRY(ar_trace_create(&trace));
-    ari_cluster_options o = {.config = c, .run = *run, .batch = batch, .forward_only = forward_only};
-    o.run.sim = (ar_sim_options){.trace = trace, .cluster = &timed, .timeout_ns = 60000000000u};
-    const ari_step_case t = {.run = o.run, .config = c, .forward_only = forward_only};
-    AR_TRY_TO(done, st, ari_cluster_run(&result, &o));
-    AR_TRY_TO(done, st, ari_recorded_calls(&(const char *){NULL}, &t, trace));
-done:
+    run.batch = BATCH;
+    run.seq = SEQ;
+    run.threads = 1;
+    run.sim =
+        (ar_sim_options){.algorithm = run.sim.algorithm, .trace = trace, .cluster = &timed, .timeout_ns = 60000000000u};
+    const ari_cluster_options o = {.config = c, .run = run, .batch = batch, .forward_only = forward_only};
+    const ari_step_case t = {.run = run, .config = c, .forward_only = forward_only};
+    const ar_status st = ari_cluster_run(&result, &o);
     free(result.loss);
-    ar_trace_destroy(trace);
-    return st;
+    AR_TRY(st);
+    AR_TRY(ari_recorded_calls(&(const char *){NULL}, &t, trace));
+    AR_TRY(ari_traffic_bytes(&bytes, &t));
+    return result.bytes == bytes
+               ? AR_OK
+               : ar_error_set(AR_ERR_DATA, "%zu bytes counted, %zu predicted", (size_t)result.bytes, (size_t)bytes);
 }
 
-/* Native numerics, in which sums stay fp32 or bf16; exact ones are compared in random_layouts_test. */
-Test(ops, native_runs_make_the_collectives_and_products_of_the_list)
+static const char *const models[] = {LLAMA(31, 24, 36, 2, 24, 12, 4, false), LLAMA(31, 12, 36, 2, 12, 2, 2, true),
+                                     GPT2(31, 24, 36, 2, 12), STACK(31, 24, 36, 2, 24, 4)};
+enum { MODELS = sizeof models / sizeof *models };
+
+/* Native numerics, in which sums stay fp32 or bf16; exact ones are compared in random_layouts_test. Samples are uneven,
+ * and KV heads have copies. Exponents of weights and what comes before a backward pass, also without one. */
+Test(ops, runs_make_the_collectives_and_products_of_the_list)
 {
-    static const char *const models[] = {LLAMA(31, 24, 36, 1, 24, 12, 4, false), LLAMA(31, 12, 36, 2, 12, 2, 2, true),
-                                         GPT2(31, 24, 36, 1, 12), STACK(31, 24, 36, 1, 24, 4)};
-    static const ar_parallel layouts[] = {{.tp = 2},
-                                          {.tp = 3, .sp = true},
-                                          {.tp = 4, .sp = true, .keep_gathered = true, .micro_batches = 2},
-                                          {.tp = 12},
-                                          {.tp = 2, .dp = 3, .micro_batches = 2, .forward_first = true},
-                                          {.dp = 4, .zero = 1},
-                                          {.tp = 2, .dp = 2, .zero = 1, .sp = true}};
+    static const struct {
+        ar_parallel parallel;
+        bool forward_only;
+    } cases[] = {{{.tp = 2}, false},
+                 {{.tp = 3, .sp = true}, false},
+                 {{.tp = 4, .sp = true, .keep_gathered = true, .micro_batches = 2}, false},
+                 {{.tp = 12}, false},
+                 {{.tp = 2, .dp = 3, .micro_batches = 2, .forward_first = true}, false},
+                 {{.dp = 4, .zero = 1}, false},
+                 {{.tp = 2, .dp = 2, .zero = 1, .sp = true}, false},
+                 {{.pp = 2, .dp = 2, .micro_batches = 2}, false},
+                 {{.pp = 2, .tp = 4, .sp = true, .stages = {2, {0, 2}}, .micro_batches = 3}, false},
+                 {{.tp = 3, .sp = true, .micro_batches = 2}, true},
+                 {{.tp = 2, .dp = 2}, true},
+                 {{.tp = 12}, true}};
     static const size_t bucket_bytes[] = {0, 3000, AR_BUCKET_BYTES};
     int runs = 0;
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+    for (size_t m = 0; m < MODELS; m++) {
         const ar_config c = config_of(models[m]);
-        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-            ar_run run = {.plan = plan_of(c.arch, (m + i) % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW),
-                          .parallel = layouts[i],
-                          .batch = BATCH,
-                          .seq = SEQ,
-                          .steps = STEPS,
-                          .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                          .clip = i % 2 ? 0.1 : 0.0,
-                          .numerics = AR_NUMERICS_NATIVE,
-                          .precision = i % 3 == 1 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
-                          .storage = i % 3 == 0 ? AR_BF16 : 0,
-                          .ddp = {.bucket_bytes = bucket_bytes[(m + i) % 3],
-                                  .order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE,
-                                  .find_unused = m % 2 == 1},
-                          .threads = 1};
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            const bool forward_only = cases[i].forward_only, native = !forward_only;
+            const ar_run run =
+                ROW(.plan = plan_of(c.arch, (m + i) % 2 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW),
+                    .parallel = cases[i].parallel, .steps = native ? STEPS : 0,
+                    .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW), .clip = native && i % 2 ? 0.1 : 0.0,
+                    .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                    .precision = native && i % 3 == 1 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
+                    .storage = native && i % 3 == 0 ? AR_BF16 : 0,
+                    .ddp = {.bucket_bytes = bucket_bytes[(m + i) % 3],
+                            .order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE,
+                            .find_unused = m % 2 == 1},
+                    .sim.algorithm = (m + i) % 2 ? AR_SIM_DIRECT : AR_SIM_RING);
             if (ar_parallel_check(&run.parallel, &c, &run.plan, BATCH, SEQ) != AR_OK)
                 continue; /* GPT-2 has no copies of KV heads */
             runs++;
-            cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "model %zu, layout %zu: %s", m, i,
+            cr_expect_eq(run_and_compare(&c, run, forward_only), AR_OK, "model %zu, case %zu: %s", m, i,
                          ar_error_message());
         }
     }
-    cr_expect_gt(runs, 20);
+    cr_expect_gt(runs, 34);
 }
 
-/* Every collective of every rank under plans of all kinds, in both numerics. */
+/* Every collective of every rank under plans of all kinds, which split each layer in its own way, in both numerics. */
 Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
 {
-    static const char *const models[] = {LLAMA(31, 24, 36, 2, 24, 12, 4, false), LLAMA(31, 12, 36, 1, 12, 2, 2, true),
-                                         GPT2(31, 24, 36, 2, 12), STACK(31, 24, 36, 2, 24, 4)};
     int runs = 0;
     for (uint64_t i = 0; i < (uint64_t)by_scale(12, 24, 200); i++) {
         uint64_t seed = i + 1000;
         char text[PLAN_DRAW_TEXT];
         SCOPED(ar_plan_fini) ar_plan plan;
-        const ar_config c = config_of(models[i % 4]);
+        const ar_config c = config_of(models[i % MODELS]);
         const ar_parallel p = {.tp = 2 + (int)plan_draw_below(&seed, 3),
                                .dp = 1 + (int)(i % 5 == 0),
                                .sp = plan_draw_below(&seed, 2),
@@ -482,69 +400,44 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
                                .micro_batches = 1 + (int)(i % 3 == 0)};
         plan_draw(text, &seed, &c, (plan_draw_options){.sp = p.sp, .wrong = i % 3 == 2});
         cr_assert_ok(ar_plan_parse(&plan, text, strlen(text), "drawn"));
-        const ar_run run = {.plan = plan,
-                            .parallel = p,
-                            .batch = BATCH,
-                            .seq = SEQ,
-                            .steps = i % 2 ? STEPS : 0,
-                            .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                            .numerics = i / 4 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
-                            .precision = i / 4 % 4 == 3 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
-                            .threads = 1};
+        const ar_run run = ROW(.plan = plan, .parallel = p, .steps = i % 2 ? STEPS : 0,
+                               .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                               .numerics = i / 4 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                               .precision = i / 4 % 4 == 3 ? AR_PRECISION_BF16 : AR_PRECISION_F32);
         const ar_status fits = ar_parallel_check(&p, &c, &plan, BATCH, SEQ);
         cr_expect(fits == AR_OK || fits == AR_ERR_INDIVISIBLE, "%s", ar_error_message()); /* KV heads */
         if (fits == AR_OK)
-            cr_expect_eq(run_and_compare(&c, &run, false), AR_OK, "draw %d: %s: %s", (int)i, text, ar_error_message());
+            cr_expect_eq(run_and_compare(&c, run, false), AR_OK, "draw %d: %s: %s", (int)i, text, ar_error_message());
         runs += fits == AR_OK;
     }
     cr_expect_geq(runs, by_scale(8, 14, 100));
 }
 
-/* Exponents of weights and what comes before a backward pass, without one. */
-Test(ops, forward_passes_make_the_collectives_of_the_list)
-{
-    const ar_config c = config_of(LLAMA(31, 24, 36, 1, 24, 12, 4, true));
-    const ar_parallel layouts[] = {{.tp = 3, .sp = true, .micro_batches = 2}, {.tp = 2, .dp = 2}, {.tp = 12}};
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        const ar_run run = {.parallel = layouts[i], .batch = BATCH, .seq = SEQ, .threads = 1};
-        cr_expect_eq(run_and_compare(&c, &run, true), AR_OK, "layout %zu: %s", i, ar_error_message());
-    }
-}
-
-/* The first MLP split the other way than the second. */
-Test(ops, layers_may_be_split_in_different_ways)
-{
-    const ar_config c = config_of(STACK(31, 24, 36, 2, 24, 4));
-    ar_run run = {.parallel = {.tp = 2, .dp = 2, .sp = true}, .batch = BATCH, .seq = SEQ, .threads = 1};
-    cr_assert_ok(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w1", AR_STYLE_ROWWISE));
-    cr_assert_ok(ar_plan_add(&run.plan, c.arch, "layers.0.mlp.w2", AR_STYLE_COLWISE));
-    cr_expect_ok(run_and_compare(&c, &run, false));
-    ar_plan_fini(&run.plan);
-}
-
 /* A list that is told another layout must not pass. */
 Test(ops, another_step_than_the_runs_is_rejected)
 {
-    const ar_config c = config_of(LLAMA(31, 24, 36, 1, 24, 12, 4, false));
-    ar_run run = {.parallel = {.tp = 2, .dp = 2}, .batch = BATCH, .seq = SEQ, .threads = 1};
-    cr_expect_ok(run_and_compare(&c, &run, false));
+    const ar_config c = config_of(models[0]);
+    ar_run run = {.parallel = {.tp = 2, .dp = 2}};
+    cr_expect_ok(run_and_compare(&c, run, false));
     run.fault = AR_FAULT_column_dx_not_reduced;
-    cr_expect_eq(run_and_compare(&c, &run, false), AR_ERR_DATA);
+    cr_expect_eq(run_and_compare(&c, run, false), AR_ERR_DATA);
     run.fault = AR_FAULT_dp_group_missing;
-    cr_expect_eq(run_and_compare(&c, &run, false), AR_ERR_DATA);
+    cr_expect_eq(run_and_compare(&c, run, false), AR_ERR_DATA);
 }
 
 /* --- size --------------------------------------------------------------------------------------------------------- */
 
+/* Counts operations, up to a norm where `ends` says so. */
 typedef struct count {
     size_t visits;
+    bool ends;
 } count;
 
 static ar_status tally(void *user, const ari_operation *op)
 {
-    (void)op;
-    ((count *)user)->visits++;
-    return AR_OK;
+    count *n = user;
+    n->visits++;
+    return n->ends && op->kind == ARI_OPERATION_NORM ? ar_error_set(AR_ERR_DATA, "enough") : AR_OK;
 }
 
 /* Some thousands of operations, whatever the world is. */
@@ -554,7 +447,7 @@ Test(ops, the_list_of_a_rank_does_not_grow_with_the_world)
     size_t visits[2];
     for (int i = 0; i < 2; i++) {
         const ar_parallel p = {.tp = 8, .dp = i == 0 ? 1 : 2048, .sp = true, .micro_batches = i == 0 ? 1 : 1000};
-        ari_step_case t = case_of(&c, p, 2048 * 1000, 8192);
+        ari_step_case t = native_of(&c, p, 2048 * 1000, 8192);
         t.run.ddp = ar_ddp_defaults();
         count n = {0};
         uint64_t bytes = 0;
@@ -566,19 +459,13 @@ Test(ops, the_list_of_a_rank_does_not_grow_with_the_world)
     cr_expect_lt(visits[1], 20000);
 }
 
-static ar_status refuse(void *user, const ari_operation *op)
-{
-    ((count *)user)->visits++;
-    return op->kind == ARI_OPERATION_NORM ? ar_error_set(AR_ERR_DATA, "enough") : AR_OK;
-}
-
 Test(ops, a_visitor_ends_the_walk_and_sizes_that_overflow_are_refused)
 {
     const ar_config c = config_of(PAPER_STACK(2));
-    const ari_step_case t = case_of(&c, tp2, 4, 512), huge = case_of(&c, tp2, (size_t)1 << 40, (size_t)1 << 40);
+    const ari_step_case t = native_of(&c, tp2, 4, 512), huge = native_of(&c, tp2, (size_t)1 << 40, (size_t)1 << 40);
     count n = {0};
     cr_expect_eq(ari_operations(&huge, 0, tally, &n), AR_ERR_OVERFLOW);
-    n.visits = 0;
-    cr_expect_eq(ari_operations(&t, 0, refuse, &n), AR_ERR_DATA);
+    n = (count){.ends = true};
+    cr_expect_eq(ari_operations(&t, 0, tally, &n), AR_ERR_DATA);
     cr_expect_eq(n.visits, 2); /* the embedding, the first norm */
 }

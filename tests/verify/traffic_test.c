@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Predicted traffic: closed forms worked out by hand (parallelism.md), and what runs really count. */
-#include "tests/verify/support.h"
-
+/* Predicted traffic: closed forms worked out by hand (parallelism.md), and what the communicators of runs count. That
+ * runs of all kinds count what is predicted is held by every check, by random_layouts_test and by ops_test, which also
+ * has the volumes of native layers. */
 #include "run/cluster_run.h"
-#include "sim/plan/bytes.h"
 #include "support/together.h"
+#include "tests/verify/ops_find.h"
 
 static uint64_t predicted(const ari_step_case *c)
 {
@@ -13,90 +13,10 @@ static uint64_t predicted(const ari_step_case *c)
     return bytes;
 }
 
-/* b, s, the rest as given; default: exact, forward and backward, no update, one micro-batch. */
-static ari_step_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
+/* Exact, forward and backward, no update, one micro-batch. */
+static ari_step_case exact_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
 {
-    return (ari_step_case){.config = c, .run.parallel = parallel, .run.batch = batch, .run.seq = seq};
-}
-
-/* --- native, by hand ---------------------------------------------------------------------------------------------- */
-
-typedef struct volume {
-    const char *one_layer, *two_layers;
-    size_t batch, seq;
-    ar_parallel parallel;
-    bool forward_only;
-    uint64_t sent; /* elements of 4 bytes that one rank sends in one layer */
-} volume;
-
-/* An all-reduce of n elements over N ranks sends 2(N-1)/N * n a rank, an all-gather or a reduce-scatter half of it. A
- * layer has two all-reduces forward and two backward; with sequence parallelism two all-gathers and two
- * reduce-scatters each way, and two all-gathers more where the gathered inputs were not kept. */
-CLAIM(native_layers_send_what_rings_send)
-{
-    const char *one = STACK(1000, 768, 3072, 1, 12, 12), *two = STACK(1000, 768, 3072, 2, 12, 12);
-    const char *big = STACK(1000, 4096, 11008, 1, 32, 8), *bigger = STACK(1000, 4096, 11008, 2, 32, 8);
-    const ar_parallel tp2 = {.tp = 2}, sp2 = {.tp = 2, .sp = true};
-    const ar_parallel kept2 = {.tp = 2, .sp = true, .keep_gathered = true};
-    const ar_parallel tp8 = {.tp = 8}, sp8 = {.tp = 8, .sp = true};
-    const ar_parallel kept8 = {.tp = 8, .sp = true, .keep_gathered = true};
-    const volume all[] = {
-        {one, two, 4, 512, tp2, true, 3145728},          {one, two, 4, 512, tp2, false, 6291456},
-        {one, two, 4, 512, sp2, true, 3145728},          {one, two, 4, 512, kept2, false, 6291456},
-        {one, two, 4, 512, sp2, false, 7864320},         {big, bigger, 2, 4096, tp8, true, 117440512},
-        {big, bigger, 2, 4096, tp8, false, 234881024},   {big, bigger, 2, 4096, sp8, true, 117440512},
-        {big, bigger, 2, 4096, kept8, false, 234881024}, {big, bigger, 2, 4096, sp8, false, 293601280}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        const volume *v = &all[i];
-        const ar_config c1 = config_of(v->one_layer), c2 = config_of(v->two_layers);
-        ari_step_case t = case_of(&c1, v->parallel, v->batch, v->seq);
-        t.run.numerics = AR_NUMERICS_NATIVE;
-        t.forward_only = v->forward_only;
-        const uint64_t less = predicted(&t);
-        t.config = &c2;
-        uint64_t bytes = predicted(&t) - less;
-        /* A block's two LayerNorms and two row biases: all-reduced where each rank has its own tokens. */
-        if (v->parallel.sp && !v->forward_only)
-            bytes -= 2 * ((uint64_t)v->parallel.tp - 1) * 4 * (2 * 2 + 1) * c1.hidden;
-        cr_expect_eq(bytes, 4u * (uint64_t)v->parallel.tp * v->sent, "case %zu: %zu bytes", i, (size_t)bytes);
-    }
-}
-
-static uint64_t native_forward(ar_mlp_order order, ar_parallel parallel)
-{
-    const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
-    ari_step_case t = case_of(&c, parallel, 2, 6);
-    t.run.plan = plan_of(c.arch, order);
-    t.run.numerics = AR_NUMERICS_NATIVE;
-    t.forward_only = true;
-    return predicted(&t);
-}
-
-/* Forward, all ranks: an all-reduce in the middle ([tokens, ffn]) and an all-gather at the end, in place of one
- * all-reduce; with sequence parallelism all tokens are gathered first. Tokens 12, h 12, ffn 24, N 3. */
-CLAIM(row_then_column_costs_a_collective_more)
-{
-    const uint64_t all_reduce_h = 2 * 2 * 12 * 12 * 4, all_reduce_ffn = 2 * 2 * 12 * 24 * 4;
-    const uint64_t all_gather = 2 * 12 * 12 * 4, reduce_scatter = all_gather;
-    const ar_parallel tp = {.tp = 3}, sp = {.tp = 3, .sp = true};
-    cr_expect_eq(native_forward(AR_MLP_ROW_COLUMN, tp) - native_forward(AR_MLP_COLUMN_ROW, tp),
-                 all_reduce_ffn + all_gather - all_reduce_h);
-    cr_expect_eq(native_forward(AR_MLP_ROW_COLUMN, sp) - native_forward(AR_MLP_COLUMN_ROW, sp),
-                 all_gather + all_reduce_ffn + all_gather - (all_gather + reduce_scatter));
-}
-
-/* The embedding: one all-reduce, or a reduce-scatter of half its bytes; 786,432 elements a rank for b, s, h, N = 4,
- * 512, 768, 2. */
-CLAIM(an_embedding_under_sequence_parallelism_scatters)
-{
-    const ar_config one = config_of(STACK(1000, 768, 3072, 1, 12, 12));
-    ari_step_case t = case_of(&one, (ar_parallel){.tp = 2}, 4, 512);
-    t.run.numerics = AR_NUMERICS_NATIVE;
-    t.forward_only = true;
-    cr_expect_eq(predicted(&t), 2u * 4u * (3145728u + 1572864u));
-    t.run.parallel.sp = true;
-    const uint64_t loss = 2 * 4; /* the sum of all tokens' features, spread over tp */
-    cr_expect_eq(predicted(&t), 2u * 4u * (3145728u + 786432u) + loss);
+    return case_of(c, parallel, batch, seq, AR_NUMERICS_EXACT);
 }
 
 /* --- exact, by hand ----------------------------------------------------------------------------------------------- */
@@ -124,7 +44,7 @@ CLAIM(exact_stack_of_one_block_by_hand)
     const uint64_t forward = 8 * h + fold(t, h, q) + 8 * h + fold(t, h, f);
     /* Row-parallel: c of wo, of w2 (h rows each), and per token of the sharded input in dW. */
     const uint64_t backward = 2 * (8 * h + 8 * t) + fold(t, h, f) + fold(t, h, q + 2 * k);
-    ari_step_case each = case_of(&c, (ar_parallel){.tp = 3}, 2, 6);
+    ari_step_case each = exact_of(&c, (ar_parallel){.tp = 3}, 2, 6);
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + backward));
     each.forward_only = true;
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward));
@@ -140,7 +60,7 @@ CLAIM(exact_stack_with_sequence_parallelism_by_hand)
     const uint64_t backward = 2 * (gather + 8 * h + 8 * t) + scatter(t, h, f) + scatter(t, h, q + 2 * k);
     /* Two LayerNorms' weights and biases and w2's bias: an index of a byte and two int64 an element, all-reduced. */
     const uint64_t spread = 2 * (1 + 16) * (2 * 2 * h + h);
-    ari_step_case each = case_of(&c, (ar_parallel){.tp = 3, .sp = true, .keep_gathered = true}, 2, 6);
+    ari_step_case each = exact_of(&c, (ar_parallel){.tp = 3, .sp = true, .keep_gathered = true}, 2, 6);
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + gather + spread));
     each.run.parallel.keep_gathered = false; /* the inputs of q|k|v and of w1 again */
     cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + 3 * gather + spread));
@@ -153,8 +73,8 @@ CLAIM(norms_are_reduced_over_tp_under_sequence_parallelism)
 {
     ar_config c = config_of(STACK(1000, 4096, 11008, 1, 32, 8)), more = c;
     more.final_norm = true;
-    const ari_step_case without = case_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
-    const ari_step_case with = case_of(&more, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
+    const ari_step_case without = exact_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
+    const ari_step_case with = exact_of(&more, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
     cr_expect_eq(predicted(&with) - predicted(&without), 7 * 2 * (1 + 16) * 8192u);
 }
 
@@ -164,7 +84,7 @@ static uint64_t head_bytes(const char *llama, ar_parallel parallel)
     const ar_config c = config_of(llama);
     ar_config body = c;
     body.arch = AR_ARCH_STACK; /* the same blocks, no head */
-    const ari_step_case with = case_of(&c, parallel, 2, 6), without = case_of(&body, parallel, 2, 6);
+    const ari_step_case with = exact_of(&c, parallel, 2, 6), without = exact_of(&body, parallel, 2, 6);
     return predicted(&with) - predicted(&without);
 }
 
@@ -185,7 +105,7 @@ CLAIM(more_than_8191_terms_are_scattered_in_16_bytes)
 static uint64_t stack_of_kv(const char *model, ar_numerics numerics, size_t batch, size_t seq)
 {
     const ar_config c = config_of(model);
-    ari_step_case t = case_of(&c, (ar_parallel){.tp = 8}, batch, seq);
+    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 8}, batch, seq);
     t.run.numerics = numerics;
     return predicted(&t);
 }
@@ -215,7 +135,7 @@ CLAIM(data_parallelism_by_hand)
     const uint64_t agreement = 3 * 16; /* of each rank a hash and a number of parameters, where gradients follow */
     const uint64_t weights = 4 * n, start = weights + agreement;
     const uint64_t targets = 2 * 8, loss = 2 * (1 + 16), gradients = 2 * (1 + 16) * n;
-    ari_step_case t = case_of(&c, (ar_parallel){.dp = 3}, 4, 6);
+    ari_step_case t = exact_of(&c, (ar_parallel){.dp = 3}, 4, 6);
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
     t.run.clip = true; /* over tp alone */
     t.run.parallel.micro_batches = 2;
@@ -234,7 +154,7 @@ CLAIM(zero_by_hand)
     const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
     const uint64_t start = 4 * n + 3 * 16, targets = 2 * 8, loss = 2 * (1 + 16), norm = 2 * (4 + 16);
-    ari_step_case t = case_of(&c, (ar_parallel){.dp = 3, .zero = 1}, 4, 6);
+    ari_step_case t = exact_of(&c, (ar_parallel){.dp = 3, .zero = 1}, 4, 6);
     cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + (2 + 16) * n));
     t.run.steps = 5;
     cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n)));
@@ -255,7 +175,7 @@ CLAIM(both_kinds_of_parallelism_by_hand)
     const uint64_t sharded = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24, replicated = 12 + 4 * 12;
     const uint64_t held = sharded + 3 * replicated;
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    ari_step_case t = case_of(&c, (ar_parallel){.tp = 3}, 5, 6);
+    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 3}, 5, 6);
     const uint64_t one_group = predicted(&t);
     /* Rows or columns of q|k|v, wo, w1, w2, forward and backward: 8 times h = 12 exponents, all-reduced over 3. */
     const uint64_t exponents = 2 * 8 * 8 * 12;
@@ -273,7 +193,7 @@ CLAIM(a_pipeline_by_hand)
 {
     const uint64_t message = 2 * 4 * (4 * 6 * 12), loss = 4, norm = 2 * (4 + 16);
     const ar_config c = config_of(STACK(31, 12, 24, 4, 12, 12));
-    ari_step_case t = case_of(&c, (ar_parallel){.pp = 2}, 4, 6);
+    ari_step_case t = exact_of(&c, (ar_parallel){.pp = 2}, 4, 6);
     cr_expect_eq(predicted(&t), message + loss);
     t.run.parallel.micro_batches = 3;
     t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
@@ -296,7 +216,7 @@ CLAIM(a_tied_weight_is_summed_over_two_stages)
     const ar_config tied = config_of(LLAMA(31, 12, 24, 4, 12, 12, 2, true));
     ar_config untied = tied;
     untied.tied = false;
-    ari_step_case t = case_of(&tied, (ar_parallel){.pp = 4}, 2, 6);
+    ari_step_case t = exact_of(&tied, (ar_parallel){.pp = 4}, 2, 6);
     const uint64_t with = predicted(&t);
     t.config = &untied;
     cr_expect_eq(with - predicted(&t), 2 * (1 + 16) * (31 * 12));
@@ -305,7 +225,7 @@ CLAIM(a_tied_weight_is_summed_over_two_stages)
 CLAIM(clipping_moves_an_exponent_and_two_sums)
 {
     const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    ari_step_case t = case_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
+    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
     t.run.steps = 3;
     const uint64_t without = predicted(&t);
     t.run.clip = true;
@@ -316,7 +236,7 @@ CLAIM(clipping_moves_an_exponent_and_two_sums)
 CLAIM(steps_multiply_all_but_the_start)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
-    ari_step_case t = case_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
+    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
     const uint64_t once = predicted(&t);
     t.run.steps = 1;
     cr_expect_eq(predicted(&t), once);
@@ -334,16 +254,112 @@ CLAIM(one_rank_moves_nothing_and_absurd_sizes_are_refused)
 {
     uint64_t bytes = 0;
     const ar_config c = config_of(tiny_models[TINY_LLAMA]);
-    const ari_step_case alone = case_of(&c, (ar_parallel){.tp = 1, .sp = true}, 2, 5);
+    const ari_step_case alone = exact_of(&c, (ar_parallel){.tp = 1, .sp = true}, 2, 5);
     cr_expect_eq(predicted(&alone), 0);
-    const ari_step_case huge = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 40, (size_t)1 << 40);
+    const ari_step_case huge = exact_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 40, (size_t)1 << 40);
     cr_expect_eq(ari_traffic_bytes(&bytes, &huge), AR_ERR_OVERFLOW);
-    const ari_step_case wide = case_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 30, (size_t)1 << 28);
+    const ari_step_case wide = exact_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 30, (size_t)1 << 28);
     cr_expect_eq(ari_traffic_bytes(&bytes, &wide), AR_ERR_OVERFLOW);
     ar_config many = c;
     many.vocab = (size_t)1 << 62;
-    const ari_step_case parameters = case_of(&many, (ar_parallel){.dp = 2}, 2, 5);
+    const ari_step_case parameters = exact_of(&many, (ar_parallel){.dp = 2}, 2, 5);
     cr_expect_eq(ari_traffic_bytes(&bytes, &parameters), AR_ERR_OVERFLOW);
+}
+
+/* --- what runs count ---------------------------------------------------------------------------------------------- */
+
+enum { BATCH = 5, SEQ = 12 };
+
+static ari_cluster_result counted(const ari_step_case *t, ar_fault fault)
+{
+    int64_t ids[BATCH * SEQ];
+    ari_cluster_result result;
+    const ar_batch batch = {.batch = BATCH, .seq = SEQ, .input_ids = ids};
+    for (size_t i = 0; i < BATCH * SEQ; i++)
+        ids[i] = (int64_t)(i * 7 % t->config->vocab);
+    ari_cluster_options o = {.config = t->config, .run = t->run, .batch = &batch, .forward_only = t->forward_only};
+    o.run.fault = fault;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.threads = 1;
+    o.run.sim.timeout_ns = 60000000000u;
+    cr_assert_ok(ari_cluster_run(&result, &o));
+    free(result.loss);
+    result.loss = NULL;
+    return result;
+}
+
+/* Twelve bytes a token more for smoothed labels, which the whole group of tp moves twice over; none for a z-loss. */
+CLAIM(smoothed_labels_count_what_is_predicted)
+{
+    const ar_config c = config_of(LLAMA(31, 24, 36, 1, 24, 12, 4, false));
+    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 4, .dp = 2, .sp = true}, BATCH, SEQ);
+    const uint64_t plain = predicted(&t);
+    t.run.loss.z_loss = 0.01;
+    cr_expect_eq(predicted(&t), plain);
+    cr_expect_eq(counted(&t, AR_FAULT_NONE).bytes, plain);
+    t.run.loss.label_smoothing = 0.1;
+    cr_expect_eq(predicted(&t), plain + (uint64_t)2 * 3 * 12 * BATCH * SEQ);
+    cr_expect_eq(counted(&t, AR_FAULT_NONE).bytes, predicted(&t));
+    t.forward_only = true;
+    t.run.numerics = AR_NUMERICS_NATIVE;
+    cr_expect_eq(counted(&t, AR_FAULT_NONE).bytes, predicted(&t));
+}
+
+/* A collective left out is bytes that are missing: the counts come from what is really copied. */
+CLAIM(a_dropped_collective_shows)
+{
+    static const struct {
+        ar_fault fault;
+        ar_parallel parallel;
+        uint64_t steps;
+    } all[] = {{AR_FAULT_column_dx_not_reduced, {.tp = 2}, 0},
+               {AR_FAULT_dp_group_missing, {.dp = 2}, 0},
+               {AR_FAULT_sp_norm_grad_local, {.tp = 2, .sp = true}, 0},
+               {AR_FAULT_zero_gather_missing, {.dp = 2, .zero = 1}, 1}};
+    const ar_config c = config_of(LLAMA(31, 24, 36, 1, 24, 12, 4, false));
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ari_step_case t = exact_of(&c, all[i].parallel, BATCH, SEQ);
+        t.run.steps = all[i].steps;
+        cr_expect_lt(counted(&t, all[i].fault).bytes, predicted(&t), "%s", ar_fault_name(all[i].fault));
+        cr_expect_eq(counted(&t, AR_FAULT_NONE).bytes, predicted(&t), "without %s", ar_fault_name(all[i].fault));
+    }
+}
+
+/* Of one layer: those of two less those of one, native. Two RMSNorms' gradients are all-reduced under sequence
+ * parallelism, and gathered inputs come again unless they were kept. Row-column: an all-reduce in the middle, an
+ * all-gather at the end. */
+CLAIM(a_layer_makes_as_few_collectives_as_are_known)
+{
+    static const struct {
+        const char *what;
+        ar_mlp_order order;
+        ar_parallel parallel;
+        bool forward_only;
+        uint64_t calls[3]; /* all-reduces, reduce-scatters, all-gathers */
+    } all[] = {
+        {"tp forward", AR_MLP_COLUMN_ROW, {.tp = 3}, true, {2, 0, 0}},
+        {"tp both", AR_MLP_COLUMN_ROW, {.tp = 3}, false, {4, 0, 0}},
+        {"sp forward", AR_MLP_COLUMN_ROW, {.tp = 3, .sp = true}, true, {0, 2, 2}},
+        {"sp both, kept", AR_MLP_COLUMN_ROW, {.tp = 3, .sp = true, .keep_gathered = true}, false, {2, 4, 4}},
+        {"sp both", AR_MLP_COLUMN_ROW, {.tp = 3, .sp = true}, false, {2, 4, 6}},
+        {"row-column forward", AR_MLP_ROW_COLUMN, {.tp = 3}, true, {2, 0, 1}},
+        {"row-column both", AR_MLP_ROW_COLUMN, {.tp = 3}, false, {4, 0, 2}},
+        {"row-column sp forward", AR_MLP_ROW_COLUMN, {.tp = 3, .sp = true}, true, {1, 1, 3}},
+    };
+    const ar_config layers[] = {config_of(LLAMA(31, 12, 36, 1, 12, 12, 2, false)),
+                                config_of(LLAMA(31, 12, 36, 2, 12, 12, 2, false))};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        ari_cluster_result r[2];
+        for (int n = 0; n < 2; n++) {
+            ari_step_case t = case_of(&layers[n], all[i].parallel, BATCH, SEQ, AR_NUMERICS_NATIVE);
+            t.run.plan = plan_of(layers[n].arch, all[i].order);
+            t.forward_only = all[i].forward_only;
+            r[n] = counted(&t, AR_FAULT_NONE);
+        }
+        for (int k = 0; k < 3; k++)
+            cr_expect_eq(r[1].calls[k] - r[0].calls[k], all[i].calls[k], "%s: %zu of kind %d", all[i].what,
+                         (size_t)(r[1].calls[k] - r[0].calls[k]), k);
+    }
 }
 
 EVERY_CLAIM(traffic)
