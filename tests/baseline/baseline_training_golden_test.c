@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Twenty AdamW steps against losses and final weights that PyTorch computed in fp32 on a CPU.
  *
- * Losses: an fp32 forward pass is good to 6.1e-6 of its largest values (baseline_golden_test.c), and the loss, near 5,
- * is a mean over 62 tokens of terms of that size; what training adds is below it as long as the weights agree.
+ * Losses: two fp32 computations of a loss of 4 to 6, in other orders, differ by some units of 2^-23 of it; what training
+ * adds is below it as long as the weights agree. Measured 3.4e-7.
  *
  * Weights: Adam's step is lr*m/sqrt(v), of the order of lr = 1e-3 however small the gradient is. A gradient whose
  * relative error is e moves a weight by about e*lr a step, 20 steps by 20*e*lr at most. Gradients below some 1e-7 of
  * their tensor's largest are PyTorch's rounding, so there e is of order 1; such elements are rare and their moments
- * carry a history, so that a step or two is off: 2*lr*0.05. Elsewhere e is below 1e-3. Hence 1e-4, absolute; an update
+ * carry a history: no element is off by more than a twentieth of lr, almost all by rounding alone; an update
  * that is wrong in one term (a bias correction, one step's decay) is off by lr*1e-1 and more in many elements, which
  * the mean difference shows: 2e-7 allowed, 20 steps of e = 1e-5.
  *
@@ -20,10 +20,12 @@
 
 enum { STEPS = 20, BATCH = 2, SEQ = 32, IDS = STEPS * BATCH * SEQ };
 
-#define LOSS_BOUND 6.1e-6
-#define WEIGHT_BOUND 1e-4
+#define LOSS_BOUND 1e-6
+#define WEIGHT_BOUND 5e-5
 #define MEAN_BOUND 2e-7
-#define NOISE_BOUND 1e-7 /* of a key bias's gradient */
+#define MOST_BOUND 1e-6    /* of all but a few elements of a tensor, */
+#define OUTSIDE_BOUND 2e-3 /* this share of them, in exact numerics; measured 1e-3 */
+#define NOISE_BOUND 1e-7   /* of a key bias's gradient */
 
 typedef struct golden {
     ar_config config;
@@ -75,7 +77,10 @@ static bool is_key_bias(const golden *g, const char *name, size_t i)
     return strstr(name, "attn.c_attn.bias") != NULL && i >= h && i < 2 * h;
 }
 
-static void check_weights(const golden *g, const tape *t, const ar_st_file *final, const char *mode)
+/* right: whether the update was PyTorch's; another one is outside the bound of the mean. most: the share of a tensor's
+ * elements that may be outside of rounding. */
+static void check_weights(const golden *g, const tape *t, const ar_st_file *final, const char *mode, bool right,
+                          double most)
 {
     double worst = 0.0, sum = 0.0, worst_exempt = 0.0;
     size_t elements = 0, exempt = 0;
@@ -85,6 +90,7 @@ static void check_weights(const golden *g, const tape *t, const ar_st_file *fina
         const taped *grad = tape_find_step(t, e->name, 'g', STEPS);
         cr_assert_eq(w->count, e->count);
         cr_assert_neq(memcmp(w->values, before->values, w->count * sizeof(double)), 0, "%s did not move", e->name);
+        size_t outside = 0;
         for (size_t i = 0; i < w->count; i++) {
             const double off = fabs(w->values[i] - entry_value(e, i));
             if (is_key_bias(g, e->name, i)) {
@@ -94,14 +100,17 @@ static void check_weights(const golden *g, const tape *t, const ar_st_file *fina
                 exempt++;
                 continue;
             }
-            cr_expect_lt(off, WEIGHT_BOUND, "%s, %s[%zu]: off by %.3g", mode, e->name, i, off);
+            cr_expect(off < WEIGHT_BOUND || !right, "%s, %s[%zu]: off by %.3g", mode, e->name, i, off);
             worst = fmax(worst, off);
             sum += off;
             elements++;
+            outside += off > MOST_BOUND;
         }
+        cr_expect((double)outside <= most * (double)e->count || !right, "%s, %s: %zu elements are outside of rounding",
+                  mode, e->name, outside);
     }
     const double mean = sum / (double)elements;
-    cr_expect_lt(mean, MEAN_BOUND, "%s: off by %.3g in the mean", mode, mean);
+    cr_expect_eq(mean < MEAN_BOUND, right, "%s: off by %.3g in the mean", mode, mean);
     fprintf(stderr,
             "%s: %zu weights, off by %.3g at most (allowed %.3g), %.3g in the mean (allowed %.3g); %zu key "
             "biases, %.3g (allowed %.3g)\n",
@@ -117,12 +126,13 @@ static ar_status keep_ends(void *user, const char *name, char pass, int ndim, co
     return wanted ? tape_emit(user, name, pass, ndim, shape, values) : AR_OK;
 }
 
-static void check_training(const char *folder, ar_number_mode mode, const char *mode_name)
+static void check_update(const char *folder, ar_number_mode mode, const char *mode_name, double decay)
 {
     static tape t;
     static golden g;
     double loss[STEPS], worst = 0.0;
     load_golden(&g, folder);
+    g.optimizer.weight_decay *= decay;
     ar_st_file *weights = open_golden(folder, "model.safetensors"),
                *final = open_golden(folder, "train_final.safetensors");
     given first = {.file = weights};
@@ -137,17 +147,27 @@ static void check_training(const char *folder, ar_number_mode mode, const char *
     cr_assert_ok(ar_baseline_run(&g.config, &o, g.batch, loss));
     for (size_t i = 0; i < STEPS; i++) {
         const double off = fabs(loss[i] - g.loss[i]) / g.loss[i];
-        cr_expect_lt(off, LOSS_BOUND, "%s, %s: loss of step %zu is %.9g, expected %.9g", folder, mode_name, i + 1,
-                     loss[i], g.loss[i]);
+        cr_expect(off < LOSS_BOUND || decay != 1.0, "%s, %s: loss of step %zu is %.9g, expected %.9g", folder,
+                  mode_name, i + 1, loss[i], g.loss[i]);
         worst = fmax(worst, off);
     }
     cr_assert_lt(loss[STEPS - 1], 0.8 * loss[0], "it learns");
     fprintf(stderr, "%s, %s: losses off by %.3g of themselves (allowed %.3g)\n", folder, mode_name, worst, LOSS_BOUND);
-    check_weights(&g, &t, final, mode_name);
+    check_weights(&g, &t, final, mode_name, decay == 1.0, mode == AR_MODE_EXACT ? OUTSIDE_BOUND : 1.0);
     tape_clear(&t);
     given_clear(&first);
     ar_st_close(weights);
     ar_st_close(final);
+}
+
+static void check_training(const char *folder, ar_number_mode mode, const char *mode_name)
+{
+    check_update(folder, mode, mode_name, 1.0);
+}
+
+Test(baseline_training_golden, another_decay_is_outside_the_bounds)
+{
+    check_update("gpt2-tiny", AR_MODE_FP32, "a decay of a tenth more", 1.1);
 }
 
 Test(baseline_training_golden, gpt2_tiny_trains_as_pytorch_does)
