@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A folder in memory for the checkpoints of tiny runs. */
+/* A folder in memory for the checkpoints of tiny runs: TestSuite(NAME, .init = begin, .fini = end). */
 #ifndef TESTS_RUN_CHECKPOINT_FRAME_H
 #define TESTS_RUN_CHECKPOINT_FRAME_H
 
@@ -26,6 +26,20 @@ static inline const char *in_folder(const char *name)
     return file;
 }
 
+static inline void write_in(const char *name, const char *text)
+{
+    FILE *f = fopen(in_folder(name), "w");
+    cr_assert(f && fputs(text, f) >= 0 && fclose(f) == 0, "%s", name);
+}
+
+static inline void expect_names(const char *want)
+{
+    char names[300];
+    cr_assert_str_eq(names_in(names, sizeof names, folder), want);
+}
+
+OWNER(ar_checkpoint_writer, ar_checkpoint_writer_destroy)
+
 static inline ar_checkpoint_writer *writer_of(size_t keep, bool fresh)
 {
     const ar_checkpoint_options o = {.folder = folder, .keep = keep, .fresh = fresh};
@@ -34,10 +48,10 @@ static inline ar_checkpoint_writer *writer_of(size_t keep, bool fresh)
     return w;
 }
 
-static inline ar_checkpoint *open_or_fail(const char *path)
+static inline ar_checkpoint *open_or_fail(void)
 {
     ar_checkpoint *c = NULL;
-    cr_assert_ok(ar_checkpoint_open(&c, path));
+    cr_assert_ok(ar_checkpoint_open(&c, folder));
     return c;
 }
 
@@ -47,16 +61,14 @@ static inline void run_or_fail(small_run *r, const char *what)
 }
 
 /* Saves step 2 of a run of a tiny model. */
-static inline void save_one(int model, const ar_parallel *parallel)
+static inline void save_one(int model, ar_parallel parallel)
 {
     small_run r = small_run_of(model);
-    r.parallel = *parallel;
+    r.parallel = parallel;
     r.last = 2;
     r.writer = writer_of(0, false);
     run_or_fail(&r, "save");
     ar_checkpoint_writer_destroy(r.writer);
 }
-
-static const ar_parallel one_rank = {.tp = 1};
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/checkpoint.h"
-#include "tests/support/test.h"
-
+#include "ref/io/file.h"
 #include "support/small.h"
 #include "tests/run/checkpoint_frame.h"
+
+TestSuite(checkpoint, .init = begin, .fini = end);
 
 static const ar_parallel layouts[] = {{.tp = 1},
                                       {.tp = 3, .sp = true},
@@ -31,10 +31,9 @@ static void expect_resumable(int model)
         first.dropout = second.dropout = 0.1;
         first.last = second.first = 2;
         ar_parallel_text(text, sizeof text, &first.parallel);
-        begin();
         first.writer = writer_of(0, true);
         run_or_fail(&first, text);
-        ar_checkpoint *c = open_or_fail(folder);
+        ar_checkpoint *c = open_or_fail();
         cr_expect_str_eq(ar_checkpoint_weights_hash(c), first.hash, "%s", text);
         second.from = c;
         run_or_fail(&second, text);
@@ -43,6 +42,7 @@ static void expect_resumable(int model)
         ar_checkpoint_close(c);
         ar_checkpoint_writer_destroy(first.writer);
         end();
+        begin();
     }
 }
 
@@ -56,31 +56,25 @@ Test(checkpoint, a_run_goes_on_under_any_layout_with_the_same_bits)
 /* The files that two layouts write differ in nothing. */
 Test(checkpoint, files_do_not_depend_on_the_layout)
 {
-    static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "training.json"};
+    static const char *const names[] = {"latest/model.safetensors", "latest/optimizer.safetensors",
+                                        "latest/training.json"};
     unsigned char *want[3] = {NULL};
     size_t bytes[3] = {0};
     for (size_t i = 0; i < LAYOUTS; i++) {
-        begin();
-        save_one(TINY_LLAMA, &layouts[i]);
+        save_one(TINY_LLAMA, layouts[i]);
         for (size_t k = 0; k < 3; k++) {
-            char name[64];
-            struct stat info;
-            snprintf(name, sizeof name, "latest/%s", names[k]);
-            cr_assert_eq(stat(in_folder(name), &info), 0);
-            const size_t n = (size_t)info.st_size;
-            unsigned char *got = malloc(n);
-            FILE *f = fopen(file, "r");
-            cr_assert(got && f && fread(got, 1, n, f) == n);
-            fclose(f);
-            if (want[k] == NULL) {
-                want[k] = got;
-                bytes[k] = n;
+            OWNED(free) unsigned char *got = NULL;
+            size_t n = 0;
+            cr_assert_ok(ari_file_read(&got, &n, in_folder(names[k]), 1 << 24));
+            cr_assert(i == 0 || (n == bytes[k] && memcmp(got, want[k], n) == 0), "layout %zu: %s", i, names[k]);
+            if (i > 0)
                 continue;
-            }
-            cr_assert(n == bytes[k] && memcmp(got, want[k], n) == 0, "layout %zu: %s", i, names[k]);
-            free(got);
+            want[k] = got;
+            bytes[k] = n;
+            got = NULL;
         }
         end();
+        begin();
     }
     for (size_t k = 0; k < 3; k++)
         free(want[k]);
@@ -88,7 +82,6 @@ Test(checkpoint, files_do_not_depend_on_the_layout)
 
 Test(checkpoint, what_is_written_is_what_is_read)
 {
-    begin();
     small_run r = small_run_of(TINY_TIED);
     r.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
     r.optimizer.momentum = 0.9;
@@ -99,7 +92,7 @@ Test(checkpoint, what_is_written_is_what_is_read)
     r.last = 3;
     r.writer = writer_of(0, true);
     run_or_fail(&r, "save");
-    ar_checkpoint *c = open_or_fail(folder);
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
     cr_assert_eq(s->step, 3);
     cr_assert_eq(s->steps, 8);
@@ -119,51 +112,43 @@ Test(checkpoint, what_is_written_is_what_is_read)
     cr_assert_str_eq(ar_checkpoint_written(r.writer), ar_checkpoint_path(c));
     cr_assert_not_null(ar_checkpoint_find(c, "model.norm.weight", 36));
     cr_assert_null(ar_checkpoint_find(c, "model.norm.weight", 35));
-    ar_checkpoint_close(c);
     ar_checkpoint_writer_destroy(r.writer);
-    end();
 }
 
+/* It is read when the writer is made. */
 Test(checkpoint, the_config_is_copied_as_it_is)
 {
-    begin();
-    char config[100], text[8] = "", path[300];
-    snprintf(config, sizeof config, "%s-config.json", folder);
-    FILE *f = fopen(config, "w");
-    cr_assert(f && fputs("{ }\n", f) >= 0 && fclose(f) == 0);
+    char config[64], text[8] = "";
+    OWNED(ar_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
+    ar_checkpoint *c = NULL;
+    write_in("config.json", "{ }\n");
+    snprintf(config, sizeof config, "%s", file);
     const ar_checkpoint_options o = {.folder = folder, .config = config};
     small_run r = small_run_of(TINY_TIED);
     r.last = 1;
-    cr_assert_ok(ar_checkpoint_writer_create(&r.writer, &o));
-    unlink(config); /* it was read when the writer was made */
+    cr_assert_ok(ar_checkpoint_writer_create(&w, &o));
+    unlink(config);
+    r.writer = w;
     run_or_fail(&r, "save");
-    snprintf(path, sizeof path, "%s/config.json", ar_checkpoint_written(r.writer));
-    f = fopen(path, "r");
+    FILE *f = fopen(in_folder("latest/config.json"), "r");
     cr_assert(f && fgets(text, sizeof text, f) && fclose(f) == 0);
     cr_assert_str_eq(text, "{ }\n");
-    ar_checkpoint_close(open_or_fail(folder));
-    f = fopen(path, "w");
-    cr_assert(f && fputs("{  }\n", f) >= 0 && fclose(f) == 0);
-    ar_checkpoint *c = NULL;
+    ar_checkpoint_close(open_or_fail());
+    write_in("latest/config.json", "{  }\n");
     cr_assert_refused(ar_checkpoint_open(&c, folder), AR_ERR_DATA, "config.json: damaged");
-    ar_checkpoint_writer_destroy(r.writer);
-    end();
 }
 
 Test(checkpoint, an_older_one_goes_when_the_newer_one_is_there)
 {
-    begin();
-    char names[300];
     small_run r = small_run_of(TINY_TIED);
     r.every_step = true;
     r.writer = writer_of(2, true);
     run_or_fail(&r, "four steps");
-    cr_assert_str_eq(names_in(names, sizeof names, folder), "latest step-00000003 step-00000004 ");
-    FILE *f = fopen(in_folder("step-00000003/notes.txt"), "w");
-    cr_assert(f && fclose(f) == 0);
+    expect_names("latest step-00000003 step-00000004 ");
+    write_in("step-00000003/notes.txt", "");
     cr_assert_eq(mkdir(in_folder("step-00000099"), 0777), 0, "a later step is not older");
     cr_assert_eq(mkdir(in_folder("step-2"), 0777), 0, "no name of ours");
-    ar_checkpoint *c = open_or_fail(folder);
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     small_run more = small_run_of(TINY_TIED);
     more.from = c;
     more.first = 4;
@@ -171,17 +156,13 @@ Test(checkpoint, an_older_one_goes_when_the_newer_one_is_there)
     more.every_step = true;
     more.writer = r.writer;
     run_or_fail(&more, "two more");
-    cr_assert_str_eq(names_in(names, sizeof names, folder),
-                     "latest step-00000003 step-00000005 step-00000006 step-00000099 step-2 ");
-    ar_checkpoint_close(c);
+    expect_names("latest step-00000003 step-00000005 step-00000006 step-00000099 step-2 ");
     ar_checkpoint_writer_destroy(r.writer);
-    end();
 }
 
 Test(checkpoint, a_new_run_does_not_write_into_another_runs_folder)
 {
-    begin();
-    save_one(TINY_TIED, &one_rank);
+    save_one(TINY_TIED, (ar_parallel){.tp = 1});
     const ar_checkpoint_options o = {.folder = folder, .fresh = true};
     ar_checkpoint_writer *w = NULL, *second = NULL;
     cr_assert_refused(ar_checkpoint_writer_create(&w, &o), AR_ERR_ARG, "step-00000002; resume it");
@@ -189,29 +170,23 @@ Test(checkpoint, a_new_run_does_not_write_into_another_runs_folder)
     const ar_checkpoint_options same = {.folder = folder};
     cr_assert_refused(ar_checkpoint_writer_create(&second, &same), AR_ERR_IO, "another process");
     ar_checkpoint_writer_destroy(w);
-    end();
 }
 
 Test(checkpoint, one_of_the_same_step_is_replaced_but_not_with_notes_in_it)
 {
-    begin();
-    char names[300];
-    save_one(TINY_TIED, &one_rank);
-    save_one(TINY_LLAMA, &one_rank);
-    cr_assert_str_eq(names_in(names, sizeof names, folder), "latest step-00000002 ");
-    ar_checkpoint *c = open_or_fail(folder);
+    save_one(TINY_TIED, (ar_parallel){.tp = 1});
+    save_one(TINY_LLAMA, (ar_parallel){.tp = 1});
+    expect_names("latest step-00000002 ");
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     cr_assert_not_null(ar_checkpoint_find(c, "lm_head.weight", 257 * 48), "the second one's");
-    ar_checkpoint_close(c);
-    FILE *f = fopen(in_folder("latest/notes.txt"), "w");
-    cr_assert(f && fclose(f) == 0);
+    write_in("latest/notes.txt", "");
     small_run r = small_run_of(TINY_TIED);
     r.last = 2;
     r.writer = writer_of(0, false);
     cr_assert_refused(small_run_do(&r), AR_ERR_IO, "step-00000002: is in the way");
     ar_checkpoint_writer_destroy(r.writer);
     cr_assert_eq(access(in_folder("latest/notes.txt"), F_OK), 0);
-    ar_checkpoint_close(open_or_fail(folder));
-    end();
+    ar_checkpoint_close(open_or_fail());
 }
 
 /* --- copies that differ ------------------------------------------------------------------------------------------- */
@@ -229,8 +204,6 @@ static ar_status change_a_copy(ar_ctx *ctx, ar_param **params, size_t n)
 
 static void expect_divergence(ar_parallel parallel, const char *ranks)
 {
-    begin();
-    char names[100];
     small_run r = small_run_of(TINY_LLAMA);
     r.parallel = parallel;
     r.last = 1;
@@ -240,9 +213,8 @@ static void expect_divergence(ar_parallel parallel, const char *ranks)
     cr_assert(error_says("model.norm.weight: the copies of ranks") && error_says(ranks) && error_says("element 7"),
               "%s", ar_error_message());
     cr_assert_eq(r.saved, AR_ERR_DATA, "rank 0 is told too");
-    cr_assert_str_eq(names_in(names, sizeof names, folder), "");
+    expect_names("");
     ar_checkpoint_writer_destroy(r.writer);
-    end();
 }
 
 Test(checkpoint, copies_that_differ_are_named_and_never_saved)

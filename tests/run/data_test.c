@@ -1,20 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/data.h"
-#include "tests/support/test.h"
-
-#include "anyrank/config.h"
-#include "io/st_bytes.h"
-
-/* What opening gives; the data itself, or NULL. */
-static ar_status open_bytes(ar_data **d, const void *bytes, size_t n, ar_data_format format)
-{
-    const mem_file m = mem_file_of(bytes, n);
-    *d = NULL;
-    ar_error_clear();
-    const ar_status st = ar_data_open(d, m.path, format);
-    close(m.fd);
-    return st;
-}
+#include "run/token_files.h"
+#include "support/row.h"
 
 static void expect_tokens(const ar_data *d, const int64_t *want, size_t n)
 {
@@ -24,41 +10,23 @@ static void expect_tokens(const ar_data *d, const int64_t *want, size_t n)
     cr_assert_eq(memcmp(got, want, n * sizeof *got), 0);
 }
 
-Test(data, a_byte_is_a_token)
+Test(data, tokens_of_one_two_and_four_bytes_have_the_lowest_first)
 {
-    OWNED(ar_data_close) ar_data *d = NULL;
-    cr_assert_ok(open_bytes(&d, "a\0\xff", 3, AR_DATA_AUTO));
-    cr_assert_eq(ar_data_format_of(d), AR_DATA_BYTES);
-    expect_tokens(d, (const int64_t[]){'a', 0, 255}, 3);
-}
-
-Test(data, tokens_of_two_and_four_bytes_have_the_lowest_first)
-{
-    ar_data *d = NULL;
-    cr_assert_ok(open_bytes(&d, "\x01\x02\xff\xff", 4, AR_DATA_U16));
-    expect_tokens(d, (const int64_t[]){0x0201, 0xffff}, 2);
-    ar_data_close(d);
-    cr_assert_ok(open_bytes(&d, "\x01\x02\x03\x04\xff\xff\xff\xff", 8, AR_DATA_U32));
-    expect_tokens(d, (const int64_t[]){0x04030201, 0xffffffff}, 2);
-    ar_data_close(d);
-}
-
-/* A file with one tensor of these bytes. */
-static ar_status open_tensor(ar_data **d, const char *name, ar_dtype dtype, int ndim, const size_t *shape,
-                             const void *values)
-{
-    char path[] = "/tmp/anyrank-data-XXXXXX.safetensors";
-    const int fd = mkstemps(path, 12);
-    ar_st_tensor t = {.name = name, .dtype = dtype, .ndim = ndim, .data = values};
-    for (int i = 0; i < ndim; i++)
-        t.shape[i] = shape[i];
-    cr_assert(fd >= 0);
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
-    *d = NULL;
-    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
-    unlink(path);
-    close(fd);
-    return st;
+    static const struct {
+        const char *bytes;
+        size_t n;
+        ar_data_format asked, format;
+        int64_t tokens[3];
+        size_t count;
+    } files[] = {{"a\0\xff", 3, AR_DATA_AUTO, AR_DATA_BYTES, {'a', 0, 255}, 3},
+                 {"\x01\x02\xff\xff", 4, AR_DATA_U16, AR_DATA_U16, {0x0201, 0xffff}, 2},
+                 {"\x01\x02\x03\x04\xff\xff\xff\xff", 8, AR_DATA_U32, AR_DATA_U32, {0x04030201, 0xffffffff}, 2}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        OWNED(ar_data_close) ar_data *d = NULL;
+        cr_assert_ok(open_bytes(&d, files[i].bytes, files[i].n, files[i].asked));
+        cr_assert_eq(ar_data_format_of(d), files[i].format);
+        expect_tokens(d, files[i].tokens, files[i].count);
+    }
 }
 
 Test(data, a_tensor_of_tokens_is_read_row_after_row)
@@ -94,14 +62,21 @@ Test(data, a_tensor_of_another_name_type_or_shape_is_refused)
 
 Test(data, an_empty_file_and_half_a_token_are_refused)
 {
+    static const struct {
+        const char *bytes;
+        ar_data_format format;
+        const char *says;
+    } files[] = {{"", AR_DATA_BYTES, "is empty"},
+                 {"", AR_DATA_U32, "is empty"},
+                 {"abc", AR_DATA_U16, "has 3 bytes, expected a multiple of the 2"},
+                 {"abcdef", AR_DATA_U32, "has 6 bytes, expected a multiple of the 4"}};
+    static const char *const paths[] = {"/nonexistent/text", "/tmp", "/dev/zero"};
     ar_data *d = NULL;
-    cr_assert_refused(open_bytes(&d, "", 0, AR_DATA_BYTES), AR_ERR_DATA, "is empty");
-    cr_assert_eq(open_bytes(&d, "", 0, AR_DATA_U32), AR_ERR_DATA);
-    cr_assert_refused(open_bytes(&d, "abc", 3, AR_DATA_U16), AR_ERR_DATA, "has 3 bytes, expected a multiple of the 2");
-    cr_assert_eq(open_bytes(&d, "abcdef", 6, AR_DATA_U32), AR_ERR_DATA);
-    cr_assert_eq(ar_data_open(&d, "/nonexistent/text", AR_DATA_AUTO), AR_ERR_IO);
-    cr_assert_eq(ar_data_open(&d, "/tmp", AR_DATA_AUTO), AR_ERR_IO);
-    cr_assert_eq(ar_data_open(&d, "/dev/zero", AR_DATA_BYTES), AR_ERR_IO);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        cr_assert_refused(open_bytes(&d, files[i].bytes, strlen(files[i].bytes), files[i].format), AR_ERR_DATA,
+                          files[i].says);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        cr_assert_eq(ar_data_open(&d, paths[i], AR_DATA_BYTES), AR_ERR_IO, "%s", paths[i]);
     cr_assert_null(d);
 }
 
@@ -122,18 +97,6 @@ Test(data, a_name_that_does_not_tell_the_format_is_refused_until_told)
     cr_assert_eq(format, AR_DATA_U16);
     cr_assert_eq(ar_data_format_parse(&format, "u64"), AR_ERR_ARG);
     cr_assert_str_eq(ar_data_format_name(AR_DATA_SAFETENSORS), "safetensors");
-}
-
-static ar_status open_lines(ar_data **d, const char *lines)
-{
-    char path[] = "/tmp/anyrank-lines-XXXXXX.jsonl";
-    const int fd = mkstemps(path, 6);
-    cr_assert(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines));
-    *d = NULL;
-    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
-    unlink(path);
-    close(fd);
-    return st;
 }
 
 /* Texts and numbers, other members, an empty line, an empty document, no newline at the end. */
@@ -183,14 +146,11 @@ Test(data, files_of_other_programs_are_refused_in_every_format)
     static const ar_data_format formats[] = {AR_DATA_BYTES, AR_DATA_U16, AR_DATA_U32};
     static const struct {
         const char *bytes, *what;
-    } files[] = {{"\x93NUMPY\1\0", "np.load("},
-                 {"PK\3\4", "torch.load("},
-                 {"\x89HDF\r\n\x1a\n", "h5py"},
-                 {"GGUF\3\0\0\0", "GGUF"},
-                 {"(\xb5/\xfd", "zstd"}};
+    } files[] = ROW({"\x93NUMPY\1\0", "np.load("}, {"PK\3\4", "torch.load("}, {"\x89HDF\r\n\x1a\n", "h5py"},
+                    {"GGUF\3\0\0\0", "GGUF"}, {"(\xb5/\xfd", "zstd"});
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char bytes[64] = {0};
-        memcpy(bytes, files[i].bytes, 8 < strlen(files[i].bytes) ? 8 : strlen(files[i].bytes));
+        memcpy(bytes, files[i].bytes, strlen(files[i].bytes));
         for (size_t k = 0; k < 3; k++) {
             ar_data *d = NULL;
             cr_expect_refused(open_bytes(&d, bytes, sizeof bytes, formats[k]), AR_ERR_FORMAT, files[i].what);

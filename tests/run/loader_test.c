@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/run.h"
-#include "tests/support/test.h"
-
-#include "anyrank/data.h"
-#include "io/st_bytes.h"
+#include "run/token_files.h"
 
 OWNER(ar_loader, ar_loader_destroy)
 
@@ -15,10 +12,8 @@ static ar_data *counting(void)
     unsigned char bytes[TOKENS];
     for (size_t i = 0; i < TOKENS; i++)
         bytes[i] = (unsigned char)i;
-    const mem_file m = mem_file_of(bytes, TOKENS);
     ar_data *d = NULL;
-    cr_assert_ok(ar_data_open(&d, m.path, AR_DATA_BYTES));
-    close(m.fd);
+    cr_assert_ok(open_bytes(&d, bytes, TOKENS, AR_DATA_BYTES));
     return d;
 }
 
@@ -145,16 +140,19 @@ Test(loader, in_order_the_windows_come_as_the_data_has_them)
     cr_assert(epoch == 1 && place == 2);
 }
 
-/* Two rows of five tokens have two windows of two each: none goes over a row's end. */
+/* Two rows of five tokens. */
+static ar_data *two_rows(void)
+{
+    static const int64_t tokens[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    ar_data *d = NULL;
+    cr_assert_ok(open_tensor(&d, "tokens", AR_I64, 2, (const size_t[]){2, 5}, tokens));
+    return d;
+}
+
+/* They have two windows of two each: none goes over a row's end. */
 Test(loader, a_window_never_crosses_from_one_document_to_the_next)
 {
-    char path[] = "/tmp/anyrank-rows-XXXXXX.safetensors";
-    const int fd = mkstemps(path, 12);
-    const int32_t tokens[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
-    const ar_st_tensor t = {.name = "tokens", .dtype = AR_I32, .ndim = 2, .shape = {2, 5}, .data = tokens};
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
-    OWNED(ar_data_close) ar_data *d = NULL;
-    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
+    OWNED(ar_data_close) ar_data *d = two_rows();
     const ar_loader_options o = {.batch = 4, .seq = 2, .in_order = true}, long_one = {.batch = 1, .seq = 6};
     ar_loader *l = NULL;
     cr_assert_ok(ar_loader_create(&l, d, &o));
@@ -164,8 +162,6 @@ Test(loader, a_window_never_crosses_from_one_document_to_the_next)
     ar_loader_destroy(l);
     cr_assert_refused(ar_loader_create(&l, d, &long_one), AR_ERR_DATA,
                       "has 5 tokens in each row, expected at least the 6");
-    unlink(path);
-    close(fd);
 }
 
 /* Tokens 0, 1, 2, ..: the separator is there once, in window 0 or 1, at its end or before it. */
@@ -188,53 +184,29 @@ Test(loader, packed_windows_say_where_documents_end)
     }
 }
 
-/* Two rows of five tokens are two documents, and three windows of three tokens: 0 1 2, 3 4 | 5, 6 7 8. */
-Test(loader, packed_rows_of_the_data_are_documents)
+static void expect_packed(const ar_data *d, size_t batch, size_t separator, const int64_t *ids,
+                          const int32_t *documents)
 {
-    char path[] = "/tmp/anyrank-rows-XXXXXX.safetensors";
-    const int fd = mkstemps(path, 12);
-    const int64_t tokens[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
-    const ar_st_tensor t = {.name = "tokens", .dtype = AR_I64, .ndim = 2, .shape = {2, 5}, .data = tokens};
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
-    OWNED(ar_data_close) ar_data *d = NULL;
-    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
-    ar_loader_options o = {
-        .batch = 3, .seq = 3, .in_order = true, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
-    ar_loader *l = NULL;
-    ar_batch b;
-    for (int separated = 0; separated < 2; separated++) {
-        static const int32_t documents[2][9] = {{0, 0, 0, 0, 0, 1, 0, 0, 0}, {0, 0, 0, 0, 0, 1, 0, 0, 1}};
-        o.packing.separator = separated ? 7 : AR_NO_SEPARATOR; /* besides the rows' ends */
-        cr_assert_ok(ar_loader_create(&l, d, &o));
-        cr_assert_ok(ar_loader_batch(l, &b, 1));
-        cr_expect_eq(memcmp(b.input_ids, tokens, 9 * sizeof *tokens), 0);
-        cr_expect_eq(memcmp(b.documents, documents[separated], sizeof documents[0]), 0, "separated %d", separated);
-        ar_loader_destroy(l);
-    }
-    unlink(path);
-    close(fd);
-}
-
-/* Lines of 4, 1 and 3 tokens, and windows of 3: a a a, a | b | c, of which two tokens are left. */
-Test(loader, packed_lines_of_json_are_documents)
-{
-    char path[] = "/tmp/anyrank-lines-XXXXXX.jsonl";
-    static const char lines[] = "{\"text\": \"aaaa\"}\n{\"text\": \"b\"}\n{\"text\": \"ccc\"}\n";
-    const int fd = mkstemps(path, 6);
-    cr_assert_eq(write(fd, lines, sizeof lines - 1), (ssize_t)sizeof lines - 1);
-    OWNED(ar_data_close) ar_data *d = NULL;
-    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
     const ar_loader_options o = {
-        .batch = 2, .seq = 3, .in_order = true, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
-    ar_loader *l = NULL;
+        .batch = batch, .seq = 3, .in_order = true, .packing = {.on = true, .separator = separator}};
+    OWNED(ar_loader_destroy) ar_loader *l = NULL;
     ar_batch b;
     cr_assert_ok(ar_loader_create(&l, d, &o));
     cr_assert_ok(ar_loader_batch(l, &b, 1));
-    cr_expect_eq(memcmp(b.input_ids, (const int64_t[]){'a', 'a', 'a', 'a', 'b', 'c'}, 6 * sizeof(int64_t)), 0);
-    cr_expect_eq(memcmp(b.documents, (const int32_t[]){0, 0, 0, 0, 1, 2}, 6 * sizeof(int32_t)), 0);
-    ar_loader_destroy(l);
-    unlink(path);
-    close(fd);
+    cr_expect_eq(memcmp(b.input_ids, ids, batch * 3 * sizeof *ids), 0, "separator %zu", separator);
+    cr_expect_eq(memcmp(b.documents, documents, batch * 3 * sizeof *documents), 0, "separator %zu", separator);
+}
+
+/* The two rows are two documents, and three windows of three tokens: 0 1 2, 3 4 | 5, 6 7 8; a separator ends one besides.
+ * Lines of 4, 1 and 3 tokens: a a a, a | b | c, of which two tokens are left. */
+Test(loader, packed_rows_and_lines_of_json_are_documents)
+{
+    static const int64_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 8}, letters[] = {'a', 'a', 'a', 'a', 'b', 'c'};
+    OWNED(ar_data_close) ar_data *rows = two_rows(), *lines = NULL;
+    cr_assert_ok(open_lines(&lines, "{\"text\": \"aaaa\"}\n{\"text\": \"b\"}\n{\"text\": \"ccc\"}\n"));
+    expect_packed(rows, 3, AR_NO_SEPARATOR, ids, (const int32_t[]){0, 0, 0, 0, 0, 1, 0, 0, 0});
+    expect_packed(rows, 3, 7, ids, (const int32_t[]){0, 0, 0, 0, 0, 1, 0, 0, 1});
+    expect_packed(lines, 2, AR_NO_SEPARATOR, letters, (const int32_t[]){0, 0, 0, 0, 1, 2});
 }
 
 Test(loader, packing_that_finds_no_documents_is_refused)
@@ -252,14 +224,16 @@ Test(loader, what_cannot_be_loaded_is_refused)
 {
     OWNED(ar_data_close) ar_data *d = counting();
     OWNED(ar_loader_destroy) ar_loader *l = NULL;
-    const ar_loader_options none = {.batch = 0, .seq = 1}, empty = {.batch = 1, .seq = 0},
-                            longer = {.batch = 1, .seq = TOKENS + 1}, small = {.batch = 1, .seq = 1, .vocab = 100},
-                            huge = {.batch = SIZE_MAX / 4, .seq = 8};
-    cr_assert_eq(ar_loader_create(&l, d, &none), AR_ERR_ARG);
-    cr_assert_eq(ar_loader_create(&l, d, &empty), AR_ERR_ARG);
-    cr_assert_eq(ar_loader_create(&l, d, &longer), AR_ERR_DATA);
-    cr_assert_eq(ar_loader_create(&l, d, &small), AR_ERR_DATA);
-    cr_assert_eq(ar_loader_create(&l, d, &huge), AR_ERR_OVERFLOW);
+    static const struct {
+        ar_loader_options o;
+        ar_status st;
+    } wrong[] = {{{.batch = 0, .seq = 1}, AR_ERR_ARG},
+                 {{.batch = 1, .seq = 0}, AR_ERR_ARG},
+                 {{.batch = 1, .seq = TOKENS + 1}, AR_ERR_DATA},
+                 {{.batch = 1, .seq = 1, .vocab = 100}, AR_ERR_DATA},
+                 {{.batch = SIZE_MAX / 4, .seq = 8}, AR_ERR_OVERFLOW}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        cr_assert_eq(ar_loader_create(&l, d, &wrong[i].o), wrong[i].st, "case %zu", i);
     cr_assert_null(l);
     l = loader_of(d, 4, 0, false);
     ar_batch b;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/plot.h"
+#include "support/row.h"
 #include "tests/support/test.h"
 
 #include <unistd.h>
@@ -32,14 +33,8 @@ static size_t count(const char *text, const char *word)
 
 static ari_plot plot_of(const ari_plot_line *lines, size_t n)
 {
-    return (ari_plot){.title = "title",
-                      .subtitle = "",
-                      .x_name = "x",
-                      .y_name = "y",
-                      .r_name = "r",
-                      .lines = lines,
-                      .n = n,
-                      .mark = (double)NAN};
+    return (ari_plot)ROW(.title = "title", .subtitle = "", .x_name = "x", .y_name = "y", .r_name = "r", .lines = lines,
+                         .n = n, .mark = (double)NAN);
 }
 
 Test(plot, ticks_are_round_and_there_are_4_to_10)

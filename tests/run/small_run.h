@@ -17,6 +17,7 @@
 #include "ref/models/model.h"
 #include "run/full_set.h"
 #include "support/rank_run.h"
+#include "support/row.h"
 #include "tests/support/scoped.h"
 #include "tests/verify/tiny.h"
 
@@ -59,21 +60,11 @@ static inline small_run small_run_of(int model)
 static inline ar_checkpoint_state small_state(const small_run *r, uint64_t step)
 {
     static const char hash[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-    return (ar_checkpoint_state){.step = step,
-                                 .optimizer_steps = step,
-                                 .steps = 8,
-                                 .seed = SMALL_SEED,
-                                 .optimizer = r->optimizer,
-                                 .clip = 1,
-                                 .dropout = r->dropout,
-                                 .storage = AR_F32,
-                                 .batch = SMALL_BATCH,
-                                 .seq = SMALL_SEQ,
-                                 .data_hash = hash,
-                                 .data_format = AR_DATA_BYTES,
-                                 .data_tokens = ar_data_tokens(r->data),
-                                 .loss = r->loss,
-                                 .losses = (size_t)(step - r->first)};
+    return (ar_checkpoint_state)ROW(.step = step, .optimizer_steps = step, .steps = 8, .seed = SMALL_SEED,
+                                    .optimizer = r->optimizer, .clip = 1, .dropout = r->dropout, .storage = AR_F32,
+                                    .batch = SMALL_BATCH, .seq = SMALL_SEQ, .data_hash = hash,
+                                    .data_format = AR_DATA_BYTES, .data_tokens = ar_data_tokens(r->data),
+                                    .loss = r->loss, .losses = (size_t)(step - r->first));
 }
 
 /* What a rank has while it runs. */
@@ -157,15 +148,10 @@ static inline ar_status small_rank_main(ar_ctx *ctx, void *user)
 
 static inline ar_status small_run_do(small_run *r)
 {
-    const rank_run_options o = {.ranks = ar_parallel_world(&r->parallel),
-                                .dp = r->parallel.dp,
-                                .dp_replicate = r->parallel.dp_replicate,
-                                .pp = r->parallel.pp,
-                                .virtual_stages = r->parallel.virtual_stages,
-                                .sp = r->parallel.sp,
-                                .dropout = r->dropout,
-                                .seed = SMALL_SEED,
-                                .fault = r->fault};
+    const rank_run_options o =
+        ROW(.ranks = ar_parallel_world(&r->parallel), .dp = r->parallel.dp, .dp_replicate = r->parallel.dp_replicate,
+            .pp = r->parallel.pp, .virtual_stages = r->parallel.virtual_stages, .sp = r->parallel.sp,
+            .dropout = r->dropout, .seed = SMALL_SEED, .fault = r->fault);
     ar_status st = ar_data_open(&r->data, NULL, AR_DATA_AUTO);
     if (st == AR_OK)
         st = ari_full_set_create(&r->set, NULL);

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files of tokens that are gone as soon as they are open. */
+#ifndef TESTS_RUN_TOKEN_FILES_H
+#define TESTS_RUN_TOKEN_FILES_H
+
+#include "anyrank/data.h"
+#include "io/st_bytes.h"
+#include "tests/support/test.h"
+
+/* What opening gives; the data itself, or NULL. */
+static inline ar_status open_bytes(ar_data **d, const void *bytes, size_t n, ar_data_format format)
+{
+    const mem_file m = mem_file_of(bytes, n);
+    *d = NULL;
+    ar_error_clear();
+    const ar_status st = ar_data_open(d, m.path, format);
+    close(m.fd);
+    return st;
+}
+
+/* A file of the name with one tensor of these bytes. */
+static inline ar_status open_tensor(ar_data **d, const char *name, ar_dtype dtype, int ndim, const size_t *shape,
+                                    const void *values)
+{
+    char path[] = "/tmp/anyrank-data-XXXXXX.safetensors";
+    const int fd = mkstemps(path, 12);
+    ar_st_tensor t = {.name = name, .dtype = dtype, .ndim = ndim, .data = values};
+    for (int i = 0; i < ndim; i++)
+        t.shape[i] = shape[i];
+    cr_assert(fd >= 0);
+    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+    *d = NULL;
+    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
+    unlink(path);
+    close(fd);
+    return st;
+}
+
+static inline ar_status open_lines(ar_data **d, const char *lines)
+{
+    char path[] = "/tmp/anyrank-lines-XXXXXX.jsonl";
+    const int fd = mkstemps(path, 6);
+    cr_assert(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines));
+    *d = NULL;
+    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
+    unlink(path);
+    close(fd);
+    return st;
+}
+
+#endif
