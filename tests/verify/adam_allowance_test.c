@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How far a weight may be off whose gradient is mere rounding: literal gradients, moments worked out by hand. */
-#include "tests/support/test.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
 #include "verify/reference/sensitivity.h"
@@ -34,6 +33,11 @@ static void world_init(world *w, ar_optimizer_kind kind, int steps, const double
         emit(w, "w", 'n', 1e-3, weights);
     }
     cr_assert_ok(ari_reference_finish(&w->ref));
+}
+
+static void world_fini(world *w)
+{
+    ari_reference_fini(&w->ref);
 }
 
 static const float *allow(world *w, int steps)
@@ -82,7 +86,7 @@ Test(adam_allowance, the_reach_is_reached_and_not_passed)
 Test(adam_allowance, a_gradient_within_its_own_allowance_may_go_either_way_and_a_large_one_may_not)
 {
     static const double gradients[][ELEMENTS] = {{1e-6, 1.0, 0.0, 0.0}};
-    world w;
+    SCOPED(world_fini) world w;
     world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
     const float *beside = allow(&w, 1);
     expect_near(beside, 0, 2e-3);
@@ -91,13 +95,12 @@ Test(adam_allowance, a_gradient_within_its_own_allowance_may_go_either_way_and_a
     cr_expect_eq(beside[3], 0.0f, "zero in every run");
     cr_expect(w.ref.tensor[2].allowed > 1e-7 && w.ref.tensor[2].allowed < 2e-7, "a step of 0.5 is 6e-8: %g",
               w.ref.tensor[2].allowed);
-    ari_reference_fini(&w.ref);
 }
 
 Test(adam_allowance, what_a_step_did_stays_and_a_large_gradient_ends_the_doubt)
 {
     static const double gradients[][ELEMENTS] = {{0.0, 1.0, 0.0, 0.0}, {1.0, 1e-9, 0.0, 0.0}};
-    world w;
+    SCOPED(world_fini) world w;
     world_init(&w, AR_OPTIMIZER_ADAMW, 2, gradients);
     w.optimizer.weight_decay = 100.0; /* 1 - lr*decay = 0.9 */
     const float *beside = allow(&w, 2);
@@ -105,38 +108,35 @@ Test(adam_allowance, what_a_step_did_stays_and_a_large_gradient_ends_the_doubt)
     cr_expect(beside[1] > 0.0f && beside[1] < 1e-8f, "the first gradient is most of the moments: %g",
               (double)beside[1]);
     expect_near(beside, 2, 0.9 * 2e-3 + 2.0 * w.optimizer.lr * ari_adam_reach(&w.optimizer, 2));
-    ari_reference_fini(&w.ref);
 }
 
 Test(adam_allowance, a_group_and_a_warm_up_scale_what_a_step_may_do)
 {
     static const double gradients[][ELEMENTS] = {{0.0, 0.0, 0.0, 0.0}};
-    world w;
+    SCOPED(world_fini) world w;
     world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
     w.optimizer.warmup_steps = 4; /* a quarter of the rate */
     w.optimizer.groups = 1;
     w.optimizer.group[0] = (ar_param_group){.glob = "w", .lr_scale = 3.0};
     expect_near(allow(&w, 1), 2, 2.0 * 0.75e-3);
-    ari_reference_fini(&w.ref);
 }
 
 Test(adam_allowance, a_decay_that_is_part_of_the_gradient_decides_the_sign)
 {
     static const double gradients[][ELEMENTS] = {{0.0, 0.0, 0.0, 0.0}};
-    world w;
+    SCOPED(world_fini) world w;
     world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
     w.optimizer.weight_decay = 0.01; /* of 0.5 */
     const float *beside = allow(&w, 1);
     expect_near(beside, 0, 2e-3 * 1e-6 / (0.005 - 1e-6 + 1e-8));
     expect_near(beside, 2, 2e-3);
-    ari_reference_fini(&w.ref);
 }
 
 /* What is allowed of an element with a gradient of 1, clipped to a norm of 5. */
 static double clipped(double norm, double allowed)
 {
     static const double gradients[][ELEMENTS] = {{1.0, 0.0, 0.0, 0.0}};
-    world w;
+    SCOPED(world_fini) world w;
     world_init(&w, AR_OPTIMIZER_ADAM, 1, gradients);
     w.clip = 5.0;
     emit(&w, "grad_norm", 'c', allowed, &norm);
@@ -145,9 +145,7 @@ static double clipped(double norm, double allowed)
     cr_assert_ok(ari_reference_finish(&w.ref));
     const float *beside = allow(&w, 1);
     cr_assert_not_null(beside);
-    const double found = (double)beside[0];
-    ari_reference_fini(&w.ref);
-    return found;
+    return (double)beside[0];
 }
 
 static void expect_share(double found, double gradient, double doubt)
@@ -169,11 +167,10 @@ Test(adam_allowance, clipping_scales_a_gradient_and_its_doubt_and_adds_its_own)
 Test(adam_allowance, leaves_weights_after_other_optimizers_alone)
 {
     static const double gradients[][ELEMENTS] = {{0.0, 0.0, 0.0, 0.0}};
-    world w;
+    SCOPED(world_fini) world w;
     world_init(&w, AR_OPTIMIZER_SGD, 1, gradients);
     cr_expect_null(allow(&w, 1));
     cr_expect_eq(w.ref.tensor[2].allowed, 1e-3);
-    ari_reference_fini(&w.ref);
 }
 
 /* --- whole runs --------------------------------------------------------------------------------------------------- */
@@ -210,14 +207,10 @@ static void expect_found(double factor, const char *tensor)
     float loss[2];
     ari_check_base base = {.config = config, .batch = batch, .loss = loss};
     cr_assert_ok(ari_check_baseline(&base, &o));
-    ari_cluster_options cluster = {.config = &config,
-                                   .run.parallel = {.tp = 2},
-                                   .batch = batch,
-                                   .run.steps = 2,
-                                   .run.optimizer = o.run.optimizer,
-                                   .run.numerics = o.run.numerics,
-                                   .run.threads = 1,
-                                   .run.sim = {.timeout_ns = 60000000000u}};
+    ari_cluster_options cluster = cluster_of(&config, batch, 2);
+    cluster.run.steps = 2;
+    cluster.run.optimizer = o.run.optimizer;
+    cluster.run.numerics = o.run.numerics;
     cluster.run.optimizer.lr *= factor;
     SCOPED(ari_check_run_fini) ar_check_run run = {0};
     cr_assert_ok(ari_check_run(&run, &base.ref, &cluster));

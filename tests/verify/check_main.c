@@ -36,24 +36,37 @@ static int write_config(const char *folder, const char *json)
     return fclose(f) == 0 && ok;
 }
 
+/* A check of these layouts, of one pass. */
+static ar_check_options options(const char *folder, const ar_parallel *layouts, size_t n, size_t seq,
+                                ar_sim_algorithm algorithm)
+{
+    return (ar_check_options){.parallel = layouts,
+                              .layouts = n,
+                              .run = {.model = folder,
+                                      .batch = 2,
+                                      .seq = seq,
+                                      .threads = 16,
+                                      .sim = {.algorithm = algorithm, .timeout_ns = 120000000000u}},
+                              .strict_predictions = true,
+                              .skip_f64 = true};
+}
+
+static void expect_runs(const ar_check_options *o, ar_check_result wanted, const char *what)
+{
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+    expect(ar_check(&r, o) == AR_OK, what);
+    for (size_t i = 0; r && i < r->runs; i++) {
+        expect(r->run[i].result == wanted, r->run[i].error ? r->run[i].error : what);
+        expect(r->run[i].has_predicted == (o->run.sim.cluster != NULL), "a time was not predicted");
+    }
+}
+
 static void check(const char *folder, ar_sim_algorithm algorithm, ar_fault fault, ar_check_result wanted)
 {
     static const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4}, {.tp = 8}};
-    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
-    const ar_check_options o = {.run.model = folder,
-                                .parallel = layouts,
-                                .layouts = 3,
-                                .run.batch = 2,
-                                .run.seq = 6,
-                                .run.threads = 16,
-                                .run.fault = fault,
-                                .run.sim.algorithm = algorithm,
-                                .run.sim.timeout_ns = 120000000000u,
-                                .strict_predictions = true,
-                                .skip_f64 = true};
-    expect(ar_check(&r, &o) == AR_OK, "a check did not run");
-    for (size_t i = 0; r && i < r->runs; i++)
-        expect(r->run[i].result == wanted, r->run[i].error ? r->run[i].error : "a run has another result");
+    ar_check_options o = options(folder, layouts, 3, 6, algorithm);
+    o.run.fault = fault;
+    expect_runs(&o, wanted, "a check has another result");
 }
 
 /* Two steps with dropout and clipping on 8 ranks: data, tensors, positions and micro-batches shared out at once. */
@@ -61,25 +74,13 @@ static void train(const char *folder, ar_sim_algorithm algorithm, ar_numerics nu
 {
     static const ar_parallel layouts[] = {{.dp = 2, .tp = 4, .sp = true},
                                           {.dp = 4, .tp = 2, .micro_batches = 2, .forward_first = true}};
-    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
-    const ar_check_options o = {.run.model = folder,
-                                .parallel = layouts,
-                                .layouts = 2,
-                                .run.batch = 7,
-                                .run.seq = 8,
-                                .run.steps = 2,
-                                .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                                .run.clip = 0.1,
-                                .run.dropout = 0.1,
-                                .run.numerics = numerics,
-                                .run.threads = 16,
-                                .run.sim.algorithm = algorithm,
-                                .run.sim.timeout_ns = 120000000000u,
-                                .strict_predictions = true,
-                                .skip_f64 = true};
-    expect(ar_check(&r, &o) == AR_OK, "a check of steps did not run");
-    for (size_t i = 0; r && i < r->runs; i++)
-        expect(r->run[i].result == AR_CHECK_SAME, r->run[i].error ? r->run[i].error : "steps have another result");
+    ar_check_options o = options(folder, layouts, 2, 8, algorithm);
+    o.run.batch = 7;
+    o.run.steps = 2;
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.clip = o.run.dropout = 0.1;
+    o.run.numerics = numerics;
+    expect_runs(&o, AR_CHECK_SAME, "steps have another result");
 }
 
 /* Recorded and timed; under a schedule; and with a transport that fails. */
@@ -90,25 +91,15 @@ static void watch(const char *folder)
     const ar_sim_fault faults[] = {{.kind = AR_SIM_KILL, .rank = 3, .collective = 40},
                                    {.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 3, .bit = 20}};
     for (int i = 0; i < 4; i++) {
-        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
-        ar_check_options o = {.run.model = folder,
-                              .parallel = &layout,
-                              .layouts = 1,
-                              .run.batch = 2,
-                              .run.seq = 6,
-                              .run.threads = 4,
-                              .run.sim.timeout_ns = 120000000000u,
-                              .run.sim.cluster = i < 2 ? &cluster : NULL,
-                              .schedules = i == 1,
-                              .run.sim.verify_transfers = i == 3,
-                              .run.sim.faults = i < 2 ? NULL : &faults[i - 2],
-                              .run.sim.fault_count = i >= 2,
-                              .strict_predictions = true,
-                              .skip_f64 = true};
+        ar_check_options o = options(folder, &layout, 1, 6, AR_SIM_AUTO);
+        o.run.threads = 4;
+        o.schedules = i == 1;
+        o.run.sim.cluster = i < 2 ? &cluster : NULL;
+        o.run.sim.verify_transfers = i == 3;
+        o.run.sim.faults = i < 2 ? NULL : &faults[i - 2];
+        o.run.sim.fault_count = i >= 2;
         expect(ar_trace_create(&o.run.sim.trace) == AR_OK, "no trace");
-        expect(ar_check(&r, &o) == AR_OK, "a watched check did not run");
-        expect(r && r->result == (i < 2 ? AR_CHECK_SAME : AR_CHECK_ERROR), "a watched check has another result");
-        expect(r && r->run[0].has_predicted == (i < 2), "a time was not predicted");
+        expect_runs(&o, i < 2 ? AR_CHECK_SAME : AR_CHECK_ERROR, "a watched check has another result");
         ar_trace_destroy(o.run.sim.trace);
     }
 }

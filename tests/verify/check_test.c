@@ -2,6 +2,7 @@
 /* ar_check as a whole: the same bits, hashes and predicted bytes in every layout, and runs that cannot end well. */
 #include "anyrank/grads.h"
 #include "anyrank/training.h"
+#include "support/row.h"
 #include "tests/verify/support.h"
 
 #include "ref/context/context.h"
@@ -120,19 +121,6 @@ Test(check, the_binary64_baseline_says_how_exact_the_exact_one_is)
 
 /* --- runs that go wrong ------------------------------------------------------------------------------------------- */
 
-Test(check, a_collective_that_is_left_out_is_counted)
-{
-    const int tp = 3;
-    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_STACK]);
-    ar_check_options o = check_of(folder, &tp, 1, 2, 6);
-    o.run.fault = AR_FAULT_column_dx_not_reduced;
-    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
-    const ar_check_run *run = &r->run[0];
-    cr_expect_eq(run->result, AR_CHECK_DIFFERENT);
-    cr_expect(run->bytes_counted < run->bytes_predicted, "%zu counted, %zu predicted", (size_t)run->bytes_counted,
-              (size_t)run->bytes_predicted);
-}
-
 static const int64_t ids[] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3};
 
 typedef struct failing {
@@ -156,13 +144,10 @@ static void fail_at(const ar_config *c, int tp, int at, ar_sim_algorithm algorit
     const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
     ari_cluster_result result;
     users[tp - 1] = &f;
-    const ari_cluster_options o = {.config = c,
-                                   .run.parallel = {.tp = tp},
-                                   .batch = &batch,
-                                   .run.threads = 1,
-                                   .run.sim = {.algorithm = algorithm, .timeout_ns = 60000000000u},
-                                   .tap = tap_that_fails,
-                                   .tap_user = users};
+    ari_cluster_options o = cluster_of(c, &batch, tp);
+    o.run.sim.algorithm = algorithm;
+    o.tap = tap_that_fails;
+    o.tap_user = users;
     const ar_status st = ari_cluster_run(&result, &o);
     cr_expect_eq(st, AR_ERR_DATA, "tp=%d, tap %d: %s", tp, at, ar_status_name(st));
     cr_expect(strstr(ar_error_message(), "no more of"), "%s", ar_error_message());
@@ -201,12 +186,8 @@ Test(check, a_failed_run_is_a_result_with_the_table_of_ranks)
     ar_config c = config_of(tiny_models[TINY_STACK]);
     const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
     SCOPED(ari_reference_fini) ari_reference ref = reference_of(&c, &batch);
-    const ari_cluster_options o = {.config = &c,
-                                   .run.parallel = {.tp = 3},
-                                   .batch = &batch,
-                                   .run.threads = 1,
-                                   .run.sim = {.timeout_ns = 60000000000u},
-                                   .body = body_that_fails};
+    ari_cluster_options o = cluster_of(&c, &batch, 3);
+    o.body = body_that_fails;
     SCOPED(ari_check_run_fini) ar_check_run run = {0};
     cr_assert_ok(ari_check_run(&run, &ref, &o));
     cr_expect_eq(run.result, AR_CHECK_ERROR);
@@ -221,8 +202,7 @@ Test(check, a_failed_run_is_a_result_with_the_table_of_ranks)
 /* A body that reports nothing at all: every tensor is missing. */
 static ar_status body_that_is_idle(void *user, ar_ctx *ctx)
 {
-    (void)user;
-    (void)ctx;
+    (void)user, (void)ctx;
     return AR_OK;
 }
 
@@ -231,8 +211,8 @@ Test(check, a_run_that_reports_nothing_differs_in_every_tensor)
     ar_config c = config_of(tiny_models[TINY_STACK]);
     const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
     SCOPED(ari_reference_fini) ari_reference ref = reference_of(&c, &batch);
-    const ari_cluster_options o = {
-        .config = &c, .run.parallel = {.tp = 2}, .batch = &batch, .run.threads = 1, .body = body_that_is_idle};
+    ari_cluster_options o = cluster_of(&c, &batch, 2);
+    o.body = body_that_is_idle;
     SCOPED(ari_check_run_fini) ar_check_run run = {0};
     cr_assert_ok(ari_check_run(&run, &ref, &o));
     cr_expect(run.result == AR_CHECK_DIFFERENT && run.tensors_different == ref.count);
@@ -268,21 +248,15 @@ Test(check, overflow_gives_the_same_bits_and_names_a_nan)
     const ar_batch batch = {.batch = 2, .seq = 5, .input_ids = ids};
     SCOPED(ari_reference_fini) ari_reference ref = {0};
     huge_init(&w);
-    const ar_baseline_options b = {.mode = AR_MODE_EXACT,
-                                   .weights = huge_weights,
-                                   .weights_user = &w,
-                                   .emit = ari_reference_emit,
-                                   .emit_user = &ref};
+    const ar_baseline_options b = ROW(.mode = AR_MODE_EXACT, .weights = huge_weights, .weights_user = &w,
+                                      .emit = ari_reference_emit, .emit_user = &ref);
     cr_assert_ok(ar_baseline_run(&c, &b, &batch, &ref.loss));
     cr_assert_ok(ari_reference_finish(&ref));
     cr_assert(isnan(ref.loss), "these weights were to overflow, the loss is %g", ref.loss);
     for (int tp = 2; tp <= 6; tp += 2) {
-        const ari_cluster_options o = {.config = &c,
-                                       .run.parallel = {.tp = tp},
-                                       .batch = &batch,
-                                       .run.threads = 1,
-                                       .weights = huge_weights,
-                                       .weights_user = &w};
+        ari_cluster_options o = cluster_of(&c, &batch, tp);
+        o.weights = huge_weights;
+        o.weights_user = &w;
         SCOPED(ari_check_run_fini) ar_check_run run = {0};
         cr_assert_ok(ari_check_run(&run, &ref, &o));
         cr_expect(run.tensors_different == 0 && !run.error, "tp=%d: %s", tp, first_of(&run));
@@ -383,33 +357,29 @@ Test(check, random_documents_are_legal_and_those_of_their_seed)
 
 Test(check, impossible_requests_are_refused_by_name)
 {
-    const int two = 2, five = 5, many = 48;
-    char none[80];
+    static const struct {
+        int tp;
+        size_t layouts, batch, seq;
+        ar_status status;
+        const char *says;
+    } rows[] = {{2, 1, 0, 6, AR_ERR_ARG, "batch"},
+                {2, 0, 2, 6, AR_ERR_ARG, "layout"},
+                {5, 1, 2, 6, AR_ERR_INDIVISIBLE, "heads"},
+                {48, 1, 2, 6, AR_ERR_INDIVISIBLE, "heads"},
+                {2, 1, 2, 129, AR_ERR_SHAPE, "128"},
+                {2, 1, (size_t)1 << 62, 100, AR_ERR_OVERFLOW, ""},
+                {2, 1, (size_t)1 << 34, 100, AR_ERR_ARG, "memory"}};
+    char path[80];
     OWNED(end_folder) char *folder = new_model(tiny_models[TINY_GPT2]);
-    snprintf(none, sizeof none, "%s/no", folder);
-    ar_check_options o = check_of(folder, &two, 1, 2, 6);
-    expect_refused(
-        (ar_check_options){
-            .run.model = none, .parallel = &(ar_parallel){.tp = 2}, .layouts = 1, .run.batch = 1, .run.seq = 1},
-        AR_ERR_NOT_FOUND, "no");
-    o.run.batch = 0;
-    expect_refused(o, AR_ERR_ARG, "batch");
-    o = check_of(folder, &two, 0, 2, 6);
-    expect_refused(o, AR_ERR_ARG, "layout");
-    o = check_of(folder, &five, 1, 2, 6);
-    expect_refused(o, AR_ERR_INDIVISIBLE, "heads");
-    o = check_of(folder, &many, 1, 2, 6);
-    expect_refused(o, AR_ERR_INDIVISIBLE, "heads");
-    o = check_of(folder, &two, 1, 2, 129);
-    expect_refused(o, AR_ERR_SHAPE, "128");
-    o = check_of(folder, &two, 1, (size_t)1 << 62, 100);
-    expect_refused(o, AR_ERR_OVERFLOW, "");
-    o = check_of(folder, &two, 1, (size_t)1 << 34, 100);
-    expect_refused(o, AR_ERR_ARG, "memory");
-    o = check_of(folder, &two, 1, 2, 6);
-    o.text = none;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_refused(check_of(folder, &rows[i].tp, rows[i].layouts, rows[i].batch, rows[i].seq), rows[i].status,
+                       rows[i].says);
+    snprintf(path, sizeof path, "%s/no", folder);
+    expect_refused(check_of(path, &rows[0].tp, 1, 1, 1), AR_ERR_NOT_FOUND, "no");
+    ar_check_options o = check_of(folder, &rows[0].tp, 1, 2, 6);
+    o.text = path;
     expect_refused(o, AR_ERR_IO, "no");
     write_file(folder, "text", "");
-    snprintf(none, sizeof none, "%s/text", folder);
+    snprintf(path, sizeof path, "%s/text", folder);
     expect_refused(o, AR_ERR_DATA, "empty");
 }

@@ -21,17 +21,21 @@ static void place_init(place *p, size_t n)
     p->o.run.clip = 1.0;
 }
 
+static void place_fini(place *p)
+{
+    remove_folder(p->folder);
+}
+
 static void refused(const ar_check_options *o, const char *says)
 {
     ar_check_report *r = NULL;
-    cr_expect_eq(ar_check(&r, o), AR_ERR_ARG, "%s", says);
+    cr_expect_refused(ar_check(&r, o), AR_ERR_ARG, says);
     cr_expect_null(r);
-    cr_expect(strstr(ar_error_message(), says), "no \"%s\" in: %s", says, ar_error_message());
 }
 
 Test(cluster_check, has_the_same_bits_recorded_or_timed_or_verified)
 {
-    place p;
+    SCOPED(place_fini) place p;
     place_init(&p, 2);
     OWNED(ar_check_report_destroy) ar_check_report *plain = check_or_fail(&p.o);
     expect_same(plain, "plain");
@@ -49,12 +53,11 @@ Test(cluster_check, has_the_same_bits_recorded_or_timed_or_verified)
             cr_expect_eq(r->run[k].schedules, i == 2 ? 3 : 0);
         }
     }
-    remove_folder(p.folder);
 }
 
 Test(cluster_check, predicts_the_same_time_whatever_really_happened)
 {
-    place p;
+    SCOPED(place_fini) place p;
     ar_trace_summary first[2];
     place_init(&p, 2);
     p.o.run.sim.cluster = &cluster;
@@ -72,13 +75,12 @@ Test(cluster_check, predicts_the_same_time_whatever_really_happened)
                       "run %d: %.17g s against %.17g", i, s->seconds, first[k].seconds);
         }
     }
-    remove_folder(p.folder);
 }
 
 Test(cluster_check, records_the_one_run_also_where_it_ends_in_an_error)
 {
-    place p;
     for (int faulty = 0; faulty < 2; faulty++) {
+        SCOPED(place_fini) place p;
         ar_trace_summary s;
         place_init(&p, 1);
         p.o.run.fault = faulty ? AR_FAULT_collective_size_mismatch : AR_FAULT_NONE;
@@ -89,62 +91,56 @@ Test(cluster_check, records_the_one_run_also_where_it_ends_in_an_error)
         cr_expect(s.seconds > 0 && s.collectives > 20, "%g s, %zu collectives", s.seconds, s.collectives);
         cr_expect(!r->run[0].has_predicted && r->run[0].seconds > 0);
         ar_trace_destroy(p.o.run.sim.trace);
-        remove_folder(p.folder);
     }
 }
 
 Test(cluster_check, stops_at_the_schedule_that_is_not_the_same)
 {
-    place p;
+    SCOPED(place_fini) place p;
     place_init(&p, 1);
     p.o.schedules = 50;
     p.o.run.sim.schedule_seed = 7;
     p.o.run.fault = AR_FAULT_norm_backward_missing;
     OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
     cr_expect(r->run[0].result == AR_CHECK_DIFFERENT && r->run[0].schedules == 1 && r->run[0].schedule_seed == 7);
-    remove_folder(p.folder);
 }
 
-/* What a fault of the transport does to a run, and to one whose transfers are verified. */
-static void strike(const ar_sim_fault *f, ar_check_result wanted, ar_check_result verified)
+/* A run, and one whose transfers are verified. After two splits the third collective is the broadcast of a parameter,
+ * which rank 2 reads. */
+Test(cluster_check, hears_of_faults_of_the_transport)
 {
-    for (int v = 0; v < 2; v++) {
+    static const struct {
+        ar_sim_fault fault;
+        ar_check_result result[2];
+    } rows[] = {
+        {{.kind = AR_SIM_KILL, .rank = 3, .collective = 50}, {AR_CHECK_ERROR, AR_CHECK_ERROR}},
+        {{.kind = AR_SIM_STALL, .rank = 1, .collective = 50}, {AR_CHECK_ERROR, AR_CHECK_ERROR}},
+        {{.kind = AR_SIM_DELAY, .rank = 0, .collective = 50, .ns = 50000000}, {AR_CHECK_SAME, AR_CHECK_SAME}},
+        {{.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 3, .bit = 22}, {AR_CHECK_DIFFERENT, AR_CHECK_ERROR}},
+        {{.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 1000000, .bit = 22}, {AR_CHECK_SAME, AR_CHECK_SAME}},
+    };
+    for (size_t i = 0; i < 2 * (small_only() ? 3 : sizeof rows / sizeof *rows); i++) {
+        const ar_sim_fault *f = &rows[i / 2].fault;
         char text[128];
-        place p;
+        SCOPED(place_fini) place p;
         place_init(&p, 1);
         p.o.run.sim.faults = f;
         p.o.run.sim.fault_count = 1;
-        p.o.run.sim.verify_transfers = v;
+        p.o.run.sim.verify_transfers = i % 2;
         p.o.run.sim.timeout_ns = f->kind == AR_SIM_STALL ? 300000000u : p.o.run.sim.timeout_ns;
         ar_sim_fault_describe(f, text, sizeof text);
         OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
-        cr_expect_eq(r->result, v ? verified : wanted, "%s: %s", text, first_of(&r->run[0]));
+        cr_expect_eq(r->result, rows[i / 2].result[i % 2], "%s, verified %zu: %s", text, i % 2, first_of(&r->run[0]));
         for (int k = 0; r->result == AR_CHECK_ERROR && k < 4; k++)
             cr_expect(strcmp(r->run[0].reports[k].status, "AR_OK") != 0, "%s: rank %d", text, k);
-        remove_folder(p.folder);
     }
-}
-
-Test(cluster_check, hears_of_faults_of_the_transport)
-{
-    strike(&(ar_sim_fault){.kind = AR_SIM_KILL, .rank = 3, .collective = 50}, AR_CHECK_ERROR, AR_CHECK_ERROR);
-    strike(&(ar_sim_fault){.kind = AR_SIM_STALL, .rank = 1, .collective = 50}, AR_CHECK_ERROR, AR_CHECK_ERROR);
-    strike(&(ar_sim_fault){.kind = AR_SIM_DELAY, .rank = 0, .collective = 50, .ns = 50000000}, AR_CHECK_SAME,
-           AR_CHECK_SAME);
-    if (small_only())
-        return;
-    /* After two splits the third is the broadcast of a parameter, which rank 2 reads. */
-    strike(&(ar_sim_fault){.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 3, .bit = 22}, AR_CHECK_DIFFERENT,
-           AR_CHECK_ERROR);
-    strike(&(ar_sim_fault){.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 1000000, .bit = 22}, AR_CHECK_SAME,
-           AR_CHECK_SAME);
 }
 
 Test(cluster_check, refuses_options_that_contradict_each_other)
 {
     const ar_sim_fault kill = {.kind = AR_SIM_KILL, .rank = 4, .collective = 1};
     OWNED(ar_trace_destroy) ar_trace *trace = NULL;
-    place p;
+    SCOPED(place_fini) place p;
     place_init(&p, 2);
     cr_assert_ok(ar_trace_create(&trace));
     const ar_check_options good = p.o;
@@ -162,12 +158,11 @@ Test(cluster_check, refuses_options_that_contradict_each_other)
     p.o = good;
     p.o.run.sim.algorithm = AR_SIM_LAST;
     refused(&p.o, "direct or ring");
-    remove_folder(p.folder);
 }
 
 Test(cluster_check, auto_moves_data_directly)
 {
-    place p;
+    SCOPED(place_fini) place p;
     ar_check_report *r[2];
     place_init(&p, 1);
     for (int i = 0; i < 2; i++) {
@@ -179,5 +174,4 @@ Test(cluster_check, auto_moves_data_directly)
     cr_expect(r[0]->run[0].bytes_per_rank_max * 4 < r[0]->run[0].bytes_counted * 2, "one rank moves half of all");
     ar_check_report_destroy(r[0]);
     ar_check_report_destroy(r[1]);
-    remove_folder(p.folder);
 }

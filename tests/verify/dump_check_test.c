@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The dump of a check: what the ranks' files hold, put together, is the reference in every bit; a fault is found
  * through the files as the check found it. */
-#include <dirent.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include "anyrank/dump.h"
+#include "tests/support/folder.h"
 #include "tests/verify/support.h"
+
+TestSuite(dump_check, .init = folder_begin, .fini = folder_end);
 
 static unsigned long bytes_left = 1ul << 40; /* on every disk, for this program */
 
@@ -15,22 +16,6 @@ int statvfs(const char *path, struct statvfs *s)
     struct stat there;
     *s = (struct statvfs){.f_frsize = 1, .f_blocks = bytes_left, .f_bavail = bytes_left};
     return stat(path, &there);
-}
-
-static void remove_tree(const char *path)
-{
-    DIR *d = opendir(path);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        char sub[900];
-        snprintf(sub, sizeof sub, "%s/%s", path, e->d_name);
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        if (unlink(sub) != 0)
-            remove_tree(sub);
-    }
-    if (d)
-        closedir(d);
-    rmdir(path);
 }
 
 static ar_dump *open_dump(const char *path)
@@ -78,25 +63,32 @@ static void first_difference(char name[200], const char *reference, const char *
     }
 }
 
-static ar_check_report *dump_of(const char *folder, const ar_parallel *p, size_t layouts, size_t batch, int steps,
-                                ar_fault fault, const char *dump)
+/* A check of a model, to be dumped in the folder. */
+static ar_check_options dumped(const char *json, const ar_parallel *p, size_t layouts, size_t batch, size_t seq)
 {
-    ar_check_options o = check_layouts(folder, p, layouts, batch, 12);
+    static char dump[192];
+    write_file(folder, "config.json", json);
+    snprintf(dump, sizeof dump, "%s", in_folder("dump"));
+    ar_check_options o = check_layouts(folder, p, layouts, batch, seq);
+    o.dump = dump;
+    return o;
+}
+
+static ar_check_report *dump_of(const char *json, const ar_parallel *p, size_t layouts, size_t batch, int steps,
+                                ar_fault fault)
+{
+    ar_check_options o = dumped(json, p, layouts, batch, 12);
     o.run.steps = (uint64_t)steps;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.clip = steps > 0 ? 1.0 : 0.0;
     o.run.fault = fault;
-    o.dump = dump;
     return check_or_fail(&o);
 }
 
 static void expect_merged(const char *json, const ar_parallel *p, size_t layouts, size_t batch, int steps)
 {
-    char folder[64], dump[80], name[200];
-    make_folder(folder);
-    write_file(folder, "config.json", json);
-    snprintf(dump, sizeof dump, "%s/dump", folder);
-    OWNED(ar_check_report_destroy) ar_check_report *r = dump_of(folder, p, layouts, batch, steps, AR_FAULT_NONE, dump);
+    char name[200];
+    OWNED(ar_check_report_destroy) ar_check_report *r = dump_of(json, p, layouts, batch, steps, AR_FAULT_NONE);
     expect_same(r, "dumped");
     for (size_t i = 0; i < r->runs; i++) {
         first_difference(name, r->dump, r->run[i].dump);
@@ -104,7 +96,6 @@ static void expect_merged(const char *json, const ar_parallel *p, size_t layouts
     }
     OWNED(ar_dump_close) ar_dump *d = open_dump(r->dump);
     cr_expect_eq(ar_dump_count(d), r->tensors);
-    remove_tree(folder);
 }
 
 /* 24 query and 12 KV heads; a vocabulary of 257. */
@@ -161,49 +152,38 @@ static const struct {
 Test(dump_check, faults_are_found_in_the_files_where_the_check_found_them)
 {
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i += small_only() ? 4 : 1) {
-        char folder[64], dump[80], name[200], expected[200], step[16] = "";
-        make_folder(folder);
-        write_file(folder, "config.json", tiny_models[faults[i].model]);
-        snprintf(dump, sizeof dump, "%s/dump", folder);
+        char name[200], expected[200], step[16] = "";
         OWNED(ar_check_report_destroy)
-        ar_check_report *r = dump_of(folder, &faults[i].parallel, 1, 2, faults[i].steps, faults[i].fault, dump);
+        ar_check_report *r =
+            dump_of(tiny_models[faults[i].model], &faults[i].parallel, 1, 2, faults[i].steps, faults[i].fault);
         cr_expect_eq(r->result, AR_CHECK_DIFFERENT, "%s", ar_fault_name(faults[i].fault));
         if (r->run[0].first.step > 1)
             snprintf(step, sizeof step, "@%d", r->run[0].first.step);
         snprintf(expected, sizeof expected, "%.176s%s", r->run[0].first.tensor, step);
         first_difference(name, r->dump, r->run[0].dump);
         cr_expect_str_eq(name, expected, "%s: %s in the files", ar_fault_name(faults[i].fault), name);
-        remove_tree(folder);
     }
 }
 
-static bool exists(const char *folder, const char *name)
+static bool exists(const char *name)
 {
-    char path[300];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return access(path, F_OK) == 0;
+    return access(in_folder(name), F_OK) == 0;
 }
 
 Test(dump_check, a_second_dump_replaces_the_first_and_nothing_else)
 {
     static const ar_parallel first[] = {{.tp = 4}, {.dp = 3}}, second[] = {{.tp = 2}};
-    char folder[64], dump[80], ranks[100];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_TIED]);
-    snprintf(dump, sizeof dump, "%s/dump", folder);
-    snprintf(ranks, sizeof ranks, "%s/tp2", dump);
-    ar_check_report_destroy(dump_of(folder, first, 2, 2, 0, AR_FAULT_NONE, dump));
-    cr_expect(exists(dump, "tp4") && exists(dump, "dp3"));
-    ar_check_report_destroy(dump_of(folder, second, 1, 2, 0, AR_FAULT_NONE, dump));
-    cr_expect(exists(dump, "reference.safetensors") && exists(ranks, "rank-00001.safetensors"));
-    cr_expect(!exists(dump, "tp4") && !exists(dump, "dp3"));
-    write_file(ranks, "notes.txt", "mine");
-    ar_check_options o = check_layouts(folder, second, 1, 2, 12);
+    const char *json = tiny_models[TINY_TIED];
     ar_check_report *r = NULL;
-    o.dump = dump;
+    ar_check_report_destroy(dump_of(json, first, 2, 2, 0, AR_FAULT_NONE));
+    cr_expect(exists("dump/tp4") && exists("dump/dp3"));
+    ar_check_report_destroy(dump_of(json, second, 1, 2, 0, AR_FAULT_NONE));
+    cr_expect(exists("dump/reference.safetensors") && exists("dump/tp2/rank-00001.safetensors"));
+    cr_expect(!exists("dump/tp4") && !exists("dump/dp3"));
+    write_file(in_folder("dump/tp2"), "notes.txt", "mine");
+    const ar_check_options o = dumped(json, second, 1, 2, 12);
     cr_expect_refused(ar_check(&r, &o), AR_ERR_IO, "notes.txt");
-    cr_expect(exists(ranks, "notes.txt") && exists(ranks, "rank-00001.safetensors"));
-    remove_tree(folder);
+    cr_expect(exists("dump/tp2/notes.txt") && exists("dump/tp2/rank-00001.safetensors"));
 }
 
 static void count_calls(void *user, double fraction, const char *what)
@@ -215,56 +195,40 @@ static void count_calls(void *user, double fraction, const char *what)
 Test(dump_check, a_full_disk_is_told_before_the_baseline)
 {
     const ar_parallel p = {.tp = 2};
-    char folder[64], dump[80];
     int calls = 0;
     ar_check_report *r = NULL;
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_TIED]);
-    snprintf(dump, sizeof dump, "%s/dump", folder);
-    ar_check_options o = check_layouts(folder, &p, 1, 1, 4);
-    o.dump = dump;
+    ar_check_options o = dumped(tiny_models[TINY_TIED], &p, 1, 1, 4);
     o.progress = count_calls;
     o.progress_user = &calls;
     bytes_left = 1000;
     cr_expect_refused(ar_check(&r, &o), AR_ERR_IO, "the dump takes about");
-    cr_expect(calls == 0 && !exists(folder, "dump"), "%d", calls);
+    cr_expect(calls == 0 && !exists("dump"), "%d", calls);
     bytes_left = 1ul << 30;
     cr_assert_ok(ar_check(&r, &o));
     ar_check_report_destroy(r);
     bytes_left = 1000; /* an earlier dump makes room for the next */
     cr_expect_ok(ar_check(&r, &o));
     ar_check_report_destroy(r);
-    remove_tree(folder);
 }
 
 Test(dump_check, of_several_schedules_the_last_ones_ranks_are_there)
 {
     static const ar_parallel p = {.tp = 2};
-    char folder[64], dump[80], name[200];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_TIED]);
-    snprintf(dump, sizeof dump, "%s/dump", folder);
-    ar_check_options o = check_layouts(folder, &p, 1, 1, 4);
+    char name[200];
+    ar_check_options o = dumped(tiny_models[TINY_TIED], &p, 1, 1, 4);
     o.schedules = 2;
-    o.dump = dump;
     OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
     cr_expect_eq(r->run[0].schedules, 2);
     first_difference(name, r->dump, r->run[0].dump);
     cr_expect_str_eq(name, "");
-    remove_tree(folder);
 }
 
 Test(dump_check, a_run_that_fails_leaves_no_ranks)
 {
     static const ar_parallel p = {.tp = 2};
-    char folder[64], dump[80];
-    make_folder(folder);
-    write_file(folder, "config.json", tiny_models[TINY_TIED]);
-    snprintf(dump, sizeof dump, "%s/dump", folder);
     OWNED(ar_check_report_destroy)
-    ar_check_report *r = dump_of(folder, &p, 1, 2, 0, AR_FAULT_collective_size_mismatch, dump);
+    ar_check_report *r = dump_of(tiny_models[TINY_TIED], &p, 1, 2, 0, AR_FAULT_collective_size_mismatch);
     cr_expect_eq(r->result, AR_CHECK_ERROR);
     cr_expect_str_eq(r->run[0].dump, "");
-    cr_expect(exists(dump, "reference.safetensors") && !exists(dump, "tp2"));
-    remove_tree(folder);
+    cr_expect(exists("dump/reference.safetensors") && !exists("dump/tp2"));
 }

@@ -14,35 +14,30 @@ static void tap_half(ari_gatherer *g, int part, float *values)
     cr_assert_ok(ari_gather_tap(g, &event));
 }
 
-Test(gather, a_tensor_that_no_rank_or_only_one_reported_is_not_whole)
+/* Half of it is there; as many elements as there are, but one half twice. */
+Test(gather, a_tensor_is_whole_when_each_part_was_reported_once)
 {
+    static const struct {
+        int first, then;
+        const char *says; /* at the end; NULL: it is whole */
+    } rows[] = {{0, 1, NULL}, {0, 0, "2 of the 4 elements of w"}, {1, 1, "2 of the 4 elements of w"}};
     const size_t shape = 4;
-    float low[2] = {1.0f, 2.0f}, high[2] = {3.0f, 4.0f};
-    SCOPED(ari_gatherer_fini) ari_gatherer g = {0};
-    cr_assert_ok(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0));
-    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "nobody reported it");
-    tap_half(&g, 0, low);
-    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it is there");
-    cr_assert_says("2 of the 4 elements of w");
-    tap_half(&g, 1, high);
-    cr_assert_ok(ari_gather_check(&g));
-    const float expected[4] = {1.0f, 2.0f, 3.0f, 4.0f};
-    cr_assert_eq(memcmp(g.list[0].full.values, expected, sizeof expected), 0);
-}
-
-/* As many elements as there are, but one half twice. */
-Test(gather, a_part_that_was_reported_twice_does_not_stand_for_the_other)
-{
-    const size_t shape = 4;
-    float low[2] = {1.0f, 2.0f}, high[2] = {3.0f, 4.0f};
-    SCOPED(ari_gatherer_fini) ari_gatherer g = {0};
-    cr_assert_ok(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0));
-    tap_half(&g, 0, low);
-    tap_half(&g, 0, low);
-    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it is there");
-    tap_half(&g, 1, high);
-    cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "half of it came twice");
-    cr_assert_says("more than once");
+    float halves[2][2] = {{1.0f, 2.0f}, {3.0f, 4.0f}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        SCOPED(ari_gatherer_fini) ari_gatherer g = {0};
+        cr_assert_ok(ari_gather_want(&g, "w", 'g', "w", 1, &shape, 0));
+        cr_assert_eq(ari_gather_check(&g), AR_ERR_INTERNAL, "nobody reported it");
+        tap_half(&g, rows[i].first, halves[rows[i].first]);
+        cr_assert_refused(ari_gather_check(&g), AR_ERR_INTERNAL, "2 of the 4 elements of w");
+        tap_half(&g, rows[i].then, halves[rows[i].then]);
+        cr_expect_eq(ari_gather_check(&g), rows[i].says ? AR_ERR_INTERNAL : AR_OK, "row %zu", i);
+        if (!rows[i].says)
+            cr_expect_eq(memcmp(g.list[0].full.values, halves, sizeof halves), 0);
+        else
+            tap_half(&g, 1 - rows[i].then, halves[1 - rows[i].then]);
+        cr_expect(!rows[i].says || (ari_gather_check(&g) == AR_ERR_INTERNAL && error_says("more than once")), "row %zu",
+                  i);
+    }
 }
 
 /* Two micro-batches of one rank: samples 0 and 1 of two. */

@@ -13,6 +13,11 @@ typedef struct fixture {
     ar_check_options o;
 } fixture;
 
+static void tear_down(fixture *f)
+{
+    remove_folder(f->folder);
+}
+
 static void set_up(fixture *f, int model, ar_optimizer_kind kind)
 {
     make_folder(f->folder);
@@ -56,7 +61,7 @@ Test(schedule_check, all_of_it_has_the_baselines_bits_in_every_layout)
     } cases[] = {{TINY_LLAMA, AR_OPTIMIZER_ADAMW}, {TINY_GPT2, AR_OPTIMIZER_ADAM}, {TINY_STACK, AR_OPTIMIZER_SGD}};
     for (size_t i = 0; i < (small_only() ? 1 : sizeof cases / sizeof *cases); i++) {
         char plain[65], refined[65];
-        fixture f;
+        SCOPED(tear_down) fixture f;
         set_up(&f, cases[i].model, cases[i].kind);
         if (cases[i].kind == AR_OPTIMIZER_SGD)
             f.o.run.optimizer.momentum = 0.9;
@@ -67,41 +72,15 @@ Test(schedule_check, all_of_it_has_the_baselines_bits_in_every_layout)
         f.o.layouts = 1;
         hash_of(plain, &f.o);
         cr_expect_str_neq(plain, refined);
-        remove_folder(f.folder);
-    }
-}
-
-/* No option is without effect: the weights are others without it. */
-Test(schedule_check, each_part_of_it_matters)
-{
-    enum { PARTS = 6 };
-    char whole[65], without[65];
-    for (int part = -1; part < PARTS; part += small_only() ? 3 : 1) {
-        fixture f;
-        set_up(&f, TINY_GPT2, AR_OPTIMIZER_ADAMW);
-        f.o.layouts = 1;
-        refine(&f.o.run.optimizer);
-        ar_optimizer_options *o = &f.o.run.optimizer;
-        o->schedule = part == 0 ? AR_SCHEDULE_CONSTANT : o->schedule;
-        o->min_lr = part == 0 || part == 1 ? 0.0 : o->min_lr;
-        o->warmup_steps = part == 2 ? 0 : o->warmup_steps;
-        o->decay = part == 3 ? AR_DECAY_ALL : o->decay;
-        o->groups = part == 4 ? 2 : o->groups;
-        o->group[1].weight_decay = part == 5 ? 0.12 : o->group[1].weight_decay;
-        hash_of(part < 0 ? whole : without, &f.o);
-        if (part >= 0)
-            cr_expect_str_neq(without, whole, "part %d", part);
-        remove_folder(f.folder);
     }
 }
 
 Test(schedule_check, native_runs_are_within_the_allowance)
 {
-    fixture f;
+    SCOPED(tear_down) fixture f;
     set_up(&f, TINY_LLAMA, AR_OPTIMIZER_ADAMW);
     refine(&f.o.run.optimizer);
     f.o.run.numerics = AR_NUMERICS_NATIVE;
     OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&f.o);
     cr_expect_eq(r->result, AR_CHECK_SAME);
-    remove_folder(f.folder);
 }

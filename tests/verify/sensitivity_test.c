@@ -9,7 +9,7 @@
 
 #define GOLDEN TEST_GOLDEN_DIR "/llama-mqa-tied-tiny"
 
-static void grads_in(ar_precision precision, const char *out, bool block, ar_sensitivity of)
+static void grads(ar_precision precision, const char *out, bool block, ar_sensitivity of)
 {
     ar_grads_result r;
     const ar_grads_options o = {.run.model = block ? NULL : GOLDEN,
@@ -23,20 +23,6 @@ static void grads_in(ar_precision precision, const char *out, bool block, ar_sen
                                 .sensitivity_of = of,
                                 .run.threads = 2};
     cr_assert_ok(ar_grads(&r, &o));
-}
-
-static void grads(const char *out, bool block, ar_sensitivity of)
-{
-    grads_in(AR_PRECISION_F32, out, block, of);
-}
-
-static ar_st_file *open_in(const char *folder, const char *name)
-{
-    char path[600];
-    ar_st_file *f = NULL;
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    cr_assert_ok(ar_st_open(&f, path));
-    return f;
 }
 
 static double allowed_of(const ar_st_file *f, const char *name)
@@ -75,37 +61,30 @@ static double worst_ratio(const char *out, const char *file, const ar_st_file *a
     return worst;
 }
 
+/* Of one rank; and of two that store all of it in 16 bits, within pure bf16 of PyTorch's fp32 results. */
 Test(sensitivity, pytorchs_results_are_within_and_a_percent_is_not)
 {
-    char out[64];
-    make_folder(out);
-    grads(out, false, AR_SENSITIVITY_F32);
-    OWNED(ar_st_close) ar_st_file *allowed = open_in(out, "allowed.safetensors");
-    const double outputs = worst_ratio(out, "outputs.safetensors", allowed, 1.0f);
-    const double gradients = worst_ratio(out, "grads.safetensors", allowed, 1.0f);
-    cr_expect(outputs > 0.01 && outputs < 0.5, "%g", outputs);
-    cr_expect(gradients > 0.01 && gradients < 0.5, "%g", gradients);
-    cr_expect_gt(worst_ratio(out, "grads.safetensors", allowed, 1.01f), 30.0);
-    cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.allows"), "f32");
-    cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.seeds"), "3");
-    remove_folder(out);
-}
-
-/* Loss, logits and gradients of two ranks that store all of it in 16 bits, beside PyTorch's fp32 ones. */
-Test(sensitivity, a_run_in_16_bits_is_within_pure_bf16_of_pytorchs_results)
-{
-    char out[64];
-    make_folder(out);
-    grads_in(AR_PRECISION_BF16, out, false, AR_SENSITIVITY_BF16_PURE);
-    OWNED(ar_st_close)
-    ar_st_file *allowed = open_in(out, "allowed.safetensors"), *outputs = open_in(out, "outputs.safetensors");
-    const double of_outputs = worst_ratio(out, "outputs.safetensors", allowed, 1.0f);
-    const double gradients = worst_ratio(out, "grads.safetensors", allowed, 1.0f);
-    cr_expect_not_null(ar_st_find(outputs, "loss"));
-    cr_expect(of_outputs > 0.01 && of_outputs < 0.5, "%g", of_outputs);
-    cr_expect(gradients > 0.01 && gradients < 0.5, "%g", gradients);
-    cr_expect_gt(worst_ratio(out, "grads.safetensors", allowed, 2.0f), 1.0);
-    remove_folder(out);
+    static const struct {
+        ar_precision precision;
+        ar_sensitivity of;
+        float factor; /* of gradients that are outside, */
+        double ratio; /* by this */
+    } rows[] = {{AR_PRECISION_F32, AR_SENSITIVITY_F32, 1.01f, 30.0},
+                {AR_PRECISION_BF16, AR_SENSITIVITY_BF16_PURE, 2.0f, 1.0}};
+    for (size_t i = 0; i < 2; i++) {
+        OWNED(end_folder) char *out = new_folder();
+        grads(rows[i].precision, out, false, rows[i].of);
+        OWNED(ar_st_close)
+        ar_st_file *allowed = open_in(out, "allowed.safetensors"), *found = open_in(out, "outputs.safetensors");
+        const double outputs = worst_ratio(out, "outputs.safetensors", allowed, 1.0f);
+        const double gradients = worst_ratio(out, "grads.safetensors", allowed, 1.0f);
+        cr_expect_not_null(ar_st_find(found, "loss"));
+        cr_expect(outputs > 0.01 && outputs < 0.5, "row %zu: %g", i, outputs);
+        cr_expect(gradients > 0.01 && gradients < 0.5, "row %zu: %g", i, gradients);
+        cr_expect_gt(worst_ratio(out, "grads.safetensors", allowed, rows[i].factor), rows[i].ratio, "row %zu", i);
+        cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.allows"), ar_sensitivity_name(rows[i].of));
+        cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.seeds"), "3");
+    }
 }
 
 /* Names of outputs, of gradients, and of models.md: the LM head's gradient on its way back is in no other file. */
@@ -113,65 +92,55 @@ static const char *const some[] = {"logits", "model.layers.0.mlp.down_proj.weigh
                                    "model.layers.1.self_attn.probs:fwd"};
 enum { SOME = sizeof some / sizeof *some };
 
-static void some_allowed(double value[SOME], ar_sensitivity of)
-{
-    char out[64];
-    make_folder(out);
-    grads(out, false, of);
-    OWNED(ar_st_close) ar_st_file *f = open_in(out, "allowed.safetensors");
-    cr_expect_str_eq(ar_st_metadata(f, "anyrank.allows"), ar_sensitivity_name(of));
-    for (size_t i = 0; i < SOME; i++)
-        value[i] = allowed_of(f, some[i]);
-    remove_folder(out);
-}
-
 /* Unit round-offs of 2^-24, 2^-11 and 2^-8: TF32 rounds operands alone, bf16 all between them, pure bf16 everything. */
 Test(sensitivity, formats_differ_by_their_unit_round_offs)
 {
-    double f32[SOME], tf32[SOME], f16[SOME], bf16[SOME], pure[SOME];
-    some_allowed(f32, AR_SENSITIVITY_F32);
-    some_allowed(tf32, AR_SENSITIVITY_TF32);
-    some_allowed(f16, AR_SENSITIVITY_F16);
-    some_allowed(bf16, AR_SENSITIVITY_BF16);
-    some_allowed(pure, AR_SENSITIVITY_BF16_PURE);
-    for (size_t i = 0; i < SOME; i++) {
-        cr_expect(tf32[i] > 300.0 * f32[i] && tf32[i] < 16000.0 * f32[i], "%s: %g, %g", some[i], tf32[i], f32[i]);
-        cr_expect(f16[i] > tf32[i], "%s: %g, %g", some[i], f16[i], tf32[i]);
-        cr_expect(bf16[i] > 5.0 * f16[i] && bf16[i] < 12.0 * f16[i], "%s: %g, %g", some[i], bf16[i], f16[i]);
-        cr_expect(pure[i] > bf16[i] && pure[i] < 20.0 * bf16[i], "%s: %g, %g", some[i], pure[i], bf16[i]);
+    static const ar_sensitivity formats[] = {AR_SENSITIVITY_F32, AR_SENSITIVITY_TF32, AR_SENSITIVITY_F16,
+                                             AR_SENSITIVITY_BF16, AR_SENSITIVITY_BF16_PURE};
+    static const double least[] = {0.0, 300.0, 1.0, 5.0, 1.0}, most[] = {0.0, 16000.0, HUGE_VAL, 12.0, 20.0};
+    double before[SOME] = {0.0};
+    for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
+        OWNED(end_folder) char *out = new_folder();
+        grads(AR_PRECISION_F32, out, false, formats[k]);
+        OWNED(ar_st_close) ar_st_file *f = open_in(out, "allowed.safetensors");
+        for (size_t i = 0; i < SOME; i++) {
+            const double value = allowed_of(f, some[i]);
+            cr_expect(k == 0 || (value > least[k] * before[i] && value < most[k] * before[i]), "%s of %s: %g, %g",
+                      some[i], ar_sensitivity_name(formats[k]), value, before[i]);
+            before[i] = value;
+        }
     }
 }
 
 Test(sensitivity, a_block_has_allowances_too)
 {
-    char out[64];
-    make_folder(out);
-    grads(out, true, AR_SENSITIVITY_F32);
+    OWNED(end_folder) char *out = new_folder();
+    grads(AR_PRECISION_F32, out, true, AR_SENSITIVITY_F32);
     OWNED(ar_st_close) ar_st_file *f = open_in(out, "allowed.safetensors"), *block = open_in(out, "block.safetensors");
     for (size_t i = 0; i < ar_st_count(block); i++)
         cr_expect_gt(allowed_of(f, ar_st_at(block, i)->name), 0.0);
-    remove_folder(out);
 }
 
 /* --- native checks ------------------------------------------------------------------------------------------------ */
 
-static ar_check_report *native(const char *model, ar_precision precision, ar_fault fault)
+static ar_check_options native(const char *model, const ar_parallel *layouts, size_t n, size_t batch, size_t seq,
+                               ar_precision precision)
 {
-    static const ar_parallel some_layouts[] = {{.tp = 2, .sp = true}, {.dp = 2, .tp = 4}};
-    ar_check_options o = check_layouts(model, some_layouts, 2, 2, 8);
+    ar_check_options o = check_layouts(model, layouts, n, batch, seq);
     o.run.numerics = AR_NUMERICS_NATIVE;
     o.run.precision = precision;
-    o.run.fault = fault;
-    return check_or_fail(&o);
+    return o;
 }
 
 Test(sensitivity, native_products_stay_within_and_a_missing_reduction_does_not)
 {
+    static const ar_parallel layouts[] = {{.tp = 2, .sp = true}, {.dp = 2, .tp = 4}};
     OWNED(end_folder) char *folder = new_model(tiny_models[TINY_LLAMA]);
     for (int p = 0; p < AR_PRECISION_COUNT; p += small_only() ? 2 : 1) {
-        OWNED(ar_check_report_destroy) ar_check_report *r = native(folder, (ar_precision)p, AR_FAULT_NONE);
-        OWNED(ar_check_report_destroy)
-        ar_check_report *faulty = native(folder, (ar_precision)p, AR_FAULT_column_dx_not_reduced);
+        ar_check_options o = native(folder, layouts, 2, 2, 8, (ar_precision)p);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
+        o.run.fault = AR_FAULT_column_dx_not_reduced;
+        OWNED(ar_check_report_destroy) ar_check_report *faulty = check_or_fail(&o);
         cr_expect_eq(r->precision, (ar_precision)p);
         for (size_t i = 0; i < 2; i++) {
             const ar_check_run *run = &r->run[i], *other = &faulty->run[i];
@@ -203,9 +172,7 @@ Test(sensitivity, what_an_update_in_doubt_does_to_the_next_step_is_allowed)
     static const ar_parallel layout = {.tp = 2};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += small_only() ? 2 : 1) {
         OWNED(end_folder) char *folder = new_model(cases[i].config);
-        ar_check_options o = check_layouts(folder, &layout, 1, cases[i].batch, cases[i].seq);
-        o.run.numerics = AR_NUMERICS_NATIVE;
-        o.run.precision = cases[i].precision;
+        ar_check_options o = native(folder, &layout, 1, cases[i].batch, cases[i].seq, cases[i].precision);
         o.run.seed = cases[i].seed;
         o.run.steps = 2;
         o.run.optimizer = ar_optimizer_defaults(i == 0 ? AR_OPTIMIZER_ADAM : AR_OPTIMIZER_ADAMW);
@@ -252,9 +219,7 @@ Test(sensitivity, a_slope_in_doubt_is_allowed_where_the_argument_is_near_0_and_n
     static const uint64_t seeds[] = {20, 29};
     static const ar_parallel layout = {.tp = 2};
     OWNED(end_folder) char *folder = new_model(relu);
-    ar_check_options o = check_layouts(folder, &layout, 1, 2, 8);
-    o.run.numerics = AR_NUMERICS_NATIVE;
-    o.run.precision = AR_PRECISION_BF16;
+    ar_check_options o = native(folder, &layout, 1, 2, 8, AR_PRECISION_BF16);
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
         o.run.seed = seeds[i];
         OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
@@ -271,14 +236,11 @@ Test(sensitivity, a_slope_in_doubt_is_allowed_where_the_argument_is_near_0_and_n
 Test(sensitivity, many_slopes_in_doubt_do_not_hide_a_fault)
 {
     static const ar_parallel layout = {.dp = 2, .tp = 2};
-    OWNED(end_folder) char *folder = new_folder();
-    write_file(folder, "config.json",
-               "{\"model_type\": \"llama\", \"vocab_size\": 64, \"hidden_size\": 32, \"intermediate_size\": 64, "
-               "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
-               "\"hidden_act\": \"relu\"}");
-    ar_check_options o = check_layouts(folder, &layout, 1, 4, 8);
-    o.run.numerics = AR_NUMERICS_NATIVE;
-    o.run.precision = AR_PRECISION_BF16;
+    OWNED(end_folder)
+    char *folder = new_model("{\"model_type\": \"llama\", \"vocab_size\": 64, \"hidden_size\": 32, "
+                             "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+                             "\"num_key_value_heads\": 2, \"hidden_act\": \"relu\"}");
+    ar_check_options o = native(folder, &layout, 1, 4, 8, AR_PRECISION_BF16);
     o.run.steps = 1;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.clip = 1.0;

@@ -8,6 +8,7 @@
 
 #include "anyrank/baseline.h"
 #include "anyrank/check.h"
+#include "run/cluster_run.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
 #include "tests/verify/tiny.h"
@@ -32,14 +33,23 @@ static inline void remove_folder(const char *path)
     cr_expect_eq(rmdir(path), 0, "%s holds a file that no test expects", path);
 }
 
-static inline void write_file(const char *folder, const char *name, const char *text)
+static inline void write_file(const char *at, const char *name, const char *text)
 {
     char path[600];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(path, sizeof path, "%s/%s", at, name);
     FILE *f = fopen(path, "w");
     cr_assert_not_null(f);
     cr_assert_eq(fwrite(text, 1, strlen(text), f), strlen(text));
     cr_assert_eq(fclose(f), 0);
+}
+
+static inline ar_st_file *open_in(const char *at, const char *name)
+{
+    char path[700];
+    ar_st_file *f = NULL;
+    snprintf(path, sizeof path, "%s/%s", at, name);
+    cr_assert_ok(ar_st_open(&f, path));
+    return f;
 }
 
 /* Of the caller, who ends it with OWNED(end_folder). */
@@ -81,6 +91,13 @@ static inline ari_reference reference_of(const ar_config *c, const ar_batch *bat
     cr_assert_ok(ar_baseline_run(c, &b, batch, &r.loss));
     cr_assert_ok(ari_reference_finish(&r));
     return r;
+}
+
+/* A run of them, once, on some tensor-parallel ranks. */
+static inline ari_cluster_options cluster_of(const ar_config *c, const ar_batch *batch, int tp)
+{
+    return (ari_cluster_options){
+        .config = c, .batch = batch, .run = {.parallel = {.tp = tp}, .threads = 1, .sim.timeout_ns = 60000000000u}};
 }
 
 /* The default plan, or the one that splits every MLP the other way. */
