@@ -253,20 +253,17 @@ static void expect_all(const expected *table, size_t n, place *p)
 
 Test(fault, tables_have_every_fault)
 {
-    for (int f = 1; f < AR_FAULT_COUNT; f++) {
-        size_t rows = 0, ended = 0;
-        for (size_t i = 0; i < ONCE; i++)
-            rows += once[i].fault == (ar_fault)f;
-        for (size_t i = 0; i < STAGED_ONCE; i++)
-            rows += staged_once[i].fault == (ar_fault)f;
-        for (size_t i = 0; i < ENDS; i++)
-            ended += ends[i].fault == (ar_fault)f;
-        for (size_t i = 0; i < MODULES; i++)
-            ended += modules[i].fault == (ar_fault)f;
-        for (size_t i = 0; i < BYTES_ALONE; i++)
-            ended += bytes_alone[i].fault == (ar_fault)f;
-        cr_expect(rows == 1 ? ended == 0 : rows == 0 && ended > 0, "%s", ar_fault_name((ar_fault)f));
-    }
+    int rows[AR_FAULT_COUNT] = {0}, others[AR_FAULT_COUNT] = {0};
+#define COUNT_ROWS(n, table, count)      \
+    for (size_t i = 0; i < (count); i++) \
+        (n)[(table)[i].fault]++;
+    COUNT_ROWS(rows, once, ONCE)
+    COUNT_ROWS(rows, staged_once, STAGED_ONCE)
+    COUNT_ROWS(others, ends, ENDS)
+    COUNT_ROWS(others, modules, MODULES)
+    COUNT_ROWS(others, bytes_alone, BYTES_ALONE)
+    for (int f = 1; f < AR_FAULT_COUNT; f++)
+        cr_expect(rows[f] == 1 ? others[f] == 0 : rows[f] == 0 && others[f] > 0, "%s", ar_fault_name((ar_fault)f));
 }
 
 Test(fault, collectives_that_do_not_match_end_the_run_on_all_ranks)
@@ -280,33 +277,17 @@ Test(fault, collectives_that_do_not_match_end_the_run_on_all_ranks)
     }
 }
 
-Test(fault, each_is_caught_where_it_arises_and_without_it_the_bits_are_the_same)
-{
-    SCOPED(place_fini) place p;
-    place_init(&p);
-    expect_all(once, ONCE, &p);
-}
-
-Test(fault, each_is_caught_in_other_layouts_and_models)
-{
-    SCOPED(place_fini) place p;
-    place_init(&p);
-    expect_all(elsewhere, ELSEWHERE, &p);
-}
-
-Test(fault, those_of_stages_are_caught_where_they_arise)
-{
-    SCOPED(place_fini) place p;
-    place_init(&p);
-    expect_all(staged_once, STAGED_ONCE, &p);
-}
-
-Test(fault, those_of_stages_are_caught_in_other_layouts_and_models)
-{
-    SCOPED(place_fini) place p;
-    place_init(&p);
-    expect_all(staged_elsewhere, STAGED_ELSEWHERE, &p);
-}
+#define CAUGHT(name, table, count)    \
+    Test(fault, name)                 \
+    {                                 \
+        SCOPED(place_fini) place p;   \
+        place_init(&p);               \
+        expect_all(table, count, &p); \
+    }
+CAUGHT(each_is_caught_where_it_arises_and_without_it_the_bits_are_the_same, once, ONCE)
+CAUGHT(each_is_caught_in_other_layouts_and_models, elsewhere, ELSEWHERE)
+CAUGHT(those_of_stages_are_caught_where_they_arise, staged_once, STAGED_ONCE)
+CAUGHT(those_of_stages_are_caught_in_other_layouts_and_models, staged_elsewhere, STAGED_ELSEWHERE)
 
 Test(fault, those_that_change_no_value_are_named_by_their_collective)
 {

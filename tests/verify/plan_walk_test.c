@@ -3,6 +3,7 @@
  * leaves terms of a sum has not, and what cannot be built is refused by name. */
 #include "anyrank/check_module.h"
 #include "anyrank/plan_walk.h"
+#include "support/row.h"
 #include "support/small.h"
 #include "support/together.h"
 
@@ -69,21 +70,13 @@ static ar_check_report *check_built(builder b, const char *text, bool flat, cons
     SCOPED(ar_plan_fini) ar_plan plan = plan_of(text);
     given g = {.plan = &plan, .flat = flat};
     const ar_module_case c = {.name = "net", .build = b, .batch = batch, .user = &g};
-    const ar_check_module_options o = {.parallel = p,
-                                       .layouts = n,
-                                       .run.steps = 1,
-                                       .run.clip = 0.25,
-                                       .run.dropout = 0.2,
-                                       .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
+    const ar_check_module_options o =
+        ROW(.parallel = p, .layouts = n, .run.steps = 1, .run.clip = 0.25, .run.dropout = 0.2,
+            .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW));
     ar_check_report *r = NULL;
     const ar_status st = ar_check_module(&r, &c, &o);
     cr_expect((st == AR_OK) == (r != NULL));
     return r;
-}
-
-static ar_check_report *check(const char *text, bool flat, const ar_parallel *p, size_t n)
-{
-    return check_built(build, text, flat, p, n);
 }
 
 /* --- right plans -------------------------------------------------------------------------------------------------- */
@@ -158,14 +151,9 @@ CLAIM(every_plan_of_right_declarations_has_one_ranks_bits)
 /* norm - attention - gated MLP - out (R) */
 static ar_status build_block(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
-    static const ar_attention_options attention = {.hidden = WIDTH,
-                                                   .heads = 8,
-                                                   .kv_heads = 4,
-                                                   .head_dim = 1,
-                                                   .qkv_bias = true,
-                                                   .out_bias = true,
-                                                   .causal = true,
-                                                   .max_positions = POSITIONS};
+    static const ar_attention_options attention =
+        ROW(.hidden = WIDTH, .heads = 8, .kv_heads = 4, .head_dim = 1, .qkv_bias = true, .out_bias = true,
+            .causal = true, .max_positions = POSITIONS);
     static const ar_mlp_options mlp = {.hidden = WIDTH, .ffn = FFN, .activation = AR_ACT_SILU, .gated = true};
     ar_plan_walk w = {.plan = ((const given *)user)->plan};
     ar_module *m[4] = {NULL};
@@ -209,12 +197,14 @@ CLAIM(values_without_positions_have_their_features_split)
 {
     static const ar_parallel tp2 = {.tp = 2};
     OWNED(ar_check_report_destroy)
-    ar_check_report *r = check("{\"rules\": [{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
-                               "{\"modules\": \"*.down\", \"style\": \"rowwise\"}]}",
-                               true, &tp2, 1);
+    ar_check_report *r = check_built(build,
+                                     "{\"rules\": [{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
+                                     "{\"modules\": \"*.down\", \"style\": \"rowwise\"}]}",
+                                     true, &tp2, 1);
     cr_assert_not_null(r, "%s", ar_error_message());
     cr_expect_eq(r->run[0].result, AR_CHECK_SAME);
-    cr_expect_null(check("{\"rules\": [{\"modules\": \"*.norm\", \"style\": \"sequence\"}]}", true, &tp2, 1));
+    cr_expect_null(
+        check_built(build, "{\"rules\": [{\"modules\": \"*.norm\", \"style\": \"sequence\"}]}", true, &tp2, 1));
     cr_expect_says("net.norm: the plan splits positions, S(1), and the value has 2");
 }
 
@@ -280,11 +270,8 @@ static void gated_destroy(ar_module *base)
 
 static ar_status build_gated(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
-    static const ar_module_ops ops = {.kind = "gated",
-                                      .forward = gated_forward,
-                                      .backward = gated_backward,
-                                      .children = gated_children,
-                                      .destroy = gated_destroy};
+    static const ar_module_ops ops = ROW(.kind = "gated", .forward = gated_forward, .backward = gated_backward,
+                                         .children = gated_children, .destroy = gated_destroy);
     ar_plan_walk w = {.plan = ((const given *)user)->plan};
     const ar_placement x = w.at;
     gated *m = calloc(1, sizeof *m);
@@ -336,7 +323,7 @@ CLAIM(terms_that_nobody_adds_up_are_proved_wrong_where_they_are)
                                  "{\"modules\": \"*.down\", \"style\": \"rowwise\", \"output\": \"P(sum)\"}]}"},
                 {"net.up:fwd", "{\"net.up\": \"local_rowwise\", \"net.down\": \"colwise_rep\"}"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        OWNED(ar_check_report_destroy) ar_check_report *r = check(rows[i].text, false, layouts, 2);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_built(build, rows[i].text, false, layouts, 2);
         cr_assert_not_null(r, "%s", ar_error_message());
         cr_expect_eq(r->run[0].result, AR_CHECK_SAME);
         cr_expect_eq(r->run[1].result, AR_CHECK_DIFFERENT);
@@ -348,58 +335,50 @@ CLAIM(what_cannot_be_built_is_refused_by_rule_and_layer)
 {
     static const ar_parallel tp2 = {.tp = 2};
     static const struct {
-        const char *rules, *message;
+        builder build;
+        const char *rules, *message; /* rules: a list, or a whole object */
     } rows[] = {
-        {"{\"modules\": \"*.dwn\", \"style\": \"rowwise\"}",
+        {build, "{\"modules\": \"*.dwn\", \"style\": \"rowwise\"}",
          "p.json: rule 1, '*.dwn': no layer has this name; the layers of net are net.norm, net.up, net.act, net.drop, "
          "net.down"},
-        {"{\"modules\": \"net\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}",
+        {build, "{\"modules\": \"net\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}",
          "p.json: rule 1, 'net': a module of one's own is not prepared: declare"},
-        {"{\"modules\": \"*.norm\", \"style\": \"colwise\"}", "p.json: net.norm is colwise; a norm is replicate or"},
-        {"{\"modules\": \"*.up\", \"style\": \"sequence\"}", "p.json: net.up is sequence; a linear layer is colwise"},
-        {"{\"modules\": \"*.drop\", \"style\": \"rowwise\"}",
+        {build, "{\"modules\": \"*.norm\", \"style\": \"colwise\"}",
+         "p.json: net.norm is colwise; a norm is replicate or"},
+        {build, "{\"modules\": \"*.up\", \"style\": \"sequence\"}",
+         "p.json: net.up is sequence; a linear layer is colwise"},
+        {build, "{\"modules\": \"*.drop\", \"style\": \"rowwise\"}",
          "p.json: net.drop is rowwise; what works element by element is replicate or sequence"},
-        {"{\"modules\": \"*.up\", \"style\": \"vocab\"}", "p.json: net.up is vocab; a linear layer is colwise"},
-        {"{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
+        {build, "{\"modules\": \"*.up\", \"style\": \"vocab\"}", "p.json: net.up is vocab; a linear layer is colwise"},
+        {build,
+         "{\"modules\": \"*.up\", \"style\": \"colwise\"}, "
          "{\"modules\": \"*.down\", \"style\": \"rowwise\", \"input\": \"R\"}",
          "p.json: rule 2, '*.down': the input of net.down is declared R; S(-1) would fit"},
-        {"{\"modules\": \"*.up\", \"style\": \"colwise\", \"input\": \"P(sum)\"}",
+        {build, "{\"modules\": \"*.up\", \"style\": \"colwise\", \"input\": \"P(sum)\"}",
          "p.json: rule 1, '*.up': the input of net.up is declared P(sum); R would fit"},
-        {"{\"modules\": \"*.up\", \"style\": \"colwise\", \"output\": \"P(sum)\"}",
+        {build, "{\"modules\": \"*.up\", \"style\": \"colwise\", \"output\": \"P(sum)\"}",
          "p.json: rule 1, '*.up': the output of net.up is declared P(sum); R, S(-1) and S(1) are possible"},
-        {"{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"S(0)\"}",
+        {build, "{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"S(0)\"}",
          "p.json: rule 1, '*.up': the output of net.up is declared S(0); R, S(-1), S(1) and P(sum) are possible"},
-        {"{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"P(sum)\", \"use_local_output\": false}",
+        {build, "{\"modules\": \"*.up\", \"style\": \"rowwise\", \"output\": \"P(sum)\", \"use_local_output\": false}",
          "p.json: rule 1, '*.up': the output of net.up is declared P(sum); R, S(-1) and S(1) are possible"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        char text[400];
-        snprintf(text, sizeof text, "{\"rules\": [%s]}", rows[i].rules);
-        cr_expect_null(check(text, false, &tp2, 1), "%s", text);
-        cr_expect_says(rows[i].message);
-    }
-}
-
-CLAIM(attentions_and_mlps_that_cannot_be_built_are_refused_by_layer)
-{
-    static const ar_parallel tp2 = {.tp = 2};
-    static const struct {
-        const char *text, *message;
-    } rows[] = {
-        {"{\"*.attn.q\": \"colwise\", \"*.attn.out\": \"rowwise\"}",
+        {build_block, "{\"*.attn.q\": \"colwise\", \"*.attn.out\": \"rowwise\"}",
          "p.json: net.attn.k is replicate, but net.attn.q, which has the same input, is colwise or leaves another"},
-        {"{\"*.mlp.gate\": \"colwise\", \"*.mlp.up\": \"colwise_rep\"}",
+        {build_block, "{\"*.mlp.gate\": \"colwise\", \"*.mlp.up\": \"colwise_rep\"}",
          "p.json: net.mlp.up is colwise, but net.mlp.gate, which has the same input, is colwise or leaves another"},
-        {"{\"rules\": [{\"modules\": \"*.attn.[qkv]\", \"style\": \"colwise\", \"output\": \"S(1)\"}]}",
+        {build_block, "{\"rules\": [{\"modules\": \"*.attn.[qkv]\", \"style\": \"colwise\", \"output\": \"S(1)\"}]}",
          "p.json: net.attn.q leaves S(1), but a query sees all keys"},
-        {"{\"*.attn.[qkv]\": \"local_rowwise\"}",
+        {build_block, "{\"*.attn.[qkv]\": \"local_rowwise\"}",
          "p.json: rule 1, '*.attn.[qkv]': the output of net.attn.q is declared P(sum); R, S(-1) and S(1) are possible"},
-        {"{\"*.attn\": \"colwise\"}",
+        {build_block, "{\"*.attn\": \"colwise\"}",
          "p.json: rule 1, '*.attn': no layer has this name; the layers of net are net.norm, "
          "net.attn.q, net.attn.k, net.attn.v, net.attn.out, net.mlp.gate"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        cr_expect_null(check_built(build_block, rows[i].text, false, &tp2, 1), "%s", rows[i].text);
+        char text[400];
+        snprintf(text, sizeof text, strncmp(rows[i].rules, "{\"modules", 9) == 0 ? "{\"rules\": [%s]}" : "%s",
+                 rows[i].rules);
+        cr_expect_null(check_built(rows[i].build, text, false, &tp2, 1), "%s", text);
         cr_expect_says(rows[i].message);
     }
 }
@@ -408,7 +387,7 @@ CLAIM(what_does_not_divide_is_an_error_of_that_layout)
 {
     static const ar_parallel layouts[] = {{.tp = 3}, {.tp = 2}};
     OWNED(ar_check_report_destroy)
-    ar_check_report *r = check("{\"net.norm\": \"sequence_parallel\"}", false, layouts, 2);
+    ar_check_report *r = check_built(build, "{\"net.norm\": \"sequence_parallel\"}", false, layouts, 2);
     cr_assert_not_null(r, "%s", ar_error_message());
     cr_expect_eq(r->run[0].result, AR_CHECK_ERROR);
     cr_expect_not_null(strstr(r->run[0].error, "3"), "%s", r->run[0].error);
