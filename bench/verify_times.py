@@ -25,7 +25,7 @@ AGAINST = {"rounding everywhere": "native/activations.safetensors", "a mistake a
 
 
 def run(binary, *words):
-    done = subprocess.run([binary, *words], cwd=ROOT, env={"ANYRANK_DATA": str(ROOT / "data"), **os.environ},
+    done = subprocess.run([binary, *words], cwd=ROOT, env={"ANYRANK_DATA": str(ROOT / "src/data"), **os.environ},
                           capture_output=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(done.stderr.decode())

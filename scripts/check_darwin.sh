@@ -23,9 +23,9 @@ echo 'int omp_get_thread_num(void);' > "$scratch/include/omp.h" # BLIS's header 
 folders=$(sed -n '/^set(ANYRANK_FOLDERS/,/)/p' CMakeLists.txt | sed 's/set(ANYRANK_FOLDERS//; s/)//')
 # Unquoted on purpose: a list of folders.
 # shellcheck disable=SC2086
-for folder in $folders mpi cli cli/* bench; do
+for folder in $folders src/mpi src/cli src/cli/* bench; do
     case $folder in
-        mpi) echo mpi/absent.c ;;
+        src/mpi) echo src/mpi/absent.c ;;
         *.[ch]) ;;
         *) ls "$folder"/*.c ;;
     esac
@@ -34,7 +34,7 @@ export scratch zig
 status=0
 xargs -P "$(getconf _NPROCESSORS_ONLN)" -I{} sh -c '
     exec "$zig" cc -target aarch64-macos.13.0 -c -o "$scratch/objects/$(echo {} | tr / _).o" -isystem "$scratch/include" \
-        -Iinclude -I. -std=gnu17 -D_GNU_SOURCE -D_DARWIN_C_SOURCE -ffp-contract=off -fno-sanitize=all -O1 -Wall -Wextra \
+        -Iinclude -Isrc -I. -std=gnu17 -D_GNU_SOURCE -D_DARWIN_C_SOURCE -ffp-contract=off -fno-sanitize=all -O1 -Wall -Wextra \
         -Wno-unknown-pragmas -Wno-format-zero-length -DANYRANK_VERSION=\"\" -DANYRANK_BUILD_TYPE=\"\" \
         -DANYRANK_SOURCE_DATA=\"\" -DANYRANK_BUILD_TREE=\"\" -DANYRANK_INSTALLED_DATA=\"\" \
         -DANYRANK_DATA_FROM_COMMAND=\"\" -DANYRANK_WHY_NO_CUDA=\"\" -DANYRANK_WHY_NO_MPI=\"\" {}' < "$scratch/files" ||

@@ -208,12 +208,20 @@ DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 ENUMERATOR = re.compile(r"\b(\w+)\s*(?:=[^,]*)?(?:,|\Z)")
 
 
+SRC = "src/"  # below which the folders are, as includes name them; but for those of users, tests and the GPU
+
+
+def name_of(root, path):
+    """A file's name as an include has it."""
+    return path.relative_to(root).as_posix().removeprefix(SRC)
+
+
 def top_folders(root):
     """(the tree's folders, whether git knows them): in a source archive those that have a rule."""
     listed = ""
     if (root / ".git").exists() and shutil.which("git"):
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False).stdout
-    names = listed.split("\0") if listed else [folder + "/" for folder in ALLOWED]
+    names = listed.split("\0") if listed else [SRC, *(folder + "/" for folder in ALLOWED)]
     return sorted({name.split("/")[0] for name in names if "/" in name}), bool(listed)
 
 
@@ -253,13 +261,13 @@ class Tree:
         for top in tops:
             for path in sorted((root / top).rglob("*")) if top != "tests" else ():
                 if path.suffix in SUFFIXES and path.is_file():
-                    self.includes[path.relative_to(root).as_posix()] = self.read(path)
+                    self.includes[name_of(root, path)] = self.read(path)
         for path in sorted(root.glob(PLAIN)):
-            self.includes[path.relative_to(root).as_posix()] = self.read(path)
+            self.includes[name_of(root, path)] = self.read(path)
 
     def read(self, path):
         text = without_comments(path.read_text(encoding="utf-8", errors="replace"))
-        name = path.relative_to(self.root).as_posix()
+        name = name_of(self.root, path)
         code = STRING.sub('""', text)
         self.words[name] = {word: line for line, text_of in reversed(list(enumerate(code.splitlines(), 1)))
                             for word in WORD.findall(text_of)}
@@ -284,10 +292,10 @@ class Tree:
 
     def resolve(self, path, name):
         """The project's file that an include names, as the compiler finds it; None for another's header."""
-        for base in (path.parent, self.root / "include", self.root):
+        for base in (path.parent, self.root / "include", self.root / SRC, self.root):
             candidate = base / name
             if candidate.is_file():
-                return candidate.resolve().relative_to(self.root).as_posix()
+                return name_of(self.root, candidate.resolve())
         return None
 
     def reached(self, name):
@@ -452,7 +460,8 @@ def violations(root):
             continue
         for check in (check_direct, check_reached, check_calls, check_sizes):
             found += [(name, line, message) for line, message in check(tree, name, folder)]
-    return [f"{name}:{line}: {message}" for name, line, message in sorted(set(found))], len(tree.includes)
+    return [f"{SRC if (root / SRC / name).exists() else ''}{name}:{line}: {message}"
+            for name, line, message in sorted(set(found))], len(tree.includes)
 
 
 def main():

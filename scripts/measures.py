@@ -114,7 +114,7 @@ def naming(word, texts):
 
 def measures(root):
     """Rows of (measure, number or text, details)."""
-    paths = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))
+    paths = {rules.name_of(root, path): path for path in sorted(root.rglob("*"))
              if path.suffix in rules.SUFFIXES | {".py"} and path.is_file() and "build" not in path.parts}
     raw = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in paths.items()}
     product = {name: text for name, text in raw.items() if not name.endswith(".py") and not name.startswith("tests/")}

@@ -6,7 +6,7 @@
 #   scripts/wheel.sh --aarch64 [--out DIR]   of 64-bit ARM on another processor, after scripts/install_deps.sh --aarch64
 #
 # The wheel is built from the source distribution, so that this is complete. gcc compiles, zig links against glibc 2.28
-# (cmake/manylinux.cmake), auditwheel checks. The tools of scripts/wheel_tools.txt are installed below build/wheel, from
+# (scripts/cmake/manylinux.cmake), auditwheel checks. The tools of scripts/wheel_tools.txt are installed below build/wheel, from
 # where pip finds packages; the compiler, CMake, BLIS and jansson are this machine's (scripts/install_deps.sh).
 set -eu
 cd "$(dirname "$0")/.."
@@ -66,7 +66,7 @@ ANYRANK_ZIG=$("$tools/bin/python" -c 'import os, ziglang; print(os.path.join(os.
 export ANYRANK_ZIG ANYRANK_WHEEL_ARCH="$arch" _PYTHON_HOST_PLATFORM="linux-$arch"
 export ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
 quietly "$tools/bin/python" -m build --wheel --no-isolation --outdir "$work/raw" -C build-dir="$work/$arch" \
-    -C cmake.define.CMAKE_TOOLCHAIN_FILE="$root/cmake/manylinux.cmake" -C cmake.define.ANYRANK_STATIC=ON "$work/source"
+    -C cmake.define.CMAKE_TOOLCHAIN_FILE="$root/scripts/cmake/manylinux.cmake" -C cmake.define.ANYRANK_STATIC=ON "$work/source"
 wheel=$(ls "$work/raw"/*.whl)
 PATH="$tools/bin:$PATH" quietly "$tools/bin/auditwheel" repair --plat auto --only-plat -w "$out" "$wheel"
 cp "$sdist" "$out/"

@@ -4,13 +4,13 @@ ANYRANK_TEST_EMULATED=1 no test uses the processor's own instructions where they
 every machine."""
 
 TESTS = "cpu/contract_integers_test cpu/contract_test cpu/gemm_acc_test cpu/contract_sharded_test"
-PORTABLE = "ref/cpu/exact/portable.c"
-IFMA = "ref/cpu/exact/ifma.c"
-K16 = "ref/cpu/exact/k16.h"
-TRANSPOSE = "ref/cpu/exact/transpose8.h"
-DIGITS, PANELS = "ref/cpu/exact/digits.c", "ref/cpu/exact/panels.c"
-ARM, AMX = "ref/cpu/exact/arm.c", "ref/cpu/exact/amx.c"
-SUMS = "ref/cpu/exact/sums.c"
+PORTABLE = "src/ref/cpu/exact/portable.c"
+IFMA = "src/ref/cpu/exact/ifma.c"
+K16 = "src/ref/cpu/exact/k16.h"
+TRANSPOSE = "src/ref/cpu/exact/transpose8.h"
+DIGITS, PANELS = "src/ref/cpu/exact/digits.c", "src/ref/cpu/exact/panels.c"
+ARM, AMX = "src/ref/cpu/exact/arm.c", "src/ref/cpu/exact/amx.c"
+SUMS = "src/ref/cpu/exact/sums.c"
 
 MUTANTS = [
     # --- portable: binary64
@@ -150,7 +150,7 @@ MUTANTS = [
     ("the highest digit has half its weight", DIGITS, "(p3 << 14)", "(p3 << 13)"),
     ("the upper part has half its weight", DIGITS, "high * ((int64_t)1 << 28)", "high * ((int64_t)1 << 27)"),
     ("the first column's slices are not added up", DIGITS, "sums[j] = add ? ", "sums[j] = add && j > 0 ? "),
-    ("the lowest digit is one too high in the middle of its range", "ref/numerics/digits.h", "OFFSET 34611264u", "OFFSET 34611263u"),
+    ("the lowest digit is one too high in the middle of its range", "src/ref/numerics/digits.h", "OFFSET 34611264u", "OFFSET 34611263u"),
     ("slices are longer than int32 holds", PANELS, "round_up((k + slices - 1) / slices, kernel->step)",
      "round_up(k, kernel->step)"),
     ("terms of an unfinished step are not multiplied", PANELS,
@@ -170,7 +170,7 @@ MUTANTS = [
     ("the last slice is as long as the others", PANELS, "to - k < t->plan->slice ? to - k : t->plan->slice;",
      "t->plan->slice;"),
     ("a sum of no terms is what the workspace held", PANELS, "if (from == to)", "if (from > to)"),
-    ("blocks are longer than int64 holds", "ref/cpu/exact/sums.h", ".terms = ARI_CONTRACT_BLOCK,",
+    ("blocks are longer than int64 holds", "src/ref/cpu/exact/sums.h", ".terms = ARI_CONTRACT_BLOCK,",
      ".terms = 8 * ARI_CONTRACT_BLOCK,"),
     # --- smmla
     ("smmla: the upper row has the lower one's sums", ARM, "vget_low_s32(acc[i][j])", "vget_high_s32(acc[i][j])"),

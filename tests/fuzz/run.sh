@@ -18,7 +18,7 @@ CC=$clang cmake -S "$root" -B "$build" -G Ninja -DANYRANK_TESTS=OFF -DANYRANK_CU
     -DANYRANK_SANITIZE=address -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g -w -fsanitize=fuzzer-no-link" >"$build/build.log"
 cmake --build "$build" --target anyrank -j "${JOBS:-2}" >>"$build/build.log"
 
-flags=(-O1 -g -w -std=gnu17 -D_GNU_SOURCE "-I$root" "-I$root/include" "-fsanitize=fuzzer,address,undefined"
+flags=(-O1 -g -w -std=gnu17 -D_GNU_SOURCE "-I$root/src" "-I$root" "-I$root/include" "-fsanitize=fuzzer,address,undefined"
        -fno-sanitize-recover=all)
 libraries=("$build/libanyrank.a" -ljansson -lblis -lpthread -lm)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of what configuring finds of CUDA's toolkit, by cmake/Nvcc.cmake alone, and of what a build without the CUDA
+"""Tests of what configuring finds of CUDA's toolkit, by scripts/scripts/cmake/Nvcc.cmake alone, and of what a build without the CUDA
 device says of it: no toolkit, one that cannot be used, and one that the build left out. ANYRANK_BUILD names another
 build folder."""
 
@@ -45,7 +45,7 @@ class Toolkit(unittest.TestCase):
         script = self.root / "ask.cmake"
         script.write_text(f"""{'set(CMAKE_FIND_ROOT_PATH "' + str(self.root) + '")' if hidden else ''}
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM {'ONLY' if hidden else 'BOTH'})
-include({ROOT}/cmake/Nvcc.cmake)
+include({ROOT}/scripts/cmake/Nvcc.cmake)
 find_nvcc(nvcc)
 why_no_cuda(why "${{nvcc}}" {setting} "{problem}")
 message("${{nvcc}}|${{why}}")

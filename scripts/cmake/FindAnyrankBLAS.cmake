@@ -1,5 +1,5 @@
 # Finds the library that multiplies, by its name in ANYRANK_BLAS as the component. Defines ANYRANK_BLAS_LIBRARIES and the
-# target AnyrankBLAS::AnyrankBLAS. Of libraries with CBLAS no header is read (ref/cpu/blas/cblas.c), and none is looked
+# target AnyrankBLAS::AnyrankBLAS. Of libraries with CBLAS no header is read (src/ref/cpu/blas/cblas.c), and none is looked
 # for by a name that several have: on Debian cblas.h, libblas and libcblas are alternatives, each of which may be
 # another library's than the next one.
 set(ANYRANK_BLAS_LIBRARIES)
