@@ -22,6 +22,12 @@ TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\w+|\S')
 DECLARED = re.compile(r"^(?!typedef\b|#)\w[\w *]*[ *](ari?_\w+)\([^;{}]*\)[^;{}]*[;{]", re.MULTILINE)
 DEFINED = re.compile(r"^(?!static\b|typedef\b)(?:\w[\w *]*[ *])?(ari?_\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
 STRUCT = re.compile(r"\bstruct\s*(\w*)\s*\{")
+STATIC = re.compile(r"^static\b[^;{}()=]*[ *](\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
+COMMENT = re.compile(r"/\*+!?<?\s*((?:[^*]|\*(?!/))*)\*/|//[/!]?<?[ \t]*([^\n]*)")
+CLAUSE = re.compile(r"(?:What|Whether|Of|Where|How)\b")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+LIBRARY = ("cli/", "bench/", "tests/", "examples/", "python/")  # elsewhere a message knows no options
+WIDTH, BARE = 120, 3  # columns; files from which on a name of one word says too little
 OPERATIONS = 5  # lines with ARI_OPERATION_* from which on a file knows the order of a step
 
 
@@ -145,8 +151,35 @@ def measures(root):
     for title, chosen in (("circles of calls across rooms", across),
                           ("circles of calls inside rooms", [files for files in found if files not in across])):
         yield title, len(chosen), [" ".join(files) for files in chosen]
+    yield from of_words(product, code)
     tests = {name: text.count("\n") for name, text in raw.items() if name.startswith("tests/")}
     yield "lines of tests/, C and Python", sum(tests.values()), []
+
+
+def at(name, text, match):
+    return f"{name}:{text.count(chr(10), 0, match.start()) + 1}"
+
+
+def of_words(product, code):
+    """What a reader stumbles over: clauses in place of sentences, names that say too little, wide lines."""
+    comments = [(at(name, text, match), (match.group(1) or match.group(2) or "").strip())
+                for name, text in product.items() for match in COMMENT.finditer(text)]
+    clauses = [f"{place}: {comment.split(chr(10))[0]}" for place, comment in comments if CLAUSE.match(comment)]
+    yield f"comments that open with What, Whether, Of, Where or How, of {len(comments):,}", len(clauses), clauses
+    statics = collections.defaultdict(list)
+    for name, text in code.items():
+        for match in STATIC.finditer(text):
+            if "_" not in match.group(1):
+                statics[match.group(1)].append(at(name, text, match))
+    bare = {word: places for word, places in statics.items() if len(places) >= BARE}
+    yield (f"static functions whose name is one word that {BARE} files define", sum(map(len, bare.values())),
+           [f"{word}: {' '.join(places)}" for word, places in sorted(bare.items())])
+    options = [f"{at(name, text, match)}: {match.group(0)}" for name, text in code.items() if not name.startswith(LIBRARY)
+               for match in rules.STRING.finditer(text) if OPTION.search(match.group(0))]
+    yield "strings of the library that name an option of the command", len(options), options
+    wide = [f"{name}:{line}" for name, text in product.items() for line, row in enumerate(text.split("\n"), 1)
+            if len(row) > WIDTH]
+    yield f"lines over {WIDTH} columns", len(wide), wide
 
 
 def of_rules(root):
