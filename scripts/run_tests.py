@@ -379,7 +379,7 @@ def simple_check(name, command, limit=PROGRAM_LIMIT_S):
     return timed(judge_main(name, ended, limit), ended)
 
 
-NEED_BUILD = {"check/baseline_symbols", "scripts/test_command", "cli/command_test", "install/install_test",
+NEED_BUILD = {"check/baseline_symbols", "check/clang", "scripts/test_command", "cli/command_test", "install/install_test",
               "examples/launch_test", "examples/ci_test"}
 
 
@@ -462,6 +462,7 @@ def source_checks(build, extended):
         ("check/scripts_parse", check_scripts_parse),
         ("check/types", check_types),
     ]
+    checks.append(("check/clang", lambda name: simple_check(name, [python, "scripts/check_clang.py", str(build)])))
     symbols = ROOT / "scripts/check_baseline_symbols.sh"
     if os.access(symbols, os.X_OK):
         checks.append(("check/baseline_symbols", lambda name: simple_check(name, [str(symbols), build])))
@@ -554,8 +555,8 @@ def lacks_arm():
 
 # What plain ./test leaves to ./test --all, which continuous integration runs, and to ./test NAME.
 HELD = {
-    "format, types, kernels' PTX, the wheel, the site and the project's own scripts":
-        "check/format check/types gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test "
+    "format, types, clang, kernels' PTX, the wheel, the site and the project's own scripts":
+        "check/format check/types check/clang gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test "
         "pages/site_test scripts/*",
     "the command with the CUDA device": "gpu/cuda_command_test",
     "processes, launchers, MPI and NCCL's host side":

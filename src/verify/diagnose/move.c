@@ -3,6 +3,7 @@
  * features turned by an angle of their position: rotary embeddings at other positions, or with other frequencies. */
 #include <complex.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -294,7 +295,11 @@ static double gain_at(const turns *t, const ari_grid *g, size_t i)
 
 static double _Complex pair_at(const float *x, const turns *t, const ari_grid *g, size_t i)
 {
-    return CMPLX((double)x[i] / gain_at(t, g, i), (double)x[i + t->apart] / gain_at(t, g, i + t->apart));
+    // Not CMPLX, which some compilers lack, and no product with I, which would make NaN of infinity.
+    const double parts[2] = {(double)x[i] / gain_at(t, g, i), (double)x[i + t->apart] / gain_at(t, g, i + t->apart)};
+    double _Complex z;
+    memcpy(&z, parts, sizeof z);
+    return z;
 }
 
 static double expect_turned(const ari_hypothesis *h, const ari_run *run, size_t i)
