@@ -23,7 +23,7 @@ AR_BEGIN_DECLS
 /** The number of this interface: it changes when a function is removed or means something else. */
 #define AR_ABI_NUMBER 1
 AR_ABI_EXPORT int ar_abi_number(void);
-/** "0.1.0": the project's version. Static storage. */
+/** "0.2.0": the project's version. Static storage. */
 AR_ABI_EXPORT const char *ar_abi_version(void);
 /** The message of this thread's last failure, "" if there was none; valid until the next one. */
 AR_ABI_EXPORT const char *ar_abi_error(void);
