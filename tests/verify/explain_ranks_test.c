@@ -8,192 +8,106 @@ TestSuite(explain_ranks, .init = folder_begin, .fini = folder_end);
 
 enum { ROWS = 24, COLS = 16, COUNT = ROWS * COLS };
 
-/* A reference and a folder with the files of `ranks` ranks, whose parts a test fills. */
-typedef struct run {
+/* Element i of the tensor in a rank's part, where the reference has x = noise(i). */
+typedef float element_of(int rank, size_t i, float x);
+#define VALUE(name, expression)                    \
+    static float name(int rank, size_t i, float x) \
+    {                                              \
+        (void)rank, (void)i, (void)x;              \
+        return (float)(expression);                \
+    }
+
+VALUE(four_times_on_rank_2, rank == 2 ? 4.0f * x : x)
+VALUE(halves_of_each, 0.5f * x * (1.0f + 2e-3f * noise(i + 7000)))
+VALUE(mean_of_shards, 0.5f * (noise(i % (COUNT / 2)) + noise(i % (COUNT / 2) + COUNT / 2)))
+VALUE(parts_of_a_sum, rank == 0 ? 0.3f * noise(i + 7000) : x - 0.3f * noise(i + 7000))
+/* Rank 1 holds rows 4..7, 12..15, 20..23; its second box is wrong. */
+VALUE(zeros_in_second_box, i / COLS >= 12 && i / COLS < 16 ? 0.0f : x)
+VALUE(shard_of_next, noise((i + COUNT / 4) % COUNT) + 2e-6f * noise(i % (COUNT / 4) + 99))
+VALUE(rounded, x + 2e-6f * noise(i % (COUNT / 4) + 99))
+
+#define UP "model.layers.0.mlp.up_proj.weight"
+#define EXTRA "model.layers.0.mlp.extra.weight:grad"
+static const struct {
     const char *name;
-    size_t shape[2];
-    float reference[COUNT];
-    float local[4][COUNT];
-    ar_layout layout[4];
-    ar_tensor view[4];
+    enum { SHARDED, WHOLE, PACKED } how;
     int ranks;
-    const char *along; /* the dimension of the mesh; NULL: tp */
+    element_of *is;
+    const char *pattern, *hint; /* what each contains */
+    const char *along;          /* the dimension of the mesh; NULL: tp, beside a dp of 1 */
     double rtol;
-} run;
+} cases[] = {
+    {UP ":grad", SHARDED, 4, four_times_on_rank_2, "on rank 2 only", "4", NULL, 0.0},
+    /* What each of two ranks holds alike was reduced, whatever its size. */
+    {EXTRA, WHOLE, 2, halves_of_each, "whose copies are equal", "divided by 2 once more", NULL, 0.02},
+    {UP ":grad", SHARDED, 2, mean_of_shards, "each the mean of 2 shards' values",
+     "averaged over ranks that hold different parts", NULL, 0.0},
+    {EXTRA, WHOLE, 2, parts_of_a_sum, "the copies differ from each other", "missing all-reduce over tp", NULL, 0.0},
+    /* Along a dimension that the mesh has, whatever else such parts may be of. */
+    {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over pp: ", "pp", 0.0},
+    {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over dp: ", "dp", 0.0},
+    {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over dp: ", "dp_shard", 0.0},
+    {"transformer.h.0.attn.c_attn.weight:grad", PACKED, 2, zeros_in_second_box, "rows 12..15", "zero", NULL, 0.0},
+    {"transformer.h.0.attn.c_attn.weight:grad", PACKED, 2, zeros_in_second_box, "on rank 1 only", "rank 1", NULL, 0.0},
+    {UP, SHARDED, 4, shard_of_next, "on all 4 ranks", "shards in rotated order", NULL, 0.0},
+    {UP ":grad", SHARDED, 4, rounded, "", "rounding", NULL, 0.0},
+};
 
-static void run_begin(run *r, const char *name, int ranks)
+/* The file of one rank of case k. */
+static void write_rank(size_t k, int rank)
 {
-    *r = (run){.name = name, .shape = {ROWS, COLS}, .ranks = ranks};
-    for (size_t i = 0; i < COUNT; i++)
-        r->reference[i] = noise(i);
-}
-
-/* The reference's values to where the layouts have them. */
-static void run_fill(run *r)
-{
-    for (int rank = 0; rank < r->ranks; rank++) {
-        const ar_layout *o = &r->layout[rank];
-        const size_t local[2] = {ar_layout_local(o, 0), ar_layout_local(o, 1)};
-        cr_assert_ok(ar_tensor_view(&r->view[rank], AR_F32, 2, local, (ar_buf){r->local[rank]}));
-        for (size_t b = 0; b < o->nbox; b++) {
-            const ar_box *box = &o->box[b];
-            for (size_t i = 0; i < box->extent[0]; i++) {
-                for (size_t k = 0; k < box->extent[1]; k++)
-                    r->local[rank][(box->local[0] + i) * local[1] + box->local[1] + k] =
-                        r->reference[(box->global[0] + i) * COLS + box->global[1] + k];
-            }
+    static const size_t shape[] = {ROWS, COLS}, blocks[] = {8, 8, 8};
+    const int n = cases[k].ranks;
+    float local[COUNT];
+    ar_layout o;
+    ar_tensor view;
+    cr_assert_ok(cases[k].how == SHARDED ? ar_layout_shard(&o, 2, shape, 0, rank, n)
+                 : cases[k].how == WHOLE ? ar_layout_replicate(&o, 2, shape, rank, n)
+                                         : ar_layout_packed(&o, 2, shape, 0, blocks, 3, rank, n));
+    for (size_t b = 0; b < o.nbox; b++) {
+        for (size_t i = 0; i < o.box[b].extent[0] * COLS; i++) {
+            const size_t at = o.box[b].global[0] * COLS + i;
+            local[o.box[b].local[0] * COLS + i] = cases[k].is(rank, at, noise(at));
         }
     }
-}
-
-static void run_write(run *r)
-{
-    for (int rank = 0; rank < r->ranks; rank++) {
-        ar_dump_place place = {
-            .rank = rank, .world = r->ranks, .mesh = {2, {{"dp", 1}, {"tp", r->ranks}}}, .at = {0, rank}};
-        if (r->along) {
-            place.mesh = (ar_mesh){1, {{"", r->ranks}}};
-            place.at[0] = rank;
-            snprintf(place.mesh.dim[0].name, sizeof place.mesh.dim[0].name, "%s", r->along);
-        }
-        const ar_dump_value v = {.name = r->name, .dtype = AR_F32, .local = &r->view[rank], .layout = &r->layout[rank]};
-        cr_assert_ok(ar_dump_write(folder, &place, &v, 1, NULL, 0));
+    const size_t own[] = {ar_layout_local(&o, 0), COLS};
+    cr_assert_ok(ar_tensor_view(&view, AR_F32, 2, own, (ar_buf){local}));
+    ar_dump_place place = {.rank = rank, .world = n, .mesh = {2, {{"dp", 1}, {"tp", n}}}, .at = {0, rank}};
+    if (cases[k].along) {
+        place.mesh = (ar_mesh){1, {{"", n}}};
+        place.at[0] = rank;
+        snprintf(place.mesh.dim[0].name, sizeof place.mesh.dim[0].name, "%s", cases[k].along);
     }
+    const ar_dump_value v = {.name = cases[k].name, .dtype = AR_F32, .local = &view, .layout = &o};
+    cr_assert_ok(ar_dump_write(folder, &place, &v, 1, NULL, 0));
 }
 
-/* Both texts contain what is expected. */
-static void expect_texts(run *r, const char *pattern, const char *hint)
+Test(explain_ranks, what_ranks_hold_is_named)
 {
-    char path[128];
-    OWNED(ar_dump_close) ar_dump *reference = NULL, *other = NULL;
-    const ar_st_tensor t = {.name = r->name, .dtype = AR_F32, .ndim = 2, .shape = {ROWS, COLS}, .data = r->reference};
-    run_write(r);
-    cr_assert_ok(ar_dump_open(&other, folder, NULL));
-    snprintf(path, sizeof path, "%s-reference.safetensors", folder);
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
-    cr_assert_ok(ar_dump_open(&reference, path, NULL));
-    ar_verify_row row = {.name = r->name};
-    const ari_explain_case c = {.reference = reference, .other = other, .rtol = r->rtol};
-    const ar_dump_tensor *a = ar_dump_find(reference, r->name), *b = ar_dump_find(other, r->name);
-    cr_assert(a && b);
-    cr_assert_ok(ari_explain(&row, a, b, &c));
-    cr_expect(strstr(row.pattern, pattern) && strstr(row.hint, hint), "expected '%s', '%s'\n  pattern %s\n  hint    %s",
-              pattern, hint, row.pattern, row.hint);
-    unlink(path);
-}
-
-static void shard_rows(run *r)
-{
-    for (int rank = 0; rank < r->ranks; rank++)
-        cr_assert_ok(ar_layout_shard(&r->layout[rank], 2, r->shape, 0, rank, r->ranks));
-    run_fill(r);
-}
-
-static void replicate(run *r)
-{
-    for (int rank = 0; rank < r->ranks; rank++)
-        cr_assert_ok(ar_layout_replicate(&r->layout[rank], 2, r->shape, rank, r->ranks));
-    run_fill(r);
-}
-
-Test(explain_ranks, one_rank_s_factor_is_that_rank_s)
-{
-    run r;
-    run_begin(&r, "model.layers.0.mlp.up_proj.weight:grad", 4);
-    shard_rows(&r);
-    for (size_t i = 0; i < COUNT / 4; i++)
-        r.local[2][i] *= 4.0f;
-    expect_texts(&r, "on rank 2 only", "4");
-}
-
-/* What each of two ranks holds alike was reduced, whatever its size. */
-Test(explain_ranks, equal_copies_lack_no_reduction)
-{
-    run r;
-    run_begin(&r, "model.layers.0.mlp.extra.weight:grad", 2);
-    replicate(&r);
-    r.rtol = 0.02;
-    for (size_t i = 0; i < COUNT; i++)
-        r.local[0][i] = r.local[1][i] = 0.5f * r.reference[i] * (1.0f + 2e-3f * noise(i + 7000));
-    expect_texts(&r, "whose copies are equal", "divided by 2 once more");
-}
-
-Test(explain_ranks, shards_that_were_averaged_are_of_the_wrong_group)
-{
-    run r;
-    run_begin(&r, "model.layers.0.mlp.up_proj.weight:grad", 2);
-    shard_rows(&r);
-    for (size_t i = 0; i < COUNT / 2; i++)
-        r.local[0][i] = r.local[1][i] = 0.5f * (r.reference[i] + r.reference[i + COUNT / 2]);
-    expect_texts(&r, "each the mean of 2 shards' values", "averaged over ranks that hold different parts");
-}
-
-Test(explain_ranks, parts_that_add_up_lack_an_all_reduce)
-{
-    run r;
-    run_begin(&r, "model.layers.0.mlp.extra.weight:grad", 2);
-    replicate(&r);
-    for (size_t i = 0; i < COUNT; i++) {
-        r.local[0][i] = 0.3f * noise(i + 7000);
-        r.local[1][i] = r.reference[i] - r.local[0][i];
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const char *name = cases[k].name;
+        char path[128];
+        float values[COUNT];
+        OWNED(ar_dump_close) ar_dump *reference = NULL, *other = NULL;
+        for (size_t i = 0; i < COUNT; i++)
+            values[i] = noise(i);
+        for (int rank = 0; rank < cases[k].ranks; rank++)
+            write_rank(k, rank);
+        const ar_st_tensor t = {.name = name, .dtype = AR_F32, .ndim = 2, .shape = {ROWS, COLS}, .data = values};
+        snprintf(path, sizeof path, "%s-reference.safetensors", folder);
+        cr_assert_ok(ar_dump_open(&other, folder, NULL));
+        cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+        cr_assert_ok(ar_dump_open(&reference, path, NULL));
+        ar_verify_row row = {.name = name};
+        const ari_explain_case c = {.reference = reference, .other = other, .rtol = cases[k].rtol};
+        cr_assert_ok(ari_explain(&row, ar_dump_find(reference, name), ar_dump_find(other, name), &c));
+        cr_expect(strstr(row.pattern, cases[k].pattern) && strstr(row.hint, cases[k].hint),
+                  "case %zu: expected '%s', '%s'\n  pattern %s\n  hint    %s", k, cases[k].pattern, cases[k].hint,
+                  row.pattern, row.hint);
+        unlink(path);
+        folder_end();
+        folder_begin();
     }
-    expect_texts(&r, "the copies differ from each other", "missing all-reduce over tp");
-}
-
-/* Along a dimension that the mesh has, whatever else such parts may be of. */
-Test(explain_ranks, parts_of_stages_are_reduced_over_pp)
-{
-    static const char *const along[] = {"pp", "dp", "dp_shard"}, *const said[] = {
-                                                                     "over pp: ", "over dp: ", "over dp: "};
-    for (size_t k = 0; k < sizeof along / sizeof *along; k++) {
-        run r;
-        run_begin(&r, "model.embed_tokens.weight:grad", 2);
-        r.along = along[k];
-        replicate(&r);
-        for (size_t i = 0; i < COUNT; i++) {
-            r.local[0][i] = 0.3f * noise(i + 7000);
-            r.local[1][i] = r.reference[i] - r.local[0][i];
-        }
-        expect_texts(&r, "the copies differ from each other", said[k]);
-    }
-}
-
-Test(explain_ranks, a_packed_part_is_found_in_its_boxes)
-{
-    run r;
-    run_begin(&r, "transformer.h.0.attn.c_attn.weight:grad", 2);
-    for (int rank = 0; rank < 2; rank++)
-        cr_assert_ok(ar_layout_packed(&r.layout[rank], 2, r.shape, 0, (const size_t[]){8, 8, 8}, 3, rank, 2));
-    run_fill(&r);
-    /* Rank 1 holds rows 4..7, 12..15, 20..23; its second box is wrong. */
-    for (size_t i = 4 * COLS; i < 8 * COLS; i++)
-        r.local[1][i] = 0.0f;
-    expect_texts(&r, "rows 12..15", "zero");
-    expect_texts(&r, "on rank 1 only", "rank 1");
-}
-
-Test(explain_ranks, shards_at_each_other_s_place_are_seen_beside_rounding)
-{
-    run r;
-    run_begin(&r, "model.layers.0.mlp.up_proj.weight", 4);
-    shard_rows(&r);
-    for (int rank = 0; rank < 4; rank++) {
-        for (size_t i = 0; i < COUNT / 4; i++)
-            r.local[rank][i] = r.reference[(size_t)((rank + 1) % 4) * (COUNT / 4) + i] + 2e-6f * noise(i + 99);
-    }
-    expect_texts(&r, "on all 4 ranks", "shards in rotated order");
-}
-
-Test(explain_ranks, rounding_on_ranks_is_rounding)
-{
-    run r;
-    run_begin(&r, "model.layers.0.mlp.up_proj.weight:grad", 4);
-    shard_rows(&r);
-    for (int rank = 0; rank < 4; rank++) {
-        for (size_t i = 0; i < COUNT / 4; i++)
-            r.local[rank][i] += 2e-6f * noise(i + 99);
-    }
-    expect_texts(&r, "", "rounding");
 }
 
 /* The last two ranks of four have the tensor: its first part is not rank 0's. */

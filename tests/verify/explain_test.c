@@ -122,8 +122,8 @@ CLAIM(every_corruption_is_named_and_located)
     }
 }
 
-/* What would be a mistake of ranks is none of theirs where the other run is known to be of one, and where that is nearly
- * the same mistake no word is of several. */
+/* What would be a mistake of ranks is none of theirs where the other run is known to be of one, and no word of a plain
+ * factor or part is of several. */
 CLAIM(nothing_over_ranks_is_said_of_one)
 {
     static const char *const over_ranks[] = {"missing_all_reduce", "part_of_one_rank", "loss_of_all_vocabularies"};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of two dumps that was computed with one mistake is named by computing it again, shapes that few models have
- * included: part of each head is turned, windows, documents that share a row, sinks, capped scores, a ring; where an input
- * is missing or wrong, or there are two mistakes, there is no such answer. Attention is computed here by plain loops. */
+ * included: part of each head is turned, windows, documents that share a row, sinks, capped scores, a ring. Where an
+ * input is missing or wrong, or there are two mistakes, there is no such answer. Attention is computed here by plain
+ * loops. */
 #include "support/together.h"
 #include "tests/verify/two_dumps.h"
 

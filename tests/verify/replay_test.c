@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A module of two dumps that was computed with one mistake is named by computing it again. The modules are computed here by
- * plain loops; replay_attention_test.c has attention. */
+/* A module of two dumps that was computed with one mistake is named by computing it again. The modules are computed here
+ * by plain loops; replay_attention_test.c has attention. */
 #include "support/together.h"
 #include "tests/verify/two_dumps.h"
 

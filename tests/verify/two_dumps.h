@@ -99,6 +99,20 @@ static inline ar_verify_row look(made *m, ari_explain_case c)
     return row;
 }
 
+/* The report on both dumps, which is the caller's. */
+static inline ar_verify_report *judge(made *m, ar_verify_options o)
+{
+    const two_files f = two_files_make();
+    ar_verify_report *r = NULL;
+    made_write(m, &f);
+    o.reference = f.reference;
+    o.other = f.other;
+    cr_assert_ok(ar_verify(&r, &o));
+    two_files_remove(&f);
+    made_free(m);
+    return r;
+}
+
 /* The cause, or another one where a ! precedes it, and words of the hint, which may be NULL; number: which case it is. */
 static inline void expect_row(const ar_verify_row *row, const char *cause, const char *words, size_t number)
 {
@@ -132,6 +146,20 @@ static inline void multiply(float *out, const float *w, const double *x, size_t 
             sum += x[k] * (double)w[i * ins + k];
         out[i] = (float)sum;
     }
+}
+
+/* The cause of the first difference in such a report. */
+static inline void expect_first(made *m, ar_verify_options o, const char *cause, const char *words, size_t number)
+{
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = judge(m, o);
+    cr_assert(!r->same, "case %zu: expected %s", number, cause);
+    expect_row(&r->row[r->first], cause, words, number);
+}
+
+/* A vector of both dumps, of this data each. */
+static inline void put_vectors(made *m, const char *name, size_t n, const float *reference, const float *other)
+{
+    put_pair(m, vector_of(name, AR_F32, n, NULL), reference, other);
 }
 
 /* --- ids ---------------------------------------------------------------------------------------------------------- */
