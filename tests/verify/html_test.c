@@ -52,15 +52,18 @@ static void fill(ar_verify_report *r, ar_verify_row *row)
                             .mesh = {1, {{"tp", 4}}}};
 }
 
-static char *written(const ar_verify_report *r)
+static char *written(void)
 {
+    ar_verify_report r;
+    ar_verify_row row[ROWS];
+    fill(&r, row);
     char path[] = "/tmp/anyrank-report-XXXXXX";
     const int fd = mkstemp(path);
     unsigned char *text = NULL;
     size_t length = 0;
     cr_assert(fd >= 0);
     close(fd);
-    cr_assert_ok(ar_verify_html(r, path));
+    cr_assert_ok(ar_verify_html(&r, path));
     cr_assert_ok(ari_file_read(&text, &length, path, (size_t)1 << 24));
     unlink(path);
     return (char *)text;
@@ -82,10 +85,7 @@ static json_t *data_of(const char *page)
 
 Test(html, page_holds_the_report_as_json)
 {
-    ar_verify_report r;
-    ar_verify_row row[ROWS];
-    fill(&r, row);
-    OWNED(free) char *page = written(&r);
+    OWNED(free) char *page = written();
     json_t *data = data_of(page);
     const json_t *rows = json_object_get(data, "rows"), *first = json_array_get(rows, 0);
     cr_assert_eq(json_array_size(rows), ROWS);
@@ -103,10 +103,7 @@ Test(html, page_holds_the_report_as_json)
 
 Test(html, names_of_others_cannot_leave_the_data)
 {
-    ar_verify_report r;
-    ar_verify_row row[ROWS];
-    fill(&r, row);
-    OWNED(free) char *page = written(&r);
+    OWNED(free) char *page = written();
     cr_assert_null(strstr(page, "<script>alert(1)"));
     json_t *data = data_of(page);
     const json_t *rows = json_object_get(data, "rows");
@@ -118,10 +115,7 @@ Test(html, names_of_others_cannot_leave_the_data)
 
 Test(html, page_asks_for_nothing_from_the_network)
 {
-    ar_verify_report r;
-    ar_verify_row row[ROWS];
-    fill(&r, row);
-    OWNED(free) char *page = written(&r);
+    OWNED(free) char *page = written();
     cr_assert_not_null(strstr(page, "default-src 'none'"));
     cr_assert_null(strstr(page, "http:"));
     cr_assert_null(strstr(page, "https:"));

@@ -101,6 +101,11 @@ VALUE(last_off, i + 1 == w->count ? x + 0.25f : x)
 #define UPDATED \
     BESIDE("model.norm.weight:new", "model.norm.weight:grad", gradient), .before = weight_before, KNOWN(.step = 1)
 
+#define BLOCK(name) name, 'f', WHOLE(2, 2, 8, 16), other
+#define ATTENTION PROBS, 'f', SHARDED(2, 1, 2, 4, 8, 8), softmax_of, OF(softmax), BESIDE(PROBS ":fwd", "other", NULL)
+#define LOSS "loss", 'f', ONE_VALUE(2)
+#define TOKENS OF(loss), KNOWN(.batch = 4, .seq = 24)
+
 static const trace traces[] = {
     {"copies of ranks that are another module's", GATE, 'f', SHARDED(2, 2, 2, 8, 16), other, CAUSE("other_module"),
      BESIDE(GATE ":fwd", "model.layers.0.mlp.up_proj:fwd", other)},
@@ -110,37 +115,31 @@ static const trace traces[] = {
      BESIDE(GATE ":fwd", "model.layers.0.mlp.up_proj:fwd", other)},
     {"a layer's gradient without its residual", LAYER, 'b', WHOLE(2, 2, 8, 16), other, CAUSE("residual"),
      BESIDE(LAYER ":bwd", LAYER ".input_layernorm:bwd", other)},
-    {"a layer's output without its residual", LAYER, 'f', WHOLE(2, 2, 8, 16), other, CAUSE("residual"),
+    {"a layer's output without its residual", BLOCK(LAYER), CAUSE("residual"),
      BESIDE(LAYER ":fwd", LAYER ".mlp.down_proj:fwd", other)},
-    {"a layer's output that is its attention's", LAYER, 'f', WHOLE(2, 2, 8, 16), other, CAUSE("other_module"),
+    {"a layer's output that is its attention's", BLOCK(LAYER), CAUSE("other_module"),
      BESIDE(LAYER ":fwd", LAYER ".self_attn.o_proj:fwd", other)},
-    {"a layer's output that is another layer's", LAYER, 'f', WHOLE(2, 2, 8, 16), other, CAUSE("other_tensor"),
+    {"a layer's output that is another layer's", BLOCK(LAYER), CAUSE("other_tensor"),
      BESIDE(LAYER ":fwd", "model.layers.0.mlp.down_proj:fwd", other)},
-    {"the value of the step before", LAYER ".mlp", 'f', WHOLE(2, 2, 8, 16), other, CAUSE("stale_value"),
+    {"the value of the step before", BLOCK(LAYER ".mlp"), CAUSE("stale_value"),
      BESIDE(LAYER ".mlp:fwd@2", LAYER ".mlp:fwd", other)},
-    {"the value of the other pass", LAYER ".mlp", 'f', WHOLE(2, 2, 8, 16), other, CAUSE("other_point_of_step"),
+    {"the value of the other pass", BLOCK(LAYER ".mlp"), CAUSE("other_point_of_step"),
      BESIDE(LAYER ".mlp:fwd", LAYER ".mlp:bwd", other)},
     {"values before dropout at zeros of both", DROPOUT, 'f', WHOLE(2, 2, 8, 16), dropped_without_scale, OF(dropped),
      CAUSE("dropout_without_scale"), BESIDE(DROPOUT ":fwd", "transformer.h.0.mlp.c_proj:fwd", other)},
-    {"values before dropout", DROPOUT, 'f', WHOLE(2, 2, 8, 16), other, OF(dropped), CAUSE("other_module"),
+    {"values before dropout", BLOCK(DROPOUT), OF(dropped), CAUSE("other_module"),
      BESIDE(DROPOUT ":fwd", "transformer.h.0.mlp.c_proj:fwd", other)},
     {"SGD by half its rate", NORM, by_half, OF(by_sgd), CAUSE("update_scaled"), UPDATED},
     {"Adam of a larger epsilon", NORM, by_adam_of_large_eps, OF(by_adam), CAUSE("adam_eps"), UPDATED},
     {"Adam of a smaller epsilon", NORM, by_adam, OF(by_adam_of_large_eps), CAUSE("adam_eps"), UPDATED},
     {"Adam of another rate", NORM, by_slower_adam, OF(by_adam), CAUSE("update_scaled"), UPDATED},
     {"Adam upwards", NORM, by_adam_upwards, OF(by_adam), CAUSE("update_sign"), UPDATED},
-    {"half the scale", PROBS, 'f', SHARDED(2, 1, 2, 4, 8, 8), softmax_of, BY(0.5f, 8), OF(softmax),
-     CAUSE("softmax_scale"), BESIDE(PROBS ":fwd", "other", NULL)},
-    {"three times the scale", PROBS, 'f', SHARDED(2, 1, 2, 4, 8, 8), softmax_of, BY(3, 8), OF(softmax),
-     CAUSE("softmax_scale"), BESIDE(PROBS ":fwd", "other", NULL)},
-    {"a window of four keys", PROBS, 'f', SHARDED(2, 1, 2, 4, 8, 8), softmax_of, BY(1, 4), OF(softmax),
-     CAUSE("attention_window"), BESIDE(PROBS ":fwd", "other", NULL)},
-    {"a loss over all tokens", "loss", 'f', ONE_VALUE(2), loss_by_96, OF(loss), CAUSE("divisor_of_other_count"),
-     KNOWN(.batch = 4, .seq = 24)},
-    {"a loss over fewer tokens", "loss", 'f', ONE_VALUE(2), loss_by_71, OF(loss), CAUSE("divisor_of_other_count"),
-     KNOWN(.batch = 4, .seq = 24)},
-    {"a loss over no number of tokens", "loss", 'f', ONE_VALUE(2), loss_off, OF(loss), CAUSE("target_logit"),
-     KNOWN(.batch = 4, .seq = 24)},
+    {"half the scale", ATTENTION, BY(0.5f, 8), CAUSE("softmax_scale")},
+    {"three times the scale", ATTENTION, BY(3, 8), CAUSE("softmax_scale")},
+    {"a window of four keys", ATTENTION, BY(1, 4), CAUSE("attention_window")},
+    {"a loss over all tokens", LOSS, loss_by_96, TOKENS, CAUSE("divisor_of_other_count")},
+    {"a loss over fewer tokens", LOSS, loss_by_71, TOKENS, CAUSE("divisor_of_other_count")},
+    {"a loss over no number of tokens", LOSS, loss_off, TOKENS, CAUSE("target_logit")},
     {"the last element alone is not an id of nobody", "model.embed_tokens.weight", 'n', WHOLE(2, 33, 16), last_off,
      CAUSE("few_elements"), BESIDE("model.embed_tokens.weight:new", "other", NULL)},
 };

@@ -89,10 +89,16 @@ VALUE(of_next, from_index(w, i, 1, (token(w, i) + 4) % 16))
 #define Q "model.layers.1.self_attn.q_proj.weight"
 #define QKV "model.layers.1.self_attn.qkv_proj.weight"
 #define TOKENS WHOLE(1, 2, 24, 8), chunks
-#define TOKENS_FIRST KNOWN(.batch = 2, .seq = 24)
 #define CONSECUTIVE BY(0)
 #define IN_ZIGZAG BY(1)
 #define OWN_EXCHANGED BY(2)
+
+#define ON_4 MLP, 'f', CP_MESH(1, 4, false, 1, -1, 2, 16, 8)
+#define BESIDE_TP MLP, 'f', CP_MESH(1, 4, false, 2, -1, 2, 16, 8)
+#define SAMPLES_OF_4 MLP, 'f', MESH(4, 1, -1, 4, 12, 8)
+#define ONE_SAMPLE MLP, 'f', WHOLE(1, 2, 24, 8), chunks_of_sample_1
+#define TOKENS_FIRST(which) MLP, 'f', WHOLE(1, 24, 2, 8), which, KNOWN(.batch = 2, .seq = 24)
+#define HEADS(name, which) name, 'g', WHOLE(1, 48, 16), which, CAUSE("rope_pairing")
 
 static float drawn_anew(const world *w, int r, size_t i, float x)
 {
@@ -115,49 +121,40 @@ static const trace traces[] = {
      HINT("within 1 of 2 times 12 tokens")},
     {"each second chunk is the first", MLP, 'f', TOKENS, BY(8, 22, 4466), CAUSE("shard_repeated"),
      HINT(": 0, 0, 2, 2, 4, 4, 6, 6"), NO("shifted")},
-    {"a zigzag in one sample", MLP, 'f', WHOLE(1, 2, 24, 8), chunks_of_sample_1, BY(4, 312), CAUSE("zigzag_order")},
-    {"chunks dealt out in one sample", MLP, 'f', WHOLE(1, 2, 24, 8), chunks_of_sample_1, BY(8, 415, 2637),
-     CAUSE("tokens_dealt_out"), NO("[ranks, b, s/N]")},
-    {"pairs of one head", Q, 'g', WHOLE(1, 48, 16), pairs_of_one_head, CAUSE("rope_pairing"),
-     HINT("within 1 of 6 times 8 rows")},
-    {"pairs of two heads", Q, 'g', WHOLE(1, 48, 16), pairs_of_two_heads, CAUSE("rope_pairing"),
-     HINT("within 2 of 6 times 8 rows")},
-    {"pairs of q and k", QKV, 'g', WHOLE(1, 48, 16), pairs_of_q_and_k, CAUSE("rope_pairing"),
-     HINT("within 4 of 6 times 8 rows")},
-    {"tokens first in a zigzag", MLP, 'f', WHOLE(1, 24, 2, 8), chunks, BY(4, 312, 0, 1), CAUSE("zigzag_order"),
-     TOKENS_FIRST},
-    {"tokens first in rotated blocks", MLP, 'f', WHOLE(1, 24, 2, 8), chunks, BY(4, 1230, 0, 1),
-     CAUSE("token_blocks_rotated"), TOKENS_FIRST},
-    {"tokens first dealt out", MLP, 'f', WHOLE(1, 24, 2, 8), dealt_to_4, CAUSE("tokens_dealt_out"), TOKENS_FIRST},
+    {"a zigzag in one sample", ONE_SAMPLE, BY(4, 312), CAUSE("zigzag_order")},
+    {"chunks dealt out in one sample", ONE_SAMPLE, BY(8, 415, 2637), CAUSE("tokens_dealt_out"), NO("[ranks, b, s/N]")},
+    {"pairs of one head", HEADS(Q, pairs_of_one_head), HINT("within 1 of 6 times 8 rows")},
+    {"pairs of two heads", HEADS(Q, pairs_of_two_heads), HINT("within 2 of 6 times 8 rows")},
+    {"pairs of q and k", HEADS(QKV, pairs_of_q_and_k), HINT("within 4 of 6 times 8 rows")},
+    {"tokens first in a zigzag", TOKENS_FIRST(chunks), BY(4, 312, 0, 1), CAUSE("zigzag_order")},
+    {"tokens first in rotated blocks", TOKENS_FIRST(chunks), BY(4, 1230, 0, 1), CAUSE("token_blocks_rotated")},
+    {"tokens first dealt out", TOKENS_FIRST(dealt_to_4), CAUSE("tokens_dealt_out")},
     {"samples dealt out", MLP, 'f', WHOLE(1, 24, 2, 8), dealt_to_4, CAUSE("samples_dealt_out")},
     {"consecutive chunks on a zigzag's ranks", MLP, 'f', CP_MESH(1, 2, true, 1, -1, 2, 16, 8), other_chunks,
      CONSECUTIVE, CAUSE("zigzag_order"), HINT("of 2 context-parallel ranks")},
     {"consecutive chunks beside tp and dp", MLP, 'f', CP_MESH(2, 4, true, 2, -1, 2, 16, 8), other_chunks, CONSECUTIVE,
      CAUSE("zigzag_order")},
-    {"a zigzag's chunks on ranks of consecutive ones", MLP, 'f', CP_MESH(1, 4, false, 1, -1, 2, 16, 8), other_chunks,
-     IN_ZIGZAG, CAUSE("zigzag_order"), AMONG(MLP ":fwd")},
+    {"a zigzag's chunks on ranks of consecutive ones", ON_4, other_chunks, IN_ZIGZAG, CAUSE("zigzag_order"),
+     AMONG(MLP ":fwd")},
     {"a rank's chunks in each other's place", MLP, 'f', CP_MESH(1, 4, true, 1, -1, 2, 16, 8), other_chunks,
      OWN_EXCHANGED, CAUSE("zigzag_order"), NO("packed")},
-    {"neighbours' tokens", MLP, 'f', CP_MESH(1, 4, false, 2, -1, 2, 16, 8), of_neighbour, CAUSE("shards_misplaced"),
-     HINT("rank 0 has rank 2's")},
-    {"the next rank's tokens", MLP, 'f', CP_MESH(1, 4, false, 1, -1, 2, 16, 8), of_next, CAUSE("shards_rotated"),
-     HINT("rank r + 1 mod 4: ")},
-    {"the next rank's tokens beside tp", MLP, 'f', CP_MESH(1, 4, false, 2, -1, 2, 16, 8), of_next,
-     CAUSE("shards_rotated"), HINT("rank r + 1 mod 4 along cp")},
+    {"neighbours' tokens", BESIDE_TP, of_neighbour, CAUSE("shards_misplaced"), HINT("rank 0 has rank 2's")},
+    {"the next rank's tokens", ON_4, of_next, CAUSE("shards_rotated"), HINT("rank r + 1 mod 4: ")},
+    {"the next rank's tokens beside tp", BESIDE_TP, of_next, CAUSE("shards_rotated"),
+     HINT("rank r + 1 mod 4 along cp")},
     {"the next rank's tokens beside dp", MLP, 'f', CP_MESH(2, 4, false, 1, -1, 2, 16, 8), of_next,
      CAUSE("shards_rotated"), HINT("rank r + 1 mod 4 along cp")},
     {"the first rank's tokens on all beside tp", MLP, 'f', CP_MESH(2, 4, false, 2, -1, 2, 16, 8), of_first,
      CAUSE("one_shard_on_all_ranks"), HINT("one shard along cp")},
-    {"another rank's tokens on one rank", MLP, 'f', CP_MESH(1, 4, false, 1, -1, 2, 16, 8), one_of_third,
-     CAUSE("shard_repeated"), HINT("rank 0 has rank 2's"), NO("every rank")},
-    {"another rank's samples on one rank", MLP, 'f', MESH(4, 1, -1, 4, 12, 8), sample_of_next, CAUSE("same_samples"),
+    {"another rank's tokens on one rank", ON_4, one_of_third, CAUSE("shard_repeated"), HINT("rank 0 has rank 2's"),
+     NO("every rank")},
+    {"another rank's samples on one rank", SAMPLES_OF_4, sample_of_next, CAUSE("same_samples"),
      HINT("rank 2 has rank 3's"), NO("rank 1")},
     {"samples drawn by each rank anew", "model.embed_tokens", 'f', WHOLE(1, 6, 4, 8), drawn_anew, CAUSE("batch_order"),
      HINT("of 6 moved: 5, 0, 1, 1, 4, 3")},
     {"rows of a batch that is no longer one", MLP, 'f', WHOLE(1, 6, 4, 8), drawn_anew, NO("batch")},
-    {"samples of two ranks exchanged", MLP, 'f', MESH(4, 1, -1, 4, 12, 8), samples_exchanged, CAUSE("batch_order")},
-    {"the next rank's samples", MLP, 'f', MESH(4, 1, -1, 4, 12, 8), shard_of_next, CAUSE("batch_order"),
-     HINT("rank r + 1 mod 4")},
+    {"samples of two ranks exchanged", SAMPLES_OF_4, samples_exchanged, CAUSE("batch_order")},
+    {"the next rank's samples", SAMPLES_OF_4, shard_of_next, CAUSE("batch_order"), HINT("rank r + 1 mod 4")},
     {"the next shards of weights, with copies", Q, 'i', MESH(2, 4, 0, 48, 16), shard_of_next, CAUSE("shards_rotated"),
      HINT("rank r + 1 mod 4 along tp")},
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A module of two dumps that was computed with one mistake is named by computing it again. The modules are computed here
- * by plain loops; replay_attention_test.c has attention. */
+/* A module of two dumps that was computed with one mistake is named by computing it again. The modules are computed
+ * here by plain loops; replay_attention_test.c has attention. */
 #include "support/together.h"
 #include "tests/verify/two_dumps.h"
 
@@ -161,8 +161,7 @@ CLAIM(a_norm_of_another_statistic_or_place_is_named)
     }
 }
 
-/* What a norm of a sum of two tensors makes of them where one is the embedding's output, and the layer's own sum of both
- * and a third. */
+/* A norm of a sum of two tensors, one of which is the embedding's output, and the layer's own sum of both and a third. */
 CLAIM(numbers_of_the_terms_of_a_sum_are_told_apart)
 {
     static const struct {

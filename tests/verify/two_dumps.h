@@ -35,10 +35,10 @@ static inline float *data_of(const made *m, int side, size_t i)
 static inline void put_pair(made *m, ar_st_tensor t, const void *reference, const void *other)
 {
     const void *from[] = {reference, other};
-    const size_t count = count_of(&t), bytes = count * ar_dtype_bytes(t.dtype);
+    const size_t count = count_of(&t), bytes = (count * ar_dtype_bits(t.dtype) + 7) / 8;
     cr_assert_lt(m->n, MOST);
     for (int k = 0; k < 2; k++) {
-        float *data = malloc(bytes);
+        float *data = malloc(bytes + 1);
         cr_assert_not_null(data);
         if (from[k])
             memcpy(data, from[k], bytes);
@@ -113,7 +113,7 @@ static inline ar_verify_report *judge(made *m, ar_verify_options o)
     return r;
 }
 
-/* The cause, or another one where a ! precedes it, and words of the hint, which may be NULL; number: which case it is. */
+/* The cause, or another one where a ! precedes it, and words of the hint, which may be NULL; number: the case. */
 static inline void expect_row(const ar_verify_row *row, const char *cause, const char *words, size_t number)
 {
     const bool not = cause[0] == '!';
@@ -154,6 +154,15 @@ static inline void expect_first(made *m, ar_verify_options o, const char *cause,
     OWNED(ar_verify_report_destroy) ar_verify_report *r = judge(m, o);
     cr_assert(!r->same, "case %zu: expected %s", number, cause);
     expect_row(&r->row[r->first], cause, words, number);
+}
+
+/* The report on one vector against another by `o`. */
+static inline ar_verify_report *verify_vectors(ar_verify_options o, ar_dtype dtype, size_t n, const void *a,
+                                               const void *b)
+{
+    made m = {.n = 0};
+    put_pair(&m, vector_of("x", dtype, n, NULL), a, b);
+    return judge(&m, o);
 }
 
 /* A vector of both dumps, of this data each. */

@@ -230,7 +230,7 @@ Test(update, a_norm_of_gradients_that_differ_is_right)
     expect_row(&report->row[i], "norm_of_own_gradients", NULL, 0);
 }
 
-/* Adam makes a step of lr of any gradient: of rounding, either way. A weight whose gradient is right is not let pass. */
+/* Adam makes a step of lr of any gradient: of rounding, either way. One off by a gradient that is right is different. */
 Test(update, steps_of_rounding_are_let_pass)
 {
     run a = before_step(1.0), b = before_step(-1.0);

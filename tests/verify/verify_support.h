@@ -45,21 +45,4 @@ static inline ar_st_tensor vector_of(const char *name, ar_dtype dtype, size_t n,
     return (ar_st_tensor){.name = name, .dtype = dtype, .ndim = 1, .shape = {n}, .data = data};
 }
 
-/* One vector against another by `o`, whose paths are set here. The report is the caller's; NULL after an error. */
-static inline ar_verify_report *verify_vectors(ar_verify_options o, ar_dtype dtype, size_t n, const void *a,
-                                               const void *b)
-{
-    const two_files f = two_files_make();
-    const ar_st_tensor reference = vector_of("x", dtype, n, a), other = vector_of("x", dtype, n, b);
-    ar_verify_report *r = NULL;
-    write_tensors(f.reference, &reference, 1);
-    write_tensors(f.other, &other, 1);
-    o.reference = f.reference;
-    o.other = f.other;
-    if (ar_verify(&r, &o) != AR_OK)
-        r = NULL;
-    two_files_remove(&f);
-    return r;
-}
-
 #endif
