@@ -393,7 +393,8 @@ class Check(CommandTest):
         self.assertIn("dropout 0.5", given.out)
 
     def test_a_wrong_prediction_is_a_result_of_its_own(self):
-        fault = ("check", "--inject", "qkv_gathered_three_times", "--steps", "1", "--skip-f64")
+        fault = ("check", self.config(), "--tp", "2", "--sp", *SMALL[:-1], "--steps", "1", "--inject",
+                 "qkv_gathered_three_times")
         done = self.passes(*fault)
         self.assertRegex(done.out, r"\n  tp=2 sp: bits equal; prediction wrong: [\d,]+ bytes were moved between ranks, the ")
         self.assertRegex(done.out, r"\nhash of .*\ncheck: bits equal; prediction wrong in 1 of 1 run\n$")

@@ -75,14 +75,14 @@ class EdgesTest(command.Case):
         self.assertIn(b"--sweep", done.stderr)
 
     def test_a_given_order_of_the_mlp_stands_beside_a_fault(self):
-        done = run("check", "--inject", "column_dx_not_reduced", "--mlp-order", "row-column", "--batch", "1", "--seq", "4",
-                   "--skip-f64", "--strict-predictions", "--json", "-")
+        done = run("check", "--inject", "column_dx_not_reduced", "--mlp-order", "row-column", *SMALL[2:], "--steps", "0",
+                   "--json", "-")
         given = json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["predicted"]
-        done = run("check", "llama-demo", *SMALL, "--steps", "1", "--mlp-order", "row-column", "--json", "-")
+        done = run("check", "llama-demo", *SMALL, "--steps", "0", "--mlp-order", "row-column", "--json", "-")
         self.assertEqual(json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["predicted"], given)
 
     def test_a_fault_that_a_layout_leaves_no_room_for_changes_nothing(self):
-        done = run("check", "llama-demo", "--dp", "2", "--zero", "2", "--batch", "2", "--seq", "2", "--steps", "1",
+        done = run("check", GOLDEN, "--dp", "2", "--zero", "2", "--batch", "2", "--seq", "2", "--steps", "1",
                    "--skip-f64", "--inject", "comm_before_producer")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(b"it changed nothing here", done.stdout)

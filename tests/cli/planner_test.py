@@ -88,11 +88,12 @@ class PlannerTest(Case):
         self.refused("llama-3-8b", "--tp", 8, "--overlap", 2, says="--sp")
 
     def test_extents_that_are_given_are_fixed(self):
-        report = self.result(*SMALL, "--tp", 2, "--sp", "--zero", 1, "--recompute", "none", "--all", "--top", 0)
+        report = self.result(*SMALL, "--tp", 2, "--cp", 1, "--sp", "--zero", 1, "--recompute", "none", "--all",
+                             "--top", 0)
         legal = [one["layout"] for one in report["layouts"] if one["legal"]]
         self.assertTrue(legal)
         for layout in legal:
-            self.assertEqual((layout["tp"], layout["sp"], layout["zero"], layout["recompute"]), (2, True, 1, "none"))
+            self.assertEqual([layout[key] for key in ("tp", "cp", "sp", "zero", "recompute")], [2, 1, True, 1, "none"])
 
     def test_illegal_layouts_are_listed_on_request_with_the_reason(self):
         report = self.result("llama-3-8b", "--gpus", 3, "--batch", 6, "--all", "--top", 0)

@@ -370,7 +370,7 @@ static ar_status sum_ranks(ar_comm *c, void *arg)
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
     ar_status st = AR_OK;
     int64_t x[100];
-    for (int round = 0; round < 20 && st == AR_OK; round++) {
+    for (int round = 0; round < by_scale(4, 20, 20) && st == AR_OK; round++) {
         for (int i = 0; i < 100; i++)
             x[i] = (int64_t)r * 1000 + i + round;
         st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, 100, AR_I64, AR_SUM, "many");
@@ -386,6 +386,6 @@ Test(collectives, far_more_ranks_than_cores_complete)
         const ar_sim_options o = {.algorithm = algorithms[algorithm]};
         cr_assert_ok(ar_sim_run(64, &o, sum_ranks, sums, NULL));
         for (int r = 0; r < 64; r++)
-            cr_assert_eq(sums[r], 63 * 64 / 2 * 1000 + 64 * (99 + 19));
+            cr_assert_eq(sums[r], 63 * 64 / 2 * 1000 + 64 * (99 + by_scale(4, 20, 20) - 1));
     }
 }
