@@ -3,6 +3,7 @@
 #define TESTS_PROCESS_FORKED_H
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -174,6 +175,14 @@ static inline void forked_expect(const forked *f, int except, ar_status st, cons
     }
 }
 
+/* Those that were started one by one have ended, all with this status and these words. */
+static inline void forked_finish(forked *f, ar_status st, const char *words, const char *what)
+{
+    check(forked_wait(f, -1), what, "a process ended badly");
+    forked_expect(f, -1, st, words, what);
+    forked_end_all(f);
+}
+
 /* run(0), .., run(n - 1), each in its own process, all at the same time. Returns main's status. */
 static inline int forked_each(void (*run)(size_t i), size_t n)
 {
@@ -194,6 +203,16 @@ static inline int forked_each(void (*run)(size_t i), size_t n)
     }
     printf("%zu cases, %d failed\n", n, bad);
     return bad ? 1 : 0;
+}
+
+static inline int listen_at(uint32_t address, int port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(address)};
+    const int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    a.sin_port = htons((unsigned short)port);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    check(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 8) == 0, "a listener", strerror(errno));
+    return fd;
 }
 
 /* The first that listens there. */
