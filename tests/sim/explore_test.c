@@ -1,50 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <sched.h>
 
+#include "anyrank/sim.h"
 #include "ref/core/clock.h"
-#include "tests/sim/orderings.h"
-#include "tests/support/small.h"
 #include "tests/support/test.h"
 
-/* Schedules by seed: what differs between seeds, what does not between runs of one, and what is found. */
+/* Schedules by seed: what differs between seeds, and what does not between runs of one. explore_main.c has what is
+ * found by them. */
 #define MS ((uint64_t)1000000)
-
-/* --- mistakes that only some orders show -------------------------------------------------------------------------- */
-
-Test(explore, a_mistake_of_ordering_is_found_within_a_thousand_seeds_and_replays_from_its_seed)
-{
-    for (int i = 0; i < ORDERINGS; i++) {
-        const ordering *o = &orderings[i];
-        bool mended = false;
-        uint64_t failing = 0;
-        char line[80], message[4096];
-        cr_assert_eq(ar_sim_explore(ORDERING_RANKS, NULL, o->rank, &mended, NULL, 1, 1000, &failing), o->fails, "%s",
-                     o->name);
-        snprintf(message, sizeof message, "%s", ar_error_message());
-        snprintf(line, sizeof line, "\nschedule seed %llu replays this run", (unsigned long long)failing);
-        cr_assert_str_eq(message + strlen(message) - strlen(line), line);
-        ar_sim_schedule schedule, first = {0};
-        const ar_sim_options again = {.explore = true, .schedule_seed = failing, .schedule = &schedule};
-        for (int k = 0; k < 3; k++) {
-            cr_assert_eq(ar_sim_run(ORDERING_RANKS, &again, o->rank, &mended, NULL), o->fails);
-            cr_assert_str_eq(ar_error_message(), message);
-            first = k == 0 ? schedule : first;
-            cr_assert_eq(schedule.hash, first.hash);
-            cr_assert_eq(schedule.choices, first.choices);
-        }
-    }
-}
-
-Test(explore, without_the_mistake_every_seed_passes)
-{
-    for (int i = 0; i < ORDERINGS; i++) {
-        bool mended = true;
-        uint64_t failing = 0;
-        const uint64_t seeds = (uint64_t)by_scale(100, 100, 1000);
-        cr_assert_eq(ar_sim_explore(ORDERING_RANKS, NULL, orderings[i].rank, &mended, NULL, 1, seeds, &failing), AR_OK,
-                     "%s: %s", orderings[i].name, ar_error_message());
-    }
-}
 
 /* --- seeds and runs ----------------------------------------------------------------------------------------------- */
 

@@ -109,7 +109,7 @@ static int named_first(const char *line)
 /* Whether the rank waited in a collective itself, so that another one is to blame for its absence. */
 static bool waits_itself(const soak_world *w, const ar_sim_rank_report *reports, const char *list)
 {
-    for (int r = 0; r < w->n; r++) {
+    for (int r = 0; r < w->w.n; r++) {
         if (is_listed(list, r) && strchr(reports[r].current, '#'))
             return true;
     }
@@ -139,7 +139,7 @@ static bool fault_fits(const soak_world *w, const ar_sim_fault *f, ar_status st,
     case AR_SIM_CORRUPT:
     case AR_SIM_DROP:
     case AR_SIM_DUPLICATE:
-        return st == AR_ERR_DATA && w->o.verify_transfers &&
+        return st == AR_ERR_DATA && w->w.options.verify_transfers &&
                sscanf(line, "rank %d, transfer %llu from rank %d", &receiver, &transfer, &sender) == 3 &&
                (receiver == f->rank || sender == f->rank) &&
                transfer == f->transfer + (f->kind == AR_SIM_DUPLICATE ? 1 : 0);
@@ -154,10 +154,10 @@ static bool mistake_fits(const soak_world *w, ar_status st, const char *line, co
     if (w->mistake == NO_MISTAKE)
         return false;
     if (w->mistake == TOO_LATE)
-        return st == AR_ERR_TIMEOUT && timeout_fits(w, &(ar_sim_fault){.rank = w->mistaken}, line, reports);
+        return st == AR_ERR_TIMEOUT && timeout_fits(w, &(ar_sim_fault){.rank = w->w.mistaken}, line, reports);
     if (st == AR_ERR_MISMATCH && sscanf(line, "ranks %d and %d ", &a, &b) == 2)
-        return w->mistake > ABORT && (a == w->mistaken || b == w->mistaken);
-    if (named_first(line) != w->mistaken)
+        return w->mistake > ABORT && (a == w->w.mistaken || b == w->w.mistaken);
+    if (named_first(line) != w->w.mistaken)
         return false;
     if (w->mistake == RETURN_OK)
         return st == AR_ERR_MISMATCH && strstr(line, " returned while rank ");
@@ -172,7 +172,7 @@ static bool mistake_fits(const soak_world *w, ar_status st, const char *line, co
 static bool report_fits(const soak_world *w, ar_status st, const char *line, const ar_sim_rank_report *reports)
 {
     bool fits = mistake_fits(w, st, line, reports);
-    for (size_t i = 0; i < w->o.fault_count; i++)
+    for (size_t i = 0; i < w->w.options.fault_count; i++)
         fits = fits || fault_fits(w, &w->fault[i], st, line, reports);
     return fits;
 }
@@ -180,13 +180,13 @@ static bool report_fits(const soak_world *w, ar_status st, const char *line, con
 /* The rank fails of its own accord, whatever happens to the world meanwhile. */
 static bool fails_alone(const soak_world *w, int r)
 {
-    return (w->mistake == RETURN_ERROR || w->mistake == TASK_FAILS) && r == w->mistaken;
+    return (w->mistake == RETURN_ERROR || w->mistake == TASK_FAILS) && r == w->w.mistaken;
 }
 
 /* Every rank that failed says what the world says; the one that failed by itself says its own. */
 static bool all_say_it(const soak_world *w, const char *line)
 {
-    for (int r = 0; r < w->n; r++) {
+    for (int r = 0; r < w->w.n; r++) {
         if (w->st[r] != AR_OK && !fails_alone(w, r) && !strstr(w->message[r], line))
             return false;
     }
@@ -197,7 +197,7 @@ static bool all_say_it(const soak_world *w, const char *line)
 static bool must_fail(const soak_world *w)
 {
     bool must = w->mistake != NO_MISTAKE;
-    for (size_t i = 0; i < w->o.fault_count; i++) {
+    for (size_t i = 0; i < w->w.options.fault_count; i++) {
         const ar_sim_fault *f = &w->fault[i];
         const bool ends = ((f->kind == AR_SIM_STALL || f->kind == AR_SIM_KILL) && f->transfer == 0);
         must = must || (ends && f->collective <= soak_collectives(w, f->rank));
@@ -208,22 +208,11 @@ static bool must_fail(const soak_world *w)
 static bool may_be_wrong(const soak_world *w)
 {
     bool may = false;
-    for (size_t i = 0; i < w->o.fault_count; i++) {
+    for (size_t i = 0; i < w->w.options.fault_count; i++) {
         const ar_sim_fault_kind k = w->fault[i].kind;
         may = may || k == AR_SIM_CORRUPT || k == AR_SIM_DROP || k == AR_SIM_DUPLICATE;
     }
-    return may && !w->o.verify_transfers;
-}
-
-static bool results_hold(const soak_world *w, char *why, size_t size)
-{
-    for (int i = 0; i < SOAK_OPS; i++) {
-        for (int g = 0; g < SOAK_RANKS; g++) {
-            if (w->size[w->op[i].partition][g] > 0 && !case_holds(&w->op[i].k[g], why, size))
-                return false;
-        }
-    }
-    return true;
+    return may && !w->w.options.verify_transfers;
 }
 
 /* --- one world ---------------------------------------------------------------------------------------------------- */
@@ -243,26 +232,26 @@ static outcome outcome_of(ar_status st, const char *line)
 static double lateness_ms(const soak_world *w, const char *line, uint64_t end_ns)
 {
     uint64_t first_ns = end_ns;
-    for (int r = 0; r < w->n; r++) {
+    for (int r = 0; r < w->w.n; r++) {
         if (w->st[r] != AR_OK && !fails_alone(w, r) && w->returned_ns[r] < first_ns)
             first_ns = w->returned_ns[r];
     }
     int rank;
     double waited = 0.0, late = (double)(end_ns - first_ns) * 1e-6;
     if (sscanf(line, "rank %d waited %lf s", &rank, &waited) == 2)
-        late += waited * 1e3 - (double)w->o.timeout_ns * 1e-6;
+        late += waited * 1e3 - (double)w->w.options.timeout_ns * 1e-6;
     return late;
 }
 
 static void note_lateness(soak *s, const soak_world *w, const char *line, uint64_t end_ns)
 {
-    if (w->o.explore) /* no time passes */
+    if (w->w.options.explore) /* no time passes */
         return;
     const double late = lateness_ms(w, line, end_ns);
     s->late += late > SLACK_MS;
     if (late > s->worst_ms) {
         s->worst_ms = late;
-        s->worst_seed = w->seed;
+        s->worst_seed = w->w.seed;
     }
 }
 
@@ -271,16 +260,16 @@ static bool run_once(soak *s, soak_world *w, outcome *o, char *why, size_t size)
 {
     ar_sim_rank_report reports[SOAK_RANKS] = {0};
     char line[768];
-    soak_reset(w);
+    world_each(&w->w, visit_reset, NULL);
     memset(w->st, 0, sizeof w->st);
-    const ar_status st = ar_sim_run(w->n, &w->o, soak_rank, w, reports);
+    const ar_status st = ar_sim_run(w->w.n, &w->w.options, soak_rank, w, reports);
     const uint64_t end_ns = ari_now_ns();
     snprintf(line, sizeof line, "%.*s", (int)strcspn(ar_error_message(), "\n"), st == AR_OK ? "" : ar_error_message());
     why[0] = '\0';
     if (!threads_are(s->threads)) {
         snprintf(why, size, "%d threads are left of %d", count_threads(), s->threads);
     } else if (st == AR_OK) {
-        const bool right = results_hold(w, why, size);
+        const bool right = world_each(&w->w, visit_holds, why);
         *o = right ? RIGHT : WRONG_SILENTLY;
         if (must_fail(w))
             snprintf(why, size, "nothing was told");
@@ -299,7 +288,7 @@ static bool run_once(soak *s, soak_world *w, outcome *o, char *why, size_t size)
 
 static int row_of(const soak_world *w)
 {
-    const size_t n = w->o.fault_count + (w->mistake != NO_MISTAKE);
+    const size_t n = w->w.options.fault_count + (w->mistake != NO_MISTAKE);
     if (n != 1)
         return n == 0 ? ROW_NONE : ROW_SEVERAL;
     return w->mistake != NO_MISTAKE ? ROW_MISTAKES + (int)w->mistake : ROW_FAULTS + (int)w->fault[0].kind;
@@ -308,14 +297,15 @@ static int row_of(const soak_world *w)
 static void print_world(const soak_world *w)
 {
     printf("seed %llu: N %d, algorithm %d, verify %d, explore %d, timeout %.3f s, mistake %s of rank %d in op %d\n",
-           (unsigned long long)w->seed, w->n, (int)w->o.algorithm, w->o.verify_transfers, w->o.explore,
-           (double)w->o.timeout_ns * 1e-9, mistake_names[w->mistake], w->mistaken, w->mistaken_op);
-    for (size_t i = 0; i < w->o.fault_count; i++) {
+           (unsigned long long)w->w.seed, w->w.n, (int)w->w.options.algorithm, w->w.options.verify_transfers,
+           w->w.options.explore, (double)w->w.options.timeout_ns * 1e-9, mistake_names[w->mistake], w->w.mistaken,
+           w->w.mistaken_op);
+    for (size_t i = 0; i < w->w.options.fault_count; i++) {
         char text[128];
         ar_sim_fault_describe(&w->fault[i], text, sizeof text);
         printf("  %s\n", text);
     }
-    for (int r = 0; r < w->n; r++)
+    for (int r = 0; r < w->w.n; r++)
         printf("  rank %d: %s %s\n", r, ar_status_name(w->st[r]), w->message[r]);
 }
 
@@ -325,12 +315,12 @@ static void soak_one(soak *s, soak_world *w, uint64_t seed)
     outcome o = RIGHT;
     draw_soak(w, seed);
     watch_for_hang(seed);
-    s->explored += w->o.explore;
+    s->explored += w->w.options.explore;
     bool good = run_once(s, w, &o, why, sizeof why);
     /* A short timeout on a busy machine may miss a rank that is merely slow: then a longer one must not. */
-    for (int i = 0; i < 2 && !good && o == TOLD_TIMEOUT && w->o.timeout_ns > 0 && !w->o.explore; i++) {
+    for (int i = 0; i < 2 && !good && o == TOLD_TIMEOUT && w->w.options.timeout_ns > 0 && !w->w.options.explore; i++) {
         s->repeated++;
-        w->o.timeout_ns *= 8;
+        w->w.options.timeout_ns *= 8;
         good = run_once(s, w, &o, why, sizeof why);
     }
     s->seen[row_of(w)][o]++;
@@ -339,7 +329,7 @@ static void soak_one(soak *s, soak_world *w, uint64_t seed)
         print_world(w);
         printf("  %s\n", why);
     }
-    soak_fini(w);
+    world_each(&w->w, visit_fini, NULL);
 }
 
 static void print_histogram(const soak *s)
