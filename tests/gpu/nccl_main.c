@@ -11,7 +11,7 @@
 #include "tests/process/forked.h"
 #include "tests/sim/batch.h"
 
-enum { RANKS = 4, CASES = 220 };
+enum { RANKS = 4 };
 #define LIMIT_NS UINT64_C(600000000000) /* a guard: nothing waits for it */
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */
@@ -66,30 +66,13 @@ static ar_status rank_run(const ar_process_options *o, rank_fn fn)
 
 /* --- every collective against its definition ---------------------------------------------------------------------- */
 
-/* On the world, on halves in falling order, on three of four, on a rank alone, in turn; on a thread's queue too. */
 static ar_status all_kinds(rank_of *rank)
 {
-    const int r = ar_comm_rank(rank->world);
-    ar_comm *comm[4] = {rank->world};
     ar_queue *queue = NULL;
     AR_TRY(rank->device->ops->queue_create(rank->device, &queue, AR_QUEUE_THREAD, "comm"));
-    AR_TRY(ar_comm_split(&comm[1], rank->world, r % 2, -r));
-    AR_TRY(ar_comm_split(&comm[2], rank->world, r == 2 ? -1 : 7, 0));
-    AR_TRY(ar_comm_split(&comm[3], comm[1], r, 0));
-    ar_status st = AR_OK;
-    if (ar_comm_size(comm[1]) != 2 || ar_comm_rank(comm[1]) != (r < 2) || (comm[2] == NULL) != (r == 2))
-        st = ar_error_set(AR_ERR_INTERNAL, "split in another way");
-    for (int i = 0; i < CASES && st == AR_OK; i++) {
-        ar_comm *c = comm[i % 4];
-        if (c)
-            st = check_seed((uint64_t)i, c, rank->device, rank->queue, i % 3 == 0 ? queue : rank->queue);
-    }
-    char why[FORKED_TEXT];
-    snprintf(why, sizeof why, "%s", ar_error_message());
+    const ar_status st = check_groups(rank->world, rank->device, rank->queue, queue);
     ar_queue_destroy(queue);
-    for (int i = 3; i > 0; i--)
-        ar_comm_destroy(comm[i]);
-    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
+    return st;
 }
 
 static ar_status kinds_checked(int rank, void *arg)

@@ -16,35 +16,7 @@
         }                                                                                                    \
     } while (0)
 
-enum { WORLD_CASES = 150, GROUP_CASES = 20, LANES = 3, ROUNDS = 8, ELEMENTS = 1000 };
-
-/* --- cases one after the other ------------------------------------------------------------------------------------ */
-
-static void run_seeds(ar_comm *c, ar_device *d, ar_queue *q, uint64_t first, uint64_t n)
-{
-    for (uint64_t seed = first; seed < first + n; seed++)
-        REQUIRE(check_seed(seed, c, d, q, q));
-    REQUIRE(ar_comm_exchange(c, q, NULL, 0, AR_F32, "nothing to exchange"));
-}
-
-/* The world; two groups, in the order of their keys, which is the ranks' backwards, each with one of its own; and one
- * of all but the first. */
-static void in_groups(ar_comm *c, ar_device *d, ar_queue *q)
-{
-    const int r = ar_comm_rank(c);
-    ar_comm *half = NULL, *again = NULL, *rest = NULL;
-    run_seeds(c, d, q, 0, WORLD_CASES);
-    REQUIRE(ar_comm_split(&half, c, r % 2, -r));
-    run_seeds(half, d, q, WORLD_CASES, GROUP_CASES);
-    REQUIRE(ar_comm_split(&again, half, 0, r)); /* both halves at once */
-    run_seeds(again, d, q, WORLD_CASES + 2 * GROUP_CASES, GROUP_CASES);
-    ar_comm_destroy(again);
-    REQUIRE(ar_comm_split(&rest, c, r > 0 ? 7 : -1, 0));
-    if (rest)
-        run_seeds(rest, d, q, WORLD_CASES + GROUP_CASES, GROUP_CASES);
-    ar_comm_destroy(rest);
-    ar_comm_destroy(half);
-}
+enum { LANES = 3, ROUNDS = 8, ELEMENTS = 1000 };
 
 /* --- several communicators at once -------------------------------------------------------------------------------- */
 
@@ -119,21 +91,24 @@ static void splits_at_once(ar_comm *c)
         lane_end(&lanes[i]);
 }
 
+static ar_queue *queue_on(ar_device *d, ar_queue_kind kind)
+{
+    ar_queue *q = NULL;
+    REQUIRE(d ? d->ops->queue_create(d, &q, kind, "cases") : ar_queue_create(&q, kind, "cases"));
+    return q;
+}
+
 /* d: where the data lie; NULL: on the host. */
 static void all_kinds(ar_process *p, ar_device *d)
 {
     OWNED(ar_comm_destroy) ar_comm *c = NULL;
-    OWNED(ar_queue_destroy) ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = queue_on(d, AR_QUEUE_INLINE), *thread = queue_on(d, AR_QUEUE_THREAD);
     REQUIRE(ar_process_comm(&c, p, d));
-    if (d)
-        REQUIRE(d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "main"));
-    else
-        REQUIRE(ar_queue_create(&q, AR_QUEUE_INLINE, "main"));
-    in_groups(c, d, q);
+    REQUIRE(check_groups(c, d, q, thread));
     at_once(c);
     splits_at_once(c);
     if (ar_comm_rank(c) == 0)
-        printf("%d collectives and more at once %s: as they are defined\n", WORLD_CASES + 3 * GROUP_CASES,
+        printf("%d collectives and more at once %s: as they are defined\n", WORLD_CASES + GROUP_CASES,
                d ? "on the emulated device" : "on the host");
 }
 

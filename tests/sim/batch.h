@@ -183,12 +183,8 @@ static inline void take_away(const placed *p, ar_device *d, ar_queue *q)
 /* What this rank got of a case is right; every process has the whole case in its own memory. */
 static inline ar_status expect_right(const coll_case *k, int r)
 {
-    const char *what = "";
-    const ptrdiff_t at = case_wrong_byte(k, r, &what);
-    return at < 0 ? AR_OK
-                  : ar_error_set(AR_ERR_INTERNAL, "%s %s op %d count %zu in place %d: rank %d of %d, %s, byte %td",
-                                 case_names[k->kind], ar_dtype_name(k->dtype), (int)k->op, k->count, k->in_place, r,
-                                 k->n, what, at);
+    char why[256];
+    return case_rank_holds(k, r, why, sizeof why) ? AR_OK : ar_error_set(AR_ERR_INTERNAL, "%s", why);
 }
 
 /* The case, on q, in the device's memory or without one on the host; the bytes are those of a ring. `own`: an inline
@@ -236,6 +232,38 @@ static inline ar_status check_seed(uint64_t seed, ar_comm *c, ar_device *d, ar_q
     const ar_status st = check_case(&k, c, d, own, q);
     case_fini(&k);
     return st;
+}
+
+enum { WORLD_CASES = 150, GROUP_CASES = 80 };
+
+/* Cases of the world; then, in turn, of its halves in falling order, of these in rising order, of all ranks but one,
+ * and of a rank alone. Every third one is on q. */
+static inline ar_status check_groups(ar_comm *world, ar_device *d, ar_queue *own, ar_queue *q)
+{
+    const int r = ar_comm_rank(world), n = ar_comm_size(world);
+    ar_comm *comm[4] = {NULL};
+    char why[4096];
+    ar_status st = ar_comm_split(&comm[0], world, r % 2, -r);
+    if (st == AR_OK)
+        st = ar_comm_split(&comm[1], comm[0], 0, r);
+    if (st == AR_OK)
+        st = ar_comm_split(&comm[2], world, r == n / 2 ? -1 : 7, 0);
+    if (st == AR_OK)
+        st = ar_comm_split(&comm[3], comm[0], r, 0);
+    if (st == AR_OK && (ar_comm_size(comm[0]) != (n + 1 - r % 2) / 2 || ar_comm_rank(comm[0]) != (n - 1 - r) / 2 ||
+                        ar_comm_rank(comm[1]) != r / 2 || (comm[2] == NULL) != (r == n / 2)))
+        st = ar_error_set(AR_ERR_INTERNAL, "split in another way");
+    for (int i = 0; i < WORLD_CASES + GROUP_CASES && st == AR_OK; i++) {
+        ar_comm *c = i < WORLD_CASES ? world : comm[i % 4];
+        if (c)
+            st = check_seed((uint64_t)i, c, d, own, i % 3 == 0 ? q : own);
+    }
+    if (st == AR_OK)
+        st = ar_comm_exchange(world, own, NULL, 0, AR_F32, "nothing to exchange");
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    for (int i = 3; i >= 0; i--)
+        ar_comm_destroy(comm[i]);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }
 
 #endif
