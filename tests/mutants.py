@@ -7,9 +7,9 @@ MUTANTS = [
     # --- src/ref/core
     ("ranks that reduce with different operations go unnoticed", "src/ref/comm/agreement.c",
      "} else if (x->op != y->op) {", "} else if (x->op != y->op && x->kind != ARI_ALL_REDUCE) {",
-     "sim/failure_test sim/collectives_test"),
+     "sim/message_test sim/collectives_test"),
     ("a receiver of an all-to-all that expects more than is sent goes unnoticed", "src/ref/comm/agreement.c",
-     "if (sent == expected)", "if (sent <= expected)", "sim/failure_test"),
+     "if (sent == expected)", "if (sent <= expected)", "sim/message_test"),
     ("the table of a failure joins ranks whose last collectives differ", "src/ref/comm/rank_table.c",
      "strcmp(a->view.last, b->view.last) == 0 && rows_of(a)", "rows_of(a)",
      "sim/failure_test"),

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/sim.h"
 #include "ref/comm/comm_impl.h"
 #include "tests/support/test.h"
 
@@ -337,91 +336,5 @@ Test(comm, a_queue_that_has_failed_aborts_for_the_peers_that_wait)
         cr_assert(n.runs == 0 && n.aborts == 1 && ar_comm_calls(c, "barrier") == 0);
         cr_assert_refused(ar_comm_send(c, f.q, (ar_cbuf){NULL}, 0, AR_F32, 1, "t"), AR_ERR_ARG, "the rank itself");
         cr_assert_eq(n.aborts, 1, "a call that is refused never was one");
-    }
-}
-
-/* --- ranks that disagree ------------------------------------------------------------------------------------------ */
-
-/* One call of a rank: what the public functions take, less the buffers. */
-typedef struct wish {
-    ari_kind kind;
-    ar_dtype dtype;
-    ar_op op;
-    int root; /* send, recv: the peer */
-    size_t count, counts[3];
-} wish;
-
-typedef struct quarrel {
-    wish a, b; /* of ranks 0 and 1; rank 2 agrees with rank 0, and stays out of messages */
-    const char *text;
-} quarrel;
-
-static ar_status call_wish(ar_comm *c, ar_queue *q, const wish *w, double *memory)
-{
-    const ar_buf out = {memory};
-    const ar_cbuf in = {memory + 16};
-    switch ((int)w->kind) {
-    case ARI_ALL_REDUCE:
-        return ar_comm_all_reduce(c, q, out, in, w->count, w->dtype, w->op, "t");
-    case ARI_REDUCE:
-        return ar_comm_reduce(c, q, out, in, w->count, w->dtype, w->op, w->root, "t");
-    case ARI_GATHER:
-        return ar_comm_gather(c, q, out, in, w->counts, w->dtype, w->root, "t");
-    case ARI_SCATTER:
-        return ar_comm_scatter(c, q, out, in, w->counts, w->dtype, w->root, "t");
-    case ARI_SEND:
-        return ar_comm_send(c, q, in, w->count, w->dtype, w->root, "t");
-    default:
-        return ar_comm_recv(c, q, out, w->count, w->dtype, w->root, "t");
-    }
-}
-
-static ar_status rank_of_quarrel(ar_comm *c, void *arg)
-{
-    const quarrel *a = arg;
-    const int r = ar_comm_rank(c);
-    double memory[32] = {0};
-    OWNED(ar_queue_destroy) ar_queue *q = NULL;
-    if (r == 2 && (a->a.kind == ARI_SEND || a->a.kind == ARI_RECV))
-        return AR_OK;
-    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
-    return call_wish(c, q, r == 1 ? &a->b : &a->a, memory);
-}
-
-Test(comm, ranks_that_disagree_are_told_in_what)
-{
-    static const quarrel quarrels[] = {
-        {{ARI_REDUCE, AR_F32, AR_SUM, 0, 8, {0}}, {ARI_REDUCE, AR_F32, AR_AVG, 0, 8, {0}}, "operation sum against avg"},
-        {{ARI_REDUCE, AR_F32, AR_PROD, 0, 8, {0}}, {ARI_REDUCE, AR_F32, AR_MAX, 0, 8, {0}}, "prod against max"},
-        {{ARI_REDUCE, AR_F32, AR_SUM, 0, 8, {0}}, {ARI_REDUCE, AR_F32, AR_SUM, 2, 8, {0}}, "root 0 against 2"},
-        {{ARI_REDUCE, AR_F32, AR_SUM, 0, 8, {0}}, {ARI_REDUCE, AR_F32, AR_SUM, 0, 9, {0}}, "count 8 against 9"},
-        {{ARI_REDUCE, AR_BF16, AR_SUM, 0, 8, {0}}, {ARI_REDUCE, AR_F16, AR_SUM, 0, 8, {0}}, "dtype BF16 against F16"},
-        {{ARI_REDUCE, AR_F32, AR_SUM, 0, 8, {0}},
-         {ARI_ALL_REDUCE, AR_F32, AR_SUM, 0, 8, {0}},
-         "kind reduce against all_reduce"},
-        {{ARI_GATHER, AR_F32, AR_SUM, 1, 0, {1, 2, 3}},
-         {ARI_GATHER, AR_F32, AR_SUM, 1, 0, {1, 2, 4}},
-         "count of rank 2: 3 against 4"},
-        {{ARI_GATHER, AR_F32, AR_SUM, 1, 0, {1, 2, 3}},
-         {ARI_GATHER, AR_F32, AR_SUM, 0, 0, {1, 2, 3}},
-         "root 1 against 0"},
-        {{ARI_SCATTER, AR_I64, AR_SUM, 1, 0, {0, 2, 3}},
-         {ARI_SCATTER, AR_I64, AR_SUM, 1, 0, {1, 2, 3}},
-         "count of rank 0: 0 against 1"},
-        {{ARI_SCATTER, AR_U8, AR_SUM, 2, 0, {1, 2, 3}},
-         {ARI_GATHER, AR_U8, AR_SUM, 2, 0, {1, 2, 3}},
-         "kind scatter against gather"},
-        {{ARI_SEND, AR_F32, AR_SUM, 1, 5, {0}},
-         {ARI_RECV, AR_F32, AR_SUM, 0, 4, {0}},
-         "rank 0 sends 5 elements of F32 to rank 1, which expects 4"},
-        {{ARI_RECV, AR_I32, AR_SUM, 1, 5, {0}},
-         {ARI_SEND, AR_F32, AR_SUM, 0, 5, {0}},
-         "rank 1 sends 5 elements of F32 to rank 0, which expects 5 of I32"},
-    };
-    for (size_t i = 0; i < sizeof quarrels / sizeof *quarrels; i++) {
-        quarrel a = quarrels[i];
-        const ar_status st = ar_sim_run(3, NULL, rank_of_quarrel, &a, NULL);
-        cr_assert_refused(st, AR_ERR_MISMATCH, a.text);
-        cr_assert_refused(st, AR_ERR_MISMATCH, ari_kind_name(a.b.kind));
     }
 }

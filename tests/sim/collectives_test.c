@@ -86,11 +86,6 @@ static void add_all_reduce(batch *b, coll_case k, int which)
     }
 }
 
-Test(collectives, all_reduce_is_its_definition_bit_for_bit)
-{
-    sweep(add_all_reduce, AR_QUEUE_INLINE, true);
-}
-
 static void add_with_counts(batch *b, coll_case k, int which)
 {
     for (int variant = 0; variant < 6; variant++) {
@@ -106,20 +101,10 @@ static void add_reduce_scatter(batch *b, coll_case k, int which)
     add_with_counts(b, k, which);
 }
 
-Test(collectives, reduce_scatter_is_its_definition_with_uneven_and_empty_parts)
-{
-    sweep(add_reduce_scatter, AR_QUEUE_INLINE, true);
-}
-
 static void add_all_gather(batch *b, coll_case k, int which)
 {
     k.kind = ALL_GATHER;
     add_with_counts(b, k, which);
-}
-
-Test(collectives, all_gather_is_its_definition_with_uneven_and_empty_parts)
-{
-    sweep(add_all_gather, AR_QUEUE_INLINE, false);
 }
 
 static void add_broadcast(batch *b, coll_case k, int which)
@@ -128,11 +113,6 @@ static void add_broadcast(batch *b, coll_case k, int which)
     k.count = count_of(which, k.n);
     for (k.root = 0; k.root < k.n; k.root++)
         add_case(b, k);
-}
-
-Test(collectives, broadcast_is_its_definition_from_every_root)
-{
-    sweep(add_broadcast, AR_QUEUE_INLINE, false);
 }
 
 static void add_rooted(batch *b, coll_case k, int which)
@@ -150,11 +130,6 @@ static void add_rooted(batch *b, coll_case k, int which)
     }
 }
 
-Test(collectives, gather_and_scatter_are_their_definitions_at_every_root)
-{
-    sweep(add_rooted, AR_QUEUE_INLINE, false);
-}
-
 static void add_reduce(batch *b, coll_case k, int which)
 {
     k.kind = REDUCE;
@@ -162,11 +137,6 @@ static void add_reduce(batch *b, coll_case k, int which)
     k.in_place = which % 2;
     for (k.root = 0; k.root<k.n; k.root += k.n> 4 ? 3 : 1)
         add_case(b, k);
-}
-
-Test(collectives, reduce_is_its_definition_at_every_root)
-{
-    sweep(add_reduce, AR_QUEUE_INLINE, true);
 }
 
 static void add_pairs(batch *b, coll_case k, int which)
@@ -182,11 +152,6 @@ static void add_pairs(batch *b, coll_case k, int which)
     add_case(b, k);
     k.kind = EXCHANGE;
     add_case(b, k);
-}
-
-Test(collectives, all_to_all_and_messages_are_their_definitions_with_uneven_and_empty_messages)
-{
-    sweep(add_pairs, AR_QUEUE_INLINE, false);
 }
 
 static void add_everything(batch *b, coll_case k, int which)
@@ -206,116 +171,23 @@ static void add_everything(batch *b, coll_case k, int which)
     add_case(b, k);
 }
 
+/* Uneven and empty parts, every root, in place and not. */
+Test(collectives, each_is_its_definition_bit_for_bit)
+{
+    static void (*const reductions[])(batch *, coll_case, int) = {add_all_reduce, add_reduce_scatter, add_reduce};
+    static void (*const moves[])(batch *, coll_case, int) = {add_all_gather, add_broadcast, add_rooted, add_pairs};
+    for (size_t i = 0; i < sizeof reductions / sizeof *reductions; i++)
+        sweep(reductions[i], AR_QUEUE_INLINE, true);
+    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
+        sweep(moves[i], AR_QUEUE_INLINE, false);
+}
+
 Test(collectives, on_a_thread_queue_they_give_the_same_bits)
 {
     sweep(add_everything, AR_QUEUE_THREAD, false);
 }
 
-/* --- identities --------------------------------------------------------------------------------------------------- */
-
-typedef struct parts_arg {
-    size_t count;
-    float *in[8], *whole[8], *parts[8];
-} parts_arg;
-
-static ar_status reduce_both_ways(ar_comm *c, void *arg)
-{
-    parts_arg *a = arg;
-    const int r = ar_comm_rank(c), n = ar_comm_size(c);
-    size_t counts[8], at = 0, size = 0;
-    for (int i = 0; i < n; i++) {
-        size_t start;
-        ar_comm_slice(a->count, n, i, &start, &counts[i]);
-    }
-    ar_comm_slice(a->count, n, r, &at, &size);
-    OWNED(ar_queue_destroy) ar_queue *q = NULL;
-    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
-    ar_status st = ar_comm_all_reduce(c, q, (ar_buf){a->whole[r]}, (ar_cbuf){a->in[r]}, a->count, AR_F32, AR_SUM, "w");
-    const ar_buf own = {a->parts[r] + at};
-    if (st == AR_OK)
-        st = ar_comm_reduce_scatter(c, q, own, (ar_cbuf){a->in[r]}, counts, AR_F32, AR_SUM, "p");
-    if (st == AR_OK)
-        st = ar_comm_all_gather(c, q, (ar_buf){a->parts[r]}, ar_const(own), counts, AR_F32, "p");
-    return st;
-}
-
-Test(collectives, all_reduce_is_reduce_scatter_then_all_gather_where_the_size_does_not_divide)
-{
-    for (int run = 0; run < ALGORITHMS * WORLDS * by_scale(10, 12, 40); run++) {
-        const int n = world_sizes[run / ALGORITHMS % WORLDS];
-        parts_arg a = {.count = (size_t)(run / ALGORITHMS / WORLDS) * 13 % 97};
-        const size_t bytes = a.count * sizeof(float);
-        for (int r = 0; r < n; r++) {
-            a.in[r] = malloc(bytes + 1);
-            a.whole[r] = malloc(bytes + 1);
-            a.parts[r] = malloc(bytes + 1);
-            plain_fill(a.in[r], AR_F32, 5, r, a.count);
-        }
-        const ar_sim_options o = {.algorithm = algorithms[run % ALGORITHMS]};
-        cr_assert_ok(ar_sim_run(n, &o, reduce_both_ways, &a, NULL));
-        for (int r = 0; r < n; r++) {
-            cr_assert_eq(first_difference(a.whole[r], a.parts[r], bytes), -1, "n %d count %zu", n, a.count);
-            cr_assert_eq(first_difference(a.whole[r], a.whole[0], bytes), -1, "n %d count %zu", n, a.count);
-        }
-        for (int r = 0; r < n; r++) {
-            free(a.in[r]);
-            free(a.whole[r]);
-            free(a.parts[r]);
-        }
-    }
-}
-
-/* Directly, without a definition between them: what DIRECT gave is kept and compared with what the others give. */
-static void keep_outputs(const batch *b, int n, unsigned char **kept)
-{
-    for (size_t i = 0; i < b->n; i++) {
-        for (int r = 0; r < n; r++) {
-            const coll_case *k = &b->k[i];
-            unsigned char **at = &kept[i * PLAIN_RANKS + (size_t)r];
-            if (!*at) {
-                *at = malloc(k->out_bytes[r] + 1);
-                memcpy(*at, k->out[r], k->out_bytes[r]);
-            }
-            cr_assert_eq(first_difference(*at, k->out[r], k->out_bytes[r]), -1, "N %d %s of %s op %d count %zu", n,
-                         case_names[k->kind], ar_dtype_name(k->dtype), (int)k->op, k->count);
-        }
-    }
-}
-
-static void add_reductions(batch *b, int n, ar_dtype t)
-{
-    static const size_t counts[] = {1, 10, 1001, 20011};
-    static const case_kind kinds[] = {ALL_REDUCE, REDUCE, REDUCE_SCATTER};
-    for (int i = 0; i < 3 * 4 * PLAIN_OPS; i++) {
-        coll_case *k = &b->k[b->n++];
-        *k = (coll_case){.kind = kinds[i % 3], .dtype = t, .op = (ar_op)(i / 12), .n = n, .root = n - 1};
-        k->count = counts[i / 3 % 4];
-        share(k, 1, k->count);
-        case_init_memory(k, (uint64_t)i);
-    }
-}
-
-Test(collectives, all_algorithms_give_the_same_bits)
-{
-    static const int sizes[] = {2, 3, 4, 5, 7, 8};
-    batch b = {.k = calloc(MOST_CASES, sizeof(coll_case)), .queue = AR_QUEUE_INLINE};
-    for (int run = 0; run < 6 * 4; run++) {
-        const int n = sizes[run % 6];
-        if ((run / 6 + run % 6) % by_scale(5, 5, 2) != 0)
-            continue;
-        unsigned char *kept[MOST_CASES * PLAIN_RANKS] = {NULL};
-        add_reductions(&b, n, plain_dtypes[run / 6]);
-        for (int a = 0; a < ALGORITHMS; a++) {
-            const ar_sim_options o = {.algorithm = algorithms[a]};
-            cr_assert_ok(ar_sim_run(n, &o, run_batch, &b, NULL));
-            keep_outputs(&b, n, kept);
-        }
-        for (size_t i = 0; i < MOST_CASES * PLAIN_RANKS; i++)
-            free(kept[i]);
-        end_batch(&b);
-    }
-    free(b.k);
-}
+/* --- the checks themselves ---------------------------------------------------------------------------------------- */
 
 Test(collectives, the_order_of_ranks_shows_in_the_data)
 {

@@ -151,31 +151,19 @@ static void check_chain(ring_run *run, int first, int phase)
     }
 }
 
-Test(ring, a_reduce_is_a_chain_that_ends_at_the_root)
+Test(ring, a_reduce_is_a_chain_that_ends_at_the_root_and_a_broadcast_one_that_begins_there)
 {
     static ring_run run;
     static const size_t counts[] = {0, 1, 29, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5};
-    for (int n = 2; n <= 5; n++) {
+    for (int variant = 0; variant < 2 * 4; variant++) {
+        const bool reduces = variant % 2;
+        const int n = 2 + variant / 2;
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
             run = (ring_run){.slow_rank = -1};
-            run.k = (coll_case){.kind = REDUCE, .dtype = AR_F32, .op = AR_SUM, .n = n, .count = counts[i], .root = 1};
+            run.k = (coll_case){.kind = reduces ? REDUCE : BROADCAST, .dtype = AR_F32, .n = n, .count = counts[i]};
+            run.k.root = reduces ? 1 : n - 1;
             start_ring(&run);
-            check_chain(&run, modulo(run.k.root + 1, n), 0);
-            check_bytes(&run);
-        }
-    }
-}
-
-Test(ring, a_broadcast_is_a_chain_that_begins_at_the_root)
-{
-    static ring_run run;
-    static const size_t counts[] = {0, 1, 29, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5};
-    for (int n = 2; n <= 5; n++) {
-        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-            run = (ring_run){.slow_rank = -1};
-            run.k = (coll_case){.kind = BROADCAST, .dtype = AR_F32, .n = n, .count = counts[i], .root = n - 1};
-            start_ring(&run);
-            check_chain(&run, run.k.root, 1);
+            check_chain(&run, modulo(run.k.root + reduces, n), reduces ? 0 : 1);
             check_bytes(&run);
         }
     }
@@ -184,43 +172,40 @@ Test(ring, a_broadcast_is_a_chain_that_begins_at_the_root)
 /* --- ranks that fall behind --------------------------------------------------------------------------------------- */
 
 /* A rank that falls behind is overtaken as far as the steps allow: what it has not read yet must still be there. */
-Test(ring, a_slow_rank_at_any_step_does_not_change_a_bit)
+static void run_slow(coll_case k, int rank, int step)
 {
     static ring_run run;
+    char why[256];
+    run = (ring_run){.k = k, .slow_rank = rank, .slow_step = step};
+    start_ring(&run);
+    cr_assert(case_holds(&run.k, why, sizeof why), "rank %d slow after step %d: %s", rank, step, why);
+    case_fini(&run.k);
+}
+
+Test(ring, a_slow_rank_at_any_step_does_not_change_a_bit)
+{
     static const case_kind kinds[] = {ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER};
     for (int variant = 0; variant < 3 * 2 * 3; variant++) {
         const int n = 3 + variant / 6;
-        for (int slow = 0; slow < n * 2 * (n - 1); slow++) {
-            run = (ring_run){.slow_rank = slow % n, .slow_step = slow / n};
-            run.k = (coll_case){.kind = kinds[variant / 2 % 3], .dtype = AR_F32, .op = AR_SUM, .n = n, .count = 101};
-            run.k.in_place = variant % 2;
-            for (int r = 0; r < n; r++)
-                run.k.counts[r] = run.k.kind == ALL_REDUCE ? 0 : (size_t)(20 + r);
-            start_ring(&run);
-            char why[256];
-            cr_assert(case_holds(&run.k, why, sizeof why), "rank %d slow after step %d: %s", run.slow_rank,
-                      run.slow_step, why);
-            case_fini(&run.k);
-        }
+        coll_case k = {.kind = kinds[variant / 2 % 3], .dtype = AR_F32, .n = n, .count = 101, .in_place = variant % 2};
+        for (int r = 0; r < n; r++)
+            k.counts[r] = k.kind == ALL_REDUCE ? 0 : (size_t)(20 + r);
+        for (int slow = 0; slow < n * 2 * (n - 1); slow++)
+            run_slow(k, slow % n, slow / n);
     }
 }
 
 /* Long enough for every place of partial sums to be written three times. */
 Test(ring, a_slow_rank_in_a_chain_does_not_change_a_bit)
 {
-    static ring_run run;
     for (int variant = 0; variant < 2 * 2; variant++) {
-        for (int slow = 0; slow < 4 * 4; slow += by_scale(3, 3, 1)) {
-            run = (ring_run){.slow_rank = slow % 4, .slow_step = slow / 4};
-            run.k = (coll_case){.kind = variant / 2 ? REDUCE : BROADCAST, .dtype = AR_F32, .op = AR_SUM, .n = 4};
-            run.k.count = 5 * SEGMENT + 7;
-            run.k.in_place = variant % 2;
-            run.k.root = 2;
-            start_ring(&run);
-            char why[256];
-            cr_assert(case_holds(&run.k, why, sizeof why), "rank %d slow after step %d: %s", run.slow_rank,
-                      run.slow_step, why);
-            case_fini(&run.k);
-        }
+        const coll_case k = {.kind = variant / 2 ? REDUCE : BROADCAST,
+                             .dtype = AR_F32,
+                             .n = 4,
+                             .count = 5 * SEGMENT + 7,
+                             .in_place = variant % 2,
+                             .root = 2};
+        for (int slow = 0; slow < 4 * 4; slow += by_scale(3, 3, 1))
+            run_slow(k, slow % 4, slow / 4);
     }
 }

@@ -57,6 +57,12 @@ static void expect_near(const meeting *m, double seconds, double tolerance, cons
               m->n, got, seconds);
 }
 
+static void expect_ends(const meeting *m, const uint64_t *ends)
+{
+    for (int i = 0; i < m->n; i++)
+        cr_expect_eq(m->ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m->ends[i]);
+}
+
 static const int worlds[] = {2, 3, 4, 8, 16, 64};
 static const size_t sizes[] = {4, 1000, 1024, 65536, 1000003, (1 << 20), 25 << 20, 100 << 20, 1u << 30};
 enum { WORLDS = sizeof worlds / sizeof *worlds, SIZES = sizeof sizes / sizeof *sizes };
@@ -199,11 +205,9 @@ Test(virtual, an_uneven_all_gather_waits_for_its_large_part_at_every_step)
     const size_t counts[4] = {300000, 0, 0, 0};
     meeting m = all_call(4, (ari_call){.kind = ARI_ALL_GATHER, .dtype = AR_U8, .counts = counts});
     ask(&m, &one_node);
-    const uint64_t ends[4] = {3 * 2000, 3 * 2000 + 1000, 3 * 2000 + 2000, 3 * 2000 + 3000};
     /* Rank 0 receives empty chunks of 3, 2, 1, but 3 does its second step no earlier than 2 its first, and so on:
      * nobody before rank 1 is late, so rank 0 is not. */
-    for (int i = 0; i < 4; i++)
-        cr_expect_eq(m.ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m.ends[i]);
+    expect_ends(&m, (const uint64_t[]){3 * 2000, 3 * 2000 + 1000, 3 * 2000 + 2000, 3 * 2000 + 3000});
 }
 
 Test(virtual, an_uneven_reduce_scatter_carries_its_large_sum_round_to_its_owner)
@@ -212,9 +216,7 @@ Test(virtual, an_uneven_reduce_scatter_carries_its_large_sum_round_to_its_owner)
     const size_t counts[4] = {300000, 0, 0, 0};
     meeting m = all_call(4, (ari_call){.kind = ARI_REDUCE_SCATTER, .dtype = AR_U8, .counts = counts});
     ask(&m, &one_node);
-    const uint64_t ends[4] = {3 * 2000 + 3000, 3 * 2000, 3 * 2000 + 1000, 3 * 2000 + 2000};
-    for (int i = 0; i < 4; i++)
-        cr_expect_eq(m.ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m.ends[i]);
+    expect_ends(&m, (const uint64_t[]){3 * 2000 + 3000, 3 * 2000, 3 * 2000 + 1000, 3 * 2000 + 2000});
 }
 
 Test(virtual, uneven_messages_fill_the_ports_they_use)
@@ -226,8 +228,7 @@ Test(virtual, uneven_messages_fill_the_ports_they_use)
     for (int i = 0; i < 3; i++)
         m.call[i] = (ari_call){.kind = ARI_ALL_TO_ALL, .dtype = AR_U8, .counts = sent[i]};
     ask(&m, &one_node);
-    for (int i = 0; i < 3; i++)
-        cr_expect_eq(m.ends[i], 3000 + 2000);
+    expect_ends(&m, (const uint64_t[]){3000 + 2000, 3000 + 2000, 3000 + 2000});
 }
 
 Test(virtual, an_exchange_concerns_only_those_that_move_something)
@@ -242,10 +243,7 @@ Test(virtual, an_exchange_concerns_only_those_that_move_something)
     }
     m.comes[3] = 50000;
     ask(&m, &one_node);
-    cr_expect_eq(m.ends[0], 0);
-    cr_expect_eq(m.ends[1], 3000);
-    cr_expect_eq(m.ends[2], 3000);
-    cr_expect_eq(m.ends[3], 50000);
+    expect_ends(&m, (const uint64_t[]){0, 3000, 3000, 50000});
 }
 
 Test(virtual, an_exchange_adds_up_what_goes_to_one_peer)
@@ -257,8 +255,7 @@ Test(virtual, an_exchange_adds_up_what_goes_to_one_peer)
     meeting m = all_call(2, (ari_call){.kind = ARI_EXCHANGE, .dtype = AR_BF16, .count = 3, .p2p = gets});
     m.call[0].p2p = sends;
     ask(&m, &one_node);
-    cr_expect_eq(m.ends[0], 2000 + 2000);
-    cr_expect_eq(m.ends[1], 2000 + 2000);
+    expect_ends(&m, (const uint64_t[]){2000 + 2000, 2000 + 2000});
 }
 
 /* --- late members ------------------------------------------------------------------------------------------------- */
@@ -289,12 +286,9 @@ Test(virtual, a_late_leaf_of_a_broadcast_holds_up_those_after_it_alone)
     meeting m = all_call(4, (ari_call){.kind = ARI_BROADCAST, .dtype = AR_U8, .count = 30000});
     m.comes[2] = 10000;
     ask(&m, &one_node);
-    const uint64_t ends[4] = {100, 2100, 12100, 14100};
-    const int from[4] = {0, 0, 2, 2};
-    for (int i = 0; i < 4; i++) {
-        cr_expect_eq(m.ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m.ends[i]);
-        cr_expect_eq(m.from[i], from[i]);
-    }
+    expect_ends(&m, (const uint64_t[]){100, 2100, 12100, 14100});
+    for (int i = 0; i < 4; i++)
+        cr_expect_eq(m.from[i], i < 2 ? 0 : 2);
 }
 
 Test(virtual, a_late_sender_of_a_gather_does_not_hold_up_the_others)
@@ -304,9 +298,7 @@ Test(virtual, a_late_sender_of_a_gather_does_not_hold_up_the_others)
     meeting m = all_call(4, (ari_call){.kind = ARI_GATHER, .dtype = AR_U8, .counts = counts, .root = 2});
     m.comes[1] = 5000;
     ask(&m, &one_node);
-    const uint64_t ends[4] = {2300, 7300, 7300, 2600};
-    for (int i = 0; i < 4; i++)
-        cr_expect_eq(m.ends[i], ends[i], "rank %d: %llu", i, (unsigned long long)m.ends[i]);
+    expect_ends(&m, (const uint64_t[]){2300, 7300, 7300, 2600});
     cr_expect_eq(m.from[2], 1);
 }
 
