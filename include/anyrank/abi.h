@@ -8,8 +8,8 @@
 
 AR_BEGIN_DECLS
 
-/* What other languages load from libanyrank_abi: functions of opaque handles, sizes and UTF-8 text, with no type that
- * a later version could change. Python's package calls them by ctypes. The shared library has these symbols alone.
+/* The interface of libanyrank_abi for other languages: functions of opaque handles, sizes and UTF-8 text, with no type
+ * that a later version could change. Python's package calls them by ctypes. The shared library has these symbols alone.
  *
  * Functions that can fail return a status of anyrank/status.h, 0 or negative, or NULL; ar_abi_error has the message.
  * Threads: a handle may be read by many threads; messages belong to the thread whose call failed. */

@@ -45,7 +45,7 @@ typedef enum ar_fold {
     AR_SCATTER_ROWS /* partial over the group: reduce, rank r gets rows [r*m/N, (r+1)*m/N) of the m; N divides m */
 } ar_fold;
 
-/* What follows the one rounding, in the same pass over memory. */
+/* Work that follows the one rounding, in the same pass over memory. */
 typedef struct ar_epilogue {
     ar_cbuf bias;       /* fp32 [columns]; ptr NULL: none */
     ar_activation act;  /* AR_ACT_NONE: none */
@@ -54,7 +54,7 @@ typedef struct ar_epilogue {
         *band; /* of the product, where the sum is not folded: borrowed until round returns; NULL: all of it */
 } ar_epilogue;
 
-/* What is added to a parameter's gradient. */
+/* A term of a parameter's gradient. */
 typedef struct ar_grad_terms {
     ar_param *to;
     ar_tensor dy; /* [tokens, out], a 2-D view */
@@ -112,16 +112,16 @@ struct ar_arith_ops {
     /* y [.., rows / places, n], contiguous. AR_KEEP instead of AR_ALL: each replica keeps its own terms. Collective. */
     ar_status (*blocks_end)(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas);
 
-    /* Of each of n parameters that have been multiplied by the same x: its gradient += sum over samples of dy^T x: dy
-     * [tokens, out], x [tokens, in] 2-D views, `samples` runs of `tokens/samples` tokens. x_rows_over: the group that
-     * shards x's features, or NULL. Of a frozen parameter neither this nor grad_rows makes anything. */
+    /* For each of n parameters multiplied by the same x: gradient += sum over samples of dy^T x, with dy [tokens, out],
+     * x [tokens, in] 2-D views, `samples` runs of `tokens/samples` tokens. x_rows_over: the group that shards x's
+     * features, or NULL. Neither this nor grad_rows computes anything for a frozen parameter. */
     ar_status (*grad_contract)(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, size_t samples,
                                ar_comm *x_rows_over);
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
      * ptr NULL: all into the one row of a vector parameter. */
     ar_status (*grad_rows)(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);
-    /* Where grad_rows adds up the rows of a vector parameter, for a kernel that makes the terms and adds them in one
-     * pass: afterwards the parameter has a gradient. Of a frozen one no sum is wanted. Borrowed until param_release. */
+    /* The accumulator of grad_rows for a vector parameter, for a kernel that makes the terms and adds them in one pass;
+     * then the parameter has a gradient. For a frozen one no sum is wanted. Borrowed until param_release. */
     ar_status (*grad_sum)(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows);
     /* Sums the gradient over a group (data parallelism), where it is: as bucket_reduce does a bucket of it alone. */
     ar_status (*grad_reduce)(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);

@@ -73,8 +73,8 @@ typedef struct ar_baseline_options {
      * run returns. Each weight is moved by a random part of it. Called with emit_user. */
     const float *(*doubt)(void *user, const char *name, int step, size_t count);
     /* AR_MODE_F64: NULL, or how far the argument of a function with a kink (relu) may be off its value, by the names of
-     * the argument (pass 'f') and of its gradient ('b'); negative: no matter how near to the kink. Of an argument that
-     * is no further from the kink, `kink_slope` says the slope. Called with emit_user before the gradient is emitted. */
+     * the argument (pass 'f') and of its gradient ('b'); negative: no matter how near to the kink. Nearer arguments get
+     * their slope from `kink_slope`. Called with emit_user before the gradient is emitted. */
     double (*kink)(void *user, const char *argument, const char *gradient, int step);
     double (*kink_slope)(void *user, size_t element); /* of the gradient */
     bool (*progress)(void *user, double fraction);    /* NULL, or called between layers; false ends the run */

@@ -31,12 +31,12 @@ typedef struct ar_batch {
     const float *additive_mask;  /* [mask_batch, mask_heads, s, s], or NULL; -inf masks, NaN and +inf are errors */
     size_t mask_batch;           /* b or 1 */
     size_t mask_heads;           /* heads or 1 */
-    /* Where these rows stand in the global batch, whose samples data parallelism and micro-batches share out. */
+    /* Position of these rows in the global batch, whose samples data parallelism and micro-batches share out. */
     size_t global_batch; /* samples of it; 0: these rows are all of it, and the two below are not looked at */
     size_t first_sample; /* index of row 0 in it */
     size_t targets;      /* T, its target tokens: what every loss and gradient is divided by */
     size_t longest;      /* ar_batch_longest of it; 0: of these rows */
-    /* Of a module whose input is numbers, not ids; zero elsewhere. */
+    /* Fields of a module whose input is numbers, not ids; zero elsewhere. */
     const float *input; /* [b, the shape of a sample], or NULL */
     int sample_ndim;    /* 1 .. AR_SAMPLE_DIMS */
     size_t sample_shape[AR_SAMPLE_DIMS];
@@ -44,8 +44,8 @@ typedef struct ar_batch {
     size_t target_width;
 } ar_batch;
 
-/** Whether `documents` numbers the documents of every row 0, 1, .. in their order, and every one of `position_ids` is in
- *  [0, positions). Errors: AR_ERR_DATA (names the row, the place and both values). */
+/** Checks that `documents` numbers the documents of every row 0, 1, .. in order, and that all `position_ids` are in [0,
+ *  positions). Errors: AR_ERR_DATA (names the row, the position and both values). */
 AR_NODISCARD ar_status ar_batch_check(const ar_batch *b, size_t positions);
 /** The document of a row that place `at` belongs to: places [*first, *end) of the row, all of it without documents. A
  *  binary search: `b` is one that ar_batch_check accepts. 0 <= row < batch, 0 <= at < seq. */
@@ -56,16 +56,16 @@ size_t ar_batch_position(const ar_batch *b, size_t row, size_t at);
 /** The largest position of the global batch, and 1: of rotary positions whose frequencies depend on a sequence's length
  *  the length. `longest` where it is set. */
 size_t ar_batch_longest(const ar_batch *b);
-/** What place `at` of a row must predict: the label of the next place, AR_IGNORE_INDEX at the end of a document. */
+/** Target of position `at` of a row: the label of the next position, AR_IGNORE_INDEX at the end of a document. */
 int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at);
 /** The number of places that predict a token: the T of one batch. */
 size_t ar_batch_targets(const ar_batch *b);
 
-/** What a softmax cross-entropy makes of a token with the logits z of V classes and the label y:
+/** Options of the softmax cross-entropy. The loss of a token with the logits z of V classes and the label y is
  *    loss = (1 - e)*(lse - z_y) + e*(lse - mean over v of z_v) + c*lse^2,  lse = log(sum over v of exp(z_v)),
- *  and of the batch the mean over its T targets, so dz_v = (p_v*(1 + 2*c*lse) - (1 - e)*[v = y] - e/V)/T, p = softmax(z).
- *  All zero: the cross-entropy alone. numerics.md, section 4, has the roundings.
- *  Sources: e: Szegedy et al. 2016, arXiv:1512.00567, section 7, as in PyTorch's cross_entropy(label_smoothing=e).
+ *  and that of the batch the mean over its T targets, so dz_v = (p_v*(1 + 2*c*lse) - (1 - e)*[v = y] - e/V)/T, p =
+ *  softmax(z). All zero: the cross-entropy alone. numerics.md, section 4, has the roundings. Sources: e: Szegedy et al.
+ *  2016, arXiv:1512.00567, section 7, as in PyTorch's cross_entropy(label_smoothing=e).
  *           c: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5, where it is 1e-4. */
 typedef struct ar_loss_options {
     double label_smoothing; /* e: from 0 to below 1 */

@@ -6,7 +6,7 @@
 
 enum { AR_EVIDENCE_NUMBERS = 8, AR_EVIDENCE_CONSIDERED = 4 };
 
-/** What a difference looks like: the cause that fits best and the numbers that say so. */
+/** Evidence about a difference: the cause that fits best and the numbers that support it. */
 typedef struct ar_evidence {
     const char *cause; /* identifier (causes.md), "missing_all_reduce"; "unknown": what was found fits no known
                           cause; NULL: not explained. Static storage */

@@ -31,9 +31,9 @@ typedef struct ar_check_options {
     void *progress_user;
 } ar_check_options;
 
-/* From the best to the worst. Mispredicted: the same bits, but other bytes were moved or held, or parts had other shapes,
- * than model and layout predict. Vacuous: the same bits, but from some tensor on they are NaN or infinite, on one rank
- * already, and say nothing. */
+/* From the best to the worst. Mispredicted: the same bits, but other bytes were moved or held, or parts had other
+ * shapes, than model and layout predict. Vacuous: the same bits, but from some tensor on they are NaN or infinite, on
+ * one rank already, and say nothing. */
 typedef enum ar_check_result {
     AR_CHECK_SAME,
     AR_CHECK_MISPREDICTED,
@@ -42,7 +42,7 @@ typedef enum ar_check_result {
     AR_CHECK_ERROR
 } ar_check_result;
 
-/** Where the one rank's tensors begin to say nothing: the first in execution order with a NaN or an infinity. */
+/** The one rank's first tensor, in execution order, with a NaN or an infinity; from there on tensors say nothing. */
 typedef struct ar_check_vacuous {
     char tensor[176]; /* with its suffix; "": there is none */
     char pass[16];
@@ -150,8 +150,8 @@ typedef struct ar_check_report {
     bool strict_predictions; /* as asked for */
 } ar_check_report;
 
-/** Whether a result, of the report or of one of its runs, passes: the same bits, and in a check that is strict about
- *  predictions what was predicted too. */
+/** True if a result, of the report or of one of its runs, passes: the same bits and, in a check that is strict about
+ *  predictions, the predicted figures too. */
 static inline bool ar_check_passes(const ar_check_report *r, ar_check_result result)
 {
     return result == AR_CHECK_SAME || (result == AR_CHECK_MISPREDICTED && !r->strict_predictions);

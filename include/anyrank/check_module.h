@@ -14,7 +14,7 @@ AR_BEGIN_DECLS
  *   - Is what one rank computes right? There is no independent baseline of somebody else's module, so that the first
  *     check cannot say. ar_gradcheck_module: the gradients against differences of the loss. */
 
-/** What is checked. */
+/** The module to check. */
 typedef struct ar_module_case {
     const char *name; /* for reports */
     /* Makes the module and its loss on one rank; called on every rank's own thread, several at a time. They become the

@@ -15,7 +15,7 @@ AR_BEGIN_DECLS
  * A checkpoint appears whole, by one rename, or not at all. */
 
 #define AR_CHECKPOINT_LOSSES ((size_t)1 << 20)
-/** Where a run stands. Borrows its arrays and strings. */
+/** Progress of a run. Borrows its arrays and strings. */
 typedef struct ar_checkpoint_state {
     const char *model;        /* its name, for reports; NULL: none */
     uint64_t step;            /* steps done; the next is step + 1 */
@@ -85,7 +85,7 @@ void ar_checkpoint_close(ar_checkpoint *c);
 const char *ar_checkpoint_path(const ar_checkpoint *c);
 /** Borrowed, arrays and strings included. */
 const ar_checkpoint_state *ar_checkpoint_state_of(const ar_checkpoint *c);
-/** Of the weights; borrowed. */
+/** Hash of the weights; borrowed. */
 const char *ar_checkpoint_weights_hash(const ar_checkpoint *c);
 /** Puts this rank's parts of weights and optimizer state back, under any layout. Strict: the checkpoint has every
  *  parameter, of its shape, and nothing else (of a rank in a pipeline: but for other stages'). optimizer NULL: weights

@@ -21,7 +21,7 @@ typedef enum ar_arch {
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
-/* Where a block's attention and MLP have a norm: of what they get, of what they add to the residual, or of both. */
+/* Norms of a block's attention and MLP: on their input, on what they add to the residual, or on both. */
 typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_norm_place;
 /* A norm of queries and one of keys, before they are rotated: of each head's d features, or of all heads' together. */
 typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } ar_qk_norm;
@@ -73,8 +73,8 @@ typedef struct ar_config {
     char shrunk[320]; /* what ar_config_shrink made of it, a sentence; "": it is as it was */
 } ar_config;
 
-/** How many keys a query of this layer sees at most, itself and those before it: key j of query i is masked where
- *  j + window <= i. 0: all. */
+/** Largest number of keys that a query of this layer sees, its own and those before it: key j of query i is masked
+ *  where j + window <= i. 0: all. */
 static inline size_t ar_config_window(const ar_config *c, size_t layer)
 {
     const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
@@ -87,7 +87,7 @@ static inline const ar_rope *ar_config_layer_rope(const ar_config *c, size_t lay
     return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
 }
 
-/** Whether a block's attention and MLP have norms of what they get, and of what they make. */
+/** True if a block's attention and MLP have norms on their input; the next, on their output. */
 static inline bool ar_config_norm_before(const ar_config *c)
 {
     return c->norm_place != AR_NORM_AFTER;
@@ -99,10 +99,10 @@ static inline bool ar_config_norm_after(const ar_config *c)
 
 /** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture; models.md
  *  lists them and their keys. The sizes must be in the file; everything else that Hugging Face leaves out has its
- *  default. A key that is not known is ignored and named in c->unknown. Errors: AR_ERR_IO, AR_ERR_FORMAT (not JSON: line
- *  and column), AR_ERR_CONFIG (unknown model_type, a missing or ill-typed key, a value that changes the mathematics and
- *  is not supported, heads that do not divide; the message names the key), AR_ERR_OVERFLOW (more JSON than any config).
- *  On error *c is untouched. */
+ *  default. A key that is not known is ignored and named in c->unknown. Errors: AR_ERR_IO, AR_ERR_FORMAT (not JSON:
+ *  line and column), AR_ERR_CONFIG (unknown model_type, a missing or ill-typed key, a value that changes the
+ *  mathematics and is not supported, heads that do not divide; the message names the key), AR_ERR_OVERFLOW (more JSON
+ *  than any config). On error *c is untouched. */
 AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 /** The same from JSON text. `name` is for messages. */
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);

@@ -26,7 +26,7 @@ ar_dtype ar_activations_of(ar_precision p);
 /** The dtype of parameters of two dimensions in this precision, where `storage` is asked for (0: nothing is). */
 ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage);
 
-/* What of a block's forward pass is computed again in the backward pass, in place of being kept. */
+/* The part of a block's forward pass that the backward pass recomputes instead of saving its activations. */
 typedef enum ar_recompute {
     AR_RECOMPUTE_NONE,
     AR_RECOMPUTE_SELECTIVE, /* the attention: from its input on all but its last layer, whose input is kept no more */
@@ -63,7 +63,7 @@ typedef struct ar_context_groups {
     bool zigzag;
 } ar_context_groups;
 
-/** How many layers each stage of a pipeline has. Plain data; n = 0: evenly (ar_stage_layers). */
+/** Number of layers of each stage of a pipeline. Plain data; n = 0: evenly (ar_stage_layers). */
 typedef struct ar_stages {
     int n;
     uint16_t layers[AR_MAX_STAGES];
@@ -76,9 +76,9 @@ typedef struct ar_context_pipeline {
     int virtual_stages; /* that each rank has; 0 counts as 1 */
     ar_stages stages;
 } ar_context_pipeline;
-/** The layers [*first, *first + *count) of stage i of n, of a model with so many. Where they are not given and n does not
- *  divide their number, the stages in the middle have one more, since the first also has the embedding and the last the
- *  head: 126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it (arXiv:2407.21783, section 3.3.2). */
+/** The layers [*first, *first + *count) of stage i of n, of a model with so many. If they are not given and n does not
+ *  divide their number, the middle stages have one more, since the first also has the embedding and the last the head:
+ *  126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it (arXiv:2407.21783, section 3.3.2). */
 void ar_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i);
 
 typedef struct ar_ctx_options {
@@ -135,7 +135,7 @@ void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_writt
 uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind);
 /** The device of the options. */
 ar_device *ar_ctx_device(const ar_ctx *c);
-/** What a new activation's dtype is (ar_activations_of). Layers take that of their input. */
+/** The dtype of new activations (ar_activations_of). Layers use that of their input. */
 ar_dtype ar_ctx_activations(const ar_ctx *c);
 /** The main queue, on which a layer puts its kernels and collectives. Never NULL. */
 ar_queue *ar_ctx_queue(const ar_ctx *c);
@@ -157,17 +157,17 @@ AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_t
 /** Bytes of step memory now and at most so far. */
 void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
 
-/** Where the rows of a batch stand among the samples of the global batch: taps of activations [samples, ..] say it
- * until the next call. NULL, or a batch of its own (global_batch 0): the rows are all there is. Modules call it with
- * the batch that they are given. */
+/** Sets the position of a batch's rows among the samples of the global batch, which taps of activations [samples, ..]
+ *  report until the next call. NULL, or a batch of its own (global_batch 0): there are no other rows. Modules call it
+ *  with the batch that they are given. */
 void ar_ctx_place(ar_ctx *c, const ar_batch *batch);
 
 /** Reports a value to the listener, if there is one; the arguments are those of ar_tap_event. Errors: the
  *  listener's. */
 AR_NODISCARD ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout);
-/** Whether somebody listens (to save the work of preparing a tap). */
+/** True if there is a listener (to save the work of preparing a tap). */
 bool ar_tapped(const ar_ctx *c);
-/** Whether this fault is switched on: the one call by which a fault changes a layer's path. */
+/** True if this fault is on: the one call by which a fault changes a layer's path. */
 bool ar_faulty(const ar_ctx *c, ar_fault fault);
 
 AR_END_DECLS

@@ -46,7 +46,7 @@ size_t ar_data_tokens(const ar_data *d);
 size_t ar_data_rows(const ar_data *d);
 /** Documents of which the data itself tells: the lines of JSON, else the rows. */
 size_t ar_data_documents(const ar_data *d);
-/** Whether one of them begins with this token. token < ar_data_tokens(d). */
+/** True if one of them begins at this token. token < ar_data_tokens(d). */
 bool ar_data_document_begins(const ar_data *d, size_t token);
 /** SHA-256 of the file's bytes (of a safetensors file: all of it), lower-case hexadecimal; what sha256sum prints.
  *  Reads the whole file. Errors: AR_ERR_MEMORY, AR_ERR_INTERNAL, AR_ERR_IO. */
@@ -54,7 +54,7 @@ AR_NODISCARD ar_status ar_data_hash(const ar_data *d, char hex[65]);
 /** Tokens [start, start + count), row after row. Errors: AR_ERR_ARG (beyond the end), AR_ERR_IO (also where the file
  *  has become shorter). */
 AR_NODISCARD ar_status ar_data_read(const ar_data *d, int64_t *out, size_t start, size_t count);
-/** Whether every token is in [0, vocab). Errors: AR_ERR_DATA, naming the first that is not, its position, and the
+/** Checks that every token is in [0, vocab). Errors: AR_ERR_DATA, naming the first that is not, its position, and the
  *  smallest vocabulary that has them all; AR_ERR_IO. */
 AR_NODISCARD ar_status ar_data_check_vocab(const ar_data *d, size_t vocab);
 
@@ -92,7 +92,7 @@ AR_NODISCARD ar_status ar_loader_create(ar_loader **gives, const ar_data *d, con
 void ar_loader_destroy(ar_loader *l);
 /** Windows of an epoch. */
 size_t ar_loader_windows(const ar_loader *l);
-/** Where the batch of a step begins: epoch and place in it, both from 0. Errors: AR_ERR_ARG (step 0),
+/** The epoch in which the batch of a step begins and the position in it, both from 0. Errors: AR_ERR_ARG (step 0),
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_loader_position(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place);
 /** The global batch of a step (host): input_ids of [batch, seq], labels NULL (the ids themselves), no masks; packed:

@@ -20,15 +20,15 @@ AR_BEGIN_DECLS
  *
  * ZeRO-2 and ZeRO-3 (Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277) know units: what a
  * unit's backward pass has added is reduced when that pass ends, in every micro-batch, each rank getting its share of
- * the sum, and the memory of the whole gradients is given back (overlap: on the communication queue, while the next unit
- * goes backward; eager: after the pass through the stage). ZeRO-3 gathers a unit's weights before each of its passes and
- * gives them back after it (overlap: those of the next unit on another queue in the meantime); the root unit's from
- * ar_ddp_start to ar_ddp_wait. So the ranks meet in every pass, and one without samples has to take part: ar_train_step
- * does. A bucket is of one unit. A parameter that requires no gradient when the object is made stays whole.
+ * the sum, and the whole gradients are freed (overlap: on the communication queue, while the next unit goes backward;
+ * eager: after the pass through the stage). ZeRO-3 gathers a unit's weights before each of its passes and gives them
+ * back after it (overlap: those of the next unit on another queue in the meantime); the root unit's from ar_ddp_start
+ * to ar_ddp_wait. So the ranks meet in every pass, and one without samples has to take part: ar_train_step does. A
+ * bucket is of one unit. A parameter that requires no gradient when the object is made stays whole.
  *
  * Objects of one context share its communication queue, in which the ranks must launch all their buckets in one order:
- * with several objects, no rank may be without samples. Buckets of a pipeline's tied weights are the last ones: until the
- * first stage has gone backward, they would hold up the others on the last.
+ * with several objects, no rank may be without samples. Buckets of a pipeline's tied weights are the last ones: until
+ * the first stage has gone backward, they would hold up the others on the last.
  *
  * All functions with a context inside are collective over the data-parallel group, and where a parameter is `spread`
  * over the tensor-parallel one too, at the `ends` of a pipeline over these. One thread calls them. */
@@ -141,7 +141,7 @@ typedef struct ar_bucket_info {
 size_t ar_ddp_buckets(const ar_ddp *d);
 /** i < ar_ddp_buckets. */
 ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i);
-/* Where a parameter's gradient lies. */
+/* Position of a parameter's gradient. */
 typedef struct ar_bucket_place {
     size_t bucket;        /* index */
     size_t offset, count; /* elements of it: the first one, and how many, all of this rank's part of the parameter */

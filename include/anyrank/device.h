@@ -16,11 +16,11 @@ AR_BEGIN_DECLS
  * Matrices are ar_tensor views of 2 to 4 dimensions: the last two are rows and columns, the ones before are batch
  * dimensions, "batch" below is their product in row-major order. Strides are free unless a slot says "contiguous".
  * Activations, their gradients and what is added up of them are F32 or, in native numerics, BF16: the tensors of a call
- * have one dtype, unless a slot says otherwise. Kernels compute in fp32, as if they had been given these numbers in fp32,
- * and round what they store as BF16 once, to nearest, ties to even.
- * Arrays of exponents are int32 and contiguous. Exponents: the smallest integer e with |x| < 2^e for all x of a group;
- * AR_EXP_ZERO where all are zero, AR_EXP_NONFINITE where one is NaN or infinite; so they combine by integer max.
- * Element-wise definitions stand once, in ref/numerics; numerics.md explains them. */
+ * have one dtype, unless a slot says otherwise. Kernels compute in fp32, as if they had been given these numbers in
+ * fp32, and round what they store as BF16 once, to nearest, ties to even. Arrays of exponents are int32 and contiguous.
+ * Exponents: the smallest integer e with |x| < 2^e for all x of a group; AR_EXP_ZERO where all are zero,
+ * AR_EXP_NONFINITE where one is NaN or infinite; so they combine by integer max. Element-wise definitions stand once,
+ * in ref/numerics; numerics.md explains them. */
 #define AR_EXP_ZERO INT32_MIN
 #define AR_EXP_NONFINITE INT32_MAX
 
@@ -30,17 +30,17 @@ struct ari_optimizer_constants; /* what the updates of one step share: ref/numer
 /* Quantised rows in the device's own form: [batch, rows, k] of 26-bit signed integers. */
 typedef struct ar_packed ar_packed;
 
-/* A block of attention's scores. All scores of a rank are the matrices [b, kv_heads], each [group * rows, seq]: row r is
- * query r mod rows, of query head r / rows of the KV head's group, and a column is a key, by its position. The part lies
- * contiguous in memory, [matrices, rows, cols]; where a slot needs what belongs to whole rows, all keys that its
+/* A block of attention's scores. All scores of a rank are the matrices [b, kv_heads], each [group * rows, seq]: row r
+ * is query r mod rows, of query head r / rows of the KV head's group, and a column is a key, by its position. The part
+ * lies contiguous in memory, [matrices, rows, cols]; where a slot needs what belongs to whole rows, all keys that its
  * queries see are in it. */
 typedef struct ar_scores {
     size_t kv_heads, group, rows, seq;
     ar_part part;
 } ar_scores;
 
-/* Where the rows of a product have something: row r in [first, end) of row r mod rows. Of its columns: what the result has
- * elsewhere does not matter. Of its terms: A is zero elsewhere. */
+/* The band of a product: row r is limited to the range [first, end) of row r mod rows. A range of columns: the rest of
+ * the result does not matter. A range of terms: A is zero elsewhere. */
 typedef struct ar_band {
     const int32_t *edges; /* of the host: [rows, 2], first and end */
     size_t rows;
@@ -65,15 +65,15 @@ typedef struct ar_dropout {
     uint64_t first, stride[AR_MAX_DIMS];
 } ar_dropout;
 
-/* The sum over rows of a parameter of one row, [n], to which a kernel adds the terms that it makes: an order-independent
- * accumulator, t u8 [n] and hl int64 [2n] (all H, then all L), or f32 [n], to which it adds in the order of the rows.
- * The other has ptr NULL; where both have, no sum is wanted. */
+/* The sum over rows of a parameter of one row, [n], to which a kernel adds the terms that it makes: an
+ * order-independent accumulator, t u8 [n] and hl int64 [2n] (all H, then all L), or f32 [n], to which it adds in the
+ * order of the rows. The other has ptr NULL; if both do, no sum is wanted. */
 typedef struct ar_row_sum {
     ar_buf t, hl;
     ar_buf f32;
 } ar_row_sum;
 
-/* What a native product's operands hold. */
+/* Precision of a native product's operands. */
 typedef enum ar_precision {
     AR_PRECISION_F32,
     AR_PRECISION_TF32, /* numbers of 11 bits of significand */
@@ -114,7 +114,7 @@ typedef struct ar_device_ops {
     ar_status (*combine)(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
                          ar_op op);
 
-    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, F32 or BF16 each, added up in fp32 ------------- */
+    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, F32 or BF16 each, summed in fp32 ------------ */
     /* Rounded once, when all terms (and c) are added up. fp32 words of a and b hold numbers of `operands` alone, whose
      * products are exact in fp32: a device may multiply them so. */
     ar_status (*gemm_f32)(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
@@ -132,7 +132,7 @@ typedef struct ar_device_ops {
      * as 0. sign = -1 (operand B): likewise. max_into: the maximum with what e holds (parts concatenated along k). */
     ar_status (*row_exponents)(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
                                bool max_into);
-    /* Storage for [batch, rows, k], taken and given back like alloc's. split: this operand will be the A of gemm_i64 and gemm_round. */
+    /* Storage for [batch, rows, k], taken and given back like alloc's. split: the A of gemm_i64 and gemm_round. */
     ar_status (*packed_create)(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
                                bool split);
     /* Part of what was packed, for the products below; `whole` is not packed again, and outlives it. It shares its
@@ -157,8 +157,8 @@ typedef struct ar_device_ops {
                           bool add);
     /* y[batch, m, n] = the contraction rounded once to fp32, without storing the integers: e [batch, m], f [batch, n].
      * y: rows are contiguous runs of n (stride 1 along n), other strides free. Then bias [n] (fl32(y + bias)) and act
-     * into z (same shape and strides rules) as in bias_act; batch 1 for those. band: NULL, all; else the device may leave
-     * out what is outside of it: those elements of y are undefined. */
+     * into z (same shape and strides rules) as in bias_act; batch 1 for those. band: NULL, all; else the device may
+     * leave out what is outside of it: those elements of y are undefined. */
     ar_status (*gemm_round)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z,
                             const ar_band *band);
@@ -192,37 +192,37 @@ typedef struct ar_device_ops {
     ar_status (*fill)(ar_device *d, ar_queue *q, const ar_tensor *y, float value);
     /* y = fl32(cap*tanh(fl32(x*scale)/cap)), cap > 0; y may be x */
     ar_status (*softcap)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap);
-    /* dx = fl32(fl32(dy*(1 - t*t))*scale), t that tanh of x; +0 where dy is 0, also of an x that is undefined. dx may be
-     * dy or x. */
+    /* dx = fl32(fl32(dy*(1 - t*t))*scale), t that tanh of x; +0 where dy is 0, also of an x that is undefined. dx may
+     * be dy or x. */
     ar_status (*softcap_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy,
                                   const ar_tensor *x, float scale, double cap);
-    /* dx = fl32(dy * act'(x)), and dbias[j] += dx[.., j], as it is stored, over all rows, in one pass. Contiguous, of one
-     * shape; dx may be dy or x. */
+    /* dx = fl32(dy * act'(x)), and dbias[j] += dx[.., j], as it is stored, over all rows, in one pass. Contiguous, of
+     * one shape; dx may be dy or x. */
     ar_status (*act_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                               ar_activation act, const ar_row_sum *dbias);
     /* 2-D views (rows may be strided, columns contiguous): y = fl32(act(gate)*up) */
     ar_status (*gated_forward)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate,
                                const ar_tensor *up, ar_activation act);
-    /* Likewise, dgate = fl32(fl32(dy*up)*act'(gate)), dup = fl32(dy*act(gate)), and the sums of their rows. dgate may be
-     * gate, dup may be up, either may be dy. */
+    /* Likewise, dgate = fl32(fl32(dy*up)*act'(gate)), dup = fl32(dy*act(gate)), and the sums of their rows. dgate may
+     * be gate, dup may be up, either may be dy. */
     ar_status (*gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
                                 const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
                                 const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias);
 
     /* y = fl32(x*scale) where the element is kept, +0 where it is dropped; sum = fl32(residual + y) in the same pass if
-     * residual is given (NULL: sum is not written). y NULL: not written. Contiguous, of one shape; y may be x, sum may be
-     * residual. */
+     * residual is given (NULL: sum is not written). y NULL: not written. Contiguous, of one shape; y may be x, sum may
+     * be residual. */
     ar_status (*dropout)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
                          const ar_tensor *residual, const ar_dropout *which);
 
-    /* --- norms: x, y [.., h] contiguous, a row along the last dimension. gamma, beta f32 [h]. mean f64 [rows] (LayerNorm
-     * only) and rstd f32 [rows] are saved -------------------------------------------------------------------------- */
+    /* --- norms: x, y [.., h] contiguous, a row along the last dimension. gamma, beta f32 [h]. mean f64 [rows]
+     * (LayerNorm only) and rstd f32 [rows] are saved --------------------------------------------------------------- */
     ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
                               ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta,
                               double eps); /* beta NULL for RMS */
     /* dx = the norm's own gradient; sum = fl32(residual + dx) if residual is given (NULL: sum is not written); over all
-     * rows dgamma[j] += fl32(dy*xhat), dbeta[j] += dy. One pass. Tensors contiguous, of one number of elements; h is x's
-     * last extent. dx may be dy or x, sum may be residual. */
+     * rows dgamma[j] += fl32(dy*xhat), dbeta[j] += dy. One pass. Tensors contiguous, of one number of elements; h is
+     * x's last extent. dx may be dy or x, sum may be residual. */
     ar_status (*norm_backward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
                                const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                                const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta);
@@ -243,9 +243,9 @@ typedef struct ar_device_ops {
      * and l (undefined with those two): written, or (known) read, and then the block may have some of the keys only. */
     ar_status (*softmax_forward)(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum,
                                  bool known, float scale, const ar_scores *block, const ar_mask *mask);
-    /* D = row sum of seq terms probs*dprobs; ds = fl32(fl32(probs*(dprobs - D))*scale), masked +0. dprobs at masked keys
-     * is set to +0 in place first. ds may be dprobs only if the caller no longer needs dprobs. dot (f64) [b, kv_heads,
-     * group * rows]: D, written, or (known) read, as above. */
+    /* D = row sum of seq terms probs*dprobs; ds = fl32(fl32(probs*(dprobs - D))*scale), masked +0. dprobs at masked
+     * keys is set to +0 in place first. ds may be dprobs only if the caller no longer needs dprobs. dot (f64) [b,
+     * kv_heads, group * rows]: D, written, or (known) read, as above. */
     ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
                                   bool known, float scale, const ar_scores *block, const ar_mask *mask);
 
@@ -270,8 +270,8 @@ typedef struct ar_device_ops {
      * and sums of ce_logits, over all shards; ptr NULL without label smoothing. */
     ar_status (*ce_terms)(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
                           ar_cbuf valid, ar_cbuf e, ar_cbuf logits, const ar_loss_options *o, size_t n, size_t v);
-    /* dlogits[t, j] = fl32(fl32(p*weight - label)/targets), p = fl32(exp/l), weight = 1 + 2*c*lse, label = (1 - e)*(j ==
-     * row_of[t]) + e/v; +0 where valid[t] is 0 or targets is 0. dlogits may be logits. */
+    /* dlogits[t, j] = fl32(fl32(p*weight - label)/targets), p = fl32(exp/l), weight = 1 + 2*c*lse, label = (1 - e)*(j
+     * == row_of[t]) + e/v; +0 where valid[t] is 0 or targets is 0. dlogits may be logits. */
     ar_status (*ce_backward)(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
                              ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets,
                              size_t v);
@@ -286,9 +286,9 @@ typedef struct ar_device_ops {
      * even; the exponents are fp32's. One shape, any strides; y may be x. */
     ar_status (*round_bits)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits);
     /* One step of w from its gradient g, and of the moments (f32): m where SGD has a momentum, m and v for Adam and
-     * AdamW; a moment that the kind does not have: ptr NULL. master (f32 [n]), where w is BF16 and a copy of it: the step
-     * is master's, and w is what it rounds to; an element of w that was not, was set since, and is master's first. No
-     * two may overlap. */
+     * AdamW; a moment that the kind does not have: ptr NULL. master (f32 [n]), if w is BF16 and a copy of it: the step
+     * updates master, and w is master rounded. An element of w that differs from rounded master was set since, and is
+     * copied to master first. No two may overlap. */
     ar_status (*optimizer_step)(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
                                 const ar_tensor *g, const struct ari_optimizer_constants *k);
 } ar_device_ops;
@@ -298,16 +298,17 @@ typedef struct ar_device_ops {
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
     X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
-    X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward) X(act_backward) X(gated_forward) X(gated_backward) X(dropout)  \
-    X(norm_forward) X(norm_backward) X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward)       \
-    X(rows_in_range) X(gather_rows) X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms)            \
-    X(ce_backward) X(sum_squares) X(scale) X(round_bits) X(optimizer_step)
+    X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
+    X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(rows_in_range) X(gather_rows)        \
+    X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) \
+    X(round_bits) X(optimizer_step)
 /* clang-format on */
 
 /** An instance: its table, how many threads of the host a kernel may use, and how many bytes of a value that several
  *  kernels pass on to each other are worked on at a time: its cache holds a few such pieces. Hollow: its memory has no
- *  contents and its kernels do nothing (ref/dry); thin: nor does it want all pieces of a value, but those that need most
- *  memory. Of one rank; ranks may share a GPU. */
+ *  contents and its kernels do nothing (ref/dry); thin: nor does it want all pieces of a value, but those that need
+ *  most memory. Of one rank; ranks may share a GPU. */
 struct ar_device {
     const ar_device_ops *ops;
     int threads;
@@ -315,8 +316,8 @@ struct ar_device {
     bool hollow, thin;
 };
 
-/* The CPU device's block_bytes. A second cache level alone would hold too few rows to be worth their packing: measured at
- * sequences of 4,096. */
+/* The CPU device's block_bytes. A second cache level alone would hold too few rows to be worth their packing: measured
+ * at sequences of 4,096. */
 #define AR_CPU_BLOCK_BYTES ((size_t)2 << 20)
 
 typedef enum ar_device_kind {
@@ -343,16 +344,16 @@ AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choic
  *  ANYRANK_IMMA_PATH ("imma16", "imma10") says; those of fewer rows or columns than ANYRANK_IMMA_MIN_ROWS are not asked
  *  of cuBLAS, but done by the kernel for what it refuses. ANYRANK_IMMA_KERNEL=own makes them by the kernel for compute
  *  capability 9.0 (clusters.md), "cublas" as where it is not set. The same bits either way, here and on the emulated
- *  device. Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no
- *  such GPU, one too old, or "own" and another GPU), AR_ERR_MEMORY. */
+ *  device. Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver,
+ *  no such GPU, one too old, or "own" and another GPU), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
-/** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment variable
- *  ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is enqueued:
- *  "eager", at once (default); "late:SEED", when the host waits for something, in an order drawn by the number SEED
- *  among the streams that can go on; "latest:SEED", some, drawn at each wait, as far as they can, and the others only as
- *  far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel does wrong late is an
- *  AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors: AR_ERR_UNSUPPORTED (a
- *  build without them), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
+/** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment
+ *  variable ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is
+ *  enqueued: "eager", at once (default); "late:SEED", when the host waits for something, in an order drawn by the
+ *  number SEED among the streams that can go on; "latest:SEED", some, drawn at each wait, as far as they can, and the
+ *  others only as far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel does
+ *  wrong late is an AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors:
+ *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_emulated_create(ar_device **gives);
 
 /* A GPU, for `anyrank info`. */
@@ -362,7 +363,7 @@ typedef struct ar_gpu_info {
     int processors;
     size_t memory, free_memory;
 } ar_gpu_info;
-/** What this build and this machine have of CUDA: versions and libraries in words, or why there is none. Truncates. */
+/** Describes CUDA in this build and on this machine: versions and libraries, or why there is none. Truncates. */
 void ar_gpu_describe(char *text, size_t size);
 /** Number of GPUs; 0 where there is none, or no CUDA. */
 int ar_gpu_count(void);
@@ -387,7 +388,7 @@ void ar_device_destroy(ar_device *d);
  *  process. */
 void ar_cpu_select_kernels(void);
 
-/** What the CPU device runs on, for `anyrank info`. */
+/** Processor and libraries of the CPU device, for `anyrank info`. */
 typedef struct ar_cpu_info {
     char cpu[64];           /* "AMD EPYC 9B45", "Arm Neoverse N1" */
     char features[128];     /* "avx2 fma avx_vnni avx512f avx512_vnni": names of /proc/cpuinfo */

@@ -23,7 +23,7 @@ typedef struct ar_dump_box {
     int replicas; /* 1: the only one */
 } ar_dump_box;
 
-/** What one file holds of a tensor. */
+/** One file's part of a tensor. */
 typedef struct ar_dump_part {
     int rank;                 /* -1: the file is no rank's */
     const char *file;         /* its path, borrowed */
@@ -109,7 +109,7 @@ typedef struct ar_dump_disagreement {
 /** Compares the copies of every part of a tensor. *found: whether any differ; then *out is filled. */
 AR_NODISCARD ar_status ar_dump_replicas(const ar_dump_tensor *t, bool *found, ar_dump_disagreement *out);
 
-/** Whether two elements of a tensor, given as their bytes, which are not the same, count as different. */
+/** True if two elements of a tensor whose bytes differ (given as bytes) count as different. */
 typedef bool (*ar_dump_differs)(void *user, const void *a, const void *b);
 /** The same by a rule. *drift: how many elements differ in bits alone, of all copies that were compared. Elements of
  * less than a byte are compared by bits. */

@@ -8,7 +8,7 @@
 
 AR_BEGIN_DECLS
 
-/* What a rank reports to taps, written down as that rank's file of a dump (pytorch.md):
+/* Collects the values that a rank reports to taps, and writes them as that rank's file of a dump (pytorch.md):
  *
  *     ar_dump_listener *listener;
  *     AR_TRY(ar_dump_listener_create(&listener, NULL));
@@ -24,7 +24,7 @@ typedef struct ar_dump_listener ar_dump_listener;
 typedef struct ar_dump_listener_options {
     const char *passes; /* those to keep, as "fb": the letters of ar_tap_event; NULL: all */
     bool first_copies;  /* of replicated values the first copy alone; false: each rank keeps its own */
-    /* Whether to keep what is reported; NULL: all of it. */
+    /* True if a reported value is to be kept; NULL: all are. */
     bool (*wants)(void *user, const ar_tap_event *event);
     void *wants_user; /* borrowed until ar_dump_listener_destroy */
 } ar_dump_listener_options;
@@ -41,7 +41,7 @@ void ar_dump_listener_destroy(ar_dump_listener *l);
 AR_NODISCARD ar_status ar_dump_listener_tap(void *user, const ar_tap_event *event);
 /** Forgets what was reported, so that the next run starts afresh. */
 void ar_dump_listener_clear(ar_dump_listener *l);
-/** What is kept, in the order of the first reports. Borrows until the next report. Value i; false: there is none. */
+/** The values kept, in the order of first reports. Borrows until the next report. Value i; false: there is none. */
 size_t ar_dump_listener_count(const ar_dump_listener *l);
 bool ar_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value);
 /** Bytes of the values kept. */
@@ -51,8 +51,8 @@ size_t ar_dump_listener_bytes(const ar_dump_listener *l);
 AR_NODISCARD ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, const ar_dump_place *place,
                                               const char *const *metadata, size_t n_meta);
 
-/** Where a rank of a layout is: its extents as a mesh, in the order of ar_parallel_rank; of those of one rank dp and tp
- *  alone. */
+/** Position of a rank in a layout, whose extents form a mesh in the order of ar_parallel_rank; of the extents of one
+ *  rank it has dp and tp alone. */
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank);
 
 AR_END_DECLS

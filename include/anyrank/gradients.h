@@ -38,7 +38,7 @@ AR_NODISCARD ar_status ar_gradients_zero(ar_gradients *g);
  * group, partial ones over the tensor-parallel group first. ddp given: ar_ddp_wait of it, which holds them all. */
 AR_NODISCARD ar_status ar_gradients_sync(ar_gradients *g, ar_ddp *ddp);
 
-/** What to verify. Plain data; {.gradients = true} is the usual one. */
+/** Values to verify. Plain data; {.gradients = true} is the usual one. */
 typedef struct ar_gradients_verify_options {
     bool gradients; /* synchronised: there, finite, copies equal */
     bool values;    /* copies of the parameters are equal, of frozen ones too */

@@ -56,7 +56,7 @@ AR_NODISCARD ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, 
 
 /* --- splits ------------------------------------------------------------------------------------------------------- */
 
-/* How a module of a plan is split over the tensor-parallel ranks (anyrank/plan.h). */
+/* Split of a plan's module over the tensor-parallel ranks (anyrank/plan.h). */
 typedef enum ar_style {
     AR_STYLE_REPLICATE, /* whole on every rank */
     AR_STYLE_COLWISE,   /* rows of W [out, in]: the output is sharded along features; of an embedding: hidden */
@@ -238,7 +238,7 @@ AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const cha
 /* --- embedding and loss ------------------------------------------------------------------------------------------- */
 
 typedef struct ar_embedding ar_embedding;
-/* How its table [V, h] is cut. */
+/* Split of its table [V, h]. */
 typedef enum ar_embedding_split {
     AR_EMBEDDING_VOCAB, /* rank r has ceil(V/N) rows (the last ranks fewer): the output is a selection over the ranks */
     AR_EMBEDDING_HIDDEN, /* columns, h/N on each rank: the output is sharded along features, then gathered (sp: an

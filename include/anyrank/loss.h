@@ -6,8 +6,8 @@
 
 AR_BEGIN_DECLS
 
-/* What a module's output is judged by: terms of all rows, micro-batches and data-parallel ranks, summed and divided by
- * T, the targets of the whole global batch. The sum is the arithmetic's gradient accumulator, so that in the exact
+/* The loss of a module's output: the terms of all rows, micro-batches and data-parallel ranks, summed and divided by T,
+ * the targets of the whole global batch. The sum is the arithmetic's gradient accumulator, so that in the exact
  * numerics it has the same bits however the rows are shared out. */
 typedef struct ar_loss ar_loss;
 typedef struct ar_loss_ops {
@@ -42,7 +42,7 @@ AR_NODISCARD ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, con
 /** Accepts NULL. */
 void ar_loss_destroy(ar_loss *loss);
 
-/** What these rows of the batch add to T. */
+/** The share of T of these rows of the batch. */
 size_t ar_loss_targets(const ar_loss *loss, const ar_batch *batch);
 /** Adds the terms of y to those since ar_loss_zero. */
 AR_NODISCARD ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,

@@ -10,12 +10,11 @@ AR_BEGIN_DECLS
 /* Whole models out of layers, from a config. Names and numbers of parameters are Hugging Face's. */
 typedef struct ar_model ar_model;
 
-/** Whether a layout of `ranks` tensor-parallel ranks is legal, without building anything. Errors: AR_ERR_INDIVISIBLE
- *  (names the dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (ranks < 1). */
+/** Checks a layout of `ranks` tensor-parallel ranks without building anything. Errors: AR_ERR_INDIVISIBLE (names the
+ *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (ranks < 1). */
 AR_NODISCARD ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan);
-/** Whether the heads that each of those ranks has can be shared by `inner` context-parallel neighbours (ar_parallel),
- *  KV heads also as copies. Errors: AR_ERR_INDIVISIBLE (names the heads and what would be right), AR_ERR_ARG (inner <
- *  1). */
+/** Checks that `inner` context-parallel neighbours (ar_parallel) can share the heads of each of those ranks, KV heads
+ *  also as copies. Errors: AR_ERR_INDIVISIBLE (names the heads and what would be right), AR_ERR_ARG (inner < 1). */
 AR_NODISCARD ar_status ar_config_check_inner(const ar_config *c, int ranks, int inner, const ar_plan *plan);
 /** Number of parameters (elements) of the whole model. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_config_parameters(const ar_config *c, size_t *out);

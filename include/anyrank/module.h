@@ -51,14 +51,14 @@ typedef struct ar_module_ops {
     void (*destroy)(ar_module *m); /* required; frees m */
 } ar_module_ops;
 
-/* What a rank of the tensor-parallel group holds of a value. */
+/* The part of a value that a rank of the tensor-parallel group holds. */
 typedef enum ar_held {
-    AR_HELD_UNTOLD, /* nobody says: the module reports what it wants to itself */
+    AR_HELD_UNTOLD, /* unknown: the module taps its own values */
     AR_HELD_WHOLE,  /* all of it (with sequence parallelism, of three dimensions or more: its own positions) */
     AR_HELD_SHARD   /* its block of the features, which are split evenly */
 } ar_held;
 typedef enum ar_pass { AR_FORWARD, AR_BACKWARD } ar_pass;
-/** What is done before and after each pass of a module; a failure ends the pass. */
+/** Calls before and after each pass of a module; a failure ends the pass. */
 typedef struct ar_module_hook {
     ar_status (*begin)(void *user, ar_pass pass);
     ar_status (*end)(void *user, ar_pass pass);
@@ -100,8 +100,8 @@ AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *s
  *  nothing to a listener and counts no use of a parameter, but it calls the collectives of the first again, and its
  *  work is counted. m may have children that are recomputed too. */
 void ar_module_recompute(ar_module *m);
-/** What `again` of a parent calls for a child: its `again`, or forward; of a recomputed one its x is kept, no more.
- *  Errors: as ar_module_forward. */
+/** Called for a child by its parent's `again`: calls the child's `again`, or forward; of a recomputed child only x is
+ *  saved. Errors: as ar_module_forward. */
 AR_NODISCARD ar_status ar_module_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                        const ar_batch *batch);
 /** All parameters of m and its children, depth first, a shared one once. Borrowed from the modules. Returns how many;
@@ -152,7 +152,7 @@ AR_NODISCARD ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, const ar_t
 AR_NODISCARD ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                             ar_param *bias, ar_activation act);
 
-/* What the backward pass of a norm takes besides its input. */
+/* Values that a norm's backward pass takes besides its input. */
 typedef struct ar_norm_saved {
     ar_tensor mean, rstd; /* of each row: f64 [rows], which RMSNorm leaves undefined, and f32 [rows] */
 } ar_norm_saved;
@@ -170,9 +170,9 @@ AR_NODISCARD ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tenso
                                         ar_param *gain, ar_param *offset, const ar_tensor *residual);
 /** p's gradient += the sum of the rows of terms [.., n]: of a bias, dY itself. p is a vector [n]. */
 AR_NODISCARD ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms);
-/** How many runs of equal length the rows of a contiguous x [.., features] fall into, each of them one sample's: its
- *  first extent. Of two dimensions: the rows are samples where ar_ctx_place said where they stand among those of a
- *  global batch, and tokens of one sample else. */
+/** Number of samples in a contiguous x [.., features], each of them a run of rows of equal length: its first extent.
+ *  The rows of two dimensions are samples if ar_ctx_place has set their position in a global batch, else tokens of one
+ *  sample. */
 size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x);
 /** *x, a tensor of the step: the batch's input, [b, the shape of a sample]. Errors: AR_ERR_ARG (it has none). */
 AR_NODISCARD ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch);

@@ -9,7 +9,7 @@
 
 AR_BEGIN_DECLS
 
-/** How a training step is split over W = pp * dp * cp * tp ranks: tp ranks are neighbours, the groups of them that
+/** The split of a training step over W = pp * dp * cp * tp ranks: tp ranks are neighbours, the groups of them that
  *  share a sequence come next, and the ranks of a pipeline are furthest apart. Plain data; an extent of 0 counts as 1,
  *  so that {.tp = 4} is a layout. */
 typedef struct ar_parallel {
@@ -52,9 +52,9 @@ int ar_parallel_world(const ar_parallel *p);
 /** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4
  *  zero=1 replicate=2", "dp=3 micro-batches=2": what the layout differs in from one rank. */
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
-/** Whether a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the global
- *  batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and go
- *  through no forward or backward pass: they only sum gradients and update. Errors: AR_ERR_INDIVISIBLE (names the
+/** Checks that a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the
+ *  global batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and
+ *  go through no forward or backward pass: they only sum gradients and update. Errors: AR_ERR_INDIVISIBLE (names the
  *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more
  *  micro-batches than samples of the rank that has most of them), AR_ERR_OVERFLOW (more ranks than an int counts). */
 AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
@@ -65,7 +65,7 @@ AR_NODISCARD ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t s
 /** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
 size_t ar_parallel_sequence_unit(const ar_parallel *p);
 
-/** Where a rank is: rank = ((pp * the layout's dp + dp) * the layout's cp + cp) * the layout's tp + tp. */
+/** Coordinates of a rank: rank = ((pp * the layout's dp + dp) * the layout's cp + cp) * the layout's tp + tp. */
 typedef struct ar_parallel_rank {
     int pp, dp, cp, tp;
 } ar_parallel_rank;
@@ -107,9 +107,9 @@ typedef struct ar_positions {
 ar_positions ar_positions_whole(size_t seq);
 /** Part `part` of `parts` equal ones, in their order; parts divides their number. */
 ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts);
-/** How many they are. */
+/** Number of positions. */
 size_t ar_positions_count(const ar_positions *p);
-/** The i-th of them. */
+/** The i-th position. */
 size_t ar_positions_at(const ar_positions *p, size_t i);
 /** Those of place `place` of a ring of so many `places`, which divide their number: consecutive ones, or (zigzag) the
  *  chunks place and 2 * places - 1 - place of 2 * places. */

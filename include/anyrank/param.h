@@ -11,15 +11,15 @@ typedef struct ar_param_cache ar_param_cache; /* operands kept by the arithmetic
 typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmetic's own form */
 
 struct ar_param;
-/** What is called when a parameter's gradient is complete on this rank: ar_param_done. A failure ends the backward
- * pass. */
+/** Called when a parameter's gradient is complete on this rank (ar_param_done). A failure ends the backward
+ * */
 typedef struct ar_param_hook {
     ar_status (*ready)(void *user, struct ar_param *p);
     void *user; /* borrowed */
 } ar_param_hook;
 #define AR_PARAM_HOOKS 4
 
-/** What a rank has of a parameter where the data-parallel ranks share out its gradient (ZeRO-2), or its value too
+/** A rank's share of a parameter when the data-parallel ranks share out its gradient (ZeRO-2), or its value too
  *  (ZeRO-3): elements [start, start + count) of the layer's matrix. The memory is the data-parallel object's. */
 typedef struct ar_param_share {
     size_t start, count;

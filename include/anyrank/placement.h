@@ -26,10 +26,10 @@ typedef struct ar_mesh {
     ar_mesh_dim dim[AR_MESH_DIMS];
 } ar_mesh;
 
-/** Whether it is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is empty,
+/** Checks that it is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is empty,
  *  longer than AR_MESH_NAME or there twice), AR_ERR_INDIVISIBLE (the sizes' product is not `world`; names both). */
 AR_NODISCARD ar_status ar_mesh_check(const ar_mesh *m, int world);
-/** Whether two meshes have the same names and sizes in the same order. */
+/** True if two meshes have the same names and sizes in the same order. */
 bool ar_mesh_same(const ar_mesh *a, const ar_mesh *b);
 /** The dimension of that name; -1: there is none. */
 int ar_mesh_find(const ar_mesh *m, const char *name);
@@ -42,10 +42,10 @@ int ar_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap);
 
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
-/* What the ranks along one dimension of the mesh have of a tensor T. Two placements have the same value on every rank:
- * they differ in the gradient. Every rank uses a replicated value for itself (X of a column-parallel layer, which meets
- * other weights on each), so each rank's gradient is a term of a sum; of an invariant value all ranks compute the same
- * (a norm, a residual), so each rank has the whole gradient. */
+/* The parts of a tensor T that the ranks along one mesh dimension have. Two placements have the same value on every
+ * rank: they differ in the gradient. Every rank uses a replicated value for itself (X of a column-parallel layer, which
+ * meets other weights on each), so each rank's gradient is a term of a sum; of an invariant value all ranks compute the
+ * same (a norm, a residual), so each rank has the whole gradient. */
 typedef enum ar_placement_kind {
     AR_REPLICATE,   /* T; the gradient is Partial(sum) */
     AR_INVARIANT,   /* T; the gradient is invariant */
@@ -75,20 +75,20 @@ const char *ar_placements_text(char *text, size_t cap, const ar_placement *p, in
  *  number of them, one that is not a placement). */
 AR_NODISCARD ar_status ar_placements_parse(ar_placement *p, int n, const char *text);
 
-/** Whether a tensor of `ndim` dimensions can have this placement: AR_ERR_ARG names the placement and the range of dim
- *  that is right. */
+/** Checks that a tensor of `ndim` dimensions can have this placement. Errors: AR_ERR_ARG (names the placement and the
+ *  valid range of dim). */
 AR_NODISCARD ar_status ar_placement_check(ar_placement p, int ndim);
-/** Whether two placements of a tensor of `ndim` dimensions are one, S(-1) and S(ndim - 1) included. */
+/** True if two placements of a tensor of `ndim` dimensions are equal, S(-1) and S(ndim - 1) included. */
 bool ar_placement_same(ar_placement a, ar_placement b, int ndim);
 /** The placement that the gradient of a value has (ar_placement_kind): R and P(sum) change places, I and S stay.
  *  Applied twice it is the placement itself. Errors: AR_ERR_UNSUPPORTED (a maximum). */
 AR_NODISCARD ar_status ar_placement_gradient(ar_placement *g, ar_placement p);
 
-/** What the rank at coordinates `at` has of a tensor of `shape` [ndim]: elements [start, start + extent) of every
- *  dimension. Parts are those of ar_split_uneven: ceil(n / size) elements, the last ones shorter or empty. uneven
- *  false: a dimension that does not divide is AR_ERR_INDIVISIBLE, with both dimensions and both numbers.
- *  Shapes:   p, at [mesh->ndim]; start, extent [ndim]; start may be NULL.
- *  Errors:   AR_ERR_ARG (ndim, a coordinate, a placement), AR_ERR_INDIVISIBLE. On error nothing is written. */
+/** The part of a tensor of `shape` [ndim] that the rank at coordinates `at` has: elements [start, start + extent) of
+ *  every dimension. Parts are those of ar_split_uneven: ceil(n / size) elements, the last ones shorter or empty. uneven
+ *  false: a dimension that does not divide is AR_ERR_INDIVISIBLE, with both dimensions and both numbers. Shapes: p, at
+ *  [mesh->ndim]; start, extent [ndim]; start may be NULL. Errors: AR_ERR_ARG (ndim, a coordinate, a placement),
+ *  AR_ERR_INDIVISIBLE. On error nothing is written. */
 AR_NODISCARD ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mesh, const int *at,
                                             const ar_placement *p, int ndim, const size_t *shape, bool uneven);
 /** The same as a layout: one box, or none where the part is empty. Its replicas are the ranks along dimensions that
@@ -105,7 +105,7 @@ typedef struct ar_redistribution {
     ar_placement from[AR_MESH_DIMS], to[AR_MESH_DIMS]; /* one for each dimension of the mesh */
 } ar_redistribution;
 
-/* What one step does along one dimension of the mesh, of N ranks. */
+/* One step along one mesh dimension of N ranks. */
 typedef enum ar_move {
     AR_MOVE_SLICE,          /* R -> S: the own part; nothing moves */
     AR_MOVE_REDUCE_SCATTER, /* P -> S */

@@ -17,14 +17,14 @@ AR_BEGIN_DECLS
 #define AR_PLAN_ARGUMENTS 8 /* inputs of a module that a rule can name, by position or by keyword */
 #define AR_PLAN_ARGUMENT 32 /* bytes of a keyword, with the final 0 */
 
-/** An input or an output as a rule declares it, over the tensor-parallel ranks. It is believed where a value of its shape
- *  is there, as PyTorch believes it, unless the value keeps its placement (global_output) or the run asks
+/** An input or an output as a rule declares it, over the tensor-parallel ranks. It is trusted for any value of its
+ *  shape, as PyTorch does, unless the value keeps its placement (global_output) or the run asks
  *  ar_plan_check_declared. */
 typedef struct ar_plan_value {
     bool given;
     char name[AR_PLAN_ARGUMENT]; /* keyword; "": by position */
     ar_placement from, to;       /* of a style that splits: from of an input is what arrives, to of an output is what
-                                    leaves, and the others are the style's own. prepare: what there is, what is wanted */
+                                    leaves, and the others are the style's own. prepare: from actual to desired */
 } ar_plan_value;
 
 typedef struct ar_plan_rule {
@@ -68,29 +68,29 @@ AR_NODISCARD ar_status ar_plan_load(ar_plan *p, const char *path);
 /** The same from text; `name` is for messages. */
 AR_NODISCARD ar_status ar_plan_parse(ar_plan *p, const char *text, size_t length, const char *name);
 
-/** What a plan makes of the parts outside of the blocks. */
+/** A plan's split of the parts outside the blocks. */
 typedef struct ar_outer_split {
     ar_embedding_split tokens;
     ar_placement final_norm; /* what it works on */
     ar_linear_split head;
 } ar_outer_split;
-/** What a plan makes of a block, and of the rest. sequence: between the branches values are placed by tokens (sequence
+/** A plan's split of a block, and of the rest. sequence: between the branches values are sharded by tokens (sequence
  *  parallelism), else whole. Errors: AR_ERR_UNSUPPORTED, naming the module, its style or placement and those that would
  *  fit. */
 AR_NODISCARD ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence,
                                      ar_block_split *split);
 AR_NODISCARD ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split);
-/** Whether the plan asks for sequence parallelism: some rule has that style. */
+/** True if the plan asks for sequence parallelism: some rule has that style. */
 bool ar_plan_sequence(const ar_plan *p);
-/** Whether values between the branches are placed by tokens: with sequence parallelism. One rank, which has all of them
- *  either way, goes by what the plan declares. */
+/** True if values between the branches are sharded by tokens: with sequence parallelism. One rank, which has all of
+ *  them either way, follows the plan's declarations. */
 bool ar_plan_by_tokens(const ar_plan *p, int tp, bool sp);
-/** Whether this version can split a model so, with sequence parallelism or not. Errors: AR_ERR_NOT_FOUND (a glob that
- *  matches no module), AR_ERR_UNSUPPORTED (names the module, its style or placement and those that would fit),
+/** Checks that this version can split a model so, with sequence parallelism or not. Errors: AR_ERR_NOT_FOUND (a glob
+ *  that matches no module), AR_ERR_UNSUPPORTED (names the module, its style or placement and those that would fit),
  *  AR_ERR_ARG (norms in sequence style without sequence parallelism). */
 AR_NODISCARD ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence);
-/** Of a plan that ar_plan_check accepts: whether every declared placement is the one that is there on several ranks, so
- *  that the numbers are those of one rank. Errors: AR_ERR_UNSUPPORTED (names rule, module and both placements). */
+/** Checks that every declared placement is the actual one on several ranks, so that the numbers are those of one rank;
+ *  the plan is one that ar_plan_check accepts. Errors: AR_ERR_UNSUPPORTED (names rule, module and both placements). */
 AR_NODISCARD ar_status ar_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence);
 
 AR_END_DECLS

@@ -44,15 +44,15 @@ AR_NODISCARD ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_
 /** A norm, as ar_norm_create has it. Errors: as above. */
 AR_NODISCARD ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            ar_norm_kind kind, size_t h, double eps);
-/** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of their
- *  linear layers is asked for by its own name; those that share the input need one style and output, and an attention's
- *  leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and leave R where
- *  the last layer's output is not declared. Errors: as above. */
+/** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of
+ *  their linear layers is looked up by its own name; those that share the input need one style and output, and an
+ *  attention's leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and
+ *  leave R where the last layer's output is not declared. Errors: as above. */
 AR_NODISCARD ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                           const ar_mlp_options *o);
 AR_NODISCARD ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                 const ar_attention_options *o);
-/** What works element by element, as ar_activation_create and ar_dropout_create have it, on what a rank holds. Errors: as
+/** Element-wise modules, as of ar_activation_create and ar_dropout_create, on the part that a rank holds. Errors: as
  *  above. */
 AR_NODISCARD ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                  ar_activation act);
@@ -62,15 +62,15 @@ AR_NODISCARD ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar
  *  it returns its input. Errors: AR_ERR_UNSUPPORTED (another placement), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                    ar_placement to);
-/** How the plan cuts an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
- *  replicate), for ar_embedding_create and ar_lm_head_create: the one leaves, the other takes R. Errors:
+/** The plan's split of an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
+ *  replicate), for ar_embedding_create and ar_lm_head_create: the one outputs, the other takes R. Errors:
  *  AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
 AR_NODISCARD ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name);
-/** What a rank holds of the value here, for losses and layers of one's own; AR_HELD_UNTOLD of a rank's positions, which
- *  losses refuse. */
+/** The part of the current value that a rank holds, for user-defined losses and layers; AR_HELD_UNTOLD for a rank's
+ *  positions, which losses refuse. */
 ar_held ar_plan_held(const ar_plan_walk *w);
-/** After the last layer: whether every rule of the plan has matched one. module: whose layers they are, for the
+/** After the last layer: checks that every rule of the plan has matched one. module: whose layers they are, for the
  *  message. Errors: AR_ERR_NOT_FOUND (names the rule, and the layers that there are). */
 AR_NODISCARD ar_status ar_plan_end(const ar_plan_walk *w, const char *module);
 

@@ -37,12 +37,12 @@ typedef struct ar_process_options {
 } ar_process_options;
 
 /** This process's place among those that the launcher started. MPI: by MPI_Init; it carries where rank 0 listens, which
- *  the others must reach by TCP. NCCL: by MPI where mpirun or srun with PMI started it and this build has MPI, else from
+ *  the others must reach by TCP. NCCL: by MPI if mpirun or srun with PMI started it and this build has MPI, else from
  *  the environment as torchrun sets it: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; of Slurm: SLURM_PROCID,
  *  SLURM_NTASKS, SLURM_LOCALID (clusters.md has all of them), ANYRANK_JOB_KEY or ANYRANK_JOB_KEY_FILE. NCCL itself is
- *  loaded, or what ANYRANK_NCCL names. Collective over all processes.
- *  Gives; ar_process_destroy. Errors: AR_ERR_UNSUPPORTED (a build without it, and how to get it), AR_ERR_ARG (the
- *  environment says nothing, or what makes no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO (the network). */
+ *  loaded, or what ANYRANK_NCCL names. Collective over all processes. Gives; ar_process_destroy. Errors:
+ *  AR_ERR_UNSUPPORTED (a build without it, and how to get it), AR_ERR_ARG (the environment says nothing, or what makes
+ *  no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO (the network). */
 AR_NODISCARD ar_status ar_process_create(ar_process **gives, const ar_process_options *o);
 /** Collective. After a failure it waits two seconds for the others to have come here too, so that each can tell its
  *  user; where one has not, MPI_Abort ends them all with exit status 1. So print first. Accepts NULL. */

@@ -43,7 +43,7 @@ AR_NODISCARD ar_status ar_event_record(ar_event *e, ar_queue *q);
 AR_NODISCARD ar_status ar_queue_wait(ar_queue *q, ar_event *e);
 /** The host waits. Returns the recorded queue's FIRST error, or AR_ERR_TIMEOUT. timeout_ns 0: no limit. */
 AR_NODISCARD ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns);
-/** Whether the event is done, without waiting. Returns the queue's first error. */
+/** Tests if the event is done, without waiting. Returns the queue's first error. */
 AR_NODISCARD ar_status ar_event_test(ar_event *e, bool *done);
 
 AR_END_DECLS

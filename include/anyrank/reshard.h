@@ -47,14 +47,14 @@ typedef struct ar_reshard_result {
     double seconds;
 } ar_reshard_result;
 
-/** Where rank `tp_rank` of `tp` holds its part of parameter `name` of a model: exactly what the model's own layers hold
+/** The part of parameter `name` of a model that rank `tp_rank` of `tp` holds: exactly what the model's own layers hold
  *  there (column, row, q|k|v with KV replicas, vocabulary, hidden). Errors: AR_ERR_NOT_FOUND (no such parameter),
  *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_param_placement(ar_layout *o, const ar_config *c, const char *name, int tp, int tp_rank,
                                           bool embedding_hidden);
-/** Whether rank `place` of a layout's pipeline holds parameter `name`, exactly as the model's own ranks do: layers go to
- *  stages by ar_stage_layers, the embedding to the first, final norm and LM head to the last, tied weights to both.
- *  Errors: AR_ERR_NOT_FOUND, AR_ERR_ARG, those of ar_parallel_check about stages. */
+/** *held: true if rank `place` of a layout's pipeline holds parameter `name`, exactly as the model's own ranks do:
+ *  layers go to stages by ar_stage_layers, the embedding to the first, final norm and LM head to the last, tied weights
+ *  to both. Errors: AR_ERR_NOT_FOUND, AR_ERR_ARG, those of ar_parallel_check about stages. */
 AR_NODISCARD ar_status ar_param_staged(bool *held, const ar_config *c, const char *name, const ar_parallel *p,
                                        int place);
 

@@ -9,7 +9,7 @@
 
 AR_BEGIN_DECLS
 
-/** How the frequencies of a rotation follow from theta: transformers' rope_type. models.md has the formulas,
+/** The rule that derives a rotation's frequencies from theta: transformers' rope_type. models.md has the formulas,
  *  numerics.md, section 4, their roundings. */
 typedef enum ar_rope_kind {
     AR_ROPE_NONE, /* nothing turns */

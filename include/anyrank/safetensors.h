@@ -65,7 +65,7 @@ AR_NODISCARD ar_status ar_values_of_f64(ar_dtype dtype, const double *values, si
 AR_NODISCARD ar_status ar_st_read_f64(const ar_st_entry *e, size_t start, size_t count, double *out);
 AR_NODISCARD ar_status ar_st_read_f32(const ar_st_entry *e, size_t start, size_t count, float *out);
 
-/** What to write. Borrows. */
+/** A tensor to write. Borrows. */
 typedef struct ar_st_tensor {
     const char *name;
     ar_dtype dtype;

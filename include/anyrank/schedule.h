@@ -60,13 +60,13 @@ typedef enum ar_pp_kind {
 /** "F", "RECV_B"; "?" for an unknown value. Static storage. */
 const char *ar_pp_kind_name(ar_pp_kind k);
 
-/** What a rank does with a micro-batch in a stage of its own. */
+/** An operation of a rank on a micro-batch in one of its stages. */
 typedef struct ar_pp_operation {
     ar_pp_kind kind;
     int stage, micro;
 } ar_pp_operation;
 
-/** What a schedule is of. Rank r has the stages r, r + ranks, r + 2 ranks, ...; stages is a multiple of ranks. */
+/** Size of a schedule. Rank r has the stages r, r + ranks, r + 2 ranks, ...; stages is a multiple of ranks. */
 typedef struct ar_pipeline_shape {
     int ranks, stages, micro_batches;
 } ar_pipeline_shape;
@@ -81,8 +81,8 @@ typedef struct ar_pipeline_schedule ar_pipeline_schedule;
  *  On rank r of p, with m micro-batches and v stages of each rank, w forward passes precede the first backward pass:
  *    gpipe        w = v m
  *    1f1b         w = min(m, p-r)
- *    interleaved  w = min(v m, 2(p-r-1) + (v-1)p + 1): stages take turns every p micro-batches (arXiv:2104.04473). Where p
- *                 does not divide m it is the schedule of the next multiple without the micro-batches that there are not
+ *    interleaved  w = min(v m, 2(p-r-1) + (v-1)p + 1): stages take turns every p micro-batches (arXiv:2104.04473).
+ *                 If p does not divide m: the schedule of the next multiple, without the missing micro-batches
  *    zero-bubble  w = min(m, p-r), and W follows r micro-batches behind I (ZB-H1, arXiv:2401.10241, section 2.2)
  *  and then the two take turns. v is 1 but for interleaved, which is 1f1b with v = 1.
  *  Errors: AR_ERR_ARG (extents of less than 1, more than AR_MAX_STAGES stages, v), AR_ERR_OVERFLOW (more than
@@ -105,8 +105,8 @@ const ar_pp_operation *ar_pipeline_schedule_rank(const ar_pipeline_schedule *s, 
 
 /* --- running through one ------------------------------------------------------------------------------------------ */
 
-/** How long a micro-batch takes in a stage, and what the stage makes to the next one, or the gradient of it back. In
- *  any unit. B takes backward_input + backward_weight. */
+/** Times that a micro-batch takes in a stage, and that its output takes to the next stage, or the output's gradient
+ *  back. In any unit. B takes backward_input + backward_weight. */
 typedef struct ar_pp_times {
     double forward, backward_input, backward_weight, transfer;
 } ar_pp_times;

@@ -8,8 +8,8 @@
 
 AR_BEGIN_DECLS
 
-/* What rounding alone may change in a tensor: derived from the model and the inputs at hand, for an arithmetic that
- * rounds in a given way (numerics.md, section 7). */
+/* The change that rounding alone may cause in a tensor: derived from the model and the inputs at hand, for an
+ * arithmetic that rounds in a given way (numerics.md, section 7). */
 typedef enum ar_sensitivity {
     AR_SENSITIVITY_F32,
     AR_SENSITIVITY_TF32,      /* products of TF32 numbers, all else fp32 */

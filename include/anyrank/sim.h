@@ -37,9 +37,9 @@ typedef struct ar_ring_step {
 
 /* --- transport faults --------------------------------------------------------------------------------------------- */
 
-/* What may go wrong between ranks. A collective's number counts what the rank takes part in, over all its
- * communicators, splits included, in the order in which it begins them: 1, 2, ... A transfer's number counts the pieces
- * of other ranks' memory that the rank's thread moves in that collective: 0, 1, ... */
+/* Faults between ranks. A collective's number counts what the rank takes part in, over all its communicators, splits
+ * included, in the order in which it begins them: 1, 2, ... A transfer's number counts the pieces of other ranks'
+ * memory that the rank's thread moves in that collective: 0, 1, ... */
 typedef enum ar_sim_fault_kind {
     AR_SIM_DELAY,     /* the rank comes `ns` later to the collective */
     AR_SIM_STALL,     /* it stands still, before the collective (transfer 0) or in its middle, before that transfer; its
@@ -102,7 +102,7 @@ void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size);
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
-/* Of a deterministic schedule: equal for equal runs. */
+/* Figures of a deterministic schedule: equal for equal runs. */
 typedef struct ar_sim_schedule {
     uint64_t choices; /* how often it was decided who goes on */
     uint64_t hash;    /* of all who did, in this order */
@@ -131,7 +131,7 @@ typedef struct ar_sim_options {
                    measured, not the links */
 } ar_sim_options;
 
-/** What the world's failure looked like for one rank: the last collective it finished and the one it was in. */
+/** The world's failure as one rank saw it: the last collective it finished and the one it was in. */
 typedef struct ar_sim_rank_report {
     int rank;
     char status[32];  /* AR_OK, or the name of its own error */

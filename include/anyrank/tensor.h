@@ -83,7 +83,7 @@ ar_tensor ar_tensor_transposed(const ar_tensor *t);
 /** Elements [start, start + extent) along dimension `dim`, as a view. */
 ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t extent);
 
-/** Part of [batch, rows, cols] matrices: the columns [col, col + cols) of the rows [row, row + rows) of some of them. */
+/** Part of [batch, rows, cols] matrices: columns [col, col + cols) of rows [row, row + rows) of some of them. */
 typedef struct ar_part {
     size_t matrix, matrices, row, rows, col, cols;
 } ar_part;

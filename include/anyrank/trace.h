@@ -9,10 +9,9 @@
 
 AR_BEGIN_DECLS
 
-/* What happened in a run of the simulated cluster, and when: for each rank a track of computation and one for each
- * queue that communicates; spans (modules, and whatever a program marks), collectives with bytes and tags, transfers
- * between ranks. Two clocks: the real one of this machine, and the virtual one of the cluster that ar_sim_options
- * describe. */
+/* The timeline of a run of the simulated cluster: for each rank a track of computation and one for each queue that
+ * communicates; spans (modules, and whatever a program marks), collectives with bytes and tags, transfers between
+ * ranks. Two clocks: the real one of this machine, and the virtual one of the cluster that ar_sim_options describe. */
 typedef struct ar_trace ar_trace;
 typedef enum ar_trace_clock { AR_TRACE_REAL, AR_TRACE_VIRTUAL } ar_trace_clock;
 
@@ -37,7 +36,7 @@ AR_NODISCARD ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clo
 AR_NODISCARD ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clock, const char *title,
                                            const char *path);
 
-/* Where the time went, by one clock. All in seconds. */
+/* A part of the time of a run, by one clock. All in seconds. */
 typedef struct ar_trace_part {
     char what[96];  /* "all_reduce layers.0.mlp.down_proj": kind and tag of a collective; the name of the innermost span
                        of a computation, "compute" outside all of them; "wait" */

@@ -12,7 +12,7 @@ AR_BEGIN_DECLS
 
 typedef struct ar_training_report ar_training_report;
 
-/** What a step told: the same on all ranks. */
+/** Results of a step: the same on all ranks. */
 typedef struct ar_training_step {
     uint64_t step; /* 1, 2, ... since the start of the run, also after a checkpoint */
     float loss;    /* before the update */
@@ -60,7 +60,7 @@ typedef struct ar_training_options {
  *  windows that are not packed. */
 ar_training_options ar_training_defaults(void);
 /** Goes on with a checkpoint: takes from it what decides the values of the weights (data, steps, batch, seq, optimizer,
- *  clip, dropout, loss, numerics, seed), and leaves the rest. Strings are borrowed from the checkpoint, and so is it. */
+ *  clip, dropout, loss, numerics, seed), and leaves the rest. Borrows the checkpoint and its strings. */
 void ar_training_resume(ar_training_options *o, ar_checkpoint *c);
 
 typedef enum ar_training_end {

@@ -29,9 +29,8 @@ typedef struct ar_verify_options {
     const char *const *only;  /* [only_count] globs of names; none: all */
     const char *const *leave; /* [leave_count] globs of names that are left out */
     size_t only_count, leave_count;
-    bool common; /* what one dump lacks is left out, and counted; else a difference */
-    bool
-        all_matched; /* what one dump lacks, and a rule of a mapping that matches nothing, is an error; not with common */
+    bool common;      /* what one dump lacks is left out, and counted; else a difference */
+    bool all_matched; /* a tensor that one dump lacks, or a map rule without a match, is an error; not with common */
     bool nan_differs; /* NaN against NaN is a difference too; else equal by every rule but bits, whose payloads count */
     int tp, cp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
     size_t heads, kv_heads; /* of the model, for the explanation alone; 0: not known */
@@ -66,9 +65,9 @@ typedef struct ar_verify_map {
     size_t matrix_rows, matrix_cols; /* of the tensor: all dimensions but the last, the last */
 } ar_verify_map;
 
-/** What is known of one tensor. Differences are those of all elements, also of those that the rule lets pass. Of a
- *  tensor with the same bytes in both only nan and inf are counted; the other figures are 0. Complex numbers are pairs
- *  of F32, along a last dimension of 2. */
+/** Results for one tensor. Differences are those of all elements, also of those that the rule lets pass. For a tensor
+ *  with the same bytes in both only nan and inf are counted; the other figures are 0. Complex numbers are pairs of F32,
+ *  along a last dimension of 2. */
 typedef struct ar_verify_row {
     const char *name;
     ar_verify_state state;
@@ -111,7 +110,7 @@ typedef struct ar_verify_ratio {
     size_t count, among; /* tensors that have it, of so many looked at */
 } ar_verify_ratio;
 
-/* What the dumps say of the two runs before anything is explained, and what explanations go by. */
+/* Facts about the two runs that the dumps give before anything is explained, and on which explanations rely. */
 typedef struct ar_verify_facts {
     int steps;                      /* the last one; 0: none is told */
     size_t batch, seq;              /* tokens of a step; 0: not known */
