@@ -298,7 +298,7 @@ size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t);
 /** What sample `row` must predict at `position`: a token id, or AR_IGNORE_INDEX. */
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position);
 
-/* --- a whole model: its parameters, and what one pass over it keeps ------------------------------------------------ */
+/* --- a whole model: its parameters, and what one pass over it keeps ----------------------------------------------- */
 
 typedef struct ari_bl_model {
     const double *embed;     /* [V, h] */

@@ -38,7 +38,7 @@ ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activ
         ARI_SHOW(at->name), key, ARI_SHOW(text));
 }
 
-/* --- probabilities of dropout -------------------------------------------------------------------------------------- */
+/* --- probabilities of dropout ------------------------------------------------------------------------------------- */
 
 static const char dropout_keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
                                         "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",

@@ -79,7 +79,7 @@ AR_NODISCARD ar_status ari_json_real_or(const ari_json_at *at, const char *key, 
 AR_NODISCARD ar_status ari_json_bool_or(const ari_json_at *at, const char *key, bool *out);
 AR_NODISCARD ar_status ari_json_string_or(const ari_json_at *at, const char *key, const char **out);
 
-/* --- JSON Lines (jsonl.c) ------------------------------------------------------------------------------------------ */
+/* --- JSON Lines (jsonl.c) ----------------------------------------------------------------------------------------- */
 
 /* Documents one after another. */
 typedef struct ari_documents {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a batch says of each of its places. */
+/* Document, position and target of each place of a batch. */
 #include "anyrank/batch.h"
 
 #include <stdbool.h>

@@ -5,12 +5,12 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
-/* What adds to the residual: an attention or an MLP, with a norm of what it gets, of what it makes (NULL: none), and the
- * dropout of that. */
+/* A branch that adds to the residual: an attention or an MLP, with a norm of its input and of its output (NULL: none),
+ * and dropout. */
 typedef struct branch {
     ar_module *before, *of, *after;
     ari_dropout dropout;
-    ari_use use; /* of what `of` takes */
+    ari_use use; /* of the input of `of` */
 } branch;
 
 typedef struct block_module {

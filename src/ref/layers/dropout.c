@@ -17,7 +17,7 @@ bool ari_dropout_on(const ar_ctx *ctx)
     return ctx->dropout > 0.0;
 }
 
-/* Where a local value stands in the full one; dimension 0 is the samples. */
+/* Position of a local value in the full one; dimension 0 is the samples. */
 typedef struct place {
     size_t extent[AR_MAX_DIMS]; /* of the full value; [0] is not looked at */
     size_t start[AR_MAX_DIMS];

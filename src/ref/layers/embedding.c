@@ -131,8 +131,8 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
     return ari_check_sequence(ctx, batch->seq);
 }
 
-/* Whether the rows of all tokens are in the order of the ranks that hold the positions. By hidden they are in that of the
- * sequences: what is exchanged is cut along both. */
+/* True if the rows of all tokens are in the order of the ranks that hold the positions. Split by hidden they are in the
+ * order of the sequences: the exchange cuts along both. */
 static bool rank_major(const ar_embedding *e, const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) && e->split != AR_EMBEDDING_HIDDEN;
@@ -145,7 +145,7 @@ static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
     return ar_positions_count(&own);
 }
 
-/* Which local row each token takes, -1 where another rank holds it; or to which it gives a gradient, -1 where to none. */
+/* The local row that each token takes, -1 if another rank holds it; or (gradient) adds its gradient to, -1: none. */
 static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch, bool gradient)
 {
     const size_t n = batch->batch * own_count(ctx, batch, false);

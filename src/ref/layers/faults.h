@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the injected faults of the layers do (anyrank/fault.h), so that a layer reads as its formula. A function with an
- * "if" in front of it replaces a step of the layer. The others are called where the fault would be made: unless it is
- * switched on, they change nothing. A fault that only drops or adds a condition is an ar_faulty in the layer. */
+/* The effects of the layers' injected faults (anyrank/fault.h), so that a layer reads as its formula. A function after
+ * an "if" replaces a step of the layer. The others are called where the fault would be made: unless it is on, they
+ * change nothing. A fault that only drops or adds a condition is an ar_faulty in the layer. */
 #ifndef ARI_LAYERS_FAULTS_H
 #define ARI_LAYERS_FAULTS_H
 
@@ -12,7 +12,7 @@
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
-/* What a fresh parameter's values are drawn from. */
+/* The distribution from which a fresh parameter's values are drawn. */
 typedef struct ari_draw {
     uint64_t seed;
     size_t fan_in, fan_out;
@@ -79,7 +79,7 @@ AR_NODISCARD ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
  *  the rank. dy [tokens, out], x [tokens, in]. */
 AR_NODISCARD ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
                                                       const ar_tensor *x);
-/** What was added to p's gradient so far times a factor. */
+/** Multiplies the gradient that p has accumulated so far by a factor. */
 AR_NODISCARD ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor);
 
 /* --- norm --------------------------------------------------------------------------------------------------------- */

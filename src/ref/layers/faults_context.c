@@ -101,8 +101,8 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
     return AR_OK;
 }
 
-/* Each rank begins with its own rows, and takes the order in which they came for that of the ranks; or the order in which
- * they came for that of the samples. */
+/* Each rank begins with its own rows, and takes the order of arrival for that of the ranks; or for that of the
+ * samples. */
 ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from)
 {
     const size_t n = to->shape[0], r = (size_t)ar_comm_rank(ctx->tp), all = (size_t)to->stride[1], own = all / n;

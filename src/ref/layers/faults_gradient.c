@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the injected faults of gradients that are sums of several terms do. */
+/* Effects of the injected faults of gradients that are sums of several terms. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"

@@ -18,7 +18,7 @@ struct ar_lm_head {
 enum { SAVED_LOGITS };
 static const char CAPPED[] = "capped"; /* the part of the head's path */
 
-/* Whether the loss works on shards of the logits. */
+/* True if the loss works on shards of the logits. */
 static bool loss_parallel(const ar_lm_head *l)
 {
     return ari_placed_by_features(l->linear.split.to);
@@ -69,7 +69,7 @@ ar_param *ar_lm_head_weight(ar_lm_head *l)
     return l->linear.weight[0];
 }
 
-/* What the own positions predict. */
+/* The targets of the own positions. */
 static ar_status next_labels(const ar_lm_head *l, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *own,
                              int64_t *ids)
 {
@@ -115,7 +115,7 @@ ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t target
     return ari_loss_value(&l->loss, ctx, loss, (double)targets);
 }
 
-/* --- forward and backward ------------------------------------------------------------------------------------------ */
+/* --- forward and backward ----------------------------------------------------------------------------------------- */
 
 static ar_status tap_logits(const ar_lm_head *l, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t)
 {

@@ -21,9 +21,9 @@ void ari_loss_subtract(ar_loss *loss, bool subtract);
 
 /* --- cross-entropy ------------------------------------------------------------------------------------------------ */
 
-/* Softmax cross-entropy over logits whose classes a group of ranks may share: what crosses ranks is a maximum, an
- * integer sum and the target's logit per token, never a logit besides. For the mean of the logits, which label smoothing
- * needs, another maximum and another sum go with these two. */
+/* Softmax cross-entropy over logits whose classes a group of ranks may share: the ranks exchange a maximum, an integer
+ * sum and the target's logit per token, and no other logit. Label smoothing, which needs the mean of the logits, adds
+ * another maximum and another sum. */
 
 typedef struct ari_cross_entropy {
     size_t classes;      /* of all ranks */

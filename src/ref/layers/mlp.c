@@ -28,7 +28,7 @@ static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
     return m->o.fused ? ar_tensor_slice(t, t->ndim - 1, (size_t)i * width, width) : ari_linear_part_of(&m->first, t, i);
 }
 
-/* What enters, and what leaves: ends, where it is the module's own. */
+/* Redistributes x; `ends`: x is this module's and is released. */
 static ar_status move(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
 {
     return ari_place(ctx, y, x, &(ari_features){1, {m->o.hidden}}, hop, m->base.name, ends);

@@ -110,7 +110,7 @@ static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_
     return ar_saved_push(saved, m, SAVED_INPUT, x);
 }
 
-/* What forward keeps, of a module that does not compute it anew for itself. */
+/* Saves what forward saves, for a module that does not recompute itself. */
 static ar_status keep_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
 {
     ar_tensor unwanted;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layer of one's own is made of: a parameter, products, sums, broadcasts, activations. */
+/* Building blocks of user-defined layers: a parameter, products, sums, broadcasts, activations. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -60,7 +60,7 @@ ARI_SIMD __attribute__((flatten)) static void put_fresh(void *user, const ari_bo
                     f->p->init_range);
 }
 
-/* Of a value that is shared out this rank takes its share. */
+/* Uploads all of the value, or this rank's share if it is shared out. */
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 {
     ar_tensor all = p->value;
@@ -272,7 +272,7 @@ ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx)
     return touched ? ctx->arith->grad_zero(ctx, p) : AR_OK;
 }
 
-/* Of a gradient that is complete and shared out: this rank's elements, and zeros. */
+/* For a complete gradient that is shared out: this rank's elements, and zeros. */
 static ar_status shared_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
 {
     const ar_param_share *s = p->share;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What several layers need: taps by path and part, shapes, what moves between tensor-parallel ranks, dropout. */
+/* Helpers of several layers: taps by path and part, shapes, redistribution between tensor-parallel ranks, dropout. */
 #ifndef ARI_LAYERS_PARTS_H
 #define ARI_LAYERS_PARTS_H
 
@@ -64,10 +64,10 @@ ar_placement ari_placed_stream(const ar_ctx *ctx);
 bool ari_placed_whole(ar_placement p);
 bool ari_placed_by_features(ar_placement p);
 bool ari_placed_by_tokens(ar_placement p);
-/** Whether the ranks have the same numbers: R and I differ in the gradient alone. */
+/** True if the ranks have the same numbers: R and I differ in the gradient alone. */
 bool ari_placed_alike(ar_placement a, ar_placement b);
-/** How the gradient lies that a layer makes or gets of such a value: what is whole forward or a term has a whole one,
- *  which a layer that uses the value on each rank for itself has summed. */
+/** Placement of the gradient of such a value: that of a whole value or of a term is whole; a layer that uses the value
+ *  on each rank for itself has already summed it. */
 ar_placement ari_placed_gradient(ar_placement p);
 /** The way back, of the gradient. */
 ar_hop ari_hop_back(ar_hop hop);
@@ -105,16 +105,16 @@ AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char 
 /** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
  *  (stream) between them, which with sequence parallelism are its part of those. */
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
-/** Of how many positions of a sequence a rank has so many, leaving sequence parallelism aside. */
+/** Number of positions of a sequence of which a rank has `own`, leaving sequence parallelism aside. */
 size_t ari_all_positions(const ar_ctx *ctx, size_t own);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
 static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
 }
-/** Whether the context's groups can share a sequence. Errors: those of ar_parallel_check_sequence. */
+/** Checks that the context's groups can share a sequence. Errors: those of ar_parallel_check_sequence. */
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
-/** What the i-th of a row's own positions predicts (ar_batch_target). */
+/** Target of the i-th of a row's own positions (ar_batch_target). */
 int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i);
 /** The position of each of the own places of every row (ar_batch_position), int64 on the device. */
 AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own);
@@ -155,7 +155,7 @@ typedef struct ari_dropout {
 /** Errors: AR_ERR_ARG (name too long). */
 AR_NODISCARD ar_status ari_dropout_init(ari_dropout *d, const char *base, const char *part, size_t width,
                                         size_t positions);
-/** Whether anything is dropped in this context. */
+/** True if dropout is on in this context. */
 bool ari_dropout_on(const ar_ctx *ctx);
 /** y = drop(x) for a value between the regions, [samples, positions, width] (sp: the own positions), contiguous; y may
  *  be x. Forward x is the value, backward the gradient of what came out. Tapped under the name in this pass ('\0':
@@ -184,7 +184,7 @@ AR_NODISCARD ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
 
-/** How many views there are, and as many as there were then: the newer ones are forgotten. NULL: none. */
+/** Number of saved views, and a cut back to an earlier number: the newer ones are forgotten. NULL: none. */
 size_t ari_saved_count(const ar_saved *s);
 void ari_saved_cut(ar_saved *s, size_t count);
 /** The newest view under (owner, slot), which stays. Errors: those of ar_saved_pop. */

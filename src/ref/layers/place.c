@@ -189,7 +189,7 @@ static ar_status take_part(ar_ctx *ctx, ar_tensor *y, const ar_tensor *whole, co
     return AR_OK;
 }
 
-/* What is between the two steps ends with the second. */
+/* The value between the two steps is released with the second. */
 ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop, const char *tag,
                     bool ends)
 {

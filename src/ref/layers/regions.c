@@ -48,7 +48,7 @@ CONJUGATE(scatter_to_region, invariant, features)
 CONJUGATE(gather_tokens, positions, replicated)
 CONJUGATE(scatter_tokens, partial, positions)
 
-/* --- features and the stream --------------------------------------------------------------------------------------- */
+/* --- features and the stream -------------------------------------------------------------------------------------- */
 
 ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {

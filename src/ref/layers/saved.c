@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lies between a forward pass and the end of its backward pass: saved activations, and work that is left. */
+/* State between a forward pass and the end of its backward pass: saved activations, and deferred work. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

@@ -90,7 +90,7 @@ static ari_run_box stored(const ar_param *p, const ari_run_box *b)
     return s;
 }
 
-/* What a box of the local tensor and one of the parameter's have in common; false: nothing. */
+/* The intersection of a box of the local tensor and one of the parameter; false: empty. */
 static bool common(ar_box *out, const ari_run_box *b, const ar_box *held, int ndim)
 {
     *out = (ar_box){{0}, {0}, {0}};
@@ -233,7 +233,7 @@ ar_status ari_value_tap(const ar_param *p, ar_ctx *ctx, char pass)
     return AR_OK;
 }
 
-/* --- words --------------------------------------------------------------------------------------------------------- */
+/* --- words -------------------------------------------------------------------------------------------------------- */
 
 ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag)
 {

@@ -22,12 +22,12 @@ AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, const a
 /** The whole parameter, as one of the copies that the tensor-parallel and the data-parallel ranks, and of a tied table
  *  the two ends of a pipeline, hold. */
 ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx);
-/** Whether the data-parallel ranks share out the value: `value` has memory only while it is gathered. */
+/** True if the data-parallel ranks share out the value: `value` has memory only while it is gathered. */
 static inline bool ari_value_is_shared(const ar_param *p)
 {
     return p->share && p->share->value.ptr;
 }
-/** The value as this rank has it between its uses, and where that is in the full tensor, with all copies of it: the value
+/** The value as this rank holds it between its uses, and its place in the full tensor, with all copies of it: the value
  *  itself, or a fresh tensor of the step of its shape, in which the elements of this rank's share are at their places
  *  and the others undefined. ari_value_end. */
 AR_NODISCARD ar_status ari_value_begin(ar_tensor *t, ar_layout *o, ar_ctx *ctx, const ar_param *p);

@@ -141,8 +141,7 @@ static ar_status check_mlp(const ar_config *c, int ranks, const ar_branch_split 
 
 ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
 {
-    /* What divides does not depend on where the values between the branches are, which the plan is asked for as it
-     * declares it. */
+    /* Divisibility does not depend on the placement between the branches, for which the plan's declared one is used. */
     const bool sequence = ar_plan_by_tokens(plan, 1, false);
     ar_outer_split outer;
     if (ranks < 1)

@@ -128,7 +128,7 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_HEAD] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
 };
 
-/* What the layers report of any family (models.md), below its attention or its MLP; "": the module itself. */
+/* The values that layers of any family report (models.md), below its attention or its MLP; "": the module itself. */
 static const struct value {
     ari_role role;
     bool in_mlp;

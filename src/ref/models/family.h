@@ -11,7 +11,7 @@
 #include "anyrank/tensor.h"
 #include "ref/core/role.h"
 
-/* What its parameters are. */
+/* Form of a part's parameters. */
 typedef enum ari_form {
     ARI_FORM_TABLE, /* a weight [rows, hidden] */
     ARI_FORM_NORM,  /* a weight [hidden], LayerNorm: and a bias */
@@ -33,13 +33,13 @@ typedef enum ari_shape_extent {
     ARI_PACKED_FFN    /* gate | up */
 } ari_shape_extent;
 
-/* What a role's parameters are in every family. */
+/* The parameters of a role, which are the same in every family. */
 typedef struct ari_part_kind {
     ari_form form;
     ar_style style; /* of the default plan */
     ari_shape_extent out, in;
 } ari_part_kind;
-/** Of a role with parameters. Static storage. */
+/** The kind of a role with parameters. Static storage. */
 const ari_part_kind *ari_part_kind_of(ari_role role);
 
 typedef struct ari_family_part {
@@ -60,7 +60,7 @@ const ari_family *ari_family_of(ar_arch arch);
 /** All of them, one after the other; NULL after the last. */
 const ari_family *ari_family_at(size_t i);
 
-/** Whether a model of this config has a part of its family, as parameters of its own. */
+/** True if a model of this config has this part of its family, with parameters of its own. */
 bool ari_part_present(const ar_config *c, ari_role role);
 /** The path of a family's part; NULL: it has none. */
 const char *ari_part_path(const ari_family *f, ari_role role);
@@ -68,8 +68,8 @@ const char *ari_part_path(const ari_family *f, ari_role role);
 /** Value i that the layers report of any family, below a block: a module and the value's name in it ("self_attn" and
  *  "probs"; "": the module's own), and its role. False: there is no such value. */
 bool ari_family_value(const char **module, const char **leaf, ari_role *role, const ari_family *f, size_t i);
-/** The whole path of a role's module or value, "model.layers.3.self_attn.q_proj"; layer: the text of the block's number,
- *  of no use outside of the blocks. "" for a role that has no name. */
+/** The whole path of a role's module or value, "model.layers.3.self_attn.q_proj"; layer: the text of the block's
+ *  number, of no use outside of the blocks. "" for a role that has no name. */
 void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role);
 
 /** Calls visit(user, name, ndim, shape) for every parameter of a config, Hugging Face names and shapes, in the order of

@@ -100,7 +100,7 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
     ari_say(&t, "%s", message + first);
 }
 
-/* Where a group is, by ari_over. */
+/* Addresses of the groups, by ari_over. */
 #define GROUPS(g)                                                                                             \
     {                                                                                                         \
         [ARI_OVER_TP] = &(g)->tp, [ARI_OVER_PP] = &(g)->pp.all, [ARI_OVER_ENDS] = &(g)->pp.ends,              \
@@ -108,7 +108,7 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
         [ARI_OVER_RING] = &(g)->cp.ring, [ARI_OVER_INNER] = &(g)->cp.inner, [ARI_OVER_DP] = &(g)->dp          \
     }
 
-/* Whether a layout has such a group: every one has those of whom a context always asks. */
+/* True if a layout has such a group; every layout has those that a context always requires. */
 static bool has_group(const ar_parallel *p, ari_over over)
 {
     if (over == ARI_OVER_SHARD || over == ARI_OVER_REPLICATE)

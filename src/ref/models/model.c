@@ -86,7 +86,7 @@ static ar_status create_blocks(ar_model *m, ar_ctx *ctx, const ar_plan *plan, bo
     return AR_OK;
 }
 
-/* What comes after the blocks. */
+/* Creates the parts after the blocks. */
 static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *split, const ari_family *f)
 {
     const ar_config *c = &m->config;

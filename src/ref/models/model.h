@@ -20,7 +20,8 @@ typedef struct ari_random_stream {
 
 /** Sorts by key. Errors: AR_ERR_UNSUPPORTED (two keys are equal; names both). */
 AR_NODISCARD ar_status ari_streams_distinct(ari_random_stream *s, size_t n);
-/** Whether all of a model's have keys of their own with this seed. Errors: that, AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Checks that a model's streams have distinct keys with this seed. Errors: as above, AR_ERR_MEMORY,
+ *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_streams_check(const ar_config *c, uint64_t seed);
 
 #endif

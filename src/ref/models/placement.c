@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where ranks hold their parts of parameters, without a model: what the layers do when they are made, as a table. */
+/* The ranks' parts of parameters, without a model: the layers' own split as a table. */
 #include "ref/models/placement.h"
 
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #include "ref/models/family.h"
 #include "ref/models/stages.h"
 
-/* What follows `path` and a dot in `name`; NULL: the name does not begin so. */
+/* The rest of `name` after `path` and a dot; NULL: the name does not begin so. */
 static const char *below(const char *name, const char *path)
 {
     const size_t n = path ? strlen(path) : 0;
@@ -67,7 +67,7 @@ static void place_linear(ari_placing *p, const ar_config *c, const ari_family_pa
     for (int i = 0; i < p->blocks && p->blocks > 1; i++)
         p->block[i] = p->blocks == 2 ? c->ffn : (i == 0 ? c->heads : c->kv_heads) * c->head_dim;
     p->copied = split == ARI_KV_HEADS;
-    /* Where KV heads divide, so do query heads. */
+    /* If KV heads divide, so do query heads. */
     p->heads = p->copied || split == ARI_PACKED_HEADS        ? c->kv_heads
                : split == ARI_FFN || split == ARI_PACKED_FFN ? 0
                                                              : c->heads;

@@ -4,8 +4,8 @@
 
 #include "anyrank/parallel.h"
 
-/* How a parameter is shared out over tensor-parallel ranks and pipeline stages, told from the config and its name
- * alone. Plain data, the same for all ranks. */
+/* A parameter's placement over tensor-parallel ranks and pipeline stages, derived from the config and its name alone.
+ * Plain data, the same for all ranks. */
 typedef struct ari_placing {
     int ndim;
     size_t shape[AR_MAX_DIMS];
@@ -20,13 +20,13 @@ typedef struct ari_placing {
     size_t layer;     /* its layer's stage does; SIZE_MAX: it is in none */
 } ari_placing;
 
-/** Of a parameter as ari_param_list has it. embedding_hidden: the embedding is split along the hidden dimension. */
+/** Placement of a parameter of ari_param_list. embedding_hidden: the embedding is split along the hidden dimension. */
 void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim, const size_t *shape,
                     bool embedding_hidden);
-/** What rank `rank` of `tp` holds. `name` is for messages. Errors: AR_ERR_INDIVISIBLE, AR_ERR_ARG. */
+/** The part of rank `rank` of `tp`. `name` is for messages. Errors: AR_ERR_INDIVISIBLE, AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, const char *name, int tp, int rank);
-/** Whether the rank at `place` of the pipeline of a layout that ari_stages_check accepts holds it, of a model with so many
- *  layers. */
+/** True if the rank at `place` of the pipeline holds it, in a model with so many layers. parallel: accepted by
+ *  ari_stages_check. */
 bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int place);
 /** The layer that a name below the blocks' path belongs to, parameter or not; SIZE_MAX: none. */
 size_t ari_layer_of_name(const ar_config *c, const char *name);

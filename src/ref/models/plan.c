@@ -141,7 +141,7 @@ static bool is_wild(char c)
     return c == '*' || c == '?' || c == '[' || c == '\\';
 }
 
-/* What stands before the first wildcard decides most often, and a plan may have thousands of globs. */
+/* The text before the first wildcard decides most often, and a plan may have thousands of globs. */
 bool ari_glob_matches(const char *glob, const char *path)
 {
     for (; *glob == *path && !is_wild(*glob); glob++, path++) {
@@ -229,7 +229,7 @@ bool ari_ruled_possible(ar_placement p, bool tokens)
     return ari_placed_whole(p) || ari_placed_by_features(p) || (tokens && ari_placed_by_tokens(p));
 }
 
-/* Whether a value that is placed as `there` has the shape, on each rank, of one that is placed as declared. */
+/* True if a value placed as `there` has the same shape on each rank as one placed as declared. */
 static bool fits(ar_placement declared, ar_placement there)
 {
     if (declared.kind == AR_PARTIAL_MAX)
@@ -297,7 +297,7 @@ ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_pla
     return ari_ruled_input(m, maker, there, else_from, &split->from);
 }
 
-/* Whether m, split so, is one product with the first of the layers that share its input. */
+/* Checks that m, split so, is one GEMM with the first of the layers that share its input. */
 static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const ari_ruled *first,
                              const ar_linear_split *split)
 {
@@ -348,8 +348,8 @@ static bool matches_role(const ar_plan_rule *rule, ar_arch arch, const char *lay
     return matches(rule, path, below_base(arch, path));
 }
 
-/* Whether the rule matches a module of its kind, of a layer or outside of all (NULL): parts have styles, an attention
- * and an MLP are prepared. */
+/* True if the rule matches a module of its kind, of a layer or outside all (NULL): parts have styles, an attention and
+ * an MLP are prepared. */
 static bool matches_in(const ar_plan_rule *rule, ar_arch arch, const char *layer)
 {
     if (rule->style == AR_STYLE_PREPARE)

@@ -11,9 +11,9 @@
 /** Adds a rule at the end, without the default ones before it. Errors: AR_ERR_ARG (full), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule);
 
-/** What messages call it. */
+/** Its name in messages. */
 const char *ari_plan_file(const ar_plan *p);
-/** Whether it is the architecture's own, without rules. */
+/** True if it is the architecture's own, without rules. */
 bool ari_plan_is_default(const ar_plan *p);
 
 /** Its rules as the array that a file has, in which aliases are globs and a tp_plan's names are what they mean. Gives;
@@ -23,9 +23,9 @@ AR_NODISCARD ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p);
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plan_hash(char hex[65], const ar_plan *p);
 
-/** Whether a rule's glob matches a path as it is. */
+/** True if a rule's glob matches a literal path. */
 bool ari_glob_matches(const char *glob, const char *path);
-/** Whether every rule matches a module of its kind. Errors: AR_ERR_NOT_FOUND (names one that does not, and a module). */
+/** Checks that every rule matches a module of its kind. Errors: AR_ERR_NOT_FOUND (names such a rule and a module). */
 AR_NODISCARD ar_status ari_plan_check_globs(const ar_plan *p, const ar_config *c);
 /** The last rule that matches the path, of those that prepare or of the others; NULL: none. Borrows. */
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *path, bool prepares);
@@ -58,11 +58,11 @@ AR_NODISCARD ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits);
 
 /** A placement of [b, s, features] with its dimension counted from the end. */
 ar_placement ari_ruled_from_end(ar_placement p);
-/** Whether a value can be redistributed so: whole, shards of features, or of tokens where that is possible. */
+/** True if a value can be redistributed so: whole, shards of features, or of tokens where that is possible. */
 bool ari_ruled_possible(ar_placement p, bool tokens);
-/** Whether a value that `maker` left as `there` can be taken for one that is placed as declared. */
+/** True if a value that `maker` left as `there` can be taken for one that is placed as declared. */
 bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement there);
-/** *p = what is declared of such a value. */
+/** *p = the declared placement of such a value. */
 AR_NODISCARD ar_status ari_ruled_believe(const ari_ruled *m, const char *what, ar_placement declared,
                                          const ar_plan_rule *maker, ar_placement there, ar_placement *p);
 /** *from = what is declared of the input, where such a value arrives; else_from without a declaration. */
@@ -75,12 +75,12 @@ AR_NODISCARD ar_status ari_ruled_wanted(const ari_ruled *m, const char *what, ar
 AR_NODISCARD ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_placement else_to,
                                         ar_placement *to);
 
-/** What a linear layer of this style makes. */
+/** Placement of the output of a linear layer of this style. */
 ar_placement ari_ruled_makes(ar_style style);
 /** The style of a linear layer, and its input as ari_ruled_input has it. */
 AR_NODISCARD ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there,
                                         ar_placement else_from, ar_linear_split *split);
-/** Of the layers that share an input and are one product: makes *split of the first, and compares the others with it. */
+/** For layers that share an input and are one GEMM: makes *split of the first, and compares the others with it. */
 AR_NODISCARD ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first, const ar_plan_rule *maker,
                                        ar_placement there, bool tokens, ar_linear_split *split);
 AR_NODISCARD ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split);

@@ -149,7 +149,7 @@ static bool equal_rule(const ar_plan_rule *a, const ar_plan_rule *b)
     return equal;
 }
 
-/* Of two globs the later one decides, but the same glob twice with two meanings is a contradiction. */
+/* The later of two globs decides, but the same glob twice with two meanings is a contradiction. */
 static ar_status add(const reader *r, const ar_plan_rule *rule)
 {
     const bool prepares = rule->style == AR_STYLE_PREPARE;
@@ -350,7 +350,7 @@ static json_t *pair_json(const ar_plan_value *v)
     return v->given ? json_pack("[o, o]", placement_json(v->from), placement_json(v->to)) : json_null();
 }
 
-/* Of prepare: a list of the inputs by position, where any is given, and an object of those by keyword. */
+/* Arguments of prepare: a list of the inputs by position, if any is given, and an object of those by keyword. */
 static int put_arguments(json_t *o, const ar_plan_rule *rule)
 {
     json_t *list = json_array(), *named = json_object();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan makes of a model: how each part is cut, and how values are placed between the parts. */
+/* A plan's split of a model: the split of each part, and the placement of values between the parts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static view view_of(const ar_plan *p, const ar_config *c, size_t layer, bool seq
                   .stream = sequence ? ari_shard_tokens : replicated};
 }
 
-/* Whether values can be placed by tokens here: a sequence then divides. */
+/* True if values can be sharded by tokens here: a sequence then divides. */
 static bool has_tokens(const view *v)
 {
     return ari_placed_by_tokens(v->stream);
@@ -47,7 +47,7 @@ static ari_ruled ask(const view *v, ari_role role)
     return m;
 }
 
-/* Of a part that has no choice: what its rule declares is what is there. */
+/* For a part that has no choice: checks that its rule declares the actual placement. */
 static ar_status check_declared(const ari_ruled *part, ar_placement in, ar_placement out)
 {
     ari_ruled m = *part;
@@ -81,7 +81,7 @@ static branch branch_of(const ari_family *f, bool attention)
     return s;
 }
 
-/* What a rule says of the first input, by position or as Hugging Face and PyTorch's examples call it. */
+/* A rule's entry for the first input, by position or by the name that Hugging Face and PyTorch's examples use. */
 static const ar_plan_value *first_input(const ar_plan_rule *rule)
 {
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
@@ -107,8 +107,8 @@ static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *fir
     return AR_OK;
 }
 
-/* What the module's rule makes of its input, which arrives as `arrives`: for all its layers at once. *maker: whose rule
- * says what they get. */
+/* Applies the module's rule to its input, which arrives as `arrives`, for all its layers at once. *maker: the rule that
+ * decides their input. */
 static ar_status enter(const view *v, ari_role before, const ari_ruled *m, ar_placement arrives, ar_hop *hop,
                        const ar_plan_rule **maker)
 {
@@ -202,8 +202,7 @@ static ar_status split_branch(const view *v, bool attention, ar_placement arrive
 
 /* --- norms -------------------------------------------------------------------------------------------------------- */
 
-/* What a norm works on. A plan without norms in sequence style leaves them where the values between the branches
- * are. */
+/* Placement of a norm's input. A plan without norms in sequence style leaves them like the values between branches. */
 static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
 {
     const ari_ruled m = ask(v, role);
@@ -216,7 +215,7 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
     return check_declared(&m, v->stream, *at);
 }
 
-/* Norms whose place follows from what they are of: heads where those are, what is added to the residual where that is. */
+/* Norms whose placement follows from their input: that of the heads, or of the branch output added to the residual. */
 static const ari_role where_fixed[] = {ARI_Q_NORM, ARI_K_NORM, ARI_ATTENTION_NORM, ARI_MLP_NORM};
 
 static ar_status check_fixed_norm(const view *v, ari_role role)
@@ -262,7 +261,7 @@ ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool
 
 /* --- outside of the blocks ---------------------------------------------------------------------------------------- */
 
-/* Whether a tied head can be cut as the table is: along the vocabulary, along what the head sums over, or not. */
+/* True if a tied head can be split like the table: along the vocabulary, along the summed features, or not. */
 static bool cut_alike(ar_style tokens, ar_style head)
 {
     return tokens == head || (tokens == AR_STYLE_HIDDEN && head == AR_STYLE_ROWWISE);

@@ -22,7 +22,7 @@ static ar_placement settled(ar_placement p)
     return ari_placed_whole(p) ? whole : p;
 }
 
-/* What a user has set: a placement that a value between layers can have. */
+/* Checks a placement set by the user: one that a value between layers can have. */
 static ar_status check_at(ar_plan_walk *w, const char *name)
 {
     char text[AR_PLACEMENT_TEXT];
@@ -63,8 +63,8 @@ static ar_status ask_other(ari_ruled *m, ar_plan_walk *w, const char *name, ari_
     return styles >> m->style & 1 ? ari_ruled_input(m, NULL, w->at, w->at, &from) : ari_ruled_misfit(m, possible_are);
 }
 
-/* What it leaves: what is declared, or else what it makes. Terms that keep their placement would have to be added up,
- * which no layer here declares. */
+/* Output placement: the declared one, or else that of the result. Terms that keep their placement would have to be
+ * summed, which no layer here declares. */
 static ar_status leave_own(const ari_ruled *m, bool terms, ar_placement makes, ar_placement *leaves)
 {
     AR_TRY(ari_ruled_output(m, true, terms && m->rule && !m->rule->global_output, makes, leaves));
@@ -81,8 +81,8 @@ static ar_status split_linear(ar_linear_split *split, ar_plan_walk *w, const cha
     return leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_ruled_makes(m.style), &split->to);
 }
 
-/* Of an MLP or an attention, whose n first layers share its input: it takes all features of what arrives and, but for
- * terms of a sum, makes all of them; *leaves is what is to leave. */
+/* Split of an MLP or an attention, whose n first layers share its input: it takes all features of its input and, except
+ * for terms of a sum, outputs all of them; *leaves: the output placement. */
 static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_plan_walk *w, const char *const *first,
                               int n, const char *second)
 {
@@ -145,7 +145,7 @@ static ar_status add_move(planned *m, ar_placement from, ar_placement to)
     return AR_OK;
 }
 
-/* What precedes a layer that takes and makes values placed so. Until end() the context is as the layer will run in. */
+/* Begins a layer that takes and makes values placed so. Until end() the context is that of the layer's run. */
 static ar_status begin(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_placement takes,
                        ar_placement makes)
 {
@@ -236,7 +236,7 @@ ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, c
     return end(gives, &m, leaves, ar_norm_create(&m.part[m.parts], ctx, name, kind, h, eps));
 }
 
-/* Of a rank's positions, which it works on as under sequence parallelism, a layer has the whole. */
+/* A layer has the whole of a rank's positions, on which it works as under sequence parallelism. */
 static ar_held held_of(ar_placement p)
 {
     return ari_placed_by_features(p) ? AR_HELD_SHARD : AR_HELD_WHOLE;

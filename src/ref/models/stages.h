@@ -16,7 +16,7 @@ int ari_stage_rank_of_layer(const ar_parallel *p, size_t layers, size_t layer);
 #define ARI_STAGES_TEXT (6 * AR_MAX_STAGES + 1)
 void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);
 
-/** Whether the layout's own schedule, if it has one, is one of its ranks, stages and micro-batches. Errors:
+/** Checks that the layout's own schedule, if it has one, is of its ranks, stages and micro-batches. Errors:
  *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_own_schedule_check(const ar_parallel *p);
 

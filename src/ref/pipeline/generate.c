@@ -89,7 +89,7 @@ failed:
     return st;
 }
 
-/* --- of one's own -------------------------------------------------------------------------------------------------- */
+/* --- of one's own ------------------------------------------------------------------------------------------------- */
 
 static ar_status copy_lists(ar_pipeline_schedule *s, const ar_pp_operation *const *lists, const size_t *counts)
 {

@@ -17,7 +17,7 @@ static const char tag[] = "gradients:verify";
 _Static_assert(sizeof(ari_said) % sizeof(uint64_t) == 0 && sizeof(ari_said_header) % sizeof(uint64_t) == 0,
                "what is said travels as words");
 
-/* --- hashes, which travel in place of copies ----------------------------------------------------------------------- */
+/* --- hashes, which travel in place of copies ---------------------------------------------------------------------- */
 
 /* FNV-1a in 64 bits, word by word. */
 static uint64_t hash_word(uint64_t hash, uint64_t word)

@@ -22,7 +22,7 @@ static void multiply(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
     ari_blas_sgemm(c->data.ptr, view_of(c), a->data.ptr, view_of(a), columns.data.ptr, view_of(&columns), add);
 }
 
-/* --- of bf16 numbers: pieces of the matrices are widened, and those of c rounded when all their terms are there ---- */
+/* --- of bf16 numbers: pieces of the matrices are widened, and those of c rounded when all their terms are there --- */
 
 /* Rows, columns and terms of a piece: each number is widened once for 512 products, and three pieces fit 3 MiB. */
 #define PIECE ((size_t)512)

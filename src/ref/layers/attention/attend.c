@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lies between the projections and the output layer: rotation, what moves between context-parallel ranks, attention
- * itself (core.h). Memory: the projections' output is [b, s, q | k | v] of this rank's positions; queries, keys and
- * values are then laid out head by head, [b, heads, s, d]. */
+/* The path from the projections to the output layer: rotation, context-parallel exchanges, attention (core.h). Memory:
+ * the projections' output is [b, s, q | k | v] of this rank's positions; queries, keys and values are then laid out
+ * head by head, [b, heads, s, d]. */
 #include "ref/layers/attention/attention.h"
 
 #include <stdlib.h>
@@ -58,8 +58,8 @@ static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Where the tokens here are in their rows, and the rows of the tables at their positions, [b * own, pairs]; empty where a
- * token's position is its place. */
+/* Places of this rank's tokens in their rows, and table rows at their positions, [b * own, pairs]; empty if a token's
+ * position is its place. */
 typedef struct rotation {
     ar_positions own;
     ar_tensor cos, sin;
@@ -142,7 +142,7 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_
     return ARI_KERNEL(ctx, copy_strided, &view, from);
 }
 
-/* What this rank's attention works on: its tensor-parallel rank's heads, or its share of them among inner neighbours. */
+/* This rank's part of the attention: its tensor-parallel rank's heads, or its share of them among inner neighbours. */
 static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
 {
     const size_t n = (size_t)ar_comm_size(ctx->inner), i = (size_t)ar_comm_rank(ctx->inner);

@@ -62,7 +62,7 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
     return AR_OK;
 }
 
-/* What enters, and what leaves: ends, where it is the module's own. */
+/* Redistributes x; `ends`: x is this module's and is released. */
 static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
 {
     return ari_place(ctx, y, x, &(ari_features){1, {m->o.hidden}}, hop, m->base.name, ends);

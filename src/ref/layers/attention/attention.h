@@ -32,10 +32,10 @@ typedef struct ari_attention {
     ar_device *device;        /* that owns the tables */
 } ari_attention;
 
-/** Of features [b, s, width] every `every`-th head of d from `first` on, [b, s, heads, d]. */
+/** View of features [b, s, width]: every `every`-th head of d from `first` on, [b, s, heads, d]. */
 ar_tensor ari_heads_view(const ar_tensor *features, size_t first, size_t heads, size_t every, size_t d);
-/** From the projections' output [b, s, q | k | v], which it releases, to the heads' outputs side by side, [b, s, heads *
- *  d]. Taps what lies between. Errors: those of the device. */
+/** From the projections' output [b, s, q | k | v], which it releases, to the heads' concatenated outputs, [b, s, heads
+ *  * d]. Taps the values in between. Errors: those of the device. */
 AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
                                   const ar_batch *batch);
 /** From the gradient of that to the gradient of the projections' output. Releases what the forward pass kept. Errors:

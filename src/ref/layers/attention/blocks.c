@@ -48,8 +48,8 @@ static ari_keys hull(const ari_score_blocks *b, size_t sample, size_t first, siz
     return all;
 }
 
-/* Queries [first, ..) of a head, as many as fit a block with the keys that they see, of one run of positions, and no more
- * than an eighth of them: a block computes what the last of its queries sees and the first one does not, too. */
+/* Number of queries of a head from `first` on, in one run of positions, that fit a block with the keys that they see;
+ * at most an eighth of all queries: a block also computes keys that its last query sees and its first one does not. */
 static size_t height_at(const ari_score_blocks *b, size_t sample, size_t first, ari_keys *keys)
 {
     const size_t run = b->order.rows.count[0], end = first < run ? run : b->rows;

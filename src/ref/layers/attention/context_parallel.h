@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Context parallelism inside the attention: how queries come to the keys and values of all positions. Each of the N
- * inner neighbours of a place of the ring has some of its positions, and of those all heads of its tensor-parallel rank;
- * an all-to-all makes that all positions of the place and some of the heads (Jacobs et al. 2023, arXiv:2309.14509). Keys
- * and values then travel round the ring of R places (Liu et al. 2023, arXiv:2310.01889). Tensors are contiguous fp32,
- * [b, heads, positions, d]. */
+/* Context parallelism inside the attention: queries attend to the keys and values of all positions. Each of the N inner
+ * neighbours at a place of the ring has some of its positions, with all heads of its tensor-parallel rank; an
+ * all-to-all turns that into all positions of the place and some of the heads (Jacobs et al. 2023, arXiv:2309.14509).
+ * Keys and values then travel round the ring of R places (Liu et al. 2023, arXiv:2310.01889). Tensors are contiguous
+ * fp32, [b, heads, positions, d]. */
 #ifndef ARI_LAYERS_ATTENTION_CONTEXT_PARALLEL_H
 #define ARI_LAYERS_ATTENTION_CONTEXT_PARALLEL_H
 
@@ -18,17 +18,17 @@ typedef struct ari_head_share {
     size_t copies; /* neighbours that follow each other and work on the same heads */
 } ari_head_share;
 
-/** The share of neighbour i of n: heads/n each, or where n is a multiple of the heads one, which n/heads neighbours have.
- *  One of them divides the other. */
+/** The share of neighbour i of n: heads/n each, or if n is a multiple of heads one, which n/heads neighbours have. One
+ *  of them divides the other. */
 ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i);
 
-/** Whether the neighbours can share the heads of a tensor-parallel rank so. name: of the attention. Errors:
+/** Checks that the neighbours can share the heads of a tensor-parallel rank so. name: of the attention. Errors:
  *  AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t heads, size_t kv_heads);
 
-/** x[t] [b, heads[t], own positions, d] becomes [b, the heads of this neighbour, the positions of all neighbours, d], for
- *  n tensors in one all-to-all; without neighbours x stays what it is. Each of the copies of a head gets it. What was in
- *  x is released. Collective over ctx->inner. Errors: AR_ERR_MEMORY, those of the communicator. */
+/** x[t] [b, heads[t], own positions, d] becomes [b, the heads of this neighbour, the positions of all neighbours, d],
+ *  for n tensors in one all-to-all; without neighbours x is unchanged. Each copy of a head receives it. The old x is
+ *  released. Collective over ctx->inner. Errors: AR_ERR_MEMORY, those of the communicator. */
 AR_NODISCARD ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
 /** The way back, to all heads[t] and the own positions. Copies have the same values: of C of them neighbour i receives
  *  from the one that is, like itself, (i mod C)-th, which is itself for its own head. */
@@ -47,7 +47,7 @@ typedef struct ari_ring_hops {
 AR_NODISCARD ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base);
 void ari_ring_hops_fini(ari_ring_hops *h);
 
-/** Puts what a place has, chunk [b, kv heads, its positions, d], among all positions, all [b, kv heads, seq, d]. Errors:
+/** Copies a place's chunk [b, kv heads, its positions, d] to its positions in `all` [b, kv heads, seq, d]. Errors:
  *  those of the device. */
 AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chunk, int place);
 

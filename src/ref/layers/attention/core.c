@@ -11,7 +11,7 @@
 
 enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
 
-/* What does not change from block to block. */
+/* State that is the same for all blocks. */
 typedef struct pass {
     const ari_core *c;
     ar_ctx *ctx;
@@ -114,8 +114,8 @@ static void done(const pass *p, const ar_operand *const *all, size_t n)
         p->ctx->arith->operand_done(p->ctx, all[i]);
 }
 
-/* y = parts of two operands multiplied, which are a block's: its scores, whose columns are keys, or of_terms, what it has
- * of them. Of a block with all keys only those that a query sees; others end where their queries' keys do. */
+/* y = product of a block's parts of two operands: its scores, whose columns are keys, or (of_terms) a sum over its
+ * keys. A block with all keys is limited to those that a query sees; others end where their queries' keys do. */
 static ar_status multiply(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b, bool of_terms)
 {
     const ar_band band = {(const int32_t *)p->kept->seen, p->rows, of_terms};

@@ -5,10 +5,10 @@
 
 #include "ref/layers/parts.h"
 
-/* What an attention works on here. Query heads come KV head by KV head, heads/kv_heads for each. */
+/* A rank's part of an attention. Query heads are ordered by KV head, heads/kv_heads for each. */
 typedef struct ari_core {
-    const char *name;                 /* the attention's path, of tags and taps */
-    size_t heads, kv_heads, head_dim; /* worked on here */
+    const char *name;                 /* the attention's path, for tags and taps */
+    size_t heads, kv_heads, head_dim; /* of this rank */
     size_t heads_full;                /* query heads of the model */
     size_t head_start;                /* the model's number of the first one here */
     size_t group_full;                /* query heads of a KV head, wherever they are worked on */
@@ -22,17 +22,17 @@ typedef struct ari_core {
     const ari_dropout *dropout; /* of the probabilities */
 } ari_core;
 
-/** o = softmax(q k^T / sqrt(d)) v. q, o [b, heads, rows, d]; k, v [b, kv_heads, seq, d], in the order of positions. o is
- *  fresh. Taps the probabilities. Keeps what the backward pass needs besides q, k and v under `owner`. Errors: those of
- *  device and arithmetic. */
+/** o = softmax(q k^T / sqrt(d)) v. q, o [b, heads, rows, d]; k, v [b, kv_heads, seq, d], in the order of positions. o
+ *  is fresh. Taps the probabilities. Keeps what the backward pass needs besides q, k and v under `owner`. Errors: those
+ *  of device and arithmetic. */
 AR_NODISCARD ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                         ar_tensor *o, const ar_tensor *q, const ar_tensor *k, const ar_tensor *v,
                                         const ar_batch *batch);
 
-/** The gradients of q, k and v from dout, that of o; all fresh: g[0] [b, heads, rows, d], g[1], g[2] [b, kv_heads, rows,
- *  d], of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction over the
- *  query heads of its group and all queries, whichever ranks have them: complete on every rank of `replicas`. Collective
- *  over it and the ring. Releases what the forward pass kept. */
+/** The gradients of q, k and v from dout, that of o; all fresh: g[0] [b, heads, rows, d], g[1], g[2] [b, kv_heads,
+ *  rows, d], of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction
+ *  over the query heads of its group and all queries, whichever ranks have them: complete on every rank of `replicas`.
+ *  Collective over it and the ring. Releases the saved activations. */
 AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                          ar_tensor g[3], const ar_tensor *dout, const ar_tensor *q, const ar_tensor *k,
                                          const ar_tensor *v);

@@ -25,7 +25,7 @@ static void fill_sample(ari_keys *visible, const ari_core *c, const ar_batch *ba
     }
 }
 
-/* What one query sees in any of n > 0 samples, each `step` further. */
+/* The keys that one query sees in any of n > 0 samples, `step` apart. */
 static ari_keys seen_by_any(const ari_keys *visible, size_t n, size_t step)
 {
     ari_keys all = visible[0];
@@ -79,7 +79,7 @@ static void kept_destroy(ar_ctx *ctx, void *object)
     free(kept);
 }
 
-/* Of every query. On the host they stay where documents decide them. */
+/* The keys of every query. They stay on the host if documents decide them. */
 static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_kept *kept, const ar_batch *batch, size_t rows)
 {
     const size_t shape[3] = {batch->batch, rows, 2};

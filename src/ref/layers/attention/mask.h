@@ -5,11 +5,11 @@
 #include "ref/layers/attention/blocks.h"
 #include "ref/layers/attention/core.h"
 
-/* What an attention keeps for its backward pass besides q, k and v. An object of the step. */
+/* Saved activations of an attention besides q, k and v. An object of the step. */
 typedef struct ari_core_kept {
     size_t batch;
-    ari_keys *visible; /* [b, rows], on the host: what a query sees by order alone; NULL: no documents */
-    ari_keys *seen;    /* [rows], likewise: what a query sees in some sample; NULL: nobody reads it */
+    ari_keys *visible; /* [b, rows], on the host: the keys that a query sees by order alone; NULL: no documents */
+    ari_keys *seen;    /* [rows], likewise: those that it sees in some sample; NULL: not read */
     ar_tensor keys, padding, additive; /* the same on the device, and the masks; additive: of the rows here */
     ar_tensor max, sum;                /* int32, f64 [b * heads * rows]: of the scores' rows */
 } ari_core_kept;

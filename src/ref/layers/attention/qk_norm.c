@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMSNorms of queries and of keys, between their projections and the rotation. Of a head each rank has all features, so
- * nothing moves; the gain is every head's, and its gradient a sum over heads and tokens. Of all heads together each rank
- * is given the heads of the others first, as in Hugging Face's own tensor-parallel plan. */
+/* RMSNorms of queries and of keys, between their projections and the rotation. Each rank has all features of a head, so
+ * nothing moves; the heads share the gain, whose gradient is a sum over heads and tokens. A norm over all heads first
+ * gathers those of the other ranks, as in Hugging Face's own tensor-parallel plan. */
 #include "ref/layers/attention/attention.h"
 
 enum { SAVED_NORM = 8, OF_EACH = 3 }; /* of queries, then of keys: what is normalised, means, deviations */

@@ -15,8 +15,8 @@ typedef struct ari_chunks {
     size_t own, each; /* positions: of a rank; of a chunk */
 } ari_chunks;
 
-/** How x [.., s, f] of all positions, or (own) the rank's part of it, is cut: into ctx->overlap chunks of equal length,
- *  or as many as have a position. One, where the context has no overlap or no sequence parallelism. */
+/** Cuts x [.., s, f] of all positions, or (own) the rank's part of it, into ctx->overlap chunks of equal length, or as
+ *  many as have a position; one chunk without overlap or without sequence parallelism. */
 ari_chunks ari_chunks_of(const ar_ctx *ctx, const ar_tensor *x, bool own);
 /** The rows of chunk i, of all ranks. */
 size_t ari_chunk_rows(const ari_chunks *c, size_t i);

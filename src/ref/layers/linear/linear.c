@@ -34,13 +34,13 @@ static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
 
 static const ar_placement whole = {AR_REPLICATE, 0};
 
-/* Of X, as the product takes it. */
+/* Placement of X as the GEMM takes it. */
 static ar_placement taken(const ari_linear *l)
 {
     return ari_is_rowwise(&l->split) ? ari_shard_features : whole;
 }
 
-/* Of Y, as it comes out of the product: a sum over the ranks is folded where it is wanted, unless by features. */
+/* Placement of Y as the GEMM gives it: a sum over the ranks is reduced to the wanted placement, unless by features. */
 static ar_placement made(const ari_linear *l)
 {
     if (ari_is_colwise(&l->split))
@@ -48,13 +48,13 @@ static ar_placement made(const ari_linear *l)
     return ari_is_rowwise(&l->split) && !ari_placed_by_features(l->split.to) ? l->split.to : whole;
 }
 
-/* Of dY, as the product takes it. */
+/* Placement of dY as the GEMM takes it. */
 static ar_placement gradient_taken(const ari_linear *l)
 {
     return ari_is_colwise(&l->split) ? ari_shard_features : whole;
 }
 
-/* Of dX: a sum over the ranks is folded as X came, unless by features. */
+/* Placement of dX: a sum over the ranks is reduced to X's placement, unless by features. */
 static ar_placement gradient_made(const ari_linear *l)
 {
     if (ari_is_rowwise(&l->split))
@@ -67,13 +67,13 @@ static bool scatters(const ar_ctx *ctx, ar_placement folded)
     return ari_placed_by_tokens(folded) && ar_comm_size(ctx->tp) > 1;
 }
 
-/* Whether X is gathered for each product by itself: the rank's part is kept between the passes. */
+/* True if X is gathered for each GEMM: the rank's part is saved between the passes. */
 static bool gathers_again(const ari_linear *l, const ar_ctx *ctx)
 {
     return l->split.from.kind == AR_SHARD && !ari_is_rowwise(&l->split) && !ctx->keep_gathered;
 }
 
-/* Whether a value that comes so, and is taken whole, comes in chunks beside the product that takes it. */
+/* True if a value placed as `from` is gathered in chunks, overlapped with the GEMM that takes it whole. */
 static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x, ar_placement from, ar_placement to)
 {
     *c = ari_chunks_of(ctx, x, true);
@@ -96,15 +96,15 @@ typedef struct next_gathers {
     ar_saved *saved;
 } next_gathers;
 
-/* What goes on while a value comes in chunks. */
+/* Work overlapped with the gather of a value in chunks. */
 typedef struct beside {
-    const ari_product *product; /* of which its rows are the A; NULL: of none */
+    const ari_product *product; /* whose A its rows are; NULL: none */
     const ari_output *output;
     ar_tensor *whole; /* a tensor of the step with all of it; NULL: not wanted */
     const next_gathers *next;
 } beside;
 
-/* Enqueues the gather of an input that is wanted whole later in the backward pass: not of one that is wanted after it. */
+/* Enqueues the gather of an input that is needed whole later in this backward pass, but not of one needed after it. */
 static ar_status gather_ahead(ar_ctx *ctx, ari_ahead *a, const ar_tensor *x)
 {
     ari_chunks c;
@@ -192,7 +192,7 @@ static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size
     return ctx->arith->param_operand(ctx, &p->b, l->weight, l->n, l->n, false, terms, p->over, row_group(l, ctx));
 }
 
-/* What comes out of the product. gathered: how X, which is the own positions, comes; NULL: x is what is multiplied. */
+/* Creates the GEMM's output. gathered: the chunks in which X, the own positions, is gathered; NULL: x is multiplied. */
 static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_chunks *gathered)
 {
     if (gathered)
@@ -353,7 +353,7 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
 
-/* Of dY, that this rank's biases have met: of a sum that is scattered over the ranks, the own rows as they are given. */
+/* True if this rank's biases were added to its own rows of dY alone: Y is a sum that is scattered over the ranks. */
 static bool biases_meet_own(const ari_linear *l)
 {
     return ari_is_rowwise(&l->split) && ari_placed_by_tokens(ari_placed_gradient(l->split.to));

@@ -66,11 +66,11 @@ static inline bool ari_is_rowwise(const ar_linear_split *s)
     return s->style == AR_STYLE_ROWWISE;
 }
 
-/** Where the kernel that makes the dY of ahead->next adds its columns up: sum[i] of part i's bias, and ahead says that
- *  it does. Where there are no biases, or they have not met dY as it will be given, no sum is wanted. */
+/** Bias sums for the kernel that makes the dY of ahead->next: sum[i] of part i's bias; marks them as done in `ahead`.
+ *  No sum is made if the layer has no bias, or if its bias was added under another placement than dY's. */
 AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_ahead *ahead);
-/** Keeps what ari_linear_forward keeps of the same x, and makes no y: ar_module_ops.again of a module that ends with
- *  the layer. */
+/** Saves what ari_linear_forward saves of the same x, without computing y: ar_module_ops.again of a module that ends
+ *  with the layer. */
 AR_NODISCARD ar_status ari_linear_again(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
 /** dx from dy [.., left_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor
  *  tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input says

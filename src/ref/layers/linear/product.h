@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The products of a linear layer, Y = X W^T and dX = dY W, and the sums over ranks that follow them: at once, or chunk by
- * chunk of the tokens beside their collectives. */
+/* The GEMMs of a linear layer, Y = X W^T and dX = dY W, and the reductions that follow them: at once, or by chunks of
+ * the tokens, overlapped with their collectives. */
 #ifndef ARI_LAYERS_LINEAR_PRODUCT_H
 #define ARI_LAYERS_LINEAR_PRODUCT_H
 
@@ -16,9 +16,9 @@ typedef struct ari_product {
     const char *tag;
 } ari_product;
 
-/* What a product is rounded into: contiguous [.., features], of the positions that are wanted. */
+/* The rounded output of a GEMM: contiguous [.., features], of the wanted positions. */
 typedef struct ari_output {
-    ar_tensor y, z; /* z = act(y), where act is not AR_ACT_NONE */
+    ar_tensor y, z; /* z = act(y), if act is not AR_ACT_NONE */
     ar_cbuf bias;   /* ptr NULL: none */
     ar_activation act;
 } ari_output;
