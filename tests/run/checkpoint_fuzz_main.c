@@ -9,6 +9,7 @@
 #include "run/checkpoint.h"
 #include "run/small_run.h"
 #include "support/fuzz.h"
+#include "support/row.h"
 #include "support/small.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
@@ -21,26 +22,9 @@ typedef struct tally {
  * which one byte is like another. */
 static void mutate(fuzz_input *x, uint64_t *state)
 {
-    static const char *const values[] = {"0",
-                                         "-1",
-                                         "1e999",
-                                         "18446744073709551616",
-                                         "9223372036854775807",
-                                         "null",
-                                         "true",
-                                         "[]",
-                                         "{}",
-                                         "\"NaN\"",
-                                         "\"x\"",
-                                         "\"\"",
-                                         "-0.0",
-                                         "\"\\ud800\"",
-                                         "1e-400",
-                                         "[[[[",
-                                         ":",
-                                         ",",
-                                         "\"format\":1,",
-                                         "\xff"};
+    static const char *const values[] =
+        ROW("0", "-1", "1e999", "18446744073709551616", "9223372036854775807", "null", "true", "[]", "{}", "\"NaN\"",
+            "\"x\"", "\"\"", "-0.0", "\"\\ud800\"", "1e-400", "[[[[", ":", ",", "\"format\":1,", "\xff");
     const char *value = values[fuzz_below(state, sizeof values / sizeof *values)];
     const size_t head = x->n < 6000 ? x->n : 6000, at = fuzz_below(state, head);
     size_t end = at;
