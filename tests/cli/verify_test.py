@@ -65,6 +65,16 @@ class Verdict(Verify):
                                              "model.layers.1.w: max|d| 6.00e+00 at [1]"), lines[-1])
         self.assertNotIn("\033", done.stdout)
 
+    def test_a_later_step_is_not_explained(self):
+        values = [0.1 * i for i in range(64)]
+        times = lambda n: [n * x for x in values]  # noqa: E731
+        tensors = {**weight("w.weight:grad", values), **weight("w.weight:grad@2", values)}
+        done = self.ran(*self.pair(tensors, {**weight("w.weight:grad", times(2)), **weight("w.weight:grad@2", times(8))}))
+        self.assertIn("gradients  2 times the reference's in step 1\n", done.stdout)
+        first, worst = done.stdout.split("\nworst, with what reached it from those before it: w.weight:grad@2\n")
+        self.assertIn("    hint  ", first)
+        self.assertNotIn("    hint  ", worst)
+
     def test_two_dead_models_prove_nothing(self):
         zeros = {**weight("v.weight:grad", [0.0] * 300), **weight("w.weight:grad", [0.0, -0.0])}
         self.assertIn("proves nothing: all 2 gradients are zero in both", self.done(*self.pair(zeros, zeros), code=2).stderr)

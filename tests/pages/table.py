@@ -25,9 +25,9 @@ DIFFERS = {
     "": [(r"\d+\.\d+ m?s(?=;|,|$|  same bits|  DIFFERENT)", "#"), (r"\b(in|waited) \d+\.\d+ m?s", r"\1 #"),
          (r"(?<![\w.])/\S*/", "")],
     "README.md": [(r"varies by \S+ of its size", "varies by # of its size")],
-    "find-a-bug.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_block", "in NAME of test_block"),
+    "find-a-bug.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_block\S*", "in NAME of test_block"),
                       (r"-?\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+", "#")],
-    "pytest.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_mlp", "in NAME of test_mlp"), (r"\.\./", ""),
+    "pytest.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_mlp\S*", "in NAME of test_mlp"), (r"\.\./", ""),
                   (r"-?\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+", "#")],
     "train.md": [(r"^( +\d+ +\S+ +\S+ +\S+) +\d+$", r"\1"), (r"[\d,]+ tokens/s", "# tokens/s")],
 }

@@ -281,6 +281,9 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
                 ARI_COUNT(row->elements_different));
     if (row->pattern[0])
         fprintf(to, "    pattern   %s\n", row->pattern);
+    // A later step has other weights: a hint there would explain the consequence and not the cause.
+    if (row->step > r->row[r->first].step)
+        return;
     if (row->hint[0])
         fprintf(to, "    hint      %s\n", row->hint);
     if (ari_cause_known(&row->evidence))
@@ -313,10 +316,14 @@ static void print_ratio(FILE *to, const char *what, const ar_verify_report *r, c
 {
     if (x->q == 0)
         return;
-    fprintf(to, "  %-9s  %u", what, x->p);
-    if (x->q > 1)
-        fprintf(to, "/%u", x->q);
-    fprintf(to, " times the reference's");
+    fprintf(to, "  %-9s  ", what);
+    fprintf(to,
+            x->p == x->q ? "the reference's"
+            : x->q > 1   ? "%u/%u times the reference's"
+                         : "%u times the reference's",
+            x->p, x->q);
+    if (r->facts.steps > 1)
+        fprintf(to, " in step 1");
     if (x->among > 1)
         fprintf(to, ", of %zu of %zu", x->count, x->among);
     for (int d = 0; d < r->mesh.ndim; d++) {
@@ -555,43 +562,4 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
     if (r->rule == AR_VERIFY_BITS && r->different > 0)
         print_rounding(to, r);
     fprintf(to, "\n");
-}
-
-/* --- whether it is normal ----------------------------------------------------------------------------------------- */
-
-static const char *percentile_text(char *out, const ari_normal_row *r)
-{
-    snprintf(out, TEXT, isnan(r->percentile) ? "-" : "%.3g", r->percentile);
-    return out;
-}
-
-static ar_status print_unusual(FILE *to, const ari_normal *n)
-{
-    enum { MOST = 10 };
-    const ari_column columns[] = {{"tensor", ARI_LEFT},
-                                  {"rms", ARI_RIGHT},
-                                  {"largest", ARI_RIGHT},
-                                  {"percentile", ARI_RIGHT},
-                                  {n->draws > 0 ? "of the median draw" : "of the bound", ARI_RIGHT}};
-    ari_table t = ARI_TABLE(columns);
-    for (size_t i = 0; i < n->rows && i < MOST && n->row[i].ratio > 0.0; i++) {
-        const ari_normal_row *row = &n->row[i];
-        ari_table_row(&t, "%s\t%.2e\t%.2e\t%s\t%.3g", ARI_SHOW(row->row->name), row->rms, row->largest,
-                      percentile_text((char[TEXT]){0}, row), row->ratio);
-    }
-    return ari_table_end(&t, to, 2);
-}
-
-ar_status ari_verify_print_normal(FILE *to, const ar_verify_report *r, const ari_normal *n)
-{
-    fprintf(to, "%s\n", n->sentence);
-    if (n->rows == 0 || n->row[0].ratio == 0.0)
-        return AR_OK;
-    if (n->draws > 0)
-        fprintf(to, "of %zu draws; a right run is called not normal at most once in %zu\n", n->draws, n->draws + 1);
-    AR_TRY(print_unusual(to, n));
-    if (!n->normal && r->first != SIZE_MAX && r->row[r->first].hint[0])
-        fprintf(to, "first in execution order that differs: %s: %s\n", ARI_SHOW(r->row[r->first].name),
-                r->row[r->first].hint);
-    return AR_OK;
 }

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For people: whether a difference is one that rounding makes. */
+#include <math.h>
+#include <stdio.h>
+
+#include "cli/shared/command.h"
+#include "cli/shared/table.h"
+#include "cli/verify/report.h"
+#include "ref/core/text.h"
+#include "verify/dumps/report.h"
+
+enum { DIGITS = 24 };
+
+static const char *percentile_text(char *out, const ari_normal_row *r)
+{
+    snprintf(out, DIGITS, isnan(r->percentile) ? "-" : "%.3g", r->percentile);
+    return out;
+}
+
+static ar_status print_unusual(FILE *to, const ari_normal *n)
+{
+    enum { MOST = 10 };
+    const ari_column columns[] = {{"tensor", ARI_LEFT},
+                                  {"rms", ARI_RIGHT},
+                                  {"largest", ARI_RIGHT},
+                                  {"percentile", ARI_RIGHT},
+                                  {n->draws > 0 ? "of the median draw" : "of the bound", ARI_RIGHT}};
+    ari_table t = ARI_TABLE(columns);
+    for (size_t i = 0; i < n->rows && i < MOST && n->row[i].ratio > 0.0; i++) {
+        const ari_normal_row *row = &n->row[i];
+        ari_table_row(&t, "%s\t%.2e\t%.2e\t%s\t%.3g", ARI_SHOW(row->row->name), row->rms, row->largest,
+                      percentile_text((char[DIGITS]){0}, row), row->ratio);
+    }
+    return ari_table_end(&t, to, 2);
+}
+
+ar_status ari_verify_print_normal(FILE *to, const ar_verify_report *r, const ari_normal *n)
+{
+    fprintf(to, "%s\n", n->sentence);
+    if (n->rows == 0 || n->row[0].ratio == 0.0)
+        return AR_OK;
+    if (n->draws > 0)
+        fprintf(to, "of %zu draws; a right run is called not normal at most once in %zu\n", n->draws, n->draws + 1);
+    AR_TRY(print_unusual(to, n));
+    if (!n->normal && r->first != SIZE_MAX && r->row[r->first].hint[0])
+        fprintf(to, "first in execution order that differs: %s: %s\n", ARI_SHOW(r->row[r->first].name),
+                r->row[r->first].hint);
+    return AR_OK;
+}
