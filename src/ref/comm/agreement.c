@@ -51,7 +51,7 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
     ari_say(&l, ")%s%s%s", call->tag[0] ? " '" : "", call->tag, call->tag[0] ? "'" : "");
 }
 
-/* Where the call's data lie: on the host, or the device's name. */
+/* The memory of the call's data: "host", or the device's name. */
 static const char *memory_of(const ari_call *call)
 {
     const ari_stream *s = call->on ? ari_queue_stream(call->on) : NULL;

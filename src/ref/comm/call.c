@@ -156,7 +156,7 @@ static ar_status check_bufs(const ari_call *call, int rank, int size)
     return check_overlap(call, out, bytes[k->out], in, bytes[k->in], in_place);
 }
 
-/* What is received may not overlap anything else of the batch: the order inside a batch is not defined. */
+/* A receive buffer may not overlap any other buffer of the batch: the order inside a batch is not defined. */
 static ar_status check_batch_overlap(const ari_call *call)
 {
     const size_t element = ar_dtype_bytes(call->dtype);

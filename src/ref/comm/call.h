@@ -24,7 +24,7 @@ typedef enum ari_kind {
     ARI_KIND_COUNT
 } ari_kind;
 
-/* What a buffer of rank r holds. */
+/* Elements of a buffer of rank r. */
 typedef enum ari_buffer_extent {
     ARI_EXTENT_NOTHING,
     ARI_EXTENT_COUNT,      /* count */

@@ -22,7 +22,7 @@ static inline void ari_moved_add(ari_moved *m, uint64_t read, uint64_t written)
 /* Does one call in the calling thread, from start to end. */
 typedef ar_status (*ari_run_fn)(ar_comm *c, const ari_call *call);
 
-/* What a communicator does. All slots but join are required; the public functions have checked the arguments. */
+/* Operations of a communicator. All slots but join are required; the public functions have checked the arguments. */
 typedef struct ari_comm_ops {
     ari_run_fn run;                                                      /* every collective, but no split */
     ar_status (*split)(ar_comm **gives, ar_comm *c, int color, int key); /* *gives is NULL before */

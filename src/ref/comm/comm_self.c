@@ -6,7 +6,7 @@
 #include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
 
-/* Of a group of one and all that was split from it: one world, one first error. */
+/* A group of one; all that was split from it share one world and one first error. */
 typedef struct self_comm {
     ar_comm base;
     ari_failure *world; /* kept */
@@ -59,7 +59,7 @@ static ar_status check_exchange(const ari_call *call)
     }
 }
 
-/* What the rank sends itself is what it receives. */
+/* Checks that the rank receives what it sends to itself. */
 static ar_status check_own(const ari_call *call)
 {
     if (call->kind == ARI_EXCHANGE)

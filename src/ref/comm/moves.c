@@ -19,7 +19,7 @@ static ari_buffer_extent extent_of(const ari_call *call, bool sends)
     return sends ? ari_kind_of(call->kind)->in : ari_kind_of(call->kind)->out;
 }
 
-/* Of a kind that is no batch. */
+/* Number of elements of a part, for kinds other than a batch. */
 static size_t part_count(const ari_call *call, int rank, int peer, bool sends)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
@@ -99,8 +99,8 @@ ari_moves ari_moves_within(const ari_call *call, int rank)
     return (ari_moves){.to = parts_with(call, rank, rank, false), .from = parts_with(call, rank, rank, true)};
 }
 
-/* What is received is agreed to be what is sent, so the k-th part of the one is the k-th of the other. Where nothing is
- * sent there is another call: a recv's, and its peer is the other rank of the channel. */
+/* Receives and sends are agreed to match, so the k-th part of the one is the k-th of the other. If nothing is sent the
+ * calls differ: this one is a recv, and its peer is the other rank of the channel. */
 bool ari_next_move(ari_moves *s, ari_move *move)
 {
     ari_part to, from;

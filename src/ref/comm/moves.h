@@ -4,16 +4,16 @@
 
 #include "ref/comm/rendezvous.h"
 
-/* What a call moves, as its kind's row says, whichever way it goes: every communicator asks here which elements go from
+/* The moves of a call, by its kind's row, in both directions: every communicator learns here which elements go from
  * which rank to which. Parts without elements are left out. Counts and places are elements.
  *
- * Of a reduction (ari_kind_row.combines), what a rank receives is combined from one part of each rank's input, which
- * lies at the same place in all of them; an all_reduce is everybody's whole input to everybody. */
+ * A rank's result of a reduction (ari_kind_row.combines) is combined from one part of each rank's input, at the same
+ * position in all of them; an all_reduce sends every rank's whole input to every rank. */
 
-/* What one rank exchanges with `peer`, by its own call alone. */
+/* One rank's data to or from `peer`, by its own call alone. */
 typedef struct ari_part {
     int peer;
-    ar_buf buf;          /* where it begins; of what is sent it is only read */
+    ar_buf buf;          /* where it begins; only read if sent */
     size_t start, count; /* in the input or output; an exchange's start at 0 */
 } ari_part;
 
@@ -26,15 +26,15 @@ typedef struct ari_parts {
     size_t op;     /* the next operation of an exchange */
 } ari_parts;
 
-/** What the call of `rank` sends to (or receives from) each of n ranks, itself among them, in their order; what it
- *  exchanges with one of them, in the order of the batch. */
+/** The parts that the call of `rank` sends to (or receives from) each of n ranks, itself among them, in rank order;
+ *  those exchanged with one of them are in the order of the batch. */
 ari_parts ari_parts_of(const ari_call *call, int rank, int n, bool sends);
 /** False: there are no more. */
 bool ari_next_part(ari_parts *s, ari_part *part);
 /** Elements that the call of `rank` sends to `peer`. */
 size_t ari_sent_count(const ari_call *call, int rank, int peer);
 
-/* What one rank receives: both of its ends. */
+/* A transfer that one rank receives: both of its ends. */
 typedef struct ari_move {
     int peer;
     ar_buf to;
@@ -50,7 +50,7 @@ typedef struct ari_moves {
 
 /** Everything that member `index` receives in the collective that is agreed upon, its own part among it. */
 ari_moves ari_moves_to(const ari_group *g, int index);
-/** What a rank has for itself; of a reduction, its own input and where the result belongs. */
+/** A rank's moves to itself; for a reduction, from its own input to the result. */
 ari_moves ari_moves_within(const ari_call *call, int rank);
 bool ari_next_move(ari_moves *s, ari_move *move);
 

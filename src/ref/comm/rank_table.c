@@ -5,7 +5,7 @@
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
 
-/* What each rank is doing, and the table of it when the world fails. */
+/* Each rank's current activity, and the table of it when the world fails. */
 
 void ari_world_begin(ari_member *m, const ari_call *call)
 {

@@ -40,7 +40,7 @@ static bool is_broken(const ari_group *g)
     return (atomic_load(&g->leaves) & ARI_BROKEN) != 0;
 }
 
-/* Of the collective that the member is in and has not come to leave. */
+/* Count of leaves at which all have left the collective that the member is in. */
 static uint64_t all_have_left(const ari_member *m)
 {
     return (m->leaves + 1) * (uint64_t)m->group->n;
@@ -55,7 +55,7 @@ static uint64_t progress_of(const ari_group *g)
     return sum;
 }
 
-/* Whether nothing has moved for the timeout; waited_ns: for how long. Also tells the others that this member waits. */
+/* True if nothing has moved for the timeout; waited_ns: for how long. Also tells the others that this member waits. */
 static bool is_stuck(ari_member *m, inner_wait *s, uint64_t *waited_ns)
 {
     ari_group *g = m->group;
@@ -208,7 +208,7 @@ void ari_member_sleep(ari_member *m, uint64_t ns)
     }
 }
 
-/* Whether every other rank has returned or is held. */
+/* True if every other rank has returned or is held. */
 static bool nobody_is_left(const ari_world *w, int rank)
 {
     for (int i = 0; i < w->ranks; i++) {
@@ -259,7 +259,7 @@ typedef struct gate_wait {
     uint64_t leaving_ns; /* when it first saw that a member has left the group; 0: none has */
 } gate_wait;
 
-/* Whether a member that this one waits for will never come: its rank has returned, or it left the group a while ago. */
+/* Looks for an awaited member that will never come: its rank has returned, or it left the group a while ago. */
 static void look_for_departed(ari_member *m, gate_wait *s)
 {
     const ari_group *g = m->group;
@@ -288,7 +288,7 @@ static void limit_turn(gate_wait *s, const ari_world *w)
     s->wait.timeout_ns = comes_first && is_ahead ? told : w->timeout_ns;
 }
 
-/* Whether this member must give up waiting for the others to enter. Ends the world where it is the first to know. */
+/* True if this member must give up waiting for the others to enter. Ends the world if it is the first to know. */
 static bool must_give_up(ari_member *m, gate_wait *s)
 {
     ari_world *w = m->group->world;
@@ -382,14 +382,14 @@ static bool open_gate(ari_member *m, ari_alone_fn alone, void *arg)
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
-/* What a trace keeps of a member's collectives, and its virtual clock. */
+/* Trace records of a member's collectives, and its virtual clock. */
 
 static size_t count_of(const ari_call *call, int n)
 {
     return call->counts && call->kind != ARI_ALL_TO_ALL ? ari_counts_before(call->counts, n) : call->count;
 }
 
-/* Of the collective that the member enters; once it is agreed upon; when the member is out of it. */
+/* Records the collective that the member enters; then its agreement (agree_record); then the member's exit. */
 static void begin_record(ari_member *m, const ar_comm *c, const ari_call *call)
 {
     const ari_lane *lane = ari_lane_self();

@@ -5,8 +5,8 @@
 #include "ref/comm/comm_impl.h"
 #include "ref/core/lane.h"
 
-/* Where the ranks of one process meet. A world has ranks and one first failure; a group of its ranks meets for one
- * collective after the other. This file knows nothing of how data moves: a communicator enters, moves, and leaves.
+/* Synchronises the ranks of one process. A world has ranks and one first failure; a group of its ranks synchronises for
+ * one collective after the other. This file knows nothing of how data moves: a communicator enters, moves, and leaves.
  *
  * Invariants
  * - A collective is agreed upon by all members before any data moves: the last member to enter compares all calls.
@@ -32,7 +32,7 @@ typedef struct ari_rank_row {
     double waiting_s; /* how long it had been there */
 } ari_rank_row;
 
-/* What a rank was doing when the world failed. */
+/* A rank's activity when the world failed. */
 typedef struct ari_rank_view {
     char last[96];    /* the last collective it finished: "all_reduce #12 layers.0.mlp.down_proj", or "none" */
     ari_rank_row now; /* all that it was in, the oldest first, which group and time are of; "running" between two,
@@ -47,7 +47,7 @@ AR_NODISCARD ar_status ari_world_create(ari_world **gives, int ranks, uint64_t t
 /** No rank may be in a call, and no member of its groups may be used afterwards. */
 void ari_world_destroy(ari_world *w);
 ari_group *ari_world_group(ari_world *w);
-/** Whether every rank had a core when the world was created: the same for all of them. */
+/** True if every rank had a core when the world was created: the same for all of them. */
 bool ari_world_has_cores(const ari_world *w);
 /** Ends the world for the reason given, unless it has ended: `rank` is the one that failed; it keeps `st`, and so do
  *  the members of the group `with` (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes everybody. */
@@ -59,7 +59,7 @@ const char *ari_world_error(const ari_world *w);
 /** The rank's function returned with this status: nobody needs to wait for this rank any more. An error ends the
  *  world, unless it is only the echo of an earlier failure. */
 void ari_world_returned(ari_world *w, int rank, ar_status st, const char *message);
-/** What the rank was doing at the first failure; zeroes if there is none. */
+/** The rank's activity at the first failure; zeroes if there is none. */
 const ari_rank_view *ari_world_view(const ari_world *w, int rank);
 /** Counts what the rank takes part in, over all its groups: 1, 2, ... */
 uint64_t ari_world_number(ari_world *w, int rank);
@@ -96,10 +96,10 @@ AR_NODISCARD ar_status ari_group_create(ari_group **gives, ari_world *w, const i
 int ari_group_size(const ari_group *g);
 ari_world *ari_group_world(const ari_group *g);
 int ari_group_rank(const ari_group *g, int index); /* in the world */
-/** What member `index` called, and the communicator it called with. Valid between its enter and its leave. */
+/** The call of member `index`, and its communicator. Valid between its enter and its leave. */
 const ari_call *ari_group_call(const ari_group *g, int index);
 ar_comm *ari_group_comm(const ari_group *g, int index);
-/** Of a split that is agreed upon: the members of `color`, in the order of (key, rank), and how many. members: [n]. */
+/** The members of `color` in an agreed split, in the order of (key, rank). Returns their number. members: [n]. */
 int ari_group_members_of(const ari_group *g, int color, int *members);
 
 void ari_member_init(ari_member *m, ari_group *g, int index);
@@ -138,7 +138,7 @@ AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
  *  else, or there is a failure; nothing has happened, on either side, and the member enters as usual. */
 enum { ARI_SWAP_BYTES = 2048 };
 const void *ari_member_swap(ari_member *m, const ari_call *call, size_t bytes);
-/** Whether the members of this group may try: the same for all of them. */
+/** True if the members of this group may try: the same for all of them. */
 bool ari_member_can_swap(const ari_member *m);
 
 /** Steps within a collective. Each member counts its own, from 0 at entry; advancing publishes what it wrote. */

@@ -9,8 +9,8 @@
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 
-/* Shared by the files of the rendezvous: world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by process/, which
- * compares calls and reports where ranks are in the same words.
+/* Shared by world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by process/, which compares calls and
+ * reports the ranks' activities in the same words.
  *
  * Locks, in the order in which they may be taken: a world's, then a rank's or a group's; never two of a kind. */
 
@@ -61,8 +61,8 @@ struct ari_world {
     char *message;         /* line and table; NULL if there was no memory for it */
 };
 
-/* What a member of a group of two posts for a swap, beside the input: all in one line of memory, so that it crosses
- * from core to core at once. */
+/* Post of a member of a group of two for a swap, besides the input: all in one cache line, so that it crosses from core
+ * to core at once. */
 typedef struct ari_post {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t seq; /* of the call; written last */
     uint64_t what, count, tag;                     /* kind, dtype and operation; elements; a hash of the tag */
@@ -104,7 +104,7 @@ struct ari_group {
     _Alignas(ARI_CACHE_LINE) ari_sleepers sleepers;
     /* Swaps: the last call from which a member turned back while the other was there, << 1 | whether both swap. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t decided;
-    /* Of the collective agreed upon last; written by its last member before the gate opens. */
+    /* The following describe the last agreed collective; written by its last member before the gate opens. */
     int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
     uint64_t virtual_begin_ns; /* when the last one came */
     uint64_t paced_ns;         /* the same by the real clock, where links are paced */

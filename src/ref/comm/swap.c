@@ -56,7 +56,7 @@ static bool same_call(const ari_post *a, const ari_post *b)
     return a->what == b->what && a->count == b->count && a->tag == b->tag;
 }
 
-/* What both members do, once one of them has turned back from call `seq`. */
+/* Decides for both members, once one of them has turned back from call `seq`. */
 static bool claim(ari_group *g, uint64_t seq, bool swap)
 {
     uint64_t decided = atomic_load(&g->decided);
@@ -78,7 +78,7 @@ static bool is_there(const ari_slot *other, uint64_t seq)
     return false;
 }
 
-/* Whether both members go on with each other's post of this call. The other may be at the next one already. */
+/* True if both members continue with each other's post of this call. The other may be at the next one already. */
 static bool both_swap(ari_group *g, ari_slot *own, const ari_slot *other, uint64_t seq)
 {
     if (is_there(other, seq))

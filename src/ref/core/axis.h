@@ -30,8 +30,8 @@ enum {
     ARI_ALL_AXES = (1 << ARI_PLACED_AXES) - 1
 };
 
-/* Groups of ranks that a step's collectives are over, in the order in which they are split off the world: name, member of
- * a context, text, axes along which their members differ. */
+/* Groups of ranks for a step's collectives, in the order in which they are split from the world: name, member of a
+ * context, text, axes along which their members differ. */
 #define ARI_OVER_TABLE(X)                                                                                              \
     X(TP, tp, "tp", ARI_CUTS_FEATURES)                                                                                 \
     X(PP, pipeline, "pp", ARI_CUTS_LAYERS)                                                                             \
@@ -68,7 +68,7 @@ void ari_layout_set(ar_parallel *p, int i, int extent);
 /** Ranks along it, at least 1. */
 int ari_layout_extent(const ar_parallel *p, int i);
 
-/** Whether any of them, or what cuts one of them or a rank's work further, is less than 0. */
+/** True if any of them, or a further split of one of them or of a rank's work, is negative. */
 bool ari_extents_negative(const ar_parallel *p);
 /** "tp=2, cp=1, dp=4, pp=1". Returns `out`. */
 #define ARI_EXTENTS_TEXT (24 * ARI_LAYOUT_AXES)
@@ -81,13 +81,13 @@ typedef struct ari_ranks {
 ari_ranks ari_ranks_of(const ar_parallel *p);
 /** So many ranks along these axes: along the outermost of them, and one along the others. */
 void ari_ranks_set(ari_ranks *r, ari_axes axes, int n);
-/** How many ranks differ along these axes alone. */
+/** Number of ranks that differ along these axes alone. */
 int ari_ranks_along(const ari_ranks *r, ari_axes axes);
 /** The number of a rank among those that differ from it along these axes alone. Ranks are in one such group if they
  *  have the same number along all other axes. */
 int ari_place_along(const ari_ranks *r, int rank, ari_axes axes);
-/** A layout as a mesh, and where a rank is on it; at: [AR_MESH_DIMS]. Extents of one rank are left out, but for those that
- *  cut what is in `always`. */
+/** A layout as a mesh, and a rank's coordinates; at: [AR_MESH_DIMS]. Extents of one rank are left out, except those
+ *  that cut an axis in `always`. */
 void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari_axes always);
 /** ari_ranks_along of a layout: ari_extent(p, ARI_CUTS_DATA) ranks sum gradients. */
 int ari_extent(const ar_parallel *p, ari_axes axes);

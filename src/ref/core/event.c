@@ -90,8 +90,8 @@ ar_status ar_event_record(ar_event *e, ar_queue *q)
     return mark_stream(e, q);
 }
 
-/* Whether q's tasks are done as far as the host sees; of one that stands on a stream only its first error is left to
- * ask for. */
+/* Waits until q's tasks are done as far as the host sees; from a queue on a stream only its first error is left to
+ * get. */
 static ar_status await_tasks(const ar_event *e, uint64_t timeout_ns)
 {
     bool done;
@@ -124,7 +124,7 @@ ar_status ar_event_test(ar_event *e, bool *done)
     return *done && m ? ari_queue_note(e->q, m->ops->poll(m, done)) : AR_OK;
 }
 
-/* What a queue waits for, in its turn. */
+/* A wait of a queue for an event, as a task. */
 typedef struct waiting {
     ar_event point;
     ari_stream *on; /* the waiting queue's; NULL: it has none */

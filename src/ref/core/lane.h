@@ -15,15 +15,15 @@
 
 struct ari_group;
 
-/* What a world is watched and driven by. Borrowed by it. */
+/* Instruments that watch and drive a world. Borrowed by it. */
 typedef struct ari_instruments {
     ar_trace *trace;          /* NULL: nothing is recorded */
     ari_scheduler *scheduler; /* NULL: the system's */
     double flops;             /* of a rank, per virtual second; 0: no virtual time */
     bool paced;               /* a collective takes its virtual time by the real clock too */
     /* Virtual time: called by the last member of a group to enter a collective, before any goes on: from the members'
-     * calls and slots' virtual_begin_ns it sets each one's virtual_end_ns and virtual_from, and the group's virtual_last
-     * and virtual_begin_ns. NULL: none. */
+     * calls and slots' virtual_begin_ns it sets each one's virtual_end_ns and virtual_from, and the group's
+     * virtual_last and virtual_begin_ns. NULL: none. */
     void (*virtual_cost)(void *user, struct ari_group *g);
     void *user;
 } ari_instruments;

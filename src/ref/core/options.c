@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What options of a context mean, for all who read them. */
+/* Meaning of a context's options, for all readers. */
 #include <math.h>
 
 #include "anyrank/context.h"

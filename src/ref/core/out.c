@@ -32,7 +32,7 @@ struct ari_out {
     size_t at;  /* where the next byte goes */
 };
 
-/* Where the folder part of `path` ends, its slash included. */
+/* Length of the folder part of `path`, its slash included. */
 static size_t folder_length(const char *path)
 {
     const char *slash = strrchr(path, '/');

@@ -18,11 +18,11 @@
  *  atomicity. */
 typedef struct ari_out ari_out;
 AR_NODISCARD ar_status ari_out_create(ari_out **gives, const char *path);
-/** Whether ari_out_create would succeed now, so that long work does not end in vain. A device or a pipe is not opened.
- *  Errors: as ari_out_create. */
+/** Checks that ari_out_create would succeed now, so that long work does not end in vain. A device or a pipe is not
+ *  opened. Errors: as ari_out_create. */
 AR_NODISCARD ar_status ari_out_check(const char *path);
 AR_NODISCARD ar_status ari_out_write(ari_out *o, const void *data, size_t bytes);
-/** Writes at a place of its own, which ari_out_write goes on from. A pipe takes only the place where it is. Errors:
+/** Writes at a given offset, from which ari_out_write continues. A pipe takes only its current offset. Errors:
  *  AR_ERR_IO. */
 AR_NODISCARD ar_status ari_out_write_at(ari_out *o, size_t offset, const void *data, size_t bytes);
 /** A stream that writes from where ari_out_write ended; nothing else may until it ends. Errors: AR_ERR_IO. */

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* What a task leaves behind when it cannot run, because its queue failed before: `st` and `why` are the queue's first
+/* Called instead of a task that cannot run, because its queue failed before: `st` and `why` are the queue's first
  * error. Releases arg. */
 typedef void (*ari_drop_fn)(void *arg, ar_status st, const char *why);
 
@@ -17,13 +17,13 @@ typedef void (*ari_drop_fn)(void *arg, ar_status st, const char *why);
  *  ran: set to true if fn ran inside this call (inline queues), else false. */
 AR_NODISCARD ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop, void *arg, bool *ran);
 
-/** Whether tasks run in the calling thread, inside the call. */
+/** True if tasks run in the calling thread, inside the call. */
 bool ari_queue_is_inline(const ar_queue *q);
 /** A task of an inline queue that the caller does itself, between the two. Begin: the queue's first error, and then
  *  there is no task. End: the queue keeps the task's status, and gives it. */
 AR_NODISCARD ar_status ari_queue_begin(ar_queue *q);
 AR_NODISCARD ar_status ari_queue_end(ar_queue *q, ar_status st);
-/** Where q's tasks enqueue further work: q itself if it is inline, a thread's own inline queue otherwise. */
+/** The queue on which q's tasks enqueue further work: q itself if it is inline, else a thread's own inline queue. */
 ar_queue *ari_queue_inner(ar_queue *q);
 
 /* For events. A ticket is the number of tasks enqueued so far; it is done when that many have ended. Queues are counted
@@ -50,17 +50,17 @@ typedef struct ari_stream_ops {
     /* *m = the point behind everything enqueued so far. *m NULL: makes a mark, ari_mark_destroy; else moves it. Errors:
      * AR_ERR_MEMORY, AR_ERR_DEVICE. */
     ar_status (*mark)(ari_stream *s, ari_mark **m);
-    /* What is enqueued on s from now on comes after the point; the host does not wait. The mark may be of another
-     * stream of the same device, and may be moved or destroyed right afterwards. */
+    /* Work enqueued on s from now on runs after the point; the host does not wait. The mark may be of another stream of
+     * the same device, and may be moved or destroyed right afterwards. */
     ar_status (*wait)(ari_stream *s, const ari_mark *m);
-    /* The host waits. timeout_ns 0: no limit. Errors: AR_ERR_TIMEOUT, AR_ERR_DEVICE (what the device did wrong before
-     * that point). */
+    /* The host waits. timeout_ns 0: no limit. Errors: AR_ERR_TIMEOUT, AR_ERR_DEVICE (a device fault before that
+     * point). */
     ar_status (*await)(const ari_mark *m, uint64_t timeout_ns);
     ar_status (*poll)(const ari_mark *m, bool *done);
     void (*mark_destroy)(ari_mark *m);
     void (*destroy)(ari_stream *s); /* nothing of it is under way */
-    /* As mark, but *m also keeps when the stream came to it, and is not used for anything else. NULL: what is enqueued is
-     * done when the call returns, and the host's clock says when. */
+    /* As mark, but *m also records when the stream reached it, and has no other use. NULL: enqueued work is done when
+     * the call returns, and the host's clock gives the time. */
     ar_status (*stamp)(ari_stream *s, ari_mark **m);
     /* From one stamp to a later one of the same stream, both reached. There with stamp. */
     ar_status (*elapsed)(const ari_mark *from, const ari_mark *to, double *seconds);

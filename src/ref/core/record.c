@@ -118,9 +118,9 @@ static const char *keep_name(ari_recording *r, const char *name)
     return to;
 }
 
-/* Whether r only prolongs the work recorded last. A span that began or ended between the two would have changed the
- * depth, or have been recorded itself. A wait parts them even where it is not recorded: how long it lasted is of the
- * real clock, and must not decide what the virtual one shows. */
+/* True if r only prolongs the work recorded last. A span that began or ended between the two would have changed the
+ * depth, or have been recorded itself. A wait separates them even if it is not recorded: its length is by the real
+ * clock, and must not affect the virtual one. */
 static bool prolongs_work(ari_recording *to, const ari_record *r)
 {
     ari_record *before = to->count > 0 ? &to->records[to->count - 1] : NULL;

@@ -5,7 +5,7 @@
 #include "anyrank/comm.h"
 #include "anyrank/trace.h"
 
-/* What a trace is made of: one recording per lane, written by that lane's thread alone and read after the run. */
+/* Recordings of a trace: one per lane, written by that lane's thread alone and read after the run. */
 struct ari_lane;
 
 typedef enum ari_record_kind {
@@ -75,9 +75,9 @@ typedef struct ari_trace_lane {
     size_t count;
 } ari_trace_lane;
 ari_trace_lane ari_trace_lane_at(const ar_trace *t, size_t i);
-/** Whether the run had virtual time. */
+/** True if the run had virtual time. */
 bool ari_trace_is_virtual(const ar_trace *t);
-/** Whether memory ran out, so that the end is missing. */
+/** True if memory ran out, so that the end is missing. */
 bool ari_trace_is_cut(const ar_trace *t);
 
 /* Spans of the library's own code. Where nothing is recorded they cost one test of a pointer: no text is made. */

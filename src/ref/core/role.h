@@ -2,7 +2,7 @@
 #ifndef ARI_CORE_ROLE_H
 #define ARI_CORE_ROLE_H
 
-/* What a tensor's module is in a model. Those with parameters have a part in a family's table; the others are modules
+/* Role of a tensor's module in a model. Those with parameters have a part in a family's table; the others are modules
  * and values that the layers report, or other programs' dumps name (models.md). */
 typedef enum ari_role {
     ARI_NO_ROLE,

@@ -18,7 +18,7 @@
  * one that would falls behind all others; this starves lanes for long, and finds what needs few, but long, delays. How
  * often is drawn, too, since what a run needs depends on its length. */
 
-/* Of a choice by priority, one in so many makes the chosen lane fall behind; 1: uniform. A seed draws one of these. */
+/* One in so many choices by priority makes the chosen lane fall behind; 1: uniform. A seed draws one of these. */
 static const uint64_t one_in[] = {1, 4, 16, 64, 256};
 enum { WAYS = sizeof one_in / sizeof *one_in };
 

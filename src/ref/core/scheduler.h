@@ -41,8 +41,8 @@ void ari_turn_leave(ari_turn *t);
 /** The lane could go on, and so could others: chooses among all, after so much of the scheduler's time (0: none). */
 void ari_turn_yield(ari_turn *t, uint64_t takes_ns);
 
-/* What a lane waits for: *word != seen, or *other != other_seen, or the scheduler's time reaches the deadline. The
- * words are only changed by lanes of the same scheduler. */
+/* Condition for which a lane waits: *word != seen, or *other != other_seen, or the scheduler's time reaches the
+ * deadline. The words are only changed by lanes of the same scheduler. */
 typedef struct ari_turn_until {
     const _Atomic uint64_t *word, *other; /* other: NULL: not looked at */
     uint64_t seen, other_seen;

@@ -57,8 +57,7 @@ static inline void ari_row_major(size_t *stride, int ndim, const size_t *extent)
     }
 }
 
-/** What [first, first + n) and [other, other + m) have in common: [*start, *start + *count), empty where nothing.
- * Returns whether it is anything. */
+/** Intersection of [first, first + n) and [other, other + m): [*start, *start + *count). Returns false if it is empty. */
 static inline bool ari_overlap(size_t *start, size_t *count, size_t first, size_t n, size_t other, size_t m)
 {
     const size_t from = first > other ? first : other, to = first + n < other + m ? first + n : other + m;

@@ -29,7 +29,7 @@ static inline ari_text ari_plain_text_in(char *at, size_t cap)
 }
 void ari_say(ari_text *t, const char *format, ...) AR_PRINTF(2, 3);
 
-/** Whether a name ends in `end`, ".safetensors" or the like. */
+/** True if a name ends in `end`, ".safetensors" or the like. */
 static inline bool ari_ends_in(const char *name, const char *end)
 {
     const size_t n = strlen(name), m = strlen(end);

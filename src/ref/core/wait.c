@@ -14,9 +14,9 @@
 enum { SPIN_TURNS = 40 };
 #define YIELD_NS ((uint64_t)1000000)
 #define POLL_NS ((uint64_t)1000)
-/* Where somebody else wants the cores, a yield hands over a whole slice of time, and a rank that yields again and again
- * comes back long after its peer was there; one that sleeps is woken at once. A yield that took this long tells, and
- * the next waits of the process sleep without one. Measured beside 12 busy processes on two cores, a program of small
+/* If other processes want the cores, a yield hands over a whole time slice, and a rank that yields repeatedly resumes
+ * long after its peer arrived; one that sleeps is woken at once. A yield that took this long is the sign, after which
+ * the next waits of the process sleep without one. Measured next to 12 busy processes on two cores, a program of small
  * worlds: 80 s without this, 38 s with it; alone 1.7 s both ways. */
 #define DEAR_NS ((uint64_t)2000000)
 enum { DEAR_WAITS = 256 };

@@ -10,7 +10,7 @@
 /* Waiting for a word of memory to change: spinning while every waiting thread has a core, then yielding, then asleep;
  * under a deterministic scheduler, giving the turn away. The only place in which lanes wait. */
 
-/* Where waiters of some words sleep. */
+/* Sleeping waiters of some words. */
 typedef struct ari_sleepers {
     atomic_int count; /* written under `lock` */
     pthread_mutex_t lock;
@@ -46,7 +46,7 @@ static inline void ari_wait_relax(void)
 }
 /** One turn of waiting for `word` to change from `seen`, or `other` from other_seen; may return for no reason. */
 void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen);
-/** Whether the timeout is over. */
+/** True if the timeout is over. */
 static inline bool ari_wait_is_over(const ari_wait *w)
 {
     return w->timeout_ns && w->start_ns && w->now_ns - w->start_ns >= w->timeout_ns;

@@ -28,7 +28,7 @@ static bool size_is_sane(const ar_config *c)
     return all < (size_t)1 << 60;
 }
 
-/* What must hold between the members of a config, whichever reader filled it in. */
+/* Checks the relations between the members of a config, whichever reader filled it in. */
 static ar_status check_config(const ar_config *c, const ari_json_at *at)
 {
     const char *name = ARI_SHOW(at->name);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys that several readers ask for, and those that none does: those that would change the mathematics, those that
- * change nothing, and all others. Of the latter the first two lists come from the config classes of transformers 5.17 and 4.57 and from the models of
- * Llama's family that add to it. */
+ * change nothing, and all others. The first two lists come from the config classes of transformers 5.17 and 4.57 and
+ * from the models of Llama's family that add to it. */
 #include <stdio.h>
 #include <string.h>
 

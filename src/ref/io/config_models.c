@@ -9,7 +9,7 @@
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* What differs between the models of Llama's form where a file says nothing. */
+/* Defaults in which the models of Llama's form differ. */
 typedef struct llama_form {
     ar_arch arch;
     const char *called;
@@ -37,8 +37,8 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_
     return ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads);
 }
 
-/* The id whose uses torch.nn.Embedding leaves out of the gradient: below 0 counted from the vocabulary's end. One outside
- * of the vocabulary, with which transformers makes no model, is none. */
+/* The id whose uses torch.nn.Embedding leaves out of the gradient: below 0 counted from the vocabulary's end. Ids
+ * outside the vocabulary, which transformers refuses, are ignored. */
 static ar_status read_padding(ar_config *c, const ari_json_at *at, const llama_form *form)
 {
     const json_t *said = json_object_get(at->object, "pad_token_id");
@@ -170,7 +170,7 @@ static ar_status read_phi3(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-/* --- other norms, factors and caps: Qwen3, OLMo2, Gemma -------------------------------------------------------------- */
+/* --- other norms, factors and caps: Qwen3, OLMo2, Gemma ----------------------------------------------------------- */
 
 static ar_status read_attention_bias(ar_config *c, const ari_json_at *at)
 {
@@ -209,7 +209,8 @@ static ar_status read_olmo2(ar_config *c, const ari_json_at *at)
 
 /* --- Gemma -------------------------------------------------------------------------------------------------------- */
 
-/* What all of them have: norms that multiply by 1 + weight, rows of the embedding times the root of the hidden size. */
+/* The form of all Gemma models: norms that multiply by 1 + weight, rows of the embedding times the root of the hidden
+ * size. */
 static ar_status read_gemma_form(ar_config *c, const ari_json_at *at, const llama_form *form)
 {
     AR_TRY(read_llama_form(c, at, form));

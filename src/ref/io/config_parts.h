@@ -10,12 +10,12 @@
 /* Layers are walked one by one before anything is refused for its size. */
 #define ARI_CONFIG_MAX_LAYERS ((size_t)1 << 16)
 
-/* How a model_type is read (config_models.c): what differs from zero is filled in, what cannot be computed is refused,
- * and what is not known at all noted. Checks over several keys are config.c's. */
+/* Reader of a model_type (config_models.c): fills in values other than zero, refuses what cannot be computed, and notes
+ * unknown keys. Checks over several keys are config.c's. */
 typedef struct ari_model_reader {
     char name[16], class[16]; /* class: what the names of its classes begin with, "LlamaForCausalLM"; "": it has none */
     ar_status (*read)(ar_config *c, const ari_json_at *at);
-    const char *reads; /* of the keys that are refused elsewhere those that it reads, spaces between */
+    const char *reads; /* keys that it reads and that are refused elsewhere, separated by spaces */
 } ari_model_reader;
 /** Static storage; *n: how many. */
 const ari_model_reader *ari_model_readers(size_t *n);
@@ -39,7 +39,7 @@ static inline ar_status ari_config_dim_or(const ari_json_at *at, const char *key
 AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out);
 
 /* --- rotary positions --------------------------------------------------------------------------------------------- */
-/* What differs between the models. */
+/* Differences between the models. */
 typedef struct ari_rope_form {
     bool partial;    /* partial_rotary_factor may be less than 1 */
     bool phi3;       /* the types of Phi-3 alone, with their older names */
@@ -62,7 +62,7 @@ AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at, cons
 AR_NODISCARD ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object *o);
 
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
-/** Of a model whose layers have no window: keys that set one are refused. */
+/** For a model whose layers have no window: refuses keys that set one. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
 /** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers
  *  on. */

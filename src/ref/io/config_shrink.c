@@ -30,8 +30,8 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* What is nearest to `wanted` among the numbers that have the same divisors in common with `heads` as x has. A tp is a
- * divisor of the heads, so it divides the one if and only if it divides the other. */
+/* The number nearest to `wanted` among those that have the same divisors in common with `heads` as x. A tp is a divisor
+ * of the heads, so it divides the one if and only if it divides the other. */
 static size_t same_divisors(size_t x, size_t wanted, size_t heads)
 {
     const size_t common = gcd(x, heads), others = heads / common, k = larger(rounded(wanted, common), 1);
@@ -160,7 +160,7 @@ static void set_factors(json_t *rope, const char *key, const float *factor, size
     json_object_set_new(rope, key, list);
 }
 
-/* What a rotation says of the size of a head. Of the part that turns a share is written that is truncated to it. */
+/* Sets a rotation's keys that depend on the head size. The share of rotated features is one that truncates to them. */
 static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t head_dim)
 {
     json_t *rope = json_object_get(object, key);

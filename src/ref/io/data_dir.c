@@ -23,7 +23,7 @@
 static const char *const from_command[] = {ANYRANK_DATA_FROM_COMMAND, ANYRANK_DATA_FROM_BUILD};
 enum { BESIDE = sizeof from_command / sizeof *from_command };
 
-/* Of the folder beside the running program, which no constant can hold: a tree may be moved. */
+/* The folder next to the running program, which cannot be a constant: a tree may be moved. */
 static _Thread_local char beside[PATH_MAX];
 
 /* The text is what every data directory has. */

@@ -12,10 +12,10 @@
 /** "FOLDER/NAME". Errors: AR_ERR_MEMORY. Gives; free, NULL after an error. */
 AR_NODISCARD ar_status ari_file_path(char **gives, const char *folder, const char *name);
 
-/** Whether a folder is there, perhaps by way of a link. */
+/** True if a folder exists there, perhaps by way of a link. */
 bool ari_is_folder(const char *path);
 
-/** Opens a regular file for reading and tells its size. A directory, a pipe or a device is refused instead of waited
+/** Opens a regular file for reading and gives its size. A directory, a pipe or a device is refused instead of waited
  *  for. Errors: AR_ERR_IO. The caller closes *fd. */
 AR_NODISCARD ar_status ari_file_open(int *fd, size_t *bytes, const char *path);
 
@@ -38,7 +38,7 @@ AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t
 /* Files and folders of other programs, that look like what is asked for and are something else: recognised by what they
  * are, refused by that name, with the lines of Python that convert them. */
 
-/* What a file was opened for. */
+/* Purpose for which a file was opened. */
 typedef enum ari_wanted {
     ARI_WANT_TENSORS, /* a safetensors file */
     ARI_WANT_TOKENS,  /* bytes, u16 or u32, one after the other */
@@ -70,7 +70,7 @@ AR_NODISCARD ar_status ari_foreign_refuse_folder(const char *folder);
  * config.json and no weights. */
 extern const char *const ari_model_names[];
 
-/** Whether the data directory is there: AR_ERR_NOT_FOUND names every folder where it was looked for. */
+/** Checks that the data directory exists: AR_ERR_NOT_FOUND names every folder that was searched. */
 AR_NODISCARD ar_status ari_data_dir_check(void);
 /** Reads the bytes to train on: `path`, or text.txt in the data directory where it is NULL. One byte is one token, so
  *  any file will do. Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than 4 GiB), those of

@@ -13,7 +13,7 @@
 #define SAVE_TORCH "from safetensors.torch import save_file; "
 #define TO_TOKENS ".astype('<u4').tofile('tokens.u32')"
 
-/* `tensors` and `tokens` are lines of Python, or "-m" and a module with its arguments, in which @ is the file's path. */
+/* `tensors` and `tokens` are lines of Python, or "-m", a module and its arguments; @ is the file's path. */
 typedef struct kind {
     const char *what;
     const char *magic;
@@ -57,7 +57,7 @@ static const kind kinds[KINDS] = {
     [SAFETENSORS] = {"a safetensors file", "", 0, NULL, NULL}, /* the length of a header, and the header */
 };
 
-/* Whether the bytes hold a word. */
+/* True if the bytes contain a word. */
 static bool holds(const unsigned char *head, size_t n, const char *word)
 {
     const size_t m = strlen(word);
@@ -68,8 +68,8 @@ static bool holds(const unsigned char *head, size_t n, const char *word)
     return false;
 }
 
-/* What begins with these bytes; KINDS: nothing of the list. A zip is known by the name of its first member, and by its
- * own. */
+/* The kind of file that begins with these bytes; KINDS: none in the list. A zip is known by the name of its first
+ * member, and by its own. */
 static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wanted wanted)
 {
     int found = 0;

@@ -52,7 +52,7 @@ static const named names[] = {
     BY_NAME("model.ckpt*", "weights of TensorFlow", SAVE_MODEL(", from_tf=True")),
     BY_NAME("flax_model*.msgpack", "weights of Flax", SAVE_MODEL(", from_flax=True")),
     BY_NAME("consolidated*", "weights under their authors' names: transformers has a script that converts them", NULL),
-    /* What transformers' Trainer keeps beside the weights is none. */
+    /* Files that transformers' Trainer keeps next to the weights are no weights. */
     BY_NAME("training_args.bin", NULL, NULL),
     BY_NAME("optimizer*.pt", NULL, NULL),
     BY_NAME("optimizer*.bin", NULL, NULL),
@@ -60,8 +60,8 @@ static const named names[] = {
     BY_NAME("scaler*.pt", NULL, NULL),
     BY_NAME("rng_state*", NULL, NULL),
     {"*.pt", "a file of torch.save",
-     "import torch; from safetensors.torch import save_file; save_file({k: v.clone() for k, v in torch.load('@/#', map_location='cpu', "
-     "weights_only=True).items()}, '@/model.safetensors')",
+     "import torch; from safetensors.torch import save_file; save_file({k: v.clone() for k, v in torch.load('@/#', "
+     "map_location='cpu', weights_only=True).items()}, '@/model.safetensors')",
      true},
     {"*.pth", "a file of torch.save", NULL, true},
     {"*.ckpt", "a file of torch.save", NULL, true},

@@ -43,7 +43,7 @@ static ar_status add_ids(reader *r, const json_t *ids)
     return AR_OK;
 }
 
-/* What says more of the tokens than they do themselves would be expected to count. */
+/* Refuses members with more information about the tokens, which a user would expect to count. */
 static ar_status check_members(const reader *r, const json_t *object)
 {
     static const char *const refused[] = {"labels", "attention_mask", "position_ids"};

@@ -26,7 +26,7 @@ typedef struct ari_st_item {
     uint64_t begin, end;
 } ari_st_item;
 
-/* What a header says. */
+/* Contents of a header. */
 typedef struct ari_st_header {
     ari_st_item *items; /* in the order of the header */
     size_t n, cap;
@@ -51,7 +51,7 @@ AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
 /** order[0..n), the tensors by their names. Errors: AR_ERR_ARG (a name twice; the message begins with `who`). */
 AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *who);
-/** What stands before the data of a file, and order[0..n), the tensors in the order of their data. Gives; free with
+/** Makes the bytes before a file's data, and order[0..n), the tensors in the order of their data. Gives; free with
  *  free(). Errors: as ar_st_write. */
 AR_NODISCARD ar_status ari_st_header_make(char **gives, size_t *length, const ar_st_tensor **order,
                                           const ar_st_tensor *tensors, size_t n, const char *const *metadata,

@@ -167,7 +167,7 @@ static bool scan_at_end(scan *s)
 
 /* --- reading one -------------------------------------------------------------------------------------------------- */
 
-/* What the functions below share while they read one header. */
+/* State of the functions below while they read one header. */
 typedef struct reader {
     ari_st_header *h;
     const char *text;

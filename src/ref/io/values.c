@@ -117,7 +117,7 @@ ar_status ar_values_of_f64(ar_dtype dtype, const double *values, size_t count, v
     }
 }
 
-/* Where element `start` of an entry lies, for a conversion of `count` of them. */
+/* Address of element `start` of an entry, for a conversion of `count` elements. */
 static ar_status range(const ar_st_entry *e, size_t start, size_t count, const char **data)
 {
     const size_t width = ar_dtype_bytes(e->dtype);

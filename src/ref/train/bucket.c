@@ -100,7 +100,7 @@ void ari_bucket_share(const ari_bucket *b)
         own_part(b->ddp, b->info.param[i], &b->info, b->info.offset[i]);
 }
 
-/* --- groups, on the queue that carries buckets ---------------------------------------------------------------------- */
+/* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
 
 static ar_comm *replicate_of(const ar_ddp *d)
 {

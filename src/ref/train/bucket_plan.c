@@ -51,8 +51,8 @@ static int larger_first(const void *a, const void *b)
     return x->registered < y->registered ? -1 : x->registered > y->registered;
 }
 
-/* The dimension that the ranks share out (-1: none), the same on each of them: one row of a vocabulary is all that there
- * is on one rank and nothing on the others. */
+/* The dimension that the ranks share out (-1: none), the same on each of them: a vocabulary of one row is whole on one
+ * rank and empty on the others. */
 static int shared_dim(const ar_layout *o, int parts)
 {
     for (int i = 0; o->nbox > 0 && i < o->ndim; i++) {

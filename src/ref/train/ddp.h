@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a data-parallel object (anyrank/ddp.h) consists of. What is done with its parts: bucket.h, units.h, and on both
- * ddp.c. */
+/* Parts of a data-parallel object (anyrank/ddp.h). Operations on them: bucket.h, units.h, and on top of both ddp.c. */
 #ifndef ARI_TRAIN_DDP_H
 #define ARI_TRAIN_DDP_H
 
@@ -98,7 +97,7 @@ static inline ar_comm *ari_ddp_dp(const ar_ddp *d)
 {
     return d->communication ? d->communication->dp : d->ctx->dp;
 }
-/** Whether the data-parallel group has peers. */
+/** True if the data-parallel group has peers. */
 static inline bool ari_ddp_has_peers(const ar_ddp *d)
 {
     return ar_comm_size(d->ctx->dp) > 1;

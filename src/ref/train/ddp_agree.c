@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the data-parallel ranks agree about: their parameters, and which of them got a gradient. */
+/* Agreement of the data-parallel ranks: on their parameters, and on which of them got a gradient. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 /* Hashes first, and where those differ, what differs. */
 enum { TEXT = 224 }; /* whole words, as they travel */
 
-/* What all ranks said, `each` bytes (whole words) of each, in rank order. Gives; free(). */
+/* All-gathers the ranks' messages, `each` bytes (whole words) of each, in rank order. Gives; free(). */
 static ar_status exchange(void **gives, ar_ctx *ctx, const void *own, size_t each)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);
@@ -210,7 +210,7 @@ ar_status ari_ddp_agree_used(ar_ddp *d)
     return ar_queue_chain(d->communication->queue, combine_or_fail, d);
 }
 
-/* Whether an optimizer shall look at the gradient. Without find_unused a rank without samples has heard of the others'
+/* True if an optimizer is to use the gradient. Without find_unused a rank without samples has received the others'
  * gradients, if there are others. */
 static bool has_gradient(const ar_ddp *d, size_t i)
 {

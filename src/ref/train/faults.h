@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the injected faults of a training step do, as ref/layers/faults.h has those of the layers: each function is
+/* The effects of a training step's injected faults, as ref/layers/faults.h has those of the layers: each function is
  * called where the fault would be made, and changes nothing unless it is switched on. */
 #ifndef ARI_TRAIN_FAULTS_H
 #define ARI_TRAIN_FAULTS_H

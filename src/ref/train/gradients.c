@@ -9,7 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
-/* What is wrong with made->params ends it. */
+/* Destroys `made` and fails if a parameter is listed twice. */
 static ar_status finish(ar_gradients **gives, ar_gradients *made)
 {
     for (size_t i = 0; i < made->n; i++) {

@@ -12,7 +12,7 @@ struct ar_gradients {
     size_t findings, capacity;
 };
 
-/* What a rank tells the others: a header, then a row for each parameter. 64-bit words, for they travel as such. */
+/* A rank's claims: a header, then a row for each parameter. They are exchanged as 64-bit words. */
 typedef struct ari_said_header {
     uint64_t rank;  /* its number in the layout */
     uint64_t steps; /* of the optimizer; 0 without */
@@ -43,7 +43,7 @@ typedef struct ari_said_table {
     ar_param **params;          /* [n]: of whom the rows speak */
 } ari_said_table;
 
-/* What there is to judge. Without a pipeline the last two are empty. */
+/* The claims to judge. Without a pipeline the last two are empty. */
 typedef struct ari_said_tables {
     ari_said_table own;   /* of the ranks that have this rank's stages, of all parameters */
     ari_said_table ends;  /* of those and the ones at the other end, of the tied weights that both have */
@@ -54,13 +54,13 @@ static inline const ari_said_header *ari_header_of(const ari_said_table *t, size
 {
     return (const ari_said_header *)(t->words + rank * t->row_words);
 }
-/** What rank `rank` says of parameter i. */
+/** Claim of rank `rank` about parameter i. */
 static inline const ari_said *ari_said_of(const ari_said_table *t, size_t rank, size_t i)
 {
     return (const ari_said *)(ari_header_of(t, rank) + 1) + i;
 }
 
-/** What the ranks say, on every one of them. Collective. Gives, where it fails too; ari_said_free. */
+/** Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; ari_said_free. */
 AR_NODISCARD ar_status ari_gradients_ask(ari_said_tables *gives, const ar_gradients *g,
                                          const ar_gradients_verify_options *o);
 void ari_said_free(ari_said_tables *t);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each rank says of its parameters, gathered over the groups of ranks that hold copies of them. */
+/* Each rank's claims about its parameters, gathered over the groups of ranks that hold copies of them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +65,7 @@ static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
     return AR_OK;
 }
 
-/* What the elements of a tensor that lie in the boxes of `layout` are: each in its place, boxes one after another. */
+/* Summary of the elements of a tensor in the boxes of `layout`: each at its position, boxes one after another. */
 typedef struct elements {
     uint64_t hash;
     size_t bad; /* not finite */
@@ -103,7 +103,7 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-/* Of the elements whose gradient is complete here: all, or a share of them. */
+/* Summarises the elements whose gradient is complete here: all, or a share of them. */
 static ar_status ask_gradient(ari_said *s, ar_ctx *ctx, const ar_param *p)
 {
     ar_layout own = p->layout;
@@ -189,7 +189,7 @@ static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_gradie
     return o->optimizer ? ar_optimizer_save(o->optimizer, g->ctx, say_state, &job) : AR_OK;
 }
 
-/* Of the ranks that have the same stages: gathered over the tensor-parallel, then the data-parallel group. */
+/* Claims of the ranks that have the same stages: gathered over the tensor-parallel, then the data-parallel group. */
 static ar_status ask_stages(ari_said_table *t, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     const ar_ctx *ctx = g->ctx;

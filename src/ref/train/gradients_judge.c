@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows from what the ranks say: the same findings everywhere, since all look at the same table. */
+/* Findings from the ranks' claims: the same everywhere, since all ranks judge the same table. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,7 +134,7 @@ static bool has_copy_below(const ari_said_table *t, size_t i, int which, size_t 
     return false;
 }
 
-/* Of the elements that rank `first` is the lowest to hold a copy of. */
+/* Judges the elements of which rank `first` is the lowest to hold a copy. */
 static ar_status judge_copies_of(ar_gradients *g, const ari_said_table *t, size_t i, int which, size_t first)
 {
     static const ar_finding_kind kinds[] = {AR_FOUND_VALUE, AR_FOUND_GRADIENT};
@@ -216,7 +216,7 @@ static ar_status judge_table(ar_gradients *g, const ari_said_table *t, size_t i,
     return judge_copies(g, t, i);
 }
 
-/* What both ends of a pipeline have, the first one judges, as it does the steps of all. */
+/* The first stage judges parameters that both ends of a pipeline have, and the steps of all ranks. */
 ar_status ari_gradients_judge(ar_gradients *g, const ari_said_tables *t, const ar_gradients_verify_options *o)
 {
     const bool first = ar_comm_rank(g->ctx->pipeline) == 0;

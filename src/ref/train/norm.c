@@ -7,7 +7,7 @@
 #include "ref/numerics/optimizer.h"
 #include "ref/train/faults.h"
 
-/* What this rank's gradients add up to, on the device. */
+/* This rank's sum of squared gradients, on the device. */
 typedef struct norm_sum {
     ar_tensor exponent; /* int32 [1]: the largest */
     ar_tensor squares;  /* int64 [2] */
@@ -29,8 +29,8 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
     return ARI_KERNEL(ctx, sum_squares, s->squares.data, g, ar_const(s->exponent.data));
 }
 
-/* Whether this rank counts a parameter's elements, or its share of them: of the ranks of a group that hold the same
- * ones, the first does. The mistake of taking shards for copies: the group's first rank alone counts its own. */
+/* True if this rank counts a parameter's elements, or its share of them: the first of the ranks of a group that hold
+ * the same ones. The fault of taking shards for copies: the group's first rank alone counts its own. */
 static bool counts(ar_param *const *params, size_t n, size_t i, const ar_ctx *ctx)
 {
     if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))

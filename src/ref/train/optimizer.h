@@ -8,8 +8,8 @@
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-/* What an optimizer of whole parameters and one of shares of them do alike: count steps, resolve the options of one
- * parameter, update a run of its elements. */
+/* The common part of an optimizer of whole parameters and one of shares of them: count steps, resolve the options of
+ * one parameter, update a run of its elements. */
 
 /* The options of one parameter: those of the last group that matches, else the optimizer's and its decay rule's. */
 typedef struct ari_update_rule {
@@ -21,7 +21,7 @@ ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *na
 
 /** Begins a step: advances the clock. Once per ar_optimizer_step, also where this rank updates nothing. */
 void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
-/** What the updates of p's elements share in the step that has begun. */
+/** The constants of the updates of p's elements in the step that has begun. */
 ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
                                              const ar_param *p, const ar_ctx *ctx);
 
@@ -38,8 +38,7 @@ AR_NODISCARD ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
-/* What an optimizer keeps of one parameter, or of a share of it, and how that comes and goes by its place in the full
- * tensor. */
+/* An optimizer's state of one parameter, or of a share of it, loaded and saved by its position in the full tensor. */
 typedef struct ari_state {
     ar_param *param;     /* borrowed */
     bool whole;          /* all of it, lying as the value does; else the elements [start, start + count) of the */
@@ -49,7 +48,7 @@ typedef struct ari_state {
 } ari_state;
 typedef const float *(*ari_state_find)(void *user, const char *param, const char *state, size_t count);
 
-/** Whether a step changes a parameter. */
+/** True if a step changes a parameter. */
 static inline bool ari_is_updated(const ar_param *p)
 {
     return p->requires_grad && p->has_grad;

@@ -12,7 +12,7 @@
 #include "ref/train/step.h"
 #include "ref/train/units.h"
 
-/* What goes through a stage, there or back. */
+/* The values that pass a stage, forward or backward. */
 typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
 typedef struct flow {
     ar_tensor taken, made; /* from and for a neighbouring stage */
@@ -99,7 +99,7 @@ static ar_status receive(pipeline *p, const ar_pp_operation *op)
     return ar_event_record(f->came, from->queue);
 }
 
-/* What the pass that comes now takes is there. */
+/* Waits until the input of the next pass is ready. */
 static ar_status await(const pipeline *p, flow *f)
 {
     if (!f->came)
@@ -214,7 +214,7 @@ static bool ends_backward(ar_pp_kind k)
     return k == AR_PP_BACKWARD || k == AR_PP_BACKWARD_WEIGHT;
 }
 
-/* Whether the stage of operation i gets gradients after it. */
+/* True if the stage of operation i gets gradients after it. */
 static bool goes_back_again(const pipeline *p, size_t i)
 {
     for (size_t k = i + 1; k < p->count; k++) {

@@ -19,7 +19,7 @@
 
 /* --- what is trained ---------------------------------------------------------------------------------------------- */
 
-/* What the rows of a batch, and of them the positions that this rank has, add to T, by which everything is divided. */
+/* The contribution of a batch's rows, at this rank's positions, to T, by which everything is divided. */
 static size_t targets_of(const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, false);

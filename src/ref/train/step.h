@@ -5,7 +5,7 @@
 
 #include "anyrank/train.h"
 
-/* What a step trains: a model, or a module and its loss. */
+/* Target of a step: a model, or a module and its loss. */
 typedef struct ari_trained {
     ar_model *model; /* NULL: the other two */
     ar_module *module;
@@ -27,7 +27,7 @@ AR_NODISCARD ar_status ari_pipeline_run(const ari_trained *what, ar_ctx *ctx, co
 AR_NODISCARD ar_status ari_scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx);
 /** From here on ar_param_grad_value gives the gradients without the scale. */
 void ari_scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n);
-/** Whether the norm of the gradients is finite on every rank of the context's groups; the same answer on each.
+/** *finite: true if the norm of the gradients is finite on every rank of the context's groups; the same answer on each.
  *  Collective over the tensor-parallel, the data-parallel and the pipeline's group. */
 AR_NODISCARD ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm);
 /** The scale of the next step. Errors: AR_ERR_DATA (gradients that are not finite, and a scale that may not fall). */

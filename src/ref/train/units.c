@@ -59,7 +59,7 @@ static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
     u->grad_bytes += bytes;
     if (!u->holds || p->own_count == 0 || ar_faulty(ctx, AR_FAULT_zero_last_micro_batch))
         return AR_OK;
-    /* Where the bucket would begin, of which the share is a slice: it may lie before it. */
+    /* Position at which the bucket, of which the share is a slice, would begin; it may be before the share. */
     const size_t at = b->info.offset[i] - b->info.own_start;
     return ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, at, b->info.storage);
 }
@@ -302,7 +302,7 @@ ar_status ari_ddp_absent_backward(ar_ddp *d, int stage)
     return AR_OK;
 }
 
-/* What earlier passes have left, each rank's share of the sum over those that share it, is completed. */
+/* Completes the results of earlier passes, each rank's share of the sum over the ranks that share it. */
 static ar_status complete(void *user, ar_queue *on)
 {
     const ar_ddp *d = user;

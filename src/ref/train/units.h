@@ -22,10 +22,9 @@ AR_NODISCARD ar_status ari_weights_start(ar_ddp *d);
 AR_NODISCARD ar_status ari_weights_finish(ar_ddp *d);
 void ari_weights_free(ari_unit *u);
 
-/* What a step does around its backward passes, for the units of one of this rank's stages. d NULL, and below ZeRO-2:
- * nothing. */
+/* Work of a step around its backward passes, for the units of one of its stages. d NULL, and below ZeRO-2: none. */
 
-/** Before a backward pass of the stage; weights: one of put-off gradients of weights, in which no module runs. */
+/** Before a backward pass of the stage; weights: one of deferred gradients of weights, in which no module runs. */
 AR_NODISCARD ar_status ari_ddp_begin_backward(ar_ddp *d, int stage, bool weights);
 /** After it, unless the gradients of weights come in another pass (ar_ctx.later): the stage's that are due are
  *  reduced. */
@@ -40,16 +39,17 @@ AR_NODISCARD ar_status ari_ddp_absent_backward(ar_ddp *d, int stage);
 /** Fills slots, bucketed, offsets and buckets from params and options, without storage. Errors: AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_buckets_plan(ar_ddp *d);
-/** Whether the data-parallel ranks wrap the same parameters with the same options. Collective over them. Errors:
+/** Checks that the data-parallel ranks wrap the same parameters with the same options. Collective over them. Errors:
  *  AR_ERR_MISMATCH, with the same message on all. */
 AR_NODISCARD ar_status ari_ddp_agree(ar_ddp *d);
 
-/** Whether every parameter of a bucket got a gradient here, or none did. Errors: AR_ERR_DATA, naming those without. */
+/** Checks that every parameter of a bucket got a gradient here, or none did. Errors: AR_ERR_DATA, naming those
+ *  without. */
 AR_NODISCARD ar_status ari_ddp_check_all_used(const ar_ddp *d);
 /** Marks what got a gradient here, and with find_unused and peers enqueues the agreement. */
 AR_NODISCARD ar_status ari_ddp_agree_used(ar_ddp *d);
-/** Whether a step in ctx that trains these parameters can leave their sums to d and to nobody else; d NULL: to no
- *  object. Errors: AR_ERR_ARG. */
+/** Checks that a step in ctx that trains these parameters can leave their reductions to d alone; d NULL: to no object.
+ *  Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const *params, size_t n);
 
 /** After the queue: has_grad and the scale of every parameter, and the list of the unused ones. */

@@ -196,7 +196,7 @@ const char *ari_library_place(void *library)
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
 #if ARI_OS_LINUX
-/* Where the kernel shows an open file under a name that can be linked to. */
+/* Path under which the kernel shows an open file and which can be linked to. */
 typedef struct self_path {
     char text[32];
 } self_path;

@@ -7,9 +7,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* What an operating system has beyond POSIX: Linux's way, Darwin's, else what POSIX alone can do. dependencies.md lists
- * the few other places that know which one this is. A build with ANYRANK_POSIX_ONLY takes the last one everywhere, so
- * that it is tested. */
+/* Features beyond POSIX: by Linux, by Darwin, or else the nearest that POSIX alone offers. dependencies.md lists the
+ * few other places that know which one this is. A build with ANYRANK_POSIX_ONLY takes the last one everywhere, so that
+ * it is tested. */
 #if defined(__linux__) && !defined(ARI_POSIX_ONLY)
 #define ARI_OS_LINUX 1
 #else
