@@ -40,6 +40,17 @@ static void expect_values(const float *expected, size_t n)
     }
 }
 
+/* What copies of the folder's tensor are told to differ in, as they do. */
+static ar_dump_disagreement disagreement(void)
+{
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
+    bool found = false;
+    ar_dump_disagreement x;
+    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
+    cr_assert(found);
+    return x;
+}
+
 Test(dump_parts, shards_of_rows_are_put_one_below_the_other)
 {
     put_at("shard-00001-model-00001-of-00001.safetensors", 0, 0, low);
@@ -56,59 +67,11 @@ Test(dump_parts, shards_of_columns_are_put_side_by_side)
     expect_values((const float[]){1, 2, 5, 6, 3, 4, 7, 8}, 8);
 }
 
-Test(dump_parts, a_gap_is_a_missing_shard)
-{
-    put_at("rank-0.safetensors", 0, 0, low);
-    put_at("rank-1.safetensors", 4, 0, high);
-    expect_error(AR_ERR_FORMAT, "MissingShard: ", "tensor 'a': no rank holds [2:4, 0:2]");
-}
-
-Test(dump_parts, a_missing_last_rank_shows_in_the_told_shape)
-{
-    put_rank(0, low, "{\"shape\":[4,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],\"extent\":[2,2]}]}");
-    expect_error(AR_ERR_FORMAT, "MissingShard: ", "no rank holds [2:4, 0:2]; no file of rank 1");
-}
-
-Test(dump_parts, ranks_without_a_file_are_told_of_the_largest_world)
-{
-    put_tensor("r.safetensors", "a", 2, two_by_two, low, NULL,
-               "{\"version\":1,\"rank\":1,\"world\":2147483647,\"tensors\":{\"a\":{\"shape\":[4,2]}}}");
-    expect_error(AR_ERR_FORMAT,
-                 "MissingShard: ", "no rank holds [2:4, 0:2]; no file of rank 0, 2, 3, 4 and 2147483642 more");
-}
-
-Test(dump_parts, boxes_that_share_elements_overlap)
-{
-    put_at("rank-0.safetensors", 0, 0, low);
-    put_at("rank-1.safetensors", 1, 0, high);
-    expect_error(AR_ERR_FORMAT, "OverlappingShards: ",
-                 "tensor 'a': rank 0 and rank 1 both hold [1:2, 0:2], in boxes that are not the same");
-}
-
-Test(dump_parts, one_rank_twice_overlaps_itself)
-{
-    const char *own = "{\"version\":1,\"rank\":3}";
-    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, own);
-    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, own);
-    expect_error(AR_ERR_FORMAT, "OverlappingShards: ", "rank 3 and rank 3 both hold [0:2, 0:2], in two files");
-}
-
-Test(dump_parts, copies_are_as_many_as_they_say)
+Test(dump_parts, copies_that_say_so_are_one_tensor)
 {
     put_rank(0, low, "{\"replica\":0,\"replicas\":2}");
     put_rank(1, low, "{\"replica\":1,\"replicas\":2}");
     expect_values(low, 4);
-    put_rank(1, low, "{\"replica\":0,\"replicas\":2}");
-    expect_error(AR_ERR_FORMAT, "OverlappingShards: ", "rank 0 and rank 1 both hold [0:2, 0:2], as the same copy");
-    put_rank(0, low, "{\"replica\":0,\"replicas\":1}");
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "rank 0 tells of 1 copies, rank 1 of 2");
-    put_rank(1, low, "{\"replica\":0,\"replicas\":1}");
-    expect_error(AR_ERR_FORMAT, "OverlappingShards: ", "each as the only one");
-    put_rank(0, low, "{\"replica\":0,\"replicas\":3}");
-    put_rank(1, low, "{\"replica\":2,\"replicas\":3}");
-    expect_error(AR_ERR_FORMAT, "MissingShard: ", "copy 1 of 3 of [0:2, 0:2] is in no file");
-    put_rank(1, low, "{\"replica\":1,\"replicas\":3}");
-    expect_error(AR_ERR_FORMAT, "MissingShard: ", "copy 2 of 3 of [0:2, 0:2] is in no file");
 }
 
 Test(dump_parts, the_first_copy_is_the_one_with_number_0)
@@ -124,11 +87,6 @@ Test(dump_parts, summands_are_added_and_rounded_once)
     put_rank(0, big, "{\"partial\":\"tp\"}");
     put_rank(1, one, "{\"partial\":[\"tp\"]}");
     expect_values((const float[]){16777216, 3, -0.0f, 0}, 4);
-    put_rank(1, one, "{}");
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "rank 0 says that it is to be summed, rank 1 does not");
-    const char *path = in_folder("r1.safetensors");
-    unlink(path);
-    expect_error(AR_ERR_FORMAT, "MissingShard: ", "1 ranks hold summands of [0:2, 0:2], expected 2");
 }
 
 /* dp 2, tp 2: two copies of two summands. */
@@ -145,11 +103,8 @@ Test(dump_parts, copies_of_summands_are_not_added_and_are_compared_with_their_li
         put_tensor(file, "a", 2, two_by_two, x, NULL, own);
     }
     expect_values((const float[]){3, 2, 2, 2}, 4);
-    OWNED(ar_dump_close) ar_dump *d = open_folder();
-    bool found = false;
-    ar_dump_disagreement x;
-    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
-    cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 3 && x.index == 3 && x.elements == 1 && x.value[1] == 5);
+    const ar_dump_disagreement x = disagreement();
+    cr_expect(x.ranks[0] == 1 && x.ranks[1] == 3 && x.index == 3 && x.elements == 1 && x.value[1] == 5);
 }
 
 Test(dump_parts, packed_boxes_go_to_their_blocks)
@@ -177,11 +132,8 @@ Test(dump_parts, a_box_may_have_copies_where_others_of_its_part_have_none)
              "{\"shape\":[3,2],\"boxes\":[{\"global\":[1,0],\"local\":[0,0],\"extent\":[1,2]},"
              "{\"global\":[2,0],\"local\":[1,0],\"extent\":[1,2]}]}");
     expect_values((const float[]){1, 2, 5, 6, 3, 4}, 6);
-    OWNED(ar_dump_close) ar_dump *d = open_folder();
-    bool found = false;
-    ar_dump_disagreement x;
-    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
-    cr_expect(found && x.index == 4 && x.elements == 2 && x.count == 2 && x.value[0] == 3 && x.value[1] == 7);
+    const ar_dump_disagreement x = disagreement();
+    cr_expect(x.index == 4 && x.elements == 2 && x.count == 2 && x.value[0] == 3 && x.value[1] == 7);
 }
 
 /* Rank 1 has both halves of the columns, rank 0 the left and rank 2 the right one. */
@@ -194,11 +146,8 @@ Test(dump_parts, copies_that_lie_differently_in_their_files_are_compared)
     put_tensor("rank-1.safetensors", "a", 2, two_by_four, wide, NULL,
                "{\"version\":1,\"tensors\":{\"a\":{\"shape\":[2,4],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],"
                "\"extent\":[2,2]},{\"global\":[0,2],\"local\":[0,2],\"extent\":[2,2]}]}}}");
-    OWNED(ar_dump_close) ar_dump *d = open_folder();
-    bool found = false;
-    ar_dump_disagreement x;
-    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
-    cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 2 && x.index == 7 && x.elements == 1 && x.count == 4);
+    const ar_dump_disagreement x = disagreement();
+    cr_expect(x.ranks[0] == 1 && x.ranks[1] == 2 && x.index == 7 && x.elements == 1 && x.count == 4);
     cr_expect(x.value[0] == 9 && x.value[1] == 8);
 }
 
@@ -212,11 +161,8 @@ Test(dump_parts, copies_of_other_runs_are_compared)
     put_tensor("rank-1.safetensors", "a", 2, two_by_four, wide, NULL,
                "{\"version\":1,\"tensors\":{\"a\":{\"shape\":[4,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],"
                "\"extent\":[2,2]},{\"global\":[2,0],\"local\":[0,2],\"extent\":[2,2]}]}}}");
-    OWNED(ar_dump_close) ar_dump *d = open_folder();
-    bool found = false;
-    ar_dump_disagreement x;
-    cr_assert_ok(ar_dump_replicas(ar_dump_at(d, 0), &found, &x));
-    cr_expect(found && x.ranks[0] == 1 && x.ranks[1] == 2 && x.index == 7 && x.elements == 1);
+    const ar_dump_disagreement x = disagreement();
+    cr_expect(x.ranks[0] == 1 && x.ranks[1] == 2 && x.index == 7 && x.elements == 1);
 }
 
 Test(dump_parts, packed_boxes_that_make_the_whole_are_one)
@@ -228,26 +174,7 @@ Test(dump_parts, packed_boxes_that_make_the_whole_are_one)
     cr_expect_not_null(ar_dump_at(d, 0)->whole);
 }
 
-Test(dump_parts, ranks_agree_about_the_world_and_the_mesh)
-{
-    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":0,\"world\":2}");
-    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":1,\"world\":3}");
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "tell of different numbers of ranks");
-    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":0,\"mesh\":[[\"tp\",2]]}");
-    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":1,\"mesh\":[[\"dp\",2]]}");
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "tell of different meshes");
-    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"rank\":4}");
-    put_tensor("y.safetensors", "a", 2, two_by_two, low, NULL, "{\"version\":1,\"world\":3}");
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "a file of rank 4 in a world of 3");
-#define AT(rank, place) "{\"version\":1,\"rank\":" #rank ",\"mesh\":[[\"pp\",2]],\"at\":[" #place "]}"
-    put_tensor("x.safetensors", "a", 2, two_by_two, low, NULL, AT(0, 1));
-    put_tensor("y.safetensors", "b", 2, two_by_two, low, NULL, AT(1, 1));
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "ranks 0 and 1 are at one place in the mesh");
-    put_tensor("y.safetensors", "b", 2, two_by_two, low, NULL, AT(0, 0));
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "tell of different places in the mesh for one rank");
-}
-
-Test(dump_parts, dtypes_and_shapes_agree)
+Test(dump_parts, dtypes_agree)
 {
     const double d[] = {1, 2, 3, 4};
     const ar_st_tensor t = {"a", AR_F64, 2, {2, 2}, d};
@@ -255,11 +182,6 @@ Test(dump_parts, dtypes_and_shapes_agree)
     const char *path = in_folder("rank-1.safetensors");
     cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
     expect_error(AR_ERR_FORMAT, "InvalidPlacement: tensor 'a'", "F64");
-    put_at("rank-1.safetensors", 0, 0, low);
-    put_at("rank-0.safetensors", (size_t)INT64_MAX, (size_t)INT64_MAX, low);
-    expect_error(AR_ERR_FORMAT, "InvalidPlacement: ", "too many elements");
-    put_at("rank-0.safetensors", (size_t)1 << 28, (size_t)1 << 28, low);
-    expect_error(AR_ERR_FORMAT, "MissingShard: ", "no rank holds [2:268435456, 0:268435458]");
 }
 
 Test(dump_parts, execution_orders_of_ranks_become_one)
@@ -280,4 +202,67 @@ Test(dump_parts, execution_orders_of_ranks_become_one)
     cr_expect_eq(ar_dump_find(d, "b")->order, 1);
     cr_expect_eq(ar_dump_find(d, "a")->order, 2);
     cr_expect_null(ar_dump_metadata(d, "ANYRANK_PLACEMENT"));
+}
+
+/* --- what does not fit together ----------------------------------------------------------------------------------- */
+#define AT(offsets) "{\"a\":{\"saved_offsets\":[" offsets "]}}"
+#define OWN(rest) "{\"version\":1," rest "}"
+#define RANK(r, tensor) \
+    OWN("\"rank\":" #r ",\"world\":2,\"mesh\":[[\"tp\",2]],\"at\":[" #r "],\"tensors\":{\"a\":{" tensor "}}")
+#define COPY(r, k, n) RANK(r, "\"replica\":" #k ",\"replicas\":" #n)
+#define SUMMAND(r) RANK(r, "\"partial\":\"tp\"")
+#define WORLD(r, n) OWN("\"rank\":" #r ",\"world\":" #n)
+#define MESH(r, name) OWN("\"rank\":" #r ",\"mesh\":[[\"" name "\",2]]")
+#define STAGE(r, place) OWN("\"rank\":" #r ",\"mesh\":[[\"pp\",2]],\"at\":[" #place "]")
+
+/* What two files say of tensors [2,2], whose second is "b" if it says at which stage it is, and the error of it. */
+static const char *const refused[][4] = {
+    /* gaps */
+    {AT("0,0"), AT("4,0"), "MissingShard: ", "tensor 'a': no rank holds [2:4, 0:2]"},
+    {RANK(0, "\"shape\":[4,2],\"boxes\":[{\"global\":[0,0],\"local\":[0,0],\"extent\":[2,2]}]"), NULL,
+     "MissingShard: ", "no rank holds [2:4, 0:2]; no file of rank 1"},
+    {OWN("\"rank\":1,\"world\":2147483647,\"tensors\":{\"a\":{\"shape\":[4,2]}}"), NULL,
+     "MissingShard: ", "no rank holds [2:4, 0:2]; no file of rank 0, 2, 3, 4 and 2147483642 more"},
+    {AT("268435456,268435456"), AT("0,0"), "MissingShard: ", "no rank holds [2:268435456, 0:268435458]"},
+    {AT("9223372036854775807,9223372036854775807"), AT("0,0"), "InvalidPlacement: ", "too many elements"},
+    /* overlaps, and copies */
+    {AT("0,0"), AT("1,0"),
+     "OverlappingShards: ", "tensor 'a': rank 0 and rank 1 both hold [1:2, 0:2], in boxes that are not the same"},
+    {OWN("\"rank\":3"), OWN("\"rank\":3"),
+     "OverlappingShards: ", "rank 3 and rank 3 both hold [0:2, 0:2], in two files"},
+    {COPY(0, 0, 2), COPY(1, 0, 2), "OverlappingShards: ", "rank 0 and rank 1 both hold [0:2, 0:2], as the same copy"},
+    {COPY(0, 0, 1), COPY(1, 0, 1), "OverlappingShards: ", "each as the only one"},
+    {COPY(0, 0, 1), COPY(1, 0, 2), "InvalidPlacement: ", "rank 0 tells of 1 copies, rank 1 of 2"},
+    {COPY(0, 0, 3), COPY(1, 2, 3), "MissingShard: ", "copy 1 of 3 of [0:2, 0:2] is in no file"},
+    {COPY(0, 0, 3), COPY(1, 1, 3), "MissingShard: ", "copy 2 of 3 of [0:2, 0:2] is in no file"},
+    /* summands */
+    {SUMMAND(0), RANK(1, ""), "InvalidPlacement: ", "rank 0 says that it is to be summed, rank 1 does not"},
+    {SUMMAND(0), NULL, "MissingShard: ", "1 ranks hold summands of [0:2, 0:2], expected 2"},
+    /* the world and the mesh */
+    {WORLD(0, 2), WORLD(1, 3), "InvalidPlacement: ", "tell of different numbers of ranks"},
+    {MESH(0, "tp"), MESH(1, "dp"), "InvalidPlacement: ", "tell of different meshes"},
+    {OWN("\"rank\":4"), OWN("\"world\":3"), "InvalidPlacement: ", "a file of rank 4 in a world of 3"},
+    {STAGE(0, 1), STAGE(1, 1), "InvalidPlacement: ", "ranks 0 and 1 are at one place in the mesh"},
+    {STAGE(0, 1), STAGE(0, 0), "InvalidPlacement: ", "tell of different places in the mesh for one rank"},
+};
+
+Test(dump_parts, what_does_not_fit_together_is_refused)
+{
+    static const char *const file[2][2] = {{"x.safetensors", "y.safetensors"},
+                                           {"rank-0.safetensors", "rank-1.safetensors"}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        for (int k = 0; k < 2 && refused[i][k] != NULL; k++) {
+            const char *says = refused[i][k];
+            const bool dcp = strncmp(says, "{\"a\"", 4) == 0;
+            put_tensor(file[dcp][k], k == 1 && strstr(says, "\"pp\"") ? "b" : "a", 2, two_by_two, k == 0 ? low : high,
+                       dcp ? says : NULL, dcp ? NULL : says);
+        }
+        const ar_status st = try_folder();
+        cr_expect(st == AR_ERR_FORMAT && strncmp(ar_error_message(), refused[i][2], strlen(refused[i][2])) == 0 &&
+                      error_says(refused[i][3]),
+                  "%s and %s: expected %s.. %s: %s", refused[i][0], refused[i][1] ? refused[i][1] : "nothing",
+                  refused[i][2], refused[i][3], ar_error_message());
+        folder_end();
+        folder_begin();
+    }
 }

@@ -14,7 +14,7 @@ typedef struct part {
 typedef struct world {
     part part[MAX_PARTS];
     size_t n;
-    const char *map;
+    char map[400];
 } world;
 
 static ari_map *parse(const char *text)
@@ -24,26 +24,44 @@ static ari_map *parse(const char *text)
     return m;
 }
 
-/* Rank's tensor [rows, cols] (cols 0: one dimension) of the given numbers. */
-static void hold(world *w, int rank, const char *name, size_t rows, size_t cols, const int *numbers)
+/* A mapping of one rule. mesh: pairs; NULL: the files are no ranks'. rule: NULL where there is none. */
+static void set_map(world *w, const char *mesh, const char *rule)
 {
-    part *p = &w->part[w->n++];
-    const size_t count = rows * (cols == 0 ? 1 : cols);
-    p->rank = rank;
-    p->entry = (ar_st_entry){.name = name,
-                             .dtype = AR_I32,
-                             .ndim = cols == 0 ? 1 : 2,
-                             .shape = {rows, cols},
-                             .count = count,
-                             .bytes = 4 * count,
-                             .data = p->data};
-    memcpy(p->data, numbers, 4 * count);
+    char ranks[100] = "";
+    if (mesh != NULL)
+        snprintf(ranks, sizeof ranks, ",\"mesh\":[%s],\"files\":\"r{rank}\"", mesh);
+    snprintf(w->map, sizeof w->map, "{\"version\":1%s%s%s%s}", ranks, rule ? ",\"tensors\":[{" : "", rule ? rule : "",
+             rule ? "}]" : "");
 }
-#define HOLD(w, rank, name, ...)                                             \
-    do {                                                                     \
-        const int list_[] = {__VA_ARGS__};                                   \
-        hold((w), (rank), (name), sizeof list_ / sizeof list_[0], 0, list_); \
-    } while (0)
+
+/* What ranks hold, as "0[2,1]: 0 2; 1: 1 3": ranks, shapes where they are not one dimension of all, and numbers. */
+static void hold(world *w, const char *name, const char *parts)
+{
+    char *at = (char *)(uintptr_t)parts;
+    while (*at != '\0') {
+        part *p = &w->part[w->n++];
+        size_t n = 0;
+        p->rank = (int)strtol(at, &at, 10);
+        p->entry = (ar_st_entry){.name = name, .dtype = AR_I32, .ndim = 1, .data = p->data};
+        const bool shaped = *at == '[';
+        if (shaped) {
+            p->entry.shape[0] = strtoul(at + 1, &at, 10);
+            if (*at == ',') {
+                p->entry.ndim = 2;
+                p->entry.shape[1] = strtoul(at + 1, &at, 10);
+            }
+            at++;
+        }
+        for (at++; *at == ' '; n++)
+            p->data[n] = (int)strtol(at, &at, 10);
+        at += *at == ';' ? 2 : 0;
+        if (!shaped)
+            p->entry.shape[0] = n;
+        cr_assert_eq(n, p->entry.shape[0] * (p->entry.ndim == 2 ? p->entry.shape[1] : 1), "%s", parts);
+        p->entry.count = n;
+        p->entry.bytes = 4 * n;
+    }
+}
 
 static const ar_st_entry *find(void *user, int rank, const char *name)
 {
@@ -125,191 +143,134 @@ static size_t gather(const world *w, full *f, size_t room)
     return found;
 }
 
-/* One tensor comes of it, of this many elements, each held `copies` times. */
-static void expect_whole(const world *w, const char *name, size_t count, int copies)
+/* Each tensor with its shape, how often each of its elements is held, and of how many terms it is the sum. */
+static void tell(char *text, size_t size, const world *w)
 {
-    full f[1];
-    cr_assert_eq(gather(w, f, 1), 1);
-    cr_expect_str_eq(f[0].name, name);
-    cr_assert_eq(f[0].count, count, "%zu", f[0].count);
-    for (size_t i = 0; i < count; i++)
-        cr_expect_eq(f[0].seen[i], copies, "%s: element %zu is held %d times", name, i, f[0].seen[i]);
-}
-
-#define TP(n) "{\"version\":1,\"mesh\":[[\"tp\"," #n "]],\"files\":\"r{tp}\",\"tensors\":[{\"match\":\"*\","
-
-/* --- splits ------------------------------------------------------------------------------------------------------- */
-Test(map, rows_and_columns_are_put_back)
-{
-    world rows = {.map = TP(2) "\"shard\":{\"tp\":0}}]}"}, columns = {.map = TP(2) "\"shard\":{\"tp\":-1}}]}"};
-    hold(&rows, 0, "w", 1, 3, (int[]){0, 1, 2});
-    hold(&rows, 1, "w", 1, 3, (int[]){3, 4, 5});
-    expect_whole(&rows, "w", 6, 1);
-    hold(&columns, 0, "w", 2, 1, (int[]){0, 2});
-    hold(&columns, 1, "w", 2, 1, (int[]){1, 3});
-    expect_whole(&columns, "w", 4, 1);
-}
-
-Test(map, uneven_shards_stand_where_the_others_end)
-{
-    world chunk = {.map = TP(4) "\"shard\":{\"tp\":0}}]}"}, other = {.map = TP(3) "\"shard\":{\"tp\":0}}]}"};
-    HOLD(&chunk, 0, "w", 0, 1, 2);
-    HOLD(&chunk, 1, "w", 3, 4, 5);
-    HOLD(&chunk, 2, "w", 6);
-    hold(&chunk, 3, "w", 0, 0, (int[]){0});
-    expect_whole(&chunk, "w", 7, 1);
-    HOLD(&other, 0, "w", 0);
-    HOLD(&other, 1, "w", 1, 2, 3);
-    HOLD(&other, 2, "w", 4, 5);
-    expect_whole(&other, "w", 6, 1);
-}
-
-/* 7 rows over 4 ranks are 2, 2, 2, 1 as torch cuts them: without ranks 1 and 2, rank 3's only row is the last. */
-Test(map, a_shape_places_shards_where_others_are_missing)
-{
-    full f[1];
-    world w = {.map = TP(4) "\"shard\":{\"tp\":0},\"shape\":[7]}]}"};
-    HOLD(&w, 0, "w", 0, 1);
-    HOLD(&w, 3, "w", 6);
-    cr_assert_eq(gather(&w, f, 1), 1);
-    cr_expect_eq(f[0].count, 7);
-    cr_expect(f[0].seen[0] == 1 && f[0].seen[1] == 1 && f[0].seen[2] == 0 && f[0].seen[5] == 0 && f[0].seen[6] == 1);
-}
-
-#define MESH22 "{\"version\":1,\"mesh\":[[\"dp\",2],[\"tp\",2]],\"files\":\"r{rank}\",\"tensors\":[{\"match\":\"*\","
-
-Test(map, two_dimensions_of_the_mesh_divide_two_of_the_tensor)
-{
-    world w = {.map = MESH22 "\"shard\":{\"tp\":1,\"dp\":0}}]}"};
-    hold(&w, 0, "w", 1, 2, (int[]){0, 1});
-    hold(&w, 1, "w", 1, 2, (int[]){2, 3});
-    hold(&w, 2, "w", 1, 2, (int[]){4, 5});
-    hold(&w, 3, "w", 1, 2, (int[]){6, 7});
-    expect_whole(&w, "w", 8, 1);
-}
-
-/* As an object the mesh's outermost dimension divides first; as a list, in the order of the list. */
-Test(map, two_dimensions_of_the_mesh_divide_one_of_the_tensor_in_order)
-{
-    world mesh = {.map = MESH22 "\"shard\":{\"tp\":0,\"dp\":0}}]}"};
-    world list = {.map = MESH22 "\"shard\":[[\"tp\",0],[\"dp\",0]]}]}"};
-    HOLD(&mesh, 0, "w", 0, 1);
-    HOLD(&mesh, 1, "w", 2);
-    HOLD(&mesh, 2, "w", 3, 4);
-    HOLD(&mesh, 3, "w", 5);
-    expect_whole(&mesh, "w", 6, 1);
-    HOLD(&list, 0, "w", 0, 1);
-    HOLD(&list, 1, "w", 3, 4);
-    HOLD(&list, 2, "w", 2);
-    HOLD(&list, 3, "w", 5);
-    expect_whole(&list, "w", 6, 1);
-}
-
-Test(map, zigzag_takes_a_piece_from_either_end)
-{
-    world w = {.map = TP(2) "\"shard\":{\"tp\":{\"dim\":0,\"zigzag\":true}}}]}"};
-    HOLD(&w, 0, "x", 0, 1, 6, 7);
-    HOLD(&w, 1, "x", 2, 3, 4, 5);
-    expect_whole(&w, "x", 8, 1);
-}
-
-Test(map, what_no_rule_names_is_a_copy_on_each_rank)
-{
-    full f[1];
-    world w = {.map = "{\"version\":1,\"mesh\":[[\"dp\",2],[\"tp\",2]],\"files\":\"r{rank}\"}"};
-    for (int r = 0; r < 4; r++)
-        HOLD(&w, r, "norm", 0, 1, 2);
-    cr_assert_eq(gather(&w, f, 1), 1);
-    cr_expect(f[0].count == 3 && f[0].seen[0] == 4 && !f[0].partial && f[0].terms == 1);
-}
-
-/* --- packed tensors ----------------------------------------------------------------------------------------------- */
-Test(map, blocks_are_divided_each_by_itself)
-{
-    world w = {.map = TP(2) "\"shard\":{\"tp\":0},\"blocks\":[1,1]}]}"};
-    HOLD(&w, 0, "w13", 0, 1, 4, 5);
-    HOLD(&w, 1, "w13", 2, 3, 6, 7);
-    expect_whole(&w, "w13", 8, 1);
-}
-
-Test(map, uneven_blocks_are_cut_as_torch_cuts_or_evenly)
-{
-    world chunk = {.map = TP(3) "\"shard\":{\"tp\":0},\"blocks\":[1,1]}]}"};
-    world even = {.map = TP(3) "\"shard\":{\"tp\":0},\"blocks\":[4,4]}]}"};
-    HOLD(&chunk, 0, "w", 0, 1, 4, 5);
-    HOLD(&chunk, 1, "w", 2, 3, 6, 7);
-    hold(&chunk, 2, "w", 0, 0, (int[]){0});
-    expect_whole(&chunk, "w", 8, 1);
-    HOLD(&even, 0, "w", 0, 1, 4, 5);
-    HOLD(&even, 1, "w", 2, 6);
-    HOLD(&even, 2, "w", 3, 7);
-    expect_whole(&even, "w", 8, 1);
-}
-
-/* 4 query heads, 2 key heads, 2 value heads, of 2 rows each. */
-Test(map, blocks_of_unequal_size_keep_their_heads_whole)
-{
-    world w = {.map = TP(2) "\"shard\":{\"tp\":0},\"blocks\":[4,2,2],\"unit\":2}]}"};
-    HOLD(&w, 0, "qkv", 0, 1, 2, 3, 8, 9, 12, 13);
-    HOLD(&w, 1, "qkv", 4, 5, 6, 7, 10, 11, 14, 15);
-    expect_whole(&w, "qkv", 16, 1);
-}
-
-Test(map, heads_fewer_than_ranks_are_held_by_several)
-{
-    full f[1];
-    world w = {.map = TP(4) "\"shard\":{\"tp\":0},\"blocks\":[4,2],\"unit\":1}]}"};
-    HOLD(&w, 0, "qk", 0, 4);
-    HOLD(&w, 1, "qk", 1, 4);
-    HOLD(&w, 2, "qk", 2, 5);
-    HOLD(&w, 3, "qk", 3, 5);
-    cr_assert_eq(gather(&w, f, 1), 1);
-    for (size_t i = 0; i < 6; i++)
-        cr_expect_eq(f[0].seen[i], i < 4 ? 1 : 2);
-    world alone = {.map = TP(4) "\"shard\":{\"tp\":0},\"blocks\":[2],\"unit\":2}]}"};
-    HOLD(&alone, 0, "k", 0, 1);
-    HOLD(&alone, 1, "k", 0, 1);
-    HOLD(&alone, 2, "k", 2, 3);
-    HOLD(&alone, 3, "k", 2, 3);
-    expect_whole(&alone, "k", 4, 2);
-}
-
-static void expect_three(const world *w, size_t q, size_t k, size_t v)
-{
-    static const char *const names[] = {"l.q.weight", "l.k.weight", "l.v.weight"};
-    const size_t counts[] = {q, k, v};
-    full f[3];
-    cr_assert_eq(gather(w, f, 3), 3);
-    for (size_t i = 0; i < 3; i++) {
-        cr_expect_str_eq(f[i].name, names[i]);
-        cr_assert_eq(f[i].count, counts[i]);
-        for (size_t e = 0; e < counts[i]; e++)
-            cr_expect_eq(f[i].seen[e], 1, "%s %zu", names[i], e);
+    full f[4];
+    size_t at = 0;
+    const size_t found = gather(w, f, 4);
+    for (size_t i = 0; i < found; i++) {
+        at += (size_t)snprintf(text + at, size - at, "%s%s", i > 0 ? ", " : "", f[i].name);
+        for (int d = 0; d < f[i].ndim; d++)
+            at += (size_t)snprintf(text + at, size - at, "%c%zu", d == 0 ? '[' : 'x', f[i].shape[d]);
+        at += (size_t)snprintf(text + at, size - at, "] ");
+        for (size_t k = 0; k < f[i].count; k++)
+            at += (size_t)snprintf(text + at, size - at, "%d", f[i].seen[k]);
+        cr_expect_eq(f[i].partial, f[i].terms > 1, "%s", text);
+        if (f[i].partial)
+            at += (size_t)snprintf(text + at, size - at, " of %zu terms", f[i].terms);
+        for (size_t k = 0; k < f[i].terms && f[i].partial; k++)
+            cr_expect_eq(f[i].term_seen[k], (int)(w->n / f[i].terms), "%s: term %zu is that of %d ranks", text, k,
+                         f[i].term_seen[k]);
     }
 }
 
-#define INTO "\"into\":[\"*.q.weight\",\"*.k.weight\",\"*.v.weight\"]"
-#define QKV(n) "{\"version\":1,\"mesh\":[[\"tp\"," #n "]],\"files\":\"r{tp}\",\"tensors\":[{\"match\":\"*.qkv.weight\","
+#define TP(n) "[\"tp\"," #n "]"
+#define PP "[\"pp\",2]"
+#define DP2_TP2 "[\"dp\",2],[\"tp\",2]"
+#define ROWS "\"match\":\"*\",\"shard\":{\"tp\":0}"
+#define QKV "\"match\":\"*.qkv.weight\",\"into\":[\"*.q.weight\",\"*.k.weight\",\"*.v.weight\"],"
+#define CUT QKV "\"shard\":{\"tp\":0},"
 
-Test(map, packed_tensors_are_taken_apart_under_names_of_their_own)
+static const struct {
+    const char *what, *mesh, *rule, *tensor, *parts, *full;
+} held[] = {
+    /* splits */
+    {"rows", TP(2), ROWS, "w", "0[1,3]: 0 1 2; 1[1,3]: 3 4 5", "w[2x3] 111111"},
+    {"columns", TP(2), "\"match\":\"*\",\"shard\":{\"tp\":-1}", "w", "0[2,1]: 0 2; 1[2,1]: 1 3", "w[2x2] 1111"},
+    {"uneven shards stand where the others end", TP(4), ROWS, "w", "0: 0 1 2; 1: 3 4 5; 2: 6; 3[0]:", "w[7] 1111111"},
+    {"and are of any size", TP(3), ROWS, "w", "0: 0; 1: 1 2 3; 2: 4 5", "w[6] 111111"},
+    /* 7 rows over 4 ranks are 2, 2, 2, 1 as torch cuts them: without ranks 1 and 2, rank 3's only row is the last. */
+    {"a shape places shards where others are missing", TP(4), ROWS ",\"shape\":[7]", "w", "0: 0 1; 3: 6",
+     "w[7] 1100001"},
+    {"two dimensions of the mesh divide two", DP2_TP2, "\"match\":\"*\",\"shard\":{\"tp\":1,\"dp\":0}", "w",
+     "0[1,2]: 0 1; 1[1,2]: 2 3; 2[1,2]: 4 5; 3[1,2]: 6 7", "w[2x4] 11111111"},
+    {"two divide one, as an object the mesh's outermost first", DP2_TP2,
+     "\"match\":\"*\",\"shard\":{\"tp\":0,\"dp\":0}", "w", "0: 0 1; 1: 2; 2: 3 4; 3: 5", "w[6] 111111"},
+    {"two divide one, as a list in its order", DP2_TP2, "\"match\":\"*\",\"shard\":[[\"tp\",0],[\"dp\",0]]", "w",
+     "0: 0 1; 1: 3 4; 2: 2; 3: 5", "w[6] 111111"},
+    {"zigzag takes a piece from either end", TP(2), "\"match\":\"*\",\"shard\":{\"tp\":{\"dim\":0,\"zigzag\":true}}",
+     "w", "0: 0 1 6 7; 1: 2 3 4 5", "w[8] 11111111"},
+    {"what no rule names is a copy on each rank", DP2_TP2, NULL, "norm", "0: 0 1 2; 1: 0 1 2; 2: 0 1 2; 3: 0 1 2",
+     "norm[3] 444"},
+    /* packed tensors */
+    {"blocks are divided each by itself", TP(2), ROWS ",\"blocks\":[1,1]", "w13", "0: 0 1 4 5; 1: 2 3 6 7",
+     "w13[8] 11111111"},
+    {"uneven blocks are cut as torch cuts", TP(3), ROWS ",\"blocks\":[1,1]", "w",
+     "0: 0 1 4 5; 1: 2 3 6 7; 2[0]:", "w[8] 11111111"},
+    {"uneven blocks are cut evenly", TP(3), ROWS ",\"blocks\":[4,4]", "w", "0: 0 1 4 5; 1: 2 6; 2: 3 7",
+     "w[8] 11111111"},
+    /* 4 query heads, 2 key heads, 2 value heads, of 2 rows each */
+    {"blocks of unequal size keep their heads whole", TP(2), ROWS ",\"blocks\":[4,2,2],\"unit\":2", "qkv",
+     "0: 0 1 2 3 8 9 12 13; 1: 4 5 6 7 10 11 14 15", "qkv[16] 1111111111111111"},
+    {"heads fewer than ranks are held by several", TP(4), ROWS ",\"blocks\":[4,2],\"unit\":1", "qk",
+     "0: 0 4; 1: 1 4; 2: 2 5; 3: 3 5", "qk[6] 111122"},
+    {"and such heads alone", TP(4), ROWS ",\"blocks\":[2],\"unit\":2", "k", "0: 0 1; 1: 0 1; 2: 2 3; 3: 2 3",
+     "k[4] 2222"},
+    {"parts get names of their own", TP(2), CUT "\"blocks\":[2,1,1]", "l.qkv.weight", "0: 0 1 0 0; 1: 2 3 1 1",
+     "l.q.weight[4] 1111, l.k.weight[2] 11, l.v.weight[2] 11"},
+    {"parts of columns of a whole one", NULL, QKV "\"dim\":-1,\"blocks\":[1,1,1],\"transpose\":true", "l.qkv.weight",
+     "-1[2,3]: 0 0 0 1 1 1", "l.q.weight[1x2] 11, l.k.weight[1x2] 11, l.v.weight[1x2] 11"},
+    /* Megatron: for each of 2 key heads its 2 query heads, then key, then value; each head of 2 rows. */
+    {"interleaved heads are taken apart", TP(2), CUT "\"blocks\":[2,1,1],\"groups\":2,\"unit\":2", "l.qkv.weight",
+     "0: 0 1 2 3 0 1 0 1; 1: 4 5 6 7 2 3 2 3", "l.q.weight[8] 11111111, l.k.weight[4] 1111, l.v.weight[4] 1111"},
+    {"of more ranks than groups one ends within a group", TP(4), CUT "\"blocks\":[2,1,1],\"groups\":2", "l.qkv.weight",
+     "0: 0 1 2 3; 1: 0 1 0 1; 2: 4 5 6 7; 3: 2 3 2 3",
+     "l.q.weight[8] 11111111, l.k.weight[4] 1111, l.v.weight[4] 1111"},
+    {"packed tensors that are cut across are put back", TP(2), CUT "\"per_block\":false,\"blocks\":[2,1,1]",
+     "l.qkv.weight", "0: 0 1 2 3; 1: 0 1 0 1", "l.q.weight[4] 1111, l.k.weight[2] 11, l.v.weight[2] 11"},
+    {"a stack of layers is taken apart by index", PP,
+     "\"match\":\"layers.*\",\"shard\":{\"pp\":0},\"unstack\":\"h.{index}.*\"", "layers.w",
+     "0[2,2]: 0 1 0 1; 1[2,2]: 0 1 0 1", "h.0.w[2] 11, h.1.w[2] 11, h.2.w[2] 11, h.3.w[2] 11"},
+    /* Layers 0 and 3 on the first stage, 1 and 2 on the second. */
+    {"a stack in several pieces too", PP,
+     "\"match\":\"*\",\"shard\":{\"pp\":{\"dim\":1,\"zigzag\":true}},\"dim\":1,\"unstack\":\"{index}\"", "w",
+     "0[2,2]: 0 0 1 1; 1[2,2]: 0 0 1 1", "0[2] 11, 3[2] 11, 1[2] 11, 2[2] 11"},
+    /* shapes: 4 rows of 2, here as columns */
+    {"a transposed tensor is turned round", TP(2), "\"match\":\"*\",\"shard\":{\"tp\":1},\"transpose\":true", "w",
+     "0[2,2]: 0 2 1 3; 1[2,2]: 4 6 5 7", "w[4x2] 11111111"},
+    {"and permuted", TP(2), "\"match\":\"*\",\"shard\":{\"tp\":1},\"permute\":[1,0]", "w",
+     "0[2,2]: 0 2 1 3; 1[2,2]: 4 6 5 7", "w[4x2] 11111111"},
+    {"rows beyond the shape are dropped", TP(4), ROWS ",\"shape\":[3]", "embed", "0: 0; 1: 1; 2: 2; 3: -1",
+     "embed[3] 111"},
+    {"partial sums tell which summand a rank has", DP2_TP2, "\"match\":\"*\",\"partial\":\"tp\"", "y",
+     "0: 0 1; 1: 0 1; 2: 0 1; 3: 0 1", "y[2] 44 of 2 terms"},
+    {"summands over two dimensions", "[\"dp\",2],[\"tp\",3]", "\"match\":\"*\",\"partial\":[\"dp\",\"tp\"]", "y",
+     "0: 0 1; 1: 0 1; 2: 0 1; 3: 0 1; 4: 0 1; 5: 0 1", "y[2] 66 of 6 terms"},
+};
+
+Test(map, what_ranks_hold_makes_full_tensors)
 {
-    world w = {.map = QKV(2) "\"shard\":{\"tp\":0},\"blocks\":[2,1,1]," INTO "}]}"};
-    HOLD(&w, 0, "l.qkv.weight", 0, 1, 0, 0);
-    HOLD(&w, 1, "l.qkv.weight", 2, 3, 1, 1);
-    expect_three(&w, 4, 2, 2);
-    world whole = {.map = "{\"version\":1,\"tensors\":[{\"match\":\"*.qkv.weight\",\"dim\":-1,\"blocks\":[1,1,1]," INTO
-                          ",\"transpose\":true}]}"};
-    hold(&whole, -1, "l.qkv.weight", 2, 3, (int[]){0, 0, 0, 1, 1, 1});
-    expect_three(&whole, 2, 2, 2);
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+        char text[256];
+        world w = {.n = 0};
+        set_map(&w, held[i].mesh, held[i].rule);
+        hold(&w, held[i].tensor, held[i].parts);
+        tell(text, sizeof text, &w);
+        cr_expect_str_eq(text, held[i].full, "%s: %s", held[i].what, text);
+    }
+}
+
+Test(map, layers_of_a_stack_lie_where_the_pieces_have_them)
+{
+    world w = {.n = 0};
+    set_map(&w, PP, "\"match\":\"*\",\"shard\":{\"pp\":{\"dim\":1,\"zigzag\":true}},\"dim\":1,\"unstack\":\"{index}\"");
+    hold(&w, "w", "0[2,2]: 0 0 1 1; 1[2,2]: 0 0 1 1");
+    OWNED(ari_map_free) ari_map *m = parse(w.map);
+    ari_piece *t = NULL;
+    size_t n = 0;
+    cr_assert_ok(ari_map_apply(m, 0, &w.part[0].entry, find, &w, &t, &n));
+    cr_expect(n == 2 && t[0].box->at == 0 && t[1].box->at == 1 && t[1].box->stride[0] == 2);
+    ari_pieces_free(t, n);
 }
 
 static void expect_packed(const char *name, const char *rule, bool refused)
 {
-    char text[400];
-    snprintf(text, sizeof text, TP(2) "%s}]}", rule);
-    world w = {.map = text};
-    HOLD(&w, 0, name, 0, 1);
-    HOLD(&w, 1, name, 2, 3);
+    char matched[200];
+    world w = {.n = 0};
+    snprintf(matched, sizeof matched, "\"match\":\"*\",%s", rule);
+    set_map(&w, TP(2), matched);
+    hold(&w, name, "0: 0 1; 1: 2 3");
     OWNED(ari_map_free) ari_map *m = parse(w.map);
     ari_piece *t = NULL;
     size_t n = 0;
@@ -345,82 +306,6 @@ Test(map, a_packed_tensor_that_is_cut_without_its_sizes_is_refused)
     expect_packed("c_attn.weight", "\"rename\":\"*\"", false); /* not cut */
 }
 
-/* Megatron: for each of 2 key heads its 2 query heads, then key, then value; each head of 2 rows. */
-Test(map, interleaved_heads_are_taken_apart)
-{
-    world two = {.map = QKV(2) "\"shard\":{\"tp\":0},\"blocks\":[2,1,1],\"groups\":2,\"unit\":2," INTO "}]}"};
-    HOLD(&two, 0, "l.qkv.weight", 0, 1, 2, 3, 0, 1, 0, 1);
-    HOLD(&two, 1, "l.qkv.weight", 4, 5, 6, 7, 2, 3, 2, 3);
-    expect_three(&two, 8, 4, 4);
-    world four = {.map = QKV(4) "\"shard\":{\"tp\":0},\"blocks\":[2,1,1],\"groups\":2," INTO "}]}"};
-    HOLD(&four, 0, "l.qkv.weight", 0, 1, 2, 3); /* more ranks than groups: a rank ends within one */
-    HOLD(&four, 1, "l.qkv.weight", 0, 1, 0, 1);
-    HOLD(&four, 2, "l.qkv.weight", 4, 5, 6, 7);
-    HOLD(&four, 3, "l.qkv.weight", 2, 3, 2, 3);
-    expect_three(&four, 8, 4, 4);
-}
-
-Test(map, packed_tensors_that_are_cut_across_are_put_back)
-{
-    world w = {.map = QKV(2) "\"shard\":{\"tp\":0},\"per_block\":false,\"blocks\":[2,1,1]," INTO "}]}"};
-    HOLD(&w, 0, "l.qkv.weight", 0, 1, 2, 3);
-    HOLD(&w, 1, "l.qkv.weight", 0, 1, 0, 1);
-    expect_three(&w, 4, 2, 2);
-}
-
-Test(map, a_stack_of_layers_is_taken_apart_by_index)
-{
-    full f[4];
-    world w = {.map = "{\"version\":1,\"mesh\":[[\"pp\",2]],\"files\":\"s{pp}\",\"tensors\":[{\"match\":\"layers.*\","
-                      "\"shard\":{\"pp\":0},\"unstack\":\"h.{index}.*\"}]}"};
-    hold(&w, 0, "layers.w", 2, 2, (int[]){0, 1, 0, 1});
-    hold(&w, 1, "layers.w", 2, 2, (int[]){0, 1, 0, 1});
-    cr_assert_eq(gather(&w, f, 4), 4);
-    for (size_t i = 0; i < 4; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "h.%zu.w", i);
-        cr_expect_str_eq(f[i].name, name);
-        cr_expect(f[i].ndim == 1 && f[i].count == 2 && f[i].seen[0] == 1 && f[i].seen[1] == 1);
-    }
-}
-
-/* Layers 0 and 3 on the first stage, 1 and 2 on the second. */
-Test(map, a_stack_in_several_pieces_is_taken_apart_by_index)
-{
-    full f[4];
-    world w = {.map = "{\"version\":1,\"mesh\":[[\"pp\",2]],\"files\":\"s{pp}\",\"tensors\":[{\"match\":\"*\","
-                      "\"shard\":{\"pp\":{\"dim\":1,\"zigzag\":true}},\"dim\":1,\"unstack\":\"{index}\"}]}"};
-    hold(&w, 0, "w", 2, 2, (int[]){0, 0, 1, 1}); /* [row][layer] */
-    hold(&w, 1, "w", 2, 2, (int[]){0, 0, 1, 1});
-    cr_assert_eq(gather(&w, f, 4), 4);
-    static const char *const names[] = {"0", "3", "1", "2"};
-    for (size_t i = 0; i < 4; i++) {
-        cr_expect_str_eq(f[i].name, names[i]);
-        cr_expect(f[i].count == 2 && f[i].seen[0] == 1 && f[i].seen[1] == 1);
-    }
-    OWNED(ari_map_free) ari_map *m = parse(w.map);
-    ari_piece *t = NULL;
-    size_t n = 0;
-    cr_assert_ok(ari_map_apply(m, 0, &w.part[0].entry, find, &w, &t, &n));
-    cr_expect(n == 2 && t[0].box->at == 0 && t[1].box->at == 1 && t[1].box->stride[0] == 2);
-    ari_pieces_free(t, n);
-}
-
-/* --- shapes ------------------------------------------------------------------------------------------------------- */
-Test(map, a_transposed_tensor_is_turned_round)
-{
-    world w = {.map = TP(2) "\"shard\":{\"tp\":1},\"transpose\":true}]}"};
-    hold(&w, 0, "w", 2, 2, (int[]){0, 2, 1, 3}); /* full: 4 rows of 2, here as columns */
-    hold(&w, 1, "w", 2, 2, (int[]){4, 6, 5, 7});
-    expect_whole(&w, "w", 8, 1);
-    world same = {.map = TP(2) "\"shard\":{\"tp\":1},\"permute\":[1,0]}]}"};
-    memcpy(same.part, w.part, sizeof w.part);
-    same.n = w.n;
-    for (size_t i = 0; i < same.n; i++)
-        same.part[i].entry.data = same.part[i].data;
-    expect_whole(&same, "w", 8, 1);
-}
-
 Test(map, dimensions_are_permuted_as_the_list_says)
 {
     static const int data[24] = {0};
@@ -436,16 +321,6 @@ Test(map, dimensions_are_permuted_as_the_list_says)
     ari_pieces_free(t, n);
 }
 
-Test(map, rows_beyond_the_shape_are_dropped)
-{
-    world w = {.map = TP(4) "\"shard\":{\"tp\":0},\"shape\":[3]}]}"};
-    HOLD(&w, 0, "embed", 0);
-    HOLD(&w, 1, "embed", 1);
-    HOLD(&w, 2, "embed", 2);
-    HOLD(&w, 3, "embed", -1);
-    expect_whole(&w, "embed", 3, 1);
-}
-
 Test(map, a_scalar_is_one_box)
 {
     static const int one = 7;
@@ -456,24 +331,6 @@ Test(map, a_scalar_is_one_box)
     cr_assert_ok(ari_map_apply(m, -1, &e, NULL, NULL, &t, &n));
     cr_expect(n == 1 && t->ndim == 0 && t->boxes == 1 && t->box->at == 0);
     ari_pieces_free(t, n);
-}
-
-Test(map, partial_sums_tell_which_summand_a_rank_has)
-{
-    full f[1];
-    world w = {.map = MESH22 "\"partial\":\"tp\"}]}"};
-    for (int r = 0; r < 4; r++)
-        HOLD(&w, r, "y", 0, 1);
-    cr_assert_eq(gather(&w, f, 1), 1);
-    cr_expect(f[0].partial && f[0].terms == 2 && f[0].term_seen[0] == 2 && f[0].term_seen[1] == 2);
-    world over_two = {.map = "{\"version\":1,\"mesh\":[[\"dp\",2],[\"tp\",3]],\"files\":\"r{rank}\",\"tensors\":["
-                             "{\"match\":\"*\",\"partial\":[\"dp\",\"tp\"]}]}"};
-    for (int r = 0; r < 6; r++)
-        HOLD(&over_two, r, "y", 0, 1);
-    cr_assert_eq(gather(&over_two, f, 1), 1);
-    cr_expect(f[0].partial && f[0].terms == 6);
-    for (size_t i = 0; i < 6; i++)
-        cr_expect_eq(f[0].term_seen[i], 1, "term %zu is that of %d ranks", i, f[0].term_seen[i]);
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -563,9 +420,9 @@ Test(map, a_files_name_tells_the_rank)
 
 Test(map, zigzag_pieces_that_differ_are_refused)
 {
-    world w = {.map = TP(2) "\"shard\":{\"tp\":{\"dim\":0,\"zigzag\":true}}}]}"};
-    HOLD(&w, 0, "x", 0, 1);
-    HOLD(&w, 1, "x", 2, 3, 4, 5);
+    world w = {.n = 0};
+    set_map(&w, TP(2), "\"match\":\"*\",\"shard\":{\"tp\":{\"dim\":0,\"zigzag\":true}}");
+    hold(&w, "x", "0: 0 1; 1: 2 3 4 5");
     OWNED(ari_map_free) ari_map *m = parse(w.map);
     ari_piece *t = NULL;
     size_t n = 0;
