@@ -153,7 +153,7 @@ CLAIM(numbers_below_a_byte_are_unpacked)
 
 /* --- many elements ------------------------------------------------------------------------------------------------ */
 
-enum { LONG = 1500000 }; /* two blocks, the last not full */
+enum { LONG = 1499977 }; /* two blocks, the last not full; a prime, as units of elements are tried for each divisor */
 
 static float *long_vector(bool changed)
 {

@@ -72,12 +72,14 @@ class Results(FolderCase):
 
     def test_a_wrong_prediction_fails_where_one_is_strict(self) -> None:
         for strict in (False, True):
-            report = anyrank.check(inject="qkv_gathered_three_times", steps=1, skip_f64=True, strict_predictions=strict)
+            report = anyrank.check("llama-demo", tp=2, sp=True, steps=0, batch=2, seq=8, skip_f64=True,
+                                   strict_predictions=strict, inject="qkv_gathered_three_times")
             self.assertEqual((report.result, report.ok), ("mispredicted", not strict))
             self.assertEqual((report.runs[0].result, report.runs[0].ok), ("mispredicted", not strict))
 
     def test_a_check_that_finds_a_fault(self) -> None:
-        report = anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, inject="column_dx_not_reduced")
+        report = anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, skip_f64=True,
+                               inject="column_dx_not_reduced")
         first = report.first
         assert first is not None
         self.assertFalse(report)
@@ -93,10 +95,10 @@ class Results(FolderCase):
         lint = anyrank.lint("llama-demo", tp=2, plan=self.wrong_plan())
         self.assertFalse(lint.ok)
         self.assertEqual((lint.first and lint.first.rule, len(lint.findings)), ("missing_reduction", 1))
-        plan = anyrank.plan("llama-3-8b", gpus=16)
+        plan = anyrank.plan("llama-3-8b", gpus=8)
         assert plan.best is not None
         self.assertTrue(plan.best.fits and plan.best.seconds and plan.best.seconds > 0)
-        train = anyrank.train("llama-demo", steps=2, batch=2, seq=8)
+        train = anyrank.train("llama-demo", steps=2, batch=1, seq=8)
         self.assertEqual((len(train.loss), train.steps, len(train.weights_hash or "")), (2, 2, 64))
 
     def test_a_report_is_text_json_and_html(self) -> None:
@@ -193,7 +195,8 @@ class Refusals(FolderCase):
 class Progress(unittest.TestCase):
     def test_a_function_is_called(self) -> None:
         seen: list[tuple[float | None, str]] = []
-        anyrank.check("llama-demo", tp=2, steps=1, batch=2, seq=8, progress=lambda f, text: seen.append((f, text)))
+        anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, skip_f64=True,
+                      progress=lambda f, text: seen.append((f, text)))
         self.assertTrue(seen)
         self.assertTrue(all(f is None or 0 <= f <= 1 for f, _ in seen))
         self.assertTrue(all(text.startswith("llama-demo") for _, text in seen))
@@ -206,7 +209,8 @@ class Progress(unittest.TestCase):
         for stream, notebook in ((Terminal(), False), (io.StringIO(), True), (io.StringIO(), False)):
             with mock.patch("anyrank._progress.FIRST_SECONDS", 0.0), mock.patch("sys.stderr", stream), \
                     mock.patch("anyrank._progress.in_notebook", lambda notebook=notebook: notebook):
-                anyrank.check("llama-demo", tp=2, steps=1, batch=2, seq=8, progress=True)
+                anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, skip_f64=True,
+                              progress=True)
             shown = stream.getvalue()
             if stream.isatty() or notebook:
                 self.assertRegex(shown, r"\r[ 0-9]+ %  \d+ s  llama-demo: baseline")
