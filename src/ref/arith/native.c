@@ -60,7 +60,7 @@ static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const a
     return ari_check_pair(&(*gives)->x, &b->x, tag);
 }
 
-/* Of one matrix as one, of more as ar_tensor_part has it. */
+/* Part of one matrix, as a matrix; of several, as ar_tensor_part has it. */
 static ar_tensor part_of(const ar_tensor *t, const ar_part *part)
 {
     if (t->ndim > 2)

@@ -26,16 +26,16 @@ typedef struct ari_extents {
  *  AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p, bool narrow);
 
-/** Whether a product with the rows of `a` can be folded so on this queue. Errors: AR_ERR_INDIVISIBLE (the rows cannot
- *  be scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not
+/** Checks that a product with the rows of `a` can be reduced so on this queue. Errors: AR_ERR_INDIVISIBLE (the rows
+ *  cannot be scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not
  *  scattered). */
 AR_NODISCARD ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *over,
                                       ar_fold how, const char *tag);
 
-/** Whether an operand has this part: several matrices only whole. Errors: AR_ERR_SHAPE. */
+/** Checks that an operand has this part: several matrices only whole. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_part(const ari_extents *x, const ar_part *part);
 
-/** Whether b can be the B of a contraction in blocks. Errors: AR_ERR_SHAPE, AR_ERR_INDIVISIBLE (the places do not
+/** Checks that b can be the B of a contraction in blocks. Errors: AR_ERR_SHAPE, AR_ERR_INDIVISIBLE (the places do not
  *  divide the rows). */
 AR_NODISCARD ar_status ari_check_blocks(const ari_extents *b, const ar_blocks_options *o);
 /** The number of places. */
@@ -43,7 +43,7 @@ static inline size_t ari_places(const ar_blocks_options *o)
 {
     return o->places ? (size_t)ar_comm_size(o->places) : 1;
 }
-/** Where the result of a block is in [places * batch, each, n]: the rows of a place come after all those of the one
+/** Part of [places * batch, each, n] for the result of a block: the rows of a place come after all those of the one
  *  before. The block's rows are of one place; several matrices: all rows, of the one place there is. */
 static inline ar_part ari_place_part(const ar_part *at, size_t batch, size_t each, size_t n)
 {
@@ -54,22 +54,22 @@ static inline ar_part ari_place_part(const ar_part *at, size_t batch, size_t eac
                      .cols = n};
 }
 
-/** Whether A fits B. Errors: AR_ERR_SHAPE. */
+/** Checks that A fits B. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char *tag);
 
-/** How much of `total` elements each rank of a group has, in units of `width`. Gives; free(). Equal parts, of whole
- *  rows, where the group divides the rows. */
+/** Number of elements, of `total`, that each rank of a group has, in units of `width`. Gives; free(). Equal parts, of
+ *  whole rows, where the group divides the rows. */
 AR_NODISCARD ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, size_t width);
 
 /** Slot operand_done. */
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
 
-/** What a product of operands with these extents takes of virtual time: the multiplications and additions of a floating
- *  GEMM, in either arithmetic, so that a run in exact numerics predicts the native one's. To be called where the
- * product is computed. */
+/** Adds the virtual time of a product of operands with these extents: the FLOPs of a floating GEMM, in either
+ *  arithmetic, so that a run in exact numerics predicts the native one's. To be called where the product is
+ *  computed. */
 void ari_work_of_product(const ari_extents *a, const ari_extents *b);
 
-/** Whether a group has peers. */
+/** True if a group has peers. */
 static inline bool ari_has_peers(ar_comm *c)
 {
     return c && ar_comm_size(c) > 1;

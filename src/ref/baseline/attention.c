@@ -118,7 +118,7 @@ static double scale_of(const ari_bl_run *run)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Probabilities [s, s] of one head of one sample. bare [s, s]: the scores before they are capped; NULL: they are not. */
+/* Probabilities [s, s] of one head of one sample. bare [s, s]: the scores before capping; NULL: they are not capped. */
 static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, double *bare, const double *q,
                             const double *k)
 {

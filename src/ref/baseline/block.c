@@ -35,7 +35,7 @@ static double dact(const ari_bl_run *run, double x, double doubt, size_t i)
     return ari_bl_branch(run, fabs(x) <= doubt ? run->o->kink_slope(run->o->emit_user, i) : ari_dact64(kind, x));
 }
 
-/* Of relu alone, whose slope jumps. */
+/* Doubt about the argument of relu, the only activation whose slope jumps; negative: none. */
 static double kink_doubt(const ari_bl_run *run)
 {
     char argument[ARI_BL_NAME_SIZE], gradient[ARI_BL_NAME_SIZE];
@@ -89,7 +89,7 @@ static ar_status emit_fc(ari_bl_run *run, const char *const names[2], char pass,
     return run->c->gated ? ari_bl_emit_tokens(run, names[1], pass, fc, ld, f, f) : AR_OK;
 }
 
-/* What a branch adds to the residual, of what it made: normalised, then dropped, as the config has it. In place. */
+/* A branch's output made into what is added to the residual: normalised, then dropped out, by the config. In place. */
 static ar_status branch_output(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, const char *site,
                                double *branch)
 {

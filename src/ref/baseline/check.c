@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the caller may not pass. */
+/* Checks of the caller's arguments. */
 #include "ref/baseline/run.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
 
 #include "ref/numerics/scalar.h"
 
-/* Of the token's row, or its gradient: times a number that has been rounded to fp32 once and for all. */
+/* The token's row, or its gradient, times a factor that is rounded to fp32 once. */
 static double scaled(const ari_bl_run *run, double x)
 {
     const double factor = (double)(float)run->c->embed_scale;
@@ -72,8 +72,8 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     return AR_OK;
 }
 
-/* A row of logits with a target. With e of label smoothing and c of the z-loss, fl32(((1 - e)*(lse - x_target) + e*(lse -
- * mean of x)) + c*lse*lse) is added to the loss, and x becomes fl32(fl32(p*(1 + 2*c*lse) - ((1 - e)*onehot + e/V))/T). */
+/* A row of logits with a target. With e of label smoothing and c of the z-loss, fl32(((1 - e)*(lse - x_target) + e*(lse
+ * - mean of x)) + c*lse*lse) is added to the loss; x = fl32(fl32(p*(1 + 2*c*lse) - ((1 - e)*onehot + e/V))/T). */
 static void cross_entropy_row(const ari_bl_run *run, ari_bl_sums *loss, double *x, double *p, size_t target, double t)
 {
     const size_t v = run->c->vocab;

@@ -70,7 +70,7 @@ ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const
 
 /* --- norms: numerics.md section 4 ---------------------------------------------------------------------------- */
 
-/* What a norm multiplies feature i by. */
+/* A norm's factor for feature i. */
 static double gain(const ari_bl_run *run, const ari_bl_norm *norm, size_t i)
 {
     return run->c->norm_plus_one ? ari_bl_fl(run, 1.0 + norm->weight[i]) : norm->weight[i];

@@ -6,7 +6,7 @@
 
 #include "ref/numerics/philox.h"
 
-/* What Llama's family has in common, and those of it with a weight for each of q, k and v, gate and up. */
+/* Names common to Llama's family, and to its members with a weight for each of q, k and v, gate and up. */
 #define FAMILY_NAMES                                                                                               \
     .embed = "model.embed_tokens", .blocks = "model.layers", .ln1 = "input_layernorm", .final_norm = "model.norm", \
     .head = "lm_head", .o_param = "self_attn.o_proj", .down_param = "mlp.down_proj",                               \
@@ -226,7 +226,7 @@ static ar_status load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const
     return AR_OK;
 }
 
-/* Of each head, or of all heads of a token together. */
+/* Norms of each head, or of all heads of a token together. */
 static ar_status load_qk_norms(ari_bl_run *run, ari_bl_params *p)
 {
     const ar_config *c = run->c;

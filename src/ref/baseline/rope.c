@@ -109,7 +109,7 @@ static double mscale(double scale, double m)
     return scale > 1.0 ? 0.1 * m * ari_log64(scale) + 1.0 : 1.0;
 }
 
-/* What cosines and sines are multiplied by. */
+/* Factor of cosines and sines. */
 static double attention_factor(const ari_bl_run *run)
 {
     const ar_rope *o = run->rope;

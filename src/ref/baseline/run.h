@@ -149,7 +149,7 @@ AR_NODISCARD ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size
 void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v);
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i);
 
-/* What a gradient [rows, cols] is summed from; either source may be absent. */
+/* Terms of a gradient [rows, cols]; either source may be absent. */
 typedef struct ari_bl_terms {
     const double *dy; /* [tokens, ld] or NULL: row r takes, per sample, the contraction over tokens of column r of dy */
     size_t ld;        /*   with */
@@ -217,9 +217,9 @@ void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t 
                          size_t col);
 /** After the last one: takes the memory of gradients and moments. */
 AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
-/** Whether a parameter of the module that is running is frozen in this step. */
+/** True if a parameter of the running module is frozen in this step. */
 bool ari_bl_is_frozen(const ari_bl_run *run, const char *part);
-/** Keeps a gradient for the update, where there is a list; NULL: it is frozen. */
+/** Keeps a gradient for the update, if there is a list; NULL: it is frozen. */
 AR_NODISCARD ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *gradient);
 /** Clips (emitting the norm) and updates every parameter; emits the new values. */
 AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
@@ -273,11 +273,11 @@ double ari_bl_uncap(double dy, double x, double c);
 void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
                     double *l);
 
-/* What a block's backward pass needs of its forward pass. */
+/* Saved activations of a block. */
 typedef struct ari_bl_block {
     ari_bl_norm_saved n1, n2, attention_norm, mlp_norm;
     ari_bl_attention attention;
-    const double *attention_x, *mlp_x; /* [tokens, h]: what attention and MLP get */
+    const double *attention_x, *mlp_x; /* [tokens, h]: inputs of attention and MLP */
     double *fc, *act, *y;              /* [tokens, gate|up or F], [tokens, F], [tokens, h]: the output */
 } ari_bl_block;
 /** Block `layer` on x [tokens, h]. */
@@ -291,11 +291,11 @@ AR_NODISCARD ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, cons
 AR_NODISCARD ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch);
-/** Whether tokens t and u of a sample belong to different documents. */
+/** True if tokens t and u of a sample belong to different documents. */
 bool ari_bl_apart(const ar_batch *batch, size_t sample, size_t t, size_t u);
 /** The position of token t of a sample: the batch's, or the number of tokens before t in its document. */
 size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t);
-/** What sample `row` must predict at `position`: a token id, or AR_IGNORE_INDEX. */
+/** Target of sample `row` at `position`: a token id, or AR_IGNORE_INDEX. */
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position);
 
 /* --- a whole model: its parameters, and what one pass over it keeps ----------------------------------------------- */

@@ -145,7 +145,7 @@ static ar_status clip(ari_bl_run *run)
 
 /* --- optimizers --------------------------------------------------------------------------------------------------- */
 
-/* What the step, the decay rule and the groups make of the options for one parameter. */
+/* Derives one parameter's options from the step, the decay rule and the groups. */
 static void begin_parameter(const ari_bl_run *run, ari_bl_trained *p)
 {
     const ar_optimizer_options *o = &run->o->optimizer;

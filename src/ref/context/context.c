@@ -59,7 +59,7 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
                               .dp_replicate = ar_comm_size(c->replicate)};
 }
 
-/* The ranks that have this one's stages, of which attention makes groups: ranks of other stages, whose layers a plan may
+/* The ranks with this one's stages, which attention splits into groups: ranks of other stages, whose layers a plan may
  * split otherwise, make others, or none. */
 static ar_status join_stage(ar_ctx *c)
 {

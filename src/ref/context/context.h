@@ -5,7 +5,7 @@
 #include "anyrank/context.h"
 #include "ref/core/axis.h"
 
-/* What a model's step takes memory for: its parts, by who asks. */
+/* Uses of memory in a model's step, by the part that allocates. */
 typedef enum ari_use {
     ARI_USE_OUTER, /* embedding, last norm */
     ARI_USE_ATTENTION,
@@ -44,8 +44,8 @@ typedef struct ari_replica_group {
         };                                  \
     }
 
-/* What communicates while the main queue goes on: a queue of its own, on a thread, and copies of some groups for it,
- * since the calls of one communicator stay on one queue. */
+/* Communication overlapped with the main queue: its own queue, on a thread, and copies of some groups for it, since the
+ * calls of one communicator stay on one queue. */
 typedef struct ari_communication {
     ar_queue *queue;   /* NULL: not made yet */
     ARI_GROUP_MEMBERS; /* NULL: not made yet, or, but for tp, without peers of its own: shard is dp's where that has
@@ -58,7 +58,7 @@ typedef struct ari_replicas {
     ari_replica_group of[2]; /* heads that are whole on every tensor-parallel rank, and heads that they share */
 } ari_replicas;
 
-/* What moves between neighbouring stages of a pipeline. */
+/* Transfers between neighbouring stages of a pipeline. */
 typedef enum ari_way {
     ARI_SEND_ACTIVATION,
     ARI_RECV_ACTIVATION,
@@ -66,7 +66,7 @@ typedef enum ari_way {
     ARI_RECV_GRADIENT,
     ARI_WAYS
 } ari_way;
-/* How: by a queue and a communicator of its own, so that no transfer waits for one of another kind. */
+/* Queue and communicator of a transfer, separate so that none waits for one of another kind. */
 typedef struct ari_neighbour {
     ar_queue *queue; /* NULL: this rank has no such neighbour */
     ar_comm *comm;   /* of two: rank 0 sends, rank 1 receives */
@@ -140,7 +140,7 @@ void ari_step_stored(ar_ctx *c, size_t *most);
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
-/** Ends all that the step was given since `given` was `mark`, the newest first, but for the memory that `kept` lies in (NULL:
+/** Releases all that the step was given since `given` was `mark`, the newest first, except the memory of `kept` (NULL:
  *  nothing). */
 void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept);
 
@@ -155,10 +155,10 @@ void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
  *  held, or not the step's). */
 AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t);
 
-/** What is enqueued on q from now on comes after what was enqueued on `of` so far; e is recorded there. One queue:
- *  nothing, and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
+/** Work enqueued on q from now on runs after the work enqueued on `of` so far; e is recorded there. One queue: nothing,
+ *  and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
 AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e);
-/** Waits for what is under way on q, if it has failed too; the thread's message stays. Accepts NULL. */
+/** Waits for work in flight on q, also if it has failed; the thread's message is kept. Accepts NULL. */
 void ari_queue_drain(ar_queue *q);
 
 /** The number of this rank of the context's layout along some axes, as ari_place_along counts it. */
@@ -166,8 +166,8 @@ int ari_ctx_place(const ar_ctx *c, ari_axes axes);
 /** N ranks share kv_heads heads, which divides N: the n tensor-parallel ranks (over_tp; else each has all heads, n = 1)
  *  times their I inner context-parallel neighbours, neighbour i of rank r being the (r*I + i)-th. The group of the
  *  N/kv_heads of them that work on the same KV head as this one, borrowed. Collective where it is made, the first time:
- *  over the tensor-parallel group, or with inner neighbours over the ranks of its stage. Errors: AR_ERR_UNSUPPORTED (another number
- *  of heads in the same context), what the communicator gives. */
+ *  over the tensor-parallel group, or with inner neighbours over the ranks of its stage. Errors: AR_ERR_UNSUPPORTED
+ *  (another number of heads in this context), what the communicator gives. */
 AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp);
 /** The communication queue with a copy of the data-parallel group, and with `tp` and `ends` one of the tensor-parallel
  *  group and of the ends of the pipeline too; borrowed, made once for the context. Collective over the groups that are
@@ -182,7 +182,7 @@ AR_NODISCARD ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borro
  *  where ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where they are
  *  made. Errors: what queue and communicator give. */
 AR_NODISCARD ar_status ari_ctx_ways(ar_ctx *c, const ari_neighbour **borrows);
-/** Whether activations between the tensor-parallel regions are sharded along the sequence. */
+/** True if activations between the tensor-parallel regions are sharded along the sequence. */
 static inline bool ari_ctx_sp(const ar_ctx *c)
 {
     return c->sp && ar_comm_size(c->tp) > 1;
@@ -194,7 +194,7 @@ static inline bool ari_ctx_sp(const ar_ctx *c)
  *  enqueued before is done; of BF16 a packed copy in fp32. ari_host_view_end. Errors: AR_ERR_MEMORY, those of the
  *  device. */
 AR_NODISCARD ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t);
-/** Of what ari_host_view made of t. */
+/** Ends the view that ari_host_view made of t. */
 void ari_host_view_end(ar_tensor *view, const ar_tensor *t);
 
 /** The elements of a view of any strides, packed row-major; F32 or BF16, host memory, no overlap. */

@@ -94,7 +94,7 @@ static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
     return st;
 }
 
-/* What download takes on the device. */
+/* Counts the device memory that a download takes. */
 static ar_status pass_download(ar_ctx *c, const ar_tensor *t)
 {
     ar_tensor packed;

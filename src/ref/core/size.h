@@ -57,7 +57,7 @@ static inline void ari_row_major(size_t *stride, int ndim, const size_t *extent)
     }
 }
 
-/** Intersection of [first, first + n) and [other, other + m): [*start, *start + *count). Returns false if it is empty. */
+/** Intersects [first, first + n) with [other, other + m): [*start, *start + *count). Returns false if that is empty. */
 static inline bool ari_overlap(size_t *start, size_t *count, size_t first, size_t n, size_t other, size_t m)
 {
     const size_t from = first > other ? first : other, to = first + n < other + m ? first + n : other + m;

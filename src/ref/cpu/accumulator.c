@@ -92,8 +92,8 @@ typedef struct column_sums {
     uint32_t top[LANES];
 } column_sums;
 
-/* |v|*2^(149-32t) has slice t above the point and slice t-1 in the 32 bits below it, and no operation here rounds: v has
- * 24 bits. */
+/* |v|*2^(149-32t) has slice t above the point and slice t-1 in the 32 bits below it, and no operation here rounds: v
+ * has 24 bits. */
 ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, ptrdiff_t stride, size_t rows)
 {
     double unit[LANES], high[LANES] = {0.0}, low[LANES] = {0.0};
@@ -268,7 +268,7 @@ static ar_status add_all_rows(ar_device *d, const ar_row_sum *to, const ar_tenso
     return AR_OK;
 }
 
-/* Whether that is what a slot is asked for. */
+/* True if a slot's call asks for that. */
 static bool all_into_one(const ar_tensor *terms, size_t rows_in_acc, ar_cbuf row_of)
 {
     return !row_of.ptr && rows_in_acc == 1 && terms->stride[1] == 1;

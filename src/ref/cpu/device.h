@@ -41,13 +41,12 @@ typedef struct ari_cpu_device {
     const ari_exact_path *path; /* how it makes the integer sums of an exact contraction */
 } ari_cpu_device;
 
-/** What is the same of every CPU device, with no memory and no path: for who asks how large things are. Static
- *  storage. */
+/** The part common to every CPU device, with no memory and no path: for queries of sizes. Static storage. */
 const ar_device *ari_cpu_form(void);
 
 /* --- the processor ------------------------------------------------------------------------------------------------ */
 
-/** Whether it has all of these, space-separated, as /proc/cpuinfo of Linux spells them: "avx2 fma avx_vnni avx512f
+/** True if it has all of these, space-separated, as /proc/cpuinfo of Linux spells them: "avx2 fma avx_vnni avx512f
  *  avx512dq avx512bw avx512vl avx512ifma avx512_vnni amx_int8" are known on x86, "asimd asimddp i8mm bf16 sve sve2" on
  *  ARM. The operating system saves the registers of AVX and AVX-512 that are reported; a program asks it for those of
  *  AMX. */
@@ -57,9 +56,9 @@ bool ari_cpu_has(const char *names);
 /** The paths of this build, the one that is likely to be the fastest first; NULL from the end of the list on. */
 const ari_exact_path *ari_exact_path_at(size_t i);
 /** The path of a device that is created now, and why it is that one, in words that remain valid: the one that the
- *  environment variable ANYRANK_EXACT_PATH names, else the fastest of those that the processor has. Where theory does not
- *  say which that is, they make a small product each, once a process, in about a millisecond. Errors:
- *  AR_ERR_ARG (a name that is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path needs). */
+ *  environment variable ANYRANK_EXACT_PATH names, else the fastest of those that the processor has. If theory does not
+ *  decide, each makes a small product, once a process, in about a millisecond. Errors: AR_ERR_ARG (a name that is not
+ *  in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path needs). */
 AR_NODISCARD ar_status ari_exact_choose(const ari_exact_path **path, const char **why);
 
 #endif

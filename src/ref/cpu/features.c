@@ -122,7 +122,7 @@ static void tell_features(char *out, size_t cap)
 /* --- what it is called -------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-/* What it is called: the brand of x86, the core of ARM; "unknown" elsewhere. */
+/* Name of the processor: the brand of x86, the core of ARM; "unknown" elsewhere. */
 static void tell_name(char *out, size_t cap)
 {
     (void)snprintf(out, cap, "unknown");
@@ -192,7 +192,7 @@ static const core cores[] = {
     {0x00, 0x051, "a virtual one of qemu"},
 };
 
-/* Of the core that asks; a machine may have several kinds. The kernel lets programs read the register where it says so,
+/* Name of the calling core; a machine may have several kinds. Programs may read the register if the kernel says so in
  * bit 11 of its first word. */
 static void tell_name(char *out, size_t cap)
 {

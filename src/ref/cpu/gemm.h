@@ -30,8 +30,8 @@ static inline int32_t *ari_packed_at(const ar_packed *p, size_t at, size_t row, 
 #define ARI_QUANTISED_BITS 25
 #define ARI_QUANTISED_MAX ((1 << ARI_QUANTISED_BITS) - 1)
 
-/* The factors 2^(sign*c) of n = batch*k columns: 1 for a column with a NaN or an infinity (it counts as c = 0), 0 for an
- * all-zero column (every product is zero, so it takes no part). */
+/* The factors 2^(sign*c) of n = batch*k columns: 1 for a column with a NaN or an infinity (it counts as c = 0), 0 for
+ * an all-zero column (every product is zero, so it takes no part). */
 typedef struct ari_shifts {
     double *wide;        /* [n] */
     float *narrow;       /* [n]: the same; NULL where one of them is no normal number of fp32 */
@@ -47,10 +47,10 @@ void ari_shifts_fini(ari_shifts *s);
 /* The exact contraction is made in tiles of the result that stay in the cache. gemm_exact.c cuts the result, spreads
  * the tiles over the threads, rounds, adds the bias and applies the activation. A path makes the integer sums of one
  * tile (exact/): in binary64 everywhere, or with instructions that some processors have. The sums are integers that are
- * exact on every path, so the choice, which a device makes when it is created (exact/paths.c), changes the time and never
- * the bits. */
+ * exact on every path, so the choice, which a device makes when it is created (exact/paths.c), changes the time and
+ * never the bits. */
 
-/* How an [m, n] result is cut, and what a thread needs to make one tile. Sizes in elements. */
+/* Tiling of an [m, n] result, and the memory that a thread needs for one tile. Sizes in elements. */
 typedef struct ari_tile_plan {
     size_t tile_rows, tile_cols; /* of a full tile */
     size_t down, across;         /* tiles */

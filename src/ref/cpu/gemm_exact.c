@@ -21,11 +21,11 @@ static size_t part_extent(size_t n, size_t parts, size_t step)
     return parts <= 1 ? n : ceil_div(ceil_div(n, parts), step) * step;
 }
 
-/* What a job over tiles asks of their plan. */
+/* Requirements of a job over tiles on their plan. */
 typedef struct tile_request {
     size_t matrices; /* results: a batch's, or the one that a whole batch goes into */
     size_t terms;    /* the longest sum between two flushes */
-    bool values;     /* a row of rounded values beside the sums */
+    bool values;     /* a row of rounded values next to the sums */
 } tile_request;
 
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,

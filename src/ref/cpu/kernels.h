@@ -15,8 +15,8 @@
 /* The queue that a slot is given: kernels of the CPU run at once, so none looks at it. */
 #define ARI_AT_ONCE ar_queue *q __attribute__((unused))
 
-/* The kernels of the CPU device. ari_cpu_X fills slot X of ar_device_ops and does what anyrank/device.h says there; what
- * a kernel promises beyond that (in-place use, errors) is said beside its definition. All of them run at once in the
+/* The kernels of the CPU device. ari_cpu_X fills slot X of ar_device_ops and does what anyrank/device.h says there;
+ * further promises of a kernel (in-place use, errors) are given at its definition. All of them run at once in the
  * calling thread, with up to d->threads OpenMP threads; no result depends on how many (the native product's excepted).
  * A row is read a few times while it is in the first two cache levels, and once from memory. */
 #define ARI_DECLARE_SLOT(slot) extern __typeof__(*((ar_device_ops *)0)->slot) ari_cpu_##slot;
@@ -63,8 +63,8 @@ static inline int ari_threads_for(const ar_device *d, size_t items, size_t work)
 #endif
 #define ARI_PARALLEL_FOR(i, n, d, work) ARI_PARALLEL_BY ((static), i, n, d, work)
 
-/* Elements a thread of an element-wise kernel takes at a time: 8 KiB of fp32, of which the first cache level holds those
- * of three operands between two loops. */
+/* Elements a thread of an element-wise kernel takes at a time: 8 KiB of fp32, of which the first cache level holds
+ * those of three operands between two loops. */
 #define ARI_BLOCK ((size_t)2048)
 
 static inline size_t ari_blocks_of(size_t n)
@@ -123,7 +123,7 @@ static inline ari_matrices ari_matrices_of(const ar_tensor *t)
     return v;
 }
 
-/* How far from t's first element that of matrix `at` of the batch is, in row-major order of the batch dimensions. */
+/* Offset of the first element of matrix `at` of the batch from t's, in row-major order of the batch dimensions. */
 static inline ptrdiff_t ari_matrix_offset(const ar_tensor *t, size_t at)
 {
     ptrdiff_t offset = 0;
@@ -152,8 +152,8 @@ static inline ari_words4 ari_words4_at(const uint32_t *p)
     return v;
 }
 
-/* to[c*to_ld + r] = from[r*from_ld + c], r in [0, rows), c in [0, cols), both multiples of 4. No overlap. To be inlined, so
- * that it is compiled for the instruction set of the ARI_SIMD function that calls it. */
+/* to[c*to_ld + r] = from[r*from_ld + c], r in [0, rows), c in [0, cols), both multiples of 4. No overlap. To be
+ * inlined, so that it is compiled for the instruction set of the ARI_SIMD function that calls it. */
 static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *restrict to, size_t to_ld,
                                                                   const uint32_t *restrict from, size_t from_ld,
                                                                   size_t rows, size_t cols)

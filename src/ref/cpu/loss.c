@@ -125,7 +125,7 @@ ar_status ari_cpu_ce_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, ar_cbuf key,
     return AR_OK;
 }
 
-/* What the gradients of a row share. */
+/* Constants of the gradients of a row. */
 typedef struct loss_row {
     float m;
     double l, weight, targets;

@@ -173,14 +173,14 @@ static ar_status convert(const ar_device *d, const ar_tensor *dst, const ar_tens
     return AR_OK;
 }
 
-/* Whether a copy between these dtypes converts. */
+/* True if a copy between these dtypes converts. */
 static bool converts(ar_dtype to, ar_dtype from)
 {
     return (to == AR_F32 && from == AR_BF16) || (to == AR_BF16 && from == AR_F32);
 }
 
-/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte, or of other widths than F32 and BF16), nothing
- *  is written then. */
+/** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte, or of other widths than F32 and BF16),
+ *  nothing is written then. */
 ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, const ar_tensor *src)
 {
     const size_t width = ar_dtype_bytes(dst->dtype);

@@ -110,7 +110,7 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
     return AR_OK;
 }
 
-/* What the backward pass of one row reads and writes. */
+/* Inputs and outputs of the backward pass of one row. */
 typedef struct norm_row {
     float *dx, *sum, *dgamma, *dbeta; /* [h]; sum, and dgamma's and dbeta's terms: NULL: not wanted */
     const float *dy, *x, *gamma;      /* [h] */
@@ -125,8 +125,8 @@ typedef struct norm_tops {
     uint32_t g, product;
 } norm_tops;
 
-/* Pass 1: g, xhat and the terms of dgamma and dbeta, whose NaNs a sum stores. The forward pass saved mean and rstd only:
- * xhat again costs less than its memory traffic. */
+/* Pass 1: g, xhat and the terms of dgamma and dbeta, whose NaNs a sum stores. The forward pass saved mean and rstd
+ * only: xhat again costs less than its memory traffic. */
 ARI_ROW_LOOP norm_tops backward_terms(const norm_row *row, size_t h, int centred)
 {
     uint32_t largest_g = 0, largest = 0;
@@ -252,8 +252,8 @@ static void make_row(const void *user, size_t i, size_t in_block)
         ari_run_store(n->sum, at, h, row.sum);
 }
 
-/** Slot norm_backward. Errors: AR_ERR_MEMORY (a few rows of scratch a thread, and the terms of a block of rows), nothing
- *  is written then. */
+/** Slot norm_backward. Errors: AR_ERR_MEMORY (a few rows of scratch a thread, and the terms of a block of rows),
+ *  nothing is written then. */
 ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
                                 const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                                 const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)

@@ -83,7 +83,7 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
     }
 }
 
-/* What does not change within a step is read once: the compiler takes the choices out of the loops. */
+/* Values that are constant within a step are read once: the compiler takes the choices out of the loops. */
 ARI_ROW_KERNEL void plain_loop(const ari_optimizer_constants *k, float *w, const float *g, size_t n)
 {
     ari_optimizer_constants own = *k;

@@ -118,7 +118,7 @@ ARI_SIMD static void quantise_narrow(int32_t *restrict q, const float *restrict 
         q[k] = quantised(x[k], scale[k] * row);
 }
 
-/* What the rows of one matrix have in common. */
+/* The common part of the rows of one matrix. */
 typedef struct pack_job {
     int32_t *q; /* first element of the destination */
     size_t ld;  /* its row length */
@@ -133,7 +133,7 @@ static bool row_is_zero(int32_t e)
     return e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE;
 }
 
-/* Whether 2^(25-e) and its products with all columns' factors are normal numbers of fp32. */
+/* True if 2^(25-e) and its products with all columns' factors are normal numbers of fp32. */
 static bool row_is_narrow(const pack_job *j, size_t row)
 {
     const int64_t power = (int64_t)ARI_QUANTISED_BITS - j->e[row];
@@ -154,8 +154,8 @@ static void quantise_row(const pack_job *j, size_t row, size_t from, const float
 
 /* --- rows that lie side by side: a transposed view ---------------------------------------------------------------- */
 
-/* A tile of terms by rows: as many bytes of each at a time as keep what is written in few places at once. Measured: tiles
- * of 16 terms take three times as long where rows are a multiple of 4096 bytes apart. */
+/* A tile of terms by rows: as many bytes of each at a time as keep what is written in few places at once. Measured:
+ * tiles of 16 terms take three times as long where rows are a multiple of 4096 bytes apart. */
 #define TILE ((size_t)64)
 #define CHUNK ((size_t)1024) /* terms that a thread takes at a time */
 
@@ -192,7 +192,7 @@ static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first, size_t
     return true;
 }
 
-/* Terms [from, to) of rows [first, first + n), both in multiples of 4. False, with nothing written: not by way of fp32. */
+/* Terms [from, to) of rows [first, first + n), both in multiples of 4. False, nothing written: not by way of fp32. */
 static bool pack_tiles(const pack_job *j, size_t first, size_t n, size_t from, size_t to)
 {
     tile_rows rows;

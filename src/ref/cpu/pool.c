@@ -99,7 +99,7 @@ static ari_block *allocate(ari_pool *p, size_t bytes)
     return b;
 }
 
-/* What `reuse` counted was not to be had. */
+/* Subtracts again what `reuse` counted: the allocation failed. */
 static void give_up(ari_pool *p, size_t asked)
 {
     pthread_mutex_lock(&p->lock);

@@ -79,14 +79,14 @@ ARI_ROW_LOOP void probabilities(float *row, size_t n, float max, double l)
     }
 }
 
-/* Of rows that have no visible key, or one that is not finite. */
+/* Rows that have no visible key, or one that is not finite. */
 ARI_ROW_LOOP void without_sum(float *row, size_t n, int32_t top)
 {
     for (size_t j = 0; j < n; j++)
         row[j] = top == INT32_MIN || row[j] == -INFINITY ? 0.0f : ari_nan32();
 }
 
-/* What is known of a row once all of it was seen. */
+/* Figures of a row once all of it was seen. */
 typedef struct row_sums {
     int32_t *top;
     double *l;

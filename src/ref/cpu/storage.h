@@ -4,9 +4,9 @@
 
 #include "ref/cpu/kernels.h"
 
-/* Values are in memory as fp32 or as bf16; every loop computes in fp32. A run of neighbouring fp32 numbers is the memory
- * itself. A run of bf16 numbers is widened into `room`, which stays in the cache, and what a loop wrote there is rounded
- * once, when the run is stored.
+/* Values are in memory as fp32 or as bf16; every loop computes in fp32. A run of neighbouring fp32 numbers is the
+ * memory itself. A run of bf16 numbers is widened into `room`, which stays in the cache, and what a loop wrote there is
+ * rounded once, when the run is stored.
  *
  *     float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
  *     loop(out, ari_run_load(x, at, n, other), n);
@@ -21,7 +21,7 @@
 void ari_narrow(uint16_t *y, const float *x, size_t n);
 void ari_widen(float *y, const uint16_t *x, size_t n);
 
-/** Where n values that will be stored at `at` are to be written. */
+/** Address at which to write n values that will be stored at `at`. */
 static inline float *ari_run_at(const ar_tensor *t, ptrdiff_t at, float *room)
 {
     return t->dtype == AR_BF16 ? room : (float *)t->data.ptr + at;

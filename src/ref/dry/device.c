@@ -113,7 +113,7 @@ static void dry_destroy(ar_device *d)
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-/* What an ar_packed of this device is. */
+/* An ar_packed of this device. */
 typedef struct packed {
     size_t batch, rows, k, bytes;
 } packed;

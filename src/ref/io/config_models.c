@@ -38,7 +38,7 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_
 }
 
 /* The id whose uses torch.nn.Embedding leaves out of the gradient: below 0 counted from the vocabulary's end. Ids
- * outside the vocabulary, which transformers refuses, are ignored. */
+ * outside it, which transformers refuses, are ignored. */
 static ar_status read_padding(ar_config *c, const ari_json_at *at, const llama_form *form)
 {
     const json_t *said = json_object_get(at->object, "pad_token_id");

@@ -13,7 +13,7 @@
  * 131071*128*128 < 2^31. */
 #include "ref/numerics/bits.h"
 
-/* q + 64*(1 + 2^7 + 2^14) + 16*2^21 is not negative, and its groups of 7 bits are d0 + 64, d1 + 64, d2 + 64, d3 + 16. */
+/* q + 64*(1 + 2^7 + 2^14) + 16*2^21 is not negative; its groups of 7 bits are d0 + 64, d1 + 64, d2 + 64, d3 + 16. */
 #define ARI_DIGITS_OFFSET 34611264u
 
 /** Digit i of q. */

@@ -76,13 +76,13 @@ ARI_FN double ari_schedule_lr(const ar_optimizer_options *o, uint64_t t)
 
 /* --- one step ----------------------------------------------------------------------------------------------------- */
 
-/* What an optimizer keeps besides the moments of each element. All zero before the first step. */
+/* State of an optimizer besides the moments of each element. All zero before the first step. */
 typedef struct ari_optimizer_clock {
     uint64_t steps;          /* taken */
     double beta1_t, beta2_t; /* beta^steps by repeated multiplication */
 } ari_optimizer_clock;
 
-/* What the updates of one parameter in one step share. */
+/* Constants of the updates of one parameter in one step. */
 typedef struct ari_optimizer_constants {
     ar_optimizer_kind kind;
     int first;  /* no step before this one */

@@ -136,19 +136,19 @@ ARI_FN uint32_t ari_dropout_threshold(double p)
     return (uint32_t)(p * 0x1p32);
 }
 
-/** What is kept is multiplied by this: fl32(1/(1 - p)), the division in binary64. */
+/** Factor of the elements kept: fl32(1/(1 - p)), the division in binary64. */
 ARI_FN float ari_dropout_scale(double p)
 {
     return (float)(1.0 / (1.0 - p));
 }
 
-/** Whether element `index` of the full tensor is kept in this step; use 0. */
+/** True if element `index` of the full tensor is kept in this step; use 0. */
 ARI_FN bool ari_dropout_keep(uint64_t key, uint64_t index, uint32_t step, uint32_t threshold)
 {
     return ari_random_u32(key, index, step, 0) >= threshold;
 }
 
-/* What a scheme multiplies its random numbers by: a standard deviation or a bound, in binary64. */
+/* A scheme's factor of its random numbers: a standard deviation or a bound, in binary64. */
 ARI_FN double ari_init_spread(ar_init_scheme scheme, size_t fan_in, size_t fan_out, double range)
 {
     switch (scheme) {
@@ -166,7 +166,7 @@ ARI_FN double ari_init_spread(ar_init_scheme scheme, size_t fan_in, size_t fan_o
     return 0.0;
 }
 
-/* The initial values of the elements of the blocks `first` and on: ari_random_normal's, ari_random_uniform's, 0 or 1. */
+/* Initial values of the elements of the blocks `first` and on: ari_random_normal's, ari_random_uniform's, 0 or 1. */
 ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme scheme, uint64_t key, uint64_t first,
                             double spread)
 {

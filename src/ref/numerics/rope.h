@@ -33,8 +33,8 @@ ARI_FN float ari_rope_scaled(float inv_freq, double factor)
     return ari_round32((double)inv_freq / factor);
 }
 
-/** Llama 3's scaling: with wave = (1/f)*2pi, n = original_positions, low and high the two factors: f/factor where wave >
- *  n/low; f where wave < n/high; else ((1 - t)*f)/factor + t*f with t = ((1/wave)*n - low)/(high - low). */
+/** Llama 3's scaling: with wave = (1/f)*2pi, n = original_positions, low and high the two factors: f/factor where wave
+ *  > n/low; f where wave < n/high; else ((1 - t)*f)/factor + t*f with t = ((1/wave)*n - low)/(high - low). */
 ARI_FN float ari_rope_llama3(float f, const ar_rope *r)
 {
     const double n = (double)r->original_positions;
@@ -59,8 +59,8 @@ ARI_FN double ari_rope_pair_of(const ar_rope *r, double turns, size_t d)
     return ((double)d * ari_log64(waves)) / (2.0 * ari_log64(r->theta));
 }
 
-/** YaRN: pairs below `low` keep f = 1/wave, those above `high` have 1/(factor*wave), and between them is a ramp. low and
- *  high in binary64. */
+/** YaRN: pairs below `low` keep f = 1/wave, those above `high` have 1/(factor*wave), and between them is a ramp. low
+ *  and high in binary64. */
 ARI_FN float ari_rope_yarn(const ar_rope *r, size_t i, size_t d)
 {
     double low = ari_rope_pair_of(r, r->beta_fast, d), high = ari_rope_pair_of(r, r->beta_slow, d);
@@ -104,7 +104,7 @@ ARI_FN double ari_rope_mscale(double factor, double mscale)
     return factor <= 1.0 ? 1.0 : 0.1 * mscale * ari_log64(factor) + 1.0;
 }
 
-/** What cosines and sines are multiplied by: a binary64 number, rounded once. */
+/** Factor of cosines and sines: a binary64 number, rounded once. */
 ARI_FN float ari_rope_attention(const ar_rope *r)
 {
     if (r->kind != AR_ROPE_YARN && r->kind != AR_ROPE_LONGROPE)

@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-/** Whether the slot rope_tables can make these tables. Errors: AR_ERR_ARG (an odd number of features that turn, or more
- *  than a head has; a number that the kind cannot have; or a last position whose angle is 2^20 or more: sine and cosine
- *  are defined below that). */
+/** Checks that the slot rope_tables can make these tables. Errors: AR_ERR_ARG (an odd number of rotated features, or
+ *  more than a head has; a number that the kind cannot have; or a last position whose angle is 2^20 or more: sine and
+ *  cosine are defined below that). */
 AR_NODISCARD ar_status ari_rope_check(size_t positions, size_t head_dim, const ar_rope *rope);
 
 /** The rotation of a sequence of `length` positions, whose frequencies depend on the pair alone: dynamic with the theta

@@ -2,7 +2,7 @@
 #ifndef ARI_NUMERICS_SCORES_H
 #define ARI_NUMERICS_SCORES_H
 
-/* Where a row of a block of attention's scores stands, and what it may see: the same on every device. */
+/* Position of a row in a block of attention's scores, and the keys that it may see: the same on every device. */
 #include "anyrank/device.h"
 #include "ref/numerics/divisor.h"
 

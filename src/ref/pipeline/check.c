@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether a schedule is legal: each rank's list by itself, the order of what moves between two ranks, deadlocks. */
+/* Checks that a schedule is legal: each rank's list by itself, the order of transfers between two ranks, deadlocks. */
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ static ar_status wrong(const reader *r, const ar_pp_operation *o, const char *fo
                         r->rank, r->at + 1, o->stage, ar_pp_kind_name(o->kind), o->micro, o->stage, o->micro, problem);
 }
 
-/* What has to precede an operation, and does not; AR_PP_KINDS: nothing. */
+/* A missing predecessor of an operation; AR_PP_KINDS: none is missing. */
 static ar_pp_kind lacks(const reader *r, const ar_pp_operation *o, unsigned done)
 {
     const ari_pp_direction d = ari_pp_direction_of(o->kind);
@@ -86,7 +86,7 @@ static ar_status check_operation(const reader *r, const ar_pp_operation *o)
     return AR_OK;
 }
 
-/* What a (stage, micro-batch) has to have in the end. */
+/* Checks that a (stage, micro-batch) has had all its operations in the end. */
 static ar_status check_complete(const reader *r, int stage, int micro)
 {
     const unsigned done = r->done[ari_pp_item(r->shape, stage, micro)];

@@ -13,7 +13,7 @@
 #define MOST_BYTES ((size_t)256 << 20)
 #define MOST_DIGITS 9 /* a number of so many fits an int */
 
-/* What FSDP does and what waits: --zero and the step decide it. Each without a micro-batch or with one. */
+/* Operations of FSDP, and waits, which --zero and the step decide. Each without a micro-batch or with one. */
 static const char *const passed_over[] = {"UNSHARD",          "RESHARD",     "REDUCE_GRAD",
                                           "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B"};
 
@@ -48,7 +48,7 @@ static bool is_word(const char *text, size_t n, const char *word)
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-/* Of a cell "12SEND_F3" the middle; its first and last part are numbers of so many digits. */
+/* Reads the middle of a cell "12SEND_F3"; its first and last part are numbers. */
 static ar_status read_kind(const reader *r, ar_pp_operation *o, bool *skip, const char *cell, size_t n)
 {
     const size_t first = number(&o->stage, cell, n);
@@ -135,7 +135,7 @@ static ar_status assemble(ar_pipeline_schedule **gives, reader *r)
     return ari_schedule_finish(*gives);
 }
 
-/* What is wrong with the lists as a whole, with the file's name. */
+/* Adds the file's name to an error about the lists as a whole. */
 static ar_status of_file(ar_status st, const char *name)
 {
     char problem[512];

@@ -24,7 +24,7 @@ AR_NODISCARD ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int sta
  *  ar_pipeline_schedule_own. */
 AR_NODISCARD ar_status ari_schedule_finish(ar_pipeline_schedule *s);
 
-/* What moves between stages: what a stage makes, to the one after it, and the gradient of it back. */
+/* Directions of transfers: a stage's output to the next one, and the gradient of it back. */
 typedef enum ari_pp_direction { ARI_PP_ACTIVATION, ARI_PP_GRADIENT, ARI_PP_DIRECTIONS } ari_pp_direction;
 
 static inline ar_pp_kind ari_pp_send(ari_pp_direction d)
@@ -58,7 +58,7 @@ static inline int ari_pp_target(const ar_pipeline_shape *s, ari_pp_direction d, 
 {
     return ari_pp_source(s, d == ARI_PP_ACTIVATION ? ARI_PP_GRADIENT : ARI_PP_ACTIVATION, stage);
 }
-/** Whether what is between the two stages moves between ranks; false where one of them is none. */
+/** True if values between the two stages move between ranks; false if one of the stages does not exist. */
 static inline bool ari_pp_apart(const ar_pipeline_shape *s, int stage, int other)
 {
     return stage >= 0 && other >= 0 && stage % s->ranks != other % s->ranks;
@@ -70,7 +70,7 @@ static inline int ari_pp_peer(const ar_pipeline_shape *s, ar_pp_kind k, int stag
     const int other = ari_pp_receives(k) ? ari_pp_source(s, d, stage) : ari_pp_target(s, d, stage);
     return ari_pp_apart(s, stage, other) ? other : -1;
 }
-/** Whether a computation takes what comes from a stage: all but W, whose input the rank has. */
+/** True if a computation takes a value from another stage: all but W, whose input the rank has. */
 static inline bool ari_pp_takes(ar_pp_kind k)
 {
     return ari_pp_computes(k) && k != AR_PP_BACKWARD_WEIGHT;
@@ -85,12 +85,12 @@ static inline size_t ari_pp_item(const ar_pipeline_shape *s, int stage, int micr
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_schedule_add_transfers(ar_pipeline_schedule *s);
 
-/** Whether each list is legal; transfers false: without any SEND or RECV. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
+/** Checks that each list is legal; transfers false: without any SEND or RECV. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_schedule_check_lists(const ar_pipeline_schedule *s, bool transfers);
-/** Whether lists with their transfers, each legal, are legal together. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
+/** Checks that lists with their transfers, each legal, are legal together. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_schedule_check_together(const ar_pipeline_schedule *s);
 
-/** ar_pipeline_schedule_run of lists that may end in a deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
+/** ar_pipeline_schedule_run of lists that may deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
  *  zero. */
 AR_NODISCARD ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
                                          ar_pp_event_fn each, void *user);

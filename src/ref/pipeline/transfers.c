@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Puts SEND and RECV into lists of computations. SEND follows what makes the value. RECV precedes the computation before
- * the one that takes it, so that the value moves meanwhile; earlier where the sender makes a later one first, for both
- * ends have to have the same order. */
+/* Puts SEND and RECV into lists of computations. SEND follows the producer of the value. RECV precedes the computation
+ * before its consumer, so that the transfer is overlapped; it is earlier if the sender makes a later value first, for
+ * both ends need the same order. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/pipeline/schedule.h"
 
-/* What a rank receives in one direction, in the order in which it is sent. */
+/* A rank's receives in one direction, in the order of the sends. */
 typedef struct receives {
     ar_pp_operation *op;
     size_t *at; /* before which of the rank's computations */

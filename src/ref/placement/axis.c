@@ -30,7 +30,7 @@ void ari_axis_counts(size_t *counts, const ari_axis *a)
         counts[i] = a->before * part_extent(a, i, &start) * a->after;
 }
 
-/* What is copied between the two orders. */
+/* A copy between the two orders. */
 typedef struct orders {
     ar_buf whole, packed;
     ar_dtype dtype;

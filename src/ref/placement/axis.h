@@ -26,7 +26,7 @@ AR_NODISCARD ar_status ari_axis_unpack(ar_ctx *ctx, ar_buf whole, ar_cbuf packed
 AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf whole, const ari_axis *a, int part, ar_dtype t);
 AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf whole, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);
 
-/** How elements that only move are called in a collective: by a dtype of their width that it has. */
+/** The dtype by which a collective moves elements without reducing them: one of their width that it has. */
 ar_dtype ari_moved_as(ar_dtype t);
 /** An all-gather: `whole` of the parts that the ranks have, `block` this rank's. parts: the ranks of the group. Errors:
  *  also AR_ERR_MEMORY, what the communicator gives. */

@@ -9,7 +9,7 @@
 
 /* --- texts -------------------------------------------------------------------------------------------------------- */
 
-/* What a placement is called: the first is ours, the others are read too. "S(" and "Shard(" take a number. */
+/* Names of a placement: the first is ours, the others are read too. "S(" and "Shard(" take a number. */
 static const struct {
     const char *word;
     ar_placement_kind kind;

@@ -195,7 +195,7 @@ static ar_status reduce_scatter(const joint *j, value *out, value *in)
     return AR_OK;
 }
 
-/* What needs no reduction, of one array. */
+/* A move without a reduction, of one array. */
 static ar_status move_array(const joint *j, value *out, value *in, int i)
 {
     ar_ctx *ctx = j->w->ctx;

@@ -33,7 +33,7 @@ typedef struct walk {
     ar_placement now[AR_MESH_DIMS];
 } walk;
 
-/* Whether the ranks along dimension m still have other numbers than they are to have. What all ranks have is its own
+/* True if the ranks along dimension m do not yet have the numbers that they are to have. A whole value is its own
  * maximum. */
 static bool pending(const walk *w, int m)
 {
@@ -75,7 +75,7 @@ static int inner_cut(const walk *w, const ar_redistribution_step *s)
     return -1;
 }
 
-/* Whether a dimension outside the step's has yet to cut, or to join, what the step cuts. */
+/* True if a dimension outside the step's has yet to cut, or to join, the dimension that the step cuts. */
 static bool outer_first(const walk *w, const ar_redistribution_step *s)
 {
     for (int o = 0; o < s->dim; o++) {

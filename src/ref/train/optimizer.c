@@ -146,8 +146,7 @@ ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn 
     return AR_OK;
 }
 
-/* The clock after `steps` steps, by as many multiplications: at most UINT32_MAX, the most that a training step
- * counts. */
+/* The clock after `steps` steps, by as many multiplications: at most UINT32_MAX, as a training step counts. */
 static ar_status clock_after(ari_optimizer_clock *clock, const ar_optimizer_options *o, uint64_t steps)
 {
     if (steps > UINT32_MAX)

@@ -19,8 +19,8 @@ typedef struct ari_blas_view {
  *  extent may be 0. Without `add` c is not read, so that a NaN there does not survive. c overlaps neither a nor b. */
 void ari_blas_sgemm(float *c, ari_blas_view cv, const float *a, ari_blas_view av, const float *b, ari_blas_view bv,
                     bool add);
-/** The same of binary64. Where all are integers and no sum of magnitudes exceeds 2^53 the result must be exact, whatever
- *  the order: true of every library that forms the k products of an element and adds them up, not of Strassen's. */
+/** The same of binary64. If all are integers and no sum of magnitudes exceeds 2^53 the result must be exact in any
+ *  order: true of every library that forms the k products of an element and adds them up, not of Strassen's. */
 void ari_blas_dgemm(double *c, ari_blas_view cv, const double *a, ari_blas_view av, const double *b, ari_blas_view bv,
                     bool add);
 

@@ -93,8 +93,8 @@ static void product(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, 
         multiply(c, a, b, add);
 }
 
-/* Multiply-adds that take as long as an element's operation of other kernels does: a thread that sleeps between products
- * takes some 50 us to wake up, in which another one has done 4 million of them. */
+/* Multiply-adds that take as long as an element's operation of other kernels: a thread that sleeps between products
+ * takes some 50 us to wake up, in which another one does 4 million of them. */
 #define OPERATION ((size_t)128)
 
 /* --- shared out --------------------------------------------------------------------------------------------------- */
@@ -119,9 +119,9 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
     }
 }
 
-/** Slot gemm_f32. c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T by the library's sgemm, any strides; k = 0 gives +0 (or leaves c).
- *  The matrices of a batch, as attention's heads are, or the parts of one product are spread over the threads, and the
- *  library computes each in the thread that has it. Numerics: fp32 in the library's blocking. Errors: AR_ERR_MEMORY
+/** Slot gemm_f32. c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T by the library's sgemm, any strides; k = 0 gives +0 (or leaves
+ *  c). The matrices of a batch, such as attention's heads, or the parts of one product are spread over the threads, and
+ *  the library computes each in the thread that has it. Numerics: fp32 in the library's blocking. Errors: AR_ERR_MEMORY
  *  (bf16: room for three pieces a thread), nothing is written then. */
 ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                            bool add, ar_precision operands)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What differs between libraries that have CBLAS: openblas.c, mkl.c or other.c. */
+/* Differences between libraries that have CBLAS: openblas.c, mkl.c or other.c. */
 #ifndef ARI_CPU_BLAS_VENDOR_H
 #define ARI_CPU_BLAS_VENDOR_H
 

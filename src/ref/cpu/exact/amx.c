@@ -9,9 +9,9 @@
 #include <unistd.h>
 #endif
 
-/* The ten products of digits with Intel's AMX. TDPBSSD multiplies a tile of 16 rows by 64 terms with one of 64 terms by 16
- * columns, in which 4 terms of a column are side by side, and adds the products to 16 by 16 int32. A register tile is two
- * of them by two: of the eight tiles four are sums, two are of the left panel and two of the right. */
+/* The ten products of digits with Intel's AMX. TDPBSSD multiplies a tile of 16 rows by 64 terms with one of 64 terms by
+ * 16 columns, in which 4 terms of a column are side by side, and adds the products to 16 by 16 int32. A register tile
+ * is two of them by two: of the eight tiles four are sums, two are of the left panel and two of the right. */
 #define AMX __attribute__((target("amx-tile,amx-int8")))
 
 #define TILE ((size_t)16) /* rows of a tile, and columns of int32 */
@@ -69,8 +69,8 @@ AMX static void product(int32_t *sums, const int8_t *left, const int8_t *right, 
     _tile_stored(3, sums + TILE * SIDE + TILE, SIDE * sizeof *sums);
 }
 
-/* The processor has them, and Linux lets this process use them: their registers are large, so that a process asks. To ask
- * again changes nothing. */
+/* The processor has them, and Linux lets this process use them: their registers are large, so that a process must ask.
+ * Asking again changes nothing. */
 static bool supported(void)
 {
 #if defined(__x86_64__) && defined(__linux__)

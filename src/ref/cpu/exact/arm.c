@@ -5,7 +5,7 @@
 #if ARI_HAVE_ARM_PATHS
 #include <arm_neon.h>
 
-/* The exact paths of ARM64. A register tile is of 8 rows by 12 columns, or as many of them as 32 registers take with the
+/* The exact paths of ARM64. A register tile is 8 rows by 12 columns, or as many as 32 registers hold with the
  * operands. */
 /* The left panels of a slice, 256*320*8 bytes, stay in the second cache level while the right ones stream past them,
  * each of which, 30 KiB, stays in the first. */
@@ -14,7 +14,7 @@
 #define SLICE ((size_t)320)
 _Static_assert(SLICE <= ARI_DIGIT_SLICE && SLICE % ARI_DIGIT_CHUNK == 0, "a slice of digits");
 
-/* What the three paths have in common. */
+/* The common part of the three paths. */
 #define PATH_BY_PANELS ARI_PANEL_PATH, .rows = TILE_ROWS, .cols = TILE_COLS
 
 /* --- digits: smmla, sdot ------------------------------------------------------------------------------------------ */
@@ -133,8 +133,8 @@ const ari_exact_path ari_exact_sdot = {
 
 /* SMLAL multiplies 2 int32 by one and adds the products to 2 int64: the integers themselves, half the terms of an
  * instruction of `sgemm` (FMLA: 4), no digits and nothing to fold. Everything else costs more instructions, in FMLAs of
- * the same product: digits in int8 by SMULL and SADALP 16.6 for ten products (of sums of two digits int16 holds a single
- * product), three products of two 13-bit digits in int16 by SMLAL 3.0 and their folding, binary64 4.0. */
+ * the same product: digits in int8 by SMULL and SADALP 16.6 for ten products (of sums of two digits int16 holds a
+ * single product), three products of two 13-bit digits in int16 by SMLAL 3.0 and their folding, binary64 4.0. */
 #define NEON_ROWS ((size_t)4)
 #define NEON_COLS ((size_t)12)
 

@@ -94,13 +94,13 @@ void ari_digits_pack_right(const ari_panel_kernel *kernel, void *panel, const ar
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
-/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from the
- * ten sums, modulo 2^32, and each of
+/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from
+ * the ten sums, modulo 2^32, and each of
  *     low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7 + D6*2^14,  S = low + mid*2^14 + high*2^28,
  * fits int32. A term's part of low is at most 2^12 + 2*2^12*2^7 < 2^21 in magnitude, that of mid at most 3*2^12 +
- * (2*2^12 + 2*2^10)*2^7 < 2^21. High is h*h' + d1*d3' + d3*d1' with h = d2 + d3*2^7 the integer nearest to q/2^14 or next
- * to it, at most 2^11: below 2^22 + 2^12. 448 terms of it stay below 2^31. The ten sums themselves are exact for 131071
- * terms. */
+ * (2*2^12 + 2*2^10)*2^7 < 2^21. High is h*h' + d1*d3' + d3*d1' with h = d2 + d3*2^7 the integer nearest to q/2^14 or
+ * next to it, at most 2^11: below 2^22 + 2^12. 448 terms of it stay below 2^31. The ten sums themselves are exact for
+ * 131071 terms. */
 _Static_assert(ARI_DIGIT_SLICE *((1 << 22) + (1 << 12)) < (size_t)1 << 31, "the upper digits fit int32");
 
 /* `add` is a constant where this is inlined. */

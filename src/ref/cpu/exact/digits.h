@@ -5,13 +5,13 @@
 #include "ref/cpu/exact/panels.h"
 
 /* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h): all but the instructions that
- * multiply. A panel is eight planes, the four digits and the four sums of two. In each, a group of terms of one row is side
- * by side, then those of the next row, for all rows of the panel: [terms/group][rows][group] bytes. Groups are of 4, 8 or
- * 64 terms.
+ * multiply. A panel is eight planes, the four digits and the four sums of two. In each, a group of terms of one row is
+ * contiguous, then those of the next row, for all rows of the panel: [terms/group][rows][group] bytes. Groups are of 4,
+ * 8 or 64 terms.
  *
  * Sixteen products of digits, which a GPU takes for short sums, need fewer planes and less folding, but never pay here:
- * over 64 terms SMMLA makes ten in 80 instructions for 4 results and sixteen in 128, against some 14 saved in folding and
- * less than one in packing; with AMX it is a draw at 64 terms. */
+ * over 64 terms SMMLA makes ten in 80 instructions for 4 results and sixteen in 128, against some 14 saved in folding
+ * and less than one in packing; with AMX it is a draw at 64 terms. */
 #define ARI_DIGIT_PLANES ((size_t)8)
 #define ARI_DIGIT_PRODUCTS ((size_t)10)
 
@@ -24,7 +24,7 @@
 /* A register tile has at most so many sums. */
 #define ARI_DIGIT_TILE ((size_t)1024)
 
-/* What a kernel of digits has besides its product. */
+/* Functions of a kernel of digits besides its product. */
 ari_panel_pack ari_digits_pack_left, ari_digits_pack_right;
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r);
 

@@ -15,14 +15,14 @@
  *   H = sum h*h',  L = sum l*l',  P = sum (h + l)*(h' + l'),  M = P - H - L,  S = H*2^26 + M*2^13 + L.
  *
  * 32 bits hold the sums of a block of 64 terms. |h*h'| and |l*l'| are at most 2^24, so |H| and |L| are at most 2^30. P
- * may wrap around, and M, computed modulo 2^32, is right all the same if M itself fits. A term of it, h*l' + l*h', is at
- * least -2^25 and at most 2^25 - 1: 2^25 would take h*l' = l*h' = 2^24, where neither l nor l' is 2^12, so that all four
- * were -2^12; but then q = -2^25 - 2^12, which no operand holds. 64 such terms lie in [-2^31, 2^31 - 64].
+ * may wrap around, and M, computed modulo 2^32, is right all the same if M itself fits. A term of it, h*l' + l*h', is
+ * at least -2^25 and at most 2^25 - 1: 2^25 would take h*l' = l*h' = 2^24, where neither l nor l' is 2^12, so that all
+ * four were -2^12; but then q = -2^25 - 2^12, which no operand holds. 64 such terms lie in [-2^31, 2^31 - 64].
  *
  * After a block, x = H + (M >> 13) and r = (M mod 2^13)*2^13 + L also fit, and S += x*2^26 + r in int64, modulo 2^64:
- * |S| < 2^63 over K <= 8191 terms, and a longer sum is handed over in pieces (gemm_exact.c). The lanes of H and L begin at
- * 2^31 instead of 0, which M does not notice modulo 2^32: so x and r have no sign, and become 64-bit integers by masks
- * and shifts. What that adds to S is known, and S begins at its negative. */
+ * |S| < 2^63 over K <= 8191 terms, and a longer sum is handed over in pieces (gemm_exact.c). The lanes of H and L begin
+ * at 2^31 instead of 0, which M does not notice modulo 2^32: so x and r have no sign, and become 64-bit integers by
+ * masks and shifts. What that adds to S is known, and S begins at its negative. */
 #ifndef ARI_CPU_GEMM_K16_H
 #define ARI_CPU_GEMM_K16_H
 
@@ -161,8 +161,8 @@ static size_t panel_width(size_t cols, size_t j)
     return cols - j < WIDTH ? cols - j : WIDTH;
 }
 
-/* The column in lane `lane` of a vector. Sums of even lanes and those of odd lanes become vectors of 64-bit integers: so
- * these are of neighbouring columns. */
+/* The column in lane `lane` of a vector. Sums of even lanes and those of odd lanes become vectors of 64-bit integers:
+ * so these are of neighbouring columns. */
 static size_t column_of(size_t lane)
 {
     return lane % 2 * (LANES / 2) + lane / 2;

@@ -4,9 +4,9 @@
 
 #include "ref/cpu/exact/sums.h"
 
-/* Exact paths whose sums are int64 and whose operands are packed into panels, a slice of K at a time: what they have in
- * common. A panel holds as many rows as a register tile has rows or columns, in the order in which its instructions want
- * them; those of a slice stay in the second cache level while the sums of the tile are made, one register tile after the
+/* Exact paths whose sums are int64 and whose operands are packed into panels, a slice of K at a time: their common
+ * part. A panel holds as many rows as a register tile has rows or columns, in the order that its instructions want;
+ * those of a slice stay in the second cache level while the sums of the tile are made, one register tile after the
  * other. */
 
 /* Up to a panel's rows of integers with a common row length. */
@@ -15,7 +15,7 @@ typedef struct ari_panel_rows {
     size_t ld, rows;
 } ari_panel_rows;
 
-/* Where a register tile's sums stand, and whether they start here. */
+/* A register tile: its operands, its sums, and whether it adds to them. */
 typedef struct ari_register_tile {
     const void *left, *right; /* panels */
     size_t terms;             /* a multiple of the kernel's step */
@@ -43,7 +43,7 @@ struct ari_panel_kernel {
     ari_panel_product *product;        /* of a kernel of digits */
 };
 
-/* What paths that have a kernel have in common; their plan calls ari_panels_plan. */
+/* The common part of paths with a kernel; their plan calls ari_panels_plan. */
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k);
 void ari_panels_sum(const ari_tile *t, size_t from, size_t to);
 

@@ -13,7 +13,7 @@ static inline size_t ari_sums_ld(const ari_tile_plan *p)
     return (p->tile_cols + 31) / 32 * 32 + 8;
 }
 
-/* What a path does with a row of them (ari_exact_path). */
+/* Operations of a path on a row of them (ari_exact_path). */
 void ari_sums_round_row(const ari_tile *t, size_t i, float *y, double row);
 void ari_sums_row_to_int64(const ari_tile *t, size_t i, int64_t *s, bool add);
 void ari_sums_row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add);

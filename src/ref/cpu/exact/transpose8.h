@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How rows of quantised integers become the panels of the paths of x86, whose vectors have a lane for a row. */
+/* Transposes rows of quantised integers into the panels of the x86 paths, whose vectors have a lane for a row. */
 #ifndef ARI_CPU_TRANSPOSE8_H
 #define ARI_CPU_TRANSPOSE8_H
 
@@ -13,9 +13,9 @@ typedef struct ari_strip {
     size_t ahead;          /* integers from a row to one that is needed soon */
 } ari_strip;
 
-/* The rows of the next strip are brought into the cache while this one is packed, a cache line of 16 integers at a time:
- * 8 short rows side by side are more than the processor foresees. Without it a product of 64 columns took half as long
- * again. An address behind the last row is no fault in a prefetch. */
+/* The rows of the next strip are brought into the cache while this one is packed, a cache line of 16 integers at a
+ * time: 8 short rows side by side are more than the processor foresees. Without it a product of 64 columns took half as
+ * long again. An address behind the last row is no fault in a prefetch. */
 static inline __attribute__((always_inline)) void ari_fetch_ahead(const ari_strip *s, size_t k)
 {
     for (size_t i = 0; i < 8; i++)
