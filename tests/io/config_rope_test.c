@@ -1,175 +1,141 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rotary positions: what of a file becomes which rotation, and what is refused. */
-#include "anyrank/config.h"
-#include "support/together.h"
+#include "io/config_text.h"
 
 /* Heads of 8 features. */
-#define LLAMA                                                                                   \
-    "\"model_type\":\"llama\",\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \
-    "\"num_hidden_layers\":4,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"max_position_embeddings\":96"
+#define LLAMA                                                                                                \
+    "{'model_type':'llama','vocab_size':256,'hidden_size':64,'intermediate_size':176,'num_hidden_layers':4," \
+    "'num_attention_heads':8,'num_key_value_heads':2,'max_position_embeddings':96}"
 /* Heads of 16. */
-#define PHI3                                                                                   \
-    "\"model_type\":\"phi3\",\"vocab_size\":256,\"hidden_size\":64,\"intermediate_size\":176," \
-    "\"num_hidden_layers\":4,\"num_attention_heads\":4"
-#define SCALED(type, more) "\"rope_theta\":1e5,\"rope_scaling\":{\"rope_type\":\"" type "\"" more "}"
-#define FACTORS ",\"short_factor\":[1,1.5,2,2.5],\"long_factor\":[3,4,5.5,6]"
+#define PHI3                                                                          \
+    "{'model_type':'phi3','vocab_size':256,'hidden_size':64,'intermediate_size':176," \
+    "'num_hidden_layers':4,'num_attention_heads':4}"
+#define SCALED(type, more) "'rope_theta':1e5,'rope_scaling':{'rope_type':'" type "'" more "}"
+#define FACTORS ",'short_factor':[1,1.5,2,2.5],'long_factor':[3,4,5.5,6]"
 
-static ar_status parse_of(ar_config *c, const char *base, const char *more)
+static ar_config known(const char *base, const char *more)
 {
-    char text[2000];
-    const int n = snprintf(text, sizeof text, "{%s%s%s}", base, more[0] == '\0' ? "" : ",", more);
-    ar_error_clear();
-    return ar_config_parse(c, text, (size_t)n, "x/config.json");
-}
-
-static ar_status parse(ar_config *c, const char *more)
-{
-    return parse_of(c, LLAMA, more);
-}
-
-static ar_config read_of(const char *base, const char *more)
-{
-    ar_config c;
-    cr_assert_eq(parse_of(&c, base, more), AR_OK, "%s: %s", more, ar_error_message());
+    const ar_config c = config_read(base, more);
     cr_expect_eq(c.unknown_keys, 0, "%s: %s", more, c.unknown[0]);
     return c;
 }
 
-static ar_config read(const char *more)
-{
-    return read_of(LLAMA, more);
-}
-
 CLAIM(dynamic_is_for_longer_sequences_than_the_file_names)
 {
-    const ar_config c = read(SCALED("dynamic", ",\"factor\":2.5"));
+    const ar_config c = known(LLAMA, SCALED("dynamic", ",'factor':2.5"));
     cr_expect(c.rope.kind == AR_ROPE_DYNAMIC && c.rope.theta == 1e5 && c.rope.factor == 2.5);
     cr_expect(c.rope.original_positions == 96 && c.max_positions == 240);
-    cr_expect_eq(read("\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":1}").max_positions, 96);
+    cr_expect_eq(known(LLAMA, "'rope_scaling':{'type':'dynamic','factor':1}").max_positions, 96);
 }
 
 CLAIM(yarn_has_the_defaults_of_hugging_face)
 {
-    ar_rope r = read(SCALED("yarn", ",\"factor\":4")).rope;
+    ar_rope r = known(LLAMA, SCALED("yarn", ",'factor':4")).rope;
     cr_expect(r.kind == AR_ROPE_YARN && r.factor == 4 && r.beta_fast == 32 && r.beta_slow == 1 && r.truncate);
     cr_expect(r.original_positions == 96 && r.attention_factor == 0 && r.mscale == 0 && r.mscale_all_dim == 0);
-    r = read(SCALED("yarn", ",\"factor\":null,\"original_max_position_embeddings\":32,\"truncate\":null")).rope;
+    r = known(LLAMA, SCALED("yarn", ",'factor':null,'original_max_position_embeddings':32,'truncate':null")).rope;
     cr_expect(r.factor == 3 && r.original_positions == 32 && !r.truncate);
-    r = read(SCALED("yarn", ",\"factor\":4,\"beta_fast\":8,\"beta_slow\":0.5,\"mscale\":1.5,\"mscale_all_dim\":0.5,"
-                            "\"truncate\":false,\"attention_factor\":1.25"))
+    r = known(LLAMA, SCALED("yarn", ",'factor':4,'beta_fast':8,'beta_slow':0.5,'mscale':1.5,'mscale_all_dim':0.5,"
+                                    "'truncate':false,'attention_factor':1.25"))
             .rope;
-    cr_expect_eq(read(SCALED("yarn", ",\"factor\":4,\"beta_fast\":2,\"beta_slow\":2")).rope.beta_slow, 2);
+    cr_expect_eq(known(LLAMA, SCALED("yarn", ",'factor':4,'beta_fast':2,'beta_slow':2")).rope.beta_slow, 2);
     cr_expect(r.beta_fast == 8 && r.beta_slow == 0.5 && r.mscale == 1.5 && r.mscale_all_dim == 0.5 && !r.truncate);
     cr_expect_eq(r.attention_factor, 1.25);
 }
 
 CLAIM(longrope_has_a_factor_for_each_pair)
 {
-    ar_rope r = read(SCALED("longrope", FACTORS) ",\"original_max_position_embeddings\":32").rope;
+    ar_rope r = known(LLAMA, SCALED("longrope", FACTORS) ",'original_max_position_embeddings':32").rope;
     cr_expect(r.kind == AR_ROPE_LONGROPE && r.original_positions == 32 && r.factor == 3 && r.attention_factor == 0);
     cr_expect(r.short_factor[0] == 1.0f && r.short_factor[3] == 2.5f && r.long_factor[2] == 5.5f);
-    r = read(SCALED("longrope", FACTORS ",\"original_max_position_embeddings\":48,\"factor\":8,"
-                                        "\"attention_factor\":1.5"))
+    r = known(LLAMA, SCALED("longrope", FACTORS ",'original_max_position_embeddings':48,'factor':8,"
+                                                "'attention_factor':1.5"))
             .rope;
     cr_expect(r.original_positions == 48 && r.factor == 8 && r.attention_factor == 1.5);
-    cr_expect_eq(read(SCALED("longrope", FACTORS)).rope.original_positions, 96);
+    cr_expect_eq(known(LLAMA, SCALED("longrope", FACTORS)).rope.original_positions, 96);
 }
-
-typedef struct refused_case {
-    const char *more, *says;
-} refused_case;
-
-static const refused_case refused[] = {
-    {SCALED("dynamic", ""), "'factor' is missing"},
-    {SCALED("dynamic", ",\"factor\":0.5"), "'factor' is 0.5"},
-    {SCALED("dynamic", ",\"factor\":-2"), "'factor' is -2"},
-    {SCALED("dynamic", ",\"factor\":2") ",\"head_dim\":2", "expected more than 2"},
-    {SCALED("yarn", ""), "'factor' is missing"},
-    {SCALED("yarn", ",\"factor\":-4"), "'factor' is -4"},
-    {SCALED("yarn", ",\"factor\":null,\"original_max_position_embeddings\":97"), "'factor'"},
-    {SCALED("yarn", ",\"factor\":4,\"beta_fast\":0"), "'beta_fast' is 0"},
-    {SCALED("yarn", ",\"factor\":4,\"beta_slow\":-1"), "'beta_slow' is -1"},
-    {SCALED("yarn", ",\"factor\":4,\"beta_slow\":33"), "'beta_fast' is 32, expected at least beta_slow, 33"},
-    {SCALED("yarn", ",\"factor\":4,\"truncate\":1"), "'truncate'"},
-    {SCALED("yarn", ",\"factor\":4,\"mscale\":-1"), "'mscale' is -1"},
-    {SCALED("yarn", ",\"factor\":4,\"attention_factor\":0"), "'attention_factor' is 0"},
-    {SCALED("yarn", ",\"factor\":4,\"attention_factor\":\"1\""), "'attention_factor'"},
-    {SCALED("yarn", ",\"factor\":4,\"original_max_position_embeddings\":0"), "'original_max_position_embeddings'"},
-    {"\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,\"rope_theta\":1}", "'rope_theta' is 1"},
-    {SCALED("longrope", ""), "'short_factor' is missing"},
-    {SCALED("longrope", ",\"short_factor\":[1,1,1,1]"), "'long_factor' is missing"},
-    {SCALED("longrope", ",\"short_factor\":[1,1,1],\"long_factor\":[1,1,1,1]"),
-     "'short_factor' has 3 entries, expected one for each of 4 pairs"},
-    {SCALED("longrope", ",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,1,1,1]"), "'long_factor' has 5 entries"},
-    {SCALED("longrope", ",\"short_factor\":[1,1,-1,1],\"long_factor\":[1,1,1,1]"), "'short_factor': entry 2 is -1"},
-    {SCALED("longrope", ",\"short_factor\":[1,1,1,1],\"long_factor\":[1,0,1,1]"), "'long_factor': entry 1 is 0"},
-    {SCALED("longrope", ",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1e60,1,1]"), "'long_factor': entry 1 is inf"},
-    {SCALED("longrope", ",\"short_factor\":[1,\"1\",1,1],\"long_factor\":[1,1,1,1]"), "entry 1 is not a number"},
-    {SCALED("longrope", ",\"short_factor\":1,\"long_factor\":[1,1,1,1]"), "'short_factor'"},
-    {SCALED("longrope", FACTORS ",\"factor\":0"), "'factor' is 0"},
-    {SCALED("longrope", FACTORS ",\"attention_factor\":-1"), "'attention_factor' is -1"},
-    {SCALED("longrope", FACTORS ",\"original_max_position_embeddings\":1"), "'original_max_position_embeddings' is 1"},
-    {SCALED("longrope", FACTORS) ",\"head_dim\":258", "129 pairs"},
-    {SCALED("su", FACTORS), "'rope_type' is 'su'"},
-    {"\"partial_rotary_factor\":0.5", "'partial_rotary_factor'"},
-    {SCALED("linear", ",\"factor\":2,\"partial_rotary_factor\":0.5"), "'partial_rotary_factor' is 0.5"},
-};
 
 CLAIM(what_makes_no_sense_is_refused)
 {
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        ar_config c;
-        cr_expect_refused(parse(&c, refused[i].more), AR_ERR_CONFIG, refused[i].says);
-    }
+    static const refused_config cases[] = {
+        {LLAMA, SCALED("dynamic", ""), "'factor' is missing"},
+        {LLAMA, SCALED("dynamic", ",'factor':0.5"), "'factor' is 0.5"},
+        {LLAMA, SCALED("dynamic", ",'factor':-2"), "'factor' is -2"},
+        {LLAMA, SCALED("dynamic", ",'factor':2") ",'head_dim':2", "expected more than 2"},
+        {LLAMA, SCALED("yarn", ""), "'factor' is missing"},
+        {LLAMA, SCALED("yarn", ",'factor':-4"), "'factor' is -4"},
+        {LLAMA, SCALED("yarn", ",'factor':null,'original_max_position_embeddings':97"), "'factor'"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'beta_fast':0"), "'beta_fast' is 0"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'beta_slow':-1"), "'beta_slow' is -1"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'beta_slow':33"), "'beta_fast' is 32, expected at least beta_slow, 33"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'truncate':1"), "'truncate'"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'mscale':-1"), "'mscale' is -1"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'attention_factor':0"), "'attention_factor' is 0"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'attention_factor':'1'"), "'attention_factor'"},
+        {LLAMA, SCALED("yarn", ",'factor':4,'original_max_position_embeddings':0"),
+         "'original_max_position_embeddings'"},
+        {LLAMA, "'rope_parameters':{'rope_type':'yarn','factor':4,'rope_theta':1}", "'rope_theta' is 1"},
+        {LLAMA, SCALED("longrope", ""), "'short_factor' is missing"},
+        {LLAMA, SCALED("longrope", ",'short_factor':[1,1,1,1]"), "'long_factor' is missing"},
+        {LLAMA, SCALED("longrope", ",'short_factor':[1,1,1],'long_factor':[1,1,1,1]"),
+         "'short_factor' has 3 entries, expected one for each of 4 pairs"},
+        {LLAMA, SCALED("longrope", ",'short_factor':[1,1,1,1],'long_factor':[1,1,1,1,1]"),
+         "'long_factor' has 5 entries"},
+        {LLAMA, SCALED("longrope", ",'short_factor':[1,1,-1,1],'long_factor':[1,1,1,1]"),
+         "'short_factor': entry 2 is -1"},
+        {LLAMA, SCALED("longrope", ",'short_factor':[1,1,1,1],'long_factor':[1,0,1,1]"), "'long_factor': entry 1 is 0"},
+        {LLAMA, SCALED("longrope", ",'short_factor':[1,1,1,1],'long_factor':[1,1e60,1,1]"),
+         "'long_factor': entry 1 is inf"},
+        {LLAMA, SCALED("longrope", ",'short_factor':[1,'1',1,1],'long_factor':[1,1,1,1]"), "entry 1 is not a number"},
+        {LLAMA, SCALED("longrope", ",'short_factor':1,'long_factor':[1,1,1,1]"), "'short_factor'"},
+        {LLAMA, SCALED("longrope", FACTORS ",'factor':0"), "'factor' is 0"},
+        {LLAMA, SCALED("longrope", FACTORS ",'attention_factor':-1"), "'attention_factor' is -1"},
+        {LLAMA, SCALED("longrope", FACTORS ",'original_max_position_embeddings':1"),
+         "'original_max_position_embeddings' is 1"},
+        {LLAMA, SCALED("longrope", FACTORS) ",'head_dim':258", "129 pairs"},
+        {LLAMA, SCALED("su", FACTORS), "'rope_type' is 'su'"},
+        {LLAMA, "'partial_rotary_factor':0.5", "'partial_rotary_factor'"},
+        {LLAMA, SCALED("linear", ",'factor':2,'partial_rotary_factor':0.5"), "'partial_rotary_factor' is 0.5"},
+        {PHI3, "'partial_rotary_factor':0", "'partial_rotary_factor' is 0"},
+        {PHI3, "'partial_rotary_factor':-0.5", "'partial_rotary_factor' is -0.5"},
+        {PHI3, "'partial_rotary_factor':1.5", "'partial_rotary_factor' is 1.5"},
+        {PHI3, "'partial_rotary_factor':0.2", "an even number of features"},
+        {PHI3, "'partial_rotary_factor':'1'", "'partial_rotary_factor'"},
+        {PHI3, SCALED("linear", ",'factor':2"), "supported are 'default' and 'longrope'"},
+        {PHI3, SCALED("longrope", FACTORS), "'short_factor' has 4 entries, expected one for each of 8 pairs"},
+        {PHI3, "'partial_rotary_factor':0.5," SCALED("longrope", FACTORS ",'original_max_position_embeddings':32"),
+         "'original_max_position_embeddings' is 32, but 4096 beside it"},
+        {PHI3, "'attention_bias':true", "'attention_bias' is true"},
+        {PHI3, "'mlp_bias':true", "'mlp_bias' is true"},
+        {PHI3, "'sliding_window':0", "'sliding_window' is 0"},
+        {PHI3, "'resid_pdrop':2", "'resid_pdrop' is 2"},
+    };
+    configs_refused(cases, sizeof cases / sizeof *cases);
+    cr_expect_eq(known(PHI3, "'resid_pdrop':0.1").config_dropout, 0.1);
 }
 
 CLAIM(phi3_has_its_own_defaults_and_turns_a_part_of_its_heads)
 {
-    ar_config c = read_of(PHI3, "");
+    ar_config c = known(PHI3, "");
     cr_expect(c.arch == AR_ARCH_PHI3 && c.gated && c.kv_heads == 4 && c.head_dim == 16 && c.norm_eps == 1e-5);
     cr_expect(c.max_positions == 4096 && c.window == 0 && c.rope.kind == AR_ROPE_DEFAULT && c.rope.rotary_dim == 0);
-    c = read_of(PHI3, "\"partial_rotary_factor\":0.75,\"sliding_window\":2047,\"num_key_value_heads\":null");
+    c = known(PHI3, "'partial_rotary_factor':0.75,'sliding_window':2047,'num_key_value_heads':null");
     cr_expect(c.rope.rotary_dim == 12 && c.window == 2047 && c.kv_heads == 4);
-    c = read_of(PHI3, "\"rope_parameters\":{\"partial_rotary_factor\":0.3,\"rope_type\":\"default\"}");
+    c = known(PHI3, "'rope_parameters':{'partial_rotary_factor':0.3,'rope_type':'default'}");
     cr_expect_eq(c.rope.rotary_dim, 4); /* of 4.8 */
-    c = read_of(PHI3, "\"max_position_embeddings\":131072,\"partial_rotary_factor\":0.5," SCALED("su", FACTORS));
+    c = known(PHI3, "'max_position_embeddings':131072,'partial_rotary_factor':0.5," SCALED("su", FACTORS));
     cr_expect(c.rope.kind == AR_ROPE_LONGROPE && c.rope.rotary_dim == 8 && c.rope.original_positions == 4096);
     cr_expect_eq(c.rope.factor, 32);
-    c = read_of(PHI3, "\"partial_rotary_factor\":0.5," SCALED("yarn", FACTORS));
+    c = known(PHI3, "'partial_rotary_factor':0.5," SCALED("yarn", FACTORS));
     cr_expect(c.rope.kind == AR_ROPE_LONGROPE && c.rope.factor == 1);
     cr_assert_ok(ar_config_shrink(&c, 4));
     cr_expect(c.head_dim == 4 && c.rope.rotary_dim == 2 && c.rope.long_factor[0] == 3.0f);
 }
 
-static const refused_case refused_of_phi3[] = {
-    {"\"partial_rotary_factor\":0", "'partial_rotary_factor' is 0"},
-    {"\"partial_rotary_factor\":-0.5", "'partial_rotary_factor' is -0.5"},
-    {"\"partial_rotary_factor\":1.5", "'partial_rotary_factor' is 1.5"},
-    {"\"partial_rotary_factor\":0.2", "an even number of features"},
-    {"\"partial_rotary_factor\":\"1\"", "'partial_rotary_factor'"},
-    {SCALED("linear", ",\"factor\":2"), "supported are 'default' and 'longrope'"},
-    {SCALED("longrope", FACTORS), "'short_factor' has 4 entries, expected one for each of 8 pairs"},
-    {"\"partial_rotary_factor\":0.5," SCALED("longrope", FACTORS ",\"original_max_position_embeddings\":32"),
-     "'original_max_position_embeddings' is 32, but 4096 beside it"},
-    {"\"attention_bias\":true", "'attention_bias' is true"},
-    {"\"mlp_bias\":true", "'mlp_bias' is true"},
-    {"\"sliding_window\":0", "'sliding_window' is 0"},
-    {"\"resid_pdrop\":2", "'resid_pdrop' is 2"},
-};
-
-CLAIM(what_phi3_cannot_be_is_refused)
-{
-    for (size_t i = 0; i < sizeof refused_of_phi3 / sizeof *refused_of_phi3; i++) {
-        ar_config c;
-        cr_expect_refused(parse_of(&c, PHI3, refused_of_phi3[i].more), AR_ERR_CONFIG, refused_of_phi3[i].says);
-    }
-    cr_expect_eq(read_of(PHI3, "\"resid_pdrop\":0.1").config_dropout, 0.1);
-}
-
 /* A layer with a window has the second rotation where there is one. */
 CLAIM(layers_with_a_window_may_turn_otherwise)
 {
-    ar_config c = read("");
+    ar_config c = known(LLAMA, "");
     c.window = 4;
     c.full_attention[0] = 2; /* layer 1 has none */
     cr_expect(ar_config_layer_rope(&c, 0) == &c.rope && ar_config_layer_rope(&c, 1) == &c.rope);
@@ -179,11 +145,11 @@ CLAIM(layers_with_a_window_may_turn_otherwise)
 
 CLAIM(a_smaller_head_takes_some_of_the_factors)
 {
-    ar_config c = read(SCALED("longrope", FACTORS) ",\"original_max_position_embeddings\":32");
+    ar_config c = known(LLAMA, SCALED("longrope", FACTORS) ",'original_max_position_embeddings':32");
     cr_assert_ok(ar_config_shrink(&c, 2));
     cr_expect(c.head_dim == 4 && c.rope.short_factor[0] == 1.0f && c.rope.short_factor[1] == 2.0f);
     cr_expect(c.rope.long_factor[1] == 5.5f && c.rope.long_factor[2] == 0.0f);
-    c = read(SCALED("dynamic", ",\"factor\":2"));
+    c = known(LLAMA, SCALED("dynamic", ",'factor':2"));
     cr_expect_eq(ar_config_shrink(&c, 4), AR_ERR_ARG);
     cr_expect_ok(ar_config_shrink(&c, 2));
     cr_expect_eq(c.head_dim, 4);
