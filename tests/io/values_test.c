@@ -11,7 +11,12 @@ static double read_one(ar_dtype dtype, uint64_t bits)
     memcpy(at + 1, &bits, 8);
     cr_assert_ok(ar_values_to_f64(dtype, at + 1, 1, &wide));
     cr_assert_ok(ar_values_to_f32(dtype, at + 1, 1, &narrow));
+    const ar_st_entry e = {.name = "x", .dtype = dtype, .count = 1, .bytes = ar_dtype_bytes(dtype), .data = at + 1};
+    const bool is_tensor = dtype == AR_F32 || dtype == AR_F64 || dtype == AR_F16 || dtype == AR_BF16;
     const float expected = (float)wide;
+    float entry = narrow;
+    cr_expect_eq(ar_st_to_f32(&e, &entry), is_tensor ? AR_OK : AR_ERR_DTYPE, "%s", ar_dtype_name(dtype));
+    cr_expect_eq(memcmp(&entry, &narrow, sizeof narrow), 0, "%s %lx", ar_dtype_name(dtype), (unsigned long)bits);
     if (!isnan(wide) && dtype != AR_I64 && dtype != AR_U64)
         cr_expect_eq(memcmp(&narrow, &expected, sizeof narrow), 0, "%s %lx", ar_dtype_name(dtype), (unsigned long)bits);
     cr_expect_eq(isnan(narrow) != 0, isnan(wide) != 0);
@@ -38,6 +43,17 @@ CLAIM(every_dtype_reads_as_a_number)
         {AR_F16, 0x0001, 0x1p-24},
         {AR_F16, 0xfbff, -65504},
         {AR_F16, 0x7c00, (double)INFINITY},
+        {AR_F16, 0xfc00, -(double)INFINITY},
+        {AR_F16, 0x7bff, 65504},
+        {AR_F16, 0x0400, 0x1p-14},
+        {AR_F16, 0x03ff, 0x1.ff8p-15},
+        {AR_F16, 0x8001, -0x1p-24},
+        {AR_F64, 0x3ff0000010000000, 0x1.000001p0}, /* ties, to even, and what is beside them */
+        {AR_F64, 0x3ff0000030000000, 0x1.000003p0},
+        {AR_F64, 0x3ff0000010000001, 0x1.0000010000001p0},
+        {AR_F64, 0xfe37e43c8800759c, -1e300},
+        {AR_F64, 0x3690000000000000, 0x1p-150},
+        {AR_F64, 0x3698000000000000, 0x1.8p-150},
         {AR_BF16, 0x3f81, 1.0078125},
         {AR_BF16, 0x0001, 0x1p-133},
         {AR_F32, 0x3fc00000, 1.5},
@@ -63,6 +79,7 @@ CLAIM(every_dtype_reads_as_a_number)
         cr_expect(read_one(cases[i].dtype, cases[i].bits) == cases[i].value, "case %zu (%s): %a", i,
                   ar_dtype_name(cases[i].dtype), read_one(cases[i].dtype, cases[i].bits));
     cr_expect(signbit(read_one(AR_F8_E4M3, 0x80)) && signbit(read_one(AR_F8_E5M2, 0x80)));
+    cr_expect(signbit(read_one(AR_F16, 0x8000)) && signbit(read_one(AR_F64, (uint64_t)1 << 63)));
 }
 
 CLAIM(not_a_number_stays_one)
@@ -75,6 +92,12 @@ CLAIM(not_a_number_stays_one)
         {AR_F16, 0x7c01},   {AR_F16, 0xfe00},   {AR_BF16, 0x7f81},  {AR_F32, 0x7f800001}, {AR_F64, 0x7ff0000000000001}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         cr_expect(isnan(read_one(cases[i].dtype, cases[i].bits)), "case %zu", i);
+    static const uint16_t half = 0x7e01; /* what says which NaN it is stays */
+    uint32_t wide = 0;
+    float out = 0;
+    cr_assert_ok(ar_values_to_f32(AR_F16, &half, 1, &out));
+    memcpy(&wide, &out, sizeof wide);
+    cr_expect_eq(wide, 0x7fc02000u, "%x", wide);
 }
 
 /* Every value of the 8-bit floats is between its neighbours: 2^mantissa bits to a power of two, and none left out. */

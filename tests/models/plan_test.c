@@ -9,64 +9,6 @@ static ar_config gpt2(void)
     return c;
 }
 
-typedef struct rule {
-    const char *glob;
-    ar_style style;
-} rule;
-
-static void expect_rules(ar_arch arch, const rule *expected, size_t n)
-{
-    SCOPED(ar_plan_fini) ar_plan p;
-    cr_assert_ok(ar_plan_default(&p, arch));
-    cr_assert_eq(p.rules, n, "%zu rules", p.rules);
-    for (size_t i = 0; i < n; i++) {
-        cr_expect_str_eq(p.rule[i].glob, expected[i].glob);
-        cr_expect_eq(p.rule[i].style, expected[i].style, "%s is %s", p.rule[i].glob, ar_style_name(p.rule[i].style));
-    }
-}
-
-CLAIM(llama_splits_as_megatron_does)
-{
-    const rule expected[] = {{"model.embed_tokens", AR_STYLE_VOCAB},
-                             {"model.layers.*.input_layernorm", AR_STYLE_REPLICATE},
-                             {"model.layers.*.self_attn.q_proj", AR_STYLE_COLWISE},
-                             {"model.layers.*.self_attn.k_proj", AR_STYLE_COLWISE},
-                             {"model.layers.*.self_attn.v_proj", AR_STYLE_COLWISE},
-                             {"model.layers.*.self_attn.o_proj", AR_STYLE_ROWWISE},
-                             {"model.layers.*.post_attention_layernorm", AR_STYLE_REPLICATE},
-                             {"model.layers.*.mlp.gate_proj", AR_STYLE_COLWISE},
-                             {"model.layers.*.mlp.up_proj", AR_STYLE_COLWISE},
-                             {"model.layers.*.mlp.down_proj", AR_STYLE_ROWWISE},
-                             {"model.norm", AR_STYLE_REPLICATE},
-                             {"lm_head", AR_STYLE_VOCAB}};
-    expect_rules(AR_ARCH_LLAMA, expected, sizeof expected / sizeof *expected);
-}
-
-CLAIM(gpt2_and_stack_have_their_own_names)
-{
-    const rule of_gpt2[] = {{"transformer.wte", AR_STYLE_VOCAB},
-                            {"transformer.wpe", AR_STYLE_REPLICATE},
-                            {"transformer.h.*.ln_1", AR_STYLE_REPLICATE},
-                            {"transformer.h.*.attn.c_attn", AR_STYLE_COLWISE},
-                            {"transformer.h.*.attn.c_proj", AR_STYLE_ROWWISE},
-                            {"transformer.h.*.ln_2", AR_STYLE_REPLICATE},
-                            {"transformer.h.*.mlp.c_fc", AR_STYLE_COLWISE},
-                            {"transformer.h.*.mlp.c_proj", AR_STYLE_ROWWISE},
-                            {"transformer.ln_f", AR_STYLE_REPLICATE},
-                            {"lm_head", AR_STYLE_VOCAB}};
-    const rule of_stack[] = {{"embed", AR_STYLE_VOCAB},
-                             {"layers.*.ln1", AR_STYLE_REPLICATE},
-                             {"layers.*.attn.wq", AR_STYLE_COLWISE},
-                             {"layers.*.attn.wk", AR_STYLE_COLWISE},
-                             {"layers.*.attn.wv", AR_STYLE_COLWISE},
-                             {"layers.*.attn.wo", AR_STYLE_ROWWISE},
-                             {"layers.*.ln2", AR_STYLE_REPLICATE},
-                             {"layers.*.mlp.w1", AR_STYLE_COLWISE},
-                             {"layers.*.mlp.w2", AR_STYLE_ROWWISE}};
-    expect_rules(AR_ARCH_GPT2, of_gpt2, sizeof of_gpt2 / sizeof *of_gpt2);
-    expect_rules(AR_ARCH_STACK, of_stack, sizeof of_stack / sizeof *of_stack);
-}
-
 CLAIM(the_last_matching_rule_decides_and_no_rules_mean_the_default)
 {
     const ar_config c = gpt2();
