@@ -104,7 +104,7 @@ CLAIM(drops_and_scales_as_the_formulas_say)
 /* Of n independent elements n*P are dropped, within 5 standard deviations. */
 CLAIM(keeps_the_stated_share)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     int64_t ids[8 * 64];
     c.hidden = 64;
@@ -123,7 +123,6 @@ CLAIM(keeps_the_stated_share)
         const double n = (double)y->count, deviation = sqrt(n * 0.1 * 0.9);
         cr_expect_lt(fabs(zeros - 0.1 * n), 5.0 * deviation, "%s: %g of %g dropped", names[i], zeros, n);
     }
-    tape_clear(&t);
 }
 
 static bool same_mask(const taped *a, const taped *b)
@@ -137,7 +136,7 @@ static bool same_mask(const taped *a, const taped *b)
 
 CLAIM(number_modes_share_their_masks_and_seeds_and_sites_do_not)
 {
-    static tape exact, fp32, f64, other;
+    SCOPED(tape_clear) tape exact = {0}, fp32 = {0}, f64 = {0}, other = {0};
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
     const ar_batch batch = tiny_batch();
     run(&exact, &c, AR_MODE_EXACT, &batch, P, 7);
@@ -153,16 +152,12 @@ CLAIM(number_modes_share_their_masks_and_seeds_and_sites_do_not)
     cr_assert(!same_mask(tape_find(&exact, sites[1].name, 'f'), tape_find(&exact, sites[2].name, 'f')));
     cr_assert(!same_mask(tape_find(&exact, "model.layers.0.mlp.dropout", 'f'),
                          tape_find(&exact, "model.layers.1.mlp.dropout", 'f')));
-    tape_clear(&exact);
-    tape_clear(&fp32);
-    tape_clear(&f64);
-    tape_clear(&other);
 }
 
 /* The same samples, cut after three tokens: what stands at (sample, position) is dropped as before. */
 CLAIM(a_mask_does_not_know_how_long_the_batch_is)
 {
-    static tape whole, cut;
+    SCOPED(tape_clear) tape whole = {0}, cut = {0};
     int64_t ids[3 * 3];
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch batch = tiny_batch();
@@ -183,13 +178,11 @@ CLAIM(a_mask_does_not_know_how_long_the_batch_is)
         const size_t query = i / 3 % 3, at = (i / 9 * 5 + query) * 5 + i % 3;
         cr_assert_eq(a->values[at] == 0.0, b->values[i] == 0.0, "probability %zu", i);
     }
-    tape_clear(&whole);
-    tape_clear(&cut);
 }
 
 CLAIM(every_step_has_its_own_mask)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     const ar_batch batch[2] = {tiny_batch(), tiny_batch()};
     double loss[2];
@@ -206,7 +199,6 @@ CLAIM(every_step_has_its_own_mask)
     for (int i = 0; i < 4; i++)
         cr_assert(!same_mask(tape_find_step(&t, names[i], 'f', 1), tape_find_step(&t, names[i], 'f', 2)), "%s",
                   names[i]);
-    tape_clear(&t);
 }
 
 /* --- the derivative ----------------------------------------------------------------------------------------------- */
@@ -230,7 +222,7 @@ static double difference(const ar_config *c, const ar_batch *batch, const char *
 
 static void check_derivative(ar_arch arch)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(arch, 1);
     const ar_batch batch = tiny_batch();
     run(&t, &c, AR_MODE_F64, &batch, P, 7);
@@ -246,7 +238,6 @@ static void check_derivative(ar_arch arch)
                          g->name, at, g->values[at], d);
         }
     }
-    tape_clear(&t);
 }
 
 CLAIM(the_backward_pass_is_the_derivative_with_the_same_mask)
@@ -259,14 +250,13 @@ CLAIM(the_backward_pass_is_the_derivative_with_the_same_mask)
 /* What was dropped has no gradient, what was kept has it scaled; at the last block's MLP it is that of the block. */
 CLAIM(gradients_of_a_site_are_those_of_its_input)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(AR_ARCH_STACK, 1);
     const ar_batch batch = tiny_batch();
     run(&t, &c, AR_MODE_EXACT, &batch, P, 7);
     const taped *y = tape_find(&t, "layers.0.mlp.dropout", 'f'), *dx = tape_find(&t, "layers.0.mlp.dropout", 'b');
     for (size_t i = 0; i < y->count; i++) /* the loss is the sum of the output: its gradient is 1 */
         cr_assert_eq(dx->values[i], y->values[i] == 0.0 ? 0.0 : (double)(float)(1.0 / (1.0 - P)), "element %zu", i);
-    tape_clear(&t);
 }
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */

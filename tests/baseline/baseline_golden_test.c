@@ -120,23 +120,23 @@ static ar_batch read_batch(batch_values *v, const ar_st_file *f)
     return batch;
 }
 
-/* suffix: of the two files of what PyTorch computed. */
+/* suffix: of the two files of what PyTorch computed; "64": in fp64. */
 static void check_against(const char *folder, ar_number_mode mode, const char *mode_name, const char *suffix)
 {
     char outputs_file[40], grads_file[40];
     char path[600];
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     static batch_values values;
     ar_config c;
     snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN_DIR, folder);
     cr_assert_ok(ar_config_load(&c, path));
-    ar_st_file *weights = open_golden(folder, "model.safetensors"),
-               *batch_file = open_golden(folder, "batch.safetensors");
     snprintf(outputs_file, sizeof outputs_file, "outputs%s.safetensors", suffix);
     snprintf(grads_file, sizeof grads_file, "grads%s.safetensors", suffix);
     OWNED(ar_st_close)
-    ar_st_file *outputs = open_golden(folder, outputs_file), *grads = open_golden(folder, grads_file);
-    given g = {.file = weights};
+    ar_st_file *weights = open_golden(folder, "model.safetensors"),
+               *batch_file = open_golden(folder, "batch.safetensors"), *outputs = open_golden(folder, outputs_file),
+               *grads = open_golden(folder, grads_file);
+    SCOPED(given_clear) given g = {.file = weights};
     const ar_batch batch = read_batch(&values, batch_file);
     const ar_baseline_options o = {.mode = mode,
                                    .weights = given_weight,
@@ -161,117 +161,67 @@ static void check_against(const char *folder, ar_number_mode mode, const char *m
         gradients += t.at[i].pass == 'g';
     cr_assert_eq(gradients, ar_st_count(grads), "%zu gradients emitted, %zu in the file", gradients,
                  ar_st_count(grads));
-    tape_clear(&t);
-    given_clear(&g);
-    ar_st_close(weights);
-    ar_st_close(batch_file);
 }
 
-static void check_model(const char *folder, ar_number_mode mode, const char *mode_name)
+/* In every number mode. names: of folders, with spaces between. */
+static void check_models(const char *names, const char *suffix)
 {
-    check_against(folder, mode, mode_name, "");
-}
-
-CLAIM(gpt2_tiny_agrees_with_pytorch_in_every_mode)
-{
-    check_model("gpt2-tiny", AR_MODE_F64, "binary64");
-    check_model("gpt2-tiny", AR_MODE_EXACT, "exact");
-    check_model("gpt2-tiny", AR_MODE_FP32, "fp32");
-}
-
-CLAIM(llama_gqa_tiny_agrees_with_pytorch_in_every_mode)
-{
-    check_model("llama-gqa-tiny", AR_MODE_F64, "binary64");
-    check_model("llama-gqa-tiny", AR_MODE_EXACT, "exact");
-    check_model("llama-gqa-tiny", AR_MODE_FP32, "fp32");
-}
-
-CLAIM(llama_mqa_tied_tiny_agrees_with_pytorch_in_every_mode)
-{
-    check_model("llama-mqa-tied-tiny", AR_MODE_F64, "binary64");
-    check_model("llama-mqa-tied-tiny", AR_MODE_EXACT, "exact");
-    check_model("llama-mqa-tied-tiny", AR_MODE_FP32, "fp32");
-}
-
-static void check_models(const char *const *folders, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        check_model(folders[i], AR_MODE_F64, "binary64");
-        check_model(folders[i], AR_MODE_EXACT, "exact");
-        check_model(folders[i], AR_MODE_FP32, "fp32");
+    char *list = strdup(names), *rest = list;
+    for (char *folder; (folder = strsep(&rest, " "));) {
+        check_against(folder, AR_MODE_F64, "binary64", suffix);
+        if (suffix[0] != '\0')
+            continue;
+        check_against(folder, AR_MODE_EXACT, "exact", suffix);
+        check_against(folder, AR_MODE_FP32, "fp32", suffix);
     }
+    free(list);
 }
 
 /* Biases of q, k and v, sliding windows, heads wider and narrower than hidden / heads, scaled rotary frequencies:
  * tests/golden/make_golden.py says which has what. */
-static const char *const others[] = {"qwen2-tiny",
-                                     "qwen2-window-tiny",
-                                     "qwen2-layers-tiny",
-                                     "mistral-window-tiny",
-                                     "llama3-rope-tiny",
-                                     "llama-bias-headdim-tiny",
-                                     "llama-dynamic-tiny",
-                                     "qwen2-yarn-tiny",
-                                     "mistral-yarn-mscale-tiny",
-                                     "llama-longrope-tiny",
-                                     "llama-longrope-long-tiny",
-                                     "qwen3-tiny",
-                                     "olmo2-tiny",
-                                     "gemma-tiny",
-                                     "gemma2-tiny",
-                                     "gemma3-tiny",
-                                     "phi3-tiny",
-                                     "phi3-longrope-tiny",
-                                     "phi3-longrope-short-tiny"};
-/* Files of sizes alone. */
-static const char *const defaults[] = {"llama-defaults-tiny",  "mistral-defaults-tiny", "qwen2-defaults-tiny",
-                                       "qwen3-defaults-tiny",  "olmo2-defaults-tiny",   "gemma-defaults-tiny",
-                                       "gemma2-defaults-tiny", "gemma3-defaults-tiny",  "phi3-defaults-tiny",
-                                       "gpt2-defaults-tiny"};
-
-CLAIM(other_models_agree_with_pytorch_in_every_mode)
+CLAIM(models_agree_with_pytorch_in_every_mode)
 {
-    check_models(others, sizeof others / sizeof *others);
+    check_models(
+        "gpt2-tiny llama-gqa-tiny llama-mqa-tied-tiny qwen2-tiny qwen2-window-tiny qwen2-layers-tiny "
+        "mistral-window-tiny llama3-rope-tiny llama-bias-headdim-tiny llama-dynamic-tiny qwen2-yarn-tiny "
+        "mistral-yarn-mscale-tiny llama-longrope-tiny llama-longrope-long-tiny qwen3-tiny olmo2-tiny gemma-tiny "
+        "gemma2-tiny gemma3-tiny phi3-tiny phi3-longrope-tiny phi3-longrope-short-tiny",
+        "");
 }
 
 CLAIM(models_that_say_their_sizes_alone_agree_with_pytorch_in_every_mode)
 {
-    check_models(defaults, sizeof defaults / sizeof *defaults);
+    check_models(
+        "llama-defaults-tiny mistral-defaults-tiny qwen2-defaults-tiny qwen3-defaults-tiny olmo2-defaults-tiny "
+        "gemma-defaults-tiny gemma2-defaults-tiny gemma3-defaults-tiny phi3-defaults-tiny gpt2-defaults-tiny",
+        "");
 }
-
-static const char *const batches[] = {"gpt2-padding-tiny",   "llama-padding-tiny",   "llama-padding-labels-tiny",
-                                      "gpt2-additive-tiny",  "llama-additive-tiny",  "gpt2-labels-tiny",
-                                      "llama-labels-tiny",   "gpt2-documents-tiny",  "llama-documents-tiny",
-                                      "gpt2-positions-tiny", "llama-positions-tiny", "gpt2-flattened-tiny"};
 
 CLAIM(batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode)
 {
-    check_models(batches, sizeof batches / sizeof *batches);
+    check_models(
+        "gpt2-padding-tiny llama-padding-tiny llama-padding-labels-tiny gpt2-additive-tiny llama-additive-tiny "
+        "gpt2-labels-tiny llama-labels-tiny gpt2-documents-tiny llama-documents-tiny gpt2-positions-tiny "
+        "llama-positions-tiny gpt2-flattened-tiny",
+        "");
 }
 
 /* position_ids, a block-diagonal mask and labels in PyTorch; documents here. */
-static const char *const packed[] = {"llama-packed-tiny", "gpt2-packed-tiny", "gpt2-packed-ends-tiny"};
-
-CLAIM(packed_documents_agree_with_pytorch_in_every_mode)
+CLAIM(packed_documents_agree_with_pytorch_in_every_mode_and_in_fp64_to_its_rounding)
 {
-    check_models(packed, sizeof packed / sizeof *packed);
+    static const char packed[] = "llama-packed-tiny gpt2-packed-tiny gpt2-packed-ends-tiny";
+    check_models(packed, "");
+    check_models(packed, "64");
 }
-
-CLAIM(packed_documents_agree_with_pytorch_in_fp64_to_its_rounding)
-{
-    for (size_t i = 0; i < sizeof packed / sizeof *packed; i++)
-        check_against(packed[i], AR_MODE_F64, "binary64", "64");
-}
-
-static const char *const smoothed[] = {"llama-smoothing-tiny", "gpt2-z-loss-tiny", "gpt2-smoothing-z-loss-tiny"};
 
 CLAIM(label_smoothing_and_z_loss_agree_with_pytorch_in_every_mode)
 {
+    static const char *const smoothed[] = {"llama-smoothing-tiny", "gpt2-z-loss-tiny", "gpt2-smoothing-z-loss-tiny"};
     for (size_t i = 0; i < sizeof smoothed / sizeof *smoothed; i++) {
         const ar_loss_options loss = golden_loss(smoothed[i]);
         cr_assert(loss.label_smoothing > 0.0 || loss.z_loss > 0.0, "%s says no loss of its own", smoothed[i]);
+        check_models(smoothed[i], "");
     }
-    check_models(smoothed, sizeof smoothed / sizeof *smoothed);
 }
 
 EVERY_CLAIM(baseline_golden)

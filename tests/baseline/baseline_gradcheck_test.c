@@ -70,7 +70,7 @@ static double difference(const ar_config *c, const ar_batch *batch, pool *p, flo
 static void check_gradients_of(const char *what, const ar_config *c, const ar_batch *batch,
                                const ar_loss_options *loss_of)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     static pool p;
     size_t elements = 0;
     double worst = 0.0;
@@ -103,7 +103,6 @@ static void check_gradients_of(const char *what, const ar_config *c, const ar_ba
             p.n, worst, BOUND);
     for (size_t i = 0; i < p.n; i++)
         free(p.at[i].values);
-    tape_clear(&t);
 }
 
 static void check_gradients(const char *what, const ar_config *c, const ar_batch *batch)

@@ -44,7 +44,7 @@ static double distance(const taped *a, const taped *b)
 
 CLAIM(one_seed_errs_the_same_way_twice_and_another_errs_otherwise)
 {
-    static tape a, b, other;
+    SCOPED(tape_clear) tape a = {0}, b = {0}, other = {0};
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     const ar_batch batch = tiny_batch();
     run(&a, &c, &batch, AR_MODE_F64, 1);
@@ -56,15 +56,12 @@ CLAIM(one_seed_errs_the_same_way_twice_and_another_errs_otherwise)
         if (a.at[i].pass != 'i' && strcmp(a.at[i].name, "transformer.wte") != 0) /* a selection rounds nothing */
             cr_assert_gt(distance(&a.at[i], &other.at[i]), 0.0, "%s:%c", a.at[i].name, a.at[i].pass);
     }
-    tape_clear(&a);
-    tape_clear(&b);
-    tape_clear(&other);
 }
 
 /* Nothing is off by more than some hundred roundings, nor by much less than one. */
 CLAIM(errors_have_the_size_of_fp32)
 {
-    static tape quiet, noisy;
+    SCOPED(tape_clear) tape quiet = {0}, noisy = {0};
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
     const ar_batch batch = tiny_batch();
     run(&quiet, &c, &batch, AR_MODE_F64, 0);
@@ -77,8 +74,6 @@ CLAIM(errors_have_the_size_of_fp32)
         cr_expect(error > 0x1p-30 && error < 0x1p-16, "%s:%c of step %d: %.3g of the largest element", a->name, a->pass,
                   a->step, error);
     }
-    tape_clear(&quiet);
-    tape_clear(&noisy);
 }
 
 /* The use that check makes of it: eight times the largest difference of three draws, and the step of the largest

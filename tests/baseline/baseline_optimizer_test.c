@@ -186,7 +186,7 @@ static size_t check_formula(const tape *t, const char *name, const ar_optimizer_
 
 static void check_optimizer(const ar_optimizer_options *o)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const float one[STEPS] = {1.0F, 1.0F, 1.0F};
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     train(&t, &c, AR_MODE_EXACT, o, 0.0);
@@ -198,7 +198,6 @@ static void check_optimizer(const ar_optimizer_options *o)
             moved += last->values[k] != t.at[i].values[k];
     }
     cr_assert(moved > elements * 9 / 10, "%zu of %zu elements moved", moved, elements);
-    tape_clear(&t);
 }
 
 CLAIM(sgd_follows_its_formula)
@@ -225,7 +224,7 @@ static const ar_optimizer_options plain_sgd = {.kind = AR_OPTIMIZER_SGD, .lr = 0
 /* In binary64 nothing rounds to fp32: new weights are the formula in binary64. */
 CLAIM(binary64_weights_are_not_rounded)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     size_t beyond = 0;
     train(&t, &c, AR_MODE_F64, &plain_sgd, 0.0);
@@ -239,7 +238,6 @@ CLAIM(binary64_weights_are_not_rounded)
                 beyond += got != (double)(float)got;
             }
     cr_assert_gt(beyond, 100);
-    tape_clear(&t);
 }
 
 /* --- the next step uses what this one left ------------------------------------------------------------------------ */
@@ -260,7 +258,7 @@ static const float *taped_weight(void *user, const char *name, size_t count)
  * the stacked and turned copies of the weights follow is seen in every activation. */
 static void check_continuation(ar_arch arch)
 {
-    static tape all, last;
+    SCOPED(tape_clear) tape all = {0}, last = {0};
     const ar_config c = tiny_config(arch, 2);
     ar_batch batch[STEPS];
     double loss = NAN;
@@ -286,8 +284,6 @@ static void check_continuation(ar_arch arch)
     }
     cr_assert_gt(compared, 60);
     cr_assert_neq(tape_find_step(&all, "loss", 'f', 1)->values[0], loss);
-    tape_clear(&all);
-    tape_clear(&last);
 }
 
 CLAIM(a_step_starts_from_the_weights_of_the_one_before)
@@ -300,7 +296,7 @@ CLAIM(a_step_starts_from_the_weights_of_the_one_before)
 /* 'i' once, then each step forward, backward and gradients, the norm, new weights in the order of first use. */
 CLAIM(a_step_emits_its_values_in_order)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     train(&t, &c, AR_MODE_EXACT, &plain_sgd, 1.0);
     size_t at = 0, parameters = 0;
@@ -326,7 +322,6 @@ CLAIM(a_step_emits_its_values_in_order)
         }
     }
     cr_assert_eq(at, t.n);
-    tape_clear(&t);
 }
 
 /* --- clipping ----------------------------------------------------------------------------------------------------- */
@@ -345,7 +340,7 @@ static double norm_of(const tape *t, int step)
  * terms are good to 2^-60 of the largest. Equal, unless the norm lies next to a tie. */
 CLAIM(the_norm_is_that_of_all_gradients_and_scales_them)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
     train(&t, &c, AR_MODE_EXACT, &plain_sgd, 0.125);
     float factor[STEPS];
@@ -359,7 +354,6 @@ CLAIM(the_norm_is_that_of_all_gradients_and_scales_them)
     for (size_t i = 0; i < t.n && t.at[i].pass == 'i'; i++)
         elements += check_formula(&t, t.at[i].name, &plain_sgd, factor);
     cr_assert_gt(elements, 1000);
-    tape_clear(&t);
 }
 
 CLAIM(a_norm_below_the_limit_changes_nothing)
@@ -397,7 +391,7 @@ static const float *infinite_weight(void *user, const char *name, size_t count)
 
 CLAIM(a_norm_that_is_not_finite_ends_the_run_before_any_update)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     ar_batch batch[STEPS];
     double loss[STEPS] = {5.0, 6.0, 7.0};
@@ -417,7 +411,6 @@ CLAIM(a_norm_that_is_not_finite_ends_the_run_before_any_update)
     o.clip = 0.0; /* nobody asked for it: NaN passes, as everywhere */
     cr_assert_ok(ar_baseline_run(&c, &o, batch, loss));
     cr_assert(isnan(loss[2]));
-    tape_clear(&t);
 }
 
 /* --- options ------------------------------------------------------------------------------------------------------ */
@@ -465,7 +458,7 @@ CLAIM(looks_at_every_batch_before_the_first_step)
 /* Batches of a step may have shapes of their own. */
 CLAIM(steps_may_have_batches_of_other_shapes)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);
     const ar_batch batch[2] = {tiny_batch(), {.batch = 1, .seq = 9, .input_ids = tiny_ids}};
     double loss[2];
@@ -474,7 +467,6 @@ CLAIM(steps_may_have_batches_of_other_shapes)
     cr_assert_ok(ar_baseline_run(&c, &o, batch, loss));
     cr_assert_eq(tape_find_step(&t, "lm_head", 'f', 1)->shape[1], 5);
     cr_assert_eq(tape_find_step(&t, "lm_head", 'f', 2)->shape[1], 9);
-    tape_clear(&t);
 }
 
 EVERY_CLAIM(baseline_optimizer)

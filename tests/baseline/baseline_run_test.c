@@ -100,7 +100,7 @@ static ar_config hand_config(void)
 
 static void check_hand(ar_number_mode mode)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     static float storage[8 * 16];
     const ar_config c = hand_config();
     const int64_t ids[] = {1, 1};
@@ -117,7 +117,6 @@ static void check_hand(ar_number_mode mode)
             cr_assert_eq(a->values[k], want->values[k], "mode %d, %s:%c[%zu] is %.17g, expected %.17g", (int)mode,
                          a->name, a->pass, k, a->values[k], want->values[k]);
     }
-    tape_clear(&t);
 }
 
 CLAIM(block_computed_by_hand_is_met_exactly_in_every_mode)
@@ -143,7 +142,7 @@ static const float *zero_head(void *user, const char *name, size_t count)
 
 CLAIM(equal_logits_give_log_v_and_ignored_positions_nothing)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     c.vocab = 4;
     const int64_t ids[] = {0, 1, 2, 3}, labels[] = {0, 3, -100, 1};
@@ -156,17 +155,15 @@ CLAIM(equal_logits_give_log_v_and_ignored_positions_nothing)
     const taped *a = tape_find(&t, "lm_head.logits", 'b');
     for (size_t i = 0; i < 16; i++)
         cr_assert_eq(a->values[i], expected[i], "[%zu] is %g", i, a->values[i]);
-    tape_clear(&t);
 }
 
 static void check_no_target(const ar_config *c, const ar_batch *batch, ar_number_mode mode)
 {
-    static tape t;
+    SCOPED(tape_clear) tape t = {0};
     cr_assert(isnan(run_or_fail(c, mode, batch, &t)));
     for (size_t i = 0; i < t.n; i++)
         for (size_t k = 0; t.at[i].pass == 'g' && k < t.at[i].count; k++)
             cr_assert_eq(ari_bits64(t.at[i].values[k]), 0U, "%s[%zu] is %g", t.at[i].name, k, t.at[i].values[k]);
-    tape_clear(&t);
 }
 
 CLAIM(no_target_gives_loss_nan_and_gradients_of_positive_zeros)
@@ -189,7 +186,7 @@ CLAIM(no_target_gives_loss_nan_and_gradients_of_positive_zeros)
 /* Gradients are sums over samples whose order must not matter. */
 CLAIM(exact_gradients_do_not_depend_on_the_order_of_samples)
 {
-    static tape t, turned;
+    SCOPED(tape_clear) tape t = {0}, turned = {0};
     const ar_config c = tiny_config(AR_ARCH_GPT2, 2);
     ar_batch batch = tiny_batch();
     int64_t ids[15];
@@ -203,14 +200,12 @@ CLAIM(exact_gradients_do_not_depend_on_the_order_of_samples)
             const taped *a = &t.at[i], *b = tape_find(&turned, a->name, 'g');
             cr_assert_eq(memcmp(a->values, b->values, a->count * sizeof *a->values), 0, "%s differs", a->name);
         }
-    tape_clear(&t);
-    tape_clear(&turned);
 }
 
 /* The masks say the same thing twice: equal bits. */
 CLAIM(padding_and_an_additive_mask_of_minus_infinity_are_the_same)
 {
-    static tape t, other;
+    SCOPED(tape_clear) tape t = {0}, other = {0};
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const uint8_t padding[] = {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0};
     float additive[3 * 25];
@@ -230,8 +225,6 @@ CLAIM(padding_and_an_additive_mask_of_minus_infinity_are_the_same)
     const taped *probs = tape_find(&t, "model.layers.0.self_attn.probs", 'f');
     for (size_t key = 0; key < 5; key++) /* sample 0, head 0, query 1 sees only padded keys */
         cr_assert_eq(ari_bits64(probs->values[5 + key]), 0U);
-    tape_clear(&t);
-    tape_clear(&other);
 }
 
 /* --- flags -------------------------------------------------------------------------------------------------------- */
@@ -293,79 +286,79 @@ static const float *no_weight(void *user, const char *name, size_t count)
     return strstr(name, "v_proj") != NULL ? NULL : values;
 }
 
+/* The message says so, and the loss is untouched. */
+static void expect_refused(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, ar_status status,
+                           const char *says)
+{
+    double loss = 5.0;
+    cr_assert_refused(ar_baseline_run(c, o, batch, &loss), status, says);
+    cr_assert_eq(loss, 5.0);
+}
+
+static const ar_baseline_options exact = {.mode = AR_MODE_EXACT};
+
 CLAIM(bad_values_are_named)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     const ar_batch good = tiny_batch();
-    ar_baseline_options o = {.mode = AR_MODE_EXACT};
-    double loss = 5.0;
     ar_batch batch = good;
     int64_t ids[15] = {0};
     ids[7] = 11;
     batch.input_ids = ids;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "input_ids[1, 2] is 11");
+    expect_refused(&c, &exact, &batch, AR_ERR_DATA, "input_ids[1, 2] is 11");
     batch.input_ids = good.input_ids;
     ids[7] = -1;
     batch.labels = ids;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "labels[1, 2] is -1");
-    o.weights = nan_weight;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_DATA,
-                      "'model.layers.0.self_attn.o_proj.weight' holds a NaN at element 9");
-    o.weights = no_weight;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_NOT_FOUND,
-                      "model.layers.0.self_attn.v_proj.weight");
-    cr_assert_eq(loss, 5.0, "the loss is untouched");
+    expect_refused(&c, &exact, &batch, AR_ERR_DATA, "labels[1, 2] is -1");
+    expect_refused(&c, &(ar_baseline_options){.weights = nan_weight}, &good, AR_ERR_DATA,
+                   "'model.layers.0.self_attn.o_proj.weight' holds a NaN at element 9");
+    expect_refused(&c, &(ar_baseline_options){.weights = no_weight}, &good, AR_ERR_NOT_FOUND,
+                   "model.layers.0.self_attn.v_proj.weight");
 }
 
 CLAIM(bad_masks_are_named)
 {
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
-    const ar_baseline_options o = {.mode = AR_MODE_EXACT};
-    double loss = 0.0;
     float mask[25] = {0};
     uint8_t padding[15] = {0};
     ar_batch batch = tiny_batch();
     padding[11] = 2;
     batch.padding_mask = padding;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "padding_mask[2, 1] is 2");
+    expect_refused(&c, &exact, &batch, AR_ERR_DATA, "padding_mask[2, 1] is 2");
     batch.padding_mask = NULL;
     batch.additive_mask = mask;
     batch.mask_batch = batch.mask_heads = 1;
     mask[8] = NAN;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is");
+    expect_refused(&c, &exact, &batch, AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is");
     mask[8] = INFINITY;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is inf");
+    expect_refused(&c, &exact, &batch, AR_ERR_DATA, "additive_mask[0, 0, 1, 3] is inf");
     mask[8] = -INFINITY;
     batch.mask_heads = 2;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "additive_mask is [1, 2, s, s]");
+    expect_refused(&c, &exact, &batch, AR_ERR_ARG, "additive_mask is [1, 2, s, s]");
 }
 
 CLAIM(bad_documents_are_named)
 {
-    static const int32_t not_from_0[15] = {0, 0, 0, 0, 0, 1}, gap[15] = {0, 0, 0, 0, 0, 0, 0, 2};
-    static const int32_t back[15] = {0, 1, 1, 0}, negative[15] = {-1};
+    static const struct {
+        int32_t documents[15];
+        const char *says;
+    } bad[] = {{{0, 0, 0, 0, 0, 1}, "documents[1, 0] is 1, expected 0"},
+               {{0, 0, 0, 0, 0, 0, 0, 2}, "documents[1, 2] is 2, expected 0 or one more"},
+               {{0, 1, 1, 0}, "documents[0, 3] is 0, expected 1 or one more"},
+               {{-1}, "documents[0, 0] is -1, expected 0"}};
     const ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
-    const ar_baseline_options o = {.mode = AR_MODE_EXACT};
-    double loss = 5.0;
-    ar_batch batch = tiny_batch();
-    batch.documents = not_from_0;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[1, 0] is 1, expected 0");
-    batch.documents = gap;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA,
-                      "documents[1, 2] is 2, expected 0 or one more");
-    batch.documents = back;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA,
-                      "documents[0, 3] is 0, expected 1 or one more");
-    batch.documents = negative;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_DATA, "documents[0, 0] is -1, expected 0");
-    cr_assert_eq(loss, 5.0, "the loss is untouched");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ar_batch batch = tiny_batch();
+        batch.documents = bad[i].documents;
+        expect_refused(&c, &exact, &batch, AR_ERR_DATA, bad[i].says);
+    }
 }
 
 /* Logits of every document of a row, and those of the document as a row of its own. Terms that a mask leaves out are
  * zeros, which change no sum of the binary64 mode. */
 static void expect_documents_alone(const ar_config *c)
 {
-    static tape together, alone;
+    SCOPED(tape_clear) tape together = {0}, alone = {0};
     ar_batch batch = tiny_batch();
     batch.documents = tiny_documents;
     run_or_fail(c, AR_MODE_F64, &batch, &together);
@@ -383,7 +376,6 @@ static void expect_documents_alone(const ar_config *c)
         tape_clear(&alone);
     }
     cr_assert_eq(documents, 6U);
-    tape_clear(&together);
 }
 
 CLAIM(a_document_of_a_row_is_computed_as_if_it_were_a_row)
@@ -417,37 +409,29 @@ CLAIM(loss_is_that_of_the_documents_weighted_by_their_targets)
 
 CLAIM(bad_shapes_are_refused)
 {
-    ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
-    const ar_baseline_options o = {.mode = AR_MODE_EXACT};
-    const ar_batch good = tiny_batch();
-    ar_batch batch = good;
-    double loss = 0.0;
-    batch.batch = 0;
-    cr_assert_refused(ar_baseline_run(&c, &o, &batch, &loss), AR_ERR_ARG, "batch 0");
-    c.max_positions = 4;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "seq 5 is longer than max_positions 4");
-    c = tiny_config(AR_ARCH_LLAMA, 1);
-    c.kv_heads = 3;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "4 heads over 3 kv_heads");
-    c.kv_heads = 2;
-    c.head_dim = 3;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_ARG, "head_dim 3");
-    c.head_dim = 4;
-    c.gated = false;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "gated 0");
-    c.gated = true;
-    c.arch = (ar_arch)99;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_UNSUPPORTED, "architecture 99");
-    c.arch = AR_ARCH_LLAMA;
-    c.vocab = SIZE_MAX / 8;
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, &loss), AR_ERR_OVERFLOW, "");
-    cr_assert_refused(ar_baseline_run(NULL, &o, &good, &loss), AR_ERR_ARG, "NULL");
-    c = tiny_config(AR_ARCH_LLAMA, 1);
-    cr_assert_refused(ar_baseline_run(&c, &o, &good, NULL), AR_ERR_ARG, "loss is NULL");
-    c = tiny_config(AR_ARCH_STACK, 1);
+    const ar_config good = tiny_config(AR_ARCH_LLAMA, 1), stack = tiny_config(AR_ARCH_STACK, 1);
+    const ar_batch batch = tiny_batch(), none = {.seq = 5, .input_ids = tiny_ids};
     const ar_baseline_options smoothed = {.loss.label_smoothing = 0.1};
-    cr_assert_refused(ar_baseline_run(&c, &smoothed, &good, &loss), AR_ERR_ARG, "has no logits");
-    cr_assert_refused(ar_baseline_block(&c, &o, &good, NULL, NULL), AR_ERR_ARG, "x or dy");
+    ar_config bad[6];
+    for (size_t i = 0; i < 6; i++)
+        bad[i] = good;
+    bad[0].max_positions = 4;
+    bad[1].kv_heads = 3;
+    bad[2].head_dim = 3;
+    bad[3].gated = false;
+    bad[4].arch = (ar_arch)99;
+    bad[5].vocab = SIZE_MAX / 8;
+    expect_refused(&good, &exact, &none, AR_ERR_ARG, "batch 0");
+    expect_refused(&bad[0], &exact, &batch, AR_ERR_ARG, "seq 5 is longer than max_positions 4");
+    expect_refused(&bad[1], &exact, &batch, AR_ERR_ARG, "4 heads over 3 kv_heads");
+    expect_refused(&bad[2], &exact, &batch, AR_ERR_ARG, "head_dim 3");
+    expect_refused(&bad[3], &exact, &batch, AR_ERR_UNSUPPORTED, "gated 0");
+    expect_refused(&bad[4], &exact, &batch, AR_ERR_UNSUPPORTED, "architecture 99");
+    expect_refused(&bad[5], &exact, &batch, AR_ERR_OVERFLOW, "");
+    expect_refused(NULL, &exact, &batch, AR_ERR_ARG, "NULL");
+    cr_assert_refused(ar_baseline_run(&good, &exact, &batch, NULL), AR_ERR_ARG, "loss is NULL");
+    expect_refused(&stack, &smoothed, &batch, AR_ERR_ARG, "has no logits");
+    cr_assert_refused(ar_baseline_block(&stack, &exact, &batch, NULL, NULL), AR_ERR_ARG, "x or dy");
 }
 
 static bool stop_at_half(void *user, double fraction)

@@ -59,22 +59,19 @@ static inline void tape_clear(tape *t)
     t->step = 0;
 }
 
-static inline const taped *tape_find(const tape *t, const char *name, char pass)
-{
-    for (size_t i = 0; i < t->n; i++)
-        if (t->at[i].pass == pass && strcmp(t->at[i].name, name) == 0)
-            return &t->at[i];
-    cr_assert_fail("no tensor %s:%c among %zu", name, pass, t->n);
-    return NULL;
-}
-
+/* The first of step `step`; -1: of any. */
 static inline const taped *tape_find_step(const tape *t, const char *name, char pass, int step)
 {
     for (size_t i = 0; i < t->n; i++)
-        if (t->at[i].pass == pass && t->at[i].step == step && strcmp(t->at[i].name, name) == 0)
+        if (t->at[i].pass == pass && (step < 0 || t->at[i].step == step) && strcmp(t->at[i].name, name) == 0)
             return &t->at[i];
     cr_assert_fail("no tensor %s:%c in step %d among %zu", name, pass, step, t->n);
     return NULL;
+}
+
+static inline const taped *tape_find(const tape *t, const char *name, char pass)
+{
+    return tape_find_step(t, name, pass, -1);
 }
 
 /* The same tensor with the layer's number in its name. */
