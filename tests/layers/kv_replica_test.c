@@ -29,39 +29,22 @@ static match_case block_of(const ar_config *c)
     return (match_case){.config = *c, .batch = {.batch = B, .seq = S}, .x = x, .dy = dy, .seed = 15};
 }
 
-static void expect_same_bits(size_t heads, size_t kv_heads, bool rope, const int *tps)
-{
-    ar_config c = config_of(heads, kv_heads);
-    c.rope.kind = rope ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
-    match_case m = block_of(&c);
-    for (int sp = 0; sp < 2; sp++) {
-        m.sp = sp;
-        cr_assert_eq(match(&m, tps, NULL), AR_OK, "%zu query and %zu KV heads, sp %d: %s", heads, kv_heads, sp,
-                     ar_error_message());
-    }
-}
-
 /* --- every layout ------------------------------------------------------------------------------------------------- */
 
-Test(kv_replica, one_kv_head_on_any_number_of_ranks_has_the_baselines_bits)
+Test(kv_replica, fewer_kv_heads_than_ranks_have_the_baselines_bits)
 {
-    static const int tps[] = {1, 2, 3, 4, 6, 12, 0};
-    expect_same_bits(12, 1, true, tps);
-    expect_same_bits(12, 1, false, tps);
-}
-
-Test(kv_replica, two_kv_heads_on_up_to_eight_ranks_have_the_baselines_bits)
-{
-    static const int tps[] = {1, 2, 4, 8, 0};
-    expect_same_bits(8, 2, true, tps);
-    expect_same_bits(8, 2, false, tps);
-}
-
-Test(kv_replica, three_kv_heads_on_six_and_twelve_ranks_have_the_baselines_bits)
-{
-    static const int tps[] = {1, 3, 6, 12, 0};
-    expect_same_bits(12, 3, true, tps);
-    expect_same_bits(12, 3, false, tps);
+    static const struct {
+        size_t heads, kv_heads;
+        int tps[7];
+    } cases[] = {{12, 1, {1, 2, 3, 4, 6, 12}}, {8, 2, {1, 2, 4, 8}}, {12, 3, {1, 3, 6, 12}}};
+    for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
+        ar_config c = config_of(cases[i / 4].heads, cases[i / 4].kv_heads);
+        c.rope.kind = i & 1 ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
+        match_case m = block_of(&c);
+        m.sp = i & 2;
+        cr_assert_eq(match(&m, cases[i / 4].tps, NULL), AR_OK, "%zu query and %zu KV heads, sp %d: %s", c.heads,
+                     c.kv_heads, m.sp, ar_error_message());
+    }
 }
 
 Test(kv_replica, a_whole_model_has_the_baselines_bits)

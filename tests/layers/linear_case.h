@@ -75,11 +75,8 @@ static inline void set_parts(rank_result *r, const linear_job *j, size_t rank)
 
 static inline ar_status download_gradient(ar_ctx *ctx, float **to, const ar_param *p)
 {
-    ar_tensor g;
     *to = malloc((ar_tensor_count(&p->value) + 1) * sizeof **to);
-    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ar_ctx_arith(ctx)->grad_value(ctx, &g, p));
-    return *to ? ar_ctx_download(ctx, *to, &g) : AR_ERR_MEMORY;
+    return *to ? rank_read_gradient(ctx, *to, p) : AR_ERR_MEMORY;
 }
 
 static inline ar_status upload_part(ar_ctx *ctx, ar_tensor *t, int ndim, plain_shape n, size_t each, size_t width,
@@ -147,7 +144,8 @@ static inline void run_linear(linear_job *j)
                                 .sp = j->c.sp,
                                 .keep_gathered = j->c.keep_gathered,
                                 .overlap = j->c.overlap};
-    cr_assert_eq(rank_run(&o, linear_rank, j), AR_OK, "%d ranks: %s", j->c.ranks, ar_error_message());
+    cr_assert_eq(rank_run(&o, linear_rank, j), AR_OK, "%s, option %d, %d ranks: %s",
+                 j->c.style == COLUMN ? "column" : "row", j->c.flag, j->c.ranks, ar_error_message());
 }
 
 static inline void linear_job_fini(linear_job *j)
@@ -176,10 +174,13 @@ static inline plain_linear given(size_t samples, size_t each, bool bias)
     return (plain_linear){.n = {samples, each, IN, OUT}, .x = x, .w = w, .b = bias ? b : NULL, .dy = dy};
 }
 
-static inline void expect_same(const char *what, int rank, const float *actual, float *expected, size_t n)
+static inline void expect_same(const linear_case *c, const char *what, int rank, const float *actual, float *expected,
+                               size_t n)
 {
     cr_assert_not_null(expected);
-    cr_assert_eq(first_different_bits(actual, expected, n), n, "rank %d: %s differs", rank, what);
+    cr_assert_eq(first_different_bits(actual, expected, n), n,
+                 "%s, option %d, %d dimensions, rank %d of %d: %s differs", c->style == COLUMN ? "column" : "row",
+                 c->flag, c->ndim, rank, c->ranks, what);
     free(expected);
 }
 
@@ -188,15 +189,16 @@ static inline void expect_plain_bits(const linear_job *j)
     const plain_linear *f = j->full;
     for (int k = 0; k < j->c.ranks; k++) {
         const rank_result *r = &j->rank[k];
-        expect_same("Y", k, r->y, part_of(f->y, f->n, f->n.out, r->y_first, r->y_each, r->y_at, r->y_width),
+        expect_same(&j->c, "Y", k, r->y, part_of(f->y, f->n, f->n.out, r->y_first, r->y_each, r->y_at, r->y_width),
                     f->n.samples * r->y_each * r->y_width);
-        expect_same("dX", k, r->dx, part_of(f->dx, f->n, f->n.in, r->x_first, r->x_each, r->x_at, r->x_width),
+        expect_same(&j->c, "dX", k, r->dx, part_of(f->dx, f->n, f->n.in, r->x_first, r->x_each, r->x_at, r->x_width),
                     f->n.samples * r->x_each * r->x_width);
         const plain_shape rows = {1, f->n.out, 0, 0}, row = {1, 1, 0, 0};
-        expect_same("dW", k, r->dw, part_of(f->dw, rows, f->n.in, r->dw_row_at, r->dw_rows, r->dw_col_at, r->dw_cols),
+        expect_same(&j->c, "dW", k, r->dw,
+                    part_of(f->dw, rows, f->n.in, r->dw_row_at, r->dw_rows, r->dw_col_at, r->dw_cols),
                     r->dw_rows * r->dw_cols);
         if (f->b)
-            expect_same("db", k, r->db, part_of(f->db, row, f->n.out, 0, 1, r->db_at, r->db_n), r->db_n);
+            expect_same(&j->c, "db", k, r->db, part_of(f->db, row, f->n.out, 0, 1, r->db_at, r->db_n), r->db_n);
     }
 }
 

@@ -26,24 +26,10 @@ static void sweep(style layer, bool flag)
     }
 }
 
-Test(linear_sequence, column_gathers_its_input_and_scatters_its_gradient)
+Test(linear_sequence, every_layer_has_the_plain_layers_bits_with_its_option_and_without)
 {
-    sweep(COLUMN, false);
-}
-
-Test(linear_sequence, column_with_gathered_output_gives_the_own_positions)
-{
-    sweep(COLUMN, true);
-}
-
-Test(linear_sequence, row_scatters_its_output_and_gathers_its_gradient)
-{
-    sweep(ROW, true);
-}
-
-Test(linear_sequence, row_with_unsharded_input_takes_the_own_positions)
-{
-    sweep(ROW, false);
+    for (int variant = 0; variant < 4; variant++)
+        sweep(variant & 1 ? ROW : COLUMN, variant & 2);
 }
 
 /* 5 positions a rank in 2 to 5 chunks, of which the last is often shorter, and in more than there are positions: 1 and 3
@@ -66,16 +52,10 @@ static void sweep_chunks(style layer, bool flag)
     }
 }
 
-Test(linear_sequence, chunks_of_a_column_layer_change_no_bit)
+Test(linear_sequence, chunks_change_no_bit)
 {
-    sweep_chunks(COLUMN, false);
-    sweep_chunks(COLUMN, true);
-}
-
-Test(linear_sequence, chunks_of_a_row_layer_change_no_bit)
-{
-    sweep_chunks(ROW, false);
-    sweep_chunks(ROW, true);
+    for (int variant = 0; variant < 4; variant++)
+        sweep_chunks(variant & 1 ? ROW : COLUMN, variant & 2);
 }
 
 /* At once, and in chunks: the sums are of the same terms, so the bound is the same. */

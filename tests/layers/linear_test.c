@@ -21,28 +21,10 @@ static void sweep(style layer, bool flag, int ndim)
     }
 }
 
-Test(linear, column_with_sharded_output_has_the_plain_layers_bits)
+Test(linear, every_layer_has_the_plain_layers_bits_with_its_option_and_without)
 {
-    sweep(COLUMN, false, 2);
-    sweep(COLUMN, false, 3);
-}
-
-Test(linear, column_with_gathered_output_has_the_plain_layers_bits)
-{
-    sweep(COLUMN, true, 2);
-    sweep(COLUMN, true, 3);
-}
-
-Test(linear, row_with_replicated_input_has_the_plain_layers_bits)
-{
-    sweep(ROW, false, 2);
-    sweep(ROW, false, 3);
-}
-
-Test(linear, row_with_sharded_input_has_the_plain_layers_bits)
-{
-    sweep(ROW, true, 2);
-    sweep(ROW, true, 3);
+    for (int variant = 0; variant < 8; variant++)
+        sweep(variant & 1 ? ROW : COLUMN, variant & 2, variant & 4 ? 3 : 2);
 }
 
 /* A 2-D input is one sample, a 3-D one as many as its first extent: dW is rounded once per sample, so the same tokens
@@ -106,58 +88,41 @@ typedef struct shapes {
     size_t w[2][2], y[2][3]; /* [rank] */
 } shapes;
 
-static ar_status shapes_of(ar_ctx *ctx, shapes *s, ar_module *m, size_t width)
+/* Of either layer: [4, 512, width] of an input of which a rank holds `width` features. */
+static ar_status shapes_of(ar_ctx *ctx, shapes *s, bool column)
 {
-    const size_t r = rank_of(ctx), shape[3] = {4, 512, width};
+    const ar_linear_options o = {.bias = true, .input_is_sharded = true};
+    const size_t r = rank_of(ctx), width = column ? 768 : 1024, shape[3] = {4, 512, width};
+    OWNED(ar_module_destroy) ar_module *m = NULL;
+    OWNED(free) float *zeros = calloc(4 * 512 * width, sizeof *zeros);
     ar_param *p = NULL;
     ar_tensor x, y;
+    AR_TRY(column ? ar_column_linear_create(&m, ctx, "l", 768, 2048, &o)
+                  : ar_row_linear_create(&m, ctx, "l", 2048, 512, &o));
     ar_module_params(m, &p, 1, true);
     AR_TRY(ar_module_fresh(m, ctx, 1));
-    OWNED(free) float *zeros = calloc(4 * 512 * width, sizeof *zeros);
-    const ar_status st = zeros ? rank_upload(ctx, &x, 3, shape, zeros) : AR_ERR_MEMORY;
-    AR_TRY(st);
+    AR_TRY(zeros ? rank_upload(ctx, &x, 3, shape, zeros) : AR_ERR_MEMORY);
     AR_TRY(ar_module_forward(m, ctx, NULL, &y, &x, NULL));
     memcpy(s->w[r], p->value.shape, sizeof s->w[r]);
     memcpy(s->y[r], y.shape, sizeof s->y[r]);
     return AR_OK;
 }
 
-static ar_status column_shapes(ar_ctx *ctx, void *user)
+static ar_status both_shapes(ar_ctx *ctx, void *user)
 {
-    const ar_linear_options o = {.bias = true};
-    OWNED(ar_module_destroy) ar_module *m = NULL;
-    AR_TRY(ar_column_linear_create(&m, ctx, "l", 768, 2048, &o));
-    return shapes_of(ctx, user, m, 768);
+    AR_TRY(shapes_of(ctx, user, true));
+    return shapes_of(ctx, (shapes *)user + 1, false);
 }
 
-static ar_status row_shapes(ar_ctx *ctx, void *user)
+Test(linear, a_column_of_768_to_2048_and_a_row_of_2048_to_512_over_two_ranks_have_shards_of_1024)
 {
-    const ar_linear_options o = {.bias = true, .input_is_sharded = true};
-    OWNED(ar_module_destroy) ar_module *m = NULL;
-    AR_TRY(ar_row_linear_create(&m, ctx, "l", 2048, 512, &o));
-    return shapes_of(ctx, user, m, 1024);
-}
-
-Test(linear, column_of_768_to_2048_over_two_ranks_has_shards_of_1024)
-{
-    shapes s = {0};
+    static const size_t w[2][2] = {{1024, 768}, {512, 1024}}, y[2][3] = {{4, 512, 1024}, {4, 512, 512}};
+    shapes s[2];
     const rank_run_options o = {.ranks = 2, .numerics = AR_NUMERICS_NATIVE}; /* shapes do not depend on the numerics */
-    cr_assert_ok(rank_run(&o, column_shapes, &s));
-    const size_t w[2] = {1024, 768}, y[3] = {4, 512, 1024};
-    for (int r = 0; r < 2; r++) {
-        cr_assert_arr_eq(s.w[r], w, sizeof w);
-        cr_assert_arr_eq(s.y[r], y, sizeof y);
-    }
-}
-
-Test(linear, row_of_2048_to_512_over_two_ranks_has_shards_of_1024)
-{
-    shapes s = {0};
-    const rank_run_options o = {.ranks = 2, .numerics = AR_NUMERICS_NATIVE};
-    cr_assert_ok(rank_run(&o, row_shapes, &s));
-    const size_t w[2] = {512, 1024}, y[3] = {4, 512, 512};
-    for (int r = 0; r < 2; r++) {
-        cr_assert_arr_eq(s.w[r], w, sizeof w);
-        cr_assert_arr_eq(s.y[r], y, sizeof y);
+    memset(s, 0, sizeof s);
+    cr_assert_ok(rank_run(&o, both_shapes, s));
+    for (int i = 0; i < 4; i++) {
+        cr_assert_arr_eq(s[i / 2].w[i % 2], w[i / 2], sizeof w[0], "%s, rank %d", i < 2 ? "column" : "row", i % 2);
+        cr_assert_arr_eq(s[i / 2].y[i % 2], y[i / 2], sizeof y[0], "%s, rank %d", i < 2 ? "column" : "row", i % 2);
     }
 }
