@@ -2,6 +2,7 @@
 /* However few scores a block has, an attention's output and gradients have the bits of the one that has them all. */
 #include "anyrank/arith.h"
 #include "anyrank/layers.h"
+#include "support/rank_run.h"
 #include "tests/support/test.h"
 
 enum { BATCH = 2, SEQ = 75, HIDDEN = 12, HEADS = 6, HEAD = 4, PARAMS = 4 };
@@ -74,22 +75,16 @@ static ar_status run(values *v, ar_ctx *ctx, const masked *o)
     AR_TRY(ar_attention_create(&m, ctx, "attention", &options));
     AR_TRY(ar_module_fresh(m, ctx, 5));
     AR_TRY(ar_saved_create(&saved));
-    AR_TRY(ar_ctx_tensor(ctx, &x, AR_F32, 3, shape));
-    AR_TRY(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
-    AR_TRY(ar_ctx_upload(ctx, &x, in.x));
-    AR_TRY(ar_ctx_upload(ctx, &dy, in.dy));
+    AR_TRY(rank_upload(ctx, &x, 3, shape, in.x));
+    AR_TRY(rank_upload(ctx, &dy, 3, shape, in.dy));
     AR_TRY(ar_module_forward(m, ctx, saved, &y, &x, &in.batch));
     ar_ctx_memory(ctx, &v->kept, &(size_t){0});
     AR_TRY(ar_ctx_download(ctx, v->y, &y));
     AR_TRY(ar_module_backward(m, ctx, saved, &dx, &dy, &in.batch));
     AR_TRY(ar_ctx_download(ctx, v->dx, &dx));
     const size_t n = ar_module_params(m, params, PARAMS, true);
-    for (size_t i = 0; i < n; i++) {
-        ar_tensor g;
-        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, params[i]->value.ndim, params[i]->value.shape));
-        AR_TRY(ar_ctx_arith(ctx)->grad_value(ctx, &g, params[i]));
-        AR_TRY(ar_ctx_download(ctx, v->grad[i], &g));
-    }
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(rank_read_gradient(ctx, v->grad[i], params[i]));
     return AR_OK;
 }
 

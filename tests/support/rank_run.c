@@ -82,3 +82,24 @@ ar_status rank_upload(ar_ctx *ctx, ar_tensor *t, int ndim, const size_t *shape, 
     AR_TRY(ar_ctx_tensor(ctx, t, AR_F32, ndim, shape));
     return ar_ctx_upload(ctx, t, values);
 }
+
+ar_status rank_add_gradient(ar_ctx *ctx, ar_param *p, const float *values)
+{
+    const ar_tensor matrix = ar_param_matrix(p);
+    const size_t columns = matrix.shape[matrix.ndim - 1], shape[2] = {ar_tensor_count(&p->value) / columns, columns};
+    ar_tensor terms;
+    AR_TRY(rank_upload(ctx, &terms, 2, shape, values));
+    AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL}));
+    ar_ctx_release(ctx, &terms);
+    return AR_OK;
+}
+
+ar_status rank_read_gradient(ar_ctx *ctx, float *out, const ar_param *p)
+{
+    ar_tensor g;
+    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
+    AR_TRY(ar_param_grad_value(p, ctx, &g));
+    AR_TRY(ar_ctx_download(ctx, out, &g));
+    ar_ctx_release(ctx, &g);
+    return AR_OK;
+}

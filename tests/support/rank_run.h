@@ -2,6 +2,7 @@
 #ifndef TESTS_SUPPORT_RANK_RUN_H
 #define TESTS_SUPPORT_RANK_RUN_H
 
+#include "anyrank/arith.h"
 #include "anyrank/context.h"
 #include "anyrank/device.h"
 #include "anyrank/sim.h"
@@ -43,5 +44,8 @@ size_t rank_of(const ar_ctx *ctx);
 size_t ranks_of(const ar_ctx *ctx);
 /** A fresh tensor of the step with these values. */
 AR_NODISCARD ar_status rank_upload(ar_ctx *ctx, ar_tensor *t, int ndim, const size_t *shape, const float *values);
+/** Adds values, as many as this rank holds, to a parameter's gradient; and reads what is there. */
+AR_NODISCARD ar_status rank_add_gradient(ar_ctx *ctx, ar_param *p, const float *values);
+AR_NODISCARD ar_status rank_read_gradient(ar_ctx *ctx, float *out, const ar_param *p);
 
 #endif

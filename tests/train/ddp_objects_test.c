@@ -43,10 +43,7 @@ static void unmake(params *p)
 static ar_status add(ar_ctx *ctx, ar_param *p, float value)
 {
     const float values[LENGTH] = {value, 2 * value, 0.0f, -value, value / 2};
-    const size_t shape[2] = {1, LENGTH};
-    ar_tensor terms;
-    AR_TRY(rank_upload(ctx, &terms, 2, shape, values));
-    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
+    return rank_add_gradient(ctx, p, values);
 }
 
 static int dp_rank(const ar_ctx *ctx)
@@ -66,11 +63,7 @@ static ar_status read_grads(job *j, ar_ctx *ctx, const params *p)
 {
     const int r = dp_rank(ctx);
     for (size_t i = 0; i < MOST && p->list[i]; i++) {
-        const size_t length = LENGTH;
-        ar_tensor g;
-        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 1, &length));
-        AR_TRY(ar_param_grad_value(p->list[i], ctx, &g));
-        AR_TRY(ar_ctx_download(ctx, j->grad[r][i], &g));
+        AR_TRY(rank_read_gradient(ctx, j->grad[r][i], p->list[i]));
         j->has[r][i] = p->list[i]->has_grad;
     }
     return AR_OK;

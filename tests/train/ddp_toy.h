@@ -11,6 +11,7 @@
 #include "anyrank/arith.h"
 #include "anyrank/ddp.h"
 #include "run/cluster_run.h"
+#include "support/rank_run.h"
 
 enum { TOY_MOST = 10, TOY_RANKS = 6, TOY_ELEMENTS = 2000, TOY_MICRO = 3 };
 
@@ -71,17 +72,12 @@ static inline ar_status toy_init(ar_param *p, ar_ctx *ctx, const toy *t, size_t 
 
 static inline ar_status toy_add(ar_ctx *ctx, ar_param *p, size_t i, int micro, int step)
 {
-    const size_t n = ar_tensor_count(&p->value), shape[2] = {1, n};
+    const size_t n = ar_tensor_count(&p->value);
     const int rank = ar_comm_rank(ar_ctx_dp(ctx)) + (p->spread ? 10 * ar_comm_rank(ar_ctx_tp(ctx)) : 0);
     float host[TOY_ELEMENTS];
-    ar_tensor terms;
     for (size_t k = 0; k < n; k++)
         host[k] = toy_term(rank, micro, i, k, step);
-    AR_TRY(ar_ctx_tensor(ctx, &terms, AR_F32, 2, shape));
-    AR_TRY(ar_ctx_upload(ctx, &terms, host));
-    AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL}));
-    ar_ctx_release(ctx, &terms);
-    return AR_OK;
+    return rank_add_gradient(ctx, p, host);
 }
 
 /* One micro-batch: forward uses, backward adds, the last parameter first. */
@@ -148,11 +144,7 @@ static inline ar_status toy_gradients(toy_result *out, ar_ctx *ctx, const toy *t
 {
     size_t at = 0;
     for (size_t i = 0; i < t->n; i++) {
-        ar_tensor g;
-        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 1, &t->size[i]));
-        AR_TRY(ar_param_grad_value(params[i], ctx, &g));
-        AR_TRY(ar_ctx_download(ctx, out->grad + at, &g));
-        ar_ctx_release(ctx, &g);
+        AR_TRY(rank_read_gradient(ctx, out->grad + at, params[i]));
         out->has[i] = params[i]->has_grad;
         at += t->size[i];
     }

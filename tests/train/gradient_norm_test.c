@@ -19,14 +19,9 @@ typedef struct job {
 static ar_status make(ar_ctx *ctx, ar_param *p, const char *name, const ar_layout *layout, const job *j,
                       const float *gradient)
 {
-    ar_tensor terms;
     AR_TRY(ar_param_init(p, ctx, name, layout, false));
-    const size_t cols = layout->shape[layout->ndim - 1], rows = ar_tensor_count(&p->value) / cols;
-    const size_t shape[2] = {rows, cols}, first = layout->ndim > 1 ? layout->box[0].global[0] * cols : 0;
-    if (j->none)
-        return AR_OK;
-    AR_TRY(rank_upload(ctx, &terms, 2, shape, gradient + first));
-    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
+    const size_t first = layout->ndim > 1 ? layout->box[0].global[0] * layout->shape[1] : 0;
+    return j->none ? AR_OK : rank_add_gradient(ctx, p, gradient + first);
 }
 
 static ar_status make_all(ar_ctx *ctx, ar_param p[PARAMS], const job *j)

@@ -33,12 +33,8 @@ static inline size_t own_rows(const ar_ctx *ctx)
 /* Makes these the gradient's values on this rank. */
 static inline ar_status set_gradient(ar_ctx *ctx, ar_param *p, const float *values)
 {
-    const size_t columns = p->value.shape[p->value.ndim - 1];
-    const size_t shape[2] = {ar_tensor_count(&p->value) / columns, columns};
-    ar_tensor terms;
-    AR_TRY(rank_upload(ctx, &terms, 2, shape, values));
     AR_TRY(ar_param_zero_grad(p, ctx));
-    return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
+    return rank_add_gradient(ctx, p, values);
 }
 
 typedef ar_status (*two_params_fn)(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector);

@@ -44,14 +44,10 @@ static inline ar_status add_gradients(ar_ctx *ctx, const job *j, ar_param **p, u
     for (size_t sample = rank; sample < 8; sample += ranks) {
         for (size_t i = 0; i < PARAMS; i++) {
             float g[MOST];
-            const ar_tensor matrix = ar_param_matrix(p[i]);
-            const size_t cols = matrix.ndim > 1 ? matrix.shape[1] : counts[i], shape[2] = {counts[i] / cols, cols};
-            ar_tensor terms;
             if ((int)i == j->silent || !p[i]->requires_grad)
                 continue;
             fill_values(g, counts[i], (unsigned)(1000 * step + 10 * sample + i), 0.5);
-            AR_TRY(rank_upload(ctx, &terms, 2, shape, g));
-            AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, p[i], &terms, (ar_cbuf){NULL}));
+            AR_TRY(rank_add_gradient(ctx, p[i], g));
         }
     }
     return AR_OK;
