@@ -51,7 +51,7 @@ MUTANTS = [
      "numerics/philox_test layers/dropout_test baseline/baseline_dropout_test"),
     ("Adam's 1 - beta1 is that of beta1 rounded to binary32", "src/ref/numerics/optimizer.h",
      "k.rest1 = (float)(1.0 - o->beta1);", "k.rest1 = 1.0f - (float)o->beta1;",
-     "cpu/optimizer_kernels_test train/optimizer_test verify/steps_test"),
+     "cpu/optimizer_kernels_test baseline/baseline_optimizer_test verify/steps_test"),
     ("the definition of a contraction shifts by a column that is not finite", "tests/support/contraction.c",
      "!scale || largest == ARI_EXP_NONFINITE ? 0 : largest", "!scale ? 0 : largest",
      "numerics/contraction_test cpu/contract_test"),

@@ -1,84 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which parameter lies in which bucket, and what the ranks must agree on. */
+#include "tests/support/row.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
 
 static const ar_parallel two = {.dp = 2};
 
-static void expect_buckets(toy t, const char *expected)
-{
-    t.parallel = two;
-    cr_assert_ok(toy_run(&t));
-    for (int r = 0; r < 2; r++)
-        cr_expect_str_eq(t.rank[r].buckets, expected, "rank %d has %s", r, t.rank[r].buckets);
-}
-
 /* Sizes in elements; a capacity of 100 of them is 400 bytes. */
-#define BY_SIZE(capacity)                                           \
-    {                                                               \
-        .bucket_bytes = 4 * (capacity), .order = AR_BUCKETS_BY_SIZE \
+#define BY_SIZE(elements) .capacity = (elements), .order = AR_BUCKETS_BY_SIZE
+#define REVERSE(elements) .capacity = (elements)
+
+static const struct {
+    size_t n, size[5], capacity;
+    ar_bucket_order order;
+    unsigned frozen, bf16, spread; /* bit i: parameter i */
+    int tp;
+    const char *buckets;
+} cases[] = {
+    /* by size the next bucket begins where one does not fit */
+    ROW(.n = 5, .size = {100, 50, 30, 20, 15}, BY_SIZE(100), .buckets = "[p0] [p1 p2 p3] [p4]"),
+    ROW(.n = 4, .size = {60, 50, 40, 30}, BY_SIZE(100), .buckets = "[p0] [p1 p2] [p3]"),
+    ROW(.n = 3, .size = {120, 90, 10}, BY_SIZE(100), .buckets = "[p0] [p1 p2]"),
+    /* the largest first, and equal ones as registered */
+    ROW(.n = 5, .size = {15, 20, 100, 30, 50}, BY_SIZE(100), .buckets = "[p2] [p4 p3 p1] [p0]"),
+    ROW(.n = 4, .size = {7, 9, 7, 9}, BY_SIZE(1000), .buckets = "[p1 p3 p0 p2]"),
+    /* in reverse the last registered first; without capacity each has its own */
+    ROW(.n = 5, .size = {100, 50, 30, 20, 15}, REVERSE(100), .buckets = "[p4 p3 p2] [p1] [p0]"),
+    ROW(.n = 3, .size = {40, 120, 50}, REVERSE(100), .buckets = "[p2] [p1] [p0]"),
+    ROW(.n = 3, .size = {1, 2, 3}, REVERSE(0), .buckets = "[p2] [p1] [p0]"),
+    /* one parameter, none, and frozen ones */
+    ROW(.n = 1, .size = {5}, REVERSE(100), .buckets = "[p0]"),
+    ROW(.n = 0, REVERSE(100), .buckets = ""),
+    ROW(.n = 3, .size = {5, 6, 7}, .frozen = 2, REVERSE(100), .buckets = "[p2 p0]"),
+    ROW(.n = 2, .size = {5, 6}, .frozen = 3, REVERSE(100), .buckets = ""),
+    /* storages and groups apart; nothing is spread over one rank */
+    ROW(.n = 4, .size = {5, 6, 7, 8}, .bf16 = 5, REVERSE(100), .buckets = "[p3 p1] [p2 p0]"),
+    ROW(.n = 4, .size = {5, 6, 7, 8}, .spread = 10, .tp = 2, REVERSE(100), .buckets = "[p3 p1] [p2 p0]"),
+    ROW(.n = 4, .size = {5, 6, 7, 8}, .spread = 10, .tp = 1, REVERSE(100), .buckets = "[p3 p2 p1 p0]"),
+    /* numbered as they become complete: that of p1 and p3 with p1, before p0's */
+    ROW(.n = 5, .size = {9, 5, 9, 5, 9}, .spread = 10, .tp = 2, REVERSE(10), .buckets = "[p4] [p2] [p3 p1] [p0]"),
+};
+
+Test(ddp_buckets, hold_the_parameters_that_their_order_and_capacity_give_them)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static toy t;
+        t = (toy){.n = cases[i].n,
+                  .parallel = {.tp = cases[i].tp, .dp = 2},
+                  .numerics = cases[i].bf16 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                  .ddp = {.bucket_bytes = 4 * cases[i].capacity, .order = cases[i].order}};
+        for (size_t k = 0; k < t.n; k++) {
+            t.size[k] = cases[i].size[k];
+            t.frozen[k] = cases[i].frozen >> k & 1;
+            t.bf16[k] = cases[i].bf16 >> k & 1;
+            t.spread[k] = cases[i].spread >> k & 1;
+        }
+        cr_assert_ok(toy_run(&t));
+        for (int r = 0; r < ar_parallel_world(&t.parallel); r++)
+            cr_expect_str_eq(t.rank[r].buckets, cases[i].buckets, "case %zu, rank %d has %s", i, r, t.rank[r].buckets);
     }
-#define REVERSE(capacity)              \
-    {                                  \
-        .bucket_bytes = 4 * (capacity) \
-    }
-
-Test(ddp_buckets, by_size_the_next_bucket_begins_where_one_does_not_fit)
-{
-    expect_buckets((toy){.n = 5, .size = {100, 50, 30, 20, 15}, .ddp = BY_SIZE(100)}, "[p0] [p1 p2 p3] [p4]");
-    expect_buckets((toy){.n = 4, .size = {60, 50, 40, 30}, .ddp = BY_SIZE(100)}, "[p0] [p1 p2] [p3]");
-    expect_buckets((toy){.n = 3, .size = {120, 90, 10}, .ddp = BY_SIZE(100)}, "[p0] [p1 p2]");
-}
-
-Test(ddp_buckets, by_size_the_largest_comes_first_and_equal_ones_as_registered)
-{
-    expect_buckets((toy){.n = 5, .size = {15, 20, 100, 30, 50}, .ddp = BY_SIZE(100)}, "[p2] [p4 p3 p1] [p0]");
-    expect_buckets((toy){.n = 4, .size = {7, 9, 7, 9}, .ddp = BY_SIZE(1000)}, "[p1 p3 p0 p2]");
-}
-
-Test(ddp_buckets, in_reverse_the_last_registered_comes_first)
-{
-    expect_buckets((toy){.n = 5, .size = {100, 50, 30, 20, 15}, .ddp = REVERSE(100)}, "[p4 p3 p2] [p1] [p0]");
-    expect_buckets((toy){.n = 3, .size = {40, 120, 50}, .ddp = REVERSE(100)}, "[p2] [p1] [p0]");
-}
-
-Test(ddp_buckets, without_capacity_each_parameter_has_its_own)
-{
-    expect_buckets((toy){.n = 3, .size = {1, 2, 3}, .ddp = REVERSE(0)}, "[p2] [p1] [p0]");
-}
-
-Test(ddp_buckets, one_parameter_none_and_frozen_ones)
-{
-    expect_buckets((toy){.n = 1, .size = {5}, .ddp = REVERSE(100)}, "[p0]");
-    expect_buckets((toy){.n = 0, .ddp = REVERSE(100)}, "");
-    expect_buckets((toy){.n = 3, .size = {5, 6, 7}, .frozen = {false, true, false}, .ddp = REVERSE(100)}, "[p2 p0]");
-    expect_buckets((toy){.n = 2, .size = {5, 6}, .frozen = {true, true}, .ddp = REVERSE(100)}, "");
-}
-
-Test(ddp_buckets, storages_and_groups_are_kept_apart)
-{
-    expect_buckets((toy){.n = 4,
-                         .size = {5, 6, 7, 8},
-                         .bf16 = {true, false, true, false},
-                         .numerics = AR_NUMERICS_NATIVE,
-                         .ddp = REVERSE(100)},
-                   "[p3 p1] [p2 p0]");
-    toy t = {.n = 4, .size = {5, 6, 7, 8}, .spread = {false, true, false, true}, .ddp = REVERSE(100)};
-    t.parallel = (ar_parallel){.tp = 2, .dp = 2};
-    cr_assert_ok(toy_run(&t));
-    cr_expect_str_eq(t.rank[0].buckets, "[p3 p1] [p2 p0]");
-    t.parallel.tp = 1; /* nothing is spread over one rank */
-    cr_assert_ok(toy_run(&t));
-    cr_expect_str_eq(t.rank[0].buckets, "[p3 p2 p1 p0]");
-}
-
-/* p1 and p3 are spread: their bucket is complete with p1, before p0's. */
-Test(ddp_buckets, are_numbered_as_they_become_complete)
-{
-    toy t = {.n = 5, .size = {9, 5, 9, 5, 9}, .spread = {false, true, false, true, false}, .ddp = REVERSE(10)};
-    t.parallel = (ar_parallel){.tp = 2, .dp = 2};
-    cr_assert_ok(toy_run(&t));
-    cr_expect_str_eq(t.rank[0].buckets, "[p4] [p2] [p3 p1] [p0]");
 }
 
 /* --- what a bucket says of itself --------------------------------------------------------------------------------- */
@@ -102,7 +82,7 @@ static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_r
 
 Test(ddp_buckets, tell_their_sizes_and_offsets)
 {
-    toy t = {.n = 4, .size = {120, 30, 20, 15}, .ddp = REVERSE(100), .body = look, .parallel = two};
+    toy t = {.n = 4, .size = {120, 30, 20, 15}, .ddp = {.bucket_bytes = 400}, .body = look, .parallel = two};
     cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 2; r++)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1] && t.rank[r].has[2], "rank %d", r);
@@ -132,7 +112,7 @@ Test(ddp_buckets, the_place_of_a_parameter_is_found)
     toy t = {.n = 4,
              .size = {120, 30, 20, 15},
              .frozen = {false, true, false, false},
-             .ddp = REVERSE(100),
+             .ddp = {.bucket_bytes = 400},
              .body = find,
              .parallel = two};
     cr_assert_ok(toy_run(&t));
@@ -161,7 +141,7 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
 
 Test(ddp_buckets, with_zero_each_rank_has_a_slice_of_each)
 {
-    toy t = {.n = 3, .size = {5, 3, 9}, .ddp = REVERSE(100), .body = shares, .parallel = {.dp = 3}};
+    toy t = {.n = 3, .size = {5, 3, 9}, .ddp = {.bucket_bytes = 400}, .body = shares, .parallel = {.dp = 3}};
     t.ddp.zero = 1;
     cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 3; r++)

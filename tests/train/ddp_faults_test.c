@@ -32,87 +32,45 @@ static void run(toy *t)
 
 static void expect(const toy *t, int r, size_t param, float value)
 {
-    cr_expect_eq(t->rank[r].grad[first[param]], value, "rank %d, p%zu: %.9g, not %.9g", r, param,
-                 (double)t->rank[r].grad[first[param]], (double)value);
+    cr_expect_eq(t->rank[r].grad[first[param]], value, "%s, %d steps, rank %d, p%zu: %.9g, not %.9g",
+                 ar_fault_name(t->fault), t->steps, r, param, (double)t->rank[r].grad[first[param]], (double)value);
 }
 
-Test(ddp_faults, without_one_every_rank_has_the_sum)
-{
-    toy t = three(AR_FAULT_NONE, 2);
-    run(&t);
-    for (int r = 0; r < 2; r++) {
-        for (size_t p = 0; p < 3; p++)
-            expect(&t, r, p, sum(p, 1));
-    }
-}
+/* The sum of both ranks, twice that, nothing, what the rank itself had. */
+typedef enum what { SUM, TWICE, NOTHING, OWN } what;
 
-Test(ddp_faults, bucket_first_ready_loses_what_was_not_written_yet)
-{
-    toy t = three(AR_FAULT_bucket_first_ready, 1);
-    run(&t);
-    for (int r = 0; r < 2; r++) {
-        expect(&t, r, 2, sum(2, 0));
-        expect(&t, r, 1, 0.0f);
-        expect(&t, r, 0, sum(0, 0));
-    }
-}
+static const struct {
+    ar_fault fault;
+    int steps;
+    what of[3]; /* p0, p1, p2 */
+    bool eager;
+} cases[] = {
+    {AR_FAULT_NONE, 2, {SUM, SUM, SUM}, false},
+    {AR_FAULT_bucket_first_ready, 1, {SUM, NOTHING, SUM}, false},       /* loses what was not written yet */
+    {AR_FAULT_comm_before_producer, 1, {NOTHING, NOTHING, SUM}, false}, /* loses what was written last */
+    {AR_FAULT_bucket_reduced_twice, 1, {TWICE, TWICE, TWICE}, false},
+    {AR_FAULT_bucket_reduced_twice, 1, {TWICE, TWICE, TWICE}, true},
+    {AR_FAULT_bucket_not_packed, 1, {NOTHING, NOTHING, NOTHING}, false}, /* gives what it held before */
+    {AR_FAULT_bucket_stale_done, 1, {SUM, SUM, SUM}, false},
+    {AR_FAULT_bucket_stale_done, 2, {OWN, OWN, OWN}, false},
+    {AR_FAULT_step_before_copy_back, 1, {OWN, OWN, OWN}, false},
+    {AR_FAULT_dp_group_missing, 1, {OWN, OWN, OWN}, false},
+};
 
-Test(ddp_faults, comm_before_producer_loses_the_gradient_written_last)
+Test(ddp_faults, each_leaves_its_own_gradients_on_every_rank)
 {
-    toy t = three(AR_FAULT_comm_before_producer, 1);
-    run(&t);
-    for (int r = 0; r < 2; r++) {
-        expect(&t, r, 2, sum(2, 0));
-        expect(&t, r, 1, 0.0f);
-        expect(&t, r, 0, 0.0f);
-    }
-}
-
-Test(ddp_faults, bucket_reduced_twice_doubles_on_two_ranks)
-{
-    toy t = three(AR_FAULT_bucket_reduced_twice, 1);
-    for (int mode = 0; mode < 2; mode++) {
-        t.ddp.mode = mode ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        toy t = three(cases[i].fault, cases[i].steps);
+        t.ddp.mode = cases[i].eager ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
         run(&t);
-        for (size_t p = 0; p < 3; p++)
-            expect(&t, 1, p, 2 * sum(p, 0));
-    }
-}
-
-Test(ddp_faults, bucket_not_packed_gives_what_it_held_before)
-{
-    toy t = three(AR_FAULT_bucket_not_packed, 1);
-    run(&t);
-    for (size_t p = 0; p < 3; p++)
-        expect(&t, 0, p, 0.0f);
-}
-
-Test(ddp_faults, bucket_stale_done_shows_in_the_second_step)
-{
-    toy one = three(AR_FAULT_bucket_stale_done, 1), two = three(AR_FAULT_bucket_stale_done, 2);
-    run(&one);
-    run(&two);
-    for (int r = 0; r < 2; r++) {
-        for (size_t p = 0; p < 3; p++) {
-            expect(&one, r, p, sum(p, 0));
-            expect(&two, r, p, own(r, p, 1));
+        for (int r = 0; r < 2; r++) {
+            for (size_t p = 0; p < 3; p++) {
+                const float both = sum(p, t.steps - 1), mine = own(r, p, t.steps - 1);
+                const float expected[] = {[SUM] = both, [TWICE] = 2 * both, [NOTHING] = 0.0f, [OWN] = mine};
+                expect(&t, r, p, expected[cases[i].of[p]]);
+            }
         }
     }
-}
-
-static void expect_own(ar_fault fault)
-{
-    toy t = three(fault, 1);
-    run(&t);
-    for (int r = 0; r < 2; r++) {
-        for (size_t p = 0; p < 3; p++)
-            expect(&t, r, p, own(r, p, 0));
-    }
-}
-
-Test(ddp_faults, step_before_copy_back_leaves_each_rank_its_own)
-{
-    expect_own(AR_FAULT_step_before_copy_back);
 }
 
 /* Bucket [p2 p1] is overwritten by p0, of 4 elements: both elements of p2, and two of p1. */
@@ -126,11 +84,6 @@ Test(ddp_faults, stale_activation_reuse_gives_a_bucket_the_next_ones_values)
         cr_expect_neq(t.rank[r].grad[4], sum(1, 0));
         cr_expect_eq(t.rank[r].grad[6], toy_term(0, 0, 1, 2, 0) + toy_term(1, 0, 1, 2, 0), "the rest is right");
     }
-}
-
-Test(ddp_faults, dp_group_missing_leaves_each_rank_its_own)
-{
-    expect_own(AR_FAULT_dp_group_missing);
 }
 
 Test(ddp_faults, collective_order_swapped_names_both_buckets)

@@ -72,24 +72,14 @@ static ar_status integers(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, t
     AR_TRY(ar_ddp_start(d));
     size_t at = 0;
     for (size_t i = 0; i < n; i++) {
-        const size_t count = ar_tensor_count(&params[i]->value), shape[2] = {1, count};
         float host[TOY_ELEMENTS];
-        ar_tensor terms;
-        for (size_t k = 0; k < count; k++)
+        for (size_t k = 0; k < ar_tensor_count(&params[i]->value); k++)
             host[k] = (float)(rank + 1) * (float)(i + k + 1);
-        AR_TRY(ar_ctx_tensor(ctx, &terms, AR_F32, 2, shape));
-        AR_TRY(ar_ctx_upload(ctx, &terms, host));
-        AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, params[i], &terms, (ar_cbuf){NULL}));
+        AR_TRY(rank_add_gradient(ctx, params[i], host));
     }
     AR_TRY(ar_ddp_wait(d));
-    for (size_t i = 0; i < n; i++) {
-        const size_t count = ar_tensor_count(&params[i]->value);
-        ar_tensor g;
-        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 1, &count));
-        AR_TRY(ar_param_grad_value(params[i], ctx, &g));
-        AR_TRY(ar_ctx_download(ctx, out->grad + at, &g));
-        at += count;
-    }
+    for (size_t i = 0; i < n; at += ar_tensor_count(&params[i++]->value))
+        AR_TRY(rank_read_gradient(ctx, out->grad + at, params[i]));
     return AR_OK;
 }
 

@@ -3,6 +3,7 @@
 #include "anyrank/arith.h"
 #include "anyrank/gradients.h"
 #include "support/rank_run.h"
+#include "support/row.h"
 #include "tests/support/test.h"
 
 /* A matrix cut by rows, a vector that all tensor-parallel ranks hold, one whose gradient's terms they share out, and
@@ -185,22 +186,6 @@ static void run(job *j, ar_numerics numerics)
 
 static const ar_gradients_verify_options everything = {.gradients = true, .values = true};
 
-/* On 2 x 2 ranks, in either arithmetic. */
-static void expect(job j, bool ok, const char *text)
-{
-    for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
-        job one = j;
-        one.tp = one.dp = 2;
-        run(&one, (ar_numerics)numerics);
-        for (int r = 0; r < 4; r++) {
-            cr_expect_eq(one.status[r], AR_OK, "rank %d: %s", r, one.text[r]);
-            cr_expect_str_eq(one.text[r], text, "rank %d: '%s' in place of '%s'", r, one.text[r], text);
-            cr_expect_eq(one.verdict[r].ok, ok, "rank %d", r);
-            cr_expect_eq(one.verdict[r].findings, one.verdict[r].errors + one.verdict[r].warnings);
-        }
-    }
-}
-
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 Test(gradients, synchronised_gradients_have_no_finding_on_any_mesh)
@@ -217,20 +202,83 @@ Test(gradients, synchronised_gradients_have_no_finding_on_any_mesh)
     }
 }
 
-Test(gradients, a_gradient_that_one_rank_lacks_is_named_with_the_rank)
+typedef struct found_case {
+    const char *what, *text; /* nothing but warnings: the verdict is right */
+    job j;
+} found_case;
+
+/* On 2 x 2 ranks, in either arithmetic. */
+static void expect_found(const found_case *c)
 {
-    expect((job){.ask = everything, .before = forget, .param = REPLICATED, .ranks = 8, .unsynced = true}, false,
-           "replicated: no gradient on rank 3");
+    for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
+        job one = c->j;
+        one.tp = one.dp = 2;
+        run(&one, (ar_numerics)numerics);
+        for (int r = 0; r < 4; r++) {
+            cr_expect_eq(one.status[r], AR_OK, "%s, rank %d: %s", c->what, r, one.text[r]);
+            cr_expect_str_eq(one.text[r], c->text, "%s, rank %d: '%s' in place of '%s'", c->what, r, one.text[r],
+                             c->text);
+            cr_expect_eq(one.verdict[r].ok, !c->text[0] || strncmp(c->text, "warning: ", 9) == 0, "%s, rank %d",
+                         c->what, r);
+            cr_expect_eq(one.verdict[r].findings, one.verdict[r].errors + one.verdict[r].warnings, "%s", c->what);
+        }
+    }
 }
 
-Test(gradients, one_that_all_ranks_lack_is_an_error_unless_it_may_be_unused)
+#define EVERYTHING .ask = {.gradients = true, .values = true}
+#define MAY_BE_UNUSED .ask = {.gradients = true, .values = true, .allow_unused = true}
+#define GRADIENTS .ask = {.gradients = true}
+static const found_case found_cases[] = {
+    /* missing, not finite, zero */
+    ROW("a gradient that one rank lacks", "replicated: no gradient on rank 3",
+        {EVERYTHING, .before = forget, .param = REPLICATED, .ranks = 8, .unsynced = true}),
+    ROW("one that all ranks lack", "partial: no gradient on ranks 0-3",
+        {EVERYTHING, .before = forget, .param = PARTIAL, .ranks = 15, .unsynced = true}),
+    ROW("one that all ranks lack, and may", "warning: partial: no gradient on ranks 0-3",
+        {MAY_BE_UNUSED, .before = forget, .param = PARTIAL, .ranks = 15, .unsynced = true}),
+    ROW("one that may be unused and one rank used: the others must have got it", "partial: no gradient on ranks 0-2",
+        {MAY_BE_UNUSED, .before = forget, .param = PARTIAL, .ranks = 7, .unsynced = true}),
+    ROW("not finite on one rank",
+        "sharded: 1 element of the gradient not finite on rank 2, the first nan\n"
+        "sharded: the gradient of rank 2 differs from that of rank 0",
+        {GRADIENTS, .after = add_element, .param = SHARDED, .element = NAN, .ranks = 4}),
+    ROW("a NaN that reaches all copies through the sum",
+        "replicated: 4 elements of the gradient not finite on ranks 0-3, the first nan",
+        {EVERYTHING, .before = add_element, .param = REPLICATED, .element = NAN, .ranks = 3}),
+    ROW("zero everywhere", "warning: sharded: the gradient is zero everywhere",
+        {EVERYTHING, .before = add_zeros, .param = SHARDED, .ranks = 15}),
+    ROW("zero on tensor-parallel rank 0 of both groups", "",
+        {EVERYTHING, .before = add_zeros, .param = SHARDED, .ranks = 5}),
+    /* frozen */
+    ROW("frozen everywhere, whatever is there", "",
+        {EVERYTHING, .before = freeze, .after = add_element, .param = REPLICATED, .element = NAN, .ranks = 15}),
+    ROW("frozen on some ranks only", "partial: requires no gradient on ranks 1-2, but elsewhere",
+        {EVERYTHING, .after = freeze, .param = PARTIAL, .ranks = 6}),
+    /* copies: those that differ from most; where none has most, from the lowest rank's */
+    ROW("the first of four copies", "replicated: the gradient of rank 0 differs from that of rank 1",
+        {GRADIENTS, .after = add_element, .param = REPLICATED, .element = 0.5f, .ranks = 1}),
+    ROW("the third of four copies", "replicated: the gradient of rank 2 differs from that of rank 0",
+        {GRADIENTS, .after = add_element, .param = REPLICATED, .element = 0.5f, .ranks = 4}),
+    ROW("two of four copies", "replicated: the gradient of ranks 2-3 differs from that of rank 0",
+        {GRADIENTS, .after = add_element, .param = REPLICATED, .element = 0.5f, .ranks = 12}),
+    ROW("one of two copies of a half", "sharded: the gradient of rank 2 differs from that of rank 0",
+        {GRADIENTS, .after = add_element, .param = SHARDED, .element = 0.5f, .ranks = 1}),
+    ROW("a value", "uneven: the copy of rank 3 differs from that of rank 1",
+        {EVERYTHING, .after = set_value, .param = UNEVEN, .element = 3.0f, .ranks = 8}),
+    ROW("a value that nobody asks for", "",
+        {GRADIENTS, .after = set_value, .param = UNEVEN, .element = 3.0f, .ranks = 8}),
+    ROW("the optimizer's state",
+        "replicated: exp_avg of rank 1 differs from that of rank 0\n"
+        "replicated: exp_avg_sq of rank 1 differs from that of rank 0",
+        {.after = update, .param = REPLICATED, .ranks = 2}),
+    ROW("an optimizer that is a step ahead", "the optimizer of rank 2 is at step 2, not where that of rank 0 is",
+        {.ask = {.values = true}, .after = step_ahead, .param = REPLICATED, .ranks = 4}),
+};
+
+Test(gradients, what_is_wrong_is_found_with_its_ranks)
 {
-    job j = {.ask = everything, .before = forget, .param = PARTIAL, .ranks = 15, .unsynced = true};
-    expect(j, false, "partial: no gradient on ranks 0-3");
-    j.ask.allow_unused = true;
-    expect(j, true, "warning: partial: no gradient on ranks 0-3");
-    j.ranks = 7; /* used by one rank: the others must have got it */
-    expect(j, false, "partial: no gradient on ranks 0-2");
+    for (size_t i = 0; i < sizeof found_cases / sizeof *found_cases; i++)
+        expect_found(&found_cases[i]);
 }
 
 Test(gradients, ranks_without_elements_need_no_gradient)
@@ -238,82 +286,6 @@ Test(gradients, ranks_without_elements_need_no_gradient)
     job j = {.tp = 4, .dp = 1, .ask = everything}; /* 5 rows: 2, 2, 1 and none */
     run(&j, AR_NUMERICS_EXACT);
     cr_expect(j.verdict[3].ok, "%s", j.text[3]);
-}
-
-Test(gradients, one_rank_of_which_is_not_finite_is_named_with_its_value)
-{
-    expect((job){.ask = {.gradients = true}, .after = add_element, .param = SHARDED, .element = NAN, .ranks = 4}, false,
-           "sharded: 1 element of the gradient not finite on rank 2, the first nan\n"
-           "sharded: the gradient of rank 2 differs from that of rank 0");
-}
-
-Test(gradients, a_nan_of_one_rank_reaches_all_its_copies_through_the_sum)
-{
-    expect((job){.ask = everything, .before = add_element, .param = REPLICATED, .element = NAN, .ranks = 3}, false,
-           "replicated: 4 elements of the gradient not finite on ranks 0-3, the first nan");
-}
-
-Test(gradients, zero_everywhere_is_a_warning_and_zero_on_a_shard_is_none)
-{
-    job j = {.ask = everything, .before = add_zeros, .param = SHARDED, .ranks = 15};
-    expect(j, true, "warning: sharded: the gradient is zero everywhere");
-    j.ranks = 5; /* tensor-parallel rank 0 of both groups */
-    expect(j, true, "");
-}
-
-/* --- frozen parameters -------------------------------------------------------------------------------------------- */
-
-Test(gradients, a_parameter_that_is_frozen_everywhere_is_not_asked_for_a_gradient)
-{
-    job j = {.ask = everything, .before = freeze, .after = add_element, .param = REPLICATED, .element = NAN};
-    j.ranks = 15;
-    expect(j, true, "");
-}
-
-Test(gradients, one_that_is_frozen_on_some_ranks_only_is_found)
-{
-    expect((job){.ask = everything, .after = freeze, .param = PARTIAL, .ranks = 6}, false,
-           "partial: requires no gradient on ranks 1-2, but elsewhere");
-}
-
-/* --- copies ------------------------------------------------------------------------------------------------------- */
-
-Test(gradients, of_more_than_two_copies_those_that_differ_from_most_are_named)
-{
-    job j = {.ask = {.gradients = true}, .after = add_element, .param = REPLICATED, .element = 0.5f, .ranks = 1};
-    expect(j, false, "replicated: the gradient of rank 0 differs from that of rank 1");
-    j.ranks = 4;
-    expect(j, false, "replicated: the gradient of rank 2 differs from that of rank 0");
-}
-
-Test(gradients, where_no_copy_has_most_the_lowest_rank_counts)
-{
-    job j = {.ask = {.gradients = true}, .after = add_element, .param = REPLICATED, .element = 0.5f, .ranks = 12};
-    expect(j, false, "replicated: the gradient of ranks 2-3 differs from that of rank 0");
-    j.param = SHARDED; /* two copies of each half */
-    j.ranks = 1;
-    expect(j, false, "sharded: the gradient of rank 2 differs from that of rank 0");
-}
-
-Test(gradients, a_value_that_differs_is_found_where_values_are_asked_for)
-{
-    job j = {.ask = everything, .after = set_value, .param = UNEVEN, .element = 3.0f, .ranks = 8};
-    expect(j, false, "uneven: the copy of rank 3 differs from that of rank 1");
-    j.ask.values = false;
-    expect(j, true, "");
-}
-
-Test(gradients, optimizer_state_that_differs_is_named_by_its_kind)
-{
-    expect((job){.ask = {.values = false}, .after = update, .param = REPLICATED, .ranks = 2}, false,
-           "replicated: exp_avg of rank 1 differs from that of rank 0\n"
-           "replicated: exp_avg_sq of rank 1 differs from that of rank 0");
-}
-
-Test(gradients, an_optimizer_that_is_a_step_ahead_is_found)
-{
-    expect((job){.ask = {.values = true}, .after = step_ahead, .param = REPLICATED, .ranks = 4}, false,
-           "the optimizer of rank 2 is at step 2, not where that of rank 0 is");
 }
 
 /* --- lists, kinds, verdicts --------------------------------------------------------------------------------------- */

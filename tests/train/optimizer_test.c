@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer on 1, 2 and 4 ranks against loops over whole tensors that follow the formulas of numerics.md. */
+/* The optimizer over shards and copies: what it keeps, counts and refuses. Its steps are held to the formulas by
+ * tests/cpu/optimizer_kernels_test.c and tests/baseline/baseline_optimizer_test.c, on ranks by train_step_test.c. */
 #include "tests/support/test.h"
 #include "tests/train/two_params.h"
 
@@ -24,74 +25,6 @@ static weights gradients_of(unsigned step)
     g.matrix[11] = 1e25f; /* its square overflows */
     return g;
 }
-
-/* The one NaN: 0 times the infinity that a square became. */
-static float canonical(float x)
-{
-    return isnan(x) ? NAN : x;
-}
-
-/* --- the formulas, over one tensor -------------------------------------------------------------------------------- */
-
-static void plain_sgd(const ar_optimizer_options *o, float *w, float *m, const float *g, size_t n, unsigned step)
-{
-    const float lr = (float)o->lr, mu = (float)o->momentum, wd = (float)o->weight_decay;
-    for (size_t i = 0; i < n; i++) {
-        float change = g[i];
-        if (o->weight_decay != 0.0)
-            change = g[i] + wd * w[i];
-        if (o->momentum != 0.0) {
-            m[i] = step == 1 ? change : mu * m[i] + change;
-            change = o->nesterov ? change + mu * m[i] : m[i];
-        }
-        w[i] = w[i] - lr * change;
-    }
-}
-
-static void plain_adam(const ar_optimizer_options *o, float *w, float *m, float *v, const float *g, size_t n,
-                       unsigned step)
-{
-    double beta1_t = 1.0, beta2_t = 1.0;
-    for (unsigned i = 0; i < step; i++) {
-        beta1_t *= o->beta1;
-        beta2_t *= o->beta2;
-    }
-    const float size = (float)(o->lr / (1.0 - beta1_t)), root = (float)sqrt(1.0 - beta2_t);
-    const float rest1 = (float)(1.0 - o->beta1), rest2 = (float)(1.0 - o->beta2), beta2 = (float)o->beta2;
-    for (size_t i = 0; i < n; i++) {
-        float slope = g[i];
-        if (o->kind == AR_OPTIMIZER_ADAMW)
-            w[i] = w[i] * (float)(1.0 - o->lr * o->weight_decay);
-        else if (o->weight_decay != 0.0)
-            slope = g[i] + (float)o->weight_decay * w[i];
-        m[i] = m[i] + rest1 * (slope - m[i]);
-        v[i] = beta2 * v[i] + rest2 * slope * slope;
-        v[i] = canonical(v[i]);
-        w[i] = canonical(w[i] - size * (m[i] / (sqrtf(v[i]) / root + (float)o->eps)));
-    }
-}
-
-typedef struct moments {
-    weights m, v;
-} moments;
-
-static void plain_step(const ar_optimizer_options *o, weights *w, moments *s, unsigned step)
-{
-    weights g = gradients_of(step);
-    for (size_t i = 0; i < MATRIX; i++)
-        g.matrix[i] *= scales[step - 1];
-    for (size_t i = 0; i < VECTOR; i++)
-        g.vector[i] *= scales[step - 1];
-    if (o->kind == AR_OPTIMIZER_SGD) {
-        plain_sgd(o, w->matrix, s->m.matrix, g.matrix, MATRIX, step);
-        plain_sgd(o, w->vector, s->m.vector, g.vector, VECTOR, step);
-    } else {
-        plain_adam(o, w->matrix, s->m.matrix, s->v.matrix, g.matrix, MATRIX, step);
-        plain_adam(o, w->vector, s->m.vector, s->v.vector, g.vector, VECTOR, step);
-    }
-}
-
-/* --- the same on ranks -------------------------------------------------------------------------------------------- */
 
 typedef struct job {
     ar_optimizer_options options;
@@ -160,36 +93,21 @@ static const ar_optimizer_options kinds[] = {
     {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.0, .beta2 = 0.0, .eps = 1e-8},
 };
 
-static void expect_plain_steps(const job *j, size_t kind, int ranks)
+Test(optimizer, native_gradients_take_the_same_steps_on_any_number_of_ranks)
 {
-    weights w = start_values();
-    moments s = {0};
-    for (unsigned step = 1; step <= STEPS; step++) {
-        plain_step(&j->options, &w, &s, step);
-        cr_expect_eq(first_different_bits(j->out[step - 1][0].matrix, w.matrix, MATRIX), MATRIX,
-                     "kind %zu, %d ranks, step %u, matrix", kind, ranks, step);
-        for (int r = 0; r < ranks; r++)
-            cr_expect_eq(first_different_bits(j->out[step - 1][r].vector, w.vector, VECTOR), VECTOR,
-                         "kind %zu, %d ranks, step %u, vector of rank %d", kind, ranks, step, r);
-    }
-}
-
-Test(optimizer, five_steps_have_the_bits_of_a_plain_loop_on_1_2_and_4_ranks)
-{
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
-        for (int ranks = 1; ranks <= 4; ranks *= 2) {
-            job j = {.options = kinds[kind]};
-            cr_assert_ok(run(&j, ranks, AR_NUMERICS_EXACT));
-            expect_plain_steps(&j, kind, ranks);
+    job exact = {.options = kinds[6]};
+    cr_assert_ok(run(&exact, 1, AR_NUMERICS_EXACT));
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        job j = {.options = kinds[6]};
+        cr_assert_ok(run(&j, ranks, AR_NUMERICS_NATIVE));
+        for (unsigned step = 0; step < STEPS; step++) {
+            cr_expect_eq(first_different_bits(j.out[step][0].matrix, exact.out[step][0].matrix, MATRIX), MATRIX,
+                         "%d ranks, step %u, matrix", ranks, step + 1);
+            for (int r = 0; r < ranks; r++)
+                cr_expect_eq(first_different_bits(j.out[step][r].vector, exact.out[step][0].vector, VECTOR), VECTOR,
+                             "%d ranks, step %u, vector of rank %d", ranks, step + 1, r);
         }
     }
-}
-
-Test(optimizer, native_gradients_take_the_same_steps)
-{
-    job j = {.options = kinds[6]};
-    cr_assert_ok(run(&j, 2, AR_NUMERICS_NATIVE));
-    expect_plain_steps(&j, 6, 2);
 }
 
 Test(optimizer, moments_are_as_large_as_the_shards)

@@ -11,21 +11,6 @@
 
 enum { B = 5, S = 8, STEPS = 2, LAYERS = 4 };
 
-static ari_cluster_options job_of(const ar_config *c, const ar_batch *d)
-{
-    ari_cluster_options o = {.config = c, .batch = d, .run.steps = STEPS, .run.seed = 5, .run.clip = 0.01};
-    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.run.optimizer.lr = 0.05;
-    return o;
-}
-
-static void expect_layouts(const ari_cluster_options *o, const ar_parallel *layouts, size_t n)
-{
-    OWNED(recorded_free) recorded *whole = record(o);
-    for (size_t i = 0; i < n; i++)
-        expect_one_ranks_bits(whole, o, &layouts[i]);
-}
-
 /* --- bits --------------------------------------------------------------------------------------------------------- */
 
 #define INTERLEAVED(ranks) .pp = (ranks), .schedule = AR_PP_INTERLEAVED, .virtual_stages = 2
@@ -47,29 +32,16 @@ static const ar_parallel layouts[] = {
 };
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
-static void every_layout_has_one_ranks_bits(ar_arch arch)
+Test(pipeline, every_layout_of_every_architecture_has_one_ranks_bits)
 {
-    const ar_config c = config_of(arch, LAYERS, 4);
     ar_batch *d = batches(B, S, true);
-    ari_cluster_options o = job_of(&c, d);
-    o.run.dropout = 0.25;
-    o.run.ddp.bucket_bytes = 1024;
-    expect_layouts(&o, layouts, LAYOUTS - (arch == AR_ARCH_STACK));
-}
-
-Test(pipeline, every_layout_of_a_llama_has_one_ranks_bits)
-{
-    every_layout_has_one_ranks_bits(AR_ARCH_LLAMA);
-}
-
-Test(pipeline, every_layout_of_a_tied_model_has_one_ranks_bits)
-{
-    every_layout_has_one_ranks_bits(AR_ARCH_GPT2);
-}
-
-Test(pipeline, every_layout_of_a_stack_has_one_ranks_bits)
-{
-    every_layout_has_one_ranks_bits(AR_ARCH_STACK);
+    for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK; arch++) {
+        const ar_config c = config_of((ar_arch)arch, LAYERS, 4);
+        ari_cluster_options o = adamw_job(&c, d, STEPS);
+        o.run.dropout = 0.25;
+        o.run.ddp.bucket_bytes = 1024;
+        expect_layouts(&o, layouts, LAYOUTS - (arch == AR_ARCH_STACK));
+    }
 }
 
 Test(pipeline, ranks_without_samples_only_sum)
@@ -83,7 +55,7 @@ Test(pipeline, ranks_without_samples_only_sum)
         d[i].input_ids += (B - 1) * S;
         d[i].labels += (B - 1) * S;
     }
-    const ari_cluster_options o = job_of(&c, d);
+    const ari_cluster_options o = adamw_job(&c, d, STEPS);
     expect_layouts(&o, few, sizeof few / sizeof *few);
 }
 
@@ -94,7 +66,7 @@ Test(pipeline, buckets_of_every_kind_sum_a_tied_weight_over_both_ends)
     const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
     ar_batch *d = batches(B, S, true);
     for (int i = 0; i < 6; i++) {
-        ari_cluster_options o = job_of(&c, d);
+        ari_cluster_options o = adamw_job(&c, d, STEPS);
         o.run.ddp = (ar_ddp_options){.bucket_bytes = i % 3 == 0   ? 0
                                                      : i % 3 == 1 ? 900
                                                                   : AR_BUCKET_BYTES,
@@ -109,7 +81,7 @@ Test(pipeline, a_forward_pass_alone_goes_through_all_stages)
 {
     const ar_config c = config_of(AR_ARCH_LLAMA, LAYERS, 4);
     ar_batch *d = batches(B, S, true);
-    ari_cluster_options o = job_of(&c, d);
+    ari_cluster_options o = adamw_job(&c, d, STEPS);
     o.run.steps = 0;
     o.forward_only = true;
     for (int s = 0; s < AR_PP_SCHEDULES; s++) {
@@ -145,7 +117,7 @@ Test(pipeline, a_schedule_of_ones_own_has_one_ranks_bits)
     };
     const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
     ar_batch *d = batches(B, S, true);
-    const ari_cluster_options o = job_of(&c, d);
+    const ari_cluster_options o = adamw_job(&c, d, STEPS);
     OWNED(recorded_free) recorded *whole = record(&o);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
@@ -166,7 +138,7 @@ Test(pipeline, a_schedule_of_another_shape_is_refused)
                  {{.pp = 2, .virtual_stages = 2, .micro_batches = 2}, "stages"}};
     const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
     ar_batch *d = batches(B, S, true);
-    const ari_cluster_options o = job_of(&c, d);
+    const ari_cluster_options o = adamw_job(&c, d, STEPS);
     OWNED(free) recorded *nothing = calloc(1, sizeof *nothing);
     cr_assert_not_null(nothing);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -282,7 +254,7 @@ Test(pipeline, a_rank_that_fails_in_a_pass_ends_all_with_the_stage_and_the_micro
         const bool turns = schedule == AR_PP_INTERLEAVED;
         fails_at at[4];
         void *users[4];
-        ari_cluster_options o = job_of(&c, d);
+        ari_cluster_options o = adamw_job(&c, d, STEPS);
         ari_cluster_result result;
         for (int r = 0; r < 4; r++) {
             at[r] = cases[i / 4].at;
@@ -378,7 +350,7 @@ Test(pipeline, no_order_of_threads_changes_a_bit_or_ends_in_a_deadlock)
 {
     const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
     ar_batch *d = batches(B, S, true);
-    ari_cluster_options o = job_of(&c, d);
+    ari_cluster_options o = adamw_job(&c, d, STEPS);
     o.run.steps = 1;
     OWNED(recorded_free) recorded *whole = record(&o);
     o.run.sim.explore = true;

@@ -284,4 +284,20 @@ static inline void expect_one_ranks_bits(const recorded *whole, const ari_cluste
                      i + 1, (double)v.loss[i], (double)whole->loss[i]);
 }
 
+static inline void expect_layouts(const ari_cluster_options *o, const ar_parallel *layouts, size_t n)
+{
+    OWNED(recorded_free) recorded *whole = record(o);
+    for (size_t i = 0; i < n; i++)
+        expect_one_ranks_bits(whole, o, &layouts[i]);
+}
+
+/* AdamW with clipping. */
+static inline ari_cluster_options adamw_job(const ar_config *c, const ar_batch *d, uint64_t steps)
+{
+    ari_cluster_options o = {.config = c, .batch = d, .run.steps = steps, .run.seed = 5, .run.clip = 0.01};
+    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.lr = 0.05;
+    return o;
+}
+
 #endif

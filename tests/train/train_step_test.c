@@ -31,13 +31,6 @@ static const ar_parallel layouts[] = {
     {.tp = 4, .dp = 2, .micro_batches = 2, .forward_first = true}};
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
-static void expect_all_layouts(const ari_cluster_options *o)
-{
-    OWNED(recorded_free) recorded *whole = record(o);
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
-        expect_one_ranks_bits(whole, o, &layouts[i]);
-}
-
 Test(train_step, every_layout_of_uneven_samples_and_targets_has_one_ranks_bits)
 {
     static const ar_arch archs[] = {AR_ARCH_LLAMA, AR_ARCH_GPT2, AR_ARCH_STACK};
@@ -45,7 +38,7 @@ Test(train_step, every_layout_of_uneven_samples_and_targets_has_one_ranks_bits)
     for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
         const ar_config c = config_of(archs[i], 1, 4);
         const ari_cluster_options o = job_of(&c, d, 2);
-        expect_all_layouts(&o);
+        expect_layouts(&o, layouts, LAYOUTS);
     }
 }
 
@@ -57,7 +50,26 @@ Test(train_step, adamw_with_clipping_has_one_ranks_bits_on_every_layout)
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.optimizer.lr = 0.05;
     o.run.clip = 0.01;
-    expect_all_layouts(&o);
+    expect_layouts(&o, layouts, LAYOUTS);
+}
+
+Test(train_step, every_kind_of_optimizer_has_the_baselines_bits)
+{
+    static const ar_optimizer_options kinds[] = {
+        {.kind = AR_OPTIMIZER_SGD, .lr = 0.1},
+        {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.7, .nesterov = true, .weight_decay = 0.2},
+        {.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.5, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3},
+        {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.4},
+        {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.0, .beta2 = 0.0, .eps = 1e-8}};
+    static const ar_parallel few[] = {{.tp = 2}, {.tp = 4}, {.dp = 2}};
+    const ar_config c = config_of(AR_ARCH_LLAMA, 1, 4);
+    ar_batch *d = batches(B, S, true);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        ari_cluster_options o = job_of(&c, d, STEPS);
+        o.run.optimizer = kinds[i];
+        o.run.clip = i % 2 ? 0.01 : 0.0;
+        expect_layouts(&o, few, sizeof few / sizeof *few);
+    }
 }
 
 Test(train_step, masks_go_with_their_samples)
@@ -74,7 +86,7 @@ Test(train_step, masks_go_with_their_samples)
     d[0].mask_batch = B;
     d[0].mask_heads = 1;
     const ari_cluster_options o = job_of(&c, d, 0);
-    expect_all_layouts(&o);
+    expect_layouts(&o, layouts, LAYOUTS);
 }
 
 /* --- what a step is ----------------------------------------------------------------------------------------------- */
@@ -185,5 +197,5 @@ Test(train_step, a_batch_without_targets_has_loss_nan_and_gradients_of_plus_0)
         cr_assert_leq(t->count, sizeof zeros / sizeof *zeros);
         cr_expect_eq(memcmp(t->values, zeros, t->count * sizeof(float)), 0, "%s:%c", t->name, t->pass);
     }
-    expect_all_layouts(&o);
+    expect_layouts(&o, layouts, LAYOUTS);
 }

@@ -51,9 +51,8 @@ enum { LAYOUTS = sizeof layouts / sizeof *layouts, BUCKETS = sizeof buckets / si
 
 static ari_cluster_options job_of(const ar_config *c, const data *d)
 {
-    ari_cluster_options o = {.config = c, .batch = d->batch, .run.steps = STEPS, .run.seed = 5, .run.clip = 0.5};
-    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    o.run.optimizer.lr = 0.05;
+    ari_cluster_options o = adamw_job(c, d->batch, STEPS);
+    o.run.clip = 0.5;
     return o;
 }
 

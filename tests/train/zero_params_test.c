@@ -243,10 +243,7 @@ static ar_status shared_step(ar_ctx *ctx, ar_ddp *d, ar_optimizer *o, ar_param *
     AR_TRY(ar_ddp_start(d));
     for (size_t i = 0; i < SHARED; i++) {
         const float ones[MOST] = {1};
-        const size_t shape[2] = {1, t->size[i]};
-        ar_tensor terms;
-        AR_TRY(rank_upload(ctx, &terms, 2, shape, ones));
-        AR_TRY(ar_ctx_arith(ctx)->grad_rows(ctx, &p[i], &terms, (ar_cbuf){NULL}));
+        AR_TRY(rank_add_gradient(ctx, &p[i], ones));
     }
     AR_TRY(ar_ddp_wait(d));
     t->status[r] = ar_optimizer_step(o, ctx, 1.0f);

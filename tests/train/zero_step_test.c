@@ -9,13 +9,9 @@ enum { B = 6, S = 8, STEPS = 2 };
 
 static ari_cluster_options job_of(const ar_config *c, const ar_batch *d, ar_optimizer_kind kind)
 {
-    ari_cluster_options o = {.config = c,
-                             .batch = d,
-                             .run.steps = STEPS,
-                             .run.seed = 5,
-                             .run.optimizer = ar_optimizer_defaults(kind),
-                             .run.clip = 0.01,
-                             .run.ddp = ar_ddp_defaults()};
+    ari_cluster_options o = adamw_job(c, d, STEPS);
+    o.run.ddp = ar_ddp_defaults();
+    o.run.optimizer = ar_optimizer_defaults(kind);
     o.run.optimizer.lr = 0.05;
     o.run.optimizer.momentum = kind == AR_OPTIMIZER_SGD ? 0.9 : 0.0;
     o.run.optimizer.nesterov = kind == AR_OPTIMIZER_SGD;

@@ -14,15 +14,9 @@ enum { B = 6, S = 8, STEPS = 2 };
 
 static ari_cluster_options job_of(const ar_config *c, const ar_batch *d)
 {
-    ari_cluster_options o = {.config = c,
-                             .batch = d,
-                             .run.steps = STEPS,
-                             .run.seed = 5,
-                             .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                             .run.clip = 0.01,
-                             .run.dropout = 0.1,
-                             .run.ddp = ar_ddp_defaults()};
-    o.run.optimizer.lr = 0.05;
+    ari_cluster_options o = adamw_job(c, d, STEPS);
+    o.run.dropout = 0.1;
+    o.run.ddp = ar_ddp_defaults();
     return o;
 }
 
@@ -52,7 +46,7 @@ enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 static const size_t bucket_bytes[] = {0, 600, AR_BUCKET_BYTES};
 
 /* Every `step`-th layout, with one of the bucket sizes, in either mode and order. */
-static void expect_layouts(ar_arch arch, bool tied, size_t first, size_t step)
+static void expect_every(ar_arch arch, bool tied, size_t first, size_t step)
 {
     ar_config c = config_of(arch, 4, arch == AR_ARCH_LLAMA ? 2 : 4);
     c.tied = tied;
@@ -70,14 +64,14 @@ static void expect_layouts(ar_arch arch, bool tied, size_t first, size_t step)
 
 Test(zero_units, llama_has_one_ranks_bits)
 {
-    expect_layouts(AR_ARCH_LLAMA, false, 0, small_only() ? 4 : 1);
+    expect_every(AR_ARCH_LLAMA, false, 0, small_only() ? 4 : 1);
 }
 
 Test(zero_units, tied_llama_and_gpt2_have_one_ranks_bits)
 {
-    expect_layouts(AR_ARCH_LLAMA, true, 1, 4);
-    expect_layouts(AR_ARCH_GPT2, true, 2, 4);
-    expect_layouts(AR_ARCH_STACK, false, 3, 4);
+    expect_every(AR_ARCH_LLAMA, true, 1, 4);
+    expect_every(AR_ARCH_GPT2, true, 2, 4);
+    expect_every(AR_ARCH_STACK, false, 3, 4);
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
