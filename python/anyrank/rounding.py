@@ -19,6 +19,7 @@ import tempfile
 import typing
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyrank import _safetensors
@@ -58,6 +59,10 @@ class Noise(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: typing.Any, types: typing.Any, args: typing.Any = (),
                            kwargs: typing.Any = None) -> typing.Any:
+        if any(issubclass(t, FakeTensor) for t in types):  # a shape without values
+            return func(*args, **(kwargs or {}))
+        if any(hasattr(t, "__tensor_flatten__") for t in types):  # a DTensor, whose operations with its parts err
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.split("::")[-1].rstrip("_")
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:

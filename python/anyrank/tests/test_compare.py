@@ -131,6 +131,26 @@ class Noise(unittest.TestCase):
         for a, b in zip(exact, noisy):
             self.assertTrue(torch.equal(a, b))
 
+    def test_parts_of_dtensors_err(self) -> None:
+        """FSDP's norm of all gradients is a DTensor of partial norms, which has no copy_ of its own."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        from anyrank import rounding
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            w = torch.nn.Parameter(distribute_tensor(torch.rand(8, 4), init_device_mesh("cpu", (1,)), [Shard(0)]))
+            w.grad = w.detach() + 1
+            exact = torch.nn.utils.get_total_norm([w.grad]).full_tensor()
+            with rounding.Noise(1):
+                off = torch.nn.utils.clip_grad_norm_([w], 1e9).full_tensor() / exact - 1
+        finally:
+            dist.destroy_process_group()
+        self.assertTrue(0 < abs(off) < 1e-5, off)
+
     def test_backward_errs_too_and_runs_repeat(self) -> None:
         import torch
 
