@@ -20,6 +20,30 @@ Test(verify_copies, that_differ_and_have_another_shape_are_reported)
     cr_expect_eq(r->row[0].state, AR_VERIFY_REPLICAS);
 }
 
+/* Rows of tokens that a router sends to experts: each rank has those of its own samples. */
+Test(verify_copies, of_routed_tokens_are_not_compared)
+{
+    const char *const names[] = {"layers.0.experts.act_fn:fwd", "layers.0.experts:fwd"};
+    const float x[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    for (size_t k = 0; k < 2; k++) {
+        const char *const files[] = {".reference.safetensors", "rank-0.safetensors", "rank-1.safetensors"};
+        for (size_t f = 0; f < 3; f++) {
+            char path[256];
+            const ar_st_tensor t[] = {
+                {.name = names[k], .dtype = AR_F32, .ndim = 2, .shape = {f ? 2 : 4, 2}, .data = x + f},
+                {.name = "layers.0:fwd", .dtype = AR_F32, .ndim = 1, .shape = {8}, .data = x}};
+            snprintf(path, sizeof path, "%s/%s", folder, files[f]);
+            cr_assert_ok(ar_st_write(path, t, 2, NULL, 0));
+        }
+        OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
+        char reference[256];
+        snprintf(reference, sizeof reference, "%s/%s", folder, files[0]);
+        const ar_verify_options o = {.reference = reference, .other = folder};
+        cr_assert_ok(ar_verify(&r, &o));
+        cr_expect(r->same == (k == 0) && r->routed == (k == 0) && r->compared == 1 + k, "%s", names[k]);
+    }
+}
+
 /* A tensor that one of the dumps lacks is missing or unexpected, and its copies differ besides. */
 Test(verify_copies, that_differ_of_a_tensor_that_one_dump_lacks_are_reported)
 {

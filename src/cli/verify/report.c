@@ -381,6 +381,12 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
     if (r->left_out[0] + r->left_out[1] > 0)
         fprintf(to, "note: left out, as only one dump has them: %zu tensor%s of the reference, %zu of the other\n",
                 r->left_out[0], ARI_PLURAL(r->left_out[0]), r->left_out[1]);
+    if (r->routed > 0)
+        fprintf(
+            to,
+            "note: not compared: %zu tensor%s within experts, whose rows are the tokens that the router sends there; "
+            "each rank has those of its own samples, and what the experts give back is compared\n",
+            r->routed, ARI_PLURAL(r->routed));
 }
 
 static void print_doubted(FILE *to, const ar_verify_report *r)
