@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A module of two dumps that was computed with one mistake is named by computing it again. The modules are computed
  * here by plain loops; replay_attention_test.c has attention. */
+#include "ref/core/float_bits.h"
 #include "support/together.h"
 #include "tests/verify/two_dumps.h"
 
@@ -77,6 +78,7 @@ CLAIM(a_norm_that_is_left_out_is_named)
 typedef struct norm {
     double eps, of_x, of_y, plus; /* how often the two terms count; what is added to the weight */
     bool centred, dropout;        /* of y, a fifth of it */
+    bool cut;                     /* the weight, with what is added to it, to bf16 */
 } norm;
 
 /* out [B, S, H] = the norm of of_x x + of_y y. */
@@ -93,12 +95,16 @@ static void normalise(float *out, const float *x, const float *y, const float *w
             v[i] -= p.centred ? mean : 0.0;
             square += v[i] * v[i] / H;
         }
-        for (size_t i = 0; i < H; i++)
-            out[at + i] = (float)(v[i] / sqrt(square + p.eps) * ((double)w[i] + p.plus));
+        for (size_t i = 0; i < H; i++) {
+            const float gain = (float)((double)w[i] + p.plus);
+            out[at + i] =
+                (float)(v[i] / sqrt(square + p.eps) * (double)(p.cut ? ari_f32_of_bf16(ari_bf16_of_f32(gain)) : gain));
+        }
     }
 }
 
-static const norm rms = {1e-6, 1.0, 1.0, 0.0, false, false}, gain_of_1 = {1e-6, 1.0, 1.0, 1.0, false, false};
+static const norm rms = {1e-6, 1.0, 1.0, 0.0, false, false, false},
+                  gain_of_1 = {1e-6, 1.0, 1.0, 1.0, false, false, false};
 
 typedef struct norm_tensors {
     const float *x, *y, *w, *branch;
@@ -119,19 +125,21 @@ static norm_tensors make_norm(made *m, norm right, norm wrong)
 
 CLAIM(one_mistake_of_a_norm_is_named)
 {
-    static const norm centred = {1e-6, 1.0, 1.0, 0.0, true, false};
+    static const norm centred = {1e-6, 1.0, 1.0, 0.0, true, false, false};
     const struct {
         norm right, wrong;
         const char *cause;
-    } cases[] = {{rms, {1e-3, 1.0, 1.0, 0.0, false, false}, "norm_epsilon"},
+    } cases[] = {{rms, {1e-3, 1.0, 1.0, 0.0, false, false, false}, "norm_epsilon"},
                  {rms, centred, "norm_mean"},
-                 {rms, {1e-6, 1.0, 0.0, 0.0, false, false}, "residual"},
-                 {rms, {1e-6, 0.0, 1.0, 0.0, false, false}, "residual"},
-                 {rms, {1e-6, 1.0, 2.0, 0.0, false, false}, "residual"},
-                 {rms, {1e-6, 1.0, 1.0, 0.0, false, true}, "dropout"},
+                 {rms, {1e-6, 1.0, 0.0, 0.0, false, false, false}, "residual"},
+                 {rms, {1e-6, 0.0, 1.0, 0.0, false, false, false}, "residual"},
+                 {rms, {1e-6, 1.0, 2.0, 0.0, false, false, false}, "residual"},
+                 {rms, {1e-6, 1.0, 1.0, 0.0, false, true, false}, "dropout"},
                  {rms, gain_of_1, "gain_offset"},
                  {gain_of_1, rms, "gain_offset"},
-                 {gain_of_1, {1e-3, 1.0, 1.0, 1.0, false, false}, "norm_epsilon"},
+                 {gain_of_1, {.eps = 1e-6, .of_x = 1.0, .of_y = 1.0, .plus = 2.0}, "gain_offset"},
+                 {gain_of_1, {.eps = 1e-6, .of_x = 1.0, .of_y = 1.0, .plus = 1.0, .cut = true}, "fewer_bits"},
+                 {gain_of_1, {1e-3, 1.0, 1.0, 1.0, false, false, false}, "norm_epsilon"},
                  {centred, rms, "norm_mean"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = {.n = 0};
@@ -144,7 +152,7 @@ CLAIM(a_norm_of_another_statistic_or_place_is_named)
 {
     enum { PASSED_ON, SAMPLES, AFTER, ALONE, WAYS };
     static const char *const causes[WAYS] = {"norm_missing", "norm_statistic", "residual", "other_input"};
-    static const norm branch = {1e-6, 0.0, 1.0, 0.0, true, false};
+    static const norm branch = {1e-6, 0.0, 1.0, 0.0, true, false, false};
     for (size_t way = 0; way < WAYS; way++) {
         made m = {.n = 0};
         norm right = rms;
@@ -178,7 +186,7 @@ CLAIM(numbers_of_the_terms_of_a_sum_are_told_apart)
         const float *w = put(&m, "model.layers.0.post_attention_layernorm.weight:init", 1, H, 0, 0);
         float *out[2] = {put_tokens(&m, "model.layers.0.post_attention_layernorm:fwd"), other_of(&m)};
         for (size_t side = 0; side < 2; side++) {
-            const norm p = {1e-6, cases[k].of_x[side], cases[k].of_y[side], 0.0, false, false};
+            const norm p = {1e-6, cases[k].of_x[side], cases[k].of_y[side], 0.0, false, false, false};
             for (size_t i = 0; i < B * S * H; i++)
                 sum[side][i] = (float)(p.of_x * (double)x[i] + p.of_y * (double)y[i] + p.of_y * (double)z[i]);
             normalise(out[side], x, y, w, p);
@@ -192,7 +200,7 @@ CLAIM(a_statistic_without_a_gradient_is_named)
     made m = {.n = 0};
     const float *x = put_tokens(&m, "layers.0:fwd"), *w = put(&m, "norm.weight:init", 1, H, 0, 0);
     float *y = put_tokens(&m, "norm:fwd");
-    normalise(y, x, x, w, (norm){1e-6, 1.0, 0.0, 0.0, false, false});
+    normalise(y, x, x, w, (norm){1e-6, 1.0, 0.0, 0.0, false, false, false});
     memcpy(other_of(&m), y, B * S * H * sizeof *y);
     float *d = put_tokens(&m, "norm:bwd"), *e = other_of(&m);
     for (size_t row = 0; row < B * S; row++) {

@@ -160,8 +160,10 @@ static const ari_cause rows[] = {
     {"norm_mean", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "each wrong row is the reference's with its mean subtracted before the weight: LayerNorm in place of RMSNorm"},
     {"gain_offset", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ONE), 0, "",
-     "the norm's weight counts as 1 + weight on one side alone (Gemma, zero-centered gamma in Megatron)" LOOK
-     "Gemma; Megatron: `layernorm_zero_centered_gamma`"},
+     "the norm's weight counts as 1 + weight on one side alone (Gemma, zero-centered gamma in Megatron), or the 1 is "
+     "added there twice" LOOK "Gemma; Megatron: `layernorm_zero_centered_gamma`"},
+    {"fewer_bits", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, "",
+     "each wrong row is the norm of the reference's input with its gain rounded to bf16"},
     {"norm_missing", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ALL), 0, "",
      "each wrong row is what the norm reads in the reference: the norm is left out"},
     {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), IF(SOME), "",

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/search.h"
@@ -75,6 +76,7 @@ typedef struct recipe {
     double centred;    /* 1: the mean is subtracted */
     double plus, less; /* what is added to the gain; subtracted from the features that squares are divided by */
     double bare, raw;  /* 1: no gain; no norm */
+    double cut;        /* 1: the gain is rounded to bf16, with what is added to it */
     double eps, after; /* after: all terms but the last are added to its norm, times this; 0: they are in it */
     ari_properties is; /* what a mistake that is this recipe is called */
 } recipe;
@@ -83,11 +85,9 @@ typedef struct recipe {
 static const struct {
     size_t at;
     ari_properties is;
-} switches[] = {{offsetof(recipe, centred), ARI_IF(SHIFT)},
-                {offsetof(recipe, plus), ARI_IF(ONE)},
-                {offsetof(recipe, bare), ARI_IF(ZERO)},
-                {offsetof(recipe, raw), ARI_IF(ALL)},
-                {offsetof(recipe, less), ARI_IF(ROOT)}};
+} switches[] = {{offsetof(recipe, centred), ARI_IF(SHIFT)}, {offsetof(recipe, plus), ARI_IF(ONE)},
+                {offsetof(recipe, bare), ARI_IF(ZERO)},     {offsetof(recipe, cut), ARI_IF(CUT)},
+                {offsetof(recipe, raw), ARI_IF(ALL)},       {offsetof(recipe, less), ARI_IF(ROOT)}};
 enum { SWITCHES = sizeof switches / sizeof *switches };
 
 typedef struct norm {
@@ -133,6 +133,13 @@ ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ar
 static const float *row_of(const norm *n, size_t which, size_t k)
 {
     return n->near.x + (which * n->p.tokens + k) * n->near.width;
+}
+
+/* What a feature is multiplied by. */
+static double gain_of(const norm *n, const recipe *r, size_t i)
+{
+    const double gain = r->bare != 0.0 ? 1.0 : (double)n->gain[i] + r->plus;
+    return r->cut != 0.0 ? (double)ari_f32_of_bf16(ari_bf16_of_f32((float)gain)) : gain;
 }
 
 static double without(const norm *n, const float *row, size_t i, double plus)
@@ -190,7 +197,7 @@ static void put(ari_probe *p, void *of, size_t candidate)
     for (size_t k = 0; k < p->tokens; k++) {
         const double scale = 1.0 / sqrt(input_of(n->y, n, r, k) + r->eps);
         for (size_t i = 0; i < n->near.width && r->raw == 0.0; i++) {
-            n->y[i] *= scale * (r->bare != 0.0 ? 1.0 : (double)n->gain[i] + r->plus);
+            n->y[i] *= scale * gain_of(n, r, i);
             n->y[i] += (double)n->shift[i];
             n->y[i] += r->after != 0.0 ? r->after * sum_of(n, r, k, i, 0, r->in.terms - 1) : 0.0;
         }
@@ -308,6 +315,8 @@ static void list_mistakes(norm *n, const ari_terms *here)
         *is = 1.0 - *is;
     }
     n->list[1].is |= base->centred != 0.0 ? ARI_IF(ZERO) : 0;
+    if (base->plus > 0.0)
+        list_one(n, ARI_IF(ONE))->plus = 2.0 * base->plus;
     if (here->left <= n->allowed)
         list_one(n, ARI_IF(OF_INPUT) | ARI_IF(SOME))->in = *here;
     if (epsilon > 2.0 * apart && has_own_size(&base->in))
