@@ -251,7 +251,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
         const bool of_state = best->kind == ARI_FOUND_STATE && c.survey.disagree == 0; /* in which ranks have no part */
         if (ari_ranks_say_more(&own, best, &c) && !of_state)
             *best = own;
-        else if (r->ranks > 1 && c.survey.whole && c.survey.disagree == 0)
+        else if (r->ranks > 1 && c.survey.shared == c.grid.count && c.survey.disagree == 0)
             know_copies_equal(best, &v->c);
         ari_say_where(where, &c, best->looks);
     }

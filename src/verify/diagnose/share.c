@@ -201,7 +201,7 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
 /* Keys' and values' gradients are sums over the queries of all places of a ring: what one place's queries leave is a part
  * of the reference, unrelated to what is missing or of its kind where all queries pull alike: over 1, or less. A multiple
  * of the reference is another mistake. Few values of a rank tell less than those of all. The last keys have queries of
- * one place alone, and may be right. */
+ * one place alone, however tokens are dealt out to the places, and are right. */
 static bool is_part_of_ring(const ari_case *c, const part *p)
 {
     const ari_difference *d = c->grid.d;
@@ -211,6 +211,11 @@ static bool is_part_of_ring(const ari_case *c, const part *p)
          role != ARI_K_NORM) ||
         !(p->over >= 0.25 && p->over <= ABOUT) || !(p->angle < 0.97))
         return false;
+    const size_t chunks = 2 * (size_t)ari_along(d, ARI_CUTS_POSITIONS); /* two a place, as in zigzag order */
+    for (size_t i = (d->shape[1] + chunks - 1) / chunks * (chunks - 1); i < d->shape[1]; i++) {
+        if (c->survey.hits[1][i] > 0)
+            return false;
+    }
     for (int r = 0; r < d->ranks; r++) {
         const ari_tally *own = &c->survey.rank[r];
         const double share = own->vr / own->rr;
