@@ -265,7 +265,7 @@ static const expected elsewhere[] = {
     {F(row_bias_every_rank), "stack", TP(2), "layers.0.mlp.w2:fwd", 0, "bias_counted_again", RING},
     {F(heads_divided_twice), "gpt2", TP(4), "transformer.h.0.attn.context:fwd", 0, "no_head_computed"},
     {F(allreduce_aliases_input), "gpt2", TP(4), "transformer.h.1.mlp.c_proj.weight:grad", 0, "other_input", RING},
-    {F(allreduce_aliases_input), "stack", TP(2), "layers.1.mlp.w2.weight:grad", 0, "input_overwritten"},
+    {F(allreduce_aliases_input), "stack", TP(2), "layers.1.mlp.w2.weight:grad", 0, "other_input"},
     {F(init_local_fan), "gpt2", TP(3), "transformer.h.0.attn.c_attn.weight:init", 0, "init_scale_of_shard"},
     {F(embedding_edge_twice), "gpt2", TP(3), "transformer.wte:fwd", 0, "ids_at_shard_edge"},
     /* A tied head's weight gradient is complete after the embedding's, so that a block's comes first. */

@@ -26,7 +26,7 @@ typedef struct place {
 static void place_init(place *p)
 {
     static const char edges[] = "\x80V@\xac\xc0";
-    char text[BATCH * SEQ + 1];
+    char text[2 * BATCH * SEQ + 1];
     p->bases = 0;
     for (size_t i = 0; i < sizeof text - 1; i++)
         text[i] = i % 5 == 2 ? edges[i / 5 % 5] : (char)(1 + i * i * 7 % 97);

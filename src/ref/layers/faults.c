@@ -191,14 +191,15 @@ static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row)
 {
-    return ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis) || (row && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad));
+    return ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis) ||
+           (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad));
 }
 
 ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
 {
     if (ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))
         return sum_features(ctx, dy);
-    return row && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad) ? divide_by_ranks(ctx, dy) : AR_OK;
+    return ari_fault_moves_bias_rows(ctx, row) ? divide_by_ranks(ctx, dy) : AR_OK;
 }
 
 /* As where autograd knows nothing of the collective: what a rank put into the sum has the gradient of what it got. */
