@@ -33,15 +33,9 @@ KNOWN = {
     "blind-vesper-ddp-dp2-clipped_after_the_step": ("other tensor",),
     "blind3-quarry-ddp-dp3-bf16-targets_of_own_rank": ("unseen",),
     "blind3-mosaic-ddp-dp2-bf16-one_norm_decays": ("unseen",),
-    # An expert's tokens are no samples of a rank, so that its activation has another shape on each.
-    "blind3-right-qwen3moe-ddp-dp2-as-it-is": ("alarm",),
-    "blind3-qwen3moe-ddp-dp2-experts_summed_over_ranks": ("other tensor",),
     # The loss is within the tolerance; attention of the first block is taken for rounding.
     "blind3-harbor-hand-tp2-smoothing_of_own_vocabulary": ("other tensor",),
     "blind3-harbor-alone-frequencies_in_bf16": ("other tensor",),
-    "blind3-rover-hand-dp2-tp2-bf16-scaled_by_world": ("wrong",),
-    "blind3-harbor-hand-cp2-ring-shares_without_gradient": ("wrong",),
-    "blind3-gemma2-alone-one_added_in_bf16": ("wrong",),
 }
 
 
