@@ -29,15 +29,8 @@ typedef struct how {
     bool tiled, plain_k, of_v, backward, cut, dropout, not_own, by_lane, bare, sinkless;
     bool flat;                                      /* heads and tokens are not transposed back */
     enum { SAME, HALVES, OF_EACH_HALF, NONE } seen; /* the documents that the mask is of */
-    enum {
-        RING_NONE,
-        RING_MASKED,
-        RING_TURNED,
-        RING_WIDE,
-        RING_APART,
-        RING_BASE_TWO,
-        RING_AT_HOME
-    } ring; /* what goes by the places of a ring of two */
+    /* What goes by the places of a ring of two. */
+    enum { RING_NONE, RING_MASKED, RING_TURNED, RING_WIDE, RING_APART, RING_BASE_TWO, RING_AT_HOME } ring;
     bool zigzag;
 } how;
 

@@ -169,7 +169,7 @@ CLAIM(a_norm_of_another_statistic_or_place_is_named)
     }
 }
 
-/* A norm of a sum of two tensors, one of which is the embedding's output, and the layer's own sum of both and a third. */
+/* A norm of a sum of two tensors, one of them the embedding's output, and the layer's own sum of both and a third. */
 CLAIM(numbers_of_the_terms_of_a_sum_are_told_apart)
 {
     static const struct {

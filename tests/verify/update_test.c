@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One step of AdamW in two dumps: what is wrong with the other's is named, and what rounding makes of it is let pass. */
+/* One step of AdamW in two dumps: what is wrong with the other's is named, and what rounding makes of it passes. */
 #include "tests/verify/two_dumps.h"
 
 enum { N = 96, NOISE = 8 };
@@ -62,23 +62,32 @@ static run stepped(adam a)
 
 static const ar_verify_options close_to = {.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5, .atol = 1e-7};
 
-/* The dumps of a step of one parameter each; those of SGD have no second moment. */
-static made runs(const run *a, const run *b, bool second)
+/* What a step leaves of a parameter: its initial value, gradient, new value and moments. */
+typedef const char *const names[5];
+static names of_w = {"w.weight:init", "w.weight:grad", "w.weight:new", "w.weight:m", "w.weight:v"};
+static names of_x = {"x.weight:init", "x.weight:grad", "x.weight:new", "x.weight:m", "x.weight:v"};
+static names next_of_w = {NULL, "w.weight:grad@2", "w.weight:new@2", "w.weight:m@2", "w.weight:v@2"};
+
+static void put_run(made *m, names name, const run *a, const run *b, size_t n)
+{
+    const float *const of_a[] = {a->init, a->grad, a->new, a->m, a->v};
+    const float *const of_b[] = {b->init, b->grad, b->new, b->m, b->v};
+    for (size_t i = name[0] ? 0 : 1; i < n; i++)
+        put_vectors(m, name[i], N, of_a[i], of_b[i]);
+}
+
+/* The dumps of a step of one parameter each, n of the five. */
+static made runs(const run *a, const run *b, size_t n)
 {
     made m = {.n = 0};
     put_vectors(&m, "grad_norm:clip", 1, &a->norm, &b->norm);
-    put_vectors(&m, "w.weight:init", N, a->init, b->init);
-    put_vectors(&m, "w.weight:grad", N, a->grad, b->grad);
-    put_vectors(&m, "w.weight:new", N, a->new, b->new);
-    put_vectors(&m, "w.weight:m", N, a->m, b->m);
-    if (second)
-        put_vectors(&m, "w.weight:v", N, a->v, b->v);
+    put_run(&m, of_w, a, b, n);
     return m;
 }
 
 static void expect_step(const run *a, const run *b, const char *cause, const char *words, size_t number)
 {
-    made m = runs(a, b, true);
+    made m = runs(a, b, 5);
     expect_first(&m, close_to, cause, words, number);
 }
 
@@ -133,7 +142,7 @@ Test(update, nesterov_s_momentum_is_told)
             r[k].new[i] = r[k].init[i] - (k == 0 ? 0.1f : 0.19f) * r[k].grad[i];
         }
     }
-    made m = runs(&r[0], &r[1], false);
+    made m = runs(&r[0], &r[1], 4); /* SGD has no second moment */
     expect_first(&m, close_to, "nesterov", "momentum of 0.9", 0);
 }
 
@@ -149,9 +158,9 @@ Test(update, moments_of_16_bits_are_told)
         bits = (bits + 0x8000) & 0xffff0000;
         memcpy(&b.m[i], &bits, sizeof bits);
     }
-    made m = runs(&a, &b, true);
+    made m = runs(&a, &b, 5);
     expect_first(&m, o, "fewer_bits", "keeps its state in 16 bits", 0);
-    m = runs(&b, &b, true); /* both do */
+    m = runs(&b, &b, 5); /* both do */
     OWNED(ar_verify_report_destroy) ar_verify_report *r = judge(&m, o);
     cr_expect(r->same);
 }
@@ -199,12 +208,8 @@ Test(update, state_of_another_parameter_is_told)
     }
     step(&b[0], with[1]);
     step(&b[1], with[0]);
-    made m = runs(&a[0], &b[0], true);
-    put_vectors(&m, "x.weight:init", N, a[1].init, b[1].init);
-    put_vectors(&m, "x.weight:grad", N, a[1].grad, b[1].grad);
-    put_vectors(&m, "x.weight:new", N, a[1].new, b[1].new);
-    put_vectors(&m, "x.weight:m", N, a[1].m, b[1].m);
-    put_vectors(&m, "x.weight:v", N, a[1].v, b[1].v);
+    made m = runs(&a[0], &b[0], 5);
+    put_run(&m, of_x, &a[1], &b[1], 5);
     expect_first(&m, close_to, "optimizer_state_misplaced", "history of x.weight", 0);
 }
 
@@ -221,7 +226,7 @@ Test(update, a_norm_of_gradients_that_differ_is_right)
         r[k].norm = (float)sqrt(square);
         step(&r[k], right);
     }
-    made m = runs(&r[0], &r[1], true);
+    made m = runs(&r[0], &r[1], 5);
     OWNED(ar_verify_report_destroy) ar_verify_report *report = judge(&m, close_to);
     size_t i = 0;
     while (i < report->rows && strcmp(report->row[i].name, "grad_norm:clip") != 0)
@@ -230,7 +235,7 @@ Test(update, a_norm_of_gradients_that_differ_is_right)
     expect_row(&report->row[i], "norm_of_own_gradients", NULL, 0);
 }
 
-/* Adam makes a step of lr of any gradient: of rounding, either way. One off by a gradient that is right is different. */
+/* Adam makes a step of lr of any gradient, of rounding either way. A weight of a right gradient may not be off. */
 Test(update, steps_of_rounding_are_let_pass)
 {
     run a = before_step(1.0), b = before_step(-1.0);
@@ -238,7 +243,7 @@ Test(update, steps_of_rounding_are_let_pass)
     step(&b, right);
     for (size_t off = 0; off < 2; off++) {
         b.new[3] += off ? 1e-5f : 0.0f; /* a hundredth of a step */
-        made m = runs(&a, &b, true);
+        made m = runs(&a, &b, 5);
         OWNED(ar_verify_report_destroy) ar_verify_report *r = judge(&m, close_to);
         cr_expect(r->same == !off && r->elements_doubted == NOISE && r->elements_different == off,
                   "%zu doubted, %zu different", r->elements_doubted, r->elements_different);
@@ -253,7 +258,7 @@ Test(update, a_wrong_rate_of_sgd_is_not_hidden)
         b.grad[i] *= 1.000001f; /* rounding */
     step(&a, with);
     step(&b, wrong);
-    made m = runs(&a, &b, true);
+    made m = runs(&a, &b, 5);
     OWNED(ar_verify_report_destroy) ar_verify_report *r = judge(&m, close_to);
     cr_expect(!r->same);
     cr_expect_geq(r->elements_different, N / 2);
@@ -284,15 +289,8 @@ Test(update, a_counter_is_told_by_what_moments_keep)
     made m = {.n = 0};
     two_steps(a, 2);
     two_steps(b, 5);
-    put_vectors(&m, "w.weight:init", N, a[0].init, b[0].init);
-    put_vectors(&m, "w.weight:grad", N, a[0].grad, b[0].grad);
-    put_vectors(&m, "w.weight:new", N, a[0].new, b[0].new);
-    put_vectors(&m, "w.weight:m", N, a[0].m, b[0].m);
-    put_vectors(&m, "w.weight:v", N, a[0].v, b[0].v);
-    put_vectors(&m, "w.weight:grad@2", N, a[1].grad, b[1].grad);
-    put_vectors(&m, "w.weight:new@2", N, a[1].new, b[1].new);
-    put_vectors(&m, "w.weight:m@2", N, a[1].m, b[1].m);
-    put_vectors(&m, "w.weight:v@2", N, a[1].v, b[1].v);
+    put_run(&m, of_w, &a[0], &b[0], 5);
+    put_run(&m, next_of_w, &a[1], &b[1], 5);
     expect_first(&m, close_to, "adam_step_counter", "as that of step 5 would be in step 2", 0);
 }
 
