@@ -22,75 +22,44 @@ typedef struct tally {
     size_t read, refused, unsupported, by_rule[RULES], failures;
 } tally;
 
+/* One of the texts between bars, of *n bytes. */
+static const char *one_of(const char *texts, uint64_t *state, size_t *n)
+{
+    size_t bars = 0;
+    for (const char *at = texts; *at; at++)
+        bars += *at == '|';
+    for (size_t skip = fuzz_below(state, bars + 1); skip > 0; texts++)
+        skip -= *texts == '|';
+    *n = strcspn(texts, "|");
+    return texts;
+}
+
 /* A number of the text becomes one of those that readers get wrong. */
 static void mutate_number(fuzz_input *x, uint64_t *state)
 {
-    static const char *const numbers[] = {"0",
-                                          "1",
-                                          "-1",
-                                          "-0",
-                                          "2",
-                                          "7",
-                                          "8",
-                                          "255",
-                                          "4294967295",
-                                          "4294967296",
-                                          "2147483648",
-                                          "9223372036854775807",
-                                          "9223372036854775808",
-                                          "18446744073709551615",
-                                          "18446744073709551616",
-                                          "1.0",
-                                          "1e3",
-                                          "1e999",
-                                          "[]",
-                                          "null",
-                                          "\"1\"",
-                                          "4194305,4194305,211106198978564",
-                                          "0,18014398509481984"};
-    size_t at = fuzz_below(state, x->n), end;
+    static const char numbers[] = "0|1|-1|-0|2|7|8|255|4294967295|4294967296|2147483648|9223372036854775807|"
+                                  "9223372036854775808|18446744073709551615|18446744073709551616|1.0|1e3|1e999|[]|"
+                                  "null|\"1\"|4194305,4194305,211106198978564|0,18014398509481984";
+    size_t n, at = fuzz_below(state, x->n), end;
     while (at < x->n && (x->bytes[at] < '0' || x->bytes[at] > '9'))
         at++;
     for (end = at; end < x->n && x->bytes[end] >= '0' && x->bytes[end] <= '9';)
         end++;
-    const char *number = numbers[fuzz_below(state, sizeof numbers / sizeof numbers[0])];
-    fuzz_splice(x, at, end - at, number, strlen(number));
+    const char *number = one_of(numbers, state, &n);
+    fuzz_splice(x, at, end - at, number, n);
 }
 
 static void mutate_token(fuzz_input *x, uint64_t *state)
 {
-    static const char *const tokens[] = {"{",
-                                         "}",
-                                         "[",
-                                         "]",
-                                         ",",
-                                         ":",
-                                         "\"",
-                                         "\\",
-                                         "\\u0000",
-                                         "\\ud800",
-                                         "\xe2\x80\x94",
-                                         "\xff",
-                                         "null",
-                                         "true",
-                                         "\"F4\"",
-                                         "\"F64\"",
-                                         "\"BOOL\"",
-                                         "\"__metadata__\":",
-                                         "\"shape\":",
-                                         " ",
-                                         "\n",
-                                         "\"model_type\":\"gpt2\",",
-                                         "\"head_dim\":",
-                                         "\"rope_scaling\":{\"type\":\"linear\"},",
-                                         "\"model_type\":\"qwen2\",",
-                                         "\"use_sliding_window\":true,",
-                                         "\"layer_types\":[\"sliding_attention\"],",
-                                         "\"max_window_layers\":1023,",
-                                         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,"
-                                         "\"low_freq_factor\":1,\"high_freq_factor\":4},"};
-    const char *token = tokens[fuzz_below(state, sizeof tokens / sizeof tokens[0])];
-    fuzz_splice(x, fuzz_below(state, x->n), fuzz_below(state, 3) == 0 ? fuzz_below(state, 4) : 0, token, strlen(token));
+    static const char tokens[] =
+        "{|}|[|]|,|:|\"|\\|\\u0000|\\ud800|\xe2\x80\x94|\xff|null|true|\"F4\"|\"F64\"|\"BOOL\"|\"__metadata__\":|"
+        "\"shape\":| |\n|\"model_type\":\"gpt2\",|\"head_dim\":|\"rope_scaling\":{\"type\":\"linear\"},|"
+        "\"model_type\":\"qwen2\",|\"use_sliding_window\":true,|\"layer_types\":[\"sliding_attention\"],|"
+        "\"max_window_layers\":1023,|\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,"
+        "\"low_freq_factor\":1,\"high_freq_factor\":4},";
+    size_t n;
+    const char *token = one_of(tokens, state, &n);
+    fuzz_splice(x, fuzz_below(state, x->n), fuzz_below(state, 3) == 0 ? fuzz_below(state, 4) : 0, token, n);
 }
 
 static void mutate(fuzz_input *x, uint64_t *state)

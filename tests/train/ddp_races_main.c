@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Overlapped reductions under ThreadSanitizer: lists of vectors, and models whose step goes through them. */
-#include "support/small.h"
+#include "support/match.h"
 #include "tests/train/ddp_toy.h"
 
 static int fail(const char *what)
@@ -37,27 +37,11 @@ static int run_models(void)
                                           {.tp = 2, .dp = 2, .sp = true, .micro_batches = 2},
                                           {.dp = 4, .dp_replicate = 2},
                                           {.pp = 2, .dp = 2, .micro_batches = 2}};
-    const ar_config config = {.arch = AR_ARCH_LLAMA,
-                              .vocab = 11,
-                              .hidden = 16,
-                              .layers = 2,
-                              .heads = 4,
-                              .kv_heads = 2,
-                              .head_dim = 4,
-                              .ffn = 24,
-                              .max_positions = SEQ,
-                              .norm = AR_NORM_RMS,
-                              .norm_eps = 1e-5,
-                              .activation = AR_ACT_SILU,
-                              .gated = true,
-                              .rope = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0},
-                              .final_norm = true,
-                              .initializer_range = 0.3};
+    const ar_config config = match_config(AR_ARCH_LLAMA, 2);
     int64_t ids[BATCH * SEQ];
     for (size_t i = 0; i < BATCH * SEQ; i++)
         ids[i] = (int64_t)(i * 7 % 11);
-    const ar_batch batch[STEPS] = {{.batch = BATCH, .seq = SEQ, .input_ids = ids},
-                                   {.batch = BATCH, .seq = SEQ, .input_ids = ids}};
+    const ar_batch one = {.batch = BATCH, .seq = SEQ, .input_ids = ids}, batch[STEPS] = {one, one};
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         for (int i = 0; i < 4; i++) {
             ari_cluster_result result;
