@@ -42,7 +42,7 @@ bool ari_runs_next(ari_run *run);
 
 /* Index along dimension `dim` (0 .. nd-1) of element `index` of the full tensor. */
 size_t ari_grid_index(const ari_grid *g, size_t index, int dim);
-/* Where element i of the box of this extent at `from` lies in a tensor of this shape. */
+/* The tensor's index of element i of a box with this extent at `from`. */
 static inline size_t ari_box_index(const size_t *shape, const size_t *from, const size_t *extent, int ndim, size_t i)
 {
     size_t at = 0, stride = 1;
@@ -64,7 +64,7 @@ static inline bool ari_same_bits(float a, float b)
     return x == y;
 }
 
-/* Whether element i of a run differs: other bits, and further away than allowed. */
+/* True if element i of a run differs: other bits, and further apart than allowed. */
 static inline bool ari_run_differs(const ari_grid *g, const ari_run *run, size_t i)
 {
     if (ari_same_bits(run->ref[i], run->value[i]))
@@ -116,7 +116,7 @@ static inline bool ari_survey_bit(const ari_survey *s, size_t index)
     return ((unsigned)s->bits[index / 8] >> (index % 8)) & 1u;
 }
 
-/* Of the angle between values and reference, over the elements that differ; NaN if either is all zero. */
+/* The cosine between values and reference over the elements that differ; NaN if either is all zero. */
 double ari_cosine(const ari_tally *t);
 
 ar_status ari_grid_init(ari_grid *g, const ari_difference *d);
@@ -136,17 +136,17 @@ AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_cas
 typedef struct ari_case {
     ari_grid grid;
     ari_survey survey;
-    /* What a relation may be off by, of rounding on both sides: absolute + relative*|value|. */
+    /* The tolerance of a relation, for rounding on both sides: absolute + relative*|value|. */
     double absolute, relative;
-    /* Of a tensor that one rank holds, which may stand for a run whose ranks are not seen; ref and val are NULL where
-     * copies of several ranks are looked at. */
+    /* One full copy, or that of one rank which may stand for a run whose ranks are unknown; NULL when the copies of
+     * several ranks are compared. */
     const float *ref, *val;
     size_t count;
     double max_ref;          /* largest finite |reference| */
     bool inner;              /* a box of the tensor alone: sizes of heads and of packed parts do not apply */
     bool noisy;              /* elements that do not count as different differ in bits nevertheless */
     ar_evidence *considered; /* where it is noted what hypotheses explain; NULL: nowhere */
-    /* Of tensors of dumps; known is never NULL. */
+    /* Values of the dumps' tensors; known is never NULL. */
     const ari_explain_case *known;
     ar_verify_facts facts;
     const ar_dump_tensor *reference, *other;
@@ -164,7 +164,7 @@ typedef struct ari_case {
 /* A value computed by a relation, and the relation's own numbers, are rounded a few times. */
 #define ARI_ROUNDINGS 0x1p-21
 
-/* Whether a value is what a relation says, but for rounding. */
+/* True if a value obeys a relation up to rounding. */
 static inline bool ari_holds(const ari_case *c, float value, double expected)
 {
     const double v = (double)value;
@@ -173,7 +173,7 @@ static inline bool ari_holds(const ari_case *c, float value, double expected)
     return v == expected || fabs(v - expected) <= c->absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
 }
 
-/* Whether element i counts as different. */
+/* True if element i counts as different. */
 static inline bool ari_off(const ari_case *c, size_t i)
 {
     return ari_survey_bit(&c->survey, i);
@@ -198,7 +198,7 @@ static inline bool ari_is_activation(const ari_difference *d)
     return d->pass == 'f' || d->pass == 'b';
 }
 
-/* Whether the reference repeats itself after `length` elements: what is wrong with it then does too, whatever it is. */
+/* True if the reference repeats itself every `length` elements: any fault of it then repeats too. */
 static inline bool ari_reference_repeats(const ari_case *c, size_t length)
 {
     const float *ref = c->grid.d->reference;
@@ -210,12 +210,12 @@ static inline bool ari_reference_repeats(const ari_case *c, size_t length)
 
 enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 
-/* What a measure found, apart from what is said of it: a trace is a kind, properties and numbers; the table of causes
- * has a row for each that stands for a cause, and the sentence that the numbers fill. */
+/* A trace is a measure's finding, apart from its wording: a kind, properties and numbers. The table of causes has a row
+ * for each trace that is a sign of a cause, and the sentence that the numbers fill. */
 
 /* --- traces ------------------------------------------------------------------------------------------------------- */
 
-/* Of a measure: what was found. */
+/* Kinds of traces. */
 /* clang-format off */
 #define ARI_KINDS(X) \
     X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) X(CONSTANT_ADDED) X(CURVE) \
@@ -289,7 +289,7 @@ double ari_value(const ari_trace *t, const char *name);
 
 /* --- causes ------------------------------------------------------------------------------------------------------- */
 
-/* How much a cause says: the most specific one is reported. Of two of a kind the first measure's. */
+/* Specificity of a cause: the most specific one is reported, and between two of a kind the first measure's. */
 enum ari_confidence {
     ARI_SILENT = 0,
     ARI_LAST_RESORT = 10, /* nothing but the pass and the name */
@@ -321,7 +321,8 @@ void ari_judge(ari_trace *t, const ari_case *c);
  *  has. One that explains less than this was never near. */
 #define ARI_NEAR 0.25
 void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left);
-/** What was noted becomes part of the evidence; of an unknown cause the sentence says the two that leave least. */
+/** Adds the hypotheses considered to the evidence; for an unknown cause the sentence names the two with the smallest
+ *  residuals. */
 void ari_say_considered(ari_text *why, ar_evidence *e, const ar_evidence *considered);
 const ari_cause *ari_causes_of_numbers(size_t *n), *ari_causes_of_step(size_t *n), *ari_causes_of_again(size_t *n),
     *ari_causes_of_places(size_t *n);
@@ -332,18 +333,18 @@ const ari_cause *ari_cause_at(size_t i);
 
 /* Ranks along these axes; where the layout is not known or is none, all along tp. */
 int ari_along(const ari_difference *d, ari_axes axes);
-/* Where the ranks of one pipeline rank alone hold the tensor: the difference as they see it. */
+/* Narrows the difference to the ranks of the only pipeline rank that holds the tensor. */
 void ari_narrow_to_stage(ari_difference *d);
 
-/* Whether the other run is known to be of one rank, but for stages of a pipeline of which one alone has this tensor: no
- * cause over ranks is said of it. */
+/* True if the other run is known to be of one rank, apart from pipeline stages of which one alone has this tensor: no
+ * cause over ranks is reported then. */
 static inline bool ari_is_alone(const ari_case *c)
 {
     return ari_ranks_along(&c->known->mesh, ARI_ALL_AXES & ~(ari_axes)ARI_CUTS_LAYERS) == 1 &&
            ari_along(c->grid.d, ARI_CUTS_LAYERS) == 1;
 }
 
-/* What is said of a factor or a sum over the ranks of an extent of a layout (ari_layout_axes). */
+/* Properties for a factor or a sum over the ranks of an extent of a layout (ari_layout_axes). */
 ari_properties ari_of_axis(int extent);
 #define ARI_AXES_TEXT 32
 /* "tp", "tp and dp" with " and " before the last; "no ranks". Returns `out`. */
@@ -357,7 +358,7 @@ ari_axes ari_apart_over(const ari_difference *d);
 int ari_groups(const ari_difference *d, ari_axes over);
 bool ari_in_group(const ari_difference *d, int rank, ari_axes over, int key);
 
-/* What ari_one_group made. */
+/* Result of ari_one_group. */
 typedef struct ari_group_view {
     ar_layout *layout;
     ari_rank_copy *copy; /* NULL: nothing was made */
@@ -384,14 +385,14 @@ void ari_rank_copies_fini(ari_rank_copies *r);
 
 /* --- words -------------------------------------------------------------------------------------------------------- */
 
-/* Whether a rank has no difference and anything besides right zeros: those say nothing, but where all of the reference is
+/* True if a rank has no difference and holds more than right zeros, which say nothing unless all of the reference is
  * zero. */
 bool ari_rank_is_right(const ari_survey *s, size_t rank);
 /* "rank 2", "ranks 1, 3", "ranks 0..3": those with a difference, or those that hold anything and have none. */
 void ari_say_ranks(ari_text *t, const ari_case *c, bool right);
 /* "token 17", "tokens 3..9", "samples 1 onward", "features 0..3, 8..11, ..."; indices with hits along a dimension. */
 void ari_say_indices(ari_text *t, const ari_case *c, int dim);
-/* What an index along `dim` is called: "token"; plural: "tokens". */
+/* The name of an index along `dim`: "token"; plural: "tokens". */
 const char *ari_dim_name(const ari_grid *g, int dim, bool plural);
 /* The first document, counted from 0 in every row, with a difference; -1 where none has one, or each row is one. */
 int ari_first_document(const ari_case *c);
@@ -402,15 +403,15 @@ void ari_say_part(ari_text *t, const ari_case *c);
 /* "bit for bit", or "to within 0.0031 of the largest value" for the largest that is off. */
 void ari_say_exactness(ari_trace *t, const ari_case *c, double worst);
 
-/* Whether two names are the same but for the numbers in them: of one module in several layers. */
+/* True if two names differ in their numbers alone: one module in several layers. */
 bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t ny);
-/* Whether it is a parameter's bias. */
+/* True for a parameter's bias. */
 bool ari_is_bias(const ari_difference *d);
-/* Whether the last dimension of this activation is heads side by side. */
+/* True if the last dimension of this activation is heads side by side. */
 bool ari_is_by_heads(const ari_difference *d);
 /* Elements of a head along a dimension; 0: no heads lie there, or their size is not known. */
 size_t ari_head_size(const ari_case *c, int dim);
-/* Whether heads lie along a dimension, known or not. */
+/* True if heads lie along a dimension, of known size or not. */
 bool ari_has_heads(const ari_case *c, int dim);
 /* Parts packed one after the other along a dimension: "q", "k", "v"; "gate", "up"; returns how many, 0: none. `size`
  * of each in elements. */
@@ -419,7 +420,7 @@ int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3]);
 int ari_packed_part(const ari_case *c, int dim, size_t from, size_t to, const char **name, size_t *start, size_t *size);
 /* The range of indices along a dimension that hold all differences. */
 void ari_hull(const ari_case *c, int dim, size_t *from, size_t *to);
-/* Of [from, to) in n: the fewest even blocks of which it is one; 0: it is none. */
+/* The fewest even blocks of n of which [from, to) is one; 0: none. */
 size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which);
 
 /* --- measures ----------------------------------------------------------------------------------------------------- */
@@ -432,7 +433,7 @@ typedef ar_status (*ari_measure)(ari_trace *t, const ari_case *c);
  * tensor. */
 enum { ARI_ON_RANKS = 1, ARI_ON_VALUES = 2, ARI_ON_WHOLE = 4, ARI_ON_BOX = 8 };
 
-/* What it asks of a case: without, it is not called. */
+/* Requirements of a measure, which is skipped for cases without them. */
 enum {
     ARI_NEEDS_NUMBERS = 1, /* no NaN where the reference has none */
     ARI_NEEDS_VALUES = 2,  /* one copy of all */
@@ -510,11 +511,12 @@ enum {
 #define ARI_MEASURE(name, ...) ar_status ari_measure_##name(ari_trace *t, const ari_case *c);
 ARI_MEASURES(ARI_MEASURE)
 
-/* What a factor is without the sizes of the run, as properties and the fact "name": a power of 2, an integer (the fact
- * "n"), its root, one of those inverse, a fraction; `apart` is what is not known of it. */
+/* Names a factor that no size of the run explains, by properties and the fact "name": a power of 2, an integer (the
+ * fact "n"), its root, the inverse of one, a fraction; `apart` is the uncertainty. */
 void ari_name_number(ari_trace *t, double factor, double apart);
 
-/* How many elements are so, where they lie anywhere: along no dimension more than chance would have it; else 0. */
+/* The number of elements for which `is` holds, if they are scattered: clustered along no dimension beyond chance; else
+ * 0. */
 size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i));
 
 /* The tensor of the dumps of which n numbers are a multiple, and the factor; NULL: there is none. As many numbers as the
@@ -522,7 +524,7 @@ size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
 AR_NODISCARD ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const ari_case *c,
                                          const double *wanted, size_t n);
 
-/* What the factor of an update is, as a property and the facts "as" and "step". Errors: those of reading. */
+/* Names the factor of an update by a property and the facts "as" and "step". Errors: those of reading. */
 AR_NODISCARD ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor);
 
 /* A single value's range over the ranks. */
@@ -552,8 +554,8 @@ void ari_view_fini(ari_view *v);
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
-/* What copies of ranks say is reported where it is about as sure, for it names ranks; not so of zeros that all ranks
- * have alike, nor a factor of what is known as another tensor's multiple. */
+/* The ranks' finding is reported if it is about as sure, since it names ranks; not for zeros that all ranks share, nor
+ * for a factor already known as another tensor's multiple. */
 static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
     const bool alike = ranks->kind == ARI_FOUND_ZERO && c->survey.disagree == 0 && c->survey.whole;

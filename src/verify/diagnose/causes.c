@@ -78,7 +78,7 @@ double ari_value(const ari_trace *t, const char *name)
 
 /* --- which row ---------------------------------------------------------------------------------------------------- */
 
-/* What every trace of a case has. */
+/* Properties that every trace of a case has. */
 static ari_properties properties_of(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -131,7 +131,7 @@ ari_axes ari_axes_of_ranks(const ari_case *c, int n)
     return has ? has : several ? several : ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES;
 }
 
-/* What every case knows besides its traces' facts. */
+/* Facts of the case, available to every trace. */
 static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_t n)
 {
     const ari_difference *d = c->grid.d;

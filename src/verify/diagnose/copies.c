@@ -9,7 +9,7 @@
 
 enum { LEAST_ROWS = 8 }; /* in which a vector that is the same in all is no accident */
 
-/* What the copies of a group's ranks are of the reference; the last: nothing. */
+/* Relation of a group's copies to the reference; the last: none. */
 typedef enum relation { ADD_UP, AVERAGE, ADD_UP_BESIDE_A_VECTOR, UNRELATED } relation;
 
 /* Over the copies of one group's ranks. */
@@ -41,7 +41,7 @@ static void fold_copies(fold *f, const ari_case *c, ari_axes over, int key)
     }
 }
 
-/* What is left of the squares where the copies are that; what one rank alone holds has to be right. */
+/* The residual's squares under a relation; a part that only one rank holds has to be right. */
 static double left_by(double *worst, const fold *f, const ari_case *c, relation is)
 {
     double left = 0.0;
@@ -90,7 +90,7 @@ static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool besid
     ari_say(&who, right > 1 ? " have" : " has");
 }
 
-/* What the copies are in every group of this kind. */
+/* The relation that holds in every group of this kind. */
 static relation relation_in(double *worst, fold *f, const ari_case *c, ari_axes over)
 {
     relation all = UNRELATED;
@@ -198,7 +198,7 @@ static double reference_in(const ari_difference *d, int r, size_t index)
     return (double)d->reference[index];
 }
 
-/* Of each rank the first that holds the same part, and the first that holds the same bits. */
+/* For each rank, the first rank with the same part, and the first with the same bits. */
 typedef struct alike {
     int part[ARI_MOST_RANKS], bits[ARI_MOST_RANKS];
 } alike;
@@ -221,7 +221,7 @@ static bool find_alike(alike *a, const ari_difference *d)
     return true;
 }
 
-/* Whether every rank has the bits of one with another part; lists these groups. */
+/* True if every rank has the bits of a rank with another part; lists these groups. */
 static bool are_grouped(ari_trace *t, const alike *a, int ranks)
 {
     ari_text groups = ari_list(t, "groups");
@@ -238,8 +238,8 @@ static bool are_grouped(ari_trace *t, const alike *a, int ranks)
     return true;
 }
 
-/* Of a part that several ranks hold each has a contribution. Where they are summed over another group, its ranks hold
- * one value of different parts, and the groups' values add up to all parts of the reference. */
+/* Ranks that share a part each contribute to it. If the sum runs over another group, its ranks hold one value of
+ * different parts, and the groups' values add up to all parts of the reference. */
 ar_status ari_measure_group(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;

@@ -20,7 +20,7 @@ static const struct {
 #define ROW(name, ...) {ari_measure_##name, __VA_ARGS__},
     ARI_MEASURES(ROW)};
 
-/* What a case has of what measures need. */
+/* The measures' requirements that a case meets. */
 static unsigned has(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -41,8 +41,8 @@ static bool says_more(const ari_trace *a, const ari_trace *b)
     return a->confidence > 0 && a->numbers < b->numbers;
 }
 
-/* What a factor alone would leave, which the survey has counted: of a few elements that says nothing, and nothing either
- * where the values do not follow the reference, whatever part of the differences a small factor takes away. */
+/* The residual of a factor alone, which the survey has counted. It says nothing for few elements, nor for values that
+ * do not follow the reference, however much of the differences a small factor removes. */
 static void consider_factor(const ari_case *c)
 {
     const ari_fit f = ari_fit_of(&c->survey.total);
@@ -201,8 +201,8 @@ ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
 
 /* --- copies of ranks ---------------------------------------------------------------------------------------------- */
 
-/* What each rank holds of the tensor as one of its own, where its values are the reference's in another place on every
- * rank that is wrong. */
+/* Looks at each rank's box as a tensor of its own, if on every wrong rank the values are the reference's in another
+ * place. */
 static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -233,7 +233,7 @@ static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
     return AR_OK;
 }
 
-/* What one copy of all shows as well is not sought again where copies agree and it was looked at (ari_explain). */
+/* A finding that one full copy shows too is not sought again if copies agree and ari_explain looked at it. */
 static ar_status look_at_copies(ari_trace *best, const ari_case *c)
 {
     const bool seen = c->known->other && c->survey.disagree == 0;

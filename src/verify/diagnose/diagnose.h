@@ -17,7 +17,7 @@ typedef struct ari_diagnosis {
 
 /* --- the copies of N ranks ---------------------------------------------------------------------------------------- */
 
-/* What one rank holds: contiguous, row-major in the local shape. */
+/* One rank's part: contiguous, row-major in the local shape. */
 typedef struct ari_rank_copy {
     const float *local; /* NULL is fine where the layout has no element */
     size_t shape[AR_MAX_DIMS];
@@ -110,10 +110,10 @@ const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size
 /** For qsort: of doubles, the smallest first. */
 int ari_by_value(const void *a, const void *b);
 
-/** Whether two tensors have one shape. */
+/** True if two tensors have the same shape. */
 bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
 
-/* What is known beside the tensor. All may be left zero. */
+/* Context of the tensor. All fields may be left zero. */
 typedef struct ari_explain_case {
     const ar_dump *reference, *other; /* for values that are another tensor's; NULL: the tensor alone */
     double atol, rtol;                /* an element may differ by atol + rtol*|reference| without being different; both
@@ -126,7 +126,7 @@ typedef struct ari_explain_case {
 /** Goes through both dumps; what their rows say is left 0. */
 ar_verify_facts ari_facts_of(const ari_explain_case *c);
 
-/* Of tensors with more elements than the first, twice as many as the second are looked at. */
+/* A tensor with more elements than the first is sampled, at up to twice the second. */
 #define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
 #define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
 
@@ -137,8 +137,8 @@ typedef struct ari_sample {
     ar_dump_part *part;
     ar_dump_box *box;
 } ari_sample;
-/* Of each dimension which index is taken, 1: every one, so that at most `most` elements are left. The largest
- * dimensions are thinned first, those of equal size alike, by powers of two. */
+/* The step along each dimension (1: every index) that leaves at most `most` elements. The largest dimensions are
+ * thinned first, equal ones together, by powers of two. */
 void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most);
 /* Borrows the tensor, which has parts. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step);

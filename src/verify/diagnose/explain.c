@@ -80,7 +80,7 @@ static ar_status read_earlier(ari_view *v, const ari_explain_case *known)
     return AR_OK;
 }
 
-/* What the gradients explain of the weights; of a sample nothing. */
+/* Reads how far the gradients explain the weights; nothing for a sample. */
 static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
 {
     if (!known->doubt || v->c.step)
@@ -97,7 +97,7 @@ static double step_of(ar_dtype t)
     return t == AR_BF16 ? 0x1p-7 : t == AR_F16 ? 0x1p-10 : 0.0;
 }
 
-/* What a relation may be off by. */
+/* Sets the tolerance of relations. */
 static void weigh(ari_view *v, const ari_explain_case *known)
 {
     ari_case *c = &v->c;
@@ -129,8 +129,8 @@ static counted count_differences(const ari_view *v)
     return n;
 }
 
-/* Where the rule allows something, what it allows is none. Where it asks for bits, rounding in the background is told
- * from a mistake by its size, if both are there. */
+/* A difference that the rule allows counts as none. If the rule asks for equal bits, background rounding is told from a
+ * fault by its size, if both are present. */
 static ar_status choose_allowed(ari_view *v, const ari_explain_case *known, const counted *n)
 {
     double relative = known->rtol;
@@ -175,8 +175,8 @@ static void set_sizes(ari_view *v)
         activation && !tokens_first && (v->d.ndim == 3 || v->d.documents) ? v->shape[v->d.ndim - 2] : v->c.facts.seq;
 }
 
-/* Whether nothing is beyond rounding: all of it small, or, where most elements are a little off, none by much more.
- * What a rule allows is no measure of rounding, and exact numerics have none. */
+/* True if nothing exceeds rounding: all differences are small or, where most elements are slightly off, none is much
+ * larger than the others. A rule's allowance is no measure of rounding, and exact numerics have none. */
 static bool is_rounding(const ari_view *v, const ari_explain_case *known, const counted *n)
 {
     if (known->atol > 0.0 || known->rtol > 0.0 || v->d.exact)
@@ -214,8 +214,8 @@ static bool is_slightly_off(const ari_case *c)
            c->survey.total.max_relative < 5e-3;
 }
 
-/* What one copy of all looks like is judged again with what the copies tell: that they are equal. What was found in a part
- * of it is left. */
+/* Judges a finding about one full copy again, now that the copies are known to be equal. A finding about a part is
+ * left. */
 static void know_copies_equal(ari_trace *best, const ari_case *c)
 {
     best->is |= ARI_IF(EQUAL);
@@ -223,7 +223,7 @@ static void know_copies_equal(ari_trace *best, const ari_case *c)
         ari_judge(best, c);
 }
 
-/* What the copies of the ranks say; nothing where all that any of them is off by is rounding. */
+/* Explains the ranks' copies; nothing if every rank is off by rounding alone. */
 static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view *v, const ari_rank_copies *r,
                                double rounding)
 {
@@ -259,7 +259,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     return st;
 }
 
-/* How much a look has seen; with the confidence of its finding added. */
+/* Progress of a look; its finding's confidence is added. */
 enum { SEEN_NOTHING = -2, SEEN_ROUNDING = -1, SEEN_DIFFERENCE = 0 };
 
 /* The view with differences of some size allowed. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is read of dumps: a sample of a tensor, the copies of its ranks, and what dumps say of the run. */
+/* Reads dumps: a sample of a tensor, the copies of its ranks, and metadata of the run. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -206,7 +206,7 @@ void ari_mesh_of(ari_ranks *mesh, const ar_dump *d)
     }
 }
 
-/* Where the dump tells no mesh, what the case says; ranks that it does not count are along dp. */
+/* Takes the case's mesh if the dump names none; ranks that it does not count lie along dp. */
 static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
 {
     int *const dp = &r->mesh.along[ARI_AXIS_DP];
@@ -291,8 +291,8 @@ static void learn(ar_verify_facts *f, size_t *q, size_t *k, const ar_dump_tensor
         *k = t->shape[2];
 }
 
-/* Whether the ranks of a tensor-parallel group hold different positions of a forward value: of those that a
- * context-parallel rank has. */
+/* True if the ranks of a tensor-parallel group hold different positions of a forward value, within those of one
+ * context-parallel rank. */
 static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, size_t ranks)
 {
     size_t held = 0;
@@ -304,7 +304,7 @@ static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, 
     return held * ranks < t->shape[1] && p->box[0].extent[2] == t->shape[2];
 }
 
-/* What anyrank.capture says of the run; 0: nothing, or no number. */
+/* The number that anyrank.capture recorded; 0: none, or not a number. */
 static int micro_batches_of(const ar_dump *d)
 {
     const char *text = d ? ar_dump_metadata(d, "micro_batches") : NULL;

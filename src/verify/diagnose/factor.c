@@ -12,12 +12,12 @@
 
 /* --- what a factor is called -------------------------------------------------------------------------------------- */
 
-/* Of one to three values any ratio is constant: only a telling one counts. */
+/* One to three values fit any ratio: such a factor counts only if it is a telling one. */
 enum { FEW = 4 };
 /* However much noise there is, numbers of the run are told apart by this. */
 static const double most_unsure = 3e-3;
 
-/* Where noise has a larger share of the squares, values are no multiples but noise. */
+/* Above this share of noise in the squares, values are noise rather than multiples. */
 static const double most_noise = 0.01;
 
 /* p/q of small numbers: of counts that are divided by. */
@@ -73,8 +73,8 @@ static bool is_zero_there(const ari_case *c, size_t i)
     return c->grid.d->reference[i] == 0.0f;
 }
 
-/* What dropout keeps of a value, 1 - p, is the share of elements that are not zero: whether the factor is that of the
- * reference's, to four standard errors, and the zeros lie anywhere. */
+/* True if the factor is dropout's: the share of nonzero elements is the reference's share times 1 - p within four
+ * standard errors, and the zeros are scattered. */
 static void name_dropped(ari_trace *t, const ari_case *c, double factor)
 {
     const size_t zeros = ari_scattered(c, is_zero_there);
@@ -87,7 +87,8 @@ static void name_dropped(ari_trace *t, const ari_case *c, double factor)
     ari_number(t, "percent", 100.0 * (1.0 - kept));
 }
 
-/* Of initial values: Xavier's scale from a shard's sizes in place of the whole's; the number of shards, 0: it is not. */
+/* For initial values: Xavier's scale from a shard's sizes instead of the full ones. Returns the number of shards; 0:
+ * none. */
 static int name_fans(ari_trace *t, const ari_case *c, double factor)
 {
     const ari_difference *d = c->grid.d;
@@ -105,7 +106,7 @@ static int name_fans(ari_trace *t, const ari_case *c, double factor)
 
 /* --- by the sizes of a run whose ranks are seen ------------------------------------------------------------------- */
 
-/* Where every dY is the same, a bias gradient over the wrong axis counts features in place of tokens. */
+/* If every dY is the same, a bias gradient over the wrong axis counts features instead of tokens. */
 static bool is_features_per_token(const ari_difference *d, double factor)
 {
     const double tokens = (double)d->batch * (double)d->seq;
@@ -113,8 +114,8 @@ static bool is_features_per_token(const ari_difference *d, double factor)
            ari_is_near(factor, (double)d->copy[0].shape[0] / tokens, ARI_SUMS);
 }
 
-/* Of a row-parallel bias alone a factor is the tensor-parallel group's, which holds it whole: one of the data-parallel
- * or the context-parallel group would be in every gradient. */
+/* If only a row-parallel bias has the factor, it is the tensor-parallel group's, which holds the bias whole: a factor
+ * of the data-parallel or context-parallel group would be in every gradient. */
 static bool is_of_tp(const ari_difference *d)
 {
     const bool row_bias = d->pass == 'g' && d->ndim == 1 && (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL);
@@ -203,7 +204,7 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
 
 enum { ELEMENTS_ASKED = 512, MOST_LAYERS = 512, LEVELS_SAID = 6 };
 
-/* What the other tensors say. */
+/* The factor in other tensors. */
 typedef struct others {
     size_t same, asked;         /* of the pass: how many have the factor too, of how many */
     ari_fit layer[MOST_LAYERS]; /* of each layer's gradients; layers run from the last to the first */
@@ -282,7 +283,7 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
 
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
 
-/* Whether the factor is the number of the batch's tokens, or of those that have a target; 0: neither. */
+/* The number of the batch's tokens, or of those with a target, if the factor is that; else 0. */
 static size_t tokens_of(const ari_case *c, double factor)
 {
     const ari_difference *d = c->grid.d;
@@ -398,7 +399,8 @@ void ari_value_range(double *low, double *high, const ari_case *c)
 
 /* --- the loss ----------------------------------------------------------------------------------------------------- */
 
-/* How many ranks' whole vocabularies would make the value: the loss is larger by the logarithm; 0: none. */
+/* The number of ranks whose whole vocabularies would make the value, the loss being larger by the logarithm; 0: none.
+ * */
 static int vocabularies(const ari_case *c, double value, double ref)
 {
     const ari_difference *d = c->grid.d;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/diagnose/hypothesis.h"
 
-/* Where what a hypothesis leaves is a fifth of the largest difference, it explains no more than rounding would. */
+/* A hypothesis whose residual reaches a fifth of the largest difference explains no more than rounding would. */
 static const double small_beside = 0.2;
 
 /* As ari_holds, with rounding of the reference scaled as the hypothesis does. */
@@ -34,7 +34,7 @@ static void look_at(ari_residual *r, const ari_hypothesis *h, const ari_run *run
     r->all += apart * apart;
 }
 
-/* Whether it fails, and is not near enough to be spoken of either. */
+/* True if it fails by too much to be worth mentioning. */
 static bool is_ruled_out(const ari_hypothesis *h, const ari_residual *r)
 {
     enum { FIRST = 512 }; /* elements, of which enough is as expected where a hypothesis is near */
@@ -108,7 +108,7 @@ double ari_fit_unsure(const ari_fit *f)
     return 6.0 * sqrt(left / (double)f->n / f->aa) / fabs(p);
 }
 
-/* Where more than a thousandth of the squares is left, noise is large enough for any number to fit. */
+/* With more than a thousandth of the squares left, there is enough noise for any number to fit. */
 static const double most_left = 1e-3;
 
 bool ari_is_multiple(const ari_case *c, const ari_fit *f)

@@ -9,7 +9,7 @@
 
 typedef struct ari_hypothesis ari_hypothesis;
 struct ari_hypothesis {
-    /* What element i of a run should be; NAN: nothing is said of it. */
+    /* The expected value of element i of a run; NAN: unspecified. */
     double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
     const ari_case *c;
     const void *of;    /* what the generator knows besides */
@@ -21,7 +21,7 @@ struct ari_hypothesis {
     ari_properties is; /* what it is a trace of, for what is said of those that are near (ari_consider); 0: nothing */
 };
 
-/* What a hypothesis leaves. */
+/* Residual of a hypothesis. */
 typedef struct ari_residual {
     size_t held;   /* elements that differ and are as expected */
     size_t missed; /* that differ and are not, or of which nothing is said */
@@ -33,8 +33,8 @@ typedef struct ari_residual {
 
 /** Over all copies; ends early, with missed > may_miss, where too many are otherwise. */
 ari_residual ari_residual_of(const ari_hypothesis *h);
-/** Whether all that differs is as expected, nothing else is contradicted, and what is left is small beside the
- *  differences: where all is within a few times rounding any hypothesis holds to rounding. */
+/** True if every difference is as expected, nothing else is contradicted, and the residual is small compared to the
+ *  differences: if all differences are a few roundings, any hypothesis holds. */
 bool ari_explains_all(const ari_residual *r, const ari_case *c);
 /** Both in one; *r may be NULL. */
 bool ari_holds_all(ari_residual *r, const ari_hypothesis *h);
@@ -50,7 +50,7 @@ void ari_explained(ari_trace *t, const ari_residual *r, int numbers);
  * of a gradient, to a tenth of that. */
 #define ARI_KNOWN 1e-3
 #define ARI_SEEN 1e-4
-/* What a fit may leave of the squares where its terms are computed again from rounded values. */
+/* The share of squares that a fit may leave if its terms are recomputed from rounded values. */
 #define ARI_UNFITTED 1e-4
 
 /* y = p*a + q*b. */
@@ -65,7 +65,7 @@ static inline void ari_fit_add(ari_fit *f, double y, double a, double b)
     f->n++;
 }
 
-/** Of what differs: the values by the reference. */
+/** The fit of the values by the reference, over the elements that differ. */
 static inline ari_fit ari_fit_of(const ari_tally *t)
 {
     return (ari_fit){.yy = t->vv, .ya = t->vr, .aa = t->rr, .n = t->different};
@@ -77,8 +77,8 @@ double ari_fit_one(double *p, const ari_fit *f);
 double ari_fit_two(double *p, double *q, const ari_fit *f);
 /** Six standard errors of p of ari_fit_one, relative to it: what noise leaves unknown of a fitted factor. */
 double ari_fit_unsure(const ari_fit *f);
-/** Whether y is a times a number, but for rounding of y and, as often as the number says, of a: by squares, of which
- *  little more is left than sums in another order and the case's allowance leave. */
+/** True if y is a times a number, up to the rounding of y and, scaled by the number, of a: the residual's squares are
+ *  little more than those of sums in another order and the case's allowance. */
 bool ari_is_multiple(const ari_case *c, const ari_fit *f);
 /** Least squares in n numbers: the normal equations m, [n][n + 1] and zero at first, gain one element of y, which x holds
  *  behind the n it is made of. */
@@ -92,7 +92,7 @@ AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const a
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */
 
 enum { ARI_MOST_BESIDE = 14 };
-/* Of one element: x[k] of the k-th tensor. */
+/* One element: x[k] of the k-th tensor. */
 typedef void ari_beside_each(void *user, const double *x);
 /** Calls `each` for elements [from, from + n) of up to ARI_MOST_BESIDE tensors, of one that is NULL with 0. Errors: those
  *  of reading. */

@@ -41,8 +41,8 @@ static double expect_permuted(const ari_hypothesis *h, const ari_run *run, size_
     return (double)h->c->ref[at];
 }
 
-/* Whether the other's elements, in their own order, are the reference's in the permuted one; or what takes it back: the data
- * read with those dimensions, in the order in which they were. */
+/* True if the other's elements in their own order are the reference's in the permuted order, or the inverse: the data
+ * read with those dimensions in the original order. */
 static bool is_permuted(ari_residual *left, const ari_case *c, permuted *p, size_t least)
 {
     const ari_hypothesis h = {.expect = expect_permuted, .c = c, .of = p};
@@ -94,14 +94,14 @@ static void look_for_orders(ari_trace *t, const ari_case *c)
     }
 }
 
-/* Of [b, s, h], a dimension cut in two and moved: the parts of n ranks, [b, s/n, h] each, one after the other; each
- * sample's [s, H, d] heads written as [H, s, d] under the same shape. Or the other way round. */
+/* A dimension of [b, s, h] cut in two and moved: the parts of n ranks, [b, s/n, h] each, one after the other; or each
+ * sample's heads [s, H, d] written as [H, s, d] under the same shape. Or the inverse. */
 static const struct {
     ari_trace_kind kind;
     int dim, order[4];
 } cuts[] = {{ARI_FOUND_RANK_MAJOR, 1, {1, 0, 2, 3}}, {ARI_FOUND_HEADS_MOVED, 2, {0, 2, 1, 3}}};
 
-/* Whether a dimension of three may be cut into so many parts. */
+/* True if a dimension of a three-dimensional tensor may be cut into so many parts. */
 static bool may_be_cut(const ari_case *c, int dim, size_t parts)
 {
     const ari_grid *g = &c->grid;
@@ -235,8 +235,8 @@ static bool window_at(const ari_case *c, size_t at, size_t from)
     return i == WINDOW;
 }
 
-/* What comes in from outside is lost, as many elements as all are moved by; what moves is a stretch of memory, not a
- * column. */
+/* Elements that come in from outside are lost, as many as the shift; a shift moves a stretch of memory, not a column.
+ * */
 ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
 {
     const size_t at = telling_window(c);
@@ -269,7 +269,7 @@ ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
 
 /* --- turned pairs ------------------------------------------------------------------------------------------------- */
 
-/* Where positions and pairs lie. */
+/* Layout of positions and rotary pairs. */
 typedef struct turns {
     int dim;             /* of positions */
     size_t seq, head, n; /* positions, elements of a head, pairs of one */
@@ -311,8 +311,8 @@ static double expect_turned(const ari_hypothesis *h, const ari_run *run, size_t 
     return gain_at(h->of, run->g, run->index + i) * (first == run->index + i ? creal(turned) : cimag(turned));
 }
 
-/* Whether every pair that differs was turned, by an angle of its position and its place in the head alone. What the
- * angles leave is noise: little beside the differences, and beside the values too. */
+/* True if every differing pair was rotated by an angle that depends on its position and its place in the head alone.
+ * The residual has to be small compared to the differences and to the values. */
 static bool are_turned(const turns *t, const ari_case *c)
 {
     static const double of_differences = 0.05, of_squares = 0.002;
@@ -345,7 +345,7 @@ static double angle_at(const turns *t, size_t pos)
     return t->sign * carg(t->z[pos * t->n]);
 }
 
-/* Whether the fastest pair is turned by `from` and `by` times the position, in all of a range. */
+/* True if the fastest pair is rotated by `from` plus `by` times the position throughout a range. */
 static bool turns_by(const turns *t, size_t first, size_t last, double from, double by)
 {
     while (first < last && off_by(angle_at(t, first), from + by * (double)first) <= about)

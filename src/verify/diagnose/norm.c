@@ -10,7 +10,7 @@
 
 enum { MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
 
-/* What clip_grad_value_ may be given. Any norm is that of some limit: only one of a round limit says something. */
+/* Usual limits of clip_grad_value_. Some limit explains any norm: only a round one says something. */
 static const double limits[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
                                 0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1.0,  2.0,  5.0};
 enum { LIMITS = sizeof limits / sizeof *limits };
@@ -192,7 +192,7 @@ static void name_set(ari_trace *t, int set, const part *of, size_t n, bool once)
     ari_words(t, "often", "%s", once ? "once more" : "once per rank");
 }
 
-/* What a norm's square is off by, and how far from that a candidate's may be. */
+/* The error of a norm's square, and a candidate's tolerance. */
 typedef struct sought {
     double value, difference, within, unsure;
 } sought;
@@ -232,7 +232,7 @@ static void find_set(ari_trace *t, const parts *all, const sought *s)
 /* Numbers computed from the same gradients are as near as this, for they are sums of many. */
 #define SAME_NORM ARI_SUMS
 
-/* Whether the value is a number of the same gradients. */
+/* True if the value is a number of the same gradients. */
 static bool is_it(ari_trace *t, double value, double number, ari_properties is, const char *which)
 {
     if (!ari_is_near(number, value, SAME_NORM))
@@ -242,7 +242,7 @@ static bool is_it(ari_trace *t, double value, double number, ari_properties is, 
     return true;
 }
 
-/* What the sharers make of it: of all that each holds, and of its shards alone. */
+/* The number that sharers make of all that each holds, and of its shards alone. */
 static bool is_of_ranks(ari_trace *t, const parts *all, double value)
 {
     double squares = 0.0, norms = 0.0;
@@ -277,7 +277,7 @@ static bool is_another_norm(ari_trace *t, const parts *all, double value)
            is_it(t, value, all->sum, ARI_IF(POWER), "the sum of all elements' sizes (norm_type 1)");
 }
 
-/* What the gradients say, which are the reference's. */
+/* Explains the norm by gradients that are the reference's. */
 static void look_at_parts(ari_trace *t, const parts *all, double value, double ref)
 {
     const double apart = fabs(all->square - ref * ref), unsure = 3.0 * apart + ARI_ROUNDINGS * all->square;
@@ -299,7 +299,7 @@ static double root_over(const ari_difference *d, int each, int n)
     return sqrt(squares);
 }
 
-/* Whether the stages' squares add up to the reference's, but for one parameter's that two of them have. */
+/* True if the stages' squares add up to the reference's, apart from one parameter that two stages have. */
 static bool is_of_stages(const parts *all, double root, double ref)
 {
     bool is = ari_is_near(root, fabs(ref), SAME_NORM);
@@ -308,7 +308,7 @@ static bool is_of_stages(const parts *all, double root, double ref)
     return is;
 }
 
-/* Whether a number has bf16's precision, as by chance one of 65536 has. */
+/* True if a number has bf16's precision, which one in 65536 has by chance. */
 static bool is_in_bf16(double number)
 {
     int exponent;

@@ -221,7 +221,7 @@ static bool is(const char *text, size_t length, const char *what)
     return strlen(what) == length && memcmp(text, what, length) == 0;
 }
 
-/* Whether a path of n bytes ends in `what`, and with which byte before it; 0 stands for the path's beginning. */
+/* True if a path of n bytes ends in `what`; gives the byte before it, or 0 at the path's beginning. */
 static bool ends_behind(const char *path, size_t n, const char *what, char *before)
 {
     const size_t m = strlen(what);
@@ -231,15 +231,15 @@ static bool ends_behind(const char *path, size_t n, const char *what, char *befo
     return true;
 }
 
-/* Whether a path is `what`, or ends in it behind a dot. */
+/* True if a path is `what`, or ends in it after a dot. */
 static bool ends_in(const char *path, size_t n, const char *what)
 {
     char before;
     return ends_behind(path, n, what, &before) && (before == '\0' || before == '.');
 }
 
-/* Whether it ends in an entry's whole path; the first component of one with dots may also be the end of another, as
- * "attn.q" is of "self_attn.q". */
+/* True if it ends in an entry's whole path; the first component of an entry with dots may be a suffix, as "attn.q" is
+ * of "self_attn.q". */
 static bool ends_in_entry(const char *path, size_t n, const entry *e)
 {
     const char *what = e->tail ? e->tail : e->path;

@@ -8,7 +8,7 @@
 
 #include "ref/models/family.h"
 
-/* What hints ask of a role. */
+/* Properties of a role that hints ask for. */
 enum {
     ARI_IS_NORM = 1,
     ARI_IS_EMBEDDING = 2, /* of ids */
@@ -47,9 +47,9 @@ ari_module_name ari_module_within(const char *name);
 /** ARI_IS_ bits of a name; those of a module that is not in the vocabulary are guessed from words in it. */
 unsigned ari_name_is(const char *name);
 
-/* What a dump's tensor is and when in a training step it is made, as far as its name and its file's name tell
- * (models.md, pytorch.md). Names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are
- * known; others stand where their numbers put them. */
+/* Identity of a dump's tensor and its place in a training step, as far as its name and its file's name tell (models.md,
+ * pytorch.md). The names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are known; others
+ * are placed by their numbers. */
 
 enum { ARI_AT_LAYERS = 1 };
 

@@ -45,7 +45,7 @@ static void find_ids(looked_up *l, const ari_case *c)
     }
 }
 
-/* Whether every row that differs is its id's row of a table [ids, cols]. */
+/* True if every differing row is its id's row of a table [ids, cols]. */
 static bool is_looked_up_in(const ari_case *c, const float *table, size_t ids)
 {
     const ari_difference *d = c->grid.d;
@@ -63,7 +63,7 @@ static bool is_looked_up_in(const ari_case *c, const float *table, size_t ids)
     return true;
 }
 
-/* Whether the table is that of the weights before the last update. */
+/* True if the table holds the weights before the last update. */
 static ar_status measure_stale_table(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -104,7 +104,7 @@ static void measure_lookup(ari_trace *t, const ari_case *c)
               s->total.max_difference);
 }
 
-/* Whether row `id` is the first or the last of some rank's shard, and not of the whole. */
+/* True if row `id` is the first or the last of some rank's shard, and not of the whole. */
 static bool is_edge(const ari_difference *d, size_t id)
 {
     for (int r = 0; r < d->ranks; r++) {
@@ -145,7 +145,7 @@ static bool row_is_zero(const ari_case *c, const float *data, size_t row)
     return true;
 }
 
-/* How often the batch has each id; *last of them where a sequence ends, which predicts nothing. */
+/* Counts each id of the batch; *last counts those at a sequence's end, which predict nothing. */
 static void count_id(size_t *times, size_t *last, size_t vocab, double id, bool ends)
 {
     if (!(id >= 0.0 && id < (double)vocab))
@@ -171,7 +171,7 @@ static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const
     return st;
 }
 
-/* What was done with the embedding's use of a tied weight: v = r - e has less of r, v = r + e more. */
+/* States what became of the embedding's use of a tied weight: v = r - e has less of r, v = r + e more. */
 static void say_use(ari_trace *t, const ari_case *c)
 {
     const ari_tally *all = &c->survey.total;
@@ -199,7 +199,7 @@ static void compare_ids(ari_trace *t, const ari_case *c, const size_t *times, co
     ari_count(t, "ids", wrong);
 }
 
-/* How many ids the batch holds, by the different rows that the reference's embedding puts out; 0: not known. */
+/* The number of ids that the batch holds, by the distinct rows of the reference's embedding; 0: unknown. */
 static ar_status count_looked_up(size_t *ids, const ari_case *c)
 {
     const char *name = c->grid.d->name, *dot = strrchr(name, '.');

@@ -10,7 +10,7 @@
 
 /* --- classes ------------------------------------------------------------------------------------------------------ */
 
-/* What takes the reference to the values of a class. */
+/* The fit of a class's values by the reference. */
 typedef struct class
 {
     ari_fit fit;
@@ -78,13 +78,13 @@ static double of_its_class(const ari_hypothesis *h, const ari_run *run, size_t i
     return is_silent(k, run, i) ? (double)NAN : k->added ? r + number : r * number;
 }
 
-/* What factors of classes have in common. */
+/* Summary of the classes' factors. */
 typedef struct spread {
     double low, high;
     size_t wrong, apart; /* classes with a difference; of those, whose factor is another than their group's first */
 } spread;
 
-/* What the noise that there is, or all that the case allows where it is of one sign, leaves unknown of a factor. */
+/* The uncertainty of a factor due to noise or, if the noise has one sign, to all that the case allows. */
 static double unknown_of(const ari_case *c, const class *s)
 {
     return fmax(s->unsure, 4.0 * c->absolute * sqrt((double)s->fit.n / s->fit.aa));
@@ -96,7 +96,7 @@ static bool is_apart(const ari_case *c, const class *s, const class *first)
     return fabs(s->number - first->number) > known + unknown_of(c, s) + unknown_of(c, first);
 }
 
-/* Whether each class that differs has a factor, those of a group of so many classes not all the same. */
+/* True if each class that differs has a factor, and those within a group of this many classes are not all the same. */
 static bool spread_of(spread *all, const ari_case *c, const classes *k, size_t group)
 {
     const class *first = NULL;
@@ -125,7 +125,7 @@ static bool holds(const ari_case *c, const classes *k, const spread *all)
 
 /* --- a factor for each slice, row or shard ------------------------------------------------------------------------ */
 
-/* Of fewer elements each has a factor. */
+/* Fewer elements each have a factor. */
 enum { ELEMENTS_TELL = 8 };
 
 /* `dim` may be ROWS: all dimensions but the last as one. */
@@ -148,7 +148,7 @@ static void measure_slices(ari_trace *t, const ari_case *c, int dim, const class
     ari_number(t, "high", all.high);
 }
 
-/* Whether every one of n shards along a dimension has a factor, and those that differ not all the same. */
+/* True if every one of n shards along a dimension has a factor, and those that differ are not all the same. */
 static bool shards_scale(classes *p, const ari_case *c, int dim, const classes *slices)
 {
     const size_t each = slices->n / p->n;
@@ -183,7 +183,7 @@ static void measure_shards(ari_trace *t, const ari_case *c, int dim, const class
     }
 }
 
-/* Whether each row's n shards have factors, a quarter of them other ones than the row's first. */
+/* True if each row's n shards have factors, a quarter of them unlike the row's first. */
 static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -262,7 +262,7 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
     return st;
 }
 
-/* Whether a class's mean difference is all that differs. A class that one element alone is in agrees with itself. */
+/* True if a class's mean difference is all that differs. A class of one element agrees with itself. */
 static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_trace_kind kind)
 {
     const ari_difference *d = c->grid.d;
@@ -288,7 +288,7 @@ static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_tra
     return kind == ARI_FOUND_VECTOR_ADDED || kind == ARI_FOUND_TABLE_ADDED ? say_source(t, c, k) : AR_OK;
 }
 
-/* Of copies of ranks a vector or a table is sought in activations alone. */
+/* In copies of ranks, a vector or a table is sought in activations alone. */
 ar_status ari_measure_added(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -396,7 +396,7 @@ static bool parts_of_ranks(parts *p, const ari_case *c, ari_axes over)
 }
 
 enum { IDS_ASKED = 4096 };
-/* What is left of a row that no other part adds to. */
+/* The residual of a row to which no other part adds. */
 static const double one_part_alone = 1e-9;
 
 /* The factors of the embedding's gradients of ids, of at most IDS_ASKED, where each is a multiple of the reference's:
@@ -437,7 +437,7 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
     return st;
 }
 
-/* Whether the dumps have a loss of the step, and it is right: one that was divided by another count is not. */
+/* True if the dumps have a loss of the step, and it is right: a loss divided by another count is not. */
 static bool loss_is_right(const ari_case *c)
 {
     const ar_dump *r = c->known->reference, *v = c->known->other;
@@ -453,7 +453,7 @@ static bool loss_is_right(const ari_case *c)
     return false;
 }
 
-/* Whether the parts' factors are those of means; how many parts an average would be over. */
+/* True if the parts' factors are those of means; gives the number of parts that an average would be over. */
 static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expected, ari_properties is)
 {
     const double within = fmax(p->unsure, ARI_SEEN);
@@ -493,8 +493,7 @@ static ar_status means_of_ids(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* Whether all that each data-parallel or context-parallel rank holds, or each of both kinds, has a factor of its
- * own. */
+/* True if each data-parallel or context-parallel rank, or each pair of both, has a factor of its own. */
 static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 {
     static const struct {

@@ -7,7 +7,7 @@
 
 /* --- each rank has its own part alone ----------------------------------------------------------------------------- */
 
-/* Of a dimension that neighbours share out, of what each of them holds: all but a rank's own part is zero, or anything. */
+/* A dimension shared out among neighbours: all but a rank's own part is zero, or anything. */
 typedef struct sharing {
     int dim, neighbours;
     bool zero;
@@ -25,7 +25,7 @@ static double expect_own(const ari_hypothesis *h, const ari_run *run, size_t i)
     return s->zero ? 0.0 : (double)run->value[i];
 }
 
-/* Whether each rank's own part is right and all else is zero, or else most of it wrong. */
+/* True if each rank's own part is right and the rest zero, or else most of it wrong. */
 static bool own_is_right(const ari_case *c, sharing s)
 {
     const ari_hypothesis h = {.expect = expect_own, .c = c, .of = &s, .differs_only = true};
@@ -39,7 +39,7 @@ static bool own_is_right(const ari_case *c, sharing s)
     return ari_holds_all(&left, &h) && (s.zero || left.held * 2 > others);
 }
 
-/* Of all of the tensor, or of the positions that a rank has between the tensor-parallel regions. */
+/* Looks at the whole tensor, or at the positions that a rank has between the tensor-parallel regions. */
 ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -83,8 +83,8 @@ static size_t common_rows(const ari_grid *g, size_t k)
     return rows;
 }
 
-/* Whether what is in one box is, bit for bit, the reference in another; rows that not every rank has may be right in their
- * own place. A constant block equals many places and proves nothing but that it is right. */
+/* True if the bits in one box are the reference's in another; rows that not every rank has may be right in their own
+ * place. A constant block equals many places, and proves only that it is right. */
 static bool holds_block(const ari_grid *g, box mine, box from)
 {
     const ari_rank_copy *copy = &g->d->copy[mine.rank];
@@ -126,7 +126,7 @@ static box find_source(const ari_grid *g, box mine)
     return (box){.rank = -1};
 }
 
-/* What each box of each rank has, in a row. */
+/* The source of each box of each rank, in a row. */
 typedef struct shards {
     const ari_grid *g;
     struct {
@@ -135,7 +135,7 @@ typedef struct shards {
     size_t n;
 } shards;
 
-/* Whether boxes of one number are of the same elements: several ranks may hold them. */
+/* True if two boxes hold the same elements: several ranks may hold them. */
 static bool is_same(const shards *s, const ar_box *a, const ar_box *b)
 {
     return memcmp(a->global, b->global, (size_t)s->g->d->ndim * sizeof *a->global) == 0;
@@ -165,8 +165,8 @@ static bool find_sources(shards *s)
 
 /* --- by what rule ------------------------------------------------------------------------------------------------- */
 
-/* Whether all boxes are those that ranks hold, of n that are `stride` apart, `by` further on, from the first again after the
- * last; or those of the one at place `by`. Other ranks may hold the same. */
+/* True if every box is the one held `by` places further on among n ranks `stride` apart, cyclically; or, for `one`, the
+ * box at place `by`. Other ranks may hold the same. */
 static bool follow(const shards *s, bool one, int stride, int n, int by)
 {
     const ari_difference *d = s->g->d;
@@ -179,7 +179,7 @@ static bool follow(const shards *s, bool one, int stride, int n, int by)
     return all;
 }
 
-/* Whether an activation's boxes differ in their samples alone. */
+/* True if an activation's boxes differ in their samples alone. */
 static bool is_cut_by_samples(const ari_grid *g)
 {
     const ar_layout *last = g->d->copy[g->d->ranks - 1].layout;
@@ -210,7 +210,7 @@ static bool is_along(ari_trace *t, const shards *s, bool one)
     return false;
 }
 
-/* Whether a shard that a rank has in place of its own is right at its own place too. */
+/* True if a shard that stands at another rank's place is right at its own place too. */
 static bool is_repeated(const shards *s)
 {
     for (size_t i = 0; i < s->n; i++) {
@@ -222,14 +222,14 @@ static bool is_repeated(const shards *s)
     return false;
 }
 
-/* Whether ranks hold a chunk of either half of the tokens. */
+/* True if ranks hold a chunk of either half of the tokens. */
 static bool is_of_chunks(const shards *s)
 {
     const ar_layout *o = s->g->d->copy[0].layout;
     return s->g->nd >= 3 && ari_is_activation(s->g->d) && o->nbox == 2 && o->box[0].global[1] != o->box[1].global[1];
 }
 
-/* Of chunks, whether each rank has two that follow each other, or its own two the other way round. */
+/* True if each rank has two consecutive chunks, or its own two exchanged. */
 static bool is_zigzag(const shards *s)
 {
     bool follow = true, swapped = true;
@@ -241,7 +241,8 @@ static bool is_zigzag(const shards *s)
     return follow || swapped;
 }
 
-/* Of parts that so many ranks in a row hold each, KV heads or samples: part r mod parts in place of floor(r / copies). */
+/* True if parts that this many consecutive ranks share, KV heads or samples, are dealt out in turn: part r mod parts
+ * instead of floor(r / copies). */
 static bool is_by_rank(const shards *s, int copies, int parts)
 {
     bool holds = copies > 1 && parts > 1 && parts * copies == s->g->d->ranks;
@@ -312,7 +313,7 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     const int tp = ari_along(d, ARI_CUTS_FEATURES), dp = ari_along(d, ARI_CUTS_SAMPLES);
-    /* Of initial values those of another rank's place are somebody's, or there are none: any others were drawn anew. */
+    /* Initial values at another rank's place are some rank's, or zero: any others were drawn anew. */
     if (dp < 2 || tp < 2 || (d->pass == 'i' && s->total.zero < s->total.different))
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {

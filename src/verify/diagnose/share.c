@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much of the reference there is where values are whole and wrong: parts of sums, sums of other parts, noise. */
+/* Share of the reference in values that are wrong as a whole: parts of sums, sums of other parts, noise. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,8 +14,8 @@ double ari_cosine(const ari_tally *t)
 
 /* --- a bias ------------------------------------------------------------------------------------------------------- */
 
-/* Whether on every rank the local gradient is zero from just this element on, whatever is before, or (every) at the last
- * token alone of each sample, which predicts nothing. A handful of zeros says nothing. */
+/* True if on every rank the local gradient is zero from exactly this element on or, with `every`, at just the last
+ * token of each sample, which predicts nothing. A handful of zeros says nothing. */
 static bool are_zero(const ari_case *c, size_t end, size_t every)
 {
     const ari_difference *d = c->grid.d;
@@ -31,7 +31,7 @@ static bool are_zero(const ari_case *c, size_t end, size_t every)
     return true;
 }
 
-/* Of the first rank that has any: after how many elements there are zeros alone. */
+/* The number of elements before the trailing zeros, on the first rank that has any. */
 static size_t end_of_values(const ari_case *c)
 {
     const ari_rank_copy *copy = c->grid.d->copy;
@@ -81,8 +81,8 @@ ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
 
 /* --- parts of sums ------------------------------------------------------------------------------------------------ */
 
-/* What is there of the reference. A part of a sum that has nothing to do with what is missing is orthogonal to it: v*r is
- * v*v, and over 1; it is larger where something foreign was added, and n where a part stands for a mean of n. */
+/* The reference's share in the values. A part of a sum unrelated to the rest is orthogonal to it: v*r is v*v, and
+ * `over` 1; it is larger if something foreign was added, and n if a part stands for a mean of n. */
 typedef struct part {
     double share; /* v*r / r*r */
     double over;  /* v*v / v*r */
@@ -101,19 +101,19 @@ enum { ENOUGH = 64 };
 #define ABOUT 1.5
 #define NEARLY 1.3
 
-/* Whether enough elements differ, and all but 1 in `but` do: the rest are right by accident. */
+/* True if enough elements differ, and all but one in `but` of those held: the rest are right by accident. */
 static bool all_differ(const ari_tally *t, size_t but)
 {
     return t->different >= ENOUGH && t->kept * but <= t->held;
 }
 
-/* How many times too large or too small: log of the ratio, without sign. */
+/* The ratio between share and expectation, as an absolute logarithm. */
 static double distance(double share, double expected)
 {
     return expected > 0.0 ? fabs(log(share / expected)) : HUGE_VAL;
 }
 
-/* Whether the share is about 1/n; what is nearer than `within`. */
+/* True if the share is about 1/n, nearer than the factor `within`. */
 static bool is_one_of(double share, double n, double within)
 {
     return n > 1.0 && distance(share, 1.0 / n) < log(within);
@@ -138,7 +138,7 @@ static void say_how_many(ari_trace *trace, const ari_case *c, double share)
         ari_say(&t, "what one of %.0f %ssamples or micro-batches contributes", low, of);
 }
 
-/* Of a run whose ranks are not seen. */
+/* Looks at a run whose ranks are not seen. */
 ar_status ari_measure_share(ari_trace *t, const ari_case *c)
 {
     const ari_tally *all = &c->survey.total;
@@ -276,7 +276,7 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
 {
     const ari_difference *d = c->grid.d;
     const double share = p->share;
-    /* What samples leave out of a sum is at worst unrelated to what they leave in. */
+    /* The samples left out of a sum are at worst unrelated to those left in. */
     const bool foreign = p->over > 1.25;
     size_t out = 0, in = 0;
     const double overwritten = distance(share, share_after_overwriting(d, &out, &in));
@@ -332,7 +332,7 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
 
 /* --- outputs that got no gradient --------------------------------------------------------------------------------- */
 
-/* Of a weight's gradient: which rows and which columns have any value, a bit for each of the two dumps. */
+/* Rows and columns of a weight's gradient that have any value, a bit for each of the two dumps. */
 typedef struct given {
     size_t shape[2], at;
     unsigned char *any[2]; /* [dimension][shape[dimension]] */
@@ -425,7 +425,7 @@ static ar_status concentration(double *out, const ari_case *c)
     return AR_OK;
 }
 
-/* Whether the differences are large beside the update, of which weights are but a small part. */
+/* True if the differences are large compared to the update, which is a small part of the weights. */
 static bool is_of_update(const ari_case *c)
 {
     const float *before = c->grid.d->before;
@@ -439,7 +439,7 @@ static bool is_of_update(const ari_case *c)
     return c->survey.total.dd > ARI_KNOWN * moved;
 }
 
-/* Whether a row, or the first position, has the reference's bits: rounding leaves none where it is in all others. */
+/* True if a row, or the first position, has the reference's bits: rounding that is in all others would leave none. */
 static bool has_exact_rows(const ari_case *c)
 {
     for (size_t row = 0; row < c->grid.rows && c->grid.rows > 1 && c->grid.cols > 1; row++) {

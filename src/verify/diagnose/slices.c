@@ -32,7 +32,7 @@ static size_t place(const axis *a, size_t slice, size_t i)
     return (i / a->inner * a->n + slice) * a->inner + i % a->inner;
 }
 
-/* Whether slice i of the other is slice j of the reference. */
+/* True if slice i of the other is slice j of the reference. */
 static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j)
 {
     size_t k = 0;
@@ -41,8 +41,8 @@ static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j)
     return k == a->size;
 }
 
-/* Whether anything in a slice differs; it is plain where it has one value alone, or values too small to tell, so that it
- * says nothing of where it is from. */
+/* True if anything in a slice differs. A slice is plain if it has one value alone, or values too small to tell its
+ * source. */
 static bool survey_slice(const ari_case *c, axis *a, size_t i)
 {
     const float first = c->val[place(a, i, 0)];
@@ -122,7 +122,7 @@ static bool moves_in_units(axis *a, size_t unit)
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
-/* Of units, within every period of so many, or within some alone, the others being right. */
+/* A rule for units within every period of this many, or within some periods alone, the others being right. */
 typedef struct rule {
     ari_trace_kind kind;
     size_t period, by, p, q;
@@ -133,7 +133,7 @@ typedef struct rule {
     const size_t *from; /* a->source */
 } rule;
 
-/* Of which unit of a period unit u has the slices. */
+/* The unit of a period whose slices unit u has. */
 typedef size_t (*formula)(const rule *r, size_t u);
 
 static size_t rotated(const rule *r, size_t u)
@@ -164,8 +164,8 @@ static size_t out_of_zigzag(const rule *r, size_t u)
     return u < r->period / 2 ? 2 * u : 2 * (r->period - 1 - u) + 1;
 }
 
-/* Whether in every period all that counts is as the formula says, or all is right. What moves two or three slices alone
- * among others that are right is no rule. */
+/* True if in every period all telling slices follow the formula, or all are right. Two or three moved slices among
+ * right ones are no rule. */
 static bool fits(const axis *a, rule *r, formula f)
 {
     size_t least = a->n, all = 0;
@@ -330,7 +330,7 @@ static int confidence_of(const ari_case *c, const axis *a, const rule *r, bool p
     return r->kind == ARI_FOUND_REORDERED ? ARI_IDENTITY + 2 + (a->unit > 1) : ARI_IDENTITY + 5;
 }
 
-/* Whether a rule may hold within each head. */
+/* True if a rule may hold within each head. */
 static bool is_of_heads(const axis *a, const rule *r)
 {
     return a->heads && r->period < a->units && a->head % (r->period * a->unit) == 0;
@@ -370,7 +370,7 @@ static void describe_units(ari_trace *t, const axis *a, const rule *r)
         ari_words(t, "units", heads ? "heads (%zu %s each)" : "blocks of %zu %s", a->unit, a->name[1]);
 }
 
-/* Of a rotation or a shift: by how many slices, which way. */
+/* States by how many slices a rotation or a shift moves, and which way. */
 static void describe_steps(ari_trace *t, const axis *a, const rule *r)
 {
     const bool shift = r->kind == ARI_FOUND_SHIFTED_SLICES, forward = shift ? r->a == 0 : r->by <= r->period / 2;
@@ -388,7 +388,7 @@ static void describe_steps(ari_trace *t, const axis *a, const rule *r)
     ari_count(t, "head_by", slices > 0 ? slices / head : 0);
 }
 
-/* Whether a rule deals pairs of a head's features out as RoPE's halves, or the other way round. */
+/* True if a rule deals pairs of a head's features out as RoPE's halves, or the inverse. */
 static bool is_of_pairs(const axis *a, const rule *r)
 {
     return r->kind == ARI_FOUND_INTERLEAVED && is_of_heads(a, r) && a->unit == 1 && (r->p == 2 || r->q == 2);
@@ -420,7 +420,7 @@ static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const 
     say_within(t, a, r);
 }
 
-/* Of element i of a run: that of the slice that its slice is. */
+/* Element i of a run: that of its slice's source. */
 static double expected(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     const axis *a = h->of;

@@ -90,10 +90,10 @@ ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_
 enum { BEFORE = 0, GRADIENT = 2, FIRST = 4, SECOND = 6, NEW = 8, FIRST_KEPT = 10, SECOND_KEPT = 12, TENSORS = 14 };
 _Static_assert(TENSORS <= (int)ARI_MOST_BESIDE, "all are read at once");
 
-/* What is fitted by what, each y = p a + q b: the other's by the reference's, what the other's moments have more, the
- * other's first by the reference's and by what that was, each dump's moments by its gradient and by what they were, and what its weight lost by the moments and by the weight. The
- * last are times the root of the second moment, so that small gradients, of which Adam's epsilon is a part, say
- * nothing. */
+/* Fits y = p a + q b: the other's values by the reference's, the excess of the other's moments, the other's first
+ * moment by the reference's and its former value, each dump's moments by its gradient and their former values, and its
+ * weight's loss by the moments and the weight. The last are times the root of the second moment, so that small
+ * gradients, of which Adam's epsilon is a part, say nothing. */
 enum {
     GRADIENTS,
     FIRSTS,
@@ -152,7 +152,7 @@ static void find_state(state *s, const ari_case *c)
     }
 }
 
-/* Whether both dumps, or, every second one, the reference alone has the tensors from one on to another. */
+/* True if both dumps, or the reference alone for every second tensor, have the tensors from one on to another. */
 static bool has_state(const state *s, int first, int end, int every)
 {
     while (first < end && s->tensor[first])
@@ -170,7 +170,7 @@ static void usual_betas(double beta[2], size_t i)
     beta[0] = first[i / 6], beta[1] = second[i % 6];
 }
 
-/* Of step 1, m = (1 - beta1) x g and v = (1 - beta2) (x g)^2 for the clip factor x. */
+/* In step 1, m = (1 - beta1) x g and v = (1 - beta2) (x g)^2 for the clip factor x. */
 static void betas_of_first_step(double beta[2], double first, double second)
 {
     for (size_t i = 0; i < USUAL; i++) {
@@ -211,7 +211,7 @@ static double correction(const double beta[2], int t)
     return sqrt(1.0 - pow(beta[1], t)) / (1.0 - pow(beta[0], t));
 }
 
-/* Of which step Adam's correction would make the update `factor` times the expected; 0: of none. */
+/* The step whose Adam correction would make the update `factor` times the expected; 0: none. */
 static int corrected_as(const double beta[2], int step, double factor)
 {
     enum { AHEAD = 4 };
@@ -263,8 +263,8 @@ ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor)
 
 /* --- Adam's epsilon ----------------------------------------------------------------------------------------------- */
 
-/* Of two updates, which root divides, s is the other, l, over 1 + eps/root, or, of an epsilon inside of the root, over
- * sqrt(1 + eps/root^2): (l - s) root is eps s, and (l^2 - s^2) root^2 is eps s^2. [k]: of which dump s is. */
+/* For two updates that a root divides, s is the other, l, over 1 + eps/root or, if epsilon is inside the root, over
+ * sqrt(1 + eps/root^2): (l - s) root is eps s, and (l^2 - s^2) root^2 is eps s^2. [k]: the dump whose update is s. */
 typedef struct epsilons {
     ari_fit beside[2], inside[2], plain[2];
     double
@@ -364,22 +364,22 @@ static void found_moved(ari_trace *t, const ari_fit *moved)
     ari_number(t, "second", by[1]);
 }
 
-/* Whether a moment is its gradient, or its square, times a number: it begins anew in this step. */
+/* True if a moment is its gradient, or its square, times a number: it begins anew in this step. */
 static bool begins(const ari_fit *own)
 {
     double by;
     return ari_fit_one(&by, own) < ARI_FIT;
 }
 
-/* Of two dumps' moments: whether the other's begins anew, and the reference's is far from that. */
+/* True if the other's moment begins anew, and the reference's is far from that. */
 static bool is_lost(const ari_fit own[2])
 {
     double by;
     return begins(&own[1]) && ari_fit_one(&by, &own[0]) > ARI_KNOWN;
 }
 
-/* Of the other's first moment and gradient and those of some parameter of the reference: what the one moment has more is a
- * multiple of what the one gradient is more, if they have one history. */
+/* Compares the other's first moment and gradient with a parameter's of the reference: with one history, the excess of
+ * the moment is a multiple of the gradient's. */
 static void add_history(void *user, const double *x)
 {
     ari_fit_add(user, x[0] - x[2], x[1] - x[3], 0.0);
@@ -462,7 +462,7 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
     return AR_OK;
 }
 
-/* Where the gradients are equal, what became of the moments, or, if they are too, of the step. */
+/* With equal gradients, explains the moments or, if they are equal too, the step. */
 static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
 {
     double none, by[2], decay;

@@ -423,7 +423,7 @@ static bool samples_of(const ari_difference *d, int first, int ranks, size_t *st
     return any && *count > 0;
 }
 
-/* Whether the groups have shares of a parameter's gradient (ZeRO), so that no group has all of it. */
+/* True if the groups have shares of a parameter's gradient (ZeRO), so that no group has all of it. */
 static bool is_shared_out(const ari_difference *d, int ranks)
 {
     for (int r = ranks; r < d->ranks; r++) {

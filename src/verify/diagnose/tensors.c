@@ -56,7 +56,7 @@ static void take_samples(search *s)
     }
 }
 
-/* Whether the sampled numbers vary, and most are well above rounding: equal ones prove something. */
+/* True if the sampled numbers vary, and most are well above rounding: only then do equal ones prove something. */
 static bool samples_vary(const search *s)
 {
     size_t large = 0, distinct = 0;
@@ -73,7 +73,7 @@ static bool is_comparable(const ari_case *c, const ar_dump_tensor *t)
     return strcmp(t->name, c->full->name) != 0 && ari_same_shape(t, c->full) && (!c->step || t->parts > 0);
 }
 
-/* Whether a tensor's elements where samples are may be the numbers. */
+/* True if a tensor's elements at the sampled places may be the numbers. */
 static bool samples_tell(const search *s, const ar_dump_tensor *t, size_t start)
 {
     ari_fit f = {0};
@@ -159,7 +159,7 @@ ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const 
 
 /* --- what two names have to do with each other -------------------------------------------------------------------- */
 
-/* Whether the values are the tokens' embedding where positions should have been added. */
+/* True if the values are the tokens' embedding without the positions. */
 static bool lacks_positions(const ari_case *c, const ari_order_key *a, const ari_order_key *b)
 {
     const ar_dump *dump = c->known->reference;
@@ -171,7 +171,7 @@ static bool lacks_positions(const ari_case *c, const ari_order_key *a, const ari
     return positions && a->pass == 'f' && b->pass == 'f' && ari_module_of(b->name, b->stem).role == ARI_TOKENS;
 }
 
-/* Whether one is a sum with a residual, and the other the sum's other term in the same layer. */
+/* True if one is a sum with a residual, and the other the sum's other term in the same layer. */
 static bool lacks_residual(const ari_order_key *a, const ari_order_key *b)
 {
     static const struct {
@@ -192,7 +192,7 @@ static bool lacks_residual(const ari_order_key *a, const ari_order_key *b)
     return lacks;
 }
 
-/* What the two names have to do with each other, as a property. */
+/* The relation of the two names, as a property. */
 static ari_properties relation_of(const ari_case *c, const char *own, const char *theirs)
 {
     const ari_order_key a = ari_order_of(own, c->path), b = ari_order_of(theirs, c->path);
@@ -220,7 +220,7 @@ static ari_properties relation_of(const ari_case *c, const char *own, const char
 
 /* --- the same values ---------------------------------------------------------------------------------------------- */
 
-/* Whether the reference's sampled elements are those of a tensor, if it is there. */
+/* True if a tensor is there and has the reference's sampled elements. */
 static bool holds_reference(const search *s, const ar_dump_tensor *t)
 {
     const ari_case *c = s->c;
@@ -241,8 +241,8 @@ static double of_other(const ari_hypothesis *h, const ari_run *run, size_t i)
     return (double)((const float *)h->of)[run->index + i];
 }
 
-/* Of a tensor of the other dump: whether the reference's two differ. Elements that are zero on both sides, where the
- * other tensor has others, are masked. */
+/* Judges a tensor of the other dump by whether the reference's two differ. Elements that are zero on both sides, but
+ * not in the other tensor, are masked. */
 static void judge_values(search *s, const ar_dump_tensor *t, const float *y, bool shared)
 {
     const ari_case *c = s->c;

@@ -151,7 +151,7 @@ ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 
 /* --- one step ----------------------------------------------------------------------------------------------------- */
 
-/* What a decay takes away in a step is far less; more would be another fit. */
+/* A step's decay is far smaller; more would be another fit. */
 #define MOST_DECAY 0.1
 
 /* Adam's first step moves each weight by the learning rate, up or down, and by its decay: whether initial values are apart

@@ -110,8 +110,8 @@ static fit fit_format(const ari_case *c, int kept, uint32_t *value, uint32_t *re
     return r;
 }
 
-/* Of weights after a step a missing update may be as small as rounding is: whether the elements that differ do so by a
- * part of their own update. */
+/* True if the differing elements are off by a part of their own update: after a step, a missing update may be as small
+ * as rounding. */
 static bool is_part_of_update(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -173,7 +173,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
 
 /* --- functions ---------------------------------------------------------------------------------------------------- */
 
-/* Of a mask, 1 for 0; the absolute value; what lies between bounds. */
+/* Functions of the reference: a mask inverted; the absolute value; the value clamped. */
 static double inverted(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     (void)h;
@@ -201,7 +201,7 @@ static void range_of(double range[2], const float *x, size_t n)
     }
 }
 
-/* Whether all values are 0 or 1, and both are there. */
+/* True if all values are 0 or 1, and both occur. */
 static bool is_mask(const ari_case *c)
 {
     size_t ones = 0, i = 0;
@@ -210,7 +210,7 @@ static bool is_mask(const ari_case *c)
     return i == c->count && ones > 0 && ones < c->count;
 }
 
-/* Whether all different values of [from, to) are multiples of a step, and within one of the reference. */
+/* True if all differing values of [from, to) are multiples of a step, and within one of the reference. */
 static bool is_grid(const ari_case *c, size_t from, size_t to, double step)
 {
     size_t several = 0; /* of zeros alone any step is one */

@@ -14,7 +14,7 @@ bool ari_is_bias(const ari_difference *d)
     return d->ndim == 1 && strstr(dot ? dot : d->name, "bias") != NULL;
 }
 
-/* Whether an activation is [s, b, h]. */
+/* True if an activation is [s, b, h]. */
 static bool is_tokens_first(const ari_difference *d)
 {
     return d->ndim > 2 && d->batch != d->seq && d->shape[0] == d->seq && d->shape[1] == d->batch;
@@ -240,7 +240,7 @@ static bool index_in(const void *user, size_t i)
     return s->hits[i * s->unit] > 0;
 }
 
-/* Whether each block of `unit` indices is hit as a whole or not at all. */
+/* True if each block of `unit` indices is hit as a whole or not at all. */
 static bool in_units(const size_t *hits, size_t n, size_t unit)
 {
     for (size_t i = 0; i < n; i++) {
@@ -310,7 +310,7 @@ static int holder_of(const ari_case *c, int dim, size_t index)
     return -1;
 }
 
-/* What is the same of all indices that differ, and of none that does not. */
+/* Properties common to all indices that differ, and to none that does not. */
 typedef struct chunk_set {
     bool ranks, first, second, begins, ends;
     bool right[ARI_MOST_RANKS], wrong[ARI_MOST_RANKS]; /* a context-parallel rank has indices that are */
@@ -328,7 +328,7 @@ static void say_ranks_of(ari_text *t, const chunk_set *s, int ranks)
     }
 }
 
-/* Whether a rank holds indices apart: of a zigzag, whose places have one chunk in either half. */
+/* True if a rank's indices are apart: a zigzag's places have one chunk in either half. */
 static bool is_zigzag(const ari_case *c, int dim)
 {
     int runs[ARI_MOST_RANKS] = {0};
@@ -341,7 +341,7 @@ static bool is_zigzag(const ari_case *c, int dim)
     return apart;
 }
 
-/* Whether a chunk begins at an index; one does after the last. */
+/* True if a chunk begins at an index; one begins after the last. */
 static bool begins_at(const ari_case *c, int dim, size_t i, bool zigzag)
 {
     const size_t n = c->grid.shape[dim];

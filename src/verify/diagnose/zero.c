@@ -25,7 +25,7 @@ static bool is_floored(ari_trace *t, const ari_case *c)
     return true;
 }
 
-/* What rounding makes of a zero is as large as any difference where it is a fifth of the largest one. */
+/* Rounding of a zero may be as large as any difference from a fifth of the largest one on. */
 static const double noise_beside = 0.2;
 
 ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
@@ -91,7 +91,7 @@ static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, siz
     ari_words(t, "count", heads ? "head count" : "extent");
 }
 
-/* Of n = 2 .. shards along a dimension each has zeros from the same place on, and only there; that place. */
+/* The place from which on each of n = 2 .. shards along a dimension has zeros, and only there. */
 static size_t cut_of_shards(const ari_case *c, int dim, size_t n)
 {
     const size_t *hits = c->survey.hits[dim], size = c->grid.shape[dim] / n;
@@ -107,7 +107,7 @@ static size_t cut_of_shards(const ari_case *c, int dim, size_t n)
     return cut;
 }
 
-/* Of a run whose ranks are not seen any number of shards may be; of one whose ranks are seen those that it has. */
+/* A run whose ranks are not seen may have any number of shards; one whose ranks are seen has those. */
 ar_status ari_measure_tail(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -249,7 +249,7 @@ ar_status ari_measure_dropped(ari_trace *t, const ari_case *c)
 
 /* --- another mask ------------------------------------------------------------------------------------------------- */
 
-/* Whether all values that are zero in the reference and not here have a key after the query. */
+/* True if all values that are zero in the reference alone have a key after the query. */
 static bool lacks_causal_mask(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -263,7 +263,7 @@ static bool lacks_causal_mask(const ari_case *c)
     return after >= c->survey.total.gained;
 }
 
-/* Whether the values are zero exactly where those of another tensor are. */
+/* True if the values are zero exactly where another tensor's are. */
 static ar_status is_zero_where(bool *same, const ari_case *c, const ar_dump_tensor *other)
 {
     float x[MASK_CHUNK];
@@ -329,8 +329,8 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
 
 /* --- ranks, samples, tokens --------------------------------------------------------------------------------------- */
 
-/* Of a parameter the rows that the batch used may all lie with one rank, and differ for what all ranks do: that rank
- * stands out only if half of its part is wrong. */
+/* A parameter's rows that the batch used may all lie on one rank, and differ by a fault of all ranks: that rank stands
+ * out only if half of its part is wrong. */
 static bool stands_out(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -343,10 +343,10 @@ static bool stands_out(const ari_case *c)
     return s->wrong_ranks < s->holding_ranks && (!strchr("gnmv", d->pass) || different * 2 >= held);
 }
 
-/* Whether the first tokens are right and later ones are not. A first token whose reference is zero is right by
- * accident; a small difference may begin with the first sum; and of fewer than 8 differing elements a token the first
- * may have none by chance, of so many in one time of e^8. Few tokens alone are another matter, but for those of the
- * last of the ranks that share a sequence, where attention has come by the others' keys. */
+/* True if the first tokens are right and later ones are not. A first token whose reference is zero is right by
+ * accident; a small difference may begin with the first sum; and with fewer than 8 differing elements per token the
+ * first may have none by chance, one time in e^8 at that number. A few last tokens are another matter, except on the
+ * last of the ranks that share a sequence, where attention has met the others' keys. */
 static bool begins_later(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -403,7 +403,7 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     if (t->kind == ARI_FOUND_NOTHING && activation && g->shape[0] > 1 && s->hits[0][0] == 0 &&
         s->hit[0] + 1 == g->shape[0])
         ari_found(t, ARI_FOUND_FIRST_SAMPLE, 0);
-    /* Of context-parallel ranks the later ones hold the later tokens. */
+    /* The later context-parallel ranks hold the later tokens. */
     const bool later = activation && g->d->pass == 'f' && begins_later(c),
                tokens = later && ari_along(g->d, ARI_CUTS_POSITIONS) > 1;
     const bool documents = ari_first_document(c) > 0;

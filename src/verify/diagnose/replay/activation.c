@@ -73,7 +73,7 @@ static void find_function(ari_trace *t, mlp *m)
     ari_number(t, "left", left);
 }
 
-/* Whether the function of these gives the reference is for find_function to say; `up` may be NULL. */
+/* Tries these inputs, and leaves to find_function whether their function is the reference; `up` may be NULL. */
 static ar_status try_inputs(ari_trace *t, mlp *m, const ar_dump_tensor *gate, const ar_dump_tensor *up)
 {
     const ar_dump_tensor *const from[] = {gate, up};
@@ -91,7 +91,7 @@ static ar_status try_inputs(ari_trace *t, mlp *m, const ar_dump_tensor *gate, co
     return AR_OK;
 }
 
-/* What goes into the function, by names. */
+/* Tries the function's inputs by their names. */
 static ar_status try_named(ari_trace *t, mlp *m)
 {
     static const ari_role roles[] = {ARI_GATE, ARI_UP, ARI_FIRST, ARI_GATE_UP};

@@ -218,7 +218,7 @@ static double try_one(best *b, ari_replayed *a, const ari_recipe *r, const row *
     return left;
 }
 
-/* What a token's values have that the recipe does not give. */
+/* A token's residual under the recipe. */
 static double left_at(ari_replayed *a, const ari_recipe *r, size_t token, const float *values)
 {
     const ari_probe was = a->p;
@@ -313,7 +313,7 @@ static void find_other_documents(ari_replayed *a, ari_recipe r)
     }
 }
 
-/* Of one head size, packing and pairing: rotary bases, or ALiBi and nothing; then masks. */
+/* Starts with rotary bases, or ALiBi and none, for one head size, packing and pairing; masks come later. */
 static void start(best *b, ari_replayed *a, ari_recipe r)
 {
     static const double theta[] = {1e4, 5e5, 1e6, 1e5};
@@ -371,7 +371,7 @@ static void find_recipe(best *b, ari_replayed *a, ari_recipe r, double enough)
 static bool find_base(ari_replayed *a, ari_recipe *base)
 {
     static const int pairings[] = {ARI_HALVES, ARI_NEIGHBOURS, ARI_NO_PAIRS};
-    /* Where scores are large, nothing comes out without a cap. */
+    /* Large scores without a cap yield nothing. */
     static const double documents[] = {0.0, ARI_REFERENCES, 0.0, 0.0}, cap[] = {0.0, 0.0, 4.0, 32.0};
     enum { PAIRINGS = sizeof pairings / sizeof *pairings, ATTEMPTS = sizeof cap / sizeof *cap };
     const double enough = ARI_REPLAY_CAPPED + 4.0 * a->p.c->relative * a->p.c->relative;
@@ -490,8 +490,8 @@ static values values_of(const ari_case *c)
     return v;
 }
 
-/* Whether three values have the widths of q, k and v, of which several may lie in one, for so many KV heads where q's
- * width is not known. */
+/* True if three values have the widths of q, k and v, several of which may lie in one tensor, for this number of KV
+ * heads if q's width is unknown. */
 static bool may_be(ari_replayed *a, const ar_dump_tensor *const x[3], size_t kv_heads)
 {
     const size_t rows = a->p.c->grid.shape[0] * a->p.seq, width = x[Q]->count / rows, last = x[V]->count / rows;
@@ -509,7 +509,7 @@ static bool may_be(ari_replayed *a, const ar_dump_tensor *const x[3], size_t kv_
            (!heads || (a->q % heads == 0 && a->q / heads * kv_heads == a->kv));
 }
 
-/* What attention of these three gives. */
+/* Replays attention of these three values. */
 static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_dump_tensor *const x[3])
 {
     bool held = true;
@@ -529,7 +529,7 @@ static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_
     return AR_OK;
 }
 
-/* What a softmax of the logarithms of the reference's weights gives, where q and k are not known. */
+/* Replays a softmax of the logarithms of the reference's weights, when q and k are unknown. */
 static void replay_weights(ari_trace *t, ari_replayed *a)
 {
     const ari_recipe base = {.head = 1.0, .scale = 1.0, .stretch = 1.0, .series = 1.0, .shards = 1.0};

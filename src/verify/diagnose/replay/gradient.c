@@ -77,7 +77,7 @@ static ar_status read_values(gradient *g)
     return AR_OK;
 }
 
-/* What a norm's weight multiplies, from its own output: (y - bias)/weight, of the first step's weights. */
+/* The factor of a norm's weight, from the norm's output: (y - bias)/weight, with the weights of the first step. */
 static ar_status read_normed(gradient *g)
 {
     const ari_role role = ari_replay_role(g->c);
@@ -120,7 +120,7 @@ static double sum_of(const gradient *g, const double *left, const double *right,
     return sum;
 }
 
-/* Whether they make the first n elements of the reference's gradient. */
+/* True if the pair gives the first n elements of the reference's gradient. */
 static bool is_pair(const gradient *g, const double *left, const double *right, size_t n)
 {
     size_t e = 0;
@@ -148,7 +148,7 @@ static bool find_pair(gradient *g)
 
 /* --- weights of the micro-batches --------------------------------------------------------------------------------- */
 
-/* What micro-batch m of every data-parallel rank contributes to element e. */
+/* The contribution of micro-batch m of all data-parallel ranks to element e. */
 static double contribution(const gradient *g, int m, size_t e)
 {
     const ar_verify_facts *f = &g->c->facts;

@@ -10,7 +10,8 @@ enum { MOST_ROWS = 1 << 16 };
 
 /* --- rows of a table ---------------------------------------------------------------------------------------------- */
 
-/* What was looked up in each row: id[row] in the reference, other[row] here; table->rows: no row of the table. */
+/* Rows of the table that were looked up: id[row] in the reference, other[row] here; table->rows: no row of the table.
+ * */
 typedef struct lookups {
     const ari_case *c;
     ari_lookup_table table;
@@ -33,7 +34,7 @@ static size_t row_of(const lookups *l, const float *row)
     return at;
 }
 
-/* Of the first rows. The caller frees both, also after a failure. */
+/* Looks up the first rows. The caller frees both, also after a failure. */
 static ar_status look_up(lookups *l, size_t rows)
 {
     const size_t cols = l->c->grid.cols;
@@ -46,7 +47,7 @@ static ar_status look_up(lookups *l, size_t rows)
     return AR_OK;
 }
 
-/* Whether a table that is not known by name is of positions: the first rows are looked up in their order. */
+/* True if an unnamed table is one of positions: the first rows are looked up in order. */
 static bool counts_on(const lookups *l)
 {
     size_t row = 0;
@@ -55,7 +56,7 @@ static bool counts_on(const lookups *l)
     return row == 4;
 }
 
-/* Whether the reference's positions start again within a row, where here each counts as its place in it. */
+/* True if the reference's positions restart within a row, while here they continue. */
 static bool runs_on(const lookups *l)
 {
     const ari_grid *g = &l->c->grid;
@@ -100,8 +101,7 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
     ari_number(t, "by", (double)by);
 }
 
-/* Whether each of n shards adds a row of its own for ids that it does not own: the first one, or the one that is
- * nearest. */
+/* True if each of n shards adds a row of its own for ids that it does not own: the first row, or the nearest. */
 static bool is_unmasked(const lookups *l, size_t n, bool nearest)
 {
     const size_t size = l->table.rows / n, cols = l->table.cols;
@@ -161,7 +161,7 @@ done:
 
 /* --- cosines of positions ----------------------------------------------------------------------------------------- */
 
-/* Whether each column is cos(p f) of rows p = 0, 1, ..: cos((p+1) f) = 2 cos(f) cos(p f) - cos((p-1) f). */
+/* True if each column is cos(p f) of rows p = 0, 1, ..: cos((p+1) f) = 2 cos(f) cos(p f) - cos((p-1) f). */
 static bool is_cosine(const ari_case *c, const float *x, size_t rows)
 {
     const size_t cols = c->grid.cols;

@@ -9,7 +9,7 @@
 
 enum { MOST_LOGITS = 1 << 24, MOST_PRODUCTS = 1 << 28 };
 
-/* Of a role outside of the layers, or of the model's output, as far as it is a value of each token. */
+/* Finds a tensor outside the layers by its role, or the model's output, if it has a value per token. */
 const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, char pass)
 {
     static const ari_role roles[] = {ARI_LOGITS, ARI_NO_ROLE, ARI_HEAD_LOGITS, ARI_HEAD, ARI_FINAL_NORM};
@@ -163,7 +163,7 @@ done:
     return st;
 }
 
-/* How often each token's gradient counts beside the reference's, where all have its direction. */
+/* Reads the weight of each token's gradient relative to the reference's, if all point the reference's way. */
 static ar_status read_weights(ari_losses *l)
 {
     const ar_dump_tensor *a = ari_loss_tensor(l->c, l->c->known->reference, 'b'),
@@ -190,7 +190,7 @@ done:
 ar_status ari_losses_read(ari_losses *l, bool *held, bool of_loss)
 {
     const ari_case *c = l->c;
-    /* Of a loss that differs first, before which all is right, the reference's logits are the other's too. */
+    /* If the loss is the first difference, the reference's logits are the other's too. */
     const ar_dump *dumps[2] = {c->known->reference, c->known->other ? c->known->other : c->known->reference};
     for (int k = 0; k < 2 && *held; k++) {
         ari_loss_side *s = &l->of[k];

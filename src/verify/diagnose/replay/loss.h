@@ -2,7 +2,7 @@
 #ifndef ARI_VERIFY_DIAGNOSE_REPLAY_LOSS_H
 #define ARI_VERIFY_DIAGNOSE_REPLAY_LOSS_H
 
-/* What two dumps say of a loss: logits, ids, which tokens count, and what the gradient says of each. */
+/* Facts about a loss from two dumps: logits, ids, tokens that count, and the gradient of each. */
 #include "verify/diagnose/replay/replay.h"
 
 /* Label smoothing e and z-loss c (anyrank/batch.h, ar_loss_options), and what they may be off by. */
@@ -44,11 +44,11 @@ static inline double ari_loss_entropy(const ari_losses *l, const ari_loss_side *
     return s->lse[token] - (double)s->logits[token * l->vocabulary + id];
 }
 
-/** What a side's gradient of logits says of e and c. Errors: those of reading, AR_ERR_MEMORY. */
+/** Reads e and c from a side's gradient of logits. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump);
 /** The same of the loss itself, whose labels are the next ids, and whether both say the same. */
 void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l);
-/** Whether the other's are not the reference's. */
+/** Compares the other's e and c with the reference's. */
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l);
 
 #endif

@@ -17,7 +17,7 @@ typedef struct lines {
     double low, high;     /* slopes */
 } lines;
 
-/* Of the values' squares, in fp32 with some to spare; and how near numbers are that are taken from single features. */
+/* Relative tolerance of squares in fp32, with a margin; and of numbers taken from single features. */
 static const double rounding = 1e-10, hundredth = 1e-2;
 
 /* Fits value = slope * reference + shift. What is left must be small beside the difference, not beside the values: a
@@ -70,7 +70,7 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
 
 enum { FEWEST_ROWS = 4, MOST_LISTED = 16 };
 
-/* What a norm computes of a row: x = the sum of some tensors, y = (x - mean)/sqrt(mean of squares + eps)*gain + shift. */
+/* A norm of a row: x = the sum of some tensors, y = (x - mean)/sqrt(mean of squares + eps)*gain + shift. */
 typedef struct recipe {
     ari_terms in;
     double centred;    /* 1: the mean is subtracted */
@@ -81,7 +81,7 @@ typedef struct recipe {
     ari_properties is; /* what a mistake that is this recipe is called */
 } recipe;
 
-/* What is 0 or 1, and may be the other. */
+/* Numbers of a recipe that are 0 or 1, and may be the other. */
 static const struct {
     size_t at;
     ari_properties is;
@@ -135,7 +135,7 @@ static const float *row_of(const norm *n, size_t which, size_t k)
     return n->near.x + (which * n->p.tokens + k) * n->near.width;
 }
 
-/* What a feature is multiplied by. */
+/* The factor of a feature. */
 static double gain_of(const norm *n, const recipe *r, size_t i)
 {
     const double gain = r->bare != 0.0 ? 1.0 : (double)n->gain[i] + r->plus;
@@ -303,7 +303,7 @@ static void list_stream(norm *n, size_t k)
     r->after += more / all;
 }
 
-/* What numbers mistakes need is fitted to the other's rows. */
+/* Lists the faults; their numbers are fitted to the other's rows. */
 static void list_mistakes(norm *n, const ari_terms *here)
 {
     const recipe *base = &n->list[0];
@@ -360,7 +360,7 @@ static void count_features(double *count, norm *n, size_t k, size_t kept)
     }
 }
 
-/* Of one of the input's two terms. */
+/* Dropout of one of the input's two terms. */
 static ar_status find_dropout(ari_trace *t, norm *n)
 {
     const recipe *base = &n->list[0];

@@ -68,7 +68,7 @@ static size_t at_in_ring(size_t place, size_t index, size_t seq, size_t n, bool 
     return ar_positions_at(&own, index);
 }
 
-/* Where a position of a zigzag is taken to be if its chunks are put down as contiguous ones, or the other way round. */
+/* The position at which a zigzag's position lands if its chunks are laid down as contiguous ones, or the inverse. */
 static size_t recut(size_t seq, size_t n, bool zigzag, size_t at)
 {
     size_t index;
@@ -78,7 +78,7 @@ static size_t recut(size_t seq, size_t n, bool zigzag, size_t at)
 
 /* --- positions counted otherwise ---------------------------------------------------------------------------------- */
 
-/* What the tokens of a row count as: in the reference, and by one mistake. */
+/* Positions of a row's tokens: the reference's, and those of one fault. */
 typedef struct counting {
     const ari_case *c;
     size_t places; /* of a ring whose zigzag is taken for contiguous chunks; 0: positions run on over documents */
@@ -86,7 +86,7 @@ typedef struct counting {
     ari_lookup_table table;
 } counting;
 
-/* Whether the fastest pair of all heads of a row is turned by so many positions, and keeps its length. */
+/* True if the fastest pair of every head of a row is rotated by this many positions, and keeps its length. */
 static bool is_turned(const counting *n, size_t row, double by, size_t apart)
 {
     const ari_case *c = n->c;
@@ -102,7 +102,7 @@ static bool is_turned(const counting *n, size_t row, double by, size_t apart)
     return hypot(x, y) >= 0.999 * length && fabs(remainder(angle - by, 6.283185307179586)) <= 0.02;
 }
 
-/* Whether the table's row of the wrong position is added, and that of the right one taken away. */
+/* True if the table's row of the wrong position is added, and that of the right one subtracted. */
 static bool is_moved(const counting *n, size_t row, size_t right, size_t wrong)
 {
     const ari_case *c = n->c;
@@ -116,8 +116,8 @@ static bool is_moved(const counting *n, size_t row, size_t right, size_t wrong)
     return true;
 }
 
-/* Whether all rows that differ are of the wrong position, in one of three readings: turned pairs of halves, of
- * neighbours, rows of the table. */
+/* True if all differing rows are those of the wrong position, in one of three readings: rotary pairs of halves, of
+ * neighbours, or rows of the table. */
 static bool counts_so(const counting *n)
 {
     const ari_grid *g = &n->c->grid;
@@ -164,8 +164,8 @@ static ar_status measure_counting(ari_trace *t, const ari_case *c)
 typedef struct other_scores {
     size_t gained, lost;   /* of one document: neither side's boundaries are the other's */
     size_t across, within; /* gained with a key of another document, and of the query's own */
-    /* Whether wrong rows lack the first keys alone that they should see, and how many begin at the same key as the one
-     * before, as in a document that is cut in two. A window's begin would move with the query. */
+    /* True if wrong rows lack only the first keys that they should see; and the number of rows that begin at the same
+     * key as the one before, as in a document cut in two. A window's begin would move with the query. */
     bool begins;
     size_t together;
 } other_scores;
@@ -228,8 +228,8 @@ static size_t other_key(const ring *r, size_t seq, size_t query, size_t key)
     return at_in_ring(ari_place_in_ring(&unused, seq, r->n, r->zigzag, query), index, seq, r->n, r->zigzag);
 }
 
-/* Whether the values of a row are the reference's at other keys: as they are, or (a softmax's, whose denominator is
- * another) as logarithms but for one number. Where either is zero, masks may be the reason. */
+/* True if the values of a row are the reference's at other keys: as they are or, for a softmax with another
+ * denominator, as logarithms up to one number. A zero on either side may be due to masks. */
 static bool holds_keys(size_t *seen, const ari_case *c, const ring *by, size_t row)
 {
     const ari_grid *g = &c->grid;
@@ -250,7 +250,7 @@ static bool holds_keys(size_t *seen, const ari_case *c, const ring *by, size_t r
     return true;
 }
 
-/* Whether all rows with a difference do, and most of what differs is so. */
+/* True if all rows with a difference hold the other keys' values, which explain most of the difference. */
 static bool all_hold_keys(const ari_case *c, const ring *by)
 {
     size_t seen = 0;

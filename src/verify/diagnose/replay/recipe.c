@@ -8,7 +8,7 @@
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
-/* Where a head of q (0), k (1) or v (2) begins in a row of what holds it. */
+/* The start of a head of q (0), k (1) or v (2) in a row of the tensor that holds it. */
 static size_t start_of(const ari_replayed *a, const ari_recipe *r, size_t of, size_t head)
 {
     const size_t d = (size_t)r->head, group = a->q / a->kv, last = r->packing == ARI_KEYS_FIRST ? 2 : 0;
@@ -55,7 +55,7 @@ static void take(double *out, const ari_replayed *a, const ari_recipe *r, size_t
         turn(out, a, r, token);
 }
 
-/* What a head's tokens are documents of. */
+/* Loads the documents of a head's tokens. */
 static void load_documents(ari_replayed *a, const ari_recipe *r, size_t head)
 {
     const size_t seq = a->p.seq, parts = r->documents == ARI_OF_OWN_PART ? (size_t)r->parts : 1, n = seq / parts;
@@ -102,8 +102,8 @@ static void fill_places(ari_replayed *a, const ari_recipe *r)
     }
 }
 
-/* Of a number of heads that is no power of 2, those after the power below it have every second slope of a series for
- * twice as many. */
+/* With a number of heads that is no power of 2, those after the largest power below it have every second slope of the
+ * series for twice as many. */
 static double slope_of(const ari_replayed *a, const ari_recipe *r, size_t head)
 {
     const size_t heads = a->q / (size_t)r->head;

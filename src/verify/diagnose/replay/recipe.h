@@ -8,12 +8,12 @@
 enum { ARI_MOST_HEAD = 256 };
 
 enum { ARI_NO_PAIRS, ARI_HALVES, ARI_NEIGHBOURS };
-/* Of one tensor that holds several of q, k and v: one after the other; for each KV head its own; or that with q last. */
+/* Packing of q, k and v in one tensor: one after the other; each KV head's own together; or that with q last. */
 enum { ARI_STRAIGHT, ARI_BY_HEADS, ARI_KEYS_FIRST };
-/* How heads are read and written: query heads dealt out to the KV heads in turn; features [d, heads] of the inputs, of
- * the output; q and k exchanged; the heads of the output in reverse order, or [heads, seq, d] flattened as it lies. */
+/* Order of heads: query heads dealt out to the KV heads in turn; features [d, heads] of the inputs, or of the output; q
+ * and k exchanged; the heads of the output reversed, or [heads, seq, d] flattened as it lies. */
 enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCHANGED, ARI_REVERSED, ARI_FLATTENED };
-/* What RoPE turns: v as well, not all, backwards, or the last features in place of the first. */
+/* Extent of RoPE: v as well, not all, backwards, or the last features instead of the first. */
 enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS, ARI_THE_LAST };
 /* The dimension of the softmax; all keys, of which the unseen ones are dropped then; those with a score of 0, or with that
  * of a cap after the mask. */
@@ -21,10 +21,10 @@ enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO, ARI_UN
 /* Which documents share a row: one; the reference's; the other's; the reference's of the tokens of one part, whose heads
  * these are, for the tokens of all parts. */
 enum { ARI_ONE_DOCUMENT, ARI_REFERENCES, ARI_OTHERS, ARI_OF_OWN_PART };
-/* What goes by the places of a ring: the mask, that without its window, or RoPE, as if the tokens lay in the ring's order;
- * keys of the farthest place are unseen; all keys of other places are seen, or no window is applied to them; each place's
- * keys have a softmax of their own, and the results are averaged, or weighted by powers of 2; the values of other places'
- * keys are the own place's. */
+/* A fault over the places of a ring: the mask, the mask without its window, or RoPE taken as if the tokens lay in the
+ * ring's order; the farthest place's keys unseen; all keys of other places seen, or no window applied to them; a
+ * softmax for each place's keys, the results averaged or weighted by powers of 2; the own place's values for other
+ * places' keys. */
 enum {
     ARI_NO_RING,
     ARI_RING_MASKED,

@@ -305,8 +305,8 @@ void ari_probe_fini(ari_probe *p)
     free(p->bias);
 }
 
-/* Whether the other dump's input is right, or not there. One that is off by more than a mistake may leave of the output's
- * difference would leave more than that itself: then the mistake is further up. */
+/* True if the other dump's input is right or missing. An input whose error exceeds what a fault may leave of the
+ * output's difference would leave more than that itself: then the fault is further up. */
 static ar_status is_right(bool *right, const ari_probe *p, const ar_dump_tensor *t, const float *reference, size_t n)
 {
     const ar_dump_tensor *other = p->c->known->other ? ar_dump_find(p->c->known->other, t->name) : NULL;

@@ -8,9 +8,9 @@
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
-/** Whether this is a value [b, s, width] that is small enough to be computed again. */
+/** True for a value [b, s, width] small enough to be computed again. */
 bool ari_may_replay(const ari_case *c);
-/** Whether they are values of scores [b, heads, s, s], as small. */
+/** True for values of scores [b, heads, s, s], equally small. */
 bool ari_are_scores(const ari_case *c);
 /** The role of the case's own module. */
 ari_role ari_replay_role(const ari_case *c);
@@ -71,7 +71,8 @@ typedef struct ari_probe {
 
 /** Chooses tokens and features. */
 void ari_probe_choose(ari_probe *p, const ari_case *c);
-/** Of a module that makes each row of one row: the first rows that differ, whichever sample and rank they are of. */
+/** Chooses rows of a module that makes each output row of one input row: the first that differ, in any sample and rank.
+ *  */
 void ari_probe_choose_rows(ari_probe *p, const ari_case *c);
 /** Reads the last layer's rows; *held: a dump has its weight, of `in` inputs, 0: as many as it has. Errors: those of
  *  reading, AR_ERR_MEMORY. */
@@ -83,11 +84,11 @@ AR_NODISCARD ar_status ari_probe_read_input(float **gives, size_t *width, bool *
                                             const ar_dump_tensor *t);
 /** Sets what token k's features become where the last layer reads x. */
 void ari_probe_put(ari_probe *p, size_t k, const double *x);
-/** Whether what was put is the reference; `least` falls to what it leaves of the reference's squares, and base becomes
- *  it, if it is less. */
+/** True if the rows put are the reference; if they leave less of the reference's squares than `least`, that becomes the
+ *  residual, and the rows the base. */
 bool ari_probe_try_base(ari_probe *p, double *least);
-/** What is left of the squares of the differences where what was put replaces the base; or of the reference's, where that
- *  is to be the base. NaN is not looked at. */
+/** The residual's squares if the rows put replace the base; relative to the reference's squares if they are to be the
+ *  base. NaN is skipped. */
 double ari_probe_left(const ari_probe *p, bool of_base);
 
 /* The reference comes out to 1 % in bf16 and much better in fp32. A mistake leaves a seventh of the difference at most:

@@ -15,8 +15,8 @@ bool ari_choose(size_t *base, size_t *other, double *left, ari_probe *p, ari_put
 /** The latter alone, where the base is known. */
 bool ari_choose_other(size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t base, size_t n);
 
-/** Whether each of n things counts not at all or one number of times, above 1, and some do either: states dropout. A count
- *  that is NaN says nothing. */
+/** True if each of n things counts either zero times or the same number of times, above 1, and both occur: states
+ *  dropout. A count of NaN says nothing. */
 bool ari_dropped(ari_trace *t, ari_trace_kind kind, const double *count, size_t n);
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
@@ -53,11 +53,11 @@ typedef struct ari_terms {
  *  its own, where there are several: the first number is then 1 or -1. `with` counts too, however often; SIZE_MAX: none.
  *  Fills numbers and what is left; HUGE_VAL: there is no single solution, or groups contradict one another. */
 void ari_terms_fit(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with);
-/** Of the sums of at most `most` of the first n vectors one that leaves at most `allowed`: of those with fewest terms the
- *  one that shares most of them with `like` (NULL: none), then the nearest. */
+/** Finds a sum of at most `most` of the first n vectors that leaves at most `allowed`: among those with the fewest
+ *  terms the one that shares most terms with `like` (NULL: none), then the nearest. */
 bool ari_terms_find(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with, size_t n, size_t most,
                     double allowed, const ari_terms *like);
-/** How many terms of `a` are in `b`. */
+/** The number of terms of `a` in `b`. */
 size_t ari_terms_shared(const ari_terms *a, const ari_terms *b);
 /** States "1.4 layers.0:fwd + layers.1.attn:fwd". */
 void ari_terms_say(ari_trace *t, const char *fact, const ari_terms *s, const ar_dump_tensor *const *near);

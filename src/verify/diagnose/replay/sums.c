@@ -122,8 +122,8 @@ static double on_curve(const curve *f, double x)
     return f->capped ? f->number * tanh(x / f->number) : f->number * x;
 }
 
-/* Whether the rows are on one curve through the largest of them, to within `off` of that. A cap's number is found by
- * halving: the larger it is, the larger is |y|. */
+/* True if the rows lie on one curve through the largest of them, to within `off` of that. A cap is found by halving:
+ * |y| grows with it. */
 static bool find_curve(curve *f, const float *x, const float *y, size_t n, double off)
 {
     size_t top = 0, i = 0;
@@ -143,7 +143,7 @@ static bool find_curve(curve *f, const float *x, const float *y, size_t n, doubl
     return i == n && isfinite(f->number);
 }
 
-/* What comes after the layers as one function of another tensor of its width, which is right. */
+/* Explains an output after the layers as one function of another tensor of its width that is right. */
 ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
 {
     const ar_dump_tensor *near[ARI_MOST_NEAR];

@@ -7,7 +7,7 @@
 
 enum { MOST_MICRO = 32 };
 
-/* Whether a sum over n targets gives the loss, divided by n or by the reference's number of targets. */
+/* True if a sum over n targets gives the loss, divided by n or by the reference's number of targets. */
 static bool gives(const ari_losses *l, const ari_loss_side *s, double sum, size_t n)
 {
     const double unsure = 2.0 * ARI_OF_A_MEAN + 0.1 * l->c->relative;
@@ -61,8 +61,8 @@ static double sum_of(const ari_losses *l, const ari_loss_side *s, const reading 
     return sum;
 }
 
-/* Whether the other's labels are read so: by what its gradient says of each token, else by the loss and the tokens that
- * have a gradient. */
+/* True if the other's labels have this reading: by its gradient of each token, else by the loss and the tokens with a
+ * gradient. */
 static bool is_read_so(const ari_losses *l, const ari_loss_side *s, const reading *r)
 {
     size_t n;
@@ -78,7 +78,7 @@ static bool is_read_so(const ari_losses *l, const ari_loss_side *s, const readin
     return isfinite(s->value) && gives(l, s, sum, n);
 }
 
-/* Whether a reading is another than the reference's, in a token that counts in it. */
+/* True if a reading differs from the reference's in a token that counts. */
 static bool is_another(const ari_losses *l, const reading *r)
 {
     const reading right = {.shift = 1};
@@ -103,7 +103,7 @@ static bool try_reading(ari_trace *t, const ari_losses *l, const ari_loss_side *
     return true;
 }
 
-/* Whether a micro-batch may have n of a rank's samples. */
+/* True if a micro-batch may have n of a rank's samples. */
 static bool is_micro_batch(const ari_losses *l, size_t n, size_t group)
 {
     const size_t micro = (size_t)l->c->facts.micro_batches;
@@ -198,7 +198,7 @@ static void find_weights(ari_trace *t, const ari_losses *l)
         ari_say(&list, "%s%.4g", k > 0 ? ", " : "", weight[k]);
 }
 
-/* Where the reference's labels are the next ids. */
+/* The reference's labels are the next ids here. */
 static void look_at(ari_trace *t, const ari_losses *l)
 {
     const reading right = {.shift = 1};
@@ -235,8 +235,8 @@ static void look_at(ari_trace *t, const ari_losses *l)
         ari_count(t, "targets", ref->targets);
 }
 
-/* Of the loss, with the ids of the batch: its options where gradients of logits say them, then its targets, then its
- * options where the loss alone does. */
+/* Explains the loss with the batch's ids: its options if gradients of logits tell them, then its targets, then its
+ * options by the loss alone. */
 static void look_at_loss(ari_trace *t, ari_losses *l)
 {
     bool of_gradients = true;
@@ -252,7 +252,7 @@ static void look_at_loss(ari_trace *t, ari_losses *l)
         ari_loss_extra_compare(t, l);
 }
 
-/* Of logits, or of what the head reads, by its name or its shape. */
+/* True for logits, or the head's input, by name or shape. */
 static bool is_of_logits(const ari_case *c)
 {
     return (ari_name_is(c->grid.d->name) & (ARI_IS_LOGITS | ARI_IS_HEAD)) ||
