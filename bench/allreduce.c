@@ -100,7 +100,7 @@ static void copy_bytes(copy_kind k, void *to, const void *from, size_t bytes)
 
 /* --- ranks -------------------------------------------------------------------------------------------------------- */
 
-/* What a repetition runs: the all-reduce, then the copies. */
+/* Kinds of a repetition: the all-reduce, then the copies. */
 enum { ALL_REDUCE, FIRST_COPY, KINDS = FIRST_COPY + COPY_KINDS };
 
 /* A block lasts at least this long, so that neither the clock nor the way out of the barrier before it shows. */
@@ -119,7 +119,7 @@ typedef struct bench {
     ari_bench_series s; /* of KINDS sides */
 } bench;
 
-/* What one rank's thread works with. */
+/* State of one rank's thread. */
 typedef struct member {
     bench *b;
     ar_comm *comm;
@@ -196,7 +196,7 @@ static ar_status time_block(const member *m, int kind, size_t calls, double *sec
     return AR_OK;
 }
 
-/* How many calls make a block. What is read here on every rank is the same, and so is the answer. */
+/* The number of calls in a block. Every rank reads the same times, and so computes the same number. */
 static ar_status block_size(const member *m, int kind, size_t *calls)
 {
     double seconds = 0.0;

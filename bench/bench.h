@@ -25,7 +25,7 @@ typedef struct ari_bench_options {
     bool profile;
 } ari_bench_options;
 
-/* Of --dtype, and of --algorithm in the order of ar_sim_algorithm. */
+/* Names of the values of --dtype, and of --algorithm in the order of ar_sim_algorithm. */
 extern const char *const ari_bench_dtype_names[], *const ari_bench_algorithm_names[];
 
 /** Refuses options that the benchmark, one that there is, would ignore or cannot have. Errors: AR_ERR_ARG, those of
@@ -60,29 +60,29 @@ AR_NODISCARD ar_status ari_bench_gemm(ari_bench_session *s);
 /** The price of a weight gradient in exact numerics, where each sequence is a contraction of its own whose rounded
  *  values go into the order-independent accumulator: dW[out,in] = sum over sequences of dY^T X. */
 AR_NODISCARD ar_status ari_bench_grad(ari_bench_session *s);
-/** What a kernel costs that memory bounds, beside a copy by the same device and threads that reads and writes as many
- *  bytes in all. Errors: also AR_ERR_ARG (one column). */
+/** Time of a memory-bound kernel, next to a copy of as many bytes by the same device and threads. Errors: also
+ *  AR_ERR_ARG (one column). */
 AR_NODISCARD ar_status ari_bench_kernels(ari_bench_session *s);
-/** What a backward kernel saves that also adds up its parameters' gradients, and the gradient that goes past it, in the
- *  pass in which it makes dX; and dropout that adds the residual. Beside the same done one thing after the other. */
+/** Gain of fusing a backward kernel: it adds up its parameters' gradients, and the gradient that bypasses it, in the
+ *  pass that makes dX; and of dropout that adds the residual. Compared with separate passes. */
 AR_NODISCARD ar_status ari_bench_fused(ari_bench_session *s);
-/** What a transformer block costs on one rank, forward and backward, native and exact. Weights count as changed before
- *  each pass: the exact arithmetic quantises them anew, as a training step would. */
+/** Time of a transformer block on one rank, forward and backward, native and exact. Weights count as changed before
+ *  each pass: the exact arithmetic quantises them anew, as in a training step. */
 AR_NODISCARD ar_status ari_bench_block(ari_bench_session *s);
-/** What a training step costs under a layout: AdamW, gradients clipped to a norm of 1; no baseline, nobody listens. A
- *  repetition makes the model on one rank, takes some steps, runs the matrix products of the whole model, and does the
- *  same in the layout. Errors: also those of the layout. */
+/** Time of a training step under a layout: AdamW, gradients clipped to a norm of 1; no baseline, no taps. A repetition
+ *  makes the model on one rank, takes some steps, runs the GEMMs of the whole model, and does the same in the layout.
+ *  Errors: also those of the layout. */
 AR_NODISCARD ar_status ari_bench_step(ari_bench_session *s);
-/** What data parallelism adds to a training step: the same ranks, each with its share of the samples, once with their
- *  gradients summed in buckets and once without, each rank for itself. AdamW; no clipping, nobody listens. A repetition
- *  takes some steps of every row, one row after another. Errors: AR_ERR_ARG (another parallelism). */
+/** Overhead of data parallelism in a training step: the same ranks, each with its share of the samples, with and
+ *  without summing gradients in buckets. AdamW; no clipping, no taps. A repetition takes some steps of every row, one
+ *  row after another. Errors: AR_ERR_ARG (another parallelism). */
 AR_NODISCARD ar_status ari_bench_ddp(ari_bench_session *s);
-/** What an all-reduce (sum, not in place) between simulated ranks costs, beside a copy with the same traffic: each
- *  rank's thread copies its input to its output, so that, as in the all-reduce, every input is read once and every
- *  output written once. A repetition is a block of all-reduces, one right after the other, and a block of each kind of
- *  copy, each block long enough to be timed, from the moment in which its first rank begins to that in which its last
- *  one ends. All work on the same memory; what was summed is compared with what it must be. Errors: also AR_ERR_ARG
- *  (bytes that are no whole elements), AR_ERR_DATA (a wrong sum). */
+/** Time of an all-reduce (sum, not in place) between simulated ranks, next to a copy with the same traffic: each rank's
+ *  thread copies its input to its output, so that, as in the all-reduce, every input is read once and every output
+ *  written once. A repetition is a block of consecutive all-reduces and a block of each kind of copy, each long enough
+ *  to be timed, from the start of its first rank to the end of its last. All use the same memory; the sums are compared
+ *  with their expected values. Errors: also AR_ERR_ARG (bytes that are no whole elements), AR_ERR_DATA (a wrong sum).
+ *  */
 AR_NODISCARD ar_status ari_bench_allreduce(ari_bench_session *s);
 
 #endif

@@ -186,7 +186,7 @@ static const ari_field slot_fields[] = {
 #undef ARI_ROW
 
 enum { SLOTS = ARI_PROFILE_ROWS + 1 };
-/* Of all passes: longest first, then what is between slots. */
+/* Slots of all passes: longest first, then the time between slots. */
 typedef struct slot_list {
     slot_row row[LINES * SLOTS];
     size_t n;

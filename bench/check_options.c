@@ -4,7 +4,7 @@
 
 #include "bench/bench.h"
 
-/* Whether `what` is a word of a list like "block, step and ddp". */
+/* True if `what` is a word of a list like "block, step and ddp". */
 static bool is_one_of(const char *list, const char *what)
 {
     const size_t n = strlen(what);

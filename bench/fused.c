@@ -16,7 +16,7 @@ typedef struct fused_case {
     ar_status (*fused)(fused_bench *b), (*apart)(fused_bench *b);
 } fused_case;
 
-/* What the kernels work on. */
+/* Operands of the kernels. */
 struct fused_bench {
     const fused_case *c;
     ari_bench_device made, on; /* on: with the context's queue */

@@ -6,7 +6,7 @@
 #include "anyrank/device.h"
 #include "ref/io/hash.h"
 
-/* What the measurements share. */
+/* Clock, repetitions and statistics that the measurements share. */
 
 /** Seconds on the monotonic clock. */
 double ari_bench_seconds(void);
@@ -29,7 +29,7 @@ typedef struct ari_bench_series {
 /** n > 0. Errors: AR_ERR_MEMORY. Destroy it also then. */
 AR_NODISCARD ar_status ari_bench_series_create(ari_bench_series *s, size_t sides, size_t n);
 void ari_bench_series_destroy(ari_bench_series *s);
-/** Of one side's times; of their ratios to another side's, repetition by repetition. */
+/** Statistics of one side's times; of their ratios to another side's, repetition by repetition. */
 ari_bench_stat ari_bench_times_of(const ari_bench_series *s, size_t side);
 ari_bench_stat ari_bench_ratio_of(const ari_bench_series *s, size_t side, size_t to);
 

@@ -168,7 +168,7 @@ static ar_status pack(const kernel_bench *b, const quantised *v)
     return RUN(b, pack, v->packed, 0, 0, &v->values, ar_const(v->c), -1, ar_const(v->e));
 }
 
-/* Of an operand as it is in memory, and of its transpose. */
+/* Times the contraction of an operand as it is in memory, and of its transpose. */
 #define BOTH(name)                                                                     \
     static ar_status run_##name(const kernel_bench *b, const operands *o)              \
     {                                                                                  \
@@ -266,7 +266,7 @@ static ar_status quantised_create(kernel_bench *b, quantised *v, ar_tensor value
     return row_exponents(b, v);
 }
 
-/* What rows have besides values. */
+/* Operands of row kernels besides values. */
 static ar_status rows_create(kernel_bench *b)
 {
     void *memory = NULL;
@@ -382,7 +382,7 @@ static ar_status kernels_create(kernel_bench *b, const ari_bench_session *s)
 
 /* --- times -------------------------------------------------------------------------------------------------------- */
 
-/* What a repetition runs: the kernel, and a copy of as many bytes, in fp32 and then in bf16. */
+/* Sides of a repetition: the kernel, and a copy of as many bytes, in fp32 and then in bf16. */
 enum { KERNEL, COPY, WAYS, MOST_SIDES = 2 * WAYS, MOST_CALLS = 4096 };
 #define BLOCK_SECONDS 0.0005 /* calls that are shorter are timed together */
 

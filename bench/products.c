@@ -19,8 +19,8 @@ typedef struct gemm_row {
     double exact_over_native_prepared; /* the same with W's c, f and integers made before, as weights are */
     double spread;                     /* of the first ratio */
     double pedantic_over_native;       /* median of sgemm's time as ANYRANK_SGEMM=pedantic has it; NaN: not on a GPU */
-    /* Of one more prepared product: X's exponents and integers; the products; the pass that puts their sums together,
-     * NaN where the device does both at once. */
+    /* Parts of one more prepared product: X's exponents and integers; the products; the pass that combines their sums,
+     * NaN if the device does both at once. */
     double pack_seconds, products_seconds, sums_seconds;
     char bits[65]; /* SHA-256 of the exact Y: one for each shape, whatever computed it */
 } gemm_row;
@@ -141,7 +141,7 @@ static ar_status create_pedantic(ari_bench_device *on, const ar_device_choice *w
     return st;
 }
 
-/* Where the time of a prepared product goes. */
+/* Splits the time of a prepared product into its parts. */
 static ar_status split_prepared(gemm_bench *b, gemm_row *row)
 {
     ari_profile *profile = NULL;
@@ -228,7 +228,7 @@ static const ari_field gemm_fields[] = {
 };
 #undef ARI_ROW
 
-/* What a GPU's figures are not of cuBLAS alone for. */
+/* Prints why a GPU's figures are not those of cuBLAS alone. */
 static void print_refused(void)
 {
     char refused[600];

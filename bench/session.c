@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the benchmarks tell while they run and at their end. */
+/* Output of the benchmarks while they run and at their end. */
 #include <stdarg.h>
 #include <stdio.h>
 

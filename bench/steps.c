@@ -14,7 +14,7 @@
 
 #define STEPS 3 /* counted ones of a repetition */
 
-/* What steps are of. */
+/* Options of the steps. */
 typedef struct step_options {
     ar_run run; /* ddp: of the parallelism dp alone */
     const ar_config *config;
@@ -93,7 +93,7 @@ static ar_status run_ranks(const ari_cluster_options *cluster)
 
 /* --- a layout ----------------------------------------------------------------------------------------------------- */
 
-/* What a rank is told, and where rank 0 leaves its time. */
+/* Input of a rank's thread; rank 0 leaves its time here. */
 typedef struct layout_run {
     const step_options *o;
     ar_parallel parallel;
@@ -256,7 +256,7 @@ typedef struct ddp_row {
     double spread;               /* of that ratio; of the seconds without DDP */
 } ddp_row;
 
-/* What the ranks share; rank 0 writes the rows and the times. */
+/* State that the ranks share; rank 0 writes the rows and the times. */
 typedef struct ddp_run {
     const step_options *o;
     ddp_row *rows;

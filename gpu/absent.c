@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands for devices that this build does not have. */
+/* Stubs for devices that are not in this build. */
 #include <stdio.h>
 
 #include "gpu/native.h"

@@ -67,14 +67,14 @@ ar_status rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
 
-/* What a row does not see is not read: what is written there is +0. */
+/* Masked scores are not read: +0 is written there. */
 
 static ari_score_rows rows_of_block(const ar_scores *b, const ar_mask *m)
 {
     return ari_score_rows_of(b, m, dev<int32_t>(m->visible), dev<uint8_t>(m->padding), dev<float>(m->additive));
 }
 
-/* Whether a row sees key j of those in its range; and, of the block's columns, which are its range and seen. */
+/* True if a row sees key j of those in its range; and, for the block's columns, its range and the keys seen. */
 ARI_ON_GPU inline bool shows(const ari_score_row &r, size_t j)
 {
     return (!r.additive || r.additive[j] != -INFINITY) && (!r.padding || r.padding[j]);
@@ -84,7 +84,7 @@ ARI_ON_GPU inline bool sees(const ari_score_row &r, size_t key)
     return key - r.first < r.keys && shows(r, key - r.first);
 }
 
-/* Of key j of the range, from what the block has there. */
+/* The score of key j of the range, from the block's value. */
 ARI_ON_GPU inline float score_of(const ari_score_row &r, float value, size_t j, float scale)
 {
     const float scaled = ari_mul32(value, scale);

@@ -11,8 +11,8 @@
 namespace ARI_GPU
 {
 
-/* How blas_int8 computes: of the library and the GPU. On the host: numbers so small that small results meet several
- * tiles too, in both dimensions. */
+/* The machine model of blas_int8: of the library and the GPU. On the host, numbers so small that small results meet
+ * several tiles in both dimensions. */
 ari_tile_machine blas_machine(ar_device *d);
 
 struct blas_shape {
@@ -40,14 +40,14 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
                      const blas_matrix &b, bool add, ar_precision operands, ar_dtype result);
 
 #if defined(__CUDACC__)
-/* What a CUDA device keeps for the library: made with it, ended with it, in a thread whose GPU
- * is the device's. Errors: AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (no cuBLAS is found, or another one). */
+/* A CUDA device's state for the library: created and destroyed with it, in a thread whose GPU is the device's. Errors:
+ * AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (no cuBLAS is found, or another version). */
 ar_status blas_create(void **gives);
 /* Takes for q now what cuBLAS would take with the first product: that may wait for the GPU, where a collective may wait
  * for another rank. */
 ar_status blas_prepare(ar_device *d, ar_queue *q);
 void blas_destroy(void *blas); /* accepts NULL */
-/* Where a device keeps it: gpu/cuda/runtime.cu. */
+/* The device's state from blas_create: gpu/cuda/runtime.cu. */
 void *blas_of(ar_device *d);
 #endif
 

@@ -2,15 +2,15 @@
 #ifndef ARI_GPU_EPILOGUE_H
 #define ARI_GPU_EPILOGUE_H
 
-/* What the slots of the exact contraction do with an element's sum, whichever kernel made it. Each is given the sum of
- * column `col` in row `row` of matrix `matrix` of the result, once; or those of n columns, at most four, of a row that
- * it has looked up before. */
+/* Epilogues of the exact contraction's slots, whichever kernel made the sums. Each gets the sum of column `col` in row
+ * `row` of matrix `matrix` of the result, once; or those of n columns, at most four, of a row that it has looked up
+ * before. */
 #include "gpu/packed.h"
 
 namespace ARI_GPU
 {
 
-/* Of a result [.., m, n]. */
+/* A result [.., m, n]. */
 struct result {
     size_t m, n;
 };

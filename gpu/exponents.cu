@@ -42,7 +42,7 @@ template <class T> struct groups {
         }
         return most;
     }
-    /* Whether every line and its shifts begin at 16 bytes. */
+    /* True if every line and its shifts are aligned to 16 bytes. */
     bool wide() const
     {
         bool whole = x.shape[3] % ROW_LANES == 0 && aligned<ROW_LANES>(x.data) && aligned<ROW_LANES>(c);

@@ -41,7 +41,7 @@ struct tile {
     }
 };
 
-/* What gpu/tiles/plan.h asks of a product. */
+/* The product's size, as gpu/tiles/plan.h asks for it. */
 ari_tile_work work_of(const packed &a, const packed &b, bool one_result)
 {
     ari_tile_work w = {a.batch, a.rows, b.all_rows, a.width, a.blocks, 0, 0, a.ten, one_result};
@@ -100,7 +100,7 @@ struct products {
     }
 };
 
-/* What a pass over a tile's planes knows of the tile and the result. */
+/* A tile and its result, as a pass over the tile's planes needs them. */
 struct extents : result {
     tile t;
     size_t cols; /* of the tile that the result has */
@@ -133,8 +133,8 @@ template <class F> ar_status launch_chunks(ar_device *d, ar_queue *q, size_t lin
                          chunks_of<F>{kernel, cols, static_cast<uint32_t>(count)});
 }
 
-/* What is done with the sums of a tile, as the slots have it. Puts them together, each for itself, and gives them to OUT
- * with their matrix, row and column. */
+/* Combines the sums of a tile's planes element by element, as the slots define it, and gives each to OUT with its
+ * matrix, row and column. */
 template <class OUT> struct give_to {
     static const bool ONE_RESULT = false;
     OUT out;

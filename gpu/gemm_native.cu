@@ -25,8 +25,7 @@ struct operand {
     }
 };
 
-/* Whether rows of n elements lie side by side, a line of them `line` further than the one before. *ld: how far, at
- * least n. */
+/* True if rows of n elements are contiguous, `line` apart. *ld: their stride, at least n. */
 bool lies_in_lines(size_t *ld, size_t lines, size_t n, ptrdiff_t line, ptrdiff_t along)
 {
     if ((n > 1 && along != 1) || (lines > 1 && line < static_cast<ptrdiff_t>(n)))
@@ -53,7 +52,7 @@ bool lies_ready(operand *o, const ar_tensor *t)
     return lies_in_lines(&o->ld, v.shape[3], v.shape[2], v.stride[3], v.stride[2]);
 }
 
-/* Whether the matrices of a batch are one step apart, and which. */
+/* True if the matrices of a batch have one stride; gives it. */
 bool one_step(size_t *step, const operand &o)
 {
     *step = o.batch[1] > 1 ? o.step[1] : o.step[0];

@@ -2,8 +2,8 @@
 #ifndef ARI_GPU_KERNEL_H
 #define ARI_GPU_KERNEL_H
 
-/* How kernels are written, once, for two compilers: nvcc, which makes the CUDA device of them, and the C++ compiler,
- * which makes the emulated device: the same arithmetic where there is no GPU. A file of kernels includes this header
+/* Kernels are written once for two compilers: nvcc, which builds the CUDA device, and the C++ compiler, which builds the
+ * emulated device: the same arithmetic without a GPU. A file of kernels includes this header
  * and is in namespace ARI_GPU, which is ari_cuda or ari_emulated, so that one library may hold both.
  *
  * A kernel is a lambda that captures by value what it is given (numbers, pointers that dev<>() made of buffers), or a

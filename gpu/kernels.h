@@ -2,7 +2,7 @@
 #ifndef ARI_GPU_KERNELS_H
 #define ARI_GPU_KERNELS_H
 
-/* What the files of kernels share. */
+/* Declarations that the files of kernels share. */
 #include "gpu/kernel.h"
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
@@ -37,7 +37,7 @@ inline ar_device_ops table_of(const char *name)
 
 /* --- the device's own -------------------------------------------------------------------------------------------- */
 
-/* What the environment asked for when the device was made. */
+/* The environment's choice when the device was made. */
 ari_imma imma_of(const ar_device *d);
 
 /* Memory for a kernel's own use on one queue, until the variable goes. */
@@ -175,7 +175,7 @@ template <class T> struct view {
     {
         return shape[0] * shape[1];
     }
-    /* Where element i lies, in row-major order of the shape. */
+    /* The address of element i, in row-major order of the shape. */
     ARI_ON_GPU T *at(size_t i) const
     {
         return at(where(i));

@@ -30,7 +30,7 @@ typedef struct search {
     ari_text list;
 } search;
 
-/* Whether a folder stands in the list, which commas separate. */
+/* True if a folder is in the comma-separated list. */
 static bool is_listed(const search *s, const char *base)
 {
     const size_t length = strlen(base);

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* What libraries beside the device's own kernels must know of a CUDA device. */
+/* The CUDA device as libraries besides its own kernels need it. */
 
 /** Makes the GPU of d the calling thread's, and gives the cudaStream_t that q, an inline queue of d, stands on. Errors:
  *  AR_ERR_DEVICE; AR_ERR_UNSUPPORTED: a build without CUDA. */
@@ -25,7 +25,7 @@ AR_NODISCARD ar_status ari_gpu_trim(ar_device *d);
  *  same. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);
 
-/* What the run-time library of CUDA says of a machine on which it counts no GPU. */
+/* CUDA's run-time library on a machine where it finds no GPU. */
 typedef struct ari_gpu_machine {
     int runtime, driver; /* versions of CUDA, 13000 for 13.0; driver: the newest that it can, 0 where there is none */
     int code;            /* of the call that counts, a cudaError_t; its text and name */
@@ -37,9 +37,9 @@ enum { ARI_CUDA_INSUFFICIENT_DRIVER = 35, ARI_CUDA_NO_DEVICE = 100 };
  *  there is no CUDA. */
 ar_status ari_gpu_why_none(const ari_gpu_machine *m);
 
-/* How the GPU makes the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and the
- * products of digits are int8 matrix products into int32 (IMMA, the tensor cores' integer instructions). The same bits
- * whichever way. */
+/* The GPU's way to the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and the
+ * products of digits are int8 GEMMs into int32 (IMMA, the tensor cores' integer instructions). The bits are the same
+ * either way. */
 typedef enum ari_imma_path {
     ARI_IMMA_16,  /* all 16 products of digits, in 7 sums of one weight each */
     ARI_IMMA_10,  /* 10 products, by Karatsuba's rule applied twice, in 9 sums */
@@ -56,17 +56,17 @@ typedef struct ari_imma {
     bool own;        /* the kernel of gpu/sm90, which keeps its sums in registers, in place of the library's products */
 } ari_imma;
 
-/** What, for a device made now, the environment asks for: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO where it
- *  is not set), ANYRANK_IMMA_MIN_ROWS (0 where it is not) and ANYRANK_IMMA_KERNEL ("cublas", as where it is not set;
- *  "own"). Errors: AR_ERR_ARG (another value). */
+/** The environment's choice for a new device: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO if unset),
+ *  ANYRANK_IMMA_MIN_ROWS (0 if unset) and ANYRANK_IMMA_KERNEL ("cublas", the default; "own"). Errors: AR_ERR_ARG
+ *  (another value). */
 AR_NODISCARD ar_status ari_imma_choose(ari_imma *imma);
 
-/* How cuBLAS multiplies in fp32: as everybody's programs have it (CUBLAS_COMPUTE_32F; never in TF32), or with each
- * operation where the formula has it (CUBLAS_COMPUTE_32F_PEDANTIC), which takes some kernels away. */
+/* Mode of cuBLAS's fp32 GEMMs: its default (CUBLAS_COMPUTE_32F; never TF32), or each operation as the formula has it
+ * (CUBLAS_COMPUTE_32F_PEDANTIC), which rules out some kernels. */
 #define ARI_SGEMM_VARIABLE "ANYRANK_SGEMM"
 
-/** What, for a CUDA device made now, the environment variable ANYRANK_SGEMM ("default", "pedantic") asks for. Errors:
- *  AR_ERR_ARG (another value). */
+/** The environment's choice for a new CUDA device: ANYRANK_SGEMM ("default", "pedantic"). Errors: AR_ERR_ARG (another
+ *  value). */
 AR_NODISCARD ar_status ari_sgemm_choose(bool *pedantic);
 
 #ifdef __cplusplus

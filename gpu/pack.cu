@@ -190,7 +190,7 @@ template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TE
     return launch_blocks(d, q, tiles, ROWS * COLS, t);
 }
 
-/* Where run `run` of term k of a row lies. */
+/* The offset of run `run` of term k of a row. */
 ARI_ON_GPU inline size_t place_of(const packed &p, size_t run, size_t k)
 {
     const size_t block = p.blocks == 1 ? 0 : k / p.width;
@@ -258,7 +258,7 @@ ar_status lay_out(packed *p, size_t *bytes, ari_imma_path path)
     return ari_mul_size(bytes, p->batch, p->step);
 }
 
-/* Whether a part is where the whole is: rows with all their terms, and with the padding of the last ones. */
+/* True if a part is stored as in the whole: rows with all their terms, and with the padding of the last ones. */
 bool lies_within(const ar_part &part, size_t rows, size_t k)
 {
     return part.cols == k && ceil_div(part.rows, 4) * 4 <= ceil_div(rows, 4) * 4 - part.row;
@@ -282,7 +282,7 @@ ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t bat
     return st;
 }
 
-/* Of some terms, or where the form changes with their number, the digits are copied. */
+/* The digits are copied for a part of the terms, or if the form depends on their number. */
 ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *of, const ar_part *part)
 {
     const packed &whole = *packed_of(of);

@@ -18,7 +18,7 @@ namespace ARI_GPU
 
 const size_t RUNS_16 = 4, RUNS_10 = 10; /* of a block of a row */
 
-/* What a device's ar_packed is. */
+/* A device's ar_packed. */
 struct packed {
     size_t batch, rows, k;
     bool left;

@@ -44,7 +44,7 @@ template <class T> void swap_dimensions(view<T> *v, int a, int b)
     v->by[b] = was.by[a];
 }
 
-/* Where the source is dense along another dimension (2) than the destination (3): a block moves a square tile through
+/* Copies with a source dense along another dimension (2) than the destination (3): a block moves a square tile through
  * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
  * too fall into different banks. */
 template <class T, class F>

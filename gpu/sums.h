@@ -36,7 +36,7 @@ struct exact_sums {
     }
 };
 
-/* Of n elements. */
+/* Exact sums of n elements. */
 inline exact_sums exact_sums_of(ar_buf t, ar_buf hl, size_t n)
 {
     int64_t *sums = dev<int64_t>(hl);

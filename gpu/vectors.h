@@ -82,7 +82,7 @@ ARI_ON_GPU inline int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* Whether vectors of W elements may begin at each of these addresses; NULL is one that is not used. */
+/* True if vectors of W elements may begin at each of these addresses; NULL: unused. */
 template <size_t W, class... T> bool aligned(const T *...address)
 {
     return (... && (reinterpret_cast<uintptr_t>(address) % (moved_at_once<T, W> * sizeof(T)) == 0));

@@ -135,7 +135,7 @@ int main(int argc, char **argv)
     const int wanted = argc > 1 ? atoi(argv[1]) : 21;
     bench b = {.process = NULL};
     begin(&b);
-    /* What stands for NCCL is no transport to measure: it is to see that this program works. */
+    /* The library that stands in for NCCL is no transport to measure: it shows that this program works. */
     const size_t most = b.nccl.emulated_gpu ? (size_t)1 << 16 : MOST_BYTES;
     for (size_t bytes = 8; bytes <= most; bytes = bytes < most && bytes * 8 > most ? most : bytes * 8) {
         b.count = bytes / sizeof(float);

@@ -20,9 +20,9 @@ namespace ari_cuda
 namespace
 {
 
-/* What is called of cuBLAS. It is loaded with the first device: linked with, it would have every command wait until
- * several hundred thousand addresses in it are relocated. The types of cublas_v2.h's functions, some of which have C++
- * overloads beside them. */
+/* Functions of cuBLAS in use. It is loaded with the first device: linked, it would make every command wait for the
+ * relocation of several hundred thousand addresses. The types are those of cublas_v2.h's functions, some of which have
+ * C++ overloads. */
 struct cublas {
     decltype(&cublasCreate) create;
     decltype(&cublasDestroy) destroy;
@@ -86,10 +86,11 @@ struct handles {
 
 /* cuBLAS's largest kernels for int8: 128 x 256 on a processor. */
 const size_t PART_ROWS = 128, PART_COLS = 256;
-/* Of the planes of results with short rows of terms, whose products would be too short to start in smaller tiles. */
+/* Bytes for the planes of results with short rows of terms, whose products would be too short to start in smaller
+ * tiles. */
 const size_t PLANE_BYTES = static_cast<size_t>(384) << 20;
 
-/* Of the calling thread's GPU. Of its cache, three quarters: operands pass through it too. */
+/* The calling thread's GPU; three quarters of its cache, as operands pass through it too. */
 ar_status machine_of(ari_tile_machine *m)
 {
     int gpu = 0, processors = 0, cache = 0;
@@ -107,8 +108,8 @@ ar_status machine_of(ari_tile_machine *m)
 /* The largest batch of one call: what a grid of blocks counts in its third dimension. */
 const size_t BATCH_MAX = 65535;
 
-/* What cuBLAS says of a shape for which it has no kernel: of int8 the documented answer and three others. The sticky
- * error that a kernel before it may have left is told first. */
+/* True if cuBLAS has no kernel for a shape: for int8 the documented status and three others. The sticky error that a
+ * kernel before it may have left is reported first. */
 bool has_no_kernel(cublasStatus_t s, bool int8)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED ||
@@ -190,7 +191,7 @@ ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const blas_matr
     return AR_OK;
 }
 
-/* What the types of a product are. */
+/* Types of a product. */
 struct product_types {
     cudaDataType_t operands, result;
     cublasComputeType_t compute;

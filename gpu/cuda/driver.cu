@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What there is of GPUs and drivers, in words. */
+/* Describes the machine's GPUs and driver in words. */
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <string.h>

@@ -17,7 +17,7 @@ namespace ari_cuda
 
 /* Makes the queue's GPU the calling thread's, and gives the stream that the queue stands on. */
 ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *stream);
-/* Whether the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, saying what is missing. */
+/* Checks that the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, naming what is missing. */
 ar_status check_gpu(int index);
 /* AR_ERR_DEVICE, saying what failed and how, where e is an error. */
 ar_status check(cudaError_t e, const char *what);

@@ -13,7 +13,7 @@ namespace ari_cuda
 
 struct pool;
 
-/* Of GPU `gpu`, the calling thread's; made with the first device on it. pool_close. */
+/* The pool of GPU `gpu`, the calling thread's; made with the first device on it. pool_close. */
 ar_status pool_open(pool **gives, int gpu);
 /* The GPU has the memory back with the last one. Accepts NULL. */
 void pool_close(pool *p);

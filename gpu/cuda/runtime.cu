@@ -331,8 +331,8 @@ ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
     if (bytes == 0)
         return AR_OK;
     AR_TRY(check(cudaMemcpyAsync(dst.ptr, src.ptr, bytes, cudaMemcpyDefault, s), "copying"));
-    /* Whether memory of the host has been read, or written, by now depends on where it is from: it must not end while a
-     * copy still looks at it, on a caller's way out after an error too. */
+    /* A copy from or to pageable host memory may still be running: the memory must outlive it, on a caller's way out
+     * after an error too. */
     return is_host(src.ptr) || is_host(dst.ptr) ? check(cudaStreamSynchronize(s), "copying from or to the host")
                                                 : AR_OK;
 }

@@ -39,7 +39,7 @@ static ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const bl
     return AR_OK;
 }
 
-/* What gpu/blas.h asks of operands, as cuBLAS does. */
+/* Checks gpu/blas.h's requirements on operands, as cuBLAS does. */
 static ar_status check_operands(const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const blas_matrix &b)
 {
     const size_t by_16 = s.k | a.ld | b.ld | (s.batch > 1 ? a.step | b.step : 0), by_4 = s.n | c.ld;

@@ -2,9 +2,9 @@
 #ifndef ARI_GPU_EMULATED_FIBER_H
 #define ARI_GPU_EMULATED_FIBER_H
 
-/* What ThreadSanitizer is told where one thread of the host does by turns what a GPU does at once: each of these is a
- * fiber to it, as good as a thread, and nothing orders two fibers but what is said here. So it finds two accesses that a
- * GPU could make in either order, whichever the turns were. In other builds all of this is nothing. */
+/* Annotations for ThreadSanitizer, where one host thread does in turns what a GPU does at once: it treats each
+ * turn-taker as a fiber, as good as a thread, and nothing but these calls orders two fibers. So it finds two accesses
+ * that a GPU could make in either order, whatever the turns were. In other builds they are empty. */
 
 #if defined(__SANITIZE_THREAD__)
 #define ARI_WATCHED 1
@@ -17,7 +17,7 @@
 #define ARI_WATCHED 0
 #endif
 
-/* Of a function that takes turns: it is no part of what any fiber does. */
+/* For a function that takes turns: it belongs to no fiber. */
 #if ARI_WATCHED
 #define ARI_UNWATCHED __attribute__((no_sanitize("thread")))
 extern "C" {
@@ -56,13 +56,13 @@ ARI_UNWATCHED inline void fiber_destroy(fiber *f)
 {
     __tsan_destroy_fiber(f);
 }
-/* What runs from here on is f's, whose stack the caller goes to at once. It orders nothing. */
+/* Control passes to f at once, whose stack runs from here on. It orders nothing. */
 ARI_UNWATCHED inline void fiber_go(fiber *f)
 {
     const unsigned no_sync = 1;
     __tsan_switch_to_fiber(f, no_sync);
 }
-/* What the running fiber did before comes before what others do after ordered_after(at). */
+/* Orders the running fiber's past before what follows ordered_after(at) in others. */
 ARI_UNWATCHED inline void ordered_before(const void *at)
 {
     __tsan_release(const_cast<void *>(at));

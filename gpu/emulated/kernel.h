@@ -30,15 +30,15 @@ namespace ari_emulated
 
 alignas(64) inline thread_local unsigned char room[48 * 1024];
 
-/* What runs after what: a launch's blocks, or elements, and a member's upwards; all of these downwards; a block's
- * threads apart. */
+/* The order of execution: a launch's blocks or elements and a member's ascending; all of these descending; a block's
+ * threads interleaved. */
 enum class order { forward, backward, threads };
 
 /* Before a launch. Errors: AR_ERR_DEVICE, an address that dev<>() was given since the last launch of this thread is no
  * device memory: what a GPU would call an illegal address; what a kernel did that ran late. */
 ar_status enter(ar_device *d, ar_queue *q, order *o);
 
-/* What a stream does, now or later: run(arg), which it has a copy of until then. */
+/* Runs run(arg) on a stream, now or later; the stream keeps a copy of arg until then. */
 ar_status submit(ar_queue *q, ar_status (*run)(const void *arg), const void *arg, size_t bytes);
 template <class T> ar_status submit(ar_queue *q, const T &call)
 {
@@ -46,7 +46,7 @@ template <class T> ar_status submit(ar_queue *q, const T &call)
     return submit(q, T::run, &call, sizeof call);
 }
 
-/* Where the host may reach the device's memory at this address: kernels alone know. NULL stays NULL. */
+/* The host's address of the device's memory, which only kernels know. NULL stays NULL. */
 void *reach(const void *device_address);
 
 /* A buffer's memory as a kernel sees it. */
@@ -82,7 +82,7 @@ struct team {
 /* body(arg, team) by each of `count` threads, at most team::most. Errors: AR_ERR_DEVICE, they met at different
  * barriers, or not all of them ended; AR_ERR_MEMORY. */
 ar_status team_run(unsigned count, void (*body)(const void *arg, team *t), const void *arg);
-/* How many threads a block of this device has in the order `threads`. */
+/* The number of threads of a block of this device in the order `threads`. */
 unsigned team_size(const ar_device *d);
 
 class block
@@ -170,7 +170,7 @@ inline int32_t dot_bytes(int32_t sum, uint32_t a, uint32_t b)
     return sum;
 }
 
-/* Whether this thread's launch has met what it must not. */
+/* True after a fault in this thread's launch. */
 inline thread_local bool faulted = false;
 
 inline void fault()

@@ -245,7 +245,7 @@ ar_status guard_end(void *address, size_t bytes)
     return look_at_guard(arena_chunk(address), bytes);
 }
 
-/* What is freed meanwhile is junk, as a guard is, and is not taken again before the lock is given back. */
+/* Memory freed meanwhile holds junk, as a guard does, and is not reused before the lock is released. */
 ar_status guards_check(void)
 {
     arena *a = memory;
@@ -270,7 +270,7 @@ void arena_spoil(void *address)
         spoil(arena_at(address), (arena_chunk(address)->units - 1) * LINE);
 }
 
-/* What is in it is the caller's to spoil. */
+/* The caller may overwrite the contents. */
 static void give_block(void *address)
 {
     arena *a = memory;

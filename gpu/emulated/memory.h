@@ -45,14 +45,14 @@ void arena_give(void *address);
  * the second: what the guard shows. */
 ar_status arena_take_by(worker *w, void **gives, size_t bytes);
 ar_status arena_give_by(worker *w, void *address, size_t bytes);
-/* Whether an address is of this memory. Under a sanitizer any is. */
+/* True if an address is in this memory. Under a sanitizer always true. */
 bool arena_has(const void *address);
-/* Where the memory at an address of arena_has is for kernels. */
+/* The kernels' address of memory for which arena_has is true. */
 void *arena_at(const void *address);
 /* The chunk of a block; NULL under a sanitizer. */
 chunk *arena_chunk(const void *address);
 void *arena_address(chunk *c);
-/* Whether a block of so many bytes fits into c, and c is not much larger. */
+/* True if a block of this many bytes fits into c, and c is not much larger. */
 bool arena_fits(const chunk *c, size_t bytes);
 
 /* The guard of a block of so many bytes: set, and looked at for the last time; and those of all blocks that have one.

@@ -16,7 +16,7 @@ namespace sm90
 
 class model;
 
-/* Where a flow stands, and its products that have been enqueued. */
+/* State of a flow, and its enqueued products. */
 struct product_under_way {
     int32_t (*acc)[RESULTS];
     uint64_t a, b;
@@ -25,7 +25,7 @@ struct product_under_way {
 
 struct flow;
 
-/* What the body sees of the model. */
+/* The model as the body sees it. */
 class machine
 {
   public:

@@ -428,7 +428,7 @@ chunk *find_freed(const stream *s, size_t bytes)
     return c;
 }
 
-/* What s is to give back, or by chance another stream, for which s waits then. NULL: nothing serves. */
+/* Memory that s is to free or, by chance, another stream, for which s then waits. NULL: none is suitable. */
 ar_status take_freed(chunk **gives, stream *s, size_t bytes)
 {
     stream *of = s;
@@ -485,7 +485,7 @@ static void end_now(const lease &b)
     arena_give(b.address);
 }
 
-/* Where there is no memory for a task, what is enqueued is waited for. */
+/* Without memory for a task, waits for everything enqueued. */
 void stream_free(ari_stream *base, void *address)
 {
     const lease b = {address, bytes_of(address), own(base)};

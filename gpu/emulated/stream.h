@@ -20,7 +20,7 @@ ar_status stream_create(ari_stream **gives, ar_device *d);
 /* The stream of an inline queue of this kind of device; NULL: the queue is none. */
 ari_stream *stream_of(const ar_queue *q);
 
-/* What a kernel has done wrong, or a guard has shown, which every call returns from then on, until no stream is left:
+/* A kernel's fault, or one that a guard revealed; every call returns it from then on, until no stream is left:
  * AR_ERR_DEVICE. */
 ar_status streams_failed(void);
 

@@ -18,7 +18,7 @@ namespace
 
 const size_t STACK = 128 << 10; /* of a thread; a kernel calls little and has no large arrays */
 
-/* Where a thread waits. */
+/* Place where a thread waits. */
 struct position {
     const barrier *at; /* NULL: it has ended */
     size_t n;
@@ -87,7 +87,7 @@ ARI_UNWATCHED void look_for_stray(stage *s)
             s->stray = t;
 }
 
-/* Where all have come, the last one goes on at once: its turn is the first on the way back. */
+/* Once all have arrived, the last one continues at once: its turn is the first on the way back. */
 ARI_UNWATCHED void arrive(stage *s, const barrier *at, size_t n)
 {
     const unsigned self = s->base.self;

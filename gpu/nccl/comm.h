@@ -101,7 +101,7 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);
 
 /** Enqueues what the call moves. `stream` is NCCL's, of call->on. */
 AR_NODISCARD ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void *stream);
-/** What a ring would read of other ranks' memory for it. */
+/** Bytes that a ring would read from other ranks' memory for the call. */
 size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *call);
 
 #endif

@@ -9,8 +9,8 @@
 
 enum { FIRST_SPLIT = 21800 };
 
-/* What NCCL reads when it is first used: all connections of a communicator are made with it, and kernels of several
- * communicators begin in the order in which the host launched them. A variable that is set stays. */
+/* Variables that NCCL reads at its first use: all connections of a communicator are made with it, and kernels of
+ * several communicators begin in the order in which the host launched them. A variable that is set stays. */
 static void set_variables(void)
 {
     (void)setenv("NCCL_RUNTIME_CONNECT", "0", 0);

@@ -12,10 +12,10 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
-/* How communicators come about: all members meet through the store, where one that is missing is named; then all of
- * them enter NCCL, which splits the communicator that they have, or makes one of an id of the first member's. NCCL has
- * no timeout: the watcher ends what never ends. The last step is a call on the new communicator, so that nothing of it
- * is left to be made beside other calls. */
+/* Creation of communicators: all members meet through the store, where a missing one is named; then all enter NCCL,
+ * which splits an existing communicator, or makes one from an id of the first member's. NCCL has no timeout: the
+ * watcher ends what never ends. The last step is a call on the new communicator, so that no setup is left to run during
+ * other calls. */
 
 #define WORLD_ID UINT64_C(1)
 /* Meetings of a group before its first collective. */
@@ -113,7 +113,7 @@ static ar_status choose_gpu(ari_nccl_world *w)
     return w->nccl.emulated_gpu ? AR_OK : ari_gpu_choose(w->device);
 }
 
-/* What NCCL allocates comes beside the device's own memory. */
+/* NCCL allocates memory besides the device's own. */
 static ar_status prepare_to_enter(ari_nccl_world *w)
 {
     AR_TRY(choose_gpu(w));
@@ -295,7 +295,7 @@ static const ari_comm_ops comm_ops = {
 
 /* --- the world's own ---------------------------------------------------------------------------------------------- */
 
-/* Where a process is. */
+/* Location of a process. */
 typedef struct place {
     char host[192]; /* which machine, container or not */
     char gpu[64];   /* its bus id */

@@ -2,9 +2,9 @@
 #include "gpu/nccl/comm.h"
 #include "ref/comm/moves.h"
 
-/* What NCCL is asked for. Collectives whose parts have unequal sizes are groups of what NCCL has: of broadcasts, one
- * from each rank (all_gather), of reductions, one to each (reduce_scatter), of sends and receives (the rest). What a
- * rank gives itself is copied on the same stream. */
+/* Calls of NCCL. Collectives whose parts have unequal sizes are groups of its operations: broadcasts, one from each
+ * rank (all_gather), reductions, one to each (reduce_scatter), sends and receives (the rest). A rank's own part is
+ * copied on the same stream. */
 typedef struct mover {
     const ari_nccl *nccl;
     const ari_nccl_comm *c;
@@ -66,7 +66,7 @@ static ar_status recv_from(const mover *m, int peer, void *to, size_t count)
     return count == 0 ? AR_OK : check(m, m->nccl->Recv(to, count, m->type, peer, m->comm, m->stream));
 }
 
-/* What the rank has for itself, on the same stream. */
+/* Copies the rank's own part, on the same stream. */
 static ar_status copy_own(const mover *m)
 {
     ar_device *d = m->c->world->device;
@@ -153,7 +153,7 @@ static ar_status all_gather(const mover *m)
     return AR_OK;
 }
 
-/* What each pair has of its own. */
+/* Exchanges the parts of each pair of ranks. */
 static ar_status pairs(const mover *m)
 {
     ari_parts sent = ari_parts_of(m->call, m->r, m->n, true), received = ari_parts_of(m->call, m->r, m->n, false);

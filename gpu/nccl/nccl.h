@@ -65,8 +65,8 @@ typedef struct ari_nccl {
     const char *(*GetLastError)(void *comm);
     /* NULL: NCCL before 2.18. *made is there once nothing of `comm` is in progress. config NULL: that of `comm`. */
     int (*CommSplit)(void *comm, int color, int key, void **made, ari_nccl_config *config);
-    /* Of a library that stands for NCCL where the device is emulated: which GPU this process is to have. Its streams
-     * are ari_nccl_emulated_stream *. NULL: NCCL itself. */
+    /* In a library that stands in for NCCL on the emulated device: this process's GPU. Its streams are
+     * ari_nccl_emulated_stream *. NULL: NCCL itself. */
     const char *(*emulated_gpu)(void);
     int version; /* as NCCL gives it: 22809 */
 } ari_nccl;

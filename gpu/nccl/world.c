@@ -8,7 +8,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
-/* How often NCCL is asked for errors of its own threads. */
+/* Interval at which NCCL is asked for errors of its own threads. */
 #define ERRORS_NS UINT64_C(100000000)
 /* Longest wait for a thread that is inside of NCCL, whose calls return at once but where a GPU takes no more work. */
 #define INSIDE_NS UINT64_C(10000000000)
@@ -307,7 +307,7 @@ static ar_status check_device(const ari_nccl_world *w)
 
 /* --- beginning and end -------------------------------------------------------------------------------------------- */
 
-/* What this process needs for itself. */
+/* Creates the resources of this process. */
 static ar_status prepare(ari_nccl_world *w)
 {
     AR_TRY(ari_failure_create(&w->failure));

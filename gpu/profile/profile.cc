@@ -10,7 +10,7 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
-/* What a row is of. A slot's own row has its number. */
+/* Subject of a row. A slot's own row has its number. */
 struct key {
     int slot;
     const char *part; /* NULL: the slot */

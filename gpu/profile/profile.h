@@ -16,8 +16,8 @@ static inline uint64_t ari_device_clock_ns(const ar_device *d)
     return d->ops->host_reaches && d->threads == 1 ? ari_thread_ns() : ari_now_ns();
 }
 
-/* How long each slot of a device's table takes, by name: on a GPU from the first of its kernels to the last, by events
- * in the stream; where a call returns when its work is done, by the clock. */
+/* Time of each slot of a device's table, by name: on a GPU from the first of its kernels to the last, by events in the
+ * stream; for a call that returns when its work is done, by the clock. */
 typedef struct ari_profile ari_profile;
 
 typedef struct ari_profile_row {

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-/* Of the process, as CUDA's contexts are. The message is written once, before `lost`. */
+/* State of the process, as CUDA's contexts are. The message is written once, before `lost`. */
 static atomic_bool lost;
 static char message[400];
 

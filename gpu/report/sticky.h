@@ -43,8 +43,7 @@ ar_status ari_gpu_failed(int code, const char *what, const char *text, const cha
 
 /** AR_OK, or the sticky error again. */
 ar_status ari_gpu_check_lost(void);
-/** Whether there is one: then nothing of the GPU is to be released, and no call of CUDA's is worth its time. Sets no
- *  error. */
+/** True if there is one: then nothing of the GPU is to be released, and no CUDA call is worthwhile. Sets no error. */
 bool ari_gpu_is_lost(void);
 
 #ifdef __cplusplus

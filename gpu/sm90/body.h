@@ -191,7 +191,7 @@ template <class M> class sums
     }
 };
 
-/* Where a thread's result i is. */
+/* Position of a thread's result i. */
 struct element {
     uint32_t row, col;
     bool inside;
@@ -203,7 +203,7 @@ struct element {
     }
 };
 
-/* What becomes of the sums. */
+/* Passes the sums to OUT. */
 template <class M, class OUT>
 ARI_ON_GPU inline void finish(sums<M> &s, const work &w, const place &p, uint32_t group, uint32_t matrix,
                               const OUT &out)
@@ -275,7 +275,7 @@ template <class M, class OUT> ARI_ON_GPU inline void run(M &m, const work &w, co
     m.join(); /* a block's barriers are there until the others have arrived at them for the last time */
 }
 
-/* Whether the matrices of a result are one block's: all add to one accumulator. */
+/* True if one block computes all matrices of a result, which add to one accumulator. */
 template <class OUT> struct is_serial {
     static const bool value = false;
 };

@@ -11,17 +11,17 @@
 namespace ARI_GPU
 {
 
-/* Whether this device is to run it (ANYRANK_IMMA_KERNEL, gpu/native.h), and can take these operands, which are not
- * empty. */
+/* True if this device is to run the kernel (ANYRANK_IMMA_KERNEL, gpu/native.h), and it can take these non-empty
+ * operands. */
 bool sm90_takes(const ar_device *d, const packed &a, const packed &b);
 
 #if defined(__CUDACC__)
-/* What the kernel's launches ask of the driver and the GPU, found out once for a device. */
+/* Properties of the driver and the GPU that the kernel's launches need, found once for a device. */
 struct sm90_launcher;
 /* For GPU `index`, the calling thread's; gives; `free`. Errors: AR_ERR_UNSUPPORTED, saying why this GPU cannot run it,
  * AR_ERR_DEVICE, AR_ERR_MEMORY. */
 ar_status sm90_create(sm90_launcher **gives, int index);
-/* Where a device keeps it: gpu/cuda/runtime.cu. */
+/* The device's launcher: gpu/cuda/runtime.cu. */
 const sm90_launcher *sm90_of(const ar_device *d);
 #endif
 

@@ -2,9 +2,9 @@
 #ifndef ARI_GPU_SM90_LAYOUT_H
 #define ARI_GPU_SM90_LAYOUT_H
 
-/* What the exact contraction's own kernel for compute capability 9.0 (gpu/sm90/body.h) computes of indices: which part of
- * the result a block has, where shared memory holds what, how the tensor core reads it and which thread gets which
- * result. Plain functions, which the kernel calls and the model of the machine (gpu/emulated/sm90.h) is checked with.
+/* Index computations of the exact contraction's own kernel for compute capability 9.0 (gpu/sm90/body.h): a block's part
+ * of the result, the layout of shared memory, the tensor core's reads and each thread's results. Plain functions, called
+ * by the kernel, and used to check the model of the machine (gpu/emulated/sm90.h).
  *
  * Sources: PTX ISA 8.7, sections "Asynchronous Warpgroup Level Matrix Instructions" (matrix descriptor, register
  * fragments of wgmma.mma_async.m64nNk32), "Tensors" (swizzling modes, out-of-bound access) and "mbarrier". The same
@@ -13,7 +13,7 @@
 #include "gpu/packed.h"
 #include "gpu/tiles/plan.h"
 
-/* What host and GPU both ask. */
+/* Functions for both host and GPU. */
 #if defined(__CUDACC__)
 #define ARI_BOTH __host__ __device__
 #else
@@ -158,7 +158,7 @@ struct work {
     weighted_product product[PLANES_10];
 };
 
-/* What a block has of it. */
+/* A block's part of the result. */
 struct place {
     uint32_t rank;          /* in the cluster */
     uint32_t matrix, count; /* the first, and how many */
@@ -172,8 +172,8 @@ ARI_BOTH inline uint32_t ceil_div32(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-/* Of tile number `index` of a cluster's size: matrix after matrix (serial: only one), band after band, column after
- * column. */
+/* The place of tile number `index` of a cluster's size: matrix after matrix (serial: only one), band after band, column
+ * after column. */
 ARI_ON_GPU inline place place_of(const work &w, uint32_t index, uint32_t rank)
 {
     const uint32_t down = ceil_div32(w.row_tiles, w.shape.rows), across = ceil_div32(w.col_tiles, w.shape.cols);
@@ -208,9 +208,9 @@ template <class PLANE, class SEGMENT> ARI_ON_GPU inline void walk(const work &w,
 
 /* --- on the host -------------------------------------------------------------------------------------------------- */
 
-/* What a tensor map says of an operand: bytes [matrix, row, run of any block, term], the last dimension first. Terms
- * past the part's last, a multiple of 16 but seldom of STEP, are outside the tensor and read as 0, though other bytes
- * follow in memory; so are rows past the last. */
+/* The tensor map of an operand: bytes [matrix, row, run of any block, term], the last dimension first. Terms past the
+ * part's last, a multiple of 16 but seldom of STEP, are outside the tensor and read as 0, though other bytes follow in
+ * memory; so are rows past the last. */
 struct tensor {
     const int8_t *data;
     uint64_t extent[4]; /* width, runs, rows, matrices */
@@ -247,8 +247,8 @@ inline uint32_t pairs(uint32_t tiles)
     return tiles % 2 == 0 || tiles >= 15 ? 2 : 1;
 }
 
-/* Whether the operands, of which none is empty, are within what 32-bit indices, a tensor map (extents up to 2^32, strides
- * below 2^40 bytes), a grid and a carry (128 segments) can take. */
+/* True if the non-empty operands are within the limits of 32-bit indices, a tensor map (extents up to 2^32, strides
+ * below 2^40 bytes), a grid and a carry (128 segments). */
 inline bool fits(const packed &a, const packed &b)
 {
     const size_t segments = a.blocks * ceil_div(ceil_div(a.width, STEP), SEGMENT_STEPS);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/tiles/plan.h"
 
-/* What is weighed against each other, in nanoseconds. From the rates of one H200, and estimates where there are none:
- * 1.45e15 int8 operations a second over 132 processors, which hold parts of 128 x 256; 4300 bytes a nanosecond from
- * memory, where the pass reads a plane and six tenths of its writing take longer than the products beside it; 8000 from
- * the cache. Only their relations matter, and they choose between tilings whose bits are the same. */
+/* Costs in nanoseconds that are weighed against each other. From the rates of one H200, with estimates where there are
+ * none: 1.45e15 int8 operations a second over 132 processors, which hold parts of 128 x 256; 4300 bytes a nanosecond
+ * from memory, where the pass reads a plane and six tenths of its writing take longer than the concurrent GEMMs; 8000
+ * from the cache. Only their ratios matter, and they choose between tilings whose bits are the same. */
 #define CALL 1500.0               /* a launch, and what is idle between it and the next */
 #define WAVE 1000.0               /* a part's beginning and end */
 #define TERM 6.0                  /* of one run of a part */
@@ -155,7 +155,7 @@ double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const
 
 /* Rows of a band that are one part: a fourth of them. */
 #define BAND_PARTS ((size_t)4)
-/* What a part leaves out is worth its own launches from so much of the result on. */
+/* The rest of a part is worth launches of its own from this share of the result on. */
 #define WORTH 0.1
 
 /* Rows [p->row, p->row + p->rows): the smallest extent that has all of theirs, below n. */

@@ -8,12 +8,12 @@
 extern "C" {
 #endif
 
-/* How the result of an exact contraction is cut into tiles. A tile's int8 products are written as planes of int32, which
- * one pass then reads and puts together (gpu/packed.h). A library computes a product in parts of a fixed size, one
- * processor a part, in waves of as many parts as there are processors: tiles whose parts do not fill their last wave
- * leave processors idle, and tiles whose planes do not fit the cache read them from memory. */
+/* Tiles of the result of an exact contraction. A tile's int8 products are written as planes of int32, which one pass
+ * then reads and combines (gpu/packed.h). A library computes a product in parts of a fixed size, one processor a part,
+ * in waves of as many parts as there are processors: tiles whose parts do not fill their last wave leave processors
+ * idle, and tiles whose planes do not fit the cache read them from memory. */
 
-/* What computes the products. */
+/* The machine that computes the products. */
 typedef struct ari_tile_machine {
     size_t processors;
     size_t part_rows, part_cols; /* of c, that one processor computes at a time, or the same part turned */
@@ -21,7 +21,7 @@ typedef struct ari_tile_machine {
     size_t plane_bytes;          /* of a tile, at most; a single part may have more */
 } ari_tile_machine;
 
-/* What is computed: [batch, m, n] over `blocks` blocks of terms, whose operands are runs of `terms` digits. */
+/* The product: [batch, m, n] over `blocks` blocks of terms, whose operands are runs of `terms` digits. */
 typedef struct ari_tile_work {
     size_t batch, m, n, terms, blocks;
     size_t planes, runs; /* of a block: products, and the runs that they take together */

@@ -10,7 +10,7 @@
  * to each, so that every member knows who has not come, and finds the same disagreement as all others. A call that is
  * longer follows, whole. */
 
-/* Of the encoded call, which is behind it where there is room. */
+/* Header of the encoded call, which follows it if there is room. */
 typedef struct head {
     uint64_t bytes;
 } head;
@@ -57,7 +57,7 @@ void ari_mpi_meeting_fini(ari_mpi_meeting *m)
 
 /* --- what the members call ---------------------------------------------------------------------------------------- */
 
-/* What arrives has room for the longest, and what is sent is as long as it is. */
+/* Receive buffers have room for the longest message; a message is sent at its own length. */
 static char *first_of(const ari_mpi_meeting *m, int i)
 {
     return m->first + ari_counts_before(m->first_bytes, i);
@@ -70,7 +70,7 @@ static size_t bytes_of(const ari_mpi_meeting *m, int i)
     return (size_t)h.bytes;
 }
 
-/* What all members send; the own part is at its place. */
+/* Gathers the members' data; the own part is already in place. */
 static ar_status gather(ari_mpi_meeting *m, const size_t *counts, char *all)
 {
     const char *own = all + ari_counts_before(counts, m->index);

@@ -36,7 +36,7 @@ typedef struct ari_mpi {
     bool closed;
 } ari_mpi;
 
-/* What a context's tags are for. Messages of a pair keep their order within each. */
+/* Uses of a context's tags. Messages of a pair keep their order within each. */
 typedef enum ari_mpi_use {
     ARI_MPI_ALL,  /* collectives */
     ARI_MPI_UP,   /* what a rank sends to a higher one, with what both call */
@@ -51,7 +51,7 @@ void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const 
 
 /* --- meeting.c ---------------------------------------------------------------------------------------------------- */
 
-/* What is under way of one call. Grows. */
+/* Requests of one call under way. Grows. */
 typedef struct ari_mpi_requests {
     MPI_Request *request;
     int *member; /* of the group, whom request i needs */
@@ -147,7 +147,7 @@ AR_NODISCARD ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *p, ar_de
 /** Bytes that a ring receives into, beside the output. */
 size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call);
 AR_NODISCARD ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call);
-/** What goes from its source to its target at once, of `call`, which need not be the one that m is in. moved: counts, or
+/** Moves the data of `call`, which need not be the one that m is in, directly from source to target. moved: counts, or
  *  NULL. An error: the world has ended. */
 AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_meeting *m, const ari_call *call, ari_moved *moved);
 

@@ -136,7 +136,8 @@ static ar_status find_place(ari_mpi *p, bool *one_machine)
     return AR_OK;
 }
 
-/* What process 0 sends to the others by MPI, whose connections are not ours to guard: who has them has the key. */
+/* Process 0's invitation to the others, sent by MPI, whose connections are not ours to guard: whoever has them has the
+ * key. */
 typedef struct invitation {
     int32_t port; /* 0: it cannot listen */
     uint64_t job;

@@ -35,7 +35,7 @@ typedef struct cursor {
     uint64_t number;
 } cursor;
 
-/* What is under way: segments [done, posted) of each direction, request number modulo WINDOW. */
+/* Segments under way: [done, posted) of each direction, request number modulo WINDOW. */
 typedef struct flow {
     cursor received, asked, left, sent; /* left: what has left this rank */
     MPI_Request request[2 * WINDOW];    /* receptions, then what is sent */
@@ -82,14 +82,14 @@ static void advance(const ring *g, cursor *k, int end, int back)
     settle(g, k, end, back);
 }
 
-/* Whether this rank adds its own input to what it receives as this part. */
+/* True if this rank adds its own input to the part that it receives. */
 static bool combines(const ring *g, int s)
 {
     const ari_kind kind = g->call->kind;
     return kind == ARI_REDUCE || kind == ARI_REDUCE_SCATTER || (kind == ARI_ALL_REDUCE && s < g->n - 1);
 }
 
-/* Whether nothing is left to add then. */
+/* True if nothing is left to add then. */
 static bool completes(const ring *g, int s)
 {
     return g->call->kind == ARI_REDUCE ? g->send_to == 0 : s == g->n - 2;
@@ -108,7 +108,7 @@ static char *place_at(const ring *g, int s, size_t at)
     return (char *)g->c->scratch + (s % 2 ? g->c->scratch_bytes / 2 / 64 * 64 : 0) + at;
 }
 
-/* Where a segment arrives. */
+/* The destination of a segment. */
 static char *arrival_of(const ring *g, const cursor *k)
 {
     if (g->call->kind == ARI_REDUCE_SCATTER)
@@ -118,7 +118,7 @@ static char *arrival_of(const ring *g, const cursor *k)
     return (char *)g->call->out.ptr + part_received(g, k->part).at + k->at;
 }
 
-/* Where it is once it has been combined, and is passed on from. */
+/* The place of a combined segment, from which it is passed on. */
 static char *result_of(const ring *g, const cursor *k)
 {
     const bool complete = completes(g, k->part);
@@ -137,7 +137,7 @@ static const char *source_of(const ring *g, const cursor *k)
 
 /* --- order -------------------------------------------------------------------------------------------------------- */
 
-/* Whether the place where the next segment arrives is free: what lay there has left. */
+/* True if the next segment's destination is free: its former content has left. */
 static bool may_ask(const ring *g, const flow *f)
 {
     const cursor *k = &f->asked;
@@ -155,7 +155,7 @@ static bool may_ask(const ring *g, const flow *f)
     }
 }
 
-/* Whether the next segment to be sent is here. */
+/* True if the next segment to be sent has arrived. */
 static bool may_send(const ring *g, const flow *f)
 {
     const cursor *k = &f->sent, *here = &f->received;
@@ -191,7 +191,7 @@ static void combine(const ring *g, const cursor *k, const part *p, size_t bytes)
         g->kernel.finish(to, count, g->n);
 }
 
-/* What has come is combined, in order. */
+/* Combines arrived segments, in order. */
 static void take_in(const ring *g, flow *f)
 {
     while (f->received.number < f->asked.number && f->request[f->received.number % WINDOW] == MPI_REQUEST_NULL) {
@@ -269,7 +269,7 @@ static ring ring_of(ari_mpi_comm *c, const ari_call *call)
     return g;
 }
 
-/* What is in the output without having come from anywhere. */
+/* Fills the part of the output that comes from no other rank. */
 static void keep(const ring *g)
 {
     const ari_call *call = g->call;

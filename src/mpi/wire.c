@@ -105,7 +105,7 @@ static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
     int done = 0;
     if (!enter(p))
         return true;
-    /* Of a message that was sent nothing is to be done: a peer that failed does not ask for it any more. */
+    /* A sent message needs no cancelling: a peer that failed asks for it no more. */
     for (int i = 0; cancel && i < n; i++) {
         if (requests[i] != MPI_REQUEST_NULL)
             (void)MPI_Cancel(&requests[i]);
@@ -218,7 +218,7 @@ static void late_for_requests(const ari_mpi_meeting *m, uint64_t waited_ns)
     free(missing);
 }
 
-/* What a rank called before it returned may be on its way still. */
+/* Longest delay of calls that a rank made before it returned. */
 #define WAY_OUT_NS UINT64_C(200000000)
 
 /* Ends the world if a member that is waited for has returned: it never comes. */

@@ -10,7 +10,7 @@ typedef struct ari_flow_row {
     size_t layers;    /* that do the same, one after the other; 1 outside of the blocks */
 } ari_flow_row;
 
-/* What a pass comes to, every layer and micro-batch counted. */
+/* Totals of a pass, every layer and micro-batch counted. */
 typedef struct ari_flow_total {
     size_t calls;
     double bytes; /* that the rank sends; a ring's share of its group's */

@@ -39,7 +39,7 @@ const char *ari_lint_axis_name(int axis)
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
 
-/* What brings a value from one placement to another: the collective of parallelism.md. */
+/* The collective that moves a value from one placement to another (parallelism.md). */
 static void move_text(char *out, size_t cap, ar_placement has, ar_placement needs, const char *axis)
 {
     const bool partial = ari_lint_partial(has), whole = ari_lint_whole(needs);

@@ -16,8 +16,8 @@ typedef struct ari_lint_type {
     ar_placement at[ARI_LINT_AXES];
 } ari_lint_type;
 
-/* What a rule says along one axis: the placement that it makes, or what is broken, with the placement that is there and
- * the one that would be right. */
+/* A rule's verdict along one axis: the placement that it makes, or the broken rule with the placement found and the
+ * right one. */
 typedef struct ari_lint_verdict {
     bool broken;
     ar_lint_rule rule;
@@ -26,7 +26,7 @@ typedef struct ari_lint_verdict {
 
 bool ari_lint_whole(ar_placement p);
 bool ari_lint_partial(ar_placement p);
-/** Whether the ranks have the same numbers: R and I differ in the gradient alone. */
+/** True if the ranks have the same numbers: R and I differ in the gradient alone. */
 bool ari_lint_same(ar_placement a, ar_placement b);
 /** The broken rule of a value that is `has` where `needs` is needed. */
 ari_lint_verdict ari_lint_mismatch(ar_placement has, ar_placement needs);
@@ -100,7 +100,7 @@ typedef struct ari_lint_param {
     ari_lint_type is;           /* where it was met first */
 } ari_lint_param;
 
-/* What outlives the passes. */
+/* Types of values that outlive the passes. */
 typedef struct ari_lint_step {
     ari_lint_type targets, loss, weights;
     ar_placement summed;             /* gradients over dp, after their sums */
@@ -138,7 +138,7 @@ void ari_lint_fini(ari_lint_state *l);
 void ari_lint_over_dp(ari_lint_type *v, ar_placement p);
 /** The first of those axes that has more than one rank; ARI_LINT_NO_AXIS: none. */
 int ari_lint_dp_axis(const ari_lint_state *l);
-/** What the list says of a value. */
+/** The type that the list states for a value. */
 ari_lint_type ari_lint_stated(const ari_op_value *v);
 /** The value that an operation takes or makes as `v` of the list, of which `has` is known: what the list says where that
  *  is the same, else a finding. */
@@ -166,7 +166,7 @@ void ari_lint_output(ari_lint_state *l, const ari_operation *op, int i, ari_lint
 /** Types one operation of a pass (lint_pass.c), and one outside of the passes (lint_step.c). */
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op);
 void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
-/** What must be so at the end of a micro-batch's two passes, and at the end. */
+/** Checks at the end of a micro-batch's two passes, and of the step. */
 void ari_lint_end_of_passes(ari_lint_state *l);
 void ari_lint_end_of_step(ari_lint_state *l);
 

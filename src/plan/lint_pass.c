@@ -77,7 +77,7 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
     return ari_lint_agree(l, op, v, p->is);
 }
 
-/* Whether terms of a sum go through the operation: it is linear and works on whatever there is, or adds them up. */
+/* True if terms of a sum may pass through the operation: it is linear and works on anything, or adds them up. */
 static bool takes_terms(const ari_operation *op)
 {
     return op->kind == ARI_OPERATION_BIAS || op->kind == ARI_OPERATION_DROPOUT ||
@@ -203,7 +203,7 @@ static void positions(ari_lint_state *l, const ari_operation *op)
     ari_lint_output(l, op, 0, add_parameter(l, op, x, &op->weight[0]));
 }
 
-/* Whether a norm takes each head as a row of its own. */
+/* True if a norm takes each head as a row of its own. */
 static bool norm_of_heads(const ari_lint_state *l, ari_role role)
 {
     return (role == ARI_Q_NORM || role == ARI_K_NORM) && l->c->config->qk_norm == AR_QK_NORM_HEAD;
@@ -383,7 +383,7 @@ static void loss_backward(ari_lint_state *l, const ari_operation *op)
 
 /* --- gradients of parameters -------------------------------------------------------------------------------------- */
 
-/* Of a norm of heads they are summed over as tokens are. */
+/* Heads of a norm are summed over as tokens are. */
 static ari_lint_type sum_over_tokens(ari_lint_state *l, const ari_operation *op, ari_lint_type dy)
 {
     static const ar_placement tokens = {AR_SHARD, 1};
@@ -447,7 +447,7 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_RECEIVE] = {message, message},
 };
 
-/* What a backward operation reads of the forward pass is there. */
+/* Checks that a backward operation's saved inputs exist. */
 static void check_saved(ari_lint_state *l, const ari_operation *op)
 {
     for (int i = 0; i < op->saves; i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is outside of the passes: parameters made equal, counts, sums of gradients, update. */
+/* Checks outside the passes: parameters made equal, counts, sums of gradients, update. */
 #include <stdio.h>
 
 #include "plan/lint.h"

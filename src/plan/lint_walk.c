@@ -125,7 +125,7 @@ static void check_extents(ari_lint_state *l, const ari_operation *op)
 
 /* --- collectives -------------------------------------------------------------------------------------------------- */
 
-/* Whether the call's ranks differ along the axis. */
+/* True if the call's ranks differ along the axis. */
 static bool goes_along(const ari_lint_state *l, const ari_op_call *call, int axis)
 {
     const bool has = axis == ARI_LINT_COPIES ? call->over == ARI_OVER_COPIES : ari_over_axes(call->over) >> axis & 1;
@@ -154,7 +154,7 @@ static int axis_of(const ari_lint_state *l, const ari_op_call *call)
     return any;
 }
 
-/* Whether the collective does with a value what it is for, along one axis; then *p is what comes out. */
+/* True if the collective suits the value along one axis; then *p becomes its result. */
 static bool serves_along(ar_placement *p, const ari_op_call *call, ar_placement to)
 {
     const bool partial = ari_lint_partial(*p);
@@ -328,7 +328,7 @@ ari_lint_type ari_lint_input(ari_lint_state *l, const ari_operation *op, int i)
     }
     if (!received)
         check_stage(l, op, value);
-    /* What is computed again begins with values that have been judged where they were taken first. */
+    /* A recomputed chain begins with values that were judged at their first use. */
     return op->recomputed && !value->again ? ari_lint_stated(v) : value->is;
 }
 

@@ -46,7 +46,7 @@ static void append(char *out, size_t cap, const char *between, const char *text)
     snprintf(out + used, cap - used, "%s%s", used > 0 ? between : "", text);
 }
 
-/* Whether an operation is about a parameter, or a bucket of them: its output is one, or its gradient. */
+/* True if an operation concerns a parameter or a bucket: its output is one, or its gradient. */
 static bool of_parameters(const ari_operation *op)
 {
     return op->kind == ARI_OPERATION_WEIGHT_GRADIENT || op->kind == ARI_OPERATION_BROADCAST ||

@@ -9,8 +9,8 @@
 /** The tag by which a trace names the collective. */
 void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_operation *op, const ari_op_call *call);
 
-/** What a row is about: "model.layers.*.self_attn.q_proj, k_proj, v_proj", "model.layers.0-3.mlp",
- *  "model.norm.weight and 7 more" of a bucket. "" where it is about no part of the model. */
+/** The subject of a row: "model.layers.*.self_attn.q_proj, k_proj, v_proj", "model.layers.0-3.mlp", "model.norm.weight
+ *  and 7 more" for a bucket. "" if it concerns no part of the model. */
 void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_row *row);
 
 #endif

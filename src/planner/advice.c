@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a step is worth, what bounds it, and what would move that. */
+/* Throughput of a step, its bound, and changes that would move it. */
 #include <stdio.h>
 
 #include "planner/search.h"
@@ -51,7 +51,7 @@ static const char *link_of(const ari_time *t, ari_time_kind over)
     return "inside a node";
 }
 
-/* What would make this kind smaller. */
+/* A remedy against this kind of time. */
 static void remedy(char *text, size_t size, const ari_planned *p, const ari_time *t, ari_time_kind k)
 {
     const ar_parallel *layout = &p->step.run.parallel;
@@ -88,7 +88,7 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
     }
 }
 
-/* Of a rank's bytes what it keeps of its positions between the passes. */
+/* Share of a rank's memory that is activations. */
 static double share_of_positions(const ari_memory *m)
 {
     double kept = 0.0;

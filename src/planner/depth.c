@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "planner/search.h"
 
-/* What anyrank itself has where it can run the layout. */
+/* Adds anyrank's own costs, if it can run the layout. */
 static ar_status add_own(ari_depth *d, const ari_time_options *time)
 {
     ari_time_options o = *time;

@@ -4,7 +4,7 @@
 
 #include "anyrank/run.h"
 
-/* What is kept of each rank's tensors until the run ends, to be written. */
+/* Tensors of each rank that are kept until the end of the run, to be written. */
 typedef enum ari_estimate_dump {
     ARI_DUMPS_NOTHING,
     ARI_DUMPS_RESULTS, /* weights, gradients and outputs */
@@ -12,7 +12,7 @@ typedef enum ari_estimate_dump {
     ARI_DUMPS_FIRST    /* of that the first copies alone */
 } ari_estimate_dump;
 
-/* What is about to run. */
+/* The run about to start. */
 typedef struct ari_estimate_case {
     ar_run run; /* parallel is not looked at */
     const ar_config *config;
@@ -41,7 +41,7 @@ typedef struct ari_estimate {
  *  before anything that goes through them, which takes minutes where there are 2^31. Errors: AR_ERR_ARG,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
-/** What a run of this size takes; its layouts are legal (ar_parallel_check). Errors: AR_ERR_OVERFLOW (absurd sizes),
+/** Estimates the memory of a run; its layouts are legal (ar_parallel_check). Errors: AR_ERR_OVERFLOW (absurd sizes),
  *  AR_ERR_UNSUPPORTED (the plan of an MLP). */
 AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run);
 /** AR_ERR_MEMORY... is for the machine; a check that cannot fit is the caller's: AR_ERR_ARG, with both sizes. */

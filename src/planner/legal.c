@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether a layout can be, before what it takes. */
+/* Checks whether a layout is legal, before its cost. */
 #include "planner/search.h"
 #include "ref/core/size.h"
 

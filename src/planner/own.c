@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What anyrank itself holds: a rank of the layout takes a step on nothing (ref/dry), on tokens that are all zero. */
+/* Memory of anyrank itself: a rank of the layout takes a step on the dry-run device (ref/dry), with all tokens zero. */
 #include <stdlib.h>
 
 #include "anyrank/schedule.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layout of a model would take on a cluster: memory of a rank by kind, bytes and time. From config, layout and
- * batch alone, over the list of operations (sim/plan/ops.h) and the schedule of the pipeline. Layouts
- * whose list does not have all (ZeRO-2 and 3, replicas) are planned by formulas too (planner.md). */
+/* Cost of a model's layout on a cluster: memory of a rank by kind, bytes and time. Computed from config, layout and
+ * batch alone, over the list of operations (sim/plan/ops.h) and the pipeline's schedule. Layouts that the list does not
+ * cover (ZeRO-2 and 3, replicas) are planned by formulas too (planner.md). */
 #ifndef ARI_PLANNER_H
 #define ARI_PLANNER_H
 
@@ -18,18 +18,17 @@ typedef struct ari_planned {
 int ari_planned_overlap(const ari_planned *p);
 /** The step of a layout as one pipeline rank that has all layers would take it. */
 ari_step_case ari_planned_whole(const ari_planned *p);
-/** Whether time and memory of a layout are sums over the list of operations. Gathers and scatters of ZeRO-2 and 3, and
+/** True if time and memory of a layout are sums over the list of operations. Gathers and scatters of ZeRO-2 and 3, and
  *  sums over replicas, are added by formulas. */
 bool ari_planned_counted(const ari_planned *p);
-/** Whether a dry run of a rank is a matter of seconds: not of millions of tokens in a micro-batch, or thousands of
- *  layers. */
+/** True if a dry run of a rank takes seconds: no millions of tokens in a micro-batch, no thousands of layers. */
 bool ari_planned_quick(const ari_planned *p);
 /** Ranks among which ZeRO shares out: those that sum gradients, or of several replicas those of one. */
 double ari_planned_shares(const ari_planned *p);
-/** How many layers a walk over the operations has to go through to know them all: one where neither the plan nor
- *  recomputation makes a difference between layers, which then does for each. */
+/** The number of layers that a walk over the operations has to cover: one if neither the plan nor recomputation
+ *  distinguishes layers, which then stands for each. */
 size_t ari_layers_walked(const ari_step_case *c);
-/** Of all layers those that are computed again, in whole or their attention, from 0 to 1. */
+/** The share of layers that are recomputed, in whole or their attention, from 0 to 1. */
 double ari_recomputed_share(const ari_step_case *c);
 
 /* Kinds of a rank's memory. */
@@ -67,25 +66,25 @@ double ari_memory_sum(const ari_memory *m);
 double ari_optimizer_states(const ar_optimizer_options *o);
 
 /* Two accounts of the same layout. */
-/** What a production system holds: bf16 weights and gradients, fp32 master weights and moments (2 + 2 + 12 bytes a
- *  parameter), activations as Megatron-LM keeps them (Korthikanti et al. 2022, arXiv:2205.05198). Of the rank that
+/** Memory of a production system: bf16 weights and gradients, fp32 master weights and moments (2 + 2 + 12 bytes a
+ *  parameter), activations as Megatron-LM keeps them (Korthikanti et al. 2022, arXiv:2205.05198). For the rank that
  *  holds most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers
  *  than stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
-/** What anyrank itself holds for a rank of the world, in either numerics: the counted bytes, of each kind and at the peak.
- *  Errors: those of ari_cluster_dry, and AR_ERR_UNSUPPORTED for what does not run in this version. */
+/** Memory of anyrank itself for a rank of the world, in either numerics: the counted bytes, of each kind and at the
+ *  peak. Errors: those of ari_cluster_dry, and AR_ERR_UNSUPPORTED for what does not run in this version. */
 AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank);
 /** The same of the pipeline rank that holds most, the first along dp, cp and tp. Errors: as above. */
 AR_NODISCARD ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p);
 /** Bytes of all ranks together, each taken for the one of as many samples that holds most. Errors: as above. */
 AR_NODISCARD ar_status ari_memory_own_all(double *bytes, const ari_planned *p);
-/** Of that weights, gradients, master weights, optimizer and buckets by the list alone; other kinds are 0. Errors: as of
- *  ari_operations_params. */
+/** The part of it that follows from the list alone: weights, gradients, master weights, optimizer and buckets; other
+ *  kinds are 0. Errors: as of ari_operations_params. */
 AR_NODISCARD ar_status ari_memory_states(ari_memory *m, const ari_step_case *c, int rank);
 
 /* --- floating-point operations ------------------------------------------------------------------------------------ */
 
-/* What published figures count as a model's operations for a token of a training step. N: parameters of blocks and
+/* Operations of a model for one token of a training step, as published figures count them. N: parameters of blocks and
  * final norm; L, h, V, s: layers, width, vocabulary, sequence; a d: features of all query heads. */
 /* clang-format off */
 #define ARI_FLOPS_TABLE(X)                                                                                        \

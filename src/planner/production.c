@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a production system keeps in memory, by a walk over the operations of one micro-batch on the first tensor-parallel
- * rank, which never has less than another. planner.md has the sums as formulas. */
+/* Memory of a production system, by a walk over the operations of one micro-batch on the first tensor-parallel rank,
+ * which never has less than another. planner.md has the sums as formulas. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -26,7 +26,7 @@ static const double OF_SCORE = 2.0, OF_DROPPED_SCORE = 5.0, OF_FLASH_ROW = 4.0;
 /* Gradients of probabilities and of scores, both at once. */
 static const double OF_SCORE_BACKWARD = 4.0;
 
-/* What lies before the blocks, a block, or what lies after them. */
+/* The part before the blocks, a block, or the part after them. */
 typedef struct section {
     ari_memory kept;   /* of a micro-batch, between the passes */
     ari_memory linear; /* inputs and output gradients of products: what their weights' gradients need, if those wait */
@@ -60,14 +60,14 @@ static section *section_of(account *a, const ari_operation *op)
 
 /* --- the forward pass --------------------------------------------------------------------------------------------- */
 
-/* Of keys and values that go round a ring its own are the rank's. */
+/* A rank's own part of keys and values that go round a ring. */
 static double own_elements(const account *a, const ari_op_value *v)
 {
     const bool round = v->ndim == 3 && v->at[ARI_AXIS_RING].kind == AR_REPLICATE;
     return ari_op_elements(v) / (round ? a->ring : 1.0);
 }
 
-/* What is gathered for a product is kept as it was before. */
+/* A value gathered for a GEMM is kept as it was before. */
 static double inputs_kept(const account *a, const ari_operation *op)
 {
     double n = 0.0;
@@ -78,8 +78,8 @@ static double inputs_kept(const account *a, const ari_operation *op)
     return (op->stays ? VALUE : of_inputs[op->kind]) * n;
 }
 
-/* Of this rank's queries and heads. Keys are those of the whole sequence. `v`: a value of so many heads as there are
- * queries. */
+/* Rows of scores of this rank's queries and heads. Keys are those of the whole sequence. `v`: a value with as many
+ * heads as queries have. */
 static double score_rows(const account *a, const ari_op_value *v)
 {
     return ari_op_elements(v) / (double)a->config.head_dim;
@@ -139,8 +139,8 @@ static ar_status forward(void *user, const ari_operation *op)
 
 /* --- the backward pass -------------------------------------------------------------------------------------------- */
 
-/* What an operation takes and makes, as it makes it before ranks divide a sum among them. Values of the forward pass
- * are there already, but for what was gathered again. The loss writes its gradient over the logits. */
+/* An operation's inputs and outputs, before ranks divide a sum among them. Values of the forward pass exist already,
+ * unless they were gathered again. The loss writes its gradient over the logits. */
 static double values(const account *a, const ari_operation *op)
 {
     const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT;
@@ -274,7 +274,7 @@ static stage rank_of(const account *a, size_t rank)
     return sum;
 }
 
-/* Of so many parameters or states what one rank has, if this stage of ZeRO divides them. */
+/* A rank's share of this many parameters or states, if this stage of ZeRO divides them. */
 static double share(const account *a, double n, int since)
 {
     return a->p->step.run.parallel.zero >= since ? ceil(n / a->shards) : n;

@@ -16,15 +16,15 @@
 
 enum { MOST_MICRO = 96, MOST_PIPELINES = 18, MOST_DIVISORS = 512 };
 
-/* What the layouts of a mesh share: passes by sp and micro-batches; sums by sp, by whether optimizer states are shared,
- * and by pipeline. */
+/* Costs common to the layouts of a mesh: passes by sp and micro-batches; sums by sp, by whether optimizer states are
+ * shared, and by pipeline. */
 typedef struct mesh_parts {
     ari_passes passes[2][MOST_MICRO];
     ari_outside outside[2][2][MOST_PIPELINES];
     bool has_passes[2][MOST_MICRO], has_outside[2][2][MOST_PIPELINES];
 } mesh_parts;
 
-/* How the ranks of a pipeline go through their layers. */
+/* Order in which a pipeline's ranks process their layers. */
 typedef struct pipeline {
     int virtual_stages;
     ar_pp_schedule schedule;
@@ -301,7 +301,8 @@ static ar_status keep(ari_ranking *r, const ari_candidate *f)
     return AR_OK;
 }
 
-/* What of a mesh needs least: of those that share and compute again most the one of the smallest micro-batches. */
+/* The lightest candidate of a mesh: among those that share and recompute most, the one with the smallest micro-batches.
+ * */
 static const ari_candidate *lightest(const seeker *k)
 {
     const ari_candidate *best = NULL;

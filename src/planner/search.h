@@ -8,12 +8,13 @@
 
 enum { ARI_MOST_GPUS = 1 << 20, ARI_REASON = 240 };
 
-/** Of all extents. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
+/** The product of all extents. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
 AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
-/** Whether a model can be split so (ar_parallel_check), with a sample for each data-parallel rank. Errors: AR_ERR_ARG,
- *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and what would divide it. */
+/** Checks that a model can be split so (ar_parallel_check), with a sample for each data-parallel rank. Errors:
+ *  AR_ERR_ARG, AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and a divisor of
+ *  it. */
 AR_NODISCARD ar_status ari_planned_check(const ari_planned *p);
-/** Whether an error is one on a layout; not that the machine failed. */
+/** True if an error is a verdict on a layout, rather than a failure of the machine. */
 bool ari_is_verdict(ar_status st);
 
 /* The extents of a layout in the order in which layouts are looked for and listed: numbers of ari_layout_axes. */
@@ -34,7 +35,7 @@ typedef struct ari_choice {
     bool sp, zigzag;
     ar_recompute recompute;
 } ari_choice;
-/** Of a layout whose extents are at least 1. */
+/** The choice of a layout whose extents are at least 1. */
 ari_choice ari_choice_of(const ar_parallel *p);
 #define ARI_CHOICE_TEXT (24 * ARI_LAYOUT_AXES)
 /** "tp=8 cp=1 pp=4 dp=2" of its first n extents, with what is between two of them. Returns `out`. */
@@ -42,7 +43,7 @@ char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, con
 /** base with this layout. */
 ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);
 
-/* What is asked for; 0 of an extent, -1 of the rest: all of them. */
+/* A request for layouts; 0 as an extent: all, -1: the rest. */
 typedef struct ari_search {
     ari_planned base; /* model, batch, sequence, flash, and all that is no part of the layout */
     int ranks;
@@ -81,7 +82,7 @@ typedef struct ari_ranking {
 AR_NODISCARD ar_status ari_search_run(ari_ranking *r, const ari_search *s);
 void ari_ranking_fini(ari_ranking *r);
 
-/* What a step of so many seconds is worth. */
+/* Throughput of a step that takes this many seconds. */
 typedef struct ari_worth {
     double tokens; /* a second, all ranks together */
     double mfu, hfu;
@@ -94,7 +95,7 @@ AR_NODISCARD ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ar
  *  faster: the fastest legal layout if that does not fit, else NULL. Truncates to size. */
 void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
                 const ari_candidate *faster, double memory_bytes);
-/** What takes most of a step besides products: "computation", "tp", "bubble", ... */
+/** The largest part of a step besides products: "computation", "tp", "bubble", ... */
 const char *ari_bound_of(const ari_time *t);
 
 /* A layout in depth. */
@@ -107,8 +108,8 @@ typedef struct ari_depth {
     bool has_own;
     char advice[400];
 } ari_depth;
-/** Of the model, batch and cluster of a search; faster: as in ari_advice. Errors: those of ari_planned_check,
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
+/** Details of a layout, for the model, batch and cluster of a search; faster: as in ari_advice. Errors: those of
+ *  ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c,
                                     const ari_candidate *faster);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank of anyrank holds between steps, by its parameters and buckets in the list alone: a second account beside
- * the dry run's, which shares nothing with the code that takes the memory. */
+/* Memory of a rank of anyrank between steps, by its parameters and buckets in the list alone: a second account besides
+ * the dry run's, which shares nothing with the code that allocates the memory. */
 #include "planner/planner.h"
 #include "ref/core/size.h"
 

@@ -111,7 +111,7 @@ ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
-/* What a stage of the pipeline has of each part of the model, or all stages of a rank. */
+/* A stage's share of each part of the model, or that of all stages of a rank. */
 typedef struct stage {
     double share[ARI_MODEL_PARTS];
     double layers;
@@ -155,7 +155,7 @@ typedef struct composed {
     bool idle; /* some rank has no samples: its gradients are complete when it has heard the loss */
 } composed;
 
-/* What a part adds to a pass by computing again: forward once more, communication too. */
+/* Time that recomputation adds to a part's pass: forward once more, communication included. */
 static ari_cost again(const composed *c, const ari_cost forward[ARI_MODEL_PARTS], ari_model_part part)
 {
     const ari_cost *f = &forward[part];
@@ -254,7 +254,7 @@ static ar_pp_times times_of(const composed *c, const stage *s)
                          .backward_weight = t.backward_weight / c->micro};
 }
 
-/* What a stage makes of a micro-batch, to the next one; backward its gradient. */
+/* Bytes that a stage sends to the next one for a micro-batch; backward its gradient. */
 static double between_bytes(const composed *c)
 {
     const ar_run *run = &c->p->step.run;

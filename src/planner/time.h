@@ -18,11 +18,11 @@ typedef struct ari_time_options {
     bool shared_links; /* collectives that are in flight at once on one kind of link share its rate */
 } ari_time_options;
 
-/* Of ar_ddp_options.bucket_bytes: what each account's system has where nobody says. */
+/* Default of ar_ddp_options.bucket_bytes in each account's system. */
 #define ARI_BUCKETS_USUAL SIZE_MAX
 
-/* Where the time of a step goes: products, and what nothing hides, of calls the first whose axes are all that a group
- * is over. The sum is the step. */
+/* Parts of a step's time: GEMMs, and what nothing hides; a call counts in the first row whose axes contain its group.
+ * The sum is the step. */
 /* clang-format off */
 #define ARI_TIME_TABLE(X)                                                                               \
     X(PRODUCTS, "products", 0)                                                                          \
@@ -42,7 +42,7 @@ typedef enum ari_time_kind {
 /** "products". Static storage. */
 const char *ari_time_name(ari_time_kind k);
 
-/* What one rank moves in a step in calls of one kind over one group. */
+/* Traffic of one rank in a step, in calls of one kind over one group. */
 typedef struct ari_traffic_row {
     ari_time_kind over;
     const char *call; /* "all_reduce", "send"; static storage */

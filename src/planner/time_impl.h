@@ -13,9 +13,9 @@ typedef struct ari_links {
     double n, in_node; /* members; of them neighbours in a node */
     bool inside, between;
 } ari_links;
-/** Of a group of the list of operations. */
+/** Links of a group of the list of operations. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g);
-/** Of the ranks among which ZeRO shares out, and of those that have the same share of several replicas. */
+/** Links among the ranks that share out under ZeRO, and among those with the same share of several replicas. */
 ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o);
 ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o);
 /** Whose time a group's calls are. */
@@ -35,10 +35,10 @@ typedef struct ari_cut {
     double each, last;
 } ari_cut;
 ari_cut ari_cut_of(const ari_links *l, const ari_op_call *call, double element_bytes);
-/** Of all of them, one after the other. */
+/** Seconds of all chunks, one after the other. */
 double ari_cut_seconds(const ari_cut *c);
 
-/* What the queue beside the main one gathers and the main one is still to wait for. */
+/* Gathers of the overlapped queue for which the main queue has yet to wait. */
 typedef struct ari_prefetch {
     ari_cut chunks;
     bool waits, begun;
@@ -109,7 +109,7 @@ typedef struct ari_bucket_cost {
     double seconds;
     bool beside;
 } ari_bucket_cost;
-/* Of a pipeline rank. */
+/* Work of a pipeline rank outside the passes. */
 typedef struct ari_outside_rank {
     ari_bucket_cost *bucket; /* [n] in the order of their sums */
     size_t n, room;
@@ -126,10 +126,9 @@ void ari_outside_fini(ari_outside *s);
 
 /* --- together (time.c) -------------------------------------------------------------------------------------------- */
 
-/** What the list of operations is asked about a rank of a pipeline; *config as below. */
+/** The case of the list of operations for a rank of a pipeline; *config as below. */
 ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o);
-/** What it is asked about: all layers, which ari_time_compose shares out to stages. *config is p's, of
- *  which this borrows. */
+/** The case for all layers, which ari_time_compose shares out to stages. *config is p's, and is borrowed. */
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
 /** Bytes of an element of an operation's call. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);

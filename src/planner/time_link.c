@@ -35,7 +35,7 @@ static double ranks_along(const ari_planned *p, ari_axes axes)
     return (double)ari_extent(&p->step.run.parallel, axes);
 }
 
-/* Of the neighbours that hold one KV head: those that exchange heads, then those of tp. */
+/* Links of the neighbours that hold one KV head: those that exchange heads, then those of tp. */
 static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o, double world)
 {
     const double tp = ranks_along(p, ARI_CUTS_FEATURES), inner = ranks_along(p, 1u << ARI_AXIS_INNER);

@@ -40,8 +40,8 @@ void ari_cost_add(ari_cost *to, const ari_cost *c, double times)
     to->weights += times * c->weights;
 }
 
-/* Of all pairs of a key and one of this rank's queries those that no mask hides, over all layers: what flash attention
- * computes. The last place of a ring has no less of them than another. */
+/* The pairs of a key and one of this rank's queries that no mask hides, over all layers: those that flash attention
+ * computes. The last place of a ring has at least as many as any other. */
 static double seen_scores(const ari_planned *p)
 {
     const ar_config *c = p->step.config;
@@ -76,7 +76,7 @@ static bool reverse(const walk *w)
     return layout->forward_first && layout->micro_batches > 1;
 }
 
-/* Whether the micro-batch is the last to go backward. */
+/* True if the micro-batch is the last to go backward. */
 static bool ends(const walk *w, const ari_operation *op)
 {
     return !reverse(w) || op->micro == 0;
@@ -167,8 +167,8 @@ static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double time
     w->hops = 0.0;
 }
 
-/* What an operation takes besides its products: collectives of the main queue; of them those that a pass has only while
- * weights are new; what its product scatters chunk by chunk. */
+/* Time of an operation's calls besides its GEMMs: collectives of the main queue; those that a pass makes only while
+ * weights are new; chunked scatters of its product. */
 typedef struct called {
     double over[ARI_TIME_KINDS]; /* seconds */
     double fresh, beside;        /* beside: of the queue beside the main one */
@@ -188,7 +188,7 @@ static void call_beside(walk *w, const ari_operation *op, const ari_op_call *cal
     }
 }
 
-/* Of one micro-batch. In production what goes round the ring is hidden. */
+/* Calls of one micro-batch. In production, traffic of the ring is hidden. */
 static called add_calls(walk *w, const ari_operation *op, double times, ari_traffic *moved)
 {
     called c = {.fresh = 0.0};
@@ -314,7 +314,7 @@ void ari_passes_fini(ari_passes *passes)
     passes->ready = NULL;
 }
 
-/* Where one block stands for all, `ready` has the last layer's, which the backward pass makes first. */
+/* If one block stands for all, `ready` is the last layer's, which the backward pass makes first. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers)
 {
     const double at = passes->ready[ready_at(passes, param->layer, param->role)];

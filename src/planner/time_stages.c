@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the passes of a step take in a pipeline: its ranks go through the very lists that a run goes through
- * (anyrank/schedule.h). */
+/* Time of a step's passes in a pipeline: its ranks follow the same lists as a run (anyrank/schedule.h). */
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 

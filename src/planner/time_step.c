@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is outside of the passes: sums of gradients in buckets, the loss, the norm, weights gathered. */
+/* Time outside the passes: sums of gradients in buckets, the loss, the norm, gathered weights. */
 #include <stdlib.h>
 
 #include "planner/time_impl.h"

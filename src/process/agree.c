@@ -67,7 +67,7 @@ void ari_call_encode(void *to, const ari_call *call, int n)
     memcpy(at, call->tag, strlen(call->tag));
 }
 
-/* Whether it is that of a call in `size` bytes. */
+/* True if the header is that of a call of `size` bytes. */
 static bool is_whole(const encoded *h, const char *bytes, size_t size, int n)
 {
     const size_t counts = ((size_t)h->counts + h->recv_counts) * sizeof(uint64_t), ops = h->p2p * sizeof(encoded_op);

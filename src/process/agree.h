@@ -16,7 +16,7 @@ void ari_call_encode(void *to, const ari_call *call, int n);
  *  AR_ERR_INTERNAL (the bytes are no call of a member of n), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_call_decode(ari_call *call, ar_p2p **p2p, const void *bytes, size_t size, int n);
 
-/* What the members of a group call, as a group whose members have all entered: for ari_calls_compare and
+/* The calls of a group's members, as a group whose members have all entered: for ari_calls_compare and
  * ari_group_members_of. */
 typedef struct ari_calls {
     ari_group group;
@@ -25,7 +25,7 @@ typedef struct ari_calls {
 } ari_calls;
 /** rank [n], of the world, is borrowed as long. Gives; ari_calls_fini. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_calls_init(ari_calls *gives, int *rank, int n);
-/** What member i calls as number `seq`, instead of what it called before; borrows `bytes`. Errors: ari_call_decode's. */
+/** Sets call number `seq` of member i, replacing its former one; borrows `bytes`. Errors: ari_call_decode's. */
 AR_NODISCARD ar_status ari_calls_take(ari_calls *k, int i, uint64_t seq, const void *bytes, size_t size);
 /** The members exchange their calls; arguments of ari_store_exchange. rank [n], of the world, is borrowed as long.
  *  Gives; ari_calls_fini. Errors: those of ari_store_exchange, AR_ERR_MEMORY. */

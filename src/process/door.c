@@ -20,7 +20,8 @@ static void drop(ari_door *d, int i)
     remove_guest(d, i);
 }
 
-/* Of who has said least that makes sense: whoever connects often enough would drive out a process otherwise. */
+/* Drops the guest that has said least that makes sense: otherwise whoever connects often enough would drive out a
+ * process. */
 static void make_room(ari_door *d)
 {
     int i = 0;
@@ -29,7 +30,7 @@ static void make_room(ari_door *d)
     drop(d, i < d->guests ? i : 0);
 }
 
-/* What a new connection takes at once, or never will. */
+/* Sends what a new connection takes at once, or never will. */
 static bool say(int fd, const void *bytes, size_t n)
 {
     return send(fd, bytes, n, MSG_NOSIGNAL) == (ssize_t)n;

@@ -6,9 +6,9 @@
 
 #include "process/handshake.h"
 
-/* Where processes come in: the socket at which process 0 listens until all have come. Other programs, and processes
- * without the job's key, come to it too. They keep no one waiting, however many they are and however slowly they speak:
- * nothing here waits, few connections are heard at a time, and one more takes the place of the oldest. */
+/* The socket at which process 0 listens until all processes have come. Other programs, and processes without the job's
+ * key, may connect too. They delay nobody, however many and however slow they are: nothing here waits, few connections
+ * are served at a time, and a new one replaces the oldest. */
 enum { ARI_DOOR_GUESTS = 64, ARI_DOOR_POLLED = 1 + ARI_DOOR_GUESTS };
 
 typedef struct ari_guest {
@@ -28,7 +28,7 @@ typedef struct ari_door {
 /** One that has proved itself, over a connection that the callee owns from then on. */
 typedef void ari_door_admit(void *user, const ari_hello *hello, int fd);
 
-/** What to wait for: how many of p[ARI_DOOR_POLLED]. */
+/** Fills in the descriptors to wait for; returns how many of p[ARI_DOOR_POLLED]. */
 int ari_door_poll(const ari_door *d, struct pollfd *p);
 /** After a poll of these n. */
 void ari_door_serve(ari_door *d, const struct pollfd *p, int n, ari_door_admit *admit, void *user);

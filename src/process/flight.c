@@ -135,7 +135,7 @@ char *ari_flight_text(const ari_flight *f, uint64_t now_ns)
     return NULL;
 }
 
-/* What a line says. */
+/* Contents of a line. */
 typedef struct view_group {
     uint64_t id, entered;
     int n;
@@ -266,14 +266,14 @@ static bool next_open(const report *r, culprit *k)
     return false;
 }
 
-/* Of "send(F32, count 8, peer 1)": from "F32" on; the p of "peer" is the first after dtype and count. */
+/* The arguments of "send(F32, count 8, peer 1)" from "F32" on; the p of "peer" is the first after dtype and count. */
 static const char *content_of(const view_call *c)
 {
     const char *open = strchr(c->what, '(');
     return open ? open : "";
 }
 
-/* What two ranks report of one collective must be the same, but for what may differ between ranks. */
+/* Two ranks' reports of one collective must be equal, except for what may differ between ranks. */
 static bool agree(const view_call *a, const view_call *b)
 {
     const bool message = (a->kind == ARI_SEND || a->kind == ARI_RECV) && (b->kind == ARI_SEND || b->kind == ARI_RECV);
@@ -348,7 +348,7 @@ static void write_wait(const report *r, const culprit *k)
         fprintf(r->to, ", to which all have come: a GPU or the network stands still");
 }
 
-/* What happened, to the report's text; gives the call it is about, none: call is NULL. */
+/* Writes the event to the report's text; gives the call that it concerns, none: call is NULL. */
 static ar_status write_first_line(const report *r, int late, culprit *about)
 {
     for (culprit k = {.rank = 0}; next_open(r, &k);) {

@@ -38,7 +38,7 @@ typedef struct ari_flight {
     uint64_t n_done;
 } ari_flight;
 
-/** Of zeros. */
+/** Initialises a recorder. */
 void ari_flight_init(ari_flight *f);
 /** A group whose calls will be recorded; copies. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_flight_add(ari_flight *f, ari_flight_group **gives, uint64_t id, const int *rank, int n);
@@ -52,14 +52,15 @@ void ari_flight_leave(ari_flight *f, ari_flight_call *c, bool done, uint64_t now
 /** The recorder as text, a line for each group and each call; free(). NULL: no memory. */
 char *ari_flight_text(const ari_flight *f, uint64_t now_ns);
 
-/* What a rank says when the world ends. */
+/* A rank's answer when the world ends. */
 typedef struct ari_flight_view {
     char *text; /* NULL: it has not answered; lines that make no sense are passed over */
     bool left;  /* it will call nothing more */
 } ari_flight_view;
 
-/** What happened, from the views of `ranks` ranks, of which `late` was the first to complain, in one line, in the words
- *  of the simulator's reports. own[rank]: whom it is about. Returns AR_ERR_MISMATCH or AR_ERR_TIMEOUT. */
+/** Finds the event from the views of `ranks` ranks, of which `late` was the first to complain, and writes it in one
+ *  line, in the words of the simulator's reports. own[rank]: the ranks concerned. Returns AR_ERR_MISMATCH or
+ *  AR_ERR_TIMEOUT. */
 AR_NODISCARD ar_status ari_flight_judge(const ari_flight_view *views, int ranks, int late, bool *own, char *line,
                                         size_t size);
 /** `line` and the table of the simulator's reports; free(). NULL: no memory. */

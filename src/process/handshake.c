@@ -24,7 +24,7 @@ ar_status ari_opening_make(ari_opening *o, const ari_key *k)
                : ar_error_set(AR_ERR_IO, "no random bytes for a connection: %s", strerror(errno));
 }
 
-/* What the first `have` bytes of the other's opening say. */
+/* Verdict on the first `have` bytes of the other's opening. */
 static ari_heard heard_in(const ari_opening *own, const ari_opening *other, size_t have)
 {
     if (memcmp(other->magic, own->magic, have < sizeof other->magic ? have : sizeof other->magic) != 0)

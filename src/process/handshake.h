@@ -7,8 +7,8 @@
 
 #include "process/key.h"
 
-/* How a client and the server, process 0, find out that they belong together before either reads anything else of the
- * other. All of it has a fixed size:
+/* A client and the server, process 0, prove that they belong together before either reads anything else of the other.
+ * All messages have a fixed size:
  *
  *   client                         server
  *   opening, with a nonce   -->
@@ -38,7 +38,7 @@ typedef struct ari_answer {
     ari_hello hello;
 } ari_answer;
 
-/* What one side knows of the other. */
+/* One side's knowledge of the other. */
 typedef enum ari_heard {
     ARI_HEARD_PART,    /* too little to say */
     ARI_HEARD_OPENING, /* the opening of this program, and one that fits */
@@ -66,7 +66,7 @@ typedef struct ari_handshake {
     } heard;
     size_t have; /* of `heard` */
 } ari_handshake;
-/** How many bytes may come now, at (char *)&h->heard + h->have: never more than one message. */
+/** The number of bytes that may come now, at (char *)&h->heard + h->have: never more than one message. */
 size_t ari_handshake_wants(const ari_handshake *h);
 /** So many have come there. Afterwards, ARI_HEARD_OPENING: h->own is to be sent; ARI_HEARD_PROCESS: the server's proof,
  *  and hello.name ends with 0; ARI_HEARD_PART: wait for more; else nothing more is to be read. */

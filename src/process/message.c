@@ -6,7 +6,7 @@
 
 #include "process/server.h"
 
-/* What claims to be longer is no message of ours. */
+/* A message that claims to be longer is not ours. */
 #define LONGEST_MESSAGE ((uint64_t)1 << 40)
 enum { MAGIC = 0x616e7972 };
 

@@ -22,7 +22,7 @@ typedef struct ari_net_limit {
     uint64_t deadline_ns; /* of all bytes; 0: none */
 } ari_net_limit;
 
-/** Whether no other machine reaches what listens at the address that `host` means. */
+/** True if no other machine can reach a listener at the address that `host` means. */
 bool ari_net_is_loopback(const char *host);
 /** Listens on port `wanted` of `host`, which is a loopback address; NULL: of all addresses, IPv6 and IPv4. 0: any port
  *  that is free. Gives the socket; close(). Errors: AR_ERR_IO, saying what to set. */

@@ -4,7 +4,7 @@
 
 #include "process/store.h"
 
-/* How processes find each other: by MPI, or by what a launcher says. Then all of them have a store. */
+/* Ways for processes to find each other: by MPI, or by a launcher's variables. Then all of them have a store. */
 typedef struct ari_process_ops {
     void (*abort)(ar_process *p, ar_status st, const char *why);
     void (*destroy)(ar_process *p);

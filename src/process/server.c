@@ -220,7 +220,7 @@ static void ask_for_views(ari_server *s, int late)
         send_to(s, r, ARI_MESSAGE_SHOW, NULL, 0, NULL, 0);
 }
 
-/* What was to be said about these ranks, and is once the views are here. */
+/* Takes a report about these ranks, now that the views are here. */
 static void take_report(ari_server *s, int r, const char *message, size_t size)
 {
     ari_store_verdict v;
@@ -435,7 +435,7 @@ static void receive(ari_server *s, int r)
         free(bytes);
 }
 
-/* How long there is nothing to do by itself; -1: for ever. */
+/* Milliseconds until the server has something to do by itself; -1: for ever. */
 static int patience_ms(const ari_server *s)
 {
     const bool views = s->asked && !s->failed;

@@ -16,9 +16,9 @@
 
 /* Longest wait for the server's answer to a failure, above what it waits for views. */
 #define VERDICT_NS UINT64_C(1500000000)
-/* What the server's answer to those who join may take after the timeout: it says who is missing. */
+/* Time that the server's answer to joining processes may take after the timeout: it names the missing ones. */
 #define ANSWER_NS UINT64_C(300000000)
-/* Of a host and a port. */
+/* Message with a host and a port. */
 #define NOT_LET_IN \
     "what listens at %.128s, port %d, has not let this process in for so long; process 0 knows who is missing"
 enum { RETRY_MS = 50 };

@@ -9,9 +9,10 @@
 #include "anyrank/process.h"
 #include "process/key.h"
 
-/* What processes share besides their data: values, and the end of the world. A thread of process 0, the server, keeps
- * the values; a thread of every process listens to it, also while the process computes or waits. The first failure ends
- * the world, as does a connection that closes too early: every process gets it, from whatever it waits for. */
+/* Everything that processes share besides their data: values, and the end of the world. A thread of process 0, the
+ * server, keeps the values; a thread of every process listens to it, also while the process computes or waits. The
+ * first failure ends the world, as does a connection that closes too early: every process gets it, whatever it waits
+ * for. */
 typedef struct ari_store ari_store;
 
 typedef struct ari_store_options {
@@ -72,7 +73,7 @@ AR_NODISCARD ar_status ari_store_exchange(ari_store *s, uint64_t group, uint64_t
 /* Who looks after the work of a process. Called in the store's thread. */
 typedef struct ari_watcher {
     void (*tick)(void *user); /* every ARI_TICK_MS */
-    /* Where this process is, as text for ari_flight_report; free(). NULL: no memory. */
+    /* Location of this process, as text for ari_flight_report; free(). NULL: no memory. */
     char *(*view)(void *user);
     void (*failed)(void *user); /* once; see ari_store_status */
     void *user;

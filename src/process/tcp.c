@@ -10,7 +10,7 @@
 #include "ref/core/out.h"
 #include "ref/core/size.h"
 
-/* What a launcher says of a process by its environment: torchrun's variables, or Slurm's. */
+/* A launcher's description of a process in its environment: torchrun's variables, or Slurm's. */
 typedef struct launch {
     int rank, size, local_rank;
     bool one_machine; /* all are on this one */

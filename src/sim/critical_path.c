@@ -5,7 +5,7 @@
 
 #include "ref/core/size.h"
 
-/* What a lane did, one after the other: collectives, work, waits. Spans only name what lies in them. */
+/* A lane's activities in sequence: collectives, work, waits. Spans only name those that lie in them. */
 typedef struct stretch {
     uint64_t begin, end; /* begin < end */
     const ari_record *record;

@@ -24,7 +24,7 @@ static void reduce(ari_wire *w)
     }
 }
 
-/* Whether the outputs that get the same from somebody are too large for the cache together. */
+/* True if the outputs with the same source are too large for the cache together. */
 static bool passes_cache(const ari_wire *w)
 {
     const ari_kind_row *k = ari_kind_of(w->call->kind);

@@ -76,7 +76,7 @@ ar_status ari_fault_check(const ar_sim_fault *faults, size_t count, int ranks)
 #define EXAMPLES "'corrupt rank 2 collective 14 transfer 0 bit 77' or 'kill rank 2 collective 14'"
 enum { WORD_BYTES = 32 };
 
-/* What a kind is told by, beside rank and collective. */
+/* Fields of each fault kind, besides rank and collective. */
 enum { HAS_TRANSFER = 1, HAS_BIT = 2, HAS_NS = 4, HAS_RANK = 8, HAS_COLLECTIVE = 16 };
 static const unsigned takes[AR_SIM_FAULT_KINDS] = {[AR_SIM_DELAY] = HAS_NS,
                                                    [AR_SIM_STALL] = HAS_TRANSFER,

@@ -135,7 +135,7 @@ static void move_all(last *l)
 
 /* --- each rank's own ---------------------------------------------------------------------------------------------- */
 
-/* What the rank does by itself, if anything: with a sum that lacks its own input, or with its own part. */
+/* The rank's own move, if any: with a sum that lacks its own input, or with its own part. */
 static bool own_move(const ari_sim_comm *c, const ari_call *call, ari_move *m)
 {
     ari_moves own = ari_moves_within(call, c->member.index);
@@ -143,7 +143,7 @@ static bool own_move(const ari_sim_comm *c, const ari_call *call, ari_move *m)
     return call->kind != ARI_ALL_REDUCE && ari_next_move(&own, m);
 }
 
-/* What a rank that was not the mover does when the mover is done. */
+/* Completes the call on a rank that was not the mover, once the mover is done. */
 static void complete_own(const last *l)
 {
     const ari_call *call = l->call;

@@ -31,9 +31,9 @@ void ari_sim_comm_fini(ari_sim_comm *c)
     free(c->scratch);
 }
 
-/* Where a transport may be at fault, transfers are verified or somebody listens to the steps of a ring, the host has to
- * see the bytes: then the same fault strikes the same transfer, and is reported in the same words, wherever the data
- * lie. What a transfer that never arrives leaves as it was is brought to the host too. */
+/* With a faulty transport, verified transfers or a listener to the steps of a ring, the host has to see the bytes: then
+ * the same fault strikes the same transfer, and is reported in the same words, wherever the data lie. Bytes that a lost
+ * transfer leaves as they were are brought to the host too. */
 bool ari_is_staged(const ari_sim_comm *c)
 {
     return !ari_wire_is_plain(c) || (c->options->algorithm == AR_SIM_RING && c->options->ring_trace);

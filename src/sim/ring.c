@@ -42,7 +42,7 @@ static int wrap(const ring *g, int c)
     return (c + 2 * g->wire->n) % g->wire->n;
 }
 
-/* Where chunk c of the whole buffer lies, in bytes. all_reduce cuts evenly, the others as the counts say. */
+/* The offset of chunk c in the whole buffer, in bytes. all_reduce cuts evenly, the others by their counts. */
 static void chunk_of(const ring *g, int c, size_t *at, size_t *bytes)
 {
     if (g->wire->call->kind == ARI_ALL_REDUCE) {

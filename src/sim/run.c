@@ -113,7 +113,7 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
     return AR_OK;
 }
 
-/* What watches the run, or drives it, as the options say. */
+/* Instruments that watch or drive the run, as the options ask. */
 static ar_status instruments_of(ari_instruments *with, const ar_sim_options *o)
 {
     *with = (ari_instruments){.trace = o->trace};

@@ -58,7 +58,7 @@ AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 
 /** A call whose buffers are a device's memory: work on the streams of the ranks. */
 AR_NODISCARD ar_status ari_on_device_run(ari_sim_comm *c, const ari_call *call);
-/** Whether such a call is moved on the host instead, by ari_staged_run: the same for all ranks. */
+/** True if such a call is moved on the host instead, by ari_staged_run: the same for all ranks. */
 bool ari_is_staged(const ari_sim_comm *c);
 
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */

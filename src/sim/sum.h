@@ -13,8 +13,8 @@ typedef struct ari_sum {
     bool finishes;   /* these are all, so the result is the whole one */
 } ari_sum;
 
-/** Of the call that is agreed upon: of all members, in the order that ends at `end`, or (not whole) of all but that one,
- *  which adds its own input afterwards. */
+/** The sum of the agreed call: over all members, in the order that ends at `end`, or (not whole) over all except that
+ *  one, which adds its own input afterwards. */
 ari_sum ari_sum_of(ari_wire *w, int end, bool whole);
 /** Elements that one piece may have. */
 size_t ari_sum_piece_count(const ari_sum *s);
@@ -43,8 +43,8 @@ typedef size_t (*ari_fused_fn)(const ari_fused *f, size_t at, size_t end);
 
 /** For this type and operation: ari_reduce's bits. NULL: there is none. */
 ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op);
-/** How many bytes from `at` on come before a cache line of every output begins. False: the outputs do not lie alike to
- *  cache lines, or lines begin within an element. */
+/** The number of bytes from `at` on before a cache line of every output begins. False: the outputs have different
+ *  alignments, or lines begin within an element. */
 bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head);
 
 /** Slice c of the all_reduce that is agreed upon, from all inputs to all outputs, by the wire's mover, whichever member

@@ -65,7 +65,7 @@ static void put_lanes(FILE *t, const ari_trace_view *v)
     fprintf(t, "]");
 }
 
-/* What all members of a collective agree on. */
+/* Facts of a collective that all members share. */
 static void put_meetings(FILE *t, const ari_trace_view *v)
 {
     fprintf(t, "\"meetings\":[");

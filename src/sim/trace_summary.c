@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the time of a run went (simulated-cluster.md). */
+/* Summary of a run's time (simulated-cluster.md). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +56,7 @@ static uint64_t length(const intervals *s)
     return ns;
 }
 
-/* How much of it both have; both united. */
+/* The length of their intersection; their union. */
 static uint64_t common(const intervals *a, const intervals *b)
 {
     uint64_t ns = 0;
@@ -75,7 +75,7 @@ static uint64_t common(const intervals *a, const intervals *b)
 
 /* --- ranks -------------------------------------------------------------------------------------------------------- */
 
-/* What one rank did. */
+/* Activities of one rank. */
 typedef struct rank_time {
     intervals moves;     /* in collectives, on any lane */
     intervals computes;  /* virtual clock: work on any lane; real clock: the main lane in neither of the other two */

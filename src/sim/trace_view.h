@@ -54,7 +54,7 @@ void ari_trace_view_fini(ari_trace_view *v);
 /* By the view's clock, from the view's start. */
 uint64_t ari_view_begin(const ari_trace_view *v, const ari_record *r);
 uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r);
-/** Of a collective: how long this member waited for the last one. The rest of it is moving. */
+/** This member's wait for the last one of a collective. The rest of the collective is transfer. */
 uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const ari_record *r);
 /** The number of the lane of this rank and track; SIZE_MAX: not in the trace. */
 size_t ari_view_lane_of(const ari_trace_view *v, int rank, int track);
@@ -75,7 +75,7 @@ AR_NODISCARD ar_status ari_view_flights(ari_view_flight **gives, size_t *count, 
 
 /* --- the critical path -------------------------------------------------------------------------------------------- */
 
-/* What a stretch of the critical path was. */
+/* Kinds of a stretch of the critical path. */
 typedef enum ari_path_kind { ARI_PATH_COMPUTE, ARI_PATH_COMMUNICATION, ARI_PATH_WAIT, ARI_PATH_KINDS } ari_path_kind;
 
 typedef struct ari_path_step {

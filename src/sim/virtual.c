@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a collective takes on the cluster of virtual time: from when its members came and what each called, when each is
- * done (simulated-cluster.md). Nothing else goes in, neither how the data really moves nor when. */
+/* Duration of a collective on the cluster of virtual time: computed from its members' arrivals and calls alone
+ * (simulated-cluster.md). The real transfers, and their times, do not matter. */
 #include "ref/comm/moves.h"
 #include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
@@ -27,7 +27,7 @@ typedef struct timing {
     int order[MOST_MEMBERS];                             /* direct messages: members in the order in which they came */
 } timing;
 
-/* Of two moments that are equal, the first decides. */
+/* At equal times the first decides. */
 static moment later(moment a, moment b)
 {
     return b.ns > a.ns ? b : a;
@@ -68,7 +68,7 @@ static size_t chunk_bytes(const timing *t, int chunk)
     return size * ar_dtype_bytes(call->dtype);
 }
 
-/* What the steps of a ring are made of, looked up once: there are n of them at each of n members. */
+/* Times of a ring's steps, looked up once: n of them at each of n members. */
 static void prepare_ring(timing *t)
 {
     for (int r = 0; r < t->n; r++) {
@@ -118,7 +118,7 @@ static void chain(timing *t, int start, size_t bytes)
 
 /* --- direct messages ---------------------------------------------------------------------------------------------- */
 
-/* What member i sends to member k. */
+/* Bytes that member i sends to member k. */
 static size_t message_bytes(const timing *t, int i, int k)
 {
     const ari_call *call = ari_group_call(t->group, i);

@@ -27,9 +27,8 @@ void ari_wire_close(const ari_wire *w)
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
-/* What a transport that is not perfect does to a transfer, and how the receiver knows. A transfer travels with its
- * number in the collective, its length and a checksum; all three are made where the bytes lie, and compared where they
- * arrive. */
+/* A transfer over an imperfect transport, and the receiver's checks. A transfer carries its number in the collective,
+ * its length and a checksum; all three are computed at the source and compared at the destination. */
 
 typedef struct transfer {
     ari_wire *wire;

@@ -6,10 +6,9 @@
 
 /* --- past the cache ----------------------------------------------------------------------------------------------- */
 
-/** Whether outputs that are so large together would not stay in the cache anyway. Then they are written past it: a
- *  plain store first reads the line that it overwrites. Measured with 32 MiB of last-level cache, plain over streaming:
- *  0.8 at 24 MiB of outputs and 1.15 at 32 MiB with 2 ranks, 1.0 at both with 4, 0.9 at 16 MiB and 1.3 at 24 MiB
- *  with 8. */
+/** True if the outputs together are too large to stay in the cache anyway. Then they are written past it: a plain store
+ *  first reads the line that it overwrites. Measured with 32 MiB of last-level cache, plain over streaming: 0.8 at 24
+ *  MiB of outputs and 1.15 at 32 MiB with 2 ranks, 1.0 at both with 4, 0.9 at 16 MiB and 1.3 at 24 MiB with 8. */
 static inline bool ari_stream_pays(size_t bytes, int outputs)
 {
     const size_t most = (size_t)24 << 20;
@@ -44,8 +43,8 @@ typedef struct ari_wire {
     uint64_t since_pulse;   /* the same, since the others were last told that the mover is at work */
 } ari_wire;
 
-/** Whether transfers of this communicator can fail: then a collective takes a second meeting, in which every rank hears
- *  of it. */
+/** True if transfers of this communicator cannot fail; else a collective takes a second barrier, which reports a
+ *  failure to every rank. */
 bool ari_wire_is_plain(const ari_sim_comm *mover);
 /** After entering the collective. */
 ari_wire ari_wire_open(ari_sim_comm *mover);
@@ -60,8 +59,7 @@ typedef struct ari_kept_transfer {
     size_t length, capacity;
 } ari_kept_transfer;
 
-/* What a communicator needs where faults may strike or transfers are verified. Used as its member is: by one thread at
- * a time. */
+/* State of a communicator with faults or verified transfers. Used as its member is: by one thread at a time. */
 typedef struct ari_fault_watch {
     uint64_t number; /* of the collective that it is in or about to enter, over all of the rank's communicators */
     ari_kept_transfer kept;
@@ -82,8 +80,7 @@ static inline void ari_wire_pulse(ari_wire *w, size_t bytes)
     w->since_pulse = 0;
 }
 
-/** Where the wire is plain, instead of a read and a put: the mover has read and written so many bytes where they
- *  lie. */
+/** On a plain wire, replaces a read and a put: the mover has read and written this many bytes in place. */
 static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
 {
     w->read += read;

@@ -3,7 +3,7 @@
 
 #include "ref/core/size.h"
 
-/* How often each kind of call happens in a run, and what counts it. */
+/* The number of calls of each kind in a run. */
 typedef struct tally {
     const ari_step_case *c;
     size_t dp, cp, tp, replicas;
@@ -66,7 +66,7 @@ static ar_status add(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-/* How many tp ranks from r on hold as much: all share matrices evenly but for the vocabulary. */
+/* The number of tp ranks from r on with equal shares: all share matrices evenly except the vocabulary. */
 static size_t alike(size_t vocab, int tp, int r)
 {
     size_t start = 0, own = 0, other = 0, n = 1;
@@ -90,7 +90,7 @@ static void count_micro_batches(tally *t)
     }
 }
 
-/* What rank `rank` does, for those that it stands for. */
+/* Counts the calls of rank `rank`, for all ranks that it represents. */
 static ar_status walk(tally *t, int rank)
 {
     const ari_step_case *c = t->c;

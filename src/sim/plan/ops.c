@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What operations, collectives and queues are called, and what follows from one of them alone. */
+/* Names of operations, collectives and queues, and properties of a single one of them. */
 #include "sim/plan/ops.h"
 
 #include "ref/core/size.h"

@@ -223,9 +223,9 @@ AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int rank, a
 AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit,
                                               void *user);
 
-/** Whether a parameter's part is a norm. */
+/** True if a parameter belongs to a norm. */
 bool ari_walk_is_norm(ari_role role);
-/** Whether the backward pass computes a block, or its attention, again. */
+/** True if the backward pass recomputes a block, or its attention. */
 bool ari_step_recomputes(const ari_step_case *c, size_t layer);
 /** int64 that an exact sum of so many products takes (numerics.md, section 2). */
 size_t ari_sum_limbs(size_t terms);
@@ -234,7 +234,7 @@ size_t ari_sum_limbs(size_t terms);
 double ari_keys_seen(size_t first, size_t count, size_t window);
 /** Elements of the rank's own part of a value. */
 double ari_op_elements(const ari_op_value *v);
-/** How many calls a call is cut into, and the elements of the i-th of them. */
+/** The number of calls that a call is cut into, and the elements of the i-th of them. */
 size_t ari_call_chunks(const ari_op_call *call);
 size_t ari_call_chunk(const ari_op_call *call, size_t i);
 /** Bytes of an element of a call's dtype, times its elements, times how often a ring passes them: what all ranks of the

@@ -10,8 +10,8 @@ static ar_placement by_heads(const ari_walk *w)
     return ari_walk_by_heads(w) ? ari_by_features : ari_whole;
 }
 
-/* Where the values of an attention are on their way: as the projections make them; with fewer heads, of all positions
- * of the neighbours that exchange them; keys and values of all positions of the sequence. */
+/* Placement of an attention's values: as the projections make them; with fewer heads, of all positions of the
+ * neighbours that exchange them; keys and values of all positions of the sequence. */
 typedef enum heads_at { AS_PROJECTED, EXCHANGED, EVERYWHERE } heads_at;
 
 static ari_op_value head_value(ari_walk *w, size_t heads, ari_role role, heads_at at)
@@ -47,7 +47,7 @@ static ari_values qkv_values(ari_walk *w, heads_at at)
     return x;
 }
 
-/* Whether what leaves the projections is one value that is taken in parts. */
+/* True if the projections' output is one value, used in parts. */
 static bool in_parts(const ari_walk *w)
 {
     return w->form.packed && ari_walk_cp(w) > 1;
@@ -122,7 +122,7 @@ static void gather_heads(ari_walk *w, ari_role norm, ari_role of, size_t heads, 
     ari_walk_make(w);
 }
 
-/* Of the first value that there is. */
+/* The norm reads the first value present. */
 static void qk_norm(ari_walk *w, ari_role norm, ari_role of, size_t heads)
 {
     gather_heads(w, norm, of, heads, false);
@@ -240,7 +240,7 @@ static double pairs_seen(const ari_walk *w)
     return pairs;
 }
 
-/* Of `n` products [queries, keys] x d of every query head that this rank attends with. */
+/* `n` products [queries, keys] x d for every query head of this rank. */
 static double head_products(ari_walk *w, double n)
 {
     const ari_op_value queries = context(w, EXCHANGED);
@@ -290,7 +290,7 @@ static void sum_over_queries(ari_walk *w)
     }
 }
 
-/* What it attended with: keys and values come round once more. */
+/* Operands of attention in the backward pass: keys and values go round the ring once more. */
 static ari_values attended(ari_walk *w)
 {
     const bool ring = w->ranks[ARI_AXIS_RING] > 1;

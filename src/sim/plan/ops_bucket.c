@@ -153,8 +153,8 @@ static ari_section section_of(const ari_walk *w, ari_role role)
     return role == ARI_TOKENS && !w->first ? ARI_AFTER_BLOCKS : ari_section_of(role);
 }
 
-/* Whether the backward pass makes the gradient of a after that of b: from the last layer to the first, in a block in the
- * order in which its parts get theirs, a bias after its weight, and the embedding at the end. */
+/* True if the backward pass makes the gradient of a after that of b: from the last layer to the first, in a block in
+ * the order of its parts, a bias after its weight, and the embedding at the end. */
 static bool made_after(const ari_walk *w, const ari_op_param *a, const ari_op_param *b)
 {
     static const int order[ARI_ROLES] = {
@@ -229,8 +229,8 @@ static bool next_bucket(ari_walk *w, const ari_params *all, size_t unit, int kin
     return true;
 }
 
-/* Whether bucket a becomes complete before b: in the order of packing, but what the other end of a pipeline must
- * complete too comes last. */
+/* True if bucket a completes before b: in the order of packing, except that a bucket which the other end of a pipeline
+ * must complete too comes last. */
 static bool completes_before(const ari_walk_bucket *a, const ari_walk_bucket *b)
 {
     const int ends_a = a->kind & ARI_KIND_ENDS, ends_b = b->kind & ARI_KIND_ENDS;

@@ -17,11 +17,11 @@ typedef struct ari_forward {
     size_t in[ARI_OP_VALUES], out[ARI_OP_VALUES];
 } ari_forward;
 
-/* Of a section's values: what its forward pass makes, what is made again for its backward pass, and gradients. */
+/* Scopes of a section's values: made by its forward pass, recomputed for its backward pass, and gradients. */
 typedef enum ari_scope { ARI_SCOPE_FORWARD, ARI_SCOPE_AGAIN, ARI_SCOPE_GRADIENTS, ARI_SCOPES } ari_scope;
 enum { ARI_FORWARDS = 32 };
 
-/* How this step is computed and stored, the same for all of it. */
+/* The step's form of computation and storage, the same throughout. */
 typedef struct ari_step_form {
     bool exact, sp;
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
@@ -97,11 +97,11 @@ void ari_walk_make(ari_walk *w);
 ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i);
 /** A number for a value of the operation that has been begun. */
 size_t ari_walk_new_value(ari_walk *w);
-/** What enters a section; in a backward pass its gradient. */
+/** The section's input; in a backward pass its gradient. */
 size_t ari_walk_stream_value(const ari_walk *w, size_t section);
-/** What a stage is sent in this pass, or what it receives of that. */
+/** The stage's message of this pass: the one sent to it, or what it receives of that. */
 size_t ari_walk_message_value(const ari_walk *w, size_t stage, bool received);
-/** Of the section's forward pass, gone through unseen; NULL: it has none. */
+/** The section's forward pass, walked through without output; NULL: it has none. */
 ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role role);
 
 /** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
@@ -123,7 +123,7 @@ void ari_walk_place(const ari_walk *w, ari_op_value *v);
 ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies);
 /** A parameter of the layer that the walk is at. */
 ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias);
-/** Whether the layer's heads are split over the ranks. */
+/** True if the layer's heads are split over the ranks. */
 bool ari_walk_by_heads(const ari_walk *w);
 /** Ranks that hold one KV head of the layer between them: of those of tp, or in attention (heads) of these and of the
  *  neighbours with which they exchange heads for positions. */
@@ -161,9 +161,9 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
  *  collectives go beside products; after: the one that follows, of which this one does that. NULL: none. */
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
                               const ari_linear_ops *after);
-/** Of its forward pass what its backward pass needs. */
+/** Values of a layer's forward pass that its backward pass needs. */
 void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l);
-/** What the next operation takes, placed otherwise over tp by a module itself; none where both are the same. */
+/** Redistributes the next operation's input over tp within a module; nothing if both placements are the same. */
 void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module);
 /** The way back, of the gradient. */
 ar_hop ari_walk_back(ar_hop hop);
@@ -178,7 +178,7 @@ void ari_walk_attend(ari_walk *w);
 void ari_walk_attend_backward(ari_walk *w);
 
 /* --- the stage that the walk is in (ops_model.c) ------------------------------------------------------------------ */
-/** What the stage takes from its neighbour, or sends to it, in this pass; nothing where it has none. */
+/** The stage's message from its neighbour, or to it, in this pass; nothing without a neighbour. */
 void ari_walk_message(ari_walk *w, bool sends);
 void ari_walk_forward(ari_walk *w);
 void ari_walk_backward(ari_walk *w);
@@ -218,7 +218,7 @@ typedef struct ari_bucket_place {
     size_t major, minor;
 } ari_bucket_place;
 
-/* Of one unit where gradients are shared out (ZeRO-2). */
+/* A bucket; with shared-out gradients (ZeRO-2) it belongs to one unit. */
 typedef struct ari_walk_bucket {
     size_t unit;
     ari_one_param first;

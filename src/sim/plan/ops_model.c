@@ -6,7 +6,7 @@
 
 /* --- what works element by element, or head by head --------------------------------------------------------------- */
 
-/* What the next operation takes is this value, of the model's width. */
+/* Makes this value, of the model's width, the next operation's input. */
 static void take_value(ari_walk *w, size_t id)
 {
     w->edges.now = (ari_values){.at = {ari_walk_activation(w, w->config->hidden, ari_walk_stream(w), 1)}, .n = 1};
@@ -33,8 +33,8 @@ static void dropout(ari_walk *w, ari_role role)
     ari_walk_make(w);
 }
 
-/* What comes out of a branch, and what went past it. Backward the gradients of a value that went both ways: of the block
- * that is next, or of what is between its branches. */
+/* Adds a branch's output to the residual. Backward: adds the gradients of a value used twice, by the next block or
+ * between its branches. */
 static void residual(ari_walk *w, ari_role role)
 {
     const bool whole = role == ARI_LAYER, backward = w->pass == ARI_PASS_BACKWARD;
@@ -50,7 +50,7 @@ static void residual(ari_walk *w, ari_role role)
     w->edges.skip = w->edges.now.at[0].id;
 }
 
-/* What a norm works on. */
+/* Placement of a norm's input. */
 static ar_placement norm_at(const ari_walk *w, ari_role role)
 {
     if (role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM)
@@ -188,7 +188,7 @@ static branch_ops mlp_of(const ari_walk *w)
     return b;
 }
 
-/* Of terms of a sum, which nothing should be a function of, as if they were the whole. */
+/* Applied to the terms of a sum as if they were the whole, which no layout should ask for. */
 static void activation(ari_walk *w, const branch_ops *b)
 {
     const bool gated = w->config->gated, backward = w->pass == ARI_PASS_BACKWARD;
@@ -230,7 +230,7 @@ static void mlp_backward(ari_walk *w)
 
 /* --- block -------------------------------------------------------------------------------------------------------- */
 
-/* Whether what is computed again in this layer is `part`. */
+/* True if `part` is recomputed in this layer. */
 static bool recomputes(const ari_walk *w, ar_recompute part)
 {
     return w->c->run.parallel.recompute.what == part && ari_step_recomputes(w->c, w->layer);
@@ -318,7 +318,7 @@ static void block_again(ari_walk *w)
     norm(w, ARI_MLP_NORM);
 }
 
-/* What the attention of the block takes. */
+/* The input of the block's attention. */
 static size_t before_attention(ari_walk *w)
 {
     return has_norm(w, ARI_NORM1) ? ari_walk_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0] : w->edges.entered;
@@ -411,7 +411,7 @@ static ari_linear_ops head_of(const ari_walk *w)
                             .module = ARI_HEAD};
 }
 
-/* Whether the loss works on shards of the logits. */
+/* True if the loss works on shards of the logits. */
 static bool loss_parallel(const ari_walk *w)
 {
     return ari_walk_same(ari_walk_placed(w->outer.head.to), ari_by_features);
@@ -424,8 +424,8 @@ static ari_operation *loss_of(ari_walk *w)
     return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->form.head ? logits : ari_walk_stream(w));
 }
 
-/* Of logits that stay sharded a maximum, a denominator and the target's bits are found for each token; with label
- * smoothing the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
+/* Logits that stay sharded yield a maximum, a denominator and the target's bits for each token; with label smoothing
+ * the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
 static void loss(ari_walk *w)
 {
     if (w->form.head) {
@@ -477,8 +477,8 @@ static void begin_section(ari_walk *w, size_t section)
     ari_walk_layer(w, section == 0 || section > w->config->layers ? ARI_NO_LAYER : section - 1);
 }
 
-/* What the forward pass gives to a section of the stage, which may be the one after its last: what its neighbour has
- * sent, what the embedding makes, or a block. */
+/* The forward pass's input to a section of the stage, possibly the one after its last: the neighbour's message, the
+ * embedding's output, or a block's. */
 static void take_stream(ari_walk *w, size_t section)
 {
     size_t begin = 0, end = 0;
@@ -518,7 +518,7 @@ static void begin_backward(ari_walk *w)
         norm_backward(w, ARI_FINAL_NORM);
 }
 
-/* What the stage's pass makes for its neighbour. */
+/* The output of the stage's pass for its neighbour. */
 static void take_sent(ari_walk *w)
 {
     size_t begin = 0, end = 0;
@@ -533,7 +533,7 @@ static void take_sent(ari_walk *w)
     w->edges.unseen = false;
 }
 
-/* What goes from stage to stage is what a block takes and makes, each rank's own part of it. */
+/* Stages exchange a block's input and output, each rank its own part. */
 void ari_walk_message(ari_walk *w, bool sends)
 {
     static const ari_call_queue queues[2][2] = {{ARI_ON_RECV_ACTIVATION, ARI_ON_SEND_ACTIVATION},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a rank is, which stages it has, and in which order it goes through them and its micro-batches. */
+/* Ranks' coordinates, their stages, and the order of stages and micro-batches. */
 #include "sim/plan/ops_impl.h"
 
 #include "ref/core/size.h"
@@ -14,7 +14,7 @@ static void enter_rank(ari_walk *w, size_t rank)
     w->last = rank + 1 == w->ranks[ARI_AXIS_PP];
 }
 
-/* Where a rank of the world is along each axis. */
+/* The coordinates of a rank of the world along each axis. */
 static void place_rank(ari_walk *w, const ar_parallel *p, int rank)
 {
     const ari_ranks ranks = ari_ranks_of(p);
@@ -62,7 +62,7 @@ static void take_samples(ari_walk *w, size_t all, size_t own)
     w->tokens = ari_walk_mul(w, own, w->c->run.seq / ari_walk_cp(w));
 }
 
-/* Whether forward passes alone have the operation. */
+/* True if only forward passes have the operation. */
 static bool goes_forward(ar_pp_kind k)
 {
     return k == AR_PP_FORWARD || k == AR_PP_SEND_ACTIVATION || k == AR_PP_RECV_ACTIVATION;
@@ -95,7 +95,7 @@ static void pass(ari_walk *w, ari_operation_pass which, size_t stage)
         schedule_operation(w, kinds[which == ARI_PASS_BACKWARD][i], stage);
 }
 
-/* Of the walk's stages, one after the other. */
+/* The passes of the walk's stages, one after the other. */
 static void passes_of(ari_walk *w, ari_operation_pass which)
 {
     for (size_t i = 0; i < w->stages; i++) {
@@ -108,7 +108,7 @@ static void passes_of(ari_walk *w, ari_operation_pass which)
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }
 
-/* What is outside of the passes, of each of the walk's ranks. */
+/* Walks the operations outside the passes, for each of the walk's ranks. */
 static void outside(ari_walk *w, void (*f)(ari_walk *w))
 {
     const size_t ranks = w->ranks[ARI_AXIS_PP];
@@ -142,7 +142,7 @@ static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
         passes_of(w, which);
 }
 
-/* How many micro-batches from i on are of as many samples as that one: the first are longer by one. */
+/* The number of micro-batches from i on with as many samples as that one: the first ones have one more. */
 static int alike(const ari_walk *w, int i)
 {
     const ar_parallel *p = &w->c->run.parallel;
@@ -153,7 +153,8 @@ static int alike(const ari_walk *w, int i)
     return (int)(end - (size_t)i);
 }
 
-/* Of n micro-batches from i on those that any rank has samples of: the first one, which has most, has them. */
+/* The number of the n micro-batches from i on in which any rank has samples: those of the first rank, which has most.
+ * */
 static size_t held_by_first(const ari_walk *w, int i, int n)
 {
     const ar_parallel *p = &w->c->run.parallel;

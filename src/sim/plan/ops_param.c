@@ -11,7 +11,7 @@ static ar_placement beside(ar_placement stream)
     return stream.kind == AR_SHARD ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
 }
 
-/* What the plan has for the linear layer of a weight; NULL: it is in none. */
+/* The plan's linear layer of a weight; NULL: in none. */
 static const ar_linear_split *linear_of(const ari_walk *w, ari_role role)
 {
     switch (role) {

@@ -113,7 +113,7 @@ void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module)
     redistribute(w, hop, module, module, "");
 }
 
-/* Of what is a term forward, each rank has the whole gradient, as of what is whole. */
+/* The gradient of a term of the forward pass is whole on each rank, as that of a whole value is. */
 static ar_placement gradient_at(ar_placement p)
 {
     return is_shard(p) ? p : ari_whole;
@@ -164,7 +164,7 @@ static void fold(ari_walk *w, const ari_linear_ops *l, size_t cols, size_t terms
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
 }
 
-/* Where B's rows are cut, the exponents of its columns, one for each of the `terms`, are those of all ranks. */
+/* If B's rows are cut, the exponents of its columns, one for each of the `terms`, are shared by all ranks. */
 static void column_exponents(ari_walk *w, size_t terms, ari_call_often often, ari_role role)
 {
     if (w->form.exact)
@@ -229,8 +229,8 @@ static bool gathers_tokens(ar_hop hop)
     return ari_walk_same(hop.from, ari_by_tokens) && is_whole(hop.to);
 }
 
-/* Of the layer's input or output: the tag is that of its first weight. Tokens that it gathers are multiplied next, but
- * for those that come for put-off gradients of weights, beside which nothing goes on. */
+/* Collectives before or after the layer: the tag is that of its first weight. Gathered tokens are multiplied next,
+ * except those gathered for deferred weight gradients, which nothing overlaps. */
 static void around(ari_walk *w, const ari_linear_ops *l, ar_hop hop, ari_role role)
 {
     w->multiplied = gathers_tokens(hop) && !w->puts_off;
@@ -289,7 +289,8 @@ void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l)
     keep_input(w, l, w->edges.now.at[0].id);
 }
 
-/* Of a gradient: whole and used by each rank for itself, it is a sum over them, and so on (ar_placement_gradient). */
+/* Placement of a gradient: whole and used by each rank for itself, it is a sum over them, and so on
+ * (ar_placement_gradient). */
 static ar_placement gradient_of(ar_placement p)
 {
     ar_placement g = p;
@@ -375,7 +376,7 @@ static void bias_gradients(ari_walk *w, const ari_linear_ops *l, const ari_value
     }
 }
 
-/* Whether what the layer gathers again comes behind the products of an earlier one. */
+/* True if the layer's second gather overlaps the products of an earlier layer. */
 static bool comes_early(const ari_walk *w, const ari_linear_ops *l)
 {
     return w->form.overlaps && w->part == AR_PP_BACKWARD && gathers_again(w, l) &&

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is outside of the passes: parameters made equal at the start; of a step the sums over ranks, bucket by bucket,
- * what ranks share out of them and of the weights, and the update. */
+/* Operations outside the passes: parameters made equal at the start; in a step the sums over ranks, bucket by bucket,
+ * the shares of gradients and weights, and the update. */
 #include "sim/plan/ops_impl.h"
 
 /* --- sums over ranks ---------------------------------------------------------------------------------------------- */
 
-/* Whether several ranks share out what ZeRO does not keep whole. */
+/* True if several ranks share out what ZeRO does not keep whole. */
 static bool has_shares(const ari_walk *w)
 {
     return w->c->run.parallel.zero > 0 && w->sharing > 1;
@@ -17,8 +17,8 @@ static ari_over sharing_group(const ari_walk *w)
     return w->sharing < w->summing ? ARI_OVER_SHARD : ARI_OVER_DP;
 }
 
-/* Of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the index is
- * needed whole, to which the own terms are raised before they are added. */
+/* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
+ * index is needed whole, as the own terms are raised to it before they are added. */
 static void call_sum(ari_walk *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
                      ari_role role, const char *tag)
 {
@@ -105,7 +105,7 @@ static const char *suffix_of(ari_param_part p)
     return p.bias ? ".bias" : ".weight";
 }
 
-/* Of n elements over a group; slices: the rank's own of a whole of so many. */
+/* Sums n elements over a group; slices: the rank's own slice of the whole. */
 static void sum_over(ari_walk *w, const ari_walk_bucket *b, ari_over over, bool slices)
 {
     const int first = w->op.calls;
@@ -116,7 +116,7 @@ static void sum_over(ari_walk *w, const ari_walk_bucket *b, ari_over over, bool 
         w->op.call[i].sliced = w->op.call[i].elements / n * b->elements;
 }
 
-/* What is spread is complete before it is shared out. */
+/* A spread value is complete before it is shared out. */
 static void sum_before(ari_walk *w, const ari_walk_bucket *b, bool slices)
 {
     if (b->kind & ARI_KIND_SPREAD)
@@ -130,7 +130,7 @@ static void share_out(ari_walk *w, const ari_walk_bucket *b, ari_call_often ofte
     call_sum(w, sharing_group(w), b->elements, stored_as(b), true, often, b->first.of.role, suffix_of(b->first.of));
 }
 
-/* Of what a bucket, or its completion, moves: operations of the step. */
+/* Moves of a bucket, or of its completion, are operations of the step. */
 static void sum_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
 {
     const ari_operation *op = begin_sum_of(w, b, index);
@@ -146,7 +146,7 @@ static void sum_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
         ari_walk_visit(w);
 }
 
-/* Of the shares that the passes have left. */
+/* Completes the shares that the passes have left. */
 static void complete_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
 {
     ari_operation *op = begin_sum_of(w, b, index);
@@ -168,7 +168,7 @@ static ari_operation *begin_gather(ari_walk *w, const ari_walk_bucket *b, size_t
     return op;
 }
 
-/* Of what a bucket, or its completion, moves: operations of the step. */
+/* Moves of a bucket, or of its completion, are operations of the step. */
 static void gather_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
 {
     begin_gather(w, b, index);
@@ -344,9 +344,9 @@ static void gather_said(ari_walk *w, ari_over over, size_t others, size_t words)
     ari_walk_call(w, ARI_CALL_ALL_GATHER, over, said, AR_I64, ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, "gradients:verify");
 }
 
-/* What each rank says of each of its parameters, and of itself, goes over tp, then over dp (modules.md). In a
- * pipeline what all these say of a tied weight goes over its ends, what they say of themselves over all stages, and then
- * how much each stage has found. */
+/* Each rank's claims about its parameters, and about itself, go over tp, then over dp (modules.md). In a pipeline all
+ * claims about a tied weight go over its ends, those of ranks about themselves over all stages, and then the number of
+ * findings of each stage. */
 static void verify(ari_walk *w, const ari_params *all)
 {
     enum { WORDS_OF_A_PARAMETER = 16, WORDS_OF_A_RANK = 2 };
@@ -362,7 +362,8 @@ static void verify(ari_walk *w, const ari_params *all)
     ari_walk_visit(w);
 }
 
-/* Of all elements that the rank holds; with ZeRO each rank updates its share of every bucket, then gathers them. */
+/* Updates all elements that the rank holds; with ZeRO each rank updates its share of every bucket, then gathers them.
+ * */
 static void update(ari_walk *w, const ari_params *all)
 {
     size_t held = 0;

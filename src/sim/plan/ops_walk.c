@@ -113,7 +113,7 @@ ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role 
     return i < w->edges.forwards ? &w->edges.forward[i] : NULL;
 }
 
-/* What is computed again takes the place of what was computed first. */
+/* A recomputed value replaces the one that was computed first. */
 static void remember(ari_walk *w)
 {
     const ari_operation *op = &w->op;
@@ -130,7 +130,7 @@ static void remember(ari_walk *w)
         f->out[i] = op->output[i].id;
 }
 
-/* Of gradients: whose they are. What only moves them leaves them those of the same values. */
+/* Refers a gradient to its value. An operation that only moves gradients leaves them referring to the same values. */
 static void refer(ari_walk *w)
 {
     static const bool reads[ARI_OPERATION_KINDS] = {
@@ -166,7 +166,8 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
     return &w->op;
 }
 
-/* Of a backward pass in two the one leaves out what the other has; without samples there is what is shared out alone. */
+/* A backward pass in two parts: each leaves out the other's operations. Without samples only the shared-out operations
+ * remain. */
 void ari_walk_visit(ari_walk *w)
 {
     const bool other = w->part == AR_PP_BACKWARD_INPUT    ? w->puts_off
