@@ -148,7 +148,7 @@ static void print_one(FILE *to, const char *id)
 
 /* --- for machines ------------------------------------------------------------------------------------------------- */
 
-/* Of `id` alone, or NULL: of all. Gives; NULL without memory. */
+/* Rows for cause `id`; NULL: for all. Gives; NULL without memory. */
 static json_t *json_causes(const char *id)
 {
     json_t *rows = json_array();

@@ -68,7 +68,7 @@ static const probed_blas probed[] = {
 #endif
 };
 
-/* Of the kernel set with the same index. */
+/* Speed of the kernel set with the same index. */
 typedef struct probe_row {
     double gflops;   /* NaN: not measured */
     char reason[96]; /* why not; "" otherwise */

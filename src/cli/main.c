@@ -80,7 +80,7 @@ static int run_subcommand(int argc, char **argv)
     return unknown_subcommand(argv[0]);
 }
 
-/* What is still in stdout's buffer must not be lost without a word: a full disk is a failed run. */
+/* Output left in stdout's buffer must not be lost silently: a full disk is a failed run. */
 static int close_output(int exit_code)
 {
     if (fflush(stdout) == 0 && ferror(stdout) == 0)

@@ -24,9 +24,8 @@ AR_NODISCARD ar_status ari_npy_open(ari_npy **gives, const char *path);
 void ari_npy_close(ari_npy *f);
 
 /* --- a dump ------------------------------------------------------------------------------------------------------- */
-/* How a dump is put together: files are opened and their ranks told (dump_files.c), what each holds of which tensor is
- * listed in pieces, by its placement or a mapping (dump_pieces.c), and the pieces of one name make a tensor
- * (parts.c). */
+/* Stages of reading a dump: files are opened and their ranks found (dump_files.c), their tensors listed in pieces, by
+ * placement or mapping (dump_pieces.c), and the pieces of one name combined into a tensor (parts.c). */
 
 typedef struct ari_dump_file {
     char *path;
@@ -73,7 +72,7 @@ const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 /** Lists what the files hold, or what a mapping makes of it, by name and rank: of each file's tensors, where the mapping
  *  says whose it is; else of full ones. */
 AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map);
-/** How many pieces from the first on have its name. */
+/** The number of pieces from the first on that have its name. */
 size_t ari_piece_group(const ari_piece *p, size_t n);
 /** The full tensor of n pieces of one name, but for its parts. */
 AR_NODISCARD ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *piece, size_t n);
@@ -99,7 +98,7 @@ typedef struct ari_dump_run {
 AR_NODISCARD ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b,
                                          size_t start, size_t count,
                                          ar_status (*f)(void *user, const ari_dump_run *run), void *user);
-/** Where a box's elements lie without gaps in the file, in the full tensor's order: the first of them; else NULL. */
+/** The first of a box's elements if they lie in the file without gaps, in the full tensor's order; else NULL. */
 const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b);
 /** Copies a run's elements of `bytes` bytes each, closely packed. */
 void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);

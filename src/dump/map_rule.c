@@ -231,7 +231,7 @@ static ar_status check_patterns(const ari_map *m, const ari_map_rule *r)
     return AR_OK;
 }
 
-/* What no single key can tell. */
+/* Checks that involve more than one key. */
 static ar_status check_rule(const ari_map *m, const ari_map_rule *r)
 {
     if (r->intos > 0 && r->intos != r->blocks)

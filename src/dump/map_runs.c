@@ -113,7 +113,8 @@ static ar_status piece(axis *a, size_t level, int c, size_t *out)
 }
 
 /* --- contiguous splits -------------------------------------------------------------------------------------------- */
-/* What rank c of k has of n: torch's chunk, all alike but the last ones; or balanced, the first ones one more. */
+/* Rank c's share of n among k: by torch's chunk, all equal except the last ones; or balanced, the first ones with one
+ * more. */
 static void share(bool balanced, size_t n, size_t k, size_t c, size_t *offset, size_t *count)
 {
     const size_t each = n / k, more = n % k;
@@ -127,7 +128,7 @@ static void share(bool balanced, size_t n, size_t k, size_t c, size_t *offset, s
     *count = n - *offset < chunk ? n - *offset : chunk;
 }
 
-/* Where a rank's part is missing, the shape that the rule tells is what can place the others. */
+/* If a rank's part is missing, the rule's shape can place the others. */
 static bool share_of_shape(const axis *a, size_t level, size_t *offset, size_t *count)
 {
     const ari_map_rule *r = a->p->r;
@@ -219,7 +220,7 @@ static ar_status block_piece(const axis *a, const packing *f, size_t k, size_t c
     return AR_OK;
 }
 
-/* Whether every rank has what it would have; *off: the first that has not, and what it would. */
+/* True if every rank has its expected part; *off: the first that has not, and the expectation. */
 static ar_status packing_fits(axis *a, const packing *f, bool *fits, size_t off[3])
 {
     const int ranks = a->p->m->mesh.dim[a->split[0]->mesh].size;

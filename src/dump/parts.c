@@ -11,7 +11,7 @@
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
 
-/* Where one box of a part is the whole tensor in row-major order: its elements. */
+/* The elements of a part if one of its boxes is the whole tensor in row-major order. */
 static const void *whole_data(const ar_dump_tensor *t, const ar_dump_part *p)
 {
     const bool whole =
@@ -166,7 +166,7 @@ static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const ho
     return AR_OK;
 }
 
-/* Whether all tell of the same number of copies, or none of any: *copies. Those that do not tell are taken as they
+/* True if all state the same number of copies, or none states any: *copies. Parts without a statement are taken as they
  * are. */
 static ar_status told_copies(int *copies, const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
 {
@@ -181,8 +181,7 @@ static ar_status told_copies(int *copies, const ar_dump *d, const ar_dump_tensor
     return AR_OK;
 }
 
-/* Of copies whose numbers are told, each number is there as often as the others: once, but for summands and for boxes
- * that are said to have more. */
+/* If copies are numbered, each number occurs equally often: once, except for summands and for boxes that state more. */
 static ar_status check_numbers(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n, int copies)
 {
     const bool once = !h[0].piece->partial && !h[0].piece->more_copies;
@@ -330,7 +329,7 @@ ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *
     return count_elements(t, d->path);
 }
 
-/* Whether box b goes on where a ends, in the full tensor and in the file. */
+/* True if box b continues a in the full tensor and in the file. */
 static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
 {
     if (b->at != a->at + a->extent[along] * a->stride[along])
@@ -363,8 +362,8 @@ static void join_boxes_of(ari_piece *p, const ar_dump_tensor *t)
     p->boxes = 1;
 }
 
-/* Where every rank has all of it, blocks that lie as in the full tensor are one box. Elsewhere a block may be another
- * rank's copy, and stays what it is. */
+/* If every rank has all of it, blocks that lie as in the full tensor are joined to one box. Otherwise a block may be
+ * another rank's copy, and stays apart. */
 static void join_boxes(const ar_dump_tensor *t, ari_piece *piece, size_t n)
 {
     for (size_t i = 0; i < n; i++)

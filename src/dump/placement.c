@@ -14,7 +14,7 @@
 
 #define MAX_EXTENT ((size_t)INT64_MAX)
 
-/* Where a text stands, for messages: "InvalidPlacement: FILE: tensor 'NAME'". */
+/* The location of a text, for messages: "InvalidPlacement: FILE: tensor 'NAME'". */
 typedef struct reading {
     ari_placement *p;
     const char *file;

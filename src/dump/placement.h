@@ -4,12 +4,12 @@
 
 #include "anyrank/dump.h"
 
-/* What a rank's file says of the place of its tensors, in its __metadata__ (pytorch.md): PyTorch's
- * DCP_SHARDING_INFO, and ANYRANK_PLACEMENT for what that lacks. */
+/* Placement of a rank's tensors in its file's __metadata__ (pytorch.md): PyTorch's DCP_SHARDING_INFO, and
+ * ANYRANK_PLACEMENT for facts that it lacks. */
 #define ARI_DUMP_DCP "DCP_SHARDING_INFO"
 #define ARI_DUMP_PLACEMENT "ANYRANK_PLACEMENT"
 
-/* Of one tensor. */
+/* Placement of one tensor. */
 typedef struct ari_placed {
     char *name;
     int ndim; /* of the full tensor; -1: not told */
@@ -75,7 +75,7 @@ void ari_rank_metadata(const char *pair[2 * ARI_RANK_METADATA], char *const text
 
 /** Elements of a box. */
 size_t ari_dump_box_count(int ndim, const ar_dump_box *b);
-/** What of a box lies in a region of the full tensor, [start, start + extent). Returns whether anything does. */
+/** Cuts a box to a region of the full tensor, [start, start + extent). Returns false if nothing is left. */
 bool ari_dump_box_cut(ar_dump_box *out, const ar_dump_box *b, int ndim, const size_t *start, const size_t *extent);
 
 /* --- whether boxes share out a tensor ----------------------------------------------------------------------------- */
@@ -99,8 +99,8 @@ typedef struct ari_cover {
     size_t compared;                                      /* pairs */
 } ari_cover;
 
-/** Whether n boxes that lie in a tensor of this shape and are not empty share it out. Reorders them. Planes that cut no
- *  box divide the tensor until each piece is one box's: n log n steps for what people do with tensors. */
+/** Checks whether n non-empty boxes in a tensor of this shape share it out. Reorders them. Planes that cut no box
+ *  divide the tensor until each piece is one box's: n log n steps for usual shardings. */
 void ari_cover_check(ari_cover *result, int ndim, const size_t *shape, ari_cover_box *box, size_t n);
 /** "[0:64, 128:256]"; returns `text`. */
 #define ARI_REGION_TEXT 400

@@ -60,7 +60,7 @@ static void add_dim(rows *r, size_t extent, size_t full, size_t local)
     r->dims++;
 }
 
-/* Of a box that is not empty. */
+/* Rows of a box that is not empty. */
 static rows rows_of(const ar_dump_tensor *t, const ar_dump_box *b)
 {
     rows r = {.local_start = b->at, .width = 1, .step = 1};
@@ -82,7 +82,7 @@ static rows rows_of(const ar_dump_tensor *t, const ar_dump_box *b)
     return r;
 }
 
-/* Where row `i` begins; index: its coordinates. */
+/* The start of row `i`; index: its coordinates. */
 static void row_at(const rows *r, size_t i, size_t *index, size_t *full, size_t *local)
 {
     *full = r->full_start;
@@ -123,7 +123,7 @@ static size_t first_row(const rows *r, size_t start)
     return low;
 }
 
-/* What of the row that begins there is among the full tensor's elements [start, end). */
+/* The part of the row starting there that is among the full tensor's elements [start, end). */
 static ari_dump_run run_of(const rows *r, const char *data, size_t bytes, size_t full, size_t local, size_t start,
                            size_t end)
 {

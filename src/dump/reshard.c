@@ -223,7 +223,7 @@ static ar_status refuse_copies(const ar_dump_disagreement *x)
         ARI_SHOW(x->tensor->name), x->ranks[0], x->ranks[1], x->elements, x->count, x->index, x->value[0], x->value[1]);
 }
 
-/* Of copies one is taken: which one must not matter. */
+/* One of several copies is taken, so all must be equal. */
 static ar_status compare_copies(ari_rs *r)
 {
     for (size_t i = 0; i < r->tensors; i++) {

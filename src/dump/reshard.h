@@ -73,7 +73,7 @@ ar_st_tensor ari_rs_described(const ari_rs_tensor *t, const size_t *shape);
 AR_NODISCARD ar_status ari_rs_open(ari_rs *r);
 void ari_rs_close(ari_rs *r);
 
-/* What a file holds of a tensor. */
+/* A file's part of a tensor. */
 typedef struct ari_rs_item {
     const ari_rs_tensor *tensor;
     ar_dump_box box; /* all of it there, row-major */
@@ -84,7 +84,7 @@ typedef struct ari_rs_item {
 
 /** Lists the files, each with the number of its tensors and bytes. */
 AR_NODISCARD ar_status ari_rs_plan(ari_rs *r);
-/* What a file holds. */
+/* Contents of a file. */
 typedef struct ari_rs_contents {
     const ari_rs_file *file;
     ari_rs_item *item; /* [n] in the order of the data: dtypes from the end of their table, then names */
@@ -93,7 +93,7 @@ typedef struct ari_rs_contents {
     size_t pairs;
     char *owned[2]; /* by them */
 } ari_rs_contents;
-/** Of a file that is written; a dry run has no metadata. ari_rs_contents_free, also after an error. */
+/** Makes the contents of a file to be written; a dry run has no metadata. ari_rs_contents_free, also after an error. */
 AR_NODISCARD ar_status ari_rs_contents_make(ari_rs_contents *c, const ari_rs *r, const ari_rs_file *f);
 void ari_rs_contents_free(ari_rs_contents *c);
 

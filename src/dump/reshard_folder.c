@@ -31,7 +31,7 @@ static void hash_text(ari_sha256 *h, const char *text)
     ari_sha256_update(h, text, strlen(text) + 1);
 }
 
-/* What tells that a file is the one of the former run: reading it all would take as long as writing. */
+/* Identifies a file of the former run: reading all of it would take as long as writing. */
 static ar_status hash_file_state(ari_sha256 *h, const char *path)
 {
     struct stat s;
@@ -255,7 +255,7 @@ void ari_rs_folder_end(ari_rs_folder *d)
 
 /* --- finished files ----------------------------------------------------------------------------------------------- */
 
-/* Whether an open file says of itself what it should. */
+/* True if an open file's header is the expected one. */
 static bool same_header(const ar_st_file *st, const ari_rs_contents *c)
 {
     bool same = ar_st_count(st) == c->n;
@@ -342,7 +342,7 @@ static ar_status copy_file(const ari_rs_folder *d, const char *from, const char 
     return st;
 }
 
-/* Whether the input's tensors came from a file of this name. */
+/* True if the input's tensors came from a file of this name. */
 static bool was_read(const ari_rs *r, const char *name)
 {
     for (size_t i = 0; i < r->tensors; i++) {

@@ -216,7 +216,7 @@ static param *param_of(const params *p, const char *name, const char **rest)
     return found;
 }
 
-/* Whether a tensor has the shape of a parameter, or more rows of a vocabulary. */
+/* True if a tensor has the shape of a parameter, or more rows of a vocabulary. */
 static bool has_shape(const ar_dump_tensor *t, const ari_placing *p)
 {
     bool same = t->ndim == p->ndim;

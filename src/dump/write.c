@@ -15,7 +15,7 @@
 #include "ref/io/safetensors.h"
 
 /* --- a rank's files ----------------------------------------------------------------------------------------------- */
-/* Whether b goes on where a ends, along one dimension, in both tensors. */
+/* True if b continues a along one dimension in both tensors. */
 static bool continues(const ar_box *a, const ar_box *b, int ndim, int along)
 {
     for (int d = 0; d < ndim; d++) {
@@ -67,8 +67,8 @@ void ari_rank_metadata(const char *pair[2 * ARI_RANK_METADATA], char *const text
 }
 
 /* --- what a file says of itself ----------------------------------------------------------------------------------- */
-/* What a rank's file says of its tensors, written as ari_placement_parse reads it. Without memory jansson makes NULL
- * of a value and refuses to put a NULL into another: the error is told once, at the end. */
+/* Placement of a rank's tensors for its file, as ari_placement_parse reads it. Without memory jansson makes NULL of a
+ * value and refuses to put a NULL into another: the error is reported once, at the end. */
 
 static json_t *whole_or_none(json_t *o, int failed)
 {
@@ -171,7 +171,7 @@ ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p)
 }
 
 /* --- writing ------------------------------------------------------------------------------------------------------ */
-/* What goes into one file. */
+/* Contents of one file. */
 typedef struct contents {
     ar_st_tensor *tensor;
     ari_placed *placed;

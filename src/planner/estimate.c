@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is alive at each of the moments where memory can peak; the peak is the largest of them. Elements are counted in
+/* Bytes alive at each of the moments where memory can peak; the peak is the largest of them. Elements are counted in
  * binary64, where no product of sizes wraps and nothing here needs the last digit. tests/verify/estimate_test.c holds
  * the figures to measured ones. */
 #include "planner/estimate.h"
@@ -20,15 +20,16 @@
 
 /* Bytes of one element. */
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
-/* Of a weight on one rank in exact numerics: fp32, an accumulator, and integers for products both ways. */
+/* Bytes per element of a weight on one rank in exact numerics: fp32, an accumulator, and integers for GEMMs both ways.
+ * */
 static const double WEIGHT = 4.0 + 17.0 + 8.0;
 /* The baseline sums a gradient over bands of this many rows: nine slices, a top and a product for each element. */
 static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
 /* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
  * one lie where temporaries of the next would. */
 static const double SLACK = 1.25, SLACK_OF_STEPS = 1.35;
-/* Of the ranks' memory, what the allocator still holds when they have ended: measured with glibc 2.36 in November 2026,
- * on the rows with dumps of tests/verify/estimate_test.c. */
+/* Share of the ranks' memory that the allocator still holds after they have ended: measured with glibc 2.36 in November
+ * 2026, on the rows with dumps of tests/verify/estimate_test.c. */
 static const double NOT_RETURNED = 0.4;
 /* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
  * allocator keeps for its thread. */
@@ -141,7 +142,7 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
     return largest_of(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
 }
 
-/* Whether a plan has every rank make the middle of some block's MLP. */
+/* True if under the plan every rank makes the middle of some block's MLP. */
 static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_estimate_case *run)
 {
     const bool sequence = ar_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
@@ -154,7 +155,7 @@ static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_e
     return AR_OK;
 }
 
-/* What the ranks keep to write it. A replicated value is there once for each rank that has it. */
+/* Bytes that the ranks keep for a dump. A replicated value counts once for each rank that has it. */
 static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
     const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* of the same parameters */
@@ -185,7 +186,7 @@ static double merged_bytes(const elements *n)
     return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
 }
 
-/* What the ranks hold: of sizes that would take a dry run long about twice what the account of 16 bits has. */
+/* Bytes of the ranks; for sizes whose dry run would take long, about twice the account of 16 bits. */
 static ar_status ranks_bytes(double *bytes, const ari_planned *p)
 {
     ari_memory most;
@@ -255,7 +256,7 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
 
 /* --- address space ------------------------------------------------------------------------------------------------ */
 
-/* What threads reserve beside the memory that is used. */
+/* Bytes that threads reserve besides the memory in use. */
 static double reserved_bytes(double ranks)
 {
     size_t stack = 0;

@@ -41,11 +41,11 @@ void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t 
 #define ARI_CHECKPOINT_NAME 32
 void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step);
 
-/** Whether an optimizer with these options keeps this kind of state for weights of this dtype. */
+/** True if an optimizer with these options keeps this kind of state for weights of this dtype. */
 bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const char *state);
 
-/** Whether every tensor is a parameter of this model, or its state. For the ranks of a pipeline, none of which knows
- *  all of them. Errors: AR_ERR_FORMAT (names one that is not), AR_ERR_MEMORY. */
+/** Checks that every tensor is a parameter of this model, or its state. For the ranks of a pipeline, none of which
+ *  knows all of them. Errors: AR_ERR_FORMAT (names one that is not), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_check_names(const ar_checkpoint *c, const ar_config *config);
 
 /* --- training.json ------------------------------------------------------------------------------------------------ */

@@ -75,7 +75,7 @@ static bool is_ours(void *user, const char *name)
     return false;
 }
 
-/* Whether a folder is a checkpoint as it was written, with nothing else in it. */
+/* True if a folder is a checkpoint as it was written, with nothing else in it. */
 static bool holds_ours_alone(const ari_checkpoint_folder *f, const char *folder)
 {
     size_t count = 0;
@@ -155,7 +155,7 @@ static ar_status lock(const ari_checkpoint_folder *f)
     return ar_error_set(AR_ERR_IO, "%s: another process writes checkpoints there", ARI_SHOW(f->path));
 }
 
-/* What bears the link's name must be one of ours, which the next checkpoint may replace. */
+/* A file with the link's name must be one of ours, which the next checkpoint may replace. */
 static ar_status check_latest(const ari_checkpoint_folder *f)
 {
     char to[ARI_CHECKPOINT_NAME + 1];

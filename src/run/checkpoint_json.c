@@ -126,7 +126,7 @@ static ar_status inner_object(object *inner, const object *o, const char *key)
     return put(o, key, inner->out);
 }
 
-/* What a check of values says of those that were read is said of the file. */
+/* An error of a check of values that were read is reported as one of the file. */
 static ar_status believed(const object *o, const char *key, ar_status st)
 {
     if (st != AR_ERR_ARG)
@@ -269,7 +269,7 @@ static ar_status precision(const object *o, ar_precision *p)
     return AR_OK;
 }
 
-/* How many samples have been trained on follows from the step. */
+/* The number of samples trained on follows from the step. */
 static ar_status samples(const object *o, const ar_checkpoint_state *s)
 {
     size_t want = s->step * s->batch, said = want;

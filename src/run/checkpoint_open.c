@@ -230,7 +230,7 @@ bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const
     return !sgd && (strcmp(state, "exp_avg") == 0 || strcmp(state, "exp_avg_sq") == 0);
 }
 
-/* What is missing of the state, ar_optimizer_load finds. */
+/* ar_optimizer_load finds missing state. */
 static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state)
 {
     static const char *const kept[] = {"master", "momentum_buffer", "exp_avg", "exp_avg_sq"};

@@ -105,7 +105,7 @@ static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
     return st;
 }
 
-/* What is written must be readable: a state that is not, is refused now and not when the run is to be resumed. */
+/* A state that cannot be read is refused now, rather than when the run is to be resumed. */
 static ar_status write_training(const char *folder, const ar_checkpoint_state *state, const ari_checkpoint_hashes *h)
 {
     ari_checkpoint_read again = {.root = NULL};

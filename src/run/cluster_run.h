@@ -21,7 +21,7 @@ typedef struct ari_cluster_options {
     ar_tap_fn tap;          /* NULL: nobody listens */
     void **tap_user;        /* [world] */
     ar_rank_memory *memory; /* [world], written where the run succeeds; NULL: not asked for */
-    /* What a rank does in place of the model's step: NULL, or called on every rank. */
+    /* A rank's work instead of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
     void *body_user;
 } ari_cluster_options;
@@ -54,8 +54,8 @@ typedef struct ari_dry_memory {
 AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank,
                                        const ar_device *like);
 
-/* What a rank trains with: its part of a model, the data-parallel object over its parameters, the optimizer. A step is
- * ar_train_step on its model, optimizer and options. */
+/* A rank's part of a model, the data-parallel object over its parameters, and the optimizer. A step is ar_train_step on
+ * its model, optimizer and options. */
 typedef struct ari_trainer {
     ar_model *model;
     ar_param **params; /* [n], the model's, in the order of their first use */

@@ -277,7 +277,7 @@ static void position_text(char *out, size_t cap, const ar_data *d, size_t i)
         snprintf(out, cap, "%zu", i);
 }
 
-/* What a look at all tokens found. */
+/* Result of a look at all tokens. */
 typedef struct vocab_look {
     int64_t largest;
     size_t first; /* beyond the vocabulary */

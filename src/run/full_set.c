@@ -114,7 +114,7 @@ static void compare_run(void *user, const ari_box_run *r)
     }
 }
 
-/* Whether this rank's boxes have the bits that were written: once all ranks have. */
+/* True if this rank's boxes have the bits that were written: once all ranks have. */
 static ar_status compare_copy(const ari_full_tensor *t, int rank, const ar_tensor *local, const ar_layout *layout)
 {
     struct comparison c = {.t = t, .at = SIZE_MAX};

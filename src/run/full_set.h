@@ -34,7 +34,7 @@ void ari_full_tensor_fini(ari_full_tensor *t);
  *  Errors: AR_ERR_INTERNAL (another number of elements). What clashes is found by ari_full_tensor_check. */
 AR_NODISCARD ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const ar_tensor *local,
                                              const ar_layout *layout);
-/** Whether every element was written once. Errors: AR_ERR_INTERNAL. */
+/** Checks that every element was written once. Errors: AR_ERR_INTERNAL. */
 AR_NODISCARD ar_status ari_full_tensor_check(const ari_full_tensor *t);
 /** As something to write or to hash; borrows. */
 ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t);

@@ -170,7 +170,8 @@ ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step)
     return AR_OK;
 }
 
-/* Of the window whose first token is number `start` of the data. A separator belongs to the document that it ends. */
+/* Numbers the documents of the window that starts at token `start` of the data. A separator belongs to the document
+ * that it ends. */
 static void number_documents(const ar_loader *l, int32_t *documents, const int64_t *ids, size_t start)
 {
     const size_t separator = l->options.packing.separator;

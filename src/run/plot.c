@@ -15,7 +15,7 @@
 /* Pixels of the picture, and where the axes stand in it. */
 enum { WIDTH = 860, HEIGHT = 440, LEFT = 70, RIGHT = 790, TOP = 66, BOTTOM = 390, MOST_POINTS = 20000 };
 
-/* What an axis shows, and which pixels its ends are. */
+/* An axis's range, and the pixels of its ends. */
 typedef struct axis {
     double low, high;
     double at_low, at_high;

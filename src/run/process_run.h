@@ -15,8 +15,8 @@ AR_NODISCARD ar_status ari_process_run(ar_process *p, const ar_device_choice *wh
 /** Ends the run of all processes with what this rank fails with: before it destroys communicators, which would wait for
  *  the others. Returns the first error of any rank, in the same words on all processes, with the table of ranks. */
 ar_status ari_process_fail(ar_comm *world, ar_status own);
-/** What a process does that cannot go on in the middle of a collective of the host: ends all of them. Returns st, with
- *  its message. */
+/** For a process that cannot go on in the middle of a collective of the host: ends all of them. Returns st, with its
+ *  message. */
 ar_status ari_process_give_up(ar_process *p, ar_status st);
 /** All processes agree: AR_OK where all said so, else status and message of the lowest that did not. */
 AR_NODISCARD ar_status ari_process_agree(ar_process *p, ar_status own);

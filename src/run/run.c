@@ -72,7 +72,7 @@ static ar_status check_angles(const ar_config *c, const ar_rope *r, size_t seq)
     return AR_OK;
 }
 
-/* Of a whole row, and of documents so short that another list of factors is theirs. */
+/* Checks a whole row, and documents so short that another list of factors applies to them. */
 static ar_status check_rope(const ar_config *c, const ar_rope *r, size_t seq)
 {
     if (!r->kind || seq == 0)

@@ -4,15 +4,15 @@
 
 #include "anyrank/run.h"
 
-/* What every run starts with. */
+/* Common start of all runs. */
 
 /** Forward and backward passes of a run: at least the one without an update. */
 static inline size_t ari_run_steps(const ar_run *r)
 {
     return r->steps > 1 ? (size_t)r->steps : 1;
 }
-/** Where a run's model lies, and its config, shrunk where the run says so; then folder[cap] is the config's file, beside
- *  which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ar_config_shrink. */
+/** Finds a run's model, and reads its config, shrunk if the run asks for that; then folder[cap] is the config's file,
+ *  beside which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ar_config_shrink. */
 AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r);
 /** The part of ar_run_check that needs no model: of training. name: the model's, or a module's. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
@@ -46,7 +46,7 @@ const float *ari_weights_find(void *user, const char *name, size_t count);
 
 /** The key of a seed's shuffles. */
 uint64_t ari_shuffle_key(uint64_t seed);
-/** What is drawn for place i (below 2^32) in an epoch: w mod (i + 1) of the first word w = 0, 1, .. of the place's
+/** The number drawn for place i (below 2^32) in an epoch: w mod (i + 1) for the first word w = 0, 1, .. of the place's
  *  stream that lies below the largest multiple of i + 1, so that every place is equally likely. */
 size_t ari_shuffle_draw(uint64_t key, uint32_t epoch, size_t i);
 /** order[0 .. n) = a permutation of 0 .. n-1; n at most 2^32. */

@@ -56,7 +56,7 @@ ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_trai
     return AR_OK;
 }
 
-/* What a group's glob must not miss: all parameters. */
+/* A group's glob must match at least one parameter. */
 typedef struct group_match {
     const char *glob;
     bool any;
@@ -121,7 +121,7 @@ static ar_status read_data(ari_training *j, ar_data **data)
     return AR_OK;
 }
 
-/* What the checkpoint knows of the steps before it: the last of them. */
+/* The last of the steps before the checkpoint. */
 static ar_status begin_curves(ari_training *j, const ar_training_options *o)
 {
     const ar_checkpoint_state *s = o->resume ? ar_checkpoint_state_of(o->resume) : NULL;
@@ -192,7 +192,7 @@ static ar_status run_ranks(ari_training *j)
     return st;
 }
 
-/* How the run ended, where every process has to know. */
+/* Shares the run's end among processes. */
 static ar_status share_end(ar_training_report *r, ar_process *p)
 {
     const bool first = ar_process_rank(p) == 0;
@@ -208,7 +208,7 @@ static ar_status share_end(ar_training_report *r, ar_process *p)
     return AR_OK;
 }
 
-/* Whether it ended at a step that it did not take. */
+/* True if it ended at a step that it did not take. */
 static bool ended_early(const ar_training_report *r)
 {
     return r->end == AR_TRAINING_DIVERGED || r->end == AR_TRAINING_WRONG;
@@ -220,7 +220,7 @@ static uint64_t verified_steps(const ar_training_report *r, const ar_training_op
     return o->verify_every > 0 ? r->steps / o->verify_every - r->first / o->verify_every : 0;
 }
 
-/* Of a run that has come to its end in good order. */
+/* Predicts the bytes of a run that ended in good order. */
 static ar_status predict_bytes(ar_training_report *r, const ar_training_options *o)
 {
     const uint64_t taken = r->steps - r->first;

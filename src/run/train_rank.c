@@ -37,7 +37,7 @@ ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
     return AR_OK;
 }
 
-/* What one rank has. */
+/* State of one rank. */
 typedef struct member {
     ari_training *job;
     ar_ctx *ctx;
@@ -102,7 +102,8 @@ static ar_status record(const member *m, const ar_train_result *r, double second
 {
     const ar_training_options *o = m->job->o;
     ar_training_report *report = m->job->report;
-    /* Of the update that the step made, or would have made: the schedule counts those, not the steps left out. */
+    /* The learning rate of the update that the step made, or would have made: the schedule counts updates, not skipped
+     * steps. */
     const double lr = ar_optimizer_lr(&o->run.optimizer, ar_optimizer_steps(m->trainer.optimizer) + r->skipped);
     AR_TRY(ari_train_remember(m->job, r->loss, r->norm, lr));
     report->seconds += seconds;
@@ -130,7 +131,7 @@ static void record_divergence(const member *m, const ar_train_result *r)
              m->job->o->run.clip > 0.0 ? "" : " or clipping");
 }
 
-/* Whether this step is one of those that are verified. */
+/* True if this step is to be verified. */
 static bool is_verified(const member *m, uint64_t step)
 {
     return m->gradients && step % m->job->o->verify_every == 0;

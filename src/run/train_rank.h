@@ -6,7 +6,7 @@
 #include "run/cluster_run.h"
 #include "run/full_set.h"
 
-/* What the ranks of a training run share. Only world rank 0 writes the report while they run. */
+/* State shared by the ranks of a training run. Only world rank 0 writes the report while they run. */
 typedef struct ari_training {
     const ar_training_options *o;
     const ar_data *data;
@@ -23,7 +23,7 @@ typedef struct ari_training {
 /** One rank's part of the run; user: the ari_training. */
 AR_NODISCARD ar_status ari_train_rank(void *user, ar_ctx *ctx);
 
-/** What a resumed run may not change, and a note on what it does. Errors: AR_ERR_ARG. */
+/** Checks options that a resumed run may not change, and notes those that it does. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j);
 /** Puts a step behind the report's last one. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr);

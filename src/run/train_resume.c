@@ -58,7 +58,7 @@ static ar_status check_packing(const ar_packing *now, const ar_packing *before)
     return AR_OK;
 }
 
-/* What cannot change without another run: the order of the samples, and what a step is. */
+/* Options that cannot change without making another run: the order of the samples, and the definition of a step. */
 static ar_status check_same(const ar_training_options *o, const ar_checkpoint_state *s, const char *data_hash)
 {
     if (s->batch > 0 && o->run.batch != s->batch)

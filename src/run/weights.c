@@ -169,7 +169,7 @@ static ar_status check_extras(const loading *l, const ar_config *c)
     return AR_OK;
 }
 
-/* Whether a file leaves out the prefix that its family's names may lack: the embedding's name shows it. */
+/* True if a file omits the prefix that its family's names may lack: the embedding's name shows it. */
 static bool lacks_prefix(const ar_st_model *file, const ari_family *f)
 {
     char token[160];

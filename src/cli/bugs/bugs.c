@@ -68,7 +68,7 @@ static void print_one(ar_fault fault)
            ari_bugs_case_text(text, sizeof text, &at));
 }
 
-/* Of `one`, or AR_FAULT_NONE: of all. Gives. */
+/* A list of fault `one`; AR_FAULT_NONE: of all. Gives. */
 static json_t *json_list(ar_fault one)
 {
     json_t *list = json_array();
@@ -188,7 +188,7 @@ static ar_status run_faults(ari_bug_run *run, const bugs_values *v)
     return st;
 }
 
-/* Whether each clean run of the native numerics is within the allowance: a mistake may be smaller than rounding. */
+/* True if each clean run of the native numerics is within the allowance: a fault may be smaller than rounding. */
 static bool all_clean(const ari_bug_run *run)
 {
     for (int i = 0; i < FAULTS; i++)

@@ -19,11 +19,11 @@ typedef struct ari_bug_run {
     ari_fault_curve curve;
 } ari_bug_run;
 
-/** What the fault does in its case, how it shows, and who had it. Static storage. */
+/** The fault's action in its case, its symptoms, and the systems that had it. Static storage. */
 const char *ari_bugs_explained(ar_fault fault);
 /** Its case: "llama-demo tp=2 sp". Returns `text`. */
 const char *ari_bugs_case_text(char *text, size_t size, const ari_fault_case *c);
-/** Whether each is caught, and each clean run the same. */
+/** True if each fault is caught, and each clean run is the same. */
 bool ari_bugs_well(const ari_bug_run *run);
 /** The table of the native numerics. */
 AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision precision);

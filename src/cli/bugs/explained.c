@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each fault does in the case in which it matters, which values show it, and where real systems had it: more than
- * the line of AR_FAULT_TABLE, for a person who asks for one. */
+/* Each fault's action in the case in which it matters, the values that show it, and the real systems that had it: more
+ * than the line of AR_FAULT_TABLE, for a person who asks about one. */
 #include "cli/bugs/bugs.h"
 
 static const char *const explained[AR_FAULT_COUNT] = {

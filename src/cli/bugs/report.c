@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What `anyrank bugs --run` prints: each fault in exact numerics, what is left of it next to rounding in native ones,
- * and both as JSON. */
+/* Output of `anyrank bugs --run`: each fault in exact numerics, its size next to rounding in native ones, and both as
+ * JSON. */
 #include "cli/bugs/bugs.h"
 
 #include <math.h>
@@ -114,7 +114,7 @@ static void curve_cells(ari_table *t, const ari_bug_run *r)
     ari_table_cell(t, "%s", !r->curve_ended ? "error" : r->curve.gradient <= TOLERANCE ? "passes" : "fails");
 }
 
-/* Whether a fault that is caught cannot be seen in the losses of the first steps. */
+/* True if a fault that is caught cannot be seen in the losses of the first steps. */
 static bool is_unseen(const ari_bug_run *r)
 {
     return well(r) && r->has_curve && r->curve_ended && r->curve.first_losses < ARI_CURVE_UNSEEN;
@@ -163,7 +163,7 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves)
 
 /* --- for people: native numerics -------------------------------------------------------------------------------- */
 
-/* What of a fault shows in a native run. */
+/* Trace of a fault in a native run. */
 typedef enum trace { OUTSIDE, BYTES, ERROR, BELOW, MODULE, TRACES } trace;
 static const char *const trace_names[TRACES] = {"outside", "only the bytes", "ends in an error", "below rounding",
                                                 "module: exact"};
@@ -244,7 +244,7 @@ static json_t *json_curve(const ari_bug_run *r)
                      r->curve.gradient_tensor, "tolerance_passes", r->curve.gradient <= TOLERANCE);
 }
 
-/* Of a module bytes are counted alone. */
+/* For a module only the bytes are counted. */
 static json_t *json_predicted(const ari_bug_run *r)
 {
     return r->at.module ? json_null() : json_integer((json_int_t)r->with.bytes_predicted);

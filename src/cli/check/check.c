@@ -169,7 +169,7 @@ static ar_status check_for_runs(const ari_check_values *v, size_t models)
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
 
-/* Of layouts that nobody asked for, those with as many ranks as there are processes. */
+/* Keeps the default layouts that have as many ranks as there are processes. */
 static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
 {
     const int processes = ar_process_size(o->run.process);
@@ -187,7 +187,7 @@ static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
                         o->run.model, processes);
 }
 
-/* What a sweep does not vary and is given with it: recomputation in every layout, chunks wherever there is sp. */
+/* Options that a sweep takes as given: recomputation in every layout, chunks wherever there is sp. */
 static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *given)
 {
     for (size_t i = 0; i < n; i++) {
@@ -239,7 +239,7 @@ static ar_status announce(const ari_check_values *v, const ar_check_options *o, 
     return AR_OK;
 }
 
-/* Of two models each has a folder in the one given. */
+/* Each of two models has its own folder within the given one. */
 static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, const char *model)
 {
     if (v->r.run.model) {

@@ -10,7 +10,7 @@
 #include "cli/options/run.h"
 #include "cli/options/transport.h"
 
-/* What `anyrank check` is asked for. */
+/* Options of `anyrank check`. */
 typedef struct ari_check_values {
     ari_common common;
     ar_check_options o; /* but for the run */

@@ -166,7 +166,7 @@ static void print_hash(FILE *to, const char *of, const char *hash, size_t ended,
                 ARI_PLURAL(ended));
 }
 
-/* Whether all runs end with the baseline's outputs and weights. */
+/* States whether all runs end with the baseline's outputs and weights. */
 static void print_hashes(FILE *to, const ar_check_report *r)
 {
     size_t ended = 0, outputs = 0, weights = 0;
@@ -304,7 +304,7 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         fprintf(to, "    cause     %s\n", f->evidence.cause);
 }
 
-/* Of a layout, with what the ranks are that the message names. */
+/* Prints a layout's message, and the coordinates of the ranks that it names. */
 static void print_named(FILE *to, const char *margin, const char *layout, const char *message, const ar_check_run *u,
                         const ar_check_report *r)
 {
@@ -318,7 +318,7 @@ static const char *equality_of(const ar_check_report *r)
     return r->numerics == AR_NUMERICS_NATIVE ? "within the allowance" : "bits equal";
 }
 
-/* What model and layout predict otherwise. */
+/* Prints predictions for the model and layout that did not come true. */
 static void print_mispredicted(FILE *to, const ar_check_report *r, const ar_check_run *u)
 {
     char head[160];

@@ -93,7 +93,7 @@ typedef struct ari_option {
     }
 #define ARI_OPTION_GROUP(table, field) ARI_OPTION_ROW(GROUP, "", field, .group = (table))
 
-/* What the options of a kind have in common. */
+/* Operations that the options of a kind share. */
 typedef struct ari_kind_ops {
     /* Stores a value in its field. NULL: takes none. Errors: AR_ERR_ARG, with what would be right. */
     ar_status (*set)(const ari_option *o, void *field, const char *value);

@@ -26,7 +26,7 @@ typedef struct page {
     bool done[ARI_OPT_MOST];
 } page;
 
-/* What --help lists. */
+/* Options listed by --help. */
 static ari_option_list listed(const ari_args_spec *spec)
 {
     ari_option_list all = ari_options_of(spec), l = {.n = 0};
@@ -83,7 +83,7 @@ static void print_escaped(FILE *to, const char *text, size_t length, const char 
     }
 }
 
-/* How much of a help a shell shows: not the default behind it. */
+/* The length of a help text that a shell shows: without the default after it. */
 static size_t gist(const char *help)
 {
     const char *otherwise = strstr(help, " (default");

@@ -167,8 +167,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     return run;
 }
 
-/* What a device refuses (ANYRANK_EXACT_PATH), it refuses before minutes of work. A GPU that is there is left alone: of
- * several processes each has another one. */
+/* A device's refusals (ANYRANK_EXACT_PATH) come before minutes of work. A present GPU is not touched: each of several
+ * processes has another one. */
 static ar_status check_device(const ari_run_values *v)
 {
     ar_device_choice c = {0};

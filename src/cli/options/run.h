@@ -77,9 +77,9 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
                             "and the gradients of both take 2 bytes an element; sums, vectors, statistics, the loss " \
                             "and the optimizer's weights are fp32.")
 
-/** Whether any option splits a step over ranks or in time: what --sweep chooses by itself. */
+/** True if any option splits a step over ranks or in time, which --sweep chooses by itself. */
 bool ari_split_given(const ari_run_values *v);
-/** Whether any option asks for one layout: that, or recomputation. */
+/** True if any option asks for one layout: for a split, or for recomputation. */
 bool ari_layout_given(const ari_run_values *v);
 /** Refuses a dropout or a label smoothing of 1, options that mean nothing without another (AR_ERR_ARG), and what the
  *  device refuses. */
@@ -93,7 +93,7 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common);
  *  another kind than the base's begins with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that
  *  mean nothing with the others, a list or a group malformed, ar_optimizer_check). */
 AR_NODISCARD ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values);
-/** What --device names, a name that ari_layout_check has let pass; the CPU where it is not given. */
+/** The device of --device, a name that ari_layout_check has accepted; the CPU if not given. */
 ar_device_choice ari_layout_device(const ari_run_values *v);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
@@ -110,8 +110,8 @@ AR_NODISCARD ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v
 /** A line "plan p.json: 4 rules, sha256 0123456789ab", or one that says the order of the MLPs; none of the usual default
  *  plan. */
 void ari_plan_print(FILE *to, const ar_plan *p);
-/** What a report has to say for its run to be repeated: `file`, `rules` as one has them and their `sha256`, null of a
- *  default plan; `mlp_order`, null of a file's. Gives; NULL without memory. */
+/** The plan as a report needs it for a repetition of its run: `file`, `rules` as given and their `sha256`, null for a
+ *  default plan; `mlp_order`, null for a file's. Gives; NULL without memory. */
 json_t *ari_plan_json(const ar_plan *p);
 
 enum { ARI_LAYOUT_TEXT = 128 };
@@ -165,8 +165,7 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o);
 
 /* --- watching ----------------------------------------------------------------------------------------------------- */
 
-/* How runs are watched: recorded in files, and timed as on another cluster. The same for every subcommand that runs a
- * simulated one. */
+/* Recording of runs in files, and timing as on another cluster. The same for every subcommand that simulates a run. */
 typedef struct ari_watch_values {
     const char *trace, *timeline, *cluster; /* NULL: not given */
 } ari_watch_values;
@@ -200,7 +199,7 @@ AR_NODISCARD ar_status ari_predicted_print(FILE *to, const ari_watch *w, const a
 void ari_watch_json(json_t *result, const ari_watch *w);
 void ari_watch_fini(ari_watch *w);
 
-/** What virtual time says of a run, for JSON. Gives; NULL without memory. */
+/** Virtual time of a run for JSON. Gives; NULL without memory. */
 json_t *ari_predicted_json(const ar_trace_summary *s);
 
 #endif

@@ -37,7 +37,7 @@ static ar_status check_progress(const ari_common *common)
     return ar_error_set(AR_ERR_ARG, "--progress-fd %d: this file descriptor is not open", common->progress_fd);
 }
 
-/* Whether the subcommand shall run, after what needs none: the help, or the version. */
+/* Decides whether the subcommand runs, after handling the help and the version, which need no run. */
 static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, bool *runs)
 {
     ari_args_action action = ARI_ARGS_RUN;

@@ -12,9 +12,9 @@
 #include "ref/io/file.h"
 #include "run/process_run.h"
 
-/* Of a silent process: where its errors would have gone, and where they are kept; -1: it is not silent. */
+/* For a silent process: the original descriptor of its errors, and the one that keeps them; -1: not silent. */
 static int errors_fd = -1, kept_fd = -1;
-/* Whether the others know what it fails with, or it has said so itself. */
+/* True if the others know its failure, or it has printed it itself. */
 static bool joined;
 static bool failed_to_join;
 
@@ -55,7 +55,7 @@ static bool is_another(void)
 /* A library that keeps the timeout itself says more; and none begins in no time. */
 static const double least_seconds = 10, more_seconds = 2;
 
-/* What ends a process whose launcher's others never come: where the words go (negative: nowhere), and its status. */
+/* Ends a process whose peers never come: the descriptor for the message (negative: none), and the exit status. */
 static int late_fd, late_exit_code;
 static char late_words[192];
 
@@ -142,7 +142,7 @@ static ar_status join(ar_process **gives, const ar_process_options *o, double ti
     const ar_status st = ar_process_create(gives, o);
     alarm(0);
     failed_to_join = st != AR_OK;
-    /* What is wrong with the build or the options is so everywhere. */
+    /* An error in the build or the options occurs in every process. */
     joined = st != AR_ERR_UNSUPPORTED && st != AR_ERR_ARG;
     if (!joined)
         return st;
@@ -274,7 +274,7 @@ void ari_transport_prepare(int argc, char *const *argv)
         return;
     errors_fd = dup(STDERR_FILENO);
     kept_fd = ari_scratch_open();
-    /* Where there is no /dev/null the words come more than once, which is no harm. */
+    /* Without /dev/null the message appears more than once, which does no harm. */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
         return;
     if (kept_fd >= 0)
@@ -309,7 +309,8 @@ static bool tell_others(const char *transport, bool open_store, int exit_code)
     return told;
 }
 
-/* What it has kept to itself, after a while, in which the launcher ends it if the first one has said the same. */
+/* Prints the error kept so far, after a delay in which the launcher ends the process if the first one has printed the
+ * same. */
 static void speak(void)
 {
     char words[4096];

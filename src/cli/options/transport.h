@@ -28,11 +28,10 @@ AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transpo
                                            const void *values, double timeout_s, bool check_calls);
 /** Leaves the others, when what is to be printed has been: an error ends them too. NULL: nothing to leave. */
 void ari_transport_end(ar_process *p, ar_status st);
-/** Whether this process prints and writes files: the only one, or process 0. */
+/** True if this process prints and writes files: it is the only one, or process 0. */
 bool ari_transport_reports(const ar_process *p);
-/** What the ranks compute on, unless that is the CPU, and how they are connected, if they are processes: "device: 4
- *  ranks share GPU 0 (NVIDIA H200)", "ranks: 4 processes, connected by MPI". world 0: runs of different numbers of
- *  ranks. */
+/** Prints the ranks' device, unless it is the CPU, and their connection, if they are processes: "device: 4 ranks share
+ *  GPU 0 (NVIDIA H200)", "ranks: 4 processes, connected by MPI". world 0: runs of different numbers of ranks. */
 void ari_ranks_print(FILE *to, const ar_run *run, int world);
 /** The same as "transport" of an object. */
 void ari_transport_json(json_t *o, const ar_process *p);

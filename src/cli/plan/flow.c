@@ -112,7 +112,7 @@ static void cells_of(char cell[COLUMNS][CELL], const ari_flow_row *row, const ar
     snprintf(cell[6], CELL, "%s", op->multiply_adds > 0.0 ? ARI_COUNT((uint64_t)op->multiply_adds) : "");
 }
 
-/* What the placements behind a shape mean. */
+/* Explains the placements shown after shapes. */
 static void print_legend(FILE *to, const ari_step_case *c)
 {
     int axis[ARI_PLACED_AXES];

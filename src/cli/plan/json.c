@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What layouts take, for programs: JSON and CSV (planner.md lists the fields). */
+/* Cost of layouts for programs: JSON and CSV (planner.md lists the fields). */
 #include <math.h>
 
 #include <string.h>

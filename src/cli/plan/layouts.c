@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What layouts take: the question as options ask it, and its answer. */
+/* Cost of layouts: the question from the options, and its answer. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ static bool is_search(const ari_plan_values *v)
     return v->gpus > 0;
 }
 
-/* Whether a table goes through tp of one sample. */
+/* True if a table varies tp for one sample. */
 static bool is_by_tp(const ari_plan_values *v)
 {
     return v->table == ARI_PLAN_MEMORY || v->table == ARI_PLAN_SCALING;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What layouts take, as a page and as a picture: both show the JSON of `plan`, and colour kinds alike
+/* Cost of layouts as a page and as a picture: both show the JSON of `plan`, in the same colours
  * (cli/pages/plan_kinds.css). */
 #include <string.h>
 
@@ -67,7 +67,7 @@ static bool is_kind(const char *key, const json_t *value)
     return json_is_number(value) && strcmp(key, "sum") != 0 && strcmp(key, "hidden") != 0;
 }
 
-/* Where a kind is in the list of all, MOST_KINDS if there is no room for one more. */
+/* The index of a kind in the list of all; MOST_KINDS if there is no room for another. */
 static size_t kind_of(measure *m, const char *kind)
 {
     size_t i = 0;

@@ -16,8 +16,7 @@ typedef struct computed {
     double begin, end;
 } computed;
 
-/* What is shown: a schedule, and when each rank does what of it. A unit of time: one micro-batch forward through so many
- * layers. */
+/* The schedule shown, and each rank's times. Unit of time: one micro-batch forward through this many layers. */
 typedef struct shown {
     ar_pipeline_schedule *schedule;
     ar_pipeline_shape shape;

@@ -27,7 +27,7 @@
         ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"), ARI_CLIP_OPTIONS,  \
         ARI_OPTION_GROUP(ari_loss_options, r)
 
-/** What a search tries, as one layout has it where nothing is given. */
+/** Sets the extents that a search varies to those of a single layout, where none are given. */
 void ari_planned_one(ar_parallel *p);
 /** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
  *  In every case ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
@@ -36,8 +36,8 @@ AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, co
 /** The same, checked. Errors: also those of ari_layout_check and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                         const ari_common *common);
-/** What the JSON of such a command begins with: the model, its layout, plan and batch, and notes of its config. Gives;
- *  NULL without memory. */
+/** First fields of such a command's JSON: the model, its layout, plan and batch, and notes on its config. Gives; NULL
+ *  without memory. */
 json_t *ari_planned_json(const char *command, const ari_step_case *c);
 
 /* --- what layouts would take ------------------------------------------------------------------------------------- */
@@ -45,7 +45,7 @@ json_t *ari_planned_json(const char *command, const ari_step_case *c);
 typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
 extern const char *const ari_plan_table_names[];
 
-/* Of r.run.parallel's recompute.what and schedule: a search tries each. */
+/* Values of r.run.parallel's recompute.what and schedule that make a search try each. */
 #define ARI_RECOMPUTE_NOT_GIVEN ((ar_recompute)-1)
 #define ARI_PP_SCHEDULE_NOT_GIVEN ((ar_pp_schedule)-1)
 /* Options of `plan`; -1 of table, top and r.run.parallel.zero: not given. */
@@ -59,7 +59,7 @@ typedef struct ari_plan_values {
     const char *cluster, *csv, *html, *svg;
 } ari_plan_values;
 
-/* What is asked: a model with its batch on a cluster. */
+/* A request: a model with its batch on a cluster. */
 typedef struct ari_asked {
     const ari_plan_values *v;
     ar_config config;
@@ -92,7 +92,7 @@ AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *pa
 /** Columns of a layout's extents, the first of a table; their cells in a row: "4", "8 (inner 2) zigzag". */
 void ari_extent_columns(ari_column columns[ARI_LAYOUT_AXES]);
 void ari_extent_cells(ari_table *t, const ari_choice *c);
-/** How many layouts a ranking shows. */
+/** The number of layouts that a ranking shows. */
 size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */
 void ari_asked_print(FILE *to, const ari_asked *a, int ranks);

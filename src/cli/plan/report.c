@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What layouts take, as text: the ranking, and one layout in depth. */
+/* Cost of layouts as text: the ranking, and one layout in depth. */
 #include <string.h>
 
 #include "cli/plan/plan.h"

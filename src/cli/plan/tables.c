@@ -11,7 +11,7 @@
 static const double GB = 1e-9;
 enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is shown without --gpus */
 
-/* Whether tp is one that the model can have; what is no verdict on it is an error. */
+/* True if the model can have this tp; an error that is no verdict on it is returned. */
 static ar_status can_have(bool *can, const ari_asked *a, int tp)
 {
     const ar_plan *plan = &a->search.base.step.run.plan;

@@ -12,9 +12,10 @@
 #include "anyrank/status.h"
 #include "ref/io/file.h"
 
-/* What all subcommands share: exit codes, errors, the version, where results go, and notes of a configuration. */
+/* Parts that all subcommands share: exit codes, errors, the version, output of results, and notes on a configuration.
+ * */
 
-/** What every subcommand takes. */
+/** Options of every subcommand. */
 typedef struct ari_common {
     const char *json; /* "-": standard output; NULL: none */
     bool quiet;
@@ -35,7 +36,7 @@ typedef enum ari_exit {
     ARI_EXIT_MACHINE = 3    /* the machine failed */
 } ari_exit;
 
-/** Whether a cause is known, which `anyrank causes NAME` then explains. */
+/** True if a cause is known, which `anyrank causes NAME` then explains. */
 bool ari_cause_known(const ar_evidence *e);
 /** The exit code for a status: AR_OK 0; 3 for what the caller cannot put right (no memory, a rank that was late or
  * ended, a broken invariant); any other 2. A difference is no status: 1 is the caller's. */
@@ -52,7 +53,7 @@ const char *ari_build_type(void);
 /** Version, build type, the BLAS with its kernels, CUDA: one line each. Starts it. */
 void ari_print_version(FILE *to);
 
-/** Whether the text for people goes to stdout: not with --quiet, nor where --json took stdout. */
+/** True if the text for people goes to stdout: neither with --quiet, nor when --json has taken stdout. */
 bool ari_wants_text(const ari_common *common);
 
 /** {"tool":"anyrank","version":...,"schema":1,"command":...}: what every result begins with. Gives; NULL without memory. */

@@ -66,7 +66,7 @@ typedef struct ari_field {
     ari_field_kind kind;
     size_t at; /* offset in the row */
 } ari_field;
-/* Of a member of ARI_ROW, the struct. */
+/* A member of ARI_ROW, the struct. */
 #define ARI_FIELD(name, column, as, member)                      \
     {                                                            \
         (name), (column), ARI_AS_##as, offsetof(ARI_ROW, member) \
@@ -78,7 +78,7 @@ typedef struct ari_rows {
     const void *rows;
     size_t n, size; /* size: bytes of a row */
 } ari_rows;
-/* Of an array of fields and one of rows, of which the first `count` hold something. */
+/* An array of fields and one of rows, the first `count` of which are in use. */
 #define ARI_ROWS(fields, rows, count)                                                \
     &(ari_rows)                                                                      \
     {                                                                                \

@@ -108,7 +108,7 @@ static double tokens_per_second(const ar_training_report *r, const ar_training_o
     return r->seconds > 0 ? tokens / r->seconds : 0;
 }
 
-/* Of the first step that is known. */
+/* The loss of the first known step. */
 static double first_loss(const ar_training_report *r)
 {
     uint64_t i = 0;

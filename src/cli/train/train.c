@@ -51,7 +51,7 @@ static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_co
     return ari_estimate_fits(e);
 }
 
-/* What needs the model's config. */
+/* Checks that need the model's config. */
 static ar_status set_plan(ari_train_values *v, ari_estimate *e)
 {
     ar_training_options *o = &v->o;
@@ -270,7 +270,7 @@ static ar_status report(const ar_training_report *r, const ari_train_values *v, 
     return ari_json_end(ari_train_json(r, o, watch, plot), &v->common);
 }
 
-/* What the run came to. */
+/* The run's result as a status and an exit code. */
 static ar_status verdict(const ar_training_report *r, int *exit_code)
 {
     if (r->end == AR_TRAINING_DIVERGED)

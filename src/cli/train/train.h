@@ -11,7 +11,7 @@
 #include "cli/options/transport.h"
 #include "planner/estimate.h"
 
-/* What `anyrank train` is asked for. 0, -1 and NULL: not given. */
+/* Options of `anyrank train`. 0, -1 and NULL: not given. */
 typedef struct ari_train_values {
     ari_common common;
     ar_training_options o; /* but for the run; data_format -1 */

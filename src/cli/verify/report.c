@@ -92,7 +92,7 @@ static const char *rule_text(char *out, const ar_verify_report *r)
 #define COSINE(r, digits) cosine_text((char[TEXT]){0}, (r), (digits))
 #define RULE(r) rule_text((char[TEXT]){0}, (r))
 
-/* How many tensors have copies that differ. */
+/* The number of tensors whose copies differ. */
 static size_t count_copies(const ar_verify_report *r)
 {
     size_t n = 0;
@@ -101,7 +101,7 @@ static size_t count_copies(const ar_verify_report *r)
     return n;
 }
 
-/* Whether differences are measured by what is allowed. */
+/* True if differences are shown relative to the allowance. */
 static bool has_ratio(const ar_verify_report *r)
 {
     return r->rule != AR_VERIFY_BITS;
@@ -334,7 +334,7 @@ static void print_ratio(FILE *to, const char *what, const ar_verify_report *r, c
     fprintf(to, "\n");
 }
 
-/* What is known before anything is explained: at most six lines. */
+/* Facts known before anything is explained: at most six lines. */
 static void print_facts(FILE *to, const ar_verify_report *r)
 {
     const ar_verify_facts *f = &r->facts;
@@ -357,7 +357,7 @@ static void print_facts(FILE *to, const ar_verify_report *r)
     fprintf(to, "\n");
 }
 
-/* What is the same, and yet no number: the comparison says little of it. */
+/* NaN that both dumps have: the comparison says little about it. */
 static void print_nan(FILE *to, const ar_verify_report *r)
 {
     size_t tensors = 0, elements = 0;
@@ -448,7 +448,7 @@ static void print_renamed(FILE *to, const ar_verify_report *r)
                 "note: no name stands in both; a file for --map says which tensor is which (docs/guide/pytorch.md)\n");
 }
 
-/* What is known of tensors that one dump lacks: of the first of them of which something is. */
+/* Explains the first tensor missing in one dump for which there is an explanation. */
 static void print_one_sided(FILE *to, const ar_verify_report *r)
 {
     for (size_t i = 0; i < r->rows; i++) {

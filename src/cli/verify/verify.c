@@ -105,7 +105,7 @@ static bool same_file(const char *a, const char *b)
     return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* What is read is not written over: the one of two names that was meant for a dump is easily in the other's place. */
+/* Inputs are not overwritten: of two names the one meant for a dump is easily put in the other's place. */
 static ar_status keep_inputs(const verify_values *v, const char *option, const char *path)
 {
     const char *const inputs[] = {v->o.reference, v->o.other, v->o.map, v->o.reference_map, v->o.allowed};

@@ -20,7 +20,7 @@ static void tell(const ar_check_options *o, double fraction, const char *what)
         o->progress(o->progress_user, fraction, what);
 }
 
-/* What cannot be split is refused for that, and not for its size. */
+/* A layout that cannot be split is refused for that, not for its size. */
 static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
 {
     for (size_t i = 0; i < o->layouts; i++)
@@ -44,7 +44,7 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
     return ari_estimate_check(e, &size);
 }
 
-/* What is asked for, and whether the machine holds it. */
+/* Checks the options, and that the machine has the memory. */
 static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
     AR_TRY(ari_estimate_layers(c));
@@ -78,7 +78,7 @@ static ar_status check_processes(const ar_check_options *o)
     return AR_OK;
 }
 
-/* How the ranks run. */
+/* Checks how the ranks run. */
 static ar_status check_cluster(const ar_check_options *o)
 {
     if (o->run.sim.algorithm == AR_SIM_LAST)
@@ -108,7 +108,7 @@ static ar_status describe_baseline(ar_check_report *r, ari_check_base *b)
     return ari_check_describe(r, &b->ref);
 }
 
-/* What a native run may differ by. */
+/* Allowed differences of a native run. */
 static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *o, const ari_check_base *b)
 {
     char path[sizeof r->dump];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a check compares layouts with: the baseline's tensors of a model and a text. */
+/* The reference of a check: the baseline's tensors of a model and a text. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,7 +84,7 @@ static bool progress(void *user, double fraction)
     return true;
 }
 
-/* What all runs of the baseline share. */
+/* Options common to all runs of the baseline. */
 static ar_baseline_options options_of(const ari_check_base *b, const ar_check_options *o)
 {
     return (ar_baseline_options){.mode = AR_MODE_EXACT,

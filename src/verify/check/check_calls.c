@@ -14,7 +14,7 @@ const char *const ari_call_causes[ARI_CALL_CAUSES] = {[ARI_CALL_REPEATED] = "col
                                                       [ARI_CALL_ADDED] = "collective_added",
                                                       [ARI_CALL_LEFT_OUT] = "collective_left_out"};
 
-/* What one rank recorded, and how far it has been compared. */
+/* A rank's recorded calls, and the progress of their comparison. */
 typedef struct rank_trace {
     const ari_step_case *c;
     int rank;
@@ -55,7 +55,7 @@ static void describe(char *text, size_t cap, const ari_record *r)
              ar_dtype_name(r->dtype), named, r->name);
 }
 
-/* How often the call of this text follows from here on, one right after the other. */
+/* The number of consecutive calls with this text from here on. */
 static size_t count_alike(rank_trace *t, int lane, const char *text)
 {
     char other[320];
@@ -66,7 +66,7 @@ static size_t count_alike(rank_trace *t, int lane, const char *text)
     }
 }
 
-/* Whether a call of this text comes later. */
+/* True if a call with this text comes later. */
 static bool comes_later(rank_trace *t, int lane, const char *text)
 {
     char other[320];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the ranks of a run held beside what a dry run of each of them holds, and what is there between steps beside the
- * list of parameters and buckets. */
+/* Compares the memory of a run's ranks with a dry run of each, and the memory between steps with the list of parameters
+ * and buckets. */
 #include <stdio.h>
 
 #include "planner/planner.h"

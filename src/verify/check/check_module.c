@@ -90,7 +90,7 @@ static ar_status take_batches(ar_batch **gives, const ar_module_case *c, size_t 
 
 /* --- what a rank does --------------------------------------------------------------------------------------------- */
 
-/* What every rank of a module's check does. Ranks share it; each writes only what is its own. */
+/* Work of every rank of a module's check. Ranks share it; each writes only its own part. */
 typedef struct module_run {
     const ar_module_case *c;
     const ar_check_module_options *o;

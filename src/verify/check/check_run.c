@@ -72,7 +72,7 @@ static int layer_of(const char *name)
     return -1;
 }
 
-/* What a rank holds that reported nothing: no part of the tensor. */
+/* The layout of a rank that reported nothing: no part of the tensor. */
 static ar_layout nothing_of(const comparison *c, size_t tensor)
 {
     for (int r = 0; r < c->ranks; r++) {
@@ -101,8 +101,8 @@ static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
     return t->pass == 'n' && i < ref->count ? ref->tensor[i].values : NULL;
 }
 
-/* What is known besides a tensor that differs: the reference's tensors as a dump would hold them; and, of a wrong norm,
- * the gradients that it is the norm of. */
+/* Context of a tensor that differs: the reference's tensors as a dump would hold them and, for a wrong norm, the
+ * gradients that it is the norm of. */
 typedef struct beside {
     char (*name)[ARI_REFERENCE_NAME]; /* [ref->count] */
     ar_dump *dump, *here;             /* here: the run's own gradients of its last step */
@@ -194,7 +194,7 @@ static bool adam(const ari_cluster_options *o)
     return o->run.optimizer.kind != AR_OPTIMIZER_SGD;
 }
 
-/* Whether two runs alike went wrong alike. */
+/* True if two equal runs have the same first difference. */
 static bool same_difference(const ar_first_difference *a, const ar_first_difference *b)
 {
     return a->step == b->step && strcmp(a->tensor, b->tensor) == 0 && a->rank == b->rank &&
@@ -279,7 +279,7 @@ done:
 
 /* --- reports that do not make a whole ----------------------------------------------------------------------------- */
 
-/* Whether two ranks hold the very same boxes of the same copy. */
+/* True if two ranks hold the very same boxes of the same copy. */
 static bool same_part(const ari_finding *a, const ari_finding *b)
 {
     if (!a->seen || !b->seen || a->layout.nbox == 0 || a->layout.nbox != b->layout.nbox ||
@@ -313,7 +313,7 @@ static bool explain_same_part(ar_first_difference *f, const ari_comparator *rank
     return false;
 }
 
-/* Where ranks have it with another shape: both shapes. */
+/* States both shapes if ranks have another shape. */
 static bool explain_shape(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
 {
     const ari_ref_tensor *t = &ranks[0].reference->tensor[tensor];
@@ -415,7 +415,7 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
         run->elements += t->count;
         run->elements_different += v.different;
         run->max_ulp = v.max_ulp > run->max_ulp ? v.max_ulp : run->max_ulp;
-        /* What has a bound in place of a measure may come near it in any right run: that says nothing. */
+        /* A tensor with a bound instead of a measure may come near it in any right run, which says nothing. */
         if (v.max_ratio > run->max_ratio && (!t->beside || v.max_ratio > 1.0)) {
             run->max_ratio = v.max_ratio;
             snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));

@@ -9,8 +9,7 @@
 #include "run/run.h"
 #include "verify/check/compare.h"
 
-/** What a whole check takes: the estimate of its largest layout. Errors: those of ar_parallel_check, of
- *  ari_estimate_check. */
+/** Estimates a whole check by its largest layout. Errors: those of ar_parallel_check, of ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
 
 /* --- the baseline (check_base.c) ---------------------------------------------------------------------------------- */
@@ -31,8 +30,8 @@ AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const a
 AR_NODISCARD ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches, size_t most,
                                             uint64_t seed);
 
-/* What the layouts of a check are compared with: the model, its input, and what the baseline made of them. One serves
- * any number of layouts, faults and ways to sum gradients up. */
+/* Reference of a check: the model, its input, and the baseline's tensors. One serves any number of layouts, faults and
+ * reduction algorithms. */
 typedef struct ari_check_base {
     ar_config config;
     ari_weights *weights; /* NULL: fresh */
@@ -84,7 +83,7 @@ AR_NODISCARD ar_status ari_check_shapes(ar_check_run *run, const ari_comparator 
 void ari_check_run_fini(ar_check_run *run);
 /** The same for an array of them, and the array; accepts NULL where there are none. */
 void ari_check_runs_destroy(ar_check_run *run, size_t runs);
-/** What a report says of the tensors that layouts are compared with. Errors: AR_ERR_MEMORY. */
+/** Describes the reference's tensors in the report. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref);
 /** Fills `pattern` and `hint` for a tensor that the ranks' reports do not cover once: who holds the same part, or what
  *  is missing, and what kind of mistake does that. */

@@ -9,7 +9,7 @@
 #include "sim/plan/ops.h"
 #include "verify/check/check_run.h"
 
-/* What a rank is to hold of a tensor. */
+/* The part of a tensor that a rank should hold. */
 typedef struct expected {
     bool is; /* the list has the tensor */
     int ndim;
@@ -25,7 +25,7 @@ typedef struct expecting {
     ari_operation last; /* the one before */
 } expecting;
 
-/* Of the tensor of this name; NULL: there is none. */
+/* The tensor with this name; NULL: none. */
 static expected *expected_of(const expecting *e, const ari_operation *op, ari_role role, const char *end, char pass)
 {
     char layer[24], path[160], name[192];
@@ -68,7 +68,7 @@ static ar_status visit_weights(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-/* What an output is called: a head by itself, also where its weight is the embedding's. */
+/* The role in an output's name: a head has its own, also if its weight is the embedding's. */
 static ari_role output_role(const ari_operation *op, int i)
 {
     if (op->kind == ARI_OPERATION_POSITIONS) /* with the tokens' rows: what the first block gets */
@@ -76,8 +76,8 @@ static ari_role output_role(const ari_operation *op, int i)
     return op->outputs == 1 ? op->role : op->output[i].role;
 }
 
-/* Of several operations that make one tensor (a product, its bias) the last one's output is it. What a module
- * redistributes behind a product is reported before or after that: it is not compared, unless it has a name itself. */
+/* If several operations make one tensor (a GEMM, its bias), the last one's output is the tensor. A value that a module
+ * redistributes after a GEMM is reported before or after that: it is compared only if it has a name itself. */
 static ar_status visit_outputs(void *user, const ari_operation *op)
 {
     expecting *e = user;

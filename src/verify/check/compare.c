@@ -104,7 +104,7 @@ size_t ari_finding_count(const ari_finding *f)
     return f->seen ? ari_volume(f->shape, f->ndim) : 0;
 }
 
-/* Where the rows of a report stand: directly after those there are, directly before them, or neither. */
+/* The place of a report's rows: directly after the existing ones, directly before them, or neither. */
 static ari_side side_of(const ari_finding *f, const ar_layout *o, const ar_tensor *t)
 {
     return f->ndim == t->ndim && ari_same_tensor(&f->layout, o) ? ari_side_of(&f->layout, f->shape[0], o, t->shape[0])
@@ -278,7 +278,7 @@ static ar_status take_report(ari_comparator *c, size_t i, const ar_tap_event *e)
     return f->broken ? add_waiting(c, i) : AR_OK;
 }
 
-/* What cannot be compared with tensor i; reference->count: there is none of that name. */
+/* Notes a report that cannot be compared with tensor i; reference->count: no tensor of that name. */
 static void leave_out(ari_comparator *c, size_t i, const ar_tap_event *e)
 {
     const bool known = i < c->reference->count, misshapen = known && e->local->dtype == AR_F32;
@@ -319,7 +319,7 @@ static bool overlap(const ar_box *a, const ar_box *b, int ndim)
     return true;
 }
 
-/* Whether no element stands in two boxes of a and b (of one layout with itself: in two of its boxes). */
+/* True if no element is in two boxes of a and b (of a layout with itself: in two of its boxes). */
 static bool apart(const ar_layout *a, const ar_layout *b)
 {
     if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
@@ -333,8 +333,8 @@ static bool apart(const ar_layout *a, const ar_layout *b)
     return true;
 }
 
-/* Whether of every replica the ranks that hold it cover the tensor's `count` elements once each: as many as there are,
- * and none of them twice. A count alone would take two ranks with the same part for the whole. */
+/* True if for every replica the ranks that hold it cover the tensor's `count` elements exactly once. A count alone
+ * would take two ranks with the same part for the whole. */
 static bool covers_once(const ari_comparator *ranks, int n, size_t tensor, size_t count)
 {
     size_t covered = 0;
@@ -414,7 +414,7 @@ static bool gives_values(const ari_comparator *c, float *const *gathered, size_t
     return gathered[tensor] && f->seen && !f->broken && f->layout.replica == 0;
 }
 
-/* What a rank's comparator found, from its process (send) to process 0. */
+/* Transfers a rank's findings from its process (send) to process 0. */
 static ar_status transfer(ari_bytes *b, void *data, size_t n, bool send)
 {
     return send ? ari_bytes_put(b, data, n) : ari_bytes_take(b, data, n);

@@ -6,9 +6,9 @@
 #include "anyrank/process.h"
 #include "verify/reference/reference.h"
 
-/* What one rank found about one tensor. A rank that goes through its samples in micro-batches reports a tensor once for
- * each, in any order; reports of neighbouring rows are one finding, its local tensor the reports stacked along dimension
- * 0. */
+/* One rank's finding about one tensor. A rank that goes through its samples in micro-batches reports a tensor once for
+ * each, in any order; reports of neighbouring rows are one finding, its local tensor the reports stacked along
+ * dimension 0. */
 typedef struct ari_finding {
     bool seen;
     bool broken;        /* some reports wait for rows between: the same part came twice, or there is a hole */
@@ -75,8 +75,8 @@ size_t ari_finding_count(const ari_finding *f);
  * free(). Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
 AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor);
 
-/** Where ranks are processes: what rank r's comparator found, each process's own, goes to the comparators of process 0,
- *  and so do the values that they gathered, of first copies. Errors: what the processes give, AR_ERR_MEMORY. */
+/** With ranks as processes: collects every process's findings about its own rank in the comparators of process 0, with
+ *  the gathered values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered);
 
 /** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */

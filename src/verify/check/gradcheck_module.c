@@ -206,8 +206,8 @@ static ar_status restore(checking *k, const subject *s)
     return ar_ctx_upload(k->ctx, &s->param->value, s->values);
 }
 
-/* What corners of the loss at steps up to h[from] may add to e: of a smooth loss c is proportional to h, so that
- * c(h) = 2c(h/2) but for terms in h^3, and vanishes with it. */
+/* A bound on what corners of the loss at steps up to h[from] add to e: for a smooth loss c is proportional to h, so
+ * that c(h) = 2c(h/2) up to terms in h^3, and vanishes with it. */
 static double corners(const double *c, size_t from)
 {
     double most = 0.0;

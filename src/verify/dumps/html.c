@@ -68,7 +68,7 @@ static void set_places(json_t *o, const ar_verify_row *r)
     }
 }
 
-/* What there is to say of any row. */
+/* Fields common to all rows. */
 static json_t *row_head(const ar_verify_row *r)
 {
     const char pass[] = {r->pass, '\0'};
@@ -189,7 +189,7 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
 enum { LEVELS = 60, FINE_MAPS = 32, CELLS_OF_OTHERS = 300000 };
 static const char level_names[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/* Of f by f cells the largest; not finite where one is. */
+/* The largest of f by f cells; not finite if one is not. */
 static double coarse_cell(const ar_verify_map *m, size_t f, size_t row, size_t col)
 {
     double most = 0.0;
@@ -245,7 +245,7 @@ static ar_status set_map(json_t *o, const ar_verify_map *m, size_t f)
     return AR_OK;
 }
 
-/* How many cells along each side of a map become one in all but the first FINE_MAPS. */
+/* The number of cells along each side of a map that become one, in all but the first FINE_MAPS. */
 static size_t coarseness(const ar_verify_report *r)
 {
     size_t cells = 0, f = 1;
@@ -267,7 +267,7 @@ static json_t *bins_of(const ar_verify_row *r)
     return list;
 }
 
-/* Of the many that are the same a line in the table is enough. */
+/* A line in the table is enough for the many equal tensors. */
 static ar_status row_of(json_t **gives, const ar_verify_row *r, size_t f)
 {
     if (r->state == AR_VERIFY_SAME && r->bits_different == 0) {

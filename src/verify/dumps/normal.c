@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether two dumps differ as two runs do that round in other places: by runs that erred at random, else by a bound. */
+/* Decides whether two dumps differ as two runs do that round in other places: by runs with random rounding errors, else
+ * by a bound. */
 #include "verify/dumps/normal.h"
 
 #include <float.h>
@@ -91,7 +92,7 @@ static double median_of_others(const pool *p, const double *x, size_t run)
     return median_of(p->scratch, n);
 }
 
-/* What is said of a tensor is said of the size that is the most unusual. */
+/* A tensor is judged by its most unusual size. */
 static void tell_size(ari_normal_row *r, const double *x, size_t draws, double ratio)
 {
     size_t below = 0;
@@ -118,7 +119,7 @@ static void fill_ratios(const pool *p, const ari_normal *n)
     }
 }
 
-/* Whether rounding reaches the tensor: initial values are the same in all draws. */
+/* True if rounding reaches the tensor: initial values are the same in all draws. */
 static bool is_reached(const pool *p, size_t t)
 {
     for (size_t i = 0; i + 1 < p->runs; i++) {
@@ -142,7 +143,7 @@ static void fill_statistics(const pool *p)
     }
 }
 
-/* How unusual a run is: one tensor in it, or all of them. */
+/* How unusual a run is, by its most unusual tensor or by all of them. */
 static double unusual(const pool *p, size_t run)
 {
     return fmax(over(p->greatest[run], median_of_others(p, p->greatest, run)),
@@ -322,7 +323,7 @@ static double find_precision(ari_normal *n, const ar_verify_report *r)
     return ldexp(1.0, -coarsest.mantissa);
 }
 
-/* What is no difference of values. */
+/* Names a difference that is not one of values. */
 static bool tell_other_kind(ari_normal *n, const ar_verify_report *r)
 {
     static const char *const kinds[] = {[AR_VERIFY_SHAPE] = "has another shape",

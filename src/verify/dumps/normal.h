@@ -6,8 +6,8 @@
 
 #include "anyrank/verify.h"
 
-/* Whether two dumps differ as two runs do that round in other places. verify.md, "Is this difference normal?", has
- * the rule and its derivation. */
+/* Decides whether two dumps differ as two runs do that round in other places. verify.md, "Is this difference normal?",
+ * has the rule and its derivation. */
 
 /* A file of allowances has the differences of the draws too, each an F64 [draws, ARI_NORMAL_SIZES] of this name and the
  * tensor's: root mean square and largest |difference|, and the typical one in steps of the dtype, as

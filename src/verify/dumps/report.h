@@ -13,8 +13,8 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r);
 /** A row; places: where it differs too. Gives. */
 json_t *ari_verify_row_json(const ar_verify_row *r, bool places);
 
-/** Whether a tensor differs by so little that sums in another order do it. A tensor's rms difference then is some
- *  round-offs, its worst some hundred; of short formats less is taken, where so many would be a large part. */
+/** True if a tensor differs by so little that another order of sums explains it. The rms difference is then a few
+ *  round-offs, the largest some hundred; for short formats less is accepted, as so many would be a large part. */
 bool ari_is_by_rounding(const ar_verify_row *row);
 
 #endif

@@ -16,8 +16,8 @@
 
 enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */
 
-/* How many tensors are explained, and after how many elements no other one is chosen, but for the first and the worst:
- * an explanation looks at its tensor many times. More threads would take more memory. */
+/* The number of tensors explained, and the number of elements after which only the first and the worst are still
+ * chosen: an explanation reads its tensor many times. More threads would take more memory. */
 enum { EXPLAINED = 8, EXPLAINED_ELEMENTS = 1 << 22, EXPLAINING_THREADS = 2 };
 
 /* --- options ------------------------------------------------------------------------------------------------------ */
@@ -147,7 +147,7 @@ static ar_status count_rows(ari_verifying *v)
 
 /* --- explanations ------------------------------------------------------------------------------------------------- */
 
-/* What is known of every tensor. */
+/* Context that is the same for every tensor. */
 static ari_explain_case known_of(const ari_verifying *v)
 {
     const ar_verify_options *o = v->o;
@@ -317,9 +317,9 @@ static bool is_unknown(const ar_verify_row *row)
     return row->evidence.cause && strcmp(row->evidence.cause, "unknown") == 0;
 }
 
-/* What a loss alone does not tell, its own gradient may: another divisor is a factor of it, the same or one for each
- * rank's samples. And what a parameter's gradient does not, that of its module's input may: both are made of that of the
- * output, of which a part of a sum is hard to see in a sum over tokens. */
+/* The loss's own gradient may tell what the loss alone does not: another divisor is a factor of it, one for all or one
+ * for each rank's samples. And the gradient of a module's input may tell what a parameter's does not: both are made
+ * from the output's gradient, where a part of a sum is harder to see in a sum over tokens. */
 static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
 {
     static const char *const divisors[] = {"mean_of_means",  "sum_of_local_means",     "sum_for_mean", "reduced_again",
@@ -348,8 +348,8 @@ static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
     return AR_OK;
 }
 
-/* Where a rule allows much, as that of a 16-bit run, what is wrong may reach what it allows only further down: the first
- * tensor that is off by about as much, in proportion, is looked at for a mistake of its own module. */
+/* If a rule allows much, as for a 16-bit run, a fault may exceed the allowance only further down: the first tensor that
+ * is off by about as much, in proportion, is examined for a fault of its own module. */
 static ar_status ask_what_is_before(ari_verifying *v, const ari_explain_case *known)
 {
     static const char *const of_modules[] = {"residual",     "residual_scale", "embedding_scale",    "other_input",
@@ -403,13 +403,14 @@ static ar_status pass_rounding(ari_verifying *v, const ari_explain_case *known)
     return AR_OK;
 }
 
-/* Whether a row is of what goes backward in a step. */
+/* True if a row belongs to a step's backward pass. */
 static bool is_backward(const ar_verify_row *row, int step)
 {
     return (row->pass == 'b' || row->pass == 'g') && row->step == step;
 }
 
-/* What follows from gradients is not first where some are missing that the reference has: a norm, an update. */
+/* Values that follow from gradients, such as a norm or an update, are not first if gradients of the reference are
+ * missing. */
 static void begin_with_missing(ar_verify_report *r)
 {
     const ar_verify_row *first = &r->row[r->first];
@@ -561,7 +562,7 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
     return st;
 }
 
-/* What the report owns, its readers see as const. */
+/* Frees text that the report owns and its readers see as const. */
 static void free_text(const char *text)
 {
     char *own = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rows add to what two dumps say of the runs (ari_facts_of) before anything is explained. */
+/* Adds facts from the rows to the dumps' facts about the runs (ari_facts_of), before anything is explained. */
 #include <math.h>
 #include <string.h>
 
@@ -101,7 +101,7 @@ void ari_verify_learn(ar_verify_report *r)
 
 /* --- rounding ------------------------------------------------------------------------------------------------------ */
 
-/* Of shorter formats a value says too little. */
+/* Round-off of a format; a value of a shorter one says too little. */
 static double roundoff_of(ar_dtype t)
 {
     const ari_format f = ari_format_of(t);

@@ -23,7 +23,7 @@
 
 /* --- values (verify_values.c) ------------------------------------------------------------------------------------- */
 
-/* What the bits of a dtype's elements are. Complex numbers are pairs of their parts. */
+/* Bit layout of a dtype's elements. Complex numbers are pairs of their parts. */
 typedef struct ari_format {
     ar_dtype dtype;  /* of one number */
     size_t bits;     /* of one number */
@@ -74,7 +74,7 @@ typedef struct ari_scaled_sums {
 } ari_scaled_sums;
 void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s);
 
-/* What is the same in whatever order elements come. */
+/* Statistics that do not depend on the order of elements. */
 typedef struct ari_deviation {
     size_t different, bits_different, finite, nan[2], inf[2];
     size_t doubted; /* different, had their gradients not differed */
@@ -96,7 +96,7 @@ typedef struct ari_rule {
     bool nan_differs;
 } ari_rule;
 
-/* What a thread works with. */
+/* Buffers of one thread. */
 typedef struct ari_scratch {
     ari_chunk side[2];
     double *difference; /* [ARI_CHUNK] */
@@ -118,7 +118,7 @@ typedef struct ari_pair {
     ari_scaled_sums *sums; /* [blocks] */
     ari_doubt *doubt;      /* of weights that differ; NULL: none */
 } ari_pair;
-/** Whether two elements of one of the pair's sides, with other bits, differ by its rule. */
+/** True if two elements with different bits differ by the rule of this side of the pair. */
 bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
 /** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
@@ -144,7 +144,7 @@ typedef struct ari_verifying {
     int threads;
 } ari_verifying;
 
-/** Whether only one of the two dumps has the tensor. */
+/** True if only one of the two dumps has the tensor. */
 bool ari_is_one_sided(const ar_verify_row *r);
 /** Tells whoever listens. */
 void ari_verify_progress(const ari_verifying *v, double fraction, const char *what);
@@ -158,9 +158,9 @@ AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
-/** Whether the larger of two tensors has the same values at every index of the dimensions where the other has one alone,
- *  as positions of all samples have, so that the other stands for as many: which of the two is to be repeated, 0 or 1;
- *  -1: neither. */
+/** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has
+ *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
+ *  neither. */
 AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other);
 /** Whether it is the loss of a step. */
 bool ari_is_loss(const ar_verify_row *r);

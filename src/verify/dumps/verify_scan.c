@@ -388,7 +388,7 @@ static ar_status find_doubt(ari_pair *pair, const ari_verifying *v, double *reac
     return AR_OK;
 }
 
-/* Of one side's elements: how many are not zero, and whether all have the bits of bf16. */
+/* For one side's elements: the number of nonzero ones, and whether all have the bits of bf16. */
 typedef struct sixteen_bits {
     size_t values[2];
     bool all[2];

@@ -7,14 +7,14 @@
 #include "verify/diagnose/roles.h"
 #include "verify/dumps/verify_impl.h"
 
-/* What two shapes have to do with each other: a transposition, a part of a dimension, padding, a reshape. A guess from
- * the shapes is held against the values, of which a sample is enough to tell. */
+/* Relation of two shapes: a transposition, a part of a dimension, padding, a reshape. A guess from the shapes is tested
+ * on a sample of the values. */
 
 typedef struct shapes {
     const ar_dump_tensor *a, *b; /* reference, other */
 } shapes;
 
-/* Where element i of the other stands in the reference; SIZE_MAX: nowhere. */
+/* The reference's index of element i of the other; SIZE_MAX: none. */
 typedef struct guess {
     enum { TRANSPOSED, PART, PADDED, RESHAPED, COPIED } kind;
     int dim;
@@ -55,7 +55,7 @@ static size_t sample_step(size_t n)
     return n > SAMPLES ? n / SAMPLES + 1 : 1;
 }
 
-/* Whether the values are those of the guess, or nearly: 0 no, 1 yes. Of at most SAMPLES elements, spread evenly. */
+/* Tests a guess on at most SAMPLES elements, spread evenly: 1 if the values agree, or nearly, else 0. */
 static ar_status agrees(const shapes *s, const guess *g, bool *yes)
 {
     const size_t n = s->b->count, step = sample_step(n);

@@ -296,7 +296,7 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
     return e;
 }
 
-/* What the short path needs of a tally, and what it adds to it, apart from everything that a store could change. */
+/* The fields of a tally that the short path reads and adds to, apart from everything that a store could change. */
 typedef struct common {
     double max_abs, max_rel, worst_ratio, worst_difference;
     bool begun; /* an element differs by the rule */
@@ -320,9 +320,8 @@ static void common_add(ari_deviation *t, const common *c)
     t->max_ulp = c->max_ulp > t->max_ulp ? c->max_ulp : t->max_ulp;
 }
 
-/* What many elements have in common: finite values that differ, no zeros, nothing that a largest or a first one is
- * changed by. Of such an element only what is counted and shown is of interest. Returns what the map shows; below 0:
- * the element is none of these, and is looked at in full. */
+/* The common case: finite values that differ, no zeros, none that changes a maximum or a first. Such an element is only
+ * counted and shown. Returns the map's value; below 0: not the common case, to be processed in full. */
 static inline double take_common(const ari_rule *r, common *t, double a, double difference, uint64_t steps)
 {
     const double magnitude = fabs(a);
@@ -381,7 +380,7 @@ static double take_at(taking *t, size_t i)
     return shown;
 }
 
-/* What one stretch of a row adds to its cell of the map. */
+/* Adds one stretch of a row to its cell of the map. */
 static void take_run(taking *t, size_t from, size_t to, float *cell)
 {
     const ari_rule rule = t->pair->rule;

@@ -104,7 +104,7 @@ static void release(const void *data, size_t bytes)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const uintptr_t from = (uintptr_t)data / page * page, to = ((uintptr_t)data + bytes) / page * page;
-    /* Whether it works changes nothing but the size of the process: the next to read a page has it mapped again. */
+    /* A failure matters to the size of the process alone: the next reader of a page maps it again. */
     if (to > from)
         (void)madvise((void *)from, to - from, MADV_DONTNEED);
 }
@@ -118,7 +118,7 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
             release((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
         return;
     }
-    /* Where parts are put together, a stretch of the full tensor is all over them: they go when it is done. */
+    /* A combined tensor's stretches lie all over its parts, which are released when it is done. */
     for (size_t i = 0; i < t->parts && start + n == t->count * f->parts; i++) {
         if (t->part[i].entry && t->part[i].entry->mapped)
             release(t->part[i].entry->data, t->part[i].entry->bytes);
@@ -185,7 +185,7 @@ void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, con
         FILL_STEPS(uint64_t)
 }
 
-/* How many of the format's numbers lie between 0 and |x|, rounded to the nearest. */
+/* The number of the format's numbers between 0 and |x|, rounded to the nearest. */
 static double rank_of(const ari_format *f, double x)
 {
     int e = 0;

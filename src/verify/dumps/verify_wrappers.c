@@ -8,9 +8,9 @@
 #include "ref/core/text.h"
 #include "verify/dumps/verify_impl.h"
 
-/* What wrappers put into the names of one dump: "module." of DDP, "model." of a model with a head, before all of a
- * name; "_orig_mod.", "_checkpoint_wrapped_module." and other private attributes, anywhere. A tensor of the other dump
- * whose name is a reference's but for them gets that name. */
+/* Names that wrappers add in one dump: "module." of DDP, "model." of a model with a head, before a whole name;
+ * "_orig_mod.", "_checkpoint_wrapped_module." and other private attributes, anywhere. A tensor of the other dump whose
+ * name is otherwise a reference's gets that name. */
 
 enum { MOST_WRAPPERS = 8 }; /* components before a name: of a hostile name no more are tried */
 
@@ -90,7 +90,7 @@ static const stem *find(const side *s, const char *plain)
     return s->n > 0 ? bsearch(&plain, s->stem, s->n, sizeof *s->stem, ari_by_name) : NULL;
 }
 
-/* Whether two names became one: which of them is meant, nothing says. */
+/* True if two names became one, which is then ambiguous. */
 static bool repeats(const side *s)
 {
     for (size_t i = 1; i < s->n; i++)
@@ -122,7 +122,7 @@ static size_t count_unmatched(const side *of, const side *in)
     return n;
 }
 
-/* Whether one of the two begins the other. */
+/* True if one of the two is a prefix of the other. */
 static bool are_nested(const prefix *a, const prefix *b)
 {
     return memcmp(a->text, b->text, a->length < b->length ? a->length : b->length) == 0;
@@ -159,7 +159,7 @@ static ar_status find_prefix(prefix *best, size_t *most, const side *of, const s
     return AR_OK;
 }
 
-/* Whether a name with the prefix is in both dumps as it is: then it is a module and no wrapper. */
+/* True if a name with the prefix is in both dumps as it is: then it is a module, not a wrapper. */
 static bool is_shared(const prefix *p, const side *of, const side *in)
 {
     for (size_t i = 0; i < of->n; i++)

@@ -15,8 +15,8 @@ enum { BATCH = 4, SEQ = 24 };
 #define BUCKET_BYTES ((size_t)1 << 20)
 #define ONE_EACH SIZE_MAX
 
-/* What a run must have for a fault to matter in one forward and backward: X(name, whether the run has it, what to say
- * where it has not). The first that it lacks is told. grads has no update, no second step, no dropout and no module. */
+/* Requirements of a fault to matter in one forward and backward pass: X(name, true if the run meets it, message if
+ * not). The first missing one is reported. grads has no update, no second step, no dropout and no module. */
 #define NEEDS_TABLE(X)                                                                                                \
     X(UPDATE, false,                                                                                                  \
       "acts after the backward pass, in clipping or in the update, and grads ends before: 'anyrank "                  \
@@ -91,7 +91,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define SHARED_OUT(d, stage, micro) .run.parallel = {.dp = (d), .zero = (stage), .micro_batches = (micro)}
 #define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
-/* Of what is not written: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
+/* Defaults: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
 static const ari_fault_case cases[] = {
     {AR_FAULT_column_dx_not_reduced, LLAMA, .needs = NEEDS(TP)},
     {AR_FAULT_row_bias_every_rank, GPT2, .needs = NEEDS(TP) | NEEDS(ROW_BIAS)},

@@ -5,9 +5,9 @@
 #include "verify/check/check_run.h"
 #include "verify/writer/dump_ranks.h"
 
-/* Where an injectable fault matters: a bundled model, a layout and a step in which it changes something; or a module
- * (ari_fault_module_check). Small, so that all of them run in a minute. What a fault looks like there is not known
- * here. */
+/* A case in which an injectable fault matters: a bundled model, a layout and a step in which it changes something; or a
+ * module (ari_fault_module_check). Small, so that all of them run in a minute. The fault's symptoms are not known here.
+ * */
 typedef struct ari_fault_case {
     ar_fault fault;
     ar_run run;  /* its fault and plan are not looked at */
@@ -19,7 +19,7 @@ typedef struct ari_fault_case {
 
 /** The case of a fault; not of AR_FAULT_NONE. */
 ari_fault_case ari_fault_case_of(ar_fault fault);
-/** Whether two cases run the same, but for the fault. */
+/** True if two cases run the same, except for the fault. */
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
 /** Its run with a fault, or AR_FAULT_NONE. */
 static inline ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
@@ -73,8 +73,8 @@ AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **gives, const ari
 
 /* --- a loss curve ------------------------------------------------------------------------------------------------- */
 
-/* What other means of looking for a mistake would see of an injected fault: a loss curve, and gradients compared within
- * a tolerance. Both compare a faulty run with a clean one of the same layout, so no baseline is needed. */
+/* Other ways to find a fault: a loss curve, and gradients compared within a tolerance. Both compare a faulty run with a
+ * clean one of the same layout, so no baseline is needed. */
 
 enum { ARI_CURVE_STEPS = 20, ARI_CURVE_FIRST_STEPS = 10 };
 /* A loss that deviates by less is the same curve to the eye: a pixel of a plot that is 500 of them high. */

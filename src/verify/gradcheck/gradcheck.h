@@ -13,7 +13,7 @@ typedef struct ari_gradcheck_case {
     uint64_t seed;         /* of fresh weights and of the draw */
     ar_loss_options loss;
     int threads; /* 1: one; more: two */
-    /* What emits the gradients that are checked. NULL: ar_baseline_run. */
+    /* Emits the gradients to be checked. NULL: ar_baseline_run. */
     ar_status (*gradients)(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, double *loss);
     bool (*progress)(void *user, double fraction); /* NULL, or called on the calling thread; false ends the check */
     void *progress_user;
@@ -31,7 +31,7 @@ AR_NODISCARD ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case
 
 /* Which elements of a gradient are compared with differences of the loss. */
 enum { ARI_DRAWN = 2, ARI_DRAWN_MOST = ARI_DRAWN + 1 };
-/* Of the largest: the smallest gradient that is drawn, and the scale of zeros. */
+/* Relative to the largest gradient: the smallest one drawn, and the scale of zeros. */
 #define ARI_DRAWN_SMALL 1e-3
 
 typedef struct ari_drawn {

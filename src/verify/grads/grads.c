@@ -89,7 +89,7 @@ static ar_status allow(ari_reference *ref, const ari_cluster_options *run, const
     return ari_sensitivity_allow(ref, &c);
 }
 
-/* What stands in the way of the ranks' folder is told before the run. */
+/* Obstacles to the ranks' folder are reported before the run. */
 static ar_status check_out(const ar_grads_options *o)
 {
     char path[600];
@@ -267,7 +267,7 @@ done:
     return st;
 }
 
-/* What a file of gradients has no place for. */
+/* Refuses options for which a file of gradients has no place. */
 static ar_status check_given(const ar_run *r)
 {
     if (r->batch > 0 || r->seq > 0)

@@ -30,7 +30,7 @@ AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pa
 /** An ar_tap_fn; user: the ari_gatherer, the same for all ranks. */
 AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
 void ari_gatherer_fini(ari_gatherer *g);
-/** Whether every element of every wanted tensor was reported once: AR_ERR_INTERNAL names the first tensor that was
+/** Checks that every element of every wanted tensor was reported once: AR_ERR_INTERNAL names the first tensor that was
  *  not. */
 AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
 enum { ARI_GATHER_FILES = 3 };

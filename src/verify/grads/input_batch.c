@@ -84,8 +84,8 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
     return AR_OK;
 }
 
-/* Where documents begin and the last one ends, as flash-attn's varlen functions have it, and transformers in its keyword
- * arguments, once for queries and once for keys. */
+/* Boundaries of documents, as flash-attn's varlen functions have them, and transformers in its keyword arguments, for
+ * queries and for keys. */
 #define BOUNDS_LIST "cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"
 static const char *const bounds_names[] = {BOUNDS_LIST};
 #define BOUNDS_NAMES (sizeof bounds_names / sizeof *bounds_names)
@@ -169,7 +169,7 @@ static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char
     return first ? load_documents(b, first, path) : AR_OK;
 }
 
-/* What is not understood would go unread, and the gradients be those of another batch. */
+/* Refuses unknown tensors, which would go unread, so that the gradients would be those of another batch. */
 static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 {
     static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids", BOUNDS_LIST};
@@ -229,7 +229,8 @@ static void note_positions(ari_input_batch *b)
                  odd, documents);
 }
 
-/* How many places within a row are not one position behind the place before; they begin documents, as each row does. */
+/* The number of places within a row that are not one position after the place before; they begin documents, as each row
+ * does. */
 static size_t find_jumps(bool *begins, const ar_batch *x)
 {
     size_t count = 0;

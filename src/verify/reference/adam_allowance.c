@@ -6,7 +6,7 @@
 #include "ref/train/optimizer.h"
 #include "verify/reference/sensitivity.h"
 
-/* What the update's own dozen roundings, each in the run and in the reference, make of its quotient. */
+/* Effect on the quotient of the update's own dozen roundings, in the run and in the reference. */
 static const double ROUNDINGS = 0x1p-20;
 
 /* m = (1-b1) sum b1^j g_j and v = (1-b2) sum b2^j g_j^2, j steps ago; by Cauchy and Schwarz
@@ -28,7 +28,7 @@ typedef struct element {
     double beside;
 } element;
 
-/* What the elements of one parameter share in a step. */
+/* State that the elements of one parameter share in a step. */
 typedef struct adam_step {
     const ari_ref_tensor *grad, *new;
     const float *old; /* the weights before it */
@@ -67,7 +67,7 @@ double ari_step_of_largest(const ari_ref_tensor *t)
     return (double)(nextafterf(largest, INFINITY) - largest);
 }
 
-/* What rounding to the format in which matrices are stored makes of one: half of a step of its largest element. */
+/* Effect of rounding to the matrices' storage format: half a step of the largest element. */
 static double stored_off(const ari_ref_tensor *t, const ari_adam_case *c)
 {
     const double steps = c->stored / 0x1p-24; /* of fp32's */

@@ -41,8 +41,8 @@ void ari_reference_fini(ari_reference *r);
 /** Index of a tensor of a step, or of the first step, or r->count if there is none. */
 size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step);
 size_t ari_reference_find(const ari_reference *r, const char *name, char pass);
-/** Whether the tensor belongs to the final weights (after the last step; the initial ones where there was no update),
- *  or to the gradients of the last step. */
+/** True if the tensor is one of the final weights (after the last step; the initial ones without an update), or of the
+ *  gradients of the last step. */
 bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
 bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
 /** Elements of all tensors together. */

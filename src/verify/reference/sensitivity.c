@@ -175,8 +175,8 @@ static ar_status hear_noisy(void *user, const char *name, char pass, int ndim, c
 
 /* --- updates in doubt --------------------------------------------------------------------------------------------- */
 
-/* What Adam makes of a gradient whose sign is in doubt moves the next steps' tensors too, and three draws need not move
- * one such weight: runs once more, in which every weight is moved by a part of what its allowance has beside. */
+/* Adam's step for a gradient of doubtful sign moves the next steps' tensors too, and three draws need not move one such
+ * weight: runs once more, with every weight moved by a part of its allowance. */
 static const float *doubt_of(void *user, const char *name, int step, size_t count)
 {
     const measured_run *r = user;
@@ -218,7 +218,7 @@ static double safety_of(size_t elements)
     return fmax(ARI_NOISE_SAFETY, pow(1e6, 1.0 / ((double)elements * ARI_NOISE_SEEDS)));
 }
 
-/* Where an argument may be on either side of a kink, so may its slope. The first noisy run notes what goes into one. */
+/* If an argument may be on either side of a kink, so may its slope. The first noisy run notes a kink's arguments. */
 static double kink_of(void *user, const char *argument, const char *gradient, int step)
 {
     measured_run *r = user;
@@ -241,14 +241,14 @@ static double slope_of(void *user, size_t element)
     return (double)((drawn ^ r->sides) & 1);
 }
 
-/* Whether an argument may be on the other side of its kink, at 0; in later steps also by what earlier kinks moved. */
+/* True if an argument may be on the other side of its kink, at 0; in later steps also due to earlier kinks. */
 static bool in_doubt(const measuring *m, size_t argument, size_t k)
 {
     const ari_ref_tensor *t = &m->ref->tensor[argument];
     return fabs((double)t->values[k] + (double)m->beyond[argument][k]) <= t->allowed + m->kinked[argument];
 }
 
-/* Of an argument in doubt the gradient may be off by all of it, but no other element of that tensor is. */
+/* The gradient of an argument in doubt may be off by all of it, but no other element of that tensor is. */
 static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, const size_t *shape,
                              const double *values)
 {

@@ -16,7 +16,7 @@
 /* Which runs of the baseline. */
 typedef struct ari_sensitivity_case {
     ar_sensitivity of;
-    /* Of ar_baseline_run. */
+    /* Arguments of ar_baseline_run. */
     const ar_config *config;
     const ar_batch *batch;
     /* NULL, or one run of something else as `o` says. Called on several threads at once. */
@@ -35,7 +35,7 @@ typedef struct ari_sensitivity_case {
  *  AR_ERR_INTERNAL (it emits other tensors than ref has), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c);
 
-/* What a tensor may differ by, by the name that it has in a dump. */
+/* The difference allowed to a tensor, by its name in a dump. */
 typedef struct ari_allowance {
     char name[ARI_REFERENCE_NAME];
     double value;
@@ -61,8 +61,8 @@ typedef struct ari_adam_case {
                                that is zero in all of them is exact */
 } ari_adam_case;
 
-/** Where the optimizer is Adam or AdamW, sets `allowed` and `beside` of all ':new' tensors; `allowed` of the gradients
- *  and of their norm is known. Errors: AR_ERR_MEMORY. */
+/** For Adam and AdamW, sets `allowed` and `beside` of all ':new' tensors; `allowed` of the gradients and of their norm
+ *  is known. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c);
 
 /** The most that step t = 1, 2, .. can move a weight, whatever the gradients, over its learning rate: the largest

@@ -152,7 +152,7 @@ static ar_status remove_dump(const char *folder, const char *name)
     return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
 }
 
-/* Whether the folder's disk holds about so many bytes. */
+/* Checks that the folder's disk has about this much room. */
 static ar_status expect_room(const char *folder, size_t bytes)
 {
     static const double sure = 0.85; /* of an estimate, which is off by less */
@@ -166,7 +166,7 @@ static ar_status expect_room(const char *folder, size_t bytes)
                         (double)bytes * 1e-9, left * 1e-9);
 }
 
-/* Whether the folder that is to hold a new one is there, and has room. */
+/* Checks that the parent folder of a new one exists, and has room. */
 static ar_status expect_parent(const char *folder, size_t bytes)
 {
     char parent[2048] = "./";

@@ -11,7 +11,7 @@
 #include "ref/core/size.h"
 #include "verify/writer/dump_ranks.h"
 
-/* What the rank holds of one tensor. */
+/* The rank's part of one tensor. */
 typedef struct kept {
     char name[ARI_REFERENCE_NAME]; /* first: the key */
     ar_tensor local;               /* contiguous, owned */
@@ -131,7 +131,7 @@ void ari_join_rows(ar_layout *have, const ar_layout *more, ari_side where)
     }
 }
 
-/* Whether both are parts of one tensor that can be stacked along dimension 0. */
+/* True if both are parts of one tensor that can be stacked along dimension 0. */
 static bool stackable(const kept *k, const ar_tensor *t, const ar_layout *o)
 {
     return ari_same_tensor(&k->layout, o) && k->local.ndim == t->ndim &&

@@ -52,7 +52,7 @@ void ari_dump_ranks_clear(ari_dump_ranks *d);
  * neighbouring rows become one. Where new rows stand: directly after those there are in every box, directly before
  * them, or neither. */
 typedef enum ari_side { ARI_APART, ARI_AFTER, ARI_BEFORE } ari_side;
-/** Whether both are parts of the same copy of one tensor, of at least one dimension. */
+/** True if both are parts of the same copy of one tensor, of at least one dimension. */
 bool ari_same_tensor(const ar_layout *a, const ar_layout *b);
 /** rows: of the local tensors, which the boxes must span. */
 ari_side ari_side_of(const ar_layout *have, size_t had_rows, const ar_layout *more, size_t rows);
@@ -67,7 +67,7 @@ typedef struct ari_tap_pair {
 /** An ar_tap_fn; user: the ari_tap_pair. */
 AR_NODISCARD ar_status ari_tap_both(void *user, const ar_tap_event *event);
 
-/* What a dump says of the run beside its tensors: pairs for the files' __metadata__. */
+/* Facts of the run in a dump besides its tensors: pairs for the files' __metadata__. */
 typedef struct ari_dump_facts {
     char layout[96], heads[24], kv_heads[24], plan[ARI_PRINTABLE + 128];
     const char *pair[2 * 10];
@@ -79,8 +79,8 @@ void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value);
  *  numerics. Borrows the name; do not copy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run);
 
-/** Where the documents of every row of these batches begin and the last one ends, as JSON: "[[0,5,14],[0,14]]". NULL
- *  where the first has none. Gives; free(). Errors: AR_ERR_MEMORY. */
+/** Boundaries of the documents of every row of these batches as JSON: "[[0,5,14],[0,14]]". NULL if the first has none.
+ *  Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches);
 
 /** Writes all ranks' files to a folder beside, which then takes the place of `folder`: a folder never holds ranks of
