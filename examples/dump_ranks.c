@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks hold, written down and compared: a tensor-parallel MLP on one rank and on two, of which the second has
- * read another input. `anyrank verify one two` would say the same as the calls below. */
+/* Writes and compares dumps of ranks: a tensor-parallel MLP on one rank and on two, the second of which has read
+ * another input. `anyrank verify one two` reports the same as the calls below. */
 #include "anyrank/dump_listener.h"
 #include "anyrank/layers.h"
 #include "anyrank/sim.h"

@@ -62,7 +62,7 @@ static ar_status add_tensors(ari_dump_file **added, ar_dump *d, const char *fold
     return AR_OK;
 }
 
-/* What a file of a folder says of itself. One that tells an execution order alone is no rank's. */
+/* Reads a folder's file's own metadata. A file that states an execution order alone is no rank's. */
 static ar_status read_placement(ari_dump_file *f)
 {
     if (f->st == NULL)
@@ -87,7 +87,7 @@ static ar_status read_order(ari_dump_file *f)
     return AR_OK;
 }
 
-/* Whether a file says of one of its tensors that others hold the rest. */
+/* True if a file states that others hold the rest of one of its tensors. */
 static bool is_part(const ari_dump_file *f)
 {
     for (size_t i = 0; i < f->placement.tensors; i++) {
@@ -129,7 +129,8 @@ static ar_status add_model(ar_dump *d)
 
 /* --- folders ------------------------------------------------------------------------------------------------------ */
 
-/* What grads --sensitivity allows the tensors of the files beside it has their names, and is none of them. */
+/* Files of allowances from grads --sensitivity have the names of the tensors of neighbouring files, and are no dumps.
+ * */
 static bool is_allowances(const ari_dump_file *f)
 {
     return f->st != NULL && ar_st_metadata(f->st, "anyrank.allows") != NULL;
@@ -254,7 +255,7 @@ static ar_status open_path(ar_dump *d, const ari_map *map)
 }
 
 /* --- whose the files are ------------------------------------------------------------------------------------------ */
-/* Whether two files name the same tensor. */
+/* True if two files name the same tensor. */
 static ar_status names_repeat(bool *repeat, const ar_dump *d)
 {
     const char **name = NULL;

@@ -32,7 +32,7 @@ static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *
         ari_piece_set_term(p, &rank->mesh, rank->at, t->partial_over);
 }
 
-/* Where no shape is told: as far as the boxes reach. */
+/* Without a stated shape: as far as the boxes reach. */
 static void set_end(ari_piece *p)
 {
     for (size_t i = 0; i < p->boxes; i++)
@@ -69,7 +69,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
     return AR_OK;
 }
 
-/* What a placement names is there. */
+/* Checks that the tensors named by a placement exist. */
 static ar_status check_names(const ari_dump_file *f)
 {
     for (size_t i = 0; i < f->placement.tensors; i++)
@@ -97,8 +97,8 @@ static void sort_pieces(ari_piece *p, size_t n)
 }
 
 /* --- mappings ----------------------------------------------------------------------------------------------------- */
-/* What a mapping makes of an array: boxes of its targets point into the array, and the array is itself put together of
- * boxes of files (a placement's, or those of an array in Fortran order). One box through the other is a box again. */
+/* Applies a mapping to an array: boxes of its targets point into the array, which itself is combined from boxes of
+ * files (a placement's, or those of an array in Fortran order). One box through the other is a box again. */
 
 /* The array's own dimension that each dimension of a target's box runs along. */
 typedef struct axes {
@@ -152,7 +152,7 @@ static bool through(ar_dump_box *out, const ari_piece *t, const ar_dump_box *b, 
     return true;
 }
 
-/* Whether the piece is the array as it lies in the file: then a target's boxes are boxes of the file. */
+/* True if the piece is the array as it lies in the file: then a target's boxes are boxes of the file. */
 static bool is_plain(const ari_piece *p, const ar_st_entry *array)
 {
     size_t stride[AR_ST_MAX_DIMS];
@@ -236,7 +236,7 @@ static const ar_st_entry *peer(void *user, int rank, const char *name)
     return NULL;
 }
 
-/* How many elements two boxes have in common, of which they say the same place in the file. */
+/* The number of elements that two boxes share at the same place in the file. */
 static size_t agreeing(const ar_dump_box *a, const ar_dump_box *b, int ndim)
 {
     ar_dump_box x, y;
@@ -277,8 +277,7 @@ static const char *place_text(char *text, size_t cap, const ari_piece *p)
     return text;
 }
 
-/* Where the file says where its tensor stands and the rule does too, they say the same. own: what the rule makes of the
- * file's placement, n targets. */
+/* Checks that a file's own placement and the rule's agree. own: the rule applied to the file's placement, n targets. */
 static ar_status check_agreement(const ar_dump *d, const ari_map *map, const ari_piece *p, const ari_piece *own,
                                  size_t n)
 {

@@ -23,7 +23,7 @@ void ari_map_free(ari_map *m);
  *  folders between where the pattern has them ("mp_rank_{tp}/model.safetensors"). */
 AR_NODISCARD ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank);
 
-/* What one file holds of one tensor. A mapping sets the fields down to `terms`. */
+/* One file's part of one tensor. A mapping sets the fields down to `terms`. */
 typedef struct ari_piece {
     char *name; /* of the full tensor */
     int ndim;
@@ -57,8 +57,8 @@ void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsign
 /** The same of a tensor that is whole already: the rule's `shard` and `partial` are left out, the rest is applied. */
 AR_NODISCARD ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives,
                                               size_t *n);
-/** Whether the rule of this name on this rank says where the tensor stands: `shard`, `partial` or `dims` that divides.
- *  *rule: it, for messages; NULL: there is none. */
+/** True if the rule for this name on this rank places the tensor: `shard`, `partial` or `dims` that divides. *rule: it,
+ *  for messages; NULL: there is none. */
 bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_rule **rule);
 /** Sorts names. Returns one that is there twice; NULL where all differ. */
 const char *ari_repeated_name(const char **name, size_t n);
@@ -88,7 +88,7 @@ typedef struct ari_map_glob {
     int stars, numbers;
     char name[ARI_MAP_CAPTURES][ARI_MAP_NAME]; /* of numbers */
 } ari_map_glob;
-/* What a glob found in a name. */
+/* A glob's matches in a name. */
 typedef struct ari_map_match {
     const char *text;
     size_t star[ARI_MAP_CAPTURES][2]; /* begin, end in the text */
@@ -98,7 +98,7 @@ typedef struct ari_map_match {
 AR_NODISCARD ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **problem);
 void ari_map_glob_fini(ari_map_glob *g);
 bool ari_map_glob_match(const ari_map_glob *g, const char *text, ari_map_match *m);
-/** Of the letters, digits and '_' that `text` begins with; 0 where a digit is the first of them. */
+/** The length of the name of letters, digits and '_' at the start of `text`; 0 if it starts with a digit. */
 size_t ari_map_name_length(const char *text);
 /** The number that the glob has under this name; -1: none. */
 int ari_map_number(const ari_map_glob *g, const char *name);
@@ -189,8 +189,8 @@ AR_NODISCARD ar_status ari_map_fill(char **gives, const char *pattern, const ari
                                     const char **problem);
 /** "InvalidMapping: FILE: rule 3 ('glob'): tensor 'x' of rank 1: ...". */
 ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...) AR_PRINTF(2, 3);
-/** Where the elements of dimension `dim` stand, in ascending order of `local`, and how many the full one has. Errors:
- *  AR_ERR_FORMAT, AR_ERR_OVERFLOW, AR_ERR_MEMORY; free runs->run in each case. */
+/** The places of dimension `dim`'s elements in the full tensor, in ascending order of `local`, and the full number.
+ *  Errors: AR_ERR_FORMAT, AR_ERR_OVERFLOW, AR_ERR_MEMORY; free runs->run in each case. */
 AR_NODISCARD ar_status ari_map_runs_of(const ari_map_place *p, int dim, ari_map_runs *runs, size_t *full);
 AR_NODISCARD ar_status ari_map_runs_add(ari_map_runs *runs, size_t local, size_t full, size_t count);
 /** Which dimension blocks are counted along. Errors: AR_ERR_FORMAT. */

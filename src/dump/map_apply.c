@@ -10,7 +10,7 @@
 #include "ref/core/text.h"
 
 /* --- the rule ----------------------------------------------------------------------------------------------------- */
-/* Whether a rule is meant for this rank's coordinates. */
+/* True if a rule applies to this rank's coordinates. */
 static bool is_at(const ari_map *m, const ari_map_rule *r, const ari_map_place *p)
 {
     for (int d = 0; d < m->mesh.ndim; d++) {
@@ -64,7 +64,7 @@ static ar_status check_fit(const ari_map_place *p)
 static const char *const packed_names[] = {"c_attn", "qkv_proj",       "Wqkv",         "query_key_value",
                                            "qkv",    "in_proj_weight", "in_proj_bias", "gate_up_proj"};
 
-/* Whether one of the last two parts of a name is such a module's: "h.0.attn.c_attn.weight:grad". The gradient of its
+/* True if one of the last two parts of a name is such a module's: "h.0.attn.c_attn.weight:grad". The gradient of its
  * input is not packed. */
 static bool looks_packed(const char *name)
 {

@@ -292,7 +292,7 @@ static const char *put_star(filling *f, int star)
     return NULL;
 }
 
-/* What stands between braces, from after the opening one on; *text comes to stand after the closing one. */
+/* Fills in the text between braces; *text moves from after the opening brace to after the closing one. */
 static const char *put_braces(filling *f, const char **text)
 {
     if ((*text)[0] == '*' && (*text)[1] >= '1' && (*text)[1] <= '9' && (*text)[2] == '}') {

@@ -143,7 +143,7 @@ static void fill_statistics(const pool *p)
     }
 }
 
-/* How unusual a run is, by its most unusual tensor or by all of them. */
+/* Degree to which a run is unusual, by its most unusual tensor or by all of them. */
 static double unusual(const pool *p, size_t run)
 {
     return fmax(over(p->greatest[run], median_of_others(p, p->greatest, run)),

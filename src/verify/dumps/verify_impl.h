@@ -162,7 +162,7 @@ AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
  *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
  *  neither. */
 AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other);
-/** Whether it is the loss of a step. */
+/** True for the loss of a step. */
 bool ari_is_loss(const ar_verify_row *r);
 /** Refuses equality that proves nothing: gradients that are all zero in both dumps, a loss of ln V in all steps,
  *  activations of later steps that are the first one's.
