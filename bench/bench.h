@@ -7,9 +7,9 @@
 #include "cli/shared/table.h"
 
 /* anyrank bench. Each measurement times what it compares side by side, in repetitions that run one after the other, so
- * that a machine that changes its speed changes it for all; what only warms caches, page tables and BLIS's buffers is not
- * counted. A row's seconds and ratios are medians over the repetitions; its spread is (largest - smallest)/median of
- * its ratio, or of its seconds where that ratio is 1. */
+ * that a machine that changes its speed changes it for all; what only warms caches, page tables and BLIS's buffers is
+ * not counted. A row's seconds and ratios are medians over the repetitions; its spread is (largest - smallest)/median
+ * of its ratio, or of its seconds where that ratio is 1. */
 
 typedef struct ari_bench_options {
     ari_common common;

@@ -514,7 +514,8 @@ ar_status ari_bench_kernels(ari_bench_session *s)
         s, ARI_ROWS(kernel_fields, rows, n), s->threads,
         "\nKernels on tensors of [rows, columns], %d thread%s; medians. 'bytes': of an element, in the tensors that a "
         "call\nmust read and write. 'GB/s': those bytes in that time. 'times a copy': over the time in which the same "
-        "threads\ncopy half as many bytes, which reads and writes as many: near 1, memory is what the kernel waits for; "
+        "threads\ncopy half as many bytes, which reads and writes as many: near 1, memory is what the kernel waits "
+        "for; "
         "above,\nits arithmetic. 'spread': of that ratio, (largest - smallest)/median.\n",
         s->threads, ARI_PLURAL(s->threads));
 }

@@ -256,7 +256,8 @@ ar_status ari_bench_gemm(ari_bench_session *s)
         s, ARI_ROWS(gemm_fields, rows, n), s->threads,
         "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
         "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
-        "repetitions'\nexact/native, (largest - smallest)/median. 'pedantic': sgemm in cuBLAS's pedantic mode over sgemm. "
+        "repetitions'\nexact/native, (largest - smallest)/median. 'pedantic': sgemm in cuBLAS's pedantic mode over "
+        "sgemm. "
         "'pack',\n'products', 'sums': the parts of one prepared product.\n",
         s->threads, ARI_PLURAL(s->threads));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One thread the elements of 16 bytes, or one element; the definitions are those of ref/numerics and ref/core/half.h. Each thread
- * reads what it needs before it writes, so that outputs may be inputs. */
+/* One thread the elements of 16 bytes, or one element; the definitions are those of ref/numerics and ref/core/half.h.
+ * Each thread reads what it needs before it writes, so that outputs may be inputs. */
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
 #include "ref/core/float_bits.h"

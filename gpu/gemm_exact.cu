@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots of the exact contraction: int8 products into planes of int32 (gpu/packed.h), tile by tile, and one pass over
- * the planes of a tile that puts the sums together and does with them what the slot is for. */
+/* The slots of the exact contraction: int8 products into planes of int32 (gpu/packed.h), tile by tile, and one pass
+ * over the planes of a tile that puts the sums together and does with them what the slot is for. */
 #include "gpu/blas.h"
 #include "gpu/epilogue.h"
 #include "gpu/packed.h"

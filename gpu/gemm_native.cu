@@ -76,7 +76,8 @@ ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *gives, scratch *to, cons
     return with_values ? copy_strided(d, q, gives, t) : AR_OK;
 }
 
-/* fp32 words that hold bf16 numbers as bf16, which is their upper halves: contiguous matrices in memory order, the dimension whose elements lie side by side stays the last. */
+/* fp32 words that hold bf16 numbers as bf16, which is their upper halves: contiguous matrices in memory order, the
+ * dimension whose elements lie side by side stays the last. */
 ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t)
 {
     const ar_tensor flipped = ar_tensor_transposed(t);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Int8 products that the library does not do. cuBLAS has refused some by their shape (CUBLAS_STATUS_NOT_SUPPORTED of few
- * rows, on some GPUs and versions), and documents no list of them. */
+/* Int8 products that the library does not do. cuBLAS has refused some by their shape (CUBLAS_STATUS_NOT_SUPPORTED of
+ * few rows, on some GPUs and versions), and documents no list of them. */
 #include "gpu/blas.h"
 #include "gpu/kernels.h"
 #include "gpu/report/refused.h"

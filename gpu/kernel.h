@@ -2,8 +2,8 @@
 #ifndef ARI_GPU_KERNEL_H
 #define ARI_GPU_KERNEL_H
 
-/* Kernels are written once for two compilers: nvcc, which builds the CUDA device, and the C++ compiler, which builds the
- * emulated device: the same arithmetic without a GPU. A file of kernels includes this header
+/* Kernels are written once for two compilers: nvcc, which builds the CUDA device, and the C++ compiler, which builds
+ * the emulated device: the same arithmetic without a GPU. A file of kernels includes this header
  * and is in namespace ARI_GPU, which is ari_cuda or ari_emulated, so that one library may hold both.
  *
  * A kernel is a lambda that captures by value what it is given (numbers, pointers that dev<>() made of buffers), or a
@@ -35,8 +35,8 @@
 
 #include <stddef.h>
 
-/* N elements side by side, 16 bytes at most: load_whole<N>(p) and store_whole(p, x) move them at once, where their bytes
- * divide p. */
+/* N elements side by side, 16 bytes at most: load_whole<N>(p) and store_whole(p, x) move them at once, where their
+ * bytes divide p. */
 template <class T, size_t N> struct alignas(N * sizeof(T)) ari_whole {
     T at[N];
 };

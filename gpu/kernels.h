@@ -69,7 +69,8 @@ class scratch
     ar_buf b;
 };
 
-/* A part of a slot, from here to the end of the variable, as a profile of the device shows it (gpu/profile/profile.h). */
+/* A part of a slot, from here to the end of the variable, as a profile of the device shows it (gpu/profile/profile.h).
+ * */
 class timed_part
 {
   public:
@@ -90,7 +91,7 @@ class timed_part
     void *begun;
 };
 
-/* --- elements ------------------------------------------------------------------------------------------------------ */
+/* --- elements ----------------------------------------------------------------------------------------------------- */
 
 /* Values are in memory as fp32 or as bf16; every kernel computes in fp32. */
 struct bf16 {

@@ -80,8 +80,8 @@ ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_te
     return ARI_BY_DTYPE(y, forward)(d, q, kind, y, mean, rstd, x, gamma, beta, eps);
 }
 
-/* The parameters' gradients: a second reading of x and dy costs as much as terms that are written and read, and takes no
- * memory. */
+/* The parameters' gradients: a second reading of x and dy costs as much as terms that are written and read, and takes
+ * no memory. */
 template <bool centred, class T>
 ar_status parameter_gradients(ar_device *d, ar_queue *q, const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean,
                               ar_cbuf rstd, const ar_row_sum *dgamma, const ar_row_sum *dbeta)

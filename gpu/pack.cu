@@ -11,8 +11,8 @@ namespace ARI_GPU
 namespace
 {
 
-/* The most terms of a block. int32 holds the sums of products: of 4 products of digits a term, and of one of Karatsuba's
- * sums of two, 4*64*64*131071 = 128*128*131071 < 2^31. */
+/* The most terms of a block. int32 holds the sums of products: of 4 products of digits a term, and of one of
+ * Karatsuba's sums of two, 4*64*64*131071 = 128*128*131071 < 2^31. */
 const size_t TERMS = 131056;
 
 /* From so many terms on 10 products beat 16: six fewer of k terms an element of the result, against three more sums of
@@ -75,8 +75,8 @@ template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[
 }
 
 /* A tile of one matrix: ROWS rows of COLS terms, read along whichever dimension lies side by side, and written along
- * the terms. Rows and columns are those of the packed operand; what lies outside the source but inside [row_at, row_end)
- * and [k_at, k_end) is padding. */
+ * the terms. Rows and columns are those of the packed operand; what lies outside the source but inside [row_at,
+ * row_end) and [k_at, k_end) is padding. */
 template <bool TEN> struct pack_tile {
     view<const float> x;
     const int32_t *c, *e; /* [matrices, cols of x] or NULL, [matrices, rows] */

@@ -2,8 +2,8 @@
 #ifndef ARI_GPU_PACKED_H
 #define ARI_GPU_PACKED_H
 
-/* Quantised rows on a GPU, in the digits of ref/numerics/digits.h. A row is cut into blocks of `width` terms; a block of
- * a row is its runs of int8, one after the other, `width` bytes each. The runs lie in opposite orders in the two operands,
+/* Quantised rows on a GPU, in the digits of ref/numerics/digits.h. A row is cut into blocks of `width` terms; a block
+ * of a row is its runs of int8, one after the other, `width` bytes each. The runs lie in opposite orders in the two,
  * so that the sum of all products of digits of one weight is one product over a contiguous window of runs:
  *     imma16:  left d0 d1 d2 d3,  right d3 d2 d1 d0.
  * Of Karatsuba's ten products, product i is run i of the left operand with run i of the right one, at one distance from

@@ -69,8 +69,8 @@ inline bool wanted(const ar_row_sum *s)
 
 /* --- every row to one row ----------------------------------------------------------------------------------------- */
 
-/* N sums of [cols] over the same rows. terms(row, col, v) makes the N terms there; it is asked once for each element, so
- * that it may also write what it has made. */
+/* N sums of [cols] over the same rows. terms(row, col, v) makes the N terms there; it is asked once for each element,
+ * so that it may also write what it has made. */
 
 /* Parts enough to keep a GPU busy, but of 16 rows or more, and 1024 at most, which one thread merges. */
 inline size_t rows_in_part(size_t all, size_t cols)

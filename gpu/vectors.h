@@ -2,7 +2,7 @@
 #ifndef ARI_GPU_VECTORS_H
 #define ARI_GPU_VECTORS_H
 
-/* Elements that lie side by side, several to a thread: a GPU reaches its memory's speed with loads and stores of 16 bytes.
+/* Elements side by side, several to a thread: a GPU reaches its memory's speed by loads and stores of 16 bytes.
  * A kernel is written once for N elements, where N is its first argument, of whose type it is a constant:
  *
  *     launch_vectors<W>(d, q, n, aligned<W>(a, b), [=] ARI_ON_GPU(auto lanes, size_t i) {

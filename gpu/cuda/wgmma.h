@@ -85,8 +85,8 @@ class machine
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    /* In CUTLASS's forms, here and in release: what passes over a barrier is a stage of shared memory between the copies
-     * and the products of warpgroups, and neither goes through the caches that a fence of the cluster's scope
+    /* In CUTLASS's forms, here and in release: what passes over a barrier is a stage of shared memory between the
+     * copies and the products of warpgroups, and neither goes through the caches that a fence of the cluster's scope
      * (.release.cluster: a MEMBAR of the whole GPU; .acquire.cluster: an L1 that forgets all) waits for. */
     __device__ void wait(uint32_t barrier, uint32_t parity) const
     {

@@ -11,8 +11,9 @@
 
 #define ARI_GPU ari_emulated
 #define ARI_ON_GPU
-/* Every thread of the host has one room for the arrays of the block that it runs, as a GPU's multiprocessor has: an array
- * of each kernel's own would be 340 KB of every thread that is ever made. A second one in a kernel does not compile. */
+/* Every thread of the host has one room for the arrays of the block that it runs, as a GPU's multiprocessor has: an
+ * array of each kernel's own would be 340 KB of every thread that is ever made. A second one in a kernel does not
+ * compile. */
 #define ARI_SHARED(type, name, extents)                                                             \
     constexpr bool one_shared_array_a_kernel = sizeof(type extents) <= sizeof ::ari_emulated::room; \
     static_assert(one_shared_array_a_kernel, "a GPU's block has no more");                          \

@@ -41,8 +41,8 @@ ar_status arena_open(void);
 ar_status arena_take(void **gives, size_t bytes);
 void arena_give(void *address);
 /* The same where a worker uses the block next, or has used it last: its guard and its junk are written in the worker's
- * order, and what the last one did comes before what the next one does, as CUDA's pool has it between streams. Errors of
- * the second: what the guard shows. */
+ * order, and what the last one did comes before what the next one does, as CUDA's pool has it between streams. Errors
+ * of the second: what the guard shows. */
 ar_status arena_take_by(worker *w, void **gives, size_t bytes);
 ar_status arena_give_by(worker *w, void *address, size_t bytes);
 /* True if an address is in this memory. Under a sanitizer always true. */

@@ -197,8 +197,8 @@ ARI_HOT static void multiply_row(int32_t *sums, const int16_t *a, const operand_
     }
 }
 
-/* wgmma.mma_async.m64n128k32.s32.s8.s8. Thread t of the warpgroup holds, as number v, the result in row t/4%8 + 16*(t/32)
- * + 8*(v/2%2) and column 2*(t%4) + v%2 + 8*(v/4). */
+/* wgmma.mma_async.m64n128k32.s32.s8.s8. Thread t of the warpgroup holds, as number v, the result in row t/4%8 +
+ * 16*(t/32) + 8*(v/2%2) and column 2*(t%4) + v%2 + 8*(v/4). */
 void model::multiply(const flow &f, const product_under_way &p)
 {
     operand_rows a, b;

@@ -4,9 +4,10 @@
 
 /* The machine of gpu/sm90/body.h as a model: what the instructions do to shared memory, barriers and accumulators, said
  * once more, by PTX's own figures and not by the functions of layout.h. One cluster at a time. A flow stands for a
- * producer or for a whole warpgroup; flows take turns, and copies and products, which are asynchronous, happen now, later
- * or as late as they may, as a number drawn at random says: a stage that is read before it is full, or written before
- * it has been read, gives other bits. What no GPU would accept, or wait for for ever, is a fault of the kernel's. */
+ * producer or for a whole warpgroup; flows take turns, and copies and products, which are asynchronous, happen now,
+ * later or as late as they may, as a number drawn at random says: a stage that is read before it is full, or written
+ * before it has been read, gives other bits. What no GPU would accept, or wait for for ever, is a fault of the
+ * kernel's. */
 #include "gpu/sm90/body.h"
 
 namespace ari_emulated

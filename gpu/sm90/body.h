@@ -2,7 +2,7 @@
 #ifndef ARI_GPU_SM90_BODY_H
 #define ARI_GPU_SM90_BODY_H
 
-/* The exact contraction for compute capability 9.0: a block has 128 x 128 results, whose int8 products stay in registers
+/* The exact contraction for compute capability 9.0: a block has 128 x 128 results, whose int8 products are in registers
  * until they are added, with their weight, to the result's int64 in registers too; no plane of int32 is ever in memory.
  * One thread of the block's first warpgroup asks for the operands (TMA), in a ring of stages; two warpgroups multiply
  * (wgmma), 64 rows each.
@@ -217,7 +217,8 @@ ARI_ON_GPU inline void finish(sums<M> &s, const work &w, const place &p, uint32_
     });
 }
 
-/* States of several elements are under way at a time: each is a read of memory that the next write must not wait for. */
+/* States of several elements are under way at a time: each is a read of memory that the next write must not wait for.
+ * */
 template <class M>
 ARI_ON_GPU inline void finish(sums<M> &s, const work &w, const place &p, uint32_t group, uint32_t matrix,
                               const accumulator_out &out)

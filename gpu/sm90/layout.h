@@ -3,8 +3,8 @@
 #define ARI_GPU_SM90_LAYOUT_H
 
 /* Index computations of the exact contraction's own kernel for compute capability 9.0 (gpu/sm90/body.h): a block's part
- * of the result, the layout of shared memory, the tensor core's reads and each thread's results. Plain functions, called
- * by the kernel, and used to check the model of the machine (gpu/emulated/sm90.h).
+ * of the result, the layout of shared memory, the tensor core's reads and each thread's results. Plain functions, which
+ * the kernel calls, and used to check the model of the machine (gpu/emulated/sm90.h).
  *
  * Sources: PTX ISA 8.7, sections "Asynchronous Warpgroup Level Matrix Instructions" (matrix descriptor, register
  * fragments of wgmma.mma_async.m64nNk32), "Tensors" (swizzling modes, out-of-bound access) and "mbarrier". The same
@@ -36,8 +36,9 @@ const uint32_t GROUP_THREADS = 128;
 const uint32_t GROUP_WARPS = 4;
 const uint32_t RESULTS = 64; /* of a thread: GROUP_ROWS * TILE / GROUP_THREADS */
 
-/* A sum stays within int64 while it has at most 8191 terms (ARI_CONTRACT_BLOCK). Longer ones are cut: after each segment
- * what is above CARRY_BITS moves to a carry, so that a sum is carry*2^40 + rest. 8064*(2^25 - 1)^2 + 2^40 < 2^63. */
+/* A sum stays within int64 while it has at most 8191 terms (ARI_CONTRACT_BLOCK). Longer ones are cut: after each
+ * segment what is above CARRY_BITS moves to a carry, so that a sum is carry*2^40 + rest. 8064*(2^25 - 1)^2 + 2^40 <
+ * 2^63. */
 const uint32_t SEGMENT_STEPS = 63;
 const int CARRY_BITS = 40;
 
@@ -73,7 +74,8 @@ ARI_ON_GPU inline uint32_t park_offset(uint32_t group, uint32_t thread, uint32_t
 
 /* The matrix descriptor of rows of STEP bytes from `address` on, which is a multiple of 1024, or of 32 terms further.
  * Bits 0-13: address / 16; 16-29: leading dimension offset, not used with a swizzle and 1; 32-45: bytes from 8 rows to
- * the next 8, / 16; 49-51: base offset, 0 where the pattern begins at a multiple of 1024; 62-63: 1, 128-byte swizzle. */
+ * the next 8, / 16; 49-51: base offset, 0 where the pattern begins at a multiple of 1024; 62-63: 1, 128-byte swizzle.
+ * */
 ARI_ON_GPU inline uint64_t descriptor(uint32_t address)
 {
     return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | 1ull << 16 | static_cast<uint64_t>(8 * STEP / 16) << 32 |
@@ -94,8 +96,8 @@ ARI_ON_GPU inline uint32_t fragment_col(uint32_t thread, uint32_t i)
 
 /* --- the ring of stages ------------------------------------------------------------------------------------------- */
 
-/* Producer and consumers go through the same stages in the same order. A stage's barrier is awaited by the parity of its
- * phase: `full` by `parity`, `empty` by the other one, whose wait is over at once in the first round. */
+/* Producer and consumers go through the same stages in the same order. A stage's barrier is awaited by the parity of
+ * its phase: `full` by `parity`, `empty` by the other one, whose wait is over at once in the first round. */
 struct ring {
     uint32_t stage, parity;
 
@@ -137,8 +139,8 @@ struct cluster {
 
 /* --- the work ----------------------------------------------------------------------------------------------------- */
 
-/* The sum takes high*2^32 + low times the number of a plane (gpu/packed.h). Low is signed: then a plane takes one 32-bit
- * multiply-add into 64 bits, and one into the upper half. */
+/* The sum takes high*2^32 + low times the number of a plane (gpu/packed.h). Low is signed: then a plane takes one
+ * 32-bit multiply-add into 64 bits, and one into the upper half. */
 struct weighted_product {
     uint32_t a, b, count; /* runs, as run_product has them */
     int32_t low, high;

@@ -41,8 +41,8 @@ typedef struct ari_tiling {
 } ari_tiling;
 
 /** The part that follows *p, the first one after a zero *p, of a product with this band (NULL: all of it is one part);
- *  false: there is none. A band of terms is taken where one run after the other is multiplied. Columns and terms begin at
- *  multiples of 16, columns end at multiples of 4, terms of 16. Pure. */
+ *  false: there is none. A band of terms is taken where one run after the other is multiplied. Columns and terms begin
+ *  at multiples of 16, columns end at multiples of 4, terms of 16. Pure. */
 bool ari_band_next(ari_tile_part *p, const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band);
 
 /** The tiling that is expected to take the least time. No extent is 0; pure. */

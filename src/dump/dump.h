@@ -57,8 +57,8 @@ struct ar_dump {
     ar_dump_part *part; /* of all tensors, one after the other */
 };
 
-/** A dump of n tensors that the caller holds, each with its data at `whole`: the caller's until it is closed. Sorts them
- *  by name, which must differ. Gives; ar_dump_close. Errors: AR_ERR_MEMORY. */
+/** A dump of n tensors that the caller holds, each with its data at `whole`: the caller's until it is closed. Sorts
+ *  them by name, which must differ. Gives; ar_dump_close. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n);
 /** Opens the files of d->path. map: NULL or a mapping, which may say which files are whose. Tells the ranks of a
  *  folder's files by the mapping or their placements, or else by their names or their order, where they are ranks' at
@@ -69,8 +69,8 @@ void ari_dump_close_file(ari_dump_file *f);
 size_t ari_dump_entries(const ari_dump_file *f);
 const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 
-/** Lists what the files hold, or what a mapping makes of it, by name and rank: of each file's tensors, where the mapping
- *  says whose it is; else of full ones. */
+/** Lists what the files hold, or what a mapping makes of it, by name and rank: of each file's tensors, where the
+ *  mapping says whose it is; else of full ones. */
 AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map);
 /** The number of pieces from the first on that have its name. */
 size_t ari_piece_group(const ari_piece *p, size_t n);
@@ -102,8 +102,8 @@ AR_NODISCARD ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_
 const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b);
 /** Copies a run's elements of `bytes` bytes each, closely packed. */
 void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);
-/** Copies a box's elements among [start, start + count) of the full tensor from `data`, the file's tensor, to where they
- *  are in `out`, which begins with element `start`. Of t only dtype and shape are looked at. */
+/** Copies a box's elements among [start, start + count) of the full tensor from `data`, the file's tensor, to where
+ *  they are in `out`, which begins with element `start`. Of t only dtype and shape are looked at. */
 void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, const ar_dump_box *b, size_t start,
                        size_t count);
 

@@ -46,9 +46,9 @@ typedef struct ari_piece {
  *  rank has. */
 typedef const ar_st_entry *(*ari_map_peer)(void *user, int rank, const char *name);
 /** Applies the first rule that matches an entry's name: one target, several (packed tensors under names of their own),
- *  or none (left out). An entry that no rule matches is whole, under its own name, or an error by 'unmatched'. rank -1: the file is no rank's.
- *  peer NULL: every rank has as much as this one. Gives the targets; ari_pieces_free. Errors: AR_ERR_FORMAT
- * ("InvalidMapping: ...": the rule does not fit the entry's shape or the mesh), AR_ERR_MEMORY. */
+ *  or none (left out). An entry that no rule matches is whole, under its own name, or an error by 'unmatched'. rank -1:
+ *  the file is no rank's. peer NULL: every rank has as much as this one. Gives the targets; ari_pieces_free. Errors:
+ *  AR_ERR_FORMAT ("InvalidMapping: ...": the rule does not fit the entry's shape or the mesh), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer,
                                      void *user, ari_piece **gives, size_t *n);
 void ari_pieces_free(ari_piece *p, size_t n);

@@ -9,8 +9,8 @@
 
 /* --- types -------------------------------------------------------------------------------------------------------- */
 
-/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head. No axis
- * at all is for reports alone. */
+/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head. No
+ * axis at all is for reports alone. */
 enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_AXES, ARI_LINT_NO_AXIS = ARI_LINT_AXES };
 typedef struct ari_lint_type {
     ar_placement at[ARI_LINT_AXES];
@@ -140,8 +140,8 @@ void ari_lint_over_dp(ari_lint_type *v, ar_placement p);
 int ari_lint_dp_axis(const ari_lint_state *l);
 /** The type that the list states for a value. */
 ari_lint_type ari_lint_stated(const ari_op_value *v);
-/** The value that an operation takes or makes as `v` of the list, of which `has` is known: what the list says where that
- *  is the same, else a finding. */
+/** The value that an operation takes or makes as `v` of the list, of which `has` is known: what the list says where
+ *  that is the same, else a finding. */
 ari_lint_type ari_lint_agree(ari_lint_state *l, const ari_operation *op, const ari_op_value *v, ari_lint_type has);
 /** Keeps a verdict of a rule: what it makes, and a finding where it is broken. */
 void ari_lint_judge(ari_lint_state *l, const ari_operation *op, int axis, ari_lint_type *out, ari_lint_verdict v);

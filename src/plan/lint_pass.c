@@ -46,7 +46,7 @@ static ari_lint_type add_parameter(ari_lint_state *l, const ari_operation *op, a
     return out;
 }
 
-/* --- what all have in common --------------------------------------------------------------------------------------- */
+/* --- what all have in common -------------------------------------------------------------------------------------- */
 
 /* Input i, placed as the list says. */
 static ari_lint_type taken(ari_lint_state *l, const ari_operation *op, int i)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rules of types along one axis. A value that every rank has goes with anything; parts go with the same parts; terms
- * of a sum go only through what is linear in them, for f(a) + f(b) is f(a + b) there and nowhere else. */
+/* The rules of types along one axis. A value that every rank has goes with anything; parts go with the same parts;
+ * terms of a sum go only through what is linear in them, for f(a) + f(b) is f(a + b) there and nowhere else. */
 #include "plan/lint.h"
 
 static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};

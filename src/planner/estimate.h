@@ -49,9 +49,10 @@ AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);
 
 /** Bytes of memory that this process can still take: the least of what the system has free (MemAvailable of
  *  /proc/meminfo) and of what its control group and every group above it leave (version 2: memory.max - memory.current;
- *  version 1: memory.limit_in_bytes - memory.usage_in_bytes). Of a group's usage, file pages that were not touched lately (inactive_file of memory.stat) count as free, since the
- *  kernel drops them before it refuses memory. What cannot be read, or is "max" or "unlimited", limits nothing;
- *  SIZE_MAX if nothing does. root: before every path, "" in earnest, a folder with proc/ and sys/ in tests. */
+ *  version 1: memory.limit_in_bytes - memory.usage_in_bytes). Of a group's usage, file pages that were not touched
+ *  lately (inactive_file of memory.stat) count as free, since the kernel drops them before it refuses memory. What
+ *  cannot be read, or is "max" or "unlimited", limits nothing; SIZE_MAX if nothing does. root: before every path, "" in
+ *  earnest, a folder with proc/ and sys/ in tests. */
 size_t ari_available_memory(const char *root);
 /** Its limit on address space (ulimit -v) less what it has mapped; SIZE_MAX without one. */
 size_t ari_available_space(const char *root);

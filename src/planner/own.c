@@ -7,7 +7,7 @@
 #include "ref/core/size.h"
 #include "run/cluster_run.h"
 
-/* --- what is run --------------------------------------------------------------------------------------------------- */
+/* --- what is run -------------------------------------------------------------------------------------------------- */
 
 /* Micro-batches after which rank `stage` of a pipeline of n comes to no state that it was not in before: to so many
  * under way, of which so many wait for the gradients of their weights. 0: there is no such number. */
@@ -80,7 +80,7 @@ static ar_status run_dry(ari_dry_memory *dry, const ari_step_case *c, int rank)
     return st;
 }
 
-/* --- a rank -------------------------------------------------------------------------------------------------------- */
+/* --- a rank ------------------------------------------------------------------------------------------------------- */
 
 static const ari_memory_kind kind_of[ARI_USES] = {[ARI_USE_OUTER] = ARI_MEMORY_OUTER,
                                                   [ARI_USE_ATTENTION] = ARI_MEMORY_ATTENTION,
@@ -113,7 +113,7 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
     return AR_OK;
 }
 
-/* --- several ------------------------------------------------------------------------------------------------------- */
+/* --- several ------------------------------------------------------------------------------------------------------ */
 
 ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p)
 {

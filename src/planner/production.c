@@ -176,8 +176,8 @@ static ar_status backward(void *user, const ari_operation *op)
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
-/* Micro-batches of a schedule that holds as much as that of all of them: what a rank holds but under GPipe does not grow
- * any more when each stage has had a few. */
+/* Micro-batches of a schedule that holds as much as that of all of them: what a rank holds but under GPipe does not
+ * grow any more when each stage has had a few. */
 static int micro_of(const ar_parallel *layout)
 {
     const int micro = ari_at_least_one(layout->micro_batches), enough = 3 * ari_at_least_one(layout->pp);

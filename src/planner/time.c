@@ -282,8 +282,8 @@ static ar_status run_stages(composed *c, double *alone, ar_pp_times *times, doub
     return st;
 }
 
-/* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed as
- * far as they make it longer. busy: of the rank that has most to do. */
+/* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed
+ * as far as they make it longer. busy: of the rank that has most to do. */
 static ar_status add_waits(composed *c, double busy)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;

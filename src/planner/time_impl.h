@@ -135,8 +135,8 @@ double ari_time_element(const ari_time_options *o, const ari_operation *op, cons
 /** Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o,
                                         const ari_passes *passes, const ari_outside *outside);
-/** Seconds that a step takes at least, without going through the schedule of a pipeline: a rank can begin when the ranks
- *  before it have gone forward, and what it has done last still goes back to them. */
+/** Seconds that a step takes at least, without going through the schedule of a pipeline: a rank can begin when the
+ *  ranks before it have gone forward, and what it has done last still goes back to them. */
 double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes);
 /** A row of one kind of call. */
 void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, const ari_links *l, double calls,

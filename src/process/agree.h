@@ -12,8 +12,8 @@
 AR_NODISCARD ar_status ari_call_encoded_bytes(size_t *bytes, const ari_call *call, int n);
 /** to: as many bytes. */
 void ari_call_encode(void *to, const ari_call *call, int n);
-/** The call borrows `bytes`, which are aligned for uint64_t. *p2p: its operations, NULL if there are none; free(). Errors:
- *  AR_ERR_INTERNAL (the bytes are no call of a member of n), AR_ERR_MEMORY. */
+/** The call borrows `bytes`, which are aligned for uint64_t. *p2p: its operations, NULL if there are none; free().
+ *  Errors: AR_ERR_INTERNAL (the bytes are no call of a member of n), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_call_decode(ari_call *call, ar_p2p **p2p, const void *bytes, size_t size, int n);
 
 /* The calls of a group's members, as a group whose members have all entered: for ari_calls_compare and

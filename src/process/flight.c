@@ -92,7 +92,7 @@ void ari_flight_leave(ari_flight *f, ari_flight_call *c, bool done, uint64_t now
     kept->since_ns = now_ns;
 }
 
-/* --- as text: "group ID entered n RANKS rank .." and "call GROUP seq since_ns done kind WHAT", tab, tag ------------- */
+/* --- as text: "group ID entered n RANKS rank .." and "call GROUP seq since_ns done kind WHAT", tab, tag ----------- */
 
 enum { WHAT_BYTES = 160 };
 

@@ -5,8 +5,8 @@
 #include "ref/comm/comm_impl.h"
 
 /* The collectives of a process, for the report when the world fails: those that it is in, and the last that it has
- * finished. The owner's lock guards a recorder. Groups have the same id on all their members; a send and the recv that it
- * meets are one collective of a group of two, the sender its member 0, the receiver its member 1. */
+ * finished. The owner's lock guards a recorder. Groups have the same id on all their members; a send and the recv that
+ * it meets are one collective of a group of two, the sender its member 0, the receiver its member 1. */
 enum { ARI_FLIGHT_CALLS = 64, ARI_FLIGHT_RANKS = 48, ARI_FLIGHT_TAG = 72 };
 
 typedef struct ari_flight_group {

@@ -26,9 +26,9 @@ typedef struct ari_store_options {
 } ari_store_options;
 
 /** Collective: returns when all have come. Other programs that connect to the port are turned away, and keep no process
- *  waiting. Gives; ari_store_destroy. Errors, the same for all that have come: AR_ERR_TIMEOUT, naming who is missing and
- *  that one had another key; AR_ERR_ARG, two processes with one rank, another number of processes; AR_ERR_ABORTED, one
- *  that came has gone; AR_ERR_IO; AR_ERR_MEMORY. Of one alone: AR_ERR_ARG, another job, key or version. */
+ *  waiting. Gives; ari_store_destroy. Errors, the same for all that have come: AR_ERR_TIMEOUT, naming who is missing
+ *  and that one had another key; AR_ERR_ARG, two processes with one rank, another number of processes; AR_ERR_ABORTED,
+ *  one that came has gone; AR_ERR_IO; AR_ERR_MEMORY. Of one alone: AR_ERR_ARG, another job, key or version. */
 AR_NODISCARD ar_status ari_store_create(ari_store **gives, const ari_store_options *o);
 /** This process will call nothing more. Waits for the same of all others, and from a failure on only so long. Returns
  *  whether all have left. */
@@ -84,15 +84,16 @@ enum { ARI_TICK_MS = 10 };
 void ari_store_watch(ari_store *s, const ari_watcher *w);
 /** AR_OK, or the failure, with its message. */
 ar_status ari_store_status(ari_store *s);
-/** The same with the status of those whom it is about, whether this process is one of them, and the text, which stays as
- *  long as the store. */
+/** The same with the status of those whom it is about, whether this process is one of them, and the text, which stays
+ *  as long as the store. */
 ar_status ari_store_failure(const ari_store *s, bool *own, const char **text);
 /** Ends the world: this process gets `st`, the others AR_ERR_ABORTED with `why`, and so does this one if another was
  *  first. Returns when all have been notified, or after two seconds. */
 void ari_store_fail(ari_store *s, ar_status st, const char *why);
 /** The same, where all whom it is about find the same failure: each keeps `st`, with the calling thread's message. */
 void ari_store_agree_failed(ari_store *s, ar_status st);
-/** The same with the table of what every rank is doing behind `line`: these ranks get `st`, the others AR_ERR_ABORTED. */
+/** The same with the table of what every rank is doing behind `line`: these ranks get `st`, the others AR_ERR_ABORTED.
+ *  */
 void ari_store_report(ari_store *s, ar_status st, const int *rank, int n, const char *line);
 /** This process waits too long: asks where every process is, and ends the world with what follows from that. */
 void ari_store_late(ari_store *s);

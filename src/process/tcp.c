@@ -19,7 +19,7 @@ typedef struct launch {
     uint64_t job;     /* a hash of its names */
 } launch;
 
-/* --- what a launcher says ------------------------------------------------------------------------------------------ */
+/* --- what a launcher says ----------------------------------------------------------------------------------------- */
 
 enum { MOST_RANKS = 1 << 20, MOST_PORT = 65535 };
 
@@ -112,7 +112,8 @@ static ar_status read_host(launch *l, bool slurm)
                                     "machine of rank 0, the same for all processes");
 }
 
-/* torchrun itself listens on MASTER_PORT where this variable is set, and another program cannot: the next port is taken then. */
+/* torchrun itself listens on MASTER_PORT where this variable is set, and another program cannot: the next port is taken
+ * then. */
 static ar_status read_port(launch *l, bool slurm)
 {
     if (variable("ANYRANK_PORT"))
@@ -174,7 +175,7 @@ static ar_status read_launch(launch *l)
     return AR_OK;
 }
 
-/* --- the process --------------------------------------------------------------------------------------------------- */
+/* --- the process -------------------------------------------------------------------------------------------------- */
 
 static void tcp_abort(ar_process *p, ar_status st, const char *why)
 {

@@ -158,8 +158,8 @@ ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t)
 }
 
 /* --- all of them -------------------------------------------------------------------------------------------------- */
-/* Two rows of what it says: a rank that is at the next agreement writes the other row, and it cannot be at the one after
- * that before all have read this one. */
+/* Two rows of what it says: a rank that is at the next agreement writes the other row, and it cannot be at the one
+ * after that before all have read this one. */
 typedef struct member {
     ari_outcome said[2];
     unsigned turn;

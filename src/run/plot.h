@@ -35,8 +35,8 @@ typedef struct ari_plot {
 /** Writes the file, whole or not at all. Beyond 20000 points a line has evenly chosen ones. Errors: AR_ERR_ARG (no line
  *  has a finite point), AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plot_write(const ari_plot *p, const char *path);
-/** smooth[i]: mean of all y, each weighted by (1 - a)^|i - k|, a = 2/(window + 1): an exponential average to both sides,
- *  which does not lag behind the curve. */
+/** smooth[i]: mean of all y, each weighted by (1 - a)^|i - k|, a = 2/(window + 1): an exponential average to both
+ *  sides, which does not lag behind the curve. */
 void ari_plot_smooth(double *smooth, const double *y, size_t n, double window);
 /** The distance of ticks: 1, 2 or 5 times a power of ten, so that a range > 0 has 4 to 10 of them. */
 double ari_plot_tick(double range);

@@ -20,8 +20,8 @@ AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name)
  *  sine and cosine are not defined (numerics.md): the baseline would compute NaN and every rank stop. Only a
  *  rope_theta below 1 or a very long sequence has them. Errors: AR_ERR_SHAPE, AR_ERR_CONFIG. */
 AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
-/** Refuses a plan that declares on several ranks what is not there: where nothing is compared, wrong numbers would pass for
- *  the model's. Errors: those of ar_plan_check_declared. */
+/** Refuses a plan that declares on several ranks what is not there: where nothing is compared, wrong numbers would pass
+ *  for the model's. Errors: those of ar_plan_check_declared. */
 AR_NODISCARD ar_status ari_run_check_declared(const ar_run *r, const ar_config *c);
 /** Refuses low precision where the numerics are exact. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_numerics(const ar_run *r);

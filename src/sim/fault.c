@@ -71,7 +71,7 @@ ar_status ari_fault_check(const ar_sim_fault *faults, size_t count, int ranks)
     return AR_OK;
 }
 
-/* --- from the words that describe it -------------------------------------------------------------------------------- */
+/* --- from the words that describe it ------------------------------------------------------------------------------ */
 
 #define EXAMPLES "'corrupt rank 2 collective 14 transfer 0 bit 77' or 'kill rank 2 collective 14'"
 enum { WORD_BYTES = 32 };

@@ -72,8 +72,8 @@ AR_NODISCARD ar_status ari_channel_run(ar_comm *c, const ari_call *call);
 /** Drops this rank's places in channels. */
 void ari_channel_ends_free(ari_sim_comm *c);
 
-/** Copies the next word of *text, past which it moves, to word[0 .. room) ("" at the end), and gives its length. Nothing
- *  is copied where that is `room` or more. */
+/** Copies the next word of *text, past which it moves, to word[0 .. room) ("" at the end), and gives its length.
+ *  Nothing is copied where that is `room` or more. */
 size_t ari_next_word(char *word, size_t room, const char **text);
 
 /** Virtual time: what a collective takes on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */

@@ -32,9 +32,8 @@ typedef struct ari_fused {
     const char *const *in; /* [inputs], in the order of additions: ((in[0] + in[1]) + in[2]) + ... */
     char *const *out;      /* [outputs] */
     int inputs, outputs;
-    int divisor; /* of each sum: a mean; 0: none */
-    bool
-        past_cache; /* outputs are written past the cache, until ari_stream_end; needs `at` as ari_fused_head gives it */
+    int divisor;     /* of each sum: a mean; 0: none */
+    bool past_cache; /* outputs bypass the cache until ari_stream_end; needs `at` as ari_fused_head gives it */
 } ari_fused;
 
 /** Computes the bytes [at, end) of the outputs from those of the inputs, as far as whole vectors go; returns where it

@@ -244,7 +244,8 @@ const ari_args_spec ari_bugs_spec = {
     .command = "bugs",
     .summary = "Lists the faults that 'check --inject' can switch on, explains one, or shows that each is caught.",
     .example =
-        "anyrank bugs\nanyrank bugs sp_norm_grad_local\nanyrank bugs --run\nanyrank bugs --run --numerics native --precision bf16\nanyrank check "
+        "anyrank bugs\nanyrank bugs sp_norm_grad_local\nanyrank bugs --run\nanyrank bugs --run --numerics native "
+        "--precision bf16\nanyrank check "
         "--inject column_dx_not_reduced",
     .options = options,
     .positionals = positionals,

@@ -255,7 +255,8 @@ static json_t *json_bug(const ari_bug_run *r)
     json_t *layout = ari_layout_json(&r->at.run.parallel, 0, ari_layout_of_fault);
     json_object_set_new(layout, "mlp_order", json_string(ari_mlp_order_names[r->at.order]));
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:s?, s:o, s:f, s:o}",
+        "{s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:s?, "
+        "s:o, s:f, s:o}",
         "name", ar_fault_name(r->fault), "text", ar_fault_text(r->fault), "case", CASE_TEXT(&r->at), "model",
         r->at.run.model, "module", r->at.module, "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq",
         (json_int_t)r->at.run.seq, "documents", (json_int_t)(r->at.documents > 0 ? r->at.documents : 1), "steps",

@@ -22,7 +22,7 @@
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
-/* --- what was asked for -------------------------------------------------------------------------------------------- */
+/* --- what was asked for ------------------------------------------------------------------------------------------- */
 
 /* Which option is about one run; NULL: none. */
 static const char *of_one_run(const ari_check_values *v)

@@ -6,7 +6,7 @@
  *     manual-common               entries of those of every subcommand that are left
  *     manual-subcommands          entries of the subcommands
  *     bash, zsh, zsh-subcommands, fish
- *     python SUBCOMMAND NAME..    the options as keyword arguments, with their types and texts; the function names those
+ *     python SUBCOMMAND NAME..    the options as keyword arguments, with types and texts; the function names those
  *                                 options itself, so that the class of the others lacks them
  *
  * The text after an option in a manual page adds to its entry. A page that lacks an option is an error. */

@@ -51,8 +51,8 @@ extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[]; /* in the order of ar_precision */
 
 /* Options of an ari_run_values: how large the model is, and which module is split how; how data moves; what the ranks
- * compute on; how a training step is split besides tp; what ZeRO shares out; how the data-parallel ranks sum their gradients; what updates the
- * weights; what the loss is. */
+ * compute on; how a training step is split besides tp; what ZeRO shares out; how the data-parallel ranks sum their
+ * gradients; what updates the weights; what the loss is. */
 extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_options[], ari_step_layout_options[],
     ari_pipeline_options[], ari_zero_options[], ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 
@@ -107,8 +107,8 @@ void ari_layout_unload(ar_run *run);
 AR_NODISCARD ar_status ari_pipeline_check(const ari_run_values *v);
 void ari_pipeline_complete(ar_parallel *p, const ari_run_values *v);
 AR_NODISCARD ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v);
-/** A line "plan p.json: 4 rules, sha256 0123456789ab", or one that says the order of the MLPs; none of the usual default
- *  plan. */
+/** A line "plan p.json: 4 rules, sha256 0123456789ab", or one that says the order of the MLPs; none of the usual
+ *  default plan. */
 void ari_plan_print(FILE *to, const ar_plan *p);
 /** The plan as a report needs it for a repetition of its run: `file`, `rules` as given and their `sha256`, null for a
  *  default plan; `mlp_order`, null for a file's. Gives; NULL without memory. */

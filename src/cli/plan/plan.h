@@ -10,8 +10,8 @@
 #include "planner/search.h"
 #include "sim/plan/ops.h"
 
-/* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values called
- * `r`. */
+/* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values
+ * called `r`. */
 #define ARI_ZERO_HELP "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"
 #define ARI_PLANNED_OPTIONS(most_zero, zero_help)                                                                     \
     ARI_OPTION_SECTION("layout"),                                                                                     \
@@ -68,7 +68,8 @@ typedef struct ari_asked {
     size_t parameters;
 } ari_asked;
 
-/** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of ari_planned_case. */
+/** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of ari_planned_case.
+ *  */
 AR_NODISCARD ar_status ari_plan_flow(const ari_plan_values *v);
 /** `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
 AR_NODISCARD ar_status ari_plan_pipeline(const ari_plan_values *v);
@@ -85,8 +86,8 @@ json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
 json_t *ari_asked_json(const ari_asked *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r);
-/** The JSON of layouts as a page, and as a picture of the first ones with their parts. Errors: AR_ERR_IO, AR_ERR_MEMORY;
- *  of the picture also AR_ERR_ARG (no layout has parts). */
+/** The JSON of layouts as a page, and as a picture of the first ones with their parts. Errors: AR_ERR_IO,
+ *  AR_ERR_MEMORY; of the picture also AR_ERR_ARG (no layout has parts). */
 AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);
 AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *path);
 /** Columns of a layout's extents, the first of a table; their cells in a row: "4", "8 (inner 2) zigzag". */

@@ -56,7 +56,8 @@ void ari_print_version(FILE *to);
 /** True if the text for people goes to stdout: neither with --quiet, nor when --json has taken stdout. */
 bool ari_wants_text(const ari_common *common);
 
-/** {"tool":"anyrank","version":...,"schema":1,"command":...}: what every result begins with. Gives; NULL without memory. */
+/** {"tool":"anyrank","version":...,"schema":1,"command":...}: what every result begins with. Gives; NULL without
+ *  memory. */
 json_t *ari_json_begin(const char *command);
 /** Adds the members of `rest`, which it takes. Gives the object; NULL, and frees both, where either is NULL. */
 json_t *ari_json_whole(json_t *object, json_t *rest);

@@ -392,12 +392,12 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
 static void print_doubted(FILE *to, const ar_verify_report *r)
 {
     if (r->elements_doubted > 0)
-        fprintf(
-            to,
-            "note: %zu new weight%s, or output%s of a new bias, differ%s by no more than gradients' differences explain "
-            "(Adam's step)\n",
-            r->elements_doubted, ARI_PLURAL(r->elements_doubted), ARI_PLURAL(r->elements_doubted),
-            r->elements_doubted == 1 ? "s" : "");
+        fprintf(to,
+                "note: %zu new weight%s, or output%s of a new bias, differ%s by no more than gradients' differences "
+                "explain "
+                "(Adam's step)\n",
+                r->elements_doubted, ARI_PLURAL(r->elements_doubted), ARI_PLURAL(r->elements_doubted),
+                r->elements_doubted == 1 ? "s" : "");
 }
 
 /* By bits, of other programs, whose sums are in no order that a layout keeps. */
@@ -409,8 +409,8 @@ static void print_rule_note(FILE *to, const ar_verify_report *r)
                 "1e-5 lets it pass, --normal judges it\n");
 }
 
-/* By a tolerance, of a first step that is right. What second moments divide is a part of the learning rate, however small
- * it is itself, and so is what rounding leaves of it in all that is computed from the weights. */
+/* By a tolerance, of a first step that is right. What second moments divide is a part of the learning rate, however
+ * small it is itself, and so is what rounding leaves of it in all that is computed from the weights. */
 static void print_later_steps(FILE *to, const ar_verify_report *r)
 {
     bool divides = false;

@@ -33,8 +33,8 @@ static ari_op_value context(ari_walk *w, heads_at at)
     return head_value(w, w->config->heads, ARI_NO_ROLE, at);
 }
 
-/* Queries, keys and values, or their gradients. Of one parameter they are one value, unless keys and values go elsewhere
- * than queries. */
+/* Queries, keys and values, or their gradients. Of one parameter they are one value, unless keys and values go
+ * elsewhere than queries. */
 static ari_values qkv_values(ari_walk *w, heads_at at)
 {
     static const ari_role roles[] = {ARI_Q, ARI_K, ARI_V};

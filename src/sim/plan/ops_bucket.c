@@ -254,8 +254,8 @@ static unsigned kinds_in(ari_walk *w, const ari_params *all, size_t unit)
     return kinds;
 }
 
-/* Calls f, unless NULL, for each bucket of the unit, the first of which has the number `index`. Returns the number of the
- * one after them. */
+/* Calls f, unless NULL, for each bucket of the unit, the first of which has the number `index`. Returns the number of
+ * the one after them. */
 static size_t each_of(ari_walk *w, const ari_params *all, size_t unit, size_t index, ari_bucket_fn f)
 {
     ari_walk_bucket open[ARI_BUCKET_KINDS] = {{.params = 0}};

@@ -90,8 +90,8 @@ void ari_walk_layer(ari_walk *w, size_t layer);
 /* An operation: begun, its values and collectives added, visited. */
 ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role);
 void ari_walk_visit(ari_walk *w);
-/** Visits an operation of a pass whose inputs have their numbers: numbers what it makes, unless it has done that itself,
- *  and leaves that for the next one. */
+/** Visits an operation of a pass whose inputs have their numbers: numbers what it makes, unless it has done that
+ *  itself, and leaves that for the next one. */
 void ari_walk_make(ari_walk *w);
 /** The i-th value that there is, or what it is a part of, held to be v. */
 ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i);

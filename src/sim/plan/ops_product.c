@@ -62,8 +62,8 @@ static size_t width_of(ari_walk *w, const ari_values *x)
 }
 
 /* The collective that has been added last is of tokens that a product takes or makes: where collectives go beside
- * products it does, cut into chunks of each rank's tokens, or whole. K chunks of n positions are of ceil(n/K), and fewer
- * than K where that many are enough. */
+ * products it does, cut into chunks of each rank's tokens, or whole. K chunks of n positions are of ceil(n/K), and
+ * fewer than K where that many are enough. */
 static void put_beside(ari_walk *w, bool cut)
 {
     const size_t n = ari_walk_positions(w), k = (size_t)w->c->run.parallel.overlap;

@@ -235,7 +235,7 @@ void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end)
         each_of_unit(w, ARI_NO_LAYER, reduce_bucket);
 }
 
-/* --- sums of numbers ----------------------------------------------------------------------------------------------- */
+/* --- sums of numbers ---------------------------------------------------------------------------------------------- */
 
 /* An operation that is nothing but its collectives. */
 static void begin_sum(ari_walk *w, ari_operation_kind kind, size_t n, ar_dtype dtype)

@@ -60,8 +60,9 @@ size_t ari_walk_kv_copies(const ari_walk *w, bool heads)
 
 /* --- which value is which ---------------------------------------------------------------------------------------- */
 
-/* Those of a micro-batch: of each section what its forward pass makes, what is made again, and gradients; then what goes
- * from stage to stage. Number 0 of the first and the last of these is what enters the section, and its gradient. */
+/* Those of a micro-batch: of each section what its forward pass makes, what is made again, and gradients; then what
+ * goes from stage to stage. Number 0 of the first and the last of these is what enters the section, and its gradient.
+ * */
 enum { MOST_MADE = 128 };
 
 size_t ari_operations_values(const ari_step_case *c)

@@ -93,10 +93,10 @@ static const ari_cause rows[] = {
      ": the ranks' copies are equal, so that it was reduced, and divided by {n} once more (by hand beside DDP or "
      "FSDP, which take the mean, or where the sum was wanted)"},
     {"missing_all_reduce", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE), IF(LONE), TIMES,
-     FACTOR
-     ": looks like a missing all-reduce over {over} of {n} equal parts, or a mean over {n} ranks in place of "
-     "the sum (divided by N before each rank added its own)" LOOK
-     "`dist.all_reduce` after a row-parallel forward and a column-parallel input gradient; DDP hooks; Megatron: `reduce_from_tensor_model_parallel_region`, `finalize_model_grads`"},
+     FACTOR ": looks like a missing all-reduce over {over} of {n} equal parts, or a mean over {n} ranks in place of "
+            "the sum (divided by N before each rank added its own)" LOOK
+            "`dist.all_reduce` after a row-parallel forward and a column-parallel input gradient; DDP hooks; Megatron: "
+            "`reduce_from_tensor_model_parallel_region`, `finalize_model_grads`"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(EVERYWHERE), 0, TIMES,
      FACTOR ": a sum over {n} ranks or micro-batches where the mean was wanted (dp), or each divided by its own number "
             "of targets in place of the global one"},
@@ -167,37 +167,45 @@ static const ari_cause rows[] = {
      "(0: none): the coefficient of the squared logarithm of the softmax's denominator" LOOK
      "the coefficient of lse² (PaLM), of each token before the mean; whether the printed loss includes it"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(BLOCKS), 0, "",
-     "the loss computed again from the logits: labels were shifted after the sequence was cut, by each of {ranks} ranks "
+     "the loss computed again from the logits: labels were shifted after the sequence was cut, by each of {ranks} "
+     "ranks "
      "among its own tokens{order}, so that the last of a rank's has no target, where the reference has {targets} "
      "targets" LOOK "labels shifted by the data and by the model; `labels[..., 1:]`"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
-     "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the next "
+     "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the "
+     "next "
      "one (labels shifted in the data and in the model, or in neither)"},
     {"zigzag_order", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(TOKENS), IF(LONE), "",
      "the labels of contiguous chunks for the tokens of a zigzag of {ranks} ranks" LOOK
      "labels cut in the same order as the tokens (balanced ring attention)"},
     {"labels_of_other_samples", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(FOREIGN), 0, "",
-     "the loss computed again from the logits: each sample has the labels of the one {by:.0f} further on, and counts the "
+     "the loss computed again from the logits: each sample has the labels of the one {by:.0f} further on, and counts "
+     "the "
      "tokens that are targets there (labels that were shuffled, dealt out or rolled apart from their ids)" LOOK
      "a loader that shuffles or deals out ids and labels apart, `roll` along the samples"},
     {"micro_batches_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_MICRO), 0, "",
-     "micro-batches with weights of their own: of {micro} the gradients count {weights} times the reference's, and so do "
+     "micro-batches with weights of their own: of {micro} the gradients count {weights} times the reference's, and so "
+     "do "
      "their terms of the loss; all must divide by T, the count of the global batch, and be added once"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED) | IF(EXCHANGED), 0, "",
-     "{more} tokens count in the loss, none of which is one of the reference's {targets} targets: the mask of labels is "
+     "{more} tokens count in the loss, none of which is one of the reference's {targets} targets: the mask of labels "
+     "is "
      "inverted, what is to be ignored (padding, the prompt, -100) is learnt and the rest is not"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
-     "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored (padding, "
+     "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored "
+     "(padding, "
      "the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},
     {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), IF(COUNT), "",
-     "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by all "
+     "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by "
+     "all "
      "{targets} targets: those of one micro-batch, where the sum over all of them is wanted" LOOK
      "`=` where `+=` belongs; `zero_grad` inside the loop"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(CUT), 0, "",
      "the loss computed again from the logits: {less} of the reference's {targets} targets do not count in it" LOOK
      "`num_items_in_batch`; targets, not tokens"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(SAMPLES), 0, "",
-     "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by all "
+     "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by "
+     "all "
      "{targets} targets; the rest do not count in it: a chunk or a batch that is not whole is left out"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
@@ -212,7 +220,8 @@ static const ari_cause rows[] = {
      "(an all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number" LOOK
      "`all_reduce(MAX)` of the logits before the exponentials; a loss of own samples is declared `partial` or a mean"},
     {"divisor_of_other_count", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(TOKENS), 0, "",
-     "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, or "
+     "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, "
+     "or "
      "targets left out"},
     {"target_logit", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(SEEN), 0, "",
      "target logit: the loss is off by {off:.3g} ({percent:.2g}%) and equal on every rank; if the logits are right, "
@@ -240,9 +249,11 @@ static const ari_cause rows[] = {
      "itself is computed right"},
     {"norm_of_own_stages", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(STAGES), 0, "",
      "each pipeline rank clips by the norm of its own stages: the ranks' norms differ (from {low} to {high}), and the "
-     "pipeline's squares add up to the reference's, {reference} (a parameter of two stages counts in both); squares are "
+     "pipeline's squares add up to the reference's, {reference} (a parameter of two stages counts in both); squares "
+     "are "
      "added over pp before the root, each parameter's once" LOOK
-     "sum squares over pp before the root; Megatron: `grad_stats_parallel_group`; torch: `clip_grad_norm_` over one stage's parameters"},
+     "sum squares over pp before the root; Megatron: `grad_stats_parallel_group`; torch: `clip_grad_norm_` over one "
+     "stage's parameters"},
     {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
      "{reference}; the root of the sum of a group's squares is {root}); squares are added over {over} before the "
@@ -253,11 +264,12 @@ static const ari_cause rows[] = {
      "the mean over {sharers} ranks of the norms of what each holds, {low}, in place of the root of the sum of all "
      "squares; squares are added over {over} before the root, replicated parameters once"},
     {"norm_sum_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(COUNT), IF(LONE), "",
-     "the sum over {sharers} ranks of the norms of what each has, {low}, in place of the root of the sum of all squares: "
+     "the sum over {sharers} ranks of the norms of what each has, {low}, in place of the root of the sum of all "
+     "squares: "
      "squares are added over {over} before the root, not norms"},
     {"clipped_each", K(NORM), ARI_TRACE + 2, ANY, 0, IF(ONE), 0, "",
-     "the norm of one parameter alone, {low}: it is that of {which}, and the reference's is of all gradients together" LOOK
-     "`clip_grad_norm_` once, of all parameters"},
+     "the norm of one parameter alone, {low}: it is that of {which}, and the reference's is of all gradients "
+     "together" LOOK "`clip_grad_norm_` once, of all parameters"},
     {"norm_other_order", K(NORM), ARI_TRACE + 2, ANY, 0, IF(POWER), 0, "",
      "a norm of another order: {low} is {which}; the reference is the root of the sum of their squares" LOOK
      "`norm_type` of `clip_grad_norm_`, 2 on the other side"},
@@ -266,13 +278,16 @@ static const ari_cause rows[] = {
      "(clip_grad_value_ before the norm is taken, or in place of clip_grad_norm_)" LOOK
      "`clamp`, ReLU, overflow to a format's largest value; `clip_grad_value_`"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(OF_GRADIENT), 0, "",
-     "the norm counts {trained} parameters that have a gradient here and none in the reference: it is {low}, the root of "
+     "the norm counts {trained} parameters that have a gradient here and none in the reference: it is {low}, the root "
+     "of "
      "all squares; parameters are trained that are frozen on the other side (requires_grad)"},
     {"low_precision", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FRACTION), 0, "",
-     "the gradients are right and their norm is a number of bf16: it is {low}, {times:.6g} times the reference; its squares "
+     "the gradients are right and their norm is a number of bf16: it is {low}, {times:.6g} times the reference; its "
+     "squares "
      "are added up in 16 bits, or it is cast" LOOK "`.float()` before squares are added"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FOREIGN), 0, "",
-     "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, kind "
+     "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, "
+     "kind "
      "of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled gradients, "
      "the largest value), or several sets"},
     {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE), 0, "",
@@ -280,7 +295,8 @@ static const ari_cause rows[] = {
      "{often}; what ranks share counts once; clip factor: where it is below 1, gradients are {expected:.4g} times the "
      "expected" LOOK "replicated parameters count once; Megatron: `param_is_not_tensor_parallel_duplicate`"},
     {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, 0, 0, "",
-     "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, as if without {which}; clip "
+     "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, as if without {which}; "
+     "clip "
      "factor: where it is below 1, gradients are {expected:.4g} times the expected"},
     SECTION("Rounding, formats and functions of each value"),
     {"two_exchanged", K(BITS), ARI_SHAPE + 15, ANY, 0, IF(EXCHANGED), 0, "",
@@ -290,12 +306,16 @@ static const ari_cause rows[] = {
     {"few_elements", K(BITS), ARI_SHAPE + 15, ANY, 0, 0, 0, "",
      "{which}: {elements}; {others}: a write to one place, or one value from elsewhere"},
     {"unordered_sum", K(UNSTEADY), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
-     "a sum in an order of each run's own: the largest difference is {largest:.1e} of the largest value, in no pattern, "
+     "a sum in an order of each run's own: the largest difference is {largest:.1e} of the largest value, in no "
+     "pattern, "
      "and the same layout, run again, has other bits (atomic additions of floats, what comes first is added first)" LOOK
-     "`torch.use_deterministic_algorithms`, `index_add_`, `atomicAdd` of floats in backward kernels; sums in the order of arrival"},
+     "`torch.use_deterministic_algorithms`, `index_add_`, `atomicAdd` of floats in backward kernels; sums in the order "
+     "of arrival"},
     {"small_change", K(ROUNDING), ARI_TRACE - 10, ANY, 0, IF(SAME), 0, "by little",
-     "small, and no rounding, as exact numerics have the same bits in any order of their sums: the largest difference is "
-     "{largest:.1e} of the largest value, in no pattern; a value that changed on its way (transport, memory), or sums of "
+     "small, and no rounding, as exact numerics have the same bits in any order of their sums: the largest difference "
+     "is "
+     "{largest:.1e} of the largest value, in no pattern; a value that changed on its way (transport, memory), or sums "
+     "of "
      "floats in code of one's own"},
     {"rounding", K(ROUNDING), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
      "rounding: the largest difference is {largest:.1e} of the largest value; sums taken in another order (a ring, "
@@ -303,10 +323,12 @@ static const ari_cause rows[] = {
     ALWAYS(K(UNSTEADY), ANY, IF(APART), 0, "; even the copies of one value differ"),
     ALWAYS(K(ROUNDING), ANY, IF(APART), 0, "; even the copies of one value differ"),
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, "mv", 0, 0, 0, "each of {format} precision",
-     "{format}: every moment that differs has a mantissa of {mantissa} bits, and the reference's have more: the optimizer "
+     "{format}: every moment that differs has a mantissa of {mantissa} bits, and the reference's have more: the "
+     "optimizer "
      "keeps its state in {bits} bits"},
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(SOME), 0, "each of {format} precision",
-     "{format}: every different value has a mantissa of {mantissa} bits, and the reference's have more; a gradient that "
+     "{format}: every different value has a mantissa of {mantissa} bits, and the reference's have more; a gradient "
+     "that "
      "was added up or sent in {bits} bits (a reduce_dtype, a bf16 hook of DDP)" LOOK
      "casts on the way: `param_dtype`, `reduce_dtype`, communication in bf16"},
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(CUT), 0, "each of {format} precision",
@@ -363,7 +385,8 @@ static const ari_cause rows[] = {
      "each needs its own saved input, and a later forward pass has overwritten it"},
     {"missing_all_reduce", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(FOREIGN) | IF(APART), IF(LONE), "",
      "the copies of this gradient differ from each other, and {share:.3g} of the reference is in them (cosine "
-     "{angle:.2f}) beside something foreign: it was not added over the ranks that hold copies of it, or over another group"},
+     "{angle:.2f}) beside something foreign: it was not added over the ranks that hold copies of it, or over another "
+     "group"},
     {"input_overwritten", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(CUT), 0, "",
      "the saved input was overwritten in part: {share:.3g} of the reference is left in the gradient (cosine "
      "{angle:.2f}), about 1 - {out}/{in}, as when a reduction in place writes {out} outputs a token over the {in} "
@@ -381,7 +404,8 @@ static const ari_cause rows[] = {
     ALSO(ANY, IF(DP), 0, "; or its bucket was filled anew while it was being reduced"),
     {"accumulation_divided", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO) | IF(INVERSE), 0, "",
      "the accumulated gradient was divided by {micro} after each of {micro} micro-batches in place of once: a share of "
-     "{share:.3g} and a cosine of {angle:.2f} are those of 1/{micro} of the last micro-batch, of the one before as much "
+     "{share:.3g} and a cosine of {angle:.2f} are those of 1/{micro} of the last micro-batch, of the one before as "
+     "much "
      "less, and so on"},
     {"one_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO), 0, "",
      PART ", about 1/{micro}: as if one of {micro} micro-batches counted; each one's gradients are added to those of "
@@ -422,8 +446,10 @@ static const ari_cause rows[] = {
      "values, {weights} are in the gradient, in the order in which they went back; all must divide by T, the count of "
      "the global batch, and be added once"},
     {"no_gradient", K(UNGIVEN), ARI_SHAPE + 5, ANY, 0, 0, 0, "",
-     "a part of what this module computes got no gradient: {outputs} of {weight}'s are zero here and not in the reference, "
-     "others are there, and what they give to this gradient is missing (detached, as the keys of a packed q|k|v, or not "
+     "a part of what this module computes got no gradient: {outputs} of {weight}'s are zero here and not in the "
+     "reference, "
+     "others are there, and what they give to this gradient is missing (detached, as the keys of a packed q|k|v, or "
+     "not "
      "used)"},
     {"one_micro_batch", K(SHARE), ARI_STATISTIC + 7, ANY, 0, IF(OF_MICRO), 0, "",
      "one micro-batch alone: cosine with the reference {angle:.2f}, its share of it {share:.3g}, about 1/{micro}, and "
@@ -444,7 +470,8 @@ static const ari_cause rows[] = {
          "; a missing all-reduce (or reduce-scatter) over tp of a column-parallel layer's input gradient"),
     ALSO("^gb", 0, IF(LONE), "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, IF(OF_CP), IF(LONE), "",
-     "looks like a missing reduce-scatter over the ring of {cp} context-parallel ranks: gradients of keys and values are "
+     "looks like a missing reduce-scatter over the ring of {cp} context-parallel ranks: gradients of keys and values "
+     "are "
      "sums over the queries of all of them, and here {share:.3g} of them is left (cosine {angle:.2f}), what the own "
      "queries contribute" LOOK
      "`reduce_scatter_tensor` under sequence parallelism; Megatron: `reduce_scatter_to_sequence_parallel_region`"},

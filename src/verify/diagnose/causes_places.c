@@ -31,7 +31,8 @@ static const ari_cause rows[] = {
      "each of {tp} tensor-parallel ranks has the gradient of its own positions alone, and zeros elsewhere: the forward "
      "pass scattered a sum over the sequence, and the backward pass gathers nothing, as if the collective had no "
      "derivative (sequence parallelism)" LOOK
-     "`torch.distributed.reduce_scatter_tensor` in the forward pass where autograd needs `torch.distributed.nn.functional` or a `Function` of one's own"},
+     "`torch.distributed.reduce_scatter_tensor` in the forward pass where autograd needs "
+     "`torch.distributed.nn.functional` or a `Function` of one's own"},
     {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 4, ANY, 0, IF(TOKENS), IF(LONE), "zero",
      "each of {tp} tensor-parallel ranks has its own positions alone, and zeros elsewhere: looks like a missing "
      "all-gather along the sequence (sequence parallelism)" LOOK
@@ -59,7 +60,8 @@ static const ari_cause rows[] = {
          "parallelism): its gradient is spread over the ranks and must be added over tp"),
     ALSO(
         "g", IF(STAGES), 0,
-        "; a tied weight has a copy on the first stage of a pipeline and one on the last: the embedding's gradient and the "
+        "; a tied weight has a copy on the first stage of a pipeline and one on the last: the embedding's gradient and "
+        "the "
         "head's are added over both"),
     ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP) | IF(STAGES),
          "; a replicated parameter whose ranks saw different tokens or heads needs its gradients added"),
@@ -70,7 +72,8 @@ static const ari_cause rows[] = {
     {"missing_average", K(MEAN), ARI_IDENTITY + 1, ANY, 0, 0, IF(LONE), "",
      "looks like a missing all-reduce that takes the mean over {over}: the mean of the ranks' values is the reference "
      "(largest difference {worst:.1e} of its largest value), and each rank kept its own" LOOK
-     "the all-reduce that takes the mean did not run: DDP's and FSDP's hooks (`no_sync`, `set_requires_gradient_sync`, the module inside called, a parameter without gradient), `ReduceOp.AVG`"},
+     "the all-reduce that takes the mean did not run: DDP's and FSDP's hooks (`no_sync`, `set_requires_gradient_sync`, "
+     "the module inside called, a parameter without gradient), `ReduceOp.AVG`"},
     ALSO("g", 0, 0,
          "; under DDP and FSDP it did not run: no_sync, the module inside called, a parameter that gets no gradient "
          "(detached, frozen, not used), for which DDP waits"),
@@ -82,10 +85,13 @@ static const ari_cause rows[] = {
     ALWAYS(K(OWN_BLOCK), "b", 0, IF(TOKENS),
            "; a layer that slices a replicated input must gather that input's gradient"),
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), IF(LONE), "",
-     "looks like a missing all-reduce (mean) over {mesh} on {wrong} alone: {right} has the reference, and there a gradient "
-     "points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own gradient was kept"},
+     "looks like a missing all-reduce (mean) over {mesh} on {wrong} alone: {right} has the reference, and there a "
+     "gradient "
+     "points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own gradient was "
+     "kept"},
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, 0, IF(LONE), "",
-     "looks like a missing all-reduce over {mesh} on {wrong} alone: {right} has the reference, and there a part of the sum "
+     "looks like a missing all-reduce over {mesh} on {wrong} alone: {right} has the reference, and there a part of the "
+     "sum "
      "is left, {share:.3g} of it (cosine {angle:.2f}), unrelated to what is missing: its own gradient was kept"},
     {"replicas_apart", K(RANKS_WRONG), ARI_SHAPE - 10, ANY, 0, IF(APART), IF(LONE), "",
      "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); " LOOK
@@ -97,7 +103,8 @@ static const ari_cause rows[] = {
          "that this rank skipped, or a buffer that was overwritten there"),
     SECTION("Shards that are another rank's"),
     {"world_rank_in_group", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(HEADS) | IF(SAMPLES), IF(LONE), "",
-     "samples by the rank in the world: rank r has the {heads} parts' r mod {heads}-th, not floor(r {heads} / {ranks}): "
+     "samples by the rank in the world: rank r has the {heads} parts' r mod {heads}-th, not floor(r {heads} / "
+     "{ranks}): "
      "{pairs}; the ranks that share a layer need the samples of their data-parallel rank"},
     {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), IF(SAMPLES), "",
      "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}" LOOK
@@ -115,7 +122,8 @@ static const ari_cause rows[] = {
     {"shards_seeded_alike", K(SHARDS), ARI_IDENTITY + 4, "i", 0, IF(SAME), IF(LONE), "",
      "every shard was seeded alike, or one shard broadcast over the whole world: equal bits: {pairs}; the random "
      "stream must be indexed in the full tensor" LOOK
-     "the seed of a sharded parameter must depend on the rank; Megatron: `get_cuda_rng_tracker`; a broadcast over the world"},
+     "the seed of a sharded parameter must depend on the rank; Megatron: `get_cuda_rng_tracker`; a broadcast over the "
+     "world"},
     {"positions", K(SHARDS), ARI_IDENTITY + 5, "f", ARI_IS_POSITIONS, IF(SAME), 0, "",
      "every rank looked up the same positions: equal bits: {pairs}; those of a sequence shard start at its own offset"},
     {"same_samples", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(TWICE) | IF(SAMPLES), IF(LONE), "",
@@ -125,7 +133,8 @@ static const ari_cause rows[] = {
     {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), IF(LONE), "",
      "every rank worked on one shard{along}: equal bits: {pairs}"},
     {"shard_repeated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(TWICE), 0, "",
-     "a shard stands at another rank's place too: equal bits: {pairs} (one shard loaded, seeded or sent twice, or a chunk "
+     "a shard stands at another rank's place too: equal bits: {pairs} (one shard loaded, seeded or sent twice, or a "
+     "chunk "
      "taken before it has come)"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SHIFT) | IF(SAMPLES), 0, "",
      "samples in another order: rank r has those of rank r + {shift} mod {of}{along}: {pairs}"},
@@ -138,7 +147,8 @@ static const ari_cause rows[] = {
      "the group a rank is taken from; `DeviceMesh` dimensions"},
     {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, IF(AVERAGE), IF(LONE),
      "each the mean of {tp} shards' values",
-     "each of {tp} shards is the mean of all {tp} shards of the reference: gradients were averaged over ranks that hold "
+     "each of {tp} shards is the mean of all {tp} shards of the reference: gradients were averaged over ranks that "
+     "hold "
      "different parts, as over tp or the world where the data-parallel group belongs"},
     {"reduced_again", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, 0, 0, "each the sum of {tp} shards' values",
      "each rank's shard is the sum of all {tp} shards of the reference: gradients were added over tp as well, as by an "
@@ -159,8 +169,8 @@ static const ari_cause rows[] = {
     {"norm_backward_missing", K(ZERO), ARI_TRACE - 5, "b", ARI_IS_NORM, 0, 0, ZERO,
      "the norm's gradient is missing: its dx is zero, so only the residual carries the gradient on"},
     {"no_backward", K(ZERO), ARI_TRACE - 5, "b", 0, 0, 0, ZERO,
-     "no gradient flows through this module: its backward is missing, detached, or a collective in it has no backward" LOOK
-     "`detach`, `torch.no_grad`, a collective without a backward (`torch.distributed.nn.functional`)"},
+     "no gradient flows through this module: its backward is missing, detached, or a collective in it has no "
+     "backward" LOOK "`detach`, `torch.no_grad`, a collective without a backward (`torch.distributed.nn.functional`)"},
     {"no_gradient", K(ZERO), ARI_TRACE - 5, "g", 0, 0, 0, ZERO,
      "this parameter got no gradient: it was not used, was detached, or its gradient was not added or copied back"},
     ALSO(ANY, IF(DP), 0, "; or its bucket was reduced before it was written there"),
@@ -169,8 +179,8 @@ static const ari_cause rows[] = {
     {"never_written", K(ZERO), ARI_TRACE - 5, ANY, 0, 0, 0, ZERO,
      "this value was never written: the buffer is cleared and its producer did not run"},
     {"no_gradient", K(ZERO_BLOCK), ARI_TRACE + 3, "g", ARI_IS_EMBEDDING, IF(ONE), 0, ZERO,
-     "one id's row got no gradient, and all others are right: the id of padding (padding_idx), which is a word's here" LOOK
-     "`padding_idx` of `nn.Embedding`"},
+     "one id's row got no gradient, and all others are right: the id of padding (padding_idx), which is a word's "
+     "here" LOOK "`padding_idx` of `nn.Embedding`"},
     {"block_not_written", K(ZERO_BLOCK), ARI_TRACE + 3, ANY, 0, 0, 0, ZERO,
      "a block of zeros: all {different} different elements are zero here and make up one block, the rest is right"
      "{part}; that part was never written, not gathered or left out of a loop (a size rounded down)"},
@@ -207,14 +217,16 @@ static const ari_cause rows[] = {
      "the causal mask is missing: all {gained} elements that are zero in the reference and not here have a key after "
      "the query" LOOK "`is_causal`, the additive mask"},
     {"ignored_labels", K(MASK), ARI_TRACE + 7, "b", 0, IF(TOKENS), 0, "zeros of other tokens",
-     "other tokens have a gradient: {tokens} have one on one side alone, of their features all or none, and all others are "
+     "other tokens have a gradient: {tokens} have one on one side alone, of their features all or none, and all others "
+     "are "
      "right; a mask of labels (of the prompt, of padding) that is not shifted or cut as the labels are" LOOK
      "the shift of the loss's mask and of its labels, `ignore_index`"},
     {"mask_of_other_layer", K(MASK), ARI_TRACE + 7, ANY, 0, IF(OF_LAYER), 0, MASK_LOOKS,
      MASK
      "it is the mask of {other} in the reference: layers counted from another start (in each stage of a pipeline "
      "from 0), or one stream of random numbers for several layers" LOOK
-     "layers counted from 0 in each stage of a pipeline; one seed for several layers; Megatron: `layer_number`, the RNG tracker's seeds"},
+     "layers counted from 0 in each stage of a pipeline; one seed for several layers; Megatron: `layer_number`, the "
+     "RNG tracker's seeds"},
     {"mask_differs_in_replica", K(MASK), ARI_TRACE - 1, ANY, 0, IF(APART), IF(LONE), MASK_LOOKS,
      MASK "dropout in a replicated region needs the same mask on every rank, and the copies differ" LOOK
           "one dropout seed for replicated regions; Megatron: default RNG state"},
@@ -286,14 +298,17 @@ static const ari_cause rows[] = {
      "a [{p}, {q}] dimension flattened the other way round (heads and lanes, gate and up, shards and rows)" SLICES LOOK
      "`view`, `reshape`, `permute` of heads and lanes; interleaved QKV of Megatron"},
     {"zigzag_positions", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
-     "positions of contiguous chunks for the tokens of a zigzag: place r of {places} has the chunks r and 2*{places}-1-r, "
+     "positions of contiguous chunks for the tokens of a zigzag: place r of {places} has the chunks r and "
+     "2*{places}-1-r, "
      "and its tokens count as if they were consecutive ones" LOOK
      "`position_ids` cut in the same order as the tokens (balanced ring attention)"},
     {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
-     "keys in the order of a zigzag: those of {places} context-parallel ranks are put down as contiguous chunks where they "
+     "keys in the order of a zigzag: those of {places} context-parallel ranks are put down as contiguous chunks where "
+     "they "
      "are a zigzag's, or the other way round, so that masks and values belong to other keys"},
     {"ring_own_keys", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP), 0, "",
-     "the rank's own keys and values at every hop of the ring: where those of another of {places} places should be, the "
+     "the rank's own keys and values at every hop of the ring: where those of another of {places} places should be, "
+     "the "
      "values are those of the own chunk (a backward pass that keeps the first step's K and V)"},
     {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
      "the order of a zigzag: of {shards} chunks the r-th from either end stand together, those of one of {places} "
@@ -407,9 +422,11 @@ static const ari_cause rows[] = {
     {"tensor_added", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, 0, 0, "", "{what}" LOOK "residuals and hooks"},
     SECTION("Whole rows, ids and rotary positions"),
     {"stale_weights", K(LOOKUP), ARI_IDENTITY + 8, "f", 0, IF(OF_BEFORE), 0, "each an older weight",
-     "every row was looked up in the table as it was before the last update, bit for bit: weights that are not gathered "
+     "every row was looked up in the table as it was before the last update, bit for bit: weights that are not "
+     "gathered "
      "again after it (ZeRO-3, FSDP), or copies of them that were not made anew" LOOK
-     "weights gathered once and kept (FSDP `reshard_after_forward`), casts and copies that are not made anew after `optimizer.step()`"},
+     "weights gathered once and kept (FSDP `reshard_after_forward`), casts and copies that are not made anew after "
+     "`optimizer.step()`"},
     {"ids_at_shard_edge", K(LOOKUP), ARI_TRACE + 8, ANY, 0, 0, 0, "",
      "ids at a shard's edge: the {tokens} wrong token{hold} {ids} id{plural} (equal reference rows), and no token with "
      "{them} is right; the first or last id of a shard belongs to {whose}{bits}" LOOK
@@ -477,11 +494,13 @@ static const ari_cause rows[] = {
      "the shards of all other ranks are right; {wrong} read other weights, inputs or state, or computed before its "
      "data arrived"},
     {"document_boundaries", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SHIFT), 0, MASK_LOOKS,
-     "documents begin elsewhere: {gained} scores across the reference's boundaries are seen, and {lost} within a document "
+     "documents begin elsewhere: {gained} scores across the reference's boundaries are seen, and {lost} within a "
+     "document "
      "are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row" LOOK
      "`cu_seqlens` of the whole row, not of a context-parallel rank's chunk"},
     {"attention_across_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, MASK_LOOKS,
-     "attention crosses documents: all {gained} scores that are seen here and not in the reference have a key of another "
+     "attention crosses documents: all {gained} scores that are seen here and not in the reference have a key of "
+     "another "
      "document; packed documents need a mask each (cu_seqlens)"},
     {"positions_over_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
      "positions run on over packed documents: every wrong token counts as its place in the row, not in its document "
@@ -514,7 +533,8 @@ static const ari_cause rows[] = {
     SECTION("Collectives, where all tensors are right"), /* by verify/check/check_calls.c */
     {"collective_repeated", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",
      "more bytes move: one collective is made again, one right after the other" LOOK
-     "q, k and v (gate and up) that each gather their common input; a gather in each branch; `redistribute` of a DTensor "
+     "q, k and v (gate and up) that each gather their common input; a gather in each branch; `redistribute` of a "
+     "DTensor "
      "in several places"},
     {"collective_added", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",
      "other bytes move: a collective that the layout does not have" LOOK

@@ -25,7 +25,8 @@ static const ari_cause rows[] = {
      "each rank's update is the expected one times a factor of its own, from {factor:.4g} to {high:.4g}: each clipped "
      "by the norm of its own shards, or has a learning rate of its own"},
     {"other_point_of_step", K(UPDATE), ARI_TRACE - 1, "i", 0, IF(ONE), 0, "",
-     "one step apart: what differs is moved up or down by {size:.4g} each, whatever its size, and by {decay:.3g} of itself, "
+     "one step apart: what differs is moved up or down by {size:.4g} each, whatever its size, and by {decay:.3g} of "
+     "itself, "
      "as Adam's first step moves weights and decay takes them down: one side's are those of before a step" LOOK
      "what a resume loads: weights saved before `optimizer.step()`, of another step than the optimizer's state"},
     {"no_update", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(ZERO), 0, "",
@@ -42,16 +43,17 @@ static const ari_cause rows[] = {
     {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_BEFORE), 0, "",
      UPDATE "Adam's {moments} not corrected, {rule} with t = {step}" LOOK "`bias_correction` of fused optimizers"},
     {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(APART), IF(LONE), "",
-     "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by the "
+     "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by "
+     "the "
      "norm of its own shards, or has a learning rate of its own"},
     {"nesterov", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(TWICE), 0, "",
-     UPDATE
-     "Nesterov's momentum of {momentum:.3g} on one side alone, of which a first step is 1 + momentum times as large" LOOK
-     "`nesterov=` of SGD"},
+     UPDATE "Nesterov's momentum of {momentum:.3g} on one side alone, of which a first step is 1 + momentum times as "
+            "large" LOOK "`nesterov=` of SGD"},
     {"update_scaled", K(UPDATE), ARI_TRACE - 1, ANY, 0, 0, 0, "",
      UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, IF(ROOT), 0, "",
-     "another epsilon in Adam: {where} the update is the other's over sqrt(1 + {epsilon:.3g}/r^2), r {root}, so that small "
+     "another epsilon in Adam: {where} the update is the other's over sqrt(1 + {epsilon:.3g}/r^2), r {root}, so that "
+     "small "
      "gradients move less: it was added inside of the root"},
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
      "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/r, r {root}, so that small "
@@ -64,10 +66,12 @@ static const ari_cause rows[] = {
      "the optimizer stepped twice: the moments are {first:.4g} and {second:.4g} times the expected, 1 + beta1 and 1 + "
      "beta2, as of two steps with one gradient" LOOK "`optimizer.step()` called twice, by a hook and by hand"},
     {"loss_scale", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(POWER), 0, "",
-     "the gradients are equal, and the optimizer saw them times {name}: Adam's moments are {first:.6g} and {second:.6g} "
+     "the gradients are equal, and the optimizer saw them times {name}: Adam's moments are {first:.6g} and "
+     "{second:.6g} "
      "times the reference's; a loss scale that was not divided out, or twice"},
     {"update_sign", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(NEGATIVE), 0, "",
-     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's first moment has the other sign, its "
+     "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's first moment has the other sign, "
+     "its "
      "second {second:.6g} times the reference's; the step goes up the gradient (maximize=True, a minus too many)"},
     {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(OF_STEP), 0, "",
      "the gradients are equal, and the optimizer saw them times another number: Adam's moments, which have a history, "
@@ -77,14 +81,17 @@ static const ari_cause rows[] = {
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's moments are {first:.6g} and, its "
      "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
     {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(LAST), 0, "",
-     "the optimizer's state was lost: the gradients are equal, and here the {lost} this step's gradient alone, as if Adam "
-     "began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of it)" LOOK
-     "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
+     "the optimizer's state was lost: the gradients are equal, and here the {lost} this step's gradient alone, as if "
+     "Adam "
+     "began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of "
+     "it)" LOOK "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
     {"optimizer_state_misplaced", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), 0, "",
-     "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} in "
+     "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} "
+     "in "
      "the reference (parameters in another order when a checkpoint was saved or loaded)"},
     {"sgd_dampening", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(AVERAGE), 0, "",
-     "SGD's dampening: the gradients are equal, the momentum keeps {kept:.3g} of what it was, as in the reference, and only "
+     "SGD's dampening: the gradients are equal, the momentum keeps {kept:.3g} of what it was, as in the reference, and "
+     "only "
      "{taken:.3g} of what the reference adds is added: a dampening of {dampening:.3g} on one side" LOOK
      "`dampening=` of SGD"},
     {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
@@ -96,7 +103,8 @@ static const ari_cause rows[] = {
      "another learning rate: gradients and moments are right, and the update is {factor:.6g} times the expected, its "
      "decay as well"},
     {"weight_decay", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE), 0, "",
-     "weight decay: gradients, moments and their part of the update are right; {other_decay:.3g} of the weight was taken "
+     "weight decay: gradients, moments and their part of the update are right; {other_decay:.3g} of the weight was "
+     "taken "
      "away in place of {decay:.3g} (lr times decay)"},
     {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
      DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
@@ -106,7 +114,8 @@ static const ari_cause rows[] = {
     {"weight_decay", K(DECAY), ARI_TRACE + 3, ANY, 0, 0, 0, "",
      DECAY "; a parameter in another group of the optimizer, or decay that was added to the gradient"},
     {"share_off_by_one", K(SHARE_UPDATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE) | IF(SOME), 0, "",
-     "{different} of {count} elements have the value before the step, bit for bit, and all others are updated: no rank's "
+     "{different} of {count} elements have the value before the step, bit for bit, and all others are updated: no "
+     "rank's "
      "share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded down)" LOOK
      "edges of the optimizer's shares: `//` and padding of flat buffers (ZeRO, FSDP1)"},
     {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), IF(LONE), "",

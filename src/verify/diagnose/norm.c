@@ -35,7 +35,8 @@ typedef struct parts {
     double trained_square;
 } parts;
 
-/* The ranks that share gradients out: those of tensor parallelism, without it those of data parallelism (ZeRO, FSDP). */
+/* The ranks that share gradients out: those of tensor parallelism, without it those of data parallelism (ZeRO, FSDP).
+ * */
 static int sharers(int tp, int dp)
 {
     return tp > 1 ? tp : dp;

@@ -17,8 +17,8 @@
 
 /* --- sizes -------------------------------------------------------------------------------------------------------- */
 
-/* Rounding turns an Adam step round where a gradient is rounding itself: of new weights only the typical element counts,
- * of all else only the sums and the largest. */
+/* Rounding turns an Adam step round where a gradient is rounding itself: of new weights only the typical element
+ * counts, of all else only the sums and the largest. */
 static bool judges(int size, char pass)
 {
     return (size == ARI_NORMAL_TYPICAL) == (pass == 'n');
@@ -266,8 +266,8 @@ bool ari_normal_find_draws(char *path, size_t cap, const char *reference)
  * a normal number is past six once in 10^9. */
 static const double within = 8.0, within_largest = 6.0;
 
-/* Round-offs an operation adds to a value, relative to its tensor: its own, and those of the longest sum there is, which
- * is formed in fp32 (Higham and Mary 2019: the root of its length). */
+/* Round-offs an operation adds to a value, relative to its tensor: its own, and those of the longest sum there is,
+ * which is formed in fp32 (Higham and Mary 2019: the root of its length). */
 static double roundings(const ari_normal *n, double step)
 {
     double longest = 1.0;
@@ -279,8 +279,8 @@ static double roundings(const ari_normal *n, double step)
     return step + fmin(step, 0x1p-24) * sqrt(longest);
 }
 
-/* After so many operations, each with errors of its own. A gradient that is 0 but for rounding, as a key's bias has, errs
- * by what the others of its pass do. After an update of Adam no bound of this kind holds. */
+/* After so many operations, each with errors of its own. A gradient that is 0 but for rounding, as a key's bias has,
+ * errs by what the others of its pass do. After an update of Adam no bound of this kind holds. */
 static void judge_by_bound(ari_normal *n, double step)
 {
     double sum[256] = {0.0}, count[256] = {0.0};

@@ -377,8 +377,8 @@ static ar_status ask_what_is_before(ari_verifying *v, const ari_explain_case *kn
     return AR_OK;
 }
 
-/* Rounding that leaves the rule a little is no mistake: the first in execution order that is more than that, where any is
- * found soon. */
+/* Rounding that leaves the rule a little is no mistake: the first in execution order that is more than that, where any
+ * is found soon. */
 static ar_status pass_rounding(ari_verifying *v, const ari_explain_case *known)
 {
     enum { MOST_ASKED = 32 };
@@ -431,8 +431,8 @@ static void begin_with_missing(ar_verify_report *r)
         r->first = lost;
 }
 
-/* A branch that is detached has no backward pass, and that the other dump lacks its tensors says so; a partial sum before
- * it, or gradients that DDP then waits for and does not reduce, follow from that. */
+/* A branch that is detached has no backward pass, and that the other dump lacks its tensors says so; a partial sum
+ * before it, or gradients that DDP then waits for and does not reduce, follow from that. */
 static void ask_missing_backward(ar_verify_report *r)
 {
     static const char *const follows[] = {"missing_average", "missing_all_reduce", "partial_sum",

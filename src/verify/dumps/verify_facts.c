@@ -6,8 +6,8 @@
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
 
-/* Ratios that mistakes leave are of small numbers: ranks, micro-batches, uses of a weight. A number that is no such ratio
- * comes so near to one of the 159 up to 16 about once in a thousand times. */
+/* Ratios that mistakes leave are of small numbers: ranks, micro-batches, uses of a weight. A number that is no such
+ * ratio comes so near to one of the 159 up to 16 about once in a thousand times. */
 enum { MOST_TERM = 16 };
 static const double near_ratio = 1e-5;
 
@@ -99,7 +99,7 @@ void ari_verify_learn(ar_verify_report *r)
     r->facts.gradients = ratio_of_gradients(r);
 }
 
-/* --- rounding ------------------------------------------------------------------------------------------------------ */
+/* --- rounding ----------------------------------------------------------------------------------------------------- */
 
 /* Round-off of a format; a value of a shorter one says too little. */
 static double roundoff_of(ar_dtype t)

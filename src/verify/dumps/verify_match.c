@@ -317,9 +317,9 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
     return AR_OK;
 }
 
-/* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank has those of its
- * own samples, and which they are among the reference's rows, neither dump tells. What the experts give back has a row for
- * each token, and is compared. */
+/* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank has those of
+ * its own samples, and which they are among the reference's rows, neither dump tells. What the experts give back has a
+ * row for each token, and is compared. */
 static bool is_routed(const found *f)
 {
     const ar_dump_tensor *a = f->sides.of[0], *b = f->sides.of[1];

@@ -50,8 +50,8 @@ static bool is_some_dimension(const ar_verify_report *r, double n)
     return false;
 }
 
-/* ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while anything is
- * learned. One step alone has it where the last layer begins with zeros. */
+/* ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while anything
+ * is learned. One step alone has it where the last layer begins with zeros. */
 static ar_status refuse_constant_loss(const ari_verifying *v)
 {
     const ar_verify_report *r = v->report;
@@ -104,8 +104,8 @@ static ar_status are_equal(bool *equal, const ar_dump_tensor *a, const ar_dump_t
     return AR_OK;
 }
 
-/* Steps in which something is learned, or read anew, have other activations. Those of forward passes alone may be of one
- * batch on purpose. */
+/* Steps in which something is learned, or read anew, have other activations. Those of forward passes alone may be of
+ * one batch on purpose. */
 static ar_status refuse_repeated_steps(const ari_verifying *v)
 {
     const ar_verify_report *r = v->report;

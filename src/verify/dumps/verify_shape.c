@@ -147,8 +147,8 @@ static bool has_kv_heads(const char *name)
     }
 }
 
-/* Fewer KV heads than tensor-parallel ranks: neighbours hold copies of a head, and what they have was put together as if
- * each had its own. The head's size is the largest that divides the dimension and has the values. */
+/* Fewer KV heads than tensor-parallel ranks: neighbours hold copies of a head, and what they have was put together as
+ * if each had its own. The head's size is the largest that divides the dimension and has the values. */
 static ar_status guess_copied(ar_verify_row *row, const shapes *s, int dim)
 {
     enum { MOST_HEADS = 1024 };

@@ -157,7 +157,8 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
 }
 
 /* Keys that order like the numbers: negative floats count downwards, -0 directly below +0; integers are moved up by
- * half their range. Which bits of a number that turns over is decided before the loop: it goes through every element. */
+ * half their range. Which bits of a number that turns over is decided before the loop: it goes through every element.
+ * */
 #define FILL_STEPS(type)                                                                        \
     {                                                                                           \
         const int top = (int)f->bits - 1;                                                       \

@@ -205,8 +205,8 @@ static ar_status set_doubts(measuring *m)
 /* --- kinks -------------------------------------------------------------------------------------------------------- */
 
 /* Pairs of runs in which each slope in doubt is once the one and once the other. In the first pair all that may be are,
- * which no right run does: it tells what the argument's own gradient may be off by, element by element. What that does to
- * other tensors the drawn pairs tell, of the arguments that rounding itself was seen to carry over. */
+ * which no right run does: it tells what the argument's own gradient may be off by, element by element. What that does
+ * to other tensors the drawn pairs tell, of the arguments that rounding itself was seen to carry over. */
 static bool is_whole(const measured_run *r)
 {
     return r->sides < 2;
@@ -349,8 +349,8 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
 /* --- what is allowed ---------------------------------------------------------------------------------------------- */
 
 /* No stored result can be asked to be nearer than the format's next number. What kinks do was not sampled from a right
- * run, but from one with half of all slopes in doubt on the other side: it has a safety of its own, and that of tensors so
- * small that the draws may hide more. */
+ * run, but from one with half of all slopes in doubt on the other side: it has a safety of its own, and that of tensors
+ * so small that the draws may hide more. */
 static void allow(const measuring *m, const measured_run *runs)
 {
     const ari_reference *ref = m->ref;
