@@ -156,8 +156,8 @@ typedef struct ari_case {
     const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */
 } ari_case;
 
-/* Differences of fp32 sums in another order are some millionths of the largest element; of sums of thousands of terms
- * at most 64 units in its last place. A mean in fp32 of like terms, as a loss is, is known better. */
+/* fp32 sums in another order differ by some millionths of the largest element, sums of thousands of terms by at most 64
+ * units in its last place. An fp32 mean of similar terms, such as a loss, is known better. */
 #define ARI_SUMS 1e-5
 #define ARI_LONG_SUMS 0x1p-18
 #define ARI_OF_A_MEAN 2e-6
@@ -221,13 +221,13 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
     X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) \
     X(CONSTANT_ADDED) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) \
     X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) \
-    X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(NAN) \
-    X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) X(POSITIONS) X(PRECISION) \
-    X(RANKS_WRONG) X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) \
-    X(ROWS_ZERO) X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) X(SHARD_FACTORS) \
-    X(SHARD_WRONG) X(SHARE) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATE) \
-    X(STATISTIC) X(SUM) X(TABLE_ADDED) X(TAIL) X(TARGETS) X(TENSOR_ADDED) X(TRANSPOSED) X(UNGIVEN) X(UNSTEADY) \
-    X(UPDATE) X(VECTOR_ADDED) X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK) X(ZIGZAG)
+    X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) \
+    X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) X(POSITIONS) X(PRECISION) X(RANKS_WRONG) \
+    X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) \
+    X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) \
+    X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATE) X(STATISTIC) X(SUM) \
+    X(TABLE_ADDED) X(TAIL) X(TARGETS) X(TENSOR_ADDED) X(TRANSPOSED) X(UNGIVEN) X(UNSTEADY) X(UPDATE) X(VECTOR_ADDED) \
+    X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK) X(ZIGZAG)
 /* clang-format on */
 #define ARI_KIND(name) ARI_FOUND_##name,
 typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace_kind;
@@ -318,8 +318,8 @@ struct ari_cause {
 
 /** The trace's cause; fills the last fields of the trace. */
 void ari_judge(ari_trace *t, const ari_case *c);
-/** Notes what a hypothesis leaves of the differences' squares, whether it holds or not, under the cause that such a
- *  trace has. One that explains less than this was never near. */
+/** Notes the share of the differences' squares that a hypothesis leaves, true or not, under the cause of such a trace.
+ *  A hypothesis that explains less than ARI_NEAR was never near. */
 #define ARI_NEAR 0.25
 void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left);
 /** Adds the hypotheses considered to the evidence; for an unknown cause the sentence names the two with the smallest
@@ -520,8 +520,8 @@ void ari_name_number(ari_trace *t, double factor, double apart);
  * 0. */
 size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i));
 
-/* The tensor of the dumps of which n numbers are a multiple, and the factor; NULL: there is none. As many numbers as
- * the case has elements are sought in tensors of its shape. Errors: AR_ERR_MEMORY, those of reading. */
+/* Finds a tensor of the dumps of which the n numbers are a multiple, and the factor; NULL: none. If n is the case's
+ * number of elements, tensors of its shape are searched. Errors: AR_ERR_MEMORY, those of reading. */
 AR_NODISCARD ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const ari_case *c,
                                          const double *wanted, size_t n);
 

@@ -168,19 +168,16 @@ static const ari_cause rows[] = {
      "each wrong row is what the norm reads in the reference: the norm is left out"},
     {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), IF(SOME), "",
      "each wrong row is the norm of {branch} alone, to which the other terms of its input are added afterwards: the "
-     "norm "
-     "of the branch in place of that of the sum"},
+     "norm of the branch in place of that of the sum"},
     {"other_input", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(FOREIGN), 0, "",
      "each wrong row is the norm of another input: {other}, where the reference reads {wanted}"},
     {"embedding_scale", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER) | IF(TOKENS), 0, "",
      "each wrong row is a norm of the reference's terms in another mixture, {other} in place of {wanted}, and a later "
-     "sum "
-     "of them says that the embedding alone is multiplied by another number" LOOK
+     "sum of them says that the embedding alone is multiplied by another number" LOOK
      "`embedding_multiplier`, sqrt(hidden_size) of Gemma"},
     {"residual_scale", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER), 0, "",
      "each wrong row is a norm of the reference's terms in another mixture, {other} in place of {wanted}: the factor "
-     "of "
-     "the residual's branch or of the stream" LOOK "`residual_multiplier`, DeepNorm's alpha, the depth's scale"},
+     "of the residual's branch or of the stream" LOOK "`residual_multiplier`, DeepNorm's alpha, the depth's scale"},
     {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), 0, "",
      "each wrong row is a norm of the reference's terms in another mixture, {other} in place of {wanted} (the residual "
      "connection)"},
@@ -203,8 +200,7 @@ static const ari_cause rows[] = {
      "side alone"},
     {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "",
      "cosines of the right positions times other frequencies, the fastest pair's alone the same: another rope_theta, "
-     "or "
-     "a scaling of the slow pairs"},
+     "or a scaling of the slow pairs"},
     {"rope_restarts", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), 0, "",
      "the cosines of positions from 0 on again at position {first}: each chunk, shard or document counts its own"},
     {"rope_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
@@ -216,8 +212,7 @@ static const ari_cause rows[] = {
      "a soft cap of {number:.4g}: cap tanh(x/cap) of {of}, where the reference has {wanted:.4g}"},
     {"logits_scale", K(CURVE), ARI_IDENTITY + 9, ANY, 0, 0, 0, "",
      "this is {number:.6g} times {of}, in the reference {wanted:.6g} times: the scale of the logits is left out, "
-     "another "
-     "one, or a divisor taken for a factor" LOOK "`logits_scaling`, `logit_scale`"},
+     "another one, or a divisor taken for a factor" LOOK "`logits_scaling`, `logit_scale`"},
     {"norm_missing", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
      AGAIN "{other} as its input, where the reference reads {wanted}: the norm is left out"},
     {"embedding_scale", K(LINEAR), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER) | IF(TOKENS), 0, "",

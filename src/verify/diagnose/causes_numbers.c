@@ -168,45 +168,37 @@ static const ari_cause rows[] = {
      "the coefficient of lse² (PaLM), of each token before the mean; whether the printed loss includes it"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(BLOCKS), 0, "",
      "the loss computed again from the logits: labels were shifted after the sequence was cut, by each of {ranks} "
-     "ranks "
-     "among its own tokens{order}, so that the last of a rank's has no target, where the reference has {targets} "
+     "ranks among its own tokens{order}, so that the last of a rank's has no target, where the reference has {targets} "
      "targets" LOOK "labels shifted by the data and by the model; `labels[..., 1:]`"},
     {"labels_shifted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      "the loss computed again from the logits: it is that of the ids {by:.0f} tokens on, where the reference takes the "
-     "next "
-     "one (labels shifted in the data and in the model, or in neither)"},
+     "next one (labels shifted in the data and in the model, or in neither)"},
     {"zigzag_order", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(TOKENS), IF(LONE), "",
      "the labels of contiguous chunks for the tokens of a zigzag of {ranks} ranks" LOOK
      "labels cut in the same order as the tokens (balanced ring attention)"},
     {"labels_of_other_samples", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(FOREIGN), 0, "",
      "the loss computed again from the logits: each sample has the labels of the one {by:.0f} further on, and counts "
-     "the "
-     "tokens that are targets there (labels that were shuffled, dealt out or rolled apart from their ids)" LOOK
+     "the tokens that are targets there (labels that were shuffled, dealt out or rolled apart from their ids)" LOOK
      "a loader that shuffles or deals out ids and labels apart, `roll` along the samples"},
     {"micro_batches_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_MICRO), 0, "",
      "micro-batches with weights of their own: of {micro} the gradients count {weights} times the reference's, and so "
-     "do "
-     "their terms of the loss; all must divide by T, the count of the global batch, and be added once"},
+     "do their terms of the loss; all must divide by T, the count of the global batch, and be added once"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED) | IF(EXCHANGED), 0, "",
      "{more} tokens count in the loss, none of which is one of the reference's {targets} targets: the mask of labels "
-     "is "
-     "inverted, what is to be ignored (padding, the prompt, -100) is learnt and the rest is not"},
+     "is inverted, what is to be ignored (padding, the prompt, -100) is learnt and the rest is not"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
      "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored "
-     "(padding, "
-     "the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},
+     "(padding, the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},
     {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), IF(COUNT), "",
      "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by "
-     "all "
-     "{targets} targets: those of one micro-batch, where the sum over all of them is wanted" LOOK
+     "all {targets} targets: those of one micro-batch, where the sum over all of them is wanted" LOOK
      "`=` where `+=` belongs; `zero_grad` inside the loop"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(CUT), 0, "",
      "the loss computed again from the logits: {less} of the reference's {targets} targets do not count in it" LOOK
      "`num_items_in_batch`; targets, not tokens"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(SAMPLES), 0, "",
      "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by "
-     "all "
-     "{targets} targets; the rest do not count in it: a chunk or a batch that is not whole is left out"},
+     "all {targets} targets; the rest do not count in it: a chunk or a batch that is not whole is left out"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
      "targets{which}"},
@@ -221,8 +213,7 @@ static const ari_cause rows[] = {
      "`all_reduce(MAX)` of the logits before the exponentials; a loss of own samples is declared `partial` or a mean"},
     {"divisor_of_other_count", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(TOKENS), 0, "",
      "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, "
-     "or "
-     "targets left out"},
+     "or targets left out"},
     {"target_logit", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(SEEN), 0, "",
      "target logit: the loss is off by {off:.3g} ({percent:.2g}%) and equal on every rank; if the logits are right, "
      "the target's logit came from the wrong shard (check ids at a shard's edge), labels were shifted inside a shard, "
@@ -250,8 +241,7 @@ static const ari_cause rows[] = {
     {"norm_of_own_stages", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(STAGES), 0, "",
      "each pipeline rank clips by the norm of its own stages: the ranks' norms differ (from {low} to {high}), and the "
      "pipeline's squares add up to the reference's, {reference} (a parameter of two stages counts in both); squares "
-     "are "
-     "added over pp before the root, each parameter's once" LOOK
+     "are added over pp before the root, each parameter's once" LOOK
      "sum squares over pp before the root; Megatron: `grad_stats_parallel_group`; torch: `clip_grad_norm_` over one "
      "stage's parameters"},
     {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
@@ -265,8 +255,7 @@ static const ari_cause rows[] = {
      "squares; squares are added over {over} before the root, replicated parameters once"},
     {"norm_sum_of_ranks", K(NORM), ARI_TRACE + 2, ANY, 0, IF(COUNT), IF(LONE), "",
      "the sum over {sharers} ranks of the norms of what each has, {low}, in place of the root of the sum of all "
-     "squares: "
-     "squares are added over {over} before the root, not norms"},
+     "squares: squares are added over {over} before the root, not norms"},
     {"clipped_each", K(NORM), ARI_TRACE + 2, ANY, 0, IF(ONE), 0, "",
      "the norm of one parameter alone, {low}: it is that of {which}, and the reference's is of all gradients "
      "together" LOOK "`clip_grad_norm_` once, of all parameters"},
@@ -279,25 +268,21 @@ static const ari_cause rows[] = {
      "`clamp`, ReLU, overflow to a format's largest value; `clip_grad_value_`"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(OF_GRADIENT), 0, "",
      "the norm counts {trained} parameters that have a gradient here and none in the reference: it is {low}, the root "
-     "of "
-     "all squares; parameters are trained that are frozen on the other side (requires_grad)"},
+     "of all squares; parameters are trained that are frozen on the other side (requires_grad)"},
     {"low_precision", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FRACTION), 0, "",
      "the gradients are right and their norm is a number of bf16: it is {low}, {times:.6g} times the reference; its "
-     "squares "
-     "are added up in 16 bits, or it is cast" LOOK "`.float()` before squares are added"},
+     "squares are added up in 16 bits, or it is cast" LOOK "`.float()` before squares are added"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FOREIGN), 0, "",
      "the gradients are right and their norm is not: it is {low}, {times:.6g} times the reference, and no parameter, "
-     "kind "
-     "of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled gradients, "
-     "the largest value), or several sets"},
+     "kind of parameter or rank's part counted again or left out makes that; another norm (of clipped or scaled "
+     "gradients, the largest value), or several sets"},
     {"norm_counts_twice", K(NORM), ARI_TRACE + 2, ANY, 0, IF(TWICE), 0, "",
      "the norm counts something twice: it is {low}{everywhere}, {times:.6g} times the reference, as if {which} counted "
      "{often}; what ranks share counts once; clip factor: where it is below 1, gradients are {expected:.4g} times the "
      "expected" LOOK "replicated parameters count once; Megatron: `param_is_not_tensor_parallel_duplicate`"},
     {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, 0, 0, "",
      "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, as if without {which}; "
-     "clip "
-     "factor: where it is below 1, gradients are {expected:.4g} times the expected"},
+     "clip factor: where it is below 1, gradients are {expected:.4g} times the expected"},
     SECTION("Rounding, formats and functions of each value"),
     {"two_exchanged", K(BITS), ARI_SHAPE + 15, ANY, 0, IF(EXCHANGED), 0, "",
      "two elements exchanged: {elements}; {others}: a write to one place, or one value from elsewhere"},
@@ -307,16 +292,14 @@ static const ari_cause rows[] = {
      "{which}: {elements}; {others}: a write to one place, or one value from elsewhere"},
     {"unordered_sum", K(UNSTEADY), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
      "a sum in an order of each run's own: the largest difference is {largest:.1e} of the largest value, in no "
-     "pattern, "
-     "and the same layout, run again, has other bits (atomic additions of floats, what comes first is added first)" LOOK
+     "pattern, and the same layout, run again, has other bits (atomic additions of floats, what comes first is added "
+     "first)" LOOK
      "`torch.use_deterministic_algorithms`, `index_add_`, `atomicAdd` of floats in backward kernels; sums in the order "
      "of arrival"},
     {"small_change", K(ROUNDING), ARI_TRACE - 10, ANY, 0, IF(SAME), 0, "by little",
      "small, and no rounding, as exact numerics have the same bits in any order of their sums: the largest difference "
-     "is "
-     "{largest:.1e} of the largest value, in no pattern; a value that changed on its way (transport, memory), or sums "
-     "of "
-     "floats in code of one's own"},
+     "is {largest:.1e} of the largest value, in no pattern; a value that changed on its way (transport, memory), or "
+     "sums of floats in code of one's own"},
     {"rounding", K(ROUNDING), ARI_TRACE - 10, ANY, 0, 0, 0, "within rounding",
      "rounding: the largest difference is {largest:.1e} of the largest value; sums taken in another order (a ring, "
      "atomics, another blocking), a fused multiply-add, or another exp or rsqrt"},
@@ -324,12 +307,10 @@ static const ari_cause rows[] = {
     ALWAYS(K(ROUNDING), ANY, IF(APART), 0, "; even the copies of one value differ"),
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, "mv", 0, 0, 0, "each of {format} precision",
      "{format}: every moment that differs has a mantissa of {mantissa} bits, and the reference's have more: the "
-     "optimizer "
-     "keeps its state in {bits} bits"},
+     "optimizer keeps its state in {bits} bits"},
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(SOME), 0, "each of {format} precision",
      "{format}: every different value has a mantissa of {mantissa} bits, and the reference's have more; a gradient "
-     "that "
-     "was added up or sent in {bits} bits (a reduce_dtype, a bf16 hook of DDP)" LOOK
+     "that was added up or sent in {bits} bits (a reduce_dtype, a bf16 hook of DDP)" LOOK
      "casts on the way: `param_dtype`, `reduce_dtype`, communication in bf16"},
     {"fewer_bits", K(PRECISION), ARI_IDENTITY + 3, ANY, 0, IF(CUT), 0, "each of {format} precision",
      PRECISION "{nearest} of {wrong} are the reference truncated (cut off, not rounded) to {format}; stored or sent in "
@@ -405,8 +386,7 @@ static const ari_cause rows[] = {
     {"accumulation_divided", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO) | IF(INVERSE), 0, "",
      "the accumulated gradient was divided by {micro} after each of {micro} micro-batches in place of once: a share of "
      "{share:.3g} and a cosine of {angle:.2f} are those of 1/{micro} of the last micro-batch, of the one before as "
-     "much "
-     "less, and so on"},
+     "much less, and so on"},
     {"one_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO), 0, "",
      PART ", about 1/{micro}: as if one of {micro} micro-batches counted; each one's gradients are added to those of "
           "the ones before, not written over them"},
@@ -447,10 +427,8 @@ static const ari_cause rows[] = {
      "the global batch, and be added once"},
     {"no_gradient", K(UNGIVEN), ARI_SHAPE + 5, ANY, 0, 0, 0, "",
      "a part of what this module computes got no gradient: {outputs} of {weight}'s are zero here and not in the "
-     "reference, "
-     "others are there, and what they give to this gradient is missing (detached, as the keys of a packed q|k|v, or "
-     "not "
-     "used)"},
+     "reference, others are there, and what they give to this gradient is missing (detached, as the keys of a packed "
+     "q|k|v, or not used)"},
     {"one_micro_batch", K(SHARE), ARI_STATISTIC + 7, ANY, 0, IF(OF_MICRO), 0, "",
      "one micro-batch alone: cosine with the reference {angle:.2f}, its share of it {share:.3g}, about 1/{micro}, and "
      "what is missing is orthogonal to it: each of {micro} micro-batches' gradients are added to those of the ones "
@@ -471,9 +449,8 @@ static const ari_cause rows[] = {
     ALSO("^gb", 0, IF(LONE), "; a missing all-reduce (or reduce-scatter) over tp of a row-parallel layer's output"),
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, "b", 0, IF(OF_CP), IF(LONE), "",
      "looks like a missing reduce-scatter over the ring of {cp} context-parallel ranks: gradients of keys and values "
-     "are "
-     "sums over the queries of all of them, and here {share:.3g} of them is left (cosine {angle:.2f}), what the own "
-     "queries contribute" LOOK
+     "are sums over the queries of all of them, and here {share:.3g} of them is left (cosine {angle:.2f}), what the "
+     "own queries contribute" LOOK
      "`reduce_scatter_tensor` under sequence parallelism; Megatron: `reduce_scatter_to_sequence_parallel_region`"},
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, ANY, 0, 0, IF(LONE), "",
      SCATTER "a row-parallel output, or the input gradient of a column-parallel layer, is partial until the ranks' are "

@@ -61,8 +61,7 @@ static const ari_cause rows[] = {
     ALSO(
         "g", IF(STAGES), 0,
         "; a tied weight has a copy on the first stage of a pipeline and one on the last: the embedding's gradient and "
-        "the "
-        "head's are added over both"),
+        "the head's are added over both"),
     ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP) | IF(STAGES),
          "; a replicated parameter whose ranks saw different tokens or heads needs its gradients added"),
     {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, IF(LONE), "",
@@ -86,13 +85,11 @@ static const ari_cause rows[] = {
            "; a layer that slices a replicated input must gather that input's gradient"),
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, IF(AVERAGE), IF(LONE), "",
      "looks like a missing all-reduce (mean) over {mesh} on {wrong} alone: {right} has the reference, and there a "
-     "gradient "
-     "points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own gradient was "
-     "kept"},
+     "gradient points its way with what one of {dp} ranks' samples leave of a mean (cosine {angle:.2f}): its own "
+     "gradient was kept"},
     {"missing_all_reduce", K(OWN_PART), ARI_SHAPE - 9, ANY, 0, 0, IF(LONE), "",
      "looks like a missing all-reduce over {mesh} on {wrong} alone: {right} has the reference, and there a part of the "
-     "sum "
-     "is left, {share:.3g} of it (cosine {angle:.2f}), unrelated to what is missing: its own gradient was kept"},
+     "sum is left, {share:.3g} of it (cosine {angle:.2f}), unrelated to what is missing: its own gradient was kept"},
     {"replicas_apart", K(RANKS_WRONG), ARI_SHAPE - 10, ANY, 0, IF(APART), IF(LONE), "",
      "replicas apart: the copy of {right} is right, that of {wrong} is not (largest difference {largest:.2g}); " LOOK
      "seeds with the rank in them, a collective that one rank skips, state that is not broadcast"},
@@ -104,8 +101,7 @@ static const ari_cause rows[] = {
     SECTION("Shards that are another rank's"),
     {"world_rank_in_group", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(HEADS) | IF(SAMPLES), IF(LONE), "",
      "samples by the rank in the world: rank r has the {heads} parts' r mod {heads}-th, not floor(r {heads} / "
-     "{ranks}): "
-     "{pairs}; the ranks that share a layer need the samples of their data-parallel rank"},
+     "{ranks}): {pairs}; the ranks that share a layer need the samples of their data-parallel rank"},
     {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), IF(SAMPLES), "",
      "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}" LOOK
      "KV head of rank r is floor(r n_kv / N); Megatron: `num_query_groups`"},
@@ -134,8 +130,7 @@ static const ari_cause rows[] = {
      "every rank worked on one shard{along}: equal bits: {pairs}"},
     {"shard_repeated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(TWICE), 0, "",
      "a shard stands at another rank's place too: equal bits: {pairs} (one shard loaded, seeded or sent twice, or a "
-     "chunk "
-     "taken before it has come)"},
+     "chunk taken before it has come)"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SHIFT) | IF(SAMPLES), 0, "",
      "samples in another order: rank r has those of rank r + {shift} mod {of}{along}: {pairs}"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(SAMPLES), IF(SAME), "",
@@ -148,8 +143,7 @@ static const ari_cause rows[] = {
     {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, IF(AVERAGE), IF(LONE),
      "each the mean of {tp} shards' values",
      "each of {tp} shards is the mean of all {tp} shards of the reference: gradients were averaged over ranks that "
-     "hold "
-     "different parts, as over tp or the world where the data-parallel group belongs"},
+     "hold different parts, as over tp or the world where the data-parallel group belongs"},
     {"reduced_again", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, 0, 0, "each the sum of {tp} shards' values",
      "each rank's shard is the sum of all {tp} shards of the reference: gradients were added over tp as well, as by an "
      "all-reduce over the world where the data-parallel group belongs"},
@@ -218,8 +212,7 @@ static const ari_cause rows[] = {
      "the query" LOOK "`is_causal`, the additive mask"},
     {"ignored_labels", K(MASK), ARI_TRACE + 7, "b", 0, IF(TOKENS), 0, "zeros of other tokens",
      "other tokens have a gradient: {tokens} have one on one side alone, of their features all or none, and all others "
-     "are "
-     "right; a mask of labels (of the prompt, of padding) that is not shifted or cut as the labels are" LOOK
+     "are right; a mask of labels (of the prompt, of padding) that is not shifted or cut as the labels are" LOOK
      "the shift of the loss's mask and of its labels, `ignore_index`"},
     {"mask_of_other_layer", K(MASK), ARI_TRACE + 7, ANY, 0, IF(OF_LAYER), 0, MASK_LOOKS,
      MASK
@@ -299,17 +292,14 @@ static const ari_cause rows[] = {
      "`view`, `reshape`, `permute` of heads and lanes; interleaved QKV of Megatron"},
     {"zigzag_positions", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "positions of contiguous chunks for the tokens of a zigzag: place r of {places} has the chunks r and "
-     "2*{places}-1-r, "
-     "and its tokens count as if they were consecutive ones" LOOK
+     "2*{places}-1-r, and its tokens count as if they were consecutive ones" LOOK
      "`position_ids` cut in the same order as the tokens (balanced ring attention)"},
     {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(HEADS), 0, "",
      "keys in the order of a zigzag: those of {places} context-parallel ranks are put down as contiguous chunks where "
-     "they "
-     "are a zigzag's, or the other way round, so that masks and values belong to other keys"},
+     "they are a zigzag's, or the other way round, so that masks and values belong to other keys"},
     {"ring_own_keys", K(ZIGZAG), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP), 0, "",
      "the rank's own keys and values at every hop of the ring: where those of another of {places} places should be, "
-     "the "
-     "values are those of the own chunk (a backward pass that keeps the first step's K and V)"},
+     "the values are those of the own chunk (a backward pass that keeps the first step's K and V)"},
     {"zigzag_order", K(ZIGZAG), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
      "the order of a zigzag: of {shards} chunks the r-th from either end stand together, those of one of {places} "
      "context-parallel ranks, where they should stand in the sequence's order, or the other way round" SLICES},
@@ -423,8 +413,7 @@ static const ari_cause rows[] = {
     SECTION("Whole rows, ids and rotary positions"),
     {"stale_weights", K(LOOKUP), ARI_IDENTITY + 8, "f", 0, IF(OF_BEFORE), 0, "each an older weight",
      "every row was looked up in the table as it was before the last update, bit for bit: weights that are not "
-     "gathered "
-     "again after it (ZeRO-3, FSDP), or copies of them that were not made anew" LOOK
+     "gathered again after it (ZeRO-3, FSDP), or copies of them that were not made anew" LOOK
      "weights gathered once and kept (FSDP `reshard_after_forward`), casts and copies that are not made anew after "
      "`optimizer.step()`"},
     {"ids_at_shard_edge", K(LOOKUP), ARI_TRACE + 8, ANY, 0, 0, 0, "",
@@ -495,13 +484,11 @@ static const ari_cause rows[] = {
      "data arrived"},
     {"document_boundaries", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(SHIFT), 0, MASK_LOOKS,
      "documents begin elsewhere: {gained} scores across the reference's boundaries are seen, and {lost} within a "
-     "document "
-     "are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row" LOOK
+     "document are not; boundaries (cu_seqlens) that are counted in a chunk or a shard, not in the whole row" LOOK
      "`cu_seqlens` of the whole row, not of a context-parallel rank's chunk"},
     {"attention_across_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, IF(CUT), 0, MASK_LOOKS,
      "attention crosses documents: all {gained} scores that are seen here and not in the reference have a key of "
-     "another "
-     "document; packed documents need a mask each (cu_seqlens)"},
+     "another document; packed documents need a mask each (cu_seqlens)"},
     {"positions_over_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
      "positions run on over packed documents: every wrong token counts as its place in the row, not in its document "
      "(position_ids that restart with each)" LOOK "`position_ids` that restart with each document"},
@@ -534,8 +521,7 @@ static const ari_cause rows[] = {
     {"collective_repeated", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",
      "more bytes move: one collective is made again, one right after the other" LOOK
      "q, k and v (gate and up) that each gather their common input; a gather in each branch; `redistribute` of a "
-     "DTensor "
-     "in several places"},
+     "DTensor in several places"},
     {"collective_added", K(CALLS), ARI_TRACE, ANY, 0, 0, 0, "",
      "other bytes move: a collective that the layout does not have" LOOK
      "as of `collective_repeated`; barriers that reduce, metrics that are summed every step"},

@@ -26,8 +26,7 @@ static const ari_cause rows[] = {
      "by the norm of its own shards, or has a learning rate of its own"},
     {"other_point_of_step", K(UPDATE), ARI_TRACE - 1, "i", 0, IF(ONE), 0, "",
      "one step apart: what differs is moved up or down by {size:.4g} each, whatever its size, and by {decay:.3g} of "
-     "itself, "
-     "as Adam's first step moves weights and decay takes them down: one side's are those of before a step" LOOK
+     "itself, as Adam's first step moves weights and decay takes them down: one side's are those of before a step" LOOK
      "what a resume loads: weights saved before `optimizer.step()`, of another step than the optimizer's state"},
     {"no_update", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(ZERO), 0, "",
      "no update: these are the weights before the step, which was left out or whose result was lost" LOOK
@@ -44,8 +43,7 @@ static const ari_cause rows[] = {
      UPDATE "Adam's {moments} not corrected, {rule} with t = {step}" LOOK "`bias_correction` of fused optimizers"},
     {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(APART), IF(LONE), "",
      "the update is {factor:.4g} times the expected on {wrong}, and not on the others that hold it: each clipped by "
-     "the "
-     "norm of its own shards, or has a learning rate of its own"},
+     "the norm of its own shards, or has a learning rate of its own"},
     {"nesterov", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(TWICE), 0, "",
      UPDATE "Nesterov's momentum of {momentum:.3g} on one side alone, of which a first step is 1 + momentum times as "
             "large" LOOK "`nesterov=` of SGD"},
@@ -53,8 +51,7 @@ static const ari_cause rows[] = {
      UPDATE "the clip factor, the learning rate, or a gradient that was scaled on its way to the optimizer"},
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, IF(ROOT), 0, "",
      "another epsilon in Adam: {where} the update is the other's over sqrt(1 + {epsilon:.3g}/r^2), r {root}, so that "
-     "small "
-     "gradients move less: it was added inside of the root"},
+     "small gradients move less: it was added inside of the root"},
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
      "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/r, r {root}, so that small "
      "gradients move less" LOOK "`eps` of `Adam`; added inside or outside of the root"},
@@ -67,12 +64,10 @@ static const ari_cause rows[] = {
      "beta2, as of two steps with one gradient" LOOK "`optimizer.step()` called twice, by a hook and by hand"},
     {"loss_scale", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(POWER), 0, "",
      "the gradients are equal, and the optimizer saw them times {name}: Adam's moments are {first:.6g} and "
-     "{second:.6g} "
-     "times the reference's; a loss scale that was not divided out, or twice"},
+     "{second:.6g} times the reference's; a loss scale that was not divided out, or twice"},
     {"update_sign", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(NEGATIVE), 0, "",
      "the gradients are equal, and the optimizer saw them times {first:.6g}: Adam's first moment has the other sign, "
-     "its "
-     "second {second:.6g} times the reference's; the step goes up the gradient (maximize=True, a minus too many)"},
+     "its second {second:.6g} times the reference's; the step goes up the gradient (maximize=True, a minus too many)"},
     {"clip_factor", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(OF_STEP), 0, "",
      "the gradients are equal, and the optimizer saw them times another number: Adam's moments, which have a history, "
      "differ from the reference's by {first:.4g} times the gradient and {second:.4g} times its square, and by nothing "
@@ -82,17 +77,14 @@ static const ari_cause rows[] = {
      "square, {second:.6g} times the reference's; the clip factor (left out, applied twice, of another norm or limit)"},
     {"optimizer_state_lost", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(LAST), 0, "",
      "the optimizer's state was lost: the gradients are equal, and here the {lost} this step's gradient alone, as if "
-     "Adam "
-     "began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of "
+     "Adam began anew, where the reference's have a history (a resume without the optimizer's state, or of a part of "
      "it)" LOOK "`optimizer.load_state_dict` at a resume; shards of it that were not loaded"},
     {"optimizer_state_misplaced", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), 0, "",
      "the optimizer's state of another parameter: the gradients are equal, and the moments have the history of {other} "
-     "in "
-     "the reference (parameters in another order when a checkpoint was saved or loaded)"},
+     "in the reference (parameters in another order when a checkpoint was saved or loaded)"},
     {"sgd_dampening", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(AVERAGE), 0, "",
      "SGD's dampening: the gradients are equal, the momentum keeps {kept:.3g} of what it was, as in the reference, and "
-     "only "
-     "{taken:.3g} of what the reference adds is added: a dampening of {dampening:.3g} on one side" LOOK
+     "only {taken:.3g} of what the reference adds is added: a dampening of {dampening:.3g} on one side" LOOK
      "`dampening=` of SGD"},
     {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
      "Adam's decay rates: the gradients are equal, the first moment is {first:.6g} times the expected and the second "
@@ -104,8 +96,7 @@ static const ari_cause rows[] = {
      "decay as well"},
     {"weight_decay", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE), 0, "",
      "weight decay: gradients, moments and their part of the update are right; {other_decay:.3g} of the weight was "
-     "taken "
-     "away in place of {decay:.3g} (lr times decay)"},
+     "taken away in place of {decay:.3g} (lr times decay)"},
     {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
      DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
            "gradient is zero" LOOK "`grad is None` against a gradient of zero"},
@@ -115,9 +106,8 @@ static const ari_cause rows[] = {
      DECAY "; a parameter in another group of the optimizer, or decay that was added to the gradient"},
     {"share_off_by_one", K(SHARE_UPDATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE) | IF(SOME), 0, "",
      "{different} of {count} elements have the value before the step, bit for bit, and all others are updated: no "
-     "rank's "
-     "share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded down)" LOOK
-     "edges of the optimizer's shares: `//` and padding of flat buffers (ZeRO, FSDP1)"},
+     "rank's share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded "
+     "down)" LOOK "edges of the optimizer's shares: `//` and padding of flat buffers (ZeRO, FSDP1)"},
     {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), IF(LONE), "",
      "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
      "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over dp" LOOK

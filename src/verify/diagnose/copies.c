@@ -158,8 +158,8 @@ static double of_blocks(const ari_hypothesis *h, const ari_run *run, size_t i)
     return b->factor * sum;
 }
 
-/* Every tensor-parallel rank's shard is the sum, or the mean, of all of them: a reduction over the world, or over tp,
- * of what is not replicated there. */
+/* Every tensor-parallel rank's shard is the sum or the mean of all shards: a reduction over tp or the world of values
+ * that are not replicated there. */
 ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;

@@ -30,8 +30,8 @@ static unsigned has(const ari_case *c)
            (d->step <= 1 ? ARI_NEEDS_START : 0u) | (c->survey.disagree > 0 ? ARI_NEEDS_APART : 0u);
 }
 
-/* The surer; of two that are as sure the one that explains more of what differs, then that with fewer fitted numbers.
- * What is left within a tenth is left by rounding. */
+/* The surer one; of two equally sure ones that which explains more of the differences, then that with fewer fitted
+ * numbers. Residuals within a tenth differ by rounding. */
 static bool says_more(const ari_trace *a, const ari_trace *b)
 {
     if (a->confidence != b->confidence)
@@ -152,9 +152,9 @@ static void enclose(size_t *from, size_t *to, size_t n)
     *to = *from + size;
 }
 
-/* In which part of a tensor a map may hold that is not seen in the whole: blocks that hold all differences, in which
- * what moved may have left the ends where they were; all of one dimension, for what moved may be from outside; or the
- * box of the differences alone: that its two halves are exchanged says no more than which slices of the whole are. */
+/* The part of a tensor in which a map may hold that is not seen in the whole: blocks around all differences, since what
+ * moved may have left the ends unchanged; all of one dimension, since values may have come from outside; or the box of
+ * the differences alone, where an exchange of halves says no more than which slices of the whole are. */
 enum { IN_HULL = -2, IN_BLOCKS = -1 }; /* else: all of this dimension */
 
 static ar_status look_inside(ari_trace *best, const ari_case *c, int part)

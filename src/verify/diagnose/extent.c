@@ -133,9 +133,9 @@ static size_t parts_of_rank(const ar_dump_part *p, size_t parts)
     return n;
 }
 
-/* A rank's layout and the shape of its local tensor, of n parts; false where its boxes are too many or do not stack:
- * they lie one after the other along the dimension in which the last begins elsewhere than the first, else along the
- * first, as in the rank's own tensor. */
+/* The layout of a rank's n parts and the shape of its local tensor; false if the boxes are too many or do not stack.
+ * They follow one another along the dimension in which the last begins elsewhere than the first, else along dimension
+ * 0, as in the rank's local tensor. */
 static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const ar_dump_part *p, size_t n)
 {
     int stack = t->ndim - 1;

@@ -88,8 +88,8 @@ double ari_fit_one(double *p, const ari_fit *f)
     return fmax(f->yy - *p * f->ya, 0.0) / f->yy;
 }
 
-/* Two directions are told from one another where their angle's square is above rounding, and the second is worth a
- * number where the first leaves more than that. */
+/* Two directions are distinct if their angle's square exceeds rounding; the second is worth a number if the first
+ * leaves more than that. */
 double ari_fit_two(double *p, double *q, const ari_fit *f)
 {
     const double determinant = f->aa * f->bb - f->ab * f->ab, left = ari_fit_one(p, f);

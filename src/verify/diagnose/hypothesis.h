@@ -46,7 +46,7 @@ void ari_explained(ari_trace *t, const ari_residual *r, int numbers);
 
 /* A fit that leaves more than this share of the squares is none: sums in fp32 leave far less. */
 #define ARI_FIT 1e-6
-/* The factor of an update is known to a thousandth, for the weights' rounding hides the rest; one of moments, and a
+/* The factor of an update is known to a thousandth, as the weights' rounding hides the rest; that of moments, and a
  * part of a gradient, to a tenth of that. */
 #define ARI_KNOWN 1e-3
 #define ARI_SEEN 1e-4
@@ -80,8 +80,8 @@ double ari_fit_unsure(const ari_fit *f);
 /** True if y is a times a number, up to the rounding of y and, scaled by the number, of a: the residual's squares are
  *  little more than those of sums in another order and the case's allowance. */
 bool ari_is_multiple(const ari_case *c, const ari_fit *f);
-/** Least squares in n numbers: the normal equations m, [n][n + 1] and zero at first, gain one element of y, which x
- *  holds behind the n it is made of. */
+/** Least squares in n numbers: adds an element of y to the normal equations m, [n][n + 1] and zero at first. x holds
+ *  its n terms, then y. */
 void ari_equations_add(double *m, const double *x, size_t n);
 /** Overwrites m; false: the equations say nothing of some number. */
 bool ari_equations_solve(double *number, double *m, size_t n);
@@ -94,8 +94,8 @@ AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const a
 enum { ARI_MOST_BESIDE = 14 };
 /* One element: x[k] of the k-th tensor. */
 typedef void ari_beside_each(void *user, const double *x);
-/** Calls `each` for elements [from, from + n) of up to ARI_MOST_BESIDE tensors, of one that is NULL with 0. Errors:
- *  those of reading. */
+/** Calls `each` for elements [from, from + n) of up to ARI_MOST_BESIDE tensors, with 0 for a tensor that is NULL.
+ *  Errors: those of reading. */
 AR_NODISCARD ar_status ari_read_beside(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n,
                                        ari_beside_each *each, void *user);
 

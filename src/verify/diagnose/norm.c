@@ -35,8 +35,7 @@ typedef struct parts {
     double trained_square;
 } parts;
 
-/* The ranks that share gradients out: those of tensor parallelism, without it those of data parallelism (ZeRO, FSDP).
- * */
+/* Number of ranks that share out gradients: of tensor parallelism or, without it, of data parallelism (ZeRO, FSDP). */
 static int sharers(int tp, int dp)
 {
     return tp > 1 ? tp : dp;

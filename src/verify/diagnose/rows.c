@@ -220,8 +220,8 @@ static ar_status count_looked_up(size_t *ids, const ari_case *c)
     return st;
 }
 
-/* Without the ids: some rows are wrong as a whole, scattered, and the others, which have gradients too, are right; as
- * many as the batch has ids, where that is known, but for those that end a sample. */
+/* Without the ids: some scattered rows are wrong as a whole, and the others, which have gradients too, are right. There
+ * are as many as the batch has ids, if that is known, apart from ids that end a sample. */
 static ar_status guess_tied(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -262,8 +262,7 @@ static void look_for_lost_head(ari_trace *t, const ari_case *c, const size_t *ti
     ari_count(t, "ids", zero);
 }
 
-/* A tied weight whose use in the head counts twice: rows of ids that the batch does not hold are twice the reference.
- * */
+/* A tied weight whose use in the head counts twice: the rows of ids outside the batch are twice the reference. */
 static void look_for_doubled_head(ari_trace *t, const ari_case *c, const size_t *times)
 {
     const size_t cols = c->grid.cols;

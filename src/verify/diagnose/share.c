@@ -159,8 +159,8 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* A part that has nothing to do with the rest often has the other sign, or is zero where the rest alone is not: about
- * as often as the angle says. What a factor of each element makes of the sum never has. */
+/* A part that is unrelated to the rest has the other sign, or is zero where the rest is not, about as often as the
+ * angle says. A factor of each element of the sum never changes a sign. */
 static bool signs_are_as_far(const ari_case *c, int rank)
 {
     const ari_tally *own = &c->survey.rank[rank];
@@ -198,10 +198,10 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
 
 /* --- sums that were not taken before their tokens were shared out ------------------------------------------------- */
 
-/* Keys' and values' gradients are sums over the queries of all places of a ring: what one place's queries leave is a
- * part of the reference, unrelated to what is missing or of its kind where all queries pull alike: over 1, or less. A
- * multiple of the reference is another mistake. Few values of a rank tell less than those of all. The last keys have
- * queries of one place alone, however tokens are dealt out to the places, and are right. */
+/* Gradients of keys and values are sums over the queries of all places of a ring. The queries of one place leave a part
+ * of the reference that is unrelated to the missing part, or similar to it if all queries agree: `over` is 1, or less.
+ * A multiple of the reference is another fault. One rank's few values say less than those of all. The last keys have
+ * queries of one place alone in any order of tokens, and are right. */
 static bool is_part_of_ring(const ari_case *c, const part *p)
 {
     const ari_difference *d = c->grid.d;
@@ -259,8 +259,8 @@ static double share_after_overwriting(const ari_difference *d, size_t *out, size
     return local[split] < d->shape[split] && *out < *in ? 1.0 - (double)*out / (double)*in : 0.0;
 }
 
-/* A gradient that is divided by n after each of n micro-batches has 1/n of the last, 1/n^2 of the one before, and so
- * on: of parts that are alike in size, and unrelated, the share and what is over are known. */
+/* A gradient divided by n after each of n micro-batches holds 1/n of the last, 1/n^2 of the one before, and so on: for
+ * unrelated parts of equal size this gives the share and `over`. */
 static bool is_divided_each_time(const ari_difference *d, const part *p)
 {
     double sum = 0.0, squares = 0.0;
@@ -311,8 +311,8 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
         return AR_OK;
     /* With other samples' inputs the foreign is alike, and less of it is enough. */
     const bool less = p.share < 0.9 && p.over <= 1.1, along = p.angle >= 0.2;
-    /* Between its forward and its backward pass other micro-batches go forward through a layer, and it keeps an input
-     * for each; a second forward pass may be nearly right, but for the masks of a dropout. */
+    /* Between its forward and its backward pass, other micro-batches pass through a layer, which saves an input for
+     * each; a second forward pass may be nearly right, apart from the masks of a dropout. */
     const bool inputs = d->forward_first && d->micro_batches > 1 && d->ndim == 2;
     const bool again = d->recomputed && d->ndim == 2 && along && p.share < 2.0 && p.over > 1.04;
     if (!again && !(along && p.share < 0.9) && !(inputs && along && p.share < 2.0) && !(fabs(p.angle) < 0.2))

@@ -25,7 +25,7 @@ typedef struct axis {
     size_t places;        /* of the other run's context-parallel ranks; 0, 1: none, or not known */
 } axis;
 
-/* --- of which slice each has the values --------------------------------------------------------------------------- */
+/* --- the reference's slice that each slice equals ----------------------------------------------------------------- */
 
 static size_t place(const axis *a, size_t slice, size_t i)
 {
@@ -339,7 +339,7 @@ static bool is_of_heads(const axis *a, const rule *r)
 enum { MOST_LISTED = 16 };
 
 /* " within every 8 rows (each head)", " within 2 of 6 times 8 rows", " (4 of 6 heads moved)"; and ": 0, 3, 1, 2", the
- * units' places in the reference, where they say more than the rule's name. */
+ * units' places in the reference, if they say more than the rule's name. */
 static void say_within(ari_trace *t, const axis *a, const rule *r)
 {
     const size_t period = r->period * a->unit, periods = a->n / period;

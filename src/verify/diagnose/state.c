@@ -48,8 +48,8 @@ typedef struct doubting {
     double *apart, *beside, reach;
 } doubting;
 
-/* The root of a second moment is a norm of the gradients so far, whatever their weights. Each is off by y of its size
- * at most, so that the root s is off by d <= y s, and the bound's d/(s - d) is y/(1 - y) at most. */
+/* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
+ * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
 static void doubt_update(void *user, const double *x)
 {
     doubting *d = user;
@@ -184,8 +184,8 @@ static void betas_of_first_step(double beta[2], double first, double second)
     }
 }
 
-/* The decay rates: what the reference's moments keep of those of the step before, or, where they do not tell, those
- * that the run says. */
+/* Finds the decay rates: the share that the reference's moments keep of the step before or, if that is undetermined,
+ * the rates that the run states. */
 static ar_status find_betas(double beta[2], state *s, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;

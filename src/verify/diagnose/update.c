@@ -7,8 +7,8 @@
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-/* Over copies: v the values by the reference and what was there a step before, of weights v and the reference less
- * that; and v - reference by what was there. */
+/* Fits over copies: v by the reference and by the value a step before (for weights v and the reference less that
+ * value), and v - reference by the value a step before. */
 typedef struct beside {
     ari_fit values, apart;
     double noise;          /* squares of what the weights' own rounding leaves in v - reference */
@@ -154,8 +154,8 @@ ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 /* A step's decay is far smaller; more would be another fit. */
 #define MOST_DECAY 0.1
 
-/* Adam's first step moves each weight by the learning rate, up or down, and by its decay: whether initial values are
- * apart by that. */
+/* Adam's first step moves each weight by the learning rate, up or down, and by its decay: tests whether initial values
+ * differ by that. */
 ar_status ari_measure_one_step(ari_trace *t, const ari_case *c)
 {
     double size, decay;

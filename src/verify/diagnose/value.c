@@ -225,9 +225,8 @@ static bool is_grid(const ari_case *c, size_t from, size_t to, double step)
     return several >= 4;
 }
 
-/* The step of a grid of at most 256 steps that all different values of [from, to) lie on; NAN where those are zeros, 0
- * if there is none, or too few are to say so: the smallest value, or what signed integers of 8 and 4 bits make of the
- * largest. */
+/* The step of a grid of at most 256 steps that all different values of [from, to) lie on: the smallest value, or that
+ * of signed integers of 8 or 4 bits up to the largest. NAN if all are zeros, 0 if there is none or too few values. */
 static double grid_step(const ari_case *c, size_t from, size_t to, size_t fewest)
 {
     double least = INFINITY, largest = 0.0;

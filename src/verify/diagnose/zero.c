@@ -298,8 +298,8 @@ static ar_status find_mask(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* The tokens that differ, if all of each does; 0: something else differs, or it is inside a block, where tokens are
- * dropped on purpose. */
+/* The number of tokens that differ if each differs as a whole; 0: anything else differs, or the tensor is inside a
+ * block, where tokens are dropped on purpose. */
 static size_t whole_tokens(const ari_case *c)
 {
     const ari_grid *g = &c->grid;

@@ -274,8 +274,8 @@ static void search(best *b, ari_replayed *a, const ari_recipe *from, unsigned wh
 
 /* --- the reference's recipe --------------------------------------------------------------------------------------- */
 
-/* Documents that share the row show themselves before anything else is known: the first token of each sees itself
- * alone. Fills the reference's, of which r has its heads; false: there is one. */
+/* Documents that share a row are found before anything else is known, since the first token of each sees only itself.
+ * Fills the reference's documents, given its heads by r; false: there is one. */
 static bool find_documents(ari_replayed *a, ari_recipe r)
 {
     double *document = a->document[0];
@@ -427,8 +427,8 @@ static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, 
 
 enum { MOST_SHARES = 48, MOST_TOKENS = 3 };
 
-/* By how much what each head takes from each key up to the token's own counts in the other's values of a token, by
- * least squares over the features that are looked at; NaN where rounding hides it. Returns how many, 0: unknown. */
+/* Fits, by least squares over the probed features, how often the other's value of a token counts each head's share of
+ * each key up to the token itself; NaN if rounding hides it. Returns the number of counts, 0: unknown. */
 static size_t find_counts(double *count, ari_replayed *a, const ari_recipe *r, size_t token)
 {
     const size_t n = a->q / (size_t)r->head * (token + 1), at = a->p.sample * a->p.seq + token;

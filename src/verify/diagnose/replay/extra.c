@@ -37,8 +37,8 @@ static double add_row(double *m, const ari_losses *l, const ari_loss_side *s, si
     return dd;
 }
 
-/* Unknown where the gradient is not of this form to 1 %, as with other scales of rows. How far a number may be off
- * where so much is left for each cell: the inverse's place on the diagonal. */
+/* Unknown unless the gradient has this form to 1 %, as it has not with other scales of rows. A number's uncertainty
+ * follows from the residual per cell and the inverse's diagonal. */
 static void solve(ari_loss_extra *o, const double *equations, double dd, size_t cells)
 {
     double m[NUMBERS * (NUMBERS + 1)], number[NUMBERS], inverse[NUMBERS], left = dd;
@@ -112,8 +112,8 @@ static double terms_of(double *per, const ari_losses *l, const ari_loss_side *s)
     return entropy;
 }
 
-/* From the loss alone, which is one number for two unknowns: the one that then is what someone would write, if the
- * other is not. With a gradient: whether the loss is what its e and c make of it. */
+/* The loss alone is one number for two unknowns: takes the one that is a round number by itself, if the other is not.
+ * With a gradient: tests that the loss follows from its e and c. */
 void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l)
 {
     ari_loss_extra *o = &s->options;

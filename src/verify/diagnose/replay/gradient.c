@@ -11,8 +11,8 @@
 
 enum { MOST_ELEMENTS = 192, MOST_NUMBERS = 1 << 19, MOST_VALUES = 96, MOST_MICRO = 32, PROBES = 8 };
 
-/* The columns of a value [tokens, width] that the elements need: those of their rows, and those of their columns. Those
- * of the one row of a vector are ones, or what a norm's weight was multiplied with. */
+/* The columns of a value [tokens, width] that the elements need, by their rows and by their columns. The single row of
+ * a vector has ones, or what a norm's weight was multiplied with. */
 enum { BY_ROW, BY_COLUMN };
 typedef struct columns {
     char pass;

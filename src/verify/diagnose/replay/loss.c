@@ -93,8 +93,8 @@ static ar_status read_side(ari_loss_side *s, bool *held, ari_losses *l, const ar
 
 /* --- what gradients say of each token ----------------------------------------------------------------------------- */
 
-/* The head's input has the gradient s (p - 1_y) W, of which y is the row that fits best; the share of its squares that
- * is left then. g = p W. */
+/* The gradient of the head's input is s (p - 1_y) W; finds the row y that fits best and returns the share of its
+ * squares that is left. g = p W. */
 static double best_row(size_t *y, const ari_losses *l, const float *w, const float *d, const double *g, size_t width)
 {
     double least = 1.0, s;

@@ -102,8 +102,7 @@ typedef struct norm {
     size_t n;
 } norm;
 
-/* In the products, after what is near: what a row would be of one; the rows without gain, with it as it is or 1 more.
- * */
+/* Vectors after the near ones in the products: an input of ones; the rows without their gain, or without gain + 1. */
 enum { ONES, REFERENCE, REFERENCE_PLUS, OTHER, OTHER_PLUS };
 
 ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ari_case *c)
@@ -206,8 +205,8 @@ static void put(ari_probe *p, void *of, size_t candidate)
     }
 }
 
-/* The epsilon that gives the rows: mean of squares + eps is x^2/z^2. *apart: what the rows' contradict each other by,
- * and what is not known of them. */
+/* The epsilon that gives the rows: mean of squares + eps is x^2/z^2. *apart: the rows' contradiction, at least their
+ * uncertainty. */
 static double epsilon_of(norm *n, const recipe *r, const float *const *data, double *apart)
 {
     const double cols = (double)n->near.width;
@@ -344,8 +343,8 @@ static double recurring(double *x, size_t n)
     return longest >= 3 && longest * 50 >= n ? found : 0.0;
 }
 
-/* A row is the norm of x + m y, m of each feature what counts of it: where it is 0 the ratio to x is the same. NaN
- * where rounding hides it. */
+/* A row is the norm of x + m y, and m is each feature's count: the ratio to x recurs where m is 0. NaN where rounding
+ * hides it. */
 static void count_features(double *count, norm *n, size_t k, size_t kept)
 {
     const recipe *base = &n->list[0];
@@ -379,8 +378,8 @@ static ar_status find_dropout(ari_trace *t, norm *n)
 
 /* --- what is said of it ------------------------------------------------------------------------------------------- */
 
-/* A norm does not say which of its terms counts more than it should; a later sum of them and another does, as both
- * dumps have it of their own tensors: whether it is the embedding alone. */
+/* A norm does not show which of its terms counts too often; a later sum of these and another does, as each dump has it
+ * of its own tensors. *is: the embedding alone does. */
 static ar_status is_of_embedding(bool *is, const norm *n, const ari_terms *in)
 {
     const ar_dump *const dumps[] = {n->c->known->reference, n->c->known->other};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Positions counted otherwise, and keys that are others: documents that share a row, whose positions run on or whose
- * ends a mask does not know; chunks of context-parallel ranks in another order, or the own one in place of all. */
+/* Other positions and other keys: documents that share a row, whose positions continue or whose ends a mask ignores;
+ * chunks of context-parallel ranks in another order, or the rank's own chunk instead of all. */
 #include "anyrank/parallel.h"
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/hypothesis.h"

@@ -24,8 +24,8 @@ size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case
 /** The initial numbers of attention's sinks, a score of each head: its parameter of one dimension that is no layer's;
  *  NULL: none. */
 const ar_dump_tensor *ari_replay_sinks(const ari_case *c);
-/** The initial parameter of a role, ARI_NO_ROLE: of the case's own module, in this tensor's layer, kind ".weight" or
- *  ".bias", of either dump: a reference of activations alone has none. NULL: none. */
+/** The initial parameter of a role (ARI_NO_ROLE: the case's own module) in this tensor's layer, of kind ".weight" or
+ *  ".bias", from either dump, since a reference of activations alone has no parameters. NULL: none. */
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind);
 
 /** The reference's forward values of `width` features (or of several heads side by side that have as many each) that
@@ -45,8 +45,7 @@ typedef struct ari_lookup_table {
     float *at; /* [rows, cols]; NULL: no dump has it, or the search would take long */
     size_t rows, cols;
 } ari_lookup_table;
-/** The initial weight of a role, of none the module's own, for so many lookups. Errors: those of reading,
- *  AR_ERR_MEMORY. */
+/** Reads the initial weight of a role (none: the module's own) for lookups. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups);
 void ari_lookup_table_fini(ari_lookup_table *table);
 /** Which row this is, bit for bit; table->rows: none. */

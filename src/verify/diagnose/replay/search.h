@@ -2,9 +2,9 @@
 #ifndef ARI_VERIFY_DIAGNOSE_REPLAY_SEARCH_H
 #define ARI_VERIFY_DIAGNOSE_REPLAY_SEARCH_H
 
-/* One search for all that is computed again: of some candidates, which gives the reference, and which gives the other
- * values? Candidates are what a module makes of its inputs, one after the other, or sums of the reference's tensors,
- * each times a number. */
+/* One search for everything that is computed again: which of some candidates gives the reference, and which the other
+ * values? Candidates are a module's possible outputs for its inputs, tried in turn, or sums of the reference's tensors,
+ * each with a factor. */
 #include "verify/diagnose/replay/replay.h"
 
 /* Puts candidate i of those that `of` stands for (ari_probe_put). */
@@ -37,8 +37,8 @@ typedef struct ari_near {
     size_t n, width;
     float *x; /* [n][tokens][width] */
 } ari_near;
-/** Chooses those of `width` features where n is 0, and reads the tensors of their names in a dump; those that it lacks
- *  are 0. The caller frees x, also after a failure. Errors: those of reading, AR_ERR_MEMORY. */
+/** Chooses the tensors of `width` features if n is 0, and reads them by name from a dump; those that it lacks are 0.
+ *  The caller frees x, also after a failure. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_near_read(ari_near *near, const ari_probe *p, size_t width, const ar_dump *dump);
 /** Adds feature i of token k, and behind them `more` other vectors that x has there. */
 void ari_near_multiply(ari_products *out, const ari_near *near, size_t tokens, size_t k, size_t i, double *x,
@@ -49,9 +49,9 @@ typedef struct ari_terms {
     size_t terms, of[ARI_MOST_TERMS];
     double times[ARI_MOST_TERMS], left; /* left: share of the squares */
 } ari_terms;
-/** The sum of s->terms vectors s->of that is nearest to vector y in each of `groups`, of which each may have a factor
- *  of its own, where there are several: the first number is then 1 or -1. `with` counts too, however often; SIZE_MAX:
- *  none. Fills numbers and what is left; HUGE_VAL: there is no single solution, or groups contradict one another. */
+/** Finds the sum of s->terms vectors s->of that is nearest to vector y in each of `groups`, each with a factor of its
+ *  own if there are several: the first number is then 1 or -1. `with` may be added any number of times; SIZE_MAX: none.
+ *  Fills the numbers and the residual; HUGE_VAL: no single solution, or contradictory groups. */
 void ari_terms_fit(ari_terms *s, const ari_products *p, size_t groups, size_t y, size_t with);
 /** Finds a sum of at most `most` of the first n vectors that leaves at most `allowed`: among those with the fewest
  *  terms the one that shares most terms with `like` (NULL: none), then the nearest. */

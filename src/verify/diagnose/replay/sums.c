@@ -13,8 +13,8 @@ typedef struct sums {
     ari_products products; /* of what the module makes of each without bias, of the reference and of the other */
 } sums;
 
-/* A module that is no layer reads what it gives: the sum of other tensors. The reference's and the other's values are
- * the last two vectors. */
+/* A module that is no layer counts as reading its own output, the sum of other tensors. The last two vectors are the
+ * reference's and the other's values. */
 static ar_status multiply(sums *s)
 {
     const size_t in = s->near.width, n = s->near.n, outs = s->p.outs;

@@ -29,7 +29,7 @@ typedef struct reading {
     size_t group;
 } reading;
 
-/* The token whose id is token i's label; l->tokens: it is no target. Labels of another place are targets where that
+/* The token whose id is token i's label; l->tokens: it is no target. A label from another place is a target if that
  * place is one in the reference. */
 static size_t label_of(const ari_losses *l, const ari_loss_side *s, const reading *r, size_t i)
 {
@@ -164,8 +164,7 @@ static void find_count(ari_trace *t, const ari_losses *l, double sum)
 
 /* --- what is wrong ------------------------------------------------------------------------------------------------ */
 
-/* Micro-batches of one rank each that count more often than others, which is neither a mean of their means nor a sum.
- * */
+/* Finds micro-batches of one rank each that count more than others, neither as a mean of their means nor as a sum. */
 static void find_weights(ari_trace *t, const ari_losses *l)
 {
     const int n = l->c->facts.micro_batches, dp = l->c->facts.dp > 1 ? l->c->facts.dp : 1;
