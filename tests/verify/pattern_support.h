@@ -302,8 +302,8 @@ static inline ar_dump *dump_of(world *w)
     }
     all[1].whole = w->beside[2] = values(w, t->other_is, all[1].count);
     cr_assert_ok(ari_dump_of_tensors(&dump, "the reference", all, t->other ? 2 : 1));
-    w->d.known = dump;
-    w->d.of = ar_dump_find(dump, t->full);
+    w->d.dump = dump;
+    w->d.dump_tensor = ar_dump_find(dump, t->full);
     return dump;
 }
 

@@ -262,14 +262,14 @@ typedef struct ari_fact {
 typedef struct ari_cause ari_cause;
 typedef struct ari_trace {
     ari_trace_kind kind;
-    ari_properties is;
-    int less;           /* what the cause's confidence is lowered by */
+    ari_properties flags;
+    int penalty;        /* what the cause's confidence is lowered by */
     int numbers;        /* that were fitted to what differs */
     bool weighed;       /* it is known how much is left: */
     double unexplained; /* share of the differences' squares that is left */
     size_t facts;
     ari_fact fact[ARI_MOST_FACTS];
-    /* By ari_judge. */
+    /* By ari_match_cause. */
     const ari_cause *cause;
     int confidence;
     char looks[128], hint[512];
@@ -277,9 +277,9 @@ typedef struct ari_trace {
 } ari_trace;
 
 /* States what was found; facts follow. */
-void ari_found(ari_trace *t, ari_trace_kind kind, ari_properties is);
+void ari_trace_set(ari_trace *t, ari_trace_kind kind, ari_properties flags);
 /* Takes it back. */
-void ari_lost(ari_trace *t);
+void ari_trace_clear(ari_trace *t);
 void ari_number(ari_trace *t, const char *name, double number);
 void ari_count(ari_trace *t, const char *name, size_t number);
 void ari_words(ari_trace *t, const char *name, const char *format, ...) AR_PRINTF(3, 4);
@@ -317,11 +317,11 @@ struct ari_cause {
 };
 
 /** The trace's cause; fills the last fields of the trace. */
-void ari_judge(ari_trace *t, const ari_case *c);
+void ari_match_cause(ari_trace *t, const ari_case *c);
 /** Notes the share of the differences' squares that a hypothesis leaves, true or not, under the cause of such a trace.
  *  A hypothesis that explains less than ARI_NEAR was never near. */
 #define ARI_NEAR 0.25
-void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left);
+void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties flags, double left);
 /** Adds the hypotheses considered to the evidence; for an unknown cause the sentence names the two with the smallest
  *  residuals. */
 void ari_say_considered(ari_text *why, ar_evidence *e, const ar_evidence *considered);
@@ -420,7 +420,7 @@ int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3]);
 /* Which of them [from, to) lies in; returns how many there are, 0: it lies in none. */
 int ari_packed_part(const ari_case *c, int dim, size_t from, size_t to, const char **name, size_t *start, size_t *size);
 /* The range of indices along a dimension that hold all differences. */
-void ari_hull(const ari_case *c, int dim, size_t *from, size_t *to);
+void ari_bounding_range(const ari_case *c, int dim, size_t *from, size_t *to);
 /* The fewest even blocks of n of which [from, to) is one; 0: none. */
 size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which);
 

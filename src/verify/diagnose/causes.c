@@ -8,19 +8,19 @@
 
 /* --- traces ------------------------------------------------------------------------------------------------------- */
 
-void ari_found(ari_trace *t, ari_trace_kind kind, ari_properties is)
+void ari_trace_set(ari_trace *t, ari_trace_kind kind, ari_properties flags)
 {
     t->kind = kind;
-    t->is = is;
-    t->less = t->numbers = 0;
+    t->flags = flags;
+    t->penalty = t->numbers = 0;
     t->weighed = false;
     t->unexplained = 0.0;
     t->facts = 0;
 }
 
-void ari_lost(ari_trace *t)
+void ari_trace_clear(ari_trace *t)
 {
-    ari_found(t, ARI_FOUND_NOTHING, 0);
+    ari_trace_set(t, ARI_FOUND_NOTHING, 0);
 }
 
 /* The fact of that name, a new one if there is none. */
@@ -84,7 +84,7 @@ static ari_properties properties_of(const ari_case *c)
     const ari_difference *d = c->grid.d;
     const struct {
         bool has;
-        ari_properties is;
+        ari_properties flags;
     } all[] = {
         {!d->hidden, ARI_IF(SEEN)},
         {d->hidden, ARI_IF(HIDDEN)},
@@ -100,10 +100,10 @@ static ari_properties properties_of(const ari_case *c)
         {d->ndim == 2, ARI_IF(MATRIX)},
         {isfinite(ari_cosine(&c->survey.total)), ARI_IF(FINITE)},
     };
-    ari_properties is = 0;
+    ari_properties flags = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        is |= all[i].has ? all[i].is : 0;
-    return is;
+        flags |= all[i].has ? all[i].flags : 0;
+    return flags;
 }
 
 static bool is_pass(const char *passes, char pass)
@@ -111,9 +111,9 @@ static bool is_pass(const char *passes, char pass)
     return !passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL);
 }
 
-static bool meets(const ari_cause *row, ari_properties is, unsigned name, char pass)
+static bool meets(const ari_cause *row, ari_properties flags, unsigned name, char pass)
 {
-    return (is & row->needs) == row->needs && !(is & row->without) && (!row->is || (row->is & name)) &&
+    return (flags & row->needs) == row->needs && !(flags & row->without) && (!row->is || (row->is & name)) &&
            is_pass(row->passes, pass);
 }
 
@@ -222,7 +222,7 @@ static void say_fact(ari_text *out, const ari_fact *f, const char *form)
         ari_say(out, "%.*g", precision, f->number);
 }
 
-static void fill(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
+static void fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
 {
     while (*text) {
         const size_t plain = strcspn(text, "{\n");
@@ -255,51 +255,51 @@ const ari_cause *ari_cause_at(size_t i)
 }
 
 /* The sentence of row i, and what rows after it add. */
-static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties is, unsigned name)
+static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties flags, unsigned name)
 {
     ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
     t->evidence = (ar_evidence){.cause = t->cause->id};
-    fill(&hint, t, c, t->cause->text);
-    fill(&looks, t, c, t->cause->looks);
+    fill_sentence(&hint, t, c, t->cause->text);
+    fill_sentence(&looks, t, c, t->cause->looks);
     bool own = true;
     for (const ari_cause *row; (row = ari_cause_at(++i)) != NULL;) {
         own = own && !row->id && row->kind == ARI_FOUND_NOTHING;
-        if (!row->id && (own || row->kind == t->kind) && meets(row, is, name, c->grid.d->pass))
-            fill(&hint, t, c, row->text);
+        if (!row->id && (own || row->kind == t->kind) && meets(row, flags, name, c->grid.d->pass))
+            fill_sentence(&hint, t, c, row->text);
     }
 }
 
 /* The first row of that kind whose conditions are met; *i is its number. */
-static const ari_cause *row_of(size_t *i, ari_trace_kind kind, ari_properties is, unsigned name, char pass)
+static const ari_cause *row_of(size_t *i, ari_trace_kind kind, ari_properties flags, unsigned name, char pass)
 {
     const ari_cause *row;
     *i = 0;
-    while ((row = ari_cause_at(*i)) != NULL && !(row->id && row->kind == kind && meets(row, is, name, pass)))
+    while ((row = ari_cause_at(*i)) != NULL && !(row->id && row->kind == kind && meets(row, flags, name, pass)))
         ++*i;
     return row;
 }
 
-void ari_judge(ari_trace *t, const ari_case *c)
+void ari_match_cause(ari_trace *t, const ari_case *c)
 {
     const unsigned name = ari_name_is(c->grid.d->name);
-    const ari_properties is = t->is | properties_of(c);
+    const ari_properties flags = t->flags | properties_of(c);
     size_t i;
-    t->cause = row_of(&i, t->kind, is, name, c->grid.d->pass);
-    t->confidence = t->cause ? t->cause->confidence - t->less : ARI_SILENT;
+    t->cause = row_of(&i, t->kind, flags, name, c->grid.d->pass);
+    t->confidence = t->cause ? t->cause->confidence - t->penalty : ARI_SILENT;
     if (t->cause)
-        say_cause(t, c, i, is, name);
+        say_cause(t, c, i, flags, name);
 }
 
 /* --- what was considered ------------------------------------------------------------------------------------------ */
 
-void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties is, double left)
+void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties flags, double left)
 {
     ar_evidence *e = c->considered;
     const double explained = 1.0 - left;
     size_t i, at = 0;
     if (!e || !(explained >= ARI_NEAR))
         return;
-    const ari_cause *row = row_of(&i, kind, is | properties_of(c), ari_name_is(c->grid.d->name), c->grid.d->pass);
+    const ari_cause *row = row_of(&i, kind, flags | properties_of(c), ari_name_is(c->grid.d->name), c->grid.d->pass);
     if (!row || strcmp(row->id, "unknown") == 0)
         return;
     for (i = 0; i < e->considered; i++) { /* once, with the most that it explains */

@@ -77,10 +77,10 @@ static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool besid
 {
     const ari_survey *s = &c->survey;
     const int right = s->holding_ranks - s->wrong_ranks;
-    ari_found(t, ARI_FOUND_SUM, right > 0 && s->total.zero == s->total.different ? ARI_IF(ONE) : 0);
+    ari_trace_set(t, ARI_FOUND_SUM, right > 0 && s->total.zero == s->total.different ? ARI_IF(ONE) : 0);
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) /* what is of tensor-parallel ranks needs no saying */
-        t->is |= over & ari_layout_axes[i].axes & ~(ari_axes)ARI_CUTS_FEATURES ? ari_of_axis(i) : 0;
-    t->is |= beside ? ARI_IF(ROWS) : 0;
+        t->flags |= over & ari_layout_axes[i].axes & ~(ari_axes)ARI_CUTS_FEATURES ? ari_of_axis(i) : 0;
+    t->flags |= beside ? ARI_IF(ROWS) : 0;
     ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
     ari_text who = ari_list(t, "who");
     if (right == 0)
@@ -127,7 +127,7 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
         const relation is = ari_along(g->d, kinds[i]) > 1 ? relation_in(&worst, &f, c, kinds[i]) : UNRELATED;
         const ari_axes over = kinds[i] == ARI_ALL_AXES ? ari_apart_over(g->d) : kinds[i];
         if (is == AVERAGE)
-            ari_found(t, ARI_FOUND_MEAN, 0);
+            ari_trace_set(t, ARI_FOUND_MEAN, 0);
         else if (is != UNRELATED)
             found_sum(t, c, over, is != ADD_UP);
         ari_words(t, "over", "%s", ari_axes_text(text, over, " and "));
@@ -175,7 +175,7 @@ ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
             b.factor = h.factor / (double)b.n;
             if (b.n < 2 || size % b.n != 0 || size < 2 * b.n || !ari_holds_all(&left, &h))
                 continue;
-            ari_found(t, ARI_FOUND_SHARDS_ADDED, i % 2 ? ARI_IF(AVERAGE) : 0);
+            ari_trace_set(t, ARI_FOUND_SHARDS_ADDED, i % 2 ? ARI_IF(AVERAGE) : 0);
             ari_explained(t, &left, 0);
             ari_count(t, "tp", b.n);
             return AR_OK;
@@ -264,8 +264,8 @@ ar_status ari_measure_group(ari_trace *t, const ari_case *c)
     }
     if (!(left <= 1e-8 * all))
         return AR_OK;
-    ari_found(t, ARI_FOUND_GROUP, 0);
+    ari_trace_set(t, ARI_FOUND_GROUP, 0);
     if (!are_grouped(t, &a, d->ranks))
-        ari_lost(t);
+        ari_trace_clear(t);
     return AR_OK;
 }

@@ -67,9 +67,9 @@ static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
         AR_TRY(measures[i].measure(&t, c));
         if (t.kind == ARI_FOUND_NOTHING)
             continue;
-        ari_judge(&t, c);
+        ari_match_cause(&t, c);
         if (t.weighed)
-            ari_consider(c, t.kind, t.is, t.unexplained);
+            ari_consider(c, t.kind, t.flags, t.unexplained);
         if (says_more(&t, best))
             *best = t;
     }
@@ -155,7 +155,7 @@ static void enclose(size_t *from, size_t *to, size_t n)
 /* The part of a tensor in which a map may hold that is not seen in the whole: blocks around all differences, since what
  * moved may have left the ends unchanged; all of one dimension, since values may have come from outside; or the box of
  * the differences alone, where an exchange of halves says no more than which slices of the whole are. */
-enum { IN_HULL = -2, IN_BLOCKS = -1 }; /* else: all of this dimension */
+enum { IN_RANGE = -2, IN_BLOCKS = -1 }; /* else: all of this dimension */
 
 static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
 {
@@ -164,8 +164,8 @@ static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
     size_t from[AR_MAX_DIMS], to;
     for (int dim = 0; dim < c->grid.nd; dim++) {
         const size_t n = c->grid.shape[dim];
-        ari_hull(c, dim, &from[dim], &to);
-        if (part != IN_HULL)
+        ari_bounding_range(c, dim, &from[dim], &to);
+        if (part != IN_RANGE)
             enclose(&from[dim], &to, n);
         if (part == dim && to - from[dim] == n)
             return AR_OK; /* it was looked at */
@@ -177,7 +177,7 @@ static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
     if (count == c->count || count < 4)
         return AR_OK;
     const ar_status st = look_at_box(&own, &v, c, from, NULL);
-    own.confidence -= part == IN_HULL ? 2 : 1;
+    own.confidence -= part == IN_RANGE ? 2 : 1;
     if (st == AR_OK && own.confidence > best->confidence) {
         *best = own;
         ari_text t = ari_text_in(best->hint, sizeof best->hint);
@@ -193,7 +193,7 @@ ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
     if (best->confidence < ARI_IDENTITY + 7)
         AR_TRY(look_inside(best, c, IN_BLOCKS));
     if (best->confidence < ARI_IDENTITY + 7)
-        AR_TRY(look_inside(best, c, IN_HULL));
+        AR_TRY(look_inside(best, c, IN_RANGE));
     for (int dim = 0; dim < c->grid.nd && best->confidence < ARI_IDENTITY; dim++)
         AR_TRY(look_inside(best, c, dim));
     return AR_OK;
@@ -295,7 +295,7 @@ static ari_difference in_layout_shape(const ari_difference *d)
 }
 
 /* The full tensor, from the ranks' equal copies. */
-static ar_status assemble(float **gives, const ari_case *c)
+static ar_status assemble_copies(float **gives, const ari_case *c)
 {
     AR_TRY(ARI_ALLOC_ZERO(gives, c->grid.count, c->grid.d->name));
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);)
@@ -310,20 +310,20 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
     ari_view v = {.d = *d};
     ar_status st = AR_OK;
     *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
-    if (!d->known || c->survey.disagree > 0)
+    if (!d->dump || c->survey.disagree > 0)
         return AR_OK;
     memcpy(v.shape, d->shape, (size_t)d->ndim * sizeof *v.shape);
     v.d.mesh = (ari_ranks){{0}};
     v.c = (ari_case){.considered = c->considered,
                      .known = c->known,
                      .ref = d->reference,
-                     .reference = d->of,
-                     .other = d->of,
-                     .full = d->of};
+                     .reference = d->dump_tensor,
+                     .other = d->dump_tensor,
+                     .full = d->dump_tensor};
     v.c.facts = ari_facts_of(c->known);
     v.c.facts.dp = ari_along(d, ARI_CUTS_SAMPLES);
     v.c.noisy = d->allowed > 0.0;
-    AR_TRY_TO(done, st, assemble(&v.val, c));
+    AR_TRY_TO(done, st, assemble_copies(&v.val, c));
     v.c.val = v.val;
     AR_TRY_TO(done, st, ari_view_survey(&v));
     v.c.max_ref = v.c.survey.max_reference;
@@ -337,7 +337,7 @@ done:
 ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
 {
     ari_difference d = in_layout_shape(given);
-    const ari_explain_case known = {.reference = given->known};
+    const ari_explain_case known = {.reference = given->dump};
     ari_case c = {.known = &known};
     ari_trace best, whole;
     ari_diagnosis found = {.hint = ""};

@@ -64,9 +64,9 @@ typedef struct ari_difference {
     const float *last;            /* of a gradient: the reference's of the step before, or NULL */
     const ari_gradient *gradient; /* [gradients] of a gradient norm: those of the step, all right; NULL: not known */
     size_t gradients;
-    const ar_dump *known; /* the reference's tensors, this one among them under the name `of`; NULL: not known */
-    const ar_dump_tensor *of;
-    const ar_dump *gradients_here; /* this run's own gradients, by the names of `known`; NULL: not known */
+    const ar_dump *dump; /* the reference's tensors, this one (dump_tensor) among them; NULL: not known */
+    const ar_dump_tensor *dump_tensor;
+    const ar_dump *gradients_here; /* this run's own gradients, by the names of `dump`; NULL: not known */
     double beta1, beta2;           /* of Adam; both 0: another optimizer */
     bool zero;                     /* each dp rank updates its share of the weights */
     bool gathers;                  /* and they are gathered for each use */

@@ -98,7 +98,7 @@ static double step_of(ar_dtype t)
 }
 
 /* Sets the tolerance of relations. */
-static void weigh(ari_view *v, const ari_explain_case *known)
+static void set_tolerance(ari_view *v, const ari_explain_case *known)
 {
     ari_case *c = &v->c;
     c->max_ref = 0.0;
@@ -190,7 +190,7 @@ static ari_trace rounding_of(const ari_view *v)
 {
     ari_trace t = {.kind = ARI_FOUND_ROUNDING};
     ari_number(&t, "largest", v->c.survey.total.max_difference / v->c.max_ref);
-    ari_judge(&t, &v->c);
+    ari_match_cause(&t, &v->c);
     return t;
 }
 
@@ -218,9 +218,9 @@ static bool is_slightly_off(const ari_case *c)
  * left. */
 static void know_copies_equal(ari_trace *best, const ari_case *c)
 {
-    best->is |= ARI_IF(EQUAL);
-    if (best->cause && best->confidence == best->cause->confidence - best->less)
-        ari_judge(best, c);
+    best->flags |= ARI_IF(EQUAL);
+    if (best->cause && best->confidence == best->cause->confidence - best->penalty)
+        ari_match_cause(best, c);
 }
 
 /* Explains the ranks' copies; nothing if every rank is off by rounding alone. */
@@ -275,7 +275,7 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
     ari_view_forget(v);
     v->c.known = known;
     v->c.considered = &considered;
-    weigh(v, known);
+    set_tolerance(v, known);
     const counted n = count_differences(v);
     AR_TRY(choose_allowed(v, known, &n));
     AR_TRY(ari_view_survey(v));

@@ -36,23 +36,23 @@ void ari_name_number(ari_trace *t, double factor, double apart)
     const char *sign = factor < 0.0 ? "-" : "";
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor), power = nearbyint(log2(size));
     int p = 0, q = 0;
-    t->is |= (fabs(factor) < 1.0 ? ARI_IF(INVERSE) : 0) | (factor < 0.0 ? ARI_IF(NEGATIVE) : 0);
-    const char *over = t->is & ARI_IF(INVERSE) ? "1/" : "";
+    t->flags |= (fabs(factor) < 1.0 ? ARI_IF(INVERSE) : 0) | (factor < 0.0 ? ARI_IF(NEGATIVE) : 0);
+    const char *over = t->flags & ARI_IF(INVERSE) ? "1/" : "";
     if (ari_is_near(fabs(factor), 1.0, ALIKE)) {
-        t->is |= ARI_IF(ONE);
+        t->flags |= ARI_IF(ONE);
         ari_words(t, "name", "%s1", sign);
         return;
     }
     if (power >= 8.0 && ari_is_near(size, exp2(power), apart)) {
-        t->is |= ARI_IF(POWER);
-        ari_words(t, "name", "%s2^%s%.0f", sign, t->is & ARI_IF(INVERSE) ? "-" : "", power);
+        t->flags |= ARI_IF(POWER);
+        ari_words(t, "name", "%s2^%s%.0f", sign, t->flags & ARI_IF(INVERSE) ? "-" : "", power);
         return;
     }
     for (int n = 2; n <= ARI_MOST_RANKS; n++) {
         const bool whole = ari_is_near(size, n, apart);
         if (!whole && (n > 32 || !ari_is_near(size * size, n, apart) || nearbyint(sqrt(n)) * nearbyint(sqrt(n)) == n))
             continue;
-        t->is |= whole ? ARI_IF(COUNT) : ARI_IF(ROOT);
+        t->flags |= whole ? ARI_IF(COUNT) : ARI_IF(ROOT);
         ari_count(t, "n", (size_t)n);
         if (whole)
             ari_words(t, "name", "%s%s%d", sign, over, n);
@@ -61,7 +61,7 @@ void ari_name_number(ari_trace *t, double factor, double apart)
         return;
     }
     if (is_fraction(fabs(factor), apart, &p, &q)) {
-        t->is |= ARI_IF(FRACTION);
+        t->flags |= ARI_IF(FRACTION);
         ari_words(t, "name", "%.6g (%s%d/%d)", factor, sign, p, q);
         return;
     }
@@ -82,8 +82,8 @@ static void name_dropped(ari_trace *t, const ari_case *c, double factor)
     if (!ari_is_activation(c->grid.d) || zeros < 16 || (double)c->survey.different < 0.99 * kept * n ||
         fabs(factor - kept) > 4.0 * sqrt(kept * (1.0 - kept) / n))
         return;
-    t->is |= ARI_IF(ZERO);
-    t->less = 5;
+    t->flags |= ARI_IF(ZERO);
+    t->penalty = 5;
     ari_number(t, "percent", 100.0 * (1.0 - kept));
 }
 
@@ -97,7 +97,7 @@ static int name_fans(ari_trace *t, const ari_case *c, double factor)
         const double square = factor * factor;
         if (!ari_is_near(square, (a + b) / (a / n + b), ALIKE) && !ari_is_near(square, (a + b) / (a + b / n), ALIKE))
             continue;
-        t->is |= ARI_IF(OF_SHARDS);
+        t->flags |= ARI_IF(OF_SHARDS);
         ari_words(t, "fans", "the root of a ratio for one of %d shards", n);
         return n;
     }
@@ -128,9 +128,9 @@ static void say_as_many(ari_trace *t, const ari_difference *d)
     int ranks = 0;
     ari_text text = ari_list(t, "as_many");
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++)
-        ranks = t->is & ari_of_axis(i) ? ari_along(d, ari_layout_axes[i].axes) : ranks;
+        ranks = t->flags & ari_of_axis(i) ? ari_along(d, ari_layout_axes[i].axes) : ranks;
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && ranks > 1; i++) {
-        if (ari_along(d, ari_layout_axes[i].axes) == ranks && !(t->is & ari_of_axis(i)))
+        if (ari_along(d, ari_layout_axes[i].axes) == ranks && !(t->flags & ari_of_axis(i)))
             ari_say(&text, ", or the same over %s", ari_layout_axes[i].name);
     }
 }
@@ -139,7 +139,7 @@ static void say_as_many(ari_trace *t, const ari_difference *d)
 typedef struct number {
     double value; /* at most 1: it says nothing here */
     const char *text, *inverse;
-    ari_properties is;
+    ari_properties flags;
 } number;
 
 static bool is_number(ari_trace *t, const number *n, double factor, double tolerance)
@@ -147,7 +147,7 @@ static bool is_number(ari_trace *t, const number *n, double factor, double toler
     const bool whole = ari_is_near(factor, n->value, tolerance);
     if (!(n->value > 1.0) || (!whole && !ari_is_near(factor, 1.0 / n->value, tolerance)))
         return false;
-    t->is |= ARI_IF(NAMED) | n->is | (whole ? 0 : ARI_IF(INVERSE));
+    t->flags |= ARI_IF(NAMED) | n->flags | (whole ? 0 : ARI_IF(INVERSE));
     ari_words(t, "name", "%.6g = %s%s", factor, whole || n->inverse ? "" : "1/",
               whole || !n->inverse ? n->text : n->inverse);
     return true;
@@ -174,9 +174,9 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
     }
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !named; i++)
         named = is_number(t, &sizes[i], factor, tolerance);
-    if (!(t->is & ARI_IF(NAMED)))
+    if (!(t->flags & ARI_IF(NAMED)))
         ari_words(t, "name", "%.6g", factor);
-    t->is |= factor < 0.0 && named ? ARI_IF(NAMED) | ARI_IF(ONE) | ARI_IF(NEGATIVE) : 0;
+    t->flags |= factor < 0.0 && named ? ARI_IF(NAMED) | ARI_IF(ONE) | ARI_IF(NEGATIVE) : 0;
     say_as_many(t, d);
     return named;
 }
@@ -185,18 +185,18 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
 {
     const ari_difference *d = c->grid.d;
     const size_t features = d->copy[rank].shape[0];
-    ari_found(t, ARI_FOUND_FACTOR, 0);
+    ari_trace_set(t, ARI_FOUND_FACTOR, 0);
     ari_number(t, "factor", factor);
     ari_list(t, "fit");
-    t->less = name_by_sizes(t, d, factor, tolerance) || d->pass == 'i' ? 5 : 15;
+    t->penalty = name_by_sizes(t, d, factor, tolerance) || d->pass == 'i' ? 5 : 15;
     name_dropped(t, c, factor);
     if (is_features_per_token(d, factor)) {
-        t->is |= ARI_IF(FEATURES);
+        t->flags |= ARI_IF(FEATURES);
         ari_count(t, "features", features);
         ari_count(t, "tokens", d->batch * d->seq);
     } else if (name_fans(t, c, factor) == 0 && d->pass == 'i' && d->ranks > 1 &&
                ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS)) {
-        t->is |= ARI_IF(ROOT);
+        t->flags |= ARI_IF(ROOT);
     }
 }
 
@@ -210,7 +210,7 @@ typedef struct others {
     ari_fit layer[MOST_LAYERS]; /* of each layer's gradients; layers run from the last to the first */
 } others;
 
-static void ask(others *o, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *v, double factor)
+static void count_factor(others *o, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *v, double factor)
 {
     const ari_order_key key = ari_order_of(r->name, c->path);
     const size_t n = r->count < ELEMENTS_ASKED ? r->count : ELEMENTS_ASKED, layer = (size_t)labs(key.layer);
@@ -234,7 +234,7 @@ static void ask_others(others *o, const ari_case *c, double factor)
     const ar_dump *r = c->known->reference, *v = c->known->other ? c->known->other : c->grid.d->gradients_here;
     memset(o, 0, sizeof *o);
     for (size_t i = 0; r && v && i < ar_dump_count(r); i++)
-        ask(o, c, ar_dump_at(r, i), ar_dump_find(v, ar_dump_at(r, i)->name), factor);
+        count_factor(o, c, ar_dump_at(r, i), ar_dump_find(v, ar_dump_at(r, i)->name), factor);
 }
 
 /* The factor of each layer's gradients, from the last layer to the first; 0: they are no multiples of the
@@ -278,7 +278,7 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
     if (levels < 2 || (!c->grid.d->pipeline && !(c->grid.d->hidden && steady && levels > 2)))
         return;
     ari_number(t, "ratio", ratio);
-    t->is |= ARI_IF(STAGES) | (steady && levels > 2 ? ARI_IF(ALL) : 0);
+    t->flags |= ARI_IF(STAGES) | (steady && levels > 2 ? ARI_IF(ALL) : 0);
 }
 
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
@@ -306,25 +306,25 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     const size_t tokens = tokens_of(c, factor);
     char over[ARI_AXES_TEXT];
     others o;
-    ari_found(t, ARI_FOUND_FACTOR, 0);
+    ari_trace_set(t, ARI_FOUND_FACTOR, 0);
     ari_explained(t, left, 1);
     ari_number(t, "factor", factor);
     ari_name_number(t, factor, unsure);
     const int n = (int)ari_value(t, "n");
     name_fans(t, c, factor);
-    t->is |= (n == 2 && !(t->is & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) | (tokens > 0 ? ARI_IF(TOKENS) : 0);
+    t->flags |= (n == 2 && !(t->flags & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) | (tokens > 0 ? ARI_IF(TOKENS) : 0);
     const bool may_be_micro = c->facts.micro_batches == 0 && c->grid.d->pipeline; /* whose number is not told */
     if (ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro)          /* of no ranks */
-        t->is &= ~ARI_IF(COUNT);
-    const bool telling = t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS) | ARI_IF(ONE));
-    t->less = telling ? 0 : 7;
+        t->flags &= ~ARI_IF(COUNT);
+    const bool telling = t->flags & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS) | ARI_IF(ONE));
+    t->penalty = telling ? 0 : 7;
     name_dropped(t, c, factor);
     if (left->held < FEW && !telling) {
-        ari_lost(t);
+        ari_trace_clear(t);
         return;
     }
     ask_others(&o, c, factor);
-    t->is |=
+    t->flags |=
         (o.asked > 0 && o.same == o.asked ? ARI_IF(EVERYWHERE) : 0) | (o.asked > 0 && o.same == 0 ? ARI_IF(ALONE) : 0);
     ari_count(t, "asked", o.asked);
     ari_count(t, "tokens", tokens);
@@ -377,10 +377,10 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         found_seen(t, c, rank, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
         ask_others(&o, c, low);
         look_at_stages(t, c, &o);
-        if (few && !(t->is & ARI_IF(NAMED)))
-            ari_lost(t);
+        if (few && !(t->flags & ARI_IF(NAMED)))
+            ari_trace_clear(t);
     } else if (!few) {
-        ari_found(t, ARI_FOUND_RANK_FACTORS, 0);
+        ari_trace_set(t, ARI_FOUND_RANK_FACTORS, 0);
         ari_number(t, "low", low);
         ari_number(t, "high", high);
     }
@@ -436,7 +436,7 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     const size_t count = count_of_loss(targets, low, ref);
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, ALIKE)))
         return AR_OK;
-    ari_found(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0);
+    ari_trace_set(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0);
     ari_number(t, "low", low);
     ari_number(t, "high", high);
     ari_number(t, "reference", ref);
@@ -446,14 +446,14 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
         ari_count(t, "n", (size_t)n);
         ari_number(t, "log", log((double)n));
     } else if (!d->hidden && count > 0) {
-        t->is |= ARI_IF(TOKENS);
+        t->flags |= ARI_IF(TOKENS);
         ari_count(t, "targets", targets);
         ari_count(t, "divisor", count);
     } else if (d->hidden) {
         ari_name_number(t, low / ref, ALIKE);
-        t->is |= t->is & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;
-        if (!loss && !(t->is & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
-            ari_lost(t);
+        t->flags |= t->flags & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;
+        if (!loss && !(t->flags & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
+            ari_trace_clear(t);
     }
     return AR_OK;
 }

@@ -55,7 +55,7 @@ ari_residual ari_residual_of(const ari_hypothesis *h)
         }
     }
     if (h->kind)
-        ari_consider(h->c, h->kind, h->is, r.left / r.all);
+        ari_consider(h->c, h->kind, h->flags, r.left / r.all);
     return r;
 }
 

@@ -12,13 +12,13 @@ struct ari_hypothesis {
     /* The expected value of element i of a run; NAN: unspecified. */
     double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
     const ari_case *c;
-    const void *of;    /* what the generator knows besides */
-    double factor;     /* what the reference's own rounding is multiplied by in what is expected; 0: by one */
-    double beside;     /* what rounding of the sums that are expected adds to the case's allowance */
-    size_t may_miss;   /* different elements that may be otherwise before the engine gives up */
-    bool differs_only; /* speaks of elements that differ alone, whatever `expect` gives for others */
-    ari_trace_kind kind;
-    ari_properties is; /* what it is a trace of, for what is said of those that are near (ari_consider); 0: nothing */
+    const void *of;       /* what the generator knows besides */
+    double factor;        /* what the reference's own rounding is multiplied by in what is expected; 0: by one */
+    double beside;        /* what rounding of the sums that are expected adds to the case's allowance */
+    size_t may_miss;      /* different elements that may be otherwise before the engine gives up */
+    bool differs_only;    /* speaks of elements that differ alone, whatever `expect` gives for others */
+    ari_trace_kind kind;  /* of the trace under which a near miss is noted (ari_consider); 0: it is not */
+    ari_properties flags; /* of that trace */
 };
 
 /* Residual of a hypothesis. */

@@ -84,7 +84,7 @@ static void look_for_orders(ari_trace *t, const ari_case *c)
         if (!is_permuted(&left, c, &p, 4))
             continue;
         const bool square = memcmp(p.extent, g->shape, (size_t)g->nd * sizeof *p.extent) == 0;
-        ari_found(t, ARI_FOUND_TRANSPOSED, p.order[0] == 1 && p.nd >= 3 ? ARI_IF(SAMPLES) : 0);
+        ari_trace_set(t, ARI_FOUND_TRANSPOSED, p.order[0] == 1 && p.nd >= 3 ? ARI_IF(SAMPLES) : 0);
         ari_text text = ari_list(t, "order");
         for (int i = 0; i < p.nd; i++)
             ari_say(&text, i ? ", %d" : "%d", p.order[i]);
@@ -125,7 +125,7 @@ static void look_for_cuts(ari_trace *t, const ari_case *c)
             permuted p = permute(parts[dim - 1], 4, cuts[k].order);
             if (!may_be_cut(c, dim, n) || !is_permuted(&left, c, &p, 8))
                 continue;
-            ari_found(t, cuts[k].kind, 0);
+            ari_trace_set(t, cuts[k].kind, 0);
             ari_count(t, "n", n);
             ari_count(t, "heads", n);
             ari_count(t, "lanes", shape[2] / n);
@@ -196,7 +196,7 @@ ar_status ari_measure_packed(ari_trace *t, const ari_case *c)
                (p.all % p.ranks || p.start % p.ranks || p.end % p.ranks || p.all == 0 || !ari_holds_all(NULL, &h)))
             p.ranks++;
         if (p.ranks <= ARI_MOST_RANKS) {
-            ari_found(t, ARI_FOUND_SHARDS, ARI_IF(PACKED));
+            ari_trace_set(t, ARI_FOUND_SHARDS, ARI_IF(PACKED));
             ari_words(t, "pairs", "%s, one after the other, in %zu blocks", i == 0 ? "gate and up" : "q, k and v",
                       p.ranks);
         }
@@ -255,8 +255,8 @@ ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
         const ari_residual left = ari_residual_of(&h);
         if (left.held < 16 || left.missed > size || left.missed * 2 > left.held || left.held * 2 < end - first)
             continue;
-        ari_found(t, ARI_FOUND_SHIFTED, 0);
-        t->less = size % c->grid.cols ? 0 : 6;
+        ari_trace_set(t, ARI_FOUND_SHIFTED, 0);
+        t->penalty = size % c->grid.cols ? 0 : 6;
         ari_count(t, "follow", left.held);
         ari_count(t, "all", left.held + left.missed);
         ari_count(t, "by", size);
@@ -367,7 +367,7 @@ static long positions_of(double angle, long most)
 static ari_properties positions_turned(ari_trace *t, const ari_case *c, const turns *r)
 {
     size_t first, last;
-    ari_hull(c, r->dim, &first, &last);
+    ari_bounding_range(c, r->dim, &first, &last);
     last = last < r->end ? last : r->end;
     const double angle = angle_at(r, first);
     const bool same = turns_by(r, first, last, angle, 0.0);
@@ -385,12 +385,12 @@ static ari_properties positions_turned(ari_trace *t, const ari_case *c, const tu
 
 static void found_turns(ari_trace *t, const ari_case *c, const turns *r)
 {
-    ari_found(t, ARI_FOUND_ROPE, 0);
+    ari_trace_set(t, ARI_FOUND_ROPE, 0);
     ari_words(t, "pairing", r->near == 1 ? "of two halves of a head" : "of neighbours");
-    t->is |= turns_by(r, 0, r->end, 0.0, -1.0)   ? ARI_IF(ZERO)
-             : turns_by(r, 0, r->end, 0.0, -2.0) ? ARI_IF(NEGATIVE)
-             : turns_by(r, 0, r->end, 0.0, 1.0)  ? ARI_IF(TWICE)
-                                                 : positions_turned(t, c, r);
+    t->flags |= turns_by(r, 0, r->end, 0.0, -1.0)   ? ARI_IF(ZERO)
+                : turns_by(r, 0, r->end, 0.0, -2.0) ? ARI_IF(NEGATIVE)
+                : turns_by(r, 0, r->end, 0.0, 1.0)  ? ARI_IF(TWICE)
+                                                    : positions_turned(t, c, r);
 }
 
 ar_status ari_measure_rope(ari_trace *t, const ari_case *c)

@@ -202,7 +202,7 @@ static void find_set(ari_trace *t, const parts *all, const sought *s)
 {
     enum { LEFT_OUT, ONCE_MORE, PER_RANK, ALONE, WAYS };
     const double times[WAYS] = {-1.0, 1.0, all->sharers > 2 ? all->sharers - 1.0 : 0.0, 1.0};
-    static const ari_properties is[WAYS] = {0, ARI_IF(TWICE), ARI_IF(TWICE), ARI_IF(ONE)};
+    static const ari_properties flags[WAYS] = {0, ARI_IF(TWICE), ARI_IF(TWICE), ARI_IF(ONE)};
     size_t fewest = SIZE_MAX;
     ari_properties found = 0;
     for (size_t i = 0; i < all->n * SETS; i++) {
@@ -220,11 +220,11 @@ static void find_set(ari_trace *t, const parts *all, const sought *s)
             if (!(fabs(off) <= (way == ALONE || way == PER_RANK ? s->unsure : s->within)))
                 continue;
             fewest = n;
-            found = is[way];
+            found = flags[way];
             name_set(t, set, of, n, way != PER_RANK);
         }
     }
-    t->is |= fewest < SIZE_MAX ? found : ARI_IF(FOREIGN);
+    t->flags |= fewest < SIZE_MAX ? found : ARI_IF(FOREIGN);
 }
 
 /* --- what a wrong norm may be ------------------------------------------------------------------------------------- */
@@ -233,11 +233,11 @@ static void find_set(ari_trace *t, const parts *all, const sought *s)
 #define SAME_NORM ARI_SUMS
 
 /* True if the value is a number of the same gradients. */
-static bool is_it(ari_trace *t, double value, double number, ari_properties is, const char *which)
+static bool is_it(ari_trace *t, double value, double number, ari_properties flags, const char *which)
 {
     if (!ari_is_near(number, value, SAME_NORM))
         return false;
-    t->is |= is;
+    t->flags |= flags;
     ari_words(t, "which", "%s", which);
     return true;
 }
@@ -285,7 +285,7 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
     const sought s = {value, difference, fmax(unsure, ARI_SEEN * fabs(difference)), unsure};
     if (all->n == 0 || apart > ARI_SEEN * all->square || !(fabs(difference) > 4.0 * unsure))
         return;
-    t->is &= ~ARI_IF(TWICE);
+    t->flags &= ~ARI_IF(TWICE);
     if (!is_of_ranks(t, all, value) && !is_another_norm(t, all, value))
         find_set(t, all, &s);
 }
@@ -330,12 +330,12 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     const ar_status st = sum_gradients(&all, c);
     if (st == AR_OK) {
         const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, ARI_SEEN) && low == high;
-        ari_found(t, ARI_FOUND_NORM,
-                  own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
-                  : low > ref                                          ? ARI_IF(TWICE)
-                                                                       : 0);
+        ari_trace_set(t, ARI_FOUND_NORM,
+                      own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
+                      : low > ref                                          ? ARI_IF(TWICE)
+                                                                           : 0);
         if (stages > 1 && is_of_stages(&all, root_over(d, d->ranks / stages, stages), ref))
-            t->is |= ARI_IF(STAGES);
+            t->flags |= ARI_IF(STAGES);
         ari_number(t, "low", low);
         ari_number(t, "high", high);
         ari_number(t, "reference", ref);
@@ -350,11 +350,11 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
         ari_number(t, "expected", ref / low);
         ari_count(t, "trained", all.trained);
         if (all.trained > 0 && ari_is_near(low, sqrt(ref * ref + all.trained_square), ARI_SEEN))
-            t->is |= ARI_IF(OF_GRADIENT);
-        else if (!(t->is & ARI_IF(SAME)) && low == high)
+            t->flags |= ARI_IF(OF_GRADIENT);
+        else if (!(t->flags & ARI_IF(SAME)) && low == high)
             look_at_parts(t, &all, low, ref);
-        if (t->is & ARI_IF(FOREIGN) && is_in_bf16(low) && !is_in_bf16(ref) && ari_is_near(low, ref, 0.1))
-            t->is |= ARI_IF(FRACTION);
+        if (t->flags & ARI_IF(FOREIGN) && is_in_bf16(low) && !is_in_bf16(ref) && ari_is_near(low, ref, 0.1))
+            t->flags |= ARI_IF(FRACTION);
     }
     free(all.part);
     return st;

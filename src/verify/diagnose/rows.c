@@ -79,7 +79,7 @@ static ar_status measure_stale_table(ari_trace *t, const ari_case *c)
     AR_TRY(ARI_ALLOC(&table, before->count, before->name));
     const ar_status st = ar_dump_read_f32(before, 0, before->count, table);
     if (st == AR_OK && is_looked_up_in(c, table, before->shape[0]))
-        ari_found(t, ARI_FOUND_LOOKUP, ARI_IF(OF_BEFORE));
+        ari_trace_set(t, ARI_FOUND_LOOKUP, ARI_IF(OF_BEFORE));
     free(table);
     return st;
 }
@@ -92,7 +92,7 @@ static void measure_lookup(ari_trace *t, const ari_case *c)
     if (l.many || l.right > 0 || l.ids > (size_t)c->grid.d->ranks || l.wrong == c->grid.rows)
         return;
     const bool none = s->total.zero == s->total.different;
-    ari_found(t, ARI_FOUND_LOOKUP, 0);
+    ari_trace_set(t, ARI_FOUND_LOOKUP, 0);
     ari_count(t, "tokens", l.wrong);
     ari_count(t, "ids", l.ids);
     ari_words(t, "hold", l.wrong == 1 ? " holds" : "s hold");
@@ -128,7 +128,7 @@ static void measure_edge_rows(ari_trace *t, const ari_case *c)
         if (s->hits[0][id] > 0 && !is_edge(g->d, id))
             return;
     }
-    ari_found(t, ARI_FOUND_EDGE_ROWS, 0);
+    ari_trace_set(t, ARI_FOUND_EDGE_ROWS, 0);
     ari_text ids = ari_list(t, "ids");
     ari_say_indices(&ids, c, 0);
     ari_words(t, "differ", s->hit[0] == 1 ? "differs" : "differ");
@@ -194,7 +194,7 @@ static void compare_ids(ari_trace *t, const ari_case *c, const size_t *times, co
     const bool repeated = once == 0 && right_repeated == 0 && right > 0;
     if (unused > 0 || wrong < 2 || (!repeated && right > 0))
         return;
-    ari_found(t, ARI_FOUND_BATCH_ROWS, repeated ? ARI_IF(TWICE) : others > 0 ? ARI_IF(SOME) : 0);
+    ari_trace_set(t, ARI_FOUND_BATCH_ROWS, repeated ? ARI_IF(TWICE) : others > 0 ? ARI_IF(SOME) : 0);
     say_use(t, c);
     ari_count(t, "ids", wrong);
 }
@@ -233,13 +233,13 @@ static ar_status guess_tied(ari_trace *t, const ari_case *c)
         partly += hits > 0 && hits * 10 < g->cols * 9;
         zero += hits == 0 && row_is_zero(c, g->d->reference, row);
     }
-    ari_hull(c, 0, &from, &to);
+    ari_bounding_range(c, 0, &from, &to);
     if (wrong < 4 || partly * 10 > wrong || zero * 10 > g->rows || wrong * 3 > (to - from) * 2 ||
         (held > 0 && (wrong > held || wrong + c->facts.batch < held)))
         return AR_OK;
-    ari_found(t, ARI_FOUND_BATCH_ROWS, ARI_IF(PERHAPS));
+    ari_trace_set(t, ARI_FOUND_BATCH_ROWS, ARI_IF(PERHAPS));
     say_use(t, c);
-    t->less = 24;
+    t->penalty = 24;
     ari_count(t, "ids", wrong);
     return AR_OK;
 }
@@ -258,7 +258,7 @@ static void look_for_lost_head(ari_trace *t, const ari_case *c, const size_t *ti
     }
     if (zero < 2 || off < 2 || zero + off < c->grid.rows)
         return;
-    ari_found(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ZERO));
+    ari_trace_set(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ZERO));
     ari_count(t, "ids", zero);
 }
 
@@ -279,7 +279,7 @@ static void look_for_doubled_head(ari_trace *t, const ari_case *c, const size_t 
     }
     if (doubled < 2 || held < 2)
         return;
-    ari_found(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ALL));
+    ari_trace_set(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ALL));
     ari_count(t, "ids", doubled);
 }
 
@@ -317,7 +317,7 @@ static bool is_padding(const ari_case *c, size_t *from)
 {
     const ari_survey *s = &c->survey;
     size_t to;
-    ari_hull(c, 0, from, &to);
+    ari_bounding_range(c, 0, from, &to);
     for (size_t row = *from; row < to; row++) {
         if (s->hits[0][row] == 0 || !row_is_zero(c, c->grid.d->reference, row))
             return false;
@@ -331,15 +331,15 @@ static void measure_left_over(ari_trace *t, const ari_case *c, int dim)
     const ari_difference *d = c->grid.d;
     const size_t n = c->grid.shape[dim], most = d->hidden ? ARI_MOST_RANKS : (size_t)ari_along(d, ARI_CUTS_FEATURES);
     size_t from, to;
-    ari_hull(c, dim, &from, &to);
+    ari_bounding_range(c, dim, &from, &to);
     if (to != n || from == 0 || (d->hidden && (n - from) * 8 > n) || c->survey.hit[dim] != n - from ||
         c->survey.different * 2 < (n - from) * (c->grid.count / n)) /* an element alone is not its id's row */
         return;
     for (size_t ranks = d->hidden ? 2 : most; ranks <= most; ranks++) {
         if (n % ranks != n - from)
             continue;
-        ari_found(t, ARI_FOUND_LEFT_OVER, 0);
-        t->less = d->hidden ? 5 : 0;
+        ari_trace_set(t, ARI_FOUND_LEFT_OVER, 0);
+        t->penalty = d->hidden ? 5 : 0;
         ari_count(t, "left", n - from);
         ari_count(t, "vocabulary", n);
         ari_count(t, "shards", ranks);
@@ -369,7 +369,7 @@ ar_status ari_measure_ids(ari_trace *t, const ari_case *c)
     if (t->kind != ARI_FOUND_NOTHING || d->ndim != 2 || activation)
         return AR_OK;
     if (d->hidden && is_padding(c, &from)) {
-        ari_found(t, ARI_FOUND_PADDING, 0);
+        ari_trace_set(t, ARI_FOUND_PADDING, 0);
         ari_count(t, "ids", g->shape[0] - from);
         ari_count(t, "from", from);
         return AR_OK;

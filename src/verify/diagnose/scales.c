@@ -140,7 +140,7 @@ static void measure_slices(ari_trace *t, const ari_case *c, int dim, const class
     if (g->count / k->n < ELEMENTS_TELL || !spread_of(&all, c, k, k->n) || (!c->val && !(all.low > 0.0)) ||
         (fabs(all.low - 1.0) <= far && fabs(all.high - 1.0) <= far))
         return;
-    ari_found(t, ARI_FOUND_SLICE_FACTORS, dim == g->nd - 1 ? ARI_IF(FEATURES) : dim == ROWS ? ARI_IF(ROWS) : 0);
+    ari_trace_set(t, ARI_FOUND_SLICE_FACTORS, dim == g->nd - 1 ? ARI_IF(FEATURES) : dim == ROWS ? ARI_IF(ROWS) : 0);
     ari_words(t, "axis", "%s", ari_dim_name(g, named, false));
     ari_words(t, "axes", "%s", ari_dim_name(g, named, true));
     ari_count(t, "wrong", all.wrong);
@@ -172,7 +172,7 @@ static void measure_shards(ari_trace *t, const ari_case *c, int dim, const class
         p.of = of;
         if (slices->n % n != 0 || c->count / n < ELEMENTS_TELL || !shards_scale(&p, c, dim, slices))
             continue;
-        ari_found(t, ARI_FOUND_SHARD_FACTORS, 0);
+        ari_trace_set(t, ARI_FOUND_SHARD_FACTORS, 0);
         ari_count(t, "shards", n);
         ari_words(t, "axes", "%s", ari_dim_name(&c->grid, dim, true));
         ari_text factors = ari_list(t, "factors");
@@ -196,7 +196,7 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
             continue;
         AR_TRY(fit_classes(&k, c));
         if (spread_of(&all, c, &k, n) && all.apart * 4 > k.n && all.low > 0.0 && holds(c, &k, &all)) {
-            ari_found(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
+            ari_trace_set(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
             ari_count(t, "shards", n);
             ari_number(t, "low", all.low);
             ari_number(t, "high", all.high);
@@ -246,8 +246,8 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
     free(mean);
     const double whole = nearbyint(factor);
     const bool integer = fabs(factor - whole) <= ARI_KNOWN * fabs(factor);
-    t->is |= source ? ARI_IF(NAMED) : 0;
-    t->less = t->kind == ARI_FOUND_VECTOR_ADDED ? source ? 0 : 6 : c->val ? 0 : 14;
+    t->flags |= source ? ARI_IF(NAMED) : 0;
+    t->penalty = t->kind == ARI_FOUND_VECTOR_ADDED ? source ? 0 : 6 : c->val ? 0 : 14;
     ari_text text = ari_list(t, "source");
     if (source)
         ari_say(&text, integer ? "; it is %.0f times %s" : "; it is %.5g times %s", factor, source->name);
@@ -279,8 +279,9 @@ static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_tra
     const double size = sqrt(squares / (double)all);
     if (!(size > 4.0 * c->absolute) || !isfinite(size) || all < there + there / 2 || !ari_holds_all(&left, &h))
         return AR_OK;
-    ari_found(t, kind,
-              (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0);
+    ari_trace_set(t, kind,
+                  (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP)
+                                                                                                      : 0);
     ari_number(t, "size", size);
     ari_number(t, "spread", sqrt(left.left / left.all));
     ari_number(t, "added", k->of[0].number);
@@ -454,24 +455,24 @@ static bool loss_is_right(const ari_case *c)
 }
 
 /* True if the parts' factors are those of means; gives the number of parts that an average would be over. */
-static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expected, ari_properties is)
+static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expected, ari_properties flags)
 {
     const double within = fmax(p->unsure, ARI_SEEN);
     const bool apart = !ari_is_near(p->low, p->high, 4.0 * within);
     const bool averaged = apart && (ari_is_near(p->inverse, p->n, within) || ari_is_near(p->inverse, expected, within));
-    const bool added = ari_is_near(p->inverse, 1.0, within) && (apart || !(is & ARI_IF(HIDDEN) || loss_is_right(c)));
+    const bool added = ari_is_near(p->inverse, 1.0, within) && (apart || !(flags & ARI_IF(HIDDEN) || loss_is_right(c)));
     if (!averaged && !added)
         return false;
-    ari_found(t, ARI_FOUND_MEANS, is | (averaged ? ARI_IF(AVERAGE) : 0) | (apart ? 0 : ARI_IF(SAME)));
+    ari_trace_set(t, ARI_FOUND_MEANS, flags | (averaged ? ARI_IF(AVERAGE) : 0) | (apart ? 0 : ARI_IF(SAME)));
     ari_count(t, "parts", (size_t)p->n);
     ari_number(t, "low", p->low);
     ari_number(t, "high", p->high);
     ari_number(t, "inverse", p->inverse);
     ari_words(t, "of", "%s",
-              is & ARI_IF(OF_DP)                         ? "data-parallel ranks"
-              : is & ARI_IF(OF_CP)                       ? "context-parallel ranks"
-              : is & ARI_IF(OF_MICRO) || ari_is_alone(c) ? "micro-batches"
-                                                         : "ranks or micro-batches");
+              flags & ARI_IF(OF_DP)                         ? "data-parallel ranks"
+              : flags & ARI_IF(OF_CP)                       ? "context-parallel ranks"
+              : flags & ARI_IF(OF_MICRO) || ari_is_alone(c) ? "micro-batches"
+                                                            : "ranks or micro-batches");
     return true;
 }
 
@@ -498,13 +499,13 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 {
     static const struct {
         ari_axes over;
-        ari_properties is;
+        ari_properties flags;
     } axes[] = {{ARI_CUTS_SAMPLES, ARI_IF(OF_DP)}, {ARI_CUTS_POSITIONS, ARI_IF(OF_CP)}, {ARI_CUTS_DATA, 0}};
     const bool one = ari_along(c->grid.d, ARI_CUTS_SAMPLES) == 1 || ari_along(c->grid.d, ARI_CUTS_POSITIONS) == 1;
     for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
         const bool there = ari_along(c->grid.d, axes[i].over) > 1 && !(one && axes[i].over == ARI_CUTS_DATA);
         parts p;
-        if (there && parts_of_ranks(&p, c, axes[i].over) && are_means(t, c, &p, p.n, axes[i].is))
+        if (there && parts_of_ranks(&p, c, axes[i].over) && are_means(t, c, &p, p.n, axes[i].flags))
             return true;
     }
     return false;

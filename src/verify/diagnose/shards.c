@@ -49,12 +49,12 @@ ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
         const sharing s = {.dim = i / 2, .neighbours = d->ranks, .zero = i % 2};
         if (!own_is_right(c, s))
             continue;
-        ari_found(t, ARI_FOUND_OWN_BLOCK, s.zero ? ARI_IF(ZERO) : 0);
+        ari_trace_set(t, ARI_FOUND_OWN_BLOCK, s.zero ? ARI_IF(ZERO) : 0);
         ari_words(t, "axis", "%s", ari_dim_name(&c->grid, s.dim, true));
     }
     if (t->kind == ARI_FOUND_NOTHING && d->sp && ari_is_activation(d) && d->ndim >= 3 &&
         c->survey.total.zero == c->survey.total.different && own_is_right(c, tokens))
-        ari_found(t, ARI_FOUND_OWN_BLOCK, ARI_IF(TOKENS));
+        ari_trace_set(t, ARI_FOUND_OWN_BLOCK, ARI_IF(TOKENS));
     return AR_OK;
 }
 
@@ -198,8 +198,8 @@ static bool is_along(ari_trace *t, const shards *s, bool one)
         for (int by = one ? 0 : 1; by < n && n > 1; by++) {
             if (!follow(s, one, i < 0 ? 1 : stride, n, by))
                 continue;
-            t->is |= one ? ARI_IF(SAME) : ARI_IF(SHIFT);
-            t->is |= axes == ARI_CUTS_SAMPLES && ari_is_activation(d) ? ARI_IF(SAMPLES) : 0;
+            t->flags |= one ? ARI_IF(SAME) : ARI_IF(SHIFT);
+            t->flags |= axes == ARI_CUTS_SAMPLES && ari_is_activation(d) ? ARI_IF(SAMPLES) : 0;
             ari_count(t, "shift", (size_t)by);
             ari_count(t, "of", (size_t)n);
             ari_words(t, "along", n < d->ranks ? " along %s" : "", i < 0 ? "" : ari_layout_axes[i].name);
@@ -277,20 +277,20 @@ static void found_shards(ari_trace *t, const shards *s)
     const ari_difference *d = s->g->d;
     const int copies = d->copy[0].layout->replicas, parts = copies > 0 ? d->ranks / copies : 0;
     const bool chunks = is_of_chunks(s);
-    ari_found(t, ARI_FOUND_SHARDS, 0);
+    ari_trace_set(t, ARI_FOUND_SHARDS, 0);
     const bool same = say_pairs(t, s);
     ari_count(t, "heads", (size_t)parts);
     ari_count(t, "places", (size_t)ari_along(d, ARI_CUTS_POSITIONS));
     if (is_by_rank(s, copies, parts))
-        t->is |= ARI_IF(HEADS);
+        t->flags |= ARI_IF(HEADS);
     else if (chunks && is_zigzag(s))
-        t->is |= ARI_IF(TOKENS);
+        t->flags |= ARI_IF(TOKENS);
     else if (!same && !chunks)
-        t->is |= ARI_IF(PACKED);
+        t->flags |= ARI_IF(PACKED);
     else if (same && !is_along(t, s, true))
         is_along(t, s, false);
-    t->is |= same && is_repeated(s) ? ARI_IF(TWICE) : 0;
-    t->is |= is_cut_by_samples(s->g) ? ARI_IF(SAMPLES) : 0;
+    t->flags |= same && is_repeated(s) ? ARI_IF(TWICE) : 0;
+    t->flags |= is_cut_by_samples(s->g) ? ARI_IF(SAMPLES) : 0;
 }
 
 ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
@@ -321,7 +321,7 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
         if (r < tp ? own->different > 0 : own->held == 0 || own->different * 2 < own->held)
             return AR_OK;
     }
-    ari_found(t, ARI_FOUND_WORLD_RANK, 0);
+    ari_trace_set(t, ARI_FOUND_WORLD_RANK, 0);
     ari_words(t, "zeros", "%s", s->total.zero == s->total.different ? " and has zeros" : "");
     return AR_OK;
 }

@@ -70,8 +70,8 @@ ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
     const bool exact = ends && ends_at_tokens(d, end, &tokens);
     if (d->hidden && !ends && !last) /* without ranks a part of a sum looks the same */
         return AR_OK;
-    ari_found(t, ARI_FOUND_BIAS_AXIS, last ? ARI_IF(LAST) : exact ? ARI_IF(TOKENS) : ends ? ARI_IF(SOME) : 0);
-    t->less = exact || last ? 0 : 25;
+    ari_trace_set(t, ARI_FOUND_BIAS_AXIS, last ? ARI_IF(LAST) : exact ? ARI_IF(TOKENS) : ends ? ARI_IF(SOME) : 0);
+    t->penalty = exact || last ? 0 : 25;
     ari_count(t, "end", end);
     ari_count(t, "tokens", tokens);
     ari_count(t, "first", d->seq - 1);
@@ -153,7 +153,7 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     if ((!less && !twice) ||
         (ari_is_activation(c->grid.d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
         return AR_OK;
-    ari_found(t, ARI_FOUND_SHARE, !less ? ARI_IF(TWICE) : of_micro ? ARI_IF(OF_MICRO) : 0);
+    ari_trace_set(t, ARI_FOUND_SHARE, !less ? ARI_IF(TWICE) : of_micro ? ARI_IF(OF_MICRO) : 0);
     ari_number(t, "share", less ? p.share : along);
     say_how_many(t, c, less ? p.share : along);
     return AR_OK;
@@ -191,7 +191,7 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
     }
     if (!sum && !mean)
         return AR_OK;
-    ari_found(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0);
+    ari_trace_set(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0);
     ari_number(t, "share", s->total.vr / s->total.rr);
     return AR_OK;
 }
@@ -239,7 +239,7 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
     const bool every = all_differ(all, 20) && all->nan == 0 && c->survey.wrong_ranks == c->survey.holding_ranks;
     if (!ring && !(d->sp && every && is_one_of(p.share, tp, ABOUT) && distance(p.over, 1.0) <= log(ABOUT)))
         return AR_OK;
-    ari_found(t, ARI_FOUND_SCATTER, ring ? ARI_IF(OF_CP) : 0);
+    ari_trace_set(t, ARI_FOUND_SCATTER, ring ? ARI_IF(OF_CP) : 0);
     ari_number(t, "share", p.share);
     return AR_OK;
 }
@@ -283,21 +283,21 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
     const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
     const bool all_shared = c->survey.shared == c->grid.count;
     if (overwritten < log(1.4) && (foreign || overwritten < samples))
-        t->is |= ARI_IF(CUT) | (!foreign && samples < log(NEARLY) ? ARI_IF(SAMPLES) : 0);
+        t->flags |= ARI_IF(CUT) | (!foreign && samples < log(NEARLY) ? ARI_IF(SAMPLES) : 0);
     else if (foreign)
-        t->is |= ARI_IF(FOREIGN);
+        t->flags |= ARI_IF(FOREIGN);
     else if (is_divided_each_time(d, p))
-        t->is |= ARI_IF(OF_MICRO) | ARI_IF(INVERSE);
+        t->flags |= ARI_IF(OF_MICRO) | ARI_IF(INVERSE);
     else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY))
-        t->is |= ARI_IF(OF_MICRO);
+        t->flags |= ARI_IF(OF_MICRO);
     else if (samples < log(ABOUT)) /* samples differ, and this still tells 1/8 from 1/2 */
-        t->is |= ARI_IF(SAMPLES) | (keeps_inputs ? ARI_IF(OF_INPUT) : 0);
+        t->flags |= ARI_IF(SAMPLES) | (keeps_inputs ? ARI_IF(OF_INPUT) : 0);
     else if (all_shared && is_one_of(share, d->ranks, ABOUT))
-        t->is |= ARI_IF(COUNT);
-    if (!(t->is & (ARI_IF(CUT) | ARI_IF(FOREIGN))) && overwritten < log(NEARLY))
-        t->is |= ARI_IF(PERHAPS);
+        t->flags |= ARI_IF(COUNT);
+    if (!(t->flags & (ARI_IF(CUT) | ARI_IF(FOREIGN))) && overwritten < log(NEARLY))
+        t->flags |= ARI_IF(PERHAPS);
     /* A foreign input may by chance leave a share and an angle that a part of the sum would have. */
-    t->is |= d->recomputed && d->ndim == 2 && !foreign ? ARI_IF(TWICE) : 0;
+    t->flags |= d->recomputed && d->ndim == 2 && !foreign ? ARI_IF(TWICE) : 0;
     ari_count(t, "out", out);
     ari_count(t, "in", in);
     ari_number(t, "sample", 1.0 / (double)(d->batch > 0 ? d->batch : 1));
@@ -317,16 +317,16 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
     const bool again = d->recomputed && d->ndim == 2 && along && p.share < 2.0 && p.over > 1.04;
     if (!again && !(along && p.share < 0.9) && !(inputs && along && p.share < 2.0) && !(fabs(p.angle) < 0.2))
         return AR_OK;
-    ari_found(t, ARI_FOUND_GRADIENT, 0);
+    ari_trace_set(t, ARI_FOUND_GRADIENT, 0);
     ari_number(t, "share", p.share);
     if (again && !less)
-        t->is |= ARI_IF(TWICE) | ARI_IF(FOREIGN); /* its input was computed twice */
+        t->flags |= ARI_IF(TWICE) | ARI_IF(FOREIGN); /* its input was computed twice */
     else if (inputs && along && p.share < 2.0 && !less)
-        t->is |= ARI_IF(OF_INPUT) | ARI_IF(FOREIGN);
+        t->flags |= ARI_IF(OF_INPUT) | ARI_IF(FOREIGN);
     else if (along)
         found_part(t, c, &p, inputs);
     else
-        t->is |= ARI_IF(ALL);
+        t->flags |= ARI_IF(ALL);
     return AR_OK;
 }
 
@@ -390,7 +390,7 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&g.any[1], g.shape[1], stem));
     st = ari_read_beside(weight, 2, 0, weight[0]->count, add_given, &g);
     if (st == AR_OK && find_lost(&from, &to, &dim, &g)) {
-        ari_found(t, ARI_FOUND_UNGIVEN, 0);
+        ari_trace_set(t, ARI_FOUND_UNGIVEN, 0);
         ari_words(t, "outputs", "%s %zu..%zu of %zu", dim == 0 ? "rows" : "columns", from, to - 1, g.shape[dim]);
         ari_words(t, "weight", "%s", stem);
     }
@@ -465,7 +465,7 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
     AR_TRY(concentration(&peak, c));
     if (!(peak < 12.0) || has_exact_rows(c))
         return AR_OK;
-    ari_found(t, ARI_FOUND_NOISE, c->grid.d->exact ? ARI_IF(SAME) : 0);
+    ari_trace_set(t, ARI_FOUND_NOISE, c->grid.d->exact ? ARI_IF(SAME) : 0);
     ari_number(t, "size", size);
     ari_words(t, "arithmetic", "%s", size < 3e-5 ? "long sums of fp32" : size < 1.5e-3 ? "tf32 or fp16" : "bf16");
     return AR_OK;

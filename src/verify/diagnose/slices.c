@@ -27,7 +27,7 @@ typedef struct axis {
 
 /* --- the reference's slice that each slice equals ----------------------------------------------------------------- */
 
-static size_t place(const axis *a, size_t slice, size_t i)
+static size_t index_in_slice(const axis *a, size_t slice, size_t i)
 {
     return (i / a->inner * a->n + slice) * a->inner + i % a->inner;
 }
@@ -36,7 +36,7 @@ static size_t place(const axis *a, size_t slice, size_t i)
 static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j)
 {
     size_t k = 0;
-    while (k < a->size && ari_holds(c, c->val[place(a, i, k)], (double)c->ref[place(a, j, k)]))
+    while (k < a->size && ari_holds(c, c->val[index_in_slice(a, i, k)], (double)c->ref[index_in_slice(a, j, k)]))
         k++;
     return k == a->size;
 }
@@ -45,11 +45,11 @@ static bool is_slice(const ari_case *c, const axis *a, size_t i, size_t j)
  * source. */
 static bool survey_slice(const ari_case *c, axis *a, size_t i)
 {
-    const float first = c->val[place(a, i, 0)];
+    const float first = c->val[index_in_slice(a, i, 0)];
     double largest = 0.0;
     bool wrong = false, varies = a->size == 1;
     for (size_t k = 0; k < a->size; k++) {
-        const size_t at = place(a, i, k);
+        const size_t at = index_in_slice(a, i, k);
         wrong = wrong || ari_off(c, at);
         varies = varies || !ari_same_bits(first, c->val[at]);
         largest = fmax(largest, fabs((double)c->val[at]));
@@ -166,7 +166,7 @@ static size_t out_of_zigzag(const rule *r, size_t u)
 
 /* True if in every period all telling slices follow the formula, or all are right. Two or three moved slices among
  * right ones are no rule. */
-static bool fits(const axis *a, rule *r, formula f)
+static bool fits_formula(const axis *a, rule *r, formula f)
 {
     size_t least = a->n, all = 0;
     r->right = 0;
@@ -197,7 +197,7 @@ static bool find_rotation(const axis *a, rule *r)
         return false;
     r->by = (a->source[u] + r->period - u) % r->period;
     r->kind = ARI_FOUND_ROTATED;
-    return fits(a, r, rotated);
+    return fits_formula(a, r, rotated);
 }
 
 static bool find_interleaving(const axis *a, rule *r)
@@ -205,7 +205,7 @@ static bool find_interleaving(const axis *a, rule *r)
     r->kind = ARI_FOUND_INTERLEAVED;
     for (r->p = 2; r->p * 2 <= r->period; r->p++) {
         r->q = r->period / r->p;
-        if (r->period % r->p == 0 && fits(a, r, interleaved))
+        if (r->period % r->p == 0 && fits_formula(a, r, interleaved))
             return true;
     }
     return false;
@@ -214,7 +214,7 @@ static bool find_interleaving(const axis *a, rule *r)
 /* Rules for the whole of a period; the smallest period that one holds for is the one that says most. */
 static bool find_in_period(const axis *a, rule *r)
 {
-    if (r->period > 2 && (r->kind = ARI_FOUND_REVERSED, fits(a, r, reversed)))
+    if (r->period > 2 && (r->kind = ARI_FOUND_REVERSED, fits_formula(a, r, reversed)))
         return true;
     if (find_rotation(a, r))
         return true;
@@ -224,7 +224,7 @@ static bool find_in_period(const axis *a, rule *r)
         return true;
     r->kind = ARI_FOUND_ZIGZAG;
     return r->period % 2 == 0 && (a->places < 2 || r->period == 2 * a->places) &&
-           (fits(a, r, zigzag) || fits(a, r, out_of_zigzag)) && a->moved > 2 * a->unit;
+           (fits_formula(a, r, zigzag) || fits_formula(a, r, out_of_zigzag)) && a->moved > 2 * a->unit;
 }
 
 /* Units in each other's place two and two, several that have one's, or any other order. */
@@ -360,7 +360,7 @@ static void say_within(ari_trace *t, const axis *a, const rule *r)
 static void describe_units(ari_trace *t, const axis *a, const rule *r)
 {
     const bool heads = a->head > 1 && a->head == a->unit;
-    t->is |= heads && is_few(r) ? ARI_IF(HEADS) : 0;
+    t->flags |= heads && is_few(r) ? ARI_IF(HEADS) : 0;
     ari_words(t, "unit", "%s", heads ? "head" : a->unit > 1 ? "block" : a->name[0]);
     ari_count(t, "a", r->a);
     ari_count(t, "b", r->b);
@@ -376,8 +376,8 @@ static void describe_steps(ari_trace *t, const axis *a, const rule *r)
     const bool shift = r->kind == ARI_FOUND_SHIFTED_SLICES, forward = shift ? r->a == 0 : r->by <= r->period / 2;
     const size_t slices = (shift || forward ? r->by : r->period - r->by) * a->unit, head = a->head ? a->head : slices;
     const bool even = slices > 1 && a->n % slices == 0, by_heads = a->head > 0 ? slices % head == 0 : even;
-    t->is |= (even ? ARI_IF(BLOCKS) : 0) |
-             (a->heads && by_heads && r->kind == ARI_FOUND_ROTATED && r->period == a->units ? ARI_IF(HEADS) : 0);
+    t->flags |= (even ? ARI_IF(BLOCKS) : 0) |
+                (a->heads && by_heads && r->kind == ARI_FOUND_ROTATED && r->period == a->units ? ARI_IF(HEADS) : 0);
     ari_words(t, "axes", "%s", a->name[slices != 1]);
     ari_words(t, "sign", forward ? "+" : "-");
     ari_count(t, "n", a->n);
@@ -401,12 +401,12 @@ static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const 
     const char *part[3];
     size_t size[3];
     const int packed = a->dim >= 0 && r->period == a->units ? ari_packed(c, a->dim, part, size) : 0;
-    t->is |= (strcmp(a->name[0], "token") == 0 ? ARI_IF(TOKENS) : 0) |
-             (strcmp(a->name[0], "id") == 0 ? ARI_IF(IDS) : 0) |
-             (strcmp(a->name[0], "sample") == 0 ? ARI_IF(SAMPLES) : 0) | (all ? ARI_IF(ALL) : 0) |
-             (r->period == 2 ? ARI_IF(TWICE) : 0) | (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0) |
-             (packed ? ARI_IF(PACKED) : 0) | (is_of_pairs(a, r) ? ARI_IF(PAIRS) : 0) |
-             (a->dim == ROWS && !is_within_samples(c, a, r) ? ARI_IF(ROWS) : 0);
+    t->flags |= (strcmp(a->name[0], "token") == 0 ? ARI_IF(TOKENS) : 0) |
+                (strcmp(a->name[0], "id") == 0 ? ARI_IF(IDS) : 0) |
+                (strcmp(a->name[0], "sample") == 0 ? ARI_IF(SAMPLES) : 0) | (all ? ARI_IF(ALL) : 0) |
+                (r->period == 2 ? ARI_IF(TWICE) : 0) | (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0) |
+                (packed ? ARI_IF(PACKED) : 0) | (is_of_pairs(a, r) ? ARI_IF(PAIRS) : 0) |
+                (a->dim == ROWS && !is_within_samples(c, a, r) ? ARI_IF(ROWS) : 0);
     ari_words(t, "axis", "%s", a->name[0]);
     ari_count(t, "shards", r->kind == ARI_FOUND_ZIGZAG ? r->period : a->units);
     ari_count(t, "places", r->period / 2);
@@ -442,8 +442,8 @@ static void found_order(ari_trace *t, const ari_case *c, axis *a)
     const int confidence = confidence_of(c, a, &r, is_of_pairs(a, &r), left.worst);
     if (missed > h.may_miss || !ari_explains_all(&left, c) || confidence == ARI_SILENT)
         return;
-    ari_found(t, r.kind, 0);
-    t->less = ARI_IDENTITY + 7 - confidence;
+    ari_trace_set(t, r.kind, 0);
+    t->penalty = ARI_IDENTITY + 7 - confidence;
     describe_rule(t, c, a, &r);
     ari_say_exactness(t, c, left.worst);
 }
@@ -451,7 +451,7 @@ static void found_order(ari_trace *t, const ari_case *c, axis *a)
 /* --- the axes ----------------------------------------------------------------------------------------------------- */
 
 /* Looks along one axis; a more confident trace than *t takes its place. */
-static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t inner)
+static ar_status look_along_axis(ari_trace *t, const ari_case *c, int dim, size_t n, size_t inner)
 {
     axis a = {.dim = dim, .name = {"token", "tokens"}, .n = n, .inner = inner, .size = c->count / n};
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
@@ -468,7 +468,7 @@ static ar_status look(ari_trace *t, const ari_case *c, int dim, size_t n, size_t
     AR_TRY_TO(done, st, ARI_ALLOC(&a.plain, n, c->grid.d->name));
     if (trace(c, &a))
         found_order(&own, c, &a);
-    if (own.kind != ARI_FOUND_NOTHING && (t->kind == ARI_FOUND_NOTHING || own.less < t->less))
+    if (own.kind != ARI_FOUND_NOTHING && (t->kind == ARI_FOUND_NOTHING || own.penalty < t->penalty))
         *t = own;
 done:
     free(a.from);
@@ -481,9 +481,9 @@ ar_status ari_measure_order(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     for (int dim = 0; dim < g->nd && c->count > 1; dim++)
-        AR_TRY(look(t, c, dim, g->shape[dim], ari_grid_inner(g, dim)));
+        AR_TRY(look_along_axis(t, c, dim, g->shape[dim], ari_grid_inner(g, dim)));
     /* Tokens of all samples in one row: what mixes samples and tokens, or holds in some samples alone. */
     if (g->nd > 2 && t->kind == ARI_FOUND_NOTHING)
-        AR_TRY(look(t, c, ROWS, g->rows, g->cols));
+        AR_TRY(look_along_axis(t, c, ROWS, g->rows, g->cols));
     return AR_OK;
 }

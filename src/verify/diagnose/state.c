@@ -237,7 +237,7 @@ ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor)
     const struct {
         bool may;
         double factor;
-        ari_properties is;
+        ari_properties flags;
         const char *moments, *rule; /* that were not corrected */
     } means[] = {{as > 0, factor, ARI_IF(OF_STEP), "", ""},
                  {true, 0.0, ARI_IF(ZERO), "", ""},
@@ -252,7 +252,7 @@ ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor)
     size_t i = 0;
     while (i + 1 < sizeof means / sizeof *means && (!means[i].may || !ari_is_near(factor, means[i].factor, ARI_KNOWN)))
         i++;
-    t->is |= means[i].is;
+    t->flags |= means[i].flags;
     ari_words(t, "moments", "%s", means[i].moments);
     ari_words(t, "rule", "%s", means[i].rule);
     ari_number(t, "momentum", momentum);
@@ -291,7 +291,7 @@ static void found_epsilon(ari_trace *t, const epsilons *e, const char *root)
     const double eps = is_inside ? inside : beside, least = is_inside ? left_inside : left;
     if (!(least < ARI_KNOWN) || !(least < 0.01 * plain) || !(eps > 0.0))
         return;
-    ari_found(t, ARI_FOUND_EPSILON, is_inside ? ARI_IF(ROOT) : 0);
+    ari_trace_set(t, ARI_FOUND_EPSILON, is_inside ? ARI_IF(ROOT) : 0);
     ari_number(t, "epsilon", eps);
     ari_words(t, "root", "%s", root);
     ari_words(t, "where", k == 1 ? "here" : "in the reference");
@@ -333,13 +333,13 @@ static ar_status found_moments(ari_trace *t, const ari_case *c, double first, do
     state s;
     if (c->grid.d->step == 1)
         AR_TRY(find_betas(beta, &s, c));
-    ari_found(t, ARI_FOUND_STATE, 0);
+    ari_trace_set(t, ARI_FOUND_STATE, 0);
     if (ari_is_near(second, first * first, 2.0 * ARI_KNOWN)) {
         ari_name_number(t, first, ARI_SEEN);
-        t->is = ARI_IF(OF_GRADIENT) | (t->is & (ARI_IF(POWER) | ARI_IF(NEGATIVE)));
+        t->flags = ARI_IF(OF_GRADIENT) | (t->flags & (ARI_IF(POWER) | ARI_IF(NEGATIVE)));
     } else if (beta[1] > 0.0 && ari_is_near(first, 1.0 + beta[0], ARI_KNOWN) &&
                ari_is_near(second, 1.0 + beta[1], ARI_KNOWN)) {
-        t->is = ARI_IF(TWICE);
+        t->flags = ARI_IF(TWICE);
     }
     ari_number(t, "first", first);
     ari_number(t, "second", second);
@@ -359,7 +359,7 @@ static void found_moved(ari_trace *t, const ari_fit *moved)
     }
     if (!(by[0] * by[1] > 0.0))
         return;
-    ari_found(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(OF_STEP));
+    ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(OF_STEP));
     ari_number(t, "first", by[0]);
     ari_number(t, "second", by[1]);
 }
@@ -401,7 +401,7 @@ static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
         AR_TRY(ari_read_beside(beside, 4, c->start, c->count, add_history, &f));
         if (!begins(&f))
             continue;
-        ari_found(t, ARI_FOUND_STATE, ARI_IF(EXCHANGED));
+        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(EXCHANGED));
         ari_words(t, "other", "%.*s", (int)key.stem, m->name);
     }
     return AR_OK;
@@ -414,13 +414,13 @@ static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
 static void name_forgotten(ari_trace *t, double factor)
 {
     enum { STEPS = 16 };
-    for (size_t i = 0; i < MOST_USUAL * STEPS && !(t->is & ARI_IF(OF_STEP)); i++) {
+    for (size_t i = 0; i < MOST_USUAL * STEPS && !(t->flags & ARI_IF(OF_STEP)); i++) {
         const int step = 2 + (int)(i % STEPS);
         double beta[2];
         usual_betas(beta, i / STEPS);
         if (!ari_is_near(factor, correction(beta, 1) / correction(beta, step), ARI_SEEN))
             continue;
-        t->is = ARI_IF(OF_STEP);
+        t->flags = ARI_IF(OF_STEP);
         ari_count(t, "as", 1);
         ari_count(t, "step", (size_t)step);
     }
@@ -447,11 +447,11 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
     const bool decays = fabs(decay[0]) > ARI_FIT, same_decay = fabs(decay[1] - decay[0]) <= fmax(least, ARI_FIT);
     const bool same_rate = ari_is_near(factor, 1.0, ARI_SEEN);
     if (same_rate && !same_decay) {
-        ari_found(t, ARI_FOUND_STATE, ARI_IF(OF_BEFORE));
+        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_BEFORE));
     } else if (!same_rate && decays && ari_is_near(decay[1] / decay[0], factor, 10.0 * ARI_KNOWN)) {
-        ari_found(t, ARI_FOUND_STATE, fabs(factor) < ARI_FIT ? ARI_IF(ZERO) : ARI_IF(ALL));
+        ari_trace_set(t, ARI_FOUND_STATE, fabs(factor) < ARI_FIT ? ARI_IF(ZERO) : ARI_IF(ALL));
     } else if (!same_rate && same_decay) {
-        ari_found(t, ARI_FOUND_UPDATE, 0);
+        ari_trace_set(t, ARI_FOUND_UPDATE, 0);
         AR_TRY(ari_name_update(t, c, factor));
         if (decays && c->grid.d->step == 1 && !begins(&s->fit[OWN_FIRST])) /* the rate is the same, as the decay is */
             name_forgotten(t, factor);
@@ -473,7 +473,7 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     const bool lost = !first || !second, lost_first = lost && is_lost(&s->fit[OWN_FIRST]),
                lost_second = lost && is_lost(&s->fit[OWN_SECOND]);
     if (lost_first || lost_second) {
-        ari_found(t, ARI_FOUND_STATE, ARI_IF(LAST));
+        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(LAST));
         ari_words(t, "lost", "%s", !lost_second ? "first moment is" : !lost_first ? "second moment is" : "moments are");
     }
     if (!first && t->kind == ARI_FOUND_NOTHING)
@@ -483,7 +483,7 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     if (!first || t->kind != ARI_FOUND_NOTHING)
         return AR_OK;
     if (fabs(decay * sqrt(s->fit[FIRSTS].bb / s->fit[FIRSTS].yy)) > ARI_KNOWN) { /* part of the moment is the weight */
-        ari_found(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT));
+        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT));
         ari_number(t, "first", by[0]);
         ari_number(t, "decay", decay);
         return AR_OK;
@@ -509,7 +509,7 @@ static void compare_momentum(ari_trace *t, const state *s)
     if (!has_equal_gradients(s) || !(unsure < 10.0 * ARI_KNOWN * fabs(more)) ||
         !(taken > 0.0 && taken < 1.0 && kept > 0.0 && kept < 1.0))
         return;
-    ari_found(t, ARI_FOUND_STATE, ARI_IF(AVERAGE));
+    ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(AVERAGE));
     ari_number(t, "kept", kept);
     ari_number(t, "taken", taken);
     ari_number(t, "dampening", 1.0 - taken);

@@ -260,10 +260,10 @@ static void found_other(ari_trace *t, const search *s)
 {
     const ari_case *c = s->c;
     const char *own = c->reference->name, *name = s->found->name;
-    ari_found(t, s->shared ? ARI_FOUND_SHARED_TENSOR : ARI_FOUND_OTHER_TENSOR, relation_of(c, own, name));
+    ari_trace_set(t, s->shared ? ARI_FOUND_SHARED_TENSOR : ARI_FOUND_OTHER_TENSOR, relation_of(c, own, name));
     if (!s->shared && c->known->other && holds_reference(s, ar_dump_find(c->known->other, name)))
-        t->is |= ARI_IF(EXCHANGED);
-    t->is |= s->masked >= 16 ? ARI_IF(CUT) : 0; /* fewer may be zero by accident */
+        t->flags |= ARI_IF(EXCHANGED);
+    t->flags |= s->masked >= 16 ? ARI_IF(CUT) : 0; /* fewer may be zero by accident */
     ari_words(t, "other", "%s", name);
     ari_count(t, "step", (size_t)ari_order_of(own, c->path).step);
     ari_count(t, "of_step", (size_t)ari_order_of(name, c->path).step);
@@ -295,14 +295,14 @@ static void found_added(ari_trace *t, const ari_case *c, const ar_dump_tensor *o
     const bool own = a.stem == b.stem && memcmp(a.name, b.name, a.stem) == 0;
     const bool weight = b.pass == 'i' || b.pass == 'w' || b.pass == 'n';
     const bool plus = ari_is_near(factor, 1.0, ARI_KNOWN), minus = ari_is_near(factor, -1.0, ARI_KNOWN);
-    ari_found(t, ARI_FOUND_TENSOR_ADDED, 0);
+    ari_trace_set(t, ARI_FOUND_TENSOR_ADDED, 0);
     if (a.pass == 'g' && own && weight)
-        t->is |= ARI_IF(OF_WEIGHT);
+        t->flags |= ARI_IF(OF_WEIGHT);
     else if (a.pass == 'n' && own && b.pass == 'g')
-        t->is |= ARI_IF(OF_GRADIENT);
+        t->flags |= ARI_IF(OF_GRADIENT);
     else if (a.pass == 'g' && own && b.pass == 'g')
-        t->is |= ARI_IF(OF_STEP);
-    t->is |= plus || minus ? ARI_IF(ONE) : 0; /* once more, or not at all */
+        t->flags |= ARI_IF(OF_STEP);
+    t->flags |= plus || minus ? ARI_IF(ONE) : 0; /* once more, or not at all */
     ari_number(t, "factor", factor);
     ari_words(t, "other", "%s", other->name);
     ari_text what = ari_list(t, "what");

@@ -53,7 +53,7 @@ ar_status ari_measure_bits(ari_trace *t, const ari_case *c)
         bit = flipped_bit(c, which[i]) == bit ? bit : -1;
     const bool exchanged = n == 2 && ari_same_bits(c->ref[which[0]], c->val[which[1]]) &&
                            ari_same_bits(c->ref[which[1]], c->val[which[0]]);
-    ari_found(t, ARI_FOUND_BITS, exchanged ? ARI_IF(EXCHANGED) : bit >= 0 ? ARI_IF(ONE) : 0);
+    ari_trace_set(t, ARI_FOUND_BITS, exchanged ? ARI_IF(EXCHANGED) : bit >= 0 ? ARI_IF(ONE) : 0);
     ari_words(t, "which", n == 1 ? "one element alone" : "%zu elements alone", n);
     ari_words(t, "flipped", n == 1 ? "one bit flipped" : "the same bit flipped in %zu elements", n);
     ari_words(t, "bit", bit == 31 ? "bit 31, the sign" : "bit %d, of the %s", bit, bit >= 23 ? "exponent" : "mantissa");
@@ -137,7 +137,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     if (s->total.max_difference <= ARI_LONG_SUMS * s->max_reference) {
         if (is_part_of_update(c))
             return AR_OK;
-        ari_found(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, d->exact ? ARI_IF(SAME) : 0);
+        ari_trace_set(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, d->exact ? ARI_IF(SAME) : 0);
         ari_number(t, "largest", s->total.max_difference / s->max_reference);
         return AR_OK;
     }
@@ -154,11 +154,11 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
         strchr("gmv", d->pass) && s->total.dd < 0x1p-10 * s->total.rr; /* terms of a sum are larger than it */
     if (r.near < r.different && !sums)
         return AR_OK;
-    ari_found(t, ARI_FOUND_PRECISION,
-              r.near < r.different                                 ? ARI_IF(SOME)
-              : r.cut * 10 >= r.different * 9 && r.cut > r.nearest ? ARI_IF(CUT)
-              : r.nearest * 2 >= r.different                       ? ARI_IF(SAME)
-                                                                   : 0);
+    ari_trace_set(t, ARI_FOUND_PRECISION,
+                  r.near < r.different                                 ? ARI_IF(SOME)
+                  : r.cut * 10 >= r.different * 9 && r.cut > r.nearest ? ARI_IF(CUT)
+                  : r.nearest * 2 >= r.different                       ? ARI_IF(SAME)
+                                                                       : 0);
     ari_words(t, "format", "%s",
               kept == 10  ? s->max_reference < 65504.0 ? "fp16 or tf32" : "tf32"
               : kept == 7 ? "bf16"
@@ -166,7 +166,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
                           : "fp8 (e5m2)");
     ari_count(t, "mantissa", (size_t)kept);
     ari_count(t, "bits", kept < 4 ? 8 : 16);
-    ari_count(t, "nearest", t->is & ARI_IF(CUT) ? r.cut : r.nearest);
+    ari_count(t, "nearest", t->flags & ARI_IF(CUT) ? r.cut : r.nearest);
     ari_count(t, "wrong", r.different);
     return AR_OK;
 }
@@ -258,7 +258,7 @@ static void measure_grid(ari_trace *t, const ari_case *c)
     }
     if (!(step > 0.0) && rows < 2)
         return;
-    ari_found(t, ARI_FOUND_GRID, step > 0.0 ? 0 : ARI_IF(ROWS));
+    ari_trace_set(t, ARI_FOUND_GRID, step > 0.0 ? 0 : ARI_IF(ROWS));
     ari_number(t, "step", step);
     ari_count(t, "steps", step > 0.0 ? (size_t)nearbyint(c->max_ref / step) : 0);
     ari_count(t, "rows", rows);
@@ -276,7 +276,7 @@ ar_status ari_measure_function(ari_trace *t, const ari_case *c)
     const struct {
         double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
         bool may;
-        ari_properties is;
+        ari_properties flags;
     } all[] = {{inverted, is_mask(c), ARI_IF(EXCHANGED)},
                {without_sign, true, ARI_IF(NEGATIVE)},
                {within_bounds, cuts && c->survey.different >= 4,
@@ -284,7 +284,7 @@ ar_status ari_measure_function(ari_trace *t, const ari_case *c)
     for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
         const ari_hypothesis h = {.expect = all[i].expect, .c = c, .of = own};
         if (all[i].may && ari_holds_all(NULL, &h))
-            ari_found(t, ARI_FOUND_FUNCTION, all[i].is);
+            ari_trace_set(t, ARI_FOUND_FUNCTION, all[i].flags);
     }
     if (t->kind == ARI_FOUND_NOTHING)
         measure_grid(t, c);
@@ -301,7 +301,7 @@ ar_status ari_measure_nan(ari_trace *t, const ari_case *c)
     const ari_tally *all = &c->survey.total;
     if (all->nan == 0)
         return AR_OK;
-    ari_found(t, ARI_FOUND_NAN, 0);
+    ari_trace_set(t, ARI_FOUND_NAN, 0);
     ari_count(t, "nan", all->nan);
     ari_count(t, "wrong", all->different);
     return AR_OK;

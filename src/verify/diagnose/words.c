@@ -138,7 +138,7 @@ int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3])
 
 /* --- parts of a dimension ----------------------------------------------------------------------------------------- */
 
-void ari_hull(const ari_case *c, int dim, size_t *from, size_t *to)
+void ari_bounding_range(const ari_case *c, int dim, size_t *from, size_t *to)
 {
     const size_t *hits = c->survey.hits[dim], n = c->grid.shape[dim];
     *from = 0;
@@ -176,7 +176,7 @@ int ari_packed_part(const ari_case *c, int dim, size_t from, size_t to, const ch
 static void say_block(ari_text *t, const ari_case *c, int dim)
 {
     size_t from, to, which = 0, n = c->grid.shape[dim];
-    ari_hull(c, dim, &from, &to);
+    ari_bounding_range(c, dim, &from, &to);
     if (n < 2 || to - from == n || to == from || c->survey.hit[dim] * 10 < (to - from) * 9)
         return;
     const char *part[3], *name = "";

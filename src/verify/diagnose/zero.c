@@ -15,10 +15,10 @@ static bool is_floored(ari_trace *t, const ari_case *c)
     size_t from, to;
     if (unit == 2 || !ari_is_activation(g->d) || g->nd != 3 || g->shape[1] % unit == 0)
         return false;
-    ari_hull(c, 1, &from, &to);
+    ari_bounding_range(c, 1, &from, &to);
     if (from != g->shape[1] / unit * unit || to != g->shape[1] || c->survey.hit[1] != to - from)
         return false;
-    ari_found(t, ARI_FOUND_TAIL, ARI_IF(TOKENS));
+    ari_trace_set(t, ARI_FOUND_TAIL, ARI_IF(TOKENS));
     ari_count(t, "cut", from);
     ari_count(t, "extent", to);
     ari_count(t, "unit", unit);
@@ -34,10 +34,10 @@ ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
     if (s->total.zero < s->total.different || c->grid.d->noise > noise_beside * s->total.max_difference ||
         is_floored(t, c))
         return AR_OK;
-    ari_found(t, ARI_FOUND_ZERO,
-              s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
-              : s->wrong_ranks < s->holding_ranks                      ? ARI_IF(SOME)
-                                                                       : 0);
+    ari_trace_set(t, ARI_FOUND_ZERO,
+                  s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
+                  : s->wrong_ranks < s->holding_ranks                      ? ARI_IF(SOME)
+                                                                           : 0);
     return AR_OK;
 }
 
@@ -48,14 +48,14 @@ ar_status ari_measure_block_of_zeros(ari_trace *t, const ari_case *c)
     if (s->total.zero < s->total.different || s->total.different < 2 || s->total.kept == 0)
         return AR_OK;
     for (int dim = 0; dim < c->grid.nd; dim++) {
-        ari_hull(c, dim, &from, &to);
+        ari_bounding_range(c, dim, &from, &to);
         if (s->hit[dim] * 10 < (to - from) * 9)
             return AR_OK;
         covered *= to - from;
     }
     if (covered == c->count || s->total.different * 4 < covered)
         return AR_OK;
-    ari_found(t, ARI_FOUND_ZERO_BLOCK, s->hit[0] == 1 && covered == c->grid.cols ? ARI_IF(ONE) : 0); /* a row */
+    ari_trace_set(t, ARI_FOUND_ZERO_BLOCK, s->hit[0] == 1 && covered == c->grid.cols ? ARI_IF(ONE) : 0); /* a row */
     return AR_OK;
 }
 
@@ -72,12 +72,12 @@ static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, siz
              : ari_has_heads(c, dim);
     const size_t ranks = seen ? (size_t)ari_along(d, ARI_CUTS_FEATURES) : n;
     const size_t local = by_heads ? extent / d->head_dim : 0, right = by_heads ? cut / d->head_dim : 0;
-    ari_found(t, ARI_FOUND_TAIL, 0);
+    ari_trace_set(t, ARI_FOUND_TAIL, 0);
     if (by_heads && local % ranks != 0 && right == local / ranks)
-        t->is |= ARI_IF(FRACTION);
+        t->flags |= ARI_IF(FRACTION);
     else if (extent % cut == 0 && extent / cut == ranks)
-        t->is |= ARI_IF(TWICE);
-    t->less = seen ? zero ? 0 : 18 : 4;
+        t->flags |= ARI_IF(TWICE);
+    t->penalty = seen ? zero ? 0 : 18 : 4;
     ari_words(t, "of", heads ? "heads" : "shards");
     ari_words(t, "each", seen ? "every rank" : "each of %zu shards", n);
     ari_count(t, "cut", cut);
@@ -180,7 +180,7 @@ static void measure_dropout(ari_trace *t, const ari_case *c)
     const bool right = ari_is_near(h.factor, 1.0, ARI_KNOWN);
     if ((!scaled && !right) || !ari_holds_all(NULL, &h) || !ari_scattered(c, is_dropped))
         return;
-    ari_found(t, ARI_FOUND_DROPOUT, right ? ARI_IF(ONE) : 0);
+    ari_trace_set(t, ARI_FOUND_DROPOUT, right ? ARI_IF(ONE) : 0);
     ari_count(t, "dropped", dropped);
     ari_number(t, "percent", 100.0 * rate);
     ari_number(t, "factor", h.factor);
@@ -206,7 +206,7 @@ static void measure_tokens(ari_trace *t, const ari_case *c)
     }
     if (none < 2 || none == g->rows)
         return;
-    ari_found(t, ARI_FOUND_ROWS_ZERO, 0);
+    ari_trace_set(t, ARI_FOUND_ROWS_ZERO, 0);
     ari_count(t, "zero", none);
     ari_count(t, "all", g->rows);
 }
@@ -230,7 +230,7 @@ static void measure_filled(ari_trace *t, const ari_case *c)
     if (c->survey.different < 8 || c->survey.different == c->count || isnan(value) || fabs(value) <= c->max_ref ||
         fabs(value) <= 8.0 * c->absolute || !ari_holds_all(NULL, &h))
         return;
-    ari_found(t, ARI_FOUND_FILLED, 0);
+    ari_trace_set(t, ARI_FOUND_FILLED, 0);
     ari_count(t, "wrong", c->survey.different);
     ari_number(t, "filled", value);
 }
@@ -283,7 +283,7 @@ static ar_status is_zero_where(bool *same, const ari_case *c, const ar_dump_tens
 static ar_status find_mask(ari_trace *t, const ari_case *c)
 {
     const ar_dump *known = c->known->reference;
-    const ar_dump_tensor *of = c->grid.d->of;
+    const ar_dump_tensor *of = c->grid.d->dump_tensor;
     bool same = false;
     for (size_t i = 0; known && of && !same && i < ar_dump_count(known); i++) {
         const ar_dump_tensor *other = ar_dump_at(known, i);
@@ -291,7 +291,7 @@ static ar_status find_mask(ari_trace *t, const ari_case *c)
             continue;
         AR_TRY(is_zero_where(&same, c, other));
         if (same) {
-            t->is |= ARI_IF(OF_LAYER);
+            t->flags |= ARI_IF(OF_LAYER);
             ari_words(t, "other", "%s", other->name);
         }
     }
@@ -318,9 +318,9 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
     if (!causal && (all->zero + all->gained < all->different || all->zero * 20 < all->different ||
                     all->gained * 20 < all->different || all->different < 16))
         return AR_OK;
-    ari_found(t, ARI_FOUND_MASK, causal ? ARI_IF(CAUSAL) : 0);
+    ari_trace_set(t, ARI_FOUND_MASK, causal ? ARI_IF(CAUSAL) : 0);
     const size_t tokens = whole_tokens(c);
-    t->is |= tokens > 0 && all->zero + all->gained == all->different ? ARI_IF(TOKENS) : 0;
+    t->flags |= tokens > 0 && all->zero + all->gained == all->different ? ARI_IF(TOKENS) : 0;
     ari_count(t, "tokens", tokens);
     ari_count(t, "zero", all->zero);
     ari_count(t, "gained", all->gained);
@@ -368,13 +368,13 @@ static void place_of_shard(ari_trace *t, const ari_case *c)
         const size_t n = g->shape[dim];
         const char *name;
         size_t from, to, which = 0, start, size;
-        ari_hull(c, dim, &from, &to);
+        ari_bounding_range(c, dim, &from, &to);
         const size_t blocks = ari_block_of(n, from, to, &which), head = ari_head_size(c, dim);
         const bool heads = head > 0 && from % head == 0 && to % head == 0 && to - from < n;
         if (to - from == n || to - from < 2 || c->survey.hit[dim] * 10 <= (to - from) * 9 ||
             (!heads && !ari_packed_part(c, dim, from, to, &name, &start, &size) && (blocks == 0 || blocks > 64)))
             continue;
-        ari_found(t, ARI_FOUND_SHARD_WRONG, 0);
+        ari_trace_set(t, ARI_FOUND_SHARD_WRONG, 0);
         ari_text where = ari_list(t, "where");
         if (blocks > 1)
             ari_say(&where, "only shard %zu of %zu along dimension %d differs", which, blocks, dim);
@@ -394,7 +394,7 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     /* A rank may be the only one where rounding happened to be larger. */
     const bool beyond = !(g->d->allowed > 0.0 && s->total.max_difference < 100.0 * g->d->allowed);
     if (s->disagree > 0 && s->wrong_ranks < s->holding_ranks) { /* some copies are right, some are not */
-        ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
+        ari_trace_set(t, ARI_FOUND_RANKS_WRONG, 0);
         ari_number(t, "largest", s->total.max_difference);
         return AR_OK;
     }
@@ -402,23 +402,23 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
         place_of_shard(t, c);
     if (t->kind == ARI_FOUND_NOTHING && activation && g->shape[0] > 1 && s->hits[0][0] == 0 &&
         s->hit[0] + 1 == g->shape[0])
-        ari_found(t, ARI_FOUND_FIRST_SAMPLE, 0);
+        ari_trace_set(t, ARI_FOUND_FIRST_SAMPLE, 0);
     /* The later context-parallel ranks hold the later tokens. */
     const bool later = activation && g->d->pass == 'f' && begins_later(c),
                tokens = later && ari_along(g->d, ARI_CUTS_POSITIONS) > 1;
     const bool documents = ari_first_document(c) > 0;
     if (t->kind == ARI_FOUND_NOTHING && !(tokens && !documents) && stands_out(c) && beyond)
-        ari_found(t, ARI_FOUND_RANKS_WRONG, 0);
+        ari_trace_set(t, ARI_FOUND_RANKS_WRONG, 0);
     if (t->kind == ARI_FOUND_NOTHING && documents)
-        ari_found(t, ARI_FOUND_LATER_TOKENS, ARI_IF(DOCUMENTS));
+        ari_trace_set(t, ARI_FOUND_LATER_TOKENS, ARI_IF(DOCUMENTS));
     if (t->kind == ARI_FOUND_NOTHING && later)
-        ari_found(t, ARI_FOUND_LATER_TOKENS, 0);
+        ari_trace_set(t, ARI_FOUND_LATER_TOKENS, 0);
     return AR_OK;
 }
 
 ar_status ari_measure_anything(ari_trace *t, const ari_case *c)
 {
     (void)c;
-    ari_found(t, ARI_FOUND_ANYTHING, 0);
+    ari_trace_set(t, ARI_FOUND_ANYTHING, 0);
     return AR_OK;
 }

@@ -5,7 +5,7 @@
 #include "ref/core/size.h"
 #include "verify/diagnose/replay/search.h"
 
-static double activate(size_t function, double x)
+static double activation_of(size_t function, double x)
 {
     const double root_of_half = 0.7071067811865476;
     switch (function) {
@@ -49,14 +49,14 @@ static const float *row_of(const mlp *m, size_t which, size_t token)
 }
 
 /* Candidates: each function of gate, then each of up times gate. */
-static void put(ari_probe *p, void *of, size_t candidate)
+static void put_function(ari_probe *p, void *of, size_t candidate)
 {
     mlp *m = of;
     const bool exchanged = candidate >= FUNCTIONS;
     for (size_t k = 0; k < p->tokens; k++) {
         const float *x = row_of(m, exchanged, p->token[k]), *by = m->gated ? row_of(m, !exchanged, p->token[k]) : NULL;
         for (size_t i = 0; i < m->n; i++)
-            m->hidden[i] = activate(candidate % FUNCTIONS, (double)x[i]) * (by ? (double)by[i] : 1.0);
+            m->hidden[i] = activation_of(candidate % FUNCTIONS, (double)x[i]) * (by ? (double)by[i] : 1.0);
         ari_probe_put(p, k, m->hidden);
     }
 }
@@ -65,9 +65,9 @@ static void find_function(ari_trace *t, mlp *m)
 {
     size_t base, other;
     double left;
-    if (!ari_choose(&base, &other, &left, &m->p, put, m, (m->gated ? 2 : 1) * (size_t)FUNCTIONS))
+    if (!ari_choose(&base, &other, &left, &m->p, put_function, m, (m->gated ? 2 : 1) * (size_t)FUNCTIONS))
         return;
-    ari_found(t, ARI_FOUND_ACTIVATION, base / FUNCTIONS != other / FUNCTIONS ? ARI_IF(EXCHANGED) : 0);
+    ari_trace_set(t, ARI_FOUND_ACTIVATION, base / FUNCTIONS != other / FUNCTIONS ? ARI_IF(EXCHANGED) : 0);
     ari_words(t, "function", "%s", function_names[other % FUNCTIONS]);
     ari_words(t, "wanted", "%s", function_names[base % FUNCTIONS]);
     ari_number(t, "left", left);

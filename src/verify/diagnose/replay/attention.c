@@ -49,7 +49,7 @@ typedef struct row {
     size_t at; /* in a recipe */
     becomes by;
     unsigned when;
-    ari_properties is;
+    ari_properties flags;
     const char *fact; /* what the number is called; NULL: it is not told */
     double number[8];
     int numbers;
@@ -412,7 +412,7 @@ static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, 
     if (!b.by)
         return;
     const double was = value_of(base, b.by->at), now = value_of(&b.r, b.by->at);
-    ari_found(t, ARI_FOUND_ATTENTION, b.by->is | (a->given ? IF(LOG) : 0));
+    ari_trace_set(t, ARI_FOUND_ATTENTION, b.by->flags | (a->given ? IF(LOG) : 0));
     ari_number(t, "was", was);
     ari_number(t, "now", now);
     ari_number(t, "times", now / was);

@@ -81,7 +81,7 @@ done:
 
 /* A number that someone would write, 0, 0.1, 0.15, 0.0005, within what this one may be off by; false: there is none, or
  * there may well be one by accident. */
-static bool settle(double *x, double unsure)
+static bool round_option(double *x, double unsure)
 {
     if (fabs(*x) <= unsure) {
         *x = 0.0;
@@ -138,7 +138,7 @@ void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l)
     }
     for (size_t k = 0; k < ARI_LOSS_EXTRAS; k++) {
         o->is[k] = more / per[k];
-        is[k] = settle(&o->is[k], unsure / fabs(per[k])) && o->is[k] >= 0.0 && o->is[k] < 1.0;
+        is[k] = round_option(&o->is[k], unsure / fabs(per[k])) && o->is[k] >= 0.0 && o->is[k] < 1.0;
         o->is[k] = !plain && is[k] ? o->is[k] : 0.0;
     }
     o->known = plain || is[ARI_SMOOTHING] != is[ARI_Z_LOSS];
@@ -147,18 +147,18 @@ void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l)
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l)
 {
     static const char *const facts[2][ARI_LOSS_EXTRAS] = {{"smoothing_there", "z_there"}, {"smoothing", "z"}};
-    static const ari_properties is[] = {ARI_IF(FRACTION), ARI_IF(LOG)};
+    static const ari_properties flags[] = {ARI_IF(FRACTION), ARI_IF(LOG)};
     ari_properties differ = 0;
     for (size_t k = 0; k < ARI_LOSS_EXTRAS; k++) {
         const ari_loss_extra *ref = &l->of[0].options, *other = &l->of[1].options;
-        differ |= fabs(ref->is[k] - other->is[k]) > ref->unsure[k] + other->unsure[k] ? is[k] : 0;
+        differ |= fabs(ref->is[k] - other->is[k]) > ref->unsure[k] + other->unsure[k] ? flags[k] : 0;
     }
     if (!l->of[0].options.known || !l->of[1].options.known || !differ)
         return;
-    ari_found(t, ARI_FOUND_LOSS_OPTIONS, differ);
+    ari_trace_set(t, ARI_FOUND_LOSS_OPTIONS, differ);
     for (size_t i = 0; i < 2 * (size_t)ARI_LOSS_EXTRAS; i++) {
         ari_loss_extra *o = &l->of[i / 2].options;
-        settle(&o->is[i % 2], o->unsure[i % 2]);
+        round_option(&o->is[i % 2], o->unsure[i % 2]);
         ari_number(t, facts[i / 2][i % 2], o->is[i % 2]);
     }
 }

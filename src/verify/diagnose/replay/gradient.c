@@ -207,7 +207,7 @@ static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
     }
     if (alike)
         return;
-    ari_found(t, ARI_FOUND_ACCUMULATED, one ? ARI_IF(ONE) : decays ? ARI_IF(INVERSE) : 0);
+    ari_trace_set(t, ARI_FOUND_ACCUMULATED, one ? ARI_IF(ONE) : decays ? ARI_IF(INVERSE) : 0);
     ari_text list = ari_list(t, "weights");
     for (int i = 0; i < n; i++)
         ari_say(&list, "%s%.4g", i > 0 ? ", " : "", round(w[i] * 1e6) / 1e6 + 0.0);

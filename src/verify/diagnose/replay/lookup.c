@@ -93,10 +93,10 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
     }
     if (first == SIZE_MAX || (!offset && !(restart && positions)))
         return;
-    ari_found(t, ARI_FOUND_POSITIONS,
-              l->of | (!positions                           ? ARI_IF(IDS)
-                       : restart && !(offset && first == 0) ? ARI_IF(SOME)
-                                                            : ARI_IF(SHIFT)));
+    ari_trace_set(t, ARI_FOUND_POSITIONS,
+                  l->of | (!positions                           ? ARI_IF(IDS)
+                           : restart && !(offset && first == 0) ? ARI_IF(SOME)
+                                                                : ARI_IF(SHIFT)));
     ari_count(t, "first", first);
     ari_number(t, "by", (double)by);
 }
@@ -127,7 +127,7 @@ static void find_mask(ari_trace *t, const lookups *l)
     for (size_t n = 2; n <= ARI_MOST_RANKS && n < l->table.rows; n++) {
         if (l->table.rows % n || !(is_unmasked(l, n, true) || is_unmasked(l, n, false)))
             continue;
-        ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(OF_SHARDS));
+        ari_trace_set(t, ARI_FOUND_POSITIONS, ARI_IF(OF_SHARDS));
         ari_count(t, "shards", n);
         return;
     }
@@ -147,7 +147,7 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
     AR_TRY_TO(done, st, look_up(&l, g->rows));
     const bool positions = role == ARI_POSITIONS || counts_on(&l);
     if (positions && runs_on(&l))
-        ari_found(t, ARI_FOUND_DOCUMENTS, 0);
+        ari_trace_set(t, ARI_FOUND_DOCUMENTS, 0);
     else
         find_offset(t, &l, positions);
     if (!positions && t->kind == ARI_FOUND_NOTHING)
@@ -187,7 +187,7 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
     const double wanted = acos((double)c->ref[g->cols]), fastest = acos((double)c->val[g->cols]);
     if (is_cosine(c, c->val, rows) && fastest > 1e-6) {
         const bool stretched = !ari_is_near(fastest, wanted, ARI_KNOWN + c->relative);
-        ari_found(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
+        ari_trace_set(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
         ari_number(t, "factor", wanted / fastest);
         return AR_OK;
     }

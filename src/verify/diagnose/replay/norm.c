@@ -57,7 +57,7 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
     const bool by_padding = padded > g->cols && fabs(l.low / factor - 1.0) < 0.02 && fabs(l.high / factor - 1.0) < 0.02;
     if (!l.moved && !by_padding) /* a factor for each row */
         return AR_OK;
-    ari_found(t, ARI_FOUND_STATISTIC, by_padding ? ARI_IF(PADDED) : 0);
+    ari_trace_set(t, ARI_FOUND_STATISTIC, by_padding ? ARI_IF(PADDED) : 0);
     ari_number(t, "low", l.low);
     ari_number(t, "high", l.high);
     ari_count(t, "padded", padded);
@@ -73,18 +73,18 @@ enum { FEWEST_ROWS = 4, MOST_LISTED = 16 };
 /* A norm of a row: x = the sum of some tensors, y = (x - mean)/sqrt(mean of squares + eps)*gain + shift. */
 typedef struct recipe {
     ari_terms in;
-    double centred;    /* 1: the mean is subtracted */
-    double plus, less; /* what is added to the gain; subtracted from the features that squares are divided by */
-    double bare, raw;  /* 1: no gain; no norm */
-    double cut;        /* 1: the gain is rounded to bf16, with what is added to it */
-    double eps, after; /* after: all terms but the last are added to its norm, times this; 0: they are in it */
-    ari_properties is; /* what a mistake that is this recipe is called */
+    double centred;       /* 1: the mean is subtracted */
+    double plus, less;    /* what is added to the gain; subtracted from the features that squares are divided by */
+    double bare, raw;     /* 1: no gain; no norm */
+    double cut;           /* 1: the gain is rounded to bf16, with what is added to it */
+    double eps, after;    /* after: all terms but the last are added to its norm, times this; 0: they are in it */
+    ari_properties flags; /* what a mistake that is this recipe is called */
 } recipe;
 
 /* Numbers of a recipe that are 0 or 1, and may be the other. */
 static const struct {
     size_t at;
-    ari_properties is;
+    ari_properties flags;
 } switches[] = {{offsetof(recipe, centred), ARI_IF(SHIFT)}, {offsetof(recipe, plus), ARI_IF(ONE)},
                 {offsetof(recipe, bare), ARI_IF(ZERO)},     {offsetof(recipe, cut), ARI_IF(CUT)},
                 {offsetof(recipe, raw), ARI_IF(ALL)},       {offsetof(recipe, less), ARI_IF(ROOT)}};
@@ -147,7 +147,7 @@ static double without(const norm *n, const float *row, size_t i, double plus)
     return ((double)row[i] - (double)n->shift[i]) / ((double)n->gain[i] + plus);
 }
 
-static void multiply(norm *n)
+static void multiply_rows(norm *n)
 {
     const size_t at = n->near.n;
     for (size_t k = 0; k < n->p.tokens; k++) {
@@ -190,7 +190,7 @@ static double input_of(double *x, const norm *n, const recipe *r, size_t k)
     return square;
 }
 
-static void put(ari_probe *p, void *of, size_t candidate)
+static void put_recipe(ari_probe *p, void *of, size_t candidate)
 {
     norm *n = of;
     const recipe *r = &n->list[candidate];
@@ -257,7 +257,7 @@ static bool find_base(norm *n, ari_terms *here)
     if (!(base->in.left <= n->allowed))
         return false;
     base->eps = fmax(epsilon_of(n, base, n->p.ref, &apart), 0.0);
-    put(&n->p, n, 0);
+    put_recipe(&n->p, n, 0);
     return ari_probe_try_base(&n->p, &exact);
 }
 
@@ -273,11 +273,11 @@ static bool has_own_size(const ari_terms *in)
 }
 
 /* The base with one mistake. */
-static recipe *list_one(norm *n, ari_properties is)
+static recipe *list_one(norm *n, ari_properties flags)
 {
     recipe *r = &n->list[n->n++];
     *r = n->list[0];
-    r->is = is;
+    r->flags = flags;
     return r;
 }
 
@@ -293,7 +293,7 @@ static void list_stream(norm *n, size_t k)
     r->in.times[k] = in->times[last];
     r->in.of[last] = in->of[k];
     r->in.times[last] = in->times[k];
-    put(&n->p, n, n->n - 1);
+    put_recipe(&n->p, n, n->n - 1);
     for (size_t at = 0; at < n->p.tokens * n->p.outs; at++) {
         const size_t row = at / n->p.outs, i = n->p.out[at % n->p.outs];
         const double out = sum_of(n, r, row, i, 0, last);
@@ -311,10 +311,10 @@ static void list_mistakes(norm *n, const ari_terms *here)
     const double epsilon = epsilon_of(n, base, n->p.val, &apart);
     n->n = 1;
     for (size_t i = 0; i < SWITCHES; i++) {
-        double *is = (double *)(void *)((char *)list_one(n, switches[i].is) + switches[i].at);
+        double *is = (double *)(void *)((char *)list_one(n, switches[i].flags) + switches[i].at);
         *is = 1.0 - *is;
     }
-    n->list[1].is |= base->centred != 0.0 ? ARI_IF(ZERO) : 0;
+    n->list[1].flags |= base->centred != 0.0 ? ARI_IF(ZERO) : 0;
     if (base->plus > 0.0)
         list_one(n, ARI_IF(ONE))->plus = 2.0 * base->plus;
     if (here->left <= n->allowed)
@@ -422,8 +422,8 @@ static ar_status say_mixture(ari_trace *t, const norm *n, const ari_terms *wante
     bool embedded = false;
     if (same)
         AR_TRY(is_of_embedding(&embedded, n, wanted));
-    t->is |= (same && !has_own_size(wanted) ? ARI_IF(POWER) : 0) | (embedded ? ARI_IF(POWER) | ARI_IF(TOKENS) : 0) |
-             (ari_terms_shared(wanted, is) == 0 ? ARI_IF(FOREIGN) : 0);
+    t->flags |= (same && !has_own_size(wanted) ? ARI_IF(POWER) : 0) | (embedded ? ARI_IF(POWER) | ARI_IF(TOKENS) : 0) |
+                (ari_terms_shared(wanted, is) == 0 ? ARI_IF(FOREIGN) : 0);
     ari_terms_say(t, "wanted", wanted, n->near.of);
     ari_terms_say(t, "other", is, n->near.of);
     return AR_OK;
@@ -437,15 +437,15 @@ static ar_status look_at_norm(ari_trace *t, norm *n)
     if (!find_base(n, &here))
         return AR_OK;
     list_mistakes(n, &here);
-    if (!ari_choose_other(&other, &left, &n->p, put, n, 0, n->n))
+    if (!ari_choose_other(&other, &left, &n->p, put_recipe, n, 0, n->n))
         return find_dropout(t, n);
     const recipe *found = &n->list[other];
-    ari_found(t, ARI_FOUND_NORM_AGAIN, found->is);
+    ari_trace_set(t, ARI_FOUND_NORM_AGAIN, found->flags);
     t->unexplained = left;
     ari_number(t, "epsilon", found->eps);
     ari_count(t, "lanes", n->near.width);
     ari_words(t, "branch", "%s", n->near.of[found->in.of[found->in.terms - 1]]->name);
-    return found->is & ARI_IF(SOME) ? say_mixture(t, n, &n->list[0].in, &found->in) : AR_OK;
+    return found->flags & ARI_IF(SOME) ? say_mixture(t, n, &n->list[0].in, &found->in) : AR_OK;
 }
 
 ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
@@ -463,7 +463,7 @@ ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
     AR_TRY_TO(done, st, ari_near_read(&n.near, &n.p, c->grid.cols, c->known->reference));
     AR_TRY_TO(done, st, ARI_ALLOC(&n.y, c->grid.cols, "a row"));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&n.of, n.p.tokens, "products"));
-    multiply(&n);
+    multiply_rows(&n);
     st = look_at_norm(t, &n);
 done:
     free(n.gain);
@@ -511,7 +511,7 @@ ar_status ari_measure_detached(ari_trace *t, const ari_case *c)
         rows++;
     }
     if (found && rows >= FEWEST_ROWS && left <= ARI_REPLAY_MISTAKE * all && along <= ARI_REPLAY_BASE * ref)
-        ari_found(t, ARI_FOUND_NORM_AGAIN, ARI_IF(OF_GRADIENT));
+        ari_trace_set(t, ARI_FOUND_NORM_AGAIN, ARI_IF(OF_GRADIENT));
 done:
     free(n.gain);
     free(n.shift);

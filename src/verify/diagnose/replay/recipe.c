@@ -22,7 +22,7 @@ static size_t start_of(const ari_replayed *a, const ari_recipe *r, size_t of, si
     return r->packing == ARI_STRAIGHT ? before * a->kv + head * d : (head / own * all + before + head % own) * d;
 }
 
-static void turn(double *x, const ari_replayed *a, const ari_recipe *r, size_t token)
+static void turn_head(double *x, const ari_replayed *a, const ari_recipe *r, size_t token)
 {
     const size_t half = (size_t)r->turned / 2;
     const bool neighbours = r->pairs == ARI_NEIGHBOURS;
@@ -43,7 +43,7 @@ static bool is_turned(const ari_recipe *r, size_t of)
 }
 
 /* A head's vector, turned as its position has it. */
-static void take(double *out, const ari_replayed *a, const ari_recipe *r, size_t which, size_t head, size_t token)
+static void take_head(double *out, const ari_replayed *a, const ari_recipe *r, size_t which, size_t head, size_t token)
 {
     const size_t of = r->heads == ARI_EXCHANGED && which < 2 ? 1 - which : which, d = (size_t)r->head;
     const bool across = r->heads == ARI_FEATURES_FIRST;
@@ -52,7 +52,7 @@ static void take(double *out, const ari_replayed *a, const ari_recipe *r, size_t
     for (size_t i = 0; i < d; i++)
         out[i] = (double)x[i * step];
     if (is_turned(r, which))
-        turn(out, a, r, token);
+        turn_head(out, a, r, token);
 }
 
 /* Loads the documents of a head's tokens. */
@@ -68,7 +68,7 @@ static void load_documents(ari_replayed *a, const ari_recipe *r, size_t head)
 static void load_keys(ari_replayed *a, const ari_recipe *r, size_t kv)
 {
     for (size_t k = 0; !a->given && kv != a->taken && k < a->p.seq; k++)
-        take(a->k + k * (size_t)r->head, a, r, 1, kv, k);
+        take_head(a->k + k * (size_t)r->head, a, r, 1, kv, k);
     a->taken = kv;
 }
 
@@ -135,7 +135,7 @@ static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
     const size_t d = (size_t)r->head;
     const double scale = r->scale / sqrt(r->head), slope = r->slope != 0.0 ? slope_of(a, r, head) : 0.0;
     if (!a->given)
-        take(a->one, a, r, 0, head, query);
+        take_head(a->one, a, r, 0, head, query);
     for (size_t k = 0; k < a->p.seq; k++) {
         double sum = a->given ? log((double)a->given[(head * a->p.seq + query) * a->p.seq + k]) : 0.0;
         a->weight[k] = r->softmax == ARI_UNSEEN_AS_ZERO ? 0.0 : r->softmax == ARI_UNSEEN_AS_CAP ? -r->cap : -HUGE_VAL;
@@ -183,7 +183,7 @@ static double normalise(ari_replayed *a, double place, double sink, bool base_tw
 }
 
 /* A query's weights; NaN where it sees no key: what comes out then is every program's own choice. */
-static void weigh(ari_replayed *a, const ari_recipe *r, size_t head, size_t query)
+static void weigh_keys(ari_replayed *a, const ari_recipe *r, size_t head, size_t query)
 {
     const bool base_two = r->ringed == ARI_RING_BASE_TWO, apart = r->ringed == ARI_RING_APART || base_two;
     const double sink = r->sinks > 0.0 ? (double)a->sink[head] : -HUGE_VAL;
@@ -208,7 +208,7 @@ static size_t kv_head(const ari_replayed *a, const ari_recipe *r, size_t head)
 }
 
 /* The mean of v by a head's weights, in the place of a head of a row. */
-static void mix(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t slot, double *row)
+static void mix_values(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t slot, double *row)
 {
     const size_t d = (size_t)r->head, heads = a->q / d, parts = (size_t)r->dealt, part = parts ? heads / parts : heads;
     const size_t at = parts ? slot % part * parts + slot / part : slot;
@@ -223,7 +223,7 @@ static void mix(ari_replayed *a, const ari_recipe *r, size_t head, size_t query,
         const double chunk = r->ringed == ARI_RING_AT_HOME ? (double)a->p.seq / fabs(r->ring) : 0.0;
         const double from =
             chunk > 0.0 ? a->back[(size_t)(a->place[query] * chunk + fmod(a->order[k], chunk))] : (double)k;
-        take(a->one, a, r, 2, kv_head(a, r, head), (size_t)from);
+        take_head(a->one, a, r, 2, kv_head(a, r, head), (size_t)from);
         for (size_t i = 0; i < d; i++)
             out[i * step] += a->weight[k] * a->one[i];
     }
@@ -252,11 +252,11 @@ void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
             const size_t head = flat ? at / a->p.seq : h, token = flat ? at % a->p.seq : a->p.token[k];
             load_keys(a, r, kv_head(a, r, head));
             load_documents(a, r, head);
-            weigh(a, r, head, token);
+            weigh_keys(a, r, head, token);
             if (a->p.heads)
                 memcpy(row + h * a->p.seq, a->weight, a->p.seq * sizeof *row);
             else
-                mix(a, r, head, token, h, row);
+                mix_values(a, r, head, token, h, row);
         }
     }
     for (size_t k = 0; k < a->p.tokens; k++)
@@ -268,11 +268,11 @@ double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_
     prepare(a, r);
     load_keys(a, r, kv_head(a, r, head));
     load_documents(a, r, head);
-    weigh(a, r, head, query);
+    weigh_keys(a, r, head, query);
     for (size_t k = 0; k < a->p.seq; k++)
         a->weight[k] = k == key ? a->weight[k] : 0.0;
     memset(a->context, 0, a->q * sizeof *a->context);
-    mix(a, r, head, query, head, a->context);
+    mix_values(a, r, head, query, head, a->context);
     ari_probe_put(&a->p, 0, a->context);
     return a->weight[key];
 }

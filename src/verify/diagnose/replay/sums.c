@@ -15,7 +15,7 @@ typedef struct sums {
 
 /* A module that is no layer counts as reading its own output, the sum of other tensors. The last two vectors are the
  * reference's and the other's values. */
-static ar_status multiply(sums *s)
+static ar_status multiply_terms(sums *s)
 {
     const size_t in = s->near.width, n = s->near.n, outs = s->p.outs;
     double *x = NULL, (*of)[ARI_MOST_VECTORS] = NULL;
@@ -76,9 +76,9 @@ static void look_at_sums(ari_trace *t, const sums *s)
     const bool same = is_same(&scaled, &wanted, &is);
     const bool left_out = layer && (what_is(s->near.of[wanted.of[0]]) & ARI_IS_NORM) &&
                           !(is.terms == 1 && (what_is(s->near.of[is.of[0]]) & ARI_IS_NORM));
-    ari_found(t, ARI_FOUND_LINEAR, left_out ? ARI_IF(ZERO) : layer ? 0 : ARI_IF(OF_INPUT));
-    t->is |= same ? ARI_IF(POWER) : 0;
-    t->is |= same && (ari_name_is(s->near.of[wanted.of[scaled]]->name) & ARI_IS_EMBEDDING) ? ARI_IF(TOKENS) : 0;
+    ari_trace_set(t, ARI_FOUND_LINEAR, left_out ? ARI_IF(ZERO) : layer ? 0 : ARI_IF(OF_INPUT));
+    t->flags |= same ? ARI_IF(POWER) : 0;
+    t->flags |= same && (ari_name_is(s->near.of[wanted.of[scaled]]->name) & ARI_IS_EMBEDDING) ? ARI_IF(TOKENS) : 0;
     ari_terms_say(t, "wanted", &wanted, s->near.of);
     ari_terms_say(t, "other", &is, s->near.of);
     ari_number(t, "left", is.left * p->of[n + 1][n + 1] / differ);
@@ -101,7 +101,7 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
     if (!held && role != ARI_NO_ROLE) /* a module without a weight of its own may be a sum */
         goto done;
     AR_TRY_TO(done, st, ari_near_read(&s.near, &s.p, layer ? s.p.in : c->grid.cols, c->known->reference));
-    AR_TRY_TO(done, st, multiply(&s));
+    AR_TRY_TO(done, st, multiply_terms(&s));
     look_at_sums(t, &s);
 done:
     free(s.near.x);
@@ -164,8 +164,8 @@ ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
             !find_curve(&val, x, c->val + p.sample * each, each, off) ||
             (!ref.capped && !val.capped && ari_is_near(ref.number, 1.0, ARI_KNOWN)))
             goto next;
-        ari_found(t, ARI_FOUND_CURVE, ref.capped || val.capped ? ARI_IF(CUT) : 0);
-        t->is |= val.capped ? 0 : ARI_IF(ZERO);
+        ari_trace_set(t, ARI_FOUND_CURVE, ref.capped || val.capped ? ARI_IF(CUT) : 0);
+        t->flags |= val.capped ? 0 : ARI_IF(ZERO);
         ari_number(t, "number", val.number);
         ari_number(t, "wanted", ref.number);
         ari_words(t, "of", "%.120s", near[i]->name);

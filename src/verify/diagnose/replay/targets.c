@@ -88,11 +88,12 @@ static bool is_another(const ari_losses *l, const reading *r)
     return i < l->tokens;
 }
 
-static bool try_reading(ari_trace *t, const ari_losses *l, const ari_loss_side *s, const reading *r, ari_properties is)
+static bool try_reading(ari_trace *t, const ari_losses *l, const ari_loss_side *s, const reading *r,
+                        ari_properties flags)
 {
     if (!is_another(l, r) || !is_read_so(l, s, r))
         return false;
-    ari_found(t, ARI_FOUND_TARGETS, is);
+    ari_trace_set(t, ARI_FOUND_TARGETS, flags);
     ari_number(t, "by", r->samples ? (double)r->samples : (double)r->shift);
     ari_count(t, "ranks", r->plain ? r->plain : r->zigzag ? r->chunks / 2 : r->chunks);
     ari_words(t, "order", r->zigzag ? ", the r-th chunk from either end each" : "");
@@ -153,7 +154,7 @@ static void find_count(ari_trace *t, const ari_losses *l, double sum)
     if (!(whole >= 1.0 && whole <= 4.0 * (double)l->tokens && fabs(n - whole) <= unsure && unsure < 0.05) ||
         ratio == nearbyint(ratio))
         return;
-    ari_found(t, ARI_FOUND_TARGETS, ARI_IF(COUNT));
+    ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(COUNT));
     ari_count(t, "n", (size_t)whole);
     ari_words(t, "which", "%s",
               (size_t)whole == l->tokens                                ? ", the number of all tokens"
@@ -191,7 +192,7 @@ static void find_weights(ari_trace *t, const ari_losses *l)
     if (!(apart > ARI_KNOWN) || ari_is_near(inverse, 1.0, ARI_KNOWN) || ari_is_near(inverse, n, ARI_KNOWN) ||
         (isfinite(l->of[1].value) && !gives(l, &l->of[1], sum, l->of[0].targets)))
         return;
-    ari_found(t, ARI_FOUND_TARGETS, ARI_IF(OF_MICRO));
+    ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(OF_MICRO));
     ari_count(t, "micro", (size_t)n);
     ari_text list = ari_list(t, "weights");
     for (int k = 0; k < n; k++)
@@ -216,7 +217,7 @@ static void look_at(ari_trace *t, const ari_losses *l)
     const double same = sum_of(l, other, &right, &n);
     find_reading(t, l, other);
     if (t->kind == ARI_FOUND_NOTHING && told && more > 0 && (less == 0 || less == ref->targets)) {
-        ari_found(t, ARI_FOUND_TARGETS, ARI_IF(PADDED) | (less > 0 ? ARI_IF(EXCHANGED) : 0));
+        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(PADDED) | (less > 0 ? ARI_IF(EXCHANGED) : 0));
         ari_count(t, "more", more);
     }
     if (t->kind == ARI_FOUND_NOTHING && more == 0 && less == 0) {
@@ -228,7 +229,7 @@ static void look_at(ari_trace *t, const ari_losses *l)
         find_part(t, l, other);
     if (t->kind == ARI_FOUND_NOTHING && of_loss && less > 0 && more == 0 &&
         gives(l, other, same, ref->targets - less)) {
-        ari_found(t, ARI_FOUND_TARGETS, ARI_IF(COUNT) | ARI_IF(CUT));
+        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(COUNT) | ARI_IF(CUT));
         ari_count(t, "less", less);
     }
     if (t->kind != ARI_FOUND_NOTHING)
