@@ -23,7 +23,7 @@ static const ari_option options[] = {
                            "parallelism with every inner extent, and with and without zigzag. --recompute holds in "
                            "all of them, --overlap wherever there is sequence parallelism."),
     ARI_BATCH_OPTIONS(
-        "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
+        "8", "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
     ARI_OPTION_FILE("text", o.text, "FILE", "any file, one byte one token (default: the project's own text)"),
     ARI_OPTION_SIZE("documents", o.documents, 1, 1e6, "N",
                     "cut every sequence at random into up to N packed documents (default 1: none)",

@@ -132,9 +132,10 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
 
 extern const char *const ari_fault_names[]; /* that --inject takes */
 
-#define ARI_BATCH_OPTIONS(seq_help)                                                                                \
-    ARI_OPTION_SECTION("data"),                                                                                    \
-        ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e9, "B", "sequences of a step, all ranks together (default 8)"), \
+#define ARI_BATCH_OPTIONS(usual, seq_help)                                              \
+    ARI_OPTION_SECTION("data"),                                                         \
+        ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e9, "B",                              \
+                        "sequences of a step, all ranks together (default " usual ")"), \
         ARI_OPTION_SIZE("seq", r.run.seq, 1, 1e9, "S", seq_help)
 #define ARI_CLIP_OPTIONS                                                                                       \
     ARI_OPTION_SECTION("training"),                                                                            \

@@ -122,8 +122,13 @@ static ar_status begin(ari_asked *a, const ari_plan_values *v)
     ar_run *run = &a->search.base.step.run;
     *a = (ari_asked){.v = v, .search.base.flash = !v->no_flash};
     AR_TRY(check_values(v));
-    AR_TRY(ar_sim_cluster_parse(&a->search.time.cluster, v->cluster ? v->cluster : "h100"));
+    const char *given = v->cluster ? v->cluster : "h100";
+    AR_TRY(ar_sim_cluster_parse(&a->search.time.cluster, given));
     ar_sim_cluster_describe(&a->search.time.cluster, a->cluster, sizeof a->cluster);
+    for (size_t i = 0; ar_sim_cluster_names[i]; i++) {
+        if (strcmp(given, ar_sim_cluster_names[i]) == 0)
+            a->machine = given;
+    }
     a->search.time.hierarchical = v->hierarchical;
     a->search.time.shared_links = v->shared_links;
     AR_TRY(ari_planned_begin(&a->search.base.step, &a->config, &v->r, &v->common));

@@ -24,8 +24,9 @@
         ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES",                                       \
                          "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default 25MiB)"),        \
         ARI_OPTION_GROUP(ari_bucket_options, r),                                                                      \
-        ARI_BATCH_OPTIONS("tokens of each sequence (default: the model's longest, at most 4096)"), ARI_CLIP_OPTIONS,  \
-        ARI_OPTION_GROUP(ari_loss_options, r)
+        ARI_BATCH_OPTIONS("8; with --gpus at least one for each GPU",                                                 \
+                          "tokens of each sequence (default: the model's longest, at most 4096)"),                    \
+        ARI_CLIP_OPTIONS, ARI_OPTION_GROUP(ari_loss_options, r)
 
 /** Sets the extents that a search varies to those of a single layout, where none are given. */
 void ari_planned_one(ar_parallel *p);
@@ -63,8 +64,9 @@ typedef struct ari_plan_values {
 typedef struct ari_asked {
     const ari_plan_values *v;
     ar_config config;
-    ari_search search; /* without progress: extents, stages and forms that are given are fixed; borrows config */
-    char cluster[200]; /* in words */
+    ari_search search;   /* without progress: extents, stages and forms that are given are fixed; borrows config */
+    char cluster[200];   /* in words */
+    const char *machine; /* the cluster's name; NULL: none */
     size_t parameters;
 } ari_asked;
 

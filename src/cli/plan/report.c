@@ -12,8 +12,9 @@ enum { NOTE = 80, USUAL_TOP = 10 };
 void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
 {
     const ar_run *run = &a->search.base.step.run;
-    fprintf(to, "%s, %s parameters, on %s GPU%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
-            ARI_COUNT((uint64_t)ranks), ARI_PLURAL(ranks), a->cluster);
+    fprintf(to, "%s, %s parameters, on %s GPU%s%s%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
+            ARI_COUNT((uint64_t)ranks), ARI_PLURAL(ranks), a->machine ? ", " : "", a->machine ? a->machine : "",
+            a->cluster);
     const ar_sim_cluster *c = &a->search.time.cluster;
     fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
             a->search.base.flash ? "flash attention" : "attention that stores its scores",
@@ -167,8 +168,8 @@ static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
 
 static ar_status print_memory(FILE *to, const ari_asked *a, const ari_depth *d)
 {
-    static const ari_column columns[] = {
-        {"memory of a rank", ARI_LEFT}, {"production", ARI_RIGHT}, {"anyrank", ARI_RIGHT}};
+    const ari_column columns[] = {
+        {"memory of a rank", ARI_LEFT}, {"production", ARI_RIGHT}, {d->has_own ? "anyrank" : "", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
     for (int k = 0; k < ARI_MEMORY_KINDS; k++) {
         const double production = d->memory.of[k], own = d->has_own ? d->own_memory.of[k] : 0.0;
@@ -180,15 +181,20 @@ static ar_status print_memory(FILE *to, const ari_asked *a, const ari_depth *d)
                   d->has_own ? ARI_BYTES((uint64_t)ari_memory_sum(&d->own_memory)) : "");
     AR_TRY(ari_table_end(&t, to, 2));
     if (a->search.time.cluster.memory_bytes > 0.0)
-        fprintf(to, "  a rank has %s: %s\n", ARI_BYTES((uint64_t)a->search.time.cluster.memory_bytes),
-                d->found.fits ? "it fits" : "it does not fit");
+        fprintf(to, "  a rank has %s: it %s\n", ARI_BYTES((uint64_t)a->search.time.cluster.memory_bytes),
+                !d->found.fits ? "does not fit"
+                : d->found.bytes > 0.9 * a->search.time.cluster.memory_bytes
+                    ? "fits barely: contexts, NCCL's buffers and fragmentation take some GB more"
+                    : "fits");
     return AR_OK;
 }
 
 static ar_status print_time(FILE *to, const ari_depth *d)
 {
-    static const ari_column columns[] = {
-        {"time of a step", ARI_LEFT}, {"production", ARI_RIGHT}, {"share", ARI_RIGHT}, {"anyrank", ARI_RIGHT}};
+    const ari_column columns[] = {{"time of a step", ARI_LEFT},
+                                  {"production", ARI_RIGHT},
+                                  {"share", ARI_RIGHT},
+                                  {d->has_own ? "anyrank" : "", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
     const double step = d->found.seconds > 0.0 ? d->found.seconds : 1.0;
     for (int k = 0; k < ARI_TIME_KINDS; k++) {

@@ -41,7 +41,7 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("training"),
     ARI_OPTION_INT("steps", steps, 1, 1e9, "K",
                    "training steps since the start of the run, also with --resume (default 100)"),
-    ARI_BATCH_OPTIONS("tokens of each (default 64)"),
+    ARI_BATCH_OPTIONS("8", "tokens of each (default 64)"),
     ARI_OPTION_GROUP(ari_optimizer_options, r),
     ARI_CLIP_OPTIONS,
     ARI_OPTION_GROUP(ari_loss_options, r),
