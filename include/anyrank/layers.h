@@ -87,16 +87,16 @@ typedef struct ar_linear_split {
 } ar_linear_split;
 
 /** A redistribution over the tensor-parallel ranks; none where both are the same. */
-typedef struct ar_hop {
+typedef struct ar_tp_redistribution {
     ar_placement from, to;
-} ar_hop;
+} ar_tp_redistribution;
 
 /** An attention or an MLP: what its input is made, the first layers, which share that input, what is between them (by
  *  heads or features where first.to is S(-1), else whole on every rank), the last layer, what its output is made. */
 typedef struct ar_branch_split {
-    ar_hop enter;
+    ar_tp_redistribution enter;
     ar_linear_split first, second;
-    ar_hop leave;
+    ar_tp_redistribution leave;
 } ar_branch_split;
 /** Layers of these styles between values that are placed as `stream`; between the layers a shard of features where the
  *  first makes one and the second takes it, else the whole. */
@@ -142,14 +142,14 @@ AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char
 /* --- activations, dropout, layers one after the other ------------------------------------------------------------- */
 
 /** y = act(x), element by element, x contiguous. held: what of x a rank has; AR_HELD_SHARD between a column-parallel
- *  layer and a row-parallel one. Taps: name:fwd, name:bwd, unless AR_HELD_UNTOLD. Errors: also AR_ERR_ARG
+ *  layer and a row-parallel one. Taps: name:fwd, name:bwd, unless AR_HELD_UNKNOWN. Errors: also AR_ERR_ARG
  *  (AR_ACT_NONE). */
 AR_NODISCARD ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_activation act,
                                             ar_held held);
 /** Dropout (Srivastava et al. 2014) with the context's probability, of a value [samples, width] or [samples, positions,
  *  width]. Which elements fall depends on the context's seed, the name, the step and the element's place in the global
  *  batch; not on who holds it. With a probability of 0 y is x. positions: the most there may be (1 where there is no
- *  such dimension). Not for AR_HELD_UNTOLD. */
+ *  such dimension). Not for AR_HELD_UNKNOWN. */
 AR_NODISCARD ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions,
                                          size_t width, ar_held held);
 /** y = child[n-1](.. child[0](x)). Their names are their own. own: they are destroyed with it; else they are borrowed

@@ -43,7 +43,7 @@ typedef struct ar_module_ops {
                           const ar_batch *batch);
     /* optional: once more what forward keeps in `saved`, from the same x; for ar_module_recompute, which else calls
      * forward. What y alone needs, such as the last product of all, it leaves out. */
-    ar_status (*again)(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch);
+    ar_status (*recompute)(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch);
     /* optional: own parameters without the children's, and the children, in order; returns
      * how many there are and writes at most cap of them */
     size_t (*params)(const ar_module *m, ar_param **out, size_t cap);
@@ -53,9 +53,9 @@ typedef struct ar_module_ops {
 
 /* The part of a value that a rank of the tensor-parallel group holds. */
 typedef enum ar_held {
-    AR_HELD_UNTOLD, /* unknown: the module taps its own values */
-    AR_HELD_WHOLE,  /* all of it (with sequence parallelism, of three dimensions or more: its own positions) */
-    AR_HELD_SHARD   /* its block of the features, which are split evenly */
+    AR_HELD_UNKNOWN, /* unknown: the module taps its own values */
+    AR_HELD_WHOLE,   /* all of it (with sequence parallelism, of three dimensions or more: its own positions) */
+    AR_HELD_SHARD    /* its block of the features, which are split evenly */
 } ar_held;
 typedef enum ar_pass { AR_FORWARD, AR_BACKWARD } ar_pass;
 /** Calls before and after each pass of a module; a failure ends the pass. */
@@ -100,10 +100,10 @@ AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *s
  *  nothing to a listener and counts no use of a parameter, but it calls the collectives of the first again, and its
  *  work is counted. m may have children that are recomputed too. */
 void ar_module_recompute(ar_module *m);
-/** Called for a child by its parent's `again`: calls the child's `again`, or forward; of a recomputed child only x is
- *  saved. Errors: as ar_module_forward. */
-AR_NODISCARD ar_status ar_module_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
-                                       const ar_batch *batch);
+/** Called for a child by its parent's `recompute`: calls the child's `recompute`, or forward; of a recomputed child
+ *  only x is saved. Errors: as ar_module_forward. */
+AR_NODISCARD ar_status ar_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                                 const ar_batch *batch);
 /** All parameters of m and its children, depth first, a shared one once. Borrowed from the modules. Returns how many;
  *  writes at most cap. (With a cap too small for all, a shared one may be counted for each of its uses.) SIZE_MAX
  *  where memory is too short to list them. */

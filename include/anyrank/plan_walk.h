@@ -67,7 +67,7 @@ AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ct
  *  AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
 AR_NODISCARD ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name);
-/** The part of the current value that a rank holds, for user-defined losses and layers; AR_HELD_UNTOLD for a rank's
+/** The part of the current value that a rank holds, for user-defined losses and layers; AR_HELD_UNKNOWN for a rank's
  *  positions, which losses refuse. */
 ar_held ar_plan_held(const ar_plan_walk *w);
 /** After the last layer: checks that every rule of the plan has matched one. module: whose layers they are, for the

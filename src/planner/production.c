@@ -152,7 +152,7 @@ static double values(const account *a, const ari_operation *op)
         n += forward_value && !a->gathered ? 0.0 : ari_op_elements(&op->input[i]);
     }
     for (int i = 0; i < op->outputs && !gradient; i++) {
-        const bool divided = op->made.kind == AR_PARTIAL_SUM && op->output[i].at[ARI_AXIS_TP].kind == AR_SHARD;
+        const bool divided = op->produced_as.kind == AR_PARTIAL_SUM && op->output[i].at[ARI_AXIS_TP].kind == AR_SHARD;
         n += ari_op_elements(&op->output[i]) * (divided ? a->tp : 1.0);
     }
     if (op->kind == ARI_OPERATION_ATTENTION && !a->p->flash)

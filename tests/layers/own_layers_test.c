@@ -162,7 +162,7 @@ Test(own_layers, labels_that_do_not_fit_are_named)
     cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &thin, &classified), AR_ERR_SHAPE);
     ar_loss_destroy(loss);
     cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 0, AR_HELD_WHOLE), AR_ERR_ARG);
-    cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 2, AR_HELD_UNTOLD), AR_ERR_ARG);
+    cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 2, AR_HELD_UNKNOWN), AR_ERR_ARG);
 }
 
 Test(own_layers, without_a_label_that_counts_the_loss_is_nan_and_the_gradient_zero)
@@ -396,7 +396,7 @@ Test(own_layers, a_module_without_what_it_needs_is_refused)
     cr_expect_eq(ar_module_init(&m, &half, "half", AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_activation_create(&made, a.ctx, name, AR_ACT_RELU, AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_activation_create(&made, a.ctx, "none", AR_ACT_NONE, AR_HELD_WHOLE), AR_ERR_ARG);
-    cr_expect_eq(ar_dropout_create(&made, a.ctx, "drop", 1, 4, AR_HELD_UNTOLD), AR_ERR_ARG);
+    cr_expect_eq(ar_dropout_create(&made, a.ctx, "drop", 1, 4, AR_HELD_UNKNOWN), AR_ERR_ARG);
     cr_expect_null(made);
 }
 

@@ -61,7 +61,7 @@ static ar_status own_layer_again(ar_module **gives, ar_module *of)
         return ar_error_set(AR_ERR_MEMORY, "again");
     a->of = of;
     *gives = &a->base;
-    return ar_module_init(&a->base, &ops, "again", AR_HELD_UNTOLD);
+    return ar_module_init(&a->base, &ops, "again", AR_HELD_UNKNOWN);
 }
 
 /* in (column) - activation - dropout - middle (row) - own layer (once or twice) - dropout - norm - out (column: classes

@@ -59,7 +59,7 @@ Test(ops, row_parallel_weights_are_cut_by_columns)
     LOCAL(op.output[0], 4, 512, 512);
     AT(op.input[0].at[ARI_AXIS_TP], "S(2)");
     AT(op.weight[0].at[ARI_AXIS_TP], "S(1)");
-    AT(op.made, "P(sum)");
+    AT(op.produced_as, "P(sum)");
     AT(op.output[0].at[ARI_AXIS_TP], "I");
     cr_expect(op.calls == 1 && op.call[0].kind == ARI_CALL_ALL_REDUCE);
     t.run.parallel.sp = true;

@@ -101,13 +101,11 @@ struct ar_ctx {
     uint64_t attempt;
     ar_tap_fn tap;
     void *tap_user;
-    bool again; /* the forward pass under way has been before: nobody hears of it, and it uses no parameter anew */
-    struct ari_later
-        *later;      /* where a backward pass leaves the gradients of weights (ref/layers/parts.h); NULL: it makes
-                                them itself */
-    int life;        /* of what the step is given now (ari_step_end_life); 0: it ends with the step */
-    uint64_t given;  /* the number of the newest thing that the step was given */
-    ari_owned owned; /* head of a ring of everything that ends with the step, the newest first */
+    bool recomputing; /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
+    struct ari_deferred *deferred; /* takes the gradients of weights of a backward pass; NULL: it makes them itself */
+    int life;                      /* of what the step is given now (ari_step_end_life); 0: it ends with the step */
+    uint64_t given;                /* the number of the newest thing that the step was given */
+    ari_owned owned;               /* head of a ring of everything that ends with the step, the newest first */
     size_t bytes_now, bytes_peak;
     ari_use use;             /* of what the step is given now */
     size_t stored[ARI_USES]; /* when ari_step_stored last raised something */

@@ -71,13 +71,14 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
 }
 
 /* The norm of what the MLP makes needs that: then nothing of the MLP is left out. */
-static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                 const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
     ar_tensor r, in, made, normed;
     AR_TRY(up_to_mlp(m, ctx, saved, &r, &in, x, batch));
     if (!m->mlp.after)
-        return ar_module_again(m->mlp.of, ctx, saved, &in, batch);
+        return ar_module_recompute_saved(m->mlp.of, ctx, saved, &in, batch);
     AR_TRY(ar_module_forward(m->mlp.of, ctx, saved, &made, &in, batch));
     return ar_module_forward(m->mlp.after, ctx, saved, &normed, &made, batch);
 }
@@ -193,7 +194,7 @@ static ar_status create_norm(ar_module **gives, const block_module *m, ar_ctx *c
         .kind = o->norm, .h = o->attention.hidden, .eps = o->norm_eps, .plus_one = o->norm_plus_one};
     char name[96];
     AR_TRY(ari_path(name, sizeof name, m->base.name, part));
-    return ari_norm_create(gives, ctx, name, &norm, (ar_hop){ari_placed_stream(ctx), at});
+    return ari_norm_create(gives, ctx, name, &norm, (ar_tp_redistribution){ari_placed_stream(ctx), at});
 }
 
 static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options o)
@@ -227,12 +228,12 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     static const ar_module_ops ops = {.kind = "block",
                                       .forward = forward,
                                       .backward = backward,
-                                      .again = again,
+                                      .recompute = recompute_saved,
                                       .children = children,
                                       .destroy = destroy};
     const bool recomputes = o->index % (size_t)ari_at_least_one(ctx->recompute.every) == 0;
     block_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     const ar_status st = create_children(m, ctx, *o);
     if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_SELECTIVE)
         ar_module_recompute(m->attention.of);

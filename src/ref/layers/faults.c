@@ -92,7 +92,7 @@ ar_status ari_fault_kept_input(ar_ctx *ctx, const ar_tensor *x, const ar_tensor 
 /* As where the second forward pass goes on in the stream of random numbers: masks of a step that no run reaches. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx)
 {
-    return ctx->again && ar_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
+    return ctx->recomputing && ar_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
 }
 
 /* A fresh tensor of one number. */
@@ -215,11 +215,12 @@ ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *ow
     return ari_axis_put(ctx, dy->data, ar_const(own->data), &a, ar_comm_rank(ctx->tp), own->dtype);
 }
 
-ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_hop hop, const char *tag)
+ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_tp_redistribution change,
+                                 const char *tag)
 {
     for (int more = 0; more < 2 && ar_faulty(ctx, AR_FAULT_qkv_gathered_three_times); more++) {
         ar_tensor copy;
-        AR_TRY(ari_place(ctx, &copy, x, f, hop, tag, false));
+        AR_TRY(ari_tp_redistribute(ctx, &copy, x, f, change, tag, false));
         ari_release_placed(ctx, &copy, x);
     }
     return AR_OK;

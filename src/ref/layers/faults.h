@@ -65,9 +65,9 @@ void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_r
                            size_t *samples);
 /** if collective_not_differentiable: dy [.., s, f] of the own positions' gradients own [.., s/N, f], among zeros. */
 AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *own);
-/** qkv_gathered_three_times: x is placed twice more, as the hop says, for nobody. */
-AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_hop hop,
-                                              const char *tag);
+/** qkv_gathered_three_times: x is placed twice more, as the change says, for nobody. */
+AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f,
+                                              ar_tp_redistribution change, const char *tag);
 /** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they
  *  are other ones than without a fault. */
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row);

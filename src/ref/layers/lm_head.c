@@ -41,7 +41,7 @@ ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const ar_linear_spl
     AR_TRY_TO(failed, st, ari_linear_init(&l->linear, ctx, &spec));
     ari_cross_entropy_init(&l->entropy, ctx, vocab, loss_parallel(l));
     if (loss_parallel(l))
-        l->entropy.rows = l->linear.left_total;
+        l->entropy.rows = l->linear.output_total;
     *gives = l;
     return AR_OK;
 failed:

@@ -322,7 +322,7 @@ ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name
     const size_t ranks = (size_t)ar_comm_size(ctx->tp);
     classifier *c = NULL;
     ar_status st = AR_OK;
-    if (held == AR_HELD_UNTOLD || classes < 1)
+    if (held == AR_HELD_UNKNOWN || classes < 1)
         return ar_error_set(
             AR_ERR_ARG,
             "%s: cross-entropy of %zu classes needs at least one, and to know whether the logits are whole or a shard",

@@ -24,14 +24,15 @@ static ar_status tap_middle(const mlp_module *m, ar_ctx *ctx, const char *base, 
 /* The gate (0) or up (1) of what the first layer makes, as a view. */
 static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
 {
-    const size_t width = m->first.left[0] / 2;
+    const size_t width = m->first.output_width[0] / 2;
     return m->o.fused ? ar_tensor_slice(t, t->ndim - 1, (size_t)i * width, width) : ari_linear_part_of(&m->first, t, i);
 }
 
 /* Redistributes x; `ends`: x is this module's and is released. */
-static ar_status move(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
+static ar_status move(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_tp_redistribution change,
+                      bool ends)
 {
-    return ari_place(ctx, y, x, &(ari_features){1, {m->o.hidden}}, hop, m->base.name, ends);
+    return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
 }
 
 /* The activation's output from the first layer's: fused with its bias unless gated. */
@@ -77,21 +78,22 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
-static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                 const ar_batch *batch)
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
     ar_tensor act;
     AR_TRY(up_to_second(m, ctx, saved, &act, x));
-    return ari_linear_again(&m->second, ctx, saved, &act);
+    return ari_linear_recompute(&m->second, ctx, saved, &act);
 }
 
 /* Gradient of the first layer's output(s) from the activation's, and of its biases in the same pass. */
 static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, const ar_tensor *dact,
-                                 const ar_tensor *pre, ari_ahead *ahead)
+                                 const ar_tensor *pre, ari_input_prefetch *prefetch)
 {
     ar_row_sum sums[AR_MAX_PARTS];
-    AR_TRY(ari_linear_bias_sums(ctx, sums, ahead));
+    AR_TRY(ari_linear_bias_sums(ctx, sums, prefetch));
     AR_TRY(ari_like(ctx, dpre, pre, pre->shape[pre->ndim - 1]));
     if (!m->o.gated) {
         AR_TRY(ARI_KERNEL(ctx, act_backward, dpre, dact, pre, m->o.activation, &sums[0]));
@@ -112,21 +114,21 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     mlp_module *m = (mlp_module *)base;
     ar_tensor dout, dact, dpre, pre, din;
-    ari_ahead ahead = {.next = &m->first};
+    ari_input_prefetch prefetch = {.next = &m->first};
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
-    AR_TRY(move(m, ctx, &dout, dy, ari_hop_back(m->split.leave), false));
-    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name, &ahead));
+    AR_TRY(move(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name, &prefetch));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
-    AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre, &ahead));
+    AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre, &prefetch));
     ar_ctx_release(ctx, &dact);
     ar_ctx_release(ctx, &pre);
     /* gate and up share one dX, which is the whole MLP's, or that of their one layer. */
     const bool shared = m->o.gated && !m->o.fused;
     AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, shared ? base->name : m->first_name,
-                               &ahead));
+                               &prefetch));
     ar_ctx_release(ctx, &dpre);
-    return dx ? move(m, ctx, dx, &din, ari_hop_back(m->split.enter), true) : AR_OK;
+    return dx ? move(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
 }
 
 static size_t params(const ar_module *base, ar_param **out, size_t cap)
@@ -153,7 +155,7 @@ static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
                              .in = o->hidden,
                              .bias = o->bias,
                              .transposed = o->transposed,
-                             .ends_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+                             .owns_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
     if (o->fused && (!o->gated || o->bias))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: one parameter of gate and up%s", m->base.name,
                             o->gated ? " has no bias here" : ", and no gate");
@@ -169,7 +171,7 @@ static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
                                     .in = o->ffn,
                                     .bias = o->bias,
                                     .transposed = o->transposed,
-                                    .ends_input = true};
+                                    .owns_input = true};
     AR_TRY(ari_linear_init(&m->first, ctx, &first));
     return ari_linear_init(&m->second, ctx, &second);
 }
@@ -192,9 +194,13 @@ static ar_status init(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
 
 ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o)
 {
-    static const ar_module_ops ops = {
-        .kind = "mlp", .forward = forward, .backward = backward, .again = again, .params = params, .destroy = destroy};
+    static const ar_module_ops ops = {.kind = "mlp",
+                                      .forward = forward,
+                                      .backward = backward,
+                                      .recompute = recompute_saved,
+                                      .params = params,
+                                      .destroy = destroy};
     mlp_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, init(m, ctx, o));
 }

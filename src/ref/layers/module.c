@@ -38,7 +38,7 @@ static ar_status use(ar_param *p, ar_ctx *ctx)
 
 static ar_status use_own(ar_module *m, ar_ctx *ctx, const ar_saved *saved)
 {
-    return saved && !ctx->again ? for_own(m, ctx, use) : AR_OK;
+    return saved && !ctx->recomputing ? for_own(m, ctx, use) : AR_OK;
 }
 
 ar_status ari_module_done(ar_module *m, ar_ctx *ctx)
@@ -80,7 +80,7 @@ ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st)
 
 ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held)
 {
-    if (held == AR_HELD_UNTOLD || !ar_tapped(ctx))
+    if (held == AR_HELD_UNKNOWN || !ar_tapped(ctx))
         return AR_OK;
     if (held == AR_HELD_WHOLE || t->ndim < 1)
         return ari_tap_tokens(ctx, name, NULL, pass, t);
@@ -111,39 +111,41 @@ static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_
 }
 
 /* Saves what forward saves, for a module that does not recompute itself. */
-static ar_status keep_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+static ar_status recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
 {
     ar_tensor unwanted;
     ari_span_begin("%s:again", m->name);
-    return ari_span_end(m->ops->again ? m->ops->again(m, ctx, saved, x, batch)
-                                      : m->ops->forward(m, ctx, saved, &unwanted, x, batch));
+    return ari_span_end(m->ops->recompute ? m->ops->recompute(m, ctx, saved, x, batch)
+                                          : m->ops->forward(m, ctx, saved, &unwanted, x, batch));
 }
 
-ar_status ar_module_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+ar_status ar_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                    const ar_batch *batch)
 {
-    return m->recomputed ? ar_saved_push(saved, m, SAVED_INPUT, x) : keep_again(m, ctx, saved, x, batch);
+    return m->recomputed ? ar_saved_push(saved, m, SAVED_INPUT, x) : recompute_saved(m, ctx, saved, x, batch);
 }
 
 /* Unheard: what the second forward pass makes has been reported. */
-static ar_status forward_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+static ar_status recompute_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                   const ar_batch *batch)
 {
     const ar_tap_fn tap = ctx->tap;
-    const bool again = ctx->again;
+    const bool outer = ctx->recomputing;
     ctx->tap = NULL;
-    ctx->again = true;
-    const ar_status st = keep_again(m, ctx, saved, x, batch);
+    ctx->recomputing = true;
+    const ar_status st = recompute_saved(m, ctx, saved, x, batch);
     ctx->tap = tap;
-    ctx->again = again;
+    ctx->recomputing = outer;
     return st;
 }
 
-static ar_status backward_of_again(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                                   const ar_batch *batch)
+static ar_status backward_recomputed(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                     const ar_batch *batch)
 {
     const uint64_t mark = ctx->given;
     ar_tensor x;
     AR_TRY(ar_saved_pop(saved, m, SAVED_INPUT, &x));
-    AR_TRY(forward_again(m, ctx, saved, &x, batch));
+    AR_TRY(recompute_forward(m, ctx, saved, &x, batch));
     AR_TRY(m->ops->backward(m, ctx, saved, dx, dy, batch));
     ari_step_release_since(ctx, mark, dx);
     return AR_OK;
@@ -181,7 +183,7 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         ar_ctx_place(ctx, batch);
     AR_TRY(begin_pass(m, AR_BACKWARD));
     ari_span_begin("%s:bwd", m->name);
-    AR_TRY(ari_span_end((m->recomputed ? backward_of_again : m->ops->backward)(m, ctx, saved, dx, dy, batch)));
+    AR_TRY(ari_span_end((m->recomputed ? backward_recomputed : m->ops->backward)(m, ctx, saved, dx, dy, batch)));
     if (dx)
         AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap));
     AR_TRY(ari_module_done(m, ctx));
@@ -372,7 +374,7 @@ ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *
     static const ar_module_ops ops = {
         .kind = "sequential", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
     sequential_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     ar_status st = ari_alloc((void **)&m->child, n, sizeof *m->child, name);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         if (!child[i])

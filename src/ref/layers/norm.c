@@ -96,8 +96,8 @@ typedef struct norm_module {
     ar_norm_kind kind;
     size_t h;
     double eps;
-    ar_hop hop;            /* from what arrives to what the norm works on, and leaves */
-    ar_param weight, bias; /* bias: LayerNorm only */
+    ar_tp_redistribution change; /* from what arrives to what the norm works on, and leaves */
+    ar_param weight, bias;       /* bias: LayerNorm only */
 } norm_module;
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
@@ -116,14 +116,14 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
     ar_tensor in;
     ar_norm_saved rows;
-    AR_TRY(ari_place(ctx, &in, x, &(ari_features){1, {m->h}}, m->hop, base->name, false));
+    AR_TRY(ari_tp_redistribute(ctx, &in, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
     AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->weight, offset_of(m), m->eps));
     const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &rows.mean, &rows.rstd, &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &rows.mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rows.rstd));
-    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->hop.to);
+    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->change.to);
 }
 
 /* dx, where the norm works, and the parameters' gradients; with a residual *sum = residual + dx. One pass. */
@@ -147,13 +147,14 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
 {
     norm_module *m = (norm_module *)base;
     /* The residual is not there where the norm works elsewhere. */
-    const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->hop.from, m->hop.to);
+    const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->change.from, m->change.to);
     ar_tensor made;
     AR_TRY(gradients(m, ctx, saved, &made, sum, dy, moved ? NULL : residual));
-    AR_TRY(ari_place(ctx, dx, &made, &(ari_features){1, {m->h}}, ari_hop_back(m->hop), base->name, true));
+    AR_TRY(ari_tp_redistribute(ctx, dx, &made, &(ari_features){1, {m->h}}, ari_tp_redistribution_backward(m->change),
+                               base->name, true));
     if (moved && residual)
         AR_TRY(ar_add(ctx, sum, residual, dx));
-    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->hop.from);
+    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->change.from);
 }
 
 static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -193,7 +194,7 @@ ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t 
 static void set_spread(ar_param *p, const ar_ctx *ctx, const norm_module *m)
 {
     p->spread =
-        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->hop.to) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
+        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->change.to) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
 }
 
 static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)
@@ -207,21 +208,23 @@ static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)
     return AR_OK;
 }
 
-ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o, ar_hop hop)
+ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o,
+                          ar_tp_redistribution change)
 {
     static const ar_module_ops ops = {
         .kind = "norm", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
     norm_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     m->kind = o->kind;
     m->h = o->h;
     m->eps = o->eps;
-    m->hop = hop;
+    m->change = change;
     return ari_module_end(gives, &m->base, init_params(m, ctx, o->plus_one));
 }
 
 ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps)
 {
     const ari_norm_options o = {.kind = kind, .h = h, .eps = eps};
-    return ari_norm_create(gives, ctx, name, &o, (ar_hop){ari_placed_stream(ctx), ari_placed_stream(ctx)});
+    return ari_norm_create(gives, ctx, name, &o,
+                           (ar_tp_redistribution){ari_placed_stream(ctx), ari_placed_stream(ctx)});
 }

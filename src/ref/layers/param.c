@@ -228,7 +228,7 @@ static ar_status done(ar_ctx *ctx, const void *job)
 
 ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
 {
-    return ari_later_do(ctx, done, &p, sizeof p, NULL, NULL);
+    return ari_defer(ctx, done, &p, sizeof p, NULL, NULL);
 }
 
 static int find(const ar_param *p, ar_param_hook hook)

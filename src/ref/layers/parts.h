@@ -70,7 +70,7 @@ bool ari_placed_alike(ar_placement a, ar_placement b);
  *  on each rank for itself has already summed it. */
 ar_placement ari_placed_gradient(ar_placement p);
 /** The way back, of the gradient. */
-ar_hop ari_hop_back(ar_hop hop);
+ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change);
 
 /* Features that are blocks side by side, of which each is cut by itself: q | k | v. */
 typedef struct ari_features {
@@ -83,8 +83,8 @@ size_t ari_features_sum(const ari_features *f);
  *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends; ends: nothing else needs x,
  *  whose memory goes as soon as there is what is made of it. Of one block features may be cut unevenly. Errors:
  *  AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
-AR_NODISCARD ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop,
-                                 const char *tag, bool ends);
+AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
+                                           ar_tp_redistribution change, const char *tag, bool ends);
 /** Ends y where it is not x itself. */
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole.
@@ -205,20 +205,21 @@ AR_NODISCARD ar_status ari_sequential_create(ar_module **gives, const char *name
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);
 
-/* Work that backward passes have left for later (ar_ctx.later), in their order: products for the gradients of weights,
- * and the parameters that are done after them. {0}: none. */
-typedef struct ari_later {
-    struct ari_left *first, *last;
-} ari_later;
-typedef ar_status (*ari_later_fn)(ar_ctx *ctx, const void *job);
-/** run(ctx, job): at once, or where ctx->later is, in ari_later_run. Then it gets a copy of the job's bytes, and the
- *  memory of the step in which a and b lie stays until it has run (NULL: none). Errors: those of run, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_later_do(ar_ctx *ctx, ari_later_fn run, const void *job, size_t bytes, const ar_tensor *a,
-                                    const ar_tensor *b);
+/* Work that backward passes have left for later (ar_ctx.deferred), in their order: products for the gradients of
+ * weights, and the parameters that are done after them. {0}: none. */
+typedef struct ari_deferred {
+    struct ari_deferred_job *first, *last;
+} ari_deferred;
+typedef ar_status (*ari_deferred_fn)(ar_ctx *ctx, const void *job);
+/** run(ctx, job): at once, or where ctx->deferred is, in ari_deferred_run. Then it gets a copy of the job's bytes, and
+ *  the memory of the step in which a and b lie stays until it has run (NULL: none). Errors: those of run,
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *job, size_t bytes, const ar_tensor *a,
+                                 const ar_tensor *b);
 /** Does all that was left, up to the first failure; l is empty then. Errors: those of what runs. */
-AR_NODISCARD ar_status ari_later_run(ar_ctx *ctx, ari_later *l);
+AR_NODISCARD ar_status ari_deferred_run(ar_ctx *ctx, ari_deferred *l);
 /** Forgets it. */
-void ari_later_drop(ar_ctx *ctx, ari_later *l);
+void ari_deferred_drop(ar_ctx *ctx, ari_deferred *l);
 
 /** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
@@ -229,10 +230,10 @@ typedef struct ari_norm_options {
     double eps;
     bool plus_one; /* the gain is 1 + the weight */
 } ari_norm_options;
-/** A norm that works on values placed as hop.to, whole or by tokens, of an input placed as hop.from; ar_norm_create has
- *  both as what is between the branches. Errors: those. */
+/** A norm that works on values placed as change.to, whole or by tokens, of an input placed as change.from;
+ *  ar_norm_create has both as what is between the branches. Errors: those. */
 AR_NODISCARD ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o,
-                                       ar_hop hop);
+                                       ar_tp_redistribution change);
 /** name.weight [h] of a norm, replicated. */
 AR_NODISCARD ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t h, bool plus_one);
 /** ar_norm_backward into dx and sum, which the caller gives: dx may be dy. counts: this rank's rows are terms of the

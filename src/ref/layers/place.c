@@ -60,9 +60,9 @@ ar_placement ari_placed_gradient(ar_placement p)
     return p.kind == AR_SHARD ? p : (ar_placement){AR_INVARIANT, 0};
 }
 
-ar_hop ari_hop_back(ar_hop hop)
+ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change)
 {
-    return (ar_hop){ari_placed_gradient(hop.to), ari_placed_gradient(hop.from)};
+    return (ar_tp_redistribution){ari_placed_gradient(change.to), ari_placed_gradient(change.from)};
 }
 
 /* --- features ----------------------------------------------------------------------------------------------------- */
@@ -190,17 +190,17 @@ static ar_status take_part(ar_ctx *ctx, ar_tensor *y, const ar_tensor *whole, co
 }
 
 /* The value between the two steps is released with the second. */
-ar_status ari_place(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_hop hop, const char *tag,
-                    bool ends)
+ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
+                              ar_tp_redistribution change, const char *tag, bool ends)
 {
     ar_tensor first = *x, whole;
     *y = *x;
-    if (ar_comm_size(ctx->tp) == 1 || ari_placed_alike(hop.from, hop.to))
+    if (ar_comm_size(ctx->tp) == 1 || ari_placed_alike(change.from, change.to))
         return AR_OK;
-    AR_TRY(make_whole(ctx, &whole, x, f, hop.from, tag));
+    AR_TRY(make_whole(ctx, &whole, x, f, change.from, tag));
     if (ends)
         ari_release_placed(ctx, &first, &whole);
-    AR_TRY(take_part(ctx, y, &whole, f, hop.to));
+    AR_TRY(take_part(ctx, y, &whole, f, change.to));
     if (ends || whole.data.ptr != x->data.ptr)
         ari_release_placed(ctx, &whole, y);
     return AR_OK;

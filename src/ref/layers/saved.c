@@ -92,14 +92,14 @@ ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_te
 
 /* --- what backward passes leave for later ------------------------------------------------------------------------- */
 
-typedef struct ari_left {
-    struct ari_left *next;
-    ari_later_fn run;
+typedef struct ari_deferred_job {
+    struct ari_deferred_job *next;
+    ari_deferred_fn run;
     ar_tensor held[2]; /* data NULL: none */
     max_align_t job[];
-} ari_left;
+} ari_deferred_job;
 
-static void hold(ar_ctx *ctx, ari_left *l, int i, const ar_tensor *t)
+static void hold(ar_ctx *ctx, ari_deferred_job *l, int i, const ar_tensor *t)
 {
     if (!t)
         return;
@@ -107,13 +107,13 @@ static void hold(ar_ctx *ctx, ari_left *l, int i, const ar_tensor *t)
     ari_step_hold(ctx, t);
 }
 
-ar_status ari_later_do(ar_ctx *ctx, ari_later_fn run, const void *job, size_t bytes, const ar_tensor *a,
-                       const ar_tensor *b)
+ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *job, size_t bytes, const ar_tensor *a,
+                    const ar_tensor *b)
 {
-    ari_later *all = ctx->later;
+    ari_deferred *all = ctx->deferred;
     if (!all)
         return run(ctx, job);
-    ari_left *l = calloc(1, sizeof *l + bytes);
+    ari_deferred_job *l = calloc(1, sizeof *l + bytes);
     if (!l)
         return ar_error_set(AR_ERR_MEMORY, "no memory for what a backward pass leaves for later");
     l->run = run;
@@ -129,25 +129,25 @@ ar_status ari_later_do(ar_ctx *ctx, ari_later_fn run, const void *job, size_t by
 }
 
 /* st: why the work is not done any more; AR_OK: it is done, up to the first failure. */
-static ar_status empty(ar_ctx *ctx, ari_later *l, ar_status st)
+static ar_status empty(ar_ctx *ctx, ari_deferred *l, ar_status st)
 {
-    for (ari_left *at = l->first, *next = NULL; at; at = next) {
+    for (ari_deferred_job *at = l->first, *next = NULL; at; at = next) {
         next = at->next;
         st = st == AR_OK ? at->run(ctx, at->job) : st;
         for (int i = 0; i < 2; i++)
             ari_step_let_go(ctx, &at->held[i]);
         free(at);
     }
-    *l = (ari_later){NULL};
+    *l = (ari_deferred){NULL};
     return st;
 }
 
-ar_status ari_later_run(ar_ctx *ctx, ari_later *l)
+ar_status ari_deferred_run(ar_ctx *ctx, ari_deferred *l)
 {
     return empty(ctx, l, AR_OK);
 }
 
-void ari_later_drop(ar_ctx *ctx, ari_later *l)
+void ari_deferred_drop(ar_ctx *ctx, ari_deferred *l)
 {
     empty(ctx, l, AR_ERR_ABORTED);
 }

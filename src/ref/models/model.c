@@ -96,7 +96,7 @@ static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *spli
         return AR_OK;
     if (c->final_norm)
         AR_TRY(ari_norm_create(&m->final_norm, ctx, ari_part_path(f, ARI_FINAL_NORM), &norm,
-                               (ar_hop){ari_placed_stream(ctx), split->final_norm}));
+                               (ar_tp_redistribution){ari_placed_stream(ctx), split->final_norm}));
     if (!head)
         return ari_loss_init(&m->sum, ctx, ari_ctx_sp(ctx));
     AR_TRY(ar_lm_head_create(&m->head, ctx, &split->head, head, c->vocab, c->hidden,

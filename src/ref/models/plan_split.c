@@ -109,20 +109,20 @@ static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *fir
 
 /* Applies the module's rule to its input, which arrives as `arrives`, for all its layers at once. *maker: the rule that
  * decides their input. */
-static ar_status enter(const view *v, ari_role before, const ari_ruled *m, ar_placement arrives, ar_hop *hop,
-                       const ar_plan_rule **maker)
+static ar_status enter(const view *v, ari_role before, const ari_ruled *m, ar_placement arrives,
+                       ar_tp_redistribution *change, const ar_plan_rule **maker)
 {
     const bool normed = ari_part_path(v->f, before) && ar_config_norm_before(v->c);
     const ar_plan_rule *norm = normed ? ask(v, before).rule : NULL;
     const ar_plan_value *in = m->rule ? first_input(m->rule) : NULL;
-    *hop = (ar_hop){arrives, arrives};
+    *change = (ar_tp_redistribution){arrives, arrives};
     *maker = in ? m->rule : norm;
     if (m->rule)
         AR_TRY(check_other_inputs(m, in));
     if (!in)
         return AR_OK;
-    AR_TRY(ari_ruled_believe(m, "the input that arrives", in->from, norm, arrives, &hop->from));
-    return ari_ruled_wanted(m, "the input that is wanted", in->to, has_tokens(v), false, &hop->to);
+    AR_TRY(ari_ruled_believe(m, "the input that arrives", in->from, norm, arrives, &change->from));
+    return ari_ruled_wanted(m, "the input that is wanted", in->to, has_tokens(v), false, &change->to);
 }
 
 static ar_placement natural_input(ar_style style)
@@ -149,21 +149,21 @@ static ar_status split_second(const ari_ruled *m, const ari_ruled *first, const 
 
 /* The last layer's output, and what the module's rule makes of it. */
 static ar_status leave(const view *v, const ari_ruled *around, const ari_ruled *own, ar_linear_split *second,
-                       ar_hop *hop)
+                       ar_tp_redistribution *change)
 {
     const ar_plan_value *out = around->rule && around->rule->output.given ? &around->rule->output : NULL;
     ar_placement natural = v->stream;
-    *hop = (ar_hop){v->stream, v->stream};
+    *change = (ar_tp_redistribution){v->stream, v->stream};
     if (out) {
         const char *what = "the output that is wanted";
-        AR_TRY(ari_ruled_wanted(around, what, out->to, has_tokens(v), false, &hop->to));
-        AR_TRY(ari_ruled_believe(around, what, out->to, NULL, v->stream, &hop->to));
-        hop->from = ari_ruled_from_end(out->from);
-        natural = hop->from.kind == AR_PARTIAL_SUM ? replicated : hop->from;
+        AR_TRY(ari_ruled_wanted(around, what, out->to, has_tokens(v), false, &change->to));
+        AR_TRY(ari_ruled_believe(around, what, out->to, NULL, v->stream, &change->to));
+        change->from = ari_ruled_from_end(out->from);
+        natural = change->from.kind == AR_PARTIAL_SUM ? replicated : change->from;
     }
     AR_TRY(ari_ruled_output(own, has_tokens(v), second->style == AR_STYLE_ROWWISE, natural, &second->to));
     if (out)
-        return ari_ruled_believe(around, "the output that there is", out->from, own->rule, second->to, &hop->from);
+        return ari_ruled_believe(around, "the output that there is", out->from, own->rule, second->to, &change->from);
     return ari_ruled_passes(own, own->rule, second->to, v->stream)
                ? AR_OK
                : ari_ruled_wrong(own, "the output", own->rule->output.to, "%s would fit", ARI_PLACED(own, v->stream));

@@ -102,8 +102,8 @@ static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_p
     AR_TRY(leave_own(&m, m.style == AR_STYLE_ROWWISE, whole, leaves));
     out->from = in->to;
     out->to = ari_placed_by_features(*leaves) ? whole : *leaves;
-    split->enter = (ar_hop){in->from, in->from};
-    split->leave = (ar_hop){out->to, out->to};
+    split->enter = (ar_tp_redistribution){in->from, in->from};
+    split->leave = (ar_tp_redistribution){out->to, out->to};
     return AR_OK;
 }
 
@@ -314,7 +314,7 @@ ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name
 ar_held ar_plan_held(const ar_plan_walk *w)
 {
     const ar_placement at = ari_ruled_from_end(w->at);
-    return ari_placed_whole(at) ? AR_HELD_WHOLE : ari_placed_by_features(at) ? AR_HELD_SHARD : AR_HELD_UNTOLD;
+    return ari_placed_whole(at) ? AR_HELD_WHOLE : ari_placed_by_features(at) ? AR_HELD_SHARD : AR_HELD_UNKNOWN;
 }
 
 ar_status ar_plan_end(const ar_plan_walk *w, const char *module)

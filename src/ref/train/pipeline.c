@@ -23,8 +23,8 @@ typedef struct flow {
 /* A micro-batch in a stage. The step's memory of both its passes is one life. */
 typedef struct visit {
     flow flow[DIRECTIONS];
-    ar_saved *saved; /* between the passes */
-    ari_later later; /* between a backward pass for the input and that for the weights */
+    ar_saved *saved;       /* between the passes */
+    ari_deferred deferred; /* between a backward pass for the input and that for the weights */
 } visit;
 
 /* Memory that is being sent. */
@@ -183,10 +183,10 @@ static ar_status backward(pipeline *p, const ar_pp_operation *op, visit *v, int 
         AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_gradient, &p->before[BACKWARD], &f->taken));
     }
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), false));
-    p->ctx->later = op->kind == AR_PP_BACKWARD_INPUT ? &v->later : NULL;
+    p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &v->deferred : NULL;
     const ar_status st = ar_model_stage_backward(p->what->model, p->ctx, v->saved, own_stage(p, op), &f->made,
                                                  &f->taken, &p->micro[op->micro]);
-    p->ctx->later = NULL;
+    p->ctx->deferred = NULL;
     AR_TRY(st);
     if (op->kind == AR_PP_BACKWARD)
         AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
@@ -203,7 +203,7 @@ static ar_status backward_weight(pipeline *p, const ar_pp_operation *op, visit *
     ar_ctx_place(p->ctx, &p->micro[op->micro]);
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), true));
     if (op->micro > 0 || !ar_faulty(p->ctx, AR_FAULT_zb_weight_pass_missing))
-        AR_TRY(ari_later_run(p->ctx, &v->later));
+        AR_TRY(ari_deferred_run(p->ctx, &v->deferred));
     AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
     ari_step_end_life(p->ctx, life);
     return AR_OK;
@@ -268,7 +268,7 @@ static ar_status miss(pipeline *p, const ar_pp_operation *op)
 {
     const int stage = own_stage(p, op);
     ar_ddp *d = p->o->ddp;
-    ari_later nothing = {0};
+    ari_deferred nothing = {0};
     if (!d || (size_t)op->micro >= p->most)
         return AR_OK;
     if (op->kind == AR_PP_FORWARD)
@@ -279,9 +279,9 @@ static ar_status miss(pipeline *p, const ar_pp_operation *op)
         AR_TRY(ari_ddp_begin_backward(d, stage, true));
         return ari_ddp_end_backward(d, stage);
     }
-    p->ctx->later = op->kind == AR_PP_BACKWARD_INPUT ? &nothing : NULL;
+    p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &nothing : NULL;
     const ar_status st = ari_ddp_absent_backward(d, stage);
-    p->ctx->later = NULL;
+    p->ctx->deferred = NULL;
     AR_TRY(st);
     return op->kind == AR_PP_BACKWARD ? ari_ddp_end_backward(d, stage) : AR_OK;
 }
@@ -325,7 +325,7 @@ static void end(pipeline *p)
             p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, v->flow[d].memory);
             ar_event_destroy(v->flow[d].came);
         }
-        ari_later_drop(p->ctx, &v->later);
+        ari_deferred_drop(p->ctx, &v->deferred);
         ar_saved_destroy(v->saved);
     }
     free(p->visits);

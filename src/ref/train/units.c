@@ -166,7 +166,7 @@ static ar_status after(void *user, ar_pass pass)
     ari_unit *u = user;
     ar_ddp *d = u->ddp;
     ari_weights_release(u);
-    if (pass == AR_FORWARD || d->options.mode == AR_BUCKETS_EAGER || d->ctx->later)
+    if (pass == AR_FORWARD || d->options.mode == AR_BUCKETS_EAGER || d->ctx->deferred)
         return AR_OK;
     return ari_ddp_fail(d, reduce_unit(u));
 }
@@ -289,7 +289,7 @@ ar_status ari_ddp_absent_forward(ar_ddp *d, int stage)
 
 ar_status ari_ddp_absent_backward(ar_ddp *d, int stage)
 {
-    const bool later = d && d->ctx->later; /* then all gradients are made with those of weights */
+    const bool later = d && d->ctx->deferred; /* then all gradients are made with those of weights */
     if (!later)
         AR_TRY(ari_ddp_begin_backward(d, stage, false));
     for (int i = 0; d && d->stage >= 2 && i < d->units; i++) {

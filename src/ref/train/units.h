@@ -26,7 +26,7 @@ void ari_weights_free(ari_unit *u);
 
 /** Before a backward pass of the stage; weights: one of deferred gradients of weights, in which no module runs. */
 AR_NODISCARD ar_status ari_ddp_begin_backward(ar_ddp *d, int stage, bool weights);
-/** After it, unless the gradients of weights come in another pass (ar_ctx.later): the stage's that are due are
+/** After it, unless the gradients of weights come in another pass (ar_ctx.deferred): the stage's that are due are
  *  reduced. */
 AR_NODISCARD ar_status ari_ddp_end_backward(ar_ddp *d, int stage);
 /** The same calls to the other ranks as a pass that they make through a micro-batch that this rank has not; after a

@@ -182,7 +182,7 @@ typedef struct ari_operation {
     ari_op_value input[ARI_OP_VALUES], weight[ARI_OP_VALUES], output[ARI_OP_VALUES];
     size_t saved[ARI_OP_VALUES]; /* backward: values of the forward pass that it reads besides its inputs */
     int saves;
-    ar_placement made; /* of the outputs over tp before the collectives: a partial sum, or as they are */
+    ar_placement produced_as; /* of the outputs over tp before the collectives: a partial sum, or as they are */
     ari_op_call call[ARI_OP_CALLS];
     double multiply_adds; /* of this rank's products: 2mnk of them are its flops */
     size_t bucket;        /* of a bucket: its number */

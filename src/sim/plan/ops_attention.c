@@ -115,7 +115,7 @@ static void gather_heads(ari_walk *w, ari_role norm, ari_role of, size_t heads, 
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, norm);
     op->input[op->inputs++] = ari_walk_held(w, back ? all : own, 0);
     op->output[op->outputs++] = back ? own : all;
-    op->made = op->input[0].at[ARI_AXIS_TP];
+    op->produced_as = op->input[0].at[ARI_AXIS_TP];
     if (!back)
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, ari_walk_mul(w, ranks, local_elements(w, 1, &own)),
                       w->form.activations, ARI_EACH_PASS, norm, "");
@@ -130,7 +130,7 @@ static void qk_norm(ari_walk *w, ari_role norm, ari_role of, size_t heads)
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_NORM, norm);
     op->input[op->inputs++] = x;
     op->output[op->outputs++] = gathered_heads(w, of, heads);
-    op->made = x.at[ARI_AXIS_TP];
+    op->produced_as = x.at[ARI_AXIS_TP];
     op->weight[op->weights++] = ari_walk_param(w, norm, false);
     ari_walk_make(w);
     if (w->pass == ARI_PASS_BACKWARD)
@@ -161,7 +161,7 @@ void ari_walk_rope(ari_walk *w)
     for (int i = 0; i < 2 && backward && in_parts(w); i++)
         out.at[i].id = in.at[2].id;
     set_values(op->output, &op->outputs, &out);
-    op->made = by_heads(w);
+    op->produced_as = by_heads(w);
     op->inputs = op->outputs = in.n == 1 ? 1 : 2;
     ari_walk_make(w);
     for (int i = 0; i < op->outputs; i++)
@@ -181,7 +181,7 @@ static void exchange_heads(ari_walk *w, bool of_context, heads_at from, heads_at
     const ari_values in = of_context ? (ari_values){{ari_walk_held(w, context(w, from), 0)}, 1} : qkv_now(w, from);
     const ari_values out = of_context ? (ari_values){{context(w, to)}, 1} : qkv_values(w, to);
     const ari_values exchanged = of_context ? (ari_values){{context(w, EXCHANGED)}, 1} : qkv_values(w, EXCHANGED);
-    op->made = by_heads(w);
+    op->produced_as = by_heads(w);
     set_values(op->input, &op->inputs, &in);
     set_values(op->output, &op->outputs, &out);
     if (!of_context && to == AS_PROJECTED)
@@ -201,7 +201,7 @@ static void pass_round(ari_walk *w)
     if (w->ranks[ARI_AXIS_RING] == 1)
         return;
     const ari_values in = qkv_now(w, EXCHANGED), out = qkv_values(w, EVERYWHERE);
-    op->made = by_heads(w);
+    op->produced_as = by_heads(w);
     op->again = w->pass == ARI_PASS_BACKWARD;
     set_values(op->input, &op->inputs, &in);
     set_values(op->output, &op->outputs, &out);
@@ -254,7 +254,7 @@ void ari_walk_attend(ari_walk *w)
     pass_round(w);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
     const ari_values in = qkv_now(w, EVERYWHERE);
-    op->made = by_heads(w);
+    op->produced_as = by_heads(w);
     set_values(op->input, &op->inputs, &in);
     op->output[op->outputs++] = context(w, EXCHANGED);
     op->multiply_adds = head_products(w, 2);
@@ -311,7 +311,7 @@ void ari_walk_attend_backward(ari_walk *w)
     exchange_heads(w, true, AS_PROJECTED, EXCHANGED);
     const ari_values x = attended(w), out = qkv_values(w, EXCHANGED);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
-    op->made = by_heads(w);
+    op->produced_as = by_heads(w);
     op->input[op->inputs++] = ari_walk_held(w, context(w, EXCHANGED), 0);
     set_values(op->output, &op->outputs, &out);
     for (int i = 0; i < x.n; i++)

@@ -164,9 +164,9 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_li
 /** Values of a layer's forward pass that its backward pass needs. */
 void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l);
 /** Redistributes the next operation's input over tp within a module; nothing if both placements are the same. */
-void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module);
+void ari_walk_move(ari_walk *w, ar_tp_redistribution change, ari_role module);
 /** The way back, of the gradient. */
-ar_hop ari_walk_back(ar_hop hop);
+ar_tp_redistribution ari_walk_back(ar_tp_redistribution change);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
 void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role role);
 

@@ -18,7 +18,7 @@ static ari_operation *local(ari_walk *w, ari_operation_kind kind, ari_role role,
                             ar_placement at)
 {
     ari_operation *op = ari_walk_begin(w, kind, role);
-    op->made = at;
+    op->produced_as = at;
     op->output[op->outputs++] = ari_walk_activation(w, features, at, 1);
     for (; op->inputs < inputs; op->inputs++)
         op->input[op->inputs] = ari_walk_held(w, op->output[0], op->inputs);
@@ -71,7 +71,7 @@ static void norm_operation(ari_walk *w, ari_role role)
 
 static void norm(ari_walk *w, ari_role role)
 {
-    ari_walk_move(w, (ar_hop){ari_walk_stream(w), norm_at(w, role)}, role);
+    ari_walk_move(w, (ar_tp_redistribution){ari_walk_stream(w), norm_at(w, role)}, role);
     norm_operation(w, role);
 }
 
@@ -79,7 +79,7 @@ static void norm_backward(ari_walk *w, ari_role role)
 {
     norm_operation(w, role);
     const ari_op_value dy = w->op.input[0];
-    ari_walk_move(w, (ar_hop){norm_at(w, role), ari_walk_stream(w)}, role);
+    ari_walk_move(w, (ar_tp_redistribution){norm_at(w, role), ari_walk_stream(w)}, role);
     ari_walk_norm_gradient(w, role, &dy);
     if (ari_walk_has_bias(w, role))
         ari_walk_weight_gradient(w, role, true, NULL, &dy);
@@ -88,14 +88,14 @@ static void norm_backward(ari_walk *w, ari_role role)
 /* --- branches: linear layers with something between them ---------------------------------------------------------- */
 
 typedef struct branch_ops {
-    ar_hop enter, leave;
+    ar_tp_redistribution enter, leave;
     ari_linear_ops first, second;
     ari_role module;
 } branch_ops;
 
-static ar_hop placed_hop(ar_hop h)
+static ar_tp_redistribution placed_redistribution(ar_tp_redistribution h)
 {
-    return (ar_hop){ari_walk_placed(h.from), ari_walk_placed(h.to)};
+    return (ar_tp_redistribution){ari_walk_placed(h.from), ari_walk_placed(h.to)};
 }
 
 static ar_linear_split placed_split(ar_linear_split s)
@@ -106,8 +106,8 @@ static ar_linear_split placed_split(ar_linear_split s)
 /* Without the parts of its first layer. */
 static branch_ops branch_of(const ar_branch_split *s, ari_role module, ari_role last)
 {
-    return (branch_ops){.enter = placed_hop(s->enter),
-                        .leave = placed_hop(s->leave),
+    return (branch_ops){.enter = placed_redistribution(s->enter),
+                        .leave = placed_redistribution(s->leave),
                         .first = {.split = placed_split(s->first), .module = module},
                         .second = {.part = {last}, .n = 1, .split = placed_split(s->second), .module = last},
                         .module = module};
@@ -365,8 +365,8 @@ static void embedding(ari_walk *w)
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_EMBEDDING, ARI_TOKENS);
     op->input[op->inputs++] = ids(w);
     op->weight[op->weights++] = ari_walk_param(w, ARI_TOKENS, false);
-    op->made = made[w->outer.tokens];
-    op->output[op->outputs++] = ari_walk_activation(w, h, vocab ? ari_walk_stream(w) : op->made, 1);
+    op->produced_as = made[w->outer.tokens];
+    op->output[op->outputs++] = ari_walk_activation(w, h, vocab ? ari_walk_stream(w) : op->produced_as, 1);
     if (vocab)
         ari_walk_call(w, w->form.sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
                       w->form.activations == AR_F32 ? AR_I32 : w->form.activations, ARI_EACH_PASS, ARI_TOKENS,
@@ -438,7 +438,7 @@ static void loss(ari_walk *w)
         op->output[0].dtype = AR_F32;
     }
     if (w->form.head && loss_parallel(w)) {
-        op->made = (ar_placement){AR_PARTIAL_SUM, 0};
+        op->produced_as = (ar_placement){AR_PARTIAL_SUM, 0};
         const size_t n = ari_walk_mul(w, w->c->run.loss.label_smoothing > 0.0 ? 2 : 1, w->tokens);
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I64, ARI_EACH_PASS, ARI_NO_ROLE, "loss sum");

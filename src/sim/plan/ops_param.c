@@ -6,7 +6,7 @@
 
 /* Between the tensor-parallel regions a value is the same on all ranks, or each has its own tokens of it. Of a
  * parameter that meets such a value the gradient is whole on each rank, or a sum over them. */
-static ar_placement beside(ar_placement stream)
+static ar_placement for_parameters(ar_placement stream)
 {
     return stream.kind == AR_SHARD ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
 }
@@ -48,7 +48,7 @@ static int cut_of(const ari_walk *w, ari_role role)
 
 /* The values that a parameter meets which every rank has all of: those that a norm or the positions are applied to,
  * and the sum that a row-parallel layer's bias is added to. A whole matrix has all tokens. */
-static ar_placement met_by(const ari_walk *w, ari_role role, bool bias)
+static ar_placement applied_to(const ari_walk *w, ari_role role, bool bias)
 {
     const ar_linear_split *l = linear_of(w, role);
     const ar_placement to = l ? ari_walk_placed(l->to) : ari_whole;
@@ -155,7 +155,8 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
     /* Both ends of a pipeline use the table that a tied head shares. */
     const bool ends = role == ARI_TOKENS && w->config->tied && w->ranks[ARI_AXIS_PP] > 1;
     v.at[ARI_AXIS_PP] = ends ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
-    v.at[ARI_AXIS_TP] = cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut} : beside(met_by(w, role, bias));
+    v.at[ARI_AXIS_TP] =
+        cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut} : for_parameters(applied_to(w, role, bias));
     if (bias)
         v.ndim = 1;
     if (v.ndim == 2)

@@ -75,16 +75,16 @@ static void put_beside(ari_walk *w, bool cut)
 }
 
 /* To the whole by an all-gather or an all-reduce, or from it to the own part: one of the two. */
-static void step(ari_walk *w, ar_hop hop, ari_role role, ari_role tagged, const char *tag)
+static void step(ari_walk *w, ar_tp_redistribution change, ari_role role, ari_role tagged, const char *tag)
 {
     const size_t n = ari_walk_mul(w, w->tokens, width_of(w, &w->edges.now));
     ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
-    take(w, hop.from);
-    give(w, hop.to);
-    w->op.made = hop.from;
-    if (is_shard(hop.from))
+    take(w, change.from);
+    give(w, change.to);
+    w->op.produced_as = change.from;
+    if (is_shard(change.from))
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
-    else if (hop.from.kind == AR_PARTIAL_SUM)
+    else if (change.from.kind == AR_PARTIAL_SUM)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
     if (w->multiplied) /* what is gathered again is summed over all tokens */
         put_beside(w, !w->again);
@@ -97,20 +97,20 @@ static bool is_whole(ar_placement p)
 }
 
 /* By tokens and by features change into each other over the whole. */
-static void redistribute(ari_walk *w, ar_hop hop, ari_role role, ari_role tagged, const char *tag)
+static void redistribute(ari_walk *w, ar_tp_redistribution change, ari_role role, ari_role tagged, const char *tag)
 {
-    const bool none = ari_walk_same(hop.from, hop.to) || (is_whole(hop.from) && is_whole(hop.to));
+    const bool none = ari_walk_same(change.from, change.to) || (is_whole(change.from) && is_whole(change.to));
     if (w->ranks[ARI_AXIS_TP] == 1 || none)
         return;
-    if (!is_whole(hop.from))
-        step(w, (ar_hop){hop.from, is_whole(hop.to) ? hop.to : ari_whole}, role, tagged, tag);
-    if (!is_whole(hop.to))
-        step(w, (ar_hop){is_whole(hop.from) ? hop.from : ari_whole, hop.to}, role, tagged, tag);
+    if (!is_whole(change.from))
+        step(w, (ar_tp_redistribution){change.from, is_whole(change.to) ? change.to : ari_whole}, role, tagged, tag);
+    if (!is_whole(change.to))
+        step(w, (ar_tp_redistribution){is_whole(change.from) ? change.from : ari_whole, change.to}, role, tagged, tag);
 }
 
-void ari_walk_move(ari_walk *w, ar_hop hop, ari_role module)
+void ari_walk_move(ari_walk *w, ar_tp_redistribution change, ari_role module)
 {
-    redistribute(w, hop, module, module, "");
+    redistribute(w, change, module, module, "");
 }
 
 /* The gradient of a term of the forward pass is whole on each rank, as that of a whole value is. */
@@ -119,15 +119,15 @@ static ar_placement gradient_at(ar_placement p)
     return is_shard(p) ? p : ari_whole;
 }
 
-ar_hop ari_walk_back(ar_hop hop)
+ar_tp_redistribution ari_walk_back(ar_tp_redistribution change)
 {
-    return (ar_hop){gradient_at(hop.to), gradient_at(hop.from)};
+    return (ar_tp_redistribution){gradient_at(change.to), gradient_at(change.from)};
 }
 
 void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role role)
 {
     if (w->ranks[ARI_AXIS_TP] == 1 || ari_walk_same(from, to) || !is_shard(from) || !is_shard(to)) {
-        redistribute(w, (ar_hop){from, to}, role, role, weight_tag);
+        redistribute(w, (ar_tp_redistribution){from, to}, role, role, weight_tag);
         return;
     }
     const size_t part =
@@ -135,7 +135,7 @@ void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role
     ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
     take(w, from);
     give(w, to);
-    w->op.made = from;
+    w->op.produced_as = from;
     ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1),
                   w->form.activations, ARI_EACH_PASS, role, weight_tag);
     ari_walk_make(w);
@@ -184,13 +184,13 @@ static bool cuts_columns(const ari_linear_ops *l)
 }
 
 /* The placement of the input that the product takes, */
-static ar_placement taken(const ari_linear_ops *l)
+static ar_placement consumed_as(const ari_linear_ops *l)
 {
     return cuts_rows(l) ? (ar_placement){AR_REPLICATE, 0} : cuts_columns(l) ? ari_by_features : ari_whole;
 }
 
 /* of the output that it makes before collectives, */
-static ar_placement made(const ari_linear_ops *l)
+static ar_placement produced_as(const ari_linear_ops *l)
 {
     return cuts_rows(l) ? ari_by_features : cuts_columns(l) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
 }
@@ -218,28 +218,28 @@ static void add_biases(ari_walk *w, const ari_linear_ops *l, ar_placement at)
     ari_walk_begin(w, ARI_OPERATION_BIAS, l->part[0]);
     take(w, at);
     give(w, at);
-    w->op.made = at;
+    w->op.produced_as = at;
     for (int i = 0; i < l->n; i++)
         w->op.weight[w->op.weights++] = ari_walk_param(w, l->part[i], true);
     ari_walk_make(w);
 }
 
-static bool gathers_tokens(ar_hop hop)
+static bool gathers_tokens(ar_tp_redistribution change)
 {
-    return ari_walk_same(hop.from, ari_by_tokens) && is_whole(hop.to);
+    return ari_walk_same(change.from, ari_by_tokens) && is_whole(change.to);
 }
 
 /* Collectives before or after the layer: the tag is that of its first weight. Gathered tokens are multiplied next,
  * except those gathered for deferred weight gradients, which nothing overlaps. */
-static void around(ari_walk *w, const ari_linear_ops *l, ar_hop hop, ari_role role)
+static void around(ari_walk *w, const ari_linear_ops *l, ar_tp_redistribution change, ari_role role)
 {
-    w->multiplied = gathers_tokens(hop) && !w->puts_off;
-    redistribute(w, hop, role, l->part[0], weight_tag);
+    w->multiplied = gathers_tokens(change) && !w->puts_off;
+    redistribute(w, change, role, l->part[0], weight_tag);
     w->multiplied = false;
 }
 
 /* A gathered input is not kept. */
-static bool gathers_again(const ari_walk *w, const ari_linear_ops *l)
+static bool regathers_input(const ari_walk *w, const ari_linear_ops *l)
 {
     return !cuts_columns(l) && is_shard(l->split.from) && !w->c->run.parallel.keep_gathered;
 }
@@ -254,15 +254,15 @@ static void keep_input(ari_walk *w, const ari_linear_ops *l, size_t id)
 
 void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
 {
-    const ar_placement leaves = folded(made(l), l->split.to);
+    const ar_placement leaves = folded(produced_as(l), l->split.to);
     const size_t before = w->edges.now.at[0].id;
-    w->stays = gathers_again(w, l);
-    around(w, l, (ar_hop){l->split.from, taken(l)}, l->module);
+    w->stays = regathers_input(w, l);
+    around(w, l, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module);
     w->stays = false;
     const size_t x = w->edges.now.at[0].id;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
-    take(w, taken(l));
-    op->made = made(l);
+    take(w, consumed_as(l));
+    op->produced_as = produced_as(l);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         const ari_op_value y = {.role = l->part[i], .shape = {[2] = weight.shape[0]}};
@@ -276,16 +276,16 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
     else if (cuts_rows(l))
         column_exponents(w, op->input[0].shape[2], ARI_EACH_VERSION, l->part[0]);
     ari_walk_make(w);
-    keep_input(w, l, gathers_again(w, l) ? before : x);
+    keep_input(w, l, regathers_input(w, l) ? before : x);
     add_biases(w, l, leaves);
-    around(w, l, (ar_hop){leaves, l->split.to}, role_of(l));
+    around(w, l, (ar_tp_redistribution){leaves, l->split.to}, role_of(l));
 }
 
 /* Whole also where it came in chunks: no product follows. */
 void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l)
 {
-    if (!gathers_again(w, l))
-        redistribute(w, (ar_hop){l->split.from, taken(l)}, l->module, l->part[0], weight_tag);
+    if (!regathers_input(w, l))
+        redistribute(w, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module, l->part[0], weight_tag);
     keep_input(w, l, w->edges.now.at[0].id);
 }
 
@@ -303,9 +303,9 @@ static ar_placement gradient_of(ar_placement p)
  * Where it is placed then. */
 static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, ar_placement dy)
 {
-    const ar_placement makes = gradient_of(taken(l)), leaves = folded(makes, gradient_at(l->split.from));
+    const ar_placement makes = gradient_of(consumed_as(l)), leaves = folded(makes, gradient_at(l->split.from));
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
-    op->made = makes;
+    op->produced_as = makes;
     take(w, dy);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
@@ -347,7 +347,7 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     op->output[op->outputs++] = param;
     for (int i = 0; i < ARI_PLACED_AXES; i++)
         op->output[0].at[i] = gradient_of(param.at[i]);
-    op->made = op->output[0].at[ARI_AXIS_TP];
+    op->produced_as = op->output[0].at[ARI_AXIS_TP];
     if (x && x->ndim == 3 && param.ndim == 2) { /* dW = dY^T X: Y's and X's features, summed over the tokens */
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
         if (ari_walk_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
@@ -379,15 +379,15 @@ static void bias_gradients(ari_walk *w, const ari_linear_ops *l, const ari_value
 /* True if the layer's second gather overlaps the products of an earlier layer. */
 static bool comes_early(const ari_walk *w, const ari_linear_ops *l)
 {
-    return w->form.overlaps && w->part == AR_PP_BACKWARD && gathers_again(w, l) &&
-           gathers_tokens((ar_hop){l->split.from, taken(l)});
+    return w->form.overlaps && w->part == AR_PP_BACKWARD && regathers_input(w, l) &&
+           gathers_tokens((ar_tp_redistribution){l->split.from, consumed_as(l)});
 }
 
 /* The layer's input as its forward pass has kept it. */
 static ari_op_value kept_input(ari_walk *w, const ari_linear_ops *l)
 {
     const size_t width = ari_walk_param(w, l->part[0], false).shape[1];
-    ari_op_value x = ari_walk_activation(w, width, gathers_again(w, l) ? l->split.from : taken(l), 1);
+    ari_op_value x = ari_walk_activation(w, width, regathers_input(w, l) ? l->split.from : consumed_as(l), 1);
     x.id = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
     return x;
 }
@@ -398,7 +398,7 @@ static void gather_again(ari_walk *w, const ari_linear_ops *l)
     const ari_values gradients = w->edges.now;
     w->edges.now = (ari_values){.at = {kept_input(w, l)}, .n = 1};
     w->again = true;
-    around(w, l, (ar_hop){l->split.from, taken(l)}, l->module);
+    around(w, l, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module);
     w->again = false;
     keep_input(w, l, w->edges.now.at[0].id);
     w->edges.now = gradients;
@@ -410,7 +410,7 @@ static void put_off(ari_walk *w, const ari_linear_ops *l, const ari_values *dy)
     if (w->part != AR_PP_BACKWARD_INPUT)
         return;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PUT_OFF, role_of(l));
-    op->made = dy->at[0].at[ARI_AXIS_TP];
+    op->produced_as = dy->at[0].at[ARI_AXIS_TP];
     op->input[op->inputs++] = kept_input(w, l);
     for (int i = 0; i < dy->n; i++)
         op->output[op->outputs++] = dy->at[i];
@@ -422,10 +422,10 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_val
 {
     ari_op_value x = kept_input(w, l);
     w->puts_off = true;
-    if (gathers_again(w, l) && !comes_early(w, l))
+    if (regathers_input(w, l) && !comes_early(w, l))
         gather_again(w, l);
     x.id = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
-    x = held(w, &x, taken(l));
+    x = held(w, &x, consumed_as(l));
     for (int i = 0; i < l->n; i++) {
         w->x_scaled = i > 0;
         ari_walk_weight_gradient(w, l->part[i], false, &x, &dy->at[i]);
@@ -449,17 +449,17 @@ static void take_gradients(ari_walk *w, const ari_linear_ops *l)
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
                               const ari_linear_ops *after)
 {
-    const ar_placement dy = gradient_of(made(l));
+    const ar_placement dy = gradient_of(produced_as(l));
     take_gradients(w, l);
     const ari_values came = w->edges.now;
-    around(w, l, (ar_hop){gradient_at(l->split.to), dy}, role_of(l));
+    around(w, l, (ar_tp_redistribution){gradient_at(l->split.to), dy}, role_of(l));
     if (!before && comes_early(w, l))
         gather_again(w, l);
     if (after && comes_early(w, after))
         gather_again(w, after);
     const ar_placement dx = input_gradient(w, l, dy);
     const ari_values taken_dy = {.at = {w->op.input[0], w->op.input[1], w->op.input[2]}, .n = w->op.inputs};
-    around(w, l, (ar_hop){dx, gradient_at(l->split.from)}, l->module);
+    around(w, l, (ar_tp_redistribution){dx, gradient_at(l->split.from)}, l->module);
     bias_gradients(w, l, &came, &taken_dy);
     put_off(w, l, &taken_dy);
     weight_gradients(w, l, &taken_dy);

@@ -67,7 +67,7 @@ static ari_operation *begin_bucket(ari_walk *w, ari_operation_kind kind, const a
     op->bucket = index;
     op->params = b->params;
     op->last = b->latest;
-    op->made = ari_whole;
+    op->produced_as = ari_whole;
     return op;
 }
 
@@ -92,7 +92,7 @@ static ari_operation *begin_sum_of(ari_walk *w, const ari_walk_bucket *b, size_t
     ari_op_value *in = &op->input[op->inputs++];
     *in = run_of(w, b->elements, stored_as(b), false);
     place_over_dp(in, partial);
-    in->at[ARI_AXIS_TP] = op->made = spread ? partial : ari_whole;
+    in->at[ARI_AXIS_TP] = op->produced_as = spread ? partial : ari_whole;
     in->at[ARI_AXIS_PP] = ends ? partial : ari_whole;
     op->output[op->outputs++] = run_of(w, b->elements, stored_as(b), has_shares(w));
     op->output[0].bias = b->first.of.bias;
@@ -241,7 +241,7 @@ void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end)
 static void begin_sum(ari_walk *w, ari_operation_kind kind, size_t n, ar_dtype dtype)
 {
     ari_operation *op = ari_walk_begin(w, kind, ARI_NO_ROLE);
-    op->made = ari_whole;
+    op->produced_as = ari_whole;
     op->input[op->inputs++] = run_of(w, n, dtype, false);
     place_over_dp(&op->input[0], (ar_placement){AR_PARTIAL_SUM, 0});
     op->output[op->outputs++] = run_of(w, n, dtype, false);
@@ -271,7 +271,7 @@ void ari_walk_start(ari_walk *w)
     for (size_t i = 0; i < all.n && w->summing > 1 && w->st == AR_OK; i++) {
         const ari_one_param p = ari_walk_param_at(w, &all, i);
         ari_operation *op = ari_walk_begin(w, ARI_OPERATION_BROADCAST, p.of.role);
-        op->made = p.value.at[ARI_AXIS_TP];
+        op->produced_as = p.value.at[ARI_AXIS_TP];
         op->input[op->inputs++] = op->output[op->outputs++] = p.value;
         ari_walk_call(w, ARI_CALL_BROADCAST, ARI_OVER_DP, p.elements, p.value.dtype, ARI_AT_START, p.of.role,
                       suffix_of(p.of));
@@ -371,7 +371,7 @@ static void update(ari_walk *w, const ari_params *all)
         held = ari_walk_add(w, held, ari_walk_param_at(w, all, i).elements);
     ari_walk_layer(w, ARI_NO_LAYER);
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
-    op->made = ari_whole;
+    op->produced_as = ari_whole;
     op->params = all->n;
     op->input[op->inputs++] = op->output[op->outputs++] = run_of(w, held, AR_F32, has_shares(w));
     ari_walk_visit(w);

@@ -163,7 +163,7 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
                             .stays = w->stays,
                             .recomputed = w->recomputed,
                             .within = w->within,
-                            .made = ari_walk_stream(w)};
+                            .produced_as = ari_walk_stream(w)};
     return &w->op;
 }
 

@@ -72,7 +72,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a module"));
     *module = &p->base;
     p->mean = s->of->run.ddp.op == AR_AVG;
-    AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNTOLD));
+    AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNKNOWN));
     AR_TRY(ar_param_init_whole(&p->weight, ctx, "pair", "weight", 2, shape, AR_INIT_XAVIER_NORMAL));
     AR_TRY(ar_param_init_whole(&p->spare, ctx, "pair", "spare", 2, shape, AR_INIT_XAVIER_NORMAL));
     return ar_squared_error_create(loss, ctx, "loss");

@@ -63,17 +63,18 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
 }
 
 /* Redistributes x; `ends`: x is this module's and is released. */
-static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_hop hop, bool ends)
+static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
+                      ar_tp_redistribution change, bool ends)
 {
-    return ari_place(ctx, y, x, &(ari_features){1, {m->o.hidden}}, hop, m->base.name, ends);
+    return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
 }
 
 /* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */
 static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *in)
 {
-    const ar_hop hop = {m->split.first.from, {AR_REPLICATE, 0}};
+    const ar_tp_redistribution change = {m->split.first.from, {AR_REPLICATE, 0}};
     const bool gathers = m->split.first.style != AR_STYLE_ROWWISE;
-    return gathers ? ari_fault_gather_again(ctx, in, &m->qkv.in, hop, m->qkv.weight[0]->name) : AR_OK;
+    return gathers ? ari_fault_gather_again(ctx, in, &m->qkv.in, change, m->qkv.weight[0]->name) : AR_OK;
 }
 
 static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar_tensor *x, const ar_batch *batch)
@@ -117,12 +118,13 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_tap_placed(ctx, m->out_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
-static ar_status again(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x, const ar_batch *batch)
+static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                 const ar_batch *batch)
 {
     ari_attention *m = (ari_attention *)base;
     ar_tensor context;
     AR_TRY(make_context(m, ctx, saved, &context, x, batch));
-    return ari_linear_again(&m->out, ctx, saved, &context);
+    return ari_linear_recompute(&m->out, ctx, saved, &context);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -133,17 +135,17 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     (void)batch;
     ari_attention *m = (ari_attention *)base;
     ar_tensor dout, dcontext, dqkv, din;
-    ari_ahead ahead = {.next = &m->qkv};
-    AR_TRY(move(m, ctx, &dout, dy, ari_hop_back(m->split.leave), false));
-    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, &ahead));
+    ari_input_prefetch prefetch = {.next = &m->qkv};
+    AR_TRY(move(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, &prefetch));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
     ar_ctx_release(ctx, &dcontext);
     /* q, k and v share one dX: the whole attention's, or c_attn's. */
     AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name,
-                               &ahead));
+                               &prefetch));
     ar_ctx_release(ctx, &dqkv);
-    return dx ? move(m, ctx, dx, &din, ari_hop_back(m->split.enter), true) : AR_OK;
+    return dx ? move(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
 }
 
 /* --- construction ------------------------------------------------------------------------------------------------- */
@@ -215,7 +217,7 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
                            .in = o->hidden,
                            .bias = o->qkv_bias,
                            .transposed = o->transposed,
-                           .ends_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+                           .owns_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
     for (int i = 0; i < 3; i++)
         qkv.part[i] = (ari_linear_part){
             .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i > 0 && by_heads ? m->kv_copies : 1};
@@ -229,7 +231,7 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
                                  .in = q,
                                  .bias = o->out_bias,
                                  .transposed = o->transposed,
-                                 .ends_input = true};
+                                 .owns_input = true};
     AR_TRY(ari_linear_init(&m->qkv, ctx, &qkv));
     return ari_linear_init(&m->out, ctx, &out);
 }
@@ -261,10 +263,10 @@ ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, 
     static const ar_module_ops ops = {.kind = "attention",
                                       .forward = forward,
                                       .backward = backward,
-                                      .again = again,
+                                      .recompute = recompute_saved,
                                       .params = params,
                                       .destroy = destroy};
     ari_attention *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNTOLD));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, init(m, ctx, o));
 }

@@ -96,14 +96,14 @@ static ar_status pack_heads(const normed *n, ar_ctx *ctx, ar_tensor *packed, con
 static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const ar_tensor *own)
 {
     const ari_features width = {1, {n->heads * n->d * (size_t)ar_comm_size(ctx->tp)}};
-    const ar_hop hop = {ari_shard_features, {AR_REPLICATE, 0}};
+    const ar_tp_redistribution change = {ari_shard_features, {AR_REPLICATE, 0}};
     ar_tensor packed, gathered;
     AR_TRY(pack_heads(n, ctx, &packed, own));
     packed = as_features(&packed);
     *all = packed;
     if (!n->cut)
         return AR_OK;
-    AR_TRY(ari_place(ctx, &gathered, &packed, &width, hop, n->of->name[n->which], true));
+    AR_TRY(ari_tp_redistribute(ctx, &gathered, &packed, &width, change, n->of->name[n->which], true));
     *all = gathered;
     if (n->copies == 1)
         return AR_OK;

@@ -15,7 +15,7 @@ static ar_tensor columns_of(const size_t *widths, const ar_tensor *y, int i)
 
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
 {
-    return columns_of(l->left, y, i);
+    return columns_of(l->output_width, y, i);
 }
 
 /* The group that cuts W's columns, over which Y is a sum; NULL: every rank has all of them. */
@@ -35,13 +35,13 @@ static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
 static const ar_placement whole = {AR_REPLICATE, 0};
 
 /* Placement of X as the GEMM takes it. */
-static ar_placement taken(const ari_linear *l)
+static ar_placement consumed_as(const ari_linear *l)
 {
     return ari_is_rowwise(&l->split) ? ari_shard_features : whole;
 }
 
 /* Placement of Y as the GEMM gives it: a sum over the ranks is reduced to the wanted placement, unless by features. */
-static ar_placement made(const ari_linear *l)
+static ar_placement produced_as(const ari_linear *l)
 {
     if (ari_is_colwise(&l->split))
         return ari_shard_features;
@@ -49,26 +49,26 @@ static ar_placement made(const ari_linear *l)
 }
 
 /* Placement of dY as the GEMM takes it. */
-static ar_placement gradient_taken(const ari_linear *l)
+static ar_placement gradient_consumed_as(const ari_linear *l)
 {
     return ari_is_colwise(&l->split) ? ari_shard_features : whole;
 }
 
 /* Placement of dX: a sum over the ranks is reduced to X's placement, unless by features. */
-static ar_placement gradient_made(const ari_linear *l)
+static ar_placement gradient_produced_as(const ari_linear *l)
 {
     if (ari_is_rowwise(&l->split))
         return ari_shard_features;
     return ari_is_colwise(&l->split) && ari_placed_by_tokens(l->split.from) ? ari_shard_tokens : whole;
 }
 
-static bool scatters(const ar_ctx *ctx, ar_placement folded)
+static bool reduce_scatters(const ar_ctx *ctx, ar_placement folded)
 {
     return ari_placed_by_tokens(folded) && ar_comm_size(ctx->tp) > 1;
 }
 
 /* True if X is gathered for each GEMM: the rank's part is saved between the passes. */
-static bool gathers_again(const ari_linear *l, const ar_ctx *ctx)
+static bool regathers_input(const ari_linear *l, const ar_ctx *ctx)
 {
     return l->split.from.kind == AR_SHARD && !ari_is_rowwise(&l->split) && !ctx->keep_gathered;
 }
@@ -82,33 +82,34 @@ static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x
 
 static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *in, const ar_tensor *x, bool ends)
 {
-    const ar_hop hop = {l->split.from, taken(l)};
-    return ari_place(ctx, in, x, &l->in, hop, l->weight[0]->name, ends);
+    const ar_tp_redistribution change = {l->split.from, consumed_as(l)};
+    return ari_tp_redistribute(ctx, in, x, &l->in, change, l->weight[0]->name, ends);
 }
 
-/* --- gathers beside products -------------------------------------------------------------------------------------- */
+/* --- gathers overlapped with products ----------------------------------------------------------------------------- */
 
 /* Gathers for the gradients of weights, which go on behind the products of a backward pass: of the layer's own input x,
  * and of the input of the layer after it (NULL: none), which `saved` has. */
 typedef struct next_gathers {
-    ari_ahead *own, *after;
+    ari_input_prefetch *own, *after;
     const ar_tensor *x;
     ar_saved *saved;
 } next_gathers;
 
 /* Work overlapped with the gather of a value in chunks. */
-typedef struct beside {
+typedef struct overlapped {
     const ari_product *product; /* whose A its rows are; NULL: none */
     const ari_output *output;
     ar_tensor *whole; /* a tensor of the step with all of it; NULL: not wanted */
     const next_gathers *next;
-} beside;
+} overlapped;
 
 /* Enqueues the gather of an input that is needed whole later in this backward pass, but not of one needed after it. */
-static ar_status gather_ahead(ar_ctx *ctx, ari_ahead *a, const ar_tensor *x)
+static ar_status prefetch_input(ar_ctx *ctx, ari_input_prefetch *a, const ar_tensor *x)
 {
     ari_chunks c;
-    if (ctx->later || !gathers_again(a->next, ctx) || !comes_in_chunks(&c, ctx, x, a->next->split.from, taken(a->next)))
+    if (ctx->deferred || !regathers_input(a->next, ctx) ||
+        !comes_in_chunks(&c, ctx, x, a->next->split.from, consumed_as(a->next)))
         return AR_OK;
     c.each = c.own;
     c.n = 1;
@@ -120,15 +121,16 @@ static ar_status gather_next(ar_ctx *ctx, const next_gathers *n)
 {
     ar_tensor x;
     if (!n->own->gathering)
-        AR_TRY(gather_ahead(ctx, n->own, n->x));
+        AR_TRY(prefetch_input(ctx, n->own, n->x));
     if (!n->after)
         return AR_OK;
     AR_TRY(ari_saved_newest(n->saved, n->after->next, 0, &x));
-    return gather_ahead(ctx, n->after, &x);
+    return prefetch_input(ctx, n->after, &x);
 }
 
 /* x, in chunks: one is multiplied and put to its place while the next one comes. */
-static ar_status gather_chunks(ar_ctx *ctx, const beside *b, const ari_chunks *c, const ar_tensor *x, const char *tag)
+static ar_status gather_chunks(ar_ctx *ctx, const overlapped *b, const ari_chunks *c, const ar_tensor *x,
+                               const char *tag)
 {
     ari_gathering *g = NULL;
     AR_TRY(ari_gather_begin(ctx, &g, x, c, tag));
@@ -164,11 +166,11 @@ static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_buf *bias)
     if (!l->has_bias || l->n == 1)
         return AR_OK;
     size_t at = 0;
-    AR_TRY(ari_step_alloc(ctx, bias, l->own_total * sizeof(float)));
+    AR_TRY(ari_step_alloc(ctx, bias, l->local_total * sizeof(float)));
     for (int i = 0; i < l->n; i++) {
         AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(*bias, at * sizeof(float)), ar_const(l->bias[i].value.data),
-                          l->own[i] * sizeof(float)));
-        at += l->own[i];
+                          l->local_width[i] * sizeof(float)));
+        at += l->local_width[i];
     }
     return AR_OK;
 }
@@ -187,7 +189,7 @@ static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size
     *p = (ari_product){.n = 1,
                        .width = {width},
                        .over = left ? NULL : column_group(l, ctx),
-                       .scattered = scatters(ctx, made(l)),
+                       .scattered = reduce_scatters(ctx, produced_as(l)),
                        .tag = l->weight[0]->name};
     return ctx->arith->param_operand(ctx, &p->b, l->weight, l->n, l->n, false, terms, p->over, row_group(l, ctx));
 }
@@ -196,8 +198,9 @@ static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size
 static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_chunks *gathered)
 {
     if (gathered)
-        return ari_like_tokens(ctx, y, x, gathered->ranks * gathered->own, l->own_total);
-    return scatters(ctx, made(l)) ? ari_like_own_tokens(ctx, y, x, l->own_total) : ari_like(ctx, y, x, l->own_total);
+        return ari_like_tokens(ctx, y, x, gathered->ranks * gathered->own, l->local_total);
+    return reduce_scatters(ctx, produced_as(l)) ? ari_like_own_tokens(ctx, y, x, l->local_total)
+                                                : ari_like(ctx, y, x, l->local_total);
 }
 
 static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar_tensor *x, const ari_chunks *gathered)
@@ -215,18 +218,18 @@ static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar
 static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x,
                            const ari_chunks *c)
 {
-    const bool again = gathers_again(l, ctx), ends = l->ends_input && !again;
+    const bool regathers = regathers_input(l, ctx), ends = l->owns_input && !regathers;
     ar_tensor in = *x, all;
     ari_product p;
     if (!c)
         AR_TRY(place_input(l, ctx, &in, x, ends));
     AR_TRY(new_outputs(l, ctx, o, &in, c));
     AR_TRY(output_product(l, ctx, &p, in.shape[in.ndim - 1]));
-    const beside b = {.product = &p, .output = o, .whole = again ? NULL : &all};
+    const overlapped b = {.product = &p, .output = o, .whole = regathers ? NULL : &all};
     AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply(ctx, &p, o, &in));
     AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &in));
-    *kept = again ? *x : c ? all : in;
-    if (again)
+    *kept = regathers ? *x : c ? all : in;
+    if (regathers)
         ari_release_placed(ctx, &in, x);
     else if (c && ends)
         ar_ctx_release(ctx, &in);
@@ -245,28 +248,29 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp);
     const size_t features = ari_placed_by_features(l->split.from) ? l->in.width[0] / n : l->in.width[0];
-    const bool moved = n > 1 && !ari_placed_alike(made(l), l->split.to);
+    const bool moved = n > 1 && !ari_placed_alike(produced_as(l), l->split.to);
     ari_output o = {.act = moved ? AR_ACT_NONE : act};
     ari_chunks c;
     ar_tensor kept;
     AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
-    const bool chunks = comes_in_chunks(&c, ctx, x, l->split.from, taken(l));
+    const bool chunks = comes_in_chunks(&c, ctx, x, l->split.from, consumed_as(l));
     AR_TRY(output_of(l, ctx, &o, &kept, x, chunks ? &c : NULL));
     if (l->n > 1)
         ari_step_free(ctx, (ar_buf){(void *)(uintptr_t)o.bias.ptr});
     if (o.act != AR_ACT_NONE)
         *z = o.z;
-    AR_TRY(ari_place(ctx, y, &o.y, &l->out, (ar_hop){made(l), l->split.to}, l->weight[0]->name, true));
+    AR_TRY(ari_tp_redistribute(ctx, y, &o.y, &l->out, (ar_tp_redistribution){produced_as(l), l->split.to},
+                               l->weight[0]->name, true));
     if (moved && act != AR_ACT_NONE)
         AR_TRY(activate(ctx, z, y, act));
     return keep(l, ctx, saved, &kept);
 }
 
-ar_status ari_linear_again(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
+ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
 {
     ar_tensor in = *x;
-    if (!gathers_again(l, ctx))
-        AR_TRY(place_input(l, ctx, &in, x, l->ends_input));
+    if (!regathers_input(l, ctx))
+        AR_TRY(place_input(l, ctx, &in, x, l->owns_input));
     return keep(l, ctx, saved, &in);
 }
 
@@ -278,11 +282,11 @@ static int counted_weights(const ari_linear *l, ar_param **weight, ari_product *
 {
     int n = 0, others = 0;
     size_t at = 0;
-    for (int i = 0; i < l->n; at += l->own[i++]) {
+    for (int i = 0; i < l->n; at += l->local_width[i++]) {
         if (l->split.style != AR_STYLE_REPLICATE && l->weight[i]->layout.replica > 0)
             continue;
         p->column[n] = at;
-        p->width[n] = l->own[i];
+        p->width[n] = l->local_width[i];
         weight[n++] = l->weight[i];
     }
     for (int i = 0; i < l->n; i++) {
@@ -299,7 +303,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
     const bool partial = ari_is_colwise(&l->split);
     ar_param *weight[AR_MAX_PARTS];
     *p = (ari_product){.over = row_group(l, ctx),
-                       .scattered = scatters(ctx, gradient_made(l)),
+                       .scattered = reduce_scatters(ctx, gradient_produced_as(l)),
                        .unreduced = partial && ar_faulty(ctx, AR_FAULT_column_dx_not_reduced),
                        .tag = l->weight[0]->name};
     const int counted = counted_weights(l, weight, p);
@@ -310,7 +314,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
 /* A mistake leaves the reduce-scatter of a row-parallel layer without a backward pass. */
 static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
 {
-    return ari_is_rowwise(&l->split) && scatters(ctx, ari_placed_gradient(l->split.to)) &&
+    return ari_is_rowwise(&l->split) && reduce_scatters(ctx, ari_placed_gradient(l->split.to)) &&
            ar_faulty(ctx, AR_FAULT_collective_not_differentiable);
 }
 
@@ -318,25 +322,25 @@ static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
 static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tensor *all, const ar_tensor *dy,
                              const next_gathers *next)
 {
-    const ar_hop hop = {ari_placed_gradient(l->split.to), gradient_taken(l)};
+    const ar_tp_redistribution change = {ari_placed_gradient(l->split.to), gradient_consumed_as(l)};
     const size_t features = ar_param_matrix(l->weight[0]).shape[1];
     ari_output o = {.act = AR_ACT_NONE};
     ari_product p;
     ari_chunks c;
-    const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, hop.from, hop.to);
+    const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, change.from, change.to);
     if (!chunks) {
         AR_TRY(gathers_nothing(l, ctx) ? ari_fault_own_gradient(ctx, all, dy)
-                                       : ari_place(ctx, all, dy, &l->out, hop, l->weight[0]->name, false));
+                                       : ari_tp_redistribute(ctx, all, dy, &l->out, change, l->weight[0]->name, false));
         AR_TRY(gather_next(ctx, next));
     }
     if (dx) {
-        AR_TRY(chunks                            ? ari_like_tokens(ctx, &o.y, dy, c.ranks * c.own, features)
-               : scatters(ctx, gradient_made(l)) ? ari_like_own_tokens(ctx, &o.y, all, features)
-                                                 : ari_like(ctx, &o.y, all, features));
+        AR_TRY(chunks ? ari_like_tokens(ctx, &o.y, dy, c.ranks * c.own, features)
+               : reduce_scatters(ctx, gradient_produced_as(l)) ? ari_like_own_tokens(ctx, &o.y, all, features)
+                                                               : ari_like(ctx, &o.y, all, features));
         AR_TRY(gradient_product(l, ctx, &p));
         *dx = o.y;
     }
-    const beside b = {.product = dx ? &p : NULL, .output = &o, .whole = all, .next = next};
+    const overlapped b = {.product = dx ? &p : NULL, .output = &o, .whole = all, .next = next};
     if (chunks)
         return gather_chunks(ctx, &b, &c, dy, l->weight[0]->name);
     return dx ? multiply(ctx, &p, &o, all) : AR_OK;
@@ -345,10 +349,11 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
 /* dx as X came. */
 static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *made_dx)
 {
-    const ar_hop hop = {gradient_made(l), ari_placed_gradient(l->split.from)};
-    if (ari_is_rowwise(&l->split) && ari_placed_whole(hop.to) && ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
+    const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.from)};
+    if (ari_is_rowwise(&l->split) && ari_placed_whole(change.to) &&
+        ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
-    return ari_place(ctx, dx, made_dx, &l->in, hop, l->weight[0]->name, true);
+    return ari_tp_redistribute(ctx, dx, made_dx, &l->in, change, l->weight[0]->name, true);
 }
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
@@ -359,15 +364,15 @@ static bool biases_meet_own(const ari_linear *l)
     return ari_is_rowwise(&l->split) && ari_placed_by_tokens(ari_placed_gradient(l->split.to));
 }
 
-ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_ahead *ahead)
+ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_input_prefetch *prefetch)
 {
-    ari_linear *l = ahead->next;
+    ari_linear *l = prefetch->next;
     const bool as_given = ar_comm_size(ctx->tp) == 1 || biases_meet_own(l) ||
-                          ari_placed_alike(ari_placed_gradient(l->split.to), gradient_taken(l));
-    ahead->biases_summed = l->has_bias && as_given && !ari_fault_moves_bias_rows(ctx, ari_is_rowwise(&l->split));
+                          ari_placed_alike(ari_placed_gradient(l->split.to), gradient_consumed_as(l));
+    prefetch->biases_summed = l->has_bias && as_given && !ari_fault_moves_bias_rows(ctx, ari_is_rowwise(&l->split));
     for (int i = 0; i < AR_MAX_PARTS; i++) {
         sum[i] = (ar_row_sum){.t = {NULL}};
-        if (ahead->biases_summed && i < l->n)
+        if (prefetch->biases_summed && i < l->n)
             AR_TRY(ctx->arith->grad_sum(ctx, &l->bias[i], &sum[i]));
     }
     return AR_OK;
@@ -384,7 +389,7 @@ static ar_status bias_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *dy)
 {
     const ar_tensor rows = ar_tensor_rows(dy);
     for (int i = 0; i < l->n && l->has_bias; i++)
-        AR_TRY(bias_gradient(l, ctx, i, columns_of(l->own, &rows, i)));
+        AR_TRY(bias_gradient(l, ctx, i, columns_of(l->local_width, &rows, i)));
     return AR_OK;
 }
 
@@ -404,7 +409,7 @@ static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x
     int n = 0;
     ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
     for (int i = 0; i < l->n; i++) {
-        const ar_tensor dy_i = columns_of(l->own, &dy_rows, i);
+        const ar_tensor dy_i = columns_of(l->local_width, &dy_rows, i);
         if (ar_faulty(ctx, AR_FAULT_unordered_param_grad))
             AR_TRY(ari_fault_gradient_as_it_comes(ctx, l->weight[i], &dy_i, &x_rows));
         else if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
@@ -419,7 +424,7 @@ static ar_status run_weight_job(ar_ctx *ctx, const void *job)
     ar_tensor in = j->x;
     if (j->gathering)
         AR_TRY(ari_gather_whole(ctx, j->gathering, &in));
-    else if (gathers_again(j->l, ctx))
+    else if (regathers_input(j->l, ctx))
         AR_TRY(place_input(j->l, ctx, &in, &j->x, false));
     AR_TRY(weight_gradients(j->l, ctx, &in, &j->dy));
     ari_release_placed(ctx, &in, &j->x);
@@ -427,26 +432,26 @@ static ar_status run_weight_job(ar_ctx *ctx, const void *job)
 }
 
 ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                              const char *name, ari_ahead *ahead)
+                              const char *name, ari_input_prefetch *prefetch)
 {
-    const bool was_ahead = ahead && ahead->next == l;
-    ari_ahead late = {.next = l};
+    const bool prefetched = prefetch && prefetch->next == l;
+    ari_input_prefetch late = {.next = l};
     ar_tensor x, made_dx, all_dy;
     AR_TRY(ar_saved_pop(saved, l, 0, &x));
-    AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->left_total));
+    AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->output_total));
     const next_gathers next = {
-        .own = was_ahead ? ahead : &late, .x = &x, .after = was_ahead ? NULL : ahead, .saved = saved};
+        .own = prefetched ? prefetch : &late, .x = &x, .after = prefetched ? NULL : prefetch, .saved = saved};
     AR_TRY(gradient_of(l, ctx, dx ? &made_dx : NULL, &all_dy, dy, &next));
     if (dx) {
         AR_TRY(place_gradient(l, ctx, dx, &made_dx));
         AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
     }
-    if (!was_ahead || !ahead->biases_summed)
+    if (!prefetched || !prefetch->biases_summed)
         AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));
     const weight_job job = {l, x, all_dy, next.own->gathering};
-    if (ctx->later && l->weight[0]->ends && ar_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
+    if (ctx->deferred && l->weight[0]->ends && ar_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
         AR_TRY(run_weight_job(ctx, &job));
-    AR_TRY(ari_later_do(ctx, run_weight_job, &job, sizeof job, &x, &all_dy));
+    AR_TRY(ari_defer(ctx, run_weight_job, &job, sizeof job, &x, &all_dy));
     ari_release_placed(ctx, &all_dy, dy);
     return AR_OK;
 }

@@ -20,14 +20,14 @@ typedef struct ari_linear_part {
 typedef struct ari_linear {
     ar_linear_split split;
     int n;
-    ari_features in, out;         /* in full; a part of `out` may be several blocks */
-    size_t own[AR_MAX_PARTS];     /* output widths of the parts as this rank's product makes them, */
-    size_t left[AR_MAX_PARTS];    /* and as they leave */
-    size_t own_total, left_total; /* their sums */
+    ari_features in, out;              /* in full; a part of `out` may be several blocks */
+    size_t local_width[AR_MAX_PARTS];  /* output widths of the parts as this rank's product makes them, */
+    size_t output_width[AR_MAX_PARTS]; /* and as they leave */
+    size_t local_total, output_total;  /* their sums */
     ar_param *weight[AR_MAX_PARTS];
     ar_param own_weight[AR_MAX_PARTS];
     ar_param bias[AR_MAX_PARTS];
-    bool has_bias, ends_input;
+    bool has_bias, owns_input;
 } ari_linear;
 
 typedef struct ari_linear_spec {
@@ -37,7 +37,7 @@ typedef struct ari_linear_spec {
     size_t in;
     bool bias, transposed;
     bool uneven;     /* the vocabulary: rows need not divide */
-    bool ends_input; /* X is the layer's to end, where it keeps something else */
+    bool owns_input; /* X is the layer's to end, where it keeps something else */
 } ari_linear_spec;
 
 /** Makes the parameters that are not tied. On failure nothing is left to release. Errors: AR_ERR_INDIVISIBLE (names the
@@ -45,17 +45,17 @@ typedef struct ari_linear_spec {
 AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s);
 /** Frees what ari_linear_init made; a tied weight stays its owner's. */
 void ari_linear_fini(ari_linear *l);
-/** y [.., left_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). x and y are
- *  placed as the split says; the parts of a group share what x is made. */
+/** y [.., output_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). x and y
+ *  are placed as the split says; the parts of a group share what x is made. */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
 /* The input of the layer whose backward pass comes next, gathered for the gradients of its weights
  * (ar_parallel.overlap) behind the products of the one before it. Of a backward pass of both; {.next}: not begun. */
-typedef struct ari_ahead {
+typedef struct ari_input_prefetch {
     ari_linear *next;
     struct ari_gathering *gathering; /* an object of the step; NULL: not under way */
     bool biases_summed;              /* the kernel that made its dY has added it to its biases' gradients */
-} ari_ahead;
+} ari_input_prefetch;
 
 static inline bool ari_is_colwise(const ar_linear_split *s)
 {
@@ -66,17 +66,17 @@ static inline bool ari_is_rowwise(const ar_linear_split *s)
     return s->style == AR_STYLE_ROWWISE;
 }
 
-/** Bias sums for the kernel that makes the dY of ahead->next: sum[i] of part i's bias; marks them as done in `ahead`.
- *  No sum is made if the layer has no bias, or if its bias was added under another placement than dY's. */
-AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_ahead *ahead);
-/** Saves what ari_linear_forward saves of the same x, without computing y: ar_module_ops.again of a module that ends
- *  with the layer. */
-AR_NODISCARD ar_status ari_linear_again(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
-/** dx from dy [.., left_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor
+/** Bias sums for the kernel that makes the dY of prefetch->next: sum[i] of part i's bias; marks them as done in
+ *  `prefetch`. No sum is made if the layer has no bias, or if its bias was added under another placement than dY's. */
+AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_input_prefetch *prefetch);
+/** Saves what ari_linear_forward saves of the same x, without computing y: ar_module_ops.recompute of a module that
+ *  ends with the layer. */
+AR_NODISCARD ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
+/** dx from dy [.., output_total], placed as the gradients of x and y, tapped as `name` (dx NULL: neither computed nor
  *  tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input says
- *  ar_ctx_samples. ahead: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
+ *  ar_ctx_samples. prefetch: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
-                                           const ar_tensor *dy, const char *name, ari_ahead *ahead);
+                                           const ar_tensor *dy, const char *name, ari_input_prefetch *prefetch);
 /** Columns of a y that leaves that belong to weight i, as a view. */
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
 /** Each weight, then its bias; tied weights too. Returns how many; writes at most cap. */

@@ -48,7 +48,7 @@ ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *n
                                         [AR_STYLE_REPLICATE] = OPS("whole_linear")};
     const ari_linear_spec spec = {.split = split, .n = 1, .part = {{.name = name, .out = out}}, .in = in, .bias = bias};
     linear_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops[split.style], name, AR_HELD_UNTOLD));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops[split.style], name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, &spec));
 }
 

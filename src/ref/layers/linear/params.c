@@ -111,25 +111,25 @@ static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s
     const int blocks = blocks_of(block, part, part->out);
     for (int k = 0; k < blocks; k++)
         l->out.width[l->out.n++] = block[k];
-    l->own[i] = column ? ar_param_matrix(l->weight[i]).shape[0] : part->out;
-    l->left[i] = part->out;
+    l->local_width[i] = column ? ar_param_matrix(l->weight[i]).shape[0] : part->out;
+    l->output_width[i] = part->out;
     if (ari_placed_by_features(s->split.to) && column)
-        l->left[i] = l->own[i];
+        l->output_width[i] = l->local_width[i];
     else if (ari_placed_by_features(s->split.to))
-        ar_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->left[i]);
+        ar_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->output_width[i]);
     if (ari_placed_by_features(s->split.to) && !s->uneven && !column && indivisible(block, blocks, n) > 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: its output of %zu features cannot be split over %zu ranks; use a tp that divides it",
                             part->name, indivisible(block, blocks, n), n);
-    l->own_total += l->own[i];
-    l->left_total += l->left[i];
+    l->local_total += l->local_width[i];
+    l->output_total += l->output_width[i];
     return AR_OK;
 }
 
 ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
 {
     *l = (ari_linear){
-        .split = s->split, .n = s->n, .in = {1, {s->in}}, .has_bias = s->bias, .ends_input = s->ends_input};
+        .split = s->split, .n = s->n, .in = {1, {s->in}}, .has_bias = s->bias, .owns_input = s->owns_input};
     ar_status st = AR_OK;
     if (!ari_is_rowwise(&s->split) && s->split.to.kind == AR_PARTIAL_SUM)
         return ar_error_set(AR_ERR_ARG, "%s: only a rowwise layer makes a partial sum; this one is %s", s->part[0].name,
