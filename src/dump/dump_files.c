@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
@@ -195,7 +195,7 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
     char *folder = NULL;
     AR_TRY(ari_file_path(&folder, d->path, below));
     const int n = scandir(folder, &list, is_shown, alphasort);
-    ar_status st = n < 0 ? ari_out_fail("list", folder) : AR_OK;
+    ar_status st = n < 0 ? ari_io_fail("list", folder) : AR_OK;
     for (int i = 0; i < n; i++) {
         if (st == AR_OK)
             st = visit(d, map, below, list[i]->d_name, depth);
@@ -237,7 +237,7 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
     AR_TRY(walk(d, map, "", d->mapped ? map->depth : 0));
     if (d->files > 0)
         return AR_OK;
-    AR_TRY(ari_foreign_refuse_folder(d->path));
+    AR_TRY(ari_unsupported_format_check_folder(d->path));
     return refuse_folder(d);
 }
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
@@ -190,7 +190,7 @@ ar_status ari_map_load(ari_map **gives, const char *path)
 {
     unsigned char *text = NULL;
     size_t length = 0;
-    AR_TRY(ari_foreign_read_text(&text, &length, path, MAX_BYTES));
+    AR_TRY(ari_file_read_text(&text, &length, path, MAX_BYTES));
     const ar_status st = ari_map_parse(gives, (const char *)text, length, path);
     free(text);
     return st;

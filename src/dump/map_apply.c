@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 
 /* The notation of SGLang's dump comparator (sglang/srt/debug_utils/comparator/dims_spec) as a spelling of `shard` and
  * `partial`, one word for each dimension of the file's tensor:

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 
 ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...)

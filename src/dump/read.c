@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "dump/dump.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 
 /* Elements that are converted or added up at a time. */
 #define BLOCK 2048

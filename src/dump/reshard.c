@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "dump/dump.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
-#include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 

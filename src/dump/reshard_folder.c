@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "dump/reshard.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/os/os.h"
-#include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
@@ -37,7 +37,7 @@ static ar_status hash_file_state(ari_sha256 *h, const char *path)
     struct stat s;
     char text[96];
     if (stat(path, &s) != 0)
-        return ari_out_fail("find", path);
+        return ari_io_fail("find", path);
     const struct timespec modified = ari_modified(&s);
     snprintf(text, sizeof text, "%jd %jd.%09ld", (intmax_t)s.st_size, (intmax_t)modified.tv_sec, modified.tv_nsec);
     hash_text(h, text);
@@ -162,14 +162,14 @@ static ar_status make_folder(const char *path)
     }
     failed = failed || (mkdir(path, 0777) != 0 && errno != EEXIST);
     free(copy);
-    return failed ? ari_out_fail("make the folder", path) : AR_OK;
+    return failed ? ari_io_fail("make the folder", path) : AR_OK;
 }
 
 static ar_status lock_folder(ari_rs_folder *d)
 {
     d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (d->fd < 0)
-        return ari_out_fail("open the folder", d->path);
+        return ari_io_fail("open the folder", d->path);
     if (flock(d->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return ar_error_set(AR_ERR_ARG, "%s: another process writes there", ARI_SHOW(d->path));
     return AR_OK;
@@ -189,7 +189,7 @@ static ar_status look_around(const ari_rs_folder *d, char *other, char *link, si
     DIR *list = opendir(d->path);
     other[0] = link[0] = '\0';
     if (!list)
-        return ari_out_fail("list", d->path);
+        return ari_io_fail("list", d->path);
     for (const struct dirent *e; (e = readdir(list)) != NULL;) {
         const bool ours = strncmp(e->d_name, HIDDEN, strlen(HIDDEN)) == 0;
         if (ours && ari_ends_in(e->d_name, ".tmp"))
@@ -389,7 +389,7 @@ ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied)
     if (ari_is_folder(r->o->in)) {
         DIR *list = opendir(r->folder);
         if (!list)
-            return ari_out_fail("list", r->folder);
+            return ari_io_fail("list", r->folder);
         for (const struct dirent *e; st == AR_OK && (e = readdir(list)) != NULL;)
             st = copy_beside(d, r, e->d_name, copied);
         closedir(list);

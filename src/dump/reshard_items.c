@@ -7,7 +7,7 @@
 
 #include "dump/placement.h"
 #include "dump/reshard.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 
 #define SHARD_BYTES ((size_t)5000000000) /* as Hugging Face has it */

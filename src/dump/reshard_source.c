@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "dump/reshard.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
@@ -70,7 +70,7 @@ static ar_status find_folder(ari_rs *r, const char *in)
         r->folder = ari_is_folder(path) ? realpath(path, NULL) : strdup(in);
         free(path);
     }
-    return r->folder ? AR_OK : ari_out_fail("find", in);
+    return r->folder ? AR_OK : ari_io_fail("find", in);
 }
 
 static ar_status open_dump(ari_rs *r, const char *path, const char *map)
@@ -103,7 +103,7 @@ static ar_status find_config(ari_rs *r)
     bool beside = false;
     if (given && !ari_is_folder(given)) {
         r->config_path = strdup(given);
-        return r->config_path ? AR_OK : ari_out_fail("find", given);
+        return r->config_path ? AR_OK : ari_io_fail("find", given);
     }
     if (!given)
         AR_TRY(is_there(&beside, r->folder, "config.json"));

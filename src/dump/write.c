@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
@@ -265,7 +265,7 @@ static ar_status make_texts(char *text[2], const contents *o, const ar_dump_plac
     return ari_placement_text(&text[0], &text[1], &p);
 }
 
-static ar_status write_file(ari_out **gives, const char *path, const contents *o, char *const text[2],
+static ar_status write_file(ari_atomic_file **gives, const char *path, const contents *o, char *const text[2],
                             const char *const *metadata, size_t n_meta)
 {
     const size_t own = ARI_RANK_METADATA + 1;
@@ -300,7 +300,7 @@ static ar_status file_path(char **gives, const job *j, size_t k)
     return ari_file_path(gives, j->folder, name);
 }
 
-static ar_status write_boxes(ari_out **gives, const job *j, size_t k)
+static ar_status write_boxes(ari_atomic_file **gives, const job *j, size_t k)
 {
     ar_status st = AR_OK;
     char *text[2] = {NULL, NULL}, *path = NULL;
@@ -332,7 +332,7 @@ static ar_status remove_others(const job *j, size_t files)
     for (size_t k = files; k < AR_MAX_BOXES; k++) {
         char *path = NULL;
         AR_TRY(file_path(&path, j, k));
-        const ar_status st = unlink(path) == 0 || errno == ENOENT ? AR_OK : ari_out_fail("remove", path);
+        const ar_status st = unlink(path) == 0 || errno == ENOENT ? AR_OK : ari_io_fail("remove", path);
         free(path);
         AR_TRY(st);
     }
@@ -341,7 +341,7 @@ static ar_status remove_others(const job *j, size_t files)
 
 static ar_status write_rank(const job *j)
 {
-    ari_out *out[AR_MAX_BOXES] = {NULL};
+    ari_atomic_file *out[AR_MAX_BOXES] = {NULL};
     size_t files = 1;
     ar_status st = AR_OK;
     for (size_t i = 0; i < j->n; i++)
@@ -351,9 +351,9 @@ static ar_status write_rank(const job *j)
     if (st == AR_OK)
         st = remove_others(j, files);
     if (st == AR_OK)
-        return ari_out_commit_all(out, files);
+        return ari_atomic_file_commit_all(out, files);
     for (size_t k = 0; k < files; k++)
-        ari_out_discard(out[k]);
+        ari_atomic_file_discard(out[k]);
     return st;
 }
 

@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ref/core/atomic_file.h"
 #include "ref/core/os/os.h"
-#include "ref/core/out.h"
 
 /* Whoever saw one proof can try keys at leisure: 16 characters drawn from hexadecimal digits take 2^64 tries. */
 enum { LEAST_CHARACTERS = 16, MOST_CHARACTERS = 4096 };

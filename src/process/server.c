@@ -12,8 +12,8 @@
 
 #include "process/door.h"
 #include "process/flight.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
-#include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

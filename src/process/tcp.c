@@ -7,7 +7,7 @@
 
 #include "process/net.h"
 #include "process/process.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 
 /* A launcher's description of a process in its environment: torchrun's variables, or Slurm's. */

@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "ref/core/atomic_file.h"
 #include "ref/core/os/os.h"
-#include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 
@@ -188,13 +188,13 @@ ar_status ari_checkpoint_folder_open(ari_checkpoint_folder *f, const char *path,
     if (path == NULL || path[0] == '\0')
         return ar_error_set(AR_ERR_ARG, "the folder for checkpoints has no name");
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return ari_out_fail("make the folder", path);
+        return ari_io_fail("make the folder", path);
     f->path = realpath(path, NULL);
     if (f->path == NULL)
-        return ari_out_fail("find the folder", path);
+        return ari_io_fail("find the folder", path);
     f->fd = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (f->fd < 0)
-        return ari_out_fail("open the folder", path);
+        return ari_io_fail("open the folder", path);
     AR_TRY(lock(f));
     AR_TRY(check_latest(f));
     if (fresh)

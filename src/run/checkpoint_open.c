@@ -39,7 +39,7 @@ static ar_status find_folder(char **gives, const char *path)
     if (path == NULL || path[0] == '\0')
         return ar_error_set(AR_ERR_ARG, "the checkpoint to read has no name");
     if (access(path, F_OK) != 0)
-        return ari_out_fail("find the checkpoint", path);
+        return ari_io_fail("find the checkpoint", path);
     AR_TRY(ari_file_path(&latest, path, ARI_CHECKPOINT_LATEST));
     *gives = realpath(latest, NULL);
     free(latest);
@@ -50,7 +50,7 @@ static ar_status find_folder(char **gives, const char *path)
     free(*gives);
     *gives = realpath(path, NULL);
     if (*gives == NULL)
-        return ari_out_fail("find the checkpoint", path);
+        return ari_io_fail("find the checkpoint", path);
     AR_TRY(has_training(&has, *gives));
     if (has)
         return AR_OK;

@@ -143,7 +143,7 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
     }
     AR_TRY_TO(failed, st, ari_file_open(&d->fd, &d->bytes, d->path));
     if (format != AR_DATA_SAFETENSORS && !(format == AR_DATA_AUTO && ari_ends_in(d->path, ".safetensors")))
-        AR_TRY_TO(failed, st, ari_foreign_refuse_file(d->fd, d->bytes, d->path, ARI_WANT_TOKENS));
+        AR_TRY_TO(failed, st, ari_unsupported_format_check_file(d->fd, d->bytes, d->path, ARI_WANT_TOKENS));
     if (format == AR_DATA_AUTO)
         AR_TRY_TO(failed, st, format_of_name(&d->format, d->path));
     AR_TRY_TO(failed, st,

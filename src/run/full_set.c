@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "ref/context/context.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"

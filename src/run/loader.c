@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "anyrank/data.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "run/process_run.h"
@@ -142,7 +142,7 @@ static ar_status find_saved(ari_training *j)
         return AR_OK;
     char *to = realpath(o->save, NULL);
     if (!to)
-        return ari_out_fail("find the folder", o->save);
+        return ari_io_fail("find the folder", o->save);
     const size_t length = strlen(to);
     if (name && (size_t)(name - from) == length && strncmp(from, to, length) == 0)
         j->saved = j->report->first;

@@ -188,7 +188,7 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
         return AR_OK; /* a config file alone */
     AR_TRY(ar_st_model_open(&file, folder));
     if (!file)
-        return ari_foreign_refuse_folder(folder);
+        return ari_unsupported_format_check_folder(folder);
     loading l = {.file = file, .folder = folder, .prefix = ""};
     if (lacks_prefix(file, ari_family_of(c->arch)))
         l.prefix = ari_family_of(c->arch)->prefix;

@@ -11,11 +11,11 @@ ar_status ari_text_create(ari_trace_text **gives, const char *path)
     if (!t)
         return ar_error_set(AR_ERR_MEMORY, "no memory to write a trace");
     t->out = NULL;
-    ar_status st = ari_out_create(&t->out, path);
+    ar_status st = ari_atomic_file_create(&t->out, path);
     if (st == AR_OK)
-        st = ari_out_stream(&t->to, t->out);
+        st = ari_atomic_file_stream(&t->to, t->out);
     if (st != AR_OK) {
-        ari_out_discard(t->out);
+        ari_atomic_file_discard(t->out);
         free(t);
         return st;
     }
@@ -43,13 +43,13 @@ void ari_text_string(FILE *to, const char *s)
 
 ar_status ari_text_end(ari_trace_text *t, ar_status st)
 {
-    const ar_status written = ari_out_stream_end(t->to, t->out);
+    const ar_status written = ari_atomic_file_stream_end(t->to, t->out);
     if (st == AR_OK)
         st = written;
     if (st == AR_OK)
-        st = ari_out_commit(t->out);
+        st = ari_atomic_file_commit(t->out);
     else
-        ari_out_discard(t->out);
+        ari_atomic_file_discard(t->out);
     free(t);
     return st;
 }

@@ -5,7 +5,7 @@
 #include "ref/comm/call.h"
 #include <stdio.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/record.h"
 
 /* A trace as one clock saw it, in the order in which it is shown: lanes by rank and track, records by their beginning,
@@ -94,7 +94,7 @@ AR_NODISCARD ar_status ari_critical_path(ari_path_step **gives, size_t *count, c
 /* A file that is written as a stream: a trace may be larger than what one wants to hold in memory. An error is
  * told at the end. */
 typedef struct ari_trace_text {
-    ari_out *out;
+    ari_atomic_file *out;
     FILE *to;
     char buffer[1 << 16];
 } ari_trace_text;

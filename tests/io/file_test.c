@@ -59,12 +59,12 @@ static bool has_unnamed_files(void)
 _Noreturn static void write_for_ever(const char *path, int ready)
 {
     static const char chunk[CHUNK] = {1};
-    ari_out *o = NULL;
+    ari_atomic_file *o = NULL;
     signal(SIGTERM, SIG_DFL);
-    if (ari_out_create(&o, path) != AR_OK)
+    if (ari_atomic_file_create(&o, path) != AR_OK)
         _exit(1);
     for (int i = 0; i < CHUNKS; i++) {
-        if (ari_out_write(o, chunk, CHUNK) != AR_OK || (i == 0 && write(ready, "r", 1) != 1))
+        if (ari_atomic_file_write(o, chunk, CHUNK) != AR_OK || (i == 0 && write(ready, "r", 1) != 1))
             _exit(1);
     }
     for (;;)
@@ -112,21 +112,21 @@ static void new_and_old_files(size_t temporary)
     const char *path = in_folder("x");
     const mode_t before = umask(027);
     for (size_t i = 0; i < 2; i++) {
-        ari_out *o = NULL;
-        cr_assert_ok(ari_out_create(&o, path));
-        cr_assert_ok(ari_out_write(o, texts[i], strlen(texts[i])));
+        ari_atomic_file *o = NULL;
+        cr_assert_ok(ari_atomic_file_create(&o, path));
+        cr_assert_ok(ari_atomic_file_write(o, texts[i], strlen(texts[i])));
         expect_files(i + temporary, temporary);
-        cr_assert_ok(ari_out_commit(o));
+        cr_assert_ok(ari_atomic_file_commit(o));
         expect_files(1, 0);
         expect_text(path, texts[i]);
         struct stat info;
         cr_expect(stat(path, &info) == 0 && (info.st_mode & 0777) == 0640 && info.st_nlink == 1, "%o", info.st_mode);
     }
     umask(before);
-    ari_out *o = NULL;
-    cr_assert_ok(ari_out_create(&o, path));
-    cr_assert_ok(ari_out_write(o, "no", 2));
-    ari_out_discard(o);
+    ari_atomic_file *o = NULL;
+    cr_assert_ok(ari_atomic_file_create(&o, path));
+    cr_assert_ok(ari_atomic_file_write(o, "no", 2));
+    ari_atomic_file_discard(o);
     expect_files(1, 0);
     expect_text(path, texts[1]);
     unlink(path);
@@ -179,16 +179,16 @@ Test(file, files_that_belong_together_come_together)
     static const char *const names[] = {"a", "b"};
     const char *const path[] = {in_folder("a"), in_folder("b")};
     for (int hidden = 0; hidden < 2; hidden++) {
-        ari_out *list[3] = {NULL};
+        ari_atomic_file *list[3] = {NULL};
         proc_is_hidden = hidden == 1;
         for (int i = 0; i < 2; i++) {
             cr_assert_ok(ari_file_write(path[i], "old", 3));
-            cr_assert_ok(ari_out_create(&list[2 * i], path[i]));
-            cr_assert_ok(ari_out_write(list[2 * i], names[i], 1));
+            cr_assert_ok(ari_atomic_file_create(&list[2 * i], path[i]));
+            cr_assert_ok(ari_atomic_file_write(list[2 * i], names[i], 1));
         }
         for (int i = 0; i < 2; i++)
             expect_text(path[i], "old");
-        cr_assert_ok(ari_out_commit_all(list, 3));
+        cr_assert_ok(ari_atomic_file_commit_all(list, 3));
         for (int i = 0; i < 2; i++)
             expect_text(path[i], names[i]);
         expect_files(2, 0);

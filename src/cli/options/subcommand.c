@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cli/options/transport.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 
 /* Tries the files that the command will write, so that long work does not end in vain. */
@@ -25,7 +25,7 @@ static ar_status check_written(const ari_args_spec *spec, const void *values)
                 return ar_error_set(AR_ERR_ARG, "--%s and --%s both name %s: one would replace the other",
                                     l.option[k]->name, o->name, ARI_SHOW(paths[i]));
         if (paths[i] && !dash && !ari_transport_is_silent())
-            AR_TRY(ari_out_check(paths[i]));
+            AR_TRY(ari_atomic_file_check(paths[i]));
     }
     return AR_OK;
 }

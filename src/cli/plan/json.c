@@ -6,7 +6,7 @@
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 
@@ -155,7 +155,7 @@ static void put_members(ari_text *line, const json_t *object)
     }
 }
 
-static ar_status write_row(ari_out *out, const ari_candidate *f, const ari_planned *p)
+static ar_status write_row(ari_atomic_file *out, const ari_candidate *f, const ari_planned *p)
 {
     char text[400 + 2 * ARI_REASON] = "", reason[2 * ARI_REASON + 1];
     ari_text line = ari_text_in(text, sizeof text);
@@ -169,30 +169,30 @@ static ar_status write_row(ari_out *out, const ari_candidate *f, const ari_plann
         ari_say(&line, "1,%.9g,%.0f,%d,%s\n", f->seconds, f->bytes, f->fits, reason);
     else
         ari_say(&line, "0,,,,%s\n", reason);
-    return ari_out_write(out, text, strlen(text));
+    return ari_atomic_file_write(out, text, strlen(text));
 }
 
-static ar_status write_titles(ari_out *out)
+static ar_status write_titles(ari_atomic_file *out)
 {
     char text[400];
     snprintf(text, sizeof text, "%s legal seconds bytes fits reason\n", ari_layout_of_row);
     for (char *at = text; (at = strchr(at, ' '));)
         *at = ',';
-    return ari_out_write(out, text, strlen(text));
+    return ari_atomic_file_write(out, text, strlen(text));
 }
 
 ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r)
 {
-    ari_out *out = NULL;
-    AR_TRY(ari_out_create(&out, path));
+    ari_atomic_file *out = NULL;
+    AR_TRY(ari_atomic_file_create(&out, path));
     ar_status st = write_titles(out);
     for (size_t i = 0; i < r->n && st == AR_OK; i++) {
         const ari_planned p = ari_choice_planned(base, &r->at[i].choice);
         st = write_row(out, &r->at[i], &p);
     }
     if (st != AR_OK) {
-        ari_out_discard(out);
+        ari_atomic_file_discard(out);
         return st;
     }
-    return ari_out_commit(out);
+    return ari_atomic_file_commit(out);
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "cli/options/subcommand.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "run/train_rank.h"
 
 /* In the order of ar_data_format. */

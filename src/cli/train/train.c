@@ -11,7 +11,7 @@
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "cli/train/train.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "run/train_rank.h"
 
 /* --- what makes no sense ------------------------------------------------------------------------------------------ */

@@ -8,7 +8,7 @@
 
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/safetensors.h"

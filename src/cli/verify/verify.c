@@ -11,7 +11,7 @@
 #include "cli/options/subcommand.h"
 #include "cli/shared/progress.h"
 #include "cli/verify/report.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "verify/dumps/normal.h"
 #include "verify/dumps/report.h"

@@ -123,9 +123,9 @@ void ar_ctx_destroy(ar_ctx *c)
     if (!c)
         return;
     ar_ctx_end_step(c);
-    for (int i = 0; i < ARI_WAYS; i++) {
-        ar_queue_destroy(c->way[i].queue);
-        ar_comm_destroy(c->way[i].comm);
+    for (int i = 0; i < ARI_TRANSFERS; i++) {
+        ar_queue_destroy(c->transfer[i].queue);
+        ar_comm_destroy(c->transfer[i].comm);
     }
     ari_communication *const all[] = {&c->communication, &c->gathers, &c->beside};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -245,10 +245,10 @@ static int colour_of(int edge, int ranks)
 /* The pair of this rank's edge of a colour, for what moves along it, or back. */
 static ar_status pair_up(ar_ctx *c, int colour, bool back)
 {
-    static const char *const names[ARI_WAYS] = {[ARI_SEND_ACTIVATION] = "send activations",
-                                                [ARI_RECV_ACTIVATION] = "recv activations",
-                                                [ARI_SEND_GRADIENT] = "send gradients",
-                                                [ARI_RECV_GRADIENT] = "recv gradients"};
+    static const char *const names[ARI_TRANSFERS] = {[ARI_SEND_ACTIVATION] = "send activations",
+                                                     [ARI_RECV_ACTIVATION] = "recv activations",
+                                                     [ARI_SEND_GRADIENT] = "send gradients",
+                                                     [ARI_RECV_GRADIENT] = "recv gradients"};
     const int n = ar_comm_size(c->pipeline), r = ar_comm_rank(c->pipeline), before = (r + n - 1) % n;
     const int edges = c->layout.virtual_stages > 1 ? n : n - 1;
     const bool from = r < edges && colour_of(r, n) == colour, to = before < edges && colour_of(before, n) == colour;
@@ -257,18 +257,18 @@ static ar_status pair_up(ar_ctx *c, int colour, bool back)
     AR_TRY(ar_comm_join(&comm, c->pipeline, from ? r : to ? before : -1, sends ? 0 : 1, 2));
     if (!comm)
         return AR_OK;
-    const int way =
+    const int transfer =
         back ? (sends ? ARI_SEND_GRADIENT : ARI_RECV_GRADIENT) : (sends ? ARI_SEND_ACTIVATION : ARI_RECV_ACTIVATION);
-    c->way[way].comm = comm;
-    return c->device->ops->queue_create(c->device, &c->way[way].queue, AR_QUEUE_THREAD, names[way]);
+    c->transfer[transfer].comm = comm;
+    return c->device->ops->queue_create(c->device, &c->transfer[transfer].queue, AR_QUEUE_THREAD, names[transfer]);
 }
 
-ar_status ari_ctx_ways(ar_ctx *c, const ari_neighbour **borrows)
+ar_status ari_ctx_transfers(ar_ctx *c, const ari_neighbour **borrows)
 {
-    for (int i = 0; i < 2 * COLOURS && !c->ways; i++)
+    for (int i = 0; i < 2 * COLOURS && !c->has_transfers; i++)
         AR_TRY(pair_up(c, i / 2, i % 2 == 1));
-    c->ways = true;
-    *borrows = c->way;
+    c->has_transfers = true;
+    *borrows = c->transfer;
     return AR_OK;
 }
 
@@ -278,7 +278,7 @@ void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 }
 
 /* The groups that the context's collectives go through, each once. */
-#define GROUPS (4 * ARI_OVER_GROUPS + 2 + ARI_WAYS)
+#define GROUPS (4 * ARI_OVER_GROUPS + 2 + ARI_TRANSFERS)
 static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
     const ar_comm *all[GROUPS];
@@ -291,8 +291,8 @@ static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
     }
     for (int i = 0; i < 2; i++)
         all[k++] = c->replicas.of[i].comm;
-    for (int i = 0; i < ARI_WAYS; i++)
-        all[k++] = c->way[i].comm;
+    for (int i = 0; i < ARI_TRANSFERS; i++)
+        all[k++] = c->transfer[i].comm;
     for (int i = 0; i < GROUPS; i++) {
         int seen = 0;
         while (seen < n && group[seen] != all[i])

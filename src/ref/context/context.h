@@ -59,13 +59,13 @@ typedef struct ari_replicas {
 } ari_replicas;
 
 /* Transfers between neighbouring stages of a pipeline. */
-typedef enum ari_way {
+typedef enum ari_transfer {
     ARI_SEND_ACTIVATION,
     ARI_RECV_ACTIVATION,
     ARI_SEND_GRADIENT,
     ARI_RECV_GRADIENT,
-    ARI_WAYS
-} ari_way;
+    ARI_TRANSFERS
+} ari_transfer;
 /* Queue and communicator of a transfer, separate so that none waits for one of another kind. */
 typedef struct ari_neighbour {
     ar_queue *queue; /* NULL: this rank has no such neighbour */
@@ -74,17 +74,17 @@ typedef struct ari_neighbour {
 
 struct ar_ctx {
     ar_device *device;
-    ar_queue *queue;                 /* the main queue */
-    ARI_GROUP_MEMBERS;               /* none of them NULL */
-    ar_comm *world;                  /* nor this */
-    ar_parallel layout;              /* that these groups are of: extents, ring, stages */
-    ar_comm *self;                   /* owned; what groups are that were not given */
-    ari_replicas replicas;           /* owned */
-    ari_communication communication; /* of gradients; owned */
-    ari_communication gathers;       /* of weights: shard alone; owned */
-    ari_communication beside;        /* of layers, beside their products: tp alone; owned */
-    ari_neighbour way[ARI_WAYS];     /* of the pipeline; owned */
-    bool ways;                       /* these have been made */
+    ar_queue *queue;                       /* the main queue */
+    ARI_GROUP_MEMBERS;                     /* none of them NULL */
+    ar_comm *world;                        /* nor this */
+    ar_parallel layout;                    /* that these groups are of: extents, ring, stages */
+    ar_comm *self;                         /* owned; what groups are that were not given */
+    ari_replicas replicas;                 /* owned */
+    ari_communication communication;       /* of gradients; owned */
+    ari_communication gathers;             /* of weights: shard alone; owned */
+    ari_communication beside;              /* of layers, beside their products: tp alone; owned */
+    ari_neighbour transfer[ARI_TRANSFERS]; /* of the pipeline; owned */
+    bool has_transfers;                    /* these have been made */
     bool sp, keep_gathered;
     int overlap; /* at least 1 */
     ar_recomputation recompute;
@@ -176,10 +176,10 @@ AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borr
 /** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the
  *  step's memory ends, so does what is under way there. */
 AR_NODISCARD ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows);
-/** The [ARI_WAYS] of the context's pipeline. Neighbours are those of a ring of its ranks, which the last one closes
- *  where ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where they are
- *  made. Errors: what queue and communicator give. */
-AR_NODISCARD ar_status ari_ctx_ways(ar_ctx *c, const ari_neighbour **borrows);
+/** The [ARI_TRANSFERS] of the context's pipeline. Neighbours are those of a ring of its ranks, which the last one
+ *  closes where ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where
+ *  they are made. Errors: what queue and communicator give. */
+AR_NODISCARD ar_status ari_ctx_transfers(ar_ctx *c, const ari_neighbour **borrows);
 /** True if activations between the tensor-parallel regions are sharded along the sequence. */
 static inline bool ari_ctx_sp(const ar_ctx *c)
 {

@@ -45,8 +45,8 @@ void ar_ctx_end_step(ar_ctx *c)
     /* A step that has failed may have left work under way, whose memory this is. */
     if (c->owned.next != &c->owned) {
         ari_queue_drain(c->beside.queue);
-        for (int i = 0; i < ARI_WAYS; i++)
-            ari_queue_drain(c->way[i].queue);
+        for (int i = 0; i < ARI_TRANSFERS; i++)
+            ari_queue_drain(c->transfer[i].queue);
     }
     /* The newest first: objects may refer to older ones. */
     for (ari_owned *o = c->owned.next, *next = NULL; o != &c->owned; o = next) {

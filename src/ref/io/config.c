@@ -183,9 +183,9 @@ ar_status ar_config_load(ar_config *c, const char *path)
     ar_status st = AR_OK;
     struct stat there;
     if (folder && lstat(file, &there) != 0) /* then what the folder holds says more than that the file is missing */
-        st = ari_foreign_refuse_folder(path);
+        st = ari_unsupported_format_check_folder(path);
     if (st == AR_OK)
-        st = ari_foreign_read_text(&text, &length, file, ARI_JSON_MAX_BYTES);
+        st = ari_file_read_text(&text, &length, file, ARI_JSON_MAX_BYTES);
     if (st == AR_OK)
         st = ar_config_parse(&read, (const char *)text, length, file);
     if (st == AR_OK) {

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
 /* --- one key ------------------------------------------------------------------------------------------------------ */

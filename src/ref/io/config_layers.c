@@ -2,7 +2,7 @@
 /* Sliding windows, as transformers has them (masking_utils.py): query i sees the keys j with i - j < window. */
 #include <string.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
 static const char full[] = "full_attention", sliding[] = "sliding_attention";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
 /* Sizes must be given: a file that leaves out hidden_size is damaged, not a 7B model. What Hugging Face itself leaves

@@ -138,7 +138,7 @@ ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path)
     const char *name = path == NULL ? own : path;
     unsigned char *text = NULL;
     size_t bytes = 0;
-    ar_status st = ari_foreign_read_text(&text, &bytes, name, MAX_TEXT_BYTES);
+    ar_status st = ari_file_read_text(&text, &bytes, name, MAX_TEXT_BYTES);
     if (st == AR_OK && bytes == 0) {
         free(text);
         st = ar_error_set(AR_ERR_DATA, "%s: is empty, expected text", ARI_SHOW(name));

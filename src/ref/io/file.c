@@ -33,10 +33,10 @@ ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
     /* O_NONBLOCK: opening a named pipe without a writer would wait for ever. It changes nothing for regular files. */
     const int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (opened < 0)
-        return ari_out_fail("open", path);
+        return ari_io_fail("open", path);
     struct stat info;
     if (fstat(opened, &info) != 0) {
-        const ar_status st = ari_out_fail("read the size", path);
+        const ar_status st = ari_io_fail("read the size", path);
         close(opened);
         return st;
     }
@@ -59,7 +59,7 @@ ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const c
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return ari_out_fail("read", path);
+            return ari_io_fail("read", path);
         if (got == 0)
             return ar_error_set(AR_ERR_IO,
                                 "%s: became shorter while it was read: %zu bytes at offset %zu, expected %zu",
@@ -115,14 +115,14 @@ ar_status ari_file_write(const char *path, const void *data, size_t bytes)
 {
     if (path != NULL && strcmp(path, "-") == 0) {
         if (fwrite(data, 1, bytes, stdout) != bytes || fflush(stdout) != 0)
-            return ari_out_fail("write", "standard output");
+            return ari_io_fail("write", "standard output");
         return AR_OK;
     }
-    ari_out *o = NULL;
-    AR_TRY(ari_out_create(&o, path));
-    const ar_status st = ari_out_write(o, data, bytes);
+    ari_atomic_file *o = NULL;
+    AR_TRY(ari_atomic_file_create(&o, path));
+    const ar_status st = ari_atomic_file_write(o, data, bytes);
     if (st == AR_OK)
-        return ari_out_commit(o);
-    ari_out_discard(o);
+        return ari_atomic_file_commit(o);
+    ari_atomic_file_discard(o);
     return st;
 }

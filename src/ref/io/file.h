@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 
 /* Whole files in, whole files out. */
 
@@ -30,7 +30,7 @@ AR_NODISCARD ar_status ari_file_map(void **map, int fd, size_t bytes, const char
  *  AR_ERR_OVERFLOW (longer than `limit`), AR_ERR_MEMORY. Gives; free with free(). */
 AR_NODISCARD ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path, size_t limit);
 
-/** Writes data that is whole in memory as one file of ref/core/out.h; path "-" is stdout. */
+/** Writes data that is whole in memory as one file of ref/core/atomic_file.h; path "-" is stdout. */
 AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t bytes);
 
 /* --- files of other programs -------------------------------------------------------------------------------------- */
@@ -45,24 +45,25 @@ typedef enum ari_wanted {
     ARI_WANT_TEXT     /* JSON, a mapping, a text */
 } ari_wanted;
 
-#define ARI_FOREIGN_HEAD 64 /* bytes by which a file is recognised */
+#define ARI_FORMAT_HEAD 64 /* bytes by which a file is recognised */
 /** Refuses a file that begins as one of NumPy, PyTorch, GGUF, HDF5, Arrow, Parquet, gzip or zstd does. head: its first
- * n bytes, ARI_FOREIGN_HEAD if it has as many. Errors: AR_ERR_FORMAT, with what it is and how to convert it. */
-AR_NODISCARD ar_status ari_foreign_refuse(const char *path, const void *head, size_t n, ari_wanted wanted);
-enum { ARI_FOREIGN_CONVERT = 1536 };
+ * n bytes, ARI_FORMAT_HEAD if it has as many. Errors: AR_ERR_FORMAT, with what it is and how to convert it. */
+AR_NODISCARD ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted wanted);
+enum { ARI_FORMAT_CONVERSION = 1536 };
 /** "; this converts it: ..", with the path for each @ of the lines and the name for each #; "" without lines. */
-void ari_foreign_convert(char out[ARI_FOREIGN_CONVERT], const char *lines, const char *path, const char *name);
+void ari_unsupported_format_conversion(char out[ARI_FORMAT_CONVERSION], const char *lines, const char *path,
+                                       const char *name);
 /** The same of an open file of `bytes` bytes. Errors: also AR_ERR_IO. */
-AR_NODISCARD ar_status ari_foreign_refuse_file(int fd, size_t bytes, const char *path, ari_wanted wanted);
+AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted wanted);
 
 /** ari_file_read of a text: JSON, a mapping, a text to train on. Errors: also AR_ERR_FORMAT, as above. */
-AR_NODISCARD ar_status ari_foreign_read_text(unsigned char **gives, size_t *length, const char *path, size_t limit);
+AR_NODISCARD ar_status ari_file_read_text(unsigned char **gives, size_t *length, const char *path, size_t limit);
 
 /** Refuses a folder that holds a model's tensors in files that are not read: of PyTorch, of an adapter, shards without
  *  their index, torch.distributed.checkpoint, DeepSpeed, Megatron, GGUF, TensorFlow, Flax. Files beside
  *  model.safetensors are no matter: ask where there is neither it nor its index. AR_OK: there is none of these.
  *  Errors: AR_ERR_FORMAT, with the file, what it is and how to convert it; AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_foreign_refuse_folder(const char *folder);
+AR_NODISCARD ar_status ari_unsupported_format_check_folder(const char *folder);
 
 /* --- bundled data ------------------------------------------------------------------------------------------------- */
 

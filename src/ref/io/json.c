@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/io/file.h"
 
 /* An upper bound: commas and brackets inside strings count too. */
@@ -46,7 +46,7 @@ ar_status ari_json_load(json_t **gives, const char *path)
 {
     unsigned char *text = NULL;
     size_t length = 0;
-    AR_TRY(ari_foreign_read_text(&text, &length, path, ARI_JSON_MAX_BYTES));
+    AR_TRY(ari_file_read_text(&text, &length, path, ARI_JSON_MAX_BYTES));
     const ar_status st = ari_json_parse(gives, (const char *)text, length, path);
     free(text);
     return st;
@@ -65,14 +65,14 @@ ar_status ari_json_save(const json_t *value, const char *path)
 }
 
 /* JSON inside a script element: a text that holds "</script>" must not end it. */
-static ar_status write_escaped(ari_out *out, const char *json)
+static ar_status write_escaped(ari_atomic_file *out, const char *json)
 {
     while (*json) {
         const size_t n = strcspn(json, "<");
-        AR_TRY(ari_out_write(out, json, n));
+        AR_TRY(ari_atomic_file_write(out, json, n));
         json += n;
         if (*json == '<') {
-            AR_TRY(ari_out_write(out, "\\u003c", 6));
+            AR_TRY(ari_atomic_file_write(out, "\\u003c", 6));
             json++;
         }
     }
@@ -83,19 +83,19 @@ static ar_status write_page(const char *json, const unsigned char *page, size_t 
 {
     static const char place[] = "@DATA@";
     const char *start = (const char *)page, *data = strstr(start, place);
-    ari_out *out = NULL;
+    ari_atomic_file *out = NULL;
     if (data == NULL)
         return ar_error_set(AR_ERR_INTERNAL, "%s: the page has no place for its data", ARI_SHOW(path));
     const char *rest = data + sizeof place - 1;
-    AR_TRY(ari_out_create(&out, path));
-    ar_status st = ari_out_write(out, start, (size_t)(data - start));
+    AR_TRY(ari_atomic_file_create(&out, path));
+    ar_status st = ari_atomic_file_write(out, start, (size_t)(data - start));
     if (st == AR_OK)
         st = write_escaped(out, json);
     if (st == AR_OK)
-        st = ari_out_write(out, rest, bytes - (size_t)(rest - start));
+        st = ari_atomic_file_write(out, rest, bytes - (size_t)(rest - start));
     if (st == AR_OK)
-        return ari_out_commit(out);
-    ari_out_discard(out);
+        return ari_atomic_file_commit(out);
+    ari_atomic_file_discard(out);
     return st;
 }
 

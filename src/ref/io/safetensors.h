@@ -60,9 +60,9 @@ AR_NODISCARD ar_status ari_st_header_make(char **gives, size_t *length, const ar
 #define ARI_ST_SINGLE "model.safetensors"
 #define ARI_ST_INDEX "model.safetensors.index.json"
 
-/** ar_st_write up to its last step, for files that belong together. Gives; end with ari_out_commit, ari_out_commit_all
- * or ari_out_discard. */
-AR_NODISCARD ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_st_tensor *tensors,
+/** ar_st_write up to its last step, for files that belong together. Gives; end with ari_atomic_file_commit,
+ * ari_atomic_file_commit_all or ari_atomic_file_discard. */
+AR_NODISCARD ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors,
                                                 size_t n, const char *const *metadata, size_t n_meta);
 /** ar_st_model_open by the path of an index, whatever its name; its shards lie beside it. */
 AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **gives, const char *path);

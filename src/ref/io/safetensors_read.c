@@ -67,7 +67,7 @@ ar_status ar_st_open(ar_st_file **gives, const char *path)
         st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
         goto done;
     }
-    AR_TRY_TO(done, st, ari_foreign_refuse_file(fd, bytes, path, ARI_WANT_TENSORS));
+    AR_TRY_TO(done, st, ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS));
     AR_TRY_TO(done, st, read_header(fd, bytes, path, &text, &length));
     const size_t start = ARI_ST_PREFIX_BYTES + length;
     AR_TRY_TO(done, st, ari_st_header_parse(&f->header, text, length, bytes - start, path));

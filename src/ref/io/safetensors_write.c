@@ -140,7 +140,7 @@ typedef struct slot {
 } slot;
 
 struct ar_st_writer {
-    ari_out *out;
+    ari_atomic_file *out;
     slot *slot; /* in the caller's order */
     size_t n;
 };
@@ -160,7 +160,7 @@ static ar_status place(ar_st_writer *w, const ar_st_tensor *const *order, const 
 }
 
 /* A file with its header: what follows are the data of order[0..n), from byte `length` on. Gives both; free(order). */
-static ar_status begin(ari_out **out, const ar_st_tensor ***order, size_t *length, const char *path,
+static ar_status begin(ari_atomic_file **out, const ar_st_tensor ***order, size_t *length, const char *path,
                        const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
 {
     ar_status st = AR_OK;
@@ -169,8 +169,8 @@ static ar_status begin(ari_out **out, const ar_st_tensor ***order, size_t *lengt
     if (*order == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory to write %zu tensors", n);
     AR_TRY_TO(done, st, ari_st_header_make(&header, length, *order, tensors, n, metadata, n_meta));
-    AR_TRY_TO(done, st, ari_out_create(out, path));
-    st = ari_out_write(*out, header, *length);
+    AR_TRY_TO(done, st, ari_atomic_file_create(out, path));
+    st = ari_atomic_file_write(*out, header, *length);
 done:
     free(header);
     return st;
@@ -208,15 +208,15 @@ ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t b
     if (bytes > s->bytes - s->done)
         return ar_error_set(AR_ERR_ARG, "tensor '%s' has %zu bytes: %zu more than the %zu written are too many",
                             ARI_SHOW(s->name), s->bytes, bytes, s->done);
-    AR_TRY(ari_out_write_at(w->out, s->at + s->done, data, bytes));
+    AR_TRY(ari_atomic_file_write_at(w->out, s->at + s->done, data, bytes));
     s->done += bytes;
     return AR_OK;
 }
 
 /* The file's end takes the writer with it, whatever becomes of the file. */
-static ari_out *release(ar_st_writer *w)
+static ari_atomic_file *release(ar_st_writer *w)
 {
-    ari_out *out = w->out;
+    ari_atomic_file *out = w->out;
     w->out = NULL;
     ar_st_writer_discard(w);
     return out;
@@ -231,14 +231,14 @@ ar_status ar_st_writer_commit(ar_st_writer *w)
             ar_st_writer_discard(w);
             return st;
         }
-    return ari_out_commit(release(w));
+    return ari_atomic_file_commit(release(w));
 }
 
 void ar_st_writer_discard(ar_st_writer *w)
 {
     if (w == NULL)
         return;
-    ari_out_discard(w->out);
+    ari_atomic_file_discard(w->out);
     for (size_t i = 0; i < w->n; i++)
         free(w->slot[i].name);
     free(w->slot);
@@ -259,21 +259,21 @@ static ar_status check_data(const ar_st_tensor *tensors, size_t n)
 }
 
 /* In the file's order, so that a pipe takes it. */
-static ar_status put_all(ari_out *out, const ar_st_tensor *const *order, size_t n)
+static ar_status put_all(ari_atomic_file *out, const ar_st_tensor *const *order, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         size_t bytes = 0;
         AR_TRY(ari_st_tensor_bytes(&bytes, order[i]));
-        AR_TRY(ari_out_write(out, order[i]->data, bytes));
+        AR_TRY(ari_atomic_file_write(out, order[i]->data, bytes));
     }
     return AR_OK;
 }
 
-ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors, size_t n,
                                    const char *const *metadata, size_t n_meta)
 {
     ar_status st = AR_OK;
-    ari_out *out = NULL;
+    ari_atomic_file *out = NULL;
     size_t length = 0;
     const ar_st_tensor **order = NULL;
     AR_TRY(check_data(tensors, n));
@@ -282,7 +282,7 @@ ar_status ari_st_write_uncommitted(ari_out **gives, const char *path, const ar_s
     *gives = out;
     out = NULL;
 done:
-    ari_out_discard(out);
+    ari_atomic_file_discard(out);
     free(order);
     return st;
 }
@@ -290,7 +290,7 @@ done:
 ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
                       size_t n_meta)
 {
-    ari_out *out = NULL;
+    ari_atomic_file *out = NULL;
     AR_TRY(ari_st_write_uncommitted(&out, path, tensors, n, metadata, n_meta));
-    return ari_out_commit(out);
+    return ari_atomic_file_commit(out);
 }

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "anyrank/reshard.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/axis.h"
-#include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "ref/models/stages.h"

@@ -168,7 +168,7 @@ ar_status ar_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *pa
 {
     unsigned char *text = NULL;
     size_t length = 0;
-    AR_TRY(ari_foreign_read_text(&text, &length, path, MOST_BYTES));
+    AR_TRY(ari_file_read_text(&text, &length, path, MOST_BYTES));
     const ar_status st = ar_pipeline_schedule_parse(gives, (const char *)text, length, path);
     free(text);
     return st;

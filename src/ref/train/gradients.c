@@ -134,14 +134,14 @@ ar_verdict ar_gradients_last(const ar_gradients *g)
 
 ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o)
 {
-    ari_said_tables said = {.own.words = NULL};
+    ari_all_claims claims = {.own.words = NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_gradients_ask(&said, g, o));
-    AR_TRY_TO(done, st, ari_gradients_judge(g, &said, o));
+    AR_TRY_TO(done, st, ari_gradients_exchange_claims(&claims, g, o));
+    AR_TRY_TO(done, st, ari_gradients_judge(g, &claims, o));
     AR_TRY_TO(done, st, ari_gradients_share_findings(g));
     *v = ar_gradients_last(g);
 done:
-    ari_said_free(&said);
+    ari_all_claims_free(&claims);
     return st;
 }
 

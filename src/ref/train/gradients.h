@@ -13,10 +13,10 @@ struct ar_gradients {
 };
 
 /* A rank's claims: a header, then a row for each parameter. They are exchanged as 64-bit words. */
-typedef struct ari_said_header {
+typedef struct ari_claims_header {
     uint64_t rank;  /* its number in the layout */
     uint64_t steps; /* of the optimizer; 0 without */
-} ari_said_header;
+} ari_claims_header;
 
 /* Which elements a rank holds a copy of, and a hash of it; place 0: of none. */
 typedef struct ari_copy {
@@ -27,45 +27,45 @@ enum { ARI_COPY_VALUE, ARI_COPY_GRADIENT, ARI_COPY_STATE, ARI_STATES = 4, ARI_CO
 /** The kinds of optimizer state, in the order of their copies. */
 extern const char *const ari_state_name[ARI_STATES];
 
-enum { ARI_SAID_HOLDS = 1, ARI_SAID_TRAINABLE = 2, ARI_SAID_GRADIENT = 4, ARI_SAID_NONZERO = 8 };
-typedef struct ari_said {
+enum { ARI_CLAIM_HOLDS = 1, ARI_CLAIM_TRAINABLE = 2, ARI_CLAIM_GRADIENT = 4, ARI_CLAIM_NONZERO = 8 };
+typedef struct ari_claim {
     uint64_t name;      /* hash */
-    uint64_t flags;     /* ARI_SAID_HOLDS: an element at least */
+    uint64_t flags;     /* ARI_CLAIM_HOLDS: an element at least */
     uint64_t bad;       /* elements of the gradient that are not finite */
     uint64_t first_bad; /* bits of the first of them */
     ari_copy copy[ARI_COPIES];
-} ari_said;
+} ari_claim;
 
 /* All of it: [ranks] of a header and [n] rows, one rank after the other. */
-typedef struct ari_said_table {
+typedef struct ari_claims {
     uint64_t *words;
     size_t ranks, n, row_words; /* row_words: of one rank */
     ar_param **params;          /* [n]: of whom the rows speak */
-} ari_said_table;
+} ari_claims;
 
 /* The claims to judge. Without a pipeline the last two are empty. */
-typedef struct ari_said_tables {
-    ari_said_table own;   /* of the ranks that have this rank's stages, of all parameters */
-    ari_said_table ends;  /* of those and the ones at the other end, of the tied weights that both have */
-    ari_said_table heads; /* of all ranks of the pipeline, headers alone */
-} ari_said_tables;
+typedef struct ari_all_claims {
+    ari_claims own;   /* of the ranks that have this rank's stages, of all parameters */
+    ari_claims ends;  /* of those and the ones at the other end, of the tied weights that both have */
+    ari_claims heads; /* of all ranks of the pipeline, headers alone */
+} ari_all_claims;
 
-static inline const ari_said_header *ari_header_of(const ari_said_table *t, size_t rank)
+static inline const ari_claims_header *ari_claims_header_of(const ari_claims *t, size_t rank)
 {
-    return (const ari_said_header *)(t->words + rank * t->row_words);
+    return (const ari_claims_header *)(t->words + rank * t->row_words);
 }
 /** Claim of rank `rank` about parameter i. */
-static inline const ari_said *ari_said_of(const ari_said_table *t, size_t rank, size_t i)
+static inline const ari_claim *ari_claim_of(const ari_claims *t, size_t rank, size_t i)
 {
-    return (const ari_said *)(ari_header_of(t, rank) + 1) + i;
+    return (const ari_claim *)(ari_claims_header_of(t, rank) + 1) + i;
 }
 
-/** Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; ari_said_free. */
-AR_NODISCARD ar_status ari_gradients_ask(ari_said_tables *gives, const ar_gradients *g,
-                                         const ar_gradients_verify_options *o);
-void ari_said_free(ari_said_tables *t);
+/** Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; ari_all_claims_free. */
+AR_NODISCARD ar_status ari_gradients_exchange_claims(ari_all_claims *gives, const ar_gradients *g,
+                                                     const ar_gradients_verify_options *o);
+void ari_all_claims_free(ari_all_claims *t);
 /** The findings about this rank's stages, into g. */
-AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_said_tables *t,
+AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_all_claims *t,
                                            const ar_gradients_verify_options *o);
 /** Those about all stages, in their order, into the g of each rank of the pipeline. Collective over it. */
 AR_NODISCARD ar_status ari_gradients_share_findings(ar_gradients *g);

@@ -22,24 +22,24 @@ static ar_status add_finding(ar_finding **gives, ar_gradients *g, ar_finding_kin
     return AR_OK;
 }
 
-static void add_rank(ar_finding *f, const ari_said_table *t, size_t r)
+static void add_rank(ar_finding *f, const ari_claims *t, size_t r)
 {
     if (f->ranks < AR_FINDING_RANKS)
-        f->rank[f->ranks] = (int)ari_header_of(t, r)->rank;
+        f->rank[f->ranks] = (int)ari_claims_header_of(t, r)->rank;
     f->ranks++;
 }
 
 /* The ranks that hold elements of parameter i and say all of `these` flags and none of `not`; r: where to begin.
  * t->ranks where there is none any more. */
-static size_t next_rank(const ari_said_table *t, size_t i, size_t r, uint64_t these, uint64_t not )
+static size_t next_rank(const ari_claims *t, size_t i, size_t r, uint64_t these, uint64_t not )
 {
-    these |= ARI_SAID_HOLDS;
-    while (r < t->ranks && (ari_said_of(t, r, i)->flags & (these | not )) != these)
+    these |= ARI_CLAIM_HOLDS;
+    while (r < t->ranks && (ari_claim_of(t, r, i)->flags & (these | not )) != these)
         r++;
     return r;
 }
 
-static size_t count_ranks(const ari_said_table *t, size_t i, uint64_t these, uint64_t not )
+static size_t count_ranks(const ari_claims *t, size_t i, uint64_t these, uint64_t not )
 {
     size_t n = 0;
     for (size_t r = next_rank(t, i, 0, these, not ); r < t->ranks; r = next_rank(t, i, r + 1, these, not ))
@@ -48,8 +48,8 @@ static size_t count_ranks(const ari_said_table *t, size_t i, uint64_t these, uin
 }
 
 /* A finding that names those ranks, if there are any. */
-static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_said_table *t, size_t i,
-                            ar_finding_kind kind, uint64_t these, uint64_t not )
+static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_claims *t, size_t i, ar_finding_kind kind,
+                            uint64_t these, uint64_t not )
 {
     ar_finding *f = NULL;
     for (size_t r = next_rank(t, i, 0, these, not ); r < t->ranks; r = next_rank(t, i, r + 1, these, not )) {
@@ -63,11 +63,11 @@ static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_said_
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-static ar_status judge_bad(ar_gradients *g, const ari_said_table *t, size_t i)
+static ar_status judge_bad(ar_gradients *g, const ari_claims *t, size_t i)
 {
     ar_finding *f = NULL;
     for (size_t r = 0; r < t->ranks; r++) {
-        const ari_said *s = ari_said_of(t, r, i);
+        const ari_claim *s = ari_claim_of(t, r, i);
         float first = 0.0f;
         if (s->bad == 0)
             continue;
@@ -82,32 +82,32 @@ static ar_status judge_bad(ar_gradients *g, const ari_said_table *t, size_t i)
     return AR_OK;
 }
 
-static ar_status judge_gradient(ar_gradients *g, const ari_said_table *t, size_t i, bool allow_unused)
+static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, bool allow_unused)
 {
-    const uint64_t trains = ARI_SAID_TRAINABLE, has = ARI_SAID_TRAINABLE | ARI_SAID_GRADIENT;
+    const uint64_t trains = ARI_CLAIM_TRAINABLE, has = ARI_CLAIM_TRAINABLE | ARI_CLAIM_GRADIENT;
     const size_t training = count_ranks(t, i, trains, 0), with = count_ranks(t, i, has, 0);
     ar_finding *f = NULL;
     if (training == 0)
         return AR_OK;
     AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_FROZEN, 0, trains));
-    AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_MISSING, trains, ARI_SAID_GRADIENT));
+    AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_MISSING, trains, ARI_CLAIM_GRADIENT));
     if (f)
         f->warning = with == 0 && allow_unused;
     AR_TRY(judge_bad(g, t, i));
-    if (with > 0 && count_ranks(t, i, has | ARI_SAID_NONZERO, 0) == 0)
+    if (with > 0 && count_ranks(t, i, has | ARI_CLAIM_NONZERO, 0) == 0)
         AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_ZERO, has, 0));
     return AR_OK;
 }
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
-static const ari_copy *copy_of(const ari_said_table *t, size_t r, size_t i, int which)
+static const ari_copy *copy_of(const ari_claims *t, size_t r, size_t i, int which)
 {
-    return &ari_said_of(t, r, i)->copy[which];
+    return &ari_claim_of(t, r, i)->copy[which];
 }
 
 /* The rank, of those from `first` on that hold copies of the same elements, whose copy the others should have. */
-static size_t right_copy(const ari_said_table *t, size_t i, int which, size_t first)
+static size_t right_copy(const ari_claims *t, size_t i, int which, size_t first)
 {
     const uint64_t place = copy_of(t, first, i, which)->place;
     size_t copies = 0;
@@ -124,7 +124,7 @@ static size_t right_copy(const ari_said_table *t, size_t i, int which, size_t fi
     return first;
 }
 
-static bool has_copy_below(const ari_said_table *t, size_t i, int which, size_t r)
+static bool has_copy_below(const ari_claims *t, size_t i, int which, size_t r)
 {
     const uint64_t place = copy_of(t, r, i, which)->place;
     for (size_t k = 0; k < r; k++) {
@@ -135,7 +135,7 @@ static bool has_copy_below(const ari_said_table *t, size_t i, int which, size_t 
 }
 
 /* Judges the elements of which rank `first` is the lowest to hold a copy. */
-static ar_status judge_copies_of(ar_gradients *g, const ari_said_table *t, size_t i, int which, size_t first)
+static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, size_t i, int which, size_t first)
 {
     static const ar_finding_kind kinds[] = {AR_FOUND_VALUE, AR_FOUND_GRADIENT};
     const size_t right = right_copy(t, i, which, first);
@@ -147,7 +147,7 @@ static ar_status judge_copies_of(ar_gradients *g, const ari_said_table *t, size_
             continue;
         if (!f) {
             AR_TRY(add_finding(&f, g, which < ARI_COPY_STATE ? kinds[which] : AR_FOUND_STATE, t->params[i]->name));
-            f->against = (int)ari_header_of(t, right)->rank;
+            f->against = (int)ari_claims_header_of(t, right)->rank;
             if (which >= ARI_COPY_STATE)
                 snprintf(f->state, sizeof f->state, "%s", ari_state_name[which - ARI_COPY_STATE]);
         }
@@ -156,7 +156,7 @@ static ar_status judge_copies_of(ar_gradients *g, const ari_said_table *t, size_
     return AR_OK;
 }
 
-static ar_status judge_copies(ar_gradients *g, const ari_said_table *t, size_t i)
+static ar_status judge_copies(ar_gradients *g, const ari_claims *t, size_t i)
 {
     for (int which = 0; which < ARI_COPIES; which++) {
         for (size_t r = 0; r < t->ranks; r++) {
@@ -170,46 +170,46 @@ static ar_status judge_copies(ar_gradients *g, const ari_said_table *t, size_t i
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 /* Rows that speak of different parameters can be compared no further. */
-static ar_status check_lists(const ari_said_table *t)
+static ar_status check_lists(const ari_claims *t)
 {
     for (size_t i = 0; i < t->n; i++) {
         for (size_t r = 1; r < t->ranks; r++) {
-            if (ari_said_of(t, r, i)->name != ari_said_of(t, 0, i)->name)
+            if (ari_claim_of(t, r, i)->name != ari_claim_of(t, 0, i)->name)
                 return ar_error_set(AR_ERR_MISMATCH,
                                     "parameter %zu of %zu is another one on rank %zu than on rank 0 ('%s' here)", i,
-                                    t->n, (size_t)ari_header_of(t, r)->rank, t->params[i]->name);
+                                    t->n, (size_t)ari_claims_header_of(t, r)->rank, t->params[i]->name);
         }
     }
     return AR_OK;
 }
 
-static ar_status judge_steps(ar_gradients *g, const ari_said_table *t)
+static ar_status judge_steps(ar_gradients *g, const ari_claims *t)
 {
     size_t right = 0;
     ar_finding *f = NULL;
     for (size_t r = 0; r < t->ranks; r++) {
         size_t alike = 0;
         for (size_t k = 0; k < t->ranks; k++)
-            alike += ari_header_of(t, k)->steps == ari_header_of(t, r)->steps;
+            alike += ari_claims_header_of(t, k)->steps == ari_claims_header_of(t, r)->steps;
         if (2 * alike > t->ranks) {
             right = r;
             break;
         }
     }
     for (size_t r = 0; r < t->ranks; r++) {
-        if (ari_header_of(t, r)->steps == ari_header_of(t, right)->steps)
+        if (ari_claims_header_of(t, r)->steps == ari_claims_header_of(t, right)->steps)
             continue;
         if (!f) {
             AR_TRY(add_finding(&f, g, AR_FOUND_STEPS, ""));
-            f->against = (int)ari_header_of(t, right)->rank;
-            f->value = (double)ari_header_of(t, r)->steps;
+            f->against = (int)ari_claims_header_of(t, right)->rank;
+            f->value = (double)ari_claims_header_of(t, r)->steps;
         }
         add_rank(f, t, r);
     }
     return AR_OK;
 }
 
-static ar_status judge_table(ar_gradients *g, const ari_said_table *t, size_t i, const ar_gradients_verify_options *o)
+static ar_status judge_table(ar_gradients *g, const ari_claims *t, size_t i, const ar_gradients_verify_options *o)
 {
     if (o->gradients)
         AR_TRY(judge_gradient(g, t, i, o->allow_unused));
@@ -217,7 +217,7 @@ static ar_status judge_table(ar_gradients *g, const ari_said_table *t, size_t i,
 }
 
 /* The first stage judges parameters that both ends of a pipeline have, and the steps of all ranks. */
-ar_status ari_gradients_judge(ar_gradients *g, const ari_said_tables *t, const ar_gradients_verify_options *o)
+ar_status ari_gradients_judge(ar_gradients *g, const ari_all_claims *t, const ar_gradients_verify_options *o)
 {
     const bool first = ar_comm_rank(g->ctx->pipeline) == 0;
     size_t tied = 0;

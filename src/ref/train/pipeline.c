@@ -15,37 +15,37 @@
 /* The values that pass a stage, forward or backward. */
 typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
 typedef struct flow {
-    ar_tensor taken, made; /* from and for a neighbouring stage */
-    ar_event *came;        /* when taken is there */
-    ar_buf memory;         /* of what is made, until it is being sent: the step's no more */
+    ar_tensor input, output; /* from and for a neighbouring stage */
+    ar_event *ready;         /* recorded when the input is there */
+    ar_buf memory;           /* of the output, until it is being sent: the step's no more */
 } flow;
 
-/* A micro-batch in a stage. The step's memory of both its passes is one life. */
-typedef struct visit {
+/* A micro-batch's slot in a stage. The step's memory of both its passes is one life. */
+typedef struct slot {
     flow flow[DIRECTIONS];
     ar_saved *saved;       /* between the passes */
     ari_deferred deferred; /* between a backward pass for the input and that for the weights */
-} visit;
+} slot;
 
 /* Memory that is being sent. */
-typedef struct parcel {
-    struct parcel *next;
+typedef struct send_buffer {
+    struct send_buffer *next;
     ar_buf memory;
     ar_event *sent;
-} parcel;
+} send_buffer;
 
 typedef struct pipeline {
-    const ari_trained *what;
+    const ari_trained *trained;
     ar_ctx *ctx;
     const ar_batch *micro;
     size_t n, most; /* of this rank; of the data-parallel rank that has most */
     const ar_train_options *o;
     ar_train_result *result;
-    const ari_neighbour *way;
-    const ar_pp_operation *list; /* [count] */
+    const ari_neighbour *transfers;
+    const ar_pp_operation *schedule; /* [count] */
     size_t count;
-    visit *visits;                /* [stages of the rank, n] */
-    parcel *sent;                 /* and perhaps received */
+    slot *slots;                  /* [stages of the rank, n] */
+    send_buffer *sent;            /* and perhaps received */
     ar_tensor before[DIRECTIONS]; /* of a fault: what was received before */
 } pipeline;
 
@@ -54,7 +54,7 @@ static int own_stage(const pipeline *p, const ar_pp_operation *op)
     return op->stage / ar_comm_size(p->ctx->pipeline);
 }
 
-static size_t place_of(const pipeline *p, const ar_pp_operation *op)
+static size_t slot_of(const pipeline *p, const ar_pp_operation *op)
 {
     return (size_t)own_stage(p, op) * p->n + (size_t)op->micro;
 }
@@ -66,7 +66,7 @@ static bool is_last_stage(const pipeline *p, const ar_pp_operation *op)
 
 /* --- transfers ---------------------------------------------------------------------------------------------------- */
 
-static ari_way way_of(ar_pp_kind k)
+static ari_transfer transfer_of(ar_pp_kind k)
 {
     return k == AR_PP_SEND_ACTIVATION   ? ARI_SEND_ACTIVATION
            : k == AR_PP_RECV_ACTIVATION ? ARI_RECV_ACTIVATION
@@ -74,43 +74,43 @@ static ari_way way_of(ar_pp_kind k)
                                         : ARI_RECV_GRADIENT;
 }
 
-static const char *tag_of(ari_way w)
+static const char *tag_of(ari_transfer w)
 {
     return w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? "activation" : "gradient";
 }
 
-static flow *flow_of(const pipeline *p, const ar_pp_operation *op, ari_way w)
+static flow *flow_of(const pipeline *p, const ar_pp_operation *op, ari_transfer w)
 {
-    return &p->visits[place_of(p, op)].flow[w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? FORWARD : BACKWARD];
+    return &p->slots[slot_of(p, op)].flow[w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? FORWARD : BACKWARD];
 }
 
 /* From here on there is memory for it. */
-static ar_status receive(pipeline *p, const ar_pp_operation *op)
+static ar_status start_receive(pipeline *p, const ar_pp_operation *op)
 {
-    const ari_way w = way_of(op->kind);
-    const ari_neighbour *from = &p->way[w];
+    const ari_transfer w = transfer_of(op->kind);
+    const ari_neighbour *from = &p->transfers[w];
     ar_ctx *ctx = p->ctx;
     flow *f = flow_of(p, op, w);
-    AR_TRY(ari_model_between(p->what->model, ctx, &f->taken, &p->micro[op->micro]));
-    AR_TRY(ar_event_create(&f->came));
-    AR_TRY(ari_queue_follow(from->queue, ctx->queue, f->came));
+    AR_TRY(ari_model_between(p->trained->model, ctx, &f->input, &p->micro[op->micro]));
+    AR_TRY(ar_event_create(&f->ready));
+    AR_TRY(ari_queue_follow(from->queue, ctx->queue, f->ready));
     AR_TRY(
-        ar_comm_recv(from->comm, from->queue, f->taken.data, ar_tensor_count(&f->taken), f->taken.dtype, 0, tag_of(w)));
-    return ar_event_record(f->came, from->queue);
+        ar_comm_recv(from->comm, from->queue, f->input.data, ar_tensor_count(&f->input), f->input.dtype, 0, tag_of(w)));
+    return ar_event_record(f->ready, from->queue);
 }
 
 /* Waits until the input of the next pass is ready. */
-static ar_status await(const pipeline *p, flow *f)
+static ar_status wait_for_input(const pipeline *p, flow *f)
 {
-    if (!f->came)
+    if (!f->ready)
         return AR_OK;
-    AR_TRY(ar_queue_wait(p->ctx->queue, f->came));
-    ar_event_destroy(f->came);
-    f->came = NULL;
+    AR_TRY(ar_queue_wait(p->ctx->queue, f->ready));
+    ar_event_destroy(f->ready);
+    f->ready = NULL;
     return AR_OK;
 }
 
-static void free_parcel(pipeline *p, parcel *s)
+static void free_send_buffer(pipeline *p, send_buffer *s)
 {
     p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, s->memory);
     ar_event_destroy(s->sent);
@@ -120,8 +120,8 @@ static void free_parcel(pipeline *p, parcel *s)
 /* The memory of what has been received; wait: of all that is sent. */
 static ar_status free_received(pipeline *p, bool wait)
 {
-    for (parcel **at = &p->sent; *at;) {
-        parcel *s = *at;
+    for (send_buffer **at = &p->sent; *at;) {
+        send_buffer *s = *at;
         bool received = true;
         AR_TRY(wait ? ar_queue_wait(p->ctx->queue, s->sent) : ar_event_test(s->sent, &received));
         if (!received) {
@@ -129,81 +129,81 @@ static ar_status free_received(pipeline *p, bool wait)
             continue;
         }
         *at = s->next;
-        free_parcel(p, s);
+        free_send_buffer(p, s);
     }
     return AR_OK;
 }
 
 /* A rank does not wait for its sends, or two that send before they receive could wait for each other. */
-static ar_status send(pipeline *p, const ar_pp_operation *op)
+static ar_status start_send(pipeline *p, const ar_pp_operation *op)
 {
-    const ari_way w = way_of(op->kind);
-    const ari_neighbour *to = &p->way[w];
+    const ari_transfer w = transfer_of(op->kind);
+    const ari_neighbour *to = &p->transfers[w];
     flow *f = flow_of(p, op, w);
-    parcel *s = NULL;
+    send_buffer *s = NULL;
     AR_TRY(free_received(p, false));
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "what is sent"));
-    *s = (parcel){.next = p->sent, .memory = f->memory};
+    *s = (send_buffer){.next = p->sent, .memory = f->memory};
     f->memory = (ar_buf){NULL};
     p->sent = s;
     AR_TRY(ar_event_create(&s->sent));
     AR_TRY(ari_queue_follow(to->queue, p->ctx->queue, s->sent));
-    AR_TRY(ar_comm_send(to->comm, to->queue, ar_const(f->made.data), ar_tensor_count(&f->made), f->made.dtype, 1,
+    AR_TRY(ar_comm_send(to->comm, to->queue, ar_const(f->output.data), ar_tensor_count(&f->output), f->output.dtype, 1,
                         tag_of(w)));
     return ar_event_record(s->sent, to->queue);
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------------- */
 
-static ar_status forward(pipeline *p, const ar_pp_operation *op, visit *v, int life)
+static ar_status run_forward(pipeline *p, const ar_pp_operation *op, slot *s, int life)
 {
-    flow *f = &v->flow[FORWARD];
-    AR_TRY(await(p, f));
+    flow *f = &s->flow[FORWARD];
+    AR_TRY(wait_for_input(p, f));
     if (op->stage > 0)
-        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_activation, &p->before[FORWARD], &f->taken));
-    AR_TRY(ar_saved_create(&v->saved));
-    AR_TRY(ar_model_stage_forward(p->what->model, p->ctx, v->saved, own_stage(p, op), &f->made, &f->taken,
+        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_activation, &p->before[FORWARD], &f->input));
+    AR_TRY(ar_saved_create(&s->saved));
+    AR_TRY(ar_model_stage_forward(p->trained->model, p->ctx, s->saved, own_stage(p, op), &f->output, &f->input,
                                   &p->micro[op->micro]));
     if (!is_last_stage(p, op))
-        AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->made));
+        AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->output));
     ari_step_stored(p->ctx, &p->result->stored_bytes);
     if (p->o->forward_only)
         ari_step_end_life(p->ctx, life);
     return AR_OK;
 }
 
-static ar_status backward(pipeline *p, const ar_pp_operation *op, visit *v, int life)
+static ar_status run_backward(pipeline *p, const ar_pp_operation *op, slot *s, int life)
 {
     const int pieces = ari_at_least_one(p->o->parallel.micro_batches);
-    flow *f = &v->flow[BACKWARD];
-    AR_TRY(ari_fault_accumulated(p->what->params, p->what->n, p->ctx, pieces));
-    AR_TRY(await(p, f));
+    flow *f = &s->flow[BACKWARD];
+    AR_TRY(ari_fault_accumulated(p->trained->params, p->trained->n, p->ctx, pieces));
+    AR_TRY(wait_for_input(p, f));
     if (!is_last_stage(p, op)) {
-        AR_TRY(ari_fault_stage_gradient(p->ctx, &f->taken, pieces));
-        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_gradient, &p->before[BACKWARD], &f->taken));
+        AR_TRY(ari_fault_stage_gradient(p->ctx, &f->input, pieces));
+        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_gradient, &p->before[BACKWARD], &f->input));
     }
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), false));
-    p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &v->deferred : NULL;
-    const ar_status st = ar_model_stage_backward(p->what->model, p->ctx, v->saved, own_stage(p, op), &f->made,
-                                                 &f->taken, &p->micro[op->micro]);
+    p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &s->deferred : NULL;
+    const ar_status st = ar_model_stage_backward(p->trained->model, p->ctx, s->saved, own_stage(p, op), &f->output,
+                                                 &f->input, &p->micro[op->micro]);
     p->ctx->deferred = NULL;
     AR_TRY(st);
     if (op->kind == AR_PP_BACKWARD)
         AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
     if (op->stage > 0)
-        AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->made));
-    ar_saved_destroy(v->saved);
-    v->saved = NULL;
+        AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->output));
+    ar_saved_destroy(s->saved);
+    s->saved = NULL;
     ari_step_end_life(p->ctx, life);
     return AR_OK;
 }
 
-static ar_status backward_weight(pipeline *p, const ar_pp_operation *op, visit *v, int life)
+static ar_status run_backward_weight(pipeline *p, const ar_pp_operation *op, slot *s, int life)
 {
     ar_ctx_place(p->ctx, &p->micro[op->micro]);
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), true));
     if (op->micro > 0 || !ar_faulty(p->ctx, AR_FAULT_zb_weight_pass_missing))
-        AR_TRY(ari_deferred_run(p->ctx, &v->deferred));
+        AR_TRY(ari_deferred_run(p->ctx, &s->deferred));
     AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
     ari_step_end_life(p->ctx, life);
     return AR_OK;
@@ -218,8 +218,8 @@ static bool ends_backward(ar_pp_kind k)
 static bool goes_back_again(const pipeline *p, size_t i)
 {
     for (size_t k = i + 1; k < p->count; k++) {
-        const ar_pp_operation *op = &p->list[k];
-        if (op->stage == p->list[i].stage && ends_backward(op->kind) && (size_t)op->micro < p->n)
+        const ar_pp_operation *op = &p->schedule[k];
+        if (op->stage == p->schedule[i].stage && ends_backward(op->kind) && (size_t)op->micro < p->n)
             return true;
     }
     return false;
@@ -231,20 +231,20 @@ static ar_status run_pass(pipeline *p, size_t i)
                                                     [AR_PP_BACKWARD] = "bwd",
                                                     [AR_PP_BACKWARD_INPUT] = "bwd_input",
                                                     [AR_PP_BACKWARD_WEIGHT] = "bwd_weight"};
-    const ar_pp_operation *op = &p->list[i];
+    const ar_pp_operation *op = &p->schedule[i];
     const int life = p->ctx->life;
-    visit *v = &p->visits[place_of(p, op)];
+    slot *s = &p->slots[slot_of(p, op)];
     if (p->o->ddp && ends_backward(op->kind))
         ar_ddp_set_sync(p->o->ddp, !goes_back_again(p, i));
     ari_span_begin("stage %d micro-batch %d:%s", op->stage, op->micro, passes[op->kind]);
-    return ari_span_end(op->kind == AR_PP_FORWARD           ? forward(p, op, v, life)
-                        : op->kind == AR_PP_BACKWARD_WEIGHT ? backward_weight(p, op, v, life)
-                                                            : backward(p, op, v, life));
+    return ari_span_end(op->kind == AR_PP_FORWARD           ? run_forward(p, op, s, life)
+                        : op->kind == AR_PP_BACKWARD_WEIGHT ? run_backward_weight(p, op, s, life)
+                                                            : run_backward(p, op, s, life));
 }
 
-/* --- the list ----------------------------------------------------------------------------------------------------- */
+/* --- the schedule ------------------------------------------------------------------------------------------------- */
 
-static bool is_left_out(const pipeline *p, const ar_pp_operation *op)
+static bool is_skipped(const pipeline *p, const ar_pp_operation *op)
 {
     const bool there =
         op->kind == AR_PP_FORWARD || op->kind == AR_PP_SEND_ACTIVATION || op->kind == AR_PP_RECV_ACTIVATION;
@@ -252,7 +252,7 @@ static bool is_left_out(const pipeline *p, const ar_pp_operation *op)
 }
 
 /* The peers wait for what does not come any more. A failure of theirs has a name already. */
-static ar_status fail(const pipeline *p, const ar_pp_operation *op, ar_status st)
+static ar_status fail_operation(const pipeline *p, const ar_pp_operation *op, ar_status st)
 {
     if (st != AR_ERR_ABORTED) {
         const ari_outcome found = ari_outcome_of(st);
@@ -264,7 +264,7 @@ static ar_status fail(const pipeline *p, const ar_pp_operation *op, ar_status st
 }
 
 /* A pass through a micro-batch that other data-parallel ranks have, for what they share out. */
-static ar_status miss(pipeline *p, const ar_pp_operation *op)
+static ar_status run_absent(pipeline *p, const ar_pp_operation *op)
 {
     const int stage = own_stage(p, op);
     ar_ddp *d = p->o->ddp;
@@ -288,63 +288,64 @@ static ar_status miss(pipeline *p, const ar_pp_operation *op)
 
 static ar_status run_operation(pipeline *p, size_t i)
 {
-    const ar_pp_operation *op = &p->list[i];
-    const bool left_out = is_left_out(p, op);
-    p->ctx->life = left_out ? 0 : 1 + (int)place_of(p, op);
-    if (left_out)
-        return miss(p, op);
+    const ar_pp_operation *op = &p->schedule[i];
+    const bool skipped = is_skipped(p, op);
+    p->ctx->life = skipped ? 0 : 1 + (int)slot_of(p, op);
+    if (skipped)
+        return run_absent(p, op);
     if (op->kind <= AR_PP_BACKWARD_WEIGHT)
         return run_pass(p, i);
-    return op->kind == AR_PP_SEND_ACTIVATION || op->kind == AR_PP_SEND_GRADIENT ? send(p, op) : receive(p, op);
+    return op->kind == AR_PP_SEND_ACTIVATION || op->kind == AR_PP_SEND_GRADIENT ? start_send(p, op)
+                                                                                : start_receive(p, op);
 }
 
-static ar_status run_list(pipeline *p)
+static ar_status run_schedule(pipeline *p)
 {
-    ari_fault_hooks(p->o->ddp, p->ctx, p->list, p->count);
+    ari_fault_hooks(p->o->ddp, p->ctx, p->schedule, p->count);
     for (size_t i = 0; i < p->count; i++) {
         const ar_status st = run_operation(p, i);
         if (st != AR_OK)
-            return fail(p, &p->list[i], st);
+            return fail_operation(p, &p->schedule[i], st);
     }
     return free_received(p, true);
 }
 
-static void end(pipeline *p)
+static void destroy_pipeline(pipeline *p)
 {
     p->ctx->life = 0;
-    for (int w = 0; p->way && w < ARI_WAYS; w++)
-        ari_queue_drain(p->way[w].queue);
+    for (int w = 0; p->transfers && w < ARI_TRANSFERS; w++)
+        ari_queue_drain(p->transfers[w].queue);
     while (p->sent) {
-        parcel *s = p->sent;
+        send_buffer *s = p->sent;
         p->sent = s->next;
-        free_parcel(p, s);
+        free_send_buffer(p, s);
     }
-    for (size_t i = 0; p->visits && i < (size_t)p->ctx->layout.virtual_stages * p->n; i++) {
-        visit *v = &p->visits[i];
+    for (size_t i = 0; p->slots && i < (size_t)p->ctx->layout.virtual_stages * p->n; i++) {
+        slot *s = &p->slots[i];
         for (int d = 0; d < DIRECTIONS; d++) {
-            p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, v->flow[d].memory);
-            ar_event_destroy(v->flow[d].came);
+            p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, s->flow[d].memory);
+            ar_event_destroy(s->flow[d].ready);
         }
-        ari_deferred_drop(p->ctx, &v->deferred);
-        ar_saved_destroy(v->saved);
+        ari_deferred_drop(p->ctx, &s->deferred);
+        ar_saved_destroy(s->saved);
     }
-    free(p->visits);
+    free(p->slots);
 }
 
-ar_status ari_pipeline_run(const ari_trained *what, ar_ctx *ctx, const ar_batch *micro, size_t n, size_t most,
+ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx, const ar_batch *micro, size_t n, size_t most,
                            const ar_train_options *o, ar_train_result *result)
 {
-    ar_pipeline_schedule *schedule = NULL;
-    pipeline p = {.what = what, .ctx = ctx, .micro = micro, .n = n, .most = most, .o = o, .result = result};
-    AR_TRY(ar_parallel_schedule(&schedule, &o->parallel));
-    p.list = ar_pipeline_schedule_rank(schedule, ar_comm_rank(ctx->pipeline), &p.count);
-    ar_status st = ari_ctx_ways(ctx, &p.way);
+    ar_pipeline_schedule *all = NULL;
+    pipeline p = {.trained = trained, .ctx = ctx, .micro = micro, .n = n, .most = most, .o = o, .result = result};
+    AR_TRY(ar_parallel_schedule(&all, &o->parallel));
+    p.schedule = ar_pipeline_schedule_rank(all, ar_comm_rank(ctx->pipeline), &p.count);
+    ar_status st = ari_ctx_transfers(ctx, &p.transfers);
     if (st == AR_OK)
-        st = ari_alloc_zero((void **)&p.visits, (size_t)ctx->layout.virtual_stages * n, sizeof *p.visits,
+        st = ari_alloc_zero((void **)&p.slots, (size_t)ctx->layout.virtual_stages * n, sizeof *p.slots,
                             "micro-batches in stages");
     if (st == AR_OK)
-        st = run_list(&p);
-    end(&p);
-    ar_pipeline_schedule_destroy(schedule);
+        st = run_schedule(&p);
+    destroy_pipeline(&p);
+    ar_pipeline_schedule_destroy(all);
     return st;
 }

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
-#include "ref/core/out.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "verify/diagnose/diagnose.h"

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "verify/dumps/verify_impl.h"
 
 ari_format ari_format_of(ar_dtype t)

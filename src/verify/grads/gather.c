@@ -182,7 +182,7 @@ static ar_status as_tensors(const ari_gatherer *g, int first, int end, ar_st_ten
 
 ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path, const char *const *placement)
 {
-    ari_out *out[ARI_GATHER_FILES] = {NULL};
+    ari_atomic_file *out[ARI_GATHER_FILES] = {NULL};
     ar_status st = AR_OK;
     for (int i = 0; i < files; i++) {
         const char *const metadata[] = {"format", "pt", ARI_DUMP_PLACEMENT, placement[i]};
@@ -194,10 +194,10 @@ ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *
         if (st != AR_OK)
             goto done;
     }
-    return ari_out_commit_all(out, ARI_GATHER_FILES);
+    return ari_atomic_file_commit_all(out, ARI_GATHER_FILES);
 done:
     for (int i = 0; i < ARI_GATHER_FILES; i++)
-        ari_out_discard(out[i]);
+        ari_atomic_file_discard(out[i]);
     return st;
 }
 

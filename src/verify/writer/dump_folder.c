@@ -11,13 +11,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 
 ar_status ari_folder_make(const char *path)
 {
     struct stat s;
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return ari_out_fail("make the folder", path);
+        return ari_io_fail("make the folder", path);
     if (stat(path, &s) != 0 || !S_ISDIR(s.st_mode))
         return ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
     return AR_OK;
@@ -63,7 +63,7 @@ static ar_status remove_file(const char *folder, const char *name)
 {
     char path[2048];
     AR_TRY(ari_folder_path(path, sizeof path, folder, name));
-    return unlink(path) == 0 ? AR_OK : ari_out_fail("remove the file", path);
+    return unlink(path) == 0 ? AR_OK : ari_io_fail("remove the file", path);
 }
 
 static int is_entry(const struct dirent *e)
@@ -76,7 +76,7 @@ static ar_status visit(const char *folder, bool *there, ar_status (*f)(const cha
 {
     struct dirent **entry = NULL;
     const int n = scandir(folder, &entry, is_entry, NULL);
-    ar_status st = n >= 0 || errno == ENOENT ? AR_OK : ari_out_fail("open the folder", folder);
+    ar_status st = n >= 0 || errno == ENOENT ? AR_OK : ari_io_fail("open the folder", folder);
     *there = n >= 0;
     for (int i = 0; i < n; i++) {
         if (st == AR_OK)
@@ -99,7 +99,7 @@ ar_status ari_dump_folder_remove(const char *folder)
     AR_TRY(ari_dump_folder_check(folder));
     AR_TRY(visit(folder, &there, remove_file));
     if (there && rmdir(folder) != 0)
-        return ari_out_fail("remove the folder", folder);
+        return ari_io_fail("remove the folder", folder);
     return AR_OK;
 }
 
@@ -129,7 +129,7 @@ static ar_status expect_dump(const char *folder, const char *name)
     struct stat s;
     AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     if (lstat(path, &s) != 0)
-        return ari_out_fail("look at", path);
+        return ari_io_fail("look at", path);
     if (is_dump_file(name, s.st_mode))
         return AR_OK;
     if (S_ISDIR(s.st_mode))
@@ -146,7 +146,7 @@ static ar_status remove_dump(const char *folder, const char *name)
     struct stat s;
     AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     if (lstat(path, &s) != 0)
-        return ari_out_fail("look at", path);
+        return ari_io_fail("look at", path);
     if (is_dump_file(name, s.st_mode))
         return remove_file(folder, name);
     return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
@@ -180,7 +180,7 @@ static ar_status expect_parent(const char *folder, size_t bytes)
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
     if (n > 0)
         snprintf(parent, sizeof parent, "%.*s", (int)n, folder);
-    return stat(parent, &s) == 0 ? expect_room(parent, bytes) : ari_out_fail("open the folder", parent);
+    return stat(parent, &s) == 0 ? expect_room(parent, bytes) : ari_io_fail("open the folder", parent);
 }
 
 /* The place of an earlier dump, which goes first, is free for the new one. */

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "dump/placement.h"
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/models/plan.h"
@@ -127,7 +127,7 @@ static ar_status make_beside(char *path, size_t cap, const char *folder)
     if (n < 0 || (size_t)n >= cap)
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
     if (mkdir(path, 0777) != 0)
-        return ari_out_fail("make the folder", path);
+        return ari_io_fail("make the folder", path);
     return AR_OK;
 }
 
@@ -148,7 +148,7 @@ ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, cons
     AR_TRY_TO(failed, st, ari_dump_folder_remove(folder));
     if (rename(beside, folder) == 0)
         return AR_OK;
-    st = ari_out_fail("rename the folder", beside);
+    st = ari_io_fail("rename the folder", beside);
 failed:
     return discard(beside, st);
 }

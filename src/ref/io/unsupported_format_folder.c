@@ -114,7 +114,7 @@ static bool begins_as_listed(const char *folder, const char *name)
     if (st == AR_OK)
         st = ari_file_open(&fd, &bytes, path);
     if (st == AR_OK) {
-        st = ari_foreign_refuse_file(fd, bytes, path, ARI_WANT_TENSORS);
+        st = ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS);
         close(fd);
     }
     free(path);
@@ -134,9 +134,9 @@ static const named *named_of(const char *folder, const char *name)
 /* more: other files of this kind. A line for one file would then take it, perhaps one rank's part, for all of them. */
 static ar_status refuse_named(const char *folder, const char *name, size_t more, const named *found)
 {
-    char convert[ARI_FOREIGN_CONVERT], count[40] = "";
+    char convert[ARI_FORMAT_CONVERSION], count[40] = "";
     const bool parts = more > 0 && found->lines && strchr(found->lines, '#');
-    ari_foreign_convert(convert, parts ? NULL : found->lines, folder, name);
+    ari_unsupported_format_conversion(convert, parts ? NULL : found->lines, folder, name);
     if (parts)
         snprintf(count, sizeof count, " and %zu more like it", more);
     return ar_error_set(
@@ -149,11 +149,11 @@ static ar_status refuse_named(const char *folder, const char *name, size_t more,
               : convert);
 }
 
-ar_status ari_foreign_refuse_folder(const char *folder)
+ar_status ari_unsupported_format_check_folder(const char *folder)
 {
     struct dirent **list = NULL;
     const int n = scandir(folder, &list, NULL, alphasort);
-    ar_status st = n < 0 ? ari_out_fail("list", folder) : AR_OK;
+    ar_status st = n < 0 ? ari_io_fail("list", folder) : AR_OK;
     const named *found = NULL;
     const char *name = NULL; /* the first that is found */
     size_t more = 0;

@@ -14,8 +14,8 @@ const char *const ari_state_name[ARI_STATES] = {"exp_avg", "exp_avg_sq", "moment
 
 static const char tag[] = "gradients:verify";
 
-_Static_assert(sizeof(ari_said) % sizeof(uint64_t) == 0 && sizeof(ari_said_header) % sizeof(uint64_t) == 0,
-               "what is said travels as words");
+_Static_assert(sizeof(ari_claim) % sizeof(uint64_t) == 0 && sizeof(ari_claims_header) % sizeof(uint64_t) == 0,
+               "claims travel as words");
 
 /* --- hashes, which travel in place of copies ---------------------------------------------------------------------- */
 
@@ -104,7 +104,7 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 /* Summarises the elements whose gradient is complete here: all, or a share of them. */
-static ar_status ask_gradient(ari_said *s, ar_ctx *ctx, const ar_param *p)
+static ar_status claim_gradient(ari_claim *s, ar_ctx *ctx, const ar_param *p)
 {
     ar_layout own = p->layout;
     ar_tensor t;
@@ -117,13 +117,13 @@ static ar_status ask_gradient(ari_said *s, ar_ctx *ctx, const ar_param *p)
         st = look_at(&e, &s->copy[ARI_COPY_GRADIENT], ctx, &t, &own);
     ar_ctx_release(ctx, &t);
     AR_TRY(st);
-    s->flags |= e.nonzero ? ARI_SAID_NONZERO : 0;
+    s->flags |= e.nonzero ? ARI_CLAIM_NONZERO : 0;
     s->bad = e.bad;
     memcpy(&s->first_bad, &e.first_bad, sizeof e.first_bad);
     return AR_OK;
 }
 
-static ar_status ask_value(ari_said *s, ar_ctx *ctx, const ar_param *p)
+static ar_status claim_value(ari_claim *s, ar_ctx *ctx, const ar_param *p)
 {
     ar_tensor t;
     ar_layout o;
@@ -138,11 +138,11 @@ static ar_status ask_value(ari_said *s, ar_ctx *ctx, const ar_param *p)
 
 typedef struct state_job {
     const ar_gradients *g;
-    ari_said *row; /* [n] */
+    ari_claim *row; /* [n] */
 } state_job;
 
-static ar_status say_state(void *user, const ar_param *p, const char *state, const ar_tensor *local,
-                           const ar_layout *layout)
+static ar_status claim_state(void *user, const ar_param *p, const char *state, const ar_tensor *local,
+                             const ar_layout *layout)
 {
     const state_job *j = user;
     size_t i = 0;
@@ -165,64 +165,64 @@ static ar_status say_state(void *user, const ar_param *p, const char *state, con
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-static ar_status ask_param(ari_said *s, ar_ctx *ctx, const ar_param *p, const ar_gradients_verify_options *o)
+static ar_status claim_param(ari_claim *s, ar_ctx *ctx, const ar_param *p, const ar_gradients_verify_options *o)
 {
     const bool holds = ar_tensor_count(&p->value) > 0;
     s->name = ari_fnv1a(p->name);
-    s->flags = (holds ? ARI_SAID_HOLDS : 0) | (p->requires_grad ? ARI_SAID_TRAINABLE : 0) |
-               (p->has_grad ? ARI_SAID_GRADIENT : 0);
+    s->flags = (holds ? ARI_CLAIM_HOLDS : 0) | (p->requires_grad ? ARI_CLAIM_TRAINABLE : 0) |
+               (p->has_grad ? ARI_CLAIM_GRADIENT : 0);
     if (o->values)
-        AR_TRY(ask_value(s, ctx, p));
-    return o->gradients && holds && p->requires_grad && p->has_grad ? ask_gradient(s, ctx, p) : AR_OK;
+        AR_TRY(claim_value(s, ctx, p));
+    return o->gradients && holds && p->requires_grad && p->has_grad ? claim_gradient(s, ctx, p) : AR_OK;
 }
 
-static ar_status ask_own(uint64_t *words, const ar_gradients *g, const ar_gradients_verify_options *o)
+static ar_status claim_all(uint64_t *words, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     const ar_ctx *ctx = g->ctx;
-    ari_said_header *h = (ari_said_header *)words;
-    ari_said *row = (ari_said *)(h + 1);
+    ari_claims_header *h = (ari_claims_header *)words;
+    ari_claim *row = (ari_claim *)(h + 1);
     h->rank = (uint64_t)ari_ctx_place(ctx, ARI_ALL_AXES);
     h->steps = o->optimizer ? ar_optimizer_steps(o->optimizer) : 0;
     for (size_t i = 0; i < g->n; i++)
-        AR_TRY(ask_param(&row[i], g->ctx, g->params[i], o));
+        AR_TRY(claim_param(&row[i], g->ctx, g->params[i], o));
     state_job job = {g, row};
-    return o->optimizer ? ar_optimizer_save(o->optimizer, g->ctx, say_state, &job) : AR_OK;
+    return o->optimizer ? ar_optimizer_save(o->optimizer, g->ctx, claim_state, &job) : AR_OK;
 }
 
 /* Claims of the ranks that have the same stages: gathered over the tensor-parallel, then the data-parallel group. */
-static ar_status ask_stages(ari_said_table *t, const ar_gradients *g, const ar_gradients_verify_options *o)
+static ar_status exchange_over_stages(ari_claims *t, const ar_gradients *g, const ar_gradients_verify_options *o)
 {
     const ar_ctx *ctx = g->ctx;
     const size_t tp = (size_t)ar_comm_size(ctx->tp), dp = (size_t)ar_comm_size(ctx->dp);
-    const size_t words = (sizeof(ari_said_header) + g->n * sizeof(ari_said)) / sizeof(uint64_t);
-    *t = (ari_said_table){.ranks = dp * tp, .n = g->n, .row_words = words, .params = g->params};
+    const size_t words = (sizeof(ari_claims_header) + g->n * sizeof(ari_claim)) / sizeof(uint64_t);
+    *t = (ari_claims){.ranks = dp * tp, .n = g->n, .row_words = words, .params = g->params};
     AR_TRY(ari_alloc_zero((void **)&t->words, dp * tp * words, sizeof *t->words, "what the ranks say"));
     uint64_t *const group = t->words + (size_t)ar_comm_rank(ctx->dp) * tp * words;
-    AR_TRY(ask_own(group + (size_t)ar_comm_rank(ctx->tp) * words, g, o));
+    AR_TRY(claim_all(group + (size_t)ar_comm_rank(ctx->tp) * words, g, o));
     AR_TRY(ari_gather_words(g->ctx, ctx->tp, group, words, tag));
     return ari_gather_words(g->ctx, ctx->dp, t->words, tp * words, tag);
 }
 
 /* The header and some rows of each rank of `from`, of all ranks of a group, in whose order they stand. */
-static ar_status gather_rows(ari_said_table *t, ar_ctx *ctx, ar_comm *over, const ari_said_table *from)
+static ar_status gather_rows(ari_claims *t, ar_ctx *ctx, ar_comm *over, const ari_claims *from)
 {
     const size_t groups = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
-    t->row_words = (sizeof(ari_said_header) + t->n * sizeof(ari_said)) / sizeof(uint64_t);
+    t->row_words = (sizeof(ari_claims_header) + t->n * sizeof(ari_claim)) / sizeof(uint64_t);
     t->ranks = groups * from->ranks;
     AR_TRY(ari_alloc_zero((void **)&t->words, t->ranks * t->row_words, sizeof *t->words, "what the ranks say"));
     for (size_t r = 0; r < from->ranks; r++) {
         uint64_t *to = t->words + (me * from->ranks + r) * t->row_words;
-        ari_said *row = (ari_said *)((ari_said_header *)to + 1);
-        memcpy(to, ari_header_of(from, r), sizeof(ari_said_header));
+        ari_claim *row = (ari_claim *)((ari_claims_header *)to + 1);
+        memcpy(to, ari_claims_header_of(from, r), sizeof(ari_claims_header));
         for (size_t i = 0, k = 0; i < from->n && k < t->n; i++) {
             if (from->params[i] == t->params[k])
-                row[k++] = *ari_said_of(from, r, i);
+                row[k++] = *ari_claim_of(from, r, i);
         }
     }
     return ari_gather_words(ctx, over, t->words, from->ranks * t->row_words, tag);
 }
 
-static ar_status ask_ends(ari_said_table *t, const ar_gradients *g, const ari_said_table *own)
+static ar_status exchange_over_ends(ari_claims *t, const ar_gradients *g, const ari_claims *own)
 {
     if (ar_comm_size(g->ctx->ends) == 1)
         return AR_OK;
@@ -234,16 +234,17 @@ static ar_status ask_ends(ari_said_table *t, const ar_gradients *g, const ari_sa
     return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->ends, own) : AR_OK;
 }
 
-ar_status ari_gradients_ask(ari_said_tables *gives, const ar_gradients *g, const ar_gradients_verify_options *o)
+ar_status ari_gradients_exchange_claims(ari_all_claims *gives, const ar_gradients *g,
+                                        const ar_gradients_verify_options *o)
 {
-    AR_TRY(ask_stages(&gives->own, g, o));
+    AR_TRY(exchange_over_stages(&gives->own, g, o));
     if (ar_comm_size(g->ctx->pipeline) == 1)
         return AR_OK;
-    AR_TRY(ask_ends(&gives->ends, g, &gives->own));
+    AR_TRY(exchange_over_ends(&gives->ends, g, &gives->own));
     return gather_rows(&gives->heads, g->ctx, g->ctx->pipeline, &gives->own);
 }
 
-void ari_said_free(ari_said_tables *t)
+void ari_all_claims_free(ari_all_claims *t)
 {
     free(t->own.words);
     free(t->ends.words);

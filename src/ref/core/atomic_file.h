@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_OUT_H
-#define ARI_CORE_OUT_H
+#ifndef ARI_CORE_ATOMIC_FILE_H
+#define ARI_CORE_ATOMIC_FILE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,31 +16,31 @@
  *  has no unnamed files (or /proc is missing). However the process ends, an unnamed file leaves nothing behind. A path
  *  that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than no
  *  atomicity. */
-typedef struct ari_out ari_out;
-AR_NODISCARD ar_status ari_out_create(ari_out **gives, const char *path);
-/** Checks that ari_out_create would succeed now, so that long work does not end in vain. A device or a pipe is not
- *  opened. Errors: as ari_out_create. */
-AR_NODISCARD ar_status ari_out_check(const char *path);
-AR_NODISCARD ar_status ari_out_write(ari_out *o, const void *data, size_t bytes);
-/** Writes at a given offset, from which ari_out_write continues. A pipe takes only its current offset. Errors:
+typedef struct ari_atomic_file ari_atomic_file;
+AR_NODISCARD ar_status ari_atomic_file_create(ari_atomic_file **gives, const char *path);
+/** Checks that ari_atomic_file_create would succeed now, so that long work does not end in vain. A device or a pipe is
+ *  not opened. Errors: as ari_atomic_file_create. */
+AR_NODISCARD ar_status ari_atomic_file_check(const char *path);
+AR_NODISCARD ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t bytes);
+/** Writes at a given offset, from which ari_atomic_file_write continues. A pipe takes only its current offset. Errors:
  *  AR_ERR_IO. */
-AR_NODISCARD ar_status ari_out_write_at(ari_out *o, size_t offset, const void *data, size_t bytes);
-/** A stream that writes from where ari_out_write ended; nothing else may until it ends. Errors: AR_ERR_IO. */
-AR_NODISCARD ar_status ari_out_stream(FILE **gives, const ari_out *o);
+AR_NODISCARD ar_status ari_atomic_file_write_at(ari_atomic_file *o, size_t offset, const void *data, size_t bytes);
+/** A stream that writes from where ari_atomic_file_write ended; nothing else may until it ends. Errors: AR_ERR_IO. */
+AR_NODISCARD ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o);
 /** Ends it in any case. Errors: AR_ERR_IO, if anything written to it was lost. */
-AR_NODISCARD ar_status ari_out_stream_end(FILE *f, const ari_out *o);
+AR_NODISCARD ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o);
 /** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. Frees `o` in
  *  both cases. */
-AR_NODISCARD ar_status ari_out_commit(ari_out *o);
+AR_NODISCARD ar_status ari_atomic_file_commit(ari_atomic_file *o);
 /** The same for files that belong together: all are synced before the first gets its name, so that a full or broken
  *  disk leaves every old file. Only a failure to rename can still part them. Frees every list[i] in both cases; NULLs
  *  are passed over. */
-AR_NODISCARD ar_status ari_out_commit_all(ari_out *const *list, size_t n);
+AR_NODISCARD ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, size_t n);
 /** Closes and removes the file. Accepts NULL. */
-void ari_out_discard(ari_out *o);
+void ari_atomic_file_discard(ari_atomic_file *o);
 
 /** AR_ERR_IO: "PATH: cannot WHAT: REASON", the reason from errno. */
-ar_status ari_out_fail(const char *what, const char *path);
+ar_status ari_io_fail(const char *what, const char *path);
 
 /* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */
 #define ARI_TRANSFER_BYTES ((size_t)1 << 30)

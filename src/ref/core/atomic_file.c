@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/core/out.h"
+#include "ref/core/atomic_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,13 +18,13 @@
 /* Bytes of such a name after its folder: two numbers and what stands around them. */
 #define TEMPORARY_BYTES 64
 
-ar_status ari_out_fail(const char *what, const char *path)
+ar_status ari_io_fail(const char *what, const char *path)
 {
     const int error = errno;
     return ar_error_set(AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), what, strerror(error));
 }
 
-struct ari_out {
+struct ari_atomic_file {
     int fd;
     char *path; /* the final name, links resolved: the file is replaced, not the link to it */
     char *temp; /* NULL: written directly */
@@ -40,7 +40,7 @@ static size_t folder_length(const char *path)
 }
 
 /* A file without a name goes with the process, however that ends. False where there is no such thing. */
-static bool open_unnamed(ari_out *o)
+static bool open_unnamed(ari_atomic_file *o)
 {
     const size_t folder = folder_length(o->path);
     snprintf(o->temp, folder + 2, "%.*s", folder == 0 ? 1 : (int)folder, folder == 0 ? "." : o->path);
@@ -49,7 +49,7 @@ static bool open_unnamed(ari_out *o)
 }
 
 /* Creates a file under the first temporary name that is free, or links the unnamed one to it. */
-static bool take_temporary_name(ari_out *o)
+static bool take_temporary_name(ari_atomic_file *o)
 {
     const size_t folder = folder_length(o->path);
     const bool create = o->fd < 0;
@@ -64,24 +64,24 @@ static bool take_temporary_name(ari_out *o)
     return o->named;
 }
 
-static ar_status open_temporary(ari_out *o)
+static ar_status open_temporary(ari_atomic_file *o)
 {
     o->temp = malloc(folder_length(o->path) + TEMPORARY_BYTES);
     if (o->temp == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(o->path));
     if (open_unnamed(o) || take_temporary_name(o))
         return AR_OK;
-    return ari_out_fail("create a file in its folder", o->path);
+    return ari_io_fail("create a file in its folder", o->path);
 }
 
-ar_status ari_out_create(ari_out **gives, const char *path)
+ar_status ari_atomic_file_create(ari_atomic_file **gives, const char *path)
 {
     const bool empty = path == NULL || path[0] == '\0';
     if (empty || strlen(path) > PATH_MAX) {
         ar_error_set(AR_ERR_ARG, "the name of a file to write is %s", empty ? "empty" : "too long");
         return AR_ERR_ARG;
     }
-    ari_out *o = calloc(1, sizeof *o);
+    ari_atomic_file *o = calloc(1, sizeof *o);
     if (o == NULL) {
         ar_error_set(AR_ERR_MEMORY, "%s: no memory to write it", ARI_SHOW(path));
         return AR_ERR_MEMORY;
@@ -97,30 +97,30 @@ ar_status ari_out_create(ari_out **gives, const char *path)
     } else if (stat(o->path, &info) == 0 && !S_ISREG(info.st_mode)) {
         o->fd = open(o->path, O_WRONLY | O_CLOEXEC);
         if (o->fd < 0)
-            st = ari_out_fail("write", path);
+            st = ari_io_fail("write", path);
     } else {
         st = open_temporary(o);
     }
     if (st != AR_OK) {
-        ari_out_discard(o);
+        ari_atomic_file_discard(o);
         return st;
     }
     *gives = o;
     return AR_OK;
 }
 
-ar_status ari_out_check(const char *path)
+ar_status ari_atomic_file_check(const char *path)
 {
     struct stat s;
     if (stat(path, &s) == 0 && !S_ISREG(s.st_mode) && !S_ISDIR(s.st_mode))
         return AR_OK;
-    ari_out *o = NULL;
-    AR_TRY(ari_out_create(&o, path));
-    ari_out_discard(o);
+    ari_atomic_file *o = NULL;
+    AR_TRY(ari_atomic_file_create(&o, path));
+    ari_atomic_file_discard(o);
     return AR_OK;
 }
 
-ar_status ari_out_write(ari_out *o, const void *data, size_t bytes)
+ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t bytes)
 {
     size_t done = 0;
     while (done < bytes) {
@@ -129,40 +129,40 @@ ar_status ari_out_write(ari_out *o, const void *data, size_t bytes)
         if (put < 0 && errno == EINTR)
             continue;
         if (put <= 0)
-            return ari_out_fail("write", o->path);
+            return ari_io_fail("write", o->path);
         done += (size_t)put;
         o->at += (size_t)put;
     }
     return AR_OK;
 }
 
-ar_status ari_out_write_at(ari_out *o, size_t offset, const void *data, size_t bytes)
+ar_status ari_atomic_file_write_at(ari_atomic_file *o, size_t offset, const void *data, size_t bytes)
 {
     if (offset != o->at && bytes > 0) {
         if (offset > INT64_MAX || lseek(o->fd, (off_t)offset, SEEK_SET) < 0)
-            return ari_out_fail("write out of order to", o->path);
+            return ari_io_fail("write out of order to", o->path);
         o->at = offset;
     }
-    return ari_out_write(o, data, bytes);
+    return ari_atomic_file_write(o, data, bytes);
 }
 
-ar_status ari_out_stream(FILE **gives, const ari_out *o)
+ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o)
 {
     const int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
     *gives = fd < 0 ? NULL : fdopen(fd, "w");
     if (*gives)
         return AR_OK;
-    const ar_status st = ari_out_fail("write", o->path);
+    const ar_status st = ari_io_fail("write", o->path);
     if (fd >= 0)
         close(fd);
     return st;
 }
 
-ar_status ari_out_stream_end(FILE *f, const ari_out *o)
+ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o)
 {
     const bool failed = ferror(f) != 0;
     errno = EIO; /* of an earlier failure the reason is lost */
-    return fclose(f) == 0 && !failed ? AR_OK : ari_out_fail("write", o->path);
+    return fclose(f) == 0 && !failed ? AR_OK : ari_io_fail("write", o->path);
 }
 
 /* The name itself is durable once the folder is. Some file systems refuse this; the data is safe all the same. */
@@ -180,37 +180,37 @@ static void sync_folder(const char *path)
 }
 
 /* Everything that can fail for lack of space or of a sound disk. A device takes no fsync and needs none. */
-static ar_status settle(const ari_out *o)
+static ar_status settle(const ari_atomic_file *o)
 {
-    return o->temp == NULL || fsync(o->fd) == 0 ? AR_OK : ari_out_fail("write", o->path);
+    return o->temp == NULL || fsync(o->fd) == 0 ? AR_OK : ari_io_fail("write", o->path);
 }
 
 /* Puts a settled file in its place. A name that is free takes an unnamed file in one step. Over an old file it needs
  * two, and only a process that ends between them leaves the temporary name behind. */
-static ar_status publish(ari_out *o)
+static ar_status publish(ari_atomic_file *o)
 {
     if (o->temp == NULL || o->named) { /* an unnamed file has no name to close it under */
         const int closed = close(o->fd);
         o->fd = -1;
         if (closed != 0)
-            return ari_out_fail("write", o->path);
+            return ari_io_fail("write", o->path);
     }
     if (o->temp == NULL)
         return AR_OK;
     if (o->named || !ari_unnamed_link(o->fd, o->path)) {
         if (!o->named && errno != EEXIST)
-            return ari_out_fail("give its name to", o->path);
+            return ari_io_fail("give its name to", o->path);
         if (!take_temporary_name(o))
-            return ari_out_fail("create a file in its folder", o->path);
+            return ari_io_fail("create a file in its folder", o->path);
         if (rename(o->temp, o->path) != 0)
-            return ari_out_fail("rename to", o->path);
+            return ari_io_fail("rename to", o->path);
     }
     o->named = false;
     sync_folder(o->path);
     return AR_OK;
 }
 
-ar_status ari_out_commit_all(ari_out *const *list, size_t n)
+ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, size_t n)
 {
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++)
@@ -218,16 +218,16 @@ ar_status ari_out_commit_all(ari_out *const *list, size_t n)
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = list[i] == NULL ? AR_OK : publish(list[i]);
     for (size_t i = 0; i < n; i++)
-        ari_out_discard(list[i]);
+        ari_atomic_file_discard(list[i]);
     return st;
 }
 
-ar_status ari_out_commit(ari_out *o)
+ar_status ari_atomic_file_commit(ari_atomic_file *o)
 {
-    return ari_out_commit_all(&o, 1);
+    return ari_atomic_file_commit_all(&o, 1);
 }
 
-void ari_out_discard(ari_out *o)
+void ari_atomic_file_discard(ari_atomic_file *o)
 {
     if (o == NULL)
         return;

@@ -25,37 +25,39 @@ CLAIM(each_kind_is_known_by_its_first_bytes)
                  {"a.x", "compressed by zstd", 4, "\x28\xb5\x2f\xfd"},
                  {"__0_0.distcp", "a part of a checkpoint", 24, "PK\3\4\0\0\0\0archive/data.pkl"}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        cr_expect_eq(ari_foreign_refuse(files[i].path, files[i].head, files[i].n, ARI_WANT_TENSORS), AR_ERR_FORMAT);
+        cr_expect_eq(ari_unsupported_format_check(files[i].path, files[i].head, files[i].n, ARI_WANT_TENSORS),
+                     AR_ERR_FORMAT);
         cr_expect(error_says(files[i].what) && error_says("expected a safetensors file"), "%s: %s", files[i].what,
                   ar_error_message());
-        cr_expect_eq(ari_foreign_refuse(files[i].path, files[i].head, files[i].n - 1, ARI_WANT_TENSORS),
+        cr_expect_eq(ari_unsupported_format_check(files[i].path, files[i].head, files[i].n - 1, ARI_WANT_TENSORS),
                      files[i].n > 14 || i == 0 || i == 1 || i == 5 || i == 8 || i == 9 ? AR_ERR_FORMAT : AR_OK,
                      "%s cut off", files[i].what);
     }
 }
 
-CLAIM(what_is_asked_for_is_not_foreign)
+CLAIM(what_is_asked_for_is_a_supported_format)
 {
     static const char tensors[] = "\x40\0\0\0\0\0\0\0{\"a\":", words[] = "GGUF and HDF5 are formats";
     static const char gzip_tokens[] = "\x1f\x8b\x08\0\1\0\2\0";
-    cr_expect_ok(ari_foreign_refuse("a", tensors, 12, ARI_WANT_TENSORS));
-    cr_expect_eq(ari_foreign_refuse("a", tensors, 12, ARI_WANT_TOKENS), AR_ERR_FORMAT);
-    cr_expect_ok(ari_foreign_refuse("a", words, sizeof words, ARI_WANT_TEXT));
-    cr_expect_eq(ari_foreign_refuse("a", gzip_tokens, 8, ARI_WANT_TOKENS), AR_OK, "three bytes are too few to say so");
-    cr_expect_ok(ari_foreign_refuse("a", "", 0, ARI_WANT_TENSORS));
+    cr_expect_ok(ari_unsupported_format_check("a", tensors, 12, ARI_WANT_TENSORS));
+    cr_expect_eq(ari_unsupported_format_check("a", tensors, 12, ARI_WANT_TOKENS), AR_ERR_FORMAT);
+    cr_expect_ok(ari_unsupported_format_check("a", words, sizeof words, ARI_WANT_TEXT));
+    cr_expect_eq(ari_unsupported_format_check("a", gzip_tokens, 8, ARI_WANT_TOKENS), AR_OK,
+                 "three bytes are too few to say so");
+    cr_expect_ok(ari_unsupported_format_check("a", "", 0, ARI_WANT_TENSORS));
 }
 
 /* A folder with one file of these bytes, or a folder in it. */
 static ar_status ask(const char *name, const void *bytes, size_t n)
 {
-    char folder[] = "/tmp/anyrank-foreign-XXXXXX", path[256];
+    char folder[] = "/tmp/anyrank-format-XXXXXX", path[256];
     cr_assert_not_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/%s", folder, name);
     if (bytes)
         cr_assert_ok(ari_file_write(path, bytes, n));
     else
         cr_assert_eq(mkdir(path, 0777), 0);
-    const ar_status st = ari_foreign_refuse_folder(folder);
+    const ar_status st = ari_unsupported_format_check_folder(folder);
     cr_assert_eq(bytes ? unlink(path) : rmdir(path), 0);
     rmdir(folder);
     return st;
@@ -90,7 +92,7 @@ CLAIM(what_the_python_package_converts_is_said_with_the_one_command)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_expect_eq(ask(cases[i].file, "x", 1), AR_ERR_FORMAT, "%s", cases[i].file);
         cr_expect(error_says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
-        const char *command = strstr(ar_error_message(), "\n  python3 -m anyrank.convert '/tmp/anyrank-foreign-");
+        const char *command = strstr(ar_error_message(), "\n  python3 -m anyrank.convert '/tmp/anyrank-format-");
         cr_expect(command && strstr(command, "' OUT ") && !strchr(command, '"'), "%s: %s", cases[i].file,
                   ar_error_message());
     }
@@ -100,12 +102,12 @@ CLAIM(what_the_python_package_converts_is_said_with_the_one_command)
 CLAIM(files_of_several_ranks_have_no_line_that_converts_the_first_alone)
 {
     static const char zip[] = "PK\3\4archive/data.pkl";
-    char folder[] = "/tmp/anyrank-foreign-XXXXXX", path[2][64];
+    char folder[] = "/tmp/anyrank-format-XXXXXX", path[2][64];
     cr_assert_not_null(mkdtemp(folder));
     for (int i = 0; i < 2; i++) {
         snprintf(path[i], sizeof path[i], "%s/model_%d.pt", folder, i);
         cr_assert_ok(ari_file_write(path[i], zip, sizeof zip));
-        cr_expect_eq(ari_foreign_refuse_folder(folder), AR_ERR_FORMAT);
+        cr_expect_eq(ari_unsupported_format_check_folder(folder), AR_ERR_FORMAT);
         cr_expect(error_says("this converts it") == (i == 0), "%d: %s", i, ar_error_message());
     }
     cr_expect(error_says("model_0.pt and 1 more") && error_says("torch.distributed.checkpoint"), "%s",
@@ -129,12 +131,13 @@ CLAIM(safetensors_of_any_name_are_weights_by_their_tensors)
                  {"batch.safetensors", "input_ids", 0, NULL},
                  {"grads.safetensors", "a.weight", 0, NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char folder[] = "/tmp/anyrank-foreign-XXXXXX", path[256];
+        char folder[] = "/tmp/anyrank-format-XXXXXX", path[256];
         cr_assert_not_null(mkdtemp(folder));
         snprintf(path, sizeof path, "%s/%s", folder, cases[i].file);
         t.name = cases[i].tensor;
         cr_assert_ok(ar_st_write(path, &t, 1, placed, cases[i].pairs));
-        cr_expect_eq(ari_foreign_refuse_folder(folder), cases[i].what ? AR_ERR_FORMAT : AR_OK, "%s", cases[i].file);
+        cr_expect_eq(ari_unsupported_format_check_folder(folder), cases[i].what ? AR_ERR_FORMAT : AR_OK, "%s",
+                     cases[i].file);
         cr_expect(!cases[i].what || error_says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
         unlink(path);
         rmdir(folder);
@@ -149,4 +152,4 @@ CLAIM(what_is_no_weight_may_lie_in_a_model_s_folder)
         cr_expect_eq(ask(names[i], "\1\0\2\0", 4), AR_OK, "%s: %s", names[i], ar_error_message());
 }
 
-EVERY_CLAIM(foreign)
+EVERY_CLAIM(unsupported_format)

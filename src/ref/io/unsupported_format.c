@@ -90,24 +90,25 @@ static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wa
     return found;
 }
 
-void ari_foreign_convert(char out[ARI_FOREIGN_CONVERT], const char *lines, const char *path, const char *name)
+void ari_unsupported_format_conversion(char out[ARI_FORMAT_CONVERSION], const char *lines, const char *path,
+                                       const char *name)
 {
     size_t n = 0;
     out[0] = '\0';
     const bool is_module = lines && strncmp(lines, "-m ", 3) == 0;
     if (lines)
-        n = (size_t)snprintf(out, ARI_FOREIGN_CONVERT, "; this converts it:\n  python3 %s", is_module ? "" : "-c \"");
-    for (const char *c = lines; c && *c && n < ARI_FOREIGN_CONVERT - 2; c++) {
+        n = (size_t)snprintf(out, ARI_FORMAT_CONVERSION, "; this converts it:\n  python3 %s", is_module ? "" : "-c \"");
+    for (const char *c = lines; c && *c && n < ARI_FORMAT_CONVERSION - 2; c++) {
         if (*c == '@' || *c == '#')
-            n += (size_t)snprintf(out + n, ARI_FOREIGN_CONVERT - n, "%s", ARI_SHOW(*c == '@' ? path : name));
+            n += (size_t)snprintf(out + n, ARI_FORMAT_CONVERSION - n, "%s", ARI_SHOW(*c == '@' ? path : name));
         else
-            n += (size_t)snprintf(out + n, ARI_FOREIGN_CONVERT - n, "%c", *c);
+            n += (size_t)snprintf(out + n, ARI_FORMAT_CONVERSION - n, "%c", *c);
     }
-    if (lines && !is_module && n < ARI_FOREIGN_CONVERT - 1)
-        snprintf(out + n, ARI_FOREIGN_CONVERT - n, "\"");
+    if (lines && !is_module && n < ARI_FORMAT_CONVERSION - 1)
+        snprintf(out + n, ARI_FORMAT_CONVERSION - n, "\"");
 }
 
-ar_status ari_foreign_refuse(const char *path, const void *head, size_t n, ari_wanted wanted)
+ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted wanted)
 {
     static const char *const expected[] = {"a safetensors file", "tokens: bytes, u16, u32 or a safetensors file",
                                            "text"};
@@ -116,24 +117,24 @@ ar_status ari_foreign_refuse(const char *path, const void *head, size_t n, ari_w
         return AR_OK;
     const kind *k = &kinds[found == OLD_TORCH ? TORCH : found];
     const char *lines = wanted == ARI_WANT_TENSORS ? k->tensors : wanted == ARI_WANT_TOKENS ? k->tokens : NULL;
-    char convert[ARI_FOREIGN_CONVERT];
-    ari_foreign_convert(convert, lines, path, path);
+    char convert[ARI_FORMAT_CONVERSION];
+    ari_unsupported_format_conversion(convert, lines, path, path);
     return ar_error_set(AR_ERR_FORMAT, "%s: is %s, expected %s%s", ARI_SHOW(path), k->what, expected[wanted], convert);
 }
 
-ar_status ari_foreign_refuse_file(int fd, size_t bytes, const char *path, ari_wanted wanted)
+ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted wanted)
 {
-    unsigned char head[ARI_FOREIGN_HEAD];
+    unsigned char head[ARI_FORMAT_HEAD];
     const size_t n = bytes < sizeof head ? bytes : sizeof head;
     AR_TRY(ari_file_pread(fd, head, n, 0, path));
-    return ari_foreign_refuse(path, head, n, wanted);
+    return ari_unsupported_format_check(path, head, n, wanted);
 }
 
-ar_status ari_foreign_read_text(unsigned char **gives, size_t *length, const char *path, size_t limit)
+ar_status ari_file_read_text(unsigned char **gives, size_t *length, const char *path, size_t limit)
 {
     AR_TRY(ari_file_read(gives, length, path, limit));
-    const ar_status st =
-        ari_foreign_refuse(path, *gives, *length < ARI_FOREIGN_HEAD ? *length : ARI_FOREIGN_HEAD, ARI_WANT_TEXT);
+    const ar_status st = ari_unsupported_format_check(
+        path, *gives, *length < ARI_FORMAT_HEAD ? *length : ARI_FORMAT_HEAD, ARI_WANT_TEXT);
     if (st != AR_OK) {
         free(*gives);
         *gives = NULL;
