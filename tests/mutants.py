@@ -16,7 +16,7 @@ MUTANTS = [
     ("a suggestion takes equal letters for different ones", "src/ref/core/text.c",
      "diagonal + (a[i - 1] != b[j - 1])", "diagonal + 1", "cli/args_test io/config_test"),
     ("a queued all-to-all reads the caller's counts after the call has returned", "src/ref/comm/comm.c",
-     "j->call.recv_counts = append(&at, call->recv_counts, recv_counts);", "at += recv_counts;",
+     "j->call.recv_counts = append_bytes(&at, call->recv_counts, recv_counts);", "at += recv_counts;",
      "core/queue_test sim/collectives_test"),
     ("elements of a second box get the indices of the first", "src/ref/context/host.c",
      "index += (b->local[d] + x) * index_stride;", "index += x * index_stride;",
@@ -101,8 +101,8 @@ MUTANTS = [
      "const uint32_t rounded = (bits | (bits & 0x7fffu ? 0x10000u * (bits >> 15 & 1u) : 0u)) >> 16;",
      "core/half_test cpu/storage_test"),
     ("each piece of a bf16 product's terms is rounded", "src/ref/cpu/blas/native.c",
-     "multiply(&sum, &wide_left, &wide_right, add || k > 0);",
-     "multiply(&sum, &wide_left, &wide_right, add || k > 0);\n                if (to.dtype == AR_BF16) {\n"
+     "multiply_f32(&sum, &wide_left, &wide_right, add || k > 0);",
+     "multiply_f32(&sum, &wide_left, &wide_right, add || k > 0);\n                if (to.dtype == AR_BF16) {\n"
      "                    ari_convert(&to, &sum);\n                    ari_convert(&sum, &to);\n                }",
      "cpu/storage_test"),
     ("a further piece of a product's terms begins where the first one does", "src/ref/cpu/blas/native.c",

@@ -72,8 +72,8 @@ static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_c
 
 /* Row exponents of all parts scaled by 2^(sign*c), over all ranks that share K; then the integers. sign: +1 for A, -1
  * for B, so that every product stays what it was. split: packed as A. */
-static ar_status quantise(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf c, int sign, bool split,
-                          const char *tag)
+static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf c, int sign, bool split,
+                                  const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
     AR_TRY(exponent_array(ctx, o, &o->e, o->x.batch * o->x.rows));
@@ -130,7 +130,7 @@ ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, const ar_parts
     AR_TRY(operand_init(o, b, k_full, over, false, tag));
     if (scale)
         AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
-    AR_TRY(quantise(ctx, o, b, ar_const(o->c), -1, false, tag));
+    AR_TRY(quantise_operand(ctx, o, b, ar_const(o->c), -1, false, tag));
     *gives = o;
     return AR_OK;
 }
@@ -151,7 +151,7 @@ ar_status ari_exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_pa
     AR_TRY(step_operand(ctx, &o));
     AR_TRY(operand_init(o, a, b->k_full, b->over, false, tag));
     AR_TRY(ari_check_pair(&o->x, &b->x, tag));
-    AR_TRY(quantise(ctx, o, a, ar_const(b->c), +1, true, tag));
+    AR_TRY(quantise_operand(ctx, o, a, ar_const(b->c), +1, true, tag));
     *gives = o;
     return AR_OK;
 }
@@ -224,7 +224,7 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
     ar_operand *o = k->operand;
     AR_TRY(operand_init(o, &parts, k_full, (ar_comm *const[2]){k_over, NULL}, true, tag));
     AR_TRY(equilibrate(ctx, o, &parts, rows_over, tag));
-    return quantise(ctx, o, &parts, ar_const(o->c), -1, false, tag);
+    return quantise_operand(ctx, o, &parts, ar_const(o->c), -1, false, tag);
 }
 
 static size_t kept_bytes(ar_device *d, const ar_operand *o)

@@ -71,7 +71,7 @@ static ar_tensor by_sample(const ar_tensor *t, size_t samples)
 }
 
 /* The integers of one operand, whose exponents are e. */
-static ar_status quantise(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e)
+static ar_status quantise_gradient(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e)
 {
     const ar_device_ops *dev = ctx->device->ops;
     AR_TRY(dev->packed_create(ctx->device, ctx->queue, packed, t->shape[0], t->shape[1], t->shape[2], sign > 0));
@@ -108,7 +108,7 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, co
     ar_packed *a = NULL;
     ar_status st = ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false);
     if (st == AR_OK)
-        st = quantise(ctx, &a, &k->a, k->c, +1, k->e);
+        st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e);
     if (st == AR_OK)
         st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, a, b, k->e, k->f);
     end_packed(ctx, a);
@@ -124,7 +124,7 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, contr
     AR_TRY(ari_step_alloc(ctx, &f, samples * in * sizeof(int32_t)));
     k->f = ar_const(f);
     AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false));
-    ar_status st = quantise(ctx, &b, &k->b, k->c, -1, k->f);
+    ar_status st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f);
     for (int i = 0; i < n && st == AR_OK; i++) {
         ar_buf e = {NULL};
         if (!terms[i].to->requires_grad)
@@ -197,9 +197,9 @@ static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const shared_rows *
     ar_packed *a = NULL, *b = NULL;
     ar_tensor value;
     AR_TRY(ar_tensor_view(&value, AR_F32, 2, shape, s->value));
-    ar_status st = quantise(ctx, &a, &k->a, k->c, +1, k->e);
+    ar_status st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e);
     if (st == AR_OK)
-        st = quantise(ctx, &b, &k->b, k->c, -1, k->f);
+        st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f);
     if (st == AR_OK)
         st = dev->gemm_i64(ctx->device, ctx->queue, s->sums, a, b, s->limbs, false);
     end_packed(ctx, a);

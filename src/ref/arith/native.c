@@ -153,7 +153,7 @@ static void drop_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
 }
 
 /* c (+)= a b^T. */
-static ar_status product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add)
+static ar_status add_product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add)
 {
     ar_tensor left, right;
     AR_TRY(take_operand(ctx, &left, a));
@@ -179,7 +179,7 @@ static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s
         if (b->along_k && a->n == 1)
             ai = ar_tensor_slice(&ai, ai.ndim - 1, k, depth);
         const ar_tensor yi = b->along_k ? *y : ar_tensor_slice(y, last, column, rows);
-        AR_TRY(product(ctx, &yi, &ai, bi, b->along_k && i > 0));
+        AR_TRY(add_product(ctx, &yi, &ai, bi, b->along_k && i > 0));
         column += rows;
         k += depth;
     }
@@ -189,7 +189,7 @@ static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s
 }
 
 /* Rounded to y once: parts along K are added up in fp32. */
-static ar_status multiply(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
+static ar_status multiply_sum(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 {
     ar_tensor sum;
     if (y->dtype == AR_F32 || !s->b->parts.along_k || s->b->parts.n == 1)
@@ -237,7 +237,7 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over,
     shape[x->batch_dims] = x->rows;
     shape[x->batch_dims + 1] = s->b->x.rows;
     AR_TRY(ar_ctx_tensor(ctx, &s->folded, s->a->parts.part[0].dtype, x->batch_dims + 2, shape));
-    AR_TRY(multiply(ctx, &s->folded, s));
+    AR_TRY(multiply_sum(ctx, &s->folded, s));
     if (how == AR_SCATTER_ROWS)
         return scatter_rows(ctx, s, q, over, tag);
     return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
@@ -261,7 +261,7 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
         ar_ctx_release(ctx, &s->folded);
     } else {
-        AR_TRY(multiply(ctx, y, s));
+        AR_TRY(multiply_sum(ctx, y, s));
     }
     if (epilogue && (epilogue->bias.ptr || epilogue->act != AR_ACT_NONE))
         AR_TRY(ARI_KERNEL(ctx, bias_act, y, epilogue->bias, epilogue->act, epilogue->z));
@@ -318,7 +318,7 @@ static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at,
     const ar_part terms = {at->matrix, at->matrices, 0, n, at->col, at->cols};
     AR_TRY(ar_part_check(at, batch, s->o.rows, s->b.shape[s->b.ndim - 1], s->o.tag));
     const ar_tensor c = ar_tensor_part(&s->sum, &sums), b = ar_tensor_part(&s->b, &terms);
-    return product(ctx, &c, a, &b, true);
+    return add_product(ctx, &c, a, &b, true);
 }
 
 /* Every place's rows, rounded to y before they are sent. */
@@ -437,7 +437,7 @@ static ar_status add_contraction(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, 
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, 2, shape, p->grad->sum.data));
     const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
-    AR_TRY(product(ctx, &sum, &dy_t, &x_t, true));
+    AR_TRY(add_product(ctx, &sum, &dy_t, &x_t, true));
     ari_work_of_product(&(ari_extents){.batch = 1, .rows = shape[0], .k = dy->shape[0]},
                         &(ari_extents){.rows = shape[1]});
     return AR_OK;

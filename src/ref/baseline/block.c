@@ -8,14 +8,14 @@
 
 #include "ref/numerics/scalar.h"
 
-static void enter(ari_bl_run *run, size_t layer)
+static void enter_block(ari_bl_run *run, size_t layer)
 {
     snprintf(run->prefix, sizeof run->prefix, "%s.%zu", run->names->blocks, layer);
     run->window = ar_config_window(run->c, layer);
     run->rope = ar_config_layer_rope(run->c, layer);
 }
 
-static void leave(ari_bl_run *run)
+static void leave_block(ari_bl_run *run)
 {
     run->prefix[0] = '\0';
 }
@@ -46,14 +46,14 @@ static double kink_doubt(const ari_bl_run *run)
     return run->o->kink(run->o->emit_user, argument, gradient, (int)run->step);
 }
 
-static void add(const ari_bl_run *run, double *y, const double *a, const double *b)
+static void add_rows(const ari_bl_run *run, double *y, const double *a, const double *b)
 {
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
         y[i] = ari_bl_stream(run, a[i] + b[i]);
 }
 
 /* out [tokens, F] from fc [tokens, F], or from gate|up [tokens, 2F]: act(gate)*up. */
-static void activate(const ari_bl_run *run, double *out, const double *fc)
+static void apply_activation(const ari_bl_run *run, double *out, const double *fc)
 {
     const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
     for (size_t t = 0; t < run->tokens; t++)
@@ -105,7 +105,7 @@ static ar_status branch_output(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_
 ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
                                const double *x)
 {
-    enter(run, layer);
+    enter_block(run, layer);
     const ari_bl_names *names = run->names;
     const size_t h = run->c->hidden;
     saved->fc = ari_bl_doubles(run, run->tokens, p->fc.out);
@@ -126,7 +126,7 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
     AR_TRY(branch_output(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, branch));
-    add(run, r, x, branch);
+    add_rows(run, r, x, branch);
     AR_TRY(ari_bl_emit_tokens(run, names->residual, 'f', r, h, 0, h));
 
     saved->mlp_x = r;
@@ -136,14 +136,14 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     }
     AR_TRY(ari_bl_linear_forward(run, &p->fc, saved->fc, saved->mlp_x));
     AR_TRY(emit_fc(run, names->fc, 'f', saved->fc));
-    activate(run, saved->act, saved->fc);
+    apply_activation(run, saved->act, saved->fc);
     AR_TRY(ari_bl_emit_tokens(run, names->act, 'f', saved->act, run->c->ffn, 0, run->c->ffn));
     AR_TRY(ari_bl_linear_forward(run, &p->down, branch, saved->act));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'f', branch, h, 0, h));
     AR_TRY(branch_output(run, &p->mlp_norm, &saved->mlp_norm, names->drop_mlp, branch));
-    add(run, saved->y, r, branch);
+    add_rows(run, saved->y, r, branch);
     AR_TRY(ari_bl_emit_tokens(run, "", 'f', saved->y, h, 0, h));
-    leave(run);
+    leave_block(run);
     return AR_OK;
 }
 
@@ -175,7 +175,7 @@ static ar_status add_branch(ari_bl_run *run, const ari_bl_norm *norm, const ari_
                             const double *dy, const double *din)
 {
     if (run->c->norm_place == AR_NORM_AFTER) {
-        add(run, dx, dy, din);
+        add_rows(run, dx, dy, din);
         return AR_OK;
     }
     double *dbranch = ari_bl_doubles(run, run->tokens, run->c->hidden);
@@ -183,7 +183,7 @@ static ar_status add_branch(ari_bl_run *run, const ari_bl_norm *norm, const ari_
         return run->memory;
     AR_TRY(ari_bl_norm_backward(run, norm, dbranch, din, saved));
     AR_TRY(ari_bl_norm_gradients(run, norm, din, saved));
-    add(run, dx, dy, dbranch);
+    add_rows(run, dx, dy, dbranch);
     return AR_OK;
 }
 
@@ -243,7 +243,7 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
 ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_params *p, double *dx, const double *dy,
                                 const ari_bl_block *saved)
 {
-    enter(run, layer);
+    enter_block(run, layer);
     const ari_bl_memory *mark = run->top;
     double *dr = ari_bl_doubles(run, run->tokens, run->c->hidden);
     if (dr == NULL)
@@ -251,6 +251,6 @@ ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_para
     AR_TRY(mlp_backward(run, p, dr, dy, saved));
     AR_TRY(attention_branch_backward(run, p, dx, dr, saved));
     ari_bl_release(run, mark);
-    leave(run);
+    leave_block(run);
     return AR_OK;
 }

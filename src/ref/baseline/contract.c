@@ -11,7 +11,7 @@ __extension__ typedef __int128 wide;
 
 enum { P = 25, LIMIT = (1 << P) - 1, BLOCK = 8191, LANES = 4 };
 
-static int32_t larger(int32_t a, int32_t b)
+static int32_t larger_exponent(int32_t a, int32_t b)
 {
     return a > b ? a : b;
 }
@@ -26,7 +26,7 @@ static void column_exponents(int32_t *c, size_t n, size_t k, ari_bl_matrix b, bo
         return;
     for (size_t j = 0; j < n; j++)
         for (size_t kk = 0; kk < k; kk++)
-            c[kk] = larger(c[kk], ari_exponent64(b.at[j * b.row + kk * b.col]));
+            c[kk] = larger_exponent(c[kk], ari_exponent64(b.at[j * b.row + kk * b.col]));
     for (size_t kk = 0; kk < k; kk++)
         if (c[kk] == ARI_EXP_NONFINITE)
             c[kk] = 0;
@@ -45,7 +45,7 @@ ARI_SIMD static int32_t quantise(int32_t *q, double *scaled, size_t k, const dou
             scaled[kk] = finite ? 0.0 : value;
         else
             scaled[kk] = ari_scale2(value, sign * c[kk]);
-        e = larger(e, ari_exponent64(scaled[kk]));
+        e = larger_exponent(e, ari_exponent64(scaled[kk]));
     }
     if (e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE)
         return e; /* q stays zero */

@@ -7,7 +7,7 @@
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 
-static ar_status progress(const ari_bl_run *run, size_t done, size_t all)
+static ar_status report_progress(const ari_bl_run *run, size_t done, size_t all)
 {
     const ar_baseline_options *o = run->o;
     const double steps = o->steps > 0 ? (double)o->steps : 1.0;
@@ -134,7 +134,7 @@ static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
         mark[layer] = run->top;
         AR_TRY(ari_bl_block_forward(run, layer, &m->block[layer], &saved[layer], x));
         x = saved[layer].y;
-        AR_TRY(progress(run, layer + 1, 3 * layers)); /* a block costs twice as much backwards */
+        AR_TRY(report_progress(run, layer + 1, 3 * layers)); /* a block costs twice as much backwards */
     }
     AR_TRY(ari_bl_end(run, m, x, loss));
     if (run->o->forward_only)
@@ -142,7 +142,7 @@ static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
     for (size_t layer = layers; layer-- > 0;) {
         AR_TRY(ari_bl_block_backward(run, layer, &m->block[layer], m->dx, m->dx, &saved[layer]));
         ari_bl_release(run, mark[layer]);
-        AR_TRY(progress(run, layers + 2 * (layers - layer), 3 * layers));
+        AR_TRY(report_progress(run, layers + 2 * (layers - layer), 3 * layers));
     }
     return ari_bl_embed_gradients(run, m);
 }

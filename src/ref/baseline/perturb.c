@@ -13,7 +13,7 @@ typedef struct trial {
 } trial;
 
 /* From the input of a block to the loss; keep: later inputs are kept too. */
-static ar_status forward(trial *t, size_t from, bool keep, double *loss)
+static ar_status run_forward(trial *t, size_t from, bool keep, double *loss)
 {
     ari_bl_run *run = &t->run;
     const size_t layers = run->c->layers, count = run->tokens * run->c->hidden;
@@ -45,7 +45,7 @@ static ar_status load(trial *t)
     if (run->memory != AR_OK)
         return run->memory;
     AR_TRY(ari_bl_embed(run, &t->model, t->input[0]));
-    return forward(t, 0, true, &loss);
+    return run_forward(t, 0, true, &loss);
 }
 
 /* The block whose weight this is; the number of blocks for what follows them, and 0 for what they start from. */
@@ -64,7 +64,7 @@ static size_t block_of(const trial *t, const ari_bl_trained *p, bool *embeds)
     return *embeds ? 0 : layers;
 }
 
-static ar_status find(const trial *t, const ari_bl_trained **gives, const ari_perturbation *p)
+static ar_status find_trained(const trial *t, const ari_bl_trained **gives, const ari_perturbation *p)
 {
     const ari_bl_training *list = t->run.training;
     for (size_t i = 0; i < list->n; i++) {
@@ -82,7 +82,7 @@ static ar_status find(const trial *t, const ari_bl_trained **gives, const ari_pe
 static ar_status perturb(trial *t, ari_perturbation *p)
 {
     const ari_bl_trained *of = NULL;
-    AR_TRY(find(t, &of, p));
+    AR_TRY(find_trained(t, &of, p));
     const size_t width = of->cols > 0 ? of->cols : 1;
     double *w = &of->at[p->element / width * of->row + p->element % width * of->col];
     const double before = *w;
@@ -91,7 +91,7 @@ static ar_status perturb(trial *t, ari_perturbation *p)
     *w = p->value = before + p->by;
     if (embeds)
         AR_TRY(ari_bl_embed(&t->run, &t->model, t->input[0]));
-    AR_TRY(forward(t, from, false, &p->loss));
+    AR_TRY(run_forward(t, from, false, &p->loss));
     *w = before;
     return embeds ? ari_bl_embed(&t->run, &t->model, t->input[0]) : AR_OK;
 }

@@ -139,7 +139,8 @@ static size_t length_of(const ari_bl_run *run)
 }
 
 /* cos and sin of the angle at a position. */
-static void turn(const ari_bl_run *run, size_t position, double frequency, double factor, double *cosine, double *sine)
+static void turn_pair(const ari_bl_run *run, size_t position, double frequency, double factor, double *cosine,
+                      double *sine)
 {
     const double exact = (double)position * frequency;
     if (run->o->mode == AR_MODE_F64) {
@@ -168,7 +169,7 @@ void ari_bl_rotate(const ari_bl_run *run, double *x, size_t heads, double direct
             for (size_t head = 0, last = SIZE_MAX; head < run->b * heads; head++) {
                 const size_t position = ari_bl_position(run->batch, head / heads, t);
                 if (position != last) {
-                    turn(run, position, frequency, factor, &cosine, &sine);
+                    turn_pair(run, position, frequency, factor, &cosine, &sine);
                     sine *= direction;
                     last = position;
                 }

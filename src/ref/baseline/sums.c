@@ -129,7 +129,7 @@ static void add_tokens(const ari_bl_run *run, ari_bl_sums *sums, size_t first, s
 }
 
 /* A sum as it is stored, where that takes more than the fp32 in which it was added up. */
-static double store(const ari_bl_run *run, double sum, const ari_bl_terms *terms)
+static double round_sum(const ari_bl_run *run, double sum, const ari_bl_terms *terms)
 {
     if (run->noise == NULL)
         return sum;
@@ -151,7 +151,7 @@ ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t
         if (terms->values != NULL)
             add_tokens(run, &sums, first, band, cols, terms);
         for (size_t i = 0; i < band * cols; i++)
-            gradient[first * cols + i] = store(run, ari_bl_sums_value(&sums, i), terms);
+            gradient[first * cols + i] = round_sum(run, ari_bl_sums_value(&sums, i), terms);
         ari_bl_release(run, mark);
     }
     return AR_OK;

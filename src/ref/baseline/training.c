@@ -198,7 +198,7 @@ static void adam(const ari_bl_run *run, const ari_bl_trained *p, double *w, doub
     *w = ari_bl_fl(run, *w - ari_bl_fl(run, step_size * ratio));
 }
 
-static void update(const ari_bl_run *run, ari_bl_trained *p)
+static void update_weight(const ari_bl_run *run, ari_bl_trained *p)
 {
     begin_parameter(run, p);
     for (size_t r = 0; r < p->rows; r++)
@@ -255,7 +255,7 @@ ar_status ari_bl_training_update(ari_bl_run *run)
     t->beta2_t = run->step == 1 ? run->o->optimizer.beta2 : t->beta2_t * run->o->optimizer.beta2;
     for (size_t i = 0; i < t->n; i++) {
         if (!t->of[i].frozen) {
-            update(run, &t->of[i]);
+            update_weight(run, &t->of[i]);
             disturb(run, &t->of[i]);
         }
         AR_TRY(emit_new(run, &t->of[i]));

@@ -118,7 +118,7 @@ static ar_status sum_bytes(size_t *bytes, const ari_call *call, const size_t *co
 }
 
 /* bytes[extent] of those that the kind has. */
-static ar_status measure(size_t bytes[ARI_EXTENTS], const ari_call *call, int rank, int size)
+static ar_status measure_extents(size_t bytes[ARI_EXTENTS], const ari_call *call, int rank, int size)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
     const size_t element = ar_dtype_bytes(call->dtype);
@@ -139,7 +139,7 @@ static ar_status check_bufs(const ari_call *call, int rank, int size)
     const bool has_in = !k->from_root || call->root == rank, has_out = !k->to_root || call->root == rank;
     const void *in = call->in.ptr, *out = call->out.ptr;
     size_t bytes[ARI_EXTENTS] = {0};
-    AR_TRY(measure(bytes, call, rank, size));
+    AR_TRY(measure_extents(bytes, call, rank, size));
     if (has_out && !k->to_root)
         AR_TRY(check_buf(call, out, bytes[k->out], k->one_buffer ? "only" : "output"));
     if (has_in)

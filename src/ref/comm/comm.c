@@ -42,7 +42,7 @@ static void drop_job(void *arg, ar_status st, const char *why)
     free(j);
 }
 
-static void *append(char **at, const void *from, size_t bytes)
+static void *append_bytes(char **at, const void *from, size_t bytes)
 {
     void *to = *at;
     ari_copy_bytes(to, from, bytes);
@@ -63,11 +63,11 @@ static job *copy_job(ar_comm *c, const ari_call *call)
     *j = (job){.c = c, .call = *call};
     char *at = (char *)(j + 1);
     if (call->p2p)
-        j->call.p2p = append(&at, call->p2p, p2p);
+        j->call.p2p = append_bytes(&at, call->p2p, p2p);
     if (call->counts)
-        j->call.counts = append(&at, call->counts, counts);
+        j->call.counts = append_bytes(&at, call->counts, counts);
     if (call->recv_counts)
-        j->call.recv_counts = append(&at, call->recv_counts, recv_counts);
+        j->call.recv_counts = append_bytes(&at, call->recv_counts, recv_counts);
     return j;
 }
 
@@ -83,7 +83,7 @@ static ar_status push_job(ar_comm *c, ar_queue *q, const ari_call *call)
     return st;
 }
 
-static ar_status check(const ar_comm *c, const ar_queue *q, const ari_call *call)
+static ar_status check_call(const ar_comm *c, const ar_queue *q, const ari_call *call)
 {
     if (!c || !q)
         return ar_error_set(AR_ERR_ARG, "%s '%s': the %s is missing", ari_kind_name(call->kind), call->tag,
@@ -94,11 +94,11 @@ static ar_status check(const ar_comm *c, const ar_queue *q, const ari_call *call
 /* Checks the call and enqueues ops->run(c, call). A queue whose work is done later gets a copy of the call, its counts
  * and its operations (but not its buffers and tag). If the queue fails before the call is reached, the communicator is
  * aborted: the peers that wait for this rank hear of it at once. */
-static ar_status enqueue(ar_comm *c, ar_queue *q, const ari_call *asked)
+static ar_status enqueue_call(ar_comm *c, ar_queue *q, const ari_call *asked)
 {
     ari_call call = *asked;
     call.tag = asked->tag ? asked->tag : "";
-    AR_TRY(check(c, q, &call));
+    AR_TRY(check_call(c, q, &call));
     call.on = ari_queue_inner(q);
     const bool is_inline = ari_queue_is_inline(q);
     ar_status st = is_inline ? ari_queue_begin(q) : push_job(c, q, &call);
@@ -118,7 +118,7 @@ ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, si
 {
     const ari_call call = {
         .kind = ARI_ALL_REDUCE, .dtype = t, .op = op, .count = count, .out = out, .in = in, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
@@ -126,14 +126,14 @@ ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in
 {
     const ari_call call = {
         .kind = ARI_REDUCE_SCATTER, .dtype = t, .op = op, .counts = counts, .out = out, .in = in, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
                              const char *tag)
 {
     const ari_call call = {.kind = ARI_ALL_GATHER, .dtype = t, .counts = counts, .out = out, .in = in, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
@@ -141,14 +141,14 @@ ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, co
 {
     ari_call call = {.kind = ARI_ALL_TO_ALL, .dtype = t, .counts = send_counts, .out = out, .in = in, .tag = tag};
     call.recv_counts = recv_counts;
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root, const char *tag)
 {
     const ari_call call = {
         .kind = ARI_BROADCAST, .dtype = t, .root = root, .count = count, .out = buf, .in = ar_const(buf), .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op, int root,
@@ -156,7 +156,7 @@ ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t
 {
     const ari_call call = {
         .kind = ARI_REDUCE, .dtype = t, .op = op, .root = root, .count = count, .out = out, .in = in, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
@@ -164,7 +164,7 @@ ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const 
 {
     const ari_call call = {
         .kind = ARI_GATHER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
@@ -172,31 +172,31 @@ ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const
 {
     const ari_call call = {
         .kind = ARI_SCATTER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag)
 {
     const ari_call call = {.kind = ARI_SEND, .dtype = t, .peer = peer, .count = count, .in = in, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer, const char *tag)
 {
     const ari_call call = {.kind = ARI_RECV, .dtype = t, .peer = peer, .count = count, .out = out, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag)
 {
     const ari_call call = {.kind = ARI_EXCHANGE, .dtype = t, .count = n, .p2p = ops, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag)
 {
     const ari_call call = {.kind = ARI_BARRIER, .dtype = AR_U8, .tag = tag};
-    return enqueue(c, q, &call);
+    return enqueue_call(c, q, &call);
 }
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */

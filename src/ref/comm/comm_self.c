@@ -31,7 +31,7 @@ static void self_abort(ar_comm *c, ar_status st, const char *why)
 }
 
 /* By the device whose memory it is. */
-static ar_status copy(const ari_call *call, ar_buf to, ar_cbuf from, size_t bytes)
+static ar_status copy_local(const ari_call *call, ar_buf to, ar_cbuf from, size_t bytes)
 {
     ari_stream *stream = call->on ? ari_queue_stream(call->on) : NULL;
     if (!stream)
@@ -82,7 +82,7 @@ static ar_status self_run(ar_comm *c, const ari_call *call)
     }
     ari_moves own = ari_moves_within(call, 0);
     for (ari_move m; ari_next_move(&own, &m);)
-        AR_TRY(copy(call, m.to, m.from, m.count * ar_dtype_bytes(call->dtype)));
+        AR_TRY(copy_local(call, m.to, m.from, m.count * ar_dtype_bytes(call->dtype)));
     return AR_OK;
 }
 

@@ -158,7 +158,7 @@ typedef struct widths {
     int last, now, group;
 } widths;
 
-static void widen(int *width, const char *text)
+static void widen_column(int *width, const char *text)
 {
     const int length = (int)strlen(text);
     *width = length > *width ? length : *width;
@@ -168,10 +168,10 @@ static widths widths_of(const ari_rank_lines *of, int ranks)
 {
     widths width = {36, 36, 12};
     for (int i = 0; i < ranks; i++) {
-        widen(&width.last, of[i].view.last);
+        widen_column(&width.last, of[i].view.last);
         for (size_t k = 0; k < rows_of(&of[i]); k++) {
-            widen(&width.now, row_at(&of[i], k)->current);
-            widen(&width.group, row_at(&of[i], k)->group);
+            widen_column(&width.now, row_at(&of[i], k)->current);
+            widen_column(&width.group, row_at(&of[i], k)->group);
         }
     }
     return width;

@@ -41,7 +41,7 @@ static size_t round_up(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-static ar_status copy(const staged *s, ar_buf to, ar_buf from, size_t bytes)
+static ar_status copy_staged(const staged *s, ar_buf to, ar_buf from, size_t bytes)
 {
     return bytes > 0 ? s->device->ops->copy(s->device, s->call.on, to, ar_const(from), bytes) : AR_OK;
 }
@@ -57,7 +57,7 @@ static ar_status bring_down(staged *s, bool outputs)
         s->on[i] = s->of[i];
         s->on[i].buf.ptr = bytes_of(s, i) > 0 ? s->memory + at : NULL;
         if (s->of[i].send || outputs)
-            AR_TRY(copy(s, s->on[i].buf, s->of[i].buf, bytes_of(s, i)));
+            AR_TRY(copy_staged(s, s->on[i].buf, s->of[i].buf, bytes_of(s, i)));
     }
     return AR_OK;
 }
@@ -79,7 +79,7 @@ static ar_status bring_up(const staged *s)
 {
     for (size_t i = 0; i < s->n; i++) {
         if (!s->of[i].send)
-            AR_TRY(copy(s, s->of[i].buf, s->on[i].buf, bytes_of(s, i)));
+            AR_TRY(copy_staged(s, s->of[i].buf, s->on[i].buf, bytes_of(s, i)));
     }
     return AR_OK;
 }

@@ -26,7 +26,7 @@
  * waits on the same core would. */
 enum { TURNS = 40 };
 
-static uint64_t mix(uint64_t h, uint64_t x)
+static uint64_t mix_word(uint64_t h, uint64_t x)
 {
     h = (h ^ x) * UINT64_C(0x9e3779b97f4a7c15);
     return h ^ h >> 29;
@@ -39,7 +39,7 @@ static uint64_t hash_of(const char *tag)
     for (size_t at = 0; at < length; at += sizeof h) {
         uint64_t word = 0;
         memcpy(&word, tag + at, length - at < sizeof word ? length - at : sizeof word);
-        h = mix(h, word);
+        h = mix_word(h, word);
     }
     return h;
 }

@@ -21,7 +21,7 @@ ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
 
 /* --- 16-bit numbers as the host has them -------------------------------------------------------------------------- */
 
-static void widen(float *to, const uint16_t *from, size_t n)
+static void widen_values(float *to, const uint16_t *from, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         to[i] = ari_f32_of_bf16(from[i]);
@@ -65,7 +65,7 @@ ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
     AR_TRY(ari_alloc((void **)&stored, n, sizeof *stored, "numbers of 16 bits"));
     const ar_status st = ar_ctx_download(c, stored, t);
     if (st == AR_OK)
-        widen(host, stored, n);
+        widen_values(host, stored, n);
     free(stored);
     return st;
 }

@@ -6,16 +6,16 @@
 #include "ref/context/context.h"
 #include "ref/core/queue_impl.h"
 
-static void forget(ar_ctx *c, ari_owned *o)
+static void forget_owned(ar_ctx *c, ari_owned *o)
 {
     o->prev->next = o->next;
     o->next->prev = o->prev;
     ari_step_gave(c, o->bytes);
 }
 
-static void release(ar_ctx *c, ari_owned *o)
+static void release_owned(ar_ctx *c, ari_owned *o)
 {
-    forget(c, o);
+    forget_owned(c, o);
     if (o->destroy)
         o->destroy(c, o->buf.ptr);
     else
@@ -29,7 +29,7 @@ static bool give_back(ar_ctx *c, ari_owned *o)
     o->ended = o->holds > 0;
     if (o->ended)
         return false;
-    release(c, o);
+    release_owned(c, o);
     return true;
 }
 
@@ -51,7 +51,7 @@ void ar_ctx_end_step(ar_ctx *c)
     /* The newest first: objects may refer to older ones. */
     for (ari_owned *o = c->owned.next, *next = NULL; o != &c->owned; o = next) {
         next = o->next;
-        release(c, o);
+        release_owned(c, o);
     }
 }
 
@@ -151,7 +151,7 @@ void ari_step_let_go(ar_ctx *c, const ar_tensor *t)
 {
     ari_owned *o = memory_of(c, t);
     if (o && --o->holds == 0 && o->ended)
-        release(c, o);
+        release_owned(c, o);
 }
 
 ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t)
@@ -160,7 +160,7 @@ ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t)
     if (!o || o->holds > 0)
         return ar_error_set(AR_ERR_ARG, "memory that is %s cannot be taken out of it", o ? "held" : "not the step's");
     *gives = o->buf;
-    forget(c, o);
+    forget_owned(c, o);
     free(o);
     return AR_OK;
 }

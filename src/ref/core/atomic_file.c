@@ -180,7 +180,7 @@ static void sync_folder(const char *path)
 }
 
 /* Everything that can fail for lack of space or of a sound disk. A device takes no fsync and needs none. */
-static ar_status settle(const ari_atomic_file *o)
+static ar_status sync_file(const ari_atomic_file *o)
 {
     return o->temp == NULL || fsync(o->fd) == 0 ? AR_OK : ari_io_fail("write", o->path);
 }
@@ -214,7 +214,7 @@ ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, size_t n)
 {
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = list[i] == NULL ? AR_OK : settle(list[i]);
+        st = list[i] == NULL ? AR_OK : sync_file(list[i]);
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = list[i] == NULL ? AR_OK : publish(list[i]);
     for (size_t i = 0; i < n; i++)

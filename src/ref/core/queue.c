@@ -167,7 +167,7 @@ no_work:
     return rc;
 }
 
-static ar_status create(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *stream, bool owns)
+static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *stream, bool owns)
 {
     if (!gives)
         return ar_error_set(AR_ERR_ARG, "ar_queue_create: no place for the queue");
@@ -190,7 +190,7 @@ static ar_status create(ar_queue **gives, ar_queue_kind kind, const char *name, 
     }
     /* Before the lane: this may pass the turn on, which a lane must not get before it has a thread. */
     if (kind == AR_QUEUE_THREAD) {
-        const ar_status st = create(&q->chain, AR_QUEUE_INLINE, q->name, stream, false);
+        const ar_status st = create_queue(&q->chain, AR_QUEUE_INLINE, q->name, stream, false);
         if (st != AR_OK) {
             ari_queue_release(q);
             return st;
@@ -218,12 +218,12 @@ static ar_status create(ar_queue **gives, ar_queue_kind kind, const char *name, 
 
 ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name)
 {
-    return create(gives, kind, name, NULL, false);
+    return create_queue(gives, kind, name, NULL, false);
 }
 
 ar_status ari_queue_create_on(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *s)
 {
-    return create(gives, kind, name, s, true);
+    return create_queue(gives, kind, name, s, true);
 }
 
 ari_stream *ari_queue_stream(const ar_queue *q)

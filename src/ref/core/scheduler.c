@@ -77,7 +77,7 @@ ar_status ari_scheduler_create(ari_scheduler **gives, uint64_t seed)
 }
 
 /* `lock` held, and given back. */
-static void release(ari_scheduler *s)
+static void release_turn(ari_scheduler *s)
 {
     const bool last = --s->holders == 0;
     pthread_mutex_unlock(&s->lock);
@@ -95,7 +95,7 @@ void ari_scheduler_destroy(ari_scheduler *s)
     s->over = true;
     for (ari_turn *t = s->turns; t; t = t->next)
         ari_semaphore_post(&t->chosen);
-    release(s);
+    release_turn(s);
 }
 
 void ari_scheduler_choices(ari_scheduler *s, uint64_t *choices, uint64_t *hash)
@@ -143,7 +143,7 @@ static bool would_give_up(const ari_turn *t)
     return t->state == WAITS && t->until.gives_up;
 }
 
-static uint64_t count(const ari_scheduler *s, bool (*is)(const ari_turn *))
+static uint64_t count_turns(const ari_scheduler *s, bool (*is)(const ari_turn *))
 {
     uint64_t n = 0;
     for (const ari_turn *t = s->turns; t; t = t->next)
@@ -201,19 +201,19 @@ static uint64_t move_on(ari_scheduler *s)
     if (deadline < UINT64_MAX) {
         s->now_ns = deadline > tick ? deadline : tick;
     } else {
-        const uint64_t n = count(s, would_give_up);
+        const uint64_t n = count_turns(s, would_give_up);
         if (n > 0)
             one_of(s, would_give_up, n)->stuck = true;
     }
-    return count(s, can_run);
+    return count_turns(s, can_run);
 }
 
 /* `lock` held. NULL: nobody; the world is over, or all have ended, but for queues without work that a rank forgot. */
-static ari_turn *choose(ari_scheduler *s)
+static ari_turn *choose_turn(ari_scheduler *s)
 {
     if (s->over)
         return NULL;
-    uint64_t n = count(s, can_run);
+    uint64_t n = count_turns(s, can_run);
     if (n == 0)
         n = move_on(s);
     if (n == 0)
@@ -258,7 +258,7 @@ void ari_turn_destroy(ari_turn *t)
         t->next->at = t->at;
     else
         s->last = t->at;
-    release(s);
+    release_turn(s);
     ari_semaphore_fini(&t->chosen);
     free(t);
 }
@@ -273,7 +273,7 @@ static void give_turn(ari_turn *to)
 static void pass_turn(ari_turn *t)
 {
     ari_scheduler *s = t->scheduler;
-    ari_turn *next = choose(s);
+    ari_turn *next = choose_turn(s);
     const bool parks = next != t && !s->over;
     pthread_mutex_unlock(&s->lock);
     if (parks) {
@@ -287,7 +287,7 @@ void ari_turn_enter(ari_turn *t)
     ari_scheduler *s = t->scheduler;
     pthread_mutex_lock(&s->lock);
     /* The first thread to come chooses for all, whose turns have been made by now. */
-    ari_turn *first = s->choices == 0 ? choose(s) : NULL;
+    ari_turn *first = s->choices == 0 ? choose_turn(s) : NULL;
     pthread_mutex_unlock(&s->lock);
     give_turn(first);
     ari_semaphore_wait(&t->chosen);
@@ -298,7 +298,7 @@ void ari_turn_leave(ari_turn *t)
     ari_scheduler *s = t->scheduler;
     pthread_mutex_lock(&s->lock);
     t->state = LEFT;
-    ari_turn *next = choose(s);
+    ari_turn *next = choose_turn(s);
     pthread_mutex_unlock(&s->lock);
     give_turn(next);
 }

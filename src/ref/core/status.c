@@ -79,7 +79,7 @@ ar_status ari_add_size(size_t *out, size_t a, size_t b)
     return AR_OK;
 }
 
-static ar_status allocate(void **gives, size_t n, size_t size, const char *what, int zeroed)
+static ar_status allocate_array(void **gives, size_t n, size_t size, const char *what, int zeroed)
 {
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, n, size));
@@ -92,12 +92,12 @@ static ar_status allocate(void **gives, size_t n, size_t size, const char *what,
 
 ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what)
 {
-    return allocate(gives, n, size, what, 0);
+    return allocate_array(gives, n, size, what, 0);
 }
 
 ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what)
 {
-    return allocate(gives, n, size, what, 1);
+    return allocate_array(gives, n, size, what, 1);
 }
 
 ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what)

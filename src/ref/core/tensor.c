@@ -159,7 +159,7 @@ void ar_split_uneven(size_t n, int parts, int part, size_t *start, size_t *count
     *count = n - *start < chunk ? n - *start : chunk;
 }
 
-static ar_status begin(ar_layout *o, int ndim, const size_t *shape, int dim, int part, int parts)
+static ar_status begin_layout(ar_layout *o, int ndim, const size_t *shape, int dim, int part, int parts)
 {
     if (ndim < 0 || ndim > AR_MAX_DIMS || dim < 0 || (ndim > 0 && dim >= ndim) || parts < 1 || part < 0 ||
         part >= parts)
@@ -188,7 +188,7 @@ static void add_box(ar_layout *o, int dim, size_t global, size_t local, size_t e
 
 ar_status ar_layout_replicate(ar_layout *o, int ndim, const size_t *shape, int replica, int replicas)
 {
-    AR_TRY(begin(o, ndim, shape, 0, replica, replicas));
+    AR_TRY(begin_layout(o, ndim, shape, 0, replica, replicas));
     add_box(o, 0, 0, 0, ndim > 0 ? shape[0] : 1);
     o->replica = replica;
     o->replicas = replicas;
@@ -210,7 +210,7 @@ ar_status ar_layout_shard(ar_layout *o, int ndim, const size_t *shape, int dim, 
 
 ar_status ar_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, int dim, int part, int parts)
 {
-    AR_TRY(begin(o, ndim, shape, dim, part, parts));
+    AR_TRY(begin_layout(o, ndim, shape, dim, part, parts));
     size_t start = 0, count = 0;
     ar_split_uneven(shape[dim], parts, part, &start, &count);
     if (count > 0)
@@ -221,7 +221,7 @@ ar_status ar_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, in
 ar_status ar_layout_packed(ar_layout *o, int ndim, const size_t *shape, int dim, const size_t *block, int n, int part,
                            int parts)
 {
-    AR_TRY(begin(o, ndim, shape, dim, part, parts));
+    AR_TRY(begin_layout(o, ndim, shape, dim, part, parts));
     if (n < 1 || n > AR_MAX_BOXES)
         return ar_error_set(AR_ERR_ARG, "layout: %d packed blocks, 1 to %d are possible", n, AR_MAX_BOXES);
     size_t global = 0, local = 0;

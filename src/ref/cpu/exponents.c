@@ -90,7 +90,7 @@ ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, const float *res
     }
 }
 
-static void store(int32_t *e, int32_t found, bool max_into)
+static void store_exponent(int32_t *e, int32_t found, bool max_into)
 {
     *e = max_into && *e > found ? *e : found;
 }
@@ -115,7 +115,7 @@ static void plain_block(int32_t *e, const groups *g, size_t first, size_t n, boo
             top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, n);
     }
     for (size_t i = 0; i < n; i++)
-        store(e + i, ari_exponent32(ari_float32(top[i])), max_into);
+        store_exponent(e + i, ari_exponent32(ari_float32(top[i])), max_into);
 }
 
 /* The same for values scaled by scale[0..along). */
@@ -131,7 +131,7 @@ static void scaled_block(int32_t *e, const groups *g, const double *scale, size_
             scaled_top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, scale[k], n);
     }
     for (size_t i = 0; i < n; i++)
-        store(e + i, ari_exponent64(ari_float64(top[i])), max_into);
+        store_exponent(e + i, ari_exponent64(ari_float64(top[i])), max_into);
 }
 
 /* The same in fp32. False, with nothing written, where that does not tell. */
@@ -152,7 +152,7 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
     for (size_t i = 0; i < n; i++)
         normal &= top[i] > 0x00800000u && top[i] < 0x7f800000u;
     for (size_t i = 0; normal && i < n; i++)
-        store(e + i, ari_exponent32(ari_float32(top[i])), max_into);
+        store_exponent(e + i, ari_exponent32(ari_float32(top[i])), max_into);
     return normal;
 }
 
@@ -253,7 +253,7 @@ static void bf16_exponents(const ar_device *d, int32_t *e, const ar_tensor *a, b
             const uint32_t found = top_of_run(ari_run_gather(a, at, m.col_stride, n, room), n);
             top = found > top ? found : top;
         }
-        store(e + i, ari_exponent32(ari_float32(top)), max_into);
+        store_exponent(e + i, ari_exponent32(ari_float32(top)), max_into);
     }
 }
 

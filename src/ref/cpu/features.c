@@ -32,7 +32,7 @@ static bool leaf7(unsigned int subleaf, int word, int bit)
     return __get_cpuid_count(7, subleaf, &words[0], &words[1], &words[2], &words[3]) && (words[word] >> bit & 1);
 }
 
-static size_t look(feature out[FEATURES])
+static size_t list_features(feature out[FEATURES])
 {
     __builtin_cpu_init();
     const feature table[] = {
@@ -69,7 +69,7 @@ static bool granted(const char *name)
 #define GRANTED(word, bit, apple) granted("hw.optional." apple)
 #endif
 
-static size_t look(feature out[FEATURES])
+static size_t list_features(feature out[FEATURES])
 {
     const feature table[] = {
         {"asimd", true}, /* of every one */
@@ -83,7 +83,7 @@ static size_t look(feature out[FEATURES])
     return sizeof table / sizeof table[0];
 }
 #else
-static size_t look(feature out[FEATURES])
+static size_t list_features(feature out[FEATURES])
 {
     (void)out;
     return 0;
@@ -93,7 +93,7 @@ static size_t look(feature out[FEATURES])
 bool ari_cpu_has(const char *names)
 {
     feature table[FEATURES];
-    const size_t n = look(table);
+    const size_t n = list_features(table);
     while (*names != '\0') {
         const size_t length = strcspn(names, " ");
         size_t i = 0;
@@ -110,7 +110,7 @@ bool ari_cpu_has(const char *names)
 static void tell_features(char *out, size_t cap)
 {
     feature table[FEATURES];
-    const size_t n = look(table);
+    const size_t n = list_features(table);
     out[0] = '\0';
     for (size_t i = 0; i < n; i++) {
         const size_t used = strlen(out);

@@ -31,7 +31,7 @@ void ari_pool_init(ari_pool *p)
 }
 
 /* Takes kept block i out of the list. */
-static ari_block *take(ari_pool *p, size_t i)
+static ari_block *take_block(ari_pool *p, size_t i)
 {
     ari_block *b = p->block[i];
     p->n--;
@@ -43,12 +43,12 @@ static ari_block *take(ari_pool *p, size_t i)
 void ari_pool_fini(ari_pool *p)
 {
     while (p->n > 0)
-        free(take(p, p->n - 1));
+        free(take_block(p, p->n - 1));
     pthread_mutex_destroy(&p->lock);
 }
 
 /* The smallest kept block that is large enough and wastes at most an eighth; NULL: none. */
-static ari_block *find(ari_pool *p, size_t asked)
+static ari_block *find_block(ari_pool *p, size_t asked)
 {
     size_t best = p->n;
     for (size_t i = 0; i < p->n; i++) {
@@ -57,17 +57,17 @@ static ari_block *find(ari_pool *p, size_t asked)
         if (fits && (best == p->n || bytes <= p->block[best]->bytes))
             best = i; /* of equal ones the newest, which is the likeliest to be in a cache */
     }
-    return best < p->n ? take(p, best) : NULL;
+    return best < p->n ? take_block(p, best) : NULL;
 }
 
 /* Gives kept blocks back to the system until all memory fits `limit`. */
 static void shrink(ari_pool *p, size_t limit)
 {
     while (p->n > 0 && p->in_use + p->kept > limit)
-        free(take(p, 0));
+        free(take_block(p, 0));
 }
 
-static size_t larger(size_t a, size_t b)
+static size_t larger_size(size_t a, size_t b)
 {
     return a > b ? a : b;
 }
@@ -77,15 +77,15 @@ static ari_block *reuse(ari_pool *p, size_t asked)
 {
     pthread_mutex_lock(&p->lock);
     p->asked += asked;
-    ari_block *b = find(p, asked);
+    ari_block *b = find_block(p, asked);
     p->in_use += b ? b->bytes : asked;
-    shrink(p, larger(p->most, p->asked));
+    shrink(p, larger_size(p->most, p->asked));
     pthread_mutex_unlock(&p->lock);
     return b;
 }
 
 /* A new block; where there is no memory for it, there may be enough without what is kept. */
-static ari_block *allocate(ari_pool *p, size_t bytes)
+static ari_block *allocate_block(ari_pool *p, size_t bytes)
 {
     ari_block *b = aligned_alloc(ALIGNMENT, bytes);
     if (!b) {
@@ -116,7 +116,7 @@ ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes)
     const bool large = rounded >= LARGE;
     ari_block *b = large ? reuse(p, rounded) : NULL;
     if (!b)
-        b = allocate(p, rounded);
+        b = allocate_block(p, rounded);
     if (!b) {
         if (large)
             give_up(p, rounded);
@@ -137,11 +137,11 @@ void ari_pool_free(ari_pool *p, void *memory)
         return;
     }
     pthread_mutex_lock(&p->lock);
-    p->most = larger(p->most, p->asked);
+    p->most = larger_size(p->most, p->asked);
     p->in_use -= b->bytes;
     p->asked -= b->asked;
     if (p->n == ARI_POOL_KEPT)
-        free(take(p, 0));
+        free(take_block(p, 0));
     p->block[p->n++] = b;
     p->kept += b->bytes;
     shrink(p, KEEP ? p->most : 0);

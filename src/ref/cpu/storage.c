@@ -24,7 +24,7 @@ ar_tensor ari_matrix_view(const ar_tensor *t, size_t at)
                        .data = {(char *)t->data.ptr + bytes}};
 }
 
-static void put(const ar_tensor *t, ptrdiff_t at, float value)
+static void put_value(const ar_tensor *t, ptrdiff_t at, float value)
 {
     if (t->dtype == AR_BF16)
         ((uint16_t *)t->data.ptr)[at] = ari_bf16_of_f32(value);
@@ -44,7 +44,7 @@ static void convert_row(const ar_tensor *y, const ar_tensor *x, size_t row)
         ari_narrow((uint16_t *)y->data.ptr + to, (const float *)x->data.ptr + from, n);
     else
         for (size_t j = 0; j < n; j++)
-            put(y, to + (ptrdiff_t)j * y->stride[1], ari_value_at(x, from + (ptrdiff_t)j * x->stride[1]));
+            put_value(y, to + (ptrdiff_t)j * y->stride[1], ari_value_at(x, from + (ptrdiff_t)j * x->stride[1]));
 }
 
 void ari_convert(const ar_tensor *y, const ar_tensor *x)

@@ -25,7 +25,7 @@ static size_t rounded(size_t n, size_t by)
     return n / by + (n % by >= by - by / 2);
 }
 
-static size_t larger(size_t a, size_t b)
+static size_t larger_extent(size_t a, size_t b)
 {
     return a > b ? a : b;
 }
@@ -34,7 +34,7 @@ static size_t larger(size_t a, size_t b)
  * of the heads, so it divides the one if and only if it divides the other. */
 static size_t same_divisors(size_t x, size_t wanted, size_t heads)
 {
-    const size_t common = gcd(x, heads), others = heads / common, k = larger(rounded(wanted, common), 1);
+    const size_t common = gcd(x, heads), others = heads / common, k = larger_extent(rounded(wanted, common), 1);
     for (size_t away = 0;; away++) { /* k = 1 would do, and some k above within `others` */
         if (k > away && gcd(k - away, others) == 1)
             return (k - away) * common;
@@ -65,7 +65,7 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
     if (r->kind == AR_ROPE_NONE)
         return;
     if (r->rotary_dim > 0)
-        r->rotary_dim = 2 * larger(rounded(pairs * head_dim, from), least);
+        r->rotary_dim = 2 * larger_extent(rounded(pairs * head_dim, from), least);
     if (r->rotary_dim == head_dim)
         r->rotary_dim = 0;
     const size_t kept = ar_rope_dim(r, head_dim) / 2;
@@ -75,7 +75,7 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
     }
 }
 
-static void describe(ar_config *c, const ar_config *from, size_t n)
+static void describe_shrunk(ar_config *c, const ar_config *from, size_t n)
 {
     snprintf(c->shrunk, sizeof c->shrunk,
              "%s shrunk to 1/%zu: %zu of %zu layers, hidden %zu of %zu, heads of %zu of %zu, MLP %zu of %zu, "
@@ -98,8 +98,8 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         return ar_error_set(AR_ERR_ARG,
                             "%s: cannot be shrunk to 1/%zu: its heads have %zu features and keep at least %zu; take at "
                             "most 1/%zu",
-                            c->name, n, from.head_dim, least, larger(from.head_dim / least, 1));
-    c->head_dim = larger(2 * rounded(from.head_dim, 2 * n), least); /* rotary positions turn pairs */
+                            c->name, n, from.head_dim, least, larger_extent(from.head_dim / least, 1));
+    c->head_dim = larger_extent(2 * rounded(from.head_dim, 2 * n), least); /* rotary positions turn pairs */
     c->hidden = from.hidden == from.heads * from.head_dim
                     ? c->heads * c->head_dim
                     : same_divisors(from.hidden, rounded(from.hidden, n), c->heads);
@@ -107,15 +107,15 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         c->embed_scale = sqrt((double)c->hidden);
     c->ffn = same_divisors(from.ffn, rounded(from.ffn, n), c->heads);
     if (from.vocab > LEAST_VOCABULARY)
-        c->vocab = same_divisors(from.vocab, larger(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
+        c->vocab = same_divisors(from.vocab, larger_extent(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
     c->pads = from.pads && from.pad_id < c->vocab;
     c->pad_id = c->pads ? from.pad_id : 0;
     if (from.layers > LEAST_LAYERS)
-        c->layers = larger(rounded(from.layers, n), LEAST_LAYERS);
+        c->layers = larger_extent(rounded(from.layers, n), LEAST_LAYERS);
     shrink_windows(c, &from);
     shrink_rope(&c->rope, c->head_dim, from.head_dim);
     shrink_rope(&c->local_rope, c->head_dim, from.head_dim);
-    describe(c, &from, n);
+    describe_shrunk(c, &from, n);
     return AR_OK;
 }
 

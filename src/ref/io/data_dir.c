@@ -91,7 +91,7 @@ const char *const ari_model_names[] = {"llama-demo",  "gpt2-demo",      "stack-d
                                        "gpt-530b",    "gpt-1t",         "stack-4.8b", NULL};
 #define BUNDLED (sizeof ari_model_names / sizeof ari_model_names[0] - 1)
 
-static ar_status put(char *out, size_t cap, const char *folder, const char *name)
+static ar_status put_path(char *out, size_t cap, const char *folder, const char *name)
 {
     const int n = snprintf(out, cap, "%s%s%s", folder, folder[0] == '\0' ? "" : "/", name);
     if (n < 0 || (size_t)n >= cap)
@@ -105,11 +105,11 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
     if (out == NULL || cap == 0 || model == NULL || model[0] == '\0')
         return ar_error_set(AR_ERR_ARG, "the model's name is missing");
     if (stat(model, &info) == 0)
-        return put(out, cap, "", model);
+        return put_path(out, cap, "", model);
     for (size_t i = 0; i < BUNDLED; i++) {
         if (strcmp(model, ari_model_names[i]) != 0)
             continue;
-        AR_TRY(put(out, cap, ar_data_dir(), model));
+        AR_TRY(put_path(out, cap, ar_data_dir(), model));
         if (stat(out, &info) == 0)
             return AR_OK;
         AR_TRY(ari_data_dir_check());

@@ -142,7 +142,7 @@ json_t *ari_json_number(double x)
 }
 
 /* Appends to *list, or destroys it where that fails. */
-static void append(json_t **list, json_t *x)
+static void append_value(json_t **list, json_t *x)
 {
     if (*list && json_array_append_new(*list, x) == 0)
         return;
@@ -154,7 +154,7 @@ json_t *ari_json_sizes(const size_t *x, size_t n)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < n && list; i++)
-        append(&list, json_integer(x[i] > INT64_MAX ? INT64_MAX : (json_int_t)x[i]));
+        append_value(&list, json_integer(x[i] > INT64_MAX ? INT64_MAX : (json_int_t)x[i]));
     return list;
 }
 
@@ -185,8 +185,8 @@ json_t *ari_json_considered(const ar_evidence *e)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < e->considered && list; i++)
-        append(&list, json_pack("{s:s, s:o}", "cause", e->consider[i].cause, "explained",
-                                ari_json_number(e->consider[i].explained)));
+        append_value(&list, json_pack("{s:s, s:o}", "cause", e->consider[i].cause, "explained",
+                                      ari_json_number(e->consider[i].explained)));
     return list;
 }
 
@@ -194,7 +194,7 @@ json_t *ari_json_floats(const float *x, size_t n)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < n && list; i++)
-        append(&list, ari_json_number((double)x[i]));
+        append_value(&list, ari_json_number((double)x[i]));
     return list;
 }
 

@@ -28,7 +28,7 @@ typedef struct slice {
     bool negative_zero; /* holds the integer -0, which the parser would read as 0 */
 } slice;
 
-static bool fail(scan *s, const char *problem)
+static bool fail_scan(scan *s, const char *problem)
 {
     s->problem = problem;
     return false;
@@ -57,7 +57,7 @@ static bool skip_string(scan *s)
         }
     }
     s->at = s->length;
-    return fail(s, "a string has no end");
+    return fail_scan(s, "a string has no end");
 }
 
 /* True under a minus sign that starts the integer -0. -0.5 and -0e0 are reals, which have a negative zero. */
@@ -93,15 +93,15 @@ static bool skip_value(scan *s, slice *value)
                 return false;
         } else if (c == '{' || c == '[') {
             if (++depth > s->max_depth)
-                return fail(s, "nested too deeply");
+                return fail_scan(s, "nested too deeply");
             s->at++;
         } else if (c == '}' || c == ']') {
             if (--depth < 0)
-                return fail(s, "expected a value");
+                return fail_scan(s, "expected a value");
             s->at++;
         } else if (c == ',' || c == ':') {
             if (depth == 0)
-                return fail(s, "expected a value");
+                return fail_scan(s, "expected a value");
             s->at++;
         } else {
             skip_plain(s, &value->negative_zero);
@@ -110,8 +110,8 @@ static bool skip_value(scan *s, slice *value)
         skip_space(s);
     } while (depth > 0 && s->at < s->length);
     if (depth > 0)
-        return fail(s, "ends inside a value");
-    return value->end > value->begin || fail(s, "expected a value");
+        return fail_scan(s, "ends inside a value");
+    return value->end > value->begin || fail_scan(s, "expected a value");
 }
 
 /* Skips white space and the opening brace. False (with a problem) if there is none. */
@@ -119,9 +119,9 @@ static bool scan_begin(scan *s)
 {
     skip_space(s);
     if (s->at >= s->length)
-        return fail(s, "there is no JSON");
+        return fail_scan(s, "there is no JSON");
     if (peek(s) != '{')
-        return fail(s, "expected '{'");
+        return fail_scan(s, "expected '{'");
     s->at++;
     return true;
 }
@@ -137,12 +137,12 @@ static bool scan_member(scan *s, bool first, slice *key, slice *value)
     }
     if (!first) {
         if (peek(s) != ',')
-            return fail(s, s->at >= s->length ? "ends inside an object" : "expected ',' or '}'");
+            return fail_scan(s, s->at >= s->length ? "ends inside an object" : "expected ',' or '}'");
         s->at++;
         skip_space(s);
     }
     if (peek(s) != '"')
-        return fail(s, s->at >= s->length ? "ends inside an object" : "expected a key in quotes");
+        return fail_scan(s, s->at >= s->length ? "ends inside an object" : "expected a key in quotes");
     key->begin = s->at;
     key->negative_zero = false;
     if (!skip_string(s))
@@ -150,11 +150,11 @@ static bool scan_member(scan *s, bool first, slice *key, slice *value)
     key->end = s->at;
     skip_space(s);
     if (peek(s) != ':')
-        return fail(s, "expected ':'");
+        return fail_scan(s, "expected ':'");
     s->at++;
     skip_space(s);
     if (s->at >= s->length)
-        return fail(s, "ends inside an object");
+        return fail_scan(s, "ends inside an object");
     return skip_value(s, value);
 }
 
@@ -174,7 +174,7 @@ typedef struct reader {
     const char *path;
 } reader;
 
-static ar_status bad(const reader *r, size_t at, const char *problem)
+static ar_status refuse_header(const reader *r, size_t at, const char *problem)
 {
     return ar_error_set(AR_ERR_FORMAT, RULE ": %s: header byte %zu: %s", ARI_SHOW(r->path), at, ARI_SHOW(problem));
 }
@@ -194,7 +194,7 @@ static ar_status parse_slice(const reader *r, const slice *piece, json_t **gives
         return AR_OK;
     if (ari_json_no_memory(&error))
         return no_memory(r);
-    return bad(r, piece->begin + (size_t)(error.position > 0 ? error.position : 0), error.text);
+    return refuse_header(r, piece->begin + (size_t)(error.position > 0 ? error.position : 0), error.text);
 }
 
 static ar_status parse_string(const reader *r, const slice *piece, const char *what, char **gives)
@@ -203,7 +203,7 @@ static ar_status parse_string(const reader *r, const slice *piece, const char *w
     AR_TRY(parse_slice(r, piece, &value));
     ar_status st = AR_OK;
     if (!json_is_string(value))
-        st = bad(r, piece->begin, what);
+        st = refuse_header(r, piece->begin, what);
     else if ((*gives = strdup(json_string_value(value))) == NULL)
         st = no_memory(r);
     json_decref(value);
@@ -215,7 +215,7 @@ static ar_status add_metadata(const reader *r, const slice *key, const slice *va
 {
     ari_st_header *h = r->h;
     if (h->n_metadata == ARI_ST_MAX_METADATA)
-        return bad(r, key->begin, "too many keys in " ARI_ST_METADATA);
+        return refuse_header(r, key->begin, "too many keys in " ARI_ST_METADATA);
     if (ari_grow(&h->metadata, &h->cap_metadata, h->n_metadata, 2 * sizeof *h->metadata, "metadata") != AR_OK)
         return no_memory(r);
     char **pair = h->metadata + 2 * h->n_metadata;
@@ -238,13 +238,13 @@ static ar_status read_metadata(const reader *r, const slice *piece)
     scan s = {r->text, piece->end, piece->begin, ARI_ST_MAX_DEPTH, NULL};
     slice key, value;
     if (!scan_begin(&s))
-        return bad(r, piece->begin, ARI_ST_METADATA " is not an object");
+        return refuse_header(r, piece->begin, ARI_ST_METADATA " is not an object");
     for (bool first = true; scan_member(&s, first, &key, &value); first = false)
         AR_TRY(add_metadata(r, &key, &value));
     if (s.problem != NULL)
-        return bad(r, s.at, s.problem);
+        return refuse_header(r, s.at, s.problem);
     if (!scan_at_end(&s))
-        return bad(r, s.at, "something follows " ARI_ST_METADATA);
+        return refuse_header(r, s.at, "something follows " ARI_ST_METADATA);
     ari_st_header *h = r->h;
     if (h->n_metadata > 1)
         qsort(h->metadata, h->n_metadata, 2 * sizeof *h->metadata, compare_pairs);
@@ -341,7 +341,7 @@ static ar_status read_members(const reader *r, size_t length)
     slice key, value;
     bool metadata_seen = false;
     if (!scan_begin(&s))
-        return bad(r, s.at, s.problem);
+        return refuse_header(r, s.at, s.problem);
     for (bool first = true; scan_member(&s, first, &key, &value); first = false) {
         char *name = NULL;
         AR_TRY(parse_string(r, &key, "expected a name", &name));
@@ -351,13 +351,13 @@ static ar_status read_members(const reader *r, size_t length)
         }
         free(name);
         if (metadata_seen)
-            return bad(r, key.begin, "a second " ARI_ST_METADATA);
+            return refuse_header(r, key.begin, "a second " ARI_ST_METADATA);
         metadata_seen = true;
         AR_TRY(read_metadata(r, &value));
     }
     if (s.problem != NULL)
-        return bad(r, s.at, s.problem);
-    return scan_at_end(&s) ? AR_OK : bad(r, s.at, "something follows the closing brace");
+        return refuse_header(r, s.at, s.problem);
+    return scan_at_end(&s) ? AR_OK : refuse_header(r, s.at, "something follows the closing brace");
 }
 
 static int compare_names(const void *a, const void *b)

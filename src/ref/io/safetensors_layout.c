@@ -100,7 +100,7 @@ done:
 
 /* --- of a file ---------------------------------------------------------------------------------------------------- */
 
-static ar_status bad(const char *rule, const char *path, const ari_st_item *item, const char *problem)
+static ar_status refuse_layout(const char *rule, const char *path, const ari_st_item *item, const char *problem)
 {
     const char *shape = ARI_SHOW_SHAPE(item->entry.ndim, item->entry.shape);
     return ar_error_set(AR_ERR_FORMAT, "%s: %s: tensor '%s' %s %s [%" PRIu64 ", %" PRIu64 "): %s", rule, ARI_SHOW(path),
@@ -115,17 +115,17 @@ static ar_status check_item(ari_st_item *item, uint64_t previous_end, const char
     uint64_t count = 0, bits = 0;
     if (item->begin != previous_end || item->end < item->begin) {
         snprintf(problem, sizeof problem, "expected it to begin at %" PRIu64 " and not to end before", previous_end);
-        return bad("InvalidOffset", path, item, problem);
+        return refuse_layout("InvalidOffset", path, item, problem);
     }
     if (!ari_st_count(&count, item->entry.ndim, item->entry.shape) ||
         __builtin_mul_overflow(count, (uint64_t)ar_dtype_bits(item->entry.dtype), &bits))
-        return bad("ValidationOverflow", path, item, "its size overflows 64 bits");
+        return refuse_layout("ValidationOverflow", path, item, "its size overflows 64 bits");
     if (bits % 8 != 0)
-        return bad("MisalignedSlice", path, item, "its elements do not fill whole bytes");
+        return refuse_layout("MisalignedSlice", path, item, "its elements do not fill whole bytes");
     if (item->end - item->begin != bits / 8) {
         snprintf(problem, sizeof problem, "has %" PRIu64 " bytes, expected %" PRIu64, item->end - item->begin,
                  bits / 8);
-        return bad("TensorInvalidInfo", path, item, problem);
+        return refuse_layout("TensorInvalidInfo", path, item, problem);
     }
     item->entry.count = (size_t)count;
     item->entry.bytes = (size_t)(bits / 8);

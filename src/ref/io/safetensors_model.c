@@ -76,7 +76,7 @@ static int compare_entries(const void *a, const void *b)
 }
 
 /* Every name of the map is in its shard. */
-static ar_status collect(ar_st_model *m, const json_t *map, const char *path)
+static ar_status collect_names(ar_st_model *m, const json_t *map, const char *path)
 {
     const char *tensor;
     json_t *value;
@@ -129,7 +129,7 @@ static ar_status open_index(ar_st_model *m, const char *folder, const char *path
     if (st == AR_OK)
         st = open_shards(m, folder);
     if (st == AR_OK)
-        st = collect(m, map, path);
+        st = collect_names(m, map, path);
     if (st == AR_OK)
         st = check_shards(m, map, path);
     json_decref(root);

@@ -8,7 +8,7 @@
 #include "ref/io/safetensors.h"
 
 /* The official library's order: the dtype table from its end, then names in byte order. */
-static int compare(const void *a, const void *b)
+static int compare_tensors(const void *a, const void *b)
 {
     const ar_st_tensor *x = *(const ar_st_tensor *const *)a;
     const ar_st_tensor *y = *(const ar_st_tensor *const *)b;
@@ -29,7 +29,7 @@ static ar_status sort_tensors(const ar_st_tensor **order, const ar_st_tensor *te
     }
     AR_TRY(ari_st_sort(order, tensors, n, ""));
     if (n > 1)
-        qsort(order, n, sizeof(const ar_st_tensor *), compare);
+        qsort(order, n, sizeof(const ar_st_tensor *), compare_tensors);
     return AR_OK;
 }
 
@@ -145,7 +145,8 @@ struct ar_st_writer {
     size_t n;
 };
 
-static ar_status place(ar_st_writer *w, const ar_st_tensor *const *order, const ar_st_tensor *tensors, size_t at)
+static ar_status place_tensors(ar_st_writer *w, const ar_st_tensor *const *order, const ar_st_tensor *tensors,
+                               size_t at)
 {
     for (size_t k = 0; k < w->n; k++) {
         slot *s = &w->slot[order[k] - tensors];
@@ -160,8 +161,8 @@ static ar_status place(ar_st_writer *w, const ar_st_tensor *const *order, const 
 }
 
 /* A file with its header: what follows are the data of order[0..n), from byte `length` on. Gives both; free(order). */
-static ar_status begin(ari_atomic_file **out, const ar_st_tensor ***order, size_t *length, const char *path,
-                       const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
+static ar_status begin_file(ari_atomic_file **out, const ar_st_tensor ***order, size_t *length, const char *path,
+                            const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
 {
     ar_status st = AR_OK;
     char *header = NULL;
@@ -190,8 +191,8 @@ ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_
         goto done;
     }
     w->n = n;
-    AR_TRY_TO(done, st, begin(&w->out, &order, &length, path, tensors, n, metadata, n_meta));
-    AR_TRY_TO(done, st, place(w, order, tensors, length));
+    AR_TRY_TO(done, st, begin_file(&w->out, &order, &length, path, tensors, n, metadata, n_meta));
+    AR_TRY_TO(done, st, place_tensors(w, order, tensors, length));
     *gives = w;
     w = NULL;
 done:
@@ -214,7 +215,7 @@ ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t b
 }
 
 /* The file's end takes the writer with it, whatever becomes of the file. */
-static ari_atomic_file *release(ar_st_writer *w)
+static ari_atomic_file *release_file(ar_st_writer *w)
 {
     ari_atomic_file *out = w->out;
     w->out = NULL;
@@ -231,7 +232,7 @@ ar_status ar_st_writer_commit(ar_st_writer *w)
             ar_st_writer_discard(w);
             return st;
         }
-    return ari_atomic_file_commit(release(w));
+    return ari_atomic_file_commit(release_file(w));
 }
 
 void ar_st_writer_discard(ar_st_writer *w)
@@ -277,7 +278,7 @@ ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, co
     size_t length = 0;
     const ar_st_tensor **order = NULL;
     AR_TRY(check_data(tensors, n));
-    AR_TRY_TO(done, st, begin(&out, &order, &length, path, tensors, n, metadata, n_meta));
+    AR_TRY_TO(done, st, begin_file(&out, &order, &length, path, tensors, n, metadata, n_meta));
     AR_TRY_TO(done, st, put_all(out, order, n));
     *gives = out;
     out = NULL;

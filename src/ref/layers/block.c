@@ -19,7 +19,7 @@ typedef struct block_module {
 } block_module;
 
 /* y = residual + drop(x). Ends x, an attention's or MLP's output, which nothing keeps. */
-static ar_status add(const ari_dropout *d, ar_ctx *ctx, ar_tensor *y, const ar_tensor *residual, ar_tensor *x)
+static ar_status add_residual(const ari_dropout *d, ar_ctx *ctx, ar_tensor *y, const ar_tensor *residual, ar_tensor *x)
 {
     AR_TRY(ari_like(ctx, y, residual, residual->shape[residual->ndim - 1]));
     AR_TRY(ari_dropout_on(ctx) ? ari_drop_add_tokens(d, ctx, y, residual, x) : ARI_KERNEL(ctx, add, y, residual, x));
@@ -28,8 +28,8 @@ static ar_status add(const ari_dropout *d, ar_ctx *ctx, ar_tensor *y, const ar_t
 }
 
 /* The branch's own input: x itself, or normalised. */
-static ar_status enter(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *in, const ar_tensor *x,
-                       const ar_batch *batch)
+static ar_status branch_input(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *in, const ar_tensor *x,
+                              const ar_batch *batch)
 {
     *in = *x;
     return b->before ? ar_module_forward(b->before, ctx, saved, in, x, batch) : AR_OK;
@@ -44,9 +44,9 @@ static ar_status make(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(ar_module_forward(b->of, ctx, saved, &made, in, batch));
     ctx->use = ARI_USE_BETWEEN;
     if (!b->after)
-        return add(&b->dropout, ctx, y, x, &made);
+        return add_residual(&b->dropout, ctx, y, x, &made);
     AR_TRY(ar_module_forward(b->after, ctx, saved, &normed, &made, batch));
-    return add(&b->dropout, ctx, y, x, &normed);
+    return add_residual(&b->dropout, ctx, y, x, &normed);
 }
 
 /* r = x + attention, and the MLP's input. */
@@ -54,14 +54,14 @@ static ar_status up_to_mlp(block_module *m, ar_ctx *ctx, ar_saved *saved, ar_ten
                            const ar_tensor *x, const ar_batch *batch)
 {
     ar_tensor first;
-    AR_TRY(enter(&m->attention, ctx, saved, &first, x, batch));
+    AR_TRY(branch_input(&m->attention, ctx, saved, &first, x, batch));
     AR_TRY(make(&m->attention, ctx, saved, r, x, &first, batch));
     AR_TRY(ari_tap_tokens(ctx, m->base.name, "attn_residual", 'f', r));
-    return enter(&m->mlp, ctx, saved, in, r, batch);
+    return branch_input(&m->mlp, ctx, saved, in, r, batch);
 }
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status block_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                               const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
     ar_tensor r, in;
@@ -129,8 +129,8 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
     return AR_OK;
 }
 
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status block_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
     ar_tensor din, dr, unwanted;
@@ -168,7 +168,7 @@ static size_t children(const ar_module *base, ar_module **out, size_t cap)
     return n;
 }
 
-static void destroy(ar_module *base)
+static void block_destroy(ar_module *base)
 {
     ar_module *all[CHILDREN];
     parts_of((const block_module *)base, all);
@@ -226,11 +226,11 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
 ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)
 {
     static const ar_module_ops ops = {.kind = "block",
-                                      .forward = forward,
-                                      .backward = backward,
+                                      .forward = block_forward,
+                                      .backward = block_backward,
                                       .recompute = recompute_saved,
                                       .children = children,
-                                      .destroy = destroy};
+                                      .destroy = block_destroy};
     const bool recomputes = o->index % (size_t)ari_at_least_one(ctx->recompute.every) == 0;
     block_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));

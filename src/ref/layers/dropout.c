@@ -181,21 +181,21 @@ static ar_status drop_value(ar_module *base, ar_ctx *ctx, ar_tensor *y, const ar
     return drop_features(&m->place, ctx, y, x, base->tap == AR_HELD_SHARD);
 }
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status dropout_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                 const ar_batch *batch)
 {
     (void)saved, (void)batch;
     return drop_value(base, ctx, y, x);
 }
 
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status dropout_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                  const ar_batch *batch)
 {
     (void)saved, (void)batch;
     return dx ? drop_value(base, ctx, dx, dy) : AR_OK;
 }
 
-static void destroy(ar_module *base)
+static void dropout_destroy(ar_module *base)
 {
     free(base);
 }
@@ -203,7 +203,8 @@ static void destroy(ar_module *base)
 ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions, size_t width,
                             ar_held held)
 {
-    static const ar_module_ops ops = {.kind = "dropout", .forward = forward, .backward = backward, .destroy = destroy};
+    static const ar_module_ops ops = {
+        .kind = "dropout", .forward = dropout_forward, .backward = dropout_backward, .destroy = dropout_destroy};
     (void)ctx;
     dropout_module *m = NULL;
     if (held == AR_HELD_UNKNOWN)

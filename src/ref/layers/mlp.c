@@ -29,8 +29,8 @@ static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
 }
 
 /* Redistributes x; `ends`: x is this module's and is released. */
-static ar_status move(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_tp_redistribution change,
-                      bool ends)
+static ar_status redistribute_value(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
+                                    ar_tp_redistribution change, bool ends)
 {
     return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
 }
@@ -62,19 +62,19 @@ static ar_status up_to_second(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
 {
     ar_tensor in;
     AR_TRY(ari_check_features(m->base.name, "input", x, m->o.hidden));
-    AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
     return first_half(m, ctx, saved, act, &in);
 }
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status mlp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                             const ar_batch *batch)
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
     ar_tensor act, out;
     AR_TRY(up_to_second(m, ctx, saved, &act, x));
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
-    AR_TRY(move(m, ctx, y, &out, m->split.leave, true));
+    AR_TRY(redistribute_value(m, ctx, y, &out, m->split.leave, true));
     return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
@@ -108,15 +108,15 @@ static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, co
     return tap_middle(m, ctx, m->base.name, "up", 'b', &tap_up);
 }
 
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status mlp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                              const ar_batch *batch)
 {
     (void)batch;
     mlp_module *m = (mlp_module *)base;
     ar_tensor dout, dact, dpre, pre, din;
     ari_input_prefetch prefetch = {.next = &m->first};
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
-    AR_TRY(move(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(redistribute_value(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
     AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name, &prefetch));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
@@ -128,17 +128,17 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, shared ? base->name : m->first_name,
                                &prefetch));
     ar_ctx_release(ctx, &dpre);
-    return dx ? move(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
+    return dx ? redistribute_value(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
 }
 
-static size_t params(const ar_module *base, ar_param **out, size_t cap)
+static size_t mlp_params(const ar_module *base, ar_param **out, size_t cap)
 {
     mlp_module *m = (mlp_module *)(uintptr_t)base;
     const size_t n = ari_linear_params(&m->first, out, cap);
     return n + ari_linear_params(&m->second, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
 }
 
-static void destroy(ar_module *base)
+static void mlp_destroy(ar_module *base)
 {
     mlp_module *m = (mlp_module *)base;
     ari_linear_fini(&m->first);
@@ -184,7 +184,7 @@ ar_status ari_mlp_paths(char first[ARI_PART_PATH], char up[ARI_PART_PATH], char 
     return ari_path(second, ARI_PART_PATH, name, o->second ? o->second : "fc2");
 }
 
-static ar_status init(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
+static ar_status init_mlp(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
 {
     m->o = *o;
     m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
@@ -195,12 +195,12 @@ static ar_status init(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
 ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o)
 {
     static const ar_module_ops ops = {.kind = "mlp",
-                                      .forward = forward,
-                                      .backward = backward,
+                                      .forward = mlp_forward,
+                                      .backward = mlp_backward,
                                       .recompute = recompute_saved,
-                                      .params = params,
-                                      .destroy = destroy};
+                                      .params = mlp_params,
+                                      .destroy = mlp_destroy};
     mlp_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
-    return ari_module_end(gives, &m->base, init(m, ctx, o));
+    return ari_module_end(gives, &m->base, init_mlp(m, ctx, o));
 }

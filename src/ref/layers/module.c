@@ -202,7 +202,7 @@ static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
 }
 
 /* Lists of a module are as long as it says. False without memory. */
-static bool collect(ar_module *m, ar_param **out, size_t cap, bool trainable_only, size_t *count)
+static bool collect_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only, size_t *count)
 {
     const size_t n = m->ops->params ? m->ops->params(m, NULL, 0) : 0;
     const size_t c = m->ops->children ? m->ops->children(m, NULL, 0) : 0;
@@ -218,7 +218,7 @@ static bool collect(ar_module *m, ar_param **out, size_t cap, bool trainable_onl
             add_once(own[i], out, cap, count);
     }
     for (size_t i = 0; ok && i < c; i++)
-        ok = collect(children[i], out, cap, trainable_only, count);
+        ok = collect_params(children[i], out, cap, trainable_only, count);
     free(own);
     free(children);
     return ok;
@@ -227,7 +227,7 @@ static bool collect(ar_module *m, ar_param **out, size_t cap, bool trainable_onl
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only)
 {
     size_t count = 0;
-    return collect(m, out, cap, trainable_only, &count) ? count : SIZE_MAX;
+    return collect_params(m, out, cap, trainable_only, &count) ? count : SIZE_MAX;
 }
 
 ar_status ari_module_list(ar_param ***gives, size_t *count, ar_module *m)
@@ -260,7 +260,7 @@ static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
     return st;
 }
 
-static ar_status zero(ar_param *p, ar_ctx *ctx, uint64_t seed)
+static ar_status zero_grad(ar_param *p, ar_ctx *ctx, uint64_t seed)
 {
     (void)seed;
     return ar_param_zero_grad(p, ctx);
@@ -270,7 +270,7 @@ ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx)
 {
     if (ar_faulty(ctx, AR_FAULT_zero_grad_not_recursive))
         return for_own(m, ctx, ar_param_zero_grad);
-    return for_all(m, ctx, 0, zero);
+    return for_all(m, ctx, 0, zero_grad);
 }
 
 ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed)
@@ -305,15 +305,15 @@ typedef struct sequential_module {
     bool positions; /* a plan splits the positions of some value here */
 } sequential_module;
 
-static bool enter(const sequential_module *m, ar_ctx *ctx, size_t i)
+static bool enter_child(const sequential_module *m, ar_ctx *ctx, size_t i)
 {
     const bool before = ctx->sp;
     ctx->sp = before || i == m->under;
     return before;
 }
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status sequential_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                    const ar_batch *batch)
 {
     const sequential_module *m = (const sequential_module *)base;
     ar_tensor in = *x;
@@ -324,7 +324,7 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
                             "positions, features]; features are S(-1)",
                             base->name, x->ndim);
     for (size_t i = 0; i < m->n; i++) {
-        const bool sp = enter(m, ctx, i);
+        const bool sp = enter_child(m, ctx, i);
         const ar_status st = ar_module_forward(m->child[i], ctx, saved, y, &in, batch);
         ctx->sp = sp;
         AR_TRY(st);
@@ -334,13 +334,13 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
 }
 
 /* The first child is not asked for a dx that nobody wants. */
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status sequential_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                     const ar_batch *batch)
 {
     const sequential_module *m = (const sequential_module *)base;
     ar_tensor d = *dy, next = d;
     for (size_t i = m->n; i-- > 0;) {
-        const bool sp = enter(m, ctx, i);
+        const bool sp = enter_child(m, ctx, i);
         const ar_status st = ar_module_backward(m->child[i], ctx, saved, i > 0 || dx ? &next : NULL, &d, batch);
         ctx->sp = sp;
         AR_TRY(st);
@@ -359,7 +359,7 @@ static size_t children(const ar_module *base, ar_module **out, size_t cap)
     return m->n;
 }
 
-static void destroy(ar_module *base)
+static void sequential_destroy(ar_module *base)
 {
     sequential_module *m = (sequential_module *)base;
     for (size_t i = 0; m->own && i < m->n; i++)
@@ -371,8 +371,11 @@ static void destroy(ar_module *base)
 ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own,
                                 size_t under, bool positions)
 {
-    static const ar_module_ops ops = {
-        .kind = "sequential", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
+    static const ar_module_ops ops = {.kind = "sequential",
+                                      .forward = sequential_forward,
+                                      .backward = sequential_backward,
+                                      .children = children,
+                                      .destroy = sequential_destroy};
     sequential_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     ar_status st = ari_alloc((void **)&m->child, n, sizeof *m->child, name);

@@ -54,9 +54,9 @@ static ar_status check_same(const char *what, const ar_tensor *a, const ar_tenso
                         what, ar_tensor_count(a), a->ndim, ar_tensor_count(b), b->ndim);
 }
 
-static ar_status combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b, const char *what,
-                         ar_status (*kernel)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
-                                             const ar_tensor *b))
+static ar_status combine_inputs(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b, const char *what,
+                                ar_status (*kernel)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
+                                                    const ar_tensor *b))
 {
     AR_TRY(check_same(what, a, b));
     AR_TRY(ar_like(ctx, y, a));
@@ -65,18 +65,18 @@ static ar_status combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar
 
 ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return combine(ctx, y, a, b, "sum", ctx->device->ops->add);
+    return combine_inputs(ctx, y, a, b, "sum", ctx->device->ops->add);
 }
 
 ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return combine(ctx, y, a, b, "product", ctx->device->ops->mul);
+    return combine_inputs(ctx, y, a, b, "product", ctx->device->ops->mul);
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* x, by rows, times W^T (forward) or W (back): K is W's input or output. */
-static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w, bool back)
+static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w, bool back)
 {
     const ar_tensor m = ar_param_matrix(w);
     const size_t out = m.shape[0], in = m.shape[1];
@@ -105,14 +105,14 @@ static ar_status check_matrix(const ar_param *w)
 ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w)
 {
     AR_TRY(check_matrix(w));
-    return multiply(ctx, y, x, w, false);
+    return multiply_weight(ctx, y, x, w, false);
 }
 
 ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *w)
 {
     AR_TRY(check_matrix(w));
     if (dx)
-        AR_TRY(multiply(ctx, dx, dy, w, true));
+        AR_TRY(multiply_weight(ctx, dx, dy, w, true));
     AR_TRY(ari_check_features(w->name, "gradient", dy, ar_param_matrix(w).shape[0]));
     const ar_grad_terms terms = {w, ar_tensor_rows(dy)};
     const ar_tensor x_rows = ar_tensor_rows(x);
@@ -202,16 +202,16 @@ typedef struct activation_module {
     ar_activation act;
 } activation_module;
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status activation_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                    const ar_batch *batch)
 {
     (void)batch;
     AR_TRY(ar_bias_act_forward(ctx, y, x, NULL, ((activation_module *)base)->act));
     return ar_saved_push(saved, base, 0, x);
 }
 
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status activation_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                     const ar_batch *batch)
 {
     (void)batch;
     ar_tensor x;
@@ -219,15 +219,17 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     return dx ? ar_bias_act_backward(ctx, dx, dy, &x, NULL, ((activation_module *)base)->act) : AR_OK;
 }
 
-static void destroy(ar_module *base)
+static void activation_destroy(ar_module *base)
 {
     free(base);
 }
 
 ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_activation act, ar_held held)
 {
-    static const ar_module_ops ops = {
-        .kind = "activation", .forward = forward, .backward = backward, .destroy = destroy};
+    static const ar_module_ops ops = {.kind = "activation",
+                                      .forward = activation_forward,
+                                      .backward = activation_backward,
+                                      .destroy = activation_destroy};
     (void)ctx;
     activation_module *m = NULL;
     if (act < AR_ACT_GELU_ERF || act >= AR_ACT_NONE)

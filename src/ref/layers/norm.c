@@ -107,8 +107,8 @@ static ar_param *offset_of(norm_module *m)
     return m->kind == AR_NORM_LAYER ? &m->bias : NULL;
 }
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                     const ar_batch *batch)
 {
     (void)batch;
     norm_module *m = (norm_module *)base;
@@ -157,15 +157,15 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->change.from);
 }
 
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status norm_module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                      const ar_batch *batch)
 {
     (void)batch;
     ar_tensor unwanted;
     return ari_norm_backward(base, ctx, saved, dx ? dx : &unwanted, NULL, dy, NULL);
 }
 
-static size_t params(const ar_module *base, ar_param **out, size_t cap)
+static size_t norm_module_params(const ar_module *base, ar_param **out, size_t cap)
 {
     norm_module *m = (norm_module *)(uintptr_t)base;
     const size_t n = m->kind == AR_NORM_LAYER ? 2 : 1;
@@ -176,7 +176,7 @@ static size_t params(const ar_module *base, ar_param **out, size_t cap)
     return n;
 }
 
-static void destroy(ar_module *base)
+static void norm_module_destroy(ar_module *base)
 {
     norm_module *m = (norm_module *)base;
     ar_param_fini(&m->weight);
@@ -211,8 +211,11 @@ static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)
 ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o,
                           ar_tp_redistribution change)
 {
-    static const ar_module_ops ops = {
-        .kind = "norm", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
+    static const ar_module_ops ops = {.kind = "norm",
+                                      .forward = norm_module_forward,
+                                      .backward = norm_module_backward,
+                                      .params = norm_module_params,
+                                      .destroy = norm_module_destroy};
     norm_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     m->kind = o->kind;

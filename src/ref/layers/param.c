@@ -231,7 +231,7 @@ ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
     return ari_defer(ctx, done, &p, sizeof p, NULL, NULL);
 }
 
-static int find(const ar_param *p, ar_param_hook hook)
+static int find_hook(const ar_param *p, ar_param_hook hook)
 {
     for (int i = 0; i < p->hooks; i++) {
         if (p->hook[i].ready == hook.ready && p->hook[i].user == hook.user)
@@ -242,7 +242,7 @@ static int find(const ar_param *p, ar_param_hook hook)
 
 ar_status ar_param_add_hook(ar_param *p, ar_param_hook hook)
 {
-    if (find(p, hook) >= 0)
+    if (find_hook(p, hook) >= 0)
         return ar_error_set(AR_ERR_ARG, "%s has this hook already", p->name);
     if (p->hooks == AR_PARAM_HOOKS)
         return ar_error_set(AR_ERR_ARG, "%s has %d hooks, which is the most", p->name, p->hooks);
@@ -252,7 +252,7 @@ ar_status ar_param_add_hook(ar_param *p, ar_param_hook hook)
 
 void ar_param_remove_hook(ar_param *p, ar_param_hook hook)
 {
-    const int at = find(p, hook);
+    const int at = find_hook(p, hook);
     if (at < 0)
         return;
     p->hooks--;

@@ -7,8 +7,8 @@
 #include "ref/placement/redistribute.h"
 
 /* A redistribution over the tensor-parallel group, of equal parts, with sums in the communicator's order. */
-static ar_status redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
-                              const char *tag)
+static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
+                                    const char *tag)
 {
     const int n = ar_comm_size(ctx->tp);
     const ar_mesh_groups over = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
@@ -27,13 +27,13 @@ static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tens
     ar_placement dfrom, dto;
     AR_TRY(ar_placement_gradient(&dfrom, from));
     AR_TRY(ar_placement_gradient(&dto, to));
-    return redistribute(ctx, dx, dy, dto, dfrom, tag);
+    return redistribute_equal(ctx, dx, dy, dto, dfrom, tag);
 }
 
 #define CONJUGATE(name, from, to)                                                   \
     ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)              \
     {                                                                               \
-        return redistribute(ctx, y, x, from, to, #name);                            \
+        return redistribute_equal(ctx, y, x, from, to, #name);                      \
     }                                                                               \
     ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy) \
     {                                                                               \
@@ -52,12 +52,12 @@ CONJUGATE(scatter_tokens, partial, positions)
 
 ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute(ctx, y, x, features, ari_ctx_sp(ctx) ? positions : invariant, tag);
+    return redistribute_equal(ctx, y, x, features, ari_ctx_sp(ctx) ? positions : invariant, tag);
 }
 
 ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, tag);
+    return redistribute_equal(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, tag);
 }
 
 /* --- a redistribution as a module --------------------------------------------------------------------------------- */
@@ -72,7 +72,7 @@ static ar_status move_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
 {
     const redistribution_module *m = (const redistribution_module *)base;
     (void)saved, (void)batch;
-    return redistribute(ctx, y, x, m->from, m->to, base->name);
+    return redistribute_equal(ctx, y, x, m->from, m->to, base->name);
 }
 
 static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,

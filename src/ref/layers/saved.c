@@ -61,7 +61,7 @@ ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, const ar_tenso
 }
 
 /* The newest entry under (owner, slot). */
-static ar_status find(size_t *at, const ar_saved *s, const void *owner, int slot)
+static ar_status find_saved(size_t *at, const ar_saved *s, const void *owner, int slot)
 {
     for (size_t i = s ? s->count : 0; i-- > 0;) {
         *at = i;
@@ -74,7 +74,7 @@ static ar_status find(size_t *at, const ar_saved *s, const void *owner, int slot
 ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
 {
     size_t at = 0;
-    AR_TRY(find(&at, s, owner, slot));
+    AR_TRY(find_saved(&at, s, owner, slot));
     *t = s->entries[at].tensor;
     s->count--;
     for (size_t k = at; k < s->count; k++)
@@ -85,7 +85,7 @@ ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
 ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_tensor *t)
 {
     size_t at = 0;
-    AR_TRY(find(&at, s, owner, slot));
+    AR_TRY(find_saved(&at, s, owner, slot));
     *t = s->entries[at].tensor;
     return AR_OK;
 }

@@ -9,7 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
-static size_t product(int n, const size_t *extent)
+static size_t product_of(int n, const size_t *extent)
 {
     size_t count = 1;
     for (int d = 0; d < n; d++)
@@ -42,7 +42,7 @@ static void add_rows(cutter *c, int dim, size_t first, size_t count)
 /* [start, end) of what the fixed dimensions leave. */
 static void cut(cutter *c, int dim, size_t start, size_t end)
 {
-    const size_t row = product(c->ndim - dim - 1, c->shape + dim + 1);
+    const size_t row = product_of(c->ndim - dim - 1, c->shape + dim + 1);
     const size_t first = start / row + (start % row != 0), last = end / row; /* whole rows [first, last) */
     if (last < first) {                                                      /* within one row */
         c->at[dim] = last;
@@ -146,7 +146,7 @@ ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx)
 
 size_t ari_layout_count(const ar_layout *o)
 {
-    return product(o->ndim, o->shape);
+    return product_of(o->ndim, o->shape);
 }
 
 struct taker {
@@ -177,8 +177,8 @@ static ar_status views(ar_tensor *box, ar_tensor *flat, const ar_tensor *matrix,
     return ar_tensor_view(flat, matrix->dtype, matrix->ndim, box->shape, run);
 }
 
-static ar_status move(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start, size_t count,
-                      bool get)
+static ar_status move_run(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start,
+                          size_t count, bool get)
 {
     ari_run_box box[ARI_RUN_BOXES];
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(value) : *value;
@@ -195,12 +195,12 @@ static ar_status move(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tenso
 
 ar_status ari_share_get(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start, size_t count)
 {
-    return move(ctx, run, p, value, start, count, true);
+    return move_run(ctx, run, p, value, start, count, true);
 }
 
 ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p, const ar_tensor *value, size_t start, size_t count)
 {
-    return move(ctx, (ar_buf){(void *)(uintptr_t)run.ptr}, p, value, start, count, false);
+    return move_run(ctx, (ar_buf){(void *)(uintptr_t)run.ptr}, p, value, start, count, false);
 }
 
 ar_status ari_value_begin(ar_tensor *t, ar_layout *o, ar_ctx *ctx, const ar_param *p)

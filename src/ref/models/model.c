@@ -165,7 +165,7 @@ void ar_model_destroy(ar_model *m)
     free(m);
 }
 
-static void put(ar_param **out, size_t cap, size_t *count, ar_param *p)
+static void put_param(ar_param **out, size_t cap, size_t *count, ar_param *p)
 {
     if (*count < cap)
         out[*count] = p;
@@ -183,9 +183,9 @@ size_t ar_model_params(ar_model *m, ar_param **out, size_t cap)
 {
     size_t count = 0;
     if (m->first)
-        put(out, cap, &count, ar_embedding_token(m->embedding));
+        put_param(out, cap, &count, ar_embedding_token(m->embedding));
     if (m->first && ar_embedding_position(m->embedding))
-        put(out, cap, &count, ar_embedding_position(m->embedding));
+        put_param(out, cap, &count, ar_embedding_position(m->embedding));
     for (size_t i = 0; i < m->config.layers; i++) {
         if (m->blocks[i])
             put_module(out, cap, &count, m->blocks[i]);
@@ -193,7 +193,7 @@ size_t ar_model_params(ar_model *m, ar_param **out, size_t cap)
     if (m->final_norm)
         put_module(out, cap, &count, m->final_norm);
     if (m->head && (!m->config.tied || !m->first))
-        put(out, cap, &count, ar_lm_head_weight(m->head));
+        put_param(out, cap, &count, ar_lm_head_weight(m->head));
     return count;
 }
 

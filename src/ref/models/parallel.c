@@ -20,7 +20,7 @@ int ar_parallel_world(const ar_parallel *p)
 }
 
 /* Appends " word" or " word=extent" to a text of `cap` bytes; what does not fit is cut. */
-static void append(char *out, size_t cap, const char *word, int extent)
+static void append_extent(char *out, size_t cap, const char *word, int extent)
 {
     const size_t used = strlen(out);
     const char *space = used > 0 ? " " : "";
@@ -39,16 +39,16 @@ static void append_recompute(char *out, size_t cap, const ar_recomputation *r)
         snprintf(text, sizeof text, "recompute=%s/%d", ar_recompute_name(r->what), r->every);
     else
         snprintf(text, sizeof text, "recompute=%s", ar_recompute_name(r->what));
-    append(out, cap, text, 0);
+    append_extent(out, cap, text, 0);
 }
 
 static void append_pipeline(char *out, size_t cap, const ar_parallel *p)
 {
     char text[64];
-    append(out, cap, p->own_schedule ? "(own schedule)" : ar_pp_schedule_name(p->schedule), 0);
+    append_extent(out, cap, p->own_schedule ? "(own schedule)" : ar_pp_schedule_name(p->schedule), 0);
     if (ari_at_least_one(p->virtual_stages) > 1) {
         snprintf(text, sizeof text, "(%d stages each)", p->virtual_stages);
-        append(out, cap, text, 0);
+        append_extent(out, cap, text, 0);
     }
 }
 
@@ -60,7 +60,7 @@ static void append_stages(char *out, size_t cap, const ar_parallel *p)
         return;
     ari_stages_text(layers, &p->stages);
     snprintf(text, sizeof text, "stages=%s", layers);
-    append(out, cap, text, 0);
+    append_extent(out, cap, text, 0);
 }
 
 static void append_context(char *out, size_t cap, const ar_parallel *p)
@@ -68,18 +68,18 @@ static void append_context(char *out, size_t cap, const ar_parallel *p)
     char text[32];
     if (ari_at_least_one(p->cp_inner) > 1) {
         snprintf(text, sizeof text, "(inner %d)", p->cp_inner);
-        append(out, cap, text, 0);
+        append_extent(out, cap, text, 0);
     }
     if (p->zigzag)
-        append(out, cap, "zigzag", 0);
+        append_extent(out, cap, "zigzag", 0);
 }
 
 static void append_sequence(char *out, size_t cap, const ar_parallel *p)
 {
     if (p->sp)
-        append(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
+        append_extent(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
     if (p->sp && p->overlap > 1)
-        append(out, cap, "overlap", p->overlap);
+        append_extent(out, cap, "overlap", p->overlap);
 }
 
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
@@ -94,19 +94,19 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
         const int ranks = ari_layout_extent(p, i);
         if (ranks > 1 || (alone && i == ARI_LAYOUT_TP))
-            append(out, cap, ari_layout_axes[i].name, ranks);
+            append_extent(out, cap, ari_layout_axes[i].name, ranks);
         if (ranks > 1 && more[i])
             more[i](out, cap, p);
     }
     append_recompute(out, cap, &p->recompute);
     if (p->zero > 0 && ari_extent(p, ARI_CUTS_DATA) > 1)
-        append(out, cap, "zero", p->zero);
+        append_extent(out, cap, "zero", p->zero);
     if (ari_at_least_one(p->dp_replicate) > 1)
-        append(out, cap, "replicate", p->dp_replicate);
+        append_extent(out, cap, "replicate", p->dp_replicate);
     if (micro > 1)
-        append(out, cap, "micro-batches", micro);
+        append_extent(out, cap, "micro-batches", micro);
     if (p->forward_first && micro > 1)
-        append(out, cap, "(forward first)", 0);
+        append_extent(out, cap, "(forward first)", 0);
     append_stages(out, cap, p);
 }
 

@@ -173,7 +173,7 @@ static ar_status meet(void *user, const char *name, int ndim, const size_t *shap
     return AR_OK;
 }
 
-static ar_status find(search *s)
+static ar_status find_placement(search *s)
 {
     AR_TRY(ari_param_list(s->config, meet, s));
     if (s->found)
@@ -185,7 +185,7 @@ ar_status ar_param_placement(ar_layout *o, const ar_config *c, const char *name,
                              bool embedding_hidden)
 {
     search s = {.config = c, .name = name, .embedding_hidden = embedding_hidden};
-    AR_TRY(find(&s));
+    AR_TRY(find_placement(&s));
     return ari_placing_layout(o, &s.placing, name, tp, tp_rank);
 }
 
@@ -196,7 +196,7 @@ ar_status ar_param_staged(bool *held, const ar_config *c, const char *name, cons
     AR_TRY(ari_stages_check(p, c));
     if (place < 0 || place >= ranks)
         return ar_error_set(AR_ERR_ARG, "rank %d of a pipeline of %d is not a rank", place, ranks);
-    AR_TRY(find(&s));
+    AR_TRY(find_placement(&s));
     *held = ari_placing_staged(&s.placing, p, c->layers, place);
     return AR_OK;
 }

@@ -46,7 +46,7 @@ ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule)
 }
 
 /* A rule without declarations; the glob's length has been checked, or is a family's. */
-static ar_status put(ar_plan *p, ar_style style, const char *glob)
+static ar_status put_rule(ar_plan *p, ar_style style, const char *glob)
 {
     ar_plan_rule rule = {.style = style};
     snprintf(rule.glob, sizeof rule.glob, "%s", glob);
@@ -61,7 +61,7 @@ ar_status ar_plan_default(ar_plan *p, ar_arch arch)
     *p = (ar_plan){0};
     for (const ari_family_part *part = f->part; part->path && st == AR_OK; part++) {
         ari_role_path(glob, sizeof glob, arch, "*", part->role);
-        st = put(p, ari_part_kind_of(part->role)->style, glob);
+        st = put_rule(p, ari_part_kind_of(part->role)->style, glob);
     }
     if (st != AR_OK)
         ar_plan_fini(p);
@@ -93,7 +93,7 @@ static ar_status put_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
         if (!in_mlp(part->role))
             continue;
         ari_role_path(glob, sizeof glob, arch, "*", part->role);
-        AR_TRY(put(p, mlp_styles[order][part->role == ARI_DOWN], glob));
+        AR_TRY(put_rule(p, mlp_styles[order][part->role == ARI_DOWN], glob));
     }
     return AR_OK;
 }
@@ -114,7 +114,7 @@ ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style
         return ar_error_set(AR_ERR_ARG, "plan: the glob '%s' has %zu bytes; %d are possible", ARI_SHOW(glob),
                             strlen(glob), AR_PLAN_GLOB - 1);
     AR_TRY(write_out(p, arch));
-    return put(p, style, glob);
+    return put_rule(p, style, glob);
 }
 
 ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
@@ -230,7 +230,7 @@ bool ari_ruled_possible(ar_placement p, bool tokens)
 }
 
 /* True if a value placed as `there` has the same shape on each rank as one placed as declared. */
-static bool fits(ar_placement declared, ar_placement there)
+static bool fits_placement(ar_placement declared, ar_placement there)
 {
     if (declared.kind == AR_PARTIAL_MAX)
         return false;
@@ -241,7 +241,7 @@ static bool fits(ar_placement declared, ar_placement there)
 bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement there)
 {
     const bool known = m->strict || (maker && maker->global_output);
-    return known ? ari_placed_alike(declared, there) : fits(declared, there);
+    return known ? ari_placed_alike(declared, there) : fits_placement(declared, there);
 }
 
 ar_status ari_ruled_believe(const ari_ruled *m, const char *what, ar_placement declared, const ar_plan_rule *maker,

@@ -150,7 +150,7 @@ static bool equal_rule(const ar_plan_rule *a, const ar_plan_rule *b)
 }
 
 /* The later of two globs decides, but the same glob twice with two meanings is a contradiction. */
-static ar_status add(const reader *r, const ar_plan_rule *rule)
+static ar_status add_rule(const reader *r, const ar_plan_rule *rule)
 {
     const bool prepares = rule->style == AR_STYLE_PREPARE;
     if (r->p->rules == AR_PLAN_RULES)
@@ -198,7 +198,7 @@ static ar_status read_rule(reader *r, const json_t *o)
     AR_TRY(read_glob(r, rule.glob, modules));
     AR_TRY(read_style(r, &rule.style, json_object_get(o, "style")));
     AR_TRY(read_values(r, &rule, o));
-    return add(r, &rule);
+    return add_rule(r, &rule);
 }
 
 static ar_status read_rules(reader *r, const json_t *o)
@@ -272,7 +272,7 @@ static ar_status read_tp_rule(reader *r, const char *modules, const char *name)
         AR_TRY(declare(&rule.output, s->output));
         if (s->style == AR_STYLE_PREPARE)
             rule.output.from = (ar_placement){AR_PARTIAL_SUM, 0};
-        return add(r, &rule);
+        return add_rule(r, &rule);
     }
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %sthe style '%s' of a tp_plan is not in this version; known are %s",
                         ARI_SHOW(r->file), r->where, ARI_SHOW(name), known);

@@ -36,7 +36,7 @@ static bool has_tokens(const view *v)
 }
 
 /* A part, or an attention or an MLP, which are prepared. */
-static ari_ruled ask(const view *v, ari_role role)
+static ari_ruled ruled_part(const view *v, ari_role role)
 {
     ari_ruled m = {.plan = v->p, .strict = v->strict};
     char number[24];
@@ -109,11 +109,11 @@ static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *fir
 
 /* Applies the module's rule to its input, which arrives as `arrives`, for all its layers at once. *maker: the rule that
  * decides their input. */
-static ar_status enter(const view *v, ari_role before, const ari_ruled *m, ar_placement arrives,
-                       ar_tp_redistribution *change, const ar_plan_rule **maker)
+static ar_status split_input(const view *v, ari_role before, const ari_ruled *m, ar_placement arrives,
+                             ar_tp_redistribution *change, const ar_plan_rule **maker)
 {
     const bool normed = ari_part_path(v->f, before) && ar_config_norm_before(v->c);
-    const ar_plan_rule *norm = normed ? ask(v, before).rule : NULL;
+    const ar_plan_rule *norm = normed ? ruled_part(v, before).rule : NULL;
     const ar_plan_value *in = m->rule ? first_input(m->rule) : NULL;
     *change = (ar_tp_redistribution){arrives, arrives};
     *maker = in ? m->rule : norm;
@@ -148,8 +148,8 @@ static ar_status split_second(const ari_ruled *m, const ari_ruled *first, const 
 }
 
 /* The last layer's output, and what the module's rule makes of it. */
-static ar_status leave(const view *v, const ari_ruled *around, const ari_ruled *own, ar_linear_split *second,
-                       ar_tp_redistribution *change)
+static ar_status split_output(const view *v, const ari_ruled *around, const ari_ruled *own, ar_linear_split *second,
+                              ar_tp_redistribution *change)
 {
     const ar_plan_value *out = around->rule && around->rule->output.given ? &around->rule->output : NULL;
     ar_placement natural = v->stream;
@@ -170,7 +170,7 @@ static ar_status leave(const view *v, const ari_ruled *around, const ari_ruled *
 }
 
 /* One redistribution instead of two, where the first makes what the second begins with. */
-static void join(ar_branch_split *s)
+static void join_redistributions(ar_branch_split *s)
 {
     if (ari_placed_alike(s->enter.to, s->first.from)) {
         s->first.from = s->enter.from;
@@ -186,17 +186,18 @@ static ar_status split_branch(const view *v, bool attention, ar_placement arrive
 {
     const branch b = branch_of(v->f, attention);
     const bool tokens = has_tokens(v) && !attention; /* a query sees the keys of all tokens */
-    const ari_ruled module = ask(v, b.module), first = ask(v, b.first[0]), second = ask(v, b.second);
+    const ari_ruled module = ruled_part(v, b.module), first = ruled_part(v, b.first[0]),
+                    second = ruled_part(v, b.second);
     const ar_plan_rule *maker = NULL;
-    AR_TRY(enter(v, b.norm, &module, arrives, &s->enter, &maker));
+    AR_TRY(split_input(v, b.norm, &module, arrives, &s->enter, &maker));
     AR_TRY(ari_ruled_first(&first, &first, maker, s->enter.to, tokens, &s->first));
     for (int i = 1; i < b.n; i++) {
-        const ari_ruled m = ask(v, b.first[i]);
+        const ari_ruled m = ruled_part(v, b.first[i]);
         AR_TRY(ari_ruled_first(&m, &first, maker, s->enter.to, tokens, &s->first));
     }
     AR_TRY(split_second(&second, &first, &s->first, &s->second));
-    AR_TRY(leave(v, &module, &second, &s->second, &s->leave));
-    join(s);
+    AR_TRY(split_output(v, &module, &second, &s->second, &s->leave));
+    join_redistributions(s);
     return AR_OK;
 }
 
@@ -205,7 +206,7 @@ static ar_status split_branch(const view *v, bool attention, ar_placement arrive
 /* Placement of a norm's input. A plan without norms in sequence style leaves them like the values between branches. */
 static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
 {
-    const ari_ruled m = ask(v, role);
+    const ari_ruled m = ruled_part(v, role);
     if (m.style != AR_STYLE_REPLICATE && m.style != AR_STYLE_SEQUENCE)
         return ari_ruled_misfit(&m, "a norm is replicate or sequence");
     if (m.style == AR_STYLE_SEQUENCE && !has_tokens(v))
@@ -223,7 +224,7 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
     ar_placement at = v->stream;
     if (!ari_part_path(v->f, role) || !ari_part_present(v->c, role))
         return AR_OK;
-    const ari_ruled m = ask(v, role);
+    const ari_ruled m = ruled_part(v, role);
     if (role == ARI_Q_NORM || role == ARI_K_NORM)
         return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "a norm of heads is replicate");
     AR_TRY(split_norm(v, role, &at));
@@ -269,7 +270,7 @@ static bool cut_alike(ar_style tokens, ar_style head)
 
 static ar_status split_head(const view *v, const ari_ruled *tokens, ar_placement arrives, ar_linear_split *split)
 {
-    const ari_ruled m = ask(v, ARI_HEAD);
+    const ari_ruled m = ruled_part(v, ARI_HEAD);
     if (m.style != AR_STYLE_VOCAB && m.style != AR_STYLE_ROWWISE && m.style != AR_STYLE_REPLICATE)
         return ari_ruled_misfit(&m, "vocab (colwise), rowwise and replicate are possible");
     if (v->c->tied && !cut_alike(tokens->style, m.style))
@@ -279,7 +280,7 @@ static ar_status split_head(const view *v, const ari_ruled *tokens, ar_placement
                             ARI_SHOW(ari_plan_file(v->p)), m.name, ar_style_name(m.style), tokens->name,
                             ar_style_name(tokens->style));
     split->style = m.style == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : m.style;
-    const ar_plan_rule *norm = ari_part_path(v->f, ARI_FINAL_NORM) ? ask(v, ARI_FINAL_NORM).rule : NULL;
+    const ar_plan_rule *norm = ari_part_path(v->f, ARI_FINAL_NORM) ? ruled_part(v, ARI_FINAL_NORM).rule : NULL;
     AR_TRY(ari_ruled_input(&m, norm, arrives, arrives, &split->from));
     AR_TRY(ari_ruled_output(&m, false, split->style == AR_STYLE_ROWWISE, ari_ruled_makes(split->style), &split->to));
     return split->to.kind != AR_PARTIAL_SUM || ari_ruled_passes(&m, m.rule, split->to, replicated)
@@ -289,7 +290,7 @@ static ar_status split_head(const view *v, const ari_ruled *tokens, ar_placement
 
 static ar_status split_outer(const view *v, ar_outer_split *split)
 {
-    const ari_ruled tokens = ask(v, ARI_TOKENS);
+    const ari_ruled tokens = ruled_part(v, ARI_TOKENS);
     *split = (ar_outer_split){.final_norm = v->stream};
     AR_TRY(ari_ruled_tokens(&tokens, &split->tokens));
     if (ari_part_path(v->f, ARI_FINAL_NORM))
@@ -328,7 +329,7 @@ static ar_status check_table(const view *v, ari_role role)
 {
     if (!ari_part_path(v->f, role))
         return AR_OK;
-    const ari_ruled m = ask(v, role);
+    const ari_ruled m = ruled_part(v, role);
     if (m.rule && role == ARI_POSITIONS && m.style != AR_STYLE_REPLICATE)
         return ari_ruled_misfit(&m, "learned positions are replicate");
     return check_declared(&m, replicated, v->stream);

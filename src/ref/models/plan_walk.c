@@ -145,9 +145,9 @@ static ar_status add_move(planned *m, ar_placement from, ar_placement to)
     return AR_OK;
 }
 
-/* Begins a layer that takes and makes values placed so. Until end() the context is that of the layer's run. */
-static ar_status begin(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_placement takes,
-                       ar_placement makes)
+/* Begins a layer that takes and makes values placed so. Until end_layer() the context is that of the layer's run. */
+static ar_status begin_layer(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_placement takes,
+                             ar_placement makes)
 {
     *m = (planned){.ctx = ctx, .w = w, .name = name, .makes = makes};
     if (ctx->sp)
@@ -163,7 +163,7 @@ static ar_status begin(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *nam
 
 /* A module of the parts. st: of the layer's creation, which is the next part unless there is none; its value leaves
  * placed so. */
-static ar_status end(ar_module **gives, planned *m, ar_placement leaves, ar_status st)
+static ar_status end_layer(ar_module **gives, planned *m, ar_placement leaves, ar_status st)
 {
     m->ctx->sp = false;
     if (st == AR_OK) {
@@ -189,8 +189,8 @@ ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w,
     ar_linear_split split;
     planned m;
     AR_TRY(split_linear(&split, w, name));
-    AR_TRY(begin(&m, ctx, w, name, split.from, split.to));
-    return end(gives, &m, split.to, ari_linear_module_create(&m.part[m.parts], ctx, name, in, out, bias, split));
+    AR_TRY(begin_layer(&m, ctx, w, name, split.from, split.to));
+    return end_layer(gives, &m, split.to, ari_linear_module_create(&m.part[m.parts], ctx, name, in, out, bias, split));
 }
 
 ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, const ar_mlp_options *o)
@@ -203,8 +203,8 @@ ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, co
     AR_TRY(ari_mlp_paths(first, up, second, name, o));
     AR_TRY(split_branch(&split, &leaves, w, (const char *const[]){first, up}, o->gated && !o->fused ? 2 : 1, second));
     with.split = &split;
-    AR_TRY(begin(&m, ctx, w, name, split.first.from, split.second.to));
-    return end(gives, &m, leaves, ar_mlp_create(&m.part[m.parts], ctx, name, &with));
+    AR_TRY(begin_layer(&m, ctx, w, name, split.first.from, split.second.to));
+    return end_layer(gives, &m, leaves, ar_mlp_create(&m.part[m.parts], ctx, name, &with));
 }
 
 ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
@@ -222,8 +222,8 @@ ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk 
                             "%s: %s leaves S(1), but a query sees all keys; R and S(-1) are possible",
                             ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(qkv[0]));
     with.split = &split;
-    AR_TRY(begin(&m, ctx, w, name, split.first.from, split.second.to));
-    return end(gives, &m, leaves, ar_attention_create(&m.part[m.parts], ctx, name, &with));
+    AR_TRY(begin_layer(&m, ctx, w, name, split.first.from, split.second.to));
+    return end_layer(gives, &m, leaves, ar_attention_create(&m.part[m.parts], ctx, name, &with));
 }
 
 ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_norm_kind kind,
@@ -232,8 +232,8 @@ ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, c
     ar_placement at, leaves;
     planned m;
     AR_TRY(place_norm(&at, &leaves, w, name, false));
-    AR_TRY(begin(&m, ctx, w, name, at, at));
-    return end(gives, &m, leaves, ar_norm_create(&m.part[m.parts], ctx, name, kind, h, eps));
+    AR_TRY(begin_layer(&m, ctx, w, name, at, at));
+    return end_layer(gives, &m, leaves, ar_norm_create(&m.part[m.parts], ctx, name, kind, h, eps));
 }
 
 /* A layer has the whole of a rank's positions, on which it works as under sequence parallelism. */
@@ -248,8 +248,8 @@ ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk
     ar_placement at, leaves;
     planned m;
     AR_TRY(place_norm(&at, &leaves, w, name, true));
-    AR_TRY(begin(&m, ctx, w, name, at, at));
-    return end(gives, &m, leaves, ar_activation_create(&m.part[m.parts], ctx, name, act, held_of(at)));
+    AR_TRY(begin_layer(&m, ctx, w, name, at, at));
+    return end_layer(gives, &m, leaves, ar_activation_create(&m.part[m.parts], ctx, name, act, held_of(at)));
 }
 
 ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
@@ -258,8 +258,8 @@ ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w
     ar_placement at, leaves;
     planned m;
     AR_TRY(place_norm(&at, &leaves, w, name, true));
-    AR_TRY(begin(&m, ctx, w, name, at, at));
-    return end(gives, &m, leaves, ar_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
+    AR_TRY(begin_layer(&m, ctx, w, name, at, at));
+    return end_layer(gives, &m, leaves, ar_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
 }
 
 ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
@@ -272,8 +272,8 @@ ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_wa
     if (!ari_ruled_possible(p, true))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: to %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
                             ar_placement_text(text, to));
-    AR_TRY(begin(&m, ctx, w, name, p, p));
-    return end(gives, &m, p, AR_OK);
+    AR_TRY(begin_layer(&m, ctx, w, name, p, p));
+    return end_layer(gives, &m, p, AR_OK);
 }
 
 /* --- embeddings and heads ----------------------------------------------------------------------------------------- */

@@ -33,7 +33,7 @@ typedef struct list {
     uint64_t seed;
 } list;
 
-static void put(list *l, const char *name)
+static void put_name(list *l, const char *name)
 {
     if (l->at) {
         l->at[l->n].key = ari_stream_key(l->seed, name);
@@ -45,7 +45,7 @@ static void put(list *l, const char *name)
 static ar_status put_param(void *user, const char *name, int ndim, const size_t *shape)
 {
     (void)ndim, (void)shape;
-    put(user, name);
+    put_name(user, name);
     return AR_OK;
 }
 
@@ -58,11 +58,11 @@ static ar_status put_all(list *l, const ar_config *c)
     l->n = 0;
     AR_TRY(ari_param_list(c, put_param, l));
     if (c->learned_positions)
-        put(l, f->embedded);
+        put_name(l, f->embedded);
     for (size_t i = 0; i < c->layers; i++) {
         for (size_t k = 0; k < 3; k++) {
             snprintf(name, sizeof name, "%s.%zu.%s.%s", f->blocks, i, at[k][0], at[k][1]);
-            put(l, name);
+            put_name(l, name);
         }
     }
     return AR_OK;

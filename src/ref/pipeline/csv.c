@@ -34,7 +34,7 @@ static ar_status wrong(const reader *r, ar_status st, const char *text, size_t n
 }
 
 /* The digits at the beginning of n bytes; how many they are. */
-static size_t number(int *out, const char *text, size_t n)
+static size_t parse_number(int *out, const char *text, size_t n)
 {
     size_t i = 0;
     for (*out = 0; i < n && text[i] >= '0' && text[i] <= '9'; i++)
@@ -51,11 +51,11 @@ static bool is_word(const char *text, size_t n, const char *word)
 /* Reads the middle of a cell "12SEND_F3"; its first and last part are numbers. */
 static ar_status read_kind(const reader *r, ar_pp_operation *o, bool *skip, const char *cell, size_t n)
 {
-    const size_t first = number(&o->stage, cell, n);
+    const size_t first = parse_number(&o->stage, cell, n);
     size_t last = 0;
     while (last < n - first && cell[n - 1 - last] >= '0' && cell[n - 1 - last] <= '9')
         last++;
-    number(&o->micro, cell + n - last, last);
+    parse_number(&o->micro, cell + n - last, last);
     const char *word = cell + first;
     const size_t length = n - first - last;
     for (size_t i = 0; i < sizeof passed_over / sizeof passed_over[0]; i++)
@@ -125,7 +125,7 @@ static ar_status read_lines(reader *r, const char *text, size_t length)
     return AR_OK;
 }
 
-static ar_status assemble(ar_pipeline_schedule **gives, reader *r)
+static ar_status assemble_schedule(ar_pipeline_schedule **gives, reader *r)
 {
     AR_TRY(ari_schedule_begin(gives, (ar_pipeline_shape){r->ranks, r->stages, r->micro_batches}));
     for (int i = 0; i < r->ranks; i++) {
@@ -153,7 +153,7 @@ ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *t
     AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a schedule"));
     r->name = name;
     AR_TRY_TO(done, st, read_lines(r, text, length));
-    AR_TRY_TO(done, st, of_file(assemble(&s, r), name));
+    AR_TRY_TO(done, st, of_file(assemble_schedule(&s, r), name));
     *gives = s;
     s = NULL;
 done:

@@ -16,7 +16,7 @@ typedef struct turns {
 /* The stage and micro-batch of the k-th turn: p micro-batches go through the rank's first stage, then the same through
  * its second, and so on; back the last stage is first. False: a micro-batch that there is not. Where p does not divide
  * their number, the schedule is that of more without the last: what is left of a legal order is one. */
-static bool turn(int *stage, int *micro, const turns *t, size_t k, bool back)
+static bool pass_of_turn(int *stage, int *micro, const turns *t, size_t k, bool back)
 {
     const size_t p = (size_t)t->shape.ranks, round = p * (size_t)t->parts, within = k % round;
     const int part = (int)(within / p);
@@ -35,11 +35,11 @@ static ar_status take_turns(const turns *t, size_t warm, size_t late)
     const size_t last = t->total + warm + (parted ? late : 0);
     int stage = 0, micro = 0;
     for (size_t k = 0; k < last; k++) {
-        if (turn(&stage, &micro, t, k, false))
+        if (pass_of_turn(&stage, &micro, t, k, false))
             AR_TRY(ari_pp_append(t->list, AR_PP_FORWARD, stage, micro));
-        if (k >= warm && turn(&stage, &micro, t, k - warm, true))
+        if (k >= warm && pass_of_turn(&stage, &micro, t, k - warm, true))
             AR_TRY(ari_pp_append(t->list, parted ? AR_PP_BACKWARD_INPUT : AR_PP_BACKWARD, stage, micro));
-        if (parted && k >= warm + late && turn(&stage, &micro, t, k - warm - late, true))
+        if (parted && k >= warm + late && pass_of_turn(&stage, &micro, t, k - warm - late, true))
             AR_TRY(ari_pp_append(t->list, AR_PP_BACKWARD_WEIGHT, stage, micro));
     }
     return AR_OK;

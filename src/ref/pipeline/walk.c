@@ -110,7 +110,7 @@ static void compute(walker *w, int rank, const ar_pp_operation *o, double from)
 }
 
 /* A rank as far as it can. Whether it could. */
-static bool advance(walker *w, int rank)
+static bool advance_rank(walker *w, int rank)
 {
     const ari_pp_list *list = &w->s->of[rank];
     const size_t first = w->at[rank];
@@ -170,13 +170,13 @@ static void sum_up(walker *w)
     w->out->bubble = busy > 0 ? (double)w->s->shape.ranks * w->out->makespan / busy - 1 : 0;
 }
 
-static ar_status walk(walker *w)
+static ar_status walk_ranks(walker *w)
 {
     bool moved = true;
     while (moved) {
         moved = false;
         for (int r = 0; r < w->s->shape.ranks; r++)
-            moved |= advance(w, r);
+            moved |= advance_rank(w, r);
     }
     for (int r = 0; r < w->s->shape.ranks; r++)
         if (w->at[r] < w->s->of[r].count)
@@ -200,7 +200,7 @@ ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const
         for (size_t i = 0; i < items; i++)
             w->when[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET, NOT_YET};
     }
-    st = walk(w);
+    st = walk_ranks(w);
 done:
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
         free(w->when[d]);

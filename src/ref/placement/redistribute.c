@@ -115,17 +115,18 @@ static void end_room(const joint *j, ar_buf packed, ar_buf own)
         ari_step_free(j->w->ctx, packed);
 }
 
-static ar_status pack(const joint *j, ar_buf *packed, ar_buf whole, const ari_axis *a, ar_dtype t)
+static ar_status pack_parts(const joint *j, ar_buf *packed, ar_buf whole, const ari_axis *a, ar_dtype t)
 {
     AR_TRY(packed_room(j, packed, whole, a, t));
     return packed->ptr == whole.ptr ? AR_OK : ari_axis_pack(j->w->ctx, *packed, ar_const(whole), a, t);
 }
 
 /* Each rank gives every rank its part of `from` along `give`, and puts what it gets together along `get`. */
-static ar_status exchange(const joint *j, ar_buf to, const ari_axis *get, ar_buf from, const ari_axis *give, ar_dtype t)
+static ar_status exchange_parts(const joint *j, ar_buf to, const ari_axis *get, ar_buf from, const ari_axis *give,
+                                ar_dtype t)
 {
     ar_buf given, got;
-    AR_TRY(pack(j, &given, from, give, t));
+    AR_TRY(pack_parts(j, &given, from, give, t));
     AR_TRY(packed_room(j, &got, to, get, t));
     ari_axis_counts(j->counts, give);
     ari_axis_counts(j->counts + j->ranks, get);
@@ -188,7 +189,7 @@ static ar_status reduce_scatter(const joint *j, value *out, value *in)
     ari_axis_counts(j->counts, &a);
     if (in->arrays > 1)
         return scatter_bucket(j, out, in, &a);
-    AR_TRY(pack(j, &packed, in->data, &a, w->dtype));
+    AR_TRY(pack_parts(j, &packed, in->data, &a, w->dtype));
     AR_TRY(ar_comm_reduce_scatter(j->over, w->ctx->queue, out->data, ar_const(packed), j->counts, w->dtype, op_of(j),
                                   w->tag));
     end_room(j, packed, in->data);
@@ -210,10 +211,10 @@ static ar_status move_array(const joint *j, value *out, value *in, int i)
     if (s->move == AR_MOVE_PAD)
         return ari_axis_put(ctx, to, ar_const(from), &a, j->rank, t);
     const ari_axis give = axis_of(j, s->to, in->extent), get = axis_of(j, s->from, out->extent);
-    return exchange(j, to, &get, from, &give, t);
+    return exchange_parts(j, to, &get, from, &give, t);
 }
 
-static ar_status move(const joint *j, value *out, value *in)
+static ar_status move_value(const joint *j, value *out, value *in)
 {
     if (j->step->move == AR_MOVE_ALL_REDUCE)
         return all_reduce(j, out, in);
@@ -248,7 +249,7 @@ static ar_status take_step(walk *w, value *out, value *in, const ar_redistributi
     AR_TRY(ar_placements_region(NULL, j.whole, &w->groups->mesh, w->groups->at, w->now, w->r->ndim, w->r->shape, true));
     w->now[s->dim] = s->to;
     AR_TRY(ari_alloc((void **)&j.counts, 2 * (size_t)j.ranks, sizeof *j.counts, "sizes of the ranks' parts"));
-    const ar_status st = move(&j, out, in);
+    const ar_status st = move_value(&j, out, in);
     free(j.counts);
     return st;
 }

@@ -123,7 +123,7 @@ static ar_status check_list(const ar_mesh *mesh, const ar_placement *p, int ndim
     return AR_OK;
 }
 
-static ar_status check(const ar_mesh *mesh, const ar_redistribution *r)
+static ar_status check_redistribution(const ar_mesh *mesh, const ar_redistribution *r)
 {
     if (r->ndim < 0 || r->ndim > AR_MAX_DIMS)
         return ar_error_set(AR_ERR_ARG, "a tensor has 0 to %d dimensions, not %d", AR_MAX_DIMS, r->ndim);
@@ -138,7 +138,7 @@ ar_status ar_redistribution_steps(ar_redistribution_step *steps, size_t *n, cons
 {
     walk w = {.mesh = mesh, .to = r->to, .ndim = r->ndim};
     ar_redistribution_step s;
-    AR_TRY(check(mesh, r));
+    AR_TRY(check_redistribution(mesh, r));
     for (int m = 0; m < mesh->ndim; m++)
         w.now[m] = r->from[m];
     /* A dimension takes two steps at most: it is gathered or reduced once, and then becomes what it is to be, which

@@ -134,7 +134,7 @@ static ar_status pack_one(const ari_bucket *b, ar_queue *q, size_t i)
                                    b->info.param[i]);
 }
 
-static ar_status pack(const ari_bucket *b, ar_queue *q)
+static ar_status pack_bucket(const ari_bucket *b, ar_queue *q)
 {
     bool skip;
     AR_TRY(ari_fault_before_pack(&skip, b, q));
@@ -200,7 +200,7 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
 /* Terms that are spread over tp, or over the ends of the pipeline, are complete after these, then everything is summed
  * over dp; with ZeRO-2 each pass is summed over the ranks that share, and the others complete the shares once a step.
  * Buckets have other numbers at the other end: their tag there is the parameter's name. */
-static ar_status reduce(const ari_bucket *b, ar_queue *q)
+static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
     if (d->stage >= 2)
@@ -233,10 +233,10 @@ static ar_status carry(const ari_bucket *b, ar_queue *q)
     const ar_ctx *ctx = b->ddp->ctx;
     if (ari_fault_skips(b))
         return AR_OK;
-    AR_TRY(pack(b, q));
-    AR_TRY(reduce(b, q));
+    AR_TRY(pack_bucket(b, q));
+    AR_TRY(reduce_bucket(b, q));
     if (ar_faulty(ctx, AR_FAULT_bucket_reduced_twice))
-        AR_TRY(reduce(b, q));
+        AR_TRY(reduce_bucket(b, q));
     return b->ddp->stage >= 2 ? move_slice(b, q, true) : copy_back(b, q);
 }
 

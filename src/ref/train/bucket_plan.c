@@ -64,7 +64,7 @@ static int shared_dim(const ar_layout *o, int parts)
 
 /* Bytes on the rank that has most, and whether all have as many. Parts differ by the vocabulary alone, dimension 0, of
  * which the first rank has most and the last ones may have nothing. */
-static ar_status measure(candidate *c, const ar_ddp *d, const ar_param *p)
+static ar_status measure_candidate(candidate *c, const ar_ddp *d, const ar_param *p)
 {
     size_t *const n = &c->bytes;
     const ar_layout *o = &p->layout;
@@ -91,7 +91,7 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
                        .unit = unit == d->units ? unit : d->units - 1 - unit};
         if (!p->requires_grad || d->unit_of[i] != unit)
             continue;
-        AR_TRY(measure(&c, d, p));
+        AR_TRY(measure_candidate(&c, d, p));
         c.kind = (c.uneven ? KIND_UNEVEN : 0) | (is_spread(d, p) ? KIND_SPREAD : 0) |
                  (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->value.dtype == AR_BF16 ? KIND_BF16 : 0);
         f->at[f->n++] = c;
@@ -99,7 +99,7 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
     return AR_OK;
 }
 
-static ar_status collect(draft *f, const ar_ddp *d)
+static ar_status collect_candidates(draft *f, const ar_ddp *d)
 {
     AR_TRY(ari_alloc((void **)&f->at, d->n, sizeof *f->at, "parameters of buckets"));
     AR_TRY(ari_alloc((void **)&f->last, d->n, sizeof *f->last, "buckets"));
@@ -112,7 +112,7 @@ static ar_status collect(draft *f, const ar_ddp *d)
 }
 
 /* Next fit, for each kind of its own: one bucket of each is open, within a unit. */
-static void pack(draft *f, size_t capacity)
+static void pack_candidates(draft *f, size_t capacity)
 {
     size_t open[KINDS], filled[KINDS];
     bool any[KINDS] = {false};
@@ -141,7 +141,7 @@ static int earlier_done(const void *a, const void *b)
 
 /* Buckets are numbered as they become complete in the order of packing, so that one which waits for the last of all
  * does not hold up the others. What the first stage of a pipeline must complete too comes last. */
-static void number(draft *f)
+static void number_buckets(draft *f)
 {
     for (size_t b = 0; b < f->buckets; b++)
         f->last[b] += f->at[f->last[b]].kind & KIND_ENDS ? f->n : 0;
@@ -164,7 +164,7 @@ static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
 }
 
 /* Appends c to bucket b at place `at` of the lists of all buckets. */
-static ar_status add(ar_ddp *d, ari_bucket *b, const candidate *c, size_t at)
+static ar_status append_candidate(ar_ddp *d, ari_bucket *b, const candidate *c, size_t at)
 {
     if (b->info.params == 0) {
         init_bucket(d, b, c);
@@ -192,7 +192,7 @@ static void add_to_unit(ar_ddp *d, ari_bucket *b)
     u->slots += b->info.params;
 }
 
-static ar_status fill(ar_ddp *d, const draft *f)
+static ar_status fill_buckets(ar_ddp *d, const draft *f)
 {
     AR_TRY(ari_alloc_zero((void **)&d->slots, f->n, sizeof *d->slots, "parameters of buckets"));
     AR_TRY(ari_alloc_zero((void **)&d->bucketed, f->n, sizeof *d->bucketed, "parameters of buckets"));
@@ -203,7 +203,7 @@ static ar_status fill(ar_ddp *d, const draft *f)
         const size_t draft_bucket = f->at[f->last[i]].bucket;
         for (size_t k = 0; k <= f->last[i]; k++) {
             if (f->at[k].bucket == draft_bucket)
-                AR_TRY(add(d, &d->buckets[i], &f->at[k], d->trained++));
+                AR_TRY(append_candidate(d, &d->buckets[i], &f->at[k], d->trained++));
         }
         add_to_unit(d, &d->buckets[i]);
     }
@@ -232,10 +232,10 @@ ar_status ari_buckets_plan(ar_ddp *d)
 {
     draft f = {0};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, collect(&f, d));
-    pack(&f, d->options.bucket_bytes);
-    number(&f);
-    AR_TRY_TO(done, st, fill(d, &f));
+    AR_TRY_TO(done, st, collect_candidates(&f, d));
+    pack_candidates(&f, d->options.bucket_bytes);
+    number_buckets(&f);
+    AR_TRY_TO(done, st, fill_buckets(d, &f));
     for (size_t i = 0; i < d->count; i++)
         d->buckets[i].info.own_count = d->buckets[i].info.elements;
     if (d->options.zero)

@@ -180,7 +180,7 @@ static ar_status borrow_queue(ar_ddp *d)
     return ari_ctx_communication(d->ctx, &d->communication, spread, ends);
 }
 
-static ar_status init(ar_ddp *d)
+static ar_status init_ddp(ar_ddp *d)
 {
     AR_TRY(check_params(d));
     AR_TRY(ari_units_init(d));
@@ -197,8 +197,8 @@ static ar_status init(ar_ddp *d)
 }
 
 /* Takes over `params`. */
-static ar_status create(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_module *module, ar_param **params, size_t n,
-                        const ar_ddp_options *o)
+static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_module *module, ar_param **params,
+                            size_t n, const ar_ddp_options *o)
 {
     ar_ddp *d = NULL;
     ar_status st = check_options(o);
@@ -217,7 +217,7 @@ static ar_status create(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_module
     snprintf(d->name, sizeof d->name, "%s", name && name[0] ? name : "ddp");
     d->stage = o->zero > 1 && ar_comm_size(ctx->shard) == 1 ? 1 : o->zero;
     ari_span_begin("%s: data parallelism", d->name);
-    AR_TRY_TO(failed, st, ari_span_end(init(d)));
+    AR_TRY_TO(failed, st, ari_span_end(init_ddp(d)));
     d->options.unit = NULL; /* the caller's, of which nothing is looked at any more */
     d->options.units = 0;
     *gives = d;
@@ -234,7 +234,7 @@ ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar
     AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
     if (n > 0)
         memcpy(own, params, n * sizeof *own);
-    return create(gives, ctx, name, NULL, own, n, o);
+    return create_ddp(gives, ctx, name, NULL, own, n, o);
 }
 
 ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o)
@@ -242,7 +242,7 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
     ar_param **own = NULL;
     size_t n = 0;
     AR_TRY(ari_module_list(&own, &n, module));
-    return create(gives, ctx, module->name, module, own, n, o);
+    return create_ddp(gives, ctx, module->name, module, own, n, o);
 }
 
 ar_status ar_ddp_create_model(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_model *m, const ar_ddp_options *o)
@@ -265,7 +265,7 @@ done:
 }
 
 /* For what a step that ended early has left under way. */
-static ar_status settle(ar_ddp *d)
+static ar_status finish_launched(ar_ddp *d)
 {
     const ar_status gathered = d->gathers ? ar_queue_sync(d->gathers->queue, 0) : AR_OK;
     ar_status reduced = AR_OK;
@@ -278,7 +278,7 @@ void ar_ddp_destroy(ar_ddp *d)
 {
     if (!d)
         return;
-    const ar_status st = settle(d);
+    const ar_status st = finish_launched(d);
     (void)st; /* whoever waits for the step has been told */
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->slots[i].param;
@@ -325,7 +325,7 @@ static void reset_buckets(ar_ddp *d)
 ar_status ar_ddp_start(ar_ddp *d)
 {
     AR_TRY(check_thawed(d));
-    AR_TRY(settle(d));
+    AR_TRY(finish_launched(d));
     AR_TRY(zero_gradients(d));
     d->sync = true;
     d->unused_count = 0;
@@ -379,7 +379,7 @@ static ar_status check_all_used(const ar_ddp *d)
     return ari_ddp_has_peers(d) ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
-static ar_status finish(ar_ddp *d, ar_op op)
+static ar_status finish_reduction(ar_ddp *d, ar_op op)
 {
     if (d->waited)
         return AR_OK;
@@ -398,7 +398,7 @@ static ar_status finish(ar_ddp *d, ar_op op)
 ar_status ar_ddp_wait(ar_ddp *d)
 {
     ari_span_begin("wait for gradients");
-    return ari_span_end(ari_ddp_fail(d, finish(d, d->options.op)));
+    return ari_span_end(ari_ddp_fail(d, finish_reduction(d, d->options.op)));
 }
 
 ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op)
@@ -410,7 +410,7 @@ ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op)
                             "%s: %zu of %zu buckets are reduced already: call ar_ddp_set_sync(false) before the "
                             "backward passes, and ar_ddp_start between two reductions",
                             d->name, d->next, d->count);
-    return ari_ddp_fail(d, finish(d, op));
+    return ari_ddp_fail(d, finish_reduction(d, op));
 }
 
 ar_status ar_ddp_forward(ar_ddp *d, ar_saved *saved, ar_tensor *y, const ar_tensor *x, const ar_batch *batch)

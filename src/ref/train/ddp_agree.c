@@ -17,7 +17,7 @@
 enum { TEXT = 224 }; /* whole words, as they travel */
 
 /* All-gathers the ranks' messages, `each` bytes (whole words) of each, in rank order. Gives; free(). */
-static ar_status exchange(void **gives, ar_ctx *ctx, const void *own, size_t each)
+static ar_status exchange_messages(void **gives, ar_ctx *ctx, const void *own, size_t each)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);
     const size_t words = each / sizeof(uint64_t);
@@ -34,7 +34,7 @@ static ar_status exchange(void **gives, ar_ctx *ctx, const void *own, size_t eac
 }
 
 /* "a.weight [4, 8]", with all that must agree. unit: counted from the end; 0: the root unit. */
-static void describe(char text[TEXT], const ar_param *p, int unit)
+static void describe_param(char text[TEXT], const ar_param *p, int unit)
 {
     size_t used = (size_t)snprintf(text, TEXT, "%s [", p->name);
     for (int i = 0; i < p->value.ndim && used < TEXT; i++)
@@ -47,7 +47,7 @@ static void describe(char text[TEXT], const ar_param *p, int unit)
         snprintf(text + used, TEXT - used, ", of the unit %d from the end", unit);
 }
 
-static uint64_t mix(uint64_t hash, const char *text)
+static uint64_t mix_text(uint64_t hash, const char *text)
 {
     for (; *text; text++)
         hash = (hash ^ (unsigned char)*text) * ARI_FNV1A_PRIME;
@@ -68,7 +68,7 @@ static void describe_at(char text[TEXT], const ar_ddp *d, size_t i)
     if (i == 0)
         describe_options(text, &d->options);
     else if (i <= d->n)
-        describe(text, d->params[i - 1], d->units - d->unit_of[i - 1]);
+        describe_param(text, d->params[i - 1], d->units - d->unit_of[i - 1]);
     else
         snprintf(text, TEXT, "nothing");
 }
@@ -95,13 +95,13 @@ static ar_status name_difference(ar_ddp *d, size_t most)
     AR_TRY_TO(done, st, ari_alloc((void **)&own, n, sizeof *own, "hashes of parameters"));
     for (size_t i = 0; i < n; i++) {
         describe_at(text, d, i);
-        own[i] = mix(ARI_FNV1A_BASIS, text);
+        own[i] = mix_text(ARI_FNV1A_BASIS, text);
     }
-    AR_TRY_TO(done, st, exchange((void **)&said, d->ctx, own, n * sizeof *own));
+    AR_TRY_TO(done, st, exchange_messages((void **)&said, d->ctx, own, n * sizeof *own));
     first_difference(said, ranks, n, &at, &rank);
     memset(text, 0, sizeof text);
     describe_at(text, d, at);
-    AR_TRY_TO(done, st, exchange((void **)&texts, d->ctx, text, sizeof text));
+    AR_TRY_TO(done, st, exchange_messages((void **)&texts, d->ctx, text, sizeof text));
     char what[48] = "the options";
     if (at > 0)
         snprintf(what, sizeof what, "parameter %zu", at - 1);
@@ -126,9 +126,9 @@ ar_status ari_ddp_agree(ar_ddp *d)
         return AR_OK;
     for (size_t i = 0; i <= d->n; i++) {
         describe_at(text, d, i);
-        own[0] = mix(own[0], text);
+        own[0] = mix_text(own[0], text);
     }
-    AR_TRY(exchange((void **)&said, d->ctx, own, sizeof own));
+    AR_TRY(exchange_messages((void **)&said, d->ctx, own, sizeof own));
     for (size_t r = 0; r < ranks; r++) {
         differ = differ || memcmp(said + 2 * r, said, sizeof own) != 0;
         most = said[2 * r + 1] > most ? (size_t)said[2 * r + 1] : most;
@@ -177,7 +177,7 @@ ar_status ari_ddp_check_all_used(const ar_ddp *d)
                         d->name, ar_comm_rank(d->ctx->dp), missing, required, names);
 }
 
-static ar_status combine(void *arg, ar_queue *on)
+static ar_status combine_messages(void *arg, ar_queue *on)
 {
     const ar_ddp *d = arg;
     ar_device *device = d->ctx->device;
@@ -196,7 +196,7 @@ static ar_status combine(void *arg, ar_queue *on)
 
 static ar_status combine_or_fail(void *arg, ar_queue *on)
 {
-    return ari_ddp_fail_in_flight(arg, combine(arg, on));
+    return ari_ddp_fail_in_flight(arg, combine_messages(arg, on));
 }
 
 ar_status ari_ddp_agree_used(ar_ddp *d)

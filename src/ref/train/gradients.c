@@ -10,7 +10,7 @@
 #include "ref/layers/parts.h"
 
 /* Destroys `made` and fails if a parameter is listed twice. */
-static ar_status finish(ar_gradients **gives, ar_gradients *made)
+static ar_status finish_create(ar_gradients **gives, ar_gradients *made)
 {
     for (size_t i = 0; i < made->n; i++) {
         for (size_t k = 0; k < i; k++) {
@@ -27,7 +27,7 @@ static ar_status finish(ar_gradients **gives, ar_gradients *made)
 }
 
 /* Takes over `params`. */
-static ar_status create(ar_gradients **gives, ar_ctx *ctx, ar_param **params, size_t n)
+static ar_status create_gradients(ar_gradients **gives, ar_ctx *ctx, ar_param **params, size_t n)
 {
     ar_gradients *made = NULL;
     const ar_status st = ari_alloc_zero((void **)&made, 1, sizeof *made, "a gradient manager");
@@ -38,7 +38,7 @@ static ar_status create(ar_gradients **gives, ar_ctx *ctx, ar_param **params, si
     made->ctx = ctx;
     made->params = params;
     made->n = n;
-    return finish(gives, made);
+    return finish_create(gives, made);
 }
 
 ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n)
@@ -47,7 +47,7 @@ ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const
     AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
     if (n > 0)
         memcpy(own, params, n * sizeof *own);
-    return create(gives, ctx, own, n);
+    return create_gradients(gives, ctx, own, n);
 }
 
 ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *ctx, ar_module *m)
@@ -55,7 +55,7 @@ ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *ctx, ar_modul
     ar_param **own = NULL;
     size_t n = 0;
     AR_TRY(ari_module_list(&own, &n, m));
-    return create(gives, ctx, own, n);
+    return create_gradients(gives, ctx, own, n);
 }
 
 void ar_gradients_destroy(ar_gradients *g)

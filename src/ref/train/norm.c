@@ -41,7 +41,7 @@ static bool counts(ar_param *const *params, size_t n, size_t i, const ar_ctx *ct
 }
 
 /* One parameter's gradient, or this rank's share of it. */
-static ar_status visit(const norm_sum *s, ar_ctx *ctx, const ar_param *p, gradient_fn f)
+static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *p, gradient_fn f)
 {
     ar_tensor g, share;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
@@ -65,7 +65,7 @@ static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *con
     for (size_t i = 0; i < n; i++) {
         const bool own = params[i]->sharded || !s->shares || ar_comm_rank(ctx->shard) == 0;
         if (own && counts(params, n, i, ctx))
-            AR_TRY(visit(s, ctx, params[i], f));
+            AR_TRY(add_param_norm(s, ctx, params[i], f));
     }
     return AR_OK;
 }
@@ -80,7 +80,7 @@ static bool any_sharded(ar_param *const *params, size_t n)
 }
 
 /* Over the ranks that hold parts of the gradients. */
-static ar_status reduce(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
+static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
     const bool own = ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) && op == AR_SUM;
     if (own || ar_faulty(ctx, AR_FAULT_gradnorm_local_clip))
@@ -106,9 +106,9 @@ ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     AR_TRY(ar_ctx_upload(ctx, &s.exponent, &e));
     AR_TRY(ar_ctx_upload(ctx, &s.squares, squares));
     AR_TRY(for_each_gradient(&s, ctx, params, n, raise_exponent));
-    AR_TRY(reduce(&s, ctx, &s.exponent, AR_MAX));
+    AR_TRY(reduce_norm(&s, ctx, &s.exponent, AR_MAX));
     AR_TRY(for_each_gradient(&s, ctx, params, n, add_squares));
-    AR_TRY(reduce(&s, ctx, &s.squares, AR_SUM));
+    AR_TRY(reduce_norm(&s, ctx, &s.squares, AR_SUM));
     AR_TRY(ar_ctx_download(ctx, &e, &s.exponent));
     AR_TRY(ar_ctx_download(ctx, squares, &s.squares));
     ar_ctx_release(ctx, &s.squares);

@@ -18,7 +18,7 @@ static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
     return ari_state_create(s, &o->bytes, ctx, &o->options);
 }
 
-static ar_status create(ar_optimizer **gives, ar_ctx *ctx, const ar_optimizer_options *o)
+static ar_status create_optimizer(ar_optimizer **gives, ar_ctx *ctx, const ar_optimizer_options *o)
 {
     AR_TRY(ar_optimizer_check(o));
     AR_TRY(ari_alloc_zero((void **)gives, 1, sizeof **gives, "an optimizer"));
@@ -32,7 +32,7 @@ ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const
 {
     ar_optimizer *made = NULL;
     ar_status st = AR_OK;
-    AR_TRY(create(&made, ctx, o));
+    AR_TRY(create_optimizer(&made, ctx, o));
     AR_TRY_TO(failed, st, ari_alloc((void **)&made->states, n, sizeof *made->states, "an optimizer's parameters"));
     for (size_t i = 0; i < n; i++) {
         if (params[i]->requires_grad)
@@ -48,7 +48,7 @@ failed:
 ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
 {
     ar_optimizer *made = NULL;
-    AR_TRY(create(&made, ctx, o));
+    AR_TRY(create_optimizer(&made, ctx, o));
     made->ddp = ddp;
     const ar_status st = ari_zero_init(made, ctx);
     if (st != AR_OK) {

@@ -15,7 +15,7 @@ ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind)
                                   .weight_decay = kind == AR_OPTIMIZER_ADAMW ? 0.01 : 0.0};
 }
 
-static ar_status refuse(const ar_optimizer_options *o, const char *option, double value, const char *range)
+static ar_status refuse_option(const ar_optimizer_options *o, const char *option, double value, const char *range)
 {
     return ar_error_set(AR_ERR_ARG, "optimizer %s: %s is %g, expected %s", ar_optimizer_name(o->kind), option, value,
                         range);
@@ -24,27 +24,28 @@ static ar_status refuse(const ar_optimizer_options *o, const char *option, doubl
 /* A NaN is in no range. */
 static ar_status check_fraction(const ar_optimizer_options *o, const char *option, double value)
 {
-    return value >= 0.0 && value < 1.0 ? AR_OK : refuse(o, option, value, "at least 0 and below 1");
+    return value >= 0.0 && value < 1.0 ? AR_OK : refuse_option(o, option, value, "at least 0 and below 1");
 }
 
 static ar_status check_amount(const ar_optimizer_options *o, const char *option, double value)
 {
-    return value >= 0.0 && isfinite(value) ? AR_OK : refuse(o, option, value, "a finite number, at least 0");
+    return value >= 0.0 && isfinite(value) ? AR_OK : refuse_option(o, option, value, "a finite number, at least 0");
 }
 
 static ar_status check_schedule(const ar_optimizer_options *o)
 {
     if (o->schedule == AR_SCHEDULE_CONSTANT)
-        return o->min_lr == 0.0 ? AR_OK : refuse(o, "min_lr", o->min_lr, "0 with a constant schedule");
+        return o->min_lr == 0.0 ? AR_OK : refuse_option(o, "min_lr", o->min_lr, "0 with a constant schedule");
     if (o->schedule != AR_SCHEDULE_COSINE)
         return ar_error_set(AR_ERR_ARG, "learning-rate schedule %d, expected constant or cosine", (int)o->schedule);
     if (o->total_steps == 0)
-        return refuse(o, "total_steps", 0.0, "at least 1 with a cosine schedule");
+        return refuse_option(o, "total_steps", 0.0, "at least 1 with a cosine schedule");
     if (o->warmup_steps > o->total_steps)
         return ar_error_set(AR_ERR_ARG,
                             "optimizer %s: warmup_steps is %" PRIu64 ", expected at most total_steps, %" PRIu64,
                             ar_optimizer_name(o->kind), o->warmup_steps, o->total_steps);
-    return o->min_lr >= 0.0 && o->min_lr <= o->lr ? AR_OK : refuse(o, "min_lr", o->min_lr, "at least 0 and at most lr");
+    return o->min_lr >= 0.0 && o->min_lr <= o->lr ? AR_OK
+                                                  : refuse_option(o, "min_lr", o->min_lr, "at least 0 and at most lr");
 }
 
 static ar_status check_group(const ar_optimizer_options *o, size_t i)
@@ -88,14 +89,14 @@ ar_status ar_optimizer_check(const ar_optimizer_options *o)
     if (o->kind == AR_OPTIMIZER_SGD) {
         AR_TRY(check_fraction(o, "momentum", o->momentum));
         if (o->nesterov && o->momentum == 0.0)
-            return refuse(o, "momentum", o->momentum, "above 0 with nesterov");
+            return refuse_option(o, "momentum", o->momentum, "above 0 with nesterov");
         return AR_OK;
     }
     AR_TRY(check_fraction(o, "beta1", o->beta1));
     AR_TRY(check_fraction(o, "beta2", o->beta2));
     /* In fp32: 0 would divide the moments of a weight without gradients by 0. */
     const float eps = (float)o->eps;
-    return eps > 0.0f && isfinite(eps) ? AR_OK : refuse(o, "eps", o->eps, "a finite number above 0 in fp32");
+    return eps > 0.0f && isfinite(eps) ? AR_OK : refuse_option(o, "eps", o->eps, "a finite number above 0 in fp32");
 }
 
 const char *ar_optimizer_name(ar_optimizer_kind kind)

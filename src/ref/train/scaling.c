@@ -14,7 +14,7 @@ ar_loss_scaling ar_loss_scaling_defaults(bool dynamic)
     return (ar_loss_scaling){.dynamic = dynamic, .growth = 2.0, .backoff = 0.5, .interval = 2000, .scale = 65536.0};
 }
 
-static ar_status refuse(const char *option, double value, const char *range)
+static ar_status refuse_scaling(const char *option, double value, const char *range)
 {
     return ar_error_set(AR_ERR_ARG, "loss scaling: %s is %g, expected %s", option, value, range);
 }
@@ -22,14 +22,14 @@ static ar_status refuse(const char *option, double value, const char *range)
 ar_status ar_loss_scaling_check(const ar_loss_scaling *s)
 {
     if (!(s->scale >= 1.0 && s->scale <= LARGEST_SCALE))
-        return refuse("scale", s->scale, "a number from 1 to 2^126");
+        return refuse_scaling("scale", s->scale, "a number from 1 to 2^126");
     if (!s->dynamic)
         return AR_OK;
     if (!(s->growth > 1.0 && isfinite(s->growth)))
-        return refuse("growth", s->growth, "a finite number above 1");
+        return refuse_scaling("growth", s->growth, "a finite number above 1");
     if (!(s->backoff > 0.0 && s->backoff < 1.0))
-        return refuse("backoff", s->backoff, "a number between 0 and 1");
-    return s->interval > 0 ? AR_OK : refuse("interval", 0.0, "at least 1 step");
+        return refuse_scaling("backoff", s->backoff, "a number between 0 and 1");
+    return s->interval > 0 ? AR_OK : refuse_scaling("interval", 0.0, "at least 1 step");
 }
 
 ar_status ari_scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)

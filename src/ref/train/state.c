@@ -138,7 +138,7 @@ static ar_status local_of(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_
     return ar_ctx_tensor(ctx, local, AR_F32, value->ndim, value->shape);
 }
 
-static void release(ar_tensor *local, const ari_state *s, ar_ctx *ctx)
+static void release_state(ar_tensor *local, const ari_state *s, ar_ctx *ctx)
 {
     if (!s->whole)
         ar_ctx_release(ctx, local);
@@ -154,7 +154,7 @@ static ar_status save_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
         AR_TRY_TO(done, st, ari_share_put(ctx, ar_const(buf), s->param, &local, s->start, s->count));
     st = emit(user, s->param, name, &local, layout);
 done:
-    release(&local, s, ctx);
+    release_state(&local, s, ctx);
     return st;
 }
 
@@ -217,7 +217,7 @@ static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
     if (!s->whole)
         AR_TRY_TO(done, st, ari_share_get(ctx, buf, s->param, &local, s->start, s->count));
 done:
-    release(&local, s, ctx);
+    release_state(&local, s, ctx);
     free(host);
     return st;
 }

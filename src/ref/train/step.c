@@ -33,7 +33,7 @@ static size_t targets_of(const ari_trained *t, const ar_ctx *ctx, const ar_batch
 }
 
 /* Forward up to the loss's terms, which are added to those of earlier micro-batches. */
-static ar_status forward(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+static ar_status forward_batch(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     ar_tensor x, y;
     if (t->model)
@@ -44,7 +44,7 @@ static ar_status forward(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, con
 }
 
 /* Backward from them. */
-static ar_status backward(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+static ar_status backward_batch(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     ar_tensor dy;
     if (t->model)
@@ -60,7 +60,7 @@ static ar_status loss_value(const ari_trained *t, ar_ctx *ctx, float *loss, size
 }
 
 /* Gradients and the loss's terms become zero. */
-static ar_status zero(const ari_trained *t, ar_ctx *ctx)
+static ar_status zero_gradients(const ari_trained *t, ar_ctx *ctx)
 {
     if (t->model)
         return ar_model_zero_grad(t->model, ctx);
@@ -158,7 +158,7 @@ static ar_status forward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *s
                                size_t index, ar_train_result *result)
 {
     ari_span_begin("micro-batch %zu:fwd", index);
-    AR_TRY(ari_span_end(forward(what, ctx, saved, batch)));
+    AR_TRY(ari_span_end(forward_batch(what, ctx, saved, batch)));
     ari_step_stored(ctx, &result->stored_bytes);
     return AR_OK;
 }
@@ -169,7 +169,7 @@ static ar_status backward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *
     AR_TRY(ari_fault_accumulated(what->params, what->n, ctx, ari_at_least_one(o->parallel.micro_batches)));
     ari_span_begin("micro-batch %zu:bwd", index);
     AR_TRY(ari_ddp_begin_backward(o->ddp, 0, false));
-    AR_TRY(ari_span_end(backward(what, ctx, saved, batch)));
+    AR_TRY(ari_span_end(backward_batch(what, ctx, saved, batch)));
     return ari_ddp_end_backward(o->ddp, 0);
 }
 
@@ -237,7 +237,7 @@ static ar_status tap_norm(ar_ctx *ctx, float norm)
     return AR_OK;
 }
 
-static ar_status verify(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_train_options *o)
+static ar_status verify_gradients(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_train_options *o)
 {
     const ar_gradients_verify_options everything = {.gradients = true,
                                                     .values = true,
@@ -255,8 +255,8 @@ static ar_status verify(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_tra
 }
 
 /* Clips by the norm of all gradients, then changes the weights. */
-static ar_status update(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
-                        const ar_train_options *o)
+static ar_status update_weights(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+                                const ar_train_options *o)
 {
     float factor = 1.0f;
     bool finite = true;
@@ -271,7 +271,7 @@ static ar_status update(ar_train_result *result, const ari_trained *what, ar_ctx
     result->skipped = !finite;
     if (result->skipped)
         return AR_OK;
-    AR_TRY(verify(ctx, optimizer, o));
+    AR_TRY(verify_gradients(ctx, optimizer, o));
     if (o->clip > 0.0) {
         if (!isfinite(result->norm))
             return ar_error_set(AR_ERR_DATA, "the gradient norm is not finite at step %u; no weight was changed",
@@ -296,7 +296,7 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
                           : ari_module_list(&what->params, &what->n, what->module));
     AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, what->params, what->n));
     AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
-    AR_TRY_TO(done, st, zero(what, ctx));
+    AR_TRY_TO(done, st, zero_gradients(what, ctx));
     if (o->ddp)
         AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
     AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, most, o, result));
@@ -307,9 +307,9 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
     AR_TRY_TO(done, st, reduce_gradients(what, ctx, o));
     if (optimizer) {
         ari_span_begin("optimizer");
-        AR_TRY_TO(done, st, ari_span_end(update(result, what, ctx, optimizer, o)));
+        AR_TRY_TO(done, st, ari_span_end(update_weights(result, what, ctx, optimizer, o)));
     } else {
-        AR_TRY_TO(done, st, verify(ctx, NULL, o));
+        AR_TRY_TO(done, st, verify_gradients(ctx, NULL, o));
     }
 done:
     ar_saved_destroy(saved);

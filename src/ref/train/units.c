@@ -303,7 +303,7 @@ ar_status ari_ddp_absent_backward(ar_ddp *d, int stage)
 }
 
 /* Completes the results of earlier passes, each rank's share of the sum over the ranks that share it. */
-static ar_status complete(void *user, ar_queue *on)
+static ar_status complete_results(void *user, ar_queue *on)
 {
     const ar_ddp *d = user;
     ar_status st = AR_OK;
@@ -324,6 +324,6 @@ ar_status ari_units_finish(ar_ddp *d)
     AR_TRY(settle_units(d));
     AR_TRY(ari_weights_finish(d));
     if (!d->communication)
-        return complete(d, d->ctx->queue);
-    return ar_queue_chain(d->communication->queue, complete, d);
+        return complete_results(d, d->ctx->queue);
+    return ar_queue_chain(d->communication->queue, complete_results, d);
 }

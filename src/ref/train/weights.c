@@ -56,7 +56,7 @@ ar_status ari_weights_share(ar_ddp *d)
 /* --- gathering ---------------------------------------------------------------------------------------------------- */
 
 /* The weights of the unit's buckets, one bucket after the other. */
-static ar_status gather(void *user, ar_queue *on)
+static ar_status gather_weights(void *user, ar_queue *on)
 {
     const ari_unit *u = user;
     const ar_ddp *d = u->ddp;
@@ -85,10 +85,10 @@ static ar_status launch(ari_unit *u)
     ari_step_took(ctx, bytes);
     u->weights = ARI_WEIGHTS_UNDER_WAY;
     if (!d->gathers)
-        return gather(u, ctx->queue);
+        return gather_weights(u, ctx->queue);
     AR_TRY(ar_event_record(u->shared, ctx->queue));
     AR_TRY(ar_queue_wait(d->gathers->queue, u->shared));
-    AR_TRY(ar_queue_chain(d->gathers->queue, gather, u));
+    AR_TRY(ar_queue_chain(d->gathers->queue, gather_weights, u));
     return ar_event_record(u->gathered, d->gathers->queue);
 }
 

@@ -148,7 +148,7 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
 }
 
 /* Each slice from the rank that updated it. */
-static ar_status gather(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const room *r)
+static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const room *r)
 {
     const size_t *counts = ddp->all_counts + b->index * (size_t)ar_comm_size(ctx->shard);
     const ar_buf own = ar_buf_at(r->weights, b->own_start * ar_dtype_bytes(b->storage));
@@ -188,7 +188,7 @@ static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket
     if (o->ddp->stage >= 3)
         return count_versions(b);
     if (!missing)
-        AR_TRY(gather(o->ddp, ctx, b, r));
+        AR_TRY(gather_slices(o->ddp, ctx, b, r));
     return put_weights(ctx, b, r, missing);
 }
 

@@ -90,14 +90,14 @@ static char *element(const matrix *m, size_t row, size_t col, size_t width)
     return m->at + ((ptrdiff_t)row * m->v.row_stride + (ptrdiff_t)col * m->v.col_stride) * (ptrdiff_t)width;
 }
 
-static void copy(const matrix *to, const matrix *from, size_t width)
+static void copy_matrix(const matrix *to, const matrix *from, size_t width)
 {
     for (size_t i = 0; i < to->v.rows; i++)
         for (size_t j = 0; j < to->v.cols; j++)
             memcpy(element(to, i, j, width), element(from, i, j, width), width);
 }
 
-static void zero(const matrix *m, size_t width)
+static void zero_matrix(const matrix *m, size_t width)
 {
     for (size_t i = 0; i < m->v.rows; i++)
         for (size_t j = 0; j < m->v.cols; j++)
@@ -113,32 +113,32 @@ static matrix piece_of(const matrix *m, size_t row, size_t col, size_t most, siz
 }
 
 /* The piece itself if CBLAS takes it, else one of that shape in `room`. */
-static matrix taken(const matrix *piece, char *room, bool with_values, size_t width)
+static matrix cblas_operand(const matrix *piece, char *room, bool with_values, size_t width)
 {
     if (stored_of(piece).order)
         return *piece;
     const matrix t = {room, {piece->v.rows, piece->v.cols, (ptrdiff_t)piece->v.cols, 1}};
     if (with_values)
-        copy(&t, piece, width);
+        copy_matrix(&t, piece, width);
     return t;
 }
 
 static void multiply_piece(const matrix *c, const matrix *a, const matrix *b, bool add, size_t width, call gemm)
 {
     _Alignas(64) char rooms[3][COPIED * COPIED * sizeof(double)];
-    const matrix to = taken(c, rooms[0], add, width);
-    const matrix left = taken(a, rooms[1], true, width), right = taken(b, rooms[2], true, width);
+    const matrix to = cblas_operand(c, rooms[0], add, width);
+    const matrix left = cblas_operand(a, rooms[1], true, width), right = cblas_operand(b, rooms[2], true, width);
     gemm(&to, &left, &right, add);
     if (to.at != c->at)
-        copy(c, &to, width);
+        copy_matrix(c, &to, width);
 }
 
-static void multiply(const matrix *c, const matrix *a, const matrix *b, bool add, size_t width, call gemm)
+static void multiply_pieces(const matrix *c, const matrix *a, const matrix *b, bool add, size_t width, call gemm)
 {
     const bool direct = stored_of(c).order && stored_of(a).order && stored_of(b).order;
     const size_t most = direct ? LONGEST : COPIED, terms = a->v.cols;
     if (terms == 0 && !add)
-        zero(c, width);
+        zero_matrix(c, width);
     for (size_t i = 0; i < c->v.rows; i += most)
         for (size_t j = 0; j < c->v.cols; j += most)
             for (size_t k = 0; k < terms; k += most) {
@@ -152,7 +152,7 @@ static void multiply(const matrix *c, const matrix *a, const matrix *b, bool add
     function(type *c, ari_blas_view cv, const type *a, ari_blas_view av, const type *b, ari_blas_view bv, bool add) \
     {                                                                                                               \
         const matrix to = operand(c, cv), left = operand(a, av), right = operand(b, bv);                            \
-        multiply(&to, &left, &right, add, sizeof(type), gemm);                                                      \
+        multiply_pieces(&to, &left, &right, add, sizeof(type), gemm);                                               \
     }
 GEMM(void ari_blas_sgemm, float, call_sgemm)
 GEMM(void ari_blas_dgemm, double, call_dgemm)

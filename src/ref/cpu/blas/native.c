@@ -16,7 +16,7 @@ static ari_blas_view view_of(const ar_tensor *m)
 }
 
 /* c (+)= a b^T of fp32 matrices. */
-static void multiply(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add)
+static void multiply_f32(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add)
 {
     const ar_tensor columns = ar_tensor_transposed(b);
     ari_blas_sgemm(c->data.ptr, view_of(c), a->data.ptr, view_of(a), columns.data.ptr, view_of(&columns), add);
@@ -77,7 +77,7 @@ static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_ten
                 float *rest = free_room;
                 const ar_tensor left = piece_of(a, row, k), right = piece_of(b, col, k);
                 const ar_tensor wide_left = fp32_of(&left, &rest, true), wide_right = fp32_of(&right, &rest, true);
-                multiply(&sum, &wide_left, &wide_right, add || k > 0);
+                multiply_f32(&sum, &wide_left, &wide_right, add || k > 0);
             }
             if (to.dtype == AR_BF16)
                 ari_convert(&to, &sum);
@@ -85,12 +85,12 @@ static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_ten
 }
 
 /* room: room_of floats; NULL where all of them are fp32. */
-static void product(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, float *room)
+static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, float *room)
 {
     if (room)
         multiply_pieces(c, a, b, add, room);
     else
-        multiply(c, a, b, add);
+        multiply_f32(c, a, b, add);
 }
 
 /* Multiply-adds that take as long as an element's operation of other kernels: a thread that sleeps between products
@@ -115,7 +115,7 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
         const ar_tensor own_c = ar_tensor_slice(c, down ? 0 : 1, from, n);
         const ar_tensor own_a = down ? ar_tensor_slice(a, 0, from, n) : *a;
         const ar_tensor own_b = down ? *b : ar_tensor_slice(b, 0, from, n);
-        product(&own_c, &own_a, &own_b, add, rooms ? rooms + ari_thread_number() * room : NULL);
+        multiply_operands(&own_c, &own_a, &own_b, add, rooms ? rooms + ari_thread_number() * room : NULL);
     }
 }
 
@@ -142,7 +142,7 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
     } else {
         ARI_PARALLEL_FOR (i, m.batch, d, work / OPERATION * m.batch) {
             const ar_tensor to = ari_matrix_view(c, i), left = ari_matrix_view(a, i), right = ari_matrix_view(b, i);
-            product(&to, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * room : NULL);
+            multiply_operands(&to, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * room : NULL);
         }
     }
     free(rooms);

@@ -71,7 +71,7 @@ AMX static void product(int32_t *sums, const int8_t *left, const int8_t *right, 
 
 /* The processor has them, and Linux lets this process use them: their registers are large, so that a process must ask.
  * Asking again changes nothing. */
-static bool supported(void)
+static bool is_supported(void)
 {
 #if defined(__x86_64__) && defined(__linux__)
     const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM of <asm/prctl.h>, a bit of XCR0 */
@@ -86,13 +86,17 @@ static const ari_panel_kernel kernel = {
     .right_group = GROUP,         .product = product, .begin = begin,           .end = end};
 _Static_assert(SIDE *SIDE <= ARI_DIGIT_TILE, "sums of a register tile");
 
-static void plan(ari_tile_plan *p, size_t k)
+static void plan_tile(ari_tile_plan *p, size_t k)
 {
     ari_panels_plan(&kernel, p, k);
 }
 
-const ari_exact_path ari_exact_amx = {
-    ARI_PANEL_PATH,         .name = "amx",     .needs = "AMX-INT8, or the system refuses it",
-    .supported = supported, .rows = TILE_ROWS, .cols = TILE_COLS,
-    .col_step = SIDE,       .plan = plan};
+const ari_exact_path ari_exact_amx = {ARI_PANEL_PATH,
+                                      .name = "amx",
+                                      .needs = "AMX-INT8, or the system refuses it",
+                                      .supported = is_supported,
+                                      .rows = TILE_ROWS,
+                                      .cols = TILE_COLS,
+                                      .col_step = SIDE,
+                                      .plan = plan_tile};
 #endif

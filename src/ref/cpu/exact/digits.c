@@ -52,7 +52,8 @@ static inline void store_planes(int8_t *panel, size_t plane, const bytes from[AR
 }
 
 /* `group` is a constant where this is inlined. */
-static inline void pack(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t group, size_t step)
+static inline void pack_rows(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t group,
+                             size_t step)
 {
     const size_t whole = (terms + step - 1) / step * step;
     bytes planes[ARI_DIGIT_PLANES];
@@ -75,11 +76,11 @@ ARI_SIMD static void pack_panel(void *panel, const ari_panel_rows *s, size_t ter
                                 size_t step)
 {
     if (group == 4)
-        pack(panel, s, terms, rows, 4, step);
+        pack_rows(panel, s, terms, rows, 4, step);
     else if (group == 8)
-        pack(panel, s, terms, rows, 8, step);
+        pack_rows(panel, s, terms, rows, 8, step);
     else
-        pack(panel, s, terms, rows, 64, step);
+        pack_rows(panel, s, terms, rows, 64, step);
 }
 
 void ari_digits_pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)

@@ -63,7 +63,7 @@ static workspace workspace_at(const ari_tile_plan *p, void *words)
 }
 
 /* Slices of nearly equal length: a short last one would cost as many reads and writes of the sums as a long one. */
-static void plan(ari_tile_plan *p, size_t k)
+static void plan_tile(ari_tile_plan *p, size_t k)
 {
     const size_t slices = (k + SLICE - 1) / SLICE;
     p->slice = slices > 0 ? ari_round_up8((k + slices - 1) / slices) : 0;
@@ -231,7 +231,7 @@ static void multiply_slice(const workspace *w, const ari_tile *t, size_t terms, 
 }
 
 /* w.sums = the tile's sums over k in [from, to), at most 8191 terms. */
-static void sum(const ari_tile *t, size_t from, size_t to)
+static void sum_tile(const ari_tile *t, size_t from, size_t to)
 {
     const workspace w = workspace_at(t->plan, t->words);
     if (from == to)
@@ -243,13 +243,13 @@ static void sum(const ari_tile *t, size_t from, size_t to)
     }
 }
 
-static bool supported(void)
+static bool is_supported(void)
 {
     return ari_cpu_has("avx512f avx512dq avx512vl avx512ifma");
 }
 
 const ari_exact_path ari_exact_ifma = {
-    ARI_SUMS_PATH,     .name = "ifma",    .needs = "AVX-512 IFMA",     .supported = supported,
-    .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = VECTORS * GROUP, .plan = plan,
-    .sum = sum};
+    ARI_SUMS_PATH,     .name = "ifma",    .needs = "AVX-512 IFMA",     .supported = is_supported,
+    .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = VECTORS * GROUP, .plan = plan_tile,
+    .sum = sum_tile};
 #endif

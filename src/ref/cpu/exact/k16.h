@@ -90,7 +90,7 @@ static workspace workspace_at(const ari_tile_plan *p, void *words)
 }
 
 /* Slices of nearly equal length, of whole blocks. */
-static void plan(ari_tile_plan *p, size_t k)
+static void plan_tile(ari_tile_plan *p, size_t k)
 {
     const size_t slices = (k + SLICE - 1) / SLICE;
     p->slice = slices > 0 ? round_up((k + slices - 1) / slices, BLOCK) : 0;
@@ -320,7 +320,7 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
 }
 
 /* w.sums = the tile's sums over k in [from, to), at most 8191 terms. */
-static void sum(const ari_tile *t, size_t from, size_t to)
+static void sum_tile(const ari_tile *t, size_t from, size_t to)
 {
     const workspace w = workspace_at(t->plan, t->words);
     const uint64_t blocks = (to - from + BLOCK - 1) / BLOCK, of_block = ((uint64_t)BIAS << 2 * SPLIT) + BIAS;
@@ -335,14 +335,14 @@ static void sum(const ari_tile *t, size_t from, size_t to)
     }
 }
 
-static bool supported(void)
+static bool is_supported(void)
 {
     return ari_cpu_has(K16_FEATURES);
 }
 
 const ari_exact_path K16_PATH = {
-    ARI_SUMS_PATH,     .name = K16_NAME,  .needs = K16_NEEDS, .supported = supported,
+    ARI_SUMS_PATH,     .name = K16_NAME,  .needs = K16_NEEDS, .supported = is_supported,
     .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
-    .plan = plan,      .sum = sum};
+    .plan = plan_tile, .sum = sum_tile};
 
 #endif

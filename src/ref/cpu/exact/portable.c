@@ -42,7 +42,7 @@ static workspace workspace_at(const ari_tile_plan *p, void *words)
     return w;
 }
 
-static void plan(ari_tile_plan *p, size_t k)
+static void plan_tile(ari_tile_plan *p, size_t k)
 {
     p->slice = k < SLICE ? k : SLICE;
     p->path = workspace_at(p, NULL).words;
@@ -67,7 +67,7 @@ ARI_SIMD static void widen(double *restrict x, const int32_t *restrict q, size_t
 }
 
 /* w.products = the two halves of the tile's sums over k in [from, to). */
-static void sum(const ari_tile *t, size_t from, size_t to)
+static void sum_tile(const ari_tile *t, size_t from, size_t to)
 {
     const workspace w = workspace_at(t->plan, t->words);
     const size_t slice = t->plan->slice;
@@ -110,20 +110,20 @@ static void row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add)
     ari_halves_to_limbs(s, half_row(t, i), half_row(t, t->rows + i), add, t->cols);
 }
 
-static bool supported(void)
+static bool is_supported(void)
 {
     return true;
 }
 
 const ari_exact_path ari_exact_portable = {.name = "portable",
                                            .needs = "binary64",
-                                           .supported = supported,
+                                           .supported = is_supported,
                                            .rows = TILE_ROWS,
                                            .cols = TILE_COLS,
                                            .col_step = 8,
                                            .terms = HALVES_TERMS,
-                                           .plan = plan,
-                                           .sum = sum,
+                                           .plan = plan_tile,
+                                           .sum = sum_tile,
                                            .round_row = round_row,
                                            .row_to_int64 = row_to_int64,
                                            .row_to_limbs = row_to_limbs};

@@ -166,7 +166,7 @@ static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
 }
 
 /* The heads' outputs side by side, [b, s, heads * d]. */
-static ar_status assemble(ari_attention *m, ar_ctx *ctx, ar_tensor *context, const ar_tensor *per_head)
+static ar_status join_heads(ari_attention *m, ar_ctx *ctx, ar_tensor *context, const ar_tensor *per_head)
 {
     const size_t b = per_head->shape[0], s = per_head->shape[2], d = m->o.head_dim;
     const size_t shape[3] = {b, s, m->heads * d};
@@ -231,7 +231,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(ari_fault_tail(ctx, &o, &core.rows, batch->seq));
     ari_ring_release(ctx, all, &x[1]);
     AR_TRY(ari_heads_together(ctx, &o, heads, 1, m->base.name));
-    AR_TRY(assemble(m, ctx, context, &o));
+    AR_TRY(join_heads(m, ctx, context, &o));
     ar_ctx_release(ctx, &o);
     AR_TRY(ari_tap_copies(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * m->o.head_dim, m->copies));
     for (int i = 0; i < 3; i++)
@@ -242,8 +242,8 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
 /* The heads' gradients back into [b, s, q | k | v], unrotated. */
-static ar_status collect(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv, const ar_tensor g[3],
-                         const rotation *r)
+static ar_status collect_head_gradients(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
+                                        const ar_tensor g[3], const rotation *r)
 {
     const size_t d = m->o.head_dim;
     const ar_tensor to_q = ari_heads_view(dqkv, 0, m->heads, 1, d),
@@ -300,7 +300,7 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
         ar_ctx_release(ctx, &x[i]);
     AR_TRY(ari_heads_together(ctx, g, heads, 3, m->base.name));
     AR_TRY(ar_ctx_tensor(ctx, dqkv, dcontext->dtype, 3, shape));
-    AR_TRY(collect(m, ctx, saved, dqkv, g, &r));
+    AR_TRY(collect_head_gradients(m, ctx, saved, dqkv, g, &r));
     for (int i = 0; i < 3; i++)
         ar_ctx_release(ctx, &g[i]);
     return AR_OK;

@@ -63,8 +63,8 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
 }
 
 /* Redistributes x; `ends`: x is this module's and is released. */
-static ar_status move(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
-                      ar_tp_redistribution change, bool ends)
+static ar_status redistribute_value(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
+                                    ar_tp_redistribution change, bool ends)
 {
     return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
 }
@@ -100,21 +100,21 @@ static ar_status make_context(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     ar_tensor in, qkv;
     AR_TRY(check_input(m, ctx, x, batch));
     AR_TRY(ensure_tables(m, ctx, batch));
-    AR_TRY(move(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
     AR_TRY(gather_for_each(m, ctx, &in));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &in, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     return ari_attend(m, ctx, saved, context, &qkv, batch);
 }
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status attention_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                   const ar_batch *batch)
 {
     ari_attention *m = (ari_attention *)base;
     ar_tensor context, out;
     AR_TRY(make_context(m, ctx, saved, &context, x, batch));
     AR_TRY(ari_linear_forward(&m->out, ctx, saved, &out, &context, AR_ACT_NONE, NULL));
-    AR_TRY(move(m, ctx, y, &out, m->split.leave, true));
+    AR_TRY(redistribute_value(m, ctx, y, &out, m->split.leave, true));
     return ari_tap_placed(ctx, m->out_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
@@ -129,14 +129,14 @@ static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status attention_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                    const ar_batch *batch)
 {
     (void)batch;
     ari_attention *m = (ari_attention *)base;
     ar_tensor dout, dcontext, dqkv, din;
     ari_input_prefetch prefetch = {.next = &m->qkv};
-    AR_TRY(move(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(redistribute_value(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
     AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, &prefetch));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
@@ -145,12 +145,12 @@ static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name,
                                &prefetch));
     ar_ctx_release(ctx, &dqkv);
-    return dx ? move(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
+    return dx ? redistribute_value(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
 }
 
 /* --- construction ------------------------------------------------------------------------------------------------- */
 
-static size_t params(const ar_module *base, ar_param **out, size_t cap)
+static size_t attention_params(const ar_module *base, ar_param **out, size_t cap)
 {
     ari_attention *m = (ari_attention *)(uintptr_t)base;
     size_t n = ari_linear_params(&m->qkv, out, cap);
@@ -158,7 +158,7 @@ static size_t params(const ar_module *base, ar_param **out, size_t cap)
     return n + ari_linear_params(&m->out, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
 }
 
-static void destroy(ar_module *base)
+static void attention_destroy(ar_module *base)
 {
     ari_attention *m = (ari_attention *)base;
     ari_linear_fini(&m->qkv);
@@ -245,7 +245,7 @@ ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[ARI_PART_PATH
     return ari_path(out, ARI_PART_PATH, name, o->out ? o->out : "out");
 }
 
-static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options *o)
+static ar_status init_attention(ari_attention *m, ar_ctx *ctx, const ar_attention_options *o)
 {
     const char *name = m->base.name;
     m->o = *o;
@@ -261,12 +261,12 @@ static ar_status init(ari_attention *m, ar_ctx *ctx, const ar_attention_options 
 ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_attention_options *o)
 {
     static const ar_module_ops ops = {.kind = "attention",
-                                      .forward = forward,
-                                      .backward = backward,
+                                      .forward = attention_forward,
+                                      .backward = attention_backward,
                                       .recompute = recompute_saved,
-                                      .params = params,
-                                      .destroy = destroy};
+                                      .params = attention_params,
+                                      .destroy = attention_destroy};
     ari_attention *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
-    return ari_module_end(gives, &m->base, init(m, ctx, o));
+    return ari_module_end(gives, &m->base, init_attention(m, ctx, o));
 }

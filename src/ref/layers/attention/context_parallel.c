@@ -115,7 +115,7 @@ static ar_status replace(const exchange *e, ar_ctx *ctx, ar_tensor *x, int t)
     return ar_ctx_tensor(ctx, x, dtype, 4, shape);
 }
 
-static ar_status move(exchange *e, ar_ctx *ctx, ar_tensor *x, const char *tag)
+static ar_status exchange_value(exchange *e, ar_ctx *ctx, ar_tensor *x, const char *tag)
 {
     AR_TRY(count_parts(e, ctx, x, true, e->sent, &e->in));
     AR_TRY(copy_parts(e, ctx, x, true, e->in));
@@ -133,7 +133,7 @@ static ar_status exchange_heads(ar_ctx *ctx, ar_tensor *x, const size_t *heads, 
         return AR_OK;
     ar_status st = exchange_init(&e, ctx, heads, n, together);
     if (st == AR_OK)
-        st = move(&e, ctx, x, tag);
+        st = exchange_value(&e, ctx, x, tag);
     exchange_fini(&e, ctx);
     return st;
 }

@@ -116,7 +116,8 @@ static void done(const pass *p, const ar_operand *const *all, size_t n)
 
 /* y = product of a block's parts of two operands: its scores, whose columns are keys, or (of_terms) a sum over its
  * keys. A block with all keys is limited to those that a query sees; others end where their queries' keys do. */
-static ar_status multiply(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b, bool of_terms)
+static ar_status multiply_heads(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b,
+                                bool of_terms)
 {
     const ar_band band = {(const int32_t *)p->kept->seen, p->rows, of_terms};
     const ar_epilogue seen = {.act = AR_ACT_NONE, .band = p->blocks.whole ? &band : NULL};
@@ -133,7 +134,7 @@ static ar_status rows_by_keys(const pass *p, const ar_tensor *y, const ar_part *
     const ar_part of_a = rows_part(at, p->c->head_dim), of_b = keys_part(at, p->c->head_dim);
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[0], a, &of_a));
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
-    AR_TRY(multiply(p, y, part[0], part[1], false));
+    AR_TRY(multiply_heads(p, y, part[0], part[1], false));
     done(p, part, 2);
     return AR_OK;
 }
@@ -148,7 +149,7 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
     const ar_tensor to = ar_tensor_part(y, &of_y);
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
     AR_TRY(left(p, &part[0], block, part[1]));
-    AR_TRY(multiply(p, &to, part[0], part[1], true));
+    AR_TRY(multiply_heads(p, &to, part[0], part[1], true));
     done(p, part, 2);
     return AR_OK;
 }
@@ -213,7 +214,7 @@ static void release_weights(const pass *p, ar_tensor *weights)
 }
 
 /* All scores of a kind, where somebody listens: the only tensor of this size. ndim 0: nobody does. */
-static ar_status listen(const pass *p, ar_tensor *whole)
+static ar_status begin_tap(const pass *p, ar_tensor *whole)
 {
     const size_t shape[3] = {p->matrices, p->group * p->rows, p->c->seq};
     *whole = (ar_tensor){.ndim = 0};
@@ -223,7 +224,7 @@ static ar_status listen(const pass *p, ar_tensor *whole)
     return ARI_KERNEL(p->ctx, zero, whole->data, ar_tensor_count(whole) * sizeof(float));
 }
 
-static ar_status hear(const pass *p, const ar_tensor *whole, const ar_part *at, const ar_tensor *block)
+static ar_status tap_block(const pass *p, const ar_tensor *whole, const ar_part *at, const ar_tensor *block)
 {
     if (whole->ndim == 0)
         return AR_OK;
@@ -231,7 +232,7 @@ static ar_status hear(const pass *p, const ar_tensor *whole, const ar_part *at, 
     return ARI_KERNEL(p->ctx, copy_strided, &to, block);
 }
 
-static ar_status report(const pass *p, ar_tensor *whole, const char *part, char direction)
+static ar_status tap_whole(const pass *p, ar_tensor *whole, const char *part, char direction)
 {
     const size_t shape[4] = {p->kept->batch, p->c->heads, p->rows, p->c->seq};
     ar_tensor t;
@@ -272,9 +273,9 @@ static ar_status forward_block(const pass *p, const ar_part *at, const ar_tensor
 {
     ar_tensor probs, weights;
     AR_TRY(probabilities(p, &probs, NULL, at, of->q, of->k, false));
-    AR_TRY(hear(p, &heard[0], at, &probs));
+    AR_TRY(tap_block(p, &heard[0], at, &probs));
     AR_TRY(weights_of(p, at, &weights, &probs));
-    AR_TRY(hear(p, &heard[1], at, &weights));
+    AR_TRY(tap_block(p, &heard[1], at, &weights));
     AR_TRY(block_by_values(p, o, at, &weights, of->v_t));
     release_weights(p, &weights);
     ar_ctx_release(p->ctx, &probs);
@@ -311,15 +312,15 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     AR_TRY(right(&p, &of.k, &keys, false));
     AR_TRY(left(&p, &of.q, &queries, of.k));
     AR_TRY(right(&p, &of.v_t, &values_t, true));
-    AR_TRY(listen(&p, &heard[0]));
+    AR_TRY(begin_tap(&p, &heard[0]));
     if (ari_dropout_on(ctx))
-        AR_TRY(listen(&p, &heard[1]));
+        AR_TRY(begin_tap(&p, &heard[1]));
     for (ar_part at = {0}; ari_next_block(&p.blocks, &at);)
         AR_TRY(forward_block(&p, &at, &out, &of, heard));
     count_work(&p, 2.0);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.v_t}, 3);
-    AR_TRY(report(&p, &heard[0], "probs", 'f'));
-    AR_TRY(report(&p, &heard[1], ARI_DROPPED_PROBS, 'f'));
+    AR_TRY(tap_whole(&p, &heard[0], "probs", 'f'));
+    AR_TRY(tap_whole(&p, &heard[1], ARI_DROPPED_PROBS, 'f'));
     return push_kept(saved, owner, kept);
 }
 
@@ -363,7 +364,7 @@ static ar_status gradients_of(const pass *p, block_gradients *g, const ar_part *
         AR_TRY(ARI_KERNEL(p->ctx, softcap_backward, &g->ds, &g->ds, &bare, p->inner, p->c->cap));
         ar_ctx_release(p->ctx, &bare);
     }
-    AR_TRY(hear(p, heard, at, &dprobs));
+    AR_TRY(tap_block(p, heard, at, &dprobs));
     if (heard->ndim > 0)
         ar_ctx_release(p->ctx, &dprobs);
     return AR_OK;
@@ -493,11 +494,11 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     AR_TRY(right(&p, &of.k_t, &keys_t, true));
     AR_TRY(begin_blocks(&p, &of.dk, &queries));
     AR_TRY(begin_blocks(&p, &of.dv, &out));
-    AR_TRY(listen(&p, &heard));
+    AR_TRY(begin_tap(&p, &heard));
     AR_TRY(go_back(&p, &of, &dq, &heard));
     count_work(&p, 4.0);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.dout, of.v, of.k_t}, 5);
-    AR_TRY(report(&p, &heard, "probs", 'b'));
+    AR_TRY(tap_whole(&p, &heard, "probs", 'b'));
     AR_TRY(end_blocks(&p, &g[1], k->dtype, of.dk));
     AR_TRY(end_blocks(&p, &g[2], v->dtype, of.dv));
     ari_step_disown(ctx, kept.data.ptr);

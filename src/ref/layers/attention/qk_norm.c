@@ -124,7 +124,7 @@ static ar_tensor own_heads(const normed *n, const ar_ctx *ctx, const ar_tensor *
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-static ar_status keep(const normed *n, ar_saved *saved, const ar_tensor *x, const ar_norm_saved *rows)
+static ar_status save_rows(const normed *n, ar_saved *saved, const ar_tensor *x, const ar_norm_saved *rows)
 {
     const int slot = SAVED_NORM + OF_EACH * n->which;
     AR_TRY(ar_saved_push(saved, n->of, slot, x));
@@ -141,7 +141,7 @@ ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, in
     ar_tensor in;
     AR_TRY((by_head ? pack_heads : all_heads)(&n, ctx, &in, x));
     AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &in, &m->norm.gain[which], NULL, m->o.norm_eps));
-    AR_TRY(keep(&n, saved, &in, &rows));
+    AR_TRY(save_rows(&n, saved, &in, &rows));
     *y = by_head ? *memory : own_heads(&n, ctx, memory);
     return AR_OK;
 }

@@ -65,7 +65,7 @@ struct ari_gathering {
     size_t *counts;    /* [ranks] */
 };
 
-static void destroy(ar_ctx *ctx, void *object)
+static void destroy_gathering(ar_ctx *ctx, void *object)
 {
     ari_gathering *g = object;
     for (int i = 0; i < 2; i++) {
@@ -77,7 +77,7 @@ static void destroy(ar_ctx *ctx, void *object)
 }
 
 /* The own part is put where it lies among all parts. */
-static ar_status enqueue(ar_ctx *ctx, ari_gathering *g, size_t i)
+static ar_status enqueue_chunk(ar_ctx *ctx, ari_gathering *g, size_t i)
 {
     const size_t f = g->x.shape[g->x.ndim - 1], part = g->c.samples * positions_in(&g->c, i) * f;
     const size_t place = (size_t)ar_comm_rank(ctx->tp) * part * ar_dtype_bytes(g->x.dtype);
@@ -99,7 +99,7 @@ ar_status ari_gather_begin(ar_ctx *ctx, ari_gathering **gives, const ar_tensor *
     ari_gathering *g = NULL;
     const size_t row = x->shape[x->ndim - 1] * ar_dtype_bytes(x->dtype);
     AR_TRY(ari_alloc_zero((void **)&g, 1, sizeof *g, "an all-gather in chunks"));
-    AR_TRY(ari_step_own(ctx, g, destroy));
+    AR_TRY(ari_step_own(ctx, g, destroy_gathering));
     *g = (ari_gathering){.c = *c, .x = *x, .tag = tag};
     AR_TRY(ari_alloc((void **)&g->counts, c->ranks, sizeof *g->counts, "sizes of the ranks' parts"));
     AR_TRY(ari_ctx_beside(ctx, &g->beside));
@@ -108,7 +108,7 @@ ar_status ari_gather_begin(ar_ctx *ctx, ari_gathering **gives, const ar_tensor *
         AR_TRY(ari_step_alloc(ctx, &g->rows[i], ari_chunk_rows(c, i) * row));
     }
     *gives = g;
-    return enqueue(ctx, g, 0);
+    return enqueue_chunk(ctx, g, 0);
 }
 
 ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i, ar_tensor *rows)
@@ -118,7 +118,7 @@ ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i, ar_tensor *r
     AR_TRY(ar_queue_wait(ctx->queue, g->come[i % 2]));
     if (i > 0)
         AR_TRY(ari_fault_chunk_rows(ctx, rows, g->rows[(i + 1) % 2]));
-    return i + 1 < g->c.n ? enqueue(ctx, g, i + 1) : AR_OK;
+    return i + 1 < g->c.n ? enqueue_chunk(ctx, g, i + 1) : AR_OK;
 }
 
 void ari_gather_end(ar_ctx *ctx, ari_gathering *g)

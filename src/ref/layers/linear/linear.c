@@ -151,7 +151,7 @@ static ar_status gather_chunks(ar_ctx *ctx, const overlapped *b, const ari_chunk
 }
 
 /* A product that is a sum over the ranks, or complete here: where its rows are scattered in chunks, or at once. */
-static ar_status multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in)
+static ar_status multiply_rows(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in)
 {
     const ari_chunks c = ari_chunks_of(ctx, in, false);
     return p->scattered && c.n > 1 ? ari_multiply_scattered(ctx, p, o, &c, in) : ari_multiply(ctx, p, o, in);
@@ -175,7 +175,7 @@ static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_buf *bias)
     return AR_OK;
 }
 
-static ar_status keep(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
+static ar_status save_input(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
 {
     AR_TRY(ari_fault_saved_input(ctx, saved, l, x));
     return ar_saved_push(saved, l, 0, x);
@@ -226,7 +226,7 @@ static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor 
     AR_TRY(new_outputs(l, ctx, o, &in, c));
     AR_TRY(output_product(l, ctx, &p, in.shape[in.ndim - 1]));
     const overlapped b = {.product = &p, .output = o, .whole = regathers ? NULL : &all};
-    AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply(ctx, &p, o, &in));
+    AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply_rows(ctx, &p, o, &in));
     AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &in));
     *kept = regathers ? *x : c ? all : in;
     if (regathers)
@@ -236,7 +236,7 @@ static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor 
     return AR_OK;
 }
 
-static ar_status activate(ar_ctx *ctx, ar_tensor *z, const ar_tensor *y, ar_activation act)
+static ar_status apply_activation(ar_ctx *ctx, ar_tensor *z, const ar_tensor *y, ar_activation act)
 {
     AR_TRY(ari_like(ctx, z, y, y->shape[y->ndim - 1]));
     const ar_tensor rows = ar_tensor_rows(y), z_rows = ar_tensor_rows(z);
@@ -262,8 +262,8 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     AR_TRY(ari_tp_redistribute(ctx, y, &o.y, &l->out, (ar_tp_redistribution){produced_as(l), l->split.to},
                                l->weight[0]->name, true));
     if (moved && act != AR_ACT_NONE)
-        AR_TRY(activate(ctx, z, y, act));
-    return keep(l, ctx, saved, &kept);
+        AR_TRY(apply_activation(ctx, z, y, act));
+    return save_input(l, ctx, saved, &kept);
 }
 
 ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
@@ -271,7 +271,7 @@ ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, cons
     ar_tensor in = *x;
     if (!regathers_input(l, ctx))
         AR_TRY(place_input(l, ctx, &in, x, l->owns_input));
-    return keep(l, ctx, saved, &in);
+    return save_input(l, ctx, saved, &in);
 }
 
 /* --- dX ----------------------------------------------------------------------------------------------------------- */
@@ -343,7 +343,7 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
     const overlapped b = {.product = dx ? &p : NULL, .output = &o, .whole = all, .next = next};
     if (chunks)
         return gather_chunks(ctx, &b, &c, dy, l->weight[0]->name);
-    return dx ? multiply(ctx, &p, &o, all) : AR_OK;
+    return dx ? multiply_rows(ctx, &p, &o, all) : AR_OK;
 }
 
 /* dx as X came. */

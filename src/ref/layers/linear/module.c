@@ -9,8 +9,8 @@ typedef struct linear_module {
     ari_linear linear;
 } linear_module;
 
-static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                         const ar_batch *batch)
+static ar_status linear_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                       const ar_batch *batch)
 {
     (void)batch;
     linear_module *m = (linear_module *)base;
@@ -18,19 +18,19 @@ static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->linear.out.width[0], m->linear.split.to);
 }
 
-static ar_status backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                          const ar_batch *batch)
+static ar_status linear_module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
+                                        const ar_tensor *dy, const ar_batch *batch)
 {
     (void)batch;
     return ari_linear_backward(&((linear_module *)base)->linear, ctx, saved, dx, dy, base->name, NULL);
 }
 
-static size_t params(const ar_module *base, ar_param **out, size_t cap)
+static size_t linear_module_params(const ar_module *base, ar_param **out, size_t cap)
 {
     return ari_linear_params(&((linear_module *)(uintptr_t)base)->linear, out, cap);
 }
 
-static void destroy(ar_module *base)
+static void linear_module_destroy(ar_module *base)
 {
     ari_linear_fini(&((linear_module *)base)->linear);
     free(base);
@@ -39,9 +39,10 @@ static void destroy(ar_module *base)
 ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out, bool bias,
                                    ar_linear_split split)
 {
-#define OPS(text)                                                                                    \
-    {                                                                                                \
-        .kind = text, .forward = forward, .backward = backward, .params = params, .destroy = destroy \
+#define OPS(text)                                                                           \
+    {                                                                                       \
+        .kind = text, .forward = linear_module_forward, .backward = linear_module_backward, \
+        .params = linear_module_params, .destroy = linear_module_destroy                    \
     }
     static const ar_module_ops ops[] = {[AR_STYLE_COLWISE] = OPS("column_linear"),
                                         [AR_STYLE_ROWWISE] = OPS("row_linear"),
