@@ -53,7 +53,7 @@ static inline size_t ari_box_index(const size_t *shape, const size_t *from, cons
     }
     return at;
 }
-/* Elements that lie side by side for each index of a dimension. */
+/* Contiguous elements for each index of a dimension. */
 size_t ari_grid_inner(const ari_grid *g, int dim);
 
 static inline bool ari_same_bits(float a, float b)
@@ -128,8 +128,8 @@ void ari_survey_fini(ari_survey *s);
 /* The ids of the batch, where a dump has them; NULL. */
 const ar_dump_tensor *ari_find_ids(const ari_explain_case *c);
 
-/* The document of each of a step's positions [rows, seq], where a dump's metadata (cu_seqlens) or position_ids say that
- * rows hold several; else NULL. Gives; free(). Errors: AR_ERR_MEMORY, those of reading. */
+/* The document of each of a step's positions [rows, seq], if a dump's metadata (cu_seqlens) or position_ids give a row
+ * several; else NULL. Gives; free(). Errors: AR_ERR_MEMORY, those of reading. */
 AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq,
                                           int step);
 
@@ -145,7 +145,7 @@ typedef struct ari_case {
     double max_ref;          /* largest finite |reference| */
     bool inner;              /* a box of the tensor alone: sizes of heads and of packed parts do not apply */
     bool noisy;              /* elements that do not count as different differ in bits nevertheless */
-    ar_evidence *considered; /* where it is noted what hypotheses explain; NULL: nowhere */
+    ar_evidence *considered; /* notes what hypotheses explain; NULL: not noted */
     /* Values of the dumps' tensors; known is never NULL. */
     const ari_explain_case *known;
     ar_verify_facts facts;
@@ -232,8 +232,8 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 #define ARI_KIND(name) ARI_FOUND_##name,
 typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace_kind;
 
-/* Properties: those of the run and the tensor, which every trace has, then those that measures add. What one of the
- * latter means is said where it is set. */
+/* Properties: those of the run and the tensor, which every trace has, then those that measures add. The latter are
+ * explained where they are set. */
 /* clang-format off */
 #define ARI_PROPERTIES(X) \
     X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
@@ -285,7 +285,7 @@ void ari_count(ari_trace *t, const char *name, size_t number);
 void ari_words(ari_trace *t, const char *name, const char *format, ...) AR_PRINTF(3, 4);
 /* Words that the caller appends to. */
 ari_text ari_list(ari_trace *t, const char *name);
-/* A number's value, 0 where it was not stated. */
+/* A number's value; 0 if it was not stated. */
 double ari_value(const ari_trace *t, const char *name);
 
 /* --- causes ------------------------------------------------------------------------------------------------------- */
@@ -294,10 +294,10 @@ double ari_value(const ari_trace *t, const char *name);
 enum ari_confidence {
     ARI_SILENT = 0,
     ARI_LAST_RESORT = 10, /* nothing but the pass and the name */
-    ARI_PLACE = 30,       /* where it is suggests a cause */
+    ARI_PLACE = 30,       /* its place suggests a cause */
     ARI_STATISTIC = 40,   /* a number computed over all elements does */
     ARI_SHAPE = 60,       /* a structure in the values, several causes possible */
-    ARI_TRACE = 80,       /* the trace of one kind of mistake */
+    ARI_TRACE = 80,       /* the trace of one kind of fault */
     ARI_IDENTITY = 90     /* an equation with the reference that holds element by element */
 };
 
@@ -332,7 +332,7 @@ const ari_cause *ari_cause_at(size_t i);
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
 
-/* Ranks along these axes; where the layout is not known or is none, all along tp. */
+/* Number of ranks along these axes; all along tp if the layout is unknown or there is none. */
 int ari_along(const ari_difference *d, ari_axes axes);
 /* Narrows the difference to the ranks of the only pipeline rank that holds the tensor. */
 void ari_narrow_to_stage(ari_difference *d);
@@ -365,9 +365,9 @@ typedef struct ari_group_view {
     ari_rank_copy *copy; /* NULL: nothing was made */
     size_t shape[AR_MAX_DIMS];
 } ari_group_view;
-/* The difference as the ranks see it that have the samples of `rank`: they alone, of an activation their samples alone.
- * Leaves view->copy NULL where there is one data-parallel rank only, or its ranks hold unlike samples. Errors:
- * AR_ERR_MEMORY. */
+/* The difference as seen by the ranks that have the samples of `rank`: these ranks alone and, of an activation, their
+ * samples alone. Leaves view->copy NULL if there is a single data-parallel rank, or if its ranks hold different
+ * samples. Errors: AR_ERR_MEMORY. */
 ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank);
 void ari_group_view_fini(ari_group_view *view);
 
@@ -397,7 +397,7 @@ void ari_say_indices(ari_text *t, const ari_case *c, int dim);
 const char *ari_dim_name(const ari_grid *g, int dim, bool plural);
 /* The first document, counted from 0 in every row, with a difference; -1 where none has one, or each row is one. */
 int ari_first_document(const ari_case *c);
-/* The line that says where; `looks` is what the elements look like, "" if nothing is to be said. */
+/* Writes the line that locates the differences; `looks` describes the elements, "" does not. */
 void ari_say_where(ari_text *t, const ari_case *c, const char *looks);
 /* Appends what part of the tensor the differences are in: shard, heads, which of q|k|v; nothing if it is all of it. */
 void ari_say_part(ari_text *t, const ari_case *c);
@@ -410,14 +410,14 @@ bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t n
 bool ari_is_bias(const ari_difference *d);
 /* True if the last dimension of this activation is heads side by side. */
 bool ari_is_by_heads(const ari_difference *d);
-/* Elements of a head along a dimension; 0: no heads lie there, or their size is not known. */
+/* Elements of a head along a dimension; 0: no heads, or of unknown size. */
 size_t ari_head_size(const ari_case *c, int dim);
-/* True if heads lie along a dimension, of known size or not. */
+/* True if a dimension consists of heads, of known size or not. */
 bool ari_has_heads(const ari_case *c, int dim);
 /* Parts packed one after the other along a dimension: "q", "k", "v"; "gate", "up"; returns how many, 0: none. `size`
  * of each in elements. */
 int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3]);
-/* Which of them [from, to) lies in; returns how many there are, 0: it lies in none. */
+/* The part that holds [from, to); returns the number of parts, 0: none holds it. */
 int ari_packed_part(const ari_case *c, int dim, size_t from, size_t to, const char **name, size_t *start, size_t *size);
 /* The range of indices along a dimension that hold all differences. */
 void ari_bounding_range(const ari_case *c, int dim, size_t *from, size_t *to);
@@ -426,7 +426,7 @@ size_t ari_block_of(size_t n, size_t from, size_t to, size_t *which);
 
 /* --- measures ----------------------------------------------------------------------------------------------------- */
 
-/* Looks for the traces of one kind or of a few; *t stays as it is where there is none. Errors: AR_ERR_MEMORY,
+/* Looks for the traces of one kind or of a few; *t is unchanged if there are none. Errors: AR_ERR_MEMORY,
  * AR_ERR_OVERFLOW, those of reading a dump. */
 typedef ar_status (*ari_measure)(ari_trace *t, const ari_case *c);
 
@@ -448,9 +448,9 @@ enum {
     ARI_NEEDS_REPLAY = ARI_NEEDS_TENSOR | ARI_NEEDS_WEIGHTS
 };
 
-/* Every ari_measure_, the highest confidence of what it finds, what it looks at, of which passes (NULL: any), with how
- * many different elements at least, and what else it needs. From that confidence on none that follows can say more. Of
- * two findings of equal confidence the first here is reported. */
+/* Every ari_measure_ with the highest confidence of its findings, the view and the passes (NULL: any) that it looks at,
+ * the fewest different elements, and its other requirements. A finding of that confidence cannot be surpassed by later
+ * measures. Of two findings of equal confidence the first here is reported. */
 #define ARI_MEASURES(M)                                                                                      \
     M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
     M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Causes that a module computed again with one mistake shows. */
+/* Causes of modules that were computed again with one fault. */
 #define ARI_CAUSE_ROWS
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"

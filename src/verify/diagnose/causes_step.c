@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Causes beside the step before: gradients of another step, optimizer and update. */
+/* Causes found by comparison with the step before: gradients of another step, optimizer and update. */
 #define ARI_CAUSE_ROWS
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"

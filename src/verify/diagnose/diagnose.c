@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The diagnosis: what is looked at of a tensor, by which measures, and which trace says most. */
+/* The diagnosis: the views of a tensor, the measures that look at each, and the choice of the trace that says most. */
 #include "verify/diagnose/diagnose.h"
 
 #include <stdlib.h>
@@ -122,7 +122,7 @@ static ar_status cut_out(float **gives, const ari_view *v, const ari_grid *g, co
     return AR_OK;
 }
 
-/* The box of shape v->shape at `from` as a tensor of its own; its values are `val`, or those of the whole. */
+/* The box of shape v->shape at `from` as a tensor; its values are `val`, or those of the whole. */
 static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole, const size_t *from, const float *val)
 {
     v->c = *whole;
@@ -279,8 +279,7 @@ ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c)
     return look_in_one_group(best, c);
 }
 
-/* The layouts' view of the tensor, where it is another one of the same count; what is wrong with it ari_grid_init
- * says. */
+/* The layouts' view of the tensor, if that has another shape of the same count; ari_grid_init reports its errors. */
 static ari_difference in_layout_shape(const ari_difference *d)
 {
     ari_difference own = *d;
@@ -303,7 +302,7 @@ static ar_status assemble_copies(float **gives, const ari_case *c)
     return AR_OK;
 }
 
-/* One copy of all, beside the reference's other tensors; where copies differ there is none. */
+/* Looks at one full copy, next to the reference's other tensors; there is none if copies differ. */
 static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;

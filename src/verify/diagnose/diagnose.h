@@ -6,12 +6,12 @@
 #include "anyrank/verify.h"
 #include "ref/core/axis.h"
 
-/* Says where a tensor differs from its reference and what leaves that trace: measures look at the values, the layouts,
- * the name and the pass, and at nothing else; one table (causes.c, causes.md) says what a trace is a sign of. */
+/* Reports where a tensor differs from its reference and what leaves such a trace: measures look at the values, the
+ * layouts, the name and the pass, and at nothing else; one table (causes.c, causes.md) gives each trace's cause. */
 
 typedef struct ari_diagnosis {
     char pattern[256]; /* where: how many elements, of which ranks, samples, tokens, features; what they look like */
-    char hint[512];    /* the cause's sentence, with the numbers that say so */
+    char hint[512];    /* the cause's sentence, with its numbers */
     ar_evidence evidence;
 } ari_diagnosis;
 
@@ -47,7 +47,7 @@ typedef struct ari_difference {
     const ari_rank_copy *copy;    /* [ranks] */
     double allowed;               /* largest |difference| that is none; 0: equal bits or different */
     double noise;                 /* largest |value| that rounding makes of a zero */
-    const float *beside;          /* what is allowed beside that, an element at a time; NULL: nothing */
+    const float *beside;          /* allowed in addition, for each element; NULL: nothing */
     int step;                     /* 1, 2, .. */
     ari_ranks mesh;               /* the layout; all 0: not known, all ranks are taken for tensor-parallel ones */
     int first_rank;               /* what `copy` begins with */
@@ -71,8 +71,8 @@ typedef struct ari_difference {
     bool zero;                     /* each dp rank updates its share of the weights */
     bool gathers;                  /* and they are gathered for each use */
     bool exact;                    /* sums have the same bits in any order: no difference is rounding */
-    bool unsteady;                 /* another run alike had other values */
-    bool hidden;                   /* the one rank stands for a run whose ranks are not seen */
+    bool unsteady;                 /* another run of the same layout had other values */
+    bool hidden;                   /* the only rank represents a run whose ranks are unknown */
 } ari_difference;
 
 /** Fills *out; texts that do not fit end in "...". The same input gives the same text.
@@ -85,10 +85,10 @@ AR_NODISCARD ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *gi
 
 /* --- a tensor of two dumps ---------------------------------------------------------------------------------------- */
 
-/* Adam divides a gradient by its own size: where a gradient is rounding, its weight moves by a whole step either way.
- * What two runs' gradients differ by says how far their weights may be apart (numerics.md, section 7), whatever the
- * decay rates of the moments: with y the largest |other - reference|/|reference| of an element's gradients so far, each
- * step leaves it apart by at most 2 R min(1, y/(1 - y)), R the most that any weight moved in that step. */
+/* Adam divides a gradient by its own size: if a gradient is rounding, its weight moves by a whole step either way. The
+ * difference of two runs' gradients bounds that of their weights (numerics.md, section 7), whatever the decay rates of
+ * the moments: with y the largest |other - reference|/|reference| of an element's gradients so far, each step separates
+ * it by at most 2 R min(1, y/(1 - y)), where R is the most that any weight moved in that step. */
 enum { ARI_DOUBT_STEPS = 64 };
 typedef struct ari_doubt {
     const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
@@ -98,9 +98,9 @@ typedef struct ari_doubt {
         *bias[2]; /* of what a module puts out in a later step: what the updates before left of the bias
                                       that it adds, of both dumps; NULL: none */
 } ari_doubt;
-/** The reference's R of a step; 0 where it does not hold the weights before and after. Errors: those of reading. */
+/** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
-/** beside[i]: by how much element start + i may be off for its gradients' sake. Errors: those of reading. */
+/** beside[i]: the amount that element start + i may be off because of its gradients. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
 /** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
@@ -123,15 +123,15 @@ typedef struct ari_explain_case {
     const ari_doubt *doubt;           /* of new weights; NULL: none */
     const ar_verify_facts *facts;     /* what ari_facts_of gives for the same dumps; NULL: to be found again */
 } ari_explain_case;
-/** Goes through both dumps; what their rows say is left 0. */
+/** Goes through both dumps; facts that follow from their rows are left 0. */
 ar_verify_facts ari_facts_of(const ari_explain_case *c);
 
 /* A tensor with more elements than the first is sampled, at up to twice the second. */
 #define ARI_EXPLAIN_ELEMENTS ((size_t)1 << 22)
 #define ARI_EXPLAIN_SAMPLED ((size_t)1 << 20)
 
-/* Every n-th index of a tensor's dimensions as a tensor of its own. Blocks, heads, shards and their order stay what
- * they are, only smaller, and so does every rank's part: a part's box is that of the sampled elements in it. */
+/* Every n-th index of a tensor's dimensions as a tensor. Blocks, heads, shards and their order are preserved, only
+ * smaller, and so is every rank's part: its box is that of the sampled elements in it. */
 typedef struct ari_sample {
     ar_dump_tensor tensor;
     ar_dump_part *part;
@@ -146,8 +146,8 @@ AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, c
 AR_NODISCARD ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape);
 void ari_sample_fini(ari_sample *s);
 
-/** The ranks of a dump's mesh: dimensions are told from the innermost on, by what their names begin with, the outermost
- *  may be a pipeline's, and all that are left are of samples. Left as they are where the dump tells no mesh. */
+/** The ranks of a dump's mesh: dimensions are recognised by the beginnings of their names, from the innermost on; the
+ *  outermost may be a pipeline's, and all others are of samples. Unchanged if the dump states no mesh. */
 void ari_mesh_of(ari_ranks *mesh, const ar_dump *d);
 
 /** Fills row->pattern, row->hint and row->evidence. Of the row it reads name, pass, step and first. Where the other

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The diagnosis of a tensor of two dumps: what is read of it, what counts as different, and what its one copy and the
- * copies of its ranks say. */
+/* The diagnosis of a tensor of two dumps: reads it, decides which elements count as different, and explains its full
+ * copy and the copies of its ranks. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -91,7 +91,7 @@ static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
 
 /* --- what counts as different ------------------------------------------------------------------------------------- */
 
-/* A format of 16 bits leaves two of its steps beside what sums in another order do. */
+/* A 16-bit format adds two of its steps to the differences of sums in another order. */
 static double step_of(ar_dtype t)
 {
     return t == AR_BF16 ? 0x1p-7 : t == AR_F16 ? 0x1p-10 : 0.0;
@@ -129,8 +129,8 @@ static counted count_differences(const ari_view *v)
     return n;
 }
 
-/* A difference that the rule allows counts as none. If the rule asks for equal bits, background rounding is told from a
- * fault by its size, if both are present. */
+/* A difference that the rule allows counts as none. If the rule asks for equal bits, background rounding and a fault
+ * are distinguished by size, if both are present. */
 static ar_status choose_allowed(ari_view *v, const ari_explain_case *known, const counted *n)
 {
     double relative = known->rtol;

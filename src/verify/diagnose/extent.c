@@ -36,7 +36,7 @@ void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most)
     }
 }
 
-/* The sampled elements of a box; false where there are none. */
+/* The sampled elements of a box; false if there are none. */
 static bool thin_box(ar_dump_box *to, const ar_dump_box *from, const size_t *step, int ndim)
 {
     *to = *from;
@@ -124,7 +124,7 @@ void ari_sample_fini(ari_sample *s)
 
 enum { MOST_ELEMENTS = 1 << 23, MOST_RANKS = 4096 };
 
-/* Parts of one rank lie next to each other: files can be one for each box of a packed tensor. */
+/* Parts of one rank are adjacent: a packed tensor may have a file for each box. */
 static size_t parts_of_rank(const ar_dump_part *p, size_t parts)
 {
     size_t n = 0;
@@ -167,7 +167,7 @@ static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const 
     return true;
 }
 
-/* The parts' values, which ar_dump_part_f32 gives one box after the other, to where they stand in the local tensor. */
+/* Moves the parts' values, which ar_dump_part_f32 gives box by box, to their places in the local tensor. */
 static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t, const ar_dump_part *p,
                             size_t parts)
 {

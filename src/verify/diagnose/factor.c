@@ -5,16 +5,16 @@
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
-/* A factor that is nearer to one is none. */
+/* A factor nearer to one counts as none. */
 #define NONE ARI_SEEN
-/* Two of one mistake, of which no noise is known, are as near as this. */
+/* Two factors of one fault, if no noise is known, are this close. */
 #define ALIKE (2.0 * ARI_SUMS)
 
 /* --- what a factor is called -------------------------------------------------------------------------------------- */
 
 /* One to three values fit any ratio: such a factor counts only if it is a telling one. */
 enum { FEW = 4 };
-/* However much noise there is, numbers of the run are told apart by this. */
+/* Numbers of the run are distinguished by this much in any noise. */
 static const double most_unsure = 3e-3;
 
 /* Above this share of noise in the squares, values are noise rather than multiples. */
@@ -313,7 +313,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     const int n = (int)ari_value(t, "n");
     name_fans(t, c, factor);
     t->flags |= (n == 2 && !(t->flags & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) | (tokens > 0 ? ARI_IF(TOKENS) : 0);
-    const bool may_be_micro = c->facts.micro_batches == 0 && c->grid.d->pipeline; /* whose number is not told */
+    const bool may_be_micro = c->facts.micro_batches == 0 && c->grid.d->pipeline; /* of unknown number */
     if (ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro)          /* of no ranks */
         t->flags &= ~ARI_IF(COUNT);
     const bool telling = t->flags & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS) | ARI_IF(ONE));
@@ -413,8 +413,8 @@ static int vocabularies(const ari_case *c, double value, double ref)
     return 0;
 }
 
-/* The count that the sum over `targets` was divided by, if it is an integer but for the rounding of both losses, and
- * such an integer says something; 0: it is not. */
+/* The count that the sum over `targets` was divided by, if it is an integer within the rounding of both losses and that
+ * is significant; 0: it is not. */
 static size_t count_of_loss(size_t targets, double value, double ref)
 {
     const double n = (double)targets * ref / value, unsure = 0x1p-22 * n;

@@ -2,9 +2,9 @@
 #ifndef ARI_VERIFY_DIAGNOSE_HYPOTHESIS_H
 #define ARI_VERIFY_DIAGNOSE_HYPOTHESIS_H
 
-/* A hypothesis says what the other tensor is: the reference times 2, another rank's shard, the rows of the step before.
- * A measure (case.h) generates those of one kind and fits the numbers in them; one engine holds what each expects
- * against what is there, by one rule of rounding, and says how much of what differs it explains. */
+/* A hypothesis states what the other tensor is: the reference times 2, another rank's shard, the rows of the step
+ * before. A measure (case.h) generates those of one kind and fits their numbers; one engine compares the values that
+ * each expects with the actual ones, by one rule of rounding, and computes how much of the differences it explains. */
 #include "verify/diagnose/case.h"
 
 typedef struct ari_hypothesis ari_hypothesis;
@@ -12,10 +12,10 @@ struct ari_hypothesis {
     /* The expected value of element i of a run; NAN: unspecified. */
     double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
     const ari_case *c;
-    const void *of;       /* what the generator knows besides */
+    const void *of;       /* further input of the generator */
     double factor;        /* what the reference's own rounding is multiplied by in what is expected; 0: by one */
     double beside;        /* what rounding of the sums that are expected adds to the case's allowance */
-    size_t may_miss;      /* different elements that may be otherwise before the engine gives up */
+    size_t may_miss;      /* different elements that may deviate before the engine gives up */
     bool differs_only;    /* speaks of elements that differ alone, whatever `expect` gives for others */
     ari_trace_kind kind;  /* of the trace under which a near miss is noted (ari_consider); 0: it is not */
     ari_properties flags; /* of that trace */
@@ -31,7 +31,7 @@ typedef struct ari_residual {
     double all;    /* sum of (value - reference)^2 over what differs */
 } ari_residual;
 
-/** Over all copies; ends early, with missed > may_miss, where too many are otherwise. */
+/** Over all copies; ends early, with missed > may_miss, if too many deviate. */
 ari_residual ari_residual_of(const ari_hypothesis *h);
 /** True if every difference is as expected, nothing else is contradicted, and the residual is small compared to the
  *  differences: if all differences are a few roundings, any hypothesis holds. */
@@ -44,7 +44,7 @@ void ari_explained(ari_trace *t, const ari_residual *r, int numbers);
 
 /* --- least squares ------------------------------------------------------------------------------------------------ */
 
-/* A fit that leaves more than this share of the squares is none: sums in fp32 leave far less. */
+/* A fit that leaves more than this share of the squares has failed: fp32 sums leave far less. */
 #define ARI_FIT 1e-6
 /* The factor of an update is known to a thousandth, as the weights' rounding hides the rest; that of moments, and a
  * part of a gradient, to a tenth of that. */
@@ -83,7 +83,7 @@ bool ari_is_multiple(const ari_case *c, const ari_fit *f);
 /** Least squares in n numbers: adds an element of y to the normal equations m, [n][n + 1] and zero at first. x holds
  *  its n terms, then y. */
 void ari_equations_add(double *m, const double *x, size_t n);
-/** Overwrites m; false: the equations say nothing of some number. */
+/** Overwrites m; false: the equations do not determine some number. */
 bool ari_equations_solve(double *number, double *m, size_t n);
 /** Adds elements [from, from + n) of two tensors: y of the one, a of the other. Errors: those of reading. */
 AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from,

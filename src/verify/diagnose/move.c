@@ -183,7 +183,7 @@ static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
     return AR_OK;
 }
 
-/* Each part has to be cut by itself: else a rank has all of the first in place of a share of every one. */
+/* Each part has to be cut separately: else a rank has all of the first part instead of a share of every one. */
 ar_status ari_measure_packed(ari_trace *t, const ari_case *c)
 {
     static const ari_role roles[][MOST_PARTS] = {{ARI_GATE, ARI_UP, ARI_NO_ROLE}, {ARI_Q, ARI_K, ARI_V}};
@@ -215,7 +215,7 @@ static double expect_shifted(const ari_hypothesis *h, const ari_run *run, size_t
 
 enum { WINDOW = 12 };
 
-/* A window of the other's values that differ and vary; SIZE_MAX if there is none. */
+/* A window of the other's values that differ and vary; SIZE_MAX: none. */
 static size_t telling_window(const ari_case *c)
 {
     for (size_t at = c->count / 3, telling = 0; at < c->count; at++) {
@@ -331,7 +331,7 @@ static bool are_turned(const turns *t, const ari_case *c)
     return left.left < of_differences * left.all && left.left < of_squares * squares;
 }
 
-/* Angles are told apart where they are this much off one another; below the last, a pair is not turned. */
+/* Angles this far apart are different ones; below the last, a pair is not turned. */
 static const double about = 0.02, right_at = 0.01, still = 1e-3;
 
 static double off_by(double angle, double other)

@@ -10,7 +10,7 @@
 
 enum { MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
 
-/* Usual limits of clip_grad_value_. Some limit explains any norm: only a round one says something. */
+/* Usual limits of clip_grad_value_. Any norm follows from some limit: only a round one is evidence. */
 static const double limits[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
                                 0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1.0,  2.0,  5.0};
 enum { LIMITS = sizeof limits / sizeof *limits };
@@ -133,7 +133,7 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
     return AR_OK;
 }
 
-/* --- sets of parameters that a mistake takes together ------------------------------------------------------------- */
+/* --- sets of parameters that a fault affects together ------------------------------------------------------------- */
 
 bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t ny)
 {

@@ -55,8 +55,8 @@ static const ari_role_place places[ARI_ROLES] = {
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-/* Names besides those. tail: how a name ends that is taken for it outside of a layer; NULL: in the path's last
- * component, as the families' do. */
+/* Further names. tail: the end of a name that stands for it outside of a layer; NULL: it is in the path's last
+ * component, as in the families. */
 static const struct other {
     ari_role role;
     const char *path; /* NULL: it has no place in the order */
@@ -468,7 +468,7 @@ static int phase_of(char pass)
     static const char order[] = "iw?fbgcnmv";
     const char *at = strchr(order, pass);
     const int phase = at ? (int)(at - order) : 2;
-    return pass == 'g' ? phase - 1 : phase; /* gradients stand among the backward pass */
+    return pass == 'g' ? phase - 1 : phase; /* gradients are ordered within the backward pass */
 }
 
 ari_order_key ari_order_of(const char *name, const char *path)

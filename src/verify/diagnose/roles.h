@@ -47,9 +47,9 @@ ari_module_name ari_module_within(const char *name);
 /** ARI_IS_ bits of a name; those of a module that is not in the vocabulary are guessed from words in it. */
 unsigned ari_name_is(const char *name);
 
-/* Identity of a dump's tensor and its place in a training step, as far as its name and its file's name tell (models.md,
- * pytorch.md). The names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are known; others
- * are placed by their numbers. */
+/* Identity of a dump's tensor and its place in a training step, as far as its name and its file's name show them
+ * (models.md, pytorch.md). The names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are
+ * known; others are placed by their numbers. */
 
 enum { ARI_AT_LAYERS = 1 };
 
@@ -64,7 +64,7 @@ typedef struct ari_order_key {
     long layer;
 } ari_order_key;
 
-/** `path`: the dump the tensor is from, for names that do not say their pass; NULL: not known. */
+/** `path`: the dump the tensor is from, for names without a pass; NULL: unknown. */
 ari_order_key ari_order_of(const char *name, const char *path);
 /** Below, at or above 0 as strcmp; 0 for equal names alone. */
 int ari_order_compare(const ari_order_key *a, const ari_order_key *b);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole rows: ids looked up, ids of the batch, ids that belong to nobody. */
+/* Whole rows: ids looked up, ids of the batch, ids of padding or left over. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -310,7 +310,7 @@ done:
     return st;
 }
 
-/* --- ids that belong to nobody ------------------------------------------------------------------------------------ */
+/* --- ids of padding or left over ---------------------------------------------------------------------------------- */
 
 /* All rows that differ come last, and the reference has zeros there. */
 static bool is_padding(const ari_case *c, size_t *from)

@@ -18,11 +18,11 @@ typedef struct class
     double number, unsure; /* the factor, or what is added; unsure: six standard errors */
 } class;
 
-/* `side` elements that lie side by side are of one class; `n` classes follow each other, again and again. */
+/* `side` adjacent elements are of one class; `n` classes follow each other, again and again. */
 typedef struct classes {
     size_t side, n;
     bool added;   /* a class's number is added; else it is a factor */
-    bool dropped; /* an element that is zero on both sides was dropped, and says nothing */
+    bool dropped; /* an element that is zero on both sides was dropped and does not count */
     class *of;    /* [n] */
 } classes;
 
@@ -158,7 +158,7 @@ static bool shards_scale(classes *p, const ari_case *c, int dim, const classes *
         class *s = &p->of[i / each];
         const ari_fit *f = &slices->of[i].fit;
         s->fit.yy += f->yy, s->fit.ya += f->ya, s->fit.aa += f->aa, s->fit.n += f->n;
-        s->off += c->survey.hits[dim][i]; /* of a shard that is right the factor says nothing */
+        s->off += c->survey.hits[dim][i]; /* the factor of a right shard says nothing */
     }
     solve(p);
     return spread_of(&all, c, p, p->n) && holds(c, p, &all);
@@ -183,7 +183,7 @@ static void measure_shards(ari_trace *t, const ari_case *c, int dim, const class
     }
 }
 
-/* True if each row's n shards have factors, a quarter of them unlike the row's first. */
+/* True if each row's n shards have factors, a quarter of them different from the row's first. */
 static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -316,17 +316,17 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* --- a mean over each part in place of the whole ------------------------------------------------------------------ */
+/* --- a mean over each part instead of the whole ------------------------------------------------------------------- */
 
-/* If part k of the tokens was divided by its own count T_k in place of T, what belongs to it is the reference times
- * f_k = T/T_k, or T/(P T_k) where the P parts were averaged after that. Then the sum of 1/f_k is 1, or P. */
+/* If part k of the tokens was divided by its own count T_k instead of T, its values are the reference times f_k =
+ * T/T_k, or T/(P T_k) if the P parts were averaged after that. Then the sum of 1/f_k is 1, or P. */
 typedef struct parts {
     int n;
     double inverse, low, high; /* sum of 1/f, smallest and largest f */
     double unsure;             /* what noise leaves unknown of an f, relative to it */
 } parts;
 
-/* In more noise than this no count is told from another. */
+/* In more noise than this, counts cannot be distinguished. */
 static const double most_unsure = 5e-3;
 
 static void add_part(parts *p, double factor)
@@ -375,7 +375,7 @@ static bool parts_of_samples(parts *p, const ari_case *c, const class *s, int mi
     return all && p->n > 1;
 }
 
-/* One factor of all that a rank holds: of one value, of its own samples or positions. The parts are the ranks along
+/* One factor for each rank: for a single value, or for the rank's samples or positions. The parts are the ranks along
  * `over`. */
 static bool parts_of_ranks(parts *p, const ari_case *c, ari_axes over)
 {
@@ -476,7 +476,7 @@ static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expec
     return true;
 }
 
-/* The step's gradients of embeddings say what is wrong with all gradients. */
+/* The step's gradients of embeddings show what is wrong with all gradients. */
 static ar_status means_of_ids(ari_trace *t, const ari_case *c)
 {
     for (size_t i = 0; i < ar_dump_count(c->known->reference) && t->kind == ARI_FOUND_NOTHING; i++) {

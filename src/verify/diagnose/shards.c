@@ -210,7 +210,7 @@ static bool is_along(ari_trace *t, const shards *s, bool one)
     return false;
 }
 
-/* True if a shard that stands at another rank's place is right at its own place too. */
+/* True if a shard found at another rank's place is right at its own place too. */
 static bool is_repeated(const shards *s)
 {
     for (size_t i = 0; i < s->n; i++) {

@@ -15,7 +15,7 @@ double ari_cosine(const ari_tally *t)
 /* --- a bias ------------------------------------------------------------------------------------------------------- */
 
 /* True if on every rank the local gradient is zero from exactly this element on or, with `every`, at just the last
- * token of each sample, which predicts nothing. A handful of zeros says nothing. */
+ * token of each sample, which predicts nothing. A handful of zeros is no evidence. */
 static bool are_zero(const ari_case *c, size_t end, size_t every)
 {
     const ari_difference *d = c->grid.d;
@@ -82,7 +82,7 @@ ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
 /* --- parts of sums ------------------------------------------------------------------------------------------------ */
 
 /* The reference's share in the values. A part of a sum unrelated to the rest is orthogonal to it: v*r is v*v, and
- * `over` 1; it is larger if something foreign was added, and n if a part stands for a mean of n. */
+ * `over` 1; it is larger if something foreign was added, and n if a part replaces a mean of n. */
 typedef struct part {
     double share; /* v*r / r*r */
     double over;  /* v*v / v*r */
@@ -94,10 +94,10 @@ static part part_of(const ari_tally *t)
     return (part){t->vr / t->rr, t->vv / t->vr, ari_cosine(t)};
 }
 
-/* From this many elements on a share and an angle say something. */
+/* From this many elements on, a share and an angle are significant. */
 enum { ENOUGH = 64 };
-/* A share is told from others by half its size: parts of a sum are not all of one size; by 0.3 where it is a number of
- * samples, which are alike. */
+/* Shares differ if half their size apart, since parts of a sum vary in size; if 0.3 apart where they are numbers of
+ * samples, which are similar. */
 #define ABOUT 1.5
 #define NEARLY 1.3
 
@@ -290,7 +290,7 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
         t->flags |= ARI_IF(OF_MICRO) | ARI_IF(INVERSE);
     else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY))
         t->flags |= ARI_IF(OF_MICRO);
-    else if (samples < log(ABOUT)) /* samples differ, and this still tells 1/8 from 1/2 */
+    else if (samples < log(ABOUT)) /* samples differ, and 1/8 is still distinct from 1/2 */
         t->flags |= ARI_IF(SAMPLES) | (keeps_inputs ? ARI_IF(OF_INPUT) : 0);
     else if (all_shared && is_one_of(share, d->ranks, ABOUT))
         t->flags |= ARI_IF(COUNT);
@@ -309,7 +309,7 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
     const part p = part_of(&c->survey.total);
     if (!all_differ(&c->survey.total, 10))
         return AR_OK;
-    /* With other samples' inputs the foreign is alike, and less of it is enough. */
+    /* With other samples' inputs the foreign part is similar, and less of it is enough. */
     const bool less = p.share < 0.9 && p.over <= 1.1, along = p.angle >= 0.2;
     /* Between its forward and its backward pass, other micro-batches pass through a layer, which saves an input for
      * each; a second forward pass may be nearly right, apart from the masks of a dropout. */

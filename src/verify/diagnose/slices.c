@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slices of a dimension that stand in another slice's place: which, and by what rule. */
+/* Slices of a dimension found in another slice's place: which ones, and by what rule. */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -10,15 +10,15 @@ enum { ROWS = -1 }; /* all dimensions but the last as one */
 typedef struct axis {
     int dim;              /* or ROWS */
     const char *name[2];  /* "token", "tokens" */
-    bool heads;           /* lie along it */
+    bool heads;           /* the dimension consists of heads */
     size_t head;          /* slices of one; 0: not known */
     size_t n;             /* slices */
-    size_t inner;         /* elements of a slice that lie side by side */
+    size_t inner;         /* contiguous elements of a slice */
     size_t size;          /* elements of a slice */
-    size_t *from;         /* [n]: its own index where it is right; n: no slice of the reference */
+    size_t *from;         /* [n]: its own index if it is right; n: no slice of the reference */
     bool *plain;          /* [n]: one value alone, or next to nothing: it proves nothing */
     size_t wrongs, moved; /* slices: that differ; that are another one and not plain */
-    size_t lost;          /* that are none */
+    size_t lost;          /* that are no slice of the reference */
     size_t compared;      /* to find them */
     size_t unit, units;   /* slices that move together; how many times as many there are */
     size_t *source;       /* [units]: of which unit each has the slices; n: nothing in it counts */
@@ -61,7 +61,7 @@ static bool survey_slice(const ari_case *c, axis *a, size_t i)
 /* Comparisons of slices, nearly all of which end with their first element. */
 enum { MOST_COMPARED = 1 << 25 };
 
-/* Its own place, that behind the one before, then any; n where there is none. */
+/* Its own place, then the one after the previous slice's, then any; n: none. */
 static size_t source_of(const ari_case *c, axis *a, size_t i)
 {
     const size_t expected = i > 0 && a->from[i - 1] < a->n ? (a->from[i - 1] + 1) % a->n : i;
@@ -211,7 +211,7 @@ static bool find_interleaving(const axis *a, rule *r)
     return false;
 }
 
-/* Rules for the whole of a period; the smallest period that one holds for is the one that says most. */
+/* Rules for the whole of a period; the smallest period for which one holds says most. */
 static bool find_in_period(const axis *a, rule *r)
 {
     if (r->period > 2 && (r->kind = ARI_FOUND_REVERSED, fits_formula(a, r, reversed)))
@@ -246,7 +246,7 @@ static void find_exchange(const axis *a, rule *r)
     r->kind = pairs ? ARI_FOUND_EXCHANGED : repeated ? ARI_FOUND_REPEATED : ARI_FOUND_REORDERED;
 }
 
-/* One slice after the other has that of so many further on; what comes in from the edge is none, or right. */
+/* Each slice has the values of the one so many further on; those from beyond the edge are unknown or right. */
 static bool find_shift(axis *a, rule *r)
 {
     ptrdiff_t by = 0;
@@ -313,7 +313,7 @@ static bool is_few(const rule *r)
     return r->kind == ARI_FOUND_EXCHANGED || r->kind == ARI_FOUND_REPEATED || r->kind == ARI_FOUND_REORDERED;
 }
 
-/* A rule of RoPE's pairs says all; of another that holds in a part, that part may say more. */
+/* A rule of RoPE's pairs is complete; for another that holds in a part, a look at that part may say more. */
 static int confidence_of(const ari_case *c, const axis *a, const rule *r, bool pairs, double worst)
 {
     const bool ruled = !is_few(r);
@@ -323,7 +323,7 @@ static int confidence_of(const ari_case *c, const axis *a, const rule *r, bool p
         return ARI_IDENTITY + 1;
     if (ruled)
         return ARI_IDENTITY + 6 + (a->unit > 1) - (r->right > 0 && !pairs ? 2 : 0);
-    if (few_values(c) && a->size < 64) /* slices of a mask are alike by chance */
+    if (few_values(c) && a->size < 64) /* slices of a mask are equal by chance */
         return ARI_SILENT;
     if (a->moved < 2 && a->size < 8)
         return ARI_SILENT;

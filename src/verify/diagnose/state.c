@@ -409,8 +409,8 @@ static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
 
 /* --- steps with the right moments --------------------------------------------------------------------------------- */
 
-/* A first step in the dump of moments that have a history is a later one of Adam's, of a number that nothing here says.
- * Where it is corrected as the first, it was not loaded with them. */
+/* In the dump of moments that have a history, a first step is one of Adam's later ones, whose number is unknown here.
+ * If it is corrected as the first, that number was not loaded with them. */
 static void name_forgotten(ari_trace *t, double factor)
 {
     enum { STEPS = 16 };
@@ -515,7 +515,7 @@ static void compare_momentum(ari_trace *t, const state *s)
     ari_number(t, "dampening", 1.0 - taken);
 }
 
-/* A sample is left to the stretch that is looked at besides. */
+/* A sample is left to the stretch, which is looked at too. */
 ar_status ari_measure_state(ari_trace *t, const ari_case *c)
 {
     state s;

@@ -79,7 +79,7 @@ size_t ari_grid_inner(const ari_grid *g, int dim)
     return ari_volume(g->shape + dim + 1, g->nd - dim - 1);
 }
 
-/* The part of the run's row that lies in its rank's box, if any. */
+/* The part of the run's row inside its rank's box, if any. */
 static bool find_run(ari_run *run)
 {
     const ari_grid *g = run->g;
@@ -359,7 +359,7 @@ static bool same_boxes(const ar_layout *a, const ar_layout *b)
     return a->nbox > 0;
 }
 
-/* The one extent of the layout along which two ranks are apart; 0, where it is more than one. */
+/* The one extent of the layout along which two ranks differ; 0: several. */
 static ari_axes axis_between(const ari_ranks *mesh, int a, int b)
 {
     ari_axes over = 0;

@@ -151,7 +151,7 @@ ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const 
     take_samples(&s);
     if (s.samples < FEWEST || s.to - s.from < FEWEST || (s.to - s.from) * 16 < n)
         return AR_OK;
-    AR_TRY(try_all(&s, n != c->count)); /* the other's tensors of this shape may carry the same mistake */
+    AR_TRY(try_all(&s, n != c->count)); /* the other's tensors of this shape may have the same fault */
     *found = s.found;
     *factor = s.factor;
     return AR_OK;

@@ -77,8 +77,8 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
 
 /* --- the update --------------------------------------------------------------------------------------------------- */
 
-/* The factor of the rank's update to the reference's; NAN where it is not one number. A decay that is part of the
- * update leaves a little; where it is most of the other's, it is told from the rest: at most a tenth of the weight. */
+/* The factor of the rank's update to the reference's; NAN: no single number. A decay that is part of the update leaves
+ * a little; if it is most of the other's it is fitted too: at most a tenth of the weight. */
 static double factor_of(const beside *s)
 {
     double factor, now, last;
@@ -115,7 +115,7 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
 
 /* --- weight decay ------------------------------------------------------------------------------------------------- */
 
-/* Decoupled decay takes lr*decay*w away: where it is left out, that is the difference. */
+/* Decoupled decay takes lr*decay*w away: if it is left out, that is the difference. */
 ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
 {
     const beside s = look_beside(c, -1, false);

@@ -7,7 +7,7 @@
 
 enum { FEW = 4 };
 
-/* The one bit that takes a to b, in noise to about b; -1: there is none. */
+/* The one bit that turns a into b, in noise about b; -1: none. */
 static int flipped_bit(const ari_case *c, size_t i)
 {
     int found = -1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Words: names of dimensions, heads and packed parts, lists of indices and ranks, chunks of context-parallel
- * ranks, the line that says where. */
+/* Words: names of dimensions, heads and packed parts, lists of indices and ranks, chunks of context-parallel ranks, the
+ * line that locates the differences. */
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
@@ -45,7 +45,7 @@ const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
-/* The dimension along which a module's outputs lie (inputs: the other one), -1 where there is none. */
+/* The dimension of a module's outputs (inputs: the other one); -1: none. */
 static int feature_dim(const ari_difference *d, bool inputs)
 {
     if (ari_is_activation(d))
@@ -367,8 +367,8 @@ static chunk_set compare_chunks(const ari_case *c, int dim, bool zigzag)
     return s;
 }
 
-/* ", the second chunk of every cp rank": what indices along a dimension that context-parallel ranks share out are;
- * nothing where it is not such a set. */
+/* Appends ", the second chunk of every cp rank" for indices along a dimension that context-parallel ranks share out;
+ * nothing for other sets. */
 static void say_chunks(ari_text *t, const ari_case *c, int dim)
 {
     const int ranks = ari_along(c->grid.d, ARI_CUTS_POSITIONS);
@@ -388,7 +388,7 @@ static void say_chunks(ari_text *t, const ari_case *c, int dim)
         ari_say(t, ", where chunks of %s ranks %s", axis, s.begins ? "begin" : "end");
 }
 
-/* --- the line that says where ------------------------------------------------------------------------------------- */
+/* --- the line that locates the differences ------------------------------------------------------------------------ */
 
 /* Rows (tokens) that differ: all of their elements, or some. */
 static void count_rows(const ari_case *c, size_t *full, size_t *touched)

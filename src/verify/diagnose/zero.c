@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Zeros, or one value, where the reference has others: nothing written, shards filled in part, dropout, masks; and
- * where the differences are, which is left to say where no relation holds. */
+/* Zeros, or one value, where the reference has others: nothing written, shards filled in part, dropout, masks; and the
+ * place of the differences, which remains if no relation holds. */
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
 
@@ -161,7 +161,7 @@ size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
     return all;
 }
 
-/* Elements that are dropped lie anywhere, and all others have one factor: what makes up for them, or none. */
+/* Dropped elements are scattered, and all others have one factor, which makes up for them, or none. */
 static void measure_dropout(ari_trace *t, const ari_case *c)
 {
     ari_hypothesis h = {.expect = dropped_or_times, .c = c, .kind = ARI_FOUND_DROPOUT};
@@ -219,7 +219,7 @@ static double one_value(const ari_hypothesis *h, const ari_run *run, size_t i)
     return *(const double *)h->of;
 }
 
-/* A clamp lies at a bound of the values; this one is none of them. */
+/* A clamp cuts at a bound within the values; this value exceeds all of them. */
 static void measure_filled(ari_trace *t, const ari_case *c)
 {
     size_t first = 0;

@@ -102,7 +102,7 @@ static ar_status try_named(ari_trace *t, mlp *m)
     return try_inputs(t, m, two ? x[0] : x[2] ? x[2] : x[3] ? x[3] : x[1], two ? x[1] : NULL);
 }
 
-/* The same by widths, where names do not say: one value, two, or one that holds both. */
+/* The same by widths, if names do not show it: one value, two, or one that holds both. */
 static ar_status try_near(ari_trace *t, mlp *m)
 {
     const ar_dump_tensor *near[ARI_MOST_NEAR];

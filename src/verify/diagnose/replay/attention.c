@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention computed again from q, k and v: first the recipe of the reference is found, then the mistake that makes the
- * other of it. Both are searched for in one table of what a number of a recipe may become. */
+/* Attention computed again from q, k and v: first the recipe of the reference is found, then the fault that turns it
+ * into the other's. Both searches use one table of the values that a number of a recipe may take. */
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -22,7 +22,7 @@ typedef enum becomes {
     BETWEEN, /* the best one between the row's two numbers */
 } becomes;
 
-/* When a row says something; and whether a reference may be so. */
+/* Conditions under which a row is tried; MAY_BE: a reference may be so. */
 enum {
     TURNED = 1,
     SLOPED = 2,
@@ -42,7 +42,7 @@ enum {
     PARTIAL = 131072, /* some of a head's features are turned, and some not */
     SUNK = 262144,    /* the dump has sinks */
     DOCUMENTED = 524288,
-    OF_WEIGHTS = 32768 /* softmax's own weights say as much as scores */
+    OF_WEIGHTS = 32768 /* softmax's own weights serve as scores */
 };
 
 typedef struct row {
@@ -50,7 +50,7 @@ typedef struct row {
     becomes by;
     unsigned when;
     ari_properties flags;
-    const char *fact; /* what the number is called; NULL: it is not told */
+    const char *fact; /* the number's name; NULL: not stated */
     double number[8];
     int numbers;
     size_t with; /* at: another number, which becomes `to`; 0: none. NAN: the first wrong token */
@@ -156,7 +156,7 @@ static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
            (a->p.seq * a->p.seq * a->q <= MOST_SCORES ? SHORT : 0);
 }
 
-/* Number i of a row; NAN: there is none. */
+/* Number i of a row; NAN: none. */
 static double number_of(const row *m, int i, const ari_replayed *a, const ari_recipe *r)
 {
     const double is = value_of(r, m->at), first = (double)a->p.token[0], seq = (double)a->p.seq;
@@ -490,7 +490,7 @@ static values values_of(const ari_case *c)
     return v;
 }
 
-/* True if three values have the widths of q, k and v, several of which may lie in one tensor, for this number of KV
+/* True if three values, of which one tensor may hold several, have the widths of q, k and v; with this number of KV
  * heads if q's width is unknown. */
 static bool may_be(ari_replayed *a, const ar_dump_tensor *const x[3], size_t kv_heads)
 {

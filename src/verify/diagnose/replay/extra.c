@@ -79,8 +79,8 @@ done:
     return st;
 }
 
-/* A number that someone would write, 0, 0.1, 0.15, 0.0005, within what this one may be off by; false: there is none, or
- * there may well be one by accident. */
+/* Rounds x to a number that someone would write (0, 0.1, 0.15, 0.0005), if it is within `unsure` of one; false: it is
+ * not, or may well be by accident. */
 static bool round_option(double *x, double unsure)
 {
     if (fabs(*x) <= unsure) {

@@ -16,7 +16,7 @@ typedef struct lookups {
     const ari_case *c;
     ari_lookup_table table;
     size_t *id, *other;
-    bool own;          /* the table is the reference's first rows: what lies beyond them is not known */
+    bool own;          /* the table is the reference's first rows; further ones are unknown */
     ari_properties of; /* which table it is */
 } lookups;
 

@@ -91,7 +91,7 @@ static ar_status read_side(ari_loss_side *s, bool *held, ari_losses *l, const ar
     return read_counts(s, l, dump);
 }
 
-/* --- what gradients say of each token ----------------------------------------------------------------------------- */
+/* --- labels from each token's gradient ---------------------------------------------------------------------------- */
 
 /* The gradient of the head's input is s (p - 1_y) W; finds the row y that fits best and returns the share of its
  * squares that is left. g = p W. */
@@ -109,7 +109,7 @@ static double best_row(size_t *y, const ari_losses *l, const float *w, const flo
     return least;
 }
 
-/* Each token's own, where it is more than noise; *held. */
+/* Finds the label of each token that counts; *held: all fit their gradients. */
 static ar_status find_labels(size_t *label, bool *held, const ari_losses *l, const ari_loss_side *s, const float *w,
                              const ar_dump_tensor *t)
 {

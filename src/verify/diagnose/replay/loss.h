@@ -17,9 +17,9 @@ typedef struct ari_loss_side {
     float *logits; /* [samples, seq, vocabulary] */
     double *lse;   /* [samples, seq] */
     bool *counts;  /* [samples, seq]: the loss depends on this token's logits */
-    bool of_dump;  /* a dump says so; else it is all tokens but each sample's last */
+    bool of_dump;  /* a dump shows it; else these are all tokens but each sample's last */
     size_t targets;
-    size_t *label; /* [samples, seq]: what the gradient of a token that counts says; NULL: nothing */
+    size_t *label; /* [samples, seq]: the label by the gradient of a token that counts; NULL: unknown */
     double value;  /* the loss; NAN: it is not looked at */
     ari_loss_extra options;
 } ari_loss_side;
@@ -28,7 +28,7 @@ typedef struct ari_losses {
     const ari_case *c;
     size_t samples, seq, vocabulary, tokens;
     size_t *ids;         /* [samples, seq] */
-    double *weight;      /* [samples, seq]: of a token's gradient beside the reference's; NULL: not a number */
+    double *weight;      /* [samples, seq]: a token's gradient as a multiple of the reference's; NULL: it is none */
     ari_loss_side of[2]; /* the reference, the other */
 } ari_losses;
 
@@ -46,7 +46,7 @@ static inline double ari_loss_entropy(const ari_losses *l, const ari_loss_side *
 
 /** Reads e and c from a side's gradient of logits. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump);
-/** The same of the loss itself, whose labels are the next ids, and whether both say the same. */
+/** The same from the loss itself, whose labels are the next ids; tests that both agree. */
 void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l);
 /** Compares the other's e and c with the reference's. */
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l);

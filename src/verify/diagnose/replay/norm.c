@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Norms: rows whose mean or variance is another, and norms computed again from their input with one mistake. */
+/* Norms: rows with another mean or variance, and norms computed again from their input with one fault. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ typedef struct lines {
 /* Relative tolerance of squares in fp32, with a margin; and of numbers taken from single features. */
 static const double rounding = 1e-10, hundredth = 1e-2;
 
-/* Fits value = slope * reference + shift. What is left must be small beside the difference, not beside the values: a
+/* Fits value = slope * reference + shift. The residual must be small compared to the difference, not to the values: a
  * bias that is added after the stretching leaves that much. */
 static void add_line(lines *l, const ari_run *run)
 {
@@ -78,7 +78,7 @@ typedef struct recipe {
     double bare, raw;     /* 1: no gain; no norm */
     double cut;           /* 1: the gain is rounded to bf16, with what is added to it */
     double eps, after;    /* after: all terms but the last are added to its norm, times this; 0: they are in it */
-    ari_properties flags; /* what a mistake that is this recipe is called */
+    ari_properties flags; /* of the fault that this recipe is */
 } recipe;
 
 /* Numbers of a recipe that are 0 or 1, and may be the other. */
@@ -93,12 +93,12 @@ enum { SWITCHES = sizeof switches / sizeof *switches };
 typedef struct norm {
     const ari_case *c;
     ari_probe p;
-    float *gain, *shift; /* [cols]: zero where there is none */
+    float *gain, *shift; /* [cols]; zero if there is none */
     ari_near near;
     ari_products *of;         /* [tokens] */
     double *y;                /* [cols] */
-    double allowed;           /* share of squares that an input may leave: small beside the differences */
-    recipe list[MOST_LISTED]; /* the reference's, then each with one mistake */
+    double allowed;           /* share of squares that an input may leave: small compared to the differences */
+    recipe list[MOST_LISTED]; /* the reference's, then each with one fault */
     size_t n;
 } norm;
 
@@ -263,7 +263,7 @@ static bool find_base(norm *n, ari_terms *here)
 
 /* --- what is wrong with it ---------------------------------------------------------------------------------------- */
 
-/* An epsilon says something where the input's own numbers are known. */
+/* True if the input's terms count once each: only then an epsilon is evidence. */
 static bool has_own_size(const ari_terms *in)
 {
     size_t k = 0;
@@ -272,7 +272,7 @@ static bool has_own_size(const ari_terms *in)
     return k == in->terms;
 }
 
-/* The base with one mistake. */
+/* The base with one fault. */
 static recipe *list_one(norm *n, ari_properties flags)
 {
     recipe *r = &n->list[n->n++];
@@ -281,7 +281,7 @@ static recipe *list_one(norm *n, ari_properties flags)
     return r;
 }
 
-/* All terms but the k-th are added after the norm of that, times what the other's rows say. */
+/* All terms but the k-th are added after the norm of that one, times one number that the other's rows give. */
 static void list_stream(norm *n, size_t k)
 {
     recipe *r = list_one(n, ARI_IF(OF_INPUT));

@@ -76,7 +76,7 @@ static size_t recut(size_t seq, size_t n, bool zigzag, size_t at)
     return at_in_ring(place, index, seq, n, !zigzag);
 }
 
-/* --- positions counted otherwise ---------------------------------------------------------------------------------- */
+/* --- other positions ---------------------------------------------------------------------------------------------- */
 
 /* Positions of a row's tokens: the reference's, and those of one fault. */
 typedef struct counting {
@@ -218,7 +218,7 @@ typedef struct ring {
     bool zigzag, own;
 } ring;
 
-/* The key of the reference whose score stands at a key here. */
+/* The key of the reference whose score is at a key here. */
 static size_t other_key(const ring *r, size_t seq, size_t query, size_t key)
 {
     size_t index, unused;

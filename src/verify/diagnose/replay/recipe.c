@@ -182,7 +182,7 @@ static double normalise(ari_replayed *a, double place, double sink, bool base_tw
     return share;
 }
 
-/* A query's weights; NaN where it sees no key: what comes out then is every program's own choice. */
+/* A query's weights; NaN if it sees no key: its output then depends on the implementation. */
 static void weigh_keys(ari_replayed *a, const ari_recipe *r, size_t head, size_t query)
 {
     const bool base_two = r->ringed == ARI_RING_BASE_TWO, apart = r->ringed == ARI_RING_APART || base_two;

@@ -11,7 +11,7 @@ enum { ARI_NO_PAIRS, ARI_HALVES, ARI_NEIGHBOURS };
 /* Packing of q, k and v in one tensor: one after the other; each KV head's own together; or that with q last. */
 enum { ARI_STRAIGHT, ARI_BY_HEADS, ARI_KEYS_FIRST };
 /* Order of heads: query heads dealt out to the KV heads in turn; features [d, heads] of the inputs, or of the output; q
- * and k exchanged; the heads of the output reversed, or [heads, seq, d] flattened as it lies. */
+ * and k exchanged; the heads of the output reversed, or [heads, seq, d] flattened. */
 enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCHANGED, ARI_REVERSED, ARI_FLATTENED };
 /* Extent of RoPE: v as well, not all, backwards, or the last features instead of the first. */
 enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS, ARI_THE_LAST };
@@ -63,9 +63,9 @@ typedef struct ari_replayed {
     size_t width[3]; /* of those */
     size_t in[3];    /* which of x holds q, k, v */
     size_t q, kv;    /* features of q, of k */
-    float *sink;     /* a score of each head that has no value; NULL: there are none */
+    float *sink;     /* a score of each head that has no value; NULL: none */
     size_t sinks;
-    const float *given; /* weights [heads][seq][seq], whose logarithms are scores, in place of q and k; NULL */
+    const float *given; /* weights [heads][seq][seq], whose logarithms replace the scores of q and k; NULL: none */
     double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][out] */
     double *cosine, *sine;              /* [seq][head / 2] of the recipe */
     double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */

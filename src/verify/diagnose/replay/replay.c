@@ -57,7 +57,7 @@ static bool is_own(const ari_case *c, const ar_dump_tensor *t, size_t n)
     return n == ari_order_of(c->reference->name, c->path).stem && memcmp(t->name, c->reference->name, n) == 0;
 }
 
-/* pass 'i': a parameter as it was at the start, which a file of weights alone does not say; its kind ends the name. */
+/* Pass 'i': a parameter at the start, also from a file of weights, which states no pass; its kind ends the name. */
 static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, char pass,
                                        const char *kind)
 {

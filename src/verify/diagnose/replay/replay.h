@@ -3,8 +3,8 @@
 #define ARI_VERIFY_DIAGNOSE_REPLAY_REPLAY_H
 
 /* A module computed again from the inputs and weights that the dumps hold: first as the reference has it, to learn what
- * names do not say (heads, rotary base, activation), then with one mistake at a time. The mistake whose values are the
- * other dump's is the cause. Where an input is missing, or the reference does not come out, there is no answer. */
+ * names do not show (heads, rotary base, activation), then with one fault at a time. The fault that gives the other
+ * dump's values is the cause. If an input is missing, or the reference is not reproduced, there is no answer. */
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
@@ -18,8 +18,8 @@ ari_role ari_replay_role(const ari_case *c);
 const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role);
 /** The same of either dump and of any pass. */
 const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass);
-/** The reference's forward values of the parts of this tensor's module, or of those of the attention that it is the
- *  output of, as far as names do not say that they come after the scores; returns how many. */
+/** The reference's forward values of the parts of this tensor's module, or of the attention whose output it is, unless
+ *  names show that they come after the scores; returns their number. */
 size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c);
 /** The initial numbers of attention's sinks, a score of each head: its parameter of one dimension that is no layer's;
  *  NULL: none. */
@@ -33,7 +33,7 @@ const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, con
  *  many, at most `most`. */
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
 
-/** Gives a norm's own gain and shift [cols], 1 and 0 where it has none; *found: a dump has its gain as it was in this
+/** Gives a norm's own gain and shift [cols], 1 and 0 if it has none; *found: a dump has its gain as it was in this
  *  step. The caller frees both, also after a failure. Errors: AR_ERR_MEMORY, those of reading. */
 AR_NODISCARD ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ari_case *c);
 
@@ -50,17 +50,17 @@ AR_NODISCARD ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_
 void ari_lookup_table_fini(ari_lookup_table *table);
 /** Which row this is, bit for bit; table->rows: none. */
 size_t ari_lookup_table_row(const ari_lookup_table *table, const float *row);
-/** The batch's n ids, from the rows of the embedding that the reference looked up; NULL: it does not say. The caller
- *  frees them. */
+/** The batch's n ids, from the rows of the embedding that the reference looked up; NULL: unknown. The caller frees
+ *  them. */
 AR_NODISCARD ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n);
 
 enum { ARI_PROBE_TOKENS = 10, ARI_PROBE_FEATURES = 64, ARI_PROBE_WIDTH = 1 << 16, ARI_PROBE_ELEMENTS = 1 << 20 };
 
-/* Some tokens and features of the first sample that differs: a mistake is in all of them. */
+/* Some tokens and features of the first sample that differs: a fault shows in all of them. */
 typedef struct ari_probe {
     const ari_case *c;
     size_t sample, seq;
-    size_t heads;                           /* of scores; 0: they are none */
+    size_t heads;                           /* of scores; 0: these are no scores */
     size_t token[ARI_PROBE_TOKENS], tokens; /* in the sample; the first one is the first that differs */
     const float *ref[ARI_PROBE_TOKENS], *val[ARI_PROBE_TOKENS]; /* their rows, of scores the first head's */
     size_t out[ARI_PROBE_FEATURES], outs;
@@ -91,8 +91,8 @@ bool ari_probe_try_base(ari_probe *p, double *least);
  *  base. NaN is skipped. */
 double ari_probe_left(const ari_probe *p, bool of_base);
 
-/* The reference comes out to 1 % in bf16 and much better in fp32. A mistake leaves a seventh of the difference at most:
- * others of the same module leave most of it. */
+/* The reference is reproduced to 1 % in bf16 and much better in fp32. The right fault leaves at most a seventh of the
+ * difference: others of the same module leave most of it. */
 #define ARI_REPLAY_BASE 3e-4
 #define ARI_REPLAY_EXACT 1e-8
 #define ARI_REPLAY_CAPPED 1e-6 /* more than this is no rounding of fp32: a cap of scores may leave little */

@@ -7,7 +7,7 @@
  * each with a factor. */
 #include "verify/diagnose/replay/replay.h"
 
-/* Puts candidate i of those that `of` stands for (ari_probe_put). */
+/* Puts candidate i of the set `of` (ari_probe_put). */
 typedef void (*ari_put)(ari_probe *p, void *of, size_t i);
 /** Candidate *base gives the reference best, and *other leaves least of what differs, *left of its squares; false: none
  *  gives the reference, or no other one the differences. */

@@ -98,7 +98,7 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
     if (layer)
         AR_TRY_TO(done, st, ari_probe_read_layer(&s.p, &held, role, 0));
     layer = layer && held;
-    if (!held && role != ARI_NO_ROLE) /* a module without a weight of its own may be a sum */
+    if (!held && role != ARI_NO_ROLE) /* a module without a weight may be a sum */
         goto done;
     AR_TRY_TO(done, st, ari_near_read(&s.near, &s.p, layer ? s.p.in : c->grid.cols, c->known->reference));
     AR_TRY_TO(done, st, multiply_terms(&s));
@@ -122,8 +122,8 @@ static double on_curve(const curve *f, double x)
     return f->capped ? f->number * tanh(x / f->number) : f->number * x;
 }
 
-/* True if the rows lie on one curve through the largest of them, to within `off` of that. A cap is found by halving:
- * |y| grows with it. */
+/* True if the rows lie on one curve through the largest of them, to within `off` of that. A cap is found by bisection,
+ * since |y| grows with it. */
 static bool find_curve(curve *f, const float *x, const float *y, size_t n, double off)
 {
     size_t top = 0, i = 0;

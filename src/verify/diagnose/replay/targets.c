@@ -145,8 +145,8 @@ static void find_reading(ari_trace *t, const ari_losses *l, const ari_loss_side 
         try_reading(t, l, s, &(reading){.shift = 1, .samples = k}, ARI_IF(FOREIGN));
 }
 
-/* The sum is the reference's and its divisor another whole number, but for those that say something else: the number
- * of ranks or micro-batches. */
+/* The sum is the reference's and its divisor another integer, except one with another meaning: the number of ranks or
+ * micro-batches. */
 static void find_count(ari_trace *t, const ari_losses *l, double sum)
 {
     const double n = sum / l->of[1].value, whole = nearbyint(n), own = (double)l->of[0].targets;
@@ -236,7 +236,7 @@ static void look_at(ari_trace *t, const ari_losses *l)
         ari_count(t, "targets", ref->targets);
 }
 
-/* Explains the loss with the batch's ids: its options if gradients of logits tell them, then its targets, then its
+/* Explains the loss with the batch's ids: its options if gradients of logits determine them, then its targets, then its
  * options by the loss alone. */
 static void look_at_loss(ari_trace *t, ari_losses *l)
 {
