@@ -350,9 +350,7 @@ static ar_status check_rules_match(const ar_dump *d, const ari_map *map)
         while (k < d->pieces && !ari_map_glob_match(&map->rule[i].glob, d->piece[k].name, &found))
             k++;
         if (k == d->pieces)
-            return ari_map_bad(map, &map->rule[i],
-                               "matches none of the tensors of %s, of which --all-matched asks that "
-                               "each rule does",
+            return ari_map_bad(map, &map->rule[i], "matches none of the tensors of %s, as each rule must (all_matched)",
                                ARI_SHOW(d->path));
     }
     return AR_OK;

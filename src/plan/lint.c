@@ -181,8 +181,7 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
     c.run.parallel.dp_replicate = 1;
     if (run->fault != AR_FAULT_NONE)
         return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "lint types the list of operations, in which no fault is; 'anyrank "
-                            "check --inject %s' shows it",
+                            "lint types the list of operations, which has no faults; a check with %s injected shows it",
                             ar_fault_name(run->fault));
     AR_TRY(ar_run_check(&c.run, config));
     AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "the report of lint"));

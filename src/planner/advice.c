@@ -65,7 +65,7 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         break;
     case ARI_TIME_TP:
         snprintf(text, size, "a smaller tp,%s or faster links %s, would shorten it",
-                 layout->sp && ari_planned_overlap(p) == 1 ? " collectives beside products (--overlap)," : "",
+                 layout->sp && ari_planned_overlap(p) == 1 ? " overlap of collectives with products," : "",
                  link_of(t, k));
         break;
     case ARI_TIME_CP:
@@ -83,7 +83,7 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         break;
     default:
         snprintf(text, size,
-                 "more micro-batches (a larger batch), more virtual stages or fewer ranks of --pp would shorten it");
+                 "more micro-batches (a larger batch), more virtual stages or a smaller pp would shorten it");
         break;
     }
 }

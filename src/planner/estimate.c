@@ -336,8 +336,8 @@ static ar_status expect_room(size_t bytes, size_t available, const char *what, c
 ar_status ari_estimate_fits(const ari_estimate *e)
 {
     AR_TRY(expect_room(e->bytes, e->available, "memory",
-                       "a smaller model, batch or sequence, fewer steps or fewer ranks, or shrink the model with "
-                       "--scale 1/N"));
+                       "a smaller model, batch or sequence, fewer steps or fewer ranks, or shrink the model (scale "
+                       "1/N)"));
     return expect_room(e->space, e->available_space, "address space, most of it reserved for the ranks' threads,",
                        "fewer ranks, or raise the limit (ulimit -v)");
 }

@@ -205,7 +205,7 @@ static ar_status choose_reach(launch *l, bool *loopback, const ari_key *key, boo
     return ar_error_set(AR_ERR_ARG,
                         "MASTER_ADDR '%.128s' is no loopback address, and whoever reaches port %d could join the "
                         "job: give all processes the same ANYRANK_JOB_KEY, or the same ANYRANK_JOB_KEY_FILE, or allow "
-                        "it by --open-store",
+                        "it by open_store",
                         l->host, l->port);
 }
 

@@ -72,7 +72,7 @@ class PlannerTest(Case):
         plain, cut = (self.result(*depth, *more)["layouts"][0] for more in ((), ("--overlap", 2)))
         self.assertEqual((plain["layout"]["overlap"], cut["layout"]["overlap"]), (1, 2))
         self.assertIn("sp overlap=2", cut["name"])
-        self.assertIn("(--overlap)", plain["advice"])
+        self.assertIn("overlap of collectives", plain["advice"])
         for account in ("production", "own"):
             before, after = plain["time"][account], cut["time"][account]
             self.assertEqual(before["products"], after["products"])

@@ -239,7 +239,7 @@ class NcclTest(unittest.TestCase):
         (status, out, err), = finish(start(arguments, 2, functools.partial(others, ""), only=[0]))
         self.assertEqual(status, 2)
         self.assertIn("give all processes the same ANYRANK_JOB_KEY, or the same ANYRANK_JOB_KEY_FILE, or allow it by "
-                      "--open-store", out + err)
+                      "open_store", out + err)
         for key, option in (("", ("--open-store",)), ("0123456789abcdef", ())):
             ended = finish(start((*arguments, *option), 2, functools.partial(others, key)))
             self.assertEqual([status for status, _, _ in ended], [0, 0], ended[0][2])

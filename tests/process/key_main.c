@@ -117,7 +117,7 @@ static bool make_network(const char *address)
 static void beyond_loopback(void)
 {
     start s = {.timeout_ns = LIMIT_NS, .host = "192.0.2.1", .machines = true};
-    all_end(s, AR_ERR_ARG, "ANYRANK_JOB_KEY, or the same ANYRANK_JOB_KEY_FILE, or allow it by --open-store",
+    all_end(s, AR_ERR_ARG, "ANYRANK_JOB_KEY, or the same ANYRANK_JOB_KEY_FILE, or allow it by open_store",
             "without a key beyond the machine");
     if (!make_network(s.host)) {
         printf("no network namespace here: nothing listens at another address\n");

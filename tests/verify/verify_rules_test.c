@@ -135,8 +135,8 @@ CLAIM(globs_choose_and_slips_are_refused)
         {layer, NULL, 1, 0, 2, NULL},
         {NULL, bias, 0, 1, 2, NULL},
         {layer, bias, 1, 1, 1, NULL},
-        {slip, NULL, 2, 0, 0, "--only 'l.7.*'"},
-        {NULL, slip, 0, 2, 0, "--ignore 'l.7.*'"},
+        {slip, NULL, 2, 0, 0, "only 'l.7.*'"},
+        {NULL, slip, 0, 2, 0, "ignore 'l.7.*'"},
         {NULL, all, 0, 1, 0, "none"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

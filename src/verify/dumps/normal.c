@@ -188,7 +188,7 @@ static ar_status find_draws(const ar_dump_tensor **found, const ar_dump *d, cons
     if (!*found)
         return ar_error_set(AR_ERR_NOT_FOUND,
                             "%s: has no differences of draws for %s; anyrank.rounding.measure writes "
-                            "them (--ignore leaves a tensor out)",
+                            "them (ignore leaves a tensor out)",
                             ARI_SHOW(ar_dump_path(d)), ARI_SHOW(tensor));
     const ar_dump_tensor *t = *found;
     if (t->ndim != 2 || t->shape[1] != ARI_NORMAL_SIZES || t->shape[0] < 2 || (draws && t->shape[0] != draws))

@@ -37,8 +37,7 @@ static ar_status check_options(const ar_verify_options *o)
         return ar_error_set(AR_ERR_ARG, "the rule of sensitivity needs a file that says what is allowed");
     if (o->common && o->all_matched)
         return ar_error_set(AR_ERR_ARG,
-                            "--common leaves out what only one dump has, --all-matched refuses it: give one "
-                            "of them");
+                            "common leaves out what only one dump has, all_matched refuses it: give one of them");
     if (o->rule != AR_VERIFY_TOLERANCE)
         return AR_OK;
     AR_TRY(check_tolerance("rtol", o->rtol));

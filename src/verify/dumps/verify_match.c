@@ -92,10 +92,11 @@ static ar_status check_all_matched(const found *all, size_t n)
     if (alone[0] + alone[1] == 0)
         return AR_OK;
     const int side = alone[0] > 0 ? 0 : 1;
-    return ar_error_set(AR_ERR_NOT_FOUND,
-                        "--all-matched: %zu tensors are only in the reference and %zu only in the other; the %s alone "
-                        "has %s",
-                        alone[0], alone[1], side == 0 ? "reference" : "other", ARI_SHOW(first[side]));
+    return ar_error_set(
+        AR_ERR_NOT_FOUND,
+        "not all matched: %zu tensors are only in the reference and %zu only in the other; the %s alone "
+        "has %s",
+        alone[0], alone[1], side == 0 ? "reference" : "other", ARI_SHOW(first[side]));
 }
 
 /* Both lists are sorted by name. */
@@ -242,8 +243,8 @@ static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double
         t = ar_dump_find(v->allowed, s->of[1]->name);
     if (!t)
         return ar_error_set(AR_ERR_NOT_FOUND,
-                            "%s: says nothing of %s; anyrank grads --sensitivity writes an allowance for every tensor "
-                            "it dumps (--ignore leaves one out of the comparison)",
+                            "%s: says nothing of %s; 'anyrank grads' with sensitivity writes an allowance for every "
+                            "tensor it dumps (ignore leaves one out of the comparison)",
                             ARI_SHOW(v->o->allowed), ARI_SHOW(name));
     if (t->count != 1)
         return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number",
@@ -339,8 +340,8 @@ static ar_status select_rows(ari_verifying *v, found *all)
     const ar_verify_options *o = v->o;
     const size_t n = join_by_meaning(all, join(all, v));
     size_t kept = 0;
-    AR_TRY(check_globs(o->only, o->only_count, "--only", all, n));
-    AR_TRY(check_globs(o->leave, o->leave_count, "--ignore", all, n));
+    AR_TRY(check_globs(o->only, o->only_count, "only", all, n));
+    AR_TRY(check_globs(o->leave, o->leave_count, "ignore", all, n));
     take_told_order(v, all, n);
     for (size_t i = 0; i < n; i++) {
         const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
@@ -360,11 +361,11 @@ static ar_status select_rows(ari_verifying *v, found *all)
     const size_t *left_out = v->report->left_out;
     if (kept == 0 && left_out[0] + left_out[1] > 0)
         return ar_error_set(AR_ERR_NOT_FOUND,
-                            "no tensor stands in both dumps: %zu only in the reference, %zu only in the other; a file "
-                            "for --map says which is which",
+                            "no tensor stands in both dumps: %zu only in the reference, %zu only in the other; a "
+                            "map says which is which",
                             left_out[0], left_out[1]);
     if (kept == 0)
-        return ar_error_set(AR_ERR_NOT_FOUND, "--only and --ignore leave none of the %zu tensors to compare", n);
+        return ar_error_set(AR_ERR_NOT_FOUND, "only and ignore leave none of the %zu tensors to compare", n);
     qsort(all, kept, sizeof *all, by_execution);
     return make_rows(v, all, kept);
 }

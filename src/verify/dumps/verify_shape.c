@@ -91,7 +91,7 @@ static ar_status guess_transposed(ar_verify_row *row, const shapes *s)
              yes ? "the values are the reference's, transposed" : "the values are not the reference's transposed ones");
     snprintf(row->hint, sizeof row->hint,
              "looks like: a weight stored [in, out] against [out, in], as GPT-2's Conv1D and a Linear are; a rule "
-             "{\"match\": ..., \"transpose\": true} in a --map file transposes it");
+             "{\"match\": ..., \"transpose\": true} in a map transposes it");
     return AR_OK;
 }
 
@@ -126,7 +126,7 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     snprintf(
         row->hint, sizeof row->hint,
         "looks like: one rank's shard over %zu ranks, not gathered; give the folder with all ranks' files, or say how "
-        "they fit, in a --map file or the shard of capture's spec",
+        "they fit, in a map or the shard of capture's spec",
         n);
     return AR_OK;
 }
@@ -170,7 +170,7 @@ static ar_status guess_copied(ar_verify_row *row, const shapes *s, int dim)
              "every %zu of the reference's dimension %d stand %zu times one after the other", g.unit, dim, g.copies);
     snprintf(row->hint, sizeof row->hint,
              "looks like: %s: neighbouring ranks hold copies, which were put together as parts; a rule {\"shard\": "
-             "{\"tp\": %d}, \"blocks\": [%zu], \"unit\": %zu} in a --map file, or \"copies\": %zu in the shard of "
+             "{\"tp\": %d}, \"blocks\": [%zu], \"unit\": %zu} in a map, or \"copies\": %zu in the shard of "
              "capture's spec, says so",
              has_kv_heads(row->name) ? "KV heads copied, fewer than tensor-parallel ranks" : "parts copied", dim,
              whole / g.unit, g.unit, g.copies);
@@ -199,10 +199,9 @@ static ar_status guess_padded(ar_verify_row *row, const shapes *s, int dim)
     snprintf(row->pattern, sizeof row->pattern, "dimension %d is %zu longer in the %s; the first %zu %s", dim,
              most - least, longer, least, yes ? "are the same" : "have other values");
     if (has > whole && most % 8 == 0 && counts_ids(row->name, dim, s->a->ndim))
-        snprintf(
-            row->hint, sizeof row->hint,
-            "looks like: a vocabulary of %zu padded to %zu; a rule with \"shape\" in a --map file drops the padding",
-            least, most);
+        snprintf(row->hint, sizeof row->hint,
+                 "looks like: a vocabulary of %zu padded to %zu; a rule with \"shape\" in a map drops the padding",
+                 least, most);
     else if (has > whole && yes)
         snprintf(row->hint, sizeof row->hint, "looks like: a dimension padded from %zu to %zu", least, most);
     else if (whole > 0 && has % whole == 0 && has > whole)

@@ -17,51 +17,51 @@ enum { BATCH = 4, SEQ = 24 };
 
 /* Requirements of a fault to matter in one forward and backward pass: X(name, true if the run meets it, message if
  * not). The first missing one is reported. grads has no update, no second step, no dropout and no module. */
-#define NEEDS_TABLE(X)                                                                                                \
-    X(UPDATE, false,                                                                                                  \
-      "acts after the backward pass, in clipping or in the update, and grads ends before: 'anyrank "                  \
-      "check --inject' shows it")                                                                                     \
-    X(STEPS, false, "acts from the second step on, and grads makes one: 'anyrank check --inject' shows it")           \
-    X(DROPOUT, false, "is a mistake of dropout, and grads has none: 'anyrank check --inject' shows it")               \
-    X(MODULE, false, "shows in a module, not in a model: 'anyrank check --inject' runs one")                          \
-    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")                \
-    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                     \
-    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")                 \
-    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV),                                                         \
-      "is a mistake of a fused q|k|v, which this model has not")                                                      \
-    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                              \
-    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")              \
-    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                        \
-    X(TP, tp, "acts between tensor-parallel ranks: give --tp of at least 2")                                          \
-    X(DP, dp, "acts between data-parallel ranks: give --dp of at least 2")                                            \
-    X(SP, sp, "is a mistake of sequence parallelism: give --tp of at least 2 and --sp")                               \
-    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                       \
-      "is about copies of KV heads, of which this run has none: give --tp above the model's KV heads")                \
-    X(CP, cp, "acts between context-parallel ranks: give --cp of at least 2")                                         \
-    X(RING, ring, "acts in a ring of context-parallel ranks: give --cp above --cp-inner")                             \
-    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give --cp above --cp-inner, and --zigzag")                \
-    X(GATHERS, ring || sp,                                                                                            \
-      "acts where tokens of several ranks are put together: give --cp above --cp-inner, or --tp and --sp")            \
-    X(CHUNKS, sp && p->overlap > 1,                                                                                   \
-      "acts between chunks of gathered tokens: give --tp of at least 2, --sp and --overlap of at least 2")            \
-    X(PP, p->pp > 1, "acts in a pipeline: give --pp of at least 2")                                                   \
-    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                      \
-      "acts where a rank has several stages: give --pp of at least 2 and --virtual-stages")                           \
-    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                     \
-      "is a mistake of zero bubble: give --pp of at least 2 and --schedule-pp zero-bubble")                           \
-    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give --dp of at least 2 and --zero 2") \
-    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give --dp of at least 2 and --zero 3")   \
-    X(COPIES, p->zero > 0 && p->dp_replicate > 1, "acts between copies of shards: give --dp-replicate and --zero")    \
-    X(MICRO, micro, "acts between micro-batches: give --micro-batches of at least 2")                                 \
-    X(FORWARD_FIRST, micro && p->forward_first,                                                                       \
-      "needs one micro-batch's forward pass before another's backward "                                               \
-      "pass: give --micro-batches of at least 2 and --forward-first")                                                 \
-    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                              \
-      "is a mistake of recomputation: give --recompute selective or full")                                            \
-    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                         \
-      "is a mistake of an MLP that is split by rows first: give --mlp-order row-column")                              \
-    X(BUCKETS, dp || cp || sp,                                                                                        \
-      "acts where ranks sum gradients in buckets: give --dp of at least 2, or --tp of at least 2 and --sp")
+#define NEEDS_TABLE(X)                                                                                            \
+    X(UPDATE, false,                                                                                              \
+      "acts after the backward pass, in clipping or in the update, and grads ends before: a check shows it")      \
+    X(STEPS, false, "acts from the second step on, and grads makes one: a check shows it")                        \
+    X(DROPOUT, false, "is a mistake of dropout, and grads has none: a check shows it")                            \
+    X(MODULE, false, "shows in a module, not in a model: a check runs one")                                       \
+    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")            \
+    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                 \
+    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")             \
+    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV),                                                     \
+      "is a mistake of a fused q|k|v, which this model has not")                                                  \
+    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                          \
+    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")          \
+    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                    \
+    X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                        \
+    X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                          \
+    X(SP, sp, "is a mistake of sequence parallelism: give tp of at least 2 and sp")                               \
+    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                   \
+      "is about copies of KV heads, of which this run has none: give tp above the model's KV heads")              \
+    X(CP, cp, "acts between context-parallel ranks: give cp of at least 2")                                       \
+    X(RING, ring, "acts in a ring of context-parallel ranks: give cp above cp-inner")                             \
+    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give cp above cp-inner, and zigzag")                  \
+    X(GATHERS, ring || sp,                                                                                        \
+      "acts where tokens of several ranks are put together: give cp above cp-inner, or tp and sp")                \
+    X(CHUNKS, sp && p->overlap > 1,                                                                               \
+      "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")              \
+    X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                 \
+    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                  \
+      "acts where a rank has several stages: give pp of at least 2 and virtual stages")                           \
+    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                 \
+      "is a mistake of zero bubble: give pp of at least 2 and the zero-bubble schedule")                          \
+    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2") \
+    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")   \
+    X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                 \
+      "acts between copies of shards: give replicas (dp-replicate) and zero")                                     \
+    X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                  \
+    X(FORWARD_FIRST, micro && p->forward_first,                                                                   \
+      "needs one micro-batch's forward pass before another's backward "                                           \
+      "pass: give at least 2 micro-batches and forward-first")                                                    \
+    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                          \
+      "is a mistake of recomputation: give recompute selective or full")                                          \
+    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                     \
+      "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                        \
+    X(BUCKETS, dp || cp || sp,                                                                                    \
+      "acts where ranks sum gradients in buckets: give dp of at least 2, or tp of at least 2 and sp")
 enum {
 #define NUMBER(name, holds, text) NEEDS_##name,
     NEEDS_TABLE(NUMBER)
