@@ -178,10 +178,10 @@ def _run(run: _Run, folder: pathlib.Path, draw: int, alone: bool) -> None:
                                "compare: only model(..) is a pass, not model.forward(..) or calls of its parts")
 
 
-def _spec(told: typing.Any, mesh: dict[str, int]) -> typing.Any:
-    if isinstance(told, (str, os.PathLike)):
-        told = json.loads(pathlib.Path(told).read_text(encoding="utf-8"))
-    return {"mesh": mesh, **(told or {})}
+def _spec(given: typing.Any, mesh: dict[str, int]) -> typing.Any:
+    if isinstance(given, (str, os.PathLike)):
+        given = json.loads(pathlib.Path(given).read_text(encoding="utf-8"))
+    return {"mesh": mesh, **(given or {})}
 
 
 def _one_rank(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> None:

@@ -125,10 +125,10 @@ def environment(rank: int, job: Job) -> dict[str, str]:
 
 def _raised(error: BaseException) -> Report:
     """An exception as text, from the function on."""
-    told = traceback.TracebackException.from_exception(error)
-    first = next((i for i, frame in enumerate(told.stack) if not of_package(frame.filename)), 0)
-    told.stack = traceback.StackSummary.from_list(told.stack[first:])
-    lines = "".join(told.format()).rstrip().split("\n")
+    report = traceback.TracebackException.from_exception(error)
+    first = next((i for i, frame in enumerate(report.stack) if not of_package(frame.filename)), 0)
+    report.stack = traceback.StackSummary.from_list(report.stack[first:])
+    lines = "".join(report.format()).rstrip().split("\n")
     if len(lines) > LINES:
         lines[LINES // 2:-LINES // 2] = [f"  .. {len(lines) - LINES} more lines .."]
     try:
@@ -136,7 +136,7 @@ def _raised(error: BaseException) -> Report:
         pickle.loads(data)
     except Exception:
         data = b""
-    title = "".join(told.format_exception_only()).strip().split("\n")[0]
+    title = "".join(report.format_exception_only()).strip().split("\n")[0]
     return Report("raised", data, title, "\n".join(lines))
 
 

@@ -53,10 +53,10 @@ def pytest_addoption(parser: typing.Any) -> None:
 def pytest_configure(config: typing.Any) -> None:
     config.addinivalue_line("markers", " ".join(MARKER.split()))
     for name, read in (("ranks", _integers), ("seeds", _integers), ("timeout", _seconds)):
-        read(_told(config, name), name)  # what cannot be read is said before any test runs
+        read(_option(config, name), name)  # what cannot be read is said before any test runs
 
 
-def _told(config: typing.Any, name: str) -> str | None:
+def _option(config: typing.Any, name: str) -> str | None:
     """The command line's value, else the ini file's."""
     value = config.getoption(f"--anyrank-{name}")
     return value if value is not None else config.getini(f"anyrank_{name}") or None
@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc: typing.Any) -> None:
         return
     marker = _marker(metafunc.definition)
     layouts = _layouts(metafunc.config, marker)
-    line = _integers(_told(metafunc.config, "seeds"), "seeds")
+    line = _integers(_option(metafunc.config, "seeds"), "seeds")
     seeds = line if line is not None else _integers(marker.get("seeds"), "seeds")
     if layouts is None and seeds is None:
         return  # one turn, whose name needs no brackets
@@ -128,7 +128,7 @@ def _layouts(config: typing.Any, marker: dict[str, typing.Any]) -> list[dict[str
     """The meshes to try; None where nothing is said."""
     from anyrank._compare import layout_of
 
-    numbers = _integers(_told(config, "ranks"), "ranks")
+    numbers = _integers(_option(config, "ranks"), "ranks")
     given = marker.get("layouts")
     try:
         if given is not None:
@@ -154,7 +154,7 @@ def _anyrank_case(request: typing.Any) -> Case:
     pytest.importorskip("torch", reason="ranks need torch")
     layout, seed = getattr(request, "param", (None, 0))
     marked = _seconds(_marker(request.node).get("timeout"), "timeout")
-    line = _seconds(_told(request.config, "timeout"), "timeout")
+    line = _seconds(_option(request.config, "timeout"), "timeout")
     from anyrank import ranks
     seconds = line if line is not None else marked if marked is not None else ranks.TIMEOUT
     return Case(layout, seed, seconds or None)
@@ -237,11 +237,11 @@ def _outcome(failed: typing.Any) -> BaseException:
 
 def _folder(request: typing.Any, factory: typing.Any, turn: int) -> pathlib.Path:
     """Where a comparison's dumps go: a folder that nobody else has."""
-    told = _told(request.config, "dump")
-    if told is None:
+    given = _option(request.config, "dump")
+    if given is None:
         return pathlib.Path(factory.mktemp("anyrank"))
     name = re.sub(r"[^\w.=-]+", "-", request.node.nodeid).strip("-") + (f"-{turn}" if turn > 1 else "")
-    path = pathlib.Path(request.config.invocation_params.dir, told, name)
+    path = pathlib.Path(request.config.invocation_params.dir, given, name)
     for name in ("one", "ranks", "allowed.safetensors"):  # of an earlier session; nothing else is touched
         part = path / name
         shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
@@ -251,7 +251,7 @@ def _folder(request: typing.Any, factory: typing.Any, turn: int) -> pathlib.Path
 
 def _repeat(request: typing.Any) -> str:
     """The command line that runs this turn alone."""
-    options = [f"--anyrank-{name}={_told(request.config, name)}" for name in ("ranks", "seeds")
+    options = [f"--anyrank-{name}={_option(request.config, name)}" for name in ("ranks", "seeds")
                if request.config.getoption(f"--anyrank-{name}") is not None]
     root, here = request.config.rootpath, pathlib.Path(request.config.invocation_params.dir)
     path, mark, rest = request.node.nodeid.partition("::")

@@ -326,8 +326,8 @@ def _numbers(ranks: typing.Sequence[_Rank]) -> str:
     return f"rank {words[0]}" if len(words) == 1 else f"ranks {', '.join(words[:-1])} and {words[-1]}"
 
 
-def _meanwhile(ranks: list[_Rank], told: typing.Sequence[_Rank]) -> str:
-    rest = [rank for rank in ranks if rank not in told]
+def _meanwhile(ranks: list[_Rank], reported: typing.Sequence[_Rank]) -> str:
+    rest = [rank for rank in ranks if rank not in reported]
     if not rest:
         return ""
     said: dict[str, list[_Rank]] = {}

@@ -290,16 +290,16 @@ static int rank_by_name(const char *name)
 
 /* Files that do not tell their rank: by name where all of them have one in it, else in the order of names where no file
  * tells. */
-static void tell_untold(ar_dump *d)
+static void assign_ranks(ar_dump *d)
 {
-    bool named = true, told = false;
+    bool named = true, given = false;
     for (size_t i = 0; i < d->files; i++) {
-        told |= d->file[i].rank >= 0;
+        given |= d->file[i].rank >= 0;
         named &= d->file[i].rank >= 0 || rank_by_name(d->file[i].name) >= 0;
     }
     for (size_t i = 0; i < d->files; i++)
         if (d->file[i].rank < 0)
-            d->file[i].rank = named ? rank_by_name(d->file[i].name) : told ? -1 : (int)i;
+            d->file[i].rank = named ? rank_by_name(d->file[i].name) : given ? -1 : (int)i;
 }
 
 static ar_status differ(const ar_dump *d, size_t a, size_t b, const char *what)
@@ -445,7 +445,7 @@ static ar_status tell_ranks(ar_dump *d, const ari_map *map)
         return AR_OK;
     for (size_t i = 0; i < d->files; i++)
         d->file[i].rank = d->file[i].placed ? d->file[i].placement.rank : -1;
-    tell_untold(d);
+    assign_ranks(d);
     AR_TRY(agree(d));
     AR_TRY(list_ranks(d));
     return check_places(d);

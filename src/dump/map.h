@@ -133,7 +133,7 @@ struct ari_map_rule {
     const char *unstack; /* names of the tensors, one for each index; NULL */
     int shape_dims;      /* 0: not told */
     size_t shape[AR_ST_MAX_DIMS];
-    bool shape_told[AR_ST_MAX_DIMS];
+    bool shape_given[AR_ST_MAX_DIMS];
     bool transpose;
     int permuted; /* dimensions that permute tells; 0: none */
     int permute[AR_ST_MAX_DIMS];

@@ -232,7 +232,7 @@ static ar_status take_blocks(const ari_map_place *p, const view *whole, targets 
 {
     int dim = 0;
     AR_TRY(ari_map_block_dim(p, &dim));
-    if (dim < p->r->shape_dims && p->r->shape_told[dim])
+    if (dim < p->r->shape_dims && p->r->shape_given[dim])
         return ari_map_misfit(p, "the rule's shape tells dimension %d, which 'into' takes apart", dim);
     for (size_t k = 0; k < p->r->blocks; k++) {
         ari_map_runs runs = {0};

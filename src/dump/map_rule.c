@@ -186,7 +186,7 @@ static ar_status read_shape(const ari_map *m, ari_map_rule *r, const json_t *val
             continue;
         AR_TRY(read_int(m, r, "shape", extent, 0, (int64_t)1 << 60, &x));
         r->shape[i] = (size_t)x;
-        r->shape_told[i] = true;
+        r->shape_given[i] = true;
     }
     r->shape_dims = (int)n;
     return AR_OK;

@@ -133,7 +133,7 @@ static bool share_of_shape(const axis *a, size_t level, size_t *offset, size_t *
 {
     const ari_map_rule *r = a->p->r;
     const int mesh = a->split[level]->mesh;
-    if (!a->missing || a->splits != 1 || a->dim >= r->shape_dims || !r->shape_told[a->dim])
+    if (!a->missing || a->splits != 1 || a->dim >= r->shape_dims || !r->shape_given[a->dim])
         return false;
     share(false, r->shape[a->dim], (size_t)a->p->m->mesh.dim[mesh].size, (size_t)a->p->at[mesh], offset, count);
     return *count == a->own;
@@ -301,7 +301,7 @@ static ar_status collect_splits(axis *a)
 static ar_status clip(const axis *a, ari_map_runs *runs, size_t *full)
 {
     const ari_map_rule *r = a->p->r;
-    if (a->dim >= r->shape_dims || !r->shape_told[a->dim])
+    if (a->dim >= r->shape_dims || !r->shape_given[a->dim])
         return AR_OK;
     const size_t told = r->shape[a->dim];
     size_t kept = 0;
@@ -335,7 +335,7 @@ ar_status ari_map_runs_of(const ari_map_place *p, int dim, ari_map_runs *runs, s
         level = 1;
     } else {
         AR_TRY_TO(done, st, extent(&a, p->at, 0, full));
-        if (a.missing && dim < p->r->shape_dims && p->r->shape_told[dim] && *full < p->r->shape[dim])
+        if (a.missing && dim < p->r->shape_dims && p->r->shape_given[dim] && *full < p->r->shape[dim])
             *full = p->r->shape[dim];
         AR_TRY_TO(done, st, ari_map_runs_add(&now, 0, 0, *full));
     }

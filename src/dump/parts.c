@@ -69,7 +69,7 @@ typedef struct holder {
     const ari_piece *piece;
 } holder;
 
-static int told(const ari_piece *p)
+static int replica_of(const ari_piece *p)
 {
     return p->replicas > 0 ? p->replica : -1;
 }
@@ -83,7 +83,7 @@ static int compare_holders(const void *a, const void *b)
     if (order == 0)
         order = memcmp(x->box->extent, y->box->extent, sizeof x->box->extent);
     if (order == 0)
-        order = (told(x->piece) > told(y->piece)) - (told(x->piece) < told(y->piece));
+        order = (replica_of(x->piece) > replica_of(y->piece)) - (replica_of(x->piece) < replica_of(y->piece));
     if (order == 0)
         order = (x->piece->term > y->piece->term) - (x->piece->term < y->piece->term);
     return order != 0 ? order : (x->piece > y->piece) - (x->piece < y->piece);
@@ -171,7 +171,7 @@ static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const ho
 static ar_status told_copies(int *copies, const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
 {
     const ari_piece *last = h[n - 1].piece; /* those that tell come after those that do not */
-    *copies = told(h[0].piece) < 0 ? 0 : last->replicas;
+    *copies = replica_of(h[0].piece) < 0 ? 0 : last->replicas;
     for (size_t i = 0; i < n; i++)
         if (h[i].piece->replicas != last->replicas && h[i].piece->replicas > 0)
             return ar_error_set(AR_ERR_FORMAT,

@@ -381,12 +381,12 @@ Test(args_tell, tells_numbers_apart)
 
 Test(transport, names_the_first_option_in_which_a_process_differs)
 {
-    cr_expect_ok(compare_told(3, "a\n--tp 2\n", "a\n--tp 2\n"));
-    cr_assert_eq(compare_told(3, "a\n--tp 2\n--sp\n", "a\n--tp 2\nno --sp\n"), AR_ERR_ARG);
+    cr_expect_ok(compare_options(3, "a\n--tp 2\n", "a\n--tp 2\n"));
+    cr_assert_eq(compare_options(3, "a\n--tp 2\n--sp\n", "a\n--tp 2\nno --sp\n"), AR_ERR_ARG);
     cr_expect_str_eq(ar_error_message(),
                      "process 3 was started with '--sp', process 0 with 'no --sp': all take the same options");
-    cr_assert_eq(compare_told(1, "anyrank a\n", "anyrank b\n--tp 2\n"), AR_ERR_ARG);
+    cr_assert_eq(compare_options(1, "anyrank a\n", "anyrank b\n--tp 2\n"), AR_ERR_ARG);
     cr_expect_str_eq(ar_error_message(),
                      "process 1 was started with 'anyrank a', process 0 with 'anyrank b': all take the same options");
-    cr_expect_eq(compare_told(1, "", "anyrank b\n"), AR_ERR_ARG);
+    cr_expect_eq(compare_options(1, "", "anyrank b\n"), AR_ERR_ARG);
 }

@@ -33,10 +33,10 @@ STATE = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v", "square_avg"
 _captured: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def _optimizers(told: typing.Any) -> list[typing.Any]:
+def _optimizers(given: typing.Any) -> list[typing.Any]:
     """Optimizers without the wrappers of accelerate and the like."""
     found = []
-    for optimizer in told if isinstance(told, (list, tuple)) else [told] if told is not None else []:
+    for optimizer in given if isinstance(given, (list, tuple)) else [given] if given is not None else []:
         inner = optimizer
         while not isinstance(inner, torch.optim.Optimizer) or type(inner).__module__.startswith("accelerate"):
             inner = getattr(inner, "optimizer", None)
@@ -81,7 +81,7 @@ class Capture:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
         self._given, self._folder, self._spec = model, pathlib.Path(folder), Spec(spec)
         self._model, _ = unwrapped(model)
-        self._optimizers, self._timeout, self._told_rank = _optimizers(optimizer), timeout, rank
+        self._optimizers, self._timeout, self._given_rank = _optimizers(optimizer), timeout, rank
         self._chosen, self._values = Chosen(steps), set(values)
         self._only = [only] if isinstance(only, str) else only
         self._check_optimizers()
@@ -198,18 +198,18 @@ class Capture:
     def _ranks(self) -> tuple[int, int]:
         """This rank, and how many there are."""
         if dist.is_available() and dist.is_initialized():
-            if self._told_rank not in (None, dist.get_rank()):
-                raise AnyrankError(f"rank={self._told_rank}: by the process group this is rank {dist.get_rank()}")
+            if self._given_rank not in (None, dist.get_rank()):
+                raise AnyrankError(f"rank={self._given_rank}: by the process group this is rank {dist.get_rank()}")
             return dist.get_rank(), dist.get_world_size()
         world = 1
         for size in (self._spec.mesh or {}).values():
             world *= size if isinstance(size, int) else 1
-        rank = self._told_rank or 0
+        rank = self._given_rank or 0
         if not 0 <= rank < world:
             has = f"the mesh {self._spec.mesh} has {world} ranks, from 0" if self._spec.mesh else (
                 "without a process group the ranks are those of spec={\"mesh\": ..}, which is not given")
             raise AnyrankError(f"rank={rank}: {has}")
-        if world > 1 and self._told_rank is None:
+        if world > 1 and self._given_rank is None:
             raise AnyrankError(f"the mesh {self._spec.mesh} has {world} ranks, without a process group: say rank=")
         return rank, world
 
@@ -345,7 +345,7 @@ class Capture:
     def wants(self, kind: str) -> bool:
         return kind in self._values
 
-    def told(self, name: str) -> bool:
+    def in_spec(self, name: str) -> bool:
         return bool(self._spec.dims_of(name))
 
     def reserve(self, name: str) -> None:
@@ -358,10 +358,10 @@ class Capture:
         self._record.seen.add(name)
         if not self._wanted(name):
             return
-        local, told = local_of(tensor), self._spec.dims_of(name)
-        if set(told) - {"dp"} and not isinstance(tensor, DTensor):
+        local, spec = local_of(tensor), self._spec.dims_of(name)
+        if set(spec) - {"dp"} and not isinstance(tensor, DTensor):
             whole = None  # was worked out from a DTensor that it was made of, and the spec knows better
-        divided = told.get("dp", 0) is not None
+        divided = spec.get("dp", 0) is not None
         if name.endswith(":bwd") and self._record.groups.mean and divided:
             local = local / self._record.groups.mesh.size(self._record.groups.mean)
         self._record.add(name, self._at(name, self._step), local, whole, per_sample, of.number,
@@ -464,7 +464,7 @@ class Capture:
         return [local_of(p)[(slice(2),) * p.dim()].clone() for _, p in self._parameters]
 
     def _is_over(self) -> bool:
-        """Whether the step's gradients are complete, as was seen or told, or by changed parameters."""
+        """Whether the step's gradients are complete, as was seen or given, or by changed parameters."""
         if self._heads and not self._over:
             self._over = not all(map(torch.equal, self._heads, self._heads_now()))
         return self._over

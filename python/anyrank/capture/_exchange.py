@@ -92,7 +92,7 @@ class Store:
         now, self.round = self.round, self.round + 1
         self._say(self._key(now, self.rank), {"value": value})
         self._stand(self.name)
-        told = []
+        heard = []
         for rank in range(self.world):
             said = json.loads(zlib.decompress(self._get(self._key(now, rank), rank)))
             if "failed" in said:
@@ -104,8 +104,8 @@ class Store:
                 raise AnyrankError(f"rank {rank} is at the end of its capture {said['instead']}, rank {self.rank} at "
                                    f"that of {self.name} (folder#number): every rank has to make the same captures, "
                                    "into folders that it names alike")
-            told.append(said["value"])
-        return told
+            heard.append(said["value"])
+        return heard
 
     def failed(self, why: str) -> None:
         """Says to those that come to their end that this rank has no file, after what it said before."""

@@ -244,7 +244,7 @@ class Sink(typing.Protocol):
 
     def wants(self, kind: str) -> bool: ...
 
-    def told(self, name: str) -> bool: ...
+    def in_spec(self, name: str) -> bool: ...
 
     def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool) -> None: ...
 
@@ -302,7 +302,7 @@ class Listener:
                     continue
                 if i == 0:
                     self._mark(module, args, t, whole.get("of"))
-                elif (divided(module, self.gathered) and not self.sink.told(f"{name}:fwd") and
+                elif (divided(module, self.gathered) and not self.sink.in_spec(f"{name}:fwd") and
                       not _mark_heads(module, t)):
                     continue  # of the rank's own heads, or whole: nothing says which
                 called = now.of_module(name, t)

@@ -12,7 +12,7 @@ import typing
 from anyrank._errors import AnyrankError
 
 MAX_DIMS, MAX_NAME = 6, 15
-TOLD = 'say it: spec={"mesh": {"dp": 2, "tp": 4}}, the outermost dimension first'
+SPEC_HINT = 'say it: spec={"mesh": {"dp": 2, "tp": 4}}, the outermost dimension first'
 
 
 class Line(typing.NamedTuple):
@@ -36,7 +36,7 @@ class Mesh:
         if len(sizes) > MAX_DIMS:
             raise AnyrankError(f"mesh: {len(sizes)} dimensions, at most {MAX_DIMS} are supported")
         if ranks != world:
-            raise AnyrankError(f"the mesh {sizes} has {ranks} ranks, the run has {world}; {TOLD}")
+            raise AnyrankError(f"the mesh {sizes} has {ranks} ranks, the run has {world}; {SPEC_HINT}")
         self.sizes, self.rank, self.world = sizes, rank, world
         self.strides: dict[str, int] = {}
         stride = 1
@@ -72,7 +72,7 @@ class Mesh:
         names = [name for i, name in enumerate(self.sizes) if len({c[i] for c in coordinates}) > 1]
         if set(self.along(names)[0]) != set(ranks):
             raise AnyrankError(f"{what} has the ranks {list(ranks)}, which are none of the lines of the mesh "
-                               f"{self.sizes} through rank {self.rank}; {TOLD}")
+                               f"{self.sizes} through rank {self.rank}; {SPEC_HINT}")
         return names
 
 
@@ -82,7 +82,7 @@ def _step(line: Line) -> int:
     step = ranks[1] - ranks[0]
     if step < 1 or any(b - a != step for a, b in zip(ranks, ranks[1:])):
         raise AnyrankError(f"the ranks {list(ranks)} of the mesh's dimension {line.name!r} do not follow at equal "
-                           f"steps; {TOLD}")
+                           f"steps; {SPEC_HINT}")
     return step
 
 
@@ -120,13 +120,13 @@ def mesh_of_lines(lines: typing.Sequence[Line], rank: int, world: int) -> Mesh:
     reach = 1
     for (step, size), name in sorted(dims.items()):
         if step % reach:
-            raise AnyrankError(f"the groups of ranks {texts} lie across one another; {TOLD}")
+            raise AnyrankError(f"the groups of ranks {texts} lie across one another; {SPEC_HINT}")
         if step > reach:
             add(step // reach, None)
         add(size, name)
         reach = step * size
     if world % reach:
-        raise AnyrankError(f"the groups of ranks {texts} do not divide a run of {world}; {TOLD}")
+        raise AnyrankError(f"the groups of ranks {texts} do not divide a run of {world}; {SPEC_HINT}")
     if world > reach or not found:
         add(world // reach, None)
     return Mesh(dict(reversed(found)), rank, world)

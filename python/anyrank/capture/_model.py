@@ -132,11 +132,11 @@ def divided(module: nn.Module, gathered: set[tuple[int, ...]]) -> bool:
     return False
 
 
-def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, told: dict[str, int] | None,
+def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, given: dict[str, int] | None,
               mean: list[str] | None) -> Groups:
     """The mesh and what its dimensions are for: found from the model, or the one that is told."""
     averaged = _data_groups(model, ddp) if world > 1 else []
-    if told is None:
+    if given is None:
         lines: list[Line] = []
         meshes = {id(p.device_mesh): p.device_mesh for _, p in parameters_of(model) if isinstance(p, DTensor)}
         roots = {id(root): root for root in map(root_of, meshes.values())}
@@ -145,7 +145,7 @@ def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, told: di
         lines.sort(key=lambda line: line.name is None)
         mesh = mesh_of_lines([*lines, *averaged], rank, world)
     else:
-        mesh = Mesh(told, rank, world)
+        mesh = Mesh(given, rank, world)
     covered = [name for line in averaged for name in mesh.covered(line.ranks, "the group of FSDP or DDP")]
     data = [name for name in mesh.sizes if _sample_line(name) or
             (name in covered and name.split("_")[0] not in OTHERS)]

@@ -147,25 +147,25 @@ class Rule(typing.NamedTuple):
     zigzag: tuple[str, ...]  # of the dimensions of the mesh
 
 
-def check_packed(name: str, told: dict[str, typing.Any], sizes: dict[str, int]) -> None:
-    if looks_packed(name) and told.get("tp") is not None and "blocks" not in told and sizes.get("tp", 1) > 1:
+def check_packed(name: str, spec: dict[str, typing.Any], sizes: dict[str, int]) -> None:
+    if looks_packed(name) and spec.get("tp") is not None and "blocks" not in spec and sizes.get("tp", 1) > 1:
         raise AnyrankError(f"{name} looks like several tensors packed in one; say their relative sizes, such as "
                            '"blocks": [1, 1, 1], or "blocks": None where one cut goes straight through all of it')
 
 
-def check_told(name: str, part: Part, told: dict[str, typing.Any], partial: typing.Sequence[str],
+def check_spec(name: str, part: Part, spec: dict[str, typing.Any], partial: typing.Sequence[str],
                sizes: dict[str, int]) -> None:
     """An error where the spec contradicts what a DTensor says of itself."""
-    for key, dim in told.items():
+    for key, dim in spec.items():
         own = part.known.get(key)
         if key == "blocks" and dim or key == "copies":
             raise AnyrankError(f"{name}: is a DTensor, of whose parts {key!r} in the spec cannot be true; {OTHERWISE}")
         if key not in part.known or sizes[key] == 1:
             continue
-        if key in told.get("zigzag", ()) or own != (None if dim is None else dim % len(part.shape)):
+        if key in spec.get("zigzag", ()) or own != (None if dim is None else dim % len(part.shape)):
             says = "divides no dimension" if own is None else f"divides dimension {own}"
             raise AnyrankError(f"{name}: by its DTensor {key} {says}, the spec says {dim}"
-                               f"{' in a zigzag' if key in told.get('zigzag', ()) else ''}; {OTHERWISE}")
+                               f"{' in a zigzag' if key in spec.get('zigzag', ()) else ''}; {OTHERWISE}")
     wrong = [key for key in partial if key in part.known and key not in part.partial and sizes[key] > 1]
     if wrong:
         raise AnyrankError(f"{name}: is partial over {wrong[0]} by the spec, and not by its DTensor")
@@ -178,15 +178,15 @@ class Spread(typing.NamedTuple):
     full: int
 
 
-def spread(mesh: Mesh, name: str, rule: Rule, told: typing.Sequence[Shape | None], data: typing.Sequence[str],
+def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | None], data: typing.Sequence[str],
            ndim: int) -> dict[int, Spread]:
-    """Where this rank is along each dimension that the rule divides. told: each rank's extents, None: it has no such
+    """Where this rank is along each dimension that the rule divides. shapes: each rank's extents, None: it has no such
     tensor."""
     out = {}
     for dim in sorted(set(rule.dims.values())):
         names = mesh.ordered(n for n, d in rule.dims.items() if d == dim)
         ranks, at = mesh.along(names)
-        line = [told[rank] for rank in ranks]
+        line = [shapes[rank] for rank in ranks]
         if any(s is None or len(s) != ndim for s in line):
             lacking = ranks[next(i for i, s in enumerate(line) if s is None or len(s) != ndim)]
             raise AnyrankError(f"{name}: rank {lacking}, along {' and '.join(names)}, does not have this tensor")

@@ -14,10 +14,10 @@ import torch
 from anyrank._errors import AnyrankError
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import Placed, RankFiles
-from anyrank.capture._mesh import TOLD
+from anyrank.capture._mesh import SPEC_HINT
 from anyrank.capture._model import Groups
 from anyrank.capture._places import (Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs, check_packed,
-                                     check_told, dealt_boxes, part_of, sample_starts, spread, zigzag_boxes)
+                                     check_spec, dealt_boxes, part_of, sample_starts, spread, zigzag_boxes)
 from anyrank.capture._spec import EXTRAS, Spec
 
 
@@ -93,7 +93,7 @@ class Record:
         """A DTensor's part, which the spec may not contradict, with the samples in front as they are written."""
         part = part_of(self.groups.mesh, whole, local, name)
         base = value.base
-        check_told(name, part, self._told(base), self.spec.partial_of(base), self.groups.mesh.sizes)
+        check_spec(name, part, self._spec_of(base), self.spec.partial_of(base), self.groups.mesh.sizes)
         if value.samples is not None and part.runs[value.samples] != ((0, whole.shape[value.samples]),):
             value.samples = None
         return part if value.samples is None else part.fronted(value.samples)
@@ -148,32 +148,32 @@ class Record:
 
     # --- at the end ---------------------------------------------------------------------------------------------------
 
-    def _told(self, name: str) -> dict[str, typing.Any]:
+    def _spec_of(self, name: str) -> dict[str, typing.Any]:
         """What the spec says of a tensor; "dp" means all dimensions that share out samples where none is called so."""
-        told, sizes = self.spec.dims_of(name), self.groups.mesh.sizes
-        over = self.groups.data if "dp" in told and "dp" not in sizes else []
-        return {**dict.fromkeys(over, told.get("dp")), **{n: d for n, d in told.items() if n in sizes or n in EXTRAS}}
+        given, sizes = self.spec.dims_of(name), self.groups.mesh.sizes
+        over = self.groups.data if "dp" in given and "dp" not in sizes else []
+        return {**dict.fromkeys(over, given.get("dp")), **{n: d for n, d in given.items() if n in sizes or n in EXTRAS}}
 
     def _rule(self, name: str, value: Value) -> Rule:
         """What shares out a tensor besides what a DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
-        told = self._told(name) if value.ndim else {}
+        given = self._spec_of(name) if value.ndim else {}
         known = value.part.known if value.part else {}
         dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
         if value.part is None:
-            check_packed(name, told, mesh.sizes)
-        dims.update({n: None if dim is None else value.written(dim) for n, dim in told.items() if n not in EXTRAS})
+            check_packed(name, given, mesh.sizes)
+        dims.update({n: None if dim is None else value.written(dim) for n, dim in given.items() if n not in EXTRAS})
         kept = {n: d for n, d in dims.items() if d is not None and n not in known}
-        zigzag = tuple(n for n in told.get("zigzag", ()) if n in kept and mesh.sizes[n] > 1)
-        return Rule(kept, tuple(told.get("blocks") or ()), told.get("copies", 1), zigzag)
+        zigzag = tuple(n for n in given.get("zigzag", ()) if n in kept and mesh.sizes[n] > 1)
+        return Rule(kept, tuple(given.get("blocks") or ()), given.get("copies", 1), zigzag)
 
-    def _place(self, name: str, value: Value, told: list[Shape | None],
+    def _place(self, name: str, value: Value, shapes: list[Shape | None],
                rows: list[list[int] | None]) -> dict[int, Placed]:
         """Where its parts are: by file."""
         mesh, rule = self.groups.mesh, self._rule(name, value)
         partial = [*(value.part.partial if value.part else ()), *self.spec.partial_of(name)]
         partial = self._mean_dims() if value.mean else mesh.ordered(partial)
-        places = spread(mesh, name, rule, told, self.groups.data, value.ndim)
+        places = spread(mesh, name, rule, shapes, self.groups.data, value.ndim)
         shape, offset = list(value.extents()), [0] * value.ndim
         for dim, place in places.items():
             offset[dim], shape[dim] = place.before, place.full
@@ -208,10 +208,10 @@ class Record:
             out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0)
         return out
 
-    def _add_norms(self, told: list[dict[str, typing.Any]]) -> None:
+    def _add_norms(self, of_all: list[dict[str, typing.Any]]) -> None:
         for name, (own, kind, over, dtype) in self.norms.items():
             ranks, _ = self.groups.mesh.along(self.groups.mesh.ordered(over))
-            parts = [told[rank]["norms"].get(name, own) for rank in ranks]
+            parts = [of_all[rank]["norms"].get(name, own) for rank in ranks]
             norm = max(parts) if kind == float("inf") else sum(x ** kind for x in parts) ** (1 / kind)
             self._write(name, Value(name, None, False, 0), torch.tensor(norm, dtype=dtype), 0)
 
@@ -223,20 +223,20 @@ class Record:
                 "shapes": {name: value.extents() for name, value in self.values.items()},
                 "rows": {name: value.rows() for name, value in self.values.items() if len(value.parts) > 1},
                 "unmatched": self.spec.unmatched(self.seen)}
-        told = exchange.tell(mine)
-        alone = len(told) < mesh.world  # then the others are taken to have as much
-        told = [mine] * mesh.world if alone else told
-        for rank, other in enumerate(told):
+        of_all = exchange.tell(mine)
+        alone = len(of_all) < mesh.world  # then the others are taken to have as much
+        of_all = [mine] * mesh.world if alone else of_all
+        for rank, other in enumerate(of_all):
             if [tuple(dim) for dim in other["mesh"]] != mine["mesh"]:
                 raise AnyrankError(f"rank {rank} found the mesh {dict(other['mesh'])}, rank {mesh.rank} {mesh.sizes}; "
-                                   f"{TOLD}")
-        self._warn(set.intersection(*(set(other["unmatched"]) for other in told)))
-        self._add_norms(told)
-        shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in told]
+                                   f"{SPEC_HINT}")
+        self._warn(set.intersection(*(set(other["unmatched"]) for other in of_all)))
+        self._add_norms(of_all)
+        shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in of_all]
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
         for name, value in self.values.items():
             of_ranks = [shape.get(name) if value.ndim else () for shape in shapes]
-            rows = [other["rows"].get(name, [shape[0]]) if shape else None for other, shape in zip(told, of_ranks)]
+            rows = [other["rows"].get(name, [shape[0]]) if shape else None for other, shape in zip(of_all, of_ranks)]
             for number, placed in self._place(name, value, of_ranks, rows).items():
                 places[number][name] = placed
         if not alone:
@@ -265,11 +265,11 @@ class Record:
         for here in places:
             for name, placed in here.items():
                 mine.setdefault(name, []).append(key(placed))
-        told = exchange.tell(mine)
+        of_all = exchange.tell(mine)
         for here in places:
             for name, placed in here.items():
                 own = key(placed)
-                holders = [rank for rank, other in enumerate(told) if own in other.get(name, ())]
+                holders = [rank for rank, other in enumerate(of_all) if own in other.get(name, ())]
                 here[name] = placed._replace(replica=holders.index(mesh.rank), replicas=len(holders))
 
 

@@ -48,38 +48,38 @@ def _names(value: typing.Any, where: str) -> list[str]:
 class Spec:
     """mesh: None where it is to be found. mean_over: None likewise; [] is none."""
 
-    def __init__(self, told: typing.Any) -> None:
+    def __init__(self, given: typing.Any) -> None:
         self.where = "spec"
-        if isinstance(told, (str, os.PathLike)):
-            self.where = os.fspath(told)
+        if isinstance(given, (str, os.PathLike)):
+            self.where = os.fspath(given)
             try:
-                with open(told, encoding="utf-8") as file:
-                    told = json.load(file)
+                with open(given, encoding="utf-8") as file:
+                    given = json.load(file)
             except (OSError, ValueError) as error:
                 raise AnyrankError(f"spec: {self.where}: {error}") from None
-        told = {} if told is None else told
-        if not isinstance(told, dict):
-            raise AnyrankError(f"spec: {type(told).__name__} is neither a dictionary nor a file's name")
-        for key in told:
+        given = {} if given is None else given
+        if not isinstance(given, dict):
+            raise AnyrankError(f"spec: {type(given).__name__} is neither a dictionary nor a file's name")
+        for key in given:
             if key not in KEYS:
                 raise _unknown(key, KEYS, self.where)
-        self.mesh = self._mesh(told.get("mesh"))
-        mean = told.get("mean_over")
+        self.mesh = self._mesh(given.get("mesh"))
+        mean = given.get("mean_over")
         self.mean_over = None if mean is None else _names(mean, f"{self.where}: mean_over")
-        self.samples = told.get("samples", SAMPLES[0])
+        self.samples = given.get("samples", SAMPLES[0])
         if self.samples not in SAMPLES:
             raise AnyrankError(f"{self.where}: samples: {self.samples!r} is none of {list(SAMPLES)}")
         self.shard: list[tuple[str, dict[str, typing.Any]]] = []
         self.partial: list[tuple[str, list[str]]] = []
-        for glob, dims in self._globs(told, "shard"):
+        for glob, dims in self._globs(given, "shard"):
             self._add_shard(glob, dims, f"{self.where}: shard of {glob!r}")
-        for glob, dims in self._globs(told, "partial"):
+        for glob, dims in self._globs(given, "partial"):
             self.partial.append((glob, _names(dims, f"{self.where}: partial of {glob!r}")))
-        for rule in told.get("tensors") or []:
+        for rule in given.get("tensors") or []:
             self._add_rule(rule)
 
-    def _globs(self, told: dict[str, typing.Any], key: str) -> list[tuple[str, typing.Any]]:
-        globs = told.get(key) or {}
+    def _globs(self, given: dict[str, typing.Any], key: str) -> list[tuple[str, typing.Any]]:
+        globs = given.get(key) or {}
         if not isinstance(globs, dict):
             raise AnyrankError(f"{self.where}: {key} has to be a dictionary from names to dimensions")
         return list(globs.items())

@@ -49,12 +49,12 @@ def _find(folder: str) -> tuple[str, str] | None:
     latest = next((name for name in ("latest_checkpointed_iteration.txt", "latest") if name in names), None)
     if latest:
         with open(os.path.join(folder, latest), encoding="utf-8", errors="replace") as file:
-            told = file.read(200).strip().replace("\0", "?")
-        inside = os.path.join(folder, f"iter_{int(told):07d}" if told.isdecimal() else told)
-        if told not in ("", ".", "..") and not os.path.dirname(told) and os.path.isdir(inside):
+            named = file.read(200).strip().replace("\0", "?")
+        inside = os.path.join(folder, f"iter_{int(named):07d}" if named.isdecimal() else named)
+        if named not in ("", ".", "..") and not os.path.dirname(named) and os.path.isdir(inside):
             return _find(inside)
-        if latest != "latest" or told.startswith("global_step"):  # this program's own checkpoints have a `latest` too
-            raise AnyrankError(f"{folder}: {latest} names {told!r}, and there is no such checkpoint in the folder")
+        if latest != "latest" or named.startswith("global_step"):  # this program's own checkpoints have a `latest` too
+            raise AnyrankError(f"{folder}: {latest} names {named!r}, and there is no such checkpoint in the folder")
     if any(name.endswith(".distcp") for name in names) or ".metadata" in names:
         megatron = "common.pt" in names or "metadata.json" in names
         return ("megatron_dist" if megatron else "dcp"), folder

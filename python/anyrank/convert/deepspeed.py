@@ -233,10 +233,10 @@ class _Reader:
 
     def _check_slice(self, rank: _Rank, g: int, name: str, start: int, count: int) -> None:
         """Versions since 0.8 say where each parameter is."""
-        told = nested(rank.slices, g, name)
-        if told is not None and (attribute(told, "start"), attribute(told, "numel")) != (start, count):
+        stored = nested(rank.slices, g, name)
+        if stored is not None and (attribute(stored, "start"), attribute(stored, "numel")) != (start, count):
             raise AnyrankError(f"{rank.path}: {name!r} should be {count} elements from {start} on, the file says "
-                               f"{attribute(told, 'numel')} from {attribute(told, 'start')}: a layout of another "
+                               f"{attribute(stored, 'numel')} from {attribute(stored, 'start')}: a layout of another "
                                f"version")
 
     def _shares(self, mp: int, ranks: list[_Rank], groups: list[Shapes]) -> None:

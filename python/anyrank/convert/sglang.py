@@ -137,7 +137,7 @@ def _mesh(values: list[_Value], folder: str) -> tuple[list[tuple[str, int]], dic
     for name in sorted(axes[min(axes)], key=lambda name: (name not in used, name not in usual, name)):
         twin = next((other for other in kept if all(of[other] == of[name] for of in axes.values())), None)
         apart = len({tuple(of[other][0] for other in kept) for of in axes.values()})
-        if twin or (name not in used and apart == len(axes)):  # a second name, or told by the others
+        if twin or (name not in used and apart == len(axes)):  # a second name, or given by the others
             same[name] = twin or ""
         else:
             kept.append(name)
@@ -194,7 +194,7 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     _number_repeats(values)
     mesh, same, numbers = _mesh(values, folder)
     checkpoint = Checkpoint("dump of SGLang", needs_map=len(numbers) > 1)
-    told: dict[str, str] = {}
+    dims_of: dict[str, str] = {}
     empty = 0
     for value in values:
         if value.dims is None and len(numbers) > 1:
@@ -204,8 +204,8 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
         if value.view.count == 0 and (parallel or "dp" in value.axes):
             empty += 1
             continue
-        if told.setdefault(value.name, value.dims or "") != (value.dims or ""):
-            raise AnyrankError(f"{value.path}: its dims are {value.dims!r}, another rank's {told[value.name]!r}")
+        if dims_of.setdefault(value.name, value.dims or "") != (value.dims or ""):
+            raise AnyrankError(f"{value.path}: its dims are {value.dims!r}, another rank's {dims_of[value.name]!r}")
         view = value.view if len(numbers) > 1 else _squeeze(value.view, value.dims or "")
 
         def get(view: View = view) -> View:
@@ -223,7 +223,7 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
         checkpoint.notes.append(f"{len(read_values) - len(values)} values that are no tensors are left out")
     if checkpoint.needs_map:
         rules = [{"match": re.sub(r"([*?{}\\])", r"\\\1", name), "dims": _dims(dims, mesh, same)}
-                 for name, dims in sorted(told.items())]
+                 for name, dims in sorted(dims_of.items())]
         checkpoint.mapping = {"version": 1, "mesh": [list(pair) for pair in mesh], "files": "rank-{rank}.safetensors",
                               "tensors": rules}
     return checkpoint

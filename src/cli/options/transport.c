@@ -86,45 +86,45 @@ static void set_alarm(double timeout_s, int errors, int exit_code)
 /* --- joining ------------------------------------------------------------------------------------------------------ */
 
 /* The first line in which two texts of options differ; both have one for each option, if the subcommand is the same. */
-static ar_status compare_told(int rank, const char *told, const char *first)
+static ar_status compare_options(int rank, const char *options, const char *first)
 {
     size_t a = 0, b = 0;
-    while ((a = strcspn(told, "\n")) == (b = strcspn(first, "\n")) && strncmp(told, first, a) == 0) {
-        if (told[a] == '\0')
+    while ((a = strcspn(options, "\n")) == (b = strcspn(first, "\n")) && strncmp(options, first, a) == 0) {
+        if (options[a] == '\0')
             return AR_OK;
-        told += a + 1;
+        options += a + 1;
         first += b + 1;
     }
     char own[256], others[256];
-    snprintf(own, sizeof own, "%.*s", (int)a, told);
+    snprintf(own, sizeof own, "%.*s", (int)a, options);
     snprintf(others, sizeof others, "%.*s", (int)b, first);
     return ar_error_set(AR_ERR_ARG, "process %d was started with '%s', process 0 with '%s': all take the same options",
                         rank, ARI_SHOW(own), ARI_SHOW(others));
 }
 
-static ar_status take_told(void *user, int rank, ari_bytes *b)
+static ar_status compare_process(void *user, int rank, ari_bytes *b)
 {
-    char *told = malloc(b->count + 1);
-    if (!told)
+    char *options = malloc(b->count + 1);
+    if (!options)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the options of process %d", rank);
     const size_t n = b->count;
-    told[n] = '\0';
-    ar_status st = ari_bytes_take(b, told, n);
+    options[n] = '\0';
+    ar_status st = ari_bytes_take(b, options, n);
     if (st == AR_OK)
-        st = compare_told(rank, told, user);
-    free(told);
+        st = compare_options(rank, options, user);
+    free(options);
     return st;
 }
 
 static ar_status agree_on_options(ar_process *p, const ari_args_spec *spec, const void *values)
 {
-    char *told = NULL;
-    ar_status st = ari_args_tell(&told, spec, values);
-    const ari_bytes own = {.at = (unsigned char *)told, .count = told ? strlen(told) : 0};
+    char *options = NULL;
+    ar_status st = ari_args_tell(&options, spec, values);
+    const ari_bytes own = {.at = (unsigned char *)options, .count = options ? strlen(options) : 0};
     st = ari_process_agree(p, st);
     if (st == AR_OK)
-        st = ari_process_collect(p, &own, take_told, told);
-    free(told);
+        st = ari_process_collect(p, &own, compare_process, options);
+    free(options);
     return st;
 }
 

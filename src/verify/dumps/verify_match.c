@@ -15,7 +15,7 @@
 typedef struct found {
     const char *name;
     ari_sides sides;
-    size_t told; /* place in execution order by the dump itself; SIZE_MAX */
+    size_t given; /* place in execution order by the dump itself; SIZE_MAX */
     ari_order_key key;
 } found;
 
@@ -74,7 +74,7 @@ static void add_found(found *all, size_t *n, const ari_verifying *v, const ar_du
     const ar_dump_tensor *t = a ? a : b;
     all[(*n)++] = (found){.name = t->name,
                           .sides = {.of = {a, b}},
-                          .told = SIZE_MAX,
+                          .given = SIZE_MAX,
                           .key = ari_order_of(t->name, ar_dump_path(v->dump[a ? 0 : 1]))};
 }
 
@@ -169,14 +169,14 @@ static bool of_stages(const ar_dump *d)
 }
 
 /* The first of the two dumps that tells an order. */
-static void take_told_order(const ari_verifying *v, found *all, size_t n)
+static void take_given_order(const ari_verifying *v, found *all, size_t n)
 {
     for (int s = 0; s < 2; s++) {
         bool tells = false;
         for (size_t i = 0; i < ar_dump_count(v->dump[s]) && !of_stages(v->dump[s]); i++)
             tells = tells || ar_dump_at(v->dump[s], i)->order != SIZE_MAX;
         for (size_t i = 0; tells && i < n; i++)
-            all[i].told = all[i].sides.of[s] ? all[i].sides.of[s]->order : SIZE_MAX;
+            all[i].given = all[i].sides.of[s] ? all[i].sides.of[s]->order : SIZE_MAX;
         if (tells)
             return;
     }
@@ -185,8 +185,8 @@ static void take_told_order(const ari_verifying *v, found *all, size_t n)
 static int by_execution(const void *a, const void *b)
 {
     const found *x = a, *y = b;
-    if (x->told != y->told)
-        return x->told < y->told ? -1 : 1;
+    if (x->given != y->given)
+        return x->given < y->given ? -1 : 1;
     return ari_order_compare(&x->key, &y->key);
 }
 
@@ -342,7 +342,7 @@ static ar_status select_rows(ari_verifying *v, found *all)
     size_t kept = 0;
     AR_TRY(check_globs(o->only, o->only_count, "only", all, n));
     AR_TRY(check_globs(o->leave, o->leave_count, "ignore", all, n));
-    take_told_order(v, all, n);
+    take_given_order(v, all, n);
     for (size_t i = 0; i < n; i++) {
         const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
         if (!is_selected(o, &all[i]))
