@@ -55,9 +55,9 @@ typedef struct elements {
     double outer_reference; /* and around the blocks */
     double tensors;         /* of all steps */
     double steps, states;   /* states: numbers of an optimizer for each weight */
-    double beside; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
+    double extra; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
                       whether its gradient rounds */
-    double noisy;  /* runs with errors at once; 0: none */
+    double noisy; /* runs with errors at once; 0: none */
     bool trains;
 } elements;
 
@@ -78,9 +78,9 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->steps = (double)ari_run_steps(&run->run);
     n->replicated = h * (6.0 * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
     n->states = n->trains ? ari_optimizer_states(&run->run.optimizer) : 0.0;
-    n->beside = run->run.numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
-    if (n->beside > 0.0 && run->run.precision != AR_PRECISION_F32)
-        n->beside += FLOAT;
+    n->extra = run->run.numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
+    if (n->extra > 0.0 && run->run.precision != AR_PRECISION_F32)
+        n->extra += FLOAT;
     if (run->noise_runs > 0)
         n->noisy = fmin(ari_threads(run->run.threads), run->noise_runs);
     n->tokens = (double)run->run.batch * (double)run->run.seq;
@@ -113,7 +113,7 @@ static double activation_bytes(const elements *n)
 /* And of all steps, with initial weights, gradients, new weights and the optimizer's state. */
 static double reference_bytes(const elements *n)
 {
-    const double each = activation_bytes(n) + (FLOAT * (n->trains ? 2.0 + n->states : 1.0) + n->beside) * n->parameters;
+    const double each = activation_bytes(n) + (FLOAT * (n->trains ? 2.0 + n->states : 1.0) + n->extra) * n->parameters;
     return n->steps * each + FLOAT * n->parameters;
 }
 

@@ -417,7 +417,7 @@ static double drained(const composed *c, const drain *d, double backlog)
     double at = backlog;
     for (size_t i = 0; i < s->n; i++) {
         const ari_bucket_cost *b = &s->bucket[i];
-        at = fmax(at, b->beside && !c->idle ? ready_at(c, d, &b->last) : d->end + s->loss);
+        at = fmax(at, b->overlapped && !c->idle ? ready_at(c, d, &b->last) : d->end + s->loss);
         const double slowed = fmax(0.0, fmin(b->seconds, (d->end - at) * (1.0 - d->shared)));
         at += slowed / (1.0 - fmin(d->shared, 0.99)) + (b->seconds - slowed);
     }

@@ -27,7 +27,7 @@ double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, d
 /** Seconds of a message between neighbours. */
 double ari_links_send(const ari_links *l, double bytes);
 
-/* --- collectives beside products (time_beside.c) ------------------------------------------------------------------ */
+/* --- collectives beside products (time_overlapped.c) ----------------------------------------------------------------- */
 
 /* A call that is cut into chunks, and the seconds of each and of the last. */
 typedef struct ari_cut {
@@ -46,17 +46,17 @@ typedef struct ari_prefetch {
 } ari_prefetch;
 /* That queue. Of what a product takes in chunks each is enqueued when the product of the one before begins; what is
  * gathered again, for the gradients of weights of at most two layers at once, goes behind the last of them. */
-enum { ARI_AGAINS = 2 };
-typedef struct ari_beside {
+enum { ARI_REGATHERS = 2 };
+typedef struct ari_overlapped {
     double until; /* it has done what is enqueued */
-    ari_prefetch next, again[ARI_AGAINS];
-} ari_beside;
-void ari_beside_gather(ari_beside *b, double now, const ari_cut *c, bool again);
+    ari_prefetch next, regather[ARI_REGATHERS];
+} ari_overlapped;
+void ari_overlapped_gather(ari_overlapped *b, double now, const ari_cut *c, bool regather);
 /** When the main queue has multiplied what was gathered for it, if anything was, in so many seconds, and has what it
  *  scattered (NULL: nothing) back. */
-double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_cut *scattered);
+double ari_overlapped_multiply(ari_overlapped *b, double now, double seconds, const ari_cut *scattered);
 /** When it has what was gathered again for the gradient of this role's weight; `now` if nothing was. */
-double ari_beside_wait(ari_beside *b, double now, ari_role role);
+double ari_overlapped_wait(ari_overlapped *b, double now, ari_role role);
 
 /* --- passes (time_pass.c) ----------------------------------------------------------------------------------------- */
 
@@ -107,7 +107,7 @@ AR_NODISCARD ar_status ari_stages_run_of(ari_stages_run *out, const ar_pipeline_
 typedef struct ari_bucket_cost {
     ari_op_param last;
     double seconds;
-    bool beside;
+    bool overlapped;
 } ari_bucket_cost;
 /* Work of a pipeline rank outside the passes. */
 typedef struct ari_outside_rank {

@@ -15,7 +15,7 @@ typedef struct walk {
     double hop, hops;      /* production: bytes of keys and values that go round beside the attention that follows */
     double layers_a_visit; /* layers that a visited block stands for */
     double clock;          /* in the pass: of the part so far */
-    ari_beside beside;
+    ari_overlapped overlapped;
     double block; /* seconds of the pass's blocks */
     size_t micro;
     ari_operation_pass pass;
@@ -88,7 +88,7 @@ static void begin_pass(walk *w, const ari_operation *op)
     w->pass = op->pass;
     w->micro = op->micro;
     w->clock = w->block = 0.0;
-    w->beside = (ari_beside){.until = 0.0};
+    w->overlapped = (ari_overlapped){.until = 0.0};
     w->in_blocks = w->behind = false;
     for (int i = 0; i < ARI_MODEL_PARTS && ends(w, op); i++)
         to->last[op->pass == ARI_PASS_BACKWARD][i] = (ari_cost){.products = 0.0};
@@ -171,7 +171,7 @@ static void hide_ring(walk *w, const ari_operation *op, ari_cost *c, double time
  * weights are new; chunked scatters of its product. */
 typedef struct called {
     double over[ARI_TIME_KINDS]; /* seconds */
-    double fresh, beside;        /* beside: of the queue beside the main one */
+    double fresh, overlapped;    /* overlapped: of the queue overlapped with the main one */
     ari_cut scattered;
     bool scatters;
 } called;
@@ -179,12 +179,12 @@ typedef struct called {
 static void call_beside(walk *w, const ari_operation *op, const ari_op_call *call, called *c)
 {
     const ari_cut chunks = ari_cut_of(&w->links[call->over], call, ari_time_element(w->o, op, call));
-    c->beside += ari_cut_seconds(&chunks);
+    c->overlapped += ari_cut_seconds(&chunks);
     if (op->kind == ARI_OPERATION_PRODUCT) {
         c->scattered = chunks;
         c->scatters = true;
     } else {
-        ari_beside_gather(&w->beside, w->clock, &chunks, op->again);
+        ari_overlapped_gather(&w->overlapped, w->clock, &chunks, op->again);
     }
 }
 
@@ -198,7 +198,7 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_traf
         const ari_time_kind kind = ari_time_kind_of(call->over);
         const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
         const double repeats = (double)call->repeats, calls = times * repeats * (double)ari_call_chunks(call);
-        const double before = c.beside;
+        const double before = c.overlapped;
         double seconds = repeats * ari_links_call(l, call->kind, n, width);
         if (is_production(w) && call->over == ARI_OVER_RING) {
             w->hop = call->kind == ARI_CALL_EXCHANGE ? n * width : w->hop;
@@ -207,7 +207,7 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_traf
         }
         if (call->queue == ARI_ON_TP) {
             call_beside(w, op, call, &c);
-            seconds = c.beside - before;
+            seconds = c.overlapped - before;
         } else {
             c.over[kind] += seconds;
             c.fresh += call->often == ARI_EACH_VERSION ? seconds : 0.0;
@@ -225,10 +225,11 @@ static double waiting(walk *w, const ari_operation *op, bool gradient, const cal
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         begin += calls->over[k];
     if (gradient)
-        return ari_beside_wait(&w->beside, w->clock, op->role) - w->clock;
+        return ari_overlapped_wait(&w->overlapped, w->clock, op->role) - w->clock;
     if (op->kind != ARI_OPERATION_PRODUCT)
         return 0.0;
-    const double end = ari_beside_multiply(&w->beside, begin, products, calls->scatters ? &calls->scattered : NULL);
+    const double end =
+        ari_overlapped_multiply(&w->overlapped, begin, products, calls->scatters ? &calls->scattered : NULL);
     return fmax(0.0, end - begin - products); /* sums of clocks are rounded */
 }
 
@@ -260,7 +261,7 @@ static ar_status visit(void *user, const ari_operation *op)
     }
     const called calls = add_calls(w, op, times, &to->moved[part]);
     const double waits = waiting(w, op, gradient, &calls, c.products);
-    to->hidden[part] += times * (calls.beside - waits);
+    to->hidden[part] += times * (calls.overlapped - waits);
     if (op->recomputed)
         c = (ari_cost){.again = c.products + c.attention};
     for (int k = 0; k < ARI_TIME_KINDS; k++)

@@ -41,7 +41,8 @@ static ar_status multiply(ar_ctx *ctx, const scattered *s, const ar_tensor *y, c
     return arith->round(ctx, y, sum, ep);
 }
 
-/* Chunk i of A's rows, those of rank 0, then of rank 1, ..; its own rows of y are [i * each, i * each + rows / ranks). */
+/* Chunk i of A's rows, those of rank 0, then of rank 1, ..; its own rows of y are [i * each, i * each + rows / ranks).
+ * */
 typedef struct chunk {
     ar_part part;
     const ar_operand *a;
@@ -51,11 +52,11 @@ typedef struct chunk {
 static ar_status begin_chunk(ar_ctx *ctx, chunk *c, const ar_operand *a, const ar_operand *b)
 {
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
-    const ari_communication *beside = NULL;
-    AR_TRY(ari_ctx_beside(ctx, &beside));
+    const ari_communication *overlapped = NULL;
+    AR_TRY(ari_ctx_overlapped(ctx, &overlapped));
     AR_TRY(arith->operand_part(ctx, &c->a, a, &c->part));
     AR_TRY(arith->contract(ctx, &c->sum, c->a, b));
-    return arith->fold(ctx, c->sum, beside->queue, beside->tp, AR_SCATTER_ROWS, "a chunk's sum");
+    return arith->fold(ctx, c->sum, overlapped->queue, overlapped->tp, AR_SCATTER_ROWS, "a chunk's sum");
 }
 
 static ar_status end_chunk(ar_ctx *ctx, chunk *c, const ar_tensor *y, const ar_epilogue *ep)
@@ -217,7 +218,7 @@ Test(scatter, native_chunks_stay_within_the_bound)
 /* All rows of a sum, which are gathered once they are rounded, on another queue. */
 static ar_status beside_rank(ar_ctx *ctx, void *user)
 {
-    const ari_communication *beside = NULL;
+    const ari_communication *overlapped = NULL;
     const size_t shape[2] = {2, 2};
     const float ones[4] = {1, 1, 1, 1};
     const ar_operand *oa = NULL, *ob = NULL;
@@ -225,11 +226,11 @@ static ar_status beside_rank(ar_ctx *ctx, void *user)
     ar_sum *sum = NULL;
     (void)user;
     AR_TRY(rank_upload(ctx, &p.part[0], 2, shape, ones));
-    AR_TRY(ari_ctx_beside(ctx, &beside));
+    AR_TRY(ari_ctx_overlapped(ctx, &overlapped));
     AR_TRY(ar_ctx_arith(ctx)->operand_b(ctx, &ob, &p, true, 4, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(ar_ctx_arith(ctx)->operand_a(ctx, &oa, &p, ob, "a"));
     AR_TRY(ar_ctx_arith(ctx)->contract(ctx, &sum, oa, ob));
-    return ar_ctx_arith(ctx)->fold(ctx, sum, beside->queue, beside->tp, AR_ALL, "the sum");
+    return ar_ctx_arith(ctx)->fold(ctx, sum, overlapped->queue, overlapped->tp, AR_ALL, "the sum");
 }
 
 Test(scatter, all_rows_of_a_sum_on_another_queue_are_refused)

@@ -44,7 +44,7 @@ static const float *allow(world *w, int steps)
 {
     const ari_adam_case c = {.optimizer = &w->optimizer, .steps = steps, .clip = w->clip, .rounds = w->rounds};
     cr_assert_ok(ari_adam_allow(&w->ref, &c));
-    return w->ref.tensor[ari_reference_find_in(&w->ref, "w", 'n', steps)].beside;
+    return w->ref.tensor[ari_reference_find_in(&w->ref, "w", 'n', steps)].allowed_each;
 }
 
 static void expect_near(const float *beside, size_t element, double expected)

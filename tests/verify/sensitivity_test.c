@@ -199,11 +199,11 @@ static void expect_doubt_near_0(const ar_check_options *o, const char *json, con
         const ari_ref_tensor *x = &base.ref.tensor[ari_reference_find(&base.ref, name, 'f')];
         snprintf(name, sizeof name, "model.layers.%d.mlp.gate", layer);
         const ari_ref_tensor *dx = &base.ref.tensor[ari_reference_find(&base.ref, name, 'b')];
-        cr_assert(dx->beside && dx->count == x->count);
+        cr_assert(dx->allowed_each && dx->count == x->count);
         for (size_t k = 0; k < x->count; k++) {
             const bool near = fabs((double)x->values[k]) <= x->allowed;
-            cr_expect(near || dx->beside[k] == 0.0f, "element %zu", k);
-            doubted += near && dx->beside[k] > 0.0f;
+            cr_expect(near || dx->allowed_each[k] == 0.0f, "element %zu", k);
+            doubted += near && dx->allowed_each[k] > 0.0f;
             other += !near;
         }
     }

@@ -39,7 +39,7 @@ static void operand_fini(ar_device *d, ar_queue *q, ar_operand *o)
 static void operand_destroy(ar_ctx *ctx, void *object)
 {
     ar_operand *o = object;
-    ari_step_gave(ctx, o->counted);
+    ari_step_count_free(ctx, o->counted);
     if (!o->part) {
         ari_step_free(ctx, o->c);
         ari_step_free(ctx, o->e);
@@ -90,7 +90,7 @@ static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p,
         AR_TRY(ari_exact_max(ctx, o->over[i], o->e, o->x.batch * o->x.rows, tag));
     AR_TRY(dev->packed_create(ctx->device, ctx->queue, &o->packed, o->x.batch, o->x.rows, o->x.k, split));
     o->counted = o->kept ? 0 : dev->packed_bytes(o->packed);
-    ari_step_took(ctx, o->counted);
+    ari_step_count_alloc(ctx, o->counted);
     row = k = 0;
     for (int i = 0; i < p->n; i++) {
         const ar_tensor *t = &p->part[i];
@@ -173,7 +173,7 @@ ar_status ari_exact_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar
     o->e = exponents_at(whole->e, part->matrix * whole->x.rows + part->row);
     AR_TRY(ctx->device->ops->packed_part(ctx->device, ctx->queue, &o->packed, whole->packed, part));
     o->counted = ctx->device->ops->packed_bytes(o->packed);
-    ari_step_took(ctx, o->counted);
+    ari_step_count_alloc(ctx, o->counted);
     *gives = o;
     return AR_OK;
 }
@@ -265,7 +265,7 @@ ar_status ari_exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_pa
             return st;
         }
         if (params[0]->share && params[0]->share->value.ptr)
-            ari_step_took(ctx, kept_bytes(ctx->device, k->operand));
+            ari_step_count_alloc(ctx, kept_bytes(ctx->device, k->operand));
     }
     *borrows = k->operand;
     return AR_OK;

@@ -94,14 +94,14 @@ ar_status ari_exact_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, con
     ar_status st = AR_OK;
     AR_TRY(check_block(s, at));
     AR_TRY_TO(done, st, dev->packed_create(ctx->device, ctx->queue, &left, at->matrices, at->rows, at->cols, true));
-    ari_step_took(ctx, dev->packed_bytes(left));
+    ari_step_count_alloc(ctx, dev->packed_bytes(left));
     AR_TRY_TO(done, st, dev->pack(ctx->device, ctx->queue, left, 0, 0, a, ar_const(c), +1, ar_const(e)));
     AR_TRY_TO(done, st, dev->packed_part(ctx->device, ctx->queue, &right, s->b->packed, &terms));
     AR_TRY_TO(
         done, st,
         dev->gemm_i64(ctx->device, ctx->queue, ar_buf_at(s->s, first * sizeof(int64_t)), left, right, s->limbs, true));
 done:
-    ari_step_gave(ctx, left ? dev->packed_bytes(left) : 0);
+    ari_step_count_free(ctx, left ? dev->packed_bytes(left) : 0);
     dev->packed_destroy(ctx->device, ctx->queue, right);
     dev->packed_destroy(ctx->device, ctx->queue, left);
     return st;

@@ -75,13 +75,13 @@ static ar_status quantise_gradient(ar_ctx *ctx, ar_packed **packed, const ar_ten
 {
     const ar_device_ops *dev = ctx->device->ops;
     AR_TRY(dev->packed_create(ctx->device, ctx->queue, packed, t->shape[0], t->shape[1], t->shape[2], sign > 0));
-    ari_step_took(ctx, dev->packed_bytes(*packed));
+    ari_step_count_alloc(ctx, dev->packed_bytes(*packed));
     return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, e);
 }
 
 static void end_packed(ar_ctx *ctx, ar_packed *p)
 {
-    ari_step_gave(ctx, p ? ctx->device->ops->packed_bytes(p) : 0);
+    ari_step_count_free(ctx, p ? ctx->device->ops->packed_bytes(p) : 0);
     ctx->device->ops->packed_destroy(ctx->device, ctx->queue, p);
 }
 

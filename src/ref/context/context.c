@@ -127,7 +127,7 @@ void ar_ctx_destroy(ar_ctx *c)
         ar_queue_destroy(c->transfer[i].queue);
         ar_comm_destroy(c->transfer[i].comm);
     }
-    ari_communication *const all[] = {&c->communication, &c->gathers, &c->beside};
+    ari_communication *const all[] = {&c->communication, &c->gathers, &c->overlapped};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ar_queue_destroy(all[i]->queue); /* first: what it runs uses the groups */
         for (int k = 0; k < ARI_OVER_GROUPS; k++)
@@ -228,10 +228,10 @@ ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows)
     return communicate(c, &c->gathers, 1u << ARI_OVER_SHARD, "weights");
 }
 
-ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows)
+ar_status ari_ctx_overlapped(ar_ctx *c, const ari_communication **borrows)
 {
-    *borrows = &c->beside;
-    return communicate(c, &c->beside, 1u << ARI_OVER_TP, "tp");
+    *borrows = &c->overlapped;
+    return communicate(c, &c->overlapped, 1u << ARI_OVER_TP, "tp");
 }
 
 /* Edge e of the ring of a pipeline's ranks goes from rank e to the next one. Of the three colours of edges no rank has
@@ -287,7 +287,7 @@ static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
         all[k++] = c->over[i];
         all[k++] = c->communication.over[i];
         all[k++] = c->gathers.over[i];
-        all[k++] = c->beside.over[i];
+        all[k++] = c->overlapped.over[i];
     }
     for (int i = 0; i < 2; i++)
         all[k++] = c->replicas.of[i].comm;

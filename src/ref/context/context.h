@@ -82,7 +82,7 @@ struct ar_ctx {
     ari_replicas replicas;                 /* owned */
     ari_communication communication;       /* of gradients; owned */
     ari_communication gathers;             /* of weights: shard alone; owned */
-    ari_communication beside;              /* of layers, beside their products: tp alone; owned */
+    ari_communication overlapped;          /* of layers, beside their products: tp alone; owned */
     ari_neighbour transfer[ARI_TRANSFERS]; /* of the pipeline; owned */
     bool has_transfers;                    /* these have been made */
     bool sp, keep_gathered;
@@ -121,12 +121,12 @@ AR_NODISCARD ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, c
 AR_NODISCARD ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes);
 void ari_step_free(ar_ctx *c, ar_buf b);
 /** Counts device memory that objects of the step take besides, and give back. */
-static inline void ari_step_took(ar_ctx *c, size_t bytes)
+static inline void ari_step_count_alloc(ar_ctx *c, size_t bytes)
 {
     c->bytes_now += bytes;
     c->bytes_peak = c->bytes_now > c->bytes_peak ? c->bytes_now : c->bytes_peak;
 }
-static inline void ari_step_gave(ar_ctx *c, size_t bytes)
+static inline void ari_step_count_free(ar_ctx *c, size_t bytes)
 {
     c->bytes_now -= bytes;
 }
@@ -175,7 +175,7 @@ AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication 
 AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows);
 /** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the
  *  step's memory ends, so does what is under way there. */
-AR_NODISCARD ar_status ari_ctx_beside(ar_ctx *c, const ari_communication **borrows);
+AR_NODISCARD ar_status ari_ctx_overlapped(ar_ctx *c, const ari_communication **borrows);
 /** The [ARI_TRANSFERS] of the context's pipeline. Neighbours are those of a ring of its ranks, which the last one
  *  closes where ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where
  *  they are made. Errors: what queue and communicator give. */

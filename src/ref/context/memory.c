@@ -10,7 +10,7 @@ static void forget_owned(ar_ctx *c, ari_owned *o)
 {
     o->prev->next = o->next;
     o->next->prev = o->prev;
-    ari_step_gave(c, o->bytes);
+    ari_step_count_free(c, o->bytes);
 }
 
 static void release_owned(ar_ctx *c, ari_owned *o)
@@ -44,7 +44,7 @@ void ar_ctx_end_step(ar_ctx *c)
 {
     /* A step that has failed may have left work under way, whose memory this is. */
     if (c->owned.next != &c->owned) {
-        ari_queue_drain(c->beside.queue);
+        ari_queue_drain(c->overlapped.queue);
         for (int i = 0; i < ARI_TRANSFERS; i++)
             ari_queue_drain(c->transfer[i].queue);
     }
@@ -70,7 +70,7 @@ static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx
                      .life = c->life};
     o->next->prev = o;
     c->owned.next = o;
-    ari_step_took(c, bytes);
+    ari_step_count_alloc(c, bytes);
     return AR_OK;
 }
 

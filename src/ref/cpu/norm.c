@@ -230,15 +230,15 @@ static void make_row(const void *user, size_t i, size_t in_block)
     const norm_rows *n = user;
     const size_t h = n->h;
     const ptrdiff_t at = (ptrdiff_t)(i * h);
-    const ar_tensor *beside = n->residual;
+    const ar_tensor *residual = n->residual;
     const norm_row row = {.dx = ari_run_at(n->dx, at, scratch_row(n, X_ROOM)),
-                          .sum = beside ? ari_run_at(n->sum, at, scratch_row(n, RESIDUAL_ROOM)) : NULL,
+                          .sum = residual ? ari_run_at(n->sum, at, scratch_row(n, RESIDUAL_ROOM)) : NULL,
                           .dgamma = n->dgamma ? n->dgamma + in_block * h : NULL,
                           .dbeta = n->dbeta ? n->dbeta + in_block * h : NULL,
                           .dy = ari_run_load(n->dy, at, h, scratch_row(n, DY_ROOM)),
                           .x = ari_run_load(n->x, at, h, scratch_row(n, X_ROOM)),
                           .gamma = n->gamma,
-                          .residual = beside ? ari_run_load(beside, at, h, scratch_row(n, RESIDUAL_ROOM)) : NULL,
+                          .residual = residual ? ari_run_load(residual, at, h, scratch_row(n, RESIDUAL_ROOM)) : NULL,
                           .mean = n->kind == AR_NORM_LAYER ? n->mean[i] : 0.0,
                           .rstd = n->rstd[i],
                           .g = scratch_row(n, G),
@@ -248,7 +248,7 @@ static void make_row(const void *user, size_t i, size_t in_block)
     else
         rms_backward(&row, h);
     ari_run_store(n->dx, at, h, row.dx);
-    if (beside)
+    if (residual)
         ari_run_store(n->sum, at, h, row.sum);
 }
 

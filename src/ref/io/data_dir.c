@@ -24,7 +24,7 @@ static const char *const from_command[] = {ANYRANK_DATA_FROM_COMMAND, ANYRANK_DA
 enum { BESIDE = sizeof from_command / sizeof *from_command };
 
 /* The folder next to the running program, which cannot be a constant: a tree may be moved. */
-static _Thread_local char beside[PATH_MAX];
+static _Thread_local char bundled[PATH_MAX];
 
 /* The text is what every data directory has. */
 static bool has_data(const char *folder)
@@ -41,10 +41,10 @@ static bool is_below(const char *path, const char *folder)
 }
 
 /* The folder `i` beside the running program, which is in the folder `program`. */
-static const char *beside_of(const char *program, size_t i)
+static const char *bundled_path(const char *program, size_t i)
 {
-    const int n = snprintf(beside, sizeof beside, "%s/%s", program, from_command[i]);
-    return n > 0 && (size_t)n < sizeof beside ? beside : "";
+    const int n = snprintf(bundled, sizeof bundled, "%s/%s", program, from_command[i]);
+    return n > 0 && (size_t)n < sizeof bundled ? bundled : "";
 }
 
 const char *ar_data_dir(void)
@@ -60,8 +60,8 @@ const char *ar_data_dir(void)
     *strrchr(program, '/') = '\0';
     for (size_t i = 0; i < BESIDE; i++) {
         /* "/usr/share/anyrank" reads better than "/usr/bin/../share/anyrank". */
-        if (has_data(beside_of(program, i)))
-            return realpath(beside, program) != NULL ? memcpy(beside, program, strlen(program) + 1) : beside;
+        if (has_data(bundled_path(program, i)))
+            return realpath(bundled, program) != NULL ? memcpy(bundled, program, strlen(program) + 1) : bundled;
     }
     return ANYRANK_INSTALLED_DATA;
 }
@@ -78,7 +78,7 @@ ar_status ari_data_dir_check(void)
         *strrchr(program, '/') = '\0';
     ari_say(&tried, "'%s'", ARI_SHOW(folder));
     for (size_t i = 0; known && i < BESIDE; i++)
-        ari_say(&tried, ", '%s'", ARI_SHOW(beside_of(program, i)));
+        ari_say(&tried, ", '%s'", ARI_SHOW(bundled_path(program, i)));
     return ar_error_set(AR_ERR_NOT_FOUND, "no data directory: there is no text.txt in %s (ANYRANK_DATA names another)",
                         text);
 }

@@ -17,31 +17,31 @@ static void drop_gradients(ari_unit *u)
     ar_ctx *ctx = u->ddp->ctx;
     for (size_t i = 0; i < u->slots && u->ddp->stage >= 2; i++)
         ctx->arith->grad_release(u->bucket->slot[i].param, ctx->queue);
-    ari_step_gave(ctx, u->grad_bytes);
+    ari_step_count_free(ctx, u->grad_bytes);
     u->grad_bytes = 0;
     u->due = false;
 }
 
-static void give_room(ari_unit *u)
+static void free_storage(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
     d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
     d->room = (ar_buf){NULL};
-    ari_step_gave(d->ctx, d->room_bytes);
+    ari_step_count_free(d->ctx, d->room_bytes);
     d->room_bytes = 0;
     for (size_t i = 0; i < u->buckets; i++)
         u->bucket[i].storage = d->room;
 }
 
 /* Waits for the gradients that are under way, whose memory is then given back. */
-static ar_status settle_units(ar_ddp *d)
+static ar_status finish_units(ar_ddp *d)
 {
     ari_unit *u = d->in_flight;
     if (!u)
         return AR_OK;
     const ar_status st = d->communication ? ar_queue_wait(d->ctx->queue, u->reduced) : AR_OK;
     d->in_flight = NULL;
-    give_room(u);
+    free_storage(u);
     drop_gradients(u);
     return st;
 }
@@ -55,7 +55,7 @@ static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
         return AR_OK;
     AR_TRY(ctx->arith->grad_ensure(ctx, p));
     const size_t bytes = ctx->arith->grad_bytes(p);
-    ari_step_took(ctx, bytes);
+    ari_step_count_alloc(ctx, bytes);
     u->grad_bytes += bytes;
     if (!u->holds || p->own_count == 0 || ar_faulty(ctx, AR_FAULT_zero_last_micro_batch))
         return AR_OK;
@@ -68,7 +68,7 @@ static ar_status make_gradients(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
     if (d->in_flight == u)
-        AR_TRY(settle_units(d));
+        AR_TRY(finish_units(d));
     for (size_t k = 0; k < u->buckets; k++) {
         for (size_t i = 0; i < u->bucket[k].info.params; i++)
             AR_TRY(make_gradient(u, &u->bucket[k], i));
@@ -86,7 +86,7 @@ static ar_status begin_backward(ari_unit *u)
 /* --- reductions --------------------------------------------------------------------------------------------------- */
 
 /* Room for the largest bucket of the unit, which all of them go through. */
-static ar_status take_room(ari_unit *u)
+static ar_status alloc_storage(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
     size_t most = 0;
@@ -97,13 +97,13 @@ static ar_status take_room(ari_unit *u)
     }
     AR_TRY(d->ctx->device->ops->alloc(d->ctx->device, d->ctx->queue, &d->room, most ? most : 1));
     d->room_bytes = most;
-    ari_step_took(d->ctx, most);
+    ari_step_count_alloc(d->ctx, most);
     for (size_t i = 0; i < u->buckets; i++)
         u->bucket[i].storage = d->room;
     return AR_OK;
 }
 
-static ar_status launch(ari_unit *u)
+static ar_status launch_reduction(ari_unit *u)
 {
     const ar_ddp *d = u->ddp;
     if (!d->communication) {
@@ -123,15 +123,15 @@ static ar_status launch(ari_unit *u)
 static ar_status reduce_unit(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
-    AR_TRY(settle_units(d));
+    AR_TRY(finish_units(d));
     u->due = false;
     if (u->buckets == 0)
         return AR_OK;
-    AR_TRY(take_room(u));
+    AR_TRY(alloc_storage(u));
     d->in_flight = u;
     u->holds = true;
-    AR_TRY(launch(u));
-    return d->communication ? AR_OK : settle_units(d);
+    AR_TRY(launch_reduction(u));
+    return d->communication ? AR_OK : finish_units(d);
 }
 
 /* --- what belongs together ---------------------------------------------------------------------------------------- */
@@ -223,7 +223,7 @@ void ari_units_free(ar_ddp *d)
         ar_event_destroy(u->produced);
     }
     d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
-    ari_step_gave(d->ctx, d->room_bytes);
+    ari_step_count_free(d->ctx, d->room_bytes);
     free(d->unit);
     free(d->unit_of);
 }
@@ -235,7 +235,7 @@ ar_status ari_units_start(ar_ddp *d)
     const ar_arith_ops *arith = d->ctx->arith;
     if (d->stage < 2)
         return AR_OK;
-    AR_TRY(settle_units(d));
+    AR_TRY(finish_units(d));
     for (int i = 0; i <= d->units; i++) {
         drop_gradients(&d->unit[i]);
         d->unit[i].holds = false;
@@ -321,7 +321,7 @@ ar_status ari_units_finish(ar_ddp *d)
         if (u->due || !u->holds)
             AR_TRY(reduce_unit(u));
     }
-    AR_TRY(settle_units(d));
+    AR_TRY(finish_units(d));
     AR_TRY(ari_weights_finish(d));
     if (!d->communication)
         return complete_results(d, d->ctx->queue);

@@ -73,7 +73,7 @@ static ar_status gather_weights(void *user, ar_queue *on)
     return ari_ddp_fail_in_flight(d, ari_span_end(st));
 }
 
-static ar_status launch(ari_unit *u)
+static ar_status launch_gather(ari_unit *u)
 {
     const ar_ddp *d = u->ddp;
     ar_ctx *ctx = d->ctx;
@@ -82,7 +82,7 @@ static ar_status launch(ari_unit *u)
         bytes += u->bucket[i].info.elements * ar_dtype_bytes(u->bucket[i].info.storage);
     AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &u->room, bytes ? bytes : 1));
     u->room_bytes = bytes;
-    ari_step_took(ctx, bytes);
+    ari_step_count_alloc(ctx, bytes);
     u->weights = ARI_WEIGHTS_UNDER_WAY;
     if (!d->gathers)
         return gather_weights(u, ctx->queue);
@@ -92,11 +92,11 @@ static ar_status launch(ari_unit *u)
     return ar_event_record(u->gathered, d->gathers->queue);
 }
 
-static void give_room(ari_unit *u)
+static void free_gathered(ari_unit *u)
 {
     ar_ctx *ctx = u->ddp->ctx;
     ctx->device->ops->free(ctx->device, ctx->queue, u->room);
-    ari_step_gave(ctx, u->room_bytes);
+    ari_step_count_free(ctx, u->room_bytes);
     u->room = (ar_buf){NULL};
     u->room_bytes = 0;
 }
@@ -113,7 +113,7 @@ static ar_status put_values(ari_unit *u)
             ar_param *p = b->param[i];
             const size_t count = ar_tensor_count(&p->value);
             AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &p->value.data, (count + 1) * width));
-            ari_step_took(ctx, count * width);
+            ari_step_count_alloc(ctx, count * width);
             u->value_bytes += count * width;
             AR_TRY(
                 ari_share_put(ctx, ar_cbuf_at(ar_const(u->room), at + b->offset[i] * width), p, &p->value, 0, count));
@@ -147,16 +147,16 @@ ar_status ari_weights_take(ari_unit *u, ar_pass pass)
     if (u->ddp->stage < 3)
         return AR_OK;
     if (u->weights == ARI_WEIGHTS_SHARED)
-        AR_TRY(launch(u));
+        AR_TRY(launch_gather(u));
     if (u->weights == ARI_WEIGHTS_UNDER_WAY) {
         AR_TRY(wait_for(u));
         u->weights = ARI_WEIGHTS_WHOLE;
         AR_TRY(put_values(u));
         AR_TRY(ari_fault_weights(u, pass));
-        give_room(u);
+        free_gathered(u);
     }
     if (next && u->ddp->gathers && next->weights == ARI_WEIGHTS_SHARED)
-        AR_TRY(launch(next));
+        AR_TRY(launch_gather(next));
     return AR_OK;
 }
 
@@ -168,12 +168,12 @@ void ari_weights_release(ari_unit *u)
         return;
     for (size_t i = 0; i < u->slots && d->stage >= 3; i++) {
         ar_param *p = u->bucket->slot[i].param;
-        ari_step_gave(ctx, ctx->arith->operand_bytes(p));
+        ari_step_count_free(ctx, ctx->arith->operand_bytes(p));
         ctx->arith->operand_release(p, ctx->queue);
     }
     for (size_t i = 0; i < u->buckets && u->weights == ARI_WEIGHTS_WHOLE; i++)
         drop_values(d, &u->bucket[i]);
-    ari_step_gave(ctx, u->value_bytes);
+    ari_step_count_free(ctx, u->value_bytes);
     u->value_bytes = 0;
     u->weights = u->weights == ARI_WEIGHTS_WHOLE ? ARI_WEIGHTS_SHARED : u->weights;
 }
@@ -187,7 +187,7 @@ ar_status ari_weights_finish(ar_ddp *d)
         if (u->weights == ARI_WEIGHTS_UNDER_WAY) { /* of a step that has failed */
             AR_TRY(wait_for(u));
             u->weights = ARI_WEIGHTS_SHARED;
-            give_room(u);
+            free_gathered(u);
         }
         ari_weights_release(u);
     }
@@ -206,8 +206,8 @@ ar_status ari_weights_start(ar_ddp *d)
 void ari_weights_free(ari_unit *u)
 {
     if (u->room.ptr)
-        give_room(u);
-    ari_step_gave(u->ddp->ctx, u->value_bytes);
+        free_gathered(u);
+    ari_step_count_free(u->ddp->ctx, u->value_bytes);
     for (size_t i = 0; i < u->buckets; i++)
         u->ddp->ctx->device->ops->free(u->ddp->ctx->device, u->ddp->ctx->queue, u->bucket[i].weights);
 }

@@ -11,11 +11,11 @@
 #include "ref/train/optimizer.h"
 
 /* Memory of a step, large enough for each bucket. */
-typedef struct room {
+typedef struct workspace {
     ar_buf weights;     /* of a bucket, in its storage; nothing where ranks keep their slices */
     ar_tensor gradient; /* of a slice */
     ar_tensor value;    /* of a parameter's gradient */
-} room;
+} workspace;
 
 /* --- making ------------------------------------------------------------------------------------------------------- */
 
@@ -53,7 +53,7 @@ ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
 /* Everything is taken before the first weight changes: later there is nothing left to run out of. */
-static ar_status take_room(room *r, ar_ctx *ctx, const ar_ddp *ddp)
+static ar_status alloc_workspace(workspace *w, ar_ctx *ctx, const ar_ddp *ddp)
 {
     size_t weights = 0, gradient = 0, value = 0;
     for (size_t i = 0; i < ar_ddp_buckets(ddp); i++) {
@@ -66,25 +66,25 @@ static ar_status take_room(room *r, ar_ctx *ctx, const ar_ddp *ddp)
             value = count > value ? count : value;
         }
     }
-    AR_TRY(ari_step_alloc(ctx, &r->weights, weights));
-    AR_TRY(ar_ctx_tensor(ctx, &r->gradient, AR_F32, 1, &gradient));
-    return ar_ctx_tensor(ctx, &r->value, AR_F32, 1, &value);
+    AR_TRY(ari_step_alloc(ctx, &w->weights, weights));
+    AR_TRY(ar_ctx_tensor(ctx, &w->gradient, AR_F32, 1, &gradient));
+    return ar_ctx_tensor(ctx, &w->value, AR_F32, 1, &value);
 }
 
-static void give_room(room *r, ar_ctx *ctx)
+static void free_workspace(workspace *w, ar_ctx *ctx)
 {
-    ar_ctx_release(ctx, &r->value);
-    ar_ctx_release(ctx, &r->gradient);
-    ari_step_free(ctx, r->weights);
+    ar_ctx_release(ctx, &w->value);
+    ar_ctx_release(ctx, &w->gradient);
+    ari_step_free(ctx, w->weights);
 }
 
 /* Elements [start, start + count) of a parameter's gradient, straight from this rank's share where that has them. */
-static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const room *r, size_t start, size_t count)
+static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const workspace *w, size_t start, size_t count)
 {
     const ar_param_share *s = p->share;
     ar_tensor g;
     if (!s || p->grad || start < s->start || start + count > s->start + s->count) {
-        AR_TRY(ar_tensor_view(&g, AR_F32, p->value.ndim, p->value.shape, r->value.data));
+        AR_TRY(ar_tensor_view(&g, AR_F32, p->value.ndim, p->value.shape, w->value.data));
         AR_TRY(ar_param_grad_value(p, ctx, &g));
         return ari_share_get(ctx, out, p, &g, start, count);
     }
@@ -95,7 +95,7 @@ static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const roo
 }
 
 /* Elements [start, start + count) of a bucket's gradient, into `out`. */
-static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, const room *r, size_t start,
+static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, size_t start,
                               size_t count)
 {
     for (size_t i = 0; i < b->params; i++) {
@@ -103,20 +103,20 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
         size_t from = 0, n = 0;
         if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
-        AR_TRY(param_run(ar_buf_at(out, (from - start) * sizeof(float)), ctx, p, r, from - b->offset[i], n));
+        AR_TRY(param_run(ar_buf_at(out, (from - start) * sizeof(float)), ctx, p, w, from - b->offset[i], n));
     }
     return AR_OK;
 }
 
 /* The gradient of this rank's slice. A fault may have it begin elsewhere, and then continue at the bucket's
  * beginning. */
-static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room *r, float scale)
+static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, float scale)
 {
     const size_t start = ari_fault_slice_start(ctx, b);
     const size_t left = b->elements - start, first = left < b->own_count ? left : b->own_count;
-    const ar_buf g = r->gradient.data;
-    AR_TRY(gradient_run(g, ctx, b, r, start, first));
-    AR_TRY(gradient_run(ar_buf_at(g, first * sizeof(float)), ctx, b, r, 0, b->own_count - first));
+    const ar_buf g = w->gradient.data;
+    AR_TRY(gradient_run(g, ctx, b, w, start, first));
+    AR_TRY(gradient_run(ar_buf_at(g, first * sizeof(float)), ctx, b, w, 0, b->own_count - first));
     if (scale == 1.0f)
         return AR_OK;
     const ar_tensor own = ar_tensor_flat(AR_F32, g, b->own_count);
@@ -124,7 +124,7 @@ static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const room
 }
 
 /* The weights of this rank's slice, updated: at their place in the bucket, or where they are kept. */
-static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const room *r)
+static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w)
 {
     for (size_t i = 0; i < o->n; i++) {
         const ari_state *s = &o->states[i];
@@ -134,13 +134,13 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
         if (ari_value_is_shared(s->param)) {
             part.weight = s->param->share->value;
         } else {
-            part.weight = ar_buf_at(r->weights, s->at * ar_dtype_bytes(b->storage));
+            part.weight = ar_buf_at(w->weights, s->at * ar_dtype_bytes(b->storage));
             AR_TRY(ari_share_get(ctx, part.weight, s->param, &s->param->value, s->start, s->count));
         }
         if (!ari_is_updated(s->param))
             continue;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-        ar_tensor g = ar_tensor_slice(&r->gradient, 0, s->at - b->own_start, s->count);
+        ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->at - b->own_start, s->count);
         ari_fault_share_start(ctx, b, s, &part, &g);
         AR_TRY(ari_update_apply(ctx, &part, &g, &k));
     }
@@ -148,15 +148,15 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
 }
 
 /* Each slice from the rank that updated it. */
-static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const room *r)
+static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w)
 {
     const size_t *counts = ddp->all_counts + b->index * (size_t)ar_comm_size(ctx->shard);
-    const ar_buf own = ar_buf_at(r->weights, b->own_start * ar_dtype_bytes(b->storage));
-    return ar_comm_all_gather(ctx->shard, ctx->queue, r->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
+    const ar_buf own = ar_buf_at(w->weights, b->own_start * ar_dtype_bytes(b->storage));
+    return ar_comm_all_gather(ctx->shard, ctx->queue, w->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
 }
 
 /* The bucket's weights back into the parameters; own: only this rank's slice. */
-static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const room *r, bool own)
+static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, bool own)
 {
     const size_t start = own ? b->own_start : 0, count = own ? b->own_count : b->elements;
     for (size_t i = 0; i < b->params; i++) {
@@ -167,7 +167,7 @@ static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const room *r
         p->version++;
         if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
-        const ar_cbuf weights = ar_cbuf_at(ar_const(r->weights), from * ar_dtype_bytes(b->storage));
+        const ar_cbuf weights = ar_cbuf_at(ar_const(w->weights), from * ar_dtype_bytes(b->storage));
         AR_TRY(ari_share_put(ctx, weights, p, &p->value, from - b->offset[i], n));
     }
     return AR_OK;
@@ -180,16 +180,17 @@ static ar_status count_versions(const ar_bucket_info *b)
     return AR_OK;
 }
 
-static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const room *r, float scale)
+static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w,
+                             float scale)
 {
     const bool missing = ar_faulty(ctx, AR_FAULT_zero_gather_missing);
-    AR_TRY(slice_gradient(ctx, b, r, scale));
-    AR_TRY(update_slice(o, ctx, b, r));
+    AR_TRY(slice_gradient(ctx, b, w, scale));
+    AR_TRY(update_slice(o, ctx, b, w));
     if (o->ddp->stage >= 3)
         return count_versions(b);
     if (!missing)
-        AR_TRY(gather_slices(o->ddp, ctx, b, r));
-    return put_weights(ctx, b, r, missing);
+        AR_TRY(gather_slices(o->ddp, ctx, b, w));
+    return put_weights(ctx, b, w, missing);
 }
 
 /* The gradients may be those of another object, whose buckets cut them elsewhere. */
@@ -211,16 +212,16 @@ static ar_status check_shares(const ar_optimizer *o)
 ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 {
     const size_t n = ar_ddp_buckets(o->ddp);
-    room r;
+    workspace w;
     ar_status st = AR_OK;
     AR_TRY(check_shares(o));
-    AR_TRY(take_room(&r, ctx, o->ddp));
+    AR_TRY(alloc_workspace(&w, ctx, o->ddp));
     ari_update_begin(&o->clock, &o->options, ctx);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
-        st = step_bucket(o, ctx, &b, &r, scale);
+        st = step_bucket(o, ctx, &b, &w, scale);
     }
-    give_room(&r, ctx);
+    free_workspace(&w, ctx);
     AR_TRY(st);
     for (size_t i = 0; i < n; i++) {
         const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);

@@ -215,18 +215,18 @@ static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
 {
     const bool first = ar_process_rank(p) == 0;
     ari_ref_tensor facts = *t;
-    bool beside = t->beside != NULL;
+    bool each = t->allowed_each != NULL;
     AR_TRY(ar_process_broadcast(p, &facts, sizeof facts));
-    AR_TRY(ar_process_broadcast(p, &beside, sizeof beside));
+    AR_TRY(ar_process_broadcast(p, &each, sizeof each));
     if (!first) {
         *t = facts;
-        t->values = t->beside = NULL;
+        t->values = t->allowed_each = NULL;
         AR_TRY(ARI_ALLOC(&t->values, t->count, t->name));
-        if (beside)
-            AR_TRY(ARI_ALLOC(&t->beside, t->count, t->name));
+        if (each)
+            AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
     }
     AR_TRY(ar_process_broadcast(p, t->values, t->count * sizeof *t->values));
-    return beside ? ar_process_broadcast(p, t->beside, t->count * sizeof *t->beside) : AR_OK;
+    return each ? ar_process_broadcast(p, t->allowed_each, t->count * sizeof *t->allowed_each) : AR_OK;
 }
 
 static ar_status share_reference(ar_process *p, ari_reference *ref)

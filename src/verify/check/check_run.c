@@ -103,15 +103,15 @@ static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
 
 /* Context of a tensor that differs: the reference's tensors as a dump would hold them and, for a wrong norm, the
  * gradients that it is the norm of. */
-typedef struct beside {
+typedef struct context {
     char (*name)[ARI_REFERENCE_NAME]; /* [ref->count] */
     ar_dump *dump, *here;             /* here: the run's own gradients of its last step */
     ari_gradient *gradient;
     double *held; /* [gradients, tp] */
     size_t gradients;
-} beside;
+} context;
 
-static void beside_fini(beside *b)
+static void context_fini(context *b)
 {
     ar_dump_close(b->dump);
     ar_dump_close(b->here);
@@ -120,7 +120,7 @@ static void beside_fini(beside *b)
     free(b->held);
 }
 
-static ar_status list_tensors(beside *b, const ari_reference *ref, float *const *gathered)
+static ar_status list_tensors(context *b, const ari_reference *ref, float *const *gathered)
 {
     ar_dump_tensor *tensor = NULL;
     size_t gradients = 0;
@@ -156,7 +156,7 @@ static double squares_of(const float *values, size_t n)
     return sum;
 }
 
-static ar_status add_gradient(beside *b, const comparison *c, size_t tensor, int tp)
+static ar_status add_gradient(context *b, const comparison *c, size_t tensor, int tp)
 {
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
     double *held = &b->held[b->gradients * (size_t)tp];
@@ -171,8 +171,8 @@ static ar_status add_gradient(beside *b, const comparison *c, size_t tensor, int
     return AR_OK;
 }
 
-/* Call beside_fini, also after a failure. */
-static ar_status beside_init(beside *b, const comparison *c, const ari_ref_tensor *of, int tp)
+/* Call context_fini, also after a failure. */
+static ar_status context_init(context *b, const comparison *c, const ari_ref_tensor *of, int tp)
 {
     size_t n = 0;
     AR_TRY(list_tensors(b, c->ref, c->gathered));
@@ -224,9 +224,9 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
     const ar_layout nothing = nothing_of(c, tensor);
     ari_rank_copy *copy = NULL;
     float **local = NULL;
-    beside b = {.name = NULL};
+    context b = {.name = NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, beside_init(&b, c, t, ari_at_least_one(o->run.parallel.tp)));
+    AR_TRY_TO(done, st, context_init(&b, c, t, ari_at_least_one(o->run.parallel.tp)));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&copy, (size_t)c->ranks, "copies of a tensor"));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&local, (size_t)c->ranks, "copies of a tensor"));
     AR_TRY_TO(done, st, copy_parts(copy, local, c, tensor, &nothing));
@@ -239,7 +239,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .ranks = c->ranks,
                               .copy = copy,
                               .allowed = t->allowed,
-                              .beside = t->beside,
+                              .beside = t->allowed_each,
                               .mesh = ari_ranks_of(&o->run.parallel),
                               .micro_batches = o->run.parallel.micro_batches,
                               .forward_first = o->run.parallel.forward_first,
@@ -273,7 +273,7 @@ done:
         free(local[r]);
     free(local);
     free(copy);
-    beside_fini(&b);
+    context_fini(&b);
     return st;
 }
 
@@ -416,7 +416,7 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
         run->elements_different += v.different;
         run->max_ulp = v.max_ulp > run->max_ulp ? v.max_ulp : run->max_ulp;
         /* A tensor with a bound instead of a measure may come near it in any right run, which says nothing. */
-        if (v.max_ratio > run->max_ratio && (!t->beside || v.max_ratio > 1.0)) {
+        if (v.max_ratio > run->max_ratio && (!t->allowed_each || v.max_ratio > 1.0)) {
             run->max_ratio = v.max_ratio;
             snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
         }

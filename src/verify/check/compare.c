@@ -54,9 +54,9 @@ typedef struct comparing {
     ari_finding *finding;
     const float *reference;
     double allowed;
-    const float *beside; /* NULL: nothing */
-    float *gathered;     /* NULL: not wanted, or not this rank's to write */
-    size_t before;       /* elements of earlier reports that stand before this one in the local tensor */
+    const float *allowed_each; /* NULL: nothing */
+    float *gathered;           /* NULL: not wanted, or not this rank's to write */
+    size_t before;             /* elements of earlier reports that stand before this one in the local tensor */
 } comparing;
 
 /* |difference| over what is allowed: infinite where only one of the two is a number, or nothing is allowed. */
@@ -80,8 +80,8 @@ static void compare_run(void *user, const ari_box_run *r)
         if (ari_bits32(actual) == ari_bits32(expected))
             continue;
         if (c->allowed > 0.0) {
-            const double beside = c->beside ? (double)c->beside[r->full + i] : 0.0;
-            const double ratio = ratio_of(actual, expected, c->allowed + beside);
+            const double extra = c->allowed_each ? (double)c->allowed_each[r->full + i] : 0.0;
+            const double ratio = ratio_of(actual, expected, c->allowed + extra);
             f->max_ratio = ratio > f->max_ratio ? ratio : f->max_ratio;
             if (ratio <= 1.0)
                 continue;
@@ -218,7 +218,7 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, con
     comparing user = {f,
                       reference->values,
                       reference->allowed,
-                      reference->beside,
+                      reference->allowed_each,
                       c->gathered && o->replica == 0 ? c->gathered[i] : NULL,
                       where == ARI_AFTER ? had_count : 0};
     ari_for_each_run(t, o, compare_run, &user);

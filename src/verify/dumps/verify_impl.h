@@ -101,7 +101,7 @@ typedef struct ari_scratch {
     ari_chunk side[2];
     double *difference; /* [ARI_CHUNK] */
     uint64_t *steps;    /* [ARI_CHUNK] */
-    double *beside;     /* [ARI_CHUNK] what is allowed beside the rule */
+    double *extra;      /* [ARI_CHUNK] what is allowed beside the rule */
     float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
 } ari_scratch;
 

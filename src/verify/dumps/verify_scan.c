@@ -32,7 +32,7 @@ static void scratch_fini(ari_scratch *s)
     }
     free(s->difference);
     free(s->steps);
-    free(s->beside);
+    free(s->extra);
     free(s->map);
 }
 
@@ -44,7 +44,7 @@ static ar_status scratch_init(ari_scratch *s)
     }
     AR_TRY(ARI_ALLOC(&s->difference, ARI_CHUNK, "a chunk of differences"));
     AR_TRY(ARI_ALLOC(&s->steps, ARI_CHUNK, "a chunk of differences"));
-    AR_TRY(ARI_ALLOC(&s->beside, ARI_CHUNK, "a chunk of differences"));
+    AR_TRY(ARI_ALLOC(&s->extra, ARI_CHUNK, "a chunk of differences"));
     return ARI_ALLOC(&s->map, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, "a map of differences");
 }
 

@@ -178,7 +178,7 @@ static double spacing_of(const ari_format *f, double x)
 
 /* `difference` is NaN where one value is no number, and where both are and that counts; `beside` is what a tolerance
  * allows besides. */
-static judged judge(const ari_pair *p, double a, double difference, uint64_t steps, double beside)
+static judged judge(const ari_pair *p, double a, double difference, uint64_t steps, double extra)
 {
     const ari_rule *r = &p->rule;
     judged j = {0};
@@ -193,7 +193,7 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
         j.ratio = isnan(difference) ? (double)INFINITY : over((double)steps, (double)r->ulp);
     } else {
         const double plain = isfinite(a) ? r->atol + r->rtol * fabs(a) : 0.0;
-        j.allowed = plain + beside;
+        j.allowed = plain + extra;
         j.doubted = difference > plain && difference <= j.allowed;
         j.ratio = isnan(difference) ? (double)INFINITY : over(difference, j.allowed);
         j.different = !(difference <= j.allowed);
@@ -205,14 +205,14 @@ typedef struct element {
     ar_verify_element at;
     double difference; /* NaN: one is no number */
     uint64_t steps;
-    double beside;
+    double extra;
 } element;
 
 /* Returns what the map shows. */
 static double take(const ari_pair *p, ari_deviation *t, const element *e)
 {
     const double a = e->at.value[0], b = e->at.value[1];
-    const judged j = judge(p, a, e->difference, e->steps, e->beside);
+    const judged j = judge(p, a, e->difference, e->steps, e->extra);
     const double difference = isnan(e->difference) ? (double)INFINITY : e->difference;
     t->bits_different += e->steps != 0 || (p->format[0].dtype != p->format[1].dtype && difference != 0.0);
     if (isnan(a) != isnan(b)) {
@@ -274,7 +274,7 @@ static bool is_integer(const ari_format *f)
 static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, size_t index)
 {
     const ari_format *f = p->format;
-    element e = {.at = {index, {s->side[0].value[i], s->side[1].value[i]}}, .beside = p->doubt ? s->beside[i] : 0.0};
+    element e = {.at = {index, {s->side[0].value[i], s->side[1].value[i]}}, .extra = p->doubt ? s->extra[i] : 0.0};
     const double a = e.at.value[0], b = e.at.value[1];
     const bool same_format = f[0].dtype == f[1].dtype;
     if (isnan(a) && isnan(b)) {
@@ -478,7 +478,7 @@ static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start
     for (int k = 0; k < 2; k++)
         AR_TRY(ari_chunk_values(&s->side[k], &p->format[k], n));
     if (p->doubt)
-        AR_TRY(ari_doubt_read(s->beside, p->doubt, start, n));
+        AR_TRY(ari_doubt_read(s->extra, p->doubt, start, n));
     if (p->format[0].dtype == p->format[1].dtype)
         ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
     take_all(p, s, start, n, tally);

@@ -25,7 +25,7 @@ double ari_adam_reach(const ar_optimizer_options *o, int t)
 /* One element of a parameter, up to a step. */
 typedef struct element {
     double square, doubt; /* second moments: of its gradients, and of what these may be off */
-    double beside;
+    double extra;
 } element;
 
 /* State that the elements of one parameter share in a step. */
@@ -47,12 +47,12 @@ static void advance(element *e, const adam_step *s)
     for (size_t i = 0; i < s->new->count; i++, e++) {
         const double raw = (double)s->grad->values[i], gradient = s->clip * raw + s->decay * (double)s->old[i];
         const double off = (s->rounds[i] ? s->clip_most * s->grad->allowed : 0.0) +
-                           (s->clip_most - s->clip) * fabs(raw) + s->decay * (s->old_allowed + e->beside);
+                           (s->clip_most - s->clip) * fabs(raw) + s->decay * (s->old_allowed + e->extra);
         e->square = s->beta2 * e->square + (1.0 - s->beta2) * gradient * gradient;
         e->doubt = s->beta2 * e->doubt + (1.0 - s->beta2) * off * off;
         const double size = sqrt(e->square / s->bias2), doubt = sqrt(e->doubt / s->bias2);
         const double share = fmin(1.0, doubt / (fmax(size - doubt, 0.0) + s->eps));
-        e->beside = s->shrink * e->beside + (share > 0.0 ? 2.0 * s->reach * share : 0.0);
+        e->extra = s->shrink * e->extra + (share > 0.0 ? 2.0 * s->reach * share : 0.0);
     }
 }
 
@@ -79,10 +79,10 @@ static ar_status keep(double *off, ari_ref_tensor *t, const element *e, const ad
 {
     *off = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
     t->allowed = *off + stored_off(t, c);
-    if (!t->beside) /* there is one where the gradients' allowances have changed since */
-        AR_TRY(ARI_ALLOC(&t->beside, t->count, t->name));
+    if (!t->allowed_each) /* there is one where the gradients' allowances have changed since */
+        AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
     for (size_t i = 0; i < t->count; i++)
-        t->beside[i] = (float)e[i].beside;
+        t->allowed_each[i] = (float)e[i].extra;
     return AR_OK;
 }
 

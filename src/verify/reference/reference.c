@@ -41,7 +41,7 @@ void ari_reference_fini(ari_reference *r)
 {
     for (size_t i = 0; i < r->count; i++) {
         free(r->tensor[i].values);
-        free(r->tensor[i].beside);
+        free(r->tensor[i].allowed_each);
     }
     free(r->tensor);
     free(r->by_name);

@@ -14,9 +14,9 @@ typedef struct ari_ref_tensor {
     int ndim;
     size_t shape[AR_MAX_DIMS];
     size_t count;
-    float *values;  /* row-major */
-    double allowed; /* largest |difference| that is none; 0: equal bits or different */
-    float *beside;  /* [count] what is allowed beside that, an element at a time; NULL: nothing */
+    float *values;       /* row-major */
+    double allowed;      /* largest |difference| that is none; 0: equal bits or different */
+    float *allowed_each; /* [count] what is allowed besides, an element at a time; NULL: nothing */
 } ari_ref_tensor;
 
 typedef struct ari_reference {

@@ -192,12 +192,12 @@ static ar_status set_doubts(measuring *m)
     for (size_t i = 0; i < ref->count; i++) {
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t before = t->step > 1 ? ari_reference_find_in(ref, t->name, 'n', t->step - 1) : ref->count;
-        const float *old = before < ref->count ? ref->tensor[before].beside : NULL;
-        if (t->pass != 'n' || !t->beside)
+        const float *old = before < ref->count ? ref->tensor[before].allowed_each : NULL;
+        if (t->pass != 'n' || !t->allowed_each)
             continue;
         AR_TRY(ARI_ALLOC(&m->doubt[i], t->count, t->name));
         for (size_t k = 0; k < t->count; k++)
-            m->doubt[i][k] = fmaxf(0.0f, t->beside[k] - (old ? old[k] : 0.0f));
+            m->doubt[i][k] = fmaxf(0.0f, t->allowed_each[k] - (old ? old[k] : 0.0f));
     }
     return AR_OK;
 }
@@ -260,15 +260,15 @@ static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, 
         return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
     ari_ref_tensor *t = &m->ref->tensor[i];
     const size_t argument = m->argument[i];
-    if (argument < m->ref->count && !t->beside)
-        AR_TRY(ARI_ALLOC_ZERO(&t->beside, t->count, t->name));
+    if (argument < m->ref->count && !t->allowed_each)
+        AR_TRY(ARI_ALLOC_ZERO(&t->allowed_each, t->count, t->name));
     note_zeros(m, i, values);
     for (size_t k = 0; k < t->count; k++) {
         const double apart = fabs(values[k] - (double)t->values[k] - (double)m->beyond[i][k]);
         if (!isfinite(apart))
             continue;
         if (argument < m->ref->count && in_doubt(m, argument, k))
-            t->beside[k] = fmaxf(t->beside[k], (float)apart);
+            t->allowed_each[k] = fmaxf(t->allowed_each[k], (float)apart);
         else if (!is_whole(r))
             m->kinked[i] = fmax(m->kinked[i], apart);
     }
@@ -437,11 +437,11 @@ done:
 static ari_allowance allowance_of(const ari_ref_tensor *t)
 {
     ari_allowance a;
-    float beside = 0.0f; /* and not double, at which gcc 12 for aarch64 fails internally */
-    for (size_t k = 0; t->beside && k < t->count; k++)
-        beside = fmaxf(beside, t->beside[k]);
+    float extra = 0.0f; /* and not double, at which gcc 12 for aarch64 fails internally */
+    for (size_t k = 0; t->allowed_each && k < t->count; k++)
+        extra = fmaxf(extra, t->allowed_each[k]);
     (void)ari_dump_name(a.name, t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */
-    a.value = t->allowed + (double)beside;
+    a.value = t->allowed + (double)extra;
     return a;
 }
 

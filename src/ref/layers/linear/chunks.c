@@ -58,7 +58,7 @@ ar_status ari_chunk_put(ar_ctx *ctx, const ari_chunks *c, const ar_tensor *t, si
 struct ari_gathering {
     ari_chunks c;
     ar_tensor x; /* the caller's */
-    const ari_communication *beside;
+    const ari_communication *overlapped;
     const char *tag;
     ar_buf rows[2];    /* of chunks 0, 2, .. and 1, 3, .. */
     ar_event *come[2]; /* and the points at which they are there */
@@ -87,10 +87,10 @@ static ar_status enqueue_chunk(ar_ctx *ctx, ari_gathering *g, size_t i)
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &own, &from));
     for (size_t r = 0; r < g->c.ranks; r++)
         g->counts[r] = part;
-    ar_queue *q = g->beside->queue;
+    ar_queue *q = g->overlapped->queue;
     AR_TRY(ari_queue_follow(q, ctx->queue, g->come[i % 2]));
-    AR_TRY(ar_comm_all_gather(g->beside->tp, q, g->rows[i % 2], ar_const(own.data), g->counts, ari_moved_as(g->x.dtype),
-                              g->tag));
+    AR_TRY(ar_comm_all_gather(g->overlapped->tp, q, g->rows[i % 2], ar_const(own.data), g->counts,
+                              ari_moved_as(g->x.dtype), g->tag));
     return ar_event_record(g->come[i % 2], q);
 }
 
@@ -102,7 +102,7 @@ ar_status ari_gather_begin(ar_ctx *ctx, ari_gathering **gives, const ar_tensor *
     AR_TRY(ari_step_own(ctx, g, destroy_gathering));
     *g = (ari_gathering){.c = *c, .x = *x, .tag = tag};
     AR_TRY(ari_alloc((void **)&g->counts, c->ranks, sizeof *g->counts, "sizes of the ranks' parts"));
-    AR_TRY(ari_ctx_beside(ctx, &g->beside));
+    AR_TRY(ari_ctx_overlapped(ctx, &g->overlapped));
     for (size_t i = 0; i < 2 && i < c->n; i++) {
         AR_TRY(ar_event_create(&g->come[i]));
         AR_TRY(ari_step_alloc(ctx, &g->rows[i], ari_chunk_rows(c, i) * row));

@@ -97,14 +97,15 @@ typedef struct under_way {
 static ar_status begin_chunk(ar_ctx *ctx, under_way *u, const ari_product *p, const ari_chunks *c, size_t i,
                              const ar_operand *all)
 {
-    const ari_communication *beside = NULL;
+    const ari_communication *overlapped = NULL;
     ar_part part = {.matrices = 1, .row = i * c->ranks * c->samples * c->each, .rows = ari_chunk_rows(c, i)};
     for (int k = 0; k < p->n; k++)
         part.cols += p->width[k];
-    AR_TRY(ari_ctx_beside(ctx, &beside));
+    AR_TRY(ari_ctx_overlapped(ctx, &overlapped));
     AR_TRY(ctx->arith->operand_part(ctx, &u->a, all, &part));
     AR_TRY(ctx->arith->contract(ctx, &u->s, u->a, p->b));
-    return p->unreduced ? AR_OK : ctx->arith->fold(ctx, u->s, beside->queue, beside->tp, AR_SCATTER_ROWS, p->tag);
+    return p->unreduced ? AR_OK
+                        : ctx->arith->fold(ctx, u->s, overlapped->queue, overlapped->tp, AR_SCATTER_ROWS, p->tag);
 }
 
 static ar_status end_chunk(ar_ctx *ctx, under_way *u, const ari_product *p, const ari_output *o, const ari_chunks *c,

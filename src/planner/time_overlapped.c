@@ -30,25 +30,25 @@ ari_cut ari_cut_of(const ari_links *l, const ari_op_call *call, double element_b
 }
 
 /* Behind what the queue has to do already; when it has done it. */
-static double enqueue(ari_beside *b, double now, double seconds)
+static double enqueue(ari_overlapped *b, double now, double seconds)
 {
     b->until = fmax(b->until, now) + seconds;
     return b->until;
 }
 
-void ari_beside_gather(ari_beside *b, double now, const ari_cut *c, bool again)
+void ari_overlapped_gather(ari_overlapped *b, double now, const ari_cut *c, bool regather)
 {
-    ari_prefetch *to = !again ? &b->next : b->again[0].waits ? &b->again[1] : &b->again[0];
-    *to = (ari_prefetch){.chunks = *c, .waits = true, .begun = again && !b->next.waits};
+    ari_prefetch *to = !regather ? &b->next : b->regather[0].waits ? &b->regather[1] : &b->regather[0];
+    *to = (ari_prefetch){.chunks = *c, .waits = true, .begun = regather && !b->next.waits};
     if (to->begun)
         to->done = enqueue(b, now, ari_cut_seconds(c));
 }
 
 /* Behind the last chunk that a product takes. */
-static void begin_agains(ari_beside *b, double now)
+static void begin_regathers(ari_overlapped *b, double now)
 {
-    for (int i = 0; i < ARI_AGAINS; i++) {
-        ari_prefetch *g = &b->again[i];
+    for (int i = 0; i < ARI_REGATHERS; i++) {
+        ari_prefetch *g = &b->regather[i];
         if (!g->waits || g->begun)
             continue;
         g->begun = true;
@@ -56,7 +56,7 @@ static void begin_agains(ari_beside *b, double now)
     }
 }
 
-static double multiply_gathered(ari_beside *b, double now, double seconds, const ari_cut *c)
+static double multiply_gathered(ari_overlapped *b, double now, double seconds, const ari_cut *c)
 {
     const size_t n = ari_call_chunks(&c->call);
     double come = enqueue(b, now, chunk_seconds(c, 0));
@@ -65,14 +65,14 @@ static double multiply_gathered(ari_beside *b, double now, double seconds, const
         if (i + 1 < n)
             come = enqueue(b, now, chunk_seconds(c, i + 1));
         if (i + 2 >= n)
-            begin_agains(b, now);
+            begin_regathers(b, now);
         now += seconds * share(c, i);
     }
     return now;
 }
 
 /* A chunk's sum is waited for when the next one has been multiplied. */
-static double multiply_scattered(ari_beside *b, double now, double seconds, const ari_cut *c)
+static double multiply_scattered(ari_overlapped *b, double now, double seconds, const ari_cut *c)
 {
     const size_t n = ari_call_chunks(&c->call);
     double before = now;
@@ -84,7 +84,7 @@ static double multiply_scattered(ari_beside *b, double now, double seconds, cons
     return fmax(now, before);
 }
 
-double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_cut *scattered)
+double ari_overlapped_multiply(ari_overlapped *b, double now, double seconds, const ari_cut *scattered)
 {
     if (scattered)
         return multiply_scattered(b, now, seconds, scattered);
@@ -94,10 +94,10 @@ double ari_beside_multiply(ari_beside *b, double now, double seconds, const ari_
     return multiply_gathered(b, now, seconds, &b->next.chunks);
 }
 
-double ari_beside_wait(ari_beside *b, double now, ari_role role)
+double ari_overlapped_wait(ari_overlapped *b, double now, ari_role role)
 {
-    for (int i = 0; i < ARI_AGAINS; i++) {
-        ari_prefetch *g = &b->again[i];
+    for (int i = 0; i < ARI_REGATHERS; i++) {
+        ari_prefetch *g = &b->regather[i];
         if (!g->waits || g->chunks.call.role != role)
             continue;
         g->waits = false;

@@ -20,16 +20,16 @@ static ari_cut cut_of(ari_call_kind kind, size_t n, size_t each, double seconds,
 static double gathered(size_t n, size_t each, double t_a, double t_g)
 {
     const ari_cut c = cut_of(ARI_CALL_ALL_GATHER, n, each, t_a, ARI_Q);
-    ari_beside b = {.until = 0.0};
-    ari_beside_gather(&b, 0.0, &c, false);
-    return ari_beside_multiply(&b, 0.0, t_g * (double)n, NULL);
+    ari_overlapped b = {.until = 0.0};
+    ari_overlapped_gather(&b, 0.0, &c, false);
+    return ari_overlapped_multiply(&b, 0.0, t_g * (double)n, NULL);
 }
 
 static double scattered(size_t n, size_t each, double t_s, double t_g)
 {
     const ari_cut c = cut_of(ARI_CALL_REDUCE_SCATTER, n, each, t_s, ARI_OUT);
-    ari_beside b = {.until = 0.0};
-    return ari_beside_multiply(&b, 0.0, t_g * (double)n, &c);
+    ari_overlapped b = {.until = 0.0};
+    return ari_overlapped_multiply(&b, 0.0, t_g * (double)n, &c);
 }
 
 CLAIM(four_chunks_of_two_and_three_take_fourteen)
@@ -69,11 +69,11 @@ CLAIM(what_is_gathered_again_comes_behind_the_last_chunk)
 {
     const ari_cut dy = cut_of(ARI_CALL_ALL_GATHER, 4, 1, 2.0, ARI_OUT),
                   x = cut_of(ARI_CALL_ALL_GATHER, 5, 5, 1.0, ARI_Q);
-    ari_beside b = {.until = 0.0};
-    ari_beside_gather(&b, 0.0, &dy, false);
-    ari_beside_gather(&b, 0.0, &x, true);
-    const double made = ari_beside_multiply(&b, 0.0, 12.0, NULL);
-    const double other = ari_beside_wait(&b, made, ARI_OUT), own = ari_beside_wait(&b, other, ARI_Q);
+    ari_overlapped b = {.until = 0.0};
+    ari_overlapped_gather(&b, 0.0, &dy, false);
+    ari_overlapped_gather(&b, 0.0, &x, true);
+    const double made = ari_overlapped_multiply(&b, 0.0, 12.0, NULL);
+    const double other = ari_overlapped_wait(&b, made, ARI_OUT), own = ari_overlapped_wait(&b, other, ARI_Q);
     cr_expect_float_eq(made, 14.0, 1e-9);
     cr_expect_float_eq(other, 14.0, 1e-9);
     cr_expect_float_eq(own, 8.0 + 2.0 + 5.0, 1e-9);
@@ -84,12 +84,12 @@ CLAIM(the_queue_does_one_thing_after_the_other)
 {
     const ari_cut x = cut_of(ARI_CALL_ALL_GATHER, 5, 5, 2.0, ARI_HEAD),
                   dx = cut_of(ARI_CALL_REDUCE_SCATTER, 2, 1, 1.0, ARI_HEAD);
-    ari_beside b = {.until = 0.0};
-    ari_beside_gather(&b, 100.0, &x, true); /* until 110 */
-    const double end = ari_beside_multiply(&b, 100.0, 6.0, &dx);
+    ari_overlapped b = {.until = 0.0};
+    ari_overlapped_gather(&b, 100.0, &x, true); /* until 110 */
+    const double end = ari_overlapped_multiply(&b, 100.0, 6.0, &dx);
     cr_expect_float_eq(end, 112.0, 1e-9);
-    const double there = ari_beside_wait(&b, end, ARI_HEAD);
+    const double there = ari_overlapped_wait(&b, end, ARI_HEAD);
     cr_expect_float_eq(there, 112.0, 1e-9);
 }
 
-EVERY_CLAIM(beside)
+EVERY_CLAIM(overlapped)
