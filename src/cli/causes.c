@@ -184,7 +184,7 @@ static ar_status check_known(const char *id)
                 : ar_error_set(AR_ERR_ARG, "unknown cause '%s'; anyrank causes lists them", ARI_SHOW(id));
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status run_causes(void *values, int *exit_code)
 {
     const causes_values *v = values;
     (void)exit_code;
@@ -206,5 +206,5 @@ const ari_args_spec ari_causes_spec = {
     .example = "anyrank causes\nanyrank causes averaged_again\nanyrank causes --json -",
     .positionals = positionals,
     .size = sizeof(causes_values),
-    .run = run,
+    .run = run_causes,
 };

@@ -144,7 +144,8 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     return ari_json_whole(o, json_pack("{s:o}", "files", files));
 }
 
-static ar_status print(const ar_grads_result *r, const grads_values *v, const ar_run *run, const ari_watch *watch)
+static ar_status print_result(const ar_grads_result *r, const grads_values *v, const ar_run *run,
+                              const ari_watch *watch)
 {
     if (watch->timed) {
         AR_TRY(ari_predicted_print(stdout, watch, &run->parallel, r->batch, &r->predicted));
@@ -194,11 +195,11 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     AR_TRY(st);
     AR_TRY(ari_watch_write(watch, v->r.run.model ? v->r.run.model : v->o.block, &o.run.parallel, r.batch));
     if (ari_wants_text(&v->common))
-        AR_TRY(print(&r, v, &o.run, watch));
+        AR_TRY(print_result(&r, v, &o.run, watch));
     return ari_json_end(as_json(&r, v, &o.run, watch), &v->common);
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status run_grads(void *values, int *exit_code)
 {
     const grads_values *v = values;
     (void)exit_code;
@@ -227,5 +228,5 @@ const ari_args_spec ari_grads_spec = {
     .positionals = positionals,
     .size = sizeof(grads_values),
     .defaults = &defaults,
-    .run = run,
+    .run = run_grads,
 };

@@ -152,7 +152,7 @@ enum { PROBE_SIZE = 512, PROBE_LIMIT_S = 60 };
 static const double PROBE_SECONDS = 0.4; /* the best of what fits: the first calls warm caches up */
 
 /* Best rate of c = a b^T, all [PROBE_SIZE, PROBE_SIZE], in GFLOP/s on one thread. */
-static ar_status measure(double *gflops, ar_device *device, ar_queue *queue)
+static ar_status measure_gflops(double *gflops, ar_device *device, ar_queue *queue)
 {
     const size_t shape[2] = {PROBE_SIZE, PROBE_SIZE};
     const size_t count = (size_t)PROBE_SIZE * PROBE_SIZE;
@@ -192,7 +192,7 @@ int ari_command_probe_gemm(const ari_subcommand *all, int argc, char **argv)
     alarm(PROBE_LIMIT_S);
     AR_TRY_TO(done, st, ar_queue_create(&queue, AR_QUEUE_INLINE, "probe"));
     AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
-    AR_TRY_TO(done, st, measure(&gflops, device, queue));
+    AR_TRY_TO(done, st, measure_gflops(&gflops, device, queue));
     printf("%.1f\n", gflops);
 done:
     ar_device_destroy(device);
@@ -339,7 +339,7 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
     return ari_json_end(ari_json_whole(result, rest), common);
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status run_info(void *values, int *exit_code)
 {
     const info_values *v = values;
     const size_t n = v->probe ? (size_t)KERNEL_SETS : 0;
@@ -362,5 +362,5 @@ const ari_args_spec ari_info_spec = {
     .example = "anyrank info\nanyrank info --probe --json -",
     .options = options,
     .size = sizeof(info_values),
-    .run = run,
+    .run = run_info,
 };

@@ -89,7 +89,7 @@ static int close_output(int exit_code)
     return ARI_EXIT_MACHINE;
 }
 
-static int run(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
     if (argc < 2) {
         print_help(stderr);
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_DFL);
     ari_transport_prepare(argc, argv);
     ar_cpu_select_kernels();
-    const int exit_code = close_output(run(argc, argv));
+    const int exit_code = close_output(run_command(argc, argv));
     ari_transport_finish(argc, argv, exit_code);
     return exit_code;
 }

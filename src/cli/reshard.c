@@ -115,7 +115,7 @@ static void print_layout(const ar_reshard_options *o)
         printf(" stages=%s", stages);
 }
 
-static void print(const report *r, const ar_reshard_result *result)
+static void print_result(const report *r, const ar_reshard_result *result)
 {
     const ar_reshard_options *o = r->o;
     size_t i;
@@ -147,7 +147,7 @@ static json_t *as_json(const report *r, const ar_reshard_result *result)
     return ari_json_whole(ari_json_begin("reshard"), rest);
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status run_reshard(void *values, int *exit_code)
 {
     const reshard_values *v = values;
     (void)exit_code;
@@ -171,7 +171,7 @@ static ar_status run(void *values, int *exit_code)
     const ar_status printed = ari_table_end(&r.table, text && st == AR_OK ? stdout : NULL, 2);
     st = st == AR_OK ? printed : st;
     if (text && st == AR_OK)
-        print(&r, &result);
+        print_result(&r, &result);
     if (st == AR_OK)
         st = ari_json_end(as_json(&r, &result), &v->common);
     json_decref(r.json_files);
@@ -190,5 +190,5 @@ const ari_args_spec ari_reshard_spec = {
     .positionals = positionals,
     .size = sizeof(reshard_values),
     .defaults = &defaults,
-    .run = run,
+    .run = run_reshard,
 };

@@ -169,7 +169,7 @@ static int is_shown(const struct dirent *entry)
 static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int depth);
 
 /* One name of a folder `below` d->path: a file, or a folder that is looked into. */
-static ar_status visit(ar_dump *d, const ari_map *map, const char *below, const char *name, int depth)
+static ar_status visit_entry(ar_dump *d, const ari_map *map, const char *below, const char *name, int depth)
 {
     char *path = NULL, *full = NULL;
     ar_status st = AR_OK;
@@ -198,7 +198,7 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
     ar_status st = n < 0 ? ari_io_fail("list", folder) : AR_OK;
     for (int i = 0; i < n; i++) {
         if (st == AR_OK)
-            st = visit(d, map, below, list[i]->d_name, depth);
+            st = visit_entry(d, map, below, list[i]->d_name, depth);
         free(list[i]);
     }
     free(list);
@@ -309,7 +309,7 @@ static ar_status differ(const ar_dump *d, size_t a, size_t b, const char *what)
 }
 
 /* The world and the mesh are the same to all that tell of them. */
-static ar_status agree(ar_dump *d)
+static ar_status agree_on_mesh(ar_dump *d)
 {
     size_t world = SIZE_MAX, mesh = SIZE_MAX;
     for (size_t i = 0; i < d->files; i++) {
@@ -446,7 +446,7 @@ static ar_status tell_ranks(ar_dump *d, const ari_map *map)
     for (size_t i = 0; i < d->files; i++)
         d->file[i].rank = d->file[i].placed ? d->file[i].placement.rank : -1;
     assign_ranks(d);
-    AR_TRY(agree(d));
+    AR_TRY(agree_on_mesh(d));
     AR_TRY(list_ranks(d));
     return check_places(d);
 }

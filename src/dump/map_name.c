@@ -105,7 +105,7 @@ void ari_map_glob_fini(ari_map_glob *g)
 }
 
 /* Moves *text past what the token stands for; false where something else is there. A star is not among them. */
-static bool step(const ari_map_token *t, const char **text, ari_map_match *m)
+static bool match_token(const ari_map_token *t, const char **text, ari_map_match *m)
 {
     const char *c = *text;
     if (*c == '\0')
@@ -153,7 +153,7 @@ bool ari_map_glob_match(const ari_map_glob *g, const char *text, ari_map_match *
         }
         if (k == g->tokens && *at == '\0')
             return true;
-        if (k < g->tokens && step(&g->token[k], &at, m)) {
+        if (k < g->tokens && match_token(&g->token[k], &at, m)) {
             k++;
             continue;
         }
@@ -174,7 +174,7 @@ typedef struct expression {
     int depth;
 } expression;
 
-static int64_t fail(expression *e, const char *problem)
+static int64_t fail_expression(expression *e, const char *problem)
 {
     if (e->problem == NULL)
         e->problem = problem;
@@ -195,15 +195,15 @@ static int64_t value_of(expression *e, const char *name)
     if (number >= 0)
         return (int64_t)p->match.number[number];
     if (p->r->unstack != NULL && strcmp(name, "index") == 0)
-        return e->index > INT32_MAX ? fail(e, "is beyond the range of numbers") : (int64_t)e->index;
+        return e->index > INT32_MAX ? fail_expression(e, "is beyond the range of numbers") : (int64_t)e->index;
     const bool is_rank = strcmp(name, "rank") == 0;
     const int d = ar_mesh_find(&p->m->mesh, name);
     if (d < 0 && !is_rank)
-        return fail(e, "names a number that neither the glob nor the mesh has");
+        return fail_expression(e, "names a number that neither the glob nor the mesh has");
     if (p->entry == NULL)
         return 0;
     if (p->rank < 0)
-        return fail(e, "names a coordinate, but the file is no rank's");
+        return fail_expression(e, "names a coordinate, but the file is no rank's");
     return is_rank ? p->rank : p->at[d];
 }
 
@@ -215,12 +215,12 @@ static int64_t factor(expression *e)
     char name[ARI_MAP_NAME];
     if (c == '(') {
         if (++e->depth > ARI_MAP_CAPTURES)
-            return fail(e, "nests its brackets too deep");
+            return fail_expression(e, "nests its brackets too deep");
         e->at++;
         const int64_t inner = sum(e);
         e->depth--;
         if (peek(e) != ')')
-            return fail(e, "has a bracket that is not closed");
+            return fail_expression(e, "has a bracket that is not closed");
         e->at++;
         return inner;
     }
@@ -229,47 +229,49 @@ static int64_t factor(expression *e)
         for (; isdigit((unsigned char)*e->at); e->at++) {
             n = n * 10 + (*e->at - '0');
             if (n > INT32_MAX)
-                return fail(e, "has a number beyond 2^31");
+                return fail_expression(e, "has a number beyond 2^31");
         }
         return n;
     }
     const size_t n = take_name(name, e->at);
     if (n == 0)
-        return fail(e, "expects a number, a name or a bracket");
+        return fail_expression(e, "expects a number, a name or a bracket");
     e->at += n;
     return value_of(e, name);
 }
 
-static int64_t combine(expression *e, int64_t a, char op, int64_t b)
+static int64_t apply_operator(expression *e, int64_t a, char op, int64_t b)
 {
     int64_t out = 0;
     if (op == '/' || op == '%') {
         if (b == 0)
-            return e->place->entry == NULL ? 0 : fail(e, "divides by 0");
+            return e->place->entry == NULL ? 0 : fail_expression(e, "divides by 0");
         return op == '/' ? a / b : a % b; /* not INT64_MIN / -1: values stay within 2^62 */
     }
     const bool beyond = op == '*'   ? __builtin_mul_overflow(a, b, &out)
                         : op == '+' ? __builtin_add_overflow(a, b, &out)
                                     : __builtin_sub_overflow(a, b, &out);
-    return beyond || out > INT64_MAX / 2 || out < -(INT64_MAX / 2) ? fail(e, "is beyond the range of numbers") : out;
+    return beyond || out > INT64_MAX / 2 || out < -(INT64_MAX / 2)
+               ? fail_expression(e, "is beyond the range of numbers")
+               : out;
 }
 
-static int64_t product(expression *e)
+static int64_t parse_product(expression *e)
 {
     int64_t x = factor(e);
     for (char op = peek(e); e->problem == NULL && (op == '*' || op == '/' || op == '%'); op = peek(e)) {
         e->at++;
-        x = combine(e, x, op, factor(e));
+        x = apply_operator(e, x, op, factor(e));
     }
     return x;
 }
 
 static int64_t sum(expression *e)
 {
-    int64_t x = product(e);
+    int64_t x = parse_product(e);
     for (char op = peek(e); e->problem == NULL && (op == '+' || op == '-'); op = peek(e)) {
         e->at++;
-        x = combine(e, x, op, product(e));
+        x = apply_operator(e, x, op, parse_product(e));
     }
     return x;
 }

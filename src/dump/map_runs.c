@@ -115,7 +115,7 @@ static ar_status piece(axis *a, size_t level, int c, size_t *out)
 /* --- contiguous splits -------------------------------------------------------------------------------------------- */
 /* Rank c's share of n among k: by torch's chunk, all equal except the last ones; or balanced, the first ones with one
  * more. */
-static void share(bool balanced, size_t n, size_t k, size_t c, size_t *offset, size_t *count)
+static void share_extent(bool balanced, size_t n, size_t k, size_t c, size_t *offset, size_t *count)
 {
     const size_t each = n / k, more = n % k;
     if (balanced) {
@@ -135,7 +135,7 @@ static bool share_of_shape(const axis *a, size_t level, size_t *offset, size_t *
     const int mesh = a->split[level]->mesh;
     if (!a->missing || a->splits != 1 || a->dim >= r->shape_dims || !r->shape_given[a->dim])
         return false;
-    share(false, r->shape[a->dim], (size_t)a->p->m->mesh.dim[mesh].size, (size_t)a->p->at[mesh], offset, count);
+    share_extent(false, r->shape[a->dim], (size_t)a->p->m->mesh.dim[mesh].size, (size_t)a->p->at[mesh], offset, count);
     return *count == a->own;
 }
 
@@ -213,7 +213,7 @@ static ar_status block_piece(const axis *a, const packing *f, size_t k, size_t c
         *offset = c / (ranks / units);
         *count = 1;
     } else {
-        share(f->balanced, units, ranks, c, offset, count);
+        share_extent(f->balanced, units, ranks, c, offset, count);
     }
     *offset *= width;
     *count *= width;

@@ -40,7 +40,7 @@ static void skip_space(literal *l)
         l->at++;
 }
 
-static bool take(literal *l, char c)
+static bool take_char(literal *l, char c)
 {
     skip_space(l);
     if (l->at >= l->length || l->text[l->at] != c)
@@ -94,10 +94,10 @@ static ar_status take_extent(literal *l, size_t *out)
 /* "()", "(3,)", "(3, 4)", "(3, 4,)"; but "(3)" is no tuple. */
 static ar_status take_shape(literal *l, ar_st_entry *e)
 {
-    if (!take(l, '('))
+    if (!take_char(l, '('))
         return bad_at(l->path, l->at, "expected a tuple as shape");
     bool comma = true;
-    for (e->ndim = 0; !take(l, ')'); e->ndim++) {
+    for (e->ndim = 0; !take_char(l, ')'); e->ndim++) {
         size_t extent = 0;
         if (!comma)
             return bad_at(l->path, l->at, "expected ',' or ')' in shape");
@@ -106,7 +106,7 @@ static ar_status take_shape(literal *l, ar_st_entry *e)
             return ar_error_set(AR_ERR_UNSUPPORTED, "%s: has more than %d dimensions", ARI_SHOW(l->path),
                                 AR_ST_MAX_DIMS);
         e->shape[e->ndim] = extent;
-        comma = take(l, ',');
+        comma = take_char(l, ',');
     }
     return e->ndim == 1 && !comma ? bad_at(l->path, l->at, "shape '(n)' is no tuple, expected '(n,)'") : AR_OK;
 }
@@ -117,7 +117,7 @@ static ar_status take_value(literal *l, key k, ari_npy *f, char descr[16])
 {
     switch (k) {
     case DESCR:
-        if (take(l, '['))
+        if (take_char(l, '['))
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: is an array of records: write each field as an array of its own",
                                 ARI_SHOW(l->path));
@@ -135,9 +135,9 @@ static ar_status parse_header(literal *l, ari_npy *f, char descr[16])
 {
     static const char *const names[KEYS] = {"descr", "fortran_order", "shape"};
     bool seen[KEYS] = {false}, comma = true;
-    if (!take(l, '{'))
+    if (!take_char(l, '{'))
         return bad_at(l->path, l->at, "expected a dict, '{'");
-    while (!take(l, '}')) {
+    while (!take_char(l, '}')) {
         char name[16];
         size_t k = 0;
         if (!comma)
@@ -149,10 +149,10 @@ static ar_status parse_header(literal *l, ari_npy *f, char descr[16])
         if (k == KEYS || seen[k])
             return bad_at(l->path, begin, "a key other than descr, fortran_order and shape, or one of them twice");
         seen[k] = true;
-        if (!take(l, ':'))
+        if (!take_char(l, ':'))
             return bad_at(l->path, l->at, "expected ':'");
         AR_TRY(take_value(l, (key)k, f, descr));
-        comma = take(l, ',');
+        comma = take_char(l, ',');
     }
     skip_space(l);
     if (l->at != l->length)

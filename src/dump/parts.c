@@ -200,7 +200,7 @@ static ar_status check_numbers(const ar_dump *d, const ar_dump_tensor *t, const 
     return AR_OK;
 }
 
-static void number(const holder *h, size_t i, size_t copy, size_t copies)
+static void number_copies(const holder *h, size_t i, size_t copy, size_t copies)
 {
     h[i].box->replica = (int)copy;
     h[i].box->replicas = (int)copies;
@@ -224,7 +224,7 @@ static ar_status number_terms(const ar_dump *d, const ar_dump_tensor *t, const h
         return missing_shard(d, t, what);
     }
     for (size_t i = 0; i < n; i++)
-        number(h, i, numbered > 0 ? i / terms : i % copies, copies);
+        number_copies(h, i, numbered > 0 ? i / terms : i % copies, copies);
     return AR_OK;
 }
 
@@ -238,7 +238,7 @@ static ar_status check_copies(const ar_dump *d, const ar_dump_tensor *t, const h
     if (h[0].piece->partial)
         return number_terms(d, t, h, n, (size_t)copies);
     for (size_t i = 0; i < n; i++)
-        number(h, i, i, n);
+        number_copies(h, i, i, n);
     return AR_OK;
 }
 

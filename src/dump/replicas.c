@@ -107,7 +107,7 @@ static ar_status keep_value(void *user, const ari_dump_run *run)
     return ar_values_to_f64(v->dtype, run->data, 1, &v->x);
 }
 
-static ar_status describe(const pair *p, ar_dump_disagreement *out)
+static ar_status describe_pair(const pair *p, ar_dump_disagreement *out)
 {
     *out = (ar_dump_disagreement){.tensor = p->t,
                                   .index = p->first,
@@ -148,7 +148,7 @@ static ar_status compare_group(pair *p, const copy *list, size_t n, bool *found,
         AR_TRY(compare_pair(p));
         *found = p->different > 0;
         if (*found)
-            return describe(p, out);
+            return describe_pair(p, out);
     }
     return AR_OK;
 }

@@ -72,7 +72,7 @@ static ar_status put(sink *s, const void *data, size_t bytes)
     return ar_st_writer_put(s->writer, s->index, data, bytes);
 }
 
-static ar_status need(sink *s, size_t bytes)
+static ar_status need_bytes(sink *s, size_t bytes)
 {
     if (bytes <= s->capacity)
         return AR_OK;
@@ -90,7 +90,7 @@ static ar_status copy_rows(sink *s, const ari_rs_item *item, const char *sum)
     const size_t rows = ndim > 0 ? item->box.extent[0] : 1, row_bytes = item->bytes / rows;
     const size_t step = row_bytes < CHUNK_BYTES ? CHUNK_BYTES / row_bytes : 1;
     const bool padded = ndim > 0 && item->tensor->shape[0] > item->tensor->rows;
-    AR_TRY(need(s, (step < rows ? step : rows) * row_bytes));
+    AR_TRY(need_bytes(s, (step < rows ? step : rows) * row_bytes));
     for (size_t first = 0; first < rows; first += step) {
         const size_t n = rows - first < step ? rows - first : step;
         if (padded && s->buffer)
@@ -280,7 +280,7 @@ done:
 }
 
 #define MAX_RANKS 65536
-static ar_status run(ari_rs *r, ar_reshard_result *result)
+static ar_status run_reshard(ari_rs *r, ar_reshard_result *result)
 {
     const ar_parallel *p = &r->layout;
     const size_t model = (size_t)p->tp * (size_t)p->pp;
@@ -322,7 +322,7 @@ ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o)
     if (r.layout.pp == 1 && (r.layout.virtual_stages > 1 || o->stages.n > 0))
         return ar_error_set(AR_ERR_ARG, "%s without a pipeline: give a pp of at least 2",
                             o->stages.n > 0 ? "layers of stages" : "virtual stages");
-    const ar_status st = run(&r, result);
+    const ar_status st = run_reshard(&r, result);
     ari_rs_close(&r);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
     return st;

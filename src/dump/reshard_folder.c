@@ -213,7 +213,7 @@ static ar_status refuse_input(const char *out, const ari_rs *r)
                 : AR_OK;
 }
 
-static ar_status begin(ari_rs_folder *d, const ari_rs *r, const char *path, json_t *request)
+static ar_status begin_folder(ari_rs_folder *d, const ari_rs *r, const char *path, json_t *request)
 {
     char other[256], link[256];
     AR_TRY(make_folder(d->path));
@@ -239,7 +239,7 @@ ar_status ari_rs_folder_begin(ari_rs_folder *d, const ari_rs *r)
     *d = (ari_rs_folder){.path = r->o->out, .fd = -1};
     AR_TRY_TO(done, st, make_request(&request, r));
     AR_TRY_TO(done, st, ari_file_path(&path, d->path, JOURNAL));
-    st = begin(d, r, path, request);
+    st = begin_folder(d, r, path, request);
 done:
     json_decref(request);
     free(path);

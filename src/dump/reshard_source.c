@@ -332,7 +332,7 @@ static ar_status refuse_repeated(const ari_rs *r)
     return AR_OK;
 }
 
-static ar_status tell(const ari_rs *r, const params *p, findings *f)
+static ar_status list_findings(const ari_rs *r, const params *p, findings *f)
 {
     size_t found = 0;
     for (size_t i = 0; i < p->count; i++) {
@@ -380,7 +380,7 @@ static ar_status list_tensors(ari_rs *r)
     }
     qsort(r->tensor, r->tensors, sizeof *r->tensor, compare_tensors);
     AR_TRY_TO(done, st, refuse_repeated(r));
-    st = tell(r, &p, &f);
+    st = list_findings(r, &p, &f);
 done:
     free(p.list);
     return st;

@@ -156,7 +156,7 @@ static json_t *dcp_text(const ari_placement *p)
     return whole_or_none(o, failed);
 }
 
-static ar_status print(char **gives, json_t *value)
+static ar_status print_json(char **gives, json_t *value)
 {
     *gives = value ? json_dumps(value, JSON_COMPACT) : NULL;
     json_decref(value);
@@ -166,8 +166,8 @@ static ar_status print(char **gives, json_t *value)
 ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p)
 {
     *own = NULL;
-    AR_TRY(print(dcp, dcp_text(p)));
-    return print(own, whole_text(p));
+    AR_TRY(print_json(dcp, dcp_text(p)));
+    return print_json(own, whole_text(p));
 }
 
 /* --- writing ------------------------------------------------------------------------------------------------------ */

@@ -95,7 +95,7 @@ static bool begins_stage(const ari_operation *op)
     return op->kind == ARI_OPERATION_EMBEDDING || op->kind == ARI_OPERATION_RECEIVE;
 }
 
-static ar_status add(void *user, const ari_operation *op)
+static ar_status add_row(void *user, const ari_operation *op)
 {
     builder *b = user;
     ari_flow *f = b->flow;
@@ -127,7 +127,7 @@ ar_status ari_flow_init(ari_flow *f, const ari_step_case *c, const ari_flow_opti
     for (int i = 0; i <= ARI_PASS_STEP; i++)
         b.shown[i] = SIZE_MAX;
     *f = (ari_flow){0};
-    AR_TRY(ari_operations_once(c, o->rank, add, &b));
+    AR_TRY(ari_operations_once(c, o->rank, add_row, &b));
     end_layer(&b);
     return AR_OK;
 }

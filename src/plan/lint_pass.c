@@ -221,7 +221,7 @@ static void norm(ari_lint_state *l, const ari_operation *op)
     ari_lint_output(l, op, 0, out);
 }
 
-static void product(ari_lint_state *l, const ari_operation *op)
+static void lint_product(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type x = taken(l, op, 0);
     ari_lint_type out = x;
@@ -431,7 +431,7 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_POSITIONS] = {positions, NULL},
     [ARI_OPERATION_NORM] = {norm, functions_backward},
     [ARI_OPERATION_REDISTRIBUTE] = {redistribute, redistribute},
-    [ARI_OPERATION_PRODUCT] = {product, product_backward},
+    [ARI_OPERATION_PRODUCT] = {lint_product, product_backward},
     [ARI_OPERATION_BIAS] = {bias, NULL},
     [ARI_OPERATION_ROPE] = {linear_function, functions_backward},
     [ARI_OPERATION_HEADS] = {travel, travel},

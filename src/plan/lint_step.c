@@ -6,8 +6,8 @@
 
 static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};
 
-static void find(ari_lint_state *l, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
-                 const char *needs, const char *repair)
+static void add_finding(ari_lint_state *l, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
+                        const char *needs, const char *repair)
 {
     if (axis != ARI_LINT_NO_AXIS && l->size[axis] > 1)
         ari_lint_find(l->f, op, axis, rule, has, needs, repair);
@@ -23,7 +23,7 @@ static ari_lint_type through(ari_lint_state *l, const ari_operation *op, ari_lin
 /* --- the start ---------------------------------------------------------------------------------------------------- */
 
 /* A parameter's ranks are those of dp; over tp the ranks have other parts of it, which a broadcast overwrites. */
-static void broadcast(ari_lint_state *l, const ari_operation *op)
+static void lint_broadcast(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_param *p = ari_lint_parameter(l, op->layer, &op->output[0]);
     const size_t holders = l->size[ARI_AXIS_DP] * l->size[ARI_AXIS_RING] * l->size[ARI_AXIS_INNER];
@@ -41,7 +41,7 @@ static void broadcast(ari_lint_state *l, const ari_operation *op)
             l->size[ARI_AXIS_TP]);
         char needs[AR_LINT_PLACED];
         snprintf(needs, sizeof needs, "%zu ranks of dp", holders);
-        find(l, op, ari_lint_dp_axis(l), AR_LINT_wrong_group, has, needs, repair);
+        add_finding(l, op, ari_lint_dp_axis(l), AR_LINT_wrong_group, has, needs, repair);
     }
 }
 
@@ -123,7 +123,7 @@ static void weight_gather(ari_lint_state *l, const ari_operation *op)
 void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op)
 {
     static void (*const judge[ARI_OPERATION_KINDS])(ari_lint_state *, const ari_operation *) = {
-        [ARI_OPERATION_BROADCAST] = broadcast,         [ARI_OPERATION_TARGETS] = targets,
+        [ARI_OPERATION_BROADCAST] = lint_broadcast,    [ARI_OPERATION_TARGETS] = targets,
         [ARI_OPERATION_LOSS_SUM] = loss_sum,           [ARI_OPERATION_GRADIENT_SUM] = gradient_sum,
         [ARI_OPERATION_GRADIENT_NORM] = gradient_norm, [ARI_OPERATION_UPDATE] = update,
         [ARI_OPERATION_WEIGHT_GATHER] = weight_gather, [ARI_OPERATION_UNUSED] = unused};
@@ -144,7 +144,7 @@ static void count_sums(ari_lint_state *l, int axis)
     snprintf(needs, sizeof needs, "%zu", l->step.partial[axis]);
     snprintf(repair, sizeof repair, "%s over %s", few ? "all-reduce the others" : "do not sum gradients that are whole",
              ari_lint_axis_name(axis));
-    find(l, &op, axis, few ? AR_LINT_unsummed_gradient : AR_LINT_redundant_reduction, has, needs, repair);
+    add_finding(l, &op, axis, few ? AR_LINT_unsummed_gradient : AR_LINT_redundant_reduction, has, needs, repair);
 }
 
 void ari_lint_end_of_step(ari_lint_state *l)
@@ -155,10 +155,10 @@ void ari_lint_end_of_step(ari_lint_state *l)
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         count_sums(l, axis);
         if (ari_lint_partial(l->step.loss.at[axis]))
-            find(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
+            add_finding(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
     }
     const bool copied = l->c->config->tied && l->size[ARI_AXIS_PP] > 1; /* on the last stage */
     if (l->step.weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->step.gathers < l->params + copied)
-        find(l, &weights, ari_lint_dp_axis(l), AR_LINT_missing_gather, "S(0)", "I",
-             "all-gather over dp what each rank has updated");
+        add_finding(l, &weights, ari_lint_dp_axis(l), AR_LINT_missing_gather, "S(0)", "I",
+                    "all-gather over dp what each rank has updated");
 }

@@ -40,7 +40,7 @@ static void layers_text(char out[48], const ar_config *c, const ari_flow_row *ro
         snprintf(out, 48, "%zu-%zu", first, first + row->layers - 1);
 }
 
-static void append(char *out, size_t cap, const char *between, const char *text)
+static void append_text(char *out, size_t cap, const char *between, const char *text)
 {
     const size_t used = strlen(out);
     snprintf(out + used, cap - used, "%s%s", used > 0 ? between : "", text);
@@ -73,13 +73,13 @@ void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_ro
         ari_role_path(path, sizeof path, c->arch, layers, op->weight[i].role);
         const char *leaf = strrchr(path, '.');
         if (op->weight[i].role != op->weight[0].role)
-            append(out, cap, ", ", leaf ? leaf + 1 : path);
+            append_text(out, cap, ", ", leaf ? leaf + 1 : path);
     }
     if (!of_parameters(op))
         return;
-    append(out, cap, "", op->output[0].bias ? ".bias" : ".weight");
+    append_text(out, cap, "", op->output[0].bias ? ".bias" : ".weight");
     if (op->params > 1) {
         snprintf(path, sizeof path, " and %zu more", op->params - 1);
-        append(out, cap, "", path);
+        append_text(out, cap, "", path);
     }
 }

@@ -85,7 +85,7 @@ typedef struct counted {
     double blocks, attention; /* of the forward pass: of the blocks, and of attention in them */
 } counted;
 
-static ar_status count(void *user, const ari_operation *op)
+static ar_status count_operation(void *user, const ari_operation *op)
 {
     counted *n = user;
     const bool block = op->layer != ARI_NO_LAYER;
@@ -109,9 +109,9 @@ static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
     one.run.batch = 1;
     *n = (counted){.layers = (double)(step->config->layers / config.layers)};
     for (int r = 0; r < ranks; r++) {
-        AR_TRY(ari_operations_pass(&one, ARI_PASS_FORWARD, r, count, n));
+        AR_TRY(ari_operations_pass(&one, ARI_PASS_FORWARD, r, count_operation, n));
         if (!step->forward_only)
-            AR_TRY(ari_operations_pass(&one, ARI_PASS_BACKWARD, r, count, n));
+            AR_TRY(ari_operations_pass(&one, ARI_PASS_BACKWARD, r, count_operation, n));
     }
     return AR_OK;
 }

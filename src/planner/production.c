@@ -110,7 +110,7 @@ static ari_memory_kind kind_of(const ari_operation *op)
     return op->role > ARI_NORM2 ? ARI_MEMORY_MLP : ARI_MEMORY_ATTENTION; /* roles are in the order of a block */
 }
 
-static ar_status forward(void *user, const ari_operation *op)
+static ar_status count_forward(void *user, const ari_operation *op)
 {
     account *a = user;
     section *s = section_of(a, op);
@@ -160,7 +160,7 @@ static double values(const account *a, const ari_operation *op)
     return VALUE * n;
 }
 
-static ar_status backward(void *user, const ari_operation *op)
+static ar_status count_backward(void *user, const ari_operation *op)
 {
     account *a = user;
     section *s = section_of(a, op);
@@ -275,7 +275,7 @@ static stage rank_of(const account *a, size_t rank)
 }
 
 /* A rank's share of this many parameters or states, if this stage of ZeRO divides them. */
-static double share(const account *a, double n, int since)
+static double share_of_rank(const account *a, double n, int since)
 {
     return a->p->step.run.parallel.zero >= since ? ceil(n / a->shards) : n;
 }
@@ -288,10 +288,10 @@ static ari_memory memory_of(const account *a, const stage *s)
     ari_memory m = s->kept;
     if (!backward_pass)
         m = (ari_memory){{0.0}};
-    m.of[ARI_MEMORY_WEIGHTS] = VALUE * share(a, n, 3);
-    m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share(a, n, 2) : 0.0;
-    m.of[ARI_MEMORY_MASTER] = updates ? FLOAT * share(a, n, 1) : 0.0;
-    m.of[ARI_MEMORY_OPTIMIZER] = updates ? FLOAT * ari_optimizer_states(&run->optimizer) * share(a, n, 1) : 0.0;
+    m.of[ARI_MEMORY_WEIGHTS] = VALUE * share_of_rank(a, n, 3);
+    m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share_of_rank(a, n, 2) : 0.0;
+    m.of[ARI_MEMORY_MASTER] = updates ? FLOAT * share_of_rank(a, n, 1) : 0.0;
+    m.of[ARI_MEMORY_OPTIMIZER] = updates ? FLOAT * ari_optimizer_states(&run->optimizer) * share_of_rank(a, n, 1) : 0.0;
     m.of[ARI_MEMORY_WORKSPACE] = s->widest + (backward_pass ? s->again : 0.0) +
                                  (run->parallel.zero >= 3 ? whole : 0.0) +
                                  (run->parallel.zero >= 2 && backward_pass ? whole : 0.0);
@@ -300,7 +300,7 @@ static ari_memory memory_of(const account *a, const stage *s)
 
 /* --- the account -------------------------------------------------------------------------------------------------- */
 
-static ar_status begin(account *a, const ari_planned *p)
+static ar_status begin_account(account *a, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     size_t start = 0;
@@ -331,10 +331,10 @@ ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
 {
     account a;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, begin(&a, p));
-    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_FORWARD, 0, forward, &a));
+    AR_TRY_TO(done, st, begin_account(&a, p));
+    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_FORWARD, 0, count_forward, &a));
     a.blocks_begun = false;
-    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_BACKWARD, 0, backward, &a));
+    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_BACKWARD, 0, count_backward, &a));
     *m = (ari_memory){{0.0}};
     for (size_t i = 0; i < (size_t)a.pp; i++) {
         const stage s = rank_of(&a, i);

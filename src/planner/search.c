@@ -129,7 +129,7 @@ static void list_pipelines(seeker *k)
                      schedule > 0 && k->mesh.pp > 1 ? (ar_pp_schedule)schedule : AR_PP_1F1B);
 }
 
-static ar_status add(seeker *k, const ari_choice *c)
+static ar_status add_variant(seeker *k, const ari_choice *c)
 {
     AR_TRY(ari_grow(&k->variant, &k->room, k->n, sizeof *k->variant, "layouts"));
     ari_candidate *f = &k->variant[k->n++];
@@ -145,7 +145,7 @@ static ar_status refuse(seeker *k, const ari_choice *c, ar_status why)
         snprintf(k->r->refused, sizeof k->r->refused, "%s", ar_error_message());
     if (!k->s->every)
         return AR_OK;
-    AR_TRY(add(k, c));
+    AR_TRY(add_variant(k, c));
     k->variant[k->n - 1].legal = why;
     snprintf(k->variant[k->n - 1].reason, ARI_REASON, "%s", ar_error_message());
     return AR_OK;
@@ -180,7 +180,7 @@ static ar_status time_variant(seeker *k, const ari_choice *c, int m, int i)
     if (!*has_passes)
         AR_TRY(ari_passes_init(passes, &p, o));
     *has_passes = true;
-    AR_TRY(add(k, c));
+    AR_TRY(add_variant(k, c));
     ari_candidate *f = &k->variant[k->n - 1];
     f->settled = c->pp == 1 || k->s->every;
     f->seconds = ari_time_least(&p, o, passes);
@@ -295,7 +295,7 @@ static ar_status weigh(const seeker *k, ari_candidate *f)
     return AR_OK;
 }
 
-static ar_status keep(ari_ranking *r, const ari_candidate *f)
+static ar_status keep_candidate(ari_ranking *r, const ari_candidate *f)
 {
     AR_TRY(ari_grow(&r->at, &r->room, r->n, sizeof *r->at, "layouts"));
     r->at[r->n++] = *f;
@@ -320,7 +320,7 @@ static const ari_candidate *lightest(const seeker *k)
 }
 
 /* The time of the i-th variant by its schedule, which may be more than that of those behind it. */
-static ar_status settle(seeker *k, size_t i)
+static ar_status refine_time(seeker *k, size_t i)
 {
     ari_candidate f = k->variant[i];
     const ari_planned p = ari_choice_planned(&k->s->base, &f.choice);
@@ -350,13 +350,13 @@ static ar_status choose_one(seeker *k, bool can_fit, bool *chosen)
         if (can_fit && !f->weighed)
             AR_TRY(weigh(k, f));
         if (!f->settled && (f->fits || faster)) {
-            AR_TRY(settle(k, i));
+            AR_TRY(refine_time(k, i));
             continue;
         }
         note_fastest(k->r, f);
         *chosen = f->fits;
         if (*chosen)
-            AR_TRY(keep(k->r, f));
+            AR_TRY(keep_candidate(k->r, f));
         i++;
     }
     return AR_OK;
@@ -369,13 +369,13 @@ static ar_status choose_every(seeker *k)
         note_fastest(k->r, f);
         if (f->legal == AR_OK)
             AR_TRY(weigh(k, f));
-        AR_TRY(keep(k->r, f));
+        AR_TRY(keep_candidate(k->r, f));
     }
     return AR_OK;
 }
 
 /* The fastest that fits, or where none does the one that needs least; all with `every`. */
-static ar_status choose(seeker *k)
+static ar_status choose_layout(seeker *k)
 {
     if (k->n > 0)
         qsort(k->variant, k->n, sizeof *k->variant, by_seconds);
@@ -396,7 +396,7 @@ static ar_status choose(seeker *k)
         AR_TRY(ari_time_of(&t, &p, &k->s->time));
         note_time(&light, &t);
     }
-    return keep(k->r, &light);
+    return keep_candidate(k->r, &light);
 }
 
 /* --- meshes ------------------------------------------------------------------------------------------------------- */
@@ -405,10 +405,10 @@ static ar_status search_mesh(seeker *k)
 {
     k->r->meshes++;
     AR_TRY(time_mesh(k));
-    return choose(k);
+    return choose_layout(k);
 }
 
-static void tell(const seeker *k, double fraction)
+static void report_progress(const seeker *k, double fraction)
 {
     char what[ARI_CHOICE_TEXT];
     ari_choice_text(what, &k->mesh, ARI_LAYOUT_AXES - 1, " ");
@@ -431,7 +431,7 @@ static ar_status check_tp(seeker *k, int tp, bool *can)
     if (k->n == 0)
         return AR_OK;
     k->variant[0].choice.dp = k->s->ranks / tp;
-    return keep(k->r, &k->variant[0]);
+    return keep_candidate(k->r, &k->variant[0]);
 }
 
 /* The meshes whose extents before the i-th are the seeker's, over the ranks that these leave: its divisors are among
@@ -444,7 +444,7 @@ static ar_status search_axis(seeker *k, int i, int left, double begin, double en
         k->mesh.extent[i] = left;
         if (!wanted(s->fixed.extent[i], left))
             return AR_OK;
-        tell(k, begin);
+        report_progress(k, begin);
         return search_mesh(k);
     }
     for (int j = 0; j < k->divisors; j++) {

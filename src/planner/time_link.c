@@ -83,25 +83,25 @@ ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o)
     return links(o, (run){each, ari_at_least_one(p->step.run.parallel.dp_replicate)}, (run){world, 1.0}, world);
 }
 
-static double over(const ar_sim_link *l, double bytes)
+static double seconds_over(const ar_sim_link *l, double bytes)
 {
     return l->latency_s + bytes / l->bytes_per_s;
 }
 
 /* One step of a ring: the slowest link of it decides. */
-static double step(const ari_links *l, double bytes)
+static double step_seconds(const ari_links *l, double bytes)
 {
-    const double inside = l->inside ? over(&l->o->cluster.inside, bytes) : 0.0;
-    return l->between ? fmax(inside, over(&l->o->cluster.between, bytes)) : inside;
+    const double inside = l->inside ? seconds_over(&l->o->cluster.inside, bytes) : 0.0;
+    return l->between ? fmax(inside, seconds_over(&l->o->cluster.between, bytes)) : inside;
 }
 
 double ari_links_send(const ari_links *l, double bytes)
 {
-    return step(l, bytes);
+    return step_seconds(l, bytes);
 }
 
 /* As a chain of small pieces: every link's latency once, and the slowest link's rate. */
-static double broadcast(const ari_links *l, double bytes)
+static double broadcast_seconds(const ari_links *l, double bytes)
 {
     const ar_sim_cluster *c = &l->o->cluster;
     const double far = l->between ? ceil(l->n / l->in_node) - 1.0 : 0.0, near = l->n - 1.0 - far;
@@ -131,17 +131,17 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
     if (l->n <= 1.0)
         return 0.0;
     if (kind == ARI_CALL_BROADCAST)
-        return broadcast(l, elements * element_bytes);
+        return broadcast_seconds(l, elements * element_bytes);
     if (kind == ARI_CALL_ALL_TO_ALL)
         return all_to_all(l, elements * element_bytes / (l->n * (l->n - 1.0)));
     if (kind == ARI_CALL_EXCHANGE)
-        return step(l, elements * element_bytes);
+        return step_seconds(l, elements * element_bytes);
     if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
-        const double inside = over(&c->inside, ceil(elements / m) * element_bytes);
-        const double between = over(&c->between, ceil(elements / l->n) * element_bytes);
+        const double inside = seconds_over(&c->inside, ceil(elements / m) * element_bytes);
+        const double between = seconds_over(&c->between, ceil(elements / l->n) * element_bytes);
         return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
     }
-    return ring_steps(kind) * (l->n - 1.0) * step(l, ceil(elements / l->n) * element_bytes);
+    return ring_steps(kind) * (l->n - 1.0) * step_seconds(l, ceil(elements / l->n) * element_bytes);
 }
 
 double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)

@@ -11,7 +11,7 @@ static double chunk_seconds(const ari_cut *c, size_t i)
     return i + 1 < ari_call_chunks(&c->call) ? c->each : c->last;
 }
 
-static double share(const ari_cut *c, size_t i)
+static double share_of_chunk(const ari_cut *c, size_t i)
 {
     return (double)ari_call_chunk(&c->call, i) / (double)c->call.elements;
 }
@@ -66,7 +66,7 @@ static double multiply_gathered(ari_overlapped *b, double now, double seconds, c
             come = enqueue(b, now, chunk_seconds(c, i + 1));
         if (i + 2 >= n)
             begin_regathers(b, now);
-        now += seconds * share(c, i);
+        now += seconds * share_of_chunk(c, i);
     }
     return now;
 }
@@ -77,7 +77,7 @@ static double multiply_scattered(ari_overlapped *b, double now, double seconds, 
     const size_t n = ari_call_chunks(&c->call);
     double before = now;
     for (size_t i = 0; i < n; i++) {
-        const double made = now + seconds * share(c, i);
+        const double made = now + seconds * share_of_chunk(c, i);
         now = fmax(made, before);
         before = enqueue(b, made, chunk_seconds(c, i));
     }

@@ -95,7 +95,7 @@ static void begin_pass(walk *w, const ari_operation *op)
 }
 
 /* A block that stands for all layers: the clock goes over the others too. */
-static void enter(walk *w, const ari_operation *op)
+static void enter_block(walk *w, const ari_operation *op)
 {
     if (op->pass != w->pass || op->micro != w->micro)
         begin_pass(w, op);
@@ -241,7 +241,7 @@ static void note_gradient(walk *w, const ari_operation *op, ari_model_part part,
     w->to->parameters[part] += op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
 }
 
-static ar_status visit(void *user, const ari_operation *op)
+static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
     ari_passes *to = w->to;
@@ -249,7 +249,7 @@ static ar_status visit(void *user, const ari_operation *op)
     ari_cost c = {.products = 0.0};
     if (op->pass != ARI_PASS_FORWARD && !backward)
         return AR_OK;
-    enter(w, op);
+    enter_block(w, op);
     const ari_model_part part = part_of(w, op);
     const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT;
     const double layers = part == ARI_PART_BLOCKS ? w->layers_a_visit : 1.0, times = layers * (double)op->times;
@@ -303,7 +303,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
                           "times of gradients"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
-    const ar_status st = ari_operations_once(&c, busiest(&c), visit, &w);
+    const ar_status st = ari_operations_once(&c, busiest(&c), visit_operation, &w);
     if (st != AR_OK)
         ari_passes_fini(passes);
     return st;

@@ -35,7 +35,7 @@ static ar_status add_bucket(ari_outside_rank *s, const ari_operation *op, double
     return AR_OK;
 }
 
-static ar_status visit(void *user, const ari_operation *op)
+static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
     ari_outside_rank *s = w->to;
@@ -64,7 +64,7 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
         w.links[g] = ari_links_of(p, o, (ari_over)g);
     for (size_t r = 0; r < s->n && st == AR_OK; r++) {
         w.to = &s->rank[r];
-        st = ari_operations_step(&c, (int)r * each, visit, &w);
+        st = ari_operations_step(&c, (int)r * each, visit_operation, &w);
     }
     if (st != AR_OK)
         ari_outside_fini(s);

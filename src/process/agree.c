@@ -47,7 +47,7 @@ ar_status ari_call_encoded_bytes(size_t *bytes, const ari_call *call, int n)
     return ari_add_size(bytes, *bytes, sizeof h + counts * sizeof(uint64_t) + h.tag_bytes);
 }
 
-static char *append(char *at, const void *from, size_t bytes)
+static char *append_bytes(char *at, const void *from, size_t bytes)
 {
     ari_copy_bytes(at, from, bytes);
     return at + bytes;
@@ -56,12 +56,12 @@ static char *append(char *at, const void *from, size_t bytes)
 void ari_call_encode(void *to, const ari_call *call, int n)
 {
     const encoded h = head_of(call, n);
-    char *at = append(to, &h, sizeof h);
-    at = append(at, call->counts, h.counts * sizeof *call->counts);
-    at = append(at, call->recv_counts, h.recv_counts * sizeof *call->recv_counts);
+    char *at = append_bytes(to, &h, sizeof h);
+    at = append_bytes(at, call->counts, h.counts * sizeof *call->counts);
+    at = append_bytes(at, call->recv_counts, h.recv_counts * sizeof *call->recv_counts);
     for (uint32_t i = 0; i < h.p2p; i++) {
         const encoded_op op = {call->p2p[i].peer, call->p2p[i].send, call->p2p[i].count};
-        at = append(at, &op, sizeof op);
+        at = append_bytes(at, &op, sizeof op);
     }
     memset(at + h.tag_bytes - 8, 0, 8);
     memcpy(at, call->tag, strlen(call->tag));

@@ -274,7 +274,7 @@ static const char *content_of(const view_call *c)
 }
 
 /* Two ranks' reports of one collective must be equal, except for what may differ between ranks. */
-static bool agree(const view_call *a, const view_call *b)
+static bool same_call(const view_call *a, const view_call *b)
 {
     const bool message = (a->kind == ARI_SEND || a->kind == ARI_RECV) && (b->kind == ARI_SEND || b->kind == ARI_RECV);
     const bool tags = !a->tag[0] || !b->tag[0] || strcmp(a->tag, b->tag) == 0;
@@ -315,7 +315,7 @@ static bool write_mismatch(const report *r, const culprit *k)
         for (int i = 0; i < k->group->n; i++) {
             const int b = k->group->rank[i];
             const view_call *other = valid_rank(r, b) ? find_call(&r->view[b], k->call->group, seq) : NULL;
-            if (first && other && !agree(first, other)) {
+            if (first && other && !same_call(first, other)) {
                 fprintf(r->to, "ranks %d and %d disagree in ", a, b);
                 write_collective(r->to, first, k->group);
                 fprintf(r->to, ": rank %d calls ", a);

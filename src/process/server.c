@@ -85,7 +85,7 @@ static void send_to(ari_server *s, int r, ari_message kind, const void *a, size_
 
 /* To process 0 last: it may end at once, and the server with it. own: [size], whom it is about; NULL: `rank` alone, or
  * none, -1, or all, size. */
-static void fail(ari_server *s, ar_status st, const bool *own, int rank, const char *text)
+static void fail_job(ari_server *s, ar_status st, const bool *own, int rank, const char *text)
 {
     if (s->failed)
         return;
@@ -106,7 +106,7 @@ static void lose(ari_server *s, int r, const char *how)
     from->fd = -1;
     snprintf(text, sizeof text, "rank %d (%s) %s", r, ARI_SHOW(from->name), how);
     if (!s->view[r].left)
-        fail(s, AR_ERR_ABORTED, NULL, -1, text);
+        fail_job(s, AR_ERR_ABORTED, NULL, -1, text);
 }
 
 /* --- coming together ---------------------------------------------------------------------------------------------- */
@@ -185,12 +185,12 @@ static void end_joining(ari_server *s)
     if (s->missing > 0 && !s->failed && ari_now_ns() < s->join_until_ns)
         return;
     if (s->refusal != AR_OK) {
-        fail(s, s->refusal, NULL, s->size, s->why);
+        fail_job(s, s->refusal, NULL, s->size, s->why);
     } else if (s->missing > 0) {
         list_missing(s, who, sizeof who);
         snprintf(text, sizeof text, "of %d processes these have not come within %.1f s: rank %s%s%s", s->size,
                  (double)s->is.timeout_ns * 1e-9, who, s->door.refused[0] ? "; " : "", s->door.refused);
-        fail(s, AR_ERR_TIMEOUT, NULL, s->size, text);
+        fail_job(s, AR_ERR_TIMEOUT, NULL, s->size, text);
     }
     ari_door_close(&s->door);
     s->joining = false;
@@ -200,12 +200,12 @@ static void end_joining(ari_server *s)
 
 /* --- who is where ------------------------------------------------------------------------------------------------- */
 
-static void report(ari_server *s)
+static void report_ranks(ari_server *s)
 {
     if (s->verdict == AR_OK)
         s->verdict = ari_flight_judge(s->view, s->size, s->first_late, s->own, s->line, sizeof s->line);
     char *text = ari_flight_report(s->view, s->size, s->line);
-    fail(s, s->verdict, s->own, -1, text ? text : s->line);
+    fail_job(s, s->verdict, s->own, -1, text ? text : s->line);
     free(text);
 }
 
@@ -246,7 +246,7 @@ static void take_view(ari_server *s, int r, char *view)
     for (int i = 0; i < s->size; i++)
         all = all && (s->view[i].text || s->client[i].fd < 0);
     if (all && s->asked)
-        report(s);
+        report_ranks(s);
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -280,7 +280,7 @@ static value *value_of(ari_server *s, int r, const ari_store_value *v)
     if (x) {
         snprintf(text, sizeof text, "processes disagree: call %llu of rank %d is a %s, that of rank %d a %s",
                  (unsigned long long)v->seq, x->is.index, name_of(&x->is), r, name_of(v));
-        fail(s, AR_ERR_MISMATCH, NULL, r, text);
+        fail_job(s, AR_ERR_MISMATCH, NULL, r, text);
         return NULL;
     }
     const bool fits = v->n > 0 && v->n <= s->size && v->readers > 0 && v->readers <= s->size;
@@ -288,7 +288,7 @@ static value *value_of(ari_server *s, int r, const ari_store_value *v)
     bool *awaited = x ? calloc((size_t)s->size, sizeof *awaited) : NULL;
     if (!awaited) {
         free(x);
-        fail(s, AR_ERR_MEMORY, NULL, r, "process 0 has no memory for what ranks agree upon");
+        fail_job(s, AR_ERR_MEMORY, NULL, r, "process 0 has no memory for what ranks agree upon");
         return NULL;
     }
     x->is = *v;
@@ -309,7 +309,7 @@ static void deliver(ari_server *s, value *x)
         total += x->part[i].size;
     char *all = malloc(total);
     if (!all) {
-        fail(s, AR_ERR_MEMORY, NULL, -1, "process 0 has no memory for what ranks agree upon");
+        fail_job(s, AR_ERR_MEMORY, NULL, -1, "process 0 has no memory for what ranks agree upon");
         return;
     }
     memcpy(all, &x->is, sizeof x->is);
@@ -344,7 +344,7 @@ static bool take_part(ari_server *s, int r, ari_message kind, char *message, siz
     if (sets && (v.index < 0 || v.index >= v.n || x->part[v.index].is_set)) {
         char text[160];
         snprintf(text, sizeof text, "rank %d comes to a meeting where it has no place", r);
-        fail(s, AR_ERR_INTERNAL, NULL, r, text);
+        fail_job(s, AR_ERR_INTERNAL, NULL, r, text);
         return false;
     }
     if (sets) {
@@ -377,7 +377,7 @@ static void take_late(ari_server *s, int r, const char *message, size_t size)
         if (!x->part[i].is_set)
             used += (size_t)snprintf(text + used, sizeof text - used, "%s %d", k++ > 0 ? "," : "", i);
     }
-    fail(s, AR_ERR_TIMEOUT, NULL, r, text);
+    fail_job(s, AR_ERR_TIMEOUT, NULL, r, text);
 }
 
 /* --- the thread --------------------------------------------------------------------------------------------------- */
@@ -421,7 +421,7 @@ static void receive(ari_server *s, int r)
     } else if (head.kind == ARI_MESSAGE_FAIL && size >= sizeof(ari_store_verdict)) {
         ari_store_verdict v;
         memcpy(&v, bytes, sizeof v);
-        fail(s, (ar_status)v.status, NULL, r, bytes + sizeof v);
+        fail_job(s, (ar_status)v.status, NULL, r, bytes + sizeof v);
     } else if (head.kind == ARI_MESSAGE_REPORT && size >= sizeof(ari_store_verdict)) {
         take_report(s, r, bytes, size);
     } else if (head.kind == ARI_MESSAGE_LATE) {
@@ -467,7 +467,7 @@ static bool one_round(ari_server *s)
     if (s->joining)
         end_joining(s);
     if (s->asked && !s->failed && ari_now_ns() >= s->views_until_ns)
-        report(s);
+        report_ranks(s);
     return !p[0].revents;
 }
 
@@ -480,7 +480,7 @@ static void *serve(void *arg)
 
 /* --- beginning and end -------------------------------------------------------------------------------------------- */
 
-static ar_status begin(ari_server *s, int *own_fd)
+static ar_status begin_server(ari_server *s, int *own_fd)
 {
     int pair[2];
     AR_TRY(ari_alloc_zero((void **)&s->client, (size_t)s->size, sizeof *s->client, "connections"));
@@ -520,7 +520,7 @@ ar_status ari_server_create(ari_server **gives, int *own_fd, const ari_store_opt
     s->door = (ari_door){.listener = o->listener, .key = o->key};
     s->join_until_ns = ari_deadline_ns(ari_now_ns(), o->timeout_ns);
     s->stop[0] = s->stop[1] = -1;
-    st = begin(s, own_fd);
+    st = begin_server(s, own_fd);
     if (st == AR_OK)
         *gives = s;
     else

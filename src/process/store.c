@@ -466,7 +466,7 @@ static ar_status connect_to_server(ari_store *s, uint64_t deadline_ns)
     }
 }
 
-static ar_status join(ari_store *s)
+static ar_status join_store(ari_store *s)
 {
     const uint64_t deadline = ari_deadline_ns(ari_now_ns(), s->is.timeout_ns);
     AR_TRY(connect_to_server(s, deadline));
@@ -494,7 +494,7 @@ ar_status ari_store_create(ari_store **gives, const ari_store_options *o)
     if (st == AR_OK)
         st = ari_alloc_zero((void **)&s->left_ns, (size_t)o->size, sizeof *s->left_ns, "what processes share");
     if (st == AR_OK)
-        st = join(s);
+        st = join_store(s);
     if (st == AR_OK)
         *gives = s;
     else

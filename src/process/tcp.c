@@ -209,7 +209,7 @@ static ar_status choose_reach(launch *l, bool *loopback, const ari_key *key, boo
                         l->host, l->port);
 }
 
-static ar_status join(ar_process *p, launch *l)
+static ar_status join_launch(ar_process *p, launch *l)
 {
     ari_store_options o = {.rank = l->rank,
                            .size = l->size,
@@ -235,7 +235,7 @@ ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o
     AR_TRY(read_launch(&l));
     AR_TRY(ari_alloc_zero((void **)&p, 1, sizeof *p, "a process"));
     *p = (ar_process){.ops = &tcp_ops, .rank = l.rank, .size = l.size, .local_rank = l.local_rank, .options = *o};
-    const ar_status st = join(p, &l);
+    const ar_status st = join_launch(p, &l);
     if (st == AR_OK)
         *gives = p;
     else

@@ -124,7 +124,7 @@ static bool note_step(void *user, const char *name)
 }
 
 /* --- the folder --------------------------------------------------------------------------------------------------- */
-static ar_status fail(const ari_checkpoint_folder *f, const char *what, const char *name)
+static ar_status fail_entry(const ari_checkpoint_folder *f, const char *what, const char *name)
 {
     char path[ARI_PRINTABLE];
     const int error = errno;
@@ -177,7 +177,7 @@ static ar_status try_writing(const ari_checkpoint_folder *f)
     if (!made && errno == EEXIST)
         return ar_error_set(AR_ERR_IO, "%s/" NEW_FOLDER ": is in the way, and not one of ours", ARI_SHOW(f->path));
     if (!made)
-        return fail(f, "make the folder", NEW_FOLDER);
+        return fail_entry(f, "make the folder", NEW_FOLDER);
     (void)unlinkat(f->fd, NEW_FOLDER, AT_REMOVEDIR);
     return AR_OK;
 }
@@ -233,7 +233,7 @@ ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **gives, ui
         return AR_OK;
     free(*gives);
     *gives = NULL;
-    return fail(f, "make the folder", NEW_FOLDER);
+    return fail_entry(f, "make the folder", NEW_FOLDER);
 }
 
 void ari_checkpoint_folder_abandon(ari_checkpoint_folder *f)
@@ -247,9 +247,9 @@ static ar_status sync_new(const ari_checkpoint_folder *f)
 {
     const int fd = openat(f->fd, NEW_FOLDER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return fail(f, "open", NEW_FOLDER);
+        return fail_entry(f, "open", NEW_FOLDER);
     /* Some file systems know no fsync of folders (EINVAL); the files are synced all the same. */
-    const ar_status st = fsync(fd) == 0 || errno == EINVAL ? AR_OK : fail(f, "sync", NEW_FOLDER);
+    const ar_status st = fsync(fd) == 0 || errno == EINVAL ? AR_OK : fail_entry(f, "sync", NEW_FOLDER);
     close(fd);
     return st;
 }
@@ -272,11 +272,11 @@ ar_status ari_checkpoint_folder_publish(ari_checkpoint_folder *f, uint64_t step)
     const bool replace = exists(f, name);
     ar_status st = sync_new(f);
     if (st == AR_OK && symlinkat(name, f->fd, NEW_LINK) != 0)
-        st = fail(f, "make the link", NEW_LINK);
+        st = fail_entry(f, "make the link", NEW_LINK);
     if (st == AR_OK && swap(f, name, replace) != 0)
-        st = fail(f, "give its name to", name);
+        st = fail_entry(f, "give its name to", name);
     else if (st == AR_OK && renameat(f->fd, NEW_LINK, f->fd, ARI_CHECKPOINT_LATEST) != 0) {
-        st = fail(f, "rename to", ARI_CHECKPOINT_LATEST);
+        st = fail_entry(f, "rename to", ARI_CHECKPOINT_LATEST);
         (void)swap_back(f, name, replace);
     }
     if (st == AR_OK)

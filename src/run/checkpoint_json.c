@@ -56,12 +56,12 @@ static ar_status number_of(double *out, const ari_json_at *at, const char *key, 
     return AR_OK;
 }
 
-static ar_status number(const object *o, const char *key, double *x)
+static ar_status read_number(const object *o, const char *key, double *x)
 {
     return o->out ? put(o, key, ari_json_number(*x)) : number_of(x, &o->at, key, ari_json_get(&o->at, key));
 }
 
-static ar_status count(const object *o, const char *key, size_t *n)
+static ar_status read_count(const object *o, const char *key, size_t *n)
 {
     return o->out ? put(o, key, json_integer((json_int_t)*n)) : ari_json_size(&o->at, key, 0, MAX_COUNT, n);
 }
@@ -70,7 +70,7 @@ static ar_status count(const object *o, const char *key, size_t *n)
 static ar_status count64(const object *o, const char *key, uint64_t *n)
 {
     size_t value = (size_t)*n;
-    AR_TRY(count(o, key, &value));
+    AR_TRY(read_count(o, key, &value));
     *n = value;
     return AR_OK;
 }
@@ -149,8 +149,8 @@ static ar_status group(const object *o, ar_param_group *g)
         AR_TRY(put(o, "glob", json_string(glob)));
     else
         strcpy(g->glob, glob);
-    AR_TRY(number(o, "lr_scale", &g->lr_scale));
-    return number(o, "weight_decay", &g->weight_decay);
+    AR_TRY(read_number(o, "lr_scale", &g->lr_scale));
+    return read_number(o, "weight_decay", &g->weight_decay);
 }
 
 static ar_status groups(const object *o, ar_optimizer_options *options)
@@ -186,17 +186,17 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     object o;
     AR_TRY(inner_object(&o, whole, "optimizer"));
     AR_TRY(choice(&o, "kind", ar_optimizer_name(options->kind), kinds, &kind, UNKNOWN));
-    AR_TRY(number(&o, "lr", &options->lr));
-    AR_TRY(number(&o, "momentum", &options->momentum));
+    AR_TRY(read_number(&o, "lr", &options->lr));
+    AR_TRY(read_number(&o, "momentum", &options->momentum));
     AR_TRY(flag(&o, "nesterov", &options->nesterov));
-    AR_TRY(number(&o, "beta1", &options->beta1));
-    AR_TRY(number(&o, "beta2", &options->beta2));
-    AR_TRY(number(&o, "eps", &options->eps));
-    AR_TRY(number(&o, "weight_decay", &options->weight_decay));
+    AR_TRY(read_number(&o, "beta1", &options->beta1));
+    AR_TRY(read_number(&o, "beta2", &options->beta2));
+    AR_TRY(read_number(&o, "eps", &options->eps));
+    AR_TRY(read_number(&o, "weight_decay", &options->weight_decay));
     AR_TRY(choice(&o, "schedule", ar_schedule_name(options->schedule), schedules, &schedule, UNKNOWN));
     AR_TRY(count64(&o, "warmup_steps", &options->warmup_steps));
     AR_TRY(count64(&o, "total_steps", &options->total_steps));
-    AR_TRY(number(&o, "min_lr", &options->min_lr));
+    AR_TRY(read_number(&o, "min_lr", &options->min_lr));
     AR_TRY(choice(&o, "decay", decays[decay], decays, &decay, UNKNOWN));
     AR_TRY(groups(&o, options));
     options->kind = (ar_optimizer_kind)kind;
@@ -231,7 +231,7 @@ static ar_status packing(const object *whole, ar_packing *p)
         return AR_OK;
     AR_TRY(inner_object(&o, whole, "packing"));
     if (o.out ? p->separator != AR_NO_SEPARATOR : ari_json_get(&o.at, "separator") != NULL)
-        return count(&o, "separator", &p->separator);
+        return read_count(&o, "separator", &p->separator);
     return AR_OK;
 }
 
@@ -242,8 +242,8 @@ static ar_status loss_options(const object *whole, ar_loss_options *options)
     if (!whole->out && !ari_json_get(&whole->at, "loss"))
         return AR_OK;
     AR_TRY(inner_object(&o, whole, "loss"));
-    AR_TRY(number(&o, "label_smoothing", &options->label_smoothing));
-    AR_TRY(number(&o, "z_loss", &options->z_loss));
+    AR_TRY(read_number(&o, "label_smoothing", &options->label_smoothing));
+    AR_TRY(read_number(&o, "z_loss", &options->z_loss));
     return believed(&o, "loss", o.out ? AR_OK : ar_loss_options_check(options, "cross-entropy"));
 }
 
@@ -273,7 +273,7 @@ static ar_status precision(const object *o, ar_precision *p)
 static ar_status samples(const object *o, const ar_checkpoint_state *s)
 {
     size_t want = s->step * s->batch, said = want;
-    AR_TRY(count(o, "samples", &said));
+    AR_TRY(read_count(o, "samples", &said));
     if (o->out == NULL && (__builtin_mul_overflow(s->step, s->batch, &want) || said != want))
         return ar_error_set(o->at.code, "%s: key 'samples' is %zu, expected %" PRIu64 " steps of %zu",
                             ARI_SHOW(o->at.name), said, s->step, s->batch);
@@ -297,7 +297,7 @@ static ar_status data(const object *whole, ari_checkpoint_read *r)
     AR_TRY(text(&o, "path", &s->data_path));
     AR_TRY(choice(&o, "format", ar_data_format_name(s->data_format), formats, &format,
                   "expected bytes, u16, u32 or safetensors"));
-    AR_TRY(count(&o, "tokens", &s->data_tokens));
+    AR_TRY(read_count(&o, "tokens", &s->data_tokens));
     AR_TRY(hash(&o, "sha256", r->data_hash));
     if (r->data_hash[0] == '\0')
         return ar_error_set(o.at.code, "%s: key 'sha256' is missing", ARI_SHOW(o.at.name));
@@ -342,19 +342,19 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     AR_TRY(count64(o, "steps", &s->steps));
     AR_TRY(seed(o, &s->seed));
     AR_TRY(optimizer(o, &s->optimizer));
-    AR_TRY(number(o, "clip", &s->clip));
-    AR_TRY(number(o, "dropout", &s->dropout));
+    AR_TRY(read_number(o, "clip", &s->clip));
+    AR_TRY(read_number(o, "dropout", &s->dropout));
     AR_TRY(loss_options(o, &s->loss_options));
     AR_TRY(choice(o, "numerics", all_numerics[numerics], all_numerics, &numerics, UNKNOWN));
     s->numerics = (ar_numerics)numerics;
     AR_TRY(precision(o, &s->precision));
     AR_TRY(storage(o, &s->storage));
-    AR_TRY(number(o, "loss_scale", &s->loss_scale));
+    AR_TRY(read_number(o, "loss_scale", &s->loss_scale));
     AR_TRY(count64(o, "loss_scale_steps", &s->loss_scale_steps));
     if (o->out || ari_json_get(&o->at, "loss_scale_static"))
         AR_TRY(flag(o, "loss_scale_static", &s->loss_scale_static));
-    AR_TRY(count(o, "batch", &s->batch));
-    AR_TRY(count(o, "seq", &s->seq));
+    AR_TRY(read_count(o, "batch", &s->batch));
+    AR_TRY(read_count(o, "seq", &s->seq));
     AR_TRY(flag(o, "in_order", &s->in_order));
     AR_TRY(packing(o, &s->packing));
     AR_TRY(samples(o, s));

@@ -83,7 +83,7 @@ typedef struct job {
 } job;
 
 /* Memory that outlives the step. */
-static void measure(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memory *m)
+static void measure_memory(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memory *m)
 {
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
     for (size_t i = 0; i < t->n; i++) {
@@ -110,12 +110,12 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
         result->loss[i] = step.loss;
         result->memory.rank.stored = larger(result->memory.rank.stored, step.stored_bytes);
     }
-    measure(ctx, t, &result->memory.rank);
+    measure_memory(ctx, t, &result->memory.rank);
     memcpy(result->memory.stored, ctx->stored, sizeof ctx->stored);
     return AR_OK;
 }
 
-static ar_status train(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
+static ar_status train_rank(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
     ari_trainer t;
     AR_TRY(ari_trainer_create(&t, ctx, o));
@@ -150,7 +150,7 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
                               .tap_user = o->tap_user ? o->tap_user[r] : NULL};
     ar_parallel_groups_use(&options, &groups);
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
-    AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train(ctx, o, result));
+    AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train_rank(ctx, o, result));
     ar_ctx_counted(ctx, &result->read, &result->written);
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = ar_ctx_calls(ctx, ari_collective_kind[k]);

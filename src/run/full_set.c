@@ -257,7 +257,7 @@ typedef struct part {
     size_t shape[AR_MAX_DIMS]; /* of the rank's own tensor */
 } part;
 
-static ari_full_tensor *find(ari_full_set *s, size_t from, const char *name, size_t *at)
+static ari_full_tensor *find_tensor(ari_full_set *s, size_t from, const char *name, size_t *at)
 {
     for (size_t i = 0; i < s->count; i++) {
         *at = (from + i) % s->count;
@@ -267,7 +267,7 @@ static ari_full_tensor *find(ari_full_set *s, size_t from, const char *name, siz
     return NULL;
 }
 
-static ar_status add(ari_full_tensor **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
+static ar_status add_tensor(ari_full_tensor **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
 {
     ari_full_tensor *made = NULL;
     AR_TRY(ari_grow(&s->list, &s->capacity, s->count, sizeof *s->list, "the list of full tensors"));
@@ -290,10 +290,10 @@ static ar_status take_here(pass *p, const char *name, bool state, const ar_tenso
     size_t at = 0;
     ar_status st = AR_OK;
     pthread_mutex_lock(&s->lock);
-    ari_full_tensor *e = find(s, p->cursor, name, &at);
+    ari_full_tensor *e = find_tensor(s, p->cursor, name, &at);
     if (e == NULL) {
         at = s->count;
-        st = add(&e, s, name, state, layout);
+        st = add_tensor(&e, s, name, state, layout);
     }
     pthread_mutex_unlock(&s->lock);
     AR_TRY(st);
@@ -322,7 +322,7 @@ static ar_status send_part(pass *p, const char *name, bool state, const ar_tenso
     return st;
 }
 
-static ar_status take(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
+static ar_status gather_tensor(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
 {
     ar_tensor here;
     AR_TRY(ari_host_view(p->ctx, &here, local));
@@ -338,7 +338,7 @@ static ar_status take_state(void *user, const ar_param *p, const char *state, co
     const int n = snprintf(name, sizeof name, "%s.%s", p->name, state);
     if (n < 0 || (size_t)n >= sizeof name)
         return ar_error_set(AR_ERR_ARG, "%s: no room for its state's name, '%s'", p->name, state);
-    return take(user, name, true, local, layout);
+    return gather_tensor(user, name, true, local, layout);
 }
 
 static ar_status take_all(pass *p, ar_param *const *params, size_t n, ar_optimizer *optimizer)
@@ -347,7 +347,7 @@ static ar_status take_all(pass *p, ar_param *const *params, size_t n, ar_optimiz
         ar_layout layout;
         ar_tensor value;
         AR_TRY(ari_value_begin(&value, &layout, p->ctx, params[i]));
-        AR_TRY(take(p, params[i]->name, false, &value, &layout));
+        AR_TRY(gather_tensor(p, params[i]->name, false, &value, &layout));
         ari_value_end(&value, p->ctx, params[i]);
     }
     return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, p->ctx, take_state, p);

@@ -150,7 +150,7 @@ static ar_status find_saved(ari_training *j)
     return AR_OK;
 }
 
-static ar_status begin(ari_training *j, ari_weights **weights, ar_data **data)
+static ar_status begin_training(ari_training *j, ari_weights **weights, ar_data **data)
 {
     const ar_training_options *o = j->o;
     ar_training_report *r = j->report;
@@ -245,7 +245,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     ari_training job = {.o = o};
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
-    st = begin(&job, &weights, &data);
+    st = begin_training(&job, &weights, &data);
     if (o->run.process)
         st = ari_process_agree(o->run.process, st);
     if (st == AR_OK)

@@ -10,7 +10,7 @@
  *                        in[2]  a2 b2 c2     output written once, which is the least there is. */
 
 /* reduce_scatter and reduce: what all ranks have for this one. */
-static void reduce(ari_wire *w)
+static void reduce_own(ari_wire *w)
 {
     const ari_sum sum = ari_sum_of(w, w->self, true);
     const size_t piece = ari_sum_piece_count(&sum);
@@ -62,7 +62,7 @@ ar_status ari_direct_run(ar_comm *base, const ari_call *call)
     if (call->kind == ARI_ALL_REDUCE)
         (void)ari_slice_move(&wire, wire.self);
     else if (ari_kind_of(call->kind)->combines)
-        reduce(&wire);
+        reduce_own(&wire);
     else
         take_all(&wire);
     ari_wire_close(&wire);
@@ -75,7 +75,7 @@ ar_status ari_direct_run(ar_comm *base, const ari_call *call)
  * theirs. Here those that have one when the last rank comes do all the slices; the others find, whenever they get one,
  * that all is done. */
 
-static ar_status share(ari_group *g, void *arg)
+static ar_status share_group(ari_group *g, void *arg)
 {
     (void)arg;
     ari_group_share(g);
@@ -85,7 +85,7 @@ static ar_status share(ari_group *g, void *arg)
 ar_status ari_share_run(ari_sim_comm *c, const ari_call *call)
 {
     ari_member *m = &c->member;
-    AR_TRY(ari_member_enter(m, &c->base, call, share, NULL));
+    AR_TRY(ari_member_enter(m, &c->base, call, share_group, NULL));
     ari_wire wire = ari_wire_open(c);
     for (int part; (part = ari_member_next_part(m)) >= 0;) {
         (void)ari_slice_move(&wire, part);

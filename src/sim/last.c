@@ -109,7 +109,7 @@ static bool move_broadcast(ari_wire *w)
     return true;
 }
 
-static bool move(ari_wire *w)
+static bool move_parts(ari_wire *w)
 {
     switch (w->call->kind) {
     case ARI_ALL_REDUCE:
@@ -129,7 +129,7 @@ static bool move(ari_wire *w)
 static void move_all(last *l)
 {
     ari_wire wire = ari_wire_open(l->c);
-    (void)move(&wire);
+    (void)move_parts(&wire);
     ari_wire_close(&wire);
 }
 

@@ -40,7 +40,7 @@ static ar_status copy(ari_wire *w, ar_buf to, ar_cbuf from, size_t bytes)
 }
 
 /* From the memory of member `from` into the own. */
-static ar_status take(ari_wire *w, ar_buf to, int from, ar_cbuf at, size_t bytes)
+static ar_status copy_part(ari_wire *w, ar_buf to, int from, ar_cbuf at, size_t bytes)
 {
     if (from != w->self)
         ari_wire_account(w, bytes, 0);
@@ -49,7 +49,7 @@ static ar_status take(ari_wire *w, ar_buf to, int from, ar_cbuf at, size_t bytes
 
 /* reduce_scatter and reduce, and a slice of all_reduce: `count` elements from `start` on of all inputs, in the ring's
  * order, into `to`. */
-static ar_status combine(ari_wire *w, ar_buf to, size_t start, size_t count)
+static ar_status combine_parts(ari_wire *w, ar_buf to, size_t start, size_t count)
 {
     const size_t at = start * w->element;
     ar_device *d = stream_of(w)->device;
@@ -72,7 +72,7 @@ static ar_status all_reduce(ari_wire *w)
     if (bytes == 0)
         return AR_OK;
     const ar_buf sum = ar_buf_at(w->call->out, at);
-    AR_TRY(combine(w, sum, start, count));
+    AR_TRY(combine_parts(w, sum, start, count));
     for (int k = 1; k < w->n; k++) {
         const ar_buf out = call_of(w, (w->self + k) % w->n)->out;
         ari_wire_account(w, 0, bytes);
@@ -81,14 +81,15 @@ static ar_status all_reduce(ari_wire *w)
     return AR_OK;
 }
 
-static ar_status move(ari_wire *w)
+static ar_status move_parts(ari_wire *w)
 {
     const bool combines = ari_kind_of(w->call->kind)->combines;
     if (w->call->kind == ARI_ALL_REDUCE)
         return all_reduce(w);
     ari_moves moves = combines ? ari_moves_within(w->call, w->self) : ari_moves_to(w->group, w->self);
     for (ari_move m; ari_next_move(&moves, &m);)
-        AR_TRY(combines ? combine(w, m.to, m.start, m.count) : take(w, m.to, m.peer, m.from, m.count * w->element));
+        AR_TRY(combines ? combine_parts(w, m.to, m.start, m.count)
+                        : copy_part(w, m.to, m.peer, m.from, m.count * w->element));
     return AR_OK;
 }
 
@@ -117,7 +118,7 @@ static ar_status wait_for_all_ready(ari_wire *w)
 static ar_status enqueue(ari_wire *w)
 {
     AR_TRY(wait_for_all_ready(w));
-    AR_TRY(move(w));
+    AR_TRY(move_parts(w));
     return set_mark(&w->mover->done, stream_of(w));
 }
 

@@ -104,7 +104,7 @@ static char *own_partial(const ring *g, int step, size_t at)
 
 /* to = `bytes` that lie at `from` in the left neighbour's memory, combined with own input; complete: nothing is left to
  * add. False: broken off. */
-static bool add(const ring *g, void *to, const void *from, const void *own, size_t bytes, bool complete)
+static bool add_piece(const ring *g, void *to, const void *from, const void *own, size_t bytes, bool complete)
 {
     const size_t piece = ARI_WIRE_PIECE_BYTES;
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
@@ -137,8 +137,8 @@ static bool reduce_scatter_steps(const ring *g)
             if (!ari_member_await(m, g->right, (uint64_t)s))
                 return false;
         const ari_moment since = ari_record_moment();
-        if (bytes > 0 && !add(g, own_partial(g, s, at), left_partial(g, s, at),
-                              (const char *)g->wire->call->in.ptr + at, bytes, s == g->wire->n - 2))
+        if (bytes > 0 && !add_piece(g, own_partial(g, s, at), left_partial(g, s, at),
+                                    (const char *)g->wire->call->in.ptr + at, bytes, s == g->wire->n - 2))
             return false;
         round_step(g, since, 0, s, (uint64_t)s + 1, received, bytes);
     }
@@ -231,7 +231,7 @@ static void chain_step(const chain *h, ari_moment since, size_t k)
                             .bytes = segment_bytes(h, k)});
 }
 
-static void broadcast(const ring *g)
+static void broadcast_ring(const ring *g)
 {
     const chain h = chain_of(g, 1, g->wire->call->root);
     for (size_t k = 0, at = 0; h.place > 0 && at < h.bytes; k++, at += SEGMENT_BYTES) {
@@ -260,7 +260,7 @@ static size_t chain_scratch(const ari_sim_comm *c, const ari_call *call)
 }
 
 /* A place of partial sums is written again only after the right neighbour has read it. */
-static void reduce(const ring *g)
+static void reduce_pieces(const ring *g)
 {
     const chain h = chain_of(g, 0, (g->wire->call->root + 1) % g->wire->n);
     const bool ends = h.place == g->wire->n - 1;
@@ -273,7 +273,7 @@ static void reduce(const ring *g)
         const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->wire->group, g->left);
         const char *from = h.place == 1 ? (const char *)g->left_call->in.ptr + at : chain_partial(left, k);
         char *to = ends ? (char *)g->wire->call->out.ptr + at : chain_partial(g->wire->mover, k);
-        if (!add(g, to, from, (const char *)g->wire->call->in.ptr + at, segment_bytes(&h, k), ends))
+        if (!add_piece(g, to, from, (const char *)g->wire->call->in.ptr + at, segment_bytes(&h, k), ends))
             return;
         chain_step(&h, since, k);
     }
@@ -294,7 +294,7 @@ static size_t scratch_of(const ari_sim_comm *c, const ari_call *call)
     return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
 }
 
-static void move(const ring *g)
+static void move_pieces(const ring *g)
 {
     switch (g->wire->call->kind) {
     case ARI_ALL_REDUCE:
@@ -307,10 +307,10 @@ static void move(const ring *g)
         all_gather(g);
         break;
     case ARI_BROADCAST:
-        broadcast(g);
+        broadcast_ring(g);
         break;
     default:
-        reduce(g);
+        reduce_pieces(g);
         break;
     }
 }
@@ -324,7 +324,7 @@ ar_status ari_ring_run(ar_comm *base, const ari_call *call)
     AR_TRY(ari_member_enter(&c->member, base, call, NULL, NULL));
     ari_wire wire = ari_wire_open(c);
     const ring g = ring_of(&wire);
-    move(&g);
+    move_pieces(&g);
     ari_wire_close(&wire);
     return ari_member_leave(&c->member);
 }

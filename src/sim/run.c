@@ -127,7 +127,7 @@ static ar_status instruments_of(ari_instruments *with, const ar_sim_options *o)
 }
 
 /* The first failure of the world becomes this thread's. */
-static void tell(ar_status st, const ari_world *world, const ar_sim_options *o)
+static void tell_failure(ar_status st, const ari_world *world, const ar_sim_options *o)
 {
     /* A table too long for a message loses its end, not the line that replays the run. */
     enum { TABLE_BYTES = 8000 };
@@ -166,7 +166,7 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
     st = ari_world_status(world);
     if (st != AR_OK) {
         fill_reports(reports, runs, ranks);
-        tell(st, world, &o);
+        tell_failure(st, world, &o);
     }
     if (with.scheduler && o.schedule)
         ari_scheduler_choices(with.scheduler, &o.schedule->choices, &o.schedule->hash);

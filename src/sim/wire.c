@@ -95,7 +95,7 @@ static bool refuse_content(const transfer *t)
 /* --- the way ------------------------------------------------------------------------------------------------------ */
 
 /* False: there is no memory for it, and the collective is broken off. */
-static bool keep(const transfer *t, ari_kept_transfer *k)
+static bool keep_transfer(const transfer *t, ari_kept_transfer *k)
 {
     if (t->bytes > k->capacity) {
         void *larger = realloc(k->bytes, t->bytes);
@@ -149,11 +149,11 @@ static bool carry(const transfer *t)
     }
     if (verifies && !verify(t, number, length, checksum))
         return false;
-    return !ari_fault_next(c, AR_SIM_DUPLICATE, t->number, NULL) || keep(t, kept);
+    return !ari_fault_next(c, AR_SIM_DUPLICATE, t->number, NULL) || keep_transfer(t, kept);
 }
 
 /* Counts the transfer. False: this rank is lost. */
-static bool begin(ari_wire *w, uint64_t *number)
+static bool begin_transfer(ari_wire *w, uint64_t *number)
 {
     ari_sim_comm *c = w->mover;
     *number = w->transfers++;
@@ -172,5 +172,5 @@ static bool begin(ari_wire *w, uint64_t *number)
 bool ari_wire_carry(ari_wire *w, int sender, const void *from, int receiver, void *to, size_t bytes)
 {
     transfer t = {.wire = w, .sender = sender, .receiver = receiver, .from = from, .to = to, .bytes = bytes};
-    return begin(w, &t.number) && carry(&t);
+    return begin_transfer(w, &t.number) && carry(&t);
 }

@@ -45,7 +45,7 @@ static const ari_positional positionals[] = {
 };
 enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255, CASE_TEXT = 256 };
 
-static ar_status print(void)
+static ar_status print_bugs(void)
 {
     static const ari_column columns[] = {{"fault", ARI_LEFT}, {"what goes wrong", ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
@@ -197,7 +197,7 @@ static bool all_clean(const ari_bug_run *run)
     return true;
 }
 
-static ar_status run(const bugs_values *v, int *exit_code)
+static ar_status run_bugs(const bugs_values *v, int *exit_code)
 {
     ari_bug_run *runs = NULL;
     const bool native = v->numerics == AR_NUMERICS_NATIVE;
@@ -232,11 +232,11 @@ static ar_status list_or_run(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "--curves are of exact numerics: leave out --numerics native");
     AR_TRY(ari_precision_check(v->precision, v->numerics));
     if (v->run)
-        return run(v, exit_code);
+        return run_bugs(v, exit_code);
     if (ari_wants_text(&v->common) && one != AR_FAULT_NONE)
         print_one(one);
     else if (ari_wants_text(&v->common))
-        AR_TRY(print());
+        AR_TRY(print_bugs());
     return v->common.json ? end(json_list(one), NULL, &v->common) : AR_OK;
 }
 

@@ -423,7 +423,7 @@ typedef struct totals {
     const ar_gradcheck *failed;              /* NULL: none */
 } totals;
 
-static totals count(const ari_checked *checked, size_t n)
+static totals count_checks(const ari_checked *checked, size_t n)
 {
     totals t = {.ratio_tensor = ""};
     for (size_t i = 0; i < n; i++) {
@@ -450,7 +450,7 @@ static totals count(const ari_checked *checked, size_t n)
 
 void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault)
 {
-    const totals t = count(checked, n);
+    const totals t = count_checks(checked, n);
     char hash[65];
     const bool native = checked[0].report->numerics == AR_NUMERICS_NATIVE;
     const char *plural = ARI_PLURAL(t.runs);

@@ -55,7 +55,7 @@ ari_option_list ari_options_of(const ari_args_spec *spec)
 }
 
 /* By name, or by letter if that is not 0; l->n: none. A subcommand's own option hides a common one. */
-static size_t find(const ari_option_list *l, const char *name, size_t length, char letter)
+static size_t find_option(const ari_option_list *l, const char *name, size_t length, char letter)
 {
     size_t i = 0;
     for (; i < l->n; i++) {
@@ -129,7 +129,7 @@ static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l
     const char *value = is_long ? strchr(name, '=') : NULL;
     const size_t length = value != NULL ? (size_t)(value - name) : strlen(name);
     const char letter = is_long ? 0 : argument[1];
-    const size_t found = !is_long && length != 1 ? l->n : find(l, name, length, letter);
+    const size_t found = !is_long && length != 1 ? l->n : find_option(l, name, length, letter);
     if (found == l->n)
         return unknown_option(spec, l, argument);
     const ari_option *o = l->option[found];

@@ -498,7 +498,7 @@ static ar_status print_page(FILE *to, FILE *template, const ari_subcommand *all)
     return st == AR_OK ? check_complete(&p) : st;
 }
 
-static ar_status describe(const char *from, const char *to, const ari_subcommand *all)
+static ar_status describe_all(const char *from, const char *to, const ari_subcommand *all)
 {
     FILE *in = fopen(from, "r"), *out = in ? fopen(to, "w") : NULL;
     ar_status st = AR_OK;
@@ -518,7 +518,7 @@ static ar_status describe(const char *from, const char *to, const ari_subcommand
 int ari_command_describe(const ari_subcommand *all, int argc, char **argv)
 {
     const ar_status st =
-        argc == 3 ? describe(argv[1], argv[2], all) : ar_error_set(AR_ERR_ARG, "a TEMPLATE and the file to write");
+        argc == 3 ? describe_all(argv[1], argv[2], all) : ar_error_set(AR_ERR_ARG, "a TEMPLATE and the file to write");
     if (st != AR_OK)
         ari_print_error("describe", st);
     return ari_exit_code(st);

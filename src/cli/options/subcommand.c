@@ -38,7 +38,7 @@ static ar_status check_progress(const ari_common *common)
 }
 
 /* Decides whether the subcommand runs, after handling the help and the version, which need no run. */
-static ar_status begin(const ari_args_spec *spec, int argc, char *const *argv, void *values, bool *runs)
+static ar_status begin_subcommand(const ari_args_spec *spec, int argc, char *const *argv, void *values, bool *runs)
 {
     ari_args_action action = ARI_ARGS_RUN;
     AR_TRY(ari_args_parse(spec, argc, argv, values, &action));
@@ -63,7 +63,7 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
         ari_common *common = values;
         common->argc = argc;
         common->argv = argv;
-        st = begin(spec, argc, argv, values, &runs);
+        st = begin_subcommand(spec, argc, argv, values, &runs);
     }
     if (st == AR_OK && runs)
         st = spec->run(values, &exit_code);

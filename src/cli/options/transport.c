@@ -136,7 +136,7 @@ ar_status ari_transport_check(const ari_transport_values *v, const char *option)
                         option, ar_transport_name((ar_transport)v->transport));
 }
 
-static ar_status join(ar_process **gives, const ar_process_options *o, double timeout_s)
+static ar_status join_process(ar_process **gives, const ar_process_options *o, double timeout_s)
 {
     set_alarm(timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO, ARI_EXIT_MACHINE);
     const ar_status st = ar_process_create(gives, o);
@@ -191,7 +191,7 @@ ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v,
         tell_of_alone(values);
         return AR_OK;
     }
-    AR_TRY(join(gives, &o, timeout_s));
+    AR_TRY(join_process(gives, &o, timeout_s));
     return agree_on_options(*gives, spec, values);
 }
 

@@ -265,7 +265,8 @@ static json_t *as_json(const ari_plan_values *v, const ari_flow *f, const ari_st
     return ari_json_whole(o, flow_json(f, c));
 }
 
-static ar_status print(FILE *to, const ari_plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
+static ar_status print_flow(FILE *to, const ari_plan_values *v, const ari_flow *f, const ari_step_case *c,
+                            uint64_t bytes)
 {
     const ar_run *run = &c->run;
     AR_TRY(print_rows(to, f, c, v->markdown));
@@ -295,7 +296,7 @@ ar_status ari_plan_flow(const ari_plan_values *v)
     AR_TRY_TO(done, st, ari_traffic_bytes(&bytes, &c));
     AR_TRY_TO(done, st, ari_flow_init(&f, &c, &o));
     if (ari_wants_text(&v->common))
-        AR_TRY_TO(done, st, print(stdout, v, &f, &c, bytes));
+        AR_TRY_TO(done, st, print_flow(stdout, v, &f, &c, bytes));
     if (v->common.json)
         st = ari_json_end(as_json(v, &f, &c, bytes), &v->common);
 done:

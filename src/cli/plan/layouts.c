@@ -117,7 +117,7 @@ static void fix_given(ari_search *s, const ari_plan_values *v)
 }
 
 /* A sequence a GPU where no batch is given. */
-static ar_status begin(ari_asked *a, const ari_plan_values *v)
+static ar_status begin_request(ari_asked *a, const ari_plan_values *v)
 {
     ar_run *run = &a->search.base.step.run;
     *a = (ari_asked){.v = v, .search.base.flash = !v->no_flash};
@@ -303,7 +303,7 @@ static ar_status run_table(const ari_asked *a)
 ar_status ari_plan_layouts(const ari_plan_values *v)
 {
     ari_asked a;
-    ar_status st = begin(&a, v);
+    ar_status st = begin_request(&a, v);
     if (st == AR_OK)
         st = check_options(&a);
     if (st == AR_OK)

@@ -23,7 +23,7 @@ static const ari_positional positionals[] = {
     {0},
 };
 
-static void print(FILE *to, const ar_lint_report *r, const ari_step_case *c)
+static void print_lint(FILE *to, const ar_lint_report *r, const ari_step_case *c)
 {
     const ar_run *run = &c->run;
     ari_plan_print(to, &run->plan);
@@ -71,7 +71,7 @@ static json_t *as_json(const ar_lint_report *r, const ari_step_case *c)
     return ari_json_whole(o, json_pack("{s:o}", "findings", findings));
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status run_lint(void *values, int *exit_code)
 {
     lint_values *v = values;
     ar_config config;
@@ -87,7 +87,7 @@ static ar_status run(void *values, int *exit_code)
     AR_TRY_TO(done, st, ar_lint(&r, &c.run, &config));
     *exit_code = r->count > 0 ? ARI_EXIT_DIFFERENT : ARI_EXIT_SAME;
     if (ari_wants_text(&v->common))
-        print(stdout, r, &c);
+        print_lint(stdout, r, &c);
     if (v->common.json)
         st = ari_json_end(as_json(r, &c), &v->common);
 done:
@@ -108,5 +108,5 @@ const ari_args_spec ari_lint_spec = {
     .positionals = positionals,
     .size = sizeof(lint_values),
     .defaults = &defaults,
-    .run = run,
+    .run = run_lint,
 };

@@ -157,7 +157,7 @@ static bool has_empty_stage(const shown *s)
     return false;
 }
 
-static ar_status print(FILE *to, const shown *s, const ari_step_case *c)
+static ar_status print_pipeline(FILE *to, const shown *s, const ari_step_case *c)
 {
     AR_TRY(print_picture(to, s));
     AR_TRY(print_table(to, s));
@@ -218,7 +218,7 @@ static ar_status show(const ari_plan_values *v, shown *s, const ari_step_case *c
     if (v->csv)
         AR_TRY(ar_pipeline_schedule_write(v->csv, s->schedule, false));
     if (ari_wants_text(&v->common))
-        AR_TRY(print(stdout, s, c));
+        AR_TRY(print_pipeline(stdout, s, c));
     return v->common.json ? ari_json_end(as_json(s, c), &v->common) : AR_OK;
 }
 

@@ -90,7 +90,7 @@ static ar_status check_pipeline(const plan_values *v)
     return AR_OK;
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status run_plan(void *values, int *exit_code)
 {
     const plan_values *v = values;
     (void)exit_code;
@@ -123,5 +123,5 @@ const ari_args_spec ari_plan_spec = {
     .positionals = positionals,
     .size = sizeof(plan_values),
     .defaults = &defaults,
-    .run = run,
+    .run = run_plan,
 };

@@ -64,7 +64,7 @@ static const char *gigabytes(char text[ARI_NUMBER], double bytes)
 }
 #define GIGABYTES(bytes) gigabytes((char[ARI_NUMBER]){0}, (bytes))
 
-static json_t *number(double x)
+static json_t *number_json(double x)
 {
     return x < 0.0 ? json_null() : json_real(x);
 }
@@ -84,10 +84,10 @@ static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int 
     const double parameters = m.of[ARI_MEMORY_WEIGHTS] / 2.0;
     ari_table_row(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s", tp, ARI_COUNT((uint64_t)parameters), GIGABYTES(states(&m)),
                   GIGABYTES(16.0 * (double)a->parameters / tp), GIGABYTES(plain), GIGABYTES(sp), GIGABYTES(full));
-    json_array_append_new(rows,
-                          json_pack("{s:i, s:f, s:f, s:f, s:o, s:o, s:o}", "tp", tp, "parameters", parameters, "states",
-                                    states(&m), "divided", 16.0 * (double)a->parameters / tp, "activations",
-                                    number(plain), "activations_sp", number(sp), "activations_sp_full", number(full)));
+    json_array_append_new(rows, json_pack("{s:i, s:f, s:f, s:f, s:o, s:o, s:o}", "tp", tp, "parameters", parameters,
+                                          "states", states(&m), "divided", 16.0 * (double)a->parameters / tp,
+                                          "activations", number_json(plain), "activations_sp", number_json(sp),
+                                          "activations_sp_full", number_json(full)));
     return AR_OK;
 }
 

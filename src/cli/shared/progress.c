@@ -55,7 +55,7 @@ void ari_progress_line(char *line, int size, int width, double seconds, double f
 }
 
 /* A line for a program. It may get lost, for want of memory or where nobody reads: the job goes on. */
-static void report(const ari_progress *p, double seconds, double fraction, const char *what)
+static void report_line(const ari_progress *p, double seconds, double fraction, const char *what)
 {
     json_t *line = json_pack("{s:o, s:f, s:o}", "fraction", fraction < 0.0 ? json_null() : json_real(fraction),
                              "seconds", seconds, "what", ari_json_text(what));
@@ -73,7 +73,7 @@ void ari_progress_update(ari_progress *p, double fraction, const char *what)
         return;
     if (p->fd > 0) {
         p->last_ns = now;
-        report(p, (double)(now - p->start_ns) / 1e9, fraction, what);
+        report_line(p, (double)(now - p->start_ns) / 1e9, fraction, what);
     }
     if (!p->on || now - p->start_ns < FIRST_NS)
         return;

@@ -253,7 +253,7 @@ static bool stopped(void *user)
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
 /* Files first: what is printed last is that all went well. */
-static ar_status report(const ar_training_report *r, const ari_train_values *v, const ari_watch *watch)
+static ar_status report_training(const ar_training_report *r, const ari_train_values *v, const ari_watch *watch)
 {
     const ar_training_options *o = &v->o;
     const bool text = ari_wants_text(&v->common);
@@ -289,7 +289,7 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
     return AR_OK;
 }
 
-static ar_status train(ari_train_values *v, ar_checkpoint *resume, const ari_watch *watch, int *exit_code)
+static ar_status train_model(ari_train_values *v, ar_checkpoint *resume, const ari_watch *watch, int *exit_code)
 {
     ar_training_options *o = &v->o;
     ar_training_report *r = NULL;
@@ -306,7 +306,7 @@ static ar_status train(ari_train_values *v, ar_checkpoint *resume, const ari_wat
     ar_status st = ar_train_run(&r, o);
     ari_progress_end(&l.progress);
     if (st == AR_OK && ari_transport_reports(v->common.process))
-        st = report(r, v, watch);
+        st = report_training(r, v, watch);
     if (st == AR_OK)
         st = verdict(r, exit_code);
     ar_training_report_destroy(r);
@@ -326,7 +326,7 @@ ar_status ari_command_train(void *values, int *exit_code)
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch));
     if (v->resume)
         AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
-    st = train(v, resume, &watch, exit_code);
+    st = train_model(v, resume, &watch, exit_code);
 done:
     ari_layout_unload(&v->o.run);
     ar_checkpoint_close(resume);

@@ -189,7 +189,7 @@ static ar_status write_results(const verify_values *v, const ar_verify_report *r
     return v->common.json ? ari_json_end(report_json(r, normal), &v->common) : AR_OK;
 }
 
-static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_verify_options *o)
+static ar_status compare_dumps(ar_verify_report **gives, const verify_values *v, ar_verify_options *o)
 {
     ari_progress progress;
     ari_progress_begin(&progress, &v->common);
@@ -200,7 +200,7 @@ static ar_status compare(ar_verify_report **gives, const verify_values *v, ar_ve
     return st;
 }
 
-static ar_status run(void *values, int *exit_code)
+static ar_status run_verify(void *values, int *exit_code)
 {
     const verify_values *v = values;
     ar_verify_options o = v->o;
@@ -221,7 +221,7 @@ static ar_status run(void *values, int *exit_code)
     o.only_count = only.n;
     o.leave = leave.glob;
     o.leave_count = leave.n;
-    AR_TRY_TO(done, st, compare(&r, v, &o));
+    AR_TRY_TO(done, st, compare_dumps(&r, v, &o));
     if (v->normal)
         AR_TRY_TO(done, st, ari_normal_judge(&normal, r, o.allowed));
     AR_TRY_TO(done, st, write_results(v, r, v->normal ? &normal : NULL));
@@ -247,5 +247,5 @@ const ari_args_spec ari_verify_spec = {
     .positionals = positionals,
     .size = sizeof(verify_values),
     .defaults = &defaults,
-    .run = run,
+    .run = run_verify,
 };

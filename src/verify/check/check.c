@@ -14,7 +14,7 @@
 #include "verify/reference/sensitivity.h"
 #include "verify/writer/dump_ranks.h"
 
-static void tell(const ar_check_options *o, double fraction, const char *what)
+static void tell_progress(const ar_check_options *o, double fraction, const char *what)
 {
     if (o->progress)
         o->progress(o->progress_user, fraction, what);
@@ -135,7 +135,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
     for (size_t i = 0; i < o->layouts; i++) {
         char what[96];
         ar_parallel_text(what, sizeof what, &o->parallel[i]);
-        tell(o, (double)i / (double)o->layouts, what);
+        tell_progress(o, (double)i / (double)o->layouts, what);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_check_base_run(&r->run[i], b, o, &o->parallel[i]));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
@@ -167,7 +167,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
 
 static bool gradcheck_progress(void *user, double fraction)
 {
-    tell(user, fraction, "central differences");
+    tell_progress(user, fraction, "central differences");
     return true;
 }
 

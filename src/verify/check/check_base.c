@@ -56,7 +56,8 @@ typedef struct measuring {
     double error; /* as above, of step 1 */
 } measuring;
 
-static ar_status measure(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
+static ar_status measure_noise(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                               const double *values)
 {
     measuring *m = user;
     (void)ndim, (void)shape;
@@ -76,7 +77,7 @@ typedef struct phase {
     const char *what;
 } phase;
 
-static bool progress(void *user, double fraction)
+static bool report_progress(void *user, double fraction)
 {
     const phase *p = user;
     if (p->o->progress)
@@ -105,7 +106,7 @@ static ar_status run_exact(ari_check_base *b, const ar_check_options *o, double 
     exact.emit = ari_reference_emit;
     exact.emit_user = &b->ref;
     exact.begin_step = ari_reference_begin;
-    exact.progress = progress;
+    exact.progress = report_progress;
     exact.progress_user = &p;
     AR_TRY(ar_baseline_run(&b->config, &exact, b->batch, losses));
     return ari_reference_finish(&b->ref);
@@ -117,21 +118,21 @@ static ar_status run_binary64(measuring *m, const ari_check_base *b, const ar_ch
     phase p = {o, "baseline, binary64"};
     ar_baseline_options wide = options_of(b, o);
     wide.mode = AR_MODE_F64;
-    wide.emit = measure;
+    wide.emit = measure_noise;
     wide.emit_user = m;
     wide.steps = 0;
-    wide.progress = progress;
+    wide.progress = report_progress;
     wide.progress_user = &p;
     return ar_baseline_run(&b->config, &wide, b->batch, unused);
 }
 
-static ar_status allow(ari_check_base *b, measuring *m, const ar_check_options *o)
+static ar_status allow_differences(ari_check_base *b, measuring *m, const ar_check_options *o)
 {
     const ari_sensitivity_case sensitivity = {.of = ar_sensitivity_of_precision(o->run.precision),
                                               .config = &b->config,
                                               .batch = b->batch,
                                               .options = options_of(b, o),
-                                              .heard = measure,
+                                              .heard = measure_noise,
                                               .heard_user = m,
                                               .threads = ari_threads(o->run.threads),
                                               .progress = o->progress,
@@ -151,7 +152,7 @@ ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o)
     for (size_t i = 0; i < steps; i++)
         b->loss[i] = (float)losses[i];
     if (o->run.numerics == AR_NUMERICS_NATIVE)
-        AR_TRY_TO(done, st, allow(b, &m, o));
+        AR_TRY_TO(done, st, allow_differences(b, &m, o));
     else if (!o->skip_f64)
         AR_TRY_TO(done, st, run_binary64(&m, b, o, losses));
     if (!o->skip_f64 && !(m.error < 0.0))
@@ -173,7 +174,7 @@ typedef struct telling {
     ar_status st; /* of telling */
 } telling;
 
-static void tell(telling *t, int32_t word)
+static void tell_word(telling *t, int32_t word)
 {
     if (t->st == AR_OK)
         t->st = ar_process_broadcast(t->check->run.process, &word, sizeof word);
@@ -184,7 +185,7 @@ static void keep_telling(void *user, double fraction, const char *what)
 {
     telling *t = user;
     if (ari_now_ns() - t->last_ns > WORD_NS)
-        tell(t, AT_WORK);
+        tell_word(t, AT_WORK);
     if (t->check->progress)
         t->check->progress(t->check->progress_user, fraction, what);
 }
@@ -198,7 +199,7 @@ static ar_status run_and_tell(ari_check_base *b, const ar_check_options *o)
     const ar_status st = ari_check_baseline(b, &options);
     if (t.st != AR_OK)
         return t.st;
-    tell(&t, AT_ITS_END);
+    tell_word(&t, AT_ITS_END);
     return st != AR_OK ? st : t.st;
 }
 

@@ -43,7 +43,7 @@ static bool is_hop(const ari_record *r)
     return r->op_kind == ARI_EXCHANGE && strstr(r->name, ": hop ") != NULL;
 }
 
-static void describe(char *text, size_t cap, const ari_record *r)
+static void describe_call(char *text, size_t cap, const ari_record *r)
 {
     if (!r) {
         snprintf(text, cap, "nothing more");
@@ -60,7 +60,7 @@ static size_t count_alike(rank_trace *t, int lane, const char *text)
 {
     char other[320];
     for (size_t n = 0;; n++) {
-        describe(other, sizeof other, next_call(t, lane));
+        describe_call(other, sizeof other, next_call(t, lane));
         if (strcmp(other, text) != 0)
             return n;
     }
@@ -72,7 +72,7 @@ static bool comes_later(rank_trace *t, int lane, const char *text)
     char other[320];
     const ari_record *r = next_call(t, lane);
     for (; r; r = next_call(t, lane)) {
-        describe(other, sizeof other, r);
+        describe_call(other, sizeof other, r);
         if (strcmp(other, text) == 0)
             return true;
     }
@@ -104,14 +104,14 @@ static ar_status compare_call(rank_trace *t, const ari_operation *op, const ari_
     const size_t elements = call->kind == ARI_CALL_ALL_TO_ALL ? 0 : ari_call_chunk(call, chunk);
     snprintf(listed, sizeof listed, "%s of %zu ranks, %zu %s, '%s'", ari_call_name(call->kind), call->ranks, elements,
              ar_dtype_name(call->dtype), tag);
-    describe(recorded, sizeof recorded, next_call(t, lane));
+    describe_call(recorded, sizeof recorded, next_call(t, lane));
     if (strcmp(listed, recorded) != 0)
         return say_difference(t, op, lane, listed, recorded);
     snprintf(t->last[lane], sizeof t->last[lane], "%s", recorded);
     return AR_OK;
 }
 
-static ar_status compare(void *user, const ari_operation *op)
+static ar_status compare_operation(void *user, const ari_operation *op)
 {
     rank_trace *t = user;
     if (op->pass == ARI_PASS_START && t->later)
@@ -131,7 +131,7 @@ static ar_status compare_end(rank_trace *t, bool timed)
     for (int i = 0; i < ARI_CALL_QUEUES; i++) {
         char left[320];
         const ari_record *r = next_call(t, i);
-        describe(left, sizeof left, r);
+        describe_call(left, sizeof left, r);
         t->cause = !r ? NULL : ari_call_causes[strcmp(left, t->last[i]) == 0 ? ARI_CALL_REPEATED : ARI_CALL_ADDED];
         if (r)
             return ar_error_set(AR_ERR_DATA, "rank %d: the layout's calls end, the run has %s", t->rank, left);
@@ -166,7 +166,7 @@ static ar_status compare_rank(rank_trace *r, const ari_step_case *c, const ar_tr
     }
     for (uint64_t s = 0; s < steps; s++) {
         r->later = s > 0;
-        AR_TRY(ari_operations(c, r->rank, compare, r));
+        AR_TRY(ari_operations(c, r->rank, compare_operation, r));
     }
     return compare_end(r, ari_trace_is_virtual(t));
 }

@@ -14,7 +14,7 @@ static void raise(ar_rank_memory *most, const ar_rank_memory *m)
 #undef RAISE
 }
 
-static void compare(ar_check_run *run, int rank, const ar_rank_memory *counted, const ar_rank_memory *predicted)
+static void compare_rank(ar_check_run *run, int rank, const ar_rank_memory *counted, const ar_rank_memory *predicted)
 {
 #define COMPARE(field, json, title)                                                                                    \
     if (!run->memory_difference[0] && counted->field != predicted->field)                                              \
@@ -37,7 +37,7 @@ static ar_status compare_states(ar_check_run *run, const ari_cluster_options *o,
     listed.gradients = (size_t)m.of[ARI_MEMORY_GRADIENTS];
     listed.optimizer = (size_t)(m.of[ARI_MEMORY_MASTER] + m.of[ARI_MEMORY_OPTIMIZER]);
     listed.buckets = (size_t)m.of[ARI_MEMORY_BUCKETS];
-    compare(run, rank, counted, &listed);
+    compare_rank(run, rank, counted, &listed);
     return AR_OK;
 }
 
@@ -64,7 +64,7 @@ static ar_status check_ranks(ar_check_run *run, const ari_cluster_options *o, co
             continue;
         AR_TRY(ari_cluster_dry(&dry, o, r, like));
         raise(&run->memory_predicted, &dry.rank);
-        compare(run, r, &counted[r], &dry.rank);
+        compare_rank(run, r, &counted[r], &dry.rank);
         AR_TRY(compare_states(run, o, r, &counted[r]));
     }
     return AR_OK;

@@ -142,7 +142,7 @@ static ar_status init(rank_state *s, const module_run *run, ar_ctx *ctx)
                 : ar_optimizer_create(&s->optimizer, ctx, s->params, s->n, &o->run.optimizer);
 }
 
-static ar_status train(module_run *run, ar_ctx *ctx, const rank_state *s)
+static ar_status train_module(module_run *run, ar_ctx *ctx, const rank_state *s)
 {
     const ar_train_options options = {.parallel = run->parallel, .clip = run->o->run.clip, .ddp = s->ddp};
     for (int i = 0; i < (int)ari_run_steps(&run->o->run); i++) {
@@ -219,7 +219,7 @@ static ar_status run_rank(void *user, ar_ctx *ctx)
     for (size_t i = 0; st == AR_OK && i < s.n && is_first(ctx); i++)
         run->parameters += ari_layout_count(&s.params[i]->layout);
     if (st == AR_OK)
-        st = train(run, ctx, &s);
+        st = train_module(run, ctx, &s);
     fini(&s);
     ctx->tap = names.tap;
     ctx->tap_user = names.tap_user;
@@ -245,7 +245,7 @@ static size_t covered(const ar_layout *o)
 }
 
 /* An ar_tap_fn that keeps every tensor; user: the ari_reference. */
-static ar_status keep(void *user, const ar_tap_event *e)
+static ar_status keep_tensor(void *user, const ar_tap_event *e)
 {
     ari_reference *ref = user;
     const ar_layout *o = e->layout;
@@ -280,7 +280,7 @@ static ar_status run_one_rank(ari_reference *ref, module_run *run)
     void *user[1] = {ref};
     ari_cluster_options options = cluster_of(run);
     options.run.fault = AR_FAULT_NONE;
-    options.tap = keep;
+    options.tap = keep_tensor;
     options.tap_user = user;
     const ar_status st = ari_cluster_run(&result, &options);
     free(result.loss);

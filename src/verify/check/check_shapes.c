@@ -104,8 +104,8 @@ static void shape_text(char out[96], int ndim, const size_t *shape)
         at += (size_t)snprintf(out + at, 96 - at, "%s%zu", d ? ", " : "", shape[d]);
 }
 
-static void compare(ar_check_run *run, const ari_reference *ref, size_t tensor, int rank, const ari_finding *f,
-                    const expected *x)
+static void compare_shape(ar_check_run *run, const ari_reference *ref, size_t tensor, int rank, const ari_finding *f,
+                          const expected *x)
 {
     const ari_ref_tensor *t = &ref->tensor[tensor];
     size_t shape[AR_MAX_DIMS];
@@ -143,7 +143,7 @@ ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const
         AR_TRY_TO(done, st, ari_operations(&c, r, visit_outputs, &e));
         for (size_t i = 0; i < ref->count; i++) {
             if (e.of[i].is)
-                compare(run, ref, i, r, &ranks[r].finding[i], &e.of[i]);
+                compare_shape(run, ref, i, r, &ranks[r].finding[i], &e.of[i]);
         }
     }
 done:

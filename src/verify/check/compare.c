@@ -111,7 +111,7 @@ static ari_side side_of(const ari_finding *f, const ar_layout *o, const ar_tenso
                                                                 : ARI_APART;
 }
 
-static void join(ari_finding *f, const ar_layout *o, const ar_tensor *t, ari_side where)
+static void join_finding(ari_finding *f, const ar_layout *o, const ar_tensor *t, ari_side where)
 {
     ari_join_rows(&f->layout, o, where);
     f->shape[0] += t->shape[0];
@@ -212,7 +212,7 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, con
     const ari_finding had = *f;
     const size_t had_count = ari_finding_count(&had);
     if (had.seen)
-        join(f, o, t, where);
+        join_finding(f, o, t, where);
     else
         first_report(f, o, t);
     comparing user = {f,
@@ -476,7 +476,7 @@ typedef struct receiving {
     float *const *gathered;
 } receiving;
 
-static ar_status take(void *user, int rank, ari_bytes *b)
+static ar_status take_findings(void *user, int rank, ari_bytes *b)
 {
     const receiving *r = user;
     if (rank == 0) /* what process 0 sends to itself is there */
@@ -494,7 +494,7 @@ ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, f
         st = transfer_all(&own, &ranks[rank], gathered, true);
     st = ari_process_agree(p, st);
     if (st == AR_OK)
-        st = ari_process_collect(p, &own, take, &r);
+        st = ari_process_collect(p, &own, take_findings, &r);
     ari_bytes_fini(&own);
     return st;
 }

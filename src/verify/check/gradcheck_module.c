@@ -52,7 +52,7 @@ typedef struct checking {
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-static void measure(subject *s)
+static void measure_subject(subject *s)
 {
     double squares = 0.0, sum = 0.0;
     s->finite = true;
@@ -81,13 +81,13 @@ static ar_status add_subject(checking *k, ar_param *p, const float *host, const 
     AR_TRY(ar_ctx_download(k->ctx, s->moved, g));
     for (size_t i = 0; i < s->count; i++)
         s->gradient[i] = (double)s->moved[i];
-    measure(s);
+    measure_subject(s);
     k->largest = fmax(k->largest, s->largest);
     k->norm = fmax(k->norm, s->norm);
     return AR_OK;
 }
 
-static ar_status forward(checking *k, ar_saved *saved, ar_tensor *x)
+static ar_status run_forward(checking *k, ar_saved *saved, ar_tensor *x)
 {
     ar_tensor y;
     AR_TRY(ar_batch_input(k->ctx, x, &k->batch));
@@ -95,12 +95,12 @@ static ar_status forward(checking *k, ar_saved *saved, ar_tensor *x)
     return ar_loss_forward(k->loss, k->ctx, saved, &y, &k->batch);
 }
 
-static ar_status backward(checking *k, ar_saved *saved)
+static ar_status run_backward(checking *k, ar_saved *saved)
 {
     ar_tensor x, dx, dy, g;
     AR_TRY(ar_loss_zero(k->loss, k->ctx));
     AR_TRY(ar_module_zero_grad(k->module, k->ctx));
-    AR_TRY(forward(k, saved, &x));
+    AR_TRY(run_forward(k, saved, &x));
     AR_TRY(ar_loss_backward(k->loss, k->ctx, saved, &dy, &k->batch));
     AR_TRY(ar_module_backward(k->module, k->ctx, saved, &dx, &dy, &k->batch));
     AR_TRY(ar_loss_value(k->loss, k->ctx, &k->report->loss, k->batch.targets));
@@ -124,7 +124,7 @@ static ar_status take_gradients(checking *k)
     AR_TRY(ari_module_list(&k->params, &k->n_params, k->module));
     AR_TRY(ARI_ALLOC_ZERO(&k->of, k->n_params + 1, "tensors of a gradcheck"));
     AR_TRY(ar_saved_create(&saved));
-    const ar_status st = backward(k, saved);
+    const ar_status st = run_backward(k, saved);
     ar_saved_destroy(saved);
     ar_ctx_end_step(k->ctx);
     return st;
@@ -163,7 +163,7 @@ static ar_status add_terms_at(checking *k, const probe *p, double by, double *ch
     } else {
         k->batch.input = s->moved;
     }
-    AR_TRY(forward(k, NULL, &x));
+    AR_TRY(run_forward(k, NULL, &x));
     ar_ctx_end_step(k->ctx);
     return AR_OK;
 }

@@ -54,7 +54,7 @@ static double size_of(int size, const ar_verify_row *r)
     return size == ARI_NORMAL_RMS ? r->rms : size == ARI_NORMAL_LARGEST ? fmax(r->max_abs, copies) : typical_of(r);
 }
 
-static double over(double x, double y)
+static double ratio_over(double x, double y)
 {
     return x == 0.0 ? 0.0 : x / y;
 }
@@ -111,7 +111,7 @@ static void fill_ratios(const pool *p, const ari_normal *n)
         if (!judges(s, row->pass))
             continue;
         const double by = fmax(median_of_others(p, &p->size[k - run], run), floor_of(s, row));
-        const double ratio = over(p->size[k], by);
+        const double ratio = ratio_over(p->size[k], by);
         double *most = &p->ratio[t * p->runs + run];
         if (run == n->draws && ratio >= *most)
             tell_size(&n->row[t], &p->size[k - run], n->draws, ratio);
@@ -146,8 +146,8 @@ static void fill_statistics(const pool *p)
 /* Degree to which a run is unusual, by its most unusual tensor or by all of them. */
 static double unusual(const pool *p, size_t run)
 {
-    return fmax(over(p->greatest[run], median_of_others(p, p->greatest, run)),
-                over(p->middle[run], median_of_others(p, p->middle, run)));
+    return fmax(ratio_over(p->greatest[run], median_of_others(p, p->greatest, run)),
+                ratio_over(p->middle[run], median_of_others(p, p->middle, run)));
 }
 
 static void judge_pool(ari_normal *n, const pool *p)
@@ -294,13 +294,14 @@ static void judge_by_bound(ari_normal *n, double step)
     for (size_t t = 0; t < n->rows; t++) {
         ari_normal_row *row = &n->row[t];
         const ar_verify_row *r = row->row;
-        const double usual = over(sum[(unsigned char)r->pass], count[(unsigned char)r->pass]);
+        const double usual = ratio_over(sum[(unsigned char)r->pass], count[(unsigned char)r->pass]);
         const double bound = each * sqrt((double)t + 1.0);
         row->percentile = (double)NAN;
         if (r->pass == 'n' || r->step > 1)
             continue;
-        row->ratio = fmax(over(size_of(ARI_NORMAL_RMS, r), bound * fmax(r->rms_reference, usual)),
-                          over(size_of(ARI_NORMAL_LARGEST, r), within_largest * bound * fmax(r->max_reference, usual)));
+        row->ratio =
+            fmax(ratio_over(size_of(ARI_NORMAL_RMS, r), bound * fmax(r->rms_reference, usual)),
+                 ratio_over(size_of(ARI_NORMAL_LARGEST, r), within_largest * bound * fmax(r->max_reference, usual)));
         n->normal = n->normal && row->ratio <= 1.0;
     }
 }
@@ -394,8 +395,9 @@ ar_status ari_normal_judge(ari_normal *n, const ar_verify_report *r, const char 
         const ar_verify_row *row = &r->row[i];
         if (!is_compared(row))
             continue;
-        n->row[n->rows++] = (ari_normal_row){
-            .row = row, .rms = over(row->rms, row->rms_reference), .largest = over(row->max_abs, row->max_reference)};
+        n->row[n->rows++] = (ari_normal_row){.row = row,
+                                             .rms = ratio_over(row->rms, row->rms_reference),
+                                             .largest = ratio_over(row->max_abs, row->max_reference)};
     }
     const double step = find_precision(n, r);
     if (has_equal_bits(r)) {

@@ -521,7 +521,7 @@ static ar_status begin_report(ari_verifying *v)
     return AR_OK;
 }
 
-static ar_status run(ari_verifying *v)
+static ar_status run_comparison(ari_verifying *v)
 {
     const uint64_t start_ns = ari_now_ns();
     AR_TRY(open_dumps(v));
@@ -541,7 +541,7 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
     AR_TRY(check_options(o));
     const int threads = ari_threads(o->threads);
     ari_verifying v = {.o = o, .threads = threads < MOST_THREADS ? threads : MOST_THREADS};
-    const ar_status st = run(&v);
+    const ar_status st = run_comparison(&v);
     for (size_t i = 0; i < v.pairs; i++) {
         free(v.pair[i].sums);
         free(v.pair[i].doubt);

@@ -100,7 +100,7 @@ static ar_status check_all_matched(const found *all, size_t n)
 }
 
 /* Both lists are sorted by name. */
-static size_t join(found *all, const ari_verifying *v)
+static size_t join_names(found *all, const ari_verifying *v)
 {
     const size_t na = ar_dump_count(v->dump[0]), nb = ar_dump_count(v->dump[1]);
     size_t i = 0, k = 0, n = 0;
@@ -206,7 +206,7 @@ static int shape_of(size_t *shape, const ar_dump_tensor *t)
     return t->ndim;
 }
 
-static void describe(ar_verify_row *r, const ari_sides *s)
+static void describe_row(ar_verify_row *r, const ari_sides *s)
 {
     const ar_dump_tensor *a = s->of[0] ? s->of[0] : s->of[1], *b = s->of[1] ? s->of[1] : s->of[0];
     r->dtype = a->dtype;
@@ -310,7 +310,7 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
         row->step = all[i].key.step;
         row->order = i;
         AR_TRY(repeat_side(v, &v->sides[i], row->pass));
-        describe(row, &v->sides[i]);
+        describe_row(row, &v->sides[i]);
         decide_state(row, &v->sides[i], v->o->rule);
         if (row->state == AR_VERIFY_SAME)
             AR_TRY(make_pair(v, row, &v->sides[i]));
@@ -338,7 +338,7 @@ static bool is_routed(const found *f)
 static ar_status select_rows(ari_verifying *v, found *all)
 {
     const ar_verify_options *o = v->o;
-    const size_t n = join_by_meaning(all, join(all, v));
+    const size_t n = join_by_meaning(all, join_names(all, v));
     size_t kept = 0;
     AR_TRY(check_globs(o->only, o->only_count, "only", all, n));
     AR_TRY(check_globs(o->leave, o->leave_count, "ignore", all, n));

@@ -455,7 +455,7 @@ static size_t choose_again(pass *p, ar_status *st)
 }
 
 /* The pairs that a pass is about: all that are not known to differ, or all that are. */
-static size_t choose(pass *p, bool unequal)
+static size_t choose_pairs(pass *p, bool unequal)
 {
     p->pairs = 0;
     p->first[0] = 0;
@@ -484,9 +484,9 @@ static ar_status passes(pass *p)
     ari_verify_progress(v, 0.0, "copies");
     const ari_tasks copies = {v->report->rows, v->threads, copies_task, p, NULL};
     AR_TRY(ari_tasks_run(&copies));
-    size_t tasks = choose(p, false);
+    size_t tasks = choose_pairs(p, false);
     AR_TRY(run_pass(p, tasks, bytes_task, 0.05, 0.5, "comparing"));
-    tasks = choose(p, true);
+    tasks = choose_pairs(p, true);
     for (size_t i = 0; i < p->pairs; i++)
         AR_TRY(prepare_stats(p->pair[i]));
     AR_TRY(run_pass(p, tasks, stats_task, 0.55, 0.4, "measuring differences"));

@@ -69,7 +69,7 @@ static int exponent_of(double largest)
 }
 
 /* Four partial sums: their additions need not wait for each other, and the order is fixed. */
-static ari_scaled product(const double *x, int ex, const double *y, int ey, size_t n)
+static ari_scaled scaled_product(const double *x, int ex, const double *y, int ey, size_t n)
 {
     const double sx = ldexp(1.0, -ex), sy = ldexp(1.0, -ey);
     double part[4] = {0.0, 0.0, 0.0, 0.0};
@@ -161,7 +161,7 @@ typedef struct judged {
 } judged;
 
 /* |difference| over what is allowed; nothing over nothing is nothing. */
-static double over(double difference, double allowed)
+static double ratio_over(double difference, double allowed)
 {
     return difference == 0.0 ? 0.0 : isinf(difference) ? (double)INFINITY : difference / allowed;
 }
@@ -190,12 +190,12 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
     } else if (r->rule == AR_VERIFY_ULP) {
         j.different = isnan(difference) || steps > r->ulp;
         j.allowed = (double)r->ulp * spacing_of(&p->format[0], a);
-        j.ratio = isnan(difference) ? (double)INFINITY : over((double)steps, (double)r->ulp);
+        j.ratio = isnan(difference) ? (double)INFINITY : ratio_over((double)steps, (double)r->ulp);
     } else {
         const double plain = isfinite(a) ? r->atol + r->rtol * fabs(a) : 0.0;
         j.allowed = plain + extra;
         j.doubted = difference > plain && difference <= j.allowed;
-        j.ratio = isnan(difference) ? (double)INFINITY : over(difference, j.allowed);
+        j.ratio = isnan(difference) ? (double)INFINITY : ratio_over(difference, j.allowed);
         j.different = !(difference <= j.allowed);
     }
     return j;
@@ -209,7 +209,7 @@ typedef struct element {
 } element;
 
 /* Returns what the map shows. */
-static double take(const ari_pair *p, ari_deviation *t, const element *e)
+static double take_element(const ari_pair *p, ari_deviation *t, const element *e)
 {
     const double a = e->at.value[0], b = e->at.value[1];
     const judged j = judge(p, a, e->difference, e->steps, e->extra);
@@ -374,7 +374,7 @@ static double take_at(taking *t, size_t i)
 {
     const element e = element_at(t->pair, t->s, i, t->start + i);
     common_add(t->tally, &t->common);
-    const double shown = take(t->pair, t->tally, &e);
+    const double shown = take_element(t->pair, t->tally, &e);
     t->s->difference[i] = e.difference;
     t->common = common_of(t->tally);
     return shown;
@@ -441,15 +441,15 @@ static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, 
 {
     const double *a = s->side[0].value, *b = s->side[1].value;
     const int ea = exponent_of(of_bits(a_bits));
-    ari_scaled_sums here = {.aa = product(a, ea, a, ea, n)};
+    ari_scaled_sums here = {.aa = scaled_product(a, ea, a, ea, n)};
     if (equal) {
         here.bb = here.ab = here.aa;
     } else {
         const int eb = exponent_of(of_bits(b_bits));
         const int ed = exponent_of(of_bits(largest_bits(s->difference, n)));
-        here.bb = product(b, eb, b, eb, n);
-        here.ab = product(a, ea, b, eb, n);
-        here.dd = product(s->difference, ed, s->difference, ed, n);
+        here.bb = scaled_product(b, eb, b, eb, n);
+        here.ab = scaled_product(a, ea, b, eb, n);
+        here.dd = scaled_product(s->difference, ed, s->difference, ed, n);
     }
     ari_scaled_sums_add(sums, &here);
 }

@@ -85,7 +85,7 @@ static ar_status list_stems(side *s, const ar_dump *d)
     return AR_OK;
 }
 
-static const stem *find(const side *s, const char *plain)
+static const stem *find_stem(const side *s, const char *plain)
 {
     return s->n > 0 ? bsearch(&plain, s->stem, s->n, sizeof *s->stem, ari_by_name) : NULL;
 }
@@ -118,7 +118,7 @@ static size_t count_unmatched(const side *of, const side *in)
 {
     size_t n = 0;
     for (size_t i = 0; i < of->n; i++)
-        n += !find(in, of->stem[i].plain);
+        n += !find_stem(in, of->stem[i].plain);
     return n;
 }
 
@@ -137,9 +137,9 @@ static ar_status find_prefix(prefix *best, size_t *most, const side *of, const s
     AR_TRY(ari_mul_size(&size, of->n, MOST_WRAPPERS));
     AR_TRY(ARI_ALLOC(&found, size, "names of tensors"));
     for (size_t i = 0; i < of->n; i++) {
-        const char *name = of->stem[i].plain, *dot = find(in, name) ? NULL : strchr(name, '.');
+        const char *name = of->stem[i].plain, *dot = find_stem(in, name) ? NULL : strchr(name, '.');
         for (int k = 0; dot && k < MOST_WRAPPERS; k++, dot = strchr(dot + 1, '.'))
-            if (find(in, dot + 1) && !find(of, dot + 1))
+            if (find_stem(in, dot + 1) && !find_stem(of, dot + 1))
                 found[n++] = (prefix){name, (size_t)(dot - name) + 1};
     }
     if (n > 1)
@@ -163,7 +163,7 @@ static ar_status find_prefix(prefix *best, size_t *most, const side *of, const s
 static bool is_shared(const prefix *p, const side *of, const side *in)
 {
     for (size_t i = 0; i < of->n; i++)
-        if (strncmp(of->stem[i].plain, p->text, p->length) == 0 && find(in, of->stem[i].plain))
+        if (strncmp(of->stem[i].plain, p->text, p->length) == 0 && find_stem(in, of->stem[i].plain))
             return true;
     return false;
 }
@@ -219,7 +219,7 @@ static ar_status name_as_reference(char **gives, bool *renamed, const side *s, c
 {
     const stem own = {.text = name, .length = ari_order_of(name, NULL).stem};
     const stem *listed = bsearch(&own, s[1].stem, s[1].n, sizeof own, by_text);
-    const stem *twin = listed ? find(&s[0], listed->plain) : NULL;
+    const stem *twin = listed ? find_stem(&s[0], listed->plain) : NULL;
     *renamed = twin && by_text(twin, &own) != 0;
     if (!*renamed)
         *gives = strdup(name);

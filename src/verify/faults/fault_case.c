@@ -288,7 +288,7 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
     return o;
 }
 
-static ar_status fill(ari_fault_base *b, const ari_fault_bases *bases, const ari_fault_case *f)
+static ar_status fill_base(ari_fault_base *b, const ari_fault_bases *bases, const ari_fault_case *f)
 {
     char folder[512];
     ar_config c;
@@ -310,7 +310,7 @@ static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, c
         i = 0;
         for (size_t k = 1; k < ARI_FAULT_BASES; k++)
             i = b[k].used < b[i].used ? k : i;
-        AR_TRY(fill(&b[i], bases, f));
+        AR_TRY(fill_base(&b[i], bases, f));
     }
     b[i].used = ++bases->uses;
     *gives = &b[i].base;

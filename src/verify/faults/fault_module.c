@@ -59,7 +59,7 @@ typedef struct samples {
     float *x; /* [2, of->batch, WIDTH]: inputs, then what is wanted */
 } samples;
 
-static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
     static const ar_module_ops ops = {.kind = "pair",
                                       .forward = pair_forward,
@@ -94,7 +94,7 @@ ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *
 {
     samples s = {.of = f};
     const size_t n = f->run.batch * WIDTH;
-    const ar_module_case c = {.name = f->run.model, .build = build, .batch = give_batch, .user = &s};
+    const ar_module_case c = {.name = f->run.model, .build = build_pair, .batch = give_batch, .user = &s};
     const ar_check_module_options o = {.run = ari_fault_run_of(f, fault, threads, seed),
                                        .parallel = &f->run.parallel,
                                        .layouts = 1,

@@ -43,7 +43,7 @@ typedef struct gradcheck {
 
 /* --- which elements ----------------------------------------------------------------------------------------------- */
 
-static void add(ari_drawn *d, size_t at)
+static void add_drawn(ari_drawn *d, size_t at)
 {
     for (size_t i = 0; i < d->n; i++) {
         if (d->at[i] == at)
@@ -58,18 +58,18 @@ void ari_draw_elements(ari_drawn *d, uint64_t key, size_t wanted, double low, co
     for (uint64_t i = 0; i < DRAWS && d->n < wanted; i++) {
         place = (size_t)(ari_random_unit(ari_random_u32(key, i, 0, (uint32_t)wanted)) * (double)count);
         if (low > 0.0 ? fabs(gradient[place]) > low : gradient[place] == 0.0)
-            add(d, place);
+            add_drawn(d, place);
     }
     for (size_t i = 0; i < count && d->n < wanted; i++) {
         const size_t at = (place + i) % count;
         if (low > 0.0 ? fabs(gradient[at]) > low : gradient[at] == 0.0)
-            add(d, at);
+            add_drawn(d, at);
     }
 }
 
 /* --- weights and gradients ---------------------------------------------------------------------------------------- */
 
-static parameter *find(gradcheck *g, const char *name)
+static parameter *find_parameter(gradcheck *g, const char *name)
 {
     for (size_t i = 0; i < g->n; i++)
         if (strcmp(g->of[i].name, name) == 0)
@@ -79,7 +79,7 @@ static parameter *find(gradcheck *g, const char *name)
 
 static const float *weights(void *user, const char *name, size_t count)
 {
-    const parameter *p = find(user, name);
+    const parameter *p = find_parameter(user, name);
     return p && p->count == count ? p->values : NULL;
 }
 
@@ -111,7 +111,7 @@ static void take_elements(parameter *p, const ari_drawn *d, const double *gradie
 
 static ar_status add_gradient(gradcheck *g, const char *name, size_t count, const double *values)
 {
-    parameter *p = find(g, name);
+    parameter *p = find_parameter(g, name);
     if (!p || p->count != count)
         return ar_error_set(AR_ERR_INTERNAL, "gradcheck: a gradient of '%s', which is no parameter of %zu elements",
                             name, count);
@@ -183,7 +183,7 @@ typedef struct share {
     bool reports; /* to the caller */
 } share;
 
-static bool progress(void *user, double fraction)
+static bool report_progress(void *user, double fraction)
 {
     const share *s = user;
     const ari_gradcheck_case *c = s->g->c;
@@ -201,7 +201,7 @@ static ar_status work(void *user, size_t task, int worker)
                                    .weights = weights,
                                    .weights_user = g,
                                    .loss = g->c->loss,
-                                   .progress = progress,
+                                   .progress = report_progress,
                                    .progress_user = &s};
     const ar_status st = ari_baseline_perturb(g->c->config, &o, &g->batch, g->moved + from, to - from);
     if (st == AR_ERR_ABORTED && atomic_load(&g->failed)) /* by the other share's failure, which is the one to tell */

@@ -99,7 +99,7 @@ void ari_grads_taps_fini(ari_grads_taps *t)
 
 /* The tensor of that name among those from `first` on; g->count: there is none. Ranks report in the same order but for
  * a few: *next is where to look first. */
-static size_t find(const ari_gatherer *g, size_t first, size_t *next, const char *name)
+static size_t find_tensor(const ari_gatherer *g, size_t first, size_t *next, const char *name)
 {
     const size_t n = g->count - first;
     for (size_t k = 0; k < n; k++) {
@@ -119,7 +119,7 @@ static ar_status merge_rank(ari_gatherer *g, size_t first, int file, int rank, c
     for (size_t i = 0; ar_dump_listener_at(l, i, &v); i++) {
         if (v.layout->replica != 0)
             continue;
-        const size_t at = find(g, first, &next, v.name);
+        const size_t at = find_tensor(g, first, &next, v.name);
         if (at == g->count)
             AR_TRY(ari_gather_want(g, "", 0, v.name, v.layout->ndim, v.layout->shape, file));
         AR_TRY(ari_full_tensor_write(&g->list[at].full, rank, v.local, v.layout));

@@ -48,7 +48,7 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
     return ari_param_list(c, want_gradient, g);
 }
 
-static ar_status run(ari_cluster_options *o, ari_grads_taps *taps, ar_grads_result *result)
+static ar_status run_grads(ari_cluster_options *o, ari_grads_taps *taps, ar_grads_result *result)
 {
     ari_cluster_result done;
     o->tap = ari_tap_both;
@@ -72,7 +72,7 @@ static ar_status run_block(void *user, const ar_baseline_options *o)
 }
 
 /* The baseline's tensors of the run, and what each may be off in the arithmetic that is asked for. */
-static ar_status allow(ari_reference *ref, const ari_cluster_options *run, const ar_grads_options *o)
+static ar_status allow_differences(ari_reference *ref, const ari_cluster_options *run, const ar_grads_options *o)
 {
     const ari_sensitivity_case c = {.of = o->sensitivity_of,
                                     .config = run->config,
@@ -197,9 +197,9 @@ static ar_status run_and_write(ar_grads_result *result, const ar_grads_options *
     ari_reference sensitive = {0};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_grads_taps_create(&taps, g, o));
-    AR_TRY_TO(done, st, run(cluster, &taps, result));
+    AR_TRY_TO(done, st, run_grads(cluster, &taps, result));
     if (o->sensitivity)
-        AR_TRY_TO(done, st, allow(&sensitive, cluster, o));
+        AR_TRY_TO(done, st, allow_differences(&sensitive, cluster, o));
     st = cluster->body ? write_files(result, &taps, o, cluster, block_names, 1, &sensitive)
                        : write_files(result, &taps, o, cluster, names, 2, &sensitive);
 done:

@@ -75,7 +75,8 @@ static double stored_off(const ari_ref_tensor *t, const ari_adam_case *c)
 }
 
 /* *off: of the weights that the next step updates; what is stored is rounded besides. */
-static ar_status keep(double *off, ari_ref_tensor *t, const element *e, const adam_step *s, const ari_adam_case *c)
+static ar_status keep_allowance(double *off, ari_ref_tensor *t, const element *e, const adam_step *s,
+                                const ari_adam_case *c)
 {
     *off = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
     t->allowed = *off + stored_off(t, c);
@@ -131,7 +132,7 @@ static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initi
         s.old = old;
         s.old_allowed = old_allowed;
         advance(e, &s);
-        AR_TRY_TO(done, st, keep(&old_allowed, &ref->tensor[new], e, &s, c));
+        AR_TRY_TO(done, st, keep_allowance(&old_allowed, &ref->tensor[new], e, &s, c));
         old = ref->tensor[new].values;
     }
 done:

@@ -287,7 +287,7 @@ static size_t count_in_doubt(const measuring *m)
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
 
-static bool progress(void *user, double fraction)
+static bool report_progress(void *user, double fraction)
 {
     const measured_run *r = user;
     const ari_sensitivity_case *c = r->m->c;
@@ -320,7 +320,7 @@ static ar_status run_once(measured_run *r)
     o.doubt = r->seed && r->m->doubt ? doubt_of : NULL;
     o.kink = kink_of;
     o.kink_slope = slope_of;
-    o.progress = r->tells ? progress : NULL;
+    o.progress = r->tells ? report_progress : NULL;
     o.progress_user = r;
     return c->run ? c->run(c->user, &o) : run_model(c, &o);
 }
@@ -351,7 +351,7 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
 /* No stored result can be asked to be nearer than the format's next number. What kinks do was not sampled from a right
  * run, but from one with half of all slopes in doubt on the other side: it has a safety of its own, and that of tensors
  * so small that the draws may hide more. */
-static void allow(const measuring *m, const measured_run *runs)
+static void allow_draws(const measuring *m, const measured_run *runs)
 {
     const ari_reference *ref = m->ref;
     const double steps = formats[m->c->of].stored / F32;
@@ -368,7 +368,7 @@ static void allow(const measuring *m, const measured_run *runs)
 static ar_status allow_all(measuring *m, const measured_run *runs)
 {
     const ar_baseline_options *o = &m->c->options;
-    allow(m, runs);
+    allow_draws(m, runs);
     return ari_adam_allow(m->ref, &(ari_adam_case){.optimizer = &o->optimizer,
                                                    .steps = o->steps,
                                                    .clip = o->clip,

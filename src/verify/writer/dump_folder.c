@@ -72,7 +72,7 @@ static int is_entry(const struct dirent *e)
 }
 
 /* Calls f for every entry until it fails. *there: whether the folder is there. */
-static ar_status visit(const char *folder, bool *there, ar_status (*f)(const char *folder, const char *name))
+static ar_status visit_folder(const char *folder, bool *there, ar_status (*f)(const char *folder, const char *name))
 {
     struct dirent **entry = NULL;
     const int n = scandir(folder, &entry, is_entry, NULL);
@@ -90,14 +90,14 @@ static ar_status visit(const char *folder, bool *there, ar_status (*f)(const cha
 ar_status ari_dump_folder_check(const char *folder)
 {
     bool there = false;
-    return visit(folder, &there, expect_rank_file);
+    return visit_folder(folder, &there, expect_rank_file);
 }
 
 ar_status ari_dump_folder_remove(const char *folder)
 {
     bool there = false;
     AR_TRY(ari_dump_folder_check(folder));
-    AR_TRY(visit(folder, &there, remove_file));
+    AR_TRY(visit_folder(folder, &there, remove_file));
     if (there && rmdir(folder) != 0)
         return ari_io_fail("remove the folder", folder);
     return AR_OK;
@@ -115,7 +115,7 @@ static ar_status count_entry(const char *folder, const char *name)
 static bool is_empty(const char *folder)
 {
     bool there = false;
-    return visit(folder, &there, count_entry) == AR_OK;
+    return visit_folder(folder, &there, count_entry) == AR_OK;
 }
 
 static bool is_dump_file(const char *name, mode_t mode)
@@ -187,7 +187,7 @@ static ar_status expect_parent(const char *folder, size_t bytes)
 ar_status ari_dump_check_folder_check(const char *folder, size_t bytes)
 {
     bool there = false;
-    AR_TRY(visit(folder, &there, expect_dump));
+    AR_TRY(visit_folder(folder, &there, expect_dump));
     if (!there)
         return expect_parent(folder, bytes);
     return is_empty(folder) ? expect_room(folder, bytes) : AR_OK;
@@ -198,5 +198,5 @@ ar_status ari_dump_check_folder_clear(const char *folder)
     bool there = false;
     AR_TRY(ari_folder_make(folder));
     AR_TRY(ari_dump_check_folder_check(folder, 0));
-    return visit(folder, &there, remove_dump);
+    return visit_folder(folder, &there, remove_dump);
 }
