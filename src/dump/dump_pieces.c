@@ -52,7 +52,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
     p->rank = f->rank;
     p->entry = e;
     p->ndim = e->ndim;
-    p->told = t != NULL && !(is_mapped && t->assumed);
+    p->given = t != NULL && !(is_mapped && t->assumed);
     AR_TRY(ari_placed_resolve(&p->box, &p->boxes, t, e, f->path));
     if (f->npy != NULL)
         p->box[0] = f->npy->box;
@@ -61,7 +61,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
         memcpy(p->shape, t->shape, sizeof p->shape);
     else
         set_end(p);
-    if (t != NULL && (p->told || !is_mapped)) {
+    if (t != NULL && (p->given || !is_mapped)) {
         p->replica = t->replica;
         p->replicas = t->replicas;
         set_term(p, &f->placement, t);
@@ -202,7 +202,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
     o->file = p->file;
     o->rank = p->rank;
     o->entry = p->entry;
-    if (p->told || p->rank < 0) { /* a mapping does not number copies: they are whoever holds the same */
+    if (p->given || p->rank < 0) { /* a mapping does not number copies: they are whoever holds the same */
         o->replica = p->replica;
         o->replicas = p->replicas;
     }
@@ -326,7 +326,7 @@ static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, s
     ar_dump_tensor t = {0};
     ar_st_entry array = {0};
     for (size_t i = 0; i < n; i++) {
-        if (map->mesh.ndim > 0 && p[i].rank >= 0 && !p[i].told) {
+        if (map->mesh.ndim > 0 && p[i].rank >= 0 && !p[i].given) {
             AR_TRY(map_piece(d, map, &p[i], NULL));
             continue;
         }

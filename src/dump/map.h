@@ -29,7 +29,7 @@ typedef struct ari_piece {
     int ndim;
     size_t shape[AR_ST_MAX_DIMS]; /* of the full tensor; where none is told, the end of the box */
     bool has_shape;
-    bool told; /* a placement or a mapping says where it stands */
+    bool given; /* a placement or a mapping says where it stands */
     size_t boxes;
     ar_dump_box *box;
     bool partial;

@@ -198,7 +198,7 @@ static ar_status add_target(targets *list, ari_piece **t)
 {
     AR_TRY(ARI_GROW(&list->t, &list->capacity, list->n, "the tensors of a mapping"));
     *t = &list->t[list->n++];
-    **t = (ari_piece){.told = true, .has_shape = true, .more_copies = true};
+    **t = (ari_piece){.given = true, .has_shape = true, .more_copies = true};
     return AR_OK;
 }
 

@@ -176,10 +176,10 @@ static size_t sum_of_blocks(const ari_map_rule *r)
 ar_status ari_map_block_dim(const ari_map_place *p, int *dim)
 {
     const ari_map_rule *r = p->r;
-    const int told = r->dim != INT_MAX ? r->dim : r->splits > 0 ? r->split[0].dim : 0;
-    *dim = told < 0 ? told + p->entry->ndim : told;
+    const int given = r->dim != INT_MAX ? r->dim : r->splits > 0 ? r->split[0].dim : 0;
+    *dim = given < 0 ? given + p->entry->ndim : given;
     if (*dim < 0 || *dim >= p->entry->ndim)
-        return ari_map_misfit(p, "has %d dimensions, none of them is %d", p->entry->ndim, told);
+        return ari_map_misfit(p, "has %d dimensions, none of them is %d", p->entry->ndim, given);
     return AR_OK;
 }
 
@@ -303,20 +303,20 @@ static ar_status clip(const axis *a, ari_map_runs *runs, size_t *full)
     const ari_map_rule *r = a->p->r;
     if (a->dim >= r->shape_dims || !r->shape_given[a->dim])
         return AR_OK;
-    const size_t told = r->shape[a->dim];
+    const size_t given = r->shape[a->dim];
     size_t kept = 0;
-    if (told > *full && !a->missing)
-        return ari_map_misfit(a->p, "the rule's shape has %zu in dimension %d, all ranks together have %zu", told,
+    if (given > *full && !a->missing)
+        return ari_map_misfit(a->p, "the rule's shape has %zu in dimension %d, all ranks together have %zu", given,
                               a->dim, *full);
     for (size_t i = 0; i < runs->n; i++) {
         ari_map_run run = runs->run[i];
-        if (run.full >= told)
+        if (run.full >= given)
             continue;
-        run.count = run.count < told - run.full ? run.count : told - run.full;
+        run.count = run.count < given - run.full ? run.count : given - run.full;
         runs->run[kept++] = run;
     }
     runs->n = kept;
-    *full = told;
+    *full = given;
     return AR_OK;
 }
 

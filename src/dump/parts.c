@@ -22,33 +22,33 @@ static const void *whole_data(const ar_dump_tensor *t, const ar_dump_part *p)
 /* --- the full shape ----------------------------------------------------------------------------------------------- */
 static ar_status differ(const ar_dump *d, const ari_piece *a, const ari_piece *b)
 {
-    const bool untold = !a->told && !b->told;
+    const bool assumed = !a->given && !b->given;
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: tensor '%s': %s %s by %s, %s %s by %s%s", ARI_SHOW(a->name),
                         ar_dtype_name(a->entry->dtype), ARI_SHOW_SHAPE(a->ndim, a->shape),
                         ARI_SHOW(d->file[a->file].path), ar_dtype_name(b->entry->dtype),
                         ARI_SHOW_SHAPE(b->ndim, b->shape), ARI_SHOW(d->file[b->file].path),
-                        untold ? "; parts of a tensor need a placement or a mapping that says so" : "");
+                        assumed ? "; parts of a tensor need a placement or a mapping that says so" : "");
 }
 
 /* The largest end over all pieces, which is within what is told. */
 static ar_status find_shape(const ar_dump *d, ar_dump_tensor *t, const ari_piece *piece)
 {
-    const ari_piece *told = NULL;
+    const ari_piece *first = NULL;
     for (size_t i = 0; i < t->parts; i++) {
         const ari_piece *p = &piece[i];
         if (p->ndim != t->ndim || p->entry->dtype != t->dtype)
             return differ(d, piece, p);
-        if (p->has_shape && told != NULL && memcmp(p->shape, told->shape, sizeof p->shape) != 0)
-            return differ(d, told, p);
-        told = p->has_shape && told == NULL ? p : told;
+        if (p->has_shape && first != NULL && memcmp(p->shape, first->shape, sizeof p->shape) != 0)
+            return differ(d, first, p);
+        first = p->has_shape && first == NULL ? p : first;
         for (int k = 0; k < t->ndim; k++)
             t->shape[k] = p->shape[k] > t->shape[k] ? p->shape[k] : t->shape[k];
     }
-    for (size_t i = 0; told != NULL && i < t->parts; i++)
-        if (memcmp(t->shape, told->shape, sizeof t->shape) != 0 && !piece[i].has_shape)
+    for (size_t i = 0; first != NULL && i < t->parts; i++)
+        if (memcmp(t->shape, first->shape, sizeof t->shape) != 0 && !piece[i].has_shape)
             for (int k = 0; k < t->ndim; k++)
-                if (piece[i].shape[k] > told->shape[k])
-                    return differ(d, told, &piece[i]);
+                if (piece[i].shape[k] > first->shape[k])
+                    return differ(d, first, &piece[i]);
     return AR_OK;
 }
 
@@ -168,7 +168,7 @@ static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const ho
 
 /* True if all state the same number of copies, or none states any: *copies. Parts without a statement are taken as they
  * are. */
-static ar_status told_copies(int *copies, const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
+static ar_status given_copies(int *copies, const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
 {
     const ari_piece *last = h[n - 1].piece; /* those that tell come after those that do not */
     *copies = replica_of(h[0].piece) < 0 ? 0 : last->replicas;
@@ -232,7 +232,7 @@ static ar_status check_copies(const ar_dump *d, const ar_dump_tensor *t, const h
 {
     AR_TRY(check_ranks(d, t, h, n));
     int copies = 0;
-    AR_TRY(told_copies(&copies, d, t, h, n));
+    AR_TRY(given_copies(&copies, d, t, h, n));
     if (copies > 0)
         AR_TRY(check_numbers(d, t, h, n, copies));
     if (h[0].piece->partial)

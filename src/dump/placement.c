@@ -374,13 +374,13 @@ static ar_status check_local(const ari_placed *t, const ar_st_entry *e, const ch
 static ar_status resolve_box(ar_dump_box *b, size_t i, const ari_placed *t, const ar_st_entry *e, const char *file)
 {
     static const size_t none[AR_ST_MAX_DIMS];
-    const bool told = t != NULL && t->boxes > 0;
-    const size_t *local = told ? t->local[i].global : none;
-    if (told)
+    const bool given = t != NULL && t->boxes > 0;
+    const size_t *local = given ? t->local[i].global : none;
+    if (given)
         *b = t->box[i];
     else
         memcpy(b->extent, e->shape, (size_t)e->ndim * sizeof *e->shape);
-    if (t != NULL && !told)
+    if (t != NULL && !given)
         memcpy(b->global, t->offset, sizeof t->offset);
     ari_row_major(b->stride, e->ndim, e->shape);
     if (t != NULL)
@@ -395,13 +395,13 @@ ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, const ari_place
 {
     ar_status st = AR_OK;
     ar_dump_box *box = NULL;
-    const size_t told = t == NULL ? 0 : t->boxes, n = told == 0 ? 1 : told;
+    const size_t given = t == NULL ? 0 : t->boxes, n = given == 0 ? 1 : given;
     if (t != NULL && t->ndim >= 0 && t->ndim != e->ndim)
         return misplaced(file, e, "its place has another number of dimensions");
     AR_TRY(ARI_ALLOC_ZERO(&box, n, "boxes of a dump"));
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = resolve_box(&box[i], i, t, e, file);
-    if (st == AR_OK && told > 0)
+    if (st == AR_OK && given > 0)
         st = check_local(t, e, file);
     if (st != AR_OK) {
         free(box);

@@ -207,9 +207,9 @@ static ar_status make_file(ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, ar
     result->files++;
     result->files_kept += kept;
     result->bytes += f->bytes;
-    const ar_reshard_file told = {.name = f->name, .tensors = f->items, .bytes = f->bytes, .kept = kept};
+    const ar_reshard_file result_file = {.name = f->name, .tensors = f->items, .bytes = f->bytes, .kept = kept};
     if (r->o->file)
-        r->o->file(r->o->user, &told);
+        r->o->file(r->o->user, &result_file);
     return AR_OK;
 }
 

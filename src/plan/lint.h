@@ -82,10 +82,10 @@ const char *ari_lint_axis_name(int axis);
 /* A value of a pass, by its number: its type as the operation that made it has stated it. */
 typedef struct ari_lint_value {
     ari_lint_type is;
-    unsigned parts; /* that have been made (ari_op_parts) */
-    bool again;     /* once more, in the backward pass */
-    size_t stage;   /* of the pipeline, that has it */
-    bool terms;     /* of a sum, which the product `maker` has made and nothing but linear operations has taken yet */
+    unsigned parts;  /* that have been made (ari_op_parts) */
+    bool recomputed; /* once more, in the backward pass */
+    size_t stage;    /* of the pipeline, that has it */
+    bool terms;      /* of a sum, which the product `maker` has made and nothing but linear operations has taken yet */
 } ari_lint_value;
 
 /* A parameter: where it is used, and what came back. */

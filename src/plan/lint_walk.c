@@ -329,7 +329,7 @@ ari_lint_type ari_lint_input(ari_lint_state *l, const ari_operation *op, int i)
     if (!received)
         check_stage(l, op, value);
     /* A recomputed chain begins with values that were judged at their first use. */
-    return op->recomputed && !value->again ? ari_lint_stated(v) : value->is;
+    return op->recomputed && !value->recomputed ? ari_lint_stated(v) : value->is;
 }
 
 void ari_lint_output(ari_lint_state *l, const ari_operation *op, int i, ari_lint_type is)
@@ -344,7 +344,7 @@ void ari_lint_output(ari_lint_state *l, const ari_operation *op, int i, ari_lint
                       "leave one of the two out");
     *value = (ari_lint_value){.is = ari_lint_agree(l, op, v, is),
                               .parts = value->parts | ari_op_parts(v),
-                              .again = op->recomputed,
+                              .recomputed = op->recomputed,
                               .stage = op->stage,
                               .terms = passed_on && value->terms};
 }

@@ -30,8 +30,8 @@ ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_option
 /* The largest kind but products; products where they are most of the step. */
 static ari_time_kind bound_kind(const ari_time *t)
 {
-    ari_time_kind most = ARI_TIME_AGAIN;
-    for (int k = ARI_TIME_AGAIN; k < ARI_TIME_KINDS; k++)
+    ari_time_kind most = ARI_TIME_RECOMPUTE;
+    for (int k = ARI_TIME_RECOMPUTE; k < ARI_TIME_KINDS; k++)
         most = t->of[k] > t->of[most] ? (ari_time_kind)k : most;
     return t->of[most] < 0.1 * ari_time_step(t) ? ARI_TIME_PRODUCTS : most;
 }
@@ -59,7 +59,7 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
     case ARI_TIME_PRODUCTS:
         snprintf(text, size, "faster matmuls or more GPUs would shorten it, a faster network would not");
         break;
-    case ARI_TIME_AGAIN:
+    case ARI_TIME_RECOMPUTE:
         snprintf(text, size,
                  "more memory, a smaller micro-batch or a longer pipeline would do without computing again");
         break;

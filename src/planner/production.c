@@ -30,7 +30,7 @@ static const double OF_SCORE_BACKWARD = 4.0;
 typedef struct section {
     ari_memory kept;   /* of a micro-batch, between the passes */
     ari_memory linear; /* inputs and output gradients of products: what their weights' gradients need, if those wait */
-    double again;      /* bytes that are not kept but computed again in the backward pass */
+    double recomputed; /* bytes that are not kept but computed again in the backward pass */
     double widest;     /* bytes of the largest operation's values */
     double parameters;
 } section;
@@ -116,16 +116,16 @@ static ar_status count_forward(void *user, const ari_operation *op)
     section *s = section_of(a, op);
     const bool block = op->layer != ARI_NO_LAYER;
     const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
-    const bool again = ari_step_recomputes(&a->p->step, op->layer);
+    const bool recomputes = ari_step_recomputes(&a->p->step, op->layer);
     const bool whole = a->p->step.run.parallel.recompute.what == AR_RECOMPUTE_FULL;
-    const bool full = block && again && whole, selective = again && !whole && !a->p->flash;
+    const bool full = block && recomputes && whole, selective = recomputes && !whole && !a->p->flash;
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
     a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;
     s->linear.of[kind_of(op)] += op->kind == ARI_OPERATION_PRODUCT || op->stays ? inputs : 0.0;
     for (int i = 0; i < op->outputs && op->kind == ARI_OPERATION_PRODUCT; i++)
         s->linear.of[kind_of(op)] += VALUE * ari_op_elements(&op->output[i]);
-    s->again += inputs + rows - kept;
+    s->recomputed += inputs + rows - kept;
     if (a->step.forward_only) {
         double n = 0.0;
         for (int i = 0; i < op->inputs; i++)
@@ -165,7 +165,7 @@ static ar_status count_backward(void *user, const ari_operation *op)
     account *a = user;
     section *s = section_of(a, op);
     if (op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
-        a->gathered = op->again;
+        a->gathered = op->regathered;
     s->widest = fmax(s->widest, values(a, op));
     /* The table that a tied head shares is there once, unless stages hold a copy each. */
     const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
@@ -187,7 +187,7 @@ static int micro_of(const ar_parallel *layout)
 /* The sum over sections. unit, widest, again: of the largest, since they are worked on one at a time. */
 typedef struct stage {
     ari_memory kept, linear; /* of a micro-batch */
-    double parameters, unit, widest, again;
+    double parameters, unit, widest, recomputed;
 } stage;
 
 static void add_memory(ari_memory *to, const ari_memory *from, double times)
@@ -205,7 +205,7 @@ static void add_section(stage *s, const section *from, double times)
     s->parameters += times * from->parameters;
     s->unit = fmax(s->unit, from->parameters);
     s->widest = fmax(s->widest, from->widest);
-    s->again = fmax(s->again, from->again);
+    s->recomputed = fmax(s->recomputed, from->recomputed);
 }
 
 static stage stage_of(const account *a, size_t i)
@@ -264,7 +264,7 @@ static stage rank_of(const account *a, size_t rank)
         sum.parameters += s->parameters;
         sum.unit = fmax(sum.unit, s->unit);
         sum.widest = fmax(sum.widest, s->widest);
-        sum.again = fmax(sum.again, s->again);
+        sum.recomputed = fmax(sum.recomputed, s->recomputed);
     }
     for (size_t i = 0; i < count; i++) {
         go_through(&now, &of[list[i].stage / pp], list[i].kind);
@@ -292,7 +292,7 @@ static ari_memory memory_of(const account *a, const stage *s)
     m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share_of_rank(a, n, 2) : 0.0;
     m.of[ARI_MEMORY_MASTER] = updates ? FLOAT * share_of_rank(a, n, 1) : 0.0;
     m.of[ARI_MEMORY_OPTIMIZER] = updates ? FLOAT * ari_optimizer_states(&run->optimizer) * share_of_rank(a, n, 1) : 0.0;
-    m.of[ARI_MEMORY_WORKSPACE] = s->widest + (backward_pass ? s->again : 0.0) +
+    m.of[ARI_MEMORY_WORKSPACE] = s->widest + (backward_pass ? s->recomputed : 0.0) +
                                  (run->parallel.zero >= 3 ? whole : 0.0) +
                                  (run->parallel.zero >= 2 && backward_pass ? whole : 0.0);
     return m;

@@ -149,21 +149,21 @@ typedef struct composed {
     const ari_outside *outside;
     ari_time *t;
     double micro;
-    double share_again;             /* of the layers, by formula; 0: nothing */
-    bool whole_again, scores_again; /* of what is computed again: blocks, or only scores */
-    ari_stages_run run;             /* of a pipeline */
+    double recomputed_share;                   /* of the layers, by formula; 0: nothing */
+    bool recomputes_blocks, recomputes_scores; /* of what is computed again: blocks, or only scores */
+    ari_stages_run run;                        /* of a pipeline */
     bool idle; /* some rank has no samples: its gradients are complete when it has heard the loss */
 } composed;
 
 /* Time that recomputation adds to a part's pass: forward once more, communication included. */
-static ari_cost again(const composed *c, const ari_cost forward[ARI_MODEL_PARTS], ari_model_part part)
+static ari_cost recompute_cost(const composed *c, const ari_cost forward[ARI_MODEL_PARTS], ari_model_part part)
 {
     const ari_cost *f = &forward[part];
     ari_cost a = {.products = 0.0};
-    if (part == ARI_PART_BLOCKS && c->whole_again)
-        ari_cost_add(&a, f, c->share_again);
-    else if (part == ARI_PART_BLOCKS && c->scores_again)
-        a.attention = c->share_again * f->attention;
+    if (part == ARI_PART_BLOCKS && c->recomputes_blocks)
+        ari_cost_add(&a, f, c->recomputed_share);
+    else if (part == ARI_PART_BLOCKS && c->recomputes_scores)
+        a.attention = c->recomputed_share * f->attention;
     return a;
 }
 
@@ -180,7 +180,7 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
 {
     const ari_links l = ari_links_of_shares(c->p, c->o), copies = ari_links_of_replicas(c->p, c->o);
     const double layers = (double)c->passes->layers, width = (double)ar_dtype_bytes(AR_BF16);
-    const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
+    const ari_cost a = recompute_cost(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
     const double pass[ARI_DIRECTIONS] = {
         ari_cost_sum(&c->passes->last[ARI_GOES_FORWARD][ARI_PART_BLOCKS]) / layers,
         (ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) + ari_cost_sum(&a)) / layers};
@@ -220,14 +220,14 @@ static double rank_seconds(const composed *c, const stage *s, double of[ARI_TIME
     double sum = 0.0;
     of[ARI_TIME_DP] += c->micro * (e.forward + e.backward);
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        const ari_cost a = again(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
-        of[ARI_TIME_AGAIN] += s->share[part] * (a.products + a.attention);
+        const ari_cost a = recompute_cost(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
+        of[ARI_TIME_RECOMPUTE] += s->share[part] * (a.products + a.attention);
         for (int k = 0; k < ARI_TIME_KINDS; k++)
             of[k] += s->share[part] * a.over[k];
         for (int d = 0; d < ARI_DIRECTIONS; d++) {
             const ari_cost *all = &c->passes->all[d][part];
             of[ARI_TIME_PRODUCTS] += s->share[part] * (all->products + all->attention);
-            of[ARI_TIME_AGAIN] += s->share[part] * all->again;
+            of[ARI_TIME_RECOMPUTE] += s->share[part] * all->recompute;
             for (int k = 0; k < ARI_TIME_KINDS; k++)
                 of[k] += s->share[part] * all->over[k];
         }
@@ -243,7 +243,7 @@ static ar_pp_times times_of(const composed *c, const stage *s)
     const exposed e = gathers_of(c, s, NULL, NULL);
     ar_pp_times t = {.forward = c->micro * e.forward, .backward_input = c->micro * e.backward};
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        const ari_cost a = again(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
+        const ari_cost a = recompute_cost(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
         const ari_cost *backward = &c->passes->all[ARI_GOES_BACKWARD][part];
         t.forward += s->share[part] * ari_cost_sum(&c->passes->all[ARI_GOES_FORWARD][part]);
         t.backward_input += s->share[part] * (ari_cost_sum(backward) - backward->weights + ari_cost_sum(&a));
@@ -345,7 +345,7 @@ typedef struct drain {
     int rank;
     double begin, end; /* of the first of these passes, and of all */
     double shared;     /* share of them in which tp's collectives are on the same kind of link */
-    double again;      /* seconds before each layer in which its forward pass is computed again */
+    double recompute;  /* seconds before each layer in which its forward pass is computed again */
 } drain;
 
 static last_pass pass_of(const composed *c, size_t i, double *tp_seconds)
@@ -353,7 +353,7 @@ static last_pass pass_of(const composed *c, size_t i, double *tp_seconds)
     const ar_parallel *layout = &c->p->step.run.parallel;
     const bool pipeline = ari_at_least_one(layout->pp) > 1;
     const stage s = stage_of(c->p, i);
-    const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
+    const ari_cost a = recompute_cost(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
     last_pass p = {.absent = (1.0 - s.share[ARI_PART_AFTER]) *
                              ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][ARI_PART_AFTER])};
     ar_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, (size_t)ar_parallel_stages(layout),
@@ -374,11 +374,11 @@ static last_pass pass_of(const composed *c, size_t i, double *tp_seconds)
 static drain drain_of(const composed *c, int rank)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
-    const ari_cost a = again(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
+    const ari_cost a = recompute_cost(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
     const ari_links tp = ari_links_of(c->p, c->o, ARI_OVER_TP), dp = ari_links_of(c->p, c->o, ARI_OVER_DP);
     drain d = {.outside = &c->outside->rank[rank],
                .rank = rank,
-               .again = ari_cost_sum(&a) / (double)c->passes->layers,
+               .recompute = ari_cost_sum(&a) / (double)c->passes->layers,
                .begin = INFINITY,
                .end = c->run.end};
     double seconds = 0.0, tp_seconds = 0.0;
@@ -406,7 +406,7 @@ static double ready_at(const composed *c, const drain *d, const ari_op_param *pa
         p = pass_of(c, (size_t)i, &unused);
     const double layers = (double)p.layers;
     const double done = outside ? (before ? layers : 0.0) : layers - (double)(param->layer - p.first);
-    return p.begin + p.scale * (ari_passes_ready(c->passes, param, p.first, p.layers) - p.absent + done * d->again);
+    return p.begin + p.scale * (ari_passes_ready(c->passes, param, p.first, p.layers) - p.absent + done * d->recompute);
 }
 
 /* When the buckets' queue has done them all. Each waits for the gradient that completes it, and for those before it;
@@ -478,9 +478,9 @@ static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_op
                       .t = t,
                       .idle = p->step.run.batch < (size_t)ari_at_least_one(p->step.run.parallel.dp),
                       .micro = ari_at_least_one(p->step.run.parallel.micro_batches),
-                      .share_again = formula ? ari_recomputed_share(&p->step) : 0.0,
-                      .whole_again = what == AR_RECOMPUTE_FULL,
-                      .scores_again = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
+                      .recomputed_share = formula ? ari_recomputed_share(&p->step) : 0.0,
+                      .recomputes_blocks = what == AR_RECOMPUTE_FULL,
+                      .recomputes_scores = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
 }
 
 ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,

@@ -26,7 +26,7 @@ typedef struct ari_time_options {
 /* clang-format off */
 #define ARI_TIME_TABLE(X)                                                                               \
     X(PRODUCTS, "products", 0)                                                                          \
-    X(AGAIN, "recomputation", 0)                                                                        \
+    X(RECOMPUTE, "recomputation", 0)                                                                        \
     X(TP, "tp", ARI_CUTS_FEATURES)  /* collectives over tp, and over the copies of a KV head */         \
     X(CP, "cp", ARI_CUTS_POSITIONS) /* keys and values that go round */                                 \
     X(DP, "dp", ARI_CUTS_DATA)      /* gradients summed and weights gathered, over dp and cp */         \

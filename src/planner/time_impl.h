@@ -65,8 +65,8 @@ typedef enum ari_model_part { ARI_PART_BEFORE, ARI_PART_BLOCKS, ARI_PART_AFTER, 
 typedef struct ari_cost {
     double products, attention;
     double over[ARI_TIME_KINDS]; /* of calls of the main queue */
-    double again;   /* of products and attention, those of what is computed again: by the list of operations */
-    double weights; /* of all of them, those of gradients of weights */
+    double recompute; /* of products and attention, those of what is computed again: by the list of operations */
+    double weights;   /* of all of them, those of gradients of weights */
 } ari_cost;
 double ari_cost_sum(const ari_cost *c);
 void ari_cost_add(ari_cost *to, const ari_cost *c, double times);

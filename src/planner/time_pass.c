@@ -27,7 +27,7 @@ double ari_cost_sum(const ari_cost *c)
     double sum = c->products + c->attention;
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         sum += c->over[k];
-    return sum + c->again;
+    return sum + c->recompute;
 }
 
 void ari_cost_add(ari_cost *to, const ari_cost *c, double times)
@@ -36,7 +36,7 @@ void ari_cost_add(ari_cost *to, const ari_cost *c, double times)
     to->attention += times * c->attention;
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         to->over[k] += times * c->over[k];
-    to->again += times * c->again;
+    to->recompute += times * c->recompute;
     to->weights += times * c->weights;
 }
 
@@ -184,7 +184,7 @@ static void call_beside(walk *w, const ari_operation *op, const ari_op_call *cal
         c->scattered = chunks;
         c->scatters = true;
     } else {
-        ari_overlapped_gather(&w->overlapped, w->clock, &chunks, op->again);
+        ari_overlapped_gather(&w->overlapped, w->clock, &chunks, op->regathered);
     }
 }
 
@@ -263,7 +263,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     const double waits = waiting(w, op, gradient, &calls, c.products);
     to->hidden[part] += times * (calls.overlapped - waits);
     if (op->recomputed)
-        c = (ari_cost){.again = c.products + c.attention};
+        c = (ari_cost){.recompute = c.products + c.attention};
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         c.over[k] += calls.over[k];
     c.over[ARI_TIME_TP] += waits;

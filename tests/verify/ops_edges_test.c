@@ -13,10 +13,10 @@ enum { DRAWS = 120, FIRST_SEED = 8800, WHOLE = 7 };
 /* A value as it was made. */
 typedef struct value {
     ari_op_value is;
-    unsigned parts; /* that have been made: bits of part_of */
-    bool forward;   /* by the forward pass, */
-    bool again;     /* or once more, */
-    bool brought;   /* from other ranks */
+    unsigned parts;  /* that have been made: bits of part_of */
+    bool forward;    /* by the forward pass, */
+    bool recomputed; /* or once more, */
+    bool brought;    /* from other ranks */
     bool taken, kept;
 } value;
 
@@ -99,7 +99,7 @@ static void take(edges *e, const ari_operation *op, size_t id, const ari_op_valu
     }
     if (as && !same_value(e, &v->is, as))
         blame(e, op, id, "it has been made otherwise");
-    if (as && as->of > 0 && op->kind != ARI_OPERATION_LOSS && (v->forward || v->again))
+    if (as && as->of > 0 && op->kind != ARI_OPERATION_LOSS && (v->forward || v->recomputed))
         blame(e, op, id, "it is no gradient");
     v->taken = true;
     if (v->forward && op->pass == ARI_PASS_BACKWARD && !v->kept) {
@@ -129,13 +129,13 @@ static const ari_operation *forward_of(const edges *e, const ari_operation *op)
     return NULL;
 }
 
-/* Backward an operation reads what its forward pass has taken, or that made again: also where the operation that took it
- * is not needed again itself. */
+/* Backward an operation reads what its forward pass has taken, or that made again: also where the operation that took
+ * it is not needed again itself. */
 static void expect_read(edges *e, const ari_operation *op, size_t id, int i)
 {
     const ari_operation *f = forward_of(e, op);
     const value *v = find(e, id);
-    if (f && v && v->again == f->recomputed && !v->brought && f->input[i].id != id && op->role != ARI_TOKENS)
+    if (f && v && v->recomputed == f->recomputed && !v->brought && f->input[i].id != id && op->role != ARI_TOKENS)
         blame(e, op, id, "its forward pass has taken another");
 }
 
@@ -169,8 +169,8 @@ static void make(edges *e, const ari_operation *op, const ari_op_value *as)
     *v = (value){.is = *as,
                  .parts = v->parts | parts,
                  .forward = op->pass == ARI_PASS_FORWARD,
-                 .again = op->recomputed || op->again,
-                 .brought = op->again};
+                 .recomputed = op->recomputed || op->regathered,
+                 .brought = op->regathered};
 }
 
 /* What a gradient is the gradient of has been made before it, and is as large. */
@@ -179,7 +179,7 @@ static void refer(edges *e, const ari_operation *op, const ari_op_value *gradien
     const value *v = find(e, gradient->of);
     if (gradient->of == 0)
         return;
-    if (!v || !(v->forward || v->again))
+    if (!v || !(v->forward || v->recomputed))
         blame(e, op, gradient->of, "a gradient of it, and it is none of the forward pass");
     else if (op->kind != ARI_OPERATION_LOSS && part_of(v->is.role) == part_of(gradient->role) &&
              memcmp(v->is.shape, gradient->shape, sizeof v->is.shape) != 0)

@@ -282,10 +282,10 @@ static void look_for_departed(ari_member *m, gate_wait *s)
 /* The next turn ends at the timeout, or where a member that left must have told its error. */
 static void limit_turn(gate_wait *s, const ari_world *w)
 {
-    const uint64_t told = s->leaving_ns ? s->leaving_ns - s->wait.start_ns + WAY_OUT_NS : 0;
-    const bool comes_first = w->timeout_ns == 0 || told < w->timeout_ns;
-    const bool is_ahead = told > s->wait.now_ns - s->wait.start_ns;
-    s->wait.timeout_ns = comes_first && is_ahead ? told : w->timeout_ns;
+    const uint64_t limit_ns = s->leaving_ns ? s->leaving_ns - s->wait.start_ns + WAY_OUT_NS : 0;
+    const bool comes_first = w->timeout_ns == 0 || limit_ns < w->timeout_ns;
+    const bool is_ahead = limit_ns > s->wait.now_ns - s->wait.start_ns;
+    s->wait.timeout_ns = comes_first && is_ahead ? limit_ns : w->timeout_ns;
 }
 
 /* True if this member must give up waiting for the others to enter. Ends the world if it is the first to know. */

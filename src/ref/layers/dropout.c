@@ -126,9 +126,9 @@ ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar
 ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *sum, const ar_tensor *residual,
                               const ar_tensor *x)
 {
-    const bool told = ar_tapped(ctx);
-    AR_TRY(drop_tokens(d, ctx, &(dropped){.y = told ? x : NULL, .sum = sum, .x = x, .residual = residual}));
-    return told ? ari_tap_tokens(ctx, d->name, NULL, 'f', x) : AR_OK;
+    const bool tapped = ar_tapped(ctx);
+    AR_TRY(drop_tokens(d, ctx, &(dropped){.y = tapped ? x : NULL, .sum = sum, .x = x, .residual = residual}));
+    return tapped ? ari_tap_tokens(ctx, d->name, NULL, 'f', x) : AR_OK;
 }
 
 /* The same for a value [samples, width] or [samples, positions, width], or (sharded) the tensor-parallel rank's block

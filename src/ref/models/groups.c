@@ -30,12 +30,12 @@ static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int pla
                 : i + 1 == each ? " and "
                                 : ", ",
                 i * ranks + place);
-    for (int i = 0, told = 0; i < each; i++) {
+    for (int i = 0, listed = 0; i < each; i++) {
         size_t first = 0, count = 0;
         ar_stage_layers(&first, &count, &p->stages, layers, (size_t)all, (size_t)(i * ranks + place));
         if (count == 0)
             continue;
-        ari_say(t, "%s%zu", told++ == 0 ? ", layers " : i + 1 == each ? " and " : ", ", first);
+        ari_say(t, "%s%zu", listed++ == 0 ? ", layers " : i + 1 == each ? " and " : ", ", first);
         if (count > 1)
             ari_say(t, "..%zu", first + count - 1);
     }

@@ -163,7 +163,7 @@ typedef struct search {
     ari_placing placing;
 } search;
 
-static ar_status meet(void *user, const char *name, int ndim, const size_t *shape)
+static ar_status find_role(void *user, const char *name, int ndim, const size_t *shape)
 {
     search *s = user;
     if (s->found || strcmp(name, s->name) != 0)
@@ -175,7 +175,7 @@ static ar_status meet(void *user, const char *name, int ndim, const size_t *shap
 
 static ar_status find_placement(search *s)
 {
-    AR_TRY(ari_param_list(s->config, meet, s));
+    AR_TRY(ari_param_list(s->config, find_role, s));
     if (s->found)
         return AR_OK;
     return ar_error_set(AR_ERR_NOT_FOUND, "%s has no parameter '%s'", ARI_SHOW(s->config->name), ARI_SHOW(s->name));

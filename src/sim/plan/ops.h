@@ -174,7 +174,7 @@ typedef struct ari_operation {
     bool absent;     /* of a micro-batch without samples of the rank: what it does for the others */
     size_t times;    /* micro-batches that do the same, this and later ones */
     ari_role role;
-    bool again;          /* backward: of a value of the forward pass, not of a gradient */
+    bool regathered;     /* backward: of a value of the forward pass, not of a gradient */
     bool recomputed;     /* backward: an operation of the forward pass, computed again before those of its gradients */
     ar_recompute within; /* the part of the layer that is computed again, if the operation is of one: either pass */
     bool stays;          /* forward, a redistribution: its input stays for the backward pass, which does it again */

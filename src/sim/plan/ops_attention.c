@@ -202,7 +202,7 @@ static void pass_round(ari_walk *w)
         return;
     const ari_values in = qkv_now(w, EXCHANGED), out = qkv_values(w, EVERYWHERE);
     op->produced_as = by_heads(w);
-    op->again = w->pass == ARI_PASS_BACKWARD;
+    op->regathered = w->pass == ARI_PASS_BACKWARD;
     set_values(op->input, &op->inputs, &in);
     set_values(op->output, &op->outputs, &out);
     op->output[0].id = in.at[0].id;

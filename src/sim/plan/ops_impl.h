@@ -18,7 +18,7 @@ typedef struct ari_forward {
 } ari_forward;
 
 /* Scopes of a section's values: made by its forward pass, recomputed for its backward pass, and gradients. */
-typedef enum ari_scope { ARI_SCOPE_FORWARD, ARI_SCOPE_AGAIN, ARI_SCOPE_GRADIENTS, ARI_SCOPES } ari_scope;
+typedef enum ari_scope { ARI_SCOPE_FORWARD, ARI_SCOPE_RECOMPUTED, ARI_SCOPE_GRADIENTS, ARI_SCOPES } ari_scope;
 enum { ARI_FORWARDS = 32 };
 
 /* The step's form of computation and storage, the same throughout. */
@@ -62,11 +62,11 @@ typedef struct ari_walk {
     bool x_scaled;              /* a weight before has met the same x, whose exponents are known */
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;
-    ar_block_split block; /* of the layer; of no use outside of the blocks */
-    size_t all, own;      /* samples of the pass: of all dp ranks, of this one */
-    size_t tokens;        /* of `own`, at this rank's positions */
-    bool again, stays;    /* as in ari_operation */
-    bool recomputed;      /* as in ari_operation: the walk is in the forward pass, that of the operations is not */
+    ar_block_split block;   /* of the layer; of no use outside of the blocks */
+    size_t all, own;        /* samples of the pass: of all dp ranks, of this one */
+    size_t tokens;          /* of `own`, at this rank's positions */
+    bool regathered, stays; /* as in ari_operation */
+    bool recomputed;        /* as in ari_operation: the walk is in the forward pass, that of the operations is not */
     ar_recompute within;
     bool multiplied;   /* what is gathered next is multiplied then */
     bool every_bucket; /* visits buckets that nothing moves too */
@@ -162,7 +162,7 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
 void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
                               const ari_linear_ops *after);
 /** Values of a layer's forward pass that its backward pass needs. */
-void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l);
+void ari_walk_linear_recompute(ari_walk *w, const ari_linear_ops *l);
 /** Redistributes the next operation's input over tp within a module; nothing if both placements are the same. */
 void ari_walk_move(ari_walk *w, ar_tp_redistribution change, ari_role module);
 /** The way back, of the gradient. */

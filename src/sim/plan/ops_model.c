@@ -161,11 +161,11 @@ static void attention(ari_walk *w)
     end_branch(w, &b);
 }
 
-static void attention_again(ari_walk *w)
+static void recompute_attention(ari_walk *w)
 {
     const branch_ops b = attention_of(w);
     up_to_context(w, &b);
-    ari_walk_linear_again(w, &b.second);
+    ari_walk_linear_recompute(w, &b.second);
 }
 
 static void attention_backward(ari_walk *w)
@@ -212,12 +212,12 @@ static void mlp(ari_walk *w)
     end_branch(w, &b);
 }
 
-static void mlp_again(ari_walk *w)
+static void recompute_mlp(ari_walk *w)
 {
     const branch_ops b = mlp_of(w);
     begin_branch(w, &b);
     activation(w, &b);
-    ari_walk_linear_again(w, &b.second);
+    ari_walk_linear_recompute(w, &b.second);
 }
 
 static void mlp_backward(ari_walk *w)
@@ -247,7 +247,7 @@ static void leave(ari_walk *w, ar_recompute part)
 }
 
 /* Enters it in the backward pass: by its forward pass once more. The gradients wait. */
-static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*again)(ari_walk *w))
+static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*recompute)(ari_walk *w))
 {
     const ari_values gradient = w->edges.now;
     const size_t skip = w->edges.skip;
@@ -257,7 +257,7 @@ static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*again
     w->pass = ARI_PASS_FORWARD;
     w->recomputed = true;
     take_value(w, from);
-    again(w);
+    recompute(w);
     w->recomputed = false;
     w->pass = ARI_PASS_BACKWARD;
     w->edges.now = gradient;
@@ -307,11 +307,11 @@ static void block(ari_walk *w)
     leave(w, AR_RECOMPUTE_FULL);
 }
 
-static void block_again(ari_walk *w)
+static void recompute_block(ari_walk *w)
 {
     up_to_mlp(w);
     if (!has_norm(w, ARI_MLP_NORM)) {
-        mlp_again(w);
+        recompute_mlp(w);
         return;
     }
     mlp(w);
@@ -327,7 +327,7 @@ static size_t before_attention(ari_walk *w)
 static void block_backward(ari_walk *w)
 {
     w->edges.skip = w->edges.now.at[0].id;
-    enter_back(w, AR_RECOMPUTE_FULL, w->edges.entered, block_again);
+    enter_back(w, AR_RECOMPUTE_FULL, w->edges.entered, recompute_block);
     dropout(w, ARI_MLP_DROPPED);
     block_norm_backward(w, ARI_MLP_NORM);
     mlp_backward(w);
@@ -335,7 +335,7 @@ static void block_backward(ari_walk *w)
     residual(w, ARI_ATTENTION_SUM);
     dropout(w, ARI_OUT_DROPPED);
     block_norm_backward(w, ARI_ATTENTION_NORM);
-    enter_back(w, AR_RECOMPUTE_SELECTIVE, before_attention(w), attention_again);
+    enter_back(w, AR_RECOMPUTE_SELECTIVE, before_attention(w), recompute_attention);
     attention_backward(w);
     leave(w, AR_RECOMPUTE_SELECTIVE);
     block_norm_backward(w, ARI_NORM1);

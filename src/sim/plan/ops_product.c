@@ -38,7 +38,7 @@ static ari_op_value held(ari_walk *w, const ari_op_value *v, ar_placement at)
 }
 
 /* The operation takes what there is, held to be placed so. */
-static void take(ari_walk *w, ar_placement at)
+static void add_inputs(ari_walk *w, ar_placement at)
 {
     w->op.inputs = w->edges.now.n;
     for (int i = 0; i < w->edges.now.n; i++)
@@ -46,7 +46,7 @@ static void take(ari_walk *w, ar_placement at)
 }
 
 /* It makes the same of it, placed so. */
-static void give(ari_walk *w, ar_placement at)
+static void add_outputs(ari_walk *w, ar_placement at)
 {
     w->op.outputs = w->edges.now.n;
     for (int i = 0; i < w->edges.now.n; i++)
@@ -64,7 +64,7 @@ static size_t width_of(ari_walk *w, const ari_values *x)
 /* The collective that has been added last is of tokens that a product takes or makes: where collectives go beside
  * products it does, cut into chunks of each rank's tokens, or whole. K chunks of n positions are of ceil(n/K), and
  * fewer than K where that many are enough. */
-static void put_beside(ari_walk *w, bool cut)
+static void overlap_call(ari_walk *w, bool cut)
 {
     const size_t n = ari_walk_positions(w), k = (size_t)w->c->run.parallel.overlap;
     if (w->op.calls == 0 || !w->form.overlaps)
@@ -79,15 +79,15 @@ static void step(ari_walk *w, ar_tp_redistribution change, ari_role role, ari_ro
 {
     const size_t n = ari_walk_mul(w, w->tokens, width_of(w, &w->edges.now));
     ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
-    take(w, change.from);
-    give(w, change.to);
+    add_inputs(w, change.from);
+    add_outputs(w, change.to);
     w->op.produced_as = change.from;
     if (is_shard(change.from))
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
     else if (change.from.kind == AR_PARTIAL_SUM)
         ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
     if (w->multiplied) /* what is gathered again is summed over all tokens */
-        put_beside(w, !w->again);
+        overlap_call(w, !w->regathered);
     ari_walk_make(w);
 }
 
@@ -133,8 +133,8 @@ void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role
     const size_t part =
         ari_walk_mul(w, w->tokens, width_of(w, &w->edges.now)) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
     ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
-    take(w, from);
-    give(w, to);
+    add_inputs(w, from);
+    add_outputs(w, to);
     w->op.produced_as = from;
     ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1),
                   w->form.activations, ARI_EACH_PASS, role, weight_tag);
@@ -159,7 +159,7 @@ static void fold(ari_walk *w, const ari_linear_ops *l, size_t cols, size_t terms
                       w->form.activations, ARI_EACH_PASS, role, weight_tag);
     }
     if (is_shard(to))
-        put_beside(w, true);
+        overlap_call(w, true);
     else if (w->form.exact)
         ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
 }
@@ -216,8 +216,8 @@ static void add_biases(ari_walk *w, const ari_linear_ops *l, ar_placement at)
     if (!ari_walk_has_bias(w, l->part[0]))
         return;
     ari_walk_begin(w, ARI_OPERATION_BIAS, l->part[0]);
-    take(w, at);
-    give(w, at);
+    add_inputs(w, at);
+    add_outputs(w, at);
     w->op.produced_as = at;
     for (int i = 0; i < l->n; i++)
         w->op.weight[w->op.weights++] = ari_walk_param(w, l->part[i], true);
@@ -261,7 +261,7 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
     w->stays = false;
     const size_t x = w->edges.now.at[0].id;
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
-    take(w, consumed_as(l));
+    add_inputs(w, consumed_as(l));
     op->produced_as = produced_as(l);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
@@ -282,7 +282,7 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
 }
 
 /* Whole also where it came in chunks: no product follows. */
-void ari_walk_linear_again(ari_walk *w, const ari_linear_ops *l)
+void ari_walk_linear_recompute(ari_walk *w, const ari_linear_ops *l)
 {
     if (!regathers_input(w, l))
         redistribute(w, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module, l->part[0], weight_tag);
@@ -306,7 +306,7 @@ static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, ar_plac
     const ar_placement makes = gradient_of(consumed_as(l)), leaves = folded(makes, gradient_at(l->split.from));
     ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     op->produced_as = makes;
-    take(w, dy);
+    add_inputs(w, dy);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value weight = ari_walk_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
@@ -393,13 +393,13 @@ static ari_op_value kept_input(ari_walk *w, const ari_linear_ops *l)
 }
 
 /* That once more, for its weights' gradients: gathered, unless it is there already. */
-static void gather_again(ari_walk *w, const ari_linear_ops *l)
+static void regather_input(ari_walk *w, const ari_linear_ops *l)
 {
     const ari_values gradients = w->edges.now;
     w->edges.now = (ari_values){.at = {kept_input(w, l)}, .n = 1};
-    w->again = true;
+    w->regathered = true;
     around(w, l, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module);
-    w->again = false;
+    w->regathered = false;
     keep_input(w, l, w->edges.now.at[0].id);
     w->edges.now = gradients;
 }
@@ -423,7 +423,7 @@ static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_val
     ari_op_value x = kept_input(w, l);
     w->puts_off = true;
     if (regathers_input(w, l) && !comes_early(w, l))
-        gather_again(w, l);
+        regather_input(w, l);
     x.id = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
     x = held(w, &x, consumed_as(l));
     for (int i = 0; i < l->n; i++) {
@@ -454,9 +454,9 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_li
     const ari_values came = w->edges.now;
     around(w, l, (ar_tp_redistribution){gradient_at(l->split.to), dy}, role_of(l));
     if (!before && comes_early(w, l))
-        gather_again(w, l);
+        regather_input(w, l);
     if (after && comes_early(w, after))
-        gather_again(w, after);
+        regather_input(w, after);
     const ar_placement dx = input_gradient(w, l, dy);
     const ari_values taken_dy = {.at = {w->op.input[0], w->op.input[1], w->op.input[2]}, .n = w->op.inputs};
     around(w, l, (ar_tp_redistribution){dx, gradient_at(l->split.from)}, l->module);

@@ -89,9 +89,9 @@ size_t ari_walk_message_value(const ari_walk *w, size_t stage, bool received)
 
 size_t ari_walk_new_value(ari_walk *w)
 {
-    const bool again = w->op.again || w->op.recomputed;
+    const bool repeated = w->op.regathered || w->op.recomputed;
     const ari_scope scope = w->op.pass == ARI_PASS_FORWARD ? ARI_SCOPE_FORWARD
-                            : again                        ? ARI_SCOPE_AGAIN
+                            : repeated                     ? ARI_SCOPE_RECOMPUTED
                                                            : ARI_SCOPE_GRADIENTS;
     if (++w->edges.made[scope] == MOST_MADE)
         w->st = ar_error_set(AR_ERR_INTERNAL, "a section of more than %d values", MOST_MADE);
@@ -159,7 +159,7 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
                             .absent = w->absent,
                             .times = w->times,
                             .role = role,
-                            .again = w->again,
+                            .regathered = w->regathered,
                             .stays = w->stays,
                             .recomputed = w->recomputed,
                             .within = w->within,
@@ -187,7 +187,7 @@ void ari_walk_make(ari_walk *w)
     if (op->pass == ARI_PASS_FORWARD || op->recomputed) {
         if ((w->edges.unseen || op->recomputed) && !moves)
             remember(w);
-    } else if (!op->again && op->kind != ARI_OPERATION_RESIDUAL) {
+    } else if (!op->regathered && op->kind != ARI_OPERATION_RESIDUAL) {
         refer(w);
     }
     w->edges.now.n = op->outputs;

@@ -319,8 +319,8 @@ static double find_precision(ari_normal *n, const ar_verify_report *r)
     }
     const size_t at = (size_t)coarsest.dtype;
     const char *name = at < sizeof names / sizeof *names && names[at] ? names[at] : ar_dtype_name(coarsest.dtype);
-    const bool told = r->allows[0] && !strchr(r->allows, ' '); /* a format, as of grads --sensitivity */
-    snprintf(n->precision, sizeof n->precision, "%s", told ? r->allows : name);
+    const bool is_format = r->allows[0] && !strchr(r->allows, ' '); /* a format, as of grads --sensitivity */
+    snprintf(n->precision, sizeof n->precision, "%s", is_format ? r->allows : name);
     return ldexp(1.0, -coarsest.mantissa);
 }
 

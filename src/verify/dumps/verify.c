@@ -150,12 +150,12 @@ static ar_status count_rows(ari_verifying *v)
 static ari_explain_case known_of(const ari_verifying *v)
 {
     const ar_verify_options *o = v->o;
-    const int told[ARI_LAYOUT_AXES] = {[ARI_LAYOUT_DP] = o->dp, [ARI_LAYOUT_CP] = o->cp, [ARI_LAYOUT_TP] = o->tp};
+    const int given[ARI_LAYOUT_AXES] = {[ARI_LAYOUT_DP] = o->dp, [ARI_LAYOUT_CP] = o->cp, [ARI_LAYOUT_TP] = o->tp};
     ari_ranks mesh = {{0}};
     ari_mesh_of(&mesh, v->dump[1]);
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
-        if (told[i] > 0)
-            ari_ranks_set(&mesh, ari_layout_axes[i].axes, told[i]);
+        if (given[i] > 0)
+            ari_ranks_set(&mesh, ari_layout_axes[i].axes, given[i]);
     }
     return (ari_explain_case){
         .reference = v->dump[0], .other = v->dump[1], .mesh = mesh, .heads = o->heads, .kv_heads = o->kv_heads};
