@@ -18,7 +18,7 @@
  * other calls. */
 
 #define WORLD_ID UINT64_C(1)
-/* Meetings of a group before its first collective. */
+/* Rendezvous of a group before its first collective. */
 enum { MEET_PLACES = 0 };
 #define MEET_ID UINT64_MAX
 

@@ -20,9 +20,9 @@ AR_BEGIN_DECLS
  * the host's memory, which then does wait. */
 typedef enum ar_sim_algorithm {
     AR_SIM_AUTO,   /* last for short messages, else direct; two ranks with a core each swap the shortest sums */
-    AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two meetings */
+    AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two barriers */
     AR_SIM_RING,   /* 2(N-1) steps, each rank reads its left neighbour only */
-    AR_SIM_LAST    /* the last rank to arrive does the work of all: one meeting */
+    AR_SIM_LAST    /* the last rank to arrive does the work of all: one barrier */
 } ar_sim_algorithm;
 
 /* One step of a ring, as the trace sees it. phase 0: reduce-scatter, 1: all-gather. A reduce is a chain of phase 0, a

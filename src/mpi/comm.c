@@ -6,7 +6,7 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
-/* The communicator over processes. A send and the recv that it meets are a meeting of two, as in the simulator: what
+/* The communicator over processes. A send and its recv are a rendezvous of two, as in the simulator: what
  * rank a sends to rank b is a channel, with a group of its own for reports. */
 
 #define NO_PARENT UINT64_MAX /* instead of a group: of communicators of the process */
@@ -14,7 +14,7 @@
 struct ari_mpi_channel {
     ari_mpi_channel *next;
     int from, to; /* of the communicator */
-    ari_mpi_meeting two;
+    ari_mpi_rendezvous two;
 };
 
 static const ari_comm_ops mpi_comm_ops;
@@ -52,7 +52,7 @@ static ar_status make_channel(ari_mpi_channel **gives, ari_mpi_comm *c, int from
     const uint64_t id = ari_flight_id(c->all.group->id, (uint64_t)from + 1, ~(uint64_t)to);
     ari_mpi_channel *h = NULL;
     AR_TRY(ari_alloc_zero((void **)&h, 1, sizeof *h, "a channel between two ranks"));
-    const ar_status st = ari_mpi_meeting_init(&h->two, c->p, id, pair, 2, from == c->base.rank ? 0 : 1, tag);
+    const ar_status st = ari_mpi_rendezvous_init(&h->two, c->p, id, pair, 2, from == c->base.rank ? 0 : 1, tag);
     if (st != AR_OK) {
         free(h);
         return st;
@@ -135,10 +135,10 @@ static void mpi_comm_destroy(ar_comm *base)
     ari_mpi_comm *c = comm_of(base);
     for (ari_mpi_channel *h = c->channels, *next; h; h = next) {
         next = h->next;
-        ari_mpi_meeting_fini(&h->two);
+        ari_mpi_rendezvous_fini(&h->two);
         free(h);
     }
-    ari_mpi_meeting_fini(&c->all);
+    ari_mpi_rendezvous_fini(&c->all);
     pthread_mutex_destroy(&c->lock);
     free(c->scratch);
     free(c);
@@ -166,7 +166,7 @@ static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, 
     ari_comm_init(&c->base, &mpi_comm_ops, index, n);
     c->p = p;
     c->context = context;
-    const ar_status st = ari_mpi_meeting_init(&c->all, p, id, rank, n, index, tag_of(context, ARI_MPI_ALL));
+    const ar_status st = ari_mpi_rendezvous_init(&c->all, p, id, rank, n, index, tag_of(context, ARI_MPI_ALL));
     if (st == AR_OK)
         *gives = &c->base;
     else
@@ -192,7 +192,7 @@ ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d
 
 static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
 {
-    const ari_mpi_meeting *m = &c->all;
+    const ari_mpi_rendezvous *m = &c->all;
     int *members = NULL, index = 0, context = 0;
     AR_TRY(agree_context(&context, c->p, m->group->id, m->open.seq, m->index, m->group->n));
     if (color < 0)

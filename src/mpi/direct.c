@@ -14,7 +14,7 @@ static ar_status grow(ari_mpi_requests *r)
     return ari_grow(&r->index, &r->room[2], r->n, sizeof *r->index, what);
 }
 
-static ar_status begin_part(ari_mpi_meeting *m, bool send, int member, char *at, size_t bytes)
+static ar_status begin_part(ari_mpi_rendezvous *m, bool send, int member, char *at, size_t bytes)
 {
     ari_mpi_requests *r = &m->requests;
     const int rank = m->group->rank[member];
@@ -29,7 +29,7 @@ static ar_status begin_part(ari_mpi_meeting *m, bool send, int member, char *at,
     return AR_OK;
 }
 
-static ar_status begin_parts(ari_mpi_meeting *m, const ari_call *call, bool send, uint64_t *moves)
+static ar_status begin_parts(ari_mpi_rendezvous *m, const ari_call *call, bool send, uint64_t *moves)
 {
     const size_t element = ar_dtype_bytes(call->dtype);
     ari_parts parts = ari_parts_of(call, m->index, m->group->n, send);
@@ -43,7 +43,7 @@ static ar_status begin_parts(ari_mpi_meeting *m, const ari_call *call, bool send
 }
 
 /* The own part goes from input to output. */
-static ar_status begin(ari_mpi_meeting *m, const ari_call *call, uint64_t *received)
+static ar_status begin(ari_mpi_rendezvous *m, const ari_call *call, uint64_t *received)
 {
     const size_t element = ar_dtype_bytes(call->dtype);
     uint64_t sent = 0;
@@ -54,7 +54,7 @@ static ar_status begin(ari_mpi_meeting *m, const ari_call *call, uint64_t *recei
     return begin_parts(m, call, true, &sent);
 }
 
-ar_status ari_mpi_direct(ari_mpi_meeting *m, const ari_call *call, ari_moved *moved)
+ar_status ari_mpi_direct(ari_mpi_rendezvous *m, const ari_call *call, ari_moved *moved)
 {
     uint64_t received = 0;
     m->requests.n = 0;

@@ -11,7 +11,7 @@
 #include "process/flight.h"
 
 /* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
- * (calls of MPI, and waiting), meeting.c (what the ranks of a group call), comm.c, ring.c and direct.c (what moves).
+ * (calls of MPI, and waiting), rendezvous.c (what the ranks of a group call), comm.c, ring.c and direct.c (what moves).
  * How a failure ends all processes is the store's business (process/store.h).
  *
  * - Every call of MPI returns at once: who waits polls, so that a failure anywhere, a timeout or an abort ends every
@@ -49,7 +49,7 @@ ar_status ari_mpi_status(ari_mpi *p);
 /** Ends the world: the ranks of `with` get `st`; NULL: this one; the others AR_ERR_ABORTED. */
 void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line);
 
-/* --- meeting.c ---------------------------------------------------------------------------------------------------- */
+/* --- rendezvous.c ------------------------------------------------------------------------------------------------- */
 
 /* Requests of one call under way. Grows. */
 typedef struct ari_mpi_requests {
@@ -61,7 +61,7 @@ typedef struct ari_mpi_requests {
 
 /* The members of a group that call the same, one collective after the other: those of a communicator, or the two of a
  * message's way, the sender first. */
-typedef struct ari_mpi_meeting {
+typedef struct ari_mpi_rendezvous {
     ari_mpi *p;
     ari_flight_group *group;
     int index, tag; /* index: of this process */
@@ -74,18 +74,18 @@ typedef struct ari_mpi_meeting {
     char *whole;                      /* of the last call that had any, those that are longer */
     size_t *first_bytes, *long_bytes; /* [n] */
     ari_mpi_requests requests;
-} ari_mpi_meeting;
+} ari_mpi_rendezvous;
 
 /** id: all members' alike. rank [n], of the world. */
-AR_NODISCARD ar_status ari_mpi_meeting_init(ari_mpi_meeting *m, ari_mpi *p, uint64_t id, const int *rank, int n,
-                                            int index, int tag);
+AR_NODISCARD ar_status ari_mpi_rendezvous_init(ari_mpi_rendezvous *m, ari_mpi *p, uint64_t id, const int *rank, int n,
+                                               int index, int tag);
 /** Accepts zeros. */
-void ari_mpi_meeting_fini(ari_mpi_meeting *m);
+void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m);
 /** Returns when all members have come with the same call. Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED;
  *  then this member is out. */
-AR_NODISCARD ar_status ari_mpi_meet(ari_mpi_meeting *m, const ari_call *call);
+AR_NODISCARD ar_status ari_mpi_meet(ari_mpi_rendezvous *m, const ari_call *call);
 /** This member is out of the call, which has moved its data or not. Returns st, or what ended the world. */
-ar_status ari_mpi_part(ari_mpi_meeting *m, ar_status st);
+ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st);
 
 /* --- wire.c ------------------------------------------------------------------------------------------------------- */
 
@@ -118,11 +118,11 @@ typedef enum ari_mpi_turn_end { ARI_MPI_GO_ON, ARI_MPI_LATE, ARI_MPI_FAILED } ar
 AR_NODISCARD ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w);
 
 /** Ends the world: this member waits for these members of its group, for too long. members [n]: ranks afterwards. */
-void ari_mpi_late(const ari_mpi_meeting *m, uint64_t waited_ns, int *members, int n);
+void ari_mpi_late(const ari_mpi_rendezvous *m, uint64_t waited_ns, int *members, int n);
 /** Ends the world with the error that has just been set, in the middle of a call. */
-void ari_mpi_broken(const ari_mpi_meeting *m, ar_status st);
+void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st);
 /** Waits for all requests of m. An error: the world has ended, and the requests are dropped. */
-AR_NODISCARD ar_status ari_mpi_await(ari_mpi_meeting *m);
+AR_NODISCARD ar_status ari_mpi_await(ari_mpi_rendezvous *m);
 
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
 
@@ -132,7 +132,7 @@ typedef struct ari_mpi_comm {
     ar_comm base; /* first */
     ari_mpi *p;
     int context;
-    ari_mpi_meeting all;
+    ari_mpi_rendezvous all;
     void *scratch; /* grows */
     size_t scratch_bytes;
     pthread_mutex_t lock; /* of the channels: several queues of a rank may ask at once */
@@ -149,6 +149,6 @@ size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call);
 AR_NODISCARD ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call);
 /** Moves the data of `call`, which need not be the one that m is in, directly from source to target. moved: counts, or
  *  NULL. An error: the world has ended. */
-AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_meeting *m, const ari_call *call, ari_moved *moved);
+AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_rendezvous *m, const ari_call *call, ari_moved *moved);
 
 #endif

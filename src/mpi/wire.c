@@ -172,7 +172,7 @@ ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w)
 }
 
 /* "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3" */
-static void describe(const ari_mpi_meeting *m, char *text, size_t size)
+static void describe(const ari_mpi_rendezvous *m, char *text, size_t size)
 {
     const bool message = m->call->kind == ARI_SEND || m->call->kind == ARI_RECV;
     char what[192];
@@ -181,7 +181,7 @@ static void describe(const ari_mpi_meeting *m, char *text, size_t size)
              (unsigned long long)m->open.seq, m->group->n == 1 ? "" : "s", m->group->ranks);
 }
 
-void ari_mpi_late(const ari_mpi_meeting *m, uint64_t waited_ns, int *members, int n)
+void ari_mpi_late(const ari_mpi_rendezvous *m, uint64_t waited_ns, int *members, int n)
 {
     char what[384], missing[128], why[768];
     for (int i = 0; i < n; i++)
@@ -193,7 +193,7 @@ void ari_mpi_late(const ari_mpi_meeting *m, uint64_t waited_ns, int *members, in
     ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
 }
 
-void ari_mpi_broken(const ari_mpi_meeting *m, ar_status st)
+void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
 {
     char what[384], why[768];
     describe(m, what, sizeof what);
@@ -202,7 +202,7 @@ void ari_mpi_broken(const ari_mpi_meeting *m, ar_status st)
 }
 
 /* The members that unfinished requests need, each once, in their order. */
-static void late_for_requests(const ari_mpi_meeting *m, uint64_t waited_ns)
+static void late_for_requests(const ari_mpi_rendezvous *m, uint64_t waited_ns)
 {
     const ari_mpi_requests *r = &m->requests;
     int *missing = calloc((size_t)m->group->n, sizeof *missing), found = 0;
@@ -222,7 +222,7 @@ static void late_for_requests(const ari_mpi_meeting *m, uint64_t waited_ns)
 #define WAY_OUT_NS UINT64_C(200000000)
 
 /* Ends the world if a member that is waited for has returned: it never comes. */
-static void look_for_returned(const ari_mpi_meeting *m)
+static void look_for_returned(const ari_mpi_rendezvous *m)
 {
     const ari_mpi_requests *r = &m->requests;
     for (size_t i = 0; i < r->n; i++) {
@@ -238,7 +238,7 @@ static void look_for_returned(const ari_mpi_meeting *m)
     }
 }
 
-ar_status ari_mpi_await(ari_mpi_meeting *m)
+ar_status ari_mpi_await(ari_mpi_rendezvous *m)
 {
     const ari_mpi_requests *r = &m->requests;
     ari_mpi_wait w = {0};

@@ -5,14 +5,14 @@
 #include "planner/search.h"
 #include "ref/core/size.h"
 
-ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, double seconds)
+ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_time_options *o, double seconds)
 {
     const double peak = o->cluster.peak_flops > 0.0 ? o->cluster.peak_flops : o->cluster.flops;
     const double tokens = (double)p->step.run.batch * (double)p->step.run.seq;
     const bool half = p->flash && p->step.config->causal;
     double model = 0.0, hardware = 0.0;
     int ranks = 0;
-    *w = (ari_worth){.convention = half ? ARI_FLOPS_CAUSAL : ARI_FLOPS_PARAMETERS};
+    *w = (ari_throughput){.convention = half ? ARI_FLOPS_CAUSAL : ARI_FLOPS_PARAMETERS};
     AR_TRY(ari_planned_world(&ranks, p));
     AR_TRY(ari_flops_token(&model, p->step.config, p->step.run.seq, w->convention, AR_RECOMPUTE_NONE));
     const ar_recompute what = p->step.run.parallel.recompute.what;

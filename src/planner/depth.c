@@ -26,7 +26,7 @@ ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, c
     AR_TRY(ari_memory_production(&d->memory, &d->planned));
     d->found.seconds = ari_time_step(&d->time);
     d->found.bound = ari_bound_of(&d->time);
-    AR_TRY(ari_worth_of(&d->worth, &d->planned, &s->time, d->found.seconds));
+    AR_TRY(ari_throughput_of(&d->throughput, &d->planned, &s->time, d->found.seconds));
     d->found.bytes = ari_memory_sum(&d->memory);
     d->found.fits = room <= 0.0 || d->found.bytes <= room;
     ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);

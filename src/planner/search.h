@@ -83,13 +83,14 @@ AR_NODISCARD ar_status ari_search_run(ari_ranking *r, const ari_search *s);
 void ari_ranking_fini(ari_ranking *r);
 
 /* Throughput of a step that takes this many seconds. */
-typedef struct ari_worth {
+typedef struct ari_throughput {
     double tokens; /* a second, all ranks together */
     double mfu, hfu;
     ari_flops_convention convention;
-} ari_worth;
+} ari_throughput;
 /** Errors: AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_worth_of(ari_worth *w, const ari_planned *p, const ari_time_options *o, double seconds);
+AR_NODISCARD ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_time_options *o,
+                                         double seconds);
 
 /** One sentence or two: what bounds the step, and what would move it. t, m: of the layout in the production account;
  *  faster: the fastest legal layout if that does not fit, else NULL. Truncates to size. */
@@ -104,7 +105,7 @@ typedef struct ari_depth {
     ari_candidate found;
     ari_time time, own_time; /* own: of what this version runs */
     ari_memory memory, own_memory;
-    ari_worth worth;
+    ari_throughput throughput;
     bool has_own;
     char advice[400];
 } ari_depth;

@@ -27,7 +27,7 @@ double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, d
 /** Seconds of a message between neighbours. */
 double ari_links_send(const ari_links *l, double bytes);
 
-/* --- collectives beside products (time_overlapped.c) ----------------------------------------------------------------- */
+/* --- collectives overlapped by GEMMs (time_overlapped.c) ---------------------------------------------------------- */
 
 /* A call that is cut into chunks, and the seconds of each and of the last. */
 typedef struct ari_cut {

@@ -343,7 +343,7 @@ static bool take_part(ari_server *s, int r, ari_message kind, char *message, siz
         return false;
     if (sets && (v.index < 0 || v.index >= v.n || x->part[v.index].is_set)) {
         char text[160];
-        snprintf(text, sizeof text, "rank %d comes to a meeting where it has no place", r);
+        snprintf(text, sizeof text, "rank %d enters a rendezvous that it is not a member of", r);
         fail_job(s, AR_ERR_INTERNAL, NULL, r, text);
         return false;
     }

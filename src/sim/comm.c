@@ -6,7 +6,7 @@
 #include "ref/core/reduce.h"
 #include "sim/wire.h"
 
-/* Up to this size the last member to arrive does the work of all: one meeting instead of two. Measured on two cores,
+/* Up to this size the last member to arrive does the work of all: one barrier instead of two. Measured on two cores,
  * all of `direct` over all of `last`: where every rank has a core 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB. With
  * more ranks than cores, all of ari_share_run over all of `last`: with 4 and 8 ranks 1.0 to 1.15 at 1 KiB, 1.0 to 1.1
  * at 16 KiB, 0.65 to 1.0 at 32 KiB. */

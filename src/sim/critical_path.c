@@ -9,7 +9,7 @@
 typedef struct stretch {
     uint64_t begin, end; /* begin < end */
     const ari_record *record;
-    size_t meeting; /* SIZE_MAX: none */
+    size_t rendezvous; /* SIZE_MAX: none */
 } stretch;
 
 typedef struct lane_line {
@@ -35,7 +35,7 @@ static ar_status make_line(lane_line *to, const ari_trace_view *v, const ari_vie
         const ari_record *r = lane->shown[i];
         const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
         if (r->kind != ARI_RECORD_SPAN && r->kind != ARI_RECORD_TRANSFER && begin < end)
-            to->list[to->count++] = (stretch){begin, end, r, lane->meeting[i]};
+            to->list[to->count++] = (stretch){begin, end, r, lane->rendezvous[i]};
     }
     return AR_OK;
 }
@@ -73,9 +73,9 @@ static ar_status go_back(walk *w, ari_path_kind kind, uint64_t begin, const ari_
 static ar_status through_collective(walk *w, const stretch *s)
 {
     const ari_trace_view *v = w->v;
-    const ari_meeting *m = &v->meetings[s->meeting];
+    const ari_rendezvous *m = &v->rendezvous[s->rendezvous];
     const bool is_virtual = v->clock == AR_TRACE_VIRTUAL;
-    const ari_meeting_member *from = ari_view_member(v, m, is_virtual ? s->record->virtual_from : m->last);
+    const ari_rendezvous_member *from = ari_view_member(v, m, is_virtual ? s->record->virtual_from : m->last);
     if (!from || s->record->broken) {
         const uint64_t came = s->begin + ari_view_waiting(v, m, s->record);
         AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, came, s->record));

@@ -2,9 +2,9 @@
 #include "ref/comm/moves.h"
 #include "sim/sum.h"
 
-/* `last`: the last rank to arrive, the mover m, does the work of all while the others wait: one meeting instead of two.
- * What m's thread reads and writes of other ranks' memory is counted on m, and comes to the ring's total. For that
- * nobody's memory is touched twice, and each rank does with its own buffers what needs no other rank:
+/* `last`: the last rank to arrive, the mover m, does the work of all while the others wait: one barrier instead of
+ * two. Reads and writes of other ranks' memory by m's thread are counted on m, and add up to the ring's total. For that
+ * no rank's memory is touched twice, and each rank does with its own buffers what needs no other rank:
  *
  *   all_reduce      m reads the N-1 other inputs and writes N-1 outputs:                                      2(N-1) D
  *   reduce_scatter  slice c != m: m adds ranks c+1 .. c-1, which is N-2 reads, and writes the sum to rank c, which adds
@@ -162,8 +162,8 @@ static void complete_own(const last *l)
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */
 
-/* On the last rank to come. A transfer that can fail fails between two meetings, so that every rank hears of it in the
- * second: then nothing moves yet. */
+/* Runs on the last rank to come. If transfers can fail, data moves after this barrier, and a second one reports the
+ * failure to all ranks. */
 static ar_status come_last(ari_group *g, void *arg)
 {
     (void)g;

@@ -13,7 +13,7 @@
  *   rank r   .. its kernels | ready |      wait for every ready, move, | done |     wait for every done | its kernels
  * .. host                       enter                                     advance                    leave
  *
- * A mark is read by the members between the two meetings and moved by its rank outside of them, so that nobody waits
+ * A mark is read by the members between the two barriers and moved by its rank outside of them, so that nobody waits
  * for a point of another collective, and no member is gone while another looks at its marks. */
 
 static const ari_call *call_of(const ari_wire *w, int i)
@@ -147,8 +147,8 @@ static void break_off(ari_wire *w, ar_status st)
     ari_member_break(&w->mover->member, st, why);
 }
 
-/* Between the two meetings. Where the collective is broken off, nothing of this rank's is under way when it leaves: its
- * own memory and its peers' may end then. */
+/* Runs between the two barriers. If the collective is broken off, no transfer of this rank is under way when it
+ * leaves: its own memory and its peers' may be freed then. */
 static void take_part(ari_wire *w)
 {
     bool whole = false;

@@ -38,8 +38,9 @@ static void put_record(FILE *t, const ari_trace_view *v, const ari_view_lane *la
         put_string(t, r->name);
         break;
     case ARI_RECORD_COLLECTIVE: {
-        const ari_meeting *m = &v->meetings[lane->meeting[i]];
-        fprintf(t, ",%" PRIu64 ",%zu,\"%s\"", ari_view_waiting(v, m, r), lane->meeting[i], ari_kind_name(r->op_kind));
+        const ari_rendezvous *m = &v->rendezvous[lane->rendezvous[i]];
+        fprintf(t, ",%" PRIu64 ",%zu,\"%s\"", ari_view_waiting(v, m, r), lane->rendezvous[i],
+                ari_kind_name(r->op_kind));
         put_string(t, r->name);
         fprintf(t, ",%" PRIu64 ",%" PRIu64, r->bytes_read, r->bytes_written);
         if (r->broken) /* maybe for the reason that members called different things */
@@ -68,9 +69,9 @@ static void put_lanes(FILE *t, const ari_trace_view *v)
 /* Facts of a collective that all members share. */
 static void put_meetings(FILE *t, const ari_trace_view *v)
 {
-    fprintf(t, "\"meetings\":[");
-    for (size_t i = 0; i < v->meeting_count; i++) {
-        const ari_meeting *m = &v->meetings[i];
+    fprintf(t, "\"rendezvous\":[");
+    for (size_t i = 0; i < v->rendezvous_count; i++) {
+        const ari_rendezvous *m = &v->rendezvous[i];
         const ari_record *r = m->of;
         char ranks[256];
         ari_view_ranks(v, m, ranks, sizeof ranks);

@@ -118,7 +118,7 @@ static void put_collective(writer *w, size_t lane, size_t place, track_kind kind
 {
     const ari_trace_view *v = w->view;
     const ari_record *r = v->lanes[lane].shown[place];
-    const ari_meeting *m = &v->meetings[v->lanes[lane].meeting[place]];
+    const ari_rendezvous *m = &v->rendezvous[v->lanes[lane].rendezvous[place]];
     const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r), waiting = ari_view_waiting(v, m, r);
     char ranks[256];
     ari_view_ranks(v, m, ranks, sizeof ranks);
@@ -228,20 +228,20 @@ static void put_arrow(writer *w, const char *category, const char *name, const p
     put_arrow_end(w, "f", category, name, to);
 }
 
-static place member_at(const ari_meeting_member *m, uint64_t ns)
+static place member_at(const ari_rendezvous_member *m, uint64_t ns)
 {
     return (place){m->lane, m->record, ns};
 }
 
 /* From the member that came last to each one that waited for it. */
-static void put_waits(writer *w, const ari_meeting *m)
+static void put_waits(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
-    const ari_meeting_member *last = ari_view_member(v, m, m->last);
+    const ari_rendezvous_member *last = ari_view_member(v, m, m->last);
     const uint64_t came = m->came_ns - v->start_ns;
     const place from = member_at(last, came);
     for (size_t i = m->first; i < m->first + m->members; i++) {
-        const ari_meeting_member *x = &v->members[i];
+        const ari_rendezvous_member *x = &v->members[i];
         const place to = member_at(x, came);
         if (x != last && !x->record->broken && ari_view_waiting(v, m, x->record) > 0)
             put_arrow(w, "last", "the last to come", &from, &to);
@@ -249,29 +249,29 @@ static void put_waits(writer *w, const ari_meeting *m)
 }
 
 /* Data goes from a sender to its receiver. */
-static void put_message(writer *w, const ari_meeting *m)
+static void put_message(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
-    const ari_meeting_member *a = &v->members[m->first], *b = a + 1;
+    const ari_rendezvous_member *a = &v->members[m->first], *b = a + 1;
     if (m->members != 2 || a->record->op_kind == b->record->op_kind)
         return;
     const bool a_sends = a->record->op_kind == ARI_SEND;
-    const ari_meeting_member *sender = a_sends ? a : b, *receiver = a_sends ? b : a;
+    const ari_rendezvous_member *sender = a_sends ? a : b, *receiver = a_sends ? b : a;
     const uint64_t end = ari_view_end(v, receiver->record);
     const place from = member_at(sender, m->came_ns - v->start_ns), to = member_at(receiver, end > 0 ? end - 1 : 0);
     put_arrow(w, "data", "message", &from, &to);
 }
 
 /* In virtual time collectives go round a ring: what each member receives comes from its left neighbour. */
-static void put_ring(writer *w, const ari_meeting *m)
+static void put_ring(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
     const ari_kind kind = m->of->op_kind;
     if (!ari_kind_of(kind)->ring || ari_has_root(kind) || m->members < 2 || m->members < (size_t)m->of->ranks)
         return;
     for (size_t i = 0; i < m->members; i++) {
-        const ari_meeting_member *to = &v->members[m->first + i];
-        const ari_meeting_member *left = &v->members[m->first + (i + m->members - 1) % m->members];
+        const ari_rendezvous_member *to = &v->members[m->first + i];
+        const ari_rendezvous_member *left = &v->members[m->first + (i + m->members - 1) % m->members];
         const uint64_t end = ari_view_end(v, to->record);
         const place from = member_at(left, m->came_ns - v->start_ns), into = member_at(to, end > 0 ? end - 1 : 0);
         put_arrow(w, "data", "round the ring", &from, &into);
@@ -283,12 +283,13 @@ static void put_transfers(writer *w, size_t lane)
 {
     const ari_trace_view *v = w->view;
     const ari_view_lane *l = &v->lanes[lane];
-    const ari_meeting *m = NULL;
+    const ari_rendezvous *m = NULL;
     for (size_t i = 0; i < l->count; i++) {
         const ari_record *r = l->shown[i];
         if (r->kind == ARI_RECORD_COLLECTIVE)
-            m = &v->meetings[l->meeting[i]];
-        const ari_meeting_member *source = m && r->kind == ARI_RECORD_TRANSFER ? ari_view_member(v, m, r->peer) : NULL;
+            m = &v->rendezvous[l->rendezvous[i]];
+        const ari_rendezvous_member *source =
+            m && r->kind == ARI_RECORD_TRANSFER ? ari_view_member(v, m, r->peer) : NULL;
         if (!source)
             continue;
         const uint64_t begin = ari_view_begin(v, r);
@@ -336,11 +337,11 @@ static void put_queue_waits(writer *w, size_t lane)
 static void put_arrows(writer *w)
 {
     const ari_trace_view *v = w->view;
-    for (size_t i = 0; i < v->meeting_count; i++) {
-        put_waits(w, &v->meetings[i]);
-        put_message(w, &v->meetings[i]);
+    for (size_t i = 0; i < v->rendezvous_count; i++) {
+        put_waits(w, &v->rendezvous[i]);
+        put_message(w, &v->rendezvous[i]);
         if (v->clock == AR_TRACE_VIRTUAL)
-            put_ring(w, &v->meetings[i]);
+            put_ring(w, &v->rendezvous[i]);
     }
     for (size_t i = 0; i < v->lane_count; i++) {
         put_transfers(w, i);

@@ -62,12 +62,12 @@ static ar_status show_lane(ari_view_lane *to, ari_trace_view *v, const ari_trace
 {
     *to = (ari_view_lane){.rank = from->rank, .track = from->track, .name = from->name};
     AR_TRY(ARI_ALLOC(&to->shown, from->count, "a view of a trace"));
-    AR_TRY(ARI_ALLOC(&to->meeting, from->count, "a view of a trace"));
+    AR_TRY(ARI_ALLOC(&to->rendezvous, from->count, "a view of a trace"));
     for (size_t i = 0; i < from->count; i++) {
         const ari_record *r = &from->records[i];
         if (!shows(v, r))
             continue;
-        to->meeting[to->count] = SIZE_MAX;
+        to->rendezvous[to->count] = SIZE_MAX;
         to->shown[to->count++] = r;
         to->collectives += r->kind == ARI_RECORD_COLLECTIVE;
         v->start_ns = begin_of(v, r) < v->start_ns ? begin_of(v, r) : v->start_ns;
@@ -95,17 +95,17 @@ static ar_status show_lanes(ari_trace_view *v, const ar_trace *t)
     return AR_OK;
 }
 
-/* --- meetings ----------------------------------------------------------------------------------------------------- */
+/* --- rendezvous --------------------------------------------------------------------------------------------------- */
 
-static bool same_meeting(const ari_record *x, const ari_record *y)
+static bool same_rendezvous(const ari_record *x, const ari_record *y)
 {
     return x->group == y->group && x->seq == y->seq;
 }
 
 /* Members of the same rank stay in the order of the lanes. */
-static int by_meeting(const void *a, const void *b)
+static int by_rendezvous(const void *a, const void *b)
 {
-    const ari_meeting_member *x = a, *y = b;
+    const ari_rendezvous_member *x = a, *y = b;
     if (x->record->group != y->record->group)
         return x->record->group < y->record->group ? -1 : 1;
     if (x->record->seq != y->record->seq)
@@ -114,10 +114,10 @@ static int by_meeting(const void *a, const void *b)
 }
 
 /* Members that came at the same moment: the one that the collective itself saw last. */
-static void find_last(const ari_trace_view *v, ari_meeting *m)
+static void find_last(const ari_trace_view *v, ari_rendezvous *m)
 {
     for (size_t i = 0; i < m->members; i++) {
-        const ari_meeting_member *x = &v->members[m->first + i];
+        const ari_rendezvous_member *x = &v->members[m->first + i];
         const int rank = v->lanes[x->lane].rank;
         const int seen = v->clock == AR_TRACE_REAL ? x->record->last : x->record->virtual_last;
         const uint64_t ns = begin_of(v, x->record);
@@ -131,24 +131,24 @@ static void find_last(const ari_trace_view *v, ari_meeting *m)
 static ar_status put_together(ari_trace_view *v)
 {
     AR_TRY(ARI_ALLOC(&v->members, v->member_count, "a view of a trace"));
-    AR_TRY(ARI_ALLOC(&v->meetings, v->member_count, "a view of a trace"));
+    AR_TRY(ARI_ALLOC(&v->rendezvous, v->member_count, "a view of a trace"));
     size_t n = 0;
     for (size_t l = 0; l < v->lane_count; l++) {
         for (size_t i = 0; i < v->lanes[l].count; i++) {
             if (v->lanes[l].shown[i]->kind == ARI_RECORD_COLLECTIVE)
-                v->members[n++] = (ari_meeting_member){v->lanes[l].shown[i], l, i};
+                v->members[n++] = (ari_rendezvous_member){v->lanes[l].shown[i], l, i};
         }
     }
-    qsort(v->members, n, sizeof *v->members, by_meeting);
+    qsort(v->members, n, sizeof *v->members, by_rendezvous);
     for (size_t i = 0, end; i < n; i = end) {
-        for (end = i + 1; end < n && same_meeting(v->members[end].record, v->members[i].record);)
+        for (end = i + 1; end < n && same_rendezvous(v->members[end].record, v->members[i].record);)
             end++;
-        ari_meeting *m = &v->meetings[v->meeting_count];
-        *m = (ari_meeting){.first = i, .members = end - i, .of = v->members[i].record};
+        ari_rendezvous *m = &v->rendezvous[v->rendezvous_count];
+        *m = (ari_rendezvous){.first = i, .members = end - i, .of = v->members[i].record};
         find_last(v, m);
         for (size_t k = i; k < end; k++)
-            v->lanes[v->members[k].lane].meeting[v->members[k].place] = v->meeting_count;
-        v->meeting_count++;
+            v->lanes[v->members[k].lane].rendezvous[v->members[k].place] = v->rendezvous_count;
+        v->rendezvous_count++;
     }
     return AR_OK;
 }
@@ -173,14 +173,14 @@ void ari_trace_view_fini(ari_trace_view *v)
 {
     for (size_t i = 0; i < v->lane_count; i++) {
         free(v->lanes[i].shown);
-        free(v->lanes[i].meeting);
+        free(v->lanes[i].rendezvous);
     }
     free(v->lanes);
     free(v->members);
-    free(v->meetings);
+    free(v->rendezvous);
 }
 
-uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const ari_record *r)
+uint64_t ari_view_waiting(const ari_trace_view *v, const ari_rendezvous *m, const ari_record *r)
 {
     const uint64_t begin = begin_of(v, r), end = end_of(v, r);
     const bool incomplete = r->broken && m->members < (size_t)r->ranks;
@@ -188,7 +188,7 @@ uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const a
     return until > begin ? until - begin : 0;
 }
 
-const ari_meeting_member *ari_view_member(const ari_trace_view *v, const ari_meeting *m, int rank)
+const ari_rendezvous_member *ari_view_member(const ari_trace_view *v, const ari_rendezvous *m, int rank)
 {
     for (size_t i = m->first; i < m->first + m->members; i++) {
         if (v->lanes[v->members[i].lane].rank == rank)
@@ -206,7 +206,7 @@ size_t ari_view_lane_of(const ari_trace_view *v, int rank, int track)
     return SIZE_MAX;
 }
 
-void ari_view_ranks(const ari_trace_view *v, const ari_meeting *m, char *text, size_t size)
+void ari_view_ranks(const ari_trace_view *v, const ari_rendezvous *m, char *text, size_t size)
 {
     size_t used = 0;
     text[0] = '\0';
@@ -238,8 +238,8 @@ ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_tra
     size_t n = 0, most = 0;
     AR_TRY(ari_mul_size(&most, v->member_count, 2));
     AR_TRY(ARI_ALLOC(&list, most, "bytes in flight"));
-    for (size_t i = 0; i < v->meeting_count; i++) {
-        const ari_meeting *m = &v->meetings[i];
+    for (size_t i = 0; i < v->rendezvous_count; i++) {
+        const ari_rendezvous *m = &v->rendezvous[i];
         for (size_t k = m->first; k < m->first + m->members; k++) {
             const ari_record *r = v->members[k].record;
             const uint64_t begin = ari_view_begin(v, r) + ari_view_waiting(v, m, r), end = ari_view_end(v, r);

@@ -12,23 +12,23 @@
  * and the collectives put together again from what each member recorded. */
 
 /* One collective. Of the members, those that came to it and are in the trace. */
-typedef struct ari_meeting {
+typedef struct ari_rendezvous {
     size_t first, members; /* in ari_trace_view.members */
     uint64_t came_ns;      /* when the last one came */
     int last;              /* that one's rank */
     const ari_record *of;  /* of the first member; all agree on op, tag, dtype, count, group, sequence number */
-} ari_meeting;
+} ari_rendezvous;
 
-typedef struct ari_meeting_member {
+typedef struct ari_rendezvous_member {
     const ari_record *record;
     size_t lane, place; /* of the record: view->lanes[lane].shown[place] */
-} ari_meeting_member;
+} ari_rendezvous_member;
 
 typedef struct ari_view_lane {
     int rank, track;
     const char *name;
     const ari_record **shown; /* [count] */
-    size_t *meeting;          /* [count]: of a collective; SIZE_MAX for everything else */
+    size_t *rendezvous;       /* [count]: of a collective; SIZE_MAX for everything else */
     size_t count;
     size_t collectives;
 } ari_view_lane;
@@ -40,10 +40,10 @@ typedef struct ari_trace_view {
     bool cut;
     ari_view_lane *lanes;
     size_t lane_count;
-    ari_meeting_member *members; /* by group, sequence number, rank */
+    ari_rendezvous_member *members; /* by group, sequence number, rank */
     size_t member_count;
-    ari_meeting *meetings;
-    size_t meeting_count;
+    ari_rendezvous *rendezvous;
+    size_t rendezvous_count;
 } ari_trace_view;
 
 /** Errors: AR_ERR_ARG (no such clock, or the virtual clock of a run without a cluster), AR_ERR_MEMORY. The view borrows
@@ -55,13 +55,13 @@ void ari_trace_view_fini(ari_trace_view *v);
 uint64_t ari_view_begin(const ari_trace_view *v, const ari_record *r);
 uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r);
 /** This member's wait for the last one of a collective. The rest of the collective is transfer. */
-uint64_t ari_view_waiting(const ari_trace_view *v, const ari_meeting *m, const ari_record *r);
+uint64_t ari_view_waiting(const ari_trace_view *v, const ari_rendezvous *m, const ari_record *r);
 /** The number of the lane of this rank and track; SIZE_MAX: not in the trace. */
 size_t ari_view_lane_of(const ari_trace_view *v, int rank, int track);
-/** The member of a meeting with this rank; NULL: not in the trace. */
-const ari_meeting_member *ari_view_member(const ari_trace_view *v, const ari_meeting *m, int rank);
-/** The ranks of a meeting: "0-3, 8". */
-void ari_view_ranks(const ari_trace_view *v, const ari_meeting *m, char *text, size_t size);
+/** The member of a rendezvous with this rank; NULL: not in the trace. */
+const ari_rendezvous_member *ari_view_member(const ari_trace_view *v, const ari_rendezvous *m, int rank);
+/** The ranks of a rendezvous: "0-3, 8". */
+void ari_view_ranks(const ari_trace_view *v, const ari_rendezvous *m, char *text, size_t size);
 
 /* Bytes in flight: what a rank reads and writes of other ranks' memory in a collective, from when the last one has come
  * to its end. */

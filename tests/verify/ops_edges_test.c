@@ -226,7 +226,7 @@ static ar_status visit(void *user, const ari_operation *given)
         if (outlives_passes(op) || op->kind == ARI_OPERATION_WEIGHT_GRADIENT) {
             if (v->id != 0)
                 blame(e, op, v->id, "a number of what outlives the passes");
-        } else if (!passes_on(op, v->id) && op->kind != ARI_OPERATION_PUT_OFF) {
+        } else if (!passes_on(op, v->id) && op->kind != ARI_OPERATION_DEFERRED) {
             make(e, op, v);
         }
     }

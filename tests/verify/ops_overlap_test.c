@@ -172,13 +172,13 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
 }
 
 /* How many collectives the backward passes for weights have, and how many of them on the main queue. */
-typedef struct put_off_calls {
+typedef struct deferred_calls {
     int all, main;
-} put_off_calls;
+} deferred_calls;
 
-static ar_status add_put_off(void *user, const ari_operation *op)
+static ar_status add_deferred(void *user, const ari_operation *op)
 {
-    put_off_calls *n = user;
+    deferred_calls *n = user;
     for (int i = 0; i < op->calls && op->pass == ARI_PASS_BACKWARD && op->part == AR_PP_BACKWARD_WEIGHT; i++) {
         n->all++;
         n->main += op->call[i].queue == ARI_ON_MAIN && ari_call_chunks(&op->call[i]) == 1;
@@ -188,15 +188,15 @@ static ar_status add_put_off(void *user, const ari_operation *op)
 
 /* Zero bubble: q, k and v's common input, and gate and up's, come again for each of the rank's layers and
  * micro-batches. */
-Test(ops_overlap, inputs_come_whole_for_put_off_gradients)
+Test(ops_overlap, inputs_come_whole_for_deferred_gradients)
 {
     const ar_config c = config_of(MODEL);
     ari_step_case t = chunked(&c, 4, 22, AR_NUMERICS_NATIVE);
     t.run.parallel.pp = 2;
     t.run.parallel.micro_batches = 3;
     t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
-    put_off_calls n = {0};
-    cr_assert_ok(ari_operations(&t, 0, add_put_off, &n));
+    deferred_calls n = {0};
+    cr_assert_ok(ari_operations(&t, 0, add_deferred, &n));
     cr_expect_eq(n.all, 2 * 3);
     cr_expect_eq(n.main, n.all);
 }

@@ -115,10 +115,10 @@ json_t *ari_depth_json(const ari_depth *d)
     json_object_set_new(o, "memory",
                         json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], memory_json(&d->memory),
                                   ari_cost_model_names[ARI_COST_OWN], own ? memory_json(&d->own_memory) : json_null()));
-    json_object_set_new(o, "tokens_per_second", json_real(d->worth.tokens));
-    json_object_set_new(o, "mfu", json_real(d->worth.mfu));
-    json_object_set_new(o, "hfu", json_real(d->worth.hfu));
-    json_object_set_new(o, "flops_convention", json_string(ari_flops_formula(d->worth.convention)));
+    json_object_set_new(o, "tokens_per_second", json_real(d->throughput.tokens));
+    json_object_set_new(o, "mfu", json_real(d->throughput.mfu));
+    json_object_set_new(o, "hfu", json_real(d->throughput.hfu));
+    json_object_set_new(o, "flops_convention", json_string(ari_flops_formula(d->throughput.convention)));
     json_object_set_new(o, "bound", json_string(d->found.bound));
     json_object_set_new(o, "advice", ari_json_text(d->advice));
     return o;

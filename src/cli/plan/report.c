@@ -94,14 +94,14 @@ static void note_of(char note[NOTE], const ari_asked *a, const ari_candidate *f,
 static ar_status add_found(ari_table *t, const ari_asked *a, const ari_candidate *f)
 {
     const ari_planned p = ari_choice_planned(&a->search.base, &f->choice);
-    ari_worth w;
+    ari_throughput w;
     char note[NOTE];
     add_choice(t, a, &f->choice);
     if (f->legal != AR_OK) {
         ari_table_row(t, "\t\t\t\t\t%s", ARI_SHOW(f->reason));
         return AR_OK;
     }
-    AR_TRY(ari_worth_of(&w, &p, &a->search.time, f->seconds));
+    AR_TRY(ari_throughput_of(&w, &p, &a->search.time, f->seconds));
     note_of(note, a, f, &p);
     ari_table_row(t, "%s\t%.0f\t%.1f %%\t%s\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->search.ranks,
                   100.0 * w.mfu, ARI_BYTES((uint64_t)f->bytes), f->bound, note);
@@ -227,7 +227,7 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
 
 ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d)
 {
-    const ari_worth *w = &d->worth;
+    const ari_throughput *w = &d->throughput;
     ari_asked_print(to, a, a->search.ranks);
     print_layout(to, a, d);
     AR_TRY(print_memory(to, a, d));

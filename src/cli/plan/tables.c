@@ -152,7 +152,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
         ari_table_row(t, "%d\t%zu", ranks, seq);
         ari_extent_cells(t, c);
         ari_table_row(t, "%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", c->sp ? "sp" : "", c->zero,
-                      ari_recompute_names[c->recompute], ARI_SECONDS(best->seconds), 100.0 * d.worth.mfu,
+                      ari_recompute_names[c->recompute], ARI_SECONDS(best->seconds), 100.0 * d.throughput.mfu,
                       ARI_BYTES((uint64_t)best->bytes), best->fits ? ari_bound_of(&d.time) : "does not fit");
         json_array_append_new(
             rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));

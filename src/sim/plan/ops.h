@@ -44,7 +44,7 @@ typedef struct ari_step_case {
     X(RESIDUAL, "residual")                                                                                           \
     X(LOSS, "loss")                       /* its terms, one a token */                                                \
     X(WEIGHT_GRADIENT, "weight gradient") /* a parameter's, of the rank's own samples */                              \
-    X(PUT_OFF, "put off")                 /* input: X, outputs: dY, which stay for weight gradients made later */     \
+    X(DEFERRED, "deferred")               /* input: X, outputs: dY, for weight gradients made later */                \
     X(SEND, "send")                       /* between stages of a pipeline */                                          \
     X(RECEIVE, "receive")                                                                                             \
     X(LOSS_SUM, "loss sum")                                                                                           \
@@ -224,7 +224,7 @@ AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, 
                                               void *user);
 
 /** True if a parameter belongs to a norm. */
-bool ari_walk_is_norm(ari_role role);
+bool ari_op_builder_is_norm(ari_role role);
 /** True if the backward pass recomputes a block, or its attention. */
 bool ari_step_recomputes(const ari_step_case *c, size_t layer);
 /** int64 that an exact sum of so many products takes (numerics.md, section 2). */

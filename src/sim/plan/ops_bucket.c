@@ -6,14 +6,14 @@
 
 /* --- the parameters of a rank ------------------------------------------------------------------------------------- */
 
-static void add(const ari_walk *w, ari_part_list *list, ari_role role)
+static void add(const ari_op_builder *w, ari_part_list *list, ari_role role)
 {
     list->at[list->n++] = (ari_param_part){role, false};
-    if (ari_walk_has_bias(w, role))
+    if (ari_op_builder_has_bias(w, role))
         list->at[list->n++] = (ari_param_part){role, true};
 }
 
-static void add_block(const ari_walk *w, ari_part_list *list)
+static void add_block(const ari_op_builder *w, ari_part_list *list)
 {
     const bool before = w->config->norm_place != AR_NORM_AFTER, after = w->config->norm_place != AR_NORM_BEFORE;
     if (before)
@@ -41,7 +41,7 @@ static void add_block(const ari_walk *w, ari_part_list *list)
 }
 
 /* The head's weight where it is tied is the table of tokens, which the first stage has. */
-static void add_ends(const ari_walk *w, ari_params *p)
+static void add_ends(const ari_op_builder *w, ari_params *p)
 {
     const ar_config *c = w->config;
     if (w->first)
@@ -54,26 +54,26 @@ static void add_ends(const ari_walk *w, ari_params *p)
         add(w, &p->after, c->tied ? ARI_TOKENS : ARI_HEAD);
 }
 
-ari_params ari_walk_all_params(ari_walk *w)
+ari_params ari_op_builder_all_params(ari_op_builder *w)
 {
     ari_params p = {.n = 0};
     add_ends(w, &p);
     add_block(w, &p.block);
     for (size_t stage = w->at[ARI_AXIS_PP]; stage < w->stages; stage += w->ranks[ARI_AXIS_PP]) {
         size_t begin = 0, end = 0;
-        ari_walk_stage_layers(w, stage, &begin, &end);
+        ari_op_builder_stage_layers(w, stage, &begin, &end);
         p.layers += end - begin;
     }
-    p.n = ari_walk_add(w, p.before.n + p.after.n, ari_walk_mul(w, p.layers, p.block.n));
+    p.n = ari_op_builder_add(w, p.before.n + p.after.n, ari_op_builder_mul(w, p.layers, p.block.n));
     return p;
 }
 
 /* The i-th of the rank's layers. */
-static size_t own_layer(const ari_walk *w, size_t i)
+static size_t own_layer(const ari_op_builder *w, size_t i)
 {
     size_t begin = 0, end = 0;
     for (size_t stage = w->at[ARI_AXIS_PP]; stage < w->stages; stage += w->ranks[ARI_AXIS_PP]) {
-        ari_walk_stage_layers(w, stage, &begin, &end);
+        ari_op_builder_stage_layers(w, stage, &begin, &end);
         if (i < end - begin)
             break;
         i -= end - begin;
@@ -81,16 +81,16 @@ static size_t own_layer(const ari_walk *w, size_t i)
     return begin + i;
 }
 
-static size_t local_elements(ari_walk *w, const ari_op_value *v)
+static size_t local_elements(ari_op_builder *w, const ari_op_value *v)
 {
     size_t n = 1;
     for (int d = 0; d < v->ndim; d++)
-        n = ari_walk_mul(w, n, v->local[d]);
+        n = ari_op_builder_mul(w, n, v->local[d]);
     return n;
 }
 
 /* Parameter i in that order; the walk is at its layer then. */
-ari_one_param ari_walk_param_at(ari_walk *w, const ari_params *p, size_t i)
+ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, size_t i)
 {
     const size_t in_blocks = p->layers * p->block.n, at = i - p->before.n;
     ari_one_param one = {.layer = ARI_NO_LAYER};
@@ -103,8 +103,8 @@ ari_one_param ari_walk_param_at(ari_walk *w, const ari_params *p, size_t i)
         one.of = p->after.at[at - in_blocks];
     }
     if (one.layer != w->layer)
-        ari_walk_layer(w, one.layer);
-    one.value = ari_walk_param(w, one.of.role, one.of.bias);
+        ari_op_builder_layer(w, one.layer);
+    one.value = ari_op_builder_param(w, one.of.role, one.of.bias);
     one.elements = local_elements(w, &one.value);
     return one;
 }
@@ -117,7 +117,7 @@ static bool before(ari_bucket_place a, ari_bucket_place b)
 }
 
 /* Bytes of the gradient in fp32 on the tp rank that has most, the first. */
-static size_t bytes_of(ari_walk *w, const ari_one_param *p)
+static size_t bytes_of(ari_op_builder *w, const ari_one_param *p)
 {
     const ar_placement tp = p->value.at[ARI_AXIS_TP];
     size_t n = sizeof(float), start = 0, extent = 0;
@@ -125,12 +125,12 @@ static size_t bytes_of(ari_walk *w, const ari_one_param *p)
         const bool cut = tp.kind == AR_SHARD && tp.dim == d;
         ar_split_uneven(p->value.shape[d], cut ? (int)(w->ranks[ARI_AXIS_TP] / p->value.copies) : 1, 0, &start,
                         &extent);
-        n = ari_walk_mul(w, n, extent);
+        n = ari_op_builder_mul(w, n, extent);
     }
     return n;
 }
 
-static int kind_of(const ari_walk *w, const ari_one_param *p)
+static int kind_of(const ari_op_builder *w, const ari_one_param *p)
 {
     const ar_placement tp = p->value.at[ARI_AXIS_TP];
     const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / p->value.copies) != 0;
@@ -140,7 +140,7 @@ static int kind_of(const ari_walk *w, const ari_one_param *p)
            (p->value.dtype == AR_BF16 ? ARI_KIND_NARROW : 0);
 }
 
-static ari_bucket_place place_of(ari_walk *w, const ari_params *all, const ari_one_param *p, size_t i)
+static ari_bucket_place place_of(ari_op_builder *w, const ari_params *all, const ari_one_param *p, size_t i)
 {
     if (w->c->run.ddp.order == AR_BUCKETS_BY_SIZE)
         return (ari_bucket_place){SIZE_MAX - bytes_of(w, p), i};
@@ -148,14 +148,14 @@ static ari_bucket_place place_of(ari_walk *w, const ari_params *all, const ari_o
 }
 
 /* A tied head of a rank that has no embedding comes after the blocks. */
-static ari_section section_of(const ari_walk *w, ari_role role)
+static ari_section section_of(const ari_op_builder *w, ari_role role)
 {
     return role == ARI_TOKENS && !w->first ? ARI_AFTER_BLOCKS : ari_section_of(role);
 }
 
 /* True if the backward pass makes the gradient of a after that of b: from the last layer to the first, in a block in
  * the order of its parts, a bias after its weight, and the embedding at the end. */
-static bool made_after(const ari_walk *w, const ari_op_param *a, const ari_op_param *b)
+static bool made_after(const ari_op_builder *w, const ari_op_param *a, const ari_op_param *b)
 {
     static const int order[ARI_ROLES] = {
         [ARI_MLP_NORM] = 1, [ARI_DOWN] = 2,      [ARI_FIRST] = 3,  [ARI_GATE] = 3,
@@ -182,7 +182,7 @@ static bool in_unit(const ari_params *all, size_t unit, size_t i)
 }
 
 /* The parameter of this kind that comes next after a place (NULL: the first); false: there is none. */
-static bool next_param(ari_walk *w, const ari_params *all, size_t unit, int kind, const ari_bucket_place *after,
+static bool next_param(ari_op_builder *w, const ari_params *all, size_t unit, int kind, const ari_bucket_place *after,
                        ari_one_param *next, ari_bucket_place *at)
 {
     const bool by_size = w->c->run.ddp.order == AR_BUCKETS_BY_SIZE;
@@ -190,7 +190,7 @@ static bool next_param(ari_walk *w, const ari_params *all, size_t unit, int kind
     for (size_t i = !by_size && after ? all->n - 1 - after->minor : all->n; i-- > 0 && w->st == AR_OK;) {
         if (!in_unit(all, unit, i))
             continue;
-        const ari_one_param p = ari_walk_param_at(w, all, i);
+        const ari_one_param p = ari_op_builder_param_at(w, all, i);
         const ari_bucket_place here = place_of(w, all, &p, i);
         if (kind_of(w, &p) != kind || (after && !before(*after, here)) || (found && !before(here, *at)))
             continue;
@@ -204,7 +204,7 @@ static bool next_param(ari_walk *w, const ari_params *all, size_t unit, int kind
 }
 
 /* Next fit: parameters are added until one does not fit. */
-static bool next_bucket(ari_walk *w, const ari_params *all, size_t unit, int kind, ari_walk_bucket *b)
+static bool next_bucket(ari_op_builder *w, const ari_params *all, size_t unit, int kind, ari_op_builder_bucket *b)
 {
     const size_t capacity = w->c->run.ddp.bucket_bytes;
     const ari_bucket_place begin = b->last;
@@ -214,13 +214,13 @@ static bool next_bucket(ari_walk *w, const ari_params *all, size_t unit, int kin
     size_t filled = 0;
     if (!next_param(w, all, unit, kind, more ? &begin : NULL, &p, &at))
         return false;
-    *b = (ari_walk_bucket){.first = p, .kind = kind, .latest = {p.layer, p.of.role, p.of.bias}};
+    *b = (ari_op_builder_bucket){.first = p, .kind = kind, .latest = {p.layer, p.of.role, p.of.bias}};
     do {
         const size_t bytes = bytes_of(w, &p);
         if (b->params > 0 && (capacity == 0 || filled > capacity || bytes > capacity - filled))
             break;
-        filled = ari_walk_add(w, filled, bytes);
-        b->elements = ari_walk_add(w, b->elements, p.elements);
+        filled = ari_op_builder_add(w, filled, bytes);
+        b->elements = ari_op_builder_add(w, b->elements, p.elements);
         b->params++;
         b->last = at;
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
@@ -231,14 +231,14 @@ static bool next_bucket(ari_walk *w, const ari_params *all, size_t unit, int kin
 
 /* True if bucket a completes before b: in the order of packing, except that a bucket which the other end of a pipeline
  * must complete too comes last. */
-static bool completes_before(const ari_walk_bucket *a, const ari_walk_bucket *b)
+static bool completes_before(const ari_op_builder_bucket *a, const ari_op_builder_bucket *b)
 {
     const int ends_a = a->kind & ARI_KIND_ENDS, ends_b = b->kind & ARI_KIND_ENDS;
     return ends_a == ends_b ? before(a->last, b->last) : ends_a < ends_b;
 }
 
 /* The kinds of the unit's parameters, as bits. Without a plan of its own each layer has the same. */
-static unsigned kinds_in(ari_walk *w, const ari_params *all, size_t unit)
+static unsigned kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
 {
     const bool alike = w->c->run.plan.rules == 0 && unit == ARI_ALL_UNITS;
     const size_t begin = all->before.n, end = begin + all->layers * all->block.n;
@@ -248,7 +248,7 @@ static unsigned kinds_in(ari_walk *w, const ari_params *all, size_t unit)
             i = end;
         if (i >= all->n || !in_unit(all, unit, i))
             continue;
-        const ari_one_param p = ari_walk_param_at(w, all, i);
+        const ari_one_param p = ari_op_builder_param_at(w, all, i);
         kinds |= 1u << kind_of(w, &p);
     }
     return kinds;
@@ -256,9 +256,9 @@ static unsigned kinds_in(ari_walk *w, const ari_params *all, size_t unit)
 
 /* Calls f, unless NULL, for each bucket of the unit, the first of which has the number `index`. Returns the number of
  * the one after them. */
-static size_t each_of(ari_walk *w, const ari_params *all, size_t unit, size_t index, ari_bucket_fn f)
+static size_t each_of(ari_op_builder *w, const ari_params *all, size_t unit, size_t index, ari_bucket_fn f)
 {
-    ari_walk_bucket open[ARI_BUCKET_KINDS] = {{.params = 0}};
+    ari_op_builder_bucket open[ARI_BUCKET_KINDS] = {{.params = 0}};
     bool any[ARI_BUCKET_KINDS];
     const unsigned kinds = kinds_in(w, all, unit);
     for (int k = 0; k < ARI_BUCKET_KINDS; k++)
@@ -275,17 +275,17 @@ static size_t each_of(ari_walk *w, const ari_params *all, size_t unit, size_t in
         latest = made_after(w, &open[first].latest, &latest) ? open[first].latest : latest;
         open[first].latest = latest;
         open[first].unit = unit < all->layers ? own_layer(w, unit) : ARI_NO_LAYER;
-        ari_walk_layer(w, open[first].first.layer);
+        ari_op_builder_layer(w, open[first].first.layer);
         if (f)
             f(w, &open[first], index);
         any[first] = next_bucket(w, all, unit, first, &open[first]);
     }
-    ari_walk_layer(w, ARI_NO_LAYER);
+    ari_op_builder_layer(w, ARI_NO_LAYER);
     return index;
 }
 
 /* The number of a unit's first bucket. Without a plan of its own each layer has as many. */
-static size_t first_of(ari_walk *w, const ari_params *all, size_t unit)
+static size_t first_of(ari_op_builder *w, const ari_params *all, size_t unit)
 {
     const size_t before = all->layers - (unit < all->layers ? unit + 1 : 0);
     size_t index = 0;
@@ -296,10 +296,10 @@ static size_t first_of(ari_walk *w, const ari_params *all, size_t unit)
     return index;
 }
 
-void ari_walk_each_bucket(ari_walk *w, const ari_params *all, size_t unit, ari_bucket_fn f)
+void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t unit, ari_bucket_fn f)
 {
     size_t k = 0, index = 0;
-    if (ari_walk_zero(w) < 2) {
+    if (ari_op_builder_zero(w) < 2) {
         each_of(w, all, ARI_ALL_UNITS, 0, f);
         return;
     }

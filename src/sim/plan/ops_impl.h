@@ -44,9 +44,9 @@ typedef struct ari_edges {
     int forwards;
 } ari_edges;
 
-/* A walk over the operations of a rank. The first error, an overflow or the visitor's, stays in `st`; what is worked
- * out after it means nothing, and nothing more is visited. */
-typedef struct ari_walk {
+/* Builds a rank's operations in their order and visits each. The first error, an overflow or the visitor's, stays in
+ * `st`; results after it are undefined, and nothing more is visited. */
+typedef struct ari_op_builder {
     const ari_step_case *c;
     const ar_config *config;
     size_t ranks[ARI_PLACED_AXES], at[ARI_PLACED_AXES]; /* along each axis; where this one is */
@@ -58,7 +58,7 @@ typedef struct ari_walk {
     ari_step_form form;
     ari_operation_pass pass;
     ar_pp_kind part;            /* of it */
-    bool puts_off;              /* in what a backward pass for the input leaves to that for the weights */
+    bool deferred;              /* building what a backward pass for the input defers to that for the weights */
     bool x_scaled;              /* a weight before has met the same x, whose exponents are known */
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;
@@ -77,71 +77,72 @@ typedef struct ari_walk {
     ari_operation_visitor visit;
     void *user;
     ar_status st;
-} ari_walk;
+} ari_op_builder;
 
 /** a*b and a+b; 0 after an error. */
-size_t ari_walk_mul(ari_walk *w, size_t a, size_t b);
-size_t ari_walk_add(ari_walk *w, size_t a, size_t b);
+size_t ari_op_builder_mul(ari_op_builder *w, size_t a, size_t b);
+size_t ari_op_builder_add(ari_op_builder *w, size_t a, size_t b);
 /** The layers [*begin, *end) of a stage. */
-void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end);
+void ari_op_builder_stage_layers(const ari_op_builder *w, size_t stage, size_t *begin, size_t *end);
 /** Goes to a layer, ARI_NO_LAYER or a block, whose splits it reads from the plan. */
-void ari_walk_layer(ari_walk *w, size_t layer);
+void ari_op_builder_layer(ari_op_builder *w, size_t layer);
 
 /* An operation: begun, its values and collectives added, visited. */
-ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role);
-void ari_walk_visit(ari_walk *w);
+ari_operation *ari_op_builder_begin(ari_op_builder *w, ari_operation_kind kind, ari_role role);
+void ari_op_builder_visit(ari_op_builder *w);
 /** Visits an operation of a pass whose inputs have their numbers: numbers what it makes, unless it has done that
  *  itself, and leaves that for the next one. */
-void ari_walk_make(ari_walk *w);
+void ari_op_builder_make(ari_op_builder *w);
 /** The i-th value that there is, or what it is a part of, held to be v. */
-ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i);
+ari_op_value ari_op_builder_held(const ari_op_builder *w, ari_op_value v, int i);
 /** A number for a value of the operation that has been begun. */
-size_t ari_walk_new_value(ari_walk *w);
+size_t ari_op_builder_new_value(ari_op_builder *w);
 /** The section's input; in a backward pass its gradient. */
-size_t ari_walk_stream_value(const ari_walk *w, size_t section);
+size_t ari_op_builder_stream_value(const ari_op_builder *w, size_t section);
 /** The stage's message of this pass: the one sent to it, or what it receives of that. */
-size_t ari_walk_message_value(const ari_walk *w, size_t stage, bool received);
+size_t ari_op_builder_message_value(const ari_op_builder *w, size_t stage, bool received);
 /** The section's forward pass, walked through without output; NULL: it has none. */
-ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role role);
+ari_forward *ari_op_builder_forward_of(ari_op_builder *w, ari_operation_kind kind, ari_role role);
 
 /** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
-void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
-                   ari_call_often often, ari_role role, const char *tag);
+void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
+                         ari_call_often often, ari_role role, const char *tag);
 /** The collective that has been added last happens so many times. */
-void ari_walk_repeat(ari_walk *w, size_t times);
+void ari_op_builder_repeat(ari_op_builder *w, size_t times);
 
 /* Placements over tp. */
 extern const ar_placement ari_whole, ari_by_tokens, ari_by_features;
 /** A plan's placement, with the dimension of a shard counted from the first. */
-ar_placement ari_walk_placed(ar_placement p);
-bool ari_walk_same(ar_placement a, ar_placement b);
+ar_placement ari_op_builder_placed(ar_placement p);
+bool ari_op_builder_same(ar_placement a, ar_placement b);
 /** Between the tensor-parallel regions: by tokens with sequence parallelism, else whole. */
-ar_placement ari_walk_stream(const ari_walk *w);
+ar_placement ari_op_builder_stream(const ari_op_builder *w);
 /** This rank's extents of a value that is placed so. */
-void ari_walk_place(const ari_walk *w, ari_op_value *v);
+void ari_op_builder_place(const ari_op_builder *w, ari_op_value *v);
 /** An activation [b, s, features]. copies as in ari_op_value. */
-ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies);
+ari_op_value ari_op_builder_activation(ari_op_builder *w, size_t features, ar_placement tp, size_t copies);
 /** A parameter of the layer that the walk is at. */
-ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias);
+ari_op_value ari_op_builder_param(ari_op_builder *w, ari_role role, bool bias);
 /** True if the layer's heads are split over the ranks. */
-bool ari_walk_by_heads(const ari_walk *w);
+bool ari_op_builder_by_heads(const ari_op_builder *w);
 /** Ranks that hold one KV head of the layer between them: of those of tp, or in attention (heads) of these and of the
  *  neighbours with which they exchange heads for positions. */
-size_t ari_walk_kv_copies(const ari_walk *w, bool heads);
+size_t ari_op_builder_kv_copies(const ari_op_builder *w, bool heads);
 /** Ranks of a group. */
-size_t ari_walk_ranks(const ari_walk *w, ari_over over);
+size_t ari_op_builder_ranks(const ari_op_builder *w, ari_over over);
 /** Positions of a sequence that this rank has between the tensor-parallel regions. */
-size_t ari_walk_positions(const ari_walk *w);
+size_t ari_op_builder_positions(const ari_op_builder *w);
 /** Ranks that share the positions of a sequence. */
-size_t ari_walk_cp(const ari_walk *w);
+size_t ari_op_builder_cp(const ari_op_builder *w);
 /** Copies of a weight's part, by its role. */
-size_t ari_walk_copies(const ari_walk *w, ari_role role);
-bool ari_walk_has_bias(const ari_walk *w, ari_role role);
+size_t ari_op_builder_copies(const ari_op_builder *w, ari_role role);
+bool ari_op_builder_has_bias(const ari_op_builder *w, ari_role role);
 
 /** Makes the gradient of one parameter: an operation, visited. x NULL: out of dy alone. */
-void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_op_value *x, const ari_op_value *dy);
+void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,
+                                    const ari_op_value *dy);
 /** That of a norm's weight. */
-void ari_walk_norm_gradient(ari_walk *w, ari_role role, const ari_op_value *dy);
+void ari_op_builder_norm_gradient(ari_op_builder *w, ari_role role, const ari_op_value *dy);
 
 /* --- products (ops_product.c) ------------------------------------------------------------------------------------- */
 
@@ -152,36 +153,36 @@ void ari_walk_norm_gradient(ari_walk *w, ari_role role, const ari_op_value *dy);
 typedef struct ari_linear_ops {
     ari_role part[ARI_OP_VALUES];
     int n;
-    ar_linear_split split; /* placements as ari_walk_placed has them */
+    ar_linear_split split; /* placements as ari_op_builder_placed has them */
     ari_role module;       /* whose input it is that is redistributed */
 } ari_linear_ops;
 
-void ari_walk_linear(ari_walk *w, const ari_linear_ops *l);
+void ari_op_builder_linear(ari_op_builder *w, const ari_linear_ops *l);
 /** before: the layer that has gone backward before it, behind whose products its input has been gathered again where
  *  collectives go beside products; after: the one that follows, of which this one does that. NULL: none. */
-void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
-                              const ari_linear_ops *after);
+void ari_op_builder_linear_backward(ari_op_builder *w, const ari_linear_ops *l, const ari_linear_ops *before,
+                                    const ari_linear_ops *after);
 /** Values of a layer's forward pass that its backward pass needs. */
-void ari_walk_linear_recompute(ari_walk *w, const ari_linear_ops *l);
+void ari_op_builder_linear_recompute(ari_op_builder *w, const ari_linear_ops *l);
 /** Redistributes the next operation's input over tp within a module; nothing if both placements are the same. */
-void ari_walk_move(ari_walk *w, ar_tp_redistribution change, ari_role module);
+void ari_op_builder_move(ari_op_builder *w, ar_tp_redistribution change, ari_role module);
 /** The way back, of the gradient. */
-ar_tp_redistribution ari_walk_back(ar_tp_redistribution change);
+ar_tp_redistribution ari_op_builder_back(ar_tp_redistribution change);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
-void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role role);
+void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to, ari_role role);
 
 /* --- attention (ops_attention.c) ---------------------------------------------------------------------------------- */
 /** Norms of queries and of keys, where the config has them; either pass. */
-void ari_walk_qk_norms(ari_walk *w);
-void ari_walk_rope(ari_walk *w);
-void ari_walk_attend(ari_walk *w);
-void ari_walk_attend_backward(ari_walk *w);
+void ari_op_builder_qk_norms(ari_op_builder *w);
+void ari_op_builder_rope(ari_op_builder *w);
+void ari_op_builder_attend(ari_op_builder *w);
+void ari_op_builder_attend_backward(ari_op_builder *w);
 
 /* --- the stage that the walk is in (ops_model.c) ------------------------------------------------------------------ */
 /** The stage's message from its neighbour, or to it, in this pass; nothing without a neighbour. */
-void ari_walk_message(ari_walk *w, bool sends);
-void ari_walk_forward(ari_walk *w);
-void ari_walk_backward(ari_walk *w);
+void ari_op_builder_message(ari_op_builder *w, bool sends);
+void ari_op_builder_forward(ari_op_builder *w);
+void ari_op_builder_backward(ari_op_builder *w);
 
 /* --- parameters and buckets (ops_bucket.c) ------------------------------------------------------------------------ */
 
@@ -219,37 +220,37 @@ typedef struct ari_bucket_place {
 } ari_bucket_place;
 
 /* A bucket; with shared-out gradients (ZeRO-2) it belongs to one unit. */
-typedef struct ari_walk_bucket {
+typedef struct ari_op_builder_bucket {
     size_t unit;
     ari_one_param first;
     int kind;
     size_t elements, params;
     ari_bucket_place last; /* of its last parameter in the order of packing */
     ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
-} ari_walk_bucket;
+} ari_op_builder_bucket;
 
-ari_params ari_walk_all_params(ari_walk *w);
+ari_params ari_op_builder_all_params(ari_op_builder *w);
 /** Parameter i in that order; the walk is at its layer then. */
-ari_one_param ari_walk_param_at(ari_walk *w, const ari_params *p, size_t i);
+ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, size_t i);
 
 /* A unit of those that ZeRO-2 reduces one after the other: a layer, or ARI_NO_LAYER, the root unit; of all buckets. */
 enum { ARI_ALL_UNITS = SIZE_MAX - 1 };
-typedef void (*ari_bucket_fn)(ari_walk *w, const ari_walk_bucket *b, size_t index);
+typedef void (*ari_bucket_fn)(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index);
 /** Calls f for each bucket of a unit, in the order in which they become complete. */
-void ari_walk_each_bucket(ari_walk *w, const ari_params *all, size_t unit, ari_bucket_fn f);
+void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t unit, ari_bucket_fn f);
 
 /* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
 
 /** ZeRO's stage; 1 where one rank has all shares. */
-int ari_walk_zero(const ari_walk *w);
+int ari_op_builder_zero(const ari_op_builder *w);
 /** Before a unit's pass: ZeRO-3 gathers its weights. */
-void ari_walk_unit_begins(ari_walk *w, size_t unit);
+void ari_op_builder_unit_begins(ari_op_builder *w, size_t unit);
 /** After its backward pass, and after that of its stage: ZeRO-2 reduces its gradients where they are due. */
-void ari_walk_unit_ends(ari_walk *w, size_t unit);
-void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end);
-void ari_walk_start(ari_walk *w);
-void ari_walk_before(ari_walk *w);
-void ari_walk_after(ari_walk *w);
-void ari_walk_buckets(ari_walk *w);
+void ari_op_builder_unit_ends(ari_op_builder *w, size_t unit);
+void ari_op_builder_stage_ends(ari_op_builder *w, size_t begin, size_t end);
+void ari_op_builder_start(ari_op_builder *w);
+void ari_op_builder_before(ari_op_builder *w);
+void ari_op_builder_after(ari_op_builder *w);
+void ari_op_builder_buckets(ari_op_builder *w);
 
 #endif

@@ -7,82 +7,83 @@
 /* --- what works element by element, or head by head --------------------------------------------------------------- */
 
 /* Makes this value, of the model's width, the next operation's input. */
-static void take_value(ari_walk *w, size_t id)
+static void take_value(ari_op_builder *w, size_t id)
 {
-    w->edges.now = (ari_values){.at = {ari_walk_activation(w, w->config->hidden, ari_walk_stream(w), 1)}, .n = 1};
+    w->edges.now =
+        (ari_values){.at = {ari_op_builder_activation(w, w->config->hidden, ari_op_builder_stream(w), 1)}, .n = 1};
     w->edges.now.at[0].id = id;
 }
 
 /* An operation from activations of these features to others, placed alike. */
-static ari_operation *local(ari_walk *w, ari_operation_kind kind, ari_role role, int inputs, size_t features,
+static ari_operation *local(ari_op_builder *w, ari_operation_kind kind, ari_role role, int inputs, size_t features,
                             ar_placement at)
 {
-    ari_operation *op = ari_walk_begin(w, kind, role);
+    ari_operation *op = ari_op_builder_begin(w, kind, role);
     op->produced_as = at;
-    op->output[op->outputs++] = ari_walk_activation(w, features, at, 1);
+    op->output[op->outputs++] = ari_op_builder_activation(w, features, at, 1);
     for (; op->inputs < inputs; op->inputs++)
-        op->input[op->inputs] = ari_walk_held(w, op->output[0], op->inputs);
+        op->input[op->inputs] = ari_op_builder_held(w, op->output[0], op->inputs);
     return op;
 }
 
-static void dropout(ari_walk *w, ari_role role)
+static void dropout(ari_op_builder *w, ari_role role)
 {
     if (w->c->run.dropout <= 0.0)
         return;
-    local(w, ARI_OPERATION_DROPOUT, role, 1, w->config->hidden, ari_walk_stream(w));
-    ari_walk_make(w);
+    local(w, ARI_OPERATION_DROPOUT, role, 1, w->config->hidden, ari_op_builder_stream(w));
+    ari_op_builder_make(w);
 }
 
 /* Adds a branch's output to the residual. Backward: adds the gradients of a value used twice, by the next block or
  * between its branches. */
-static void residual(ari_walk *w, ari_role role)
+static void residual(ari_op_builder *w, ari_role role)
 {
     const bool whole = role == ARI_LAYER, backward = w->pass == ARI_PASS_BACKWARD;
-    ari_operation *op = local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_walk_stream(w));
+    ari_operation *op = local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_op_builder_stream(w));
     op->input[1].id = w->edges.skip;
     if (whole)
-        op->output[0].id = ari_walk_stream_value(w, backward ? w->edges.section : w->edges.section + 1);
+        op->output[0].id = ari_op_builder_stream_value(w, backward ? w->edges.section : w->edges.section + 1);
     if (backward) {
-        const size_t of = whole ? w->edges.entered : ari_walk_forward_of(w, ARI_OPERATION_RESIDUAL, role)->out[0];
+        const size_t of = whole ? w->edges.entered : ari_op_builder_forward_of(w, ARI_OPERATION_RESIDUAL, role)->out[0];
         op->input[0].of = op->input[1].of = op->output[0].of = of;
     }
-    ari_walk_make(w);
+    ari_op_builder_make(w);
     w->edges.skip = w->edges.now.at[0].id;
 }
 
 /* Placement of a norm's input. */
-static ar_placement norm_at(const ari_walk *w, ari_role role)
+static ar_placement norm_at(const ari_op_builder *w, ari_role role)
 {
     if (role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM)
-        return ari_walk_stream(w);
-    return ari_walk_placed(role == ARI_NORM1   ? w->block.norm1
-                           : role == ARI_NORM2 ? w->block.norm2
-                                               : w->outer.final_norm);
+        return ari_op_builder_stream(w);
+    return ari_op_builder_placed(role == ARI_NORM1   ? w->block.norm1
+                                 : role == ARI_NORM2 ? w->block.norm2
+                                                     : w->outer.final_norm);
 }
 
-static void norm_operation(ari_walk *w, ari_role role)
+static void norm_operation(ari_op_builder *w, ari_role role)
 {
     ari_operation *op = local(w, ARI_OPERATION_NORM, role, 1, w->config->hidden, norm_at(w, role));
-    op->weight[op->weights++] = ari_walk_param(w, role, false);
-    if (ari_walk_has_bias(w, role))
-        op->weight[op->weights++] = ari_walk_param(w, role, true);
-    ari_walk_make(w);
+    op->weight[op->weights++] = ari_op_builder_param(w, role, false);
+    if (ari_op_builder_has_bias(w, role))
+        op->weight[op->weights++] = ari_op_builder_param(w, role, true);
+    ari_op_builder_make(w);
 }
 
-static void norm(ari_walk *w, ari_role role)
+static void norm(ari_op_builder *w, ari_role role)
 {
-    ari_walk_move(w, (ar_tp_redistribution){ari_walk_stream(w), norm_at(w, role)}, role);
+    ari_op_builder_move(w, (ar_tp_redistribution){ari_op_builder_stream(w), norm_at(w, role)}, role);
     norm_operation(w, role);
 }
 
-static void norm_backward(ari_walk *w, ari_role role)
+static void norm_backward(ari_op_builder *w, ari_role role)
 {
     norm_operation(w, role);
     const ari_op_value dy = w->op.input[0];
-    ari_walk_move(w, (ar_tp_redistribution){norm_at(w, role), ari_walk_stream(w)}, role);
-    ari_walk_norm_gradient(w, role, &dy);
-    if (ari_walk_has_bias(w, role))
-        ari_walk_weight_gradient(w, role, true, NULL, &dy);
+    ari_op_builder_move(w, (ar_tp_redistribution){norm_at(w, role), ari_op_builder_stream(w)}, role);
+    ari_op_builder_norm_gradient(w, role, &dy);
+    if (ari_op_builder_has_bias(w, role))
+        ari_op_builder_weight_gradient(w, role, true, NULL, &dy);
 }
 
 /* --- branches: linear layers with something between them ---------------------------------------------------------- */
@@ -95,12 +96,12 @@ typedef struct branch_ops {
 
 static ar_tp_redistribution placed_redistribution(ar_tp_redistribution h)
 {
-    return (ar_tp_redistribution){ari_walk_placed(h.from), ari_walk_placed(h.to)};
+    return (ar_tp_redistribution){ari_op_builder_placed(h.from), ari_op_builder_placed(h.to)};
 }
 
 static ar_linear_split placed_split(ar_linear_split s)
 {
-    return (ar_linear_split){s.style, ari_walk_placed(s.from), ari_walk_placed(s.to)};
+    return (ar_linear_split){s.style, ari_op_builder_placed(s.from), ari_op_builder_placed(s.to)};
 }
 
 /* Without the parts of its first layer. */
@@ -113,31 +114,31 @@ static branch_ops branch_of(const ar_branch_split *s, ari_role module, ari_role 
                         .module = module};
 }
 
-static void begin_branch(ari_walk *w, const branch_ops *b)
+static void begin_branch(ari_op_builder *w, const branch_ops *b)
 {
-    ari_walk_move(w, b->enter, b->module);
-    ari_walk_linear(w, &b->first);
+    ari_op_builder_move(w, b->enter, b->module);
+    ari_op_builder_linear(w, &b->first);
 }
 
-static void end_branch(ari_walk *w, const branch_ops *b)
+static void end_branch(ari_op_builder *w, const branch_ops *b)
 {
-    ari_walk_linear(w, &b->second);
-    ari_walk_move(w, b->leave, b->module);
+    ari_op_builder_linear(w, &b->second);
+    ari_op_builder_move(w, b->leave, b->module);
 }
 
-static void begin_branch_backward(ari_walk *w, const branch_ops *b)
+static void begin_branch_backward(ari_op_builder *w, const branch_ops *b)
 {
-    ari_walk_move(w, ari_walk_back(b->leave), b->module);
-    ari_walk_linear_backward(w, &b->second, NULL, &b->first);
+    ari_op_builder_move(w, ari_op_builder_back(b->leave), b->module);
+    ari_op_builder_linear_backward(w, &b->second, NULL, &b->first);
 }
 
-static void end_branch_backward(ari_walk *w, const branch_ops *b)
+static void end_branch_backward(ari_op_builder *w, const branch_ops *b)
 {
-    ari_walk_linear_backward(w, &b->first, &b->second, NULL);
-    ari_walk_move(w, ari_walk_back(b->enter), b->module);
+    ari_op_builder_linear_backward(w, &b->first, &b->second, NULL);
+    ari_op_builder_move(w, ari_op_builder_back(b->enter), b->module);
 }
 
-static branch_ops attention_of(const ari_walk *w)
+static branch_ops attention_of(const ari_op_builder *w)
 {
     static const ari_role parts[] = {ARI_Q, ARI_K, ARI_V};
     branch_ops b = branch_of(&w->block.attention, ARI_ATTENTION, ARI_OUT);
@@ -146,39 +147,39 @@ static branch_ops attention_of(const ari_walk *w)
     return b;
 }
 
-static void up_to_context(ari_walk *w, const branch_ops *b)
+static void up_to_context(ari_op_builder *w, const branch_ops *b)
 {
     begin_branch(w, b);
-    ari_walk_qk_norms(w);
-    ari_walk_rope(w);
-    ari_walk_attend(w);
+    ari_op_builder_qk_norms(w);
+    ari_op_builder_rope(w);
+    ari_op_builder_attend(w);
 }
 
-static void attention(ari_walk *w)
+static void attention(ari_op_builder *w)
 {
     const branch_ops b = attention_of(w);
     up_to_context(w, &b);
     end_branch(w, &b);
 }
 
-static void recompute_attention(ari_walk *w)
+static void recompute_attention(ari_op_builder *w)
 {
     const branch_ops b = attention_of(w);
     up_to_context(w, &b);
-    ari_walk_linear_recompute(w, &b.second);
+    ari_op_builder_linear_recompute(w, &b.second);
 }
 
-static void attention_backward(ari_walk *w)
+static void attention_backward(ari_op_builder *w)
 {
     const branch_ops b = attention_of(w);
     begin_branch_backward(w, &b);
-    ari_walk_attend_backward(w);
-    ari_walk_rope(w);
-    ari_walk_qk_norms(w);
+    ari_op_builder_attend_backward(w);
+    ari_op_builder_rope(w);
+    ari_op_builder_qk_norms(w);
     end_branch_backward(w, &b);
 }
 
-static branch_ops mlp_of(const ari_walk *w)
+static branch_ops mlp_of(const ari_op_builder *w)
 {
     const bool gated = w->config->gated;
     branch_ops b = branch_of(&w->block.mlp, ARI_MLP, ARI_DOWN);
@@ -189,7 +190,7 @@ static branch_ops mlp_of(const ari_walk *w)
 }
 
 /* Applied to the terms of a sum as if they were the whole, which no layout should ask for. */
-static void activation(ari_walk *w, const branch_ops *b)
+static void activation(ari_op_builder *w, const branch_ops *b)
 {
     const bool gated = w->config->gated, backward = w->pass == ARI_PASS_BACKWARD;
     const ar_placement left = b->first.split.to, at = left.kind == AR_PARTIAL_SUM ? ari_whole : left;
@@ -197,14 +198,14 @@ static void activation(ari_walk *w, const branch_ops *b)
                               gated && !backward ? 2 : 1, w->config->ffn, at);
     if (gated && backward) {
         op->output[op->outputs++] = op->output[0];
-        op->output[0].id = op->output[1].id = w->form.gate_up ? ari_walk_new_value(w) : 0;
+        op->output[0].id = op->output[1].id = w->form.gate_up ? ari_op_builder_new_value(w) : 0;
     }
     for (int i = 0; i < 2 && gated; i++)
         (backward ? op->output : op->input)[i].role = i == 0 ? ARI_GATE : ARI_UP;
-    ari_walk_make(w);
+    ari_op_builder_make(w);
 }
 
-static void mlp(ari_walk *w)
+static void mlp(ari_op_builder *w)
 {
     const branch_ops b = mlp_of(w);
     begin_branch(w, &b);
@@ -212,15 +213,15 @@ static void mlp(ari_walk *w)
     end_branch(w, &b);
 }
 
-static void recompute_mlp(ari_walk *w)
+static void recompute_mlp(ari_op_builder *w)
 {
     const branch_ops b = mlp_of(w);
     begin_branch(w, &b);
     activation(w, &b);
-    ari_walk_linear_recompute(w, &b.second);
+    ari_op_builder_linear_recompute(w, &b.second);
 }
 
-static void mlp_backward(ari_walk *w)
+static void mlp_backward(ari_op_builder *w)
 {
     const branch_ops b = mlp_of(w);
     begin_branch_backward(w, &b);
@@ -231,23 +232,23 @@ static void mlp_backward(ari_walk *w)
 /* --- block -------------------------------------------------------------------------------------------------------- */
 
 /* True if `part` is recomputed in this layer. */
-static bool recomputes(const ari_walk *w, ar_recompute part)
+static bool recomputes(const ari_op_builder *w, ar_recompute part)
 {
     return w->c->run.parallel.recompute.what == part && ari_step_recomputes(w->c, w->layer);
 }
 
-static void enter(ari_walk *w, ar_recompute part)
+static void enter(ari_op_builder *w, ar_recompute part)
 {
     w->within = recomputes(w, part) ? part : w->within;
 }
 
-static void leave(ari_walk *w, ar_recompute part)
+static void leave(ari_op_builder *w, ar_recompute part)
 {
     w->within = w->within == part ? AR_RECOMPUTE_NONE : w->within;
 }
 
 /* Enters it in the backward pass: by its forward pass once more. The gradients wait. */
-static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*recompute)(ari_walk *w))
+static void enter_back(ari_op_builder *w, ar_recompute part, size_t from, void (*recompute)(ari_op_builder *w))
 {
     const ari_values gradient = w->edges.now;
     const size_t skip = w->edges.skip;
@@ -265,25 +266,25 @@ static void enter_back(ari_walk *w, ar_recompute part, size_t from, void (*recom
 }
 
 /* The norms of a block that the config has. */
-static bool has_norm(const ari_walk *w, ari_role role)
+static bool has_norm(const ari_op_builder *w, ari_role role)
 {
     const bool after = role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM;
     return w->config->norm_place != (after ? AR_NORM_BEFORE : AR_NORM_AFTER);
 }
 
-static void block_norm(ari_walk *w, ari_role role)
+static void block_norm(ari_op_builder *w, ari_role role)
 {
     if (has_norm(w, role))
         norm(w, role);
 }
 
-static void block_norm_backward(ari_walk *w, ari_role role)
+static void block_norm_backward(ari_op_builder *w, ari_role role)
 {
     if (has_norm(w, role))
         norm_backward(w, role);
 }
 
-static void up_to_mlp(ari_walk *w)
+static void up_to_mlp(ari_op_builder *w)
 {
     w->edges.entered = w->edges.skip = w->edges.now.at[0].id;
     block_norm(w, ARI_NORM1);
@@ -296,7 +297,7 @@ static void up_to_mlp(ari_walk *w)
     block_norm(w, ARI_NORM2);
 }
 
-static void block(ari_walk *w)
+static void block(ari_op_builder *w)
 {
     enter(w, AR_RECOMPUTE_FULL);
     up_to_mlp(w);
@@ -307,7 +308,7 @@ static void block(ari_walk *w)
     leave(w, AR_RECOMPUTE_FULL);
 }
 
-static void recompute_block(ari_walk *w)
+static void recompute_block(ari_op_builder *w)
 {
     up_to_mlp(w);
     if (!has_norm(w, ARI_MLP_NORM)) {
@@ -319,12 +320,13 @@ static void recompute_block(ari_walk *w)
 }
 
 /* The input of the block's attention. */
-static size_t before_attention(ari_walk *w)
+static size_t before_attention(ari_op_builder *w)
 {
-    return has_norm(w, ARI_NORM1) ? ari_walk_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0] : w->edges.entered;
+    return has_norm(w, ARI_NORM1) ? ari_op_builder_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0]
+                                  : w->edges.entered;
 }
 
-static void block_backward(ari_walk *w)
+static void block_backward(ari_op_builder *w)
 {
     w->edges.skip = w->edges.now.at[0].id;
     enter_back(w, AR_RECOMPUTE_FULL, w->edges.entered, recompute_block);
@@ -345,9 +347,9 @@ static void block_backward(ari_walk *w)
 
 /* --- embedding ---------------------------------------------------------------------------------------------------- */
 
-static ari_op_value ids(ari_walk *w)
+static ari_op_value ids(ari_op_builder *w)
 {
-    ari_op_value v = ari_walk_activation(w, 1, ari_whole, 1);
+    ari_op_value v = ari_op_builder_activation(w, 1, ari_whole, 1);
     v.ndim = 2;
     v.dtype = AR_I64;
     return v;
@@ -355,35 +357,35 @@ static ari_op_value ids(ari_walk *w)
 
 /* By vocabulary a selection of bit patterns: one rank has a token's row, the others zeros. By hidden every rank has its
  * features of it. */
-static void embedding(ari_walk *w)
+static void embedding(ari_op_builder *w)
 {
     static const ar_placement made[] = {[AR_EMBEDDING_VOCAB] = {AR_PARTIAL_SUM, 0},
                                         [AR_EMBEDDING_HIDDEN] = {AR_SHARD, 2},
                                         [AR_EMBEDDING_WHOLE] = {AR_INVARIANT, 0}};
-    const size_t h = w->config->hidden, n = ari_walk_mul(w, w->tokens, h);
+    const size_t h = w->config->hidden, n = ari_op_builder_mul(w, w->tokens, h);
     const bool vocab = w->outer.tokens == AR_EMBEDDING_VOCAB;
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_EMBEDDING, ARI_TOKENS);
+    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_EMBEDDING, ARI_TOKENS);
     op->input[op->inputs++] = ids(w);
-    op->weight[op->weights++] = ari_walk_param(w, ARI_TOKENS, false);
+    op->weight[op->weights++] = ari_op_builder_param(w, ARI_TOKENS, false);
     op->produced_as = made[w->outer.tokens];
-    op->output[op->outputs++] = ari_walk_activation(w, h, vocab ? ari_walk_stream(w) : op->produced_as, 1);
+    op->output[op->outputs++] = ari_op_builder_activation(w, h, vocab ? ari_op_builder_stream(w) : op->produced_as, 1);
     if (vocab)
-        ari_walk_call(w, w->form.sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
-                      w->form.activations == AR_F32 ? AR_I32 : w->form.activations, ARI_EACH_PASS, ARI_TOKENS,
-                      ".weight");
-    ari_walk_make(w);
+        ari_op_builder_call(w, w->form.sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
+                            w->form.activations == AR_F32 ? AR_I32 : w->form.activations, ARI_EACH_PASS, ARI_TOKENS,
+                            ".weight");
+    ari_op_builder_make(w);
     if (!vocab)
-        ari_walk_exchange(w, made[w->outer.tokens], ari_walk_stream(w), ARI_TOKENS);
+        ari_op_builder_exchange(w, made[w->outer.tokens], ari_op_builder_stream(w), ARI_TOKENS);
     if (!w->config->learned_positions)
         return;
-    op = local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_walk_stream(w));
-    op->weight[op->weights++] = ari_walk_param(w, ARI_POSITIONS, false);
-    ari_walk_make(w);
+    op = local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_op_builder_stream(w));
+    op->weight[op->weights++] = ari_op_builder_param(w, ARI_POSITIONS, false);
+    ari_op_builder_make(w);
     dropout(w, ARI_EMBEDDED);
 }
 
 /* A token's row may be on any rank: each gets the gradients of all tokens, by hidden of its own features. */
-static void embedding_backward(ari_walk *w)
+static void embedding_backward(ari_op_builder *w)
 {
     const size_t h = w->config->hidden;
     const ari_op_value id = ids(w);
@@ -392,18 +394,18 @@ static void embedding_backward(ari_walk *w)
                                           [AR_EMBEDDING_WHOLE] = {AR_INVARIANT, 0}};
     if (w->config->learned_positions)
         dropout(w, ARI_EMBEDDED);
-    const ari_op_value own = ari_walk_held(w, ari_walk_activation(w, h, ari_walk_stream(w), 1), 0);
-    ari_walk_exchange(w, own.at[ARI_AXIS_TP], wanted[w->outer.tokens], ARI_TOKENS);
-    const ari_op_value whole = ari_walk_held(w, ari_walk_activation(w, h, wanted[w->outer.tokens], 1), 0);
-    ari_walk_weight_gradient(w, ARI_TOKENS, false, &id, &whole);
+    const ari_op_value own = ari_op_builder_held(w, ari_op_builder_activation(w, h, ari_op_builder_stream(w), 1), 0);
+    ari_op_builder_exchange(w, own.at[ARI_AXIS_TP], wanted[w->outer.tokens], ARI_TOKENS);
+    const ari_op_value whole = ari_op_builder_held(w, ari_op_builder_activation(w, h, wanted[w->outer.tokens], 1), 0);
+    ari_op_builder_weight_gradient(w, ARI_TOKENS, false, &id, &whole);
     if (w->config->learned_positions)
-        ari_walk_weight_gradient(w, ARI_POSITIONS, false, NULL, &own);
+        ari_op_builder_weight_gradient(w, ARI_POSITIONS, false, NULL, &own);
 }
 
 /* --- head and loss ------------------------------------------------------------------------------------------------ */
 
 /* A tied weight is the table of tokens. */
-static ari_linear_ops head_of(const ari_walk *w)
+static ari_linear_ops head_of(const ari_op_builder *w)
 {
     return (ari_linear_ops){.part = {w->config->tied ? ARI_TOKENS : ARI_HEAD},
                             .n = 1,
@@ -412,25 +414,25 @@ static ari_linear_ops head_of(const ari_walk *w)
 }
 
 /* True if the loss works on shards of the logits. */
-static bool loss_parallel(const ari_walk *w)
+static bool loss_parallel(const ari_op_builder *w)
 {
-    return ari_walk_same(ari_walk_placed(w->outer.head.to), ari_by_features);
+    return ari_op_builder_same(ari_op_builder_placed(w->outer.head.to), ari_by_features);
 }
 
-static ari_operation *loss_of(ari_walk *w)
+static ari_operation *loss_of(ari_op_builder *w)
 {
     const size_t width = w->form.head ? w->config->vocab : w->config->hidden;
     const ar_placement logits = loss_parallel(w) ? ari_by_features : ari_whole;
-    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->form.head ? logits : ari_walk_stream(w));
+    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->form.head ? logits : ari_op_builder_stream(w));
 }
 
 /* Logits that stay sharded yield a maximum, a denominator and the target's bits for each token; with label smoothing
  * the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
-static void loss(ari_walk *w)
+static void loss(ari_op_builder *w)
 {
     if (w->form.head) {
         const ari_linear_ops head = head_of(w);
-        ari_walk_linear(w, &head);
+        ari_op_builder_linear(w, &head);
     }
     ari_operation *op = loss_of(w);
     if (w->form.head) {
@@ -439,29 +441,29 @@ static void loss(ari_walk *w)
     }
     if (w->form.head && loss_parallel(w)) {
         op->produced_as = (ar_placement){AR_PARTIAL_SUM, 0};
-        const size_t n = ari_walk_mul(w, w->c->run.loss.label_smoothing > 0.0 ? 2 : 1, w->tokens);
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I64, ARI_EACH_PASS, ARI_NO_ROLE, "loss sum");
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->tokens, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE,
-                      "loss target");
+        const size_t n = ari_op_builder_mul(w, w->c->run.loss.label_smoothing > 0.0 ? 2 : 1, w->tokens);
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I64, ARI_EACH_PASS, ARI_NO_ROLE, "loss sum");
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->tokens, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE,
+                            "loss target");
     }
-    ari_walk_make(w);
+    ari_op_builder_make(w);
 }
 
-static void loss_backward(ari_walk *w)
+static void loss_backward(ari_op_builder *w)
 {
-    take_value(w, ari_walk_forward_of(w, ARI_OPERATION_LOSS, ARI_LOSS)->in[0]);
+    take_value(w, ari_op_builder_forward_of(w, ARI_OPERATION_LOSS, ARI_LOSS)->in[0]);
     loss_of(w);
-    ari_walk_make(w);
+    ari_op_builder_make(w);
     if (w->form.head) {
         const ari_linear_ops head = head_of(w);
-        ari_walk_linear_backward(w, &head, NULL, NULL);
+        ari_op_builder_linear_backward(w, &head, NULL, NULL);
     }
 }
 
 /* --- a stage ------------------------------------------------------------------------------------------------------ */
 
-static void end_forward(ari_walk *w)
+static void end_forward(ari_op_builder *w)
 {
     if (w->config->final_norm)
         norm(w, ARI_FINAL_NORM);
@@ -469,24 +471,24 @@ static void end_forward(ari_walk *w)
 }
 
 /* Goes to a section of a pass, and its layer. */
-static void begin_section(ari_walk *w, size_t section)
+static void begin_section(ari_op_builder *w, size_t section)
 {
     w->edges.section = section;
     w->edges.forwards = 0;
     memset(w->edges.made, 0, sizeof w->edges.made);
-    ari_walk_layer(w, section == 0 || section > w->config->layers ? ARI_NO_LAYER : section - 1);
+    ari_op_builder_layer(w, section == 0 || section > w->config->layers ? ARI_NO_LAYER : section - 1);
 }
 
 /* The forward pass's input to a section of the stage, possibly the one after its last: the neighbour's message, the
  * embedding's output, or a block's. */
-static void take_stream(ari_walk *w, size_t section)
+static void take_stream(ari_op_builder *w, size_t section)
 {
     size_t begin = 0, end = 0;
-    ari_walk_stage_layers(w, w->stage, &begin, &end);
+    ari_op_builder_stage_layers(w, w->stage, &begin, &end);
     if (section > begin + 1) {
-        take_value(w, ari_walk_stream_value(w, section));
+        take_value(w, ari_op_builder_stream_value(w, section));
     } else if (w->stage > 0) {
-        take_value(w, ari_walk_message_value(w, w->stage, true));
+        take_value(w, ari_op_builder_message_value(w, w->stage, true));
     } else {
         begin_section(w, 0);
         embedding(w);
@@ -494,7 +496,7 @@ static void take_stream(ari_walk *w, size_t section)
 }
 
 /* Goes to a section in the backward pass: through its forward pass, unseen. */
-static void section_backward(ari_walk *w, size_t section, void (*forward)(ari_walk *w))
+static void section_backward(ari_op_builder *w, size_t section, void (*forward)(ari_op_builder *w))
 {
     const ari_values gradient = w->edges.now;
     const bool unseen = w->edges.unseen;
@@ -510,7 +512,7 @@ static void section_backward(ari_walk *w, size_t section, void (*forward)(ari_wa
     w->edges.now = gradient;
 }
 
-static void begin_backward(ari_walk *w)
+static void begin_backward(ari_op_builder *w)
 {
     section_backward(w, w->config->layers + 1, end_forward);
     loss_backward(w);
@@ -519,22 +521,22 @@ static void begin_backward(ari_walk *w)
 }
 
 /* The output of the stage's pass for its neighbour. */
-static void take_sent(ari_walk *w)
+static void take_sent(ari_op_builder *w)
 {
     size_t begin = 0, end = 0;
-    ari_walk_stage_layers(w, w->stage, &begin, &end);
+    ari_op_builder_stage_layers(w, w->stage, &begin, &end);
     w->edges.unseen = true;
     if (w->pass == ARI_PASS_FORWARD)
         take_stream(w, end + 1);
     else if (begin < end)
-        take_value(w, ari_walk_stream_value(w, begin + 1));
+        take_value(w, ari_op_builder_stream_value(w, begin + 1));
     else
         begin_backward(w);
     w->edges.unseen = false;
 }
 
 /* Stages exchange a block's input and output, each rank its own part. */
-void ari_walk_message(ari_walk *w, bool sends)
+void ari_op_builder_message(ari_op_builder *w, bool sends)
 {
     static const ari_call_queue queues[2][2] = {{ARI_ON_RECV_ACTIVATION, ARI_ON_SEND_ACTIVATION},
                                                 {ARI_ON_RECV_GRADIENT, ARI_ON_SEND_GRADIENT}};
@@ -542,28 +544,28 @@ void ari_walk_message(ari_walk *w, bool sends)
     const size_t to = !sends ? w->stage : back ? w->stage - 1 : w->stage + 1;
     if (up ? w->stage + 1 == w->stages : w->stage == 0)
         return;
-    take_value(w, ari_walk_message_value(w, to, false));
+    take_value(w, ari_op_builder_message_value(w, to, false));
     if (sends)
         take_sent(w);
     ari_operation *op = local(w, sends ? ARI_OPERATION_SEND : ARI_OPERATION_RECEIVE, ARI_NO_ROLE, 1, w->config->hidden,
-                              ari_walk_stream(w));
+                              ari_op_builder_stream(w));
     const size_t *own = op->output[0].local;
-    op->output[0].id = ari_walk_message_value(w, to, !sends);
-    ari_walk_call(w, sends ? ARI_CALL_SEND : ARI_CALL_RECV, ARI_OVER_PP,
-                  ari_walk_mul(w, ari_walk_mul(w, own[0], own[1]), own[2]), w->form.activations, ARI_EACH_PASS,
-                  ARI_NO_ROLE, back ? "gradient" : "activation");
+    op->output[0].id = ari_op_builder_message_value(w, to, !sends);
+    ari_op_builder_call(w, sends ? ARI_CALL_SEND : ARI_CALL_RECV, ARI_OVER_PP,
+                        ari_op_builder_mul(w, ari_op_builder_mul(w, own[0], own[1]), own[2]), w->form.activations,
+                        ARI_EACH_PASS, ARI_NO_ROLE, back ? "gradient" : "activation");
     op->call[0].queue = queues[back][sends];
-    ari_walk_make(w);
+    ari_op_builder_make(w);
 }
 
-void ari_walk_forward(ari_walk *w)
+void ari_op_builder_forward(ari_op_builder *w)
 {
     size_t begin = 0, end = 0;
-    ari_walk_stage_layers(w, w->stage, &begin, &end);
+    ari_op_builder_stage_layers(w, w->stage, &begin, &end);
     take_stream(w, begin + 1);
     for (size_t i = begin; i < end && w->st == AR_OK; i++) {
         begin_section(w, i + 1);
-        ari_walk_unit_begins(w, i);
+        ari_op_builder_unit_begins(w, i);
         block(w);
     }
     begin_section(w, w->stage + 1 == w->stages ? w->config->layers + 1 : 0);
@@ -571,23 +573,23 @@ void ari_walk_forward(ari_walk *w)
         end_forward(w);
 }
 
-void ari_walk_backward(ari_walk *w)
+void ari_op_builder_backward(ari_op_builder *w)
 {
     size_t begin = 0, end = 0;
-    ari_walk_stage_layers(w, w->stage, &begin, &end);
-    take_value(w, ari_walk_message_value(w, w->stage, true));
+    ari_op_builder_stage_layers(w, w->stage, &begin, &end);
+    take_value(w, ari_op_builder_message_value(w, w->stage, true));
     if (w->stage + 1 == w->stages)
         begin_backward(w);
     for (size_t i = end; i-- > begin && w->st == AR_OK;) {
         section_backward(w, i + 1, block);
-        ari_walk_unit_begins(w, i);
+        ari_op_builder_unit_begins(w, i);
         block_backward(w);
-        ari_walk_unit_ends(w, i);
+        ari_op_builder_unit_ends(w, i);
     }
     begin_section(w, 0);
     if (w->stage == 0) {
         section_backward(w, 0, embedding);
         embedding_backward(w);
     }
-    ari_walk_stage_ends(w, begin, end);
+    ari_op_builder_stage_ends(w, begin, end);
 }

@@ -7,7 +7,7 @@
 /* --- a walk ------------------------------------------------------------------------------------------------------- */
 
 /* Goes to a rank of the pipeline, at its first stage. */
-static void enter_rank(ari_walk *w, size_t rank)
+static void enter_rank(ari_op_builder *w, size_t rank)
 {
     w->at[ARI_AXIS_PP] = w->stage = rank;
     w->first = rank == 0;
@@ -15,51 +15,51 @@ static void enter_rank(ari_walk *w, size_t rank)
 }
 
 /* The coordinates of a rank of the world along each axis. */
-static void place_rank(ari_walk *w, const ar_parallel *p, int rank)
+static void place_rank(ari_op_builder *w, const ar_parallel *p, int rank)
 {
     const ari_ranks ranks = ari_ranks_of(p);
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         w->ranks[axis] = (size_t)ranks.along[axis];
         w->at[axis] = (size_t)ari_place_along(&ranks, rank, 1u << axis);
     }
-    w->summing = ari_walk_ranks(w, ARI_OVER_DP);
+    w->summing = ari_op_builder_ranks(w, ARI_OVER_DP);
     w->sharing = w->summing / (size_t)ari_at_least_one(p->dp_replicate);
     w->sharing_rank = (size_t)ari_place_along(&ranks, rank, ARI_CUTS_DATA) % w->sharing;
     w->stages = (size_t)ar_parallel_stages(p);
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }
 
-static ari_walk walk_of(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+static ari_op_builder walk_of(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
     const ar_parallel *p = &c->run.parallel;
     const int tp = ari_at_least_one(p->tp);
-    ari_walk w = {.c = c,
-                  .config = c->config,
-                  .form = {.exact = c->run.numerics == AR_NUMERICS_EXACT,
-                           .activations = ar_activations_of(c->run.precision),
-                           .matrices = ar_matrices_of(c->run.precision, c->run.storage),
-                           .sp = p->sp && tp > 1,
-                           .packed = c->config->arch == AR_ARCH_GPT2 || c->config->arch == AR_ARCH_PHI3,
-                           .gate_up = c->config->arch == AR_ARCH_PHI3,
-                           .head = c->config->arch != AR_ARCH_STACK},
-                  .layer = ARI_NO_LAYER,
-                  .times = 1,
-                  .edges = {.values = ari_operations_values(c)},
-                  .visit = visit,
-                  .user = user};
+    ari_op_builder w = {.c = c,
+                        .config = c->config,
+                        .form = {.exact = c->run.numerics == AR_NUMERICS_EXACT,
+                                 .activations = ar_activations_of(c->run.precision),
+                                 .matrices = ar_matrices_of(c->run.precision, c->run.storage),
+                                 .sp = p->sp && tp > 1,
+                                 .packed = c->config->arch == AR_ARCH_GPT2 || c->config->arch == AR_ARCH_PHI3,
+                                 .gate_up = c->config->arch == AR_ARCH_PHI3,
+                                 .head = c->config->arch != AR_ARCH_STACK},
+                        .layer = ARI_NO_LAYER,
+                        .times = 1,
+                        .edges = {.values = ari_operations_values(c)},
+                        .visit = visit,
+                        .user = user};
     place_rank(&w, p, rank);
     w.form.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
-    w.form.overlaps = w.form.sp && p->overlap > 1 && ari_walk_positions(&w) > 1;
+    w.form.overlaps = w.form.sp && p->overlap > 1 && ari_op_builder_positions(&w) > 1;
     if (w.st == AR_OK)
         w.st = ar_plan_outer(&c->run.plan, c->config, w.form.by_tokens, &w.outer);
     return w;
 }
 
-static void take_samples(ari_walk *w, size_t all, size_t own)
+static void take_samples(ari_op_builder *w, size_t all, size_t own)
 {
     w->all = all;
     w->own = own;
-    w->tokens = ari_walk_mul(w, own, w->c->run.seq / ari_walk_cp(w));
+    w->tokens = ari_op_builder_mul(w, own, w->c->run.seq / ari_op_builder_cp(w));
 }
 
 /* True if only forward passes have the operation. */
@@ -69,7 +69,7 @@ static bool goes_forward(ar_pp_kind k)
 }
 
 /* One operation of a schedule, of the samples that the walk has taken. */
-static void schedule_operation(ari_walk *w, ar_pp_kind kind, size_t stage)
+static void schedule_operation(ari_op_builder *w, ar_pp_kind kind, size_t stage)
 {
     const bool sends = kind == AR_PP_SEND_ACTIVATION || kind == AR_PP_SEND_GRADIENT;
     const bool forward = goes_forward(kind);
@@ -77,17 +77,17 @@ static void schedule_operation(ari_walk *w, ar_pp_kind kind, size_t stage)
     w->part = kind;
     w->stage = stage;
     if (kind > AR_PP_BACKWARD_WEIGHT)
-        ari_walk_message(w, sends);
+        ari_op_builder_message(w, sends);
     else if (forward)
-        ari_walk_forward(w);
+        ari_op_builder_forward(w);
     else
-        ari_walk_backward(w);
+        ari_op_builder_backward(w);
     if (kind <= AR_PP_BACKWARD_WEIGHT && !w->absent)
         w->passed[!forward][stage] = true;
 }
 
 /* A pass through one stage, with what it takes from its neighbours and sends to them. */
-static void pass(ari_walk *w, ari_operation_pass which, size_t stage)
+static void pass(ari_op_builder *w, ari_operation_pass which, size_t stage)
 {
     static const ar_pp_kind kinds[2][3] = {{AR_PP_RECV_ACTIVATION, AR_PP_FORWARD, AR_PP_SEND_ACTIVATION},
                                            {AR_PP_RECV_GRADIENT, AR_PP_BACKWARD, AR_PP_SEND_GRADIENT}};
@@ -96,7 +96,7 @@ static void pass(ari_walk *w, ari_operation_pass which, size_t stage)
 }
 
 /* The passes of the walk's stages, one after the other. */
-static void passes_of(ari_walk *w, ari_operation_pass which)
+static void passes_of(ari_op_builder *w, ari_operation_pass which)
 {
     for (size_t i = 0; i < w->stages; i++) {
         const size_t stage = which == ARI_PASS_FORWARD ? i : w->stages - 1 - i, rank = stage % w->ranks[ARI_AXIS_PP];
@@ -109,7 +109,7 @@ static void passes_of(ari_walk *w, ari_operation_pass which)
 }
 
 /* Walks the operations outside the passes, for each of the walk's ranks. */
-static void outside(ari_walk *w, void (*f)(ari_walk *w))
+static void outside(ari_op_builder *w, void (*f)(ari_op_builder *w))
 {
     const size_t ranks = w->ranks[ARI_AXIS_PP];
     for (size_t rank = 0; rank < ranks; rank++) {
@@ -122,7 +122,7 @@ static void outside(ari_walk *w, void (*f)(ari_walk *w))
 
 /* Goes to a micro-batch. Whether the rank does anything in it: it has samples, or shares out what another's pass
  * needs. */
-static bool enter_micro(ari_walk *w, int micro)
+static bool enter_micro(ari_op_builder *w, int micro)
 {
     const ar_parallel *p = &w->c->run.parallel;
     const size_t ranks = w->ranks[ARI_AXIS_DP], longer = w->c->run.batch % ranks; /* the first have a sample more */
@@ -133,17 +133,17 @@ static bool enter_micro(ari_walk *w, int micro)
     w->micro = (size_t)micro;
     w->absent = own == 0;
     take_samples(w, own > 0 ? longer * first + (ranks - longer) * last : 0, own);
-    return own > 0 || (first > 0 && ari_walk_zero(w) >= 2);
+    return own > 0 || (first > 0 && ari_op_builder_zero(w) >= 2);
 }
 
-static void micro_pass(ari_walk *w, ari_operation_pass which, int micro)
+static void micro_pass(ari_op_builder *w, ari_operation_pass which, int micro)
 {
     if (enter_micro(w, micro))
         passes_of(w, which);
 }
 
 /* The number of micro-batches from i on with as many samples as that one: the first ones have one more. */
-static int alike(const ari_walk *w, int i)
+static int alike(const ari_op_builder *w, int i)
 {
     const ar_parallel *p = &w->c->run.parallel;
     const size_t n = (size_t)ari_at_least_one(p->micro_batches);
@@ -155,7 +155,7 @@ static int alike(const ari_walk *w, int i)
 
 /* The number of the n micro-batches from i on in which any rank has samples: those of the first rank, which has most.
  * */
-static size_t held_by_first(const ari_walk *w, int i, int n)
+static size_t held_by_first(const ari_op_builder *w, int i, int n)
 {
     const ar_parallel *p = &w->c->run.parallel;
     size_t start = 0, samples = 0;
@@ -165,7 +165,7 @@ static size_t held_by_first(const ari_walk *w, int i, int n)
 }
 
 /* In the order of the micro-batches; or those that do the same as one, the first by itself: its weights are new. */
-static void passes(ari_walk *w, bool each)
+static void passes(ari_op_builder *w, bool each)
 {
     const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
     const bool backward = !w->c->forward_only, all_first = backward && each && w->c->run.parallel.forward_first;
@@ -183,7 +183,7 @@ static void passes(ari_walk *w, bool each)
 }
 
 /* In the order of the rank's list. */
-static void follow_schedule(ari_walk *w)
+static void follow_schedule(ari_op_builder *w)
 {
     ar_pipeline_schedule *s = NULL;
     size_t n = 0;
@@ -200,48 +200,48 @@ static void follow_schedule(ari_walk *w)
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }
 
-static ar_status all_of(ari_walk *w, bool each)
+static ar_status all_of(ari_op_builder *w, bool each)
 {
-    outside(w, ari_walk_start);
-    outside(w, ari_walk_before);
+    outside(w, ari_op_builder_start);
+    outside(w, ari_op_builder_before);
     if (each && w->stages > 1)
         follow_schedule(w);
     else
         passes(w, each);
-    outside(w, ari_walk_after);
+    outside(w, ari_op_builder_after);
     return w->st;
 }
 
 ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, rank, visit, user);
+    ari_op_builder w = walk_of(c, rank, visit, user);
     return all_of(&w, true);
 }
 
 ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, rank, visit, user);
+    ari_op_builder w = walk_of(c, rank, visit, user);
     return all_of(&w, false);
 }
 
 ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, 0, visit, user);
+    ari_op_builder w = walk_of(c, 0, visit, user);
     w.pipeline = true;
     return all_of(&w, false);
 }
 
 ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, rank, visit, user);
-    ari_walk_start(&w);
+    ari_op_builder w = walk_of(c, rank, visit, user);
+    ari_op_builder_start(&w);
     return w.st;
 }
 
 ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, int rank, ari_operation_visitor visit,
                               void *user)
 {
-    ari_walk w = walk_of(c, rank, visit, user);
+    ari_op_builder w = walk_of(c, rank, visit, user);
     take_samples(&w, c->run.batch, c->run.batch);
     passes_of(&w, which);
     return w.st;
@@ -249,17 +249,17 @@ ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, 
 
 ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, rank, visit, user);
-    ari_walk_before(&w);
-    ari_walk_after(&w);
+    ari_op_builder w = walk_of(c, rank, visit, user);
+    ari_op_builder_before(&w);
+    ari_op_builder_after(&w);
     return w.st;
 }
 
-static void visit_params(ari_walk *w, ari_param_visitor visit)
+static void visit_params(ari_op_builder *w, ari_param_visitor visit)
 {
-    const ari_params all = ari_walk_all_params(w);
+    const ari_params all = ari_op_builder_all_params(w);
     for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
-        const ari_one_param p = ari_walk_param_at(w, &all, i);
+        const ari_one_param p = ari_op_builder_param_at(w, &all, i);
         if (w->st == AR_OK)
             w->st = visit(w->user, p.layer, &p.value);
     }
@@ -267,14 +267,14 @@ static void visit_params(ari_walk *w, ari_param_visitor visit)
 
 ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, rank, NULL, user);
+    ari_op_builder w = walk_of(c, rank, NULL, user);
     visit_params(&w, visit);
     return w.st;
 }
 
 ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
-    ari_walk w = walk_of(c, rank, visit, user);
-    ari_walk_buckets(&w);
+    ari_op_builder w = walk_of(c, rank, visit, user);
+    ari_op_builder_buckets(&w);
     return w.st;
 }

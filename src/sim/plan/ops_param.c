@@ -12,7 +12,7 @@ static ar_placement for_parameters(ar_placement stream)
 }
 
 /* The plan's linear layer of a weight; NULL: in none. */
-static const ar_linear_split *linear_of(const ari_walk *w, ari_role role)
+static const ar_linear_split *linear_of(const ari_op_builder *w, ari_role role)
 {
     switch (role) {
     case ARI_HEAD:
@@ -37,7 +37,7 @@ static const ar_linear_split *linear_of(const ari_walk *w, ari_role role)
 }
 
 /* The dimension of the matrix [out, in] that tp cuts; -1: none. */
-static int cut_of(const ari_walk *w, ari_role role)
+static int cut_of(const ari_op_builder *w, ari_role role)
 {
     static const int of_tokens[] = {[AR_EMBEDDING_VOCAB] = 0, [AR_EMBEDDING_HIDDEN] = 1, [AR_EMBEDDING_WHOLE] = -1};
     const ar_linear_split *l = linear_of(w, role);
@@ -48,43 +48,43 @@ static int cut_of(const ari_walk *w, ari_role role)
 
 /* The values that a parameter meets which every rank has all of: those that a norm or the positions are applied to,
  * and the sum that a row-parallel layer's bias is added to. A whole matrix has all tokens. */
-static ar_placement applied_to(const ari_walk *w, ari_role role, bool bias)
+static ar_placement applied_to(const ari_op_builder *w, ari_role role, bool bias)
 {
     const ar_linear_split *l = linear_of(w, role);
-    const ar_placement to = l ? ari_walk_placed(l->to) : ari_whole;
+    const ar_placement to = l ? ari_op_builder_placed(l->to) : ari_whole;
     switch (role) {
     case ARI_NORM1:
-        return ari_walk_placed(w->block.norm1);
+        return ari_op_builder_placed(w->block.norm1);
     case ARI_NORM2:
-        return ari_walk_placed(w->block.norm2);
+        return ari_op_builder_placed(w->block.norm2);
     case ARI_FINAL_NORM:
-        return ari_walk_placed(w->outer.final_norm);
+        return ari_op_builder_placed(w->outer.final_norm);
     case ARI_POSITIONS:
     case ARI_ATTENTION_NORM:
     case ARI_MLP_NORM:
-        return ari_walk_stream(w);
+        return ari_op_builder_stream(w);
     case ARI_Q_NORM:
     case ARI_K_NORM: /* of heads, of which each rank has its own */
-        return ari_walk_by_heads(w) && w->config->qk_norm == AR_QK_NORM_HEAD ? ari_by_features : ari_whole;
+        return ari_op_builder_by_heads(w) && w->config->qk_norm == AR_QK_NORM_HEAD ? ari_by_features : ari_whole;
     default:
-        return bias && cut_of(w, role) == 1 && ari_walk_same(to, ari_by_tokens) ? to : ari_whole;
+        return bias && cut_of(w, role) == 1 && ari_op_builder_same(to, ari_by_tokens) ? to : ari_whole;
     }
 }
 
-bool ari_walk_is_norm(ari_role role)
+bool ari_op_builder_is_norm(ari_role role)
 {
     return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM || role == ARI_ATTENTION_NORM ||
            role == ARI_MLP_NORM || role == ARI_Q_NORM || role == ARI_K_NORM;
 }
 
 /* [out, in]; of a norm as many as it has features. */
-static void shape_of(ari_walk *w, ari_op_value *v)
+static void shape_of(ari_op_builder *w, ari_op_value *v)
 {
     const ar_config *c = w->config;
-    const size_t q = ari_walk_mul(w, c->heads, c->head_dim), kv = ari_walk_mul(w, c->kv_heads, c->head_dim);
+    const size_t q = ari_op_builder_mul(w, c->heads, c->head_dim), kv = ari_op_builder_mul(w, c->kv_heads, c->head_dim);
     size_t out = c->hidden, in = c->hidden;
     v->ndim = 2;
-    if (ari_walk_is_norm(v->role))
+    if (ari_op_builder_is_norm(v->role))
         v->ndim = 1;
     if ((v->role == ARI_Q_NORM || v->role == ARI_K_NORM) && c->qk_norm == AR_QK_NORM_HEAD)
         out = c->head_dim;
@@ -99,7 +99,7 @@ static void shape_of(ari_walk *w, ari_op_value *v)
     else if (v->role == ARI_POSITIONS)
         out = c->max_positions;
     else if (v->role == ARI_QKV)
-        out = ari_walk_add(w, q, ari_walk_mul(w, 2, kv));
+        out = ari_op_builder_add(w, q, ari_op_builder_mul(w, 2, kv));
     else if (v->role == ARI_Q)
         out = q;
     else if (v->role == ARI_K || v->role == ARI_V)
@@ -109,24 +109,24 @@ static void shape_of(ari_walk *w, ari_op_value *v)
     else if (v->role == ARI_DOWN)
         in = c->ffn;
     else if (v->role == ARI_GATE_UP)
-        out = ari_walk_mul(w, 2, c->ffn);
+        out = ari_op_builder_mul(w, 2, c->ffn);
     else
         out = c->ffn;
     v->shape[0] = out;
     v->shape[1] = in;
 }
 
-size_t ari_walk_copies(const ari_walk *w, ari_role role)
+size_t ari_op_builder_copies(const ari_op_builder *w, ari_role role)
 {
-    return role == ARI_K || role == ARI_V ? ari_walk_kv_copies(w, false) : 1;
+    return role == ARI_K || role == ARI_V ? ari_op_builder_kv_copies(w, false) : 1;
 }
 
-bool ari_walk_has_bias(const ari_walk *w, ari_role role)
+bool ari_op_builder_has_bias(const ari_op_builder *w, ari_role role)
 {
     const ar_config *c = w->config;
     if (role == ARI_Q_NORM || role == ARI_K_NORM)
         return false;
-    if (ari_walk_is_norm(role))
+    if (ari_op_builder_is_norm(role))
         return c->norm == AR_NORM_LAYER;
     switch (role) {
     case ARI_QKV:
@@ -147,10 +147,10 @@ bool ari_walk_has_bias(const ari_walk *w, ari_role role)
     }
 }
 
-ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
+ari_op_value ari_op_builder_param(ari_op_builder *w, ari_role role, bool bias)
 {
     const int cut = cut_of(w, role);
-    ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_walk_copies(w, role)};
+    ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_op_builder_copies(w, role)};
     shape_of(w, &v);
     /* Both ends of a pipeline use the table that a tied head shares. */
     const bool ends = role == ARI_TOKENS && w->config->tied && w->ranks[ARI_AXIS_PP] > 1;
@@ -161,6 +161,6 @@ ari_op_value ari_walk_param(ari_walk *w, ari_role role, bool bias)
         v.ndim = 1;
     if (v.ndim == 2)
         v.dtype = w->form.matrices;
-    ari_walk_place(w, &v);
+    ari_op_builder_place(w, &v);
     return v;
 }

@@ -20,16 +20,16 @@ static bool is_shard(ar_placement p)
 /* --- redistribution ----------------------------------------------------------------------------------------------- */
 
 /* A value, or a gradient, placed otherwise over tp. */
-static ari_op_value placed(ari_walk *w, const ari_op_value *v, ar_placement at)
+static ari_op_value placed(ari_op_builder *w, const ari_op_value *v, ar_placement at)
 {
-    ari_op_value p =
-        ari_walk_activation(w, v->shape[2], at, ari_walk_same(at, ari_by_features) ? ari_walk_copies(w, v->role) : 1);
+    ari_op_value p = ari_op_builder_activation(
+        w, v->shape[2], at, ari_op_builder_same(at, ari_by_features) ? ari_op_builder_copies(w, v->role) : 1);
     p.role = v->role;
     return p;
 }
 
 /* That value, held to be placed so. */
-static ari_op_value held(ari_walk *w, const ari_op_value *v, ar_placement at)
+static ari_op_value held(ari_op_builder *w, const ari_op_value *v, ar_placement at)
 {
     ari_op_value h = placed(w, v, at);
     h.id = v->id;
@@ -38,7 +38,7 @@ static ari_op_value held(ari_walk *w, const ari_op_value *v, ar_placement at)
 }
 
 /* The operation takes what there is, held to be placed so. */
-static void add_inputs(ari_walk *w, ar_placement at)
+static void add_inputs(ari_op_builder *w, ar_placement at)
 {
     w->op.inputs = w->edges.now.n;
     for (int i = 0; i < w->edges.now.n; i++)
@@ -46,27 +46,27 @@ static void add_inputs(ari_walk *w, ar_placement at)
 }
 
 /* It makes the same of it, placed so. */
-static void add_outputs(ari_walk *w, ar_placement at)
+static void add_outputs(ari_op_builder *w, ar_placement at)
 {
     w->op.outputs = w->edges.now.n;
     for (int i = 0; i < w->edges.now.n; i++)
         w->op.output[i] = placed(w, &w->edges.now.at[i], at);
 }
 
-static size_t width_of(ari_walk *w, const ari_values *x)
+static size_t width_of(ari_op_builder *w, const ari_values *x)
 {
     size_t width = 0;
     for (int i = 0; i < x->n; i++)
-        width = ari_walk_add(w, width, x->at[i].shape[2]);
+        width = ari_op_builder_add(w, width, x->at[i].shape[2]);
     return width;
 }
 
 /* The collective that has been added last is of tokens that a product takes or makes: where collectives go beside
  * products it does, cut into chunks of each rank's tokens, or whole. K chunks of n positions are of ceil(n/K), and
  * fewer than K where that many are enough. */
-static void overlap_call(ari_walk *w, bool cut)
+static void overlap_call(ari_op_builder *w, bool cut)
 {
-    const size_t n = ari_walk_positions(w), k = (size_t)w->c->run.parallel.overlap;
+    const size_t n = ari_op_builder_positions(w), k = (size_t)w->c->run.parallel.overlap;
     if (w->op.calls == 0 || !w->form.overlaps)
         return;
     ari_op_call *call = &w->op.call[w->op.calls - 1];
@@ -75,20 +75,20 @@ static void overlap_call(ari_walk *w, bool cut)
 }
 
 /* To the whole by an all-gather or an all-reduce, or from it to the own part: one of the two. */
-static void step(ari_walk *w, ar_tp_redistribution change, ari_role role, ari_role tagged, const char *tag)
+static void step(ari_op_builder *w, ar_tp_redistribution change, ari_role role, ari_role tagged, const char *tag)
 {
-    const size_t n = ari_walk_mul(w, w->tokens, width_of(w, &w->edges.now));
-    ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
+    const size_t n = ari_op_builder_mul(w, w->tokens, width_of(w, &w->edges.now));
+    ari_op_builder_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
     add_inputs(w, change.from);
     add_outputs(w, change.to);
     w->op.produced_as = change.from;
     if (is_shard(change.from))
-        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
+        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
     else if (change.from.kind == AR_PARTIAL_SUM)
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, tagged, tag);
     if (w->multiplied) /* what is gathered again is summed over all tokens */
         overlap_call(w, !w->regathered);
-    ari_walk_make(w);
+    ari_op_builder_make(w);
 }
 
 static bool is_whole(ar_placement p)
@@ -97,9 +97,10 @@ static bool is_whole(ar_placement p)
 }
 
 /* By tokens and by features change into each other over the whole. */
-static void redistribute(ari_walk *w, ar_tp_redistribution change, ari_role role, ari_role tagged, const char *tag)
+static void redistribute(ari_op_builder *w, ar_tp_redistribution change, ari_role role, ari_role tagged,
+                         const char *tag)
 {
-    const bool none = ari_walk_same(change.from, change.to) || (is_whole(change.from) && is_whole(change.to));
+    const bool none = ari_op_builder_same(change.from, change.to) || (is_whole(change.from) && is_whole(change.to));
     if (w->ranks[ARI_AXIS_TP] == 1 || none)
         return;
     if (!is_whole(change.from))
@@ -108,7 +109,7 @@ static void redistribute(ari_walk *w, ar_tp_redistribution change, ari_role role
         step(w, (ar_tp_redistribution){is_whole(change.from) ? change.from : ari_whole, change.to}, role, tagged, tag);
 }
 
-void ari_walk_move(ari_walk *w, ar_tp_redistribution change, ari_role module)
+void ari_op_builder_move(ari_op_builder *w, ar_tp_redistribution change, ari_role module)
 {
     redistribute(w, change, module, module, "");
 }
@@ -119,56 +120,56 @@ static ar_placement gradient_at(ar_placement p)
     return is_shard(p) ? p : ari_whole;
 }
 
-ar_tp_redistribution ari_walk_back(ar_tp_redistribution change)
+ar_tp_redistribution ari_op_builder_back(ar_tp_redistribution change)
 {
     return (ar_tp_redistribution){gradient_at(change.to), gradient_at(change.from)};
 }
 
-void ari_walk_exchange(ari_walk *w, ar_placement from, ar_placement to, ari_role role)
+void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to, ari_role role)
 {
-    if (w->ranks[ARI_AXIS_TP] == 1 || ari_walk_same(from, to) || !is_shard(from) || !is_shard(to)) {
+    if (w->ranks[ARI_AXIS_TP] == 1 || ari_op_builder_same(from, to) || !is_shard(from) || !is_shard(to)) {
         redistribute(w, (ar_tp_redistribution){from, to}, role, role, weight_tag);
         return;
     }
     const size_t part =
-        ari_walk_mul(w, w->tokens, width_of(w, &w->edges.now)) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
-    ari_walk_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
+        ari_op_builder_mul(w, w->tokens, width_of(w, &w->edges.now)) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
+    ari_op_builder_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
     add_inputs(w, from);
     add_outputs(w, to);
     w->op.produced_as = from;
-    ari_walk_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_walk_mul(w, part, w->ranks[ARI_AXIS_TP] - 1),
-                  w->form.activations, ARI_EACH_PASS, role, weight_tag);
-    ari_walk_make(w);
+    ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_op_builder_mul(w, part, w->ranks[ARI_AXIS_TP] - 1),
+                        w->form.activations, ARI_EACH_PASS, role, weight_tag);
+    ari_op_builder_make(w);
 }
 
 /* --- partial sums ------------------------------------------------------------------------------------------------- */
 
 /* The product [tokens, cols] of a layer, of which every rank has a term. Exact numerics exchange the exponents of B's
  * rows, once for every version of the weights, and of A's, then int64 partial sums, two where the terms are many. */
-static void fold(ari_walk *w, const ari_linear_ops *l, size_t cols, size_t terms, ar_placement to)
+static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t terms, ar_placement to)
 {
-    const size_t rows = w->tokens, n = ari_walk_mul(w, rows, cols);
+    const size_t rows = w->tokens, n = ari_op_builder_mul(w, rows, cols);
     const ari_role role = l->part[0];
     if (w->form.exact) {
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, cols, AR_I32, ARI_EACH_VERSION, role, weight_tag);
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, rows, AR_I32, ARI_EACH_PASS, role, weight_tag);
-        ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_walk_mul(w, n, ari_sum_limbs(terms)), AR_I64,
-                      ARI_EACH_PASS, role, weight_tag);
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, cols, AR_I32, ARI_EACH_VERSION, role, weight_tag);
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, rows, AR_I32, ARI_EACH_PASS, role, weight_tag);
+        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_op_builder_mul(w, n, ari_sum_limbs(terms)),
+                            AR_I64, ARI_EACH_PASS, role, weight_tag);
     } else {
-        ari_walk_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
-                      w->form.activations, ARI_EACH_PASS, role, weight_tag);
+        ari_op_builder_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
+                            w->form.activations, ARI_EACH_PASS, role, weight_tag);
     }
     if (is_shard(to))
         overlap_call(w, true);
     else if (w->form.exact)
-        ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
+        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
 }
 
 /* If B's rows are cut, the exponents of its columns, one for each of the `terms`, are shared by all ranks. */
-static void column_exponents(ari_walk *w, size_t terms, ari_call_often often, ari_role role)
+static void column_exponents(ari_op_builder *w, size_t terms, ari_call_often often, ari_role role)
 {
     if (w->form.exact)
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, terms, AR_I32, often, role, weight_tag);
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, terms, AR_I32, often, role, weight_tag);
 }
 
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
@@ -198,7 +199,7 @@ static ar_placement produced_as(const ari_linear_ops *l)
 /* and of a sum when it is folded: where it is wanted, or nowhere. */
 static ar_placement folded(ar_placement made, ar_placement to)
 {
-    return made.kind != AR_PARTIAL_SUM ? made : ari_walk_same(to, ari_by_features) ? ari_whole : to;
+    return made.kind != AR_PARTIAL_SUM ? made : ari_op_builder_same(to, ari_by_features) ? ari_whole : to;
 }
 
 static ari_role role_of(const ari_linear_ops *l)
@@ -211,48 +212,48 @@ static double product(const ari_op_value *x, double out, double in)
     return (double)x->local[0] * (double)x->local[1] * out * in;
 }
 
-static void add_biases(ari_walk *w, const ari_linear_ops *l, ar_placement at)
+static void add_biases(ari_op_builder *w, const ari_linear_ops *l, ar_placement at)
 {
-    if (!ari_walk_has_bias(w, l->part[0]))
+    if (!ari_op_builder_has_bias(w, l->part[0]))
         return;
-    ari_walk_begin(w, ARI_OPERATION_BIAS, l->part[0]);
+    ari_op_builder_begin(w, ARI_OPERATION_BIAS, l->part[0]);
     add_inputs(w, at);
     add_outputs(w, at);
     w->op.produced_as = at;
     for (int i = 0; i < l->n; i++)
-        w->op.weight[w->op.weights++] = ari_walk_param(w, l->part[i], true);
-    ari_walk_make(w);
+        w->op.weight[w->op.weights++] = ari_op_builder_param(w, l->part[i], true);
+    ari_op_builder_make(w);
 }
 
 static bool gathers_tokens(ar_tp_redistribution change)
 {
-    return ari_walk_same(change.from, ari_by_tokens) && is_whole(change.to);
+    return ari_op_builder_same(change.from, ari_by_tokens) && is_whole(change.to);
 }
 
 /* Collectives before or after the layer: the tag is that of its first weight. Gathered tokens are multiplied next,
  * except those gathered for deferred weight gradients, which nothing overlaps. */
-static void around(ari_walk *w, const ari_linear_ops *l, ar_tp_redistribution change, ari_role role)
+static void around(ari_op_builder *w, const ari_linear_ops *l, ar_tp_redistribution change, ari_role role)
 {
-    w->multiplied = gathers_tokens(change) && !w->puts_off;
+    w->multiplied = gathers_tokens(change) && !w->deferred;
     redistribute(w, change, role, l->part[0], weight_tag);
     w->multiplied = false;
 }
 
 /* A gathered input is not kept. */
-static bool regathers_input(const ari_walk *w, const ari_linear_ops *l)
+static bool regathers_input(const ari_op_builder *w, const ari_linear_ops *l)
 {
     return !cuts_columns(l) && is_shard(l->split.from) && !w->c->run.parallel.keep_gathered;
 }
 
 /* The forward pass keeps that for the backward pass. */
-static void keep_input(ari_walk *w, const ari_linear_ops *l, size_t id)
+static void keep_input(ari_op_builder *w, const ari_linear_ops *l, size_t id)
 {
-    ari_forward *f = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l));
+    ari_forward *f = ari_op_builder_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l));
     if (f)
         f->in[0] = id;
 }
 
-void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
+void ari_op_builder_linear(ari_op_builder *w, const ari_linear_ops *l)
 {
     const ar_placement leaves = folded(produced_as(l), l->split.to);
     const size_t before = w->edges.now.at[0].id;
@@ -260,11 +261,11 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
     around(w, l, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module);
     w->stays = false;
     const size_t x = w->edges.now.at[0].id;
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
+    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     add_inputs(w, consumed_as(l));
     op->produced_as = produced_as(l);
     for (int i = 0; i < l->n; i++) {
-        const ari_op_value weight = ari_walk_param(w, l->part[i], false);
+        const ari_op_value weight = ari_op_builder_param(w, l->part[i], false);
         const ari_op_value y = {.role = l->part[i], .shape = {[2] = weight.shape[0]}};
         op->output[op->outputs++] = placed(w, &y, leaves);
         op->weight[op->weights++] = weight;
@@ -275,14 +276,14 @@ void ari_walk_linear(ari_walk *w, const ari_linear_ops *l)
         fold(w, l, width_of(w, &y), op->input[0].shape[2], leaves);
     else if (cuts_rows(l))
         column_exponents(w, op->input[0].shape[2], ARI_EACH_VERSION, l->part[0]);
-    ari_walk_make(w);
+    ari_op_builder_make(w);
     keep_input(w, l, regathers_input(w, l) ? before : x);
     add_biases(w, l, leaves);
     around(w, l, (ar_tp_redistribution){leaves, l->split.to}, role_of(l));
 }
 
 /* Whole also where it came in chunks: no product follows. */
-void ari_walk_linear_recompute(ari_walk *w, const ari_linear_ops *l)
+void ari_op_builder_linear_recompute(ari_op_builder *w, const ari_linear_ops *l)
 {
     if (!regathers_input(w, l))
         redistribute(w, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module, l->part[0], weight_tag);
@@ -301,14 +302,14 @@ static ar_placement gradient_of(ar_placement p)
 
 /* dX from dY of all weights, one sum over them. Of ranks that hold the same part of one the first alone counts it.
  * Where it is placed then. */
-static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, ar_placement dy)
+static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, ar_placement dy)
 {
     const ar_placement makes = gradient_of(consumed_as(l)), leaves = folded(makes, gradient_at(l->split.from));
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
+    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     op->produced_as = makes;
     add_inputs(w, dy);
     for (int i = 0; i < l->n; i++) {
-        const ari_op_value weight = ari_walk_param(w, l->part[i], false);
+        const ari_op_value weight = ari_op_builder_param(w, l->part[i], false);
         op->weight[op->weights++] = weight;
         if (w->at[ARI_AXIS_TP] % weight.copies == 0)
             op->multiply_adds += product(&op->input[0], (double)weight.local[0], (double)weight.local[1]);
@@ -319,28 +320,30 @@ static ar_placement input_gradient(ari_walk *w, const ari_linear_ops *l, ar_plac
         fold(w, l, x.shape[2], width_of(w, &w->edges.now), leaves);
     else if (cuts_columns(l))
         column_exponents(w, width_of(w, &w->edges.now), ARI_EACH_VERSION, l->part[0]);
-    ari_walk_make(w);
+    ari_op_builder_make(w);
     return leaves;
 }
 
 /* Within a sample dW is one sum over all positions: of those that share them each rank rounds a part of it. Their sum
  * over dp adds the parts up, as it does the terms of native numerics. */
-static void sum_over_positions(ari_walk *w, const ari_op_value *weight, ari_role role)
+static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ari_role role)
 {
     const size_t out = weight->local[0], in = weight->local[1];
-    const size_t sums = ari_walk_mul(w, ari_walk_mul(w, out, in), ari_sum_limbs(w->c->run.seq));
-    if (!w->form.exact || ari_walk_cp(w) == 1)
+    const size_t sums = ari_op_builder_mul(w, ari_op_builder_mul(w, out, in), ari_sum_limbs(w->c->run.seq));
+    if (!w->form.exact || ari_op_builder_cp(w) == 1)
         return;
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_CP, ari_walk_mul(w, w->own, ari_walk_add(w, out, in)), AR_I32,
-                  ARI_EACH_PASS, role, weight_tag);
-    ari_walk_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_CP, sums, AR_I64, ARI_EACH_PASS, role, weight_tag);
-    ari_walk_repeat(w, w->own); /* a sample at a time */
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_CP,
+                        ari_op_builder_mul(w, w->own, ari_op_builder_add(w, out, in)), AR_I32, ARI_EACH_PASS, role,
+                        weight_tag);
+    ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_CP, sums, AR_I64, ARI_EACH_PASS, role, weight_tag);
+    ari_op_builder_repeat(w, w->own); /* a sample at a time */
 }
 
-void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_op_value *x, const ari_op_value *dy)
+void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,
+                                    const ari_op_value *dy)
 {
-    const ari_op_value param = ari_walk_param(w, role, bias);
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_WEIGHT_GRADIENT, role);
+    const ari_op_value param = ari_op_builder_param(w, role, bias);
+    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_WEIGHT_GRADIENT, role);
     if (x)
         op->input[op->inputs++] = *x;
     op->input[op->inputs++] = *dy;
@@ -350,50 +353,50 @@ void ari_walk_weight_gradient(ari_walk *w, ari_role role, bool bias, const ari_o
     op->produced_as = op->output[0].at[ARI_AXIS_TP];
     if (x && x->ndim == 3 && param.ndim == 2) { /* dW = dY^T X: Y's and X's features, summed over the tokens */
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
-        if (ari_walk_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
+        if (ari_op_builder_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
             column_exponents(w, w->tokens, ARI_EACH_PASS, role);
         sum_over_positions(w, &param, role);
     }
-    ari_walk_visit(w);
+    ari_op_builder_visit(w);
 }
 
-void ari_walk_norm_gradient(ari_walk *w, ari_role role, const ari_op_value *dy)
+void ari_op_builder_norm_gradient(ari_op_builder *w, ari_role role, const ari_op_value *dy)
 {
     ari_op_value x = *dy;
-    x.id = ari_walk_forward_of(w, ARI_OPERATION_NORM, role)->in[0];
+    x.id = ari_op_builder_forward_of(w, ARI_OPERATION_NORM, role)->in[0];
     x.of = 0;
-    ari_walk_weight_gradient(w, role, false, &x, dy);
+    ari_op_builder_weight_gradient(w, role, false, &x, dy);
 }
 
 /* A bias's terms are those of the tokens that it was added to: dY as it came, or as the product takes it. */
-static void bias_gradients(ari_walk *w, const ari_linear_ops *l, const ari_values *came, const ari_values *dy)
+static void bias_gradients(ari_op_builder *w, const ari_linear_ops *l, const ari_values *came, const ari_values *dy)
 {
-    const bool own_tokens = cuts_columns(l) && ari_walk_same(l->split.to, ari_by_tokens);
+    const bool own_tokens = cuts_columns(l) && ari_op_builder_same(l->split.to, ari_by_tokens);
     for (int i = 0; i < l->n; i++) {
         const ari_op_value part = own_tokens ? held(w, &came->at[i], l->split.to) : dy->at[i];
-        if (ari_walk_has_bias(w, l->part[i]))
-            ari_walk_weight_gradient(w, l->part[i], true, NULL, &part);
+        if (ari_op_builder_has_bias(w, l->part[i]))
+            ari_op_builder_weight_gradient(w, l->part[i], true, NULL, &part);
     }
 }
 
 /* True if the layer's second gather overlaps the products of an earlier layer. */
-static bool comes_early(const ari_walk *w, const ari_linear_ops *l)
+static bool comes_early(const ari_op_builder *w, const ari_linear_ops *l)
 {
     return w->form.overlaps && w->part == AR_PP_BACKWARD && regathers_input(w, l) &&
            gathers_tokens((ar_tp_redistribution){l->split.from, consumed_as(l)});
 }
 
 /* The layer's input as its forward pass has kept it. */
-static ari_op_value kept_input(ari_walk *w, const ari_linear_ops *l)
+static ari_op_value kept_input(ari_op_builder *w, const ari_linear_ops *l)
 {
-    const size_t width = ari_walk_param(w, l->part[0], false).shape[1];
-    ari_op_value x = ari_walk_activation(w, width, regathers_input(w, l) ? l->split.from : consumed_as(l), 1);
-    x.id = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
+    const size_t width = ari_op_builder_param(w, l->part[0], false).shape[1];
+    ari_op_value x = ari_op_builder_activation(w, width, regathers_input(w, l) ? l->split.from : consumed_as(l), 1);
+    x.id = ari_op_builder_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
     return x;
 }
 
 /* That once more, for its weights' gradients: gathered, unless it is there already. */
-static void regather_input(ari_walk *w, const ari_linear_ops *l)
+static void regather_input(ari_op_builder *w, const ari_linear_ops *l)
 {
     const ari_values gradients = w->edges.now;
     w->edges.now = (ari_values){.at = {kept_input(w, l)}, .n = 1};
@@ -405,36 +408,36 @@ static void regather_input(ari_walk *w, const ari_linear_ops *l)
 }
 
 /* That x and dy stay for the gradients of the weights, x as it was kept. */
-static void put_off(ari_walk *w, const ari_linear_ops *l, const ari_values *dy)
+static void defer_weight_gradient(ari_op_builder *w, const ari_linear_ops *l, const ari_values *dy)
 {
     if (w->part != AR_PP_BACKWARD_INPUT)
         return;
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_PUT_OFF, role_of(l));
+    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_DEFERRED, role_of(l));
     op->produced_as = dy->at[0].at[ARI_AXIS_TP];
     op->input[op->inputs++] = kept_input(w, l);
     for (int i = 0; i < dy->n; i++)
         op->output[op->outputs++] = dy->at[i];
-    ari_walk_visit(w);
+    ari_op_builder_visit(w);
 }
 
 /* The gradients of the weights, in their order. Nothing in the backward pass waits for them. */
-static void weight_gradients(ari_walk *w, const ari_linear_ops *l, const ari_values *dy)
+static void weight_gradients(ari_op_builder *w, const ari_linear_ops *l, const ari_values *dy)
 {
     ari_op_value x = kept_input(w, l);
-    w->puts_off = true;
+    w->deferred = true;
     if (regathers_input(w, l) && !comes_early(w, l))
         regather_input(w, l);
-    x.id = ari_walk_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
+    x.id = ari_op_builder_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
     x = held(w, &x, consumed_as(l));
     for (int i = 0; i < l->n; i++) {
         w->x_scaled = i > 0;
-        ari_walk_weight_gradient(w, l->part[i], false, &x, &dy->at[i]);
+        ari_op_builder_weight_gradient(w, l->part[i], false, &x, &dy->at[i]);
     }
-    w->x_scaled = w->puts_off = false;
+    w->x_scaled = w->deferred = false;
 }
 
 /* The gradients of the layer's outputs, those of the parts of one as one. */
-static void take_gradients(ari_walk *w, const ari_linear_ops *l)
+static void take_gradients(ari_op_builder *w, const ari_linear_ops *l)
 {
     const ari_op_value last = w->edges.now.at[w->edges.now.n - 1];
     if (w->edges.now.n > l->n)
@@ -442,12 +445,12 @@ static void take_gradients(ari_walk *w, const ari_linear_ops *l)
     w->edges.now.n = l->n;
     for (int i = 0; i < l->n; i++) {
         w->edges.now.at[i].role = l->part[i];
-        w->edges.now.at[i].shape[2] = ari_walk_param(w, l->part[i], false).shape[0];
+        w->edges.now.at[i].shape[2] = ari_op_builder_param(w, l->part[i], false).shape[0];
     }
 }
 
-void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_linear_ops *before,
-                              const ari_linear_ops *after)
+void ari_op_builder_linear_backward(ari_op_builder *w, const ari_linear_ops *l, const ari_linear_ops *before,
+                                    const ari_linear_ops *after)
 {
     const ar_placement dy = gradient_of(produced_as(l));
     take_gradients(w, l);
@@ -461,6 +464,6 @@ void ari_walk_linear_backward(ari_walk *w, const ari_linear_ops *l, const ari_li
     const ari_values taken_dy = {.at = {w->op.input[0], w->op.input[1], w->op.input[2]}, .n = w->op.inputs};
     around(w, l, (ar_tp_redistribution){dx, gradient_at(l->split.from)}, l->module);
     bias_gradients(w, l, &came, &taken_dy);
-    put_off(w, l, &taken_dy);
+    defer_weight_gradient(w, l, &taken_dy);
     weight_gradients(w, l, &taken_dy);
 }

@@ -6,31 +6,31 @@
 /* --- sums over ranks ---------------------------------------------------------------------------------------------- */
 
 /* True if several ranks share out what ZeRO does not keep whole. */
-static bool has_shares(const ari_walk *w)
+static bool has_shares(const ari_op_builder *w)
 {
     return w->c->run.parallel.zero > 0 && w->sharing > 1;
 }
 
 /* The group that does. */
-static ari_over sharing_group(const ari_walk *w)
+static ari_over sharing_group(const ari_op_builder *w)
 {
     return w->sharing < w->summing ? ARI_OVER_SHARD : ARI_OVER_DP;
 }
 
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
  * index is needed whole, as the own terms are raised to it before they are added. */
-static void call_sum(ari_walk *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
+static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
                      ari_role role, const char *tag)
 {
     const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
     if (!w->form.exact) {
-        ari_walk_call(w, kind, over, n, dtype, often, role, tag);
+        ari_op_builder_call(w, kind, over, n, dtype, often, role, tag);
         return;
     }
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
-    ari_walk_call(w, kind, over, shares ? n : ari_walk_mul(w, 2, n), AR_I64, often, role, tag);
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
+    ari_op_builder_call(w, kind, over, shares ? n : ari_op_builder_mul(w, 2, n), AR_I64, often, role, tag);
     if (shares)
-        ari_walk_call(w, kind, over, n, AR_I64, often, role, tag);
+        ari_op_builder_call(w, kind, over, n, AR_I64, often, role, tag);
 }
 
 /* Places a value over all axes along which gradients are summed. */
@@ -40,14 +40,14 @@ static void place_over_dp(ari_op_value *v, ar_placement p)
         v->at[axis] = p;
 }
 
-static size_t own_slice(const ari_walk *w, size_t n)
+static size_t own_slice(const ari_op_builder *w, size_t n)
 {
     return n / w->sharing + (w->sharing_rank < n % w->sharing);
 }
 
 /* A run of n elements; whole on each of the N ranks that share, or each has its share, the first (n mod N) of one
  * more. */
-static ari_op_value run_of(const ari_walk *w, size_t n, ar_dtype dtype, bool share)
+static ari_op_value run_of(const ari_op_builder *w, size_t n, ar_dtype dtype, bool share)
 {
     ari_op_value v = {.dtype = dtype, .ndim = 1, .shape = {n}, .local = {n}, .copies = 1};
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
@@ -61,9 +61,10 @@ static ari_op_value run_of(const ari_walk *w, size_t n, ar_dtype dtype, bool sha
 
 /* --- buckets ------------------------------------------------------------------------------------------------------ */
 
-static ari_operation *begin_bucket(ari_walk *w, ari_operation_kind kind, const ari_walk_bucket *b, size_t index)
+static ari_operation *begin_bucket(ari_op_builder *w, ari_operation_kind kind, const ari_op_builder_bucket *b,
+                                   size_t index)
 {
-    ari_operation *op = ari_walk_begin(w, kind, b->first.of.role);
+    ari_operation *op = ari_op_builder_begin(w, kind, b->first.of.role);
     op->bucket = index;
     op->params = b->params;
     op->last = b->latest;
@@ -71,20 +72,20 @@ static ari_operation *begin_bucket(ari_walk *w, ari_operation_kind kind, const a
     return op;
 }
 
-static ar_dtype stored_as(const ari_walk_bucket *b)
+static ar_dtype stored_as(const ari_op_builder_bucket *b)
 {
     return b->kind & ARI_KIND_NARROW ? AR_BF16 : AR_F32;
 }
 
 /* With buckets that overlap the backward pass the operation's collectives are on their queue. */
-static void put_beside_passes(ari_walk *w)
+static void put_beside_passes(ari_op_builder *w)
 {
     for (int i = 0; i < w->op.calls; i++)
         w->op.call[i].queue = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP ? ARI_ON_BUCKETS : ARI_ON_MAIN;
 }
 
 /* Its values before and after. */
-static ari_operation *begin_sum_of(ari_walk *w, const ari_walk_bucket *b, size_t index)
+static ari_operation *begin_sum_of(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     const bool spread = (b->kind & ARI_KIND_SPREAD) != 0, ends = (b->kind & ARI_KIND_ENDS) != 0;
     const ar_placement partial = {AR_PARTIAL_SUM, 0};
@@ -106,7 +107,7 @@ static const char *suffix_of(ari_param_part p)
 }
 
 /* Sums n elements over a group; slices: the rank's own slice of the whole. */
-static void sum_over(ari_walk *w, const ari_walk_bucket *b, ari_over over, bool slices)
+static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, bool slices)
 {
     const int first = w->op.calls;
     const size_t n = slices ? own_slice(w, b->elements) : b->elements;
@@ -117,7 +118,7 @@ static void sum_over(ari_walk *w, const ari_walk_bucket *b, ari_over over, bool 
 }
 
 /* A spread value is complete before it is shared out. */
-static void sum_before(ari_walk *w, const ari_walk_bucket *b, bool slices)
+static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, bool slices)
 {
     if (b->kind & ARI_KIND_SPREAD)
         sum_over(w, b, ARI_OVER_TP, slices);
@@ -125,13 +126,13 @@ static void sum_before(ari_walk *w, const ari_walk_bucket *b, bool slices)
         sum_over(w, b, ARI_OVER_ENDS, slices);
 }
 
-static void share_out(ari_walk *w, const ari_walk_bucket *b, ari_call_often often)
+static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
     call_sum(w, sharing_group(w), b->elements, stored_as(b), true, often, b->first.of.role, suffix_of(b->first.of));
 }
 
 /* Moves of a bucket, or of its completion, are operations of the step. */
-static void sum_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+static void sum_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     const ari_operation *op = begin_sum_of(w, b, index);
     sum_before(w, b, false);
@@ -143,11 +144,11 @@ static void sum_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
         sum_over(w, b, ARI_OVER_REPLICATE, true);
     put_beside_passes(w);
     if (op->calls > 0 || w->every_bucket)
-        ari_walk_visit(w);
+        ari_op_builder_visit(w);
 }
 
 /* Completes the shares that the passes have left. */
-static void complete_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+static void complete_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     ari_operation *op = begin_sum_of(w, b, index);
     place_over_dp(&op->input[0], (ar_placement){AR_SHARD, 0});
@@ -156,10 +157,10 @@ static void complete_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
     sum_over(w, b, ARI_OVER_REPLICATE, true);
     put_beside_passes(w);
     if (op->calls > 0)
-        ari_walk_visit(w);
+        ari_op_builder_visit(w);
 }
 
-static ari_operation *begin_gather(ari_walk *w, const ari_walk_bucket *b, size_t index)
+static ari_operation *begin_gather(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     ari_operation *op = begin_bucket(w, ARI_OPERATION_WEIGHT_GATHER, b, index);
     op->input[op->inputs++] = run_of(w, b->elements, stored_as(b), true);
@@ -169,65 +170,65 @@ static ari_operation *begin_gather(ari_walk *w, const ari_walk_bucket *b, size_t
 }
 
 /* Moves of a bucket, or of its completion, are operations of the step. */
-static void gather_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+static void gather_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     begin_gather(w, b, index);
-    ari_walk_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), ARI_EACH_STEP, ARI_NO_ROLE,
-                  "model");
-    ari_walk_visit(w);
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), ARI_EACH_STEP, ARI_NO_ROLE,
+                        "model");
+    ari_op_builder_visit(w);
 }
 
 /* --- units -------------------------------------------------------------------------------------------------------- */
 
-static void each_of_unit(ari_walk *w, size_t unit, ari_bucket_fn f)
+static void each_of_unit(ari_op_builder *w, size_t unit, ari_bucket_fn f)
 {
-    const ari_params all = ari_walk_all_params(w);
+    const ari_params all = ari_op_builder_all_params(w);
     w->unit = true;
-    w->puts_off = w->part == AR_PP_BACKWARD_WEIGHT;
-    ari_walk_each_bucket(w, &all, unit, f);
-    w->unit = w->puts_off = false;
+    w->deferred = w->part == AR_PP_BACKWARD_WEIGHT;
+    ari_op_builder_each_bucket(w, &all, unit, f);
+    w->unit = w->deferred = false;
 }
 
-static void reduce_bucket(ari_walk *w, const ari_walk_bucket *b, size_t index)
+static void reduce_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     begin_sum_of(w, b, index);
     share_out(w, b, ARI_EACH_MICRO);
     put_beside_passes(w);
-    ari_walk_visit(w);
+    ari_op_builder_visit(w);
 }
 
 /* Those of the root unit once a step. */
-static void gather_weights(ari_walk *w, const ari_walk_bucket *b, size_t index)
+static void gather_weights(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     const ari_call_often often = b->unit == ARI_NO_LAYER ? ARI_EACH_STEP : ARI_EACH_MICRO;
     begin_gather(w, b, index);
-    ari_walk_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), often, b->first.of.role,
-                  suffix_of(b->first.of));
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), often, b->first.of.role,
+                        suffix_of(b->first.of));
     w->op.call[0].queue = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP ? ARI_ON_WEIGHTS : ARI_ON_MAIN;
-    ari_walk_visit(w);
+    ari_op_builder_visit(w);
 }
 
-void ari_walk_unit_begins(ari_walk *w, size_t unit)
+void ari_op_builder_unit_begins(ari_op_builder *w, size_t unit)
 {
-    if (ari_walk_zero(w) < 3 || w->part == AR_PP_BACKWARD_WEIGHT)
+    if (ari_op_builder_zero(w) < 3 || w->part == AR_PP_BACKWARD_WEIGHT)
         return;
     each_of_unit(w, unit, gather_weights);
-    ari_walk_layer(w, unit);
+    ari_op_builder_layer(w, unit);
 }
 
 /* By its hook, unless all wait for the end of the stage. */
-void ari_walk_unit_ends(ari_walk *w, size_t unit)
+void ari_op_builder_unit_ends(ari_op_builder *w, size_t unit)
 {
     const bool waits = w->c->run.ddp.mode == AR_BUCKETS_EAGER || w->part != AR_PP_BACKWARD;
-    if (ari_walk_zero(w) >= 2 && !waits)
+    if (ari_op_builder_zero(w) >= 2 && !waits)
         each_of_unit(w, unit, reduce_bucket);
 }
 
-void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end)
+void ari_op_builder_stage_ends(ari_op_builder *w, size_t begin, size_t end)
 {
     const bool waited = w->c->run.ddp.mode == AR_BUCKETS_EAGER || w->part != AR_PP_BACKWARD;
     const bool root = w->first ? w->stage == 0 : w->stage + 1 == w->stages;
-    if (ari_walk_zero(w) < 2 || w->part == AR_PP_BACKWARD_INPUT)
+    if (ari_op_builder_zero(w) < 2 || w->part == AR_PP_BACKWARD_INPUT)
         return;
     for (size_t i = end; waited && i-- > begin;)
         each_of_unit(w, i, reduce_bucket);
@@ -238,63 +239,63 @@ void ari_walk_stage_ends(ari_walk *w, size_t begin, size_t end)
 /* --- sums of numbers ---------------------------------------------------------------------------------------------- */
 
 /* An operation that is nothing but its collectives. */
-static void begin_sum(ari_walk *w, ari_operation_kind kind, size_t n, ar_dtype dtype)
+static void begin_sum(ari_op_builder *w, ari_operation_kind kind, size_t n, ar_dtype dtype)
 {
-    ari_operation *op = ari_walk_begin(w, kind, ARI_NO_ROLE);
+    ari_operation *op = ari_op_builder_begin(w, kind, ARI_NO_ROLE);
     op->produced_as = ari_whole;
     op->input[op->inputs++] = run_of(w, n, dtype, false);
     place_over_dp(&op->input[0], (ar_placement){AR_PARTIAL_SUM, 0});
     op->output[op->outputs++] = run_of(w, n, dtype, false);
 }
 
-static void visit_if_moved(ari_walk *w)
+static void visit_if_moved(ari_op_builder *w)
 {
     if (w->op.calls > 0)
-        ari_walk_visit(w);
+        ari_op_builder_visit(w);
 }
 
 /* --- the start ---------------------------------------------------------------------------------------------------- */
 
 /* Two words: a hash of the parameters, and their number. */
-static void agree(ari_walk *w)
+static void agree(ari_op_builder *w)
 {
     begin_sum(w, ARI_OPERATION_AGREEMENT, 2, AR_I64);
-    ari_walk_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_walk_mul(w, 2, w->summing), AR_I64, ARI_AT_START,
-                  ARI_NO_ROLE, "parameters of data parallelism");
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_op_builder_mul(w, 2, w->summing), AR_I64, ARI_AT_START,
+                        ARI_NO_ROLE, "parameters of data parallelism");
     visit_if_moved(w);
 }
 
-void ari_walk_start(ari_walk *w)
+void ari_op_builder_start(ari_op_builder *w)
 {
-    const ari_params all = ari_walk_all_params(w);
+    const ari_params all = ari_op_builder_all_params(w);
     w->pass = ARI_PASS_START;
     for (size_t i = 0; i < all.n && w->summing > 1 && w->st == AR_OK; i++) {
-        const ari_one_param p = ari_walk_param_at(w, &all, i);
-        ari_operation *op = ari_walk_begin(w, ARI_OPERATION_BROADCAST, p.of.role);
+        const ari_one_param p = ari_op_builder_param_at(w, &all, i);
+        ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_BROADCAST, p.of.role);
         op->produced_as = p.value.at[ARI_AXIS_TP];
         op->input[op->inputs++] = op->output[op->outputs++] = p.value;
-        ari_walk_call(w, ARI_CALL_BROADCAST, ARI_OVER_DP, p.elements, p.value.dtype, ARI_AT_START, p.of.role,
-                      suffix_of(p.of));
-        ari_walk_visit(w);
+        ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_DP, p.elements, p.value.dtype, ARI_AT_START, p.of.role,
+                            suffix_of(p.of));
+        ari_op_builder_visit(w);
     }
-    ari_walk_layer(w, ARI_NO_LAYER);
+    ari_op_builder_layer(w, ARI_NO_LAYER);
     if (!w->c->forward_only)
         agree(w);
 }
 
 /* --- the step ----------------------------------------------------------------------------------------------------- */
 
-void ari_walk_before(ari_walk *w)
+void ari_op_builder_before(ari_op_builder *w)
 {
     w->pass = ARI_PASS_STEP;
     begin_sum(w, ARI_OPERATION_TARGETS, 1, AR_I64);
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, 1, AR_I64, ARI_EACH_STEP, ARI_NO_ROLE, "targets");
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, 1, AR_I64, ARI_EACH_STEP, ARI_NO_ROLE, "targets");
     visit_if_moved(w);
-    ari_walk_unit_begins(w, ARI_NO_LAYER);
+    ari_op_builder_unit_begins(w, ARI_NO_LAYER);
 }
 
 /* Without a head each rank's terms are those of its own tokens. The last stage has it, and tells the others. */
-static void sum_loss(ari_walk *w)
+static void sum_loss(ari_op_builder *w)
 {
     const ar_placement partial = {AR_PARTIAL_SUM, 0};
     const bool spread = w->last && w->form.sp && !w->form.head;
@@ -306,21 +307,22 @@ static void sum_loss(ari_walk *w)
         call_sum(w, ARI_OVER_TP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     if (w->last)
         call_sum(w, ARI_OVER_DP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
-    ari_walk_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+    ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }
 
 /* A byte for each parameter. */
-static void find_unused(ari_walk *w, const ari_params *all)
+static void find_unused(ari_op_builder *w, const ari_params *all)
 {
     begin_sum(w, ARI_OPERATION_UNUSED, all->n, AR_U8);
-    ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, all->n, AR_U8, ARI_EACH_STEP, ARI_NO_ROLE, "used parameters");
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, all->n, AR_U8, ARI_EACH_STEP, ARI_NO_ROLE,
+                        "used parameters");
     put_beside_passes(w);
     visit_if_moved(w);
 }
 
 /* An exponent, then two int64, over the ranks that hold different elements. */
-static void norm_of_gradients(ari_walk *w)
+static void norm_of_gradients(ari_op_builder *w)
 {
     static const char tag[] = "grad_norm";
     begin_sum(w, ARI_OPERATION_GRADIENT_NORM, 1, AR_F32);
@@ -329,29 +331,30 @@ static void norm_of_gradients(ari_walk *w)
     for (int i = 0; i < 2; i++) {
         const size_t n = i == 0 ? 1 : 2;
         const ar_dtype dtype = i == 0 ? AR_I32 : AR_I64;
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
-        ari_walk_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_PP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_PP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
         if (has_shares(w))
-            ari_walk_call(w, ARI_CALL_ALL_REDUCE, sharing_group(w), n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
+            ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, sharing_group(w), n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
     }
-    ari_walk_visit(w);
+    ari_op_builder_visit(w);
 }
 
 /* `words` of each of the ranks of a group, and of `others` with it. */
-static void gather_said(ari_walk *w, ari_over over, size_t others, size_t words)
+static void gather_said(ari_op_builder *w, ari_over over, size_t others, size_t words)
 {
-    const size_t said = ari_walk_mul(w, ari_walk_mul(w, ari_walk_ranks(w, over), others), words);
-    ari_walk_call(w, ARI_CALL_ALL_GATHER, over, said, AR_I64, ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE, "gradients:verify");
+    const size_t said = ari_op_builder_mul(w, ari_op_builder_mul(w, ari_op_builder_ranks(w, over), others), words);
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, said, AR_I64, ARI_EACH_VERIFIED_STEP, ARI_NO_ROLE,
+                        "gradients:verify");
 }
 
 /* Each rank's claims about its parameters, and about itself, go over tp, then over dp (modules.md). In a pipeline all
  * claims about a tied weight go over its ends, those of ranks about themselves over all stages, and then the number of
  * findings of each stage. */
-static void verify(ari_walk *w, const ari_params *all)
+static void verify(ari_op_builder *w, const ari_params *all)
 {
     enum { WORDS_OF_A_PARAMETER = 16, WORDS_OF_A_RANK = 2 };
-    const size_t words = ari_walk_add(w, ari_walk_mul(w, all->n, WORDS_OF_A_PARAMETER), WORDS_OF_A_RANK);
-    const size_t tp = w->ranks[ARI_AXIS_TP], alike = ari_walk_mul(w, w->summing, tp);
+    const size_t words = ari_op_builder_add(w, ari_op_builder_mul(w, all->n, WORDS_OF_A_PARAMETER), WORDS_OF_A_RANK);
+    const size_t tp = w->ranks[ARI_AXIS_TP], alike = ari_op_builder_mul(w, w->summing, tp);
     begin_sum(w, ARI_OPERATION_VERIFY, words, AR_I64);
     gather_said(w, ARI_OVER_TP, 1, words);
     gather_said(w, ARI_OVER_DP, tp, words);
@@ -359,48 +362,48 @@ static void verify(ari_walk *w, const ari_params *all)
         gather_said(w, ARI_OVER_ENDS, alike, WORDS_OF_A_PARAMETER + WORDS_OF_A_RANK);
     gather_said(w, ARI_OVER_PP, alike, WORDS_OF_A_RANK);
     gather_said(w, ARI_OVER_PP, 1, 1);
-    ari_walk_visit(w);
+    ari_op_builder_visit(w);
 }
 
 /* Updates all elements that the rank holds; with ZeRO each rank updates its share of every bucket, then gathers them.
  * */
-static void update(ari_walk *w, const ari_params *all)
+static void update(ari_op_builder *w, const ari_params *all)
 {
     size_t held = 0;
     for (size_t i = 0; i < all->n && w->st == AR_OK; i++)
-        held = ari_walk_add(w, held, ari_walk_param_at(w, all, i).elements);
-    ari_walk_layer(w, ARI_NO_LAYER);
-    ari_operation *op = ari_walk_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
+        held = ari_op_builder_add(w, held, ari_op_builder_param_at(w, all, i).elements);
+    ari_op_builder_layer(w, ARI_NO_LAYER);
+    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
     op->produced_as = ari_whole;
     op->params = all->n;
     op->input[op->inputs++] = op->output[op->outputs++] = run_of(w, held, AR_F32, has_shares(w));
-    ari_walk_visit(w);
-    if (has_shares(w) && ari_walk_zero(w) < 3)
-        ari_walk_each_bucket(w, all, ARI_ALL_UNITS, gather_bucket);
+    ari_op_builder_visit(w);
+    if (has_shares(w) && ari_op_builder_zero(w) < 3)
+        ari_op_builder_each_bucket(w, all, ARI_ALL_UNITS, gather_bucket);
 }
 
-void ari_walk_buckets(ari_walk *w)
+void ari_op_builder_buckets(ari_op_builder *w)
 {
-    const ari_params all = ari_walk_all_params(w);
+    const ari_params all = ari_op_builder_all_params(w);
     w->pass = ARI_PASS_STEP;
     w->every_bucket = true;
-    ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
+    ari_op_builder_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
 }
 
-void ari_walk_after(ari_walk *w)
+void ari_op_builder_after(ari_op_builder *w)
 {
-    const ari_params all = ari_walk_all_params(w);
+    const ari_params all = ari_op_builder_all_params(w);
     const bool eager = w->c->run.ddp.mode == AR_BUCKETS_EAGER, updates = w->c->run.steps > 0;
-    const int zero = ari_walk_zero(w);
+    const int zero = ari_op_builder_zero(w);
     w->pass = ARI_PASS_STEP;
     w->micro = 0;
     if (!w->c->forward_only && !eager && zero < 2)
-        ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
+        ari_op_builder_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
     sum_loss(w);
     if (w->c->forward_only)
         return;
     if (eager || zero >= 2)
-        ari_walk_each_bucket(w, &all, ARI_ALL_UNITS, zero < 2 ? sum_bucket : complete_bucket);
+        ari_op_builder_each_bucket(w, &all, ARI_ALL_UNITS, zero < 2 ? sum_bucket : complete_bucket);
     if (w->c->run.ddp.find_unused)
         find_unused(w, &all);
     if (w->c->run.clip > 0.0 && updates)

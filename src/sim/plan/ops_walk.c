@@ -9,7 +9,7 @@
 
 /* --- arithmetic --------------------------------------------------------------------------------------------------- */
 
-size_t ari_walk_mul(ari_walk *w, size_t a, size_t b)
+size_t ari_op_builder_mul(ari_op_builder *w, size_t a, size_t b)
 {
     size_t product = 0;
     if (w->st == AR_OK)
@@ -17,7 +17,7 @@ size_t ari_walk_mul(ari_walk *w, size_t a, size_t b)
     return w->st == AR_OK ? product : 0;
 }
 
-size_t ari_walk_add(ari_walk *w, size_t a, size_t b)
+size_t ari_op_builder_add(ari_op_builder *w, size_t a, size_t b)
 {
     size_t sum = 0;
     if (w->st == AR_OK)
@@ -27,33 +27,34 @@ size_t ari_walk_add(ari_walk *w, size_t a, size_t b)
 
 /* --- where it is ------------------------------------------------------------------------------------------------- */
 
-void ari_walk_stage_layers(const ari_walk *w, size_t stage, size_t *begin, size_t *end)
+void ari_op_builder_stage_layers(const ari_op_builder *w, size_t stage, size_t *begin, size_t *end)
 {
     ar_stage_layers(begin, end, &w->c->run.parallel.stages, w->config->layers, w->stages, stage);
     *end += *begin;
 }
 
-void ari_walk_layer(ari_walk *w, size_t layer)
+void ari_op_builder_layer(ari_op_builder *w, size_t layer)
 {
     w->layer = layer;
     if (w->st == AR_OK && layer != ARI_NO_LAYER)
         w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->form.by_tokens, &w->block);
 }
 
-int ari_walk_zero(const ari_walk *w)
+int ari_op_builder_zero(const ari_op_builder *w)
 {
     const int zero = w->c->forward_only ? 0 : w->c->run.parallel.zero;
     return zero > 1 && w->sharing == 1 ? 1 : zero;
 }
 
-bool ari_walk_by_heads(const ari_walk *w)
+bool ari_op_builder_by_heads(const ari_op_builder *w)
 {
-    return ari_walk_same(ari_walk_placed(w->block.attention.first.to), ari_by_features);
+    return ari_op_builder_same(ari_op_builder_placed(w->block.attention.first.to), ari_by_features);
 }
 
-size_t ari_walk_kv_copies(const ari_walk *w, bool heads)
+size_t ari_op_builder_kv_copies(const ari_op_builder *w, bool heads)
 {
-    const size_t ranks = (ari_walk_by_heads(w) ? w->ranks[ARI_AXIS_TP] : 1) * (heads ? w->ranks[ARI_AXIS_INNER] : 1),
+    const size_t ranks =
+                     (ari_op_builder_by_heads(w) ? w->ranks[ARI_AXIS_TP] : 1) * (heads ? w->ranks[ARI_AXIS_INNER] : 1),
                  kv = w->config->kv_heads;
     return kv > 0 && ranks > kv ? ranks / kv : 1;
 }
@@ -70,24 +71,24 @@ size_t ari_operations_values(const ari_step_case *c)
     return ((c->config->layers + 2) * ARI_SCOPES + (size_t)ar_parallel_stages(&c->run.parallel)) * MOST_MADE;
 }
 
-static size_t number(const ari_walk *w, size_t scope, size_t n)
+static size_t number(const ari_op_builder *w, size_t scope, size_t n)
 {
     return w->micro * w->edges.values + scope * MOST_MADE + n + 1;
 }
 
-size_t ari_walk_stream_value(const ari_walk *w, size_t section)
+size_t ari_op_builder_stream_value(const ari_op_builder *w, size_t section)
 {
     return number(w, section * ARI_SCOPES + (w->pass == ARI_PASS_BACKWARD ? ARI_SCOPE_GRADIENTS : ARI_SCOPE_FORWARD),
                   0);
 }
 
-size_t ari_walk_message_value(const ari_walk *w, size_t stage, bool received)
+size_t ari_op_builder_message_value(const ari_op_builder *w, size_t stage, bool received)
 {
     return number(w, (w->config->layers + 2) * ARI_SCOPES + stage,
                   (w->pass == ARI_PASS_BACKWARD ? 2u : 0u) + (received ? 1u : 0u));
 }
 
-size_t ari_walk_new_value(ari_walk *w)
+size_t ari_op_builder_new_value(ari_op_builder *w)
 {
     const bool repeated = w->op.regathered || w->op.recomputed;
     const ari_scope scope = w->op.pass == ARI_PASS_FORWARD ? ARI_SCOPE_FORWARD
@@ -98,7 +99,7 @@ size_t ari_walk_new_value(ari_walk *w)
     return number(w, w->edges.section * ARI_SCOPES + (size_t)scope, w->edges.made[scope]);
 }
 
-ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i)
+ari_op_value ari_op_builder_held(const ari_op_builder *w, ari_op_value v, int i)
 {
     const ari_op_value *now = &w->edges.now.at[i < w->edges.now.n ? i : 0];
     v.id = now->id;
@@ -106,7 +107,7 @@ ari_op_value ari_walk_held(const ari_walk *w, ari_op_value v, int i)
     return v;
 }
 
-ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role role)
+ari_forward *ari_op_builder_forward_of(ari_op_builder *w, ari_operation_kind kind, ari_role role)
 {
     int i = 0;
     while (i < w->edges.forwards && (w->edges.forward[i].kind != kind || w->edges.forward[i].role != role))
@@ -115,10 +116,10 @@ ari_forward *ari_walk_forward_of(ari_walk *w, ari_operation_kind kind, ari_role 
 }
 
 /* A recomputed value replaces the one that was computed first. */
-static void remember(ari_walk *w)
+static void remember(ari_op_builder *w)
 {
     const ari_operation *op = &w->op;
-    ari_forward *f = ari_walk_forward_of(w, op->kind, op->role);
+    ari_forward *f = ari_op_builder_forward_of(w, op->kind, op->role);
     if (!f && w->edges.forwards == ARI_FORWARDS) {
         w->st = ar_error_set(AR_ERR_INTERNAL, "a section of more than %d operations", ARI_FORWARDS);
         return;
@@ -132,12 +133,12 @@ static void remember(ari_walk *w)
 }
 
 /* Refers a gradient to its value. An operation that only moves gradients leaves them referring to the same values. */
-static void refer(ari_walk *w)
+static void refer(ari_op_builder *w)
 {
     static const bool reads[ARI_OPERATION_KINDS] = {
         [ARI_OPERATION_NORM] = true, [ARI_OPERATION_ACTIVATION] = true, [ARI_OPERATION_GATE] = true};
     ari_operation *op = &w->op;
-    const ari_forward *f = ari_walk_forward_of(w, op->kind, op->role);
+    const ari_forward *f = ari_op_builder_forward_of(w, op->kind, op->role);
     for (int i = 0; i < op->inputs && f; i++)
         op->input[i].of = f->out[i];
     for (int i = 0; i < op->outputs; i++)
@@ -148,7 +149,7 @@ static void refer(ari_walk *w)
 
 /* --- operations -------------------------------------------------------------------------------------------------- */
 
-ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role role)
+ari_operation *ari_op_builder_begin(ari_op_builder *w, ari_operation_kind kind, ari_role role)
 {
     w->op = (ari_operation){.kind = kind,
                             .pass = w->recomputed ? ARI_PASS_BACKWARD : w->pass,
@@ -163,27 +164,27 @@ ari_operation *ari_walk_begin(ari_walk *w, ari_operation_kind kind, ari_role rol
                             .stays = w->stays,
                             .recomputed = w->recomputed,
                             .within = w->within,
-                            .produced_as = ari_walk_stream(w)};
+                            .produced_as = ari_op_builder_stream(w)};
     return &w->op;
 }
 
 /* A backward pass in two parts: each leaves out the other's operations. Without samples only the shared-out operations
  * remain. */
-void ari_walk_visit(ari_walk *w)
+void ari_op_builder_visit(ari_op_builder *w)
 {
-    const bool other = w->part == AR_PP_BACKWARD_INPUT    ? w->puts_off
-                       : w->part == AR_PP_BACKWARD_WEIGHT ? !w->puts_off
+    const bool other = w->part == AR_PP_BACKWARD_INPUT    ? w->deferred
+                       : w->part == AR_PP_BACKWARD_WEIGHT ? !w->deferred
                                                           : false;
     if (w->st == AR_OK && !w->edges.unseen && !other && (w->unit || !w->absent))
         w->st = w->visit(w->user, &w->op);
 }
 
-void ari_walk_make(ari_walk *w)
+void ari_op_builder_make(ari_op_builder *w)
 {
     ari_operation *op = &w->op;
     const bool moves = op->kind == ARI_OPERATION_REDISTRIBUTE || op->kind == ARI_OPERATION_HEADS;
     for (int i = 0; i < op->outputs; i++)
-        op->output[i].id = op->output[i].id > 0 ? op->output[i].id : ari_walk_new_value(w);
+        op->output[i].id = op->output[i].id > 0 ? op->output[i].id : ari_op_builder_new_value(w);
     if (op->pass == ARI_PASS_FORWARD || op->recomputed) {
         if ((w->edges.unseen || op->recomputed) && !moves)
             remember(w);
@@ -192,19 +193,19 @@ void ari_walk_make(ari_walk *w)
     }
     w->edges.now.n = op->outputs;
     memcpy(w->edges.now.at, op->output, sizeof w->edges.now.at);
-    ari_walk_visit(w);
+    ari_op_builder_visit(w);
 }
 
-size_t ari_walk_cp(const ari_walk *w)
+size_t ari_op_builder_cp(const ari_op_builder *w)
 {
     return w->ranks[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER];
 }
 
-size_t ari_walk_ranks(const ari_walk *w, ari_over over)
+size_t ari_op_builder_ranks(const ari_op_builder *w, ari_over over)
 {
     size_t ranks = 1;
     if (over == ARI_OVER_COPIES)
-        return ari_walk_kv_copies(w, true);
+        return ari_op_builder_kv_copies(w, true);
     if (over == ARI_OVER_SHARD)
         return w->sharing;
     if (over == ARI_OVER_REPLICATE)
@@ -216,13 +217,13 @@ size_t ari_walk_ranks(const ari_walk *w, ari_over over)
     return ranks;
 }
 
-void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
-                   ari_call_often often, ari_role role, const char *tag)
+void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
+                         ari_call_often often, ari_role role, const char *tag)
 {
     const bool message = kind == ARI_CALL_SEND || kind == ARI_CALL_RECV;
-    const size_t ranks = message ? 2 : ari_walk_ranks(w, over);
+    const size_t ranks = message ? 2 : ari_op_builder_ranks(w, over);
     const bool passed = w->passed[w->pass == ARI_PASS_BACKWARD][w->stage];
-    const bool remade = often == ARI_EACH_VERSION && ari_walk_zero(w) == 3 && w->layer != ARI_NO_LAYER;
+    const bool remade = often == ARI_EACH_VERSION && ari_op_builder_zero(w) == 3 && w->layer != ARI_NO_LAYER;
     const bool known = often == ARI_EACH_VERSION && !remade && (w->recomputed || passed);
     if (ranks <= 1 || known)
         return;
@@ -242,12 +243,12 @@ void ari_walk_call(ari_walk *w, ari_call_kind kind, ari_over over, size_t elemen
                                                   .tag = tag};
 }
 
-size_t ari_walk_positions(const ari_walk *w)
+size_t ari_op_builder_positions(const ari_op_builder *w)
 {
-    return w->c->run.seq / ari_walk_cp(w) / w->ranks[ARI_AXIS_TP];
+    return w->c->run.seq / ari_op_builder_cp(w) / w->ranks[ARI_AXIS_TP];
 }
 
-void ari_walk_repeat(ari_walk *w, size_t times)
+void ari_op_builder_repeat(ari_op_builder *w, size_t times)
 {
     if (w->op.calls > 0)
         w->op.call[w->op.calls - 1].repeats = times;
@@ -257,19 +258,19 @@ void ari_walk_repeat(ari_walk *w, size_t times)
 
 const ar_placement ari_whole = {AR_INVARIANT, 0}, ari_by_tokens = {AR_SHARD, 1}, ari_by_features = {AR_SHARD, 2};
 
-ar_placement ari_walk_placed(ar_placement p)
+ar_placement ari_op_builder_placed(ar_placement p)
 {
     if (p.kind == AR_SHARD && p.dim < 0)
         p.dim += 3;
     return p.kind == AR_REPLICATE ? ari_whole : p;
 }
 
-bool ari_walk_same(ar_placement a, ar_placement b)
+bool ari_op_builder_same(ar_placement a, ar_placement b)
 {
     return a.kind == b.kind && (a.kind != AR_SHARD || a.dim == b.dim);
 }
 
-ar_placement ari_walk_stream(const ari_walk *w)
+ar_placement ari_op_builder_stream(const ari_op_builder *w)
 {
     return w->form.sp ? ari_by_tokens : ari_whole;
 }
@@ -277,7 +278,7 @@ ar_placement ari_walk_stream(const ari_walk *w)
 enum { POSITIONS = 1 }; /* the dimension of an activation of which nobody has copies */
 
 /* Samples are cut as ar_parallel_rows cuts them, everything else by ar_split_uneven. */
-void ari_walk_place(const ari_walk *w, ari_op_value *v)
+void ari_op_builder_place(const ari_op_builder *w, ari_op_value *v)
 {
     for (int d = 0; d < v->ndim; d++) {
         const size_t copies = v->copies > 0 && !(v->ndim == 3 && d == POSITIONS) ? v->copies : 1;
@@ -296,7 +297,7 @@ void ari_walk_place(const ari_walk *w, ari_op_value *v)
         v->local[0] = w->own;
 }
 
-ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, size_t copies)
+ari_op_value ari_op_builder_activation(ari_op_builder *w, size_t features, ar_placement tp, size_t copies)
 {
     ari_op_value v = {.dtype = w->form.activations,
                       .ndim = 3,
@@ -307,6 +308,6 @@ ari_op_value ari_walk_activation(ari_walk *w, size_t features, ar_placement tp, 
                              [ARI_AXIS_INNER] = ari_by_tokens,
                              [ARI_AXIS_TP] = tp},
                       .copies = copies};
-    ari_walk_place(w, &v);
+    ari_op_builder_place(w, &v);
     return v;
 }

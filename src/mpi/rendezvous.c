@@ -18,9 +18,10 @@ enum { ROOM = ARI_MPI_FIRST_BYTES - sizeof(head) };
 
 /* --- beginning and end -------------------------------------------------------------------------------------------- */
 
-ar_status ari_mpi_meeting_init(ari_mpi_meeting *m, ari_mpi *p, uint64_t id, const int *rank, int n, int index, int tag)
+ar_status ari_mpi_rendezvous_init(ari_mpi_rendezvous *m, ari_mpi *p, uint64_t id, const int *rank, int n, int index,
+                                  int tag)
 {
-    *m = (ari_mpi_meeting){.p = p, .index = index, .tag = tag};
+    *m = (ari_mpi_rendezvous){.p = p, .index = index, .tag = tag};
     pthread_mutex_lock(&p->lock);
     ar_status st = ari_flight_add(&p->flight, &m->group, id, rank, n);
     pthread_mutex_unlock(&p->lock);
@@ -34,11 +35,11 @@ ar_status ari_mpi_meeting_init(ari_mpi_meeting *m, ari_mpi *p, uint64_t id, cons
         m->first_bytes[i] = ARI_MPI_FIRST_BYTES;
     m->long_bytes = st == AR_OK ? m->first_bytes + n : NULL;
     if (st != AR_OK)
-        ari_mpi_meeting_fini(m);
+        ari_mpi_rendezvous_fini(m);
     return st;
 }
 
-void ari_mpi_meeting_fini(ari_mpi_meeting *m)
+void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m)
 {
     if (m->group) {
         ari_calls_fini(&m->calls);
@@ -52,18 +53,18 @@ void ari_mpi_meeting_fini(ari_mpi_meeting *m)
     free(m->requests.request);
     free(m->requests.member);
     free(m->requests.index);
-    *m = (ari_mpi_meeting){.p = NULL};
+    *m = (ari_mpi_rendezvous){.p = NULL};
 }
 
 /* --- what the members call ---------------------------------------------------------------------------------------- */
 
 /* Receive buffers have room for the longest message; a message is sent at its own length. */
-static char *first_of(const ari_mpi_meeting *m, int i)
+static char *first_of(const ari_mpi_rendezvous *m, int i)
 {
     return m->first + ari_counts_before(m->first_bytes, i);
 }
 
-static size_t bytes_of(const ari_mpi_meeting *m, int i)
+static size_t bytes_of(const ari_mpi_rendezvous *m, int i)
 {
     head h;
     memcpy(&h, first_of(m, i), sizeof h);
@@ -71,7 +72,7 @@ static size_t bytes_of(const ari_mpi_meeting *m, int i)
 }
 
 /* Gathers the members' data; the own part is already in place. */
-static ar_status gather(ari_mpi_meeting *m, const size_t *counts, char *all)
+static ar_status gather(ari_mpi_rendezvous *m, const size_t *counts, char *all)
 {
     const char *own = all + ari_counts_before(counts, m->index);
     const ari_call call = {.kind = ARI_ALL_GATHER, .dtype = AR_U8, .counts = counts, .in = {own}, .out = {all}};
@@ -79,7 +80,7 @@ static ar_status gather(ari_mpi_meeting *m, const size_t *counts, char *all)
 }
 
 /* The calls that are longer than a first message, if any are. */
-static ar_status gather_long(ari_mpi_meeting *m)
+static ar_status gather_long(ari_mpi_rendezvous *m)
 {
     const int n = m->group->n;
     size_t total = 0;
@@ -98,7 +99,7 @@ static ar_status gather_long(ari_mpi_meeting *m)
     return gather(m, m->long_bytes, m->whole);
 }
 
-static ar_status exchange(ari_mpi_meeting *m)
+static ar_status exchange(ari_mpi_rendezvous *m)
 {
     AR_TRY(gather(m, m->first_bytes, m->first));
     ar_status st = gather_long(m);
@@ -112,7 +113,7 @@ static ar_status exchange(ari_mpi_meeting *m)
     return st;
 }
 
-static ar_status compare(ari_mpi_meeting *m)
+static ar_status compare(ari_mpi_rendezvous *m)
 {
     char why[768];
     const ar_status st = ari_calls_compare(&m->calls.group, why, sizeof why);
@@ -121,9 +122,9 @@ static ar_status compare(ari_mpi_meeting *m)
     return st;
 }
 
-/* --- the meeting -------------------------------------------------------------------------------------------------- */
+/* --- the rendezvous ----------------------------------------------------------------------------------------------- */
 
-static ar_status write_own(ari_mpi_meeting *m, const ari_call *call)
+static ar_status write_own(ari_mpi_rendezvous *m, const ari_call *call)
 {
     size_t bytes = 0;
     AR_TRY(ari_call_encoded_bytes(&bytes, call, m->group->n));
@@ -136,7 +137,7 @@ static ar_status write_own(ari_mpi_meeting *m, const ari_call *call)
     return AR_OK;
 }
 
-static ar_status used_twice(const ari_mpi_meeting *m, const ari_call *call)
+static ar_status used_twice(const ari_mpi_rendezvous *m, const ari_call *call)
 {
     char text[160], why[768];
     const int own = m->p->base.rank;
@@ -147,7 +148,7 @@ static ar_status used_twice(const ari_mpi_meeting *m, const ari_call *call)
     return ari_mpi_status(m->p);
 }
 
-ar_status ari_mpi_part(ari_mpi_meeting *m, ar_status st)
+ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st)
 {
     pthread_mutex_lock(&m->p->lock);
     ari_flight_leave(&m->p->flight, &m->open, st == AR_OK, ari_wait_coarse_ns());
@@ -158,7 +159,7 @@ ar_status ari_mpi_part(ari_mpi_meeting *m, ar_status st)
     return st;
 }
 
-ar_status ari_mpi_meet(ari_mpi_meeting *m, const ari_call *call)
+ar_status ari_mpi_meet(ari_mpi_rendezvous *m, const ari_call *call)
 {
     AR_TRY(ari_mpi_status(m->p));
     if (atomic_exchange(&m->in, 1) != 0)
