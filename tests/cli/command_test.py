@@ -10,11 +10,12 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
@@ -35,30 +36,22 @@ ENDS = {**{f"collective_{how}": "disagree" for how in ("order_swapped", "size_mi
 
 
 class Done:
-    """How a command ended: code (negative: the signal), out, err, seconds, peak_kib."""
+    """How a command ended: code (negative: the signal), out, err, peak_kib."""
 
-    def __init__(self, arguments, environment=None, folder=None, limit=LIMIT_S):
+    def __init__(self, arguments, environment=None, limit=LIMIT_S):
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            start = time.monotonic()
             child = subprocess.Popen([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                     cwd=folder, env={**os.environ, **(environment or {})})
-            while True:
-                pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-                if pid:
-                    break
-                if time.monotonic() - start > limit:
-                    child.kill()
-                    os.wait4(child.pid, 0)
-                    child.returncode = -9
-                    raise AssertionError(f"no end after {limit} s: {arguments}")
-                time.sleep(0.002)
+                                     env={**os.environ, **(environment or {})})
+            guard = threading.Timer(limit, child.kill)
+            guard.start()
+            _, status, usage = os.wait4(child.pid, 0)
+            guard.cancel()
             child.returncode = self.code = os.waitstatus_to_exitcode(status)
-            self.seconds = time.monotonic() - start
+            if self.code == -signal.SIGKILL:
+                raise AssertionError(f"killed, as after {limit} s: {arguments}")
             self.peak_kib = usage.ru_maxrss
-            out.seek(0)
-            err.seek(0)
-            self.out = out.read().decode("utf-8", "replace")
-            self.err = err.read().decode("utf-8", "replace")
+            self.out, self.err = (os.pread(f.fileno(), os.fstat(f.fileno()).st_size, 0).decode("utf-8", "replace")
+                                  for f in (out, err))
 
     def __str__(self):
         return f"exit {self.code}\n{self.out}\n{self.err}"
@@ -91,11 +84,8 @@ LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 16, "intermedia
 class CommandTest(Case):
     def config(self, name="model", **changes):
         """A folder with a small Llama's config.json; a change to None leaves the key out."""
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        content = {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
-        return folder
+        return self.put(f"{name}/config.json",
+                        {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}).parent
 
     def golden(self, name="gpt2-tiny"):
         """A copy of a golden model, to be spoilt."""
@@ -540,8 +530,8 @@ class Grads(CommandTest):
 
     def test_what_compares_nothing_refuses_a_plan_that_declares_what_is_not_there(self):
         """On two ranks a loss of 5.705 where the model has 5.784, with exit status 0, was what grads gave."""
-        folder, plan = self.golden("llama-gqa-tiny"), self.folder / "plan.json"
-        plan.write_text(json.dumps({"rules": [{"modules": "*.self_attn", "style": "prepare", "input": [["P(sum)", "R"]]}]}))
+        folder = self.golden("llama-gqa-tiny")
+        plan = self.put("plan.json", {"rules": [{"modules": "*.self_attn", "style": "prepare", "input": [["P(sum)", "R"]]}]})
         grads = ("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out", "--plan", plan)
         train = ("train", folder, "--data", GOLDEN / "make_golden.py", "--steps", "1", "--batch", "1", "--seq", "8",
                  "--plan", plan)
@@ -784,9 +774,7 @@ class Configs(CommandTest):
         self.refused("check", self.config(), "--seq", "33", says=["33", "32"])
         gpt2 = {"model_type": "gpt2", "vocab_size": 40, "n_embd": 16, "n_head": 4, "n_layer": 1,
                 "n_positions": 1 << 40}
-        (folder := self.folder / "gpt2").mkdir()
-        (folder / "config.json").write_text(json.dumps(gpt2), encoding="utf-8")
-        self.check_refused(folder, "")
+        self.check_refused(self.put("gpt2/config.json", gpt2).parent, "")
 
 
 class Files(CommandTest):
@@ -812,9 +800,7 @@ class Files(CommandTest):
         self.assertEqual(self.result(*given)["weights"], "folder")
 
     def batch(self):
-        path = self.folder / "ids.safetensors"
-        tensor_files.write(path, {"input_ids": ["I64", [1, 4], i64(1, 2, 3, 4)]})
-        return path
+        return tensor_files.write(self.folder / "ids.safetensors", {"input_ids": ["I64", [1, 4], i64(1, 2, 3, 4)]})
 
     def test_malformed_safetensors_as_weights_and_as_input(self):
         folder, path = self.golden(), self.folder / "bad.safetensors"
@@ -869,19 +855,17 @@ class Files(CommandTest):
         (folder / "model.safetensors").rename(folder / "part.safetensors")
         names = list(tensor_files.read(folder / "part.safetensors"))
         whole = {name: "part.safetensors" for name in names}
-        index = folder / "model.safetensors.index.json"
-
-        def check(weight_map, says):
-            index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+        index = "gpt2-tiny/model.safetensors.index.json"
+        for weight_map, says in (({**whole, names[0]: "../part.safetensors"}, ".."),
+                                 ({**whole, names[0]: "no.safetensors"}, "no.safetensors"),
+                                 ({**whole, "nobody": "part.safetensors"}, "nobody"),
+                                 ({name: file for name, file in whole.items() if name != names[3]}, names[3]),
+                                 ({**whole, names[0]: 7}, names[0])):
+            self.put(index, {"metadata": {}, "weight_map": weight_map})
             self.refused("check", folder, "--tp", "2", "--batch", "1", "--seq", "4", says=says)
-        check({**whole, names[0]: "../part.safetensors"}, "..")
-        check({**whole, names[0]: "no.safetensors"}, "no.safetensors")
-        check({**whole, "nobody": "part.safetensors"}, "nobody")
-        check({name: file for name, file in whole.items() if name != names[3]}, names[3])
-        check({**whole, names[0]: 7}, names[0])
-        index.write_text("{", encoding="utf-8")
+        self.put(index, "{")
         self.refused("check", folder, "--tp", "2", says="index.json")
-        index.write_text(json.dumps({"weight_map": whole}), encoding="utf-8")
+        self.put(index, {"weight_map": whole})
         self.passes("check", folder, "--tp", "2", *SMALL)
 
     def test_inputs_that_do_not_fit(self):
@@ -945,8 +929,7 @@ class Files(CommandTest):
                              ({"ffn": 1 << 40}, "ffn"), ({"seq": 17}, "'x'"), ({"activation": "tan"}, "tan"),
                              ({"eps": -1.0}, "eps"), ({"causal": 3}, "causal")):
             with self.subTest(change=change):
-                new = {k: v for k, v in {**case, **change}.items() if v is not None}
-                (block / "case.json").write_text(json.dumps(new), encoding="utf-8")
+                self.put("block/case.json", {k: v for k, v in {**case, **change}.items() if v is not None})
                 self.refused("grads", "--block", block, "--out", out, says=says)
         (block / "case.json").unlink()
         self.refused("grads", "--block", block, "--out", out, says="case.json")

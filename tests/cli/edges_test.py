@@ -69,11 +69,6 @@ class EdgesTest(command.Case):
         self.assertEqual([file.rsplit("/", 2)[1:] for file in files],
                          [["out?", "outputs.safetensors"], ["out?", "grads.safetensors"]])
 
-    def test_one_layout_and_all_of_them_exclude_each_other(self):
-        done = run("check", "gpt2-demo", "--tp", "2", "--sweep", "4")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn(b"--sweep", done.stderr)
-
     def test_a_given_order_of_the_mlp_stands_beside_a_fault(self):
         done = run("check", "--inject", "column_dx_not_reduced", "--mlp-order", "row-column", *SMALL[2:], "--steps", "0",
                    "--json", "-")
