@@ -3,7 +3,6 @@
 """Tests of `anyrank lint` from outside: verdicts, findings and exit codes on right layouts and wrong plans, large layouts,
 and what it refuses."""
 
-import json
 import re
 import sys
 import unittest
@@ -69,7 +68,7 @@ class Lint(Case):
             with self.subTest(rules=rules, layout=layout):
                 members = [dict(zip(("modules", "style", "input", "output"), rule)) for rule in rules]
                 plan = {"rules": [{name: value for name, value in rule.items() if value} for rule in members]}
-                (self.folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+                self.put("plan.json", plan)
                 result = self.lint(model, *layout.split(), "--plan", "plan.json", status=1 if findings else 0)
                 got = [(f["rule"], f"{f['module']}, {f['operation']}", f["pass"], f["has"], f["needs"])
                        for f in result["findings"]]

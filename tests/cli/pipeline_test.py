@@ -86,7 +86,7 @@ class Pipeline(Case):
         self.refused("train", "llama-demo", "--pp", 4, "--schedule-pp", "own.csv", says="one of 2 ranks, 2 stages and 2")
         self.refused("bench", "step", "--pp", 2, "--schedule-pp", "own.csv", "--micro-batches", 3,
                      says="2 micro-batches, the layout")
-        (self.folder / "stuck.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", encoding="utf-8")
+        self.put("stuck.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
         self.refused("grads", "llama-demo", "--input", "none", "--out", "out", "--pp", 2, "--schedule-pp", "stuck.csv",
                      says="rank 0 with 0B0 (stage 0, micro-batch 0) waits for 1SEND_B0 of rank 1")
         self.refused("plan", "llama-demo", "--pipeline", says="give --pp N")

@@ -24,7 +24,7 @@ class Reports(Case):
         super().setUp()
         self.model = ROOT / "tests/golden/llama-gqa-tiny"
         self.small = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1]
-        (self.folder / "small.json").write_text(self.small, encoding="utf-8")
+        self.put("small.json", self.small)
 
     def run_json(self, *arguments):
         """The text for people, and the report."""
@@ -42,14 +42,14 @@ class Reports(Case):
         self.assertEqual((plan["file"], plan["mlp_order"], len(plan["rules"])), ("small.json", None, 4))
         self.assertIn(f"plan small.json: 4 rules, sha256 {plan['sha256'][:12]}\n", text)
         self.assertTrue(f"sha256 {plan['sha256'][:12]}" in PAGE.replace("\n", " "), plan["sha256"])
-        (self.folder / "again.json").write_text(json.dumps({"rules": plan["rules"]}), encoding="utf-8")
+        self.put("again.json", {"rules": plan["rules"]})
         _, again = self.check("--plan", "again.json")
         self.assertEqual(again["plan"], plan | {"file": "again.json"})
         self.assertEqual([run["bytes"] for run in again["runs"]], [run["bytes"] for run in model["runs"]])
 
     def test_norms_that_gather_their_input_keep_the_memory_that_is_predicted(self):
         for norm in ("model.norm", "*input_layernorm", "*post_attention_layernorm", "model.layers.1.*norm"):
-            (self.folder / "p.json").write_text(json.dumps({norm: "sequence_parallel"}), encoding="utf-8")
+            self.put("p.json", {norm: "sequence_parallel"})
             _, model = self.check("--plan", "p.json", "--steps", 1)
             self.assertEqual([(run["result"], run["memory_difference"]) for run in model["runs"]], [("same", None)])
 
@@ -99,7 +99,7 @@ class Plan(Case):
     def test_the_plans_of_the_page_fit(self):
         self.assertEqual(len(self.plans), 2)
         for plan in self.plans:
-            (self.folder / "p.json").write_text(plan, encoding="utf-8")
+            self.put("p.json", plan)
             default, own = (self.passes("llama-demo", "--flow", "--tp", 2, *more) for more in ([], ["--plan", "p.json"]))
             self.assertNotEqual(default, own)
 
@@ -108,7 +108,7 @@ class Plan(Case):
                            ('{"rules": [{"modules": "x"}]}', "p.json: rule 1, 'x': 'style' is missing"),
                            ('{"*.q_proj": "colwise"}', "model.layers.0.self_attn.k_proj is replicate"),
                            ("{", "p.json: not JSON")):
-            (self.folder / "p.json").write_text(text, encoding="utf-8")
+            self.put("p.json", text)
             self.refused("llama-demo", "--flow", "--tp", 2, "--plan", "p.json", says=says)
         self.refused("llama-demo", "--flow", "--plan", "p.json", "--mlp-order", "row-column", says="--mlp-order")
 

@@ -119,11 +119,9 @@ class PlannerTest(Case):
             self.assertEqual(row["reason"] == "", row["legal"] == "1")
 
     def test_csv_and_json_give_the_same_reasons_for_a_model_with_quotes_in_its_name(self):
-        folder = self.folder / 'a "model", <b>'
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(
-            {"model_type": "llama", "hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 2,
-             "num_attention_heads": 3, "vocab_size": 16, "max_position_embeddings": 8}), encoding="utf-8")
+        folder = self.put('a "model", <b>/config.json', {
+            "model_type": "llama", "hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 2,
+            "num_attention_heads": 3, "vocab_size": 16, "max_position_embeddings": 8}).parent
         report = self.result(folder, "--gpus", 4, "--all", "--csv", "quoted.csv")
         with open(self.folder / "quoted.csv", encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
@@ -150,8 +148,7 @@ class PlannerTest(Case):
         config = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
                   "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128,
                   "max_position_embeddings": 4096, **sizes}
-        (self.folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return self.folder / "config.json"
+        return self.put("config.json", config)
 
     def test_a_sliding_window_makes_no_step_better_than_the_peak(self):
         for window in (None, 64, 4000):
