@@ -4,9 +4,7 @@
 """
 
 import json
-import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
@@ -42,24 +40,20 @@ class Scale(Case):
 
     def test_weights_beside_a_config_are_not_taken(self):
         model = ROOT / "tests/golden/llama-gqa-tiny"
-        with tempfile.TemporaryDirectory(prefix="anyrank-scale-") as folder:
-            batch = ("--input", model / "batch.safetensors", "--out", folder, "--tp", 2)
-            done = self.done("grads", model, "--scale", "1/2", *batch)
-            self.assertIn("fresh weights", done.stdout)
-            self.refused("grads", "--block", ROOT / "tests/golden/block-gqa", "--out", folder, "--scale", "1/2",
-                         says="--scale goes with a MODEL")
+        batch = ("--input", model / "batch.safetensors", "--out", self.folder, "--tp", 2)
+        self.assertIn("fresh weights", self.done("grads", model, "--scale", "1/2", *batch).stdout)
+        self.refused("grads", "--block", ROOT / "tests/golden/block-gqa", "--out", self.folder, "--scale", "1/2",
+                     says="--scale goes with a MODEL")
 
     def test_a_checkpoint_is_of_the_smaller_model(self):
-        with tempfile.TemporaryDirectory(prefix="anyrank-scale-") as folder:
-            small = ("--batch", 2, "--seq", 8, "--steps", 4)
-            whole = run("train", "gpt-22b", "--scale", "1/32", *small)
-            part = run("train", "gpt-22b", "--scale", "1/32", "--tp", 2, *small, "--stop-after", 2, "--save", folder)
-            self.assertEqual((whole.returncode, part.returncode), (0, 0), whole.stderr + part.stderr)
-            done = self.done("train", "--resume", folder, "--dp", 2, *small)
-            self.assertEqual(done.stdout.splitlines()[-1], whole.stdout.splitlines()[-1])
-            config = json.loads((pathlib.Path(folder) / "latest/config.json").read_text(encoding="utf-8"))
-            self.assertEqual((config["n_embd"], config["n_layer"], config["n_head"]), (256, 2, 64))
-            self.refused("train", "--resume", folder, "--scale", "1/2", says="resume it without shrinking")
+        small = ("--batch", 2, "--seq", 8, "--steps", 4)
+        whole = self.done("train", "gpt-22b", "--scale", "1/32", *small)
+        self.done("train", "gpt-22b", "--scale", "1/32", "--tp", 2, *small, "--stop-after", 2, "--save", self.folder)
+        done = self.done("train", "--resume", self.folder, "--dp", 2, *small)
+        self.assertEqual(done.stdout.splitlines()[-1], whole.stdout.splitlines()[-1])
+        config = json.loads((self.folder / "latest/config.json").read_text(encoding="utf-8"))
+        self.assertEqual((config["n_embd"], config["n_layer"], config["n_head"]), (256, 2, 64))
+        self.refused("train", "--resume", self.folder, "--scale", "1/2", says="resume it without shrinking")
 
     def test_what_cannot_be_shrunk_is_refused(self):
         for text in ("1/0", "0.5", "2/3", "1/", "1/x", "16", "1/-2", "1/99999999999999999999"):
