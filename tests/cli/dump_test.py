@@ -185,11 +185,12 @@ class Grads(DumpTest):
                 (llama, "init_local_fan", "--tp 2", "these are read"),
                 (llama, "embedding_tied_once", "", "tied"), (llama, "sp_position_grad_local", "--tp 2 --sp", "positions"),
                 (llama, "gate_up_interleaved_wrong", "--tp 2", "q|k|v"), (llama, "bias_added_twice", "", "biases"),
-                (llama, "column_dx_not_reduced", "--dp 2", "give tp of"), (llama, "dp_group_missing", "--tp 2", "give dp of"),
-                (gpt2, "sp_norm_grad_local", "--tp 2", "and sp"), (llama, "kv_replica_grad_local", "--tp 2", "KV heads"),
-                (llama, "accum_last_only", "--dp 2", "at least 2 micro-batches"),
-                (llama, "saved_input_overwritten", "--micro-batches 2", "and forward-first"),
-                (llama, "row_input_grad_not_gathered", "--tp 2", "MLP order row-column"),
+                (llama, "column_dx_not_reduced", "--dp 2", "(--tp)"), (llama, "dp_group_missing", "--tp 2", "(--dp)"),
+                (gpt2, "sp_norm_grad_local", "--tp 2", "(--tp, --sp)"),
+                (llama, "kv_replica_grad_local", "--tp 2", "KV heads"),
+                (llama, "accum_last_only", "--dp 2", "--micro-batches"),
+                (llama, "saved_input_overwritten", "--micro-batches 2", "--forward-first"),
+                (llama, "row_input_grad_not_gathered", "--tp 2", "row-column (--mlp-order)"),
                 (llama, "bucket_reduced_twice", "--tp 2", "buckets")):
             with self.subTest(fault=fault):
                 self.refused("grads", model, "--input", model / "batch.safetensors", "--out", self.folder / "out",

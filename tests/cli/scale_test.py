@@ -63,7 +63,7 @@ class Scale(Case):
     def test_a_large_model_is_refused_for_memory_at_once(self):
         for model in LARGE:
             for command in ("check", "train"):
-                self.refused(command, model, says="shrink the model (scale 1/N)")
+                self.refused(command, model, says=["shrink the model (scale 1/N)", "--scale"])
 
 
 if __name__ == "__main__":

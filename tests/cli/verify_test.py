@@ -430,6 +430,7 @@ class Rules(Verify):
         self.assertEqual((code, result["left_out"], result["missing"]), (0, [2, 1], []))
         done = self.done(a, b, "--common", "--ignore", "x", code=2)
         self.assertIn("no tensor stands in both dumps: 2 only in the reference, 1 only in the other", done.stderr)
+        self.assertTrue(done.stderr.endswith("which is which (--map)\n"), done.stderr)
 
     def test_all_matched_refuses_what_only_one_has(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [2.0]), **weight("z", [1.0])})
@@ -493,8 +494,8 @@ class BadInput(Verify):
 
     def test_globs_that_match_nothing(self):
         a = write(self.folder / "a.safetensors", weight("model.norm.weight", [1.0]))
-        self.refused(a, a, "--only", "model.norms.weight", says=["only", "model.norm.weight"])
-        self.refused(a, a, "--ignore", "lm_head*", says=["ignore", "lm_head*"])
+        self.refused(a, a, "--only", "model.norms.weight", says=["only 'model.norms.weight'", "model.norm.weight"])
+        self.refused(a, a, "--ignore", "lm_head*", says=["ignore 'lm_head*'"])
         self.refused(a, a, "--only", "model.*,", says=["empty glob"])
         self.refused(a, a, "--ignore", "*", says=["none"])
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/options/subcommand.h"
 
+#include <ctype.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,47 @@ static ar_status begin_subcommand(const ari_args_spec *spec, int argc, char *con
     return *runs ? check_written(spec, values) : AR_OK;
 }
 
+static bool is_of_word(char c)
+{
+    return isalnum((unsigned char)c) || c == '-' || c == '_';
+}
+
+/* True if the advice has the option's name as whole words: "virtual stages" and "virtual_stages" name
+ * --virtual-stages. A character precedes the advice. */
+static bool advice_names(const char *advice, const char *option)
+{
+    for (const char *from = advice; *from; from++) {
+        size_t n = 0;
+        while (from[n] &&
+               (option[n] == '-' ? strchr("- _", from[n]) != NULL : tolower((unsigned char)from[n]) == option[n]))
+            n++;
+        if (!option[n] && !is_of_word(from[-1]) && !is_of_word(from[n]))
+            return true;
+    }
+    return false;
+}
+
+/* The library advises in the words of its fields, as C and Python have them: "give tp of at least 2 and sp". Adds the
+ * options that these words are in the subcommand: "(--tp, --sp)". */
+static void add_options_to_error(const ari_args_spec *spec, ar_status st)
+{
+    static const char *const verbs[] = {": give ", "; give ", ": take ", "; take "};
+    const ari_option_list l = ari_options_of(spec);
+    const char *advice = NULL;
+    char names[200] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0] && !advice; i++)
+        advice = strstr(ar_error_message(), verbs[i]);
+    if (!advice || strstr(ar_error_message(), "--"))
+        return;
+    for (size_t i = 0; i < l.n && used < sizeof names; i++)
+        if (l.option[i]->help && advice_names(advice + 1, l.option[i]->name))
+            used +=
+                (size_t)snprintf(names + used, sizeof names - used, "%s--%s", used > 0 ? ", " : "", l.option[i]->name);
+    if (used > 0)
+        (void)ar_error_set(st, "%s (%s)", ar_error_message(), names);
+}
+
 int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
 {
     void *values = NULL;
@@ -69,6 +111,7 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
         st = spec->run(values, &exit_code);
     if (st != AR_OK) {
         fflush(stdout);
+        add_options_to_error(spec, st);
         ari_print_error(spec->command, st);
         exit_code = st == AR_ERR_MISMATCH && spec->mismatch_differs ? ARI_EXIT_DIFFERENT : ari_exit_code(st);
     }

@@ -361,8 +361,8 @@ static ar_status select_rows(ari_verifying *v, found *all)
     const size_t *left_out = v->report->left_out;
     if (kept == 0 && left_out[0] + left_out[1] > 0)
         return ar_error_set(AR_ERR_NOT_FOUND,
-                            "no tensor stands in both dumps: %zu only in the reference, %zu only in the other; a "
-                            "map says which is which",
+                            "no tensor stands in both dumps: %zu only in the reference, %zu only in the other; "
+                            "give a map that says which is which",
                             left_out[0], left_out[1]);
     if (kept == 0)
         return ar_error_set(AR_ERR_NOT_FOUND, "only and ignore leave none of the %zu tensors to compare", n);

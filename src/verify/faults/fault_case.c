@@ -45,9 +45,9 @@ enum { BATCH = 4, SEQ = 24 };
       "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")              \
     X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                 \
     X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                  \
-      "acts where a rank has several stages: give pp of at least 2 and virtual stages")                           \
+      "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                           \
     X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                 \
-      "is a mistake of zero bubble: give pp of at least 2 and the zero-bubble schedule")                          \
+      "is a mistake of zero bubble: give pp of at least 2 and schedule-pp zero-bubble")                           \
     X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2") \
     X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")   \
     X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                 \
