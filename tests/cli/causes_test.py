@@ -8,15 +8,13 @@ import sys
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
-from command import ROOT, run  # noqa: E402
+from command import ROOT, Case, run  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import causes_page  # noqa: E402
 
 
-class Causes(unittest.TestCase):
-    maxDiff = None
-
+class Causes(Case):
     @classmethod
     def setUpClass(cls):
         cls.table = json.loads(run("causes", "--json", "-").stdout)["causes"]
@@ -55,14 +53,11 @@ class Causes(unittest.TestCase):
         for words, says in ((["foo"], "unknown cause 'foo'; anyrank causes lists them"),
                             (["averaged_agian"], "unknown cause 'averaged_agian'; did you mean averaged_again?"),
                             (["--x"], "unknown option --x"), (["unknown", "rounding"], "rounding")):
-            done = run("causes", *words)
-            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
-            self.assertIn(says, done.stderr)
+            self.refused("causes", *words, says=says)
 
     def test_unlisted_subcommands_refuse_arguments_too(self):
         for words in (["probe-gemm", "foo"], ["probe-gemm", "--help"], ["describe", "foo"]):
-            done = run(*words)
-            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
+            self.refused(*words, says="")
 
     # A test says an identifier alone, in a list, or before a colon.
     def test_every_cause_stands_in_a_test(self):
