@@ -10,7 +10,7 @@
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 
-static json_t *cluster_json(const ari_asked *a)
+static json_t *cluster_json(const ari_plan_request *a)
 {
     const ar_sim_cluster *c = &a->search.time.cluster;
     return json_pack("{s:s, s:i, s:f, s:f, s:f, s:b, s:b}", "words", a->cluster, "ranks_per_node", c->ranks_per_node,
@@ -19,7 +19,7 @@ static json_t *cluster_json(const ari_asked *a)
                      a->search.time.shared_links);
 }
 
-json_t *ari_asked_json(const ari_asked *a)
+json_t *ari_plan_request_json(const ari_plan_request *a)
 {
     const ar_run *run = &a->search.base.step.run;
     json_t *o = ari_json_begin("plan");

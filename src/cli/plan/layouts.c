@@ -83,7 +83,7 @@ static ar_status check_values(const ari_plan_values *v)
     return is_search(v) ? check_extents(v) : AR_OK;
 }
 
-static ar_status check_sequence(const ari_asked *a)
+static ar_status check_sequence(const ari_plan_request *a)
 {
     const ar_run *run = &a->search.base.step.run;
     if (a->config.learned_positions && run->seq > a->config.max_positions)
@@ -96,7 +96,7 @@ static ar_status check_sequence(const ari_asked *a)
 }
 
 /* Ranks of the layout that the extents give. */
-static ar_status count_ranks(ari_asked *a)
+static ar_status count_ranks(ari_plan_request *a)
 {
     if (a->v->gpus == 0)
         return ari_planned_world(&a->search.ranks, &a->search.base);
@@ -117,10 +117,10 @@ static void fix_given(ari_search *s, const ari_plan_values *v)
 }
 
 /* A sequence a GPU where no batch is given. */
-static ar_status begin_request(ari_asked *a, const ari_plan_values *v)
+static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
 {
     ar_run *run = &a->search.base.step.run;
-    *a = (ari_asked){.v = v, .search.base.flash = !v->no_flash};
+    *a = (ari_plan_request){.v = v, .search.base.flash = !v->no_flash};
     AR_TRY(check_values(v));
     const char *given = v->cluster ? v->cluster : "h100";
     AR_TRY(ar_sim_cluster_parse(&a->search.time.cluster, given));
@@ -149,7 +149,7 @@ static ar_status begin_request(ari_asked *a, const ari_plan_values *v)
 /* --- a layout in depth -------------------------------------------------------------------------------------------- */
 
 /* The layout that the options give; where they do not say, one sample a micro-batch. */
-static ari_choice given(const ari_asked *a)
+static ari_choice given(const ari_plan_request *a)
 {
     const ar_run *run = &a->search.base.step.run;
     const int micro = a->v->r.run.parallel.micro_batches;
@@ -161,7 +161,7 @@ static ari_choice given(const ari_asked *a)
 
 /* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
  * --cp-inner and --zigzag are about every cp that it tries, and --schedule-pp and --virtual-stages about every pp. */
-static ar_status check_options(const ari_asked *a)
+static ar_status check_options(const ari_plan_request *a)
 {
     ari_run_values r = a->v->r;
     ar_parallel *p = &r.run.parallel;
@@ -207,7 +207,7 @@ static bool wants_layouts(const ari_plan_values *v)
     return v->common.json || v->html || v->svg;
 }
 
-static ar_status run_depth(const ari_asked *a)
+static ar_status run_depth(const ari_plan_request *a)
 {
     const ari_choice c = given(a);
     ari_depth d;
@@ -216,7 +216,7 @@ static ar_status run_depth(const ari_asked *a)
         AR_TRY(ari_depth_print(stdout, a, &d));
     if (!wants_layouts(a->v))
         return AR_OK;
-    json_t *o = ari_asked_json(a), *one = ari_depth_json(&d);
+    json_t *o = ari_plan_request_json(a), *one = ari_depth_json(&d);
     if (o && one)
         json_object_set_new(o, "layouts", json_pack("[o]", one));
     if (one)
@@ -227,7 +227,7 @@ static ar_status run_depth(const ari_asked *a)
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
 
-static ar_status layouts_json(json_t *all, const ari_asked *a, const ari_ranking *r)
+static ar_status layouts_json(json_t *all, const ari_plan_request *a, const ari_ranking *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         const ari_candidate *f = &r->at[i];
@@ -241,9 +241,9 @@ static ar_status layouts_json(json_t *all, const ari_asked *a, const ari_ranking
     return AR_OK;
 }
 
-static ar_status save_ranking(const ari_asked *a, const ari_ranking *r)
+static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
 {
-    json_t *o = ari_asked_json(a), *layouts = json_array();
+    json_t *o = ari_plan_request_json(a), *layouts = json_array();
     const ar_status st = layouts_json(layouts, a, r);
     if (st != AR_OK) {
         json_decref(layouts);
@@ -261,7 +261,7 @@ static ar_status save_ranking(const ari_asked *a, const ari_ranking *r)
     return save_layouts(o, a->v);
 }
 
-static ar_status run_search(const ari_asked *a)
+static ar_status run_search(const ari_plan_request *a)
 {
     ari_progress progress;
     ari_ranking r;
@@ -288,12 +288,12 @@ static ar_status run_search(const ari_asked *a)
     return st;
 }
 
-static ar_status run_table(const ari_asked *a)
+static ar_status run_table(const ari_plan_request *a)
 {
     json_t *rows = NULL;
     FILE *to = ari_wants_text(&a->v->common) ? stdout : NULL;
     AR_TRY(ari_plan_table_run(&rows, to, a));
-    json_t *o = a->v->common.json ? ari_asked_json(a) : NULL;
+    json_t *o = a->v->common.json ? ari_plan_request_json(a) : NULL;
     if (o)
         json_object_set(o, "rows", rows);
     json_decref(rows);
@@ -302,7 +302,7 @@ static ar_status run_table(const ari_asked *a)
 
 ar_status ari_plan_layouts(const ari_plan_values *v)
 {
-    ari_asked a;
+    ari_plan_request a;
     ar_status st = begin_request(&a, v);
     if (st == AR_OK)
         st = check_options(&a);

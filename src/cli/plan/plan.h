@@ -61,14 +61,14 @@ typedef struct ari_plan_values {
 } ari_plan_values;
 
 /* A request: a model with its batch on a cluster. */
-typedef struct ari_asked {
+typedef struct ari_plan_request {
     const ari_plan_values *v;
     ar_config config;
     ari_search search;   /* without progress: extents, stages and forms that are given are fixed; borrows config */
     char cluster[200];   /* in words */
     const char *machine; /* the cluster's name; NULL: none */
     size_t parameters;
-} ari_asked;
+} ari_plan_request;
 
 /** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of ari_planned_case.
  *  */
@@ -78,14 +78,14 @@ AR_NODISCARD ar_status ari_plan_pipeline(const ari_plan_values *v);
 /** `plan` without --flow and --pipeline. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
 AR_NODISCARD ar_status ari_plan_layouts(const ari_plan_values *v);
 /** The layouts in a table; the best one's advice is below it. Errors: AR_ERR_MEMORY and those of ari_depth_of. */
-AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r);
-AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d);
+AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
+AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *d);
 /** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
-AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_asked *a);
+AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_plan_request *a);
 /** Gives; NULL without memory. p: the same layout. */
 json_t *ari_depth_json(const ari_depth *d);
 json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
-json_t *ari_asked_json(const ari_asked *a);
+json_t *ari_plan_request_json(const ari_plan_request *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r);
 /** The JSON of layouts as a page, and as a picture of the first ones with their parts. Errors: AR_ERR_IO,
@@ -96,8 +96,8 @@ AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *pa
 void ari_extent_columns(ari_column columns[ARI_LAYOUT_AXES]);
 void ari_extent_cells(ari_table *t, const ari_choice *c);
 /** The number of layouts that a ranking shows. */
-size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r);
+size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. */
-void ari_asked_print(FILE *to, const ari_asked *a, int ranks);
+void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks);
 
 #endif

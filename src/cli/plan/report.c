@@ -9,7 +9,7 @@
 
 enum { NOTE = 80, USUAL_TOP = 10 };
 
-void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
+void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks)
 {
     const ar_run *run = &a->search.base.step.run;
     fprintf(to, "%s, %s parameters, on %s GPU%s%s%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
@@ -24,7 +24,7 @@ void ari_asked_print(FILE *to, const ari_asked *a, int ranks)
                 : "; products at the peak rate (flops=RATE: one you measured)");
 }
 
-size_t ari_ranking_shown(const ari_asked *a, const ari_ranking *r)
+size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r)
 {
     const size_t top = a->v->top < 0 ? USUAL_TOP : (size_t)a->v->top;
     return top == 0 || top > r->n ? r->n : top;
@@ -69,7 +69,7 @@ static const char *pipeline_text(char text[PIPELINE_WORDS], const ari_choice *c)
 
 /* --- the ranking -------------------------------------------------------------------------------------------------- */
 
-static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
+static void add_choice(ari_table *t, const ari_plan_request *a, const ari_choice *c)
 {
     const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp;
     ari_extent_cells(t, c);
@@ -78,7 +78,7 @@ static void add_choice(ari_table *t, const ari_asked *a, const ari_choice *c)
 }
 
 /* "does not fit, by 3.1 GB", "formula", "KV heads x2". */
-static void note_of(char note[NOTE], const ari_asked *a, const ari_candidate *f, const ari_planned *p)
+static void note_of(char note[NOTE], const ari_plan_request *a, const ari_candidate *f, const ari_planned *p)
 {
     const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
     int used = 0;
@@ -91,7 +91,7 @@ static void note_of(char note[NOTE], const ari_asked *a, const ari_candidate *f,
         snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
 }
 
-static ar_status add_found(ari_table *t, const ari_asked *a, const ari_candidate *f)
+static ar_status add_found(ari_table *t, const ari_plan_request *a, const ari_candidate *f)
 {
     const ari_planned p = ari_choice_planned(&a->search.base, &f->choice);
     ari_throughput w;
@@ -108,7 +108,7 @@ static ar_status add_found(ari_table *t, const ari_asked *a, const ari_candidate
     return AR_OK;
 }
 
-static ar_status print_advice(FILE *to, const ari_asked *a, const ari_ranking *r)
+static ar_status print_advice(FILE *to, const ari_plan_request *a, const ari_ranking *r)
 {
     const ari_candidate *best = &r->at[0];
     const bool matters = !r->fastest.fits && r->fastest.seconds < 0.95 * best->seconds;
@@ -119,7 +119,7 @@ static ar_status print_advice(FILE *to, const ari_asked *a, const ari_ranking *r
     return AR_OK;
 }
 
-ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
+ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranking *r)
 {
     static const ari_column others[] = {{"sp", ARI_LEFT},         {"zero", ARI_RIGHT},     {"micro", ARI_RIGHT},
                                         {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
@@ -131,7 +131,7 @@ ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
     ari_table t = ARI_TABLE(columns);
     const size_t shown = ari_ranking_shown(a, r);
     ar_status st = AR_OK;
-    ari_asked_print(to, a, a->search.ranks);
+    ari_plan_request_print(to, a, a->search.ranks);
     for (size_t i = 0; i < shown && st == AR_OK; i++)
         st = add_found(&t, a, &r->at[i]);
     if (st != AR_OK) {
@@ -147,7 +147,7 @@ ar_status ari_ranking_print(FILE *to, const ari_asked *a, const ari_ranking *r)
 
 /* --- one layout in depth ------------------------------------------------------------------------------------------ */
 
-static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
+static void print_layout(FILE *to, const ari_plan_request *a, const ari_depth *d)
 {
     const ari_choice *c = &d->found.choice;
     const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp, kv = a->config.kv_heads;
@@ -166,7 +166,7 @@ static void print_layout(FILE *to, const ari_asked *a, const ari_depth *d)
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);
 }
 
-static ar_status print_memory(FILE *to, const ari_asked *a, const ari_depth *d)
+static ar_status print_memory(FILE *to, const ari_plan_request *a, const ari_depth *d)
 {
     const ari_column columns[] = {
         {"memory of a rank", ARI_LEFT}, {"production", ARI_RIGHT}, {d->has_own ? "anyrank" : "", ARI_RIGHT}};
@@ -225,10 +225,10 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
     return ari_table_end(&t, to, 2);
 }
 
-ar_status ari_depth_print(FILE *to, const ari_asked *a, const ari_depth *d)
+ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *d)
 {
     const ari_throughput *w = &d->throughput;
-    ari_asked_print(to, a, a->search.ranks);
+    ari_plan_request_print(to, a, a->search.ranks);
     print_layout(to, a, d);
     AR_TRY(print_memory(to, a, d));
     AR_TRY(print_time(to, d));

@@ -12,7 +12,7 @@ static const double GB = 1e-9;
 enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is shown without --gpus */
 
 /* True if the model can have this tp; an error that is no verdict on it is returned. */
-static ar_status can_have(bool *can, const ari_asked *a, int tp)
+static ar_status can_have(bool *can, const ari_plan_request *a, int tp)
 {
     const ar_plan *plan = &a->search.base.step.run.plan;
     const ar_status st = ar_config_check_tp(&a->config, tp, plan);
@@ -21,7 +21,7 @@ static ar_status can_have(bool *can, const ari_asked *a, int tp)
 }
 
 /* tp alone, of a step whose layout is not given. */
-static ari_choice choice_of(const ari_asked *a, int tp, bool sp, ar_recompute recompute)
+static ari_choice choice_of(const ari_plan_request *a, int tp, bool sp, ar_recompute recompute)
 {
     ari_choice c = ari_choice_of(&a->search.base.step.run.parallel);
     c.tp = tp;
@@ -44,7 +44,7 @@ static double activations(const ari_memory *m)
 }
 
 /* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
-static ar_status kept(double *bytes, const ari_asked *a, int tp, bool sp, ar_recompute recompute)
+static ar_status kept(double *bytes, const ari_plan_request *a, int tp, bool sp, ar_recompute recompute)
 {
     const ari_choice c = choice_of(a, tp, sp, recompute);
     const ari_planned p = ari_choice_planned(&a->search.base, &c);
@@ -71,7 +71,7 @@ static json_t *number_json(double x)
 
 /* --- memory by tp ------------------------------------------------------------------------------------------------- */
 
-static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int tp)
+static ar_status memory_row(ari_table *t, json_t *rows, const ari_plan_request *a, int tp)
 {
     const ari_choice c = choice_of(a, tp, false, AR_RECOMPUTE_NONE);
     const ari_planned p = ari_choice_planned(&a->search.base, &c);
@@ -93,7 +93,7 @@ static ar_status memory_row(ari_table *t, json_t *rows, const ari_asked *a, int 
 
 /* --- time by tp --------------------------------------------------------------------------------------------------- */
 
-static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int tp, double *one_rank)
+static ar_status scaling_row(ari_table *t, json_t *rows, const ari_plan_request *a, int tp, double *one_rank)
 {
     const ari_choice c = choice_of(a, tp, (a->search.base.step.run.seq % (size_t)tp) == 0, AR_RECOMPUTE_NONE);
     ari_depth d;
@@ -119,7 +119,7 @@ static ar_status scaling_row(ari_table *t, json_t *rows, const ari_asked *a, int
     return AR_OK;
 }
 
-static ar_status rows_by_tp(ari_table *t, json_t *rows, const ari_asked *a, bool scaling)
+static ar_status rows_by_tp(ari_table *t, json_t *rows, const ari_plan_request *a, bool scaling)
 {
     const int most = a->v->gpus > 0 ? a->v->gpus : MOST_SHOWN;
     double one_rank = 0.0;
@@ -136,7 +136,7 @@ static ar_status rows_by_tp(ari_table *t, json_t *rows, const ari_asked *a, bool
 
 /* --- the best layout by number of GPUs ---------------------------------------------------------------------------- */
 
-static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, int ranks, size_t seq)
+static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request *a, int ranks, size_t seq)
 {
     ari_search s = a->search;
     ari_ranking r;
@@ -162,7 +162,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_asked *a, in
 }
 
 /* From one GPU to all of them, then longer sequences on all. */
-static ar_status decision_rows(ari_table *t, json_t *rows, const ari_asked *a)
+static ar_status decision_rows(ari_table *t, json_t *rows, const ari_plan_request *a)
 {
     static const size_t longer[] = {32768, 131072};
     const size_t seq = a->search.base.step.run.seq;
@@ -204,7 +204,7 @@ static void print_notes(FILE *to, ari_plan_table which)
     fprintf(to, "%s\n", notes[which]);
 }
 
-ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_asked *a)
+ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_plan_request *a)
 {
     ari_table memory = ARI_TABLE(memory_columns), scaling = ARI_TABLE(scaling_columns);
     ari_column columns[sizeof decision_columns / sizeof *decision_columns];
@@ -216,7 +216,7 @@ ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_asked *a)
     json_t *rows = json_array();
     const int most = which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->search.ranks : MOST_SHOWN;
     if (to)
-        ari_asked_print(to, a, most);
+        ari_plan_request_print(to, a, most);
     ar_status st =
         which == ARI_PLAN_DECISION ? decision_rows(t, rows, a) : rows_by_tp(t, rows, a, which == ARI_PLAN_SCALING);
     const ar_status printed = ari_table_end(t, st == AR_OK ? to : NULL, 2);
