@@ -558,7 +558,7 @@ HELD = {
     "format, types, clang, kernels' PTX, the wheel, the site and the project's own scripts":
         "check/format check/types check/clang gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test "
         "pages/site_test scripts/*",
-    "the command with the CUDA device, and nvcc": "gpu/cuda_command_test gpu/nvcc_test",
+    "the command with the CUDA device": "gpu/cuda_command_test",
     "processes, launchers, MPI and NCCL's host side":
         "cli/process_test cli/cluster_test cli/device_test examples/launch_test examples/ci_test "
         "gpu/nccl_command_test mpi/mpi_test",

@@ -181,7 +181,7 @@ class ClosingLine(unittest.TestCase):
         for glob in " ".join(run_tests.HELD.values()).split():
             self.assertTrue(any(fnmatch.fnmatchcase(name, glob) for name in names), glob)
         self.assertIsNone(run_tests.held_for("verify/check_test"))
-        self.assertEqual(run_tests.held_for("gpu/cuda_command_test"), "the command with the CUDA device, and nvcc")
+        self.assertEqual(run_tests.held_for("gpu/cuda_command_test"), "the command with the CUDA device")
 
     def test_nothing_run_is_a_failure(self):
         self.assertEqual(self.close(), (1, "0 passed, 0 failed"))

@@ -60,12 +60,3 @@ def run_nvcc(sources, architecture, code, *options):
 def compile_as_one(sources, architecture, *options):
     """What nvcc writes to standard output of files for a virtual architecture."""
     return run_nvcc(sources, architecture, architecture, *options)[0]
-
-
-def spilling_kernels(sources, architecture):
-    """How many kernels the assembler makes of files, and the mangled names of those that keep registers in memory."""
-    said = run_nvcc(sources, architecture, architecture.replace("compute", "sm"), "-Xptxas", "-v", "-cubin", "-o",
-                    os.devnull)[1]
-    found = re.findall(r"Function properties for (\w+)\n *(\d+) bytes stack frame, (\d+) bytes spill stores, "
-                       r"(\d+) bytes spill loads", said)
-    return len(found), [name for name, *bytes_kept in found if any(map(int, bytes_kept))]
