@@ -26,11 +26,22 @@ typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_
 /* A norm of queries and one of keys, before they are rotated: of each head's d features, or of all heads' together. */
 typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } ar_qk_norm;
 
-/* Layers of a model that can each say whether its attention has a window; the ones after them do as the last. */
+/* Layers of a model that can each say whether its attention has a window, and whether it has experts; the ones after
+ * them do as the last. */
 #define AR_CONFIG_LAYER_BITS 1024
 /* Keys of a file that are not known, by name; how long a kept name is at most, with its end. */
 #define AR_CONFIG_NOTES 8
 #define AR_CONFIG_NOTE 48
+
+/* Experts in place of a layer's MLP: a router chooses some of them for each token. */
+typedef struct ar_experts {
+    size_t n;         /* E, on which the router's softmax runs; 0: every layer has an MLP */
+    size_t per_token; /* k, at most E: experts that a token goes to */
+    size_t ffn;       /* width of each, gate, up and down */
+    size_t shared;    /* width of one more that every token goes to, weighted by a sigmoid gate of its own; 0: none */
+    bool normalised;  /* the weights of a token's experts are divided by their sum */
+    bool w123;        /* Mixtral's names: block_sparse_moe.experts.N.w1 (gate), w3 (up) and w2 (down) */
+} ar_experts;
 
 /** A model's shape and mathematics, parsed from a Hugging Face config.json. Plain data. */
 typedef struct ar_config {
@@ -66,12 +77,21 @@ typedef struct ar_config {
     double embed_scale; /* rows of the embedding are multiplied by it, rounded to fp32; 0: they are not */
     bool pads;          /* uses of pad_id are no part of the embedding's gradient */
     size_t pad_id;
+    ar_experts experts;
+    uint64_t dense[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer with an MLP, whatever `experts` has */
     double initializer_range;
     double config_dropout;                         /* largest dropout probability in the file: ignored, with a note */
     size_t unknown_keys;                           /* of the file, all of them: ignored, with a note */
     char unknown[AR_CONFIG_NOTES][AR_CONFIG_NOTE]; /* the first of them; printable, a long one ends in ".." */
     char shrunk[320]; /* what ar_config_shrink made of it, a sentence; "": it is as it was */
 } ar_config;
+
+/** True if a router and experts stand in the place of this layer's MLP. */
+static inline bool ar_config_has_experts(const ar_config *c, size_t layer)
+{
+    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
+    return c->experts.n > 0 && (c->dense[bit / 64] >> (bit % 64) & 1) == 0;
+}
 
 /** Largest number of keys that a query of this layer sees, its own and those before it: key j of query i is masked
  *  where j + window <= i. 0: all. */
@@ -106,6 +126,10 @@ static inline bool ar_config_norm_after(const ar_config *c)
 AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 /** The same from JSON text. `name` is for messages. */
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);
+
+/** Refuses a model with experts: the baseline computes them, the layers do not yet. doing: what cannot be done with it,
+ *  "trained", for the message. Errors: AR_ERR_UNSUPPORTED. */
+AR_NODISCARD ar_status ar_config_need_mlp(const ar_config *c, const char *doing);
 
 /** Makes a model smaller that is split by the same rules: layers, hidden size, features of a head, MLP and vocabulary
  *  become about 1/n of what they are (at least 2 layers, 2 features and 256 tokens where there are as many). Each keeps

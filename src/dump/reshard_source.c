@@ -120,9 +120,11 @@ static ar_status load_config(ari_rs *r)
                             ARI_SHOW(r->folder));
     if (!r->config_path)
         return AR_OK;
-    const ar_status st = ar_config_load(&r->config, r->config_path);
+    ar_status st = ar_config_load(&r->config, r->config_path);
+    if (st == AR_OK)
+        st = ar_config_need_mlp(&r->config, "resharded");
     r->has_config = st == AR_OK;
-    if (st == AR_ERR_CONFIG && !needed && !r->o->config) {
+    if ((st == AR_ERR_CONFIG || st == AR_ERR_UNSUPPORTED) && !needed && !r->o->config) {
         (void)ari_rs_note(r, false, "the config is not used: %s", ar_error_message());
         return AR_OK;
     }

@@ -197,6 +197,16 @@ CLAIM(models_that_say_their_sizes_alone_agree_with_pytorch_in_every_mode)
         "");
 }
 
+/* One and several experts a token, experts with no token and with all of them, weights normalised and not, a shared
+ * expert, layers without experts, padding. In fp64 too: a route that is not PyTorch's would be far off. */
+CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)
+{
+    const char *const names = "experts/mixtral-tiny experts/mixtral-padding-tiny experts/mixtral-defaults-tiny "
+                              "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny";
+    check_models(names, "");
+    check_models(names, "64");
+}
+
 CLAIM(batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode)
 {
     check_models(

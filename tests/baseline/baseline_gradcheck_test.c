@@ -163,6 +163,19 @@ Test(baseline_gradcheck, tied_bidirectional_llama_with_biases_and_one_kv_head)
     check_gradients("llama, tied, bidirectional, multi-query, biases", &c, &batch);
 }
 
+/* No token of these is near enough to another expert to change it within a difference. */
+Test(baseline_gradcheck, qwen_with_experts_and_a_shared_one)
+{
+    ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
+    ar_batch batch = tiny_batch();
+    batch.padding_mask = padding;
+    c.dense[0] = 1; /* layer 0 has an MLP */
+    for (int normalised = 0; normalised < 2; normalised++) {
+        c.experts = (ar_experts){.n = 4, .per_token = 2, .ffn = 6, .shared = 5, .normalised = normalised == 1};
+        check_gradients(normalised ? "experts, normalised" : "experts", &c, &batch);
+    }
+}
+
 Test(baseline_gradcheck, gpt2_tied_with_padding)
 {
     const ar_config c = tiny_config(AR_ARCH_GPT2, 1);

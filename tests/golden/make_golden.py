@@ -3,7 +3,7 @@
 """Makes the golden models beside this file: small models of Hugging Face's transformers with random weights, one batch,
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
 The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions, documents. Those of
-LOSSES have another loss: label smoothing, z-loss. Those of PACKED also have outputs64 and grads64, computed in fp64.
+LOSSES have another loss: label smoothing, z-loss. Those of PACKED and EXPERTS also have outputs64 and grads64, computed in fp64.
 Those of DEFAULTS have a config.json of sizes alone: all else is what the class says. defaults.json has all of what it
 says, for sizes that need no weights.
 
@@ -27,8 +27,10 @@ import torch
 import transformers
 from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
                           GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+                          MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+                          Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -163,6 +165,68 @@ CASES = {
                                                       "long_factor": [1.4, 3.0, 9.0]}}, 20, 53, {}),
 }
 BATCH = 2
+
+FEW = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "use_cache": False, "max_position_embeddings": 32,
+       "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+# Models with experts: as CASES, and what is done to the router's weights [E, h] of each layer. Files have each expert's
+# parameters by themselves, as on the Hub and in transformers 4. They have a folder of their own until the layers compute
+# experts: tests of all models run these layers.
+EXPERTS = {
+    # Two of five experts.
+    "experts/mixtral-tiny": (MixtralConfig, MixtralForCausalLM,
+                     {**FEW, "intermediate_size": 12, "num_local_experts": 5, "num_experts_per_tok": 2}, 14, 81, {}),
+    # One of three experts, whose weight is not normalised; layer 0 has an MLP, and no token of layer 1 goes to expert 2.
+    "experts/qwen3moe-tiny": (Qwen3MoeConfig, Qwen3MoeForCausalLM,
+                      {**FEW, "intermediate_size": 20, "moe_intermediate_size": 10, "num_experts": 3,
+                       "num_experts_per_tok": 1, "head_dim": 6, "mlp_only_layers": [0], "num_hidden_layers": 3},
+                      14, 82, {}),
+    # A shared expert with a gate; normalised; every second layer has experts.
+    "experts/qwen2moe-tiny": (Qwen2MoeConfig, Qwen2MoeForCausalLM,
+                      {**FEW, "intermediate_size": 20, "moe_intermediate_size": 6, "num_experts": 4,
+                       "num_experts_per_tok": 3, "shared_expert_intermediate_size": 14, "norm_topk_prob": True,
+                       "decoder_sparse_step": 2}, 14, 83, {}),
+    # Norms of all heads together.
+    "experts/olmoe-tiny": (OlmoeConfig, OlmoeForCausalLM,
+                   {**FEW, "intermediate_size": 12, "num_experts": 7, "num_experts_per_tok": 2, "pad_token_id": None},
+                   14, 84, {}),
+    # Every token goes to expert 0, and padding is dispatched as well.
+    "experts/mixtral-padding-tiny": (MixtralConfig, MixtralForCausalLM,
+                             {**FEW, "intermediate_size": 8, "num_local_experts": 3}, 14, 85, {}),
+}
+CASES.update(EXPERTS)
+
+
+def lead(name, model):
+    """Routers, drawn wide, that lead where the cases say."""
+    routers = [p for n, p in model.named_parameters() if n.endswith("mlp.gate.weight")]
+    for router in routers:
+        router.normal_(0.0, 0.6)
+    if name == "experts/qwen3moe-tiny":
+        routers[0][2] = (routers[0][0] + routers[0][1]) / 2  # between the two, so never the largest
+    if name == "experts/mixtral-padding-tiny":
+        for router in routers:
+            router[0] = 0.0  # of x, -x and 0 one of the two largest is 0
+            router[2] = -router[1]
+
+
+def apart(name, tensors):
+    """A model's tensors as its files have them: the parameters of each expert by themselves."""
+    if CASES[name][0] not in {case[0] for case in EXPERTS.values()}:
+        return tensors
+    mixtral = "mixtral" in name
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    made = {}
+    for key, tensor in tensors.items():
+        path, _, last = key.rpartition(".experts.")
+        if mixtral and ".mlp." in key:
+            path, key = path.replace(".mlp", ".block_sparse_moe"), key.replace(".mlp.", ".block_sparse_moe.")
+        if not path:
+            made[key] = tensor
+            continue
+        parts = tensor.chunk(2, dim=1) if last == "gate_up_proj" else (tensor,)
+        for part, stacked in zip(names[:2] if last == "gate_up_proj" else names[2:], parts, strict=True):
+            made.update({f"{path}.experts.{i}.{part}.weight": one for i, one in enumerate(stacked)})
+    return made
 
 
 def draw_labels(ids, vocab):
@@ -343,6 +407,8 @@ DEFAULTS = {
     "phi3-defaults-tiny": (Phi3Config, Phi3ForCausalLM, {**SIZES, "pad_token_id": None}),
     "gpt2-defaults-tiny": (GPT2Config, GPT2LMHeadModel,
                            {"vocab_size": 32, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}),
+    "experts/mixtral-defaults-tiny": (MixtralConfig, MixtralForCausalLM,
+                              {**SIZES, "hidden_size": 16, "num_attention_heads": 8}),  # 8 KV heads, 8 experts
 }
 CASES.update({name: (*case, 12, 62 + i, {}) for i, (name, case) in enumerate(DEFAULTS.items())})
 
@@ -404,7 +470,7 @@ def compute(name):
     torch.manual_seed(seed)
     # Wider where heads are narrow, or the gradients of queries and keys would be small differences of large terms.
     config = config_class(**keys, initializer_range=0.3 if name in DEFAULTS else 0.2)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     bands(config)
     model = model_class(config).float().eval()
     with torch.no_grad():
@@ -413,13 +479,17 @@ def compute(name):
                 parameter.normal_(0.0, 0.3)
             elif "norm" in parameter_name or ".ln_" in parameter_name:
                 parameter.uniform_(*((-0.5, 0.5) if name.startswith("gemma") else (0.5, 1.5)))
+        if name in EXPERTS:
+            lead(name, model)
     ids = torch.randint(0, config.vocab_size, PACKED[name][3] if name in PACKED else (BATCH, seq))
     batch = {"input_ids": ids}
     if name in BATCHES:
         batch.update(BATCHES[name][2](ids, config.vocab_size))
+    if "padding" in name and name in EXPERTS:
+        batch.update(padding_labels(ids, config.vocab_size))
     weights = {n: p.detach() for n, p in model.named_parameters()}
     computed = run(name, model, batch)
-    if name in PACKED:
+    if name in PACKED or name.startswith("experts/"):
         with float_is(torch.float64):
             wide = model_class(config).double().eval()
             wide.load_state_dict(model.state_dict())  # exact: every fp32 number is one of fp64
@@ -433,14 +503,16 @@ def compute(name):
             written.pop(key, None)
         else:
             written[key] = value
-    return written, {"model": weights, "batch": batch, **computed}, seed
+    for file, tensors in {"model": weights, **computed}.items():
+        computed[file] = apart(name, tensors)
+    return written, {"batch": batch, **computed}, seed
 
 
 def write(name):
     config, files, seed = compute(name)
     batch, outputs = files["batch"], files["outputs"]
     folder = HERE / name
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     for file, tensors in files.items():
         safetensors.torch.save_file({n: t.contiguous() for n, t in tensors.items()}, folder / f"{file}.safetensors",
@@ -454,7 +526,8 @@ def write(name):
         provenance.update(zip(("label_smoothing", "z_loss"), LOSSES[name][3:]))
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     # What was written is what Hugging Face reads: the file's own keys must describe the model that was run.
-    model = CASES[name][1].from_pretrained(folder, attn_implementation="eager").float().eval()
+    model = CASES[name][1].from_pretrained(folder, attn_implementation="eager", experts_implementation="eager")
+    model = model.float().eval()
     again = model(**arguments(batch))
     loss = loss_of(name, again, arguments(batch)["labels"])
     assert torch.equal(loss.detach(), outputs["loss"][0]), name
@@ -481,7 +554,8 @@ def defaults():
     large = {"hidden_size": 4096, "num_hidden_layers": 13, "num_attention_heads": 64}
     said = [(case[0], large) for case in DEFAULTS.values()]
     slides = {**large, "num_hidden_layers": 30, "use_sliding_window": True}
-    said += [(Qwen2Config, slides), (Qwen3Config, slides)]
+    said += [(kind, slides) for kind in (Qwen2Config, Qwen3Config, Qwen2MoeConfig, Qwen3MoeConfig)]
+    said += [(kind, large) for kind in (Qwen2MoeConfig, Qwen3MoeConfig, OlmoeConfig)]
     said.append((Phi3Config, {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
                               "max_position_embeddings": 8192,
                               "rope_parameters": {key: value for key, value in LONGROPE.items() if "_factor" in key or

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of Qwen2, Mistral and Llama 3 say beyond Llama's, and keys that nobody knows. */
+#include "anyrank/model.h"
 #include "io/config_text.h"
 
 #define MODEL(type)                                                                       \
@@ -48,6 +49,59 @@ CLAIM(qwen3_and_olmo2_have_norms_of_queries_and_keys)
     c = config_read(OLMO2, "");
     cr_expect(c.arch == AR_ARCH_OLMO2 && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_AFTER);
     cr_expect(c.head_dim == 8 && c.max_positions == 2048 && c.norm_eps == 1e-5 && !c.tied);
+}
+
+/* configuration_mixtral.py, configuration_qwen2_moe.py, configuration_qwen3_moe.py, configuration_olmoe.py. */
+CLAIM(models_with_experts_have_their_number_width_and_weights)
+{
+    ar_config c = config_read(MODEL("mixtral"), "");
+    cr_expect(c.arch == AR_ARCH_LLAMA && c.rope.theta == 1e6 && c.norm_eps == 1e-5 && c.window == 0);
+    cr_expect(c.experts.n == 8 && c.experts.per_token == 2 && c.experts.ffn == 176 && c.experts.normalised);
+    cr_expect(c.experts.w123 && c.experts.shared == 0 && ar_config_has_experts(&c, 3));
+    c = config_read(MODEL("qwen2_moe"), "'mlp_only_layers':[3],'decoder_sparse_step':2,'moe_intermediate_size':24");
+    cr_expect(c.arch == AR_ARCH_LLAMA && c.qkv_bias && c.ffn == 176 && c.experts.ffn == 24 && c.experts.n == 60);
+    cr_expect(c.experts.shared == 5632 && c.experts.per_token == 4 && !c.experts.normalised);
+    cr_expect(!ar_config_has_experts(&c, 0) && ar_config_has_experts(&c, 1) && !ar_config_has_experts(&c, 3));
+    c = config_read(MODEL("qwen2_moe"), "'use_sliding_window':true,'sliding_window':5,'max_window_layers':3");
+    cr_expect(ar_config_window(&c, 0) == 5 && ar_config_window(&c, 1) == 0 && ar_config_window(&c, 2) == 5 &&
+              ar_config_window(&c, 3) == 0);
+    c = config_read(MODEL("qwen3_moe"), "'num_experts':'removed','num_local_experts':16,'norm_topk_prob':true");
+    cr_expect(c.arch == AR_ARCH_QWEN3 && c.qk_norm == AR_QK_NORM_HEAD && c.experts.n == 16 && c.experts.normalised);
+    cr_expect(c.experts.per_token == 8 && c.experts.ffn == 768 && c.experts.shared == 0);
+    cr_expect_eq(config_read(MODEL("qwen3_moe"), "'use_sliding_window':true").window, 4096);
+    c = config_read(MODEL("qwen3_moe"), "'num_experts':0");
+    cr_expect(!ar_config_has_experts(&c, 0));
+    c = config_read(MODEL("olmoe"), "'num_experts_per_tok':1");
+    cr_expect(c.arch == AR_ARCH_QWEN3 && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_BEFORE);
+    cr_expect(c.experts.n == 64 && c.experts.per_token == 1 && c.experts.ffn == 176 && c.norm_eps == 1e-5);
+}
+
+CLAIM(what_cannot_be_of_experts_is_refused)
+{
+    static const refused_config cases[] = {
+        {MODEL("mixtral"), "'num_experts_per_tok':9", "at most the 8 experts"},
+        {MODEL("mixtral"), "'num_local_experts':0", "0 experts"},
+        {MODEL("mixtral"), "'num_experts':4,'num_local_experts':8", "one number"},
+        {MODEL("mixtral"), "'router_jitter_noise':0.1", NULL},
+        {MODEL("mixtral"), "'output_router_logits':true", NULL},
+        {MODEL("olmoe"), "'clip_qkv':8.0", NULL},
+        {MODEL("qwen2_moe"), "'mlp_only_layers':[1.5]", NULL},
+        {MODEL("qwen3_moe"), "'decoder_sparse_step':0", NULL},
+        {MODEL("qwen3_moe"), "'num_experts':1000000", NULL},
+    };
+    configs_refused(cases, sizeof cases / sizeof *cases);
+}
+
+CLAIM(what_only_the_baseline_computes_is_refused_elsewhere)
+{
+    ar_config c = config_read(MODEL("mixtral"), "");
+    size_t parameters = 0;
+    cr_expect_refused(ar_config_need_mlp(&c, "trained"), AR_ERR_UNSUPPORTED,
+                      "(8, 2 for each token) cannot be trained yet");
+    cr_expect_refused(ar_config_parameters(&c, &parameters), AR_ERR_UNSUPPORTED, "experts");
+    cr_expect_refused(ar_config_shrink(&c, 2), AR_ERR_UNSUPPORTED, "experts");
+    c = config_read(LLAMA, "");
+    cr_expect_ok(ar_config_need_mlp(&c, "trained"));
 }
 
 /* configuration_gemma.py, configuration_gemma2.py, configuration_gemma3.py. */

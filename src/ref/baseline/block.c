@@ -52,23 +52,21 @@ static void add_rows(const ari_bl_run *run, double *y, const double *a, const do
         y[i] = ari_bl_stream(run, a[i] + b[i]);
 }
 
-/* out [tokens, F] from fc [tokens, F], or from gate|up [tokens, 2F]: act(gate)*up. */
-static void apply_activation(const ari_bl_run *run, double *out, const double *fc)
+void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f)
 {
-    const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
-    for (size_t t = 0; t < run->tokens; t++)
+    const size_t ld = run->c->gated ? 2 * f : f;
+    for (size_t t = 0; t < rows; t++)
         for (size_t i = 0; i < f; i++) {
             const double a = act(run, fc[t * ld + i]);
             out[t * f + i] = run->c->gated ? ari_bl_branch(run, a * fc[t * ld + f + i]) : a;
         }
 }
 
-/* dfc from dout: dfc = dout*act'(fc), or dgate = (dout*up)*act'(gate) and dup = dout*act(gate). */
-static void activate_backward(const ari_bl_run *run, double *dfc, const double *dout, const double *fc)
+void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *dout, const double *fc, size_t rows,
+                              size_t f, double doubt)
 {
-    const size_t f = run->c->ffn, ld = run->c->gated ? 2 * f : f;
-    const double doubt = kink_doubt(run);
-    for (size_t t = 0; t < run->tokens; t++)
+    const size_t ld = run->c->gated ? 2 * f : f;
+    for (size_t t = 0; t < rows; t++)
         for (size_t i = 0; i < f; i++) {
             const double dy = dout[t * f + i], x = fc[t * ld + i];
             if (run->c->gated) {
@@ -102,14 +100,29 @@ static ar_status branch_output(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_
     return run->o->dropout > 0.0 ? ari_bl_dropout(run, site, 'f', branch, branch, 0, h) : AR_OK;
 }
 
+static ar_status mlp_forward(ari_bl_run *run, const ari_bl_mlp *mlp, ari_bl_mlp_saved *saved, double *y,
+                             const double *x)
+{
+    const ari_bl_names *names = run->names;
+    const size_t f = run->c->ffn, h = run->c->hidden;
+    saved->fc = ari_bl_doubles(run, run->tokens, mlp->fc.out);
+    saved->act = ari_bl_doubles(run, run->tokens, f);
+    if (saved->fc == NULL || saved->act == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_linear_forward(run, &mlp->fc, saved->fc, x, run->tokens));
+    AR_TRY(emit_fc(run, names->fc, 'f', saved->fc));
+    ari_bl_activate(run, saved->act, saved->fc, run->tokens, f);
+    AR_TRY(ari_bl_emit_tokens(run, names->act, 'f', saved->act, f, 0, f));
+    AR_TRY(ari_bl_linear_forward(run, &mlp->down, y, saved->act, run->tokens));
+    return ari_bl_emit_tokens(run, names->down_param, 'f', y, h, 0, h);
+}
+
 ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
                                const double *x)
 {
     enter_block(run, layer);
     const ari_bl_names *names = run->names;
     const size_t h = run->c->hidden;
-    saved->fc = ari_bl_doubles(run, run->tokens, p->fc.out);
-    saved->act = ari_bl_doubles(run, run->tokens, run->c->ffn);
     saved->y = ari_bl_doubles(run, run->tokens, h);
     saved->attention_x = x;
     if (run->c->norm_place != AR_NORM_AFTER) {
@@ -118,12 +131,12 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     }
     double *qkv = ari_bl_doubles(run, run->tokens, p->qkv.out);
     double *branch = ari_bl_doubles(run, run->tokens, h), *r = ari_bl_doubles(run, run->tokens, h);
-    if (saved->fc == NULL || saved->act == NULL || saved->y == NULL || qkv == NULL || branch == NULL || r == NULL)
+    if (saved->y == NULL || qkv == NULL || branch == NULL || r == NULL)
         return run->memory;
 
-    AR_TRY(ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x));
+    AR_TRY(ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x, run->tokens));
     AR_TRY(ari_bl_attention_forward(run, &saved->attention, p->qk_norm, qkv));
-    AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context));
+    AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
     AR_TRY(branch_output(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, branch));
     add_rows(run, r, x, branch);
@@ -134,12 +147,10 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
         AR_TRY(ari_bl_norm_forward(run, &p->ln2, &saved->n2, r));
         saved->mlp_x = saved->n2.y;
     }
-    AR_TRY(ari_bl_linear_forward(run, &p->fc, saved->fc, saved->mlp_x));
-    AR_TRY(emit_fc(run, names->fc, 'f', saved->fc));
-    apply_activation(run, saved->act, saved->fc);
-    AR_TRY(ari_bl_emit_tokens(run, names->act, 'f', saved->act, run->c->ffn, 0, run->c->ffn));
-    AR_TRY(ari_bl_linear_forward(run, &p->down, branch, saved->act));
-    AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'f', branch, h, 0, h));
+    if (p->experts.of != NULL)
+        AR_TRY(ari_bl_experts_forward(run, &p->experts, &saved->routed, branch, saved->mlp_x));
+    else
+        AR_TRY(mlp_forward(run, &p->mlp, &saved->mlp, branch, saved->mlp_x));
     AR_TRY(branch_output(run, &p->mlp_norm, &saved->mlp_norm, names->drop_mlp, branch));
     add_rows(run, saved->y, r, branch);
     AR_TRY(ari_bl_emit_tokens(run, "", 'f', saved->y, h, 0, h));
@@ -187,29 +198,41 @@ static ar_status add_branch(ari_bl_run *run, const ari_bl_norm *norm, const ari_
     return AR_OK;
 }
 
-/* dr = dy + the gradient through the MLP branch. */
-static ar_status mlp_backward(ari_bl_run *run, const ari_bl_params *p, double *dr, const double *dy,
-                              const ari_bl_block *saved)
+static ar_status mlp_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx, const double *dy,
+                              const ari_bl_mlp_saved *saved, const double *x)
 {
     const ari_bl_names *names = run->names;
-    const ari_bl_memory *mark = run->top;
     const size_t h = run->c->hidden, f = run->c->ffn;
-    double *dact_out = ari_bl_doubles(run, run->tokens, f), *dfc = ari_bl_doubles(run, run->tokens, p->fc.out);
-    double *din = ari_bl_doubles(run, run->tokens, h);
-    if (dact_out == NULL || dfc == NULL || din == NULL)
+    double *dact_out = ari_bl_doubles(run, run->tokens, f), *dfc = ari_bl_doubles(run, run->tokens, mlp->fc.out);
+    if (dact_out == NULL || dfc == NULL)
         return run->memory;
-    const double *ddown;
-    AR_TRY(branch_gradient(run, &p->mlp_norm, &saved->mlp_norm, names->drop_mlp, &ddown, dy));
-    AR_TRY(ari_bl_linear_backward(run, &p->down, dact_out, ddown));
+    AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact_out, dy, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'b', dact_out, f, 0, f));
-    AR_TRY(ari_bl_linear_gradients(run, &p->down, ddown, saved->act));
-    activate_backward(run, dfc, dact_out, saved->fc);
+    AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act, NULL));
+    ari_bl_activate_backward(run, dfc, dact_out, saved->fc, run->tokens, f, kink_doubt(run));
     AR_TRY(emit_fc(run, names->dfc, 'b', dfc));
-    AR_TRY(ari_bl_linear_backward(run, &p->fc, din, dfc));
-    AR_TRY(ari_bl_emit_tokens(run, names->dmlp, 'b', din, h, 0, h));
-    AR_TRY(ari_bl_linear_gradients(run, &p->fc, dfc, saved->mlp_x));
+    AR_TRY(ari_bl_linear_backward(run, &mlp->fc, dx, dfc, run->tokens));
+    AR_TRY(ari_bl_emit_tokens(run, names->dmlp, 'b', dx, h, 0, h));
+    return ari_bl_linear_gradients(run, &mlp->fc, dfc, x, NULL);
+}
+
+/* dr = dy + the gradient through the branch of MLP or experts. */
+static ar_status mlp_branch_backward(ari_bl_run *run, const ari_bl_params *p, double *dr, const double *dy,
+                                     const ari_bl_block *saved)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t h = run->c->hidden;
+    double *din = ari_bl_doubles(run, run->tokens, h);
+    if (din == NULL)
+        return run->memory;
+    const double *dmade;
+    AR_TRY(branch_gradient(run, &p->mlp_norm, &saved->mlp_norm, run->names->drop_mlp, &dmade, dy));
+    if (p->experts.of != NULL)
+        AR_TRY(ari_bl_experts_backward(run, &p->experts, din, dmade, &saved->routed, saved->mlp_x));
+    else
+        AR_TRY(mlp_backward(run, &p->mlp, din, dmade, &saved->mlp, saved->mlp_x));
     AR_TRY(add_branch(run, &p->ln2, &saved->n2, dr, dy, din));
-    AR_TRY(ari_bl_emit_tokens(run, names->residual, 'b', dr, h, 0, h));
+    AR_TRY(ari_bl_emit_tokens(run, run->names->residual, 'b', dr, h, 0, h));
     ari_bl_release(run, mark);
     return AR_OK;
 }
@@ -227,13 +250,13 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
         return run->memory;
     const double *dout;
     AR_TRY(branch_gradient(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, &dout, dr));
-    AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout));
+    AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
-    AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context));
+    AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context, NULL));
     AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, p->qk_norm, &saved->attention));
-    AR_TRY(ari_bl_linear_backward(run, &p->qkv, din, dqkv));
+    AR_TRY(ari_bl_linear_backward(run, &p->qkv, din, dqkv, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', din, h, 0, h));
-    AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x));
+    AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x, NULL));
     AR_TRY(add_branch(run, &p->ln1, &saved->n1, dx, dr, din));
     AR_TRY(ari_bl_emit_tokens(run, "", 'b', dx, h, 0, h));
     ari_bl_release(run, mark);
@@ -248,7 +271,7 @@ ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_para
     double *dr = ari_bl_doubles(run, run->tokens, run->c->hidden);
     if (dr == NULL)
         return run->memory;
-    AR_TRY(mlp_backward(run, p, dr, dy, saved));
+    AR_TRY(mlp_branch_backward(run, p, dr, dy, saved));
     AR_TRY(attention_branch_backward(run, p, dx, dr, saved));
     ari_bl_release(run, mark);
     leave_block(run);

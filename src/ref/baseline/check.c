@@ -29,6 +29,24 @@ static ar_status check_rope(const ar_config *c, const ar_rope *r)
     return AR_OK;
 }
 
+/* Experts have the form of a gated MLP of two parameters for gate and up, and no biases. */
+static ar_status check_experts(const ar_config *c)
+{
+    const ar_experts *x = &c->experts;
+    const ari_bl_names *names = ari_bl_names_of(c->arch);
+    if (x->n == 0)
+        return AR_OK;
+    if (x->per_token == 0 || x->per_token > x->n || x->ffn == 0)
+        return ar_error_set(AR_ERR_ARG, "baseline: %zu experts of width %zu, %zu a token: expected 1 to %zu a token",
+                            x->n, x->ffn, x->per_token, x->n);
+    if (!c->gated || names->fc_param[1] == NULL || c->mlp_bias || c->activation == AR_ACT_RELU)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "baseline: experts in architecture %d%s%s: expected Llama's form, without biases or relu",
+                            (int)c->arch, c->mlp_bias ? " with biases" : "",
+                            c->activation == AR_ACT_RELU ? " with relu" : "");
+    return AR_OK;
+}
+
 static ar_status check_config(const ar_config *c)
 {
     if (c->vocab == 0 || c->hidden == 0 || c->heads == 0 || c->kv_heads == 0 || c->head_dim == 0 || c->ffn == 0)
@@ -50,7 +68,7 @@ static ar_status check_config(const ar_config *c)
                             "baseline: gated %d and learned_positions %d in architecture %d: expected %d and %d, as "
                             "docs/reference/models.md names its parts",
                             c->gated, c->learned_positions, (int)c->arch, gated, learned);
-    return AR_OK;
+    return check_experts(c);
 }
 
 /* Every row's documents are 0, 1, 2, .. in their order. */

@@ -151,7 +151,7 @@ ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
 {
     if (run->names->head != NULL) {
         const size_t v = run->c->vocab;
-        AR_TRY(ari_bl_linear_forward(run, &m->head, m->dlogits, m->head_x));
+        AR_TRY(ari_bl_linear_forward(run, &m->head, m->dlogits, m->head_x, run->tokens));
         AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'f', m->dlogits, v, 0, v));
         if (run->c->logit_cap > 0.0)
             AR_TRY(cap_logits(run, m));
@@ -176,7 +176,7 @@ ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *d
             m->dlogits[i] = ari_bl_branch(run, ari_bl_uncap(m->dlogits[i], m->bare[i], run->c->logit_cap));
     }
     AR_TRY(emit_of_head(run, "logits", 'b', m->dlogits));
-    AR_TRY(ari_bl_linear_backward(run, &m->head, dx, m->dlogits));
+    AR_TRY(ari_bl_linear_backward(run, &m->head, dx, m->dlogits, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'b', dx, h, 0, h));
-    return run->c->tied ? AR_OK : ari_bl_linear_gradients(run, &m->head, m->dlogits, m->head_x);
+    return run->c->tied ? AR_OK : ari_bl_linear_gradients(run, &m->head, m->dlogits, m->head_x, NULL);
 }

@@ -6,33 +6,33 @@
 
 /* --- y = x*W^T + bias --------------------------------------------------------------------------------------------- */
 
-ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x)
+ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x, size_t rows)
 {
     const ari_bl_matrix a = {x, l->in, 1}, b = {l->weight, l->in, 1};
-    AR_TRY(ari_bl_contract(run, y, run->tokens, l->out, l->in, a, b, true));
+    AR_TRY(ari_bl_contract(run, y, rows, l->out, l->in, a, b, true));
     if (l->bias != NULL)
-        for (size_t t = 0; t < run->tokens; t++)
+        for (size_t t = 0; t < rows; t++)
             for (size_t i = 0; i < l->out; i++)
                 y[t * l->out + i] = ari_bl_branch(run, y[t * l->out + i] + l->bias[i]);
     return AR_OK;
 }
 
 /* dx = dy*W: one contraction over the outputs of all parts. */
-ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy)
+ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy, size_t rows)
 {
     const ari_bl_matrix a = {dy, l->out, 1}, b = {l->weight, 1, l->in};
-    return ari_bl_contract(run, dx, run->tokens, l->in, l->out, a, b, true);
+    return ari_bl_contract(run, dx, rows, l->in, l->out, a, b, true);
 }
 
 /* dW = dy^T*x of outputs [at, at + width), emitted in the parameter's own shape. */
 static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p, size_t at, const double *dy,
-                                 const double *x)
+                                 const double *x, const size_t *of)
 {
     const size_t in = l->in, width = l->width[p];
     double *dw = ari_bl_doubles(run, width, in);
     if (dw == NULL)
         return run->memory;
-    const ari_bl_terms terms = {.dy = dy + at, .ld = l->out, .x = x};
+    const ari_bl_terms terms = {.dy = dy + at, .ld = l->out, .x = x, .of = of};
     AR_TRY(ari_bl_gradient(run, dw, width, in, &terms));
     if (!l->conv1d)
         return ari_bl_emit_gradient(run, l->name[p], "weight", width, in, dw);
@@ -45,7 +45,8 @@ static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p,
     return ari_bl_emit_gradient(run, l->name[p], "weight", in, width, turned);
 }
 
-ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy, const double *x)
+ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy, const double *x,
+                                  const size_t *of)
 {
     const ari_bl_memory *mark = run->top;
     double *dbias = ari_bl_doubles(run, l->out, 1);
@@ -58,7 +59,7 @@ ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const
     size_t at = 0;
     for (int p = 0; p < l->parts; p++) {
         const ari_bl_memory *part_mark = run->top;
-        AR_TRY(weight_gradient(run, l, p, at, dy, x));
+        AR_TRY(weight_gradient(run, l, p, at, dy, x, of));
         if (l->bias != NULL)
             AR_TRY(ari_bl_emit_gradient(run, l->name[p], "bias", l->width[p], 0, dbias + at));
         at += l->width[p];

@@ -34,7 +34,7 @@ static ar_status load_table(ari_bl_run *run, const double **values, const char *
 static ar_status load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
 {
     snprintf(run->prefix, sizeof run->prefix, "%s.%zu", run->names->blocks, layer);
-    AR_TRY(ari_bl_load_block(run, p));
+    AR_TRY(ari_bl_load_block(run, p, layer));
     run->prefix[0] = '\0';
     return AR_OK;
 }
@@ -237,7 +237,7 @@ static ar_status run_block(ari_bl_run *run, const ar_batch *batch, const float *
     AR_TRY(ari_bl_check_batch(run->c, run->o, batch));
     AR_TRY(ari_bl_enter_step(run, batch, 1));
     const size_t count = run->tokens * run->c->hidden;
-    ari_bl_params p;
+    ari_bl_params p = {0};
     ari_bl_block saved;
     AR_TRY(load_block(run, &p, 0));
     double *input = ari_bl_doubles(run, run->tokens, run->c->hidden);

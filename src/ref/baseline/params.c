@@ -201,7 +201,7 @@ static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_
     return AR_OK;
 }
 
-static ar_status load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const char *const name[3],
+ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const char *const name[3],
                              const size_t width[3], bool with_bias)
 {
     *l = (ari_bl_linear){.in = in, .conv1d = run->names->conv1d};
@@ -239,7 +239,20 @@ static ar_status load_qk_norms(ari_bl_run *run, ari_bl_params *p)
     return AR_OK;
 }
 
-ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p)
+/* One of three parameters (gate, up and down) or of two, where gate and up are one or there is no gate. */
+static ar_status load_mlp(ari_bl_run *run, ari_bl_mlp *mlp)
+{
+    const ar_config *c = run->c;
+    const ari_bl_names *n = run->names;
+    const char *const fc_name[3] = {n->fc_param[0], n->fc_param[1], NULL};
+    const bool packed = c->gated && n->fc_param[1] == NULL; /* gate | up */
+    const size_t fc_width[3] = {packed ? 2 * c->ffn : c->ffn, c->ffn, 0}, width[3] = {c->hidden, 0, 0};
+    const char *const down_name[3] = {n->down_param, NULL, NULL};
+    AR_TRY(ari_bl_load_linear(run, &mlp->fc, c->hidden, fc_name, fc_width, c->mlp_bias));
+    return ari_bl_load_linear(run, &mlp->down, c->ffn, down_name, width, c->mlp_bias);
+}
+
+ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
 {
     const ar_config *c = run->c;
     const ari_bl_names *n = run->names;
@@ -248,22 +261,17 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p)
     const size_t qkv_width[3] = {fused ? q + 2 * kv : q, kv, kv};
     const char *const o_name[3] = {n->o_param, NULL, NULL};
     const size_t o_width[3] = {c->hidden, 0, 0};
-    const char *const fc_name[3] = {n->fc_param[0], n->fc_param[1], NULL};
-    const bool packed = c->gated && n->fc_param[1] == NULL; /* gate | up */
-    const size_t fc_width[3] = {packed ? 2 * c->ffn : c->ffn, c->ffn, 0};
-    const char *const down_name[3] = {n->down_param, NULL, NULL};
     const bool before = c->norm_place != AR_NORM_AFTER, after = c->norm_place != AR_NORM_BEFORE;
     if (before)
         AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1, c->hidden, 1));
-    AR_TRY(load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
+    AR_TRY(ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
     AR_TRY(load_qk_norms(run, p));
-    AR_TRY(load_linear(run, &p->o, q, o_name, o_width, c->out_bias));
+    AR_TRY(ari_bl_load_linear(run, &p->o, q, o_name, o_width, c->out_bias));
     if (after)
         AR_TRY(ari_bl_load_norm(run, &p->attention_norm, n->attention_norm, c->hidden, 1));
     if (before)
         AR_TRY(ari_bl_load_norm(run, &p->ln2, n->ln2, c->hidden, 1));
-    AR_TRY(load_linear(run, &p->fc, c->hidden, fc_name, fc_width, c->mlp_bias));
-    AR_TRY(load_linear(run, &p->down, c->ffn, down_name, o_width, c->mlp_bias));
+    AR_TRY(ar_config_has_experts(c, layer) ? ari_bl_load_experts(run, &p->experts) : load_mlp(run, &p->mlp));
     return after ? ari_bl_load_norm(run, &p->mlp_norm, n->mlp_norm, c->hidden, 1) : AR_OK;
 }
 

@@ -154,6 +154,7 @@ typedef struct ari_bl_terms {
     const double *dy; /* [tokens, ld] or NULL: row r takes, per sample, the contraction over tokens of column r of dy */
     size_t ld;        /*   with */
     const double *x;  /* [tokens, cols] */
+    const size_t *of; /* [b+1] or NULL, all tokens: sample i's rows of dy and x are of[i] .. of[i+1] - 1 */
     const double *values; /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
     size_t per_token;     /* 0, or so many such rows of values a token, all of them added to row 0 */
     const size_t *row_of; /* [tokens] or NULL: row 0 */
@@ -178,9 +179,21 @@ typedef struct ari_bl_linear {
     bool conv1d;                 /* the parameter is stored [in, out] */
     const double *weight, *bias; /* [out, in]; [out] or NULL */
 } ari_bl_linear;
+/* An MLP: fc, gate | up where it is gated, and down. */
+typedef struct ari_bl_mlp {
+    ari_bl_linear fc, down;
+} ari_bl_mlp;
+typedef struct ari_bl_experts {
+    ari_bl_linear gate; /* the router: [E, h] */
+    ari_bl_mlp *of;     /* [E]; NULL: the layer has an MLP */
+    ari_bl_mlp shared;
+    ari_bl_linear shared_gate; /* [1, h] */
+} ari_bl_experts;
 typedef struct ari_bl_params {
     ari_bl_norm ln1, ln2, attention_norm, mlp_norm, qk_norm[2]; /* those that the config has */
-    ari_bl_linear qkv, o, fc, down;
+    ari_bl_linear qkv, o;
+    ari_bl_mlp mlp;
+    ari_bl_experts experts;
 } ari_bl_params;
 
 const ari_bl_names *ari_bl_names_of(ar_arch arch);
@@ -189,7 +202,11 @@ AR_NODISCARD ar_status ari_bl_parameter(ari_bl_run *run, double **values, const 
                                         ar_init_scheme scheme, size_t fan_in, size_t fan_out);
 AR_NODISCARD ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name, size_t width,
                                         size_t per_token);
-AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p);
+/** name: up to three parts, one under the other along the outputs; without a bias unless with_bias. */
+AR_NODISCARD ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const char *const name[3],
+                                          const size_t width[3], bool with_bias);
+AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer);
+AR_NODISCARD ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e);
 /** Emits the gradient of prefix.name[.weight|.bias]. */
 AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *kind, size_t rows,
                                             size_t cols, const double *gradient);
@@ -229,11 +246,15 @@ AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
  * are tokens, or, `heads` > 0, the queries of [b, heads, s] and columns the keys. Emitted unless pass is 0. */
 AR_NODISCARD ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y, const double *x,
                                       size_t heads, size_t cols);
-AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x);
-AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy);
-/** Sums and emits the gradients of the weights and biases, part by part. */
+/** Of so many rows: all tokens, or those of an expert. */
+AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x,
+                                             size_t rows);
+AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy,
+                                              size_t rows);
+/** Sums and emits the gradients of the weights and biases, part by part. of: as in ari_bl_terms, of layers without a
+ *  bias; NULL: all tokens. */
 AR_NODISCARD ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy,
-                                               const double *x);
+                                               const double *x, const size_t *of);
 
 /* Rows: those of all tokens, width of each the norm's. */
 typedef struct ari_bl_norm_saved {
@@ -273,12 +294,45 @@ double ari_bl_uncap(double dy, double x, double c);
 void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
                     double *l);
 
+/* An MLP's activations: [rows, gate | up or F], [rows, F], and what it makes, [rows, h]. */
+typedef struct ari_bl_mlp_saved {
+    double *fc, *act, *y;
+} ari_bl_mlp_saved;
+/* out [rows, F] from fc [rows, F], or from gate | up [rows, 2F]: act(gate)*up. */
+void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f);
+/* dfc from dout: dfc = dout*act'(fc), or dgate = (dout*up)*act'(gate) and dup = dout*act(gate). doubt: about the
+ * argument of a function with a kink; negative: none. */
+void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *dout, const double *fc, size_t rows,
+                              size_t f, double doubt);
+
+/* Where each token goes, and what its experts make of it. The k slots of a token are its experts, ascending; row
+ * place[t*k + j] of the experts' activations is token t's slot j. Rows are sorted by expert, then by token. */
+typedef struct ari_bl_routed {
+    double *p;      /* [tokens, E]: the router's softmax */
+    size_t *expert; /* [tokens, k] */
+    double *weight; /* [tokens, k] */
+    size_t *place;  /* [tokens, k] */
+    size_t *first;  /* [E+1]: rows of each expert */
+    size_t *of;     /* [E, b+1]: where each sample's begin among them */
+    double *x;      /* [tokens*k, h] */
+    ari_bl_mlp_saved experts, shared;
+    double *share; /* [tokens]: sigmoid of the shared expert's gate */
+} ari_bl_routed;
+/** y [tokens, h] = sum over the slots of weight*expert(x), and the shared expert. */
+AR_NODISCARD ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *saved, double *y,
+                                              const double *x);
+/** dx [tokens, h] from dy; sums and emits the gradients. */
+AR_NODISCARD ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_experts *e, double *dx, const double *dy,
+                                               const ari_bl_routed *saved, const double *x);
+
 /* Saved activations of a block. */
 typedef struct ari_bl_block {
     ari_bl_norm_saved n1, n2, attention_norm, mlp_norm;
     ari_bl_attention attention;
     const double *attention_x, *mlp_x; /* [tokens, h]: inputs of attention and MLP */
-    double *fc, *act, *y;              /* [tokens, gate|up or F], [tokens, F], [tokens, h]: the output */
+    ari_bl_mlp_saved mlp;
+    ari_bl_routed routed;
+    double *y; /* [tokens, h]: the output */
 } ari_bl_block;
 /** Block `layer` on x [tokens, h]. */
 AR_NODISCARD ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,

@@ -103,9 +103,11 @@ static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, s
     if (dw == NULL)
         return run->memory;
     for (size_t sample = 0; sample < run->b; sample++) {
-        const ari_bl_matrix a = {terms->dy + sample * run->s * terms->ld + first, 1, terms->ld};
-        const ari_bl_matrix b = {terms->x + sample * run->s * cols, 1, cols};
-        AR_TRY(ari_bl_contract(run, dw, rows, cols, run->s, a, b, true));
+        const size_t begin = terms->of != NULL ? terms->of[sample] : sample * run->s;
+        const size_t end = terms->of != NULL ? terms->of[sample + 1] : begin + run->s;
+        const ari_bl_matrix a = {terms->dy + begin * terms->ld + first, 1, terms->ld};
+        const ari_bl_matrix b = {terms->x + begin * cols, 1, cols};
+        AR_TRY(ari_bl_contract(run, dw, rows, cols, end - begin, a, b, true));
         for (size_t i = 0; i < rows * cols; i++)
             ari_bl_sums_add(sums, i, dw[i]);
     }

@@ -15,13 +15,15 @@
 /* Parameters, counted a little high, so that no later sum of sizes can wrap: below 2^60 elements, 2^62 bytes. */
 static bool size_is_sane(const ar_config *c)
 {
-    size_t q = 0, kv = 0, attention = 0, mlp = 0, block = 0, all = 0, table = 0;
+    size_t q = 0, kv = 0, attention = 0, experts = 0, mlp = 0, block = 0, all = 0, table = 0;
     const size_t rows = c->vocab > c->max_positions ? c->vocab : c->max_positions;
     if (__builtin_mul_overflow(c->heads, c->head_dim, &q) || q > ARI_CONFIG_MAX_DIM)
         return false;
     kv = c->kv_heads * c->head_dim; /* at most q */
     if (__builtin_mul_overflow(2 * q + 2 * kv + 4, c->hidden, &attention) ||
-        __builtin_mul_overflow(3 * c->ffn + 4, c->hidden, &mlp) || __builtin_add_overflow(attention, mlp, &block) ||
+        __builtin_mul_overflow(c->experts.n, 3 * c->experts.ffn + 1, &experts) ||
+        __builtin_add_overflow(3 * c->ffn + 3 * c->experts.shared + 5, experts, &mlp) ||
+        __builtin_mul_overflow(mlp, c->hidden, &mlp) || __builtin_add_overflow(attention, mlp, &block) ||
         __builtin_mul_overflow(block, c->layers, &all) || __builtin_mul_overflow(3 * rows, c->hidden, &table) ||
         __builtin_add_overflow(all, table, &all))
         return false;

@@ -170,6 +170,8 @@ static const struct {
     {"moe_layers", EMPTY},
     {"num_local_experts", ZERO},
     {"num_experts", ZERO},
+    {"router_jitter_noise", ZERO},
+    {"output_router_logits", OFF}, /* adds the balancing loss to the loss */
     {"n_routed_experts", ZERO},
     {"n_shared_experts", ZERO},
     {"shared_expert_intermediate_size", ZERO},
@@ -224,8 +226,8 @@ static const char neutral_keys[][40] = {
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
     /* other heads than that of a language model */
     "id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "finetuning_task",
-    "classifier_dropout", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-    "summary_first_dropout", "is_decoder", "cross_attention_hidden_size",
+    "classifier_dropout", "router_aux_loss_coef", "summary_type", "summary_use_proj", "summary_activation",
+    "summary_proj_to_labels", "summary_first_dropout", "is_decoder", "cross_attention_hidden_size",
     /* generation */
     "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
     "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",

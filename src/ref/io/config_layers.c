@@ -58,22 +58,27 @@ ar_status ari_config_window_none(const ari_json_at *at)
 
 /* --- models with -------------------------------------------------------------------------------------------------- */
 
-/* Every layer after the last bit must be as that one. */
-static ar_status set_full(ar_config *c, const ari_json_at *at, size_t layer, bool is_full)
+ar_status ari_config_set_layer(uint64_t set[AR_CONFIG_LAYER_BITS / 64], const ari_json_at *at, size_t layer, bool in,
+                               const char *what)
 {
     const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
     const uint64_t mask = (uint64_t)1 << (bit % 64);
-    uint64_t *word = &c->full_attention[bit / 64];
-    if (layer > bit && ((*word & mask) != 0) != is_full)
+    uint64_t *word = &set[bit / 64];
+    if (layer > bit && ((*word & mask) != 0) != in)
         return ar_error_set(
             AR_ERR_CONFIG,
-            "%s: layer %zu and layer %zu differ in their window, supported is a difference within the first %d layers",
-            ARI_SHOW(at->name), bit, layer, AR_CONFIG_LAYER_BITS);
-    *word |= is_full ? mask : 0;
+            "%s: layer %zu and layer %zu differ in their %s, supported is a difference within the first %d layers",
+            ARI_SHOW(at->name), bit, layer, what, AR_CONFIG_LAYER_BITS);
+    *word |= in ? mask : 0;
     return AR_OK;
 }
 
-ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at)
+static ar_status set_full(ar_config *c, const ari_json_at *at, size_t layer, bool is_full)
+{
+    return ari_config_set_layer(c->full_attention, at, layer, is_full, "window");
+}
+
+ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate)
 {
     bool use = false;
     size_t first = 28; /* Hugging Face's default, as that of the window */
@@ -87,7 +92,8 @@ ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at)
     else if (use)
         AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
     for (size_t i = 0; i < c->layers; i++) {
-        const bool slides = types != NULL ? is_sliding(types, i) : c->window > 0 && i >= first;
+        const bool by_number = alternate ? i < first && i % 2 == 0 : i >= first;
+        const bool slides = types != NULL ? is_sliding(types, i) : c->window > 0 && by_number;
         if (slides && c->window == 0)
             return ar_error_set(AR_ERR_CONFIG,
                                 "%s: key 'layer_types': entry %zu is '%s', but there is no window: expected "

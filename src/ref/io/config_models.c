@@ -91,8 +91,10 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
     return form->two_ropes ? AR_OK : ari_config_rope(c, at, &form->rope);
 }
 
-/* fewer: how many of the last keys the model does not know. */
-static void note_llama_form(ar_config *c, const ari_json_at *at, size_t fewer)
+/* How many of the last keys a model does not know. */
+enum unknown_keys { KNOWS_EXPERTS = 0, KNOWS_WINDOW_LAYERS = 9, KNOWS_NEITHER = 10 };
+
+static void note_llama_form(ar_config *c, const ari_json_at *at, enum unknown_keys fewer)
 {
     static const char *const keys[] = {
         /* sizes */
@@ -101,8 +103,11 @@ static void note_llama_form(ar_config *c, const ari_json_at *at, size_t fewer)
         /* what is computed */
         "hidden_act", "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
         "original_max_position_embeddings", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window",
-        "layer_types", "_sliding_window_pattern" /* where layer_types says it already */, "max_window_layers"};
-    ari_config_note_others(c, "", at->object, keys, COUNT(keys) - fewer);
+        "layer_types", "_sliding_window_pattern" /* where layer_types says it already */,
+        /* of Qwen's models, and of those with experts */
+        "max_window_layers", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+        "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "qkv_bias"};
+    ari_config_note_others(c, "", at->object, keys, COUNT(keys) - (size_t)fewer);
 }
 
 static ar_status read_llama(ar_config *c, const ari_json_at *at)
@@ -114,7 +119,7 @@ static ar_status read_llama(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_bool_or(at, "attention_bias", &attention_bias));
     AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
     c->qkv_bias = c->out_bias = attention_bias;
-    note_llama_form(c, at, 1);
+    note_llama_form(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -136,8 +141,8 @@ static ar_status read_qwen2(ar_config *c, const ari_json_at *at)
     AR_TRY(expect_bias(at, "attention_bias", true, "Qwen2 always has biases of q, k and v, and none of the output"));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen2's MLP has no biases"));
     c->qkv_bias = true;
-    AR_TRY(ari_config_window_qwen2(c, at));
-    note_llama_form(c, at, 0);
+    AR_TRY(ari_config_window_qwen2(c, at, false));
+    note_llama_form(c, at, KNOWS_WINDOW_LAYERS);
     return AR_OK;
 }
 
@@ -148,7 +153,7 @@ static ar_status read_mistral(ar_config *c, const ari_json_at *at)
     AR_TRY(expect_bias(at, "attention_bias", false, "Mistral has no biases"));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Mistral has no biases"));
     AR_TRY(ari_config_window_everywhere(c, at, 4096, "Mistral"));
-    note_llama_form(c, at, 1);
+    note_llama_form(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -166,7 +171,7 @@ static ar_status read_phi3(ar_config *c, const ari_json_at *at)
     AR_TRY(expect_bias(at, "attention_bias", false, "Phi-3 has no biases"));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Phi-3 has no biases"));
     AR_TRY(ari_config_window_everywhere(c, at, 0, "Phi-3"));
-    note_llama_form(c, at, 1);
+    note_llama_form(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -188,8 +193,8 @@ static ar_status read_qwen3(ar_config *c, const ari_json_at *at)
     AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen3's MLP has no biases"));
     AR_TRY(read_attention_bias(c, at));
     c->qk_norm = AR_QK_NORM_HEAD;
-    AR_TRY(ari_config_window_qwen2(c, at));
-    note_llama_form(c, at, 0);
+    AR_TRY(ari_config_window_qwen2(c, at, false));
+    note_llama_form(c, at, KNOWS_WINDOW_LAYERS);
     return AR_OK;
 }
 
@@ -203,7 +208,7 @@ static ar_status read_olmo2(ar_config *c, const ari_json_at *at)
     AR_TRY(read_attention_bias(c, at));
     c->norm_place = AR_NORM_AFTER;
     c->qk_norm = AR_QK_NORM_WIDTH;
-    note_llama_form(c, at, 1);
+    note_llama_form(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -247,7 +252,7 @@ static ar_status read_gemma(ar_config *c, const ari_json_at *at)
     AR_TRY(read_gemma_form(c, at, &form));
     c->activation = c->activation == AR_ACT_GELU_ERF ? AR_ACT_GELU_TANH : c->activation;
     AR_TRY(check_activation(at, c, "hidden_act", "hidden_activation"));
-    note_llama_form(c, at, 1);
+    note_llama_form(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -291,7 +296,7 @@ static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
     AR_TRY(read_cap(at, "attn_logit_softcapping", &c->score_cap));
     AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
     AR_TRY(ari_config_window_pattern(c, at, 2));
-    note_llama_form(c, at, 1);
+    note_llama_form(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -364,7 +369,71 @@ static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
     AR_TRY(ari_config_window_pattern(c, at, pattern));
     AR_TRY(read_gemma3_ropes(c, at));
-    note_llama_form(c, at, 1);
+    note_llama_form(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+static ar_status read_mixtral(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {
+        .called = "Mixtral", .kv_heads = 8, .positions = 131072, .rope = {.theta = 1000000.0}, .norm_eps = 1e-5};
+    static const ari_experts_form experts = {
+        .n = 8, .per_token = 2, .one_width = true, .normalised = true, .w123 = true};
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "attention_bias", false, "Mixtral has no biases"));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "Mixtral has no biases"));
+    AR_TRY(ari_config_window_everywhere(c, at, 0, "Mixtral"));
+    AR_TRY(ari_config_experts(c, at, &experts));
+    note_llama_form(c, at, KNOWS_EXPERTS);
+    return AR_OK;
+}
+
+static ar_status read_qwen2_moe(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {.called = "Qwen2-MoE", .kv_heads = 16, .positions = 32768};
+    static const ari_experts_form experts = {.n = 60, .per_token = 4, .ffn = 1408, .shared = 5632};
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen2-MoE's MLPs have no biases"));
+    c->qkv_bias = true;
+    AR_TRY(ari_json_bool_or(at, "qkv_bias", &c->qkv_bias));
+    AR_TRY(ari_config_window_qwen2(c, at, true));
+    AR_TRY(ari_config_experts(c, at, &experts));
+    note_llama_form(c, at, KNOWS_EXPERTS);
+    return AR_OK;
+}
+
+/* use_sliding_window is of all layers. */
+static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {.arch = AR_ARCH_QWEN3, .called = "Qwen3-MoE", .kv_heads = 4, .positions = 32768};
+    static const ari_experts_form experts = {.n = 128, .per_token = 8, .ffn = 768};
+    bool slides = false;
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen3-MoE's MLPs have no biases"));
+    AR_TRY(read_attention_bias(c, at));
+    c->qk_norm = AR_QK_NORM_HEAD;
+    AR_TRY(ari_json_bool_or(at, "use_sliding_window", &slides));
+    if (slides)
+        AR_TRY(ari_config_window_everywhere(c, at, 4096, "Qwen3-MoE"));
+    AR_TRY(ari_config_experts(c, at, &experts));
+    note_llama_form(c, at, KNOWS_EXPERTS);
+    return AR_OK;
+}
+
+static ar_status read_olmoe(ar_config *c, const ari_json_at *at)
+{
+    static const llama_form form = {
+        .arch = AR_ARCH_QWEN3, .called = "OLMoE", .positions = 4096, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
+    static const ari_experts_form experts = {.n = 64, .per_token = 8, .one_width = true};
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "OLMoE's experts have no biases"));
+    AR_TRY(read_attention_bias(c, at));
+    c->qk_norm = AR_QK_NORM_WIDTH;
+    AR_TRY(ari_config_experts(c, at, &experts));
+    note_llama_form(c, at, KNOWS_EXPERTS);
     return AR_OK;
 }
 
@@ -468,6 +537,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
     static const char gemma[] = "hidden_activation",
                       gemma2[] = "hidden_activation query_pre_attn_scalar "
                                  "attn_logit_softcapping final_logit_softcapping",
+                      experts[] = "num_experts num_local_experts shared_expert_intermediate_size",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
                                  "sliding_window_pattern rope_local_base_freq";
     static const ari_model_reader readers[] = {{"llama", "llama", read_llama, ""},
@@ -479,6 +549,10 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"gemma2", "gemma2", read_gemma2, gemma2},
                                                {"gemma3_text", "gemma3", read_gemma3, gemma3},
                                                {"phi3", "phi3", read_phi3, "partial_rotary_factor"},
+                                               {"mixtral", "mixtral", read_mixtral, experts},
+                                               {"qwen2_moe", "qwen2moe", read_qwen2_moe, experts},
+                                               {"qwen3_moe", "qwen3moe", read_qwen3_moe, experts},
+                                               {"olmoe", "olmoe", read_olmoe, experts},
                                                {"gpt2", "gpt2", read_gpt2, ""},
                                                {"anyrank-stack", "", read_stack, ""}};
     *n = COUNT(readers);

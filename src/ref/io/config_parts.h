@@ -41,6 +41,7 @@ AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *
 /* --- rotary positions --------------------------------------------------------------------------------------------- */
 /* Differences between the models. */
 typedef struct ari_rope_form {
+    double theta;    /* rope_theta where the file has none; 0: 10000 */
     bool partial;    /* partial_rotary_factor may be less than 1 */
     bool phi3;       /* the types of Phi-3 alone, with their older names */
     size_t original; /* original_max_position_embeddings where the file has none beside the object; 0: not there */
@@ -64,14 +65,32 @@ AR_NODISCARD ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ar
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
-/** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers
- *  on. */
-AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at);
+/** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers on,
+ *  or (alternate) in every other one of those before. */
+AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate);
 /** Gemma 2, 3: sliding_window in the layers that layer_types names, else in all but every pattern-th. */
 AR_NODISCARD ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern);
 /** Mistral and Phi-3: sliding_window, in every layer; `otherwise` where the key is absent. called: for messages. */
 AR_NODISCARD ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise,
                                                     const char *called);
+
+/** Sets a layer's bit of one of the config's sets; every layer after the last bit must be as that one. what: in which
+ *  layers differ, for the message. */
+AR_NODISCARD ar_status ari_config_set_layer(uint64_t set[AR_CONFIG_LAYER_BITS / 64], const ari_json_at *at,
+                                            size_t layer, bool in, const char *what);
+
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+/* What the models with experts differ in. */
+typedef struct ari_experts_form {
+    size_t n, per_token; /* where the file does not say */
+    bool one_width;      /* intermediate_size is the experts' width, and every layer has experts */
+    bool normalised;     /* always; else norm_topk_prob says it */
+    bool w123;
+    size_t shared; /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
+    size_t ffn;    /* moe_intermediate_size likewise */
+} ari_experts_form;
+/** c->experts and the layers without; c->layers and c->ffn must be set. */
+AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but

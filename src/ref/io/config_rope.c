@@ -288,7 +288,7 @@ static ar_status read_object(ar_config *c, const ari_json_at *at, const ari_rope
 
 ar_status ari_config_rope(ar_config *c, const ari_json_at *at, const ari_rope_form *form)
 {
-    c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = 10000};
+    c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = form->theta > 0.0 ? form->theta : 10000.0};
     AR_TRY(read_positive(at, "rope_theta", &c->rope.theta));
     AR_TRY(read_partial(c, &c->rope, at, form->partial));
     const bool now = ari_json_get(at, "rope_parameters") != NULL, before = ari_json_get(at, "rope_scaling") != NULL;

@@ -92,6 +92,7 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         return ar_error_set(AR_ERR_ARG, "%s: cannot be shrunk to 1/0", c->name);
     if (n == 1)
         return AR_OK;
+    AR_TRY(ar_config_need_mlp(c, "shrunk"));
     const size_t least =
         c->rope.kind == AR_ROPE_DYNAMIC ? 2 * LEAST_HEAD : LEAST_HEAD; /* of which one pair would not do */
     if (n > from.head_dim / least)

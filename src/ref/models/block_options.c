@@ -146,6 +146,7 @@ ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
     ar_outer_split outer;
     if (ranks < 1)
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
+    AR_TRY(ar_config_need_mlp(c, "split over ranks"));
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_split split;
         AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
@@ -201,5 +202,6 @@ static ar_status add_elements(void *user, const char *name, int ndim, const size
 ar_status ar_config_parameters(const ar_config *c, size_t *out)
 {
     *out = 0;
+    AR_TRY(ar_config_need_mlp(c, "counted"));
     return ari_param_list(c, add_elements, out);
 }

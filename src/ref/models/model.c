@@ -117,6 +117,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
 {
     const ar_plan fallback = {0};
     const ari_family *f = ari_family_of(c->arch);
+    AR_TRY(ar_config_need_mlp(c, "split over ranks"));
     if (!plan)
         plan = &fallback;
     const int tp = ar_comm_size(ar_ctx_tp(ctx));

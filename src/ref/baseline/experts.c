@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Experts in an MLP's place. With z = x*W^T of the router, p = softmax(z) over the E experts and K the k experts with the
+ * largest z, the lower number where two are equal:
+ *
+ *     y = sum over j in K, ascending, of w_j*expert_j(x)      w_j = p_j, or normalised p_j / sum over K of p
+ *       + sigmoid(x*v^T)*shared(x)                             where there is a shared expert
+ *
+ * (Shazeer et al. 2017, arXiv:1701.06538; Mixtral, Jiang et al. 2024, arXiv:2401.04088; Qwen2-MoE in
+ * modeling_qwen2_moe.py). Every addition and product of a line is rounded once. */
+#include "ref/baseline/run.h"
+
+#include <stdio.h>
+
+#include "ref/numerics/scalar.h"
+
+enum { PART_SIZE = 120 };
+
+/* --- parameters --------------------------------------------------------------------------------------------------- */
+
+/* Below the block. */
+static const char *path_of(const ari_bl_run *run)
+{
+    return run->c->experts.w123 ? "block_sparse_moe" : "mlp";
+}
+
+/* "mlp.gate", "mlp.experts.3.up_proj": a part of the experts, or (below not "") of one; lives as long as the
+ * parameters. */
+static const char *part_name(ari_bl_run *run, const char *below, const char *part)
+{
+    char *name = ari_bl_take(run, 1, PART_SIZE, 1);
+    if (name != NULL)
+        snprintf(name, PART_SIZE, "%s.%s%s%s", path_of(run), below, below[0] != '\0' ? "." : "", part);
+    return name;
+}
+
+static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, size_t out, const char *part)
+{
+    const char *const name[3] = {part_name(run, "", part), NULL, NULL};
+    const size_t width[3] = {out, 0, 0};
+    return name[0] != NULL ? ari_bl_load_linear(run, l, run->c->hidden, name, width, false) : run->memory;
+}
+
+/* An expert: gate | up and down, of width f. */
+static ar_status load_expert(ari_bl_run *run, ari_bl_mlp *mlp, const char *below, const char *const parts[3], size_t f)
+{
+    const char *const fc[3] = {part_name(run, below, parts[0]), part_name(run, below, parts[1]), NULL};
+    const char *const down[3] = {part_name(run, below, parts[2]), NULL, NULL};
+    const size_t fc_width[3] = {f, f, 0}, down_width[3] = {run->c->hidden, 0, 0};
+    if (fc[0] == NULL || fc[1] == NULL || down[0] == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_load_linear(run, &mlp->fc, run->c->hidden, fc, fc_width, false));
+    return ari_bl_load_linear(run, &mlp->down, f, down, down_width, false);
+}
+
+ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
+{
+    static const char *const parts[3] = {"gate_proj", "up_proj", "down_proj"}, *const w123[3] = {"w1", "w3", "w2"};
+    const ar_experts *x = &run->c->experts;
+    AR_TRY(load_one(run, &e->gate, x->n, "gate"));
+    e->of = ari_bl_take(run, x->n, 1, sizeof *e->of);
+    if (e->of == NULL)
+        return run->memory;
+    for (size_t i = 0; i < x->n; i++) {
+        char below[32];
+        snprintf(below, sizeof below, "experts.%zu", i);
+        AR_TRY(load_expert(run, &e->of[i], below, x->w123 ? w123 : parts, x->ffn));
+    }
+    if (x->shared == 0)
+        return AR_OK;
+    AR_TRY(load_expert(run, &e->shared, "shared_expert", parts, x->shared));
+    return load_one(run, &e->shared_gate, 1, "shared_expert_gate");
+}
+
+/* Emits [tokens, features] under the experts' path; part "": of all of it. */
+static ar_status emit(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first,
+                      size_t features)
+{
+    char name[PART_SIZE];
+    snprintf(name, sizeof name, "%s%s%s", path_of(run), part[0] != '\0' ? "." : "", part);
+    return ari_bl_emit_tokens(run, name, pass, x, ld, first, features);
+}
+
+/* --- routing ------------------------------------------------------------------------------------------------------ */
+
+/* The k experts with the largest z, ascending. -0 and +0 are equal. */
+static void choose(size_t *expert, const double *z, size_t n, size_t k)
+{
+    for (size_t j = 0; j < k; j++) {
+        size_t best = n;
+        for (size_t i = 0; i < n; i++) {
+            bool taken = false;
+            for (size_t other = 0; other < j; other++)
+                taken = taken || expert[other] == i;
+            if (!taken && (best == n || z[i] > z[best]))
+                best = i;
+        }
+        expert[j] = best;
+    }
+    for (size_t j = 1; j < k; j++) /* by insertion */
+        for (size_t at = j; at > 0 && expert[at - 1] > expert[at]; at--) {
+            const size_t larger = expert[at - 1];
+            expert[at - 1] = expert[at];
+            expert[at] = larger;
+        }
+}
+
+static void weigh(const ari_bl_run *run, double *weight, const double *p, const size_t *expert)
+{
+    const ar_experts *x = &run->c->experts;
+    double sum = p[expert[0]];
+    for (size_t j = 1; j < x->per_token; j++)
+        sum = ari_bl_fl(run, sum + p[expert[j]]);
+    for (size_t j = 0; j < x->per_token; j++)
+        weight[j] = x->normalised ? ari_bl_branch(run, p[expert[j]] / sum) : p[expert[j]];
+}
+
+/* Numbers the rows: sorted by expert, and within one by token, so that each sample's are together. */
+static void sort_rows(const ari_bl_run *run, ari_bl_routed *r)
+{
+    const size_t k = run->c->experts.per_token, n = run->c->experts.n;
+    for (size_t i = 0; i < run->tokens * k; i++)
+        r->first[r->expert[i] + 1]++;
+    for (size_t e = 0; e < n; e++)
+        r->first[e + 1] += r->first[e];
+    for (size_t e = 0; e < n; e++) {
+        size_t *of = r->of + e * (run->b + 1), rows = 0;
+        for (size_t t = 0; t < run->tokens; t++)
+            for (size_t j = 0; j < k; j++)
+                if (r->expert[t * k + j] == e) {
+                    r->place[t * k + j] = r->first[e] + rows++;
+                    of[t / run->s + 1] = rows;
+                }
+        for (size_t sample = 0; sample < run->b; sample++) /* one without a row ends where the one before it does */
+            if (of[sample + 1] < of[sample])
+                of[sample + 1] = of[sample];
+    }
+}
+
+/* A value of each slot as [tokens, E]: 0 for an expert that is not the token's. */
+static ar_status emit_slots(ari_bl_run *run, const char *part, char pass, const ari_bl_routed *r, const double *value)
+{
+    const size_t k = run->c->experts.per_token, n = run->c->experts.n;
+    const ari_bl_memory *mark = run->top;
+    double *all = ari_bl_doubles(run, run->tokens, n);
+    if (all == NULL)
+        return run->memory;
+    for (size_t i = 0; i < run->tokens * k; i++)
+        all[i / k * n + r->expert[i]] = value[i];
+    AR_TRY(emit(run, part, pass, all, n, 0, n));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *r, const double *x)
+{
+    const size_t k = run->c->experts.per_token, n = run->c->experts.n;
+    r->p = ari_bl_doubles(run, run->tokens, n);
+    r->weight = ari_bl_doubles(run, run->tokens, k);
+    r->expert = ari_bl_take(run, run->tokens, k, sizeof *r->expert);
+    r->place = ari_bl_take(run, run->tokens, k, sizeof *r->place);
+    r->first = ari_bl_take(run, n + 1, 1, sizeof *r->first);
+    r->of = ari_bl_take(run, n, run->b + 1, sizeof *r->of);
+    double *z = ari_bl_doubles(run, run->tokens, n);
+    if (r->p == NULL || r->weight == NULL || r->expert == NULL || r->place == NULL || r->first == NULL ||
+        r->of == NULL || z == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_linear_forward(run, &e->gate, z, x, run->tokens));
+    AR_TRY(emit(run, "gate", 'f', z, n, 0, n));
+    for (size_t t = 0; t < run->tokens; t++) {
+        double m, l;
+        for (size_t i = 0; i < n; i++)
+            if (z[t * n + i] != z[t * n + i])
+                return ar_error_set(AR_ERR_DATA, "baseline: %s.%s: expert %zu's logit of token %zu is not a number",
+                                    run->prefix, e->gate.name[0], i, t);
+        ari_bl_softmax(run, r->p + t * n, z + t * n, NULL, n, &m, &l);
+        choose(r->expert + t * k, z + t * n, n, k);
+        weigh(run, r->weight + t * k, r->p + t * n, r->expert + t * k);
+    }
+    sort_rows(run, r);
+    return emit_slots(run, "weights", 'f', r, r->weight);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* Rows of the experts' input, or of what depends on their output: row place[i] becomes scale[i]*x of token i / k. */
+static void spread(const ari_bl_run *run, double *rows, const double *x, const ari_bl_routed *r, const double *scale)
+{
+    const size_t k = run->c->experts.per_token, h = run->c->hidden;
+    for (size_t i = 0; i < run->tokens * k; i++)
+        for (size_t c = 0; c < h; c++) {
+            const double value = x[i / k * h + c];
+            rows[r->place[i] * h + c] = scale != NULL ? ari_bl_branch(run, scale[i] * value) : value;
+        }
+}
+
+/* y [tokens, h] = the rows of each token's slots, in their order, times scale. */
+static void combine(const ari_bl_run *run, double *y, const double *rows, const ari_bl_routed *r, const double *scale)
+{
+    const size_t k = run->c->experts.per_token, h = run->c->hidden;
+    for (size_t i = 0; i < run->tokens * k; i++)
+        for (size_t c = 0; c < h; c++) {
+            const double value = rows[r->place[i] * h + c];
+            const double term = scale != NULL ? ari_bl_branch(run, scale[i] * value) : value;
+            double *sum = &y[i / k * h + c];
+            *sum = i % k == 0 ? term : ari_bl_branch(run, *sum + term);
+        }
+}
+
+static ar_status take_mlp(ari_bl_run *run, ari_bl_mlp_saved *saved, size_t rows, size_t f)
+{
+    saved->fc = ari_bl_doubles(run, rows, 2 * f);
+    saved->act = ari_bl_doubles(run, rows, f);
+    saved->y = ari_bl_doubles(run, rows, run->c->hidden);
+    return saved->fc == NULL || saved->act == NULL || saved->y == NULL ? run->memory : AR_OK;
+}
+
+/* Rows [first, first + rows) of saved, from x, whose first row is theirs. */
+static ar_status expert_forward(ari_bl_run *run, const ari_bl_mlp *mlp, const ari_bl_mlp_saved *saved, const double *x,
+                                size_t first, size_t rows)
+{
+    const size_t f = mlp->down.in;
+    double *fc = saved->fc + first * 2 * f, *activated = saved->act + first * f;
+    AR_TRY(ari_bl_linear_forward(run, &mlp->fc, fc, x, rows));
+    ari_bl_activate(run, activated, fc, rows, f);
+    return ari_bl_linear_forward(run, &mlp->down, saved->y + first * run->c->hidden, activated, rows);
+}
+
+/* y += sigmoid(x*v^T)*shared(x). */
+static ar_status shared_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *r, double *y, const double *x)
+{
+    const size_t f = run->c->experts.shared, h = run->c->hidden;
+    double *logit = ari_bl_doubles(run, run->tokens, 1);
+    r->share = ari_bl_doubles(run, run->tokens, 1);
+    if (logit == NULL || r->share == NULL)
+        return run->memory;
+    AR_TRY(take_mlp(run, &r->shared, run->tokens, f));
+    AR_TRY(expert_forward(run, &e->shared, &r->shared, x, 0, run->tokens));
+    AR_TRY(emit(run, "shared_expert.gate_proj", 'f', r->shared.fc, 2 * f, 0, f));
+    AR_TRY(emit(run, "shared_expert.up_proj", 'f', r->shared.fc, 2 * f, f, f));
+    AR_TRY(emit(run, "shared_expert.act", 'f', r->shared.act, f, 0, f));
+    AR_TRY(emit(run, "shared_expert.down_proj", 'f', r->shared.y, h, 0, h));
+    AR_TRY(ari_bl_linear_forward(run, &e->shared_gate, logit, x, run->tokens));
+    AR_TRY(emit(run, "shared_expert_gate", 'f', logit, 1, 0, 1));
+    for (size_t t = 0; t < run->tokens; t++) {
+        r->share[t] = run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_sigmoid64(logit[t]))
+                                                  : (double)ari_sigmoid32((float)logit[t]);
+        for (size_t c = 0; c < h; c++)
+            y[t * h + c] = ari_bl_branch(run, y[t * h + c] + ari_bl_branch(run, r->share[t] * r->shared.y[t * h + c]));
+    }
+    return AR_OK;
+}
+
+ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *saved, double *y,
+                                 const double *x)
+{
+    const ar_experts *config = &run->c->experts;
+    const size_t h = run->c->hidden, rows = run->tokens * config->per_token;
+    AR_TRY(route(run, e, saved, x));
+    saved->x = ari_bl_doubles(run, rows, h);
+    if (saved->x == NULL)
+        return run->memory;
+    AR_TRY(take_mlp(run, &saved->experts, rows, config->ffn));
+    spread(run, saved->x, x, saved, NULL);
+    for (size_t i = 0; i < config->n; i++) {
+        const size_t first = saved->first[i], n = saved->first[i + 1] - first;
+        AR_TRY(expert_forward(run, &e->of[i], &saved->experts, saved->x + first * h, first, n));
+    }
+    combine(run, y, saved->experts.y, saved, saved->weight);
+    AR_TRY(emit(run, "experts", 'f', y, h, 0, h));
+    if (config->shared > 0)
+        AR_TRY(shared_forward(run, e, saved, y, x));
+    return emit(run, "", 'f', y, h, 0, h);
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* dx of rows [first, first + rows) from dy, both of which begin with theirs; of: as in ari_bl_terms. */
+static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx, const double *dy,
+                                 const ari_bl_mlp_saved *saved, const double *x, size_t first, size_t rows,
+                                 const size_t *of)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t f = mlp->down.in;
+    double *dact = ari_bl_doubles(run, rows, f), *dfc = ari_bl_doubles(run, rows, 2 * f);
+    if (dact == NULL || dfc == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact, dy, rows));
+    AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act + first * f, of));
+    ari_bl_activate_backward(run, dfc, dact, saved->fc + first * 2 * f, rows, f, -1.0);
+    AR_TRY(ari_bl_linear_backward(run, &mlp->fc, dx, dfc, rows));
+    AR_TRY(ari_bl_linear_gradients(run, &mlp->fc, dfc, x, of));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+static double dot(const ari_bl_run *run, const double *a, const double *b, size_t n, double *work)
+{
+    for (size_t i = 0; i < n; i++)
+        work[i] = a[i] * b[i];
+    return ari_bl_branch(run, ari_bl_row_sum(run, work, n));
+}
+
+/* Through the softmax, from g [tokens, k], the gradients of the weights. With r = sum over K of w*g:
+ * dz_j = w_j*(g_j - r) in K and 0 elsewhere where the weights are normalised, else dz_i = p_i*([i in K] g_i - r). */
+static void router_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r)
+{
+    const ar_experts *x = &run->c->experts;
+    for (size_t t = 0; t < run->tokens; t++) {
+        const size_t *expert = r->expert + t * x->per_token;
+        const double *w = r->weight + t * x->per_token, *gt = g + t * x->per_token;
+        double sum = 0.0;
+        for (size_t j = 0; j < x->per_token; j++)
+            sum = ari_bl_fl(run, sum + ari_bl_fl(run, w[j] * gt[j]));
+        for (size_t i = 0; i < x->n && !x->normalised; i++)
+            dz[t * x->n + i] = ari_bl_branch(run, r->p[t * x->n + i] * -sum);
+        for (size_t j = 0; j < x->per_token; j++)
+            dz[t * x->n + expert[j]] = ari_bl_branch(run, w[j] * ari_bl_fl(run, gt[j] - sum));
+    }
+}
+
+static void add(const ari_bl_run *run, double *dx, const double *more)
+{
+    for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
+        dx[i] = ari_bl_branch(run, dx[i] + more[i]);
+}
+
+/* dx += the gradient through the shared expert, and through its gate. work: [h]. */
+static ar_status shared_backward(ari_bl_run *run, const ari_bl_experts *e, double *dx, const double *dy,
+                                 const ari_bl_routed *r, const double *x, double *work)
+{
+    const size_t h = run->c->hidden;
+    double *dshared = ari_bl_doubles(run, run->tokens, h), *dlogit = ari_bl_doubles(run, run->tokens, 1);
+    double *more = ari_bl_doubles(run, run->tokens, h);
+    if (dshared == NULL || dlogit == NULL || more == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++) {
+        const double share = r->share[t], dshare = dot(run, dy + t * h, r->shared.y + t * h, h, work);
+        dlogit[t] = ari_bl_branch(run, dshare * (share * (1.0 - share)));
+        for (size_t c = 0; c < h; c++)
+            dshared[t * h + c] = ari_bl_branch(run, share * dy[t * h + c]);
+    }
+    AR_TRY(expert_backward(run, &e->shared, more, dshared, &r->shared, x, 0, run->tokens, NULL));
+    AR_TRY(emit(run, "shared_expert", 'b', more, h, 0, h));
+    add(run, dx, more);
+    AR_TRY(ari_bl_linear_backward(run, &e->shared_gate, more, dlogit, run->tokens));
+    AR_TRY(emit(run, "shared_expert_gate", 'b', more, h, 0, h));
+    AR_TRY(ari_bl_linear_gradients(run, &e->shared_gate, dlogit, x, NULL));
+    add(run, dx, more);
+    return AR_OK;
+}
+
+/* dx += the gradient through the router. */
+static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, double *dx, const double *g,
+                                 const ari_bl_routed *r, const double *x)
+{
+    const size_t n = run->c->experts.n, h = run->c->hidden;
+    double *dz = ari_bl_doubles(run, run->tokens, n), *more = ari_bl_doubles(run, run->tokens, h);
+    if (dz == NULL || more == NULL)
+        return run->memory;
+    AR_TRY(emit_slots(run, "weights", 'b', r, g));
+    router_gradient(run, dz, g, r);
+    AR_TRY(emit(run, "logits", 'b', dz, n, 0, n));
+    AR_TRY(ari_bl_linear_backward(run, &e->gate, more, dz, run->tokens));
+    AR_TRY(emit(run, "gate", 'b', more, h, 0, h));
+    AR_TRY(ari_bl_linear_gradients(run, &e->gate, dz, x, NULL));
+    add(run, dx, more);
+    return AR_OK;
+}
+
+ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_experts *e, double *dx, const double *dy,
+                                  const ari_bl_routed *saved, const double *x)
+{
+    const ar_experts *config = &run->c->experts;
+    const ari_bl_memory *mark = run->top;
+    const size_t h = run->c->hidden, k = config->per_token;
+    double *dmade = ari_bl_doubles(run, run->tokens * k, h), *drows = ari_bl_doubles(run, run->tokens * k, h);
+    double *g = ari_bl_doubles(run, run->tokens, k), *work = ari_bl_doubles(run, 1, h);
+    if (dmade == NULL || drows == NULL || g == NULL || work == NULL)
+        return run->memory;
+    for (size_t i = 0; i < run->tokens * k; i++)
+        g[i] = dot(run, dy + i / k * h, saved->experts.y + saved->place[i] * h, h, work);
+    spread(run, dmade, dy, saved, saved->weight);
+    for (size_t i = 0; i < config->n; i++) {
+        const size_t first = saved->first[i], n = saved->first[i + 1] - first;
+        AR_TRY(expert_backward(run, &e->of[i], drows + first * h, dmade + first * h, &saved->experts,
+                               saved->x + first * h, first, n, saved->of + i * (run->b + 1)));
+    }
+    combine(run, dx, drows, saved, NULL);
+    AR_TRY(emit(run, "experts", 'b', dx, h, 0, h));
+    if (config->shared > 0)
+        AR_TRY(shared_backward(run, e, dx, dy, saved, x, work));
+    AR_TRY(router_backward(run, e, dx, g, saved, x));
+    AR_TRY(emit(run, "", 'b', dx, h, 0, h));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
