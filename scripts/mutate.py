@@ -38,6 +38,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests/mutants.py"
 MEMORY_LIMIT = 8 << 30  # a mistake may ask for much memory
+ALLOWED = ("unused-variable", "unused-parameter", "unused-function", "sign-conversion")
 SHORT_S, MIDDLING_S = 1.0, 5.0  # programs that take less run first
 # Judges of the sources' text; and what is there to check that the tables apply.
 NOT_RUN = ("check/", "scripts/test_mutate")
@@ -173,9 +174,11 @@ class Suite:
         return done.returncode, done.stdout
 
     def configure(self):
-        """A program that is linked with a shared library need not be linked again where that changes."""
+        """A program that is linked with a shared library need not be linked again where that changes. What a mistake
+        leaves unused is no reason not to build it."""
         return self.command(["cmake", "--preset", "release", "-DANYRANK_TESTS=ON", "-DBUILD_SHARED_LIBS=ON",
-                             "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON"])
+                             "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON", "-DCMAKE_C_FLAGS=" + " ".join(
+                                 f"-Wno-error={warning}" for warning in ALLOWED)])
 
     def build(self):
         return self.command(["scripts/build.sh", "release", "-DANYRANK_TESTS=ON"])

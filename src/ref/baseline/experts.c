@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts in an MLP's place. With z = x*W^T of the router, p = softmax(z) over the E experts and K the k experts with the
- * largest z, the lower number where two are equal:
+/* Experts in an MLP's place. With z = x*W^T of the router, p = softmax(z) over the E experts and K the k experts with
+ * the largest z, the lower number where two are equal:
  *
  *     y = sum over j in K, ascending, of w_j*expert_j(x)      w_j = p_j, or normalised p_j / sum over K of p
  *       + sigmoid(x*v^T)*shared(x)                             where there is a shared expert

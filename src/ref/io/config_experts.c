@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts, as transformers has them (modeling_mixtral.py, modeling_qwen2_moe.py, modeling_olmoe.py): how many, how wide,
- * and which layers have them. */
+/* Experts, as transformers has them (modeling_mixtral.py, modeling_qwen2_moe.py, modeling_olmoe.py): how many, how
+ * wide, and which layers have them. */
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
