@@ -10,6 +10,8 @@ typedef struct loss_case {
     size_t chunks;         /* labels are shifted in each of so many alone; 0: in the sample */
     bool zigzag;           /* the r-th chunk from either end follow each other */
     bool all, but_one;     /* tokens without a target count too; the first target does not */
+    size_t masked;         /* of so many parts, each of which counts the targets of the first; 0: as they are */
+    const char *micro;     /* batches; NULL: the dumps do not say */
     const char *cause;
 } loss_case;
 
@@ -35,7 +37,8 @@ static double loss_of(const float *logits, const loss_case *p, bool *counts)
     for (size_t row = 0; row < B * S; row++) {
         const size_t label = label_of(p, row);
         double sum = 0.0;
-        counts[row] = label < B * S && (is_target(row) || (p->all && row % S + 1 < S)) && !(p->but_one && row == 0);
+        const size_t from = p->masked ? row - row % S + row % S % (S / p->masked) : row;
+        counts[row] = label < B * S && (is_target(from) || (p->all && row % S + 1 < S)) && !(p->but_one && row == 0);
         for (size_t i = 0; i < IDS && counts[row]; i++)
             sum += exp((double)logits[row * IDS + i]);
         total += counts[row] ? log(sum) - (double)logits[row * IDS + id_at(label)] : 0.0;
@@ -55,6 +58,10 @@ static made loss_of_case(const loss_case *p, const char *const names[5], bool gr
     const float *logits = put(&m, names[3], 3, B, S, IDS);
     float *dx = put_tokens(&m, names[4]), *dy = other_of(&m);
     float *loss = put(&m, "loss:fwd", 0, 0, 0, 0);
+    for (int k = 0; k < 2 && p->micro; k++) {
+        m.metadata[k][0] = "micro_batches";
+        m.metadata[k][1] = p->micro;
+    }
     *loss = (float)loss_of(logits, &(loss_case){.shift = 1}, counts[0]);
     *other_of(&m) = (float)loss_of(logits, p, counts[1]);
     for (size_t i = 0; i < B * S * H; i++) {
@@ -77,6 +84,9 @@ Test(replay_loss, one_mistake_of_the_loss_is_named)
         {1, .all = true, .cause = "ignored_labels"},
         {1, .divisor = B * S, .cause = "target_count"},
         {1, .divisor = 20, .cause = "target_count"},
+        {1, .divisor = 20, .micro = "17", .cause = "divisor_of_other_count"},
+        {1, .masked = 2, .cause = "ignored_labels"},
+        {1, .masked = 4, .cause = "ignored_labels"},
         {1, .chunks = 2, .cause = "labels_shifted"},
         {1, .chunks = 4, .zigzag = true, .cause = "labels_shifted"},
         {1, .chunks = 4, .cause = "labels_shifted"},
@@ -202,6 +212,33 @@ Test(replay_loss, other_smoothing_and_z_loss_are_named_with_both_numbers)
     }
 }
 
+/* The reference's z-loss is of its targets. */
+Test(replay_loss, a_z_loss_of_all_tokens_is_named)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const options o = {k ? 0.1 : 0.0, 0.01};
+        made m = {.n = 0};
+        float d[B * S * IDS];
+        double more = 0.0, t = 0.0;
+        const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
+        look_up(put_tokens(&m, "tok_embeddings:fwd"), table);
+        const float *logits = put(&m, "lm_head:fwd", 3, B, S, IDS);
+        const double loss = smoothed(d, logits, o);
+        memcpy(put(&m, "lm_head.logits:bwd", 3, B, S, IDS), d, sizeof d);
+        memcpy(other_of(&m), d, sizeof d);
+        for (size_t row = 0; row < B * S; row++) {
+            double sum = 0.0;
+            for (size_t i = 0; i < IDS; i++)
+                sum += exp((double)logits[row * IDS + i]);
+            more += is_target(row) ? 0.0 : o.z * log(sum) * log(sum);
+            t += is_target(row) ? 1.0 : 0.0;
+        }
+        *put(&m, "loss:fwd", 0, 0, 0, 0) = (float)loss;
+        *other_of(&m) = (float)(loss + more / t);
+        expect_cause(&m, "z_loss", "of all 24 tokens, where the reference has that of its 17 targets", k);
+    }
+}
+
 /* No smoothing is seen in a loss that is wrong otherwise, with its right gradient beside it or without. */
 Test(replay_loss, another_mistake_is_not_called_an_option)
 {
@@ -225,18 +262,22 @@ Test(replay_loss, another_mistake_is_not_called_an_option)
 
 /* --- what the gradient of the head's input says ------------------------------------------------------------------- */
 
-/* The gradient (p - 1_y) W of a token's logits, whose label is y. */
-static void gradient_of(float *d, const float *logits, const float *w, size_t y)
+/* The gradient (p - 1_y) W of a token's logits, whose label is y, with p of the logits times `times`, in y's shard of the
+ * vocabulary alone. Returns the loss. */
+static double gradient_of(float *d, const float *logits, const float *w, size_t y, double times, size_t shards)
 {
     double sum = 0.0;
     for (size_t k = 0; k < IDS; k++)
-        sum += exp((double)logits[k]);
+        sum += exp(times * (double)logits[k]);
     for (size_t i = 0; i < H; i++) {
         double g = 0.0;
         for (size_t k = 0; k < IDS; k++)
-            g += (exp((double)logits[k]) / sum - (k == y ? 1.0 : 0.0)) * (double)w[k * H + i];
-        d[i] = (float)(g / 40.0);
+            g += k * shards / IDS != y * shards / IDS
+                     ? 0.0
+                     : (exp(times * (double)logits[k]) / sum - (k == y ? 1.0 : 0.0)) * (double)w[k * H + i];
+        d[i] = (float)(times * g / 40.0);
     }
+    return log(sum) - times * (double)logits[y];
 }
 
 Test(replay_loss, other_labels_are_known_by_the_gradient)
@@ -257,10 +298,58 @@ Test(replay_loss, other_labels_are_known_by_the_gradient)
         for (size_t row = 0; row < B * S; row++) {
             const size_t there = (row + cases[i].samples * S) % (B * S);
             if (is_target(row))
-                gradient_of(d + row * H, logits + row * IDS, w, id_at(row + 1));
+                gradient_of(d + row * H, logits + row * IDS, w, id_at(row + 1), 1.0, 1);
             if (cases[i].inverse ? row % S + 1 < S && !is_target(row) : is_target(there))
-                gradient_of(e + row * H, logits + row * IDS, w, id_at(there + 1));
+                gradient_of(e + row * H, logits + row * IDS, w, id_at(there + 1), 1.0, 1);
         }
         expect_cause(&m, cases[i].cause, cases[i].words, i);
     }
+}
+
+/* The head has a weight of its own, or the embedding's, which its shapes say. */
+Test(replay_loss, a_scale_of_the_logits_and_a_shard_s_own_gradient_are_named)
+{
+    static const struct {
+        double times;
+        size_t shards;
+        const char *cause, *words;
+    } cases[] = {{1.0 / 0.7, 1, "logits_scale", "times 1.429"},
+                 {0.5, 1, "logits_scale", "times 0.5"},
+                 {1.0, 3, "collective_without_backward", "alone, of 3"}};
+    for (size_t k = 0; k < 2 * sizeof cases / sizeof *cases; k++) {
+        const double times = cases[k / 2].times;
+        double loss[2] = {0.0};
+        made m = {.n = 0};
+        const float *table = put(&m, own_names[0], 2, IDS, H, 0);
+        look_up(put_tokens(&m, own_names[1]), table);
+        const float *w = k % 2 ? table : put(&m, own_names[2], 2, IDS, H, 0);
+        const float *logits = put(&m, own_names[3], 3, B, S, IDS);
+        float *d = put_tokens(&m, own_names[4]), *e = other_of(&m);
+        memset(d, 0, B * S * H * sizeof *d);
+        memset(e, 0, B * S * H * sizeof *e);
+        for (size_t row = 0; row < B * S; row++) {
+            if (!is_target(row))
+                continue;
+            const size_t y = id_at(row + 1);
+            loss[0] += gradient_of(d + row * H, logits + row * IDS, w, y, 1.0, 1) / 17.0;
+            loss[1] += gradient_of(e + row * H, logits + row * IDS, w, y, times, cases[k / 2].shards) / 17.0;
+        }
+        if (times != 1.0) {
+            *put(&m, "loss:fwd", 0, 0, 0, 0) = (float)loss[0];
+            *other_of(&m) = (float)loss[1];
+        }
+        expect_cause_on(3, &m, cases[k / 2].cause, cases[k / 2].words, k);
+    }
+}
+
+/* Of the loss's gradient the rows of targets are not zero, as many as the factor is. */
+Test(replay_loss, a_sum_over_the_targets_is_known_by_rows_with_a_gradient)
+{
+    made m = {.n = 0};
+    float *d = put_tokens(&m, "lm_head:bwd"), *e = other_of(&m);
+    for (size_t i = 0; i < B * S * H; i++) {
+        d[i] *= is_target(i / H) ? 1.0f : 0.0f;
+        e[i] = 17.0f * d[i];
+    }
+    expect_cause(&m, "sum_over_tokens", NULL, 0);
 }

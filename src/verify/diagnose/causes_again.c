@@ -72,6 +72,9 @@ static const ari_cause rows[] = {
     {"mask_after_softmax", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ROWS), 0, "",
      AGAIN "the causal mask after the softmax, whose denominator then counts the unseen keys too" LOOK
            "a mask of -inf that is added to the scores, not one that multiplies the probabilities"},
+    {"mask_inverted", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(EXCHANGED), 0, "",
+     AGAIN "the mask read the other way: each token sees the keys that are hidden from it in the reference, and those "
+           "alone" LOOK "whether true in `attn_mask` means attended (PyTorch) or masked (Megatron, TransformerEngine)"},
     {"causal_mask", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(SAME) | IF(CUT), 0, "",
      AGAIN "scores capped at some {factor:.3g} after the mask, so that unseen keys have the least score of all, and "
            "weight"},
@@ -196,11 +199,11 @@ static const ari_cause rows[] = {
      "they do not own is not set to zero before the sum" LOOK
      "the mask of ids outside the rank's vocabulary range; Megatron: `VocabParallelEmbedding`"},
     {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA) | IF(FRACTION), 0, "",
-     "cosines of the right positions times other frequencies, the fastest divided by {factor:.4g}: rope_scaling on one "
-     "side alone"},
+     "cosines of the right positions times other frequencies, the fastest divided by {factor:.4g}{scale}: "
+     "rope_scaling on one side alone"},
     {"rope_theta", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(OF_THETA), 0, "",
-     "cosines of the right positions times other frequencies, the fastest pair's alone the same: another rope_theta, "
-     "or a scaling of the slow pairs"},
+     "cosines of the right positions times other frequencies, the fastest pair's alone the same{scale}: another "
+     "rope_theta, or a scaling of the slow pairs"},
     {"rope_restarts", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), 0, "",
      "the cosines of positions from 0 on again at position {first}: each chunk, shard or document counts its own"},
     {"rope_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",

@@ -162,6 +162,12 @@ static const ari_cause rows[] = {
     {"label_smoothing", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
      "computed again from the logits, the loss has label smoothing {smoothing:.4g} where the reference has "
      "{smoothing_there:.4g} (0: none)"},
+    {"z_loss", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(LOG) | IF(TOKENS), 0, "",
+     "computed again from the logits, the loss has the z-loss of {z:.4g} of all {tokens} tokens, where the reference "
+     "has that of its {targets} targets: labels to be ignored count in it"},
+    {"logits_scale", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(POWER), 0, "",
+     "the loss computed again from the logits times {times:.4g}, which is also what the gradients of the targets say: "
+     "a temperature, or a scale of the logits, inside the loss" LOOK "a sampling temperature left on; `logit_scale`"},
     {"z_loss", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(LOG), 0, "",
      "computed again from the logits, the loss has a z-loss of {z:.4g} where the reference has one of {z_there:.4g} "
      "(0: none): the coefficient of the squared logarithm of the softmax's denominator" LOOK
@@ -180,7 +186,7 @@ static const ari_cause rows[] = {
      "the loss computed again from the logits: each sample has the labels of the one {by:.0f} further on, and counts "
      "the tokens that are targets there (labels that were shuffled, dealt out or rolled apart from their ids)" LOOK
      "a loader that shuffles or deals out ids and labels apart, `roll` along the samples"},
-    {"micro_batches_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_MICRO), 0, "",
+    {"micro_batches_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_MICRO), IF(COUNT), "",
      "micro-batches with weights of their own: of {micro} the gradients count {weights} times the reference's, and so "
      "do their terms of the loss; all must divide by T, the count of the global batch, and be added once"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED) | IF(EXCHANGED), 0, "",
@@ -189,6 +195,14 @@ static const ari_cause rows[] = {
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
      "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored "
      "(padding, the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},
+    {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP), IF(LONE), "",
+     "the loss computed again from the logits: the labels are the next ids, and which of them count each of {ranks} "
+     "ranks takes from the first part of the sequence: the mask of labels is not cut as the tokens are" LOOK
+     "what a context-parallel batch is cut by: the mask of the loss too"},
+    {"collective_without_backward", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_SHARDS), IF(LONE), "",
+     "each target's gradient, computed again, is that of its label's shard of the vocabulary alone, of {ranks}: what "
+     "the other ranks' logits have of the softmax is missing in it" LOOK
+     "the backward pass of a cross-entropy of cut logits, on ranks without the target"},
     {"one_micro_batch", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SAMPLES), IF(COUNT), "",
      "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by "
      "all {targets} targets: those of one micro-batch, where the sum over all of them is wanted" LOOK
@@ -199,6 +213,10 @@ static const ari_cause rows[] = {
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(SAMPLES), 0, "",
      "the loss computed again from the logits: it has the terms of the {which} {n} of {of} samples alone, divided by "
      "all {targets} targets; the rest do not count in it: a chunk or a batch that is not whole is left out"},
+    {"divisor_of_other_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT) | IF(OF_MICRO), 0, "",
+     "the loss computed again from the logits: the same sum divided by {n}, {others:.0f}/{micro:.0f} of the reference's "
+     "{targets} targets: divided as if there were {others:.0f} micro-batches, of which there are {micro:.0f}" LOOK
+     "`gradient_accumulation_steps` where the last steps of an epoch are fewer"},
     {"target_count", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(COUNT), 0, "",
      "the loss computed again from the logits: the same sum divided by {n}, where the reference has {targets} "
      "targets{which}"},

@@ -283,13 +283,28 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
 
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
 
+/* Tokens with a gradient: of the loss's inputs, those with a target. */
+static size_t tokens_with_gradient(const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    size_t rows = 0;
+    for (size_t row = 0; g->nd == 3 && g->d->pass == 'b' && row < g->rows; row++) {
+        size_t i = row * g->cols;
+        while (i < (row + 1) * g->cols && g->d->reference[i] == 0.0f)
+            i++;
+        rows += i < (row + 1) * g->cols;
+    }
+    return rows;
+}
+
 /* The number of the batch's tokens, or of those with a target, if the factor is that; else 0. */
 static size_t tokens_of(const ari_case *c, double factor)
 {
     const ari_difference *d = c->grid.d;
-    const size_t counts[] = {d->batch * d->seq, d->seq > 1 ? d->batch * (d->seq - 1) : 0, d->seq};
+    const size_t counts[] = {d->batch * d->seq, d->seq > 1 ? d->batch * (d->seq - 1) : 0, d->seq,
+                             tokens_with_gradient(c)};
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         if (counts[i] > 8 && ari_is_near(size, (double)counts[i], ARI_SEEN))
             return counts[i];
     }

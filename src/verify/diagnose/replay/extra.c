@@ -144,6 +144,25 @@ void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l)
     o->known = plain || is[ARI_SMOOTHING] != is[ARI_Z_LOSS];
 }
 
+void ari_loss_extra_of_all(ari_trace *t, const ari_losses *l)
+{
+    const ari_loss_side *ref = &l->of[0], *other = &l->of[1];
+    const ari_loss_extra *o = &ref->options;
+    const double unsure = 10.0 * (ARI_OF_A_MEAN + 0.1 * l->c->relative);
+    double per[ARI_LOSS_EXTRAS], loss;
+    if (!o->known || !(o->is[ARI_Z_LOSS] > 0.0))
+        return;
+    loss = terms_of(per, l, ref) + o->is[ARI_SMOOTHING] * per[ARI_SMOOTHING];
+    for (size_t i = 0; i < l->tokens; i++)
+        loss += o->is[ARI_Z_LOSS] * other->lse[i] * other->lse[i] / (double)ref->targets;
+    if (!ari_is_near(other->value, loss, unsure) || ari_is_near(ref->value, loss, unsure))
+        return;
+    ari_trace_set(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(LOG) | ARI_IF(TOKENS));
+    ari_number(t, "z", o->is[ARI_Z_LOSS]);
+    ari_count(t, "targets", ref->targets);
+    ari_count(t, "tokens", l->tokens);
+}
+
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l)
 {
     static const char *const facts[2][ARI_LOSS_EXTRAS] = {{"smoothing_there", "z_there"}, {"smoothing", "z"}};

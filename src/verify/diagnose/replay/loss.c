@@ -7,7 +7,7 @@
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
-enum { MOST_LOGITS = 1 << 24, MOST_PRODUCTS = 1 << 28 };
+enum { MOST_LOGITS = 1 << 24, MOST_PRODUCTS = 1 << 28, MOST_SCALED = 1 << 18 };
 
 /* Finds a tensor outside the layers by its role, or the model's output, if it has a value per token. */
 const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, char pass)
@@ -65,6 +65,21 @@ done:
     return st;
 }
 
+static void fill_lse(ari_loss_side *s, const ari_losses *l)
+{
+    for (size_t i = 0; i < l->tokens; i++) {
+        const float *row = s->logits + i * l->vocabulary;
+        /* In float: gcc 12 for aarch64 fails internally at a largest double of widened floats. */
+        float top = -HUGE_VALF;
+        double sum = 0.0;
+        for (size_t k = 0; k < l->vocabulary; k++)
+            top = fmaxf(top, row[k]);
+        for (size_t k = 0; k < l->vocabulary; k++)
+            sum += exp((double)row[k] - (double)top);
+        s->lse[i] = (double)top + log(sum);
+    }
+}
+
 static ar_status read_side(ari_loss_side *s, bool *held, ari_losses *l, const ar_dump *dump)
 {
     const ar_dump_tensor *t = ari_loss_tensor(l->c, dump, 'f');
@@ -77,60 +92,55 @@ static ar_status read_side(ari_loss_side *s, bool *held, ari_losses *l, const ar
     AR_TRY(ARI_ALLOC(&s->logits, t->count, t->name));
     AR_TRY(ARI_ALLOC(&s->lse, l->tokens, t->name));
     AR_TRY(ar_dump_read_f32(t, 0, t->count, s->logits));
-    for (size_t i = 0; i < l->tokens; i++) {
-        const float *row = s->logits + i * l->vocabulary;
-        /* In float: gcc 12 for aarch64 fails internally at a largest double of widened floats. */
-        float top = -HUGE_VALF;
-        double sum = 0.0;
-        for (size_t k = 0; k < l->vocabulary; k++)
-            top = fmaxf(top, row[k]);
-        for (size_t k = 0; k < l->vocabulary; k++)
-            sum += exp((double)row[k] - (double)top);
-        s->lse[i] = (double)top + log(sum);
-    }
+    fill_lse(s, l);
     return read_counts(s, l, dump);
 }
 
 /* --- labels from each token's gradient ---------------------------------------------------------------------------- */
 
 /* The gradient of the head's input is s (p - 1_y) W; finds the row y that fits best and returns the share of its
- * squares that is left. g = p W. */
-static double best_row(size_t *y, const ari_losses *l, const float *w, const float *d, const double *g, size_t width)
+ * squares that is left. g = p W, of each shard of the vocabulary. */
+static double best_row(size_t *y, const ari_losses *l, const ari_loss_side *s, const float *w, const float *d,
+                       const double *g, size_t width)
 {
-    double least = 1.0, s;
+    const size_t shards = s->shards > 0 ? s->shards : 1;
+    double least = 1.0, times;
     for (size_t k = 0; k < l->vocabulary; k++) {
+        const double *own = g + k * shards / l->vocabulary * width;
         ari_fit f = {0};
         for (size_t i = 0; i < width; i++)
-            ari_fit_add(&f, (double)d[i], g[i] - (double)w[k * width + i], 0.0);
-        const double left = ari_fit_one(&s, &f);
-        *y = s > 0.0 && left < least ? k : *y;
-        least = s > 0.0 ? fmin(left, least) : least;
+            ari_fit_add(&f, (double)d[i], own[i] - (double)w[k * width + i], 0.0);
+        const double left = ari_fit_one(&times, &f);
+        *y = times > 0.0 && left < least ? k : *y;
+        least = times > 0.0 ? fmin(left, least) : least;
     }
     return least;
 }
 
 /* Finds the label of each token that counts; *held: all fit their gradients. */
-static ar_status find_labels(size_t *label, bool *held, const ari_losses *l, const ari_loss_side *s, const float *w,
+static ar_status find_labels(size_t *label, bool *held, const ari_losses *l, ari_loss_side *s, const float *w,
                              const ar_dump_tensor *t)
 {
-    const size_t width = t->shape[2];
+    const size_t width = t->shape[2], shards = s->shards > 0 ? s->shards : 1;
     float *d = NULL;
     double *g = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ARI_ALLOC(&d, width, t->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&g, width, t->name));
+    AR_TRY_TO(done, st, ARI_ALLOC(&g, shards * width, t->name));
     for (size_t token = 0; token < l->tokens && *held; token++) {
         if (!s->counts[token])
             continue;
         AR_TRY_TO(done, st, ar_dump_read_f32(t, token * width, width, d));
-        for (size_t i = 0; i < width; i++)
+        for (size_t i = 0; i < shards * width; i++)
             g[i] = 0.0;
         for (size_t k = 0; k < l->vocabulary; k++) {
             const double p = exp((double)s->logits[token * l->vocabulary + k] - s->lse[token]);
+            double *own = g + k * shards / l->vocabulary * width;
             for (size_t i = 0; i < width; i++)
-                g[i] += p * (double)w[k * width + i];
+                own[i] += p * (double)w[k * width + i];
         }
-        *held = best_row(&label[token], l, w, d, g, width) <= ARI_REPLAY_MISTAKE;
+        s->left = fmax(s->left, best_row(&label[token], l, s, w, d, g, width));
+        *held = s->left <= ARI_REPLAY_MISTAKE;
     }
 done:
     free(d);
@@ -162,6 +172,86 @@ done:
     free(data);
     return st;
 }
+
+/* --- labels by other gradients ------------------------------------------------------------------------------------ */
+
+/* Reads the other's labels; *same: they are the reference's. */
+static ar_status read_labels_again(bool *same, ari_losses *l)
+{
+    const ari_loss_side *ref = &l->of[0];
+    ari_loss_side *other = &l->of[1];
+    free(other->label);
+    other->label = NULL;
+    other->left = 0.0;
+    AR_TRY(read_labels(other, l, l->c->known->other));
+    *same = other->label != NULL;
+    for (size_t i = 0; *same && i < l->tokens; i++)
+        *same = ref->counts[i] == other->counts[i] && (!ref->counts[i] || ref->label[i] == other->label[i]);
+    return AR_OK;
+}
+
+ar_status ari_loss_shards_find(ari_losses *l)
+{
+    const size_t tp = (size_t)ari_ranks_along(&l->c->known->mesh, ARI_CUTS_FEATURES);
+    bool same = false;
+    if (!l->of[0].label || l->of[1].label || tp < 2 || l->vocabulary % tp != 0)
+        return AR_OK;
+    l->of[1].shards = tp;
+    AR_TRY(read_labels_again(&same, l));
+    l->of[1].shards = same ? tp : 0;
+    return AR_OK;
+}
+
+/* The loss of the reference's labels with its logits times x. */
+static double scaled_loss(const ari_losses *l, double x)
+{
+    const ari_loss_side *s = &l->of[0];
+    double loss = 0.0;
+    for (size_t i = 0; i < l->tokens; i++) {
+        const float *row = s->logits + i * l->vocabulary;
+        double sum = 0.0;
+        for (size_t k = 0; s->counts[i] && k < l->vocabulary; k++)
+            sum += exp(x * ((double)row[k] - (double)row[s->label[i]]));
+        loss += s->counts[i] ? log(sum) / (double)s->targets : 0.0;
+    }
+    return loss;
+}
+
+/* The loss is convex in the scale, so that two scales may have one value: gradients choose, of which the right one leaves
+ * far less than no scale. */
+ar_status ari_loss_scale_find(double *times, ari_losses *l)
+{
+    static const double least = 0.05, most = 20.0, step = 1.1;
+    static const double far_less = 1.0 / 7.0;
+    const ari_loss_side *ref = &l->of[0], *other = &l->of[1];
+    const double without = other->left;
+    double is = 1.0;
+    *times = 0.0;
+    if (!ref->label || l->tokens * l->vocabulary > MOST_SCALED ||
+        !ari_is_near(ref->value, scaled_loss(l, 1.0), ARI_SEEN))
+        return AR_OK;
+    for (double x = least, above = scaled_loss(l, x) - other->value; x < most && *times == 0.0; x *= step) {
+        const double next = scaled_loss(l, x * step) - other->value, low_is_above = above;
+        double low = x, high = x * step;
+        bool same = false;
+        above = next;
+        if ((low_is_above > 0.0) == (next > 0.0))
+            continue;
+        for (int i = 0; i < 30; i++) {
+            const double mid = sqrt(low * high);
+            *((scaled_loss(l, mid) > other->value) == (low_is_above > 0.0) ? &low : &high) = mid;
+        }
+        for (size_t i = 0; i < l->tokens * l->vocabulary; i++)
+            other->logits[i] = (float)((double)other->logits[i] * (low / is));
+        is = low;
+        fill_lse(&l->of[1], l);
+        AR_TRY(read_labels_again(&same, l));
+        *times = same && other->left <= far_less * without ? low : 0.0;
+    }
+    return AR_OK;
+}
+
+/* --- both dumps --------------------------------------------------------------------------------------------------- */
 
 /* Reads the weight of each token's gradient relative to the reference's, if all point the reference's way. */
 static ar_status read_weights(ari_losses *l)

@@ -20,6 +20,8 @@ typedef struct ari_loss_side {
     bool of_dump;  /* a dump shows it; else these are all tokens but each sample's last */
     size_t targets;
     size_t *label; /* [samples, seq]: the label by the gradient of a token that counts; NULL: unknown */
+    double left;   /* of those gradients, the largest share that their labels leave */
+    size_t shards; /* of the vocabulary, of which that gradient has the label's alone; 0: it has all */
     double value;  /* the loss; NAN: it is not looked at */
     ari_loss_extra options;
 } ari_loss_side;
@@ -39,6 +41,13 @@ void ari_losses_fini(ari_losses *l);
 /** The value of logits (pass 'f') that the loss is of, or the gradient (pass 'b') that is next to it; NULL: none. */
 const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, char pass);
 
+/** Sets the other's shards if its labels are the reference's by gradients of their shards alone. Errors: those of
+ *  reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_loss_shards_find(ari_losses *l);
+/** What the other's logits are multiplied by before the loss, if its value and the labels of its gradients say so; 0:
+ *  nothing. Overwrites its logits. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_loss_scale_find(double *times, ari_losses *l);
+
 static inline double ari_loss_entropy(const ari_losses *l, const ari_loss_side *s, size_t token, size_t id)
 {
     return s->lse[token] - (double)s->logits[token * l->vocabulary + id];
@@ -48,6 +57,8 @@ static inline double ari_loss_entropy(const ari_losses *l, const ari_loss_side *
 AR_NODISCARD ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump);
 /** The same from the loss itself, whose labels are the next ids; tests that both agree. */
 void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l);
+/** Tests whether the other's z-loss is of all tokens, where the reference's is of the targets. */
+void ari_loss_extra_of_all(ari_trace *t, const ari_losses *l);
 /** Compares the other's e and c with the reference's. */
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l);
 

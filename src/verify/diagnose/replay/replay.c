@@ -36,6 +36,20 @@ static bool ends_in(const ar_dump_tensor *t, size_t stem, const char *kind)
     return stem >= n && memcmp(t->name + stem - n, kind, n) == 0;
 }
 
+/* True if a module without a weight makes an output of as many features as a matrix outside of the layers has rows, of
+ * an input of as many as that has columns: a head with a tied table. */
+static bool is_tied(const ar_dump *dump, const ar_dump_tensor *y, const ar_dump_tensor *dx)
+{
+    bool is = false;
+    for (size_t i = 0; !is && dx && dx->ndim == y->ndim && i < ar_dump_count(dump); i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+        is = t->ndim == 2 && key.pass == 'i' && labs(key.section) != ARI_AT_LAYERS && t->shape[0] != t->shape[1] &&
+             t->shape[0] == y->shape[y->ndim - 1] && t->shape[1] == dx->shape[dx->ndim - 1];
+    }
+    return is;
+}
+
 /* A module outside of the layers that is not in the vocabulary: one whose output is as wide as its weight's rows looks
  * them up, one whose output is as wide as they are many is the head. */
 static ari_role role_of_shape(const ar_dump *dump, const char *name, size_t stem)
@@ -46,6 +60,9 @@ static ari_role role_of_shape(const ar_dump *dump, const char *name, size_t stem
     const ar_dump_tensor *y = ar_dump_find(dump, found);
     snprintf(found, sizeof found, "%.*s.weight:init", n, name);
     const ar_dump_tensor *w = ar_dump_find(dump, found);
+    snprintf(found, sizeof found, "%.*s:bwd", n, name);
+    if (y && !w && y->ndim == 3 && is_tied(dump, y, ar_dump_find(dump, found)))
+        return ARI_HEAD;
     if (!y || !w || y->ndim < 2 || w->ndim != 2 || w->shape[0] == w->shape[1])
         return ARI_NO_ROLE;
     const size_t width = y->shape[y->ndim - 1];

@@ -25,9 +25,18 @@ typedef struct reading {
     bool every;     /* the last token of a packed document has a label too */
     size_t samples; /* so many samples on */
     size_t plain;   /* of so many ranks, whose tokens are a zigzag's and whose labels are contiguous chunks'; 0: none */
+    size_t masked;  /* of so many ranks, each of which counts the targets of the first part; 0: none */
     size_t from, to; /* of each `group` samples these alone */
     size_t group;
 } reading;
+
+/* Where a token is among those of its rank. */
+static size_t place_in_part(const ari_losses *l, const reading *r, size_t at)
+{
+    size_t index = at;
+    (void)ari_place_in_ring(&index, l->seq, r->masked, r->zigzag, at);
+    return index;
+}
 
 /* The token whose id is token i's label; l->tokens: it is no target. A label from another place is a target if that
  * place is one in the reference. */
@@ -38,7 +47,8 @@ static size_t label_of(const ari_losses *l, const ari_loss_side *s, const readin
     size_t index = at,
            from = r->plain ? ari_place_in_ring(&index, l->seq, r->plain, true, at) * (l->seq / r->plain) : 0;
     from += index;
-    const bool counts = r->every || (r->samples || r->plain ? l->of[0].counts[row + from] : s->counts[i]);
+    const size_t own = r->masked ? place_in_part(l, r, at) : from;
+    const bool counts = r->every || (r->samples || r->plain || r->masked ? l->of[0].counts[row + own] : s->counts[i]);
     const bool in_group = r->group == 0 || (i / l->seq % r->group >= r->from && i / l->seq % r->group < r->to);
     size_t to = from + (size_t)r->shift;
     if (r->chunks && (at + 1) % size == 0)
@@ -95,7 +105,7 @@ static bool try_reading(ari_trace *t, const ari_losses *l, const ari_loss_side *
         return false;
     ari_trace_set(t, ARI_FOUND_TARGETS, flags);
     ari_number(t, "by", r->samples ? (double)r->samples : (double)r->shift);
-    ari_count(t, "ranks", r->plain ? r->plain : r->zigzag ? r->chunks / 2 : r->chunks);
+    ari_count(t, "ranks", r->plain + r->masked > 0 ? r->plain + r->masked : r->zigzag ? r->chunks / 2 : r->chunks);
     ari_words(t, "order", r->zigzag ? ", the r-th chunk from either end each" : "");
     ari_words(t, "which", r->from > 0 ? "last" : "first");
     ari_count(t, "n", r->to - r->from);
@@ -127,6 +137,10 @@ static void find_part(ari_trace *t, const ari_losses *l, const ari_loss_side *s)
     for (size_t n = 2; n <= ARI_MOST_RANKS && 2 * n <= l->seq && t->kind == ARI_FOUND_NOTHING; n++) {
         if (l->seq % (2 * n) == 0 && (known == 0 || known % n == 0))
             try_reading(t, l, s, &(reading){.shift = 1, .plain = n}, ARI_IF(TOKENS));
+        for (int zigzag = 0; zigzag < 2 && (known == 0 || known % n == 0) && t->kind == ARI_FOUND_NOTHING; zigzag++) {
+            if (l->seq % (zigzag ? 2 * n : n) == 0)
+                try_reading(t, l, s, &(reading){.shift = 1, .masked = n, .zigzag = zigzag}, ARI_IF(OF_CP));
+        }
     }
     for (size_t k = 1; k < 2 * group && l->samples % dp == 0 && t->kind == ARI_FOUND_NOTHING; k++) {
         const bool last = k > group;
@@ -154,13 +168,17 @@ static void find_count(ari_trace *t, const ari_losses *l, double sum)
     if (!(whole >= 1.0 && whole <= 4.0 * (double)l->tokens && fabs(n - whole) <= unsure && unsure < 0.05) ||
         ratio == nearbyint(ratio))
         return;
-    ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(COUNT));
+    const char *which = (size_t)whole == l->tokens                                ? ", the number of all tokens"
+                        : (size_t)whole == l->tokens - l->samples                 ? ", ignored labels counted too"
+                        : whole == own + 1.0 || whole == own + (double)l->samples ? ", one too many"
+                                                                                  : "";
+    const double micro = l->c->facts.micro_batches, others = whole * micro / own;
+    const bool of_micro = !*which && micro > 1.0 && others == nearbyint(others) && others <= 2.0 * micro;
+    ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(COUNT) | (of_micro ? ARI_IF(OF_MICRO) : 0));
     ari_count(t, "n", (size_t)whole);
-    ari_words(t, "which", "%s",
-              (size_t)whole == l->tokens                                ? ", the number of all tokens"
-              : (size_t)whole == l->tokens - l->samples                 ? ", ignored labels counted too"
-              : whole == own + 1.0 || whole == own + (double)l->samples ? ", one too many"
-                                                                        : "");
+    ari_words(t, "which", "%s", which);
+    ari_number(t, "others", others);
+    ari_number(t, "micro", micro);
 }
 
 /* --- what is wrong ------------------------------------------------------------------------------------------------ */
@@ -238,7 +256,7 @@ static void look_at(ari_trace *t, const ari_losses *l)
 
 /* Explains the loss with the batch's ids: its options if gradients of logits determine them, then its targets, then its
  * options by the loss alone. */
-static void look_at_loss(ari_trace *t, ari_losses *l)
+static ar_status look_at_loss(ari_trace *t, ari_losses *l)
 {
     bool of_gradients = true;
     for (int k = 0; k < 2; k++) {
@@ -248,9 +266,36 @@ static void look_at_loss(ari_trace *t, ari_losses *l)
     if (of_gradients)
         ari_loss_extra_compare(t, l);
     if (t->kind == ARI_FOUND_NOTHING)
+        ari_loss_extra_of_all(t, l);
+    if (t->kind == ARI_FOUND_NOTHING)
         look_at(t, l);
+    if (t->kind == ARI_FOUND_NOTHING) {
+        double times;
+        AR_TRY(ari_loss_scale_find(&times, l));
+        if (times > 0.0) {
+            ari_trace_set(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(POWER));
+            ari_number(t, "times", times);
+        }
+    }
     if (t->kind == ARI_FOUND_NOTHING && !of_gradients)
         ari_loss_extra_compare(t, l);
+    return AR_OK;
+}
+
+/* Explains the gradient that is next to the logits. */
+static ar_status look_at_gradient(ari_trace *t, ari_losses *l)
+{
+    ari_loss_extra_compare(t, l);
+    if (l->ids && t->kind == ARI_FOUND_NOTHING)
+        look_at(t, l);
+    if (t->kind != ARI_FOUND_NOTHING)
+        return AR_OK;
+    AR_TRY(ari_loss_shards_find(l));
+    if (l->of[1].shards > 0) {
+        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(OF_SHARDS));
+        ari_count(t, "ranks", l->of[1].shards);
+    }
+    return AR_OK;
 }
 
 /* True for logits, or the head's input, by name or shape. */
@@ -273,12 +318,9 @@ ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
     if (held && l.ids && alone)
         find_part(t, &l, &l.of[1]);
     else if (held && l.ids && of_loss)
-        look_at_loss(t, &l);
-    else if (held && !alone) {
-        ari_loss_extra_compare(t, &l);
-        if (l.ids && t->kind == ARI_FOUND_NOTHING)
-            look_at(t, &l);
-    }
+        st = look_at_loss(t, &l);
+    else if (held && !alone)
+        st = look_at_gradient(t, &l);
 done:
     ari_losses_fini(&l);
     return st;
