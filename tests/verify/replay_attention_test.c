@@ -26,6 +26,7 @@ typedef struct how {
     size_t turns, first, wider; /* features that are turned, the first of them; what is added to `within` */
     bool late, open;            /* a mask after the softmax; all keys of the other half are seen */
     bool zero;                  /* unseen keys have a score of 0, or of -cap */
+    bool inverted;              /* hidden keys are seen, and they alone */
     bool tiled, plain_k, of_v, backward, cut, dropout, not_own, by_lane, bare, sinkless;
     bool flat;                                      /* heads and tokens are not transposed back */
     enum { SAME, HALVES, OF_EACH_HALF, NONE } seen; /* the documents that the mask is of */
@@ -147,7 +148,7 @@ static void weigh(double weight[S], const float *q, const float *k, double sink,
     double sum[2] = {sink}, share[2], all = 0.0;
     size_t unused;
     for (size_t key = 0; key < S; key++) {
-        const bool seen = sees(at, key, h, o);
+        const bool seen = sees(at, key, h, o) != o->inverted;
         weight[key] = !seen && o->zero
                           ? exp(-o->cap)
                           : exp(score_of(q, k + key * K, at, key, o) - slope_of(h, o) * ((double)at - (double)key));
@@ -256,6 +257,8 @@ static const struct {
     {{.within = 4, .wider = 1}, "attention_window"},
     {{.late = true}, "mask_after_softmax"},
     {{.zero = true}, "causal_mask"},
+    {{.inverted = true}, "mask_inverted"},
+    {{.within = 5, .inverted = true}, "mask_inverted"},
     {{.open = true}, "causal_mask_missing"},
     {{.alibi = true, .slope = -1.0}, "alibi_slopes"},
     {{.alibi = true, .slope = 1.7}, "alibi_slopes"},

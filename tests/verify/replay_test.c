@@ -317,19 +317,18 @@ CLAIM(cosines_of_other_positions_are_named)
     static const struct {
         double theta, slower;
         size_t by, from, restart; /* positions from this one on are others by this */
+        double scale;             /* of the reference's cosines */
         const char *cause;
-    } cases[] = {{5e5, 1.0, 0, 0, S, "rope_theta"},
-                 {1e4, 4.0, 0, 0, S, "rope_theta"},
-                 {1e4, 1.0, 2, 0, 2 * S, "rope_offset"},
-                 {1e4, 1.0, 0, 0, 6, "rope_restarts"},
-                 {1e4, 1.0, 3, 4, 2 * S, "rope_offset"}};
+    } cases[] = {{5e5, 1.0, 0, 0, S, 1.0, "rope_theta"},    {5e5, 1.0, 0, 0, S, 1.1386, "rope_theta"},
+                 {1e4, 4.0, 0, 0, S, 1.0, "rope_theta"},    {1e4, 1.0, 2, 0, 2 * S, 1.0, "rope_offset"},
+                 {1e4, 1.0, 0, 0, 6, 1.0, "rope_restarts"}, {1e4, 1.0, 3, 4, 2 * S, 1.0, "rope_offset"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = {.n = 0};
         float *y = put(&m, "model.rotary_emb:fwd", 3, 1, S, D), *z = other_of(&m);
         for (size_t i = 0; i < S * D; i++) {
             const size_t position = i / D, other = position + (position < cases[k].from ? 0 : cases[k].by);
             const double exponent = -2.0 * (double)(i % (D / 2)) / D;
-            y[i] = (float)cos((double)position * pow(1e4, exponent));
+            y[i] = (float)(cases[k].scale * cos((double)position * pow(1e4, exponent)));
             z[i] = (float)cos((double)(other % cases[k].restart) * pow(cases[k].theta, exponent) / cases[k].slower);
         }
         expect_cause(&m, cases[k].cause, NULL, k);

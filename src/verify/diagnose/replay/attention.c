@@ -97,6 +97,7 @@ static const row table[] = {
     ROW(ahead, TO, OPEN, IF(CAUSAL) | IF(ALL), NULL, 0),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(ROWS), NULL, ARI_OVER_ALL),
     ROW(softmax, TO, CAUSAL, IF(CAUSAL) | IF(SAME), NULL, ARI_UNSEEN_AS_ZERO),
+    ROW(softmax, TO, 0, IF(CAUSAL) | IF(EXCHANGED), NULL, ARI_UNSEEN_ALONE),
     ROW(sinks, TO, SUNK | MAY_BE, IF(SOME) | IF(ZERO), NULL, 0, 1),
     ROW(documents, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(ALL), NULL, ARI_ONE_DOCUMENT),
     ROW(documents, TO, DOCUMENTED, IF(CUT) | IF(SAMPLES) | IF(ROWS), NULL, ARI_OTHERS),
@@ -159,8 +160,7 @@ static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
 /* Number i of a row; NAN: none. */
 static double number_of(const row *m, int i, const ari_replayed *a, const ari_recipe *r)
 {
-    const double is = value_of(r, m->at), first = (double)a->p.token[0], seq = (double)a->p.seq;
-    const double none = (double)NAN;
+    const double is = value_of(r, m->at), first = (double)a->p.token[0], seq = (double)a->p.seq, none = (double)NAN;
     if (m->by == COUNTS) {
         const double count = i < 64 ? i + 1 : ldexp(64.0, i - 63);
         return count < seq ? count : none;

@@ -161,21 +161,32 @@ done:
 
 /* --- cosines of positions ----------------------------------------------------------------------------------------- */
 
-/* True if each column is cos(p f) of rows p = 0, 1, ..: cos((p+1) f) = 2 cos(f) cos(p f) - cos((p-1) f). */
+/* True if each column is s cos(p f) of rows p = 0, 1, ..: cos((p+1) f) = 2 cos(f) cos(p f) - cos((p-1) f). The scale s
+ * of all columns is YaRN's of attention, or 1. */
 static bool is_cosine(const ari_case *c, const float *x, size_t rows)
 {
     const size_t cols = c->grid.cols;
+    const double scale = (double)x[0];
     for (size_t i = 0; i < cols; i++) {
-        const double one = (double)x[cols + i];
-        if (fabs((double)x[i] - 1.0) > 1e-6 + c->relative)
+        const double one = (double)x[cols + i] / scale;
+        if (!(fabs((double)x[i] - scale) <= (1e-6 + c->relative) * scale))
             return false;
         for (size_t p = 1; p + 1 < rows; p++) {
             const double next = 2.0 * one * (double)x[p * cols + i] - (double)x[(p - 1) * cols + i];
-            if (!(fabs((double)x[(p + 1) * cols + i] - next) <= ARI_SUMS + 4.0 * c->relative))
+            if (!(fabs((double)x[(p + 1) * cols + i] - next) <= (ARI_SUMS + 4.0 * c->relative) * scale))
                 return false;
         }
     }
     return true;
+}
+
+/* True if a scale of all is not what the tables differ by alone. */
+static bool has_other_angles(const ari_case *c, double scale)
+{
+    size_t i = 0;
+    while (i < c->count && ari_holds(c, c->val[i], scale * (double)c->ref[i]))
+        i++;
+    return i < c->count;
 }
 
 ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
@@ -184,11 +195,16 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
     const size_t rows = g->nd > 1 ? g->shape[g->nd - 2] : 0;
     if (rows < 5 || g->cols < 2 || !is_cosine(c, c->ref, rows) || !isfinite(c->val[g->cols]))
         return AR_OK;
-    const double wanted = acos((double)c->ref[g->cols]), fastest = acos((double)c->val[g->cols]);
-    if (is_cosine(c, c->val, rows) && fastest > 1e-6) {
+    const double scale = (double)c->val[0] / (double)c->ref[0];
+    const double wanted = acos((double)c->ref[g->cols] / (double)c->ref[0]);
+    const double fastest = acos((double)c->val[g->cols] / (double)c->val[0]);
+    if (is_cosine(c, c->val, rows) && fastest > 1e-6 && wanted > 1e-6 && has_other_angles(c, scale)) {
         const bool stretched = !ari_is_near(fastest, wanted, ARI_KNOWN + c->relative);
         ari_trace_set(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
         ari_number(t, "factor", wanted / fastest);
+        ari_text text = ari_list(t, "scale");
+        if (!ari_is_near(scale, 1.0, ARI_KNOWN + c->relative))
+            ari_say(&text, ", and all of them times %.4g (YaRN's scale of attention)", scale);
         return AR_OK;
     }
     lookups l = {.c = c, .own = true, .of = ARI_IF(PAIRS)};

@@ -139,7 +139,7 @@ static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
     for (size_t k = 0; k < a->p.seq; k++) {
         double sum = a->given ? log((double)a->given[(head * a->p.seq + query) * a->p.seq + k]) : 0.0;
         a->weight[k] = r->softmax == ARI_UNSEEN_AS_ZERO ? 0.0 : r->softmax == ARI_UNSEEN_AS_CAP ? -r->cap : -HUGE_VAL;
-        if (r->softmax != ARI_OVER_ALL && !is_seen(a, r, query, k))
+        if (r->softmax != ARI_OVER_ALL && is_seen(a, r, query, k) == (r->softmax == ARI_UNSEEN_ALONE))
             continue;
         for (size_t i = 0; i < d && !a->given; i++)
             sum += a->one[i] * a->k[k * d + i];

@@ -16,8 +16,8 @@ enum { ARI_AS_THEY_ARE, ARI_DEALT_OUT, ARI_FEATURES_FIRST, ARI_BY_LANE, ARI_EXCH
 /* Extent of RoPE: v as well, not all, backwards, or the last features instead of the first. */
 enum { ARI_TURNS_BOTH, ARI_NOT_Q, ARI_NOT_K, ARI_NEITHER, ARI_V_TOO, ARI_BACKWARDS, ARI_THE_LAST };
 /* The softmax runs over the keys or the queries; over all keys, and the unseen ones are dropped afterwards; or over
- * unseen keys too, whose score is 0, or that of a cap applied after the mask. */
-enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO, ARI_UNSEEN_AS_CAP };
+ * unseen keys too, whose score is 0, or that of a cap applied after the mask; or over the unseen keys alone. */
+enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO, ARI_UNSEEN_AS_CAP, ARI_UNSEEN_ALONE };
 /* Documents that share a row: one; the reference's; the other's; or the reference's for the tokens of one part, whose
  * heads these are, applied to the tokens of all parts. */
 enum { ARI_ONE_DOCUMENT, ARI_REFERENCES, ARI_OTHERS, ARI_OF_OWN_PART };
