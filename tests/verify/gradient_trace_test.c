@@ -94,6 +94,24 @@ Test(gradient_trace, means_of_parts_are_seen_in_rows_of_ids_that_one_part_alone_
     }
 }
 
+/* Of two micro-batches, a sample each, the first is divided by two once more; the norm calls its weight a gain. */
+Test(gradient_trace, a_norm_s_gain_tells_the_weights_of_micro_batches)
+{
+    static const char *const micro[] = {"micro_batches", "2"};
+    made m = {.n = 0, .metadata = {{micro[0], micro[1]}, {micro[0], micro[1]}}};
+    const float *gain = put(&m, "out_norm.gain:init", 1, H, 0, 0), *y = put_tokens(&m, "out_norm:fwd");
+    const float *dy = put_tokens(&m, "head:bwd");
+    float *d = put(&m, "out_norm.gain:grad", 1, H, 0, 0), *e = other_of(&m);
+    for (size_t i = 0; i < H; i++) {
+        double of[B] = {0.0};
+        for (size_t row = 0; row < B * S; row++)
+            of[row / S] += (double)dy[row * H + i] * (double)y[row * H + i] / (double)gain[i];
+        d[i] = (float)(of[0] + of[1]);
+        e[i] = (float)(0.5 * of[0] + of[1]);
+    }
+    expect_cause(&m, "accumulation_divided", "0.5, 1 are in it", 0);
+}
+
 Test(gradient_trace, gradients_that_are_not_there_are_told_where_the_run_went_backward)
 {
     float x[N], y[N];

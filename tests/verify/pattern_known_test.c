@@ -44,6 +44,28 @@ static const trace of_norms[] = {
     {"a norm of nothing", GRAD_NORM, norm_of, BY(71), CAUSE("unknown"), NORMS, HINT("no parameter")},
 };
 
+/* On two ranks what both have: keys', values' and norms' gradients, with squares of 16, 25, 9 and 4. */
+static const double of_two[][2] = {{16, 16}, {25, 25}, {9, 9}, {4, 4}, {8, 12}};
+static const ari_gradient with_keys[] = {{"model.layers.0.self_attn.k_proj.weight", 2, 16.0, of_two[0]},
+                                         {"model.layers.0.self_attn.v_proj.weight", 2, 25.0, of_two[1]},
+                                         {"model.layers.0.input_layernorm.weight", 1, 9.0, of_two[2]},
+                                         {"model.norm.weight", 1, 4.0, of_two[3]},
+                                         {"model.layers.0.mlp.up_proj.weight", 2, 20.0, of_two[4]}};
+
+VALUE(norm_with_keys, sqrt(74.0))
+
+#define KEYS "grad_norm", 'c', ONE_VALUE(2), norm_of
+#define WITH_KEYS OF(norm_with_keys), KNOWN(RANKS(0, 0, 2), .gradient = with_keys, .gradients = 5)
+
+static const trace of_kinds[] = {
+    {"keys and values of both ranks", KEYS, BY(74 + 41), CAUSE("norm_counts_twice"), WITH_KEYS,
+     HINT("self_attn.k_proj and model.layers.0.self_attn.v_proj, in all layers, counted once per rank")},
+    {"neither keys nor values", KEYS, BY(74 - 41), CAUSE("norm_leaves_out"), WITH_KEYS, HINT("without model.layers.0")},
+    {"keys, values and a norm of both ranks", KEYS, BY(74 + 45), CAUSE("norm_counts_twice"), WITH_KEYS,
+     HINT("k_proj, model.layers.0.self_attn.v_proj and model.norm, in all")},
+    {"a norm of no kinds", KEYS, BY(74 + 43), CAUSE("unknown"), WITH_KEYS},
+};
+
 /* --- the reference's other tensors -------------------------------------------------------------------------------- */
 
 VALUE(other, noise(i + 9000))
@@ -147,5 +169,6 @@ static const trace traces[] = {
 Test(pattern_known, every_trace_is_named)
 {
     EXPECT_TRACES(of_norms);
+    EXPECT_TRACES(of_kinds);
     EXPECT_TRACES(traces);
 }

@@ -39,6 +39,13 @@ static float paired(const world *w, size_t i)
     return from_index(w, i, 0, at - lane + lane % 2 * 4 + lane / 2);
 }
 
+/* The same of the first or the last 4 lanes alone. */
+static float paired_in_part(const world *w, size_t i)
+{
+    const size_t at = index_of(w, i, 0), lane = at % 8, first = (size_t)w->by[0], own = lane - first;
+    return from_index(w, i, 0, lane < first || own >= 4 ? at : at - own + own % 2 * 2 + own / 2);
+}
+
 /* Of which head, where heads lie along the first dimension. */
 static size_t head_of(const world *w, size_t i)
 {
@@ -50,6 +57,7 @@ VALUE(chunks_of_sample_1, index_of(w, i, 0) == 1 ? in_chunks(w, i, 1) : x)
 VALUE(dealt_to_4, from_index(w, i, 0, index_of(w, i, 0) % 4 * (w->shape[0] / 4) + index_of(w, i, 0) / 4))
 VALUE(pairs_of_one_head, head_of(w, i) == 2 ? paired(w, i) : x)
 VALUE(pairs_of_two_heads, head_of(w, i) == 1 || head_of(w, i) == 4 ? paired(w, i) : x)
+VALUE(pairs_of_part, paired_in_part(w, i))
 VALUE(pairs_of_q_and_k, i < w->count / 3 * 2 ? paired(w, i) : x)
 
 /* --- what ranks hold ---------------------------------------------------------------------------------------------- */
@@ -125,6 +133,8 @@ static const trace traces[] = {
     {"chunks dealt out in one sample", ONE_SAMPLE, BY(8, 415, 2637), CAUSE("tokens_dealt_out"), NO("[ranks, b, s/N]")},
     {"pairs of one head", HEADS(Q, pairs_of_one_head), HINT("within 1 of 6 times 8 rows")},
     {"pairs of two heads", HEADS(Q, pairs_of_two_heads), HINT("within 2 of 6 times 8 rows")},
+    {"pairs of a head's first half", HEADS(Q, pairs_of_part), BY(0), HINT("within every 8 rows")},
+    {"pairs of a head's last half", HEADS(Q, pairs_of_part), BY(4), HINT("within every 8 rows")},
     {"pairs of q and k", HEADS(QKV, pairs_of_q_and_k), HINT("within 4 of 6 times 8 rows")},
     {"tokens first in a zigzag", TOKENS_FIRST(chunks), BY(4, 312, 0, 1), CAUSE("zigzag_order")},
     {"tokens first in rotated blocks", TOKENS_FIRST(chunks), BY(4, 1230, 0, 1), CAUSE("token_blocks_rotated")},

@@ -18,6 +18,8 @@ static float partial(const world *w, int r, size_t i, float x)
 VALUE(partial_with_bias, partial(w, r, i, x) + noise(i % 12 + 4321))
 VALUE(partial_with_bias_and_noise, partial_with_bias(w, r, i, x) + (r == 0 && i % 7 == 0 ? 0.1f * noise(i) : 0.0f))
 VALUE(partial_but_1_percent, partial(w, r, i, x) + (r == 1 ? 0.01f * noise(i + 7) : 0.0f))
+VALUE(partial_in_part, i < 6 ? partial(w, r, i, x) : x)
+VALUE(partial_beside_a_wrong_part, i < 6 ? partial(w, r, i, x) : 2.0f * x)
 VALUE(two_wholes_and_two_opposites, r < 2 ? x : r == 2 ? noise(i + 1000) : -x - noise(i + 1000))
 VALUE(one_in_10000, (size_t)r == i % 2 ? x * 1.0001f : x)
 VALUE(half_of_a_head, r % 2 ? x - noise(i + 5000) : noise(i + 5000))
@@ -37,6 +39,10 @@ static const trace of_replicas[] = {
     {"parts of a sum", "model.layers.3.mlp", 'b', WHOLE(2, 2, 8, 12), partial, CAUSE("missing_all_reduce"),
      HINT("over tp: the values of the ranks add up to the reference", "no rank has it"),
      PATTERN("the copies differ from each other"), ALSO(3, 5, 9, 17, 33)},
+    {"parts of a sum in some elements", "model.norm.weight", 'g', WHOLE(2, 24), partial_in_part,
+     CAUSE("missing_all_reduce"), PATTERN("elements 0..5")},
+    {"parts of a sum beside equal copies that are wrong", "model.norm.weight", 'g', WHOLE(2, 24),
+     partial_beside_a_wrong_part, NO("add up")},
     {"parts that add up though two ranks have the whole", "model.layers.3.mlp", 'b', WHOLE(4, 2, 8, 12),
      two_wholes_and_two_opposites, CAUSE("missing_all_reduce"), HINT("ranks 0..1 have it")},
     {"parts with a bias each", "layers.3.mlp.linear_fc2", 'f', WHOLE(2, 2, 5, 12), partial_with_bias,

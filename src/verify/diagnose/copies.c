@@ -15,6 +15,7 @@ typedef enum relation { ADD_UP, AVERAGE, ADD_UP_BESIDE_A_VECTOR, UNRELATED } rel
 /* Over the copies of one group's ranks. */
 typedef struct fold {
     double *sum, *holders; /* [count] */
+    double *first, *equal; /* [count]: the first copy; how many are equal to it */
     double *vector;        /* [cols]: what the sum has besides, the mean over the rows */
     double apart, scale;   /* squared, over all copies: copy - reference, reference */
     size_t rows;           /* in which there are several copies */
@@ -23,14 +24,17 @@ typedef struct fold {
 static void fold_copies(fold *f, const ari_case *c, ari_axes over, int key)
 {
     const ari_grid *g = &c->grid;
-    memset(f->sum, 0, (2 * g->count + g->cols) * sizeof *f->sum);
+    memset(f->sum, 0, (4 * g->count + g->cols) * sizeof *f->sum);
     f->apart = f->scale = 0.0;
     f->rows = 0;
     for (ari_run run = ari_runs_of(g); ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count && ari_in_group(g->d, run.rank, over, key); i++) {
             const double ref = (double)run.ref[i], apart = (double)run.value[i] - ref;
-            f->sum[run.index + i] += (double)run.value[i];
-            f->holders[run.index + i] += 1.0;
+            const size_t at = run.index + i;
+            f->first[at] = f->holders[at] > 0.0 ? f->first[at] : (double)run.value[i];
+            f->equal[at] += f->first[at] == (double)run.value[i] ? 1.0 : 0.0;
+            f->sum[at] += (double)run.value[i];
+            f->holders[at] += 1.0;
             f->apart += apart * apart;
             f->scale += ref * ref;
         }
@@ -41,7 +45,8 @@ static void fold_copies(fold *f, const ari_case *c, ari_axes over, int key)
     }
 }
 
-/* The residual's squares under a relation; a part that only one rank holds has to be right. */
+/* The residual's squares under a relation; a part that only one rank holds has to be right, and of a part whose copies
+ * are equal and right the reduction was not left out. */
 static double left_by(double *worst, const fold *f, const ari_case *c, relation is)
 {
     double left = 0.0;
@@ -50,7 +55,7 @@ static double left_by(double *worst, const fold *f, const ari_case *c, relation 
         const double n = f->holders[i], vector = f->vector[i % c->grid.cols] / (double)f->rows;
         const double beside = is == ADD_UP_BESIDE_A_VECTOR && n > 1.0 ? vector : 0.0;
         const double off = fabs(f->sum[i] / (is == AVERAGE ? n : 1.0) - beside - (double)c->grid.d->reference[i]);
-        if (n > 1.0 || (n > 0.0 && ari_survey_bit(&c->survey, i))) {
+        if ((n > 1.0 && f->equal[i] < n) || (n > 0.0 && ari_survey_bit(&c->survey, i))) {
             left += n * off * off;
             *worst = fmax(*worst, off);
         }
@@ -63,7 +68,7 @@ static double left_by(double *worst, const fold *f, const ari_case *c, relation 
 static relation relation_of(double *worst, const fold *f, const ari_case *c)
 {
     const double tolerance = c->survey.shared >= 64 ? ARI_KNOWN : ARI_SUMS, off = fmax(c->absolute, c->grid.d->allowed);
-    const double noise = c->survey.shared < 16 ? 0.0 : off * off * (double)c->survey.shared;
+    const double noise = c->survey.shared < 8 ? 0.0 : off * off * (double)c->survey.shared;
     const double rounding = fmin(noise, ARI_KNOWN * f->apart), exact = tolerance * tolerance;
     const bool far = isfinite(f->apart) && f->apart >= 1e-4 * f->scale && f->scale > 0.0;
     const bool rows = f->rows >= LEAST_ROWS && ari_is_activation(c->grid.d);
@@ -120,8 +125,12 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
                                      ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES};
     char text[ARI_AXES_TEXT];
     double *sums;
-    AR_TRY(ARI_ALLOC(&sums, 2 * g->count + g->cols, g->d->name));
-    fold f = {.sum = sums, .holders = sums + g->count, .vector = sums + 2 * g->count};
+    AR_TRY(ARI_ALLOC(&sums, 4 * g->count + g->cols, g->d->name));
+    fold f = {.sum = sums,
+              .holders = sums + g->count,
+              .first = sums + 2 * g->count,
+              .equal = sums + 3 * g->count,
+              .vector = sums + 4 * g->count};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && t->kind == ARI_FOUND_NOTHING; i++) {
         double worst = 0.0;
         const relation is = ari_along(g->d, kinds[i]) > 1 ? relation_in(&worst, &f, c, kinds[i]) : UNRELATED;

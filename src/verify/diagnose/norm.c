@@ -227,6 +227,65 @@ static void find_set(ari_trace *t, const parts *all, const sought *s)
     t->flags |= fewest < SIZE_MAX ? found : ARI_IF(FOREIGN);
 }
 
+/* The gradients of one kind of module: all its parameters in all layers. */
+typedef struct kind {
+    const part *first;
+    size_t stem, n;
+    double square;
+} kind;
+
+/* Where it is known which parameters ranks share, those alone. */
+static size_t find_kinds(kind *kinds, size_t most, const parts *all)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < all->n; i++) {
+        const part *p = &all->part[i];
+        size_t stem = p->key.stem, k = 0;
+        while (stem > 0 && p->key.name[stem - 1] != '.')
+            stem--;
+        if (all->of_ranks && !is_replicated(all, p))
+            continue;
+        while (k < n && !ari_alike_but_for_numbers(kinds[k].first->key.name, kinds[k].stem, p->key.name, stem))
+            k++;
+        if (k == most)
+            return 0;
+        if (k == n)
+            kinds[n++] = (kind){.first = p, .stem = stem};
+        kinds[k].square += p->square;
+        kinds[k].n++;
+    }
+    return n;
+}
+
+/* Two or three kinds of modules that were left out or counted once more, what ranks share once per rank: so many sets
+ * are tried that only what rounding leaves is near enough. */
+static ari_properties find_several(ari_trace *t, const parts *all, const sought *s)
+{
+    enum { MOST_KINDS = 24 };
+    kind kinds[MOST_KINDS];
+    const size_t n = find_kinds(kinds, MOST_KINDS, all);
+    const bool per_rank = all->of_ranks && s->difference > 0.0;
+    const double wanted = fabs(s->difference) / (per_rank ? all->sharers - 1.0 : 1.0);
+    for (size_t i = 0; i < n * n * n; i++) {
+        const size_t of[] = {i % n, i / n % n, i / n / n}; /* the first and the second alike: there are two */
+        const size_t from = of[0] == of[1] ? 1 : 0;
+        const double sum = (from == 0 ? kinds[of[0]].square : 0.0) + kinds[of[1]].square + kinds[of[2]].square;
+        if (of[0] > of[1] || of[1] >= of[2] || !(fabs(sum - wanted) <= s->unsure))
+            continue;
+        ari_text text = ari_list(t, "which");
+        for (size_t k = from; k < 3; k++)
+            ari_say(&text, "%s%.*s",
+                    k == from ? ""
+                    : k == 2  ? " and "
+                              : ", ",
+                    (int)kinds[of[k]].stem - 1, kinds[of[k]].first->key.name);
+        ari_say(&text, ", in all layers,");
+        ari_words(t, "often", "%s", per_rank ? "once per rank" : "once more");
+        return s->difference > 0.0 ? ARI_IF(TWICE) : ARI_IF(SOME);
+    }
+    return 0;
+}
+
 /* --- what a wrong norm may be ------------------------------------------------------------------------------------- */
 
 /* Numbers computed from the same gradients are as near as this, for they are sums of many. */
@@ -288,6 +347,8 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
     t->flags &= ~ARI_IF(TWICE);
     if (!is_of_ranks(t, all, value) && !is_another_norm(t, all, value))
         find_set(t, all, &s);
+    const ari_properties several = t->flags & ARI_IF(FOREIGN) ? find_several(t, all, &s) : 0;
+    t->flags ^= several ? several | ARI_IF(FOREIGN) : 0;
 }
 
 /* The root of the squares of every so manieth rank's norm. */

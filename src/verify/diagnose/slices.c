@@ -126,6 +126,7 @@ static bool moves_in_units(axis *a, size_t unit)
 typedef struct rule {
     ari_trace_kind kind;
     size_t period, by, p, q;
+    size_t first, many; /* of a period: units that a formula moves, where it leaves the others */
     size_t a, b;        /* of a few: an example, a has b's */
     size_t moved;       /* units */
     size_t right;       /* periods that are */
@@ -149,7 +150,8 @@ static size_t reversed(const rule *r, size_t u)
 /* Blocks written as a [p, q] table are read as [q, p]. */
 static size_t interleaved(const rule *r, size_t u)
 {
-    return u % r->p * r->q + u / r->p;
+    const size_t at = u - r->first; /* before the first: larger than any */
+    return at < r->many ? r->first + at % r->p * r->q + at / r->p : u;
 }
 
 /* The r-th from either end are neighbours, those of one place of a balanced ring, whatever the order of the places. */
@@ -203,10 +205,28 @@ static bool find_rotation(const axis *a, rule *r)
 static bool find_interleaving(const axis *a, rule *r)
 {
     r->kind = ARI_FOUND_INTERLEAVED;
+    r->first = 0;
+    r->many = r->period;
     for (r->p = 2; r->p * 2 <= r->period; r->p++) {
         r->q = r->period / r->p;
         if (r->period % r->p == 0 && fits_formula(a, r, interleaved))
             return true;
+    }
+    return false;
+}
+
+/* RoPE's pairs of the first or the last features of each head, where it turns a part of them. */
+static bool find_pairs(const axis *a, rule *r, size_t head)
+{
+    *r = (rule){.kind = ARI_FOUND_INTERLEAVED, .period = head};
+    for (r->many = head - 1; r->many >= 4; r->many--) {
+        for (size_t i = 0; r->many % 2 == 0 && i < 4; i++) {
+            r->first = i < 2 ? 0 : head - r->many;
+            r->p = i % 2 == 0 ? 2 : r->many / 2;
+            r->q = r->many / r->p;
+            if (fits_formula(a, r, interleaved))
+                return true;
+        }
     }
     return false;
 }
@@ -288,6 +308,13 @@ static bool find_rule(axis *a, rule *r)
     for (; r->period <= a->units; r->period++) {
         if (a->units % r->period == 0 && find_in_period(a, r))
             return true;
+    }
+    const size_t least = a->head > 0 ? a->head : 5, most = a->head > 0 ? a->head : a->n / 2;
+    for (size_t head = least; a->heads && a->unit == 1 && head <= most && head < a->n; head++) {
+        if (a->n % head == 0 && find_pairs(a, r, head)) {
+            a->head = head;
+            return true;
+        }
     }
     if (!find_shift(a, r))
         find_exchange(a, r);

@@ -2,6 +2,7 @@
 /* A parameter's gradient as what each micro-batch contributes to it, computed from the reference's own values: of a
  * linear layer dY^T X, of a bias the sum of dY, of a norm's weight that of dY times what was normalised. Which dY and X
  * are the parameter's is learned from the reference's gradient, at some elements. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "anyrank/parallel.h"
@@ -77,15 +78,21 @@ static ar_status read_values(gradient *g)
     return AR_OK;
 }
 
-/* The factor of a norm's weight, from the norm's output: (y - bias)/weight, with the weights of the first step. */
+/* The factor of a norm's weight, whatever that is called, from the norm's output: (y - bias)/weight. */
 static ar_status read_normed(gradient *g)
 {
-    const ari_role role = ari_replay_role(g->c);
-    const ar_dump_tensor *y = ari_replay_input(g->c, role), *w = ari_replay_parameter(g->c, role, ".weight"),
-                         *b = ari_replay_parameter(g->c, role, ".bias");
+    const ar_dump *dump = g->c->known->reference;
+    const char *name = g->c->grid.d->name, *dot = strrchr(name, '.');
+    const int step = g->c->grid.d->step;
+    const size_t n = dot ? (size_t)(dot - name) : 0;
+    char of_bias[320];
+    snprintf(of_bias, sizeof of_bias, "%.*s.bias", (int)n, name);
+    const ar_dump_tensor *y = ari_tensor_of_step(dump, name, n, "fwd", step);
+    const ar_dump_tensor *w = ari_weight_before(dump, name, strlen(name), step);
+    const ar_dump_tensor *b = ari_weight_before(dump, of_bias, strlen(of_bias), step);
     float weight = 1.0f, bias = 0.0f;
-    if (g->rows > 1 || g->c->grid.d->step > 1 || !(ari_name_is(g->c->grid.d->name) & ARI_IS_NORM) || !y || !w ||
-        y->count != g->tokens * g->cols || w->count != g->cols)
+    if (g->rows > 1 || !(ari_name_is(name) & ARI_IS_NORM) || !y || !w || y->count != g->tokens * g->cols ||
+        w->count != g->cols)
         return AR_OK;
     columns *v = &g->value[g->values++];
     *v = (columns){.pass = 'f'};
