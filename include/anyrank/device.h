@@ -249,6 +249,40 @@ typedef struct ar_device_ops {
     ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
                                   bool known, float scale, const ar_scores *block, const ar_mask *mask);
 
+    /* --- experts: n tokens, E experts, k slots a token, 0 < k <= E. Slot i = t*k + j is token t's j-th expert -------- */
+    /* Contiguous; p, weight, g and value are f32 whatever the activations are, expert int32 in [0, E), place and slot_of
+     * int64. Rows of slots are in an order of the caller's: place[i] is the row of slot i, slot_of[r] the slot of row r. */
+    /* p [n, E] = the softmax of each row of z [.., E] as softmax_forward has it, nothing masked; expert [n, k]: the k of
+     * the largest z, the lower number where two are equal (-0 is +0), ascending; weight [n, k]: p of those, or
+     * (normalised) fl32(p / their sum), which is added up in slot order, each step rounded. A row of which z[i] is a
+     * NaN, i the first: expert is -1 - i in all slots, p and weight are NaN. z with an infinity: so are they, and expert
+     * is as above. */
+    ar_status (*route)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
+                       bool normalised);
+    /* dz [.., E] from g [n, k], the weights' gradient. r = the sum over the slots of fl32(w*g), from +0, each step
+     * rounded. dz = fl32(w*fl32(g - r)) of a row's experts; of the others +0 (normalised), else fl32(p*-r). */
+    ar_status (*route_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                                ar_cbuf weight, size_t k, bool normalised);
+    /* y [.., E], f32, = value [n, k] at each row's experts, else +0 */
+    ar_status (*spread_slots)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k);
+    /* y[r, :] = x[slot_of[r] / k, :], or (weight not NULL) fl32(weight[slot_of[r]] * that), for each row of y. Without
+     * weights it copies bits. */
+    ar_status (*dispatch_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
+                               ar_cbuf slot_of, size_t k);
+    /* y[t, :] = the sum over j, ascending, of rows[place[t*k + j], :], or (weight not NULL) of fl32(weight[t*k + j] *
+     * that), in fp32 from the first term on, each step rounded. */
+    ar_status (*combine_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
+                              ar_cbuf place, size_t k);
+    /* g[t*k + j] = fl32(row sum of the products dy[t, c]*rows[place[t*k + j], c]), as D of softmax_backward is one. */
+    ar_status (*dot_rows)(ar_device *d, ar_queue *q, ar_buf g, const ar_tensor *dy, const ar_tensor *rows,
+                          ar_cbuf place, size_t k);
+    /* y[t, :] = fl32(y[t, :] + fl32(s*x[t, :])), s = sigmoid32(logit[t]); logit [.., 1] */
+    ar_status (*add_gated)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit);
+    /* dx[t, :] = fl32(s*dy[t, :]); dlogit[t] = fl32(D*(s*(1 - s))), D = fl32(row sum of the products dy*x). dx may be dy
+     * or x. */
+    ar_status (*add_gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dlogit,
+                                    const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit);
+
     /* --- embedding and loss --------------------------------------------------------------------------------------- */
     /* row_of[t] = ids[t] - start if ids[t] in [start, start + count), else -1 */
     ar_status (*rows_in_range)(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
@@ -300,7 +334,9 @@ typedef struct ar_device_ops {
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
     X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
-    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(rows_in_range) X(gather_rows)        \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward)             \
+    X(spread_slots) X(dispatch_rows) X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
+    X(rows_in_range) X(gather_rows)                                                                      \
     X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) \
     X(round_bits) X(optimizer_step)
 /* clang-format on */

@@ -74,6 +74,16 @@ void rope_cases(device_pair *p);
 void softmax_forward_cases(device_pair *p);
 void softmax_backward_cases(device_pair *p);
 
+/* experts_cases.c */
+void route_cases(device_pair *p);
+void route_backward_cases(device_pair *p);
+void spread_slots_cases(device_pair *p);
+void dispatch_rows_cases(device_pair *p);
+void combine_rows_cases(device_pair *p);
+void dot_rows_cases(device_pair *p);
+void add_gated_cases(device_pair *p);
+void add_gated_backward_cases(device_pair *p);
+
 /* loss_cases.c */
 void rows_in_range_cases(device_pair *p);
 void gather_rows_cases(device_pair *p);

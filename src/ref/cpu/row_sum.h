@@ -73,6 +73,27 @@ ARI_ROW_LOOP double ari_row_value(uint64_t sum, size_t n, int32_t e, int32_t p)
     return ari_rowsum_value((int64_t)ari_row_unbiased(sum, n), e, p);
 }
 
+/* Magnitude bits of the largest product; the products of two fp32 are exact in binary64. */
+ARI_ROW_LOOP uint64_t ari_row_product_top(const float *a, const float *b, size_t n)
+{
+    uint64_t top = 0;
+    for (size_t j = 0; j < n; j++) {
+        const uint64_t bits = ari_row_magnitude64((double)a[j] * (double)b[j]);
+        top = bits > top ? bits : top;
+    }
+    return top;
+}
+
+/* The integer sum, biased, of the n products, whose exponent is e. */
+ARI_ROW_LOOP uint64_t ari_row_product_integer(const float *a, const float *b, size_t n, int32_t e, int32_t p)
+{
+    const double step = ari_row_step(e, p);
+    uint64_t sum = 0;
+    for (size_t j = 0; j < n; j++)
+        sum += ari_row_biased((double)a[j] * (double)b[j], step);
+    return sum;
+}
+
 /* The integer sum, biased, of n fp32 values whose exponent is e. */
 ARI_ROW_LOOP uint64_t ari_row_integer(const float *x, size_t n, int32_t e, int32_t p)
 {

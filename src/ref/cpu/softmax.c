@@ -151,20 +151,11 @@ ARI_ROW_LOOP void clear_masked(float *all, const ari_score_row *m, size_t cols)
     clear_outside(all, m, cols);
 }
 
-/* Row sum of probs*dprobs over the keys; the products of two fp32 are exact in binary64. */
+/* Row sum of probs*dprobs over the keys. */
 ARI_ROW_LOOP double row_dot(const float *probs, const float *dprobs, size_t n, int32_t p)
 {
-    uint64_t top = 0;
-    for (size_t j = 0; j < n; j++) {
-        const uint64_t bits = ari_row_magnitude64((double)probs[j] * (double)dprobs[j]);
-        top = bits > top ? bits : top;
-    }
-    const int32_t e = ari_exponent64(ari_float64(top));
-    const double step = ari_row_step(e, p);
-    uint64_t sum = 0;
-    for (size_t j = 0; j < n; j++)
-        sum += ari_row_biased((double)probs[j] * (double)dprobs[j], step);
-    return ari_row_value(sum, n, e, p);
+    const int32_t e = ari_exponent64(ari_float64(ari_row_product_top(probs, dprobs, n)));
+    return ari_row_value(ari_row_product_integer(probs, dprobs, n, e, p), n, e, p);
 }
 
 ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, float *all_dprobs, double *dot,

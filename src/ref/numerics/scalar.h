@@ -128,6 +128,41 @@ ARI_FN float ari_gated_dgate(ar_activation kind, float dy, float up, float gate)
     return ari_canonical32(product * ari_dact32(kind, gate));
 }
 
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+/** True if a token prefers expert i, whose logit is a, to expert j, whose logit is b. No NaN. */
+ARI_FN int ari_route_prefers(float a, size_t i, float b, size_t j)
+{
+    return a > b || (a == b && i < j);
+}
+
+/** fl32(p/sum): a weight, normalised; sum: of the p of a token's experts. */
+ARI_FN float ari_route_weight(float p, float sum)
+{
+    return ari_round32((double)p / (double)sum);
+}
+
+/** fl32(w*fl32(g - r)), w an expert's weight, g its gradient, r the sum of fl32(w*g) over the token's experts: the
+ *  gradient of the expert's logit. */
+ARI_FN float ari_route_dlogit(float w, float g, float r)
+{
+    const float difference = g - r;
+    return ari_canonical32(w * difference);
+}
+
+/** fl32(y + fl32(s*x)). */
+ARI_FN float ari_add_gated32(float y, float s, float x)
+{
+    const float scaled = s * x;
+    return ari_canonical32(y + scaled);
+}
+
+/** fl32(D*(s*(1 - s))) in binary64: the gradient of a sigmoid's operand, s the sigmoid, D its gradient. */
+ARI_FN float ari_dsigmoid32(float D, float s)
+{
+    return ari_round32((double)D * ((double)s * (1.0 - (double)s)));
+}
+
 /* --- cross-entropy over the vocabulary ---------------------------------------------------------------------------- */
 
 /** log(sum of exp(x)) in binary64: m the largest x, l the sum of exp(x - m). */

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Experts: the choice of them, rows that go to them and come back: what ref/cpu/experts.c does. */
+#include "gpu/vectors.h"
+
+namespace ARI_GPU
+{
+
+/* --- routing ------------------------------------------------------------------------------------------------------ */
+
+/* The number of the first NaN; INT32_MIN: there is none. It is -1 - that, of which the largest is the first. */
+template <class T> ARI_ON_GPU int32_t first_nan(const block &b, const T *x, size_t n)
+{
+    return b.max(n, [&](size_t j) {
+        const float value = load(x[j]);
+        return value != value ? -1 - static_cast<int32_t>(j) : INT32_MIN;
+    });
+}
+
+/* The k experts that the row prefers, ascending. An expert is one of them if fewer than k are preferred to it, and its
+ * slot is the number of those below it: each thread counts for itself. marks [n]: to work with. */
+template <class T> ARI_ON_GPU void choose(const block &b, int32_t *expert, float *marks, const T *x, size_t n, size_t k)
+{
+    b.each(n, [&](size_t j) {
+        const float own = load(x[j]);
+        size_t preferred = 0;
+        for (size_t i = 0; i < n; i++)
+            if (ari_route_prefers(load(x[i]), i, own, j))
+                preferred++;
+        marks[j] = preferred < k ? 1.0f : 0.0f;
+    });
+    b.each(n, [&](size_t j) {
+        if (marks[j] == 0.0f)
+            return;
+        size_t below = 0;
+        for (size_t i = 0; i < j; i++)
+            if (marks[i] != 0.0f)
+                below++;
+        expert[below] = static_cast<int32_t>(j);
+    });
+}
+
+template <class T> ARI_ON_GPU void softmax_of(const block &b, float *p, const T *x, size_t n)
+{
+    const int32_t top = b.max(n, [&](size_t j) { return ari_key32(load(x[j])); }), bits = ari_rowsum_bits(n);
+    if (top == INT32_MAX) {
+        b.each(n, [&](size_t j) { p[j] = ari_nan32(); });
+        return;
+    }
+    const float largest = ari_key32_value(top);
+    /* Exponent 1: every term is at most exp(0) = 1. */
+    const int64_t total = row_integer<1>(b, n, false, 1, bits, [&](auto lanes, size_t j) {
+        return vector_of<lanes>([&](size_t k) {
+            p[j + k] = ari_softmax_exp(load(x[j + k]), largest);
+            return static_cast<double>(p[j + k]);
+        });
+    });
+    const double l = ari_rowsum_value(total, 1, bits);
+    b.each(n, [&](size_t j) { p[j] = ari_softmax_p(p[j], l); });
+}
+
+template <class T>
+ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
+                   bool normalised)
+{
+    const ar_tensor all = ar_tensor_rows(z);
+    const size_t n = all.shape[1];
+    const T *logits = dev<T>(ar_const(z->data));
+    float *probabilities = dev<float>(p), *weights = dev<float>(weight);
+    int32_t *experts = dev<int32_t>(expert);
+    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+        const T *x = logits + b.index * n;
+        float *row = probabilities + b.index * n, *w = weights + b.index * k;
+        int32_t *chosen = experts + b.index * k;
+        const int32_t missing = first_nan(b, x, n);
+        if (missing == INT32_MIN)
+            choose(b, chosen, row, x, n, k);
+        softmax_of(b, row, x, n);
+        b.each(k, [&](size_t j) {
+            if (missing != INT32_MIN) {
+                chosen[j] = missing;
+                w[j] = ari_nan32();
+                return;
+            }
+            const float own = row[chosen[j]];
+            float sum = row[chosen[0]];
+            for (size_t i = 1; i < k && normalised; i++)
+                sum = ari_add32(sum, row[chosen[i]]);
+            w[j] = normalised ? ari_route_weight(own, sum) : own;
+        });
+    });
+}
+
+ar_status route(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
+                bool normalised)
+{
+    return ARI_BY_DTYPE(z, route_of)(d, q, p, expert, weight, z, k, normalised);
+}
+
+template <class T>
+ar_status route_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                            ar_cbuf weight, size_t k, bool normalised)
+{
+    const ar_tensor all = ar_tensor_rows(dz);
+    const size_t n = all.shape[1];
+    T *gradients = dev<T>(dz->data);
+    const float *slopes = dev<float>(g), *probabilities = dev<float>(p), *weights = dev<float>(weight);
+    const int32_t *experts = dev<int32_t>(expert);
+    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+        const size_t first = b.index * k;
+        T *out = gradients + b.index * n;
+        float r = 0.0f;
+        for (size_t j = first; j < first + k; j++)
+            r = ari_add32(r, ari_mul32(weights[j], slopes[j]));
+        b.each(n, [&](size_t i) { store(out + i, normalised ? 0.0f : ari_mul32(probabilities[b.index * n + i], -r)); });
+        b.each(k, [&](size_t j) {
+            store(out + experts[first + j], ari_route_dlogit(weights[first + j], slopes[first + j], r));
+        });
+    });
+}
+
+ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                         ar_cbuf weight, size_t k, bool normalised)
+{
+    return ARI_BY_DTYPE(dz, route_backward_of)(d, q, dz, g, p, expert, weight, k, normalised);
+}
+
+ar_status spread_slots(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k)
+{
+    const ar_tensor all = ar_tensor_rows(y);
+    const size_t n = all.shape[1];
+    float *to = dev<float>(y->data);
+    const float *values = dev<float>(value);
+    const int32_t *experts = dev<int32_t>(expert);
+    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+        float *out = to + b.index * n;
+        b.each(n, [&](size_t i) { out[i] = 0.0f; });
+        b.each(k, [&](size_t j) { out[experts[b.index * k + j]] = values[b.index * k + j]; });
+    });
+}
+
+/* --- rows of slots ------------------------------------------------------------------------------------------------ */
+
+template <class T>
+ar_status dispatch_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
+                           ar_cbuf slot_of, size_t k)
+{
+    constexpr size_t W = 16 / sizeof(T);
+    const ar_tensor all = ar_tensor_rows(y);
+    const size_t cols = all.shape[1];
+    const ari_divisor by_k = ari_divisor_of(k);
+    T *to = dev<T>(y->data);
+    const T *from = dev<T>(ar_const(x->data));
+    const float *weights = dev<float>(weight);
+    const int64_t *slots = dev<int64_t>(slot_of);
+    const bool wide = cols % W == 0 && aligned<W>(to, from);
+    return launch_row_vectors<W>(d, q, all.shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
+        constexpr size_t N = lanes;
+        const size_t slot = static_cast<size_t>(slots[row]);
+        size_t rest = slot;
+        const size_t token = ari_divide(&by_k, &rest);
+        const vector<T, N> in = read_vector<N>(from + token * cols + col);
+        if (!weights) {
+            write_vector(to + row * cols + col, in);
+            return;
+        }
+        const float w = weights[slot];
+        write_vector(to + row * cols + col,
+                     vector_of<N>([&](size_t i) { return stored<T>(ari_mul32(w, load(in.at[i]))); }));
+    });
+}
+
+ar_status dispatch_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
+                        ar_cbuf slot_of, size_t k)
+{
+    return ARI_BY_DTYPE(y, dispatch_rows_of)(d, q, y, x, weight, slot_of, k);
+}
+
+template <class T>
+ar_status combine_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
+                          ar_cbuf place, size_t k)
+{
+    constexpr size_t W = 16 / sizeof(T);
+    const ar_tensor all = ar_tensor_rows(y);
+    const size_t cols = all.shape[1];
+    T *to = dev<T>(y->data);
+    const T *from = dev<T>(ar_const(rows->data));
+    const float *weights = dev<float>(weight);
+    const int64_t *places = dev<int64_t>(place);
+    const bool wide = cols % W == 0 && aligned<W>(to, from);
+    return launch_row_vectors<W>(d, q, all.shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
+        constexpr size_t N = lanes;
+        vector<float, N> sum = {};
+        for (size_t j = 0; j < k; j++) {
+            const size_t slot = row * k + j;
+            const vector<T, N> in = read_vector<N>(from + static_cast<size_t>(places[slot]) * cols + col);
+            const float w = weights ? weights[slot] : 1.0f;
+#pragma unroll
+            for (size_t i = 0; i < N; i++) {
+                const float term = weights ? ari_mul32(w, load(in.at[i])) : load(in.at[i]);
+                sum.at[i] = j == 0 ? term : ari_add32(sum.at[i], term);
+            }
+        }
+        write_vector(to + row * cols + col, vector_of<N>([&](size_t i) { return stored<T>(sum.at[i]); }));
+    });
+}
+
+ar_status combine_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
+                       ar_cbuf place, size_t k)
+{
+    return ARI_BY_DTYPE(y, combine_rows_of)(d, q, y, rows, weight, place, k);
+}
+
+/* fl32(row sum of the products of two rows). */
+template <class T> ARI_ON_GPU float dot(const block &b, const T *left, const T *right, size_t n, bool wide)
+{
+    return ari_round32(row_sum<ROW_LANES>(b, n, wide, ari_rowsum_bits(n), [&](auto lanes, size_t j) {
+        const auto x = read_vector<lanes>(left + j), y = read_vector<lanes>(right + j);
+        return vector_of<lanes>(
+            [&](size_t k) { return static_cast<double>(load(x.at[k])) * static_cast<double>(load(y.at[k])); });
+    }));
+}
+
+template <class T>
+ar_status dot_rows_of(ar_device *d, ar_queue *q, ar_buf g, const ar_tensor *dy, const ar_tensor *rows, ar_cbuf place,
+                      size_t k)
+{
+    const ar_tensor all = ar_tensor_rows(dy);
+    const size_t cols = all.shape[1];
+    const ari_divisor by_k = ari_divisor_of(k);
+    float *to = dev<float>(g);
+    const T *slopes = dev<T>(ar_const(dy->data)), *made = dev<T>(ar_const(rows->data));
+    const int64_t *places = dev<int64_t>(place);
+    const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(slopes, made);
+    return launch_blocks(d, q, all.shape[0] * k, cols, [=] ARI_ON_GPU(const block &b) {
+        size_t rest = b.index;
+        const size_t token = ari_divide(&by_k, &rest), row = static_cast<size_t>(places[b.index]);
+        const float value = dot(b, slopes + token * cols, made + row * cols, cols, wide);
+        b.each(1, [&](size_t) { to[b.index] = value; });
+    });
+}
+
+ar_status dot_rows(ar_device *d, ar_queue *q, ar_buf g, const ar_tensor *dy, const ar_tensor *rows, ar_cbuf place,
+                   size_t k)
+{
+    return ARI_BY_DTYPE(dy, dot_rows_of)(d, q, g, dy, rows, place, k);
+}
+
+/* --- an expert of all tokens -------------------------------------------------------------------------------------- */
+
+template <class T>
+ar_status add_gated_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
+{
+    constexpr size_t W = 16 / sizeof(T);
+    const ar_tensor all = ar_tensor_rows(y);
+    const size_t cols = all.shape[1];
+    T *sums = dev<T>(y->data);
+    const T *from = dev<T>(ar_const(x->data)), *logits = dev<T>(ar_const(logit->data));
+    const bool wide = cols % W == 0 && aligned<W>(sums, from);
+    return launch_blocks(d, q, all.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
+        const float s = ari_sigmoid32(load(logits[b.index]));
+        T *out = sums + b.index * cols;
+        const T *in = from + b.index * cols;
+        each_vector<W>(b, cols, wide, [&](auto lanes, size_t j) {
+            const auto old = read_vector<lanes>(out + j), more = read_vector<lanes>(in + j);
+            write_vector(out + j, vector_of<lanes>([&](size_t k) {
+                             return stored<T>(ari_add_gated32(load(old.at[k]), s, load(more.at[k])));
+                         }));
+        });
+    });
+}
+
+ar_status add_gated(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
+{
+    return ARI_BY_DTYPE(y, add_gated_of)(d, q, y, x, logit);
+}
+
+template <class T>
+ar_status add_gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dlogit,
+                                const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
+{
+    const ar_tensor all = ar_tensor_rows(dy);
+    const size_t cols = all.shape[1];
+    T *to = dev<T>(dx->data), *to_logit = dev<T>(dlogit->data);
+    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
+    const T *logits = dev<T>(ar_const(logit->data));
+    const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(to, slopes, from);
+    return launch_blocks(d, q, all.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
+        const float s = ari_sigmoid32(load(logits[b.index]));
+        T *out = to + b.index * cols;
+        const T *slope = slopes + b.index * cols;
+        const float gradient = dot(b, slope, from + b.index * cols, cols, wide);
+        b.each(1, [&](size_t) { store(to_logit + b.index, ari_dsigmoid32(gradient, s)); });
+        each_vector<ROW_LANES>(b, cols, wide, [&](auto lanes, size_t j) {
+            const auto in = read_vector<lanes>(slope + j);
+            write_vector(out + j, vector_of<lanes>([&](size_t k) { return stored<T>(ari_mul32(s, load(in.at[k]))); }));
+        });
+    });
+}
+
+ar_status add_gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dlogit,
+                             const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
+{
+    return ARI_BY_DTYPE(dy, add_gated_backward_of)(d, q, dx, dlogit, dy, x, logit);
+}
+
+} // namespace ARI_GPU

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "ref/cpu/row_sum.h"
+#include "ref/cpu/storage.h"
+
+/* Experts: the choice of them, rows that go to them and come back, and what is added of one that all tokens share.
+ * Formulas: numerics.md, "Experts". */
+
+/* --- routing ------------------------------------------------------------------------------------------------------ */
+
+/* The k experts that the row prefers, ascending. The list has the most preferred first while it is made; a later expert
+ * of the same logit stays behind. */
+static void choose(int32_t *expert, const float *z, size_t n, size_t k)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = count < k ? count++ : k;
+        for (; at > 0 && ari_route_prefers(z[i], i, z[expert[at - 1]], (size_t)expert[at - 1]); at--)
+            if (at < k)
+                expert[at] = expert[at - 1];
+        if (at < k)
+            expert[at] = (int32_t)i;
+    }
+    for (size_t j = 1; j < k; j++)
+        for (size_t at = j; at > 0 && expert[at - 1] > expert[at]; at--) {
+            const int32_t larger = expert[at - 1];
+            expert[at - 1] = expert[at];
+            expert[at] = larger;
+        }
+}
+
+/* p may be z. */
+ARI_ROW_KERNEL void softmax_of(float *p, const float *z, size_t n)
+{
+    const int32_t top = ari_row_largest_key(z, n, ari_nan32()), bits = ari_rowsum_bits(n);
+    const float max = ari_key32_value(top);
+    const double step = ari_row_step(1, bits); /* every term is at most exp(0) = 1 */
+    uint64_t sum = 0;
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++) {
+        const float e = ari_softmax_exp(z[j], max);
+        sum += ari_row_biased((double)e, step);
+        p[j] = e;
+    }
+    const double l = ari_row_value(sum, n, top == INT32_MAX ? ARI_EXP_NONFINITE : 1, bits);
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        p[j] = ari_softmax_p(p[j], l);
+}
+
+/* Number of the first NaN; n: there is none. */
+static size_t first_nan(const float *x, size_t n)
+{
+    size_t j = 0;
+    while (j < n && x[j] == x[j])
+        j++;
+    return j;
+}
+
+static void weigh(float *weight, const float *p, const int32_t *expert, size_t k, bool normalised)
+{
+    float sum = p[expert[0]];
+    for (size_t j = 1; j < k; j++)
+        sum = ari_add32(sum, p[expert[j]]);
+    for (size_t j = 0; j < k; j++)
+        weight[j] = normalised ? ari_route_weight(p[expert[j]], sum) : p[expert[j]];
+}
+
+/** Slot route. */
+ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
+                        bool normalised)
+{
+    const ar_tensor logits = ar_tensor_rows(z);
+    const size_t n = logits.shape[0], experts = logits.shape[1];
+    ARI_PARALLEL_FOR (t, n, d, n * experts * 8) {
+        float *row = (float *)p.ptr + t * experts, *w = (float *)weight.ptr + t * k;
+        int32_t *chosen = (int32_t *)expert.ptr + t * k;
+        const float *x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
+        const size_t nan = first_nan(x, experts);
+        if (nan == experts)
+            choose(chosen, x, experts, k);
+        softmax_of(row, x, experts);
+        if (nan == experts)
+            weigh(w, row, chosen, k, normalised);
+        for (size_t j = 0; j < k && nan < experts; j++) {
+            chosen[j] = -1 - (int32_t)nan;
+            w[j] = ari_nan32();
+        }
+    }
+    return AR_OK;
+}
+
+/* n experts from number `from` on. p NULL: +0 where the row does not go. */
+static void route_gradient(float *dz, size_t from, size_t n, const float *p, float r, const float *g,
+                           const int32_t *expert, const float *weight, size_t k)
+{
+    for (size_t i = 0; i < n; i++)
+        dz[i] = p ? ari_mul32(p[from + i], -r) : 0.0f;
+    for (size_t j = 0; j < k; j++) {
+        const size_t i = (size_t)expert[j] - from; /* beyond n where it is below `from` */
+        if (i < n)
+            dz[i] = ari_route_dlogit(weight[j], g[j], r);
+    }
+}
+
+/** Slot route_backward. */
+ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                                 ar_cbuf weight, size_t k, bool normalised)
+{
+    const ar_tensor logits = ar_tensor_rows(dz);
+    const size_t n = logits.shape[0], experts = logits.shape[1];
+    ARI_PARALLEL_FOR (t, n, d, n * experts) {
+        const float *slopes = (const float *)g.ptr + t * k, *w = (const float *)weight.ptr + t * k;
+        const float *row = normalised ? NULL : (const float *)p.ptr + t * experts;
+        float room[ARI_BLOCK], r = 0.0f;
+        for (size_t j = 0; j < k; j++)
+            r = ari_add32(r, ari_mul32(w[j], slopes[j]));
+        for (size_t from = 0, count; from < experts; from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(t * experts + from);
+            float *out = ari_run_at(&logits, at, room);
+            count = ari_block_length(experts, from / ARI_BLOCK);
+            route_gradient(out, from, count, row, r, slopes, (const int32_t *)expert.ptr + t * k, w, k);
+            ari_run_store(&logits, at, count, out);
+        }
+    }
+    return AR_OK;
+}
+
+/** Slot spread_slots. */
+ar_status ari_cpu_spread_slots(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k)
+{
+    const ar_tensor rows = ar_tensor_rows(y);
+    const size_t n = rows.shape[0], experts = rows.shape[1];
+    const float *values = value.ptr;
+    const int32_t *chosen = expert.ptr;
+    ARI_PARALLEL_FOR (t, n, d, n * experts) {
+        float *out = (float *)rows.data.ptr + t * experts;
+        memset(out, 0, experts * sizeof *out);
+        for (size_t j = 0; j < k; j++)
+            out[chosen[t * k + j]] = values[t * k + j];
+    }
+    return AR_OK;
+}
+
+/* --- rows of slots ------------------------------------------------------------------------------------------------ */
+
+ARI_ROW_KERNEL void scale_loop(float *y, float s, const float *x, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_mul32(s, x[j]);
+}
+
+ARI_ROW_KERNEL void add_loop(float *y, const float *x, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_add32(y[j], x[j]);
+}
+
+ARI_ROW_KERNEL void add_scaled_loop(float *y, float s, const float *x, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_add_gated32(y[j], s, x[j]);
+}
+
+/** Slot dispatch_rows. */
+ar_status ari_cpu_dispatch_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
+                                ar_cbuf slot_of, size_t k)
+{
+    const ar_tensor rows = ar_tensor_rows(y);
+    const size_t n = rows.shape[0], cols = rows.shape[1], width = ar_dtype_bytes(y->dtype);
+    const int64_t *slots = slot_of.ptr;
+    const float *weights = weight.ptr;
+    ARI_PARALLEL_FOR (r, n, d, n * cols) {
+        const size_t slot = (size_t)slots[r], to = r * cols, of = slot / k * cols;
+        if (!weights)
+            memcpy((char *)y->data.ptr + to * width, (const char *)x->data.ptr + of * width, cols * width);
+        for (size_t from = 0, count; from < cols && weights; from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(to + from);
+            float room[2][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
+            count = ari_block_length(cols, from / ARI_BLOCK);
+            scale_loop(out, weights[slot], ari_run_load(x, (ptrdiff_t)(of + from), count, room[1]), count);
+            ari_run_store(y, at, count, out);
+        }
+    }
+    return AR_OK;
+}
+
+/* y += x, or s*x; the first term is written. */
+static void add_term(float *y, bool first, const float *s, const float *x, size_t n)
+{
+    if (first && s)
+        scale_loop(y, *s, x, n);
+    else if (first)
+        memcpy(y, x, n * sizeof *y);
+    else if (s)
+        add_scaled_loop(y, *s, x, n);
+    else
+        add_loop(y, x, n);
+}
+
+/** Slot combine_rows. */
+ar_status ari_cpu_combine_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
+                               ar_cbuf place, size_t k)
+{
+    const ar_tensor tokens = ar_tensor_rows(y);
+    const size_t n = tokens.shape[0], cols = tokens.shape[1];
+    const int64_t *places = place.ptr;
+    const float *weights = weight.ptr;
+    ARI_PARALLEL_FOR (t, n, d, n * cols * k) {
+        for (size_t from = 0, count; from < cols; from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
+            float room[2][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
+            count = ari_block_length(cols, from / ARI_BLOCK);
+            for (size_t i = t * k; i < (t + 1) * k; i++) {
+                const ptrdiff_t term = (ptrdiff_t)((size_t)places[i] * cols + from);
+                add_term(out, i == t * k, weights ? &weights[i] : NULL, ari_run_load(rows, term, count, room[1]),
+                         count);
+            }
+            ari_run_store(y, at, count, out);
+        }
+    }
+    return AR_OK;
+}
+
+ARI_ROW_KERNEL uint64_t product_top(const float *a, const float *b, size_t n)
+{
+    return ari_row_product_top(a, b, n);
+}
+
+ARI_ROW_KERNEL uint64_t product_integer(const float *a, const float *b, size_t n, int32_t e, int32_t p)
+{
+    return ari_row_product_integer(a, b, n, e, p);
+}
+
+/* fl32(row sum of the products) of row i of a and row j of b. */
+static float dot(const ar_tensor *a, size_t i, const ar_tensor *b, size_t j, size_t cols)
+{
+    float room[2][ARI_BLOCK];
+    const size_t left = i * cols, right = j * cols, blocks = ari_blocks_of(cols);
+    const int32_t p = ari_rowsum_bits(cols);
+    int32_t e = ARI_EXP_ZERO;
+    uint64_t top = 0, sum = 0;
+    for (size_t pass = 0; pass < 2 * blocks; pass++) {
+        const size_t from = pass % blocks * ARI_BLOCK, n = ari_block_length(cols, pass % blocks);
+        const float *x = ari_run_load(a, (ptrdiff_t)(left + from), n, room[0]);
+        const float *y = ari_run_load(b, (ptrdiff_t)(right + from), n, room[1]);
+        if (pass == blocks)
+            e = ari_exponent64(ari_float64(top));
+        if (pass < blocks) {
+            const uint64_t found = product_top(x, y, n);
+            top = found > top ? found : top;
+        } else {
+            sum += product_integer(x, y, n, e, p);
+        }
+    }
+    return ari_round32(ari_row_value(sum, cols, e, p));
+}
+
+/** Slot dot_rows. */
+ar_status ari_cpu_dot_rows(ar_device *d, ARI_AT_ONCE, ar_buf g, const ar_tensor *dy, const ar_tensor *rows,
+                           ar_cbuf place, size_t k)
+{
+    const ar_tensor tokens = ar_tensor_rows(dy);
+    const size_t slots = tokens.shape[0] * k, cols = tokens.shape[1];
+    float *out = g.ptr;
+    const int64_t *places = place.ptr;
+    ARI_PARALLEL_FOR (i, slots, d, slots * cols)
+        out[i] = dot(dy, i / k, rows, (size_t)places[i], cols);
+    return AR_OK;
+}
+
+/* --- an expert of all tokens -------------------------------------------------------------------------------------- */
+
+static float share_of(const ar_tensor *logit, size_t t)
+{
+    return ari_sigmoid32(ari_value_at(logit, (ptrdiff_t)t));
+}
+
+/** Slot add_gated. */
+ar_status ari_cpu_add_gated(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
+{
+    const ar_tensor rows = ar_tensor_rows(y);
+    const size_t n = rows.shape[0], cols = rows.shape[1];
+    ARI_PARALLEL_FOR (t, n, d, n * cols) {
+        const float s = share_of(logit, t);
+        for (size_t from = 0, count; from < cols; from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
+            float room[2][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
+            count = ari_block_length(cols, from / ARI_BLOCK);
+            ari_run_load(y, at, count, room[0]);
+            add_scaled_loop(out, s, ari_run_load(x, at, count, room[1]), count);
+            ari_run_store(y, at, count, out);
+        }
+    }
+    return AR_OK;
+}
+
+/** Slot add_gated_backward. */
+ar_status ari_cpu_add_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, const ar_tensor *dlogit,
+                                     const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
+{
+    const ar_tensor rows = ar_tensor_rows(dy);
+    const size_t n = rows.shape[0], cols = rows.shape[1];
+    ARI_PARALLEL_FOR (t, n, d, n * cols * 2) {
+        const float s = share_of(logit, t);
+        float slope_room, *slope = ari_run_at(dlogit, (ptrdiff_t)t, &slope_room);
+        *slope = ari_dsigmoid32(dot(dy, t, x, t, cols), s);
+        ari_run_store(dlogit, (ptrdiff_t)t, 1, slope);
+        for (size_t from = 0, count; from < cols; from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
+            float room[2][ARI_BLOCK], *out = ari_run_at(dx, at, room[0]);
+            count = ari_block_length(cols, from / ARI_BLOCK);
+            scale_loop(out, s, ari_run_load(dy, at, count, room[1]), count);
+            ari_run_store(dx, at, count, out);
+        }
+    }
+    return AR_OK;
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Experts: their choice, its gradient, and rows that go to them and come back. */
+#include "gpu/conformance.h"
+
+/* Tokens that each go to some experts, and the order in which the rows of their slots lie. */
+typedef struct routing {
+    size_t n, experts, k;
+    pair_buf expert, place, slot_of;
+} routing;
+
+/* k of the experts, ascending: each as likely as there are places left for it. */
+static void draw_experts(device_pair *p, int32_t *expert, size_t experts, size_t k)
+{
+    for (size_t i = 0, left = k; left > 0; i++)
+        if (pair_below(p, experts - i) < left) {
+            expert[k - left] = (int32_t)i;
+            left--;
+        }
+}
+
+static routing new_routing(device_pair *p, size_t n, size_t experts, size_t k)
+{
+    const routing r = {.n = n,
+                       .experts = experts,
+                       .k = k,
+                       .expert = pair_integers(p, "expert", PAIR_W32, n * k, 0, 1),
+                       .place = pair_integers(p, "place", PAIR_W64, n * k, 0, 1),
+                       .slot_of = pair_integers(p, "slot_of", PAIR_W64, n * k, 0, 1)};
+    int64_t *slots = r.slot_of.host;
+    for (size_t t = 0; t < n && r.expert.host; t++)
+        draw_experts(p, (int32_t *)r.expert.host + t * k, experts, k);
+    for (size_t i = 0; i < n * k && slots; i++) { /* any order at all */
+        const size_t other = pair_below(p, i + 1);
+        slots[i] = slots[other];
+        slots[other] = (int64_t)i;
+    }
+    for (size_t i = 0; i < n * k && r.place.host; i++)
+        ((int64_t *)r.place.host)[slots[i]] = (int64_t)i;
+    return r;
+}
+
+/* --- routing ------------------------------------------------------------------------------------------------------ */
+
+static void every_choice(device_pair *p, void (*one)(device_pair *, size_t n, size_t experts, size_t k))
+{
+    static const size_t counts[] = {1, 2, 3, 8, 31, 33, 64, 257, 1000};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts - (p->small ? 1 : 0); i++)
+        for (size_t which = 0; which < 4 && pair_goes_on(p); which++) {
+            const size_t experts = p->round > 0 ? 1 + pair_below(p, 300) : counts[i];
+            const size_t some = 1 + pair_below(p, experts < 10 ? experts : 10);
+            const size_t k = which == 0 ? 1 : which == 1 && experts < 100 ? experts : some;
+            one(p, experts > 100 ? 5 : 1 + pair_below(p, 40), experts, k);
+        }
+    one(p, 0, 8, 2);
+}
+
+static void route_case(device_pair *p, size_t n, size_t experts, size_t k)
+{
+    const bool normalised = pair_below(p, 2);
+    pair_begin(p, "%zu rows to %zu of %zu experts%s", n, k, experts, normalised ? ", normalised" : "");
+    const pair_buf logits = pair_rows(p, "z", n, experts, pair_below(p, 2) ? PAIR_EACH_ROW : PAIR_CALM_ROWS);
+    const pair_tensor z = pair_stored(p, pair_view(logits, 2, (const size_t[]){n, experts}));
+    const pair_buf prob = pair_words(p, "p", PAIR_W32, n * experts);
+    const pair_buf expert = pair_words(p, "expert", PAIR_W32, n * k), weight = pair_words(p, "weight", PAIR_W32, n * k);
+    PAIR_RUN(p, route, prob.at[s], expert.at[s], weight.at[s], &z.at[s], k, normalised);
+    pair_end(p);
+}
+
+void route_cases(device_pair *p)
+{
+    every_choice(p, route_case);
+}
+
+static void route_backward_case(device_pair *p, size_t n, size_t experts, size_t k)
+{
+    const bool normalised = pair_below(p, 2);
+    pair_begin(p, "%zu rows to %zu of %zu experts%s", n, k, experts, normalised ? ", normalised" : "");
+    const routing r = new_routing(p, n, experts, k);
+    const pair_buf g = pair_rows(p, "g", n, k, PAIR_EACH_ROW), prob = pair_rows(p, "p", n, experts, PAIR_CALM_ROWS);
+    const pair_buf weight = pair_rows(p, "weight", n, k, PAIR_CALM_ROWS);
+    const pair_tensor dz = pair_stored(p, pair_output(p, "dz", 2, (const size_t[]){n, experts}, PAIR_ROW_MAJOR));
+    PAIR_RUN(p, route_backward, &dz.at[s], ar_const(g.at[s]), ar_const(prob.at[s]), ar_const(r.expert.at[s]),
+             ar_const(weight.at[s]), k, normalised);
+    pair_end(p);
+}
+
+void route_backward_cases(device_pair *p)
+{
+    every_choice(p, route_backward_case);
+}
+
+static void spread_slots_case(device_pair *p, size_t n, size_t experts, size_t k)
+{
+    pair_begin(p, "%zu rows to %zu of %zu experts", n, k, experts);
+    const routing r = new_routing(p, n, experts, k);
+    const pair_buf value = pair_floats(p, "value", n * k, PAIR_ANY);
+    const pair_tensor y = pair_output(p, "y", 2, (const size_t[]){n, experts}, PAIR_ROW_MAJOR);
+    PAIR_RUN(p, spread_slots, &y.at[s], ar_const(value.at[s]), ar_const(r.expert.at[s]), k);
+    pair_end(p);
+}
+
+void spread_slots_cases(device_pair *p)
+{
+    every_choice(p, spread_slots_case);
+}
+
+/* --- rows of slots ------------------------------------------------------------------------------------------------ */
+
+/* Widths, and tokens of which each has k slots. */
+static void every_width(device_pair *p, void (*one)(device_pair *, size_t n, size_t k, size_t cols))
+{
+    size_t cols;
+    for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
+        for (size_t k = 1; k < 6 && cols > 0 && pair_goes_on(p); k += 1 + pair_below(p, 3))
+            one(p, cols > 500 ? 3 : 1 + pair_below(p, 30), k, cols);
+    one(p, 0, 2, 33);
+}
+
+static void dispatch_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
+{
+    const bool weighed = pair_below(p, 2);
+    pair_begin(p, "%zu rows of %zu, %zu slots each%s", n, cols, k, weighed ? ", weights" : "");
+    const routing r = new_routing(p, n, k, k);
+    const pair_buf values = pair_rows(p, "x", n, cols, PAIR_EACH_ROW);
+    const pair_tensor x = pair_stored(p, pair_view(values, 2, (const size_t[]){n, cols}));
+    const pair_buf weight = weighed ? pair_floats(p, "weight", n * k, PAIR_SPECIAL) : pair_none();
+    const pair_tensor y = pair_stored(p, pair_output(p, "y", 2, (const size_t[]){n * k, cols}, PAIR_ROW_MAJOR));
+    PAIR_RUN(p, dispatch_rows, &y.at[s], &x.at[s], ar_const(weight.at[s]), ar_const(r.slot_of.at[s]), k);
+    pair_end(p);
+}
+
+void dispatch_rows_cases(device_pair *p)
+{
+    every_width(p, dispatch_rows_case);
+}
+
+static void combine_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
+{
+    const bool weighed = pair_below(p, 2);
+    pair_begin(p, "%zu rows of %zu, %zu slots each%s", n, cols, k, weighed ? ", weights" : "");
+    const routing r = new_routing(p, n, k, k);
+    const pair_buf values = pair_rows(p, "rows", n * k, cols, pair_below(p, 2) ? PAIR_EACH_ROW : PAIR_CALM_ROWS);
+    const pair_tensor rows = pair_stored(p, pair_view(values, 2, (const size_t[]){n * k, cols}));
+    const pair_buf weight = weighed ? pair_floats(p, "weight", n * k, PAIR_SPECIAL) : pair_none();
+    const pair_tensor y = pair_stored(p, pair_output(p, "y", 2, (const size_t[]){n, cols}, PAIR_ROW_MAJOR));
+    PAIR_RUN(p, combine_rows, &y.at[s], &rows.at[s], ar_const(weight.at[s]), ar_const(r.place.at[s]), k);
+    pair_end(p);
+}
+
+void combine_rows_cases(device_pair *p)
+{
+    every_width(p, combine_rows_case);
+}
+
+static void dot_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
+{
+    pair_begin(p, "%zu rows of %zu, %zu slots each", n, cols, k);
+    const routing r = new_routing(p, n, k, k);
+    const pair_buf slopes = pair_rows(p, "dy", n, cols, PAIR_CALM_ROWS);
+    const pair_buf values = pair_rows(p, "rows", n * k, cols, PAIR_EACH_ROW);
+    const pair_tensor dy = pair_stored(p, pair_view(slopes, 2, (const size_t[]){n, cols}));
+    const pair_tensor rows = pair_stored(p, pair_view(values, 2, (const size_t[]){n * k, cols}));
+    const pair_buf g = pair_words(p, "g", PAIR_W32, n * k);
+    PAIR_RUN(p, dot_rows, g.at[s], &dy.at[s], &rows.at[s], ar_const(r.place.at[s]), k);
+    pair_end(p);
+}
+
+void dot_rows_cases(device_pair *p)
+{
+    every_width(p, dot_rows_case);
+}
+
+/* --- an expert of all tokens -------------------------------------------------------------------------------------- */
+
+static pair_tensor logits_of(device_pair *p, size_t n)
+{
+    const pair_buf logits = pair_floats(p, "logit", n, pair_below(p, 3) ? PAIR_SPECIAL : PAIR_WIDE);
+    return pair_stored(p, pair_view(logits, 2, (const size_t[]){n, 1}));
+}
+
+static void add_gated_case(device_pair *p, size_t n, size_t k, size_t cols)
+{
+    (void)k;
+    pair_begin(p, "%zu rows of %zu", n, cols);
+    const pair_buf sums = pair_rows(p, "y", n, cols, PAIR_CALM_ROWS), more = pair_rows(p, "x", n, cols, PAIR_EACH_ROW);
+    const pair_tensor y = pair_stored(p, pair_view(sums, 2, (const size_t[]){n, cols}));
+    const pair_tensor x = pair_stored(p, pair_view(more, 2, (const size_t[]){n, cols}));
+    const pair_tensor logit = logits_of(p, n);
+    PAIR_RUN(p, add_gated, &y.at[s], &x.at[s], &logit.at[s]);
+    pair_end(p);
+}
+
+void add_gated_cases(device_pair *p)
+{
+    every_width(p, add_gated_case);
+}
+
+static void add_gated_backward_case(device_pair *p, size_t n, size_t k, size_t cols)
+{
+    const size_t where = pair_below(p, 3);
+    (void)k;
+    pair_begin(p, "%zu rows of %zu, dx %s", n, cols, where == 0 ? "apart" : where == 1 ? "in dy" : "in x");
+    const pair_buf slopes = pair_rows(p, "dy", n, cols, PAIR_CALM_ROWS);
+    const pair_buf values = pair_rows(p, "x", n, cols, PAIR_EACH_ROW);
+    const pair_tensor dy = pair_stored(p, pair_view(slopes, 2, (const size_t[]){n, cols}));
+    const pair_tensor x = pair_stored(p, pair_view(values, 2, (const size_t[]){n, cols}));
+    const pair_tensor apart = pair_stored(p, pair_output(p, "dx", 2, (const size_t[]){n, cols}, PAIR_ROW_MAJOR));
+    const pair_tensor dx = where == 0 ? apart : where == 1 ? dy : x, logit = logits_of(p, n);
+    const pair_tensor dlogit = pair_stored(p, pair_output(p, "dlogit", 2, (const size_t[]){n, 1}, PAIR_ROW_MAJOR));
+    PAIR_RUN(p, add_gated_backward, &dx.at[s], &dlogit.at[s], &dy.at[s], &x.at[s], &logit.at[s]);
+    pair_end(p);
+}
+
+void add_gated_backward_cases(device_pair *p)
+{
+    every_width(p, add_gated_backward_case);
+}
