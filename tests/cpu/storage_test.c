@@ -320,6 +320,55 @@ Test(storage, rows_of_bf16_are_selected_by_their_bits_and_added_up_in_fp32)
     free_stored(w), free_stored(y), free_stored(terms);
 }
 
+/* Router and experts: what is fp32 in both is the same, what is bf16 is rounded once, after the last addition. */
+static void check_experts(size_t h, size_t experts, size_t k, bool weighed)
+{
+    enum { N = 7, MOST = 8 };
+    ar_device d = test_device(2);
+    const stored_values z = new_stored(N * experts, ORDINARY, 20), dz = new_stored(N * experts, ORDINARY, 21);
+    const enum values kind = weighed ? ORDINARY : SPECIAL;
+    const stored_values x = new_stored(N * h, kind, 22), xs = new_stored(N * k * h, ORDINARY, 23);
+    const stored_values ys = new_stored(N * k * h, kind, 24), y = new_stored(N * h, ORDINARY, 25);
+    const stored_values logit = new_stored(N, SPECIAL, 26), dlogit = new_stored(N, ORDINARY, 27);
+    const stored_values dx = new_stored(N * h, ORDINARY, 28), sum = new_stored(N * h, kind, 31);
+    float *p[2] = {new_values(N * experts, ORDINARY, 29), new_values(N * experts, WIDE, 30)};
+    float weight[2][N * MOST], g[2][N * MOST];
+    int32_t expert[2][N * MOST];
+    int64_t order[N * MOST];
+    for (size_t i = 0; i < N * k; i++)
+        order[i] = (int64_t)(N * k - 1 - i); /* its own inverse */
+    for (int half = 0; half < 2; half++) {
+#define OF(v, rows) (half ? of_half(v, rows) : of_wide(v, rows))
+        const ar_cbuf weights = cbuf(weighed ? weight[half] : NULL);
+        assert_ok(ari_cpu_route(&d, NULL, buf(p[half]), buf(expert[half]), buf(weight[half]), OF(z, N), k, weighed));
+        assert_ok(ari_cpu_dispatch_rows(&d, NULL, OF(xs, N * k), OF(x, N), weights, cbuf(order), k));
+        assert_ok(ari_cpu_combine_rows(&d, NULL, OF(y, N), OF(ys, N * k), weights, cbuf(order), k));
+        assert_ok(ari_cpu_dot_rows(&d, NULL, buf(g[half]), OF(x, N), OF(ys, N * k), cbuf(order), k));
+        assert_ok(ari_cpu_route_backward(&d, NULL, OF(dz, N), cbuf(g[half]), cbuf(p[half]), cbuf(expert[half]),
+                                         cbuf(weight[half]), k, weighed));
+        assert_ok(ari_cpu_add_gated_backward(&d, NULL, OF(dx, N), OF(dlogit, N), OF(x, N), OF(x, N), OF(logit, N)));
+        assert_ok(ari_cpu_add_gated(&d, NULL, OF(sum, N), OF(x, N), OF(logit, N)));
+#undef OF
+    }
+    assert_bits(p[1], p[0], N * experts, "probabilities");
+    assert_bits(expert[1], expert[0], N * k, "experts");
+    assert_bits(weight[1], weight[0], N * k, "weights");
+    assert_bits(g[1], g[0], N * k, "gradients of weights");
+    expect_rounded(xs, "dispatch_rows"), expect_rounded(y, "combine_rows"), expect_rounded(dz, "route_backward");
+    expect_rounded(dx, "add_gated_backward"), expect_rounded(dlogit, "add_gated_backward of the logit");
+    free_stored(z), free_stored(dz), free_stored(x), free_stored(xs), free_stored(ys), free_stored(y);
+    expect_rounded(sum, "add_gated");
+    free_stored(logit), free_stored(dlogit), free_stored(dx), free_stored(sum), free(p[0]), free(p[1]);
+}
+
+Test(storage, rows_of_experts_are_added_up_in_fp32_and_rounded_once)
+{
+    static const size_t shapes[][3] = {{2, 2, 1}, {33, 9, 2}, {257, 64, 8}, {2 * 2048 + 9, 2100, 3}};
+    for (size_t i = 0; i < 4; i++)
+        for (int weighed = 0; weighed < 2; weighed++)
+            check_experts(shapes[i][0], shapes[i][1], shapes[i][2], weighed);
+}
+
 /* c (+)= a b^T in binary64, of matrices that are cut into pieces in every dimension. fp32 sums are within k*2^-24 of
  * the sum of magnitudes, and what is stored within 2^-8 of the value. */
 static void check_product(ar_device *d, size_t m, size_t n, size_t k, bool add, bool turned, ar_dtype result)

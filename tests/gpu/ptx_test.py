@@ -14,14 +14,15 @@ from nvcc import OWN_ARCHITECTURE, OWN_KERNEL, ROOT, compile_as_one, need_nvcc
 
 ARCHITECTURE = "compute_90"
 # The kernels that call functions of src/ref/numerics/elementary.h, which spells its fused multiply-adds.
-SPELL_FMA = {"attention.cu", "elementwise.cu", "gemm_exact.cu", "loss.cu"}
+SPELL_FMA = {"attention.cu", "elementwise.cu", "experts.cu", "gemm_exact.cu", "loss.cu"}
 
 # Kernels that still divide integers: those of products, once a tile or block, and the means of integers.
 DIVIDE = {"accumulate", "combine_each", "contract", "copy_digits", "give_to", "multiply_tile", "narrowed", "pack_tile",
           "round_i64"}
 # Those that move several elements at once.
-MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_of", "along_lines", "bias_act_of",
-                "ce_backward_of", "ce_logits_of", "ce_max_of", "ce_sum_of", "dropout_block", "fill_of", "forward_of",
+MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_gated_backward_of", "add_gated_of", "add_of",
+                "along_lines", "bias_act_of", "ce_backward_of", "ce_logits_of", "ce_max_of", "ce_sum_of",
+                "combine_rows_of", "dispatch_rows_of", "dot_rows_of", "dropout_block", "fill_of", "forward_of",
                 "gated_backward_of", "gated_forward_of", "input_gradient", "mul_of", "optimizer_element", "scale_of",
                 "softmax_backward", "softmax_forward"}
 VECTOR = re.compile(r"\b(?:ld|st)\.global(?:\.\w+)*\.v[24]\.")
