@@ -249,14 +249,15 @@ typedef struct ar_device_ops {
     ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
                                   bool known, float scale, const ar_scores *block, const ar_mask *mask);
 
-    /* --- experts: n tokens, E experts, k slots a token, 0 < k <= E. Slot i = t*k + j is token t's j-th expert -------- */
-    /* Contiguous; p, weight, g and value are f32 whatever the activations are, expert int32 in [0, E), place and slot_of
-     * int64. Rows of slots are in an order of the caller's: place[i] is the row of slot i, slot_of[r] the slot of row r. */
-    /* p [n, E] = the softmax of each row of z [.., E] as softmax_forward has it, nothing masked; expert [n, k]: the k of
-     * the largest z, the lower number where two are equal (-0 is +0), ascending; weight [n, k]: p of those, or
+    /* --- experts: n tokens, E experts, k slots a token, 0 < k <= E ------------------------------------------------ */
+    /* Slot i = t*k + j is token t's j-th expert. Rows of slots are in an order of the caller's: place[i] is the row of
+     * slot i, slot_of[r] the slot of row r. Tensors are contiguous; p, weight, g and value are f32 whatever the
+     * activations are, expert int32 in [0, E), place and slot_of int64. */
+    /* p [n, E] = the softmax of each row of z [.., E] as softmax_forward has it, nothing masked; expert [n, k]: the k
+     * of the largest z, the lower number where two are equal (-0 is +0), ascending; weight [n, k]: p of those, or
      * (normalised) fl32(p / their sum), which is added up in slot order, each step rounded. A row of which z[i] is a
-     * NaN, i the first: expert is -1 - i in all slots, p and weight are NaN. z with an infinity: so are they, and expert
-     * is as above. */
+     * NaN, i the first: expert is -1 - i in all slots, p and weight are NaN. Those are NaN of a row with an infinity
+     * too, whose experts are chosen as others are. */
     ar_status (*route)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
                        bool normalised);
     /* dz [.., E] from g [n, k], the weights' gradient. r = the sum over the slots of fl32(w*g), from +0, each step
@@ -278,8 +279,8 @@ typedef struct ar_device_ops {
                           ar_cbuf place, size_t k);
     /* y[t, :] = fl32(y[t, :] + fl32(s*x[t, :])), s = sigmoid32(logit[t]); logit [.., 1] */
     ar_status (*add_gated)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit);
-    /* dx[t, :] = fl32(s*dy[t, :]); dlogit[t] = fl32(D*(s*(1 - s))), D = fl32(row sum of the products dy*x). dx may be dy
-     * or x. */
+    /* dx[t, :] = fl32(s*dy[t, :]); dlogit[t] = fl32(D*(s*(1 - s))) in binary64, D = fl32(row sum of the products dy*x).
+     * dx may be dy or x. */
     ar_status (*add_gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dlogit,
                                     const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit);
 

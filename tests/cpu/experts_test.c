@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots of layers with experts, against numerics.md's paragraph on them written as plainly as the text. What they do
- * with bf16 is in storage_test.c. */
+/* The slots of layers with experts, against numerics.md's paragraph on them written as plainly as the text. What they
+ * do with bf16 is in storage_test.c. */
 #include "tests/cpu/row_support.h"
 
 /* --- the definitions ---------------------------------------------------------------------------------------------- */

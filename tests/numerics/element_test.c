@@ -75,6 +75,18 @@ CLAIM(gated_mlp_rounds_the_activation_first)
     same(ari_gated_dgate(AR_ACT_SILU, dy, up, gate), product * ari_dsilu32(gate), "dgate");
 }
 
+CLAIM(experts)
+{
+    cr_assert(ari_route_prefers(2.0f, 5, 1.0f, 0) && !ari_route_prefers(1.0f, 0, 2.0f, 5), "the larger logit");
+    cr_assert(ari_route_prefers(1.0f, 1, 1.0f, 2) && !ari_route_prefers(1.0f, 2, 1.0f, 1), "the lower number");
+    cr_assert(ari_route_prefers(-0.0f, 0, 0.0f, 1) && !ari_route_prefers(0.0f, 1, -0.0f, 0), "zeros are equal");
+    same(ari_route_weight(1.0f, 3.0f), 0x1.555556p-2f, "a third");
+    same(ari_route_dlogit(0x1.000002p0f, 1.0f, -0x1p-24f), 0x1.000002p0f, "the difference is rounded by itself");
+    same(ari_add_gated32(-1.0f, 0x1.000002p0f, 0x1.000002p0f), 0x1p-22f, "no fused product");
+    same(ari_dsigmoid32(2.0f, 0.5f), 0.5f, "2/4");
+    same(ari_dsigmoid32(3.0f, 0.1f), (float)(3.0 * ((double)0.1f * (1.0 - (double)0.1f))), "binary64 inside");
+}
+
 CLAIM(cross_entropy)
 {
     static const ar_loss_options none = {0}, both = {.label_smoothing = 0.25, .z_loss = 0.5};
@@ -97,6 +109,10 @@ CLAIM(every_definition_returns_the_canonical_nan)
     const float bad = ari_float32(0xffc00001u), inf = INFINITY;
     const float results[] = {ari_mul32(inf, 0.0f),
                              ari_add32(inf, -inf),
+                             ari_route_weight(bad, bad),
+                             ari_route_dlogit(1.0f, inf, inf),
+                             ari_add_gated32(inf, 0.0f, inf),
+                             ari_dsigmoid32(bad, 0.5f),
                              ari_norm_rstd(-1.0, 0.0),
                              ari_layernorm_d(bad, 0.0),
                              ari_layernorm_y(bad, 1.0f, 1.0f),
