@@ -79,16 +79,15 @@ def wrapped(text, width=120):
 
 def line(text, row):
     tensor = row["first"] if row["first"] in (ENDED, BYTES_ALONE) else f"`{row['first']}`"
-    loss = row["losses_10"] + " %" if row["losses_10"] not in ("", "NaN") else row["losses_10"]
     text = re.sub(r"([*_<>|])", r"\\\1", text)
-    return f"|`{row['fault']}`|{text}|{row['case']}|{tensor}|{loss}|"
+    return f"|`{row['fault']}`|{text}|{row['case']}|{tensor}|{row['losses_10']}|"
 
 
 def page(texts, rows, old):
     """The page, after the part of the old one that is written by hand. texts: of faults by name, in their order."""
     by_name = {row["fault"]: row for row in rows}
     lines = [line(text, by_name[name]) for name, text in texts.items()]
-    return "\n".join([old[:old.index("\n|fault|")], "|fault|what goes wrong|case|first difference|10 losses|",
+    return "\n".join([old[:old.index("\n|fault|")], "|fault|what goes wrong|case|first difference|10 losses, %|",
                       "|---|---|---|---|---|", *lines, "", wrapped(summary(rows))]) + "\n"
 
 

@@ -238,6 +238,62 @@ def sequence_parallel():
     return p
 
 
+# --- experts ----------------------------------------------------------------------------------------------------------
+
+def rows_of_experts(p, x, middle, rows, style):
+    """Rows by expert, with its number beside them; gives where each expert's middle is."""
+    y, middles = middle - sum(rows) / 2 - 12 * (len(rows) - 1) / 2, []
+    for number, height in enumerate(rows):
+        p.rect(x, y, H, height, style.split()[0])
+        if " " in style:
+            p.rect(x, y, H, height, style.split()[1])
+        if "part" not in style:
+            p.text(x - 6, y + height / 2 + 4, number, "end quiet")
+        middles.append(y + height / 2)
+        y += height + 12
+    return middles
+
+
+def experts():
+    """Six tokens with two of three experts each, on two tensor-parallel ranks with sp."""
+    p = Picture(1000, 240, "Tokens of two ranks are gathered and sorted by expert; each rank has half of every expert; "
+                           "what they make is summed, weighted and put back")
+    middle, rows, small = 112, (40, 32, 56), (22, 42)
+    p.text(20, middle - 86, "experts on two tensor-parallel ranks with sp: two of three experts a token", "title")
+    x = p.matrix(40, middle, (T, H), "X", "rows", "own positions")
+    x = p.collective(x, middle, "all-gather")
+    x = p.matrix(x, middle, (T, H), "X", "all", "all positions")
+    x = p.collective(x, middle, "router", 76) + 14
+    middles = rows_of_experts(p, x, middle, rows, "all")
+    p.text(x + H / 2, middle + 96, "rows", "quiet middle")
+    x += H
+    for y in middles:
+        at = x
+        p.text(at + 12, y + 5, "×", "middle")
+        at += 24
+        for r in range(2):
+            p.rect(at + r * small[1] / 2, y - small[0] / 2, small[1] / 2, small[0], f"r{r}")
+        at += small[1]
+        p.text(at + 12, y + 5, "…", "middle")
+        at += 24
+        for r in range(2):
+            p.rect(at, y - small[1] / 2 + r * small[1] / 2, small[0], small[1] / 2, f"r{r}")
+        p.text(at + small[0] + 14, y + 5, "=", "middle")
+    p.text(x + 24 + small[1] / 2, middle + 96, "gate, up", "quiet middle")
+    p.text(x + 48 + small[1] + small[0] / 2, middle + 96, "down", "quiet middle")
+    x += 48 + small[1] + small[0] + 42
+    rows_of_experts(p, x, middle, rows, "r0 part")
+    p.text(x + H + 12, middle + 6, "+", "middle big")
+    rows_of_experts(p, x + H + 38, middle, rows, "r1 part")
+    x = p.collective(x + 2 * H + 38, middle, "all-reduce")
+    rows_of_experts(p, x + 14, middle, rows, "all")
+    x = p.collective(x + H + 14, middle, "Σ wⱼ", 76)
+    p.matrix(x, middle, (T, H), "Y", "rows", "own positions")
+    p.legend(40, 230, (("r0", "rank 0"), ("r1", "rank 1"), ("all", "the same on every rank"),
+                       ("r0 part", "a term of a sum")))
+    return p
+
+
 # --- context parallelism ----------------------------------------------------------------------------------------------
 
 def ring(p, left, top, title, chunks):
@@ -337,8 +393,8 @@ def main():
     anyrank = sys.argv[1] if len(sys.argv) > 1 else "build/anyrank"
     folder = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs/pictures"
     pictures = {"ranks": ranks(), "tensor-parallel": tensor_parallel(), "tensor-parallel-ends": tensor_parallel_ends(),
-                "sequence-parallel": sequence_parallel(), "context-parallel-forms": context_parallel_forms(),
-                "zero": zero(anyrank)}
+                "sequence-parallel": sequence_parallel(), "experts": experts(),
+                "context-parallel-forms": context_parallel_forms(), "zero": zero(anyrank)}
     for name, picture in pictures.items():
         picture.save(folder / f"{name}.svg")
 

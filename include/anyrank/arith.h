@@ -60,6 +60,17 @@ typedef struct ar_grad_terms {
     ar_tensor dy; /* [tokens, out], a 2-D view */
 } ar_grad_terms;
 
+/* Rows in groups: group i has rows [first[i], first[i + 1]), and they lie sample by sample. Of group i those of sample s
+ * are rows [of[s], of[s + 1]), of = sample + i*(samples + 1), counted from first[i]. Of a sample the tensor-parallel
+ * ranks have the same rows, and the ranks of `over` (NULL: this one) have others, all together at most `longest` in a
+ * group. Host memory, borrowed. */
+typedef struct ar_groups {
+    size_t n, samples, longest;
+    ar_comm *over;
+    const size_t *first;  /* [n + 1] */
+    const size_t *sample; /* [n, samples + 1] */
+} ar_groups;
+
 /* An array of a bucket of n elements, with a number for each: it begins at byte at*n. */
 typedef struct ar_bucket_array {
     size_t at;
@@ -101,6 +112,12 @@ struct ar_arith_ops {
      * contiguous, or contiguous along n where the sum was never folded. Ends the sum. */
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
 
+    /* y [rows, n] = the rows of each group i of a [rows, k] times b[i]^T, of one n and one k, folded over `over` (NULL: not)
+     * so that every rank gets all of it, and rounded. Collective: over the groups that shard K, and over `over`, once for
+     * all groups of rows. */
+    ar_status (*contract_groups)(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_operand *const *b,
+                                 const ar_groups *g, ar_comm *over, const char *tag);
+
     /* b [.., n, k], equilibrated, with all the terms of this rank. Collective over both groups, as the two below that
      * say so. */
     ar_status (*blocks_begin)(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b, const ar_blocks_options *o);
@@ -117,6 +134,10 @@ struct ar_arith_ops {
      * features, or NULL. Neither this nor grad_rows computes anything for a frozen parameter. */
     ar_status (*grad_contract)(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, size_t samples,
                                ar_comm *x_rows_over);
+    /* The same of each group's rows of x [rows, in] for n parameters: to[i*n + j]'s gradient += the sum over samples of
+     * the rows of dy[j] [rows, out] in group i, transposed, times x. Collective, also for groups without rows. */
+    ar_status (*grad_groups)(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+                             const ar_groups *g, ar_comm *x_rows_over, const char *tag);
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
      * ptr NULL: all into the one row of a vector parameter. */
     ar_status (*grad_rows)(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, ar_cbuf row_of);

@@ -12,12 +12,15 @@
 AR_BEGIN_DECLS
 
 typedef enum ar_arch {
-    AR_ARCH_LLAMA, /* LlamaForCausalLM and those of the same form and names */
-    AR_ARCH_GPT2,  /* GPT2LMHeadModel */
-    AR_ARCH_STACK, /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
-    AR_ARCH_QWEN3, /* Qwen3ForCausalLM: Llama's names, and norms of queries and keys */
-    AR_ARCH_OLMO2, /* Olmo2, Gemma2, Gemma3ForCausalLM: the same with norms after attention and MLP */
-    AR_ARCH_PHI3   /* Phi3ForCausalLM: of Llama's form, q | k | v and gate | up packed */
+    AR_ARCH_LLAMA,     /* LlamaForCausalLM and those of the same form and names */
+    AR_ARCH_GPT2,      /* GPT2LMHeadModel */
+    AR_ARCH_STACK,     /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
+    AR_ARCH_QWEN3,     /* Qwen3ForCausalLM: Llama's names, and norms of queries and keys */
+    AR_ARCH_OLMO2,     /* Olmo2, Gemma2, Gemma3ForCausalLM: the same with norms after attention and MLP */
+    AR_ARCH_PHI3,      /* Phi3ForCausalLM: of Llama's form, q | k | v and gate | up packed */
+    AR_ARCH_MIXTRAL,   /* MixtralForCausalLM: Llama's form and names but for the experts in the MLP's place */
+    AR_ARCH_QWEN2_MOE, /* Qwen2MoeForCausalLM: the same by other names, a shared expert, some layers without experts */
+    AR_ARCH_QWEN3_MOE  /* Qwen3MoeForCausalLM, OlmoeForCausalLM: the same with Qwen3's norms, no shared expert */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
@@ -127,14 +130,10 @@ AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 /** The same from JSON text. `name` is for messages. */
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);
 
-/** Refuses a model with experts: the baseline computes them, the layers do not yet. doing: what cannot be done with it,
- *  "trained", for the message. Errors: AR_ERR_UNSUPPORTED. */
-AR_NODISCARD ar_status ar_config_need_mlp(const ar_config *c, const char *doing);
-
-/** Makes a model smaller that is split by the same rules: layers, hidden size, features of a head, MLP and vocabulary
- *  become about 1/n of what they are (at least 2 layers, 2 features and 256 tokens where there are as many). Each keeps
+/** Makes a model smaller that is split by the same rules: layers, hidden size, features of a head, MLP, experts
+ *  and vocabulary become about 1/n of what they are (at least 2 layers, 2 features and 256 tokens where there are as many). Each keeps
  *  the divisors that it shares with the heads: a tp over which a plan splits the heads is legal if and only if it was.
- *  The numbers of query and KV heads, biases, gate, positions, window, tied head and all else stay. The name becomes
+ *  The numbers of query and KV heads and of experts, biases, gate, positions, window, tied head and all else stay. The name becomes
  *  "NAME at 1/n". Errors: AR_ERR_ARG (n is 0, or more than half of the features of a head; names the largest n). On
  *  error *c is untouched. */
 AR_NODISCARD ar_status ar_config_shrink(ar_config *c, size_t n);

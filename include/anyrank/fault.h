@@ -115,7 +115,30 @@ AR_BEGIN_DECLS
     X(zero_backward_not_gathered, "ZeRO-3: the backward pass begins before its weights are gathered: a share alone")   \
     X(zero_gather_order, "ZeRO-3: gathered shares are put down in another order of the ranks")                         \
     X(zero_share_off_by_one, "ZeRO: a rank's share begins an element late, and nobody updates its first")              \
-    X(hsdp_copies_not_summed, "hybrid sharding: gradients are not summed over the copies of the shards")
+    X(hsdp_copies_not_summed, "hybrid sharding: gradients are not summed over the copies of the shards")               \
+    X(router_weights_not_normalised, "experts: a token's weights are not divided by their sum")                        \
+    X(router_weights_normalised, "experts: a token's weights are divided by their sum, which this model does not do")  \
+    X(router_softmax_twice, "experts: weights are a second softmax, of the probabilities of those chosen")             \
+    X(router_ties_higher_index, "experts: chosen by logits in bf16, of which equal ones go to the higher number")      \
+    X(router_logits_bf16, "experts: the router's logits are rounded to bf16")                                          \
+    X(expert_input_weighted, "experts: the weight multiplies an expert's input in place of its output")                \
+    X(router_weights_detached, "experts: no gradient goes through the weights to the router")                          \
+    X(router_grad_chosen_alone, "experts: the logits of those not chosen get no gradient")                             \
+    X(router_sum_detached, "experts: no gradient goes through the sum that the weights are divided by")                \
+    X(router_grad_local, "experts: the weights' gradient is of the rank's own part of the experts alone")              \
+    X(sp_router_grad_summed, "sequence parallelism: the router's gradient, whole on each rank, is summed over tp")     \
+    X(experts_not_reduced, "experts: the ranks' parts of what the experts make are not summed")                        \
+    X(experts_dx_not_reduced, "experts: the ranks' parts of the gradient of the experts' input are not summed")        \
+    X(experts_combined_first, "experts: each rank rounds and weights its part of their output before the parts' sum")  \
+    X(expert_rows_off_by_one, "experts: each slot takes the row after its own of what they make")                      \
+    X(expert_capacity_drops, "experts: tokens beyond an even share of the slots are dropped")                          \
+    X(last_expert_left_out, "experts: the loop over them ends before the last one")                                    \
+    X(shared_expert_left_out, "experts: the one that all tokens share is left out")                                    \
+    X(shared_gate_left_out, "experts: what the shared one makes is added without its gate")                            \
+    X(shared_gate_detached, "experts: the shared one's gate gets no gradient")                                         \
+    X(recompute_routes_differ, "recomputation: the router has jitter in the second forward pass, and chooses again")   \
+    X(empty_expert_not_updated, "experts: one that no token chose is left out of the update, decay and moments")       \
+    X(gradnorm_without_experts, "clipping leaves the experts' gradients out of the norm")
 
 typedef enum ar_fault {
     AR_FAULT_NONE,

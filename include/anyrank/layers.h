@@ -102,6 +102,10 @@ typedef struct ar_branch_split {
  *  first makes one and the second takes it, else the whole. */
 ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement stream);
 
+/** The same of experts: what they take and make is whole on each rank, so that every rank routes all tokens. cut: gate
+ *  and up are colwise and down is rowwise, else all are replicated. */
+ar_branch_split ar_experts_split(bool cut, ar_placement stream);
+
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
 
 typedef struct ar_linear_options {
@@ -177,6 +181,30 @@ typedef struct ar_mlp_options {
  *  without one replicated, with sequence parallelism the own positions. */
 AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
 
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+typedef struct ar_experts_options {
+    size_t hidden;
+    size_t n, per_token; /* E experts, k of them for each token */
+    size_t ffn;          /* width of each */
+    size_t shared;       /* width of one more, to which all tokens go, with a gate of its own; 0: none */
+    bool normalised;     /* a token's weights are divided by their sum */
+    ar_activation activation;
+    const ar_branch_split *split; /* borrowed until return; NULL: ar_experts_split, cut */
+    const char *gate, *up, *down; /* of an expert, below "experts.N"; NULL: "gate_proj", "up_proj", "down_proj" */
+} ar_experts_options;
+/** A router and experts in an MLP's place. With z = x*Wr^T, p = softmax(z) and K the k experts with the largest z, the
+ *  lower number where two are equal:
+ *
+ *    y = sum over j in K, ascending, of w_j*expert_j(x)      w_j = p_j, or p_j / sum over K of p
+ *      + sigmoid(x*v^T)*shared(x)
+ *
+ *  each expert a gated MLP without biases (Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088).
+ *  Of an expert the unit of a gradient's sum is a sample's tokens that go to it. X, Y [.., hidden] as the split has
+ *  them. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*, name.shared_expert_gate. Errors
+ *  of its passes: also AR_ERR_DATA (a logit is not a number). */
+AR_NODISCARD ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o);
+
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
 typedef struct ar_attention_options {
@@ -228,7 +256,8 @@ typedef struct ar_block_options {
     const char *attention_norm, *mlp_norm; /* of what attention and MLP make */
     ar_attention_options attention;
     ar_mlp_options mlp;
-    size_t index; /* among the model's blocks, of which ar_ctx_options.recompute takes every n-th */
+    ar_experts_options experts; /* in the MLP's place where n > 0 */
+    size_t index;               /* among the model's blocks, of which ar_ctx_options.recompute takes every n-th */
 } ar_block_options;
 /** Transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). With norms after them (AR_NORM_AFTER) r = x +
  *  attention_norm(attention(x)), y = r + mlp_norm(mlp(r)), or both (AR_NORM_AROUND). As ar_ctx_options.recompute says

@@ -22,7 +22,12 @@ typedef struct ar_parallel {
                            ring (Liu et al. 2023, arXiv:2310.01889). 1: the ring alone; cp: the all-to-all alone */
     bool zigzag;  /* a place r of a ring of R has the chunks r and 2R-1-r of 2R, so that causal attention gives
                            every place as much to do; false: the r-th of R */
-    int pp;       /* pipeline ranks: each holds some of the layers, the first also the embedding, the last the head */
+    int ep;       /* expert-parallel ranks: of the dp * cp ranks so many neighbours share out the experts of each layer
+                           between them, in equal runs, and send each other tokens; the dp * cp / ep groups of such
+                           neighbours hold copies of all experts */
+    int etp; /* tensor-parallel ranks that each expert is cut over. 0: all of tp; 1, with sp: none, each of them has
+                           experts of its own for its own positions, so that ep counts the tp * dp * cp ranks */
+    int pp;  /* pipeline ranks: each holds some of the layers, the first also the embedding, the last the head */
     int virtual_stages;      /* parts of the layers that each of them holds: stage s of the pp * virtual_stages is rank
                            s mod pp's (interleaving: Narayanan et al. 2021, arXiv:2104.04473) */
     ar_stages stages;        /* layers of each stage */
@@ -88,6 +93,7 @@ typedef struct ar_parallel_groups {
     ar_comm *tp, *dp;
     ar_comm *shard, *replicate; /* NULL where nothing is replicated */
     ar_context_groups cp;       /* NULL where nobody shares a sequence */
+    ar_expert_groups ep;        /* NULL where no rank has experts of its own */
     ar_context_pipeline pp;     /* NULL without a pipeline */
 } ar_parallel_groups;
 /** Splits them off the world, whose ranks are those of the layout. Collective over it. ar_parallel_groups_end, in every

@@ -42,6 +42,8 @@ typedef struct ar_param {
     bool spread;   /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
                            tokens of sequence parallelism): summed over it too */
     bool plus_one; /* a norm's gain is 1 + this */
+    bool expert;   /* of the data-parallel ranks those of a group have others in its place (ar_expert_groups): its
+                           copies are over `copies` alone */
     bool ends; /* a tied weight in a pipeline, of which the first and the last stage hold a copy: its gradient is summed
                   over both (ar_context_pipeline.ends), and where each parameter counts once the first stage's does */
     ar_init_scheme init;

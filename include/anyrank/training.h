@@ -86,15 +86,17 @@ struct ar_training_report {
     double *lr;                  /* [steps], of the options' schedule */
     double seconds;              /* of this run's steps */
     uint64_t bytes;              /* moved between ranks by this run, all ranks together */
-    uint64_t bytes_predicted;    /* what config and layout alone say of it; 0 where they do not: loss scaling, or a run
+    uint64_t routed;             /* rows of tokens that expert-parallel ranks have sent each other, of those bytes */
+    uint64_t
+        bytes_predicted; /* what config and layout say of it, and of tokens `routed`; 0 where they do not: loss scaling, or a run
                                     that diverged */
-    bool has_predicted;          /* with a cluster */
-    ar_trace_summary predicted;  /* by the virtual clock */
-    char weights_hash[65];       /* after `steps` steps; "" where training diverged or was found wrong */
-    char checkpoint[600];        /* the last one written; "" if none */
-    bool save_failed;            /* the last one that was to be written was not */
-    bool copies_differ;          /* ranks hold other weights than others do, which nothing but a mistake explains */
-    bool bytes_differ;           /* `bytes` is not what was predicted: a collective is missing, or one too many */
+    bool has_predicted;         /* with a cluster */
+    ar_trace_summary predicted; /* by the virtual clock */
+    char weights_hash[65];      /* after `steps` steps; "" where training diverged or was found wrong */
+    char checkpoint[600];       /* the last one written; "" if none */
+    bool save_failed;           /* the last one that was to be written was not */
+    bool copies_differ;         /* ranks hold other weights than others do, which nothing but a mistake explains */
+    bool bytes_differ;          /* `bytes` is not what was predicted: a collective is missing, or one too many */
     ar_training_end end;
     char message[512]; /* of these four, the first that is so; else "" */
     uint64_t verified; /* steps in which verify_every found no error */

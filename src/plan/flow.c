@@ -28,7 +28,7 @@ static bool same_values(int n, int m, const ari_op_value *a, const ari_op_value 
     for (int i = 0; i < n && n == m; i++) {
         const ari_op_value *x = &a[i], *y = &b[i];
         if (x->role != y->role || x->bias != y->bias || x->dtype != y->dtype || x->ndim != y->ndim ||
-            x->copies != y->copies || memcmp(x->shape, y->shape, sizeof x->shape) != 0 ||
+            x->copies != y->copies || x->experts != y->experts || memcmp(x->shape, y->shape, sizeof x->shape) != 0 ||
             memcmp(x->local, y->local, sizeof x->local) != 0)
             return false;
         for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
@@ -45,7 +45,7 @@ static bool same_calls(const ari_operation *a, const ari_operation *b)
         const ari_op_call *x = &a->call[i], *y = &b->call[i];
         if (x->kind != y->kind || x->over != y->over || x->elements != y->elements || x->dtype != y->dtype ||
             x->often != y->often || x->queue != y->queue || x->chunk != y->chunk || x->repeats != y->repeats ||
-            x->role != y->role || strcmp(x->tag, y->tag) != 0)
+            x->experts != y->experts || x->role != y->role || strcmp(x->tag, y->tag) != 0)
             return false;
     }
     return a->calls == b->calls;
@@ -95,6 +95,23 @@ static bool begins_stage(const ari_operation *op)
     return op->kind == ARI_OPERATION_EMBEDDING || op->kind == ARI_OPERATION_RECEIVE;
 }
 
+/* Broadcasts of the experts' parameters come expert by expert; those of a part are one row. */
+static bool joins_row(ari_flow *f, const ari_operation *op)
+{
+    enum { PARTS_OF_EACH = 3 };
+    for (size_t i = 1; i <= PARTS_OF_EACH && i <= f->count && op->kind == ARI_OPERATION_BROADCAST; i++) {
+        ari_operation *before = &f->row[f->count - i].op;
+        if (!ari_is_expert_part(op->role) || before->kind != op->kind || before->role != op->role ||
+            before->layer != op->layer)
+            continue;
+        before->input[0].experts = before->output[0].experts = op->expert - before->expert + 1;
+        for (int k = 0; k < before->calls; k++)
+            before->call[k].repeats = before->call[k].experts = before->output[0].experts;
+        return true;
+    }
+    return false;
+}
+
 static ar_status add_row(void *user, const ari_operation *op)
 {
     builder *b = user;
@@ -112,6 +129,8 @@ static ar_status add_row(void *user, const ari_operation *op)
     if (op->layer != b->layer)
         end_layer(b);
     b->layer = op->layer;
+    if (joins_row(f, op))
+        return AR_OK;
     AR_TRY(ari_grow(&f->row, &f->capacity, f->count, sizeof *f->row, "the rows of a flow table"));
     f->row[f->count++] = (ari_flow_row){*op, 1};
     return AR_OK;

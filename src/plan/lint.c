@@ -32,21 +32,36 @@ const char *ar_lint_rule_text(ar_lint_rule r)
 
 const char *ari_lint_axis_name(int axis)
 {
+    static const ari_over groups[] = {
+        [ARI_LINT_COPIES] = ARI_OVER_COPIES, [ARI_LINT_EP] = ARI_OVER_EP, [ARI_LINT_EDP] = ARI_OVER_EDP};
     if (axis < ARI_PLACED_AXES)
         return ari_axis_name(axis);
-    return axis == ARI_LINT_NO_AXIS ? "" : ari_over_name(ARI_OVER_COPIES);
+    return axis == ARI_LINT_NO_AXIS ? "" : ari_over_name(groups[axis]);
+}
+
+char *ari_lint_placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
+{
+    if (p.kind == AR_SHARD && p.dim == ARI_LINT_BY_EXPERT)
+        snprintf(out, AR_PLACEMENT_TEXT, "V");
+    else
+        (void)ar_placement_text(out, p);
+    return out;
 }
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
 
 /* The collective that moves a value from one placement to another (parallelism.md). */
-static void move_text(char *out, size_t cap, ar_placement has, ar_placement needs, const char *axis)
+static void move_text(char *out, size_t cap, ar_placement has, ar_placement needs, int along)
 {
+    const char *axis = ari_lint_axis_name(along);
     const bool partial = ari_lint_partial(has), whole = ari_lint_whole(needs);
     char dim[32] = "";
     if (!whole)
         snprintf(dim, sizeof dim, " along dimension %d", needs.dim);
-    if (partial)
+    if (along == ARI_LINT_EP && has.kind == AR_SHARD && !whole)
+        snprintf(out, cap, "all-to-all over %s: rows %s", axis,
+                 needs.dim == ARI_LINT_BY_EXPERT ? "to the ranks of their experts" : "back to those of their tokens");
+    else if (partial)
         snprintf(out, cap, "%s over %s%s", whole ? "all-reduce" : "reduce-scatter", axis, dim);
     else if (has.kind == AR_SHARD && whole)
         snprintf(out, cap, "all-gather over %s along dimension %d", axis, has.dim);
@@ -81,12 +96,13 @@ static void repair_text(char *out, size_t cap, const ari_lint_verdict *v, int al
         break;
     case AR_LINT_unsummed_gradient:
         snprintf(out, cap, "all-reduce the gradient over %s: each rank has the terms of its own %s", axis,
-                 along == ARI_AXIS_DP   ? "samples"
-                 : along == ARI_AXIS_PP ? "use of the weight"
-                                        : "tokens");
+                 along == ARI_AXIS_DP    ? "samples"
+                 : along == ARI_AXIS_PP  ? "use of the weight"
+                 : along == ARI_LINT_EDP ? "rows"
+                                         : "tokens");
         break;
     default:
-        move_text(out, cap, v->has, v->needs, axis);
+        move_text(out, cap, v->has, v->needs, along);
     }
 }
 
@@ -133,7 +149,8 @@ void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axi
 {
     char has[AR_PLACEMENT_TEXT], needs[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
     repair_text(repair, sizeof repair, v, axis);
-    ari_lint_find(f, op, axis, v->rule, ar_placement_text(has, v->has), ar_placement_text(needs, v->needs), repair);
+    ari_lint_find(f, op, axis, v->rule, ari_lint_placed_text(has, v->has), ari_lint_placed_text(needs, v->needs),
+                  repair);
 }
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */

@@ -9,9 +9,13 @@
 
 /* --- types -------------------------------------------------------------------------------------------------------- */
 
-/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head. No
- * axis at all is for reports alone. */
-enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_AXES, ARI_LINT_NO_AXIS = ARI_LINT_AXES };
+/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head. Those
+ * along which experts are apart (ari_expert_axes) are also the ranks that share experts out, and those with the same
+ * ones: along these two values of experts have a type, and all others are whole. No axis at all is for reports alone.
+ */
+enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_EP, ARI_LINT_EDP, ARI_LINT_AXES, ARI_LINT_NO_AXIS = ARI_LINT_AXES };
+/* Dimension of what is cut by expert: V. */
+enum { ARI_LINT_BY_EXPERT = AR_MAX_DIMS };
 typedef struct ari_lint_type {
     ar_placement at[ARI_LINT_AXES];
 } ari_lint_type;
@@ -24,6 +28,8 @@ typedef struct ari_lint_verdict {
     ar_placement makes, has, needs;
 } ari_lint_verdict;
 
+/** "S(0)", "V". Returns out. */
+char *ari_lint_placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p);
 bool ari_lint_whole(ar_placement p);
 bool ari_lint_partial(ar_placement p);
 /** True if the ranks have the same numbers: R and I differ in the gradient alone. */
@@ -50,6 +56,8 @@ ari_lint_verdict ari_lint_elementwise(ar_placement x, bool linear);
 ari_lint_verdict ari_lint_along(ar_placement x, int dim, bool linear);
 /** Attention of queries to keys, or to values: a query sees those of all tokens. */
 ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k);
+/** Tokens to the rows of their experts, or back: by weights [b, s, E], of which each rank has those of its tokens. */
+ari_lint_verdict ari_lint_by_routes(ar_placement x, ar_placement routes);
 /** Rows of a table [ids, features] by id, and the table's gradient. */
 ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table);
 ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table);
@@ -94,19 +102,19 @@ typedef struct ari_lint_param {
     size_t layer;
     ari_role role;
     bool bias;
-    int uses, gradients;        /* in the pass */
-    bool broadcast[2];          /* equal over dp since the start: on the first rank of a pipeline, on another */
-    bool seen[ARI_PLACED_AXES]; /* its gradient has terms along the axis, and is counted */
-    ari_lint_type is;           /* where it was met first */
+    int uses, gradients; /* in the pass */
+    size_t broadcast[2]; /* of so many, equal over dp since the start: on the first rank of a pipeline, on another */
+    bool seen[ARI_LINT_AXES]; /* its gradient has terms along the axis, and is counted */
+    ari_lint_type is;         /* where it was met first */
 } ari_lint_param;
 
 /* Types of values that outlive the passes. */
 typedef struct ari_lint_step {
     ari_lint_type targets, loss, weights;
-    ar_placement summed;             /* gradients over dp, after their sums */
-    size_t partial[ARI_PLACED_AXES]; /* parameters whose gradients are terms along the axis, each rank's */
-    size_t reduced[ARI_PLACED_AXES]; /* those that buckets sum */
-    size_t gathers;                  /* parameters whose shares are gathered */
+    ar_placement summed;           /* gradients over dp, after their sums */
+    size_t partial[ARI_LINT_AXES]; /* parameters whose gradients are terms along the axis, each rank's */
+    size_t reduced[ARI_LINT_AXES]; /* those that buckets sum */
+    size_t gathers;                /* parameters whose shares are gathered */
 } ari_lint_step;
 
 typedef struct ari_lint_state {
@@ -115,12 +123,13 @@ typedef struct ari_lint_state {
     ar_lint_report *counts;
     size_t size[ARI_LINT_AXES]; /* ranks along it; along one of 1 nothing has a type */
     bool head;                  /* the loss is divided by a number of targets */
+    bool apart;                 /* experts have copies on other ranks than what else there is */
     ari_operation_pass pass;    /* of the operation before */
     size_t micro;
     ari_lint_value *value; /* [ari_operations_values], of the micro-batch */
     ari_operation maker;
     ari_lint_param *param; /* [places], by layer and role */
-    size_t params;         /* that are known */
+    size_t params;         /* that are known, and that several ranks have */
     ari_lint_step step;
 } ari_lint_state;
 
@@ -153,7 +162,14 @@ ari_lint_type ari_lint_by(ari_lint_state *l, const ari_operation *op, ari_lint_p
  *  call is which value's. `to`: what comes out according to the list. */
 void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
                           const ari_op_value *to);
-/** The parameter, with its first placement kept. */
+/** The same, of which the list says `end`. */
+void ari_lint_collectives_to(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n,
+                             const char *const *tags, const ari_lint_type *end);
+/** The axis along which a parameter's copies are; ARI_LINT_NO_AXIS: it has none. */
+int ari_lint_axis_of_copies(const ari_lint_state *l, const ari_op_value *v);
+/** Parameters of a role in a layer: as many as the rank's experts, or one. */
+size_t ari_lint_like(const ari_lint_state *l, ari_role role);
+/** The parameter, with its first placement kept; of an expert's role all of them. */
 ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v);
 
 /** The value of that number in the micro-batch that the walk is in; of number 0 one that is never made. */

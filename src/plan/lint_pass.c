@@ -67,12 +67,12 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
     const ari_op_value *v = &op->weight[i];
     ari_lint_param *p = ari_lint_parameter(l, op->layer, v);
     p->uses += !op->recomputed;
-    const int axis = ari_lint_dp_axis(l);
-    bool *broadcast = &p->broadcast[op->stage % l->size[ARI_AXIS_PP] > 0];
-    if (!*broadcast && axis != ARI_LINT_NO_AXIS) {
+    const int axis = ari_lint_axis_of_copies(l, v);
+    size_t *broadcast = &p->broadcast[op->stage % l->size[ARI_AXIS_PP] > 0];
+    if (*broadcast < ari_lint_like(l, v->role) && axis != ARI_LINT_NO_AXIS) {
         ari_lint_find(l->f, op, axis, AR_LINT_missing_broadcast, "V", "R",
                       "broadcast the parameter over dp from rank 0 before the first step");
-        *broadcast = true;
+        *broadcast = ari_lint_like(l, v->role);
     }
     return ari_lint_agree(l, op, v, p->is);
 }
@@ -280,6 +280,72 @@ static void attention(ari_lint_state *l, const ari_operation *op)
     ari_lint_output(l, op, 0, q);
 }
 
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+static const ar_placement own_tokens = {AR_SHARD, 0};
+
+/* The largest logits of a token are those of all experts. By the routes of all ranks that share experts out each knows
+ * which rows come. */
+static void route(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type heard = {.at = {[ARI_LINT_EP] = own_tokens}}, all = heard;
+    all.at[ARI_LINT_EP] = whole;
+    ari_lint_output(l, op, 0, along(l, op, taken(l, op, 0), FEATURES, false));
+    ari_lint_collectives_to(l, op, &heard, 1, NULL, &all);
+    if (!ari_lint_whole(heard.at[ARI_LINT_EP]))
+        ari_lint_judge(l, op, ARI_LINT_EP, &heard, ari_lint_mismatch(heard.at[ARI_LINT_EP], whole));
+}
+
+/* Rows of each rank's own tokens, on their way to the ranks of their experts: along the axes of those they become what
+ * the list says. */
+static ari_lint_type send_rows(ari_lint_state *l, const ari_operation *op, ari_lint_type x)
+{
+    const ari_lint_type end = ari_lint_stated(&op->output[0]);
+    if (!op->output[0].by_expert)
+        return x;
+    x.at[ARI_LINT_EP] = x.at[ARI_LINT_EDP] = own_tokens;
+    ari_lint_collectives_to(l, op, &x, 1, NULL, &end);
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        x.at[axis] = op->output[0].by_expert >> axis & 1 ? end.at[axis] : x.at[axis];
+    return x;
+}
+
+/* And back: they are placed as the tokens are then. */
+static ari_lint_type return_rows(ari_lint_state *l, const ari_operation *op, ari_lint_type rows, ari_lint_type routes)
+{
+    const ari_axes axes = op->input[0].by_expert;
+    ari_lint_type end = ari_lint_stated(&op->output[0]);
+    if (!axes)
+        return rows;
+    end.at[ARI_LINT_EP] = own_tokens;
+    ari_lint_collectives_to(l, op, &rows, 1, NULL, &end);
+    if (!ari_lint_same(rows.at[ARI_LINT_EP], own_tokens))
+        ari_lint_judge(l, op, ARI_LINT_EP, &rows, ari_lint_mismatch(rows.at[ARI_LINT_EP], own_tokens));
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        rows.at[axis] = axes >> axis & 1 ? routes.at[axis] : rows.at[axis];
+    rows.at[ARI_LINT_EP] = rows.at[ARI_LINT_EDP] = whole;
+    return rows;
+}
+
+/* To rows of experts, or from them; backward the second input is not a gradient. */
+static void by_routes(ari_lint_state *l, const ari_operation *op)
+{
+    const bool backward = op->pass == ARI_PASS_BACKWARD && !op->recomputed;
+    const ari_lint_type x = backward ? arrives(l, op, 0) : taken(l, op, 0), routes = taken(l, op, 1);
+    const ari_lint_type back = return_rows(l, op, x, routes);
+    ari_lint_output(l, op, 0, send_rows(l, op, ari_lint_by(l, op, ari_lint_by_routes, back, routes)));
+}
+
+/* That of a token's weights is a sum over the features of what its experts have made. */
+static void combine_backward(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type dy = arrives(l, op, 0);
+    ari_lint_output(l, op, 0, send_rows(l, op, dy));
+    ari_lint_output(l, op, 1, along(l, op, dy, FEATURES, true));
+}
+
+/* --- the rest of both --------------------------------------------------------------------------------------------- */
+
 static void residual(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type branch = ari_lint_input(l, op, 0), skip = ari_lint_input(l, op, 1);
@@ -416,9 +482,9 @@ static void weight_gradient(ari_lint_state *l, const ari_operation *op)
         out.at[ARI_AXIS_PP] = (ar_placement){AR_PARTIAL_SUM, 0};
     out = ari_lint_agree(l, op, &op->output[0], out);
     const size_t copies = ari_lint_partial(out.at[ARI_AXIS_PP]) ? 2 : 1; /* of a tied weight, at both ends */
-    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
         if (!p->seen[axis] && ari_lint_partial(out.at[axis]))
-            l->step.partial[axis] += copies;
+            l->step.partial[axis] += copies * ari_lint_like(l, op->role);
         p->seen[axis] = p->seen[axis] || ari_lint_partial(out.at[axis]);
     }
 }
@@ -439,6 +505,9 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_ATTENTION] = {attention, attention_backward},
     [ARI_OPERATION_ACTIVATION] = {other_function, functions_backward},
     [ARI_OPERATION_GATE] = {other_function, functions_backward},
+    [ARI_OPERATION_ROUTE] = {route, functions_backward},
+    [ARI_OPERATION_DISPATCH] = {by_routes, by_routes},
+    [ARI_OPERATION_COMBINE] = {by_routes, combine_backward},
     [ARI_OPERATION_DROPOUT] = {linear_function, functions_backward},
     [ARI_OPERATION_RESIDUAL] = {residual, residual_backward},
     [ARI_OPERATION_LOSS] = {loss, loss_backward},

@@ -26,6 +26,11 @@ static bool cut_at(ar_placement p, int dim)
     return p.kind == AR_SHARD && p.dim == dim;
 }
 
+static bool by_expert(ar_placement p)
+{
+    return cut_at(p, ARI_LINT_BY_EXPERT);
+}
+
 static ar_placement part(int dim)
 {
     return (ar_placement){AR_SHARD, dim};
@@ -59,6 +64,8 @@ static ari_lint_verdict contract(ar_placement x, ar_placement w, int outputs)
         return broken(ari_lint_partial(x) ? AR_LINT_product_of_partials : AR_LINT_missing_reduction, w, whole);
     if (ari_lint_whole(w)) /* and linear in x */
         return cut_at(x, FEATURES) ? ari_lint_mismatch(x, whole) : makes(ari_lint_whole(x) ? whole : x);
+    if (by_expert(w)) /* each rank has the rows of its own */
+        return by_expert(x) ? makes(x) : ari_lint_mismatch(x, w);
     if (cut_at(w, outputs))
         return ari_lint_whole(x) ? makes(part(FEATURES)) : ari_lint_mismatch(x, (ar_placement){AR_REPLICATE, 0});
     return cut_at(x, FEATURES) ? makes(term) : ari_lint_mismatch(x, part(FEATURES));
@@ -85,6 +92,8 @@ ari_lint_verdict ari_lint_product_dw(ar_placement x, ar_placement dy)
     }
     if (ari_lint_whole(x) && ari_lint_whole(dy))
         return makes(whole);
+    if (by_expert(x) && by_expert(dy))
+        return makes(x);
     if (cut_at(x, FEATURES) && ari_lint_whole(dy))
         return makes(part(1));
     if (cut_at(dy, FEATURES) && ari_lint_whole(x))
@@ -147,6 +156,17 @@ ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k)
     if (cut_at(q, TOKENS)) /* each rank has its own queries */
         return ari_lint_whole(k) ? makes(q) : ari_lint_mismatch(k, whole);
     return ari_lint_add(q, k);
+}
+
+ari_lint_verdict ari_lint_by_routes(ar_placement x, ar_placement routes)
+{
+    if (ari_lint_partial(routes))
+        return broken(AR_LINT_nonlinear_of_partial, routes, whole);
+    if (cut_at(routes, FEATURES)) /* which experts a token has */
+        return ari_lint_mismatch(routes, whole);
+    if (!ari_lint_whole(routes)) /* each rank has its own tokens */
+        return ari_lint_same(x, routes) ? makes(x) : ari_lint_mismatch(x, routes);
+    return ari_lint_whole(x) || ari_lint_partial(x) || cut_at(x, FEATURES) ? makes(x) : ari_lint_mismatch(x, whole);
 }
 
 ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table)

@@ -22,26 +22,33 @@ static ari_lint_type through(ari_lint_state *l, const ari_operation *op, ari_lin
 
 /* --- the start ---------------------------------------------------------------------------------------------------- */
 
-/* A parameter's ranks are those of dp; over tp the ranks have other parts of it, which a broadcast overwrites. */
+/* A parameter's ranks are those of dp, of an expert's those of edp; others have other parts of it, or other experts,
+ * which a broadcast overwrites. */
 static void lint_broadcast(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_param *p = ari_lint_parameter(l, op->layer, &op->output[0]);
-    const size_t holders = l->size[ARI_AXIS_DP] * l->size[ARI_AXIS_RING] * l->size[ARI_AXIS_INNER];
+    const bool expert = op->output[0].by_expert != 0;
+    const size_t all = l->size[ARI_AXIS_DP] * l->size[ARI_AXIS_RING] * l->size[ARI_AXIS_INNER];
+    const size_t holders = expert ? l->size[ARI_LINT_EDP] : all;
+    const ari_over over = expert ? ARI_OVER_EDP : ARI_OVER_DP;
     char has[AR_LINT_PLACED], repair[AR_LINT_REPAIR];
+    p->broadcast[op->stage > 0] += op->calls > 0;
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
-        p->broadcast[op->stage > 0] = true;
-        if (call->over == ARI_OVER_DP && call->ranks == holders)
+        if (call->over == over && call->ranks == holders)
             continue;
         snprintf(has, sizeof has, "%zu ranks of %s", call->ranks,
-                 call->over == ARI_OVER_DP ? "the world" : ari_over_name(call->over));
+                 call->over == over ? "the world" : ari_over_name(call->over));
         snprintf(
             repair, sizeof repair,
             "broadcast over the parameter's dp group: the ranks of one tp rank, %zu apart; others hold other parts",
             l->size[ARI_AXIS_TP]);
+        if (expert)
+            snprintf(repair, sizeof repair,
+                     "broadcast over the expert's edp group, of one rank of each ep group; others hold other experts");
         char needs[AR_LINT_PLACED];
-        snprintf(needs, sizeof needs, "%zu ranks of dp", holders);
-        add_finding(l, op, ari_lint_dp_axis(l), AR_LINT_wrong_group, has, needs, repair);
+        snprintf(needs, sizeof needs, "%zu ranks of %s", holders, ari_over_name(over));
+        add_finding(l, op, ari_lint_axis_of_copies(l, &op->output[0]), AR_LINT_wrong_group, has, needs, repair);
     }
 }
 
@@ -84,21 +91,22 @@ static void unused(ari_lint_state *l, const ari_operation *op)
 static void gradient_sum(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type in = ari_lint_stated(&op->input[0]);
-    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
         if (ari_lint_partial(in.at[axis]))
             l->step.reduced[axis] += op->params;
     }
-    l->step.summed = through(l, op, in).at[ARI_AXIS_DP];
+    const ari_lint_type sum = through(l, op, in);
+    l->step.summed = op->input[0].by_expert ? l->step.summed : sum.at[ARI_AXIS_DP];
 }
 
 /* Squares of the elements that a rank has: over pp and tp other ones than its neighbours', over dp where shares are
- * kept. */
+ * kept, or other experts. */
 static void gradient_norm(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type v[2]; /* an exponent, then the squares */
     v[0] = l->step.weights;
     v[0].at[ARI_AXIS_TP] = v[0].at[ARI_AXIS_PP] = term;
-    ari_lint_over_dp(&v[0], l->step.summed.kind == AR_SHARD ? term : whole);
+    ari_lint_over_dp(&v[0], l->step.summed.kind == AR_SHARD || l->apart ? term : whole);
     v[0] = v[1] = ari_lint_agree(l, op, &op->input[0], v[0]);
     ari_lint_collectives(l, op, v, 2, NULL, &op->output[0]);
     for (int i = 0; i < 2; i++)
@@ -114,8 +122,13 @@ static void update(ari_lint_state *l, const ari_operation *op)
 
 static void weight_gather(ari_lint_state *l, const ari_operation *op)
 {
+    ari_lint_type own = l->step.weights;
+    if (op->input[0].by_expert) { /* what the update leaves of each rank's experts */
+        own = ari_lint_stated(&op->input[0]);
+        own.at[ARI_LINT_EDP] = l->step.weights.at[ARI_AXIS_DP];
+    }
     l->step.gathers += op->params;
-    (void)through(l, op, ari_lint_agree(l, op, &op->input[0], l->step.weights));
+    (void)through(l, op, ari_lint_agree(l, op, &op->input[0], own));
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */
@@ -152,8 +165,9 @@ void ari_lint_end_of_step(ari_lint_state *l)
     const ari_operation loss = {.kind = ARI_OPERATION_LOSS_SUM, .pass = ARI_PASS_STEP, .layer = ARI_NO_LAYER},
                         weights = {.kind = ARI_OPERATION_UPDATE, .pass = ARI_PASS_STEP, .layer = ARI_NO_LAYER};
     ari_lint_end_of_passes(l);
-    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
         count_sums(l, axis);
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         if (ari_lint_partial(l->step.loss.at[axis]))
             add_finding(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
     }

@@ -19,6 +19,13 @@ void ari_lint_over_dp(ari_lint_type *v, ar_placement p)
         v->at[axis] = ARI_CUTS_DATA >> axis & 1 ? p : v->at[axis];
 }
 
+int ari_lint_axis_of_copies(const ari_lint_state *l, const ari_op_value *v)
+{
+    if (v->by_expert)
+        return l->size[ARI_LINT_EDP] > 1 ? ARI_LINT_EDP : ARI_LINT_NO_AXIS;
+    return ari_lint_dp_axis(l);
+}
+
 int ari_lint_dp_axis(const ari_lint_state *l)
 {
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
@@ -30,9 +37,14 @@ int ari_lint_dp_axis(const ari_lint_state *l)
 
 ari_lint_type ari_lint_stated(const ari_op_value *v)
 {
+    static const ar_placement by_expert = {AR_SHARD, ARI_LINT_BY_EXPERT};
     ari_lint_type t;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        t.at[axis] = axis < ARI_PLACED_AXES ? v->at[axis] : whole;
+        t.at[axis] = axis >= ARI_PLACED_AXES ? whole : v->by_expert >> axis & 1 ? by_expert : v->at[axis];
+    if (v->by_expert) {
+        t.at[ARI_LINT_EP] = by_expert;
+        t.at[ARI_LINT_EDP] = v->at[ARI_AXIS_DP];
+    }
     return t;
 }
 
@@ -128,7 +140,11 @@ static void check_extents(ari_lint_state *l, const ari_operation *op)
 /* True if the call's ranks differ along the axis. */
 static bool goes_along(const ari_lint_state *l, const ari_op_call *call, int axis)
 {
-    const bool has = axis == ARI_LINT_COPIES ? call->over == ARI_OVER_COPIES : ari_over_axes(call->over) >> axis & 1;
+    static const ari_over groups[] = {
+        [ARI_LINT_COPIES] = ARI_OVER_COPIES, [ARI_LINT_EP] = ARI_OVER_EP, [ARI_LINT_EDP] = ARI_OVER_EDP};
+    const bool experts = call->over == ARI_OVER_EP || call->over == ARI_OVER_EDP;
+    const bool has =
+        axis >= ARI_PLACED_AXES ? call->over == groups[axis] : !experts && ari_over_axes(call->over) >> axis & 1;
     return has && l->size[axis] > 1;
 }
 
@@ -140,7 +156,7 @@ static size_t ranks_of(const ari_lint_state *l, const ari_op_call *call, const a
         return v->copies > 0 ? v->copies : 1;
     if (call->over == ARI_OVER_ENDS)
         return l->size[ARI_AXIS_PP] > 1 ? 2 : 1;
-    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
         ranks *= goes_along(l, call, axis) ? l->size[axis] : 1;
     return ranks;
 }
@@ -149,6 +165,8 @@ static size_t ranks_of(const ari_lint_state *l, const ari_op_call *call, const a
 static int axis_of(const ari_lint_state *l, const ari_op_call *call)
 {
     int any = ARI_LINT_COPIES;
+    if (call->over == ARI_OVER_EP || call->over == ARI_OVER_EDP)
+        return call->over == ARI_OVER_EP ? ARI_LINT_EP : ARI_LINT_EDP;
     for (int axis = ARI_PLACED_AXES; axis-- > 0;)
         any = ari_over_axes(call->over) >> axis & 1 && (l->size[axis] > 1 || any == ARI_LINT_COPIES) ? axis : any;
     return any;
@@ -216,19 +234,18 @@ static void find_group(ari_lint_state *l, const ari_operation *op, const ari_op_
 
 /* A call that serves no value, along `axis` for one. */
 static void misplaced(ari_lint_state *l, const ari_operation *op, const ari_op_call *call, ari_lint_type *v, int n,
-                      const ari_op_value *to, int axis)
+                      const ari_lint_type *end, int axis)
 {
     const int other = waiting(l, op, v, n);
-    const ari_lint_type end = ari_lint_stated(to);
     const ar_placement has = v[0].at[axis];
     if (call->ranks != ranks_of(l, call, &op->output[op->outputs - 1]) || other >= 0) {
         const int right = other >= 0 ? other : axis;
         find_group(l, op, call, right);
         for (int i = 0; i < n; i++)
-            v[i].at[right] = end.at[right];
+            v[i].at[right] = end->at[right];
         return;
     }
-    ari_lint_verdict wrong = {.broken = true, .has = has, .needs = end.at[axis]};
+    ari_lint_verdict wrong = {.broken = true, .has = has, .needs = end->at[axis]};
     if (call->kind == ARI_CALL_ALL_GATHER || call->kind == ARI_CALL_EXCHANGE)
         wrong.rule = ari_lint_whole(has) ? AR_LINT_redundant_gather : AR_LINT_missing_reduction;
     else if (call->kind == ARI_CALL_ALL_TO_ALL)
@@ -238,13 +255,12 @@ static void misplaced(ari_lint_state *l, const ari_operation *op, const ari_op_c
                                                                                    : AR_LINT_wrong_reduction;
     ari_lint_find_placed(l->f, op, axis, &wrong);
     for (int i = 0; i < ARI_LINT_AXES; i++)
-        v[0].at[i] = goes_along(l, call, i) ? end.at[i] : v[0].at[i];
+        v[0].at[i] = goes_along(l, call, i) ? end->at[i] : v[0].at[i];
 }
 
-void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
-                          const ari_op_value *to)
+void ari_lint_collectives_to(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n,
+                             const char *const *tags, const ari_lint_type *end)
 {
-    const ari_lint_type end = ari_lint_stated(to);
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
         const bool right = call->ranks == ranks_of(l, call, &op->output[op->outputs - 1]);
@@ -253,13 +269,20 @@ void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_t
         for (int k = 0; k < n && !served && right; k++) {
             if (tags && strcmp(tags[k], call->tag) != 0)
                 continue;
-            const int unserved = serves(l, &v[k], call, &end);
+            const int unserved = serves(l, &v[k], call, end);
             served = unserved == ARI_LINT_NO_AXIS;
             amiss = k == 0 && !served ? unserved : amiss;
         }
         if (!served)
-            misplaced(l, op, call, v, n, to, amiss);
+            misplaced(l, op, call, v, n, end, amiss);
     }
+}
+
+void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
+                          const ari_op_value *to)
+{
+    const ari_lint_type end = ari_lint_stated(to);
+    ari_lint_collectives_to(l, op, v, n, tags, &end);
 }
 
 /* --- parameters, values ------------------------------------------------------------------------------------------- */
@@ -272,13 +295,19 @@ static size_t places(const ari_lint_state *l)
     return (l->c->config->layers + 1) * PLACES;
 }
 
+size_t ari_lint_like(const ari_lint_state *l, ari_role role)
+{
+    const size_t ranks = (size_t)ari_at_least_one(l->c->run.parallel.ep);
+    return ari_is_expert_part(role) ? l->c->config->experts.n / ranks : 1;
+}
+
 ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v)
 {
     ari_lint_param *p = &l->param[(layer + 1) * PLACES + 2 * (size_t)v->role + v->bias]; /* ARI_NO_LAYER + 1 is 0 */
     if (!p->known) {
         *p =
             (ari_lint_param){.known = true, .layer = layer, .role = v->role, .bias = v->bias, .is = ari_lint_stated(v)};
-        l->params++;
+        l->params += ari_lint_axis_of_copies(l, v) != ARI_LINT_NO_AXIS ? ari_lint_like(l, v->role) : 0;
     }
     return p;
 }
@@ -404,6 +433,7 @@ ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report
                           .f = f,
                           .counts = counts,
                           .size = {[ARI_LINT_COPIES] = kv > 0 && heads > kv ? heads / kv : 1},
+                          .apart = ari_experts_routed(p) || ari_experts_whole(p),
                           .head = c->config->arch != AR_ARCH_STACK,
                           .pass = ARI_PASS_START,
                           .step.summed = {AR_PARTIAL_SUM, 0}};
@@ -411,6 +441,8 @@ ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report
         l->step.targets.at[axis] = l->step.loss.at[axis] = l->step.weights.at[axis] = whole;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
         l->size[axis] = ari_axis_ranks(p, axis);
+    l->size[ARI_LINT_EP] = (size_t)ari_at_least_one(p->ep);
+    l->size[ARI_LINT_EDP] = (size_t)ari_extent(p, ari_expert_axes(p)) / l->size[ARI_LINT_EP];
     ari_lint_over_dp(&l->step.targets, (ar_placement){AR_PARTIAL_SUM, 0});
     AR_TRY(ari_alloc_zero((void **)&l->param, places(l), sizeof *l->param, "the parameters of lint"));
     return ari_alloc_zero((void **)&l->value, ari_operations_values(c), sizeof *l->value, "the values of lint");

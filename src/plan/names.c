@@ -6,24 +6,44 @@
 
 #include "ref/models/family.h"
 
-/* The path of a role in the operation's layer, "model.layers.3.self_attn.q_proj". */
-static void path_of(char *out, size_t cap, const ar_config *c, const ari_operation *op, ari_role role)
+/* "3"; "*": all of them. */
+static void number_text(char out[24], size_t n)
 {
-    char layer[24];
-    snprintf(layer, sizeof layer, "%zu", op->layer);
-    ari_role_path(out, cap, c->arch, layer, role);
+    snprintf(out, 24, n == ARI_EVERY_EXPERT ? "*" : "%zu", n);
 }
 
-void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_operation *op, const ari_op_call *call)
+void ari_path_of(char *out, size_t cap, const ar_config *c, const char *layer, const char *expert, ari_role role)
 {
+    char path[160];
+    ari_role_path(path, sizeof path, c->arch, layer, role);
+    const char *star = ari_is_expert_part(role) ? strrchr(path, '*') : NULL;
+    snprintf(out, cap, "%.*s%s%s", (int)(star ? star - path : (ptrdiff_t)strlen(path)), path, star ? expert : "",
+             star ? star + 1 : "");
+}
+
+void ari_operation_tag(char *out, size_t cap, const ar_config *c, const ari_operation *op, const ari_op_call *call,
+                       size_t expert)
+{
+    char layer[24], number[24];
     char bucket[40] = "", path[160] = "";
     const bool gathers = op->kind == ARI_OPERATION_WEIGHT_GATHER && call->role != ARI_NO_ROLE;
     if ((gathers || op->kind == ARI_OPERATION_GRADIENT_SUM) &&
         call->over != ARI_OVER_ENDS) /* it has other numbers at the other end */
         snprintf(bucket, sizeof bucket, "bucket %zu: ", op->bucket);
+    number_text(layer, op->layer);
+    number_text(number, call->experts > 0 ? call->expert + expert : op->expert);
     if (call->role != ARI_NO_ROLE)
-        path_of(path, sizeof path, c, op, call->role);
+        ari_path_of(path, sizeof path, c, layer, number, call->role);
     snprintf(out, cap, "%s%s%s", bucket, path, call->tag);
+}
+
+const char *ari_placed_along(char out[AR_PLACEMENT_TEXT], const ari_op_value *v, int axis)
+{
+    if (v->by_expert >> axis & 1)
+        snprintf(out, AR_PLACEMENT_TEXT, "V");
+    else
+        (void)ar_placement_text(out, v->at[axis]);
+    return out;
 }
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
@@ -64,13 +84,14 @@ static void message_title(char *out, size_t cap, const ari_operation *op)
 void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_row *row)
 {
     const ari_operation *op = &row->op;
-    char layers[48], path[160];
+    char layers[48], expert[24], path[160];
     layers_text(layers, c, row);
-    ari_role_path(out, cap, c->arch, layers, op->role);
+    number_text(expert, of_parameters(op) && op->output[0].experts == 0 ? op->expert : ARI_EVERY_EXPERT);
+    ari_path_of(out, cap, c, layers, expert, op->role);
     if (op->kind == ARI_OPERATION_SEND || op->kind == ARI_OPERATION_RECEIVE)
         message_title(out, cap, op);
     for (int i = 1; i < op->weights; i++) { /* those that share the input of the first */
-        ari_role_path(path, sizeof path, c->arch, layers, op->weight[i].role);
+        ari_path_of(path, sizeof path, c, layers, expert, op->weight[i].role);
         const char *leaf = strrchr(path, '.');
         if (op->weight[i].role != op->weight[0].role)
             append_text(out, cap, ", ", leaf ? leaf + 1 : path);

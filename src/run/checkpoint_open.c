@@ -331,7 +331,7 @@ ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *cons
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: has no optimizer state", ARI_SHOW(c->path));
     for (size_t i = 0; i < n; i++)
         AR_TRY(check_own(c, params[i], state));
-    if (ar_comm_size(ctx->pipeline) == 1) /* else the others are other stages' */
+    if (ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1) /* else the others are other ranks' */
         AR_TRY(check_listed(c, params, n, state));
     for (size_t i = 0; i < n; i++)
         AR_TRY(ar_param_set(params[i], ctx, ar_st_find(c->weights, params[i]->name)->data));

@@ -72,7 +72,7 @@ const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
 
 typedef struct rank_result {
     float *loss; /* [max(steps, 1)] */
-    uint64_t read, written;
+    uint64_t read, written, routed;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
     ari_dry_memory memory;
 } rank_result;
@@ -152,6 +152,7 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
     AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train_rank(ctx, o, result));
     ar_ctx_counted(ctx, &result->read, &result->written);
+    result->routed = ctx->routed;
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = ar_ctx_calls(ctx, ari_collective_kind[k]);
     size_t now = 0;
@@ -302,6 +303,7 @@ static void collect(ari_cluster_result *result, ar_rank_memory *memory, const ra
     for (size_t r = 0; r < n; r++) {
         const uint64_t moved = rank[r].read + rank[r].written;
         result->bytes += moved;
+        result->routed += rank[r].routed;
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
         if (memory)
             memory[r] = rank[r].memory.rank;

@@ -33,6 +33,7 @@ typedef struct ari_cluster_result {
     float *loss;    /* [max(steps, 1)], of rank 0; free() */
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
+    uint64_t routed; /* rows of tokens that expert-parallel ranks have sent each other (ari_step_case) */
     uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
     double seconds;
     bool has_predicted; /* with a cluster */

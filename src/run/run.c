@@ -20,7 +20,6 @@ ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r
     struct stat info;
     AR_TRY(ar_model_path(folder, cap, r->model));
     AR_TRY(ar_config_load(c, folder));
-    AR_TRY(ar_config_need_mlp(c, "split over ranks"));
     if (r->shrink <= 1)
         return AR_OK;
     const size_t used = strlen(folder);

@@ -187,6 +187,7 @@ static ar_status run_ranks(ari_training *j)
     free(result.loss);
     free(result.reports);
     r->bytes = result.bytes;
+    r->routed = result.routed;
     r->has_predicted = result.has_predicted;
     r->predicted = result.predicted;
     return st;
@@ -224,7 +225,8 @@ static uint64_t verified_steps(const ar_training_report *r, const ar_training_op
 static ar_status predict_bytes(ar_training_report *r, const ar_training_options *o)
 {
     const uint64_t taken = r->steps - r->first;
-    ari_step_case traffic = {.run = o->run, .config = &r->config, .verified = verified_steps(r, o)};
+    ari_step_case traffic = {
+        .run = o->run, .config = &r->config, .verified = verified_steps(r, o), .routed = &r->routed};
     traffic.run.steps = taken;
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;

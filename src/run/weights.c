@@ -12,6 +12,7 @@
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/models/family.h"
+#include "ref/models/stacked.h"
 
 typedef struct weight {
     char name[160];
@@ -19,8 +20,14 @@ typedef struct weight {
     float *values;
 } weight;
 
+/* By name. */
+static int compare_weights(const void *a, const void *b)
+{
+    return strcmp(((const weight *)a)->name, ((const weight *)b)->name);
+}
+
 struct ari_weights {
-    weight *list;
+    weight *list; /* by name once they are all there */
     size_t count, capacity;
 };
 
@@ -37,18 +44,20 @@ void ari_weights_destroy(ari_weights *w)
 const float *ari_weights_find(void *user, const char *name, size_t count)
 {
     const ari_weights *w = user;
-    for (size_t i = 0; i < w->count; i++) {
-        if (strcmp(w->list[i].name, name) == 0 && w->list[i].count == count)
-            return w->list[i].values;
-    }
-    return NULL;
+    weight wanted;
+    snprintf(wanted.name, sizeof wanted.name, "%s", name);
+    const weight *found = bsearch(&wanted, w->list, w->count, sizeof *w->list, compare_weights);
+    return found && found->count == count && strcmp(found->name, name) == 0 ? found->values : NULL;
 }
 
 typedef struct loading {
     ari_weights *w;
+    const ar_config *config;
     const ar_st_model *file;
     const char *folder;
-    const char *prefix; /* what the file's names lack: "transformer." for GPT-2 of the hub, else "" */
+    const char *prefix;       /* what the file's names lack: "transformer." for GPT-2 of the hub, else "" */
+    const ar_st_entry **read; /* the entries that the weights are of; [weights], by address once they are all there */
+    size_t capacity;
 } loading;
 
 static void shape_text(char *out, size_t cap, int ndim, const size_t *shape)
@@ -90,21 +99,42 @@ static ar_status check_finite(const loading *l, const ar_st_entry *e, const floa
     return AR_OK;
 }
 
+/* The entry that a weight is read from, and what of it the weight is. */
+static ar_status find_weight(const loading *l, const ar_st_entry **e, ar_st_entry *part, const char *name, int ndim,
+                             const size_t *shape)
+{
+    ari_stacked s = {.ndim = ndim};
+    *e = find_entry(l, name);
+    if (!*e && ari_stacked_of(&s, l->config, name, ndim, shape))
+        *e = ar_st_model_find(l->file, s.name);
+    if (!*e)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
+    AR_TRY(check_shape(l, *e, s.ndim, s.ndim == ndim ? shape : s.shape));
+    *part = **e;
+    if (s.ndim == ndim)
+        return AR_OK;
+    const size_t start = (s.expert * s.shape[1] + s.row) * s.shape[2];
+    part->count = ari_volume(shape, ndim);
+    part->data = (const char *)part->data + part->bytes / (*e)->count * start;
+    part->bytes = part->bytes / (*e)->count * part->count;
+    return AR_OK;
+}
+
 static ar_status load_one(void *user, const char *name, int ndim, const size_t *shape)
 {
     loading *l = user;
-    const ar_st_entry *e = find_entry(l, name);
-    if (!e)
-        return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
-    AR_TRY(check_shape(l, e, ndim, shape));
+    const ar_st_entry *e;
+    ar_st_entry part;
+    AR_TRY(find_weight(l, &e, &part, name, ndim, shape));
     AR_TRY(ari_grow(&l->w->list, &l->w->capacity, l->w->count, sizeof *l->w->list, "the list of weights"));
+    AR_TRY(ari_grow(&l->read, &l->capacity, l->w->count, sizeof *l->read, "the list of weights"));
     weight *w = &l->w->list[l->w->count];
-    *w = (weight){.count = e->count};
+    *w = (weight){.count = part.count};
     snprintf(w->name, sizeof w->name, "%s", name);
-    AR_TRY(ari_alloc((void **)&w->values, e->count, sizeof(float), name));
-    l->w->count++;
-    AR_TRY(ar_st_to_f32(e, w->values));
-    return check_finite(l, e, w->values);
+    AR_TRY(ari_alloc((void **)&w->values, part.count, sizeof(float), name));
+    l->read[l->w->count++] = e;
+    AR_TRY(ar_st_to_f32(&part, w->values));
+    return check_finite(l, &part, w->values);
 }
 
 /* Buffers that old checkpoints carry and no model computes with. */
@@ -150,6 +180,12 @@ static bool is_tied_head(const ar_config *c, const char *name)
     return c->tied && head && strncmp(name, head, n) == 0 && strcmp(name + n, ".weight") == 0;
 }
 
+static int compare_entries(const void *a, const void *b)
+{
+    const ar_st_entry *x = *(const ar_st_entry *const *)a, *y = *(const ar_st_entry *const *)b;
+    return (x > y) - (x < y);
+}
+
 static ar_status check_extras(const loading *l, const ar_config *c)
 {
     for (size_t i = 0; i < ar_st_model_count(l->file); i++) {
@@ -159,9 +195,7 @@ static ar_status check_extras(const loading *l, const ar_config *c)
             AR_TRY(check_tied_head(l, c, e));
             known = true;
         }
-        for (size_t k = 0; !known && k < l->w->count; k++)
-            known = find_entry(l, l->w->list[k].name) == e;
-        if (!known)
+        if (!known && !bsearch(&e, l->read, l->w->count, sizeof *l->read, compare_entries))
             return ar_error_set(AR_ERR_FORMAT,
                                 "%s: tensor '%s' is in the weights, but the model of config.json has none of that name",
                                 l->folder, e->name);
@@ -189,17 +223,20 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     AR_TRY(ar_st_model_open(&file, folder));
     if (!file)
         return ari_unsupported_format_check_folder(folder);
-    loading l = {.file = file, .folder = folder, .prefix = ""};
+    loading l = {.config = c, .file = file, .folder = folder, .prefix = ""};
     if (lacks_prefix(file, ari_family_of(c->arch)))
         l.prefix = ari_family_of(c->arch)->prefix;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&l.w, 1, sizeof *l.w, "weights"));
     AR_TRY_TO(done, st, ari_param_list(c, load_one, &l));
+    qsort(l.w->list, l.w->count, sizeof *l.w->list, compare_weights);
+    qsort(l.read, l.w->count, sizeof *l.read, compare_entries);
     AR_TRY_TO(done, st, check_extras(&l, c));
     *gives = l.w;
     l.w = NULL;
 done:
     ari_weights_destroy(l.w);
+    free(l.read);
     ar_st_model_close(file);
     return st;
 }

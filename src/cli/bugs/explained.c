@@ -414,6 +414,89 @@ static const char *const explained[AR_FAULT_COUNT] = {
     [AR_FAULT_hsdp_copies_not_summed] =
         "Hybrid sharding sums gradients inside a group of ranks, then over the groups, which hold copies of the same "
         "shards. Here the second sum is left out: each group trains its own model on its part of the batch.",
+    [AR_FAULT_router_weights_not_normalised] =
+        "A token's weights are the softmax's values of its two experts, not divided by their sum "
+        "(`norm_topk_prob` read as false). Each row of the weights is the reference times that sum, 0.41 to 0.89. "
+        "The model trains, with smaller outputs of its experts.",
+    [AR_FAULT_router_weights_normalised] =
+        "The other way round: a token's four weights are divided by their sum, in a model that does not do so. "
+        "Each row is 1.4 to 3.3 times the reference.",
+    [AR_FAULT_router_softmax_twice] =
+        "The softmax over all experts is followed by one over the values of those chosen, as where the gate of a "
+        "model that chooses by logits (GPT-OSS) is given probabilities. Weights move towards one half each; their "
+        "order stays, so the same experts are chosen.",
+    [AR_FAULT_router_ties_higher_index] =
+        "The choice is made by logits that were rounded to bf16, where ties are frequent, and of equal ones the "
+        "higher number is taken: `topk` promises no order (vllm-project/vllm 55514, ViperEkura/AstrAI 57). Here "
+        "one token of 96 has another fourth expert in the first block, whose probability is 0.3 % less.",
+    [AR_FAULT_router_logits_bf16] =
+        "The router multiplies in bf16 (sgl-project/sglang 38695), so its logits have 8 bits. The softmax and all "
+        "after it are in fp32. Every logit is the reference rounded.",
+    [AR_FAULT_expert_input_weighted] =
+        "The weight multiplies what goes into an expert in place of what comes out, as Llama-4's experts have it. "
+        "An expert is not linear, so this is another function. Its backward pass is its own, and all shapes and "
+        "bytes are right.",
+    [AR_FAULT_router_weights_detached] =
+        "The weights are used without a gradient, as where a collective without a backward moves them (NVIDIA- "
+        "NeMo/Automodel PR 2995). The router gets none at all, and keeps the experts that it began with; the loss "
+        "still falls.",
+    [AR_FAULT_router_grad_chosen_alone] =
+        "Where weights are not normalised the softmax gives each logit a gradient, those of the experts that were "
+        "not chosen too. Here these get none: 28 of 32 logits of each token. The loss of ten steps shows nothing.",
+    [AR_FAULT_router_sum_detached] =
+        "The sum that weights are divided by is taken for a constant. All logits get a gradient, those of experts "
+        "not chosen too, which must have exactly none where weights are normalised.",
+    [AR_FAULT_router_grad_local] =
+        "The experts are cut over tp, and each rank takes the products of the weights' gradient with its own part "
+        "of what they made (pytorch/torchtitan 2387). The forward pass is right. The copies of the gradient "
+        "differ, and their sum is the reference.",
+    [AR_FAULT_sp_router_grad_summed] =
+        "With sequence parallelism the gradients of replicated parameters that see a rank's own tokens are summed "
+        "over tp. This router sees all tokens on each rank, and is summed all the same: its gradient is exactly "
+        "tp times the reference. (A router that sees its own tokens alone and is not summed: Megatron-LM 599.)",
+    [AR_FAULT_experts_not_reduced] =
+        "The sum over tp of the ranks' parts of what the experts make is left out, so that each rank combines its "
+        "own. The copies add up to the reference; the bytes of two reductions a block are missing.",
+    [AR_FAULT_experts_dx_not_reduced] =
+        "The sum over tp of the ranks' parts of the gradient of the experts' input is left out "
+        "(pytorch/torchtitan PR 4054). The forward pass, the loss and the experts' own gradients are right; "
+        "everything from the last layer with experts backward is wrong.",
+    [AR_FAULT_experts_combined_first] =
+        "Each rank rounds its part of the experts' outputs, weights and combines it, and the sum over tp comes "
+        "last: less is sent, and all is right but for rounding. Only equal bits show it; the difference is 1e-7 "
+        "of the largest value.",
+    [AR_FAULT_expert_rows_off_by_one] =
+        "The permutation that brings rows back from the experts is off by one: each slot takes the row after its "
+        "own, mostly that of another token of the same expert. Nothing fails; the values look like outputs of "
+        "experts.",
+    [AR_FAULT_expert_capacity_drops] =
+        "An expert takes no more rows than an even share of the slots, 24 of 192, and the tokens beyond it are "
+        "dropped, as with a capacity factor of 1. Which ones depends on the layout: each rank counts its own "
+        "tokens. Here 57 of 96 tokens lack an expert.",
+    [AR_FAULT_last_expert_left_out] =
+        "The loop over experts ends one too early, and what the last one makes is zero. Tokens without it, 68 of "
+        "96, are right.",
+    [AR_FAULT_shared_expert_left_out] =
+        "What the shared expert makes is not added, and its weights get gradients of zero. The layer's output is "
+        "that of the routed experts alone, bit for bit.",
+    [AR_FAULT_shared_gate_left_out] =
+        "What the shared expert makes is added as it is, without the sigmoid of its gate, which is about one half "
+        "at the start.",
+    [AR_FAULT_shared_gate_detached] =
+        "The shared expert's gate is used without a gradient, and stays as it was drawn. The shared expert itself "
+        "has the right gradient.",
+    [AR_FAULT_recompute_routes_differ] =
+        "The router has jitter of 1 % in the second forward pass and none in the first, so weights differ, and "
+        "for near ties experts (NVIDIA-NeMo/Automodel 3140: 2,791 rows against 2,701). The forward pass and the "
+        "gradients around the experts are right; those of the experts' weights come first. Here expert 0 of the "
+        "last block has one token, whose weight is 0.5 % less.",
+    [AR_FAULT_empty_expert_not_updated] =
+        "No token chose expert 4 of the first block in this step. Its gradient is zeros, with which it has weight "
+        "decay and its moments shrink; an optimizer that is given no gradient leaves it out (NVIDIA- "
+        "NeMo/Automodel PR 2995). Its weights are those before the step.",
+    [AR_FAULT_gradnorm_without_experts] =
+        "The norm for clipping is taken over the parameters that all expert-parallel ranks have (Megatron-LM "
+        "6099): 4.905 instead of 4.944. All gradients are right before clipping.",
 };
 
 const char *ari_bugs_explained(ar_fault fault)

@@ -164,14 +164,14 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves)
 /* --- for people: native numerics -------------------------------------------------------------------------------- */
 
 /* Trace of a fault in a native run. */
-typedef enum trace { OUTSIDE, BYTES, ERROR, BELOW, MODULE, TRACES } trace;
+typedef enum trace { OUTSIDE, BYTES, ERROR, BELOW, EXACT, TRACES } trace;
 static const char *const trace_names[TRACES] = {"outside", "only the bytes", "ends in an error", "below rounding",
-                                                "module: exact"};
+                                                "exact alone"};
 
-static trace trace_of(const ari_bug_run *r)
+static trace trace_of(const ari_bug_run *r, ar_precision precision)
 {
-    if (r->at.module)
-        return MODULE;
+    if (ari_fault_case_is_exact(&r->at, precision))
+        return EXACT;
     if (r->with.error)
         return ERROR;
     if (r->with.has_difference)
@@ -184,11 +184,11 @@ static void ratio_cell(ari_table *t, double ratio)
     ari_table_cell(t, isinf(ratio) ? "no number" : ratio < 1e4 ? "%.3g" : "%.0e", ratio);
 }
 
-static void add_rows(ari_table *t, const ari_bug_run *run, size_t count[TRACES])
+static void add_rows(ari_table *t, const ari_bug_run *run, ar_precision precision, size_t count[TRACES])
 {
     for (int i = 0; i < FAULTS; i++) {
         const ari_bug_run *r = &run[i];
-        const trace left = trace_of(r);
+        const trace left = trace_of(r, precision);
         count[left]++;
         ari_table_row(t, "%s\t%s", ar_fault_name(r->fault), CASE_TEXT(&r->at));
         ratio_cell(t, r->ratio_clean);
@@ -205,10 +205,10 @@ ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision p
     size_t count[TRACES] = {0};
     double worst = 0.0;
     ari_table t = ARI_TABLE(columns);
-    add_rows(&t, run, count);
+    add_rows(&t, run, precision, count);
     const ar_status st = ari_table_end(&t, to, 0);
     for (int i = 0; i < FAULTS; i++)
-        worst = run[i].at.module ? worst : fmax(worst, run[i].ratio_clean);
+        worst = ari_fault_case_is_exact(&run[i].at, precision) ? worst : fmax(worst, run[i].ratio_clean);
     fprintf(
         to,
         "\nwithout, with it: the worst difference of a tensor, of what rounding of products in %s may make. Weights\n"
@@ -217,7 +217,7 @@ ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision p
         "are\nsmaller than rounding, %zu run in exact numerics alone; without a fault the worst is %.3g of what is "
         "allowed\n",
         ar_precision_name(precision), (int)FAULTS, count[OUTSIDE], count[ERROR], count[BYTES], count[BELOW],
-        count[MODULE], worst);
+        count[EXACT], worst);
     return st;
 }
 

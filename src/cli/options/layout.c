@@ -86,6 +86,13 @@ const ari_option ari_step_layout_options[] = {
     ARI_OPTION_FLAG("zigzag", run.parallel.zigzag,
                     "each of the R places of the ring of --cp takes the chunks r and 2R-1-r of 2R of a sequence, so "
                     "that causal attention gives all as much to do"),
+    ARI_OPTION_INT("ep", run.parallel.ep, 1, 4096, "N",
+                   "expert-parallel ranks: of the ranks of --dp and --cp so many neighbours share out the experts of a "
+                   "layer between them, and send each other tokens (default 1: every rank has all experts)",
+                   .more = "N has to divide the experts, and the ranks of --dp times --cp."),
+    ARI_OPTION_INT("etp", run.parallel.etp, 1, 4096, "N",
+                   "ranks that each expert's width is cut over: those of --tp (default), or 1, with --sp: each of them "
+                   "has experts for its own positions, and --ep counts the ranks of --tp too"),
     ARI_OPTION_SECTION("pipeline"),
     ARI_OPTION_INT("micro-batches", run.parallel.micro_batches, 1, 1e9, "M",
                    "pieces in which a rank goes through its sequences; gradients are accumulated (default 1)"),
@@ -149,6 +156,7 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
         ari_layout_set(p, i, ari_layout_extent(p, i));
     p->cp_inner = ari_at_least_one(p->cp_inner);
     p->dp_replicate = ari_at_least_one(p->dp_replicate);
+    p->ep = ari_at_least_one(p->ep);
     ari_pipeline_complete(p, v);
     p->micro_batches = ari_at_least_one(p->micro_batches);
     p->overlap = ari_at_least_one(p->overlap);
@@ -200,6 +208,9 @@ static ar_status check_context(const ar_parallel *p)
     if (cp % inner != 0)
         return ar_error_set(AR_ERR_ARG, "--cp %d is not a number of groups of --cp-inner %d: give one that divides %d",
                             cp, inner, cp);
+    if (p->ep > 1 && p->dp == 0 && p->cp == 0 && p->etp != 1)
+        return ar_error_set(
+            AR_ERR_ARG, "--ep %d shares experts out to the ranks of --dp and --cp: give --dp N or --cp N too", p->ep);
     if (p->zigzag && cp / inner == 1)
         return ar_error_set(AR_ERR_ARG, "--zigzag is an order of the ring of --cp, which has one place here: give a "
                                         "--cp N above --cp-inner, and above 1");
@@ -331,14 +342,15 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
 }
 
 const char ari_layout_of_run[] =
-    "world tp dp cp cp_inner zigzag pp virtual_stages stages schedule_pp sp zero dp_replicate micro_batches "
+    "world tp dp cp cp_inner zigzag ep etp pp virtual_stages stages schedule_pp sp zero dp_replicate micro_batches "
     "samples_per_rank keep_gathered forward_first overlap recompute recompute_every";
-const char ari_layout_of_plan[] = "tp cp cp_inner zigzag pp dp sp overlap zero dp_replicate micro_batches schedule "
-                                  "virtual_stages recompute recompute_every";
-const char ari_layout_of_row[] = "tp cp cp_inner zigzag pp dp sp zero dp_replicate micro_batches schedule "
+const char ari_layout_of_plan[] =
+    "tp cp cp_inner zigzag ep etp pp dp sp overlap zero dp_replicate micro_batches schedule "
+    "virtual_stages recompute recompute_every";
+const char ari_layout_of_row[] = "tp cp cp_inner zigzag ep etp pp dp sp zero dp_replicate micro_batches schedule "
                                  "virtual_stages recompute";
 const char ari_layout_of_fault[] =
-    "world tp dp cp cp_inner zigzag pp virtual_stages schedule_pp sp overlap zero dp_replicate micro_batches "
+    "world tp dp cp cp_inner zigzag ep etp pp virtual_stages schedule_pp sp overlap zero dp_replicate micro_batches "
     "forward_first recompute";
 
 static json_t *samples_json(const ar_parallel *p, size_t batch)
@@ -354,6 +366,7 @@ static json_t *samples_json(const ar_parallel *p, size_t batch)
 static const ari_field fields[] = {
     ARI_FIELD("cp_inner", NULL, EXTENT, cp_inner),
     ARI_FIELD("zigzag", NULL, FLAG, zigzag),
+    ARI_FIELD("ep", NULL, EXTENT, ep),
     ARI_FIELD("virtual_stages", NULL, EXTENT, virtual_stages),
     ARI_FIELD("sp", NULL, FLAG, sp),
     ARI_FIELD("zero", NULL, INT, zero),
@@ -376,6 +389,8 @@ static json_t *member(const char *name, const ar_parallel *p, size_t batch)
             return ari_field_json(&fields[i], p);
     if (strcmp(name, "world") == 0)
         return json_integer(ar_parallel_world(p));
+    if (strcmp(name, "etp") == 0)
+        return json_integer(ari_at_least_one(p->etp > 0 ? p->etp : p->tp));
     if (strcmp(name, "stages") == 0)
         return ari_stages_json(&p->stages);
     if (strcmp(name, "samples_per_rank") == 0)

@@ -48,9 +48,31 @@ struct ar_param_grad {
     ar_buf hl; /* int64 [2n] */
 };
 
+/* Sums of a gradient's contraction whose terms are on several ranks, which share its rows: each completes, rounds and
+ * adds its own ones. What the others hold of those rows is nothing, which the sum over the ranks completes. */
+typedef struct ari_shared_rows {
+    ar_comm *over;
+    size_t *counts; /* elements that each rank completes; owned */
+    size_t first, rows, out, in;
+    int limbs;
+    ar_buf sums;   /* [out, in], of a sample */
+    ar_buf value;  /* fp32 [rows, in] */
+    ar_buf row_of; /* int64 [rows], first .. first + rows - 1 */
+} ari_shared_rows;
+/** For sums [out, in] of so many terms on all ranks. ari_shared_rows_fini, also where it fails. */
+AR_NODISCARD ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, size_t out, size_t in,
+                                            size_t terms);
+void ari_shared_rows_fini(ari_shared_rows *s, ar_ctx *ctx);
+/** Completes this rank's rows of `s->sums`, with the exponents e [out] and f [in], and adds them to p's gradient.
+ *  Collective. */
+AR_NODISCARD ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, ar_cbuf e, ar_cbuf f,
+                                           const char *tag);
+
 #define ARI_DECLARE_EXACT(slot) extern __typeof__(*((ar_arith_ops *)0)->slot) ari_exact_##slot;
 ARI_ARITH_SLOTS(ARI_DECLARE_EXACT)
 ARI_DECLARE_EXACT(bucket_put)
+ARI_DECLARE_EXACT(contract_groups)
+ARI_DECLARE_EXACT(grad_groups)
 #undef ARI_DECLARE_EXACT
 
 #endif

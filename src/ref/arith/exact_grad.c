@@ -143,25 +143,11 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, contr
 
 /* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
 
-/* The ranks share the rows of every sample's sums, [out, in] of `limbs` int64: each completes, rounds and adds its own
- * ones. What the others hold of those rows is nothing, which the sum over the ranks completes. */
-typedef struct shared_rows {
-    ar_comm *over;
-    size_t *counts; /* elements that each rank completes; owned */
-    size_t first, rows, in;
-    int limbs;
-    ar_buf sums;   /* [out, in], of a sample */
-    ar_buf value;  /* fp32 [rows, in] */
-    ar_buf row_of; /* int64 [rows], first .. first + rows - 1 */
-} shared_rows;
-
-static ar_status shared_rows_init(shared_rows *s, ar_ctx *ctx, ar_comm *over, const contractions *k)
+ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, size_t out, size_t in, size_t terms)
 {
-    const size_t out = k->a.shape[1], in = k->b.shape[1];
-    const size_t terms = k->a.shape[2] * (size_t)ar_comm_size(over);
     size_t sums = 0;
     int64_t *row_of = NULL;
-    *s = (shared_rows){.over = over, .in = in, .limbs = ari_contract_limbs(terms)};
+    *s = (ari_shared_rows){.over = over, .out = out, .in = in, .limbs = ari_contract_limbs(terms)};
     ar_comm_slice(out, ar_comm_size(over), ar_comm_rank(over), &s->first, &s->rows);
     AR_TRY(ari_mul_size(&sums, out * in, (size_t)s->limbs * sizeof(int64_t)));
     AR_TRY(ari_step_alloc(ctx, &s->sums, sums));
@@ -179,7 +165,7 @@ static ar_status shared_rows_init(shared_rows *s, ar_ctx *ctx, ar_comm *over, co
     return st;
 }
 
-static void shared_rows_fini(shared_rows *s, ar_ctx *ctx)
+void ari_shared_rows_fini(ari_shared_rows *s, ar_ctx *ctx)
 {
     free(s->counts);
     ari_step_free(ctx, s->row_of);
@@ -187,30 +173,34 @@ static void shared_rows_fini(shared_rows *s, ar_ctx *ctx)
     ari_step_free(ctx, s->sums);
 }
 
-/* One sample. */
-static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const shared_rows *s, const contractions *k,
-                                   const char *tag)
+ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, ar_cbuf e, ar_cbuf f, const char *tag)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t shape[2] = {s->rows, s->in}, width = s->in * (size_t)s->limbs * sizeof(int64_t);
     const ar_buf own = ar_buf_at(s->sums, s->first * width);
-    ar_packed *a = NULL, *b = NULL;
     ar_tensor value;
     AR_TRY(ar_tensor_view(&value, AR_F32, 2, shape, s->value));
+    AR_TRY(ar_comm_reduce_scatter(s->over, ctx->queue, own, ar_const(s->sums), s->counts, AR_I64, AR_SUM, tag));
+    if (s->rows == 0)
+        return AR_OK;
+    AR_TRY(
+        ARI_KERNEL(ctx, round_i64, s->value, ar_const(own), s->limbs, s->first * s->in, s->rows * s->in, s->in, e, f));
+    return ARI_KERNEL(ctx, acc_add, p->grad->t, p->grad->hl, s->out, &value, ar_const(s->row_of));
+}
+
+/* One sample. */
+static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, const contractions *k,
+                                   const char *tag)
+{
+    ar_packed *a = NULL, *b = NULL;
     ar_status st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e);
     if (st == AR_OK)
         st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f);
     if (st == AR_OK)
-        st = dev->gemm_i64(ctx->device, ctx->queue, s->sums, a, b, s->limbs, false);
+        st = ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false);
     end_packed(ctx, a);
     end_packed(ctx, b);
     AR_TRY(st);
-    AR_TRY(ar_comm_reduce_scatter(s->over, ctx->queue, own, ar_const(s->sums), s->counts, AR_I64, AR_SUM, tag));
-    if (s->rows == 0)
-        return AR_OK;
-    AR_TRY(dev->round_i64(ctx->device, ctx->queue, s->value, ar_const(own), s->limbs, s->first * s->in, s->rows * s->in,
-                          s->in, k->e, k->f));
-    return dev->acc_add(ctx->device, ctx->queue, p->grad->t, p->grad->hl, k->a.shape[1], &value, ar_const(s->row_of));
+    return ari_shared_rows_add(ctx, p, s, k->e, k->f, tag);
 }
 
 /* Exponents of the rows of both, over all ranks that share the tokens, then one sample after the other: x is quantised
@@ -221,7 +211,7 @@ static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, contraction
     const char *tag = terms->to->name;
     const size_t samples = k->b.shape[0], out = terms->dy.shape[1], in = k->b.shape[1];
     ar_buf e = {NULL}; /* e, then f */
-    shared_rows s;
+    ari_shared_rows s;
     AR_TRY(ari_step_alloc(ctx, &e, samples * (out + in) * sizeof(int32_t)));
     const ar_buf f = ar_buf_at(e, samples * out * sizeof(int32_t));
     k->a = by_sample(&terms->dy, samples);
@@ -230,12 +220,12 @@ static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, contraction
     AR_TRY(ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false));
     AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false));
     AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, samples * (out + in), AR_I32, AR_MAX, tag));
-    ar_status st = shared_rows_init(&s, ctx, over, k);
+    ar_status st = ari_shared_rows_init(&s, ctx, over, out, in, k->a.shape[2] * (size_t)ar_comm_size(over));
     for (size_t i = 0; i < samples && st == AR_OK; i++) {
         const contractions one = sample_of(k, i);
         st = add_shared_sample(ctx, terms->to, &s, &one, tag);
     }
-    shared_rows_fini(&s, ctx);
+    ari_shared_rows_fini(&s, ctx);
     ari_step_free(ctx, e);
     return st;
 }

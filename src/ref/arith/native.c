@@ -556,9 +556,10 @@ static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf 
 
 /* One table a precision, alike but for it. */
 #define FILL(slot) .slot = native_##slot,
-#define NATIVE(of)                                                                                   \
-    {                                                                                                \
-        .name = "native", .precision = (of), .operand_done = ari_operand_done, ARI_ARITH_SLOTS(FILL) \
+#define NATIVE(of)                                                                                                  \
+    {                                                                                                               \
+        .name = "native", .precision = (of), .operand_done = ari_operand_done,                                      \
+        .contract_groups = ari_native_contract_groups, .grad_groups = ari_native_grad_groups, ARI_ARITH_SLOTS(FILL) \
     }
 
 const ar_arith_ops *ar_arith_native(ar_precision precision)

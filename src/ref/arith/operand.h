@@ -61,6 +61,18 @@ AR_NODISCARD ar_status ari_check_pair(const ari_extents *a, const ari_extents *b
  *  whole rows, where the group divides the rows. */
 AR_NODISCARD ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, size_t width);
 
+/** Checks that g has so many rows, and cuts them into samples. Errors: AR_ERR_SHAPE. */
+AR_NODISCARD ar_status ari_check_groups(const ar_groups *g, size_t rows, const char *tag);
+/** Rows of a group of t, as a view. */
+static inline ar_tensor ari_group_rows(const ar_tensor *t, const ar_groups *g, size_t i)
+{
+    return ar_tensor_slice(t, 0, g->first[i], g->first[i + 1] - g->first[i]);
+}
+
+/** Slots contract_groups and grad_groups of native numerics: one group after the other. */
+extern __typeof__(*((ar_arith_ops *)0)->contract_groups) ari_native_contract_groups;
+extern __typeof__(*((ar_arith_ops *)0)->grad_groups) ari_native_grad_groups;
+
 /** Slot operand_done. */
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
 

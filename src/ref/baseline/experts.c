@@ -274,7 +274,16 @@ ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_b
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* dx of rows [first, first + rows) from dy, both of which begin with theirs; of: as in ari_bl_terms. */
+/* What is between the matrices of the expert that all tokens go to. */
+static ar_status emit_shared(ari_bl_run *run, const double *dact, const double *dfc, size_t f)
+{
+    AR_TRY(emit(run, "shared_expert.down_proj", 'b', dact, f, 0, f));
+    AR_TRY(emit(run, "shared_expert.gate", 'b', dfc, 2 * f, 0, f));
+    return emit(run, "shared_expert.up", 'b', dfc, 2 * f, f, f);
+}
+
+/* dx of rows [first, first + rows) from dy, both of which begin with theirs; of: as in ari_bl_terms;
+ * NULL: of the expert that all tokens go to. */
 static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx, const double *dy,
                                  const ari_bl_mlp_saved *saved, const double *x, size_t first, size_t rows,
                                  const size_t *of)
@@ -287,6 +296,8 @@ static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double 
     AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact, dy, rows));
     AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act + first * f, of));
     ari_bl_activate_backward(run, dfc, dact, saved->fc + first * 2 * f, rows, f, -1.0);
+    if (of == NULL)
+        AR_TRY(emit_shared(run, dact, dfc, f));
     AR_TRY(ari_bl_linear_backward(run, &mlp->fc, dx, dfc, rows));
     AR_TRY(ari_bl_linear_gradients(run, &mlp->fc, dfc, x, of));
     ari_bl_release(run, mark);

@@ -7,26 +7,26 @@
 #include "ref/numerics/philox.h"
 
 /* Names common to Llama's family, and to its members with a weight for each of q, k and v, gate and up. */
-#define FAMILY_NAMES                                                                                               \
+#define FAMILY_NAMES(mlp)                                                                                          \
     .embed = "model.embed_tokens", .blocks = "model.layers", .ln1 = "input_layernorm", .final_norm = "model.norm", \
     .head = "lm_head", .o_param = "self_attn.o_proj", .down_param = "mlp.down_proj",                               \
     .rope = {"self_attn.q_rope", "self_attn.k_rope"}, .probs = "self_attn.probs", .context = "self_attn.context",  \
     .residual = "attn_residual", .act = "mlp.act", .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},          \
     .dfc = {"mlp.gate", "mlp.up"}, .drop_probs = "self_attn.attn_dropout",                                         \
-    .drop_attention = "self_attn.resid_dropout", .drop_mlp = "mlp.dropout"
+    .drop_attention = "self_attn.resid_dropout", .drop_mlp = mlp ".dropout"
 #define UNPACKED_NAMES                                                                                                 \
     .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},                                         \
     .fc_param = {"mlp.gate_proj", "mlp.up_proj"}, .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, \
     .fc = {"mlp.gate_proj", "mlp.up_proj"}, .dattention = "self_attn", .dmlp = "mlp"
 
 static const ari_bl_names llama_names = {
-    FAMILY_NAMES,
+    FAMILY_NAMES("mlp"),
     UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
 };
 
 static const ari_bl_names phi3_names = {
-    FAMILY_NAMES,
+    FAMILY_NAMES("mlp"),
     .ln2 = "post_attention_layernorm",
     .qkv_param = {"self_attn.qkv_proj"},
     .fc_param = {"mlp.gate_up_proj"},
@@ -93,15 +93,21 @@ static const ari_bl_names stack_names = {
     .drop_mlp = "mlp.dropout",
 };
 
+static const ari_bl_names mixtral_names = {
+    FAMILY_NAMES("block_sparse_moe"),
+    UNPACKED_NAMES,
+    .ln2 = "post_attention_layernorm",
+};
+
 static const ari_bl_names qwen3_names = {
-    FAMILY_NAMES,
+    FAMILY_NAMES("mlp"),
     UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
     .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
 };
 
 static const ari_bl_names olmo2_names = {
-    FAMILY_NAMES,
+    FAMILY_NAMES("mlp"),
     UNPACKED_NAMES,
     .ln2 = "pre_feedforward_layernorm",
     .attention_norm = "post_attention_layernorm",
@@ -112,8 +118,9 @@ static const ari_bl_names olmo2_names = {
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
     static const ari_bl_names *const names[] = {
-        [AR_ARCH_LLAMA] = &llama_names, [AR_ARCH_GPT2] = &gpt2_names,   [AR_ARCH_STACK] = &stack_names,
-        [AR_ARCH_QWEN3] = &qwen3_names, [AR_ARCH_OLMO2] = &olmo2_names, [AR_ARCH_PHI3] = &phi3_names,
+        [AR_ARCH_LLAMA] = &llama_names,     [AR_ARCH_GPT2] = &gpt2_names,       [AR_ARCH_STACK] = &stack_names,
+        [AR_ARCH_QWEN3] = &qwen3_names,     [AR_ARCH_OLMO2] = &olmo2_names,     [AR_ARCH_PHI3] = &phi3_names,
+        [AR_ARCH_MIXTRAL] = &mixtral_names, [AR_ARCH_QWEN2_MOE] = &llama_names, [AR_ARCH_QWEN3_MOE] = &qwen3_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }

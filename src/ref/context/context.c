@@ -46,6 +46,9 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
     c->pipeline = o->pp.all;
     c->ends = o->pp.ends;
     c->shard = o->shard ? o->shard : o->dp;
+    c->ep = o->ep.all;
+    c->edp = o->ep.all ? o->ep.copies : o->dp;
+    c->expert_sequence = o->ep.all ? o->ep.sequence : o->cp.all;
     for (int i = 0; i < ARI_OVER_GROUPS; i++)
         c->over[i] = c->over[i] ? c->over[i] : c->self;
     c->layout = (ar_parallel){.tp = ar_comm_size(c->tp),
@@ -53,6 +56,8 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
                               .cp = ar_comm_size(c->sequence),
                               .cp_inner = ar_comm_size(c->inner),
                               .zigzag = o->cp.zigzag,
+                              .ep = ar_comm_size(c->ep),
+                              .etp = o->ep.whole ? 1 : 0,
                               .pp = ar_comm_size(c->pipeline),
                               .virtual_stages = ari_at_least_one(o->pp.virtual_stages),
                               .stages = o->pp.stages,
@@ -217,7 +222,8 @@ ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bo
 {
     const unsigned summed = ar_comm_size(c->dp) > 1 ? 1u << ARI_OVER_DP : 0u;
     const unsigned shared = ar_comm_size(c->replicate) > 1 ? 1u << ARI_OVER_SHARD | 1u << ARI_OVER_REPLICATE : 0u;
-    const unsigned asked = (tp ? 1u << ARI_OVER_TP : 0u) | (ends ? 1u << ARI_OVER_ENDS : 0u);
+    const unsigned asked =
+        (tp ? 1u << ARI_OVER_TP : 0u) | (ends ? 1u << ARI_OVER_ENDS : 0u) | (c->edp != c->dp ? 1u << ARI_OVER_EDP : 0u);
     *borrows = &c->communication;
     return communicate(c, &c->communication, summed | shared | asked, "communication");
 }
@@ -225,7 +231,7 @@ ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bo
 ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows)
 {
     *borrows = &c->gathers;
-    return communicate(c, &c->gathers, 1u << ARI_OVER_SHARD, "weights");
+    return communicate(c, &c->gathers, 1u << ARI_OVER_SHARD | (c->edp != c->dp ? 1u << ARI_OVER_EDP : 0u), "weights");
 }
 
 ar_status ari_ctx_overlapped(ar_ctx *c, const ari_communication **borrows)

@@ -93,6 +93,7 @@ struct ar_ctx {
     double loss_scale;              /* 1: none */
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     size_t layers;                  /* of the model that was made last; 0: none was */
+    uint64_t routed;                /* rows of tokens that this rank has sent to the experts of others, and back */
     uint64_t seed;
     uint32_t step;
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */
@@ -110,6 +111,16 @@ struct ar_ctx {
     ari_use use;             /* of what the step is given now */
     size_t stored[ARI_USES]; /* when ari_step_stored last raised something */
 };
+
+/** The ranks that have a parameter's copies and sum its gradient, and of these those that share it out. */
+static inline ar_comm *ari_ctx_data(const ar_ctx *c, bool expert)
+{
+    return expert ? c->edp : c->dp;
+}
+static inline ar_comm *ari_ctx_shard(const ar_ctx *c, bool expert)
+{
+    return expert ? c->edp : c->shard;
+}
 
 /** ar_ctx_create with this arithmetic, borrowed, in place of that of the options' numerics and precision. */
 AR_NODISCARD ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith);

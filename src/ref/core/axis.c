@@ -61,7 +61,7 @@ int ari_layout_extent(const ar_parallel *p, int i)
 
 bool ari_extents_negative(const ar_parallel *p)
 {
-    bool negative = p->cp_inner < 0 || p->virtual_stages < 0 || p->micro_batches < 0;
+    bool negative = p->ep < 0 || p->etp < 0 || p->cp_inner < 0 || p->virtual_stages < 0 || p->micro_batches < 0;
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
         negative = negative || ari_layout_as_given(p, i) < 0;
     return negative;
@@ -131,6 +131,28 @@ void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari
         dim->size = ari_layout_extent(p, i);
         at[mesh->ndim++] = ari_place_along(&ranks, rank, axis->axes);
     }
+}
+
+bool ari_experts_whole(const ar_parallel *p)
+{
+    return p->etp == 1 && ari_extent(p, ARI_CUTS_FEATURES) > 1;
+}
+
+bool ari_experts_routed(const ar_parallel *p)
+{
+    return ari_at_least_one(p->ep) > 1;
+}
+
+ari_axes ari_expert_axes(const ar_parallel *p)
+{
+    return ARI_CUTS_DATA | (ari_experts_whole(p) ? ARI_CUTS_FEATURES : 0u);
+}
+
+int ari_expert_sequence(const ar_parallel *p)
+{
+    const ari_axes data = ARI_CUTS_SAMPLES;
+    const int sharers = ari_extent(p, ari_expert_axes(p) & ~data), ep = ari_at_least_one(p->ep);
+    return sharers > ep ? sharers / ep : 1;
 }
 
 int ari_extent(const ar_parallel *p, ari_axes axes)

@@ -41,7 +41,10 @@ enum {
     X(CP, sequence, "cp", ARI_CUTS_POSITIONS)                                                                          \
     X(RING, ring, "cp_ring", 1 << ARI_AXIS_RING)     /* pass keys and values on */                                     \
     X(INNER, inner, "cp_inner", 1 << ARI_AXIS_INNER) /* exchange heads for positions */                                \
-    X(DP, dp, "dp", ARI_CUTS_DATA)                   /* sum gradients */
+    X(EP, ep, "ep", ARI_CUTS_DATA)                   /* have other experts of a layer, and exchange tokens for them */ \
+    X(EDP, edp, "edp", ARI_CUTS_DATA)                /* have the same experts, and sum their gradients */              \
+    X(EXPERT_CP, expert_sequence, "edp_cp", ARI_CUTS_POSITIONS) /* of them, those with tokens of the same samples */   \
+    X(DP, dp, "dp", ARI_CUTS_DATA)                              /* sum gradients */
 typedef enum ari_over {
 #define ARI_OVER_ENUM(name, member, text, axes) ARI_OVER_##name,
     ARI_OVER_TABLE(ARI_OVER_ENUM)
@@ -89,6 +92,15 @@ int ari_place_along(const ari_ranks *r, int rank, ari_axes axes);
 /** A layout as a mesh, and a rank's coordinates; at: [AR_MESH_DIMS]. Extents of one rank are left out, except those
  *  that cut an axis in `always`. */
 void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari_axes always);
+/** True if experts are not cut over the tensor-parallel ranks, which have some of their own. */
+bool ari_experts_whole(const ar_parallel *p);
+/** True if routes decide how many rows a rank's experts have. */
+bool ari_experts_routed(const ar_parallel *p);
+/** The ranks along these have all copies of all experts between them. */
+ari_axes ari_expert_axes(const ar_parallel *p);
+/** Of the ranks with copies of an expert, so many have tokens of the same samples: where the positions of a sequence
+ *  are on several groups of expert-parallel ranks. */
+int ari_expert_sequence(const ar_parallel *p);
 /** ari_ranks_along of a layout: ari_extent(p, ARI_CUTS_DATA) ranks sum gradients. */
 int ari_extent(const ar_parallel *p, ari_axes axes);
 

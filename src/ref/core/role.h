@@ -2,6 +2,8 @@
 #ifndef ARI_CORE_ROLE_H
 #define ARI_CORE_ROLE_H
 
+#include <stdbool.h>
+
 /* Role of a tensor's module in a model. Those with parameters have a part in a family's table; the others are modules
  * and values that the layers report, or other programs' dumps name (models.md). */
 typedef enum ari_role {
@@ -42,6 +44,20 @@ typedef enum ari_role {
     ARI_ACTIVATION,
     ARI_DOWN, /* gated or not */
     ARI_MLP_DROPPED,
+    /* Experts in the MLP's place. Of the three parts of an expert there are as many as experts. */
+    ARI_ROUTER,
+    ARI_ROUTES,        /* the weights of a token's experts */
+    ARI_ROUTER_LOGITS, /* their gradient */
+    ARI_EXPERT_GATE,
+    ARI_EXPERT_UP,
+    ARI_EXPERT_DOWN,
+    ARI_EXPERTS, /* the sum over a token's experts */
+    ARI_SHARED_GATE,
+    ARI_SHARED_UP,
+    ARI_SHARED_ACTIVATION,
+    ARI_SHARED_DOWN,
+    ARI_SHARED_EXPERT, /* the expert that all tokens go to */
+    ARI_SHARED_SHARE,  /* the gate of what it makes */
     ARI_MLP,
     ARI_MLP_NORM, /* of what the MLP adds to the residual */
     ARI_LAYER,
@@ -53,6 +69,12 @@ typedef enum ari_role {
     ARI_LOSS,
     ARI_ROLES
 } ari_role;
+
+/** True for a part that each expert has. */
+static inline bool ari_is_expert_part(ari_role role)
+{
+    return role == ARI_EXPERT_GATE || role == ARI_EXPERT_UP || role == ARI_EXPERT_DOWN;
+}
 
 typedef enum ari_section { ARI_BEFORE_BLOCKS, ARI_IN_BLOCKS, ARI_AFTER_BLOCKS } ari_section;
 static inline ari_section ari_section_of(ari_role role)

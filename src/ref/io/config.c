@@ -92,6 +92,40 @@ static ar_status check_classes(const ari_json_at *at, const ari_model_reader *m)
     return AR_OK;
 }
 
+/* Models with experts that are not computed, and what of them is not, as transformers has it. */
+static const char *lacking(const char *type)
+{
+    static const char sigmoid[] = "sigmoids of the logits, with a bias that alone chooses, route";
+    static const struct {
+        const char *type, *lacks;
+    } all[] = {
+        {"phimoe", "sparsemixer routes: each expert of a token by a softmax of its own, of logits near the largest"},
+        {"deepseek_v2", "keys and values are low-rank (MLA), and its shared experts have no gate"},
+        {"deepseek_v3", "keys and values are low-rank (MLA), and sigmoids route, by groups of experts"},
+        {"gpt_oss", "experts have biases and a clamped activation, attention has sinks"},
+        {"llama4", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
+        {"llama4_text", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
+        {"jamba", "layers of a state-space model stand between those of attention"},
+        {"dbrx", "q, k and v are clamped, and a token's weights have a norm of another kind"},
+        {"granitemoe", "embedding, residual, scores and logits are multiplied by factors"},
+        {"granitemoeshared", "embedding, residual, scores and logits are multiplied by factors"},
+        {"qwen3_next", "layers of linear attention stand between those of attention"},
+        {"lfm2_moe", "layers of convolution stand between those of attention"},
+        {"ernie4_5_moe", "a bias that no gradient trains chooses the experts"},
+        {"glm4_moe", sigmoid},
+        {"dots1", sigmoid},
+        {"minimax_m2", sigmoid},
+        {"exaone_moe", sigmoid},
+        {"flex_olmo", "layers with experts have their norms behind them"},
+        {"switch_transformers", "it has an encoder and experts of limited capacity"},
+        {"nllb-moe", "it has an encoder and experts of limited capacity"}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (strcmp(type, all[i].type) == 0)
+            return all[i].lacks;
+    }
+    return NULL;
+}
+
 static ar_status unknown_model(const ari_json_at *at, const char *type)
 {
     /* Another spelling is suggested, never another architecture: that would invite to rename it. */
@@ -104,6 +138,11 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
         if (used < sizeof names)
             used += (size_t)snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", models[i].name);
     }
+    const char *lacks = lacking(type);
+    if (lacks != NULL)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'model_type' is '%s', which is not computed: %s; expected one of %s",
+                            ARI_SHOW(at->name), ARI_SHOW(type), lacks, names);
     return ar_error_set(AR_ERR_CONFIG, "%s: key 'model_type' is '%s', expected one of %s%s%s%s", ARI_SHOW(at->name),
                         ARI_SHOW(type), names, near == NULL ? "" : "; did you mean '", near == NULL ? "" : near,
                         near == NULL ? "" : "'?");

@@ -75,12 +75,3 @@ ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_expe
     AR_TRY(ari_config_dim_or(at, "moe_intermediate_size", &e->ffn));
     return read_dense_layers(c, at);
 }
-
-ar_status ar_config_need_mlp(const ar_config *c, const char *doing)
-{
-    return c->experts.n == 0 ? AR_OK
-                             : ar_error_set(AR_ERR_UNSUPPORTED,
-                                            "%s: a model with experts (%zu, %zu for each token) cannot be %s yet: only "
-                                            "the baseline computes them (ar_baseline_run)",
-                                            c->name, c->experts.n, c->experts.per_token, doing);
-}

@@ -377,8 +377,12 @@ static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
 
 static ar_status read_mixtral(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {
-        .called = "Mixtral", .kv_heads = 8, .positions = 131072, .rope = {.theta = 1000000.0}, .norm_eps = 1e-5};
+    static const llama_form form = {.arch = AR_ARCH_MIXTRAL,
+                                    .called = "Mixtral",
+                                    .kv_heads = 8,
+                                    .positions = 131072,
+                                    .rope = {.theta = 1000000.0},
+                                    .norm_eps = 1e-5};
     static const ari_experts_form experts = {
         .n = 8, .per_token = 2, .one_width = true, .normalised = true, .w123 = true};
     AR_TRY(read_llama_form(c, at, &form));
@@ -392,7 +396,8 @@ static ar_status read_mixtral(ar_config *c, const ari_json_at *at)
 
 static ar_status read_qwen2_moe(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.called = "Qwen2-MoE", .kv_heads = 16, .positions = 32768};
+    static const llama_form form = {
+        .arch = AR_ARCH_QWEN2_MOE, .called = "Qwen2-MoE", .kv_heads = 16, .positions = 32768};
     static const ari_experts_form experts = {.n = 60, .per_token = 4, .ffn = 1408, .shared = 5632};
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen2-MoE's MLPs have no biases"));
@@ -407,7 +412,8 @@ static ar_status read_qwen2_moe(ar_config *c, const ari_json_at *at)
 /* use_sliding_window is of all layers. */
 static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.arch = AR_ARCH_QWEN3, .called = "Qwen3-MoE", .kv_heads = 4, .positions = 32768};
+    static const llama_form form = {
+        .arch = AR_ARCH_QWEN3_MOE, .called = "Qwen3-MoE", .kv_heads = 4, .positions = 32768};
     static const ari_experts_form experts = {.n = 128, .per_token = 8, .ffn = 768};
     bool slides = false;
     AR_TRY(read_llama_form(c, at, &form));
@@ -425,7 +431,7 @@ static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
 static ar_status read_olmoe(ar_config *c, const ari_json_at *at)
 {
     static const llama_form form = {
-        .arch = AR_ARCH_QWEN3, .called = "OLMoE", .positions = 4096, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
+        .arch = AR_ARCH_QWEN3_MOE, .called = "OLMoE", .positions = 4096, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
     static const ari_experts_form experts = {.n = 64, .per_token = 8, .one_width = true};
     AR_TRY(ari_config_window_none(at));
     AR_TRY(read_llama_form(c, at, &form));

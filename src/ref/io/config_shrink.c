@@ -43,7 +43,13 @@ static size_t same_divisors(size_t x, size_t wanted, size_t heads)
     }
 }
 
-/* Layer i of the fewer ones is like one of the more, the first like the first and the last like the last. */
+/* The layer of the more ones that layer i of the fewer is like: the first like the first and the last like the last. */
+static size_t layer_like(const ar_config *c, const ar_config *from, size_t i)
+{
+    const size_t at = i < c->layers ? i : c->layers - 1;
+    return c->layers > 1 ? at * (from->layers - 1) / (c->layers - 1) : 0;
+}
+
 static void shrink_windows(ar_config *c, const ar_config *from)
 {
     if (from->window == 0)
@@ -51,10 +57,18 @@ static void shrink_windows(ar_config *c, const ar_config *from)
     for (size_t i = 0; i < sizeof c->full_attention / sizeof *c->full_attention; i++)
         c->full_attention[i] = 0;
     for (size_t i = 0; i < AR_CONFIG_LAYER_BITS; i++) {
-        const size_t at = i < c->layers ? i : c->layers - 1;
-        const size_t like = c->layers > 1 ? at * (from->layers - 1) / (c->layers - 1) : 0;
-        if (ar_config_window(from, like) == 0)
+        if (ar_config_window(from, layer_like(c, from, i)) == 0)
             c->full_attention[i / 64] |= (uint64_t)1 << (i % 64);
+    }
+}
+
+/* As the windows. */
+static void shrink_dense(ar_config *c, const ar_config *from)
+{
+    memset(c->dense, 0, sizeof c->dense);
+    for (size_t i = 0; from->experts.n > 0 && i < AR_CONFIG_LAYER_BITS; i++) {
+        if (!ar_config_has_experts(from, layer_like(c, from, i)))
+            c->dense[i / 64] |= (uint64_t)1 << (i % 64);
     }
 }
 
@@ -75,13 +89,26 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
     }
 }
 
+/* Whether experts have a width of their own in the file; of Mixtral and OLMoE it is intermediate_size. */
+static bool has_own_width(const ar_config *c)
+{
+    return c->arch == AR_ARCH_QWEN2_MOE || (c->arch == AR_ARCH_QWEN3_MOE && c->qk_norm == AR_QK_NORM_HEAD);
+}
+
 static void describe_shrunk(ar_config *c, const ar_config *from, size_t n)
 {
-    snprintf(c->shrunk, sizeof c->shrunk,
-             "%s shrunk to 1/%zu: %zu of %zu layers, hidden %zu of %zu, heads of %zu of %zu, MLP %zu of %zu, "
-             "vocabulary %zu of %zu; %zu heads (%zu KV) as before, fresh weights",
-             from->name, n, c->layers, from->layers, c->hidden, from->hidden, c->head_dim, from->head_dim, c->ffn,
-             from->ffn, c->vocab, from->vocab, c->heads, c->kv_heads);
+    const ar_experts *e = &c->experts;
+    ari_text text = ari_text_in(c->shrunk, sizeof c->shrunk);
+    ari_say(&text, "%s shrunk to 1/%zu: %zu of %zu layers, hidden %zu of %zu, heads of %zu of %zu", from->name, n,
+            c->layers, from->layers, c->hidden, from->hidden, c->head_dim, from->head_dim);
+    if (e->n == 0 || has_own_width(c))
+        ari_say(&text, ", MLP %zu of %zu", c->ffn, from->ffn);
+    if (e->n > 0)
+        ari_say(&text, ", experts %zu of %zu", e->ffn, from->experts.ffn);
+    if (e->shared > 0)
+        ari_say(&text, " (the shared one %zu of %zu)", e->shared, from->experts.shared);
+    ari_say(&text, ", vocabulary %zu of %zu; %zu heads (%zu KV) as before, fresh weights", c->vocab, from->vocab,
+            c->heads, c->kv_heads);
     snprintf(c->name, sizeof c->name, "%.*s at 1/%zu", (int)sizeof c->name - 28, from->name, n);
 }
 
@@ -92,7 +119,6 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         return ar_error_set(AR_ERR_ARG, "%s: cannot be shrunk to 1/0", c->name);
     if (n == 1)
         return AR_OK;
-    AR_TRY(ar_config_need_mlp(c, "shrunk"));
     const size_t least =
         c->rope.kind == AR_ROPE_DYNAMIC ? 2 * LEAST_HEAD : LEAST_HEAD; /* of which one pair would not do */
     if (n > from.head_dim / least)
@@ -107,6 +133,10 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     if (from.embed_scale > 0.0)
         c->embed_scale = sqrt((double)c->hidden);
     c->ffn = same_divisors(from.ffn, rounded(from.ffn, n), c->heads);
+    if (from.experts.n > 0)
+        c->experts.ffn = same_divisors(from.experts.ffn, rounded(from.experts.ffn, n), c->heads);
+    if (from.experts.shared > 0)
+        c->experts.shared = same_divisors(from.experts.shared, rounded(from.experts.shared, n), c->heads);
     if (from.vocab > LEAST_VOCABULARY)
         c->vocab = same_divisors(from.vocab, larger_extent(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
     c->pads = from.pads && from.pad_id < c->vocab;
@@ -114,6 +144,7 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     if (from.layers > LEAST_LAYERS)
         c->layers = larger_extent(rounded(from.layers, n), LEAST_LAYERS);
     shrink_windows(c, &from);
+    shrink_dense(c, &from);
     shrink_rope(&c->rope, c->head_dim, from.head_dim);
     shrink_rope(&c->local_rope, c->head_dim, from.head_dim);
     describe_shrunk(c, &from, n);
@@ -144,6 +175,23 @@ static const struct size_key {
                  {AR_ARCH_GPT2, false, "vocab_size", offsetof(ar_config, vocab)},
                  {AR_ARCH_GPT2, true, "hidden_size", offsetof(ar_config, hidden)},
                  {AR_ARCH_GPT2, true, "num_hidden_layers", offsetof(ar_config, layers)}};
+
+/* The experts' widths, and each layer without them by its number. */
+static void set_experts(json_t *object, const ar_config *c)
+{
+    if (!has_own_width(c))
+        return;
+    json_t *dense = json_array();
+    for (size_t i = 0; i < c->layers; i++) {
+        if (!ar_config_has_experts(c, i))
+            json_array_append_new(dense, json_integer((json_int_t)i));
+    }
+    json_object_set_new(object, "mlp_only_layers", dense);
+    json_object_set_new(object, "decoder_sparse_step", json_integer(1));
+    json_object_set_new(object, "moe_intermediate_size", json_integer((json_int_t)c->experts.ffn));
+    if (c->experts.shared > 0)
+        json_object_set_new(object, "shared_expert_intermediate_size", json_integer((json_int_t)c->experts.shared));
+}
 
 static json_t *layer_types(const ar_config *c)
 {
@@ -190,10 +238,20 @@ static void set_sizes(json_t *object, const ar_config *c)
     }
     if (!own)
         json_object_set_new(object, "pad_token_id", c->pads ? json_integer((json_int_t)c->pad_id) : json_null());
+    set_experts(object, c);
     set_rope(object, "rope_parameters", &c->rope, c->head_dim);
     set_rope(object, "rope_scaling", &c->rope, c->head_dim);
     if (c->window > 0 || json_is_array(json_object_get(object, "layer_types")))
         json_object_set_new(object, "layer_types", layer_types(c));
+}
+
+static bool same_experts(const ar_config *a, const ar_config *b)
+{
+    const ar_experts *x = &a->experts, *y = &b->experts;
+    bool same = x->n == y->n && x->per_token == y->per_token && x->ffn == y->ffn && x->shared == y->shared;
+    for (size_t i = 0; i < a->layers; i++)
+        same = same && ar_config_has_experts(a, i) == ar_config_has_experts(b, i);
+    return same;
 }
 
 static bool same_sizes(const ar_config *a, const ar_config *b)
@@ -206,7 +264,7 @@ static bool same_sizes(const ar_config *a, const ar_config *b)
         if (ar_config_window(a, i) != ar_config_window(b, i))
             return false;
     }
-    return true;
+    return same_experts(a, b);
 }
 
 ar_status ari_config_resize(unsigned char **text, size_t *bytes, const ar_config *c)

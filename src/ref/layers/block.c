@@ -184,6 +184,7 @@ static void split_branches(ar_block_options *o)
         return;
     o->attention.split = &o->split->attention;
     o->mlp.split = &o->split->mlp;
+    o->experts.split = &o->split->mlp;
 }
 
 /* The norm of a part of the block; NULL where there is none. */
@@ -219,7 +220,8 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
         AR_TRY(create_norm(&m->mlp.before, m, ctx, &o, o.norm2 ? o.norm2 : "norm2", o.split ? o.split->norm2 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.mlp_name ? o.mlp_name : "mlp"));
     AR_TRY(ari_dropout_init(&m->mlp.dropout, name, ARI_DROPPED_MLP, h, positions));
-    AR_TRY(ar_mlp_create(&m->mlp.of, ctx, name, &o.mlp));
+    AR_TRY(o.experts.n > 0 ? ar_experts_create(&m->mlp.of, ctx, name, &o.experts)
+                           : ar_mlp_create(&m->mlp.of, ctx, name, &o.mlp));
     return after ? create_norm(&m->mlp.after, m, ctx, &o, o.mlp_norm ? o.mlp_norm : "mlp_norm", stream) : AR_OK;
 }
 

@@ -111,6 +111,45 @@ AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, si
 /** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
 
+/* --- experts (faults_experts.c) ----------------------------------------------------------------------------------- */
+
+/* Of the tokens of a pass: p [tokens, experts] of all, the experts and weights of the slots [tokens, k]. */
+typedef struct ari_chosen {
+    const ar_tensor *p, *expert, *weight;
+} ari_chosen;
+
+/** router_logits_bf16; recompute_routes_differ: the logits z, before anything is made of them. */
+AR_NODISCARD ar_status ari_fault_router_logits(ar_ctx *ctx, const ar_tensor *z);
+/** router_weights_not_normalised, router_weights_normalised; router_grad_chosen_alone: whether weights are normalised,
+ *  or are so in the backward pass. */
+bool ari_fault_normalised(const ar_ctx *ctx, bool normalised, bool backward);
+/** router_softmax_twice, router_ties_higher_index: after z was routed. */
+AR_NODISCARD ar_status ari_fault_routed(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z, bool normalised);
+/** router_weights_detached: the gradient of the weights. */
+AR_NODISCARD ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g);
+/** router_softmax_twice, router_sum_detached: after the logits' gradient was written. */
+AR_NODISCARD ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
+                                                 const ar_tensor *g);
+/** expert_input_weighted: what multiplies the rows that go to the experts, and those that come from them; NULL:
+ *  nothing. */
+const ar_tensor *ari_fault_input_weight(const ar_ctx *ctx, const ar_tensor *weight);
+const ar_tensor *ari_fault_output_weight(const ar_ctx *ctx, const ar_tensor *weight);
+/** expert_rows_off_by_one: the rows of the slots. */
+AR_NODISCARD ar_status ari_fault_places(ar_ctx *ctx, const ar_tensor *place);
+/** expert_capacity_drops, last_expert_left_out: after the weights were told and kept. */
+AR_NODISCARD ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, size_t experts);
+/** experts_not_reduced, experts_dx_not_reduced, experts_combined_first: the group over which a product is summed. */
+ar_comm *ari_fault_fold_over(const ar_ctx *ctx, bool backward, ar_comm *over);
+/** experts_combined_first: what the experts made, combined, and the weights' gradient, of which each rank has its part.
+ *  over: the group that cuts the experts. */
+AR_NODISCARD ar_status ari_fault_combined(ar_ctx *ctx, const ar_tensor *y, ar_comm *over, const char *tag);
+/** if ari_fault_of_shared (shared_expert_left_out, shared_gate_left_out): y += what the shared expert made, or not. */
+bool ari_fault_of_shared(const ar_ctx *ctx);
+AR_NODISCARD ar_status ari_fault_add_shared(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *made);
+/** shared_expert_left_out, shared_gate_left_out, shared_gate_detached: after both gradients were written. */
+AR_NODISCARD ar_status ari_fault_shared_gradient(ar_ctx *ctx, const ar_tensor *dmade, const ar_tensor *dlogit,
+                                                 const ar_tensor *dy);
+
 /* --- context parallelism, order of tokens, documents (faults_context.c) ------------------------------------------- */
 
 /** zigzag_positions: the positions that this rank's tokens get. stream: as of ari_own_positions. */

@@ -116,7 +116,7 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
     if (p->ends && !ar_faulty(ctx, AR_FAULT_pp_tied_not_summed))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->ends, p->name));
     if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
-        AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->dp, p->name));
+        AR_TRY(ctx->arith->grad_reduce(ctx, p, ari_ctx_data(ctx, p->expert), p->name));
     return AR_OK;
 }
 
@@ -191,7 +191,7 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
                                  p->name);
     if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
         return ari_fault_broadcast_over_world(p, ctx);
-    return ar_comm_broadcast(ctx->dp, ctx->queue, p->value.data, ar_tensor_count(&p->value),
+    return ar_comm_broadcast(ari_ctx_data(ctx, p->expert), ctx->queue, p->value.data, ar_tensor_count(&p->value),
                              ari_fault_broadcast_dtype(ctx, p->value.dtype), 0, p->name);
 }
 

@@ -28,6 +28,15 @@ ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement strea
                              .leave = {stream, stream}};
 }
 
+ar_branch_split ar_experts_split(bool cut, ar_placement stream)
+{
+    const ar_placement whole = {AR_REPLICATE, 0}, middle = cut ? ari_shard_features : whole;
+    return (ar_branch_split){.enter = {stream, whole},
+                             .first = {cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE, whole, middle},
+                             .second = {cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE, middle, whole},
+                             .leave = {whole, stream}};
+}
+
 ar_placement ari_placed_stream(const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) ? ari_shard_tokens : (ar_placement){AR_REPLICATE, 0};

@@ -138,7 +138,7 @@ ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, s
 ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx)
 {
     ar_layout o = p->layout;
-    add_copies(&o, ctx->dp);
+    add_copies(&o, ari_ctx_data(ctx, p->expert));
     if (p->ends)
         add_copies(&o, ctx->ends);
     return o;

@@ -6,6 +6,7 @@
 #include "anyrank/model.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
+#include "ref/models/model.h"
 
 /* Its last component: "q_proj". */
 static const char *leaf_of(const ari_family *f, ari_role role)
@@ -33,6 +34,9 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->mlp.first = leaf_of(f, packed ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST);
     o->mlp.up = leaf_of(f, ARI_UP);
     o->mlp.second = leaf_of(f, ARI_DOWN);
+    o->experts.gate = leaf_of(f, ARI_EXPERT_GATE);
+    o->experts.up = leaf_of(f, ARI_EXPERT_UP);
+    o->experts.down = leaf_of(f, ARI_EXPERT_DOWN);
 }
 
 ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
@@ -65,6 +69,14 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                               .bias = c->mlp_bias,
                               .transposed = f->transposed,
                               .fused = ari_part_path(f, ARI_GATE_UP) != NULL};
+    if (ar_config_has_experts(c, layer))
+        o->experts = (ar_experts_options){.hidden = c->hidden,
+                                          .n = c->experts.n,
+                                          .per_token = c->experts.per_token,
+                                          .ffn = c->experts.ffn,
+                                          .shared = c->experts.shared,
+                                          .normalised = c->experts.normalised,
+                                          .activation = c->activation};
     o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;
     o->attention.transposed = f->transposed;
     name_parts(f, o);
@@ -131,6 +143,12 @@ static ar_status check_attention(const ar_config *c, int ranks, const ar_branch_
     return check_output("the hidden size (attention colwise at its end)", c->hidden, ranks, &s->second);
 }
 
+static ar_status check_experts(const ar_config *c, int ranks, int of_expert, const ar_branch_split *s)
+{
+    AR_TRY(check_output("an expert's width", c->experts.ffn, of_expert, &s->first));
+    return check_output("the shared expert's width", c->experts.shared, ranks, &s->first);
+}
+
 static ar_status check_mlp(const ar_config *c, int ranks, const ar_branch_split *s)
 {
     AR_TRY(check_input("the hidden size (MLP rowwise)", c->hidden, ranks, &s->first));
@@ -141,17 +159,22 @@ static ar_status check_mlp(const ar_config *c, int ranks, const ar_branch_split 
 
 ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
 {
+    return ari_config_check_tp(c, ranks, ranks, plan);
+}
+
+ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan)
+{
     /* Divisibility does not depend on the placement between the branches, for which the plan's declared one is used. */
     const bool sequence = ar_plan_by_tokens(plan, 1, false);
     ar_outer_split outer;
     if (ranks < 1)
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
-    AR_TRY(ar_config_need_mlp(c, "split over ranks"));
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_split split;
         AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
         AR_TRY(check_attention(c, ranks, &split.attention));
-        AR_TRY(check_mlp(c, ranks, &split.mlp));
+        AR_TRY(ar_config_has_experts(c, i) ? check_experts(c, ranks, of_expert, &split.mlp)
+                                           : check_mlp(c, ranks, &split.mlp));
     }
     AR_TRY(ar_plan_outer(plan, c, sequence, &outer));
     AR_TRY(check_input("the hidden size (LM head rowwise)", c->hidden, ranks, &outer.head));
@@ -202,6 +225,5 @@ static ar_status add_elements(void *user, const char *name, int ndim, const size
 ar_status ar_config_parameters(const ar_config *c, size_t *out)
 {
     *out = 0;
-    AR_TRY(ar_config_need_mlp(c, "counted"));
     return ari_param_list(c, add_elements, out);
 }

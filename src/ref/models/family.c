@@ -103,6 +103,69 @@ static const ari_family families[] = {
                                 {ARI_MLP_NORM, "post_feedforward_layernorm"},
                                 {ARI_FINAL_NORM, "model.norm"},
                                 {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_MIXTRAL] = {.blocks = "model.layers",
+                         .attention = "self_attn",
+                         .mlp = "block_sparse_moe",
+                         .embedded = "model.embed_tokens",
+                         .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                  {ARI_NORM1, "input_layernorm"},
+                                  {ARI_Q, "self_attn.q_proj"},
+                                  {ARI_K, "self_attn.k_proj"},
+                                  {ARI_V, "self_attn.v_proj"},
+                                  {ARI_OUT, "self_attn.o_proj"},
+                                  {ARI_NORM2, "post_attention_layernorm"},
+                                  {ARI_ROUTER, "block_sparse_moe.gate"},
+                                  {ARI_EXPERT_GATE, "block_sparse_moe.experts.*.w1"},
+                                  {ARI_EXPERT_UP, "block_sparse_moe.experts.*.w3"},
+                                  {ARI_EXPERT_DOWN, "block_sparse_moe.experts.*.w2"},
+                                  {ARI_FINAL_NORM, "model.norm"},
+                                  {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_QWEN2_MOE] = {.blocks = "model.layers",
+                           .attention = "self_attn",
+                           .mlp = "mlp",
+                           .embedded = "model.embed_tokens",
+                           .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                    {ARI_NORM1, "input_layernorm"},
+                                    {ARI_Q, "self_attn.q_proj"},
+                                    {ARI_K, "self_attn.k_proj"},
+                                    {ARI_V, "self_attn.v_proj"},
+                                    {ARI_OUT, "self_attn.o_proj"},
+                                    {ARI_NORM2, "post_attention_layernorm"},
+                                    {ARI_GATE, "mlp.gate_proj"},
+                                    {ARI_UP, "mlp.up_proj"},
+                                    {ARI_DOWN, "mlp.down_proj"},
+                                    {ARI_ROUTER, "mlp.gate"},
+                                    {ARI_EXPERT_GATE, "mlp.experts.*.gate_proj"},
+                                    {ARI_EXPERT_UP, "mlp.experts.*.up_proj"},
+                                    {ARI_EXPERT_DOWN, "mlp.experts.*.down_proj"},
+                                    {ARI_SHARED_GATE, "mlp.shared_expert.gate_proj"},
+                                    {ARI_SHARED_UP, "mlp.shared_expert.up_proj"},
+                                    {ARI_SHARED_DOWN, "mlp.shared_expert.down_proj"},
+                                    {ARI_SHARED_SHARE, "mlp.shared_expert_gate"},
+                                    {ARI_FINAL_NORM, "model.norm"},
+                                    {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_QWEN3_MOE] = {.blocks = "model.layers",
+                           .attention = "self_attn",
+                           .mlp = "mlp",
+                           .embedded = "model.embed_tokens",
+                           .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                    {ARI_NORM1, "input_layernorm"},
+                                    {ARI_Q, "self_attn.q_proj"},
+                                    {ARI_K, "self_attn.k_proj"},
+                                    {ARI_V, "self_attn.v_proj"},
+                                    {ARI_Q_NORM, "self_attn.q_norm"},
+                                    {ARI_K_NORM, "self_attn.k_norm"},
+                                    {ARI_OUT, "self_attn.o_proj"},
+                                    {ARI_NORM2, "post_attention_layernorm"},
+                                    {ARI_GATE, "mlp.gate_proj"},
+                                    {ARI_UP, "mlp.up_proj"},
+                                    {ARI_DOWN, "mlp.down_proj"},
+                                    {ARI_ROUTER, "mlp.gate"},
+                                    {ARI_EXPERT_GATE, "mlp.experts.*.gate_proj"},
+                                    {ARI_EXPERT_UP, "mlp.experts.*.up_proj"},
+                                    {ARI_EXPERT_DOWN, "mlp.experts.*.down_proj"},
+                                    {ARI_FINAL_NORM, "model.norm"},
+                                    {ARI_HEAD, "lm_head"}}},
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {
@@ -123,6 +186,14 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
     [ARI_GATE_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_FFN, ARI_HIDDEN},
     [ARI_DOWN] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
+    [ARI_ROUTER] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_EXPERT_COUNT, ARI_HIDDEN},
+    [ARI_EXPERT_GATE] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_EXPERT_FFN, ARI_HIDDEN},
+    [ARI_EXPERT_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_EXPERT_FFN, ARI_HIDDEN},
+    [ARI_EXPERT_DOWN] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_EXPERT_FFN},
+    [ARI_SHARED_GATE] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_SHARED_FFN, ARI_HIDDEN},
+    [ARI_SHARED_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_SHARED_FFN, ARI_HIDDEN},
+    [ARI_SHARED_DOWN] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_SHARED_FFN},
+    [ARI_SHARED_SHARE] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_ONE, ARI_HIDDEN},
     [ARI_MLP_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_FINAL_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_HEAD] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
@@ -149,6 +220,11 @@ static const struct value {
     {ARI_UP_SUM, true, "up"},
     {ARI_ACTIVATION, true, "act"},
     {ARI_MLP_DROPPED, true, "dropout"},
+    {ARI_ROUTES, true, "weights"},
+    {ARI_ROUTER_LOGITS, true, "logits"},
+    {ARI_EXPERTS, true, "experts"},
+    {ARI_SHARED_ACTIVATION, true, "shared_expert.act"},
+    {ARI_SHARED_EXPERT, true, "shared_expert"},
     {ARI_MLP, true, ""},
 };
 
@@ -175,6 +251,15 @@ const char *ari_part_path(const ari_family *f, ari_role role)
     while (p->path && p->role != role)
         p++;
     return p->path;
+}
+
+void ari_expert_path(char *out, size_t cap, const char *path, size_t expert)
+{
+    const char *star = strchr(path, '*');
+    if (star)
+        snprintf(out, cap, "%.*s%zu%s", (int)(star - path), path, expert, star + 1);
+    else
+        snprintf(out, cap, "%s", path);
 }
 
 bool ari_family_value(const char **module, const char **leaf, ari_role *role, const ari_family *f, size_t i)
@@ -220,6 +305,24 @@ void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_r
 
 /* --- the parameters of a model ------------------------------------------------------------------------------------ */
 
+bool ari_is_mlp_part(ari_role role)
+{
+    return role == ARI_FIRST || role == ARI_GATE_UP || role == ARI_GATE || role == ARI_UP || role == ARI_DOWN;
+}
+
+bool ari_is_of_experts(ari_role role)
+{
+    return role >= ARI_ROUTER && role <= ARI_SHARED_SHARE;
+}
+
+bool ari_part_in_layer(const ar_config *c, ari_role role, size_t layer)
+{
+    const bool experts = ar_config_has_experts(c, layer);
+    if (ari_is_of_experts(role))
+        return experts && (role < ARI_SHARED_GATE || c->experts.shared > 0);
+    return ari_part_present(c, role) && !(experts && ari_is_mlp_part(role));
+}
+
 bool ari_part_present(const ar_config *c, ari_role role)
 {
     switch (role) {
@@ -249,6 +352,8 @@ static bool part_has_bias(const ar_config *c, ari_role role)
         return false;
     if (role == ARI_OUT)
         return c->out_bias;
+    if (ari_is_of_experts(role))
+        return false;
     return role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V ? c->qkv_bias : c->mlp_bias;
 }
 
@@ -266,7 +371,11 @@ static size_t extent_of(const ar_config *c, ari_shape_extent e)
                               [ARI_NORMED_QUERIES] = by_head ? c->head_dim : q,
                               [ARI_NORMED_KEYS] = by_head ? c->head_dim : kv,
                               [ARI_PACKED_HEADS] = q + 2 * kv,
-                              [ARI_PACKED_FFN] = 2 * c->ffn};
+                              [ARI_PACKED_FFN] = 2 * c->ffn,
+                              [ARI_EXPERT_COUNT] = c->experts.n,
+                              [ARI_EXPERT_FFN] = c->experts.ffn,
+                              [ARI_SHARED_FFN] = c->experts.shared,
+                              [ARI_ONE] = 1};
     return extents[e];
 }
 
@@ -277,26 +386,44 @@ typedef struct walk {
 } walk;
 
 /* The weight in its stored orientation, then the bias. block: "model.layers.0.", or "". */
-static ar_status visit_part(const walk *w, const ari_family_part *p, const char *block)
+static ar_status visit_part(const walk *w, const ari_family_part *p, const char *block, size_t expert)
 {
     const ari_part_kind *k = ari_part_kind_of(p->role);
     const bool transposed = k->form == ARI_FORM_LINEAR && ari_family_of(w->config->arch)->transposed;
     const size_t out = extent_of(w->config, k->out), in = extent_of(w->config, k->in);
     const size_t shape[2] = {transposed ? in : out, transposed ? out : in};
-    char name[160];
-    snprintf(name, sizeof name, "%s%s.weight", block, p->path);
+    char name[160], path[96];
+    ari_expert_path(path, sizeof path, p->path, expert);
+    snprintf(name, sizeof name, "%s%s.weight", block, path);
     AR_TRY(w->visit(w->user, name, k->form == ARI_FORM_NORM ? 1 : 2, shape));
     if (!part_has_bias(w->config, p->role))
         return AR_OK;
-    snprintf(name, sizeof name, "%s%s.bias", block, p->path);
+    snprintf(name, sizeof name, "%s%s.bias", block, path);
     return w->visit(w->user, name, 1, &out);
 }
 
-static ar_status visit_section(const walk *w, ari_section section, const char *block)
+/* The parts of one expert, from the first on, then those of the next. */
+static ar_status visit_experts(const walk *w, const ari_family_part *first, const char *block)
+{
+    for (size_t i = 0; i < w->config->experts.n; i++) {
+        for (const ari_family_part *p = first; p->path && ari_is_expert_part(p->role); p++)
+            AR_TRY(visit_part(w, p, block, i));
+    }
+    return AR_OK;
+}
+
+/* layer: of no use outside of the blocks. */
+static ar_status visit_section(const walk *w, ari_section section, const char *block, size_t layer)
 {
     for (const ari_family_part *p = ari_family_of(w->config->arch)->part; p->path; p++) {
-        if (ari_section_of(p->role) == section && ari_part_present(w->config, p->role))
-            AR_TRY(visit_part(w, p, block));
+        const bool there = section == ARI_IN_BLOCKS ? ari_part_in_layer(w->config, p->role, layer)
+                                                    : ari_part_present(w->config, p->role);
+        if (ari_section_of(p->role) != section || !there)
+            continue;
+        if (p->role == ARI_EXPERT_GATE)
+            AR_TRY(visit_experts(w, p, block));
+        else if (!ari_is_expert_part(p->role))
+            AR_TRY(visit_part(w, p, block, 0));
     }
     return AR_OK;
 }
@@ -305,11 +432,11 @@ ar_status ari_param_list(const ar_config *c,
                          ar_status (*visit)(void *user, const char *name, int ndim, const size_t *shape), void *user)
 {
     const walk w = {c, visit, user};
-    AR_TRY(visit_section(&w, ARI_BEFORE_BLOCKS, ""));
+    AR_TRY(visit_section(&w, ARI_BEFORE_BLOCKS, "", 0));
     for (size_t i = 0; i < c->layers; i++) {
         char block[64];
         snprintf(block, sizeof block, "%s.%zu.", ari_family_of(c->arch)->blocks, i);
-        AR_TRY(visit_section(&w, ARI_IN_BLOCKS, block));
+        AR_TRY(visit_section(&w, ARI_IN_BLOCKS, block, i));
     }
-    return visit_section(&w, ARI_AFTER_BLOCKS, "");
+    return visit_section(&w, ARI_AFTER_BLOCKS, "", 0);
 }

@@ -30,7 +30,11 @@ typedef enum ari_shape_extent {
     ARI_NORMED_QUERIES, /* a head's features, or those of all */
     ARI_NORMED_KEYS,
     ARI_PACKED_HEADS, /* q | k | v */
-    ARI_PACKED_FFN    /* gate | up */
+    ARI_PACKED_FFN,   /* gate | up */
+    ARI_EXPERT_COUNT,
+    ARI_EXPERT_FFN,
+    ARI_SHARED_FFN,
+    ARI_ONE
 } ari_shape_extent;
 
 /* The parameters of a role, which are the same in every family. */
@@ -44,7 +48,9 @@ const ari_part_kind *ari_part_kind_of(ari_role role);
 
 typedef struct ari_family_part {
     ari_role role;
-    const char *path; /* Hugging Face's, below a block's: "self_attn.q_proj". A parameter adds ".weight" or ".bias" */
+    const char *
+        path; /* Hugging Face's, below a block's: "self_attn.q_proj". A parameter adds ".weight" or ".bias". "*" stands for
+                         an expert's number */
 } ari_family_part;
 
 typedef struct ari_family {
@@ -53,7 +59,8 @@ typedef struct ari_family {
     const char *embedded;        /* what the first block gets: under this name it is tapped */
     const char *prefix;          /* that files may leave out of all names; NULL: none */
     bool transposed;             /* linear layers store [in, out] */
-    ari_family_part part[18];    /* in the order of first use; a path of NULL ends them */
+    ari_family_part part[24];    /* in the order of first use, the three of an expert together; a path of NULL ends
+                                    them */
 } ari_family;
 /** Static storage. */
 const ari_family *ari_family_of(ar_arch arch);
@@ -62,6 +69,14 @@ const ari_family *ari_family_at(size_t i);
 
 /** True if a model of this config has this part of its family, with parameters of its own. */
 bool ari_part_present(const ar_config *c, ari_role role);
+/** The same of a layer: either an MLP or experts. */
+bool ari_part_in_layer(const ar_config *c, ari_role role, size_t layer);
+/** True for the parts of an MLP that is no expert. */
+bool ari_is_mlp_part(ari_role role);
+/** True for what a layer with experts has in the place of an MLP. */
+bool ari_is_of_experts(ari_role role);
+/** A part's path with an expert's number in the place of "*". */
+void ari_expert_path(char *out, size_t cap, const char *path, size_t expert);
 /** The path of a family's part; NULL: it has none. */
 const char *ari_part_path(const ari_family *f, ari_role role);
 

@@ -105,7 +105,8 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
     {                                                                                                         \
         [ARI_OVER_TP] = &(g)->tp, [ARI_OVER_PP] = &(g)->pp.all, [ARI_OVER_ENDS] = &(g)->pp.ends,              \
         [ARI_OVER_SHARD] = &(g)->shard, [ARI_OVER_REPLICATE] = &(g)->replicate, [ARI_OVER_CP] = &(g)->cp.all, \
-        [ARI_OVER_RING] = &(g)->cp.ring, [ARI_OVER_INNER] = &(g)->cp.inner, [ARI_OVER_DP] = &(g)->dp          \
+        [ARI_OVER_RING] = &(g)->cp.ring, [ARI_OVER_INNER] = &(g)->cp.inner, [ARI_OVER_EP] = &(g)->ep.all,     \
+        [ARI_OVER_EDP] = &(g)->ep.copies, [ARI_OVER_EXPERT_CP] = &(g)->ep.sequence, [ARI_OVER_DP] = &(g)->dp  \
     }
 
 /* True if a layout has such a group; every layout has those that a context always requires. */
@@ -113,6 +114,11 @@ static bool has_group(const ar_parallel *p, ari_over over)
 {
     if (over == ARI_OVER_SHARD || over == ARI_OVER_REPLICATE)
         return ari_at_least_one(p->dp_replicate) > 1;
+    const bool apart = ari_at_least_one(p->ep) > 1 || ari_experts_whole(p);
+    if (over == ARI_OVER_EP || over == ARI_OVER_EDP)
+        return apart;
+    if (over == ARI_OVER_EXPERT_CP)
+        return apart && ari_expert_sequence(p) > 1;
     if (over == ARI_OVER_RING || over == ARI_OVER_INNER)
         return ari_extent(p, ARI_CUTS_POSITIONS) > 1;
     return over == ARI_OVER_TP || over == ARI_OVER_DP || ari_extent(p, ari_over_axes(over)) > 1;
@@ -142,12 +148,29 @@ static ar_status split(ar_comm **gives, ar_comm *world, const ar_parallel *p, ar
     return ar_comm_join(gives, world, group, place, n);
 }
 
+/* Runs of neighbours have the experts between them. */
+static ar_status split_experts(ar_comm **gives, ar_comm *world, const ar_parallel *p, ari_over over)
+{
+    const ari_ranks ranks = ari_ranks_of(p);
+    const ari_axes axes = ari_expert_axes(p);
+    const int rank = ar_comm_rank(world), ep = ari_at_least_one(p->ep);
+    const int at = ari_place_along(&ranks, rank, axes), copies = ari_ranks_along(&ranks, axes) / ep;
+    const int team = ari_place_along(&ranks, rank, ARI_ALL_AXES & ~axes);
+    const int own = at % ep, copy = at / ep, sequence = ari_expert_sequence(p);
+    if (over == ARI_OVER_EP)
+        return ar_comm_join(gives, world, team * copies + copy, own, ep);
+    if (over == ARI_OVER_EDP)
+        return ar_comm_join(gives, world, team * ep + own, copy, copies);
+    return ar_comm_join(gives, world, (team * ep + own) * (copies / sequence) + copy / sequence, copy % sequence,
+                        sequence);
+}
+
 ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p, bool wrong_stride)
 {
     ar_comm **const groups[] = GROUPS(gives);
     const int summed = ari_extent(p, ARI_CUTS_DATA), inner = ari_at_least_one(p->cp_inner);
     const int rank = ar_comm_rank(world);
-    *gives = (ar_parallel_groups){.cp.zigzag = p->zigzag};
+    *gives = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_whole(p)};
     if (ar_comm_size(world) != ar_parallel_world(p) || ari_layout_extent(p, ARI_LAYOUT_CP) % inner != 0) {
         char text[256];
         ar_parallel_text(text, sizeof text, p);
@@ -162,7 +185,8 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
         if (over == ARI_OVER_DP && wrong_stride)
             AR_TRY(ar_comm_join(groups[over], world, rank / summed, rank % summed, summed));
         else if (has_group(p, (ari_over)over))
-            AR_TRY(split(groups[over], world, p, (ari_over)over));
+            AR_TRY((over == ARI_OVER_EP || over == ARI_OVER_EDP || over == ARI_OVER_EXPERT_CP ? split_experts : split)(
+                groups[over], world, p, (ari_over)over));
     }
     return AR_OK;
 }
@@ -179,6 +203,7 @@ void ar_parallel_groups_use(ar_ctx_options *o, const ar_parallel_groups *g)
     o->shard = g->shard;
     o->replicate = g->replicate;
     o->cp = g->cp;
+    o->ep = g->ep;
     o->pp = g->pp;
 }
 

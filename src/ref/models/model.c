@@ -117,13 +117,12 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
 {
     const ar_plan fallback = {0};
     const ari_family *f = ari_family_of(c->arch);
-    AR_TRY(ar_config_need_mlp(c, "split over ranks"));
     if (!plan)
         plan = &fallback;
     const int tp = ar_comm_size(ar_ctx_tp(ctx));
     const bool sequence = ar_plan_by_tokens(plan, tp, ari_ctx_sp(ctx));
     ar_outer_split split;
-    AR_TRY(ar_config_check_tp(c, tp, plan));
+    AR_TRY(ari_config_check_tp(c, tp, ari_experts_whole(&ctx->layout) ? 1 : tp, plan));
     AR_TRY(check_pipeline(ctx, c));
     AR_TRY(ar_plan_outer(plan, c, sequence, &split));
     AR_TRY(ari_streams_check(c, ctx->seed));

@@ -5,6 +5,8 @@
 #include "anyrank/config.h"
 #include "anyrank/model.h"
 
+/** ar_config_check_tp, of experts that are cut over so many of the ranks. Errors: the same. */
+AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan);
 /** A model's parameters in an array, in the order of their first use. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m);
 

@@ -9,6 +9,7 @@
 #include "anyrank/model.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
+#include "ref/models/model.h"
 #include "ref/models/stages.h"
 
 int ar_parallel_world(const ar_parallel *p)
@@ -98,6 +99,10 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
         if (ranks > 1 && more[i])
             more[i](out, cap, p);
     }
+    if (ari_at_least_one(p->ep) > 1)
+        append_extent(out, cap, "ep", p->ep);
+    if (ari_experts_whole(p))
+        append_extent(out, cap, "etp", 1);
     append_recompute(out, cap, &p->recompute);
     if (p->zero > 0 && ari_extent(p, ARI_CUTS_DATA) > 1)
         append_extent(out, cap, "zero", p->zero);
@@ -140,6 +145,60 @@ static ar_status check_extents(const ar_parallel *p)
     return AR_OK;
 }
 
+static ar_status check_expert_width(const ar_parallel *p, const ar_config *c)
+{
+    const int tp = ari_at_least_one(p->tp);
+    if (c->experts.n == 0)
+        return ar_error_set(AR_ERR_ARG, "etp=%d is about experts, and %s has none", p->etp, c->name);
+    if (p->etp != tp && p->etp != 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "etp=%d of tp=%d: an expert is cut over all tensor-parallel ranks, etp=%d, or none, etp=1",
+                            p->etp, tp, tp);
+    if (ari_experts_whole(p) && !p->sp)
+        return ar_error_set(AR_ERR_ARG,
+                            "etp=1 with tp=%d: each of these ranks has experts for positions of its own, which takes "
+                            "sequence parallelism (sp)",
+                            tp);
+    return AR_OK;
+}
+
+/* The groups of ranks that share out the experts. */
+static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t batch)
+{
+    const int ep = ari_at_least_one(p->ep), dp = ari_at_least_one(p->dp), all = ari_extent(p, ari_expert_axes(p));
+    const int sharers = all / dp;
+    if (p->etp > 0)
+        AR_TRY(check_expert_width(p, c));
+    if ((ep > 1 || ari_experts_whole(p)) && ari_at_least_one(p->dp_replicate) > 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "ep=%d with %d replicas of shares: the copies of experts lie across them; use one", ep,
+                            p->dp_replicate);
+    if (ep == 1)
+        return AR_OK;
+    if (c->experts.n == 0)
+        return ar_error_set(AR_ERR_ARG, "ep=%d shares out experts, and %s has none", ep, c->name);
+    if (c->experts.n % (size_t)ep != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "the %zu experts cannot be shared out to ep=%d; use an ep that divides %zu", c->experts.n,
+                            ep, c->experts.n);
+    if (all % ep != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "ep=%d does not divide the %d ranks of dp * cp%s, of which each has some experts", ep, all,
+                            ari_experts_whole(p) ? " * tp" : "");
+    if (ep % sharers != 0 && sharers % ep != 0)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "ep=%d, and %d ranks share a sequence: these are in one group of ep, or are several; use an "
+            "ep that divides %d, or a multiple of it",
+            ep, sharers, sharers);
+    if (ep > sharers && batch % (size_t)dp != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "ep=%d: the dp=%d ranks send each other tokens, and %zu samples are not as many for each; "
+                            "use a batch that dp divides",
+                            ep, dp, batch);
+    return AR_OK;
+}
+
 static ar_status check_replicas(const ar_parallel *p)
 {
     const int dp = ari_at_least_one(p->dp), replicas = ari_at_least_one(p->dp_replicate);
@@ -168,9 +227,10 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     const int tp = ari_at_least_one(p->tp);
     const bool sequence = ar_plan_by_tokens(plan, tp, p->sp);
     AR_TRY(ar_plan_check(plan, c, sequence));
-    AR_TRY(ar_config_check_tp(c, tp, plan));
+    AR_TRY(ari_config_check_tp(c, tp, ari_experts_whole(p) ? 1 : tp, plan));
     AR_TRY(ari_stages_check(p, c));
     AR_TRY(check_batch(p, batch));
+    AR_TRY(check_experts(p, c, batch));
     AR_TRY(ar_parallel_check_sequence(p, seq));
     return ar_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan);
 }

@@ -13,13 +13,6 @@
 #include "ref/models/family.h"
 #include "ref/models/stages.h"
 
-/* The rest of `name` after `path` and a dot; NULL: the name does not begin so. */
-static const char *below(const char *name, const char *path)
-{
-    const size_t n = path ? strlen(path) : 0;
-    return n > 0 && strncmp(name, path, n) == 0 && name[n] == '.' ? name + n + 1 : NULL;
-}
-
 /* "3.mlp.up_proj.weight" -> 3, *rest "mlp.up_proj.weight". Names have no leading zeros and no sign. */
 static bool numbered(const char *text, size_t *number, const char **rest)
 {
@@ -35,22 +28,45 @@ static bool numbered(const char *text, size_t *number, const char **rest)
     return true;
 }
 
+/* The rest of `name` after `path` and a dot; NULL: the name does not begin so. "*" in the path stands for a number, which
+ * goes to *number. */
+static const char *below(const char *name, const char *path, size_t *number)
+{
+    if (!path || !path[0])
+        return NULL;
+    for (; *path; path++) {
+        if (*path != '*') {
+            if (*path != *name++)
+                return NULL;
+        } else if (numbered(name, number, &name)) {
+            name--; /* the dot */
+        } else {
+            return NULL;
+        }
+    }
+    return *name == '.' ? name + 1 : NULL;
+}
+
 size_t ari_layer_of_name(const ar_config *c, const char *name)
 {
     size_t layer = 0;
-    const char *rest = below(name, ari_family_of(c->arch)->blocks);
+    const char *rest = below(name, ari_family_of(c->arch)->blocks, &layer);
     return rest && numbered(rest, &layer, &rest) && layer < c->layers ? layer : SIZE_MAX;
 }
 
-/* The part of a section whose parameter `name` is; what follows its path goes to *kind. NULL: none. */
-static const ari_family_part *part_of(const ar_config *c, bool in_blocks, const char *name, const char **kind)
+bool ari_param_place_of(ari_param_place *p, const ar_config *c, const char *name)
 {
-    for (const ari_family_part *p = ari_family_of(c->arch)->part; p->path; p++) {
-        const bool within = ari_section_of(p->role) == ARI_IN_BLOCKS;
-        if (within == in_blocks && (*kind = below(name, p->path)) != NULL)
-            return p;
+    const ari_family *f = ari_family_of(c->arch);
+    size_t layer = 0;
+    *p = (ari_param_place){.layer = ari_layer_of_name(c, name), .rest = name};
+    if (p->layer != SIZE_MAX)
+        (void)numbered(below(name, f->blocks, &layer), &layer, &p->rest);
+    for (p->part = f->part; p->part->path; p->part++) {
+        const bool within = ari_section_of(p->part->role) == ARI_IN_BLOCKS;
+        if (within == (p->layer != SIZE_MAX) && (p->kind = below(p->rest, p->part->path, &p->expert)) != NULL)
+            return true;
     }
-    return NULL;
+    return false;
 }
 
 /* A linear layer's weight or bias. Column-parallel: along its outputs; row-parallel: along its inputs, of which a bias
@@ -60,7 +76,7 @@ static void place_linear(ari_placing *p, const ar_config *c, const ari_family_pa
     const ari_part_kind *k = ari_part_kind_of(part->role);
     const bool bias = strcmp(kind, "bias") == 0, column = k->style == AR_STYLE_COLWISE;
     const ari_shape_extent split = column ? k->out : k->in;
-    if (bias && !column)
+    if ((bias && !column) || k->style == AR_STYLE_REPLICATE)
         return;
     p->dim = bias || column != ari_family_of(c->arch)->transposed ? 0 : 1;
     p->blocks = split == ARI_PACKED_HEADS ? 3 : split == ARI_PACKED_FFN ? 2 : 1;
@@ -68,24 +84,11 @@ static void place_linear(ari_placing *p, const ar_config *c, const ari_family_pa
         p->block[i] = p->blocks == 2 ? c->ffn : (i == 0 ? c->heads : c->kv_heads) * c->head_dim;
     p->copied = split == ARI_KV_HEADS;
     /* If KV heads divide, so do query heads. */
-    p->heads = p->copied || split == ARI_PACKED_HEADS        ? c->kv_heads
-               : split == ARI_FFN || split == ARI_PACKED_FFN ? 0
-                                                             : c->heads;
+    p->heads = p->copied || split == ARI_PACKED_HEADS ? c->kv_heads : split == ARI_QUERY_HEADS ? c->heads : 0;
 }
 
-static void in_block(ari_placing *p, const ar_config *c, const char *rest)
+static void outside(ari_placing *p, const ar_config *c, ari_role role, bool embedding_hidden)
 {
-    const char *kind;
-    const ari_family_part *part = part_of(c, true, rest, &kind);
-    if (part && ari_part_kind_of(part->role)->form == ARI_FORM_LINEAR)
-        place_linear(p, c, part, kind);
-}
-
-static void outside(ari_placing *p, const ar_config *c, const char *name, bool embedding_hidden)
-{
-    const char *kind;
-    const ari_family_part *part = part_of(c, false, name, &kind);
-    const ari_role role = part ? part->role : ARI_NO_ROLE;
     const bool token = role == ARI_TOKENS;
     p->vocabulary = token || role == ARI_HEAD;
     if (p->vocabulary) {
@@ -99,15 +102,15 @@ static void outside(ari_placing *p, const ar_config *c, const char *name, bool e
 void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim, const size_t *shape,
                     bool embedding_hidden)
 {
-    size_t layer;
-    const char *rest = below(name, ari_family_of(c->arch)->blocks);
-    *p = (ari_placing){.ndim = ndim, .dim = -1, .blocks = 1, .layer = ari_layer_of_name(c, name)};
+    ari_param_place at;
+    const bool known = ari_param_place_of(&at, c, name);
+    *p = (ari_placing){.ndim = ndim, .dim = -1, .blocks = 1, .layer = at.layer};
     for (int d = 0; d < ndim; d++)
         p->shape[d] = shape[d];
     if (p->layer == SIZE_MAX)
-        outside(p, c, name, embedding_hidden);
-    else if (numbered(rest, &layer, &rest))
-        in_block(p, c, rest);
+        outside(p, c, known ? at.part->role : ARI_NO_ROLE, embedding_hidden);
+    else if (known && ari_part_kind_of(at.part->role)->form == ARI_FORM_LINEAR)
+        place_linear(p, c, at.part, at.kind);
 }
 
 static ar_status check_heads(const ari_placing *p, const char *name, int tp)

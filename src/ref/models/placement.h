@@ -3,6 +3,7 @@
 #define ARI_MODELS_PLACEMENT_H
 
 #include "anyrank/parallel.h"
+#include "ref/models/family.h"
 
 /* A parameter's placement over tensor-parallel ranks and pipeline stages, derived from the config and its name alone.
  * Plain data, the same for all ranks. */
@@ -30,5 +31,15 @@ AR_NODISCARD ar_status ari_placing_layout(ar_layout *o, const ari_placing *p, co
 bool ari_placing_staged(const ari_placing *p, const ar_parallel *parallel, size_t layers, int place);
 /** The layer that a name below the blocks' path belongs to, parameter or not; SIZE_MAX: none. */
 size_t ari_layer_of_name(const ar_config *c, const char *name);
+
+/* A parameter's place in the model, by its name. */
+typedef struct ari_param_place {
+    const ari_family_part *part; /* static storage */
+    size_t layer;                /* SIZE_MAX: in none */
+    size_t expert;               /* 0 where there are none */
+    const char *rest, *kind;     /* of the name: below the layer; and "weight" or "bias" */
+} ari_param_place;
+/** False: no part of the family has this name. */
+bool ari_param_place_of(ari_param_place *p, const ar_config *c, const char *name);
 
 #endif

@@ -11,6 +11,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/parts.h"
+#include "ref/models/stacked.h"
 
 /* --- building ----------------------------------------------------------------------------------------------------- */
 
@@ -81,16 +82,11 @@ bool ari_plan_is_default(const ar_plan *p)
 static const ar_style mlp_styles[][2] = {[AR_MLP_COLUMN_ROW] = {AR_STYLE_COLWISE, AR_STYLE_ROWWISE},
                                          [AR_MLP_ROW_COLUMN] = {AR_STYLE_ROWWISE, AR_STYLE_COLWISE}};
 
-static bool in_mlp(ari_role role)
-{
-    return role == ARI_FIRST || role == ARI_GATE_UP || role == ARI_GATE || role == ARI_UP || role == ARI_DOWN;
-}
-
 static ar_status put_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {
     for (const ari_family_part *part = ari_family_of(arch)->part; part->path; part++) {
         char glob[AR_PLAN_GLOB];
-        if (!in_mlp(part->role))
+        if (!ari_is_mlp_part(part->role))
             continue;
         ari_role_path(glob, sizeof glob, arch, "*", part->role);
         AR_TRY(put_rule(p, mlp_styles[order][part->role == ARI_DOWN], glob));
@@ -156,11 +152,39 @@ static bool matches(const ar_plan_rule *rule, const char *path, const char *belo
     return ari_glob_matches(rule->glob, path) || (below != path && ari_glob_matches(rule->glob, below));
 }
 
-const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *path, bool prepares)
+/* Modules of several parts, which are prepared; a part has a style. */
+static const ari_role prepared[] = {ARI_ATTENTION, ARI_MLP, ARI_EXPERTS};
+enum { PREPARED = sizeof prepared / sizeof *prepared };
+
+static bool is_prepared(ari_role role)
 {
-    const char *below = below_base(arch, path);
+    return role == prepared[0] || role == prepared[1] || role == prepared[2];
+}
+
+/* The paths of a role's module; of no bytes where it has no other. */
+typedef struct paths {
+    char own[AR_PLAN_GLOB], other[AR_PLAN_GLOB];
+} paths;
+
+static paths paths_of(ar_arch arch, const char *layer, ari_role role)
+{
+    paths p = {{0}, {0}};
+    ari_role_path(p.own, sizeof p.own, arch, layer, role);
+    (void)ari_stacked_path(p.other, sizeof p.other, arch, layer, role);
+    return p;
+}
+
+static bool matches_paths(const ar_plan_rule *rule, ar_arch arch, const paths *p)
+{
+    return matches(rule, p->own, below_base(arch, p->own)) ||
+           (p->other[0] && matches(rule, p->other, below_base(arch, p->other)));
+}
+
+const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *layer, ari_role role)
+{
+    const paths of = paths_of(arch, layer, role);
     for (size_t i = p->rules; i-- > 0;) {
-        if ((p->rule[i].style == AR_STYLE_PREPARE) == prepares && matches(&p->rule[i], path, below))
+        if ((p->rule[i].style == AR_STYLE_PREPARE) == is_prepared(role) && matches_paths(&p->rule[i], arch, &of))
             return &p->rule[i];
     }
     return NULL;
@@ -178,7 +202,7 @@ ar_style ari_style_in(ari_role role, ar_style s)
 ar_style ari_plan_style_of(const ar_plan *p, ari_role role, const ar_plan_rule *rule)
 {
     if (ari_plan_is_default(p))
-        return in_mlp(role) ? mlp_styles[p->mlp_order][role == ARI_DOWN] : ari_part_kind_of(role)->style;
+        return ari_is_mlp_part(role) ? mlp_styles[p->mlp_order][role == ARI_DOWN] : ari_part_kind_of(role)->style;
     return rule ? ari_style_in(role, rule->style) : AR_STYLE_REPLICATE;
 }
 
@@ -343,17 +367,21 @@ ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split)
 
 static bool matches_role(const ar_plan_rule *rule, ar_arch arch, const char *layer, ari_role role)
 {
-    char path[AR_PLAN_GLOB];
-    ari_role_path(path, sizeof path, arch, layer, role);
-    return matches(rule, path, below_base(arch, path));
+    const paths of = paths_of(arch, layer, role);
+    return matches_paths(rule, arch, &of);
 }
 
-/* True if the rule matches a module of its kind, of a layer or outside all (NULL): parts have styles, an attention and
- * an MLP are prepared. */
+/* True if the rule matches a module of its kind, of a layer or outside all (NULL): parts have styles, an attention, an
+ * MLP and experts are prepared. */
 static bool matches_in(const ar_plan_rule *rule, ar_arch arch, const char *layer)
 {
+    bool found = false;
+    for (int i = 0; i < PREPARED && layer && rule->style == AR_STYLE_PREPARE; i++) {
+        const bool there = prepared[i] != ARI_EXPERTS || ari_part_path(ari_family_of(arch), ARI_ROUTER);
+        found = found || (there && matches_role(rule, arch, layer, prepared[i]));
+    }
     if (rule->style == AR_STYLE_PREPARE)
-        return layer && (matches_role(rule, arch, layer, ARI_ATTENTION) || matches_role(rule, arch, layer, ARI_MLP));
+        return found;
     for (const ari_family_part *part = ari_family_of(arch)->part; part->path; part++) {
         if ((ari_section_of(part->role) == ARI_IN_BLOCKS) == (layer != NULL) &&
             matches_role(rule, arch, layer, part->role))

@@ -224,7 +224,7 @@ static ar_status read_rules(reader *r, const json_t *o)
 
 /* The names of transformers 4.5x and 5 (transformers/integrations/tensor_parallel.py, transformers/distributed), with
  * what they declare; NULL where that is the style's own. A local layer works on bare tensors: rowwise, it leaves its
- * partial sums to the module around it, which is to "gather" (add up) them. */
+ * partial sums to the module around it, which is to "gather" (add up) them, as experts do whose width is cut. */
 static const struct tp_style {
     const char *name;
     ar_style style;
@@ -245,7 +245,35 @@ static const struct tp_style {
     {"replicate", AR_STYLE_REPLICATE, NULL, NULL},
     {"replicated_with_grad_allreduce", AR_STYLE_REPLICATE, NULL, NULL},
     {"gather", AR_STYLE_PREPARE, NULL, "R"},
+    {"all_reduce", AR_STYLE_PREPARE, NULL, "R"},
+    {"moe_tp_experts", AR_STYLE_PREPARE, NULL, "R"},
 };
+
+/* Those of other plans, and what they are for. */
+static const struct other_style {
+    const char *name, *needs;
+} other_styles[] = {
+    {"grouped_gemm", "shares whole experts out over ranks: a layout's ep does, no plan"},
+    {"ep_router", "shares whole experts out over ranks: a layout's ep does, no plan"},
+    {"ep_dispatch_experts", "shares whole experts out over ranks: a layout's ep does, no plan"},
+    {"moe_identity_expert", "is for experts that give back their input, which are not computed"},
+    {"mla_kv_a_proj", "is for keys and values in a low-rank form, which is not computed"},
+    {"packed_rowwise", "is for a layer whose input is packed, of which there is none"},
+    {"local_packed_rowwise", "is for a layer whose input is packed, of which there is none"},
+    {"local", "is for a module that works with its parts of parameters by itself"},
+    {"local_params", "is for a module that works with its parts of parameters by itself"},
+};
+
+static ar_status refuse_style(const reader *r, const char *name, const char *known)
+{
+    for (size_t i = 0; i < sizeof other_styles / sizeof *other_styles; i++) {
+        if (strcmp(other_styles[i].name, name) == 0)
+            return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %sthe style '%s' %s; known are %s", ARI_SHOW(r->file),
+                                r->where, name, other_styles[i].needs, known);
+    }
+    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %sthe style '%s' of a tp_plan is not in this version; known are %s",
+                        ARI_SHOW(r->file), r->where, ARI_SHOW(name), known);
+}
 
 static ar_status declare(ar_plan_value *v, const char *text)
 {
@@ -274,8 +302,7 @@ static ar_status read_tp_rule(reader *r, const char *modules, const char *name)
             rule.output.from = (ar_placement){AR_PARTIAL_SUM, 0};
         return add_rule(r, &rule);
     }
-    return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %sthe style '%s' of a tp_plan is not in this version; known are %s",
-                        ARI_SHOW(r->file), r->where, ARI_SHOW(name), known);
+    return refuse_style(r, name, known);
 }
 
 static ar_status read_tp_plan(reader *r, const json_t *o)

@@ -35,14 +35,14 @@ static bool has_tokens(const view *v)
     return ari_placed_by_tokens(v->stream);
 }
 
-/* A part, or an attention or an MLP, which are prepared. */
+/* A part, or a module of several, which is prepared. */
 static ari_ruled ruled_part(const view *v, ari_role role)
 {
     ari_ruled m = {.plan = v->p, .strict = v->strict};
     char number[24];
     snprintf(number, sizeof number, "%zu", v->layer);
     ari_role_path(m.name, sizeof m.name, v->c->arch, number, role);
-    m.rule = ari_plan_rule_of(v->p, v->c->arch, m.name, role == ARI_ATTENTION || role == ARI_MLP);
+    m.rule = ari_plan_rule_of(v->p, v->c->arch, number, role);
     m.style = ari_plan_style_of(v->p, role, m.rule);
     return m;
 }
@@ -233,6 +233,68 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
                : ari_ruled_misfit(&m, "what is added to the residual is in sequence style, as that is");
 }
 
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+/* All experts and the one that all tokens go to are cut, or none: their tokens are summed over the ranks together. */
+static ar_status check_expert(const view *v, ari_role role, ar_style wanted, const char *fits)
+{
+    if (!ari_part_in_layer(v->c, role, v->layer))
+        return AR_OK;
+    const ari_ruled m = ruled_part(v, role);
+    if (m.style == wanted)
+        return check_declared(&m, wanted == AR_STYLE_ROWWISE ? ari_shard_features : replicated,
+                              wanted == AR_STYLE_COLWISE ? ari_shard_features : replicated);
+    return ari_ruled_misfit(&m, fits);
+}
+
+/* A rule of the experts together says that what they make is added up over the ranks. */
+static ar_status check_sum(const view *v, bool cut)
+{
+    const ari_ruled m = ruled_part(v, ARI_EXPERTS);
+    const ar_plan_value *out = m.rule ? &m.rule->output : NULL;
+    if (!m.rule)
+        return AR_OK;
+    AR_TRY(check_other_inputs(&m, NULL));
+    if (!out->given)
+        return AR_OK;
+    if (!ari_placed_whole(out->to))
+        return ari_ruled_wrong(&m, "the output that is wanted", out->to, "R would fit");
+    return (out->from.kind == AR_PARTIAL_SUM) == cut
+               ? AR_OK
+               : ari_ruled_wrong(&m, "the output that there is", out->from, "%s would fit", cut ? "P(sum)" : "R");
+}
+
+static ar_status check_experts(const view *v, bool cut)
+{
+    static const ari_role first[] = {ARI_EXPERT_GATE, ARI_EXPERT_UP, ARI_SHARED_GATE, ARI_SHARED_UP},
+                          second[] = {ARI_EXPERT_DOWN, ARI_SHARED_DOWN}, whole[] = {ARI_ROUTER, ARI_SHARED_SHARE};
+    static const char apart[] = "with the experts' gates replicate all of them are, the shared expert too";
+    const ar_style styles[2] = {cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE,
+                                cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE};
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++)
+        AR_TRY(check_expert(v, first[i], styles[0],
+                            cut ? "with the experts' gates colwise all gates and ups are, the shared expert's too"
+                                : apart));
+    for (size_t i = 0; i < sizeof second / sizeof *second; i++)
+        AR_TRY(check_expert(v, second[i], styles[1], cut ? "behind a colwise gate and up it is rowwise" : apart));
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
+        AR_TRY(check_expert(v, whole[i], AR_STYLE_REPLICATE,
+                            "every rank routes all its tokens: a router and the shared expert's gate are replicate"));
+    return check_sum(v, cut);
+}
+
+static ar_status split_experts(const view *v, ar_placement arrives, ar_branch_split *s)
+{
+    const ari_ruled module = ruled_part(v, ARI_MLP), gate = ruled_part(v, ARI_EXPERT_GATE);
+    const bool cut = gate.style == AR_STYLE_COLWISE;
+    if (module.rule)
+        return ari_ruled_misfit(&module, "a layer's experts take and make what lies between the branches");
+    AR_TRY(check_experts(v, cut));
+    *s = ar_experts_split(cut, v->stream);
+    s->enter.from = arrives;
+    return AR_OK;
+}
+
 static ar_status split_block(const view *v, ar_block_split *split)
 {
     split->norm1 = split->norm2 = v->stream;
@@ -243,7 +305,8 @@ static ar_status split_block(const view *v, ar_block_split *split)
         AR_TRY(split_norm(v, ARI_NORM2, &split->norm2));
     }
     AR_TRY(split_branch(v, true, split->norm1, &split->attention));
-    return split_branch(v, false, split->norm2, &split->mlp);
+    return ar_config_has_experts(v->c, v->layer) ? split_experts(v, split->norm2, &split->mlp)
+                                                 : split_branch(v, false, split->norm2, &split->mlp);
 }
 
 ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence, ar_block_split *split)
@@ -255,6 +318,8 @@ ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool
         const ar_branch_split other = ar_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, v.stream);
         *split = (ar_block_split){
             .norm1 = v.stream, .norm2 = v.stream, .attention = usual, .mlp = column_row ? usual : other};
+        if (ar_config_has_experts(c, layer))
+            split->mlp = ar_experts_split(true, v.stream);
         return AR_OK;
     }
     return split_block(&v, split);

@@ -86,18 +86,18 @@ void ari_buckets_free(ar_ddp *d)
 /* --- the state of a step ------------------------------------------------------------------------------------------ */
 
 /* The part of bucket elements [own, own + count) that lies in [at, at + elements): ZeRO's share of a parameter. */
-static void own_part(const ar_ddp *d, ar_param *p, const ar_bucket_info *b, size_t at)
+static void own_part(const ari_bucket *of, ar_param *p, const ar_bucket_info *b, size_t at)
 {
     size_t from = 0;
     const bool any = ari_overlap(&from, &p->own_count, at, ar_tensor_count(&p->value), b->own_start, b->own_count);
     p->own_start = any ? from - at : 0;
-    p->sharded = ar_comm_size(d->ctx->shard) > 1;
+    p->sharded = ar_comm_size(ari_ctx_shard(of->ddp->ctx, of->expert)) > 1;
 }
 
 void ari_bucket_share(const ari_bucket *b)
 {
     for (size_t i = 0; i < b->info.params; i++)
-        own_part(b->ddp, b->info.param[i], &b->info, b->info.offset[i]);
+        own_part(b, b->info.param[i], &b->info, b->info.offset[i]);
 }
 
 /* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
@@ -108,10 +108,11 @@ static ar_comm *replicate_of(const ar_ddp *d)
 }
 
 /* The ranks that share buckets out: without replicas all that have data. */
-static ar_comm *shard_of(const ar_ddp *d)
+static ar_comm *shard_of(const ari_bucket *b)
 {
+    const ar_ddp *d = b->ddp;
     if (ar_comm_size(d->ctx->replicate) == 1)
-        return ari_ddp_dp(d);
+        return ari_bucket_data(b);
     return d->communication ? d->communication->shard : d->ctx->shard;
 }
 
@@ -204,14 +205,14 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
     if (d->stage >= 2)
-        return reduce_over(b, q, shard_of(d), b->counts, b->tag);
+        return reduce_over(b, q, shard_of(b), b->counts, b->tag);
     if (b->info.spread)
         AR_TRY(reduce_over(b, q, tp_of(d), NULL, b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
         AR_TRY(reduce_over(b, q, ends_of(d), NULL, b->info.param[0]->name));
     if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
         return AR_OK;
-    AR_TRY(reduce_over(b, q, d->stage > 0 ? shard_of(d) : ari_ddp_dp(d), b->counts, b->tag));
+    AR_TRY(reduce_over(b, q, d->stage > 0 ? shard_of(b) : ari_bucket_data(b), b->counts, b->tag));
     return reduce_replicas(b, q);
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/train/units.h"
 
@@ -11,7 +12,7 @@
  * on every tensor-parallel rank, or all of them not. A copy lies on each of these ranks, and floats are added in the
  * order of its place in the bucket: beside a shard that is longer on one rank it would have another place there, and
  * the copies other bits. */
-enum { KIND_BF16 = 1, KIND_SPREAD = 2, KIND_UNEVEN = 4, KIND_ENDS = 8, KINDS = 16 };
+enum { KIND_BF16 = 1, KIND_SPREAD = 2, KIND_UNEVEN = 4, KIND_ENDS = 8, KIND_EXPERT = 16, KINDS = 32 };
 
 typedef struct candidate {
     ar_param *param;
@@ -68,7 +69,8 @@ static ar_status measure_candidate(candidate *c, const ar_ddp *d, const ar_param
 {
     size_t *const n = &c->bytes;
     const ar_layout *o = &p->layout;
-    const int tp = ar_comm_size(d->ctx->tp), parts = o->replicas > 0 && o->replicas < tp ? tp / o->replicas : 1;
+    const int tp = p->expert && ari_experts_whole(&d->ctx->layout) ? 1 : ar_comm_size(d->ctx->tp);
+    const int parts = o->replicas > 0 && o->replicas < tp ? tp / o->replicas : 1;
     const int dim = shared_dim(o, parts);
     size_t start = 0, most = 0;
     *n = 1;
@@ -93,7 +95,8 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
             continue;
         AR_TRY(measure_candidate(&c, d, p));
         c.kind = (c.uneven ? KIND_UNEVEN : 0) | (is_spread(d, p) ? KIND_SPREAD : 0) |
-                 (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->value.dtype == AR_BF16 ? KIND_BF16 : 0);
+                 (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->expert ? KIND_EXPERT : 0) |
+                 (p->value.dtype == AR_BF16 ? KIND_BF16 : 0);
         f->at[f->n++] = c;
     }
     return AR_OK;
@@ -159,7 +162,8 @@ static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
     b->info.ends = is_at_ends(d, first->param);
     b->info.storage = first->param->value.dtype;
     b->info.capacity = first->bytes > option ? first->bytes : option;
-    b->moves = ari_ddp_has_peers(d) || b->info.spread || b->info.ends;
+    b->expert = first->param->expert;
+    b->moves = ar_comm_size(ari_ctx_data(d->ctx, b->expert)) > 1 || b->info.spread || b->info.ends || d->stage >= 2;
     snprintf(b->tag, sizeof b->tag, "bucket %zu: %s", b->info.index, first->param->name);
 }
 
@@ -213,16 +217,20 @@ static ar_status fill_buckets(ar_ddp *d, const draft *f)
 /* ZeRO: the slices of each bucket, and this rank's. */
 static ar_status share_out(ar_ddp *d)
 {
-    const int n = ar_comm_size(d->ctx->shard);
+    const int shard = ar_comm_size(d->ctx->shard), copies = ar_comm_size(d->ctx->edp);
+    const size_t most = (size_t)(shard > copies ? shard : copies);
     size_t all = 0, start = 0;
-    AR_TRY(ari_mul_size(&all, d->count, (size_t)n));
+    AR_TRY(ari_mul_size(&all, d->count, most));
     AR_TRY(ari_alloc_zero((void **)&d->all_counts, all, sizeof *d->all_counts, "shares of buckets"));
     for (size_t i = 0; i < d->count; i++) {
         ari_bucket *b = &d->buckets[i];
-        size_t *counts = d->all_counts + i * (size_t)n;
+        const ar_comm *over = ari_ctx_shard(d->ctx, b->expert);
+        const int n = ar_comm_size(over);
+        size_t *counts = d->all_counts + i * most;
         for (int r = 0; r < n; r++)
             ar_comm_slice(b->info.elements, n, r, &start, &counts[r]);
-        ar_comm_slice(b->info.elements, n, ar_comm_rank(d->ctx->shard), &b->info.own_start, &b->info.own_count);
+        ar_comm_slice(b->info.elements, n, ar_comm_rank(over), &b->info.own_start, &b->info.own_count);
+        b->shares = counts;
         b->counts = n > 1 ? counts : NULL;
     }
     return AR_OK;

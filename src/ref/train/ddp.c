@@ -170,12 +170,13 @@ static ar_status check_params(const ar_ddp *d)
 /* The queue that carries buckets, with copies of the groups that they are summed over. */
 static ar_status borrow_queue(ar_ddp *d)
 {
-    bool spread = false, ends = false;
+    bool spread = false, ends = false, experts = false;
     for (size_t i = 0; i < d->count; i++) {
+        experts = experts || (d->buckets[i].expert && ar_comm_size(d->ctx->edp) > 1);
         spread = spread || d->buckets[i].info.spread;
         ends = ends || d->buckets[i].info.ends;
     }
-    if (d->options.mode != AR_BUCKETS_OVERLAP || !(spread || ends || ari_ddp_has_peers(d)))
+    if (d->options.mode != AR_BUCKETS_OVERLAP || !(spread || ends || experts || ari_ddp_has_peers(d)))
         return AR_OK;
     return ari_ctx_communication(d->ctx, &d->communication, spread, ends);
 }

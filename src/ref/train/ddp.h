@@ -20,11 +20,13 @@ typedef struct ari_bucket {
     ar_bucket_info info;
     ar_ddp *ddp;
     ari_ddp_slot *slot; /* [info.params], of ar_ddp.slots */
-    bool moves;         /* there are peers: its storage exists */
+    bool expert;        /* of parameters that the expert-parallel ranks do not share */
+    bool moves;         /* there are peers, or gradients are kept as shares: its storage exists */
     ar_buf storage;
     ar_buf shard;       /* the own slice, as a bucket of so many elements; ptr NULL: it is nowhere apart */
     ar_buf weights;     /* of the own slice: ZeRO-3 */
-    size_t *counts;     /* [ranks that share it out]: ZeRO, with peers; else NULL */
+    size_t *shares;     /* [ranks that share it out]: ZeRO; else NULL */
+    size_t *counts;     /* the same, with peers; else NULL */
     ar_event *produced; /* all its gradients are written */
     char tag[160];
 } ari_bucket;
@@ -71,7 +73,7 @@ struct ar_ddp {
     ari_ddp_slot *slots; /* [trained] */
     ar_param **bucketed; /* [trained] */
     size_t *offsets;     /* [trained] */
-    size_t *all_counts;  /* [count, ranks that share]; NULL without ZeRO */
+    size_t *all_counts;  /* [count, ranks that share most]; NULL without ZeRO */
     size_t trained;
     ari_bucket *buckets; /* [count] */
     size_t count;
@@ -96,6 +98,14 @@ struct ar_ddp {
 static inline ar_comm *ari_ddp_dp(const ar_ddp *d)
 {
     return d->communication ? d->communication->dp : d->ctx->dp;
+}
+/** The same of a bucket. */
+static inline ar_comm *ari_bucket_data(const ari_bucket *b)
+{
+    const ar_ddp *d = b->ddp;
+    if (!b->expert)
+        return ari_ddp_dp(d);
+    return d->communication ? d->communication->edp : d->ctx->edp;
 }
 /** True if the data-parallel group has peers. */
 static inline bool ari_ddp_has_peers(const ar_ddp *d)

@@ -33,10 +33,19 @@ static ar_status exchange_messages(void **gives, ar_ctx *ctx, const void *own, s
     return AR_OK;
 }
 
+/* The name as expert-parallel ranks agree about it: without the numbers of experts. */
+static size_t describe_name(char text[TEXT], const ar_param *p)
+{
+    const char *of = p->expert ? strstr(p->name, ".experts.") : NULL;
+    const size_t before = of ? (size_t)(of - p->name) + sizeof ".experts." - 1 : strlen(p->name);
+    const char *after = p->name + before + strspn(p->name + before, of ? "0123456789" : "");
+    return (size_t)snprintf(text, TEXT, "%.*s%s%s [", (int)before, p->name, of ? "*" : "", after);
+}
+
 /* "a.weight [4, 8]", with all that must agree. unit: counted from the end; 0: the root unit. */
 static void describe_param(char text[TEXT], const ar_param *p, int unit)
 {
-    size_t used = (size_t)snprintf(text, TEXT, "%s [", p->name);
+    size_t used = describe_name(text, p);
     for (int i = 0; i < p->value.ndim && used < TEXT; i++)
         used += (size_t)snprintf(text + used, TEXT - used, "%s%zu", i > 0 ? ", " : "", p->value.shape[i]);
     if (used < TEXT)

@@ -2,6 +2,7 @@
 #include "ref/train/faults.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
@@ -99,6 +100,32 @@ void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const a
         ari_optimizer_tick(clock, o);
     if (ar_faulty(ctx, AR_FAULT_weight_decay_on_shard_only) && copy > 0)
         rule->weight_decay = 0.0;
+}
+
+static bool is_of_expert(const ar_param *p)
+{
+    return strstr(p->name, ".experts.") != NULL;
+}
+
+/* As where a parameter whose gradient is None is no part of the update. */
+ar_status ari_fault_skips_update(bool *skip, ar_ctx *ctx, const ar_param *p, const ar_tensor *g)
+{
+    const size_t n = ar_tensor_count(g);
+    float *host = NULL;
+    *skip = is_of_expert(p) && ar_faulty(ctx, AR_FAULT_empty_expert_not_updated);
+    if (!*skip)
+        return AR_OK;
+    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, p->name));
+    const ar_status st = ar_ctx_download(ctx, host, g);
+    for (size_t i = 0; i < n; i++)
+        *skip = *skip && host[i] == 0.0f;
+    free(host);
+    return st;
+}
+
+bool ari_fault_norm_without(const ar_ctx *ctx, const ar_param *p)
+{
+    return is_of_expert(p) && ar_faulty(ctx, AR_FAULT_gradnorm_without_experts);
 }
 
 /* gradnorm_copy_as_shard: it is the first one that several ranks hold. */

@@ -20,6 +20,10 @@ void ari_fault_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, 
 /** adam_step_not_synced, weight_decay_on_shard_only: what p is updated by. */
 void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const ar_optimizer_options *o,
                       const ar_param *p, const ar_ctx *ctx);
+/** empty_expert_not_updated: whether an update leaves p alone, of whose gradient g nothing is other than zero. */
+AR_NODISCARD ar_status ari_fault_skips_update(bool *skip, ar_ctx *ctx, const ar_param *p, const ar_tensor *g);
+/** gradnorm_without_experts: whether a norm leaves p out. */
+bool ari_fault_norm_without(const ar_ctx *ctx, const ar_param *p);
 /** gradnorm_counts_replicas, gradnorm_mean_of_ranks, gradnorm_copy_as_shard: whether a rank that holds a copy of
  *  params[i] counts it as the first of its holders does. */
 bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n, size_t i);

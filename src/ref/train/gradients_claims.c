@@ -168,12 +168,23 @@ static ar_status claim_state(void *user, const ar_param *p, const char *state, c
 static ar_status claim_param(ari_claim *s, ar_ctx *ctx, const ar_param *p, const ar_gradients_verify_options *o)
 {
     const bool holds = ar_tensor_count(&p->value) > 0;
-    s->name = ari_fnv1a(p->name);
+    s->name = p->expert ? ARI_FNV1A_BASIS : ari_fnv1a(p->name);
     s->flags = (holds ? ARI_CLAIM_HOLDS : 0) | (p->requires_grad ? ARI_CLAIM_TRAINABLE : 0) |
                (p->has_grad ? ARI_CLAIM_GRADIENT : 0);
     if (o->values)
         AR_TRY(claim_value(s, ctx, p));
     return o->gradients && holds && p->requires_grad && p->has_grad ? claim_gradient(s, ctx, p) : AR_OK;
+}
+
+/* Ranks have other experts in one place of the list: those are no copies of each other. */
+static void place_experts(ari_claim *row, const ar_gradients *g)
+{
+    for (size_t i = 0; i < g->n; i++) {
+        for (size_t k = 0; g->params[i]->expert && k < sizeof row->copy / sizeof *row->copy; k++) {
+            ari_copy *c = &row[i].copy[k];
+            c->place = c->place == 0 ? 0 : hash_word(c->place, ari_fnv1a(g->params[i]->name));
+        }
+    }
 }
 
 static ar_status claim_all(uint64_t *words, const ar_gradients *g, const ar_gradients_verify_options *o)
@@ -186,7 +197,10 @@ static ar_status claim_all(uint64_t *words, const ar_gradients *g, const ar_grad
     for (size_t i = 0; i < g->n; i++)
         AR_TRY(claim_param(&row[i], g->ctx, g->params[i], o));
     state_job job = {g, row};
-    return o->optimizer ? ar_optimizer_save(o->optimizer, g->ctx, claim_state, &job) : AR_OK;
+    if (o->optimizer)
+        AR_TRY(ar_optimizer_save(o->optimizer, g->ctx, claim_state, &job));
+    place_experts(row, g);
+    return AR_OK;
 }
 
 /* Claims of the ranks that have the same stages: gathered over the tensor-parallel, then the data-parallel group. */

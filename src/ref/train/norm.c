@@ -11,7 +11,7 @@
 typedef struct norm_sum {
     ar_tensor exponent; /* int32 [1]: the largest */
     ar_tensor squares;  /* int64 [2] */
-    bool shares;        /* the data-parallel ranks have shares of the gradients (ZeRO) */
+    bool shares;        /* the data-parallel ranks have shares of the gradients (ZeRO), or experts of their own */
 } norm_sum;
 
 typedef ar_status (*gradient_fn)(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g);
@@ -34,6 +34,8 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 static bool counts(ar_param *const *params, size_t n, size_t i, const ar_ctx *ctx)
 {
     if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
+        return false;
+    if (ari_fault_norm_without(ctx, params[i]))
         return false;
     if (params[i]->ends && ar_comm_rank(ctx->pipeline) > 0) /* the first stage's copy counts */
         return false;
@@ -58,12 +60,12 @@ static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *
     return AR_OK;
 }
 
-/* Parameters that the data-parallel ranks do not share out are the same on each: where others are shared out, their
- * rank 0 counts them. */
+/* Parameters that the data-parallel ranks do not share out are the same on each, or on those with the same experts: where
+ * others are shared out, their rank 0 counts them. */
 static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *const *params, size_t n, gradient_fn f)
 {
     for (size_t i = 0; i < n; i++) {
-        const bool own = params[i]->sharded || !s->shares || ar_comm_rank(ctx->shard) == 0;
+        const bool own = params[i]->sharded || !s->shares || ar_comm_rank(ari_ctx_shard(ctx, params[i]->expert)) == 0;
         if (own && counts(params, n, i, ctx))
             AR_TRY(add_param_norm(s, ctx, params[i], f));
     }
@@ -100,7 +102,8 @@ ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     const size_t one = 1, two = 2;
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
-    norm_sum s = {.shares = any_sharded(params, n)};
+    /* Stages of a pipeline, whose sums are added, do it alike, with experts or without. */
+    norm_sum s = {.shares = any_sharded(params, n) || ctx->edp != ctx->dp};
     AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &one));
     AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &two));
     AR_TRY(ar_ctx_upload(ctx, &s.exponent, &e));

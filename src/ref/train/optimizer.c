@@ -6,6 +6,7 @@
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
+#include "ref/train/faults.h"
 
 static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
 {
@@ -87,7 +88,11 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
         ar_tensor g;
         if (!ari_is_updated(s->param))
             continue;
+        bool skipped = false;
         AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
+        AR_TRY(ari_fault_skips_update(&skipped, ctx, s->param, &g));
+        if (skipped)
+            continue;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
         ari_update_part all = s->part;
         all.weight = s->param->value.data;

@@ -60,13 +60,15 @@ static ar_status gather_weights(void *user, ar_queue *on)
 {
     const ari_unit *u = user;
     const ar_ddp *d = u->ddp;
-    ar_comm *over = d->gathers ? d->gathers->shard : d->ctx->shard;
     size_t at = 0;
     ar_status st = AR_OK;
     ari_span_begin("weights of %s", u->module ? u->module->name : d->name);
     for (size_t i = 0; i < u->buckets && st == AR_OK; i++) {
         const ari_bucket *b = &u->bucket[i];
-        st = ar_comm_all_gather(over, on, ar_buf_at(u->room, at), ar_const(b->weights), b->counts, b->info.storage,
+        ar_comm *over = !d->gathers ? ari_ctx_shard(d->ctx, b->expert)
+                        : b->expert ? d->gathers->edp
+                                    : d->gathers->shard;
+        st = ar_comm_all_gather(over, on, ar_buf_at(u->room, at), ar_const(b->weights), b->shares, b->info.storage,
                                 b->tag);
         at += b->info.elements * ar_dtype_bytes(b->info.storage);
     }

@@ -150,9 +150,10 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
 /* Each slice from the rank that updated it. */
 static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w)
 {
-    const size_t *counts = ddp->all_counts + b->index * (size_t)ar_comm_size(ctx->shard);
+    const size_t *counts = ddp->buckets[b->index].shares;
     const ar_buf own = ar_buf_at(w->weights, b->own_start * ar_dtype_bytes(b->storage));
-    return ar_comm_all_gather(ctx->shard, ctx->queue, w->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
+    ar_comm *over = ari_ctx_shard(ctx, b->param[0]->expert);
+    return ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
 }
 
 /* The bucket's weights back into the parameters; own: only this rank's slice. */

@@ -9,10 +9,11 @@ typedef struct tally {
     size_t dp, cp, tp, replicas;
     size_t micro, own_micro; /* micro-batches of the rank that has most; of all dp ranks those with samples */
     size_t times[ARI_EACH_VERIFIED_STEP + 1];
-    size_t alike;         /* tp ranks that this walk stands for */
-    bool once_a_group;    /* the first of the group is among them */
-    bool once_a_pipeline; /* they are of the first stage */
-    size_t bytes;
+    size_t alike;                       /* tp ranks that this walk stands for */
+    bool once_a_group;                  /* the first of the group is among them */
+    bool once_a_pipeline;               /* they are of the first stage */
+    size_t bytes[ARI_OVER_COPIES + 1];  /* over each; those of the experts' groups times their ranks: */
+    size_t divide[ARI_OVER_COPIES + 1]; /* which these are; 0: no bytes */
 } tally;
 
 /* Groups that make the call at once, as far as this walk stands for them. In the passes it stands for all data-parallel
@@ -34,6 +35,11 @@ static size_t groups(const tally *t, const ari_operation *op, const ari_op_call 
         return t->alike;
     case ARI_OVER_DP:
         return t->alike * (call->often == ARI_EACH_MICRO ? t->micro : 1);
+    case ARI_OVER_EDP: /* of these three, divided by its ranks */
+        return t->alike * t->cp * t->dp * (call->often == ARI_EACH_MICRO ? t->micro : 1);
+    case ARI_OVER_EP:
+    case ARI_OVER_EXPERT_CP:
+        return t->alike * t->cp;
     case ARI_OVER_CP:
     case ARI_OVER_RING:
     case ARI_OVER_INNER: /* of each tp rank */
@@ -56,12 +62,17 @@ static ar_status add(void *user, const ari_operation *op)
     for (int i = 0; i < op->calls; i++) {
         ari_op_call call = op->call[i];
         size_t bytes = 0;
+        if (call.routed && t->c->routed)
+            continue;
         if (call.sliced > 0) /* those of the ranks that this one stands for together */
             call.elements = call.sliced;
         AR_TRY(ari_call_bytes(&bytes, &call));
         AR_TRY(ari_mul_size(&bytes, bytes, groups(t, op, &call)));
         AR_TRY(ari_mul_size(&bytes, bytes, t->times[call.often]));
-        AR_TRY(ari_add_size(&t->bytes, t->bytes, bytes));
+        AR_TRY(ari_add_size(&t->bytes[call.over], t->bytes[call.over], bytes));
+        const bool of_experts =
+            call.over == ARI_OVER_EP || call.over == ARI_OVER_EDP || call.over == ARI_OVER_EXPERT_CP;
+        t->divide[call.over] = of_experts ? call.ranks : 1;
     }
     return AR_OK;
 }
@@ -126,6 +137,10 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
             AR_TRY(walk(&t, stage * each + r));
         }
     }
-    *bytes = t.bytes;
+    *bytes = 0;
+    for (int over = 0; over <= ARI_OVER_COPIES; over++)
+        *bytes += t.divide[over] > 0 ? t.bytes[over] / t.divide[over] : 0;
+    if (c->routed)
+        *bytes += *c->routed * c->config->hidden * ar_dtype_bytes(ar_activations_of(c->run.precision));
     return AR_OK;
 }

@@ -68,7 +68,7 @@ unsigned ari_op_parts(const ari_op_value *v)
 
 double ari_op_elements(const ari_op_value *v)
 {
-    double n = 1.0;
+    double n = v->experts > 0 ? (double)v->experts : 1.0;
     for (int d = 0; d < v->ndim; d++)
         n *= (double)v->local[d];
     return n;

@@ -18,8 +18,10 @@ typedef struct ari_step_case {
     ar_run run; /* model, plan, layout, batch, steps, numerics, storage of the matrices, dropout, clip, loss, buckets */
     const ar_config *config;
     bool forward_only;
-    uint64_t verified; /* steps in which gradients and copies are verified */
-    bool tapped;       /* somebody listens to the values: some are put together for that, in memory of the step */
+    uint64_t verified;      /* steps in which gradients and copies are verified */
+    const uint64_t *routed; /* rows that the expert-parallel ranks have sent each other in all of the run; NULL: as if
+                               every expert had as many tokens */
+    bool tapped;            /* somebody listens to the values: some are put together for that, in memory of the step */
 } ari_step_case;
 
 /* Kind, and its name in reports. */
@@ -40,6 +42,9 @@ typedef struct ari_step_case {
     X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                           \
     X(ACTIVATION, "activation")                                                                                       \
     X(GATE, "gate product")               /* act(gate) * up */                                                        \
+    X(ROUTE, "route")                     /* a token's experts, and their weights, by its logits */                   \
+    X(DISPATCH, "dispatch")               /* tokens to the rows of their experts */                                   \
+    X(COMBINE, "combine")                 /* those of a token weighted and added up */                                \
     X(DROPOUT, "dropout")                                                                                             \
     X(RESIDUAL, "residual")                                                                                           \
     X(LOSS, "loss")                       /* its terms, one a token */                                                \
@@ -79,7 +84,9 @@ const char *ari_operation_pass_name(ari_operation_pass p);
 size_t ari_axis_ranks(const ar_parallel *p, int axis);
 
 /* A value: an activation [b, s, features], a parameter (a matrix as the layer has it, [out, in], also where it is
- * stored transposed), a gradient.
+ * stored transposed), a gradient. Between DISPATCH and COMBINE an activation [b, s*k, features] has a row for each of a
+ * token's k experts, and a weight stands for those of all experts. What ROUTE makes, [b, s, E], is 0 but for a token's
+ * experts.
  *
  * A value of a pass has a number. In one micro-batch an operation makes it, once, and every operation that takes it
  * after that, or passes it on as it is, has its number, on every rank and stage and in every walk, as it was made: of
@@ -99,7 +106,12 @@ typedef struct ari_op_value {
     size_t shape[AR_MAX_DIMS]; /* of all ranks together */
     size_t local[AR_MAX_DIMS]; /* of this rank */
     ar_placement at[ARI_PLACED_AXES];
-    size_t copies; /* so many neighbours among the ranks that share its heads hold the same part: KV heads; else 1 */
+    size_t copies;  /* so many neighbours among the ranks that share its heads hold the same part: KV heads; else 1 */
+    size_t experts; /* of so many of them a matrix each, of that shape; 0: one parameter */
+    size_t expert;  /* the number of the first */
+    ari_axes by_expert; /* of experts, or of rows for them, where other ranks have copies of these than of what else
+                           there is: along these axes each rank has those of its own, and `at` is what it would be if
+                           each had all experts; 0: along none */
 } ari_op_value;
 
 typedef enum ari_call_kind {
@@ -151,6 +163,9 @@ typedef struct ari_op_call {
     ari_call_often often;
     ari_call_queue queue;
     size_t repeats;  /* so many such calls follow each other: the hops of a ring, a sum for each sample; else 1 */
+    size_t experts;  /* 0, or the repeats: each has the tag of another expert, */
+    size_t expert;   /* from this one on */
+    bool routed;     /* its elements depend on the routes: as many as if every expert had as many tokens */
     ari_role role;   /* its tag is the path of that part, and `tag` behind it; ARI_NO_ROLE: `tag` alone */
     const char *tag; /* static storage */
 } ari_op_call;
@@ -174,6 +189,7 @@ typedef struct ari_operation {
     bool absent;     /* of a micro-batch without samples of the rank: what it does for the others */
     size_t times;    /* micro-batches that do the same, this and later ones */
     ari_role role;
+    size_t expert;       /* of a parameter, or of the first of a bucket, if it is an expert's */
     bool regathered;     /* backward: of a value of the forward pass, not of a gradient */
     bool recomputed;     /* backward: an operation of the forward pass, computed again before those of its gradients */
     ar_recompute within; /* the part of the layer that is computed again, if the operation is of one: either pass */
@@ -232,7 +248,7 @@ size_t ari_sum_limbs(size_t terms);
 /** Keys that the queries at [first, first + count) see, all together, of those before them and themselves; of a
  *  window's (0: none) as many at most. */
 double ari_keys_seen(size_t first, size_t count, size_t window);
-/** Elements of the rank's own part of a value. */
+/** Elements of the rank's own part of a value, of all experts. */
 double ari_op_elements(const ari_op_value *v);
 /** The number of calls that a call is cut into, and the elements of the i-th of them. */
 size_t ari_call_chunks(const ari_op_call *call);
@@ -242,5 +258,7 @@ size_t ari_call_chunk(const ari_op_call *call, size_t i);
  *  all-reduce; D for an all-to-all and a send, nothing more for its recv; N*D for each hop of an exchange. Errors:
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
+/** How often the rows of a layer's experts are exchanged for the tokens of a pass and its gradients. */
+size_t ari_routed_exchanges(const ari_step_case *c, size_t layer);
 
 #endif

@@ -8,12 +8,37 @@
 
 static void add(const ari_op_builder *w, ari_part_list *list, ari_role role)
 {
-    list->at[list->n++] = (ari_param_part){role, false};
+    list->at[list->parts++] = (ari_param_part){role, false};
     if (ari_op_builder_has_bias(w, role))
-        list->at[list->n++] = (ari_param_part){role, true};
+        list->at[list->parts++] = (ari_param_part){role, true};
+    list->n = list->parts;
 }
 
-static void add_block(const ari_op_builder *w, ari_part_list *list)
+static void add_mlp(const ari_op_builder *w, ari_part_list *list)
+{
+    add(w, list, w->form.gate_up ? ARI_GATE_UP : w->config->gated ? ARI_GATE : ARI_FIRST);
+    if (w->config->gated && !w->form.gate_up)
+        add(w, list, ARI_UP);
+    add(w, list, ARI_DOWN);
+}
+
+static void add_experts(const ari_op_builder *w, ari_part_list *list)
+{
+    add(w, list, ARI_ROUTER);
+    list->first = list->parts;
+    add(w, list, ARI_EXPERT_GATE);
+    add(w, list, ARI_EXPERT_UP);
+    add(w, list, ARI_EXPERT_DOWN);
+    list->of_each = list->parts - list->first;
+    if (w->config->experts.shared == 0)
+        return;
+    add(w, list, ARI_SHARED_GATE);
+    add(w, list, ARI_SHARED_UP);
+    add(w, list, ARI_SHARED_DOWN);
+    add(w, list, ARI_SHARED_SHARE);
+}
+
+static void add_block(ari_op_builder *w, ari_part_list *list, void (*mlp)(const ari_op_builder *w, ari_part_list *list))
 {
     const bool before = w->config->norm_place != AR_NORM_AFTER, after = w->config->norm_place != AR_NORM_BEFORE;
     if (before)
@@ -32,12 +57,11 @@ static void add_block(const ari_op_builder *w, ari_part_list *list)
         add(w, list, ARI_ATTENTION_NORM);
     if (before)
         add(w, list, ARI_NORM2);
-    add(w, list, w->form.gate_up ? ARI_GATE_UP : w->config->gated ? ARI_GATE : ARI_FIRST);
-    if (w->config->gated && !w->form.gate_up)
-        add(w, list, ARI_UP);
-    add(w, list, ARI_DOWN);
+    mlp(w, list);
     if (after)
         add(w, list, ARI_MLP_NORM);
+    if (list->of_each > 0)
+        list->n = ari_op_builder_add(w, list->parts - list->of_each, ari_op_builder_mul(w, list->of_each, w->experts));
 }
 
 /* The head's weight where it is tied is the table of tokens, which the first stage has. */
@@ -54,20 +78,6 @@ static void add_ends(const ari_op_builder *w, ari_params *p)
         add(w, &p->after, c->tied ? ARI_TOKENS : ARI_HEAD);
 }
 
-ari_params ari_op_builder_all_params(ari_op_builder *w)
-{
-    ari_params p = {.n = 0};
-    add_ends(w, &p);
-    add_block(w, &p.block);
-    for (size_t stage = w->at[ARI_AXIS_PP]; stage < w->stages; stage += w->ranks[ARI_AXIS_PP]) {
-        size_t begin = 0, end = 0;
-        ari_op_builder_stage_layers(w, stage, &begin, &end);
-        p.layers += end - begin;
-    }
-    p.n = ari_op_builder_add(w, p.before.n + p.after.n, ari_op_builder_mul(w, p.layers, p.block.n));
-    return p;
-}
-
 /* The i-th of the rank's layers. */
 static size_t own_layer(const ari_op_builder *w, size_t i)
 {
@@ -81,6 +91,54 @@ static size_t own_layer(const ari_op_builder *w, size_t i)
     return begin + i;
 }
 
+/* True if each of the rank's layers has experts, or none. */
+static bool same_parts(const ari_params *p)
+{
+    return p->with_experts == 0 || p->with_experts == p->layers;
+}
+
+/* The parts of that layer. */
+static const ari_part_list *parts_of(const ari_op_builder *w, const ari_params *p, size_t unit)
+{
+    if (same_parts(p))
+        return p->with_experts > 0 ? &p->experts : &p->block;
+    return ar_config_has_experts(w->config, own_layer(w, unit)) ? &p->experts : &p->block;
+}
+
+ari_params ari_op_builder_all_params(ari_op_builder *w)
+{
+    ari_params p = {.n = 0};
+    add_ends(w, &p);
+    add_block(w, &p.block, add_mlp);
+    add_block(w, &p.experts, add_experts);
+    for (size_t stage = w->at[ARI_AXIS_PP]; stage < w->stages; stage += w->ranks[ARI_AXIS_PP]) {
+        size_t begin = 0, end = 0;
+        ari_op_builder_stage_layers(w, stage, &begin, &end);
+        p.layers += end - begin;
+        for (size_t layer = begin; layer < end && w->config->experts.n > 0; layer++)
+            p.with_experts += ar_config_has_experts(w->config, layer);
+    }
+    p.in_blocks = ari_op_builder_add(w, ari_op_builder_mul(w, p.layers - p.with_experts, p.block.n),
+                                     ari_op_builder_mul(w, p.with_experts, p.experts.n));
+    p.n = ari_op_builder_add(w, p.before.n + p.after.n, p.in_blocks);
+    return p;
+}
+
+/* The layer of the blocks' parameter *at, which becomes its place there. */
+static size_t unit_of(const ari_op_builder *w, const ari_params *p, size_t *at)
+{
+    size_t unit = 0;
+    if (same_parts(p)) {
+        const size_t n = parts_of(w, p, 0)->n;
+        unit = *at / n;
+        *at %= n;
+        return unit;
+    }
+    for (; *at >= parts_of(w, p, unit)->n; unit++)
+        *at -= parts_of(w, p, unit)->n;
+    return unit;
+}
+
 static size_t local_elements(ari_op_builder *w, const ari_op_value *v)
 {
     size_t n = 1;
@@ -89,18 +147,35 @@ static size_t local_elements(ari_op_builder *w, const ari_op_value *v)
     return n;
 }
 
+/* The part at a place of a list. Those of the experts, which are cut along the same features, are all of one size. */
+static void take_part(const ari_op_builder *w, ari_one_param *one, const ari_part_list *list, size_t at)
+{
+    const size_t each = list->of_each, all = each * w->experts, in = at - list->first;
+    if (each == 0 || at < list->first) {
+        one->of = list->at[at];
+    } else if (in < all) {
+        one->of = list->at[list->first + in % each];
+        one->expert = w->first_expert + in / each;
+        one->before = in;
+        one->after = all - 1 - in;
+    } else {
+        one->of = list->at[at - all + each];
+    }
+}
+
 /* Parameter i in that order; the walk is at its layer then. */
 ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, size_t i)
 {
-    const size_t in_blocks = p->layers * p->block.n, at = i - p->before.n;
-    ari_one_param one = {.layer = ARI_NO_LAYER};
+    size_t at = i - p->before.n;
+    ari_one_param one = {.layer = ARI_NO_LAYER, .unit = p->layers};
     if (i < p->before.n) {
         one.of = p->before.at[i];
-    } else if (at < in_blocks) {
-        one.layer = own_layer(w, at / p->block.n);
-        one.of = p->block.at[at % p->block.n];
+    } else if (at < p->in_blocks) {
+        one.unit = unit_of(w, p, &at);
+        one.layer = own_layer(w, one.unit);
+        take_part(w, &one, parts_of(w, p, one.unit), at);
     } else {
-        one.of = p->after.at[at - in_blocks];
+        one.of = p->after.at[at - p->in_blocks];
     }
     if (one.layer != w->layer)
         ari_op_builder_layer(w, one.layer);
@@ -136,7 +211,8 @@ static int kind_of(const ari_op_builder *w, const ari_one_param *p)
     const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / p->value.copies) != 0;
     const bool spread = tp.kind == AR_REPLICATE && w->ranks[ARI_AXIS_TP] > 1;
     const bool ends = p->value.at[ARI_AXIS_PP].kind == AR_REPLICATE;
-    return (ends ? ARI_KIND_ENDS : 0) + (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) +
+    return (w->apart && ari_is_expert_part(p->of.role) ? ARI_KIND_EXPERT : 0) + (ends ? ARI_KIND_ENDS : 0) +
+           (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) +
            (p->value.dtype == AR_BF16 ? ARI_KIND_NARROW : 0);
 }
 
@@ -154,15 +230,18 @@ static ari_section section_of(const ari_op_builder *w, ari_role role)
 }
 
 /* True if the backward pass makes the gradient of a after that of b: from the last layer to the first, in a block in
- * the order of its parts, a bias after its weight, and the embedding at the end. */
+ * the order of its parts, a bias after its weight, and the embedding at the end. Those of all experts are made together.
+ */
 static bool made_after(const ari_op_builder *w, const ari_op_param *a, const ari_op_param *b)
 {
     static const int order[ARI_ROLES] = {
-        [ARI_MLP_NORM] = 1, [ARI_DOWN] = 2,      [ARI_FIRST] = 3,  [ARI_GATE] = 3,
-        [ARI_GATE_UP] = 3,  [ARI_UP] = 4,        [ARI_NORM2] = 5,  [ARI_ATTENTION_NORM] = 6,
-        [ARI_OUT] = 7,      [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9, [ARI_QKV] = 10,
-        [ARI_Q] = 10,       [ARI_K] = 11,        [ARI_V] = 12,     [ARI_NORM1] = 13,
-        [ARI_TOKENS] = 1,   [ARI_POSITIONS] = 2, [ARI_HEAD] = 1,   [ARI_FINAL_NORM] = 2};
+        [ARI_EXPERT_GATE] = 2, [ARI_EXPERT_UP] = 2, [ARI_EXPERT_DOWN] = 2,  [ARI_SHARED_DOWN] = 3,
+        [ARI_SHARED_GATE] = 3, [ARI_SHARED_UP] = 3, [ARI_SHARED_SHARE] = 4, [ARI_ROUTER] = 4,
+        [ARI_MLP_NORM] = 1,    [ARI_DOWN] = 2,      [ARI_FIRST] = 3,        [ARI_GATE] = 3,
+        [ARI_GATE_UP] = 3,     [ARI_UP] = 4,        [ARI_NORM2] = 5,        [ARI_ATTENTION_NORM] = 6,
+        [ARI_OUT] = 7,         [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9,       [ARI_QKV] = 10,
+        [ARI_Q] = 10,          [ARI_K] = 11,        [ARI_V] = 12,           [ARI_NORM1] = 13,
+        [ARI_TOKENS] = 1,      [ARI_POSITIONS] = 2, [ARI_HEAD] = 1,         [ARI_FINAL_NORM] = 2};
     static const int sections[] = {[ARI_BEFORE_BLOCKS] = 2, [ARI_IN_BLOCKS] = 1, [ARI_AFTER_BLOCKS] = 0};
     const int sa = sections[section_of(w, a->role)], sb = sections[section_of(w, b->role)];
     if (sa != sb)
@@ -172,60 +251,112 @@ static bool made_after(const ari_op_builder *w, const ari_op_param *a, const ari
     return a->role == b->role ? a->bias : order[a->role] > order[b->role];
 }
 
-/* Units by number: the rank's layers in their order, then the root unit; or all parameters. */
-static bool in_unit(const ari_params *all, size_t unit, size_t i)
+/* Units by number: the rank's layers in their order, then the root unit; or all parameters. A unit's are at
+ * [begin, end) but for what is left out. */
+typedef struct unit_span {
+    size_t begin, end, left_out, left_out_end;
+} unit_span;
+
+static unit_span span_of(const ari_op_builder *w, const ari_params *all, size_t unit)
 {
-    const size_t begin = all->before.n, end = begin + all->layers * all->block.n;
-    if (unit == ARI_ALL_UNITS)
-        return true;
-    return i >= begin && i < end ? (i - begin) / all->block.n == unit : unit == all->layers;
+    const size_t begin = all->before.n;
+    unit_span s = {.end = all->n};
+    if (unit == all->layers) {
+        s.left_out = begin;
+        s.left_out_end = begin + all->in_blocks;
+    } else if (unit != ARI_ALL_UNITS) {
+        s.begin = begin;
+        for (size_t k = 0; k < unit; k++)
+            s.begin += parts_of(w, all, k)->n;
+        s.end = s.begin + parts_of(w, all, unit)->n;
+    }
+    return s;
 }
 
-/* The parameter of this kind that comes next after a place (NULL: the first); false: there is none. */
-static bool next_param(ari_op_builder *w, const ari_params *all, size_t unit, int kind, const ari_bucket_place *after,
-                       ari_one_param *next, ari_bucket_place *at)
+static bool left_out(const unit_span *s, size_t i)
 {
-    const bool by_size = w->c->run.ddp.order == AR_BUCKETS_BY_SIZE;
+    return i >= s->left_out && i < s->left_out_end;
+}
+
+/* From the last registered to the first. */
+static bool next_in_reverse(ari_op_builder *w, const ari_params *all, const unit_span *s, int kind,
+                            const ari_bucket_place *after, ari_one_param *next, ari_bucket_place *at)
+{
+    for (size_t i = after ? all->n - 1 - after->minor : s->end; i-- > s->begin && w->st == AR_OK;) {
+        if (left_out(s, i))
+            continue;
+        *next = ari_op_builder_param_at(w, all, i);
+        *at = place_of(w, all, next, i);
+        if (kind_of(w, next) == kind)
+            return true;
+        i -= next->before;
+    }
+    return false;
+}
+
+/* The next one of the size of that at `after`, or the first of the next smaller size. */
+static bool next_by_size(ari_op_builder *w, const ari_params *all, const unit_span *s, int kind,
+                         const ari_bucket_place *after, ari_one_param *next, ari_bucket_place *at)
+{
     bool found = false;
-    for (size_t i = !by_size && after ? all->n - 1 - after->minor : all->n; i-- > 0 && w->st == AR_OK;) {
-        if (!in_unit(all, unit, i))
-            continue;
-        const ari_one_param p = ari_op_builder_param_at(w, all, i);
-        const ari_bucket_place here = place_of(w, all, &p, i);
-        if (kind_of(w, &p) != kind || (after && !before(*after, here)) || (found && !before(here, *at)))
-            continue;
-        *next = p;
-        *at = here;
-        found = true;
-        if (!by_size)
-            break;
+    for (int same = after ? 1 : 0; same >= 0 && !found; same--) {
+        for (size_t i = same ? after->minor + 1 : s->begin; i < s->end && w->st == AR_OK && !(same && found); i++) {
+            if (left_out(s, i))
+                continue;
+            const ari_one_param p = ari_op_builder_param_at(w, all, i);
+            const ari_bucket_place here = place_of(w, all, &p, i);
+            const bool size = same ? here.major == after->major : !after || here.major > after->major;
+            if (kind_of(w, &p) == kind && size && (!found || here.major < at->major)) {
+                *next = p;
+                *at = here;
+                found = true;
+            }
+            i += p.after;
+        }
     }
     return found;
 }
 
-/* Next fit: parameters are added until one does not fit. */
-static bool next_bucket(ari_op_builder *w, const ari_params *all, size_t unit, int kind, ari_op_builder_bucket *b)
+/* The parameter of this kind that comes next after a place (NULL: the first); false: there is none. */
+static bool next_param(ari_op_builder *w, const ari_params *all, const unit_span *s, int kind,
+                       const ari_bucket_place *after, ari_one_param *next, ari_bucket_place *at)
 {
-    const size_t capacity = w->c->run.ddp.bucket_bytes;
+    return (w->c->run.ddp.order == AR_BUCKETS_BY_SIZE ? next_by_size : next_in_reverse)(w, all, s, kind, after, next,
+                                                                                        at);
+}
+
+/* How many parameters fit into a bucket, of those from p on that have its size. The first always does. */
+static size_t fitting(const ari_op_builder *w, const ari_one_param *p, size_t bytes, size_t filled, bool empty)
+{
+    const size_t run = 1 + (w->c->run.ddp.order == AR_BUCKETS_BY_SIZE ? p->after : p->before);
+    const size_t capacity = w->c->run.ddp.bucket_bytes, left = filled < capacity ? capacity - filled : 0;
+    const size_t fit = capacity == 0 || filled > capacity ? 0 : bytes == 0 ? run : left / bytes;
+    return empty && fit == 0 ? 1 : fit < run ? fit : run;
+}
+
+/* Next fit: parameters are added until one does not fit. */
+static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_span *s, int kind,
+                        ari_op_builder_bucket *b)
+{
     const ari_bucket_place begin = b->last;
     const bool more = b->params > 0;
     ari_one_param p;
     ari_bucket_place at;
     size_t filled = 0;
-    if (!next_param(w, all, unit, kind, more ? &begin : NULL, &p, &at))
+    if (!next_param(w, all, s, kind, more ? &begin : NULL, &p, &at))
         return false;
     *b = (ari_op_builder_bucket){.first = p, .kind = kind, .latest = {p.layer, p.of.role, p.of.bias}};
     do {
-        const size_t bytes = bytes_of(w, &p);
-        if (b->params > 0 && (capacity == 0 || filled > capacity || bytes > capacity - filled))
+        const size_t bytes = bytes_of(w, &p), n = fitting(w, &p, bytes, filled, b->params == 0);
+        if (n == 0)
             break;
-        filled = ari_op_builder_add(w, filled, bytes);
-        b->elements = ari_op_builder_add(w, b->elements, p.elements);
-        b->params++;
-        b->last = at;
+        filled = ari_op_builder_add(w, filled, ari_op_builder_mul(w, n, bytes));
+        b->elements = ari_op_builder_add(w, b->elements, ari_op_builder_mul(w, n, p.elements));
+        b->params += n;
+        b->last = (ari_bucket_place){at.major, at.minor + n - 1};
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
         b->latest = made_after(w, &here, &b->latest) ? here : b->latest;
-    } while (next_param(w, all, unit, kind, &b->last, &p, &at));
+    } while (next_param(w, all, s, kind, &b->last, &p, &at));
     return true;
 }
 
@@ -237,19 +368,21 @@ static bool completes_before(const ari_op_builder_bucket *a, const ari_op_builde
     return ends_a == ends_b ? before(a->last, b->last) : ends_a < ends_b;
 }
 
-/* The kinds of the unit's parameters, as bits. Without a plan of its own each layer has the same. */
+/* The kinds of the unit's parameters, as bits. Without a plan of its own each layer has those of others of its parts. */
 static unsigned kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
 {
-    const bool alike = w->c->run.plan.rules == 0 && unit == ARI_ALL_UNITS;
-    const size_t begin = all->before.n, end = begin + all->layers * all->block.n;
+    const bool alike = w->c->run.plan.rules == 0 && unit == ARI_ALL_UNITS && same_parts(all) && all->layers > 0;
+    const unit_span s = span_of(w, all, unit);
+    const size_t begin = all->before.n, end = begin + all->in_blocks;
     unsigned kinds = 0;
-    for (size_t i = 0; i < all->n && w->st == AR_OK; i++) {
-        if (alike && i == begin + all->block.n)
+    for (size_t i = s.begin; i < s.end && w->st == AR_OK; i++) {
+        if (alike && i == begin + parts_of(w, all, 0)->n)
             i = end;
-        if (i >= all->n || !in_unit(all, unit, i))
+        if (i >= s.end || left_out(&s, i))
             continue;
         const ari_one_param p = ari_op_builder_param_at(w, all, i);
         kinds |= 1u << kind_of(w, &p);
+        i += p.after;
     }
     return kinds;
 }
@@ -260,9 +393,10 @@ static size_t each_of(ari_op_builder *w, const ari_params *all, size_t unit, siz
 {
     ari_op_builder_bucket open[ARI_BUCKET_KINDS] = {{.params = 0}};
     bool any[ARI_BUCKET_KINDS];
+    const unit_span s = span_of(w, all, unit);
     const unsigned kinds = kinds_in(w, all, unit);
     for (int k = 0; k < ARI_BUCKET_KINDS; k++)
-        any[k] = kinds & 1u << k && next_bucket(w, all, unit, k, &open[k]);
+        any[k] = kinds & 1u << k && next_bucket(w, all, &s, k, &open[k]);
     ari_op_param latest = {ARI_NO_LAYER, ARI_HEAD, false}; /* none is made before it */
     for (; w->st == AR_OK; index++) {
         int first = -1;
@@ -278,21 +412,24 @@ static size_t each_of(ari_op_builder *w, const ari_params *all, size_t unit, siz
         ari_op_builder_layer(w, open[first].first.layer);
         if (f)
             f(w, &open[first], index);
-        any[first] = next_bucket(w, all, unit, first, &open[first]);
+        any[first] = next_bucket(w, all, &s, first, &open[first]);
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
     return index;
 }
 
-/* The number of a unit's first bucket. Without a plan of its own each layer has as many. */
+/* The number of a unit's first bucket. Without a plan of its own each layer with experts has as many, and each without.
+ */
 static size_t first_of(ari_op_builder *w, const ari_params *all, size_t unit)
 {
     const size_t before = all->layers - (unit < all->layers ? unit + 1 : 0);
-    size_t index = 0;
-    if (before > 0 && w->c->run.plan.rules == 0)
-        return before * each_of(w, all, 0, 0, NULL);
-    for (size_t k = all->layers; k-- > all->layers - before;)
-        index = each_of(w, all, k, index, NULL);
+    size_t index = 0, known[2] = {0};
+    for (size_t k = all->layers; k-- > all->layers - before;) {
+        size_t *n = &known[ar_config_has_experts(w->config, own_layer(w, k))];
+        if (*n == 0 || w->c->run.plan.rules > 0)
+            *n = each_of(w, all, k, 0, NULL);
+        index += *n;
+    }
     return index;
 }
 

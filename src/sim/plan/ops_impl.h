@@ -55,11 +55,16 @@ typedef struct ari_op_builder {
     bool pipeline;                                      /* the walk goes through the stages of all ranks */
     size_t summing;                                     /* the ranks over which gradients are summed */
     size_t sharing, sharing_rank; /* of them, those that share out what ZeRO does; this one's number among these */
+    size_t ep, copies;            /* who share out the experts; those with this rank's, over whom these are summed */
+    size_t copies_rank;           /* this one's number among these */
+    size_t experts, first_expert; /* of this rank, of each layer that has any */
+    bool whole, apart;            /* these are not cut over tp; they have groups of their own */
     ari_step_form form;
     ari_operation_pass pass;
     ar_pp_kind part;            /* of it */
     bool deferred;              /* building what a backward pass for the input defers to that for the weights */
     bool x_scaled;              /* a weight before has met the same x, whose exponents are known */
+    bool in_experts;            /* of rows of a token's experts, and weights of all experts */
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;
     ar_block_split block;   /* of the layer; of no use outside of the blocks */
@@ -95,6 +100,9 @@ void ari_op_builder_visit(ari_op_builder *w);
 void ari_op_builder_make(ari_op_builder *w);
 /** The i-th value that there is, or what it is a part of, held to be v. */
 ari_op_value ari_op_builder_held(const ari_op_builder *w, ari_op_value v, int i);
+/** Begins an operation from what there is, so many values, to one of these features, all placed alike. */
+ari_operation *ari_op_builder_local(ari_op_builder *w, ari_operation_kind kind, ari_role role, int inputs,
+                                    size_t features, ar_placement at);
 /** A number for a value of the operation that has been begun. */
 size_t ari_op_builder_new_value(ari_op_builder *w);
 /** The section's input; in a backward pass its gradient. */
@@ -104,7 +112,8 @@ size_t ari_op_builder_message_value(const ari_op_builder *w, size_t stage, bool 
 /** The section's forward pass, walked through without output; NULL: it has none. */
 ari_forward *ari_op_builder_forward_of(ari_op_builder *w, ari_operation_kind kind, ari_role role);
 
-/** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. */
+/** A collective in the operation that has been begun; none in a group of one, or where its weights are not new. What is
+ *  exchanged of the experts' weights each has by itself. */
 void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                          ari_call_often often, ari_role role, const char *tag);
 /** The collective that has been added last happens so many times. */
@@ -119,9 +128,13 @@ bool ari_op_builder_same(ar_placement a, ar_placement b);
 ar_placement ari_op_builder_stream(const ari_op_builder *w);
 /** This rank's extents of a value that is placed so. */
 void ari_op_builder_place(const ari_op_builder *w, ari_op_value *v);
-/** An activation [b, s, features]. copies as in ari_op_value. */
+/** ari_op_value.by_expert of what experts have. */
+ari_axes ari_op_builder_apart(const ari_op_builder *w);
+/** An activation [b, s, features], or of rows of experts. copies as in ari_op_value. */
 ari_op_value ari_op_builder_activation(ari_op_builder *w, size_t features, ar_placement tp, size_t copies);
-/** A parameter of the layer that the walk is at. */
+/** Rows of the rank's part of an activation. */
+size_t ari_op_builder_rows(ari_op_builder *w);
+/** A parameter of the layer that the walk is at, in products of the experts one of each. */
 ari_op_value ari_op_builder_param(ari_op_builder *w, ari_role role, bool bias);
 /** True if the layer's heads are split over the ranks. */
 bool ari_op_builder_by_heads(const ari_op_builder *w);
@@ -153,8 +166,10 @@ void ari_op_builder_norm_gradient(ari_op_builder *w, ari_role role, const ari_op
 typedef struct ari_linear_ops {
     ari_role part[ARI_OP_VALUES];
     int n;
-    ar_linear_split split; /* placements as ari_op_builder_placed has them */
-    ari_role module;       /* whose input it is that is redistributed */
+    ar_linear_split split;             /* placements as ari_op_builder_placed has them */
+    ari_role module;                   /* whose input it is that is redistributed */
+    bool local;                        /* whole weights multiply what each rank has, placed as that is */
+    void (*remake)(ari_op_builder *w); /* what makes the input again for the weights' gradients; NULL: it is kept */
 } ari_linear_ops;
 
 void ari_op_builder_linear(ari_op_builder *w, const ari_linear_ops *l);
@@ -178,6 +193,11 @@ void ari_op_builder_rope(ari_op_builder *w);
 void ari_op_builder_attend(ari_op_builder *w);
 void ari_op_builder_attend_backward(ari_op_builder *w);
 
+/* --- experts in the MLP's place (ops_experts.c) ------------------------------------------------------------------- */
+/** False: the layer has an MLP. again: what its backward pass needs of the forward pass. */
+bool ari_op_builder_experts(ari_op_builder *w, bool again);
+bool ari_op_builder_experts_backward(ari_op_builder *w);
+
 /* --- the stage that the walk is in (ops_model.c) ------------------------------------------------------------------ */
 /** The stage's message from its neighbour, or to it, in this pass; nothing without a neighbour. */
 void ari_op_builder_message(ari_op_builder *w, bool sends);
@@ -192,27 +212,40 @@ typedef struct ari_param_part {
 } ari_param_part;
 
 enum { ARI_PARTS = 24 };
+/* Parts in their order. Those at [first, first + of_each) each of the experts has in turn. */
 typedef struct ari_part_list {
     ari_param_part at[ARI_PARTS];
-    size_t n;
+    size_t parts, first, of_each;
+    size_t n; /* parameters */
 } ari_part_list;
 
-/* In the order of their registration: before the blocks, of each of the rank's blocks, after them. */
+/* In the order of their registration: before the blocks, of each of the rank's blocks, which has an MLP or experts,
+ * after them. */
 typedef struct ari_params {
-    ari_part_list before, block, after;
-    size_t layers, n;
+    ari_part_list before, block, experts, after;
+    size_t layers, with_experts; /* of the rank; of them, those with experts */
+    size_t in_blocks, n;
 } ari_params;
 
 typedef struct ari_one_param {
-    size_t layer;
+    size_t layer, unit; /* unit: the i-th of the rank's layers; the number of them: none */
     ari_param_part of;
+    size_t expert;
+    size_t before, after; /* it and so many of the experts' before it, and after it, are of the same size */
     ari_op_value value;
     size_t elements; /* of this rank */
 } ari_one_param;
 
 /* Parameters share a bucket that are stored alike, summed over the same groups, and of as many elements on every tp
  * rank, or all of them not. */
-enum { ARI_KIND_ENDS = 8, ARI_KIND_UNEVEN = 4, ARI_KIND_SPREAD = 2, ARI_KIND_NARROW = 1, ARI_BUCKET_KINDS = 16 };
+enum {
+    ARI_KIND_EXPERT = 16,
+    ARI_KIND_ENDS = 8,
+    ARI_KIND_UNEVEN = 4,
+    ARI_KIND_SPREAD = 2,
+    ARI_KIND_NARROW = 1,
+    ARI_BUCKET_KINDS = 32
+};
 
 /* A place in the order of packing: by `major`, then by `minor`. */
 typedef struct ari_bucket_place {

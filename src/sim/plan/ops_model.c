@@ -14,23 +14,11 @@ static void take_value(ari_op_builder *w, size_t id)
     w->edges.now.at[0].id = id;
 }
 
-/* An operation from activations of these features to others, placed alike. */
-static ari_operation *local(ari_op_builder *w, ari_operation_kind kind, ari_role role, int inputs, size_t features,
-                            ar_placement at)
-{
-    ari_operation *op = ari_op_builder_begin(w, kind, role);
-    op->produced_as = at;
-    op->output[op->outputs++] = ari_op_builder_activation(w, features, at, 1);
-    for (; op->inputs < inputs; op->inputs++)
-        op->input[op->inputs] = ari_op_builder_held(w, op->output[0], op->inputs);
-    return op;
-}
-
 static void dropout(ari_op_builder *w, ari_role role)
 {
     if (w->c->run.dropout <= 0.0)
         return;
-    local(w, ARI_OPERATION_DROPOUT, role, 1, w->config->hidden, ari_op_builder_stream(w));
+    ari_op_builder_local(w, ARI_OPERATION_DROPOUT, role, 1, w->config->hidden, ari_op_builder_stream(w));
     ari_op_builder_make(w);
 }
 
@@ -39,7 +27,8 @@ static void dropout(ari_op_builder *w, ari_role role)
 static void residual(ari_op_builder *w, ari_role role)
 {
     const bool whole = role == ARI_LAYER, backward = w->pass == ARI_PASS_BACKWARD;
-    ari_operation *op = local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_op_builder_stream(w));
+    ari_operation *op =
+        ari_op_builder_local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_op_builder_stream(w));
     op->input[1].id = w->edges.skip;
     if (whole)
         op->output[0].id = ari_op_builder_stream_value(w, backward ? w->edges.section : w->edges.section + 1);
@@ -63,7 +52,7 @@ static ar_placement norm_at(const ari_op_builder *w, ari_role role)
 
 static void norm_operation(ari_op_builder *w, ari_role role)
 {
-    ari_operation *op = local(w, ARI_OPERATION_NORM, role, 1, w->config->hidden, norm_at(w, role));
+    ari_operation *op = ari_op_builder_local(w, ARI_OPERATION_NORM, role, 1, w->config->hidden, norm_at(w, role));
     op->weight[op->weights++] = ari_op_builder_param(w, role, false);
     if (ari_op_builder_has_bias(w, role))
         op->weight[op->weights++] = ari_op_builder_param(w, role, true);
@@ -194,8 +183,8 @@ static void activation(ari_op_builder *w, const branch_ops *b)
 {
     const bool gated = w->config->gated, backward = w->pass == ARI_PASS_BACKWARD;
     const ar_placement left = b->first.split.to, at = left.kind == AR_PARTIAL_SUM ? ari_whole : left;
-    ari_operation *op = local(w, gated ? ARI_OPERATION_GATE : ARI_OPERATION_ACTIVATION, ARI_ACTIVATION,
-                              gated && !backward ? 2 : 1, w->config->ffn, at);
+    ari_operation *op = ari_op_builder_local(w, gated ? ARI_OPERATION_GATE : ARI_OPERATION_ACTIVATION, ARI_ACTIVATION,
+                                             gated && !backward ? 2 : 1, w->config->ffn, at);
     if (gated && backward) {
         op->output[op->outputs++] = op->output[0];
         op->output[0].id = op->output[1].id = w->form.gate_up ? ari_op_builder_new_value(w) : 0;
@@ -207,6 +196,8 @@ static void activation(ari_op_builder *w, const branch_ops *b)
 
 static void mlp(ari_op_builder *w)
 {
+    if (ari_op_builder_experts(w, false))
+        return;
     const branch_ops b = mlp_of(w);
     begin_branch(w, &b);
     activation(w, &b);
@@ -215,6 +206,8 @@ static void mlp(ari_op_builder *w)
 
 static void recompute_mlp(ari_op_builder *w)
 {
+    if (ari_op_builder_experts(w, true))
+        return;
     const branch_ops b = mlp_of(w);
     begin_branch(w, &b);
     activation(w, &b);
@@ -223,6 +216,8 @@ static void recompute_mlp(ari_op_builder *w)
 
 static void mlp_backward(ari_op_builder *w)
 {
+    if (ari_op_builder_experts_backward(w))
+        return;
     const branch_ops b = mlp_of(w);
     begin_branch_backward(w, &b);
     activation(w, &b);
@@ -378,7 +373,7 @@ static void embedding(ari_op_builder *w)
         ari_op_builder_exchange(w, made[w->outer.tokens], ari_op_builder_stream(w), ARI_TOKENS);
     if (!w->config->learned_positions)
         return;
-    op = local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_op_builder_stream(w));
+    op = ari_op_builder_local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_op_builder_stream(w));
     op->weight[op->weights++] = ari_op_builder_param(w, ARI_POSITIONS, false);
     ari_op_builder_make(w);
     dropout(w, ARI_EMBEDDED);
@@ -423,7 +418,8 @@ static ari_operation *loss_of(ari_op_builder *w)
 {
     const size_t width = w->form.head ? w->config->vocab : w->config->hidden;
     const ar_placement logits = loss_parallel(w) ? ari_by_features : ari_whole;
-    return local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width, w->form.head ? logits : ari_op_builder_stream(w));
+    return ari_op_builder_local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width,
+                                w->form.head ? logits : ari_op_builder_stream(w));
 }
 
 /* Logits that stay sharded yield a maximum, a denominator and the target's bits for each token; with label smoothing
@@ -547,8 +543,8 @@ void ari_op_builder_message(ari_op_builder *w, bool sends)
     take_value(w, ari_op_builder_message_value(w, to, false));
     if (sends)
         take_sent(w);
-    ari_operation *op = local(w, sends ? ARI_OPERATION_SEND : ARI_OPERATION_RECEIVE, ARI_NO_ROLE, 1, w->config->hidden,
-                              ari_op_builder_stream(w));
+    ari_operation *op = ari_op_builder_local(w, sends ? ARI_OPERATION_SEND : ARI_OPERATION_RECEIVE, ARI_NO_ROLE, 1,
+                                             w->config->hidden, ari_op_builder_stream(w));
     const size_t *own = op->output[0].local;
     op->output[0].id = ari_op_builder_message_value(w, to, !sends);
     ari_op_builder_call(w, sends ? ARI_CALL_SEND : ARI_CALL_RECV, ARI_OVER_PP,

@@ -25,6 +25,14 @@ static void place_rank(ari_op_builder *w, const ar_parallel *p, int rank)
     w->summing = ari_op_builder_ranks(w, ARI_OVER_DP);
     w->sharing = w->summing / (size_t)ari_at_least_one(p->dp_replicate);
     w->sharing_rank = (size_t)ari_place_along(&ranks, rank, ARI_CUTS_DATA) % w->sharing;
+    w->ep = (size_t)ari_at_least_one(p->ep);
+    w->whole = ari_experts_whole(p);
+    w->apart = w->ep > 1 || w->whole;
+    w->copies = (size_t)ari_extent(p, ari_expert_axes(p)) / w->ep;
+    const size_t at = (size_t)ari_place_along(&ranks, rank, ari_expert_axes(p));
+    w->copies_rank = at / w->ep;
+    w->experts = w->config->experts.n / w->ep;
+    w->first_expert = at % w->ep * w->experts;
     w->stages = (size_t)ar_parallel_stages(p);
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }

@@ -28,8 +28,14 @@ static const ar_linear_split *linear_of(const ari_op_builder *w, ari_role role)
     case ARI_GATE_UP:
     case ARI_GATE:
     case ARI_UP:
+    case ARI_EXPERT_GATE:
+    case ARI_EXPERT_UP:
+    case ARI_SHARED_GATE:
+    case ARI_SHARED_UP:
         return &w->block.mlp.first;
     case ARI_DOWN:
+    case ARI_EXPERT_DOWN:
+    case ARI_SHARED_DOWN:
         return &w->block.mlp.second;
     default:
         return NULL;
@@ -41,6 +47,8 @@ static int cut_of(const ari_op_builder *w, ari_role role)
 {
     static const int of_tokens[] = {[AR_EMBEDDING_VOCAB] = 0, [AR_EMBEDDING_HIDDEN] = 1, [AR_EMBEDDING_WHOLE] = -1};
     const ar_linear_split *l = linear_of(w, role);
+    if (w->whole && ari_is_expert_part(role))
+        return -1;
     if (role == ARI_TOKENS)
         return of_tokens[w->outer.tokens];
     return !l ? -1 : l->style == AR_STYLE_COLWISE ? 0 : l->style == AR_STYLE_ROWWISE ? 1 : -1;
@@ -77,6 +85,14 @@ bool ari_op_builder_is_norm(ari_role role)
            role == ARI_MLP_NORM || role == ARI_Q_NORM || role == ARI_K_NORM;
 }
 
+/* Width of the MLP that a weight belongs to, or of the expert. */
+static size_t ffn_of(const ar_config *c, ari_role role)
+{
+    const bool shared = role == ARI_SHARED_GATE || role == ARI_SHARED_UP || role == ARI_SHARED_DOWN;
+    const bool expert = role == ARI_EXPERT_GATE || role == ARI_EXPERT_UP || role == ARI_EXPERT_DOWN;
+    return shared ? c->experts.shared : expert ? c->experts.ffn : c->ffn;
+}
+
 /* [out, in]; of a norm as many as it has features. */
 static void shape_of(ari_op_builder *w, ari_op_value *v)
 {
@@ -106,12 +122,16 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
         out = kv;
     else if (v->role == ARI_OUT)
         in = q;
-    else if (v->role == ARI_DOWN)
-        in = c->ffn;
+    else if (v->role == ARI_ROUTER)
+        out = c->experts.n;
+    else if (v->role == ARI_SHARED_SHARE)
+        out = 1;
+    else if (v->role == ARI_DOWN || v->role == ARI_EXPERT_DOWN || v->role == ARI_SHARED_DOWN)
+        in = ffn_of(c, v->role);
     else if (v->role == ARI_GATE_UP)
         out = ari_op_builder_mul(w, 2, c->ffn);
     else
-        out = c->ffn;
+        out = ffn_of(c, v->role);
     v->shape[0] = out;
     v->shape[1] = in;
 }
@@ -161,6 +181,9 @@ ari_op_value ari_op_builder_param(ari_op_builder *w, ari_role role, bool bias)
         v.ndim = 1;
     if (v.ndim == 2)
         v.dtype = w->form.matrices;
+    v.experts = w->in_experts ? w->experts : 0;
+    v.expert = w->in_experts ? w->first_expert : 0;
+    v.by_expert = ari_is_expert_part(role) ? ari_op_builder_apart(w) : 0;
     ari_op_builder_place(w, &v);
     return v;
 }

@@ -144,32 +144,41 @@ void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement 
 
 /* --- partial sums ------------------------------------------------------------------------------------------------- */
 
+/* A collective of a product's rows in each pass. Those of all experts move together, under a name of their own. */
+static void call_for(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
+                     ari_role role)
+{
+    ari_op_builder_call(w, kind, over, elements, dtype, ARI_EACH_PASS, w->in_experts ? ARI_EXPERTS : role,
+                        w->in_experts ? "" : weight_tag);
+}
+
+/* Exact numerics: the exponents of a weight's rows or columns, or of an activation's, are shared by all ranks. */
+static void share_exponents(ari_op_builder *w, size_t n, ari_call_often often, ari_role role)
+{
+    if (w->form.exact && often == ARI_EACH_PASS)
+        call_for(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, role);
+    else if (w->form.exact)
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, often, role, weight_tag);
+}
+
 /* The product [tokens, cols] of a layer, of which every rank has a term. Exact numerics exchange the exponents of B's
  * rows, once for every version of the weights, and of A's, then int64 partial sums, two where the terms are many. */
 static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t terms, ar_placement to)
 {
-    const size_t rows = w->tokens, n = ari_op_builder_mul(w, rows, cols);
+    const size_t rows = ari_op_builder_rows(w), n = ari_op_builder_mul(w, rows, cols);
     const ari_role role = l->part[0];
     if (w->form.exact) {
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, cols, AR_I32, ARI_EACH_VERSION, role, weight_tag);
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, rows, AR_I32, ARI_EACH_PASS, role, weight_tag);
-        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_op_builder_mul(w, n, ari_sum_limbs(terms)),
-                            AR_I64, ARI_EACH_PASS, role, weight_tag);
+        share_exponents(w, cols, ARI_EACH_VERSION, role);
+        share_exponents(w, rows, ARI_EACH_PASS, role);
+        call_for(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_op_builder_mul(w, n, ari_sum_limbs(terms)), AR_I64, role);
     } else {
-        ari_op_builder_call(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
-                            w->form.activations, ARI_EACH_PASS, role, weight_tag);
+        call_for(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations,
+                 role);
     }
     if (is_shard(to))
         overlap_call(w, true);
     else if (w->form.exact)
         ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
-}
-
-/* If B's rows are cut, the exponents of its columns, one for each of the `terms`, are shared by all ranks. */
-static void column_exponents(ari_op_builder *w, size_t terms, ari_call_often often, ari_role role)
-{
-    if (w->form.exact)
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, terms, AR_I32, often, role, weight_tag);
 }
 
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
@@ -187,12 +196,16 @@ static bool cuts_columns(const ari_linear_ops *l)
 /* The placement of the input that the product takes, */
 static ar_placement consumed_as(const ari_linear_ops *l)
 {
+    if (l->local)
+        return l->split.from;
     return cuts_rows(l) ? (ar_placement){AR_REPLICATE, 0} : cuts_columns(l) ? ari_by_features : ari_whole;
 }
 
 /* of the output that it makes before collectives, */
 static ar_placement produced_as(const ari_linear_ops *l)
 {
+    if (l->local)
+        return l->split.from;
     return cuts_rows(l) ? ari_by_features : cuts_columns(l) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
 }
 
@@ -242,7 +255,7 @@ static void around(ari_op_builder *w, const ari_linear_ops *l, ar_tp_redistribut
 /* A gathered input is not kept. */
 static bool regathers_input(const ari_op_builder *w, const ari_linear_ops *l)
 {
-    return !cuts_columns(l) && is_shard(l->split.from) && !w->c->run.parallel.keep_gathered;
+    return !l->local && !cuts_columns(l) && is_shard(l->split.from) && !w->c->run.parallel.keep_gathered;
 }
 
 /* The forward pass keeps that for the backward pass. */
@@ -275,7 +288,7 @@ void ari_op_builder_linear(ari_op_builder *w, const ari_linear_ops *l)
     if (cuts_columns(l) && leaves.kind != AR_PARTIAL_SUM)
         fold(w, l, width_of(w, &y), op->input[0].shape[2], leaves);
     else if (cuts_rows(l))
-        column_exponents(w, op->input[0].shape[2], ARI_EACH_VERSION, l->part[0]);
+        share_exponents(w, op->input[0].shape[2], ARI_EACH_VERSION, l->part[0]);
     ari_op_builder_make(w);
     keep_input(w, l, regathers_input(w, l) ? before : x);
     add_biases(w, l, leaves);
@@ -319,24 +332,27 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     if (cuts_rows(l))
         fold(w, l, x.shape[2], width_of(w, &w->edges.now), leaves);
     else if (cuts_columns(l))
-        column_exponents(w, width_of(w, &w->edges.now), ARI_EACH_VERSION, l->part[0]);
+        share_exponents(w, width_of(w, &w->edges.now), ARI_EACH_VERSION, l->part[0]);
     ari_op_builder_make(w);
     return leaves;
 }
 
 /* Within a sample dW is one sum over all positions: of those that share them each rank rounds a part of it. Their sum
- * over dp adds the parts up, as it does the terms of native numerics. */
+ * over dp adds the parts up, as it does the terms of native numerics. Exponents of all experts move together, those of
+ * what their weights share once. */
 static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ari_role role)
 {
-    const size_t out = weight->local[0], in = weight->local[1];
+    const size_t out = weight->local[0], in = weight->local[1], experts = w->in_experts ? weight->experts : 1;
+    const ari_over over = w->in_experts && w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
+    const size_t times = ari_op_builder_mul(w, w->own, experts), both = ari_op_builder_add(w, out, in);
     const size_t sums = ari_op_builder_mul(w, ari_op_builder_mul(w, out, in), ari_sum_limbs(w->c->run.seq));
-    if (!w->form.exact || ari_op_builder_cp(w) == 1)
+    if (!w->form.exact || ari_op_builder_ranks(w, over) == 1)
         return;
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_CP,
-                        ari_op_builder_mul(w, w->own, ari_op_builder_add(w, out, in)), AR_I32, ARI_EACH_PASS, role,
-                        weight_tag);
-    ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_CP, sums, AR_I64, ARI_EACH_PASS, role, weight_tag);
-    ari_op_builder_repeat(w, w->own); /* a sample at a time */
+    if (w->in_experts && !w->x_scaled)
+        call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, in), AR_I32, role);
+    call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, w->in_experts ? out : both), AR_I32, role);
+    call_for(w, ARI_CALL_REDUCE_SCATTER, over, sums, AR_I64, role);
+    ari_op_builder_repeat(w, times); /* a sample at a time */
 }
 
 void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,
@@ -354,7 +370,7 @@ void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias,
     if (x && x->ndim == 3 && param.ndim == 2) { /* dW = dY^T X: Y's and X's features, summed over the tokens */
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
         if (ari_op_builder_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
-            column_exponents(w, w->tokens, ARI_EACH_PASS, role);
+            share_exponents(w, ari_op_builder_rows(w), ARI_EACH_PASS, role);
         sum_over_positions(w, &param, role);
     }
     ari_op_builder_visit(w);
@@ -410,7 +426,7 @@ static void regather_input(ari_op_builder *w, const ari_linear_ops *l)
 /* That x and dy stay for the gradients of the weights, x as it was kept. */
 static void defer_weight_gradient(ari_op_builder *w, const ari_linear_ops *l, const ari_values *dy)
 {
-    if (w->part != AR_PP_BACKWARD_INPUT)
+    if (w->part != AR_PP_BACKWARD_INPUT || w->in_experts)
         return;
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_DEFERRED, role_of(l));
     op->produced_as = dy->at[0].at[ARI_AXIS_TP];
@@ -420,13 +436,30 @@ static void defer_weight_gradient(ari_op_builder *w, const ari_linear_ops *l, co
     ari_op_builder_visit(w);
 }
 
-/* The gradients of the weights, in their order. Nothing in the backward pass waits for them. */
+/* The layer's input as its forward pass has made it, once more. */
+static void remake_input(ari_op_builder *w, const ari_linear_ops *l)
+{
+    const ari_values gradients = w->edges.now;
+    w->pass = ARI_PASS_FORWARD;
+    w->recomputed = true;
+    l->remake(w);
+    w->recomputed = false;
+    w->pass = ARI_PASS_BACKWARD;
+    const size_t x = w->edges.now.at[0].id;
+    w->edges.now = gradients;
+    keep_input(w, l, x);
+}
+
+/* The gradients of the weights, in their order. Nothing in the backward pass waits for them, but that those of experts,
+ * whose rows are sorted, are made at once. */
 static void weight_gradients(ari_op_builder *w, const ari_linear_ops *l, const ari_values *dy)
 {
     ari_op_value x = kept_input(w, l);
-    w->deferred = true;
+    w->deferred = !w->in_experts;
     if (regathers_input(w, l) && !comes_early(w, l))
         regather_input(w, l);
+    if (l->remake)
+        remake_input(w, l);
     x.id = ari_op_builder_forward_of(w, ARI_OPERATION_PRODUCT, role_of(l))->in[0];
     x = held(w, &x, consumed_as(l));
     for (int i = 0; i < l->n; i++) {

@@ -5,16 +5,27 @@
 
 /* --- sums over ranks ---------------------------------------------------------------------------------------------- */
 
-/* True if several ranks share out what ZeRO does not keep whole. */
-static bool has_shares(const ari_op_builder *w)
+/* Parameters whose gradients are summed over the ranks with the same experts, and (false) over all that have data. */
+static bool of_experts(const ari_op_builder_bucket *b)
 {
-    return w->c->run.parallel.zero > 0 && w->sharing > 1;
+    return (b->kind & ARI_KIND_EXPERT) != 0;
+}
+
+static ari_over summing_group(bool experts)
+{
+    return experts ? ARI_OVER_EDP : ARI_OVER_DP;
+}
+
+/* True if several ranks share out what ZeRO does not keep whole of them. */
+static bool has_shares(const ari_op_builder *w, bool experts)
+{
+    return w->c->run.parallel.zero > 0 && (experts ? w->copies : w->sharing) > 1;
 }
 
 /* The group that does. */
-static ari_over sharing_group(const ari_op_builder *w)
+static ari_over sharing_group(const ari_op_builder *w, bool experts)
 {
-    return w->sharing < w->summing ? ARI_OVER_SHARD : ARI_OVER_DP;
+    return experts ? ARI_OVER_EDP : w->sharing < w->summing ? ARI_OVER_SHARD : ARI_OVER_DP;
 }
 
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
@@ -40,23 +51,31 @@ static void place_over_dp(ari_op_value *v, ar_placement p)
         v->at[axis] = p;
 }
 
-static size_t own_slice(const ari_op_builder *w, size_t n)
+/* Each of the N ranks that share has its slice, the first (n mod N) of one element more. */
+static size_t own_slice(const ari_op_builder *w, size_t n, bool experts)
 {
-    return n / w->sharing + (w->sharing_rank < n % w->sharing);
+    const size_t ranks = experts ? w->copies : w->sharing, rank = experts ? w->copies_rank : w->sharing_rank;
+    return n / ranks + (rank < n % ranks);
 }
 
-/* A run of n elements; whole on each of the N ranks that share, or each has its share, the first (n mod N) of one
- * more. */
-static ari_op_value run_of(const ari_op_builder *w, size_t n, ar_dtype dtype, bool share)
+/* A run of n elements; whole on each rank, or each has so many of them. */
+static ari_op_value run_of(size_t n, ar_dtype dtype, const size_t *share)
 {
     ari_op_value v = {.dtype = dtype, .ndim = 1, .shape = {n}, .local = {n}, .copies = 1};
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
         v.at[axis] = ari_whole;
     if (share) {
         place_over_dp(&v, (ar_placement){AR_SHARD, 0});
-        v.local[0] = own_slice(w, n);
+        v.local[0] = *share;
     }
     return v;
+}
+
+/* An operation that is nothing but its calls: experts of which there is one copy move nowhere. */
+static void visit_if_moved(ari_op_builder *w)
+{
+    if (w->op.calls > 0)
+        ari_op_builder_visit(w);
 }
 
 /* --- buckets ------------------------------------------------------------------------------------------------------ */
@@ -65,6 +84,7 @@ static ari_operation *begin_bucket(ari_op_builder *w, ari_operation_kind kind, c
                                    size_t index)
 {
     ari_operation *op = ari_op_builder_begin(w, kind, b->first.of.role);
+    op->expert = b->first.expert;
     op->bucket = index;
     op->params = b->params;
     op->last = b->latest;
@@ -91,12 +111,14 @@ static ari_operation *begin_sum_of(ari_op_builder *w, const ari_op_builder_bucke
     const ar_placement partial = {AR_PARTIAL_SUM, 0};
     ari_operation *op = begin_bucket(w, ARI_OPERATION_GRADIENT_SUM, b, index);
     ari_op_value *in = &op->input[op->inputs++];
-    *in = run_of(w, b->elements, stored_as(b), false);
+    const size_t own = own_slice(w, b->elements, of_experts(b));
+    *in = run_of(b->elements, stored_as(b), NULL);
     place_over_dp(in, partial);
     in->at[ARI_AXIS_TP] = op->produced_as = spread ? partial : ari_whole;
     in->at[ARI_AXIS_PP] = ends ? partial : ari_whole;
-    op->output[op->outputs++] = run_of(w, b->elements, stored_as(b), has_shares(w));
+    op->output[op->outputs++] = run_of(b->elements, stored_as(b), has_shares(w, of_experts(b)) ? &own : NULL);
     op->output[0].bias = b->first.of.bias;
+    op->input[0].by_expert = op->output[0].by_expert = of_experts(b) ? ari_op_builder_apart(w) : 0;
     return op;
 }
 
@@ -110,7 +132,7 @@ static const char *suffix_of(ari_param_part p)
 static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, bool slices)
 {
     const int first = w->op.calls;
-    const size_t n = slices ? own_slice(w, b->elements) : b->elements;
+    const size_t n = slices ? own_slice(w, b->elements, of_experts(b)) : b->elements;
     if (n > 0 || !slices)
         call_sum(w, over, n, stored_as(b), false, ARI_EACH_STEP, b->first.of.role, suffix_of(b->first.of));
     for (int i = first; i < w->op.calls && slices; i++)
@@ -128,7 +150,8 @@ static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, bool s
 
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
-    call_sum(w, sharing_group(w), b->elements, stored_as(b), true, often, b->first.of.role, suffix_of(b->first.of));
+    call_sum(w, sharing_group(w, of_experts(b)), b->elements, stored_as(b), true, often, b->first.of.role,
+             suffix_of(b->first.of));
 }
 
 /* Moves of a bucket, or of its completion, are operations of the step. */
@@ -137,8 +160,8 @@ static void sum_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t
     const ari_operation *op = begin_sum_of(w, b, index);
     sum_before(w, b, false);
     if (w->c->run.parallel.zero == 0)
-        sum_over(w, b, ARI_OVER_DP, false);
-    else if (has_shares(w))
+        sum_over(w, b, summing_group(of_experts(b)), false);
+    else if (has_shares(w, of_experts(b)))
         share_out(w, b, ARI_EACH_STEP);
     if (w->c->run.parallel.zero > 0)
         sum_over(w, b, ARI_OVER_REPLICATE, true);
@@ -156,16 +179,17 @@ static void complete_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, s
     sum_before(w, b, true);
     sum_over(w, b, ARI_OVER_REPLICATE, true);
     put_beside_passes(w);
-    if (op->calls > 0)
-        ari_op_builder_visit(w);
+    visit_if_moved(w);
 }
 
 static ari_operation *begin_gather(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     ari_operation *op = begin_bucket(w, ARI_OPERATION_WEIGHT_GATHER, b, index);
-    op->input[op->inputs++] = run_of(w, b->elements, stored_as(b), true);
-    op->output[op->outputs++] = run_of(w, b->elements, stored_as(b), false);
+    const size_t own = own_slice(w, b->elements, of_experts(b));
+    op->input[op->inputs++] = run_of(b->elements, stored_as(b), &own);
+    op->output[op->outputs++] = run_of(b->elements, stored_as(b), NULL);
     op->output[0].bias = b->first.of.bias;
+    op->input[0].by_expert = op->output[0].by_expert = of_experts(b) ? ari_op_builder_apart(w) : 0;
     return op;
 }
 
@@ -173,9 +197,9 @@ static ari_operation *begin_gather(ari_op_builder *w, const ari_op_builder_bucke
 static void gather_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     begin_gather(w, b, index);
-    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), ARI_EACH_STEP, ARI_NO_ROLE,
-                        "model");
-    ari_op_builder_visit(w);
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, sharing_group(w, of_experts(b)), b->elements, stored_as(b),
+                        ARI_EACH_STEP, ARI_NO_ROLE, "model");
+    visit_if_moved(w);
 }
 
 /* --- units -------------------------------------------------------------------------------------------------------- */
@@ -194,7 +218,7 @@ static void reduce_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, siz
     begin_sum_of(w, b, index);
     share_out(w, b, ARI_EACH_MICRO);
     put_beside_passes(w);
-    ari_op_builder_visit(w);
+    visit_if_moved(w);
 }
 
 /* Those of the root unit once a step. */
@@ -202,10 +226,10 @@ static void gather_weights(ari_op_builder *w, const ari_op_builder_bucket *b, si
 {
     const ari_call_often often = b->unit == ARI_NO_LAYER ? ARI_EACH_STEP : ARI_EACH_MICRO;
     begin_gather(w, b, index);
-    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, sharing_group(w), b->elements, stored_as(b), often, b->first.of.role,
-                        suffix_of(b->first.of));
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, sharing_group(w, of_experts(b)), b->elements, stored_as(b), often,
+                        b->first.of.role, suffix_of(b->first.of));
     w->op.call[0].queue = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP ? ARI_ON_WEIGHTS : ARI_ON_MAIN;
-    ari_op_builder_visit(w);
+    visit_if_moved(w);
 }
 
 void ari_op_builder_unit_begins(ari_op_builder *w, size_t unit)
@@ -243,15 +267,9 @@ static void begin_sum(ari_op_builder *w, ari_operation_kind kind, size_t n, ar_d
 {
     ari_operation *op = ari_op_builder_begin(w, kind, ARI_NO_ROLE);
     op->produced_as = ari_whole;
-    op->input[op->inputs++] = run_of(w, n, dtype, false);
+    op->input[op->inputs++] = run_of(n, dtype, NULL);
     place_over_dp(&op->input[0], (ar_placement){AR_PARTIAL_SUM, 0});
-    op->output[op->outputs++] = run_of(w, n, dtype, false);
-}
-
-static void visit_if_moved(ari_op_builder *w)
-{
-    if (w->op.calls > 0)
-        ari_op_builder_visit(w);
+    op->output[op->outputs++] = run_of(n, dtype, NULL);
 }
 
 /* --- the start ---------------------------------------------------------------------------------------------------- */
@@ -272,11 +290,13 @@ void ari_op_builder_start(ari_op_builder *w)
     for (size_t i = 0; i < all.n && w->summing > 1 && w->st == AR_OK; i++) {
         const ari_one_param p = ari_op_builder_param_at(w, &all, i);
         ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_BROADCAST, p.of.role);
+        op->expert = p.expert;
         op->produced_as = p.value.at[ARI_AXIS_TP];
         op->input[op->inputs++] = op->output[op->outputs++] = p.value;
-        ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_DP, p.elements, p.value.dtype, ARI_AT_START, p.of.role,
-                            suffix_of(p.of));
-        ari_op_builder_visit(w);
+        const bool experts = w->apart && ari_is_expert_part(p.of.role);
+        ari_op_builder_call(w, ARI_CALL_BROADCAST, summing_group(experts), p.elements, p.value.dtype, ARI_AT_START,
+                            p.of.role, suffix_of(p.of));
+        visit_if_moved(w);
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
     if (!w->c->forward_only)
@@ -325,16 +345,18 @@ static void find_unused(ari_op_builder *w, const ari_params *all)
 static void norm_of_gradients(ari_op_builder *w)
 {
     static const char tag[] = "grad_norm";
+    const bool shares = has_shares(w, false) || w->apart;
     begin_sum(w, ARI_OPERATION_GRADIENT_NORM, 1, AR_F32);
     w->op.input[0].at[ARI_AXIS_TP] = w->op.input[0].at[ARI_AXIS_PP] = (ar_placement){AR_PARTIAL_SUM, 0};
-    place_over_dp(&w->op.input[0], has_shares(w) ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole);
+    place_over_dp(&w->op.input[0], shares ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole);
     for (int i = 0; i < 2; i++) {
         const size_t n = i == 0 ? 1 : 2;
         const ar_dtype dtype = i == 0 ? AR_I32 : AR_I64;
         ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
         ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_PP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
-        if (has_shares(w))
-            ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, sharing_group(w), n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
+        if (shares)
+            ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, sharing_group(w, false), n, dtype, ARI_EACH_STEP, ARI_NO_ROLE,
+                                tag);
     }
     ari_op_builder_visit(w);
 }
@@ -369,16 +391,22 @@ static void verify(ari_op_builder *w, const ari_params *all)
  * */
 static void update(ari_op_builder *w, const ari_params *all)
 {
-    size_t held = 0;
-    for (size_t i = 0; i < all->n && w->st == AR_OK; i++)
-        held = ari_op_builder_add(w, held, ari_op_builder_param_at(w, all, i).elements);
+    size_t held[2] = {0, 0}; /* of parameters that all have, of experts */
+    for (size_t i = 0; i < all->n && w->st == AR_OK; i++) {
+        const ari_one_param p = ari_op_builder_param_at(w, all, i);
+        size_t *n = &held[w->apart && ari_is_expert_part(p.of.role)];
+        *n = ari_op_builder_add(w, *n, ari_op_builder_mul(w, 1 + p.after, p.elements));
+        i += p.after;
+    }
+    const size_t own = own_slice(w, held[0], false) + own_slice(w, held[1], true);
     ari_op_builder_layer(w, ARI_NO_LAYER);
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
     op->produced_as = ari_whole;
     op->params = all->n;
-    op->input[op->inputs++] = op->output[op->outputs++] = run_of(w, held, AR_F32, has_shares(w));
+    op->input[op->inputs++] = op->output[op->outputs++] =
+        run_of(held[0] + held[1], AR_F32, has_shares(w, false) ? &own : NULL);
     ari_op_builder_visit(w);
-    if (has_shares(w) && ari_op_builder_zero(w) < 3)
+    if (has_shares(w, false) && ari_op_builder_zero(w) < 3)
         ari_op_builder_each_bucket(w, all, ARI_ALL_UNITS, gather_bucket);
 }
 

@@ -135,8 +135,11 @@ static void remember(ari_op_builder *w)
 /* Refers a gradient to its value. An operation that only moves gradients leaves them referring to the same values. */
 static void refer(ari_op_builder *w)
 {
-    static const bool reads[ARI_OPERATION_KINDS] = {
-        [ARI_OPERATION_NORM] = true, [ARI_OPERATION_ACTIVATION] = true, [ARI_OPERATION_GATE] = true};
+    static const bool reads[ARI_OPERATION_KINDS] = {[ARI_OPERATION_NORM] = true,
+                                                    [ARI_OPERATION_ACTIVATION] = true,
+                                                    [ARI_OPERATION_GATE] = true,
+                                                    [ARI_OPERATION_ROUTE] = true,
+                                                    [ARI_OPERATION_COMBINE] = true};
     ari_operation *op = &w->op;
     const ari_forward *f = ari_op_builder_forward_of(w, op->kind, op->role);
     for (int i = 0; i < op->inputs && f; i++)
@@ -196,6 +199,17 @@ void ari_op_builder_make(ari_op_builder *w)
     ari_op_builder_visit(w);
 }
 
+ari_operation *ari_op_builder_local(ari_op_builder *w, ari_operation_kind kind, ari_role role, int inputs,
+                                    size_t features, ar_placement at)
+{
+    ari_operation *op = ari_op_builder_begin(w, kind, role);
+    op->produced_as = at;
+    op->output[op->outputs++] = ari_op_builder_activation(w, features, at, 1);
+    for (; op->inputs < inputs; op->inputs++)
+        op->input[op->inputs] = ari_op_builder_held(w, op->output[0], op->inputs);
+    return op;
+}
+
 size_t ari_op_builder_cp(const ari_op_builder *w)
 {
     return w->ranks[ARI_AXIS_RING] * w->ranks[ARI_AXIS_INNER];
@@ -210,6 +224,10 @@ size_t ari_op_builder_ranks(const ari_op_builder *w, ari_over over)
         return w->sharing;
     if (over == ARI_OVER_REPLICATE)
         return w->summing / w->sharing;
+    if (over == ARI_OVER_EP || over == ARI_OVER_EDP)
+        return over == ARI_OVER_EP ? w->ep : w->copies;
+    if (over == ARI_OVER_EXPERT_CP)
+        return (size_t)ari_expert_sequence(&w->c->run.parallel);
     if (over == ARI_OVER_ENDS)
         return w->ranks[ARI_AXIS_PP] > 1 ? 2 : 1;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
@@ -225,6 +243,7 @@ void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, s
     const bool passed = w->passed[w->pass == ARI_PASS_BACKWARD][w->stage];
     const bool remade = often == ARI_EACH_VERSION && ari_op_builder_zero(w) == 3 && w->layer != ARI_NO_LAYER;
     const bool known = often == ARI_EACH_VERSION && !remade && (w->recomputed || passed);
+    const size_t experts = w->in_experts && often == ARI_EACH_VERSION ? w->experts : 0;
     if (ranks <= 1 || known)
         return;
     if (w->op.calls == ARI_OP_CALLS)
@@ -238,7 +257,9 @@ void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, s
                                                   .chunk = elements,
                                                   .dtype = dtype,
                                                   .often = remade ? ARI_EACH_MICRO : often,
-                                                  .repeats = 1,
+                                                  .repeats = experts > 0 ? experts : 1,
+                                                  .experts = experts,
+                                                  .expert = w->first_expert,
                                                   .role = role,
                                                   .tag = tag};
 }
@@ -252,6 +273,22 @@ void ari_op_builder_repeat(ari_op_builder *w, size_t times)
 {
     if (w->op.calls > 0)
         w->op.call[w->op.calls - 1].repeats = times;
+}
+
+ari_axes ari_op_builder_apart(const ari_op_builder *w)
+{
+    return w->apart ? ari_expert_axes(&w->c->run.parallel) : 0;
+}
+
+/* In products of the experts each position has a row for each of its experts. */
+static size_t rows_each(const ari_op_builder *w)
+{
+    return w->in_experts ? w->config->experts.per_token : 1;
+}
+
+size_t ari_op_builder_rows(ari_op_builder *w)
+{
+    return ari_op_builder_mul(w, w->tokens, rows_each(w));
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -301,13 +338,14 @@ ari_op_value ari_op_builder_activation(ari_op_builder *w, size_t features, ar_pl
 {
     ari_op_value v = {.dtype = w->form.activations,
                       .ndim = 3,
-                      .shape = {w->all, w->c->run.seq, features},
+                      .shape = {w->all, ari_op_builder_mul(w, w->c->run.seq, rows_each(w)), features},
                       .at = {[ARI_AXIS_PP] = ari_whole,
                              [ARI_AXIS_DP] = {AR_SHARD, 0},
                              [ARI_AXIS_RING] = ari_by_tokens,
                              [ARI_AXIS_INNER] = ari_by_tokens,
                              [ARI_AXIS_TP] = tp},
-                      .copies = copies};
+                      .copies = copies,
+                      .by_expert = w->in_experts ? ari_op_builder_apart(w) : 0};
     ari_op_builder_place(w, &v);
     return v;
 }

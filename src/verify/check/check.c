@@ -55,6 +55,11 @@ static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "storage in bf16 alone: a check has allowances for precision bf16, which "
                             "stores activations and matrices so: give that");
+    if (c->experts.n > 0 && o->run.numerics == AR_NUMERICS_NATIVE && o->run.precision != AR_PRECISION_F32)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s in %s: rounding so coarse chooses other experts for some tokens, and no allowance "
+                            "holds for those; a check of experts is exact, or native in fp32",
+                            c->name, ar_precision_name(o->run.precision));
     AR_TRY(ari_check_estimate(e, o, c));
     return ari_estimate_fits(e);
 }

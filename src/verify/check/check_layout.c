@@ -9,6 +9,7 @@
 #include "dump/dump.h"
 #include "sim/plan/bytes.h"
 #include "verify/check/check_calls.h"
+#include "verify/check/check_routes.h"
 #include "verify/check/check_run.h"
 #include "verify/writer/dump_ranks.h"
 
@@ -128,8 +129,11 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
                                    .weights = b->weights ? ari_weights_find : NULL,
                                    .weights_user = b->weights};
     cluster.run.parallel = *p;
-    const ari_step_case traffic = {.run = cluster.run, .config = &b->config};
+    uint64_t routed = 0;
+    const ari_step_case traffic = {.run = cluster.run, .config = &b->config, .routed = &routed};
     *run = (ar_check_run){.parallel = *p};
+    if (o->run.numerics == AR_NUMERICS_EXACT) /* else ranks may route otherwise than the baseline, by rounding */
+        AR_TRY(ari_check_routed(&routed, &b->ref, &traffic));
     AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
     ari_dump_ranks dump = {.ranks = 0};
     ar_status st = AR_OK;

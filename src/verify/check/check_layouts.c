@@ -55,6 +55,15 @@ static const choice multiples_of_three[] = {
      .otherwise = {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}},
 };
 
+/* Of models with experts besides: these are refused for others. */
+static const choice with_experts[] = {
+    {.first = {.dp = 2, .ep = 2}, .otherwise = {.tp = 1, .dp = 3, .ep = 3}},
+    {.first = {.dp = 4, .ep = 2, .tp = 2, .sp = true, .zero = 1}},
+    {.first = {.dp = 2, .cp = 2, .ep = 4, .zero = 3}, .otherwise = {.tp = 1, .dp = 2, .cp = 2, .ep = 2, .zero = 3}},
+    {.first = {.pp = 2, .cp = 2, .ep = 2, .tp = 2, .micro_batches = 2}},
+    {.first = {.tp = 2, .sp = true, .cp = 2, .etp = 1, .ep = 4}, .otherwise = {.tp = 2, .sp = true, .etp = 1, .ep = 2}},
+};
+
 size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
 {
     const size_t usual = 64, of_threes = 24; /* the first multiple of 2, 3, 4, 6 and 8 */
@@ -78,27 +87,7 @@ size_t ar_check_default_bucket_bytes(const ar_config *c)
     return parameters / several * sizeof(float);
 }
 
-size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
-                                size_t cap)
-{
-    const bool threes = c->heads % 3 == 0;
-    const choice *list = threes ? multiples_of_three : powers_of_two;
-    const size_t count =
-        threes ? sizeof multiples_of_three / sizeof *multiples_of_three : sizeof powers_of_two / sizeof *powers_of_two;
-    size_t n = 0;
-    for (size_t i = 0; i < count && n < cap; i++) {
-        if (ar_parallel_check(&list[i].first, c, plan, batch, seq) == AR_OK)
-            p[n++] = list[i].first;
-        else if (list[i].otherwise.tp > 0 && ar_parallel_check(&list[i].otherwise, c, plan, batch, seq) == AR_OK)
-            p[n++] = list[i].otherwise;
-    }
-    ar_error_clear();
-    if (n == 0 && cap > 0)
-        p[n++] = (ar_parallel){.tp = 1};
-    return n;
-}
-
-/* Layouts as a sweep finds them. */
+/* Layouts as they are found. */
 typedef struct sweep {
     const ar_config *config;
     const ar_plan *plan;
@@ -107,6 +96,38 @@ typedef struct sweep {
     size_t cap, n;
     int pipelines; /* meshes with one */
 } sweep;
+
+static bool is_legal(const sweep *s, const ar_parallel *p)
+{
+    return ar_parallel_check(p, s->config, s->plan, s->batch, s->seq) == AR_OK;
+}
+
+static void add_choices(sweep *s, const choice *list, size_t count)
+{
+    for (size_t i = 0; i < count && s->n < s->cap; i++) {
+        if (is_legal(s, &list[i].first))
+            s->at[s->n++] = list[i].first;
+        else if (list[i].otherwise.tp > 0 && is_legal(s, &list[i].otherwise))
+            s->at[s->n++] = list[i].otherwise;
+    }
+}
+
+size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
+                                size_t cap)
+{
+    const bool threes = c->heads % 3 == 0;
+    const choice *list = threes ? multiples_of_three : powers_of_two;
+    const size_t count =
+        threes ? sizeof multiples_of_three / sizeof *multiples_of_three : sizeof powers_of_two / sizeof *powers_of_two;
+    sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
+    add_choices(&s, list, count);
+    add_choices(&s, with_experts, sizeof with_experts / sizeof *with_experts);
+    size_t n = s.n;
+    ar_error_clear();
+    if (n == 0 && cap > 0)
+        p[n++] = (ar_parallel){.tp = 1};
+    return n;
+}
 
 /* Every legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag, as far as they mean
  * something. */
@@ -120,7 +141,7 @@ static void add_forms(sweep *s, const ar_parallel *mesh)
         one.zero = (form & 4) != 0 ? 1 : 0;
         one.zigzag = (form & 8) != 0;
         if ((one.sp && one.tp == 1) || (one.zero > 0 && one.dp * one.cp == 1) || (one.zigzag && !ring) ||
-            ar_parallel_check(&one, s->config, s->plan, s->batch, s->seq) != AR_OK)
+            !is_legal(s, &one))
             continue;
         if (s->n < s->cap)
             s->at[s->n] = one;
@@ -143,13 +164,17 @@ static void choose_schedule(sweep *s, ar_parallel *mesh)
 static void add_meshes(sweep *s, int ranks, int tp, int pp)
 {
     const int others = ranks / (tp * pp);
+    const bool has_experts = s->config->experts.n > 0;
     for (int cp = 1; cp <= others; cp++) {
         for (int inner = 1; inner <= cp && others % cp == 0; inner++) {
             ar_parallel mesh = {.tp = tp, .pp = pp, .cp = cp, .cp_inner = inner, .dp = others / cp};
             if (cp % inner != 0 || (s->batch > 0 && (size_t)mesh.dp > s->batch))
                 continue;
             choose_schedule(s, &mesh);
-            add_forms(s, &mesh);
+            for (mesh.etp = 0; mesh.etp <= (has_experts && tp > 1); mesh.etp++) {
+                for (mesh.ep = 1; mesh.ep == 1 || (has_experts && mesh.ep <= others * tp); mesh.ep++)
+                    add_forms(s, &mesh);
+            }
         }
     }
 }

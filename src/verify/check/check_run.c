@@ -453,9 +453,12 @@ static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
     return AR_OK;
 }
 
-static void keep_counts(ar_check_run *run, const ari_cluster_result *result)
+static void keep_counts(ar_check_run *run, const ari_cluster_result *result, const ari_cluster_options *o)
 {
+    const size_t row = o->config ? o->config->hidden * ar_dtype_bytes(ar_activations_of(o->run.precision)) : 0;
     run->bytes_counted = result->bytes;
+    if (o->run.numerics == AR_NUMERICS_NATIVE) /* as this run has routed them */
+        run->bytes_predicted += result->routed * row;
     run->bytes_per_rank_max = result->bytes_per_rank_max;
     memcpy(run->calls, result->calls, sizeof run->calls);
     run->has_predicted = result->has_predicted;
@@ -500,7 +503,7 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
         st = describe_before_error(run, &c, o);
         goto done;
     }
-    keep_counts(run, &result);
+    keep_counts(run, &result, o);
     if (o->run.process)
         AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, c.gathered));
     if (o->run.process && ar_process_rank(o->run.process) > 0)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/names.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "sim/plan/ops.h"
@@ -26,20 +27,22 @@ typedef struct expecting {
 } expecting;
 
 /* The tensor with this name; NULL: none. */
-static expected *expected_of(const expecting *e, const ari_operation *op, ari_role role, const char *end, char pass)
+static expected *expected_of(const expecting *e, const ari_operation *op, ari_role role, size_t expert, const char *end,
+                             char pass)
 {
-    char layer[24], path[160], name[192];
+    char layer[24], number[24], path[160], name[192];
     snprintf(layer, sizeof layer, "%zu", op->layer);
-    ari_role_path(path, sizeof path, e->config->arch, layer, role);
+    snprintf(number, sizeof number, "%zu", expert);
+    ari_path_of(path, sizeof path, e->config, layer, number, role);
     snprintf(name, sizeof name, "%s%s", path, end);
     const size_t i = ari_reference_find(e->ref, name, pass);
     return i < e->ref->count ? &e->of[i] : NULL;
 }
 
-static void expect(const expecting *e, const ari_operation *op, ari_role role, const char *end, char pass,
-                   const ari_op_value *v)
+static void expect(const expecting *e, const ari_operation *op, ari_role role, size_t expert, const char *end,
+                   char pass, const ari_op_value *v)
 {
-    expected *x = expected_of(e, op, role, end, pass);
+    expected *x = expected_of(e, op, role, expert, end, pass);
     if (!x || e->ref->tensor[x - e->of].ndim != v->ndim)
         return;
     x->rows += x->is && pass == 'f' && x->micro != op->micro ? x->shape[0] : 0;
@@ -58,7 +61,8 @@ static void expect_weight(const expecting *e, const ari_operation *op, const ari
         v.local[0] = weight->local[1];
         v.local[1] = weight->local[0];
     }
-    expect(e, op, v.role, v.bias ? ".bias" : ".weight", 'i', &v);
+    for (size_t i = 0; i < (v.experts > 0 ? v.experts : 1); i++)
+        expect(e, op, v.role, v.expert + i, v.bias ? ".bias" : ".weight", 'i', &v);
 }
 
 static ar_status visit_weights(void *user, const ari_operation *op)
@@ -82,16 +86,17 @@ static ar_status visit_outputs(void *user, const ari_operation *op)
 {
     expecting *e = user;
     const bool product = e->last.kind == ARI_OPERATION_PRODUCT || e->last.kind == ARI_OPERATION_BIAS;
-    const bool travels = op->kind == ARI_OPERATION_HEADS || op->kind == ARI_OPERATION_RING; /* reported before */
+    const bool travels = op->kind == ARI_OPERATION_HEADS || op->kind == ARI_OPERATION_RING ||
+                         op->kind == ARI_OPERATION_DISPATCH; /* reported before */
     if (op->pass != ARI_PASS_FORWARD || travels)
         return AR_OK;
     for (int i = 0; i < e->last.outputs && product && op->kind == ARI_OPERATION_REDISTRIBUTE; i++) {
-        expected *x = expected_of(e, &e->last, output_role(&e->last, i), "", 'f');
+        expected *x = expected_of(e, &e->last, output_role(&e->last, i), 0, "", 'f');
         if (x)
             x->is = false;
     }
     for (int i = 0; i < op->outputs; i++)
-        expect(e, op, output_role(op, i), "", 'f', &op->output[i]);
+        expect(e, op, output_role(op, i), 0, "", 'f', &op->output[i]);
     e->last = *op;
     return AR_OK;
 }

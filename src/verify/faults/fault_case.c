@@ -30,6 +30,12 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of a fused q|k|v, which this model has not")                                                  \
     X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                          \
     X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")          \
+    X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                             \
+    X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                      \
+      "is a mistake of experts' weights that are normalised, which this model has not")                           \
+    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised,                                                 \
+      "is a mistake of experts' weights that are not normalised, which this model has not")                       \
+    X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                 \
     X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                    \
     X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                        \
     X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                          \
@@ -73,6 +79,9 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 
 #define LLAMA .run.model = "llama-demo"
 #define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
+#define MIXTRAL .run.model = "mixtral-demo", .routed = true /* normalised */
+/* Not normalised, a shared expert, experts that no token chooses. */
+#define QWEN_MOE .run.model = "qwen2-moe-demo", .routed = true
 #define MODULE .run.model = "module", .module = true
 #define NO_CLIP .run.clip = -1
 #define TP(n) .run.parallel.tp = (n)
@@ -205,6 +214,29 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_zero_share_off_by_one, LLAMA, SHARED_OUT(2, 2, 1), .needs = NEEDS(UPDATE)},
     {AR_FAULT_hsdp_copies_not_summed, LLAMA, .run.parallel = {.dp = 4, .dp_replicate = 2, .zero = 2},
      .needs = NEEDS(COPIES)},
+    {AR_FAULT_router_weights_not_normalised, MIXTRAL, .needs = NEEDS(NORMALISED)},
+    {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = NEEDS(NOT_NORMALISED)},
+    {AR_FAULT_router_softmax_twice, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_router_logits_bf16, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_expert_input_weighted, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_router_weights_detached, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_router_grad_chosen_alone, QWEN_MOE, .needs = NEEDS(NOT_NORMALISED)},
+    {AR_FAULT_router_sum_detached, MIXTRAL, .needs = NEEDS(NORMALISED)},
+    {AR_FAULT_router_grad_local, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
+    {AR_FAULT_sp_router_grad_summed, MIXTRAL, SP(2), .needs = NEEDS(EXPERTS) | NEEDS(SP)},
+    {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
+    {AR_FAULT_experts_dx_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
+    {AR_FAULT_experts_combined_first, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
+    {AR_FAULT_expert_rows_off_by_one, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_expert_capacity_drops, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_last_expert_left_out, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_shared_expert_left_out, QWEN_MOE, .needs = NEEDS(SHARED)},
+    {AR_FAULT_shared_gate_left_out, QWEN_MOE, .needs = NEEDS(SHARED)},
+    {AR_FAULT_shared_gate_detached, QWEN_MOE, .needs = NEEDS(SHARED)},
+    {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED, .needs = NEEDS(EXPERTS) | NEEDS(RECOMPUTE)},
+    {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
+    {AR_FAULT_gradnorm_without_experts, MIXTRAL, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)
@@ -279,12 +311,19 @@ ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_con
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
 
+bool ari_fault_case_is_exact(const ari_fault_case *f, ar_precision precision)
+{
+    return f->module || (f->routed && precision != AR_PRECISION_F32);
+}
+
 static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
     ar_check_options o = {
         .run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .documents = f->documents, .skip_f64 = true};
-    o.run.numerics = bases->numerics;
-    o.run.precision = bases->precision;
+    if (!ari_fault_case_is_exact(f, bases->precision)) {
+        o.run.numerics = bases->numerics;
+        o.run.precision = bases->precision;
+    }
     return o;
 }
 

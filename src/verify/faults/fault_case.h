@@ -12,6 +12,7 @@ typedef struct ari_fault_case {
     ar_fault fault;
     ar_run run;  /* its fault and plan are not looked at */
     bool module; /* no model: the name is for reports alone */
+    bool routed; /* its model has experts */
     ar_mlp_order order;
     size_t documents; /* packed in a row at most (ar_check_options); 0: none */
     uint64_t needs;   /* what one forward and backward must have for the fault to matter: ari_fault_case_check */
@@ -50,12 +51,15 @@ typedef struct ari_fault_base {
 typedef struct ari_fault_bases {
     int threads; /* 0: the machine's cores */
     uint64_t seed;
-    ar_numerics numerics; /* of all but modules, which run in the exact ones */
+    ar_numerics numerics; /* of all but those that ari_fault_case_is_exact names */
     ar_precision precision;
     ari_fault_base base[ARI_FAULT_BASES];
     size_t uses;
 } ari_fault_bases;
 
+/** True if a case runs in exact numerics whatever is asked: a module, and experts in a precision that is so coarse that
+ *  other ones are chosen for some tokens, of which no allowance holds. */
+bool ari_fault_case_is_exact(const ari_fault_case *f, ar_precision precision);
 /** Compares a run of the case with `fault`, or AR_FAULT_NONE for the clean one. Gives *run; ari_check_run_fini, also
  *  after a failure. Errors: those of reading the model, of ari_check_base_init and ari_check_base_run. */
 AR_NODISCARD ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f,

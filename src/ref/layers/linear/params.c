@@ -59,26 +59,30 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
     return AR_OK;
 }
 
-static ar_status init_weight(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
+ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i)
 {
     const ari_linear_part *part = &s->part[i];
-    if (part->tied) {
-        l->weight[i] = part->tied;
-        part->tied->uses++;
-        return AR_OK;
-    }
     char name[160];
     ar_layout layout;
     AR_TRY(ari_path(name, sizeof name, part->name, "weight"));
     AR_TRY(weight_layout(&layout, ctx, s, part));
-    AR_TRY(ar_param_init(&l->own_weight[i], ctx, name, &layout, s->transposed));
+    AR_TRY(ar_param_init(p, ctx, name, &layout, s->transposed));
     /* A rank without rows still has columns, or its matrix would be [0, 0]. */
     if (s->uneven && layout.nbox == 0)
-        l->own_weight[i].value.shape[s->transposed ? 0 : 1] = s->in;
-    l->weight[i] = &l->own_weight[i];
-    l->weight[i]->init = AR_INIT_XAVIER_NORMAL;
-    l->weight[i]->fan_in = s->in;
-    l->weight[i]->fan_out = part->out;
+        p->value.shape[s->transposed ? 0 : 1] = s->in;
+    p->init = AR_INIT_XAVIER_NORMAL;
+    p->fan_in = s->in;
+    p->fan_out = part->out;
+    return AR_OK;
+}
+
+static ar_status init_weight(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
+{
+    const ari_linear_part *part = &s->part[i];
+    l->weight[i] = part->tied ? part->tied : &l->own_weight[i];
+    if (!part->tied)
+        return ari_linear_weight_init(l->weight[i], ctx, s, i);
+    part->tied->uses++;
     return AR_OK;
 }
 

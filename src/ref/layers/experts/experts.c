@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A router and its experts (layers.h). Every rank routes all its tokens; of each expert a tensor-parallel rank has part of
+ * the width, and what the ranks' parts make is summed before it is rounded and weighted. Expert-parallel ranks have some
+ * of the experts each: a token's rows go to those that have its experts, and what these make comes back. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/experts/routes.h"
+#include "ref/layers/faults.h"
+#include "ref/layers/linear/linear.h"
+
+/* The weights of an expert. */
+enum { GATE, UP, DOWN, WEIGHTS };
+
+typedef struct experts_module {
+    ar_module base;
+    ar_experts_options o;
+    ar_branch_split split;
+    ar_placement at; /* of the tokens that this rank routes: all, or its own positions */
+    ari_linear router;
+    char router_name[ARI_PART_PATH], experts_name[ARI_PART_PATH], share_name[ARI_PART_PATH];
+    ar_param *weight;           /* [n, WEIGHTS]; owned */
+    ar_param **first, **second; /* [n, 2]: gate and up, [n]: down; owned */
+    size_t made;                /* of `weight`: those that were initialised */
+    size_t own, from;           /* experts of this rank, and the number of the first */
+    size_t width;               /* of an expert, here */
+    ar_module *shared, *share;  /* the expert that all tokens go to, and its gate; NULL: none */
+} experts_module;
+
+/* What the forward pass keeps. */
+enum { SAVED_X, SAVED_P, SAVED_ROUTES, SAVED_WEIGHT, SAVED_PRE, SAVED_MADE, SAVED_SHARED, SAVED_LOGIT, SAVED_ROWS };
+
+static size_t tokens_of(const ar_tensor *x)
+{
+    return ar_tensor_rows(x).shape[0];
+}
+
+static size_t slots_of(const experts_module *m, const ar_tensor *x)
+{
+    return tokens_of(x) * m->o.per_token;
+}
+
+static ar_status rows_like(ar_ctx *ctx, ar_tensor *y, ar_dtype dtype, size_t rows, size_t cols)
+{
+    return ar_ctx_tensor(ctx, y, dtype, 2, (const size_t[2]){rows, cols});
+}
+
+/* A value of the module's own tokens. */
+static ar_status tap_own(const experts_module *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t)
+{
+    return ari_tap_placed(ctx, m->base.name, part, pass, t, t->shape[t->ndim - 1], m->at);
+}
+
+static ar_status redistribute_value(const experts_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
+                                    ar_tp_redistribution change, bool ends)
+{
+    return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
+}
+
+/* The group that cuts the experts; NULL: they are whole. */
+static ar_comm *cutting(const experts_module *m, const ar_ctx *ctx)
+{
+    return ari_is_colwise(&m->split.first) ? ctx->tp : NULL;
+}
+
+/* --- routing ------------------------------------------------------------------------------------------------------ */
+
+/* Values of the slots, [tokens, k], as all experts': for who listens. */
+static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, const ar_tensor *value,
+                           const ar_tensor *expert, const ar_tensor *x)
+{
+    ar_tensor all;
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    AR_TRY(ari_like(ctx, &all, x, m->o.n));
+    if (all.dtype != AR_F32) {
+        ar_ctx_release(ctx, &all);
+        AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, all.ndim, all.shape));
+    }
+    AR_TRY(ARI_KERNEL(ctx, spread_slots, &all, ar_const(value->data), ar_const(expert->data), m->o.per_token));
+    AR_TRY(tap_own(m, ctx, "weights", pass, &all));
+    ar_ctx_release(ctx, &all);
+    return AR_OK;
+}
+
+/* routes: the experts of all expert-parallel ranks' tokens. */
+static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *routes, ar_tensor *weight,
+                       const ar_tensor *x)
+{
+    const size_t tokens = tokens_of(x), k = m->o.per_token;
+    ar_tensor z, p, expert;
+    AR_TRY(ari_linear_forward(&m->router, ctx, saved, &z, x, AR_ACT_NONE, NULL));
+    AR_TRY(ari_fault_router_logits(ctx, &z));
+    AR_TRY(tap_own(m, ctx, "gate", 'f', &z));
+    AR_TRY(rows_like(ctx, &p, AR_F32, tokens, m->o.n));
+    AR_TRY(rows_like(ctx, &expert, AR_I32, tokens, k));
+    AR_TRY(rows_like(ctx, weight, AR_F32, tokens, k));
+    AR_TRY(ARI_KERNEL(ctx, route, p.data, expert.data, weight->data, &z, k,
+                      ari_fault_normalised(ctx, m->o.normalised, false)));
+    AR_TRY(ari_fault_routed(ctx, &(ari_chosen){&p, &expert, weight}, &z, m->o.normalised));
+    ar_ctx_release(ctx, &z);
+    AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
+    AR_TRY(ari_fault_dropped(ctx, weight, &expert, m->o.n));
+    AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
+    AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
+    AR_TRY(ar_saved_push(saved, m, SAVED_ROUTES, routes));
+    return ar_saved_push(saved, m, SAVED_WEIGHT, weight);
+}
+
+static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r, const ar_tensor *all,
+                             const ar_tensor *x)
+{
+    const ari_routing of = {all, m->o.n, ar_ctx_samples(ctx, x), m->router_name};
+    AR_TRY(ari_routes_make(r, ctx, &of));
+    return ari_fault_places(ctx, &r->place);
+}
+
+/* From x, or what depends on the experts' output, their rows: times the slots' weights (NULL: not). */
+static ar_status dispatch(const experts_module *m, ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x,
+                          const ar_tensor *weight, const ari_routes *r)
+{
+    const ar_cbuf w = weight ? ar_const(weight->data) : (ar_cbuf){NULL};
+    const ar_tensor from = ar_tensor_rows(x);
+    AR_TRY(rows_like(ctx, rows, x->dtype, slots_of(m, x), m->o.hidden));
+    return ARI_KERNEL(ctx, dispatch_rows, rows, &from, w, ar_const(r->slot_of.data), m->o.per_token);
+}
+
+/* y, like x: the sum over each token's slots of the experts' rows. */
+static ar_status combine(const experts_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows,
+                         const ar_tensor *weight, const ari_routes *r, const ar_tensor *x)
+{
+    const ar_cbuf w = weight ? ar_const(weight->data) : (ar_cbuf){NULL};
+    AR_TRY(ari_like(ctx, y, x, m->o.hidden));
+    return ARI_KERNEL(ctx, combine_rows, y, rows, w, ar_const(r->place.data), m->o.per_token);
+}
+
+/* --- the experts' products ---------------------------------------------------------------------------------------- */
+
+/* A product of all experts: which weights it is of, and (back) whether it is of the gradients. */
+typedef struct product {
+    bool second, back, alone; /* alone: of this rank's part, not folded */
+    size_t columns;           /* of the result, here */
+} product;
+
+/* The operand of each expert's weights, as a linear layer makes it. Gives; free(). */
+static ar_status make_operands(const experts_module *m, ar_ctx *ctx, const ar_operand ***gives, const product *p)
+{
+    const size_t wide = (p->second ? 1 : 2) * m->o.ffn, k = p->second == p->back ? m->o.hidden : wide;
+    ar_comm *tp = cutting(m, ctx), *k_over = p->second != p->back ? tp : NULL, *rows_over = k_over ? NULL : tp;
+    const int n = p->second ? 1 : 2;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc((void **)gives, m->own, sizeof **gives, "operands of experts"));
+    for (size_t i = 0; i < m->own && st == AR_OK; i++) {
+        ar_param *const *of = p->second ? &m->second[i] : &m->first[2 * i];
+        st = ctx->arith->param_operand(ctx, &(*gives)[i], of, n, n, p->back, k, k_over, rows_over);
+    }
+    return st;
+}
+
+/* y [slots, columns] of the experts' rows x; where the product's terms are cut, folded. */
+static ar_status multiply(const experts_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const product *p,
+                          const ari_routes *r)
+{
+    const ar_operand **b = NULL;
+    ar_comm *over = p->second != p->back && !p->alone ? ari_fault_fold_over(ctx, p->back, cutting(m, ctx)) : NULL;
+    ar_status st = make_operands(m, ctx, &b, p);
+    if (st == AR_OK)
+        st = rows_like(ctx, y, x->dtype, x->shape[0], p->columns);
+    if (st == AR_OK)
+        st = ctx->arith->contract_groups(ctx, y, x, b, &r->groups, over, m->experts_name);
+    free(b);
+    return st;
+}
+
+static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, const ar_tensor *pre)
+{
+    const ar_tensor gate = ar_tensor_slice(pre, 1, 0, m->width), up = ar_tensor_slice(pre, 1, m->width, m->width);
+    AR_TRY(rows_like(ctx, act, pre->dtype, pre->shape[0], m->width));
+    return ARI_KERNEL(ctx, gated_forward, act, &gate, &up, m->o.activation);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* The experts' rows: of ranks that share the experts out, kept for the gradients of weights; else made again. */
+static ar_status keep_rows(const experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *rows)
+{
+    if (m->own < m->o.n)
+        return ar_saved_push(saved, m, SAVED_ROWS, rows);
+    ar_ctx_release(ctx, rows);
+    return AR_OK;
+}
+
+static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *rows, const ar_tensor *x,
+                           const ar_tensor *weight, const ari_routes *r)
+{
+    if (m->own < m->o.n)
+        return ar_saved_pop(saved, m, SAVED_ROWS, rows);
+    return dispatch(m, ctx, rows, x, ari_fault_input_weight(ctx, weight), r);
+}
+
+/* What the experts make of x's rows, in the order in which they are sent. */
+static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *made, const ar_tensor *x,
+                             const ar_tensor *weight, const ari_routes *r)
+{
+    ar_tensor sent, rows, pre, act, own;
+    AR_TRY(dispatch(m, ctx, &sent, x, ari_fault_input_weight(ctx, weight), r));
+    AR_TRY(ari_routes_send(ctx, &rows, &sent, r, m->experts_name));
+    AR_TRY(multiply(m, ctx, &pre, &rows, &(product){.columns = 2 * m->width}, r));
+    AR_TRY(keep_rows(m, ctx, saved, &rows));
+    AR_TRY(activate(m, ctx, &act, &pre));
+    AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
+    AR_TRY(multiply(m, ctx, &own, &act, &(product){.second = true, .columns = m->o.hidden}, r));
+    AR_TRY(ari_routes_return(ctx, made, &own, r, m->experts_name));
+    ar_tensor kept = *made;
+    if (ar_faulty(ctx, AR_FAULT_router_grad_local)) {
+        AR_TRY(multiply(m, ctx, &own, &act, &(product){.second = true, .columns = m->o.hidden, .alone = true}, r));
+        AR_TRY(ari_routes_return(ctx, &kept, &own, r, m->experts_name));
+    }
+    ar_ctx_release(ctx, &act);
+    return ar_saved_push(saved, m, SAVED_MADE, &kept);
+}
+
+/* y += sigmoid(x*v^T)*shared(x). */
+static ar_status add_shared(experts_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_tensor *x,
+                            const ar_batch *batch)
+{
+    ar_tensor made, logit;
+    if (!m->shared)
+        return AR_OK;
+    AR_TRY(ar_module_forward(m->shared, ctx, saved, &made, x, batch));
+    AR_TRY(ar_module_forward(m->share, ctx, saved, &logit, x, batch));
+    AR_TRY(ar_saved_push(saved, m, SAVED_SHARED, &made));
+    AR_TRY(ar_saved_push(saved, m, SAVED_LOGIT, &logit));
+    if (ari_fault_of_shared(ctx))
+        return ari_fault_add_shared(ctx, y, &made);
+    return ARI_KERNEL(ctx, add_gated, y, &made, &logit);
+}
+
+static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                 const ar_batch *batch)
+{
+    experts_module *m = (experts_module *)base;
+    ar_tensor in, routes, weight, rows, made;
+    ari_routes r;
+    AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
+    AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
+    AR_TRY(route(m, ctx, saved, &routes, &weight, &in));
+    ar_status st = make_routes(m, ctx, &r, &routes, &in);
+    if (st == AR_OK)
+        st = expert_rows(m, ctx, saved, &rows, &in, &weight, &r);
+    if (st == AR_OK)
+        st = combine(m, ctx, &made, &rows, ari_fault_output_weight(ctx, &weight), &r, &in);
+    ari_routes_end(&r, ctx);
+    AR_TRY(st);
+    AR_TRY(ari_fault_combined(ctx, &made, cutting(m, ctx), m->experts_name));
+    AR_TRY(tap_own(m, ctx, "experts", 'f', &made));
+    AR_TRY(add_shared(m, ctx, saved, &made, &in, batch));
+    AR_TRY(redistribute_value(m, ctx, y, &made, m->split.leave, true));
+    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* The gradient of the rows that went to the second products, from that of what they made, and of their weights. */
+static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact, const ar_tensor *dmade,
+                                 const ar_tensor *pre, const ari_routes *r)
+{
+    ar_tensor act;
+    AR_TRY(multiply(m, ctx, dact, dmade, &(product){.second = true, .back = true, .columns = m->width}, r));
+    AR_TRY(activate(m, ctx, &act, pre));
+    AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
+    ar_ctx_release(ctx, &act);
+    return AR_OK;
+}
+
+static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *drows,
+                                const ar_tensor *dact, const ar_tensor *pre, const ar_tensor *x,
+                                const ar_tensor *weight, const ari_routes *r)
+{
+    const ar_row_sum none = {.t = {NULL}};
+    const size_t w = m->width;
+    const ar_tensor gate = ar_tensor_slice(pre, 1, 0, w), up = ar_tensor_slice(pre, 1, w, w);
+    ar_tensor dpre, rows;
+    AR_TRY(rows_like(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
+    const ar_tensor d[2] = {ar_tensor_slice(&dpre, 1, 0, w), ar_tensor_slice(&dpre, 1, w, w)};
+    AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
+    AR_TRY(multiply(m, ctx, drows, &dpre, &(product){.back = true, .columns = m->o.hidden}, r));
+    AR_TRY(take_rows(m, ctx, saved, &rows, x, weight, r));
+    AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
+    ar_ctx_release(ctx, &rows);
+    ar_ctx_release(ctx, &dpre);
+    return AR_OK;
+}
+
+/* dx of the tokens that went to the experts; g [tokens, k]: the gradient of the slots' weights. */
+static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *g,
+                                  const ar_tensor *dy, const ar_tensor *x, const ar_tensor *weight, const ari_routes *r)
+{
+    ar_tensor made, pre, sent, dmade, dact, drows, dx_rows;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_MADE, &made));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
+    const ar_tensor dy_rows = ar_tensor_rows(dy);
+    AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &made, ar_const(r->place.data), m->o.per_token));
+    AR_TRY(ari_fault_combined(ctx, g, cutting(m, ctx), m->experts_name));
+    ar_ctx_release(ctx, &made);
+    AR_TRY(dispatch(m, ctx, &sent, dy, ari_fault_output_weight(ctx, weight), r));
+    AR_TRY(ari_routes_send(ctx, &dmade, &sent, r, m->experts_name));
+    AR_TRY(second_backward(m, ctx, &dact, &dmade, &pre, r));
+    ar_ctx_release(ctx, &dmade);
+    AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, weight, r));
+    ar_ctx_release(ctx, &dact);
+    ar_ctx_release(ctx, &pre);
+    AR_TRY(ari_routes_return(ctx, &dx_rows, &drows, r, m->experts_name));
+    const ar_tensor x_rows = ar_tensor_rows(x), *input_weight = ari_fault_input_weight(ctx, weight);
+    if (input_weight)
+        AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &x_rows, &dx_rows, ar_const(r->place.data), m->o.per_token));
+    AR_TRY(combine(m, ctx, dx, &dx_rows, input_weight, r, x));
+    ar_ctx_release(ctx, &dx_rows);
+    return tap_own(m, ctx, "experts", 'b', dx);
+}
+
+/* dx += more, which ends. */
+static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more)
+{
+    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, more));
+    ar_ctx_release(ctx, more);
+    return AR_OK;
+}
+
+static ar_status shared_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
+                                 const ar_tensor *dy, const ar_batch *batch)
+{
+    ar_tensor made, logit, dmade, dlogit, more;
+    if (!m->shared)
+        return AR_OK;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_SHARED, &made));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_LOGIT, &logit));
+    AR_TRY(ari_like(ctx, &dmade, dy, m->o.hidden));
+    AR_TRY(ari_like(ctx, &dlogit, &logit, 1));
+    AR_TRY(ARI_KERNEL(ctx, add_gated_backward, &dmade, &dlogit, dy, &made, &logit));
+    AR_TRY(ari_fault_shared_gradient(ctx, &dmade, &dlogit, dy));
+    ar_ctx_release(ctx, &made);
+    ar_ctx_release(ctx, &logit);
+    AR_TRY(ar_module_backward(m->shared, ctx, saved, &more, &dmade, batch));
+    ar_ctx_release(ctx, &dmade);
+    AR_TRY(add_gradient(ctx, dx, &more));
+    AR_TRY(ar_module_backward(m->share, ctx, saved, &more, &dlogit, batch));
+    ar_ctx_release(ctx, &dlogit);
+    return add_gradient(ctx, dx, &more);
+}
+
+/* Through the softmax, and dx += the gradient through the logits. */
+static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
+                                 const ar_tensor *g, const ar_tensor *expert, const ar_tensor *weight)
+{
+    ar_tensor p, dz, more;
+    AR_TRY(ari_fault_weights_gradient(ctx, g));
+    AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
+    AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
+    AR_TRY(ARI_KERNEL(ctx, route_backward, &dz, ar_const(g->data), ar_const(p.data), ar_const(expert->data),
+                      ar_const(weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
+    AR_TRY(ari_fault_router_gradient(ctx, &dz, &(ari_chosen){&p, expert, weight}, g));
+    ar_ctx_release(ctx, &p);
+    AR_TRY(tap_own(m, ctx, "logits", 'b', &dz));
+    AR_TRY(ari_linear_backward(&m->router, ctx, saved, &more, &dz, m->router_name, NULL));
+    ar_ctx_release(ctx, &dz);
+    return add_gradient(ctx, dx, &more);
+}
+
+/* dx, whole, from dy, whole. */
+static ar_status gradient_of(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                             const ar_batch *batch)
+{
+    ar_tensor x, routes, weight, g;
+    ari_routes r;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_ROUTES, &routes));
+    AR_TRY(ar_saved_pop(saved, m, SAVED_WEIGHT, &weight));
+    AR_TRY(rows_like(ctx, &g, AR_F32, tokens_of(&x), m->o.per_token));
+    const ar_tensor expert = ari_routes_own(ctx, &routes);
+    ar_status st = make_routes(m, ctx, &r, &routes, &x);
+    if (st == AR_OK)
+        st = experts_gradient(m, ctx, saved, dx, &g, dy, &x, &weight, &r);
+    ari_routes_end(&r, ctx);
+    AR_TRY(st);
+    AR_TRY(shared_backward(m, ctx, saved, dx, dy, batch));
+    AR_TRY(router_backward(m, ctx, saved, dx, &g, &expert, &weight));
+    ar_ctx_release(ctx, &g);
+    ar_ctx_release(ctx, &weight);
+    ar_ctx_release(ctx, &routes);
+    return AR_OK;
+}
+
+static ar_status experts_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                  const ar_batch *batch)
+{
+    experts_module *m = (experts_module *)base;
+    ar_tensor dout, din, unwanted;
+    AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
+    AR_TRY(redistribute_value(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(gradient_of(m, ctx, saved, &din, &dout, batch));
+    ari_release_placed(ctx, &dout, dy);
+    if (!dx)
+        dx = &unwanted;
+    AR_TRY(redistribute_value(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true));
+    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.enter.from));
+}
+
+/* --- the module --------------------------------------------------------------------------------------------------- */
+
+static size_t experts_params(const ar_module *base, ar_param **out, size_t cap)
+{
+    experts_module *m = (experts_module *)(uintptr_t)base;
+    size_t n = ari_linear_params(&m->router, out, cap);
+    for (size_t i = 0; i < m->own * WEIGHTS; i++, n++) {
+        if (n < cap)
+            out[n] = &m->weight[i];
+    }
+    return n;
+}
+
+static size_t experts_children(const ar_module *base, ar_module **out, size_t cap)
+{
+    const experts_module *m = (const experts_module *)base;
+    ar_module *const all[2] = {m->shared, m->share};
+    for (size_t i = 0; i < 2 && i < cap && m->shared; i++)
+        out[i] = all[i];
+    return m->shared ? 2 : 0;
+}
+
+static void experts_destroy(ar_module *base)
+{
+    experts_module *m = (experts_module *)base;
+    ari_linear_fini(&m->router);
+    for (size_t i = 0; i < m->made; i++)
+        ar_param_fini(&m->weight[i]);
+    free(m->weight);
+    free(m->first);
+    free(m->second);
+    ar_module_destroy(m->shared);
+    ar_module_destroy(m->share);
+    free(m);
+}
+
+/* The copies of an expert's weight: of one that is not cut they are not the tensor-parallel group's. */
+static void set_copies(const experts_module *m, const ar_ctx *ctx, ar_param *p)
+{
+    p->expert = ctx->edp != ctx->dp;
+    if (ari_placed_whole(m->at))
+        return;
+    p->layout.replica = 0;
+    p->layout.replicas = 1;
+}
+
+static ar_status init_expert(experts_module *m, ar_ctx *ctx, size_t i)
+{
+    const char *const leaf[WEIGHTS] = {m->o.gate ? m->o.gate : "gate_proj", m->o.up ? m->o.up : "up_proj",
+                                       m->o.down ? m->o.down : "down_proj"};
+    for (int w = 0; w < WEIGHTS; w++) {
+        char name[160], part[160];
+        snprintf(part, sizeof part, "%zu.%s", m->from + i, leaf[w]);
+        AR_TRY(ari_path(name, sizeof name, m->experts_name, part));
+        const ari_linear_spec spec = {.split = w == DOWN ? m->split.second : m->split.first,
+                                      .n = 1,
+                                      .part = {{.name = name, .out = w == DOWN ? m->o.hidden : m->o.ffn}},
+                                      .in = w == DOWN ? m->o.ffn : m->o.hidden};
+        AR_TRY(ari_linear_weight_init(&m->weight[i * WEIGHTS + (size_t)w], ctx, &spec, 0));
+        set_copies(m, ctx, &m->weight[i * WEIGHTS + (size_t)w]);
+        m->made++;
+    }
+    m->first[2 * i] = &m->weight[i * WEIGHTS + GATE];
+    m->first[2 * i + 1] = &m->weight[i * WEIGHTS + UP];
+    m->second[i] = &m->weight[i * WEIGHTS + DOWN];
+    return AR_OK;
+}
+
+/* The expert that all tokens go to, cut as the others are if those are, and its gate. */
+static ar_status init_shared(experts_module *m, ar_ctx *ctx)
+{
+    const ar_branch_split alike = {{m->at, m->at}, m->split.first, m->split.second, {m->at, m->at}};
+    const ar_branch_split split =
+        ari_placed_whole(m->at) ? alike : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, m->at);
+    const ar_mlp_options o = {.hidden = m->o.hidden,
+                              .ffn = m->o.shared,
+                              .activation = m->o.activation,
+                              .gated = true,
+                              .split = &split,
+                              .first = "gate_proj",
+                              .up = "up_proj",
+                              .second = "down_proj"};
+    char name[ARI_PART_PATH];
+    AR_TRY(ari_path(name, sizeof name, m->base.name, "shared_expert"));
+    AR_TRY(ar_mlp_create(&m->shared, ctx, name, &o));
+    return ari_linear_module_create(&m->share, ctx, m->share_name, m->o.hidden, 1, false,
+                                    (ar_linear_split){AR_STYLE_REPLICATE, m->at, m->at});
+}
+
+static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_options *o)
+{
+    const size_t ranks = (size_t)ar_comm_size(ctx->ep);
+    if (o->n == 0 || o->per_token == 0 || o->per_token > o->n || o->hidden == 0 || o->ffn == 0)
+        return ar_error_set(AR_ERR_ARG, "%s: %zu of %zu experts [%zu, %zu], expected 1 to all of at least one",
+                            m->base.name, o->per_token, o->n, o->ffn, o->hidden);
+    if (o->n % ranks != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%s: %zu experts cannot be shared out to %zu ranks", m->base.name, o->n,
+                            ranks);
+    m->o = *o;
+    m->own = o->n / ranks;
+    m->from = m->own * (size_t)ar_comm_rank(ctx->ep);
+    m->split = o->split ? *o->split : ar_experts_split(true, ari_placed_stream(ctx));
+    m->at = m->split.enter.to;
+    if (ari_experts_whole(&ctx->layout)) {
+        m->at = ari_shard_tokens;
+        m->split.enter.to = m->split.leave.from = m->at;
+        m->split.first.style = m->split.second.style = AR_STYLE_REPLICATE;
+    }
+    AR_TRY(ari_path(m->router_name, sizeof m->router_name, m->base.name, "gate"));
+    AR_TRY(ari_path(m->experts_name, sizeof m->experts_name, m->base.name, "experts"));
+    AR_TRY(ari_path(m->share_name, sizeof m->share_name, m->base.name, "shared_expert_gate"));
+    const ari_linear_spec router = {.split = {AR_STYLE_REPLICATE, m->at, m->at},
+                                    .n = 1,
+                                    .part = {{.name = m->router_name, .out = o->n}},
+                                    .in = o->hidden};
+    AR_TRY(ari_linear_init(&m->router, ctx, &router));
+    m->router.own_weight[0].spread = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_summed);
+    AR_TRY(ari_alloc_zero((void **)&m->weight, m->own * WEIGHTS, sizeof *m->weight, "experts"));
+    AR_TRY(ari_alloc((void **)&m->first, 2 * m->own, sizeof *m->first, "experts"));
+    AR_TRY(ari_alloc((void **)&m->second, m->own, sizeof *m->second, "experts"));
+    for (size_t i = 0; i < m->own; i++)
+        AR_TRY(init_expert(m, ctx, i));
+    m->width = ar_param_matrix(&m->weight[GATE]).shape[0];
+    return o->shared > 0 ? init_shared(m, ctx) : AR_OK;
+}
+
+ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
+{
+    static const ar_module_ops ops = {.kind = "experts",
+                                      .forward = experts_forward,
+                                      .backward = experts_backward,
+                                      .params = experts_params,
+                                      .children = experts_children,
+                                      .destroy = experts_destroy};
+    experts_module *m = NULL;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    return ari_module_end(gives, &m->base, init_experts(m, ctx, o));
+}

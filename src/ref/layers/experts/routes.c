@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/experts/routes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+
+/* What all expert-parallel ranks route, on the host, and what is sorted by it. */
+typedef struct sorting {
+    size_t ranks, me, k;
+    size_t slots;                /* of each rank */
+    size_t samples, own_samples; /* of all those whose rows come here, of one rank */
+    size_t first_expert;         /* of this rank's, of which there are groups.n */
+    int32_t *expert;             /* [ranks, slots] */
+    int64_t *place, *slot_of, *arrived, *departed;
+    size_t *next; /* of each expert, or of each expert's samples: rows that have their slot */
+} sorting;
+
+static void sorting_end(sorting *s)
+{
+    free(s->expert);
+    free(s->place);
+    free(s->slot_of);
+    free(s->arrived);
+    free(s->departed);
+    free(s->next);
+}
+
+static bool has_peers(const ar_ctx *ctx)
+{
+    return ar_comm_size(ctx->ep) > 1;
+}
+
+/* The kernel says -1 - i of a token whose logit i is not a number. */
+static ar_status check_experts(const int32_t *expert, size_t slots, size_t k, const char *name)
+{
+    for (size_t i = 0; i < slots; i++) {
+        if (expert[i] < 0)
+            return ar_error_set(AR_ERR_DATA, "%s: expert %d's logit of token %zu is not a number", name, -1 - expert[i],
+                                i / k);
+    }
+    return AR_OK;
+}
+
+/* A device without contents has the experts in turn. */
+static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *of)
+{
+    AR_TRY(ar_ctx_download(ctx, s->expert, of->all));
+    for (size_t i = 0; i < s->ranks * s->slots && ctx->device->hollow; i++)
+        s->expert[i] = (int32_t)(i % of->experts);
+    return check_experts(s->expert, s->ranks * s->slots, s->k, of->name);
+}
+
+/* The rows that this rank sends: its slots by expert. next: [experts + 1], zero. */
+static void sort_sent(sorting *s, size_t experts)
+{
+    const int32_t *expert = s->expert + s->me * s->slots;
+    for (size_t i = 0; i < s->slots; i++)
+        s->next[expert[i] + 1]++;
+    for (size_t e = 0; e < experts; e++)
+        s->next[e + 1] += s->next[e];
+    for (size_t i = 0; i < s->slots; i++) {
+        const size_t row = s->next[expert[i]]++;
+        s->place[i] = (int64_t)row;
+        s->slot_of[row] = (int64_t)i;
+    }
+}
+
+/* Slot i of rank r: which of this rank's experts it is for; false: of another rank. */
+static bool comes_here(size_t *expert, const ari_routes *r, const sorting *s, size_t rank, size_t i)
+{
+    const size_t e = (size_t)s->expert[rank * s->slots + i];
+    *expert = e - s->first_expert;
+    return e >= s->first_expert && *expert < r->groups.n;
+}
+
+/* The sample, of all whose rows come here: ranks that share a sequence have the same ones. */
+static size_t sample_of(const sorting *s, size_t rank, size_t i)
+{
+    const size_t sharers = s->ranks * s->own_samples / s->samples;
+    return rank / sharers * s->own_samples + i / (s->slots / s->own_samples);
+}
+
+/* Counts the rows of each expert, and of these each sample's. */
+static void count_rows(ari_routes *r, const sorting *s)
+{
+    const size_t n = r->groups.n, width = s->samples + 1;
+    size_t e = 0;
+    for (size_t rank = 0; rank < s->ranks; rank++) {
+        for (size_t i = 0; i < s->slots; i++) {
+            if (comes_here(&e, r, s, rank, i))
+                r->sample[e * width + sample_of(s, rank, i) + 1]++;
+        }
+    }
+    for (e = 0; e < n; e++) {
+        for (size_t k = 0; k < s->samples; k++)
+            r->sample[e * width + k + 1] += r->sample[e * width + k];
+        r->first[e + 1] = r->first[e] + r->sample[e * width + s->samples];
+    }
+    r->rows = r->first[n];
+}
+
+/* The rows of one rank, which lie from `at` on by expert and slot, as they were sent. start: [experts + 1]. Returns how
+ * many. */
+static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t at, size_t *start)
+{
+    size_t e = 0;
+    memset(start, 0, (r->groups.n + 1) * sizeof *start);
+    for (size_t i = 0; i < s->slots; i++) {
+        if (comes_here(&e, r, s, rank, i))
+            start[e + 1]++;
+    }
+    for (e = 0; e < r->groups.n; e++)
+        start[e + 1] += start[e];
+    const size_t rows = start[r->groups.n];
+    for (size_t i = 0; i < s->slots; i++) {
+        if (!comes_here(&e, r, s, rank, i))
+            continue;
+        const size_t run = e * (s->samples + 1) + sample_of(s, rank, i);
+        const size_t row = r->first[e] + r->sample[run] + s->next[run]++, from = at + start[e]++;
+        s->arrived[row] = (int64_t)from;
+        s->departed[from] = (int64_t)row;
+    }
+    return rows;
+}
+
+static ar_status sort_received(const ari_routes *r, sorting *s)
+{
+    size_t *start = NULL, at = 0;
+    AR_TRY(ari_alloc((void **)&start, r->groups.n + 1, sizeof *start, "received rows"));
+    for (size_t rank = 0; rank < s->ranks; rank++)
+        at += sort_rank(r, s, rank, at, start);
+    free(start);
+    return AR_OK;
+}
+
+static void count_moved(ari_routes *r, const sorting *s)
+{
+    size_t e = 0;
+    for (size_t rank = 0; rank < s->ranks; rank++) {
+        for (size_t i = 0; i < s->slots; i++)
+            r->receives[rank] += comes_here(&e, r, s, rank, i);
+    }
+    for (size_t i = 0; i < s->slots; i++)
+        r->sends[(size_t)s->expert[s->me * s->slots + i] / r->groups.n]++;
+}
+
+ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *all, ar_tensor *expert, const char *tag)
+{
+    const size_t shape[3] = {(size_t)ar_comm_size(ctx->ep), expert->shape[0], expert->shape[1]};
+    size_t *counts = NULL;
+    if (!has_peers(ctx))
+        return ar_tensor_view(all, AR_I32, 3, shape, expert->data);
+    AR_TRY(ar_ctx_tensor(ctx, all, AR_I32, 3, shape));
+    AR_TRY(ari_equal_counts(&counts, ctx->ep, ar_tensor_count(expert)));
+    const ar_status st =
+        ar_comm_all_gather(ctx->ep, ctx->queue, all->data, ar_const(expert->data), counts, AR_I32, tag);
+    free(counts);
+    ar_ctx_release(ctx, expert);
+    return st;
+}
+
+ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all)
+{
+    const ar_tensor own = ar_tensor_slice(all, 0, (size_t)ar_comm_rank(ctx->ep), 1);
+    return ar_tensor_rows(&own);
+}
+
+/* --- making ------------------------------------------------------------------------------------------------------- */
+
+static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
+{
+    AR_TRY(ari_alloc((void **)&s->expert, s->ranks * s->slots, sizeof *s->expert, "the experts of tokens"));
+    AR_TRY(read_experts(s, ctx, of));
+    AR_TRY(ari_alloc((void **)&s->place, s->slots, sizeof *s->place, "rows of experts"));
+    AR_TRY(ari_alloc((void **)&s->slot_of, s->slots, sizeof *s->slot_of, "slots of tokens"));
+    AR_TRY(ari_alloc_zero((void **)&s->next, of->experts + 1, sizeof *s->next, "rows of experts"));
+    sort_sent(s, of->experts);
+    AR_TRY(ari_numbers(ctx, &r->place, AR_I64, s->slots, s->place));
+    return ari_numbers(ctx, &r->slot_of, AR_I64, s->slots, s->slot_of);
+}
+
+static ar_status make_groups(ari_routes *r, const sorting *s)
+{
+    const size_t n = r->groups.n;
+    AR_TRY(ari_alloc_zero((void **)&r->first, n + 1, sizeof *r->first, "rows of experts"));
+    AR_TRY(ari_alloc_zero((void **)&r->sample, n * (s->samples + 1), sizeof *r->sample, "rows of samples"));
+    count_rows(r, s);
+    r->groups.first = r->first;
+    r->groups.sample = r->sample;
+    return AR_OK;
+}
+
+static ar_status make_moved(ari_routes *r, sorting *s, ar_ctx *ctx)
+{
+    AR_TRY(ari_alloc_zero((void **)&r->sends, s->ranks, sizeof *r->sends, "rows to send"));
+    AR_TRY(ari_alloc_zero((void **)&r->receives, s->ranks, sizeof *r->receives, "rows to receive"));
+    count_moved(r, s);
+    free(s->next);
+    s->next = NULL;
+    AR_TRY(ari_alloc_zero((void **)&s->next, r->groups.n * (s->samples + 1), sizeof *s->next, "rows of samples"));
+    AR_TRY(ari_alloc((void **)&s->arrived, r->rows, sizeof *s->arrived, "received rows"));
+    AR_TRY(ari_alloc((void **)&s->departed, r->rows, sizeof *s->departed, "received rows"));
+    AR_TRY(sort_received(r, s));
+    AR_TRY(ari_numbers(ctx, &r->arrived, AR_I64, r->rows, s->arrived));
+    return ari_numbers(ctx, &r->departed, AR_I64, r->rows, s->departed);
+}
+
+ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
+{
+    const size_t ranks = (size_t)ar_comm_size(ctx->ep);
+    const size_t all = (size_t)(ari_extent(&ctx->layout, ari_expert_axes(&ctx->layout)) / ctx->layout.dp);
+    const size_t sharers = ranks < all ? ranks : all, /* of these ranks, those that have tokens of one sample */
+        tokens = of->all->shape[1];
+    sorting s = {.ranks = ranks,
+                 .me = (size_t)ar_comm_rank(ctx->ep),
+                 .k = of->all->shape[2],
+                 .slots = tokens * of->all->shape[2],
+                 .samples = ranks > 1 ? ranks / sharers * of->samples : of->samples,
+                 .own_samples = of->samples,
+                 .first_expert = of->experts / ranks * (size_t)ar_comm_rank(ctx->ep)};
+    *r = (ari_routes){.groups = {.n = of->experts / ranks,
+                                 .samples = s.samples,
+                                 .longest = tokens / of->samples * all,
+                                 .over = ctx->expert_sequence}};
+    ar_status st = make_sent(r, &s, ctx, of);
+    if (st == AR_OK)
+        st = make_groups(r, &s);
+    if (st == AR_OK && has_peers(ctx))
+        st = make_moved(r, &s, ctx);
+    sorting_end(&s);
+    return st;
+}
+
+void ari_routes_end(ari_routes *r, ar_ctx *ctx)
+{
+    ar_ctx_release(ctx, &r->departed);
+    ar_ctx_release(ctx, &r->arrived);
+    ar_ctx_release(ctx, &r->slot_of);
+    ar_ctx_release(ctx, &r->place);
+    free(r->first);
+    free(r->sample);
+    free(r->sends);
+    free(r->receives);
+}
+
+/* --- moving rows -------------------------------------------------------------------------------------------------- */
+
+/* y [rows, h] = rows of x in another order. */
+static ar_status reorder(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_tensor *row_of)
+{
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){row_of->shape[0], x->shape[1]}));
+    AR_TRY(ARI_KERNEL(ctx, gather_rows, y, x, ar_const(row_of->data)));
+    ar_ctx_release(ctx, x);
+    return AR_OK;
+}
+
+/* y [rows, h] = the rows of x that the other ranks have for this one. */
+static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, const size_t *sends,
+                          const size_t *receives, const char *tag)
+{
+    const size_t h = x->shape[1], ranks = (size_t)ar_comm_size(ctx->ep);
+    size_t *counts = NULL; /* to send, then to receive */
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){rows, h}));
+    AR_TRY(ari_alloc((void **)&counts, 2 * ranks, sizeof *counts, "elements to exchange"));
+    for (size_t r = 0; r < ranks; r++) {
+        counts[r] = sends[r] * h;
+        ctx->routed += r == (size_t)ar_comm_rank(ctx->ep) ? 0 : sends[r];
+        counts[ranks + r] = receives[r] * h;
+    }
+    const ar_status st =
+        ar_comm_all_to_all(ctx->ep, ctx->queue, y->data, ar_const(x->data), counts, counts + ranks, x->dtype, tag);
+    free(counts);
+    ar_ctx_release(ctx, x);
+    return st;
+}
+
+ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag)
+{
+    ar_tensor received;
+    *y = *x;
+    if (!has_peers(ctx))
+        return AR_OK;
+    AR_TRY(exchange(ctx, &received, x, r->rows, r->sends, r->receives, tag));
+    return reorder(ctx, y, &received, &r->arrived);
+}
+
+ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag)
+{
+    ar_tensor sent;
+    *y = *x;
+    if (!has_peers(ctx))
+        return AR_OK;
+    AR_TRY(reorder(ctx, &sent, x, &r->departed));
+    return exchange(ctx, y, &sent, r->place.shape[0], r->receives, r->sends, tag);
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the tokens of a pass go. Slot i = t*k + j is the j-th of the k experts of token t, ascending; the slots sorted by
+ * expert, and then by number, are the rows that a rank sends. The experts of a rank work on rows sorted by expert, then by
+ * sample, then by the rank that they come from, which is how a sample's lie together. Where every rank has all experts
+ * these are the same rows. */
+#ifndef ARI_LAYERS_EXPERTS_ROUTES_H
+#define ARI_LAYERS_EXPERTS_ROUTES_H
+
+#include "ref/layers/parts.h"
+
+typedef struct ari_routes {
+    ar_groups groups;  /* rows of each of this rank's experts */
+    ar_tensor place;   /* int64 [slots]: the row of each slot among those that are sent; of the step */
+    ar_tensor slot_of; /* int64 [slots]: the slot of each of those; of the step */
+    size_t rows;       /* of the experts here */
+    /* Of expert-parallel ranks; the others have NULL. */
+    size_t *sends, *receives;    /* rows to and from each rank; owned */
+    ar_tensor arrived, departed; /* int64 [rows]: where each of the experts' rows is among those received, and back */
+    size_t *first, *sample;      /* owned: those of `groups` */
+} ari_routes;
+
+/* What they are made of. */
+typedef struct ari_routing {
+    const ar_tensor *all; /* int32 [ranks, tokens, k] on the device: the experts of all expert-parallel ranks' tokens */
+    size_t experts;       /* of the layer */
+    size_t samples;       /* of consecutive tokens, of this rank */
+    const char *name;     /* of the router, for messages */
+} ari_routing;
+
+/** *all from expert [tokens, k], which ends: collective over the expert-parallel ranks. */
+AR_NODISCARD ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *all, ar_tensor *expert, const char *tag);
+/** This rank's part of that, [tokens, k], as a view. */
+ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all);
+/** Gives; ari_routes_end, also where it fails. Errors: AR_ERR_DATA (a logit of a token is not a number: names it),
+ *  AR_ERR_MEMORY, those of the device. */
+AR_NODISCARD ar_status ari_routes_make(ari_routes *gives, ar_ctx *ctx, const ari_routing *of);
+void ari_routes_end(ari_routes *r, ar_ctx *ctx);
+/** This rank's experts' rows [rows, h], from the rows that all ranks send; x ends where there are peers. And back. */
+AR_NODISCARD ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag);
+AR_NODISCARD ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag);
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/check/check_routes.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/axis.h"
+#include "ref/core/size.h"
+#include "ref/models/family.h"
+
+/* The rank that routes each token of a batch, of those that share out the experts or have copies: [batch, seq]. Gives;
+ * free(). */
+static ar_status ranks_of_tokens(int **gives, const ar_run *run)
+{
+    const ar_parallel *p = &run->parallel;
+    const int cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
+    const int tp = ari_experts_whole(p) ? p->tp : 1; /* of these each has a part of the positions */
+    AR_TRY(ari_alloc_zero((void **)gives, run->batch * run->seq, sizeof **gives, "ranks of tokens"));
+    for (int at = 0; at < dp * cp * micro; at++) {
+        const int d = at / micro / cp, c = at / micro % cp;
+        const ar_positions own = ar_parallel_positions(p, run->seq, c);
+        const size_t n = ar_positions_count(&own);
+        size_t start = 0, count = 0;
+        ar_parallel_rows(p, run->batch, d, at % micro, &start, &count);
+        for (size_t row = start; row < start + count; row++) {
+            for (size_t i = 0; i < n; i++)
+                (*gives)[row * run->seq + ar_positions_at(&own, i)] = (d * cp + c) * tp + (int)(i / (n / (size_t)tp));
+        }
+    }
+    return AR_OK;
+}
+
+/* True if expert e is among the k with the largest logits z, the lower number before an equal one. */
+static bool is_chosen(const float *z, size_t n, size_t k, size_t e)
+{
+    size_t before = 0;
+    for (size_t i = 0; i < n; i++)
+        before += z[i] > z[e] || (z[i] == z[e] && i < e);
+    return before < k;
+}
+
+/* Of a token, the experts that are on other ranks. */
+static uint64_t rows_sent(const float *z, const ar_experts *x, int ep, int rank)
+{
+    uint64_t rows = 0;
+    for (size_t e = 0; e < x->n; e++)
+        rows += e / (x->n / (size_t)ep) != (size_t)(rank % ep) && is_chosen(z, x->n, x->per_token, e);
+    return rows;
+}
+
+/* A router's logits: the layer, or SIZE_MAX of another tensor. */
+static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
+{
+    char name[sizeof t->name], number[24];
+    for (size_t i = 0; i < c->layers && t->pass == 'f' && t->ndim == 3; i++) {
+        snprintf(number, sizeof number, "%zu", i);
+        ari_role_path(name, sizeof name, c->arch, number, ARI_ROUTER);
+        if (ar_config_has_experts(c, i) && strcmp(name, t->name) == 0)
+            return i;
+    }
+    return SIZE_MAX;
+}
+
+ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_step_case *c)
+{
+    const ar_parallel *p = &c->run.parallel;
+    const int ep = ari_at_least_one(p->ep), alike = ari_experts_whole(p) ? 1 : ari_at_least_one(p->tp);
+    const size_t n = c->config->experts.n;
+    int *rank = NULL;
+    *rows = 0;
+    if (ep == 1)
+        return AR_OK;
+    AR_TRY(ranks_of_tokens(&rank, &c->run));
+    for (size_t i = 0; i < ref->count; i++) {
+        const ari_ref_tensor *t = &ref->tensor[i];
+        const size_t layer = routed_layer(t, c->config);
+        uint64_t sent = 0;
+        for (size_t token = 0; layer != SIZE_MAX && token < t->count / n; token++)
+            sent += rows_sent(t->values + token * n, &c->config->experts, ep, rank[token]);
+        *rows += layer == SIZE_MAX ? 0 : sent * (uint64_t)alike * ari_routed_exchanges(c, layer);
+    }
+    free(rank);
+    return AR_OK;
+}
