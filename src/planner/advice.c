@@ -72,6 +72,9 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         snprintf(text, size, "a smaller cp%s, or faster links %s, would shorten it",
                  ari_axis_ranks(layout, ARI_AXIS_RING) > 1 ? ", more of it within cp-inner" : "", link_of(t, k));
         break;
+    case ARI_TIME_EP:
+        snprintf(text, size, "a smaller ep, or faster links %s, would shorten it", link_of(t, k));
+        break;
     case ARI_TIME_DP:
         snprintf(text, size, "a larger batch%s, or faster links %s, would shorten it",
                  layout->zero >= 3 ? ", a lower stage of ZeRO" : "", link_of(t, k));
@@ -107,10 +110,11 @@ static void too_large(char *text, size_t size, const ari_planned *p, const ari_m
                  " %.0f %% of that are what %zu positions of a sequence keep, which context parallelism divides: a "
                  "larger cp,",
                  100.0 * share, own);
-    snprintf(text, size,
-             "it does not fit: a rank needs %.1f GB, %.1f GB more than it has;%s a larger tp or pp, a higher stage of "
-             "ZeRO, recomputation or more GPUs would make it fit",
-             bytes * 1e-9, (bytes - memory_bytes) * 1e-9, context);
+    snprintf(
+        text, size,
+        "it does not fit: a rank needs %.1f GB, %.1f GB more than it has;%s a larger tp%s or pp, a higher stage of "
+        "ZeRO, recomputation or more GPUs would make it fit",
+        bytes * 1e-9, (bytes - memory_bytes) * 1e-9, context, p->step.config->experts.n > 0 ? ", ep" : "");
 }
 
 void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
@@ -118,8 +122,10 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
 {
     const ari_time_kind k = bound_kind(t);
     const double step = ari_time_step(t), share = step > 0.0 ? 100.0 * t->of[k] / step : 0.0;
-    char what[160];
+    char what[160], experts[24] = "";
     remedy(what, sizeof what, p, t, k);
+    if (faster && faster->choice.ep > 1)
+        snprintf(experts, sizeof experts, " ep=%d%s", faster->choice.ep, faster->choice.etp == 1 ? " etp=1" : "");
     if (memory_bytes > 0.0 && ari_memory_sum(m) > memory_bytes) {
         too_large(text, size, p, m, memory_bytes);
         return;
@@ -129,8 +135,8 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
     /* GPUs of twice the memory are sold; a layout for one of ten times helps nobody. */
     if (faster && faster->bytes <= 2.0 * memory_bytes && used > 0 && (size_t)used < size)
         snprintf(text + used, size - (size_t)used,
-                 "; with %.1f GB more a rank, a step of %s would take %.0f %% of that",
+                 "; with %.1f GB more a rank, a step of %s%s would take %.0f %% of that",
                  (faster->bytes - memory_bytes) * 1e-9,
-                 ari_choice_text((char[ARI_CHOICE_TEXT]){0}, &faster->choice, ARI_LAYOUT_AXES, " "),
+                 ari_choice_text((char[ARI_CHOICE_TEXT]){0}, &faster->choice, ARI_LAYOUT_AXES, " "), experts,
                  100.0 * faster->seconds / step);
 }

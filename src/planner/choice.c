@@ -9,6 +9,8 @@ const int ari_planned_axes[] = {ARI_LAYOUT_TP, ARI_LAYOUT_CP, ARI_LAYOUT_PP, ARI
 ari_choice ari_choice_of(const ar_parallel *p)
 {
     ari_choice c = {.cp_inner = p->cp_inner,
+                    .ep = p->ep,
+                    .etp = p->etp,
                     .zigzag = p->zigzag,
                     .zero = p->zero,
                     .dp_replicate = p->dp_replicate,
@@ -41,6 +43,8 @@ ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
     layout->dp_replicate = c->dp_replicate;
     layout->micro_batches = c->micro_batches;
     layout->cp_inner = c->cp_inner;
+    layout->ep = c->ep;
+    layout->etp = c->etp;
     layout->zigzag = c->zigzag && c->cp > ari_at_least_one(c->cp_inner);
     layout->virtual_stages = c->virtual_stages;
     layout->schedule = c->schedule;

@@ -41,6 +41,8 @@ static const double ARENA_BYTES = 64.0 * 1024.0 * 1024.0, PROCESSOR_ARENAS = 8.0
 /* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
  * them. */
 static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
+/* The same of the parameters of an expert, of which each has at most four values besides itself. */
+static const double EXPERT_TENSORS = 15.0;
 
 /* Numbers of elements, of the whole model unless "block" says one block. */
 typedef struct elements {
@@ -49,7 +51,10 @@ typedef struct elements {
     double replicated;          /* over tp, at most: norms, the biases of row-parallel layers, positions */
     double table, widest;       /* the embedding; the widest row of a block's weight */
     double head;                /* of the LM head's weight; 0 without one */
-    double tokens, hidden, q, kv, ffn, fc, logits, probs;
+    double tokens, hidden, q, kv, logits, probs;
+    double middle;          /* of a token, in a block's MLP or its experts: what the baseline keeps */
+    double emitted, routed; /* and emits; routed: of it what all ranks of tp have */
+    double experts;         /* in blocks, on average */
     double layers;
     double block_reference; /* what the baseline emits in one pass of a block */
     double outer_reference; /* and around the blocks */
@@ -66,6 +71,26 @@ static double largest_of(double a, double b)
     return a > b ? a : b;
 }
 
+/* Of experts the baseline keeps the rows that they get and make, and emits values of all of them and sums. */
+static void count_middle(elements *n, const ar_config *c)
+{
+    const ar_experts *e = &c->experts;
+    const double s = ari_experts_share(c), each = c->gated ? 3.0 : 2.0, k = (double)e->per_token, h = n->hidden;
+    const double mlp = (1.0 - s) * each * (double)c->ffn, shared = s * each * (double)e->shared;
+    n->experts = s * (double)e->n;
+    n->routed = 2.0 * n->experts + 4.0 * s * h;
+    n->middle = mlp + shared + s * k * (each * (double)e->ffn + 4.0 * h) + n->routed;
+    n->emitted = mlp + shared + n->routed;
+}
+
+/* Of the MLPs, or an expert. */
+static double widest_of(const ar_config *c)
+{
+    const ar_experts *e = &c->experts;
+    const double experts = largest_of((double)e->ffn, (double)e->shared), s = ari_experts_share(c);
+    return s == 1.0 ? experts : s > 0.0 ? largest_of(experts, (double)c->ffn) : (double)c->ffn;
+}
+
 static ar_status count_elements(elements *n, const ari_estimate_case *run)
 {
     const ar_config *c = run->config;
@@ -76,7 +101,6 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)c->layers};
     n->trains = run->run.steps > 0;
     n->steps = (double)ari_run_steps(&run->run);
-    n->replicated = h * (6.0 * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
     n->states = n->trains ? ari_optimizer_states(&run->run.optimizer) : 0.0;
     n->extra = run->run.numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
     if (n->extra > 0.0 && run->run.precision != AR_PRECISION_F32)
@@ -86,21 +110,22 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->tokens = (double)run->run.batch * (double)run->run.seq;
     n->q = heads * d;
     n->kv = (double)c->kv_heads * d;
-    n->ffn = (double)c->ffn;
-    n->fc = c->gated ? 2.0 * n->ffn : n->ffn;
+    count_middle(n, c);
+    n->replicated =
+        h * ((6.0 + n->experts) * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
     n->probs = n->tokens * (double)run->run.seq * heads;
     n->logits = has_head ? n->tokens * (double)c->vocab : 0.0;
     n->table = (double)c->vocab * h;
     n->head = has_head ? n->table : 0.0;
-    n->widest = largest_of(h, largest_of(n->ffn, n->q));
-    n->block_matrices = h * (2.0 * n->q + 2.0 * n->kv + n->fc + n->ffn);
-    n->largest = h * largest_of(largest_of(n->ffn, (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
+    n->widest = largest_of(h, largest_of(widest_of(c), n->q));
+    n->block_matrices = h * (2.0 * n->q + 2.0 * n->kv) + ari_mlp_matrices(c, true) / n->layers;
+    n->largest = h * largest_of(largest_of(widest_of(c), (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
     const double rotated = c->rope.kind ? n->q + n->kv : 0.0;
-    n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->fc + n->ffn) + n->probs;
+    n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->emitted) + n->probs;
     if (run->run.dropout > 0.0) /* of the probabilities forward, of two hidden states both ways */
         n->block_reference += n->tokens * 2.0 * h + n->probs / 2.0;
     n->outer_reference = n->logits + 3.0 * n->tokens * h;
-    n->tensors = n->steps * (n->layers * BLOCK_TENSORS + OUTER_TENSORS);
+    n->tensors = n->steps * (n->layers * (BLOCK_TENSORS + n->experts * EXPERT_TENSORS) + OUTER_TENSORS);
     return AR_OK;
 }
 
@@ -123,9 +148,9 @@ static double reference_bytes(const elements *n)
 static double baseline_bytes(const elements *n, const ari_estimate_case *run)
 {
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
-    const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * (n->fc + n->ffn) + n->probs);
+    const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * n->middle + n->probs);
     const double around = DOUBLE * (3.0 * h + n->logits);
-    const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->probs, mlp = n->tokens * (n->fc + n->ffn);
+    const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->probs, mlp = n->tokens * n->middle;
     const double back = DOUBLE * (4.0 * h + largest_of(attention, mlp));
     /* A gradient, the same transposed, and one operand as integers; a band's sums. */
     const double gradient = (2.0 * DOUBLE + INT) * n->largest + BAND_ROWS * n->widest * BAND_BYTES;
@@ -161,10 +186,10 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
     const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* of the same parameters */
     const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0;               /* copies beside the first */
     const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : holders;
-    const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * (n->fc + n->ffn);
+    const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * n->emitted;
     bool whole_middle = false;
     AR_TRY(has_whole_middle(&whole_middle, p, run));
-    const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (whole_middle ? middle : 0.0);
+    const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (whole_middle ? middle : n->tokens * n->routed);
     const double block = n->block_reference + others * in_block;
     const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
@@ -231,7 +256,7 @@ static const double VALUE_SECONDS = 20e-9; /* an activation: functions of one va
  * about half of the forward pass runs again. */
 static double gradcheck_seconds(const elements *n)
 {
-    const double parameters = n->layers * 12.0 + 4.0;
+    const double parameters = n->layers * (12.0 + 3.0 * n->experts) + 4.0;
     return parameters * 2.0 * AR_GRADCHECK_STEPS * 2.0 * 32.0 * n->parameters / 2.0 / GRADCHECK_RATE;
 }
 

@@ -21,7 +21,7 @@ static const double STEP = 6.0;
 
 /* Numbers of parameters. */
 typedef struct counts {
-    double matrices; /* of all blocks */
+    double matrices; /* of all blocks; of experts those that a token meets */
     double vectors;  /* of all blocks and the final norm: norms, biases */
     double table;    /* V h of an embedding that a head of V h follows; 0 without a head */
 } counts;
@@ -33,10 +33,12 @@ static ar_status counts_of(counts *n, const ar_config *c)
     const double heads = 2.0 * (double)c->heads + 2.0 * (double)c->kv_heads;
     size_t all = 0;
     AR_TRY(ar_config_parameters(c, &all));
-    n->matrices = (double)c->layers * h * (heads * d + (c->gated ? 3.0 : 2.0) * (double)c->ffn);
+    const double attention = (double)c->layers * h * heads * d;
+    n->matrices = attention + ari_mlp_matrices(c, true);
     n->table = head ? table : 0.0;
     const double positions = c->learned_positions ? (double)c->max_positions * h : 0.0;
-    n->vectors = (double)all - n->matrices - table * (head && !c->tied ? 2.0 : 1.0) - positions;
+    n->vectors =
+        (double)all - attention - ari_mlp_matrices(c, false) - table * (head && !c->tied ? 2.0 : 1.0) - positions;
     return AR_OK;
 }
 

@@ -65,11 +65,42 @@ double ari_planned_shares(const ari_planned *p)
     return (double)ari_at_least_one(layout->cp) * ari_at_least_one(layout->dp) / ari_at_least_one(layout->dp_replicate);
 }
 
+bool ari_planned_apart(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    return ari_experts_routed(layout) || ari_experts_whole(layout);
+}
+
+double ari_planned_expert_shares(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const double copies = (double)ari_extent(layout, ari_expert_axes(layout)) / ari_at_least_one(layout->ep);
+    return ari_planned_apart(p) ? copies : ari_planned_shares(p);
+}
+
 size_t ari_layers_walked(const ari_step_case *c)
 {
     const ar_recomputation *r = &c->run.parallel.recompute;
+    const double experts = ari_experts_share(c->config);
     const bool alike = c->run.plan.rules == 0 && (r->what == AR_RECOMPUTE_NONE || ari_at_least_one(r->every) == 1);
-    return alike ? 1 : c->config->layers;
+    return alike && (experts == 0.0 || experts == 1.0) ? 1 : c->config->layers;
+}
+
+double ari_experts_share(const ar_config *c)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < c->layers && c->experts.n > 0; i++)
+        n += ar_config_has_experts(c, i);
+    return n > 0 ? (double)n / (double)c->layers : 0.0;
+}
+
+double ari_mlp_matrices(const ar_config *c, bool active)
+{
+    const ar_experts *e = &c->experts;
+    const double n = (double)(active ? e->per_token : e->n), each = c->gated ? 3.0 : 2.0;
+    const double with = (double)c->layers * ari_experts_share(c), without = (double)c->layers - with;
+    const double widths = each * (n * (double)e->ffn + (double)e->shared) + (double)e->n + (e->shared > 0);
+    return (double)c->hidden * (with * widths + without * each * (double)c->ffn);
 }
 
 double ari_recomputed_share(const ari_step_case *c)

@@ -25,9 +25,17 @@ bool ari_planned_counted(const ari_planned *p);
 bool ari_planned_quick(const ari_planned *p);
 /** Ranks among which ZeRO shares out: those that sum gradients, or of several replicas those of one. */
 double ari_planned_shares(const ari_planned *p);
+/** The same for the parameters of experts: those with the same ones. */
+double ari_planned_expert_shares(const ari_planned *p);
+/** True if other ranks have copies of a rank's experts than have copies of what else it has. */
+bool ari_planned_apart(const ari_planned *p);
 /** The number of layers that a walk over the operations has to cover: one if neither the plan nor recomputation
  *  distinguishes layers, which then stands for each. */
 size_t ari_layers_walked(const ari_step_case *c);
+/** The share of layers that have experts in the place of an MLP. */
+double ari_experts_share(const ar_config *c);
+/** Elements of the weights of all MLPs, routers and experts; active: of those that one token meets. */
+double ari_mlp_matrices(const ar_config *c, bool active);
 /** The share of layers that are recomputed, in whole or their attention, from 0 to 1. */
 double ari_recomputed_share(const ari_step_case *c);
 

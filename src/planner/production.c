@@ -11,14 +11,14 @@
 /* Bytes of a value, a gradient and a weight in 16 bits; of a master weight and of each moment in fp32. */
 static const double VALUE = 2.0, FLOAT = 4.0;
 
-/* Bytes that an operation of the forward pass keeps for each element of its inputs: the input itself, or of dropout the
- * mask, of the loss logits in fp32. An output is the input of what follows, which keeps it where it must; rotary
- * positions, biases and residuals need nothing of their inputs. Means and deviations of norms are left out, as
- * Korthikanti et al. do. */
+/* Bytes that an operation of the forward pass keeps for each element of its inputs: the input itself, or of dropout
+ * the mask, of the loss logits in fp32, of a router the probabilities. An output is the input of what follows, which
+ * keeps it where it must; rotary positions, biases and residuals need nothing of their inputs. Weights of a token's
+ * experts, means and deviations of norms are left out, as Korthikanti et al. do. */
 static const double of_inputs[ARI_OPERATION_KINDS] = {
     [ARI_OPERATION_NORM] = 2.0, [ARI_OPERATION_PRODUCT] = 2.0,    [ARI_OPERATION_ATTENTION] = 2.0,
     [ARI_OPERATION_GATE] = 2.0, [ARI_OPERATION_ACTIVATION] = 2.0, [ARI_OPERATION_DROPOUT] = 1.0,
-    [ARI_OPERATION_LOSS] = 4.0,
+    [ARI_OPERATION_LOSS] = 4.0, [ARI_OPERATION_ROUTE] = 4.0,      [ARI_OPERATION_COMBINE] = 2.0,
 };
 /* And for each score: the probability; with dropout its mask and what it leaves. Flash attention keeps instead one fp32
  * number for each query of each head, the logarithm of its sum (Dao 2023, arXiv:2307.08691). */
@@ -32,17 +32,19 @@ typedef struct section {
     ari_memory linear; /* inputs and output gradients of products: what their weights' gradients need, if those wait */
     double recomputed; /* bytes that are not kept but computed again in the backward pass */
     double widest;     /* bytes of the largest operation's values */
-    double parameters;
+    double parameters, experts; /* experts: of them, those of experts that only some of the ranks have */
 } section;
 
 typedef struct account {
     const ari_planned *p;
     ari_step_case step; /* one micro-batch */
     ar_config config;
-    double tp, ring, pp, shards; /* shards: ranks that ZeRO divides over */
+    double tp, ring, pp;
+    double shards, expert_shards; /* ranks that ZeRO divides over; of experts, those with the same ones */
     ar_pipeline_schedule *schedule;
     bool head;
     bool blocks_begun;
+    size_t routed; /* the value that the router takes, which a shared expert takes too */
     bool gathered; /* the operation before has made the next one's input, which is not kept but made again */
     section before, after;
     section *block; /* [blocks], or one for all where a plan makes no difference between them */
@@ -67,14 +69,27 @@ static double own_elements(const account *a, const ari_op_value *v)
     return ari_op_elements(v) / (round ? a->ring : 1.0);
 }
 
-/* A value gathered for a GEMM is kept as it was before. */
-static double inputs_kept(const account *a, const ari_operation *op)
+/* With sequence parallelism each rank routes its own tokens alone, and combines their rows (Megatron-LM's dispatcher).
+ */
+static double routing_ranks(const account *a, const ari_operation *op)
 {
+    const ar_parallel *layout = &a->step.run.parallel;
+    const bool routes = op->kind == ARI_OPERATION_ROUTE || op->kind == ARI_OPERATION_COMBINE || op->role == ARI_ROUTER;
+    return routes && layout->sp && !ari_experts_whole(layout) ? a->tp : 1.0;
+}
+
+/* A value gathered for a GEMM is kept as it was before; what a router and a shared expert take is kept once. */
+static double inputs_kept(account *a, const ari_operation *op)
+{
+    const bool multiplied = op->kind == ARI_OPERATION_PRODUCT || op->stays, routes = op->role == ARI_ROUTER;
     double n = 0.0;
-    for (int i = 0; i < op->inputs; i++)
-        n += own_elements(a, &op->input[i]);
     if ((op->kind == ARI_OPERATION_LOSS && !a->head) || (op->kind == ARI_OPERATION_PRODUCT && a->gathered))
         return 0.0;
+    if (multiplied && !routes && op->input[0].id == a->routed)
+        return 0.0;
+    a->routed = multiplied && routes ? op->input[0].id : a->routed;
+    for (int i = 0; i < op->inputs; i++)
+        n += op->input[i].role == ARI_ROUTES ? 0.0 : own_elements(a, &op->input[i]) / routing_ranks(a, op);
     return (op->stays ? VALUE : of_inputs[op->kind]) * n;
 }
 
@@ -122,8 +137,9 @@ static ar_status count_forward(void *user, const ari_operation *op)
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
     a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;
-    s->linear.of[kind_of(op)] += op->kind == ARI_OPERATION_PRODUCT || op->stays ? inputs : 0.0;
-    for (int i = 0; i < op->outputs && op->kind == ARI_OPERATION_PRODUCT; i++)
+    const bool waits = op->kind == ARI_OPERATION_PRODUCT && op->weight[0].experts == 0; /* the weight's gradient */
+    s->linear.of[kind_of(op)] += waits || op->stays ? inputs : 0.0;
+    for (int i = 0; i < op->outputs && waits; i++)
         s->linear.of[kind_of(op)] += VALUE * ari_op_elements(&op->output[i]);
     s->recomputed += inputs + rows - kept;
     if (a->step.forward_only) {
@@ -164,13 +180,18 @@ static ar_status count_backward(void *user, const ari_operation *op)
 {
     account *a = user;
     section *s = section_of(a, op);
+    if (op->recomputed) /* of experts: it is kept here */
+        return AR_OK;
     if (op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
         a->gathered = op->regathered;
     s->widest = fmax(s->widest, values(a, op));
     /* The table that a tied head shares is there once, unless stages hold a copy each. */
     const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
-    if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared)
+    if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared) {
         s->parameters += ari_op_elements(&op->output[0]);
+        if (ari_planned_apart(a->p) && ari_is_expert_part(op->role))
+            s->experts += ari_op_elements(&op->output[0]);
+    }
     return AR_OK;
 }
 
@@ -184,10 +205,11 @@ static int micro_of(const ar_parallel *layout)
     return layout->schedule != AR_PP_GPIPE && micro > enough ? enough : micro;
 }
 
-/* The sum over sections. unit, widest, again: of the largest, since they are worked on one at a time. */
+/* The sum over sections. unit, widest, recomputed: of the largest, since they are worked on one at a time. */
 typedef struct stage {
     ari_memory kept, linear; /* of a micro-batch */
-    double parameters, unit, widest, recomputed;
+    double parameters, experts, widest, recomputed;
+    double unit; /* of the parameters that ZeRO divides */
 } stage;
 
 static void add_memory(ari_memory *to, const ari_memory *from, double times)
@@ -196,14 +218,16 @@ static void add_memory(ari_memory *to, const ari_memory *from, double times)
         to->of[k] += times * from->of[k];
 }
 
-static void add_section(stage *s, const section *from, double times)
+static void add_section(const account *a, stage *s, const section *from, double times)
 {
+    const double whole = from->parameters - from->experts;
     if (times == 0.0)
         return;
     add_memory(&s->kept, &from->kept, times);
     add_memory(&s->linear, &from->linear, times);
     s->parameters += times * from->parameters;
-    s->unit = fmax(s->unit, from->parameters);
+    s->experts += times * from->experts;
+    s->unit = fmax(s->unit, (a->shards > 1.0 ? whole : 0.0) + (a->expert_shards > 1.0 ? from->experts : 0.0));
     s->widest = fmax(s->widest, from->widest);
     s->recomputed = fmax(s->recomputed, from->recomputed);
 }
@@ -216,13 +240,13 @@ static stage stage_of(const account *a, size_t i)
     stage s = {.parameters = 0.0};
     ar_stage_layers(&first, &count, &layout->stages, a->p->step.config->layers, stages, i);
     if (a->blocks == 1)
-        add_section(&s, &a->block[0], (double)count);
+        add_section(a, &s, &a->block[0], (double)count);
     for (size_t l = first; l < first + count && a->blocks > 1; l++)
-        add_section(&s, &a->block[l], 1.0);
+        add_section(a, &s, &a->block[l], 1.0);
     if (i == 0)
-        add_section(&s, &a->before, 1.0);
+        add_section(a, &s, &a->before, 1.0);
     if (i == stages - 1)
-        add_section(&s, &a->after, 1.0);
+        add_section(a, &s, &a->after, 1.0);
     return s;
 }
 
@@ -262,6 +286,7 @@ static stage rank_of(const account *a, size_t rank)
         const stage *s = &of[i / pp];
         of[i / pp] = stage_of(a, (size_t)i);
         sum.parameters += s->parameters;
+        sum.experts += s->experts;
         sum.unit = fmax(sum.unit, s->unit);
         sum.widest = fmax(sum.widest, s->widest);
         sum.recomputed = fmax(sum.recomputed, s->recomputed);
@@ -274,24 +299,26 @@ static stage rank_of(const account *a, size_t rank)
     return sum;
 }
 
-/* A rank's share of this many parameters or states, if this stage of ZeRO divides them. */
-static double share_of_rank(const account *a, double n, int since)
+/* A rank's share of a stage's parameters or states, if this stage of ZeRO divides them. */
+static double share_of_rank(const account *a, const stage *s, int since)
 {
-    return a->p->step.run.parallel.zero >= since ? ceil(n / a->shards) : n;
+    const double experts = s->experts, others = s->parameters - experts;
+    const bool divides = a->p->step.run.parallel.zero >= since;
+    return divides ? ceil(others / a->shards) + ceil(experts / a->expert_shards) : s->parameters;
 }
 
 static ari_memory memory_of(const account *a, const stage *s)
 {
     const ar_run *run = &a->step.run;
     const bool backward_pass = !a->step.forward_only, updates = backward_pass && run->steps > 0;
-    const double n = s->parameters, whole = a->shards > 1.0 ? VALUE * s->unit : 0.0;
+    const double state = updates ? share_of_rank(a, s, 1) : 0.0, whole = VALUE * s->unit;
     ari_memory m = s->kept;
     if (!backward_pass)
         m = (ari_memory){{0.0}};
-    m.of[ARI_MEMORY_WEIGHTS] = VALUE * share_of_rank(a, n, 3);
-    m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share_of_rank(a, n, 2) : 0.0;
-    m.of[ARI_MEMORY_MASTER] = updates ? FLOAT * share_of_rank(a, n, 1) : 0.0;
-    m.of[ARI_MEMORY_OPTIMIZER] = updates ? FLOAT * ari_optimizer_states(&run->optimizer) * share_of_rank(a, n, 1) : 0.0;
+    m.of[ARI_MEMORY_WEIGHTS] = VALUE * share_of_rank(a, s, 3);
+    m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share_of_rank(a, s, 2) : 0.0;
+    m.of[ARI_MEMORY_MASTER] = FLOAT * state;
+    m.of[ARI_MEMORY_OPTIMIZER] = FLOAT * ari_optimizer_states(&run->optimizer) * state;
     m.of[ARI_MEMORY_WORKSPACE] = s->widest + (backward_pass ? s->recomputed : 0.0) +
                                  (run->parallel.zero >= 3 ? whole : 0.0) +
                                  (run->parallel.zero >= 2 && backward_pass ? whole : 0.0);
@@ -311,6 +338,7 @@ static ar_status begin_account(account *a, const ari_planned *p)
                    .ring = (double)ari_axis_ranks(layout, ARI_AXIS_RING),
                    .pp = ari_at_least_one(layout->pp),
                    .shards = ari_planned_shares(p),
+                   .expert_shards = ari_planned_expert_shares(p),
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
     if (layout->stages.n == 0 && a->pp * ari_at_least_one(layout->virtual_stages) > (double)a->config.layers)
         return ar_error_set(

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All layouts of a number of ranks. Those of one mesh share the passes and the sums of gradients, so
- * that the list of operations is walked once for each of these. */
+/* All layouts of a number of ranks. Those of one mesh share parts of their time. */
 #include "planner/search.h"
 
 #include <limits.h>
@@ -9,20 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "planner/time_impl.h"
+#include "planner/parts.h"
 #include "ref/core/size.h"
 
 /* --- variants of a mesh ------------------------------------------------------------------------------------------- */
 
-enum { MOST_MICRO = 96, MOST_PIPELINES = 18, MOST_DIVISORS = 512 };
-
-/* Costs common to the layouts of a mesh: passes by sp and micro-batches; sums by sp, by whether optimizer states are
- * shared, and by pipeline. */
-typedef struct mesh_parts {
-    ari_passes passes[2][MOST_MICRO];
-    ari_outside outside[2][2][MOST_PIPELINES];
-    bool has_passes[2][MOST_MICRO], has_outside[2][2][MOST_PIPELINES];
-} mesh_parts;
+enum { MOST_MICRO = ARI_PARTS_MICRO, MOST_PIPELINES = ARI_PARTS_PIPELINES, MOST_DIVISORS = 512 };
 
 /* Order in which a pipeline's ranks process their layers. */
 typedef struct pipeline {
@@ -40,25 +31,8 @@ typedef struct seeker {
     int divisor[MOST_DIVISORS], divisors; /* of the ranks */
     ari_candidate *variant;               /* [n] of the mesh */
     size_t n, room;
-    mesh_parts *parts;
+    ari_mesh_parts parts;
 } seeker;
-
-static void forget_parts(mesh_parts *parts)
-{
-    for (int sp = 0; sp < 2; sp++) {
-        for (int i = 0; i < MOST_MICRO; i++) {
-            if (parts->has_passes[sp][i])
-                ari_passes_fini(&parts->passes[sp][i]);
-            parts->has_passes[sp][i] = false;
-        }
-        for (int i = 0; i < 2 * MOST_PIPELINES; i++) {
-            bool *has = &parts->has_outside[sp][i / MOST_PIPELINES][i % MOST_PIPELINES];
-            if (*has)
-                ari_outside_fini(&parts->outside[sp][i / MOST_PIPELINES][i % MOST_PIPELINES]);
-            *has = false;
-        }
-    }
-}
 
 static bool wanted(int fixed, int value)
 {
@@ -156,42 +130,35 @@ bool ari_is_verdict(ar_status st)
     return st != AR_ERR_MEMORY && st != AR_ERR_INTERNAL;
 }
 
-static void note_time(ari_candidate *f, const ari_time *t)
+/* The time of a candidate, for what it takes at least. */
+static ar_status settle(seeker *k, ari_candidate *f)
 {
-    f->seconds = ari_time_step(t);
-    f->bound = ari_bound_of(t);
+    const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
+    ari_time t;
+    AR_TRY(ari_mesh_parts_time(&t, &k->parts, f, &p, &k->s->time));
+    f->seconds = ari_time_step(&t);
+    f->bound = ari_bound_of(&t);
     f->settled = true;
+    return AR_OK;
 }
 
 /* Layout c, of the m-th number of micro-batches and the i-th pipeline. */
 static ar_status time_variant(seeker *k, const ari_choice *c, int m, int i)
 {
     const ari_planned p = ari_choice_planned(&k->s->base, c);
-    const ari_time_options *o = &k->s->time;
-    ari_passes *passes = &k->parts->passes[c->sp][m];
-    ari_outside *outside = &k->parts->outside[c->sp][c->zero > 0][i];
-    bool *has_passes = &k->parts->has_passes[c->sp][m], *has_outside = &k->parts->has_outside[c->sp][c->zero > 0][i];
-    ari_time t;
     const ar_status legal = ari_planned_check(&p);
     k->r->layouts++;
     if (legal != AR_OK)
         return ari_is_verdict(legal) ? refuse(k, c, legal) : legal;
     k->r->legal++;
-    if (!*has_passes)
-        AR_TRY(ari_passes_init(passes, &p, o));
-    *has_passes = true;
     AR_TRY(add_variant(k, c));
     ari_candidate *f = &k->variant[k->n - 1];
-    f->settled = c->pp == 1 || k->s->every;
-    f->seconds = ari_time_least(&p, o, passes);
-    if (!f->settled)
-        return AR_OK;
-    if (!*has_outside)
-        AR_TRY(ari_outside_init(outside, &p, o));
-    *has_outside = true;
-    AR_TRY(ari_time_compose(&t, &p, o, passes, outside));
-    note_time(f, &t);
-    return AR_OK;
+    f->form = k->parts.n - 1;
+    f->micro = m;
+    f->pipeline = i;
+    if (c->pp == 1 || k->s->every)
+        return settle(k, f);
+    return ari_mesh_parts_least(&f->seconds, &k->parts, f, &p, &k->s->time);
 }
 
 /* With flash attention selective recomputation has nothing to compute again. */
@@ -213,7 +180,7 @@ static int replicas(const seeker *k, const ari_choice *c)
     one.dp_replicate = 1;
     const ari_planned p = ari_choice_planned(&k->s->base, &one);
     const ari_links l = ari_links_of(&p, &k->s->time, ARI_OVER_DP);
-    const double nodes = l.in_node > 1.0 ? l.n / l.in_node : 1.0;
+    const double nodes = l.in_node > 1.0 && !ari_planned_apart(&p) ? l.n / l.in_node : 1.0;
     return nodes == floor(nodes) && c->dp % (int)nodes == 0 ? (int)nodes : 1;
 }
 
@@ -236,12 +203,14 @@ static ar_status time_family(seeker *k, ari_choice c, int m, int i)
     return AR_OK;
 }
 
-/* All layouts of a mesh whose context-parallel ranks are joined in one way. */
+/* All layouts of a mesh whose context-parallel ranks are joined in one way, and share experts out in one. */
 static ar_status time_form(seeker *k)
 {
-    forget_parts(k->parts);
+    AR_TRY(ari_mesh_parts_add(&k->parts));
     for (int sp = 0; sp <= (k->mesh.tp > 1); sp++) {
-        for (int i = 0; i < k->micros * k->pipelines && (k->s->sp < 0 || k->s->sp == sp || k->mesh.tp == 1); i++) {
+        const bool given = k->s->sp < 0 || k->s->sp == sp || k->mesh.tp == 1;
+        const bool can = k->mesh.etp != 1 || k->mesh.tp == 1 || sp || k->s->fixed.etp == 1;
+        for (int i = 0; i < k->micros * k->pipelines && given && can; i++) {
             ari_choice c = k->mesh;
             c.sp = sp;
             c.micro_batches = k->micro[i / k->pipelines];
@@ -253,12 +222,46 @@ static ar_status time_form(seeker *k)
     return AR_OK;
 }
 
+/* True if the ranks that have a layer's experts between them can share them out to ep. */
+static bool can_share(const seeker *k, int ep)
+{
+    const size_t experts = k->s->base.step.config->experts.n;
+    const int sharers = k->mesh.etp == 1 ? k->mesh.cp * k->mesh.tp : k->mesh.cp;
+    return ep == 1 || (experts > 0 && experts % (size_t)ep == 0 && k->mesh.dp * sharers % ep == 0 &&
+                       (ep % sharers == 0 || sharers % ep == 0));
+}
+
+static ar_status time_shared(seeker *k)
+{
+    const int fixed = k->s->fixed.ep;
+    for (int i = 0; i < k->divisors; i++) {
+        k->mesh.ep = fixed > 0 ? fixed : k->divisor[i];
+        if (fixed > 0 ? i == 0 : can_share(k, k->mesh.ep))
+            AR_TRY(time_form(k));
+    }
+    return AR_OK;
+}
+
+/* Experts are cut over tp as all else is, or with sequence parallelism not at all. */
+static ar_status time_experts(seeker *k)
+{
+    const ari_search *s = k->s;
+    const bool whole = s->base.step.config->experts.n > 0 && k->mesh.tp > 1 && s->sp != 0;
+    for (int etp = 0; etp <= whole; etp++) {
+        k->mesh.etp = s->fixed.etp > 0 ? s->fixed.etp : etp;
+        if (etp == 0 || s->fixed.etp == 0)
+            AR_TRY(time_shared(k));
+    }
+    return AR_OK;
+}
+
 /* The ring alone, the all-to-all alone, and both; a ring of causal attention zig-zag where the sequence can be cut so.
  * */
 static ar_status time_mesh(seeker *k)
 {
     const ari_search *s = k->s;
     const int cp = k->mesh.cp;
+    ari_mesh_parts_forget(&k->parts);
     k->n = 0;
     list_micro(k);
     list_pipelines(k);
@@ -269,7 +272,7 @@ static ar_status time_mesh(seeker *k)
         const bool balanced = s->base.step.config->causal && s->base.step.run.seq % pieces == 0;
         k->mesh.cp_inner = inner;
         k->mesh.zigzag = cp > inner && (balanced || s->fixed.zigzag);
-        AR_TRY(time_form(k));
+        AR_TRY(time_experts(k));
     }
     return AR_OK;
 }
@@ -302,6 +305,12 @@ static ar_status keep_candidate(ari_ranking *r, const ari_candidate *f)
     return AR_OK;
 }
 
+/* A rank has this part of all experts. */
+static int parts_of_experts(const ari_choice *c)
+{
+    return ari_at_least_one(c->ep) * (c->etp == 1 ? 1 : c->tp);
+}
+
 /* The lightest candidate of a mesh: among those that share and recompute most, the one with the smallest micro-batches.
  * */
 static const ari_candidate *lightest(const seeker *k)
@@ -311,9 +320,11 @@ static const ari_candidate *lightest(const seeker *k)
         const ari_choice *a = &k->variant[i].choice, *b = best ? &best->choice : NULL;
         const int sharing =
             !b ? 1 : 8 * (a->zero - b->zero) + 4 * ((int)a->recompute - (int)b->recompute) + 2 * (a->sp - b->sp);
-        if (sharing > 0 ||
-            (sharing == 0 && (a->micro_batches > b->micro_batches ||
-                              (a->micro_batches == b->micro_batches && a->virtual_stages < b->virtual_stages))))
+        const int cut = b ? parts_of_experts(a) - parts_of_experts(b) : 0;
+        if (sharing > 0 || (sharing == 0 && cut > 0) ||
+            (sharing == 0 && cut == 0 &&
+             (a->micro_batches > b->micro_batches ||
+              (a->micro_batches == b->micro_batches && a->virtual_stages < b->virtual_stages))))
             best = &k->variant[i];
     }
     return best;
@@ -323,10 +334,7 @@ static const ari_candidate *lightest(const seeker *k)
 static ar_status refine_time(seeker *k, size_t i)
 {
     ari_candidate f = k->variant[i];
-    const ari_planned p = ari_choice_planned(&k->s->base, &f.choice);
-    ari_time t;
-    AR_TRY(ari_time_of(&t, &p, &k->s->time));
-    note_time(&f, &t);
+    AR_TRY(settle(k, &f));
     for (; i + 1 < k->n && by_seconds(&k->variant[i + 1], &f) < 0; i++)
         k->variant[i] = k->variant[i + 1];
     k->variant[i] = f;
@@ -390,12 +398,8 @@ static ar_status choose_layout(seeker *k)
     AR_TRY(choose_one(k, light.fits, &chosen));
     if (chosen)
         return AR_OK;
-    if (!light.settled) {
-        const ari_planned p = ari_choice_planned(&k->s->base, &light.choice);
-        ari_time t;
-        AR_TRY(ari_time_of(&t, &p, &k->s->time));
-        note_time(&light, &t);
-    }
+    if (!light.settled)
+        AR_TRY(settle(k, &light));
     return keep_candidate(k->r, &light);
 }
 
@@ -419,7 +423,7 @@ static void report_progress(const seeker *k, double fraction)
 static ar_status check_tp(seeker *k, int tp, bool *can)
 {
     const ari_choice alone = {
-        .tp = tp, .cp = 1, .cp_inner = 1, .pp = 1, .dp = 1, .virtual_stages = 1, .micro_batches = 1};
+        .tp = tp, .cp = 1, .cp_inner = 1, .ep = 1, .pp = 1, .dp = 1, .virtual_stages = 1, .micro_batches = 1};
     const ar_plan *plan = &k->s->base.step.run.plan;
     const ar_status st = ar_config_check_tp(k->s->base.step.config, tp, plan);
     *can = st == AR_OK;
@@ -478,12 +482,10 @@ ar_status ari_search_run(ari_ranking *r, const ari_search *s)
     if (s->ranks < 1 || s->ranks > ARI_MOST_GPUS)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
     k.divisors = list_divisors(k.divisor, MOST_DIVISORS, (size_t)s->ranks);
-    AR_TRY(ari_alloc_zero((void **)&k.parts, 1, sizeof *k.parts, "parts of a mesh"));
     ar_status st = search_axis(&k, 0, s->ranks, 0.0, 1.0);
     if (st == AR_OK && r->has_fastest)
         st = weigh(&k, &r->fastest);
-    forget_parts(k.parts);
-    free(k.parts);
+    ari_mesh_parts_forget(&k.parts);
     free(k.variant);
     if (st != AR_OK)
         return st;

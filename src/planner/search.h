@@ -29,6 +29,8 @@ typedef struct ari_choice {
         };
     };
     int cp_inner; /* of cp, neighbours that exchange heads for positions */
+    int ep;       /* of dp * cp, or with etp 1 of dp * cp * tp, neighbours that share out the experts */
+    int etp;      /* as in ar_parallel */
     int zero, dp_replicate, micro_batches;
     int virtual_stages;      /* of each pipeline rank */
     ar_pp_schedule schedule; /* of a pipeline */
@@ -65,6 +67,8 @@ typedef struct ari_candidate {
     double bytes;            /* a rank's memory in the production account */
     bool fits, weighed;      /* weighed: bytes and fits are known */
     bool settled;            /* seconds and bound are; else seconds are those that it takes at least */
+    size_t form;             /* of the search alone: where the parts of its time are (parts.h) */
+    int micro, pipeline;
 } ari_candidate;
 
 typedef struct ari_ranking {

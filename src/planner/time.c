@@ -142,6 +142,14 @@ static stage rank_of(const ari_planned *p, size_t rank)
     return all;
 }
 
+/* The last backward pass of a stage. */
+typedef struct last_pass {
+    size_t first, layers;
+    double begin, length; /* seconds since the step began, or without a pipeline since this pass did */
+    double scale;         /* seconds there for one of this pass alone: of the weights' gradients they may be fewer */
+    double absent;        /* seconds before the last block that only the last stage has: head and final norm */
+} last_pass;
+
 typedef struct composed {
     const ari_planned *p;
     const ari_time_options *o;
@@ -152,6 +160,7 @@ typedef struct composed {
     double recomputed_share;                   /* of the layers, by formula; 0: nothing */
     bool recomputes_blocks, recomputes_scores; /* of what is computed again: blocks, or only scores */
     ari_stages_run run;                        /* of a pipeline */
+    const last_pass *pass;                     /* [stages] */
     bool idle; /* some rank has no samples: its gradients are complete when it has heard the loss */
 } composed;
 
@@ -178,8 +187,7 @@ typedef struct exposed {
  * to hide them. moved NULL: only the time. */
 static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved, double *hidden)
 {
-    const ari_links l = ari_links_of_shares(c->p, c->o), copies = ari_links_of_replicas(c->p, c->o);
-    const double layers = (double)c->passes->layers, width = (double)ar_dtype_bytes(AR_BF16);
+    const double layers = (double)c->passes->layers;
     const ari_cost a = recompute_cost(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
     const double pass[ARI_DIRECTIONS] = {
         ari_cost_sum(&c->passes->last[ARI_GOES_FORWARD][ARI_PART_BLOCKS]) / layers,
@@ -187,13 +195,13 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
     exposed e = {.forward = 0.0};
     for (int part = 0; part < ARI_MODEL_PARTS && c->p->step.run.parallel.zero >= 3; part++) {
         const bool blocks = part == ARI_PART_BLOCKS;
-        const double units = blocks ? s->layers : s->share[part],
-                     n = c->passes->parameters[part] / (blocks ? layers : 1.0);
-        const double gather = ari_links_call(&l, ARI_CALL_ALL_GATHER, n, width);
-        const double share = n / l.n, sum = ari_links_call(&copies, ARI_CALL_ALL_REDUCE, share, width);
-        const double scatter = ari_links_call(&l, ARI_CALL_REDUCE_SCATTER, n, width) + sum, times = units * c->micro;
-        const double bytes = ari_links_sent(&l, ARI_CALL_ALL_GATHER, n, width);
-        if (units == 0.0 || n == 0.0)
+        const ari_shared_unit u = ari_shared_unit_of(c->p, c->o, c->passes, part);
+        const double units = blocks ? s->layers : s->share[part], times = units * c->micro;
+        const double gather = ari_shared_unit_seconds(&u, ARI_CALL_ALL_GATHER),
+                     share = u.n[ARI_OF_ALL] / u.links[ARI_OF_ALL].n;
+        const double sum = ari_links_call(&u.copies, ARI_CALL_ALL_REDUCE, share, ARI_UNIT_WIDTH);
+        const double scatter = ari_shared_unit_seconds(&u, ARI_CALL_REDUCE_SCATTER) + sum;
+        if (units == 0.0 || c->passes->parameters[part] == 0.0)
             continue;
         const double forward = gather + (units - 1.0) * fmax(0.0, gather - (blocks ? pass[ARI_GOES_FORWARD] : 0.0));
         const double backward =
@@ -202,12 +210,10 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
         e.backward += backward;
         if (!moved)
             continue;
-        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_GATHER), &l, 2.0 * times, 2.0 * times * bytes,
-                          2.0 * times * gather);
-        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_REDUCE_SCATTER), &l, times, times * bytes,
-                          times * (scatter - sum));
-        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_REDUCE), &copies, times,
-                          times * ari_links_sent(&copies, ARI_CALL_ALL_REDUCE, share, width), times * sum);
+        ari_shared_unit_count(moved, &u, ARI_CALL_ALL_GATHER, 2.0 * times);
+        ari_shared_unit_count(moved, &u, ARI_CALL_REDUCE_SCATTER, times);
+        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_REDUCE), &u.copies, times,
+                          times * ari_links_sent(&u.copies, ARI_CALL_ALL_REDUCE, share, ARI_UNIT_WIDTH), times * sum);
         *hidden += times * (2.0 * gather + scatter) - c->micro * (forward + backward);
     }
     return e;
@@ -331,24 +337,28 @@ static ar_status add_ranks(composed *c, double *busy)
 
 /* --- sums of gradients -------------------------------------------------------------------------------------------- */
 
-/* The last backward pass of a stage. */
-typedef struct last_pass {
-    size_t first, layers;
-    double begin, length; /* seconds since the step began, or without a pipeline since this pass did */
-    double scale;         /* seconds there for one of this pass alone: of the weights' gradients they may be fewer */
-    double absent;        /* seconds before the last block that only the last stage has: head and final norm */
-} last_pass;
-
-/* Those of a rank. */
+/* The last backward passes of a rank. */
 typedef struct drain {
     const ari_outside_rank *outside;
     int rank;
     double begin, end; /* of the first of these passes, and of all */
-    double shared;     /* share of them in which tp's collectives are on the same kind of link */
+    double shared;     /* share of them in which collectives of tp and ep are on the same kind of link */
     double recompute;  /* seconds before each layer in which its forward pass is computed again */
 } drain;
 
-static last_pass pass_of(const composed *c, size_t i, double *tp_seconds)
+/* Seconds of collectives in it, by kind. */
+static void add_called(const composed *c, size_t i, double called[ARI_TIME_KINDS])
+{
+    const stage s = stage_of(c->p, i);
+    const ari_cost a = recompute_cost(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
+    for (int k = 0; k < ARI_TIME_KINDS; k++) {
+        called[k] += s.share[ARI_PART_BLOCKS] * a.over[k];
+        for (int part = 0; part < ARI_MODEL_PARTS; part++)
+            called[k] += s.share[part] * c->passes->last[ARI_GOES_BACKWARD][part].over[k];
+    }
+}
+
+static last_pass pass_of(const composed *c, size_t i)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
     const bool pipeline = ari_at_least_one(layout->pp) > 1;
@@ -358,13 +368,9 @@ static last_pass pass_of(const composed *c, size_t i, double *tp_seconds)
                              ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][ARI_PART_AFTER])};
     ar_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, (size_t)ar_parallel_stages(layout),
                     i);
-    *tp_seconds += s.share[ARI_PART_BLOCKS] * a.over[ARI_TIME_TP];
     p.length = s.share[ARI_PART_BLOCKS] * ari_cost_sum(&a);
-    for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        const ari_cost *last = &c->passes->last[ARI_GOES_BACKWARD][part];
-        p.length += s.share[part] * ari_cost_sum(last);
-        *tp_seconds += s.share[part] * last->over[ARI_TIME_TP];
-    }
+    for (int part = 0; part < ARI_MODEL_PARTS; part++)
+        p.length += s.share[part] * ari_cost_sum(&c->passes->last[ARI_GOES_BACKWARD][part]);
     const ari_span *at = &c->run.last[i];
     p.begin = pipeline ? at->begin : 0.0;
     p.scale = pipeline && p.length > 0.0 ? (at->end - at->begin) / p.length : 1.0;
@@ -375,21 +381,26 @@ static drain drain_of(const composed *c, int rank)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
     const ari_cost a = recompute_cost(c, c->passes->last[ARI_GOES_FORWARD], ARI_PART_BLOCKS);
-    const ari_links tp = ari_links_of(c->p, c->o, ARI_OVER_TP), dp = ari_links_of(c->p, c->o, ARI_OVER_DP);
+    const ari_links tp = ari_links_of(c->p, c->o, ARI_OVER_TP), dp = ari_links_of(c->p, c->o, ARI_OVER_DP),
+                    ep = ari_links_of(c->p, c->o, ARI_OVER_EP);
     drain d = {.outside = &c->outside->rank[rank],
                .rank = rank,
                .recompute = ari_cost_sum(&a) / (double)c->passes->layers,
                .begin = INFINITY,
                .end = c->run.end};
-    double seconds = 0.0, tp_seconds = 0.0;
+    double seconds = 0.0, called[ARI_TIME_KINDS] = {0.0};
     for (int i = rank; i < ar_parallel_stages(layout); i += ari_at_least_one(layout->pp)) {
-        const last_pass p = pass_of(c, (size_t)i, &tp_seconds);
+        const last_pass p = c->pass[i];
         seconds += p.length;
+        if (c->o->shared_links)
+            add_called(c, (size_t)i, called);
         d.begin = fmin(d.begin, p.begin);
         d.end = fmax(d.end, p.begin + p.length * p.scale);
     }
-    if (c->o->shared_links && tp.between == dp.between && seconds > 0.0)
-        d.shared = tp_seconds / seconds;
+    if (c->o->shared_links && seconds > 0.0)
+        d.shared = ((tp.between == dp.between ? called[ARI_TIME_TP] : 0.0) +
+                    (ep.between == dp.between ? called[ARI_TIME_EP] : 0.0)) /
+                   seconds;
     return d;
 }
 
@@ -398,12 +409,11 @@ static double ready_at(const composed *c, const drain *d, const ari_op_param *pa
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
     const bool outside = param->layer == ARI_NO_LAYER, before = ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
-    double unused = 0.0;
     const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
     int i = outside && !before ? stages - pp + d->rank : d->rank;
-    last_pass p = pass_of(c, (size_t)i, &unused);
+    last_pass p = c->pass[i];
     for (i += pp; !outside && i < stages && param->layer >= p.first + p.layers; i += pp)
-        p = pass_of(c, (size_t)i, &unused);
+        p = c->pass[i];
     const double layers = (double)p.layers;
     const double done = outside ? (before ? layers : 0.0) : layers - (double)(param->layer - p.first);
     return p.begin + p.scale * (ari_passes_ready(c->passes, param, p.first, p.layers) - p.absent + done * d->recompute);
@@ -435,6 +445,10 @@ static double sums_of(const ari_outside_rank *s)
 /* ZeRO-2 keeps shares of gradients, so that each micro-batch sums its own, beside the passes that follow. */
 static void add_sums(composed *c, double pass_seconds)
 {
+    last_pass pass[AR_MAX_STAGES];
+    for (int i = 0; i < ar_parallel_stages(&c->p->step.run.parallel); i++)
+        pass[i] = pass_of(c, (size_t)i);
+    c->pass = pass;
     const double before = c->p->step.run.parallel.zero == 2 ? c->micro - 1.0 : 0.0;
     const ari_outside_rank *longest = &c->outside->rank[0];
     double most = -1.0, exposed_sums = 0.0;

@@ -29,6 +29,7 @@ typedef struct ari_time_options {
     X(RECOMPUTE, "recomputation", 0)                                                                        \
     X(TP, "tp", ARI_CUTS_FEATURES)  /* collectives over tp, and over the copies of a KV head */         \
     X(CP, "cp", ARI_CUTS_POSITIONS) /* keys and values that go round */                                 \
+    X(EP, "ep", 0)                  /* tokens to experts of other ranks, and back */                    \
     X(DP, "dp", ARI_CUTS_DATA)      /* gradients summed and weights gathered, over dp and cp */         \
     X(PP, "pp", ARI_CUTS_LAYERS)    /* activations between stages */                                    \
     X(BUBBLE, "bubble", 0)          /* a stage waits for the others */
@@ -53,7 +54,7 @@ typedef struct ari_traffic_row {
     double seconds; /* with nothing to hide them */
 } ari_traffic_row;
 
-#define ARI_TRAFFIC_ROWS 16
+#define ARI_TRAFFIC_ROWS 24
 typedef struct ari_traffic {
     ari_traffic_row row[ARI_TRAFFIC_ROWS];
     int n;

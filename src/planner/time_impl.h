@@ -77,6 +77,7 @@ typedef struct ari_passes {
     ari_cost last[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of the last micro-batch */
     double hidden[ARI_MODEL_PARTS];                 /* seconds of calls beside products, of all */
     double parameters[ARI_MODEL_PARTS];             /* of this rank, of all layers */
+    double experts[ARI_MODEL_PARTS];                /* of them, those of experts, where they have copies of their own */
     ari_traffic moved[ARI_MODEL_PARTS];
     double
         *ready; /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since it began;
@@ -88,6 +89,22 @@ AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p,
 void ari_passes_fini(ari_passes *passes);
 /** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers);
+
+/* --- what ZeRO-3 gathers and scatters together (time_unit.c) ------------------------------------------------------ */
+
+/* A unit's weights that ranks share out, and those among which they do: of experts those with the same ones. */
+enum { ARI_OF_ALL, ARI_OF_EXPERTS, ARI_SHARED_OUT };
+typedef struct ari_shared_unit {
+    ari_links links[ARI_SHARED_OUT], copies;
+    double n[ARI_SHARED_OUT];
+} ari_shared_unit;
+#define ARI_UNIT_WIDTH 2.0 /* bytes of a weight, and of its gradient */
+/** That of a part of the model: a block, or what is outside. */
+ari_shared_unit ari_shared_unit_of(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int part);
+/** Seconds of a collective of them. */
+double ari_shared_unit_seconds(const ari_shared_unit *u, ari_call_kind kind);
+/** Counts so many of them. */
+void ari_shared_unit_count(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times);
 
 /* --- stages (time_stages.c) --------------------------------------------------------------------------------------- */
 

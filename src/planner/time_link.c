@@ -45,6 +45,17 @@ static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o
     return links(o, (run){1.0, ceil(copies / inner)}, exchanging, world);
 }
 
+/* Expert-parallel ranks are neighbours among those with data, and those of tp with experts of their own; a group of
+ * ranks with the same experts has one of each of their groups, or of those of one sequence. */
+static ari_links links_of_experts(const ari_planned *p, const ari_time_options *o, ari_over g, double world)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const double ep = ari_at_least_one(layout->ep), all = ranks_along(p, ari_expert_axes(layout));
+    const double stride = ari_experts_whole(layout) ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);
+    const double copies = g == ARI_OVER_EDP ? all / ep : ari_expert_sequence(layout);
+    return links(o, g == ARI_OVER_EP ? (run){stride, ep} : (run){stride * ep, copies}, (run){world, 1.0}, world);
+}
+
 /* The axes of a group follow each other: its members are as far apart as there are ranks along those inside of them. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g)
 {
@@ -53,6 +64,8 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
     int innermost = ARI_PLACED_AXES - 1;
     if (g == ARI_OVER_COPIES)
         return links_of_copies(p, o, world);
+    if (g == ARI_OVER_EP || g == ARI_OVER_EDP || g == ARI_OVER_EXPERT_CP)
+        return links_of_experts(p, o, g, world);
     while (!(axes >> innermost & 1))
         innermost--;
     const ari_axes inside = ARI_ALL_AXES & ~((2u << innermost) - 1);
@@ -65,6 +78,8 @@ ari_time_kind ari_time_kind_of(ari_over g)
     static const ari_axes of[ARI_TIME_KINDS] = {ARI_TIME_TABLE(ARI_TIME_AXES)};
 #undef ARI_TIME_AXES
     int k = 0;
+    if (g == ARI_OVER_EP)
+        return ARI_TIME_EP;
     while (k + 1 < ARI_TIME_KINDS && (of[k] == 0 || ari_over_axes(g) & ~of[k]))
         k++;
     return (ari_time_kind)k;

@@ -124,7 +124,7 @@ static ari_role module_of(ari_role role)
     case ARI_DOWN:
         return ARI_MLP;
     default:
-        return role;
+        return role >= ARI_ROUTER && role <= ARI_SHARED_SHARE ? ARI_MLP : role;
     }
 }
 
@@ -188,6 +188,18 @@ static void call_beside(walk *w, const ari_operation *op, const ari_op_call *cal
     }
 }
 
+/* Megatron-LM's ranks tell those with other experts only how many rows each gets, and with sequence parallelism each
+ * sends the rows of its own tokens, which the tp ranks then gather. */
+static double call_elements(const walk *w, const ari_op_call *call)
+{
+    const ar_parallel *layout = &w->p->step.run.parallel;
+    const bool cut = layout->sp && !ari_experts_whole(layout);
+    const double n = (double)call->elements, tp = cut ? ari_at_least_one(layout->tp) : 1.0;
+    if (!is_production(w) || call->over != ARI_OVER_EP)
+        return n;
+    return call->routed ? n / tp : (double)(w->p->step.config->experts.n * call->ranks);
+}
+
 /* Calls of one micro-batch. In production, traffic of the ring is hidden. */
 static called add_calls(walk *w, const ari_operation *op, double times, ari_traffic *moved)
 {
@@ -196,7 +208,7 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_traf
         const ari_op_call *call = &op->call[i];
         const ari_links *l = &w->links[call->over];
         const ari_time_kind kind = ari_time_kind_of(call->over);
-        const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
+        const double n = call_elements(w, call), width = ari_time_element(w->o, op, call);
         const double repeats = (double)call->repeats, calls = times * repeats * (double)ari_call_chunks(call);
         const double before = c.overlapped;
         double seconds = repeats * ari_links_call(l, call->kind, n, width);
@@ -238,7 +250,9 @@ static void note_gradient(walk *w, const ari_operation *op, ari_model_part part,
     const ari_op_value *g = &op->output[0];
     if (ends(w, op))
         w->to->ready[ready_at(w->to, op->layer, g->role)] = w->clock;
-    w->to->parameters[part] += op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
+    const double n = op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
+    w->to->parameters[part] += n;
+    w->to->experts[part] += ari_planned_apart(w->p) && ari_is_expert_part(g->role) ? n : 0.0;
 }
 
 static ar_status visit_operation(void *user, const ari_operation *op)
@@ -267,7 +281,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         c.over[k] += calls.over[k];
     c.over[ARI_TIME_TP] += waits;
-    c.weights = gradient ? ari_cost_sum(&c) : 0.0;
+    c.weights = gradient && !ari_is_expert_part(op->role) ? ari_cost_sum(&c) : 0.0; /* those of experts do not wait */
     ari_cost_add(&to->all[backward][part], &c, times);
     c.over[ARI_TIME_TP] -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
     ari_cost_add(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);

@@ -47,12 +47,14 @@ static void add_value(char cell[CELL], const ari_op_value *v, const ari_step_cas
     int axis[ARI_PLACED_AXES];
     const int axes = axes_of(axis, c);
     char text[AR_PLACEMENT_TEXT];
+    if (v->experts > 0)
+        add_text(cell, "%zu of ", v->experts);
     for (int d = 0; d < v->ndim; d++)
         add_text(cell, "%s%zu", d == 0 ? "[" : ", ", v->local[d]);
     add_text(cell, "]");
     for (int i = 0; i < axes; i++) {
         if (axis[i] != ARI_AXIS_PP || v->at[axis[i]].kind != AR_INVARIANT) /* a value of one stage */
-            add_text(cell, " %s", ar_placement_text(text, v->at[axis[i]]));
+            add_text(cell, " %s", ari_placed_along(text, v, axis[i]));
     }
 }
 
@@ -124,6 +126,8 @@ static void print_legend(FILE *to, const ari_step_case *c)
         fprintf(to, "%s %s", i > 0 ? "," : "", ari_axis_name(axis[i]));
     fprintf(to, " hold the whole: R each all of it, I as well (its gradient is whole too), S(d) cut along dimension d, "
                 "P each a term of the sum.\n");
+    if (ari_experts_routed(&c->run.parallel) || ari_experts_whole(&c->run.parallel))
+        fprintf(to, "V: each rank its own experts, and the rows that come for them.\n");
 }
 
 static void print_totals(FILE *to, const ari_flow *f)
@@ -175,7 +179,7 @@ static json_t *placement_json(const ari_op_value *v)
     json_t *o = json_object();
     char text[AR_PLACEMENT_TEXT];
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
-        json_object_set_new(o, ari_axis_name(axis), json_string(ar_placement_text(text, v->at[axis])));
+        json_object_set_new(o, ari_axis_name(axis), json_string(ari_placed_along(text, v, axis)));
     return o;
 }
 
@@ -199,7 +203,7 @@ static json_t *calls_json(const ari_operation *op, const ar_config *config)
         size_t bytes = 0;
         const ar_status st = ari_call_bytes(&bytes, call);
         (void)st; /* the walk has multiplied the same */
-        ari_operation_tag(tag, sizeof tag, config, op, call);
+        ari_operation_tag(tag, sizeof tag, config, op, call, ARI_EVERY_EXPERT);
         json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:s, s:I, s:o, s:s, s:o}", "collective",
                                            ari_call_name(call->kind), "group", ari_over_name(call->over), "ranks",
                                            (json_int_t)call->ranks, "elements", (json_int_t)call->elements, "dtype",

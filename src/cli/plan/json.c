@@ -39,14 +39,19 @@ json_t *ari_plan_request_json(const ari_plan_request *a)
 
 /* --- a layout ----------------------------------------------------------------------------------------------------- */
 
-/* As it was asked for, legal or not. */
+/* As it was asked for, legal or not; ep and etp where there are experts. */
 static json_t *choice_json(const ari_choice *c, const ari_planned *p, const char *members)
 {
     ar_parallel layout = p->step.run.parallel;
     layout.sp = c->sp;
     layout.zigzag = c->zigzag;
     layout.overlap = ari_planned_overlap(p);
-    return ari_layout_json(&layout, 0, members);
+    json_t *o = ari_layout_json(&layout, 0, members);
+    if (p->step.config->experts.n == 0) {
+        (void)json_object_del(o, "ep");
+        (void)json_object_del(o, "etp");
+    }
+    return o;
 }
 
 static json_t *name_of(const ar_parallel *p)
@@ -94,12 +99,15 @@ static json_t *moved_json(const ari_traffic *all)
     return rows;
 }
 
-static json_t *time_json(const ari_time *t)
+/* Seconds of kinds; of ep where there are experts. */
+static json_t *time_json(const ari_time *t, const ar_config *config)
 {
     json_t *o =
         json_pack("{s:f, s:f, s:o}", "sum", ari_time_step(t), "hidden", t->hidden, "moved", moved_json(&t->moved));
-    for (int k = 0; k < ARI_TIME_KINDS && o; k++)
-        json_object_set_new(o, ari_time_name((ari_time_kind)k), json_real(t->of[k]));
+    for (int k = 0; k < ARI_TIME_KINDS && o; k++) {
+        if (k != ARI_TIME_EP || config->experts.n > 0)
+            json_object_set_new(o, ari_time_name((ari_time_kind)k), json_real(t->of[k]));
+    }
     return o;
 }
 
@@ -108,10 +116,12 @@ json_t *ari_depth_json(const ari_depth *d)
     json_t *o = ari_candidate_json(&d->found, &d->planned);
     if (!o)
         return NULL;
+    const ar_config *config = d->planned.step.config;
     const bool own = d->has_own;
     json_object_set_new(o, "time",
-                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], time_json(&d->time),
-                                  ari_cost_model_names[ARI_COST_OWN], own ? time_json(&d->own_time) : json_null()));
+                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], time_json(&d->time, config),
+                                  ari_cost_model_names[ARI_COST_OWN],
+                                  own ? time_json(&d->own_time, config) : json_null()));
     json_object_set_new(o, "memory",
                         json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], memory_json(&d->memory),
                                   ari_cost_model_names[ARI_COST_OWN], own ? memory_json(&d->own_memory) : json_null()));
@@ -172,12 +182,16 @@ static ar_status write_row(ari_atomic_file *out, const ari_candidate *f, const a
     return ari_atomic_file_write(out, text, strlen(text));
 }
 
-static ar_status write_titles(ari_atomic_file *out)
+static ar_status write_titles(ari_atomic_file *out, const ari_planned *base)
 {
-    char text[400];
-    snprintf(text, sizeof text, "%s legal seconds bytes fits reason\n", ari_layout_of_row);
-    for (char *at = text; (at = strchr(at, ' '));)
-        *at = ',';
+    char text[400] = "";
+    ari_text line = ari_text_in(text, sizeof text);
+    const ari_choice any = ari_choice_of(&base->step.run.parallel);
+    json_t *layout = choice_json(&any, base, ari_layout_of_row), *value;
+    const char *key;
+    json_object_foreach(layout, key, value) ari_say(&line, "%s,", key);
+    json_decref(layout);
+    ari_say(&line, "legal,seconds,bytes,fits,reason\n");
     return ari_atomic_file_write(out, text, strlen(text));
 }
 
@@ -185,7 +199,7 @@ ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_r
 {
     ari_atomic_file *out = NULL;
     AR_TRY(ari_atomic_file_create(&out, path));
-    ar_status st = write_titles(out);
+    ar_status st = write_titles(out, base);
     for (size_t i = 0; i < r->n && st == AR_OK; i++) {
         const ari_planned p = ari_choice_planned(base, &r->at[i].choice);
         st = write_row(out, &r->at[i], &p);

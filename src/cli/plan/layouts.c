@@ -74,8 +74,8 @@ static ar_status check_values(const ari_plan_values *v)
     if (is_by_tp(v) && v->r.run.batch > 1)
         return ar_error_set(AR_ERR_ARG, "--table %s is of one sample: leave out --batch",
                             ari_plan_table_names[v->table]);
-    if (is_by_tp(v) &&
-        (ari_layout_given(&v->r) || v->r.run.parallel.virtual_stages > 0 || schedule_given(v) || recompute_given(v)))
+    if (is_by_tp(v) && (ari_layout_given(&v->r) || v->r.run.parallel.virtual_stages > 0 || v->r.run.parallel.ep > 0 ||
+                        v->r.run.parallel.etp > 0 || schedule_given(v) || recompute_given(v)))
         return ar_error_set(AR_ERR_ARG,
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
                             "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",

@@ -42,17 +42,29 @@ static const char *extent_text(char text[EXTENT_WORDS], const ari_choice *c, int
     return text;
 }
 
-void ari_extent_columns(ari_column columns[ARI_LAYOUT_AXES])
+/* Behind ep, where experts are not cut over tp. */
+static const char *whole_text(const ari_choice *c)
 {
-    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
-        columns[i] = (ari_column){ari_layout_axes[ari_planned_axes[i]].name, ARI_RIGHT};
+    return c->etp == 1 && c->tp > 1 ? " (etp 1)" : "";
 }
 
-void ari_extent_cells(ari_table *t, const ari_choice *c)
+size_t ari_extent_columns(ari_column columns[ARI_EXTENT_COLUMNS], const ar_config *config)
+{
+    size_t n = 0;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        columns[n++] = (ari_column){ari_layout_axes[ari_planned_axes[i]].name, ARI_RIGHT};
+    if (config->experts.n > 0)
+        columns[n++] = (ari_column){ari_over_name(ARI_OVER_EP), ARI_RIGHT};
+    return n;
+}
+
+void ari_extent_cells(ari_table *t, const ari_choice *c, const ar_config *config)
 {
     char text[EXTENT_WORDS];
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
         ari_table_cell(t, "%s", extent_text(text, c, i));
+    if (config->experts.n > 0)
+        ari_table_cell(t, "%d%s", c->ep, whole_text(c));
 }
 
 enum { PIPELINE_WORDS = 40 };
@@ -72,7 +84,7 @@ static const char *pipeline_text(char text[PIPELINE_WORDS], const ari_choice *c)
 static void add_choice(ari_table *t, const ari_plan_request *a, const ari_choice *c)
 {
     const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp;
-    ari_extent_cells(t, c);
+    ari_extent_cells(t, c, &a->config);
     ari_table_row(t, "%s\t%d\t%d x %zu\t%s\t%s", c->sp ? "sp" : "", c->zero, c->micro_batches,
                   samples / (size_t)c->micro_batches, PIPELINE_TEXT(c), ari_recompute_names[c->recompute]);
 }
@@ -125,10 +137,10 @@ ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranki
                                         {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
                                         {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},      {"memory", ARI_RIGHT},
                                         {"bound by", ARI_LEFT},   {"planned by", ARI_LEFT}};
-    ari_column columns[ARI_LAYOUT_AXES + sizeof others / sizeof *others];
-    ari_extent_columns(columns);
-    memcpy(columns + ARI_LAYOUT_AXES, others, sizeof others);
-    ari_table t = ARI_TABLE(columns);
+    ari_column columns[ARI_EXTENT_COLUMNS + sizeof others / sizeof *others];
+    const size_t extents = ari_extent_columns(columns, &a->config);
+    memcpy(columns + extents, others, sizeof others);
+    ari_table t = {.columns = columns, .n = extents + sizeof others / sizeof *others};
     const size_t shown = ari_ranking_shown(a, r);
     ar_status st = AR_OK;
     ari_plan_request_print(to, a, a->search.ranks);
@@ -158,6 +170,8 @@ static void print_layout(FILE *to, const ari_plan_request *a, const ari_depth *d
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
         fprintf(to, "%s%s=%s", i == 0 ? "" : " ", ari_layout_axes[ari_planned_axes[i]].name,
                 extent_text((char[EXTENT_WORDS]){0}, c, i));
+    if (a->config.experts.n > 0)
+        fprintf(to, " ep=%d%s", c->ep, whole_text(c));
     fprintf(to, "%s%s zero=%d, %d micro-batches of %zu%s%s, recompute %s%s\n", c->sp ? " sp" : "", cut, c->zero,
             c->micro_batches, samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", PIPELINE_TEXT(c),
             ari_recompute_names[c->recompute],

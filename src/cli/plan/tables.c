@@ -150,7 +150,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request
     if (st == AR_OK && best) {
         const ari_choice *c = &best->choice;
         ari_table_row(t, "%d\t%zu", ranks, seq);
-        ari_extent_cells(t, c);
+        ari_extent_cells(t, c, &a->config);
         ari_table_row(t, "%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", c->sp ? "sp" : "", c->zero,
                       ari_recompute_names[c->recompute], ARI_SECONDS(best->seconds), 100.0 * d.throughput.mfu,
                       ARI_BYTES((uint64_t)best->bytes), best->fits ? ari_bound_of(&d.time) : "does not fit");
@@ -188,10 +188,24 @@ static const ari_column memory_columns[] = {{"tp", ARI_RIGHT},
 static const ari_column scaling_columns[] = {
     {"tp", ARI_RIGHT},       {"links", ARI_LEFT},   {"step", ARI_RIGHT},         {"computing", ARI_RIGHT},
     {"speed-up", ARI_RIGHT}, {"memory", ARI_RIGHT}, {"a rank sends", ARI_RIGHT}, {"", ARI_LEFT}};
-static const ari_column decision_columns[] = {
-    {"GPUs", ARI_RIGHT}, {"seq", ARI_RIGHT},      [2 + ARI_LAYOUT_AXES] = {"sp", ARI_LEFT}, /* after the extents */
-    {"zero", ARI_RIGHT}, {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
-    {"MFU", ARI_RIGHT},  {"memory", ARI_RIGHT},   {"bound by", ARI_LEFT}};
+/* Before the extents, and after them. */
+static const ari_column decision_before[] = {{"GPUs", ARI_RIGHT}, {"seq", ARI_RIGHT}};
+static const ari_column decision_after[] = {{"sp", ARI_LEFT},      {"zero", ARI_RIGHT}, {"recompute", ARI_LEFT},
+                                            {"step", ARI_RIGHT},   {"MFU", ARI_RIGHT},  {"memory", ARI_RIGHT},
+                                            {"bound by", ARI_LEFT}};
+enum {
+    BEFORE = sizeof decision_before / sizeof *decision_before,
+    AFTER = sizeof decision_after / sizeof *decision_after,
+    DECISION_COLUMNS = BEFORE + ARI_EXTENT_COLUMNS + AFTER
+};
+
+static ari_table decision_table(ari_column columns[DECISION_COLUMNS], const ar_config *config)
+{
+    memcpy(columns, decision_before, sizeof decision_before);
+    const size_t n = BEFORE + ari_extent_columns(columns + BEFORE, config);
+    memcpy(columns + n, decision_after, sizeof decision_after);
+    return (ari_table){.columns = columns, .n = n + AFTER};
+}
 
 static void print_notes(FILE *to, ari_plan_table which)
 {
@@ -207,10 +221,8 @@ static void print_notes(FILE *to, ari_plan_table which)
 ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_plan_request *a)
 {
     ari_table memory = ARI_TABLE(memory_columns), scaling = ARI_TABLE(scaling_columns);
-    ari_column columns[sizeof decision_columns / sizeof *decision_columns];
-    memcpy(columns, decision_columns, sizeof columns);
-    ari_extent_columns(columns + 2);
-    ari_table decision = ARI_TABLE(columns);
+    ari_column columns[DECISION_COLUMNS];
+    ari_table decision = decision_table(columns, &a->config);
     const ari_plan_table which = (ari_plan_table)a->v->table;
     ari_table *t = which == ARI_PLAN_MEMORY ? &memory : which == ARI_PLAN_SCALING ? &scaling : &decision;
     json_t *rows = json_array();
