@@ -38,6 +38,8 @@ typedef struct ari_dump_file {
     bool placed; /* it says itself where its tensors stand */
 } ari_dump_file;
 
+typedef struct ari_taken ari_taken;
+
 struct ar_dump {
     char *path;
     ar_st_model *model;
@@ -55,6 +57,8 @@ struct ar_dump {
     ar_dump_tensor *tensor; /* by name */
     size_t tensors;
     ar_dump_part *part; /* of all tensors, one after the other */
+    ari_taken *taken;   /* what tensors hold that were taken apart */
+    size_t takens;
 };
 
 /** A dump of n tensors that the caller holds, each with its data at `whole`: the caller's until it is closed. Sorts
@@ -83,6 +87,27 @@ AR_NODISCARD ar_status ari_dump_make_tensors(ar_dump *d);
 /** Gives every tensor another name, name[ar_dump_count(d)], in the order of ar_dump_at, which is by name again
  *  afterwards. Copies the names. Precondition: no two are the same. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_rename(ar_dump *d, const char *const *name);
+
+/* A box of a tensor that becomes a tensor of its own. */
+typedef struct ari_tensor_cut {
+    char name[200];
+    size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* in the tensor */
+    int drop;                                             /* so many first dimensions, of extent 1, are left out */
+    size_t fold; /* the first of the others becomes two, of which the second has this extent; 0: it does not */
+} ari_tensor_cut;
+typedef struct ari_tensor_cuts {
+    ari_tensor_cut *cut;
+    size_t n, capacity;
+} ari_tensor_cuts;
+/** Adds to `cuts`, which is empty, all that a tensor is to become; nothing: it stays. */
+typedef ar_status (*ari_tensor_cuts_of)(void *user, const ar_dump_tensor *t, ari_tensor_cuts *cuts);
+/** Adds one that is all of a tensor, under this name. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the name is longer). */
+AR_NODISCARD ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_tensor *t, const char *name,
+                                           const char *rest);
+/** Puts what tensors become in their place, once for a dump. A tensor stays of which a rank's part cannot be cut so. The
+ *  names have to differ. Errors: AR_ERR_MEMORY, those of cuts_of. */
+AR_NODISCARD ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user);
+void ari_taken_free(ari_taken *t, size_t n);
 
 /* --- reading boxes ------------------------------------------------------------------------------------------------ */
 /* Elements that lie next to each other in the full tensor. */

@@ -11,7 +11,8 @@
 #include "ref/models/placement.h"
 #include "ref/models/stages.h"
 
-/* Resharding: the input's tensors and what the config says of them (reshard_source.c), the files of the output and
+/* Resharding: the input's tensors by the config's names (reshard_experts.c) and what the config says of them
+ * (reshard_source.c), the files of the output and
  * which boxes each holds (reshard_items.c), the folder with what an interrupted run left in it (reshard_folder.c), and
  * on top of these the moving of elements (reshard.c). */
 
@@ -51,6 +52,7 @@ typedef struct ari_rs {
     ar_config config;
     ar_dump *dump[2]; /* the second: the optimizer's state beside a Hugging Face model */
     size_t dumps;
+    size_t stacked;        /* tensors of the input that held several parameters */
     ari_rs_tensor *tensor; /* in order of use, then by name */
     size_t tensors;
     const ari_rs_tensor **list; /* of merged files: the same tensors, file after file */
@@ -63,12 +65,16 @@ typedef struct ari_rs {
 
 /** Says what may not be expected, or refuses it: AR_ERR_UNSUPPORTED. */
 ar_status ari_rs_note(const ari_rs *r, bool refused, const char *format, ...) AR_PRINTF(3, 4);
+/** AR_ERR_SHAPE: the config makes the tensor of another shape. */
+ar_status ari_rs_wrong_shape(const ar_dump_tensor *t, int ndim, const size_t *shape);
 void ari_rs_progress(ari_rs *r, size_t bytes, const char *what);
 /** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
 void ari_rs_drop(const void *data, size_t bytes);
 /** A tensor of the output, or a part of this shape, without its data. */
 ar_st_tensor ari_rs_described(const ari_rs_tensor *t, const size_t *shape);
 
+/** Gives the dumps' tensors the config's names: in place of those that hold several of its parameters these. */
+AR_NODISCARD ar_status ari_rs_unstack(ari_rs *r);
 /** Opens the input and tells what each tensor is. */
 AR_NODISCARD ar_status ari_rs_open(ari_rs *r);
 void ari_rs_close(ari_rs *r);

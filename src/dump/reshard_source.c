@@ -121,8 +121,6 @@ static ar_status load_config(ari_rs *r)
     if (!r->config_path)
         return AR_OK;
     ar_status st = ar_config_load(&r->config, r->config_path);
-    if (st == AR_OK)
-        st = ar_config_need_mlp(&r->config, "resharded");
     r->has_config = st == AR_OK;
     if ((st == AR_ERR_CONFIG || st == AR_ERR_UNSUPPORTED) && !needed && !r->o->config) {
         (void)ari_rs_note(r, false, "the config is not used: %s", ar_error_message());
@@ -227,11 +225,11 @@ static bool has_shape(const ar_dump_tensor *t, const ari_placing *p)
     return same;
 }
 
-static ar_status wrong_shape(const ar_dump_tensor *t, const ari_placing *p)
+ar_status ari_rs_wrong_shape(const ar_dump_tensor *t, int ndim, const size_t *shape)
 {
     return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the config makes it %s",
                         ARI_SHOW(t->parts > 0 ? t->part[0].file : "input"), ARI_SHOW(t->name),
-                        ARI_SHOW_SHAPE(t->ndim, t->shape), ARI_SHOW_SHAPE(p->ndim, p->shape));
+                        ARI_SHOW_SHAPE(t->ndim, t->shape), ARI_SHOW_SHAPE(ndim, shape));
 }
 
 /* --- what each tensor is ------------------------------------------------------------------------------------------ */
@@ -292,7 +290,7 @@ static ar_status classify(ari_rs_tensor *t, const ari_rs *r, const params *p, co
     t->rows = from->ndim > 0 ? from->shape[0] : 1;
     memcpy(t->shape, from->shape, sizeof t->shape);
     if (of && rest[0] == '\0' && !has_shape(from, &of->placing))
-        return wrong_shape(from, &of->placing);
+        return ari_rs_wrong_shape(from, of->placing.ndim, of->placing.shape);
     if (of) {
         of->found = of->found || rest[0] == '\0';
         t->known = has_shape(from, &of->placing);
@@ -345,6 +343,10 @@ static ar_status list_findings(const ari_rs *r, const params *p, findings *f)
     if (f->missing.count > 0 && found > 0)
         AR_TRY(ari_rs_note(r, r->o->strict, "%zu of the config's parameters %s not there: %s", f->missing.count,
                            f->missing.count == 1 ? "is" : "are", f->missing.text));
+    if (r->stacked > 0)
+        (void)ari_rs_note(r, false,
+                          "%zu tensor%s of stacked experts become one for each expert, as the config has them",
+                          r->stacked, r->stacked == 1 ? "" : "s");
     if (f->unknown.count > 0)
         AR_TRY(ari_rs_note(r, r->o->strict, "%zu tensor%s that the config does not have, copied whole: %s",
                            f->unknown.count, f->unknown.count == 1 ? "" : "s", f->unknown.text));
@@ -367,6 +369,8 @@ static ar_status list_tensors(ari_rs *r)
     findings f = {.rows_cut = 0};
     ar_status st = AR_OK;
     size_t n = 0;
+    if (r->has_config)
+        AR_TRY(ari_rs_unstack(r));
     for (size_t i = 0; i < r->dumps; i++)
         n += ar_dump_count(r->dump[i]);
     AR_TRY(ARI_ALLOC(&r->tensor, n, "the list of tensors"));

@@ -219,13 +219,14 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* clang-format off */
 #define ARI_KINDS(X) \
     X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) \
-    X(CONSTANT_ADDED) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(FACTOR) \
+    X(CONSTANT_ADDED) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(EXPERTS) X(FACTOR) \
     X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) \
     X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) \
     X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) X(POSITIONS) X(PRECISION) X(RANKS_WRONG) \
-    X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROWS_ZERO) \
+    X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROUTER) \
+    X(ROUTES) X(ROWS_ZERO) \
     X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) \
-    X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATE) X(STATISTIC) X(SUM) \
+    X(SHARED_EXPERT) X(SHARED_TENSOR) X(SHARE_UPDATE) X(SHIFTED) X(SHIFTED_SLICES) X(SLICE_FACTORS) X(STATE) X(STATISTIC) X(SUM) \
     X(TABLE_ADDED) X(TAIL) X(TARGETS) X(TENSOR_ADDED) X(TRANSPOSED) X(UNGIVEN) X(UNSTEADY) X(UPDATE) X(VECTOR_ADDED) \
     X(WORLD_RANK) X(ZERO) X(ZERO_BLOCK) X(ZIGZAG)
 /* clang-format on */
@@ -241,7 +242,7 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
     X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
     X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
     X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
-    X(POWER) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
+    X(POWER) X(RECOMPUTED) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
 /* clang-format on */
 #define ARI_PROPERTY(name) ARI_AT_##name,
 enum { ARI_PROPERTIES(ARI_PROPERTY) ARI_PROPERTY_COUNT };
@@ -326,8 +327,8 @@ void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties flags, 
  *  residuals. */
 void ari_say_considered(ari_text *why, ar_evidence *e, const ar_evidence *considered);
 const ari_cause *ari_causes_of_numbers(size_t *n), *ari_causes_of_step(size_t *n), *ari_causes_of_again(size_t *n),
-    *ari_causes_of_places(size_t *n);
-/** Row i of the table, which is those four; NULL: it has fewer. */
+    *ari_causes_of_experts(size_t *n), *ari_causes_of_places(size_t *n);
+/** Row i of the table, which is those five; NULL: it has fewer. */
 const ari_cause *ari_cause_at(size_t i);
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
@@ -452,9 +453,12 @@ enum {
  * the fewest different elements, and its other requirements. A finding of that confidence cannot be surpassed by later
  * measures. Of two findings of equal confidence the first here is reported. */
 #define ARI_MEASURES(M)                                                                                      \
+    M(shared_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)              \
     M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
     M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
     M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
+    M(routes, ARI_IDENTITY + 8, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
+    M(experts, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
     M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                   \
     M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
     M(transposed, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                   \

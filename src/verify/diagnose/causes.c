@@ -96,6 +96,7 @@ static ari_properties properties_of(const ari_case *c)
         {ari_is_alone(c), ARI_IF(LONE)},
         {d->micro_batches > 1, ARI_IF(MICRO)},
         {d->step > 1, ARI_IF(LATER)},
+        {d->recomputed, ARI_IF(RECOMPUTED)},
         {d->batch > 1, ARI_IF(BATCH)},
         {d->ndim == 2, ARI_IF(MATRIX)},
         {isfinite(ari_cosine(&c->survey.total)), ARI_IF(FINITE)},
@@ -244,8 +245,8 @@ static void fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const 
 
 const ari_cause *ari_cause_at(size_t i)
 {
-    static const ari_cause *(*const parts[])(size_t * n) = {ari_causes_of_numbers, ari_causes_of_step,
-                                                            ari_causes_of_again, ari_causes_of_places};
+    static const ari_cause *(*const parts[])(size_t * n) = {
+        ari_causes_of_numbers, ari_causes_of_step, ari_causes_of_again, ari_causes_of_experts, ari_causes_of_places};
     for (size_t part = 0, n = 0; part < sizeof parts / sizeof *parts; part++, i -= n) {
         const ari_cause *rows = parts[part](&n);
         if (i < n)

@@ -111,6 +111,10 @@ static const ari_cause rows[] = {
             "the count that the loss is divided by: padding, ignored labels, an uneven last batch"},
     {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(EVERYWHERE), 0, TIMES,
      FACTOR ": one wrong scalar for the whole pass (the loss's divisor, a number of tokens)"},
+    {"routes_of_second_pass", K(FACTOR), ARI_IDENTITY + 5, "g", ARI_IS_EXPERT, IF(RECOMPUTED), 0, TIMES,
+     FACTOR ": with recomputation the tokens of an expert and their weights are those of a second forward pass, which "
+            "has to route as the first did" LOOK
+            "`router_jitter_noise` and dropout before the router under recomputation; routes that are not kept"},
     {"wrong_scalar", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, 0, 0, TIMES,
      FACTOR
      ": one wrong scalar (a divisor, a learning rate, a clipping factor, the softmax scale, a number of tokens), "
@@ -473,6 +477,9 @@ static const ari_cause rows[] = {
     {"missing_reduce_scatter", K(SCATTER), ARI_STATISTIC + 6, ANY, 0, 0, IF(LONE), "",
      SCATTER "a row-parallel output, or the input gradient of a column-parallel layer, is partial until the ranks' are "
              "added and each keeps its positions (sequence parallelism)"},
+    {"routes_of_second_pass", K(NOISE), ARI_STATISTIC - 4, "g", ARI_IS_EXPERT, IF(RECOMPUTED), 0, "",
+     "the difference is {size:.1e} of the values, spread evenly: with recomputation the tokens of an expert and their "
+     "weights are those of a second forward pass, which has to route as the first did; or rounding of low precision"},
     {"low_precision", K(NOISE), ARI_STATISTIC - 4, ANY, 0, 0, 0, "",
      "rounding of low precision, perhaps: the difference is {size:.1e} of the values, spread evenly and unrelated to "
      "them, the size that {arithmetic} arithmetic leaves; exact numerics have none, of native ones a sensitivity file "

@@ -159,13 +159,15 @@ static bool is_replicated(const parts *all, const part *p)
     return all->of_ranks && sum > 1.5 * p->square;
 }
 
-enum { ITSELF, KIND, NORMS, DIMENSIONS, LAYER, REPLICATED, SETS };
+enum { ITSELF, EXPERTS, KIND, NORMS, DIMENSIONS, LAYER, REPLICATED, SETS };
 
 static bool in_set(const parts *all, int set, const part *of, const part *p)
 {
     switch (set) {
     case ITSELF:
         return of == p;
+    case EXPERTS:
+        return of->is & p->is & ARI_IS_EXPERT;
     case KIND:
         return ari_alike_but_for_numbers(of->key.name, of->key.stem, p->key.name, p->key.stem);
     case NORMS:
@@ -182,6 +184,7 @@ static bool in_set(const parts *all, int set, const part *of, const part *p)
 static void name_set(ari_trace *t, int set, const part *of, size_t n, bool once)
 {
     const char *const words[] = {"",
+                                 " and all other weights of experts",
                                  " and its like in other layers",
                                  " and all other norms",
                                  of->ndim == 1 ? " and all others of one dimension" : " and all other matrices",

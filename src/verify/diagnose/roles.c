@@ -12,40 +12,53 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_TOKENS] = {1, 1, ARI_IS_EMBEDDING},
     [ARI_POSITIONS] = {2, 2, ARI_IS_POSITIONS},
     [ARI_EMBEDDED] = {3, 0, 0},
-    [ARI_NORM1] = {1, 40, ARI_IS_NORM},
-    [ARI_QKV] = {2, 33, 0},
-    [ARI_Q] = {3, 34, 0},
-    [ARI_Q_HEADS] = {3, 31, 0},
-    [ARI_K] = {4, 35, 0},
-    [ARI_K_HEADS] = {4, 32, 0},
-    [ARI_V] = {5, 36, 0},
-    [ARI_V_HEADS] = {5, 30, 0},
-    [ARI_Q_NORM] = {6, 29, ARI_IS_NORM},
-    [ARI_K_NORM] = {7, 29, ARI_IS_NORM},
-    [ARI_Q_ROPE] = {8, 27, 0},
-    [ARI_K_ROPE] = {9, 28, 0},
-    [ARI_PROBS] = {10, 26, ARI_IS_PROBS | ARI_IS_SCORES},
-    [ARI_PROBS_DROPPED] = {11, 25, ARI_IS_SCORES},
-    [ARI_CONTEXT] = {12, 24, ARI_IS_CONTEXT},
-    [ARI_OUT] = {13, 23, ARI_IS_ROW_PARALLEL},
-    [ARI_OUT_DROPPED] = {14, 22, 0},
-    [ARI_ATTENTION] = {15, 33, 0},
-    [ARI_ATTENTION_NORM] = {15, 22, ARI_IS_NORM},
-    [ARI_ATTENTION_SUM] = {16, 21, 0},
-    [ARI_NORM2] = {17, 20, ARI_IS_NORM},
-    [ARI_FIRST] = {18, 16, 0},
-    [ARI_GATE_UP] = {18, 16, 0},
+    [ARI_NORM1] = {1, 49, ARI_IS_NORM},
+    [ARI_QKV] = {2, 42, 0},
+    [ARI_Q] = {3, 43, 0},
+    [ARI_Q_HEADS] = {3, 40, 0},
+    [ARI_K] = {4, 44, 0},
+    [ARI_K_HEADS] = {4, 41, 0},
+    [ARI_V] = {5, 45, 0},
+    [ARI_V_HEADS] = {5, 39, 0},
+    [ARI_Q_NORM] = {6, 38, ARI_IS_NORM},
+    [ARI_K_NORM] = {7, 38, ARI_IS_NORM},
+    [ARI_Q_ROPE] = {8, 36, 0},
+    [ARI_K_ROPE] = {9, 37, 0},
+    [ARI_PROBS] = {10, 35, ARI_IS_PROBS | ARI_IS_SCORES},
+    [ARI_PROBS_DROPPED] = {11, 34, ARI_IS_SCORES},
+    [ARI_CONTEXT] = {12, 33, ARI_IS_CONTEXT},
+    [ARI_OUT] = {13, 32, ARI_IS_ROW_PARALLEL},
+    [ARI_OUT_DROPPED] = {14, 31, 0},
+    [ARI_ATTENTION] = {15, 42, 0},
+    [ARI_ATTENTION_NORM] = {15, 31, ARI_IS_NORM},
+    [ARI_ATTENTION_SUM] = {16, 30, 0},
+    [ARI_NORM2] = {17, 29, ARI_IS_NORM},
+    [ARI_FIRST] = {18, 25, 0},
+    [ARI_GATE_UP] = {18, 25, 0},
     [ARI_FIRST_SUM] = {18, 13, 0},
-    [ARI_GATE] = {19, 17, 0},
+    [ARI_GATE] = {19, 26, 0},
     [ARI_GATE_SUM] = {19, 13, 0},
-    [ARI_UP] = {20, 18, 0},
-    [ARI_UP_SUM] = {20, 14, 0},
+    [ARI_UP] = {20, 27, 0},
+    [ARI_UP_SUM] = {20, 23, 0},
     [ARI_ACTIVATION] = {21, 12, 0},
     [ARI_DOWN] = {22, 11, ARI_IS_ROW_PARALLEL},
-    [ARI_MLP_DROPPED] = {23, 10, 0},
-    [ARI_MLP] = {24, 15, 0},
-    [ARI_MLP_NORM] = {24, 10, ARI_IS_NORM},
-    [ARI_LAYER] = {26, 50, 0},
+    [ARI_ROUTER] = {23, 22, 0}, /* "mlp.gate", as a gated MLP's GATE_SUM, whose UP_SUM comes after it too */
+    [ARI_ROUTES] = {24, 20, ARI_IS_ROUTES},
+    [ARI_ROUTER_LOGITS] = {23, 21, 0},
+    [ARI_EXPERT_GATE] = {25, 12, ARI_IS_EXPERT},
+    [ARI_EXPERT_UP] = {26, 13, ARI_IS_EXPERT},
+    [ARI_EXPERT_DOWN] = {27, 11, ARI_IS_EXPERT | ARI_IS_ROW_PARALLEL},
+    [ARI_EXPERTS] = {28, 14, 0},
+    [ARI_SHARED_GATE] = {29, 16, 0},
+    [ARI_SHARED_UP] = {30, 17, 0},
+    [ARI_SHARED_ACTIVATION] = {31, 15, 0},
+    [ARI_SHARED_DOWN] = {32, 15, ARI_IS_ROW_PARALLEL},
+    [ARI_SHARED_EXPERT] = {33, 18, 0},
+    [ARI_SHARED_SHARE] = {34, 19, 0},
+    [ARI_MLP_DROPPED] = {35, 10, 0},
+    [ARI_MLP] = {36, 24, 0},
+    [ARI_MLP_NORM] = {36, 10, ARI_IS_NORM},
+    [ARI_LAYER] = {38, 59, 0},
     [ARI_FINAL_NORM] = {1, 4, ARI_IS_NORM},
     [ARI_HEAD_LOGITS] = {2, 1, ARI_IS_HEAD | ARI_IS_LOGITS},
     [ARI_HEAD] = {2, 2, ARI_IS_HEAD},
@@ -68,6 +81,8 @@ static const struct other {
     {ARI_HEAD_LOGITS, "lm_head.logits", "lm_head.logits"},
     {ARI_LOGITS, "logits", NULL},
     {ARI_LOSS, "loss", NULL},
+    {ARI_SHARED_GATE, "mlp.shared_expert.gate", NULL},
+    {ARI_SHARED_UP, "mlp.shared_expert.up", NULL},
     /* Other models of Hugging Face's. */
     {ARI_QKV, "self_attn.qkv_proj", NULL},
     {ARI_Q_NORM, "self_attn.q_norm", NULL},
@@ -151,30 +166,32 @@ static const struct word {
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* One name after the other, those of the families first: {0} is before them all. Every name of a dump is held against
- * all of them, so that none is put together: a path is its last component behind what is before it. */
+/* One name after the other, those of the families first, of these the parts before the values: {0} is before them all.
+ * Every name of a dump is held against all of them, so that none is put together: a path is its last component behind
+ * what is before it, and "*" in it is any number. */
 typedef struct entry {
     ari_role role;
     const char *module; /* "self_attn" of "self_attn.probs", whose path is "probs"; NULL: all of it is in the path */
     const char *path, *tail;
     bool in_out;
-    size_t family, part, value, other; /* the next ones */
+    size_t of_parts, part, of_values, value, other; /* the next ones: of which family, and which of it */
 } entry;
 
-static bool next_of_family(entry *e, const ari_family *f)
+static bool next_part(entry *e, const ari_family *f)
 {
-    const ari_family_part *p = &f->part[e->part];
+    const ari_family_part *p = &f->part[e->part++];
     e->in_out = p->path && f->transposed && ari_part_kind_of(p->role)->form == ARI_FORM_LINEAR;
     e->module = e->tail = NULL;
-    if (p->path) {
-        e->part++;
-        e->role = p->role;
-        e->path = p->path;
-        return true;
-    }
-    if (!ari_family_value(&e->module, &e->path, &e->role, f, e->value))
+    e->role = p->role;
+    e->path = p->path;
+    return p->path != NULL;
+}
+
+static bool next_value(entry *e, const ari_family *f)
+{
+    e->in_out = false;
+    if (!ari_family_value(&e->module, &e->path, &e->role, f, e->value++))
         return false;
-    e->value++;
     if (e->path[0] == '\0') {
         e->path = e->module;
         e->module = NULL;
@@ -184,10 +201,14 @@ static bool next_of_family(entry *e, const ari_family *f)
 
 static bool next_entry(entry *e)
 {
-    for (const ari_family *f; (f = ari_family_at(e->family)) != NULL; e->family++) {
-        if (next_of_family(e, f))
+    const ari_family *f;
+    for (; (f = ari_family_at(e->of_parts)) != NULL; e->of_parts++, e->part = 0) {
+        if (next_part(e, f))
             return true;
-        e->part = e->value = 0;
+    }
+    for (; (f = ari_family_at(e->of_values)) != NULL; e->of_values++, e->value = 0) {
+        if (next_value(e, f))
+            return true;
     }
     if (e->other == COUNT(others))
         return false;
@@ -221,11 +242,26 @@ static bool is(const char *text, size_t length, const char *what)
     return strlen(what) == length && memcmp(text, what, length) == 0;
 }
 
+/* The bytes at the end of a path of n bytes that are `what`, in which "*" is any number; 0: it ends otherwise. */
+static size_t ending(const char *path, size_t n, const char *what)
+{
+    size_t at = n;
+    for (size_t i = strlen(what); i-- > 0;) {
+        size_t digits = 0;
+        while (what[i] == '*' && digits < at && isdigit((unsigned char)path[at - digits - 1]))
+            digits++;
+        if (what[i] == '*' ? digits == 0 : at == 0 || path[at - 1] != what[i])
+            return 0;
+        at -= what[i] == '*' ? digits : 1;
+    }
+    return n - at;
+}
+
 /* True if a path of n bytes ends in `what`; gives the byte before it, or 0 at the path's beginning. */
 static bool ends_behind(const char *path, size_t n, const char *what, char *before)
 {
-    const size_t m = strlen(what);
-    if (m == 0 || !ends(path, n, what))
+    const size_t m = ending(path, n, what);
+    if (m == 0)
         return false;
     *before = m < n ? path[n - m - 1] : '\0';
     return true;
@@ -255,8 +291,8 @@ static bool ends_in_entry(const char *path, size_t n, const entry *e)
 
 static bool is_entry(const char *path, size_t n, const entry *e)
 {
-    const size_t m = strlen(e->path), before = e->module ? strlen(e->module) + 1 : 0;
-    if (n != before + m || memcmp(path + before, e->path, m) != 0)
+    const size_t m = ending(path, n, e->path), before = e->module ? strlen(e->module) + 1 : 0;
+    if (n != before + m || (m == 0 && e->path[0]))
         return false;
     return !e->module || (path[before - 1] == '.' && memcmp(path, e->module, before - 1) == 0);
 }
@@ -301,7 +337,7 @@ ari_module_name ari_module_of(const char *name, size_t n)
     for (entry e = {0}; next_entry(&e);) {
         if (ends_in_entry(name, n, &e))
             return (ari_module_name){e.role, e.in_out};
-        if (!e.tail && ends_in(name, n, leaf_of(&e)))
+        if (!e.tail && !ari_is_of_experts(e.role) && ends_in(name, n, leaf_of(&e)))
             last = (ari_module_name){e.role, e.in_out};
     }
     return last;
@@ -389,7 +425,7 @@ static void find_pass(ari_order_key *k, const char *path)
 /* --- places in the model ------------------------------------------------------------------------------------------ */
 
 /* Modules that the vocabulary does not have. */
-enum { UNKNOWN_FORWARD = 25, UNKNOWN_BACKWARD = 45, UNKNOWN_MODULE = 5 };
+enum { UNKNOWN_FORWARD = 37, UNKNOWN_BACKWARD = 54, UNKNOWN_MODULE = 5 };
 
 enum { BEFORE, WITHIN = ARI_AT_LAYERS, ELSEWHERE, AFTER };
 

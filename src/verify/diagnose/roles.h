@@ -19,7 +19,9 @@ enum {
     ARI_IS_PROBS = 64,
     ARI_IS_SCORES = 128,       /* [sample, head, query, key] */
     ARI_IS_ROW_PARALLEL = 256, /* its inputs are split */
-    ARI_IS_POSITIONS = 512
+    ARI_IS_POSITIONS = 512,
+    ARI_IS_ROUTES = 1024, /* the weights of experts */
+    ARI_IS_EXPERT = 2048  /* one of an expert's own weights */
 };
 
 /* When a module runs among those of its section. backward: the place of its ":bwd", its parameters' gradients directly

@@ -135,7 +135,7 @@ static void judge_multiple(search *s, const ar_dump_tensor *t, const float *y, b
         ari_fit_add(&f, s->wanted[i], (double)y[i], 0.0);
     while (t->name[same - 1] && t->name[same - 1] == own[same - 1])
         same++;
-    if (!(ari_fit_one(&by, &f) <= OTHERS) || by == 0.0 || same <= s->alike)
+    if (!(ari_fit_one(&by, &f) <= OTHERS) || !isfinite(by) || by == 0.0 || same <= s->alike) /* y may be all zeros */
         return;
     s->alike = same;
     s->found = t;

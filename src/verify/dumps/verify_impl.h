@@ -124,7 +124,7 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_scaled_sums *sums);
 
-/* --- the whole (verify.c, and verify_ with wrappers, match, scan, facts, proof and shape) ------------------------- */
+/* --- the whole (verify.c, and verify_ with wrappers, experts, match, scan, facts, proof and shape) ------------------------- */
 
 /* A row's tensors; NULL where one of the dumps has none of that name. */
 typedef struct ari_sides {
@@ -152,6 +152,9 @@ void ari_verify_progress(const ari_verifying *v, double fraction, const char *wh
 /** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
  *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
+/** Gives tensors of a model with experts the names and shapes that the other dump has for them: one for each expert's
+ *  parameter, where a dump has those of a layer together, and samples apart. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_unstack(ari_verifying *v);
 /** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */

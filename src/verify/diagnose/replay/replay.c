@@ -83,7 +83,7 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
         const ar_dump_tensor *t = ar_dump_at(dump, i);
         const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
         const bool wanted = pass == 'i' ? key.pass == 'i' || key.pass == 'w' : key.pass == pass && key.step == own.step;
-        if (!wanted || labs(key.layer) != own.layer || !ends_in(t, key.stem, kind))
+        if (!wanted || labs(key.layer) != labs(own.layer) || !ends_in(t, key.stem, kind))
             continue;
         const ari_role named = ari_module_of(t->name, key.stem).role;
         const bool by_shape = named == ARI_NO_ROLE && key.section != ARI_AT_LAYERS && key.section != -ARI_AT_LAYERS &&

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors of the input by the config's names and shapes: those that hold the experts of a layer together (stacked.h), or
+ * their optimizer state, become one for each parameter, whose boxes are cut out of theirs. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/dump.h"
+#include "dump/reshard.h"
+#include "ref/core/size.h"
+#include "ref/models/stacked.h"
+
+/* A parameter, and where it is by its other name. */
+typedef struct other_name {
+    ari_stacked at;
+    char name[160];
+    int ndim;
+    size_t shape[2];
+} other_name;
+
+typedef struct other_names {
+    const ar_config *config;
+    other_name *list; /* by the other name */
+    size_t count, capacity;
+} other_names;
+
+static ar_status add_other(void *user, const char *name, int ndim, const size_t *shape)
+{
+    other_names *o = user;
+    ari_stacked at;
+    if (!ari_stacked_of(&at, o->config, name, ndim, shape))
+        return AR_OK;
+    AR_TRY(ARI_GROW(&o->list, &o->capacity, o->count, "the list of parameters"));
+    other_name *one = &o->list[o->count++];
+    *one = (other_name){.at = at, .ndim = ndim, .shape = {shape[0], shape[1]}};
+    snprintf(one->name, sizeof one->name, "%s", name);
+    return AR_OK;
+}
+
+static int compare_others(const void *a, const void *b)
+{
+    return strcmp(((const other_name *)a)->at.name, ((const other_name *)b)->at.name);
+}
+
+/* The first of those that a tensor's name begins with; what follows goes to *rest, and how many there are to *n. */
+static const other_name *others_of(const other_names *o, const char *name, const char **rest, size_t *n)
+{
+    other_name wanted;
+    const other_name *found = NULL;
+    size_t length = strlen(name);
+    for (*rest = ""; !found && length > 0 && length < sizeof wanted.at.name;) {
+        snprintf(wanted.at.name, sizeof wanted.at.name, "%.*s", (int)length, name);
+        found = bsearch(&wanted, o->list, o->count, sizeof *o->list, compare_others);
+        *rest = name + length;
+        while (!found && length > 0 && name[--length] != '.' && name[length] != ':')
+            continue;
+    }
+    if (!found)
+        return NULL;
+    while (found > o->list && compare_others(found - 1, found) == 0)
+        found--;
+    for (*n = 1; found + *n < o->list + o->count && compare_others(found + *n, found) == 0;)
+        ++*n;
+    return found;
+}
+
+static bool has_shape(const ar_dump_tensor *t, const ari_stacked *at)
+{
+    bool same = t->ndim == at->ndim;
+    for (int d = 0; same && d < t->ndim; d++)
+        same = t->shape[d] == at->shape[d];
+    return same;
+}
+
+/* --- taking apart ------------------------------------------------------------------------------------------------- */
+
+typedef struct unstacking {
+    other_names names;
+    size_t stacked; /* tensors that hold several parameters */
+} unstacking;
+
+static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *cuts)
+{
+    unstacking *u = user;
+    const char *rest;
+    size_t n = 0;
+    const other_name *first = others_of(&u->names, t->name, &rest, &n);
+    if (!first)
+        return AR_OK;
+    if (!has_shape(t, &first->at))
+        return rest[0] == '\0' ? ari_rs_wrong_shape(t, first->at.ndim, first->at.shape) : AR_OK;
+    for (const other_name *o = first; o < first + n; o++) {
+        AR_TRY(ari_tensor_cuts_add(cuts, t, o->name, rest));
+        ari_tensor_cut *c = &cuts->cut[cuts->n - 1];
+        c->drop = o->at.ndim - o->ndim;
+        c->start[0] = o->at.expert;
+        c->start[1] = o->at.row;
+        if (c->drop > 0) {
+            c->extent[0] = 1;
+            c->extent[1] = o->shape[0];
+        }
+    }
+    u->stacked += n > 1;
+    return AR_OK;
+}
+
+ar_status ari_rs_unstack(ari_rs *r)
+{
+    unstacking u = {.names.config = &r->config};
+    other_names *o = &u.names;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_param_list(&r->config, add_other, o));
+    if (o->count > 0)
+        qsort(o->list, o->count, sizeof *o->list, compare_others);
+    for (size_t i = 0; i < r->dumps && o->count > 0; i++)
+        AR_TRY_TO(done, st, ari_dump_take_apart(r->dump[i], cuts_of, &u));
+    r->stacked = u.stacked;
+done:
+    free(o->list);
+    return st;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors of a dump that become others: boxes of them under names of their own, or themselves in another shape. Nothing is
+ * copied: the boxes of their parts are cut. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dump/dump.h"
+#include "ref/core/atomic_file.h"
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+
+struct ari_taken {
+    char *name;
+    ar_dump_part *part;
+    ar_dump_box *box;
+};
+
+void ari_taken_free(ari_taken *t, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(t[i].name);
+        free(t[i].part);
+        free(t[i].box);
+    }
+    free(t);
+}
+
+/* --- boxes -------------------------------------------------------------------------------------------------------- */
+
+/* Leaves the first dimensions out, of which there is one element each. */
+static void drop_dims(ar_dump_box *b, int ndim, int drop)
+{
+    for (int d = 0; d + drop < ndim; d++) {
+        b->global[d] = b->global[d + drop];
+        b->extent[d] = b->extent[d + drop];
+        b->stride[d] = b->stride[d + drop];
+    }
+}
+
+/* Makes two dimensions of the first, the second of `fold` elements. False: the box has parts of such rows. */
+static bool unfold_box(ar_dump_box *b, int ndim, size_t fold)
+{
+    if (b->global[0] % fold != 0 || b->extent[0] % fold != 0)
+        return false;
+    for (int d = ndim; d > 0; d--) {
+        b->global[d] = b->global[d - 1];
+        b->extent[d] = b->extent[d - 1];
+        b->stride[d] = b->stride[d - 1];
+    }
+    b->global[0] /= fold;
+    b->extent[0] /= fold;
+    b->stride[0] *= fold;
+    b->global[1] = 0;
+    b->extent[1] = fold;
+    return true;
+}
+
+/* *there: whether the box has anything of the cut. False: it cannot be cut so. */
+static bool cut_box(ar_dump_box *to, bool *there, const ar_dump_box *from, int ndim, const ari_tensor_cut *c)
+{
+    *there = ari_dump_box_cut(to, from, ndim, c->start, c->extent);
+    for (int d = 0; d < ndim && *there; d++)
+        to->global[d] -= c->start[d];
+    drop_dims(to, ndim, c->drop);
+    return !*there || c->fold == 0 || unfold_box(to, ndim - c->drop, c->fold);
+}
+
+static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *from, const ari_tensor_cut *c)
+{
+    t->ndim = from->ndim - c->drop + (c->fold > 0);
+    for (int d = 0; d < t->ndim; d++) {
+        const int of = c->fold > 0 && d > 0 ? d - 1 : d;
+        t->shape[d] = c->extent[of + c->drop];
+    }
+    if (c->fold > 0) {
+        t->shape[0] /= c->fold;
+        t->shape[1] = c->fold;
+    }
+    t->count = ari_volume(t->shape, t->ndim);
+    t->whole = c->drop == 0 && t->count == from->count ? from->whole : NULL;
+}
+
+/* *fits false: a box cannot be cut. Parts that have nothing of it are left out. */
+static ar_status take(ar_dump_tensor *t, ari_taken *own, bool *fits, const ar_dump_tensor *from,
+                      const ari_tensor_cut *c)
+{
+    size_t boxes = 0;
+    for (size_t i = 0; i < from->parts; i++)
+        boxes += from->part[i].boxes;
+    AR_TRY(ARI_ALLOC(&own->part, from->parts, "parts of a tensor"));
+    AR_TRY(ARI_ALLOC(&own->box, boxes, "parts of a tensor"));
+    own->name = strdup(c->name);
+    if (own->name == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a tensor's name");
+    *t = (ar_dump_tensor){.name = own->name, .dtype = from->dtype, .order = from->order, .part = own->part};
+    set_shape(t, from, c);
+    ar_dump_box *box = own->box;
+    for (size_t i = 0; i < from->parts; i++) {
+        ar_dump_part *p = &own->part[t->parts];
+        *p = from->part[i];
+        p->box = box;
+        p->boxes = 0;
+        for (size_t k = 0; k < from->part[i].boxes; k++) {
+            bool there = false;
+            *fits = *fits && cut_box(&box[p->boxes], &there, &from->part[i].box[k], from->ndim, c);
+            p->boxes += there;
+        }
+        box += p->boxes;
+        t->parts += p->boxes > 0;
+    }
+    return AR_OK;
+}
+
+ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_tensor *t, const char *name, const char *rest)
+{
+    AR_TRY(ARI_GROW(&cuts->cut, &cuts->capacity, cuts->n, "the list of tensors"));
+    ari_tensor_cut *c = &cuts->cut[cuts->n];
+    *c = (ari_tensor_cut){.drop = 0};
+    memcpy(c->extent, t->shape, sizeof c->extent);
+    if (snprintf(c->name, sizeof c->name, "%s%s", name, rest) >= (int)sizeof c->name)
+        return ar_error_set(AR_ERR_OVERFLOW, "tensor '%s': the name of a part of it has more than %zu bytes",
+                            ARI_SHOW(t->name), sizeof c->name - 1);
+    cuts->n++;
+    return AR_OK;
+}
+
+/* --- a dump ------------------------------------------------------------------------------------------------------- */
+
+typedef struct taking {
+    ar_dump_tensor *tensor; /* the dump's next ones */
+    size_t tensors, cap_tensors;
+    ari_taken *taken;
+    size_t n, capacity;
+} taking;
+
+static ar_status keep_tensor(taking *k, const ar_dump_tensor *t)
+{
+    AR_TRY(ARI_GROW(&k->tensor, &k->cap_tensors, k->tensors, "the list of tensors"));
+    k->tensor[k->tensors++] = *t;
+    return AR_OK;
+}
+
+/* All cuts of a tensor, or none. */
+static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_cuts *cuts)
+{
+    const size_t tensors = k->tensors;
+    bool fits = cuts->n > 0;
+    for (size_t i = 0; i < cuts->n && fits; i++) {
+        ar_dump_tensor one;
+        AR_TRY(ARI_GROW(&k->taken, &k->capacity, k->n, "the list of tensors"));
+        k->taken[k->n] = (ari_taken){.part = NULL};
+        AR_TRY(take(&one, &k->taken[k->n++], &fits, t, &cuts->cut[i]));
+        AR_TRY(keep_tensor(k, &one));
+    }
+    if (fits)
+        return AR_OK;
+    k->tensors = tensors; /* what was taken is freed with the rest */
+    return keep_tensor(k, t);
+}
+
+ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user)
+{
+    taking k = {.n = 0};
+    ari_tensor_cuts cuts = {.n = 0};
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < d->tensors; i++) {
+        cuts.n = 0;
+        AR_TRY_TO(done, st, cuts_of(user, &d->tensor[i], &cuts));
+        AR_TRY_TO(done, st, take_all(&k, &d->tensor[i], &cuts));
+    }
+    if (k.n > 0 && d->taken == NULL) {
+        qsort(k.tensor, k.tensors, sizeof *k.tensor, ari_by_name);
+        free(d->tensor);
+        d->tensor = k.tensor;
+        d->tensors = k.tensors;
+        d->taken = k.taken;
+        d->takens = k.n;
+        k = (taking){.n = 0};
+    }
+done:
+    free(cuts.cut);
+    free(k.tensor);
+    ari_taken_free(k.taken, k.n);
+    return st;
+}

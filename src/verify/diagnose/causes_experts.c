@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Causes of routers and experts, before the more general ones of their kinds. */
+#define ARI_CAUSE_ROWS
+#include "verify/diagnose/case.h"
+#include "verify/diagnose/roles.h"
+
+#define ZERO "each zero where the reference is not"
+#define AGAIN                                                                                              \
+    "computed again from the reference's routes and the experts' weights, these values come out (but for " \
+    "{left:.1e} of the difference's squares) with "
+#define LEFT_OUT "an expert's output is missing in {lacking} of {slots} slots of the tokens looked at"
+#define GRADIENT "computed again from the weights' gradient, this is that of "
+#define OTHERS "the weights of other experts (tokens that have some: {rows}), and of the same logits: "
+
+static const ari_cause rows[] = {
+    SECTION("Routers and experts"),
+    {"routing_weights_not_normalised", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(ZERO), 0, "each the softmax's value",
+     "the weights are not normalised: each is the softmax's value of its expert, which the reference divides by the "
+     "sum of the token's {k}" LOOK
+     "`norm_topk_prob`; a softmax over all experts where one over those chosen belongs (Megatron: "
+     "`moe_router_pre_softmax`)"},
+    {"routing_weights_normalised", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(ONE), 0, "each a share of the token's sum",
+     "the weights are normalised: each is divided by the sum of the token's {k}, which the reference does not do" LOOK
+     "`norm_topk_prob`; a softmax over those chosen (Megatron: `moe_router_pre_softmax`)"},
+    {"other_experts_chosen", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED) | IF(SAME), 0, "of other experts",
+     OTHERS "near ties, whose logits are at most {gap:.1e} apart: logits rounded before the choice (bf16), or of equal "
+            "ones another was taken than the lower number" LOOK
+            "the dtype of the router's logits at `topk`, which promises no order of equal values"},
+    {"other_experts_chosen", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "of other experts",
+     OTHERS "not the {k} largest, by up to {gap:.2g}: jitter, a bias, groups of experts, or another order" LOOK
+            "`router_jitter_noise`, the bias of the choice, `n_group` and `topk_group`"},
+    {"routing_weights_function", K(ROUTES), ARI_IDENTITY + 8, "f", 0, 0, 0, "each another function of the logit",
+     "another function of the logits: {function}, where the reference has {wanted}" LOOK
+     "`scoring_func`, the order of softmax and `topk`, a softmax that is applied again"},
+    {"router_gradient_of_chosen_alone", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(SOME), 0, "",
+     GRADIENT
+     "the chosen experts' logits alone: where weights are not normalised a softmax over all experts gives each "
+     "logit a gradient" LOOK "probabilities masked or gathered before the softmax's backward pass"},
+    {"routing_sum_detached", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(CUT), 0, "",
+     GRADIENT "weights whose divisor, the sum over the token's experts, is a constant: no gradient goes through it" LOOK
+              "`detach` of the sum, a division in place under `no_grad`"},
+    {"routing_weights_normalised", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(ONE), 0, "",
+     GRADIENT "normalised weights, which the reference's are not"},
+    {"routing_weights_not_normalised", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(ZERO), 0, "",
+     GRADIENT "weights that are not normalised, where the reference's are"},
+    {"routing_weights_detached", K(ZERO), ARI_TRACE - 5, "b", ARI_IS_ROUTES, 0, IF(SOME), ZERO,
+     "no gradient reaches the weights of the experts, and through them the router: they were detached, or gathered by "
+     "a collective without a backward" LOOK
+     "`detach`, `no_grad` around the routing; probabilities that a collective without a backward moves"},
+    {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(ONE), 0, "",
+     LEFT_OUT ", that of expert {expert} wherever it is chosen" LOOK
+              "the bounds of the loop over experts, the experts of each rank"},
+    {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(CUT), 0, "",
+     LEFT_OUT ", none of them among an expert's first {rows} rows: tokens beyond a capacity were dropped" LOOK
+              "`moe_expert_capacity_factor`, token dropping"},
+    {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME), 0, "",
+     LEFT_OUT ": tokens dropped (a capacity, lost in a permutation), or experts of other ranks" LOOK
+              "`moe_expert_capacity_factor`, token dropping; the experts of each rank"},
+    {"expert_input_weighted", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(OF_INPUT), 0, "",
+     AGAIN
+     "the weight multiplying what goes into the expert, not what comes out: another function, as an expert is not "
+     "linear" LOOK "where routing weights are applied (Llama-4's experts have them at the input); "
+     "`apply_router_weight_on_input`"},
+    {"expert_weights_applied", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(TWICE), 0, "",
+     AGAIN "each weight applied twice" LOOK "a fused kernel that applies the weights, and its caller"},
+    {"expert_weights_applied", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(AVERAGE), 0, "",
+     AGAIN "the mean of a token's experts, without weights"},
+    {"expert_weights_applied", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ZERO), 0, "",
+     AGAIN "the sum of a token's experts, without weights"},
+    {"activation_arguments", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, 0, 0, "",
+     AGAIN "gate and up exchanged" LOOK "the order of gate|up in the experts' packed weight (w1 and w3)"},
+    {"shared_expert_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, IF(ZERO), 0, "",
+     "the shared expert is left out: these are the values of the routed ones alone" LOOK
+     "`shared_expert_intermediate_size`; the shared expert's stream or its overlap"},
+    {"experts_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, IF(ALL), 0, "",
+     "the routed experts are left out: these are the values of the shared one alone"},
+    {"shared_gate_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, IF(LOG), 0, "",
+     "the shared expert's output is multiplied by its gate's logit, not by the sigmoid of that"},
+    {"shared_gate_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, 0, 0, "",
+     "the shared expert's gate is left out, or there is one on this side alone: the same sum of what the experts and "
+     "the shared one make, with another factor" LOOK "`shared_expert_gate`; Megatron: `moe_shared_expert_gate`"},
+    {"no_update", K(OTHER_TENSOR), ARI_IDENTITY + 9, "n", ARI_IS_EXPERT, IF(OF_BEFORE), 0,
+     "each another tensor's value",
+     "these are the values of {other} in the reference: all {different} different elements, {exact}; an expert's "
+     "weights before the step: no update. If no token chose it, its gradient is zeros and not none, and it has its "
+     "weight decay and its moments" LOOK
+     "parameters whose `grad` is None in the optimizer's step; experts that no token chose"},
+    {"unknown", K(ANYTHING), ARI_LAST_RESORT, "g", ARI_IS_EXPERT, IF(RECOMPUTED), 0, "",
+     "if this is the first difference, the gradients around it are right; with recomputation the tokens of an expert, "
+     "their values and their weights are those of a second forward pass: did it route as the first did?"},
+};
+
+ARI_CAUSES(experts)
