@@ -27,8 +27,9 @@ static void check_tensor(const taped *a, ar_number_mode mode, const listed_tenso
 static void check_list(const tensor_list *list, ar_number_mode mode)
 {
     SCOPED(tape_clear) tape t = {0};
-    const ar_config c = tiny_config(list->arch, 1);
+    ar_config c = tiny_config(list->arch, 1);
     const ar_batch batch = tiny_batch();
+    c.experts = list->experts;
     const double loss = run_or_fail(&c, mode, &batch, &t);
     listed_tensor want = {.list = list};
     size_t n = 0;

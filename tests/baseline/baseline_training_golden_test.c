@@ -179,6 +179,16 @@ Test(baseline_training_golden, gpt2_tiny_trains_as_pytorch_does)
     check_training("gpt2-tiny", AR_MODE_F64, "binary64");
 }
 
+/* No token is near enough to another expert to go there (tests/golden/make_golden.py). */
+Test(baseline_training_golden, models_with_experts_train_as_pytorch_does)
+{
+    check_training("experts/qwen2moe-tiny", AR_MODE_EXACT, "exact");
+    if (small_only())
+        return;
+    check_training("experts/mixtral-tiny", AR_MODE_FP32, "fp32");
+    check_training("experts/mixtral-tiny", AR_MODE_F64, "binary64");
+}
+
 Test(baseline_training_golden, llama_gqa_tiny_trains_as_pytorch_does)
 {
     check_training("llama-gqa-tiny", AR_MODE_FP32, "fp32");

@@ -173,7 +173,7 @@ static inline ar_config tiny_config(ar_arch arch, size_t layers)
                    .final_norm = true,
                    .causal = true,
                    .initializer_range = 0.3};
-    if (arch == AR_ARCH_LLAMA)
+    if (arch != AR_ARCH_GPT2 && arch != AR_ARCH_STACK)
         return c;
     c.gated = false;
     c.rope.kind = AR_ROPE_NONE;

@@ -160,7 +160,7 @@ class Check(CommandTest):
         self.assertTrue(0.0 < baseline["max_error_vs_f64"] < 1e-5)
         (one,) = model["runs"]
         self.assertEqual(one["layout"], {"world": 2, "tp": 2, "dp": 1, "cp": 1, "cp_inner": 1, "zigzag": False,
-                                         "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
+                                         "ep": 1, "etp": 2, "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
                                          "sp": False, "zero": 0, "dp_replicate": 1,
                                          "micro_batches": 1, "samples_per_rank": [2], "keep_gathered": False,
                                          "forward_first": False, "overlap": 1, "recompute": "none",
@@ -208,7 +208,7 @@ class Check(CommandTest):
         (model,) = result["models"]
         (one,) = model["runs"]
         self.assertEqual(one["layout"], {"world": 6, "tp": 2, "dp": 3, "cp": 1, "cp_inner": 1, "zigzag": False,
-                                         "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
+                                         "ep": 1, "etp": 2, "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
                                          "sp": True, "zero": 0, "dp_replicate": 1,
                                          "micro_batches": 2, "samples_per_rank": [3, 3, 2], "keep_gathered": True,
                                          "forward_first": True, "overlap": 1, "recompute": "none",
@@ -752,6 +752,11 @@ class Configs(CommandTest):
         done = self.passes("check", self.config(), "--dp", "9", "--tp", "2", "--seq", "8",
                            "--skip-f64", "--strict-predictions", "--steps", "2")
         self.assertIn("dp=9 tp=2 (1+1+1+1+1+1+1+1+0)", done.out)
+
+    def test_a_rounding_that_chooses_other_experts_is_refused(self):
+        for precision in "tf32", "bf16":
+            self.refused("check", "mixtral-demo", "--numerics", "native", "--precision", precision,
+                         says=f"in {precision}: rounding so coarse chooses other experts")
 
     def test_absurd_sizes_are_refused_before_anything_is_allocated(self):
         for changes in ({"hidden_size": 1 << 31}, {"vocab_size": 1 << 31}, {"intermediate_size": 1 << 31},

@@ -57,7 +57,9 @@ class Lint(Case):
     def test_right_layouts_have_no_findings(self):
         for arguments in ("llama-demo", "llama-demo --tp 8 --dp 2 --sp --zero 1", "gpt2-demo --tp 3 --micro-batches 2",
                           "gpt2-demo --tp 4 --sp --mlp-order row-column --dp 3 --forward-first --micro-batches 2",
-                          "stack-demo --tp 4 --sp --dp 2 --dropout 0.1 --find-unused"):
+                          "stack-demo --tp 4 --sp --dp 2 --dropout 0.1 --find-unused",
+                          "mixtral-8x22b --tp 2 --dp 8 --ep 8", "qwen2-moe-demo --cp 2 --dp 2 --ep 4 --zero 1",
+                          "mixtral-demo --tp 2 --sp --dp 2 --ep 2 --etp 1 --recompute full"):
             with self.subTest(arguments=arguments):
                 result = self.lint(*arguments.split())
                 self.assertEqual(result["findings"], [])

@@ -61,7 +61,7 @@ class Page(PlanTest):
         self.assertEqual(used - set(deep), {"at"})  # which the page adds
 
     def test_every_kind_has_a_colour_by_light_and_in_the_dark(self):
-        plan, page, picture = self.written(*SEARCH, "--top", 0)
+        plan, page, picture = self.written(*SEARCH, "--top", 0, model="mixtral-demo")
         light, dark = KINDS.split("@media (prefers-color-scheme: dark)")
         for kind in kinds_of(plan) | {"memory-sum", "time-sum", "bar-end"}:
             for scheme in (light, dark):

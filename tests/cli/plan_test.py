@@ -199,6 +199,21 @@ class Plan(Case):
                  for r in range(4)]
         self.assertEqual(heads, [[8, 768], [8, 768], [8, 768], [7, 768]])
 
+    def test_ranks_that_share_out_experts_have_rows_of_their_own(self):
+        layout = ("mixtral-demo", "--dp", 2, "--ep", 2, "--batch", 4, "--seq", 16)
+        rows = {(row["pass"], row["operation"]): row for row in self.flow(*layout, "--backward", "--numerics", "native")["flow"]
+                if (row["module"] or "").endswith("block_sparse_moe.experts")}
+        for key in (("forward", "dispatch"), ("forward", "combine"), ("backward", "dispatch"), ("backward", "combine")):
+            (call,) = rows[key]["communication"]
+            # 2 x 16 tokens of each rank go to two experts, half of which are the other's.
+            self.assertEqual((call["collective"], call["group"], call["ranks"], call["elements"]),
+                             ("all_to_all", "ep", 2, 2 * 16 * 2 * 64))
+        dispatch = rows["forward", "dispatch"]
+        self.assertEqual([v["placement"]["dp"] for v in dispatch["inputs"] + dispatch["outputs"]], ["S(0)", "S(0)", "V"])
+        text = self.passes(*layout, "--flow")
+        self.assertRegex(text, r"experts\.\*\.w1, w3 +product +\[2, 32, 64\] V +4 of \[96, 64\] V +\[2, 32, 96\] V")
+        self.assertIn("V: each rank its own experts", text)
+
     def test_the_bytes_are_those_that_check_counts(self):
         layout = ("--tp", 2, "--dp", 2, "--sp", "--batch", 5, "--seq", 16)
         predicted = self.flow("stack-demo", *layout, "--backward")["bytes"]["predicted"]

@@ -129,6 +129,35 @@ class PlannerTest(Case):
         self.assertEqual([row["reason"] for row in rows], reasons)
         self.assertTrue(any(folder.name in reason for reason in reasons))
 
+    def test_only_models_with_experts_have_ep(self):
+        for model, experts in (("mixtral-demo", True), ("llama-demo", False)):
+            report = self.result(model, "--gpus", 4, "--batch", 8, "--csv", "x.csv", "--html", "x.html")
+            layout, time = report["layouts"][0]["layout"], report["layouts"][0]["time"]["production"]
+            titles = (self.folder / "x.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+            heads = self.passes(model, "--gpus", 4, "--batch", 8).splitlines()[2].split()
+            for where in (layout, time, titles, heads):
+                self.assertEqual("ep" in where, experts)
+            self.assertEqual("etp" in layout and "etp" in titles, experts)
+        heads = self.passes("mixtral-demo", "--gpus", 2, "--table", "decision", "--seq", 64).splitlines()[2].split()
+        self.assertEqual(heads[:8], ["GPUs", "seq", "tp", "cp", "pp", "dp", "ep", "sp"])
+
+    def test_experts_are_shared_out_as_it_is_asked_for(self):
+        found = self.result("mixtral-demo", "--gpus", 8, "--batch", 8, "--ep", 4, "--all", "--top", 0)["layouts"]
+        self.assertEqual({one["layout"]["ep"] for one in found}, {4})
+        self.assertTrue(any("ep=4 does not divide the 2 ranks" in one["reason"] for one in found if not one["legal"]))
+        given = ("--tp", 2, "--sp", "--dp", 4, "--batch", 8)
+        sizes = {}
+        for ep, etp in ((1, 2), (4, 2), (8, 1)):
+            one = self.result("mixtral-demo", *given, "--ep", ep, "--etp", etp)["layouts"][0]
+            self.assertEqual((one["layout"]["ep"], one["layout"]["etp"]), (ep, etp))
+            self.assertEqual(one["time"]["production"]["ep"] > 0, ep > 1)
+            sizes[ep] = one["memory"]["own"]["weights"]
+        self.assertGreater(sizes[1], 2 * sizes[4])
+        self.assertEqual(sizes[4], sizes[8])  # an eighth of them either way
+        text = self.passes("mixtral-demo", *given, "--ep", 8, "--etp", 1)
+        self.assertIn("tp=2 cp=1 pp=1 dp=4 ep=8 (etp 1) sp", text)
+        self.assertRegex(text, r"\n +ep +all_to_all +8 +inside ")
+
     def test_the_founding_table_of_memory_with_what_is_replicated(self):
         # Without its head the model of 32 layers has 4,754,202,624 parameters; of tp=8 a rank holds 594,848,768, and
         # not an eighth of all.
@@ -203,6 +232,9 @@ class PlannerTest(Case):
                               (("--gpus", 7, "--tp", 2, "--table", "decision"), "--gpus 7 is not a mesh"),
                               (("--table", "memory", "--tp", 2), "leave out --tp"),
                               (("--table", "scaling", "--gpus", 4, "--pp", 2), "leave out --tp"),
+                              (("--table", "memory", "--ep", 2), "leave out --tp"),
+                              (("--gpus", 8, "--ep", 2), "ep=2 shares out experts, and llama-demo has none"),
+                              (("--tp", 2, "--ep", 2), "give --dp N or --cp N too"),
                               (("--gpus", 8, "--flow"), "--flow"), (("--gpus", 8, "--rank", 1), "--rank"),
                               (("--tp", 2, "--csv", "x.csv"), "--gpus N too"),
                               (("--tp", 2, "--top", 3), "--gpus N too"),

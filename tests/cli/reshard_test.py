@@ -112,6 +112,43 @@ def gpt2(c):
     return {name: fresh(name, shape, "F32") for name, shape in shapes.items()}
 
 
+QWEN2_MOE = {**LLAMA, "model_type": "qwen2_moe", "qkv_bias": False, "attention_bias": False, "num_experts": 3,
+             "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+             "mlp_only_layers": [1]}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "attention_bias": False, "num_local_experts": 2, "num_experts_per_tok": 1}
+
+
+def small(name, shape):
+    """Values that a model can be run with."""
+    numbers = random.Random(name)
+    return Tensor("F32", shape, struct.pack(f"<{count(shape)}f", *(numbers.uniform(-0.1, 0.1) for _ in range(count(shape)))))
+
+
+def experts(c, make=fresh):
+    """A model's tensors, and as transformers 5 has them: those of a layer's experts in two."""
+    mixtral = c["model_type"] == "mixtral"
+    h, n = c["hidden_size"], c["num_local_experts" if mixtral else "num_experts"]
+    f, shared = c["intermediate_size" if mixtral else "moe_intermediate_size"], c.get("shared_expert_intermediate_size")
+    apart = {name: make(name, t.shape) for name, t in llama(c).items()}
+    together = dict(apart)
+    for i in set(range(c["num_hidden_layers"])) - set(c.get("mlp_only_layers", [])):
+        p, now = f"model.layers.{i}.{'block_sparse_moe' if mixtral else 'mlp'}.", f"model.layers.{i}.mlp."
+        for name in "gate_proj", "up_proj", "down_proj":
+            del apart[f"{now}{name}.weight"], together[f"{now}{name}.weight"]
+        apart[p + "gate.weight"] = together[now + "gate.weight"] = make(p, [n, h])
+        if shared:
+            for name, shape in {"shared_expert.gate_proj": [shared, h], "shared_expert.up_proj": [shared, h],
+                                "shared_expert.down_proj": [h, shared], "shared_expert_gate": [1, h]}.items():
+                apart[f"{p}{name}.weight"] = together[f"{now}{name}.weight"] = make(p + name, shape)
+        gate, up, down = ([make(f"{p}{k}{e}", [h, f] if k == 2 else [f, h]) for e in range(n)] for k in range(3))
+        for k, each in zip(("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj"), (gate, up, down)):
+            apart.update({f"{p}experts.{e}.{k}.weight": t for e, t in enumerate(each)})
+        together[now + "experts.gate_up_proj"] = Tensor(gate[0].dtype, [n, 2 * f, h],
+                                                        b"".join(g.data + u.data for g, u in zip(gate, up)))
+        together[now + "experts.down_proj"] = Tensor(down[0].dtype, [n, h, f], b"".join(t.data for t in down))
+    return apart, together
+
+
 def part(n, parts, i):
     """The indices of part i of an even split, or of one of ceil(n / parts)."""
     size = -(-n // parts)
@@ -131,11 +168,11 @@ def expected(config, name, t, tp, rank, hidden=False):
         heads = config["num_key_value_heads"]
         parts = min(tp, heads)
         return [t.take(0, part(t.shape[0], parts, rank * parts // tp))]
-    if any(word in name for word in ("q_proj", "gate_proj", "up_proj")):
+    if any(word in name for word in ("q_proj", "gate_proj", "up_proj", ".w1", ".w3")):
         return [t.take(0, part(t.shape[0], tp, rank))]
     if "c_fc" in name:
         return [t.take(len(t.shape) - 1, part(t.shape[-1], tp, rank))]
-    if len(t.shape) == 2 and any(word in name for word in ("o_proj", "down_proj")):
+    if len(t.shape) == 2 and any(word in name for word in ("o_proj", "down_proj", ".w2")):
         return [t.take(1, part(t.shape[1], tp, rank))]
     if len(t.shape) == 2 and "c_proj" in name:
         return [t.take(0, part(t.shape[0], tp, rank))]
@@ -187,6 +224,12 @@ class Split(ReshardTest):
 
     def test_columns_rows_biases_and_an_uneven_vocabulary(self):
         self.check_ranks(LLAMA, llama(LLAMA), 2)
+
+    def test_of_every_expert_a_rank_has_a_part(self):
+        for config, tp in ((QWEN2_MOE, 4), (QWEN2_MOE, 8), (MIXTRAL, 2)):
+            self.check_ranks(config, experts(config)[0], tp)
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
 
     def test_more_ranks_than_kv_heads_and_ranks_without_rows_of_the_vocabulary(self):
         config = {**LLAMA, "vocab_size": 10}
@@ -258,8 +301,10 @@ class Split(ReshardTest):
     def test_ranks_get_what_the_ranks_of_a_run_hold(self):
         for model, layout in (("gpt2-tiny", ["--pp", 2, "--tp", 2]), ("llama-gqa-tiny", ["--pp", 2, "--dp", 2, "--tp", 2]),
                               ("llama-gqa-tiny", ["--pp", 3, "--stages", "1,1,0", "--tp", 4]),
-                              ("gpt2-tiny", ["--pp", 2, "--virtual-stages", 2, "--stages", "0,1,1,0"])):
-            golden, out = GOLDEN / model, self.folder / "-".join(map(str, [model, *layout]))
+                              ("gpt2-tiny", ["--pp", 2, "--virtual-stages", 2, "--stages", "0,1,1,0"]),
+                              ("experts/qwen2moe-tiny", ["--pp", 2, "--tp", 2]),
+                              ("experts/mixtral-tiny", ["--tp", 4])):
+            golden, out = GOLDEN / model, self.folder / "-".join(map(str, [model.replace("/", "-"), *layout]))
             out.mkdir()
             schedule = ["--schedule-pp", "interleaved"] if "--virtual-stages" in layout else []
             done = run("grads", golden, "--input", golden / "batch.safetensors", "--per-rank", *layout, *schedule,
@@ -289,6 +334,15 @@ class Split(ReshardTest):
         self.assertEqual(a, b)
 
 
+def halved(t, half, rank):
+    """Of stacked experts, gate before up, what a rank has: `half` of their width."""
+    experts, rows, columns = t.shape
+    down, width, size = columns == 2 * half, WIDTH[t.dtype], rows * columns
+    kept = [(r, c) for r in range(rows) for c in range(columns) if (c if down else r % (2 * half)) // half == rank]
+    data = b"".join(t.data[(e * size + r * columns + c) * width:][:width] for e in range(experts) for r, c in kept)
+    return Tensor(t.dtype, [experts, rows, half] if down else [experts, rows // 2, columns], data)
+
+
 class RoundTrip(ReshardTest):
     def there_and_back(self, config, tensors, *layouts):
         model = self.model(config, tensors)
@@ -312,6 +366,51 @@ class RoundTrip(ReshardTest):
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         self.there_and_back(config, llama(config), ["--tp", 4, "--pp", 3])
+
+    def test_experts(self):
+        self.there_and_back(QWEN2_MOE, experts(QWEN2_MOE)[0], ["--tp", 4], ["--tp", 2, "--pp", 3], ["--tp", 8])
+
+    def test_stacked_experts_become_one_tensor_each(self):
+        """With their optimizer state, from whole files and from ranks that have every other part."""
+        for config in QWEN2_MOE, MIXTRAL:
+            apart, stacked = experts(config)
+            here = self.folder / config["model_type"]
+            a, b = (self.model(config, t, f"{config['model_type']}/{name}") for name, t in (("a", apart), ("b", stacked)))
+            for folder, tensors in (a, apart), (b, stacked):
+                write(folder / "optimizer.safetensors", {f"{n}.exp_avg": t for n, t in tensors.items()})
+            result = self.result(b, "--strict", "--out", here / "merged")
+            layers = config["num_hidden_layers"] - len(config.get("mlp_only_layers", []))
+            self.assertIn(f"{4 * layers} tensors of stacked experts become one for each expert", result["notes"][0])
+            self.same_files(a, here / "merged")
+            self.result(a, "--tp", 4, "--pp", 3, "--out", here / "from-a")
+            self.result(b, "--tp", 4, "--pp", 3, "--out", here / "from-b")
+            self.same_files(here / "from-a", here / "from-b")
+
+    def test_stacked_experts_are_read_as_weights(self):
+        for config in QWEN2_MOE, MIXTRAL:
+            hashes = set()
+            for k, tensors in enumerate(experts(config, small)):
+                model = self.model(config, tensors, f"{config['model_type']}{k}")
+                done = run("grads", model, "--input", GOLDEN / "experts/mixtral-tiny/batch.safetensors", "--tp", 2,
+                           "--json", "-", "--out", model / "out")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                hashes.add(json.loads(done.stdout)["outputs_hash"])
+            self.assertEqual(len(hashes), 1, config)
+
+    def test_stacked_experts_of_ranks_are_put_together(self):
+        apart, stacked = experts(MIXTRAL)
+        config = self.put("config.json", MIXTRAL)
+        (self.folder / "ranks").mkdir()
+        half = MIXTRAL["intermediate_size"] // 2
+        for rank in range(2):
+            write(self.folder / f"ranks/tp{rank}.safetensors",
+                  {n: halved(t, half, rank) if "experts" in n else t for n, t in stacked.items()})
+        rules = [{"match": "*.gate_up_proj", "shard": {"tp": 1}, "blocks": [1, 1]},
+                 {"match": "*.down_proj", "shard": {"tp": 2}}]
+        mapping = self.put("map.json", {"version": 1, "mesh": [["tp", 2]], "files": "tp{tp}.safetensors", "tensors": rules})
+        self.result(self.folder / "ranks", "--map", mapping, "--config", config, "--out",
+                    self.folder / "merged")
+        self.assertEqual(read(self.folder / "merged/model.safetensors")[0], apart)
 
     def test_a_layout_from_another_is_the_one_from_the_model(self):
         model = self.model(LLAMA, llama(LLAMA))
@@ -464,6 +563,11 @@ class Refused(ReshardTest):
         tensors = {**llama(LLAMA), "model.norm.weight": fresh("norm", [17])}
         self.refused("tensor 'model.norm.weight' has shape [17], the config makes it [16]",
                      self.model(LLAMA, tensors), "--tp", 2, "--out", self.folder / "out")
+
+    def test_stacked_experts_of_another_shape(self):
+        stacked = {**experts(MIXTRAL)[1], "model.layers.0.mlp.experts.down_proj": fresh("down", [2, 48, 16])}
+        self.refused("tensor 'model.layers.0.mlp.experts.down_proj' has shape [2,48,16], the config makes it "
+                     "[2,16,48]", self.model(MIXTRAL, stacked), "--out", self.folder / "out")
 
     def test_folders_are_not_mixed(self):
         model = self.model(LLAMA, llama(LLAMA))

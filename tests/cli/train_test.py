@@ -108,6 +108,19 @@ class Trajectories(TrainTest):
         self.assertEqual(last["bytes"]["counted"], last["bytes"]["predicted"])
         self.assertEqual(last["lr"], whole["lr"][7:])
 
+    def test_experts_go_on_under_another_layout(self):
+        model = self.config("experts", model_type="qwen2_moe", num_hidden_layers=2, num_experts=3, num_experts_per_tok=2,
+                            moe_intermediate_size=8, shared_expert_intermediate_size=12, norm_topk_prob=True,
+                            mlp_only_layers=[1])
+        save, step = self.folder / "run", [*SIZE, "--steps", "6", "--clip", "0.5", "--seed", "5"]
+        whole = self.trained(model, *step)
+        parts = (["--tp", "2", "--sp", "--dp", "2", "--zero", "3", "--stop-after", "2"],
+                 ["--cp", "2", "--tp", "2", "--zero", "1", "--stop-after", "4"], ["--pp", "2", "--micro-batches", "2"])
+        for i, layout in enumerate(parts):
+            last = self.trained(*([model, *step] if i == 0 else ["--resume", save]), *layout, "--save", save)
+            self.assertEqual(last["bytes"]["counted"], last["bytes"]["predicted"])
+        self.assertEqual((last["result"], last["weights_hash"], last["loss"]), ("done", whole["weights_hash"], whole["loss"]))
+
     def test_a_pipeline_goes_on_as_ranks_that_have_all_layers_and_back(self):
         model = self.config("deep", num_hidden_layers=8)
         save, step = self.folder / "run", [*STEP[:4], "--steps", "6", *STEP[6:]]

@@ -4,6 +4,7 @@
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
 The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions, documents. Those of
 LOSSES have another loss: label smoothing, z-loss. Those of PACKED and EXPERTS also have outputs64 and grads64, computed in fp64.
+Those of TRAINED also have the losses of twenty AdamW steps and the weights after them.
 Those of DEFAULTS have a config.json of sizes alone: all else is what the class says. defaults.json has all of what it
 says, for sizes that need no weights.
 
@@ -169,8 +170,7 @@ BATCH = 2
 FEW = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "use_cache": False, "max_position_embeddings": 32,
        "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
 # Models with experts: as CASES, and what is done to the router's weights [E, h] of each layer. Files have each expert's
-# parameters by themselves, as on the Hub and in transformers 4. They have a folder of their own until the layers compute
-# experts: tests of all models run these layers.
+# parameters by themselves, as on the Hub and in transformers 4.
 EXPERTS = {
     # Two of five experts.
     "experts/mixtral-tiny": (MixtralConfig, MixtralForCausalLM,
@@ -194,6 +194,12 @@ EXPERTS = {
                              {**FEW, "intermediate_size": 8, "num_local_experts": 3}, 14, 85, {}),
 }
 CASES.update(EXPERTS)
+
+# Models that are trained from their weights: the seed of the batches. No token is so near to another expert that a
+# rounding could send it there: the k-th logit of a token and the next one differ by 5e-4 at least.
+TRAINED = {"experts/mixtral-tiny": 1, "experts/qwen2moe-tiny": 1}
+TRAINING = {"optimizer": "AdamW", "lr": 0.001, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1,
+            "decay_all_parameters": True, "steps": 20}
 
 
 def lead(name, model):
@@ -535,6 +541,45 @@ def write(name):
     print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
+def train(name):
+    """The batches, in each of which a token is followed by the one five further on, the losses, the last weights."""
+    model = CASES[name][1].from_pretrained(HERE / name, attn_implementation="eager", experts_implementation="eager")
+    model = model.float().train()
+    torch.manual_seed(TRAINED[name])
+    vocab = model.config.vocab_size
+    ids = (torch.randint(0, vocab, (TRAINING["steps"], BATCH, 1)) + 5 * torch.arange(32)) % vocab
+    optimizer = torch.optim.AdamW(model.parameters(), lr=TRAINING["lr"], betas=tuple(TRAINING["betas"]),
+                                  eps=TRAINING["eps"], weight_decay=TRAINING["weight_decay"])
+    losses = []
+    for batch in ids:
+        optimizer.zero_grad()
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return ids, losses, apart(name, {n: p.detach() for n, p in model.named_parameters()})
+
+
+def write_training(name):
+    ids, losses, weights = train(name)
+    folder, meta = HERE / name, {"format": "pt"}
+    (folder / "train.json").write_text(json.dumps({**TRAINING, "losses": losses}, indent=1) + "\n")
+    safetensors.torch.save_file({"input_ids": ids}, folder / "train_batches.safetensors", metadata=meta)
+    safetensors.torch.save_file({n: t.contiguous() for n, t in weights.items()}, folder / "train_final.safetensors",
+                                metadata=meta)
+    print(f"  {name}: trained from {losses[0]:.6f} to {losses[-1]:.6f}")
+
+
+def check_training(name):
+    _, losses, weights = train(name)
+    said = json.loads((HERE / name / "train.json").read_text())["losses"]
+    stored = safetensors.torch.load_file(HERE / name / "train_final.safetensors")
+    assert stored.keys() == weights.keys()
+    worst = max((stored[n] - t).abs().max().item() for n, t in weights.items())
+    print(f"  {name}: trained weights differ by {worst:.2e}")
+    assert worst < TRAINING["lr"] / 20 and max(abs(a - b) for a, b in zip(said, losses, strict=True)) < 1e-5
+
+
 def check(name):
     _, files, _ = compute(name)
     worst = 0.0
@@ -593,6 +638,8 @@ def main():
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     for name in options.names or CASES:
         (check if options.check else write)(name)
+        if name in TRAINED:
+            (check_training if options.check else write_training)(name)
     if not options.names:
         (check_defaults if options.check else write_defaults)()
 

@@ -55,24 +55,24 @@ CLAIM(qwen3_and_olmo2_have_norms_of_queries_and_keys)
 CLAIM(models_with_experts_have_their_number_width_and_weights)
 {
     ar_config c = config_read(MODEL("mixtral"), "");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.rope.theta == 1e6 && c.norm_eps == 1e-5 && c.window == 0);
+    cr_expect(c.arch == AR_ARCH_MIXTRAL && c.rope.theta == 1e6 && c.norm_eps == 1e-5 && c.window == 0);
     cr_expect(c.experts.n == 8 && c.experts.per_token == 2 && c.experts.ffn == 176 && c.experts.normalised);
     cr_expect(c.experts.w123 && c.experts.shared == 0 && ar_config_has_experts(&c, 3));
     c = config_read(MODEL("qwen2_moe"), "'mlp_only_layers':[3],'decoder_sparse_step':2,'moe_intermediate_size':24");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.qkv_bias && c.ffn == 176 && c.experts.ffn == 24 && c.experts.n == 60);
+    cr_expect(c.arch == AR_ARCH_QWEN2_MOE && c.qkv_bias && c.ffn == 176 && c.experts.ffn == 24 && c.experts.n == 60);
     cr_expect(c.experts.shared == 5632 && c.experts.per_token == 4 && !c.experts.normalised);
     cr_expect(!ar_config_has_experts(&c, 0) && ar_config_has_experts(&c, 1) && !ar_config_has_experts(&c, 3));
     c = config_read(MODEL("qwen2_moe"), "'use_sliding_window':true,'sliding_window':5,'max_window_layers':3");
     cr_expect(ar_config_window(&c, 0) == 5 && ar_config_window(&c, 1) == 0 && ar_config_window(&c, 2) == 5 &&
               ar_config_window(&c, 3) == 0);
     c = config_read(MODEL("qwen3_moe"), "'num_experts':'removed','num_local_experts':16,'norm_topk_prob':true");
-    cr_expect(c.arch == AR_ARCH_QWEN3 && c.qk_norm == AR_QK_NORM_HEAD && c.experts.n == 16 && c.experts.normalised);
+    cr_expect(c.arch == AR_ARCH_QWEN3_MOE && c.qk_norm == AR_QK_NORM_HEAD && c.experts.n == 16 && c.experts.normalised);
     cr_expect(c.experts.per_token == 8 && c.experts.ffn == 768 && c.experts.shared == 0);
     cr_expect_eq(config_read(MODEL("qwen3_moe"), "'use_sliding_window':true").window, 4096);
     c = config_read(MODEL("qwen3_moe"), "'num_experts':0");
     cr_expect(!ar_config_has_experts(&c, 0));
     c = config_read(MODEL("olmoe"), "'num_experts_per_tok':1");
-    cr_expect(c.arch == AR_ARCH_QWEN3 && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_BEFORE);
+    cr_expect(c.arch == AR_ARCH_QWEN3_MOE && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_BEFORE);
     cr_expect(c.experts.n == 64 && c.experts.per_token == 1 && c.experts.ffn == 176 && c.norm_eps == 1e-5);
 }
 
@@ -92,16 +92,18 @@ CLAIM(what_cannot_be_of_experts_is_refused)
     configs_refused(cases, sizeof cases / sizeof *cases);
 }
 
-CLAIM(what_only_the_baseline_computes_is_refused_elsewhere)
+/* What a model lacks that is known and not computed. */
+CLAIM(other_models_with_experts_are_refused_by_what_they_have)
 {
-    ar_config c = config_read(MODEL("mixtral"), "");
-    size_t parameters = 0;
-    cr_expect_refused(ar_config_need_mlp(&c, "trained"), AR_ERR_UNSUPPORTED,
-                      "(8, 2 for each token) cannot be trained yet");
-    cr_expect_refused(ar_config_parameters(&c, &parameters), AR_ERR_UNSUPPORTED, "experts");
-    cr_expect_refused(ar_config_shrink(&c, 2), AR_ERR_UNSUPPORTED, "experts");
-    c = config_read(LLAMA, "");
-    cr_expect_ok(ar_config_need_mlp(&c, "trained"));
+    static const refused_config cases[] = {
+        {MODEL("phimoe"), "", "'phimoe', which is not computed: sparsemixer routes"},
+        {MODEL("deepseek_v3"), "",
+         "low-rank (MLA), and sigmoids route, by groups of experts; expected one of 'llama', "},
+        {MODEL("gpt_oss"), "", "attention has sinks"},
+        {MODEL("glm4_moe"), "", "with a bias that alone chooses, route; expected one of"},
+        {MODEL("another_moe"), "", "'another_moe', expected one of 'llama', "},
+    };
+    configs_refused(cases, sizeof cases / sizeof *cases);
 }
 
 /* configuration_gemma.py, configuration_gemma2.py, configuration_gemma3.py. */

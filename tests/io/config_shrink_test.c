@@ -41,6 +41,9 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
     like.layers = large->layers;
     like.head_dim = large->head_dim;
     like.ffn = large->ffn;
+    like.experts.ffn = large->experts.ffn;
+    like.experts.shared = large->experts.shared;
+    memcpy(like.dense, large->dense, sizeof like.dense);
     like.embed_scale = large->embed_scale; /* that of the hidden size */
     cr_expect(!like.pads || like.pad_id < small->vocab);
     like.pads = large->pads; /* not of an id that is gone */
@@ -101,8 +104,11 @@ static void expect_same_file(const char *path, size_t n)
     cr_expect(again.hidden == c.hidden && again.ffn == c.ffn && again.layers == c.layers && again.vocab == c.vocab &&
                   again.head_dim == c.head_dim,
               "%s", path);
-    for (size_t i = 0; i < c.layers; i++)
+    cr_expect(again.experts.ffn == c.experts.ffn && again.experts.shared == c.experts.shared, "%s", path);
+    for (size_t i = 0; i < c.layers; i++) {
         cr_expect_eq(ar_config_window(&again, i), ar_config_window(&c, i), "%s: layer %zu", path, i);
+        cr_expect_eq(ar_config_has_experts(&again, i), ar_config_has_experts(&c, i), "%s: layer %zu", path, i);
+    }
 }
 
 CLAIM(a_config_file_takes_the_smaller_sizes)
@@ -110,16 +116,36 @@ CLAIM(a_config_file_takes_the_smaller_sizes)
     char golden[] = "gpt2-tiny llama-gqa-tiny llama-mqa-tied-tiny llama3-rope-tiny qwen2-tiny qwen2-layers-tiny "
                     "qwen2-window-tiny mistral-window-tiny llama-bias-headdim-tiny llama-dynamic-tiny qwen2-yarn-tiny "
                     "llama-longrope-tiny qwen3-tiny olmo2-tiny gemma-tiny gemma2-tiny gemma3-tiny phi3-tiny "
-                    "phi3-longrope-tiny phi3-longrope-short-tiny";
+                    "phi3-longrope-tiny phi3-longrope-short-tiny experts/mixtral-tiny "
+                    "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny";
     char path[512];
     for (const char *const *name = ari_model_names; *name; name++) {
         cr_assert_ok(ar_model_path(path, sizeof path, *name));
-        expect_same_file(path, 8);
+        expect_same_file(path, 4);
     }
     for (const char *name = strtok(golden, " "); name; name = strtok(NULL, " ")) {
         snprintf(path, sizeof path, TEST_GOLDEN_DIR "/%s", name);
         expect_same_file(path, 2);
     }
+}
+
+/* As many experts as before, and as many of them a token; the layers without them are again the first and the last of
+ * the large model's. */
+CLAIM(experts_become_narrower)
+{
+    static const char json[] =
+        "{\"model_type\": \"qwen2_moe\", \"vocab_size\": 512, \"hidden_size\": 64, \"intermediate_size\": 96, "
+        "\"num_hidden_layers\": 12, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"num_experts\": 6, "
+        "\"moe_intermediate_size\": 24, \"shared_expert_intermediate_size\": 40, \"mlp_only_layers\": [0, 11]}";
+    ar_config c;
+    cr_assert_ok(ar_config_parse(&c, json, strlen(json), "six"));
+    cr_assert_ok(ar_config_shrink(&c, 4));
+    cr_expect(c.experts.n == 6 && c.experts.per_token == 4 && c.experts.ffn == 8 && c.experts.shared == 12);
+    cr_expect(c.layers == 3 && !ar_config_has_experts(&c, 0) && ar_config_has_experts(&c, 1) &&
+              !ar_config_has_experts(&c, 2));
+    cr_expect_str_eq(
+        c.shrunk, "six shrunk to 1/4: 3 of 12 layers, hidden 16 of 64, heads of 4 of 16, MLP 24 of 96, experts 8 of 24 "
+                  "(the shared one 12 of 40), vocabulary 256 of 512; 4 heads (2 KV) as before, fresh weights");
 }
 
 CLAIM(sizes_become_a_part_of_what_they_were)

@@ -5,7 +5,7 @@
 #include "support/rank_run.h"
 #include "tests/support/tensor_lists.h"
 
-enum { B = 2, S = 6, MOST = 128 };
+enum { B = 2, S = 6, MOST = 192 };
 
 typedef struct family {
     const tensor_list *list;
@@ -17,7 +17,10 @@ static const family families[] = {
     {&tensor_lists[0], "model.layers", 9, 16, 16, 9},
     {&tensor_lists[1], "transformer.h", 12, 13, 13, 12},
     {&tensor_lists[2], "layers", 12, 13, 13, 12},
+    {&tensor_lists[3], "model.layers", 17, 21, 22, 17},
 };
+
+enum { FAMILIES = sizeof families / sizeof *families };
 
 /* --- what a run reports ------------------------------------------------------------------------------------------- */
 
@@ -105,12 +108,14 @@ static void expect_list(const report *r, const tensor_list *list)
 static match_case small_case(const family *f, size_t layers)
 {
     static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 5};
-    return (match_case){.config = match_config(f->list->arch, layers), .batch = {B, S, ids}};
+    match_case c = {.config = match_config(f->list->arch, layers), .batch = {B, S, ids}};
+    c.config.experts = f->list->experts;
+    return c;
 }
 
 Test(tensor_list, the_model_reports_what_is_listed_on_every_rank)
 {
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < FAMILIES; i++) {
         for (int layout = 0; layout < 3; layout++) {
             const int tp = layout > 0 ? 2 : 1;
             static report r[2];
@@ -139,7 +144,7 @@ static size_t count_in(const report *r, const char *block, const char *suffix)
 
 Test(tensor_list, every_layer_reports_the_same_number_of_tensors)
 {
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < FAMILIES; i++) {
         static report r;
         void *user[1] = {&r};
         const family *f = &families[i];

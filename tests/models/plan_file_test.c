@@ -186,8 +186,12 @@ CLAIM(what_is_malformed_is_refused_by_file_and_rule)
         cr_expect_says("p.json");
     }
     ar_plan p;
-    cr_expect_refused(parse(&p, "{'layers.*.mlp.experts':'grouped_gemm'}"), AR_ERR_UNSUPPORTED,
-                      "the style 'grouped_gemm' of a tp_plan is not in this version");
+    cr_expect_refused(
+        parse(&p, "{'layers.*.mlp.experts':'grouped_gemm'}"), AR_ERR_UNSUPPORTED,
+        "'layers.*.mlp.experts': the style 'grouped_gemm' shares whole experts out over ranks: a layout's ep does, no "
+        "plan; known are colwise, rowwise");
+    cr_expect_refused(parse(&p, "{'layers.*.mlp':'wise'}"), AR_ERR_UNSUPPORTED,
+                      "the style 'wise' of a tp_plan is not in this version");
 }
 
 typedef struct unfit {
@@ -306,6 +310,84 @@ CLAIM(a_wrong_declaration_is_believed_of_local_tensors_alone)
                          ar_error_message());
             cr_expect_refused(ar_plan_check_declared(&p, &c, false), AR_ERR_UNSUPPORTED, all[i].says);
         }
+    }
+}
+
+static ar_config with_experts(ar_arch arch)
+{
+    ar_config c = llama();
+    c.arch = arch;
+    c.gated = true;
+    c.experts = (ar_experts){.n = 3, .per_token = 2, .ffn = 12, .shared = arch == AR_ARCH_QWEN2_MOE ? 6 : 0};
+    return c;
+}
+
+#define TOGETHER(n) "'layers.*.mlp.experts.gate_up_proj':'packed_colwise', 'layers.*.mlp.experts.down_proj':'rowwise'" n
+
+/* transformers' own plans: of one tensor for all experts, under "mlp" in Mixtral too, and of each expert's. */
+CLAIM(experts_are_cut_by_either_of_their_names)
+{
+    static const struct {
+        ar_arch arch;
+        const char *text;
+        bool cut;
+    } all[] = {
+        {AR_ARCH_MIXTRAL, "{" TOGETHER(", 'layers.*.mlp.experts':'moe_tp_experts'") "}", true},
+        {AR_ARCH_MIXTRAL, "{" TOGETHER("") "}", true},
+        {AR_ARCH_MIXTRAL, "{'*.experts.*.w[13]':'colwise', '*.experts.*.w2':'rowwise', '*.gate':'replicate'}", true},
+        {AR_ARCH_QWEN3_MOE, "{" TOGETHER(", 'layers.*.mlp.experts':'all_reduce'") "}", true},
+        {AR_ARCH_QWEN3_MOE,
+         "{'layers.*.mlp.experts.*.gate_proj':'colwise', 'layers.*.mlp.experts.*.up_proj':'colwise',"
+         " 'layers.*.mlp.experts.*.down_proj':'rowwise'}",
+         true},
+        {AR_ARCH_QWEN2_MOE,
+         "{" TOGETHER(", 'layers.*.mlp.shared_expert.[gu]*_proj':'colwise', '*.shared_expert.down_proj':'rowwise'") "}",
+         true},
+        {AR_ARCH_QWEN2_MOE, "{'lm_head':'colwise_rep'}", false}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        SCOPED(ar_plan_fini) ar_plan p;
+        ar_block_split block;
+        const ar_config c = with_experts(all[i].arch);
+        cr_assert_ok(parse(&p, all[i].text));
+        cr_assert_eq(ar_plan_check_declared(&p, &c, false), AR_OK, "%s: %s", all[i].text, ar_error_message());
+        cr_assert_ok(ar_plan_block(&p, &c, 1, false, &block));
+        cr_expect_eq(block.mlp.first.style, all[i].cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE, "%s", all[i].text);
+        cr_expect_eq(block.mlp.second.style, all[i].cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE, "%s", all[i].text);
+    }
+}
+
+CLAIM(experts_that_cannot_be_cut_so_are_refused)
+{
+    static const struct {
+        ar_arch arch;
+        const char *text, *says;
+    } all[] = {
+        {AR_ARCH_QWEN2_MOE, "{" TOGETHER("") "}",
+         "shared_expert.gate_proj is replicate; with the experts' gates colwise"},
+        {AR_ARCH_QWEN3_MOE, "{'*.experts.*.gate_proj':'colwise'}", "experts.*.up_proj is replicate; with the experts'"},
+        {AR_ARCH_QWEN3_MOE, "{'*.experts.gate_up_proj':'colwise'}",
+         "experts.*.down_proj is replicate; behind a colwise"},
+        {AR_ARCH_QWEN3_MOE, "{'*.experts.down_proj':'rowwise'}",
+         "down_proj is rowwise; with the experts' gates replicate"},
+        {AR_ARCH_MIXTRAL, "{'*.moe.gate':'colwise_rep'}", "no module of tiny"},
+        {AR_ARCH_MIXTRAL, "{'*_moe.gate':'colwise_rep'}",
+         "block_sparse_moe.gate is colwise; every rank routes all its"},
+        {AR_ARCH_MIXTRAL, "{'layers.*.mlp.gate':'colwise_rep'}", "block_sparse_moe.gate is colwise; every rank routes"},
+        {AR_ARCH_MIXTRAL, "{'model.layers.0.block_sparse_moe.experts.0.w1':'colwise'}",
+         "block_sparse_moe.experts.*.w1 is one"},
+        {AR_ARCH_MIXTRAL, "{'layers.*.mlp.experts':'moe_tp_experts'}",
+         "the output that there is of model.layers.0.block_sparse_moe.experts is declared P(sum); R would fit"},
+        {AR_ARCH_MIXTRAL, "{" TOGETHER(", 'layers.*.mlp':'gather'") "}", "is prepare; a layer's experts take and make"},
+        {AR_ARCH_LLAMA, "{'layers.*.mlp.experts':'moe_tp_experts'}", "no module of tiny that has others in it"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        SCOPED(ar_plan_fini) ar_plan p;
+        ar_config c = with_experts(all[i].arch);
+        if (all[i].arch == AR_ARCH_LLAMA)
+            c.experts.n = 0;
+        cr_assert_ok(parse(&p, all[i].text));
+        cr_expect_neq(ar_plan_check(&p, &c, false), AR_OK, "%s", all[i].text);
+        cr_expect_says(all[i].says);
     }
 }
 

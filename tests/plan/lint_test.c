@@ -2,6 +2,7 @@
 /* Lint: right layouts have nothing to find, and every list from which a collective or an operation is taken, or to which
  * one is added, has. */
 #include "plan/lint.h"
+#include "ref/core/size.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "support/row.h"
@@ -23,6 +24,18 @@ static layout_draw draw(int i)
     layout_draw_make(&d, kind, FIRST_SEED + (uint64_t)i);
     d.parallel.overlap = d.parallel.sp ? 1 + i % 9 : 1;
     d.parallel.zero = d.parallel.zero > 0;
+    if (i % 4 == 1)
+        layout_draw_add_experts(&d, (uint64_t)i);
+    return d;
+}
+
+/* Of models with experts, which ranks share out in every way. */
+static layout_draw draw_experts(int i)
+{
+    layout_draw d;
+    layout_draw_make(&d, DRAW_EXPERTS, FIRST_SEED + (uint64_t)i);
+    d.parallel.zero = d.parallel.zero > 0;
+    d.parallel.dp_replicate = 1;
     return d;
 }
 
@@ -49,6 +62,29 @@ Test(lint, random_right_layouts_have_nothing_to_find)
     cr_expect(layout_histogram_is_wide(&h));
 }
 
+/* Some of them sent to others, of which some have copies; some not cut over tp. */
+Test(lint, right_layouts_of_experts_have_nothing_to_find)
+{
+    char text[LAYOUT_DRAW_TEXT];
+    int sent = 0, copied = 0, whole = 0;
+    for (int i = 0; i < DRAWS; i++) {
+        const layout_draw d = draw_experts(i);
+        const ar_run run = layout_draw_to_run(&d);
+        const int ep = ari_at_least_one(d.parallel.ep);
+        ar_lint_report *r = NULL;
+        cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
+        cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ar_lint_rule_name(r->finding[0].rule),
+                     r->finding[0].module, r->finding[0].operation, r->finding[0].axis, r->finding[0].has,
+                     r->finding[0].needs, TEXT(d));
+        sent += ep > 1;
+        copied += ep > 1 && ari_extent(&d.parallel, ari_expert_axes(&d.parallel)) > ep;
+        whole += ari_experts_whole(&d.parallel);
+        ar_lint_report_destroy(r);
+    }
+    cr_expect(sent > DRAWS / 4 && copied > DRAWS / 20 && whole > DRAWS / 20, "%d sent, %d copied, %d whole", sent,
+              copied, whole);
+}
+
 /* Two of three are made wrong where they can be: on several ranks. */
 Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
 {
@@ -58,7 +94,7 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
         const layout_draw d = draw(i);
         char text[PLAN_DRAW_TEXT];
         uint64_t seed = d.seed;
-        if (!plan_draw_knows(&d.config))
+        if (!plan_draw_knows(&d.config) || d.config.experts.n > 0)
             continue;
         ar_run run = layout_draw_to_run(&d);
         ar_lint_report *r = NULL;
@@ -137,6 +173,13 @@ static const pair_case pairs[] = {
     {ari_lint_add, WHOLE, TERM, BROKEN(whole_added_to_partial)},
     {ari_lint_add, TERM, PART(1), BROKEN(missing_reduction)},
     {ari_lint_add, PART(1), WHOLE, BROKEN(missing_gather)},
+    {ari_lint_by_routes, PART(1), PART(1), MAKES(PART(1))},
+    {ari_lint_by_routes, PART(2), WHOLE, MAKES(PART(2))},
+    {ari_lint_by_routes, TERM, WHOLE, MAKES(TERM)},
+    {ari_lint_by_routes, PART(1), WHOLE, BROKEN(missing_gather)},
+    {ari_lint_by_routes, WHOLE, PART(1), BROKEN(missing_slice)},
+    {ari_lint_by_routes, WHOLE, PART(2), BROKEN(missing_gather)},
+    {ari_lint_by_routes, WHOLE, TERM, BROKEN(nonlinear_of_partial)},
     {ari_lint_lookup, WHOLE, PART(0), MAKES(TERM)},
     {ari_lint_lookup, WHOLE, PART(1), MAKES(PART(2))},
     {ari_lint_lookup, PART(1), PART(0), BROKEN(missing_gather)},
@@ -315,6 +358,14 @@ static size_t findings(const layout_draw *d, breaker *b)
     return f.count;
 }
 
+/* In a third of the draws experts are shared out. */
+static layout_draw draw_to_damage(damage what, int i)
+{
+    if (what == OTHER_STAGE)
+        return draw(6 * i + 5); /* of those that draw stages */
+    return i % 3 == 2 ? draw_experts(i) : draw(i);
+}
+
 /* Each in a process of its own. */
 ParameterizedTestParameters(lint, every_damage_is_found)
 {
@@ -329,8 +380,8 @@ ParameterizedTest(damage *which, lint, every_damage_is_found)
     const damage what = *which;
     char text[LAYOUT_DRAW_TEXT];
     size_t all = 0;
-    for (int i = 0; i < by_scale(8, 10, 40); i++) {
-        const layout_draw d = draw(what == OTHER_STAGE ? 6 * i + 5 : i); /* of those that draw stages */
+    for (int i = 0; i < by_scale(12, 15, 60); i++) {
+        const layout_draw d = draw_to_damage(what, i);
         breaker count = {.what = what, .place = SIZE_MAX};
         cr_expect_eq(findings(&d, &count), 0);
         for (size_t place = 0; place < count.at; place += what == OTHER_STAGE ? 7 : 1) {

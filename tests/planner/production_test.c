@@ -260,4 +260,47 @@ CLAIM(stages_have_the_parameters_of_all)
     cr_expect_eq(held(&p, ARI_MEMORY_WEIGHTS), 2.0 * (table + 4096.0 * 256.0 + block));
 }
 
+/* Llama's block with Mixtral's experts, of which a token goes to two: with its vocabulary that is Mixtral 8x7B. */
+static ar_config mixtral(void)
+{
+    ar_config c = shape_bundled("llama-3-8b");
+    c.vocab = 32000;
+    c.experts = (ar_experts){.n = 8, .per_token = 2, .ffn = 14336, .normalised = true};
+    return c;
+}
+
+/* Its published parameters; 12.9 billion that a token meets, of which 11.3 are those of its experts and of the routers. */
+CLAIM(memory_has_all_experts_and_a_token_meets_its_own)
+{
+    ar_config c = mixtral();
+    ari_planned p = shape_planned(&c, 1, false, 1, 128);
+    double model[2], hardware = 0.0;
+    cr_expect_eq(held(&p, ARI_MEMORY_WEIGHTS), 2.0 * 46702792704.0);
+    cr_expect_eq(ari_mlp_matrices(&c, false), 32.0 * 4096.0 * (8.0 * 3.0 * 14336.0 + 8.0));
+    cr_expect_eq(ari_mlp_matrices(&c, true), 32.0 * 4096.0 * (2.0 * 3.0 * 14336.0 + 8.0));
+    for (int k = 0; k < 2; k++) {
+        c.experts.per_token = (size_t)k + 1;
+        cr_assert_ok(ari_flops_counted(&model[k], &hardware, &p));
+    }
+    cr_expect_eq(model[1] - model[0], 3.0 * 2.0 * 32.0 * 3.0 * 4096.0 * 14336.0);
+}
+
+/* In the place of the MLP's values: fp32 probabilities of all experts, and of each of two the row that goes to it, gate,
+ * up and their product, and the row that it makes. Where layers differ each is walked. */
+CLAIM(experts_keep_their_rows)
+{
+    ar_config c = mixtral();
+    const double h = 4096.0, kv = 1024.0, ffn = 14336.0, heads = 32.0, tokens = 2.0 * 8192.0;
+    const double cut = 2.0 * (2.0 * h + 2.0 * kv + 2.0 * 3.0 * ffn) + 4.0 * heads;
+    const double whole = 2.0 * 4.0 * h + 2.0 * 2.0 * 2.0 * h + 4.0 * 8.0;
+    ari_planned p = shape_planned(&c, 8, false, 2, 8192);
+    p.flash = true;
+    cr_expect_eq(kept(&p), 32.0 * tokens * (cut / 8.0 + whole));
+    cr_expect_eq(ari_layers_walked(&p.step), 1);
+    c.dense[0] = 1;
+    cr_expect_eq(ari_layers_walked(&p.step), 32);
+    const double mlp = 2.0 * 3.0 * ffn / 8.0 - (2.0 * 2.0 * 3.0 * ffn / 8.0 + 2.0 * 2.0 * 2.0 * h + 4.0 * 8.0);
+    cr_expect_eq(kept(&p), 32.0 * tokens * (cut / 8.0 + whole) + tokens * mlp);
+}
+
 EVERY_CLAIM(production)

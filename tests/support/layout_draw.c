@@ -395,24 +395,39 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
         draw_recompute(&d->parallel.recompute, &again);
         if (kind == DRAW_STAGES)
             draw_pipeline(d, &stages);
-        if (kind == DRAW_FAMILIES)
+        if (kind == DRAW_FAMILIES || kind == DRAW_EXPERTS)
             layout_family_draw(d, &stages);
     } while (!is_legal(d));
     ar_error_clear();
 }
 
+void layout_draw_add_experts(layout_draw *d, uint64_t seed)
+{
+    const ar_config *c = &d->config;
+    const bool fits = c->gated && c->arch != AR_ARCH_PHI3 && !c->mlp_bias && d->plan.rules == 0;
+    const size_t tp = d->parallel.tp > 1 ? (size_t)d->parallel.tp : 1, n = 2 + seed % 5;
+    if (!fits || d->order != AR_MLP_COLUMN_ROW)
+        return;
+    d->config.experts = (ar_experts){
+        .n = n, .per_token = 1 + seed % n, .ffn = 2 * tp, .shared = seed % 2 * 3 * tp, .normalised = seed % 3 > 0};
+    d->config.dense[0] = seed % 4;
+}
+
 static void model_text(char *out, size_t cap, const ar_config *c)
 {
-    static const char *const archs[] = {"llama", "gpt2", "stack", "qwen3", "olmo2", "phi3"};
+    static const char *const archs[] = {"llama", "gpt2",    "stack",     "qwen3",    "olmo2",
+                                        "phi3",  "mixtral", "qwen2_moe", "qwen3_moe"};
+    const ar_experts *e = &c->experts;
     snprintf(
         out, cap,
         "%s L %zu h %zu heads %zu/%zu d %zu ffn %zu V %zu positions %zu act %d norm %d rope %d of %zu (%g %g %g %zu) causal "
-        "%d window %zu but %d tied %d bias %d%d%d place %d qk %d plus %d caps %g %g scalar %g scale %g",
+        "%d window %zu but %d tied %d bias %d%d%d place %d qk %d plus %d caps %g %g scalar %g scale %g experts %zu of %zu (%zu, %zu) normalised %d but %d",
         archs[c->arch], c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab, c->max_positions,
         (int)c->activation, (int)c->norm, (int)c->rope.kind, c->rope.rotary_dim, c->rope.factor,
         c->rope.low_freq_factor, c->rope.high_freq_factor, c->rope.original_positions, c->causal, c->window,
         (int)c->full_attention[0], c->tied, c->qkv_bias, c->out_bias, c->mlp_bias, (int)c->norm_place, (int)c->qk_norm,
-        c->norm_plus_one, c->score_cap, c->logit_cap, c->query_scalar, c->embed_scale);
+        c->norm_plus_one, c->score_cap, c->logit_cap, c->query_scalar, c->embed_scale, e->per_token, e->n, e->ffn,
+        e->shared, e->normalised, (int)c->dense[0]);
 }
 
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)

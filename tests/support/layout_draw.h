@@ -11,6 +11,7 @@
 enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 32, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
 enum { LAYOUT_DRAW_RANKS = 64, LAYOUT_DRAW_TEXT = 900 }; /* of a draw in one line */
 enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ, LAYOUT_DRAW_FAMILIES = 10 };
+enum { LAYOUT_DRAW_EXPERTS = 4 }; /* families with experts */
 
 /* Which labels are left out: single tokens; whole samples too, so that a rank or a micro-batch may have none; all of
  * the first step. */
@@ -20,8 +21,14 @@ typedef enum layout_draw_ignored { DRAW_IGNORED_TOKENS, DRAW_IGNORED_SAMPLES, DR
 typedef enum layout_draw_form { DRAW_LLAMA, DRAW_QWEN2, DRAW_MISTRAL, DRAW_PHI3 } layout_draw_form;
 
 /* What ranks share out: samples and tensors; also the sequence; also the layers, and the weights themselves. Families: a
- * file of each family in turn, all of it, over numbers of ranks that divide little. */
-typedef enum layout_draw_kind { DRAW_TENSORS, DRAW_CONTEXTS, DRAW_STAGES, DRAW_FAMILIES } layout_draw_kind;
+ * file of each family in turn, all of it, over numbers of ranks that divide little; experts: of those that have them. */
+typedef enum layout_draw_kind {
+    DRAW_TENSORS,
+    DRAW_CONTEXTS,
+    DRAW_STAGES,
+    DRAW_FAMILIES,
+    DRAW_EXPERTS
+} layout_draw_kind;
 
 typedef struct layout_draw {
     uint64_t seed; /* with the kind makes the same draw again */
@@ -54,6 +61,9 @@ typedef struct layout_draw {
 void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed);
 /** Puts the seed's family, its file and its ranks into a draw. */
 void layout_family_draw(layout_draw *d, uint64_t *seed);
+/** Puts experts in the place of the MLPs of some layers, or of all, where the model and its plan allow that: for lists of
+ *  operations, for its family has no names of them. */
+void layout_draw_add_experts(layout_draw *d, uint64_t seed);
 /** Gives every second draw a plan with parts split in any way, where that is legal. */
 AR_NODISCARD ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed);
 /** The run that the draw is, of a model named "draw", in exact numerics. */
@@ -81,7 +91,9 @@ typedef struct layout_histogram {
     int sharing[4], copies; /* by the stage of ZeRO; in groups that hold copies */
     int dp, zero, eager, micro, ranks[LAYOUT_DRAW_RANKS + 1], by_check, dropout, clip, smoothed, z_loss, row_column,
         tied, window, scaled, phi3, steps[LAYOUT_DRAW_STEPS + 1];
-    int few[8]; /* by dp, of those without tp whose layout shares out what its ranks hold */
+    int one, all, shared, normalised; /* of models with experts: to how many a token goes, and the rest of them */
+    int spread, uncut;                /* ep > 1, etp = 1 */
+    int few[8];                       /* by dp, of those without tp whose layout shares out what its ranks hold */
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 void layout_histogram_print(const layout_histogram *h, FILE *to);
@@ -101,6 +113,10 @@ bool layout_histogram_has_stages(const layout_histogram *h);
 /** Of draws of families: at least 20 % each stage of ZeRO, 10 % each of 3, 5 and 7 data-parallel ranks without tp and
  *  with ZeRO, 20 % tp > 1, 15 % context-parallel ranks. */
 bool layout_histogram_has_families(const layout_histogram *h);
+/** Of draws of experts: at least 20 % tp > 1, ZeRO and pipelines, 10 % sequence parallelism and context-parallel ranks, 15 %
+ *  recomputation, 10 % one expert a token, all of them, a shared expert, weights that are normalised and that are not,
+ *  experts shared out, 5 % not cut over tp. */
+bool layout_histogram_has_experts(const layout_histogram *h);
 
 /** Runs `draws` draws of a kind from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed,
  *  and ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the

@@ -53,6 +53,12 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d)
     h->phi3 += d->config.arch == AR_ARCH_PHI3;
     h->scaled += d->config.rope.kind > AR_ROPE_LINEAR;
     h->steps[d->steps]++;
+    h->one += d->config.experts.per_token == 1;
+    h->all += d->config.experts.n > 0 && d->config.experts.per_token == d->config.experts.n;
+    h->shared += d->config.experts.shared > 0;
+    h->normalised += d->config.experts.normalised;
+    h->spread += p->ep > 1;
+    h->uncut += p->etp == 1;
     h->few[p->tp == 1 && p->zero > 0 ? p->dp : 0]++;
 }
 
@@ -75,6 +81,11 @@ void layout_histogram_print(const layout_histogram *h, FILE *to)
             fprintf(to, " %d: %d", i, h->ranks[i]);
     }
     fprintf(to, "\n");
+    if (h->one + h->all > 0)
+        fprintf(
+            to,
+            "one expert a token: %d, all: %d, a shared expert: %d, normalised weights: %d, ep > 1: %d, etp = 1: %d\n",
+            h->one, h->all, h->shared, h->normalised, h->spread, h->uncut);
     if (h->stages == 0)
         return;
     fprintf(
@@ -115,6 +126,15 @@ bool layout_histogram_has_families(const layout_histogram *h)
     return all;
 }
 
+bool layout_histogram_has_experts(const layout_histogram *h)
+{
+    return 10 * h->tp >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 10 * h->stages >= 2 * h->draws &&
+           10 * h->sp >= h->draws && 10 * (h->ring + h->inner) >= h->draws &&
+           20 * (h->selective + h->full) >= 3 * h->draws && 10 * h->one >= h->draws && 10 * h->all >= h->draws &&
+           10 * h->shared >= h->draws && 10 * h->normalised >= h->draws && 10 * h->normalised <= 9 * h->draws &&
+           10 * h->spread >= h->draws && 20 * h->uncut >= h->draws;
+}
+
 bool layout_histogram_is_wide(const layout_histogram *h)
 {
     return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 20 * h->overlap >= 3 * h->draws && h->cut > 0 &&
@@ -135,6 +155,7 @@ static bool covers_enough(const layout_histogram *h, layout_draw_kind kind)
     return kind == DRAW_STAGES     ? layout_histogram_has_stages(h)
            : kind == DRAW_CONTEXTS ? layout_histogram_has_contexts(h)
            : kind == DRAW_FAMILIES ? layout_histogram_has_families(h)
+           : kind == DRAW_EXPERTS  ? layout_histogram_has_experts(h)
                                    : layout_histogram_is_wide(h);
 }
 
@@ -162,7 +183,7 @@ int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
         fprintf(
             to,
             "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or scaled frequencies, or a "
-            "ring, neighbours, zigzag, or a pipeline, a schedule, given layers\n");
+            "ring, neighbours, zigzag, or a pipeline, a schedule, given layers, or experts of each kind\n");
         failures++;
     }
     return failures;

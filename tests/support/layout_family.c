@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Models of every family as their files have them, in small, and layouts whose numbers of ranks divide little: 3, 5 and 7
- * data-parallel ranks, half of them without tensor-parallel ones, and each stage of ZeRO. */
+/* Models of every family, or of those with experts, as their files have them, in small, and layouts whose numbers of
+ * ranks divide little: 3, 5 and 7 data-parallel ranks, half of them without tensor-parallel ones, and each stage of
+ * ZeRO. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 
 static const char *const families[LAYOUT_DRAW_FAMILIES] = {"llama", "mistral", "qwen2",       "qwen3", "olmo2",
                                                            "gemma", "gemma2",  "gemma3_text", "phi3",  "gpt2"};
+static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"};
 
 static void draw_ranks(layout_draw *d, uint64_t *seed)
 {
@@ -31,10 +33,21 @@ static void draw_ranks(layout_draw *d, uint64_t *seed)
     p->sp = plan_draw_below(seed, 2);
     p->keep_gathered = plan_draw_below(seed, 2);
     p->forward_first = p->pp == 1 && plan_draw_below(seed, 2);
-    p->overlap = 1;
+    p->overlap = d->kind == DRAW_EXPERTS && p->sp ? 1 + (int)plan_draw_below(seed, 3) : 1;
     d->order = p->tp > 1 ? d->order : AR_MLP_COLUMN_ROW;
     d->batch = (size_t)(p->dp * p->micro_batches) + plan_draw_below(seed, 3) - (p->dp > 1);
     d->seq = (size_t)(2 * p->cp * p->tp) * (1 + plan_draw_below(seed, 2));
+}
+
+/* Experts shared out among the ranks of a sample's positions, among all that there are, or not. */
+static void draw_expert_ranks(layout_draw *d, uint64_t *seed)
+{
+    ar_parallel *p = &d->parallel;
+    p->etp = p->sp && p->tp > 1 && plan_draw_below(seed, 2);
+    const int sharers = p->cp * (p->etp == 1 ? p->tp : 1), eps[] = {1, sharers, sharers * p->dp};
+    p->ep = PICK(seed, eps);
+    if (p->ep > sharers)
+        d->batch = (size_t)(p->dp * p->micro_batches);
 }
 
 static const char *truth(uint64_t *seed)
@@ -73,6 +86,30 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
                  1 + pattern, window, pattern);
 }
 
+/* One of several experts, all of them, or some; of widths that tp divides. Layers without experts begin anywhere. */
+static void write_experts(char *out, size_t cap, const layout_draw *d, const char *family, uint64_t *seed)
+{
+    const unsigned tp = (unsigned)d->parallel.tp, ep = (unsigned)d->parallel.ep;
+    const unsigned n = ep * (1 + plan_draw_below(seed, ep > 1 ? 3 : 7)), some = 1 + plan_draw_below(seed, n);
+    const unsigned choice = plan_draw_below(seed, 4), k = choice == 0 ? 1 : choice == 1 ? n : some;
+    const unsigned width = tp * (1 + plan_draw_below(seed, 5)), shared = tp * (1 + plan_draw_below(seed, 5));
+    const bool mixtral = strcmp(family, "mixtral") == 0, olmoe = strcmp(family, "olmoe") == 0;
+    size_t used = (size_t)snprintf(out, cap, "\"%s\": %u, \"num_experts_per_tok\": %u",
+                                   mixtral ? "num_local_experts" : "num_experts", n, k);
+    if (mixtral)
+        snprintf(out + used, cap - used, ", \"sliding_window\": %u", 1 + plan_draw_below(seed, 9));
+    else
+        used += (size_t)snprintf(out + used, cap - used, ", \"norm_topk_prob\": %s", truth(seed));
+    if (mixtral || olmoe)
+        return;
+    used += (size_t)snprintf(out + used, cap - used,
+                             ", \"moe_intermediate_size\": %u, \"decoder_sparse_step\": %u, \"mlp_only_layers\": [%u]",
+                             width, 1 + plan_draw_below(seed, 3) / 2, plan_draw_below(seed, 6));
+    if (strcmp(family, "qwen2_moe") == 0)
+        snprintf(out + used, cap - used, ", \"shared_expert_intermediate_size\": %u, \"qkv_bias\": %s", shared,
+                 truth(seed));
+}
+
 /* Heads that the ranks share, or hold copies of; features, widths and a vocabulary that mostly divide by none. */
 static void write_file(layout_draw *d, const char *family, uint64_t *seed)
 {
@@ -85,7 +122,7 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
     const unsigned layers = (unsigned)(p->pp * p->virtual_stages) + plan_draw_below(seed, 2);
     const unsigned hidden = gpt2 ? heads * features : 1 + plan_draw_below(seed, 30);
     const unsigned ffn = (unsigned)p->tp * (1 + plan_draw_below(seed, 9));
-    char own[240] = "";
+    char own[320] = "";
     if (gpt2) {
         snprintf(d->json, sizeof d->json,
                  "{\"model_type\": \"gpt2\", \"vocab_size\": %u, \"n_embd\": %u, \"n_inner\": %u, \"n_layer\": %u, "
@@ -93,7 +130,10 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
                  vocab, hidden, ffn, layers, heads, d->seq + plan_draw_below(seed, 3), truth(seed));
         return;
     }
-    write_own(own, sizeof own, family, seed);
+    if (d->kind == DRAW_EXPERTS)
+        write_experts(own, sizeof own, d, family, seed);
+    else
+        write_own(own, sizeof own, family, seed);
     snprintf(d->json, sizeof d->json,
              "{\"model_type\": \"%s\", \"vocab_size\": %u, \"hidden_size\": %u, \"intermediate_size\": %u, "
              "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u, "
@@ -103,10 +143,13 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
 
 void layout_family_draw(layout_draw *d, uint64_t *seed)
 {
-    const char *family = families[d->seed % LAYOUT_DRAW_FAMILIES];
+    const char *family = d->kind == DRAW_EXPERTS ? with_experts[d->seed % LAYOUT_DRAW_EXPERTS]
+                                                 : families[d->seed % LAYOUT_DRAW_FAMILIES];
     d->by_check = true;
     d->given = d->huge = d->packed = false;
     draw_ranks(d, seed);
+    if (d->kind == DRAW_EXPERTS)
+        draw_expert_ranks(d, seed);
     write_file(d, family, seed);
     if (ar_config_parse(&d->config, d->json, strlen(d->json), family) != AR_OK) {
         fprintf(stderr, "%s\n%s\n", ar_error_message(), d->json);

@@ -97,7 +97,7 @@ static ar_status upload_own(ar_ctx *ctx, ar_tensor *t, const match_case *c, cons
 
 static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_saved *saved)
 {
-    enum { MOST = 32 };
+    enum { MOST = 64 };
     const match_case *c = j->c;
     ar_param *params[MOST];
     ar_tensor x, y, dy, dx;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs of every fault against the table of what it must look like. */
-#include "tests/verify/fault_expected_stages.h"
+#include "tests/verify/fault_expected_experts.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
 #include "verify/faults/fault_case.h"
@@ -51,7 +51,12 @@ static void place_fini(place *p)
 
 static ar_arch arch_of(const char *model)
 {
-    return model[0] == 'l' ? AR_ARCH_LLAMA : model[0] == 'g' ? AR_ARCH_GPT2 : AR_ARCH_STACK;
+    static const ar_arch of[] = {['l'] = AR_ARCH_LLAMA,
+                                 ['g'] = AR_ARCH_GPT2,
+                                 ['s'] = AR_ARCH_STACK,
+                                 ['m'] = AR_ARCH_MIXTRAL,
+                                 ['q'] = AR_ARCH_QWEN2_MOE};
+    return of[(size_t)model[0]];
 }
 
 static ar_check_options options_of(const expected *e, ar_fault fault, const place *p)
@@ -221,7 +226,8 @@ static bool same_run(const expected *a, const expected *b)
 static bool left_out(const expected *table, size_t i)
 {
     return small_only() ? i % 6 != 1
-                        : (table == elsewhere || table == staged_elsewhere) && i % (size_t)by_scale(1, 6, 1) != 0;
+                        : (table == elsewhere || table == staged_elsewhere || table == experts_elsewhere) &&
+                              i % (size_t)by_scale(1, 6, 1) != 0;
 }
 
 static void expect_clean(const expected *e, place *p)
@@ -258,6 +264,7 @@ Test(fault, tables_have_every_fault)
         (n)[(table)[i].fault]++;
     COUNT_ROWS(rows, once, ONCE)
     COUNT_ROWS(rows, staged_once, STAGED_ONCE)
+    COUNT_ROWS(rows, experts_once, EXPERTS_ONCE)
     COUNT_ROWS(others, ends, ENDS)
     COUNT_ROWS(others, modules, MODULES)
     COUNT_ROWS(others, bytes_alone, BYTES_ALONE)
@@ -287,6 +294,8 @@ CAUGHT(each_is_caught_where_it_arises_and_without_it_the_bits_are_the_same, once
 CAUGHT(each_is_caught_in_other_layouts_and_models, elsewhere, ELSEWHERE)
 CAUGHT(those_of_stages_are_caught_where_they_arise, staged_once, STAGED_ONCE)
 CAUGHT(those_of_stages_are_caught_in_other_layouts_and_models, staged_elsewhere, STAGED_ELSEWHERE)
+CAUGHT(those_of_experts_are_caught_where_they_arise, experts_once, EXPERTS_ONCE)
+CAUGHT(those_of_experts_are_caught_in_other_layouts, experts_elsewhere, EXPERTS_ELSEWHERE)
 
 Test(fault, those_that_change_no_value_are_named_by_their_collective)
 {

@@ -32,6 +32,20 @@ static const struct {
       {.micro_batches = 2},
       {.pp = 2, .dp = 2, .tp = 2},
       {.pp = 4, .stages = {4, {0, 1, 1, 0}}, .tp = 2, .sp = true, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}}},
+    {"experts/mixtral-tiny",
+     6,
+     {{.tp = 1},
+      {.tp = 2, .sp = true, .overlap = 2, .recompute = {AR_RECOMPUTE_FULL, 1}},
+      {.cp = 2, .zigzag = true, .tp = 2},
+      {.pp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE},
+      {.cp = 4, .cp_inner = 2, .zero = 2},
+      {.dp = 2, .tp = 4, .zero = 3}}},
+    {"experts/qwen2moe-tiny",
+     4,
+     {{.micro_batches = 2, .recompute = {AR_RECOMPUTE_SELECTIVE, 1}},
+      {.tp = 2, .sp = true, .keep_gathered = true},
+      {.cp = 2, .tp = 2},
+      {.dp = 2, .tp = 2, .sp = true, .zero = 1}}},
 };
 
 Test(golden_training, twenty_steps_have_the_baselines_bits_on_every_layout)

@@ -125,7 +125,8 @@ static const ar_parallel layouts[] = {
     {.dp = 2, .cp = 4, .cp_inner = 2, .zero = 1, .micro_batches = 2},
 };
 
-static const char *const models[] = {MODEL, GPT2(31, 32, 48, 2, 8), STACK(31, 24, 48, 2, 8, 8)};
+static const char *const models[] = {MODEL, GPT2(31, 32, 48, 2, 8), STACK(31, 24, 48, 2, 8, 8),
+                                     MIXTRAL(32, 32, 48, 2, 8, 4, 5, 2)};
 
 /* What the ranks send, each by its own list, is what a run of all of them is said to move. */
 Test(ops_context, the_ranks_lists_add_up_to_the_bytes_of_the_run)

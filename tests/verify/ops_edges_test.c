@@ -18,6 +18,7 @@ typedef struct value {
     bool recomputed; /* or once more, */
     bool brought;    /* from other ranks */
     bool taken, kept;
+    size_t at; /* records of operations before it */
 } value;
 
 /* The last operations of the forward pass, also again: what reads their inputs backward. */
@@ -116,12 +117,12 @@ static bool has_weight(const ari_operation *op, ari_role role)
     return has;
 }
 
-/* The operation of the forward pass that a backward one belongs to; NULL: none, or one of long ago. */
-static const ari_operation *forward_of(const edges *e, const ari_operation *op)
+/* The operation of the forward pass that a backward one belongs to, record *n; NULL: none, or one of long ago. */
+static const ari_operation *forward_of(const edges *e, const ari_operation *op, size_t *n)
 {
     const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT;
-    for (size_t n = e->forwards; n-- > 0 && n + RECORDS >= e->forwards;) {
-        const ari_operation *f = &e->forward[n % RECORDS];
+    for (*n = e->forwards; (*n)-- > 0 && *n + RECORDS >= e->forwards;) {
+        const ari_operation *f = &e->forward[*n % RECORDS];
         if (f->layer == op->layer && f->micro == op->micro && f->stage == op->stage &&
             (gradient ? has_weight(f, op->role) : f->kind == op->kind && f->role == op->role))
             return f;
@@ -129,13 +130,15 @@ static const ari_operation *forward_of(const edges *e, const ari_operation *op)
     return NULL;
 }
 
-/* Backward an operation reads what its forward pass has taken, or that made again: also where the operation that took
- * it is not needed again itself. */
+/* Backward an operation reads what its forward pass has taken, or that made again since: also where the operation that
+ * took it is not needed again itself. */
 static void expect_read(edges *e, const ari_operation *op, size_t id, int i)
 {
-    const ari_operation *f = forward_of(e, op);
+    size_t n = 0;
+    const ari_operation *f = forward_of(e, op, &n);
     const value *v = find(e, id);
-    if (f && v && v->recomputed == f->recomputed && !v->brought && f->input[i].id != id && op->role != ARI_TOKENS)
+    const bool again = f && v && (v->recomputed != f->recomputed || v->brought || (v->recomputed && v->at > n));
+    if (f && v && !again && f->input[i].id != id && op->role != ARI_TOKENS)
         blame(e, op, id, "its forward pass has taken another");
 }
 
@@ -170,7 +173,8 @@ static void make(edges *e, const ari_operation *op, const ari_op_value *as)
                  .parts = v->parts | parts,
                  .forward = op->pass == ARI_PASS_FORWARD,
                  .recomputed = op->recomputed || op->regathered,
-                 .brought = op->regathered};
+                 .brought = op->regathered,
+                 .at = e->forwards};
 }
 
 /* What a gradient is the gradient of has been made before it, and is as large. */
@@ -277,6 +281,8 @@ static layout_draw draw(int i)
     layout_draw d;
     layout_draw_make(&d, (layout_draw_kind)(i % 4), FIRST_SEED + (uint64_t)i);
     d.parallel.overlap = d.parallel.sp ? 1 + i % 5 : 1;
+    if (i % 3 > 0)
+        layout_draw_add_experts(&d, (uint64_t)i);
     return d;
 }
 
@@ -309,20 +315,25 @@ CLAIM(every_changed_number_is_seen)
     }
 }
 
-/* Inputs of norms and products, of attention and of the activation; a table of tokens and a head keep theirs too. What
+/* Inputs of norms and products, of attention and of the activation; in the place of the last product's input, logits and
+ * weights of the experts and what they make. Rows of experts are made again. A table of tokens and a head keep theirs too. What
  * is computed again begins with one value: the block's input, or that of its attention. */
 CLAIM(blocks_keep_what_their_backward_passes_read)
 {
-    const ar_config llama = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false)), gpt2 = config_of(GPT2(31, 24, 36, 2, 4));
+    enum { LLAMA_BLOCK, GPT2_BLOCK, EXPERTS_BLOCK };
+    const ar_config models[] = {config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false)), config_of(GPT2(31, 24, 36, 2, 4)),
+                                config_of(MIXTRAL(31, 24, 36, 2, 4, 2, 5, 2))};
     static const struct {
-        bool gpt2;
+        int model;
         ar_recompute what;
         size_t block;
-    } cases[] = {{false, AR_RECOMPUTE_NONE, 11}, {true, AR_RECOMPUTE_NONE, 8},       {false, AR_RECOMPUTE_FULL, 1},
-                 {true, AR_RECOMPUTE_FULL, 1},   {false, AR_RECOMPUTE_SELECTIVE, 7}, {true, AR_RECOMPUTE_SELECTIVE, 6}};
+    } cases[] = {{LLAMA_BLOCK, AR_RECOMPUTE_NONE, 11},     {GPT2_BLOCK, AR_RECOMPUTE_NONE, 8},
+                 {EXPERTS_BLOCK, AR_RECOMPUTE_NONE, 13},   {LLAMA_BLOCK, AR_RECOMPUTE_FULL, 1},
+                 {GPT2_BLOCK, AR_RECOMPUTE_FULL, 1},       {EXPERTS_BLOCK, AR_RECOMPUTE_FULL, 1},
+                 {LLAMA_BLOCK, AR_RECOMPUTE_SELECTIVE, 7}, {GPT2_BLOCK, AR_RECOMPUTE_SELECTIVE, 6}};
     enum { LAYERS = 2, OUTSIDE = 3 }; /* what the final norm, the head and the loss take */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const ari_step_case c = {.config = cases[i].gpt2 ? &gpt2 : &llama,
+        const ari_step_case c = {.config = &models[cases[i].model],
                                  .run = {.parallel = {.recompute.what = cases[i].what}, .batch = 2, .seq = 12}};
         cr_expect_eq(edges_of(OF_RANK, &c, 0, 0).kept, LAYERS * cases[i].block + OUTSIDE, "case %zu: %zu", i,
                      edges_of(OF_RANK, &c, 0, 0).kept);

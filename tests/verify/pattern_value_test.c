@@ -58,6 +58,7 @@ VALUE(tokens_moved_but_one, i == 30 ? x : tokens_moved(w, r, i, x))
 #define SCORES "model.layers.0.self_attn.scores"
 
 #define FACTOR(f) "model.norm.weight", 'g', WHOLE(3, 64), scaled, BY(f)
+#define EXPERT(f) "model.layers.1.mlp.experts.5.up_proj.weight", 'g', WHOLE(3, 8, 8), scaled, BY(f)
 #define DROPOUT(f) "transformer.drop", 'f', WHOLE(2, 2, 20, 16), scaled, BY(f)
 #define DOWN "model.layers.0.mlp.down_proj.weight"
 #define PRODUCT DOWN, 'g', WHOLE(1, 16, 24), scaled, AMONG(DOWN ":grad")
@@ -72,6 +73,11 @@ static const trace of_values[] = {
     {"a part of N", FACTOR(1.0f / 3.0f), CAUSE("averaged_again"), HINT("= 1/N (N = 3 ranks): averaged")},
     {"twice the reference", FACTOR(2.0f), CAUSE("counted_twice")},
     {"any other factor", FACTOR(0.731f), CAUSE("wrong_scalar")},
+    {"any other factor, of an expert whose routes are made again", EXPERT(0.731f), KNOWN(.recomputed = true),
+     CAUSE("routes_of_second_pass")},
+    {"any other factor, of an expert", EXPERT(0.731f), CAUSE("wrong_scalar")},
+    {"the number of ranks, of an expert whose routes are made again", EXPERT(3.0f), KNOWN(.recomputed = true),
+     CAUSE("reduced_again")},
     {"the share that is not zero", DROPOUT(0.8f), OF(each_fifth_zero), CAUSE("dropout_without_scale")},
     {"not the share that is left", DROPOUT(0.7f), OF(each_fifth_zero), CAUSE("wrong_scalar")},
     {"the share, of zeros in one place", DROPOUT(0.8f), OF(first_fifth_zero), CAUSE("wrong_scalar")},

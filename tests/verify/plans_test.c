@@ -115,6 +115,11 @@ Test(plans, random_ones_have_the_baselines_bits_or_are_refuted)
     "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "                              \
     "\"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-6, \"hidden_act\": \"silu\", \"initializer_range\": 0.2, " \
     "\"tie_word_embeddings\": false}"
+#define EXPERTS(type, more)                                                                                               \
+    "{\"model_type\": \"" type "\", \"vocab_size\": 61, \"hidden_size\": 24, \"intermediate_size\": 20, "                 \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"initializer_range\": 0.2, " more \
+    "}"
+#define OF_SIX "\"num_experts\": 6, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 12, "
 static const char *const small_llama = LLAMA(61, 24, 36, 2, 4, 2, 6, false);
 static const char *const small_gpt2 = GPT2(61, 24, 36, 2, 4);
 
@@ -134,20 +139,24 @@ Test(plans, those_of_files_have_the_baselines_bits)
 {
     const struct {
         const char *file, *json;
-    } all[] = {{"tests/plans/llama", small_llama},
-               {"tests/plans/llama-rep", small_llama},
-               {"tests/plans/llama-local", small_llama},
-               {"tests/plans/llama-sequence", small_llama},
-               {"tests/plans/llama-sequence-loss", small_llama},
-               {"tests/plans/mistral-base", MISTRAL},
-               {"tests/plans/qwen2-embedding", QWEN2},
-               {"tests/plans/qwen2-attention-replicated", QWEN2},
-               {"tests/plans/gpt2", small_gpt2},
-               {"tests/plans/gpt2-sequence", small_gpt2},
-               {"src/data/plans/llama", small_llama},
-               {"src/data/plans/gpt2", small_gpt2},
-               {"src/data/plans/llama-sequence", small_llama},
-               {"src/data/plans/llama-sequence-loss", small_llama}};
+    } all[] = {
+        {"tests/plans/llama", small_llama},
+        {"tests/plans/llama-rep", small_llama},
+        {"tests/plans/llama-local", small_llama},
+        {"tests/plans/llama-sequence", small_llama},
+        {"tests/plans/llama-sequence-loss", small_llama},
+        {"tests/plans/mistral-base", MISTRAL},
+        {"tests/plans/qwen2-embedding", QWEN2},
+        {"tests/plans/qwen2-attention-replicated", QWEN2},
+        {"tests/plans/mixtral", EXPERTS("mixtral", "\"num_local_experts\": 3, \"num_experts_per_tok\": 2")},
+        {"tests/plans/qwen3moe-apart", EXPERTS("qwen3_moe", OF_SIX "\"mlp_only_layers\": [0]")},
+        {"tests/plans/qwen2moe-attention", EXPERTS("qwen2_moe", OF_SIX "\"shared_expert_intermediate_size\": 8")},
+        {"tests/plans/gpt2", small_gpt2},
+        {"tests/plans/gpt2-sequence", small_gpt2},
+        {"src/data/plans/llama", small_llama},
+        {"src/data/plans/gpt2", small_gpt2},
+        {"src/data/plans/llama-sequence", small_llama},
+        {"src/data/plans/llama-sequence-loss", small_llama}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         const ar_parallel shared[] = {{.tp = 2, .cp = 2, .zigzag = true}, {.tp = 2, .cp = 2, .cp_inner = 2}};
         expect_plan_same(all[i].file, all[i].json, (ar_parallel){.tp = 2}, i % 2 == 0);

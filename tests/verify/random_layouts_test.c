@@ -6,7 +6,7 @@
 #include "support/small.h"
 #include "tests/support/test.h"
 
-enum { FIRST_SEED = 1, FIRST_CONTEXT = 236, FIRST_STAGES = 214, FIRST_FAMILY = 44 };
+enum { FIRST_SEED = 1, FIRST_CONTEXT = 236, FIRST_STAGES = 214, FIRST_FAMILY = 44, FIRST_EXPERTS = 9 };
 
 Test(random_layouts, every_tensor_has_the_baselines_bits)
 {
@@ -26,6 +26,11 @@ Test(random_layouts, layers_and_state_that_ranks_share_have_the_baselines_bits)
 Test(random_layouts, every_family_has_the_baselines_bits_and_what_is_predicted)
 {
     cr_assert_eq(layout_draws_run(DRAW_FAMILIES, FIRST_FAMILY, by_scale(20, 20, 60), stderr), 0);
+}
+
+Test(random_layouts, models_with_experts_have_the_baselines_bits_and_what_is_predicted)
+{
+    cr_assert_eq(layout_draws_run(DRAW_EXPERTS, FIRST_EXPERTS, by_scale(8, 20, 100), stderr), 0);
 }
 
 Test(random_layouts, a_seed_makes_the_same_draw_again)

@@ -11,6 +11,28 @@
     ", \"hidden_act\": \"silu\", \"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-5, "                  \
     "\"rope_theta\": 10000.0, \"tie_word_embeddings\": " #tied ", \"initializer_range\": 0.2}"
 
+/* n experts of `ffn`, k for each token. */
+#define WITH_EXPERTS(type, vocab, hidden, layers, heads, kv, ...)                                              \
+    "{\"model_type\": \"" type "\", \"vocab_size\": " #vocab ", \"hidden_size\": " #hidden                     \
+    ", \"num_hidden_layers\": " #layers ", \"num_attention_heads\": " #heads ", \"num_key_value_heads\": " #kv \
+    ", \"max_position_embeddings\": 128, \"tie_word_embeddings\": false, \"initializer_range\": 0.2, " __VA_ARGS__ "}"
+#define MIXTRAL(vocab, hidden, ffn, layers, heads, kv, n, k)                                             \
+    WITH_EXPERTS("mixtral", vocab, hidden, layers, heads, kv,                                            \
+                 "\"sliding_window\": null, \"intermediate_size\": " #ffn ", \"num_local_experts\": " #n \
+                 ", \"num_experts_per_tok\": " #k)
+/* And a shared expert of 60. The second layer has an MLP of 48. */
+#define QWEN2_MOE(vocab, hidden, ffn, layers, heads, kv, n, k)                                          \
+    WITH_EXPERTS("qwen2_moe", vocab, hidden, layers, heads, kv,                                         \
+                 "\"intermediate_size\": 48, \"moe_intermediate_size\": " #ffn ", \"num_experts\": " #n \
+                 ", \"num_experts_per_tok\": " #k                                                       \
+                 ", \"shared_expert_intermediate_size\": 60, \"mlp_only_layers\": [1]")
+
+/* A shared expert, and weights that are not normalised. */
+#define QWEN_MOE(vocab, hidden, ffn, shared, layers, heads, kv, n, k)                                         \
+    WITH_EXPERTS("qwen2_moe", vocab, hidden, layers, heads, kv,                                               \
+                 "\"intermediate_size\": " #ffn ", \"moe_intermediate_size\": " #ffn ", \"num_experts\": " #n \
+                 ", \"num_experts_per_tok\": " #k ", \"shared_expert_intermediate_size\": " #shared)
+
 #define GPT2(vocab, hidden, inner, layers, heads)                                                          \
     "{\"model_type\": \"gpt2\", \"vocab_size\": " #vocab ", \"n_embd\": " #hidden ", \"n_inner\": " #inner \
     ", \"n_layer\": " #layers ", \"n_head\": " #heads                                                      \

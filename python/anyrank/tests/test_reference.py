@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import typing
 import unittest
 
@@ -114,6 +115,51 @@ class Transformers(unittest.TestCase):
                 ref.assert_same(model, output)
                 for name, p in model.named_parameters():
                     anyrank.testing.assert_same(ref.grads[name], p.grad, sensitivity=ref.allowed[name])
+
+    def experts(self) -> list[typing.Any]:
+        """Models that have the experts of a layer in two parameters, as transformers has them from version 5 on."""
+        import torch
+        from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+        sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, bos_token_id=1, eos_token_id=2, num_experts_per_tok=2,
+                     initializer_range=0.2)
+        torch.manual_seed(0)
+        models = [MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=3)),
+                  Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes, num_experts=4, moe_intermediate_size=12,
+                                                     shared_expert_intermediate_size=20, mlp_only_layers=[0]))]
+        for model in models:
+            model.set_attn_implementation("eager")
+            model.config._experts_implementation = "eager"
+        return models
+
+    def test_experts_in_memory(self) -> None:
+        for model in self.experts():
+            batch = self.batch()
+            ref = anyrank.grads(model, batch, sensitivity=True)
+            output = model(**batch, output_hidden_states=True)
+            output.loss.backward()
+            ref.assert_same(model, output)
+            wrong = model.model.layers[1].mlp.experts.down_proj.grad
+            wrong[2] *= 2
+            with self.assertRaisesRegex(AssertionError, r"experts\.2\.(w2|down_proj)\.weight"):
+                ref.assert_same(model)
+
+    def test_experts_that_are_captured(self) -> None:
+        import torch
+
+        for model in self.experts():
+            ids = self.batch()["input_ids"]
+            with tempfile.TemporaryDirectory() as folder:
+                with anyrank.capture(model, f"{folder}/dump"):
+                    model(input_ids=ids, labels=ids).loss.backward()
+                    torch.optim.SGD(model.parameters(), lr=0.0).step()
+                ref = anyrank.grads(model, {"input_ids": ids}, activations=True, out=f"{folder}/ref")
+                report = anyrank.verify(f"{folder}/ref/activations.safetensors", f"{folder}/dump", common=True,
+                                        rtol=1e-4, atol=1e-5)
+            self.assertEqual(report.different, 0, str(report))
+            # of each parameter its value and gradient; of 2 layers 8 outputs at least and the gradients of 6 inputs
+            self.assertGreater(report.compared, 2 * len(ref.grads) + 2 * 14)
 
     def test_packed_batches_of_the_collator(self) -> None:
         import torch

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Experts that ranks share out: who holds what, what moves over which link, and which layouts a search looks at. */
+#include "planner/search.h"
+#include "planner/time_impl.h"
+#include "support/row.h"
+#include "support/together.h"
+#include "tests/planner/shapes.h"
+
+/* tp 2, pp 8, dp 8 of Mixtral 8x22B: NVIDIA's layout on 128 GPUs, with ep of the 8. */
+static ari_planned planned_of(const ar_config *c, ari_choice choice, size_t batch)
+{
+    ari_planned base = shape_planned(c, 1, false, batch, 4096);
+    base.flash = true;
+    base.step.run.ddp.bucket_bytes = ARI_BUCKETS_USUAL;
+    return ari_choice_planned(&base, &choice);
+}
+
+static ari_planned mixtral(const ar_config *c, int ep, int etp, int zero)
+{
+    return planned_of(c,
+                      (ari_choice)ROW(.tp = 2, .pp = 8, .dp = 8, .ep = ep, .etp = etp, .zero = zero, .sp = true,
+                                      .micro_batches = 32, .schedule = AR_PP_1F1B),
+                      256);
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Of the first of 8 stages: 7 layers and the embedding. */
+static const double LAYER = 2.0 * 6144.0 * (6144.0 + 1024.0) / 2.0 + 2.0 * 6144.0 + 8.0 * 6144.0;
+static const double OTHERS = 7.0 * LAYER + 32000.0 * 6144.0 / 2.0, EXPERT = 3.0 * 6144.0 * 16384.0;
+
+static double states(const ari_memory *m)
+{
+    return m->of[ARI_MEMORY_WEIGHTS] + m->of[ARI_MEMORY_GRADIENTS] + m->of[ARI_MEMORY_MASTER] +
+           m->of[ARI_MEMORY_OPTIMIZER];
+}
+
+/* A rank has its own experts alone, and shares what ZeRO divides of them with the ranks that have the same. */
+CLAIM(experts_are_divided_by_ep_and_their_states_by_their_copies)
+{
+    const ar_config c = shape_bundled("mixtral-8x22b");
+    for (int i = 0; i < 4 * 4 * 2; i++) {
+        const int ep = 1 << i % 4, zero = i / 4 % 4, etp = i / 16;
+        const double copies = (etp == 1 ? 16.0 : 8.0) / ep, experts = 7.0 * 8.0 / ep * EXPERT / (etp == 1 ? 1.0 : 2.0);
+        const ari_planned p = mixtral(&c, ep, etp, zero);
+        const ari_memory m = shape_memory(&p);
+        const double shared = OTHERS / 8.0 + experts / copies, whole = OTHERS + experts;
+        cr_assert_ok(ari_planned_check(&p));
+        cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 2.0 * (zero >= 3 ? shared : whole), "ep=%d etp=%d zero=%d: %.0f", ep,
+                     etp, zero, m.of[ARI_MEMORY_WEIGHTS]);
+        cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 2.0 * (zero >= 2 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
+                     zero);
+        cr_expect_eq(m.of[ARI_MEMORY_MASTER], 4.0 * (zero >= 1 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
+                     zero);
+        cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 8.0 * (zero >= 1 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
+                     zero);
+    }
+}
+
+/* Megatron-LM's theoretical_memory_usage.py: 6 + 12/dp bytes a parameter, of them 2 more for fp32 gradients, of the
+ * stage with the embedding; routers are left out there, and norms divided by tp. It knows no ep: each rank has all
+ * experts. */
+CLAIM(states_of_all_experts_are_what_megatron_says)
+{
+    const ar_config c = shape_bundled("mixtral-8x22b");
+    const double h = 6144.0, layer = 2.0 * h * (16384.0 * 8.0 * 1.5 + 1.0) + 2.0 * h * h * (1.0 + 8.0 / 48.0);
+    const double parameters = ((56.0 * layer + h) / 8.0 + 32000.0 * h) / 2.0;
+    const ari_planned p = mixtral(&c, 1, 0, 1);
+    const ari_memory m = shape_memory(&p);
+    const double got = states(&m) + m.of[ARI_MEMORY_GRADIENTS], want = parameters * (6.0 + 12.0 / 8.0);
+    cr_expect(fabs(got - want) < 1e-4 * want, "%.0f bytes, Megatron-LM's %.0f", got, want);
+}
+
+/* Whatever ep is: as if every expert had as many. */
+CLAIM(a_layer_keeps_as_many_rows_as_its_tokens_have)
+{
+    const ar_config c = shape_bundled("mixtral-8x22b");
+    const double h = 6144.0, rows = 2.0 * 4096.0, width = 16384.0;
+    /* Of its own tokens the router's input, probabilities and what is combined; of all rows what experts take, gate, up
+     * and their product. */
+    const double cut = 2.0 * 4096.0 * h / 2.0 + 4.0 * 4096.0 * 8.0 / 2.0 + 2.0 * rows * h / 2.0 + 2.0 * rows * h +
+                       3.0 * 2.0 * rows * width / 2.0;
+    const double whole = cut - 2.0 * rows * h / 2.0; /* half of the rows, of twice the width */
+    for (int ep = 1; ep <= 8; ep *= 2) {
+        const ari_planned p = mixtral(&c, ep, 0, 1), q = mixtral(&c, ep, 1, 1);
+        const ari_memory m = shape_memory(&p), n = shape_memory(&q);
+        cr_expect_eq(m.of[ARI_MEMORY_MLP], 8.0 * 7.0 * cut, "ep=%d: %.0f", ep, m.of[ARI_MEMORY_MLP]);
+        cr_expect_eq(n.of[ARI_MEMORY_MLP], 8.0 * 7.0 * whole, "ep=%d, etp=1: %.0f", ep, n.of[ARI_MEMORY_MLP]);
+    }
+}
+
+/* --- time --------------------------------------------------------------------------------------------------------- */
+
+static ari_time time_of(const ari_planned *p)
+{
+    ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
+    ari_time t;
+    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100"));
+    cr_assert_ok(ari_planned_check(p));
+    cr_assert_ok(ari_time_of(&t, p, &o));
+    return t;
+}
+
+static const ari_traffic_row *row_of(const ari_time *t, const char *call)
+{
+    for (int i = 0; i < t->moved.n; i++) {
+        if (t->moved.row[i].over == ARI_TIME_EP && strcmp(t->moved.row[i].call, call) == 0)
+            return &t->moved.row[i];
+    }
+    return NULL;
+}
+
+/* Of the 2 x 4096 rows of a micro-batch all but those for the own experts go, and come back, in either pass: with
+ * sequence parallelism each of tp's ranks sends those of its own tokens. Neighbours are in a node of 8. */
+CLAIM(rows_go_over_the_links_of_their_group)
+{
+    const ar_config c = shape_bundled("mixtral-8x22b");
+    for (int i = 0; i < 6; i++) {
+        const int ep = 2 << i % 3, etp = i / 3;
+        const ari_planned p = mixtral(&c, ep, etp, 1);
+        const ari_time t = time_of(&p);
+        const ari_traffic_row *all = row_of(&t, "all_to_all");
+        const double calls = 4.0 * 7.0 * 32.0, message = 2.0 * 6144.0 * 2.0 * 4096.0 / 2.0 / ep;
+        const double near = (etp == 1 ? ep : fmin(ep, 4)) - 1.0, far = ep - 1.0 - near;
+        const double each = (far > 0.0 ? 9.6e-6 : 3.4e-6) + near * message / 450e9 + far * message / 50e9;
+        cr_assert_not_null(all);
+        cr_expect_eq(all->ranks, (double)ep);
+        cr_expect_eq(all->between, far > 0.0, "ep=%d etp=%d", ep, etp);
+        cr_expect_eq(all->calls, calls);
+        cr_expect_float_eq(all->bytes, calls * (ep - 1.0) * message, 1.0);
+        cr_expect_float_eq(all->seconds, calls * each, 1e-9, "ep=%d etp=%d: %g s, by hand %g s", ep, etp, all->seconds,
+                           calls * each);
+        cr_expect_geq(t.of[ARI_TIME_EP], 0.999 * all->seconds);
+    }
+    const ari_planned p = mixtral(&c, 1, 0, 1);
+    const ari_time t = time_of(&p);
+    cr_expect_eq(t.of[ARI_TIME_EP], 0.0);
+}
+
+/* ZeRO-2 and -3 move parameters of experts over those that have the same: where each is there once, nothing. */
+CLAIM(gradients_of_experts_are_summed_over_their_copies)
+{
+    const ar_config c = shape_bundled("mixtral-8x22b");
+    for (int zero = 1; zero <= 3; zero++) {
+        double bytes[2] = {0.0};
+        for (int k = 0; k < 2; k++) {
+            const ari_planned p = mixtral(&c, k ? 8 : 4, 0, zero);
+            const ari_time t = time_of(&p);
+            for (int i = 0; i < t.moved.n; i++)
+                bytes[k] += t.moved.row[i].over == ARI_TIME_DP && t.moved.row[i].calls > 4 ? t.moved.row[i].bytes : 0;
+        }
+        const double times = zero == 3 ? 3.0 * 32.0 : zero == 2 ? 1.0 + 32.0 : 2.0; /* scattered, gathered */
+        const double experts = times * 2.0 * 7.0 * 2.0 * EXPERT / 2.0 * (1.0 / 2.0);
+        cr_expect(fabs(bytes[0] - bytes[1] - experts) < 1e-3 * experts, "zero=%d: %g bytes more, by hand %g", zero,
+                  bytes[0] - bytes[1], experts);
+    }
+}
+
+/* --- published layouts -------------------------------------------------------------------------------------------- */
+
+/* Of Megatron-LM's README of experts (MCore 0.8), and of Liu et al. 2025 (arXiv:2504.14960), which does not cut
+ * experts over tp: each is legal and fits, in the account that leaves out fp32 gradients and fragmentation. */
+CLAIM(published_layouts_are_legal_and_fit)
+{
+    ar_config small = shape_llama(32, 4096, 14336, 32, 8, 32000), large = shape_bundled("mixtral-8x22b");
+    small.experts = (ar_experts){.n = 8, .per_token = 2, .ffn = 14336, .normalised = true};
+    const struct {
+        const ar_config *config;
+        ari_choice choice;
+    } published[] = {
+        {&small, ROW(.tp = 1, .pp = 4, .dp = 16, .ep = 8, .virtual_stages = 8, .micro_batches = 16)},
+        {&large, ROW(.tp = 4, .pp = 8, .dp = 4, .ep = 2, .virtual_stages = 7, .micro_batches = 64)},
+        {&large, ROW(.tp = 2, .pp = 8, .dp = 8, .ep = 8, .virtual_stages = 7, .micro_batches = 32)},
+        {&large, ROW(.tp = 2, .pp = 8, .dp = 8, .ep = 8, .etp = 1, .virtual_stages = 7, .micro_batches = 32)},
+    };
+    double seconds[4];
+    for (int i = 0; i < 4; i++) {
+        ari_choice choice = published[i].choice;
+        choice.zero = 1;
+        choice.sp = choice.tp > 1;
+        choice.schedule = AR_PP_INTERLEAVED;
+        const ari_planned p = planned_of(published[i].config, choice, 256);
+        const ari_time t = time_of(&p);
+        const ari_memory m = shape_memory(&p);
+        cr_expect_leq(ari_memory_sum(&m), 80e9, "layout %d: %g GB", i, ari_memory_sum(&m) * 1e-9);
+        seconds[i] = ari_time_step(&t);
+    }
+    cr_expect_lt(seconds[3], seconds[2]); /* the paper's point: rows stay in a node */
+    cr_expect_lt(seconds[3], seconds[1]);
+}
+
+/* --- anyrank itself ----------------------------------------------------------------------------------------------- */
+
+/* The dry run of a rank, whose rows are as many for every expert, has what the list says. */
+static void compare_states(const ar_config *c)
+{
+    for (int i = 0; i < 4 * 4; i++) {
+        static const ar_parallel layouts[] = {{.dp = 4, .ep = 2},
+                                              {.tp = 2, .dp = 2, .ep = 2, .sp = true},
+                                              {.tp = 2, .sp = true, .dp = 2, .ep = 4, .etp = 1},
+                                              {.tp = 2, .sp = true, .dp = 3, .ep = 2, .etp = 1}};
+        ari_planned p = shape_planned(c, 1, false, 4, 16);
+        ari_memory own, states;
+        p.step.run.parallel = layouts[i % 4];
+        p.step.run.parallel.zero = i / 4;
+        p.step.run.ddp.bucket_bytes = ARI_BUCKETS_USUAL;
+        for (int r = 0; r < ar_parallel_world(&layouts[i % 4]); r++) {
+            cr_assert_ok(ari_memory_own(&own, &p, r));
+            cr_assert_ok(ari_memory_states(&states, &p.step, r));
+            for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+                cr_expect(states.of[k] == 0.0 || own.of[k] == states.of[k], "layout %d zero=%d rank %d: %s %g, list %g",
+                          i % 4, i / 4, r, ari_memory_name((ari_memory_kind)k), own.of[k], states.of[k]);
+        }
+    }
+}
+
+CLAIM(own_states_are_those_of_a_dry_run)
+{
+    ar_config c = shape_bundled("mixtral-demo");
+    compare_states(&c);
+    c.hidden = 1; /* down_proj has one row, which is no part of a cut one: it is in a bucket with the others */
+    c.experts.n = 4;
+    c.experts.ffn = 2;
+    compare_states(&c);
+}
+
+/* --- the search --------------------------------------------------------------------------------------------------- */
+
+static ari_ranking ranking_of(const ar_config *c, ari_choice fixed, bool every)
+{
+    ari_search s = {.base = shape_planned(c, 1, false, 8, 64), .ranks = 8, .sp = -1, .zero = -1, .recompute = -1};
+    ari_ranking r;
+    s.schedule = -1;
+    s.base.flash = true;
+    s.base.step.run.ddp.bucket_bytes = ARI_BUCKETS_USUAL;
+    s.fixed = fixed;
+    s.every = every;
+    cr_assert_ok(ar_sim_cluster_parse(&s.time.cluster, "h100"));
+    cr_assert_ok(ari_search_run(&r, &s));
+    return r;
+}
+
+/* Every ep that a mesh can have is tried, with experts cut over tp and not; models without experts have one. */
+CLAIM(searches_go_over_every_ep)
+{
+    const ar_config experts = shape_bundled("mixtral-demo"), none = shape_bundled("llama-demo");
+    SCOPED(ari_ranking_fini) ari_ranking all = ranking_of(&experts, (ari_choice){0}, true);
+    SCOPED(ari_ranking_fini) ari_ranking dense = ranking_of(&none, (ari_choice){0}, true);
+    SCOPED(ari_ranking_fini) ari_ranking given = ranking_of(&experts, (ari_choice){.ep = 4, .etp = 1}, false);
+    bool seen[2][9] = {{false}};
+    for (size_t i = 0; i < all.n; i++) {
+        const ari_choice *a = &all.at[i].choice;
+        seen[a->etp == 1][a->ep] = seen[a->etp == 1][a->ep] || all.at[i].legal == AR_OK;
+        cr_expect(a->etp != 1 || (a->tp > 1 && a->sp));
+    }
+    for (int ep = 1; ep <= 8; ep *= 2)
+        cr_expect(seen[0][ep] && seen[1][ep], "ep=%d", ep);
+    for (size_t i = 0; i < dense.n; i++)
+        cr_expect(dense.at[i].choice.ep == 1 && dense.at[i].choice.etp == 0);
+    cr_expect_gt(given.n, 2u);
+    for (size_t i = 0; i < given.n; i++)
+        cr_expect(given.at[i].choice.ep == 4 && given.at[i].choice.etp == 1);
+    SCOPED(ari_ranking_fini) ari_ranking refused = ranking_of(&none, (ari_choice){.ep = 2}, false);
+    cr_expect(refused.legal == 0 && strstr(refused.refused, "ep=2 shares out experts"), "%s", refused.refused);
+}
+
+EVERY_CLAIM(experts)

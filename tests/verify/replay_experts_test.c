@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Routing, experts and a shared expert that were computed with one mistake are named by computing them again; here they
+ * are computed by plain loops. */
+#include "support/together.h"
+#include "tests/verify/two_dumps.h"
+
+enum { E = 4, K = 2, F = 5, T = B * S }; /* experts, of a token, the width of one; tokens */
+
+/* --- weights ------------------------------------------------------------------------------------------------------ */
+
+/* The softmax of a row, or each logit's sigmoid. */
+static void values_of(double p[E], const float *z, bool sigmoid)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < E; i++)
+        sum += p[i] = exp((double)z[i]);
+    for (size_t i = 0; i < E; i++)
+        p[i] = sigmoid ? 1.0 / (1.0 + exp(-(double)z[i])) : p[i] / sum;
+}
+
+/* True if expert i is one of the k that a row prefers. */
+static bool is_chosen(const float *z, size_t i, size_t k)
+{
+    size_t before = 0;
+    for (size_t other = 0; other < E; other++)
+        before += z[other] > z[i] || (z[other] == z[i] && other < i);
+    return before < k;
+}
+
+typedef enum how { NORMALISED, PLAIN, AGAIN, SIGMOID, EQUAL, LAST_FOR_FIRST, FEWER } how;
+
+/* The weights of a row: of the K experts of the largest logits, or of others. */
+static void weigh(float *w, const float *z, how h)
+{
+    double p[E], x[E], sum = 0.0;
+    values_of(p, z, h == SIGMOID);
+    for (size_t i = 0; i < E; i++) {
+        const bool turned = h == LAST_FOR_FIRST && !is_chosen(z, i, K - 1) && is_chosen(z, i, K + 1);
+        const bool there = h == LAST_FOR_FIRST ? is_chosen(z, i, K - 1) || (turned && !is_chosen(z, i, K))
+                                               : is_chosen(z, i, h == FEWER ? K - 1 : K);
+        x[i] = !there ? 0.0 : h == AGAIN ? exp(p[i]) : h == EQUAL ? 1.0 : p[i];
+        sum += x[i];
+    }
+    for (size_t i = 0; i < E; i++)
+        w[i] = (float)(h == PLAIN || h == SIGMOID ? x[i] : x[i] / sum);
+}
+
+CLAIM(another_function_of_the_logits_is_named)
+{
+    static const struct {
+        how right, wrong;
+        const char *cause, *words;
+    } cases[] = {{NORMALISED, PLAIN, "routing_weights_not_normalised", NULL},
+                 {PLAIN, NORMALISED, "routing_weights_normalised", NULL},
+                 {NORMALISED, AGAIN, "routing_weights_function", "a second softmax, over the experts chosen"},
+                 {PLAIN, SIGMOID, "routing_weights_function", "a sigmoid"},
+                 {NORMALISED, EQUAL, "routing_weights_function", "one share"},
+                 {NORMALISED, LAST_FOR_FIRST, "other_experts_chosen", "not the 2 largest"},
+                 {NORMALISED, FEWER, "!other_experts_chosen", NULL}};
+    static const char *const names[][2] = {
+        {"model.layers.1.mlp.gate:fwd", "model.layers.1.mlp.weights:fwd"},
+        {"model.layers.1.block_sparse_moe.gate:fwd", "model.layers.1.block_sparse_moe.weights:fwd"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        made m = {.n = 0};
+        const float *z = put(&m, names[k % 2][0], 3, B, S, E);
+        float *w = put(&m, names[k % 2][1], 3, B, S, E), *other = other_of(&m);
+        for (size_t t = 0; t < T; t++) {
+            weigh(w + t * E, z + t * E, cases[k].right);
+            weigh(other + t * E, z + t * E, cases[k].wrong);
+        }
+        expect_cause(&m, cases[k].cause, cases[k].words, k);
+    }
+}
+
+/* Two logits of one token are as near as bf16 keeps no numbers apart, and the other one is taken; or the logits of the
+ * other dump are others, of which nothing is said then. */
+CLAIM(experts_of_near_ties_are_told_from_those_of_other_logits)
+{
+    for (size_t way = 0; way < 2; way++) {
+        made m = {.n = 0};
+        float *z = put(&m, "model.layers.0.mlp.gate:fwd", 3, B, S, E), *others = other_of(&m);
+        z[0] = others[0] = 3.0f, z[1] = others[1] = 1.501f, z[2] = others[2] = 1.5f, z[3] = others[3] = -1.0f;
+        for (size_t i = 0; i < T * E && way == 1; i++)
+            others[i] *= 1.01f;
+        float *w = put(&m, "model.layers.0.mlp.weights:fwd", 3, B, S, E), *other = other_of(&m);
+        for (size_t t = 0; t < T; t++) {
+            weigh(w + t * E, z + t * E, NORMALISED);
+            weigh(other + t * E, z + t * E, t == 0 ? LAST_FOR_FIRST : NORMALISED);
+        }
+        expect_cause(&m, way == 0 ? "other_experts_chosen" : "!other_experts_chosen", way == 0 ? "near ties" : NULL,
+                     way);
+    }
+}
+
+/* --- the gradient of the logits ----------------------------------------------------------------------------------- */
+
+typedef enum form { OF_NORMALISED, OF_PLAIN, OF_CHOSEN, SUM_DETACHED } form;
+
+static void slope(float *dz, const float *z, const float *g, form f)
+{
+    double p[E], chosen = 0.0, sum = 0.0;
+    values_of(p, z, false);
+    for (size_t i = 0; i < E; i++)
+        chosen += is_chosen(z, i, K) ? p[i] : 0.0;
+    chosen = f == OF_NORMALISED || f == SUM_DETACHED ? chosen : 1.0;
+    for (size_t i = 0; i < E; i++)
+        sum += is_chosen(z, i, K) ? p[i] / chosen * (double)g[i] : 0.0;
+    for (size_t i = 0; i < E; i++) {
+        const double own = p[i] / chosen * ((double)g[i] - (f == SUM_DETACHED ? chosen : 1.0) * sum);
+        const double rest = f == OF_NORMALISED || f == OF_CHOSEN ? 0.0 : -p[i] * sum;
+        dz[i] = (float)(is_chosen(z, i, K) ? own : rest);
+    }
+}
+
+CLAIM(a_gradient_of_logits_that_lacks_a_part_is_named)
+{
+    static const struct {
+        form right, wrong;
+        const char *cause;
+    } cases[] = {{OF_PLAIN, OF_CHOSEN, "router_gradient_of_chosen_alone"},
+                 {OF_NORMALISED, SUM_DETACHED, "routing_sum_detached"},
+                 {OF_NORMALISED, OF_PLAIN, "routing_weights_not_normalised"},
+                 {OF_PLAIN, OF_NORMALISED, "routing_weights_normalised"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        made m = {.n = 0};
+        const float *z = put(&m, "model.layers.2.mlp.gate:fwd", 3, B, S, E);
+        float *w = put(&m, "model.layers.2.mlp.weights:fwd", 3, B, S, E);
+        for (size_t t = 0; t < T; t++)
+            weigh(w + t * E, z + t * E, cases[k].right == OF_PLAIN ? PLAIN : NORMALISED);
+        memcpy(other_of(&m), w, T * E * sizeof *w);
+        const float *g = put(&m, "model.layers.2.mlp.weights:bwd", 3, B, S, E);
+        float *dz = put(&m, "model.layers.2.mlp.logits:bwd", 3, B, S, E), *other = other_of(&m);
+        for (size_t t = 0; t < T; t++) {
+            slope(dz + t * E, z + t * E, g + t * E, cases[k].right);
+            slope(other + t * E, z + t * E, g + t * E, cases[k].wrong);
+        }
+        expect_cause(&m, cases[k].cause, NULL, k);
+    }
+}
+
+CLAIM(weights_without_a_gradient_are_named)
+{
+    made m = {.n = 0};
+    put(&m, "model.layers.2.mlp.weights:bwd", 3, B, S, E);
+    memset(other_of(&m), 0, T * E * sizeof(float));
+    expect_cause(&m, "routing_weights_detached", NULL, 0);
+}
+
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+typedef struct experts {
+    const float *x, *of[E][3]; /* gate, up, down */
+    float *w;
+} experts;
+
+static double silu(double x)
+{
+    return x / (1.0 + exp(-x));
+}
+
+/* y += times * what expert e makes of scale * x. */
+static void add_expert(double y[H], const experts *m, size_t t, size_t e, double scale, double times, bool exchanged)
+{
+    for (size_t f = 0; f < F; f++) {
+        double gate = 0.0, up = 0.0;
+        for (size_t i = 0; i < H; i++) {
+            gate += (double)m->of[e][exchanged ? 1 : 0][f * H + i] * scale * (double)m->x[t * H + i];
+            up += (double)m->of[e][exchanged ? 0 : 1][f * H + i] * scale * (double)m->x[t * H + i];
+        }
+        for (size_t i = 0; i < H; i++)
+            y[i] += times * (double)m->of[e][2][i * F + f] * silu(gate) * up;
+    }
+}
+
+typedef enum mistake { RIGHT, BARE, TWICE, AT_INPUT, EXCHANGED, NO_EXPERT_2, FIRST_FOUR, SOME_LOST, OTHER_ROW } mistake;
+
+static void combine(float *y, const experts *m, size_t t, mistake is, const size_t before[E])
+{
+    double sum[H] = {0.0};
+    for (size_t e = 0; e < E; e++) {
+        const double w = (double)m->w[t * E + e];
+        const bool lost = (is == NO_EXPERT_2 && e == 2) || (is == FIRST_FOUR && before[e] >= 4) ||
+                          (is == SOME_LOST && (t + e) % 5 == 0);
+        if (w == 0.0 || lost)
+            continue;
+        add_expert(sum, m, is == OTHER_ROW ? (t + 1) % T : t, e, is == AT_INPUT ? w : 1.0,
+                   is == BARE || is == AT_INPUT ? 1.0
+                   : is == TWICE                ? w * w
+                                                : w,
+                   is == EXCHANGED);
+    }
+    for (size_t i = 0; i < H; i++)
+        y[i] = (float)sum[i];
+}
+
+static made make_experts(mistake is)
+{
+    static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
+    static char name[E * 3][64];
+    made m = {.n = 0};
+    experts own;
+    size_t before[E] = {0};
+    own.x = put_tokens(&m, "model.layers.0.post_attention_layernorm:fwd");
+    own.w = put(&m, "model.layers.0.mlp.weights:fwd", 3, B, S, E);
+    for (size_t t = 0; t < T; t++) {
+        float z[E];
+        for (size_t i = 0; i < E; i++)
+            z[i] = 3.0f * noise(t * E + i);
+        weigh(own.w + t * E, z, NORMALISED);
+    }
+    memcpy(other_of(&m), own.w, T * E * sizeof(float));
+    for (size_t i = 0; i < E * 3; i++) {
+        snprintf(name[i], sizeof name[i], "model.layers.0.mlp.experts.%zu.%s.weight:init", i / 3, names[i % 3]);
+        own.of[i / 3][i % 3] = put(&m, name[i], 2, i % 3 == 2 ? H : F, i % 3 == 2 ? F : H, 0);
+    }
+    float *y = put_tokens(&m, "model.layers.0.mlp.experts:fwd"), *other = other_of(&m);
+    for (size_t t = 0; t < T; t++) {
+        combine(y + t * H, &own, t, RIGHT, before);
+        combine(other + t * H, &own, t, is, before);
+        for (size_t e = 0; e < E; e++)
+            before[e] += own.w[t * E + e] != 0.0f;
+    }
+    return m;
+}
+
+CLAIM(one_mistake_of_experts_is_named)
+{
+    static const struct {
+        mistake is;
+        const char *cause, *words;
+    } cases[] = {{BARE, "expert_weights_applied", "without weights"},
+                 {TWICE, "expert_weights_applied", "twice"},
+                 {AT_INPUT, "expert_input_weighted", NULL},
+                 {EXCHANGED, "activation_arguments", "gate and up exchanged"},
+                 {NO_EXPERT_2, "experts_left_out", "that of expert 2 wherever it is chosen"},
+                 {FIRST_FOUR, "experts_left_out", "none of them among an expert's first 4 rows"},
+                 {SOME_LOST, "experts_left_out", "tokens dropped"},
+                 {OTHER_ROW, "unknown", NULL}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        made m = make_experts(cases[k].is);
+        expect_cause(&m, cases[k].cause, cases[k].words, k);
+    }
+}
+
+/* --- a shared expert ---------------------------------------------------------------------------------------------- */
+
+CLAIM(a_shared_expert_or_a_gate_that_is_left_out_is_named)
+{
+    static const struct {
+        double routed, by; /* how often both count; by 2: the logit, 3: the sigmoid of the gate */
+        const char *cause;
+    } cases[] = {{1.0, 0.0, "shared_expert_left_out"},
+                 {1.0, 1.0, "shared_gate_left_out"},
+                 {1.0, 2.0, "shared_gate_left_out"},
+                 {0.0, 3.0, "experts_left_out"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        made m = {.n = 0};
+        const float *routed = put_tokens(&m, "model.layers.0.mlp.experts:fwd");
+        const float *shared = put_tokens(&m, "model.layers.0.mlp.shared_expert.down_proj:fwd");
+        const float *logit = put(&m, "model.layers.0.mlp.shared_expert_gate:fwd", 3, B, S, 1);
+        float *y = put_tokens(&m, "model.layers.0.mlp:fwd"), *other = other_of(&m);
+        for (size_t i = 0; i < T * H; i++) {
+            const double z = (double)logit[i / H], s = 1.0 / (1.0 + exp(-z)), by = cases[k].by;
+            y[i] = (float)((double)routed[i] + s * (double)shared[i]);
+            other[i] = (float)(cases[k].routed * (double)routed[i] + (by == 2.0   ? z
+                                                                      : by == 3.0 ? s
+                                                                                  : by) *
+                                                                         (double)shared[i]);
+        }
+        expect_cause(&m, cases[k].cause, NULL, k);
+    }
+}
+
+EVERY_CLAIM(replay_experts)
