@@ -574,7 +574,7 @@ MUTANTS = [
     ("layouts of all micro-batches share the passes of the first", "src/planner/parts.c",
      "->passes[f->choice.sp][f->micro]", "->passes[f->choice.sp][0 * f->micro]", "planner/search_test"),
     ("ZeRO divides experts over ranks that have other ones", "src/planner/memory.c",
-     "return ari_planned_apart(p) ? copies : ari_planned_shares(p);", "return ari_planned_shares(p) + 0.0 * copies;",
+     "return ari_experts_apart(layout) ? copies : ari_planned_shares(p);", "return ari_planned_shares(p) + 0.0 * copies;",
      "planner/experts_test"),
     ("ranks that share whole experts out are as far apart as those that cut them", "src/planner/time_link.c",
      "stride = ari_experts_whole(layout) ? 1.0 :", "stride =", "planner/experts_test"),

@@ -433,7 +433,7 @@ ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report
                           .f = f,
                           .counts = counts,
                           .size = {[ARI_LINT_COPIES] = kv > 0 && heads > kv ? heads / kv : 1},
-                          .apart = ari_experts_routed(p) || ari_experts_whole(p),
+                          .apart = ari_experts_apart(p),
                           .head = c->config->arch != AR_ARCH_STACK,
                           .pass = ARI_PASS_START,
                           .step.summed = {AR_PARTIAL_SUM, 0}};

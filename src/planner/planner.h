@@ -27,8 +27,6 @@ bool ari_planned_quick(const ari_planned *p);
 double ari_planned_shares(const ari_planned *p);
 /** The same for the parameters of experts: those with the same ones. */
 double ari_planned_expert_shares(const ari_planned *p);
-/** True if other ranks have copies of a rank's experts than have copies of what else it has. */
-bool ari_planned_apart(const ari_planned *p);
 /** The number of layers that a walk over the operations has to cover: one if neither the plan nor recomputation
  *  distinguishes layers, which then stands for each. */
 size_t ari_layers_walked(const ari_step_case *c);

@@ -189,7 +189,7 @@ static ar_status count_backward(void *user, const ari_operation *op)
     const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
     if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared) {
         s->parameters += ari_op_elements(&op->output[0]);
-        if (ari_planned_apart(a->p) && ari_is_expert_part(op->role))
+        if (ari_experts_apart(&a->p->step.run.parallel) && ari_is_expert_part(op->role))
             s->experts += ari_op_elements(&op->output[0]);
     }
     return AR_OK;

@@ -180,7 +180,7 @@ static int replicas(const seeker *k, const ari_choice *c)
     one.dp_replicate = 1;
     const ari_planned p = ari_choice_planned(&k->s->base, &one);
     const ari_links l = ari_links_of(&p, &k->s->time, ARI_OVER_DP);
-    const double nodes = l.in_node > 1.0 && !ari_planned_apart(&p) ? l.n / l.in_node : 1.0;
+    const double nodes = l.in_node > 1.0 && !ari_experts_apart(&p.step.run.parallel) ? l.n / l.in_node : 1.0;
     return nodes == floor(nodes) && c->dp % (int)nodes == 0 ? (int)nodes : 1;
 }
 

@@ -252,7 +252,7 @@ static void note_gradient(walk *w, const ari_operation *op, ari_model_part part,
         w->to->ready[ready_at(w->to, op->layer, g->role)] = w->clock;
     const double n = op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
     w->to->parameters[part] += n;
-    w->to->experts[part] += ari_planned_apart(w->p) && ari_is_expert_part(g->role) ? n : 0.0;
+    w->to->experts[part] += ari_experts_apart(&w->p->step.run.parallel) && ari_is_expert_part(g->role) ? n : 0.0;
 }
 
 static ar_status visit_operation(void *user, const ari_operation *op)

@@ -143,6 +143,11 @@ bool ari_experts_routed(const ar_parallel *p)
     return ari_at_least_one(p->ep) > 1;
 }
 
+bool ari_experts_apart(const ar_parallel *p)
+{
+    return ari_experts_routed(p) || ari_experts_whole(p);
+}
+
 ari_axes ari_expert_axes(const ar_parallel *p)
 {
     return ARI_CUTS_DATA | (ari_experts_whole(p) ? ARI_CUTS_FEATURES : 0u);
@@ -150,8 +155,8 @@ ari_axes ari_expert_axes(const ar_parallel *p)
 
 int ari_expert_sequence(const ar_parallel *p)
 {
-    const ari_axes data = ARI_CUTS_SAMPLES;
-    const int sharers = ari_extent(p, ari_expert_axes(p) & ~data), ep = ari_at_least_one(p->ep);
+    const ari_axes samples = ARI_CUTS_SAMPLES;
+    const int sharers = ari_extent(p, ari_expert_axes(p) & ~samples), ep = ari_at_least_one(p->ep);
     return sharers > ep ? sharers / ep : 1;
 }
 

@@ -114,11 +114,10 @@ static bool has_group(const ar_parallel *p, ari_over over)
 {
     if (over == ARI_OVER_SHARD || over == ARI_OVER_REPLICATE)
         return ari_at_least_one(p->dp_replicate) > 1;
-    const bool apart = ari_at_least_one(p->ep) > 1 || ari_experts_whole(p);
     if (over == ARI_OVER_EP || over == ARI_OVER_EDP)
-        return apart;
+        return ari_experts_apart(p);
     if (over == ARI_OVER_EXPERT_CP)
-        return apart && ari_expert_sequence(p) > 1;
+        return ari_experts_apart(p) && ari_expert_sequence(p) > 1;
     if (over == ARI_OVER_RING || over == ARI_OVER_INNER)
         return ari_extent(p, ARI_CUTS_POSITIONS) > 1;
     return over == ARI_OVER_TP || over == ARI_OVER_DP || ari_extent(p, ari_over_axes(over)) > 1;

@@ -27,7 +27,7 @@ static void place_rank(ari_op_builder *w, const ar_parallel *p, int rank)
     w->sharing_rank = (size_t)ari_place_along(&ranks, rank, ARI_CUTS_DATA) % w->sharing;
     w->ep = (size_t)ari_at_least_one(p->ep);
     w->whole = ari_experts_whole(p);
-    w->apart = w->ep > 1 || w->whole;
+    w->apart = ari_experts_apart(p);
     w->copies = (size_t)ari_extent(p, ari_expert_axes(p)) / w->ep;
     const size_t at = (size_t)ari_place_along(&ranks, rank, ari_expert_axes(p));
     w->copies_rank = at / w->ep;
