@@ -362,6 +362,8 @@ MUTANTS = [
     ("the norm of shared-out gradients is a rank's own where the first parameter is frozen", "src/ref/train/norm.c",
      "norm_sum s = {.shares = any_sharded(params, n) ||", "norm_sum s = {.shares = (n > 0 && any_sharded(params, 1)) ||",
      "train/gradient_norm_test train/zero_params_test train/frozen_test"),
+    ("the norm leaves out the experts of other ranks where nothing is shared out", "src/ref/train/norm.c",
+     "any_sharded(params, n) || ctx->edp != ctx->dp", "any_sharded(params, n)", "cli/command_test"),
     ("an optimizer takes gradients that were shared out in other sizes", "src/ref/train/zero.c",
      "(s->start != p->own_start || s->count != p->own_count))", "s->start != p->own_start && s->count != p->own_count)",
      "train/zero_params_test"),

@@ -753,6 +753,12 @@ class Configs(CommandTest):
                            "--skip-f64", "--strict-predictions", "--steps", "2")
         self.assertIn("dp=9 tp=2 (1+1+1+1+1+1+1+1+0)", done.out)
 
+    # Without ZeRO a rank's experts are on no other rank of its dp group, and the norm adds them up all the same.
+    def test_experts_apart_have_the_bits_of_one_rank(self):
+        for layout in ("--dp 2 --ep 2", "--tp 2 --sp --etp 1 --ep 2", "--tp 2 --sp --etp 1 --dp 2"):
+            self.passes("check", "mixtral-demo", *layout.split(), "--steps", "2", "--batch", "2", "--seq", "8",
+                        "--skip-f64", "--strict-predictions")
+
     def test_a_rounding_that_chooses_other_experts_is_refused(self):
         for precision in "tf32", "bf16":
             self.refused("check", "mixtral-demo", "--numerics", "native", "--precision", precision,
