@@ -39,12 +39,13 @@ template <class T> ARI_ON_GPU void choose(const block &b, int32_t *expert, float
     });
 }
 
-template <class T> ARI_ON_GPU void softmax_of(const block &b, float *p, const T *x, size_t n)
+/* Returns the logarithm of the denominator, on every thread. */
+template <class T> ARI_ON_GPU float softmax_of(const block &b, float *p, const T *x, size_t n)
 {
     const int32_t top = b.max(n, [&](size_t j) { return ari_key32(load(x[j])); }), bits = ari_rowsum_bits(n);
     if (top == INT32_MAX) {
         b.each(n, [&](size_t j) { p[j] = ari_nan32(); });
-        return;
+        return ari_nan32();
     }
     const float largest = ari_key32_value(top);
     /* Exponent 1: every term is at most exp(0) = 1. */
@@ -56,16 +57,17 @@ template <class T> ARI_ON_GPU void softmax_of(const block &b, float *p, const T 
     });
     const double l = ari_rowsum_value(total, 1, bits);
     b.each(n, [&](size_t j) { p[j] = ari_softmax_p(p[j], l); });
+    return ari_route_lse(largest, l);
 }
 
 template <class T>
-ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
-                   bool normalised)
+ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
+                   size_t k, bool normalised)
 {
     const ar_tensor all = ar_tensor_rows(z);
     const size_t n = all.shape[1];
     const T *logits = dev<T>(ar_const(z->data));
-    float *probabilities = dev<float>(p), *weights = dev<float>(weight);
+    float *probabilities = dev<float>(p), *weights = dev<float>(weight), *logarithms = dev<float>(lse);
     int32_t *experts = dev<int32_t>(expert);
     return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
         const T *x = logits + b.index * n;
@@ -74,7 +76,8 @@ ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf we
         const int32_t missing = first_nan(b, x, n);
         if (missing == INT32_MIN)
             choose(b, chosen, row, x, n, k);
-        softmax_of(b, row, x, n);
+        const float of_row = softmax_of(b, row, x, n);
+        b.each(logarithms ? 1 : 0, [&](size_t) { logarithms[b.index] = of_row; });
         b.each(k, [&](size_t j) {
             if (missing != INT32_MIN) {
                 chosen[j] = missing;
@@ -90,10 +93,10 @@ ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf we
     });
 }
 
-ar_status route(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
-                bool normalised)
+ar_status route(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
+                size_t k, bool normalised)
 {
-    return ARI_BY_DTYPE(z, route_of)(d, q, p, expert, weight, z, k, normalised);
+    return ARI_BY_DTYPE(z, route_of)(d, q, p, expert, weight, lse, z, k, normalised);
 }
 
 template <class T>
@@ -122,6 +125,39 @@ ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf
                          ar_cbuf weight, size_t k, bool normalised)
 {
     return ARI_BY_DTYPE(dz, route_backward_of)(d, q, dz, g, p, expert, weight, k, normalised);
+}
+
+template <class T>
+ar_status route_losses_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
+                          ar_cbuf lse, double z, ar_cbuf valid)
+{
+    const ar_tensor all = ar_tensor_rows(dz);
+    const size_t n = all.shape[1];
+    T *gradients = dev<T>(dz->data);
+    const float *probabilities = dev<float>(p), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
+    const uint8_t *counts = dev<uint8_t>(valid);
+    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+        const float *row = probabilities + b.index * n, *c = slopes ? slopes + b.index / each * n : nullptr;
+        const float of_z = logarithms ? ari_route_z(z, logarithms[b.index]) : 0.0f;
+        T *out = gradients + b.index * n;
+        float r = 0.0f;
+        for (size_t i = 0; i < n && c; i++)
+            r = ari_add32(r, ari_mul32(row[i], c[i]));
+        b.each(counts && !counts[b.index] ? 0 : n, [&](size_t i) {
+            float sum = load(out[i]);
+            if (c)
+                sum = ari_add32(sum, ari_route_dlogit(row[i], c[i], r));
+            if (logarithms)
+                sum = ari_add32(sum, ari_mul32(row[i], of_z));
+            store(out + i, sum);
+        });
+    });
+}
+
+ar_status route_losses(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
+                       ar_cbuf lse, double z, ar_cbuf valid)
+{
+    return ARI_BY_DTYPE(dz, route_losses_of)(d, q, dz, p, balance, each, lse, z, valid);
 }
 
 ar_status spread_slots(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k)

@@ -36,6 +36,7 @@ typedef struct ar_batch {
     size_t first_sample; /* index of row 0 in it */
     size_t targets;      /* T, its target tokens: what every loss and gradient is divided by */
     size_t longest;      /* ar_batch_longest of it; 0: of these rows */
+    size_t tokens;       /* ar_batch_tokens of it; 0: of these rows */
     /* Fields of a module whose input is numbers, not ids; zero elsewhere. */
     const float *input; /* [b, the shape of a sample], or NULL */
     int sample_ndim;    /* 1 .. AR_SAMPLE_DIMS */
@@ -56,10 +57,42 @@ size_t ar_batch_position(const ar_batch *b, size_t row, size_t at);
 /** The largest position of the global batch, and 1: of rotary positions whose frequencies depend on a sequence's length
  *  the length. `longest` where it is set. */
 size_t ar_batch_longest(const ar_batch *b);
+/** The number of tokens of the global batch but for masked ones (padding_mask): what the means of a router's losses are
+ *  over. `tokens` where it is set. */
+size_t ar_batch_tokens(const ar_batch *b);
 /** Target of position `at` of a row: the label of the next position, AR_IGNORE_INDEX at the end of a document. */
 int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at);
 /** The number of places that predict a token: the T of one batch. */
 size_t ar_batch_targets(const ar_batch *b);
+
+/* What is balanced of a model with experts: a sequence's tokens, the step's whole batch, or this over all layers. */
+typedef enum ar_balance {
+    AR_BALANCE_NONE,
+    AR_BALANCE_SEQUENCE,
+    AR_BALANCE_BATCH,
+    AR_BALANCE_LAYERS,
+    AR_BALANCES
+} ar_balance;
+/** "none", "sequence", "batch", "layers"; "?" for an unknown value. Static storage. */
+const char *ar_balance_name(ar_balance b);
+/** Losses of the routers, which are added to the gradients and not to the loss that is reported. Of a layer with E
+ *  experts, k of them for each token, softmax p [T, E], and n_i tokens that go to expert i, counted without a gradient:
+ *
+ *    sequence  mean over the sequences of  a*E/(k*S^2) * sum over i of n_i * sum over t of p_ti      S: its tokens
+ *              (DeepSeek-AI 2024, arXiv:2412.19437, equations 17 to 20)
+ *    batch     a*E/(k*T^2) * sum over i of n_i * sum over t of p_ti      T: tokens of the step's whole batch
+ *              (Fedus et al. 2021, arXiv:2101.03961, equation 4, as Qiu et al. 2025, arXiv:2501.11873, take it)
+ *    layers    a*E/(L*T)^2 * sum over i of n_i * sum over t of p_ti      both sums over the model's L layers with experts
+ *              (load_balancing_loss_func of transformers)
+ *    z-loss    z * mean over t of lse_t^2 (Zoph et al. 2022, arXiv:2202.08906, equation 5)
+ *
+ *  Masked tokens (padding_mask) are left out of all of it. The scope is a sequence or the step, never a micro-batch or a
+ *  rank, so that no layout changes it; for `batch` and `layers` a step goes forward twice, first to count. */
+typedef struct ar_router_losses {
+    ar_balance balance;
+    double balance_weight; /* a: finite, from 0 */
+    double z_loss;         /* z: finite, from 0 */
+} ar_router_losses;
 
 /** Options of the softmax cross-entropy. The loss of a token with the logits z of V classes and the label y is
  *    loss = (1 - e)*(lse - z_y) + e*(lse - mean over v of z_v) + c*lse^2,  lse = log(sum over v of exp(z_v)),
@@ -70,6 +103,7 @@ size_t ar_batch_targets(const ar_batch *b);
 typedef struct ar_loss_options {
     double label_smoothing; /* e: from 0 to below 1 */
     double z_loss;          /* c: finite, from 0 */
+    ar_router_losses router;
 } ar_loss_options;
 
 AR_END_DECLS

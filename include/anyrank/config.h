@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "anyrank/batch.h"
 #include "anyrank/rope.h"
 #include "anyrank/status.h"
 
@@ -43,7 +44,8 @@ typedef struct ar_experts {
     size_t ffn;       /* width of each, gate, up and down */
     size_t shared;    /* width of one more that every token goes to, weighted by a sigmoid gate of its own; 0: none */
     bool normalised;  /* the weights of a token's experts are divided by their sum */
-    bool w123;        /* Mixtral's names: block_sparse_moe.experts.N.w1 (gate), w3 (up) and w2 (down) */
+    double balance_weight; /* of AR_BALANCE_LAYERS, which the file asks for (output_router_logits); 0: it does not */
+    bool w123;             /* Mixtral's names: block_sparse_moe.experts.N.w1 (gate), w3 (up) and w2 (down) */
 } ar_experts;
 
 /** A model's shape and mathematics, parsed from a Hugging Face config.json. Plain data. */
@@ -94,6 +96,13 @@ static inline bool ar_config_has_experts(const ar_config *c, size_t layer)
 {
     const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
     return c->experts.n > 0 && (c->dense[bit / 64] >> (bit % 64) & 1) == 0;
+}
+
+/** What the routers of a model balance: as the options say, else as its file does; nothing without experts. */
+static inline ar_balance ar_config_balance(const ar_config *c, const ar_loss_options *o)
+{
+    const bool of_file = o->router.balance == AR_BALANCE_NONE && c->experts.balance_weight > 0.0;
+    return c->experts.n == 0 ? AR_BALANCE_NONE : of_file ? AR_BALANCE_LAYERS : o->router.balance;
 }
 
 /** Largest number of keys that a query of this layer sees, its own and those before it: key j of query i is masked

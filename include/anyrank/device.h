@@ -257,13 +257,20 @@ typedef struct ar_device_ops {
      * of the largest z, the lower number where two are equal (-0 is +0), ascending; weight [n, k]: p of those, or
      * (normalised) fl32(p / their sum), which is added up in slot order, each step rounded. A row of which z[i] is a
      * NaN, i the first: expert is -1 - i in all slots, p and weight are NaN. Those are NaN of a row with an infinity
-     * too, whose experts are chosen as others are. */
-    ar_status (*route)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
-                       bool normalised);
+     * too, whose experts are chosen as others are. lse [n], f32 (ptr NULL: not wanted): fl32(m + log l), m the largest
+     * z, l the softmax's denominator; NaN where p is. */
+    ar_status (*route)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
+                       const ar_tensor *z, size_t k, bool normalised);
     /* dz [.., E] from g [n, k], the weights' gradient. r = the sum over the slots of fl32(w*g), from +0, each step
      * rounded. dz = fl32(w*fl32(g - r)) of a row's experts; of the others +0 (normalised), else fl32(p*-r). */
     ar_status (*route_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
                                 ar_cbuf weight, size_t k, bool normalised);
+    /* dz [.., E] += the gradients of the router's own losses, but of rows whose valid (u8 [n], ptr NULL: all) is 0. The
+     * balance: of row t with c = balance[t / each, :] (f32 [n / each, E], ptr NULL: none) fl32(p*fl32(c - r)), r = the
+     * sum over E of fl32(p*c), from +0, each step rounded. Then, with lse of route (ptr NULL: none), the z-loss:
+     * fl32(p*fl32(z*lse)), z*lse in binary64. Each is added in fp32 and rounded. */
+    ar_status (*route_losses)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
+                              ar_cbuf lse, double z, ar_cbuf valid);
     /* y [.., E], f32, = value [n, k] at each row's experts, else +0 */
     ar_status (*spread_slots)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k);
     /* y[r, :] = x[slot_of[r] / k, :], or (weight not NULL) fl32(weight[slot_of[r]] * that), for each row of y. Without
@@ -335,7 +342,7 @@ typedef struct ar_device_ops {
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
     X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
-    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward)             \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward) X(route_losses)             \
     X(spread_slots) X(dispatch_rows) X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
     X(rows_in_range) X(gather_rows)                                                                      \
     X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) \

@@ -190,6 +190,7 @@ typedef struct ar_experts_options {
     size_t shared;       /* width of one more, to which all tokens go, with a gate of its own; 0: none */
     bool normalised;     /* a token's weights are divided by their sum */
     ar_activation activation;
+    double balance_weight;        /* of AR_BALANCE_LAYERS, where the context's options balance nothing; 0: none */
     const ar_branch_split *split; /* borrowed until return; NULL: ar_experts_split, cut */
     const char *gate, *up, *down; /* of an expert, below "experts.N"; NULL: "gate_proj", "up_proj", "down_proj" */
 } ar_experts_options;
@@ -200,7 +201,8 @@ typedef struct ar_experts_options {
  *      + sigmoid(x*v^T)*shared(x)
  *
  *  each expert a gated MLP without biases (Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088).
- *  Of an expert the unit of a gradient's sum is a sample's tokens that go to it. X, Y [.., hidden] as the split has
+ *  The router's own losses are those of the context's options (ar_router_losses). Of an expert the unit of a gradient's
+ *  sum is a sample's tokens that go to it. X, Y [.., hidden] as the split has
  *  them. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*, name.shared_expert_gate. Errors
  *  of its passes: also AR_ERR_DATA (a logit is not a number). */
 AR_NODISCARD ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o);

@@ -120,6 +120,8 @@ static ar_status add_row(void *user, const ari_operation *op)
     if (b->o->passes_only && op->pass != ARI_PASS_FORWARD)
         return AR_OK;
     add_total(&f->total[op->pass], op);
+    if (op->counting) /* the same operations follow */
+        return AR_OK;
     if (op->pass == ARI_PASS_FORWARD && op->stage < b->ranks && begins_stage(op))
         f->micro_batches += op->times;
     if (in_pass && b->shown[op->pass] == SIZE_MAX)

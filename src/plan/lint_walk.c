@@ -410,6 +410,8 @@ ar_status ari_lint_visit(void *user, const ari_operation *op)
     ari_lint_state *l = user;
     const bool passes = in_passes(op->pass), forward = op->pass == ARI_PASS_FORWARD;
     const bool begins = forward && (l->pass != ARI_PASS_FORWARD || l->micro != op->micro);
+    if (op->counting) /* the same operations follow, and are judged then */
+        return AR_OK;
     l->counts->operations++;
     if (begins || (!passes && in_passes(l->pass))) {
         ari_lint_end_of_passes(l);

@@ -261,7 +261,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     ari_passes *to = w->to;
     const bool backward = op->pass == ARI_PASS_BACKWARD;
     ari_cost c = {.products = 0.0};
-    if (op->pass != ARI_PASS_FORWARD && !backward)
+    if ((op->pass != ARI_PASS_FORWARD && !backward) || op->counting)
         return AR_OK;
     enter_block(w, op);
     const ari_model_part part = part_of(w, op);

@@ -235,6 +235,24 @@ static ar_status packing(const object *whole, ar_packing *p)
     return AR_OK;
 }
 
+static bool has_router_losses(const ar_router_losses *r)
+{
+    return r->balance != AR_BALANCE_NONE || r->z_loss > 0.0;
+}
+
+static ar_status router_losses(const object *o, ar_router_losses *r)
+{
+    const char *names[AR_BALANCES + 1] = {NULL};
+    int value = 0;
+    for (int i = 0; i < AR_BALANCES; i++)
+        names[i] = ar_balance_name((ar_balance)i);
+    AR_TRY(choice(o, "balance", names[r->balance], names, &value, "expected none, sequence, batch or layers"));
+    if (!o->out)
+        r->balance = (ar_balance)value;
+    AR_TRY(read_number(o, "balance_weight", &r->balance_weight));
+    return read_number(o, "router_z_loss", &r->z_loss);
+}
+
 /* Without the key: of a version that had none of this. */
 static ar_status loss_options(const object *whole, ar_loss_options *options)
 {
@@ -244,6 +262,8 @@ static ar_status loss_options(const object *whole, ar_loss_options *options)
     AR_TRY(inner_object(&o, whole, "loss"));
     AR_TRY(read_number(&o, "label_smoothing", &options->label_smoothing));
     AR_TRY(read_number(&o, "z_loss", &options->z_loss));
+    if (o.out ? has_router_losses(&options->router) : ari_json_get(&o.at, "balance") != NULL)
+        AR_TRY(router_losses(&o, &options->router));
     return believed(&o, "loss", o.out ? AR_OK : ar_loss_options_check(options, "cross-entropy"));
 }
 

@@ -98,6 +98,8 @@ static ar_status check_loss(const ar_run *r, const ar_config *c)
                             "%s: has no logits, which label smoothing and z-loss are about: its loss is the sum of its "
                             "output",
                             c->name);
+    if ((r->loss.router.balance != AR_BALANCE_NONE || r->loss.router.z_loss > 0.0) && c->experts.n == 0)
+        return ar_error_set(AR_ERR_ARG, "%s: has no experts, which a balance and a router's z-loss are about", c->name);
     return AR_OK;
 }
 

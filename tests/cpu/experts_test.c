@@ -89,8 +89,8 @@ static void check_route(const choice *c, const float *z)
     float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
     float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
     int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
-    assert_ok(
-        ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, c->n, c->experts), c->k, c->normalised));
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, c->n, c->experts), c->k,
+                            c->normalised));
     for (size_t t = 0; t < c->n; t++)
         plain_route(expected_p + t * c->experts, expected + t * c->k, expected_weight + t * c->k, z + t * c->experts,
                     c->experts, c->k, c->normalised);
@@ -137,7 +137,7 @@ static void expect_experts(const float *z, size_t n, size_t k, const int32_t *ex
     ar_device d = test_device(1);
     float p[8], weight[8];
     int32_t expert[8];
-    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, 1, n), k, true));
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 1, n), k, true));
     assert_bits(expert, expected, k, "experts");
 }
 
@@ -158,12 +158,12 @@ Test(experts, a_row_with_a_nan_says_which_and_the_others_are_routed)
     const float z[3][4] = {{1, 2, 3, 4}, {1, 2, NAN, NAN}, {-NAN, 0, 0, 0}};
     float p[12], weight[6];
     int32_t expert[6];
-    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, 3, 4), 2, false));
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 3, 4), 2, false));
     assert_bits(expert, ((const int32_t[]){2, 3, -3, -3, -1, -1}), 6, "experts");
     cr_assert(p[3] == weight[1]);
     for (size_t i = 4; i < 12; i++)
         assert_bits(p + i, &(uint32_t){0x7fc00000u}, 1, "p of a row with a NaN");
-    assert_ok(ari_cpu_route(&d, NULL, buf(NULL), buf(NULL), buf(NULL), rows_of(NULL, 0, 4), 2, false));
+    assert_ok(ari_cpu_route(&d, NULL, buf(NULL), buf(NULL), buf(NULL), buf(NULL), rows_of(NULL, 0, 4), 2, false));
 }
 
 /* The experts of ordinary rows. */

@@ -340,7 +340,8 @@ static void check_experts(size_t h, size_t experts, size_t k, bool weighed)
     for (int half = 0; half < 2; half++) {
 #define OF(v, rows) (half ? of_half(v, rows) : of_wide(v, rows))
         const ar_cbuf weights = cbuf(weighed ? weight[half] : NULL);
-        assert_ok(ari_cpu_route(&d, NULL, buf(p[half]), buf(expert[half]), buf(weight[half]), OF(z, N), k, weighed));
+        assert_ok(ari_cpu_route(&d, NULL, buf(p[half]), buf(expert[half]), buf(weight[half]), buf(NULL), OF(z, N), k,
+                                weighed));
         assert_ok(ari_cpu_dispatch_rows(&d, NULL, OF(xs, N * k), OF(x, N), weights, cbuf(order), k));
         assert_ok(ari_cpu_combine_rows(&d, NULL, OF(y, N), OF(ys, N * k), weights, cbuf(order), k));
         assert_ok(ari_cpu_dot_rows(&d, NULL, buf(g[half]), OF(x, N), OF(ys, N * k), cbuf(order), k));

@@ -17,6 +17,7 @@ const char *const ari_fault_names[] = {
     AR_FAULT_TABLE(NAME)
 #undef NAME
         NULL};
+static const char *const balance_names[] = {"none", "sequence", "batch", "layers", NULL};
 static const char *const decay_names[] = {"all", "matrices", NULL};
 
 #define ARI_VALUES ari_run_values
@@ -55,6 +56,17 @@ const ari_option ari_loss_options[] = {
                       "add C times the squared logarithm of the softmax's denominator to the loss of each token "
                       "(default 0)",
                       .more = "PaLM has 0.0001."),
+    ARI_OPTION_ENUM("balance", run.loss.router.balance, balance_names,
+                    "of experts: loss that spreads tokens evenly over them, of each sequence, of the step's batch, or "
+                    "of that over all layers (default none, or layers with output_router_logits in config.json)",
+                    .more =
+                        "sequence: as DeepSeek-V3 has it. batch: Switch's form over the whole batch of the step. "
+                        "layers: that of transformers. For the last two a step goes forward twice, first to count."),
+    ARI_OPTION_DOUBLE("balance-weight", run.loss.router.balance_weight, 0, 1e30, "A", "of --balance (default 0.01)"),
+    ARI_OPTION_DOUBLE("router-z-loss", run.loss.router.z_loss, 0, 1e30, "C",
+                      "of experts: add C times the squared logarithm of the router's denominator, the mean over tokens "
+                      "(default 0)",
+                      .more = "ST-MoE has 0.001."),
     {0},
 };
 #undef ARI_VALUES
@@ -129,6 +141,16 @@ static ar_status parse_group(ar_param_group *group, const char *text)
     return AR_OK;
 }
 
+static ar_status settle_balance(ar_router_losses *r)
+{
+    if (r->balance == AR_BALANCE_NONE && r->balance_weight > 0.0)
+        return ar_error_set(AR_ERR_ARG, "--balance-weight %g is that of --balance: give sequence, batch or layers too",
+                            r->balance_weight);
+    if (r->balance != AR_BALANCE_NONE && !(r->balance_weight > 0.0))
+        r->balance_weight = 0.01;
+    return AR_OK;
+}
+
 ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values)
 {
     const ari_run_values first = *v;
@@ -139,6 +161,7 @@ ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_sp
         *o = ar_optimizer_defaults(kind);
     AR_TRY(ari_args_again(spec, values));
     AR_TRY(check_given(&first, o->kind, o->schedule));
+    AR_TRY(settle_balance(&v->run.loss.router));
     o->total_steps = v->run.steps > 0 ? v->run.steps : 1; /* none is taken, and they are still to be right ones */
     o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? o->min_lr : 0.0;
     if (v->betas)
@@ -202,12 +225,19 @@ void ari_loss_print(FILE *to, const ar_loss_options *o)
         fprintf(to, ", label smoothing %g", o->label_smoothing);
     if (o->z_loss > 0.0)
         fprintf(to, ", z-loss %g", o->z_loss);
+    if (o->router.balance != AR_BALANCE_NONE)
+        fprintf(to, ", experts balanced by %s %g", ar_balance_name(o->router.balance), o->router.balance_weight);
+    if (o->router.z_loss > 0.0)
+        fprintf(to, ", router z-loss %g", o->router.z_loss);
 }
 
 void ari_loss_json(json_t *result, const ar_loss_options *o)
 {
     json_object_set_new(result, "label_smoothing", json_real(o->label_smoothing));
     json_object_set_new(result, "z_loss", json_real(o->z_loss));
+    json_object_set_new(result, "balance", json_string(ar_balance_name(o->router.balance)));
+    json_object_set_new(result, "balance_weight", json_real(o->router.balance_weight));
+    json_object_set_new(result, "router_z_loss", json_real(o->router.z_loss));
 }
 
 void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run)

@@ -166,6 +166,8 @@ static ar_status print_rows(FILE *to, const ari_flow *f, const ari_step_case *c,
     }
     if (f->micro_batches > 1)
         fprintf(to, "The passes are those of the first of %zu micro-batches.\n", f->micro_batches);
+    if (ari_step_counts(c))
+        fprintf(to, "Before them a step goes forward once, to count the routes of all tokens; totals have that too.\n");
     print_legend(to, c);
     print_totals(to, f);
     return AR_OK;

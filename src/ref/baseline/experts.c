@@ -56,6 +56,7 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
 {
     static const char *const parts[3] = {"gate_proj", "up_proj", "down_proj"}, *const w123[3] = {"w1", "w3", "w2"};
     const ar_experts *x = &run->c->experts;
+    AR_TRY(ari_bl_balance_load(run, e));
     AR_TRY(load_one(run, &e->gate, x->n, "gate"));
     e->of = ari_bl_take(run, x->n, 1, sizeof *e->of);
     if (e->of == NULL)
@@ -155,14 +156,15 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
     r->p = ari_bl_doubles(run, run->tokens, n);
+    r->lse = ari_bl_doubles(run, run->tokens, 1);
     r->weight = ari_bl_doubles(run, run->tokens, k);
     r->expert = ari_bl_take(run, run->tokens, k, sizeof *r->expert);
     r->place = ari_bl_take(run, run->tokens, k, sizeof *r->place);
     r->first = ari_bl_take(run, n + 1, 1, sizeof *r->first);
     r->of = ari_bl_take(run, n, run->b + 1, sizeof *r->of);
     double *z = ari_bl_doubles(run, run->tokens, n);
-    if (r->p == NULL || r->weight == NULL || r->expert == NULL || r->place == NULL || r->first == NULL ||
-        r->of == NULL || z == NULL)
+    if (r->p == NULL || r->lse == NULL || r->weight == NULL || r->expert == NULL || r->place == NULL ||
+        r->first == NULL || r->of == NULL || z == NULL)
         return run->memory;
     AR_TRY(ari_bl_linear_forward(run, &e->gate, z, x, run->tokens));
     AR_TRY(emit(run, "gate", 'f', z, n, 0, n));
@@ -173,6 +175,7 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
                 return ar_error_set(AR_ERR_DATA, "baseline: %s.%s: expert %zu's logit of token %zu is not a number",
                                     run->prefix, e->gate.name[0], i, t);
         ari_bl_softmax(run, r->p + t * n, z + t * n, NULL, n, &m, &l);
+        r->lse[t] = ari_bl_fl(run, m + ari_log64(l));
         choose(r->expert + t * k, z + t * n, n, k);
         weigh(run, r->weight + t * k, r->p + t * n, r->expert + t * k);
     }
@@ -256,6 +259,7 @@ ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_b
     const ar_experts *config = &run->c->experts;
     const size_t h = run->c->hidden, rows = run->tokens * config->per_token;
     AR_TRY(route(run, e, saved, x));
+    AR_TRY(ari_bl_balance_forward(run, e, saved));
     saved->x = ari_bl_doubles(run, rows, h);
     if (saved->x == NULL)
         return run->memory;
@@ -370,6 +374,7 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
         return run->memory;
     AR_TRY(emit_slots(run, "weights", 'b', r, g));
     router_gradient(run, dz, g, r);
+    AR_TRY(ari_bl_balance_backward(run, dz, r));
     AR_TRY(emit(run, "logits", 'b', dz, n, 0, n));
     AR_TRY(ari_bl_linear_backward(run, &e->gate, more, dz, run->tokens));
     AR_TRY(emit(run, "gate", 'b', more, h, 0, h));

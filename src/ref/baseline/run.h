@@ -53,8 +53,9 @@ typedef struct ari_bl_run {
     char prefix[160];          /* path of the module that is running; "" for the model itself */
     size_t window;             /* of the block that is running: keys this far back are masked; 0: none */
     const ar_rope *rope;       /* of the block that is running */
-    ari_bl_memory *top;        /* everything allocated and not yet released, last first */
-    ar_status memory;          /* why an allocation failed: kept, since the run ends with it */
+    const struct ari_bl_seen *seen;
+    ari_bl_memory *top; /* everything allocated and not yet released, last first */
+    ar_status memory;   /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;
 
 /* --- memory: a stack ---------------------------------------------------------------------------------------------- */
@@ -183,11 +184,18 @@ typedef struct ari_bl_linear {
 typedef struct ari_bl_mlp {
     ari_bl_linear fc, down;
 } ari_bl_mlp;
+/* What the last forward pass of a layer's router was, for its losses: of all layers a list. */
+typedef struct ari_bl_seen {
+    const struct ari_bl_seen *next;
+    double *count, *p; /* [E]: tokens to each expert, and the sum of their p */
+    double value;      /* the losses that are of this layer alone */
+} ari_bl_seen;
 typedef struct ari_bl_experts {
     ari_bl_linear gate; /* the router: [E, h] */
     ari_bl_mlp *of;     /* [E]; NULL: the layer has an MLP */
     ari_bl_mlp shared;
     ari_bl_linear shared_gate; /* [1, h] */
+    ari_bl_seen *seen;
 } ari_bl_experts;
 typedef struct ari_bl_params {
     ari_bl_norm ln1, ln2, attention_norm, mlp_norm, qk_norm[2]; /* those that the config has */
@@ -309,6 +317,7 @@ void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *
  * place[t*k + j] of the experts' activations is token t's slot j. Rows are sorted by expert, then by token. */
 typedef struct ari_bl_routed {
     double *p;      /* [tokens, E]: the router's softmax */
+    double *lse;    /* [tokens]: the logarithm of its denominator */
     size_t *expert; /* [tokens, k] */
     double *weight; /* [tokens, k] */
     size_t *place;  /* [tokens, k] */
@@ -324,6 +333,15 @@ AR_NODISCARD ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_expe
 /** dx [tokens, h] from dy; sums and emits the gradients. */
 AR_NODISCARD ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_experts *e, double *dx, const double *dy,
                                                const ari_bl_routed *saved, const double *x);
+
+/* The losses of routers: nothing where there are none. */
+AR_NODISCARD ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e);
+/** Notes what the layer's losses are made of. */
+AR_NODISCARD ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r);
+/** Their value, of all layers as these last went forward. In binary64 without a rounding. */
+AR_NODISCARD ar_status ari_bl_balance_value(ari_bl_run *run, double *value);
+/** dz [tokens, E] += their gradient. All layers have gone forward. */
+AR_NODISCARD ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, const ari_bl_routed *r);
 
 /* Saved activations of a block. */
 typedef struct ari_bl_block {

@@ -102,6 +102,7 @@ struct ar_ctx {
     uint64_t attempt;
     ar_tap_fn tap;
     void *tap_user;
+    bool counting;    /* a forward pass that comes first, of which routers keep how many tokens go to each expert */
     bool recomputing; /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
     struct ari_deferred *deferred; /* takes the gradients of weights of a backward pass; NULL: it makes them itself */
     int life;                      /* of what the step is given now (ari_step_end_life); 0: it ends with the step */

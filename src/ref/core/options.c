@@ -20,6 +20,12 @@ const char *ar_recompute_name(ar_recompute r)
     return (unsigned)r < AR_RECOMPUTES ? names[r] : "?";
 }
 
+const char *ar_balance_name(ar_balance b)
+{
+    static const char *const names[AR_BALANCES] = {"none", "sequence", "batch", "layers"};
+    return (unsigned)b < AR_BALANCES ? names[b] : "?";
+}
+
 const char *ar_precision_name(ar_precision p)
 {
     static const char *const names[AR_PRECISION_COUNT] = {"f32", "tf32", "bf16"};
@@ -33,5 +39,11 @@ ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
                             o->label_smoothing);
     if (!(o->z_loss >= 0.0) || isinf(o->z_loss))
         return ar_error_set(AR_ERR_ARG, "%s: a z-loss of weight %g: a finite number from 0", what, o->z_loss);
+    const ar_router_losses *r = &o->router;
+    if ((unsigned)r->balance >= AR_BALANCES || !(r->balance_weight >= 0.0) || isinf(r->balance_weight) ||
+        !(r->z_loss >= 0.0) || isinf(r->z_loss))
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: balance %d of weight %g, and a router's z-loss of weight %g: finite numbers from 0",
+                            what, (int)r->balance, r->balance_weight, r->z_loss);
     return AR_OK;
 }

@@ -30,8 +30,8 @@ static void choose(int32_t *expert, const float *z, size_t n, size_t k)
         }
 }
 
-/* p may be z. */
-ARI_ROW_KERNEL void softmax_of(float *p, const float *z, size_t n)
+/* p may be z. Returns the logarithm of the denominator. */
+ARI_ROW_KERNEL float softmax_of(float *p, const float *z, size_t n)
 {
     const int32_t top = ari_row_largest_key(z, n, ari_nan32()), bits = ari_rowsum_bits(n);
     const float max = ari_key32_value(top);
@@ -47,6 +47,7 @@ ARI_ROW_KERNEL void softmax_of(float *p, const float *z, size_t n)
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++)
         p[j] = ari_softmax_p(p[j], l);
+    return ari_route_lse(max, l);
 }
 
 /* Number of the first NaN; n: there is none. */
@@ -68,8 +69,8 @@ static void weigh(float *weight, const float *p, const int32_t *expert, size_t k
 }
 
 /** Slot route. */
-ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z, size_t k,
-                        bool normalised)
+ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
+                        const ar_tensor *z, size_t k, bool normalised)
 {
     const ar_tensor logits = ar_tensor_rows(z);
     const size_t n = logits.shape[0], experts = logits.shape[1];
@@ -80,7 +81,9 @@ ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_b
         const size_t nan = first_nan(x, experts);
         if (nan == experts)
             choose(chosen, x, experts, k);
-        softmax_of(row, x, experts);
+        const float of_row = softmax_of(row, x, experts);
+        if (lse.ptr)
+            ((float *)lse.ptr)[t] = of_row;
         if (nan == experts)
             weigh(w, row, chosen, k, normalised);
         for (size_t j = 0; j < k && nan < experts; j++) {
@@ -121,6 +124,41 @@ ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz,
             float *out = ari_run_at(&logits, at, room);
             count = ari_block_length(experts, from / ARI_BLOCK);
             route_gradient(out, from, count, row, r, slopes, (const int32_t *)expert.ptr + t * k, w, k);
+            ari_run_store(&logits, at, count, out);
+        }
+    }
+    return AR_OK;
+}
+
+/* n experts of a row; c NULL: no balance; z: what the z-loss multiplies p by, 0: nothing. */
+static void add_losses(float *dz, const float *p, const float *c, float r, bool has_z, float z, size_t n)
+{
+    for (size_t i = 0; i < n && c; i++)
+        dz[i] = ari_add32(dz[i], ari_route_dlogit(p[i], c[i], r));
+    for (size_t i = 0; i < n && has_z; i++)
+        dz[i] = ari_add32(dz[i], ari_mul32(p[i], z));
+}
+
+/** Slot route_losses. */
+ar_status ari_cpu_route_losses(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
+                               ar_cbuf lse, double z, ar_cbuf valid)
+{
+    const ar_tensor logits = ar_tensor_rows(dz);
+    const size_t n = logits.shape[0], experts = logits.shape[1];
+    const uint8_t *counts = valid.ptr;
+    ARI_PARALLEL_FOR (t, n, d, n * experts) {
+        const float *row = (const float *)p.ptr + t * experts;
+        const float *c = balance.ptr ? (const float *)balance.ptr + t / each * experts : NULL;
+        const float of_z = lse.ptr ? ari_route_z(z, ((const float *)lse.ptr)[t]) : 0.0f;
+        float room[ARI_BLOCK], r = 0.0f;
+        for (size_t i = 0; i < experts && c; i++)
+            r = ari_add32(r, ari_mul32(row[i], c[i]));
+        for (size_t from = 0, count; from < experts && (!counts || counts[t]); from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(t * experts + from);
+            float *out = ari_run_at(&logits, at, room);
+            count = ari_block_length(experts, from / ARI_BLOCK);
+            ari_run_load(&logits, at, count, room);
+            add_losses(out, row + from, c ? c + from : NULL, r, lse.ptr != NULL, of_z, count);
             ari_run_store(&logits, at, count, out);
         }
     }

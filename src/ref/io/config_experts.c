@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts, as transformers has them (modeling_mixtral.py, modeling_qwen2_moe.py, modeling_olmoe.py): how many, how
  * wide, and which layers have them. */
+#include <math.h>
+
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
@@ -19,6 +21,19 @@ static ar_status read_number(const ari_json_at *at, size_t *n)
                             "%s: keys 'num_experts' and 'num_local_experts' are %zu and %zu, expected "
                             "one number",
                             ARI_SHOW(at->name), other, *n);
+    return AR_OK;
+}
+
+/* transformers adds the balancing loss where it gives the routers' logits out. */
+static ar_status read_balance(ar_experts *e, const ari_json_at *at, double weight)
+{
+    bool wanted = false;
+    AR_TRY(ari_json_bool_or(at, "output_router_logits", &wanted));
+    AR_TRY(ari_json_real_or(at, "router_aux_loss_coef", &weight));
+    if (!(weight >= 0.0) || isinf(weight))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'router_aux_loss_coef' is %g, expected a finite number from 0",
+                            ARI_SHOW(at->name), weight);
+    e->balance_weight = wanted ? weight : 0.0;
     return AR_OK;
 }
 
@@ -68,6 +83,7 @@ ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_expe
                             ARI_SHOW(at->name), e->per_token, e->n);
     if (!form->normalised)
         AR_TRY(ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
+    AR_TRY(read_balance(e, at, form->balance_weight));
     if (form->shared > 0)
         AR_TRY(ari_config_dim_or(at, "shared_expert_intermediate_size", &e->shared));
     if (form->one_width)

@@ -384,7 +384,7 @@ static ar_status read_mixtral(ar_config *c, const ari_json_at *at)
                                     .rope = {.theta = 1000000.0},
                                     .norm_eps = 1e-5};
     static const ari_experts_form experts = {
-        .n = 8, .per_token = 2, .one_width = true, .normalised = true, .w123 = true};
+        .n = 8, .per_token = 2, .one_width = true, .normalised = true, .w123 = true, .balance_weight = 0.001};
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "attention_bias", false, "Mixtral has no biases"));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Mixtral has no biases"));
@@ -398,7 +398,8 @@ static ar_status read_qwen2_moe(ar_config *c, const ari_json_at *at)
 {
     static const llama_form form = {
         .arch = AR_ARCH_QWEN2_MOE, .called = "Qwen2-MoE", .kv_heads = 16, .positions = 32768};
-    static const ari_experts_form experts = {.n = 60, .per_token = 4, .ffn = 1408, .shared = 5632};
+    static const ari_experts_form experts = {
+        .n = 60, .per_token = 4, .ffn = 1408, .shared = 5632, .balance_weight = 0.001};
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen2-MoE's MLPs have no biases"));
     c->qkv_bias = true;
@@ -414,7 +415,7 @@ static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
 {
     static const llama_form form = {
         .arch = AR_ARCH_QWEN3_MOE, .called = "Qwen3-MoE", .kv_heads = 4, .positions = 32768};
-    static const ari_experts_form experts = {.n = 128, .per_token = 8, .ffn = 768};
+    static const ari_experts_form experts = {.n = 128, .per_token = 8, .ffn = 768, .balance_weight = 0.001};
     bool slides = false;
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen3-MoE's MLPs have no biases"));
@@ -432,7 +433,7 @@ static ar_status read_olmoe(ar_config *c, const ari_json_at *at)
 {
     static const llama_form form = {
         .arch = AR_ARCH_QWEN3_MOE, .called = "OLMoE", .positions = 4096, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
-    static const ari_experts_form experts = {.n = 64, .per_token = 8, .one_width = true};
+    static const ari_experts_form experts = {.n = 64, .per_token = 8, .one_width = true, .balance_weight = 0.01};
     AR_TRY(ari_config_window_none(at));
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "mlp_bias", false, "OLMoE's experts have no biases"));
@@ -543,7 +544,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
     static const char gemma[] = "hidden_activation",
                       gemma2[] = "hidden_activation query_pre_attn_scalar "
                                  "attn_logit_softcapping final_logit_softcapping",
-                      experts[] = "num_experts num_local_experts shared_expert_intermediate_size",
+                      experts[] = "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
                                  "sliding_window_pattern rope_local_base_freq";
     static const ari_model_reader readers[] = {{"llama", "llama", read_llama, ""},

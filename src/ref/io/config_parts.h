@@ -86,6 +86,7 @@ typedef struct ari_experts_form {
     bool one_width;      /* intermediate_size is the experts' width, and every layer has experts */
     bool normalised;     /* always; else norm_topk_prob says it */
     bool w123;
+    double balance_weight; /* router_aux_loss_coef where the file does not say */
     size_t shared; /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
     size_t ffn;    /* moe_intermediate_size likewise */
 } ari_experts_form;

@@ -75,6 +75,17 @@ static size_t longest_document(const ar_batch *b)
     return longest;
 }
 
+size_t ar_batch_tokens(const ar_batch *b)
+{
+    const size_t all = b->batch * b->seq;
+    size_t count = 0;
+    if (b->tokens > 0)
+        return b->tokens;
+    for (size_t i = 0; i < all && b->padding_mask; i++)
+        count += b->padding_mask[i] != 0;
+    return b->padding_mask ? count : all;
+}
+
 size_t ar_batch_longest(const ar_batch *b)
 {
     size_t longest = b->longest;

@@ -201,33 +201,48 @@ static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
     (*count)++;
 }
 
-/* Lists of a module are as long as it says. False without memory. */
-static bool collect_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only, size_t *count)
+/* Lists of a module are as long as it says. */
+ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user)
 {
-    const size_t n = m->ops->params ? m->ops->params(m, NULL, 0) : 0;
-    const size_t c = m->ops->children ? m->ops->children(m, NULL, 0) : 0;
-    ar_param **own = calloc(n + 1, sizeof *own);
-    ar_module **children = calloc(c + 1, sizeof *children);
-    bool ok = own && children;
-    if (ok && n > 0)
-        m->ops->params(m, own, n);
-    if (ok && c > 0)
-        m->ops->children(m, children, c);
-    for (size_t i = 0; ok && i < n; i++) {
-        if (!trainable_only || own[i]->requires_grad)
-            add_once(own[i], out, cap, count);
-    }
-    for (size_t i = 0; ok && i < c; i++)
-        ok = collect_params(children[i], out, cap, trainable_only, count);
-    free(own);
+    const size_t n = m->ops->children ? m->ops->children(m, NULL, 0) : 0;
+    ar_module **children = NULL;
+    ar_status st = f(user, m);
+    if (st != AR_OK || n == 0)
+        return st;
+    AR_TRY(ARI_ALLOC_ZERO(&children, n, "a list of modules"));
+    m->ops->children(m, children, n);
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = ari_module_each(children[i], f, user);
     free(children);
-    return ok;
+    return st;
+}
+
+typedef struct param_list {
+    ar_param **out; /* [cap] */
+    size_t cap, count;
+    bool trainable_only;
+} param_list;
+
+static ar_status collect_params(void *user, ar_module *m)
+{
+    param_list *all = user;
+    const size_t n = m->ops->params ? m->ops->params(m, NULL, 0) : 0;
+    ar_param **own = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&own, n, "a list of parameters"));
+    if (n > 0)
+        m->ops->params(m, own, n);
+    for (size_t i = 0; i < n; i++) {
+        if (!all->trainable_only || own[i]->requires_grad)
+            add_once(own[i], all->out, all->cap, &all->count);
+    }
+    free(own);
+    return AR_OK;
 }
 
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only)
 {
-    size_t count = 0;
-    return collect_params(m, out, cap, trainable_only, &count) ? count : SIZE_MAX;
+    param_list all = {.out = out, .cap = cap, .trainable_only = trainable_only};
+    return ari_module_each(m, collect_params, &all) == AR_OK ? all.count : SIZE_MAX;
 }
 
 ar_status ari_module_list(ar_param ***gives, size_t *count, ar_module *m)

@@ -202,6 +202,8 @@ AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status
  *  positions: some value is placed by them, so that every input has three dimensions. */
 AR_NODISCARD ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                              bool own, size_t under, bool positions);
+/** Calls f for m and then for all that is below it, depth first, until one fails. Errors: that; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);
 

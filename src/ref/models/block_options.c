@@ -76,6 +76,7 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .ffn = c->experts.ffn,
                                           .shared = c->experts.shared,
                                           .normalised = c->experts.normalised,
+                                          .balance_weight = c->experts.balance_weight,
                                           .activation = c->activation};
     o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;
     o->attention.transposed = f->transposed;

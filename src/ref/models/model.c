@@ -265,6 +265,12 @@ ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, co
     return set_all(m, ctx, &s);
 }
 
+ar_balance ari_model_balance(const ar_model *m, const ar_ctx *ctx, size_t *experts)
+{
+    *experts = m->config.experts.n;
+    return ar_config_balance(&m->config, &ctx->loss);
+}
+
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
     if (m->last)
@@ -365,9 +371,10 @@ ar_status ar_model_stage_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int 
     ctx->use = ARI_USE_BETWEEN;
     for (size_t layer = s.begin; layer < s.end; layer++)
         AR_TRY(forward_module(m->blocks[layer], ctx, saved, &at, batch));
-    if (s.last)
+    if (s.last && !ctx->counting)
         return forward_end(m, ctx, saved, &at, batch);
-    *y = at;
+    if (!s.last)
+        *y = at;
     return AR_OK;
 }
 

@@ -269,4 +269,5 @@ void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *glob
     out->global_batch = global->batch;
     out->first_sample = start;
     out->longest = ar_batch_longest(global);
+    out->tokens = ar_batch_tokens(global);
 }

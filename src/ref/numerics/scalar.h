@@ -150,6 +150,18 @@ ARI_FN float ari_route_dlogit(float w, float g, float r)
     return ari_canonical32(w * difference);
 }
 
+/** log(sum of exp(z)) of a router's logits, rounded once: m the largest, l the sum of exp(z - m). */
+ARI_FN float ari_route_lse(float m, double l)
+{
+    return ari_round32((double)m + ari_log64(l));
+}
+
+/** fl32(z*lse), z in binary64: what the z-loss multiplies a router's probabilities by in the gradient. */
+ARI_FN float ari_route_z(double z, float lse)
+{
+    return ari_round32(z * (double)lse);
+}
+
 /** fl32(y + fl32(s*x)). */
 ARI_FN float ari_add_gated32(float y, float s, float x)
 {

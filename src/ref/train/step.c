@@ -10,6 +10,7 @@
 #include "ref/context/context.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
+#include "ref/layers/experts/balance.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
@@ -40,6 +41,8 @@ static ar_status forward_batch(const ari_trained *t, ar_ctx *ctx, ar_saved *save
         return ar_model_forward(t->model, ctx, saved, batch);
     AR_TRY(ar_batch_input(ctx, &x, batch));
     AR_TRY(ar_module_forward(t->module, ctx, saved, &y, &x, batch));
+    if (ctx->counting)
+        return AR_OK;
     return ar_loss_forward(t->loss, ctx, saved, &y, batch);
 }
 
@@ -215,6 +218,76 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
     return AR_OK;
 }
 
+/* --- what comes before ------------------------------------------------------------------------------------------- */
+
+/* The modules of this rank that may have experts below them. Gives; free(). */
+static ar_status list_modules(ar_module ***gives, size_t *n, const ari_trained *what)
+{
+    int root = 0;
+    ar_unit *unit = NULL;
+    *n = what->model ? ar_model_units(what->model, NULL, 0, &root) : 1;
+    AR_TRY(ARI_ALLOC(gives, *n, "modules of a step"));
+    if (!what->model) {
+        (*gives)[0] = what->module;
+        return AR_OK;
+    }
+    const ar_status st = ARI_ALLOC(&unit, *n, "modules of a step");
+    if (st != AR_OK) {
+        free(*gives);
+        return st;
+    }
+    ar_model_units(what->model, unit, *n, &root);
+    for (size_t i = 0; i < *n; i++)
+        (*gives)[i] = unit[i].module;
+    free(unit);
+    return AR_OK;
+}
+
+/* Forward through all micro-batches, unheard. */
+static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
+                               size_t most, const ar_train_options *o)
+{
+    const ar_tap_fn tap = ctx->tap;
+    ar_train_options forward = *o;
+    ar_train_result unused = {0};
+    forward.forward_only = true;
+    forward.parallel.forward_first = false;
+    ctx->tap = NULL;
+    ctx->counting = ctx->recomputing = true;
+    ari_span_begin("count routes");
+    const ar_status st = ari_span_end(run_batches(what, ctx, saved, micro, n, most, &forward, &unused));
+    ctx->counting = ctx->recomputing = false;
+    ctx->tap = tap;
+    ar_ctx_end_step(ctx);
+    return st;
+}
+
+/* A balance of more tokens than a micro-batch has needs their routes before the first backward pass. */
+static ar_status count_routes(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
+                              size_t most, const ar_train_options *o)
+{
+    size_t experts = 0, modules = 0;
+    ar_module **of = NULL;
+    ar_balance balance = ctx->loss.router.balance;
+    if (what->model)
+        balance = ari_model_balance(what->model, ctx, &experts);
+    if (o->forward_only || (what->model && balance < AR_BALANCE_BATCH))
+        return AR_OK;
+    AR_TRY(list_modules(&of, &modules, what));
+    bool counts = what->model != NULL;
+    ar_status st = counts ? AR_OK : ari_balance_counts(&counts, of, modules);
+    if (st == AR_OK && counts)
+        st = ari_balance_begin(of, modules);
+    if (st == AR_OK && counts)
+        st = counting_pass(what, ctx, saved, micro, n, most, o);
+    if (st == AR_OK && counts)
+        st = ari_balance_share(of, modules, ctx, balance == AR_BALANCE_LAYERS ? experts : 0);
+    free(of);
+    return st;
+}
+
+/* --- what comes after --------------------------------------------------------------------------------------------- */
+
 /* Every gradient complete, then tapped. */
 static ar_status reduce_gradients(const ari_trained *what, ar_ctx *ctx, const ar_train_options *o)
 {
@@ -302,6 +375,7 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
     AR_TRY_TO(done, st, zero_gradients(what, ctx));
     if (o->ddp)
         AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
+    AR_TRY_TO(done, st, count_routes(what, ctx, saved, micro, n, most, o));
     AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, most, o, result));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
     AR_TRY_TO(done, st, loss_value(what, ctx, &result->loss, result->targets));

@@ -62,7 +62,7 @@ static ar_status add(void *user, const ari_operation *op)
     for (int i = 0; i < op->calls; i++) {
         ari_op_call call = op->call[i];
         size_t bytes = 0;
-        if (call.routed && t->c->routed)
+        if ((call.routed && t->c->routed) || (op->counting && call.often == ARI_EACH_VERSION)) /* or made once */
             continue;
         if (call.sliced > 0) /* those of the ranks that this one stands for together */
             call.elements = call.sliced;
@@ -106,6 +106,7 @@ static ar_status walk(tally *t, int rank)
 {
     const ari_step_case *c = t->c;
     AR_TRY(ari_operations_start(c, rank, add, t));
+    AR_TRY(ari_operations_counting(c, rank, add, t));
     AR_TRY(ari_operations_pass(c, ARI_PASS_FORWARD, rank, add, t));
     if (!c->forward_only)
         AR_TRY(ari_operations_pass(c, ARI_PASS_BACKWARD, rank, add, t));

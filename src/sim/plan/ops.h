@@ -30,6 +30,7 @@ typedef struct ari_step_case {
     X(BROADCAST, "broadcast")             /* a parameter made equal over dp */                                        \
     X(AGREEMENT, "agreement")             /* that the dp ranks have the same parameters */                            \
     X(TARGETS, "targets")                 /* the number that the loss is divided by */                                \
+    X(COUNTS, "counts of routes")         /* tokens of each expert of a layer, or of all layers, in the whole batch */    \
     X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
     X(POSITIONS, "positions")             /* learned ones, added */                                                   \
     X(NORM, "norm")                                                                                                   \
@@ -191,6 +192,7 @@ typedef struct ari_operation {
     ari_role role;
     size_t expert;       /* of a parameter, or of the first of a bucket, if it is an expert's */
     bool regathered;     /* backward: of a value of the forward pass, not of a gradient */
+    bool counting;       /* forward: of a pass that comes first, to count the routes */
     bool recomputed;     /* backward: an operation of the forward pass, computed again before those of its gradients */
     ar_recompute within; /* the part of the layer that is computed again, if the operation is of one: either pass */
     bool stays;          /* forward, a redistribution: its input stays for the backward pass, which does it again */
@@ -225,6 +227,9 @@ AR_NODISCARD ar_status ari_operations_pipeline(const ari_step_case *c, ari_opera
 AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int rank,
                                            ari_operation_visitor visit, void *user);
+/** The same of the forward pass that counts the routes; nothing where a step has none (ari_step_counts). */
+AR_NODISCARD ar_status ari_operations_counting(const ari_step_case *c, int rank, ari_operation_visitor visit,
+                                               void *user);
 AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 
 /** Bits of the parts of its number that a value is: all of them, or by its role of those side by side. */
@@ -259,6 +264,8 @@ size_t ari_call_chunk(const ari_op_call *call, size_t i);
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
 /** How often the rows of a layer's experts are exchanged for the tokens of a pass and its gradients. */
+/** True if a step goes forward twice, first to count the routes (ar_router_losses). */
+bool ari_step_counts(const ari_step_case *c);
 size_t ari_routed_exchanges(const ari_step_case *c, size_t layer);
 
 #endif

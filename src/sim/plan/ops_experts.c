@@ -82,10 +82,22 @@ static void gather_routes(ari_op_builder *w)
                         ARI_EACH_PASS, ARI_ROUTER, "");
 }
 
+bool ari_step_counts(const ari_step_case *c)
+{
+    return !c->forward_only && ar_config_balance(c->config, &c->run.loss) >= AR_BALANCE_BATCH;
+}
+
 size_t ari_routed_exchanges(const ari_step_case *c, size_t layer)
 {
     const bool again = c->run.parallel.recompute.what == AR_RECOMPUTE_FULL && ari_step_recomputes(c, layer);
-    return c->forward_only ? 2 : again ? 6 : 4;
+    return (c->forward_only ? 2u : again ? 6u : 4u) + (ari_step_counts(c) ? 2u : 0u);
+}
+
+/* Counts of tokens, which the ranks that have parts of a sequence add up. */
+static void sum_counts(ari_op_builder *w, ari_over over, size_t rows, ari_call_often often)
+{
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, rows, w->config->experts.n), AR_I64, often,
+                        ARI_ROUTER, "");
 }
 
 /* --- what stands between the products ----------------------------------------------------------------------------- */
@@ -101,6 +113,11 @@ static void route(ari_op_builder *w)
     op->output[op->outputs++] = backward ? tokens(w, w->config->experts.n, 0) : routes(w, 0);
     if (!backward)
         gather_routes(w);
+    if (backward && ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_SEQUENCE) {
+        sum_counts(w, ARI_OVER_CP, w->own, ARI_EACH_PASS);
+        if (w->whole)
+            sum_counts(w, ARI_OVER_TP, w->own, ARI_EACH_PASS);
+    }
     ari_op_builder_make(w);
 }
 

@@ -76,6 +76,7 @@ typedef struct ari_op_builder {
     bool multiplied;   /* what is gathered next is multiplied then */
     bool every_bucket; /* visits buckets that nothing moves too */
     bool absent, unit; /* the rank has no samples of the micro-batch; what it does all the same, for what is shared */
+    bool counting, counted;        /* in the pass that counts the routes, and after it */
     bool passed[2][AR_MAX_STAGES]; /* forward, backward: the stage has had a pass since the weights changed */
     ari_operation op;              /* the next to be visited */
     ari_edges edges;
@@ -283,6 +284,7 @@ void ari_op_builder_unit_ends(ari_op_builder *w, size_t unit);
 void ari_op_builder_stage_ends(ari_op_builder *w, size_t begin, size_t end);
 void ari_op_builder_start(ari_op_builder *w);
 void ari_op_builder_before(ari_op_builder *w);
+void ari_op_builder_counts(ari_op_builder *w);
 void ari_op_builder_after(ari_op_builder *w);
 void ari_op_builder_buckets(ari_op_builder *w);
 

@@ -565,7 +565,7 @@ void ari_op_builder_forward(ari_op_builder *w)
         block(w);
     }
     begin_section(w, w->stage + 1 == w->stages ? w->config->layers + 1 : 0);
-    if (w->stage + 1 == w->stages)
+    if (w->stage + 1 == w->stages && !w->counting)
         end_forward(w);
 }
 

@@ -90,7 +90,7 @@ static void schedule_operation(ari_op_builder *w, ar_pp_kind kind, size_t stage)
         ari_op_builder_forward(w);
     else
         ari_op_builder_backward(w);
-    if (kind <= AR_PP_BACKWARD_WEIGHT && !w->absent)
+    if (kind <= AR_PP_BACKWARD_WEIGHT && !w->absent && !w->counting)
         w->passed[!forward][stage] = true;
 }
 
@@ -176,7 +176,8 @@ static size_t held_by_first(const ari_op_builder *w, int i, int n)
 static void passes(ari_op_builder *w, bool each)
 {
     const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
-    const bool backward = !w->c->forward_only, all_first = backward && each && w->c->run.parallel.forward_first;
+    const bool backward = !w->c->forward_only && !w->counting,
+               all_first = backward && each && w->c->run.parallel.forward_first;
     for (int i = 0, step; i < n && w->st == AR_OK; i += step) {
         step = each || i == 0 ? 1 : alike(w, i);
         w->times = each ? 1 : held_by_first(w, i, step);
@@ -199,7 +200,7 @@ static void follow_schedule(ari_op_builder *w)
         w->st = ar_parallel_schedule(&s, &w->c->run.parallel);
     const ar_pp_operation *list = w->st == AR_OK ? ar_pipeline_schedule_rank(s, (int)w->at[ARI_AXIS_PP], &n) : NULL;
     for (size_t i = 0; i < n && w->st == AR_OK; i++) {
-        if ((goes_forward(list[i].kind) || !w->c->forward_only) && enter_micro(w, list[i].micro))
+        if ((goes_forward(list[i].kind) || !(w->c->forward_only || w->counting)) && enter_micro(w, list[i].micro))
             schedule_operation(w, list[i].kind, (size_t)list[i].stage);
     }
     ar_pipeline_schedule_destroy(s);
@@ -208,14 +209,25 @@ static void follow_schedule(ari_op_builder *w)
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }
 
-static ar_status all_of(ari_op_builder *w, bool each)
+static void all_passes(ari_op_builder *w, bool each)
 {
-    outside(w, ari_op_builder_start);
-    outside(w, ari_op_builder_before);
     if (each && w->stages > 1)
         follow_schedule(w);
     else
         passes(w, each);
+}
+
+static ar_status all_of(ari_op_builder *w, bool each)
+{
+    outside(w, ari_op_builder_start);
+    outside(w, ari_op_builder_before);
+    w->counting = ari_step_counts(w->c);
+    w->counted = w->counting;
+    if (w->counting)
+        all_passes(w, each);
+    w->counting = false;
+    outside(w, ari_op_builder_counts);
+    all_passes(w, each);
     outside(w, ari_op_builder_after);
     return w->st;
 }
@@ -255,10 +267,21 @@ ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, 
     return w.st;
 }
 
+ar_status ari_operations_counting(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    ari_op_builder w = walk_of(c, rank, visit, user);
+    w.counting = true;
+    take_samples(&w, c->run.batch, c->run.batch);
+    if (ari_step_counts(c))
+        passes_of(&w, ARI_PASS_FORWARD);
+    return w.st;
+}
+
 ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
     ari_op_builder w = walk_of(c, rank, visit, user);
     ari_op_builder_before(&w);
+    ari_op_builder_counts(&w);
     ari_op_builder_after(&w);
     return w.st;
 }

@@ -314,6 +314,40 @@ void ari_op_builder_before(ari_op_builder *w)
     ari_op_builder_unit_begins(w, ARI_NO_LAYER);
 }
 
+/* Of every layer that this rank has, and over the stages where all layers are balanced together. */
+void ari_op_builder_counts(ari_op_builder *w)
+{
+    const size_t n = w->config->experts.n;
+    if (!ari_step_counts(w->c))
+        return;
+    for (size_t stage = 0; stage < w->stages; stage++) {
+        size_t begin = 0, end = 0;
+        ari_op_builder_stage_layers(w, stage, &begin, &end);
+        for (size_t i = begin; i < end && stage % w->ranks[ARI_AXIS_PP] == w->at[ARI_AXIS_PP]; i++) {
+            if (!ar_config_has_experts(w->config, i))
+                continue;
+            ari_op_builder_layer(w, i);
+            w->pass = ARI_PASS_STEP;
+            begin_sum(w, ARI_OPERATION_COUNTS, n, AR_I64);
+            ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, n, AR_I64, ARI_EACH_STEP, ARI_ROUTER, "");
+            if (w->whole) {
+                w->op.input[0].at[ARI_AXIS_TP] = (ar_placement){AR_PARTIAL_SUM, 0};
+                ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I64, ARI_EACH_STEP, ARI_ROUTER, "");
+            }
+            visit_if_moved(w);
+        }
+    }
+    ari_op_builder_layer(w, ARI_NO_LAYER);
+    if (ar_config_balance(w->config, &w->c->run.loss) != AR_BALANCE_LAYERS)
+        return;
+    begin_sum(w, ARI_OPERATION_COUNTS, n, AR_I64);
+    place_over_dp(&w->op.input[0], ari_whole);
+    w->op.input[0].at[ARI_AXIS_PP] = (ar_placement){AR_PARTIAL_SUM, 0};
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_PP, n, AR_I64, ARI_EACH_STEP, ARI_NO_ROLE,
+                        "tokens of experts");
+    visit_if_moved(w);
+}
+
 /* Without a head each rank's terms are those of its own tokens. The last stage has it, and tells the others. */
 static void sum_loss(ari_op_builder *w)
 {

@@ -88,7 +88,7 @@ static ar_status visit_outputs(void *user, const ari_operation *op)
     const bool product = e->last.kind == ARI_OPERATION_PRODUCT || e->last.kind == ARI_OPERATION_BIAS;
     const bool travels = op->kind == ARI_OPERATION_HEADS || op->kind == ARI_OPERATION_RING ||
                          op->kind == ARI_OPERATION_DISPATCH; /* reported before */
-    if (op->pass != ARI_PASS_FORWARD || travels)
+    if (op->pass != ARI_PASS_FORWARD || op->counting || travels)
         return AR_OK;
     for (int i = 0; i < e->last.outputs && product && op->kind == ARI_OPERATION_REDISTRIBUTE; i++) {
         expected *x = expected_of(e, &e->last, output_role(&e->last, i), 0, "", 'f');

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/routes.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
@@ -26,10 +27,22 @@ typedef struct experts_module {
     size_t own, from;           /* experts of this rank, and the number of the first */
     size_t width;               /* of an expert, here */
     ar_module *shared, *share;  /* the expert that all tokens go to, and its gate; NULL: none */
+    ari_balance balance;
 } experts_module;
 
 /* What the forward pass keeps. */
-enum { SAVED_X, SAVED_P, SAVED_ROUTES, SAVED_WEIGHT, SAVED_PRE, SAVED_MADE, SAVED_SHARED, SAVED_LOGIT, SAVED_ROWS };
+enum {
+    SAVED_X,
+    SAVED_P,
+    SAVED_ROUTES,
+    SAVED_WEIGHT,
+    SAVED_PRE,
+    SAVED_MADE,
+    SAVED_SHARED,
+    SAVED_LOGIT,
+    SAVED_ROWS,
+    SAVED_LSE
+};
 
 static size_t tokens_of(const ar_tensor *x)
 {
@@ -86,24 +99,30 @@ static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, cons
 
 /* routes: the experts of all expert-parallel ranks' tokens. */
 static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *routes, ar_tensor *weight,
-                       const ar_tensor *x)
+                       const ar_tensor *x, const ar_batch *batch)
 {
     const size_t tokens = tokens_of(x), k = m->o.per_token;
-    ar_tensor z, p, expert;
+    ar_tensor z, p, expert, lse = {0};
     AR_TRY(ari_linear_forward(&m->router, ctx, saved, &z, x, AR_ACT_NONE, NULL));
     AR_TRY(ari_fault_router_logits(ctx, &z));
     AR_TRY(tap_own(m, ctx, "gate", 'f', &z));
     AR_TRY(rows_like(ctx, &p, AR_F32, tokens, m->o.n));
     AR_TRY(rows_like(ctx, &expert, AR_I32, tokens, k));
     AR_TRY(rows_like(ctx, weight, AR_F32, tokens, k));
-    AR_TRY(ARI_KERNEL(ctx, route, p.data, expert.data, weight->data, &z, k,
+    if (ari_balance_wants_lse(&m->balance))
+        AR_TRY(ar_ctx_tensor(ctx, &lse, AR_F32, 1, &tokens));
+    AR_TRY(ARI_KERNEL(ctx, route, p.data, expert.data, weight->data, lse.data, &z, k,
                       ari_fault_normalised(ctx, m->o.normalised, false)));
     AR_TRY(ari_fault_routed(ctx, &(ari_chosen){&p, &expert, weight}, &z, m->o.normalised));
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
+    if (ctx->counting)
+        AR_TRY(ari_balance_count(&m->balance, ctx, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_fault_dropped(ctx, weight, &expert, m->o.n));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
     AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
+    if (lse.data.ptr)
+        AR_TRY(ar_saved_push(saved, m, SAVED_LSE, &lse));
     AR_TRY(ar_saved_push(saved, m, SAVED_ROUTES, routes));
     return ar_saved_push(saved, m, SAVED_WEIGHT, weight);
 }
@@ -246,7 +265,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
     AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
-    AR_TRY(route(m, ctx, saved, &routes, &weight, &in));
+    AR_TRY(route(m, ctx, saved, &routes, &weight, &in, batch));
     ar_status st = make_routes(m, ctx, &r, &routes, &in);
     if (st == AR_OK)
         st = expert_rows(m, ctx, saved, &rows, &in, &weight, &r);
@@ -353,16 +372,21 @@ static ar_status shared_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
 
 /* Through the softmax, and dx += the gradient through the logits. */
 static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
-                                 const ar_tensor *g, const ar_tensor *expert, const ar_tensor *weight)
+                                 const ar_tensor *g, const ar_tensor *weight, const ari_routed_tokens *t)
 {
-    ar_tensor p, dz, more;
+    const ar_tensor *expert = t->expert;
+    ar_tensor p, dz, more, lse = {0};
     AR_TRY(ari_fault_weights_gradient(ctx, g));
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
+    if (ari_balance_wants_lse(&m->balance))
+        AR_TRY(ar_saved_pop(saved, m, SAVED_LSE, &lse));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
     AR_TRY(ARI_KERNEL(ctx, route_backward, &dz, ar_const(g->data), ar_const(p.data), ar_const(expert->data),
                       ar_const(weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
     AR_TRY(ari_fault_router_gradient(ctx, &dz, &(ari_chosen){&p, expert, weight}, g));
+    AR_TRY(ari_balance_backward(&m->balance, ctx, &dz, &p, &lse, t));
+    ar_ctx_release(ctx, &lse);
     ar_ctx_release(ctx, &p);
     AR_TRY(tap_own(m, ctx, "logits", 'b', &dz));
     AR_TRY(ari_linear_backward(&m->router, ctx, saved, &more, &dz, m->router_name, NULL));
@@ -387,7 +411,7 @@ static ar_status gradient_of(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     ari_routes_end(&r, ctx);
     AR_TRY(st);
     AR_TRY(shared_backward(m, ctx, saved, dx, dy, batch));
-    AR_TRY(router_backward(m, ctx, saved, dx, &g, &expert, &weight));
+    AR_TRY(router_backward(m, ctx, saved, dx, &g, &weight, &(ari_routed_tokens){&expert, &x, batch}));
     ar_ctx_release(ctx, &g);
     ar_ctx_release(ctx, &weight);
     ar_ctx_release(ctx, &routes);
@@ -435,6 +459,7 @@ static void experts_destroy(ar_module *base)
 {
     experts_module *m = (experts_module *)base;
     ari_linear_fini(&m->router);
+    ari_balance_fini(&m->balance);
     for (size_t i = 0; i < m->made; i++)
         ar_param_fini(&m->weight[i]);
     free(m->weight);
@@ -525,6 +550,9 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
                                     .part = {{.name = m->router_name, .out = o->n}},
                                     .in = o->hidden};
     AR_TRY(ari_linear_init(&m->router, ctx, &router));
+    m->balance = (ari_balance){
+        .experts = o->n, .per_token = o->per_token, .name = m->router_name, .spread = !ari_placed_whole(m->at)};
+    AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
     m->router.own_weight[0].spread = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_summed);
     AR_TRY(ari_alloc_zero((void **)&m->weight, m->own * WEIGHTS, sizeof *m->weight, "experts"));
     AR_TRY(ari_alloc((void **)&m->first, 2 * m->own, sizeof *m->first, "experts"));
@@ -535,15 +563,21 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     return o->shared > 0 ? init_shared(m, ctx) : AR_OK;
 }
 
+static const ar_module_ops experts_ops = {.kind = "experts",
+                                          .forward = experts_forward,
+                                          .backward = experts_backward,
+                                          .params = experts_params,
+                                          .children = experts_children,
+                                          .destroy = experts_destroy};
+
+ari_balance *ari_experts_balance(ar_module *m)
+{
+    return m->ops == &experts_ops ? &((experts_module *)m)->balance : NULL;
+}
+
 ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
 {
-    static const ar_module_ops ops = {.kind = "experts",
-                                      .forward = experts_forward,
-                                      .backward = experts_backward,
-                                      .params = experts_params,
-                                      .children = experts_children,
-                                      .destroy = experts_destroy};
     experts_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &experts_ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, init_experts(m, ctx, o));
 }

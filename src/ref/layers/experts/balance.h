@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The losses of a router (ar_router_losses): gradients of its logits that come from how many tokens go to each expert,
+ * and from the size of the logits. */
+#ifndef ARI_LAYERS_EXPERTS_BALANCE_H
+#define ARI_LAYERS_EXPERTS_BALANCE_H
+
+#include "anyrank/module.h"
+#include "ref/context/context.h"
+
+typedef struct ari_balance {
+    ar_router_losses losses;
+    size_t experts, per_token;
+    bool spread;      /* the tensor-parallel ranks route different tokens */
+    const char *name; /* of the router; borrowed */
+    int64_t
+        *counts;    /* [experts]: tokens that go to each, of the step's batch; NULL: of a sequence, or of none; owned */
+    double divisor; /* counts / this, times a*E: what the loss multiplies p by */
+} ari_balance;
+
+/* A router's tokens in a pass. */
+typedef struct ari_routed_tokens {
+    const ar_tensor *expert; /* int32 [tokens, k] on the device */
+    const ar_tensor *x;      /* [.., tokens, hidden] */
+    const ar_batch *batch;
+} ari_routed_tokens;
+
+/** weight: of AR_BALANCE_LAYERS where the context's options balance nothing. b->name, experts, per_token, spread are
+ *  set. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_init(ari_balance *b, const ar_ctx *ctx, double weight);
+void ari_balance_fini(ari_balance *b);
+static inline bool ari_balance_wants_lse(const ari_balance *b)
+{
+    return b->losses.z_loss > 0.0;
+}
+/** Adds a micro-batch of a counting pass to the counts. Errors: those of the device, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_count(ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t);
+/** dz += what the losses make of p [tokens, E] and lse [tokens] (data NULL: no z-loss). Collective over the ranks that
+ *  share a sequence. Errors: those of the device and of the communicator, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, const ar_tensor *dz, const ar_tensor *p,
+                                            const ar_tensor *lse, const ari_routed_tokens *t);
+
+/* Of all modules of experts below some modules. */
+/** *counts: a step has to count first. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_counts(bool *counts, ar_module *const *modules, size_t n);
+/** Before a counting pass, and after it, where the counts become those of all ranks. experts: of every layer of a model
+ *  that balances them together; 0: each layer does so alone. Collective over the context's groups, and with experts over
+ *  its pipeline. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer has another number of experts), those of the communicators. */
+AR_NODISCARD ar_status ari_balance_begin(ar_module *const *modules, size_t n);
+AR_NODISCARD ar_status ari_balance_share(ar_module *const *modules, size_t n, ar_ctx *ctx, size_t experts);
+
+/** The balance of a module of experts; NULL: it is another module. */
+ari_balance *ari_experts_balance(ar_module *m);
+
+#endif
