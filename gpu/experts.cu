@@ -127,6 +127,30 @@ ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf
     return ARI_BY_DTYPE(dz, route_backward_of)(d, q, dz, g, p, expert, weight, k, normalised);
 }
 
+/* The sum over a row's experts of p*c; 0 without a c. */
+ARI_ON_GPU float balance_of(const float *p, const float *c, size_t n)
+{
+    float r = 0.0f;
+    for (size_t i = 0; i < n && c; i++)
+        r = ari_add32(r, ari_mul32(p[i], c[i]));
+    return r;
+}
+
+ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
+                      ar_cbuf lse, double z, ar_cbuf valid)
+{
+    const size_t n = p->shape[1];
+    const float *rows = dev<float>(ar_const(p->data)), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
+    const uint8_t *counts = dev<uint8_t>(valid);
+    float *out = dev<float>(terms);
+    return launch_each(d, q, p->shape[0], [=] ARI_ON_GPU(size_t t) {
+        float term = balance_of(rows + t * n, slopes ? slopes + t / each * n : nullptr, n);
+        if (logarithms)
+            term = ari_add32(term, ari_route_z_term(z, logarithms[t]));
+        out[t] = counts && !counts[t] ? 0.0f : term;
+    });
+}
+
 template <class T>
 ar_status route_losses_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
                           ar_cbuf lse, double z, ar_cbuf valid)
@@ -139,10 +163,8 @@ ar_status route_losses_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbu
     return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
         const float *row = probabilities + b.index * n, *c = slopes ? slopes + b.index / each * n : nullptr;
         const float of_z = logarithms ? ari_route_z(z, logarithms[b.index]) : 0.0f;
+        const float r = balance_of(row, c, n);
         T *out = gradients + b.index * n;
-        float r = 0.0f;
-        for (size_t i = 0; i < n && c; i++)
-            r = ari_add32(r, ari_mul32(row[i], c[i]));
         b.each(counts && !counts[b.index] ? 0 : n, [&](size_t i) {
             float sum = load(out[i]);
             if (c)

@@ -75,7 +75,7 @@ typedef enum ar_balance {
 } ar_balance;
 /** "none", "sequence", "batch", "layers"; "?" for an unknown value. Static storage. */
 const char *ar_balance_name(ar_balance b);
-/** Losses of the routers, which are added to the gradients and not to the loss that is reported. Of a layer with E
+/** Losses of the routers, added to the loss. Of a layer with E
  *  experts, k of them for each token, softmax p [T, E], and n_i tokens that go to expert i, counted without a gradient:
  *
  *    sequence  mean over the sequences of  a*E/(k*S^2) * sum over i of n_i * sum over t of p_ti      S: its tokens

@@ -105,6 +105,12 @@ static inline ar_balance ar_config_balance(const ar_config *c, const ar_loss_opt
     return c->experts.n == 0 ? AR_BALANCE_NONE : of_file ? AR_BALANCE_LAYERS : o->router.balance;
 }
 
+/** True if its routers have losses of their own. */
+static inline bool ar_config_router_losses(const ar_config *c, const ar_loss_options *o)
+{
+    return ar_config_balance(c, o) != AR_BALANCE_NONE || (c->experts.n > 0 && o->router.z_loss > 0.0);
+}
+
 /** Largest number of keys that a query of this layer sees, its own and those before it: key j of query i is masked
  *  where j + window <= i. 0: all. */
 static inline size_t ar_config_window(const ar_config *c, size_t layer)

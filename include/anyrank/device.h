@@ -271,6 +271,10 @@ typedef struct ar_device_ops {
      * fl32(p*fl32(z*lse)), z*lse in binary64. Each is added in fp32 and rounded. */
     ar_status (*route_losses)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
                               ar_cbuf lse, double z, ar_cbuf valid);
+    /* terms [n], f32: what these losses of each row are, of p [n, E]: r, plus fl32(z*lse*lse), computed in binary64 from
+     * left to right; +0 of rows that are not valid. */
+    ar_status (*route_terms)(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
+                             ar_cbuf lse, double z, ar_cbuf valid);
     /* y [.., E], f32, = value [n, k] at each row's experts, else +0 */
     ar_status (*spread_slots)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k);
     /* y[r, :] = x[slot_of[r] / k, :], or (weight not NULL) fl32(weight[slot_of[r]] * that), for each row of y. Without
@@ -342,7 +346,7 @@ typedef struct ar_device_ops {
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
     X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
-    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward) X(route_losses)             \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward) X(route_losses) X(route_terms)             \
     X(spread_slots) X(dispatch_rows) X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
     X(rows_in_range) X(gather_rows)                                                                      \
     X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) \

@@ -318,9 +318,9 @@ ar_param *ar_lm_head_weight(ar_lm_head *l);
  *  Errors: AR_ERR_DATA (a label outside the vocabulary), AR_ERR_SHAPE, what the communicator gives. */
 AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                           const ar_batch *batch);
-/** *loss: the sum of the terms of all data-parallel ranks over `targets` (NaN if there are none), the same on every
- * rank; tapped as "loss". */
-AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets);
+/** *loss: the sum of the terms of all data-parallel ranks over `targets` (NaN if there are none), and `more`, the losses
+ *  of other parts (0: there are none); the same on every rank, tapped as "loss". */
+AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets, double more);
 AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
 /** dx [b, s, h] of that loss, placed as x; adds to the weight's gradient. */
 AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,

@@ -42,7 +42,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     const double seconds = calls(w, op);
     if (op->kind == ARI_OPERATION_GRADIENT_SUM)
         return add_bucket(s, op, seconds);
-    if (op->kind == ARI_OPERATION_TARGETS || op->kind == ARI_OPERATION_COUNTS)
+    if (op->kind == ARI_OPERATION_TARGETS || op->kind == ARI_OPERATION_ROUTER_SUM)
         s->before += seconds;
     else if (op->kind == ARI_OPERATION_LOSS_SUM)
         s->loss += seconds;

@@ -51,77 +51,159 @@ ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e)
     return AR_OK;
 }
 
-/* What a sequence, or the batch, costs, by the last forward pass. */
-static double cost(const double *count, const double *p, size_t experts, double weight, double divisor)
-{
-    double sum = 0.0;
-    for (size_t i = 0; i < experts; i++)
-        sum += count[i] * p[i];
-    return divisor > 0.0 ? weight * (double)experts * sum / divisor : 0.0;
-}
-
-ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r)
-{
-    const ari_bl_memory *mark = run->top;
-    const ar_balance balance = balance_of(run);
-    const size_t n = run->c->experts.n, k = run->c->experts.per_token;
-    const size_t parts = balance == AR_BALANCE_SEQUENCE ? run->b : 1, each = run->tokens / parts;
-    double *count = ari_bl_doubles(run, 2, n), *p = count + n, squares = 0.0;
-    size_t all = 0;
-    if (count == NULL)
-        return run->memory;
-    e->seen->value = 0.0;
-    for (size_t part = 0; part < parts; part++) {
-        for (size_t i = 0; i < n; i++)
-            count[i] = p[i] = 0.0;
-        const size_t tokens = count_tokens(run, count, r, part * each, each);
-        for (size_t t = part * each; t < (part + 1) * each; t++) {
-            for (size_t i = 0; i < n && !is_padding(run, t); i++)
-                p[i] += r->p[t * n + i];
-            squares += is_padding(run, t) ? 0.0 : r->lse[t] * r->lse[t];
-        }
-        if (balance == AR_BALANCE_SEQUENCE || balance == AR_BALANCE_BATCH)
-            e->seen->value +=
-                cost(count, p, n, weight_of(run), (double)k * (double)tokens * (double)tokens) / (double)parts;
-        all += tokens;
-    }
-    for (size_t i = 0; i < n; i++) {
-        e->seen->count[i] = count[i];
-        e->seen->p[i] = p[i];
-    }
-    e->seen->value += all > 0 ? run->o->loss.router.z_loss * squares / (double)all : 0.0;
-    ari_bl_release(run, mark);
-    return AR_OK;
-}
-
-/* n and the sums of p over the layers. Returns (L*T)^2. */
-static double add_layers(const ari_bl_run *run, double *count, double *p)
+/* n of all layers. Returns (L*T)^2. */
+static double count_layers(const ari_bl_run *run, double *count)
 {
     double slots = 0.0;
     for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next)
         for (size_t i = 0; i < run->c->experts.n; i++) {
             count[i] += layer->count[i];
-            p[i] += layer->p[i];
             slots += layer->count[i];
         }
     slots /= (double)run->c->experts.per_token;
     return slots * slots;
 }
 
-ar_status ari_bl_balance_value(ari_bl_run *run, double *value)
+/* c [E] of tokens [first, first + n), by their routes, or by those of all layers. count: zero, becomes c. */
+static void make_c(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first, size_t n)
+{
+    const ar_balance balance = balance_of(run);
+    const size_t experts = run->c->experts.n, k = run->c->experts.per_token;
+    double divisor;
+    if (balance == AR_BALANCE_LAYERS) {
+        divisor = count_layers(run, count);
+    } else {
+        const double slots = (double)(count_tokens(run, count, r, first, n) * k);
+        divisor = slots * slots / (double)k;
+        if (balance == AR_BALANCE_SEQUENCE)
+            divisor = divisor * (double)run->b;
+    }
+    for (size_t i = 0; i < experts; i++)
+        count[i] = divisor > 0.0 ? ari_bl_fl(run, weight_of(run) * (double)experts * count[i] / divisor) : 0.0;
+}
+
+static double balance_term(const ari_bl_run *run, const double *p, const double *c)
+{
+    double sum = 0.0;
+    for (size_t i = 0; i < run->c->experts.n; i++)
+        sum = ari_bl_fl(run, sum + ari_bl_fl(run, p[i] * c[i]));
+    return sum;
+}
+
+/* z/T. */
+static double z_of(const ari_bl_run *run)
+{
+    size_t tokens = 0;
+    for (size_t t = 0; t < run->tokens; t++)
+        tokens += !is_padding(run, t);
+    return tokens > 0 ? run->o->loss.router.z_loss / (double)tokens : 0.0;
+}
+
+/* The losses of tokens [first, first + n). */
+static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_routed *r, size_t first, size_t n)
 {
     const ari_bl_memory *mark = run->top;
-    const size_t n = run->c->experts.n;
-    double *count = ari_bl_doubles(run, 2, n + 1);
-    *value = 0.0;
-    if (count == NULL)
+    const double z = z_of(run);
+    const bool balances = balance_of(run) != AR_BALANCE_NONE;
+    double *c = ari_bl_doubles(run, 1, run->c->experts.n);
+    if (c == NULL)
         return run->memory;
-    for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next)
-        *value += layer->value;
-    if (balance_of(run) == AR_BALANCE_LAYERS && run->seen != NULL) {
-        const double divisor = add_layers(run, count, count + n);
-        *value += cost(count, count + n, n, weight_of(run), divisor);
+    if (balances)
+        make_c(run, c, r, first, n);
+    for (size_t t = first; t < first + n; t++) {
+        double term = balances ? balance_term(run, r->p + t * run->c->experts.n, c) : 0.0;
+        if (z > 0.0)
+            term = ari_bl_fl(run, term + ari_bl_fl(run, z * r->lse[t] * r->lse[t]));
+        if (!is_padding(run, t))
+            ari_bl_sums_add(sums, 0, term);
     }
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+static size_t parts_of(const ari_bl_run *run)
+{
+    return balance_of(run) == AR_BALANCE_SEQUENCE ? run->b : 1;
+}
+
+static bool has_losses(const ari_bl_run *run)
+{
+    return balance_of(run) != AR_BALANCE_NONE || run->o->loss.router.z_loss > 0.0;
+}
+
+static ar_status losses_of(ari_bl_run *run, double *value, const ari_bl_routed *r)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t each = run->tokens / parts_of(run);
+    ari_bl_sums sums;
+    AR_TRY(ari_bl_sums_open(run, &sums, 1));
+    for (size_t part = 0; part < parts_of(run); part++)
+        AR_TRY(add_terms(run, &sums, r, part * each, each));
+    *value = ari_bl_sums_value(&sums, 0);
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+/* What is a layer's alone is summed now, in binary64 of the balance of all layers the z-losses. */
+ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r)
+{
+    const size_t n = run->c->experts.n;
+    const double z = z_of(run);
+    ari_bl_seen *seen = e->seen;
+    for (size_t i = 0; i < n; i++)
+        seen->count[i] = seen->p[i] = 0.0;
+    count_tokens(run, seen->count, r, 0, run->tokens);
+    seen->routed = r;
+    seen->value = 0.0;
+    for (size_t i = 0; i < run->tokens * n; i++)
+        seen->p[i % n] += is_padding(run, i / n) ? 0.0 : r->p[i];
+    if (balance_of(run) != AR_BALANCE_LAYERS)
+        return has_losses(run) ? losses_of(run, &seen->value, r) : AR_OK;
+    for (size_t t = 0; t < run->tokens; t++)
+        seen->value += is_padding(run, t) ? 0.0 : z * r->lse[t] * r->lse[t];
+    return AR_OK;
+}
+
+/* Of the balance of all layers, when all have gone forward. In binary64 by the sums, since of a layer that went forward
+ * in an earlier pass nothing else is there any more. */
+static ar_status value_of(ari_bl_run *run, double *value, const ari_bl_seen *layer)
+{
+    const ari_bl_memory *mark = run->top;
+    if (run->o->mode != AR_MODE_F64)
+        return losses_of(run, value, layer->routed);
+    double *c = ari_bl_doubles(run, 1, run->c->experts.n);
+    if (c == NULL)
+        return run->memory;
+    make_c(run, c, NULL, 0, 0);
+    *value = layer->value;
+    for (size_t i = 0; i < run->c->experts.n; i++)
+        *value += c[i] * layer->p[i];
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+ar_status ari_bl_balance_add(ari_bl_run *run, double *loss)
+{
+    const ari_bl_memory *mark = run->top;
+    const bool together = balance_of(run) == AR_BALANCE_LAYERS;
+    size_t layers = 0, i = 0;
+    double sum = 0.0;
+    for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next)
+        layers++;
+    if (layers == 0 || !has_losses(run))
+        return AR_OK;
+    double *of = ari_bl_doubles(run, layers, 1);
+    if (of == NULL)
+        return run->memory;
+    for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next) { /* the last layer is first */
+        i++;
+        of[layers - i] = layer->value;
+        if (together)
+            AR_TRY(value_of(run, &of[layers - i], layer));
+    }
+    for (i = 0; i < layers; i++)
+        sum += of[i];
+    *loss = ari_bl_fl(run, *loss + sum);
     ari_bl_release(run, mark);
     return AR_OK;
 }
@@ -129,59 +211,34 @@ ar_status ari_bl_balance_value(ari_bl_run *run, double *value)
 /* dz [n] of a token += fl(p*fl(c - sum of fl(p*c))). */
 static void add_balance(const ari_bl_run *run, double *dz, const double *p, const double *c)
 {
-    double sum = 0.0;
-    for (size_t i = 0; i < run->c->experts.n; i++)
-        sum = ari_bl_fl(run, sum + ari_bl_fl(run, p[i] * c[i]));
+    const double sum = balance_term(run, p, c);
     for (size_t i = 0; i < run->c->experts.n; i++)
         dz[i] = ari_bl_branch(run, dz[i] + ari_bl_fl(run, p[i] * ari_bl_fl(run, c[i] - sum)));
-}
-
-/* Of tokens [first, first + each); count: [2, E], zero, to work with. */
-static void balance_part(const ari_bl_run *run, double *dz, const ari_bl_routed *r, double *count, size_t first,
-                         size_t each)
-{
-    const ar_balance balance = balance_of(run);
-    const size_t n = run->c->experts.n, k = run->c->experts.per_token;
-    double divisor;
-    if (balance == AR_BALANCE_LAYERS) {
-        divisor = add_layers(run, count, count + n);
-    } else {
-        const double slots = (double)(count_tokens(run, count, r, first, each) * k);
-        divisor = slots * slots / (double)k;
-        if (balance == AR_BALANCE_SEQUENCE)
-            divisor = divisor * (double)run->b;
-    }
-    for (size_t i = 0; i < n; i++)
-        count[i] = divisor > 0.0 ? ari_bl_fl(run, weight_of(run) * (double)n * count[i] / divisor) : 0.0;
-    for (size_t t = first; t < first + each; t++)
-        if (!is_padding(run, t))
-            add_balance(run, dz + t * n, r->p + t * n, count);
 }
 
 static void add_z(const ari_bl_run *run, double *dz, const ari_bl_routed *r)
 {
     const size_t n = run->c->experts.n;
-    size_t tokens = 0;
-    for (size_t t = 0; t < run->tokens; t++)
-        tokens += !is_padding(run, t);
+    const double z = 2.0 * z_of(run);
     for (size_t t = 0; t < run->tokens; t++) {
-        if (is_padding(run, t))
-            continue;
-        const double times = ari_bl_fl(run, 2.0 * run->o->loss.router.z_loss / (double)tokens * r->lse[t]);
-        for (size_t i = 0; i < n; i++)
+        const double times = ari_bl_fl(run, z * r->lse[t]);
+        for (size_t i = 0; i < n && !is_padding(run, t); i++)
             dz[t * n + i] = ari_bl_branch(run, dz[t * n + i] + ari_bl_fl(run, r->p[t * n + i] * times));
     }
 }
 
 ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, const ari_bl_routed *r)
 {
-    const size_t parts = balance_of(run) == AR_BALANCE_SEQUENCE ? run->b : 1, each = run->tokens / parts;
-    for (size_t part = 0; part < parts && balance_of(run) != AR_BALANCE_NONE; part++) {
+    const size_t n = run->c->experts.n, each = run->tokens / parts_of(run);
+    for (size_t part = 0; part < parts_of(run) && balance_of(run) != AR_BALANCE_NONE; part++) {
         const ari_bl_memory *mark = run->top;
-        double *count = ari_bl_doubles(run, 2, run->c->experts.n);
-        if (count == NULL)
+        double *c = ari_bl_doubles(run, 1, n);
+        if (c == NULL)
             return run->memory;
-        balance_part(run, dz, r, count, part * each, each);
+        make_c(run, c, r, part * each, each);
+        for (size_t t = part * each; t < (part + 1) * each; t++)
+            if (!is_padding(run, t))
+                add_balance(run, dz + t * n, r->p + t * n, c);
         ari_bl_release(run, mark);
     }
     if (run->o->loss.router.z_loss > 0.0)

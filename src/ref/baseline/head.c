@@ -159,6 +159,7 @@ ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
     } else {
         AR_TRY(output_sum(run, m, loss));
     }
+    AR_TRY(ari_bl_balance_add(run, loss));
     return ari_bl_emit(run, "loss", 'f', 0, NULL, loss);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loss, with those of routers, as a function of one weight. */
+/* The loss as a function of one weight. */
 #include "ref/baseline/perturb.h"
 
 #include <string.h>
@@ -26,10 +26,7 @@ static ar_status run_forward(trial *t, size_t from, bool keep, double *loss)
         if (keep)
             memcpy(t->input[layer + 1], x, count * sizeof *x);
     }
-    double balance;
     AR_TRY(ari_bl_end(run, &t->model, x, loss));
-    AR_TRY(ari_bl_balance_value(run, &balance));
-    *loss += balance;
     ari_bl_release(run, mark);
     return AR_OK;
 }

@@ -187,8 +187,9 @@ typedef struct ari_bl_mlp {
 /* What the last forward pass of a layer's router was, for its losses: of all layers a list. */
 typedef struct ari_bl_seen {
     const struct ari_bl_seen *next;
-    double *count, *p; /* [E]: tokens to each expert, and the sum of their p */
-    double value;      /* the losses that are of this layer alone */
+    double *count, *p;                  /* [E]: tokens to each expert, and the sum of their p */
+    const struct ari_bl_routed *routed; /* until it is released */
+    double value;                       /* the losses that are of this layer alone */
 } ari_bl_seen;
 typedef struct ari_bl_experts {
     ari_bl_linear gate; /* the router: [E, h] */
@@ -338,8 +339,8 @@ AR_NODISCARD ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_exp
 AR_NODISCARD ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e);
 /** Notes what the layer's losses are made of. */
 AR_NODISCARD ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r);
-/** Their value, of all layers as these last went forward. In binary64 without a rounding. */
-AR_NODISCARD ar_status ari_bl_balance_value(ari_bl_run *run, double *value);
+/** *loss += their value, of all layers as these last went forward. */
+AR_NODISCARD ar_status ari_bl_balance_add(ari_bl_run *run, double *loss);
 /** dz [tokens, E] += their gradient. All layers have gone forward. */
 AR_NODISCARD ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, const ari_bl_routed *r);
 

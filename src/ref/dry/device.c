@@ -225,6 +225,7 @@ NOTHING(softmax_backward, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, b
 NOTHING(route, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, tensor z, size_t k, bool normalised)
 NOTHING(route_backward, tensor dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert, ar_cbuf weight, size_t k, bool normalised)
 NOTHING(route_losses, tensor dz, ar_cbuf p, ar_cbuf balance, size_t each, ar_cbuf lse, double z, ar_cbuf valid)
+NOTHING(route_terms, ar_buf terms, tensor p, ar_cbuf balance, size_t each, ar_cbuf lse, double z, ar_cbuf valid)
 NOTHING(spread_slots, tensor y, ar_cbuf value, ar_cbuf expert, size_t k)
 NOTHING(dispatch_rows, tensor y, tensor x, ar_cbuf weight, ar_cbuf slot_of, size_t k)
 NOTHING(combine_rows, tensor y, tensor rows, ar_cbuf weight, ar_cbuf place, size_t k)

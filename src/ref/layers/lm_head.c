@@ -110,9 +110,9 @@ ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx)
     return ar_param_zero_grad(&l->loss, ctx);
 }
 
-ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets)
+ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets, double more)
 {
-    return ari_loss_value(&l->loss, ctx, loss, (double)targets);
+    return ari_loss_value(&l->loss, ctx, loss, (double)targets, more);
 }
 
 /* --- forward and backward ----------------------------------------------------------------------------------------- */

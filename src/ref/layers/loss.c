@@ -6,6 +6,7 @@
 
 #include "ref/core/record.h"
 #include "ref/core/size.h"
+#include "ref/layers/experts/balance.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
@@ -27,20 +28,29 @@ ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x)
     return ctx->arith->grad_rows(ctx, sum, &terms, (ar_cbuf){NULL});
 }
 
-ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor)
+ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total)
 {
     ar_tensor value;
-    float total = 0.0f;
     if (sum->spread)
         AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->tp, "loss"));
     AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->dp, "loss"));
     sum->has_grad = true; /* also where this rank added nothing: there is something to make zero now */
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &one));
     AR_TRY(ctx->arith->grad_value(ctx, &value, sum));
-    AR_TRY(ar_ctx_download(ctx, &total, &value));
+    AR_TRY(ar_ctx_download(ctx, total, &value));
+    ar_ctx_release(ctx, &value);
+    return AR_OK;
+}
+
+ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor, double more)
+{
+    ar_tensor value;
+    float total = 0.0f;
+    AR_TRY(ari_loss_total(sum, ctx, &total));
     *loss = divisor > 0.0 ? (float)((double)total / divisor) : ari_nan32();
+    *loss = more > 0.0 ? (float)((double)*loss + more) : *loss;
+    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 0, NULL));
     AR_TRY(ar_ctx_upload(ctx, &value, loss));
-    value.ndim = 0;
     AR_TRY(ari_tap_world(ctx, "loss", 'f', &value));
     ar_ctx_release(ctx, &value);
     return AR_OK;
@@ -105,9 +115,16 @@ ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_span_end(loss->ops->backward(loss->self, loss, ctx, saved, dy, batch, (double)t / ctx->loss_scale));
 }
 
+ar_status ari_loss_value_with(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, ar_module *m)
+{
+    double more = 0.0;
+    AR_TRY(ari_balance_value(&m, 1, ctx, &more));
+    return ari_loss_value(&loss->sum, ctx, value, (double)t, more);
+}
+
 ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
 {
-    return ari_loss_value(&loss->sum, ctx, value, (double)t);
+    return ari_loss_value(&loss->sum, ctx, value, (double)t, 0.0);
 }
 
 ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx)

@@ -12,9 +12,13 @@
 AR_NODISCARD ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread);
 /** Adds all elements of x (contiguous fp32). */
 AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x);
-/** *loss = fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; tapped as "loss". Collective over the
- *  groups that share the terms. */
-AR_NODISCARD ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor);
+/** *total: the sum over all ranks, rounded once. Collective over the groups that share the terms. */
+AR_NODISCARD ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total);
+/** *loss = fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; plus `more`, the losses of other parts, where
+ *  there are any, rounded again; tapped as "loss". Collective over the groups that share the terms. */
+AR_NODISCARD ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor, double more);
+/** ar_loss_value, and the losses of the routers of m. */
+AR_NODISCARD ar_status ari_loss_value_with(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, ar_module *m);
 
 /** Terms are subtracted from now on, or added again: the sum of one batch's minus another's is then rounded once. */
 void ari_loss_subtract(ar_loss *loss, bool subtract);

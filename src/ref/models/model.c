@@ -8,6 +8,7 @@
 #include "ref/context/context.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
+#include "ref/layers/experts/balance.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
@@ -265,14 +266,43 @@ ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, co
     return set_all(m, ctx, &s);
 }
 
-ar_balance ari_model_balance(const ar_model *m, const ar_ctx *ctx, size_t *experts)
+ar_status ari_model_counts(bool *counts, const ar_model *m, const ar_ctx *ctx)
 {
-    *experts = m->config.experts.n;
-    return ar_config_balance(&m->config, &ctx->loss);
+    *counts = ar_config_balance(&m->config, &ctx->loss) >= AR_BALANCE_BATCH;
+    return AR_OK;
+}
+
+ar_status ari_model_share_counts(ar_model *m, ar_ctx *ctx)
+{
+    const bool together = ar_config_balance(&m->config, &ctx->loss) == AR_BALANCE_LAYERS;
+    return ari_balance_share(m->blocks, m->config.layers, ctx, together ? m->config.experts.n : 0);
+}
+
+/* The losses of all layers' routers, added up in their order. */
+static ar_status router_losses(const ar_model *m, ar_ctx *ctx, double *sum)
+{
+    float *of = NULL;
+    *sum = 0.0;
+    if (!ar_config_router_losses(&m->config, &ctx->loss))
+        return AR_OK;
+    AR_TRY(ARI_ALLOC_ZERO(&of, m->config.layers, "losses of routers"));
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < m->config.layers && st == AR_OK; i++) {
+        double value = 0.0;
+        st = ari_balance_value(&m->blocks[i], 1, ctx, &value);
+        of[i] = (float)value;
+    }
+    if (st == AR_OK)
+        st = ari_combine(ctx, ctx->pipeline, of, m->config.layers, AR_F32, AR_SUM, "routers");
+    for (size_t i = 0; i < m->config.layers; i++)
+        *sum += (double)of[i];
+    free(of);
+    return st;
 }
 
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
+    AR_TRY(ari_balance_zero(m->blocks, m->config.layers, ctx));
     if (m->last)
         AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ar_param_zero_grad(&m->sum, ctx));
     if (m->embedding)
@@ -317,11 +347,13 @@ static ar_status share_loss(const ar_model *m, ar_ctx *ctx, float *loss)
 
 ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
 {
-    ar_status st = AR_OK;
+    double more = 0.0;
     *loss = 0.0f;
     ari_span_begin("loss");
-    if (m->last)
-        st = m->head ? ar_lm_head_loss(m->head, ctx, loss, targets) : ari_loss_value(&m->sum, ctx, loss, 1.0);
+    ar_status st = router_losses(m, ctx, &more);
+    if (st == AR_OK && m->last)
+        st = m->head ? ar_lm_head_loss(m->head, ctx, loss, targets, more)
+                     : ari_loss_value(&m->sum, ctx, loss, 1.0, more);
     return ari_span_end(st == AR_OK ? share_loss(m, ctx, loss) : st);
 }
 

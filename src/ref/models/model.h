@@ -10,8 +10,9 @@ AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of
 /** A model's parameters in an array, in the order of their first use. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m);
 
-/** ar_config_balance of its config and the context, and the number of its experts. */
-ar_balance ari_model_balance(const ar_model *m, const ar_ctx *ctx, size_t *experts);
+/** *counts: a step has to count the routes first (ari_balance_counts); the counts of all ranks. */
+AR_NODISCARD ar_status ari_model_counts(bool *counts, const ar_model *m, const ar_ctx *ctx);
+AR_NODISCARD ar_status ari_model_share_counts(ar_model *m, ar_ctx *ctx);
 
 /** A fresh tensor for what goes between two stages of a pipeline: an activation, or its gradient. */
 AR_NODISCARD ar_status ari_model_between(const ar_model *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch);

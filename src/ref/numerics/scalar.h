@@ -162,6 +162,12 @@ ARI_FN float ari_route_z(double z, float lse)
     return ari_round32(z * (double)lse);
 }
 
+/** fl32(z*lse*lse), in binary64 from left to right: a token's z-loss. */
+ARI_FN float ari_route_z_term(double z, float lse)
+{
+    return ari_round32(z * (double)lse * (double)lse);
+}
+
 /** fl32(y + fl32(s*x)). */
 ARI_FN float ari_add_gated32(float y, float s, float x)
 {

@@ -11,6 +11,7 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/experts/balance.h"
+#include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
@@ -59,7 +60,8 @@ static ar_status backward_batch(const ari_trained *t, ar_ctx *ctx, ar_saved *sav
 /* The loss of all micro-batches and data-parallel ranks. */
 static ar_status loss_value(const ari_trained *t, ar_ctx *ctx, float *loss, size_t targets)
 {
-    return t->model ? ar_model_loss(t->model, ctx, loss, targets) : ar_loss_value(t->loss, ctx, loss, targets);
+    return t->model ? ar_model_loss(t->model, ctx, loss, targets)
+                    : ari_loss_value_with(t->loss, ctx, loss, targets, t->module);
 }
 
 /* Gradients and the loss's terms become zero. */
@@ -68,6 +70,7 @@ static ar_status zero_gradients(const ari_trained *t, ar_ctx *ctx)
     if (t->model)
         return ar_model_zero_grad(t->model, ctx);
     AR_TRY(ar_module_zero_grad(t->module, ctx));
+    AR_TRY(ari_balance_zero(&t->module, 1, ctx));
     return ar_loss_zero(t->loss, ctx);
 }
 
@@ -220,29 +223,6 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
 
 /* --- what comes before ------------------------------------------------------------------------------------------- */
 
-/* The modules of this rank that may have experts below them. Gives; free(). */
-static ar_status list_modules(ar_module ***gives, size_t *n, const ari_trained *what)
-{
-    int root = 0;
-    ar_unit *unit = NULL;
-    *n = what->model ? ar_model_units(what->model, NULL, 0, &root) : 1;
-    AR_TRY(ARI_ALLOC(gives, *n, "modules of a step"));
-    if (!what->model) {
-        (*gives)[0] = what->module;
-        return AR_OK;
-    }
-    const ar_status st = ARI_ALLOC(&unit, *n, "modules of a step");
-    if (st != AR_OK) {
-        free(*gives);
-        return st;
-    }
-    ar_model_units(what->model, unit, *n, &root);
-    for (size_t i = 0; i < *n; i++)
-        (*gives)[i] = unit[i].module;
-    free(unit);
-    return AR_OK;
-}
-
 /* Forward through all micro-batches, unheard. */
 static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
                                size_t most, const ar_train_options *o)
@@ -266,24 +246,12 @@ static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *s
 static ar_status count_routes(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
                               size_t most, const ar_train_options *o)
 {
-    size_t experts = 0, modules = 0;
-    ar_module **of = NULL;
-    ar_balance balance = ctx->loss.router.balance;
-    if (what->model)
-        balance = ari_model_balance(what->model, ctx, &experts);
-    if (o->forward_only || (what->model && balance < AR_BALANCE_BATCH))
+    bool counts = false;
+    AR_TRY(what->model ? ari_model_counts(&counts, what->model, ctx) : ari_balance_counts(&counts, &what->module, 1));
+    if (!counts)
         return AR_OK;
-    AR_TRY(list_modules(&of, &modules, what));
-    bool counts = what->model != NULL;
-    ar_status st = counts ? AR_OK : ari_balance_counts(&counts, of, modules);
-    if (st == AR_OK && counts)
-        st = ari_balance_begin(of, modules);
-    if (st == AR_OK && counts)
-        st = counting_pass(what, ctx, saved, micro, n, most, o);
-    if (st == AR_OK && counts)
-        st = ari_balance_share(of, modules, ctx, balance == AR_BALANCE_LAYERS ? experts : 0);
-    free(of);
-    return st;
+    AR_TRY(counting_pass(what, ctx, saved, micro, n, most, o));
+    return what->model ? ari_model_share_counts(what->model, ctx) : ari_balance_share(&what->module, 1, ctx, 0);
 }
 
 /* --- what comes after --------------------------------------------------------------------------------------------- */

@@ -30,7 +30,7 @@ typedef struct ari_step_case {
     X(BROADCAST, "broadcast")             /* a parameter made equal over dp */                                        \
     X(AGREEMENT, "agreement")             /* that the dp ranks have the same parameters */                            \
     X(TARGETS, "targets")                 /* the number that the loss is divided by */                                \
-    X(COUNTS, "counts of routes")         /* tokens of each expert of a layer, or of all layers, in the whole batch */    \
+    X(ROUTER_SUM, "router sum")           /* of a layer's routes, or its router's losses; of all layers' */             \
     X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
     X(POSITIONS, "positions")             /* learned ones, added */                                                   \
     X(NORM, "norm")                                                                                                   \

@@ -84,7 +84,7 @@ static void gather_routes(ari_op_builder *w)
 
 bool ari_step_counts(const ari_step_case *c)
 {
-    return !c->forward_only && ar_config_balance(c->config, &c->run.loss) >= AR_BALANCE_BATCH;
+    return ar_config_balance(c->config, &c->run.loss) >= AR_BALANCE_BATCH;
 }
 
 size_t ari_routed_exchanges(const ari_step_case *c, size_t layer)
@@ -111,13 +111,13 @@ static void route(ari_op_builder *w)
     op->produced_as = tokens_at(w);
     op->input[op->inputs++] = backward ? routes(w, id) : tokens(w, w->config->experts.n, id);
     op->output[op->outputs++] = backward ? tokens(w, w->config->experts.n, 0) : routes(w, 0);
-    if (!backward)
-        gather_routes(w);
-    if (backward && ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_SEQUENCE) {
+    if (!backward && ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_SEQUENCE) {
         sum_counts(w, ARI_OVER_CP, w->own, ARI_EACH_PASS);
         if (w->whole)
             sum_counts(w, ARI_OVER_TP, w->own, ARI_EACH_PASS);
     }
+    if (!backward)
+        gather_routes(w);
     ari_op_builder_make(w);
 }
 

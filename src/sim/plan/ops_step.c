@@ -314,12 +314,9 @@ void ari_op_builder_before(ari_op_builder *w)
     ari_op_builder_unit_begins(w, ARI_NO_LAYER);
 }
 
-/* Of every layer that this rank has, and over the stages where all layers are balanced together. */
-void ari_op_builder_counts(ari_op_builder *w)
+/* Of every layer with experts that this rank has. */
+static void each_router(ari_op_builder *w, void (*sum)(ari_op_builder *w, ari_over over))
 {
-    const size_t n = w->config->experts.n;
-    if (!ari_step_counts(w->c))
-        return;
     for (size_t stage = 0; stage < w->stages; stage++) {
         size_t begin = 0, end = 0;
         ari_op_builder_stage_layers(w, stage, &begin, &end);
@@ -328,24 +325,52 @@ void ari_op_builder_counts(ari_op_builder *w)
                 continue;
             ari_op_builder_layer(w, i);
             w->pass = ARI_PASS_STEP;
-            begin_sum(w, ARI_OPERATION_COUNTS, n, AR_I64);
-            ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, n, AR_I64, ARI_EACH_STEP, ARI_ROUTER, "");
-            if (w->whole) {
-                w->op.input[0].at[ARI_AXIS_TP] = (ar_placement){AR_PARTIAL_SUM, 0};
-                ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I64, ARI_EACH_STEP, ARI_ROUTER, "");
-            }
+            begin_sum(w, ARI_OPERATION_ROUTER_SUM, w->config->experts.n, AR_I64);
+            w->op.input[0].at[ARI_AXIS_TP] = w->whole ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
+            if (w->whole)
+                sum(w, ARI_OVER_TP);
+            sum(w, ARI_OVER_DP);
             visit_if_moved(w);
         }
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
-    if (ar_config_balance(w->config, &w->c->run.loss) != AR_BALANCE_LAYERS)
-        return;
-    begin_sum(w, ARI_OPERATION_COUNTS, n, AR_I64);
+}
+
+/* A number of each layer, or of each expert of them all. */
+static void over_stages(ari_op_builder *w, size_t n, ar_dtype dtype)
+{
+    begin_sum(w, ARI_OPERATION_ROUTER_SUM, n, dtype);
     place_over_dp(&w->op.input[0], ari_whole);
     w->op.input[0].at[ARI_AXIS_PP] = (ar_placement){AR_PARTIAL_SUM, 0};
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_PP, n, AR_I64, ARI_EACH_STEP, ARI_NO_ROLE,
-                        "tokens of experts");
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_PP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, "routers");
     visit_if_moved(w);
+}
+
+static void count_routes(ari_op_builder *w, ari_over over)
+{
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, w->config->experts.n, AR_I64, ARI_EACH_STEP, ARI_ROUTER, "");
+}
+
+void ari_op_builder_counts(ari_op_builder *w)
+{
+    if (!ari_step_counts(w->c))
+        return;
+    each_router(w, count_routes);
+    if (ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_LAYERS)
+        over_stages(w, w->config->experts.n, AR_I64);
+}
+
+static void sum_terms(ari_op_builder *w, ari_over over)
+{
+    call_sum(w, over, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+}
+
+static void sum_router_losses(ari_op_builder *w)
+{
+    if (!ar_config_router_losses(w->config, &w->c->run.loss))
+        return;
+    each_router(w, sum_terms);
+    over_stages(w, w->config->layers, AR_F32);
 }
 
 /* Without a head each rank's terms are those of its own tokens. The last stage has it, and tells the others. */
@@ -461,6 +486,7 @@ void ari_op_builder_after(ari_op_builder *w)
     w->micro = 0;
     if (!w->c->forward_only && !eager && zero < 2)
         ari_op_builder_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
+    sum_router_losses(w);
     sum_loss(w);
     if (w->c->forward_only)
         return;

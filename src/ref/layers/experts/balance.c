@@ -5,23 +5,32 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 
-ar_status ari_balance_init(ari_balance *b, const ar_ctx *ctx, double weight)
+enum { SAVED_WEIGHTS, SAVED_LSE, SAVED_VALID };
+
+static bool has_losses(const ari_balance *b)
+{
+    return b->losses.balance != AR_BALANCE_NONE || ari_balance_wants_lse(b);
+}
+
+ar_status ari_balance_init(ari_balance *b, ar_ctx *ctx, double weight)
 {
     b->losses = ctx->loss.router;
     if (b->losses.balance == AR_BALANCE_NONE && weight > 0.0) {
         b->losses.balance = AR_BALANCE_LAYERS;
         b->losses.balance_weight = weight;
     }
-    if (b->losses.balance < AR_BALANCE_BATCH)
-        return AR_OK;
-    return ari_alloc_zero((void **)&b->counts, b->experts, sizeof *b->counts, "tokens of experts");
+    if (b->losses.balance >= AR_BALANCE_BATCH)
+        AR_TRY(ARI_ALLOC_ZERO(&b->counts, b->experts, "tokens of experts"));
+    return has_losses(b) ? ari_loss_init(&b->sum, ctx, b->spread) : AR_OK;
 }
 
 void ari_balance_fini(ari_balance *b)
 {
     free(b->counts);
+    ar_param_fini(&b->sum);
 }
 
 /* --- tokens ------------------------------------------------------------------------------------------------------- */
@@ -57,7 +66,7 @@ static ar_status count_tokens(int64_t *counts, size_t groups, const ari_balance 
     return st;
 }
 
-ar_status ari_balance_count(ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t)
+static ar_status count_micro_batch(ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t)
 {
     uint8_t *valid = NULL;
     if (!b->counts)
@@ -79,11 +88,11 @@ static int64_t sum_of(const int64_t *counts, size_t n)
 }
 
 /* c [E], what the loss multiplies p by: a*E*n_i / divisor. */
-static void weigh_counts(float *c, const ari_balance *b, const ar_ctx *ctx, const int64_t *counts, double divisor)
+static void weigh_counts(float *c, const ari_balance *b, const int64_t *counts, double divisor)
 {
     const double each = b->losses.balance_weight * (double)b->experts;
     for (size_t i = 0; i < b->experts; i++)
-        c[i] = divisor > 0.0 ? (float)(each * (double)counts[i] / divisor * ctx->loss_scale) : 0.0f;
+        c[i] = divisor > 0.0 ? (float)(each * (double)counts[i] / divisor) : 0.0f;
 }
 
 /* Of each sample's tokens, which several ranks may share. k*S^2*B: the counts' sum is k*S. */
@@ -101,53 +110,105 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
         st = ari_combine(ctx, ctx->tp, counts, n, AR_I64, AR_SUM, b->name);
     for (size_t i = 0; i < samples && st == AR_OK; i++) {
         const double slots = (double)sum_of(counts + i * b->experts, b->experts);
-        weigh_counts(c + i * b->experts, b, ctx, counts + i * b->experts,
+        weigh_counts(c + i * b->experts, b, counts + i * b->experts,
                      slots * slots / (double)b->per_token * (double)all);
     }
     free(counts);
     return st;
 }
 
-/* *c: [groups, E] on the device. */
-static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, size_t *groups,
-                              const ari_routed_tokens *t, const uint8_t *valid)
+/* *c: [groups, E] on the device; of consecutive tokens, or (one group) of all. */
+static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, const ari_routed_tokens *t,
+                              const uint8_t *valid)
 {
+    const size_t shape[2] = {b->counts ? 1 : ar_ctx_samples(ctx, t->x), b->experts};
     float *host = NULL;
     ar_status st = AR_OK;
-    *groups = b->counts ? 1 : ar_ctx_samples(ctx, t->x);
-    AR_TRY(ari_alloc((void **)&host, *groups * b->experts, sizeof *host, "weights of the balance"));
+    AR_TRY(ARI_ALLOC(&host, shape[0] * shape[1], "weights of the balance"));
     if (b->counts)
-        weigh_counts(host, b, ctx, b->counts, b->divisor);
+        weigh_counts(host, b, b->counts, b->divisor);
     else
-        st = weigh_samples(host, *groups, b, ctx, t, valid);
+        st = weigh_samples(host, shape[0], b, ctx, t, valid);
     if (st == AR_OK)
-        st = ari_numbers(ctx, c, AR_F32, *groups * b->experts, host);
+        st = ar_ctx_tensor(ctx, c, AR_F32, 2, shape);
+    if (st == AR_OK)
+        st = ar_ctx_upload(ctx, c, host);
     free(host);
     return st;
 }
 
-ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, const ar_tensor *dz, const ar_tensor *p,
-                               const ar_tensor *lse, const ari_routed_tokens *t)
+/* z/T, the weight of a token's z-loss; 0 of no tokens. */
+static double z_of(const ari_balance *b, const ari_routed_tokens *t)
 {
-    const size_t tokens = t->expert->shape[0], all = t->batch ? ar_batch_tokens(t->batch) : tokens;
-    const double z = all > 0 ? 2.0 * b->losses.z_loss / (double)all * ctx->loss_scale : 0.0;
-    const bool balances = b->losses.balance != AR_BALANCE_NONE;
+    const size_t all = t->batch ? ar_batch_tokens(t->batch) : t->expert->shape[0];
+    return all > 0 ? b->losses.z_loss / (double)all : 0.0;
+}
+
+/* Tokens for each row of c. */
+static size_t tokens_of_group(const ar_tensor *c, const ari_routed_tokens *t)
+{
+    return c->data.ptr ? t->expert->shape[0] / c->shape[0] : 1;
+}
+
+static ar_status add_terms(ari_balance *b, ar_ctx *ctx, const ar_tensor *p, const ar_tensor *c, const ar_tensor *lse,
+                           const ar_tensor *valid, const ari_routed_tokens *t)
+{
+    const size_t n = t->expert->shape[0];
+    ar_tensor terms;
+    AR_TRY(ar_ctx_tensor(ctx, &terms, AR_F32, 1, &n));
+    AR_TRY(ARI_KERNEL(ctx, route_terms, terms.data, p, ar_const(c->data), tokens_of_group(c, t), ar_const(lse->data),
+                      z_of(b, t), ar_const(valid->data)));
+    AR_TRY(ari_loss_add(&b->sum, ctx, &terms));
+    ar_ctx_release(ctx, &terms);
+    return AR_OK;
+}
+
+ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *p, ar_tensor *lse,
+                              const ari_routed_tokens *t)
+{
     uint8_t *counted = NULL;
     ar_tensor c = {0}, valid = {0};
-    size_t groups = 1;
-    if (!balances && !ari_balance_wants_lse(b))
+    if (ctx->counting) {
+        ar_ctx_release(ctx, lse);
+        return count_micro_batch(b, ctx, t);
+    }
+    if (!has_losses(b))
         return AR_OK;
+    if (b->counts && !b->counted)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: a balance of the step's batch needs its routes before the first pass: ar_train_step "
+                            "counts them; or balance each sequence",
+                            b->name);
     AR_TRY(own_tokens(&counted, b, ctx, t));
-    ar_status st = counted ? ari_numbers(ctx, &valid, AR_U8, tokens, counted) : AR_OK;
-    if (st == AR_OK && balances)
-        st = make_weights(b, ctx, &c, &groups, t, counted);
-    if (st == AR_OK)
-        st = ARI_KERNEL(ctx, route_losses, dz, ar_const(p->data), ar_const(c.data), tokens / groups,
-                        ar_const(lse->data), z, ar_const(valid.data));
+    ar_status st = counted ? ari_numbers(ctx, &valid, AR_U8, t->expert->shape[0], counted) : AR_OK;
+    if (st == AR_OK && b->losses.balance != AR_BALANCE_NONE)
+        st = make_weights(b, ctx, &c, t, counted);
     free(counted);
+    AR_TRY(st);
+    if (!ctx->recomputing)
+        AR_TRY(add_terms(b, ctx, p, &c, lse, &valid, t));
+    AR_TRY(ar_saved_push(saved, b, SAVED_WEIGHTS, &c));
+    AR_TRY(ar_saved_push(saved, b, SAVED_VALID, &valid));
+    return ar_saved_push(saved, b, SAVED_LSE, lse);
+}
+
+ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
+                               const ar_tensor *p, const ari_routed_tokens *t)
+{
+    ar_tensor c, valid, lse;
+    if (!has_losses(b))
+        return AR_OK;
+    AR_TRY(ar_saved_pop(saved, b, SAVED_LSE, &lse));
+    AR_TRY(ar_saved_pop(saved, b, SAVED_VALID, &valid));
+    AR_TRY(ar_saved_pop(saved, b, SAVED_WEIGHTS, &c));
+    if (c.data.ptr && ctx->loss_scale != 1.0)
+        AR_TRY(ARI_KERNEL(ctx, scale, &c, &c, (float)ctx->loss_scale));
+    AR_TRY(ARI_KERNEL(ctx, route_losses, dz, ar_const(p->data), ar_const(c.data), tokens_of_group(&c, t),
+                      ar_const(lse.data), 2.0 * z_of(b, t) * ctx->loss_scale, ar_const(valid.data)));
     ar_ctx_release(ctx, &c);
     ar_ctx_release(ctx, &valid);
-    return st;
+    ar_ctx_release(ctx, &lse);
+    return AR_OK;
 }
 
 /* --- the counts of a step ----------------------------------------------------------------------------------------- */
@@ -157,14 +218,29 @@ typedef struct totals {
     ar_ctx *ctx;
     int64_t *counts; /* [experts] */
     size_t experts;
+    double value;
 } totals;
 
-static ar_status begin_counts(void *user, ar_module *m)
+static ar_status zero_sums(void *user, ar_module *m)
 {
-    const ari_balance *b = ari_experts_balance(m);
-    (void)user;
-    if (b && b->counts)
+    ari_balance *b = ari_experts_balance(m);
+    if (!b || !has_losses(b))
+        return AR_OK;
+    b->counted = false;
+    if (b->counts)
         memset(b->counts, 0, b->experts * sizeof *b->counts);
+    return ar_param_zero_grad(&b->sum, user);
+}
+
+static ar_status add_value(void *user, ar_module *m)
+{
+    ari_balance *b = ari_experts_balance(m);
+    totals *all = user;
+    float value = 0.0f;
+    if (!b || !has_losses(b))
+        return AR_OK;
+    AR_TRY(ari_loss_total(&b->sum, all->ctx, &value));
+    all->value += (double)value;
     return AR_OK;
 }
 
@@ -183,11 +259,12 @@ static ar_status share_counts(void *user, ar_module *m)
     ari_balance *b = ari_experts_balance(m);
     if (!b || !b->counts)
         return AR_OK;
-    AR_TRY(ari_combine(all->ctx, all->ctx->dp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
     if (b->spread)
         AR_TRY(ari_combine(all->ctx, all->ctx->tp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
+    AR_TRY(ari_combine(all->ctx, all->ctx->dp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
     const double slots = (double)sum_of(b->counts, b->experts);
     b->divisor = slots * slots / (double)b->per_token;
+    b->counted = true;
     if (b->losses.balance == AR_BALANCE_LAYERS && b->experts != all->experts)
         return ar_error_set(AR_ERR_ARG, "%s: has %zu experts, and %zu are balanced over all layers: as many in each",
                             b->name, b->experts, all->experts);
@@ -211,8 +288,10 @@ static ar_status set_totals(void *user, ar_module *m)
 
 static ar_status each_of(ar_module *const *modules, size_t n, ar_status (*f)(void *, ar_module *), void *user)
 {
-    for (size_t i = 0; i < n; i++)
-        AR_TRY(ari_module_each(modules[i], f, user));
+    for (size_t i = 0; i < n; i++) {
+        if (modules[i])
+            AR_TRY(ari_module_each(modules[i], f, user));
+    }
     return AR_OK;
 }
 
@@ -222,9 +301,17 @@ ar_status ari_balance_counts(bool *counts, ar_module *const *modules, size_t n)
     return each_of(modules, n, note_counts, counts);
 }
 
-ar_status ari_balance_begin(ar_module *const *modules, size_t n)
+ar_status ari_balance_zero(ar_module *const *modules, size_t n, ar_ctx *ctx)
 {
-    return each_of(modules, n, begin_counts, NULL);
+    return each_of(modules, n, zero_sums, ctx);
+}
+
+ar_status ari_balance_value(ar_module *const *modules, size_t n, ar_ctx *ctx, double *value)
+{
+    totals all = {.ctx = ctx, .value = *value};
+    AR_TRY(each_of(modules, n, add_value, &all));
+    *value = all.value;
+    return AR_OK;
 }
 
 ar_status ari_balance_share(ar_module *const *modules, size_t n, ar_ctx *ctx, size_t experts)
@@ -233,7 +320,7 @@ ar_status ari_balance_share(ar_module *const *modules, size_t n, ar_ctx *ctx, si
     AR_TRY(ARI_ALLOC_ZERO(&all.counts, experts, "tokens of experts"));
     ar_status st = each_of(modules, n, share_counts, &all);
     if (st == AR_OK && experts > 0)
-        st = ari_combine(ctx, ctx->pipeline, all.counts, experts, AR_I64, AR_SUM, "tokens of experts");
+        st = ari_combine(ctx, ctx->pipeline, all.counts, experts, AR_I64, AR_SUM, "routers");
     if (st == AR_OK)
         st = each_of(modules, n, set_totals, &all);
     free(all.counts);

@@ -14,7 +14,9 @@ typedef struct ari_balance {
     const char *name; /* of the router; borrowed */
     int64_t
         *counts;    /* [experts]: tokens that go to each, of the step's batch; NULL: of a sequence, or of none; owned */
+    bool counted;   /* and these are those of the step that runs */
     double divisor; /* counts / this, times a*E: what the loss multiplies p by */
+    ar_param sum;   /* of the losses' terms, one a token */
 } ari_balance;
 
 /* A router's tokens in a pass. */
@@ -25,28 +27,34 @@ typedef struct ari_routed_tokens {
 } ari_routed_tokens;
 
 /** weight: of AR_BALANCE_LAYERS where the context's options balance nothing. b->name, experts, per_token, spread are
- *  set. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_balance_init(ari_balance *b, const ar_ctx *ctx, double weight);
+ *  set. Errors: AR_ERR_MEMORY, those of ari_loss_init. */
+AR_NODISCARD ar_status ari_balance_init(ari_balance *b, ar_ctx *ctx, double weight);
 void ari_balance_fini(ari_balance *b);
 static inline bool ari_balance_wants_lse(const ari_balance *b)
 {
     return b->losses.z_loss > 0.0;
 }
-/** Adds a micro-batch of a counting pass to the counts. Errors: those of the device, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_balance_count(ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t);
-/** dz += what the losses make of p [tokens, E] and lse [tokens] (data NULL: no z-loss). Collective over the ranks that
- *  share a sequence. Errors: those of the device and of the communicator, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, const ar_tensor *dz, const ar_tensor *p,
-                                            const ar_tensor *lse, const ari_routed_tokens *t);
+/** From p [tokens, E] and lse [tokens], which ends (data NULL: no z-loss): the losses' terms, and what the way back needs.
+ *  In a counting pass it counts. Collective over the ranks that share a sequence. Errors: AR_ERR_ARG (a step that should
+ *  have counted did not), those of the device and of the communicator, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *p,
+                                           ar_tensor *lse, const ari_routed_tokens *t);
+/** dz += the losses' gradient. Errors: those of the device. */
+AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
+                                            const ar_tensor *p, const ari_routed_tokens *t);
 
-/* Of all modules of experts below some modules. */
+/* Of all modules of experts below some modules, of which NULL is none. */
 /** *counts: a step has to count first. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_counts(bool *counts, ar_module *const *modules, size_t n);
-/** Before a counting pass, and after it, where the counts become those of all ranks. experts: of every layer of a model
- *  that balances them together; 0: each layer does so alone. Collective over the context's groups, and with experts over
- *  its pipeline. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer has another number of experts), those of the communicators. */
-AR_NODISCARD ar_status ari_balance_begin(ar_module *const *modules, size_t n);
+/** Counts and terms become zero. Errors: AR_ERR_MEMORY, those of the device. */
+AR_NODISCARD ar_status ari_balance_zero(ar_module *const *modules, size_t n, ar_ctx *ctx);
+/** After a counting pass: the counts become those of all ranks. experts: of every layer of a model that balances them
+ *  together; 0: each layer does so alone. Collective over the context's groups, and with experts over its pipeline.
+ *  Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer has another number of experts), those of the communicators. */
 AR_NODISCARD ar_status ari_balance_share(ar_module *const *modules, size_t n, ar_ctx *ctx, size_t experts);
+/** *value += the losses of all ranks' tokens. Collective over the context's groups. Errors: those of the device and the
+ *  communicators, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_value(ar_module *const *modules, size_t n, ar_ctx *ctx, double *value);
 
 /** The balance of a module of experts; NULL: it is another module. */
 ari_balance *ari_experts_balance(ar_module *m);

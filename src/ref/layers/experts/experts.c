@@ -31,18 +31,7 @@ typedef struct experts_module {
 } experts_module;
 
 /* What the forward pass keeps. */
-enum {
-    SAVED_X,
-    SAVED_P,
-    SAVED_ROUTES,
-    SAVED_WEIGHT,
-    SAVED_PRE,
-    SAVED_MADE,
-    SAVED_SHARED,
-    SAVED_LOGIT,
-    SAVED_ROWS,
-    SAVED_LSE
-};
+enum { SAVED_X, SAVED_P, SAVED_ROUTES, SAVED_WEIGHT, SAVED_PRE, SAVED_MADE, SAVED_SHARED, SAVED_LOGIT, SAVED_ROWS };
 
 static size_t tokens_of(const ar_tensor *x)
 {
@@ -116,13 +105,10 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ari_fault_routed(ctx, &(ari_chosen){&p, &expert, weight}, &z, m->o.normalised));
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
-    if (ctx->counting)
-        AR_TRY(ari_balance_count(&m->balance, ctx, &(ari_routed_tokens){&expert, x, batch}));
+    AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_fault_dropped(ctx, weight, &expert, m->o.n));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
     AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
-    if (lse.data.ptr)
-        AR_TRY(ar_saved_push(saved, m, SAVED_LSE, &lse));
     AR_TRY(ar_saved_push(saved, m, SAVED_ROUTES, routes));
     return ar_saved_push(saved, m, SAVED_WEIGHT, weight);
 }
@@ -375,18 +361,15 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
                                  const ar_tensor *g, const ar_tensor *weight, const ari_routed_tokens *t)
 {
     const ar_tensor *expert = t->expert;
-    ar_tensor p, dz, more, lse = {0};
+    ar_tensor p, dz, more;
     AR_TRY(ari_fault_weights_gradient(ctx, g));
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
-    if (ari_balance_wants_lse(&m->balance))
-        AR_TRY(ar_saved_pop(saved, m, SAVED_LSE, &lse));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
     AR_TRY(ARI_KERNEL(ctx, route_backward, &dz, ar_const(g->data), ar_const(p.data), ar_const(expert->data),
                       ar_const(weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
     AR_TRY(ari_fault_router_gradient(ctx, &dz, &(ari_chosen){&p, expert, weight}, g));
-    AR_TRY(ari_balance_backward(&m->balance, ctx, &dz, &p, &lse, t));
-    ar_ctx_release(ctx, &lse);
+    AR_TRY(ari_balance_backward(&m->balance, ctx, saved, &dz, &p, t));
     ar_ctx_release(ctx, &p);
     AR_TRY(tap_own(m, ctx, "logits", 'b', &dz));
     AR_TRY(ari_linear_backward(&m->router, ctx, saved, &more, &dz, m->router_name, NULL));
