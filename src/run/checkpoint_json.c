@@ -237,7 +237,7 @@ static ar_status packing(const object *whole, ar_packing *p)
 
 static bool has_router_losses(const ar_router_losses *r)
 {
-    return r->balance != AR_BALANCE_NONE || r->z_loss > 0.0;
+    return r->balance != AR_BALANCE_NONE || !(fabs(r->z_loss) <= 0.0);
 }
 
 static ar_status router_losses(const object *o, ar_router_losses *r)

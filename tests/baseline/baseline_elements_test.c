@@ -254,7 +254,8 @@ static void expect_loss(const ar_loss_options *o)
 
 CLAIM(cross_entropy_is_its_definition)
 {
-    static const ar_loss_options losses[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.6, 0.25}};
+    static const ar_loss_options losses[] = {
+        {0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {.label_smoothing = 0.6, .z_loss = 0.25}};
     for (size_t i = 0; i < sizeof losses / sizeof *losses; i++)
         expect_loss(&losses[i]);
 }

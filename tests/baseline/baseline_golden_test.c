@@ -207,6 +207,16 @@ CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)
     check_models(names, "64");
 }
 
+/* The balance of all layers as transformers has it, with padding and with layers without experts; of a sequence, of the
+ * batch, and the z-loss, by PyTorch from the formulas. */
+CLAIM(losses_of_routers_agree_with_pytorch_in_every_mode)
+{
+    const char *const names = "experts/mixtral-balance-padding-tiny experts/qwen3moe-balance-tiny "
+                              "experts/mixtral-sequence-padding-tiny experts/olmoe-batch-tiny";
+    check_models(names, "");
+    check_models(names, "64");
+}
+
 CLAIM(batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode)
 {
     check_models(

@@ -116,7 +116,8 @@ static const int64_t some_labels[] = {-100, -100, 4, 1, 5, /**/ 9, 2, 6, -100, 3
 
 Test(baseline_gradcheck, llama_with_smoothed_labels_and_z_loss)
 {
-    static const ar_loss_options losses[] = {{.label_smoothing = 0.2}, {.z_loss = 0.1}, {0.3, 0.05}};
+    static const ar_loss_options losses[] = {
+        {.label_smoothing = 0.2}, {.z_loss = 0.1}, {.label_smoothing = 0.3, .z_loss = 0.05}};
     ar_config c = tiny_config(AR_ARCH_LLAMA, 1);
     ar_batch batch = tiny_batch();
     batch.labels = some_labels;
@@ -173,6 +174,9 @@ Test(baseline_gradcheck, qwen_with_experts_and_a_shared_one)
     for (int normalised = 0; normalised < 2; normalised++) {
         c.experts = (ar_experts){.n = 4, .per_token = 2, .ffn = 6, .shared = 5, .normalised = normalised == 1};
         check_gradients(normalised ? "experts, normalised" : "experts", &c, &batch);
+        for (ar_balance b = AR_BALANCE_NONE; b < AR_BALANCES; b++)
+            check_gradients_of(ar_balance_name(b), &c, &batch,
+                               &(ar_loss_options){.router = {b, b != AR_BALANCE_NONE ? 0.7 : 0.0, 0.05}});
     }
 }
 

@@ -132,7 +132,7 @@ class Golden(unittest.TestCase):
         if not out.exists():
             provenance = GOLDEN / model / "provenance.json"
             made = json.loads(provenance.read_text()) if provenance.exists() else {}
-            loss = [x for key in ("label_smoothing", "z_loss") if key in made
+            loss = [x for key in ("label_smoothing", "z_loss", "balance", "balance_weight", "router_z_loss") if key in made
                     for x in (f"--{key.replace('_', '-')}", made[key])]
             done = run("grads", GOLDEN / model, "--input", GOLDEN / model / "batch.safetensors", "--out", out,
                        "--sensitivity", *loss)

@@ -223,6 +223,60 @@ Test(experts, zeros_of_the_router_s_gradient_have_their_signs)
     assert_bits(dz, ((const float[]){0.0f, -0.0f, 0.0f}), 3, "normalised");
 }
 
+/* Two rows a group, the last one padding: by the formulas, one element after the other. */
+static void losses_one(size_t n, size_t experts, bool balances, bool has_z)
+{
+    ar_device d = test_device(2);
+    const double z = 0.03;
+    float *p = new_values(n * experts, ORDINARY, 21), *c = new_values((n + 1) / 2 * experts, ORDINARY, 22);
+    float *lse = new_values(n, ORDINARY, 23), *terms = new_values(n, ORDINARY, 25);
+    float *dz = new_values(n * experts, ORDINARY, 24), *expected = new_copy(dz, n * experts);
+    uint8_t *valid = calloc(n + 1, 1);
+    for (size_t t = 0; t + 1 < n; t++)
+        valid[t] = 1;
+    const ar_cbuf of_c = cbuf(balances ? c : NULL), of_lse = cbuf(has_z ? lse : NULL);
+    assert_ok(ari_cpu_route_terms(&d, NULL, buf(terms), rows_of(p, n, experts), of_c, 2, of_lse, z, cbuf(valid)));
+    assert_ok(ari_cpu_route_losses(&d, NULL, rows_of(dz, n, experts), cbuf(p), of_c, 2, of_lse, z, cbuf(valid)));
+    for (size_t t = 0; t < n; t++) {
+        float r = 0.0f, *out = expected + t * experts;
+        for (size_t i = 0; i < experts && balances; i++)
+            r = stored(r + stored(p[t * experts + i] * c[t / 2 * experts + i]));
+        for (size_t i = 0; i < experts && valid[t] && balances; i++)
+            out[i] = stored(out[i] + stored(p[t * experts + i] * stored(c[t / 2 * experts + i] - r)));
+        for (size_t i = 0; i < experts && valid[t] && has_z; i++)
+            out[i] = stored(out[i] + stored(p[t * experts + i] * (float)(z * (double)lse[t])));
+        const float of_z = (float)(z * (double)lse[t] * (double)lse[t]);
+        const float term = has_z ? stored(r + of_z) : r;
+        assert_bits(&terms[t], valid[t] ? &term : &(float){0.0f}, 1, "a token's losses");
+    }
+    assert_bits(dz, expected, n * experts, "gradients of the losses");
+    free(p), free(c), free(lse), free(dz), free(terms), free(expected), free(valid);
+}
+
+Test(experts, losses_of_routers_are_their_formulas_and_leave_padding_out)
+{
+    static const size_t experts[] = {1, 3, 8, 257};
+    for (size_t i = 0; i < sizeof experts / sizeof *experts; i++) {
+        for (size_t n = 1; n < 6; n++) {
+            losses_one(n, experts[i], true, false);
+            losses_one(n, experts[i], false, true);
+            losses_one(n, experts[i], true, true);
+        }
+    }
+}
+
+/* The one that training's z-loss has, of logits whose exponentials would overflow. */
+Test(experts, the_logarithm_of_a_routers_denominator_is_that_of_the_sum)
+{
+    ar_device d = test_device(1);
+    const float z[2][3] = {{200.0f, 199.0f, 100.0f}, {-5.0f, -5.0f, -5.0f}};
+    float p[6], weight[2], lse[2];
+    int32_t expert[2];
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(lse), rows_of(z, 2, 3), 1, true));
+    cr_expect(fabs((double)lse[0] - (200.0 + log1p(exp(-1.0)))) < 2e-5, "%.9g", (double)lse[0]);
+    cr_expect(fabs((double)lse[1] - (log(3.0) - 5.0)) < 1e-6, "%.9g", (double)lse[1]);
+}
+
 /* --- rows of slots ------------------------------------------------------------------------------------------------ */
 
 /* n tokens of k slots, whose rows lie in an order drawn by `seed`. */

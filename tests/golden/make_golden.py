@@ -192,7 +192,26 @@ EXPERTS = {
     # Every token goes to expert 0, and padding is dispatched as well.
     "experts/mixtral-padding-tiny": (MixtralConfig, MixtralForCausalLM,
                              {**FEW, "intermediate_size": 8, "num_local_experts": 3}, 14, 85, {}),
+    # The class's own balancing loss, of all layers together, without what is padding.
+    "experts/mixtral-balance-padding-tiny": (
+        MixtralConfig, MixtralForCausalLM,
+        {**FEW, "intermediate_size": 8, "num_local_experts": 4, "output_router_logits": True,
+         "router_aux_loss_coef": 0.7}, 14, 86, {}),
+    # The same of the layers that have experts alone, whose weights are not normalised.
+    "experts/qwen3moe-balance-tiny": (
+        Qwen3MoeConfig, Qwen3MoeForCausalLM,
+        {**FEW, "intermediate_size": 20, "moe_intermediate_size": 10, "num_experts": 5, "num_experts_per_tok": 2,
+         "head_dim": 6, "mlp_only_layers": [1], "num_hidden_layers": 3, "output_router_logits": True,
+         "router_aux_loss_coef": 0.4}, 14, 87, {}),
+    "experts/mixtral-sequence-padding-tiny": (
+        MixtralConfig, MixtralForCausalLM, {**FEW, "intermediate_size": 8, "num_local_experts": 4}, 14, 88, {}),
+    "experts/olmoe-batch-tiny": (
+        OlmoeConfig, OlmoeForCausalLM, {**FEW, "intermediate_size": 8, "num_experts": 6, "num_experts_per_tok": 2,
+                                        "pad_token_id": None}, 14, 89, {}),
 }
+# Losses of routers that the class has not: what is balanced, its weight, and that of the z-loss (ar_router_losses).
+ROUTED = {"experts/mixtral-sequence-padding-tiny": ("sequence", 0.6, 0.02),
+          "experts/olmoe-batch-tiny": ("batch", 0.5, 0.01)}
 CASES.update(EXPERTS)
 
 # Models that are trained from their weights: the seed of the batches. No token is so near to another expert that a
@@ -460,11 +479,31 @@ def loss_of(name, out, labels):
     return entropy + z_loss * logits[target != -100].logsumexp(-1).square().mean()
 
 
+def routers_loss(name, model, out, mask):
+    """ROUTED's losses by their formulas: of each layer with experts, over the tokens that are no padding."""
+    balance, weight, z = ROUTED[name]
+    k, total = model.config.num_experts_per_tok, 0.0
+    rows, length = mask.shape
+    for logits in out.router_logits:
+        experts = logits.shape[-1]
+        p = logits.softmax(-1).view(rows, length, experts)
+        chosen = torch.zeros_like(p).scatter(-1, p.topk(k, dim=-1).indices, 1.0) * mask[:, :, None]
+        p, lse = p * mask[:, :, None], logits.logsumexp(-1).view(rows, length) * mask
+        over = 1 if balance == "sequence" else (0, 1)
+        tokens = mask.sum(over).to(p.dtype)
+        cost = (chosen.sum(over) * p.sum(over)).sum(-1) * experts / (k * tokens ** 2)
+        total = total + weight * cost.mean() + z * lse.square().sum() / mask.sum()
+    return total
+
+
 def run(name, model, batch):
     """{"outputs": .., "grads": ..} of one forward and backward pass."""
     given = arguments(batch)
-    out = model(**given, output_hidden_states=True)
+    out = model(**given, output_hidden_states=True, **({"output_router_logits": True} if name in ROUTED else {}))
     loss = loss_of(name, out, given["labels"])
+    if name in ROUTED:
+        mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
+        loss = loss - model.config.router_aux_loss_coef * out.aux_loss + routers_loss(name, model, out, mask)
     loss.backward()
     outputs = {"loss": loss.detach().reshape(1), "logits": out.logits.detach()}
     outputs.update({f"hidden_states.{i}": h.detach().contiguous() for i, h in enumerate(out.hidden_states)})
@@ -530,13 +569,15 @@ def write(name):
                   "script": "tests/golden/make_golden.py", "note": note}
     if name in LOSSES:
         provenance.update(zip(("label_smoothing", "z_loss"), LOSSES[name][3:]))
+    if name in ROUTED:
+        provenance.update(zip(("balance", "balance_weight", "router_z_loss"), ROUTED[name]))
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
     # What was written is what Hugging Face reads: the file's own keys must describe the model that was run.
     model = CASES[name][1].from_pretrained(folder, attn_implementation="eager", experts_implementation="eager")
     model = model.float().eval()
     again = model(**arguments(batch))
     loss = loss_of(name, again, arguments(batch)["labels"])
-    assert torch.equal(loss.detach(), outputs["loss"][0]), name
+    assert name in ROUTED or torch.equal(loss.detach(), outputs["loss"][0]), name
     assert torch.equal(again.logits.detach(), outputs["logits"]), name
     print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 

@@ -77,6 +77,8 @@ void softmax_backward_cases(device_pair *p);
 /* experts_cases.c */
 void route_cases(device_pair *p);
 void route_backward_cases(device_pair *p);
+void route_losses_cases(device_pair *p);
+void route_terms_cases(device_pair *p);
 void spread_slots_cases(device_pair *p);
 void dispatch_rows_cases(device_pair *p);
 void combine_rows_cases(device_pair *p);

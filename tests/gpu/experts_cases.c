@@ -62,7 +62,8 @@ static void route_case(device_pair *p, size_t n, size_t experts, size_t k)
     const pair_tensor z = pair_stored(p, pair_view(logits, 2, (const size_t[]){n, experts}));
     const pair_buf prob = pair_words(p, "p", PAIR_W32, n * experts);
     const pair_buf expert = pair_words(p, "expert", PAIR_W32, n * k), weight = pair_words(p, "weight", PAIR_W32, n * k);
-    PAIR_RUN(p, route, prob.at[s], expert.at[s], weight.at[s], &z.at[s], k, normalised);
+    const pair_buf lse = pair_words(p, "lse", PAIR_W32, n);
+    PAIR_RUN(p, route, prob.at[s], expert.at[s], weight.at[s], lse.at[s], &z.at[s], k, normalised);
     pair_end(p);
 }
 
@@ -87,6 +88,55 @@ static void route_backward_case(device_pair *p, size_t n, size_t experts, size_t
 void route_backward_cases(device_pair *p)
 {
     every_choice(p, route_backward_case);
+}
+
+/* What the losses of a router's rows are made of: groups of rows with the same c. */
+typedef struct router_losses {
+    pair_buf prob, balance, lse, valid;
+    size_t each;
+} router_losses;
+
+static router_losses new_losses(device_pair *p, size_t n, size_t experts)
+{
+    const size_t groups = n > 0 ? 1 + pair_below(p, n) : 1, each = (n + groups - 1) / groups;
+    const bool balances = pair_below(p, 3) > 0, has_z = !balances || pair_below(p, 2);
+    return (router_losses){.prob = pair_rows(p, "p", n, experts, PAIR_CALM_ROWS),
+                           .balance = balances ? pair_rows(p, "c", groups, experts, PAIR_EACH_ROW) : pair_none(),
+                           .lse = has_z ? pair_floats(p, "lse", n, PAIR_SPECIAL) : pair_none(),
+                           .valid = pair_below(p, 2) ? pair_bytes(p, "valid", n, 4) : pair_none(),
+                           .each = each > 0 ? each : 1};
+}
+
+static void route_losses_case(device_pair *p, size_t n, size_t experts, size_t k)
+{
+    pair_begin(p, "%zu rows of %zu experts, %zu a token", n, experts, k);
+    const router_losses l = new_losses(p, n, experts);
+    const pair_buf sum = pair_rows(p, "dz", n, experts, PAIR_CALM_ROWS);
+    const pair_tensor dz = pair_stored(p, pair_view(sum, 2, (const size_t[]){n, experts}));
+    PAIR_RUN(p, route_losses, &dz.at[s], ar_const(l.prob.at[s]), ar_const(l.balance.at[s]), l.each,
+             ar_const(l.lse.at[s]), 0.01, ar_const(l.valid.at[s]));
+    pair_end(p);
+}
+
+void route_losses_cases(device_pair *p)
+{
+    every_choice(p, route_losses_case);
+}
+
+static void route_terms_case(device_pair *p, size_t n, size_t experts, size_t k)
+{
+    pair_begin(p, "%zu rows of %zu experts, %zu a token", n, experts, k);
+    const router_losses l = new_losses(p, n, experts);
+    const pair_tensor prob = pair_view(l.prob, 2, (const size_t[]){n, experts});
+    const pair_buf terms = pair_words(p, "terms", PAIR_W32, n);
+    PAIR_RUN(p, route_terms, terms.at[s], &prob.at[s], ar_const(l.balance.at[s]), l.each, ar_const(l.lse.at[s]), 0.01,
+             ar_const(l.valid.at[s]));
+    pair_end(p);
+}
+
+void route_terms_cases(device_pair *p)
+{
+    every_choice(p, route_terms_case);
 }
 
 static void spread_slots_case(device_pair *p, size_t n, size_t experts, size_t k)

@@ -172,7 +172,8 @@ void ce_target_cases(device_pair *p)
     every_shard(p, ce_target_case);
 }
 
-static const ar_loss_options loss_options[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {0.75, 0.5}};
+static const ar_loss_options loss_options[] = {
+    {0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {.label_smoothing = 0.75, .z_loss = 0.5}};
 
 static void ce_terms_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {

@@ -76,6 +76,18 @@ CLAIM(models_with_experts_have_their_number_width_and_weights)
     cr_expect(c.experts.n == 64 && c.experts.per_token == 1 && c.experts.ffn == 176 && c.norm_eps == 1e-5);
 }
 
+CLAIM(routers_are_balanced_where_transformers_gives_their_logits_out)
+{
+    cr_expect_eq(config_read(MODEL("mixtral"), "'router_aux_loss_coef':0.5").experts.balance_weight, 0.0);
+    cr_expect_eq(config_read(MODEL("mixtral"), "'output_router_logits':true").experts.balance_weight, 0.001);
+    cr_expect_eq(config_read(MODEL("qwen2_moe"), "'output_router_logits':true").experts.balance_weight, 0.001);
+    cr_expect_eq(config_read(MODEL("olmoe"), "'output_router_logits':true").experts.balance_weight, 0.01);
+    const ar_config c = config_read(MODEL("qwen3_moe"), "'output_router_logits':true,'router_aux_loss_coef':0.25");
+    const ar_loss_options nothing = {0}, sequence = {.router = {AR_BALANCE_SEQUENCE, 0.1, 0.0}};
+    cr_expect(c.experts.balance_weight == 0.25 && ar_config_balance(&c, &nothing) == AR_BALANCE_LAYERS);
+    cr_expect_eq(ar_config_balance(&c, &sequence), AR_BALANCE_SEQUENCE);
+}
+
 CLAIM(what_cannot_be_of_experts_is_refused)
 {
     static const refused_config cases[] = {
@@ -83,7 +95,7 @@ CLAIM(what_cannot_be_of_experts_is_refused)
         {MODEL("mixtral"), "'num_local_experts':0", "0 experts"},
         {MODEL("mixtral"), "'num_experts':4,'num_local_experts':8", "one number"},
         {MODEL("mixtral"), "'router_jitter_noise':0.1", NULL},
-        {MODEL("mixtral"), "'output_router_logits':true", NULL},
+        {MODEL("mixtral"), "'output_router_logits':true,'router_aux_loss_coef':-1", "a finite number from 0"},
         {MODEL("olmoe"), "'clip_qkv':8.0", NULL},
         {MODEL("qwen2_moe"), "'mlp_only_layers':[1.5]", NULL},
         {MODEL("qwen3_moe"), "'decoder_sparse_step':0", NULL},

@@ -252,8 +252,16 @@ static ar_status nothing(ar_ctx *ctx, void *user)
 
 Test(layer_errors, a_context_refuses_a_loss_that_makes_no_sense)
 {
-    static const ar_loss_options wrong[] = {
-        {1.0, 0.0}, {-0.1, 0.0}, {(double)NAN, 0.0}, {0.0, -1e-4}, {0.0, (double)INFINITY}, {0.0, (double)NAN}};
+    static const ar_loss_options wrong[] = {{.label_smoothing = 1.0},
+                                            {.label_smoothing = -0.1},
+                                            {.label_smoothing = (double)NAN},
+                                            {.z_loss = -1e-4},
+                                            {.z_loss = (double)INFINITY},
+                                            {.z_loss = (double)NAN},
+                                            {.router = {AR_BALANCE_BATCH, -1.0, 0.0}},
+                                            {.router = {AR_BALANCE_BATCH, (double)INFINITY, 0.0}},
+                                            {.router.z_loss = -0.1},
+                                            {.router.z_loss = (double)NAN}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         cr_expect_eq(rank_run(&(rank_run_options){.ranks = 1, .loss = wrong[i]}, nothing, NULL), AR_ERR_ARG);
         const char *says = i < 3 ? "a number from 0 to below 1" : "a finite number from 0";

@@ -78,8 +78,16 @@ Test(checkpoint_json, everything_that_is_written_is_read)
 
 Test(checkpoint_json, a_loss_that_makes_no_sense_is_an_error_of_the_file)
 {
-    static const ar_loss_options wrong[] = {
-        {1.0, 0.0}, {-0.5, 0.0}, {(double)NAN, 0.0}, {0.0, -1e-9}, {0.0, (double)INFINITY}, {0.0, (double)NAN}};
+    static const ar_loss_options wrong[] = {{.label_smoothing = 1.0},
+                                            {.label_smoothing = -0.5},
+                                            {.label_smoothing = (double)NAN},
+                                            {.z_loss = -1e-9},
+                                            {.z_loss = (double)INFINITY},
+                                            {.z_loss = (double)NAN},
+                                            {.router = {AR_BALANCE_BATCH, -1.0, 0.0}},
+                                            {.router = {AR_BALANCE_BATCH, (double)INFINITY, 0.0}},
+                                            {.router.z_loss = -0.1},
+                                            {.router.z_loss = (double)NAN}};
     ar_checkpoint_state s = unusual();
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         SCOPED(ari_checkpoint_read_fini) ari_checkpoint_read r;

@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "anyrank/batch.h"
 
@@ -14,8 +15,13 @@ static inline ar_loss_options golden_loss(const char *name)
     char path[600];
     snprintf(path, sizeof path, "%s/%s/provenance.json", TEST_GOLDEN_DIR, name);
     json_t *said = json_load_file(path, 0, NULL);
-    const ar_loss_options loss = {json_number_value(json_object_get(said, "label_smoothing")),
-                                  json_number_value(json_object_get(said, "z_loss"))};
+    ar_loss_options loss = {json_number_value(json_object_get(said, "label_smoothing")),
+                            json_number_value(json_object_get(said, "z_loss")),
+                            {.balance_weight = json_number_value(json_object_get(said, "balance_weight")),
+                             .z_loss = json_number_value(json_object_get(said, "router_z_loss"))}};
+    const char *balance = json_string_value(json_object_get(said, "balance"));
+    while (balance && strcmp(ar_balance_name(loss.router.balance), balance) != 0)
+        loss.router.balance++;
     json_decref(said);
     return loss;
 }

@@ -62,10 +62,11 @@ static const struct {
     {{1, 2, 4, 8}, {"llama-gqa-tiny"}},
     {{1, 3, 6, 12}, {"block-gqa"}},
     {{1, 2, 4},
-     {"experts/mixtral-tiny", "experts/mixtral-padding-tiny", "experts/mixtral-defaults-tiny", "experts/olmoe-tiny"}},
-    {{1, 2}, {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny"}},
+     {"experts/mixtral-tiny", "experts/mixtral-padding-tiny", "experts/mixtral-defaults-tiny", "experts/olmoe-tiny",
+      "experts/mixtral-balance-padding-tiny", "experts/mixtral-sequence-padding-tiny", "experts/olmoe-batch-tiny"}},
+    {{1, 2}, {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny"}},
 };
-enum { CASES = 59 };
+enum { CASES = 63 };
 
 static bool is_block(const char *name)
 {
@@ -291,6 +292,13 @@ static const struct {
     {"experts/qwen2moe-tiny", {.cp = 7, .dp = 2, .zero = 2}},
     {"experts/qwen2moe-tiny", {.tp = 2, .sp = true, .recompute = {AR_RECOMPUTE_FULL, 1}}},
     {"experts/qwen3moe-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
+    {"experts/mixtral-balance-padding-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4}},
+    {"experts/mixtral-balance-padding-tiny", {.pp = 2, .micro_batches = 2, .zero = 3}},
+    {"experts/mixtral-sequence-padding-tiny", {.cp = 7, .tp = 2, .sp = true, .micro_batches = 2}},
+    {"experts/mixtral-sequence-padding-tiny", {.tp = 2, .sp = true, .ep = 4, .etp = 1, .dp = 2}},
+    {"experts/olmoe-batch-tiny", {.dp = 2, .ep = 2, .zero = 2}},
+    {"experts/olmoe-batch-tiny", {.tp = 2, .sp = true, .micro_batches = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}},
+    {"experts/qwen3moe-balance-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
 };
 
 Test(golden, experts_that_ranks_share_have_one_ranks_bits_and_pytorchs_values)

@@ -43,7 +43,8 @@ ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
     if ((unsigned)r->balance >= AR_BALANCES || !(r->balance_weight >= 0.0) || isinf(r->balance_weight) ||
         !(r->z_loss >= 0.0) || isinf(r->z_loss))
         return ar_error_set(AR_ERR_ARG,
-                            "%s: balance %d of weight %g, and a router's z-loss of weight %g: finite numbers from 0",
+                            "%s: a balance %d of routers of weight %g and a z-loss of weight %g: for each a finite "
+                            "number from 0",
                             what, (int)r->balance, r->balance_weight, r->z_loss);
     return AR_OK;
 }
