@@ -16,6 +16,7 @@ enum { SAMPLES = 2, POSITIONS = 16, DRAWS = 1000 };
 enum { PAIRS = AR_GRADCHECK_STEPS + 1, RATIO = 4 }; /* a row takes the losses at its step and at RATIO times it */
 static const double LARGEST_STEP = 0.25;
 static const double BOUND = 1e-6;                         /* of the best row */
+static const double LOSS_ERROR = 4 * 0x1p-52;             /* of a loss, rounded on its way */
 static const double NO_SCALE = 1e-12, OTHER_SCALE = 1e-2; /* of the model's largest gradient */
 
 typedef struct parameter {
@@ -228,15 +229,24 @@ static double slope_of(const ari_perturbation *pair)
     return (pair[0].loss - pair[1].loss) / (pair[0].value - pair[1].value);
 }
 
-/* Richardson's combination of two central differences, which leaves a truncation error of the order of step^4. */
+/* What the rounding of two losses may change of it. */
+static double noise_of(const ari_perturbation *pair)
+{
+    return LOSS_ERROR * fmax(fabs(pair[0].loss), fabs(pair[1].loss)) / fabs(pair[0].value - pair[1].value);
+}
+
+/* Richardson's combination of two central differences, which leaves a truncation error of the order of step^4. Relative
+ * to the gradient, or to what the losses' rounding alone could bring to the bound: a small gradient's difference is lost
+ * in it. */
 static double error_of(const ari_perturbation *wide, double gradient, double scale)
 {
     const double square = RATIO * RATIO;
     const double slope = (square * slope_of(wide + 2) - slope_of(wide)) / (square - 1.0);
+    const double noise = (square * noise_of(wide + 2) + noise_of(wide)) / (square - 1.0);
     const double error = fabs(slope - gradient);
     if (error == 0.0)
         return 0.0;
-    const double relative = error / fmax(fabs(gradient), scale);
+    const double relative = error / fmax(fmax(fabs(gradient), scale), noise / BOUND);
     return isfinite(relative) ? relative : (double)INFINITY;
 }
 
