@@ -125,6 +125,9 @@ AR_BEGIN_DECLS
     X(router_weights_detached, "experts: no gradient goes through the weights to the router")                          \
     X(router_grad_chosen_alone, "experts: the logits of those not chosen get no gradient")                             \
     X(router_sum_detached, "experts: no gradient goes through the sum that the weights are divided by")                \
+    X(balance_of_micro_batch, "experts: the balancing loss counts the tokens of each rank's micro-batch alone")        \
+    X(balance_without_k, "experts: the balancing loss is not divided by the number of a token's experts")              \
+    X(router_z_loss_of_micro_batch, "experts: the router's z-loss is a mean over each rank's micro-batch")             \
     X(router_grad_local, "experts: the weights' gradient is of the rank's own part of the experts alone")              \
     X(sp_router_grad_summed, "sequence parallelism: the router's gradient, whole on each rank, is summed over tp")     \
     X(experts_not_reduced, "experts: the ranks' parts of what the experts make are not summed")                        \

@@ -13,6 +13,7 @@ typedef struct setting {
     size_t batch; /* 0: BATCH */
     size_t documents;
     double dropout;
+    ar_router_losses router;
     int steps; /* 0: 1 */
     ar_ddp_options ddp;
     ar_mlp_order order;

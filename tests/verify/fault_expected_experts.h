@@ -8,6 +8,9 @@
 #define MOE(layer, name) "model.layers." #layer ".block_sparse_moe" name /* of mixtral */
 #define MLP(layer, name) "model.layers." #layer ".mlp" name              /* of qwen2-moe */
 
+#define BALANCED(form, ...) .at = {.parallel = {__VA_ARGS__}, .router = {AR_BALANCE_##form, 0.5, 0.0}}
+#define ROUTER_Z(...) .at = {.parallel = {__VA_ARGS__}, .router = {.z_loss = 0.1}}
+
 static const expected experts_once[] = {
     {F(router_weights_not_normalised), "mixtral", TP(2), MOE(0, ".weights:fwd"), 0, "routing_weights_not_normalised"},
     {F(router_weights_normalised), "qwen2-moe", TP(2), MLP(0, ".weights:fwd"), 0, "routing_weights_normalised"},
@@ -20,6 +23,10 @@ static const expected experts_once[] = {
     {F(router_weights_detached), "mixtral", TP(2), MOE(1, ".weights:bwd"), 0, "routing_weights_detached"},
     {F(router_grad_chosen_alone), "qwen2-moe", TP(2), MLP(1, ".logits:bwd"), 0, "router_gradient_of_chosen_alone"},
     {F(router_sum_detached), "mixtral", TP(2), MOE(1, ".logits:bwd"), 0, "routing_sum_detached"},
+    {F(balance_of_micro_batch), "mixtral", BALANCED(BATCH, .micro_batches = 2), MOE(1, ".logits:bwd"), 0,
+     "balancing_loss: a micro-batch"},
+    {F(balance_without_k), "mixtral", BALANCED(SEQUENCE, .tp = 2), MOE(1, ".logits:bwd"), 0, "balancing_loss"},
+    {F(router_z_loss_of_micro_batch), "mixtral", ROUTER_Z(.dp = 2), MOE(1, ".logits:bwd"), 0, "router_z_loss"},
     {F(router_grad_local), "mixtral", TP(2), MOE(1, ".weights:bwd"), 0, "missing_all_reduce: over tp"},
     {F(sp_router_grad_summed), "mixtral", SP(2), MOE(1, ".gate.weight:grad"), 0, "reduced_again: over tp"},
     {F(experts_not_reduced), "mixtral", TP(2), MOE(0, ".experts:fwd"), 0, "missing_all_reduce: over tp"},
@@ -52,6 +59,12 @@ static const expected experts_elsewhere[] = {
     {F(router_grad_chosen_alone), "qwen2-moe", SP(4), MLP(1, ".logits:bwd"), 0, "router_gradient_of_chosen_alone",
      RING},
     {F(router_sum_detached), "mixtral", MICRO(2, 2, 2), MOE(1, ".logits:bwd"), 0, "routing_sum_detached"},
+    {F(balance_of_micro_batch), "qwen2-moe", BALANCED(LAYERS, .dp = 2, .ep = 2), MLP(1, ".logits:bwd"), 0,
+     "balancing_loss"},
+    {F(balance_without_k), "qwen2-moe", BALANCED(SEQUENCE, .tp = 2, .sp = true), MLP(1, ".logits:bwd"), 0,
+     "balancing_loss"},
+    {F(router_z_loss_of_micro_batch), "qwen2-moe", ROUTER_Z(.tp = 2, .micro_batches = 2), MLP(1, ".logits:bwd"), 0,
+     "router_z_loss"},
     {F(router_grad_local), "qwen2-moe", SP(2), MLP(1, ".weights:bwd"), 0, "missing_all_reduce: over tp", RING},
     {F(sp_router_grad_summed), "qwen2-moe", SP(4), MLP(1, ".gate.weight:grad"), 0, "reduced_again"},
     {F(experts_not_reduced), "qwen2-moe", TP(4), MLP(0, ".experts:fwd"), 0, "missing_all_reduce: over tp", RING},

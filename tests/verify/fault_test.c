@@ -11,6 +11,7 @@ typedef struct shared {
     size_t batch, documents;
     uint64_t steps;
     double dropout, clip;
+    ar_router_losses router;
     ari_check_base base;
     char weights_hash[65], gradients_hash[65];
 } shared;
@@ -70,6 +71,7 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
     o.run.dropout = e->at.dropout;
+    o.run.loss.router = e->at.router;
     o.documents = e->at.documents;
     o.run.ddp = e->at.ddp;
     o.run.plan = plan_of(arch_of(e->model), e->at.order);
@@ -78,12 +80,18 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     return o;
 }
 
+static bool same_losses(const ar_router_losses *a, const ar_router_losses *b)
+{
+    return a->balance == b->balance && a->balance_weight == b->balance_weight && a->z_loss == b->z_loss;
+}
+
 static const shared *base_of(place *p, const ar_check_options *o)
 {
     for (int i = 0; i < p->bases; i++) {
         const shared *b = &p->base[i];
         if (strcmp(b->model, o->run.model) == 0 && b->batch == o->run.batch && b->steps == o->run.steps &&
-            b->dropout == o->run.dropout && b->clip == o->run.clip && b->documents == o->documents)
+            b->dropout == o->run.dropout && b->clip == o->run.clip && b->documents == o->documents &&
+            same_losses(&b->router, &o->run.loss.router))
             return b;
     }
     char folder[512];
@@ -94,6 +102,7 @@ static const shared *base_of(place *p, const ar_check_options *o)
                   .documents = o->documents,
                   .steps = o->run.steps,
                   .dropout = o->run.dropout,
+                  .router = o->run.loss.router,
                   .clip = o->run.clip};
     snprintf(b->model, sizeof b->model, "%s", o->run.model);
     cr_assert_ok(ar_model_path(folder, sizeof folder, o->run.model));
@@ -217,7 +226,7 @@ static bool same_run(const expected *a, const expected *b)
     ar_parallel_text(layout[1], sizeof layout[1], &b->at.parallel);
     return strcmp(a->model, b->model) == 0 && strcmp(layout[0], layout[1]) == 0 && a->at.order == b->at.order &&
            a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.documents == b->at.documents &&
-           a->at.dropout == b->at.dropout && a->at.steps == b->at.steps &&
+           a->at.dropout == b->at.dropout && same_losses(&a->at.router, &b->at.router) && a->at.steps == b->at.steps &&
            a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes && a->at.ddp.mode == b->at.ddp.mode &&
            a->at.ddp.find_unused == b->at.ddp.find_unused;
 }

@@ -446,6 +446,16 @@ static const char *const explained[AR_FAULT_COUNT] = {
     [AR_FAULT_router_sum_detached] =
         "The sum that weights are divided by is taken for a constant. All logits get a gradient, those of experts "
         "not chosen too, which must have exactly none where weights are normalised.",
+    [AR_FAULT_balance_of_micro_batch] =
+        "The balancing loss multiplies how many tokens go to an expert by how probable it is, so a mean over micro-batches "
+        "and ranks is another loss than that of the whole batch: it wants every micro-batch to be balanced, and its "
+        "gradient depends on the layout. Only the gradient of the router's logits differs, and no shape or loss says so.",
+    [AR_FAULT_balance_without_k] =
+        "Each token is counted once for each of its experts, so the counts add up to k times the tokens. Without the 1/k "
+        "the balancing loss is k times as heavy as its coefficient says (allenai/OLMoE#45).",
+    [AR_FAULT_router_z_loss_of_micro_batch] =
+        "The router's z-loss is a mean over the tokens of the step's batch. A mean over a rank's own tokens, summed over "
+        "the ranks and micro-batches, is as many times as heavy (NVIDIA/Megatron-LM#5047).",
     [AR_FAULT_router_grad_local] =
         "The experts are cut over tp, and each rank takes the products of the weights' gradient with its own part "
         "of what they made (pytorch/torchtitan 2387). The forward pass is right. The copies of the gradient "

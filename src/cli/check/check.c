@@ -63,6 +63,7 @@ static ar_status take_case(ari_check_values *v)
     r->seq = c.run.seq;
     r->clip = c.run.clip;
     r->dropout = c.run.dropout;
+    r->loss = c.run.loss;
     v->o.documents = c.documents;
     v->steps = (int)c.run.steps;
     AR_TRY(ari_args_again(&ari_check_spec, v));

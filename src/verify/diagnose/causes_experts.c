@@ -39,6 +39,18 @@ static const ari_cause rows[] = {
     {"routing_sum_detached", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(CUT), 0, "",
      GRADIENT "weights whose divisor, the sum over the token's experts, is a constant: no gradient goes through it" LOOK
               "`detach` of the sum, a division in place under `no_grad`"},
+    {"balancing_loss", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(AVERAGE), 0, "",
+     "the difference is the gradient of a balancing loss, the same function of every token's probabilities: one on this "
+     "side alone or on the other, of another weight, or of other counts of tokens" LOOK
+     "the coefficient of the auxiliary loss, the 1/k, and which tokens it counts: a micro-batch's, a rank's, the whole "
+     "batch's, padding"},
+    {"balancing_loss", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(SAMPLES), 0, "",
+     "the difference is in every sequence the gradient of a balancing loss of its own: one over a micro-batch, a "
+     "rank or a sequence, where the other side's is over more tokens, or of another weight" LOOK
+     "which tokens the auxiliary loss counts, its coefficient and its divisor"},
+    {"router_z_loss", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(LOG), 0, "",
+     "the difference is the gradient of a router's z-loss: {weight:.3g} times lse*p, on this side more than on the "
+     "other" LOOK "the coefficient of the z-loss, and the tokens that it is a mean over: a micro-batch's, a rank's"},
     {"routing_weights_normalised", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(ONE), 0, "",
      GRADIENT "normalised weights, which the reference's are not"},
     {"routing_weights_not_normalised", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(ZERO), 0, "",

@@ -35,6 +35,10 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of experts' weights that are normalised, which this model has not")                           \
     X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised,                                                 \
       "is a mistake of experts' weights that are not normalised, which this model has not")                       \
+    X(BALANCE, ar_config_balance(c, &r->loss) != AR_BALANCE_NONE,                                                 \
+      "is a mistake of experts that are balanced: give balance")                                                  \
+    X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                  \
+      "is a mistake of a router's z-loss: give router-z-loss")                                                    \
     X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                 \
     X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                    \
     X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                        \
@@ -98,6 +102,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define ZERO_BUBBLE(d, micro) \
     .run.parallel = {.pp = 2, .dp = (d), .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = (micro)}
 #define SHARED_OUT(d, stage, micro) .run.parallel = {.dp = (d), .zero = (stage), .micro_batches = (micro)}
+#define BALANCED(form) .run.loss.router = {AR_BALANCE_##form, 0.5, 0.0}
 #define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
 /* Defaults: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
@@ -223,6 +228,10 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_router_weights_detached, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_router_grad_chosen_alone, QWEN_MOE, .needs = NEEDS(NOT_NORMALISED)},
     {AR_FAULT_router_sum_detached, MIXTRAL, .needs = NEEDS(NORMALISED)},
+    {AR_FAULT_balance_of_micro_batch, MIXTRAL, BALANCED(BATCH), MICRO(2), .needs = NEEDS(BALANCE)},
+    {AR_FAULT_balance_without_k, MIXTRAL, BALANCED(SEQUENCE), .needs = NEEDS(BALANCE)},
+    {AR_FAULT_router_z_loss_of_micro_batch, MIXTRAL, .run.loss.router.z_loss = 0.1, .run.parallel = {.dp = 2},
+     .needs = NEEDS(ROUTER_Z)},
     {AR_FAULT_router_grad_local, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_sp_router_grad_summed, MIXTRAL, SP(2), .needs = NEEDS(EXPERTS) | NEEDS(SP)},
     {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
@@ -256,11 +265,16 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     return c;
 }
 
+static bool same_losses(const ar_router_losses *a, const ar_router_losses *b)
+{
+    return a->balance == b->balance && a->balance_weight == b->balance_weight && a->z_loss == b->z_loss;
+}
+
 static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
 {
     return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
            a->documents == b->documents && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
-           a->run.dropout == b->run.dropout;
+           a->run.dropout == b->run.dropout && same_losses(&a->run.loss.router, &b->run.loss.router);
 }
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)

@@ -16,7 +16,10 @@ bool ari_are_scores(const ari_case *c);
 ari_role ari_replay_role(const ari_case *c);
 /** The reference's forward value of a role in this tensor's layer and step; NULL: none. */
 const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role);
-/** The same of either dump and of any pass. */
+/** Whether what differs in the gradient of a router's logits, which are z, is that of a loss of its own. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z);
+/** ari_replay_input of either dump and of any pass. */
 const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass);
 /** The reference's forward values of the parts of this tensor's module, or of the attention whose output it is, unless
  *  names show that they come after the scores; returns their number. */

@@ -256,6 +256,8 @@ ar_status ari_measure_routes(ari_trace *t, const ari_case *c)
         look_at_weights(t, &r);
     else if (held)
         st = look_at_gradient(t, &r);
+    if (held && !forward && st == AR_OK && t->kind == ARI_FOUND_NOTHING)
+        st = ari_replay_balance(t, c, r.z);
 done:
     free(r.z);
     free(r.weight);
