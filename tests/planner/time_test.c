@@ -144,12 +144,14 @@ static const struct {
     {DRAW_TENSORS, 5000, 10, 10, 200, by_any, 0.99, HUGE_VAL},
 };
 
-/* One node; those that share out experts on as few nodes as divide them, or each of these ranks on another. */
+/* One node; those that share out experts on as few nodes as divide them, or each of these ranks on another. A sequence's
+ * ranks fill nodes: else some come later, and messages wait for them. */
 static ar_sim_cluster by_experts(int i, const ar_parallel *p)
 {
-    const int stride = ari_experts_whole(p) ? 1 : p->tp, in_node[] = {0, stride * largest_divisor(p->ep), stride};
+    const int stride = ari_experts_whole(p) ? 1 : p->tp, sequence = p->tp * p->cp;
+    const int nodes[] = {0, stride * largest_divisor(p->ep), stride}, n = p->ep > 1 ? nodes[i / 3 % 3] : 0;
     ar_sim_cluster c = clusters[1 + i % (CLUSTERS - 1)];
-    c.ranks_per_node = p->ep > 1 ? in_node[i / 3 % 3] : 0;
+    c.ranks_per_node = n > 0 && (n % sequence == 0 || sequence % n == 0) ? n : 0;
     return c;
 }
 
