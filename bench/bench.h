@@ -60,6 +60,8 @@ AR_NODISCARD ar_status ari_bench_gemm(ari_bench_session *s);
 /** The price of a weight gradient in exact numerics, where each sequence is a contraction of its own whose rounded
  *  values go into the order-independent accumulator: dW[out,in] = sum over sequences of dY^T X. */
 AR_NODISCARD ar_status ari_bench_grad(ari_bench_session *s);
+/** Products and weight gradients of experts, each of its own rows, against one product of all rows. */
+AR_NODISCARD ar_status ari_bench_groups(ari_bench_session *s);
 /** Time of a memory-bound kernel, next to a copy of as many bytes by the same device and threads. Errors: also
  *  AR_ERR_ARG (one column). */
 AR_NODISCARD ar_status ari_bench_kernels(ari_bench_session *s);

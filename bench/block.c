@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transformer blocks, native and exact, and what their slots take. */
+#include <stdlib.h>
+
 #include "anyrank/model.h"
 #include "bench/bench.h"
 #include "bench/harness.h"
 #include "gpu/profile/profile.h"
+#include "ref/core/size.h"
 #include "run/run.h"
-
-#define PARAMS ((size_t)16) /* a block has fewer */
 
 #define GPT                                                                                                      \
     .layers = 1, .max_positions = 4096, .activation = AR_ACT_GELU_TANH, .norm = AR_NORM_LAYER, .norm_eps = 1e-5, \
@@ -15,22 +16,32 @@
     .arch = AR_ARCH_LLAMA, .name = "llama", .layers = 1, .max_positions = 4096, .activation = AR_ACT_SILU,     \
     .gated = true, .norm = AR_NORM_RMS, .norm_eps = 1e-6, .rope = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0}, \
     .causal = true
+#define EXPERTS                                                                                                       \
+    .layers = 1, .max_positions = 4096, .activation = AR_ACT_SILU, .gated = true, .norm = AR_NORM_RMS,                \
+    .norm_eps = 1e-6, .rope = {.kind = AR_ROPE_DEFAULT, .theta = 10000.0}, .causal = true, .hidden = 512, .heads = 8, \
+    .head_dim = 64
 #define SMALL .hidden = 768, .heads = 12, .kv_heads = 12, .head_dim = 64
 #define LARGE .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 11008
 
-enum { BLOCKS = 2, SIDES = 2, LINES = BLOCKS * SIDES };
+enum { BLOCKS = 4, SIDES = 2, LINES = BLOCKS * SIDES };
 /* The blocks that stand for the usual ones. Width 768, 12 heads: "gpt2" with LayerNorm, GELU and an MLP of 3072,
  * "llama" with RMSNorm, rotary positions and a gated MLP of 2048. large: width 4096, 32 heads, 8 KV heads, an MLP of
- * 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters), "llama" with three (177 M). NULL
- * after the last. bench/torch_block.py has the same. */
+ * 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters), "llama" with three (177 M).
+ * bench/torch_block.py has the same. Small ones with experts: Mixtral-8x7B's at an eighth of its width, and
+ * Qwen3-30B-A3B's at a quarter. NULL after the last. */
 static const ar_config *block_config(bool large, size_t i)
 {
     /* GPT-2's own form has as many KV heads as heads. */
     static const ar_config configs[2][BLOCKS] = {
-        {{GPT, .arch = AR_ARCH_GPT2, .name = "gpt2", SMALL, .ffn = 3072}, {LLAMA, SMALL, .ffn = 2048}},
+        {{GPT, .arch = AR_ARCH_GPT2, .name = "gpt2", SMALL, .ffn = 3072},
+         {LLAMA, SMALL, .ffn = 2048},
+         {EXPERTS, .arch = AR_ARCH_MIXTRAL, .name = "mixtral", .kv_heads = 2, .ffn = 1792,
+          .experts = {.n = 8, .per_token = 2, .ffn = 1792, .normalised = true, .w123 = true}},
+         {EXPERTS, .arch = AR_ARCH_QWEN3_MOE, .name = "qwen3-moe", .kv_heads = 1, .qk_norm = AR_QK_NORM_HEAD,
+          .ffn = 192, .experts = {.n = 128, .per_token = 8, .ffn = 192, .normalised = true}}},
         {{GPT, .arch = AR_ARCH_STACK, .name = "gpt", LARGE}, {LLAMA, LARGE}},
     };
-    return i < BLOCKS ? &configs[large][i] : NULL;
+    return i < BLOCKS && configs[large][i].layers > 0 ? &configs[large][i] : NULL;
 }
 
 /* One block in one of the numerics, with its input and the gradient of its output. */
@@ -39,7 +50,7 @@ typedef struct side {
     ar_ctx *ctx;
     ar_module *block;
     ar_saved *saved;
-    ar_param *params[PARAMS];
+    ar_param **params; /* [n]; owned */
     size_t n;
     ar_tensor x, dy; /* [batch, seq, hidden] */
 } side;
@@ -79,9 +90,9 @@ static ar_status side_create(side *s, ar_numerics numerics, ar_precision precisi
     AR_TRY(ar_block_create(&s->block, s->ctx, name, &o));
     AR_TRY(ar_saved_create(&s->saved));
     AR_TRY(ar_module_fresh(s->block, s->ctx, 1));
-    s->n = ar_module_params(s->block, s->params, PARAMS, true);
-    if (s->n > PARAMS)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of a block");
+    const size_t n = ar_module_params(s->block, NULL, 0, true);
+    AR_TRY(ARI_ALLOC(&s->params, n, "a block's parameters"));
+    s->n = ar_module_params(s->block, s->params, n, true);
     const size_t shape[3] = {batch->batch, batch->seq, config->hidden};
     AR_TRY(store(s, &s->x, shape, 1));
     return store(s, &s->dy, shape, 2);
@@ -93,6 +104,7 @@ static void side_destroy(side *s)
         return;
     s->d->ops->free(s->d, NULL, s->x.data);
     s->d->ops->free(s->d, NULL, s->dy.data);
+    free(s->params);
     ar_saved_destroy(s->saved);
     ar_module_destroy(s->block);
     ar_ctx_destroy(s->ctx);

@@ -23,9 +23,9 @@ ar_status ari_bench_check(const ari_bench_options *v)
         bool given;
         const char *by;
     } rows[] = {{"a model", v->model != NULL, "block, step and ddp"},
-                {"--m", v->m > 0, "gemm and kernels"},
-                {"--n", v->n > 0, "gemm and kernels"},
-                {"--k", v->k > 0, "gemm"},
+                {"--m", v->m > 0, "gemm, groups and kernels"},
+                {"--n", v->n > 0, "gemm, groups and kernels"},
+                {"--k", v->k > 0, "gemm and groups"},
                 {"--batch", run->batch > 0, "gemm, block, step and ddp"},
                 {"--seq", run->seq > 0, "block, step and ddp"},
                 {"--numerics", (int)run->numerics >= 0, "step and ddp"},
@@ -34,7 +34,7 @@ ar_status ari_bench_check(const ari_bench_options *v)
                 {"--profile", v->profile, "block"},
                 {"--cluster", v->cluster != NULL, "ddp"},
                 {"--paced", v->paced, "ddp"},
-                {"--device", v->r.device != NULL, "gemm, grad, kernels, fused, block, step and ddp"},
+                {"--device", v->r.device != NULL, "gemm, grad, groups, kernels, fused, block, step and ddp"},
                 {"--ranks", v->ranks > 0, "allreduce"},
                 {"--bytes", v->bytes > 0, "allreduce"},
                 {"--dtype", v->dtype >= 0, "allreduce"},

@@ -14,16 +14,18 @@ const char *const ari_bench_algorithm_names[] = {"auto", "direct", "ring", "last
 static const ari_option options[] = {
     ARI_OPTION_SECTION("sizes"),
     ARI_OPTION_SIZE("m", m, 1, 1e6, "M",
-                    "gemm: rows of X; with --n and --k: one shape in place of the default ones; kernels: rows"),
-    ARI_OPTION_SIZE("n", n, 1, 1e6, "N",
-                    "gemm: rows of W; kernels: columns (2048 where only the other is given; default 32 x 1024, which "
-                    "stays in a cache, and 16384 x 1024, which does not)"),
-    ARI_OPTION_SIZE("k", k, 1, 1e6, "K", "gemm: columns of both"),
+                    "gemm: rows of X; with --n and --k: one shape in place of the default ones; groups, kernels: rows"),
+    ARI_OPTION_SIZE(
+        "n", n, 1, 1e6, "N",
+        "gemm: rows of W; groups: features of an expert's output; kernels: columns (2048 where only the other is given; default 32 x 1024, which "
+        "stays in a cache, and 16384 x 1024, which does not)"),
+    ARI_OPTION_SIZE("k", k, 1, 1e6, "K", "gemm: columns of both; groups: features of an expert's input"),
     ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e6, "B",
                     "gemm: matrices of that shape (default 1); block, step, ddp: sequences (default 2, 8, 8)"),
     ARI_OPTION_SIZE("seq", r.run.seq, 1, 4096, "S", "block, step, ddp: tokens of a sequence (default 512, 64, 64)"),
-    ARI_OPTION_ENUM("size", block_size, size_names,
-                    "block: the two of width 768, or of 4096 with 8 KV heads and an MLP of 11008 (default small)"),
+    ARI_OPTION_ENUM(
+        "size", block_size, size_names,
+        "block: two of width 768 and two with experts, or two of 4096 with 8 KV heads and an MLP of 11008 (default small)"),
     ARI_OPTION_SECTION("measuring"),
     ARI_OPTION_FLAG("profile", profile, "block: also tell how long each slot of the device's table takes"),
     ARI_OPTION_INT("repetitions", repetitions, 1, 1000, "R",
@@ -52,11 +54,12 @@ static const ari_option options[] = {
     {0},
 };
 
-static const char *const benchmarks[] = {"gemm", "grad", "kernels", "fused", "block", "step", "ddp", "allreduce", NULL};
+static const char *const benchmarks[] = {"gemm",  "grad", "groups", "kernels",   "fused",
+                                         "block", "step", "ddp",    "allreduce", NULL};
 
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("WHAT", STRING, what, "gemm, grad, kernels, fused, block, step, ddp or allreduce", .required = true,
-                   .choices = benchmarks),
+    ARI_POSITIONAL("WHAT", STRING, what, "gemm, grad, groups, kernels, fused, block, step, ddp or allreduce",
+                   .required = true, .choices = benchmarks),
     ARI_POSITIONAL("MODEL", FOLDER, model,
                    "step, ddp: as check has it (default llama-demo); block: the model whose block is timed",
                    .choices = ari_model_names),
@@ -74,11 +77,15 @@ typedef struct benchmark {
 
 static const benchmark *find_benchmark(const char *name)
 {
-    static const benchmark all[] = {
-        {"gemm", ari_bench_gemm, 7, true},        {"grad", ari_bench_grad, 15, true},
-        {"kernels", ari_bench_kernels, 15, true}, {"fused", ari_bench_fused, 15, true},
-        {"block", ari_bench_block, 15, false},    {"step", ari_bench_step, 15, false},
-        {"ddp", ari_bench_ddp, 7, false},         {"allreduce", ari_bench_allreduce, 15, false}};
+    static const benchmark all[] = {{"gemm", ari_bench_gemm, 7, true},
+                                    {"grad", ari_bench_grad, 15, true},
+                                    {"groups", ari_bench_groups, 7, true},
+                                    {"kernels", ari_bench_kernels, 15, true},
+                                    {"fused", ari_bench_fused, 15, true},
+                                    {"block", ari_bench_block, 15, false},
+                                    {"step", ari_bench_step, 15, false},
+                                    {"ddp", ari_bench_ddp, 7, false},
+                                    {"allreduce", ari_bench_allreduce, 15, false}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(name, all[i].name) == 0)
             return &all[i];
@@ -92,7 +99,8 @@ static ar_status run(void *values, int *exit_code)
     (void)exit_code;
     if (!b)
         return ar_error_set(
-            AR_ERR_ARG, "there is no benchmark '%s': gemm, grad, kernels, fused, block, step, ddp, allreduce", v->what);
+            AR_ERR_ARG, "there is no benchmark '%s': gemm, grad, groups, kernels, fused, block, step, ddp, allreduce",
+            v->what);
     AR_TRY(ari_bench_check(v));
     const int threads = b->one_thread ? 1 : ari_cores();
     ari_bench_session s = {.v = v,

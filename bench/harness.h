@@ -87,7 +87,7 @@ typedef struct ari_gemm_shape {
     bool a_transposed, b_transposed, add;
 } ari_gemm_shape;
 
-#define ARI_GEMM_LIST_MAX 32
+#define ARI_GEMM_LIST_MAX 64
 /* The matrix products of some piece of a model, as its native arithmetic asks the device for them. All of them work on
  * the same three arrays. Zero it before use. */
 typedef struct ari_gemm_list {
@@ -97,8 +97,8 @@ typedef struct ari_gemm_list {
     ar_buf a, b, c;
 } ari_gemm_list;
 
-/** Forward and backward of one block of `config`, all parameters and the input's gradient included; whole: of all its
- *  blocks and the LM head. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Forward and backward of the first block of `config`, all parameters and the input's gradient included; whole: of all
+ *  its blocks and the LM head. Experts are taken to have as many rows each. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_gemm_list_create(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config,
                                             size_t batch, size_t seq, bool whole);
 /** Accepts a zeroed one. */

@@ -35,6 +35,8 @@ void ari_mesh_parts_forget(ari_mesh_parts *a)
 {
     for (size_t i = 0; i < a->n; i++)
         forget_form(a->form[i]);
+    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_PIPELINES; i++)
+        ar_pipeline_schedule_destroy(a->schedule[i / ARI_PARTS_PIPELINES][i % ARI_PARTS_PIPELINES]);
     free(a->form);
     *a = (ari_mesh_parts){.n = 0};
 }
@@ -90,5 +92,8 @@ ar_status ari_mesh_parts_time(ari_time *t, ari_mesh_parts *a, const ari_candidat
     ari_outside *outside = NULL;
     AR_TRY(passes_of(&passes, a, f, p, o));
     AR_TRY(outside_of(&outside, a, f, p, o));
-    return ari_time_compose(t, p, o, passes, outside);
+    ar_pipeline_schedule **schedule = &a->schedule[f->micro][f->pipeline];
+    if (!*schedule && f->choice.pp > 1)
+        AR_TRY(ar_parallel_schedule(schedule, &p->step.run.parallel));
+    return ari_time_compose(t, p, o, passes, outside, *schedule);
 }

@@ -17,6 +17,7 @@ typedef struct ari_mesh_parts {
     ari_form_parts *
         *form; /* [n], of the same mesh: ways to join its context-parallel ranks, and to share experts out */
     size_t n, room;
+    ar_pipeline_schedule *schedule[ARI_PARTS_MICRO][ARI_PARTS_PIPELINES]; /* of all forms */
 } ari_mesh_parts;
 
 /** Begins a form. Errors: AR_ERR_MEMORY. */

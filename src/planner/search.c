@@ -30,6 +30,7 @@ typedef struct seeker {
     int pipelines;
     int divisor[MOST_DIVISORS], divisors; /* of the ranks */
     ari_candidate *variant;               /* [n] of the mesh */
+    ari_candidate **order;                /* [n]: the variants by what they take, or take at least */
     size_t n, room;
     ari_mesh_parts parts;
 } seeker;
@@ -287,6 +288,11 @@ static int by_seconds(const void *a, const void *b)
     return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
 }
 
+static int by_order(const void *a, const void *b)
+{
+    return by_seconds(*(ari_candidate *const *)a, *(ari_candidate *const *)b);
+}
+
 static ar_status weigh(const seeker *k, ari_candidate *f)
 {
     const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
@@ -316,8 +322,8 @@ static int parts_of_experts(const ari_choice *c)
 static const ari_candidate *lightest(const seeker *k)
 {
     const ari_candidate *best = NULL;
-    for (size_t i = 0; i < k->n && k->variant[i].legal == AR_OK; i++) {
-        const ari_choice *a = &k->variant[i].choice, *b = best ? &best->choice : NULL;
+    for (size_t i = 0; i < k->n && k->order[i]->legal == AR_OK; i++) {
+        const ari_choice *a = &k->order[i]->choice, *b = best ? &best->choice : NULL;
         const int sharing =
             !b ? 1 : 8 * (a->zero - b->zero) + 4 * ((int)a->recompute - (int)b->recompute) + 2 * (a->sp - b->sp);
         const int cut = b ? parts_of_experts(a) - parts_of_experts(b) : 0;
@@ -325,7 +331,7 @@ static const ari_candidate *lightest(const seeker *k)
             (sharing == 0 && cut == 0 &&
              (a->micro_batches > b->micro_batches ||
               (a->micro_batches == b->micro_batches && a->virtual_stages < b->virtual_stages))))
-            best = &k->variant[i];
+            best = k->order[i];
     }
     return best;
 }
@@ -333,11 +339,18 @@ static const ari_candidate *lightest(const seeker *k)
 /* The time of the i-th variant by its schedule, which may be more than that of those behind it. */
 static ar_status refine_time(seeker *k, size_t i)
 {
-    ari_candidate f = k->variant[i];
-    AR_TRY(settle(k, &f));
-    for (; i + 1 < k->n && by_seconds(&k->variant[i + 1], &f) < 0; i++)
-        k->variant[i] = k->variant[i + 1];
-    k->variant[i] = f;
+    ari_candidate *f = k->order[i];
+    size_t behind = i + 1, end = k->n; /* those before `behind` take less, those from `end` on do not */
+    AR_TRY(settle(k, f));
+    while (behind < end) {
+        const size_t middle = behind + (end - behind) / 2;
+        if (by_seconds(k->order[middle], f) < 0)
+            behind = middle + 1;
+        else
+            end = middle;
+    }
+    memmove(&k->order[i], &k->order[i + 1], (behind - 1 - i) * sizeof(ari_candidate *));
+    k->order[behind - 1] = f;
     return AR_OK;
 }
 
@@ -348,12 +361,12 @@ static void note_fastest(ari_ranking *r, const ari_candidate *f)
     r->has_fastest = r->has_fastest || (f->legal == AR_OK && f->settled);
 }
 
-/* The fastest that fits; false: none does. The variants are in the order of what they take, or take at least. */
+/* The fastest that fits; false: none does. */
 static ar_status choose_one(seeker *k, bool can_fit, bool *chosen)
 {
     *chosen = false;
-    for (size_t i = 0; i < k->n && k->variant[i].legal == AR_OK && !*chosen;) {
-        ari_candidate *f = &k->variant[i];
+    for (size_t i = 0; i < k->n && k->order[i]->legal == AR_OK && !*chosen;) {
+        ari_candidate *f = k->order[i];
         const bool faster = !k->r->has_fastest || f->seconds < k->r->fastest.seconds;
         if (can_fit && !f->weighed)
             AR_TRY(weigh(k, f));
@@ -373,7 +386,7 @@ static ar_status choose_one(seeker *k, bool can_fit, bool *chosen)
 static ar_status choose_every(seeker *k)
 {
     for (size_t i = 0; i < k->n; i++) {
-        ari_candidate *f = &k->variant[i];
+        ari_candidate *f = k->order[i];
         note_fastest(k->r, f);
         if (f->legal == AR_OK)
             AR_TRY(weigh(k, f));
@@ -382,11 +395,22 @@ static ar_status choose_every(seeker *k)
     return AR_OK;
 }
 
+static ar_status sort_variants(seeker *k)
+{
+    free(k->order);
+    k->order = NULL;
+    AR_TRY(ari_alloc((void **)&k->order, k->n, sizeof(ari_candidate *), "layouts"));
+    for (size_t i = 0; i < k->n; i++)
+        k->order[i] = &k->variant[i];
+    if (k->n > 0)
+        qsort(k->order, k->n, sizeof(ari_candidate *), by_order);
+    return AR_OK;
+}
+
 /* The fastest that fits, or where none does the one that needs least; all with `every`. */
 static ar_status choose_layout(seeker *k)
 {
-    if (k->n > 0)
-        qsort(k->variant, k->n, sizeof *k->variant, by_seconds);
+    AR_TRY(sort_variants(k));
     if (k->s->every)
         return choose_every(k);
     const ari_candidate *least = lightest(k);
@@ -487,6 +511,7 @@ ar_status ari_search_run(ari_ranking *r, const ari_search *s)
         st = weigh(&k, &r->fastest);
     ari_mesh_parts_forget(&k.parts);
     free(k.variant);
+    free(k.order);
     if (st != AR_OK)
         return st;
     if (r->n > 0)

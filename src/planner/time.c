@@ -155,6 +155,7 @@ typedef struct composed {
     const ari_time_options *o;
     const ari_passes *passes;
     const ari_outside *outside;
+    const ar_pipeline_schedule *schedule;
     ari_time *t;
     double micro;
     double recomputed_share;                   /* of the layers, by formula; 0: nothing */
@@ -275,17 +276,11 @@ static double between_bytes(const composed *c)
 /* Without transfers, and with them. */
 static ar_status run_stages(composed *c, double *alone, ar_pp_times *times, double transfer)
 {
-    const ar_parallel *layout = &c->p->step.run.parallel;
-    ar_pipeline_schedule *s = NULL;
-    AR_TRY(ar_parallel_schedule(&s, layout));
-    ar_status st = ari_stages_run_of(&c->run, s, times);
+    AR_TRY(ari_stages_run_of(&c->run, c->schedule, times));
     *alone = c->run.end;
-    for (int i = 0; i < ar_parallel_stages(layout); i++)
+    for (int i = 0; i < ar_parallel_stages(&c->p->step.run.parallel); i++)
         times[i].transfer = transfer;
-    if (st == AR_OK)
-        st = ari_stages_run_of(&c->run, s, times);
-    ar_pipeline_schedule_destroy(s);
-    return st;
+    return ari_stages_run_of(&c->run, c->schedule, times);
 }
 
 /* The ranks of a pipeline wait for each other: the bubble is what is left without transfers, and transfers are exposed
@@ -498,9 +493,10 @@ static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_op
 }
 
 ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
-                           const ari_outside *outside)
+                           const ari_outside *outside, const ar_pipeline_schedule *schedule)
 {
     composed c = composed_of(t, p, o, passes, outside);
+    c.schedule = schedule;
     *t = (ari_time){.hidden = 0.0};
     double busy = 0.0;
     AR_TRY(add_ranks(&c, &busy));
@@ -528,10 +524,15 @@ ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options 
 {
     ari_passes passes;
     ari_outside outside;
+    ar_pipeline_schedule *schedule = NULL;
     AR_TRY(ari_passes_init(&passes, p, o));
     ar_status st = ari_outside_init(&outside, p, o);
     if (st == AR_OK) {
-        st = ari_time_compose(t, p, o, &passes, &outside);
+        if (ari_extent(&p->step.run.parallel, ARI_CUTS_LAYERS) > 1)
+            st = ar_parallel_schedule(&schedule, &p->step.run.parallel);
+        if (st == AR_OK)
+            st = ari_time_compose(t, p, o, &passes, &outside, schedule);
+        ar_pipeline_schedule_destroy(schedule);
         ari_outside_fini(&outside);
     }
     ari_passes_fini(&passes);

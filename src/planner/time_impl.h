@@ -149,9 +149,10 @@ ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
 /** Bytes of an element of an operation's call. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);
-/** Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/** schedule: the layout's (ar_parallel_schedule). Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o,
-                                        const ari_passes *passes, const ari_outside *outside);
+                                        const ari_passes *passes, const ari_outside *outside,
+                                        const ar_pipeline_schedule *schedule);
 /** Seconds that a step takes at least, without going through the schedule of a pipeline: a rank can begin when the
  *  ranks before it have gone forward, and what it has done last still goes back to them. */
 double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes);

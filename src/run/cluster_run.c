@@ -150,6 +150,7 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
                               .tap_user = o->tap_user ? o->tap_user[r] : NULL};
     ar_parallel_groups_use(&options, &groups);
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
+    ctx->routes = o->routes;
     AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train_rank(ctx, o, result));
     ar_ctx_counted(ctx, &result->read, &result->written);
     result->routed = ctx->routed;
@@ -275,10 +276,9 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     ari_cluster_options own = *o;
     ar_comm *world = NULL;
     ar_device *device = NULL;
-    float loss = 0.0f;
-    rank_result result = {.loss = &loss};
+    rank_result result = {.loss = NULL};
     ar_status st = AR_OK;
-    own.run.steps = o->run.steps > 0;
+    own.run.steps = o->routes ? o->run.steps : o->run.steps > 0;
     own.run.fault = AR_FAULT_NONE;
     own.run.process = NULL;
     own.dry = true;
@@ -286,6 +286,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     own.body = NULL;
     own.tap = o->tap ? ignore : NULL;
     own.tap_user = NULL;
+    AR_TRY_TO(done, st, ARI_ALLOC(&result.loss, ari_run_steps(&own.run), "losses"));
     AR_TRY_TO(done, st, ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel)));
     AR_TRY_TO(done, st, ari_dry_device_create(&device, like));
     AR_TRY_TO(done, st, run_rank(world, device, &own, &result));
@@ -293,6 +294,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
 done:
     ar_device_destroy(device);
     ar_comm_destroy(world);
+    free(result.loss);
     return st;
 }
 

@@ -15,12 +15,13 @@ typedef struct ari_cluster_options {
     const ar_batch *batch;                                 /* [max(steps, 1)], global */
     const float *(*weights)(void *, const char *, size_t); /* as in ar_model_set; NULL: fresh */
     void *weights_user;
-    uint64_t attempt;       /* which of several runs alike this is, from 0 */
-    bool forward_only;      /* neither a DDP object nor an optimizer */
-    bool dry;               /* on a device without contents: parameters get no values */
-    ar_tap_fn tap;          /* NULL: nobody listens */
-    void **tap_user;        /* [world] */
-    ar_rank_memory *memory; /* [world], written where the run succeeds; NULL: not asked for */
+    uint64_t attempt;               /* which of several runs alike this is, from 0 */
+    bool forward_only;              /* neither a DDP object nor an optimizer */
+    bool dry;                       /* on a device without contents: parameters get no values */
+    const ari_known_routes *routes; /* of a dry run; NULL: experts get equally many rows */
+    ar_tap_fn tap;                  /* NULL: nobody listens */
+    void **tap_user;                /* [world] */
+    ar_rank_memory *memory;         /* [world], written where the run succeeds; NULL: not asked for */
     /* A rank's work instead of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
     void *body_user;
@@ -49,7 +50,7 @@ typedef struct ari_dry_memory {
     size_t stored[ARI_USES]; /* of what is stored; the rest is units' */
 } ari_dry_memory;
 
-/** The memory of one rank, by one step of it on nothing: no rank runs, no weight is drawn, no value is computed, and no
+/** The memory of one rank, by one step of it on nothing, or where routes are known all of them: no rank runs, no weight is drawn, no value is computed, and no
  *  memory of the model's size is taken. A body is not looked at, nor a fault. like: whose operands and blocks are
  *  counted; NULL: the CPU device's. Errors: those of a rank that runs, but for what its values say. */
 AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank,

@@ -23,8 +23,12 @@ typedef struct timing {
     double latency[MOST_MEMBERS], byte_ns[MOST_MEMBERS]; /* rings: of the link that a member receives by */
     double chunk[MOST_MEMBERS];                          /* rings: bytes */
     moment at[MOST_MEMBERS];                             /* when each came; at the end when it is done */
-    moment sends[MOST_MEMBERS], gets[MOST_MEMBERS];      /* direct messages: when its port is free */
-    int order[MOST_MEMBERS];                             /* direct messages: members in the order in which they came */
+    /* Direct messages: when a member's port is free; members in the order in which they came; how they lie on nodes. */
+    moment sends[MOST_MEMBERS], gets[MOST_MEMBERS];
+    int order[MOST_MEMBERS];
+    int nodes, width;             /* width: members of the node that has most */
+    int local[MOST_MEMBERS];      /* the number of each in its node */
+    int member[2 * MOST_MEMBERS]; /* [nodes, width]; -1: the node has fewer. Other nodes' ranks fill it up at most. */
 } timing;
 
 /* At equal times the first decides. */
@@ -151,18 +155,51 @@ static void sort_by_coming(timing *t)
     }
 }
 
-/* The messages of those that came at the time `now`, order[begin..end), with each other and with those before them: to
- * the next neighbours first, so that every port has one message at a time. */
+/* Numbers the nodes from 0 on as they occur, and the members of each. */
+static void place_members(timing *t)
+{
+    int first[MOST_MEMBERS], count[MOST_MEMBERS]; /* of each node: a member's node as it was, its members */
+    t->nodes = t->width = 0;
+    for (int i = 0; i < t->n; i++) {
+        int node = 0;
+        while (node < t->nodes && first[node] != t->node[i])
+            node++;
+        if (node == t->nodes) {
+            first[t->nodes++] = t->node[i];
+            count[node] = 0;
+        }
+        t->node[i] = node;
+        t->local[i] = count[node]++;
+        t->width = count[node] > t->width ? count[node] : t->width;
+    }
+    for (int k = 0; k < t->nodes * t->width; k++)
+        t->member[k] = -1;
+    for (int i = 0; i < t->n; i++)
+        t->member[t->node[i] * t->width + t->local[i]] = i;
+}
+
+/* Whom member i sends to in round s (sign 1), or receives from (-1): so many nodes on, and so many members of a node. -1:
+ * no member. */
+static int partner(const timing *t, int i, int s, int sign)
+{
+    const int node = (t->node[i] + sign * (s / t->width) + t->nodes) % t->nodes;
+    const int local = (t->local[i] + sign * (s % t->width) + t->width) % t->width;
+    return t->member[node * t->width + local];
+}
+
+/* The messages of those that came at the time `now`, order[begin..end), with each other and with those before them: in
+ * each round every port has one message, and all of them go over the same kind of link, so that none waits for a slower
+ * one than its own (as NCCL pairs ranks: first within the node, then node by node). */
 static void messages_of(timing *t, const double came[], int begin, int end)
 {
     const double now = came[t->order[begin]];
-    for (int s = 1; s < t->n; s++) {
+    for (int s = 1; s < t->nodes * t->width; s++) {
         for (int j = begin; j < end; j++) {
-            const int i = t->order[j], right = (i + s) % t->n, left = (i - s + t->n) % t->n;
-            if (came[right] <= now)
-                message(t, i, right);
-            if (came[left] < now)
-                message(t, left, i);
+            const int i = t->order[j], to = partner(t, i, s, 1), from = partner(t, i, s, -1);
+            if (to >= 0 && came[to] <= now)
+                message(t, i, to);
+            if (from >= 0 && came[from] < now)
+                message(t, from, i);
         }
     }
 }
@@ -175,6 +212,7 @@ static void direct(timing *t)
         came[i] = t->at[i].ns;
     }
     sort_by_coming(t);
+    place_members(t);
     for (int begin = 0, end = 0; begin < t->n; begin = end) {
         while (end < t->n && came[t->order[end]] <= came[t->order[begin]])
             end++;

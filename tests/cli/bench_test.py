@@ -50,17 +50,21 @@ class Bench(unittest.TestCase):
 
     def test_a_block_native_and_exact(self):
         rows = self.rows("block", "--batch", "1", "--seq", "8", "--repetitions", "1", head="of native")
+        # Weights that every token meets, those of an expert, experts, the rows of each, other parameters, heads. GPT-2's
+        # others are the biases and the norms' offsets.
+        blocks = {"gpt2": (12 * 768 * 768, 0, 0, 0, 768 * 13, 12),
+                  "llama": (4 * 768 * 768 + 3 * 768 * 2048, 0, 0, 0, 768 * 2, 12),
+                  "mixtral": (512 * (2 * 512 + 2 * 128 + 8), 3 * 512 * 1792, 8, 2, 512 * 2, 8),
+                  "qwen3-moe": (512 * (2 * 512 + 2 * 64 + 128), 3 * 512 * 192, 128, 1, 512 * 2 + 64 * 2, 8)}
         self.assertEqual([(row["block"], row["numerics"]) for row in rows],
-                         [("gpt2", "native"), ("gpt2", "exact"), ("llama", "native"), ("llama", "exact")])
-        weights = {"gpt2": 12 * 768 * 768, "llama": 4 * 768 * 768 + 3 * 768 * 2048}
+                         [(name, numerics) for name in blocks for numerics in ("native", "exact")])
         for row in rows:
+            weights, expert, experts, each, others, heads = blocks[row["block"]]
             self.assertEqual((row["batch"], row["seq"], row["spread"]), (1, 8, 0))
-            # GPT-2's with the biases and the norms' offsets.
-            self.assertEqual(row["parameters"], weights[row["block"]] + 768 * (13 if row["block"] == "gpt2" else 2))
+            self.assertEqual(row["parameters"], weights + experts * expert + others)
             self.positive(row, "seconds", "gflops", "gemm_fraction", "over_native")
-        # 2*3*tokens*parameters of the weights, and six products of [8, 8, 64] for 12 heads.
-        for row in rows:
-            operations = 6 * 8 * weights[row["block"]] + 6 * 2 * 12 * 8 * 8 * 64
+            # 2*3*tokens*parameters of the weights, and six products of [8, 8, 64] for each head.
+            operations = 6 * 8 * weights + 6 * experts * each * expert + 6 * 2 * heads * 8 * 8 * 64
             self.assertAlmostEqual(row["gflops"] * row["seconds"] * 1e9 / operations, 1, places=6)
         for row in rows[0::2]:
             self.assertEqual(row["over_native"], 1)
@@ -77,6 +81,20 @@ class Bench(unittest.TestCase):
             self.assertEqual(rows[0]["pedantic_over_native"], "NaN")  # cuBLAS alone has that
             bits.add(rows[0]["bits"])
         self.assertRegex(" ".join(bits), "^[0-9a-f]{64}$")
+
+    def test_products_of_experts_beside_one(self):
+        rows = self.rows("groups", "--m", "300", "--n", "8", "--k", "12", "--repetitions", "1", head="of one")
+        self.assertEqual([(row["experts"], row["routing"], row["numerics"]) for row in rows],
+                         [(experts, routing, numerics) for experts in (8, 64, 128) for routing in ("even", "uneven")
+                          for numerics in ("native", "exact")])
+        for row in rows:
+            self.assertEqual((row["rows"], row["out"], row["in"]), (300, 8, 12))
+            self.assertTrue(row["largest"] > 50 if row["routing"] == "uneven" else
+                            row["largest"] == 300 // row["experts"])
+            self.positive(row, "product_seconds", "product_over_one", "product_over_native", "gradient_seconds",
+                          "gradient_over_one", "gradient_over_native")
+            if row["numerics"] == "native":
+                self.assertEqual((row["product_over_native"], row["gradient_over_native"]), (1, 1))
 
     def test_the_slots_of_a_block(self):
         bits = {"native": set(), "exact": set()}  # those of native numerics are each library's own

@@ -2,6 +2,7 @@
 /* Experts that ranks share out: who holds what, what moves over which link, and which layouts a search looks at. */
 #include "planner/search.h"
 #include "planner/time_impl.h"
+#include "ref/core/lane.h"
 #include "support/row.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
@@ -135,6 +136,45 @@ CLAIM(rows_go_over_the_links_of_their_group)
     const ari_planned p = mixtral(&c, 1, 0, 1);
     const ari_time t = time_of(&p);
     cr_expect_eq(t.of[ARI_TIME_EP], 0.0);
+}
+
+enum { EACH = 3000, MOST_SHARERS = 16 };
+
+/* Every rank sends each other rank as many rows: *arg is the nanosecond in which rank 0 has them. */
+static ar_status exchange_rows(ar_comm *c, void *arg)
+{
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
+    float sent[MOST_SHARERS * EACH] = {0.0f}, got[MOST_SHARERS * EACH];
+    size_t counts[MOST_SHARERS];
+    for (int i = 0; i < MOST_SHARERS; i++)
+        counts[i] = EACH;
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "rows"));
+    AR_TRY(ar_comm_all_to_all(c, q, (ar_buf){got}, (ar_cbuf){sent}, counts, counts, AR_F32, "rows"));
+    AR_TRY(ar_queue_sync(q, 0));
+    if (ar_comm_rank(c) == 0)
+        *(uint64_t *)arg = ari_lane_self()->virtual_ns;
+    return AR_OK;
+}
+
+CLAIM(an_all_to_all_takes_as_long_as_in_virtual_time)
+{
+    const ar_config c = shape_bundled("mixtral-8x22b");
+    ari_time_options o = {.cost_model = ARI_COST_OWN};
+    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100"));
+    for (int i = 0; i < 4 * 3; i++) {
+        const int ep = 2 << i % 4, nodes = 1 << i / 4;
+        ari_planned p = shape_planned(&c, 1, false, 16, 4096);
+        uint64_t ns = 0;
+        if (ep % nodes != 0)
+            continue;
+        p.step.run.parallel = (ar_parallel){.dp = ep, .ep = ep};
+        o.cluster.ranks_per_node = ep / nodes;
+        const ari_links l = ari_links_of(&p, &o, ARI_OVER_EP);
+        const double want = ari_links_call(&l, ARI_CALL_ALL_TO_ALL, (double)EACH * ep * (ep - 1), sizeof(float));
+        cr_assert_ok(ar_sim_run(ep, &(ar_sim_options){.cluster = &o.cluster}, exchange_rows, &ns, NULL));
+        cr_expect(fabs(1e-9 * (double)ns - want) <= 1e-9, "ep=%d on %d nodes: virtual time %g s, planned %g s", ep,
+                  nodes, 1e-9 * (double)ns, want);
+    }
 }
 
 /* ZeRO-2 and -3 move parameters of experts over those that have the same: where each is there once, nothing. */

@@ -144,14 +144,24 @@ static const struct {
     {DRAW_TENSORS, 5000, 10, 10, 200, by_any, 0.99, HUGE_VAL},
 };
 
-/* The planner takes every expert to have as many tokens: here it has all of them. In one node, where messages of an
- * all-to-all do not wait for slower ones of others. When the gradients of a bucket are complete the planner knows by
- * module, which is off by up to 2 %, with norms of queries and keys, and with all micro-batches forward first, by more.
- */
+/* One node; those that share out experts on as few nodes as divide them, or each of these ranks on another. A sequence's
+ * ranks fill nodes: else some come later, and messages wait for them. */
+static ar_sim_cluster by_experts(int i, const ar_parallel *p)
+{
+    const int stride = ari_experts_whole(p) ? 1 : p->tp, sequence = p->tp * p->cp;
+    const int nodes[] = {0, stride * largest_divisor(p->ep), stride}, n = p->ep > 1 ? nodes[i / 3 % 3] : 0;
+    ar_sim_cluster c = clusters[1 + i % (CLUSTERS - 1)];
+    c.ranks_per_node = n > 0 && (n % sequence == 0 || sequence % n == 0) ? n : 0;
+    return c;
+}
+
+/* The planner takes every expert to have as many tokens: here it has all of them. When the gradients of a bucket are
+ * complete the planner knows by module, which is off by up to 2 %, with norms of queries and keys, and with all
+ * micro-batches forward first, by more. */
 Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
 {
-    int sent = 0, whole = 0, close = 0;
-    const int draws = by_scale(12, 16, 200);
+    int sent = 0, far = 0, whole = 0, close = 0;
+    const int draws = by_scale(12, 24, 200);
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
@@ -165,16 +175,17 @@ Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
         p->dp_replicate = 0;
         p->forward_first = false;
         d.ddp = (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES, .zero = p->zero};
-        const ar_sim_cluster cluster = cluster_for(0, p->tp);
+        const ar_sim_cluster cluster = by_experts(i, p);
         const double share = step_share_of(&d, i, &cluster, text);
         cr_expect(fabs(share - 1.0) <= 0.02, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
         close += fabs(share - 1.0) <= 0.001;
         sent += p->ep > 1;
+        far += cluster.ranks_per_node > 0;
         whole += ari_experts_whole(p);
         ar_plan_fini(&d.plan);
     }
-    cr_expect(sent >= draws / 4 && whole >= draws / 10 && close >= draws * 8 / 10, "%d sent, %d whole, %d close", sent,
-              whole, close);
+    cr_expect(sent >= draws / 4 && far > 0 && whole >= draws / 10 && close >= draws * 8 / 10,
+              "%d sent, %d far, %d whole, %d close", sent, far, whole, close);
 }
 
 Test(planner_time, is_virtual_time_within_one_percent_but_for_uneven_parts)

@@ -517,11 +517,31 @@ Test(compare, a_rank_that_holds_a_byte_more_for_a_moment_is_told)
         for (int more = 0; more < 2; more++) {
             ar_check_run run = {.bytes_predicted = 0};
             counted[1].peak += (size_t)more;
-            cr_assert_ok(ari_check_memory(&run, &w.cluster, counted));
+            cr_assert_ok(ari_check_memory(&run, &w.ref, &w.cluster, counted));
             cr_expect_eq(strstr(run.memory_difference, "memory of rank 1, most of a step") != NULL, more == 1, "%s",
                          run.memory_difference);
         }
     }
+}
+
+/* Activations of experts that ranks share out are of as many rows as the baseline's routes send there, in each step. */
+Test(compare, memory_of_shared_experts_is_predicted_by_the_baselines_routes)
+{
+    static const ar_parallel layouts[] = {
+        {.dp = 2, .ep = 2},
+        {.dp = 2, .cp = 2, .ep = 4, .micro_batches = 2, .zigzag = true},
+        {.dp = 4, .ep = 2, .zero = 3},
+        {.tp = 2, .sp = true, .dp = 2, .ep = 4, .etp = 1},
+        {.pp = 2, .dp = 2, .ep = 2, .micro_batches = 2, .recompute.what = AR_RECOMPUTE_FULL}};
+    ar_check_options o = check_layouts("mixtral-demo", layouts, sizeof layouts / sizeof *layouts, 8, 16);
+    o.run.steps = 2;
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
+    expect_same(r, "experts");
+    for (size_t i = 0; i < r->runs; i++)
+        cr_expect(r->run[i].has_memory_predicted &&
+                      memcmp(&r->run[i].memory, &r->run[i].memory_predicted, sizeof r->run[i].memory) == 0,
+                  "layout %zu: %zu bytes kept, %zu predicted", i, r->run[i].memory.stored,
+                  r->run[i].memory_predicted.stored);
 }
 
 Test(compare, a_tensor_that_no_rank_reports_is_a_difference)

@@ -15,6 +15,13 @@ typedef enum ari_use {
     ARI_USES
 } ari_use;
 
+/* The experts of tokens, for a device without contents: what a router would choose. */
+typedef struct ari_known_routes {
+    /* expert [ranks, tokens, k] of all expert-parallel ranks' tokens in the pass under way, of each token ascending. */
+    ar_status (*read)(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3], const char *router);
+    void *user;
+} ari_known_routes;
+
 /* One thing the step owns: a buffer of the device, or an object with its own destructor. */
 typedef struct ari_owned {
     struct ari_owned *next, *prev;
@@ -94,6 +101,7 @@ struct ar_ctx {
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     size_t layers;                  /* of the model that was made last; 0: none was */
     uint64_t routed;                /* rows of tokens that this rank has sent to the experts of others, and back */
+    const ari_known_routes *routes; /* of a device without contents; NULL: the experts in turn. Borrowed */
     uint64_t seed;
     uint32_t step;
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */

@@ -172,6 +172,8 @@ ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, cons
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
     for (size_t i = 0; i < c->layers; i++) {
         ar_block_split split;
+        if (i > 0 && plan->rules == 0 && ar_config_has_experts(c, i) == ar_config_has_experts(c, i - 1))
+            continue; /* it is split as the one before */
         AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
         AR_TRY(check_attention(c, ranks, &split.attention));
         AR_TRY(ar_config_has_experts(c, i) ? check_experts(c, ranks, of_expert, &split.mlp)

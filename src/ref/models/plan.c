@@ -182,6 +182,8 @@ static bool matches_paths(const ar_plan_rule *rule, ar_arch arch, const paths *p
 
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *layer, ari_role role)
 {
+    if (p->rules == 0)
+        return NULL;
     const paths of = paths_of(arch, layer, role);
     for (size_t i = p->rules; i-- > 0;) {
         if ((p->rule[i].style == AR_STYLE_PREPARE) == is_prepared(role) && matches_paths(&p->rule[i], arch, &of))

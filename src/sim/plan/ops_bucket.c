@@ -163,8 +163,8 @@ static void take_part(const ari_op_builder *w, ari_one_param *one, const ari_par
     }
 }
 
-/* Parameter i in that order; the walk is at its layer then. */
-ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, size_t i)
+/* Parameter i in that order, but for its value. */
+static ari_one_param locate_param(const ari_op_builder *w, const ari_params *p, size_t i)
 {
     size_t at = i - p->before.n;
     ari_one_param one = {.layer = ARI_NO_LAYER, .unit = p->layers};
@@ -177,6 +177,13 @@ ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, si
     } else {
         one.of = p->after.at[at - p->in_blocks];
     }
+    return one;
+}
+
+/* The same; the walk is at its layer then. */
+ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, size_t i)
+{
+    ari_one_param one = locate_param(w, p, i);
     if (one.layer != w->layer)
         ari_op_builder_layer(w, one.layer);
     one.value = ari_op_builder_param(w, one.of.role, one.of.bias);
@@ -278,6 +285,13 @@ static bool left_out(const unit_span *s, size_t i)
     return i >= s->left_out && i < s->left_out_end;
 }
 
+/* True if the parameter is of another kind, by one of its role before it. */
+static bool is_of_other_kind(const ari_op_builder *w, const ari_param_part *of, int kind)
+{
+    const int known = w->kind[of->role][of->bias];
+    return w->c->run.plan.rules == 0 && known > 0 && known - 1 != kind;
+}
+
 /* From the last registered to the first. */
 static bool next_in_reverse(ari_op_builder *w, const ari_params *all, const unit_span *s, int kind,
                             const ari_bucket_place *after, ari_one_param *next, ari_bucket_place *at)
@@ -285,11 +299,16 @@ static bool next_in_reverse(ari_op_builder *w, const ari_params *all, const unit
     for (size_t i = after ? all->n - 1 - after->minor : s->end; i-- > s->begin && w->st == AR_OK;) {
         if (left_out(s, i))
             continue;
-        *next = ari_op_builder_param_at(w, all, i);
-        *at = place_of(w, all, next, i);
-        if (kind_of(w, next) == kind)
-            return true;
-        i -= next->before;
+        const ari_one_param here = locate_param(w, all, i);
+        if (!is_of_other_kind(w, &here.of, kind)) {
+            *next = ari_op_builder_param_at(w, all, i);
+            *at = place_of(w, all, next, i);
+            const int found = kind_of(w, next);
+            w->kind[here.of.role][here.of.bias] = (unsigned char)(found + 1);
+            if (found == kind)
+                return true;
+        }
+        i -= here.before;
     }
     return false;
 }

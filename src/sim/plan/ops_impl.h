@@ -59,6 +59,8 @@ typedef struct ari_op_builder {
     size_t copies_rank;           /* this one's number among these */
     size_t experts, first_expert; /* of this rank, of each layer that has any */
     bool whole, apart;            /* these are not cut over tp; they have groups of their own */
+    /* 1 + the kind of a role's weight, and bias, where layers are split alike; 0: not known yet. */
+    unsigned char kind[ARI_ROLES][2];
     ari_step_form form;
     ari_operation_pass pass;
     ar_pp_kind part;            /* of it */
@@ -68,6 +70,7 @@ typedef struct ari_op_builder {
     size_t layer, micro, times; /* as in ari_operation */
     ar_outer_split outer;
     ar_block_split block;   /* of the layer; of no use outside of the blocks */
+    size_t split;           /* the layer that it was read for; ARI_NO_LAYER: none yet */
     size_t all, own;        /* samples of the pass: of all dp ranks, of this one */
     size_t tokens;          /* of `own`, at this rank's positions */
     bool regathered, stays; /* as in ari_operation */

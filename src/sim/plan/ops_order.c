@@ -51,6 +51,7 @@ static ari_op_builder walk_of(const ari_step_case *c, int rank, ari_operation_vi
                                  .gate_up = c->config->arch == AR_ARCH_PHI3,
                                  .head = c->config->arch != AR_ARCH_STACK},
                         .layer = ARI_NO_LAYER,
+                        .split = ARI_NO_LAYER,
                         .times = 1,
                         .edges = {.values = ari_operations_values(c)},
                         .visit = visit,

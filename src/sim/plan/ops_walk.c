@@ -35,9 +35,13 @@ void ari_op_builder_stage_layers(const ari_op_builder *w, size_t stage, size_t *
 
 void ari_op_builder_layer(ari_op_builder *w, size_t layer)
 {
+    const bool alike = w->split != ARI_NO_LAYER && layer != ARI_NO_LAYER && w->c->run.plan.rules == 0 &&
+                       ar_config_has_experts(w->config, w->split) == ar_config_has_experts(w->config, layer);
     w->layer = layer;
-    if (w->st == AR_OK && layer != ARI_NO_LAYER)
-        w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->form.by_tokens, &w->block);
+    if (w->st != AR_OK || layer == ARI_NO_LAYER || alike)
+        return;
+    w->split = layer;
+    w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->form.by_tokens, &w->block);
 }
 
 int ari_op_builder_zero(const ari_op_builder *w)

@@ -6,6 +6,7 @@
 #include "planner/planner.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
+#include "verify/check/check_routes.h"
 #include "verify/check/check_run.h"
 
 static void raise(ar_rank_memory *most, const ar_rank_memory *m)
@@ -54,31 +55,41 @@ static bool is_predicted(const ari_cluster_options *o)
     return plain;
 }
 
-/* like: whose operands and blocks the ranks have; NULL: the CPU device's. */
-static ar_status check_ranks(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted,
-                             const ar_device *like)
+/* like: whose operands and blocks the ranks have; NULL: the CPU device's. Activations of experts that ranks share out
+ * depend on the routes: they are compared where these are the baseline's. */
+static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                             const ar_rank_memory *counted, const ar_device *like)
 {
+    const ari_step_case c = {.run = o->run, .config = o->config};
+    ari_routed_rank at = {.ref = ref, .c = &c};
+    const ari_known_routes routes = {ari_check_read_routes, &at};
+    const bool routed = ari_experts_routed(&o->run.parallel);
+    const bool known = routed && o->run.numerics == AR_NUMERICS_EXACT && run->tensors_different == 0;
+    ari_cluster_options own = *o;
+    own.routes = known ? &routes : NULL;
     for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
         ari_dry_memory dry;
         raise(&run->memory, &counted[r]);
         if (!run->has_memory_predicted)
             continue;
-        AR_TRY(ari_cluster_dry(&dry, o, r, like));
+        at.rank = r;
+        AR_TRY(ari_cluster_dry(&dry, &own, r, like));
         raise(&run->memory_predicted, &dry.rank);
-        if (!ari_experts_routed(&o->run.parallel)) /* else it depends on the routes */
+        if (!routed || known)
             compare_rank(run, r, &counted[r], &dry.rank);
         AR_TRY(compare_states(run, o, r, &counted[r]));
     }
     return AR_OK;
 }
 
-ar_status ari_check_memory(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted)
+ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                           const ar_rank_memory *counted)
 {
     ar_device *like = NULL;
     run->has_memory_predicted = is_predicted(o);
     if (run->has_memory_predicted && o->run.device.kind != AR_DEVICE_CPU)
         AR_TRY(ar_device_create(&like, &o->run.device, 1));
-    const ar_status st = check_ranks(run, o, counted, like);
+    const ar_status st = check_ranks(run, ref, o, counted, like);
     ar_device_destroy(like);
     return st;
 }

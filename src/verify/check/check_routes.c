@@ -83,3 +83,59 @@ ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_s
     free(rank);
     return AR_OK;
 }
+
+/* --- a dry run's routes ------------------------------------------------------------------------------------------- */
+
+/* The micro-batch whose samples the context is at: their first. */
+static ar_status micro_of(int *micro, const ari_step_case *c, int d, const ar_ctx *ctx)
+{
+    const ar_parallel *p = &c->run.parallel;
+    size_t start = 0, count = 0;
+    for (*micro = 0; *micro < ari_at_least_one(p->micro_batches); ++*micro) {
+        ar_parallel_rows(p, c->run.batch, d, *micro, &start, &count);
+        if (count > 0 && start == ctx->first_sample)
+            return AR_OK;
+    }
+    return ar_error_set(AR_ERR_INTERNAL, "no micro-batch of dp rank %d begins with sample %zu", d, ctx->first_sample);
+}
+
+/* The k experts of a token, ascending. */
+static void choose(int32_t *expert, const float *z, const ari_step_case *c)
+{
+    const ar_experts *x = &c->config->experts;
+    for (size_t e = 0, n = 0; e < x->n; e++) {
+        if (is_chosen(z, x->n, x->per_token, e))
+            expert[n++] = (int32_t)e;
+    }
+}
+
+ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
+                                const char *router)
+{
+    const ari_routed_rank *r = user;
+    const ar_parallel *p = &r->c->run.parallel;
+    const int cp = ari_at_least_one(p->cp), tp = ari_experts_whole(p) ? p->tp : 1, ranks = (int)shape[0];
+    const size_t tensor = ari_reference_find_in(r->ref, router, 'f', (int)ctx->step), experts = r->c->config->experts.n;
+    const ari_ranks of = ari_ranks_of(p);
+    const int own = ari_place_along(&of, r->rank, ari_expert_axes(p));
+    int micro = 0;
+    if (tensor == r->ref->count)
+        return ar_error_set(AR_ERR_INTERNAL, "the baseline has no logits of %s in step %u", router, ctx->step);
+    AR_TRY(micro_of(&micro, r->c, own / tp / cp, ctx));
+    for (int i = 0; i < ranks; i++) {
+        const int at = own / ranks * ranks + i;
+        const ar_positions positions = ar_parallel_positions(p, r->c->run.seq, at / tp % cp);
+        const size_t each = ar_positions_count(&positions) / (size_t)tp, first = (size_t)(at % tp) * each;
+        size_t start = 0, count = 0;
+        ar_parallel_rows(p, r->c->run.batch, at / tp / cp, micro, &start, &count);
+        if (count * each != shape[1])
+            return ar_error_set(AR_ERR_INTERNAL, "%s: rank %d has %zu samples of %zu positions, not %zu tokens", router,
+                                at, count, each, shape[1]);
+        for (size_t t = 0; t < shape[1]; t++) {
+            const size_t token = (start + t / each) * r->c->run.seq + ar_positions_at(&positions, first + t % each);
+            choose(expert + ((size_t)i * shape[1] + t) * shape[2], r->ref->tensor[tensor].values + token * experts,
+                   r->c);
+        }
+    }
+    return AR_OK;
+}

@@ -509,7 +509,7 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
     if (o->run.process && ar_process_rank(o->run.process) > 0)
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
-    AR_TRY_TO(done, st, ari_check_memory(run, &options, c.memory));
+    AR_TRY_TO(done, st, ari_check_memory(run, ref, &options, c.memory));
     AR_TRY_TO(done, st, ari_check_shapes(run, c.rank, o));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
     /* Nobody predicts the bytes of what is no model. */

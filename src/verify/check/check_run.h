@@ -75,7 +75,8 @@ AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref
 AR_NODISCARD ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                                            const ar_first_difference *earlier);
 /** Fills the memory of `run`. counted: [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device. */
-AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_cluster_options *o, const ar_rank_memory *counted);
+AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                                        const ar_rank_memory *counted);
 /** Fills the shapes of `run`: what the ranks found, all of them, beside the list of operations; nothing of a module.
  *  Errors: those of ari_operations, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o);

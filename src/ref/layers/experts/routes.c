@@ -43,11 +43,13 @@ static ar_status check_experts(const int32_t *expert, size_t slots, size_t k, co
     return AR_OK;
 }
 
-/* A device without contents has the experts in turn. */
+/* A device without contents has those that are known, or the experts in turn. */
 static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *of)
 {
     AR_TRY(ar_ctx_download(ctx, s->expert, of->all));
-    for (size_t i = 0; i < s->ranks * s->slots && ctx->device->hollow; i++)
+    if (ctx->device->hollow && ctx->routes)
+        AR_TRY(ctx->routes->read(ctx->routes->user, ctx, s->expert, of->all->shape, of->name));
+    for (size_t i = 0; i < s->ranks * s->slots && ctx->device->hollow && !ctx->routes; i++)
         s->expert[i] = (int32_t)(i % of->experts);
     return check_experts(s->expert, s->ranks * s->slots, s->k, of->name);
 }
