@@ -93,6 +93,7 @@ struct ar_ctx {
     double loss_scale;              /* 1: none */
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     size_t layers;                  /* of the model that was made last; 0: none was */
+    size_t own_experts;             /* of a layer of it, on this rank */
     uint64_t routed;                /* rows of tokens that this rank has sent to the experts of others, and back */
     uint64_t seed;
     uint32_t step;

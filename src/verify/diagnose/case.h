@@ -237,9 +237,9 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
  * explained where they are set. */
 /* clang-format off */
 #define ARI_PROPERTIES(X) \
-    X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
+    X(SEEN) X(HIDDEN) X(DP) X(TP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
     X(ALONE) X(AVERAGE) X(BLOCKS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
-    X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
+    X(DOCUMENTS) X(OF_EP) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
     X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
     X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
     X(POWER) X(RECOMPUTED) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
@@ -456,6 +456,7 @@ enum {
     M(shared_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)              \
     M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
     M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
+    M(empty_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "g", 0, ARI_NEEDS_DUMP)                                  \
     M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
     M(routes, ARI_IDENTITY + 8, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
     M(experts, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
@@ -475,6 +476,7 @@ enum {
     M(own_block, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                 \
     M(shards, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                    \
     M(shards_added, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "g", 64, ARI_NEEDS_NUMBERS)               \
+    M(experts_added, ARI_IDENTITY + 5, ARI_ON_WHOLE, "g", 64, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)             \
     M(group, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                  \
     M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "c", 0, ARI_NEEDS_NUMBERS)                        \
     M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                     \

@@ -9,6 +9,8 @@
     "computed again from the reference's routes and the experts' weights, these values come out (but for " \
     "{left:.1e} of the difference's squares) with "
 #define LEFT_OUT "an expert's output is missing in {lacking} of {slots} slots of the tokens looked at"
+#define ROWS \
+    "computed again, {moved} of {slots} slots of the tokens looked at have what an expert makes of another token"
 #define GRADIENT "computed again from the weights' gradient, this is that of "
 #define OTHERS "the weights of other experts (tokens that have some: {rows}), and of the same logits: "
 
@@ -47,9 +49,17 @@ static const ari_cause rows[] = {
      "no gradient reaches the weights of the experts, and through them the router: they were detached, or gathered by "
      "a collective without a backward" LOOK
      "`detach`, `no_grad` around the routing; probabilities that a collective without a backward moves"},
+    {"routing_weights_detached", K(ROUTES), ARI_IDENTITY + 8, "b", 0, IF(OF_SHARDS), 0, ZERO,
+     "no gradient reaches the weights for the experts of other ranks: of {n} ranks that share out the experts each "
+     "token's weights have that of one alone" LOOK
+     "probabilities that travel with the rows: their way back (Automodel PR 2995)"},
     {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(ONE), 0, "",
      LEFT_OUT ", that of expert {expert} wherever it is chosen" LOOK
               "the bounds of the loop over experts, the experts of each rank"},
+    {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(OF_SHARDS), 0, "",
+     LEFT_OUT
+     ": of {n} ranks that share out the experts each token has those of one: rows of the others were not sent, "
+     "or did not return" LOOK "the all-to-all or the sum that completes expert parallelism (transformers PR 48205)"},
     {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(CUT), 0, "",
      LEFT_OUT ", none of them among an expert's first {rows} rows: tokens beyond a capacity were dropped" LOOK
               "`moe_expert_capacity_factor`, token dropping"},
@@ -67,7 +77,7 @@ static const ari_cause rows[] = {
      AGAIN "the mean of a token's experts, without weights"},
     {"expert_weights_applied", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ZERO), 0, "",
      AGAIN "the sum of a token's experts, without weights"},
-    {"activation_arguments", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, 0, 0, "",
+    {"activation_arguments", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "",
      AGAIN "gate and up exchanged" LOOK "the order of gate|up in the experts' packed weight (w1 and w3)"},
     {"shared_expert_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, IF(ZERO), 0, "",
      "the shared expert is left out: these are the values of the routed ones alone" LOOK
@@ -85,6 +95,30 @@ static const ari_cause rows[] = {
      "weights before the step: no update. If no token chose it, its gradient is zeros and not none, and it has its "
      "weight decay and its moments" LOOK
      "parameters whose `grad` is None in the optimizer's step; experts that no token chose"},
+    {"shards_seeded_alike", K(OTHER_TENSOR), ARI_IDENTITY + 9, "iw", ARI_IS_EXPERT, IF(OF_LAYER), 0,
+     "each another expert's value",
+     "these are the values of {other} in the reference: all {different} different elements, {exact}; another expert's: "
+     "each expert-parallel rank numbers its experts from 0, draws them with one seed, or reads the first ones" LOOK
+     "the seed and the names of experts under expert parallelism: global numbers, not a rank's own"},
+    {"never_written", K(EXPERTS), ARI_IDENTITY + 9, "g", 0, IF(ZERO), 0, "each not zero where the reference is",
+     "the gradient of an expert that no token chose, exactly zero in the reference: here memory that nothing wrote to, "
+     "as a product over no rows writes nothing" LOOK
+     "`torch.empty` for the gradients of a grouped product (grouped_gemm #36): zeros for experts without rows"},
+    {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 6, "g", ARI_IS_EXPERT, IF(OF_EP), 0,
+     "each the sum of {n} experts' values",
+     "the sum of the gradients of {n} experts, {others}: added over the data-parallel ranks, of which others have other "
+     "experts, where the ranks with copies of this expert are meant (edp)" LOOK
+     "the group that experts' gradients are reduced over; Megatron: `expert_data_parallel_group`, `allreduce=False`"},
+    {"expert_rows_misplaced", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ROWS) | IF(SHIFT), 0, "",
+     ROWS ", the row {where} their own in the order of experts and tokens: the permutation is off by one" LOOK
+          "the indices that sort tokens by expert, and those that put them back"},
+    {"expert_rows_misplaced", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ROWS) | IF(OF_SHARDS), 0, "",
+     ROWS ", of an expert of the same of {n} ranks: rows that come back from an all-to-all lie in another order than "
+          "they were sent in" LOOK
+          "the order of rows before the all-to-all that returns them: as they came, not as the experts have them"},
+    {"expert_rows_misplaced", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ROWS), 0, "",
+     ROWS ": they were put back in another order than they were taken in" LOOK
+          "the indices that sort tokens by expert, and those that put them back"},
     {"unknown", K(ANYTHING), ARI_LAST_RESORT, "g", ARI_IS_EXPERT, IF(RECOMPUTED), 0, "",
      "if this is the first difference, the gradients around it are right; with recomputation the tokens of an expert, "
      "their values and their weights are those of a second forward pass: did it route as the first did?"},

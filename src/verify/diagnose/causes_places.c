@@ -37,6 +37,9 @@ static const ari_cause rows[] = {
      "each of {tp} tensor-parallel ranks has its own positions alone, and zeros elsewhere: looks like a missing "
      "all-gather along the sequence (sequence parallelism)" LOOK
      "`all_gather_into_tensor`, DTensor `redistribute`; Megatron: `gather_from_..._region`"},
+    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, "g", ARI_IS_EXPERT, IF(ONE), IF(LONE), "",
+     "looks like a missing all-reduce over {over}: {who} the value, the others with copies of this expert had no tokens "
+     "for it, and zeros; gradients of experts are added over the ranks with copies (edp)"},
     {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), IF(LONE), "",
      "looks like a missing broadcast or all-reduce over {over}: {who} the value, the others hold zeros where the "
      "reference does not" LOOK "`dist.broadcast` of initial weights; `sync_module_states`"},
@@ -54,6 +57,9 @@ static const ari_cause rows[] = {
          "; each context-parallel rank saw its own positions: gradients are added over dp and cp before the update"),
     ALSO("g", IF(OF_DP), IF(OF_CP),
          "; each data-parallel rank saw its own samples: gradients are added over dp before the update"),
+    {NULL, K(NOTHING), 0, "g", ARI_IS_EXPERT, 0, 0, "",
+     "; of an expert: its copies may be on fewer ranks than those of the rest, and its gradient is added over these "
+     "(edp)"},
     ALSO("g", IF(OF_DP) | IF(LATER), 0, "; in the step before they were: what said so then was not reset"),
     ALSO("g", IF(SP), IF(OF_DP) | IF(OF_CP),
          "; a replicated parameter of which each rank saw its own positions only (sequence "

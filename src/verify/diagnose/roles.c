@@ -48,7 +48,7 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_EXPERT_GATE] = {25, 12, ARI_IS_EXPERT},
     [ARI_EXPERT_UP] = {26, 13, ARI_IS_EXPERT},
     [ARI_EXPERT_DOWN] = {27, 11, ARI_IS_EXPERT | ARI_IS_ROW_PARALLEL},
-    [ARI_EXPERTS] = {28, 14, 0},
+    [ARI_EXPERTS] = {28, 14, ARI_IS_ROW_PARALLEL},
     [ARI_SHARED_GATE] = {29, 16, 0},
     [ARI_SHARED_UP] = {30, 17, 0},
     [ARI_SHARED_ACTIVATION] = {31, 15, 0},
@@ -353,6 +353,13 @@ ari_module_name ari_module_within(const char *name)
         m = ari_module_of(name, n);
     }
     return m;
+}
+
+size_t ari_expert_of(const char *name)
+{
+    const char *at = strstr(name, "experts.");
+    return at && isdigit((unsigned char)at[strlen("experts.")]) ? (size_t)strtoul(at + strlen("experts."), NULL, 10)
+                                                                : SIZE_MAX;
 }
 
 unsigned ari_name_is(const char *name)
