@@ -3,16 +3,34 @@
 #include <stdlib.h>
 
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
+#include "verify/diagnose/replay/replay.h"
 
 enum { MOST_EXPERTS = 4096, ASKED = 16 };
 
 /* --- no rows ------------------------------------------------------------------------------------------------------ */
 
+/* *chosen: some token of a dump has a weight for the expert, as far as is known. */
+static ar_status is_chosen(bool *chosen, const ari_case *c, const ar_dump *dump, size_t expert)
+{
+    const ar_dump_tensor *w = dump ? ari_replay_value(c, dump, ARI_ROUTES, 'f') : NULL;
+    const size_t experts = w && w->ndim > 0 ? w->shape[w->ndim - 1] : 0;
+    for (size_t i = expert; expert < experts && i < w->count && !*chosen; i += experts) {
+        float weight = 0.0f;
+        AR_TRY(ar_dump_read_f32(w, i, 1, &weight));
+        *chosen = weight != 0.0f;
+    }
+    return AR_OK;
+}
+
 ar_status ari_measure_empty_expert(ari_trace *t, const ari_case *c)
 {
     const size_t expert = ari_expert_of(c->grid.d->name);
-    if (expert != SIZE_MAX && (ari_name_is(c->grid.d->name) & ARI_IS_EXPERT) && c->max_ref == 0.0)
+    bool chosen = false;
+    if (expert == SIZE_MAX || !(ari_name_is(c->grid.d->name) & ARI_IS_EXPERT) || c->max_ref != 0.0)
+        return AR_OK;
+    AR_TRY(is_chosen(&chosen, c, c->known->reference, expert));
+    AR_TRY(is_chosen(&chosen, c, c->known->other, expert));
+    if (!chosen)
         ari_trace_set(t, ARI_FOUND_EXPERTS, ARI_IF(ZERO));
     return AR_OK;
 }

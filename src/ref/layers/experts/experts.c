@@ -4,6 +4,7 @@
  * of the experts each: a token's rows go to those that have its experts, and what these make comes back. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/experts/routes.h"
@@ -89,6 +90,36 @@ static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, cons
     return AR_OK;
 }
 
+/* The experts of the slots, [tokens, k], as numbers: for who listens. */
+static ar_status tap_chosen(const experts_module *m, ar_ctx *ctx, const ar_tensor *expert, const ar_tensor *x)
+{
+    const size_t n = ar_tensor_count(expert);
+    size_t shape[AR_MAX_DIMS];
+    ar_tensor all;
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = m->o.per_token;
+    AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, x->ndim, shape));
+    int32_t *host = NULL;
+    float *numbers = NULL;
+    ar_status st = ari_alloc((void **)&host, n, sizeof *host, "the experts of tokens");
+    if (st == AR_OK)
+        st = ari_alloc((void **)&numbers, n, sizeof *numbers, "the experts of tokens");
+    if (st == AR_OK)
+        st = ar_ctx_download(ctx, host, expert);
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        numbers[i] = (float)host[i];
+    if (st == AR_OK)
+        st = ar_ctx_upload_floats(ctx, &all, numbers);
+    free(numbers);
+    free(host);
+    AR_TRY(st);
+    AR_TRY(tap_own(m, ctx, "routes", 'f', &all));
+    ar_ctx_release(ctx, &all);
+    return AR_OK;
+}
+
 /* routes: the experts of all expert-parallel ranks' tokens. */
 static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *routes, ar_tensor *weight,
                        const ar_tensor *x)
@@ -106,6 +137,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
                       ari_fault_normalised(ctx, m->o.normalised, false)));
     AR_TRY(ari_fault_routed(ctx, &(ari_chosen){&p, &expert, weight}, &z, m->o.normalised));
     ar_ctx_release(ctx, &z);
+    AR_TRY(tap_chosen(m, ctx, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
     AR_TRY(ari_fault_dropped(ctx, weight, &expert, &own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
