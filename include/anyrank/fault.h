@@ -141,7 +141,17 @@ AR_BEGIN_DECLS
     X(shared_gate_detached, "experts: the shared one's gate gets no gradient")                                         \
     X(recompute_routes_differ, "recomputation: the router has jitter in the second forward pass, and chooses again")   \
     X(empty_expert_not_updated, "experts: one that no token chose is left out of the update, decay and moments")       \
-    X(gradnorm_without_experts, "clipping leaves the experts' gradients out of the norm")
+    X(gradnorm_without_experts, "clipping leaves the experts' gradients out of the norm")                              \
+    X(ep_experts_drawn_alike, "experts: each expert-parallel rank draws its own as if they were the first ones")       \
+    X(ep_splits_swapped, "experts: one expert-parallel rank exchanges the counts of rows for two ranks")               \
+    X(ep_rows_not_put_back, "experts: rows return in the experts' order, not in that in which they came")              \
+    X(ep_outputs_not_returned, "experts: a rank adds what its own ones make alone, not those of other ranks")          \
+    X(ep_weights_detached, "experts: weights for those of other ranks get no gradient")                                \
+    X(ep_grads_times_ep, "experts: gradients are divided as if there were only the ranks with copies: ep times")       \
+    X(edp_group_missing, "experts: gradients are not summed over the ranks with copies (edp)")                         \
+    X(experts_summed_over_dp, "experts: gradients are summed over dp, not over the ranks with copies (edp)")           \
+    X(empty_expert_grad_unwritten, "experts: the gradient of one without rows is not written")                         \
+    X(gradnorm_own_experts, "clipping counts the experts of the rank's own part alone")
 
 typedef enum ar_fault {
     AR_FAULT_NONE,

@@ -32,7 +32,7 @@ SMALL_KIB = 300 * 1024
 FAULTS = [row["fault"] for row in fault_table.figures()]
 # They end a run in an error, which says so.
 ENDS = {**{f"collective_{how}": "disagree" for how in ("order_swapped", "size_mismatch", "dtype_mismatch")},
-        "unused_skips_collective": "returned while"}
+        "unused_skips_collective": "returned while", "ep_splits_swapped": "disagree"}
 
 
 class Done:

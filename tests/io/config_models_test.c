@@ -104,6 +104,46 @@ CLAIM(what_cannot_be_of_experts_is_refused)
     configs_refused(cases, sizeof cases / sizeof *cases);
 }
 
+/* Each key with values that change what is computed, of all four models; one of a row of keys stands for all. */
+CLAIM(what_experts_do_not_have_here_is_refused_by_name)
+{
+    static const char *const models[] = {MODEL("mixtral"), MODEL("qwen2_moe"), MODEL("qwen3_moe"), MODEL("olmoe")};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const refused_config cases[] = {
+            {models[i], "'scoring_func':'sigmoid'",
+             "key 'scoring_func' changes the mathematics: weights of experts are another function of the logits than "
+             "their softmax; expected 'softmax' or no such key"},
+            {models[i], "'moe_router_score_function':'sigmoid'", "expected 'softmax'"},
+            {models[i], "'topk_method':'noaux_tc'", "expected 'greedy'"},
+            {models[i], "'n_group':8", "'n_group' changes the mathematics: experts are chosen by groups"},
+            {models[i], "'topk_group':4", "expected 1"},
+            {models[i], "'routed_scaling_factor':2.5", "multiplied by a factor; expected 1"},
+            {models[i], "'use_expert_bias':true", "a bias takes part in the choice"},
+            {models[i], "'n_shared_experts':2", "further experts"},
+            {models[i], "'num_shared_experts':1", "expected 0"},
+            {models[i], "'expert_capacity_factor':1.25",
+             "each rank drops tokens by its own count, so that the result depends on the number of ranks by "
+             "definition; expected null"},
+            {models[i], "'capacity_factor':1", "by definition"},
+            {models[i], "'moe_expert_capacity_factor':0.0", "by definition"},
+            {models[i], "'expert_capacity':64", "by definition"},
+            {models[i], "'moe_token_drop_policy':'probs'", "tokens are dropped"},
+            {models[i], "'drop_tokens':true", "tokens are dropped"},
+            {models[i], "'apply_router_weight_on_input':true", "what goes into an expert"},
+            {models[i], "'first_k_dense_replace':1", "mlp_only_layers"},
+        };
+        configs_refused(cases, sizeof cases / sizeof *cases);
+        const ar_config c = config_read(
+            models[i],
+            "'scoring_func':'softmax','topk_method':'greedy','n_group':1,'topk_group':1,"
+            "'routed_scaling_factor':1.0,'use_expert_bias':false,'n_shared_experts':0,'capacity_factor':null,"
+            "'moe_expert_capacity_factor':-1,'drop_tokens':false,'first_k_dense_replace':0");
+        cr_expect_eq(c.unknown_keys, 0, "%s: %s", models[i], c.unknown[0]);
+    }
+    const refused_config plain = {MODEL("mixtral"), "'norm_topk_prob':false", "always divides a token's weights"};
+    configs_refused(&plain, 1);
+}
+
 /* What a model lacks that is known and not computed. */
 CLAIM(other_models_with_experts_are_refused_by_what_they_have)
 {

@@ -17,7 +17,7 @@ static const family families[] = {
     {&tensor_lists[0], "model.layers", 9, 16, 16, 9},
     {&tensor_lists[1], "transformer.h", 12, 13, 13, 12},
     {&tensor_lists[2], "layers", 12, 13, 13, 12},
-    {&tensor_lists[3], "model.layers", 17, 21, 22, 17},
+    {&tensor_lists[3], "model.layers", 17, 22, 22, 17},
 };
 
 enum { FAMILIES = sizeof families / sizeof *families };

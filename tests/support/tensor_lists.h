@@ -83,7 +83,7 @@ static const tensor_list tensor_lists[] = {
       "model.embed_tokens:3x5x8 ~input_layernorm:3x5x8 ~self_attn.q_proj:3x5x16 ~self_attn.k_proj:3x5x8 "
       "~self_attn.v_proj:3x5x8 ~self_attn.q_rope:3x5x16 ~self_attn.k_rope:3x5x8 ~self_attn.probs:3x4x5x5 "
       "~self_attn.context:3x5x16 ~self_attn.o_proj:3x5x8 ~attn_residual:3x5x8 ~post_attention_layernorm:3x5x8 "
-      "~mlp.gate:3x5x2 ~mlp.weights:3x5x2 ~mlp.experts:3x5x8 ~mlp.shared_expert.gate_proj:3x5x4 "
+      "~mlp.gate:3x5x2 ~mlp.routes:3x5x2 ~mlp.weights:3x5x2 ~mlp.experts:3x5x8 ~mlp.shared_expert.gate_proj:3x5x4 "
       "~mlp.shared_expert.up_proj:3x5x4 ~mlp.shared_expert.act:3x5x4 ~mlp.shared_expert.down_proj:3x5x8 "
       "~mlp.shared_expert_gate:3x5x1 ~mlp:3x5x8 model.layers.0:3x5x8 model.norm:3x5x8 lm_head:3x5x11 loss",
       "lm_head.logits:3x5x11 lm_head:3x5x8 lm_head.weight:11x8 model.norm:3x5x8 model.norm.weight:8 "
@@ -98,7 +98,7 @@ static const tensor_list tensor_lists[] = {
       "~self_attn.k_rope:3x5x8 ~self_attn.v:3x5x8 ~self_attn.q:3x5x16 ~self_attn.k:3x5x8 ~self_attn:3x5x8 "
       "~self_attn.q_proj.weight:16x8 ~self_attn.k_proj.weight:8x8 ~self_attn.v_proj.weight:8x8 "
       "~input_layernorm:3x5x8 ~input_layernorm.weight:8 model.layers.0:3x5x8 model.embed_tokens.weight:11x8"},
-     90,
+     91,
      {.n = 2, .per_token = 2, .ffn = 6, .shared = 4}},
 };
 

@@ -57,16 +57,16 @@ CLAIM(experts_are_run_after_their_router_and_go_back_before_it)
 {
     EXPECT_ORDER(NULL, B "mlp.gate.weight:init", B "mlp.experts.2.gate_proj.weight:init",
                  B "mlp.experts.11.gate_proj.weight:init", B "mlp.shared_expert_gate.weight:init",
-                 B "post_attention_layernorm:fwd", B "mlp.gate:fwd", B "mlp.weights:fwd", B "mlp.experts:fwd",
-                 B "mlp.shared_expert.gate_proj:fwd", B "mlp.shared_expert.up_proj:fwd", B "mlp.shared_expert.act:fwd",
-                 B "mlp.shared_expert.down_proj:fwd", B "mlp.shared_expert_gate:fwd", B "mlp:fwd", "model.layers.2:fwd",
-                 B "mlp.experts.0.down_proj.weight:grad", B "mlp.experts.3.down_proj.weight:grad",
-                 B "mlp.experts.0.gate_proj.weight:grad", B "mlp.experts.0.up_proj.weight:grad", B "mlp.experts:bwd",
-                 B "mlp.shared_expert.down_proj:bwd", B "mlp.shared_expert.down_proj.weight:grad",
-                 B "mlp.shared_expert.gate:bwd", B "mlp.shared_expert.up:bwd", B "mlp.shared_expert:bwd",
-                 B "mlp.shared_expert_gate:bwd", B "mlp.shared_expert_gate.weight:grad", B "mlp.weights:bwd",
-                 B "mlp.logits:bwd", B "mlp.gate:bwd", B "mlp.gate.weight:grad", B "mlp:bwd",
-                 B "post_attention_layernorm:bwd", "model.layers.2:bwd");
+                 B "post_attention_layernorm:fwd", B "mlp.gate:fwd", B "mlp.routes:fwd", B "mlp.weights:fwd",
+                 B "mlp.experts:fwd", B "mlp.shared_expert.gate_proj:fwd", B "mlp.shared_expert.up_proj:fwd",
+                 B "mlp.shared_expert.act:fwd", B "mlp.shared_expert.down_proj:fwd", B "mlp.shared_expert_gate:fwd",
+                 B "mlp:fwd", "model.layers.2:fwd", B "mlp.experts.0.down_proj.weight:grad",
+                 B "mlp.experts.3.down_proj.weight:grad", B "mlp.experts.0.gate_proj.weight:grad",
+                 B "mlp.experts.0.up_proj.weight:grad", B "mlp.experts:bwd", B "mlp.shared_expert.down_proj:bwd",
+                 B "mlp.shared_expert.down_proj.weight:grad", B "mlp.shared_expert.gate:bwd",
+                 B "mlp.shared_expert.up:bwd", B "mlp.shared_expert:bwd", B "mlp.shared_expert_gate:bwd",
+                 B "mlp.shared_expert_gate.weight:grad", B "mlp.weights:bwd", B "mlp.logits:bwd", B "mlp.gate:bwd",
+                 B "mlp.gate.weight:grad", B "mlp:bwd", B "post_attention_layernorm:bwd", "model.layers.2:bwd");
 }
 
 #define H "transformer.h.0."

@@ -57,6 +57,7 @@ typedef struct expected {
 #define STEPS(d, t, samples, bytes, n) \
     .at = {.parallel = {.dp = (d), .tp = (t)}, .batch = (samples), .steps = (n), .ddp = {.bucket_bytes = (bytes)}}
 
+#define EP(d, n) .at = {.parallel = {.dp = (d), .ep = (n)}, .batch = (d)}
 #define AGAIN(t, part, n, p) .at = {.parallel = {.tp = (t), .recompute = {AR_RECOMPUTE_##part, (n)}}, .dropout = (p)}
 #define AGAIN_DP(d, part, samples) \
     .at = {.parallel = {.dp = (d), .micro_batches = 2, .recompute = {AR_RECOMPUTE_##part, 1}}, .batch = (samples)}
@@ -221,6 +222,10 @@ static const expected_end ends[] = {
         {"ranks 0 and 1", "'model.embed_tokens.weight'", "dtype F32 against BF16"}, 3, 0),
     ROW(F(collective_dtype_mismatch), "gpt2", DP(3, 1, 3), RING,
         {"ranks 0 and 1", "'transformer.wte.weight'", "dtype F32 against BF16"}, 7, 0),
+    ROW(F(ep_splits_swapped), "mixtral", EP(2, 2), DIRECT,
+        {"ranks 1 and 0", "'model.layers.0.block_sparse_moe.experts'", "which expects"}, 3, 0),
+    ROW(F(ep_splits_swapped), "qwen2-moe", EP(4, 4), RING,
+        {"ranks 1 and ", "'model.layers.0.mlp.experts'", "which expects"}, 15, 0),
     /* Rank 2 has no sample, and no gradient to reduce. */
     ROW(F(unused_skips_collective), "llama", BUCKETS(3, 1, 2, 100000), DIRECT,
         {"rank 2 returned while rank", "'bucket 0: lm_head.weight'", "collective #1 of ranks 0-2"}, 3, 4),

@@ -92,6 +92,42 @@ CLAIM(experts_of_near_ties_are_told_from_those_of_other_logits)
     }
 }
 
+/* The experts of each token by number. In the other dump the fourth token of the second sample has another one: the
+ * next largest, one of a near tie, or one where the logits differ already; or all have theirs in another order. */
+CLAIM(a_token_that_goes_elsewhere_is_named)
+{
+    enum { NEXT_LARGEST, NEAR_TIE, OTHER_LOGITS, REVERSED, WAYS };
+    static const char *const words[WAYS] = {
+        "token 3 of sample 1 goes to expert 2 instead of 1 (tokens with other experts: 1), and of the same logits: not "
+        "the 2 largest",
+        "token 3 of sample 1 goes to expert 2 instead of 1 (tokens with other experts: 1), and of the same logits: "
+        "near ties",
+        "token 3 of sample 1 goes to expert 2 instead of 1 (tokens with other experts: 1); their logits differ",
+        "the same experts, in another order"};
+    for (size_t way = 0; way < WAYS; way++) {
+        made m = {.n = 0};
+        const size_t at = (S + 3) * E;
+        float *z = put(&m, "model.layers.1.mlp.gate:fwd", 3, B, S, E), *others = other_of(&m);
+        z[at] = others[at] = 3.0f, z[at + 1] = others[at + 1] = 1.501f, z[at + 3] = others[at + 3] = -1.0f;
+        z[at + 2] = others[at + 2] = way == NEAR_TIE ? 1.5f : 0.5f;
+        others[at + 2] *= way == OTHER_LOGITS ? 4.0f : 1.0f;
+        int32_t route[T * K], other[T * K];
+        for (size_t t = 0; t < T; t++) {
+            for (size_t i = 0, k = 0; i < E; i++) {
+                if (!is_chosen(z + t * E, i, K))
+                    continue;
+                other[t * K + (way == REVERSED ? K - 1 - k : k)] = (int32_t)i;
+                route[t * K + k++] = (int32_t)i;
+            }
+        }
+        other[(S + 3) * K + 1] = way == REVERSED ? 0 : 2;
+        put_pair(
+            &m, (ar_st_tensor){.name = "model.layers.1.mlp.routes:fwd", .dtype = AR_I32, .ndim = 3, .shape = {B, S, K}},
+            route, other);
+        expect_cause(&m, "other_experts_chosen", words[way], way);
+    }
+}
+
 /* --- the gradient of the logits ----------------------------------------------------------------------------------- */
 
 typedef enum form { OF_NORMALISED, OF_PLAIN, OF_CHOSEN, SUM_DETACHED } form;
@@ -146,6 +182,17 @@ CLAIM(weights_without_a_gradient_are_named)
     expect_cause(&m, "routing_weights_detached", NULL, 0);
 }
 
+/* Of the first half of the tokens experts 0 and 1 are on their own rank, of the others the rest. */
+CLAIM(weights_of_other_ranks_experts_without_a_gradient_are_named)
+{
+    made m = {.n = 0};
+    put(&m, "model.layers.2.mlp.weights:bwd", 3, B, S, E);
+    float *other = other_of(&m);
+    for (size_t i = 0; i < T * E; i++)
+        other[i] = i % E / 2 == (i / E < T / 2 ? 0 : 1) ? other[i] : 0.0f;
+    expect_cause(&m, "routing_weights_detached", "the experts of other ranks: of 2 ranks", 0);
+}
+
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
 typedef struct experts {
@@ -172,18 +219,45 @@ static void add_expert(double y[H], const experts *m, size_t t, size_t e, double
     }
 }
 
-typedef enum mistake { RIGHT, BARE, TWICE, AT_INPUT, EXCHANGED, NO_EXPERT_2, FIRST_FOUR, SOME_LOST, OTHER_ROW } mistake;
+typedef enum mistake {
+    RIGHT,
+    BARE,
+    TWICE,
+    AT_INPUT,
+    EXCHANGED,
+    NO_EXPERT_2,
+    FIRST_FOUR,
+    SOME_LOST,
+    OTHER_ROW,
+    OF_ONE_RANK,
+    NEXT_ROW,
+    ROW_OF_RANK
+} mistake;
+
+/* What each slot has instead of its own row, of token t and expert e: the next row, of those sorted by expert and then by
+ * token; or one of an expert of the same two. */
+static void take_other(size_t *t, size_t *e, const experts *m, mistake is)
+{
+    for (size_t steps = is == NEXT_ROW ? 1 : 5; steps > 0;) {
+        *t = (*t + 1) % T;
+        *e = *t > 0 ? *e : is == NEXT_ROW ? (*e + 1) % E : *e / 2 * 2 + (*e + 1) % 2;
+        steps -= m->w[*t * E + *e] != 0.0f;
+    }
+}
 
 static void combine(float *y, const experts *m, size_t t, mistake is, const size_t before[E])
 {
     double sum[H] = {0.0};
     for (size_t e = 0; e < E; e++) {
         const double w = (double)m->w[t * E + e];
+        size_t row = t, of = e;
         const bool lost = (is == NO_EXPERT_2 && e == 2) || (is == FIRST_FOUR && before[e] >= 4) ||
-                          (is == SOME_LOST && (t + e) % 5 == 0);
+                          (is == OF_ONE_RANK && e / 2 != (t < T / 2 ? 0 : 1)) || (is == SOME_LOST && (t + e) % 5 == 0);
         if (w == 0.0 || lost)
             continue;
-        add_expert(sum, m, is == OTHER_ROW ? (t + 1) % T : t, e, is == AT_INPUT ? w : 1.0,
+        if (is == NEXT_ROW || is == ROW_OF_RANK)
+            take_other(&row, &of, m, is);
+        add_expert(sum, m, is == OTHER_ROW ? (t + 1) % T : row, of, is == AT_INPUT ? w : 1.0,
                    is == BARE || is == AT_INPUT ? 1.0
                    : is == TWICE                ? w * w
                                                 : w,
@@ -235,7 +309,10 @@ CLAIM(one_mistake_of_experts_is_named)
                  {NO_EXPERT_2, "experts_left_out", "that of expert 2 wherever it is chosen"},
                  {FIRST_FOUR, "experts_left_out", "none of them among an expert's first 4 rows"},
                  {SOME_LOST, "experts_left_out", "tokens dropped"},
-                 {OTHER_ROW, "unknown", NULL}};
+                 {OTHER_ROW, "unknown", NULL}, /* of no row that there is */
+                 {OF_ONE_RANK, "experts_left_out", "of 2 ranks that share out the experts each token has those of one"},
+                 {NEXT_ROW, "expert_rows_misplaced", "the row after their own"},
+                 {ROW_OF_RANK, "expert_rows_misplaced", "of an expert of the same of 2 ranks"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = make_experts(cases[k].is);
         expect_cause(&m, cases[k].cause, cases[k].words, k);
@@ -269,6 +346,68 @@ CLAIM(a_shared_expert_or_a_gate_that_is_left_out_is_named)
         }
         expect_cause(&m, cases[k].cause, NULL, k);
     }
+}
+
+/* --- gradients of experts that ranks share out -------------------------------------------------------------------- */
+
+static const char *gradient_of(size_t e)
+{
+    static char name[E][64];
+    snprintf(name[e], sizeof name[e], "model.layers.0.mlp.experts.%zu.down_proj.weight:grad", e);
+    return name[e];
+}
+
+/* Of four experts, two each of two ranks: the first two have the sums of both ranks' gradients. */
+CLAIM(gradients_that_are_added_to_other_experts_are_named)
+{
+    made m = {.n = 0};
+    const float *of[E];
+    for (size_t e = E; e-- > 0;)
+        of[e] = put(&m, gradient_of(e), 2, H, F, 0);
+    for (size_t i = 0; i < H * F; i++)
+        other_of(&m)[i] = of[0][i] + of[2][i];
+    expect_cause(&m, "wrong_group", "the sum of the gradients of 2 experts, 0 and 2", 0);
+}
+
+/* All experts' twice, and nothing else; or that of a norm too. */
+CLAIM(a_factor_of_all_experts_alone_is_their_divisor)
+{
+    for (size_t way = 0; way < 2; way++) {
+        made m = {.n = 0};
+        put(&m, "model.layers.0.input_layernorm.weight:grad", 1, H, 0, 0);
+        for (size_t i = 0; i < H && way == 1; i++)
+            other_of(&m)[i] *= 2.0f;
+        for (size_t e = E; e-- > 0;) {
+            put(&m, gradient_of(e), 2, H, F, 0);
+            for (size_t i = 0; i < H * F; i++)
+                other_of(&m)[i] *= 2.0f;
+        }
+        expect_cause(&m, way == 0 ? "divisor_of_experts" : "!divisor_of_experts",
+                     way == 0 ? "of all weights of experts" : NULL, way);
+    }
+}
+
+CLAIM(a_gradient_of_no_rows_that_is_not_zero_was_not_written)
+{
+    made m = {.n = 0};
+    put(&m, gradient_of(1), 2, H, F, 0);
+    memset(put(&m, gradient_of(0), 2, H, F, 0), 0, H * F * sizeof(float));
+    expect_cause(&m, "never_written", "an expert that no token chose", 0);
+}
+
+/* Gradients of squares 1 (a norm) and, of experts, 4, 9, 16 and 25: the norm with those of one rank of two. */
+CLAIM(a_norm_with_one_ranks_experts_is_named)
+{
+    made m = {.n = 0};
+    put(&m, "model.layers.0.input_layernorm.weight:grad", 1, 1, 0, 0)[0] = 1.0f;
+    other_of(&m)[0] = 1.0f;
+    for (size_t e = 0; e < E; e++) {
+        put(&m, gradient_of(e), 2, 1, 1, 0)[0] = (float)(e + 2);
+        other_of(&m)[0] = (float)(e + 2);
+    }
+    put(&m, "grad_norm:clip", 0, 0, 0, 0)[0] = sqrtf(55.0f);
+    other_of(&m)[0] = sqrtf(1.0f + 16.0f + 25.0f);
+    expect_cause(&m, "norm_leaves_out", "the experts of one of 2 expert-parallel ranks alone, experts 2 to 3", 0);
 }
 
 EVERY_CLAIM(replay_experts)

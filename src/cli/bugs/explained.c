@@ -507,6 +507,41 @@ static const char *const explained[AR_FAULT_COUNT] = {
     [AR_FAULT_gradnorm_without_experts] =
         "The norm for clipping is taken over the parameters that all expert-parallel ranks have (Megatron-LM "
         "6099): 4.905 instead of 4.944. All gradients are right before clipping.",
+    [AR_FAULT_ep_experts_drawn_alike] =
+        "Each expert-parallel rank numbers its experts from 0 and draws them by these numbers, or reads those of a "
+        "checkpoint. Expert 4 begins as a copy of expert 0, and the loss is a plausible one.",
+    [AR_FAULT_ep_splits_swapped] =
+        "The counts that one rank sends are those of two other ranks exchanged. A transport that compares both ends' "
+        "counts stops; one that does not waits for ever, or gives an expert another's rows.",
+    [AR_FAULT_ep_rows_not_put_back] =
+        "What the experts made is sent back in the order in which they work on it, by expert, and not in that in "
+        "which the rows arrived, by rank: a token has another token's output, of an expert of the same rank. All "
+        "counts and shapes are right.",
+    [AR_FAULT_ep_outputs_not_returned] =
+        "Each rank adds what its own experts make for its tokens, and nothing of the others' comes back "
+        "(huggingface/transformers PR 48205). Half of all slots are missing at ep=2, and the loss still falls.",
+    [AR_FAULT_ep_weights_detached] =
+        "Weights go with the rows to other ranks, and the collective that carries them has no backward (NVIDIA- "
+        "NeMo/Automodel PR 2995). The router has a gradient, but from the experts of its own rank alone, whichever "
+        "these are.",
+    [AR_FAULT_ep_grads_times_ep] =
+        "The mean of an expert's gradient is taken over the ranks with its copies, dp/ep of them, though it has the "
+        "tokens of all dp (deepspeedai/DeepSpeed 6545, 5618; databricks/megablocks 86). Gradients of experts, and "
+        "no others, are ep times the reference. Adam hides most of it.",
+    [AR_FAULT_edp_group_missing] =
+        "An expert's gradient is not summed over the ranks that have copies of it, which are other groups than "
+        "those of all else. The copies drift apart; every rank's values look like gradients.",
+    [AR_FAULT_experts_summed_over_dp] =
+        "Gradients of experts are summed over dp as all others are, where a bucket's bytes are those of other "
+        "experts on other ranks. Each expert is trained with the sum of ep experts' gradients.",
+    [AR_FAULT_empty_expert_grad_unwritten] =
+        "A grouped product goes over the rows that there are, and writes nothing for an expert without any: its "
+        "gradient is what the memory held (tgale96/grouped_gemm 36, pytorch/pytorch 172439), here another expert's. "
+        "No token chose expert 5 of the last block in this step; all others are right.",
+    [AR_FAULT_gradnorm_own_experts] =
+        "The squares of experts' gradients are not added over the ranks that share them out, so that each clips by a "
+        "norm of its own (hpcaitech/ColossalAI 2192): 4.914 and 4.936 instead of 4.944. What all ranks have drifts "
+        "apart from the first clipped step on.",
 };
 
 const char *ari_bugs_explained(ar_fault fault)

@@ -152,6 +152,21 @@ static ar_status emit_slots(ari_bl_run *run, const char *part, char pass, const 
     return AR_OK;
 }
 
+/* The experts of the slots, [tokens, k], as numbers. */
+static ar_status emit_chosen(ari_bl_run *run, const ari_bl_routed *r)
+{
+    const size_t k = run->c->experts.per_token;
+    const ari_bl_memory *mark = run->top;
+    double *all = ari_bl_doubles(run, run->tokens, k);
+    if (all == NULL)
+        return run->memory;
+    for (size_t i = 0; i < run->tokens * k; i++)
+        all[i] = (double)r->expert[i];
+    AR_TRY(emit(run, "routes", 'f', all, k, 0, k));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
 static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *r, const double *x)
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
@@ -180,6 +195,7 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
         weigh(run, r->weight + t * k, r->p + t * n, r->expert + t * k);
     }
     sort_rows(run, r);
+    AR_TRY(emit_chosen(run, r));
     return emit_slots(run, "weights", 'f', r, r->weight);
 }
 

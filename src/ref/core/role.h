@@ -46,6 +46,7 @@ typedef enum ari_role {
     ARI_MLP_DROPPED,
     /* Experts in the MLP's place. Of the three parts of an expert there are as many as experts. */
     ARI_ROUTER,
+    ARI_CHOSEN,        /* their numbers */
     ARI_ROUTES,        /* the weights of a token's experts */
     ARI_ROUTER_LOGITS, /* their gradient */
     ARI_EXPERT_GATE,

@@ -70,7 +70,7 @@ ar_status ari_config_dropout(ar_config *c, const ari_json_at *at)
 
 /* --- what is not computed ----------------------------------------------------------------------------------------- */
 
-typedef enum neutral { OFF, ZERO, ONE, ON, EMPTY } neutral;
+typedef enum neutral { OFF, ZERO, ONE, ON, EMPTY, UNLIMITED, SOFTMAX, GREEDY } neutral;
 
 static bool is_neutral(const json_t *value, neutral kind)
 {
@@ -85,6 +85,12 @@ static bool is_neutral(const json_t *value, neutral kind)
     case EMPTY:
         return (json_is_object(value) && json_object_size(value) == 0) ||
                (json_is_array(value) && json_array_size(value) == 0);
+    case SOFTMAX:
+        return json_is_string(value) && strcmp(json_string_value(value), "softmax") == 0;
+    case GREEDY:
+        return json_is_string(value) && strcmp(json_string_value(value), "greedy") == 0;
+    case UNLIMITED: /* Megatron writes -1 for no capacity too */
+        return json_is_false(value) || (number && json_number_value(value) < 0);
     case OFF:
         break;
     }
@@ -173,7 +179,6 @@ static const struct {
     {"router_jitter_noise", ZERO},
     {"output_router_logits", OFF}, /* adds the balancing loss to the loss */
     {"n_routed_experts", ZERO},
-    {"n_shared_experts", ZERO},
     {"shared_expert_intermediate_size", ZERO},
     /* other kinds of models */
     {"is_encoder_decoder", OFF},
@@ -182,6 +187,41 @@ static const struct {
     {"vision_config", EMPTY},
     {"text_config", EMPTY},
     {"audio_config", EMPTY}};
+
+/* The same of experts, by what they change; words. */
+static const struct {
+    const char *keys;
+    neutral kind;
+    const char *why;
+} of_experts[] = {
+    {"scoring_func score_func score_function router_scoring_func moe_router_score_function", SOFTMAX,
+     "weights of experts are another function of the logits than their softmax"},
+    {"topk_method", GREEDY, "experts are not chosen by their own scores alone"},
+    {"n_group topk_group num_expert_group num_limited_groups moe_router_num_groups moe_router_group_topk", ONE,
+     "experts are chosen by groups, of which some are left out first"},
+    {"routed_scaling_factor router_scaling_factor route_scale moe_router_topk_scaling_factor", ONE,
+     "weights of experts are multiplied by a factor"},
+    {"router_bias use_router_bias gate_bias moe_gate_bias use_expert_bias moe_router_bias "
+     "moe_router_enable_expert_bias use_routing_bias",
+     OFF, "a bias takes part in the choice of experts"},
+    {"n_shared_experts num_shared_experts moe_num_shared_experts shared_intermediate_size "
+     "moe_shared_expert_intermediate_size",
+     ZERO, "all tokens go to further experts, which this model has not"},
+    {"expert_capacity moe_expert_capacity expert_capacity_factor moe_expert_capacity_factor capacity_factor "
+     "moe_capacity_factor moe_capacity train_capacity_factor eval_capacity_factor moe_train_capacity_factor "
+     "moe_eval_capacity_factor min_capacity moe_min_capacity",
+     UNLIMITED,
+     "of a capacity each rank drops tokens by its own count, so that the result depends on the number of ranks by "
+     "definition"},
+    {"drop_tokens token_dropping moe_token_dropping use_token_dropping token_drop_policy moe_token_drop_policy "
+     "moe_pad_expert_input_to_capacity",
+     OFF, "tokens are dropped, by each rank's own count, so that the result depends on the number of ranks"},
+    {"moe_apply_probs_on_input apply_router_weight_on_input", OFF,
+     "weights multiply what goes into an expert, not what comes out"},
+    {"swiglu_limit", OFF, "an expert's gate is clamped"},
+    {"jitter_noise moe_input_jitter_eps zero_expert_num", ZERO, "the router's input, or its experts, are others"},
+    {"first_k_dense_replace", ZERO, "the first layers have no experts, which mlp_only_layers would say"},
+    {"moe_layer_freq", ONE, "some layers have no experts, which decoder_sparse_step or mlp_only_layers would say"}};
 
 ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted)
 {
@@ -194,20 +234,43 @@ ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const ch
 static bool is_word_of(const char *key, const char *words)
 {
     const size_t n = strlen(key);
-    for (const char *at = words; at != NULL && (at = strstr(at, key)) != NULL; at += n) {
+    for (const char *at = words; at != NULL && n > 0 && (at = strstr(at, key)) != NULL; at += n) {
         if ((at == words || at[-1] == ' ') && (at[n] == ' ' || at[n] == '\0'))
             return true;
     }
     return false;
 }
 
+#define OF_EXPERTS (sizeof of_experts / sizeof of_experts[0])
+
+/* The row that has the key; OF_EXPERTS: none. */
+static size_t of_experts_row(const char *key)
+{
+    size_t i = 0;
+    while (i < OF_EXPERTS && !is_word_of(key, of_experts[i].keys))
+        i++;
+    return i;
+}
+
 ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model)
 {
-    static const char wanted[][16] = {"null or false", "0", "1", "true", "empty or null"};
+    static const char wanted[][20] = {"null or false", "0",    "1",         "true",
+                                      "empty or null", "null", "'softmax'", "'greedy'"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         const json_t *value = ari_json_get(at, refused[i].key);
         if (value != NULL && !is_neutral(value, refused[i].kind) && !is_word_of(refused[i].key, model->reads))
             return ari_config_refuse_key(at, refused[i].key, wanted[refused[i].kind]);
+    }
+    const char *key;
+    json_t *value;
+    /* jansson's iterators take an object that may change; this one does not. */
+    json_object_foreach((json_t *)(uintptr_t)at->object, key, value)
+    {
+        const size_t i = of_experts_row(key);
+        if (i < OF_EXPERTS && !json_is_null(value) && !is_neutral(value, of_experts[i].kind) &&
+            !is_word_of(key, model->reads))
+            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' changes the mathematics: %s; expected %s or no such key",
+                                ARI_SHOW(at->name), key, of_experts[i].why, wanted[of_experts[i].kind]);
     }
     return AR_OK;
 }
@@ -250,7 +313,7 @@ static bool is_known(const char *key)
         if (strcmp(key, refused[i].key) == 0)
             return true; /* with a neutral value, or the file would have been refused */
     }
-    return is_dropout(key);
+    return is_dropout(key) || of_experts_row(key) < OF_EXPERTS;
 }
 
 /* --- all others --------------------------------------------------------------------------------------------------- */
@@ -278,7 +341,6 @@ void ari_config_note_others(ar_config *c, const char *group, const json_t *objec
 {
     const char *key;
     json_t *value;
-    /* jansson's iterators take an object that may change; this one does not. */
     json_object_foreach((json_t *)(uintptr_t)object, key, value)
     {
         if (!json_is_null(value) && !is_among(key, keys, n) && (group[0] != '\0' || !is_known(key)))

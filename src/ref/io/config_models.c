@@ -388,6 +388,7 @@ static ar_status read_mixtral(ar_config *c, const ari_json_at *at)
     AR_TRY(read_llama_form(c, at, &form));
     AR_TRY(expect_bias(at, "attention_bias", false, "Mixtral has no biases"));
     AR_TRY(expect_bias(at, "mlp_bias", false, "Mixtral has no biases"));
+    AR_TRY(expect_bias(at, "norm_topk_prob", true, "Mixtral always divides a token's weights by their sum"));
     AR_TRY(ari_config_window_everywhere(c, at, 0, "Mixtral"));
     AR_TRY(ari_config_experts(c, at, &experts));
     note_llama_form(c, at, KNOWS_EXPERTS);

@@ -79,6 +79,8 @@ AR_NODISCARD ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
  *  the rank. dy [tokens, out], x [tokens, in]. */
 AR_NODISCARD ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
                                                       const ar_tensor *x);
+/** grad(p) += what the gradient of `from` is so far. */
+AR_NODISCARD ar_status ari_fault_add_gradient_of(ar_ctx *ctx, ar_param *p, const ar_param *from);
 /** Multiplies the gradient that p has accumulated so far by a factor. */
 AR_NODISCARD ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor);
 
@@ -125,8 +127,21 @@ AR_NODISCARD ar_status ari_fault_router_logits(ar_ctx *ctx, const ar_tensor *z);
 bool ari_fault_normalised(const ar_ctx *ctx, bool normalised, bool backward);
 /** router_softmax_twice, router_ties_higher_index: after z was routed. */
 AR_NODISCARD ar_status ari_fault_routed(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z, bool normalised);
-/** router_weights_detached: the gradient of the weights. */
-AR_NODISCARD ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g);
+/* A layer's experts, of which this rank has `own`, from `from` on. */
+typedef struct ari_own_experts {
+    size_t all, from, own;
+} ari_own_experts;
+/** router_weights_detached, ep_weights_detached: the gradient of the weights, of slots that go to `expert`. */
+AR_NODISCARD ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g, const ar_tensor *expert,
+                                                  const ari_own_experts *of);
+/** ep_experts_drawn_alike, of what a parameter is drawn or read by: the name with the number of a rank's expert among
+ *  its own in it, in `out`, or the name. */
+const char *ari_fault_expert_name(char *out, size_t cap, const ar_ctx *ctx, const char *name);
+/** ep_splits_swapped: the counts [ranks] that this rank sends. */
+void ari_fault_splits(const ar_ctx *ctx, size_t *sends, size_t ranks);
+/** empty_expert_grad_unwritten: after the gradients of n weights were made, each of the rows of its group. */
+AR_NODISCARD ar_status ari_fault_empty_gradients(ar_ctx *ctx, ar_param *const *weight, size_t each,
+                                                 const ar_groups *groups);
 /** router_softmax_twice, router_sum_detached: after the logits' gradient was written. */
 AR_NODISCARD ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
                                                  const ar_tensor *g);
@@ -136,8 +151,9 @@ const ar_tensor *ari_fault_input_weight(const ar_ctx *ctx, const ar_tensor *weig
 const ar_tensor *ari_fault_output_weight(const ar_ctx *ctx, const ar_tensor *weight);
 /** expert_rows_off_by_one: the rows of the slots. */
 AR_NODISCARD ar_status ari_fault_places(ar_ctx *ctx, const ar_tensor *place);
-/** expert_capacity_drops, last_expert_left_out: after the weights were told and kept. */
-AR_NODISCARD ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, size_t experts);
+/** expert_capacity_drops, last_expert_left_out, ep_outputs_not_returned: after the weights were told and kept. */
+AR_NODISCARD ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert,
+                                         const ari_own_experts *of);
 /** experts_not_reduced, experts_dx_not_reduced, experts_combined_first: the group over which a product is summed. */
 ar_comm *ari_fault_fold_over(const ar_ctx *ctx, bool backward, ar_comm *over);
 /** experts_combined_first: what the experts made, combined, and the weights' gradient, of which each rank has its part.

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Effects of the injected faults of routers and experts. What is routed is changed on the host: it is small. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"
@@ -146,8 +148,29 @@ done:
 
 /* --- the router's gradient ---------------------------------------------------------------------------------------- */
 
-ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g)
+/* Zeros for the slots whose expert another rank has. */
+static ar_status clear_remote(ar_ctx *ctx, const ar_tensor *of_slots, const ar_tensor *expert,
+                              const ari_own_experts *of)
 {
+    float *host = NULL;
+    int32_t *chosen = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, take(ctx, (void **)&host, of_slots));
+    AR_TRY_TO(done, st, take(ctx, (void **)&chosen, expert));
+    for (size_t i = 0; i < ar_tensor_count(of_slots); i++)
+        host[i] = (size_t)chosen[i] - of->from < of->own ? host[i] : 0.0f;
+    st = ar_ctx_upload(ctx, of_slots, host);
+done:
+    free(chosen);
+    free(host);
+    return st;
+}
+
+ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g, const ar_tensor *expert,
+                                     const ari_own_experts *of)
+{
+    if (ar_faulty(ctx, AR_FAULT_ep_weights_detached))
+        return clear_remote(ctx, g, expert, of);
     return ar_faulty(ctx, AR_FAULT_router_weights_detached) ? ARI_KERNEL(ctx, fill, g, 0.0f) : AR_OK;
 }
 
@@ -231,25 +254,66 @@ static void drop_slots(float *weight, const int32_t *expert, size_t slots, size_
     }
 }
 
-ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, size_t experts)
+ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, const ari_own_experts *of)
 {
     const bool last = ar_faulty(ctx, AR_FAULT_last_expert_left_out);
     float *host = NULL;
     int32_t *chosen = NULL;
     size_t *rows = NULL;
     ar_status st = AR_OK;
+    if (ar_faulty(ctx, AR_FAULT_ep_outputs_not_returned))
+        return clear_remote(ctx, weight, expert, of);
     if (!last && !ar_faulty(ctx, AR_FAULT_expert_capacity_drops))
         return AR_OK;
     AR_TRY_TO(done, st, take(ctx, (void **)&host, weight));
     AR_TRY_TO(done, st, take(ctx, (void **)&chosen, expert));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&rows, experts, sizeof *rows, "rows of experts"));
-    drop_slots(host, chosen, ar_tensor_count(weight), rows, experts, last);
+    AR_TRY_TO(done, st, ari_alloc_zero((void **)&rows, of->all, sizeof *rows, "rows of experts"));
+    drop_slots(host, chosen, ar_tensor_count(weight), rows, of->all, last);
     st = ar_ctx_upload(ctx, weight, host);
 done:
     free(rows);
     free(chosen);
     free(host);
     return st;
+}
+
+/* --- expert parallelism ------------------------------------------------------------------------------------------- */
+
+const char *ari_fault_expert_name(char *out, size_t cap, const ar_ctx *ctx, const char *name)
+{
+    const char *at = strstr(name, ".experts.");
+    char *end = NULL;
+    if (!at || !ar_faulty(ctx, AR_FAULT_ep_experts_drawn_alike))
+        return name;
+    at += strlen(".experts.");
+    const size_t number = strtoul(at, &end, 10) % ctx->own_experts;
+    snprintf(out, cap, "%.*s%zu%s", (int)(at - name), name, number, end);
+    return out;
+}
+
+void ari_fault_splits(const ar_ctx *ctx, size_t *sends, size_t ranks)
+{
+    if (!ar_faulty(ctx, AR_FAULT_ep_splits_swapped) || ar_comm_rank(ctx->world) != 1)
+        return;
+    const size_t first = sends[0];
+    sends[0] = sends[ranks - 1];
+    sends[ranks - 1] = first;
+}
+
+/* As where a grouped product goes over the rows alone, into memory that held the gradient of the first expert that has
+ * any. */
+ar_status ari_fault_empty_gradients(ar_ctx *ctx, ar_param *const *weight, size_t each, const ar_groups *groups)
+{
+    size_t from = 0;
+    if (!ar_faulty(ctx, AR_FAULT_empty_expert_grad_unwritten))
+        return AR_OK;
+    while (from < groups->n && groups->first[from + 1] == groups->first[from])
+        from++;
+    for (size_t i = 0; from < groups->n && i < groups->n * each; i++) {
+        if (groups->first[i / each + 1] == groups->first[i / each])
+            AR_TRY(ari_fault_add_gradient_of(ctx, weight[i], weight[from * each + i % each]));
+    }
+    return AR_OK;
 }
 
 /* --- sums over the ranks' parts of the experts -------------------------------------------------------------------- */

@@ -35,6 +35,8 @@ static size_t other_layer(const ar_ctx *ctx, size_t layer, bool local)
 
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name, bool values)
 {
+    if (values && ar_faulty(ctx, AR_FAULT_ep_experts_drawn_alike))
+        return ari_fault_expert_name(out, cap, ctx, name);
     const bool local = ar_faulty(ctx, values ? AR_FAULT_pp_layers_local : AR_FAULT_pp_dropout_layer_local);
     if (ctx->layers == 0 || (!local && !(values && ar_faulty(ctx, AR_FAULT_pp_chunks_contiguous))))
         return name;

@@ -220,6 +220,7 @@ static const struct value {
     {ARI_UP_SUM, true, "up"},
     {ARI_ACTIVATION, true, "act"},
     {ARI_MLP_DROPPED, true, "dropout"},
+    {ARI_CHOSEN, true, "routes"},
     {ARI_ROUTES, true, "weights"},
     {ARI_ROUTER_LOGITS, true, "logits"},
     {ARI_EXPERTS, true, "experts"},

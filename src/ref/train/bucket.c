@@ -204,15 +204,18 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
+    ar_comm *over = ari_fault_expert_group(b, d->stage > 0 ? shard_of(b) : ari_bucket_data(b));
+    if (b->expert && ar_faulty(d->ctx, AR_FAULT_edp_group_missing))
+        return AR_OK;
     if (d->stage >= 2)
-        return reduce_over(b, q, shard_of(b), b->counts, b->tag);
+        return reduce_over(b, q, over, b->counts, b->tag);
     if (b->info.spread)
         AR_TRY(reduce_over(b, q, tp_of(d), NULL, b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
         AR_TRY(reduce_over(b, q, ends_of(d), NULL, b->info.param[0]->name));
     if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
         return AR_OK;
-    AR_TRY(reduce_over(b, q, d->stage > 0 ? shard_of(b) : ari_bucket_data(b), b->counts, b->tag));
+    AR_TRY(reduce_over(b, q, over, b->counts, b->tag));
     return reduce_replicas(b, q);
 }
 

@@ -238,7 +238,7 @@ void ari_ddp_complete(ar_ddp *d, ar_op op)
         if (!p->requires_grad)
             continue;
         p->has_grad = has_gradient(d, i);
-        p->grad_scale = mean ? 1.0f / (float)ranks : 1.0f;
+        p->grad_scale = (mean ? 1.0f / (float)ranks : 1.0f) * ari_fault_gradient_times(ctx, p);
     }
     d->unused_count = 0;
     for (size_t i = 0; d->options.find_unused && i < d->n && d->unused_count < d->trained; i++) {

@@ -123,9 +123,25 @@ ar_status ari_fault_skips_update(bool *skip, ar_ctx *ctx, const ar_param *p, con
     return st;
 }
 
-bool ari_fault_norm_without(const ar_ctx *ctx, const ar_param *p)
+int ari_fault_norms(const ar_ctx *ctx)
 {
-    return is_of_expert(p) && ar_faulty(ctx, AR_FAULT_gradnorm_without_experts);
+    return ar_faulty(ctx, AR_FAULT_gradnorm_own_experts) ? ar_comm_size(ctx->ep) : 1;
+}
+
+bool ari_fault_norm_without(const ar_ctx *ctx, const ar_param *p, int of)
+{
+    return is_of_expert(p) && (ar_faulty(ctx, AR_FAULT_gradnorm_without_experts) ||
+                               (ar_faulty(ctx, AR_FAULT_gradnorm_own_experts) && ar_comm_rank(ctx->ep) != of));
+}
+
+float ari_fault_gradient_times(const ar_ctx *ctx, const ar_param *p)
+{
+    return p->expert && ar_faulty(ctx, AR_FAULT_ep_grads_times_ep) ? (float)ar_comm_size(ctx->ep) : 1.0f;
+}
+
+ar_comm *ari_fault_expert_group(const ari_bucket *b, ar_comm *over)
+{
+    return b->expert && ar_faulty(b->ddp->ctx, AR_FAULT_experts_summed_over_dp) ? ari_ddp_dp(b->ddp) : over;
 }
 
 /* gradnorm_copy_as_shard: it is the first one that several ranks hold. */

@@ -22,8 +22,15 @@ void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const a
                       const ar_param *p, const ar_ctx *ctx);
 /** empty_expert_not_updated: whether an update leaves p alone, of whose gradient g nothing is other than zero. */
 AR_NODISCARD ar_status ari_fault_skips_update(bool *skip, ar_ctx *ctx, const ar_param *p, const ar_tensor *g);
-/** gradnorm_without_experts: whether a norm leaves p out. */
-bool ari_fault_norm_without(const ar_ctx *ctx, const ar_param *p);
+/** gradnorm_without_experts, gradnorm_own_experts: whether a norm leaves p out. of: the rank of the expert-parallel
+ *  group whose experts it is taken with. */
+bool ari_fault_norm_without(const ar_ctx *ctx, const ar_param *p, int of);
+/** gradnorm_own_experts: how many norms there are, one with the experts of each expert-parallel rank; else 1. */
+int ari_fault_norms(const ar_ctx *ctx);
+/** ep_grads_times_ep: what the gradient of p is multiplied by when it is complete. */
+float ari_fault_gradient_times(const ar_ctx *ctx, const ar_param *p);
+/** experts_summed_over_dp: the group that a bucket is summed over, in place of that of the experts' copies. */
+ar_comm *ari_fault_expert_group(const ari_bucket *b, ar_comm *over);
 /** gradnorm_counts_replicas, gradnorm_mean_of_ranks, gradnorm_copy_as_shard: whether a rank that holds a copy of
  *  params[i] counts it as the first of its holders does. */
 bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n, size_t i);

@@ -12,6 +12,7 @@ typedef struct norm_sum {
     ar_tensor exponent; /* int32 [1]: the largest */
     ar_tensor squares;  /* int64 [2] */
     bool shares;        /* the data-parallel ranks have shares of the gradients (ZeRO), or experts of their own */
+    int of;             /* for ari_fault_norm_without */
 } norm_sum;
 
 typedef ar_status (*gradient_fn)(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g);
@@ -31,11 +32,11 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 
 /* True if this rank counts a parameter's elements, or its share of them: the first of the ranks of a group that hold
  * the same ones. The fault of taking shards for copies: the group's first rank alone counts its own. */
-static bool counts(ar_param *const *params, size_t n, size_t i, const ar_ctx *ctx)
+static bool counts(const norm_sum *s, ar_param *const *params, size_t n, size_t i, const ar_ctx *ctx)
 {
     if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
         return false;
-    if (ari_fault_norm_without(ctx, params[i]))
+    if (ari_fault_norm_without(ctx, params[i], s->of))
         return false;
     if (params[i]->ends && ar_comm_rank(ctx->pipeline) > 0) /* the first stage's copy counts */
         return false;
@@ -66,7 +67,7 @@ static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *con
 {
     for (size_t i = 0; i < n; i++) {
         const bool own = params[i]->sharded || !s->shares || ar_comm_rank(ari_ctx_shard(ctx, params[i]->expert)) == 0;
-        if (own && counts(params, n, i, ctx))
+        if (own && counts(s, params, n, i, ctx))
             AR_TRY(add_param_norm(s, ctx, params[i], f));
     }
     return AR_OK;
@@ -97,13 +98,13 @@ static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t,
     return ar_comm_all_reduce(ctx->shard, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");
 }
 
-ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
+static ar_status take_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n, int of)
 {
     const size_t one = 1, two = 2;
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
     /* Stages of a pipeline, whose sums are added, do it alike, with experts or without. */
-    norm_sum s = {.shares = any_sharded(params, n) || ctx->edp != ctx->dp};
+    norm_sum s = {.shares = any_sharded(params, n) || ctx->edp != ctx->dp, .of = of};
     AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &one));
     AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &two));
     AR_TRY(ar_ctx_upload(ctx, &s.exponent, &e));
@@ -118,4 +119,14 @@ ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     ar_ctx_release(ctx, &s.exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
     return ari_fault_mean_of_norms(norm, ctx);
+}
+
+ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
+{
+    float one = 0.0f;
+    for (int of = 0; of < ari_fault_norms(ctx); of++) {
+        AR_TRY(take_norm(&one, ctx, params, n, of));
+        *norm = of == 0 || of == ar_comm_rank(ctx->ep) ? one : *norm;
+    }
+    return AR_OK;
 }

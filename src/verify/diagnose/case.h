@@ -218,7 +218,7 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* Kinds of traces. */
 /* clang-format off */
 #define ARI_KINDS(X) \
-    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) \
+    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) X(CHOICE) \
     X(CONSTANT_ADDED) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(EXPERTS) X(FACTOR) \
     X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) \
     X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) \
@@ -237,11 +237,11 @@ typedef enum ari_trace_kind { ARI_FOUND_NOTHING, ARI_KINDS(ARI_KIND) } ari_trace
  * explained where they are set. */
 /* clang-format off */
 #define ARI_PROPERTIES(X) \
-    X(SEEN) X(HIDDEN) X(DP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) X(ALL) \
-    X(ALONE) X(AVERAGE) X(BLOCKS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
+    X(SEEN) X(HIDDEN) X(DP) X(TP) X(SP) X(APART) X(EQUAL) X(LONE) X(MICRO) X(LATER) X(BATCH) X(MATRIX) X(FINITE) \
+    X(ALL) X(ALONE) X(AVERAGE) X(BLOCKS) X(CAUSAL) X(COUNT) X(CUT) X(EVERYWHERE) X(EXCHANGED) X(FEATURES) \
     X(DOCUMENTS) X(FOREIGN) X(FRACTION) X(GATHERED) X(HEADS) X(IDS) X(INVERSE) X(LAST) X(LOG) X(NAMED) X(NEGATIVE) \
-    X(OF_BEFORE) X(OF_DP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) X(OF_SHARDS) \
-    X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
+    X(OF_BEFORE) X(OF_DP) X(OF_EP) X(OF_GRADIENT) X(OF_INPUT) X(OF_LAYER) X(OF_MICRO) X(OF_MODULE) X(OF_CP) \
+    X(OF_SHARDS) X(OF_STEP) X(OF_THETA) X(OF_TP) X(OF_WEIGHT) X(ONE) X(PACKED) X(PADDED) X(PAIRS) X(PERHAPS) \
     X(POWER) X(RECOMPUTED) X(ROOT) X(ROWS) X(SAME) X(SAMPLES) X(SHIFT) X(SOME) X(STAGES) X(TOKENS) X(TWICE) X(ZERO)
 /* clang-format on */
 #define ARI_PROPERTY(name) ARI_AT_##name,
@@ -456,8 +456,9 @@ enum {
     M(shared_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)              \
     M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
     M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
+    M(empty_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "g", 0, ARI_NEEDS_DUMP)                                  \
     M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
-    M(routes, ARI_IDENTITY + 8, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
+    M(routes, ARI_IDENTITY + 9, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
     M(experts, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
     M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                   \
     M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
@@ -475,6 +476,7 @@ enum {
     M(own_block, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                 \
     M(shards, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                    \
     M(shards_added, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "g", 64, ARI_NEEDS_NUMBERS)               \
+    M(experts_added, ARI_IDENTITY + 5, ARI_ON_WHOLE, "g", 64, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)             \
     M(group, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                  \
     M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "c", 0, ARI_NEEDS_NUMBERS)                        \
     M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                     \

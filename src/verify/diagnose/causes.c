@@ -89,6 +89,7 @@ static ari_properties properties_of(const ari_case *c)
         {!d->hidden, ARI_IF(SEEN)},
         {d->hidden, ARI_IF(HIDDEN)},
         {ari_along(d, ARI_CUTS_SAMPLES) > 1, ARI_IF(DP)},
+        {ari_along(d, ARI_CUTS_FEATURES) > 1, ARI_IF(TP)},
         {d->sp, ARI_IF(SP)},
         {d->gathers, ARI_IF(GATHERED)},
         {c->survey.disagree > 0, ARI_IF(APART)},

@@ -9,7 +9,17 @@
     "computed again from the reference's routes and the experts' weights, these values come out (but for " \
     "{left:.1e} of the difference's squares) with "
 #define LEFT_OUT "an expert's output is missing in {lacking} of {slots} slots of the tokens looked at"
+#define ROWS \
+    "computed again, {moved} of {slots} slots of the tokens looked at have what an expert makes of another token"
 #define GRADIENT "computed again from the weights' gradient, this is that of "
+#define NEAR_TIES                                                                                                \
+    "near ties, whose logits are at most {gap:.1e} apart: logits rounded before the choice (bf16), or of equal " \
+    "ones another was taken than the lower number" LOOK                                                          \
+    "the dtype of the router's logits at `topk`, which promises no order of equal values"
+#define NOT_LARGEST                                                                                     \
+    "not the {k} largest, by up to {gap:.2g}: jitter, a bias, groups of experts, or another order" LOOK \
+    "`router_jitter_noise`, the bias of the choice, `n_group` and `topk_group`"
+#define CHOSEN "{who} (tokens with other experts: {rows}), and of the same logits: "
 #define OTHERS "the weights of other experts (tokens that have some: {rows}), and of the same logits: "
 
 static const ari_cause rows[] = {
@@ -23,12 +33,15 @@ static const ari_cause rows[] = {
      "the weights are normalised: each is divided by the sum of the token's {k}, which the reference does not do" LOOK
      "`norm_topk_prob`; a softmax over those chosen (Megatron: `moe_router_pre_softmax`)"},
     {"other_experts_chosen", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED) | IF(SAME), 0, "of other experts",
-     OTHERS "near ties, whose logits are at most {gap:.1e} apart: logits rounded before the choice (bf16), or of equal "
-            "ones another was taken than the lower number" LOOK
-            "the dtype of the router's logits at `topk`, which promises no order of equal values"},
+     OTHERS NEAR_TIES},
     {"other_experts_chosen", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "of other experts",
-     OTHERS "not the {k} largest, by up to {gap:.2g}: jitter, a bias, groups of experts, or another order" LOOK
-            "`router_jitter_noise`, the bias of the choice, `n_group` and `topk_group`"},
+     OTHERS NOT_LARGEST},
+    {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, IF(SHIFT), 0, "in another order",
+     "each token has the same experts, in another order of its {k} slots" LOOK "`topk(sorted=False)`"},
+    {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, IF(SAME), 0, "of other experts", CHOSEN NEAR_TIES},
+    {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, IF(FOREIGN), 0, "of other experts",
+     "{who} (tokens with other experts: {rows}); their logits differ already, or are not known"},
+    {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, 0, 0, "of other experts", CHOSEN NOT_LARGEST},
     {"routing_weights_function", K(ROUTES), ARI_IDENTITY + 8, "f", 0, 0, 0, "each another function of the logit",
      "another function of the logits: {function}, where the reference has {wanted}" LOOK
      "`scoring_func`, the order of softmax and `topk`, a softmax that is applied again"},
@@ -59,9 +72,16 @@ static const ari_cause rows[] = {
      "no gradient reaches the weights of the experts, and through them the router: they were detached, or gathered by "
      "a collective without a backward" LOOK
      "`detach`, `no_grad` around the routing; probabilities that a collective without a backward moves"},
+    {"routing_weights_detached", K(ROUTES), ARI_IDENTITY + 8, "b", 0, IF(OF_SHARDS), 0, ZERO,
+     "no gradient reaches the weights for the experts of other ranks: of {n} ranks that share out the experts each "
+     "token's weights have that of one alone"},
     {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(ONE), 0, "",
      LEFT_OUT ", that of expert {expert} wherever it is chosen" LOOK
               "the bounds of the loop over experts, the experts of each rank"},
+    {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(OF_SHARDS), 0, "",
+     LEFT_OUT
+     ": of {n} ranks that share out the experts each token has those of one: rows of the others were not sent, "
+     "or did not return"},
     {"experts_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(SOME) | IF(CUT), 0, "",
      LEFT_OUT ", none of them among an expert's first {rows} rows: tokens beyond a capacity were dropped" LOOK
               "`moe_expert_capacity_factor`, token dropping"},
@@ -79,7 +99,7 @@ static const ari_cause rows[] = {
      AGAIN "the mean of a token's experts, without weights"},
     {"expert_weights_applied", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ZERO), 0, "",
      AGAIN "the sum of a token's experts, without weights"},
-    {"activation_arguments", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, 0, 0, "",
+    {"activation_arguments", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "",
      AGAIN "gate and up exchanged" LOOK "the order of gate|up in the experts' packed weight (w1 and w3)"},
     {"shared_expert_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, IF(ZERO), 0, "",
      "the shared expert is left out: these are the values of the routed ones alone" LOOK
@@ -97,6 +117,14 @@ static const ari_cause rows[] = {
      "weights before the step: no update. If no token chose it, its gradient is zeros and not none, and it has its "
      "weight decay and its moments" LOOK
      "parameters whose `grad` is None in the optimizer's step; experts that no token chose"},
+    {"expert_rows_misplaced", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ROWS) | IF(SHIFT), 0, "",
+     ROWS ", the row {where} their own in the order of experts and tokens: the permutation is off by one" LOOK
+          "the indices that sort tokens by expert"},
+    {"expert_rows_misplaced", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ROWS) | IF(OF_SHARDS), 0, "",
+     ROWS ", of an expert of the same of {n} ranks: rows that come back from an all-to-all lie in another order than "
+          "they were sent in"},
+    {"expert_rows_misplaced", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ROWS), 0, "",
+     ROWS ": they were put back in another order than they were taken in"},
     {"unknown", K(ANYTHING), ARI_LAST_RESORT, "g", ARI_IS_EXPERT, IF(RECOMPUTED), 0, "",
      "if this is the first difference, the gradients around it are right; with recomputation the tokens of an expert, "
      "their values and their weights are those of a second forward pass: did it route as the first did?"},

@@ -24,6 +24,11 @@ static const ari_cause rows[] = {
      ": their gradients are the reference's, layers {levels}: each stage of a pipeline multiplies the gradient that it "
      "receives by {ratio:.4g}, as where each divides by the number of micro-batches; the last stage alone divides, "
      "once" LOOK "the loss alone is divided by the micro-batches (DeepSpeed #8152)"},
+    {"divisor_of_experts", K(FACTOR), ARI_IDENTITY + 7, "g", ARI_IS_EXPERT, IF(OF_EP), IF(NEGATIVE), TIMES,
+     FACTOR
+     ": of all weights of experts ({experts} others looked at), and of nothing else: an expert has the tokens of "
+     "all expert-parallel ranks, and its gradient is divided by the count that all others are, not by one of the "
+     "ranks with its copies (edp)" LOOK "the group of the mean of experts' gradients (DeepSpeed #6545)"},
     {"sign_flipped", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(ONE) | IF(NEGATIVE), 0, TIMES,
      FACTOR ": the sign is flipped"},
     {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_SHARDS), 0, TIMES,
@@ -266,6 +271,10 @@ static const ari_cause rows[] = {
      "are added over pp before the root, each parameter's once" LOOK
      "sum squares over pp before the root; Megatron: `grad_stats_parallel_group`; torch: `clip_grad_norm_` over one "
      "stage's parameters"},
+    {"norm_of_own_experts", K(NORM), ARI_TRACE + 4, ANY, 0, IF(OF_EP) | IF(APART), IF(LONE), "",
+     "each of {n} expert-parallel ranks clips by a norm of its own, of its own experts and all else: the ranks' norms "
+     "differ (from {low} to {high}), and what all have drifts apart; the squares of experts are added over the "
+     "expert-parallel ranks before the root, {reference}" LOOK "ColossalAI #2192"},
     {"norm_of_own_shards", K(NORM), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
      "each rank clips by the norm of its own shards: the ranks' norms differ (from {low} to {high}, reference "
      "{reference}; the root of the sum of a group's squares is {root}); squares are added over {over} before the "
@@ -302,9 +311,12 @@ static const ari_cause rows[] = {
      "the norm counts something twice: it is {low}{everywhere}, {times:.6g} times the reference, as if {which} counted "
      "{often}; what ranks share counts once; clip factor: where it is below 1, gradients are {expected:.4g} times the "
      "expected" LOOK "replicated parameters count once; Megatron: `param_is_not_tensor_parallel_duplicate`"},
-    {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, 0, 0, "",
+    {"norm_leaves_out", K(NORM), ARI_TRACE + 2, ANY, 0, 0, IF(OF_EP), "",
      "the norm leaves something out: it is {low}{everywhere}, {times:.6g} times the reference, as if without {which}; "
      "clip factor: where it is below 1, gradients are {expected:.4g} times the expected"},
+    {"norm_leaves_out", K(NORM), ARI_TRACE + 4, ANY, 0, IF(OF_EP), 0, "",
+     "the norm has the experts of one of {n} expert-parallel ranks alone, experts {first} to {last}: it is {low} on "
+     "every rank, and the reference's is {reference}"},
     SECTION("Rounding, formats and functions of each value"),
     {"two_exchanged", K(BITS), ARI_SHAPE + 15, ANY, 0, IF(EXCHANGED), 0, "",
      "two elements exchanged: {elements}; {others}: a write to one place, or one value from elsewhere"},
@@ -318,6 +330,11 @@ static const ari_cause rows[] = {
      "first)" LOOK
      "`torch.use_deterministic_algorithms`, `index_add_`, `atomicAdd` of floats in backward kernels; sums in the order "
      "of arrival"},
+    {"parts_rounded_first", K(ROUNDING), ARI_TRACE - 10, "f", ARI_IS_ROW_PARALLEL, IF(SAME) | IF(TP) | IF(EQUAL), 0,
+     "by little",
+     "rounding, which exact numerics have once: the largest difference is {largest:.1e} of the largest value, in the "
+     "output of a layer whose inputs are cut over tp, and its copies are equal: each of {tp} ranks rounded its part "
+     "(and weighted it, of experts) before the parts were summed" LOOK "reductions of fp32 parts"},
     {"small_change", K(ROUNDING), ARI_TRACE - 10, ANY, 0, IF(SAME), 0, "by little",
      "small, and no rounding, as exact numerics have the same bits in any order of their sums: the largest difference "
      "is {largest:.1e} of the largest value, in no pattern; a value that changed on its way (transport, memory), or "

@@ -37,6 +37,9 @@ static const ari_cause rows[] = {
      "each of {tp} tensor-parallel ranks has its own positions alone, and zeros elsewhere: looks like a missing "
      "all-gather along the sequence (sequence parallelism)" LOOK
      "`all_gather_into_tensor`, DTensor `redistribute`; Megatron: `gather_from_..._region`"},
+    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, "g", ARI_IS_EXPERT, IF(ONE), IF(LONE), "",
+     "looks like a missing all-reduce over {over}: {who} the value, the others with copies of this expert had no "
+     "tokens for it, and zeros; gradients of experts are added over the ranks with copies (edp)"},
     {"missing_broadcast", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ONE), IF(LONE), "",
      "looks like a missing broadcast or all-reduce over {over}: {who} the value, the others hold zeros where the "
      "reference does not" LOOK "`dist.broadcast` of initial weights; `sync_module_states`"},
@@ -54,6 +57,9 @@ static const ari_cause rows[] = {
          "; each context-parallel rank saw its own positions: gradients are added over dp and cp before the update"),
     ALSO("g", IF(OF_DP), IF(OF_CP),
          "; each data-parallel rank saw its own samples: gradients are added over dp before the update"),
+    {NULL, K(NOTHING), 0, "g", ARI_IS_EXPERT, 0, 0, "",
+     "; of an expert: its copies may be on fewer ranks than those of the rest, and its gradient is added over these "
+     "(edp)"},
     ALSO("g", IF(OF_DP) | IF(LATER), 0, "; in the step before they were: what said so then was not reset"),
     ALSO("g", IF(SP), IF(OF_DP) | IF(OF_CP),
          "; a replicated parameter of which each rank saw its own positions only (sequence "
@@ -140,6 +146,11 @@ static const ari_cause rows[] = {
     {"shards_misplaced", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
      "shards at the wrong ranks (a rank taken from another group or mesh dimension): {pairs}" LOOK
      "the group a rank is taken from; `DeviceMesh` dimensions"},
+    {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 6, "g", ARI_IS_EXPERT, IF(OF_EP), 0,
+     "each the sum of {n} experts' values",
+     "the sum of the gradients of {n} experts, {others}: added over the data-parallel ranks, of which others have "
+     "other experts, where the ranks with copies of this expert are meant (edp)" LOOK
+     "Megatron: `expert_data_parallel_group`"},
     {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 5, ANY, 0, IF(AVERAGE), IF(LONE),
      "each the mean of {tp} shards' values",
      "each of {tp} shards is the mean of all {tp} shards of the reference: gradients were averaged over ranks that "
@@ -172,6 +183,9 @@ static const ari_cause rows[] = {
      "heads: no head was computed; a local head count divided by the number of ranks twice can floor to 0"},
     {"never_written", K(ZERO), ARI_TRACE - 5, ANY, 0, 0, 0, ZERO,
      "this value was never written: the buffer is cleared and its producer did not run"},
+    {"never_written", K(EXPERTS), ARI_IDENTITY + 9, "g", 0, IF(ZERO), 0, "each not zero where the reference is",
+     "the gradient of an expert that no token chose, exactly zero in the reference: here memory that nothing wrote to, "
+     "as a product over no rows writes nothing" LOOK "`torch.empty` for gradients of a grouped product"},
     {"no_gradient", K(ZERO_BLOCK), ARI_TRACE + 3, "g", ARI_IS_EMBEDDING, IF(ONE), 0, ZERO,
      "one id's row got no gradient, and all others are right: the id of padding (padding_idx), which is a word's "
      "here" LOOK "`padding_idx` of `nn.Embedding`"},
@@ -383,6 +397,11 @@ static const ari_cause rows[] = {
      OTHER "; the same tensor at another point of the step"},
     {"rope_missing", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(PAIRS), 0, OTHER_LOOKS,
      OTHER "; RoPE's rotation is missing" LOOK "`apply_rotary_pos_emb` on q and on k"},
+    {"shards_seeded_alike", K(OTHER_TENSOR), ARI_IDENTITY + 9, "iw", ARI_IS_EXPERT, IF(OF_LAYER), 0,
+     "each another expert's value",
+     "these are the values of {other} in the reference: all {different} different elements, {exact}; another expert's: "
+     "each expert-parallel rank numbers its experts from 0, draws them with one seed, or reads the first ones" LOOK
+     "experts' global numbers"},
     {"other_layer", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_LAYER), 0, OTHER_LOOKS,
      OTHER "; another layer's: layers exchanged, or counted from another start" LOOK
            "layer offsets of pipeline stages; names in a mapping"},

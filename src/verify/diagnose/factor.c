@@ -206,8 +206,9 @@ enum { ELEMENTS_ASKED = 512, MOST_LAYERS = 512, LEVELS_SAID = 6 };
 
 /* The factor in other tensors. */
 typedef struct others {
-    size_t same, asked;         /* of the pass: how many have the factor too, of how many */
-    ari_fit layer[MOST_LAYERS]; /* of each layer's gradients; layers run from the last to the first */
+    size_t same, asked;           /* of the pass: how many have the factor too, of how many */
+    size_t same_experts, experts; /* of these, experts' gradients */
+    ari_fit layer[MOST_LAYERS];   /* of each layer's gradients; layers run from the last to the first */
 } others;
 
 static void count_factor(others *o, const ari_case *c, const ar_dump_tensor *r, const ar_dump_tensor *v, double factor)
@@ -225,8 +226,12 @@ static void count_factor(others *o, const ari_case *c, const ar_dump_tensor *r, 
     }
     if (r == c->full || key.pass != c->grid.d->pass || r->count < 8 || !(f.aa > 0.0) || !(f.yy > 0.0))
         return;
-    o->same += ari_fit_one(&own, &f) <= ARI_FIT && ari_is_near(own, factor, ARI_SEEN);
+    const bool same = ari_fit_one(&own, &f) <= ARI_FIT && ari_is_near(own, factor, ARI_SEEN);
+    const bool expert = key.pass == 'g' && ari_expert_of(r->name) != SIZE_MAX;
+    o->same += same;
     o->asked++;
+    o->same_experts += expert && same;
+    o->experts += expert;
 }
 
 static void ask_others(others *o, const ari_case *c, double factor)
@@ -235,6 +240,13 @@ static void ask_others(others *o, const ari_case *c, double factor)
     memset(o, 0, sizeof *o);
     for (size_t i = 0; r && v && i < ar_dump_count(r); i++)
         count_factor(o, c, ar_dump_at(r, i), ar_dump_find(v, ar_dump_at(r, i)->name), factor);
+}
+
+/* True if all experts' gradients have the factor, as this one, and nothing else has. */
+static bool is_of_experts(const others *o, const ari_case *c)
+{
+    return (ari_name_is(c->grid.d->name) & ARI_IS_EXPERT) && o->experts > 0 && o->same_experts == o->experts &&
+           o->same == o->same_experts && o->asked > o->experts;
 }
 
 /* The factor of each layer's gradients, from the last layer to the first; 0: they are no multiples of the
@@ -341,6 +353,8 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     ask_others(&o, c, factor);
     t->flags |=
         (o.asked > 0 && o.same == o.asked ? ARI_IF(EVERYWHERE) : 0) | (o.asked > 0 && o.same == 0 ? ARI_IF(ALONE) : 0);
+    t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
+    ari_count(t, "experts", o.experts);
     ari_count(t, "asked", o.asked);
     ari_count(t, "tokens", tokens);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
@@ -391,6 +405,8 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         others o;
         found_seen(t, c, rank, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
         ask_others(&o, c, low);
+        t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
+        ari_count(t, "experts", o.experts);
         look_at_stages(t, c, &o);
         if (few && !(t->flags & ARI_IF(NAMED)))
             ari_trace_clear(t);

@@ -380,6 +380,53 @@ static bool is_in_bf16(double number)
     return mantissa == rint(mantissa);
 }
 
+/* The block of each copy, of n blocks of all experts, with whose squares alone the copy's norm is; false: of none. */
+static bool are_of_blocks(const parts *all, const ari_difference *d, size_t experts, size_t n, size_t *low,
+                          size_t *high)
+{
+    double rest = 0.0, *block = NULL;
+    bool is = true;
+    if (ARI_ALLOC_ZERO(&block, n, "norms of experts") != AR_OK)
+        return false;
+    for (size_t i = 0; i < all->n; i++) {
+        const size_t expert = ari_expert_of(all->part[i].key.name);
+        *(expert < experts ? &block[expert / (experts / n)] : &rest) += all->part[i].square;
+    }
+    *low = SIZE_MAX;
+    *high = 0;
+    for (int r = 0; r < d->ranks && is; r++) {
+        const ari_rank_copy *copy = &d->copy[r];
+        size_t b = 0;
+        while (copy->local && b < n && !ari_is_near((double)copy->local[0], sqrt(rest + block[b]), SAME_NORM))
+            b++;
+        is = b < n;
+        *low = copy->local && b < *low ? b : *low;
+        *high = copy->local && b > *high ? b : *high;
+    }
+    free(block);
+    return is && *low != SIZE_MAX;
+}
+
+/* A norm with the experts of one expert-parallel rank alone: the fewest ranks that it fits. */
+static void look_at_experts(ari_trace *t, const parts *all, const ari_difference *d, double ref)
+{
+    size_t experts = 0, low = 0, high = 0;
+    for (size_t i = 0; i < all->n; i++) {
+        const size_t expert = ari_expert_of(all->part[i].key.name);
+        experts = expert != SIZE_MAX && expert + 1 > experts ? expert + 1 : experts;
+    }
+    if (fabs(all->square - ref * ref) > ARI_SEEN * all->square)
+        return;
+    for (size_t n = 2; n <= experts && !(t->flags & ARI_IF(OF_EP)); n++) {
+        if (experts % n != 0 || !are_of_blocks(all, d, experts, n, &low, &high))
+            continue;
+        t->flags |= ARI_IF(OF_EP) | (low < high ? ARI_IF(APART) : 0);
+        ari_count(t, "n", n);
+        ari_count(t, "first", low * (experts / n));
+        ari_count(t, "last", (low + 1) * (experts / n) - 1);
+    }
+}
+
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -415,7 +462,9 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
         ari_count(t, "trained", all.trained);
         if (all.trained > 0 && ari_is_near(low, sqrt(ref * ref + all.trained_square), ARI_SEEN))
             t->flags |= ARI_IF(OF_GRADIENT);
-        else if (!(t->flags & ARI_IF(SAME)) && low == high)
+        else if (!(t->flags & ARI_IF(SAME)))
+            look_at_experts(t, &all, d, ref);
+        if (!(t->flags & (ARI_IF(OF_GRADIENT) | ARI_IF(SAME) | ARI_IF(OF_EP))) && low == high)
             look_at_parts(t, &all, low, ref);
         if (t->flags & ARI_IF(FOREIGN) && is_in_bf16(low) && !is_in_bf16(ref) && ari_is_near(low, ref, 0.1))
             t->flags |= ARI_IF(FRACTION);

@@ -43,12 +43,13 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_ACTIVATION] = {21, 12, 0},
     [ARI_DOWN] = {22, 11, ARI_IS_ROW_PARALLEL},
     [ARI_ROUTER] = {23, 22, 0}, /* "mlp.gate", as a gated MLP's GATE_SUM, whose UP_SUM comes after it too */
-    [ARI_ROUTES] = {24, 20, ARI_IS_ROUTES},
+    [ARI_CHOSEN] = {24, 0, 0},
+    [ARI_ROUTES] = {25, 20, ARI_IS_ROUTES},
     [ARI_ROUTER_LOGITS] = {23, 21, 0},
-    [ARI_EXPERT_GATE] = {25, 12, ARI_IS_EXPERT},
+    [ARI_EXPERT_GATE] = {26, 12, ARI_IS_EXPERT},
     [ARI_EXPERT_UP] = {26, 13, ARI_IS_EXPERT},
     [ARI_EXPERT_DOWN] = {27, 11, ARI_IS_EXPERT | ARI_IS_ROW_PARALLEL},
-    [ARI_EXPERTS] = {28, 14, 0},
+    [ARI_EXPERTS] = {28, 14, ARI_IS_ROW_PARALLEL},
     [ARI_SHARED_GATE] = {29, 16, 0},
     [ARI_SHARED_UP] = {30, 17, 0},
     [ARI_SHARED_ACTIVATION] = {31, 15, 0},
@@ -353,6 +354,13 @@ ari_module_name ari_module_within(const char *name)
         m = ari_module_of(name, n);
     }
     return m;
+}
+
+size_t ari_expert_of(const char *name)
+{
+    const char *at = strstr(name, "experts.");
+    return at && isdigit((unsigned char)at[strlen("experts.")]) ? (size_t)strtoul(at + strlen("experts."), NULL, 10)
+                                                                : SIZE_MAX;
 }
 
 unsigned ari_name_is(const char *name)

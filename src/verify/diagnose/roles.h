@@ -46,6 +46,8 @@ typedef struct ari_module_name {
 ari_module_name ari_module_of(const char *name, size_t n);
 /** The same of the last component that has a role, where others follow it: "q_proj.lora_A.weight". */
 ari_module_name ari_module_within(const char *name);
+/** The number of an expert in the name of one of its weights, "mlp.experts.12.up_proj.weight:init"; SIZE_MAX: none. */
+size_t ari_expert_of(const char *name);
 /** ARI_IS_ bits of a name; those of a module that is not in the vocabulary are guessed from words in it. */
 unsigned ari_name_is(const char *name);
 

@@ -40,6 +40,10 @@ enum { BATCH = 4, SEQ = 24 };
     X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                  \
       "is a mistake of a router's z-loss: give router-z-loss")                                                    \
     X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                 \
+    X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                 \
+    X(EDP, p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p)),                                                \
+      "acts between copies of experts: give ep of at least 2, and dp of more than ep")                            \
+    X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                             \
     X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                    \
     X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                        \
     X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                          \
@@ -103,6 +107,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
     .run.parallel = {.pp = 2, .dp = (d), .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = (micro)}
 #define SHARED_OUT(d, stage, micro) .run.parallel = {.dp = (d), .zero = (stage), .micro_batches = (micro)}
 #define BALANCED(form) .run.loss.router = {AR_BALANCE_##form, 0.5, 0.0}
+#define EP(d, n) .run.parallel = {.dp = (d), .ep = (n)}
 #define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
 
 /* Defaults: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
@@ -246,6 +251,16 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED, .needs = NEEDS(EXPERTS) | NEEDS(RECOMPUTE)},
     {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
     {AR_FAULT_gradnorm_without_experts, MIXTRAL, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
+    {AR_FAULT_ep_experts_drawn_alike, MIXTRAL, EP(2, 2), .needs = NEEDS(EP)},
+    {AR_FAULT_ep_splits_swapped, MIXTRAL, EP(2, 2), .needs = NEEDS(EP)},
+    {AR_FAULT_ep_rows_not_put_back, MIXTRAL, EP(2, 2), .needs = NEEDS(EP)},
+    {AR_FAULT_ep_outputs_not_returned, MIXTRAL, EP(2, 2), .needs = NEEDS(EP)},
+    {AR_FAULT_ep_weights_detached, MIXTRAL, EP(2, 2), .needs = NEEDS(EP)},
+    {AR_FAULT_ep_grads_times_ep, MIXTRAL, EP(4, 2), .needs = NEEDS(EP)},
+    {AR_FAULT_edp_group_missing, MIXTRAL, EP(4, 2), .needs = NEEDS(EDP)},
+    {AR_FAULT_experts_summed_over_dp, MIXTRAL, EP(4, 2), .needs = NEEDS(EP) | NEEDS(NO_ZERO)},
+    {AR_FAULT_empty_expert_grad_unwritten, QWEN_MOE, EP(2, 2), .needs = NEEDS(EP)},
+    {AR_FAULT_gradnorm_own_experts, MIXTRAL, EP(2, 2), .needs = NEEDS(UPDATE) | NEEDS(EP)},
 };
 
 ari_fault_case ari_fault_case_of(ar_fault fault)

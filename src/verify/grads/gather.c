@@ -187,9 +187,13 @@ ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *
     for (int i = 0; i < files; i++) {
         const char *const metadata[] = {"format", "pt", ARI_DUMP_PLACEMENT, placement[i]};
         ar_st_tensor *list = NULL;
+        int32_t **whole = NULL;
         size_t n = 0;
         AR_TRY_TO(done, st, as_tensors(g, i, i + 1, &list, &n));
-        st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 2 : 1);
+        st = ari_entries_as_stored(&whole, list, n);
+        if (st == AR_OK)
+            st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 2 : 1);
+        ari_entries_free(whole, n);
         free(list);
         if (st != AR_OK)
             goto done;

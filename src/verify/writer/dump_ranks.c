@@ -173,6 +173,7 @@ ar_status ari_dump_reference_write(const ari_reference *r, const char *path, con
     tensor_name *name = NULL;
     const char **order = NULL;
     ar_st_tensor *tensor = NULL;
+    int32_t **whole = NULL;
     char *text = NULL;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ARI_ALLOC(&name, r->count, "names of a dump"));
@@ -184,12 +185,14 @@ ar_status ari_dump_reference_write(const ari_reference *r, const char *path, con
         order[i] = name[i];
         tensor[i] = ari_reference_entry(t, name[i]);
     }
+    AR_TRY_TO(done, st, ari_entries_as_stored(&whole, tensor, r->count));
     AR_TRY_TO(done, st, ari_dump_order_text(&text, order, r->count));
     ari_dump_facts all = *f;
     ari_dump_fact(&all, "format", "pt");
     ari_dump_fact(&all, ARI_DUMP_PLACEMENT, text);
     st = ar_st_write(path, tensor, r->count, all.pair, all.n);
 done:
+    ari_entries_free(whole, r->count);
     free(text);
     free(tensor);
     free(order);

@@ -68,6 +68,11 @@ static ar_comm *cutting(const experts_module *m, const ar_ctx *ctx)
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
+static ari_own_experts own_experts(const experts_module *m)
+{
+    return (ari_own_experts){m->o.n, m->from, m->own};
+}
+
 /* Values of the slots, [tokens, k], as all experts': for who listens. */
 static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, const ar_tensor *value,
                            const ar_tensor *expert, const ar_tensor *x)
@@ -86,11 +91,24 @@ static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, cons
     return AR_OK;
 }
 
+/* The experts of the slots, [tokens, k], as numbers: for who listens. */
+static ar_status tap_chosen(const experts_module *m, ar_ctx *ctx, const ar_tensor *expert, const ar_tensor *x)
+{
+    ar_tensor all;
+    if (!ar_tapped(ctx))
+        return AR_OK;
+    AR_TRY(ari_routes_as_numbers(ctx, &all, expert, x));
+    AR_TRY(tap_own(m, ctx, "routes", 'f', &all));
+    ar_ctx_release(ctx, &all);
+    return AR_OK;
+}
+
 /* routes: the experts of all expert-parallel ranks' tokens. */
 static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *routes, ar_tensor *weight,
                        const ar_tensor *x, const ar_batch *batch)
 {
     const size_t tokens = tokens_of(x), k = m->o.per_token;
+    const ari_own_experts own = own_experts(m);
     ar_tensor z, p, expert, lse = {0};
     AR_TRY(ari_linear_forward(&m->router, ctx, saved, &z, x, AR_ACT_NONE, NULL));
     AR_TRY(ari_fault_router_logits(ctx, &z));
@@ -104,9 +122,10 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
                       ari_fault_normalised(ctx, m->o.normalised, false)));
     AR_TRY(ari_fault_routed(ctx, &(ari_chosen){&p, &expert, weight}, &z, m->o.normalised));
     ar_ctx_release(ctx, &z);
+    AR_TRY(tap_chosen(m, ctx, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
-    AR_TRY(ari_fault_dropped(ctx, weight, &expert, m->o.n));
+    AR_TRY(ari_fault_dropped(ctx, weight, &expert, &own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
     AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
     AR_TRY(ar_saved_push(saved, m, SAVED_ROUTES, routes));
@@ -276,6 +295,7 @@ static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact
     AR_TRY(multiply(m, ctx, dact, dmade, &(product){.second = true, .back = true, .columns = m->width}, r));
     AR_TRY(activate(m, ctx, &act, pre));
     AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
+    AR_TRY(ari_fault_empty_gradients(ctx, m->second, 1, &r->groups));
     ar_ctx_release(ctx, &act);
     return AR_OK;
 }
@@ -294,6 +314,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(multiply(m, ctx, drows, &dpre, &(product){.back = true, .columns = m->o.hidden}, r));
     AR_TRY(take_rows(m, ctx, saved, &rows, x, weight, r));
     AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
+    AR_TRY(ari_fault_empty_gradients(ctx, m->first, 2, &r->groups));
     ar_ctx_release(ctx, &rows);
     ar_ctx_release(ctx, &dpre);
     return AR_OK;
@@ -361,8 +382,9 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
                                  const ar_tensor *g, const ar_tensor *weight, const ari_routed_tokens *t)
 {
     const ar_tensor *expert = t->expert;
+    const ari_own_experts own = own_experts(m);
     ar_tensor p, dz, more;
-    AR_TRY(ari_fault_weights_gradient(ctx, g));
+    AR_TRY(ari_fault_weights_gradient(ctx, g, expert, &own));
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
@@ -518,6 +540,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->o = *o;
     m->own = o->n / ranks;
     m->from = m->own * (size_t)ar_comm_rank(ctx->ep);
+    ctx->own_experts = m->own;
     m->split = o->split ? *o->split : ar_experts_split(true, ari_placed_stream(ctx));
     m->at = m->split.enter.to;
     if (ari_experts_whole(&ctx->layout)) {

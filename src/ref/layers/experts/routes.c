@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 
 /* What all expert-parallel ranks route, on the host, and what is sorted by it. */
 typedef struct sorting {
@@ -169,6 +170,28 @@ ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all)
     return ar_tensor_rows(&own);
 }
 
+ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *x)
+{
+    const size_t n = ar_tensor_count(expert);
+    ar_tensor like = *x;
+    int32_t *host = NULL;
+    float *numbers = NULL;
+    like.shape[x->ndim - 1] = expert->shape[1];
+    AR_TRY(ar_ctx_tensor(ctx, y, AR_F32, like.ndim, like.shape));
+    ar_status st = ARI_ALLOC(&host, n, "the experts of tokens");
+    if (st == AR_OK)
+        st = ARI_ALLOC(&numbers, n, "the experts of tokens");
+    if (st == AR_OK)
+        st = ar_ctx_download(ctx, host, expert);
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        numbers[i] = (float)host[i];
+    if (st == AR_OK)
+        st = ar_ctx_upload_floats(ctx, y, numbers);
+    free(numbers);
+    free(host);
+    return st;
+}
+
 /* --- making ------------------------------------------------------------------------------------------------------- */
 
 static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
@@ -271,6 +294,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
         ctx->routed += r == (size_t)ar_comm_rank(ctx->ep) ? 0 : sends[r];
         counts[ranks + r] = receives[r] * h;
     }
+    ari_fault_splits(ctx, counts, ranks);
     const ar_status st =
         ar_comm_all_to_all(ctx->ep, ctx->queue, y->data, ar_const(x->data), counts, counts + ranks, x->dtype, tag);
     free(counts);
@@ -294,6 +318,8 @@ ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_r
     *y = *x;
     if (!has_peers(ctx))
         return AR_OK;
-    AR_TRY(reorder(ctx, &sent, x, &r->departed));
+    sent = *x;
+    if (!ar_faulty(ctx, AR_FAULT_ep_rows_not_put_back))
+        AR_TRY(reorder(ctx, &sent, x, &r->departed));
     return exchange(ctx, y, &sent, r->place.shape[0], r->receives, r->sends, tag);
 }

@@ -178,6 +178,78 @@ static void look_at_weights(ari_trace *t, routes *r)
     ari_words(t, "wanted", "%s", function_names[base]);
 }
 
+/* --- the choice --------------------------------------------------------------------------------------------------- */
+
+static bool has_expert(const float *row, size_t k, float expert)
+{
+    size_t j = 0;
+    while (j < k && row[j] != expert)
+        j++;
+    return j < k;
+}
+
+/* Of the experts of two rows the first that is in the first one alone; NAN: none. */
+static float only_in(const float *row, const float *other, size_t k)
+{
+    size_t j = 0;
+    while (j < k && has_expert(other, k, row[j]))
+        j++;
+    return j < k ? row[j] : NAN;
+}
+
+/* Adds to o what a token's experts have of the logits that the reference's have not. */
+static void compare_choice(others *o, const float *z, const float *ref, const float *val, size_t k, size_t n)
+{
+    double lost = -HUGE_VAL, taken = HUGE_VAL;
+    for (size_t j = 0; j < k; j++) {
+        if (!(ref[j] >= 0.0f && ref[j] < (float)n && val[j] >= 0.0f && val[j] < (float)n)) {
+            o->fewer = true;
+            return;
+        }
+        lost = has_expert(val, k, ref[j]) ? lost : fmax(lost, (double)z[(size_t)ref[j]]);
+        taken = has_expert(ref, k, val[j]) ? taken : fmin(taken, (double)z[(size_t)val[j]]);
+    }
+    if (lost > -HUGE_VAL && lost - taken >= o->gap) {
+        o->gap = lost - taken;
+        o->size = fmax(fabs(lost), fabs(taken));
+    }
+}
+
+/* A row of the case has a token's experts. z: the logits [tokens, r->n] of both; NULL: not known, or they differ. */
+static void look_at_choice(ari_trace *t, const routes *r, const float *z)
+{
+    const ari_case *c = r->c;
+    const size_t k = c->grid.cols;
+    others o = {.k = k, .gap = -HUGE_VAL};
+    size_t first = c->grid.rows;
+    for (size_t row = 0; row < c->grid.rows; row++) {
+        const float *ref = c->ref + row * k, *val = c->val + row * k;
+        if (isnan(only_in(ref, val, k)) && isnan(only_in(val, ref, k)))
+            continue;
+        first = first == c->grid.rows ? row : first;
+        o.rows++;
+        if (z)
+            compare_choice(&o, z + row * r->n, ref, val, k, r->n);
+    }
+    const bool moved = first < c->grid.rows;
+    ari_trace_set(t, ARI_FOUND_CHOICE, !moved ? ARI_IF(SHIFT) : !z || o.fewer ? ARI_IF(FOREIGN) : 0);
+    t->flags |= moved && z && !o.fewer && o.gap <= NEAR_TIE * o.size ? ARI_IF(SAME) : 0;
+    const size_t row = moved ? first : 0, seq = c->grid.nd > 2 ? c->grid.shape[c->grid.nd - 2] : c->grid.rows;
+    const float *ref = c->ref + row * k, *val = c->val + row * k;
+    const float was = only_in(ref, val, k), is = only_in(val, ref, k);
+    ari_text who = ari_list(t, "who");
+    ari_say(&who, "token %zu", row % seq);
+    if (c->grid.nd > 2)
+        ari_say(&who, " of sample %zu", row / seq);
+    if (!isnan(is) && !isnan(was))
+        ari_say(&who, " goes to expert %.0f instead of %.0f", (double)is, (double)was);
+    else
+        ari_say(&who, isnan(is) ? " lacks expert %.0f" : " goes to expert %.0f too", (double)(isnan(is) ? was : is));
+    ari_count(t, "rows", o.rows);
+    ari_count(t, "k", k);
+    ari_number(t, "gap", o.gap);
+}
+
 /* --- the gradient of the logits ----------------------------------------------------------------------------------- */
 
 /* Forms of it: of normalised weights and of others, the reference's; of the experts chosen alone; with the sum that
@@ -241,6 +313,39 @@ static ar_status look_at_gradient(ari_trace *t, routes *r)
     return AR_OK;
 }
 
+/* --- the gradient of the weights ---------------------------------------------------------------------------------- */
+
+/* True if of each token the gradients for one of n blocks of experts are right, and all others zero. */
+static bool is_of_blocks(const ari_case *c, size_t n)
+{
+    const size_t cols = c->grid.cols, size = cols / n;
+    bool both = false;
+    for (size_t t = 0; t < c->grid.rows; t++) {
+        const float *ref = c->ref + t * cols, *val = c->val + t * cols;
+        size_t block = SIZE_MAX;
+        for (size_t i = 0; i < 2 * cols; i++) { /* first those that are there */
+            const bool off = ari_off(c, t * cols + i % cols);
+            if (off ? val[i % cols] != 0.0f : i < cols && ref[i] != 0.0f && block != SIZE_MAX && block != i / size)
+                return false;
+            if (i >= cols && off && block == i % cols / size)
+                return false;
+            block = i < cols && !off && ref[i] != 0.0f ? i / size : block;
+            both = both || (off && block != SIZE_MAX);
+        }
+    }
+    return both;
+}
+
+static void look_at_blocks(ari_trace *t, const ari_case *c)
+{
+    for (size_t n = 2; n <= c->grid.cols && t->kind == ARI_FOUND_NOTHING; n++) {
+        if (c->grid.cols % n != 0 || !is_of_blocks(c, n))
+            continue;
+        ari_trace_set(t, ARI_FOUND_ROUTES, ARI_IF(OF_SHARDS));
+        ari_count(t, "n", n);
+    }
+}
+
 ar_status ari_measure_routes(ari_trace *t, const ari_case *c)
 {
     const ari_role role = ari_replay_role(c);
@@ -248,7 +353,20 @@ ar_status ari_measure_routes(ari_trace *t, const ari_case *c)
     routes r = {.c = c, .tokens = c->grid.rows, .n = c->grid.cols};
     bool held = true;
     ar_status st = AR_OK;
-    if (role != (forward ? ARI_ROUTES : ARI_ROUTER_LOGITS) || c->count > MOST_ELEMENTS)
+    if (c->count > MOST_ELEMENTS)
+        return AR_OK;
+    if (role == ARI_ROUTES && !forward)
+        look_at_blocks(t, c);
+    if (role == ARI_CHOSEN && forward) {
+        const ar_dump_tensor *z = ari_replay_value(c, c->known->reference, ARI_ROUTER, 'f');
+        r.n = z && z->count % r.tokens == 0 && z->count <= MOST_ELEMENTS ? z->count / r.tokens : 0;
+        if (r.n > 0)
+            st = read_rows(&r.z, &held, &r, ARI_ROUTER, 'f');
+        if (st == AR_OK)
+            look_at_choice(t, &r, held && r.n > 0 ? r.z : NULL);
+        goto done;
+    }
+    if (role != (forward ? ARI_ROUTES : ARI_ROUTER_LOGITS))
         return AR_OK;
     AR_TRY_TO(done, st, read_rows(&r.z, &held, &r, ARI_ROUTER, 'f'));
     AR_TRY_TO(done, st, ARI_ALLOC(&r.p, r.n, "a row of logits"));

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which rows of the experts a token's slots have, where they are not their own. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/experts.h"
+
+enum { MOST_ROWS = 1024, STARTS = 16, ROUNDS = 8 };
+#define MOST_PRODUCTS 2e9
+
+/* All slots of all tokens, by expert and token: what the expert makes of each, and the products of these. */
+typedef struct rows {
+    size_t n;
+    struct {
+        size_t token, expert;
+    } of[MOST_ROWS];
+    double *y, *products;       /* [n][cols], [n][n] */
+    double with[MOST_ROWS], vv; /* products of a token's row with these, and with itself */
+    /* Of the slots that were looked at: their own row, and the one that they have. */
+    size_t own[ARI_PROBE_TOKENS * ARI_MOST_SLOTS], is[ARI_PROBE_TOKENS * ARI_MOST_SLOTS], found;
+} rows;
+
+static ar_status make_rows(rows *r, ari_experts *e, const ar_dump_tensor *x)
+{
+    for (size_t i = 0; i < e->n; i++) {
+        for (size_t t = 0; t < e->p.c->grid.rows; t++) {
+            if (e->weight[t * e->n + i] == 0.0f)
+                continue;
+            if (r->n == MOST_ROWS) {
+                r->n = 0;
+                return AR_OK;
+            }
+            r->of[r->n].token = t;
+            r->of[r->n++].expert = i;
+        }
+    }
+    if ((double)r->n * (double)e->width * (double)e->cols > MOST_PRODUCTS)
+        r->n = 0;
+    AR_TRY(ARI_ALLOC(&r->y, r->n * e->cols + 1, "experts' rows"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->products, r->n * r->n + 1, "products of rows"));
+    for (size_t i = 0; i < r->n; i++) {
+        for (size_t k = 0; k < ARI_EXPERT_WEIGHTS && (i == 0 || r->of[i].expert != r->of[i - 1].expert); k++)
+            AR_TRY(ar_dump_read_f32(e->of[r->of[i].expert][k], 0, e->width * e->cols, e->w[k]));
+        AR_TRY(ar_dump_read_f32(x, r->of[i].token * e->cols, e->cols, e->x));
+        ari_expert_run(r->y + i * e->cols, e, 1.0, false);
+        for (size_t k = 0; k <= i; k++) {
+            for (size_t f = 0; f < e->cols; f++)
+                r->products[i * r->n + k] += r->y[i * e->cols + f] * r->y[k * e->cols + f];
+            r->products[k * r->n + i] = r->products[i * r->n + k];
+        }
+    }
+    return AR_OK;
+}
+
+/* What these rows, each times a number, leave of the token's. */
+static double left_by(double *share, const rows *r, const size_t *pick, size_t n)
+{
+    double m[ARI_MOST_SLOTS * (ARI_MOST_SLOTS + 1)], left = r->vv;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k < n; k++)
+            m[i * (n + 1) + k] = r->products[pick[i] * r->n + pick[k]];
+        m[i * (n + 1) + n] = r->with[pick[i]];
+    }
+    if (!ari_equations_solve(share, m, n))
+        return HUGE_VAL;
+    for (size_t i = 0; i < n; i++)
+        left -= share[i] * r->with[pick[i]];
+    return left / r->vv;
+}
+
+/* The row at one place that leaves least. */
+static double pick_best(double *share, const rows *r, size_t *pick, size_t n, size_t at)
+{
+    double least = HUGE_VAL;
+    size_t best = pick[at];
+    for (pick[at] = 0; pick[at] < r->n; pick[at]++) {
+        const double left = left_by(share, r, pick, n);
+        best = left < least ? pick[at] : best;
+        least = fmin(left, least);
+    }
+    pick[at] = best;
+    return left_by(share, r, pick, n);
+}
+
+/* n rows that make up the token's: one after the other, then each once more while that leaves less. Begun with each of
+ * the first few in turn. */
+static bool pick_rows(double *share, const rows *r, size_t *pick, size_t n)
+{
+    size_t first[STARTS];
+    for (size_t s = 0; s < STARTS && s < r->n; s++) {
+        double left = HUGE_VAL, most = -1.0;
+        first[s] = 0;
+        for (size_t i = 0; i < r->n; i++) {
+            size_t before = 0;
+            const double part = r->with[i] * r->with[i] / r->products[i * r->n + i];
+            while (before < s && first[before] != i)
+                before++;
+            first[s] = before == s && part > most ? i : first[s];
+            most = before == s ? fmax(part, most) : most;
+        }
+        pick[0] = first[s];
+        for (size_t at = 1; at < n; at++) {
+            pick[at] = 0;
+            left = pick_best(share, r, pick, at + 1, at);
+        }
+        for (size_t round = 0; round < ROUNDS * n && !(left <= ARI_REPLAY_EXACT); round++)
+            left = pick_best(share, r, pick, n, round % n);
+        if (left <= ARI_REPLAY_EXACT)
+            return true;
+    }
+    return false;
+}
+
+/* Which row each slot of token k has; false: they are no rows, or not times its weights. */
+static bool find_sources(rows *r, ari_experts *e, size_t k)
+{
+    const size_t n = e->slots[k];
+    size_t pick[ARI_MOST_SLOTS];
+    double share[ARI_MOST_SLOTS];
+    r->vv = 0.0;
+    memset(r->with, 0, r->n * sizeof *r->with);
+    for (size_t f = 0; f < e->cols; f++) {
+        const double v = (double)e->p.val[k][f];
+        r->vv += v * v;
+        for (size_t i = 0; i < r->n; i++)
+            r->with[i] += v * r->y[i * e->cols + f];
+    }
+    if (n == 0 || !pick_rows(share, r, pick, n))
+        return false;
+    for (size_t j = 0; j < n; j++, r->found++) {
+        const ari_expert_slot *s = &e->at[k][j];
+        size_t best = 0, own = 0;
+        for (size_t i = 1; i < n; i++)
+            best = fabs(share[i] - s->weight) < fabs(share[best] - s->weight) ? i : best;
+        if (!ari_is_near(share[best], s->weight, ARI_KNOWN))
+            return false;
+        while (r->of[own].token != e->p.token[k] || r->of[own].expert != s->expert)
+            own++;
+        r->own[r->found] = own;
+        r->is[r->found] = pick[best];
+        share[best] = HUGE_VAL;
+    }
+    return true;
+}
+
+/* The next row, or the one before (back), of those of its own among n equal parts of the tokens. */
+static size_t next_row(const rows *r, size_t row, size_t tokens, size_t n, bool back)
+{
+    const size_t part = r->of[row].token / (tokens / n);
+    do
+        row = (row + (back ? r->n - 1 : 1)) % r->n;
+    while (r->of[row].token / (tokens / n) != part);
+    return row;
+}
+
+static bool are_next(const rows *r, size_t tokens, size_t n, bool back)
+{
+    size_t i = 0;
+    while (i < r->found && next_row(r, r->own[i], tokens, n, back) == r->is[i])
+        i++;
+    return i == r->found;
+}
+
+/* The most ranks, but not one for each expert, that could have both experts of every slot. */
+static size_t ranks_of_rows(const rows *r, size_t n_experts)
+{
+    for (size_t n = n_experts - 1; n > 1; n--) {
+        size_t i = 0;
+        while (n_experts % n == 0 && i < r->found &&
+               r->of[r->own[i]].expert / (n_experts / n) == r->of[r->is[i]].expert / (n_experts / n))
+            i++;
+        if (n_experts % n == 0 && i == r->found)
+            return n;
+    }
+    return 0;
+}
+
+static void found_rows(ari_trace *t, const rows *r, const ari_experts *e)
+{
+    const size_t tokens = e->p.c->grid.rows, ranks = ranks_of_rows(r, e->n);
+    size_t moved = 0;
+    for (size_t i = 0; i < r->found; i++)
+        moved += r->own[i] != r->is[i];
+    if (moved == 0)
+        return;
+    ari_trace_set(t, ARI_FOUND_EXPERTS, ARI_IF(ROWS));
+    ari_count(t, "moved", moved);
+    ari_count(t, "slots", r->found);
+    ari_count(t, "n", ranks);
+    for (size_t n = 1; n <= ARI_MOST_RANKS && !(t->flags & ARI_IF(SHIFT)); n++) {
+        const bool next = tokens % n == 0 && are_next(r, tokens, n, false);
+        if (!next && !(tokens % n == 0 && are_next(r, tokens, n, true)))
+            continue;
+        t->flags |= ARI_IF(SHIFT);
+        ari_words(t, "where", next ? "after" : "before");
+    }
+    t->flags |= ranks > 0 ? ARI_IF(OF_SHARDS) : 0;
+}
+
+ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e, const ar_dump_tensor *x)
+{
+    rows *r = NULL;
+    size_t k = 0;
+    AR_TRY(ARI_ALLOC_ZERO(&r, 1, "experts' rows"));
+    const ar_status st = make_rows(r, e, x);
+    while (st == AR_OK && r->n > 0 && k < e->p.tokens && find_sources(r, e, k))
+        k++;
+    if (st == AR_OK && k == e->p.tokens)
+        found_rows(t, r, e);
+    free(r->y);
+    free(r->products);
+    free(r);
+    return st;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sum of what the experts of tokens make and what the one does that all share. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/replay/experts.h"
+
+/* Sums of what the experts make and what the shared one does, times its gate s; the first two are references. */
+enum { GATED, UNGATED, ROUTED, SHARED_ALONE, SHARED_UNGATED, LOGIT, SUMS };
+
+typedef struct shared {
+    float *routed, *made, *logit; /* [rows][cols], the same, [rows]; logit NULL: there is no gate */
+} shared;
+
+static double sum_of(const shared *s, size_t form, size_t row, size_t at)
+{
+    const double logit = s->logit ? (double)s->logit[row] : 0.0, gate = 1.0 / (1.0 + exp(-logit));
+    const double routed = form == SHARED_ALONE || form == SHARED_UNGATED ? 0.0 : (double)s->routed[at];
+    const double by = form == UNGATED || form == SHARED_UNGATED ? 1.0
+                      : form == ROUTED                          ? 0.0
+                      : form == LOGIT                           ? logit
+                                                                : gate;
+    return routed + by * (double)s->made[at];
+}
+
+static bool is_sum(const ari_case *c, const shared *s, size_t form, const float *x)
+{
+    for (size_t i = 0; i < c->count; i++) {
+        const double expected = sum_of(s, form, i / c->grid.cols, i);
+        if (!(fabs(expected - (double)x[i]) <= c->absolute + c->relative * fabs(expected)))
+            return false;
+    }
+    return true;
+}
+
+static void look_at_sum(ari_trace *t, const ari_case *c, const shared *s)
+{
+    const size_t base = s->logit ? GATED : UNGATED;
+    size_t is = 0;
+    if (!is_sum(c, s, base, c->ref))
+        return;
+    while (is < SUMS && (is == base || !is_sum(c, s, is, c->val)))
+        is++;
+    if (is == SUMS || (is == LOGIT && !s->logit))
+        return;
+    ari_trace_set(t, ARI_FOUND_SHARED_EXPERT,
+                  is == ROUTED                                 ? ARI_IF(ZERO)
+                  : is == SHARED_ALONE || is == SHARED_UNGATED ? ARI_IF(ALL)
+                  : is == LOGIT                                ? ARI_IF(LOG)
+                                                               : 0);
+}
+
+static ar_status read_all(float **gives, const ar_dump_tensor *t)
+{
+    AR_TRY(ARI_ALLOC(gives, t->count, t->name));
+    return ar_dump_read_f32(t, 0, t->count, *gives);
+}
+
+ar_status ari_measure_shared_expert(ari_trace *t, const ari_case *c)
+{
+    const ar_dump_tensor *routed, *made, *logit;
+    shared s = {.logit = NULL};
+    ar_status st = AR_OK;
+    if (ari_replay_role(c) != ARI_MLP || !ari_may_replay(c) || c->count > ARI_MOST_WEIGHT)
+        return AR_OK;
+    AR_TRY(ari_right_value(&routed, c, ARI_EXPERTS, c->count));
+    AR_TRY(ari_right_value(&made, c, ARI_SHARED_DOWN, c->count));
+    AR_TRY(ari_right_value(&logit, c, ARI_SHARED_SHARE, c->grid.rows));
+    if (!routed || !made)
+        return AR_OK;
+    AR_TRY_TO(done, st, read_all(&s.routed, routed));
+    AR_TRY_TO(done, st, read_all(&s.made, made));
+    if (logit)
+        AR_TRY_TO(done, st, read_all(&s.logit, logit));
+    look_at_sum(t, c, &s);
+done:
+    free(s.routed);
+    free(s.made);
+    free(s.logit);
+    return st;
+}
