@@ -87,7 +87,6 @@ static inline const taped *tape_find_layer(const tape *t, const char *format, si
 
 typedef struct given {
     const ar_st_file *file;
-    const char *(*rename)(const char *name); /* to the file's name, or NULL */
     size_t kept;
     float *keep[200];
 } given;
@@ -95,7 +94,7 @@ typedef struct given {
 static inline const float *given_weight(void *user, const char *name, size_t count)
 {
     given *g = user;
-    const ar_st_entry *e = ar_st_find(g->file, g->rename != NULL ? g->rename(name) : name);
+    const ar_st_entry *e = ar_st_find(g->file, name);
     if (e == NULL || e->count != count || g->kept == sizeof g->keep / sizeof g->keep[0])
         return NULL;
     float *values = malloc(count * sizeof *values);
