@@ -59,13 +59,6 @@ class Records(ClusterTest):
         for word in ("model.layers.0.mlp", "all_reduce"):
             self.assertIn(word, names)
 
-    def test_a_run_that_ends_in_an_error_is_recorded_too(self):
-        trace = self.folder / "run.json"
-        said = self.passes("check", *TWO, "--inject", "collective_size_mismatch", "--trace", trace, code=1)
-        self.assertIn("ended in an error", said)
-        self.assertIn(str(trace), said)
-        self.assertIn("X", self.events(trace))
-
     def test_json_names_the_files(self):
         trace, page = self.folder / "run.json", self.folder / "run.html"
         result = self.result("check", *TWO, "--trace", trace, "--timeline", page, "--cluster", "a100")
@@ -185,25 +178,6 @@ class Transport(ClusterTest):
         said = self.passes("check", GOLDEN, "--pp", "2", "--tp", "2", *SMALL, "--inject", "column_dx_not_reduced", code=1)
         self.assertIn(" of rank 2 (pp 1, dp 0, tp 0; stage 1, layers 1)\n", said)
 
-    def test_what_arrives_wrong_is_a_difference_or_with_verification_an_error(self):
-        fault = ("--net-fault", "corrupt rank 1 collective 41 transfer 0 bit 3")
-        one = self.run_of(*TWO, *fault, code=1)
-        self.assertEqual((one["result"], one["error"]), ("different", None))
-        self.assertEqual(one["first_difference"]["cause"], "small_change", one["first_difference"]["hint"])
-        one = self.run_of(*TWO, *fault, "--verify-transfers", code=1)
-        self.assertEqual(one["result"], "error")
-        self.assertIn("rank 1", one["error"]["message"])
-
-    def test_a_late_rank_changes_nothing(self):
-        said = self.passes("check", *TWO, "--net-fault", "delay rank 1 collective 5 ns 20000000")
-        self.assertIn("it changed nothing here", said)
-        self.assertEqual(self.result("check", *TWO, "--net-fault", "delay rank 1 collective 5 ns 20000000")["result"],
-                         "same")
-
-    def test_a_stalled_rank_ends_at_the_timeout(self):
-        one = self.run_of(*TWO, "--net-fault", "stall rank 0 collective 5", *SCHEDULED, code=1)
-        self.assertEqual(one["result"], "error")
-
     def test_a_drawn_fault_is_told_and_is_the_same_again(self):
         for seed in range(6):
             first, second = [run("check", *TWO, "--net-fault", f"seed:{seed}", *SCHEDULED, "--json", "-")
@@ -258,14 +232,6 @@ class Mismatches(ClusterTest):
             runs = self.result("check", GOLDEN, *SMALL, "--inject", fault, code=1)["models"][0]["runs"]
             self.assertIn("error", {one["result"] for one in runs})
             self.assertNotIn("different", {one["result"] for one in runs})
-
-
-class Algorithms(ClusterTest):
-
-    def test_those_by_which_one_rank_moves_all_are_refused(self):
-        for name in ("last", "auto"):
-            for command in (("check", *TWO), (*GRADS, "--out", self.folder / "out")):
-                self.refused(*command, "--collectives", name, says=["--collectives", f"'{name}'", "direct or ring"])
 
 
 class ManyRanks(ClusterTest):
