@@ -6,6 +6,7 @@
 #include "anyrank/baseline.h"
 #include "anyrank/safetensors.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny_config.h"
 
 /* --- a recording -------------------------------------------------------------------------------------------------- */
 
@@ -151,43 +152,6 @@ static inline double worst_error(const taped *a, const ar_st_entry *expected)
 }
 
 /* --- tiny models -------------------------------------------------------------------------------------------------- */
-
-static inline ar_config tiny_config(ar_arch arch, size_t layers)
-{
-    ar_config c = {.arch = arch,
-                   .name = "tiny",
-                   .vocab = 11,
-                   .hidden = 8,
-                   .layers = layers,
-                   .heads = 4,
-                   .kv_heads = 2,
-                   .head_dim = 4,
-                   .ffn = 12,
-                   .max_positions = 9,
-                   .activation = AR_ACT_SILU,
-                   .gated = true,
-                   .norm = AR_NORM_RMS,
-                   .norm_eps = 1e-5,
-                   .rope = {.kind = AR_ROPE_DEFAULT, .theta = 100.0},
-                   .final_norm = true,
-                   .causal = true,
-                   .initializer_range = 0.3};
-    if (arch != AR_ARCH_GPT2 && arch != AR_ARCH_STACK)
-        return c;
-    c.gated = false;
-    c.rope.kind = AR_ROPE_NONE;
-    c.norm = AR_NORM_LAYER;
-    c.activation = AR_ACT_GELU_TANH;
-    c.mlp_bias = true;
-    if (arch == AR_ARCH_STACK) {
-        c.final_norm = false;
-        return c;
-    }
-    c.kv_heads = c.heads;
-    c.learned_positions = c.tied = true;
-    c.qkv_bias = c.out_bias = true;
-    return c;
-}
 
 static const int64_t tiny_ids[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
 
