@@ -11,6 +11,7 @@
 #include "anyrank/baseline.h"
 #include "ref/baseline/perturb.h"
 #include "tests/support/small.h"
+#include "tests/support/tiny_config.h"
 
 static size_t calls, failing;
 
@@ -24,33 +25,6 @@ void *calloc(size_t n, size_t size)
         return NULL;
     void *p = get(n * size);
     return p != NULL ? clear(p, 0, n * size) : NULL;
-}
-
-static ar_config config(ar_arch arch)
-{
-    const bool llama = arch == AR_ARCH_LLAMA, gpt2 = arch == AR_ARCH_GPT2;
-    return (ar_config){.arch = arch,
-                       .vocab = 5,
-                       .hidden = 4,
-                       .layers = 2,
-                       .heads = 2,
-                       .kv_heads = 1,
-                       .head_dim = 2,
-                       .ffn = 3,
-                       .max_positions = 4,
-                       .activation = AR_ACT_SILU,
-                       .gated = llama,
-                       .norm = llama ? AR_NORM_RMS : AR_NORM_LAYER,
-                       .norm_eps = 1e-5,
-                       .rope = {.kind = llama ? AR_ROPE_DEFAULT : AR_ROPE_NONE, .theta = 10.0},
-                       .learned_positions = gpt2,
-                       .qkv_bias = gpt2,
-                       .out_bias = gpt2,
-                       .mlp_bias = !llama,
-                       .final_norm = arch != AR_ARCH_STACK,
-                       .tied = gpt2,
-                       .causal = true,
-                       .initializer_range = 0.02};
 }
 
 static ar_status ignore(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
@@ -137,7 +111,7 @@ int main(int argc, char **argv)
     printf("every allocation fails once\n");
     for (size_t i = 0; i < 3; i++)
         for (size_t m = 0; m < 3; m++) {
-            const ar_config c = config(archs[i]);
+            const ar_config c = tiny_config(archs[i], 2);
             if (check(&c, modes[m], "one pass", run) != 0 || check(&c, modes[m], "training", train) != 0)
                 return 1;
             if (modes[m] == AR_MODE_F64 && check(&c, modes[m], "a perturbation", perturb) != 0)

@@ -6,6 +6,7 @@
 #include "anyrank/baseline.h"
 #include "anyrank/safetensors.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny_config.h"
 
 /* --- a recording -------------------------------------------------------------------------------------------------- */
 
@@ -87,7 +88,6 @@ static inline const taped *tape_find_layer(const tape *t, const char *format, si
 
 typedef struct given {
     const ar_st_file *file;
-    const char *(*rename)(const char *name); /* to the file's name, or NULL */
     size_t kept;
     float *keep[200];
 } given;
@@ -95,7 +95,7 @@ typedef struct given {
 static inline const float *given_weight(void *user, const char *name, size_t count)
 {
     given *g = user;
-    const ar_st_entry *e = ar_st_find(g->file, g->rename != NULL ? g->rename(name) : name);
+    const ar_st_entry *e = ar_st_find(g->file, name);
     if (e == NULL || e->count != count || g->kept == sizeof g->keep / sizeof g->keep[0])
         return NULL;
     float *values = malloc(count * sizeof *values);
@@ -152,43 +152,6 @@ static inline double worst_error(const taped *a, const ar_st_entry *expected)
 }
 
 /* --- tiny models -------------------------------------------------------------------------------------------------- */
-
-static inline ar_config tiny_config(ar_arch arch, size_t layers)
-{
-    ar_config c = {.arch = arch,
-                   .name = "tiny",
-                   .vocab = 11,
-                   .hidden = 8,
-                   .layers = layers,
-                   .heads = 4,
-                   .kv_heads = 2,
-                   .head_dim = 4,
-                   .ffn = 12,
-                   .max_positions = 9,
-                   .activation = AR_ACT_SILU,
-                   .gated = true,
-                   .norm = AR_NORM_RMS,
-                   .norm_eps = 1e-5,
-                   .rope = {.kind = AR_ROPE_DEFAULT, .theta = 100.0},
-                   .final_norm = true,
-                   .causal = true,
-                   .initializer_range = 0.3};
-    if (arch != AR_ARCH_GPT2 && arch != AR_ARCH_STACK)
-        return c;
-    c.gated = false;
-    c.rope.kind = AR_ROPE_NONE;
-    c.norm = AR_NORM_LAYER;
-    c.activation = AR_ACT_GELU_TANH;
-    c.mlp_bias = true;
-    if (arch == AR_ARCH_STACK) {
-        c.final_norm = false;
-        return c;
-    }
-    c.kv_heads = c.heads;
-    c.learned_positions = c.tied = true;
-    c.qkv_bias = c.out_bias = true;
-    return c;
-}
 
 static const int64_t tiny_ids[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
 

@@ -21,7 +21,6 @@ import unittest
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import COMMAND, EXTENDED, GOLDEN, LIMIT_S, ROOT, Case  # noqa: E402
 import tensor_files  # noqa: E402
-from malformed_test import SAFETENSORS  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import fault_table  # noqa: E402
@@ -288,23 +287,8 @@ class Check(CommandTest):
             for run_of in runs:
                 self.assertIn(run_of["zero"], (0, 1) if run_of["dp"] * run_of["cp"] > 1 else (0,))
             return [(r["dp"], r["tp"], r["sp"], r["micro_batches"]) + ("zero",) * r["zero"] for r in runs if r["cp"] == 1]
-        four = [(1, 1, False, 1), (1, 1, False, 2), (1, 2, False, 1), (1, 2, True, 1), (1, 2, False, 2), (1, 2, True, 2),
-                (2, 1, False, 1), (2, 2, False, 1), (2, 2, True, 1), (1, 4, False, 1), (1, 4, True, 1), (1, 4, False, 2),
-                (1, 4, True, 2), (2, 1, False, 1, "zero"), (2, 2, False, 1, "zero"), (2, 2, True, 1, "zero")]
-        self.assertEqual(sorted(layouts(self.config(), "--sweep", "4")), sorted(four))
-        runs = self.result("check", self.config(), *SMALL, "--sweep", "2", "--overlap", "3", "--recompute", "full",
-                           "--steps", "1")["models"][0]["runs"]
-        for run_of in runs:
-            layout = run_of["layout"]
-            self.assertEqual((layout["recompute"], layout["overlap"], run_of["result"]),
-                             ("full", 3 if layout["sp"] else 1, "same"))
-        self.assertEqual({run_of["layout"]["overlap"] for run_of in runs}, {1, 3})
-        # Seven tokens are not shared by two. Heads divide by 1, 2 and 4, and there are two sequences: no layout without
-        # cp has more than 8 ranks.
-        short = (self.config(), "--seq", "7")
-        swept = layouts("--sweep", *short)
-        self.assertEqual(len(swept), len([one for one in four if not one[2]]) + 2)
-        self.assertEqual(swept, layouts(*short, "--sweep", "9"))
+        # tests/verify/steps_test.c has what a sweep lists, and the default.
+        self.assertEqual(len(layouts(self.config(), "--sweep", "4")), 16)
         usual = layouts(self.config())
         self.assertTrue({(1, 2, False, 1), (1, 4, True, 1), (2, 1, False, 1), (2, 2, False, 1, "zero"),
                          (1, 1, False, 2)} <= set(usual), usual)
@@ -313,19 +297,6 @@ class Check(CommandTest):
         self.assertEqual(layouts(self.config(), "--dp", "2", "--zero", "1"), [(2, 1, False, 1, "zero")])
         self.assertEqual(layouts(self.config(), "--micro-batches", "2"), [(1, 1, False, 2)])
         self.assertEqual(layouts(self.config(num_key_value_heads=1), "--tp", "4", "--sp"), [(1, 4, True, 1)])
-
-    def test_hashes_do_not_depend_on_layout_order_collectives_or_threads(self):
-        hashes = set()
-        for options in (("--tp", 1), ("--tp", 2), ("--tp", 4), ("--tp", 4, "--mlp-order", "row-column"),
-                        ("--tp", 4, "--collectives", "ring"), ("--tp", 2, "--threads", 3), ("--tp", 2, "--sp"),
-                        ("--tp", 4, "--sp", "--keep-gathered"), ("--dp", 2), ("--dp", 2, "--tp", 2, "--sp"),
-                        ("--micro-batches", 2), ("--micro-batches", 2, "--forward-first"), ("--dp", 2, "--zero", 1),
-                        ("--dp", 2, "--bucket-bytes", 0, "--bucket-mode", "eager"), ("--dp", 2, "--find-unused"),
-                        ("--dp", 2, "--zero", 1, "--bucket-bytes", "1KiB"), ("--cp", 4, "--zigzag", "--collectives", "ring"),
-                        ("--cp", 2, "--cp-inner", 2, "--tp", 2, "--sp", "--zero", 1)):
-            runs = self.result("check", self.config(num_key_value_heads=4), *options, *SMALL)["models"][0]["runs"]
-            hashes |= {(r["weights_hash"], r["gradients_hash"]) for r in runs}
-        self.assertEqual(len(hashes), 1)
 
     def test_json_tells_buckets_and_zero(self):
         def one(*options):
@@ -355,14 +326,6 @@ class Check(CommandTest):
                          ("module", "pair.weight:grad"))
         self.refused("check", "--inject", "unused_set_empty", "--trace", self.folder / "x", says="module")
         self.assertEqual(sorted(os.listdir(self.folder)), ["model"] if (self.folder / "model").exists() else [])
-
-    def test_golden_weights_are_read(self):
-        result = self.result("check", GOLDEN / "llama-gqa-tiny", "--tp", "2", *SMALL)
-        self.assertEqual(result["result"], "same")
-        first, other = (self.result("check", GOLDEN / "llama-gqa-tiny", "--tp", "2", "--steps", "0", *more, *SMALL)
-                        for more in ((), ("--seed", "5")))
-        self.assertEqual(first["models"][0]["baseline"]["weights_hash"],
-                         other["models"][0]["baseline"]["weights_hash"])
 
     def test_a_fault_without_a_model_picks_a_case_in_which_it_matters(self):
         # tests/verify/fault_test.c has the case of every fault.
@@ -468,24 +431,6 @@ class Grads(CommandTest):
         self.assertIn("hash", done.out.strip().splitlines()[-1])
         tensors = tensor_files.read(out / "block.safetensors")
         self.assertEqual(set(tensors), set(tensor_files.read(GOLDEN / "block-gqa/expected_f64.safetensors")))
-
-    def test_masks_and_labels_are_used(self):
-        folder = self.golden()
-        hashes = set()
-        size = 2 * 32
-        ids = tensor_files.read(folder / "batch.safetensors")["input_ids"]
-        ones, half = i64(*[1] * size), i64(*([1] * 16 + [0] * 16) * 2)
-        zero4, low4 = f32(*[0.0] * 1024), f32(*[-math.inf if c % 32 > 20 else 0.0 for c in range(1024)])
-        extras = [{}, {"attention_mask": ["I64", [2, 32], half]}, {"labels": ["I64", [2, 32], i64(*[-100, 7] * 32)]},
-                  {"attention_mask": ["F32", [1, 1, 32, 32], low4]}]
-        same = [{"attention_mask": ["I64", [2, 32], ones]}, {"labels": ids},
-                {"attention_mask": ["F32", [2, 32], f32(*[1.0] * size)]},
-                {"attention_mask": ["F32", [1, 1, 32, 32], zero4]}]
-        for extra in extras + same:
-            tensor_files.write(folder / "batch.safetensors", {"input_ids": ids, **extra})
-            hashes.add(self.result("grads", folder, "--input", folder / "batch.safetensors", "--out",
-                                   self.folder / "out", "--tp", "2")["outputs_hash"])
-        self.assertEqual(len(hashes), len(extras))
 
     def test_documents_are_those_of_every_spelling(self):
         """Rows of 20 and 12 tokens, and of 32: bounds of all tokens, of each row, under the names of transformers, and the
@@ -605,16 +550,6 @@ class Others(CommandTest):
         for key in ("cpu", "blas", "cuda"):
             self.assertIn(key, result)
 
-    def test_bench_gemm(self):
-        result = self.result("bench", "gemm", "--m", "16", "--n", "8", "--k", "24", "--repetitions", "3")
-        (row,) = result["rows"]
-        self.assertEqual((row["m"], row["n"], row["k"]), (16, 8, 24))
-        for key in ("native_gflops", "exact_over_native", "exact_over_native_prepared"):
-            self.assertGreater(row[key], 0)
-        self.refused("bench", "gemm", "--m", "16", says="--n")
-        self.refused("bench", says="WHAT")
-        self.refused("bench", "nothing", says="nothing")
-
     def test_json_to_a_file_leaves_that_file_alone_behind(self):
         path = self.folder / "result.json"
         path.write_text("old", encoding="utf-8")
@@ -628,38 +563,26 @@ class Others(CommandTest):
 
 class Options(CommandTest):
     def test_unknown_ones_name_the_nearest(self):
-        for wrong, near in (("--bacth", "--batch"), ("--tpp", "--tp"), ("--injekt", "--inject"), ("--swep", "--sweep"),
-                            ("--colectives", "--collectives"), ("--micro-batchs", "--micro-batches"),
-                            ("--optimiser", "--optimizer"), ("--drop-out", "--dropout"), ("--step", "--steps")):
-            self.refused("check", wrong, "2", says=[wrong, f"did you mean {near}"])
-        self.refused("grads", "--inptu", "x", says="--input")
+        self.refused("check", "--bacth", "2", says=["--bacth", "did you mean --batch"])
         self.refused("check", "--inject", "column_dx_not_reducd", says="column_dx_not_reduced")
         self.refused("check", "llama-dmeo", says="llama-demo")
-        self.refused("check", "--optimizer", "adm", says=["sgd, adam or adamw", "did you mean adam?"])
-        self.refused("check", "--numerics", "nativ", says="did you mean native?")
 
     def test_values_are_checked(self):
         model = self.config()
-        for option, value, says in (("--tp", "0", "--tp"), ("--tp", "-1", "--tp"), ("--tp", "two", "--tp"),
-                                    ("--tp", "2x", "--tp"), ("--tp", "99999999999999999999", "--tp"),
-                                    ("--batch", "0", "--batch"), ("--seq", "0", "--seq"), ("--seq", "", "--seq"),
-                                    ("--seed", "-1", "--seed"), ("--seed", "18446744073709551616", "--seed"),
-                                    ("--threads", "0", "--threads"), ("--timeout", "nan", "--timeout"),
-                                    ("--timeout", "0", "--timeout"), ("--numerics", "exactly", "--numerics"),
-                                    ("--mlp-order", "column", "--mlp-order"), ("--collectives", "rings", "ring"),
-                                    ("--inject", "nothing", "nothing"), ("--sweep", "0", "--sweep"),
-                                    ("--sweep", "-1", "--sweep"), ("--dp", "0", "--dp"), ("--dp", "x", "--dp"),
-                                    ("--micro-batches", "0", "--micro-batches"), ("--steps", "-1", "--steps"),
-                                    ("--steps", "1.5", "--steps"), ("--clip", "-1", "--clip"),
-                                    ("--clip", "inf", "--clip"), ("--lr", "-0.1", "--lr"), ("--lr", "nan", "--lr"),
-                                    ("--dropout", "-0.1", "--dropout"), ("--dropout", "1", "--dropout"),
-                                    ("--dropout", "1.5", "--dropout"), ("--weight-decay", "-1", "--weight-decay"),
-                                    ("--betas", "0.9", "--betas"), ("--betas", "0.9,1", "--betas"),
-                                    ("--betas", "-0.1,0.9", "--betas"), ("--betas", "0.9,0.99,0.999", "--betas"),
-                                    ("--betas", "nan,0.9", "--betas"), ("--optimizer", "foo", "sgd, adam or adamw"),
-                                    ("--optimizer", "Adam", "adam")):
-            with self.subTest(option=option, value=value):
-                self.refused("check", model, option, value, says=says)
+        for option, values in (
+                ("--tp", ["0", "-1", "two", "2x", "99999999999999999999"]), ("--dp", ["0", "x"]), ("--cp", ["0", "two"]),
+                ("--cp-inner", ["-1"]), ("--micro-batches", ["0"]), ("--batch", ["0"]), ("--seq", ["0", ""]),
+                ("--seed", ["-1", "18446744073709551616"]), ("--threads", ["0"]), ("--timeout", ["nan", "0"]),
+                ("--numerics", ["exactly"]), ("--mlp-order", ["column"]), ("--sweep", ["0", "-1"]),
+                ("--steps", ["-1", "1.5"]), ("--clip", ["-1", "inf"]),
+                ("--lr", ["-0.1", "nan"]), ("--dropout", ["-0.1", "1", "1.5"]), ("--weight-decay", ["-1"]),
+                ("--betas", ["0.9", "0.9,1", "-0.1,0.9", "0.9,0.99,0.999", "nan,0.9"])):
+            for value in values:
+                with self.subTest(option=option, value=value):
+                    self.refused("check", model, option, value, says=option)
+        for option, value, says in (("--collectives", "rings", "ring"), ("--inject", "nothing", "nothing"),
+                                    ("--optimizer", "foo", "sgd, adam or adamw"), ("--optimizer", "Adam", "adam")):
+            self.refused("check", model, option, value, says=says)
         self.refused("check", model, "--tp", says="--tp")
         self.refused("check", model, "--optimizer", "sgd", "--momentum", "1", says="momentum")
         self.refused("check", model, "--momentum", "0.9", says=["--momentum", "sgd"])
@@ -680,8 +603,7 @@ class Options(CommandTest):
                              (("--documents", "9", "--seq", "8"), "use at most 8"),
                              (("--cp", "4", "--zigzag", "--seq", "12"), "8 chunks of a zigzag over 4 places; use a "
                               "multiple of 8"),
-                             (("--cp", "2", "--tp", "4", "--sp", "--seq", "12"), "use a multiple of 8"),
-                             (("--cp", "0"), "--cp"), (("--cp", "two"), "--cp"), (("--cp-inner", "-1"), "--cp-inner")):
+                             (("--cp", "2", "--tp", "4", "--sp", "--seq", "12"), "use a multiple of 8")):
             with self.subTest(option=option):
                 self.refused("check", model, *option, says=says)
         self.refused("check", model, "another", says="another")
@@ -703,55 +625,6 @@ class Options(CommandTest):
 class Configs(CommandTest):
     def check_refused(self, folder, says, *more):
         return self.refused("check", folder, *(more or ("--tp", "2")), "--batch", "1", "--seq", "4", says=says)
-
-    def test_files_that_are_no_config(self):
-        folder = self.config()
-        path = folder / "config.json"
-        for content, says in ((b"", "config.json"), (b"{", "config.json"), (b"[]", "config.json"),
-                              (b'{"model_type": "llama",}', "line 1"), (b"\xff\xfe", "config.json"),
-                              (b"[" * 100000, "config.json"), (b'{"model_type": 1}', "model_type"),
-                              (b"{}", "model_type"), (b'{"model_type": "llama", "model_type": "gpt2"}', "model_type"),
-                              (b'{"model_type": "mamba"}', "mamba"), (b'{"model_type": "lama"}', "lama")):
-            with self.subTest(content=content[:40]):
-                path.write_bytes(content)
-                self.check_refused(folder, says)
-        path.unlink()
-        self.check_refused(folder, "config.json")
-        path.mkdir()
-        self.check_refused(folder, "config.json")
-
-    def test_missing_and_ill_typed_keys(self):
-        for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-            for value in (None, 0, -4, 1.5, "16", [16], True):
-                with self.subTest(key=key, value=value):
-                    self.check_refused(self.config(**{key: value}), key)
-            for value in (1 << 63, 1 << 65):
-                self.check_refused(self.config(**{key: value}), ["line 1", str(value)])
-        self.check_refused(self.config(hidden_act="swoosh"), ["hidden_act", "swoosh"])
-        self.check_refused(self.config(rms_norm_eps=-1.0), "eps")
-        self.check_refused(self.config(rope_theta=0), "rope_theta")
-        self.check_refused(self.config(rope_scaling={"rope_type": "spiral", "factor": 2.0}), ["rope_type", "spiral"])
-        self.check_refused(self.config(tie_word_embeddings="no"), "tie_word_embeddings")
-
-    def test_what_does_not_divide_is_named(self):
-        self.check_refused(self.config(num_attention_heads=3, num_key_value_heads=3), "num_attention_heads")
-        self.check_refused(self.config(num_key_value_heads=3), "num_key_value_heads")
-        self.check_refused(self.config(), ["heads", "3"], "--tp", "3")
-        kv = self.config(num_attention_heads=12, num_key_value_heads=6, head_dim=4)
-        self.check_refused(kv, ["KV heads", "6"], "--tp", "4")
-        self.check_refused(self.config(), "heads", "--tp", "64")
-        self.check_refused(self.config(intermediate_size=23), ["23", "2"])
-        self.refused("check", "llama-demo", "--tp", "3", says=["heads", "8", "3"])
-        self.refused("check", self.config(), "--tp", "2", "--sp", "--seq", "7", says=["7", "tp=2", "sequence"])
-        self.refused("check", "llama-demo", "--tp", "8", "--sp", "--seq", "4", says=["4", "tp=8", "sequence"])
-        self.refused("check", self.config(), "--micro-batches", "9", says=["9", "8"])
-        self.refused("check", self.config(), "--dp", "3", "--micro-batches", "4", says=["4", "3"])
-        self.passes("check", self.config(), "--dp", "8", "--seq", "8",
-                    "--skip-f64", "--strict-predictions", "--steps", "1")
-        self.refused("check", self.config(), "--dp", "9", "--micro-batches", "2", says=["2 micro-batches", "1 samples"])
-        done = self.passes("check", self.config(), "--dp", "9", "--tp", "2", "--seq", "8",
-                           "--skip-f64", "--strict-predictions", "--steps", "2")
-        self.assertIn("dp=9 tp=2 (1+1+1+1+1+1+1+1+0)", done.out)
 
     # Without ZeRO a rank's experts are on no other rank of its dp group, and the norm adds them up all the same.
     def test_experts_apart_have_the_bits_of_one_rank(self):
@@ -813,16 +686,6 @@ class Files(CommandTest):
     def batch(self):
         return tensor_files.write(self.folder / "ids.safetensors", {"input_ids": ["I64", [1, 4], i64(1, 2, 3, 4)]})
 
-    def test_malformed_safetensors_as_weights_and_as_input(self):
-        folder, path = self.golden(), self.folder / "bad.safetensors"
-        for what, (says, content) in SAFETENSORS.items():
-            with self.subTest(what=what):
-                (folder / "model.safetensors").write_bytes(content)
-                self.refused("check", folder, "--tp", "2", "--batch", "1", "--seq", "4",
-                             says=[says, "model.safetensors"])
-                path.write_bytes(content)
-                self.input_refused(path, [says, "bad.safetensors"])
-
     def spoil(self, change):
         """The golden weights with one thing changed."""
         folder = self.golden()
@@ -860,24 +723,6 @@ class Files(CommandTest):
                 self.refused("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out",
                              says=says)
         self.assertFalse((self.folder / "out").exists())
-
-    def test_sharded_weights_that_do_not_fit(self):
-        folder = self.golden()
-        (folder / "model.safetensors").rename(folder / "part.safetensors")
-        names = list(tensor_files.read(folder / "part.safetensors"))
-        whole = {name: "part.safetensors" for name in names}
-        index = "gpt2-tiny/model.safetensors.index.json"
-        for weight_map, says in (({**whole, names[0]: "../part.safetensors"}, ".."),
-                                 ({**whole, names[0]: "no.safetensors"}, "no.safetensors"),
-                                 ({**whole, "nobody": "part.safetensors"}, "nobody"),
-                                 ({name: file for name, file in whole.items() if name != names[3]}, names[3]),
-                                 ({**whole, names[0]: 7}, names[0])):
-            self.put(index, {"metadata": {}, "weight_map": weight_map})
-            self.refused("check", folder, "--tp", "2", "--batch", "1", "--seq", "4", says=says)
-        self.put(index, "{")
-        self.refused("check", folder, "--tp", "2", says="index.json")
-        self.put(index, {"weight_map": whole})
-        self.passes("check", folder, "--tp", "2", *SMALL)
 
     def test_inputs_that_do_not_fit(self):
         path = self.folder / "input.safetensors"
@@ -975,24 +820,11 @@ class Files(CommandTest):
         for out in (file, file / "below", self.folder / "no" / "deeper", "/proc/nothing", ""):
             with self.subTest(out=out):
                 self.refused("grads", folder, "--input", batch, "--out", out, says=str(out), fast=False)
-        for path in (file / "x.json", self.folder / "no" / "x.json", self.folder):
+        for path in (file / "x.json", self.folder / "no" / "x.json", self.folder, "/proc/x.json"):
             with self.subTest(json=path):
-                done = run("check", self.config(), "--tp", "2", *SMALL, "--json", path)
-                self.sane(done)
-                self.assertEqual(done.code, 2, str(done))
-                self.assertIn(str(path), done.err)
+                self.refused("check", self.config(), "--tp", "2", *SMALL, "--json", path, says=str(path))
         self.assertEqual(file.read_text(encoding="utf-8"), "mine")
         self.assertEqual(sorted(os.listdir(self.folder)), ["file", "gpt2-tiny", "model"])
-
-    def test_a_full_disk_leaves_nothing_behind(self):
-        """A file size limit stands for the full disk: the write fails in the middle."""
-        folder, out = self.golden(), self.folder / "out"
-        line = 'ulimit -f 8; trap "" XFSZ; exec "$0" "$@"'
-        done = subprocess.run(["sh", "-c", line, COMMAND, "grads", folder, "--input", folder / "batch.safetensors",
-                               "--out", out], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        self.assertIn(done.returncode, (2, 3), done.stderr)
-        self.assertIn("safetensors", done.stderr)
-        self.assertEqual(os.listdir(out), [])
 
 
 if __name__ == "__main__":

@@ -55,12 +55,6 @@ class EdgesTest(command.Case):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertEqual(len(json.loads(done.stdout)["models"]), 1)
 
-    def test_a_result_that_has_no_place_is_refused_before_the_work(self):
-        for path in ("/nonexistent/folder/x.json", self.folder, "/proc/x.json"):
-            done = run("check", "llama-demo", *SMALL, "--json", path)
-            self.assertEqual((done.returncode, done.stdout), (2, b""), path)
-            self.assertEqual(done.stderr.count(b"\n"), 1, done.stderr)
-
     def test_the_json_of_grads_names_its_files_whatever_they_are_called(self):
         done = run("grads", str(GOLDEN), "--input", str(GOLDEN / "batch.safetensors"), "--out",
                    os.path.join(self.folder, b"out\xff"), "--json", "-")

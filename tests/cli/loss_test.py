@@ -85,16 +85,6 @@ class LossTest(Case):
             self.assertIn(f"another {option}: from step 3 on", other["note"])
             self.assertNotEqual(other["weights_hash"], whole["weights_hash"])
 
-    def test_a_plan_lists_what_smoothed_labels_move(self):
-        def moved(*options):
-            flow = self.result("plan", MODEL, "--flow", "--tp", "2", *SMALL, *options)
-            return {call["tag"]: call["elements"] for one in flow["flow"] for call in one["communication"]
-                    if call["tag"].startswith("loss ")}
-
-        tokens = 4 * 8
-        self.assertEqual(moved("--z-loss", "0.1"), {"loss max": tokens, "loss sum": tokens, "loss target": tokens})
-        self.assertEqual(moved(*BOTH), {"loss max": 2 * tokens, "loss sum": 2 * tokens, "loss target": tokens})
-
     def test_faults_of_the_loss_are_found(self):
         for fault in ("loss_parallel_no_max", "collective_size_mismatch"):
             with self.subTest(fault=fault):

@@ -70,20 +70,12 @@ class Processes(unittest.TestCase):
         return processes
 
     def test_processes_have_the_bits_of_one_rank(self):
-        one = self.alike(GOLDEN / "llama-gqa-tiny", "--tp", "2", "--cp", "2", "--zigzag", "--sp", "--zero", "1", ranks=4)
-        self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
-        self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
-
-    def test_processes_have_the_stages_of_a_pipeline(self):
-        one = self.alike(GOLDEN / "gpt2-tiny", "--pp", "2", "--dp", "2", "--zero", "1", "--micro-batches", "2", ranks=4)
-        self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
-        self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
-
-    def test_processes_share_out_gradients_and_weights(self):
-        for arguments, ranks in ((("--dp", "2", "--zero", "2"), 2),
-                                 (("--dp", "4", "--dp-replicate", "2", "--zero", "3"), 4)):
-            with self.subTest(arguments=arguments):
-                one = self.alike(GOLDEN / "gpt2-tiny", *arguments, ranks=ranks)
+        for model, layout, ranks in (("llama-gqa-tiny", "--tp 2 --cp 2 --zigzag --sp --zero 1", 4),
+                                     ("gpt2-tiny", "--pp 2 --dp 2 --zero 1 --micro-batches 2", 4),
+                                     ("gpt2-tiny", "--dp 2 --zero 2", 2),
+                                     ("gpt2-tiny", "--dp 4 --dp-replicate 2 --zero 3", 4)):
+            with self.subTest(layout=layout):
+                one = self.alike(GOLDEN / model, *layout.split(), ranks=ranks)
                 self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
                 self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
 

@@ -106,18 +106,3 @@ Test(dump_context, mappings_put_positions_where_the_layout_has_them)
         folder_begin();
     }
 }
-
-/* Contiguous parts read as a zigzag's put positions elsewhere, and the other way round: nothing but the values tells. */
-Test(dump_context, a_zigzag_that_is_not_told_moves_positions)
-{
-    context_case c = {{.cp = 2, .zigzag = true}, "\"dims\":\"b s[cp] h\"", false};
-    float all[ALL];
-    OWNED(ar_dump_close) ar_dump *d = NULL;
-    put_ranks(&c);
-    put_mapping(&c);
-    const char *map = in_folder("map.json");
-    cr_assert_ok(ar_dump_open(&d, folder, &(ar_dump_options){.map = map}));
-    cr_assert_ok(ar_dump_read_f32(ar_dump_find(d, "x"), 0, ALL, all));
-    cr_expect_eq(all[0], 0.0f);
-    cr_expect_eq(all[SEQ / 4 * FEATURES], (float)(3 * SEQ / 4 * FEATURES), "%g", (double)all[SEQ / 4 * FEATURES]);
-}

@@ -117,64 +117,6 @@ Test(dump_map, a_mapping_with_files_says_whose_they_are)
     cr_expect_not_null(strstr(ar_error_message(), "none of rank 1"), "%s", ar_error_message());
 }
 
-/* A file of a rank of a pipeline: layer i of its own has the value `first` + i. */
-static void put_stage(const char *file, const char *path_of, int layers, int first)
-{
-    ar_st_tensor t[4];
-    float value[4];
-    char path[128], name[4][64];
-    for (int i = 0; i < layers; i++) {
-        value[i] = (float)(first + i);
-        snprintf(name[i], sizeof name[i], "%s.layers.%d.norm.weight", path_of, i);
-        t[i] = (ar_st_tensor){name[i], AR_F32, 1, {1}, &value[i]};
-    }
-    snprintf(path, sizeof path, "%s/%s", folder, file);
-    cr_assert_ok(ar_st_write(path, t, (size_t)layers, NULL, 0));
-}
-
-/* Layer n of the model has the value n, for all of them. */
-static void expect_layers(const char *map, int layers)
-{
-    OWNED(ar_dump_close) ar_dump *d = open_mapped(folder, map);
-    cr_expect_eq(ar_dump_count(d), (size_t)layers);
-    for (int n = 0; n < layers; n++) {
-        char name[64];
-        float x = -1;
-        snprintf(name, sizeof name, "model.layers.%d.norm.weight", n);
-        const ar_dump_tensor *t = ar_dump_find(d, name);
-        cr_assert(t && ar_dump_read_f32(t, 0, 1, &x) == AR_OK, "%s", name);
-        cr_expect_eq(x, (float)n, "%s is %g", name, (double)x);
-    }
-}
-
-/* As Megatron-LM numbers them: from 0 in each rank, or in each of its virtual stages. */
-Test(dump_map, layers_of_stages_get_the_models_numbers)
-{
-    put_stage("mp_rank_00_000.safetensors", "decoder", 3, 0);
-    put_stage("mp_rank_00_001.safetensors", "decoder", 1, 3);
-    expect_layers(
-        "{\"version\":1,\"mesh\":[[\"pp\",2],[\"tp\",1]],\"files\":\"mp_rank_{tp}_{pp}.safetensors\",\"tensors\":["
-        "{\"match\":\"decoder.layers.{n}.*\",\"at\":{\"pp\":0},\"rename\":\"model.layers.{n}.*\"},"
-        "{\"match\":\"decoder.layers.{n}.*\",\"at\":{\"pp\":1},\"rename\":\"model.layers.{n + 3}.*\"}]}",
-        4);
-}
-
-Test(dump_map, layers_of_virtual_stages_get_the_models_numbers)
-{
-    for (int pp = 0; pp < 2; pp++) {
-        for (int v = 0; v < 2; v++) {
-            char file[64], path_of[64];
-            snprintf(file, sizeof file, "rank_%d_chunk_%d.safetensors", pp, v);
-            snprintf(path_of, sizeof path_of, "model%d.decoder", v);
-            put_stage(file, path_of, 2, (v * 2 + pp) * 2);
-        }
-    }
-    expect_layers(
-        "{\"version\":1,\"mesh\":[[\"pp\",2]],\"files\":\"rank_{pp}_chunk_*.safetensors\",\"tensors\":["
-        "{\"match\":\"model{v}.decoder.layers.{n}.*\",\"rename\":\"model.layers.{n + (v * 2 + pp) * 2}.*\"}]}",
-        8);
-}
-
 #define MAP(more) "{\"version\":1,\"mesh\":[[\"tp\",2]]," more "}"
 
 static void rename_file(const char *from, const char *to)

@@ -18,39 +18,6 @@
 
 /* --- what a model is ---------------------------------------------------------------------------------------------- */
 
-CLAIM(qwen2_has_biases_of_q_k_and_v_and_no_others)
-{
-    const ar_config c = config_read(QWEN2, "");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope.kind && c.norm == AR_NORM_RMS && c.norm_eps == 1e-6 &&
-              !c.tied);
-    cr_expect(c.qkv_bias && !c.out_bias && !c.mlp_bias);
-    cr_expect(c.max_positions == 32768 && c.rope.theta == 10000 && c.head_dim == 8 && c.window == 0);
-    cr_expect_eq(config_read(QWEN2, "'head_dim':10").head_dim, 10);
-    cr_expect(config_read(QWEN2, "'tie_word_embeddings':true,'attention_bias':true").tied);
-}
-
-CLAIM(mistral_has_no_biases_and_its_own_head_size)
-{
-    const ar_config c = config_read(MISTRAL, "'head_dim':16,'rope_theta':1e6,'rms_norm_eps':1e-5");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.gated && c.rope.kind && c.rope.theta == 1e6 && c.norm_eps == 1e-5);
-    cr_expect(!c.qkv_bias && !c.out_bias && !c.mlp_bias && c.head_dim == 16 && c.max_positions == 131072);
-}
-
-/* configuration_qwen3.py, configuration_olmo2.py. */
-CLAIM(qwen3_and_olmo2_have_norms_of_queries_and_keys)
-{
-    ar_config c = config_read(QWEN3, "");
-    cr_expect(c.arch == AR_ARCH_QWEN3 && c.qk_norm == AR_QK_NORM_HEAD && c.norm_place == AR_NORM_BEFORE && c.gated);
-    cr_expect(c.head_dim == 128 && c.max_positions == 32768 && c.norm_eps == 1e-6 && !c.tied && c.window == 0);
-    cr_expect(!c.qkv_bias && !c.norm_plus_one && c.embed_scale == 0 && c.activation == AR_ACT_SILU);
-    c = config_read(QWEN3, "'attention_bias':true,'use_sliding_window':true,'max_window_layers':3");
-    cr_expect(c.qkv_bias && c.out_bias && !c.mlp_bias && ar_config_window(&c, 2) == 0 &&
-              ar_config_window(&c, 3) == 4096);
-    c = config_read(OLMO2, "");
-    cr_expect(c.arch == AR_ARCH_OLMO2 && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_AFTER);
-    cr_expect(c.head_dim == 8 && c.max_positions == 2048 && c.norm_eps == 1e-5 && !c.tied);
-}
-
 /* configuration_mixtral.py, configuration_qwen2_moe.py, configuration_qwen3_moe.py, configuration_olmoe.py. */
 CLAIM(models_with_experts_have_their_number_width_and_weights)
 {
@@ -156,32 +123,6 @@ CLAIM(other_models_with_experts_are_refused_by_what_they_have)
         {MODEL("another_moe"), "", "'another_moe', expected one of 'llama', "},
     };
     configs_refused(cases, sizeof cases / sizeof *cases);
-}
-
-/* configuration_gemma.py, configuration_gemma2.py, configuration_gemma3.py. */
-CLAIM(gemma_has_its_gains_scale_and_caps)
-{
-    ar_config c = config_read(GEMMA, "");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.norm_plus_one && c.embed_scale == 8.0 && c.tied && c.head_dim == 256);
-    cr_expect(c.activation == AR_ACT_GELU_TANH && c.score_cap == 0 && c.logit_cap == 0 && c.query_scalar == 0);
-    cr_expect_eq(config_read(GEMMA, "'hidden_act':'gelu'").activation, AR_ACT_GELU_TANH);
-    cr_expect_eq(config_read(GEMMA, "'hidden_act':'silu'").activation, AR_ACT_SILU);
-    c = config_read(GEMMA2, "");
-    cr_expect(c.arch == AR_ARCH_OLMO2 && c.norm_place == AR_NORM_AROUND && c.qk_norm == AR_QK_NORM_NONE);
-    cr_expect(c.score_cap == 50 && c.logit_cap == 30 && c.query_scalar == 256 && c.window == 4096);
-    cr_expect(ar_config_window(&c, 0) == 4096 && ar_config_window(&c, 1) == 0 && ar_config_window(&c, 2) == 4096);
-    c = config_read(GEMMA2, "'attn_logit_softcapping':null,'final_logit_softcapping':null,'query_pre_attn_scalar':224");
-    cr_expect(c.score_cap == 0 && c.logit_cap == 0 && c.query_scalar == 224);
-    c = config_read(GEMMA3, "'sliding_window_pattern':2,'sliding_window':5,'rope_theta':5e5");
-    cr_expect(c.norm_place == AR_NORM_AROUND && c.qk_norm == AR_QK_NORM_HEAD && c.score_cap == 0 && c.logit_cap == 0);
-    cr_expect(ar_config_window(&c, 0) == 5 && ar_config_window(&c, 1) == 0);
-    cr_expect(ar_config_layer_rope(&c, 0)->theta == 1e4 && ar_config_layer_rope(&c, 1)->theta == 5e5);
-    c = config_read(GEMMA3, "'rope_local_base_freq':2e4,'rope_scaling':{'rope_type':'linear','factor':8.0}");
-    cr_expect(c.rope.kind == AR_ROPE_LINEAR && c.rope.factor == 8 && c.rope.theta == 1e6);
-    cr_expect(c.local_rope.kind == AR_ROPE_DEFAULT && c.local_rope.theta == 2e4 && ar_config_window(&c, 3) == 4096);
-    c = config_read(GEMMA3, "'rope_parameters':{'full_attention':{'rope_type':'linear','factor':2.0,'rope_theta':3e5},"
-                            "'sliding_attention':{'rope_type':'default'}}");
-    cr_expect(c.rope.kind == AR_ROPE_LINEAR && c.rope.theta == 3e5 && c.local_rope.theta == 1e4);
 }
 
 /* torch.nn.Embedding's padding_idx: the class's own where the file has none, below 0 from the vocabulary's end. */

@@ -20,14 +20,6 @@ static ar_config known(const char *base, const char *more)
     return c;
 }
 
-CLAIM(dynamic_is_for_longer_sequences_than_the_file_names)
-{
-    const ar_config c = known(LLAMA, SCALED("dynamic", ",'factor':2.5"));
-    cr_expect(c.rope.kind == AR_ROPE_DYNAMIC && c.rope.theta == 1e5 && c.rope.factor == 2.5);
-    cr_expect(c.rope.original_positions == 96 && c.max_positions == 240);
-    cr_expect_eq(known(LLAMA, "'rope_scaling':{'type':'dynamic','factor':1}").max_positions, 96);
-}
-
 CLAIM(yarn_has_the_defaults_of_hugging_face)
 {
     ar_rope r = known(LLAMA, SCALED("yarn", ",'factor':4")).rope;
@@ -41,18 +33,6 @@ CLAIM(yarn_has_the_defaults_of_hugging_face)
     cr_expect_eq(known(LLAMA, SCALED("yarn", ",'factor':4,'beta_fast':2,'beta_slow':2")).rope.beta_slow, 2);
     cr_expect(r.beta_fast == 8 && r.beta_slow == 0.5 && r.mscale == 1.5 && r.mscale_all_dim == 0.5 && !r.truncate);
     cr_expect_eq(r.attention_factor, 1.25);
-}
-
-CLAIM(longrope_has_a_factor_for_each_pair)
-{
-    ar_rope r = known(LLAMA, SCALED("longrope", FACTORS) ",'original_max_position_embeddings':32").rope;
-    cr_expect(r.kind == AR_ROPE_LONGROPE && r.original_positions == 32 && r.factor == 3 && r.attention_factor == 0);
-    cr_expect(r.short_factor[0] == 1.0f && r.short_factor[3] == 2.5f && r.long_factor[2] == 5.5f);
-    r = known(LLAMA, SCALED("longrope", FACTORS ",'original_max_position_embeddings':48,'factor':8,"
-                                                "'attention_factor':1.5"))
-            .rope;
-    cr_expect(r.original_positions == 48 && r.factor == 8 && r.attention_factor == 1.5);
-    cr_expect_eq(known(LLAMA, SCALED("longrope", FACTORS)).rope.original_positions, 96);
 }
 
 CLAIM(what_makes_no_sense_is_refused)
@@ -112,24 +92,6 @@ CLAIM(what_makes_no_sense_is_refused)
     };
     configs_refused(cases, sizeof cases / sizeof *cases);
     cr_expect_eq(known(PHI3, "'resid_pdrop':0.1").config_dropout, 0.1);
-}
-
-CLAIM(phi3_has_its_own_defaults_and_turns_a_part_of_its_heads)
-{
-    ar_config c = known(PHI3, "");
-    cr_expect(c.arch == AR_ARCH_PHI3 && c.gated && c.kv_heads == 4 && c.head_dim == 16 && c.norm_eps == 1e-5);
-    cr_expect(c.max_positions == 4096 && c.window == 0 && c.rope.kind == AR_ROPE_DEFAULT && c.rope.rotary_dim == 0);
-    c = known(PHI3, "'partial_rotary_factor':0.75,'sliding_window':2047,'num_key_value_heads':null");
-    cr_expect(c.rope.rotary_dim == 12 && c.window == 2047 && c.kv_heads == 4);
-    c = known(PHI3, "'rope_parameters':{'partial_rotary_factor':0.3,'rope_type':'default'}");
-    cr_expect_eq(c.rope.rotary_dim, 4); /* of 4.8 */
-    c = known(PHI3, "'max_position_embeddings':131072,'partial_rotary_factor':0.5," SCALED("su", FACTORS));
-    cr_expect(c.rope.kind == AR_ROPE_LONGROPE && c.rope.rotary_dim == 8 && c.rope.original_positions == 4096);
-    cr_expect_eq(c.rope.factor, 32);
-    c = known(PHI3, "'partial_rotary_factor':0.5," SCALED("yarn", FACTORS));
-    cr_expect(c.rope.kind == AR_ROPE_LONGROPE && c.rope.factor == 1);
-    cr_assert_ok(ar_config_shrink(&c, 4));
-    cr_expect(c.head_dim == 4 && c.rope.rotary_dim == 2 && c.rope.long_factor[0] == 3.0f);
 }
 
 /* A layer with a window has the second rotation where there is one. */

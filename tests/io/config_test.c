@@ -9,35 +9,6 @@
     "{'model_type':'anyrank-stack','vocab_size':256,'hidden_size':64,'intermediate_size':176," \
     "'num_hidden_layers':2,'num_attention_heads':8}"
 
-CLAIM(golden_llama_is_read)
-{
-    ar_config c;
-    cr_assert_ok(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-gqa-tiny"));
-    cr_expect_str_eq(c.name, "llama-gqa-tiny");
-    cr_expect(c.arch == AR_ARCH_LLAMA && c.norm == AR_NORM_RMS && c.activation == AR_ACT_SILU && c.gated);
-    cr_expect(c.vocab == 256 && c.hidden == 64 && c.layers == 2 && c.heads == 8 && c.kv_heads == 2);
-    cr_expect(c.head_dim == 8 && c.ffn == 176 && c.max_positions == 128);
-    cr_expect(c.rope.kind == AR_ROPE_DEFAULT && c.rope.theta == 10000 && !c.learned_positions);
-    cr_expect(c.norm_eps == 1e-5 && c.initializer_range == 0.02 && c.config_dropout == 0);
-    cr_expect(c.final_norm && c.causal && !c.tied && !c.qkv_bias && !c.out_bias && !c.mlp_bias);
-    cr_assert_ok(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-mqa-tied-tiny/config.json"));
-    cr_expect_str_eq(c.name, "llama-mqa-tied-tiny");
-    cr_expect(c.tied && c.hidden == 48 && c.heads == 4 && c.kv_heads == 1 && c.head_dim == 12 && c.norm_eps == 1e-6);
-}
-
-CLAIM(golden_gpt2_is_read)
-{
-    ar_config c;
-    cr_assert_ok(ar_config_load(&c, TEST_GOLDEN_DIR "/gpt2-tiny/"));
-    cr_expect_str_eq(c.name, "gpt2-tiny");
-    cr_expect(c.arch == AR_ARCH_GPT2 && c.norm == AR_NORM_LAYER && c.activation == AR_ACT_GELU_TANH && !c.gated);
-    cr_expect(c.vocab == 256 && c.hidden == 64 && c.layers == 2 && c.heads == 4 && c.kv_heads == 4);
-    cr_expect(c.head_dim == 16 && c.ffn == 256 && c.max_positions == 64); /* n_inner null: 4*D */
-    cr_expect(!c.rope.kind && c.learned_positions && c.final_norm && c.tied && c.causal);
-    cr_expect(c.qkv_bias && c.out_bias && c.mlp_bias && c.norm_eps == 1e-5);
-    cr_expect_eq(c.config_dropout, 0); /* summary_first_dropout belongs to another head */
-}
-
 CLAIM(bundled_models_are_the_documented_ones)
 {
     ar_config c;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every rank reports the tensors of the hand-written lists, in their order (gradients of parameters and the loss: in
- * any), and those of each layer. That the baseline does is tests/baseline/baseline_names_test.c's. */
+ * any), and those of each layer. That the baseline has no others every check holds. */
 #include "support/match.h"
 #include "support/rank_run.h"
 #include "tests/support/tensor_lists.h"

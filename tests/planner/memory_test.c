@@ -294,28 +294,6 @@ CLAIM(is_what_it_was)
     }
 }
 
-CLAIM(of_a_block_is_counted_by_hand)
-{
-    ar_config c;
-    ari_memory m;
-    const ari_planned p = planned_of(&c, (ar_parallel){.tp = 1});
-    cr_assert_ok(ari_memory_own(&m, &p, 0));
-    /* The table [16, 8]; q, k, v, o of 64, 32, 32, 64; two matrices of 48, with biases of 6 and 8. Two norms, each of 8
-     * and a bias. */
-    const double matrices = 64 + 32 + 32 + 64 + 48 + 48, elements = 128 + matrices + 6 + 8 + 2 * 16;
-    cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 4 * elements);
-    cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 17 * elements);
-    cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 0);
-    cr_expect_eq(m.of[ARI_MEMORY_BUCKETS], 0);
-    /* Both ways, with 16 + 8, 8 + 8, 6 + 8 and 8 + 6 rows and columns of q|k|v, o, and the MLP's. */
-    cr_expect_eq(m.of[ARI_MEMORY_OPERANDS], 2 * 4 * (matrices + 24 + 16 + 14 + 14));
-    cr_expect_eq(m.of[ARI_MEMORY_ATTENTION], 4 * 6 * 4 * (2 + 2 * 1) + (8 + 12 * 2) * 6 + 4 * 6 * 4 * 2);
-    cr_expect_eq(m.of[ARI_MEMORY_MLP], 8 * 6 * 6);
-    cr_expect_eq(m.of[ARI_MEMORY_BETWEEN], 2 * (4 * 6 * 8 + 12 * 6) + 2 * 4 * 6 * 8);
-    cr_expect_eq(m.of[ARI_MEMORY_OUTER], 8 * 6 + 4 * 6 * 8);
-    cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 0);
-}
-
 /* A step of a config on tokens of id 0, its plan freed. */
 static void expect_made(const char *what, size_t number, const ar_config *c, size_t batch, size_t seq, ar_run run,
                         ar_tap_fn tap, bool forward_only)

@@ -91,29 +91,6 @@ CLAIM(first_stage_keeps_the_worth_of_all_layers)
     cr_expect_eq(kept(&p), 96.0 / 8.0 * 64.0 * layer);
 }
 
-CLAIM(layers_that_do_not_divide_leave_the_ends_shorter)
-{
-    static const size_t want[16] = {7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7};
-    size_t next = 0, first = 0, count = 0;
-    for (size_t i = 0; i < 16; i++, next += count) {
-        ar_stage_layers(&first, &count, NULL, 126, 16, i);
-        cr_expect_eq(first, next);
-        cr_expect_eq(count, want[i], "stage %zu: %zu", i, count);
-    }
-    cr_expect_eq(next, 126);
-    for (size_t layers = 1; layers <= 40; layers++) {
-        for (size_t parts = 1; parts <= 9; parts++) {
-            next = 0;
-            for (size_t i = 0; i < parts; i++, next += count) {
-                ar_stage_layers(&first, &count, NULL, layers, parts, i);
-                cr_expect_eq(first, next);
-                cr_expect(count == layers / parts || count == layers / parts + 1);
-            }
-            cr_expect_eq(next, layers);
-        }
-    }
-}
-
 CLAIM(more_stages_than_layers_are_refused)
 {
     const ar_config c = shape_bundled("llama-3-8b");

@@ -26,24 +26,6 @@ static void check_everywhere(const char *json, const char *name, const int *tp, 
     }
 }
 
-Test(check, bundled_models_have_the_baselines_bits_in_every_default_layout)
-{
-    static const char *const models[] = {"stack-demo", "gpt2-demo", "llama-demo"};
-    for (int m = 0; m < by_scale(1, 2, 3); m++) {
-        char folder[600];
-        ar_parallel layouts[16];
-        ar_config c;
-        cr_assert_ok(ar_model_path(folder, sizeof folder, models[m]));
-        cr_assert_ok(ar_config_load(&c, folder));
-        const ar_plan plan = plan_of(c.arch, AR_MLP_COLUMN_ROW);
-        const size_t n = ar_check_default_layouts(&c, &plan, 2, 5, layouts, 16);
-        const ar_check_options o = check_layouts(models[m], layouts, n, 2, 5);
-        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
-        expect_same(r, models[m]);
-        cr_expect_str_neq(r->weights_hash, r->gradients_hash);
-    }
-}
-
 Test(check, odd_shapes_have_the_baselines_bits_in_both_mlp_orders)
 {
     static const int tp[] = {1, 2, 3, 4, 6};
@@ -304,23 +286,6 @@ Test(check, what_of_a_run_has_no_place_in_a_check_or_in_gradients_or_in_training
     t.run.precision = AR_PRECISION_BF16;
     t.run.storage = AR_F32;
     cr_expect_refused(ar_train_run(&r, &t), AR_ERR_ARG, "storage in f32 with precision bf16");
-}
-
-static ar_status count_tensor(void *user, const char *tensor, const char *pass, int ndim, const size_t *shape)
-{
-    (void)tensor, (void)pass, (void)ndim, (void)shape;
-    ++*(size_t *)user;
-    return AR_OK;
-}
-
-Test(check, tensors_are_listed_without_a_layout)
-{
-    const int two = 2;
-    size_t n = 0;
-    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_GPT2]);
-    const ar_check_options o = check_of(folder, &two, 0, 2, 6);
-    cr_expect_ok(ar_check_tensors(&o, count_tensor, &n));
-    cr_expect_gt(n, 20);
 }
 
 /* Cuts that fall on one place make fewer documents; of so many rows some have 1, and some the most. */

@@ -98,28 +98,6 @@ static void expect_merged(const char *json, const ar_parallel *p, size_t layouts
     cr_expect_eq(ar_dump_count(d), r->tensors);
 }
 
-/* 24 query and 12 KV heads; a vocabulary of 257. */
-Test(dump_check, ranks_of_llama_make_the_reference)
-{
-    static const ar_parallel p[] = {{.tp = 3},
-                                    {.tp = 4, .sp = true},
-                                    {.tp = 24},
-                                    {.dp = 3, .micro_batches = 2},
-                                    {.dp = 2, .tp = 2, .zero = 1},
-                                    {.micro_batches = 4, .forward_first = true}};
-    expect_merged(tiny_models[TINY_LLAMA], p, small_only() ? 2 : sizeof p / sizeof *p, 5, 2);
-}
-
-/* q|k|v lie packed in one weight: three boxes a rank, and more where each data-parallel rank has a share. */
-Test(dump_check, ranks_of_gpt2_make_the_reference)
-{
-    static const ar_parallel p[] = {{.tp = 4},
-                                    {.dp = 3, .tp = 2, .sp = true, .zero = 1},
-                                    {.tp = 2, .sp = true, .micro_batches = 2, .forward_first = true},
-                                    {.dp = 4, .zero = 1}};
-    expect_merged(tiny_models[TINY_GPT2], p, small_only() ? 2 : sizeof p / sizeof *p, 5, 1);
-}
-
 Test(dump_check, ranks_without_samples_hold_weights_and_gradients_alone)
 {
     static const ar_parallel p[] = {{.dp = 4, .tp = 2}, {.dp = 3, .zero = 1}};
@@ -132,58 +110,9 @@ Test(dump_check, a_model_without_a_head_is_dumped_too)
     expect_merged(tiny_models[TINY_STACK], p, 2, 2, 0);
 }
 
-static const struct {
-    ar_fault fault;
-    int model;
-    ar_parallel parallel;
-    int steps;
-} faults[] = {
-    {AR_FAULT_column_dx_not_reduced, TINY_LLAMA, {.tp = 2}, 0},
-    {AR_FAULT_weight_grad_leading_dims, TINY_LLAMA, {.tp = 1}, 0},
-    {AR_FAULT_dp_group_missing, TINY_LLAMA, {.dp = 2}, 0},
-    {AR_FAULT_sp_norm_grad_local, TINY_GPT2, {.tp = 2, .sp = true}, 0},
-    {AR_FAULT_gate_up_interleaved_wrong, TINY_GPT2, {.tp = 2}, 0},
-    {AR_FAULT_init_replica_differs, TINY_GPT2, {.tp = 2}, 0},
-    {AR_FAULT_accum_last_only, TINY_STACK, {.micro_batches = 2}, 0},
-    {AR_FAULT_zero_gather_missing, TINY_TIED, {.dp = 2, .zero = 1}, 1},
-    {AR_FAULT_zero_grad_not_recursive, TINY_TIED, {.tp = 2}, 2},
-};
-
-Test(dump_check, faults_are_found_in_the_files_where_the_check_found_them)
-{
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i += small_only() ? 4 : 1) {
-        char name[200], expected[200], step[16] = "";
-        OWNED(ar_check_report_destroy)
-        ar_check_report *r =
-            dump_of(tiny_models[faults[i].model], &faults[i].parallel, 1, 2, faults[i].steps, faults[i].fault);
-        cr_expect_eq(r->result, AR_CHECK_DIFFERENT, "%s", ar_fault_name(faults[i].fault));
-        if (r->run[0].first.step > 1)
-            snprintf(step, sizeof step, "@%d", r->run[0].first.step);
-        snprintf(expected, sizeof expected, "%.176s%s", r->run[0].first.tensor, step);
-        first_difference(name, r->dump, r->run[0].dump);
-        cr_expect_str_eq(name, expected, "%s: %s in the files", ar_fault_name(faults[i].fault), name);
-    }
-}
-
 static bool exists(const char *name)
 {
     return access(in_folder(name), F_OK) == 0;
-}
-
-Test(dump_check, a_second_dump_replaces_the_first_and_nothing_else)
-{
-    static const ar_parallel first[] = {{.tp = 4}, {.dp = 3}}, second[] = {{.tp = 2}};
-    const char *json = tiny_models[TINY_TIED];
-    ar_check_report *r = NULL;
-    ar_check_report_destroy(dump_of(json, first, 2, 2, 0, AR_FAULT_NONE));
-    cr_expect(exists("dump/tp4") && exists("dump/dp3"));
-    ar_check_report_destroy(dump_of(json, second, 1, 2, 0, AR_FAULT_NONE));
-    cr_expect(exists("dump/reference.safetensors") && exists("dump/tp2/rank-00001.safetensors"));
-    cr_expect(!exists("dump/tp4") && !exists("dump/dp3"));
-    write_file(in_folder("dump/tp2"), "notes.txt", "mine");
-    const ar_check_options o = dumped(json, second, 1, 2, 12);
-    cr_expect_refused(ar_check(&r, &o), AR_ERR_IO, "notes.txt");
-    cr_expect(exists("dump/tp2/notes.txt") && exists("dump/tp2/rank-00001.safetensors"));
 }
 
 static void count_calls(void *user, double fraction, const char *what)

@@ -1,21 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients against differences of the loss, on models of a few hundred weights: what is right passes, what is wrong in
  * one tensor by 1e-5 does not, and is named. */
-#include "tests/support/row.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
+#include "tests/support/tiny_config.h"
 #include "verify/gradcheck/gradcheck.h"
 
 static ar_config tiny(ar_arch arch)
 {
-    const bool llama = arch == AR_ARCH_LLAMA, gpt2 = arch == AR_ARCH_GPT2;
-    return (ar_config)ROW(.arch = arch, .name = "tiny", .vocab = 13, .hidden = 8, .layers = 2, .heads = 4,
-                          .kv_heads = gpt2 ? 4 : 2, .head_dim = 4, .ffn = 12, .max_positions = 20,
-                          .activation = llama ? AR_ACT_SILU : AR_ACT_GELU_TANH, .gated = llama,
-                          .norm = llama ? AR_NORM_RMS : AR_NORM_LAYER, .norm_eps = 1e-5,
-                          .rope = {.kind = llama ? AR_ROPE_DEFAULT : AR_ROPE_NONE, .theta = 100.0},
-                          .learned_positions = gpt2, .qkv_bias = gpt2, .out_bias = gpt2, .mlp_bias = !llama,
-                          .final_norm = arch != AR_ARCH_STACK, .tied = gpt2, .causal = true, .initializer_range = 0.3);
+    ar_config c = tiny_config(arch, 2);
+    c.vocab = 13;
+    c.max_positions = 20;
+    return c;
 }
 
 static const int64_t ids[3 * 18] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8,

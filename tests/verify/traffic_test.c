@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Predicted traffic: closed forms worked out by hand (parallelism.md), and what the communicators of runs count. That
- * runs of all kinds count what is predicted is held by every check, by random_layouts_test and by ops_test, which also
- * has the volumes of native layers. */
+/* Predicted traffic: by hand where sums need two limbs or copies of KV heads meet, what a layer makes of collectives, and
+ * that one left out shows. That runs of all kinds count what is predicted every check holds, and random_layouts_test. */
 #include "run/cluster_run.h"
 #include "support/together.h"
 #include "tests/verify/ops_find.h"
@@ -33,49 +32,6 @@ static uint64_t scatter(uint64_t rows, uint64_t cols, uint64_t terms)
 static uint64_t fold(uint64_t rows, uint64_t cols, uint64_t terms)
 {
     return scatter(rows, cols, terms) + 4 * rows * cols;
-}
-
-CLAIM(exact_stack_of_one_block_by_hand)
-{
-    const uint64_t n = 3, t = 12, h = 12, f = 24, q = 12, k = 12;
-    const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
-    const uint64_t embedding = 8 * t * h;
-    /* c of a column-parallel weight is 4 bytes a column, reduced: q|k|v and w1 share theirs. */
-    const uint64_t forward = 8 * h + fold(t, h, q) + 8 * h + fold(t, h, f);
-    /* Row-parallel: c of wo, of w2 (h rows each), and per token of the sharded input in dW. */
-    const uint64_t backward = 2 * (8 * h + 8 * t) + fold(t, h, f) + fold(t, h, q + 2 * k);
-    ari_step_case each = exact_of(&c, (ar_parallel){.tp = 3}, 2, 6);
-    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + backward));
-    each.forward_only = true;
-    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward));
-}
-
-/* The same block with sequence parallelism. gather: fp32 of all tokens' features. */
-CLAIM(exact_stack_with_sequence_parallelism_by_hand)
-{
-    const uint64_t n = 3, t = 12, h = 12, f = 24, q = 12, k = 12, gather = 4 * t * h;
-    const ar_config c = config_of(STACK(30, 12, 24, 1, 12, 12));
-    const uint64_t embedding = 4 * t * h, loss = 2 * (1 + 16);
-    const uint64_t forward = 2 * gather + 8 * h + scatter(t, h, q) + 8 * h + scatter(t, h, f);
-    const uint64_t backward = 2 * (gather + 8 * h + 8 * t) + scatter(t, h, f) + scatter(t, h, q + 2 * k);
-    /* Two LayerNorms' weights and biases and w2's bias: an index of a byte and two int64 an element, all-reduced. */
-    const uint64_t spread = 2 * (1 + 16) * (2 * 2 * h + h);
-    ari_step_case each = exact_of(&c, (ar_parallel){.tp = 3, .sp = true, .keep_gathered = true}, 2, 6);
-    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + gather + spread));
-    each.run.parallel.keep_gathered = false; /* the inputs of q|k|v and of w1 again */
-    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss + backward + 3 * gather + spread));
-    each.forward_only = true;
-    cr_expect_eq(predicted(&each), (n - 1) * (embedding + forward + loss));
-}
-
-/* 8,192 elements for a LayerNorm of h = 4096: what another norm of the final kind would add is what this one adds. */
-CLAIM(norms_are_reduced_over_tp_under_sequence_parallelism)
-{
-    ar_config c = config_of(STACK(1000, 4096, 11008, 1, 32, 8)), more = c;
-    more.final_norm = true;
-    const ari_step_case without = exact_of(&c, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
-    const ari_step_case with = exact_of(&more, (ar_parallel){.tp = 8, .sp = true}, 2, 64);
-    cr_expect_eq(predicted(&with) - predicted(&without), 7 * 2 * (1 + 16) * 8192u);
 }
 
 /* The head: c of its weight, per token a maximum (4), a denominator (8), a target (4), dX over the vocabulary. */
@@ -125,130 +81,6 @@ CLAIM(replicas_of_a_kv_head_fold_its_gradients)
 }
 
 /* --- data parallelism, steps -------------------------------------------------------------------------------------- */
-
-/* A stack of one block, h 12, f 24, V 31, tp 1: 31*12 of the table, 4*12*12 of the attention, 2*12*24 of the MLP, its
- * biases 24 + 12, two LayerNorms 4*12. */
-CLAIM(data_parallelism_by_hand)
-{
-    const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
-    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    const uint64_t agreement = 3 * 16; /* of each rank a hash and a number of parameters, where gradients follow */
-    const uint64_t weights = 4 * n, start = weights + agreement;
-    const uint64_t targets = 2 * 8, loss = 2 * (1 + 16), gradients = 2 * (1 + 16) * n;
-    ari_step_case t = exact_of(&c, (ar_parallel){.dp = 3}, 4, 6);
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
-    t.run.clip = true; /* over tp alone */
-    t.run.parallel.micro_batches = 2;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + gradients));
-    t.run.steps = 5;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + gradients)));
-    t.run.numerics = AR_NUMERICS_NATIVE;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + 2 * 4 * n)));
-    t.forward_only = true;
-    cr_expect_eq(predicted(&t), (dp - 1) * (weights + 5 * (targets + 2 * 4)));
-}
-
-/* The index of an accumulator on all ranks, then H and L, each rank its share; the weights once round. */
-CLAIM(zero_by_hand)
-{
-    const uint64_t n = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24 + 12 + 4 * 12, dp = 3;
-    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    const uint64_t start = 4 * n + 3 * 16, targets = 2 * 8, loss = 2 * (1 + 16), norm = 2 * (4 + 16);
-    ari_step_case t = exact_of(&c, (ar_parallel){.dp = 3, .zero = 1}, 4, 6);
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + targets + loss + (2 + 16) * n));
-    t.run.steps = 5;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n)));
-    t.run.clip = true;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + loss + (2 + 16 + 4) * n + norm)));
-    t.run.numerics = AR_NUMERICS_NATIVE;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + (4 + 4) * n + norm)));
-    /* A table, q, k, v, o, two layers of the MLP with their biases, and of two norms two vectors each. */
-    const uint64_t params = 1 + 4 + 2 * 2 + 2 * 2;
-    t.run.ddp.find_unused = true;
-    cr_expect_eq(predicted(&t), (dp - 1) * (start + 5 * (targets + 2 * 4 + (4 + 4) * n + norm + 2 * params)));
-}
-
-/* Two groups of 3 ranks: activations as one group would move them, weights' exponents in both; over dp the three
- * shards of everything, replicated parameters and the step's numbers three times. */
-CLAIM(both_kinds_of_parallelism_by_hand)
-{
-    const uint64_t sharded = 31 * 12 + 4 * 12 * 12 + 2 * 12 * 24 + 24, replicated = 12 + 4 * 12;
-    const uint64_t held = sharded + 3 * replicated;
-    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 3}, 5, 6);
-    const uint64_t one_group = predicted(&t);
-    /* Rows or columns of q|k|v, wo, w1, w2, forward and backward: 8 times h = 12 exponents, all-reduced over 3. */
-    const uint64_t exponents = 2 * 8 * 8 * 12;
-    const uint64_t over_dp = 4 * held + 3 * 2 * 16 + 3 * 2 * 8 + 3 * 2 * (1 + 16) + 2 * (1 + 16) * held;
-    t.run.parallel.dp = 2;
-    cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
-    t.run.parallel.micro_batches = 3;
-    t.run.parallel.forward_first = true;
-    cr_expect_eq(predicted(&t), one_group + exponents + over_dp);
-}
-
-/* Between two stages an activation and its gradient, of T tokens; the loss to the other rank; the norm of the gradients
- * over both. */
-CLAIM(a_pipeline_by_hand)
-{
-    const uint64_t message = 2 * 4 * (4 * 6 * 12), loss = 4, norm = 2 * (4 + 16);
-    const ar_config c = config_of(STACK(31, 12, 24, 4, 12, 12));
-    ari_step_case t = exact_of(&c, (ar_parallel){.pp = 2}, 4, 6);
-    cr_expect_eq(predicted(&t), message + loss);
-    t.run.parallel.micro_batches = 3;
-    t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
-    t.run.parallel.stages = (ar_stages){2, {3, 1}};
-    cr_expect_eq(predicted(&t), message + loss);
-    t.run.steps = 5;
-    t.run.clip = 1.0;
-    cr_expect_eq(predicted(&t), 5 * (message + loss + norm));
-    t.run.parallel = (ar_parallel){.pp = 2, .virtual_stages = 2, .schedule = AR_PP_INTERLEAVED};
-    cr_expect_eq(predicted(&t), 5 * (3 * message + loss + norm));
-    t.forward_only = true;
-    t.run.clip = 0.0;
-    cr_expect_eq(predicted(&t), 5 * (3 * message / 2 + loss));
-}
-
-/* Of a table [31, 12] both ends have a copy: its accumulators go over them. Of the last of four stages, which two in the
- * middle have no part in. */
-CLAIM(a_tied_weight_is_summed_over_two_stages)
-{
-    const ar_config tied = config_of(LLAMA(31, 12, 24, 4, 12, 12, 2, true));
-    ar_config untied = tied;
-    untied.tied = false;
-    ari_step_case t = exact_of(&tied, (ar_parallel){.pp = 4}, 2, 6);
-    const uint64_t with = predicted(&t);
-    t.config = &untied;
-    cr_expect_eq(with - predicted(&t), 2 * (1 + 16) * (31 * 12));
-}
-
-CLAIM(clipping_moves_an_exponent_and_two_sums)
-{
-    const ar_config c = config_of(STACK(31, 12, 24, 1, 12, 12));
-    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 4, .dp = 2}, 5, 6);
-    t.run.steps = 3;
-    const uint64_t without = predicted(&t);
-    t.run.clip = true;
-    cr_expect_eq(predicted(&t) - without, 3u * 2u * (4u - 1u) * 2u * (4u + 16u));
-}
-
-/* Weights are new in every step, and so are their exponents; forward alone never makes them new. */
-CLAIM(steps_multiply_all_but_the_start)
-{
-    const ar_config c = config_of(LLAMA(31, 24, 36, 2, 24, 12, 4, false));
-    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 3, .sp = true}, 2, 6);
-    const uint64_t once = predicted(&t);
-    t.run.steps = 1;
-    cr_expect_eq(predicted(&t), once);
-    t.run.steps = 4;
-    cr_expect_eq(predicted(&t), 4 * once);
-    t.forward_only = true;
-    const uint64_t four = predicted(&t);
-    t.run.steps = 1;
-    /* q|k|v and gate|up: 24 columns; o and down: 24 rows; the head: 24 columns. Two layers, one head. */
-    const uint64_t exponents = 2 * 8 * 24 * (4 * 2 + 1);
-    cr_expect_eq(four, 4 * predicted(&t) - 3 * exponents);
-}
 
 CLAIM(one_rank_moves_nothing_and_absurd_sizes_are_refused)
 {
