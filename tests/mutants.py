@@ -252,7 +252,7 @@ MUTANTS = [
      "position - o->window + 1 : 0;", "position - o->window + 2 : 0;", "layers/attention_blocks_test layers/block_test"),
     ("a share of a packed parameter is placed as if it were one block", "src/ref/layers/share.c",
      "held->global[d] + (out->local[d] - held->local[d])", "held->global[d] + out->local[d]",
-     "layers/param_share_test train/zero_step_test"),
+     "layers/param_share_test train/zero_units_test"),
     ("label smoothing: each rank takes the mean of its own logits", "src/ref/layers/loss.c",
      "&sum, reduced, AR_SUM", "&sum, n, AR_SUM", "layers/vocabulary_test"),
     ("label smoothing: the target keeps all of its label", "src/ref/numerics/scalar.h",
@@ -350,7 +350,7 @@ MUTANTS = [
     # --- src/ref/train
     ("of a share's moments the first is reported twice", "src/ref/train/state.c",
      "add_kind(&k, \"exp_avg_sq\", 'v', part->v);", "add_kind(&k, \"exp_avg_sq\", 'v', part->m);",
-     "train/zero_step_test train/train_step_test"),
+     "train/zero_units_test train/train_step_test"),
     ("the momentum of the second step is its gradient alone", "src/ref/baseline/training.c",
      "*m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);",
      "*m = run->step <= 2 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);", "verify/steps_test"),
@@ -371,7 +371,7 @@ MUTANTS = [
      "d->unit_of[i] == NO_UNIT ? unit : d->units;", "unit;", "train/zero_units_test"),
     ("operands are stale after a step of ZeRO", "src/ref/train/zero.c",
      "            continue;\n        p->version++;\n", "            continue;\n",
-     "train/zero_step_test verify/steps_test"),
+     "train/zero_units_test verify/steps_test"),
     ("a parameter that fills its bucket exactly begins another", "src/ref/train/bucket_plan.c",
      "c->bytes <= capacity - filled[k];", "c->bytes < capacity - filled[k];", "train/ddp_buckets_test"),
     # --- src/ref/baseline

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fewer KV heads than ranks: neighbouring ranks are copies of one KV head. Every tensor of a model and of a block, the
  * copies of K, V and their gradients among them, has the bits of the independent baseline's; with native numerics it is
- * near them; and each of the mistakes about copies is seen. */
+ * near them. */
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -264,39 +264,3 @@ Test(kv_replica, native_numerics_come_near_the_baseline_on_every_rank)
 }
 
 /* --- mistakes ----------------------------------------------------------------------------------------------------- */
-
-static void expect_first(ar_fault fault, size_t heads, size_t kv_heads, int tp, const char *name)
-{
-    char first[160];
-    const ar_config c = config_of(heads, kv_heads);
-    const match_case m = block_of(&c);
-    cr_assert_ok(match_first(first, &m, tp, fault));
-    cr_assert_str_eq(first, name, "%s, %zu/%zu heads, tp=%d: first '%s'", ar_fault_name(fault), heads, kv_heads, tp,
-                     first);
-}
-
-Test(kv_replica, gradients_left_in_each_copy_are_seen_where_they_are_made)
-{
-    expect_first(AR_FAULT_kv_replica_grad_local, 12, 3, 6, "model.layers.0.self_attn.k_rope:bwd");
-    expect_first(AR_FAULT_kv_replica_grad_local, 8, 1, 2, "model.layers.0.self_attn.k_rope:bwd");
-    expect_first(AR_FAULT_kv_replica_grad_local, 12, 3, 3, ""); /* no copies */
-}
-
-Test(kv_replica, a_wrong_head_is_seen_when_it_is_loaded)
-{
-    expect_first(AR_FAULT_kv_replica_wrong_head, 8, 2, 8, "model.layers.0.self_attn.k_proj.weight:init");
-    expect_first(AR_FAULT_kv_replica_wrong_head, 8, 2, 2, ""); /* no copies */
-    expect_first(AR_FAULT_kv_replica_wrong_head, 8, 1, 8, ""); /* one head: any is the right one */
-}
-
-Test(kv_replica, a_fused_projection_sharded_as_one_block_is_seen_when_it_is_loaded)
-{
-    char first[160];
-    ar_config c = match_config(AR_ARCH_GPT2, 1);
-    c.max_positions = S;
-    const match_case m = block_of(&c);
-    cr_assert_ok(match_first(first, &m, 2, AR_FAULT_gate_up_interleaved_wrong));
-    cr_assert_str_eq(first, "transformer.h.0.attn.c_attn.weight:init");
-    cr_assert_ok(match_first(first, &m, 1, AR_FAULT_gate_up_interleaved_wrong));
-    cr_assert_str_eq(first, "");
-}

@@ -112,17 +112,6 @@ Test(ddp_step, gives_the_sum_and_the_mean_in_both_numerics_and_storages)
     expect_integers(half, 10.0f);
 }
 
-Test(ddp_step, a_mean_that_divides_by_the_world_shows_where_tp_is_more_than_one)
-{
-    toy right = seven((ar_parallel){.tp = 2, .dp = 2}), wrong = right;
-    right.ddp.op = wrong.ddp.op = AR_AVG;
-    wrong.fault = AR_FAULT_mean_divides_by_world;
-    run(&right);
-    run(&wrong);
-    cr_assert_neq(right.rank[0].grad[0], 0.0f);
-    cr_expect_eq(wrong.rank[0].grad[0], right.rank[0].grad[0] / 2);
-}
-
 /* --- counts, bytes, memory ---------------------------------------------------------------------------------------- */
 
 Test(ddp_step, buckets_make_fewer_all_reduces_of_the_same_bytes)
