@@ -50,17 +50,6 @@ Test(dropout, copies_of_kv_heads_have_the_baselines_bits)
     }
 }
 
-Test(dropout, masked_keys_have_the_baselines_bits)
-{
-    static const int tps[] = {1, 2, 0};
-    uint8_t padding[B * S];
-    for (size_t i = 0; i < B * S; i++)
-        padding[i] = i % 3 != 0;
-    match_case c = model_of(AR_ARCH_LLAMA, 0.2);
-    c.batch.padding_mask = padding;
-    cr_assert_ok(match(&c, tps, NULL));
-}
-
 /* --- which elements ----------------------------------------------------------------------------------------------- */
 
 enum { SAMPLES = 5, POSITIONS = 6, LONGEST = 9, WIDTH = 7, HEADS = 4 };

@@ -95,26 +95,6 @@ Test(vocabulary, the_smallest_batches_have_the_baselines_bits)
     }
 }
 
-Test(vocabulary, masks_and_labels_together_have_the_baselines_bits)
-{
-    static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1};
-    static const int64_t labels[B * S] = {1, 2, 3, 4, -100, -100, 7, 8, 9, 10, 0, 1};
-    static const uint8_t padding[B * S] = {1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1};
-    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids, .labels = labels, .padding_mask = padding};
-    for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK; arch++) {
-        const ar_config c = model_of((ar_arch)arch, 11, arch == AR_ARCH_GPT2);
-        expect_same_bits(&c, &batch);
-    }
-}
-
-Test(vocabulary, learned_positions_of_the_full_length_have_the_baselines_bits)
-{
-    static const int64_t ids[18] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 2, 3, 4, 5, 6, 7};
-    const ar_batch batch = {.batch = 2, .seq = 9, .input_ids = ids}; /* max_positions */
-    const ar_config c = model_of(AR_ARCH_GPT2, 11, false);
-    expect_same_bits(&c, &batch);
-}
-
 /* Logits of large magnitude: all of exp's results but the largest vanish, and log l is 0. */
 Test(vocabulary, extreme_logits_have_the_baselines_bits)
 {

@@ -16,17 +16,6 @@ static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uin
 
 /* --- disagreements: message_test.c has each kind of them ---------------------------------------------------------- */
 
-BODY(different_tags)
-{
-    return ar_comm_barrier(c, q, r == 0 ? "a" : NULL);
-}
-
-Test(failure, a_rank_without_a_tag_agrees_with_any)
-{
-    fail_run run = {.body = different_tags};
-    cr_assert_ok(run_world(&run, 4, AR_SIM_DIRECT, 0, NULL));
-}
-
 BODY(write_then_disagree)
 {
     float x[8];
