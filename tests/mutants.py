@@ -155,7 +155,7 @@ MUTANTS = [
     # --- src/ref/arith
     ("a kept operand of q, k, v is stale where k or v alone has changed", "src/ref/arith/exact.c",
      "if (k->version[i] != k->params[i]->version)", "if (i == 0 && k->version[i] != k->params[i]->version)",
-     "layers/stale_operand_test train/frozen_test train/train_step_test"),
+     "layers/stale_operand_test train/frozen_test train/uneven_test"),
     ("the backward pass takes the operand that was kept for the forward pass", "src/ref/arith/exact.c",
      "|| k->watched != watched || k->along_k != along_k)", "|| k->watched != watched || (k->along_k && !along_k))",
      "layers/stale_operand_test layers/linear_test"),
@@ -350,7 +350,7 @@ MUTANTS = [
     # --- src/ref/train
     ("of a share's moments the first is reported twice", "src/ref/train/state.c",
      "add_kind(&k, \"exp_avg_sq\", 'v', part->v);", "add_kind(&k, \"exp_avg_sq\", 'v', part->m);",
-     "train/zero_units_test train/train_step_test"),
+     "train/zero_units_test train/uneven_test"),
     ("the momentum of the second step is its gradient alone", "src/ref/baseline/training.c",
      "*m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);",
      "*m = run->step <= 2 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);", "verify/steps_test"),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer over shards and copies: what it keeps, counts and refuses. Its steps are held to the formulas by
- * tests/cpu/optimizer_kernels_test.c and tests/baseline/baseline_optimizer_test.c, on ranks by train_step_test.c and
+ * tests/cpu/optimizer_kernels_test.c and tests/baseline/baseline_optimizer_test.c, on ranks by uneven_test.c and
  * frozen_test.c. */
 #include "tests/support/test.h"
 #include "tests/train/two_params.h"
