@@ -64,55 +64,6 @@ Test(kv_replica, a_whole_model_has_the_baselines_bits)
     }
 }
 
-/* --- which head a rank holds -------------------------------------------------------------------------------------- */
-
-typedef struct held {
-    int part[MOST], replica[MOST], replicas[MOST];
-} held;
-
-/* Where k_proj's rows on a rank begin, in heads. */
-static ar_status note_head(ar_ctx *ctx, void *user)
-{
-    held *h = user;
-    const size_t d = 4;
-    const ar_attention_options o = {.hidden = 8,
-                                    .heads = 32,
-                                    .kv_heads = 8,
-                                    .head_dim = d,
-                                    .max_positions = 4,
-                                    .q = "q_proj",
-                                    .k = "k_proj",
-                                    .v = "v_proj",
-                                    .out = "o_proj"};
-    OWNED(ar_module_destroy) ar_module *m = NULL;
-    ar_param *params[8];
-    AR_TRY(ar_attention_create(&m, ctx, "attention", &o));
-    const size_t n = ar_module_params(m, params, 8, false), r = rank_of(ctx);
-    ar_status st = n == 4 ? AR_OK : ar_error_set(AR_ERR_DATA, "%zu parameters", n);
-    if (st == AR_OK) {
-        const ar_layout *k = &params[1]->layout;
-        h->part[r] = k->nbox == 1 ? (int)(k->box[0].global[0] / d) : -1;
-        h->replica[r] = k->replica;
-        h->replicas[r] = k->replicas;
-    }
-    return st;
-}
-
-Test(kv_replica, eight_kv_heads_lie_on_neighbouring_ranks)
-{
-    static const int tps[] = {1, 2, 4, 8, 16, 32}, replicas[] = {1, 1, 1, 1, 2, 4};
-    for (size_t i = 0; i < 6; i++) {
-        held h = {{0}, {0}, {0}};
-        const rank_run_options o = {.ranks = tps[i]};
-        cr_assert_eq(rank_run(&o, note_head, &h), AR_OK, "tp=%d: %s", tps[i], ar_error_message());
-        for (int r = 0; r < tps[i]; r++) {
-            cr_assert_eq(h.replicas[r], replicas[i], "tp=%d rank %d: %d copies", tps[i], r, h.replicas[r]);
-            cr_assert_eq(h.part[r], r * 8 / tps[i], "tp=%d rank %d: head %d", tps[i], r, h.part[r]);
-            cr_assert_eq(h.replica[r], r % replicas[i], "tp=%d rank %d: copy %d", tps[i], r, h.replica[r]);
-        }
-    }
-}
-
 /* --- which layouts are legal -------------------------------------------------------------------------------------- */
 
 Test(kv_replica, ranks_divide_the_kv_heads_or_are_a_multiple_of_them)

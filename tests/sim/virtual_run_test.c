@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole programs in virtual time: queues and events, overlap, layers, and one timeline whatever moves the data. */
+/* Whole programs in virtual time: queues and events, layers, and one timeline whatever moves the data. Overlap is held
+ * by layers/linear_time_test.c and train/ddp_overlap_test.c. */
 #include <unistd.h>
 
 #include "anyrank/layers.h"
@@ -7,8 +8,6 @@
 #include "ref/core/clock.h"
 #include "support/rank_run.h"
 #include "tests/sim/virtual_support.h"
-
-enum { MOST = 8, CHUNKS = 5 };
 
 /* --- queues and events -------------------------------------------------------------------------------------------- */
 
@@ -86,107 +85,6 @@ Test(virtual_run, links_are_paced_by_a_cluster_and_not_where_time_stands_still)
     for (size_t i = 0; i < 2; i++) {
         cr_expect_refused(ar_sim_run(2, &wrong[i], three_all_reduces, sum, NULL), AR_ERR_ARG, "paced");
     }
-}
-
-/* --- chunked overlap ---------------------------------------------------------------------------------------------- */
-
-typedef struct chunked {
-    double gemm_us;
-    size_t bytes; /* of a chunk, from all ranks together */
-    uint8_t *out[MOST];
-    double end_us[MOST];
-} chunked;
-
-/* Gathers chunk by chunk on a queue, and multiplies what has come while the next one does. */
-static ar_status gather_and_multiply(ar_comm *c, void *arg)
-{
-    chunked *j = arg;
-    const int r = ar_comm_rank(c), n = ar_comm_size(c);
-    ar_queue *q = NULL;
-    ar_event *e[CHUNKS] = {NULL};
-    ar_status st = AR_OK;
-    size_t counts[MOST], own = 0;
-    for (int i = 0; i < n; i++)
-        ar_comm_slice(j->bytes, n, i, i == r ? &own : &(size_t){0}, &counts[i]);
-    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
-    for (int k = 0; k < CHUNKS; k++) {
-        uint8_t *out = j->out[r] + (size_t)k * j->bytes;
-        AR_TRY_TO(done, st, ar_event_create(&e[k]));
-        AR_TRY_TO(done, st, ar_comm_all_gather(c, q, (ar_buf){out}, (ar_cbuf){out + own}, counts, AR_U8, "chunk"));
-        AR_TRY_TO(done, st, ar_event_record(e[k], q));
-    }
-    for (int k = 0; k < CHUNKS; k++) {
-        AR_TRY_TO(done, st, ar_event_sync(e[k], 0));
-        work_us(j->gemm_us);
-    }
-    j->end_us[r] = now_us();
-done:
-    ar_queue_destroy(q);
-    for (int k = 0; k < CHUNKS; k++)
-        ar_event_destroy(e[k]);
-    return st;
-}
-
-Test(virtual_run, gathering_in_chunks_hides_the_shorter_of_gathering_and_multiplying)
-{
-    const ar_sim_cluster cluster = {.ranks_per_node = 0, .inside = {2e-6, 1e9}, .between = {0, 1}, .flops = FLOPS};
-    const ar_sim_options o = {.cluster = &cluster};
-    const double gemms_us[] = {1, 30, 61, 200};
-    for (int n = 2; n <= 8; n += n) {
-        for (size_t g = 0; g < sizeof gemms_us / sizeof *gemms_us; g++) {
-            chunked j = {.gemm_us = gemms_us[g], .bytes = 60000};
-            for (int r = 0; r < n; r++)
-                cr_assert(j.out[r] = calloc(CHUNKS, j.bytes));
-            cr_assert_ok(ar_sim_run(n, &o, gather_and_multiply, &j, NULL));
-            const double t_a = (n - 1) * 2.0 + (double)(n - 1) / n * (double)j.bytes / 1e3, t_g = gemms_us[g];
-            const double want = t_a + (CHUNKS - 1) * fmax(t_a, t_g) + t_g;
-            for (int r = 0; r < n; r++) {
-                cr_expect(fabs(j.end_us[r] - want) <= 0.01 * want, "N = %d, t_g = %g: %g us, not %g", n, t_g,
-                          j.end_us[r], want);
-                free(j.out[r]);
-            }
-        }
-    }
-}
-
-/* --- gradients that are reduced while others are computed --------------------------------------------------------- */
-
-enum { BUCKETS = 4 };
-
-/* Backward: a bucket is ready after 100 us each, and is reduced on a queue: 150 us. */
-static ar_status overlapped_backward(ar_comm *c, void *arg)
-{
-    (void)arg;
-    static const char *const tags[BUCKETS] = {"bucket 0", "bucket 1", "bucket 2", "bucket 3"};
-    float grad[BUCKETS] = {0};
-    OWNED(ar_queue_destroy) ar_queue *q = NULL;
-    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
-    ar_status st = AR_OK;
-    for (int i = 0; i < BUCKETS && st == AR_OK; i++) {
-        work_us(100);
-        st = small_all_reduce(c, q, &grad[i], tags[i]);
-    }
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    return st;
-}
-
-Test(virtual_run, overlapped_reductions_expose_what_computation_does_not_hide)
-{
-    const ar_sim_cluster cluster = cluster_of(4, 150);
-    const ar_sim_options o = {.cluster = &cluster};
-    OWNED(ar_trace_destroy) ar_trace *t = traced(4, &o, overlapped_backward, NULL);
-    const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
-    /* Reductions 100-250, 250-400, 400-550, 550-700; computation ends at 400. */
-    expect_us(s.seconds, 700, "all");
-    expect_us(s.compute, 400, "computation");
-    expect_us(s.communication, 600, "communication");
-    expect_us(s.exposed, 300, "exposed");
-    cr_expect_float_eq(s.overlap, 0.5, 1e-9);
-    cr_expect_eq(s.collectives, 16);
-    expect_us(s.path_compute, 100, "the path computes the first bucket");
-    expect_us(s.path_communication, 600, "and then reduces all of them");
-    cr_expect_eq(s.parts, 5);
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
