@@ -192,19 +192,3 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
         cr_assert_eq(ari_bits32(permuted[i0 * c * e + i1 * a * c * e + i2 + i3 * c]), want, "permuted element %zu", i);
     }
 }
-
-/* The point of it all: any order, the same state. */
-Test(accumulator_kernels, the_order_of_the_rows_does_not_matter)
-{
-    enum { rows = 200, cols = 64 };
-    OWNED(ar_device_destroy) ar_device *d = device(1);
-    SCOPED(state_destroy) state forward = state_create(cols), backward = state_create(cols);
-    OWNED(free) float *x = case_alloc(rows * cols, 4);
-    fill_terms(x, rows * cols, 77, false);
-    ar_tensor t = case_view2(x, rows, cols);
-    cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){forward.t}, (ar_buf){forward.hl}, 1, &t, (ar_cbuf){NULL}));
-    t.data.ptr = x + (rows - 1) * cols;
-    t.stride[0] = -cols;
-    cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){backward.t}, (ar_buf){backward.hl}, 1, &t, (ar_cbuf){NULL}));
-    same_state(&backward, &forward, "reversed");
-}

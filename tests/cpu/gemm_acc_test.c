@@ -130,21 +130,6 @@ PATH_TEST(gemm_acc, sums_longer_samples_than_one_integer_holds)
     check(1, 2, 3, 8191, DATA_LARGEST, 1);
 }
 
-PATH_TEST(gemm_acc, does_not_depend_on_the_order_of_the_samples)
-{
-    enum { SAMPLES = 5, M = 12, N = 30, K = 16 };
-    SCOPED(problem_destroy)
-    problem p = problem_create(SAMPLES, M, N, K, DATA_PLAIN), back = problem_create(SAMPLES, M, N, K, DATA_PLAIN);
-    SCOPED(state_destroy) state forward = state_create(M * N), reversed = state_create(M * N);
-    for (size_t i = 0; i < SAMPLES; i++) {
-        memcpy(back.a + i * M * K, p.a + (SAMPLES - 1 - i) * M * K, M * K * sizeof(float));
-        memcpy(back.b + i * N * K, p.b + (SAMPLES - 1 - i) * N * K, N * K * sizeof(float));
-    }
-    add_on_device(&forward, &p, 1);
-    add_on_device(&reversed, &back, 1);
-    same_states(&reversed, &forward, "samples in reverse");
-}
-
 PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
 {
     SCOPED(state_destroy) state got = state_create(6), want = state_create(6);
