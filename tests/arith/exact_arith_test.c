@@ -272,66 +272,6 @@ Test(exact_arith, gradients_cut_over_ranks_and_micro_batches_have_the_accumulato
     }
 }
 
-/* Weights of 1, 2 and 3 rows that have met one x, the second frozen. One call for each, or one for all. */
-enum { SHARING = 3 };
-typedef struct shared_x {
-    bool together;
-    float x[SAMPLES * EACH * IN], dy[SAMPLES * EACH * OUT], g[SHARING][OUT * IN];
-    size_t peak;
-} shared_x;
-
-static ar_status add_shared_x(ar_ctx *ctx, shared_x *j, ar_param w[SHARING])
-{
-    const size_t tokens = SAMPLES * EACH, x_shape[2] = {tokens, IN}, dy_shape[2] = {tokens, OUT};
-    ar_grad_terms terms[SHARING];
-    size_t now = 0;
-    ar_tensor x, dy;
-    AR_TRY(rank_upload(ctx, &x, 2, x_shape, j->x));
-    AR_TRY(rank_upload(ctx, &dy, 2, dy_shape, j->dy));
-    for (size_t i = 0; i < SHARING; i++)
-        terms[i] = (ar_grad_terms){&w[i], ar_tensor_slice(&dy, 1, 0, i + 1)};
-    for (int i = 0; i < (j->together ? 1 : SHARING); i++)
-        AR_TRY(ar_ctx_arith(ctx)->grad_contract(ctx, terms + i, j->together ? SHARING : 1, &x, SAMPLES, NULL));
-    ar_ctx_memory(ctx, &now, &j->peak);
-    return AR_OK;
-}
-
-static ar_status shared_x_rank(ar_ctx *ctx, void *user)
-{
-    shared_x *j = user;
-    ar_param w[SHARING];
-    ar_status st = AR_OK;
-    memset(w, 0, sizeof w);
-    for (size_t i = 0; i < SHARING; i++)
-        AR_TRY_TO(done, st, make_param(&w[i], ctx, "w", 2, i + 1, IN, false));
-    w[1].requires_grad = false;
-    AR_TRY_TO(done, st, add_shared_x(ctx, j, w));
-    for (size_t i = 0; i < SHARING; i++)
-        AR_TRY_TO(done, st, gradient_of(ctx, j->g[i], &w[i]));
-done:
-    for (size_t i = 0; i < SHARING; i++)
-        ar_param_fini(&w[i]);
-    return st;
-}
-
-Test(exact_arith, gradients_that_share_x_are_those_of_each_alone_in_the_memory_of_the_largest)
-{
-    static shared_x j[2];
-    const rank_run_options o = {.ranks = 1};
-    for (int i = 0; i < 2; i++) {
-        j[i].together = i == 1;
-        fill_values(j[i].x, SAMPLES * EACH * IN, 1, 1.0);
-        fill_values(j[i].dy, SAMPLES * EACH * OUT, 2, 1.0);
-        cr_assert_ok(rank_run(&o, shared_x_rank, &j[i]));
-    }
-    for (size_t i = 0; i < SHARING; i++) {
-        const size_t n = (i + 1) * IN;
-        cr_assert_eq(first_different_bits(j[1].g[i], j[0].g[i], n), n, "weight %zu", i);
-        cr_assert_eq(j[0].g[i][0] == 0.0f, i == 1, "weight %zu: frozen, or not", i);
-    }
-    cr_assert_eq(j[1].peak, j[0].peak, "%zu bytes for all, %zu for the largest alone", j[1].peak, j[0].peak);
-}
-
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
 
 enum { DEPTH = 5 };

@@ -39,17 +39,6 @@ Test(dropout, models_of_every_architecture_have_the_baselines_bits)
     }
 }
 
-Test(dropout, copies_of_kv_heads_have_the_baselines_bits)
-{
-    static const int tps[] = {2, 4, 8, 0};
-    for (int sp = 0; sp < 2; sp++) {
-        match_case c = model_of(AR_ARCH_LLAMA, 0.5);
-        c.config.heads = 8;
-        c.sp = sp;
-        cr_assert_eq(match(&c, tps, NULL), AR_OK, "sp %d: %s", sp, ar_error_message());
-    }
-}
-
 /* --- which elements ----------------------------------------------------------------------------------------------- */
 
 enum { SAMPLES = 5, POSITIONS = 6, LONGEST = 9, WIDTH = 7, HEADS = 4 };
