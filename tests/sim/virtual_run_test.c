@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole programs in virtual time: queues and events, layers, and one timeline whatever moves the data. Overlap is held
- * by layers/linear_time_test.c and train/ddp_overlap_test.c. */
+/* Whole programs in virtual time: queues and events, and one timeline whatever moves the data. Layers' times are what the
+ * planner predicts, and overlap is held by train/ddp_overlap_test.c. */
 #include <unistd.h>
 
-#include "anyrank/layers.h"
 #include "ref/comm/call.h"
 #include "ref/core/clock.h"
-#include "support/rank_run.h"
 #include "tests/sim/virtual_support.h"
 
 /* --- queues and events -------------------------------------------------------------------------------------------- */
@@ -84,74 +82,6 @@ Test(virtual_run, links_are_paced_by_a_cluster_and_not_where_time_stands_still)
     float sum[2];
     for (size_t i = 0; i < 2; i++) {
         cr_expect_refused(ar_sim_run(2, &wrong[i], three_all_reduces, sum, NULL), AR_ERR_ARG, "paced");
-    }
-}
-
-/* --- layers ------------------------------------------------------------------------------------------------------- */
-
-enum { SAMPLES = 2, SEQ = 8, HIDDEN = 32, FFN = 64, HEADS = 8 };
-
-static ar_status block_step(ar_comm *world, void *arg)
-{
-    const ar_block_options shape = {
-        .norm = AR_NORM_RMS,
-        .norm_eps = 1e-5,
-        .attention = {.hidden = HIDDEN, .heads = HEADS, .kv_heads = HEADS, .head_dim = HIDDEN / HEADS, .causal = true},
-        .mlp = {.hidden = HIDDEN, .ffn = FFN, .activation = AR_ACT_GELU_TANH}};
-    const ar_batch batch = {.batch = SAMPLES, .seq = SEQ};
-    static const float values[SAMPLES * SEQ * HIDDEN] = {1, -2, 3};
-    ar_ctx_options o = {.tp = world, .numerics = *(const ar_numerics *)arg};
-    ar_ctx *ctx = NULL;
-    ar_module *block = NULL;
-    ar_saved *saved = NULL;
-    ar_tensor x, y, dx;
-    ar_status st = ar_device_cpu_create(&o.device, 1);
-    AR_TRY_TO(done, st, ar_ctx_create(&ctx, &o));
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_block_create(&block, ctx, "block", &shape));
-    AR_TRY_TO(done, st, ar_module_fresh(block, ctx, 42));
-    AR_TRY_TO(done, st, rank_upload(ctx, &x, 3, (size_t[]){SAMPLES, SEQ, HIDDEN}, values));
-    AR_TRY_TO(done, st, ar_module_forward(block, ctx, saved, &y, &x, &batch));
-    AR_TRY_TO(done, st, ar_module_backward(block, ctx, saved, &dx, &y, &batch));
-done:
-    ar_module_destroy(block);
-    ar_saved_destroy(saved);
-    ar_ctx_destroy(ctx);
-    ar_device_destroy(o.device);
-    return st;
-}
-
-/* Multiplications and additions of one rank's products, forward and, twice as many, backward. */
-static double block_flops(int n)
-{
-    const double tokens = SAMPLES * SEQ, matrices = 4.0 * HIDDEN * HIDDEN + 2.0 * HIDDEN * FFN;
-    const double seen = SEQ * (SEQ + 1) / 2.0; /* scores that causal order leaves */
-    const double scores_and_values = 2.0 * SAMPLES * HEADS * seen * (HIDDEN / HEADS);
-    return 3 * 2 * (tokens * matrices + scores_and_values) / n;
-}
-
-Test(virtual_run, a_tensor_parallel_block_takes_what_its_volumes_and_products_say)
-{
-    const ar_sim_cluster cluster = {.ranks_per_node = 0, .inside = {1e-6, 1e9}, .between = {0, 1}, .flops = 1e9};
-    const ar_sim_options o = {.cluster = &cluster};
-    ar_numerics native = AR_NUMERICS_NATIVE, exact = AR_NUMERICS_EXACT;
-    ar_cpu_select_kernels();
-    for (int n = 1; n <= 8; n += n) {
-        ar_trace *t = traced(n, &o, block_step, &native);
-        const ar_trace_summary s = summary_of(t, AR_TRACE_VIRTUAL);
-        /* Two all-reduces forward and two backward, of every token's features in fp32. */
-        const double bytes = SAMPLES * SEQ * HIDDEN * 4.0;
-        expect_us(s.communication, 4 * (2 * (n - 1) * 1.0 + 2.0 * (n - 1) / n * bytes * 1e-3), "communication");
-        expect_us(s.compute, block_flops(n) * 1e-3, "computation");
-        expect_us(s.seconds, s.communication * 1e6 + s.compute * 1e6, "all");
-        cr_expect_eq(s.collectives, (size_t)(n > 1 ? 4 * n : 0));
-        ar_trace_destroy(t);
-        t = traced(n, &o, block_step, &exact);
-        const ar_trace_summary e = summary_of(t, AR_TRACE_VIRTUAL);
-        cr_expect_float_eq(e.compute, s.compute, 1e-15, "products count alike in both numerics: %.9g, %.9g", e.compute,
-                           s.compute);
-        cr_expect(n == 1 || e.communication > s.communication, "exact numerics move more");
-        ar_trace_destroy(t);
     }
 }
 
