@@ -1,51 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fewer KV heads than ranks: neighbouring ranks are copies of one KV head. Every tensor of a block, the copies of K, V
- * and their gradients among them, has the bits of the independent baseline's. */
-#include "support/bits.h"
+/* Which numbers of ranks KV heads can be shared by, or copied to. That copies have the baseline's bits is
+ * context_attention_test.c's. */
 #include "support/match.h"
 #include "tests/support/test.h"
 
-enum { B = 2, S = 24, H = 12 };
-
-/* A block's attention with every feature that K and V pass through. */
 static ar_config config_of(size_t heads, size_t kv_heads)
 {
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
     c.heads = heads;
     c.kv_heads = kv_heads;
-    c.ffn = 48;
-    c.max_positions = S;
-    c.qkv_bias = c.out_bias = true;
+    c.ffn = 96;
     return c;
 }
-
-static match_case block_of(const ar_config *c)
-{
-    static float x[B * S * H], dy[B * S * H];
-    fill_values(x, B * S * H, 13, 2.0);
-    fill_values(dy, B * S * H, 14, 0.25);
-    return (match_case){.config = *c, .batch = {.batch = B, .seq = S}, .x = x, .dy = dy, .seed = 15};
-}
-
-/* --- every layout ------------------------------------------------------------------------------------------------- */
-
-Test(kv_replica, fewer_kv_heads_than_ranks_have_the_baselines_bits)
-{
-    static const struct {
-        size_t heads, kv_heads;
-        int tps[7];
-    } cases[] = {{12, 1, {1, 2, 3, 4, 6, 12}}, {8, 2, {1, 2, 4, 8}}, {12, 3, {1, 3, 6, 12}}};
-    for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
-        ar_config c = config_of(cases[i / 4].heads, cases[i / 4].kv_heads);
-        c.rope.kind = i & 1 ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
-        match_case m = block_of(&c);
-        m.sp = i & 2;
-        cr_assert_eq(match(&m, cases[i / 4].tps, NULL), AR_OK, "%zu query and %zu KV heads, sp %d: %s", c.heads,
-                     c.kv_heads, m.sp, ar_error_message());
-    }
-}
-
-/* --- which layouts are legal -------------------------------------------------------------------------------------- */
 
 Test(kv_replica, ranks_divide_the_kv_heads_or_are_a_multiple_of_them)
 {
@@ -60,7 +26,6 @@ Test(kv_replica, ranks_divide_the_kv_heads_or_are_a_multiple_of_them)
               {12, 12, 12, true}, {8, 8, 16, false}, {12, 4, 6, false}};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         ar_config c = config_of(at[i].heads, at[i].kv_heads);
-        c.ffn = 32 * 3;
         const ar_status st = ar_config_check_tp(&c, at[i].tp, &plan);
         cr_assert_eq(st, at[i].legal ? AR_OK : AR_ERR_INDIVISIBLE, "%zu/%zu heads, tp=%d: %d", at[i].heads,
                      at[i].kv_heads, at[i].tp, (int)st);
@@ -90,7 +55,6 @@ Test(kv_replica, inner_neighbours_share_the_heads_of_every_tensor_parallel_rank)
     const ar_plan plan = {0};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         ar_config c = config_of(at[i].heads, at[i].kv_heads);
-        c.ffn = 32 * 3;
         const ar_parallel p = {.tp = at[i].tp, .cp = at[i].inner, .cp_inner = at[i].inner};
         const ar_status st = ar_parallel_check(&p, &c, &plan, 0, 0);
         cr_assert_eq(st, at[i].legal ? AR_OK : AR_ERR_INDIVISIBLE, "%zu/%zu heads, tp=%d, inner cp %d: %d", at[i].heads,
