@@ -83,24 +83,6 @@ Test(zero_params, a_norm_counts_whole_and_shared_gradients_once)
     }
 }
 
-Test(zero_params, state_of_all_ranks_together_is_that_of_one)
-{
-    values start;
-    start_values(&start);
-    for (int ranks = 2; ranks <= 8; ranks *= 2) {
-        job j = job_of(AR_OPTIMIZER_ADAM, &start);
-        size_t sum = 0;
-        j.zero = 1;
-        run(&j, ranks, AR_NUMERICS_EXACT);
-        for (int r = 0; r < ranks; r++) {
-            cr_expect_eq(j.bytes[r], 2 * sizeof(float) * 48 / (size_t)ranks, "%d ranks, rank %d: %zu bytes", ranks, r,
-                         j.bytes[r]);
-            sum += j.bytes[r];
-        }
-        cr_expect_eq(sum, 2 * sizeof(float) * 48);
-    }
-}
-
 Test(zero_params, a_parameter_without_gradient_stays_and_so_does_its_state)
 {
     values start;
