@@ -1,49 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/numerics/accumulator.h"
-#include "tests/cpu/contract_cases.h"
-#include "tests/support/test.h"
+#include "tests/cpu/acc_state.h"
+#include "tests/cpu/contract_paths.h"
 
 /* The array kernels of the accumulator against ari_acc_add, ari_acc_raise and ari_acc_value, element by element: the
  * whole state is compared, not just its value. */
-static ar_device *device(int threads)
-{
-    ar_device *d = NULL;
-    cr_assert_ok(ar_device_cpu_create(&d, threads));
-    return d;
-}
-
-typedef struct state {
-    size_t n;
-    uint8_t *t;
-    int64_t *hl;
-} state;
-
-static state state_create(size_t n)
-{
-    return (state){n, case_alloc(n, 1), case_alloc(2 * n, 8)};
-}
-
-static void state_destroy(state *s)
-{
-    free(s->t);
-    free(s->hl);
-}
-
-static void add_one(state *s, size_t at, float v)
-{
-    ari_acc_add(&s->t[at], &s->hl[at], &s->hl[s->n + at], v);
-}
-
-static void same_state(const state *got, const state *want, const char *what)
-{
-    for (size_t i = 0; i < want->n; i++) {
-        const bool same =
-            got->t[i] == want->t[i] && got->hl[i] == want->hl[i] && got->hl[want->n + i] == want->hl[want->n + i];
-        cr_assert(same, "%s: element %zu: t %d H %lld L %lld, expected t %d H %lld L %lld", what, i, got->t[i],
-                  (long long)got->hl[i], (long long)got->hl[want->n + i], want->t[i], (long long)want->hl[i],
-                  (long long)want->hl[want->n + i]);
-    }
-}
 
 /* Values of every slice, with a NaN here and there. */
 static void fill_terms(float *x, size_t n, uint64_t seed, bool nonfinite)
