@@ -330,7 +330,7 @@ def bits_on_arm(build):
 # What takes longest, where no earlier run of the build directory tells.
 LONG = ["pages/long_test", "verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
         "verify/check_test", "cli/bench_test", "verify/steps_test", "cli/cluster_test", "check/format",
-        "sim/random_main", "cli/device_test", "gpu/nccl_command_test", "verify/pages_test", "sim/trace_main",
+        "sim/collectives_test", "cli/device_test", "gpu/nccl_command_test", "verify/pages_test", "sim/trace_main",
         "cli/reshard_test", "cli/edges_test", "gpu/conformance_main", "plan/lint_test", "verify/schedule_check_test",
         "cli/train_test", "verify/gradcheck_test", "verify/golden_training_test", "mpi/mpi_test",
         "verify/cluster_check_test", "verify/golden_test", "verify/compare_test", "cpu/contract_test", "cli/dump_test",

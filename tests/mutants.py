@@ -7,7 +7,7 @@ MUTANTS = [
     # --- src/ref/core
     ("ranks that reduce with different operations go unnoticed", "src/ref/comm/agreement.c",
      "} else if (x->op != y->op) {", "} else if (x->op != y->op && x->kind != ARI_ALL_REDUCE) {",
-     "sim/message_test"),
+     "sim/message_test sim/collectives_test"),
     ("a receiver of an all-to-all that expects more than is sent goes unnoticed", "src/ref/comm/agreement.c",
      "if (sent == expected)", "if (sent <= expected)", "sim/message_test"),
     ("the table of a failure joins ranks whose last collectives differ", "src/ref/comm/rank_table.c",
@@ -17,7 +17,7 @@ MUTANTS = [
      "diagonal + (a[i - 1] != b[j - 1])", "diagonal + 1", "cli/args_test io/config_test"),
     ("a queued all-to-all reads the caller's counts after the call has returned", "src/ref/comm/comm.c",
      "j->call.recv_counts = append_bytes(&at, call->recv_counts, recv_counts);", "at += recv_counts;",
-     "core/queue_test sim/random_main"),
+     "core/queue_test sim/collectives_test"),
     ("elements of a second box get the indices of the first", "src/ref/context/host.c",
      "index += (b->local[d] + x) * index_stride;", "index += x * index_stride;",
      "verify/compare_test layers/linear_test"),
@@ -400,7 +400,7 @@ MUTANTS = [
      "sim/trace_summary_test"),
     ("a mean is not divided where four inputs join a sum", "src/sim/sum.c",
      "if (s->finishes && n > 1 && s->kernel.finish)", "if (s->finishes && n > 1 && n < 4 && s->kernel.finish)",
-     "sim/random_main sim/slice_test"),
+     "sim/collectives_test sim/slice_test"),
     # --- src/sim/plan
     ("groups without samples are predicted to move activations", "src/sim/plan/bytes.c",
      "with_samples = t->dp < t->c->run.batch ? t->dp : t->c->run.batch;", "with_samples = t->dp;",
