@@ -181,7 +181,8 @@ static void check(size_t n, size_t v, enum values kind, int parts, int threads, 
         shard_free(&s[r]);
 }
 
-static const ar_loss_options losses[] = {{0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {.label_smoothing = 0.75, .z_loss = 0.5}};
+static const ar_loss_options losses[] = {
+    {0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {.label_smoothing = 0.75, .z_loss = 0.5}};
 enum { LOSSES = sizeof losses / sizeof *losses };
 
 Test(loss, and_its_gradient_match_the_formulas_on_any_number_of_shards)

@@ -91,7 +91,8 @@ Test(vocabulary, extreme_logits_have_the_baselines_bits)
 
 /* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
 
-static const ar_loss_options losses[] = {{.label_smoothing = 0.1}, {.z_loss = 0.02}, {.label_smoothing = 0.9, .z_loss = 0.5}};
+static const ar_loss_options losses[] = {
+    {.label_smoothing = 0.1}, {.z_loss = 0.02}, {.label_smoothing = 0.9, .z_loss = 0.5}};
 
 /* Vocabularies that divide, that do not, and that leave ranks without rows; targets beside ignored ones. */
 Test(vocabulary, smoothed_labels_and_z_loss_have_the_baselines_bits)
