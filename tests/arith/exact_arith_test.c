@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The exact arithmetic alone: however K, the rows or the samples are cut up over parts and ranks, a contraction has the
- * bits of its plain definition, and a gradient those of the plain accumulator. */
+/* The exact arithmetic alone: however K or the samples are cut up over parts and ranks, a contraction has the bits of
+ * its plain definition, and a gradient those of the plain accumulator. */
 #include "anyrank/arith.h"
-#include "ref/numerics/scalar.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
@@ -13,8 +12,7 @@ enum { MOST_RANKS = 4, M = 5, N = 7, MOST_K = 8200 };
 /* A [M, K] and B [N, K]; magnitudes differ from column to column, so that the equilibration counts. */
 typedef struct contraction {
     size_t k;
-    bool cut_k, cut_rows; /* over the ranks: K, or B's rows */
-    int parts;            /* of each rank's share: 1 to 3 */
+    int parts; /* of each rank's share: 1 to 3 */
     float a[M * MOST_K], b[N * MOST_K];
     float expected[M * N];
     float y[MOST_RANKS][M * N];
@@ -42,50 +40,41 @@ static void define(contraction *c)
     plain_contract(c->expected, M, N, c->k, c->a, c->k, 1, c->b, c->k, 1);
 }
 
-/* Cuts `t` along `dim` into c->parts pieces. */
-static ar_parts cut(const contraction *c, const ar_tensor *t, int dim, bool along_k)
+/* Cuts `t` along K into c->parts pieces. */
+static ar_parts cut(const contraction *c, const ar_tensor *t)
 {
-    ar_parts p = {.n = c->parts, .along_k = along_k};
+    ar_parts p = {.n = c->parts, .along_k = true};
     for (int i = 0; i < c->parts; i++) {
         size_t start = 0, count = 0;
-        ar_comm_slice(t->shape[dim], c->parts, i, &start, &count);
-        p.part[i] = ar_tensor_slice(t, dim, start, count);
+        ar_comm_slice(t->shape[1], c->parts, i, &start, &count);
+        p.part[i] = ar_tensor_slice(t, 1, start, count);
     }
     return p;
 }
 
+/* The ranks share K. */
 static ar_status contract_rank(ar_ctx *ctx, void *user)
 {
     contraction *c = user;
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
-    const size_t r = rank_of(ctx), a_shape[2] = {M, c->k}, b_shape[2] = {N, c->k};
+    const size_t a_shape[2] = {M, c->k}, b_shape[2] = {N, c->k}, y_shape[2] = {M, N};
     ar_tensor a, b, y;
     const ar_operand *oa = NULL, *ob = NULL;
     ar_sum *sum = NULL;
     size_t start = 0, count = 0;
     AR_TRY(rank_upload(ctx, &a, 2, a_shape, c->a));
     AR_TRY(rank_upload(ctx, &b, 2, b_shape, c->b));
-    if (c->cut_k) {
-        ar_comm_slice(c->k, (int)ranks_of(ctx), (int)r, &start, &count);
-        a = ar_tensor_slice(&a, 1, start, count);
-        b = ar_tensor_slice(&b, 1, start, count);
-    }
-    if (c->cut_rows) {
-        ar_comm_slice(N, (int)ranks_of(ctx), (int)r, &start, &count);
-        b = ar_tensor_slice(&b, 0, start, count);
-    }
-    const bool along_k = c->cut_k;
-    const ar_parts pb = cut(c, &b, along_k ? 1 : 0, along_k);
-    const ar_parts pa = along_k ? cut(c, &a, 1, true) : (ar_parts){.n = 1, .part = {a}};
-    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, c->k, c->cut_k ? ar_ctx_tp(ctx) : NULL,
-                            c->cut_rows ? ar_ctx_tp(ctx) : NULL, "b"));
+    ar_comm_slice(c->k, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
+    a = ar_tensor_slice(&a, 1, start, count);
+    b = ar_tensor_slice(&b, 1, start, count);
+    const ar_parts pa = cut(c, &a), pb = cut(c, &b);
+    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, c->k, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), c->cut_k ? AR_ALL : AR_KEEP, "fold"));
-    const size_t y_shape[2] = {M, b.shape[0]};
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), AR_ALL, "fold"));
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
     AR_TRY(arith->round(ctx, &y, sum, NULL));
-    return ar_ctx_download(ctx, c->y[r], &y);
+    return ar_ctx_download(ctx, c->y[rank_of(ctx)], &y);
 }
 
 static void run_contraction(contraction *c, int ranks)
@@ -96,14 +85,9 @@ static void run_contraction(contraction *c, int ranks)
 
 static void expect_definition(const contraction *c, int ranks)
 {
-    for (int r = 0; r < ranks; r++) {
-        size_t start = 0, count = N;
-        if (c->cut_rows)
-            ar_comm_slice(N, ranks, r, &start, &count);
-        for (size_t i = 0; i < M; i++)
-            cr_assert_eq(first_different_bits(c->y[r] + i * count, c->expected + i * N + start, count), count,
-                         "K %zu, rank %d of %d, %d parts, row %zu", c->k, r, ranks, c->parts, i);
-    }
+    for (int r = 0; r < ranks; r++)
+        cr_assert_eq(first_different_bits(c->y[r], c->expected, M * N), M * N, "K %zu, rank %d of %d, %d parts", c->k,
+                     r, ranks, c->parts);
 }
 
 /* 8191 is the longest K of one 64-bit sum; longer ones are kept in two. */
@@ -112,7 +96,6 @@ Test(exact_arith, k_cut_over_ranks_and_parts_has_the_definitions_bits)
     static const size_t ks[] = {1, 3, 64, 1000, 8191, 8192, 8200};
     for (size_t i = 0; i < sizeof ks / sizeof ks[0]; i++) {
         OWNED(free) contraction *c = contraction_new(ks[i]);
-        c->cut_k = true;
         define(c);
         for (int ranks = 1; ranks <= 4 && (size_t)ranks <= c->k; ranks++) {
             for (c->parts = 1; c->parts <= 3 && (size_t)(c->parts * ranks) <= c->k; c->parts++) {
@@ -130,7 +113,6 @@ Test(exact_arith, the_largest_sums_of_a_long_k_do_not_overflow)
     static const size_t ks[] = {8190, 8191, 8192, 8200};
     for (size_t i = 0; i < sizeof ks / sizeof ks[0]; i++) {
         OWNED(free) contraction *c = contraction_new(ks[i]);
-        c->cut_k = true;
         for (size_t k = 0; k < M * c->k; k++)
             c->a[k] = 0x1.fffffep-1f;
         for (size_t k = 0; k < N * c->k; k++)
@@ -144,24 +126,10 @@ Test(exact_arith, the_largest_sums_of_a_long_k_do_not_overflow)
     }
 }
 
-Test(exact_arith, rows_cut_over_ranks_and_parts_have_the_definitions_bits)
-{
-    OWNED(free) contraction *c = contraction_new(100);
-    c->cut_rows = true;
-    define(c);
-    for (int ranks = 1; ranks <= 4; ranks++) {
-        for (c->parts = 1; c->parts <= (ranks == 4 ? 1 : 2); c->parts++) {
-            run_contraction(c, ranks);
-            expect_definition(c, ranks);
-        }
-    }
-}
-
 /* What one rank's share of K holds reaches every rank's result: the exponents are agreed before the sums. */
 Test(exact_arith, a_nan_in_one_share_of_k_makes_the_row_nan_on_every_rank)
 {
     OWNED(free) contraction *c = contraction_new(40);
-    c->cut_k = true;
     c->a[2 * 40 + 39] = NAN;      /* row 2, in the last rank's share */
     c->b[4 * 40 + 1] = -INFINITY; /* column 4, in the first one's */
     define(c);
@@ -169,142 +137,6 @@ Test(exact_arith, a_nan_in_one_share_of_k_makes_the_row_nan_on_every_rank)
     for (int ranks = 1; ranks <= 4; ranks++) {
         run_contraction(c, ranks);
         expect_definition(c, ranks);
-    }
-}
-
-Test(exact_arith, zero_rows_and_columns_give_positive_zeros)
-{
-    OWNED(free) contraction *c = contraction_new(20);
-    c->cut_k = true;
-    memset(c->a + 1 * 20, 0, 20 * sizeof(float));
-    for (size_t i = 0; i < 20; i++)
-        c->b[3 * 20 + i] = -0.0f;
-    define(c);
-    run_contraction(c, 2);
-    expect_definition(c, 2);
-    const float zero = 0.0f;
-    cr_assert_eq(first_different_bits(&c->y[1][1 * N + 2], &zero, 1), 1);
-    cr_assert_eq(first_different_bits(&c->y[1][0 * N + 3], &zero, 1), 1);
-}
-
-/* --- batches, bias and activation --------------------------------------------------------------------------------- */
-
-enum { HEADS = 6, ROWS = 4, COLS = 3, DEPTH = 5 };
-typedef struct batched {
-    float a[HEADS * ROWS * DEPTH], b[HEADS * COLS * DEPTH], bias[COLS];
-    float y[HEADS * ROWS * COLS], z[ROWS * COLS], yb[ROWS * COLS];
-} batched;
-
-static ar_status contract_once(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, bool scale,
-                               const ar_epilogue *epilogue)
-{
-    const ar_arith_ops *arith = ar_ctx_arith(ctx);
-    const ar_parts pa = {.n = 1, .part = {*a}}, pb = {.n = 1, .part = {*b}};
-    const ar_operand *oa = NULL, *ob = NULL;
-    ar_sum *sum = NULL;
-    AR_TRY(arith->operand_b(ctx, &ob, &pb, scale, DEPTH, NULL, NULL, "b"));
-    AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
-    AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    return arith->round(ctx, y, sum, epilogue);
-}
-
-static ar_status batched_rank(ar_ctx *ctx, void *user)
-{
-    batched *t = user;
-    const size_t a_shape[4] = {2, 3, ROWS, DEPTH}, b_shape[4] = {2, 3, COLS, DEPTH}, y_shape[4] = {2, 3, ROWS, COLS};
-    const size_t cols = COLS;
-    ar_tensor a, b, y, bias, yb, z;
-    AR_TRY(rank_upload(ctx, &a, 4, a_shape, t->a));
-    AR_TRY(rank_upload(ctx, &b, 4, b_shape, t->b));
-    AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 4, y_shape));
-    AR_TRY(contract_once(ctx, &y, &a, &b, false, NULL));
-    AR_TRY(ar_ctx_download(ctx, t->y, &y));
-    AR_TRY(rank_upload(ctx, &bias, 1, &cols, t->bias));
-    AR_TRY(ar_ctx_tensor(ctx, &yb, AR_F32, 2, y_shape + 2));
-    AR_TRY(ar_ctx_tensor(ctx, &z, AR_F32, 2, y_shape + 2));
-    AR_TRY(rank_upload(ctx, &a, 2, a_shape + 2, t->a));
-    AR_TRY(rank_upload(ctx, &b, 2, b_shape + 2, t->b));
-    const ar_epilogue epilogue = {.bias = ar_const(bias.data), .act = AR_ACT_GELU_TANH, .z = &z};
-    AR_TRY(contract_once(ctx, &yb, &a, &b, true, &epilogue));
-    AR_TRY(ar_ctx_download(ctx, t->yb, &yb));
-    return ar_ctx_download(ctx, t->z, &z);
-}
-
-Test(exact_arith, batches_and_the_epilogue_have_the_definitions_bits)
-{
-    static batched t;
-    const rank_run_options o = {.ranks = 1};
-    float expected[ROWS * COLS];
-    fill_values(t.a, HEADS * ROWS * DEPTH, 1, 8.0);
-    fill_values(t.b, HEADS * COLS * DEPTH, 2, 1.0);
-    fill_values(t.bias, COLS, 3, 1.0);
-    for (size_t i = 0; i < COLS * HEADS; i++)
-        t.b[i * DEPTH] *= 0x1p-20f; /* where c = 0 or not shows */
-    cr_assert_ok(rank_run(&o, batched_rank, &t));
-    for (size_t h = 0; h < HEADS; h++) { /* not equilibrated, like attention's scores */
-        cr_assert_ok(ar_contract_definition(expected, ROWS, COLS, DEPTH, t.a + h * ROWS * DEPTH, DEPTH, 1,
-                                            t.b + h * COLS * DEPTH, DEPTH, 1, false));
-        cr_assert_eq(first_different_bits(t.y + h * ROWS * COLS, expected, ROWS * COLS), ROWS * COLS, "matrix %zu", h);
-    }
-    plain_contract(expected, ROWS, COLS, DEPTH, t.a, DEPTH, 1, t.b, DEPTH, 1);
-    for (size_t i = 0; i < ROWS * COLS; i++) { /* the bias is added to the rounded sum */
-        const float with_bias = expected[i] + t.bias[i % COLS], act = ari_act32(AR_ACT_GELU_TANH, with_bias);
-        cr_assert_eq(first_different_bits(&t.yb[i], &with_bias, 1), 1);
-        cr_assert_eq(first_different_bits(&t.z[i], &act, 1), 1);
-    }
-}
-
-/* A matrix for each head, whose K the ranks share: all of them in one sum. */
-typedef struct shared_batches {
-    bool scale;
-    float a[HEADS * ROWS * DEPTH], b[HEADS * COLS * DEPTH];
-    float y[MOST_RANKS][HEADS * ROWS * COLS];
-} shared_batches;
-
-static ar_status shared_batches_rank(ar_ctx *ctx, void *user)
-{
-    shared_batches *t = user;
-    const ar_arith_ops *arith = ar_ctx_arith(ctx);
-    const size_t a_shape[4] = {2, 3, ROWS, DEPTH}, b_shape[4] = {2, 3, COLS, DEPTH}, y_shape[4] = {2, 3, ROWS, COLS};
-    size_t start = 0, count = 0;
-    ar_tensor a, b, y;
-    const ar_operand *oa = NULL, *ob = NULL;
-    ar_sum *sum = NULL;
-    ar_comm_slice(DEPTH, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
-    AR_TRY(rank_upload(ctx, &a, 4, a_shape, t->a));
-    AR_TRY(rank_upload(ctx, &b, 4, b_shape, t->b));
-    const ar_parts pa = {.n = 1, .part = {ar_tensor_slice(&a, 3, start, count)}};
-    const ar_parts pb = {.n = 1, .part = {ar_tensor_slice(&b, 3, start, count)}};
-    AR_TRY(arith->operand_b(ctx, &ob, &pb, t->scale, DEPTH, ar_ctx_tp(ctx), NULL, "b"));
-    AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
-    AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), AR_ALL, "fold"));
-    AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 4, y_shape));
-    AR_TRY(arith->round(ctx, &y, sum, NULL));
-    return ar_ctx_download(ctx, t->y[rank_of(ctx)], &y);
-}
-
-Test(exact_arith, batches_whose_k_is_cut_over_ranks_have_the_definitions_bits)
-{
-    static shared_batches t;
-    float expected[ROWS * COLS];
-    fill_values(t.a, HEADS * ROWS * DEPTH, 1, 8.0);
-    fill_values(t.b, HEADS * COLS * DEPTH, 2, 1.0);
-    for (size_t i = 0; i < HEADS * COLS * DEPTH; i++) /* exponents of their own for every head and row */
-        t.b[i] = ldexpf(t.b[i], (int)(i / DEPTH % 5) - (int)(i / (size_t)(COLS * DEPTH)) * 3);
-    for (int scale = 0; scale < 2; scale++) {
-        t.scale = scale;
-        for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
-            const rank_run_options o = {.ranks = ranks};
-            cr_assert_ok(rank_run(&o, shared_batches_rank, &t));
-            for (size_t h = 0; h < HEADS * (size_t)ranks; h++) {
-                const size_t head = h % HEADS;
-                cr_assert_ok(ar_contract_definition(expected, ROWS, COLS, DEPTH, t.a + head * ROWS * DEPTH, DEPTH, 1,
-                                                    t.b + head * COLS * DEPTH, DEPTH, 1, t.scale));
-                cr_assert_eq(first_different_bits(t.y[h / HEADS] + head * ROWS * COLS, expected, ROWS * COLS),
-                             ROWS * COLS, "rank %zu of %d, matrix %zu, scale %d", h / HEADS, ranks, head, scale);
-            }
-        }
     }
 }
 
@@ -440,67 +272,9 @@ Test(exact_arith, gradients_cut_over_ranks_and_micro_batches_have_the_accumulato
     }
 }
 
-/* Weights of 1, 2 and 3 rows that have met one x, the second frozen. One call for each, or one for all. */
-enum { SHARING = 3 };
-typedef struct shared_x {
-    bool together;
-    float x[SAMPLES * EACH * IN], dy[SAMPLES * EACH * OUT], g[SHARING][OUT * IN];
-    size_t peak;
-} shared_x;
-
-static ar_status add_shared_x(ar_ctx *ctx, shared_x *j, ar_param w[SHARING])
-{
-    const size_t tokens = SAMPLES * EACH, x_shape[2] = {tokens, IN}, dy_shape[2] = {tokens, OUT};
-    ar_grad_terms terms[SHARING];
-    size_t now = 0;
-    ar_tensor x, dy;
-    AR_TRY(rank_upload(ctx, &x, 2, x_shape, j->x));
-    AR_TRY(rank_upload(ctx, &dy, 2, dy_shape, j->dy));
-    for (size_t i = 0; i < SHARING; i++)
-        terms[i] = (ar_grad_terms){&w[i], ar_tensor_slice(&dy, 1, 0, i + 1)};
-    for (int i = 0; i < (j->together ? 1 : SHARING); i++)
-        AR_TRY(ar_ctx_arith(ctx)->grad_contract(ctx, terms + i, j->together ? SHARING : 1, &x, SAMPLES, NULL));
-    ar_ctx_memory(ctx, &now, &j->peak);
-    return AR_OK;
-}
-
-static ar_status shared_x_rank(ar_ctx *ctx, void *user)
-{
-    shared_x *j = user;
-    ar_param w[SHARING];
-    ar_status st = AR_OK;
-    memset(w, 0, sizeof w);
-    for (size_t i = 0; i < SHARING; i++)
-        AR_TRY_TO(done, st, make_param(&w[i], ctx, "w", 2, i + 1, IN, false));
-    w[1].requires_grad = false;
-    AR_TRY_TO(done, st, add_shared_x(ctx, j, w));
-    for (size_t i = 0; i < SHARING; i++)
-        AR_TRY_TO(done, st, gradient_of(ctx, j->g[i], &w[i]));
-done:
-    for (size_t i = 0; i < SHARING; i++)
-        ar_param_fini(&w[i]);
-    return st;
-}
-
-Test(exact_arith, gradients_that_share_x_are_those_of_each_alone_in_the_memory_of_the_largest)
-{
-    static shared_x j[2];
-    const rank_run_options o = {.ranks = 1};
-    for (int i = 0; i < 2; i++) {
-        j[i].together = i == 1;
-        fill_values(j[i].x, SAMPLES * EACH * IN, 1, 1.0);
-        fill_values(j[i].dy, SAMPLES * EACH * OUT, 2, 1.0);
-        cr_assert_ok(rank_run(&o, shared_x_rank, &j[i]));
-    }
-    for (size_t i = 0; i < SHARING; i++) {
-        const size_t n = (i + 1) * IN;
-        cr_assert_eq(first_different_bits(j[1].g[i], j[0].g[i], n), n, "weight %zu", i);
-        cr_assert_eq(j[0].g[i][0] == 0.0f, i == 1, "weight %zu: frozen, or not", i);
-    }
-    cr_assert_eq(j[1].peak, j[0].peak, "%zu bytes for all, %zu for the largest alone", j[1].peak, j[0].peak);
-}
-
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
+
+enum { DEPTH = 5 };
 
 static ar_status other_depth(ar_ctx *ctx, void *user)
 {

@@ -1,49 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/numerics/accumulator.h"
-#include "tests/cpu/contract_cases.h"
-#include "tests/support/test.h"
+#include "tests/cpu/acc_state.h"
+#include "tests/cpu/contract_paths.h"
 
 /* The array kernels of the accumulator against ari_acc_add, ari_acc_raise and ari_acc_value, element by element: the
  * whole state is compared, not just its value. */
-static ar_device *device(int threads)
-{
-    ar_device *d = NULL;
-    cr_assert_ok(ar_device_cpu_create(&d, threads));
-    return d;
-}
-
-typedef struct state {
-    size_t n;
-    uint8_t *t;
-    int64_t *hl;
-} state;
-
-static state state_create(size_t n)
-{
-    return (state){n, case_alloc(n, 1), case_alloc(2 * n, 8)};
-}
-
-static void state_destroy(state *s)
-{
-    free(s->t);
-    free(s->hl);
-}
-
-static void add_one(state *s, size_t at, float v)
-{
-    ari_acc_add(&s->t[at], &s->hl[at], &s->hl[s->n + at], v);
-}
-
-static void same_state(const state *got, const state *want, const char *what)
-{
-    for (size_t i = 0; i < want->n; i++) {
-        const bool same =
-            got->t[i] == want->t[i] && got->hl[i] == want->hl[i] && got->hl[want->n + i] == want->hl[want->n + i];
-        cr_assert(same, "%s: element %zu: t %d H %lld L %lld, expected t %d H %lld L %lld", what, i, got->t[i],
-                  (long long)got->hl[i], (long long)got->hl[want->n + i], want->t[i], (long long)want->hl[i],
-                  (long long)want->hl[want->n + i]);
-    }
-}
 
 /* Values of every slice, with a NaN here and there. */
 static void fill_terms(float *x, size_t n, uint64_t seed, bool nonfinite)
@@ -191,20 +151,4 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
         cr_assert_eq(ari_bits32(plain[i]), want, "element %zu", i);
         cr_assert_eq(ari_bits32(permuted[i0 * c * e + i1 * a * c * e + i2 + i3 * c]), want, "permuted element %zu", i);
     }
-}
-
-/* The point of it all: any order, the same state. */
-Test(accumulator_kernels, the_order_of_the_rows_does_not_matter)
-{
-    enum { rows = 200, cols = 64 };
-    OWNED(ar_device_destroy) ar_device *d = device(1);
-    SCOPED(state_destroy) state forward = state_create(cols), backward = state_create(cols);
-    OWNED(free) float *x = case_alloc(rows * cols, 4);
-    fill_terms(x, rows * cols, 77, false);
-    ar_tensor t = case_view2(x, rows, cols);
-    cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){forward.t}, (ar_buf){forward.hl}, 1, &t, (ar_cbuf){NULL}));
-    t.data.ptr = x + (rows - 1) * cols;
-    t.stride[0] = -cols;
-    cr_assert_ok(d->ops->acc_add(d, NULL, (ar_buf){backward.t}, (ar_buf){backward.hl}, 1, &t, (ar_cbuf){NULL}));
-    same_state(&backward, &forward, "reversed");
 }

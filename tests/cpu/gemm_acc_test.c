@@ -1,40 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/numerics/accumulator.h"
-#include "tests/cpu/contract_cases.h"
+#include "tests/cpu/acc_state.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
-#include "tests/support/test.h"
 
 /* Contractions that end in an accumulator, against the two definitions one after the other: each matrix of the batch by
  * ar_contract_definition, each of its values by ari_acc_add. The states are compared, not only their values. */
 PATH_SUITE(gemm_acc, .timeout = 300);
-
-/* The state of an accumulator of n elements. */
-typedef struct state {
-    size_t n;
-    uint8_t *t;
-    int64_t *hl;
-} state;
-
-static state state_create(size_t n)
-{
-    return (state){.n = n, .t = case_alloc(n, 1), .hl = case_alloc(2 * n, sizeof(int64_t))};
-}
-
-static void state_destroy(state *s)
-{
-    free(s->t);
-    free(s->hl);
-}
-
-static void same_states(const state *got, const state *want, const char *what)
-{
-    for (size_t i = 0; i < got->n; i++)
-        cr_assert(got->t[i] == want->t[i] && got->hl[i] == want->hl[i] && got->hl[got->n + i] == want->hl[got->n + i],
-                  "%s: element %zu of %zu: got %d %lld %lld, expected %d %lld %lld", what, i, got->n, got->t[i],
-                  (long long)got->hl[i], (long long)got->hl[got->n + i], want->t[i], (long long)want->hl[i],
-                  (long long)want->hl[got->n + i]);
-}
 
 typedef struct problem {
     size_t samples, m, n, k;
@@ -88,7 +59,7 @@ static void add_by_definition(state *s, const problem *p)
         cr_assert_ok(ar_contract_definition(y, p->m, p->n, p->k, p->a + i * p->m * p->k, k, 1, p->b + i * p->n * p->k,
                                             k, 1, true));
         for (size_t j = 0; j < s->n; j++)
-            ari_acc_add(&s->t[j], &s->hl[j], &s->hl[s->n + j], y[j]);
+            add_one(s, j, y[j]);
     }
 }
 
@@ -102,7 +73,7 @@ static void check(size_t samples, size_t m, size_t n, size_t k, data_kind kind, 
     for (int pass = 0; pass < 2; pass++) { /* the second into what the first has left */
         add_on_device(&got, &p, threads);
         add_by_definition(&want, &p);
-        same_states(&got, &want, what);
+        same_state(&got, &want, what);
     }
 }
 
@@ -130,21 +101,6 @@ PATH_TEST(gemm_acc, sums_longer_samples_than_one_integer_holds)
     check(1, 2, 3, 8191, DATA_LARGEST, 1);
 }
 
-PATH_TEST(gemm_acc, does_not_depend_on_the_order_of_the_samples)
-{
-    enum { SAMPLES = 5, M = 12, N = 30, K = 16 };
-    SCOPED(problem_destroy)
-    problem p = problem_create(SAMPLES, M, N, K, DATA_PLAIN), back = problem_create(SAMPLES, M, N, K, DATA_PLAIN);
-    SCOPED(state_destroy) state forward = state_create(M * N), reversed = state_create(M * N);
-    for (size_t i = 0; i < SAMPLES; i++) {
-        memcpy(back.a + i * M * K, p.a + (SAMPLES - 1 - i) * M * K, M * K * sizeof(float));
-        memcpy(back.b + i * N * K, p.b + (SAMPLES - 1 - i) * N * K, N * K * sizeof(float));
-    }
-    add_on_device(&forward, &p, 1);
-    add_on_device(&reversed, &back, 1);
-    same_states(&reversed, &forward, "samples in reverse");
-}
-
 PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
 {
     SCOPED(state_destroy) state got = state_create(6), want = state_create(6);
@@ -155,7 +111,7 @@ PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
     got.t[3] = want.t[3] = 4;
     got.hl[3] = want.hl[3] = 77;
     cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL}));
-    same_states(&got, &want, "no samples");
+    same_state(&got, &want, "no samples");
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
 }
@@ -169,7 +125,7 @@ PATH_TEST(gemm_acc, refuses_operands_that_do_not_belong_together)
     cr_assert_ok(d->ops->packed_create(d, NULL, &a, 1, 2, 4, true));
     cr_assert_ok(d->ops->packed_create(d, NULL, &b, 2, 3, 4, false));
     cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, none, none), AR_ERR_SHAPE);
-    same_states(&got, &want, "refused");
+    same_state(&got, &want, "refused");
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
 }

@@ -3,17 +3,11 @@
 #include <unistd.h>
 
 #include "tests/cpu/contract_cases.h"
-#include "tests/support/test.h"
+#include "tests/cpu/contract_paths.h"
 
 /* The fp32 product against binary64. A sum of k products in fp32, in any order, with or without fused multiply-adds, is
  * within gamma_k = k*u/(1 - k*u) of the sum of magnitudes, u = 2^-24 (Higham, Accuracy and Stability, section 3.1);
  * what is added to it counts as one more term. */
-static ar_device *device(int threads)
-{
-    ar_device *d = NULL;
-    cr_assert_ok(ar_device_cpu_create(&d, threads));
-    return d;
-}
 
 static float *at(const ar_tensor *t, size_t i, size_t j)
 {

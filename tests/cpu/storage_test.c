@@ -3,6 +3,7 @@
  * files compare with the scalar definitions, of the same numbers, rounded once. Rounding is done here by looking for
  * the nearest of the neighbouring bf16 numbers in binary64. */
 #include "tests/cpu/row_support.h"
+#include "tests/sim/plain_number.h"
 
 /* The value of a bf16 number's bits. */
 static float plain_wide(uint16_t half)
@@ -10,26 +11,10 @@ static float plain_wide(uint16_t half)
     return ari_float32((uint32_t)half << 16);
 }
 
-/* The nearer of the two bf16 numbers that x lies between; of two equally near ones the one whose last bit is 0; beyond
- * the largest by half a step or more, infinity. */
+/* A NaN keeps its sign and its highest bits. */
 static uint16_t plain_narrow(float x)
 {
-    const uint16_t sign = signbit(x) ? 0x8000u : 0;
-    if (isnan(x))
-        return (uint16_t)(ari_bits32(x) >> 16 | 0x40u);
-    const double size = fabs((double)x);
-    uint16_t below = 0; /* by bisection: magnitudes order as their bits do */
-    for (int bit = 14; bit >= 0; bit--) {
-        const uint16_t more = (uint16_t)(below | 1u << bit);
-        if (more <= 0x7f80u && (double)plain_wide(more) <= size)
-            below = more;
-    }
-    if (below == 0x7f80u)
-        return (uint16_t)(sign | below);
-    const double low = (double)plain_wide(below);
-    const double high = below == 0x7f7fu ? 0x1p128 : (double)plain_wide((uint16_t)(below + 1));
-    const bool up = size - low > high - size || (size - low == high - size && below % 2 != 0);
-    return (uint16_t)(sign | (below + up));
+    return isnan(x) ? (uint16_t)(ari_bits32(x) >> 16 | 0x40u) : plain_half_nearest(AR_BF16, (double)x);
 }
 
 /* n numbers as they are in memory and as fp32. */

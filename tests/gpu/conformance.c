@@ -12,14 +12,12 @@
 #define EXIT_SKIPPED 77
 
 #define SLOT(name) {#name, offsetof(ar_device_ops, name), name##_cases},
-static const conformance_slot slots[] = {AR_DEVICE_SLOTS(SLOT)};
+static const struct {
+    const char *name;
+    size_t offset; /* in ar_device_ops */
+    void (*cases)(device_pair *p);
+} slots[] = {AR_DEVICE_SLOTS(SLOT)}; /* in the order of the table */
 #define SLOTS (sizeof slots / sizeof *slots)
-
-const conformance_slot *conformance_slots(size_t *count)
-{
-    *count = SLOTS;
-    return slots;
-}
 
 /* --- what is asked for -------------------------------------------------------------------------------------------- */
 

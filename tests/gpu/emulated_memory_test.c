@@ -58,40 +58,6 @@ static ar_status add(gpu g, ar_buf y, ar_buf a, ar_buf b, size_t n)
     return g.device->ops->add(g.device, g.queue, &to, &left, &right);
 }
 
-Test(emulated_memory, goes_to_a_kernel_and_back)
-{
-    const gpu g = open_gpu();
-    const float a[3] = {1, 2, 3}, b[3] = {4, 8, 16};
-    float sum[3] = {0, 0, 0};
-    const ar_buf da = taken(g, sizeof a), db = taken(g, sizeof b), dy = taken(g, sizeof sum);
-    cr_assert_ok(g.device->ops->copy(g.device, g.queue, da, (ar_cbuf){a}, sizeof a));
-    cr_assert_ok(g.device->ops->copy(g.device, g.queue, db, (ar_cbuf){b}, sizeof b));
-    cr_assert_ok(add(g, dy, da, db, 3));
-    cr_assert_ok(g.device->ops->copy(g.device, g.queue, (ar_buf){sum}, ar_const(dy), sizeof sum));
-    cr_assert_ok(ar_queue_sync(g.queue, 0));
-    cr_assert(sum[0] == 5 && sum[1] == 10 && sum[2] == 19);
-    g.device->ops->free(g.device, g.queue, da);
-    g.device->ops->free(g.device, g.queue, db);
-    g.device->ops->free(g.device, g.queue, dy);
-    close_gpu(g);
-}
-
-Test(emulated_memory, is_shared_by_the_devices_of_all_ranks)
-{
-    const gpu one = open_gpu(), other = open_gpu();
-    const float value = 7;
-    float got = 0;
-    const ar_buf from = taken(one, 4), to = taken(other, 4);
-    cr_assert_ok(one.device->ops->copy(one.device, one.queue, from, (ar_cbuf){&value}, 4));
-    cr_assert_ok(other.device->ops->copy(other.device, other.queue, to, ar_const(from), 4));
-    cr_assert_ok(other.device->ops->copy(other.device, other.queue, (ar_buf){&got}, ar_const(to), 4));
-    cr_assert_eq(got, 7);
-    one.device->ops->free(one.device, one.queue, from);
-    other.device->ops->free(other.device, other.queue, to);
-    close_gpu(one);
-    close_gpu(other);
-}
-
 Test(emulated_memory, holds_no_zeros_at_first_nor_what_was_there)
 {
     const gpu g = open_gpu();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention over a sequence that context-parallel ranks share: every tensor of a block, its probabilities and gradients
- * among them, has the bits of the independent baseline's, round the ring, by inner neighbours, and both. */
+/* Attention over a sequence that context-parallel ranks share, and of fewer KV heads than tensor-parallel ranks: every
+ * tensor of a block, its probabilities and gradients among them, has the bits of the independent baseline's, round the
+ * ring, by inner neighbours, and both, and on ranks that hold copies of one KV head. */
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -17,7 +18,7 @@ static ar_config config_of(size_t heads, size_t kv_heads)
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
     c.heads = heads;
     c.kv_heads = kv_heads;
-    c.ffn = 12;
+    c.ffn = 48;
     c.max_positions = S;
     c.qkv_bias = c.out_bias = true;
     return c;
@@ -97,6 +98,22 @@ Test(context_attention, copies_of_kv_heads_have_the_baselines_bits)
         const ar_config c = config_of(12, kv_heads);
         const match_case m = block_of(&c);
         expect_same_bits(&m, copied, COUNT(copied));
+    }
+}
+
+Test(context_attention, fewer_kv_heads_than_tensor_parallel_ranks_have_the_baselines_bits)
+{
+    static const struct {
+        size_t heads, kv_heads;
+        int tps[6];
+    } cases[] = {{12, 1, {2, 3, 4, 6, 12}}, {8, 2, {2, 4, 8}}, {12, 3, {3, 6, 12}}};
+    for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
+        ar_config c = config_of(cases[i / 4].heads, cases[i / 4].kv_heads);
+        c.rope.kind = i & 1 ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
+        match_case m = block_of(&c);
+        m.sp = i & 2;
+        cr_expect_eq(match(&m, cases[i / 4].tps, NULL), AR_OK, "%zu query and %zu KV heads, sp %d: %s", c.heads,
+                     c.kv_heads, m.sp, ar_error_message());
     }
 }
 

@@ -134,16 +134,12 @@ done:
     return st;
 }
 
-static void run(moving_job *j, rank_fn fn, const rank_run_options *how)
+static void run(moving_job *j, rank_fn fn)
 {
     const moving_case *c = &j->c;
-    rank_run_options o = *how;
-    o.ranks = o.cp = c->cp;
-    o.cp_inner = c->inner;
-    o.zigzag = c->zigzag;
-    cr_assert_eq(rank_run(&o, fn, j), AR_OK, "cp=%d inner=%d zigzag=%d seq=%zu heads=%zu kv=%zu on %s, schedule %d: %s",
-                 c->cp, c->inner, c->zigzag, c->seq, c->heads, c->kv_heads, ar_device_kind_name(o.device.kind),
-                 (int)o.schedule, ar_error_message());
+    const rank_run_options o = {.ranks = c->cp, .cp = c->cp, .cp_inner = c->inner, .zigzag = c->zigzag};
+    cr_assert_eq(rank_run(&o, fn, j), AR_OK, "cp=%d inner=%d zigzag=%d seq=%zu heads=%zu kv=%zu: %s", c->cp, c->inner,
+                 c->zigzag, c->seq, c->heads, c->kv_heads, ar_error_message());
 }
 
 Test(context_parallel, heads_go_apart_and_come_together_with_and_without_copies)
@@ -160,7 +156,7 @@ Test(context_parallel, heads_go_apart_and_come_together_with_and_without_copies)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static moving_job j;
         j = (moving_job){.c = cases[i]};
-        run(&j, exchange_rank, &(rank_run_options){.ranks = 0});
+        run(&j, exchange_rank);
     }
 }
 
@@ -172,7 +168,7 @@ Test(context_parallel, keys_and_values_of_all_places_lie_in_the_order_of_positio
         const int n = rings[i / 2], inner = n <= 4 ? 1 + (int)(i % 3) : 1;
         const size_t seq = (size_t)(2 * n * inner);
         j = (moving_job){.c = {.cp = n * inner, .inner = inner, .zigzag = i % 2 == 1, .seq = seq, .kv_heads = 2}};
-        run(&j, ring_rank, &(rank_run_options){.ranks = 0});
+        run(&j, ring_rank);
         for (int r = 0; r < n * inner; r++) {
             const size_t hop = 2 * BATCH * 2 * (seq / (size_t)n) * WIDTH * sizeof(float);
             cr_assert_eq(j.hops[r], (uint64_t)n - 1, "rank %d of %d: %llu hops", r, n, (unsigned long long)j.hops[r]);
@@ -180,35 +176,6 @@ Test(context_parallel, keys_and_values_of_all_places_lie_in_the_order_of_positio
                          (unsigned long long)j.read[r]);
         }
     }
-}
-
-/* Both, one after the other, of a ring of three places with two neighbours each. */
-static ar_status both_rank(ar_ctx *ctx, void *user)
-{
-    AR_TRY(exchange_rank(ctx, user));
-    return ring_rank(ctx, user);
-}
-
-static const moving_case both = {.cp = 6, .inner = 2, .zigzag = true, .seq = 12, .heads = 4, .kv_heads = 1};
-
-Test(context_parallel, every_schedule_of_the_ranks_moves_the_same)
-{
-    for (uint64_t seed = 1; seed <= 60; seed++) {
-        static moving_job j;
-        j = (moving_job){.c = both};
-        run(&j, both_rank, &(rank_run_options){.schedule = seed});
-    }
-}
-
-Test(context_parallel, a_device_without_the_hosts_memory_moves_the_same)
-{
-    static moving_job j;
-    ar_device *device = NULL;
-    if (ar_device_emulated_create(&device) == AR_ERR_UNSUPPORTED)
-        cr_skip_test("%s", ar_error_message());
-    ar_device_destroy(device);
-    j = (moving_job){.c = both};
-    run(&j, both_rank, &(rank_run_options){.device = {.kind = AR_DEVICE_EMULATED}});
 }
 
 /* Whom a rank shares its KV head with. */

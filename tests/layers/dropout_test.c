@@ -39,28 +39,6 @@ Test(dropout, models_of_every_architecture_have_the_baselines_bits)
     }
 }
 
-Test(dropout, copies_of_kv_heads_have_the_baselines_bits)
-{
-    static const int tps[] = {2, 4, 8, 0};
-    for (int sp = 0; sp < 2; sp++) {
-        match_case c = model_of(AR_ARCH_LLAMA, 0.5);
-        c.config.heads = 8;
-        c.sp = sp;
-        cr_assert_eq(match(&c, tps, NULL), AR_OK, "sp %d: %s", sp, ar_error_message());
-    }
-}
-
-Test(dropout, masked_keys_have_the_baselines_bits)
-{
-    static const int tps[] = {1, 2, 0};
-    uint8_t padding[B * S];
-    for (size_t i = 0; i < B * S; i++)
-        padding[i] = i % 3 != 0;
-    match_case c = model_of(AR_ARCH_LLAMA, 0.2);
-    c.batch.padding_mask = padding;
-    cr_assert_ok(match(&c, tps, NULL));
-}
-
 /* --- which elements ----------------------------------------------------------------------------------------------- */
 
 enum { SAMPLES = 5, POSITIONS = 6, LONGEST = 9, WIDTH = 7, HEADS = 4 };
@@ -229,30 +207,3 @@ Test(dropout, a_probability_outside_the_unit_interval_is_refused)
 }
 
 /* --- mistakes ----------------------------------------------------------------------------------------------------- */
-
-static void expect_first(const match_case *m, int tp, bool sp, ar_fault fault, const char *name)
-{
-    char first[160];
-    match_case c = *m;
-    c.sp = sp;
-    cr_assert_ok(match_first(first, &c, tp, fault));
-    cr_assert_str_eq(first, name, "%s, tp=%d, sp %d: first '%s'", ar_fault_name(fault), tp, sp, first);
-}
-
-Test(dropout, the_first_shards_mask_on_every_rank_is_seen)
-{
-    const match_case gpt2 = model_of(AR_ARCH_GPT2, 0.3), llama = model_of(AR_ARCH_LLAMA, 0.3);
-    expect_first(&gpt2, 2, true, AR_FAULT_dropout_same_mask_in_shard, "transformer.drop:fwd");
-    expect_first(&gpt2, 2, false, AR_FAULT_dropout_same_mask_in_shard, "transformer.h.0.attn.attn_dropout:fwd");
-    expect_first(&llama, 2, true, AR_FAULT_dropout_same_mask_in_shard, "model.layers.0.self_attn.attn_dropout:fwd");
-    expect_first(&llama, 1, false, AR_FAULT_dropout_same_mask_in_shard, "");
-}
-
-Test(dropout, different_masks_of_a_replicated_value_are_seen)
-{
-    const match_case gpt2 = model_of(AR_ARCH_GPT2, 0.3), llama = model_of(AR_ARCH_LLAMA, 0.3);
-    expect_first(&gpt2, 2, false, AR_FAULT_dropout_different_mask_in_replica, "transformer.drop:fwd");
-    expect_first(&llama, 2, false, AR_FAULT_dropout_different_mask_in_replica,
-                 "model.layers.0.self_attn.resid_dropout:fwd");
-    expect_first(&llama, 2, true, AR_FAULT_dropout_different_mask_in_replica, ""); /* nothing is replicated */
-}

@@ -1,119 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fewer KV heads than ranks: neighbouring ranks are copies of one KV head. Every tensor of a model and of a block, the
- * copies of K, V and their gradients among them, has the bits of the independent baseline's; with native numerics it is
- * near them; and each of the mistakes about copies is seen. */
-#include "support/bits.h"
+/* Which numbers of ranks KV heads can be shared by, or copied to. That copies have the baseline's bits is
+ * context_attention_test.c's. */
 #include "support/match.h"
 #include "tests/support/test.h"
-#include "verify/check/compare.h"
 
-enum { B = 2, S = 24, H = 12, MOST = 32 };
-
-/* A block's attention with every feature that K and V pass through. */
 static ar_config config_of(size_t heads, size_t kv_heads)
 {
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
     c.heads = heads;
     c.kv_heads = kv_heads;
-    c.ffn = 48;
-    c.max_positions = S;
-    c.qkv_bias = c.out_bias = true;
+    c.ffn = 96;
     return c;
 }
-
-static match_case block_of(const ar_config *c)
-{
-    static float x[B * S * H], dy[B * S * H];
-    fill_values(x, B * S * H, 13, 2.0);
-    fill_values(dy, B * S * H, 14, 0.25);
-    return (match_case){.config = *c, .batch = {.batch = B, .seq = S}, .x = x, .dy = dy, .seed = 15};
-}
-
-/* --- every layout ------------------------------------------------------------------------------------------------- */
-
-Test(kv_replica, fewer_kv_heads_than_ranks_have_the_baselines_bits)
-{
-    static const struct {
-        size_t heads, kv_heads;
-        int tps[7];
-    } cases[] = {{12, 1, {1, 2, 3, 4, 6, 12}}, {8, 2, {1, 2, 4, 8}}, {12, 3, {1, 3, 6, 12}}};
-    for (size_t i = 0; i < 4 * sizeof cases / sizeof *cases; i++) {
-        ar_config c = config_of(cases[i / 4].heads, cases[i / 4].kv_heads);
-        c.rope.kind = i & 1 ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
-        match_case m = block_of(&c);
-        m.sp = i & 2;
-        cr_assert_eq(match(&m, cases[i / 4].tps, NULL), AR_OK, "%zu query and %zu KV heads, sp %d: %s", c.heads,
-                     c.kv_heads, m.sp, ar_error_message());
-    }
-}
-
-Test(kv_replica, a_whole_model_has_the_baselines_bits)
-{
-    static const int tps[] = {2, 4, 8, 0};
-    int64_t ids[B * S];
-    for (size_t i = 0; i < B * S; i++)
-        ids[i] = (int64_t)(i * i * 7 + i) % 11;
-    for (size_t kv_heads = 1; kv_heads <= 2; kv_heads++) {
-        ar_config c = config_of(8, kv_heads);
-        c.layers = 2;
-        match_case m = {.config = c, .batch = {.batch = B, .seq = S, .input_ids = ids}, .seed = 16};
-        for (int sp = 0; sp < 2; sp++) {
-            m.sp = sp;
-            cr_assert_eq(match(&m, tps, NULL), AR_OK, "%zu KV heads, sp %d: %s", kv_heads, sp, ar_error_message());
-        }
-    }
-}
-
-/* --- which head a rank holds -------------------------------------------------------------------------------------- */
-
-typedef struct held {
-    int part[MOST], replica[MOST], replicas[MOST];
-} held;
-
-/* Where k_proj's rows on a rank begin, in heads. */
-static ar_status note_head(ar_ctx *ctx, void *user)
-{
-    held *h = user;
-    const size_t d = 4;
-    const ar_attention_options o = {.hidden = 8,
-                                    .heads = 32,
-                                    .kv_heads = 8,
-                                    .head_dim = d,
-                                    .max_positions = 4,
-                                    .q = "q_proj",
-                                    .k = "k_proj",
-                                    .v = "v_proj",
-                                    .out = "o_proj"};
-    OWNED(ar_module_destroy) ar_module *m = NULL;
-    ar_param *params[8];
-    AR_TRY(ar_attention_create(&m, ctx, "attention", &o));
-    const size_t n = ar_module_params(m, params, 8, false), r = rank_of(ctx);
-    ar_status st = n == 4 ? AR_OK : ar_error_set(AR_ERR_DATA, "%zu parameters", n);
-    if (st == AR_OK) {
-        const ar_layout *k = &params[1]->layout;
-        h->part[r] = k->nbox == 1 ? (int)(k->box[0].global[0] / d) : -1;
-        h->replica[r] = k->replica;
-        h->replicas[r] = k->replicas;
-    }
-    return st;
-}
-
-Test(kv_replica, eight_kv_heads_lie_on_neighbouring_ranks)
-{
-    static const int tps[] = {1, 2, 4, 8, 16, 32}, replicas[] = {1, 1, 1, 1, 2, 4};
-    for (size_t i = 0; i < 6; i++) {
-        held h = {{0}, {0}, {0}};
-        const rank_run_options o = {.ranks = tps[i]};
-        cr_assert_eq(rank_run(&o, note_head, &h), AR_OK, "tp=%d: %s", tps[i], ar_error_message());
-        for (int r = 0; r < tps[i]; r++) {
-            cr_assert_eq(h.replicas[r], replicas[i], "tp=%d rank %d: %d copies", tps[i], r, h.replicas[r]);
-            cr_assert_eq(h.part[r], r * 8 / tps[i], "tp=%d rank %d: head %d", tps[i], r, h.part[r]);
-            cr_assert_eq(h.replica[r], r % replicas[i], "tp=%d rank %d: copy %d", tps[i], r, h.replica[r]);
-        }
-    }
-}
-
-/* --- which layouts are legal -------------------------------------------------------------------------------------- */
 
 Test(kv_replica, ranks_divide_the_kv_heads_or_are_a_multiple_of_them)
 {
@@ -128,7 +26,6 @@ Test(kv_replica, ranks_divide_the_kv_heads_or_are_a_multiple_of_them)
               {12, 12, 12, true}, {8, 8, 16, false}, {12, 4, 6, false}};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         ar_config c = config_of(at[i].heads, at[i].kv_heads);
-        c.ffn = 32 * 3;
         const ar_status st = ar_config_check_tp(&c, at[i].tp, &plan);
         cr_assert_eq(st, at[i].legal ? AR_OK : AR_ERR_INDIVISIBLE, "%zu/%zu heads, tp=%d: %d", at[i].heads,
                      at[i].kv_heads, at[i].tp, (int)st);
@@ -158,7 +55,6 @@ Test(kv_replica, inner_neighbours_share_the_heads_of_every_tensor_parallel_rank)
     const ar_plan plan = {0};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         ar_config c = config_of(at[i].heads, at[i].kv_heads);
-        c.ffn = 32 * 3;
         const ar_parallel p = {.tp = at[i].tp, .cp = at[i].inner, .cp_inner = at[i].inner};
         const ar_status st = ar_parallel_check(&p, &c, &plan, 0, 0);
         cr_assert_eq(st, at[i].legal ? AR_OK : AR_ERR_INDIVISIBLE, "%zu/%zu heads, tp=%d, inner cp %d: %d", at[i].heads,
@@ -181,122 +77,4 @@ Test(kv_replica, the_error_names_the_heads_that_neighbours_cannot_share)
                      "the 3 KV heads of a tensor-parallel rank of m cannot be shared by 2 inner neighbours of cp, nor "
                      "copied to them evenly; use an inner cp that divides 3, or a multiple of 3 that divides the 12 "
                      "query heads");
-}
-
-/* --- the native numerics ------------------------------------------------------------------------------------------ */
-
-/* The largest |difference| of any element to the baseline's, over the largest magnitude of its tensor. */
-typedef struct nearness {
-    const ari_reference *r;
-    double worst;
-    char name[128];
-    size_t taps;
-} nearness;
-
-static double largest(const ari_ref_tensor *t)
-{
-    double most = 1e-30;
-    for (size_t i = 0; i < t->count; i++)
-        most = fmax(most, fabs((double)t->values[i]));
-    return most;
-}
-
-static void look(nearness *n, const ari_ref_tensor *t, const ar_tap_event *e, const ar_box *box)
-{
-    const int nd = e->layout->ndim;
-    const float *data = e->local->data.ptr;
-    const double most = largest(t);
-    size_t count = 1;
-    for (int d = 0; d < nd; d++)
-        count *= box->extent[d];
-    for (size_t i = 0; i < count; i++) {
-        size_t rest = i, full = 0, stride = 1;
-        ptrdiff_t local = 0;
-        for (int d = nd - 1; d >= 0; d--) {
-            const size_t x = rest % box->extent[d];
-            rest /= box->extent[d];
-            local += (ptrdiff_t)(box->local[d] + x) * e->local->stride[d];
-            full += (box->global[d] + x) * stride;
-            stride *= e->layout->shape[d];
-        }
-        const double off = fabs((double)data[local] - (double)t->values[full]) / most;
-        if (!(off <= n->worst)) {
-            n->worst = off;
-            snprintf(n->name, sizeof n->name, "%s%c", e->name, e->pass);
-        }
-    }
-}
-
-static ar_status measure(void *user, const ar_tap_event *e)
-{
-    nearness *n = user;
-    const size_t i = ari_reference_find(n->r, e->name, e->pass);
-    if (i >= n->r->count)
-        return ar_error_set(AR_ERR_NOT_FOUND, "the baseline has no %s", e->name);
-    /* Heads may be tapped as [b, s, heads, d]. */
-    for (size_t k = 0; e->layout->ndim <= 4 && k < e->layout->nbox; k++)
-        look(n, &n->r->tensor[i], e, &e->layout->box[k]);
-    n->taps++;
-    return AR_OK;
-}
-
-Test(kv_replica, native_numerics_come_near_the_baseline_on_every_rank)
-{
-    const ar_config c = config_of(12, 3);
-    const match_case m = block_of(&c);
-    SCOPED(match_weights_fini) match_weights w = {.seed = m.seed};
-    SCOPED(ari_reference_fini) ari_reference r = {0};
-    cr_assert_ok(match_baseline(&m, &w, &r));
-    for (int tp = 6; tp <= 12; tp += 6) {
-        nearness n[MOST] = {{.r = NULL}};
-        void *users[MOST];
-        for (int k = 0; k < tp; k++) {
-            n[k].r = &r;
-            users[k] = &n[k];
-        }
-        const rank_run_options o = {.ranks = tp, .numerics = AR_NUMERICS_NATIVE, .tap = measure, .tap_user = users};
-        cr_assert_ok(match_run(&m, &w, &o));
-        for (int k = 0; k < tp; k++) {
-            cr_assert_gt(n[k].taps, 40);
-            cr_assert_lt(n[k].worst, 2e-5, "tp=%d rank %d: %s is off by %g", tp, k, n[k].name, n[k].worst);
-        }
-    }
-}
-
-/* --- mistakes ----------------------------------------------------------------------------------------------------- */
-
-static void expect_first(ar_fault fault, size_t heads, size_t kv_heads, int tp, const char *name)
-{
-    char first[160];
-    const ar_config c = config_of(heads, kv_heads);
-    const match_case m = block_of(&c);
-    cr_assert_ok(match_first(first, &m, tp, fault));
-    cr_assert_str_eq(first, name, "%s, %zu/%zu heads, tp=%d: first '%s'", ar_fault_name(fault), heads, kv_heads, tp,
-                     first);
-}
-
-Test(kv_replica, gradients_left_in_each_copy_are_seen_where_they_are_made)
-{
-    expect_first(AR_FAULT_kv_replica_grad_local, 12, 3, 6, "model.layers.0.self_attn.k_rope:bwd");
-    expect_first(AR_FAULT_kv_replica_grad_local, 8, 1, 2, "model.layers.0.self_attn.k_rope:bwd");
-    expect_first(AR_FAULT_kv_replica_grad_local, 12, 3, 3, ""); /* no copies */
-}
-
-Test(kv_replica, a_wrong_head_is_seen_when_it_is_loaded)
-{
-    expect_first(AR_FAULT_kv_replica_wrong_head, 8, 2, 8, "model.layers.0.self_attn.k_proj.weight:init");
-    expect_first(AR_FAULT_kv_replica_wrong_head, 8, 2, 2, ""); /* no copies */
-    expect_first(AR_FAULT_kv_replica_wrong_head, 8, 1, 8, ""); /* one head: any is the right one */
-}
-
-Test(kv_replica, a_fused_projection_sharded_as_one_block_is_seen_when_it_is_loaded)
-{
-    char first[160];
-    ar_config c = match_config(AR_ARCH_GPT2, 1);
-    c.max_positions = S;
-    const match_case m = block_of(&c);
-    cr_assert_ok(match_first(first, &m, 2, AR_FAULT_gate_up_interleaved_wrong));
-    cr_assert_str_eq(first, "transformer.h.0.attn.c_attn.weight:init");
-    cr_assert_ok(match_first(first, &m, 1, AR_FAULT_gate_up_interleaved_wrong));
-    cr_assert_str_eq(first, "");
 }

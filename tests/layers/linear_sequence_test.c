@@ -75,21 +75,6 @@ Test(linear_sequence, native_layers_stay_within_the_rounding_error_bound)
     }
 }
 
-/* Two samples of two positions, one feature, two ranks: rank r has position r of both samples. */
-Test(linear_sequence, a_rank_holds_its_positions_of_every_sample)
-{
-    const float x[4] = {1, 2, 3, 4}, w[2] = {1, 10}, dy[8] = {1, 0, 2, 0, 4, 0, 8, 0};
-    plain_linear f = {.n = {2, 2, 1, 2}, .x = x, .w = w, .dy = dy};
-    SCOPED(linear_job_fini) linear_job j = {.c = {COLUMN, false, 3, 2, AR_NUMERICS_EXACT, true, false}, .full = &f};
-    run_linear(&j);
-    const float y[2][4] = {{1, 2, 3, 4}, {10, 20, 30, 40}}, dx[2][2] = {{1, 4}, {2, 8}}, dw[2] = {1 + 4 + 12 + 32, 0};
-    for (int r = 0; r < 2; r++) {
-        cr_assert_eq(first_different_bits(j.rank[r].y, y[r], 4), 4);
-        cr_assert_eq(first_different_bits(j.rank[r].dx, dx[r], 2), 2);
-        cr_assert_eq(first_different_bits(j.rank[r].dw, &dw[r], 1), 1);
-    }
-}
-
 /* Of three positions nothing is shared out over two ranks. */
 static ar_status refused(ar_ctx *ctx, void *user)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fused operators of anyrank/module.h against their formulas in binary64: values, and gradients as differences of
- * sum(dy*y), which know no formula of a backward pass. */
+/* The fused operators of anyrank/module.h. Bias and activation against their formulas in binary64: values, and gradients
+ * as differences of sum(dy*y), which know no formula of a backward pass. The norms are those of the layers. */
 #include "anyrank/module.h"
 #include "tests/support/test.h"
 
@@ -97,39 +97,22 @@ static double act64(ar_activation act, double x)
     }
 }
 
-/* What is differentiated: x [ROWS, N], gain, offset [N]. */
+/* What is differentiated: x [ROWS, N], offset [N]. */
 typedef struct point {
-    double x[ALL], gain[N], offset[N];
+    double x[ALL], offset[N];
 } point;
 
-static point point_of(const float *x, const float *gain, const float *offset)
+static point point_of(const float *x, const float *offset)
 {
     point p;
     for (size_t i = 0; i < ALL; i++)
         p.x[i] = (double)x[i];
-    for (size_t j = 0; j < N; j++) {
-        p.gain[j] = (double)gain[j];
+    for (size_t j = 0; j < N; j++)
         p.offset[j] = (double)offset[j];
-    }
     return p;
 }
 
 typedef void (*formula)(double *y, const point *p, int kind);
-
-static void norm64(double *y, const point *p, int kind)
-{
-    for (size_t r = 0; r < ROWS; r++) {
-        const double *x = p->x + r * N;
-        double mean = 0.0, squares = 0.0;
-        for (size_t j = 0; j < N && kind == AR_NORM_LAYER; j++)
-            mean += x[j] / N;
-        for (size_t j = 0; j < N; j++)
-            squares += (x[j] - mean) * (x[j] - mean) / N;
-        for (size_t j = 0; j < N; j++)
-            y[r * N + j] =
-                (x[j] - mean) / sqrt(squares + EPS) * p->gain[j] + (kind == AR_NORM_LAYER ? p->offset[j] : 0);
-    }
-}
 
 static void bias_act64(double *y, const point *p, int kind)
 {
@@ -182,44 +165,6 @@ static void norm_rows(alone *a, const inputs *in, ar_norm_kind kind, size_t from
     cr_assert_ok(ar_norm_backward(a->ctx, kind, dx, sum, &dy, &x, &saved, &a->gain, offset, sum ? &residual : NULL));
 }
 
-static void check_norm(ar_numerics numerics, ar_norm_kind kind)
-{
-    const inputs in = draw_inputs();
-    SCOPED(end) alone a = begin(numerics, in.gain, in.offset);
-    point p = point_of(in.x, in.gain, in.offset);
-    float y[ALL], dx[ALL], sum[ALL], dgain[N], doffset[N] = {0};
-    double expected[ALL];
-    ar_tensor ty, tdx, tsum;
-    norm_rows(&a, &in, kind, 0, ROWS, &ty, &tdx, &tsum);
-    read_back(&a, y, &ty);
-    read_back(&a, dx, &tdx);
-    read_back(&a, sum, &tsum);
-    read_gradient(&a, dgain, &a.gain);
-    norm64(expected, &p, (int)kind);
-    expect_near(y, expected, ALL, 10.0, "y");
-    differences(expected, p.x, ALL, &p, norm64, (int)kind, in.dy);
-    expect_near(dx, expected, ALL, 40.0, "dx");
-    differences(expected, p.gain, N, &p, norm64, (int)kind, in.dy);
-    expect_near(dgain, expected, N, 40.0, "the gain's gradient");
-    if (kind == AR_NORM_LAYER) {
-        read_gradient(&a, doffset, &a.offset);
-        differences(expected, p.offset, N, &p, norm64, (int)kind, in.dy);
-        expect_near(doffset, expected, N, 40.0, "the offset's gradient");
-    }
-    for (size_t i = 0; i < ALL; i++) {
-        const float added = in.residual[i] + dx[i];
-        cr_expect_eq(memcmp(&sum[i], &added, sizeof added), 0, "residual + dx, element %zu", i);
-    }
-}
-
-Test(operators, norms_have_their_formulas_values_and_gradients)
-{
-    for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
-        check_norm((ar_numerics)numerics, AR_NORM_LAYER);
-        check_norm((ar_numerics)numerics, AR_NORM_RMS);
-    }
-}
-
 /* In exact numerics the gradients are of the rows, whoever brings them in whatever order; native ones of their order. */
 Test(operators, gradients_over_rows_have_the_bits_of_any_order_in_exact_and_of_the_rows_in_native)
 {
@@ -254,7 +199,7 @@ static void check_bias_act(ar_numerics numerics, ar_activation act, bool biased)
     const inputs in = draw_inputs();
     const float *offset = biased ? in.offset : nothing;
     SCOPED(end) alone a = begin(numerics, in.gain, offset);
-    point p = point_of(in.x, in.gain, offset);
+    point p = point_of(in.x, offset);
     float y[ALL], left[ALL], dx[ALL], dbias[N];
     double expected[ALL];
     ar_tensor ty, tdx;

@@ -165,26 +165,6 @@ Test(own_layers, labels_that_do_not_fit_are_named)
     cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 2, AR_HELD_UNKNOWN), AR_ERR_ARG);
 }
 
-Test(own_layers, without_a_label_that_counts_the_loss_is_nan_and_the_gradient_zero)
-{
-    static const int64_t none[ROWS] = {AR_IGNORE_INDEX, AR_IGNORE_INDEX, AR_IGNORE_INDEX};
-    static const float zeros[ROWS * CLASSES];
-    SCOPED(end) alone a = begin();
-    OWNED(ar_loss_destroy) ar_loss *loss = NULL;
-    ar_tensor dy;
-    const size_t shape[2] = {ROWS, CLASSES};
-    const ar_tensor y = tensor(&a, 2, shape, logits);
-    ar_batch b = classified;
-    float value = 1.0f;
-    b.labels = none;
-    cr_assert_ok(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE));
-    cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y, &b));
-    cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &b));
-    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, ar_loss_targets(loss, &b)));
-    cr_expect(isnan(value));
-    expect_values(&a, &dy, zeros);
-}
-
 Test(own_layers, squared_error_is_the_mean_over_elements)
 {
     static const float given[4] = {1, 2, 3, 5}, wanted[4] = {1, 1, 1, 1}, expected[4] = {0, 0.5f, 1, 2};

@@ -6,8 +6,6 @@
 #include "support/match.h"
 #include "tests/support/test.h"
 
-enum { MOST = 3 * 8 * 12 };
-
 /* A case on 1, 2 and 4 ranks, its gathered inputs kept and not, at once and in three chunks: of 4 positions 2 and 2, of
  * 2 positions 1 and 1. */
 static void expect_match(match_case *c)
@@ -40,27 +38,6 @@ Test(sequence_parallel, models_of_every_architecture_have_the_baselines_bits)
     }
 }
 
-Test(sequence_parallel, both_orders_of_the_mlp_have_the_baselines_bits)
-{
-    static const ar_arch archs[2] = {AR_ARCH_LLAMA, AR_ARCH_STACK};
-    float x[MOST], dy[MOST];
-    int64_t ids[3 * 8];
-    fill_ids(ids, 3 * 8);
-    fill_values(x, MOST, 5, 1.0);
-    fill_values(dy, MOST, 6, 1.0);
-    for (int i = 0; i < 4; i++) {
-        for (size_t batch = 1; batch <= 3; batch += 2) {
-            match_case c = {.config = match_config(archs[i % 2], 1),
-                            .batch = {batch, 8, ids},
-                            .order = i < 2 ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN,
-                            .x = x,
-                            .dy = dy,
-                            .seed = 4};
-            expect_match(&c);
-        }
-    }
-}
-
 /* Three ranks: heads, the MLP and positions of six; a vocabulary that does not divide. */
 Test(sequence_parallel, three_ranks_share_out_what_three_divides)
 {
@@ -73,27 +50,6 @@ Test(sequence_parallel, three_ranks_share_out_what_three_divides)
         c.config.heads = c.config.kv_heads = 3;
         c.config.ffn = 9;
         cr_assert_ok(match(&c, tps, NULL));
-    }
-}
-
-/* Five samples over two data-parallel ranks in two micro-batches each: of 2, 1, 1 and 1. */
-Test(sequence_parallel, micro_batches_and_data_parallel_ranks_change_no_bit)
-{
-    static const int tps[] = {1, 2, 4, 0};
-    int64_t ids[5 * 8];
-    fill_ids(ids, 5 * 8);
-    for (int arch = 0; arch < 3; arch++) {
-        for (int i = 0; i < 4; i++) {
-            match_case c = {.config = match_config((ar_arch)arch, 1),
-                            .batch = {5, 8, ids},
-                            .seed = 6,
-                            .sp = i % 2 == 0,
-                            .overlap = 2 + i,
-                            .dp = i < 2 ? 2 : 1,
-                            .micro_batches = 2,
-                            .forward_first = i > 1};
-            cr_assert_eq(match(&c, tps, NULL), AR_OK, "case %d: %s", i, ar_error_message());
-        }
     }
 }
 

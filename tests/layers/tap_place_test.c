@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a tap says that its value stands: samples at their place in the global batch, positions and features at
- * theirs. */
+/* Where a module's taps say that their values stand: by the batch that it is given. Where models' do is held by every
+ * comparison with the baseline. */
 #include "anyrank/layers.h"
-#include "ref/layers/parts.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
 
@@ -52,96 +51,6 @@ static void expect_box(const heard *h, const char *name, const ar_layout *expect
 
 /* Rows 3 and 4 of five, 4 positions, 6 features. */
 static const ar_batch rows = {.batch = 2, .seq = 4, .global_batch = 5, .first_sample = 3};
-
-static ar_status tap_all(ar_ctx *ctx, void *user)
-{
-    const size_t own[3] = {2, 2, 6}, all[3] = {2, 4, 6}, heads[4] = {2, 3, 4, 4}, matrix[2] = {2, 6};
-    ar_tensor t;
-    (void)user;
-    ar_ctx_place(ctx, &rows);
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, own));
-    AR_TRY(ari_tap_tokens(ctx, "tokens", NULL, 'f', &t));
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
-    AR_TRY(ari_tap_whole(ctx, "whole", NULL, 'b', &t));
-    AR_TRY(ari_tap_copies(ctx, "features", NULL, 'f', &t, 2, 12, 1));
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 4, heads));
-    AR_TRY(ari_tap_copies(ctx, "heads", NULL, 'f', &t, 1, 6, 1));
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 2, matrix));
-    AR_TRY(ari_tap_whole(ctx, "matrix", NULL, 'f', &t));
-    ar_ctx_place(ctx, NULL);
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
-    return ari_tap_whole(ctx, "alone", NULL, 'f', &t);
-}
-
-Test(tap_place, samples_positions_and_features_stand_at_their_places)
-{
-    heard h[2] = {{0}, {0}};
-    void *user[2] = {&h[0], &h[1]};
-    const rank_run_options o = {.ranks = 2, .sp = true, .tap = hear, .tap_user = user};
-    cr_assert_ok(rank_run(&o, tap_all, NULL));
-    for (size_t r = 0; r < 2; r++) {
-        const int copy = (int)r;
-        expect_box(&h[r], "tokens:f",
-                   &(ar_layout){3, {5, 4, 6}, 1, {{.global = {3, 2 * r, 0}, .extent = {2, 2, 6}}}, 0, 1});
-        expect_box(&h[r], "whole:b",
-                   &(ar_layout){3, {5, 4, 6}, 1, {{.global = {3, 0, 0}, .extent = {2, 4, 6}}}, copy, 2});
-        expect_box(&h[r], "features:f",
-                   &(ar_layout){3, {5, 4, 12}, 1, {{.global = {3, 0, 6 * r}, .extent = {2, 4, 6}}}, 0, 1});
-        expect_box(&h[r], "heads:f",
-                   &(ar_layout){4, {5, 6, 4, 4}, 1, {{.global = {3, 3 * r, 0, 0}, .extent = {2, 3, 4, 4}}}, 0, 1});
-        expect_box(&h[r], "matrix:f", &(ar_layout){2, {5, 6}, 1, {{.global = {3, 0}, .extent = {2, 6}}}, copy, 2});
-        expect_box(&h[r], "alone:f",
-                   &(ar_layout){3, {2, 4, 6}, 1, {{.global = {0, 0, 0}, .extent = {2, 4, 6}}}, copy, 2});
-    }
-}
-
-static const ar_batch eight = {.batch = 2, .seq = 8, .global_batch = 5, .first_sample = 3};
-
-/* Of 8 positions a rank of two has 4, and with sequence parallelism over two half of them. */
-static ar_status tap_context(ar_ctx *ctx, void *user)
-{
-    const size_t own[3] = {2, 2, 6}, all[3] = {2, 4, 6}, probs[4] = {2, 1, 4, 8};
-    const ar_positions queries = ari_own_positions(ctx, 8, false);
-    ar_tensor t;
-    (void)user;
-    ar_ctx_place(ctx, &eight);
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, own));
-    AR_TRY(ari_tap_tokens(ctx, "tokens", NULL, 'f', &t));
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 3, all));
-    AR_TRY(ari_tap_copies(ctx, "features", NULL, 'f', &t, 2, 12, 1));
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 4, probs));
-    return ari_tap_queries(ctx, "probs", NULL, 'f', &t, 2, rank_of(ctx), 1, &queries);
-}
-
-/* Rank c of the two has chunks c and 3-c of four. */
-Test(tap_place, zigzag_positions_stand_at_their_places)
-{
-    heard h[4] = {{0}, {0}, {0}, {0}};
-    void *user[4] = {&h[0], &h[1], &h[2], &h[3]};
-    const rank_run_options o = {.ranks = 4, .cp = 2, .zigzag = true, .sp = true, .tap = hear, .tap_user = user};
-    cr_assert_ok(rank_run(&o, tap_context, NULL));
-    for (size_t rank = 0; rank < 4; rank++) {
-        const size_t c = rank / 2, r = rank % 2, first = 2 * c, second = 2 * (3 - c);
-        expect_box(&h[rank], "tokens:f",
-                   &(ar_layout){3, {5, 8, 6}, 1, {{.global = {3, r ? second : first, 0}, .extent = {2, 2, 6}}}, 0, 1});
-        expect_box(&h[rank], "features:f",
-                   &(ar_layout){3,
-                                {5, 8, 12},
-                                2,
-                                {{.global = {3, first, 6 * r}, .extent = {2, 2, 6}},
-                                 {.global = {3, second, 6 * r}, .local = {0, 2, 0}, .extent = {2, 2, 6}}},
-                                0,
-                                1});
-        expect_box(&h[rank], "probs:f",
-                   &(ar_layout){4,
-                                {5, 2, 8, 8},
-                                2,
-                                {{.global = {3, r, first, 0}, .extent = {2, 1, 2, 8}},
-                                 {.global = {3, r, second, 0}, .local = {0, 0, 2, 0}, .extent = {2, 1, 2, 8}}},
-                                0,
-                                1});
-    }
-}
 
 static ar_status norm_step(ar_ctx *ctx, void *user)
 {

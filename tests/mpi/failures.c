@@ -66,17 +66,6 @@ static ar_status other_kind(world *w)
     return w->r == 2 ? ar_comm_broadcast(w->c, w->q, out, 8, AR_F32, 0, "step") : plain(w);
 }
 
-static ar_status other_counts(world *w)
-{
-    const size_t counts[RANKS] = {1, 2, w->r == 2 ? 4 : 3, 1};
-    return ar_comm_all_gather(w->c, w->q, out, in, counts, AR_F32, "step");
-}
-
-static ar_status other_tag(world *w)
-{
-    return ar_comm_all_reduce(w->c, w->q, out, in, 8, AR_F32, AR_SUM, w->r == 2 ? "layers.1.up" : "layers.0.up");
-}
-
 static ar_status other_share(world *w)
 {
     const size_t send[RANKS] = {2, 2, 2, 2}, receive[RANKS] = {2, w->r == 3 ? 1 : 2, 2, 2};
@@ -243,8 +232,6 @@ static const scenario scenarios[] = {
     {"another kind", other_kind, "MMMM",
      .says =
          "ranks 0 and 2 disagree in collective #2 of ranks 0-3|kind all_reduce against broadcast|all_reduce #1 step"},
-    {"other counts", other_counts, "MMMM", .says = "ranks 0 and 2 disagree|count of rank 2: 3 against 4"},
-    {"another tag", other_tag, "MMMM", .says = "tag 'layers.0.up' against 'layers.1.up'"},
     {"another share", other_share, "MMMM", .says = "rank 1 sends 2 elements to rank 3, which expects 1"},
     {"another batch", other_batch, "MMMM", .says = "message 0 from rank 0 to rank 1: 5 elements are sent, 4 expected"},
     {"another message", other_message, "MMAA", .says = "rank 0 sends 5 elements of F32 to rank 1, which expects 4"},

@@ -105,10 +105,10 @@ static uint32_t sum_in_shards(dice *d, float *v, size_t n)
 CLAIM(random_multisets_in_any_order_and_grouping_match_the_definition)
 {
     dice d = {0x5eed, 0};
-    float v[64];
+    float v[200];
     size_t added = 0;
     for (uint32_t trial = 0; added < 200000; trial++) {
-        const size_t n = 1 + roll(&d, 64);
+        const size_t n = 1 + roll(&d, 200);
         const uint32_t centre = roll(&d, 255), spread = 1 + roll(&d, trial % 2 == 0 ? 20 : 255);
         for (size_t i = 0; i < n; i++)
             v[i] = random_value(&d, centre, spread);
@@ -122,26 +122,6 @@ CLAIM(random_multisets_in_any_order_and_grouping_match_the_definition)
             cr_assert(got == want, "trial %u in shards: %08x, expected %08x", trial, got, want);
         }
         added += n;
-    }
-}
-
-CLAIM(error_stays_below_n_times_2_to_minus_32_of_the_largest_term)
-{
-    dice d = {0xe11, 0};
-    for (uint32_t trial = 0; trial < 2000; trial++) {
-        const size_t n = 1 + roll(&d, 200);
-        const uint32_t centre = 60 + roll(&d, 100), spread = 1 + roll(&d, 40);
-        long double exact = 0.0L, rounding, largest = 0.0L; /* 64 bits: far finer than the bound */
-        state s = {0};
-        for (size_t i = 0; i < n; i++) {
-            const float v = random_value(&d, centre, spread);
-            add(&s, v);
-            exact += (long double)v;
-            largest = fabsl((long double)v) > largest ? fabsl((long double)v) : largest;
-        }
-        rounding = fabsl(exact) * 0x1p-24L;
-        const long double error = fabsl((long double)ari_acc_value(s.t, s.h, s.l) - exact);
-        cr_assert(error <= (long double)n * 0x1p-32L * largest + rounding * 1.0001L, "trial %u, n %zu", trial, n);
     }
 }
 
@@ -160,14 +140,6 @@ CLAIM(minus_zero_and_cancellation_give_plus_zero)
     cr_assert(sum_in_order(zeros, 2) == 0u);
     cr_assert(sum_in_order(cancelled, 3) == 0u, "the term far below the largest is dropped in every order");
     cr_assert(sum_in_order(NULL, 0) == 0u, "the identity is +0");
-}
-
-CLAIM(subnormals_add_exactly)
-{
-    state s = {0};
-    for (int i = 0; i < 1000; i++)
-        add(&s, i % 2 == 0 ? 0x1p-149f : 0x3p-149f);
-    cr_assert(value_bits(&s) == 2000u);
 }
 
 CLAIM(overflow_of_fp32_is_infinity_and_can_be_taken_back)

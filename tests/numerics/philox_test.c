@@ -111,40 +111,6 @@ CLAIM(dropout_thresholds_are_floored_and_scales_rounded_once)
     cr_assert(ari_bits32(ari_dropout_scale(0.9)) == 0x41200000u);
 }
 
-CLAIM(normal_stream_has_the_moments_of_a_normal)
-{
-    const uint64_t key = ari_stream_key(7, "moments");
-    const size_t n = 400000;
-    double sum = 0.0, squares = 0.0, fourths = 0.0, products = 0.0, before = 0.0;
-    for (uint64_t i = 0; i < n; i++) {
-        const double z = (double)ari_random_normal(key, i, 1.0);
-        sum += z;
-        squares += z * z;
-        fourths += z * z * z * z;
-        products += z * before;
-        before = z;
-    }
-    /* Standard errors 1, sqrt(2), sqrt(96) and 1 over sqrt(n): five of each. */
-    const double unit = 5.0 / sqrt((double)n);
-    cr_assert(fabs(sum / (double)n) < unit);
-    cr_assert(fabs(squares / (double)n - 1.0) < 1.4143 * unit);
-    cr_assert(fabs(fourths / (double)n - 3.0) < 9.8 * unit);
-    cr_assert(fabs(products / (double)n) < unit);
-}
-
-CLAIM(uniform_stream_fills_its_bounds_evenly)
-{
-    const uint64_t key = ari_stream_key(7, "bins");
-    int bins[16] = {0};
-    for (uint64_t i = 0; i < 160000; i++) {
-        const double u = (double)ari_random_uniform(key, i, 0.5);
-        cr_assert(fabs(u) <= 0.5);
-        bins[(int)((u + 0.5) * 15.999999)]++;
-    }
-    for (int b = 0; b < 16; b++)
-        cr_assert(abs(bins[b] - 10000) < 490, "bin %d holds %d: more than five standard deviations off", b, bins[b]);
-}
-
 /* Of element 5. */
 static float init_value(ar_init_scheme scheme, uint64_t key, size_t fan_in, size_t fan_out, double range)
 {

@@ -173,28 +173,6 @@ Test(channels, overlapping_groups_have_channels_of_their_own)
     }
 }
 
-BODY(many_groups)
-{
-    for (int i = 0; i < 200; i++) {
-        ar_comm *g = NULL;
-        AR_TRY(ar_comm_split(&g, c, 0, r));
-        ar_status st = AR_OK;
-        if (r == i % 4)
-            st = send_one(g, q, i, (r + 1) % 4);
-        if (r == (i + 1) % 4)
-            st = expect_one(g, q, i, i % 4);
-        ar_comm_destroy(g);
-        AR_TRY(st);
-    }
-    return AR_OK;
-}
-
-Test(channels, groups_made_again_and_again_keep_nothing)
-{
-    fail_run run = {.body = many_groups};
-    cr_assert_ok(run_world(&run, 4, AR_SIM_AUTO));
-}
-
 /* Rows of 4, whose last rank also says what is not so: of its number, or of theirs. */
 BODY(join_row)
 {

@@ -17,7 +17,6 @@ typedef struct fail_run {
     ar_queue_kind queue;
     ar_status st[MOST];
     char message[MOST][512];
-    uint64_t took_ns[MOST]; /* a wait of the rank, where the body measures one */
     int32_t result[MOST][16];
 } fail_run;
 

@@ -6,7 +6,8 @@
 
 #include "tests/sim/fail_run.h"
 
-/* Whatever one rank does wrong, every rank hears of it, nobody hangs, and the report says who was where. */
+/* Whatever one rank does wrong, every rank hears of it, nobody hangs, and the report says who was where. What each way to
+ * fail says is in message_test.c, reports of waits that are too long are in explore_test.c. */
 static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uint64_t timeout_ns,
                            ar_sim_rank_report *reports)
 {
@@ -15,17 +16,6 @@ static ar_status run_world(fail_run *run, int n, ar_sim_algorithm algorithm, uin
 }
 
 /* --- disagreements: message_test.c has each kind of them ---------------------------------------------------------- */
-
-BODY(different_tags)
-{
-    return ar_comm_barrier(c, q, r == 0 ? "a" : NULL);
-}
-
-Test(failure, a_rank_without_a_tag_agrees_with_any)
-{
-    fail_run run = {.body = different_tags};
-    cr_assert_ok(run_world(&run, 4, AR_SIM_DIRECT, 0, NULL));
-}
 
 BODY(write_then_disagree)
 {
@@ -73,19 +63,13 @@ Test(failure, a_disagreement_in_one_group_ends_the_others_as_well)
 BODY(leave_early)
 {
     AR_TRY(ar_comm_barrier(c, q, "both"));
-    if (r == 2 && run->variant == 0)
-        return AR_OK;
-    if (r == 2 && run->variant == 1)
-        return ar_error_set(AR_ERR_DATA, "weights are NaN");
-    if (r == 2 && run->variant == 2)
-        ar_comm_abort(c, AR_ERR_IO, "the disk is gone");
-    return ar_comm_barrier(c, q, "layers.3.mlp");
+    return r == 2 ? AR_OK : ar_comm_barrier(c, q, "layers.3.mlp");
 }
 
 Test(failure, a_rank_that_returns_while_others_wait_ends_the_world_at_once)
 {
     ar_sim_rank_report reports[4];
-    fail_run run = {.body = leave_early, .variant = 0};
+    fail_run run = {.body = leave_early};
     cr_assert_refused(run_world(&run, 4, AR_SIM_DIRECT, 0, reports), AR_ERR_MISMATCH, "rank 2 returned while rank ");
     cr_assert_says("barrier() 'layers.3.mlp', collective #2");
     for (int r = 0; r < 4; r++) {
@@ -100,26 +84,6 @@ Test(failure, a_rank_that_returns_while_others_wait_ends_the_world_at_once)
     cr_assert_str_eq(reports[2].last, "barrier #1 both");
     cr_assert_str_eq(reports[2].current, "returned");
     assert_process_usable();
-}
-
-Test(failure, an_error_or_an_abort_of_one_rank_reaches_every_rank_with_its_words)
-{
-    static const struct {
-        ar_status st;
-        const char *says;
-    } ways[] = {{AR_ERR_DATA, "rank 2 failed with AR_ERR_DATA: weights are NaN"},
-                {AR_ERR_IO, "rank 2 aborted: the disk is gone"}};
-    for (int w = 0; w < 2; w++) {
-        ar_sim_rank_report reports[4];
-        fail_run run = {.body = leave_early, .variant = w + 1};
-        cr_assert_refused(run_world(&run, 4, w ? AR_SIM_DIRECT : AR_SIM_RING, 0, reports), ways[w].st, ways[w].says);
-        for (int r = 0; r < 4; r++) {
-            cr_assert_eq(run.st[r], r == 2 ? ways[w].st : AR_ERR_ABORTED, "rank %d: %s", r, run.message[r]);
-            cr_assert(r == 2 || strstr(run.message[r], ways[w].says), "rank %d: %s", r, run.message[r]);
-        }
-        cr_assert_str_eq(reports[2].status, ar_status_name(ways[w].st));
-        assert_process_usable();
-    }
 }
 
 BODY(return_at_different_times)
@@ -162,84 +126,6 @@ Test(failure, a_rank_that_leaves_its_groups_on_the_way_out_tells_its_own_error)
 
 /* --- ranks that do not come --------------------------------------------------------------------------------------- */
 
-/* Rank 1 comes when the others have given up, not before: no time of the test's own. */
-BODY(come_late)
-{
-    AR_TRY(ar_comm_barrier(c, q, "on time"));
-    AR_TRY(ar_queue_sync(q, 0));
-    while (r == 1 && ar_comm_error(c)[0] == '\0')
-        usleep(1000);
-    const uint64_t start = ari_now_ns();
-    ar_status st = ar_comm_barrier(c, q, "late");
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    run->took_ns[r] = ari_now_ns() - start;
-    return st;
-}
-
-static void check_late_reports(const fail_run *run, const ar_sim_rank_report *reports)
-{
-    int timeouts = 0;
-    for (int r = 0; r < 4; r++) {
-        timeouts += run->st[r] == AR_ERR_TIMEOUT;
-        cr_assert(run->st[r] == AR_ERR_TIMEOUT || run->st[r] == AR_ERR_ABORTED);
-        cr_assert_str_eq(reports[r].last, "barrier #1 on time");
-        cr_assert_str_eq(reports[r].current, r == 1 ? "running" : "barrier #2 late");
-        cr_assert(reports[r].waiting_s > 0.0);
-    }
-    cr_assert_eq(timeouts, 1);
-}
-
-/* How long the three others take to come depends on the machine: a longer timeout, where it was too short. The last
- * one counts. */
-Test(failure, a_wait_past_the_timeout_names_the_missing_rank)
-{
-    static const char words[] = "barrier() 'late', collective #2 of ranks 0-3, for rank 1\n";
-    for (int a = 0; a < 2; a++) {
-        ar_sim_rank_report reports[4];
-        fail_run run;
-        uint64_t timeout_ns = 25 * MS;
-        do {
-            timeout_ns *= 4;
-            run = (fail_run){.body = come_late, .queue = a ? AR_QUEUE_THREAD : AR_QUEUE_INLINE};
-            cr_assert_eq(run_world(&run, 4, (ar_sim_algorithm)a, timeout_ns, reports), AR_ERR_TIMEOUT);
-        } while (!strstr(ar_error_message(), words) && timeout_ns < 100000 * MS);
-        cr_assert_says(words);
-        cr_assert_says("barrier #2 late");
-        check_late_reports(&run, reports);
-        uint64_t longest = 0;
-        for (int r = 0; r < 4; r++)
-            longest = run.took_ns[r] > longest ? run.took_ns[r] : longest;
-        cr_assert_geq(longest, timeout_ns);
-        assert_process_usable();
-    }
-}
-
-BODY(cross_two_groups)
-{
-    ar_comm *a = NULL, *b = NULL;
-    ar_status st = ar_comm_split(&a, c, 0, r);
-    if (st == AR_OK)
-        st = ar_comm_split(&b, c, 0, -r);
-    if (st == AR_OK)
-        st = ar_comm_barrier(r == 0 ? a : b, q, r == 0 ? "tp" : "dp");
-    if (st == AR_OK)
-        st = ar_comm_barrier(r == 0 ? b : a, q, r == 0 ? "dp" : "tp");
-    ar_comm_destroy(a);
-    ar_comm_destroy(b);
-    return st;
-}
-
-Test(failure, two_groups_entered_in_opposite_order_time_out_and_the_report_names_both)
-{
-    fail_run run = {.body = cross_two_groups};
-    cr_assert_refused(run_scheduled(&run, 2, (ar_sim_options){.algorithm = AR_SIM_DIRECT}, 0), AR_ERR_TIMEOUT,
-                      "barrier #1 tp");
-    cr_assert_says("barrier #1 dp");
-    cr_assert_says("0-1");
-    cr_assert_says("1, 0");
-}
-
 /* Ranks 0 to 2 wait for rank 3 in one barrier; of them rank 2 has finished another collective than its neighbours. */
 BODY(wait_after_different_collectives)
 {
@@ -260,32 +146,6 @@ Test(failure, ranks_that_wait_in_one_place_share_a_line_only_where_they_finished
 }
 
 /* --- queues ------------------------------------------------------------------------------------------------------- */
-
-static ar_status fail_task(void *arg)
-{
-    (void)arg;
-    return ar_error_set(AR_ERR_DATA, "a task before the collective failed");
-}
-
-BODY(task_fails_first)
-{
-    if (r == 1) {
-        const ar_status st = ar_queue_host(q, fail_task, NULL);
-        (void)st; /* on a thread queue it is not known yet; the next call meets it */
-    }
-    return ar_comm_barrier(c, q, "after");
-}
-
-Test(failure, a_task_that_fails_before_a_collective_reaches_every_rank)
-{
-    for (int kind = 0; kind < 2; kind++) {
-        fail_run run = {.body = task_fails_first, .queue = (ar_queue_kind)kind};
-        cr_assert_refused(run_world(&run, 3, AR_SIM_DIRECT, 0, NULL), AR_ERR_DATA,
-                          "a task before the collective failed");
-        for (int r = 0; r < 3; r++)
-            cr_assert_eq(run.st[r], r == 1 ? AR_ERR_DATA : AR_ERR_ABORTED, "rank %d: %s", r, run.message[r]);
-    }
-}
 
 BODY(two_queues_two_groups)
 {

@@ -13,8 +13,8 @@ OWNER(coll_case, case_fini)
 
 enum { COLLECTIVES = 10000, ALGORITHMS = 4 };
 #define TIMEOUT_NS ((uint64_t)120000000000) /* a busy machine is no fault */
-static const char *const algorithm_names[ALGORITHMS] = {"auto", "direct", "ring", "last"};
 
+/* How often each thing occurred. */
 typedef struct histogram {
     int kinds[CASE_KINDS][PLAIN_DTYPES], ops[PLAIN_OPS], sizes[PLAIN_RANKS + 1], algorithms[ALGORITHMS], queues[2],
         in_place, special, verified, explored, worlds, collectives;
@@ -71,32 +71,10 @@ static bool check_world(world *w, uint64_t seed, histogram *h)
     }
     h->worlds++;
     if (!good)
-        printf("seed %llu: N %d, algorithm %s%s%s: %s %s\n", (unsigned long long)seed, w->n,
-               algorithm_names[w->options.algorithm], w->options.verify_transfers ? ", verified" : "",
-               w->options.explore ? ", explored" : "", why, st == AR_OK ? "" : ar_error_message());
+        printf("seed %llu: N %d, algorithm %d%s%s: %s %s\n", (unsigned long long)seed, w->n, (int)w->options.algorithm,
+               w->options.verify_transfers ? ", verified" : "", w->options.explore ? ", explored" : "", why,
+               st == AR_OK ? "" : ar_error_message());
     return good;
-}
-
-static void print_histogram(const histogram *h)
-{
-    printf("%-15s", "");
-    for (int t = 0; t < PLAIN_DTYPES; t++)
-        printf("%6s", ar_dtype_name(plain_dtypes[t]));
-    for (int k = 0; k < CASE_KINDS; k++) {
-        printf("\n%-15s", case_names[k]);
-        for (int t = 0; t < PLAIN_DTYPES; t++)
-            printf("%6d", h->kinds[k][t]);
-    }
-    printf("\nreductions: sum %d, max %d, min %d, prod %d, avg %d\nranks:", h->ops[AR_SUM], h->ops[AR_MAX],
-           h->ops[AR_MIN], h->ops[AR_PROD], h->ops[AR_AVG]);
-    for (int n = 1; n <= PLAIN_RANKS; n++)
-        printf(" %d: %d%s", n, h->sizes[n], n < PLAIN_RANKS ? "," : "\n");
-    printf("algorithms:");
-    for (int a = 0; a < ALGORITHMS; a++)
-        printf(" %s %d%s", algorithm_names[a], h->algorithms[a], a < ALGORITHMS - 1 ? "," : "\n");
-    printf("queues: inline %d, threads %d; in place %d; with NaN and infinities %d; transfers verified %d; schedule "
-           "explored %d\n",
-           h->queues[AR_QUEUE_INLINE], h->queues[AR_QUEUE_THREAD], h->in_place, h->special, h->verified, h->explored);
 }
 
 /* How many of the things that must occur do not. */
@@ -133,7 +111,6 @@ int main(int argc, char **argv)
         draw_world(w, seed);
         bad += !check_world(w, seed, &h);
     }
-    print_histogram(&h);
     printf("%d collectives in %d worlds from seed %llu: %d worlds wrong\n", h.collectives, h.worlds,
            (unsigned long long)first, bad);
     if (collectives >= COLLECTIVES && missing(&h) > 0)

@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include "ref/core/clock.h"
 #include "tests/sim/world.h"
 
 /* Random worlds for the soak, with faults of the transport and mistakes of the program. */
@@ -33,10 +32,9 @@ typedef struct soak_world {
     world w; /* first: what its ranks are given */
     ar_sim_fault fault[SOAK_FAULTS];
     mistake mistake;
-    /* What each rank returned, and when. */
+    /* What each rank returned. */
     ar_status st[SOAK_RANKS];
     char message[SOAK_RANKS][768];
-    uint64_t returned_ns[SOAK_RANKS];
 } soak_world;
 
 /* --- mistakes ----------------------------------------------------------------------------------------------------- */
@@ -155,7 +153,6 @@ static inline ar_status soak_rank(ar_comm *c, void *arg)
     soak_world *w = arg;
     const int r = ar_comm_rank(c);
     w->st[r] = world_rank(c, &w->w);
-    w->returned_ns[r] = ari_now_ns();
     snprintf(w->message[r], sizeof w->message[r], "%s", w->st[r] == AR_OK ? "" : ar_error_message());
     return w->st[r];
 }

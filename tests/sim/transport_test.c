@@ -301,20 +301,3 @@ Test(transport, a_seed_draws_one_fault_and_seeds_draw_every_kind)
     for (int k = 0; k < AR_SIM_FAULT_KINDS; k++)
         cr_assert_gt(kinds[k], 80, "%s: %d of 1000", ar_sim_fault_name((ar_sim_fault_kind)k), kinds[k]);
 }
-
-Test(transport, descriptions_name_what_matters)
-{
-    const ar_sim_fault f[] = {{AR_SIM_CORRUPT, 2, 14, 0, 77, 0},
-                              {AR_SIM_KILL, 2, 14, 0, 0, 0},
-                              {AR_SIM_STALL, 2, 14, 3, 0, 0},
-                              {AR_SIM_DELAY, 1, 3, 0, 0, 20000000}};
-    static const char *const says[] = {"corrupt rank 2 collective 14 transfer 0 bit 77", "kill rank 2 collective 14",
-                                       "stall rank 2 collective 14 transfer 3",
-                                       "delay rank 1 collective 3 ns 20000000"};
-    for (size_t i = 0; i < sizeof f / sizeof *f; i++) {
-        char text[128];
-        ar_sim_fault_describe(&f[i], text, sizeof text);
-        cr_assert_str_eq(text, says[i]);
-    }
-    cr_assert_str_eq(ar_sim_fault_name(AR_SIM_FAULT_KINDS), "?");
-}

@@ -78,45 +78,14 @@ AR_NODISCARD ar_status layout_draw_check(ar_check_report **gives, const layout_d
  * stopped the run. */
 AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
 
-/* What a number of draws covers. */
+/* How many of a number of draws have each thing that layout_draw_count.c names, and how many ranks. */
+enum { LAYOUT_DRAW_FEATURES = 64 };
 typedef struct layout_histogram {
-    int draws, tp, sp, replicas, uneven, empty; /* uneven: dp ranks with different numbers of samples; empty: of them
-                                                   some without */
-    int overlap, cut;                           /* in chunks beside products; the last of which is shorter */
-    int ring, inner, both, zigzag, packed;      /* both: a ring of places with neighbours */
-    int selective, full;                        /* recomputation */
-    int stages, given, of_rank, fewer;          /* pipelines; with given layers; several stages a rank; fewer
-                                                   micro-batches than ranks */
-    int schedule[AR_PP_SCHEDULES];
-    int sharing[4], copies; /* by the stage of ZeRO; in groups that hold copies */
-    int dp, zero, eager, micro, ranks[LAYOUT_DRAW_RANKS + 1], by_check, dropout, clip, smoothed, z_loss, row_column,
-        tied, window, scaled, phi3, steps[LAYOUT_DRAW_STEPS + 1];
-    int one, all, shared, normalised; /* of models with experts: to how many a token goes, and the rest of them */
-    int spread, uncut;                /* ep > 1, etp = 1 */
-    int few[8];                       /* by dp, of those without tp whose layout shares out what its ranks hold */
+    int draws, has[LAYOUT_DRAW_FEATURES], ranks[LAYOUT_DRAW_RANKS + 1];
 } layout_histogram;
 void layout_histogram_add(layout_histogram *h, const layout_draw *d);
-void layout_histogram_print(const layout_histogram *h, FILE *to);
-/** At least 60 % of the draws have tp > 1, 30 % sequence parallelism, 15 % collectives in chunks beside products (some
- *  with a shorter last one), 20 % replicas of KV heads, 20 % uneven dp, 20 % ZeRO, 15 % a sliding window shorter than
- *  the sequence, 15 % selective and 15 % full recomputation, 15 % label smoothing, 15 % z-loss, 5 % Llama 3's rotary
- *  frequencies, 5 % ranks without samples. */
-bool layout_histogram_is_wide(const layout_histogram *h);
-/** Of draws with contexts: at least 60 % have a ring, 30 % zigzag, 40 % inner neighbours, 20 % both, 40 % tp > 1, 20 %
- *  sequence parallelism, 20 % replicas of KV heads, 30 % dp > 1, 10 % ZeRO, 20 % a sliding window, 30 % packed
- *  documents. */
-bool layout_histogram_has_contexts(const layout_histogram *h);
-/** Of draws with stages: at least 70 % have a pipeline, 10 % each schedule, 10 % given layers, 20 % fewer micro-batches
- *  than ranks of the pipeline, 15 % a tied head, 20 % tp > 1, 30 % dp > 1, 10 % each stage of ZeRO, 15 %
- *  context-parallel ranks, 15 % recomputation. */
-bool layout_histogram_has_stages(const layout_histogram *h);
-/** Of draws of families: at least 20 % each stage of ZeRO, 10 % each of 3, 5 and 7 data-parallel ranks without tp and
- *  with ZeRO, 20 % tp > 1, 15 % context-parallel ranks. */
-bool layout_histogram_has_families(const layout_histogram *h);
-/** Of draws of experts: at least 20 % tp > 1, ZeRO and pipelines, 10 % sequence parallelism and context-parallel ranks, 15 %
- *  recomputation, 10 % one expert a token, all of them, a shared expert, weights that are normalised and that are not,
- *  experts shared out, 5 % not cut over tp. */
-bool layout_histogram_has_experts(const layout_histogram *h);
+/** Whether they have as much of each thing as draws of the kind are to have. */
+bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind);
 
 /** Runs `draws` draws of a kind from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed,
  *  and ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the

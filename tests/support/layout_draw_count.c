@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "support/layout_draw.h"
+#include "support/row.h"
 
 /* Whether the last chunk of the own positions is shorter than the others. */
 static bool cut_unevenly(const layout_draw *d)
@@ -12,151 +13,126 @@ static bool cut_unevenly(const layout_draw *d)
     return k > 1 && own % ((own + k - 1) / k) != 0;
 }
 
+/* Each thing that draws may have: its name, and whether a draw d of the layout p has it. */
+/* clang-format off */
+#define FEATURES(X)                                                            \
+    X(tp, p->tp > 1)                                                           \
+    X(sp, p->tp > 1 && p->sp)                                                  \
+    X(chunks, p->overlap > 1)                                                  \
+    X(shorter_chunk, cut_unevenly(d))                                          \
+    X(kv_replicas, (size_t)(p->tp * p->cp_inner) > d->config.kv_heads)         \
+    X(cp, p->cp > 1)                                                           \
+    X(ring, p->cp > p->cp_inner)                                               \
+    X(inner, p->cp_inner > 1)                                                  \
+    X(ring_of_inner, p->cp > p->cp_inner && p->cp_inner > 1)                   \
+    X(zigzag, p->zigzag)                                                       \
+    X(packed, d->packed)                                                       \
+    X(dp, p->dp > 1)                                                           \
+    X(zero, p->dp > 1 && p->zero > 0)                                          \
+    X(zero1, p->dp * p->cp > 1 && p->zero == 1)                                \
+    X(zero2, p->dp * p->cp > 1 && p->zero == 2)                                \
+    X(zero3, p->dp * p->cp > 1 && p->zero == 3)                                \
+    X(zero_of_3, p->tp == 1 && p->zero > 0 && p->dp == 3)                      \
+    X(zero_of_5, p->tp == 1 && p->zero > 0 && p->dp == 5)                      \
+    X(zero_of_7, p->tp == 1 && p->zero > 0 && p->dp == 7)                      \
+    X(copies_of_shares, p->dp_replicate > 1)                                   \
+    X(eager, p->dp > 1 && d->ddp.mode == AR_BUCKETS_EAGER)                     \
+    X(uneven_samples, d->batch % (size_t)p->dp != 0)                           \
+    X(ranks_without_samples, d->batch < (size_t)p->dp)                         \
+    X(micro_batches, p->micro_batches > 1)                                     \
+    X(recompute, p->recompute.what != AR_RECOMPUTE_NONE)                       \
+    X(selective, p->recompute.what == AR_RECOMPUTE_SELECTIVE)                  \
+    X(full, p->recompute.what == AR_RECOMPUTE_FULL)                            \
+    X(pp, p->pp > 1)                                                           \
+    X(given_layers, p->stages.n > 0)                                           \
+    X(stages_of_rank, p->virtual_stages > 1)                                   \
+    X(fewer_micro_batches, p->micro_batches < p->pp)                           \
+    X(one_f_one_b, p->pp > 1 && p->schedule == AR_PP_1F1B)                     \
+    X(gpipe, p->pp > 1 && p->schedule == AR_PP_GPIPE)                          \
+    X(interleaved, p->pp > 1 && p->schedule == AR_PP_INTERLEAVED)              \
+    X(zero_bubble, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE)              \
+    X(whole_check, d->by_check)                                                \
+    X(dropout, d->dropout > 0.0)                                               \
+    X(clip, d->clip > 0.0)                                                     \
+    X(label_smoothing, d->loss.label_smoothing > 0.0)                          \
+    X(z_loss, d->loss.z_loss > 0.0)                                            \
+    X(row_column, d->order == AR_MLP_ROW_COLUMN)                               \
+    X(tied, d->config.tied)                                                    \
+    X(window, d->config.window > 0 && d->config.window < d->seq)               \
+    X(phi3, d->config.arch == AR_ARCH_PHI3)                                    \
+    X(scaled_frequencies, d->config.rope.kind > AR_ROPE_LINEAR)                \
+    X(two_steps, d->steps == 2)                                                \
+    X(one_expert, d->config.experts.per_token == 1)                            \
+    X(all_experts, d->config.experts.n > 0 && d->config.experts.per_token == d->config.experts.n) \
+    X(shared_expert, d->config.experts.shared > 0)                             \
+    X(normalised, d->config.experts.normalised)                                \
+    X(not_normalised, d->config.experts.n > 0 && !d->config.experts.normalised) \
+    X(ep, p->ep > 1)                                                           \
+    X(etp1, p->etp == 1)
+/* clang-format on */
+#define ENUMERATE(name, has) HAS_##name,
+#define NAME(name, has) #name,
+#define VALUE(name, has) has,
+typedef enum feature { FEATURES(ENUMERATE) MOST_FEATURES } feature;
+_Static_assert((int)MOST_FEATURES <= (int)LAYOUT_DRAW_FEATURES, "a histogram has room for all");
+
 void layout_histogram_add(layout_histogram *h, const layout_draw *d)
 {
     const ar_parallel *p = &d->parallel;
+    const bool has[] = {FEATURES(VALUE)};
     h->draws++;
     h->ranks[ar_parallel_world(p)]++;
-    h->tp += p->tp > 1;
-    h->sp += p->tp > 1 && p->sp;
-    h->overlap += p->overlap > 1;
-    h->cut += cut_unevenly(d);
-    h->replicas += (size_t)(p->tp * p->cp_inner) > d->config.kv_heads;
-    h->ring += p->cp > p->cp_inner;
-    h->inner += p->cp_inner > 1;
-    h->both += p->cp > p->cp_inner && p->cp_inner > 1;
-    h->zigzag += p->zigzag;
-    h->packed += d->packed;
-    h->dp += p->dp > 1;
-    h->zero += p->dp > 1 && p->zero > 0;
-    h->eager += p->dp > 1 && d->ddp.mode == AR_BUCKETS_EAGER;
-    h->uneven += d->batch % (size_t)p->dp != 0;
-    h->empty += d->batch < (size_t)p->dp;
-    h->micro += p->micro_batches > 1;
-    h->selective += p->recompute.what == AR_RECOMPUTE_SELECTIVE;
-    h->stages += p->pp > 1;
-    h->given += p->stages.n > 0;
-    h->of_rank += p->virtual_stages > 1;
-    h->fewer += p->micro_batches < p->pp;
-    h->schedule[p->schedule] += p->pp > 1;
-    h->sharing[p->dp * p->cp > 1 ? p->zero : 0]++;
-    h->copies += p->dp_replicate > 1;
-    h->full += p->recompute.what == AR_RECOMPUTE_FULL;
-    h->by_check += d->by_check;
-    h->dropout += d->dropout > 0.0;
-    h->clip += d->clip > 0.0;
-    h->smoothed += d->loss.label_smoothing > 0.0;
-    h->z_loss += d->loss.z_loss > 0.0;
-    h->row_column += d->order == AR_MLP_ROW_COLUMN;
-    h->tied += d->config.tied;
-    h->window += d->config.window > 0 && d->config.window < d->seq;
-    h->phi3 += d->config.arch == AR_ARCH_PHI3;
-    h->scaled += d->config.rope.kind > AR_ROPE_LINEAR;
-    h->steps[d->steps]++;
-    h->one += d->config.experts.per_token == 1;
-    h->all += d->config.experts.n > 0 && d->config.experts.per_token == d->config.experts.n;
-    h->shared += d->config.experts.shared > 0;
-    h->normalised += d->config.experts.normalised;
-    h->spread += p->ep > 1;
-    h->uncut += p->etp == 1;
-    h->few[p->tp == 1 && p->zero > 0 ? p->dp : 0]++;
+    for (int i = 0; i < MOST_FEATURES; i++)
+        h->has[i] += has[i];
 }
 
-void layout_histogram_print(const layout_histogram *h, FILE *to)
+static void print(const layout_histogram *h, FILE *to)
 {
-    fprintf(
-        to,
-        "%d draws: tp > 1: %d, sp: %d, in chunks: %d (the last shorter: %d), replicas of KV heads: %d, rings: %d (zigzag: %d), inner neighbours: %d (of a ring: "
-        "%d), packed documents: %d, dp > 1: %d (zero: %d, eager: %d), uneven: %d (ranks "
-        "without samples: "
-        "%d), micro-batches: %d, recomputed: %d and %d, row-column: %d, tied: %d, windows: %d, scaled frequencies: %d, phi3: %d, dropout: %d, clipping: %d, label smoothing: "
-        "%d, z-loss: %d, steps "
-        "0, 1, 2: %d, %d, %d, whole checks: %d; ranks",
-        h->draws, h->tp, h->sp, h->overlap, h->cut, h->replicas, h->ring, h->zigzag, h->inner, h->both, h->packed,
-        h->dp, h->zero, h->eager, h->uneven, h->empty, h->micro, h->selective, h->full, h->row_column, h->tied,
-        h->window, h->scaled, h->phi3, h->dropout, h->clip, h->smoothed, h->z_loss, h->steps[0], h->steps[1],
-        h->steps[2], h->by_check);
+    static const char *const names[] = {FEATURES(NAME)};
+    fprintf(to, "%d draws:", h->draws);
+    for (int i = 0; i < MOST_FEATURES; i++)
+        fprintf(to, " %s %d", names[i], h->has[i]);
+    fprintf(to, "; ranks");
     for (int i = 1; i <= LAYOUT_DRAW_RANKS; i++) {
         if (h->ranks[i] > 0)
             fprintf(to, " %d: %d", i, h->ranks[i]);
     }
     fprintf(to, "\n");
-    if (h->one + h->all > 0)
-        fprintf(
-            to,
-            "one expert a token: %d, all: %d, a shared expert: %d, normalised weights: %d, ep > 1: %d, etp = 1: %d\n",
-            h->one, h->all, h->shared, h->normalised, h->spread, h->uncut);
-    if (h->stages == 0)
-        return;
-    fprintf(
-        to,
-        "pipelines: %d, of given layers: %d, several stages a rank: %d, fewer micro-batches than ranks: %d; ZeRO-1, 2, 3: "
-        "%d, %d, %d, of copies: %d; schedules",
-        h->stages, h->given, h->of_rank, h->fewer, h->sharing[1], h->sharing[2], h->sharing[3], h->copies);
-    for (int i = 0; i < AR_PP_SCHEDULES; i++)
-        fprintf(to, " %s: %d", ar_pp_schedule_name((ar_pp_schedule)i), h->schedule[i]);
-    fprintf(to, "\n");
 }
 
-bool layout_histogram_has_contexts(const layout_histogram *h)
-{
-    return 10 * h->ring >= 6 * h->draws && 10 * h->zigzag >= 3 * h->draws && 10 * h->inner >= 4 * h->draws &&
-           10 * h->both >= 2 * h->draws && 10 * h->tp >= 4 * h->draws && 10 * h->sp >= 2 * h->draws &&
-           10 * h->replicas >= 2 * h->draws && 10 * h->dp >= 3 * h->draws && 10 * h->zero >= h->draws &&
-           20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws && 10 * h->window >= 2 * h->draws &&
-           10 * h->packed >= 3 * h->draws;
-}
+/* What draws of each kind have at least, in thousandths of them. */
+static const int wanted[][MOST_FEATURES] = {
+    [DRAW_TENSORS] = ROW([HAS_tp] = 600, [HAS_sp] = 300, [HAS_chunks] = 150, [HAS_shorter_chunk] = 1,
+                         [HAS_kv_replicas] = 200, [HAS_uneven_samples] = 200, [HAS_zero] = 200, [HAS_window] = 150,
+                         [HAS_selective] = 150, [HAS_full] = 150, [HAS_label_smoothing] = 150, [HAS_z_loss] = 150,
+                         [HAS_scaled_frequencies] = 50, [HAS_ranks_without_samples] = 50),
+    [DRAW_CONTEXTS] = ROW([HAS_ring] = 600, [HAS_zigzag] = 300, [HAS_inner] = 400, [HAS_ring_of_inner] = 200,
+                          [HAS_tp] = 400, [HAS_sp] = 200, [HAS_kv_replicas] = 200, [HAS_dp] = 300, [HAS_zero] = 100,
+                          [HAS_selective] = 150, [HAS_full] = 150, [HAS_window] = 200, [HAS_packed] = 300),
+    [DRAW_STAGES] = ROW([HAS_pp] = 700, [HAS_one_f_one_b] = 100, [HAS_gpipe] = 100, [HAS_interleaved] = 100,
+                        [HAS_zero_bubble] = 100, [HAS_given_layers] = 100, [HAS_fewer_micro_batches] = 200,
+                        [HAS_tied] = 150, [HAS_tp] = 200, [HAS_dp] = 300, [HAS_zero1] = 100, [HAS_zero2] = 100,
+                        [HAS_zero3] = 100, [HAS_copies_of_shares] = 25, [HAS_cp] = 150, [HAS_recompute] = 150),
+    [DRAW_FAMILIES] = ROW([HAS_tp] = 200, [HAS_cp] = 150, [HAS_zero1] = 200, [HAS_zero2] = 200, [HAS_zero3] = 200,
+                          [HAS_zero_of_3] = 100, [HAS_zero_of_5] = 100, [HAS_zero_of_7] = 100),
+    [DRAW_EXPERTS] =
+        ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100, [HAS_recompute] = 150,
+            [HAS_one_expert] = 100, [HAS_all_experts] = 100, [HAS_shared_expert] = 100, [HAS_normalised] = 100,
+            [HAS_not_normalised] = 100, [HAS_ep] = 100, [HAS_etp1] = 50),
+};
 
-bool layout_histogram_has_stages(const layout_histogram *h)
+bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind)
 {
-    bool all = 10 * h->stages >= 7 * h->draws;
-    for (int i = 0; i < AR_PP_SCHEDULES; i++)
-        all = all && 10 * h->schedule[i] >= h->draws;
-    return all && 10 * h->given >= h->draws && 10 * h->fewer >= 2 * h->draws && 20 * h->tied >= 3 * h->draws &&
-           10 * h->tp >= 2 * h->draws && 10 * h->dp >= 3 * h->draws && 10 * h->sharing[1] >= h->draws &&
-           10 * h->sharing[2] >= h->draws && 10 * h->sharing[3] >= h->draws && 40 * h->copies >= h->draws &&
-           20 * (h->ring + h->inner) >= 3 * h->draws && 20 * (h->selective + h->full) >= 3 * h->draws;
-}
-
-bool layout_histogram_has_families(const layout_histogram *h)
-{
-    bool all = 10 * h->tp >= 2 * h->draws && 20 * (h->ring + h->inner) >= 3 * h->draws;
-    for (int i = 1; i <= 3; i++)
-        all = all && 10 * h->sharing[i] >= 2 * h->draws && 10 * h->few[2 * i + 1] >= h->draws;
+    bool all = true;
+    for (int i = 0; i < MOST_FEATURES; i++)
+        all = all && 1000 * h->has[i] >= wanted[kind][i] * h->draws;
     return all;
-}
-
-bool layout_histogram_has_experts(const layout_histogram *h)
-{
-    return 10 * h->tp >= 2 * h->draws && 10 * h->zero >= 2 * h->draws && 10 * h->stages >= 2 * h->draws &&
-           10 * h->sp >= h->draws && 10 * (h->ring + h->inner) >= h->draws &&
-           20 * (h->selective + h->full) >= 3 * h->draws && 10 * h->one >= h->draws && 10 * h->all >= h->draws &&
-           10 * h->shared >= h->draws && 10 * h->normalised >= h->draws && 10 * h->normalised <= 9 * h->draws &&
-           10 * h->spread >= h->draws && 20 * h->uncut >= h->draws;
-}
-
-bool layout_histogram_is_wide(const layout_histogram *h)
-{
-    return 10 * h->tp >= 6 * h->draws && 10 * h->sp >= 3 * h->draws && 20 * h->overlap >= 3 * h->draws && h->cut > 0 &&
-           10 * h->replicas >= 2 * h->draws && 10 * h->uneven >= 2 * h->draws && 10 * h->zero >= 2 * h->draws &&
-           20 * h->window >= 3 * h->draws && 20 * h->selective >= 3 * h->draws && 20 * h->full >= 3 * h->draws &&
-           20 * h->smoothed >= 3 * h->draws && 20 * h->z_loss >= 3 * h->draws && 20 * h->scaled >= h->draws &&
-           20 * h->empty >= h->draws;
 }
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)
 {
     const char *text = getenv(name);
     return text ? strtoull(text, NULL, 10) : otherwise;
-}
-
-static bool covers_enough(const layout_histogram *h, layout_draw_kind kind)
-{
-    return kind == DRAW_STAGES     ? layout_histogram_has_stages(h)
-           : kind == DRAW_CONTEXTS ? layout_histogram_has_contexts(h)
-           : kind == DRAW_FAMILIES ? layout_histogram_has_families(h)
-           : kind == DRAW_EXPERTS  ? layout_histogram_has_experts(h)
-                                   : layout_histogram_is_wide(h);
 }
 
 int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
@@ -178,12 +154,9 @@ int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
         fprintf(to, "ANYRANK_TEST_SEED=%llu ANYRANK_TEST_DRAWS=1 repeats: %s\n%s\n\n", (unsigned long long)d.seed, text,
                 ar_error_message());
     }
-    layout_histogram_print(&h, to);
-    if (!asked && !covers_enough(&h, kind)) {
-        fprintf(
-            to,
-            "too few of the draws have tp, sp, replicas, uneven dp, ranks without samples, ZeRO, windows or scaled frequencies, or a "
-            "ring, neighbours, zigzag, or a pipeline, a schedule, given layers, or experts of each kind\n");
+    print(&h, to);
+    if (!asked && !layout_histogram_covers(&h, kind)) {
+        fprintf(to, "too few of the draws have one of what layout_draw_count.c wants of their kind\n");
         failures++;
     }
     return failures;

@@ -293,41 +293,6 @@ ar_status match_run(const match_case *c, match_weights *w, const rank_run_option
     return rank_run(o, c->x ? run_block : run_model, &j);
 }
 
-static ar_status tap_comparator(void *user, const ar_tap_event *e)
-{
-    return ari_comparator_tap(user, e);
-}
-
-ar_status match_first(char name[160], const match_case *c, int tp, ar_fault fault)
-{
-    enum { MOST = 16 };
-    SCOPED(match_weights_fini) match_weights w = {.seed = c->seed};
-    SCOPED(ari_reference_fini) ari_reference r = {0};
-    ari_comparator compare[MOST] = {0};
-    void *users[MOST];
-    const rank_run_options o = {.ranks = tp,
-                                .sp = c->sp,
-                                .dropout = c->dropout,
-                                .seed = c->seed,
-                                .fault = fault,
-                                .tap = tap_comparator,
-                                .tap_user = users};
-    name[0] = '\0';
-    AR_TRY(match_baseline(c, &w, &r));
-    for (int k = 0; k < tp; k++) {
-        AR_TRY(ari_comparator_init(&compare[k], &r, NULL));
-        users[k] = &compare[k];
-    }
-    AR_TRY(match_run(c, &w, &o));
-    for (size_t i = 0; i < r.count && !name[0]; i++) {
-        if (ari_verdict_of(compare, tp, i).different > 0)
-            snprintf(name, 160, "%s%s", r.tensor[i].name, ari_pass_suffix(r.tensor[i].pass));
-    }
-    for (int k = 0; k < tp; k++)
-        ari_comparator_fini(&compare[k]);
-    return AR_OK;
-}
-
 ar_status match(const match_case *c, const int *tps, size_t *tensors)
 {
     SCOPED(match_weights_fini) match_weights w = {.seed = c->seed, .scale = c->scale};

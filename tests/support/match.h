@@ -57,9 +57,6 @@ AR_NODISCARD ar_status match_taps(const ari_reference *r, const rank_run_options
 AR_NODISCARD ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp);
 /** The ranks' part of a case as `o` says (native numerics, a mistake, a listener of its own): nothing is compared. */
 AR_NODISCARD ar_status match_run(const match_case *c, match_weights *w, const rank_run_options *o);
-/** Among the tensors of the case, in the baseline's order, the first in which ranks with this fault differ from it; ""
- *  where none does. */
-AR_NODISCARD ar_status match_first(char name[160], const match_case *c, int tp, ar_fault fault);
 /** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each
  *  layout. */
 AR_NODISCARD ar_status match(const match_case *c, const int *tps, size_t *tensors);

@@ -36,10 +36,10 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
     return send(ctx, &p, user);
 }
 
-static void run(job *j, ar_fault fault)
+static void run(job *j)
 {
     const ari_cluster_options o = {
-        .run.parallel = {.tp = TP, .dp = DP}, .run.fault = fault, .run.threads = 1, .body = rank_main, .body_user = j};
+        .run.parallel = {.tp = TP, .dp = DP}, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
     cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
@@ -50,20 +50,10 @@ static const float shard[TP][OWN] = {{0, 1, 10, 11}, {20, 21, 30, 31}};
 Test(broadcast, every_rank_has_the_first_ones_values_of_its_own_shard)
 {
     job j = {0};
-    run(&j, AR_FAULT_NONE);
+    run(&j);
     for (int r = 0; r < TP * DP; r++) {
         for (int i = 0; i < OWN; i++)
             cr_expect_eq(j.values[r][i], shard[r % TP][i], "rank %d, element %d", r, i);
         cr_expect_eq(j.versions[r], 1, "rank %d keeps what it made of the old values", r);
-    }
-}
-
-Test(broadcast, over_the_world_every_rank_has_shard_0)
-{
-    job j = {0};
-    run(&j, AR_FAULT_dp_broadcast_over_world);
-    for (int r = 0; r < TP * DP; r++) {
-        for (int i = 0; i < OWN; i++)
-            cr_expect_eq(j.values[r][i], shard[0][i], "rank %d, element %d", r, i);
     }
 }

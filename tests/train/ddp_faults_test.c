@@ -85,39 +85,3 @@ Test(ddp_faults, stale_activation_reuse_gives_a_bucket_the_next_ones_values)
         cr_expect_eq(t.rank[r].grad[6], toy_term(0, 0, 1, 2, 0) + toy_term(1, 0, 1, 2, 0), "the rest is right");
     }
 }
-
-Test(ddp_faults, collective_order_swapped_names_both_buckets)
-{
-    toy t = three(AR_FAULT_collective_order_swapped, 1);
-    cr_expect_refused(toy_run(&t), AR_ERR_MISMATCH, "bucket 0: p2");
-    cr_expect_says("bucket 1: p0");
-}
-
-/* A rank's own failure in the middle of a step: the others hear of it, with its message. */
-static ar_status fail_between(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
-{
-    const toy t = {.n = n, .size = {4, 4, 2}, .skips = {{0}, {1}}};
-    (void)out;
-    AR_TRY(ar_ddp_start(d));
-    AR_TRY(toy_pass(ctx, &t, params, 0, 0));
-    return ar_ddp_wait(d);
-}
-
-Test(ddp_faults, an_error_of_one_rank_ends_all_with_one_message)
-{
-    toy t = three(AR_FAULT_NONE, 1);
-    t.body = fail_between;
-    t.sim.timeout_ns = 30000000000u;
-    cr_expect_refused(toy_run(&t), AR_ERR_DATA, "rank 1 has no gradient for 1 of 3 parameters: p0.");
-}
-
-Test(ddp_faults, a_killed_rank_ends_all_in_every_bucket)
-{
-    for (uint64_t c = 1; c <= 12; c++) {
-        const ar_sim_fault kill = {.kind = AR_SIM_KILL, .rank = 1, .collective = c};
-        toy t = three(AR_FAULT_NONE, 3);
-        t.sim = (ar_sim_options){.faults = &kill, .fault_count = 1, .timeout_ns = 30000000000u};
-        cr_expect_eq(toy_run(&t), AR_ERR_ABORTED, "collective %llu", (unsigned long long)c);
-        cr_expect_says("rank 1 was killed");
-    }
-}

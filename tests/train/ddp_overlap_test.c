@@ -46,37 +46,6 @@ Test(ddp_overlap, an_error_ends_all_ranks_under_every_schedule)
     }
 }
 
-/* Two objects over different parameters share the communication queue of the context. */
-static ar_status two_objects(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
-{
-    const toy t = {.n = n, .size = {30, 20}};
-    const ar_ddp_options o = {.keep_weights = true};
-    ar_param second = {0}, *list = &second;
-    ar_ddp *other = NULL;
-    ar_status st = toy_init(&second, ctx, &(toy){.n = 1, .size = {8}}, 0);
-    AR_TRY_TO(done, st, ar_ddp_create_params(&other, ctx, "second", &list, 1, &o));
-    AR_TRY_TO(done, st, ar_ddp_start(d));
-    AR_TRY_TO(done, st, ar_ddp_start(other));
-    AR_TRY_TO(done, st, toy_pass(ctx, &t, params, 0, 0));
-    ar_param_use(&second);
-    AR_TRY_TO(done, st, toy_add(ctx, &second, 0, 0, 0));
-    AR_TRY_TO(done, st, ar_param_done(&second, ctx));
-    AR_TRY_TO(done, st, ar_ddp_wait(other));
-    AR_TRY_TO(done, st, ar_ddp_wait(d));
-    AR_TRY_TO(done, st, toy_gradients(out, ctx, &(toy){.n = 1, .size = {8}}, &list));
-done:
-    ar_ddp_destroy(other);
-    ar_param_fini(&second);
-    return st;
-}
-
-Test(ddp_overlap, two_objects_share_the_contexts_queue)
-{
-    toy t = {.n = 2, .size = {30, 20}, .parallel = {.dp = 2}, .body = two_objects};
-    cr_assert_ok(toy_run(&t));
-    cr_expect_eq(t.rank[1].grad[0], toy_term(0, 0, 0, 0, 0) + toy_term(1, 0, 0, 0, 0));
-}
-
 /* --- time --------------------------------------------------------------------------------------------------------- */
 
 /* A backward pass of 1 ms for each of four parameters, whose sum over two ranks takes 1 ms: 4000 bytes at 4 MB/s. */

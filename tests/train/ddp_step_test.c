@@ -2,7 +2,6 @@
 /* What a step makes of the gradients: the sum of all ranks', whatever the buckets, their mode and their order. */
 #include <stdatomic.h>
 
-#include "anyrank/layers.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
@@ -110,17 +109,6 @@ Test(ddp_step, gives_the_sum_and_the_mean_in_both_numerics_and_storages)
     }
     toy half = {.numerics = AR_NUMERICS_NATIVE, .bf16 = {true, false, true}, .ddp = {.bucket_bytes = 1000}};
     expect_integers(half, 10.0f);
-}
-
-Test(ddp_step, a_mean_that_divides_by_the_world_shows_where_tp_is_more_than_one)
-{
-    toy right = seven((ar_parallel){.tp = 2, .dp = 2}), wrong = right;
-    right.ddp.op = wrong.ddp.op = AR_AVG;
-    wrong.fault = AR_FAULT_mean_divides_by_world;
-    run(&right);
-    run(&wrong);
-    cr_assert_neq(right.rank[0].grad[0], 0.0f);
-    cr_expect_eq(wrong.rank[0].grad[0], right.rank[0].grad[0] / 2);
 }
 
 /* --- counts, bytes, memory ---------------------------------------------------------------------------------------- */
@@ -324,7 +312,7 @@ Test(ddp_step, buckets_can_be_reduced_by_hand_in_their_order)
     }
 }
 
-/* --- modules and weights ------------------------------------------------------------------------------------------ */
+/* --- weights ------------------------------------------------------------------------------------------------------ */
 
 static ar_status starts(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
@@ -343,77 +331,4 @@ Test(ddp_step, ranks_that_drew_different_weights_start_from_the_first_ones)
         cr_expect_neq(memcmp(own.rank[r].grad, own.rank[0].grad, sizeof own.rank[0].grad), 0, "rank %d", r);
     }
     cr_expect_eq(memcmp(t.rank[0].grad, own.rank[0].grad, sizeof own.rank[0].grad), 0);
-}
-
-/* An MLP that is run wrapped and bare, on the same input. */
-typedef struct wrapped {
-    float y[2][2][12]; /* [rank], bare and wrapped */
-    float dx[2][2][12];
-    char name[2][16];
-    bool same_module[2], list_refused[2];
-} wrapped;
-
-static ar_status pass(ar_ctx *ctx, ar_module *m, ar_ddp *d, float *y_out, float *dx_out)
-{
-    const size_t shape[3] = {1, 3, 4};
-    float host[12];
-    ar_saved *saved = NULL;
-    ar_tensor x, y, dx;
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < 12; i++)
-        host[i] = toy_term(0, 0, 0, i, 0);
-    AR_TRY(ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &x, AR_F32, 3, shape));
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &x, host));
-    AR_TRY_TO(done, st, d ? ar_ddp_forward(d, saved, &y, &x, NULL) : ar_module_forward(m, ctx, saved, &y, &x, NULL));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, y_out, &y));
-    AR_TRY_TO(done, st,
-              d ? ar_ddp_backward(d, saved, &dx, &x, NULL) : ar_module_backward(m, ctx, saved, &dx, &x, NULL));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, dx_out, &dx));
-done:
-    ar_saved_destroy(saved);
-    return st;
-}
-
-static ar_status wrap(ar_ctx *ctx, ar_module *m, wrapped *w)
-{
-    const int r = ar_comm_rank(ar_ctx_dp(ctx));
-    const ar_ddp_options o = ar_ddp_defaults();
-    OWNED(ar_ddp_destroy) ar_ddp *d = NULL, *list = NULL;
-    ar_tensor none;
-    AR_TRY(ar_module_fresh(m, ctx, 7));
-    AR_TRY(pass(ctx, m, NULL, w->y[r][0], w->dx[r][0]));
-    AR_TRY(ar_ddp_create(&d, ctx, m, &o));
-    AR_TRY(ar_ddp_start(d));
-    AR_TRY(pass(ctx, m, d, w->y[r][1], w->dx[r][1]));
-    AR_TRY(ar_ddp_wait(d));
-    snprintf(w->name[r], sizeof w->name[r], "%s", ar_ddp_name(d));
-    w->same_module[r] = ar_ddp_module(d) == m;
-    AR_TRY(ar_ddp_create_params(&list, ctx, NULL, NULL, 0, &o));
-    w->list_refused[r] = ar_ddp_forward(list, NULL, &none, &none, NULL) == AR_ERR_ARG;
-    return AR_OK;
-}
-
-static ar_status wrap_main(void *user, ar_ctx *ctx)
-{
-    const ar_mlp_options o = {.hidden = 4, .ffn = 8, .activation = AR_ACT_GELU_TANH, .bias = true};
-    OWNED(ar_module_destroy) ar_module *m = NULL;
-    AR_TRY(ar_mlp_create(&m, ctx, "net.mlp", &o));
-    return wrap(ctx, m, user);
-}
-
-Test(ddp_step, a_wrapped_modules_passes_have_the_bare_ones_bits)
-{
-    wrapped w = {0};
-    const ari_cluster_options o = {.run.parallel = {.dp = 2}, .run.threads = 1, .body = wrap_main, .body_user = &w};
-    ari_cluster_result result;
-    cr_assert_ok(ari_cluster_run(&result, &o));
-    free(result.loss);
-    for (int r = 0; r < 2; r++) {
-        cr_expect_eq(memcmp(w.y[r][0], w.y[r][1], sizeof w.y[r][0]), 0);
-        cr_expect_eq(memcmp(w.dx[r][0], w.dx[r][1], sizeof w.dx[r][0]), 0);
-        cr_expect_neq(w.y[r][0][0], 0.0f);
-        cr_expect_str_eq(w.name[r], "net.mlp");
-        cr_expect(w.same_module[r] && w.list_refused[r]);
-    }
 }

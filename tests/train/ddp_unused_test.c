@@ -41,7 +41,6 @@ static void expect_right(const toy *t, const use *u)
 {
     toy plain = *t;
     plain.plain = true;
-    plain.fault = AR_FAULT_NONE;
     cr_assert_ok(toy_run(&plain));
     for (int r = 0; r < RANKS; r++) {
         cr_expect_eq(memcmp(t->rank[r].grad, plain.rank[r].grad, sizeof plain.rank[r].grad), 0, "used %s: rank %d",
@@ -256,42 +255,3 @@ Test(ddp_unused, the_query_is_about_the_last_step)
 }
 
 /* --- mistakes ----------------------------------------------------------------------------------------------------- */
-
-Test(ddp_unused, a_rank_that_skips_a_reduction_is_found_at_once)
-{
-    toy t = four(&matrix[2]);
-    t.fault = AR_FAULT_unused_skips_collective;
-    t.ddp.find_unused = true;
-    for (int mode = 0; mode < 2; mode++) {
-        t.ddp.mode = mode ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
-        cr_expect_refused(toy_run(&t), AR_ERR_MISMATCH, "'bucket 2: p1'");
-        cr_expect_says("'bucket 3: p0'");
-    }
-    for (int r = 0; r < RANKS; r++)
-        t.skips[r][0] = t.skips[r][1] = r == 1 ? 1u : 0; /* p0: the last bucket; what follows is the agreement */
-    cr_expect_refused(toy_run(&t), AR_ERR_MISMATCH, "used parameters");
-}
-
-Test(ddp_unused, a_set_taken_to_be_empty_gives_unused_parameters_a_gradient)
-{
-    toy t = four(&matrix[3]);
-    t.fault = AR_FAULT_unused_set_empty;
-    t.ddp.find_unused = true;
-    cr_assert_ok(toy_run(&t));
-    cr_expect(t.rank[0].has[1], "an optimizer would move it");
-    cr_expect_str_eq(t.rank[0].unused, "");
-}
-
-Test(ddp_unused, what_the_last_micro_batch_did_without_keeps_the_ranks_own_gradient)
-{
-    toy right = four(&matrix[4]), wrong = right;
-    wrong.fault = AR_FAULT_unused_in_last_micro_batch;
-    right.ddp.find_unused = wrong.ddp.find_unused = true;
-    cr_assert_ok(toy_run(&right));
-    cr_assert_ok(toy_run(&wrong));
-    for (int r = 0; r < RANKS; r++) {
-        cr_expect_eq(wrong.rank[r].grad[30], toy_term(r, 0, 1, 0, 1), "rank %d has its own", r);
-        cr_expect_neq(wrong.rank[r].grad[30], right.rank[r].grad[30]);
-        cr_expect_eq(wrong.rank[r].grad[0], right.rank[r].grad[0], "p0 was used to the end");
-    }
-}

@@ -249,6 +249,8 @@ Test(frozen, those_frozen_before_have_neither_bucket_nor_state)
     r = expect_the_same(&j);
     cr_expect_eq(j.versions[0], 0);
     recorded_free(r);
+    j = (job){.config = match_config(AR_ARCH_LLAMA, 1), .clip = 0.5, .all_along = "embed_tokens"}; /* the first one */
+    recorded_free(expect_the_same(&j));
 }
 
 /* --- gradients that are not finite -------------------------------------------------------------------------------- */

@@ -55,9 +55,9 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
     return st;
 }
 
-static void run(job *j, int ranks, ar_numerics numerics, ar_fault fault)
+static void run(job *j, int ranks, ar_numerics numerics)
 {
-    const rank_run_options o = {.ranks = ranks, .numerics = numerics, .fault = fault};
+    const rank_run_options o = {.ranks = ranks, .numerics = numerics};
     cr_assert_ok(rank_run(&o, rank_main, j));
 }
 
@@ -83,7 +83,7 @@ Test(gradient_norm, each_element_counts_once_on_any_number_of_ranks)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2) {
         job j = ones();
-        run(&j, ranks, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        run(&j, ranks, AR_NUMERICS_EXACT);
         for (int r = 0; r < ranks; r++)
             cr_expect_eq(j.norm[r], 7.0f, "%d ranks, rank %d: %a", ranks, r, (double)j.norm[r]);
     }
@@ -92,27 +92,8 @@ Test(gradient_norm, each_element_counts_once_on_any_number_of_ranks)
 Test(gradient_norm, native_gradients_are_summed_in_the_same_way)
 {
     job j = ones();
-    run(&j, 4, AR_NUMERICS_NATIVE, AR_FAULT_NONE);
+    run(&j, 4, AR_NUMERICS_NATIVE);
     cr_expect_eq(j.norm[3], 7.0f);
-}
-
-Test(gradient_norm, counting_copies_is_a_fault_that_shows_from_two_ranks_on)
-{
-    job one = ones(), two = ones(), four = ones();
-    run(&one, 1, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_counts_replicas);
-    run(&two, 2, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_counts_replicas);
-    run(&four, 4, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_counts_replicas);
-    cr_expect_eq(one.norm[0], 7.0f);
-    cr_expect_eq(two.norm[1], sqrtf(49.0f + 5.0f));
-    cr_expect_eq(four.norm[2], sqrtf(49.0f + 3.0f * 5.0f + 5.0f));
-}
-
-Test(gradient_norm, a_local_norm_is_a_fault_in_which_ranks_disagree)
-{
-    job j = ones();
-    run(&j, 2, AR_NUMERICS_EXACT, AR_FAULT_gradnorm_local_clip);
-    cr_expect_eq(j.norm[0], sqrtf(18.0f + 3.0f + 5.0f + 3.0f)); /* own rows, the vector as first copy, one head */
-    cr_expect_eq(j.norm[1], sqrtf(18.0f + 2.0f));
 }
 
 /* The largest element decides the quantum, wherever it is. */
@@ -139,11 +120,11 @@ Test(gradient_norm, any_magnitude_gives_the_same_bits_and_the_nearest_value)
         fill_all(&one, 40 + (unsigned)i, scales[i]);
         const long double sum =
             squares_of(one.sharded, MATRIX) + squares_of(one.replicated, VECTOR) + squares_of(one.heads, HEADS * COLS);
-        run(&one, 1, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        run(&one, 1, AR_NUMERICS_EXACT);
         cr_expect_eq(one.norm[0], (float)sqrtl(sum), "scale %g: %a", scales[i], (double)one.norm[0]);
         for (int ranks = 2; ranks <= 4; ranks += 2) {
             job j = one;
-            run(&j, ranks, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+            run(&j, ranks, AR_NUMERICS_EXACT);
             for (int r = 0; r < ranks; r++)
                 cr_expect_eq(memcmp(&j.norm[r], &one.norm[0], sizeof(float)), 0, "scale %g, rank %d of %d", scales[i],
                              r, ranks);
@@ -155,7 +136,7 @@ Test(gradient_norm, gradients_of_zero_and_no_gradients_have_the_norm_plus_zero)
 {
     for (int none = 0; none < 2; none++) {
         job j = {.none = none};
-        run(&j, 2, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        run(&j, 2, AR_NUMERICS_EXACT);
         cr_expect(j.norm[1] == 0.0f && !signbit(j.norm[1]));
     }
 }
@@ -166,7 +147,7 @@ Test(gradient_norm, one_element_that_is_not_finite_makes_every_ranks_norm_nan)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         job j = ones();
         j.sharded[MATRIX - 1] = bad[i]; /* the last rank's */
-        run(&j, 4, AR_NUMERICS_EXACT, AR_FAULT_NONE);
+        run(&j, 4, AR_NUMERICS_EXACT);
         for (int r = 0; r < 4; r++)
             cr_expect(isnan(j.norm[r]), "%g, rank %d: %g", (double)bad[i], r, (double)j.norm[r]);
     }

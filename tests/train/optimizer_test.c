@@ -1,155 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer over shards and copies: what it keeps, counts and refuses. Its steps are held to the formulas by
- * tests/cpu/optimizer_kernels_test.c and tests/baseline/baseline_optimizer_test.c, on ranks by train_step_test.c. */
+ * tests/cpu/optimizer_kernels_test.c and tests/baseline/baseline_optimizer_test.c, on ranks by uneven_test.c and
+ * frozen_test.c. */
 #include "tests/support/test.h"
 #include "tests/train/two_params.h"
-
-/* Of the five steps the gradients of three are scaled. */
-static const float scales[STEPS] = {1.0f, 0.37f, 1.0f, 0.001f, 3.0f};
-
-typedef two_values weights;
-
-static weights start_values(void)
-{
-    weights w = two_values_of(1, 2, 2.0);
-    w.matrix[4] = w.vector[1] = -0.0f;
-    w.matrix[7] = 0x1p-140f;
-    return w;
-}
-
-static weights gradients_of(unsigned step)
-{
-    weights g = two_values_of(10 + step, 20 + step, 0.5);
-    g.matrix[4] = g.vector[1] = 0.0f;
-    g.matrix[9] = 0x1p-130f;
-    g.matrix[11] = 1e25f; /* its square overflows */
-    return g;
-}
 
 typedef struct job {
     ar_optimizer_options options;
     bool freeze_vector, twice;
-    unsigned freeze_from;           /* the step from which on the vector requires no gradient; 0: none */
-    weights out[STEPS][MOST_RANKS]; /* each rank's vector, and its own rows of the matrix in the first one's */
-    uint64_t steps[MOST_RANKS], versions[MOST_RANKS];
     size_t bytes[MOST_RANKS];
 } job;
 
-static ar_status one_step(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, ar_param *vector, unsigned step)
-{
-    const weights g = gradients_of(step);
-    const size_t r = rank_of(ctx), own = own_rows(ctx);
-    AR_TRY(set_gradient(ctx, matrix, g.matrix + own));
-    AR_TRY(set_gradient(ctx, vector, g.vector));
-    AR_TRY(ar_optimizer_step(o, ctx, scales[step - 1]));
-    AR_TRY(ar_ctx_download(ctx, j->out[step - 1][0].matrix + own, &matrix->value));
-    AR_TRY(ar_ctx_download(ctx, j->out[step - 1][r].vector, &vector->value));
-    ar_ctx_end_step(ctx);
-    return AR_OK;
-}
-
-static ar_status train(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector)
+static ar_status make(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector)
 {
     job *j = user;
-    const size_t r = rank_of(ctx);
     ar_param *const all[3] = {matrix, vector, matrix};
     OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
-    ar_status st = AR_OK;
     vector->requires_grad = !j->freeze_vector;
     AR_TRY(ar_optimizer_create(&o, ctx, all, j->twice ? 3 : 2, &j->options));
-    const uint64_t version = matrix->version;
-    for (unsigned step = 1; step <= STEPS && st == AR_OK; step++) {
-        vector->requires_grad = vector->requires_grad && step != j->freeze_from;
-        st = one_step(ctx, j, o, matrix, vector, step);
-    }
-    j->steps[r] = ar_optimizer_steps(o);
-    j->bytes[r] = ar_optimizer_bytes(o);
-    j->versions[r] = matrix->version - version;
-    return st;
+    j->bytes[rank_of(ctx)] = ar_optimizer_bytes(o);
+    return AR_OK;
 }
 
 static ar_status rank_main(ar_ctx *ctx, void *user)
 {
-    const weights start = start_values();
-    return with_two_params(ctx, &start, train, user);
-}
-
-static ar_status run(job *j, int ranks, ar_numerics numerics)
-{
-    const rank_run_options o = {.ranks = ranks, .numerics = numerics};
-    return rank_run(&o, rank_main, j);
+    const two_values start = two_values_of(1, 2, 2.0);
+    return with_two_params(ctx, &start, make, user);
 }
 
 /* --- the claims --------------------------------------------------------------------------------------------------- */
 
-static const ar_optimizer_options kinds[] = {
-    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1},
-    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .weight_decay = 0.03},
-    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.9},
-    {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.7, .nesterov = true, .weight_decay = 0.2},
-    {.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
-    {.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.5, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3},
-    {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.4},
-    {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.0, .beta2 = 0.0, .eps = 1e-8},
+static const struct {
+    ar_optimizer_options options;
+    size_t floats; /* an element: none, the momentum, two moments */
+} kinds[] = {
+    {{.kind = AR_OPTIMIZER_SGD, .lr = 0.1}, 0},
+    {{.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .weight_decay = 0.03}, 0},
+    {{.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.9}, 1},
+    {{.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.7, .nesterov = true}, 1},
+    {{.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}, 2},
+    {{.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.0, .beta2 = 0.0, .eps = 1e-8}, 2},
 };
 
-Test(optimizer, native_gradients_take_the_same_steps_on_any_number_of_ranks)
+Test(optimizer, moments_are_as_large_as_the_shards_that_require_a_gradient)
 {
-    job exact = {.options = kinds[6]};
-    cr_assert_ok(run(&exact, 1, AR_NUMERICS_EXACT));
-    for (int ranks = 1; ranks <= 4; ranks *= 2) {
-        job j = {.options = kinds[6]};
-        cr_assert_ok(run(&j, ranks, AR_NUMERICS_NATIVE));
-        for (unsigned step = 0; step < STEPS; step++) {
-            cr_expect_eq(first_different_bits(j.out[step][0].matrix, exact.out[step][0].matrix, MATRIX), MATRIX,
-                         "%d ranks, step %u, matrix", ranks, step + 1);
-            for (int r = 0; r < ranks; r++)
-                cr_expect_eq(first_different_bits(j.out[step][r].vector, exact.out[step][0].vector, VECTOR), VECTOR,
-                             "%d ranks, step %u, vector of rank %d", ranks, step + 1, r);
-        }
+    for (size_t i = 0; i < 2 * sizeof kinds / sizeof *kinds; i++) {
+        job j = {.options = kinds[i / 2].options, .freeze_vector = i % 2};
+        const size_t elements = MATRIX / 2 + (i % 2 ? 0 : VECTOR);
+        cr_assert_ok(rank_run(&(rank_run_options){.ranks = 2}, rank_main, &j));
+        cr_expect_eq(j.bytes[1], kinds[i / 2].floats * sizeof(float) * elements, "kind %zu, frozen %zu", i / 2, i % 2);
     }
-}
-
-Test(optimizer, moments_are_as_large_as_the_shards)
-{
-    /* floats an element: none, the momentum, two moments */
-    static const size_t floats[] = {0, 0, 1, 1, 2, 2, 2, 2};
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
-        job j = {.options = kinds[kind]};
-        cr_assert_ok(run(&j, 2, AR_NUMERICS_EXACT));
-        cr_expect_eq(j.bytes[1], floats[kind] * sizeof(float) * (MATRIX / 2 + VECTOR), "kind %zu", kind);
-    }
-}
-
-Test(optimizer, a_step_is_counted_and_makes_a_new_version_of_each_weight)
-{
-    job j = {.options = kinds[0]};
-    cr_assert_ok(run(&j, 2, AR_NUMERICS_EXACT));
-    cr_expect(j.steps[0] == STEPS && j.steps[1] == STEPS);
-    cr_expect(j.versions[0] == STEPS && j.versions[1] == STEPS);
-}
-
-Test(optimizer, a_parameter_that_requires_no_gradient_stays_and_has_no_moments)
-{
-    const weights start = start_values();
-    job j = {.options = kinds[4], .freeze_vector = true};
-    cr_assert_ok(run(&j, 2, AR_NUMERICS_EXACT));
-    cr_expect_eq(first_different_bits(j.out[STEPS - 1][1].vector, start.vector, VECTOR), VECTOR);
-    cr_expect_eq(j.bytes[0], 2 * sizeof(float) * MATRIX / 2);
-}
-
-Test(optimizer, a_parameter_that_stops_requiring_a_gradient_stays_from_then_on)
-{
-    job j = {.options = kinds[4], .freeze_from = 3};
-    cr_assert_ok(run(&j, 2, AR_NUMERICS_EXACT));
-    cr_expect_eq(first_different_bits(j.out[STEPS - 1][1].vector, j.out[1][1].vector, VECTOR), VECTOR);
-    cr_expect_neq(j.out[1][1].vector[0], j.out[0][1].vector[0]);
 }
 
 Test(optimizer, a_parameter_given_twice_is_refused)
 {
-    job j = {.options = kinds[0], .twice = true};
-    cr_expect_refused(run(&j, 1, AR_NUMERICS_EXACT), AR_ERR_ARG, "matrix twice");
+    job j = {.options = kinds[0].options, .twice = true};
+    cr_expect_refused(rank_run(&(rank_run_options){.ranks = 1}, rank_main, &j), AR_ERR_ARG, "matrix twice");
 }
 
 /* --- options ------------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Steps through a pipeline: one rank's bits under every schedule, the memory that a schedule promises, and failures that
- * name their stage. */
+/* Steps through a pipeline: one rank's bits under every schedule, and failures that name their stage. The memory that a
+ * schedule promises is held by generated_test.c of tests/pipeline and memory_test.c of tests/planner. */
 #include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
@@ -152,74 +152,6 @@ Test(pipeline, a_schedule_of_another_shape_is_refused)
         p.own_schedule = s;
         cr_expect_refused(watched_run(&o, &p, w, loss), AR_ERR_ARG, wrong[i].says);
     }
-}
-
-/* --- memory ------------------------------------------------------------------------------------------------------- */
-
-/* Bytes that the forward passes of rank r leave at most. */
-static size_t stored_by(ar_pp_schedule schedule, int ranks, int pieces, int r)
-{
-    const ar_config c = config_of(AR_ARCH_LLAMA, LAYERS, 4);
-    int64_t ids[8 * S];
-    for (size_t i = 0; i < 8 * S; i++)
-        ids[i] = (int64_t)(i % 11);
-    const ar_batch batch = {.batch = (size_t)pieces, .seq = S, .input_ids = ids, .labels = ids};
-    ar_rank_memory memory[LAYERS] = {{0}};
-    ari_cluster_result result;
-    ari_cluster_options o = {.config = &c, .batch = &batch, .run.seed = 5, .memory = memory};
-    o.run.threads = 1;
-    o.run.parallel = (ar_parallel){.pp = ranks, .schedule = schedule, .micro_batches = pieces};
-    cr_assert_ok(ari_cluster_run(&result, &o));
-    free(result.loss);
-    free(result.reports);
-    return memory[r].stored;
-}
-
-/* What the ranks of `schedule` hold of one micro-batch each, and what they receive for others meanwhile. */
-static size_t expected_of(ar_pp_schedule schedule, int ranks, int pieces, int r, size_t of_one)
-{
-    const size_t moved = S * 12 * sizeof(float);
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
-    size_t count = 0, held = 0, most = 0;
-    cr_assert_ok(ar_pipeline_schedule_create(&s, schedule, ranks, 1, pieces));
-    const ar_pp_operation *op = ar_pipeline_schedule_rank(s, r, &count);
-    for (size_t i = 0; i < count; i++) {
-        if (op[i].kind == AR_PP_RECV_ACTIVATION || op[i].kind == AR_PP_RECV_GRADIENT)
-            held += moved;
-        else if (op[i].kind == AR_PP_FORWARD)
-            held += of_one - (r > 0 ? moved : 0);
-        else if (op[i].kind == AR_PP_BACKWARD)
-            held -= of_one + (r + 1 < ranks ? moved : 0);
-        most = op[i].kind == AR_PP_FORWARD && held > most ? held : most;
-    }
-    return most;
-}
-
-Test(pipeline, activations_are_held_for_as_many_micro_batches_as_the_schedule_says)
-{
-    enum { P = 4, M = 6 };
-    for (int r = 0; r < P; r++) {
-        const size_t moved = S * 12 * sizeof(float);
-        const size_t of_one = stored_by(AR_PP_1F1B, P, 1, r) - (r + 1 < P ? moved : 0); /* dy has been asked for */
-        const size_t least = stored_by(AR_PP_1F1B, P, M, r), all = stored_by(AR_PP_GPIPE, P, M, r);
-        cr_expect_eq(least, expected_of(AR_PP_1F1B, P, M, r, of_one), "rank %d: %zu", r, least);
-        cr_expect_eq(all, expected_of(AR_PP_GPIPE, P, M, r, of_one), "rank %d: %zu", r, all);
-        cr_expect_eq(least / of_one, (size_t)(M < P - r ? M : P - r), "1F1B: min(m, p-r) of %zu", of_one);
-        cr_expect_eq(all / of_one, (size_t)M, "GPipe: m of %zu", of_one);
-    }
-}
-
-/* ZB-H1 on the last rank: three micro-batches are there for their weights alone, which takes X and dY of products, no
- * probabilities and no residuals. */
-Test(pipeline, a_micro_batch_that_waits_for_its_weights_holds_their_factors_alone)
-{
-    enum { P = 4, M = 6 };
-    const size_t moved = S * 12 * sizeof(float);
-    const size_t first = stored_by(AR_PP_ZERO_BUBBLE, P, M, 0), as_1f1b = stored_by(AR_PP_1F1B, P, M, 0);
-    const size_t of_one = stored_by(AR_PP_1F1B, P, 1, P - 1), last = stored_by(AR_PP_ZERO_BUBBLE, P, M, P - 1);
-    cr_expect_leq(first, as_1f1b + moved, "%zu, 1F1B %zu", first, as_1f1b);
-    cr_expect_gt(last, of_one);
-    cr_expect_lt(last, P * of_one, "%zu, %zu of one", last, of_one);
 }
 
 /* --- failures ----------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a training step refuses, and that nothing has changed then; copies of parameters that differ. */
-#include "anyrank/gradients.h"
+/* What a training step refuses, and that nothing has changed then. */
 #include "anyrank/train.h"
 #include "run/cluster_run.h"
 #include "support/bits.h"
@@ -13,8 +12,6 @@ static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};
 typedef struct job {
     ar_train_options options; /* of the step */
     size_t poisoned;          /* the parameter that holds an infinity, of all of them; SIZE_MAX: none */
-    int poisoned_rank;        /* which alone holds it there; 0: each rank */
-    bool check_copies;        /* in place of a step */
     float before[RANKS][MOST_ELEMENTS], after[RANKS][MOST_ELEMENTS];
     size_t elements[RANKS];
     uint64_t versions[RANKS];
@@ -52,31 +49,17 @@ static ar_status poison(ar_ctx *ctx, ar_param *p)
     return ar_ctx_upload(ctx, &first, &bad);
 }
 
-/* Whether all copies of the parameters' values are copies. */
-static ar_status verify_copies(ar_ctx *ctx, ar_param *const *p, size_t n)
-{
-    ar_gradients *g = NULL;
-    ar_verdict v;
-    AR_TRY(ar_gradients_create(&g, ctx, p, n));
-    ar_status st = ar_gradients_verify(g, &v, &(ar_gradients_verify_options){.values = true});
-    if (st == AR_OK)
-        st = ar_verdict_status(&v);
-    ar_gradients_destroy(g);
-    return st;
-}
-
 /* The step's own error is a result here: every rank gets one, and all go on to the end. */
 static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_param *const *p, size_t n)
 {
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
     const size_t r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
     ar_train_result result;
-    if (j->poisoned < n && (j->poisoned_rank == 0 || (int)r == j->poisoned_rank))
+    if (j->poisoned < n)
         AR_TRY(poison(ctx, p[j->poisoned]));
     const uint64_t versions = versions_of(p, n);
     AR_TRY(read_all(ctx, j->before[r], &j->elements[r], p, n));
-    j->status[r] =
-        j->check_copies ? verify_copies(ctx, p, n) : ar_train_step(&result, m, ctx, o, &batch, 3, &j->options);
+    j->status[r] = ar_train_step(&result, m, ctx, o, &batch, 3, &j->options);
     snprintf(j->message[r], sizeof j->message[r], "%s", j->status[r] == AR_OK ? "" : ar_error_message());
     j->versions[r] = versions_of(p, n) - versions;
     return read_all(ctx, j->after[r], &j->elements[r], p, n);
@@ -103,10 +86,9 @@ done:
     return st;
 }
 
-static void run(job *j, int tp, ar_fault fault)
+static void run(job *j, int tp)
 {
-    const ari_cluster_options o = {
-        .run.parallel = {.tp = tp}, .run.fault = fault, .run.threads = 1, .body = rank_main, .body_user = j};
+    const ari_cluster_options o = {.run.parallel = {.tp = tp}, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
     cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
@@ -127,7 +109,7 @@ Test(train_refusals, a_gradient_norm_that_is_not_finite_changes_no_weight)
     for (int tp = 1; tp <= 2; tp++) {
         static job j;
         j = (job){.options = {.parallel = {.tp = tp}, .clip = 1.0}, .poisoned = 3};
-        run(&j, tp, AR_FAULT_NONE);
+        run(&j, tp);
         expect_refused(&j, tp, AR_ERR_DATA, "the gradient norm is not finite at step 3; no weight was changed");
     }
 }
@@ -135,7 +117,7 @@ Test(train_refusals, a_gradient_norm_that_is_not_finite_changes_no_weight)
 Test(train_refusals, without_clipping_such_gradients_reach_the_weights)
 {
     static job j = {.options = {.parallel = {.tp = 2}}, .poisoned = 3};
-    run(&j, 2, AR_FAULT_NONE);
+    run(&j, 2);
     cr_expect_eq(j.status[0], AR_OK, "%s", j.message[0]);
     cr_expect_gt(j.versions[0], 0);
 }
@@ -154,7 +136,7 @@ Test(train_refusals, a_layout_that_is_not_the_contexts_is_refused)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         static job j;
         j = (job){.options = wrong[i], .poisoned = SIZE_MAX};
-        run(&j, 2, AR_FAULT_NONE);
+        run(&j, 2);
         expect_refused(&j, 2, AR_ERR_ARG, says[i]);
     }
 }
@@ -165,43 +147,7 @@ Test(train_refusals, a_largest_norm_below_0_or_nan_is_refused)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         static job j;
         j = (job){.options = {.parallel = {.tp = 1}, .clip = wrong[i]}, .poisoned = SIZE_MAX};
-        run(&j, 1, AR_FAULT_NONE);
+        run(&j, 1);
         expect_refused(&j, 1, AR_ERR_ARG, "the largest gradient norm is");
-    }
-}
-
-/* --- copies of parameters ----------------------------------------------------------------------------------------- */
-
-Test(train_refusals, fresh_copies_of_replicated_parameters_are_the_same)
-{
-    for (int tp = 1; tp <= 4; tp *= 2) {
-        static job j;
-        j = (job){.check_copies = true, .poisoned = SIZE_MAX};
-        run(&j, tp, AR_FAULT_NONE);
-        for (int r = 0; r < tp; r++)
-            cr_expect_eq(j.status[r], AR_OK, "%d ranks: %s", tp, j.message[r]);
-    }
-}
-
-Test(train_refusals, copies_drawn_differently_are_named_with_the_ranks_that_hold_them)
-{
-    static job j = {.check_copies = true, .poisoned = SIZE_MAX};
-    run(&j, 4, AR_FAULT_init_replica_differs);
-    expect_refused(&j, 4, AR_ERR_DATA, "transformer.wpe.weight: the copy of ranks 1-3 differs from that of rank 0");
-}
-
-/* Parameter 1 is the table of positions, which every rank has a copy of. */
-Test(train_refusals, a_copy_that_differs_on_any_one_rank_is_named_the_last_ones_too)
-{
-    for (int tp = 2; tp <= 4; tp *= 2) {
-        for (int r = 1; r < tp; r++) {
-            static job j;
-            char message[128];
-            j = (job){.check_copies = true, .poisoned = 1, .poisoned_rank = r};
-            snprintf(message, sizeof message, "transformer.wpe.weight: the copy of rank %d differs from that of rank 0",
-                     r);
-            run(&j, tp, AR_FAULT_NONE);
-            expect_refused(&j, tp, AR_ERR_DATA, message);
-        }
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Samples, targets and lengths that ranks do not share evenly: every tensor has one rank's bits, however gradients are
- * put into buckets. */
+/* Samples, targets, lengths and masks that ranks do not share evenly: every tensor has one rank's bits, however gradients
+ * are put into buckets, and under every kind of optimizer. */
 #include "recorded.h"
+#include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 
@@ -113,6 +114,48 @@ Test(uneven, samples_of_every_length_go_with_their_masks)
         d.batch[step].padding_mask = d.padding[step];
     }
     expect_all(&c, &d);
+}
+
+/* Masks go with their samples, in micro-batches that come one after the other and all first. */
+Test(uneven, additive_masks_go_with_their_samples)
+{
+    static const ar_parallel few[] = {
+        {.dp = 3}, {.micro_batches = 3}, {.dp = 2, .micro_batches = 2, .forward_first = true}, {.tp = 4, .dp = 2}};
+    const ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    static float additive[B * S * S];
+    static data d;
+    fill(&d);
+    fill_values(additive, B * S * S, 9, 2.0);
+    for (size_t step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < (size_t)(B * S); i++)
+            d.padding[step][i] = i % 5 != 3;
+        d.batch[step].padding_mask = d.padding[step];
+        d.batch[step].additive_mask = additive;
+        d.batch[step].mask_batch = B;
+        d.batch[step].mask_heads = 1;
+    }
+    const ari_cluster_options o = job_of(&c, &d);
+    expect_layouts(&o, few, sizeof few / sizeof *few);
+}
+
+Test(uneven, every_kind_of_optimizer_has_the_baselines_bits)
+{
+    static const ar_optimizer_options kinds[] = {
+        {.kind = AR_OPTIMIZER_SGD, .lr = 0.1},
+        {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.7, .nesterov = true, .weight_decay = 0.2},
+        {.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.5, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.3},
+        {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.4},
+        {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.0, .beta2 = 0.0, .eps = 1e-8}};
+    static const ar_parallel few[] = {{.tp = 2}, {.tp = 4}, {.dp = 2}};
+    const ar_config c = match_config(AR_ARCH_LLAMA, 1);
+    static data d;
+    fill(&d);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        ari_cluster_options o = job_of(&c, &d);
+        o.run.optimizer = kinds[i];
+        o.run.clip = i % 2 ? 0.01 : 0.0;
+        expect_layouts(&o, few, sizeof few / sizeof *few);
+    }
 }
 
 /* Documents one after the other, and rows that begin late. */

@@ -83,24 +83,6 @@ Test(zero_params, a_norm_counts_whole_and_shared_gradients_once)
     }
 }
 
-Test(zero_params, state_of_all_ranks_together_is_that_of_one)
-{
-    values start;
-    start_values(&start);
-    for (int ranks = 2; ranks <= 8; ranks *= 2) {
-        job j = job_of(AR_OPTIMIZER_ADAM, &start);
-        size_t sum = 0;
-        j.zero = 1;
-        run(&j, ranks, AR_NUMERICS_EXACT);
-        for (int r = 0; r < ranks; r++) {
-            cr_expect_eq(j.bytes[r], 2 * sizeof(float) * 48 / (size_t)ranks, "%d ranks, rank %d: %zu bytes", ranks, r,
-                         j.bytes[r]);
-            sum += j.bytes[r];
-        }
-        cr_expect_eq(sum, 2 * sizeof(float) * 48);
-    }
-}
-
 Test(zero_params, a_parameter_without_gradient_stays_and_so_does_its_state)
 {
     values start;
@@ -117,37 +99,6 @@ Test(zero_params, a_parameter_without_gradient_stays_and_so_does_its_state)
         cr_expect_eq(j.versions[2][silent], 0);
         cr_expect_eq(first_different_bits(j.end[2].at[silent], start.at[silent], counts[silent]), counts[silent]);
     }
-}
-
-Test(zero_params, a_frozen_parameter_has_no_state_and_stays)
-{
-    values start;
-    start_values(&start);
-    for (int frozen = 0; frozen < PARAMS; frozen++) {
-        job one = job_of(AR_OPTIMIZER_ADAMW, &start), j;
-        one.frozen = frozen;
-        run(&one, 1, AR_NUMERICS_EXACT);
-        j = one;
-        j.zero = 1;
-        run(&j, 2, AR_NUMERICS_EXACT);
-        expect_same_end(&j, 2, &one, names[frozen]);
-        cr_expect_eq(j.bytes[0] + j.bytes[1], one.bytes[0]);
-        cr_expect(isnan(j.kept[0].at[frozen][0]));
-    }
-}
-
-Test(zero_params, a_parameter_that_stops_requiring_a_gradient_stays_from_then_on)
-{
-    values start;
-    start_values(&start);
-    job one = job_of(AR_OPTIMIZER_ADAM, &start), j;
-    one.frozen_from = 1;
-    run(&one, 1, AR_NUMERICS_EXACT);
-    j = one;
-    j.zero = 1;
-    run(&j, 3, AR_NUMERICS_EXACT);
-    expect_same_end(&j, 3, &one, "frozen from step 3");
-    cr_expect_eq(j.versions[0][1], 2);
 }
 
 /* Interrupted after two steps under one layout, gone on with under another. */

@@ -26,8 +26,6 @@ typedef struct job {
     int zero;                            /* stage of an optimizer of shares, over DDP; 0: of whole parameters */
     int silent;                          /* a parameter that never gets a gradient; -1: none */
     int apart;                           /* the first parameter of a DDP object of its own without ZeRO; 0: none */
-    int frozen;                          /* one that requires none; -1: none */
-    int frozen_from;                     /* one that requires none from step 3 on; -1: none */
     float clip;                          /* scale of the gradients */
     unsigned first, last;                /* steps, from 1 */
     const values *start, *state[KINDS];  /* state NULL: none is put back */
@@ -44,7 +42,7 @@ static inline ar_status add_gradients(ar_ctx *ctx, const job *j, ar_param **p, u
     for (size_t sample = rank; sample < 8; sample += ranks) {
         for (size_t i = 0; i < PARAMS; i++) {
             float g[MOST];
-            if ((int)i == j->silent || !p[i]->requires_grad)
+            if ((int)i == j->silent)
                 continue;
             fill_values(g, counts[i], (unsigned)(1000 * step + 10 * sample + i), 0.5);
             AR_TRY(rank_add_gradient(ctx, p[i], g));
@@ -67,8 +65,6 @@ static inline ar_status for_each_ddp(const reducers *r, ar_status (*f)(ar_ddp *)
 
 static inline ar_status one_step(ar_ctx *ctx, job *j, ar_param **p, const reducers *r, ar_optimizer *o, unsigned step)
 {
-    if (j->frozen_from >= 0 && step == 3)
-        p[j->frozen_from]->requires_grad = false;
     for (size_t i = 0; i < PARAMS; i++)
         AR_TRY(ar_param_zero_grad(p[i], ctx));
     AR_TRY(for_each_ddp(r, ar_ddp_start));
@@ -178,7 +174,6 @@ static inline ar_status rank_main(ar_ctx *ctx, void *user)
         AR_TRY_TO(done, st, ar_layout_replicate(&layout, shapes[i][1] ? 2 : 1, shapes[i], 0, 1));
         AR_TRY_TO(done, st, ar_param_init(&p[i], ctx, names[i], &layout, i == 0));
         AR_TRY_TO(done, st, ar_param_set(&p[i], ctx, j->start->at[i]));
-        p[i].requires_grad = (int)i != j->frozen;
     }
     AR_TRY_TO(done, st, train(ctx, j, all));
 done:
@@ -198,8 +193,6 @@ static inline job job_of(ar_optimizer_kind kind, const values *start)
     job j = {.options = ar_optimizer_defaults(kind),
              .ddp = ar_ddp_defaults(),
              .silent = -1,
-             .frozen = -1,
-             .frozen_from = -1,
              .clip = 0.375f,
              .first = 1,
              .last = STEPS,

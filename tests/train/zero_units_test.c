@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ZeRO-2, ZeRO-3 and replicas of shares have one rank's bits in every tensor, and hold what their formulas say. */
+/* ZeRO of every stage and replicas of shares have one rank's bits in every tensor, and hold what their formulas say. */
 #include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
@@ -40,6 +40,15 @@ static const ar_parallel layouts[] = {
     {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 3, .schedule = AR_PP_GPIPE, .micro_batches = 2},
     {.pp = 2, .dp = 4, .dp_replicate = 2, .zero = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE},
     {.pp = 2, .dp = 2, .zero = 3, .micro_batches = 3, .schedule = AR_PP_INTERLEAVED, .virtual_stages = 2},
+    {.dp = 2, .zero = 1},
+    {.dp = 5, .zero = 1, .micro_batches = 2}, /* 5 and 7 cut most buckets unevenly */
+    {.dp = 7, .zero = 1},
+    {.tp = 2, .dp = 2, .zero = 1},
+    {.tp = 4, .dp = 2, .sp = true, .zero = 1},
+    {.tp = 2, .dp = 3, .sp = true, .micro_batches = 2, .zero = 1},
+    {.dp = 6, .zero = 1, .dp_replicate = 2, .micro_batches = 2},
+    {.tp = 2, .cp = 2, .dp = 2, .zero = 1, .dp_replicate = 2},
+    {.zero = 1},
 };
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 /* One bucket a parameter, several of a unit in a bucket, a bucket for each unit. */
