@@ -39,10 +39,10 @@ def one(fields):
 
 # rule, file
 SAFETENSORS = {
-    "nothing at all": ("HeaderTooSmall", b""),
+    "nothing at all": ("is it a safetensors file?", b""),
     "seven bytes": ("HeaderTooSmall", b"1234567"),
     "a header beyond the cap": ("HeaderTooLarge", safetensors("{}", length=100000001)),
-    "a length beyond any file": ("HeaderTooLarge", safetensors("{}", length=2**64 - 1)),
+    "a length beyond any file": ("is it a safetensors file?", safetensors("{}", length=2**64 - 1)),
     "a header longer than the file": ("InvalidHeaderLength", safetensors("{}", b"", 3)),
     "no UTF-8": ("InvalidHeader", safetensors(b'{"\xff":0}')),
     "no JSON": (HEADER, safetensors("{")),

@@ -460,6 +460,8 @@ static void print_one_sided(FILE *to, const ar_verify_report *r)
     }
 }
 
+enum { FEW_NAMES = 5 }; /* of each dump, where no tensor stands in both */
+
 ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
 {
     static const section copies = {"copies of one tensor that differ from each other", 0, false, add_copies},
@@ -470,13 +472,14 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
         print_facts(to, r);
     }
     print_renamed(to, r);
+    most = r->compared == 0 && most > FEW_NAMES ? FEW_NAMES : most; /* two dumps of different things */
     AR_TRY(print_lines(to, r, most, &copies));
     AR_TRY(print_differences(to, r, most));
     AR_TRY(print_other_kind(to, r, most));
     if (r->different > 0)
         print_detail(to, r, &r->row[r->first], r->rounded ? "first that is no rounding" : "first in execution order");
     if (r->different > 0 && r->worst != r->first)
-        print_detail(to, r, &r->row[r->worst], "worst, with what reached it from those before it");
+        print_detail(to, r, &r->row[r->worst], "worst, which includes what earlier differences cause");
     AR_TRY(print_lines(to, r, most, &missing));
     AR_TRY(print_lines(to, r, most, &unexpected));
     print_one_sided(to, r);
