@@ -901,7 +901,7 @@ class Files(CommandTest):
             ({"input_ids": ["I64", [4], i64(1, 2, 3, 4)]}, "input_ids"),
             ({"input_ids": ["I64", [0, 4], b""]}, "input_ids"),
             ({"input_ids": ["I64", [1, 0], b""]}, "input_ids"),
-            ({"input_ids": ["F32", [1, 4], f32(1, 2, 3, 4)]}, ["input_ids", "F32"]),
+            ({"input_ids": ["F32", [1, 4], f32(1, 2, 3, 4)]}, ".safetensors: tensor 'input_ids' is F32, expected integers"),
             ({"input_ids": ["I64", [1, 4], i64(1, 256, 3, 4)]}, ["input_ids[0, 1]", "256"]),
             ({"input_ids": ["I64", [1, 4], i64(1, 2, 3, -1)]}, ["input_ids[0, 3]", "-1"]),
             ({"input_ids": ["I64", [1, 4], i64(1 << 62, 2, 3, 4)]}, "input_ids[0, 0]"),

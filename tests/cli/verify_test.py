@@ -65,6 +65,14 @@ class Verdict(Verify):
                                              "model.layers.1.w: max|d| 6.00e+00 at [1]"), lines[-1])
         self.assertNotIn("\033", done.stdout)
 
+    def test_dumps_of_different_things_are_told_in_a_few_lines(self):
+        names = [{k: v for i in range(40) for k, v in weight(f"{side}.{i}", [1.0]).items()} for side in "ab"]
+        text = self.ran(*self.pair(*names)).stdout
+        self.assertIn("note: no name stands in both; a file for --map says which", text.split("MISSING")[0])
+        self.assertEqual((text.count("MISSING"), text.count("UNEXPECTED")), (5, 5))
+        text = self.ran(*self.pair(*names), "--max-report", 40).stdout
+        self.assertEqual((text.count("MISSING"), text.count("UNEXPECTED")), (40, 40))
+
     def test_a_later_step_is_not_explained(self):
         values = [0.1 * i for i in range(64)]
         times = lambda n: [n * x for x in values]  # noqa: E731

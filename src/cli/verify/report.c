@@ -472,7 +472,8 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
         print_facts(to, r);
     }
     print_renamed(to, r);
-    most = r->compared == 0 && most > FEW_NAMES ? FEW_NAMES : most; /* two dumps of different things */
+    if (r->compared == 0 && most > FEW_NAMES && r->missing + r->unexpected > 2 * most)
+        most = FEW_NAMES; /* two dumps of different things */
     AR_TRY(print_lines(to, r, most, &copies));
     AR_TRY(print_differences(to, r, most));
     AR_TRY(print_other_kind(to, r, most));
