@@ -6,6 +6,7 @@
 import csv
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -116,7 +117,7 @@ class PlannerTest(Case):
 
     def test_a_large_search_says_first_how_large(self):
         done = self.done("llama-3-70b", "--gpus", 1024, "--tp", 8, "--top", 1, "--batch", 1024)
-        self.assertRegex(done.stderr, r"^llama-3-70b: [\d,]+ layouts of [\d,]+ meshes to compare; fixing --tp")
+        self.assertRegex(done.stderr, r"^note: llama-3-70b: [\d,]+ layouts of [\d,]+ meshes to compare; fixing --tp")
         self.assertIn(re.search(r"[\d,]+ layouts", done.stderr)[0], done.stdout)
 
     def test_csv_has_a_line_for_each(self):

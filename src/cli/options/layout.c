@@ -214,7 +214,7 @@ static ar_status check_context(const ar_parallel *p)
     if (p->zigzag && cp / inner == 1)
         return ar_error_set(AR_ERR_ARG,
                             "--zigzag orders the ring of --cp / --cp-inner ranks, which has %d / %d = 1 here: "
-                            "give a larger --cp",
+                            "give a larger --cp N",
                             cp, inner);
     return AR_OK;
 }

@@ -274,7 +274,8 @@ static ar_status announce(const ari_plan_request *a)
         return AR_OK;
     AR_TRY(ari_search_count(&layouts, &meshes, &a->search));
     if (layouts >= MANY_LAYOUTS)
-        fprintf(stderr, "%s: %s layouts of %s meshes to compare; fixing --tp, --pp, --dp or --zero leaves fewer\n",
+        fprintf(stderr,
+                "note: %s: %s layouts of %s meshes to compare; fixing --tp, --pp, --dp or --zero leaves fewer\n",
                 a->config.name, ARI_COUNT(layouts), ARI_COUNT(meshes));
     return AR_OK;
 }
