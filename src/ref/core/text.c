@@ -113,11 +113,13 @@ int ari_by_name(const void *a, const void *b)
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n)
 {
     const size_t length = strlen(word), third = length / 3;
-    size_t best = length < 4 ? 2 : (third > 2 ? third : 2) + 1; /* everything short is near to everything short */
+    size_t best = (third > 2 ? third : 2) + 1;
     const char *found = NULL;
     for (size_t i = 0; i < n; i++) {
         const size_t d = distance(word, candidates[i]);
-        if (d < best) {
+        /* Every short word is near to every other. */
+        const bool alike = d < 2 || length > 3 || strspn(word, candidates[i]) == length;
+        if (d < best && alike) {
             best = d;
             found = candidates[i];
         }
