@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import textwrap
 import typing
+import warnings
 
 from anyrank import ranks
 from anyrank._errors import AnyrankError
@@ -65,7 +66,8 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
                   rtol: float | None = None, atol: float | None = None, only: str | typing.Sequence[str] | None = None,
                   ignore: str | typing.Sequence[str] | None = None, common: bool = False,
                   steps: typing.Any = None, threads: int = 1, env: typing.Mapping[str, str] | None = None,
-                  folder: str | os.PathLike[str] | None = None, repeat: str = "") -> Compared:
+                  folder: str | os.PathLike[str] | None = None, repeat: str = "",
+                  dimensions: typing.Collection[str] = ()) -> Compared:
     """Raises RanksDiffer, an AssertionError, unless N ranks compute what one rank does: every activation, gradient, and
     weight, before the step and after it.
 
@@ -88,12 +90,16 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
     only, ignore, common  which tensors are compared (`anyrank verify`)
     steps       which steps are captured, where `step` has several
     folder      keeps the dumps, in one/ and ranks/; default: a temporary one, kept where the comparison fails
+    dimensions  names that spec may speak of besides the layout's: those of other layouts that it serves
 
     Raises RanksFailed where a rank raises, dies or hangs (spawn has seed, timeout, threads and env), AnyrankError for
-    what cannot be captured.
+    what cannot be captured, and where no gradient would be compared. Warns where a part of spec says nothing.
     """
     __tracebackhide__ = True
     sizes = layout_of(ranks, layout)
+    if math.prod(sizes.values()) == 1:
+        raise ValueError(f"{name_of(sizes)} would be compared with itself: give 2 or more")
+    said = _said_in_vain(spec, sizes, dimensions)
     if bits + (rtol is not None or atol is not None) > 1:
         raise ValueError("bits, or rtol and atol: give at most one rule")
     kept = pathlib.Path(folder) if folder is not None else pathlib.Path(tempfile.mkdtemp(prefix="anyrank-compare-"))
@@ -106,11 +112,13 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
     allowed: dict[str, typing.Any] = {}
     keep = folder is not None
     try:
-        _one_rank(run, kept / "one", start)
+        said += _one_rank(run, kept / "one", start)
         if not rule and not bits:
             allowed = _allowances(run, kept, start)
             rule = {"sensitivity": kept / "allowed.safetensors"}
-        _ranks(run, kept / "ranks", start)
+        said += _ranks(run, kept / "ranks", start)
+        for text in dict.fromkeys(said):
+            warnings.warn(text, stacklevel=2)
         report = verify(kept / "one", kept / "ranks", ignore=ignore or [], common=common, **rule)
         if not report.ok:
             words = ["anyrank", "verify", str(kept / "one"), str(kept / "ranks"), *_words(rule, ignore, common)]
@@ -139,12 +147,36 @@ def layout_of(ranks: int | None, layout: Layout | None) -> dict[str, int]:
     return sizes
 
 
+def _said_in_vain(given: typing.Any, layout: Layout, dimensions: typing.Collection[str]) -> list[str]:
+    """What to warn of in a spec that names dimensions of no layout; refuses a spec that cannot be read."""
+    __tracebackhide__ = True
+    from anyrank.capture._model import shares_samples
+    from anyrank.capture._spec import Spec
+
+    try:
+        spec = Spec(given)
+        mesh = spec.mesh or dict(layout)
+        spec.check(mesh)
+    except AnyrankError as error:
+        raise AnyrankError(str(error)) from None  # without the frames that found it
+    known = {*mesh, *dimensions}
+    if any(map(shares_samples, known)):
+        known.add("dp")  # means all of those
+    absent: dict[str, list[str]] = {}
+    for what, name in spec.named():
+        if name not in known:
+            absent.setdefault(name, []).append(what)
+    return [f"{spec.where}: {whats[0]}{f' and {len(whats) - 1} more' if len(whats) > 1 else ''}: no effect, as the "
+            f"layout {mesh} has no dimension {name!r}; if the spec serves other layouts too, give it the size 1 here"
+            for name, whats in absent.items()]
+
+
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _captured(rank: int, run: _Run, folder: pathlib.Path, alone: bool) -> None:
-    """A rank's run, which writes to folder."""
-    _run(run, folder, 0, alone)
+def _captured(rank: int, run: _Run, folder: pathlib.Path, alone: bool) -> list[str]:
+    """A rank's run, which writes to folder. Returns what it warns of."""
+    return _run(run, folder, 0, alone)
 
 
 def _captured_again(rank: int, run: _Run, folders: typing.Sequence[pathlib.Path]) -> None:
@@ -152,7 +184,7 @@ def _captured_again(rank: int, run: _Run, folders: typing.Sequence[pathlib.Path]
     _run(run, folders[rank], rank, True)
 
 
-def _run(run: _Run, folder: pathlib.Path, draw: int, alone: bool) -> None:
+def _run(run: _Run, folder: pathlib.Path, draw: int, alone: bool) -> list[str]:
     """draw: the seed of the errors; 0: none."""
     import torch
 
@@ -176,6 +208,10 @@ def _run(run: _Run, folder: pathlib.Path, draw: int, alone: bool) -> None:
         if capture.passes == 0:
             raise AnyrankError("step made no forward pass of the model that build returned, so there is nothing to "
                                "compare: only model(..) is a pass, not model.forward(..) or calls of its parts")
+    if capture.without_backward:
+        raise AnyrankError("step called no backward(), so no gradient would be compared: call it, or call the model "
+                           "under torch.no_grad() if only its outputs are meant")
+    return capture.notes
 
 
 def _spec(given: typing.Any, mesh: dict[str, int]) -> typing.Any:
@@ -184,23 +220,30 @@ def _spec(given: typing.Any, mesh: dict[str, int]) -> typing.Any:
     return {"mesh": mesh, **(given or {})}
 
 
-def _one_rank(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> None:
+def _failure(failed: ranks.RanksFailed, where: str) -> Exception:
+    """A rank's failure, with where it was. What anyrank refuses is said in its one line, without the rank's frames."""
+    if isinstance(failed.exception, AnyrankError):
+        return AnyrankError(f"{where}: {failed.exception}")
+    return ranks.RanksFailed(f"{where}: {failed}", failed.kind, failed.rank, failed.exception)
+
+
+def _one_rank(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> list[str]:
     """One rank, whose failure is that of the plain model."""
     __tracebackhide__ = True
     try:
-        ranks.spawn(1, _captured, run, folder, True, **start)
+        said: list[str] = ranks.spawn(1, _captured, run, folder, True, **start)[0]
     except ranks.RanksFailed as failed:
-        raise ranks.RanksFailed(f"one rank, which the others are compared with, failed: {failed}", failed.kind, 0,
-                                failed.exception) from None
+        raise _failure(failed, "one rank, which the others are compared with, failed") from None
+    return said
 
 
-def _ranks(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> None:
+def _ranks(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> list[str]:
     __tracebackhide__ = True
     try:
-        ranks.spawn(math.prod(run.layout.values()), _captured, run, folder, False, **start)
+        of_all = ranks.spawn(math.prod(run.layout.values()), _captured, run, folder, False, **start)
     except ranks.RanksFailed as failed:
-        text = f"{name_of(run.layout)}: {failed}"
-        raise ranks.RanksFailed(text, failed.kind, failed.rank, failed.exception) from None
+        raise _failure(failed, name_of(run.layout)) from None
+    return [text for said in of_all for text in said]
 
 
 def _allowances(run: _Run, kept: pathlib.Path, start: dict[str, typing.Any]) -> dict[str, typing.Any]:
@@ -213,9 +256,8 @@ def _allowances(run: _Run, kept: pathlib.Path, start: dict[str, typing.Any]) -> 
     try:
         ranks.run(1 + rounding.DRAWS, _captured_again, (run, [again, *draws]), alone=True, **start)
     except ranks.RanksFailed as failed:
-        raise ranks.RanksFailed("one rank runs well, but not with errors as large as rounding in each operation (give "
-                                f"rtol and atol, or bits=True, to do without): {failed}", failed.kind, 0,
-                                failed.exception) from None
+        raise _failure(failed, "one rank runs well, but not with errors as large as rounding in each operation (give "
+                               "rtol and atol, or bits=True, to do without)") from None
     report = verify(kept / "one", again)
     if not report.ok:
         name = report.first.tensor if report.first else ""

@@ -206,7 +206,7 @@ def anyrank_compare(request: typing.Any, tmp_path_factory: typing.Any,
         chosen = _chosen(_anyrank_case, request, ranks, layout)
         turn += 1
         options = {"seed": _anyrank_case.seed, "timeout": _anyrank_case.timeout, "repeat": _repeat(request),
-                   "folder": _folder(request, tmp_path_factory, turn), **options}
+                   "folder": _folder(request, tmp_path_factory, turn), "dimensions": _dimensions(request), **options}
         if chosen is not None:
             ranks, layout = None, chosen
         try:
@@ -225,6 +225,12 @@ def _chosen(case: Case, request: typing.Any, ranks: int | None, layout: typing.A
             {"ranks", "layouts"} & _marker(request.node).keys()):
         raise TypeError("the marker has the ranks of this test already: leave ranks and layout out of the call")
     return case.layout
+
+
+def _dimensions(request: typing.Any) -> set[str]:
+    """The names of all layouts of the test, which one spec may serve."""
+    given = _marker(request.node).get("layouts", [])
+    return {name for layout in ([given] if isinstance(given, dict) else given) for name in layout}
 
 
 def _outcome(failed: typing.Any) -> BaseException:

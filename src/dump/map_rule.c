@@ -16,8 +16,12 @@ ar_status ari_map_check_keys(const ari_map *m, const ari_map_rule *r, const json
     if (!key)
         return AR_OK;
     const char *nearest = ari_nearest(key, keys, n);
-    return ari_map_bad(m, r, "unknown key '%s'%s%s%s", ARI_SHOW(key), nearest == NULL ? "" : ", did you mean '",
-                       nearest == NULL ? "" : nearest, nearest == NULL ? "" : "'?");
+    char known[200] = "";
+    ari_text list = ari_text_in(known, sizeof known);
+    for (size_t i = 0; i < n; i++)
+        ari_say(&list, "%s%s", i > 0 ? ", " : "", keys[i]);
+    return nearest ? ari_map_bad(m, r, "unknown key '%s', did you mean '%s'?", ARI_SHOW(key), nearest)
+                   : ari_map_bad(m, r, "unknown key '%s'; known are %s", ARI_SHOW(key), known);
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */

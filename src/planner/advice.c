@@ -4,6 +4,7 @@
 
 #include "planner/search.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_time_options *o, double seconds)
 {
@@ -57,7 +58,7 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
     const ar_parallel *layout = &p->step.run.parallel;
     switch (k) {
     case ARI_TIME_PRODUCTS:
-        snprintf(text, size, "faster matmuls or more GPUs would shorten it, a faster network would not");
+        snprintf(text, size, "faster GEMMs or more GPUs would shorten it, a faster network would not");
         break;
     case ARI_TIME_RECOMPUTE:
         snprintf(text, size,
@@ -65,8 +66,7 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         break;
     case ARI_TIME_TP:
         snprintf(text, size, "a smaller tp,%s or faster links %s, would shorten it",
-                 layout->sp && ari_planned_overlap(p) == 1 ? " overlap of collectives with products," : "",
-                 link_of(t, k));
+                 layout->sp && ari_planned_overlap(p) == 1 ? " overlap of collectives with GEMMs," : "", link_of(t, k));
         break;
     case ARI_TIME_CP:
         snprintf(text, size, "a smaller cp%s, or faster links %s, would shorten it",
@@ -100,21 +100,39 @@ static double share_of_positions(const ari_memory *m)
     return kept / ari_memory_sum(m);
 }
 
+/* Bytes as tables have them. */
+static double in_unit(double bytes)
+{
+    return bytes * (bytes < 1e12 ? 1e-9 : 1e-12);
+}
+
+static const char *unit_of(double bytes)
+{
+    return bytes < 1e12 ? "GB" : "TB";
+}
+
 static void too_large(char *text, size_t size, const ari_planned *p, const ari_memory *m, double memory_bytes)
 {
     const double bytes = ari_memory_sum(m), share = share_of_positions(m);
     const size_t own = p->step.run.seq / (size_t)ari_extent(&p->step.run.parallel, ARI_CUTS_POSITIONS);
+    const ar_parallel *layout = &p->step.run.parallel;
+    const bool one = ar_parallel_world(layout) == 1;
     char context[160] = "";
-    if (share > 0.5)
+    if (share > 0.5 && !one)
         snprintf(context, sizeof context,
                  " %.0f %% of that are what %zu positions of a sequence keep, which context parallelism divides: a "
                  "larger cp,",
                  100.0 * share, own);
-    snprintf(
-        text, size,
-        "it does not fit: a rank needs %.1f GB, %.1f GB more than it has;%s a larger tp%s or pp, a higher stage of "
-        "ZeRO, recomputation or more GPUs would make it fit",
-        bytes * 1e-9, (bytes - memory_bytes) * 1e-9, context, p->step.config->experts.n > 0 ? ", ep" : "");
+    const double more = bytes - memory_bytes;
+    const bool full = layout->recompute.what == AR_RECOMPUTE_FULL;
+    ari_text t = ari_text_in(text, size);
+    ari_say(&t, "it does not fit: a rank needs %.1f %s, %.1f %s more than it has;%s", in_unit(bytes), unit_of(bytes),
+            in_unit(more), unit_of(more), context);
+    if (!one)
+        ari_say(&t, " a larger tp%s or pp,", p->step.config->experts.n > 0 ? ", ep" : "");
+    if (!one && layout->zero < 3)
+        ari_say(&t, " a higher stage of ZeRO,");
+    ari_say(&t, "%s%s more GPUs would make it fit", full ? "" : " recomputation", full && one ? "" : " or");
 }
 
 void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,

@@ -33,6 +33,7 @@ typedef struct seeker {
     ari_candidate **order;                /* [n]: the variants by what they take, or take at least */
     size_t n, room;
     ari_mesh_parts parts;
+    bool counting; /* layouts are counted, and not looked at */
 } seeker;
 
 static bool wanted(int fixed, int value)
@@ -146,9 +147,11 @@ static ar_status settle(seeker *k, ari_candidate *f)
 /* Layout c, of the m-th number of micro-batches and the i-th pipeline. */
 static ar_status time_variant(seeker *k, const ari_choice *c, int m, int i)
 {
+    k->r->layouts++;
+    if (k->counting)
+        return AR_OK;
     const ari_planned p = ari_choice_planned(&k->s->base, c);
     const ar_status legal = ari_planned_check(&p);
-    k->r->layouts++;
     if (legal != AR_OK)
         return ari_is_verdict(legal) ? refuse(k, c, legal) : legal;
     k->r->legal++;
@@ -207,7 +210,8 @@ static ar_status time_family(seeker *k, ari_choice c, int m, int i)
 /* All layouts of a mesh whose context-parallel ranks are joined in one way, and share experts out in one. */
 static ar_status time_form(seeker *k)
 {
-    AR_TRY(ari_mesh_parts_add(&k->parts));
+    if (!k->counting)
+        AR_TRY(ari_mesh_parts_add(&k->parts));
     for (int sp = 0; sp <= (k->mesh.tp > 1); sp++) {
         const bool given = k->s->sp < 0 || k->s->sp == sp || k->mesh.tp == 1;
         const bool can = k->mesh.etp != 1 || k->mesh.tp == 1 || sp || k->s->fixed.etp == 1;
@@ -499,9 +503,9 @@ static int by_rank(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-ar_status ari_search_run(ari_ranking *r, const ari_search *s)
+static ar_status search_all(ari_ranking *r, const ari_search *s, bool counting)
 {
-    seeker k = {.s = s, .r = r};
+    seeker k = {.s = s, .r = r, .counting = counting};
     *r = (ari_ranking){.memory_bytes = s->time.cluster.memory_bytes};
     if (s->ranks < 1 || s->ranks > ARI_MOST_GPUS)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
@@ -519,6 +523,24 @@ ar_status ari_search_run(ari_ranking *r, const ari_search *s)
     for (size_t i = 0; i < r->n; i++)
         r->fitting += r->at[i].legal == AR_OK && r->at[i].fits;
     return AR_OK;
+}
+
+ar_status ari_search_run(ari_ranking *r, const ari_search *s)
+{
+    return search_all(r, s, false);
+}
+
+ar_status ari_search_count(size_t *layouts, size_t *meshes, const ari_search *s)
+{
+    ari_search quiet = *s;
+    ari_ranking r;
+    quiet.progress = NULL;
+    quiet.every = false;
+    const ar_status st = search_all(&r, &quiet, true);
+    *layouts = r.layouts;
+    *meshes = r.meshes;
+    ari_ranking_fini(&r);
+    return st;
 }
 
 void ari_ranking_fini(ari_ranking *r)

@@ -85,6 +85,8 @@ typedef struct ari_ranking {
  *  case. */
 AR_NODISCARD ar_status ari_search_run(ari_ranking *r, const ari_search *s);
 void ari_ranking_fini(ari_ranking *r);
+/** How many layouts of how many meshes that would look at, in a small part of its time. Errors: the same. */
+AR_NODISCARD ar_status ari_search_count(size_t *layouts, size_t *meshes, const ari_search *s);
 
 /* Throughput of a step that takes this many seconds. */
 typedef struct ari_throughput {

@@ -103,6 +103,16 @@ static ar_status check_loss(const ar_run *r, const ar_config *c)
     return AR_OK;
 }
 
+ar_status ari_run_check_targets(const ar_run *r, const ar_config *c)
+{
+    if (r->seq != 1 || !ari_part_path(ari_family_of(c->arch), ARI_HEAD))
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "%s: a sequence of 1 token has no target, as a token's is the next one: give seq of "
+                        "at least 2",
+                        c->name);
+}
+
 ar_status ar_run_check(const ar_run *r, const ar_config *c)
 {
     if (r->batch == 0 || r->seq == 0)

@@ -86,7 +86,7 @@ static void list_units(const unit *units, char *text, size_t size)
     text[0] = '\0';
     for (const unit *u = units; u->name; u++) {
         const size_t used = strlen(text);
-        snprintf(text + used, size - used, "%s%s", u == units ? "" : ", ", u->name[0] ? u->name : "none");
+        snprintf(text + used, size - used, "%s%s", u == units ? "" : ", ", u->name[0] ? u->name : "nothing");
     }
 }
 
@@ -104,7 +104,7 @@ static ar_status read_quantity(double *value, const char *word, const char *text
     }
     char known[128];
     list_units(units, known, sizeof known);
-    return ar_error_set(AR_ERR_ARG, "cluster: '%s': '%s' is no %s; a number and a unit are expected, one of %s", word,
+    return ar_error_set(AR_ERR_ARG, "cluster: '%s': '%s' is no %s; expected a number and behind it one of: %s", word,
                         text, what, known);
 }
 
@@ -178,6 +178,8 @@ static ar_status read_word(ar_sim_cluster *c, const char *word, unsigned *had)
     } else if ((value = after(word, "flops="))) {
         is = HAS_FLOPS;
         AR_TRY(read_quantity(&c->flops, word, value, flops_units, "rate of computation"));
+        if (c->flops <= 0.0)
+            return ar_error_set(AR_ERR_ARG, "cluster: '%s': a rank computes more than 0 flops", word);
     } else if ((value = after(word, "peak="))) {
         is = HAS_PEAK;
         AR_TRY(read_quantity(&c->peak_flops, word, value, flops_units, "rate of computation"));

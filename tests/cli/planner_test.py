@@ -6,6 +6,7 @@
 import csv
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -106,6 +107,18 @@ class PlannerTest(Case):
         text = self.passes("llama-3-70b", "--gpus", 8, "--batch", 8, "--seq", 4096)
         self.assertIn("does not fit, by ", text)
         self.assertRegex(text, r"advice: it does not fit: a rank needs [\d.]+ GB, [\d.]+ GB more than it has")
+
+    def test_what_hardly_fits_is_marked_and_remedies_that_are_used_are_not_given(self):
+        self.assertRegex(self.passes("llama-3-8b", "--gpus", 2, "--batch", 2, "--seq", 4096, "--top", 0),
+                         r"\d\d\.\d GB .*(operations|formula); fits barely")
+        text = self.passes("llama-3-70b", "--gpus", 1, "--recompute", "full")
+        self.assertRegex(text, r"a rank needs 1\.\d TB, 1\.\d TB more than it has; more GPUs would make it fit")
+        self.assertIn(" 1 micro-batch of 1, ", self.passes("llama-demo", "--tp", 2, "--batch", 1))
+
+    def test_a_large_search_says_first_how_large(self):
+        done = self.done("llama-3-70b", "--gpus", 1024, "--tp", 8, "--top", 1, "--batch", 1024)
+        self.assertRegex(done.stderr, r"^note: llama-3-70b: [\d,]+ layouts of [\d,]+ meshes to compare; fixing --tp")
+        self.assertIn(re.search(r"[\d,]+ layouts", done.stderr)[0], done.stdout)
 
     def test_csv_has_a_line_for_each(self):
         self.passes(*SMALL, "--all", "--csv", "all.csv", "--top", 3)
@@ -226,10 +239,11 @@ class PlannerTest(Case):
                               (("--gpus", 7, "--batch", 5), "no layout of 7 GPUs is legal"),
                               (("--gpus", 8, "--cp-inner", 3, "--all"), "groups of --cp-inner 3"),
                               (("--gpus", 8, "--cp", 4, "--cp-inner", 3), "give one that divides 4"),
-                              (("--gpus", 8, "--cp", 2, "--cp-inner", 2, "--zigzag"), "has one place"),
-                              (("--gpus", 8, "--tp", 2, "--dp", 2, "--cp", 1, "--pp", 1), "--gpus 8 is not a mesh"),
-                              (("--gpus", 7, "--tp", 2), "--gpus 7 is not a mesh"),
-                              (("--gpus", 7, "--tp", 2, "--table", "decision"), "--gpus 7 is not a mesh"),
+                              (("--gpus", 8, "--cp", 2, "--cp-inner", 2, "--zigzag"), "which has 2 / 2 = 1 here"),
+                              (("--gpus", 8, "--tp", 2, "--dp", 2, "--cp", 1, "--pp", 1), "are 4 ranks, not --gpus 8: leave one"),
+                              (("--gpus", 7, "--tp", 2), "--gpus 7 cannot be divided by tp=2; use one that divides 7"),
+                              (("--gpus", 8, "--tp", 4, "--dp", 4), "by tp=4 dp=4; use extents whose product divides 8"),
+                              (("--gpus", 7, "--tp", 2, "--table", "decision"), "--gpus 7 cannot be divided by tp=2"),
                               (("--table", "memory", "--tp", 2), "leave out --tp"),
                               (("--table", "scaling", "--gpus", 4, "--pp", 2), "leave out --tp"),
                               (("--table", "memory", "--ep", 2), "leave out --tp"),

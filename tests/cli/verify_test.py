@@ -60,10 +60,18 @@ class Verdict(Verify):
         for cell in ("F32 [2,3]", "1 of 6", "5.00e-01", "4,194,304", "[1,2]"):
             self.assertIn(cell, row)
         self.assertIn("first in execution order: model.layers.0.w", lines)
-        self.assertIn("worst, with what reached it from those before it: model.layers.1.w", lines)
+        self.assertIn("worst, which includes what earlier differences cause: model.layers.1.w", lines)
         self.assertTrue(lines[-1].startswith("verify: DIFFERENT: 2 of 2 tensors not the same in every bit; worst "
                                              "model.layers.1.w: max|d| 6.00e+00 at [1]"), lines[-1])
         self.assertNotIn("\033", done.stdout)
+
+    def test_dumps_of_different_things_are_told_in_a_few_lines(self):
+        names = [{k: v for i in range(40) for k, v in weight(f"{side}.{i}", [1.0]).items()} for side in "ab"]
+        text = self.ran(*self.pair(*names)).stdout
+        self.assertIn("note: no name stands in both; a file for --map says which", text.split("MISSING")[0])
+        self.assertEqual((text.count("MISSING"), text.count("UNEXPECTED")), (5, 5))
+        text = self.ran(*self.pair(*names), "--max-report", 40).stdout
+        self.assertEqual((text.count("MISSING"), text.count("UNEXPECTED")), (40, 40))
 
     def test_a_later_step_is_not_explained(self):
         values = [0.1 * i for i in range(64)]
@@ -71,7 +79,7 @@ class Verdict(Verify):
         tensors = {**weight("w.weight:grad", values), **weight("w.weight:grad@2", values)}
         done = self.ran(*self.pair(tensors, {**weight("w.weight:grad", times(2)), **weight("w.weight:grad@2", times(8))}))
         self.assertIn("gradients  2 times the reference's in step 1\n", done.stdout)
-        first, worst = done.stdout.split("\nworst, with what reached it from those before it: w.weight:grad@2\n")
+        first, worst = done.stdout.split("\nworst, which includes what earlier differences cause: w.weight:grad@2\n")
         self.assertIn("    hint  ", first)
         self.assertNotIn("    hint  ", worst)
 

@@ -21,6 +21,7 @@ Test(map_errors, a_malformed_mapping_names_the_file_and_the_rule)
         {"{}", "key 'version': expected 1"},
         {"{\"version\":2}", "key 'version': expected 1"},
         {"{\"version\":1,\"tensor\":[]}", "unknown key 'tensor', did you mean 'tensors'?"},
+        {"{\"version\":1,\"hidden_size\":64}", "unknown key 'hidden_size'; known are version, "},
         {"{\"version\":1,\"version\":1}", "duplicate"},
         {"{\"version\":1,\"mesh\":[]}", "key 'mesh': expected 1 to 6"},
         {"{\"version\":1,\"mesh\":[[\"tp\"]]}", "dimension 1"},

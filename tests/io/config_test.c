@@ -188,6 +188,7 @@ CLAIM(an_unknown_model_type_lists_the_known_ones)
     config_refused(LLAMA, "'model_type':'gemma4'", "'gemma4', expected one of 'llama', 'qwen2', 'mistral', 'qwen3', ");
     config_refused(LLAMA, "'model_type':'gpt-2'", "did you mean 'gpt2'?");
     config_refused(LLAMA, "'model_type':'LLaMA'", "did you mean 'llama'?");
+    config_refused(LLAMA, "'model_type':null", "key 'model_type' is missing, expected one of 'llama', ");
 }
 
 /* A suggestion would invite to rename it. */

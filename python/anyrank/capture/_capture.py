@@ -21,6 +21,7 @@ from torch.nn.modules import module as modules_home
 from anyrank._errors import AnyrankError
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
+from anyrank.capture._files import rank_file
 from anyrank.capture._listen import Listener, Pass, in_backward, local_of, loss_of, tensors_of, version_of, whole_of
 from anyrank.capture._model import DTensor, groups_of, parameters_of, unwrapped
 from anyrank.capture._places import Whole
@@ -80,6 +81,7 @@ class Capture:
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
         self._given, self._folder, self._spec = model, pathlib.Path(folder), Spec(spec)
+        self._steps_given = steps
         self._model, _ = unwrapped(model)
         self._optimizers, self._timeout, self._given_rank = _optimizers(optimizer), timeout, rank
         self._chosen, self._values = Chosen(steps), set(values)
@@ -95,8 +97,10 @@ class Capture:
         self._running, self._step = False, 1
         self._pass: Pass | None = None  # that a module's output belongs to now
         self._deaf = self._inside = False  # an evaluation; within optimizer.step
-        self._trained = self._started = False
+        self._trained = self._started = self._differentiable = False
         self.passes = 0  # forward passes that were captured
+        self.without_backward = False  # outputs asked for gradients, and none came
+        self.notes: list[str] = []  # the text of each warning
         self._begin()
 
     def _begin(self) -> None:
@@ -128,7 +132,8 @@ class Capture:
             raise AnyrankError("this model is being captured already: one with-block captures all of its steps")
         if self._started:
             raise AnyrankError("this capture has ended: make another one, with another folder")
-        self._ranks()
+        if self._ranks()[0] == 0 and (self._folder / rank_file(0, 0)).exists():
+            self._warn(f"{self._folder}: replaces the dump that an earlier run left here; another folder keeps both")
         self._running = self._started = True
         atexit.register(self._at_exit)
         _captured.add(self._model)
@@ -151,10 +156,17 @@ class Capture:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
         self._let_go()
-        if self.passes == 0:
-            warnings.warn(f"{self._folder}: no forward pass of the model was seen in a step that is captured, so there "
-                          "are no activations and no gradients: only model(..) is a pass, not model.forward(..) or "
-                          "calls of its parts", stacklevel=3)
+        if self.passes == 0 and self._step > 1:
+            count = f"{self._step - 1} step{'s' if self._step > 2 else ''}"
+            self._warn(f"{self._folder}: the run had {count}, and steps={self._steps_given!r} chooses none of them, so "
+                       "there are no activations and no gradients")
+        elif self.passes == 0:
+            self._warn(f"{self._folder}: no forward pass of the model was seen, so there are no activations and no "
+                       "gradients: only model(..) is a pass, not model.forward(..) or calls of its parts")
+
+    def _warn(self, text: str) -> None:
+        self.notes.append(text)
+        warnings.warn(text, stacklevel=4)
 
     def _abandon(self, why: str) -> None:
         """Leaves nothing behind."""
@@ -193,6 +205,10 @@ class Capture:
         self._record.finish(self._exchange, {"micro_batches": str(self._micro_batches)})
         self._record.files.remove_older(self._record.groups.mesh.world)
         self._exchange.end()
+        self.without_backward = self._differentiable and not any(
+            name.endswith((":bwd", ":grad")) for name in self._record.seen)
+        for text in self._record.notes:
+            self._warn(text)
         self._record = None
 
     def _ranks(self) -> tuple[int, int]:
@@ -235,7 +251,7 @@ class Capture:
         self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
-        self._record = Record(self._folder, groups, self._spec, entries)
+        self._record = Record(self._folder, groups, self._spec, self._only, entries)
         self._micro_batches = 1
         self._listener = Listener(self._model, self._parameters, self)
         if 1 in self._chosen:
@@ -274,6 +290,7 @@ class Capture:
         self._heads = self._heads_now()
         if of is None:
             return
+        self._differentiable |= any(t.requires_grad for t in tensors_of(output))
         loss = loss_of(output)
         if loss is not None:
             of.loss_seen = True
@@ -450,8 +467,8 @@ class Capture:
                 continue
             self._has_gradients.add(name)
             if unseen and name in self._grads and version != version_of(grad) and not local_of(grad).any():
-                warnings.warn(f"step {self._step}: {name}.grad was set to zero before its end was seen, and "
-                              "is not written: call gradients() when it is complete", stacklevel=2)
+                self._warn(f"step {self._step}: {name}.grad was set to zero before its end was seen, and is not "
+                           "written: call gradients() when it is complete")
                 continue
             self._keep(f"{name}:grad", grad, whole_of(grad))
 

@@ -100,7 +100,7 @@ class Groups(typing.NamedTuple):
     mean: list[str]
 
 
-def _sample_line(name: str | None) -> bool:
+def shares_samples(name: str | None) -> bool:
     return name is not None and name.split("_")[0] in SAMPLES and not any(part in OTHERS for part in name.split("_"))
 
 
@@ -147,6 +147,6 @@ def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, given: d
     else:
         mesh = Mesh(given, rank, world)
     covered = [name for line in averaged for name in mesh.covered(line.ranks, "the group of FSDP or DDP")]
-    data = [name for name in mesh.sizes if _sample_line(name) or
+    data = [name for name in mesh.sizes if shares_samples(name) or
             (name in covered and name.split("_")[0] not in OTHERS)]
     return Groups(mesh, data, mesh.ordered(covered if mean is None else mean))

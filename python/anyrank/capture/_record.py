@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import hashlib
 import pathlib
 import typing
-import warnings
 
 import torch
 
@@ -54,8 +54,9 @@ class Value:
 class Record:
     """The tensors of a rank, in its files."""
 
-    def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, entries: int) -> None:
-        self.groups, self.spec = groups, spec
+    def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, only: typing.Sequence[str] | None,
+                 entries: int) -> None:
+        self.groups, self.spec, self.only = groups, spec, only or ()
         self.files = RankFiles(folder, groups.mesh.rank, entries)
         self.values: dict[str, Value] = {}
         self.order: dict[str, None] = {}
@@ -63,6 +64,7 @@ class Record:
         self.sums: set[str] = set()  # scalars whose micro-batches add up
         self.norms: dict[str, tuple[float, float, list[str], torch.dtype]] = {}
         self.seen: set[str] = set()  # names of tensors, without their step, also of those that are not kept
+        self.notes: list[str] = []  # what is to be warned of once the files are complete
 
     # --- as they come -------------------------------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class Record:
     def add_norm(self, name: str, norm: torch.Tensor, whole: Whole | None, norm_type: float) -> None:
         """A norm; of a DTensor that is still to be put together, the ranks' own parts until they tell them."""
         self.reserve(name)
+        self.seen.add(name.split("@")[0])
         partial = [(line, p) for line, p in zip(_lines(whole), whole.placements) if p.is_partial()] if whole else []
         if partial:
             names = [n for line, _ in partial for n in self.groups.mesh.covered(line, name)]
@@ -222,7 +225,8 @@ class Record:
         mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
                 "shapes": {name: value.extents() for name, value in self.values.items()},
                 "rows": {name: value.rows() for name, value in self.values.items() if len(value.parts) > 1},
-                "unmatched": self.spec.unmatched(self.seen)}
+                "unmatched": self.spec.unmatched(self.seen),
+                "unused": [glob for glob in self.only if not fnmatch.filter(self.seen, glob)]}
         of_all = exchange.tell(mine)
         alone = len(of_all) < mesh.world  # then the others are taken to have as much
         of_all = [mine] * mesh.world if alone else of_all
@@ -230,7 +234,10 @@ class Record:
             if [tuple(dim) for dim in other["mesh"]] != mine["mesh"]:
                 raise AnyrankError(f"rank {rank} found the mesh {dict(other['mesh'])}, rank {mesh.rank} {mesh.sizes}; "
                                    f"{SPEC_HINT}")
-        self._warn(set.intersection(*(set(other["unmatched"]) for other in of_all)))
+        if mesh.rank == 0:
+            for key, where in (("unmatched", self.spec.where), ("unused", "only")):
+                if key == "unused" or mesh.world > 1:
+                    self._note(where, set.intersection(*(set(other[key]) for other in of_all)))
         self._add_norms(of_all)
         shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in of_all]
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
@@ -245,12 +252,13 @@ class Record:
         said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
         return self.files.close(said, places, order, metadata)
 
-    def _warn(self, unmatched: set[str]) -> None:
-        if unmatched and self.groups.mesh.rank == 0 and self.groups.mesh.world > 1:
-            near = {glob: difflib.get_close_matches(glob, self.seen, 1, 0.4) for glob in sorted(unmatched)}
-            globs = ", ".join(repr(glob) + (f" (the nearest is {names[0]!r})" if names else "")
-                              for glob, names in near.items())
-            warnings.warn(f"{self.spec.where}: no tensor of this run has a name that matches {globs}", stacklevel=2)
+    def _note(self, where: str, globs: set[str]) -> None:
+        """Globs that match no tensor on any rank."""
+        if globs:
+            near = {glob: difflib.get_close_matches(glob, self.seen, 1, 0.4) for glob in sorted(globs)}
+            said = ", ".join(repr(glob) + (f" (the nearest is {names[0]!r})" if names else "")
+                             for glob, names in near.items())
+            self.notes.append(f"{where}: no tensor of this run has a name that matches {said}")
 
     def _count_copies(self, exchange: Alone | Store, places: list[dict[str, Placed]]) -> None:
         """Ranks that hold the same part of the same sum hold copies of it."""

@@ -148,13 +148,14 @@ class Spec:
 
     def check(self, sizes: dict[str, int]) -> None:
         """Refuses dimensions that the mesh does not have."""
-        for glob, dims in self.shard:
-            self._check_dims(f"shard of {glob!r}", [dim for dim in dims if dim not in EXTRAS], sizes)
-        for glob, names in self.partial:
-            self._check_dims(f"partial of {glob!r}", names, sizes)
-        self._check_dims("mean_over", self.mean_over or [], sizes)
-
-    def _check_dims(self, what: str, names: typing.Iterable[str], sizes: dict[str, int]) -> None:
-        for name in names:
+        for what, name in self.named():
             if name not in sizes and name not in USUAL:
                 raise AnyrankError(f"{self.where}: {what}: the mesh {sizes} has no dimension {name!r}")
+
+    def named(self) -> typing.Iterator[tuple[str, str]]:
+        """The dimensions of the mesh that it speaks of, each after what it says of them."""
+        for glob, dims in self.shard:
+            yield from ((f"shard of {glob!r}", dim) for dim in dims if dim not in EXTRAS)
+        for glob, names in self.partial:
+            yield from ((f"partial of {glob!r}", name) for name in names)
+        yield from (("mean_over", name) for name in self.mean_over or [])

@@ -500,12 +500,18 @@ class Refused(CaptureCase):
                 train(model, adamw(model), 1)
         self.assertFalse(list((self.path / "dump").iterdir()))
 
-    def test_a_capture_without_a_pass_is_said(self) -> None:
-        model = Model()
-        for steps in (None, {5}):
-            with self.assertWarnsRegex(UserWarning, "no forward pass of the model was seen"):
-                with anyrank.capture(model, self.path / "dump", steps=steps):
-                    (model if steps else model.head)(torch.zeros(2, 5, dtype=torch.int64) if steps else torch.zeros(6))
+    def test_a_capture_without_what_was_asked_for_is_said(self) -> None:
+        rows: list[tuple[dict[str, typing.Any], bool, str]] = [
+            ({}, False, "no forward pass of the model was seen"),
+            ({"steps": {5}}, True, r"dump: the run had 1 step, and steps=\{5\} chooses none of them"),
+            ({"only": "head.wieght:*"}, True, "only: no tensor .* matches 'head.wieght:.' .the nearest is 'head.w"),
+            ({"only": ["*:init", "zz*"]}, True, "only: no tensor of this run has a name that matches 'zz.'$"),
+            ({}, True, "dump: replaces the dump that an earlier run left here; another folder keeps both")]
+        for options, whole, words in rows:
+            model = Model()
+            with self.assertWarnsRegex(UserWarning, words):
+                with anyrank.capture(model, self.path / "dump", **options):
+                    (model if whole else model.head)(batch() if whole else torch.zeros(6))
 
     def test_a_capture_is_used_once(self) -> None:
         model = Model()

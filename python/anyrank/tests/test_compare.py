@@ -7,6 +7,7 @@ import functools
 import math
 import typing
 import unittest
+import warnings
 
 import anyrank
 from anyrank.tests import FolderCase, needs
@@ -82,10 +83,50 @@ class Compare(FolderCase):
 
     def test_wrong_arguments(self) -> None:
         for options, words in (({"ranks": 0}, "has the size 0"), ({"layout": {}}, "no dimension"),
+                               ({"ranks": 1}, r"^1 rank \(tp=1\) would be compared with itself: give 2 or more"),
+                               ({"layout": {"dp": 1, "tp": 1}}, "compared with itself"),
                                ({"ranks": 2, "layout": {"tp": 2}}, "one of the two"),
                                ({"bits": True, "atol": 0.1}, "at most one rule")):
             with self.assertRaisesRegex(ValueError, words):
                 compare_ranks(network, step_with(), **typing.cast(typing.Any, options))
+
+    def test_what_would_compare_nothing_is_an_error_of_one_line(self) -> None:
+        def forward(model: typing.Any, mesh: typing.Any) -> None:
+            import torch
+
+            model(torch.randn(5, 8))
+
+        def parts(model: typing.Any, mesh: typing.Any) -> None:
+            model[0]
+        wrong: list[tuple[typing.Any, typing.Any, str]] = [
+            (forward, None, r"step called no backward\(\), so no gradient would be compared: call it, or .*no_grad"),
+            (parts, None, "step made no forward pass"),
+            (step_with(), {"shards": {}}, r"spec: unknown key 'shards'; is 'shard' meant\?"),
+            (step_with(), {"shard": {"0.weight:*": {"x": 0}}}, "mesh {'tp': 2} has no dimension 'x'"),
+            (step_with(), {"shard": {"0.weight:*": {"tp": 1}}}, "by its DTensor .* the spec says 1")]
+        for step, spec, words in wrong:
+            with self.assertRaisesRegex(anyrank.AnyrankError, words) as caught:
+                compare_ranks(network, step, spec=spec)
+            self.assertNotIn("\n", str(caught.exception))
+
+    def test_outputs_alone_are_compared_if_that_is_said(self) -> None:
+        def forward(model: typing.Any, mesh: typing.Any) -> None:
+            import torch
+
+            with torch.no_grad():
+                model(torch.randn(5, 8))
+        self.assertGreater(compare_ranks(network, forward).report.compared, 4)
+
+    def test_a_part_of_spec_that_says_nothing_is_warned_of(self) -> None:
+        for shard, words in (({"0.wieght:*": {"tp": 0}}, "no tensor .* matches '0.wieght:.'.*nearest is '0.weight:"),
+                             ({"1:fwd": {"dp": 0, "tp": -1}, "0:fwd": {"dp": 0, "tp": -1}},
+                              "shard of '1:fwd' and 1 more: no effect, as the layout {'tp': 2} has no dimension 'dp'; "
+                              "if the spec serves other layouts too, give it the size 1 here")):
+            with self.assertWarnsRegex(UserWarning, words):
+                compare_ranks(network, step_with(), spec={"shard": shard})
+        with warnings.catch_warnings(record=True) as said:
+            compare_ranks(network, step_with(), spec={"shard": {"1:fwd": {"dp": 0, "tp": -1}}}, dimensions=["dp"])
+        self.assertEqual([str(one.message) for one in said if "no effect" in str(one.message)], [])
 
 
 @needs("torch")

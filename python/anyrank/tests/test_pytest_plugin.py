@@ -162,6 +162,25 @@ def test_said_twice(anyrank_compare):
     with pytest.raises(ValueError, match="at most one rule"):
         anyrank_compare(Row, step, bits=True, rtol=1e-3)
 
+def test_one_rank_alone(anyrank_compare):
+    with pytest.raises(ValueError, match="compared with itself"):
+        anyrank_compare(Row, step, ranks=1)
+
+def test_without_backward(anyrank_compare):
+    with pytest.raises(Exception, match="step called no backward"):
+        anyrank_compare(Row, lambda model, mesh: model(torch.randn(6, 24)), spec=SPEC)
+
+def test_spec_in_vain(anyrank_compare):
+    with pytest.warns(UserWarning, match="no tensor of this run has a name that matches 'wieght:.'"):
+        anyrank_compare(Row, step, spec={"shard": {**SPEC["shard"], "wieght:*": {"tp": 1}}})
+    with pytest.warns(UserWarning, match="the layout {'tp': 2} has no dimension 'cp'"):
+        anyrank_compare(Row, step, spec={"shard": {"weight:*": {"tp": 1, "cp": 1}}})
+
+@pytest.mark.anyrank(layouts=[{"tp": 2}, {"cp": 2}])
+def test_one_spec_for_two_layouts(anyrank_compare, recwarn):
+    anyrank_compare(Row, step, spec={"shard": {"weight:*": {"tp": 1, "cp": 1}}})
+    assert not [one for one in recwarn if "no effect" in str(one.message)]
+
 def test_random(anyrank_compare):
     """What does not come from the seed would make everything allowed."""
     def build(mesh):
@@ -188,7 +207,7 @@ def test_update(anyrank_compare):
     assert compared.report.compared > 10
 ''')
         text = self.pytest("-rs", "--anyrank-dump=kept", "--junit-xml=junit.xml")
-        self.assertIn("9 passed, 1 skipped", text)
+        self.assertIn("14 passed, 1 skipped", text)
         self.assertIn("not on this machine", text)
         self.assertRegex(text, r"anyrank: \d comparisons with one rank, all the same within what is allowed; nearest "
                                r"to it: 0\.\d+ of what is allowed, in \S+ of test_it.py::test_\w+")

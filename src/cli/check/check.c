@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/check/check.h"
 #include "cli/options/subcommand.h"
@@ -205,12 +206,16 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     *o = v->o;
     o->run = ari_run_of(&v->r, &v->common);
     o->run.model = model;
-    AR_TRY(ari_run_config(c, folder, sizeof folder, &o->run));
+    const ar_status found = ari_run_config(c, folder, sizeof folder, &o->run);
+    if (found == AR_ERR_NOT_FOUND && v->sweep > 0)
+        return ar_error_set(found, "%s; --sweep takes a number of ranks, as --sweep 8", ar_error_message());
+    AR_TRY(found);
     AR_TRY(ari_layout_load(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
     const bool given = v->sweep == 0 && ari_layout_given(&v->r);
     p[0] = o->run.parallel;
     o->run.seq = o->run.seq ? o->run.seq : ar_check_default_seq(c, given ? p : NULL);
+    AR_TRY(ari_run_check_targets(&o->run, c));
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
         o->run.ddp.bucket_bytes = ar_check_default_bucket_bytes(c);
     if (given) {
@@ -229,13 +234,15 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     return o->run.process && !given ? keep_fitting(o, p) : AR_OK;
 }
 
-/* Before long work: what it will take. */
+/* Before long work: what it will take, roughly, as the machine is not known. What cannot be read ends it first. */
 static ar_status announce(const ari_check_values *v, const ar_check_options *o, const ar_config *c)
 {
     ari_estimate e;
     AR_TRY(ari_check_estimate(&e, o, c));
-    if (e.seconds > 30.0 && e.bytes <= e.available && !v->common.quiet)
-        fprintf(stderr, "%s: this will take about %s and %s of memory\n", c->name, ARI_SECONDS(e.seconds),
+    const bool minutes = e.seconds > 100.0;
+    if (e.seconds > 30.0 && e.bytes <= e.available && !v->common.quiet && (!o->text || access(o->text, R_OK) == 0))
+        fprintf(stderr, "%s: this may take up to %.0f %s, and %s of memory\n", c->name,
+                minutes ? ceil(e.seconds / 60.0) : 10.0 * ceil(e.seconds / 10.0), minutes ? "minutes" : "s",
                 ARI_BYTES(e.bytes));
     return AR_OK;
 }

@@ -119,9 +119,9 @@ static ar_status set_flag(const ari_option *o, bool *field, const char *value, a
     return AR_OK;
 }
 
-/* Takes the option at argv[*i], and its value where it is the next argument. */
-static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, int argc, char *const *argv, int *i,
-                             void *values, ari_args_action *action)
+/* Takes the option at argv[*i], and its value where it is the next argument. taken: which have been. */
+static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, bool taken[ARI_OPT_MOST], int argc,
+                             char *const *argv, int *i, void *values, ari_args_action *action)
 {
     const char *argument = argv[*i];
     const bool is_long = argument[1] == '-';
@@ -133,6 +133,9 @@ static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l
     if (found == l->n)
         return unknown_option(spec, l, argument);
     const ari_option *o = l->option[found];
+    if (taken[found] && o->kind != ARI_OPT_STRINGS && o->kind != ARI_OPT_FLAG)
+        ((ari_common *)values)->repeated = o->name;
+    taken[found] = true;
     void *field = o->at == ARI_OPT_NO_FIELD ? NULL : (char *)values + l->at[found];
     value = value != NULL ? value + 1 : NULL;
     if (o->kind == ARI_OPT_FLAG)
@@ -176,7 +179,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
 {
     const ari_option_list options = ari_options_of(spec);
     size_t taken = 0;
-    bool options_over = false;
+    bool options_over = false, given[ARI_OPT_MOST] = {false};
     *action = ARI_ARGS_RUN;
     for (size_t i = 0; i < options.n; i++) {
         if (options.option[i]->kind == ARI_OPT_STRINGS)
@@ -187,7 +190,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
         if (!options_over && strcmp(argument, "--") == 0)
             options_over = true;
         else if (!options_over && argument[0] == '-' && argument[1] != '\0')
-            AR_TRY(take_option(spec, &options, argc, argv, &i, values, action));
+            AR_TRY(take_option(spec, &options, given, argc, argv, &i, values, action));
         else
             AR_TRY(take_positional(spec, &taken, argument, values));
         if (*action != ARI_ARGS_RUN)

@@ -42,8 +42,7 @@ static void describe_u64(const ari_option *o, char *text, size_t size)
 
 static void describe_bytes(const ari_option *o, char *text, size_t size)
 {
-    (void)o;
-    snprintf(text, size, "a number of bytes, as 4096, 64KiB, 25MiB or 1GB");
+    snprintf(text, size, "a number of bytes%s, as 4096, 64KiB, 25MiB or 1GB", o->min > 0 ? " above 0" : "");
 }
 
 static void describe_part(const ari_option *o, char *text, size_t size)

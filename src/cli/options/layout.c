@@ -212,8 +212,10 @@ static ar_status check_context(const ar_parallel *p)
         return ar_error_set(
             AR_ERR_ARG, "--ep %d shares experts out to the ranks of --dp and --cp: give --dp N or --cp N too", p->ep);
     if (p->zigzag && cp / inner == 1)
-        return ar_error_set(AR_ERR_ARG, "--zigzag is an order of the ring of --cp, which has one place here: give a "
-                                        "--cp N above --cp-inner, and above 1");
+        return ar_error_set(AR_ERR_ARG,
+                            "--zigzag orders the ring of --cp / --cp-inner ranks, which has %d / %d = 1 here: "
+                            "give a larger --cp N",
+                            cp, inner);
     return AR_OK;
 }
 

@@ -107,6 +107,9 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
         common->argv = argv;
         st = begin_subcommand(spec, argc, argv, values, &runs);
     }
+    const ari_common *given = values;
+    if (st == AR_OK && runs && given->repeated && !given->quiet)
+        fprintf(stderr, "note: --%s is given more than once; the last counts\n", given->repeated);
     if (st == AR_OK && runs)
         st = spec->run(values, &exit_code);
     if (st != AR_OK) {

@@ -8,6 +8,7 @@
 #include "cli/shared/command.h"
 #include "cli/shared/progress.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 
 const char *const ari_plan_table_names[] = {"memory", "scaling", "decision", NULL};
@@ -38,22 +39,24 @@ static bool schedule_given(const ari_plan_values *v)
 /* The ranks of the extents that are given have to be a divisor of all of them, or all if every extent is given. */
 static ar_status check_extents(const ari_plan_values *v)
 {
-    const ari_choice given = ari_choice_of(&v->r.run.parallel);
-    char text[ARI_CHOICE_TEXT];
-    int left = v->gpus;
-    bool divides = true, open = false;
+    const ari_choice choice = ari_choice_of(&v->r.run.parallel);
+    char given[ARI_CHOICE_TEXT] = "";
+    ari_text text = ari_text_in(given, sizeof given);
+    int left = v->gpus, axes = 0;
+    bool divides = true;
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
-        const int n = ari_at_least_one(given.extent[i]);
-        open = open || given.extent[i] == 0;
-        divides = divides && left % n == 0;
-        left = divides ? left / n : left;
+        const int n = choice.extent[i];
+        if (n > 0)
+            ari_say(&text, "%s%s=%d", axes++ ? " " : "", ari_layout_axes[ari_planned_axes[i]].name, n);
+        divides = divides && left % ari_at_least_one(n) == 0;
+        left = divides ? left / ari_at_least_one(n) : left;
     }
-    if (!divides || (!open && left > 1))
-        return ar_error_set(
-            AR_ERR_ARG,
-            "--gpus %d is not a mesh of the extents that are given (%s; 0: not given); their product has "
-            "to divide it, or to be it if all are given",
-            v->gpus, ari_choice_text(text, &given, ARI_LAYOUT_AXES, ", "));
+    if (!divides)
+        return ar_error_set(AR_ERR_ARG, "--gpus %d cannot be divided by %s; use %s %d", v->gpus, given,
+                            axes > 1 ? "extents whose product divides" : "one that divides", v->gpus);
+    if (axes == ARI_LAYOUT_AXES && left > 1)
+        return ar_error_set(AR_ERR_ARG, "%s are %d ranks, not --gpus %d: leave one out, which then is what remains",
+                            given, v->gpus / left, v->gpus);
     return AR_OK;
 }
 
@@ -261,19 +264,31 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
     return save_layouts(o, a->v);
 }
 
+enum { MANY_LAYOUTS = 20000 }; /* take seconds */
+
+/* Before long work: how much it is. */
+static ar_status announce(const ari_plan_request *a)
+{
+    size_t layouts = 0, meshes = 0;
+    if (a->v->common.quiet)
+        return AR_OK;
+    AR_TRY(ari_search_count(&layouts, &meshes, &a->search));
+    if (layouts >= MANY_LAYOUTS)
+        fprintf(stderr,
+                "note: %s: %s layouts of %s meshes to compare; fixing --tp, --pp, --dp or --zero leaves fewer\n",
+                a->config.name, ARI_COUNT(layouts), ARI_COUNT(meshes));
+    return AR_OK;
+}
+
 static ar_status run_search(const ari_plan_request *a)
 {
-    ari_progress progress;
     ari_ranking r;
-    ari_progress_begin(&progress, &a->v->common);
-    ari_search s = a->search;
-    s.progress = ari_progress_show;
-    s.user = &progress;
-    ar_status st = ari_search_run(&r, &s);
-    ari_progress_end(&progress);
+    AR_TRY(announce(a));
+    ar_status st = ari_search_run(&r, &a->search);
+    ari_progress_end(a->search.user);
     if (st == AR_OK && r.layouts == 0)
         st = ar_error_set(AR_ERR_INDIVISIBLE, "no cp that %d GPUs can have is a number of groups of --cp-inner %d",
-                          a->search.ranks, s.fixed.cp_inner);
+                          a->search.ranks, a->search.fixed.cp_inner);
     if (st == AR_OK && r.legal == 0 && !a->v->all)
         st = ar_error_set(AR_ERR_INDIVISIBLE,
                           "no layout of %d GPUs is legal: %s (--all lists every one with its reason)", a->search.ranks,
@@ -303,7 +318,11 @@ static ar_status run_table(const ari_plan_request *a)
 ar_status ari_plan_layouts(const ari_plan_values *v)
 {
     ari_plan_request a;
+    ari_progress progress;
     ar_status st = begin_request(&a, v);
+    ari_progress_begin(&progress, &v->common);
+    a.search.progress = ari_progress_show;
+    a.search.user = &progress;
     if (st == AR_OK)
         st = check_options(&a);
     if (st == AR_OK)

@@ -99,7 +99,7 @@ size_t ari_extent_columns(ari_column columns[ARI_EXTENT_COLUMNS], const ar_confi
 void ari_extent_cells(ari_table *t, const ari_choice *c, const ar_config *config);
 /** The number of layouts that a ranking shows. */
 size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r);
-/** The line that says what is planned: model, batch, cluster, account. */
-void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks);
+/** The line that says what is planned: model, batch, cluster, account. up_to: on any number of ranks up to that. */
+void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks, bool up_to);
 
 #endif

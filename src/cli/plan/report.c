@@ -9,19 +9,19 @@
 
 enum { NOTE = 80, USUAL_TOP = 10 };
 
-void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks)
+void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks, bool up_to)
 {
     const ar_run *run = &a->search.base.step.run;
-    fprintf(to, "%s, %s parameters, on %s GPU%s%s%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
-            ARI_COUNT((uint64_t)ranks), ARI_PLURAL(ranks), a->machine ? ", " : "", a->machine ? a->machine : "",
-            a->cluster);
+    fprintf(to, "%s, %s parameters, on %s%s GPU%s%s%s: %s\n", a->config.name, ARI_COUNT(a->parameters),
+            up_to && ranks > 1 ? "1 to " : "", ARI_COUNT((uint64_t)ranks), ARI_PLURAL(ranks), a->machine ? ", " : "",
+            a->machine ? a->machine : "", a->cluster);
     const ar_sim_cluster *c = &a->search.time.cluster;
     fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
             a->search.base.flash ? "flash attention" : "attention that stores its scores",
             a->search.time.hierarchical ? ", hierarchical collectives" : "",
             c->peak_flops > 0.0 && c->flops < c->peak_flops
                 ? ""
-                : "; products at the peak rate (flops=RATE: one you measured)");
+                : "; GEMMs at the peak rate, so a lower bound of the time (flops=RATE: one you measured)");
 }
 
 size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r)
@@ -89,7 +89,13 @@ static void add_choice(ari_table *t, const ari_plan_request *a, const ari_choice
                   samples / (size_t)c->micro_batches, PIPELINE_TEXT(c), ari_recompute_names[c->recompute]);
 }
 
-/* "does not fit, by 3.1 GB", "formula", "KV heads x2". */
+/* True if there is hardly room for what no layout counts. */
+static bool fits_barely(const ari_plan_request *a, const ari_candidate *f)
+{
+    return f->fits && f->bytes > 0.9 * a->search.time.cluster.memory_bytes;
+}
+
+/* "does not fit, by 3.1 GB", "formula, fits barely", "KV heads x2". */
 static void note_of(char note[NOTE], const ari_plan_request *a, const ari_candidate *f, const ari_planned *p)
 {
     const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
@@ -98,7 +104,8 @@ static void note_of(char note[NOTE], const ari_plan_request *a, const ari_candid
         used = snprintf(note, NOTE, "does not fit, by %s",
                         ARI_BYTES((uint64_t)(f->bytes - a->search.time.cluster.memory_bytes)));
     else
-        used = snprintf(note, NOTE, "%s", ari_planned_counted(p) ? "operations" : "formula");
+        used = snprintf(note, NOTE, "%s%s", ari_planned_counted(p) ? "operations" : "formula",
+                        fits_barely(a, f) ? "; fits barely" : "");
     if (kv > 0 && tp > kv)
         snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
 }
@@ -136,14 +143,14 @@ ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranki
     static const ari_column others[] = {{"sp", ARI_LEFT},         {"zero", ARI_RIGHT},     {"micro", ARI_RIGHT},
                                         {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
                                         {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},      {"memory", ARI_RIGHT},
-                                        {"bound by", ARI_LEFT},   {"planned by", ARI_LEFT}};
+                                        {"bound by", ARI_LEFT},   {"note", ARI_LEFT}};
     ari_column columns[ARI_EXTENT_COLUMNS + sizeof others / sizeof *others];
     const size_t extents = ari_extent_columns(columns, &a->config);
     memcpy(columns + extents, others, sizeof others);
     ari_table t = {.columns = columns, .n = extents + sizeof others / sizeof *others};
     const size_t shown = ari_ranking_shown(a, r);
     ar_status st = AR_OK;
-    ari_plan_request_print(to, a, a->search.ranks);
+    ari_plan_request_print(to, a, a->search.ranks, false);
     for (size_t i = 0; i < shown && st == AR_OK; i++)
         st = add_found(&t, a, &r->at[i]);
     if (st != AR_OK) {
@@ -151,8 +158,9 @@ ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranki
         return st;
     }
     AR_TRY(ari_table_end(&t, to, 2));
-    fprintf(to, "%s layouts of %s mesh%s, %s of them legal; %s%zu of %zu listed\n", ARI_COUNT(r->layouts),
-            ARI_COUNT(r->meshes), r->meshes == 1 ? "" : "es", ARI_COUNT(r->legal),
+    const bool all = r->legal == r->layouts;
+    fprintf(to, "%s layouts of %s mesh%s, %s%s; %s%zu of %zu listed\n", ARI_COUNT(r->layouts), ARI_COUNT(r->meshes),
+            r->meshes == 1 ? "" : "es", all ? "all legal" : ARI_COUNT(r->legal), all ? "" : " of them legal",
             a->v->all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
     return r->legal > 0 ? print_advice(to, a, r) : AR_OK;
 }
@@ -172,9 +180,9 @@ static void print_layout(FILE *to, const ari_plan_request *a, const ari_depth *d
                 extent_text((char[EXTENT_WORDS]){0}, c, i));
     if (a->config.experts.n > 0)
         fprintf(to, " ep=%d%s", c->ep, whole_text(c));
-    fprintf(to, "%s%s zero=%d, %d micro-batches of %zu%s%s, recompute %s%s\n", c->sp ? " sp" : "", cut, c->zero,
-            c->micro_batches, samples / (size_t)c->micro_batches, c->pp > 1 ? ", " : "", PIPELINE_TEXT(c),
-            ari_recompute_names[c->recompute],
+    fprintf(to, "%s%s zero=%d, %d micro-batch%s of %zu%s%s, recompute %s%s\n", c->sp ? " sp" : "", cut, c->zero,
+            c->micro_batches, c->micro_batches == 1 ? "" : "es", samples / (size_t)c->micro_batches,
+            c->pp > 1 ? ", " : "", PIPELINE_TEXT(c), ari_recompute_names[c->recompute],
             ari_planned_counted(&d->planned) ? "" : ": gathers and shares by formula");
     if (kv > 0 && (size_t)c->tp > kv)
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);
@@ -197,7 +205,7 @@ static ar_status print_memory(FILE *to, const ari_plan_request *a, const ari_dep
     if (a->search.time.cluster.memory_bytes > 0.0)
         fprintf(to, "  a rank has %s: it %s\n", ARI_BYTES((uint64_t)a->search.time.cluster.memory_bytes),
                 !d->found.fits ? "does not fit"
-                : d->found.bytes > 0.9 * a->search.time.cluster.memory_bytes
+                : fits_barely(a, &d->found)
                     ? "fits barely: contexts, NCCL's buffers and fragmentation take some GB more"
                     : "fits");
     return AR_OK;
@@ -219,8 +227,9 @@ static ar_status print_time(FILE *to, const ari_depth *d)
     }
     ari_table_row(&t, "sum\t%s\t\t%s", ARI_SECONDS(d->found.seconds),
                   d->has_own ? ARI_SECONDS(ari_time_step(&d->own_time)) : "");
-    ari_table_row(&t, "hidden communication\t%s\t\t%s", ARI_SECONDS(d->time.hidden),
-                  d->has_own ? ARI_SECONDS(d->own_time.hidden) : "");
+    if (d->time.hidden > 0.0 || (d->has_own && d->own_time.hidden > 0.0))
+        ari_table_row(&t, "hidden communication\t%s\t\t%s", ARI_SECONDS(d->time.hidden),
+                      d->has_own ? ARI_SECONDS(d->own_time.hidden) : "");
     return ari_table_end(&t, to, 2);
 }
 
@@ -242,7 +251,7 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
 ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *d)
 {
     const ari_throughput *w = &d->throughput;
-    ari_plan_request_print(to, a, a->search.ranks);
+    ari_plan_request_print(to, a, a->search.ranks, false);
     print_layout(to, a, d);
     AR_TRY(print_memory(to, a, d));
     AR_TRY(print_time(to, d));

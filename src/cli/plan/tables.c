@@ -4,6 +4,7 @@
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
+#include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
@@ -228,9 +229,10 @@ ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_plan_request *a
     json_t *rows = json_array();
     const int most = which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->search.ranks : MOST_SHOWN;
     if (to)
-        ari_plan_request_print(to, a, most);
+        ari_plan_request_print(to, a, most, which != ARI_PLAN_DECISION);
     ar_status st =
         which == ARI_PLAN_DECISION ? decision_rows(t, rows, a) : rows_by_tp(t, rows, a, which == ARI_PLAN_SCALING);
+    ari_progress_end(a->search.user);
     const ar_status printed = ari_table_end(t, st == AR_OK ? to : NULL, 2);
     st = st == AR_OK ? printed : st;
     if (st != AR_OK) {

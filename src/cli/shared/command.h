@@ -25,6 +25,7 @@ typedef struct ari_common {
     int progress_fd; /* that a program reads the progress from (cli/shared/progress.h); 0: none */
     int argc;        /* the subcommand's arguments, from its name on */
     char *const *argv;
+    const char *repeated;       /* an option that is given twice, of which the last value counts; NULL: none */
     struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
 } ari_common;
 

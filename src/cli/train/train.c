@@ -12,6 +12,7 @@
 #include "cli/shared/table.h"
 #include "cli/train/train.h"
 #include "ref/core/atomic_file.h"
+#include "run/run.h"
 #include "run/train_rank.h"
 
 /* --- what makes no sense ------------------------------------------------------------------------------------------ */
@@ -60,6 +61,8 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
     AR_TRY(ari_estimate_layers(&c));
     AR_TRY(ari_layout_load(&v->r, &o->run));
+    AR_TRY(ari_run_check_positions(&c, o->run.seq));
+    AR_TRY(ari_run_check_targets(&o->run, &c));
     AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
     return fits(e, o, &c);
 }

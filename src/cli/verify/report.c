@@ -393,11 +393,9 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
 {
     if (r->elements_doubted > 0)
         fprintf(to,
-                "note: %zu new weight%s, or output%s of a new bias, differ%s by no more than gradients' differences "
-                "explain "
-                "(Adam's step)\n",
-                r->elements_doubted, ARI_PLURAL(r->elements_doubted), ARI_PLURAL(r->elements_doubted),
-                r->elements_doubted == 1 ? "s" : "");
+                "note: %zu element%s of new weights, or of outputs of a new bias, differ%s by no more than Adam's step "
+                "makes of the gradients' differences\n",
+                r->elements_doubted, ARI_PLURAL(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
 }
 
 /* By bits, of other programs, whose sums are in no order that a layout keeps. */
@@ -460,6 +458,8 @@ static void print_one_sided(FILE *to, const ar_verify_report *r)
     }
 }
 
+enum { FEW_NAMES = 5 }; /* of each dump, where no tensor stands in both */
+
 ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
 {
     static const section copies = {"copies of one tensor that differ from each other", 0, false, add_copies},
@@ -470,13 +470,15 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
         print_facts(to, r);
     }
     print_renamed(to, r);
+    if (r->compared == 0 && most > FEW_NAMES && r->missing + r->unexpected > 2 * most)
+        most = FEW_NAMES; /* two dumps of different things */
     AR_TRY(print_lines(to, r, most, &copies));
     AR_TRY(print_differences(to, r, most));
     AR_TRY(print_other_kind(to, r, most));
     if (r->different > 0)
         print_detail(to, r, &r->row[r->first], r->rounded ? "first that is no rounding" : "first in execution order");
     if (r->different > 0 && r->worst != r->first)
-        print_detail(to, r, &r->row[r->worst], "worst, with what reached it from those before it");
+        print_detail(to, r, &r->row[r->worst], "worst, which includes what earlier differences cause");
     AR_TRY(print_lines(to, r, most, &missing));
     AR_TRY(print_lines(to, r, most, &unexpected));
     print_one_sided(to, r);

@@ -112,16 +112,20 @@ int ari_by_name(const void *a, const void *b)
 
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n)
 {
-    const size_t third = strlen(word) / 3;
+    const size_t length = strlen(word), third = length / 3;
     size_t best = (third > 2 ? third : 2) + 1;
     const char *found = NULL;
     for (size_t i = 0; i < n; i++) {
         const size_t d = distance(word, candidates[i]);
-        if (d < best) {
+        /* Every short word is near to every other. */
+        const bool alike = d < 2 || length > 3 || strspn(word, candidates[i]) == length;
+        if (d < best && alike) {
             best = d;
             found = candidates[i];
         }
     }
+    for (size_t i = 0; i < n && !found && length >= 4; i++)
+        found = strstr(candidates[i], word) ? candidates[i] : NULL;
     return found;
 }
 
@@ -169,6 +173,6 @@ ar_status ar_fault_parse(ar_fault *f, const char *name)
         }
     }
     const char *near = ari_nearest(name, names + 1, AR_FAULT_COUNT - 1);
-    return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s; 'anyrank bugs' lists them", name,
-                        near ? "; did you mean '" : "", near ? near : "", near ? "'" : "");
+    return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s 'anyrank bugs' lists them", name,
+                        near ? "; did you mean '" : ";", near ? near : "", near ? "'?" : "");
 }

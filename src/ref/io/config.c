@@ -126,6 +126,7 @@ static const char *lacking(const char *type)
     return NULL;
 }
 
+/* type: NULL where there is none. */
 static ar_status unknown_model(const ari_json_at *at, const char *type)
 {
     /* Another spelling is suggested, never another architecture: that would invite to rename it. */
@@ -134,10 +135,13 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
     const char *near = NULL;
     char names[256] = "";
     for (size_t i = 0; i < n; i++) {
-        near = same_letters(type, models[i].name) ? models[i].name : near;
+        near = type && same_letters(type, models[i].name) ? models[i].name : near;
         if (used < sizeof names)
             used += (size_t)snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", models[i].name);
     }
+    if (type == NULL)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'model_type' is missing, expected one of %s", ARI_SHOW(at->name),
+                            names);
     const char *lacks = lacking(type);
     if (lacks != NULL)
         return ar_error_set(AR_ERR_CONFIG,
@@ -153,6 +157,8 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
     size_t n;
     const ari_model_reader *models = ari_model_readers(&n);
     const char *type = NULL;
+    if (!ari_json_get(at, "model_type"))
+        return unknown_model(at, NULL);
     AR_TRY(ari_json_string(at, "model_type", &type));
     for (size_t i = 0; i < n; i++) {
         if (strcmp(type, models[i].name) != 0)

@@ -29,6 +29,9 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
     if (length > ARI_JSON_MAX_BYTES)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: %zu bytes of JSON, at most %zu are read", ARI_SHOW(name), length,
                             ARI_JSON_MAX_BYTES);
+    if (length >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0)
+        return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: begins with a byte order mark; save it as UTF-8 without one",
+                            ARI_SHOW(name));
     if (value_bound(text, length) > ARI_JSON_MAX_VALUES)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: more than %zu JSON values", ARI_SHOW(name), ARI_JSON_MAX_VALUES);
     json_error_t error = {.line = -1}; /* jansson leaves the code unset where it has nothing to say */
@@ -223,6 +226,9 @@ static ar_status expect(const ari_json_at *at, const char *key, const json_t *va
 {
     if (value == NULL)
         return ar_error_set(at->code, "%s: key '%s' is missing, expected %s", ARI_SHOW(at->name), key, wanted);
+    if (!fits && json_is_real(value))
+        return ar_error_set(at->code, "%s: key '%s' is %g, %s, expected %s", ARI_SHOW(at->name), key,
+                            json_real_value(value), type_name(value), wanted);
     if (!fits)
         return ar_error_set(at->code, "%s: key '%s' is %s, expected %s", ARI_SHOW(at->name), key, type_name(value),
                             wanted);

@@ -20,11 +20,14 @@ static ar_status read_header(int fd, size_t bytes, const char *path, char **give
 {
     uint64_t n = 0;
     if (bytes < ARI_ST_PREFIX_BYTES)
-        return ar_error_set(AR_ERR_FORMAT, "HeaderTooSmall: %s: has %zu bytes, expected at least %zu", ARI_SHOW(path),
-                            bytes, ARI_ST_PREFIX_BYTES);
+        return ar_error_set(AR_ERR_FORMAT,
+                            "HeaderTooSmall: %s: has %zu bytes, expected at least %zu; is it a safetensors file?",
+                            ARI_SHOW(path), bytes, ARI_ST_PREFIX_BYTES);
     AR_TRY(ari_file_pread(fd, &n, sizeof n, 0, path));
     if (n > ARI_ST_MAX_HEADER)
-        return ar_error_set(AR_ERR_FORMAT, "HeaderTooLarge: %s: a header of %" PRIu64 " bytes, at most %zu are allowed",
+        return ar_error_set(AR_ERR_FORMAT,
+                            "HeaderTooLarge: %s: a header of %" PRIu64
+                            " bytes, at most %zu are allowed; is it a safetensors file?",
                             ARI_SHOW(path), n, ARI_ST_MAX_HEADER);
     if (n > bytes - ARI_ST_PREFIX_BYTES)
         return ar_error_set(AR_ERR_FORMAT, "InvalidHeaderLength: %s: a header of %" PRIu64 " bytes in a file of %zu",

@@ -186,7 +186,7 @@ ar_status ar_st_to_i64(const ar_st_entry *e, int64_t *out)
         }
         return AR_OK;
     default:
-        return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s, expected an integer dtype", ARI_SHOW(e->name),
+        return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s, expected integers: I64 or I32", ARI_SHOW(e->name),
                             ar_dtype_name(e->dtype));
     }
 }

@@ -30,6 +30,7 @@ static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
 
 ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
+    AR_TRY(ari_run_check_positions(c, o->run.seq));
     AR_TRY(check_layouts(o, c));
     const ari_estimate_case size = {.run = o->run,
                                     .config = c,

@@ -13,7 +13,7 @@
 #define MOVED "the reference's values in another place"
 #define SLICES "{within}; {units} of the reference, {exact}"
 #define DEALT "interleaved: {p} runs of {q} are dealt out in turn; "
-#define HEAD_RULE "heads assigned by the wrong rule (KV head r mod n_kv in place of floor(r n_kv / N))"
+#define HEAD_RULE "heads assigned by the wrong rule (KV head r mod n_kv in place of floor(r * n_kv / N))"
 #define TRANSPOSED "transposed: the data is the reference's with its dimensions in the order {order}{shape}; {exact}; "
 #define OTHER_LOOKS "each another tensor's value"
 #define OTHER "these are the values of {other} in the reference: all {different} different elements, {exact}"
@@ -52,7 +52,9 @@ static const ari_cause rows[] = {
     ALSO("b", 0, 0,
          "; the input gradient of a column-parallel layer, or of a head held by several ranks, is partial "
          "until it is reduced"),
-    ALSO("f", 0, 0, "; a row-parallel output is partial until it is reduced"),
+    ALSO("f", 0, 0,
+         "; a row-parallel output is partial until it is reduced (where a program does so outside the module, "
+         "\"partial\" in the capture's spec says so)"),
     ALSO("g", IF(OF_CP), 0,
          "; each context-parallel rank saw its own positions: gradients are added over dp and cp before the update"),
     ALSO("g", IF(OF_DP), IF(OF_CP),
@@ -106,11 +108,11 @@ static const ari_cause rows[] = {
          "that this rank skipped, or a buffer that was overwritten there"),
     SECTION("Shards that are another rank's"),
     {"world_rank_in_group", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(HEADS) | IF(SAMPLES), IF(LONE), "",
-     "samples by the rank in the world: rank r has the {heads} parts' r mod {heads}-th, not floor(r {heads} / "
+     "samples by the rank in the world: rank r has the {heads} parts' r mod {heads}-th, not floor(r * {heads} / "
      "{ranks}): {pairs}; the ranks that share a layer need the samples of their data-parallel rank"},
     {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), IF(SAMPLES), "",
-     "the wrong KV head: rank r holds head r mod {heads}, not floor(r {heads} / {ranks}): {pairs}" LOOK
-     "KV head of rank r is floor(r n_kv / N); Megatron: `num_query_groups`"},
+     "the wrong KV head: rank r holds head r mod {heads}, not floor(r * {heads} / {ranks}): {pairs}" LOOK
+     "KV head of rank r is floor(r * n_kv / N); Megatron: `num_query_groups`"},
     {"zigzag_order", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS), 0, "",
      "chunks of a zigzag in another order: {pairs}; of {places} context-parallel ranks the r-th has the chunks r and "
      "2*{places}-1-r, in this order"},

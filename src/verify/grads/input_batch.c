@@ -17,6 +17,13 @@ static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, 
     return AR_OK;
 }
 
+/* The integers of a tensor. */
+static ar_status load_integers(int64_t *out, const ar_st_entry *e, const char *path)
+{
+    const ar_status st = ar_st_to_i64(e, out);
+    return st == AR_OK ? st : ar_error_set(st, "%s: %s", path, ar_error_message());
+}
+
 static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
 {
     const ar_st_entry *e = ar_st_find(f, "input_ids");
@@ -27,7 +34,7 @@ static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_fi
     b->batch.batch = e->shape[0];
     b->batch.seq = e->shape[1];
     AR_TRY(ARI_ALLOC(&b->ids, e->count, "input_ids"));
-    AR_TRY(ar_st_to_i64(e, b->ids));
+    AR_TRY(load_integers(b->ids, e, path));
     for (size_t i = 0; i < e->count; i++) {
         if (b->ids[i] < 0 || (size_t)b->ids[i] >= c->vocab)
             return ar_error_set(AR_ERR_DATA, "%s: input_ids[%zu, %zu] is %lld, the vocabulary has %zu ids", path,
@@ -44,7 +51,7 @@ static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st
         return AR_OK;
     AR_TRY(expect_shape(path, e, b->batch.batch, b->batch.seq));
     AR_TRY(ARI_ALLOC(&b->labels, e->count, "labels"));
-    AR_TRY(ar_st_to_i64(e, b->labels));
+    AR_TRY(load_integers(b->labels, e, path));
     for (size_t i = 0; i < e->count; i++) {
         if (b->labels[i] != AR_IGNORE_INDEX && (b->labels[i] < 0 || (size_t)b->labels[i] >= c->vocab))
             return ar_error_set(AR_ERR_DATA, "%s: labels[%zu, %zu] is %lld, neither an id below %zu nor %d", path,
