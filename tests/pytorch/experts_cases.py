@@ -82,7 +82,7 @@ BROKEN = [
     # truth: Offsets of a rank's experts among its rows are one too high: the first row of each but the first expert is
     # computed by the expert before.
     ("offsets_off_by_one", "mega", "ep2 tp2", {},
-     "other_expert_computed",
+     "expert_rows_misplaced",
      "decoder.layers.0.mlp:fwd"),
     # truth: Weights multiply what experts get and not what they make (as Llama 4 has it, torchtitan's score_before_experts).
     ("weights_before_experts", "tern", "dp2 ep2 bf16", {},
@@ -94,7 +94,7 @@ BROKEN = [
      "model.layers.0.mlp.gate:fwd"),
     # truth: The shared expert, which each rank has, is inside of the sum over the expert group: counted ep times.
     ("shared_expert_on_each_rank", "mix", "dp2 ep2", {},
-     "shared_expert_counted_twice tensor_added | counted_twice",
+     "counted_twice tensor_added",
      "model.layers.0.mlp:fwd"),
     # truth: The gradient of the experts' input is not summed over the expert group: each rank has what its own experts give,
     # and all that is before lacks the rest (transformers 48205).
@@ -109,7 +109,7 @@ BROKEN = [
     # truth: The auxiliary loss is divided by a rank's own tokens where all ranks' are due: four times as large on four ranks
     # (Megatron-LM 5047, 3672).
     ("auxiliary_by_own_tokens", "mega", "dp2 ep2", {},
-     "auxiliary_loss | wrong_scalar",
+     "balancing_loss | wrong_scalar",
      "decoder.layers.1.mlp.router*"),
     # truth: Each rank cuts an expert's rows off at a capacity of its own tokens: the last of those that chose an expert which
     # is much asked for lose it.
@@ -134,7 +134,7 @@ BROKEN = [
     # truth: Rows go to ranks as if experts were dealt round (rank i has i, i + ep, ..), and weights are cut in blocks: tokens
     # meet other experts than they chose.
     ("experts_dealt_round", "tern", "ep4", {},
-     "other_expert_computed shards_misplaced",
+     "expert_rows_misplaced shards_misplaced",
      "layers.0.moe:fwd"),
     # truth: Each rank of the expert group has the weights of the first experts: the index lacks the rank's offset.
     ("first_experts_on_each_rank", "tern", "ep2", {},
@@ -151,7 +151,7 @@ BROKEN = [
      "decoder.layers.0.mlp:fwd"),
     # truth: The auxiliary loss rides on a tensor that is not used further: it has no gradient (Automodel 1408).
     ("auxiliary_result_dropped", "mega", "dp2 ep2", {},
-     "auxiliary_loss | partial_sum",
+     "balancing_loss | partial_sum",
      "decoder.layers.1.mlp.router*"),
 ]
 
