@@ -148,7 +148,7 @@ CLAIM(weights_that_do_not_add_up_to_1_are_named)
 /* --- a router's auxiliary loss ------------------------------------------------------------------------------------ */
 
 /* The gradient of a balancing loss, of the 2 largest of E logits, over all tokens, in row t of the logits. */
-static void slope(double dz[E], const double (*z)[E], size_t t)
+static void slope(double dz[E], double (*z)[E], size_t t)
 {
     double count[E] = {0.0}, p[E], sum = 0.0, mean = 0.0;
     for (size_t i = 0; i < T * E; i++) {
