@@ -7,7 +7,6 @@ those where somebody had this mistake, or one of its kind.
 """
 
 import dataclasses
-import pathlib
 import re
 
 import blind2_mistakes  # noqa: F401 (registers its functions)
@@ -44,12 +43,7 @@ class Stranger2(Stranger):
         way, options = self.on_one()
         run(self.model, path, way=way, **options)
         if self.dtype == "bf16":
-            from anyrank import rounding
-            draws = [pathlib.Path(f"{path}-{seed}") for seed in range(rounding.DRAWS)]
-            for seed, draw in enumerate(draws):
-                with rounding.Noise(seed):
-                    run(self.model, draw, way=way, **options)
-            rounding.allowances(path, draws, f"{path}-allowed.safetensors")
+            self.measure(path, lambda folder: run(self.model, folder, way=way, **options))
 
     def run(self, rank, path):
         run(self.model, path, rank, way=self.way, fault=self.bug or self.other, dtype=self.dtype, **self.ranks, **self.options)

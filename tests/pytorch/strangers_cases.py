@@ -71,15 +71,16 @@ class Stranger:
         way, options = self.on_one()
         run(self.model, path, way=way, **options)
         if self.dtype == "bf16":
-            self.measure(path, way, options)
+            self.measure(path, lambda folder: run(self.model, folder, way=way, **options))
 
-    def measure(self, path, way, options):
+    @staticmethod
+    def measure(path, once):
         """What rounding may change, as anyrank.compare_ranks measures it."""
         from anyrank import rounding
         draws = [pathlib.Path(f"{path}-{seed}") for seed in range(rounding.DRAWS)]
         for seed, draw in enumerate(draws):
             with rounding.Noise(seed):
-                run(self.model, draw, way=way, **options)
+                once(draw)
         rounding.allowances(path, draws, f"{path}-allowed.safetensors")
 
     def run(self, rank, path):

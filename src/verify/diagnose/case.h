@@ -218,11 +218,13 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* Kinds of traces. */
 /* clang-format off */
 #define ARI_KINDS(X) \
-    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) X(CHOICE) \
+    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(AUXILIARY) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) \
+    X(CHOICE) \
     X(CONSTANT_ADDED) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(EXPERTS) X(FACTOR) \
     X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) \
-    X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(NAN) X(NOISE) \
-    X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) X(POSITIONS) X(PRECISION) X(RANKS_WRONG) \
+    X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(MIXTURE) \
+    X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) X(POSITIONS) \
+    X(PRECISION) X(RANKS_WRONG) \
     X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROUTER) \
     X(ROUTES) X(ROWS_ZERO) \
     X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) \
@@ -460,6 +462,8 @@ enum {
     M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
     M(routes, ARI_IDENTITY + 9, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
     M(experts, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
+    M(shares, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                     \
+    M(mixture, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
     M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                   \
     M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
     M(transposed, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                   \
@@ -486,6 +490,7 @@ enum {
     M(added, ARI_IDENTITY + 4, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                     \
     M(means, ARI_IDENTITY + 3, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                      \
     M(accumulated, ARI_IDENTITY + 3, ARI_ON_WHOLE, "g", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                \
+    M(auxiliary, ARI_IDENTITY + 3, ARI_ON_WHOLE, "bg", 0, ARI_NEEDS_REPLAY)                                  \
     M(dropped, ARI_IDENTITY + 3, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                                   \
     M(precision, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                 \
     M(scales, ARI_IDENTITY + 3, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                    \

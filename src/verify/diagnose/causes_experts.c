@@ -11,6 +11,8 @@
 #define LEFT_OUT "an expert's output is missing in {lacking} of {slots} slots of the tokens looked at"
 #define ROWS \
     "computed again, {moved} of {slots} slots of the tokens looked at have what an expert makes of another token"
+#define SHARES \
+    "how much of each expert there is in a token, by what each makes of the module's input computed again, shows that "
 #define GRADIENT "computed again from the weights' gradient, this is that of "
 #define NEAR_TIES                                                                                                \
     "near ties, whose logits are at most {gap:.1e} apart: logits rounded before the choice (bf16), or of equal " \
@@ -111,6 +113,53 @@ static const ari_cause rows[] = {
     {"shared_gate_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, 0, 0, "",
      "the shared expert's gate is left out, or there is one on this side alone: the same sum of what the experts and "
      "the shared one make, with another factor" LOOK "`shared_expert_gate`; Megatron: `moe_shared_expert_gate`"},
+    {"routing_weights_not_normalised", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(SAME) | IF(ZERO), 0, "",
+     "each token's values add up to 1 in the reference, and are here multiplied by a number of each token's own, from "
+     "{low:.3g} to {high:.3g}: weights that are not normalised" LOOK "`norm_topk_prob`"},
+    {"routing_weights_normalised", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(SAME) | IF(ONE), 0, "",
+     "each token's values add up to 1, and in the reference they do not: weights that are normalised" LOOK
+     "`norm_topk_prob`"},
+    {"routing_weights_detached", K(AUXILIARY), ARI_IDENTITY + 3, "bg", 0, IF(ALONE), 0, "",
+     "this is the gradient of the router's auxiliary loss alone ({loss}, computed again): none reaches it through the "
+     "weights of the experts" LOOK
+     "`detach`, `no_grad` around the routing; probabilities that a collective without a backward moves"},
+    {"router_z_loss", K(AUXILIARY), ARI_IDENTITY + 3, "bg", 0, IF(LOG), 0, "",
+     "the difference is the gradient of the router's z-loss, computed again: another coefficient or divisor"},
+    {"balancing_loss", K(AUXILIARY), ARI_IDENTITY + 3, "bg", 0, IF(NEGATIVE), 0, "",
+     "the difference is the gradient of the router's auxiliary loss ({loss}, computed again), of which there is "
+     "less or nothing: its coefficient, or its result is not used" LOOK
+     "the coefficient; what the loss is divided by (tokens of all ranks, micro-batches); the tensor it is attached to"},
+    {"balancing_loss", K(AUXILIARY), ARI_IDENTITY + 3, "bg", 0, 0, 0, "",
+     "the difference is the gradient of the router's auxiliary loss ({loss}, computed again), of which there is "
+     "more: its coefficient, or a divisor of a rank's own tokens" LOOK
+     "the coefficient; what the loss is divided by (tokens of all ranks, micro-batches); recomputation"},
+    {"counted_twice", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(ALL), 0, "",
+     SHARES
+     "the shared expert counts {times:.3g} times, and the routed ones are right: each of as many ranks has added "
+     "it before their sum" LOOK "what is inside of the sum over the ranks that share out the experts"},
+    {"routing_weights_not_normalised", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(ZERO), 0, "",
+     SHARES
+     "a token's weights, which add up to 1 in the reference, are multiplied by a number of each token's own: they "
+     "are not normalised" LOOK "`norm_topk_prob`"},
+    {"routing_weights_normalised", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(ONE), 0, "",
+     SHARES "a token's weights add up to 1, which they do not in the reference" LOOK "`norm_topk_prob`"},
+    {"wrong_scalar", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(COUNT), 0, "",
+     SHARES "the weights of each token's experts are multiplied by one number, {times:.4g} or one of each token's own"},
+    {"expert_rows_misplaced", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "",
+     SHARES
+     "{moved} of {slots} slots of the tokens looked at have their weight, and another expert's output: expert {who}, "
+     ".." LOOK "which expert a row is given to: offsets and counts of each expert's rows, and which rank has which "
+     "experts"},
+    {"expert_rows_misplaced", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(ROWS), 0, "",
+     SHARES
+     "the experts are right and their weights are other tokens' (all of them are in {weights}): rows and weights "
+     "are in different orders" LOOK "the permutation that sorts rows by expert: weights need the same"},
+    {"expert_rows_misplaced", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(TOKENS), 0, "",
+     "computed again, {found} of {tokens} tokens looked at have for one or two of their experts what an expert makes "
+     "of another token: rows come back in another order than they were sent in" LOOK
+     "the permutations that sort rows by expert, and their inverses before and after the all-to-all"},
+    {"expert_weights_applied", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, 0, 0, "",
+     SHARES "their weights are not those of the reference"},
     {"no_update", K(OTHER_TENSOR), ARI_IDENTITY + 9, "n", ARI_IS_EXPERT, IF(OF_BEFORE), 0,
      "each another tensor's value",
      "these are the values of {other} in the reference: all {different} different elements, {exact}; an expert's "

@@ -46,6 +46,10 @@ static const ari_cause rows[] = {
     {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, IF(ROWS), IF(LONE), "",
      "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference but for one vector, "
      "the same in each of the {row_count} {rows}: a bias that every rank added to its part"},
+    {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, "b", 0, IF(SOME), IF(LONE), "",
+     "looks like a missing all-reduce over {over} of a part of this gradient: of {holders} each has all of {parts}, "
+     "and of the rest, which they share out, its own alone: without the former they add up to the reference" LOOK
+     "the input of what ranks share out (columns, experts): a copy forward, a sum backward"},
     {"missing_all_reduce", K(SUM), ARI_IDENTITY + 2, ANY, 0, 0, IF(LONE), "",
      "looks like a missing all-reduce over {over}: the values of {holders} add up to the reference (largest difference "
      "{worst:.1e} of its largest value), {who} it"},
@@ -404,6 +408,10 @@ static const ari_cause rows[] = {
      "these are the values of {other} in the reference: all {different} different elements, {exact}; another expert's: "
      "each expert-parallel rank numbers its experts from 0, draws them with one seed, or reads the first ones" LOOK
      "experts' global numbers"},
+    {"never_written", K(OTHER_TENSOR), ARI_IDENTITY + 9, "g", 0, IF(ZERO), 0, OTHER_LOOKS,
+     OTHER
+     "; the reference is zero there, as where no token came: nothing was written, and what that memory held before "
+     "is still in it" LOOK "`torch.empty` for gradients, a workspace of several layers"},
     {"other_layer", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_LAYER), 0, OTHER_LOOKS,
      OTHER "; another layer's: layers exchanged, or counted from another start" LOOK
            "layer offsets of pipeline stages; names in a mapping"},

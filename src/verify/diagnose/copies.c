@@ -4,6 +4,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/roles.h"
 
 /* --- a sum (or an average) over the copies is the reference ------------------------------------------------------- */
 
@@ -111,6 +112,73 @@ static relation relation_in(double *worst, fold *f, const ari_case *c, ari_axes 
     return all;
 }
 
+/* --- of one branch alone ------------------------------------------------------------------------------------------ */
+
+enum { MOST_BRANCHES = 8 };
+
+/* What the module's own parts give its input's gradient: part[i], [count] of floats each. */
+typedef struct branches {
+    const char *name[MOST_BRANCHES];
+    float *part[MOST_BRANCHES];
+    size_t n;
+} branches;
+
+static ar_status read_branches(branches *b, const ari_case *c)
+{
+    const ar_dump *dump = c->known->reference;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    for (size_t i = 0; i < ar_dump_count(dump) && b->n < MOST_BRANCHES; i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, c->path);
+        if (key.pass != 'b' || key.step != own.step || t->count != c->grid.count || key.stem <= own.stem + 1 ||
+            memcmp(t->name, own.name, own.stem) != 0 || t->name[own.stem] != '.' ||
+            memchr(t->name + own.stem + 1, '.', key.stem - own.stem - 1))
+            continue;
+        AR_TRY(ARI_ALLOC(&b->part[b->n], t->count, t->name));
+        b->name[b->n++] = t->name;
+        AR_TRY(ar_dump_read_f32(t, 0, t->count, b->part[b->n - 1]));
+    }
+    return AR_OK;
+}
+
+/* True if the copies add up to the reference, and to these branches once for each copy but one. */
+static bool are_whole(const branches *b, unsigned mask, const fold *f, const ari_case *c)
+{
+    double left = 0.0;
+    for (size_t i = 0; i < c->grid.count; i++) {
+        double off = f->sum[i] - (double)c->grid.d->reference[i];
+        for (size_t k = 0; k < b->n; k++)
+            off -= mask >> k & 1u ? (f->holders[i] - 1.0) * (double)b->part[k][i] : 0.0;
+        left += off * off;
+    }
+    return left <= ARI_SEEN * ARI_SEEN * f->apart;
+}
+
+/* An input's gradient of which a part is shared out over the ranks and was not summed; the rest is whole on each. */
+static ar_status look_at_branches(ari_trace *t, const ari_case *c, fold *f)
+{
+    branches b = {.n = 0};
+    unsigned mask = 1;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, read_branches(&b, c));
+    fold_copies(f, c, ARI_ALL_AXES, 0);
+    while (mask < 1u << b.n && !are_whole(&b, mask, f, c))
+        mask++;
+    if (mask >= 1u << b.n || !(f->apart >= 1e-4 * f->scale))
+        goto done;
+    found_sum(t, c, ari_apart_over(c->grid.d), false);
+    t->flags |= ARI_IF(SOME);
+    ari_text parts = ari_list(t, "parts");
+    for (size_t k = 0, said = 0; k < b.n; k++) {
+        if (mask >> k & 1u)
+            ari_say(&parts, "%s%s", said++ ? ", " : "", b.name[k]);
+    }
+done:
+    for (size_t k = 0; k < b.n; k++)
+        free(b.part[k]);
+    return st;
+}
+
 ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -142,8 +210,13 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
         ari_words(t, "over", "%s", ari_axes_text(text, over, " and "));
         ari_number(t, "worst", worst / c->survey.max_reference);
     }
+    ar_status st = AR_OK;
+    if (t->kind == ARI_FOUND_NOTHING && g->d->pass == 'b' && c->reference && c->known->reference) {
+        st = look_at_branches(t, c, &f);
+        ari_words(t, "over", "%s", ari_axes_text(text, ari_apart_over(g->d), " and "));
+    }
     free(sums);
-    return AR_OK;
+    return st;
 }
 
 /* --- shards of a gradient were added to each other ---------------------------------------------------------------- */

@@ -241,36 +241,49 @@ static ar_status look_at_copies(ari_trace *best, const ari_case *c)
     return !seen && best->confidence < ARI_IDENTITY && c->survey.total.nan == 0 ? look_at_boxes(best, c) : AR_OK;
 }
 
-/* Traces that the ranks of one data-parallel rank leave are sought among them alone too, where the others would hide
- * them. */
-static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
+/* What the copies of the ranks with the samples of `rank` show. */
+static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
 {
     ari_difference d;
     ari_group_view view;
     ari_case own = *c;
     own.considered = NULL;
-    ari_trace t = {.kind = ARI_FOUND_NOTHING};
-    int rank = 0;
-    while (rank < c->grid.d->ranks && c->survey.rank[rank].different == 0)
-        rank++;
     AR_TRY(ari_one_group(&d, &view, c->grid.d, rank));
     if (!view.copy)
         return AR_OK;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_grid_init(&own.grid, &d));
     AR_TRY_TO(done, st, ari_survey_init(&own.survey, &own.grid));
-    st = own.survey.different > 0 ? look_at_copies(&t, &own) : AR_OK;
+    st = own.survey.different > 0 ? look_at_copies(best, &own) : AR_OK;
     ari_survey_fini(&own.survey);
-    if (st == AR_OK && t.confidence > best->confidence) {
-        *best = t;
-        ari_text text = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
-        if (rank >= d.ranks)
-            ari_say(&text, "; ranks are counted from %d, the first of this %s", rank / d.ranks * d.ranks,
-                    ari_along(&d, ARI_CUTS_POSITIONS) == 1 ? "tensor-parallel group" : "data-parallel rank's");
-    }
+    ari_text text = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
+    if (best->cause && rank >= d.ranks)
+        ari_say(&text, "; ranks are counted from %d, the first of this %s", rank / d.ranks * d.ranks,
+                ari_along(&d, ARI_CUTS_POSITIONS) == 1 ? "tensor-parallel group" : "data-parallel rank's");
 done:
     ari_group_view_fini(&view);
     return st;
+}
+
+/* Traces that the ranks of one data-parallel rank leave are sought among them alone too, where the others would hide
+ * them. One that only says where differences are must be that of every data-parallel rank with any. */
+static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
+{
+    ari_trace first = {.kind = ARI_FOUND_NOTHING};
+    for (int rank = 0; rank < c->grid.d->ranks; rank++) {
+        ari_trace t = {.kind = ARI_FOUND_NOTHING};
+        if (c->survey.rank[rank].different == 0)
+            continue;
+        AR_TRY(look_in_group(&t, c, rank));
+        if (first.kind != ARI_FOUND_NOTHING && first.kind != t.kind)
+            return AR_OK;
+        first = first.kind == ARI_FOUND_NOTHING ? t : first;
+        if (first.confidence <= best->confidence || first.confidence >= ARI_STATISTIC)
+            break;
+    }
+    if (first.confidence > best->confidence)
+        *best = first;
+    return AR_OK;
 }
 
 ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c)

@@ -264,6 +264,7 @@ static void found_other(ari_trace *t, const search *s)
     if (!s->shared && c->known->other && holds_reference(s, ar_dump_find(c->known->other, name)))
         t->flags |= ARI_IF(EXCHANGED);
     t->flags |= s->masked >= 16 ? ARI_IF(CUT) : 0; /* fewer may be zero by accident */
+    t->flags |= c->survey.total.gained == c->survey.different ? ARI_IF(ZERO) : 0;
     ari_words(t, "other", "%s", name);
     ari_count(t, "step", (size_t)ari_order_of(own, c->path).step);
     ari_count(t, "of_step", (size_t)ari_order_of(name, c->path).step);

@@ -329,8 +329,8 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
 
 /* --- ranks, samples, tokens --------------------------------------------------------------------------------------- */
 
-/* A parameter's rows that the batch used may all lie on one rank, and differ by a fault of all ranks: that rank stands
- * out only if half of its part is wrong. */
+/* Rows that the batch used, or that were computed elsewhere, may all lie on one rank, and differ by a fault of all
+ * ranks: that rank stands out only if half of its part is wrong. */
 static bool stands_out(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -340,7 +340,7 @@ static bool stands_out(const ari_case *c)
         held += s->rank[r].different > 0 ? s->rank[r].held : 0;
         different += s->rank[r].different;
     }
-    return s->wrong_ranks < s->holding_ranks && (!strchr("gnmv", d->pass) || different * 2 >= held);
+    return s->wrong_ranks < s->holding_ranks && different * 2 >= held;
 }
 
 /* True if the first tokens are right and later ones are not. A first token whose reference is zero is right by
