@@ -101,8 +101,8 @@ static const ari_option options[] = {
 
 static const ari_positional positionals[] = {
     ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json (and weights, with which training starts), or a bundled "
-                   "name; with --resume the checkpoint's own unless given",
+                   "a folder with a Hugging Face config.json (and weights), or a bundled name; "
+                   "with --resume the checkpoint's own unless given",
                    .choices = ari_model_names),
     {0},
 };
@@ -116,11 +116,9 @@ static const ari_train_values defaults = {
 const ari_args_spec ari_train_spec = {
     .command = "train",
     .summary = "Trains a model on text, with the same bits under every layout.",
-    .example =
-        "anyrank train llama-demo\n"
-        "anyrank train gpt2-demo --dp 2 --tp 2 --sp --steps 200 --warmup 20 --lr-schedule cosine --plot loss.svg\n"
-        "anyrank train llama-demo --data book.txt --dp 2 --zero 1 --save run --save-every 50\n"
-        "anyrank train --resume run --tp 4 --save run",
+    .example = "anyrank train llama-demo\n"
+               "anyrank train llama-demo --data book.txt --dp 2 --zero 1 --save run --save-every 50\n"
+               "anyrank train --resume run --tp 4 --save run",
     .options = options,
     .positionals = positionals,
     .size = sizeof(ari_train_values),
