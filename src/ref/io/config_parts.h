@@ -87,8 +87,8 @@ typedef struct ari_experts_form {
     bool normalised;     /* always; else norm_topk_prob says it */
     bool w123;
     double balance_weight; /* router_aux_loss_coef where the file does not say */
-    size_t shared; /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
-    size_t ffn;    /* moe_intermediate_size likewise */
+    size_t shared;         /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
+    size_t ffn;            /* moe_intermediate_size likewise */
 } ari_experts_form;
 /** c->experts and the layers without; c->layers and c->ffn must be set. */
 AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
