@@ -193,7 +193,7 @@ BROKEN = [
      "fewer_bits low_precision | rope_* later_tokens small_change", "layers.0.attn*"),
     # truth: The shares of the chosen experts are not normalised to add up to one (torchtitan 1448).
     ("top_shares_not_normalised", "qwen3moe", "alone", {},
-     "| row_statistic wrong_scalar other_input gain_twice_or_missing", "model.layers.0.mlp*"),
+     "routing_weights_not_normalised | row_statistic wrong_scalar other_input gain_twice_or_missing", "model.layers.0.mlp*"),
     # truth: The experts' shares are gathered without a gradient, so that the router has none (NeMo Automodel 2995).
     ("router_detached", "qwen3moe", "alone", {},
      "no_gradient no_backward collective_without_backward | partial_sum", "model.layers.2.mlp* *.gate.weight:grad"),
