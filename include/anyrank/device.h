@@ -346,7 +346,8 @@ typedef struct ar_device_ops {
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
     X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
-    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward) X(route_losses) X(route_terms)             \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward) X(route_losses)      \
+    X(route_terms) \
     X(spread_slots) X(dispatch_rows) X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
     X(rows_in_range) X(gather_rows)                                                                      \
     X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) \

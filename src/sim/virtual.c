@@ -172,6 +172,13 @@ static void place_members(timing *t)
         t->local[i] = count[node]++;
         t->width = count[node] > t->width ? count[node] : t->width;
     }
+    if (t->nodes * t->width > 2 * MOST_MEMBERS) { /* a group of one's own, mostly on one node: by distance alone */
+        t->nodes = 1;
+        t->width = t->n;
+        for (int i = 0; i < t->n; i++)
+            t->member[i] = t->local[i] = i;
+        return;
+    }
     for (int k = 0; k < t->nodes * t->width; k++)
         t->member[k] = -1;
     for (int i = 0; i < t->n; i++)

@@ -62,7 +62,8 @@ const ari_option ari_loss_options[] = {
                     .more =
                         "sequence: as DeepSeek-V3 has it. batch: Switch's form over the whole batch of the step. "
                         "layers: that of transformers. For the last two a step goes forward twice, first to count."),
-    ARI_OPTION_DOUBLE("balance-weight", run.loss.router.balance_weight, 0, 1e30, "A", "of --balance (default 0.01)"),
+    ARI_OPTION_DOUBLE("balance-weight", run.loss.router.balance_weight, 1e-30, 1e30, "A",
+                      "of --balance (default 0.01)"),
     ARI_OPTION_DOUBLE("router-z-loss", run.loss.router.z_loss, 0, 1e30, "C",
                       "of experts: add C times the squared logarithm of the router's denominator, the mean over tokens "
                       "(default 0)",

@@ -150,6 +150,8 @@ ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const
     const size_t n = run->c->experts.n;
     const double z = z_of(run);
     ari_bl_seen *seen = e->seen;
+    if (!has_losses(run))
+        return AR_OK;
     for (size_t i = 0; i < n; i++)
         seen->count[i] = seen->p[i] = 0.0;
     count_tokens(run, seen->count, r, 0, run->tokens);
@@ -158,7 +160,7 @@ ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const
     for (size_t i = 0; i < run->tokens * n; i++)
         seen->p[i % n] += is_padding(run, i / n) ? 0.0 : r->p[i];
     if (balance_of(run) != AR_BALANCE_LAYERS)
-        return has_losses(run) ? losses_of(run, &seen->value, r) : AR_OK;
+        return losses_of(run, &seen->value, r);
     for (size_t t = 0; t < run->tokens; t++)
         seen->value += is_padding(run, t) ? 0.0 : z * r->lse[t] * r->lse[t];
     return AR_OK;

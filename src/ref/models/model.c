@@ -266,10 +266,9 @@ ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, co
     return set_all(m, ctx, &s);
 }
 
-ar_status ari_model_counts(bool *counts, const ar_model *m, const ar_ctx *ctx)
+bool ari_model_counts(const ar_model *m, const ar_ctx *ctx)
 {
-    *counts = ar_config_balance(&m->config, &ctx->loss) >= AR_BALANCE_BATCH;
-    return AR_OK;
+    return ar_config_balance(&m->config, &ctx->loss) >= AR_BALANCE_BATCH;
 }
 
 ar_status ari_model_share_counts(ar_model *m, ar_ctx *ctx)
@@ -302,7 +301,8 @@ static ar_status router_losses(const ar_model *m, ar_ctx *ctx, double *sum)
 
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
-    AR_TRY(ari_balance_zero(m->blocks, m->config.layers, ctx));
+    if (ar_config_router_losses(&m->config, &ctx->loss))
+        AR_TRY(ari_balance_zero(m->blocks, m->config.layers, ctx));
     if (m->last)
         AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ar_param_zero_grad(&m->sum, ctx));
     if (m->embedding)

@@ -246,8 +246,9 @@ static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *s
 static ar_status count_routes(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
                               size_t most, const ar_train_options *o)
 {
-    bool counts = false;
-    AR_TRY(what->model ? ari_model_counts(&counts, what->model, ctx) : ari_balance_counts(&counts, &what->module, 1));
+    bool counts = what->model && ari_model_counts(what->model, ctx);
+    if (!what->model)
+        AR_TRY(ari_balance_counts(&counts, &what->module, 1));
     if (!counts)
         return AR_OK;
     AR_TRY(counting_pass(what, ctx, saved, micro, n, most, o));

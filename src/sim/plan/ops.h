@@ -227,10 +227,10 @@ AR_NODISCARD ar_status ari_operations_pipeline(const ari_step_case *c, ari_opera
 AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int rank,
                                            ari_operation_visitor visit, void *user);
+AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 /** The same of the forward pass that counts the routes; nothing where a step has none (ari_step_counts). */
 AR_NODISCARD ar_status ari_operations_counting(const ari_step_case *c, int rank, ari_operation_visitor visit,
                                                void *user);
-AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 
 /** Bits of the parts of its number that a value is: all of them, or by its role of those side by side. */
 unsigned ari_op_parts(const ari_op_value *v);
@@ -263,9 +263,9 @@ size_t ari_call_chunk(const ari_op_call *call, size_t i);
  *  all-reduce; D for an all-to-all and a send, nothing more for its recv; N*D for each hop of an exchange. Errors:
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
-/** How often the rows of a layer's experts are exchanged for the tokens of a pass and its gradients. */
 /** True if a step goes forward twice, first to count the routes (ar_router_losses). */
 bool ari_step_counts(const ari_step_case *c);
+/** How often the rows of a layer's experts are exchanged for the tokens of a pass and its gradients. */
 size_t ari_routed_exchanges(const ari_step_case *c, size_t layer);
 
 #endif

@@ -314,8 +314,8 @@ void ari_op_builder_before(ari_op_builder *w)
     ari_op_builder_unit_begins(w, ARI_NO_LAYER);
 }
 
-/* Of every layer with experts that this rank has. */
-static void each_router(ari_op_builder *w, void (*sum)(ari_op_builder *w, ari_over over))
+/* n numbers of every layer with experts that this rank has. */
+static void each_router(ari_op_builder *w, size_t n, ar_dtype dtype, void (*sum)(ari_op_builder *w, ari_over over))
 {
     for (size_t stage = 0; stage < w->stages; stage++) {
         size_t begin = 0, end = 0;
@@ -325,7 +325,7 @@ static void each_router(ari_op_builder *w, void (*sum)(ari_op_builder *w, ari_ov
                 continue;
             ari_op_builder_layer(w, i);
             w->pass = ARI_PASS_STEP;
-            begin_sum(w, ARI_OPERATION_ROUTER_SUM, w->config->experts.n, AR_I64);
+            begin_sum(w, ARI_OPERATION_ROUTER_SUM, n, dtype);
             w->op.input[0].at[ARI_AXIS_TP] = w->whole ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
             if (w->whole)
                 sum(w, ARI_OVER_TP);
@@ -355,7 +355,7 @@ void ari_op_builder_counts(ari_op_builder *w)
 {
     if (!ari_step_counts(w->c))
         return;
-    each_router(w, count_routes);
+    each_router(w, w->config->experts.n, AR_I64, count_routes);
     if (ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_LAYERS)
         over_stages(w, w->config->experts.n, AR_I64);
 }
@@ -369,7 +369,7 @@ static void sum_router_losses(ari_op_builder *w)
 {
     if (!ar_config_router_losses(w->config, &w->c->run.loss))
         return;
-    each_router(w, sum_terms);
+    each_router(w, 1, AR_F32, sum_terms);
     over_stages(w, w->config->layers, AR_F32);
 }
 

@@ -347,6 +347,11 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     if (!c->name || !c->build || !c->batch)
         return ar_error_set(AR_ERR_ARG, "the gradcheck of a module needs its name, build and batch");
     AR_TRY(ari_module_run_check(&o->run, c->name));
+    if (o->run.loss.router.balance != AR_BALANCE_NONE || o->run.loss.router.z_loss > 0.0)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: the gradcheck of a module takes differences of its own loss: leave those of routers "
+                            "out",
+                            c->name);
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a report"));
     snprintf(r->name, sizeof r->name, "%s", c->name);
     checking k = {.c = c, .o = o, .report = r};
