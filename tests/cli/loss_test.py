@@ -92,6 +92,7 @@ class LossTest(Case):
 
     def test_what_makes_no_sense_is_refused(self):
         for option, values in (("--label-smoothing", ("-0.1", "1", "1.5", "nan", "inf", "x", "")),
+                               ("--balance-weight", ("0", "-1", "nan")),
                                ("--z-loss", ("-1", "-1e-9", "nan", "inf", "x", ""))):
             for value in values:
                 with self.subTest(option=option, value=value):
