@@ -142,9 +142,10 @@ ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *
     const size_t n = p->shape[1];
     const float *rows = dev<float>(ar_const(p->data)), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
     const uint8_t *counts = dev<uint8_t>(valid);
+    const ari_divisor by_each = ari_divisor_of(each);
     float *out = dev<float>(terms);
     return launch_each(d, q, p->shape[0], [=] ARI_ON_GPU(size_t t) {
-        float term = balance_of(rows + t * n, slopes ? slopes + t / each * n : nullptr, n);
+        float term = balance_of(rows + t * n, slopes ? slopes + ari_quotient(&by_each, t) * n : nullptr, n);
         if (logarithms)
             term = ari_add32(term, ari_route_z_term(z, logarithms[t]));
         out[t] = counts && !counts[t] ? 0.0f : term;
@@ -160,8 +161,10 @@ ar_status route_losses_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbu
     T *gradients = dev<T>(dz->data);
     const float *probabilities = dev<float>(p), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
     const uint8_t *counts = dev<uint8_t>(valid);
+    const ari_divisor by_each = ari_divisor_of(each);
     return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
-        const float *row = probabilities + b.index * n, *c = slopes ? slopes + b.index / each * n : nullptr;
+        const float *row = probabilities + b.index * n;
+        const float *c = slopes ? slopes + ari_quotient(&by_each, b.index) * n : nullptr;
         const float of_z = logarithms ? ari_route_z(z, logarithms[b.index]) : 0.0f;
         const float r = balance_of(row, c, n);
         T *out = gradients + b.index * n;
