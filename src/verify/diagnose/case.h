@@ -463,7 +463,6 @@ enum {
     M(routes, ARI_IDENTITY + 9, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
     M(experts, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
     M(shares, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                     \
-    M(mixture, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
     M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                   \
     M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
     M(transposed, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                   \

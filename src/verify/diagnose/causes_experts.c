@@ -154,10 +154,6 @@ static const ari_cause rows[] = {
      SHARES
      "the experts are right and their weights are other tokens' (all of them are in {weights}): rows and weights "
      "are in different orders" LOOK "the permutation that sorts rows by expert: weights need the same"},
-    {"expert_rows_misplaced", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(TOKENS), 0, "",
-     "computed again, {found} of {tokens} tokens looked at have for one or two of their experts what an expert makes "
-     "of another token: rows come back in another order than they were sent in" LOOK
-     "the permutations that sort rows by expert, and their inverses before and after the all-to-all"},
     {"expert_weights_applied", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, 0, 0, "",
      SHARES "their weights are not those of the reference"},
     {"no_update", K(OTHER_TENSOR), ARI_IDENTITY + 9, "n", ARI_IS_EXPERT, IF(OF_BEFORE), 0,

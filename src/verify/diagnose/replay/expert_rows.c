@@ -6,10 +6,11 @@
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/experts.h"
 
-enum { MOST_ROWS = 1024, STARTS = 16, ROUNDS = 8 };
+enum { MOST_ROWS = 2048, STARTS = 16, ROUNDS = 8 };
 #define MOST_PRODUCTS 2e9
 
-/* All slots of all tokens, by expert and token: what the expert makes of each, and the products of these. */
+/* By expert and token: what an expert makes of the tokens that the routes send to it, or of all; and the products of
+ * these. */
 typedef struct rows {
     size_t n;
     struct {
@@ -17,32 +18,33 @@ typedef struct rows {
     } of[MOST_ROWS];
     double *y, *products;       /* [n][cols], [n][n] */
     double with[MOST_ROWS], vv; /* products of a token's row with these, and with itself */
+    double enough;              /* of its squares, that rows which are it may leave */
     /* Of the slots that were looked at: their own row, and the one that they have. */
     size_t own[ARI_PROBE_TOKENS * ARI_MOST_SLOTS], is[ARI_PROBE_TOKENS * ARI_MOST_SLOTS], found;
 } rows;
 
-static ar_status make_rows(rows *r, ari_experts *e, const ar_dump_tensor *x)
+static ar_status make_rows(rows *r, ari_experts *e)
 {
-    for (size_t i = 0; i < e->n; i++) {
-        for (size_t t = 0; t < e->p.c->grid.rows; t++) {
-            if (e->weight[t * e->n + i] == 0.0f)
-                continue;
-            if (r->n == MOST_ROWS) {
-                r->n = 0;
-                return AR_OK;
-            }
-            r->of[r->n].token = t;
-            r->of[r->n++].expert = i;
+    const size_t tokens = e->p.c->grid.rows;
+    for (size_t at = 0; at < e->n * tokens; at++) {
+        const size_t i = at / tokens, t = at % tokens;
+        if (e->weight && e->weight[t * e->n + i] == 0.0f)
+            continue;
+        if (r->n == MOST_ROWS) {
+            r->n = 0;
+            return AR_OK;
         }
+        r->of[r->n].token = t;
+        r->of[r->n++].expert = i;
     }
     if ((double)r->n * (double)e->width * (double)e->cols > MOST_PRODUCTS)
         r->n = 0;
     AR_TRY(ARI_ALLOC(&r->y, r->n * e->cols + 1, "experts' rows"));
     AR_TRY(ARI_ALLOC_ZERO(&r->products, r->n * r->n + 1, "products of rows"));
     for (size_t i = 0; i < r->n; i++) {
-        for (size_t k = 0; k < ARI_EXPERT_WEIGHTS && (i == 0 || r->of[i].expert != r->of[i - 1].expert); k++)
-            AR_TRY(ar_dump_read_f32(e->of[r->of[i].expert][k], 0, e->width * e->cols, e->w[k]));
-        AR_TRY(ar_dump_read_f32(x, r->of[i].token * e->cols, e->cols, e->x));
+        if (i == 0 || r->of[i].expert != r->of[i - 1].expert)
+            AR_TRY(ari_expert_read(e, r->of[i].expert));
+        AR_TRY(ar_dump_read_f32(e->input, r->of[i].token * e->cols, e->cols, e->x));
         ari_expert_run(r->y + i * e->cols, e, 1.0, false);
         for (size_t k = 0; k <= i; k++) {
             for (size_t f = 0; f < e->cols; f++)
@@ -104,43 +106,59 @@ static bool pick_rows(double *share, const rows *r, size_t *pick, size_t n)
             pick[at] = 0;
             left = pick_best(share, r, pick, at + 1, at);
         }
-        for (size_t round = 0; round < ROUNDS * n && !(left <= ARI_REPLAY_EXACT); round++)
+        for (size_t round = 0; round < ROUNDS * n && !(left <= r->enough); round++)
             left = pick_best(share, r, pick, n, round % n);
-        if (left <= ARI_REPLAY_EXACT)
+        if (left <= r->enough)
             return true;
     }
     return false;
 }
 
-/* Which row each slot of token k has; false: they are no rows, or not times its weights. */
-static bool find_sources(rows *r, ari_experts *e, size_t k)
+/* The slots of token k, and the products of what they make together, without a shared expert's part. */
+static size_t take_token(ari_expert_term *slot, rows *r, const ari_experts *e, size_t k)
 {
-    const size_t n = e->slots[k];
-    size_t pick[ARI_MOST_SLOTS];
-    double share[ARI_MOST_SLOTS];
+    const ari_expert_term *term = e->term + k * e->most, *shared = NULL;
+    size_t n = 0;
+    for (size_t j = 0; j < e->terms[k]; j++) {
+        if (term[j].expert == e->n)
+            shared = &term[j];
+        else if (ari_expert_is_there(e, term[j].was, term[j].was) && n++ < ARI_MOST_SLOTS)
+            slot[n - 1] = term[j];
+    }
     r->vv = 0.0;
     memset(r->with, 0, r->n * sizeof *r->with);
     for (size_t f = 0; f < e->cols; f++) {
-        const double v = (double)e->p.val[k][f];
+        const double part = shared ? shared->was * e->y[ARI_OF_INPUT][(k * e->most + e->n) * e->cols + f] : 0.0,
+                     v = (double)e->p.val[k][f] - part;
         r->vv += v * v;
         for (size_t i = 0; i < r->n; i++)
             r->with[i] += v * r->y[i * e->cols + f];
     }
-    if (n == 0 || !pick_rows(share, r, pick, n))
+    return n;
+}
+
+/* Which row each slot of token k has; false: they are no rows, or not times its weights. */
+static bool find_sources(rows *r, const ari_experts *e, size_t k)
+{
+    ari_expert_term slot[ARI_MOST_SLOTS];
+    const size_t n = take_token(slot, r, e, k);
+    size_t pick[ARI_MOST_SLOTS];
+    double share[ARI_MOST_SLOTS];
+    if (n == 0 || n > ARI_MOST_SLOTS || !pick_rows(share, r, pick, n))
         return false;
-    for (size_t j = 0; j < n; j++, r->found++) {
-        const ari_expert_slot *s = &e->at[k][j];
+    for (size_t j = 0; j < n; j++) {
         size_t best = 0, own = 0;
         for (size_t i = 1; i < n; i++)
-            best = fabs(share[i] - s->weight) < fabs(share[best] - s->weight) ? i : best;
-        if (!ari_is_near(share[best], s->weight, ARI_KNOWN))
+            best = fabs(share[i] - slot[j].was) < fabs(share[best] - slot[j].was) ? i : best;
+        if (!ari_is_near(share[best], slot[j].was, e->near))
             return false;
-        while (r->of[own].token != e->p.token[k] || r->of[own].expert != s->expert)
+        while (r->of[own].token != e->p.token[k] || r->of[own].expert != slot[j].expert)
             own++;
-        r->own[r->found] = own;
-        r->is[r->found] = pick[best];
+        r->own[r->found + j] = own;
+        r->is[r->found + j] = pick[best];
         share[best] = HUGE_VAL;
     }
+    r->found += n;
     return true;
 }
 
@@ -176,9 +194,9 @@ static size_t ranks_of_rows(const rows *r, size_t n_experts)
     return 0;
 }
 
-static void found_rows(ari_trace *t, const rows *r, const ari_experts *e)
+static void found_rows(ari_trace *t, const rows *r, const ari_experts *e, bool all)
 {
-    const size_t tokens = e->p.c->grid.rows, ranks = ranks_of_rows(r, e->n);
+    const size_t tokens = e->p.c->grid.rows, ranks = all ? ranks_of_rows(r, e->n) : 0;
     size_t moved = 0;
     for (size_t i = 0; i < r->found; i++)
         moved += r->own[i] != r->is[i];
@@ -188,7 +206,7 @@ static void found_rows(ari_trace *t, const rows *r, const ari_experts *e)
     ari_count(t, "moved", moved);
     ari_count(t, "slots", r->found);
     ari_count(t, "n", ranks);
-    for (size_t n = 1; n <= ARI_MOST_RANKS && !(t->flags & ARI_IF(SHIFT)); n++) {
+    for (size_t n = 1; e->weight && n <= ARI_MOST_RANKS && !(t->flags & ARI_IF(SHIFT)); n++) {
         const bool next = tokens % n == 0 && are_next(r, tokens, n, false);
         if (!next && !(tokens % n == 0 && are_next(r, tokens, n, true)))
             continue;
@@ -198,16 +216,18 @@ static void found_rows(ari_trace *t, const rows *r, const ari_experts *e)
     t->flags |= ranks > 0 ? ARI_IF(OF_SHARDS) : 0;
 }
 
-ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e, const ar_dump_tensor *x)
+/* Among all rows that there may be, those of two tokens are no accident; among those of the routes, all are there. */
+ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e)
 {
     rows *r = NULL;
-    size_t k = 0;
+    size_t found = 0;
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "experts' rows"));
-    const ar_status st = make_rows(r, e, x);
-    while (st == AR_OK && r->n > 0 && k < e->p.tokens && find_sources(r, e, k))
-        k++;
-    if (st == AR_OK && k == e->p.tokens)
-        found_rows(t, r, e);
+    r->enough = e->weight ? ARI_REPLAY_EXACT : ARI_REPLAY_BASE;
+    const ar_status st = make_rows(r, e);
+    for (size_t k = 0; st == AR_OK && r->n > 0 && k < e->p.tokens && (found == k || !e->weight); k++)
+        found += find_sources(r, e, k);
+    if (found == e->p.tokens || (!e->weight && found >= 2))
+        found_rows(t, r, e, found == e->p.tokens);
     free(r->y);
     free(r->products);
     free(r);

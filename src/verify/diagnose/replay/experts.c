@@ -1,50 +1,126 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The experts' weights may be of one expert or of all, gate and up apart or packed, stored either way: of the forms that
+ * names leave open, the one that gives the reference is taken. */
 #include "verify/diagnose/replay/experts.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
-/* Candidates: the reference's sum; each expert's output as it is, or their mean; times the weight twice; the weight at
- * the expert's input; gate and up exchanged. */
-enum { WEIGHTED, BARE, MEAN, WEIGHTED_TWICE, INPUT_WEIGHTED, GATED_BY_UP, CANDIDATES };
+enum { FORMS = 8 * ARI_EXPERT_WEIGHTS, MOST_UNROUTED = 128, MOST_WORK = 1 << 28 };
 
-/* --- the experts -------------------------------------------------------------------------------------------------- */
+/* --- parameters --------------------------------------------------------------------------------------------------- */
 
-/* Finds the weights of the case's layer as they were before the first step; *held: there are all three of each. */
-static ar_status find_weights(ari_experts *e, bool *held)
+bool ari_is_within(const ari_case *c, const ar_dump_tensor *t)
 {
-    static const ari_role roles[ARI_EXPERT_WEIGHTS] = {
-        [ARI_OF_GATE] = ARI_EXPERT_GATE, [ARI_OF_UP] = ARI_EXPERT_UP, [ARI_OF_DOWN] = ARI_EXPERT_DOWN};
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    return strncmp(t->name, own.name, own.stem) == 0 && t->name[own.stem] == '.';
+}
+
+/* What follows "PATH.experts." and the expert's number, SIZE_MAX: it has none. NULL: another tensor's name. */
+static const char *leaf_of(size_t *expert, const ari_case *c, const ar_dump_tensor *t)
+{
+    const char *name = ari_is_within(c, t) ? strstr(t->name, ".experts.") : NULL;
+    name = name ? name + strlen(".experts.") : NULL;
+    *expert = SIZE_MAX;
+    for (const char *at = name; at; at = strchr(at, '.') ? strchr(at, '.') + 1 : NULL) {
+        char *end;
+        const size_t number = (size_t)strtoul(at, &end, 10);
+        if (!isdigit((unsigned char)*at) || *end != '.')
+            continue;
+        *expert = number;
+        return end + 1;
+    }
+    return name;
+}
+
+static bool add_leaf(ari_experts *e, const ar_dump_tensor *t, const char *name, size_t length, size_t expert)
+{
+    const int dims = expert == SIZE_MAX ? 3 : 2;
+    size_t k = 0;
+    while (k < e->leaves && (e->leaf[k].length != length || memcmp(e->leaf[k].name, name, length) != 0))
+        k++;
+    if (k == ARI_EXPERT_WEIGHTS || t->ndim != dims || (dims == 2 ? expert : t->shape[0] - 1) >= ARI_MOST_EXPERTS)
+        return false;
+    ari_expert_leaf *l = &e->leaf[k];
+    if (k == e->leaves) {
+        *l = (ari_expert_leaf){.name = name, .length = length, .rows = t->shape[dims - 2], .cols = t->shape[dims - 1]};
+        e->leaves++;
+    }
+    const size_t first = dims == 2 ? expert : 0, end = dims == 2 ? expert + 1 : t->shape[0];
+    for (size_t i = first; i < end; i++) {
+        if (l->of[i] || t->shape[dims - 2] != l->rows || t->shape[dims - 1] != l->cols)
+            return false;
+        l->of[i] = t;
+        l->n++;
+    }
+    e->n = end > e->n ? end : e->n;
+    return true;
+}
+
+/* The experts' initial weights; false: none, or such as are not known. */
+static bool find_leaves(ari_experts *e)
+{
     const ari_case *c = e->p.c;
     const ar_dump *dump = c->known->reference;
-    const long layer = ari_order_of(c->reference->name, c->path).layer;
-    size_t found = 0;
-    AR_TRY(ARI_ALLOC_ZERO(&e->of, e->n, "experts"));
-    for (size_t i = 0; i < ar_dump_count(dump); i++) {
+    bool known = true;
+    for (size_t i = 0; i < ar_dump_count(dump) && known; i++) {
         const ar_dump_tensor *t = ar_dump_at(dump, i);
         const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
-        const ari_role role = ari_module_of(t->name, key.stem).role;
-        const size_t expert = ari_expert_of(t->name);
-        for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++) {
-            if (role != roles[k] || key.layer != layer || (key.pass != 'i' && key.pass != 'w') || expert >= e->n ||
-                t->ndim != 2 || t->shape[k == ARI_OF_DOWN ? 0 : 1] != e->cols)
-                continue;
-            found += e->of[expert][k] == NULL;
-            e->of[expert][k] = t;
-            e->width = t->shape[k == ARI_OF_DOWN ? 1 : 0];
-        }
+        size_t expert;
+        const char *name = key.pass == 'i' || key.pass == 'w' ? leaf_of(&expert, c, t) : NULL;
+        known = !name || add_leaf(e, t, name, key.stem - (size_t)(name - t->name), expert);
     }
-    *held = found == e->n * ARI_EXPERT_WEIGHTS && e->width * e->cols <= ARI_MOST_WEIGHT;
-    for (size_t i = 0; i < e->n && *held; i++) {
-        for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++)
-            *held = *held && e->of[i][k]->count == e->width * e->cols;
+    for (size_t k = 0; k < e->leaves; k++)
+        known = known && e->leaf[k].n == e->n && e->leaf[k].rows * e->leaf[k].cols <= ARI_MOST_WEIGHT;
+    return known && e->leaves >= 2 && e->n >= 2;
+}
+
+/* Form i of those that names leave open. False: it is not that of the shapes. */
+static bool take_form(ari_experts *e, size_t i)
+{
+    const size_t down = i / 8, first = down == 0, last = e->leaves == 2 ? first : down == 2 ? 1 : 2;
+    const ari_expert_form f = {{[ARI_OF_GATE] = first, [ARI_OF_UP] = last, [ARI_OF_DOWN] = down}, i & 1, i & 2, i & 4};
+    if (down >= e->leaves || (f.in_turn && first != last))
+        return false;
+    const ari_expert_leaf *a = &e->leaf[first], *b = &e->leaf[last], *d = &e->leaf[down];
+    e->form = f;
+    e->width = f.in_out ? d->rows : d->cols;
+    return a->rows == b->rows && a->cols == b->cols && (f.in_out ? d->cols : d->rows) == e->cols &&
+           (f.in_out ? a->rows : a->cols) == e->cols &&
+           (f.in_out ? a->cols : a->rows) == (first == last ? 2 : 1) * e->width;
+}
+
+static float stored_at(const ari_experts *e, size_t part, size_t row, size_t col)
+{
+    const ari_expert_form *f = &e->form;
+    const bool second = f->swapped != (part == ARI_OF_UP);
+    const size_t of = f->of[f->swapped && part != ARI_OF_DOWN ? ARI_OF_UP - part : part];
+    if (part != ARI_OF_DOWN && e->leaves == 2)
+        row = f->in_turn ? 2 * row + second : row + second * e->width;
+    return e->stored[of][f->in_out ? col * e->leaf[of].cols + row : row * e->leaf[of].cols + col];
+}
+
+ar_status ari_expert_read(ari_experts *e, size_t expert)
+{
+    for (size_t k = 0; k < e->leaves; k++) {
+        const ari_expert_leaf *l = &e->leaf[k];
+        const size_t each = l->rows * l->cols, from = l->of[expert]->ndim == 3 ? expert * each : 0;
+        AR_TRY(ar_dump_read_f32(l->of[expert], from, each, e->stored[k]));
+    }
+    for (size_t i = 0; i < e->width * e->cols; i++) {
+        e->w[ARI_OF_GATE][i] = stored_at(e, ARI_OF_GATE, i / e->cols, i % e->cols);
+        e->w[ARI_OF_UP][i] = stored_at(e, ARI_OF_UP, i / e->cols, i % e->cols);
+        e->w[ARI_OF_DOWN][i] = stored_at(e, ARI_OF_DOWN, i / e->width, i % e->width);
     }
     return AR_OK;
 }
 
-void ari_expert_run(double *y, ari_experts *e, double scale, bool exchanged)
+/* --- what they make ----------------------------------------------------------------------------------------------- */
+
+void ari_expert_run(double *y, const ari_experts *e, double scale, bool exchanged)
 {
     const size_t cols = e->cols;
     const float *first = e->w[exchanged ? ARI_OF_UP : ARI_OF_GATE], *second = e->w[exchanged ? ARI_OF_GATE : ARI_OF_UP];
@@ -63,272 +139,307 @@ void ari_expert_run(double *y, ari_experts *e, double scale, bool exchanged)
     }
 }
 
-static ar_status run_slot(ari_experts *e, ari_expert_slot *s)
+bool ari_expert_is_there(const ari_experts *e, double share, double was)
 {
-    for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++)
-        AR_TRY(ar_dump_read_f32(e->of[s->expert][k], 0, e->width * e->cols, e->w[k]));
-    for (size_t k = 0; k < 3; k++) {
-        AR_TRY(ARI_ALLOC(&s->y[k], e->cols, "an expert's output"));
-        ari_expert_run(s->y[k], e, k == 1 ? s->weight : 1.0, k == 2);
+    return fabs(share) > e->near * (e->weight ? fabs(was) : 1.0);
+}
+
+/* False: a token has too many. */
+static bool choose_terms(ari_experts *e, bool shared)
+{
+    for (size_t k = 0; k < e->p.tokens; k++) {
+        for (size_t i = 0; i < e->n + shared; i++) {
+            if (e->weight && e->weight[e->p.token[k] * e->n + i] == 0.0f)
+                continue;
+            if (e->terms[k] == e->most)
+                return false;
+            e->term[k * e->most + e->terms[k]++].expert = i;
+        }
+    }
+    return true;
+}
+
+/* What they make of the first tokens of the probe. */
+static ar_status run_terms(ari_experts *e, size_t tokens, size_t output)
+{
+    for (size_t i = 0; i < e->n; i++) {
+        bool read = false;
+        for (size_t at = 0; at < tokens * e->most; at++) {
+            const ari_expert_term *s = &e->term[at];
+            const size_t k = at / e->most;
+            if (at % e->most >= e->terms[k] || s->expert != i ||
+                (output != ARI_OF_INPUT && !ari_expert_is_there(e, s->was, s->was)))
+                continue;
+            if (!read)
+                AR_TRY(ari_expert_read(e, i));
+            read = true;
+            AR_TRY(ar_dump_read_f32(e->input, e->p.token[k] * e->cols, e->cols, e->x));
+            ari_expert_run(e->y[output] + at * e->cols, e, output == ARI_OF_WEIGHTED ? s->was : 1.0,
+                           output == ARI_GATED_BY_UP);
+        }
     }
     return AR_OK;
 }
 
-/* The slots of the probe's token k; *held: there are not too many. */
-static ar_status run_token(ari_experts *e, size_t k, const ar_dump_tensor *x, bool *held)
+/* How much of each term there is in token k's row, the reference's or the other; returns the share of its squares that
+ * they leave. */
+static double solve(ari_experts *e, size_t k, bool of_reference)
 {
-    const size_t row = e->p.token[k];
-    AR_TRY(ar_dump_read_f32(x, row * e->cols, e->cols, e->x));
-    for (size_t i = 0; i < e->n && *held; i++) {
-        ari_expert_slot *s = &e->at[k][e->slots[k]];
-        if (e->weight[row * e->n + i] == 0.0f)
-            continue;
-        *held = e->slots[k] < ARI_MOST_SLOTS;
-        if (!*held)
-            return AR_OK;
-        *s = (ari_expert_slot){.expert = i, .weight = (double)e->weight[row * e->n + i]};
-        for (size_t t = 0; t < row; t++)
-            s->before += e->weight[t * e->n + i] != 0.0f;
-        e->slots[k]++;
-        AR_TRY(run_slot(e, s));
+    const size_t n = e->terms[k];
+    const double *y = e->y[ARI_OF_INPUT] + k * e->most * e->cols;
+    const float *row = of_reference ? e->p.ref[k] : e->p.val[k];
+    double left = 0.0, all = 0.0, of_ref = 0.0, *share = e->number, *at = share + e->most + 1;
+    memset(e->equations, 0, n * (n + 1) * sizeof *e->equations);
+    for (size_t i = 0; i < e->cols; i++) {
+        for (size_t j = 0; j < n; j++)
+            at[j] = y[j * e->cols + i];
+        at[n] = (double)row[i];
+        ari_equations_add(e->equations, at, n);
     }
+    if (n == 0 || !ari_equations_solve(share, e->equations, n))
+        return HUGE_VAL;
+    for (size_t i = 0; i < e->cols; i++) {
+        double off = (double)row[i];
+        for (size_t j = 0; j < n; j++)
+            off -= share[j] * y[j * e->cols + i];
+        left += off * off;
+        all += pow((double)row[i], 2.0);
+        of_ref += pow((double)e->p.ref[k][i], 2.0);
+    }
+    for (size_t j = 0; j < n; j++)
+        *(of_reference ? &e->term[k * e->most + j].was : &e->term[k * e->most + j].is) = share[j];
+    return left / fmax(all, of_ref);
+}
+
+/* Chooses the form that gives the reference. */
+static ar_status choose_form(ari_experts *e, bool *held)
+{
+    double least = ARI_REPLAY_BASE;
+    ari_expert_form best = {{0}, false, false, false};
+    *held = false;
+    for (size_t i = 0; i < FORMS; i++) {
+        if (!take_form(e, i))
+            continue;
+        AR_TRY(run_terms(e, 1, ARI_OF_INPUT));
+        const double left = solve(e, 0, true);
+        if (!(left < least))
+            continue;
+        *held = true;
+        least = left;
+        best = e->form;
+    }
+    e->form = best;
+    e->width = e->leaf[best.of[ARI_OF_DOWN]].rows * e->leaf[best.of[ARI_OF_DOWN]].cols / e->cols;
     return AR_OK;
 }
+
+/* --- other sums of them ------------------------------------------------------------------------------------------- */
+
+/* The reference's sum; each expert's output as it is, or their mean; times the weight twice; the weight at the expert's
+ * input; gate and up exchanged. */
+enum { WEIGHTED, BARE, MEAN, WEIGHTED_TWICE, INPUT_WEIGHTED, GATED_BY_UP, CANDIDATES };
 
 static void put_candidate(ari_probe *p, void *of, size_t candidate)
 {
     ari_experts *e = of;
+    const double *y = e->y[candidate == INPUT_WEIGHTED ? ARI_OF_WEIGHTED
+                           : candidate == GATED_BY_UP  ? ARI_GATED_BY_UP
+                                                       : ARI_OF_INPUT];
     for (size_t k = 0; k < p->tokens; k++) {
-        for (size_t i = 0; i < e->cols; i++) {
-            double sum = 0.0;
-            for (size_t j = 0; j < e->slots[k]; j++) {
-                const ari_expert_slot *s = &e->at[k][j];
-                const double w = s->weight, times[CANDIDATES] = {w, 1.0, 1.0 / (double)e->slots[k], w * w, 1.0, w};
-                sum += times[candidate] * s->y[candidate == INPUT_WEIGHTED ? 1 : candidate == GATED_BY_UP ? 2 : 0][i];
-            }
-            e->act[i] = sum;
+        const ari_expert_term *s = e->term + k * e->most;
+        size_t routed = 0;
+        memset(e->act, 0, e->cols * sizeof *e->act);
+        for (size_t j = 0; j < e->terms[k]; j++)
+            routed += s[j].expert < e->n && ari_expert_is_there(e, s[j].was, s[j].was);
+        for (size_t j = 0; j < e->terms[k]; j++) {
+            const double w = s[j].was, times[CANDIDATES] = {w, 1.0, 1.0 / (double)routed, w * w, 1.0, w};
+            const bool there = ari_expert_is_there(e, w, w), shared = s[j].expert == e->n;
+            for (size_t i = 0; i < e->cols && (there || candidate == WEIGHTED); i++)
+                e->act[i] += shared ? w * e->y[ARI_OF_INPUT][(k * e->most + j) * e->cols + i]
+                                    : times[candidate] * y[(k * e->most + j) * e->cols + i];
         }
         ari_probe_put(p, k, e->act);
     }
 }
 
-/* --- what is left out --------------------------------------------------------------------------------------------- */
-
-/* How much of each slot there is in the other's row of token k, by least squares; what they leave of it. */
-static double fit_slots(ari_experts *e, size_t k)
-{
-    const size_t n = e->slots[k];
-    double m[ARI_MOST_SLOTS * (ARI_MOST_SLOTS + 1)] = {0.0}, x[ARI_MOST_SLOTS + 1], share[ARI_MOST_SLOTS], left = 0.0,
-                                                all = 0.0;
-    for (size_t i = 0; i < e->cols; i++) {
-        for (size_t j = 0; j < n; j++)
-            x[j] = e->at[k][j].weight * e->at[k][j].y[0][i];
-        x[n] = (double)e->p.val[k][i];
-        ari_equations_add(m, x, n);
-    }
-    if (n == 0 || !ari_equations_solve(share, m, n))
-        return HUGE_VAL;
-    for (size_t j = 0; j < n; j++)
-        e->at[k][j].share = share[j];
-    for (size_t i = 0; i < e->cols; i++) {
-        double sum = 0.0;
-        for (size_t j = 0; j < n; j++)
-            sum += share[j] * e->at[k][j].weight * e->at[k][j].y[0][i];
-        left += pow((double)e->p.val[k][i] - sum, 2.0);
-        all += pow((double)e->p.ref[k][i], 2.0);
-    }
-    return left / all;
-}
-
-/* Of the slots that were looked at. */
-typedef struct missing {
-    size_t slots, lacking, expert; /* expert: the only one that is missing; ARI_MOST_EXPERTS: several are */
-    size_t last, first;            /* rows of an expert: the last that is there, the first that is not */
-} missing;
-
-/* True if each slot is there or not. */
-static bool count_missing(missing *m, ari_experts *e)
-{
-    *m = (missing){.expert = ARI_MOST_EXPERTS, .first = SIZE_MAX};
-    for (size_t k = 0; k < e->p.tokens; k++) {
-        if (!(fit_slots(e, k) <= ARI_REPLAY_EXACT))
-            return false;
-        for (size_t j = 0; j < e->slots[k]; j++) {
-            const ari_expert_slot *s = &e->at[k][j];
-            const bool there = ari_is_near(s->share, 1.0, ARI_KNOWN);
-            if (!there && fabs(s->share) > ARI_KNOWN)
-                return false;
-            m->slots++;
-            m->last = there && s->before > m->last ? s->before : m->last;
-            if (there)
-                continue;
-            m->expert = m->lacking == 0 || m->expert == s->expert ? s->expert : ARI_MOST_EXPERTS;
-            m->first = s->before < m->first ? s->before : m->first;
-            m->lacking++;
-        }
-    }
-    return m->lacking > 0;
-}
-
-/* Of the tokens that are right all experts are there: then no single one is missing, and none before its last row. */
-static void count_right(missing *m, const ari_experts *e)
-{
-    for (size_t i = 0; i < e->n; i++) {
-        size_t rows = 0;
-        for (size_t t = 0; t < e->p.c->grid.rows; t++) {
-            if (e->weight[t * e->n + i] == 0.0f)
-                continue;
-            if (!ari_row_differs(e->p.c, t)) {
-                m->expert = m->expert == i ? ARI_MOST_EXPERTS : m->expert;
-                m->last = rows > m->last ? rows : m->last;
-            }
-            rows++;
-        }
-    }
-}
-
-/* True if of each token the experts of one of n blocks are there, and those of the others are not. */
-static bool are_of_blocks(const ari_experts *e, size_t n)
-{
-    const size_t size = e->n / n;
-    bool both = false;
-    for (size_t k = 0; k < e->p.tokens; k++) {
-        size_t block = SIZE_MAX;
-        for (size_t j = 0; j < 2 * e->slots[k]; j++) { /* first those that are there */
-            const ari_expert_slot *s = &e->at[k][j % e->slots[k]];
-            const bool there = fabs(s->share) > ARI_KNOWN;
-            if (there == (j >= e->slots[k]))
-                continue;
-            if (there ? block != SIZE_MAX && block != s->expert / size : block == s->expert / size)
-                return false;
-            block = there ? s->expert / size : block;
-            both = both || (!there && block != SIZE_MAX);
-        }
-    }
-    for (size_t t = 0; t < e->p.c->grid.rows; t++) {
-        size_t block = SIZE_MAX;
-        for (size_t i = 0; i < e->n && !ari_row_differs(e->p.c, t); i++) {
-            if (e->weight[t * e->n + i] == 0.0f)
-                continue;
-            if (block != SIZE_MAX && block != i / size)
-                return false;
-            block = i / size;
-        }
-    }
-    return both;
-}
-
-/* The fewest ranks that share out the experts so; 0: none. */
-static size_t ranks_of_missing(const ari_experts *e)
-{
-    size_t n = 2;
-    while (n <= e->n && !(e->n % n == 0 && are_of_blocks(e, n)))
-        n++;
-    return n <= e->n ? n : 0;
-}
-
-/* --- the look ----------------------------------------------------------------------------------------------------- */
-
-static ar_status look_at_outputs(ari_trace *t, ari_experts *e, const ar_dump_tensor *x)
+static ar_status look_at_sums(ari_trace *t, ari_experts *e)
 {
     static const ari_properties flags[] = {[BARE] = ARI_IF(ZERO),
                                            [MEAN] = ARI_IF(AVERAGE),
                                            [WEIGHTED_TWICE] = ARI_IF(TWICE),
                                            [INPUT_WEIGHTED] = ARI_IF(OF_INPUT),
                                            [GATED_BY_UP] = ARI_IF(EXCHANGED)};
-    double left, exact = ARI_REPLAY_EXACT;
+    double left, base = HUGE_VAL;
     size_t other;
-    missing m;
+    AR_TRY(run_terms(e, e->p.tokens, ARI_OF_WEIGHTED));
+    AR_TRY(run_terms(e, e->p.tokens, ARI_GATED_BY_UP));
     put_candidate(&e->p, e, WEIGHTED);
-    if (!ari_probe_try_base(&e->p, &exact))
+    if (!ari_probe_try_base(&e->p, &base) ||
+        !ari_choose_other(&other, &left, &e->p, put_candidate, e, WEIGHTED, CANDIDATES))
         return AR_OK;
-    if (count_missing(&m, e)) {
-        const size_t ranks = ranks_of_missing(e);
-        count_right(&m, e);
-        ari_trace_set(t, ARI_FOUND_EXPERTS, ARI_IF(SOME));
-        t->flags |= m.expert < ARI_MOST_EXPERTS ? ARI_IF(ONE)
-                    : ranks > 0                 ? ARI_IF(OF_SHARDS)
-                    : m.last < m.first          ? ARI_IF(CUT)
-                                                : 0;
-        ari_count(t, "n", ranks);
-        ari_count(t, "expert", m.expert);
-        ari_count(t, "lacking", m.lacking);
-        ari_count(t, "slots", m.slots);
-        ari_count(t, "rows", m.first);
-    } else if (ari_choose_other(&other, &left, &e->p, put_candidate, e, WEIGHTED, CANDIDATES)) {
-        ari_trace_set(t, ARI_FOUND_EXPERTS, flags[other]);
-        ari_number(t, "left", left);
-    } else {
-        return ari_look_at_expert_rows(t, e, x);
-    }
+    ari_trace_set(t, ARI_FOUND_EXPERTS, flags[other]);
+    ari_number(t, "left", left);
+    return AR_OK;
+}
+
+/* --- the look ----------------------------------------------------------------------------------------------------- */
+
+/* *t becomes NULL unless it has so many elements and the other dump has the same, or has it not. */
+static ar_status keep_right(const ar_dump_tensor **t, const ari_case *c, size_t count)
+{
+    ari_fit f = {0};
+    double p;
+    const ar_dump_tensor *own = *t, *other = own && c->known->other ? ar_dump_find(c->known->other, own->name) : NULL;
+    if (own && (own->count != count || (other && other->count != count)))
+        *t = NULL;
+    if (!*t || !other)
+        return AR_OK;
+    AR_TRY(ari_fit_read(&f, other, own, 0, count));
+    const double left = ari_fit_one(&p, &f);
+    *t = left <= ARI_FIT && ari_is_near(p, 1.0, ARI_KNOWN) ? own : NULL;
     return AR_OK;
 }
 
 ar_status ari_right_value(const ar_dump_tensor **t, const ari_case *c, ari_role role, size_t count)
 {
-    ari_fit f = {0};
-    double p;
     *t = ari_replay_input(c, role);
-    const ar_dump_tensor *other = *t && c->known->other ? ar_dump_find(c->known->other, (*t)->name) : NULL;
-    if (*t && ((*t)->count != count || (other && other->count != count)))
-        *t = NULL;
-    if (!*t || !other)
+    return keep_right(t, c, count);
+}
+
+/* What a shared expert makes; NULL: there is none. */
+static const ar_dump_tensor *find_shared(const ari_case *c)
+{
+    const ar_dump *dump = c->known->reference;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    for (size_t i = 0; i < ar_dump_count(dump); i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+        if (ari_is_within(c, t) && key.pass == 'f' && key.step == own.step && t->count == c->count &&
+            strstr(t->name + own.stem, "shared"))
+            return t;
+    }
+    return NULL;
+}
+
+static ar_status alloc_experts(ari_experts *e, const ar_dump_tensor *routes)
+{
+    const size_t outputs = e->p.tokens * e->most * e->cols;
+    size_t largest = 0, most = e->cols;
+    for (size_t k = 0; k < e->leaves; k++) {
+        const ari_expert_leaf *l = &e->leaf[k];
+        largest = l->rows * l->cols > largest ? l->rows * l->cols : largest;
+        most += l->rows + l->cols;
+    }
+    for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++) {
+        AR_TRY(ARI_ALLOC(&e->stored[k], largest, "an expert's weights"));
+        AR_TRY(ARI_ALLOC(&e->w[k], largest, "an expert's weights"));
+        AR_TRY(ARI_ALLOC_ZERO(&e->y[k], outputs, "experts' outputs"));
+    }
+    AR_TRY(ARI_ALLOC(&e->x, e->cols, "a token"));
+    AR_TRY(ARI_ALLOC(&e->act, most, "an expert's features"));
+    AR_TRY(ARI_ALLOC(&e->equations, e->most * (e->most + 1), "equations"));
+    AR_TRY(ARI_ALLOC(&e->number, 2 * (e->most + 1), "equations"));
+    AR_TRY(ARI_ALLOC_ZERO(&e->term, e->p.tokens * e->most, "shares of experts"));
+    if (!routes)
         return AR_OK;
-    AR_TRY(ari_fit_read(&f, other, *t, 0, count));
-    const double left = ari_fit_one(&p, &f);
-    if (!(left <= ARI_FIT) || !ari_is_near(p, 1.0, ARI_KNOWN))
-        *t = NULL;
+    AR_TRY(ARI_ALLOC(&e->weight, routes->count, routes->name));
+    return ar_dump_read_f32(routes, 0, routes->count, e->weight);
+}
+
+/* The shared expert's rows, of all tokens of the probe. */
+static ar_status read_shared(ari_experts *e, const ar_dump_tensor *shared)
+{
+    for (size_t k = 0; shared && k < e->p.tokens; k++) {
+        AR_TRY(ar_dump_read_f32(shared, e->p.token[k] * e->cols, e->cols, e->x));
+        for (size_t i = 0; i < e->cols; i++)
+            e->y[ARI_OF_INPUT][(k * e->most + e->n) * e->cols + i] = (double)e->x[i];
+    }
     return AR_OK;
 }
 
-static ar_status look_at_experts(ari_trace *t, ari_experts *e)
+/* True if the reference's rows are these sums, by the weights of the routes where a dump has them. *sums: the other
+ * dump's are such sums too. */
+static bool solve_all(ari_experts *e, bool *sums)
 {
-    const ari_case *c = e->p.c;
-    const ar_dump_tensor *x, *routes = ari_replay_input(c, ARI_ROUTES);
-    bool held = false;
-    e->n = routes ? routes->count / c->grid.rows : 0;
-    AR_TRY(ari_right_value(&x, c, ARI_NORM2, c->count));
-    AR_TRY(ari_right_value(&routes, c, ARI_ROUTES, e->n * c->grid.rows));
-    if (!x || !routes || e->n == 0 || e->n >= ARI_MOST_EXPERTS || routes->count > ARI_MOST_WEIGHT)
-        return AR_OK;
-    AR_TRY(find_weights(e, &held));
-    if (!held)
-        return AR_OK;
-    AR_TRY(ARI_ALLOC(&e->x, e->cols, x->name));
-    AR_TRY(ARI_ALLOC(&e->weight, routes->count, routes->name));
-    AR_TRY(ar_dump_read_f32(routes, 0, routes->count, e->weight));
-    AR_TRY(ARI_ALLOC(&e->act, e->width > e->cols ? e->width : e->cols, "an expert's features"));
-    for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++)
-        AR_TRY(ARI_ALLOC(&e->w[k], e->width * e->cols, "an expert's weights"));
-    for (size_t k = 0; k < e->p.tokens && held; k++)
-        AR_TRY(run_token(e, k, x, &held));
-    return held ? look_at_outputs(t, e, x) : AR_OK;
+    double worst = 0.0, of_other = 0.0;
+    for (size_t k = 0; k < e->p.tokens; k++) {
+        worst = fmax(worst, solve(e, k, true));
+        of_other = fmax(of_other, solve(e, k, false));
+    }
+    *sums = of_other <= ARI_REPLAY_BASE;
+    e->near = fmax(ARI_KNOWN, 4.0 * sqrt(*sums ? fmax(worst, of_other) : worst));
+    bool held = worst <= (e->weight ? ARI_REPLAY_EXACT : ARI_REPLAY_BASE);
+    for (size_t at = 0; e->weight && held && at < e->p.tokens * e->most; at++) {
+        const ari_expert_term *s = &e->term[at];
+        held = at % e->most >= e->terms[at / e->most] ||
+               ari_is_near(s->was, (double)e->weight[e->p.token[at / e->most] * e->n + s->expert], e->near);
+    }
+    return held;
 }
 
-static void experts_fini(ari_experts *e)
+static ar_status look_at_experts(ari_trace *t, ari_experts *e, const ar_dump_tensor *routes,
+                                 const ar_dump_tensor *shared)
 {
-    for (size_t i = 0; i < ARI_PROBE_TOKENS * ARI_MOST_SLOTS; i++) {
-        for (size_t k = 0; k < 3; k++)
-            free(e->at[i / ARI_MOST_SLOTS][i % ARI_MOST_SLOTS].y[k]);
-    }
-    for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++)
+    bool held = false, sums = false, others = false;
+    AR_TRY(alloc_experts(e, routes));
+    if (!choose_terms(e, shared != NULL))
+        return AR_OK;
+    AR_TRY(read_shared(e, shared));
+    AR_TRY(choose_form(e, &held));
+    if (!held || e->p.tokens * e->most > MOST_WORK / (e->width * e->cols))
+        return AR_OK;
+    AR_TRY(run_terms(e, e->p.tokens, ARI_OF_INPUT));
+    if (!solve_all(e, &sums))
+        return AR_OK;
+    if (sums)
+        AR_TRY(ari_look_at_expert_shares(t, &others, e));
+    if (t->kind == ARI_FOUND_NOTHING && (others || !sums))
+        AR_TRY(look_at_sums(t, e));
+    if (t->kind == ARI_FOUND_NOTHING && !sums)
+        return ari_look_at_expert_rows(t, e);
+    if (t->kind == ARI_FOUND_NOTHING && others && !e->weight)
+        ari_trace_set(t, ARI_FOUND_MIXTURE, 0);
+    return AR_OK;
+}
+
+static void experts_free(ari_experts *e)
+{
+    for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++) {
+        free(e->stored[k]);
         free(e->w[k]);
-    free(e->of);
-    free(e->x);
+        free(e->y[k]);
+    }
     free(e->weight);
+    free(e->x);
+    free(e->term);
     free(e->act);
+    free(e->equations);
+    free(e->number);
+    free(e);
 }
 
 ar_status ari_measure_experts(ari_trace *t, const ari_case *c)
 {
+    const ar_dump_tensor *routes = ari_replay_input(c, ARI_ROUTES), *shared = routes ? NULL : find_shared(c),
+                         *right = shared;
     ari_experts *e = NULL;
-    if (ari_replay_role(c) != ARI_EXPERTS || !ari_may_replay(c))
+    ar_status st = AR_OK;
+    if (!ari_may_replay(c) || (routes && ari_replay_role(c) != ARI_EXPERTS))
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&e, 1, "experts"));
     ari_probe_choose_rows(&e->p, c);
     e->cols = c->grid.cols;
-    const ar_status st = look_at_experts(t, e);
-    experts_fini(e);
-    free(e);
+    if (e->p.tokens == 0 || !find_leaves(e) || (routes ? routes->count > ARI_MOST_WEIGHT : e->n > MOST_UNROUTED))
+        goto done;
+    e->most = routes ? ARI_MOST_SLOTS : e->n + (shared != NULL);
+    AR_TRY_TO(done, st, ari_right_value(&e->input, c, ARI_NORM2, c->count));
+    AR_TRY_TO(done, st, keep_right(&right, c, c->count));
+    const bool routed = routes != NULL;
+    AR_TRY_TO(done, st, keep_right(&routes, c, e->n * c->grid.rows));
+    /* Of so many terms any row would be a sum. */
+    if (e->input && right == shared && routed == (routes != NULL) && (routed || 2 * e->most <= e->cols))
+        st = look_at_experts(t, e, routes, shared);
+done:
+    experts_free(e);
     return st;
 }

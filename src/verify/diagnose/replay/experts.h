@@ -2,36 +2,67 @@
 #ifndef ARI_VERIFY_DIAGNOSE_REPLAY_EXPERTS_H
 #define ARI_VERIFY_DIAGNOSE_REPLAY_EXPERTS_H
 
-/* Experts computed again for the tokens of a probe, from the module's input, the weights of the routes and the experts'
- * own. Experts are gated by silu. */
+/* A mixture of experts computed again for the tokens of a probe, from the module's input and the experts' weights. The
+ * weights of a token's experts are the dump's routes; where no dump has these, they are found by least squares over what
+ * all experts make of the input, and over a shared expert's output. Experts are gated by silu. */
 #include "verify/diagnose/replay/search.h"
 
 enum { ARI_OF_GATE, ARI_OF_UP, ARI_OF_DOWN, ARI_EXPERT_WEIGHTS };
 enum { ARI_MOST_EXPERTS = 4096, ARI_MOST_SLOTS = 16, ARI_MOST_WEIGHT = 1 << 22 };
+/* What an expert makes of x; of its weight times x; of x with gate and up exchanged. */
+enum { ARI_OF_INPUT, ARI_OF_WEIGHTED, ARI_GATED_BY_UP, ARI_EXPERT_OUTPUTS };
 
-typedef struct ari_expert_slot {
-    size_t expert, before; /* before: how many earlier tokens have the expert */
-    double weight, share;  /* share: how much of it there is in the other's rows */
-    double *y[3];          /* [cols]: what the expert makes of x; of weight * x; with gate and up exchanged */
-} ari_expert_slot;
+/* Parameters of the experts with one name: of all of them, or one of each. */
+typedef struct ari_expert_leaf {
+    const char *name; /* "w1", "gate_proj.weight" */
+    size_t length, n, rows, cols;
+    const ar_dump_tensor *of[ARI_MOST_EXPERTS];
+} ari_expert_leaf;
+
+/* Which leaf is what, and how it is stored. */
+typedef struct ari_expert_form {
+    size_t of[ARI_EXPERT_WEIGHTS]; /* gate and up are one leaf where they are packed */
+    bool swapped;                  /* up is what its place says is gate */
+    bool in_turn;                  /* packed: row by row, not one half after the other */
+    bool in_out;                   /* [in, out] */
+} ari_expert_form;
+
+/* How much of an expert's output there is in a token's row, of the reference and of the other dump. */
+typedef struct ari_expert_term {
+    size_t expert; /* n: the shared one */
+    double was, is;
+} ari_expert_term;
 
 typedef struct ari_experts {
     ari_probe p;
-    const ar_dump_tensor *(*of)[ARI_EXPERT_WEIGHTS]; /* [n]: the experts' weights */
-    size_t n, width, cols;
-    float *x, *weight;            /* [cols]: of the token that is looked at; [rows][n] */
-    float *w[ARI_EXPERT_WEIGHTS]; /* of the expert that is looked at */
-    double *act;                  /* [width] */
-    ari_expert_slot at[ARI_PROBE_TOKENS][ARI_MOST_SLOTS];
-    size_t slots[ARI_PROBE_TOKENS];
+    const ar_dump_tensor *input;
+    ari_expert_leaf leaf[ARI_EXPERT_WEIGHTS];
+    ari_expert_form form;
+    size_t leaves, n, width, cols, most;
+    float *weight;                     /* [rows][n] of the routes; NULL: no dump has them */
+    float *stored[ARI_EXPERT_WEIGHTS]; /* by leaf, of one expert */
+    float *w[ARI_EXPERT_WEIGHTS], *x;  /* gate and up [width, cols], down [cols, width]; [cols]: a token's input */
+    ari_expert_term *term;             /* [tokens][most]: those that the routes choose, or all */
+    size_t terms[ARI_PROBE_TOKENS];
+    double *y[ARI_EXPERT_OUTPUTS];    /* [tokens][most][cols] */
+    double *act, *equations, *number; /* [width or cols]; [most][most + 1]; [2][most + 1] */
+    double near;                      /* numbers that differ by less than this share are equal */
 } ari_experts;
 
+/** True if a token has some of an expert's output: `share` of it, where the reference has `was`. */
+bool ari_expert_is_there(const ari_experts *e, double share, double was);
+AR_NODISCARD ar_status ari_expert_read(ari_experts *e, size_t expert);
 /** y = W2 (silu(W1 (scale x)) * W3 (scale x)); exchanged: W1 and W3 are. x and W are e->x and e->w. */
-void ari_expert_run(double *y, ari_experts *e, double scale, bool exchanged);
+void ari_expert_run(double *y, const ari_experts *e, double scale, bool exchanged);
 /** The reference's value of a role, with so many elements, which the other dump has too as far as it has it; else NULL.
  *  Errors: those of reading. */
 AR_NODISCARD ar_status ari_right_value(const ar_dump_tensor **t, const ari_case *c, ari_role role, size_t count);
-/** Slots that have what an expert makes of another token; x: all tokens. Errors: those of reading, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e, const ar_dump_tensor *x);
+/** States what the numbers of the terms show, of which both dumps' rows are sums; true if the routed experts' alone are
+ *  others, and nothing is stated. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_look_at_expert_shares(ari_trace *t, bool *others, const ari_experts *e);
+/** Experts that have another token's row. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e);
+/** True for a tensor of a module within the case's own. */
+bool ari_is_within(const ari_case *c, const ar_dump_tensor *t);
 
 #endif
