@@ -1,34 +1,72 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part that a router's own losses have in its logits' gradient. A balancing loss adds p_i*(c_i - sum of p*c) to every
- * token, whatever c it has of the experts' counts, and a z-loss b*lse*p_i: a difference of either form is one of these
- * losses. */
-#include <math.h>
+/* Losses that a router has besides, by the gradient that they give its logits: a balancing loss p_i*(c_i - sum of p*c),
+ * whatever c it has of the experts' counts, a z-loss lse*p_i. Where the logits' own gradient differs, any c is fitted;
+ * where that of the router's weight or input does, all but the coefficient is computed from these two. And a token's
+ * weights that do not add up to 1. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/replay/search.h"
+#include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/replay.h"
 
-enum { MOST_ELEMENTS = 1 << 20, ROUNDS = 60 };
-static const double LEFT = 1e-4; /* of the difference's squares, by rounding */
+enum { MOST_WORK = 1 << 25, MOST_ELEMENTS = 1 << 20, MOST_CHOSEN = 8, MOST_SHARES = 16, ROUNDS = 60 };
+/* Balanced over all tokens or over those of each sample, by a softmax or by shares of sigmoids; the square of the
+ * logarithm of the softmax's sum. */
+enum { SAMPLES = 1, SIGMOID = 2, Z = 4, FORMS };
+static const char *const form_names[] = {"a balancing loss over all tokens", "a balancing loss of each sample",
+                                         "a balancing loss over all tokens, of sigmoids",
+                                         "a balancing loss of each sample, of sigmoids", "a z-loss"};
 
-typedef struct tokens {
-    const double *p, *d; /* [n, experts]: the softmax, and what differs */
-    size_t n, experts;
-} tokens;
+typedef struct router {
+    const ari_case *c;
+    size_t tokens, seq, n, cols;
+    float *x, *w;           /* [tokens][cols]; [n][cols] */
+    double *z, *p, *slope;  /* logits, shares, and what these change by besides, each [tokens][n] */
+    double *d, *lse;        /* of the logits' gradient what differs, or is a loss's, [tokens][n]; [tokens] */
+    double *count, *vector; /* [n]; [6][n] */
+    double *is;             /* of the loss, in the case's elements */
+} router;
 
-/* y += J^T J x, or (of_d) J^T d: of a token J = diag(p) - p p^T. */
-static void add_normal(double *y, const tokens *t, const double *x, bool of_d)
+/* --- a router ----------------------------------------------------------------------------------------------------- */
+
+double ari_softmax(double *p, const double *z, size_t n)
 {
-    for (size_t k = 0; k < t->n; k++) {
-        const double *p = t->p + k * t->experts, *v = of_d ? t->d + k * t->experts : x;
-        double mean = 0.0, of_mean = 0.0;
-        for (size_t i = 0; i < t->experts; i++)
-            mean += p[i] * v[i];
-        for (size_t i = 0; i < t->experts && !of_d; i++)
-            of_mean += p[i] * p[i] * (v[i] - mean);
-        for (size_t i = 0; i < t->experts; i++)
-            y[i] += of_d ? p[i] * (v[i] - mean) : p[i] * (p[i] * (v[i] - mean) - of_mean);
+    double most = z[0], sum = 0.0;
+    for (size_t i = 1; i < n; i++)
+        most = fmax(most, z[i]);
+    for (size_t i = 0; i < n; i++)
+        sum += p[i] = exp(z[i] - most);
+    for (size_t i = 0; i < n; i++)
+        p[i] /= sum;
+    return most + log(sum);
+}
+
+static ar_status alloc_router(router *r)
+{
+    const size_t all = r->tokens * r->n;
+    AR_TRY(ARI_ALLOC_ZERO(&r->z, 4 * all + r->tokens + 7 * r->n, "a router's logits"));
+    r->p = r->z + all;
+    r->slope = r->p + all;
+    r->d = r->slope + all;
+    r->lse = r->d + all;
+    r->count = r->lse + r->tokens;
+    r->vector = r->count + r->n;
+    return AR_OK;
+}
+
+static void share_out(router *r, bool sigmoids)
+{
+    for (size_t t = 0; t < r->tokens; t++) {
+        const double *z = r->z + t * r->n;
+        double *p = r->p + t * r->n, *slope = r->slope + t * r->n, sum = 0.0;
+        r->lse[t] = ari_softmax(p, z, r->n);
+        for (size_t i = 0; i < r->n; i++) {
+            p[i] = sigmoids ? 1.0 / (1.0 + exp(-z[i])) : p[i];
+            slope[i] = sigmoids ? 1.0 - p[i] : 1.0;
+            sum += p[i];
+        }
+        for (size_t i = 0; i < r->n && sigmoids; i++)
+            p[i] /= sum;
     }
 }
 
@@ -40,103 +78,252 @@ static double dot(const double *a, const double *b, size_t n)
     return sum;
 }
 
-/* The squares that are left of d by the best c, by conjugate gradients. work: [4, experts]. */
-static double left_by_balance(const tokens *t, double *work)
+/* The gradient of token t's logits, if its shares' is c. */
+static void put_gradient(double *dz, const router *r, size_t t, const double *c)
 {
-    const size_t n = t->experts;
-    double *c = work, *r = work + n, *s = work + 2 * n, *as = work + 3 * n, left = 0.0;
-    memset(work, 0, 4 * n * sizeof *work);
-    add_normal(r, t, NULL, true);
-    memcpy(s, r, n * sizeof *s);
-    double size = dot(r, r, n);
+    const double *p = r->p + t * r->n, *slope = r->slope + t * r->n, mean = dot(p, c, r->n);
+    for (size_t i = 0; i < r->n; i++)
+        dz[i] = p[i] * slope[i] * (c[i] - mean);
+}
+
+/* --- any counts, in the logits' gradient -------------------------------------------------------------------------- */
+
+#define LEFT 1e-4 /* of the difference's squares, by rounding */
+
+/* y += J J c, or (c NULL) J d, of tokens from `first` on: J c is the gradient above, and J of a softmax is symmetric. */
+static void add_normal(double *y, const router *r, size_t first, size_t tokens, const double *c)
+{
+    double *once = r->vector + 4 * r->n, *twice = once + r->n;
+    for (size_t t = first; t < first + tokens; t++) {
+        put_gradient(once, r, t, c ? c : r->d + t * r->n);
+        put_gradient(twice, r, t, once);
+        for (size_t i = 0; i < r->n; i++)
+            y[i] += c ? twice[i] : once[i];
+    }
+}
+
+/* The squares of d that the best c leaves, by conjugate gradients. */
+static double left_by_balance(const router *r, size_t first, size_t tokens)
+{
+    const size_t n = r->n;
+    double *c = r->vector, *rest = c + n, *s = rest + n, *as = s + n, *dz = as + n, left = 0.0;
+    memset(c, 0, 2 * n * sizeof *c);
+    add_normal(rest, r, first, tokens, NULL);
+    memcpy(s, rest, n * sizeof *s);
+    double size = dot(rest, rest, n);
     const double enough = 1e-28 * size;
     for (int round = 0; round < ROUNDS && size > enough; round++) {
         memset(as, 0, n * sizeof *as);
-        add_normal(as, t, s, false);
+        add_normal(as, r, first, tokens, s);
         const double by = size / dot(s, as, n), before = size;
         for (size_t i = 0; i < n; i++) {
             c[i] += by * s[i];
-            r[i] -= by * as[i];
+            rest[i] -= by * as[i];
         }
-        size = dot(r, r, n);
+        size = dot(rest, rest, n);
         for (size_t i = 0; i < n; i++)
-            s[i] = r[i] + size / before * s[i];
+            s[i] = rest[i] + size / before * s[i];
     }
-    for (size_t k = 0; k < t->n; k++) {
-        const double *p = t->p + k * n, mean = dot(p, c, n);
+    for (size_t t = first; t < first + tokens; t++) {
+        put_gradient(dz, r, t, c);
         for (size_t i = 0; i < n; i++)
-            left += pow(t->d[k * n + i] - p[i] * (c[i] - mean), 2.0);
+            left += pow(r->d[t * n + i] - dz[i], 2.0);
     }
     return left;
 }
 
-/* Of all tokens together, or of each sample's, which are consecutive. */
-static double left_by_balances(const tokens *t, size_t samples, double *work)
+/* True if d is the gradient of a balancing loss in each of so many samples, whose tokens are consecutive. */
+static bool is_balance(const router *r, size_t samples)
 {
+    const size_t each = r->tokens / samples;
     double left = 0.0;
-    for (size_t i = 0; i < samples; i++) {
-        const size_t each = t->n / samples, at = i * each * t->experts;
-        left += left_by_balance(&(tokens){t->p + at, t->d + at, each, t->experts}, work);
-    }
-    return left;
+    for (size_t i = 0; i < samples; i++)
+        left += left_by_balance(r, i * each, each);
+    return !(left > LEFT * dot(r->d, r->d, r->tokens * r->n));
 }
 
-/* By b*lse*p, of the best b. */
-static double left_by_z(double *b, const tokens *t, const double *lse)
+ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z)
 {
-    double xx = 0.0, xy = 0.0, yy = 0.0;
-    for (size_t k = 0; k < t->n * t->experts; k++) {
-        const double x = t->p[k] * lse[k / t->experts];
-        xx += x * x;
-        xy += x * t->d[k];
-        yy += t->d[k] * t->d[k];
-    }
-    *b = xx > 0.0 ? xy / xx : 0.0;
-    return yy - *b * xy;
-}
-
-static void fill(double *p, double *d, double *lse, const ari_case *c, const float *z)
-{
-    const size_t n = c->grid.cols;
-    for (size_t k = 0; k < c->grid.rows; k++) {
-        double most = (double)z[k * n], sum = 0.0;
-        for (size_t i = 0; i < n; i++)
-            most = fmax(most, (double)z[k * n + i]);
-        for (size_t i = 0; i < n; i++)
-            sum += p[k * n + i] = exp((double)z[k * n + i] - most);
-        for (size_t i = 0; i < n; i++) {
-            p[k * n + i] /= sum;
-            d[k * n + i] = (double)c->val[k * n + i] - (double)c->ref[k * n + i];
-        }
-        lse[k] = most + log(sum);
-    }
-}
-
-static void judge(ari_trace *trace, const ari_case *c, const tokens *t, const double *lse, double *work)
-{
-    const double all = dot(t->d, t->d, t->n * t->experts);
     const size_t samples = c->grid.nd > 2 ? c->grid.shape[0] : 1;
-    double b = 0.0;
-    if (!(left_by_z(&b, t, lse) > LEFT * all)) {
-        ari_trace_set(trace, ARI_FOUND_ROUTER, ARI_IF(LOG));
-        ari_number(trace, "weight", b);
-        return;
+    router r = {.c = c, .tokens = c->grid.rows, .n = c->grid.cols};
+    ari_fit of_z = {0};
+    double weight;
+    if (r.n < 3 || r.tokens < 4 || c->count > MOST_ELEMENTS)
+        return AR_OK;
+    AR_TRY(alloc_router(&r));
+    for (size_t i = 0; i < c->count; i++) {
+        r.z[i] = (double)z[i];
+        r.d[i] = (double)c->val[i] - (double)c->ref[i];
     }
-    const bool together = !(left_by_balances(t, 1, work) > LEFT * all);
-    if (together || (t->n / samples >= 4 && !(left_by_balances(t, samples, work) > LEFT * all)))
-        ari_trace_set(trace, ARI_FOUND_ROUTER, together ? ARI_IF(AVERAGE) : ARI_IF(SAMPLES));
+    share_out(&r, false);
+    for (size_t i = 0; i < c->count; i++)
+        ari_fit_add(&of_z, r.d[i], r.p[i] * r.lse[i / r.n], 0.0);
+    if (ari_fit_one(&weight, &of_z) <= LEFT) {
+        ari_trace_set(t, ARI_FOUND_ROUTER, ARI_IF(LOG));
+        ari_number(t, "weight", weight);
+    } else if (is_balance(&r, 1)) {
+        ari_trace_set(t, ARI_FOUND_ROUTER, ARI_IF(AVERAGE));
+    } else if (r.tokens / samples >= 4 && is_balance(&r, samples)) {
+        ari_trace_set(t, ARI_FOUND_ROUTER, ARI_IF(SAMPLES));
+    }
+    free(r.z);
+    return AR_OK;
 }
 
-ar_status ari_replay_balance(ari_trace *trace, const ari_case *c, const float *z)
+/* --- counts of the largest logits, in other gradients ------------------------------------------------------------- */
+
+/* Counts the k largest of `tokens` tokens from `first` on. */
+static void count_chosen(router *r, size_t first, size_t tokens, size_t k)
 {
-    const size_t n = c->grid.cols, rows = c->grid.rows;
-    double *work = NULL;
-    if (n < 3 || rows < 4 || rows * n > MOST_ELEMENTS)
+    memset(r->count, 0, r->n * sizeof *r->count);
+    for (size_t at = first * r->n; at < (first + tokens) * r->n; at++) {
+        const double *z = r->z + at / r->n * r->n;
+        const size_t i = at % r->n;
+        size_t larger = 0;
+        for (size_t j = 0; j < r->n; j++)
+            larger += z[j] > z[i] || (j < i && !(z[j] < z[i]));
+        r->count[i] += larger < k;
+    }
+}
+
+/* The loss's gradient in the case's elements: of the weight, or of the input. */
+static void put_loss(router *r, size_t form, size_t k)
+{
+    const size_t scope = form & SAMPLES ? r->seq : r->tokens;
+    const bool of_weight = r->c->grid.d->pass == 'g';
+    for (size_t t = 0; t < r->tokens; t++) {
+        if (t % scope == 0)
+            count_chosen(r, t, scope, k);
+        put_gradient(r->d + t * r->n, r, t, r->count);
+        for (size_t i = t * r->n; i < (t + 1) * r->n && form == Z; i++)
+            r->d[i] = r->p[i] * r->lse[t];
+    }
+    memset(r->is, 0, r->c->count * sizeof *r->is);
+    for (size_t i = 0; i < r->tokens * r->n; i++) {
+        const size_t t = i / r->n, e = i % r->n;
+        const float *other = of_weight ? r->x + t * r->cols : r->w + e * r->cols;
+        for (size_t f = 0; f < r->cols; f++)
+            r->is[(of_weight ? e : t) * r->cols + f] += r->d[i] * (double)other[f];
+    }
+}
+
+static bool look_at_form(ari_trace *t, const router *r, size_t form)
+{
+    const ari_case *c = r->c;
+    ari_fit apart = {0}, alone = {0};
+    double more, all;
+    for (size_t i = 0; i < c->count; i++) {
+        ari_fit_add(&apart, (double)c->val[i] - (double)c->ref[i], r->is[i], 0.0);
+        ari_fit_add(&alone, (double)c->val[i], r->is[i], 0.0);
+    }
+    const bool is_alone = ari_fit_one(&all, &alone) <= ARI_UNFITTED;
+    if (!is_alone && !(ari_fit_one(&more, &apart) <= ARI_UNFITTED))
+        return false;
+    ari_trace_set(t, ARI_FOUND_AUXILIARY, is_alone ? ARI_IF(ALONE) : more < 0.0 ? ARI_IF(NEGATIVE) : 0);
+    t->flags |= form == Z && !is_alone ? ARI_IF(LOG) : 0;
+    ari_words(t, "loss", "%s", form_names[form]);
+    return true;
+}
+
+static bool has_part(const ari_case *c, const ar_dump_tensor *t, const char *part)
+{
+    const ari_order_key own = ari_order_of(c->reference->name, c->path), key = ari_order_of(t->name, c->path);
+    return (key.pass == 'i' || key.pass == 'w') && labs(key.layer) == labs(own.layer) && strstr(t->name, part);
+}
+
+/* *weight: the only matrix of the case's module, or the case's own weight; NULL. True if the layer has experts. */
+static bool has_experts(const ar_dump_tensor **weight, const ari_case *c)
+{
+    const ar_dump *dump = c->known->reference;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    bool experts = false;
+    size_t parameters = 0;
+    *weight = NULL;
+    for (size_t i = 0; i < ar_dump_count(dump); i++) {
+        const ar_dump_tensor *t = ar_dump_at(dump, i);
+        const bool is_own = has_part(c, t, "") && strncmp(t->name, own.name, own.stem) == 0;
+        experts = experts || has_part(c, t, ".experts.");
+        parameters += is_own;
+        *weight = is_own ? t : *weight;
+    }
+    *weight = parameters == 1 && (*weight)->ndim == 2 ? *weight : NULL;
+    return experts;
+}
+
+static ar_status look_at_losses(ari_trace *t, router *r, const ar_dump_tensor *x, const ar_dump_tensor *w)
+{
+    AR_TRY(ARI_ALLOC(&r->x, r->tokens * r->cols, x->name));
+    AR_TRY(ARI_ALLOC(&r->w, r->n * r->cols, w->name));
+    AR_TRY(ar_dump_read_f32(x, 0, r->tokens * r->cols, r->x));
+    AR_TRY(ar_dump_read_f32(w, 0, r->n * r->cols, r->w));
+    AR_TRY(alloc_router(r));
+    AR_TRY(ARI_ALLOC(&r->is, r->c->count, r->c->grid.d->name));
+    for (size_t i = 0; i < r->tokens * r->n; i++) {
+        for (size_t f = 0; f < r->cols; f++)
+            r->z[i] += (double)r->x[i / r->n * r->cols + f] * (double)r->w[i % r->n * r->cols + f];
+    }
+    for (size_t form = 0; form < FORMS; form++) {
+        share_out(r, form & SIGMOID);
+        for (size_t k = 1; k <= MOST_CHOSEN && k < r->n && !(form == Z && k > 1); k++) {
+            put_loss(r, form, k);
+            if (look_at_form(t, r, form))
+                return AR_OK;
+        }
+    }
+    return AR_OK;
+}
+
+ar_status ari_measure_auxiliary(ari_trace *t, const ari_case *c)
+{
+    const ar_dump_tensor *w, *x = has_experts(&w, c) && w ? ari_replay_input(c, ARI_NORM2) : NULL;
+    router r = {.c = c, .cols = c->grid.cols};
+    if (!x || x->ndim != 3 || w->shape[1] != r.cols || x->shape[2] != r.cols || w->shape[0] < 2 ||
+        c->count != (c->grid.d->pass == 'g' ? w->count : x->count) || x->count > MOST_WORK / w->shape[0])
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&work, 2 * rows * n + rows + 4 * n, "a router's softmax"));
-    double *p = work, *d = p + rows * n, *lse = d + rows * n;
-    fill(p, d, lse, c, z);
-    judge(trace, c, &(tokens){p, d, rows, n}, lse, lse + rows);
-    free(work);
+    r.n = w->shape[0];
+    r.seq = x->shape[1];
+    r.tokens = x->shape[0] * r.seq;
+    const ar_status st = look_at_losses(t, &r, x, w);
+    free(r.x);
+    free(r.w);
+    free(r.z);
+    free(r.is);
+    return st;
+}
+
+/* --- weights of a token ------------------------------------------------------------------------------------------- */
+
+/* True if the rows of x add up to 1. */
+static bool are_shares(const ari_case *c, const float *x)
+{
+    for (size_t row = 0; row < c->grid.rows; row++) {
+        double sum = 0.0;
+        for (size_t i = 0; i < c->grid.cols; i++)
+            sum += (double)x[row * c->grid.cols + i];
+        if (!ari_is_near(sum, 1.0, ARI_SEEN))
+            return false;
+    }
+    return true;
+}
+
+/* Both dumps' rows are the same but for a number, and those of one alone add up to 1. */
+ar_status ari_measure_shares(ari_trace *t, const ari_case *c)
+{
+    const bool were = are_shares(c, c->ref), are = are_shares(c, c->val);
+    const ar_dump_tensor *weight;
+    double low = HUGE_VAL, high = 0.0;
+    if (were == are || c->grid.cols < 2 || c->grid.cols > MOST_SHARES || !has_experts(&weight, c))
+        return AR_OK;
+    for (size_t i = 0; i < c->count; i++) {
+        const size_t first = i / c->grid.cols * c->grid.cols;
+        const double by = (double)c->val[first] / (double)c->ref[first];
+        if (!ari_is_near((double)c->val[i], by * (double)c->ref[i], ARI_SEEN))
+            return AR_OK;
+        low = fmin(low, by);
+        high = fmax(high, by);
+    }
+    ari_trace_set(t, ARI_FOUND_MIXTURE, ARI_IF(SAME) | (were ? ARI_IF(ZERO) : ARI_IF(ONE)));
+    ari_number(t, "low", low);
+    ari_number(t, "high", high);
     return AR_OK;
 }

@@ -16,6 +16,8 @@ bool ari_are_scores(const ari_case *c);
 ari_role ari_replay_role(const ari_case *c);
 /** The reference's forward value of a role in this tensor's layer and step; NULL: none. */
 const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role);
+/** p = softmax(z) of n elements, which may be the same; returns the logarithm of the sum of exp(z). */
+double ari_softmax(double *p, const double *z, size_t n);
 /** Whether what differs in the gradient of a router's logits, which are z, is that of a loss of its own. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z);

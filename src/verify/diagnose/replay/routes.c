@@ -40,14 +40,9 @@ static ar_status read_rows(float **gives, bool *held, const routes *r, ari_role 
 
 static void softmax(routes *r, size_t t)
 {
-    const float *z = r->z + t * r->n;
-    double most = (double)z[0], sum = 0.0;
-    for (size_t i = 1; i < r->n; i++)
-        most = fmax(most, (double)z[i]);
     for (size_t i = 0; i < r->n; i++)
-        sum += r->p[i] = exp((double)z[i] - most);
-    for (size_t i = 0; i < r->n; i++)
-        r->p[i] /= sum;
+        r->p[i] = (double)r->z[t * r->n + i];
+    (void)ari_softmax(r->p, r->p, r->n);
 }
 
 static bool is_off(const routes *r, double expected, float x)
