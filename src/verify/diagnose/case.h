@@ -350,9 +350,12 @@ static inline bool ari_is_alone(const ari_case *c)
 
 /* Properties for a factor or a sum over the ranks of an extent of a layout (ari_layout_axes). */
 ari_properties ari_of_axis(int extent);
-#define ARI_AXES_TEXT 32
+#define ARI_AXES_TEXT 96
+/* An extent of a layout by the dimensions of the dump's mesh that lie along it: "ep", "dp and ep"; "dp" if it names
+ * none. Returns `out`. */
+char *ari_extent_text(char out[ARI_AXES_TEXT], const ar_dump *d, int extent);
 /* "tp", "tp and dp" with " and " before the last; "no ranks". Returns `out`. */
-char *ari_axes_text(char out[ARI_AXES_TEXT], ari_axes axes, const char *before_last);
+char *ari_axes_text(char out[ARI_AXES_TEXT], const ari_case *c, ari_axes axes, const char *before_last);
 /* Along which axes a sum may be shared out: those of n ranks, else of several, as far as they are known. */
 ari_axes ari_axes_of_ranks(const ari_case *c, int n);
 /* Along which axes copies of one part differ from each other. */

@@ -167,13 +167,13 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         *f = (ari_fact){numbers[i].name, numbers[i].whole ? ARI_FACT_INTEGER : ARI_FACT_NUMBER, numbers[i].number, ""};
         return true;
     }
-    static const char *const words[] = {"row", "rows", "columns", "wrong", "right", "part", "mesh"};
+    static const char *const words[] = {"row", "rows", "columns", "wrong", "right", "part", "mesh", "data"};
     const int rows = g->nd < 2 ? 0 : g->nd - 2;
     char axes[ARI_AXES_TEXT];
     ari_text text = ari_text_in(f->text, sizeof f->text);
     f->is = ARI_FACT_TEXT;
     size_t i = 0;
-    while (i < 7 && (strlen(words[i]) != n || strncmp(words[i], name, n) != 0))
+    while (i < 8 && (strlen(words[i]) != n || strncmp(words[i], name, n) != 0))
         i++;
     if (i < 3)
         ari_say(&text, "%s", ari_dim_name(g, i < 2 ? rows : g->nd - 1, i > 0));
@@ -181,9 +181,11 @@ static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_
         ari_say_ranks(&text, c, i == 4);
     else if (i == 5)
         ari_say_part(&text, c);
+    else if (i == 7)
+        ari_say(&text, "%s", ari_extent_text(axes, c->known->other, ARI_LAYOUT_DP));
     else
-        ari_say(&text, "%s", ari_axes_text(axes, ari_axes_of_ranks(c, 0), " or "));
-    return i < 7;
+        ari_say(&text, "%s", ari_axes_text(axes, c, ari_axes_of_ranks(c, 0), " or "));
+    return i < 8;
 }
 
 static bool find_fact(ari_fact *f, const ari_trace *t, const ari_case *c, const char *name, size_t n)

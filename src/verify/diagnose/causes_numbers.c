@@ -43,19 +43,19 @@ static const ari_cause rows[] = {
      "every different element is the reference times {factor} = {features} features / {tokens} tokens: a bias gradient "
      "summed over the wrong axis, where each dY is the same; or, if dY is not, a wrong divisor"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP) | IF(INVERSE), 0, TIMES,
-     FACTOR " (dp = {dp} ranks): averaged over dp where the sum was wanted{as_many}" LOOK
+     FACTOR " ({data} = {dp} ranks): averaged over {data} where the sum was wanted{as_many}" LOOK
             "DDP's mean and a loss divided by the world size; `ReduceOp.AVG` for a sum"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP), 0, TIMES,
-     FACTOR " (dp = {dp} ranks): a value that was complete on every data-parallel rank was added over dp (a bucket "
-            "reduced a second time), or each rank divided by its own number of targets in place of the global "
-            "one{as_many}" LOOK
-            "a second `all_reduce`; a value complete on every rank summed; a mean that became a sum"},
+     FACTOR
+     " ({data} = {dp} ranks): a value that was complete on every data-parallel rank was added over {data} (a bucket "
+     "reduced a second time), or each rank divided by its own number of targets in place of the global "
+     "one{as_many}" LOOK "a second `all_reduce`; a value complete on every rank summed; a mean that became a sum"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_CP) | IF(INVERSE), 0, TIMES,
      FACTOR
      " (cp = {cp} ranks): every context-parallel rank counted the targets of whole sequences, and the counts were "
      "added over cp too; or averaged over cp where the sum was wanted{as_many}"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_CP), 0, TIMES,
-     FACTOR " (cp = {cp} ranks): targets were counted over dp alone, so that each rank divided by those of its own "
+     FACTOR " (cp = {cp} ranks): targets were counted over {data} alone, so that each rank divided by those of its own "
             "positions; or a value that was complete on every context-parallel rank was added over cp{as_many}"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_TP) | IF(INVERSE), 0, TIMES,
      FACTOR " (N = {tp} ranks): averaged over tp where the sum was wanted, or divided by N before each rank added its "

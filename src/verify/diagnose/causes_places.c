@@ -59,10 +59,11 @@ static const ari_cause rows[] = {
     ALSO("f", 0, 0,
          "; a row-parallel output is partial until it is reduced (where a program does so outside the module, "
          "\"partial\" in the capture's spec says so)"),
-    ALSO("g", IF(OF_CP), 0,
-         "; each context-parallel rank saw its own positions: gradients are added over dp and cp before the update"),
+    ALSO(
+        "g", IF(OF_CP), 0,
+        "; each context-parallel rank saw its own positions: gradients are added over {data} and cp before the update"),
     ALSO("g", IF(OF_DP), IF(OF_CP),
-         "; each data-parallel rank saw its own samples: gradients are added over dp before the update"),
+         "; each data-parallel rank saw its own samples: gradients are added over {data} before the update"),
     {NULL, K(NOTHING), 0, "g", ARI_IS_EXPERT, 0, 0, "",
      "; of an expert: its copies may be on fewer ranks than those of the rest, and its gradient is added over these "
      "(edp)"},

@@ -110,7 +110,7 @@ static const ari_cause rows[] = {
      "down)" LOOK "edges of the optimizer's shares: `//` and padding of flat buffers (ZeRO, FSDP1)"},
     {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), IF(LONE), "",
      "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
-     "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over dp" LOOK
+     "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over {data}" LOOK
      "all-gather after a ZeRO step; `DistributedOptimizer`"},
     {"shares_misaligned", K(SHARE_UPDATE), ARI_STATISTIC + 5, ANY, 0, 0, 0, "",
      "shares that do not line up: the update is as large as the expected ({size:.3g} times) and has another direction "

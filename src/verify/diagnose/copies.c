@@ -207,13 +207,13 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
             ari_trace_set(t, ARI_FOUND_MEAN, 0);
         else if (is != UNRELATED)
             found_sum(t, c, over, is != ADD_UP);
-        ari_words(t, "over", "%s", ari_axes_text(text, over, " and "));
+        ari_words(t, "over", "%s", ari_axes_text(text, c, over, " and "));
         ari_number(t, "worst", worst / c->survey.max_reference);
     }
     ar_status st = AR_OK;
     if (t->kind == ARI_FOUND_NOTHING && g->d->pass == 'b' && c->reference && c->known->reference) {
         st = look_at_branches(t, c, &f);
-        ari_words(t, "over", "%s", ari_axes_text(text, ari_apart_over(g->d), " and "));
+        ari_words(t, "over", "%s", ari_axes_text(text, c, ari_apart_over(g->d), " and "));
     }
     free(sums);
     return st;

@@ -123,15 +123,17 @@ static bool is_of_tp(const ari_difference *d)
 }
 
 /* The other axes that have as many ranks as the one whose number the factor is: ", or over tp". */
-static void say_as_many(ari_trace *t, const ari_difference *d)
+static void say_as_many(ari_trace *t, const ari_case *c)
 {
+    const ari_difference *d = c->grid.d;
+    char name[ARI_AXES_TEXT];
     int ranks = 0;
     ari_text text = ari_list(t, "as_many");
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++)
         ranks = t->flags & ari_of_axis(i) ? ari_along(d, ari_layout_axes[i].axes) : ranks;
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && ranks > 1; i++) {
         if (ari_along(d, ari_layout_axes[i].axes) == ranks && !(t->flags & ari_of_axis(i)))
-            ari_say(&text, ", or the same over %s", ari_layout_axes[i].name);
+            ari_say(&text, ", or the same over %s", ari_extent_text(name, c->known->other, i));
     }
 }
 
@@ -154,8 +156,10 @@ static bool is_number(ari_trace *t, const number *n, double factor, double toler
 }
 
 /* By the numbers of the run, the likeliest first: ranks, of which those of tensor parallelism are N, then others. */
-static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, double tolerance)
+static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double tolerance)
 {
+    const ari_difference *d = c->grid.d;
+    char name[ARI_AXES_TEXT];
     const double n = ari_along(d, ARI_CUTS_FEATURES), b = (double)d->batch, micro = d->micro_batches;
     const number sizes[] = {
         {factor < 1.0 ? micro : 0.0, "m", NULL, ARI_IF(OF_MICRO)},
@@ -169,7 +173,8 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && !named; i++) {
         const ari_layout_axis *axis = &ari_layout_axes[i];
         const bool tp = axis->axes == ARI_CUTS_FEATURES;
-        const number ranks = {ari_along(d, axis->axes), tp ? "N" : axis->name, NULL, ari_of_axis(i)};
+        const number ranks = {ari_along(d, axis->axes), tp ? "N" : ari_extent_text(name, c->known->other, i), NULL,
+                              ari_of_axis(i)};
         named = (tp || !is_of_tp(d) || ranks.value != n) && is_number(t, &ranks, factor, tolerance);
     }
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !named; i++)
@@ -177,7 +182,7 @@ static bool name_by_sizes(ari_trace *t, const ari_difference *d, double factor, 
     if (!(t->flags & ARI_IF(NAMED)))
         ari_words(t, "name", "%.6g", factor);
     t->flags |= factor < 0.0 && named ? ARI_IF(NAMED) | ARI_IF(ONE) | ARI_IF(NEGATIVE) : 0;
-    say_as_many(t, d);
+    say_as_many(t, c);
     return named;
 }
 
@@ -188,7 +193,7 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
     ari_trace_set(t, ARI_FOUND_FACTOR, 0);
     ari_number(t, "factor", factor);
     ari_list(t, "fit");
-    t->penalty = name_by_sizes(t, d, factor, tolerance) || d->pass == 'i' ? 5 : 15;
+    t->penalty = name_by_sizes(t, c, factor, tolerance) || d->pass == 'i' ? 5 : 15;
     name_dropped(t, c, factor);
     if (is_features_per_token(d, factor)) {
         t->flags |= ARI_IF(FEATURES);
@@ -358,7 +363,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     ari_count(t, "asked", o.asked);
     ari_count(t, "tokens", tokens);
     ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
-    ari_words(t, "over", "%s", ari_axes_text(over, ari_axes_of_ranks(c, n), " or "));
+    ari_words(t, "over", "%s", ari_axes_text(over, c, ari_axes_of_ranks(c, n), " or "));
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
     look_at_stages(t, c, &o);
 }

@@ -430,6 +430,7 @@ static void look_at_experts(ari_trace *t, const parts *all, const ari_difference
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
+    char over[ARI_AXES_TEXT];
     double low, high;
     parts all;
     if (c->grid.count != 1)
@@ -452,7 +453,9 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
         ari_number(t, "reference", ref);
         ari_number(t, "root", root_over(d, 1, shares));
         ari_count(t, "sharers", (size_t)shares);
-        ari_words(t, "over", ari_along(d, ARI_CUTS_FEATURES) > 1 ? "tp" : "dp");
+        ari_words(t, "over", "%s",
+                  ari_extent_text(over, c->known->other,
+                                  ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_LAYOUT_TP : ARI_LAYOUT_DP));
         ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
         ari_words(t, "which", "%s",
                   low > ref ? "what ranks share (norms, biases, KV heads, a tied weight)" : "some of them");

@@ -189,9 +189,10 @@ static bool is_cut_by_samples(const ari_grid *g)
 }
 
 /* Along one axis, or over all ranks. */
-static bool is_along(ari_trace *t, const shards *s, bool one)
+static bool is_along(ari_trace *t, const ari_case *c, const shards *s, bool one)
 {
     const ari_difference *d = s->g->d;
+    char name[ARI_AXES_TEXT];
     for (int i = ARI_LAYOUT_AXES - 1, stride = 1; i >= -1; i--) {
         const ari_axes axes = i < 0 ? 0 : ari_layout_axes[i].axes;
         const int n = i < 0 ? d->ranks : ari_along(d, axes);
@@ -202,7 +203,8 @@ static bool is_along(ari_trace *t, const shards *s, bool one)
             t->flags |= axes == ARI_CUTS_SAMPLES && ari_is_activation(d) ? ARI_IF(SAMPLES) : 0;
             ari_count(t, "shift", (size_t)by);
             ari_count(t, "of", (size_t)n);
-            ari_words(t, "along", n < d->ranks ? " along %s" : "", i < 0 ? "" : ari_layout_axes[i].name);
+            ari_words(t, "along", n < d->ranks ? " along %s" : "",
+                      i < 0 ? "" : ari_extent_text(name, c->known->other, i));
             return true;
         }
         stride *= n;
@@ -272,7 +274,7 @@ static bool say_pairs(ari_trace *t, const shards *s)
     return same;
 }
 
-static void found_shards(ari_trace *t, const shards *s)
+static void found_shards(ari_trace *t, const ari_case *c, const shards *s)
 {
     const ari_difference *d = s->g->d;
     const int copies = d->copy[0].layout->replicas, parts = copies > 0 ? d->ranks / copies : 0;
@@ -287,8 +289,8 @@ static void found_shards(ari_trace *t, const shards *s)
         t->flags |= ARI_IF(TOKENS);
     else if (!same && !chunks)
         t->flags |= ARI_IF(PACKED);
-    else if (same && !is_along(t, s, true))
-        is_along(t, s, false);
+    else if (same && !is_along(t, c, s, true))
+        is_along(t, c, s, false);
     t->flags |= same && is_repeated(s) ? ARI_IF(TWICE) : 0;
     t->flags |= is_cut_by_samples(s->g) ? ARI_IF(SAMPLES) : 0;
 }
@@ -301,7 +303,7 @@ ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
         return AR_OK;
     AR_TRY(ari_alloc((void **)&s.of, n, AR_MAX_BOXES * sizeof *s.of, c->grid.d->name));
     if (find_sources(&s))
-        found_shards(t, &s);
+        found_shards(t, c, &s);
     free(s.of);
     return AR_OK;
 }

@@ -309,8 +309,9 @@ ari_properties ari_of_axis(int extent)
     return of[extent];
 }
 
-char *ari_axes_text(char out[ARI_AXES_TEXT], ari_axes axes, const char *before_last)
+char *ari_axes_text(char out[ARI_AXES_TEXT], const ari_case *c, ari_axes axes, const char *before_last)
 {
+    char name[ARI_AXES_TEXT];
     ari_text t = ari_text_in(out, ARI_AXES_TEXT);
     if (!axes)
         ari_say(&t, "no ranks");
@@ -318,7 +319,7 @@ char *ari_axes_text(char out[ARI_AXES_TEXT], ari_axes axes, const char *before_l
         if (!(axes & ari_layout_axes[i].axes))
             continue;
         axes &= ~ari_layout_axes[i].axes;
-        ari_say(&t, "%s%s", t.used == 0 ? "" : axes ? ", " : before_last, ari_layout_axes[i].name);
+        ari_say(&t, "%s%s", t.used == 0 ? "" : axes ? ", " : before_last, ari_extent_text(name, c->known->other, i));
     }
     return out;
 }
