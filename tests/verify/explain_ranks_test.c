@@ -46,7 +46,9 @@ static const struct {
     /* Along a dimension that the mesh has, whatever else such parts may be of. */
     {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over pp: ", "pp", 0.0},
     {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over dp: ", "dp", 0.0},
-    {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over dp: ", "dp_shard", 0.0},
+    {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over dp_shard: ", "dp_shard",
+     0.0},
+    {"model.embed_tokens.weight:grad", WHOLE, 2, parts_of_a_sum, "the copies differ", "over ep: ", "ep", 0.0},
     {"transformer.h.0.attn.c_attn.weight:grad", PACKED, 2, zeros_in_second_box, "rows 12..15", "zero", NULL, 0.0},
     {"transformer.h.0.attn.c_attn.weight:grad", PACKED, 2, zeros_in_second_box, "on rank 1 only", "rank 1", NULL, 0.0},
     {UP, SHARDED, 4, shard_of_next, "on all 4 ranks", "shards in rotated order", NULL, 0.0},
