@@ -77,6 +77,19 @@ double ari_optimizer_states(const ar_optimizer_options *o);
  *  holds most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers
  *  than stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
+/* What the parts of a model keep of a micro-batch. A search walks the operations once for all layouts that differ in
+ * the schedule of the same number of pipeline ranks, and in ZeRO 0 or 1. */
+typedef struct ari_sections ari_sections;
+/** Gives. Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sections_create(ari_sections **gives, const ari_planned *p);
+/** Accepts NULL. */
+void ari_sections_destroy(ari_sections *s);
+/** The production account of such a layout; of one with more than `enough` bytes, that of some rank with more. schedule:
+ *  of so many micro-batches as the next function says. */
+ari_memory ari_sections_memory(const ari_sections *s, const ari_planned *p, const ar_pipeline_schedule *schedule,
+                               double enough);
+/** Micro-batches of a schedule under which a rank holds as much as under that of all of them. */
+int ari_memory_micro_batches(const ar_parallel *layout);
 /** Memory of anyrank itself for a rank of the world, in either numerics: the counted bytes, of each kind and at the
  *  peak. Errors: those of ari_cluster_dry, and AR_ERR_UNSUPPORTED for what does not run in this version. */
 AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank);

@@ -35,13 +35,11 @@ typedef struct section {
     double parameters, experts; /* experts: of them, those of experts that only some of the ranks have */
 } section;
 
-typedef struct account {
-    const ari_planned *p;
+typedef struct ari_sections {
+    ari_planned p;      /* that was walked */
     ari_step_case step; /* one micro-batch */
     ar_config config;
     double tp, ring, pp;
-    double shards, expert_shards; /* ranks that ZeRO divides over; of experts, those with the same ones */
-    ar_pipeline_schedule *schedule;
     bool head;
     bool blocks_begun;
     size_t routed; /* the value that the router takes, which a shared expert takes too */
@@ -50,6 +48,14 @@ typedef struct account {
     section *block; /* [blocks], or one for all where a plan makes no difference between them */
     size_t blocks;
 } account;
+
+/* A layout of these sections: its ZeRO and replicas, its stages and their schedule. */
+typedef struct layout_of {
+    const account *sections;
+    const ari_planned *p;
+    double shards, expert_shards; /* ranks that ZeRO divides over; of experts, those with the same ones */
+    const ar_pipeline_schedule *schedule;
+} layout_of;
 
 static section *section_of(account *a, const ari_operation *op)
 {
@@ -109,7 +115,7 @@ static double scores_kept(const account *a, const ari_operation *op)
 {
     if (op->kind != ARI_OPERATION_ATTENTION)
         return 0.0;
-    if (a->p->flash)
+    if (a->p.flash)
         return OF_FLASH_ROW * score_rows(a, &op->output[0]);
     return (a->step.run.dropout > 0.0 ? OF_DROPPED_SCORE : OF_SCORE) * scores(a, &op->output[0]);
 }
@@ -131,9 +137,9 @@ static ar_status count_forward(void *user, const ari_operation *op)
     section *s = section_of(a, op);
     const bool block = op->layer != ARI_NO_LAYER;
     const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
-    const bool recomputes = ari_step_recomputes(&a->p->step, op->layer);
-    const bool whole = a->p->step.run.parallel.recompute.what == AR_RECOMPUTE_FULL;
-    const bool full = block && recomputes && whole, selective = recomputes && !whole && !a->p->flash;
+    const bool recomputes = ari_step_recomputes(&a->p.step, op->layer);
+    const bool whole = a->p.step.run.parallel.recompute.what == AR_RECOMPUTE_FULL;
+    const bool full = block && recomputes && whole, selective = recomputes && !whole && !a->p.flash;
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
     a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;
@@ -171,7 +177,7 @@ static double values(const account *a, const ari_operation *op)
         const bool divided = op->produced_as.kind == AR_PARTIAL_SUM && op->output[i].at[ARI_AXIS_TP].kind == AR_SHARD;
         n += ari_op_elements(&op->output[i]) * (divided ? a->tp : 1.0);
     }
-    if (op->kind == ARI_OPERATION_ATTENTION && !a->p->flash)
+    if (op->kind == ARI_OPERATION_ATTENTION && !a->p.flash)
         return VALUE * n + OF_SCORE_BACKWARD * scores(a, &op->input[0]);
     return VALUE * n;
 }
@@ -189,7 +195,7 @@ static ar_status count_backward(void *user, const ari_operation *op)
     const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
     if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared) {
         s->parameters += ari_op_elements(&op->output[0]);
-        if (ari_experts_apart(&a->p->step.run.parallel) && ari_is_expert_part(op->role))
+        if (ari_experts_apart(&a->p.step.run.parallel) && ari_is_expert_part(op->role))
             s->experts += ari_op_elements(&op->output[0]);
     }
     return AR_OK;
@@ -199,7 +205,7 @@ static ar_status count_backward(void *user, const ari_operation *op)
 
 /* Micro-batches of a schedule that holds as much as that of all of them: what a rank holds but under GPipe does not
  * grow any more when each stage has had a few. */
-static int micro_of(const ar_parallel *layout)
+int ari_memory_micro_batches(const ar_parallel *layout)
 {
     const int micro = ari_at_least_one(layout->micro_batches), enough = 3 * ari_at_least_one(layout->pp);
     return layout->schedule != AR_PP_GPIPE && micro > enough ? enough : micro;
@@ -218,7 +224,7 @@ static void add_memory(ari_memory *to, const ari_memory *from, double times)
         to->of[k] += times * from->of[k];
 }
 
-static void add_section(const account *a, stage *s, const section *from, double times)
+static void add_section(const layout_of *a, stage *s, const section *from, double times)
 {
     const double whole = from->parameters - from->experts;
     if (times == 0.0)
@@ -232,21 +238,22 @@ static void add_section(const account *a, stage *s, const section *from, double 
     s->recomputed = fmax(s->recomputed, from->recomputed);
 }
 
-static stage stage_of(const account *a, size_t i)
+static stage stage_of(const layout_of *of, size_t i)
 {
-    const ar_parallel *layout = &a->p->step.run.parallel;
+    const account *a = of->sections;
+    const ar_parallel *layout = &of->p->step.run.parallel;
     const size_t stages = (size_t)ar_parallel_stages(layout);
     size_t first = 0, count = 0;
     stage s = {.parameters = 0.0};
-    ar_stage_layers(&first, &count, &layout->stages, a->p->step.config->layers, stages, i);
+    ar_stage_layers(&first, &count, &layout->stages, of->p->step.config->layers, stages, i);
     if (a->blocks == 1)
-        add_section(a, &s, &a->block[0], (double)count);
+        add_section(of, &s, &a->block[0], (double)count);
     for (size_t l = first; l < first + count && a->blocks > 1; l++)
-        add_section(a, &s, &a->block[l], 1.0);
+        add_section(of, &s, &a->block[l], 1.0);
     if (i == 0)
-        add_section(a, &s, &a->before, 1.0);
+        add_section(of, &s, &a->before, 1.0);
     if (i == stages - 1)
-        add_section(a, &s, &a->after, 1.0);
+        add_section(of, &s, &a->after, 1.0);
     return s;
 }
 
@@ -273,11 +280,16 @@ static void go_through(ari_memory *now, const stage *s, ar_pp_kind kind)
     }
 }
 
+static bool grows(ar_pp_kind kind)
+{
+    return kind == AR_PP_FORWARD || kind == AR_PP_BACKWARD_INPUT;
+}
+
 /* A rank with all its stages, whose activations are those of the moment at which it holds most. */
-static stage rank_of(const account *a, size_t rank)
+static stage rank_of(const layout_of *a, size_t rank)
 {
     const ar_parallel *layout = &a->p->step.run.parallel;
-    const int pp = (int)a->pp, stages = ar_parallel_stages(layout);
+    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
     size_t count = 0;
     const ar_pp_operation *list = ar_pipeline_schedule_rank(a->schedule, (int)rank, &count);
     stage of[AR_MAX_STAGES], sum = {.parameters = 0.0};
@@ -293,24 +305,24 @@ static stage rank_of(const account *a, size_t rank)
     }
     for (size_t i = 0; i < count; i++) {
         go_through(&now, &of[list[i].stage / pp], list[i].kind);
-        if (ari_memory_sum(&now) > ari_memory_sum(&sum.kept))
+        if (grows(list[i].kind) && ari_memory_sum(&now) > ari_memory_sum(&sum.kept))
             sum.kept = now;
     }
     return sum;
 }
 
 /* A rank's share of a stage's parameters or states, if this stage of ZeRO divides them. */
-static double share_of_rank(const account *a, const stage *s, int since)
+static double share_of_rank(const layout_of *a, const stage *s, int since)
 {
     const double experts = s->experts, others = s->parameters - experts;
     const bool divides = a->p->step.run.parallel.zero >= since;
     return divides ? ceil(others / a->shards) + ceil(experts / a->expert_shards) : s->parameters;
 }
 
-static ari_memory memory_of(const account *a, const stage *s)
+static ari_memory memory_of(const layout_of *a, const stage *s)
 {
-    const ar_run *run = &a->step.run;
-    const bool backward_pass = !a->step.forward_only, updates = backward_pass && run->steps > 0;
+    const ar_run *run = &a->p->step.run;
+    const bool backward_pass = !a->p->step.forward_only, updates = backward_pass && run->steps > 0;
     const double state = updates ? share_of_rank(a, s, 1) : 0.0, whole = VALUE * s->unit;
     ari_memory m = s->kept;
     if (!backward_pass)
@@ -327,51 +339,85 @@ static ari_memory memory_of(const account *a, const stage *s)
 
 /* --- the account -------------------------------------------------------------------------------------------------- */
 
-static ar_status begin_account(account *a, const ari_planned *p)
+static void begin_account(account *a, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     size_t start = 0;
-    *a = (account){.p = p,
+    *a = (account){.p = *p,
                    .step = ari_planned_whole(p),
                    .config = *p->step.config,
                    .tp = ari_at_least_one(layout->tp),
                    .ring = (double)ari_axis_ranks(layout, ARI_AXIS_RING),
                    .pp = ari_at_least_one(layout->pp),
-                   .shards = ari_planned_shares(p),
-                   .expert_shards = ari_planned_expert_shares(p),
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
-    if (layout->stages.n == 0 && a->pp * ari_at_least_one(layout->virtual_stages) > (double)a->config.layers)
-        return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "%zu layers cannot be split into %d stages on each of %d ranks; use at most one stage for each layer",
-            a->config.layers, ari_at_least_one(layout->virtual_stages), ari_at_least_one(layout->pp));
     a->blocks = a->config.layers = ari_layers_walked(&p->step);
     a->step.config = &a->config;
     a->step.run.parallel.recompute.what = AR_RECOMPUTE_NONE; /* by what `forward` finds, not by anyrank's list */
     ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
-    AR_TRY(ari_alloc_zero((void **)&a->block, a->blocks, sizeof *a->block, "blocks"));
-    ar_parallel few = *layout;
-    few.micro_batches = micro_of(layout);
-    return ar_parallel_schedule(&a->schedule, &few);
+}
+
+ar_status ari_sections_create(ari_sections **gives, const ari_planned *p)
+{
+    ari_sections *a = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ARI_ALLOC_ZERO(&a, 1, "sections of a model"));
+    begin_account(a, p);
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&a->block, a->blocks, "blocks"));
+    AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_FORWARD, 0, count_forward, a));
+    a->blocks_begun = false;
+    AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_BACKWARD, 0, count_backward, a));
+    *gives = a;
+    a = NULL;
+done:
+    ari_sections_destroy(a);
+    return st;
+}
+
+void ari_sections_destroy(ari_sections *s)
+{
+    if (s)
+        free(s->block);
+    free(s);
+}
+
+ari_memory ari_sections_memory(const ari_sections *s, const ari_planned *p, const ar_pipeline_schedule *schedule,
+                               double enough)
+{
+    const layout_of a = {.sections = s,
+                         .p = p,
+                         .shards = ari_planned_shares(p),
+                         .expert_shards = ari_planned_expert_shares(p),
+                         .schedule = schedule};
+    ari_memory m = {{0.0}};
+    for (size_t i = 0; i < (size_t)s->pp && ari_memory_sum(&m) <= enough; i++) {
+        const stage of = rank_of(&a, i);
+        const ari_memory here = memory_of(&a, &of);
+        if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(&m))
+            m = here;
+    }
+    return m;
 }
 
 ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
 {
-    account a;
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t layers = p->step.config->layers;
+    ar_parallel few = *layout;
+    ari_sections *sections = NULL;
+    ar_pipeline_schedule *schedule = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, begin_account(&a, p));
-    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_FORWARD, 0, count_forward, &a));
-    a.blocks_begun = false;
-    AR_TRY_TO(done, st, ari_operations_pass(&a.step, ARI_PASS_BACKWARD, 0, count_backward, &a));
-    *m = (ari_memory){{0.0}};
-    for (size_t i = 0; i < (size_t)a.pp; i++) {
-        const stage s = rank_of(&a, i);
-        const ari_memory here = memory_of(&a, &s);
-        if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))
-            *m = here;
-    }
+    if (layout->stages.n == 0 &&
+        (double)ari_at_least_one(layout->pp) * ari_at_least_one(layout->virtual_stages) > (double)layers)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "%zu layers cannot be split into %d stages on each of %d ranks; use at most one stage for each layer",
+            layers, ari_at_least_one(layout->virtual_stages), ari_at_least_one(layout->pp));
+    few.micro_batches = ari_memory_micro_batches(layout);
+    AR_TRY_TO(done, st, ari_sections_create(&sections, p));
+    AR_TRY_TO(done, st, ar_parallel_schedule(&schedule, &few));
+    *m = ari_sections_memory(sections, p, schedule, INFINITY);
 done:
-    ar_pipeline_schedule_destroy(a.schedule);
-    free(a.block);
+    ar_pipeline_schedule_destroy(schedule);
+    ari_sections_destroy(sections);
     return st;
 }

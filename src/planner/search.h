@@ -67,14 +67,16 @@ typedef struct ari_candidate {
     double bytes;            /* a rank's memory in the production account */
     bool fits, weighed;      /* weighed: bytes and fits are known */
     bool settled;            /* seconds and bound are; else seconds are those that it takes at least */
-    size_t form;             /* of the search alone: where the parts of its time are (parts.h) */
+    size_t family;           /* of the search alone: where the parts of its time are (parts.h) */
     int micro, pipeline;
+    double alone; /* seconds of its schedule without transfers; 0: not known */
 } ari_candidate;
 
 typedef struct ari_ranking {
     ari_candidate *at; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
     size_t n, room;
     size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
+    size_t timed;                  /* legal ones whose time was computed; bounds rule out the others */
     size_t fitting;                /* in the list */
     ari_candidate fastest;         /* of all legal ones, whether it fits or not */
     bool has_fastest;

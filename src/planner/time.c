@@ -30,85 +30,6 @@ double ari_time_step(const ari_time *t)
     return sum;
 }
 
-/* --- what moves --------------------------------------------------------------------------------------------------- */
-
-static void add_row(ari_traffic *to, const ari_traffic_row *from, double times)
-{
-    int i = 0;
-    while (i < to->n && (to->row[i].over != from->over || strcmp(to->row[i].call, from->call) != 0 ||
-                         to->row[i].between != from->between))
-        i++;
-    if (i == ARI_TRAFFIC_ROWS || from->calls == 0.0 || from->ranks <= 1.0)
-        return;
-    ari_traffic_row *row = &to->row[i];
-    if (i == to->n) {
-        to->n++;
-        *row = (ari_traffic_row){.over = from->over, .call = from->call, .between = from->between};
-    }
-    row->ranks = fmax(row->ranks, from->ranks);
-    row->calls += times * from->calls;
-    row->bytes += times * from->bytes;
-    row->seconds += times * from->seconds;
-}
-
-void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, const ari_links *l, double calls,
-                       double bytes, double seconds)
-{
-    const ari_traffic_row row = {over, call, l->n, l->between, calls, bytes, seconds};
-    add_row(m, &row, 1.0);
-}
-
-/* Adds `times` of all rows of `from`, each to that of the same call, group and link. */
-static void add_traffic(ari_traffic *to, const ari_traffic *from, double times)
-{
-    for (int i = 0; i < from->n; i++)
-        add_row(to, &from->row[i], times);
-}
-
-/* A production system moves what anyrank moves in fp32 and, as bits, in the embedding's 32-bit integers, as 16 bits;
- * the loss's three numbers a token stay what they are. */
-double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call)
-{
-    const bool values = call->dtype == AR_F32 || call->dtype == AR_I32;
-    if (o->cost_model == ARI_COST_PRODUCTION && values && op->kind != ARI_OPERATION_LOSS)
-        return (double)ar_dtype_bytes(AR_BF16);
-    return (double)ar_dtype_bytes(call->dtype);
-}
-
-/* Megatron-LM's, 40 million parameters or a million for each rank of the sum, so that a long ring's latency is paid
- * seldom. */
-static size_t usual_bucket(int ranks)
-{
-    const size_t million = 1000000;
-    return (size_t)(ranks > 40 ? ranks : 40) * million * sizeof(float);
-}
-
-ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config)
-{
-    ari_step_case c = ari_planned_whole(p);
-    ar_run *run = &c.run;
-    const int summing = ari_extent(&run->parallel, ARI_CUTS_DATA);
-    c.config = config;
-    run->parallel.zero = run->parallel.zero > 0;
-    run->parallel.dp_replicate = 1;
-    if (o->cost_model == ARI_COST_PRODUCTION) {
-        run->numerics = AR_NUMERICS_NATIVE;
-        run->parallel.recompute.what = AR_RECOMPUTE_NONE; /* ari_time_compose adds it */
-    }
-    if (run->ddp.bucket_bytes == ARI_BUCKETS_USUAL)
-        run->ddp.bucket_bytes = o->cost_model == ARI_COST_OWN ? AR_BUCKET_BYTES : usual_bucket(summing);
-    return c;
-}
-
-ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o)
-{
-    ari_step_case c = ari_time_case(p, o, p->step.config);
-    c.run.parallel.pp = p->step.run.parallel.pp;
-    c.run.parallel.virtual_stages = p->step.run.parallel.virtual_stages;
-    c.run.parallel.stages = p->step.run.parallel.stages;
-    return c;
-}
-
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
 /* A stage's share of each part of the model, or that of all stages of a rank. */
@@ -156,6 +77,7 @@ typedef struct composed {
     const ari_passes *passes;
     const ari_outside *outside;
     const ar_pipeline_schedule *schedule;
+    double alone; /* seconds of the schedule without transfers; 0: not known */
     ari_time *t;
     double micro;
     double recomputed_share;                   /* of the layers, by formula; 0: nothing */
@@ -273,11 +195,21 @@ static double between_bytes(const composed *c)
     return (double)ar_dtype_bytes(dtype) * tokens * (double)c->p->step.config->hidden;
 }
 
-/* Without transfers, and with them. */
+static void all_times(const composed *c, ar_pp_times times[AR_MAX_STAGES])
+{
+    for (int i = 0; i < ar_parallel_stages(&c->p->step.run.parallel); i++) {
+        const stage s = stage_of(c->p, (size_t)i);
+        times[i] = times_of(c, &s);
+    }
+}
+
+/* Without transfers, unless that is known, and with them. */
 static ar_status run_stages(composed *c, double *alone, ar_pp_times *times, double transfer)
 {
-    AR_TRY(ari_stages_run_of(&c->run, c->schedule, times));
-    *alone = c->run.end;
+    if (*alone == 0.0) {
+        AR_TRY(ari_stages_run_of(&c->run, c->schedule, times));
+        *alone = c->run.end;
+    }
     for (int i = 0; i < ar_parallel_stages(&c->p->step.run.parallel); i++)
         times[i].transfer = transfer;
     return ari_stages_run_of(&c->run, c->schedule, times);
@@ -292,11 +224,8 @@ static ar_status add_waits(composed *c, double busy)
     const double bytes = between_bytes(c), seconds = ari_links_send(&l, bytes);
     const double sends = 2.0 * ari_at_least_one(layout->virtual_stages) * c->micro;
     ar_pp_times times[AR_MAX_STAGES];
-    double alone = 0.0;
-    for (int i = 0; i < ar_parallel_stages(layout); i++) {
-        const stage s = stage_of(c->p, (size_t)i);
-        times[i] = times_of(c, &s);
-    }
+    double alone = c->alone;
+    all_times(c, times);
     AR_TRY(run_stages(c, &alone, times, seconds));
     const double waits = fmax(0.0, c->run.end - alone);
     c->t->of[ARI_TIME_BUBBLE] = fmax(0.0, alone - busy);
@@ -323,7 +252,7 @@ static ar_status add_ranks(composed *c, double *busy)
         memcpy(c->t->of, of, sizeof of);
     }
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        add_traffic(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
+        ari_traffic_add(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
         c->t->hidden += slowest.share[part] * c->passes->hidden[part];
     }
     gathers_of(c, &slowest, &c->t->moved, &c->t->hidden);
@@ -462,7 +391,7 @@ static void add_sums(composed *c, double pass_seconds)
     c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += most - longest->stages;
     c->t->of[ARI_TIME_PP] += longest->stages;
     c->t->hidden += (before + 1.0) * sums_of(longest) - exposed_sums;
-    add_traffic(&c->t->moved, &longest->moved, 1.0);
+    ari_traffic_add(&c->t->moved, &longest->moved, 1.0);
     for (int i = 0; i < c->t->moved.n && before > 0.0; i++) {
         ari_traffic_row *row = &c->t->moved.row[i];
         if (row->over == ARI_TIME_DP && strcmp(row->call, ari_call_name(ARI_CALL_REDUCE_SCATTER)) == 0) {
@@ -493,10 +422,11 @@ static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_op
 }
 
 ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
-                           const ari_outside *outside, const ar_pipeline_schedule *schedule)
+                           const ari_outside *outside, const ar_pipeline_schedule *schedule, double alone)
 {
     composed c = composed_of(t, p, o, passes, outside);
     c.schedule = schedule;
+    c.alone = alone;
     *t = (ari_time){.hidden = 0.0};
     double busy = 0.0;
     AR_TRY(add_ranks(&c, &busy));
@@ -505,19 +435,101 @@ ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_opt
     return AR_OK;
 }
 
-double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes)
+static bool same_stage(const stage *a, const stage *b)
+{
+    bool same = a->layers == b->layers;
+    for (int part = 0; part < ARI_MODEL_PARTS; part++)
+        same = same && a->share[part] == b->share[part];
+    return same;
+}
+
+/* A call over all parameters of a rank at once. Those of experts are summed by those with the same ones. */
+static double sum_seconds(const composed *c, ari_call_kind kind, double others, double experts)
+{
+    const double width = (double)ar_dtype_bytes(AR_BF16);
+    const bool shares = c->p->step.run.parallel.zero > 0;
+    const ari_links all = shares ? ari_links_of_shares(c->p, c->o) : ari_links_of(c->p, c->o, ARI_OVER_DP);
+    const ari_links same = ari_links_of(c->p, c->o, ARI_OVER_EDP);
+    return ari_links_call(&all, kind, floor(others), width) +
+           (experts > 0.0 ? ari_links_call(&same, kind, floor(experts), width) : 0.0);
+}
+
+/* Adds the sums of the first rank in one bucket, which a micro-batch's backward pass hides; its last one ends the step,
+ * but in interleaved begins we do not know when. busy: of the rank that has most to do, and of the first. */
+static double add_sums_least(const composed *c, double least, double busy, double first_busy)
+{
+    const ar_run *run = &c->p->step.run;
+    const int zero = run->parallel.zero;
+    const stage all = rank_of(c->p, 0), first = stage_of(c->p, 0);
+    const double blocks = all.share[ARI_PART_BLOCKS], experts = blocks * c->passes->experts[ARI_PART_BLOCKS];
+    const double others =
+        blocks * c->passes->parameters[ARI_PART_BLOCKS] - experts + c->passes->parameters[ARI_PART_BEFORE];
+    if (zero >= 3 || c->p->step.forward_only)
+        return least;
+    const double sum = sum_seconds(c, zero > 0 ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, others, experts);
+    const double gather = zero > 0 && run->steps > 0 ? sum_seconds(c, ARI_CALL_ALL_GATHER, others, experts) : 0.0;
+    const double sums = sum + (zero == 2 ? (c->micro - 1.0) * fmax(0.0, sum - busy / c->micro) : 0.0);
+    const ar_pp_times t = times_of(c, &first);
+    const double beyond = fmax(0.0, sums - t.backward_input - t.backward_weight);
+    if (ari_at_least_one(run->parallel.virtual_stages) > 1)
+        return fmax(least, sums) + gather;
+    const bool ends = !run->parallel.own_schedule && run->parallel.schedule != AR_PP_ZERO_BUBBLE;
+    return (ends ? least + beyond : fmax(least, first_busy + beyond)) + gather;
+}
+
+ar_status ari_time_alone(double *seconds, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+                         const ar_pipeline_schedule *schedule)
+{
+    const composed c = composed_of(NULL, p, o, passes, NULL);
+    ar_pp_times times[AR_MAX_STAGES];
+    ari_stages_run run;
+    all_times(&c, times);
+    AR_TRY(ari_stages_run_of(&run, schedule, times));
+    *seconds = run.end;
+    return AR_OK;
+}
+
+ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+                               bool with_sums, double alone)
 {
     const composed c = composed_of(NULL, p, o, passes, NULL);
     const ar_parallel *layout = &p->step.run.parallel;
-    double most = 0.0, before = 0.0;
-    for (int r = 0; r < ari_at_least_one(layout->pp); r++) {
-        const stage all = rank_of(p, (size_t)r), first = stage_of(p, (size_t)r);
-        const ar_pp_times t = times_of(&c, &first);
+    const bool waits = layout->schedule != AR_PP_ZERO_BUBBLE;
+    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
+    double most = 0.0, before = 0.0, busy = 0.0, busiest = 0.0, first_busy = 0.0, through = 0.0;
+    ar_pp_times t = {.forward = 0.0};
+    stage all = {.layers = -1.0}, last = all;
+    for (int i = 0; i < stages; i++) {
+        const stage s = stage_of(p, (size_t)i);
+        if (!same_stage(&s, &last))
+            t = times_of(&c, &s);
+        last = s;
+        through += t.forward + t.backward_input;
+        if (i >= pp)
+            continue;
+        const stage rank = rank_of(p, (size_t)i);
         double of[ARI_TIME_KINDS] = {0.0};
-        most = fmax(most, before + rank_seconds(&c, &all, of));
-        before += t.forward + (layout->schedule == AR_PP_ZERO_BUBBLE ? 0.0 : t.backward_input + t.backward_weight);
+        if (!same_stage(&rank, &all))
+            busy = rank_seconds(&c, &rank, of);
+        all = rank;
+        first_busy = i == 0 ? busy : first_busy;
+        busiest = fmax(busiest, busy);
+        most = fmax(most, before + busy);
+        before += t.forward + (waits ? t.backward_input + t.backward_weight : 0.0);
     }
-    return most;
+    const ari_links l = ari_links_of(p, o, ARI_OVER_PP);
+    if (pp > 1)
+        through += 2.0 * (stages - 1) * ari_links_send(&l, between_bytes(&c));
+    const double step = fmax(fmax(most, through), alone);
+    return (ari_time_bounds){most, with_sums ? add_sums_least(&c, step, busiest, first_busy) : step};
+}
+
+double ari_passes_seconds(const ari_passes *passes)
+{
+    double sum = 0.0;
+    for (int i = 0; i < ARI_DIRECTIONS * ARI_MODEL_PARTS; i++)
+        sum += ari_cost_sum(&passes->all[i / ARI_MODEL_PARTS][i % ARI_MODEL_PARTS]);
+    return sum;
 }
 
 ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o)
@@ -531,7 +543,7 @@ ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options 
         if (ari_extent(&p->step.run.parallel, ARI_CUTS_LAYERS) > 1)
             st = ar_parallel_schedule(&schedule, &p->step.run.parallel);
         if (st == AR_OK)
-            st = ari_time_compose(t, p, o, &passes, &outside, schedule);
+            st = ari_time_compose(t, p, o, &passes, &outside, schedule, 0.0);
         ar_pipeline_schedule_destroy(schedule);
         ari_outside_fini(&outside);
     }

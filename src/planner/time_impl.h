@@ -87,6 +87,8 @@ typedef struct ari_passes {
 } ari_passes;
 AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o);
 void ari_passes_fini(ari_passes *passes);
+/** Seconds of all passes of all layers. */
+double ari_passes_seconds(const ari_passes *passes);
 /** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers);
 
@@ -149,15 +151,28 @@ ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
 /** Bytes of an element of an operation's call. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);
-/** schedule: the layout's (ar_parallel_schedule). Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/** schedule: the layout's (ar_parallel_schedule). alone: as below; 0: it is not known. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o,
                                         const ari_passes *passes, const ari_outside *outside,
-                                        const ar_pipeline_schedule *schedule);
-/** Seconds that a step takes at least, without going through the schedule of a pipeline: a rank can begin when the
- *  ranks before it have gone forward, and what it has done last still goes back to them. */
-double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes);
+                                        const ar_pipeline_schedule *schedule, double alone);
+/** Seconds of a pipeline's schedule without transfers. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_time_alone(double *seconds, const ari_planned *p, const ari_time_options *o,
+                                      const ari_passes *passes, const ar_pipeline_schedule *schedule);
+/* Seconds that a step takes at least, without going through the schedule of a pipeline. */
+typedef struct ari_time_bounds {
+    double passes; /* a rank can begin when the ranks before it have gone forward, and what it has done last still goes
+                      back to them */
+    double step;   /* a micro-batch goes through all stages and back; and with_sums the first rank's gradients are
+                      summed and its weights gathered, in one bucket, beside its last backward pass */
+} ari_time_bounds;
+/** alone: as above; 0: it is not known. Without sums `passes` may be those of a number of micro-batches that divides p's: of more, each only adds latencies
+ *  and rounds up. */
+ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+                               bool with_sums, double alone);
 /** A row of one kind of call. */
 void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, const ari_links *l, double calls,
                        double bytes, double seconds);
+/** Adds `times` of all rows of `from`, each to that of the same call, group and link. */
+void ari_traffic_add(ari_traffic *to, const ari_traffic *from, double times);
 
 #endif

@@ -51,6 +51,57 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     return AR_OK;
 }
 
+/* Layers of a rank's stage, and the first of them. */
+static size_t layers_of(const ari_planned *p, size_t stage, size_t *first)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    size_t count = 0;
+    ar_stage_layers(first, &count, &layout->stages, p->step.config->layers, (size_t)ar_parallel_stages(layout), stage);
+    return count;
+}
+
+/* True if two ranks between the first and the last of a pipeline do the same outside of the passes. */
+static bool same_outside(const ari_planned *p, size_t a, size_t b)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    bool same = a > 0 && b + 1 < pp && ari_layers_walked(&p->step) == 1;
+    for (size_t i = 0, first = 0; same && i < stages; i += pp)
+        same = layers_of(p, a + i, &first) == layers_of(p, b + i, &first);
+    return same;
+}
+
+/* The layer of b at the place of a's. */
+static size_t same_place(const ari_planned *p, size_t layer, size_t a, size_t b)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    size_t first = 0, other = 0;
+    for (size_t i = 0; i < stages && layer != ARI_NO_LAYER; i += pp) {
+        const size_t count = layers_of(p, a + i, &first);
+        if (layer < first || layer >= first + count)
+            continue;
+        (void)layers_of(p, b + i, &other);
+        return other + (layer - first);
+    }
+    return layer;
+}
+
+static ar_status copy_outside(ari_outside *s, const ari_planned *p, size_t from, size_t to)
+{
+    const ari_outside_rank *a = &s->rank[from];
+    ari_outside_rank *b = &s->rank[to];
+    *b = *a;
+    b->bucket = NULL;
+    b->room = a->n;
+    AR_TRY(ari_alloc((void **)&b->bucket, a->n, sizeof *b->bucket, "buckets"));
+    for (size_t i = 0; i < a->n; i++) {
+        b->bucket[i] = a->bucket[i];
+        b->bucket[i].last.layer = same_place(p, a->bucket[i].last.layer, from, to);
+    }
+    return AR_OK;
+}
+
 ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o)
 {
     const ari_step_case c = ari_time_rank_case(p, o);
@@ -63,8 +114,11 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
     for (size_t r = 0; r < s->n && st == AR_OK; r++) {
+        size_t like = 0;
         w.to = &s->rank[r];
-        st = ari_operations_step(&c, (int)r * each, visit_operation, &w);
+        while (like < r && !same_outside(p, like, r))
+            like++;
+        st = like < r ? copy_outside(s, p, like, r) : ari_operations_step(&c, (int)r * each, visit_operation, &w);
     }
     if (st != AR_OK)
         ari_outside_fini(s);

@@ -205,6 +205,51 @@ CLAIM(the_best_of_each_mesh_is_the_fastest_that_fits)
     }
     cr_expect(best.fitting > 0 && best.fitting < best.n, "%zu of %zu fit", best.fitting, best.n);
     cr_expect_eq(best.legal, all.legal);
+    cr_expect(all.timed == all.legal && best.timed < all.legal / 4, "%zu of %zu timed", best.timed, all.legal);
+}
+
+/* Whatever is bounded and however it is bounded: experts and replicas, chunks of overlapped collectives, slow links
+ * between nodes, more micro-batches than stages, a batch that dp does not divide. */
+CLAIM(bounds_rule_out_nothing_that_is_faster)
+{
+    static const struct {
+        const char *model, *cluster;
+        int ranks, overlap;
+        size_t batch;
+        bool no_flash;
+        ari_choice fixed;
+    } rows[] = {
+        {"mixtral-demo", "2x inside=2us:100GB/s between=20us:2GB/s flops=1T memory=3MB", 8, 0, 16, false, {.tp = 0}},
+        {"llama-demo", "2x inside=2us:100GB/s between=20us:2GB/s flops=1T memory=2MB", 16, 4, 32, false, {.tp = 0}},
+        {"llama-demo", "4x inside=2us:10GB/s between=9us:1GB/s flops=10T", 8, 0, 24, true, {.pp = 2}},
+        {"gpt2-demo", "inside=1us:1GB/s flops=1T memory=4MB", 12, 0, 30, true, {.tp = 0}},
+        {"llama-3-8b", "8x inside=5us:450GB/s between=5us:50GB/s flops=989T memory=40GB", 16, 0, 32, false, {.tp = 2}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const ar_config c = shape_bundled(rows[i].model);
+        ari_search s = ROW(.base = planned_of(&c, rows[i].batch, 64), .ranks = rows[i].ranks, .sp = -1, .zero = -1,
+                           .recompute = -1, .schedule = -1, .time = on(rows[i].cluster), .fixed = rows[i].fixed);
+        SCOPED(ari_ranking_fini) ari_ranking best = {0};
+        SCOPED(ari_ranking_fini) ari_ranking all = {0};
+        s.base.flash = !rows[i].no_flash;
+        s.base.step.run.parallel.overlap = rows[i].overlap;
+        cr_assert_ok(ari_search_run(&best, &s));
+        s.every = true;
+        cr_assert_ok(ari_search_run(&all, &s));
+        for (size_t j = 0; j < best.n; j++) {
+            size_t k = 0;
+            while (k < all.n && !same_mesh(&best.at[j].choice, &all.at[k].choice))
+                k++;
+            cr_assert_lt(k, all.n);
+            cr_expect_eq(best.at[j].fits, all.at[k].fits, "%s: tp=%d pp=%d", c.name, best.at[j].choice.tp,
+                         best.at[j].choice.pp);
+            cr_expect(!all.at[k].fits || best.at[j].seconds == all.at[k].seconds,
+                      "%s: tp=%d cp=%d pp=%d: %.17g s, %.17g", c.name, best.at[j].choice.tp, best.at[j].choice.cp,
+                      best.at[j].choice.pp, best.at[j].seconds, all.at[k].seconds);
+        }
+        cr_expect_eq(best.fastest.seconds, all.fastest.seconds);
+        cr_expect_lt(best.timed, all.timed);
+    }
 }
 
 /* Of four ranks a ring, two pairs of neighbours in a ring of two, and four neighbours: rings of causal attention go

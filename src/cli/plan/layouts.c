@@ -255,9 +255,9 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
     }
     if (o) {
         json_object_set_new(o, "searched",
-                            json_pack("{s:I, s:I, s:I, s:I}", "meshes", (json_int_t)r->meshes, "layouts",
-                                      (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "fitting",
-                                      (json_int_t)r->fitting));
+                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "meshes", (json_int_t)r->meshes, "layouts",
+                                      (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "bounded",
+                                      (json_int_t)(r->legal - r->timed), "fitting", (json_int_t)r->fitting));
         json_object_set(o, "layouts", layouts);
     }
     json_decref(layouts);

@@ -159,9 +159,10 @@ ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranki
     }
     AR_TRY(ari_table_end(&t, to, 2));
     const bool all = r->legal == r->layouts;
-    fprintf(to, "%s layouts of %s mesh%s, %s%s; %s%zu of %zu listed\n", ARI_COUNT(r->layouts), ARI_COUNT(r->meshes),
+    fprintf(to, "%s layouts of %s mesh%s, %s%s; %s%s%s%zu of %zu listed\n", ARI_COUNT(r->layouts), ARI_COUNT(r->meshes),
             r->meshes == 1 ? "" : "es", all ? "all legal" : ARI_COUNT(r->legal), all ? "" : " of them legal",
-            a->v->all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
+            a->v->all ? "" : "the best of each mesh is ranked (--all: every layout), ",
+            a->v->all ? "" : ARI_COUNT(r->legal - r->timed), a->v->all ? "" : " ruled out by bounds; ", shown, r->n);
     return r->legal > 0 ? print_advice(to, a, r) : AR_OK;
 }
 
