@@ -223,6 +223,7 @@ CLAIM(bounds_rule_out_nothing_that_is_faster)
         {"llama-demo", "2x inside=2us:100GB/s between=20us:2GB/s flops=1T memory=2MB", 16, 4, 32, false, {.tp = 0}},
         {"llama-demo", "4x inside=2us:10GB/s between=9us:1GB/s flops=10T", 8, 0, 24, true, {.pp = 2}},
         {"gpt2-demo", "inside=1us:1GB/s flops=1T memory=4MB", 12, 0, 30, true, {.tp = 0}},
+        {"llama-3-8b", "inside=1us:10GB/s flops=1T", 8, 0, 32, false, {.tp = 1}},
         {"llama-3-8b", "8x inside=5us:450GB/s between=5us:50GB/s flops=989T memory=40GB", 16, 0, 32, false, {.tp = 2}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
