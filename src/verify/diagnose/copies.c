@@ -125,14 +125,11 @@ typedef struct branches {
 
 static ar_status read_branches(branches *b, const ari_case *c)
 {
-    const ar_dump *dump = c->known->reference;
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    for (size_t i = 0; i < ar_dump_count(dump) && b->n < MOST_BRANCHES; i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, c->path);
-        if (key.pass != 'b' || key.step != own.step || t->count != c->grid.count || key.stem <= own.stem + 1 ||
-            memcmp(t->name, own.name, own.stem) != 0 || t->name[own.stem] != '.' ||
-            memchr(t->name + own.stem + 1, '.', key.stem - own.stem - 1))
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", own.step);
+         b->n < MOST_BRANCHES && ari_walk_next(&w);) {
+        const ar_dump_tensor *t = w.t;
+        if (t->count != c->grid.count || !ari_is_part_of(&w.key, own.name, own.stem))
             continue;
         AR_TRY(ARI_ALLOC(&b->part[b->n], t->count, t->name));
         b->name[b->n++] = t->name;

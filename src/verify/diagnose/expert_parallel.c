@@ -47,21 +47,16 @@ typedef struct experts {
 /* *held: all are there, and alike. */
 static void find_all(experts *e, bool *held, const ari_case *c)
 {
-    const ar_dump *dump = c->known->reference;
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
     const ari_role role = ari_module_of(c->reference->name, own.stem).role;
     size_t found = 0;
-    for (size_t i = 0; i < ar_dump_count(dump); i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const size_t expert = ari_expert_of(t->name);
-        if (expert >= MOST_EXPERTS || !ari_same_shape(t, c->reference))
-            continue;
-        const ari_order_key key = ari_order_of(t->name, c->path);
-        if (key.pass != 'g' || key.step != own.step || key.layer != own.layer ||
-            ari_module_of(t->name, key.stem).role != role)
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", own.step); ari_walk_next(&w);) {
+        const size_t expert = ari_expert_of(w.t->name);
+        if (expert >= MOST_EXPERTS || !ari_same_shape(w.t, c->reference) || w.key.layer != own.layer ||
+            ari_module_of(w.t->name, w.key.stem).role != role)
             continue;
         found += e->of[expert] == NULL;
-        e->of[expert] = t;
+        e->of[expert] = w.t;
         e->n = expert + 1 > e->n ? expert + 1 : e->n;
     }
     *held = found == e->n && e->own < e->n;

@@ -356,13 +356,11 @@ ar_verify_facts ari_facts_of(const ari_explain_case *c)
     ari_mesh_of(&mesh, c->other);
     const size_t shared = (size_t)ari_at_least_one(ari_ranks_along(&mesh, ARI_CUTS_POSITIONS));
     for (size_t d = 0; d < 2; d++) {
-        for (size_t i = 0; dumps[d] && i < ar_dump_count(dumps[d]); i++) {
-            const ar_dump_tensor *t = ar_dump_at(dumps[d], i);
-            const ari_order_key key = ari_order_of(t->name, ar_dump_path(dumps[d]));
+        for (ari_walk w = ari_walk_of(dumps[d], NULL, NULL, 0); ari_walk_next(&w);) {
             if (d == 0)
-                learn(&f, &q, &k, t, &key);
+                learn(&f, &q, &k, w.t, &w.key);
             else
-                f.sp = f.sp || shares_positions(t, &key, shared);
+                f.sp = f.sp || shares_positions(w.t, &w.key, shared);
         }
     }
     if (f.heads > 0 && q > 0 && k > 0 && q % f.heads == 0 && k % (q / f.heads) == 0)

@@ -111,11 +111,8 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
     if (!reference || !other)
         return AR_OK;
     AR_TRY(ARI_ALLOC(&all->part, MOST_GRADIENTS, "gradients"));
-    for (size_t i = 0; i < ar_dump_count(other); i++) {
-        const ar_dump_tensor *t = ar_dump_at(other, i), *r = ar_dump_find(reference, t->name);
-        const ari_order_key key = ari_order_of(t->name, c->path);
-        if (key.pass != 'g' || key.step != c->grid.d->step)
-            continue;
+    for (ari_walk w = ari_walk_of(other, c->path, "g", c->grid.d->step); ari_walk_next(&w);) {
+        const ar_dump_tensor *t = w.t, *r = ar_dump_find(reference, t->name);
         elements += t->count;
         if (!r && elements <= MOST_SUMMED && all->n < MOST_GRADIENTS) {
             ari_fit own = {.n = 0};

@@ -524,6 +524,28 @@ ari_order_key ari_order_of(const char *name, const char *path)
     return k;
 }
 
+bool ari_is_part_of(const ari_order_key *key, const char *own, size_t n)
+{
+    return key->stem > n && memcmp(key->name, own, n) == 0 && key->name[n] == '.' &&
+           !memchr(key->name + n + 1, '.', key->stem - n - 1);
+}
+
+ari_walk ari_walk_of(const ar_dump *dump, const char *path, const char *passes, int step)
+{
+    return (ari_walk){.dump = dump, .path = dump && !path ? ar_dump_path(dump) : path, .passes = passes, .step = step};
+}
+
+bool ari_walk_next(ari_walk *w)
+{
+    while (w->dump && w->next < ar_dump_count(w->dump)) {
+        w->t = ar_dump_at(w->dump, w->next++);
+        w->key = ari_order_of(w->t->name, w->path);
+        if ((!w->passes || strchr(w->passes, w->key.pass)) && (w->step == 0 || w->step == w->key.step))
+            return true;
+    }
+    return false;
+}
+
 /* --- comparing ---------------------------------------------------------------------------------------------------- */
 
 /* Digits as numbers of any length, without zeros before them; all else by bytes. */

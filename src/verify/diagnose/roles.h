@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 
+#include "anyrank/dump.h"
 #include "ref/models/family.h"
 
 /* Properties of a role that hints ask for. */
@@ -70,6 +71,23 @@ typedef struct ari_order_key {
 
 /** `path`: the dump the tensor is from, for names without a pass; NULL: unknown. */
 ari_order_key ari_order_of(const char *name, const char *path);
+/** True if `key` is of a module directly within the one whose name is the first n bytes of `own`, or its parameter. */
+bool ari_is_part_of(const ari_order_key *key, const char *own, size_t n);
+
+/* A walk over a dump's tensors. */
+typedef struct ari_walk {
+    const ar_dump *dump;
+    const char *path, *passes;
+    int step;
+    size_t next;
+    const ar_dump_tensor *t;
+    ari_order_key key;
+} ari_walk;
+/** path: as of ari_order_of, NULL: the dump's own; passes: "iw", NULL: any; step: 0: any. A dump that is NULL has none. */
+ari_walk ari_walk_of(const ar_dump *dump, const char *path, const char *passes, int step);
+/** False: there is none further. */
+bool ari_walk_next(ari_walk *w);
+
 /** Below, at or above 0 as strcmp; 0 for equal names alone. */
 int ari_order_compare(const ari_order_key *a, const ari_order_key *b);
 

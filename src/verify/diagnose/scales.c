@@ -441,14 +441,13 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
 /* True if the dumps have a loss of the step, and it is right: a loss divided by another count is not. */
 static bool loss_is_right(const ari_case *c)
 {
-    const ar_dump *r = c->known->reference, *v = c->known->other;
-    for (size_t i = 0; r && v && i < ar_dump_count(r); i++) {
-        const ar_dump_tensor *a = ar_dump_at(r, i), *b = ar_dump_find(v, a->name);
-        const ari_order_key key = ari_order_of(a->name, c->path);
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "f", c->grid.d->step);
+         c->known->other && ari_walk_next(&w);) {
+        const ar_dump_tensor *a = w.t, *b = ar_dump_find(c->known->other, a->name);
         ari_fit f = {0};
         double ratio;
-        if (b && a->count == 1 && b->count == 1 && key.pass == 'f' && key.step == c->grid.d->step &&
-            (ari_name_is(a->name) & ARI_IS_LOSS) && ari_fit_read(&f, b, a, 0, 1) == AR_OK)
+        if (b && a->count == 1 && b->count == 1 && (ari_name_is(a->name) & ARI_IS_LOSS) &&
+            ari_fit_read(&f, b, a, 0, 1) == AR_OK)
             return ari_fit_one(&ratio, &f), ari_is_near(ratio, 1.0, ARI_KNOWN);
     }
     return false;
@@ -479,17 +478,15 @@ static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expec
 /* The step's gradients of embeddings show what is wrong with all gradients. */
 static ar_status means_of_ids(ari_trace *t, const ari_case *c)
 {
-    for (size_t i = 0; i < ar_dump_count(c->known->reference) && t->kind == ARI_FOUND_NOTHING; i++) {
-        const ar_dump_tensor *r = ar_dump_at(c->known->reference, i);
-        const ari_order_key key = ari_order_of(r->name, c->path);
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", c->grid.d->step);
+         t->kind == ARI_FOUND_NOTHING && ari_walk_next(&w);) {
         parts p;
-        if (key.pass != 'g' || key.step != c->grid.d->step || r->ndim != 2 ||
-            !(ari_name_is(r->name) & ARI_IS_EMBEDDING))
+        if (w.t->ndim != 2 || !(ari_name_is(w.t->name) & ARI_IS_EMBEDDING))
             continue;
-        AR_TRY(parts_of_ids(&p, c, r));
+        AR_TRY(parts_of_ids(&p, c, w.t));
         if (p.n > 1 && are_means(t, c, &p, p.n, ARI_IF(HIDDEN)))
             ari_words(t, "of", "%s (as %s shows, in rows of ids that one of them alone has)",
-                      ari_is_alone(c) ? "micro-batches" : "ranks or micro-batches", r->name);
+                      ari_is_alone(c) ? "micro-batches" : "ranks or micro-batches", w.t->name);
     }
     return AR_OK;
 }

@@ -34,12 +34,10 @@ static void see_reach(void *user, const double *x)
 ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step)
 {
     *reach = 0.0;
-    for (size_t i = 0; i < ar_dump_count(reference); i++) {
-        const ar_dump_tensor *t = ar_dump_at(reference, i);
-        const ari_order_key key = ari_order_of(t->name, NULL);
-        const ar_dump_tensor *const moved[] = {ari_weight_before(reference, t->name, key.stem, step), t};
-        if (key.pass == 'n' && key.step == step && moved[0] && moved[0]->count == t->count)
-            AR_TRY(ari_read_beside(moved, 2, 0, t->count, see_reach, reach));
+    for (ari_walk w = ari_walk_of(reference, NULL, "n", step); ari_walk_next(&w);) {
+        const ar_dump_tensor *const moved[] = {ari_weight_before(reference, w.t->name, w.key.stem, step), w.t};
+        if (moved[0] && moved[0]->count == w.t->count)
+            AR_TRY(ari_read_beside(moved, 2, 0, w.t->count, see_reach, reach));
     }
     return AR_OK;
 }
@@ -389,12 +387,10 @@ static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
 {
     const ar_dump *dump = c->known->reference;
     const int step = c->grid.d->step;
-    for (size_t i = 0; i < ar_dump_count(dump) && t->kind == ARI_FOUND_NOTHING; i++) {
-        const ar_dump_tensor *m = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(m->name, c->path);
-        const ar_dump_tensor *g = ari_tensor_of_step(dump, m->name, key.stem, "grad", step);
-        if (key.pass != 'm' || key.step != step || strncmp(m->name, c->grid.d->name, key.stem) == 0 || !g ||
-            !ari_same_shape(m, c->full) || !ari_same_shape(g, c->full))
+    for (ari_walk w = ari_walk_of(dump, c->path, "m", step); t->kind == ARI_FOUND_NOTHING && ari_walk_next(&w);) {
+        const ar_dump_tensor *m = w.t, *g = ari_tensor_of_step(dump, m->name, w.key.stem, "grad", step);
+        if (strncmp(m->name, c->grid.d->name, w.key.stem) == 0 || !g || !ari_same_shape(m, c->full) ||
+            !ari_same_shape(g, c->full))
             continue;
         const ar_dump_tensor *const beside[] = {s->tensor[FIRST + 1], s->tensor[GRADIENT + 1], m, g};
         ari_fit f = {0};
@@ -402,7 +398,7 @@ static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
         if (!begins(&f))
             continue;
         ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(EXCHANGED));
-        ari_words(t, "other", "%.*s", (int)key.stem, m->name);
+        ari_words(t, "other", "%.*s", (int)w.key.stem, m->name);
     }
     return AR_OK;
 }

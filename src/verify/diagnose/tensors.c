@@ -162,12 +162,9 @@ ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const 
 /* True if the values are the tokens' embedding without the positions. */
 static bool lacks_positions(const ari_case *c, const ari_order_key *a, const ari_order_key *b)
 {
-    const ar_dump *dump = c->known->reference;
     bool positions = false;
-    for (size_t i = 0; dump && i < ar_dump_count(dump) && !positions; i++) {
-        const ari_order_key key = ari_order_of(ar_dump_at(dump, i)->name, c->path);
-        positions = key.pass == 'f' && ari_module_of(key.name, key.stem).role == ARI_POSITIONS;
-    }
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "f", 0); !positions && ari_walk_next(&w);)
+        positions = ari_module_of(w.key.name, w.key.stem).role == ARI_POSITIONS;
     return positions && a->pass == 'f' && b->pass == 'f' && ari_module_of(b->name, b->stem).role == ARI_TOKENS;
 }
 

@@ -225,26 +225,20 @@ static bool look_at_form(ari_trace *t, const router *r, size_t form)
     return true;
 }
 
-static bool has_part(const ari_case *c, const ar_dump_tensor *t, const char *part)
-{
-    const ari_order_key own = ari_order_of(c->reference->name, c->path), key = ari_order_of(t->name, c->path);
-    return (key.pass == 'i' || key.pass == 'w') && labs(key.layer) == labs(own.layer) && strstr(t->name, part);
-}
-
 /* *weight: the only matrix of the case's module, or the case's own weight; NULL. True if the layer has experts. */
 static bool has_experts(const ar_dump_tensor **weight, const ari_case *c)
 {
-    const ar_dump *dump = c->known->reference;
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
     bool experts = false;
     size_t parameters = 0;
     *weight = NULL;
-    for (size_t i = 0; i < ar_dump_count(dump); i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const bool is_own = has_part(c, t, "") && strncmp(t->name, own.name, own.stem) == 0;
-        experts = experts || has_part(c, t, ".experts.");
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "iw", 0); ari_walk_next(&w);) {
+        if (labs(w.key.layer) != labs(own.layer))
+            continue;
+        const bool is_own = strncmp(w.t->name, own.name, own.stem) == 0;
+        experts = experts || strstr(w.t->name, ".experts.");
         parameters += is_own;
-        *weight = is_own ? t : *weight;
+        *weight = is_own ? w.t : *weight;
     }
     *weight = parameters == 1 && (*weight)->ndim == 2 ? *weight : NULL;
     return experts;

@@ -63,15 +63,11 @@ static bool add_leaf(ari_experts *e, const ar_dump_tensor *t, const char *name, 
 /* The experts' initial weights; false: none, or such as are not known. */
 static bool find_leaves(ari_experts *e)
 {
-    const ari_case *c = e->p.c;
-    const ar_dump *dump = c->known->reference;
     bool known = true;
-    for (size_t i = 0; i < ar_dump_count(dump) && known; i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+    for (ari_walk w = ari_walk_of(e->p.c->known->reference, NULL, "iw", 0); known && ari_walk_next(&w);) {
         size_t expert;
-        const char *name = key.pass == 'i' || key.pass == 'w' ? leaf_of(&expert, c, t) : NULL;
-        known = !name || add_leaf(e, t, name, key.stem - (size_t)(name - t->name), expert);
+        const char *name = leaf_of(&expert, e->p.c, w.t);
+        known = !name || add_leaf(e, w.t, name, w.key.stem - (size_t)(name - w.t->name), expert);
     }
     for (size_t k = 0; k < e->leaves; k++)
         known = known && e->leaf[k].n == e->n && e->leaf[k].rows * e->leaf[k].cols <= ARI_MOST_WEIGHT;
@@ -311,12 +307,9 @@ static const ar_dump_tensor *find_shared(const ari_case *c)
 {
     const ar_dump *dump = c->known->reference;
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    for (size_t i = 0; i < ar_dump_count(dump); i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
-        if (ari_is_within(c, t) && key.pass == 'f' && key.step == own.step && t->count == c->count &&
-            strstr(t->name + own.stem, "shared"))
-            return t;
+    for (ari_walk w = ari_walk_of(dump, NULL, "f", own.step); ari_walk_next(&w);) {
+        if (ari_is_within(c, w.t) && w.t->count == c->count && strstr(w.t->name + own.stem, "shared"))
+            return w.t;
     }
     return NULL;
 }

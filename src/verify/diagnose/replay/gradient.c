@@ -60,16 +60,14 @@ done:
 /* The values of the step that may be a factor: as wide as the parameter is along one of its dimensions. */
 static ar_status read_values(gradient *g)
 {
-    const ar_dump *dump = g->c->known->reference;
-    for (size_t i = 0; i < ar_dump_count(dump) && g->values + 2 < MOST_VALUES; i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+    for (ari_walk w = ari_walk_of(g->c->known->reference, NULL, "fb", g->c->grid.d->step);
+         g->values + 2 < MOST_VALUES && ari_walk_next(&w);) {
+        const ar_dump_tensor *t = w.t;
         const size_t width = t->ndim >= 2 ? t->shape[t->ndim - 1] : 0;
-        if ((key.pass != 'f' && key.pass != 'b') || key.step != g->c->grid.d->step || width == 0 ||
-            (width != g->cols && width != g->rows) || t->count != g->tokens * width)
+        if (width == 0 || (width != g->cols && width != g->rows) || t->count != g->tokens * width)
             continue;
         columns *v = &g->value[g->values++];
-        *v = (columns){.pass = key.pass};
+        *v = (columns){.pass = w.key.pass};
         if (width == g->rows)
             AR_TRY(read_columns(&v->by[BY_ROW], g, t, BY_ROW));
         if (width == g->cols)

@@ -41,12 +41,11 @@ static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dum
     s->targets = l->samples * (l->seq - 1);
     for (size_t i = 0; i < l->tokens; i++)
         s->counts[i] = i % l->seq + 1 < l->seq;
-    for (size_t i = 0; i < ar_dump_count(dump); i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
+    for (ari_walk w = ari_walk_of(dump, NULL, "b", step); ari_walk_next(&w);) {
+        const ar_dump_tensor *t = w.t;
         size_t n = 0;
-        if (key.pass != 'b' || key.step != step || (named && t != named) || t->ndim != 3 || t->shape[0] != l->samples ||
-            t->shape[1] != l->seq || t->shape[2] == 0)
+        if ((named && t != named) || t->ndim != 3 || t->shape[0] != l->samples || t->shape[1] != l->seq ||
+            t->shape[2] == 0)
             continue;
         for (size_t k = 0; k < l->tokens; k++) {
             ari_fit f = {0};

@@ -115,16 +115,12 @@ ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ar
     for (size_t i = 0; i < cols; i++)
         (*gain)[i] = 1.0f;
     for (size_t k = 0; k < 2; k++) { /* the reference's last, which stays */
-        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]); i++) {
-            const ar_dump_tensor *t = ar_dump_at(dumps[k], i);
-            const ari_order_key key = ari_order_of(t->name, ar_dump_path(dumps[k]));
-            const char *kind = t->name + stem + 1;
-            if (t->count != cols || t->ndim != 1 || (key.pass != 'i' && key.pass != 'w') || key.stem <= stem ||
-                memcmp(t->name, own, stem) != 0 || t->name[stem] != '.' || memchr(kind, '.', key.stem - stem - 1))
+        for (ari_walk w = ari_walk_of(dumps[k], NULL, "iw", 0); ari_walk_next(&w);) {
+            if (w.t->count != cols || w.t->ndim != 1 || !ari_is_part_of(&w.key, own, stem))
                 continue;
-            const bool shifts = kind[0] == 'b'; /* bias, beta; else weight, gain, gamma, scale */
+            const bool shifts = w.t->name[stem + 1] == 'b'; /* bias, beta; else weight, gain, gamma, scale */
             *found = *found || !shifts;
-            AR_TRY(ar_dump_read_f32(t, 0, cols, shifts ? *shift : *gain));
+            AR_TRY(ar_dump_read_f32(w.t, 0, cols, shifts ? *shift : *gain));
         }
     }
     return AR_OK;

@@ -41,11 +41,10 @@ static bool ends_in(const ar_dump_tensor *t, size_t stem, const char *kind)
 static bool is_tied(const ar_dump *dump, const ar_dump_tensor *y, const ar_dump_tensor *dx)
 {
     bool is = false;
-    for (size_t i = 0; !is && dx && dx->ndim == y->ndim && i < ar_dump_count(dump); i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
-        is = t->ndim == 2 && key.pass == 'i' && labs(key.section) != ARI_AT_LAYERS && t->shape[0] != t->shape[1] &&
-             t->shape[0] == y->shape[y->ndim - 1] && t->shape[1] == dx->shape[dx->ndim - 1];
+    for (ari_walk w = ari_walk_of(dump, NULL, "i", 0); !is && dx && dx->ndim == y->ndim && ari_walk_next(&w);) {
+        const size_t *shape = w.t->shape;
+        is = w.t->ndim == 2 && labs(w.key.section) != ARI_AT_LAYERS && shape[0] != shape[1] &&
+             shape[0] == y->shape[y->ndim - 1] && shape[1] == dx->shape[dx->ndim - 1];
     }
     return is;
 }
@@ -79,18 +78,17 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
                                        const char *kind)
 {
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    for (size_t i = 0; dump && i < ar_dump_count(dump); i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
-        const bool wanted = pass == 'i' ? key.pass == 'i' || key.pass == 'w' : key.pass == pass && key.step == own.step;
-        if (!wanted || labs(key.layer) != labs(own.layer) || !ends_in(t, key.stem, kind))
+    const char passes[] = {pass, '\0'};
+    const bool first = pass == 'i';
+    for (ari_walk w = ari_walk_of(dump, NULL, first ? "iw" : passes, first ? 0 : own.step); ari_walk_next(&w);) {
+        if (labs(w.key.layer) != labs(own.layer) || !ends_in(w.t, w.key.stem, kind))
             continue;
-        const ari_role named = ari_module_of(t->name, key.stem).role;
-        const bool by_shape = named == ARI_NO_ROLE && key.section != ARI_AT_LAYERS && key.section != -ARI_AT_LAYERS &&
-                              (role == ARI_TOKENS || role == ARI_HEAD);
-        if (role == ARI_NO_ROLE ? is_own(c, t, key.stem - strlen(kind))
-                                : named == role || (by_shape && role_of_shape(dump, t->name, key.stem) == role))
-            return t;
+        const ari_role named = ari_module_of(w.t->name, w.key.stem).role;
+        const bool by_shape =
+            named == ARI_NO_ROLE && labs(w.key.section) != ARI_AT_LAYERS && (role == ARI_TOKENS || role == ARI_HEAD);
+        if (role == ARI_NO_ROLE ? is_own(c, w.t, w.key.stem - strlen(kind))
+                                : named == role || (by_shape && role_of_shape(dump, w.t->name, w.key.stem) == role))
+            return w.t;
     }
     return NULL;
 }
@@ -145,15 +143,12 @@ static size_t whole_of(const ari_case *c, const ari_order_key *own)
 
 const ar_dump_tensor *ari_replay_sinks(const ari_case *c)
 {
-    const ar_dump *dump = c->known->reference;
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
     const size_t n = whole_of(c, &own);
-    for (size_t i = 0; i < ar_dump_count(dump); i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
-        if ((key.pass == 'i' || key.pass == 'w') && t->ndim == 1 && key.stem > n && memcmp(t->name, own.name, n) == 0 &&
-            !memchr(t->name + n + 1, '.', key.stem - n - 1))
-            return t;
+    for (ari_walk w = ari_walk_of(c->known->reference, NULL, "iw", 0); ari_walk_next(&w);) {
+        if (w.t->ndim == 1 && w.key.stem > n && memcmp(w.t->name, own.name, n) == 0 &&
+            !memchr(w.t->name + n + 1, '.', w.key.stem - n - 1))
+            return w.t;
     }
     return NULL;
 }
@@ -164,13 +159,11 @@ size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
     const size_t n = whole_of(c, &own);
     size_t found = 0;
-    for (size_t i = 0; i < ar_dump_count(dump) && found < most; i++) {
-        const ar_dump_tensor *t = ar_dump_at(dump, i);
-        const ari_order_key key = ari_order_of(t->name, ar_dump_path(dump));
-        if (t != c->reference && key.pass == 'f' && key.step == own.step && t->ndim >= 3 && key.stem > n &&
-            memcmp(t->name, own.name, n) == 0 &&
-            ari_role_place_of(ari_module_of(t->name, key.stem).role)->forward < ari_role_place_of(ARI_PROBS)->forward)
-            part[found++] = t;
+    for (ari_walk w = ari_walk_of(dump, NULL, "f", own.step); found < most && ari_walk_next(&w);) {
+        const ari_role role = ari_module_of(w.t->name, w.key.stem).role;
+        if (w.t != c->reference && w.t->ndim >= 3 && w.key.stem > n && memcmp(w.t->name, own.name, n) == 0 &&
+            ari_role_place_of(role)->forward < ari_role_place_of(ARI_PROBS)->forward)
+            part[found++] = w.t;
     }
     return found;
 }
