@@ -22,14 +22,14 @@ static double weight(const experts *m, size_t e, size_t part, size_t row, size_t
     return (double)m->of[e][part][row * (part == 2 ? F : H) + col];
 }
 
-/* y += times * what expert e makes of scale * x. */
-static void add_expert(double y[H], const experts *m, size_t t, size_t e, double scale, double times)
+/* y += times * what expert e makes of scale * x; exchanged: gate and up are. */
+static void add_expert(double y[H], const experts *m, size_t t, size_t e, double scale, double times, bool exchanged)
 {
     for (size_t f = 0; f < F; f++) {
         double gate = 0.0, up = 0.0;
         for (size_t i = 0; i < H; i++) {
-            gate += weight(m, e, 0, f, i) * scale * (double)m->x[t * H + i];
-            up += weight(m, e, 1, f, i) * scale * (double)m->x[t * H + i];
+            gate += weight(m, e, exchanged, f, i) * scale * (double)m->x[t * H + i];
+            up += weight(m, e, !exchanged, f, i) * scale * (double)m->x[t * H + i];
         }
         for (size_t i = 0; i < H; i++)
             y[i] += times * weight(m, e, 2, i, f) * gate / (1.0 + exp(-gate)) * up;
@@ -44,6 +44,9 @@ typedef enum mistake {
     OTHER_WEIGHTS,
     LOST,
     OTHER_ROW,
+    SOME_ROWS,
+    BARE,
+    EXCHANGED,
     AT_INPUT
 } mistake;
 
@@ -58,14 +61,18 @@ static void combine(float *y, const experts *m, size_t t, mistake is)
     double sum[H] = {0.0};
     for (size_t slot = 0; slot < 2; slot++) {
         const double share = share_of(is == OTHER_WEIGHTS ? (t + 5) % T : t), w = slot ? 1.0 - share : share;
-        const size_t e = (t + 2 * slot + (is == NEXT_EXPERT)) % E, of = is == OTHER_ROW ? (t + 7 * (slot + 1)) % T : t;
+        const size_t e = (t + 2 * slot + (is == NEXT_EXPERT)) % E,
+                     of = is == OTHER_ROW || (is == SOME_ROWS && t % 3) ? (t + 7 * (slot + 1)) % T : t;
         if (is == LOST && slot == 1 && t % 3 != 0)
             continue;
         add_expert(sum, m, of, e, is == AT_INPUT ? w : 1.0,
-                   is == AT_INPUT         ? 1.0
-                   : is == NOT_NORMALISED ? w * (0.5 + 0.3 * cos((double)t))
-                                          : w);
+                   is == AT_INPUT || is == BARE ? 1.0
+                   : is == NOT_NORMALISED       ? w * (0.5 + 0.3 * cos((double)t))
+                                                : w,
+                   is == EXCHANGED);
     }
+    for (size_t i = 0; i < H; i++)
+        sum[i] += is == SOME_ROWS && t % 3 == 0 ? 0.01 * cos((double)(t + i * i)) : 0.0;
     for (size_t i = 0; i < H; i++)
         y[i] = (float)(sum[i] + (is == SHARED_TWICE ? 2.0 : 1.0) * (double)m->shared[t * H + i]);
 }
@@ -122,6 +129,9 @@ CLAIM(one_mistake_of_experts_without_routes_is_named)
                  {OTHER_WEIGHTS, "expert_rows_misplaced", "layers.0.moe.router:fwd"},
                  {LOST, "experts_left_out", "tokens dropped"},
                  {OTHER_ROW, "expert_rows_misplaced", "of another token"},
+                 {SOME_ROWS, "expert_rows_misplaced", "of another token"},
+                 {BARE, "expert_weights_applied", "without weights"},
+                 {EXCHANGED, "activation_arguments", "gate and up exchanged"},
                  {AT_INPUT, "expert_input_weighted", NULL}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = make_experts((storage)(k % 3), cases[k].is);
