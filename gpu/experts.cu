@@ -127,6 +127,177 @@ ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf
     return ARI_BY_DTYPE(dz, route_backward_of)(d, q, dz, g, p, expert, weight, k, normalised);
 }
 
+/* --- routing by sigmoids ------------------------------------------------------------------------------------------ */
+
+/* The score of expert i of a row by which it is chosen. */
+template <class T> ARI_ON_GPU float score_of(const T *x, const float *bias, size_t i)
+{
+    return ari_route_score(ari_sigmoid32(load(x[i])), bias[i]);
+}
+
+/* The sum of the two largest scores of the group that begins with expert `from`. */
+template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, size_t from, size_t each)
+{
+    float first = score_of(x, bias, from), second = score_of(x, bias, from + 1);
+    if (second > first) {
+        const float larger = second;
+        second = first;
+        first = larger;
+    }
+    for (size_t i = from + 2; i < from + each; i++) {
+        const float c = score_of(x, bias, i);
+        if (c > first) {
+            second = first;
+            first = c;
+        } else if (c > second) {
+            second = c;
+        }
+    }
+    return first + second;
+}
+
+/* The groups that stay, by bits: those to which fewer than `kept` are preferred. */
+ARI_ON_GPU uint64_t groups_kept(const float *score, size_t groups, size_t kept)
+{
+    uint64_t stay = 0;
+    for (size_t g = 0; g < groups; g++) {
+        size_t preferred = 0;
+        for (size_t other = 0; other < groups; other++)
+            if (ari_route_prefers(score[other], other, score[g], g))
+                preferred++;
+        stay |= static_cast<uint64_t>(preferred < kept) << g;
+    }
+    return stay;
+}
+
+/* Of the experts of the groups that stay, those preferred to expert j. */
+template <class T>
+ARI_ON_GPU size_t preferred_to(size_t j, const T *x, const float *bias, uint64_t stay, size_t groups, size_t each)
+{
+    const float own = score_of(x, bias, j);
+    size_t preferred = 0;
+    for (size_t g = 0; g < groups; g++)
+        for (size_t i = g * each; i < (stay >> g & 1 ? (g + 1) * each : 0); i++)
+            if (ari_route_prefers(score_of(x, bias, i), i, own, j))
+                preferred++;
+    return preferred;
+}
+
+/* What route_scores is given, and a row of it. */
+struct score_rule {
+    const float *bias;
+    size_t groups, kept, k;
+    ari_divisor each;
+    float scale;
+    bool normalised;
+};
+
+/* The experts of a row, ascending. Each that is chosen stands at its rank in `ranks`, a float, at first: [k], to work
+ * with. scores: [groups], likewise. */
+template <class T>
+ARI_ON_GPU void choose_by_scores(const block &b, int32_t *expert, float *ranks, float *scores, const T *x, size_t n,
+                                 const score_rule &rule)
+{
+    if (rule.groups > 1)
+        b.each(rule.groups, [&](size_t g) { scores[g] = group_score(x, rule.bias, g * rule.each.by, rule.each.by); });
+    b.each(n, [&](size_t j) {
+        const uint64_t stay = rule.groups > 1 ? groups_kept(scores, rule.groups, rule.kept) : 1;
+        if (!(stay >> ari_quotient(&rule.each, j) & 1))
+            return;
+        const size_t rank = preferred_to(j, x, rule.bias, stay, rule.groups, rule.each.by);
+        if (rank < rule.k)
+            ranks[rank] = static_cast<float>(j);
+    });
+    b.each(rule.k, [&](size_t s) {
+        size_t below = 0;
+        for (size_t other = 0; other < rule.k; other++)
+            if (ranks[other] < ranks[s])
+                below++;
+        expert[below] = static_cast<int32_t>(ranks[s]);
+    });
+}
+
+ARI_ON_GPU float score_sum(const float *a, const int32_t *expert, size_t k)
+{
+    float sum = a[expert[0]];
+    for (size_t i = 1; i < k; i++)
+        sum = ari_add32(sum, a[expert[i]]);
+    return sum;
+}
+
+template <class T>
+ar_status route_scores_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
+                          const ar_route_rule *of)
+{
+    const ar_tensor all = ar_tensor_rows(z);
+    const size_t n = all.shape[1], k = of->k;
+    const T *logits = dev<T>(ar_const(z->data));
+    float *rows = dev<float>(p), *weights = dev<float>(weight);
+    int32_t *experts = dev<int32_t>(expert);
+    const score_rule rule = {dev<float>(of->bias),           of->groups, of->kept,      k,
+                             ari_divisor_of(n / of->groups), of->scale,  of->normalised};
+    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+        const T *x = logits + b.index * n;
+        float *row = rows + b.index * n, *w = weights + b.index * k;
+        int32_t *chosen = experts + b.index * k;
+        const int32_t lost = b.max(n, [&](size_t j) {
+            return ari_route_is_lost(score_of(x, rule.bias, j)) ? -1 - static_cast<int32_t>(j) : INT32_MIN;
+        });
+        if (lost == INT32_MIN)
+            choose_by_scores(b, chosen, w, row, x, n, rule);
+        b.each(n, [&](size_t j) { row[j] = ari_sigmoid32(load(x[j])); });
+        b.each(k, [&](size_t j) {
+            if (lost != INT32_MIN) {
+                chosen[j] = lost;
+                w[j] = ari_nan32();
+                return;
+            }
+            const float divisor = ari_route_divisor(score_sum(row, chosen, k));
+            w[j] = ari_route_scaled(row[chosen[j]], divisor, rule.scale, rule.normalised);
+        });
+    });
+}
+
+ar_status route_scores(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
+                       const ar_route_rule *rule)
+{
+    return ARI_BY_DTYPE(z, route_scores_of)(d, q, p, expert, weight, z, rule);
+}
+
+template <class T>
+ar_status route_scores_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                                   ar_cbuf weight, const ar_route_rule *rule)
+{
+    const ar_tensor all = ar_tensor_rows(dz);
+    const size_t n = all.shape[1], k = rule->k;
+    const bool normalised = rule->normalised;
+    T *gradients = dev<T>(dz->data);
+    const float *slopes = dev<float>(g), *rows = dev<float>(p), *weights = dev<float>(weight);
+    const int32_t *experts = dev<int32_t>(expert);
+    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+        const size_t first = b.index * k;
+        const float *row = rows + b.index * n;
+        const int32_t *chosen = experts + first;
+        T *out = gradients + b.index * n;
+        const float divisor = ari_route_divisor(score_sum(row, chosen, k));
+        float r = 0.0f;
+        for (size_t j = 0; j < k && normalised; j++)
+            r = ari_add32(r, ari_mul32(ari_route_weight(row[chosen[j]], divisor), slopes[first + j]));
+        b.each(n, [&](size_t i) { store(out + i, 0.0f); });
+        b.each(k, [&](size_t j) {
+            store(out + chosen[j], ari_route_dscore(weights[first + j], row[chosen[j]], slopes[first + j], r));
+        });
+    });
+}
+
+ar_status route_scores_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                                ar_cbuf weight, const ar_route_rule *rule)
+{
+    return ARI_BY_DTYPE(dz, route_scores_backward_of)(d, q, dz, g, p, expert, weight, rule);
+}
+
+/* --- losses of routers -------------------------------------------------------------------------------------------- */
+
 /* The sum over a row's experts of p*c; 0 without a c. */
 ARI_ON_GPU float balance_of(const float *p, const float *c, size_t n)
 {

@@ -86,12 +86,18 @@ const char *ar_balance_name(ar_balance b);
  *              (load_balancing_loss_func of transformers)
  *    z-loss    z * mean over t of lse_t^2 (Zoph et al. 2022, arXiv:2202.08906, equation 5)
  *
+ *  Those are of routers of a softmax. Of one of sigmoids (ar_route_scores), after each step that changes weights,
+ *
+ *    bias      b_i = fl32(b_i + u*sign(sum n - E*n_i)), n_i the tokens of the step's whole batch that went to expert i
+ *              (DeepSeek-AI 2024, section 2.1.2; sign(mean n - n_i) in integers)
+ *
  *  Masked tokens (padding_mask) are left out of all of it. The scope is a sequence or the step, never a micro-batch or a
  *  rank, so that no layout changes it; for `batch` and `layers` a step goes forward twice, first to count. */
 typedef struct ar_router_losses {
     ar_balance balance;
     double balance_weight; /* a: finite, from 0 */
     double z_loss;         /* z: finite, from 0 */
+    double bias_update;    /* u: finite, from 0 */
 } ar_router_losses;
 
 /** Options of the softmax cross-entropy. The loss of a token with the logits z of V classes and the label y is

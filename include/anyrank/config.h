@@ -21,7 +21,8 @@ typedef enum ar_arch {
     AR_ARCH_PHI3,      /* Phi3ForCausalLM: of Llama's form, q | k | v and gate | up packed */
     AR_ARCH_MIXTRAL,   /* MixtralForCausalLM: Llama's form and names but for the experts in the MLP's place */
     AR_ARCH_QWEN2_MOE, /* Qwen2MoeForCausalLM: the same by other names, a shared expert, some layers without experts */
-    AR_ARCH_QWEN3_MOE  /* Qwen3MoeForCausalLM, OlmoeForCausalLM: the same with Qwen3's norms, no shared expert */
+    AR_ARCH_QWEN3_MOE, /* Qwen3MoeForCausalLM, OlmoeForCausalLM: the same with Qwen3's norms, no shared expert */
+    AR_ARCH_GLM4_MOE   /* Glm4Moe, Dots1ForCausalLM: the same, routed by sigmoids, a shared expert without a gate */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
@@ -37,13 +38,24 @@ typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } a
 #define AR_CONFIG_NOTES 8
 #define AR_CONFIG_NOTE 48
 
+/* A router whose scores are sigmoids of its logits, and which a bias of its own helps to choose (DeepSeek-V3): of
+ * `groups` groups of consecutive experts the `kept` best stay, and of their experts it takes the best; the weights are
+ * times `scale`. */
+typedef struct ar_route_scores {
+    size_t groups, kept; /* 0: scores are a softmax, and there is no bias; 1, 1: no groups. At most AR_ROUTE_GROUPS */
+    double scale;
+} ar_route_scores;
+#define AR_ROUTE_GROUPS 64
+
 /* Experts in place of a layer's MLP: a router chooses some of them for each token. */
 typedef struct ar_experts {
-    size_t n;         /* E, on which the router's softmax runs; 0: every layer has an MLP */
+    size_t n;         /* E, that the router scores; 0: every layer has an MLP */
     size_t per_token; /* k, at most E: experts that a token goes to */
     size_t ffn;       /* width of each, gate, up and down */
     size_t shared;    /* width of one more that every token goes to, weighted by a sigmoid gate of its own; 0: none */
+    bool ungated;     /* that one has no such gate */
     bool normalised;  /* the weights of a token's experts are divided by their sum */
+    ar_route_scores scores;
     double balance_weight; /* of AR_BALANCE_LAYERS, which the file asks for (output_router_logits); 0: it does not */
     bool w123;             /* Mixtral's names: block_sparse_moe.experts.N.w1 (gate), w3 (up) and w2 (down) */
 } ar_experts;

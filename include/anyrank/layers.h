@@ -188,11 +188,14 @@ typedef struct ar_experts_options {
     size_t n, per_token; /* E experts, k of them for each token */
     size_t ffn;          /* width of each */
     size_t shared;       /* width of one more, to which all tokens go, with a gate of its own; 0: none */
+    bool ungated;        /* or without that gate */
     bool normalised;     /* a token's weights are divided by their sum */
+    ar_route_scores scores;
     ar_activation activation;
     double balance_weight;        /* of AR_BALANCE_LAYERS, where the context's options balance nothing; 0: none */
     const ar_branch_split *split; /* borrowed until return; NULL: ar_experts_split, cut */
     const char *gate, *up, *down; /* of an expert, below "experts.N"; NULL: "gate_proj", "up_proj", "down_proj" */
+    const char *shared_name;      /* of that one; NULL: "shared_expert" */
 } ar_experts_options;
 /** A router and experts in an MLP's place. With z = x*Wr^T, p = softmax(z) and K the k experts with the largest z, the
  *  lower number where two are equal:
@@ -203,8 +206,9 @@ typedef struct ar_experts_options {
  *  each expert a gated MLP without biases (Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088).
  *  The router's own losses are those of the context's options (ar_router_losses). Of an expert the unit of a gradient's
  *  sum is a sample's tokens that go to it. X, Y [.., hidden] as the split has
- *  them. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*, name.shared_expert_gate. Errors
- *  of its passes: also AR_ERR_DATA (a logit is not a number). */
+ *  them. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*, name.shared_expert_gate.
+ *  With scores, a = sigmoid(z), K by a + bias (ar_device_ops.route_scores) and w_j = scale*a_j / (sum over K of a +
+ *  1e-20), or scale*a_j; the bias, name.gate.e_score_correction_bias [E], has no gradient. Errors of its passes: also AR_ERR_DATA (a logit is not a number). */
 AR_NODISCARD ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o);
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */

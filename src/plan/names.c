@@ -98,7 +98,7 @@ void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_ro
     }
     if (!of_parameters(op))
         return;
-    append_text(out, cap, "", op->output[0].bias ? ".bias" : ".weight");
+    append_text(out, cap, "", ari_param_suffix(op->role, op->output[0].bias));
     if (op->params > 1) {
         snprintf(path, sizeof path, " and %zu more", op->params - 1);
         append_text(out, cap, "", path);

@@ -34,9 +34,12 @@ static ar_status add_param(void *user, size_t layer, const ari_op_value *v)
 {
     held *h = user;
     const double n = ari_op_elements(v);
+    const bool frozen = v->role == ARI_ROUTER_BIAS; /* whole on each rank, and in no bucket */
     (void)layer;
-    if (h->zero < 3)
+    if (h->zero < 3 || frozen)
         h->m->of[ARI_MEMORY_WEIGHTS] += bytes_of(v);
+    if (frozen)
+        return AR_OK;
     if (!h->c->forward_only && h->zero < 2)
         h->m->of[ARI_MEMORY_GRADIENTS] += h->exact ? ACCUMULATOR * n : bytes_of(v);
     if (!h->shares)

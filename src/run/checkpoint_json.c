@@ -237,7 +237,7 @@ static ar_status packing(const object *whole, ar_packing *p)
 
 static bool has_router_losses(const ar_router_losses *r)
 {
-    return r->balance != AR_BALANCE_NONE || !(fabs(r->z_loss) <= 0.0);
+    return r->balance != AR_BALANCE_NONE || !(fabs(r->z_loss) <= 0.0) || !(fabs(r->bias_update) <= 0.0);
 }
 
 static ar_status router_losses(const object *o, ar_router_losses *r)
@@ -250,7 +250,10 @@ static ar_status router_losses(const object *o, ar_router_losses *r)
     if (!o->out)
         r->balance = (ar_balance)value;
     AR_TRY(read_number(o, "balance_weight", &r->balance_weight));
-    return read_number(o, "router_z_loss", &r->z_loss);
+    AR_TRY(read_number(o, "router_z_loss", &r->z_loss));
+    if (o->out ? fabs(r->bias_update) <= 0.0 : !ari_json_get(&o->at, "router_bias_update"))
+        return AR_OK; /* or of a version without */
+    return read_number(o, "router_bias_update", &r->bias_update);
 }
 
 /* Without the key: of a version that had none of this. */

@@ -149,6 +149,7 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     const ar_router_losses *x = &o->run.loss.router, *y = &s->loss_options.router;
     list(text, cap, x->balance != y->balance || x->balance_weight != y->balance_weight, "balance");
     list(text, cap, x->z_loss != y->z_loss, "router-z-loss");
+    list(text, cap, x->bias_update != y->bias_update, "router-bias-update");
     list(text, cap, o->run.numerics != s->numerics, "numerics");
     list(text, cap, o->run.precision != s->precision, "precision");
     list(text, cap, ar_matrices_of(o->run.precision, o->run.storage) != s->storage, "storage");

@@ -68,6 +68,10 @@ const ari_option ari_loss_options[] = {
                       "of experts: add C times the squared logarithm of the router's denominator, the mean over tokens "
                       "(default 0)",
                       .more = "ST-MoE has 0.001."),
+    ARI_OPTION_DOUBLE("router-bias-update", run.loss.router.bias_update, 0, 1e30, "U",
+                      "of routers of sigmoids: after each step, add U to the bias of each expert that got fewer tokens "
+                      "than the mean, and take U from that of one that got more (default 0)",
+                      .more = "DeepSeek-V3 has 0.001."),
     {0},
 };
 #undef ARI_VALUES
@@ -230,6 +234,8 @@ void ari_loss_print(FILE *to, const ar_loss_options *o)
         fprintf(to, ", experts balanced by %s %g", ar_balance_name(o->router.balance), o->router.balance_weight);
     if (o->router.z_loss > 0.0)
         fprintf(to, ", router z-loss %g", o->router.z_loss);
+    if (o->router.bias_update > 0.0)
+        fprintf(to, ", routers' bias by %g", o->router.bias_update);
 }
 
 void ari_loss_json(json_t *result, const ar_loss_options *o)
@@ -239,6 +245,7 @@ void ari_loss_json(json_t *result, const ar_loss_options *o)
     json_object_set_new(result, "balance", json_string(ar_balance_name(o->router.balance)));
     json_object_set_new(result, "balance_weight", json_real(o->router.balance_weight));
     json_object_set_new(result, "router_z_loss", json_real(o->router.z_loss));
+    json_object_set_new(result, "router_bias_update", json_real(o->router.bias_update));
 }
 
 void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run)

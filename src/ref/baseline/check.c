@@ -129,10 +129,11 @@ static ar_status check_training(const ar_baseline_options *o)
                             o->loss.label_smoothing, o->loss.z_loss);
     const ar_router_losses *r = &o->loss.router;
     if ((int)r->balance < 0 || r->balance >= AR_BALANCES || !(r->balance_weight >= 0.0) || isinf(r->balance_weight) ||
-        !(r->z_loss >= 0.0) || isinf(r->z_loss))
-        return ar_error_set(AR_ERR_ARG,
-                            "baseline: balance %d of weight %g, z-loss %g of routers: finite numbers from 0",
-                            (int)r->balance, r->balance_weight, r->z_loss);
+        !(r->z_loss >= 0.0) || isinf(r->z_loss) || !(r->bias_update >= 0.0) || isinf((float)r->bias_update))
+        return ar_error_set(
+            AR_ERR_ARG,
+            "baseline: balance %d of weight %g, z-loss %g of routers, their bias by %g: finite numbers from 0",
+            (int)r->balance, r->balance_weight, r->z_loss, r->bias_update);
     if (o->noise_seed != 0 && o->mode != AR_MODE_F64)
         return ar_error_set(AR_ERR_ARG, "baseline: noise in number mode %d: only binary64 takes it", (int)o->mode);
     if (o->steps < 0 || (o->steps > 0 && o->forward_only))

@@ -5,10 +5,16 @@
  *     y = sum over j in K, ascending, of w_j*expert_j(x)      w_j = p_j, or normalised p_j / sum over K of p
  *       + sigmoid(x*v^T)*shared(x)                             where there is a shared expert
  *
+ * or, of a router of sigmoids (DeepSeek-V3, arXiv:2412.19437), with a = sigmoid(z) and c = a + bias, K the k experts
+ * with the largest c of those in the `kept` groups whose two largest c have the largest sum:
+ *
+ *     w_j = scale*(a_j / (sum over K of a + 1e-20)), or scale*a_j      and the shared expert may have no gate.
+ *
  * (Shazeer et al. 2017, arXiv:1701.06538; Mixtral, Jiang et al. 2024, arXiv:2401.04088; Qwen2-MoE in
  * modeling_qwen2_moe.py). Every addition and product of a line is rounded once. */
 #include "ref/baseline/run.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "ref/numerics/scalar.h"
@@ -52,12 +58,36 @@ static ar_status load_expert(ari_bl_run *run, ari_bl_mlp *mlp, const char *below
     return ari_bl_load_linear(run, &mlp->down, f, down, down_width, false);
 }
 
+static const char *shared_name(const ari_bl_run *run)
+{
+    return run->c->arch == AR_ARCH_GLM4_MOE ? "shared_experts" : "shared_expert";
+}
+
+/* No gradient is made for it. */
+static ar_status load_bias(ari_bl_run *run, ari_bl_experts *e)
+{
+    const size_t n = run->c->experts.n;
+    const char *name = part_name(run, "gate", "e_score_correction_bias");
+    if (name == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_parameter(run, &e->bias, name, n, 0, AR_INIT_UNIFORM_BIAS, n, n));
+    e->tokens = ari_bl_take(run, n, 1, sizeof *e->tokens);
+    if (e->tokens == NULL)
+        return run->memory;
+    ari_bl_training_add(run, name, n, 0, e->bias, 1, 1);
+    if (run->training != NULL)
+        run->training->of[run->training->n - 1].tokens = e->tokens;
+    return AR_OK;
+}
+
 ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
 {
     static const char *const parts[3] = {"gate_proj", "up_proj", "down_proj"}, *const w123[3] = {"w1", "w3", "w2"};
     const ar_experts *x = &run->c->experts;
     AR_TRY(ari_bl_balance_load(run, e));
     AR_TRY(load_one(run, &e->gate, x->n, "gate"));
+    if (x->scores.groups > 0)
+        AR_TRY(load_bias(run, e));
     e->of = ari_bl_take(run, x->n, 1, sizeof *e->of);
     if (e->of == NULL)
         return run->memory;
@@ -68,8 +98,8 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
     }
     if (x->shared == 0)
         return AR_OK;
-    AR_TRY(load_expert(run, &e->shared, "shared_expert", parts, x->shared));
-    return load_one(run, &e->shared_gate, 1, "shared_expert_gate");
+    AR_TRY(load_expert(run, &e->shared, shared_name(run), parts, x->shared));
+    return x->ungated ? AR_OK : load_one(run, &e->shared_gate, 1, "shared_expert_gate");
 }
 
 /* Emits [tokens, features] under the experts' path; part "": of all of it. */
@@ -113,6 +143,63 @@ static void weigh(const ari_bl_run *run, double *weight, const double *p, const 
         sum = ari_bl_fl(run, sum + p[expert[j]]);
     for (size_t j = 0; j < x->per_token; j++)
         weight[j] = x->normalised ? ari_bl_branch(run, p[expert[j]] / sum) : p[expert[j]];
+}
+
+static double sigmoid_of(const ari_bl_run *run, double x)
+{
+    return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_sigmoid64(x)) : (double)ari_sigmoid32((float)x);
+}
+
+/* The sum of the two largest of c. */
+static double best_two(const ari_bl_run *run, const double *c, size_t n)
+{
+    size_t two[2];
+    choose(two, c, n, 2);
+    return ari_bl_fl(run, c[two[0]] + c[two[1]]);
+}
+
+/* c [n] in, experts out: of a row whose groups do not all stay the others' c become less than any. group: [n], to work
+ * with. */
+static void choose_of_groups(const ari_bl_run *run, size_t *expert, double *c, double *score)
+{
+    const ar_experts *x = &run->c->experts;
+    const size_t groups = x->scores.groups, each = x->n / groups;
+    for (size_t g = 0; g < groups && groups > 1; g++)
+        score[g] = best_two(run, c + g * each, each);
+    for (size_t g = 0; g < groups && groups > 1; g++) {
+        size_t better = 0;
+        for (size_t other = 0; other < groups; other++)
+            better += score[other] > score[g] || (score[other] == score[g] && other < g);
+        for (size_t i = 0; i < each && better >= x->scores.kept; i++)
+            c[g * each + i] = -INFINITY;
+    }
+    choose(expert, c, x->n, x->per_token);
+}
+
+/* What a token's scores are divided by. */
+static double score_divisor(const ari_bl_run *run, const double *a, const size_t *expert)
+{
+    double sum = a[expert[0]];
+    for (size_t j = 1; j < run->c->experts.per_token; j++)
+        sum = ari_bl_fl(run, sum + a[expert[j]]);
+    return ari_bl_fl(run, sum + ari_bl_fl(run, 1e-20));
+}
+
+/* A token's a, experts and weights from its logits. work: [2, n]. */
+static void route_by_scores(const ari_bl_run *run, const ari_bl_experts *e, double *a, size_t *expert, double *weight,
+                            const double *z, double *work)
+{
+    const ar_experts *x = &run->c->experts;
+    for (size_t i = 0; i < x->n; i++) {
+        a[i] = sigmoid_of(run, z[i]);
+        work[i] = ari_bl_fl(run, a[i] + e->bias[i]);
+    }
+    choose_of_groups(run, expert, work, work + x->n);
+    const double divisor = score_divisor(run, a, expert), scale = ari_bl_fl(run, x->scores.scale);
+    for (size_t j = 0; j < x->per_token; j++) {
+        const double share = x->normalised ? ari_bl_branch(run, a[expert[j]] / divisor) : a[expert[j]];
+        weight[j] = ari_bl_branch(run, share * scale);
+    }
 }
 
 /* Numbers the rows: sorted by expert, and within one by token, so that each sample's are together. */
@@ -167,6 +254,16 @@ static ar_status emit_chosen(ari_bl_run *run, const ari_bl_routed *r)
     return AR_OK;
 }
 
+/* Those that are not padding. */
+static void count_tokens(const ari_bl_run *run, int64_t *tokens, const size_t *expert)
+{
+    const size_t k = run->c->experts.per_token;
+    for (size_t i = 0; i < run->c->experts.n; i++)
+        tokens[i] = 0;
+    for (size_t i = 0; i < run->tokens * k; i++)
+        tokens[expert[i]] += run->batch->padding_mask == NULL || run->batch->padding_mask[i / k] != 0;
+}
+
 static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *r, const double *x)
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
@@ -177,8 +274,8 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
     r->place = ari_bl_take(run, run->tokens, k, sizeof *r->place);
     r->first = ari_bl_take(run, n + 1, 1, sizeof *r->first);
     r->of = ari_bl_take(run, n, run->b + 1, sizeof *r->of);
-    double *z = ari_bl_doubles(run, run->tokens, n);
-    if (r->p == NULL || r->lse == NULL || r->weight == NULL || r->expert == NULL || r->place == NULL ||
+    double *z = ari_bl_doubles(run, run->tokens, n), *work = ari_bl_doubles(run, 2, n);
+    if (work == NULL || r->p == NULL || r->lse == NULL || r->weight == NULL || r->expert == NULL || r->place == NULL ||
         r->first == NULL || r->of == NULL || z == NULL)
         return run->memory;
     AR_TRY(ari_bl_linear_forward(run, &e->gate, z, x, run->tokens));
@@ -189,11 +286,17 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
             if (z[t * n + i] != z[t * n + i])
                 return ar_error_set(AR_ERR_DATA, "baseline: %s.%s: expert %zu's logit of token %zu is not a number",
                                     run->prefix, e->gate.name[0], i, t);
+        if (e->bias != NULL) {
+            route_by_scores(run, e, r->p + t * n, r->expert + t * k, r->weight + t * k, z + t * n, work);
+            continue;
+        }
         ari_bl_softmax(run, r->p + t * n, z + t * n, NULL, n, &m, &l);
         r->lse[t] = ari_bl_fl(run, m + ari_log64(l));
         choose(r->expert + t * k, z + t * n, n, k);
         weigh(run, r->weight + t * k, r->p + t * n, r->expert + t * k);
     }
+    if (e->tokens != NULL)
+        count_tokens(run, e->tokens, r->expert);
     sort_rows(run, r);
     AR_TRY(emit_chosen(run, r));
     return emit_slots(run, "weights", 'f', r, r->weight);
@@ -244,7 +347,16 @@ static ar_status expert_forward(ari_bl_run *run, const ari_bl_mlp *mlp, const ar
     return ari_bl_linear_forward(run, &mlp->down, saved->y + first * run->c->hidden, activated, rows);
 }
 
-/* y += sigmoid(x*v^T)*shared(x). */
+/* Emits a value of the shared expert. */
+static ar_status emit_of_shared(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first,
+                                size_t features)
+{
+    char name[PART_SIZE / 2];
+    snprintf(name, sizeof name, "%s%s", shared_name(run), part);
+    return emit(run, name, pass, x, ld, first, features);
+}
+
+/* y += sigmoid(x*v^T)*shared(x), or shared(x). */
 static ar_status shared_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *r, double *y, const double *x)
 {
     const size_t f = run->c->experts.shared, h = run->c->hidden;
@@ -254,15 +366,18 @@ static ar_status shared_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl
         return run->memory;
     AR_TRY(take_mlp(run, &r->shared, run->tokens, f));
     AR_TRY(expert_forward(run, &e->shared, &r->shared, x, 0, run->tokens));
-    AR_TRY(emit(run, "shared_expert.gate_proj", 'f', r->shared.fc, 2 * f, 0, f));
-    AR_TRY(emit(run, "shared_expert.up_proj", 'f', r->shared.fc, 2 * f, f, f));
-    AR_TRY(emit(run, "shared_expert.act", 'f', r->shared.act, f, 0, f));
-    AR_TRY(emit(run, "shared_expert.down_proj", 'f', r->shared.y, h, 0, h));
+    AR_TRY(emit_of_shared(run, ".gate_proj", 'f', r->shared.fc, 2 * f, 0, f));
+    AR_TRY(emit_of_shared(run, ".up_proj", 'f', r->shared.fc, 2 * f, f, f));
+    AR_TRY(emit_of_shared(run, ".act", 'f', r->shared.act, f, 0, f));
+    AR_TRY(emit_of_shared(run, ".down_proj", 'f', r->shared.y, h, 0, h));
+    for (size_t i = 0; i < run->tokens * h && run->c->experts.ungated; i++)
+        y[i] = ari_bl_branch(run, y[i] + r->shared.y[i]);
+    if (run->c->experts.ungated)
+        return AR_OK;
     AR_TRY(ari_bl_linear_forward(run, &e->shared_gate, logit, x, run->tokens));
     AR_TRY(emit(run, "shared_expert_gate", 'f', logit, 1, 0, 1));
     for (size_t t = 0; t < run->tokens; t++) {
-        r->share[t] = run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_sigmoid64(logit[t]))
-                                                  : (double)ari_sigmoid32((float)logit[t]);
+        r->share[t] = sigmoid_of(run, logit[t]);
         for (size_t c = 0; c < h; c++)
             y[t * h + c] = ari_bl_branch(run, y[t * h + c] + ari_bl_branch(run, r->share[t] * r->shared.y[t * h + c]));
     }
@@ -297,9 +412,9 @@ ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_b
 /* What is between the matrices of the expert that all tokens go to. */
 static ar_status emit_shared(ari_bl_run *run, const double *dact, const double *dfc, size_t f)
 {
-    AR_TRY(emit(run, "shared_expert.down_proj", 'b', dact, f, 0, f));
-    AR_TRY(emit(run, "shared_expert.gate", 'b', dfc, 2 * f, 0, f));
-    return emit(run, "shared_expert.up", 'b', dfc, 2 * f, f, f);
+    AR_TRY(emit_of_shared(run, ".down_proj", 'b', dact, f, 0, f));
+    AR_TRY(emit_of_shared(run, ".gate", 'b', dfc, 2 * f, 0, f));
+    return emit_of_shared(run, ".up", 'b', dfc, 2 * f, f, f);
 }
 
 /* dx of rows [first, first + rows) from dy, both of which begin with theirs; of: as in ari_bl_terms;
@@ -349,6 +464,25 @@ static void router_gradient(const ari_bl_run *run, double *dz, const double *g, 
     }
 }
 
+/* Through the sigmoids: with D what a token's scores are divided by, s_j = a_j/D and r = sum over K of s*g, or r = 0
+ * where they are not divided, dz_j = w_j*(1 - a_j)*(g_j - r) in K, and 0 elsewhere. */
+static void scores_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r)
+{
+    const ar_experts *x = &run->c->experts;
+    for (size_t t = 0; t < run->tokens; t++) {
+        const size_t *expert = r->expert + t * x->per_token;
+        const double *a = r->p + t * x->n, *w = r->weight + t * x->per_token, *gt = g + t * x->per_token;
+        const double divisor = score_divisor(run, a, expert);
+        double sum = 0.0;
+        for (size_t j = 0; j < x->per_token && x->normalised; j++)
+            sum = ari_bl_fl(run, sum + ari_bl_fl(run, ari_bl_branch(run, a[expert[j]] / divisor) * gt[j]));
+        for (size_t j = 0; j < x->per_token; j++) {
+            const double slope = ari_bl_fl(run, w[j] * ari_bl_fl(run, 1.0 - a[expert[j]]));
+            dz[t * x->n + expert[j]] = ari_bl_branch(run, slope * ari_bl_fl(run, gt[j] - sum));
+        }
+    }
+}
+
 static void add(const ari_bl_run *run, double *dx, const double *more)
 {
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
@@ -364,15 +498,18 @@ static ar_status shared_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
     double *more = ari_bl_doubles(run, run->tokens, h);
     if (dshared == NULL || dlogit == NULL || more == NULL)
         return run->memory;
-    for (size_t t = 0; t < run->tokens; t++) {
+    for (size_t t = 0; t < run->tokens && !run->c->experts.ungated; t++) {
         const double share = r->share[t], dshare = dot(run, dy + t * h, r->shared.y + t * h, h, work);
         dlogit[t] = ari_bl_branch(run, dshare * (share * (1.0 - share)));
         for (size_t c = 0; c < h; c++)
             dshared[t * h + c] = ari_bl_branch(run, share * dy[t * h + c]);
     }
-    AR_TRY(expert_backward(run, &e->shared, more, dshared, &r->shared, x, 0, run->tokens, NULL));
-    AR_TRY(emit(run, "shared_expert", 'b', more, h, 0, h));
+    AR_TRY(expert_backward(run, &e->shared, more, run->c->experts.ungated ? dy : dshared, &r->shared, x, 0, run->tokens,
+                           NULL));
+    AR_TRY(emit_of_shared(run, "", 'b', more, h, 0, h));
     add(run, dx, more);
+    if (run->c->experts.ungated)
+        return AR_OK;
     AR_TRY(ari_bl_linear_backward(run, &e->shared_gate, more, dlogit, run->tokens));
     AR_TRY(emit(run, "shared_expert_gate", 'b', more, h, 0, h));
     AR_TRY(ari_bl_linear_gradients(run, &e->shared_gate, dlogit, x, NULL));
@@ -389,7 +526,7 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
     if (dz == NULL || more == NULL)
         return run->memory;
     AR_TRY(emit_slots(run, "weights", 'b', r, g));
-    router_gradient(run, dz, g, r);
+    (e->bias != NULL ? scores_gradient : router_gradient)(run, dz, g, r);
     AR_TRY(ari_bl_balance_backward(run, dz, r));
     AR_TRY(emit(run, "logits", 'b', dz, n, 0, n));
     AR_TRY(ari_bl_linear_backward(run, &e->gate, more, dz, run->tokens));

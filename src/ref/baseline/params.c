@@ -121,6 +121,7 @@ const ari_bl_names *ari_bl_names_of(ar_arch arch)
         [AR_ARCH_LLAMA] = &llama_names,     [AR_ARCH_GPT2] = &gpt2_names,       [AR_ARCH_STACK] = &stack_names,
         [AR_ARCH_QWEN3] = &qwen3_names,     [AR_ARCH_OLMO2] = &olmo2_names,     [AR_ARCH_PHI3] = &phi3_names,
         [AR_ARCH_MIXTRAL] = &mixtral_names, [AR_ARCH_QWEN2_MOE] = &llama_names, [AR_ARCH_QWEN3_MOE] = &qwen3_names,
+        [AR_ARCH_GLM4_MOE] = &qwen3_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }

@@ -195,7 +195,9 @@ typedef struct ari_bl_experts {
     ari_bl_linear gate; /* the router: [E, h] */
     ari_bl_mlp *of;     /* [E]; NULL: the layer has an MLP */
     ari_bl_mlp shared;
-    ari_bl_linear shared_gate; /* [1, h] */
+    ari_bl_linear shared_gate; /* [1, h]; of a shared expert that has one */
+    double *bias;              /* [E], by which a router of sigmoids chooses; else NULL */
+    int64_t *tokens;           /* [E]: that went to each expert in the last forward pass; NULL with the bias */
     ari_bl_seen *seen;
 } ari_bl_experts;
 typedef struct ari_bl_params {
@@ -230,6 +232,7 @@ typedef struct ari_bl_trained {
     double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
     double lr, weight_decay;  /* of this step */
     bool frozen;              /* in this step */
+    int64_t *tokens;          /* [rows]: of a router's bias, that went to each expert in the step; else NULL */
 } ari_bl_trained;
 struct ari_bl_training {
     ari_bl_trained *of; /* [n], in the order of first use */
@@ -317,7 +320,7 @@ void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *
 /* Where each token goes, and what its experts make of it. The k slots of a token are its experts, ascending; row
  * place[t*k + j] of the experts' activations is token t's slot j. Rows are sorted by expert, then by token. */
 typedef struct ari_bl_routed {
-    double *p;      /* [tokens, E]: the router's softmax */
+    double *p;      /* [tokens, E]: the router's softmax, or sigmoids */
     double *lse;    /* [tokens]: the logarithm of its denominator */
     size_t *expert; /* [tokens, k] */
     double *weight; /* [tokens, k] */

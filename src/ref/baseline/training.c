@@ -11,9 +11,9 @@
 #include "ref/numerics/optimizer.h"
 
 /* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each, and three
- * parameters of every expert, the router's and four of a shared expert; around the blocks stand two tables, a norm and
+ * parameters of every expert, the router's two and four of a shared expert; around the blocks stand two tables, a norm and
  * a head: fewer than another block has. */
-enum { BLOCK_PARAMETERS = 28, ROUTER_PARAMETERS = 5, EXPERT_PARAMETERS = 3 };
+enum { BLOCK_PARAMETERS = 28, ROUTER_PARAMETERS = 6, EXPERT_PARAMETERS = 3 };
 
 /* --- the list ----------------------------------------------------------------------------------------------------- */
 
@@ -53,6 +53,8 @@ ar_status ari_bl_training_take(ari_bl_run *run)
     for (size_t i = 0; i < run->training->n; i++) {
         ari_bl_trained *p = &run->training->of[i];
         p->gradient = ari_bl_doubles(run, p->rows, width_of(p));
+        if (p->tokens != NULL)
+            continue;
         if (adam || o->momentum != 0.0)
             p->m = ari_bl_doubles(run, p->rows, width_of(p));
         if (adam)
@@ -215,6 +217,20 @@ static void update_weight(const ari_bl_run *run, ari_bl_trained *p)
         }
 }
 
+/* b_i += u*sign(sum n - E*n_i). */
+static void update_bias(const ari_bl_run *run, const ari_bl_trained *p)
+{
+    const double u = ari_bl_fl(run, run->o->loss.router.bias_update);
+    int64_t sum = 0;
+    for (size_t i = 0; i < p->rows; i++)
+        sum += p->tokens[i];
+    for (size_t i = 0; i < p->rows; i++) {
+        const int64_t more = (int64_t)p->rows * p->tokens[i];
+        if (more != sum)
+            p->at[i] = ari_bl_fl(run, p->at[i] + (more < sum ? u : -u));
+    }
+}
+
 /* Moves the weights as far as their update is in doubt, or less. */
 static void disturb(const ari_bl_run *run, const ari_bl_trained *p)
 {
@@ -257,7 +273,9 @@ ar_status ari_bl_training_update(ari_bl_run *run)
     t->beta1_t = run->step == 1 ? run->o->optimizer.beta1 : t->beta1_t * run->o->optimizer.beta1;
     t->beta2_t = run->step == 1 ? run->o->optimizer.beta2 : t->beta2_t * run->o->optimizer.beta2;
     for (size_t i = 0; i < t->n; i++) {
-        if (!t->of[i].frozen) {
+        if (t->of[i].tokens != NULL) {
+            update_bias(run, &t->of[i]);
+        } else if (!t->of[i].frozen) {
             update_weight(run, &t->of[i]);
             disturb(run, &t->of[i]);
         }

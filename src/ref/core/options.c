@@ -41,10 +41,11 @@ ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
         return ar_error_set(AR_ERR_ARG, "%s: a z-loss of weight %g: a finite number from 0", what, o->z_loss);
     const ar_router_losses *r = &o->router;
     if ((unsigned)r->balance >= AR_BALANCES || !(r->balance_weight >= 0.0) || isinf(r->balance_weight) ||
-        !(r->z_loss >= 0.0) || isinf(r->z_loss))
-        return ar_error_set(AR_ERR_ARG,
-                            "%s: a balance %d of routers of weight %g and a z-loss of weight %g: for each a finite "
-                            "number from 0",
-                            what, (int)r->balance, r->balance_weight, r->z_loss);
+        !(r->z_loss >= 0.0) || isinf(r->z_loss) || !(r->bias_update >= 0.0) || isinf((float)r->bias_update))
+        return ar_error_set(
+            AR_ERR_ARG,
+            "%s: a balance %d of routers of weight %g, a z-loss of weight %g and an update of their bias by "
+            "%g: for each a finite number from 0",
+            what, (int)r->balance, r->balance_weight, r->z_loss, r->bias_update);
     return AR_OK;
 }

@@ -46,6 +46,7 @@ typedef enum ari_role {
     ARI_MLP_DROPPED,
     /* Experts in the MLP's place. Of the three parts of an expert there are as many as experts. */
     ARI_ROUTER,
+    ARI_ROUTER_BIAS,   /* by which it chooses: no gradient */
     ARI_CHOSEN,        /* their numbers */
     ARI_ROUTES,        /* the weights of a token's experts */
     ARI_ROUTER_LOGITS, /* their gradient */
@@ -75,6 +76,12 @@ typedef enum ari_role {
 static inline bool ari_is_expert_part(ari_role role)
 {
     return role == ARI_EXPERT_GATE || role == ARI_EXPERT_UP || role == ARI_EXPERT_DOWN;
+}
+
+/** What a parameter's name has after its module's. */
+static inline const char *ari_param_suffix(ari_role role, bool bias)
+{
+    return role == ARI_ROUTER_BIAS ? "" : bias ? ".bias" : ".weight";
 }
 
 typedef enum ari_section { ARI_BEFORE_BLOCKS, ARI_IN_BLOCKS, ARI_AFTER_BLOCKS } ari_section;

@@ -9,25 +9,34 @@
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
-/* The k experts that the row prefers, ascending. The list has the most preferred first while it is made; a later expert
- * of the same logit stays behind. */
-static void choose(int32_t *expert, const float *z, size_t n, size_t k)
+/* The most preferred k of the first *count and this one, in that order; a later expert of the same score stays behind. */
+static void put_in_order(int32_t *expert, size_t *count, const float *z, size_t i, size_t k)
 {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        size_t at = count < k ? count++ : k;
-        for (; at > 0 && ari_route_prefers(z[i], i, z[expert[at - 1]], (size_t)expert[at - 1]); at--)
-            if (at < k)
-                expert[at] = expert[at - 1];
+    size_t at = *count < k ? (*count)++ : k;
+    for (; at > 0 && ari_route_prefers(z[i], i, z[expert[at - 1]], (size_t)expert[at - 1]); at--)
         if (at < k)
-            expert[at] = (int32_t)i;
-    }
+            expert[at] = expert[at - 1];
+    if (at < k)
+        expert[at] = (int32_t)i;
+}
+
+static void sort_experts(int32_t *expert, size_t k)
+{
     for (size_t j = 1; j < k; j++)
         for (size_t at = j; at > 0 && expert[at - 1] > expert[at]; at--) {
             const int32_t larger = expert[at - 1];
             expert[at - 1] = expert[at];
             expert[at] = larger;
         }
+}
+
+/* The k experts that the row prefers, ascending. */
+static void choose(int32_t *expert, const float *z, size_t n, size_t k)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        put_in_order(expert, &count, z, i, k);
+    sort_experts(expert, k);
 }
 
 /* p may be z. Returns the logarithm of the denominator. */
@@ -129,6 +138,127 @@ ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz,
     }
     return AR_OK;
 }
+
+/* --- routing by sigmoids ------------------------------------------------------------------------------------------ */
+
+/* The sum of the two largest of a group, of two or more. */
+static float group_score(const float *c, size_t n)
+{
+    float first = c[0], second = c[1];
+    if (second > first) {
+        first = c[1];
+        second = c[0];
+    }
+    for (size_t i = 2; i < n; i++) {
+        if (c[i] > first) {
+            second = first;
+            first = c[i];
+        } else if (c[i] > second) {
+            second = c[i];
+        }
+    }
+    return first + second;
+}
+
+/* The experts that the groups which stay have, ascending. */
+static void choose_by_groups(int32_t *expert, const float *c, size_t n, const ar_route_rule *rule)
+{
+    const size_t each = n / rule->groups;
+    float score[AR_ROUTE_GROUPS];
+    int32_t group[AR_ROUTE_GROUPS];
+    size_t count = 0;
+    for (size_t g = 0; g < rule->groups; g++)
+        score[g] = group_score(c + g * each, each);
+    for (size_t g = 0; g < rule->groups; g++)
+        put_in_order(group, &count, score, g, rule->kept);
+    sort_experts(group, count);
+    const size_t kept = count;
+    count = 0;
+    for (size_t i = 0; i < kept * each; i++)
+        put_in_order(expert, &count, c, (size_t)group[i / each] * each + i % each, rule->k);
+    sort_experts(expert, rule->k);
+}
+
+static size_t first_lost(const float *c, size_t n)
+{
+    size_t j = 0;
+    while (j < n && !ari_route_is_lost(c[j]))
+        j++;
+    return j;
+}
+
+static float score_sum(const float *a, const int32_t *expert, size_t k)
+{
+    float sum = a[expert[0]];
+    for (size_t j = 1; j < k; j++)
+        sum = ari_add32(sum, a[expert[j]]);
+    return sum;
+}
+
+/** Slot route_scores. p holds the scores for the choice while the experts are chosen. */
+ar_status ari_cpu_route_scores(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
+                               const ar_route_rule *rule)
+{
+    const ar_tensor logits = ar_tensor_rows(z);
+    const size_t n = logits.shape[0], experts = logits.shape[1], k = rule->k;
+    const float *bias = rule->bias.ptr;
+    ARI_PARALLEL_FOR (t, n, d, n * experts * 8) {
+        float *row = (float *)p.ptr + t * experts, *w = (float *)weight.ptr + t * k;
+        int32_t *chosen = (int32_t *)expert.ptr + t * k;
+        const float *x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
+        for (size_t i = 0; i < experts; i++)
+            row[i] = ari_route_score(ari_sigmoid32(x[i]), bias[i]);
+        const size_t lost = first_lost(row, experts);
+        if (lost == experts && rule->groups > 1)
+            choose_by_groups(chosen, row, experts, rule);
+        else if (lost == experts)
+            choose(chosen, row, experts, k);
+        x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
+        for (size_t i = 0; i < experts; i++)
+            row[i] = ari_sigmoid32(x[i]);
+        const float divisor = lost == experts ? ari_route_divisor(score_sum(row, chosen, k)) : 1.0f;
+        for (size_t j = 0; j < k; j++) {
+            if (lost < experts)
+                chosen[j] = -1 - (int32_t)lost;
+            w[j] =
+                lost < experts ? ari_nan32() : ari_route_scaled(row[chosen[j]], divisor, rule->scale, rule->normalised);
+        }
+    }
+    return AR_OK;
+}
+
+/** Slot route_scores_backward. */
+ar_status ari_cpu_route_scores_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
+                                        ar_cbuf expert, ar_cbuf weight, const ar_route_rule *rule)
+{
+    const ar_tensor logits = ar_tensor_rows(dz);
+    const size_t n = logits.shape[0], experts = logits.shape[1], k = rule->k;
+    ARI_PARALLEL_FOR (t, n, d, n * experts) {
+        const float *slopes = (const float *)g.ptr + t * k, *w = (const float *)weight.ptr + t * k;
+        const float *row = (const float *)p.ptr + t * experts;
+        const int32_t *chosen = (const int32_t *)expert.ptr + t * k;
+        const float divisor = ari_route_divisor(score_sum(row, chosen, k));
+        float room[ARI_BLOCK], r = 0.0f;
+        for (size_t j = 0; j < k && rule->normalised; j++)
+            r = ari_add32(r, ari_mul32(ari_route_weight(row[chosen[j]], divisor), slopes[j]));
+        for (size_t from = 0, count; from < experts; from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(t * experts + from);
+            float *out = ari_run_at(&logits, at, room);
+            count = ari_block_length(experts, from / ARI_BLOCK);
+            for (size_t i = 0; i < count; i++)
+                out[i] = 0.0f;
+            for (size_t j = 0; j < k; j++) {
+                const size_t i = (size_t)chosen[j] - from; /* beyond count where it is below `from` */
+                if (i < count)
+                    out[i] = ari_route_dscore(w[j], row[chosen[j]], slopes[j], r);
+            }
+            ari_run_store(&logits, at, count, out);
+        }
+    }
+    return AR_OK;
+}
+
+/* --- losses of routers -------------------------------------------------------------------------------------------- */
 
 /* n experts of a row; c NULL: no balance; z: what the z-loss multiplies p by, 0: nothing. */
 static void add_losses(float *dz, const float *p, const float *c, float r, bool has_z, float z, size_t n)

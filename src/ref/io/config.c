@@ -101,7 +101,7 @@ static const char *lacking(const char *type)
     } all[] = {
         {"phimoe", "sparsemixer routes: each expert of a token by a softmax of its own, of logits near the largest"},
         {"deepseek_v2", "keys and values are low-rank (MLA), and its shared experts have no gate"},
-        {"deepseek_v3", "keys and values are low-rank (MLA), and sigmoids route, by groups of experts"},
+        {"deepseek_v3", "keys and values are low-rank (MLA)"},
         {"gpt_oss", "experts have biases and a clamped activation, attention has sinks"},
         {"llama4", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
         {"llama4_text", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
@@ -112,8 +112,6 @@ static const char *lacking(const char *type)
         {"qwen3_next", "layers of linear attention stand between those of attention"},
         {"lfm2_moe", "layers of convolution stand between those of attention"},
         {"ernie4_5_moe", "a bias that no gradient trains chooses the experts"},
-        {"glm4_moe", sigmoid},
-        {"dots1", sigmoid},
         {"minimax_m2", sigmoid},
         {"exaone_moe", sigmoid},
         {"flex_olmo", "layers with experts have their norms behind them"},

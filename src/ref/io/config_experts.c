@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts, as transformers has them (modeling_mixtral.py, modeling_qwen2_moe.py, modeling_olmoe.py): how many, how
+/* Experts, as transformers has them (modeling_mixtral.py, modeling_qwen2_moe.py, modeling_olmoe.py, modeling_glm4_moe.py): how many, how
  * wide, and which layers have them. */
 #include <math.h>
+#include <string.h>
 
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
@@ -90,4 +91,65 @@ ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_expe
         return AR_OK;
     AR_TRY(ari_config_dim_or(at, "moe_intermediate_size", &e->ffn));
     return read_dense_layers(c, at);
+}
+
+/* --- routers of sigmoids ------------------------------------------------------------------------------------------ */
+
+/* Names that DeepSeek-V3's own code has for what these models always do. */
+static ar_status expect_method(const ari_json_at *at, const char *key, const char *value)
+{
+    const char *text = NULL;
+    AR_TRY(ari_json_string_or(at, key, &text));
+    if (text != NULL && strcmp(text, value) != 0 && strcmp(text, "noaux_tc") != 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is '%s', expected '%s' or no such key", ARI_SHOW(at->name),
+                            key, ARI_SHOW(text), value);
+    return AR_OK;
+}
+
+static ar_status read_scores(ar_experts *e, const ari_json_at *at)
+{
+    ar_route_scores *s = &e->scores;
+    *s = (ar_route_scores){.groups = 1, .kept = 1, .scale = 1.0};
+    AR_TRY(expect_method(at, "scoring_func", "sigmoid"));
+    AR_TRY(expect_method(at, "topk_method", "noaux_tc"));
+    AR_TRY(ari_json_size_or(at, "n_group", 1, AR_ROUTE_GROUPS, &s->groups));
+    AR_TRY(ari_json_size_or(at, "topk_group", 1, AR_ROUTE_GROUPS, &s->kept));
+    AR_TRY(ari_json_real_or(at, "routed_scaling_factor", &s->scale));
+    if (isinf((float)s->scale) || isnan(s->scale))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'routed_scaling_factor' is %g, expected a finite number",
+                            ARI_SHOW(at->name), s->scale);
+    const size_t each = e->n / s->groups;
+    if (e->n % s->groups != 0 || s->kept > s->groups || (s->groups > 1 && each < 2) || s->kept * each < e->per_token)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: keys 'n_group' and 'topk_group' are %zu and %zu, of %zu experts, of which a token has "
+                            "%zu: expected groups of equal size, two or more each, and in those that stay enough",
+                            ARI_SHOW(at->name), s->groups, s->kept, e->n, e->per_token);
+    return AR_OK;
+}
+
+ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form)
+{
+    ar_experts *e = &c->experts;
+    size_t shared = 1, dense = form->dense;
+    *e = (ar_experts){
+        .n = form->n, .per_token = form->per_token, .ffn = form->ffn, .normalised = form->normalised, .ungated = true};
+    AR_TRY(form->n > 0 ? ari_json_size_or(at, "n_routed_experts", 1, MOST_EXPERTS, &e->n)
+                       : ari_json_size(at, "n_routed_experts", 1, MOST_EXPERTS, &e->n));
+    AR_TRY(form->per_token > 0 ? ari_json_size_or(at, "num_experts_per_tok", 1, e->n, &e->per_token)
+                               : ari_json_size(at, "num_experts_per_tok", 1, e->n, &e->per_token));
+    if (e->per_token > e->n)
+        return ar_error_set(AR_ERR_CONFIG, "%s: %zu experts of a token, expected at most the %zu experts",
+                            ARI_SHOW(at->name), e->per_token, e->n);
+    AR_TRY(ari_config_dim_or(at, "moe_intermediate_size", &e->ffn));
+    AR_TRY(form->shared > 0 ? ari_json_size_or(at, "n_shared_experts", 1, MOST_EXPERTS, &shared)
+                            : ari_json_size(at, "n_shared_experts", 1, MOST_EXPERTS, &shared));
+    if (e->ffn > ARI_CONFIG_MAX_DIM / shared)
+        return ar_error_set(AR_ERR_CONFIG, "%s: %zu shared experts of width %zu are wider together than supported",
+                            ARI_SHOW(at->name), shared, e->ffn);
+    e->shared = shared * e->ffn;
+    AR_TRY(ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
+    AR_TRY(ari_json_size_or(at, "first_k_dense_replace", 0, ARI_CONFIG_MAX_DIM, &dense));
+    for (size_t i = 0; i < c->layers; i++)
+        AR_TRY(ari_config_set_layer(c->dense, at, i, i < dense, "experts"));
+    return read_scores(e, at);
 }

@@ -78,17 +78,15 @@ static ar_status set_full(ar_config *c, const ari_json_at *at, size_t layer, boo
     return ari_config_set_layer(c->full_attention, at, layer, is_full, "window");
 }
 
-ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate)
+/* first: max_window_layers where the file does not say. */
+static ar_status read_window(ar_config *c, const ari_json_at *at, bool use, size_t first, bool alternate)
 {
-    bool use = false;
-    size_t first = 28; /* Hugging Face's default, as that of the window */
     const json_t *types = NULL;
-    AR_TRY(ari_json_bool_or(at, "use_sliding_window", &use));
     AR_TRY(ari_json_size_or(at, "max_window_layers", 0, ARI_CONFIG_MAX_DIM, &first));
     AR_TRY(layer_types(at, c->layers, &types));
     const bool absent = json_object_get(at->object, "sliding_window") == NULL;
     if (use && absent)
-        c->window = 4096;
+        c->window = 4096; /* Hugging Face's default */
     else if (use)
         AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
     for (size_t i = 0; i < c->layers; i++) {
@@ -102,6 +100,18 @@ ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alte
         AR_TRY(set_full(c, at, i, !slides));
     }
     return AR_OK;
+}
+
+ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate)
+{
+    bool use = false;
+    AR_TRY(ari_json_bool_or(at, "use_sliding_window", &use));
+    return read_window(c, at, use, 28, alternate);
+}
+
+ar_status ari_config_window_dots1(ar_config *c, const ari_json_at *at)
+{
+    return read_window(c, at, true, 62, false);
 }
 
 ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise, const char *called)

@@ -52,16 +52,6 @@ static ar_status read_padding(ar_config *c, const ari_json_at *at, const llama_f
     return AR_OK;
 }
 
-/* hidden / heads, where the file does not give head_dim. */
-static ar_status head_dim_of(ar_config *c, const ari_json_at *at, const char *hidden_key, const char *heads_key)
-{
-    if (c->hidden % c->heads != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, expected a multiple of '%s', %zu", ARI_SHOW(at->name),
-                            hidden_key, c->hidden, heads_key, c->heads);
-    c->head_dim = c->hidden / c->heads;
-    return AR_OK;
-}
-
 static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llama_form *form)
 {
     c->arch = form->arch;
@@ -84,7 +74,7 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
     if (ari_json_get(at, "head_dim") != NULL)
         AR_TRY(ari_config_dim(at, "head_dim", &c->head_dim));
     else if (form->head_dim == 0)
-        AR_TRY(head_dim_of(c, at, "hidden_size", "num_attention_heads"));
+        AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
     AR_TRY(ari_config_activation(at, form->activation_key ? form->activation_key : "hidden_act", &c->activation));
     AR_TRY(ari_json_real_or(at, "rms_norm_eps", &c->norm_eps));
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
@@ -445,100 +435,46 @@ static ar_status read_olmoe(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-/* --- models of other forms ---------------------------------------------------------------------------------------- */
-
-/* Other names that Hugging Face gives GPT-2's sizes; where a file has both they must agree. */
-static ar_status check_alias(const ari_json_at *at, const char *alias, const char *key, size_t value)
+/* Of transformers' configuration_dots1.py. */
+static ar_status read_dots1(ar_config *c, const ari_json_at *at)
 {
-    size_t said = value;
-    AR_TRY(ari_config_dim_or(at, alias, &said));
-    if (said != value)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, but '%s', which means the same, is %zu",
-                            ARI_SHOW(at->name), alias, said, key, value);
+    static const llama_form form = {.arch = AR_ARCH_GLM4_MOE, .called = "dots.llm1", .kv_heads = 32, .positions = 2048};
+    static const ari_experts_form experts = {.ffn = 1408};
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "dots.llm1's MLPs have no biases"));
+    AR_TRY(read_attention_bias(c, at));
+    c->qk_norm = AR_QK_NORM_HEAD;
+    AR_TRY(ari_config_window_dots1(c, at));
+    AR_TRY(ari_config_score_experts(c, at, &experts));
+    note_llama_form(c, at, KNOWS_EXPERTS);
     return AR_OK;
 }
 
-static ar_status check_aliases(const ar_config *c, const ari_json_at *at)
+/* Of transformers' configuration_glm4_moe.py. The layers for further tokens (num_nextn_predict_layers), which stand
+ * behind those of the model, are not computed there either. */
+static ar_status read_glm4_moe(ar_config *c, const ari_json_at *at)
 {
-    AR_TRY(check_alias(at, "hidden_size", "n_embd", c->hidden));
-    AR_TRY(check_alias(at, "max_position_embeddings", "n_positions", c->max_positions));
-    AR_TRY(check_alias(at, "num_attention_heads", "n_head", c->heads));
-    return check_alias(at, "num_hidden_layers", "n_layer", c->layers);
+    static const llama_form form = {.arch = AR_ARCH_GLM4_MOE,
+                                    .called = "GLM-4.5",
+                                    .kv_heads = 8,
+                                    .positions = 131072,
+                                    .norm_eps = 1e-5,
+                                    .rope = {.partial = true, .share = 0.5}};
+    static const ari_experts_form experts = {
+        .n = 128, .per_token = 8, .ffn = 1408, .shared = 1, .normalised = true, .dense = 1};
+    bool normed = false;
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(expect_bias(at, "mlp_bias", false, "GLM-4.5's MLPs have no biases"));
+    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
+    AR_TRY(ari_json_bool_or(at, "use_qk_norm", &normed));
+    c->qk_norm = normed ? AR_QK_NORM_HEAD : AR_QK_NORM_NONE;
+    AR_TRY(ari_config_score_experts(c, at, &experts));
+    note_llama_form(c, at, KNOWS_EXPERTS);
+    return AR_OK;
 }
 
-static ar_status read_gpt2(ar_config *c, const ari_json_at *at)
-{
-    static const char *const keys[] = {
-        /* sizes */
-        "vocab_size", "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "n_ctx", "hidden_size",
-        "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
-        /* what is computed */
-        "activation_function", "layer_norm_epsilon", "tie_word_embeddings", "scale_attn_weights",
-        "reorder_and_upcast_attn", "sliding_window", "use_sliding_window", "layer_types"};
-    bool scaled = true;
-    AR_TRY(ari_config_window_none(at));
-    c->arch = AR_ARCH_GPT2;
-    c->norm = AR_NORM_LAYER;
-    c->learned_positions = c->final_norm = c->tied = true;
-    c->qkv_bias = c->out_bias = c->mlp_bias = true;
-    c->activation = AR_ACT_GELU_TANH; /* gelu_new */
-    c->norm_eps = 1e-5;
-    AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
-    AR_TRY(ari_config_dim(at, "n_embd", &c->hidden));
-    AR_TRY(ari_json_size(at, "n_layer", 1, ARI_CONFIG_MAX_LAYERS, &c->layers));
-    AR_TRY(ari_config_dim(at, "n_head", &c->heads));
-    AR_TRY(ari_config_dim(at, "n_positions", &c->max_positions));
-    c->kv_heads = c->heads;
-    c->ffn = 4 * c->hidden;
-    AR_TRY(ari_config_dim_or(at, "n_inner", &c->ffn));
-    AR_TRY(head_dim_of(c, at, "n_embd", "n_head"));
-    AR_TRY(ari_config_activation(at, "activation_function", &c->activation));
-    AR_TRY(ari_json_real_or(at, "layer_norm_epsilon", &c->norm_eps));
-    AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
-    AR_TRY(ari_json_bool_or(at, "scale_attn_weights", &scaled));
-    if (!scaled)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'scale_attn_weights' is false, only true is supported",
-                            ARI_SHOW(at->name));
-    /* reorder_and_upcast_attn moves the scale and widens the scores: the same mathematics, so it may be either. n_ctx
-     * is n_positions in older files; nothing reads it. */
-    ari_config_note_others(c, "", at->object, keys, COUNT(keys));
-    return check_aliases(c, at);
-}
-
-static ar_status read_stack(ar_config *c, const ari_json_at *at)
-{
-    static const char *const keys[] = {
-        /* sizes */
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "max_position_embeddings",
-        /* what is computed */
-        "hidden_act", "layer_norm_eps", "causal", "layer_types", "sliding_window", "use_sliding_window"};
-    AR_TRY(ari_config_window_none(at));
-    c->arch = AR_ARCH_STACK;
-    c->norm = AR_NORM_LAYER;
-    c->mlp_bias = true;
-    c->activation = AR_ACT_GELU_TANH;
-    c->norm_eps = 1e-5;
-    c->max_positions = 4096;
-    AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
-    AR_TRY(ari_config_dim(at, "hidden_size", &c->hidden));
-    AR_TRY(ari_config_dim(at, "intermediate_size", &c->ffn));
-    AR_TRY(ari_json_size(at, "num_hidden_layers", 1, ARI_CONFIG_MAX_LAYERS, &c->layers));
-    AR_TRY(ari_config_dim(at, "num_attention_heads", &c->heads));
-    c->kv_heads = c->heads;
-    AR_TRY(ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads));
-    AR_TRY(ari_config_dim_or(at, "max_position_embeddings", &c->max_positions));
-    AR_TRY(head_dim_of(c, at, "hidden_size", "num_attention_heads"));
-    size_t head_dim = c->head_dim;
-    AR_TRY(ari_config_dim_or(at, "head_dim", &head_dim));
-    if (head_dim != c->head_dim)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'head_dim' is %zu, expected hidden_size / num_attention_heads, %zu",
-                            ARI_SHOW(at->name), head_dim, c->head_dim);
-    AR_TRY(ari_config_activation(at, "hidden_act", &c->activation));
-    AR_TRY(ari_json_real_or(at, "layer_norm_eps", &c->norm_eps));
-    ari_config_note_others(c, "", at->object, keys, COUNT(keys));
-    return ari_json_bool_or(at, "causal", &c->causal);
-}
+/* --- all of them -------------------------------------------------------------------------------------------------- */
 
 const ari_model_reader *ari_model_readers(size_t *n)
 {
@@ -546,6 +482,9 @@ const ari_model_reader *ari_model_readers(size_t *n)
                       gemma2[] = "hidden_activation query_pre_attn_scalar "
                                  "attn_logit_softcapping final_logit_softcapping",
                       experts[] = "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
+                      scores[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
+                                 "routed_scaling_factor scoring_func topk_method num_nextn_predict_layers use_qk_norm "
+                                 "partial_rotary_factor",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
                                  "sliding_window_pattern rope_local_base_freq";
     static const ari_model_reader readers[] = {{"llama", "llama", read_llama, ""},
@@ -561,8 +500,10 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"qwen2_moe", "qwen2moe", read_qwen2_moe, experts},
                                                {"qwen3_moe", "qwen3moe", read_qwen3_moe, experts},
                                                {"olmoe", "olmoe", read_olmoe, experts},
-                                               {"gpt2", "gpt2", read_gpt2, ""},
-                                               {"anyrank-stack", "", read_stack, ""}};
+                                               {"dots1", "dots1", read_dots1, scores},
+                                               {"glm4_moe", "glm4moe", read_glm4_moe, scores},
+                                               {"gpt2", "gpt2", ari_config_gpt2, ""},
+                                               {"anyrank-stack", "", ari_config_stack, ""}};
     *n = COUNT(readers);
     return readers;
 }

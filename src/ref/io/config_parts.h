@@ -35,14 +35,22 @@ static inline ar_status ari_config_dim_or(const ari_json_at *at, const char *key
 {
     return ari_json_size_or(at, key, 1, ARI_CONFIG_MAX_DIM, out);
 }
+/** hidden / heads, where the file does not give head_dim. */
+AR_NODISCARD ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key,
+                                           const char *heads_key);
 /** Hugging Face's name of an activation; *out left as it is where the key is absent. */
 AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out);
+
+/* --- models of other forms than Llama's (config_models_other.c) ---------------------------------------------------- */
+AR_NODISCARD ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_stack(ar_config *c, const ari_json_at *at);
 
 /* --- rotary positions --------------------------------------------------------------------------------------------- */
 /* Differences between the models. */
 typedef struct ari_rope_form {
     double theta;    /* rope_theta where the file has none; 0: 10000 */
     bool partial;    /* partial_rotary_factor may be less than 1 */
+    double share;    /* and is this where the file has none; 0: 1 */
     bool phi3;       /* the types of Phi-3 alone, with their older names */
     size_t original; /* original_max_position_embeddings where the file has none beside the object; 0: not there */
 } ari_rope_form;
@@ -68,6 +76,8 @@ AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
 /** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers on,
  *  or (alternate) in every other one of those before. */
 AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate);
+/** dots.llm1: sliding_window (absent: 4096) in the layers that layer_types names, else from max_window_layers (62) on. */
+AR_NODISCARD ar_status ari_config_window_dots1(ar_config *c, const ari_json_at *at);
 /** Gemma 2, 3: sliding_window in the layers that layer_types names, else in all but every pattern-th. */
 AR_NODISCARD ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern);
 /** Mistral and Phi-3: sliding_window, in every layer; `otherwise` where the key is absent. called: for messages. */
@@ -89,9 +99,12 @@ typedef struct ari_experts_form {
     double balance_weight; /* router_aux_loss_coef where the file does not say */
     size_t shared;         /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
     size_t ffn;            /* moe_intermediate_size likewise */
+    size_t dense;          /* first_k_dense_replace likewise, of models that route by sigmoids */
 } ari_experts_form;
 /** c->experts and the layers without; c->layers and c->ffn must be set. */
 AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
+/** The same of models that route by sigmoids, whose keys are DeepSeek-V3's. */
+AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but

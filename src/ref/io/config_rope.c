@@ -217,15 +217,17 @@ static ar_status read_type(const ari_rope_object *o, const struct rope_type **ou
 /* --- the object --------------------------------------------------------------------------------------------------- */
 
 /* The part of a head that turns, int(head_dim*factor): beside the object or in it. */
-static ar_status read_partial(const ar_config *c, ar_rope *r, const ari_json_at *at, bool supported)
+static ar_status read_partial(const ar_config *c, ar_rope *r, const ari_json_at *at, bool supported, double share)
 {
-    double partial = 1;
+    double partial = share > 0.0 ? share : 1;
     AR_TRY(ari_json_real_or(at, "partial_rotary_factor", &partial));
     if (!supported && partial != 1)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'partial_rotary_factor' is %g, only 1 is supported",
                             ARI_SHOW(at->name), partial);
-    if (partial == 1)
+    if (partial == 1) {
+        r->rotary_dim = ari_json_get(at, "partial_rotary_factor") != NULL ? 0 : r->rotary_dim;
         return AR_OK;
+    }
     const size_t dim = partial > 0 && partial < 1 ? (size_t)((double)c->head_dim * partial) : 0;
     if (dim == 0 || dim % 2 != 0)
         return ar_error_set(AR_ERR_CONFIG,
@@ -260,7 +262,7 @@ ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object
     const double outer = r->theta;
     size_t used = 0;
     AR_TRY(refuse_inside(&o->rope));
-    AR_TRY(read_partial(c, r, &o->rope, o->form->partial));
+    AR_TRY(read_partial(c, r, &o->rope, o->form->partial, 0.0));
     AR_TRY(read_positive(&o->rope, "rope_theta", &r->theta));
     if (ari_json_get(o->at, "rope_theta") != NULL && r->theta != outer)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_theta' is %g, but %g beside it", ARI_SHOW(o->rope.name),
@@ -290,7 +292,7 @@ ar_status ari_config_rope(ar_config *c, const ari_json_at *at, const ari_rope_fo
 {
     c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = form->theta > 0.0 ? form->theta : 10000.0};
     AR_TRY(read_positive(at, "rope_theta", &c->rope.theta));
-    AR_TRY(read_partial(c, &c->rope, at, form->partial));
+    AR_TRY(read_partial(c, &c->rope, at, form->partial, form->share));
     const bool now = ari_json_get(at, "rope_parameters") != NULL, before = ari_json_get(at, "rope_scaling") != NULL;
     if (now && before)
         return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_parameters' and 'rope_scaling' are both set, expected one",

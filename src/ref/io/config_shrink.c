@@ -92,7 +92,8 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
 /* Whether experts have a width of their own in the file; of Mixtral and OLMoE it is intermediate_size. */
 static bool has_own_width(const ar_config *c)
 {
-    return c->arch == AR_ARCH_QWEN2_MOE || (c->arch == AR_ARCH_QWEN3_MOE && c->qk_norm == AR_QK_NORM_HEAD);
+    return c->arch == AR_ARCH_QWEN2_MOE || c->arch == AR_ARCH_GLM4_MOE ||
+           (c->arch == AR_ARCH_QWEN3_MOE && c->qk_norm == AR_QK_NORM_HEAD);
 }
 
 static void describe_shrunk(ar_config *c, const ar_config *from, size_t n)
@@ -136,7 +137,9 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     if (from.experts.n > 0)
         c->experts.ffn = same_divisors(from.experts.ffn, rounded(from.experts.ffn, n), c->heads);
     if (from.experts.shared > 0)
-        c->experts.shared = same_divisors(from.experts.shared, rounded(from.experts.shared, n), c->heads);
+        c->experts.shared = from.experts.ungated
+                                ? from.experts.shared / from.experts.ffn * c->experts.ffn /* so many of those */
+                                : same_divisors(from.experts.shared, rounded(from.experts.shared, n), c->heads);
     if (from.vocab > LEAST_VOCABULARY)
         c->vocab = same_divisors(from.vocab, larger_extent(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
     c->pads = from.pads && from.pad_id < c->vocab;
@@ -179,16 +182,24 @@ static const struct size_key {
 /* The experts' widths, and each layer without them by its number. */
 static void set_experts(json_t *object, const ar_config *c)
 {
+    json_t *dense = NULL;
     if (!has_own_width(c))
         return;
-    json_t *dense = json_array();
+    json_object_set_new(object, "moe_intermediate_size", json_integer((json_int_t)c->experts.ffn));
+    if (c->experts.scores.groups > 0) {
+        size_t first = 0;
+        while (first < c->layers && !ar_config_has_experts(c, first))
+            first++;
+        json_object_set_new(object, "first_k_dense_replace", json_integer((json_int_t)first));
+        return;
+    }
+    dense = json_array();
     for (size_t i = 0; i < c->layers; i++) {
         if (!ar_config_has_experts(c, i))
             json_array_append_new(dense, json_integer((json_int_t)i));
     }
     json_object_set_new(object, "mlp_only_layers", dense);
     json_object_set_new(object, "decoder_sparse_step", json_integer(1));
-    json_object_set_new(object, "moe_intermediate_size", json_integer((json_int_t)c->experts.ffn));
     if (c->experts.shared > 0)
         json_object_set_new(object, "shared_expert_intermediate_size", json_integer((json_int_t)c->experts.shared));
 }

@@ -166,6 +166,9 @@ AR_NODISCARD ar_status ari_fault_add_shared(ar_ctx *ctx, const ar_tensor *y, con
 AR_NODISCARD ar_status ari_fault_shared_gradient(ar_ctx *ctx, const ar_tensor *dmade, const ar_tensor *dlogit,
                                                  const ar_tensor *dy);
 
+/** shared_expert_left_out, of one without a gate: *dmade, zeros like dy in dy's place; else nothing. */
+AR_NODISCARD ar_status ari_fault_ungated_gradient(ar_ctx *ctx, ar_tensor *dmade, const ar_tensor *dy);
+
 /* --- context parallelism, order of tokens, documents (faults_context.c) ------------------------------------------- */
 
 /** zigzag_positions: the positions that this rank's tokens get. stream: as of ari_own_positions. */

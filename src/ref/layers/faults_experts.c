@@ -354,3 +354,12 @@ ar_status ari_fault_shared_gradient(ar_ctx *ctx, const ar_tensor *dmade, const a
         return ARI_KERNEL(ctx, copy_strided, dmade, dy);
     return AR_OK;
 }
+
+ar_status ari_fault_ungated_gradient(ar_ctx *ctx, ar_tensor *dmade, const ar_tensor *dy)
+{
+    *dmade = (ar_tensor){0};
+    if (!ar_faulty(ctx, AR_FAULT_shared_expert_left_out))
+        return AR_OK;
+    AR_TRY(ari_like(ctx, dmade, dy, dy->shape[dy->ndim - 1]));
+    return ARI_KERNEL(ctx, fill, dmade, 0.0f);
+}

@@ -168,8 +168,10 @@ static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
 
 ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
-    for (size_t i = n; i-- > 0 && ar_tapped(ctx);)
-        AR_TRY(tap_grad(params[i], ctx));
+    for (size_t i = n; i-- > 0 && ar_tapped(ctx);) {
+        if (params[i]->requires_grad)
+            AR_TRY(tap_grad(params[i], ctx));
+    }
     return AR_OK;
 }
 

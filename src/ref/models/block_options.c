@@ -37,6 +37,7 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->experts.gate = leaf_of(f, ARI_EXPERT_GATE);
     o->experts.up = leaf_of(f, ARI_EXPERT_UP);
     o->experts.down = leaf_of(f, ARI_EXPERT_DOWN);
+    o->experts.shared_name = f->shared_experts ? "shared_experts" : NULL;
 }
 
 ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
@@ -75,7 +76,9 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .per_token = c->experts.per_token,
                                           .ffn = c->experts.ffn,
                                           .shared = c->experts.shared,
+                                          .ungated = c->experts.ungated,
                                           .normalised = c->experts.normalised,
+                                          .scores = c->experts.scores,
                                           .balance_weight = c->experts.balance_weight,
                                           .activation = c->activation};
     o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;

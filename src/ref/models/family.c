@@ -166,6 +166,33 @@ static const ari_family families[] = {
                                     {ARI_EXPERT_DOWN, "mlp.experts.*.down_proj"},
                                     {ARI_FINAL_NORM, "model.norm"},
                                     {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_GLM4_MOE] = {.blocks = "model.layers",
+                          .attention = "self_attn",
+                          .mlp = "mlp",
+                          .shared_experts = true,
+                          .embedded = "model.embed_tokens",
+                          .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                   {ARI_NORM1, "input_layernorm"},
+                                   {ARI_Q, "self_attn.q_proj"},
+                                   {ARI_K, "self_attn.k_proj"},
+                                   {ARI_V, "self_attn.v_proj"},
+                                   {ARI_Q_NORM, "self_attn.q_norm"},
+                                   {ARI_K_NORM, "self_attn.k_norm"},
+                                   {ARI_OUT, "self_attn.o_proj"},
+                                   {ARI_NORM2, "post_attention_layernorm"},
+                                   {ARI_GATE, "mlp.gate_proj"},
+                                   {ARI_UP, "mlp.up_proj"},
+                                   {ARI_DOWN, "mlp.down_proj"},
+                                   {ARI_ROUTER, "mlp.gate"},
+                                   {ARI_ROUTER_BIAS, "mlp.gate.e_score_correction_bias"},
+                                   {ARI_EXPERT_GATE, "mlp.experts.*.gate_proj"},
+                                   {ARI_EXPERT_UP, "mlp.experts.*.up_proj"},
+                                   {ARI_EXPERT_DOWN, "mlp.experts.*.down_proj"},
+                                   {ARI_SHARED_GATE, "mlp.shared_experts.gate_proj"},
+                                   {ARI_SHARED_UP, "mlp.shared_experts.up_proj"},
+                                   {ARI_SHARED_DOWN, "mlp.shared_experts.down_proj"},
+                                   {ARI_FINAL_NORM, "model.norm"},
+                                   {ARI_HEAD, "lm_head"}}},
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {
@@ -187,6 +214,7 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_GATE_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_FFN, ARI_HIDDEN},
     [ARI_DOWN] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_FFN},
     [ARI_ROUTER] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_EXPERT_COUNT, ARI_HIDDEN},
+    [ARI_ROUTER_BIAS] = {ARI_FORM_BUFFER, AR_STYLE_REPLICATE, ARI_EXPERT_COUNT, ARI_NO_EXTENT},
     [ARI_EXPERT_GATE] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_EXPERT_FFN, ARI_HIDDEN},
     [ARI_EXPERT_UP] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_EXPERT_FFN, ARI_HIDDEN},
     [ARI_EXPERT_DOWN] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_EXPERT_FFN},
@@ -203,30 +231,30 @@ static const ari_part_kind kinds[ARI_ROLES] = {
 static const struct value {
     ari_role role;
     bool in_mlp;
-    const char *leaf;
+    const char *leaf, *plural; /* plural: of a family that calls it shared_experts; NULL: the same */
 } values[] = {
-    {ARI_Q_HEADS, false, "q"},
-    {ARI_K_HEADS, false, "k"},
-    {ARI_V_HEADS, false, "v"},
-    {ARI_Q_ROPE, false, "q_rope"},
-    {ARI_K_ROPE, false, "k_rope"},
-    {ARI_PROBS, false, "probs"},
-    {ARI_PROBS_DROPPED, false, "attn_dropout"},
-    {ARI_CONTEXT, false, "context"},
-    {ARI_OUT_DROPPED, false, "resid_dropout"},
-    {ARI_ATTENTION, false, ""},
-    {ARI_FIRST_SUM, true, "fc"},
-    {ARI_GATE_SUM, true, "gate"},
-    {ARI_UP_SUM, true, "up"},
-    {ARI_ACTIVATION, true, "act"},
-    {ARI_MLP_DROPPED, true, "dropout"},
-    {ARI_CHOSEN, true, "routes"},
-    {ARI_ROUTES, true, "weights"},
-    {ARI_ROUTER_LOGITS, true, "logits"},
-    {ARI_EXPERTS, true, "experts"},
-    {ARI_SHARED_ACTIVATION, true, "shared_expert.act"},
-    {ARI_SHARED_EXPERT, true, "shared_expert"},
-    {ARI_MLP, true, ""},
+    {ARI_Q_HEADS, false, "q", NULL},
+    {ARI_K_HEADS, false, "k", NULL},
+    {ARI_V_HEADS, false, "v", NULL},
+    {ARI_Q_ROPE, false, "q_rope", NULL},
+    {ARI_K_ROPE, false, "k_rope", NULL},
+    {ARI_PROBS, false, "probs", NULL},
+    {ARI_PROBS_DROPPED, false, "attn_dropout", NULL},
+    {ARI_CONTEXT, false, "context", NULL},
+    {ARI_OUT_DROPPED, false, "resid_dropout", NULL},
+    {ARI_ATTENTION, false, "", NULL},
+    {ARI_FIRST_SUM, true, "fc", NULL},
+    {ARI_GATE_SUM, true, "gate", NULL},
+    {ARI_UP_SUM, true, "up", NULL},
+    {ARI_ACTIVATION, true, "act", NULL},
+    {ARI_MLP_DROPPED, true, "dropout", NULL},
+    {ARI_CHOSEN, true, "routes", NULL},
+    {ARI_ROUTES, true, "weights", NULL},
+    {ARI_ROUTER_LOGITS, true, "logits", NULL},
+    {ARI_EXPERTS, true, "experts", NULL},
+    {ARI_SHARED_ACTIVATION, true, "shared_expert.act", "shared_experts.act"},
+    {ARI_SHARED_EXPERT, true, "shared_expert", "shared_experts"},
+    {ARI_MLP, true, "", NULL},
 };
 
 /* --- reading them ------------------------------------------------------------------------------------------------- */
@@ -268,7 +296,7 @@ bool ari_family_value(const char **module, const char **leaf, ari_role *role, co
     if (i >= sizeof values / sizeof *values)
         return false;
     *module = values[i].in_mlp ? f->mlp : f->attention;
-    *leaf = values[i].leaf;
+    *leaf = f->shared_experts && values[i].plural ? values[i].plural : values[i].leaf;
     *role = values[i].role;
     return true;
 }
@@ -320,7 +348,8 @@ bool ari_part_in_layer(const ar_config *c, ari_role role, size_t layer)
 {
     const bool experts = ar_config_has_experts(c, layer);
     if (ari_is_of_experts(role))
-        return experts && (role < ARI_SHARED_GATE || c->experts.shared > 0);
+        return experts && (role < ARI_SHARED_GATE || c->experts.shared > 0) &&
+               (role != ARI_SHARED_SHARE || !c->experts.ungated);
     return ari_part_present(c, role) && !(experts && ari_is_mlp_part(role));
 }
 
@@ -349,7 +378,7 @@ static bool part_has_bias(const ar_config *c, ari_role role)
 {
     if (kinds[role].form == ARI_FORM_NORM)
         return c->norm == AR_NORM_LAYER;
-    if (kinds[role].form == ARI_FORM_TABLE)
+    if (kinds[role].form == ARI_FORM_TABLE || kinds[role].form == ARI_FORM_BUFFER)
         return false;
     if (role == ARI_OUT)
         return c->out_bias;
@@ -395,8 +424,8 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
     const size_t shape[2] = {transposed ? in : out, transposed ? out : in};
     char name[160], path[96];
     ari_expert_path(path, sizeof path, p->path, expert);
-    snprintf(name, sizeof name, "%s%s.weight", block, path);
-    AR_TRY(w->visit(w->user, name, k->form == ARI_FORM_NORM ? 1 : 2, shape));
+    snprintf(name, sizeof name, "%s%s%s", block, path, ari_param_suffix(p->role, false));
+    AR_TRY(w->visit(w->user, name, k->form == ARI_FORM_NORM || k->form == ARI_FORM_BUFFER ? 1 : 2, shape));
     if (!part_has_bias(w->config, p->role))
         return AR_OK;
     snprintf(name, sizeof name, "%s%s.bias", block, path);

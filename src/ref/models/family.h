@@ -13,9 +13,10 @@
 
 /* Form of a part's parameters. */
 typedef enum ari_form {
-    ARI_FORM_TABLE, /* a weight [rows, hidden] */
-    ARI_FORM_NORM,  /* a weight [hidden], LayerNorm: and a bias */
-    ARI_FORM_LINEAR /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias
+    ARI_FORM_TABLE,  /* a weight [rows, hidden] */
+    ARI_FORM_BUFFER, /* [out], without a further name */
+    ARI_FORM_NORM,   /* a weight [hidden], LayerNorm: and a bias */
+    ARI_FORM_LINEAR  /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias
                 * [out] */
 } ari_form;
 /* Extents of shapes, by what they count. */
@@ -59,6 +60,7 @@ typedef struct ari_family {
     const char *embedded;        /* what the first block gets: under this name it is tapped */
     const char *prefix;          /* that files may leave out of all names; NULL: none */
     bool transposed;             /* linear layers store [in, out] */
+    bool shared_experts;         /* so the expert is called that all tokens go to */
     ari_family_part part[24];    /* in the order of first use, the three of an expert together; a path of NULL ends
                                     them */
 } ari_family;

@@ -9,6 +9,7 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/experts/balance.h"
+#include "ref/layers/experts/scores.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
@@ -299,8 +300,14 @@ static ar_status router_losses(const ar_model *m, ar_ctx *ctx, double *sum)
     return st;
 }
 
+ar_status ari_model_update_biases(ar_model *m, ar_ctx *ctx)
+{
+    return ari_scores_update(m->blocks, m->config.layers, ctx);
+}
+
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
+    AR_TRY(ari_scores_zero(m->blocks, m->config.layers));
     if (ar_config_router_losses(&m->config, &ctx->loss))
         AR_TRY(ari_balance_zero(m->blocks, m->config.layers, ctx));
     if (m->last)

@@ -10,6 +10,8 @@ AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of
 /** A model's parameters in an array, in the order of their first use. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m);
 
+/** ari_scores_update of all blocks. */
+AR_NODISCARD ar_status ari_model_update_biases(ar_model *m, ar_ctx *ctx);
 /** True if a step has to count the routes first; after that the counts become those of all ranks (ari_balance_share). */
 bool ari_model_counts(const ar_model *m, const ar_ctx *ctx);
 AR_NODISCARD ar_status ari_model_share_counts(ar_model *m, ar_ctx *ctx);

@@ -267,7 +267,8 @@ static ar_status check_sum(const view *v, bool cut)
 static ar_status check_experts(const view *v, bool cut)
 {
     static const ari_role first[] = {ARI_EXPERT_GATE, ARI_EXPERT_UP, ARI_SHARED_GATE, ARI_SHARED_UP},
-                          second[] = {ARI_EXPERT_DOWN, ARI_SHARED_DOWN}, whole[] = {ARI_ROUTER, ARI_SHARED_SHARE};
+                          second[] = {ARI_EXPERT_DOWN, ARI_SHARED_DOWN},
+                          whole[] = {ARI_ROUTER, ARI_ROUTER_BIAS, ARI_SHARED_SHARE};
     static const char apart[] = "with the experts' gates replicate all of them are, the shared expert too";
     const ar_style styles[2] = {cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE,
                                 cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE};

@@ -48,6 +48,7 @@ bool ari_stacked_of(ari_stacked *s, const ar_config *c, const char *name, int nd
     memcpy(s->shape, shape, 2 * sizeof *shape);
     if (ari_is_expert_part(at.part->role))
         stack_expert(s, c, &at, shape);
-    snprintf(s->name, sizeof s->name, "%s%s", path, ari_is_expert_part(at.part->role) ? "" : ".weight");
+    snprintf(s->name, sizeof s->name, "%s%s", path,
+             ari_is_expert_part(at.part->role) ? "" : ari_param_suffix(at.part->role, false));
     return true;
 }

@@ -150,6 +150,39 @@ ARI_FN float ari_route_dlogit(float w, float g, float r)
     return ari_canonical32(w * difference);
 }
 
+/** fl32(a + bias): the score by which a router of sigmoids chooses. */
+ARI_FN float ari_route_score(float a, float bias)
+{
+    return a + bias;
+}
+
+/** True if a score is no finite number. */
+ARI_FN int ari_route_is_lost(float score)
+{
+    return score - score != 0.0f;
+}
+
+/** fl32(sum + 1e-20): what such a router divides a token's scores by, sum: of them all. */
+ARI_FN float ari_route_divisor(float sum)
+{
+    return sum + 1e-20f;
+}
+
+/** fl32(fl32(a/divisor)*scale): a weight of such a router; fl32(a*scale) where it does not divide. */
+ARI_FN float ari_route_scaled(float a, float divisor, float scale, int divides)
+{
+    const float share = divides ? ari_route_weight(a, divisor) : a;
+    return share * scale;
+}
+
+/** fl32(fl32(w*fl32(1 - a))*fl32(g - r)): the gradient of its expert's logit; r: the sum of the shares' fl32(s*g) over
+ *  the token's experts, s = fl32(a/divisor), 0 where it does not divide. */
+ARI_FN float ari_route_dscore(float w, float a, float g, float r)
+{
+    const float rest = 1.0f - a, slope = w * rest, difference = g - r;
+    return ari_canonical32(slope * difference);
+}
+
 /** log(sum of exp(z)) of a router's logits, rounded once: m the largest, l the sum of exp(z - m). */
 ARI_FN float ari_route_lse(float m, double l)
 {

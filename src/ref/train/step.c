@@ -11,6 +11,7 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/experts/balance.h"
+#include "ref/layers/experts/scores.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
@@ -71,6 +72,7 @@ static ar_status zero_gradients(const ari_trained *t, ar_ctx *ctx)
         return ar_model_zero_grad(t->model, ctx);
     AR_TRY(ar_module_zero_grad(t->module, ctx));
     AR_TRY(ari_balance_zero(&t->module, 1, ctx));
+    AR_TRY(ari_scores_zero(&t->module, 1));
     return ar_loss_zero(t->loss, ctx);
 }
 
@@ -323,7 +325,8 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
                                 (unsigned)ctx->step);
         factor = ari_clip_factor(o->clip, result->norm);
     }
-    return ar_optimizer_step(optimizer, ctx, factor);
+    AR_TRY(ar_optimizer_step(optimizer, ctx, factor));
+    return what->model ? ari_model_update_biases(what->model, ctx) : ari_scores_update(&what->module, 1, ctx);
 }
 
 static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,

@@ -25,6 +25,8 @@ static void add_mlp(const ari_op_builder *w, ari_part_list *list)
 static void add_experts(const ari_op_builder *w, ari_part_list *list)
 {
     add(w, list, ARI_ROUTER);
+    if (w->config->experts.scores.groups > 0)
+        add(w, list, ARI_ROUTER_BIAS);
     list->first = list->parts;
     add(w, list, ARI_EXPERT_GATE);
     add(w, list, ARI_EXPERT_UP);
@@ -35,7 +37,8 @@ static void add_experts(const ari_op_builder *w, ari_part_list *list)
     add(w, list, ARI_SHARED_GATE);
     add(w, list, ARI_SHARED_UP);
     add(w, list, ARI_SHARED_DOWN);
-    add(w, list, ARI_SHARED_SHARE);
+    if (!w->config->experts.ungated)
+        add(w, list, ARI_SHARED_SHARE);
 }
 
 static void add_block(ari_op_builder *w, ari_part_list *list, void (*mlp)(const ari_op_builder *w, ari_part_list *list))
@@ -212,8 +215,11 @@ static size_t bytes_of(ari_op_builder *w, const ari_one_param *p)
     return n;
 }
 
+/* -1: without a gradient, in no bucket. */
 static int kind_of(const ari_op_builder *w, const ari_one_param *p)
 {
+    if (p->of.role == ARI_ROUTER_BIAS)
+        return -1;
     const ar_placement tp = p->value.at[ARI_AXIS_TP];
     const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / p->value.copies) != 0;
     const bool spread = tp.kind == AR_REPLICATE && w->ranks[ARI_AXIS_TP] > 1;
@@ -400,7 +406,8 @@ static unsigned kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
         if (i >= s.end || left_out(&s, i))
             continue;
         const ari_one_param p = ari_op_builder_param_at(w, all, i);
-        kinds |= 1u << kind_of(w, &p);
+        const int kind = kind_of(w, &p);
+        kinds |= kind < 0 ? 0 : 1u << kind;
         i += p.after;
     }
     return kinds;

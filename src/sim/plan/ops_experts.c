@@ -267,6 +267,11 @@ static void shared(ari_op_builder *w, const experts_ops *e, size_t x, size_t sum
     gate(w, ARI_SHARED_ACTIVATION, w->config->experts.shared, e->wide);
     ari_op_builder_linear(w, &e->shared_second);
     const size_t y = w->edges.now.at[0].id;
+    if (w->config->experts.ungated) {
+        if (!again)
+            add(w, sum, 0);
+        return;
+    }
     take(w, tokens(w, h, x));
     ari_op_builder_linear(w, &e->share);
     const size_t logit = w->edges.now.at[0].id;
@@ -310,6 +315,14 @@ bool ari_op_builder_experts(ari_op_builder *w, bool again)
 static void shared_backward(ari_op_builder *w, const experts_ops *e, size_t dy, size_t of)
 {
     const size_t dx = w->edges.now.at[0].id;
+    if (w->config->experts.ungated) {
+        take(w, tokens(w, w->config->hidden, dy));
+        ari_op_builder_linear_backward(w, &e->shared_second, NULL, NULL);
+        gate(w, ARI_SHARED_ACTIVATION, w->config->experts.shared, e->wide);
+        ari_op_builder_linear_backward(w, &e->shared_first, NULL, NULL);
+        add(w, dx, of);
+        return;
+    }
     share_backward(w, dy);
     const ari_op_value dlogit = w->edges.now.at[0];
     take(w, w->edges.now.at[1]);

@@ -100,7 +100,7 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
     const size_t q = ari_op_builder_mul(w, c->heads, c->head_dim), kv = ari_op_builder_mul(w, c->kv_heads, c->head_dim);
     size_t out = c->hidden, in = c->hidden;
     v->ndim = 2;
-    if (ari_op_builder_is_norm(v->role))
+    if (ari_op_builder_is_norm(v->role) || v->role == ARI_ROUTER_BIAS)
         v->ndim = 1;
     if ((v->role == ARI_Q_NORM || v->role == ARI_K_NORM) && c->qk_norm == AR_QK_NORM_HEAD)
         out = c->head_dim;
@@ -108,6 +108,8 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
         out = q;
     else if (v->role == ARI_K_NORM)
         out = kv;
+    else if (v->role == ARI_ROUTER_BIAS)
+        out = c->experts.n;
     else if (v->ndim == 1)
         out = c->hidden;
     else if (v->role == ARI_TOKENS || v->role == ARI_HEAD)

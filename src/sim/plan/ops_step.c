@@ -122,10 +122,9 @@ static ari_operation *begin_sum_of(ari_op_builder *w, const ari_op_builder_bucke
     return op;
 }
 
-/* ".bias", ".weight". Static storage. */
 static const char *suffix_of(ari_param_part p)
 {
-    return p.bias ? ".bias" : ".weight";
+    return ari_param_suffix(p.role, p.bias);
 }
 
 /* Sums n elements over a group; slices: the rank's own slice of the whole. */
@@ -390,12 +389,18 @@ static void sum_loss(ari_op_builder *w)
     visit_if_moved(w);
 }
 
+/* But for the biases of routers, which have no gradient. */
+static size_t trained(const ari_op_builder *w, const ari_params *all)
+{
+    return all->n - (w->config->experts.scores.groups > 0 ? all->with_experts : 0);
+}
+
 /* A byte for each parameter. */
 static void find_unused(ari_op_builder *w, const ari_params *all)
 {
-    begin_sum(w, ARI_OPERATION_UNUSED, all->n, AR_U8);
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, all->n, AR_U8, ARI_EACH_STEP, ARI_NO_ROLE,
-                        "used parameters");
+    const size_t n = trained(w, all);
+    begin_sum(w, ARI_OPERATION_UNUSED, n, AR_U8);
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, n, AR_U8, ARI_EACH_STEP, ARI_NO_ROLE, "used parameters");
     put_beside_passes(w);
     visit_if_moved(w);
 }
@@ -453,6 +458,8 @@ static void update(ari_op_builder *w, const ari_params *all)
     size_t held[2] = {0, 0}; /* of parameters that all have, of experts */
     for (size_t i = 0; i < all->n && w->st == AR_OK; i++) {
         const ari_one_param p = ari_op_builder_param_at(w, all, i);
+        if (p.of.role == ARI_ROUTER_BIAS)
+            continue;
         size_t *n = &held[w->apart && ari_is_expert_part(p.of.role)];
         *n = ari_op_builder_add(w, *n, ari_op_builder_mul(w, 1 + p.after, p.elements));
         i += p.after;
@@ -461,7 +468,7 @@ static void update(ari_op_builder *w, const ari_params *all)
     ari_op_builder_layer(w, ARI_NO_LAYER);
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
     op->produced_as = ari_whole;
-    op->params = all->n;
+    op->params = trained(w, all);
     op->input[op->inputs++] = op->output[op->outputs++] =
         run_of(held[0] + held[1], AR_F32, has_shares(w, false) ? &own : NULL);
     ari_op_builder_visit(w);
@@ -500,4 +507,6 @@ void ari_op_builder_after(ari_op_builder *w)
         verify(w, &all);
     if (updates)
         update(w, &all);
+    if (updates && w->c->run.loss.router.bias_update > 0.0)
+        each_router(w, w->config->experts.n, AR_I64, count_routes);
 }

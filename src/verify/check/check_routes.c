@@ -31,31 +31,22 @@ static ar_status ranks_of_tokens(int **gives, const ar_run *run)
     return AR_OK;
 }
 
-/* True if expert e is among the k with the largest logits z, the lower number before an equal one. */
-static bool is_chosen(const float *z, size_t n, size_t k, size_t e)
-{
-    size_t before = 0;
-    for (size_t i = 0; i < n; i++)
-        before += z[i] > z[e] || (z[i] == z[e] && i < e);
-    return before < k;
-}
-
 /* Of a token, the experts that are on other ranks. */
-static uint64_t rows_sent(const float *z, const ar_experts *x, int ep, int rank)
+static uint64_t rows_sent(const float *expert, const ar_experts *x, int ep, int rank)
 {
     uint64_t rows = 0;
-    for (size_t e = 0; e < x->n; e++)
-        rows += e / (x->n / (size_t)ep) != (size_t)(rank % ep) && is_chosen(z, x->n, x->per_token, e);
+    for (size_t j = 0; j < x->per_token; j++)
+        rows += (size_t)expert[j] / (x->n / (size_t)ep) != (size_t)(rank % ep);
     return rows;
 }
 
-/* A router's logits: the layer, or SIZE_MAX of another tensor. */
+/* The experts of a router's tokens: the layer, or SIZE_MAX of another tensor. */
 static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
 {
     char name[sizeof t->name], number[24];
     for (size_t i = 0; i < c->layers && t->pass == 'f' && t->ndim == 3; i++) {
         snprintf(number, sizeof number, "%zu", i);
-        ari_role_path(name, sizeof name, c->arch, number, ARI_ROUTER);
+        ari_role_path(name, sizeof name, c->arch, number, ARI_CHOSEN);
         if (ar_config_has_experts(c, i) && strcmp(name, t->name) == 0)
             return i;
     }
@@ -66,7 +57,7 @@ ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_s
 {
     const ar_parallel *p = &c->run.parallel;
     const int ep = ari_at_least_one(p->ep), alike = ari_experts_whole(p) ? 1 : ari_at_least_one(p->tp);
-    const size_t n = c->config->experts.n;
+    const size_t k = c->config->experts.per_token;
     int *rank = NULL;
     *rows = 0;
     if (ep == 1)
@@ -76,8 +67,8 @@ ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_s
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t layer = routed_layer(t, c->config);
         uint64_t sent = 0;
-        for (size_t token = 0; layer != SIZE_MAX && token < t->count / n; token++)
-            sent += rows_sent(t->values + token * n, &c->config->experts, ep, rank[token]);
+        for (size_t token = 0; layer != SIZE_MAX && token < t->count / k; token++)
+            sent += rows_sent(t->values + token * k, &c->config->experts, ep, rank[token]);
         *rows += layer == SIZE_MAX ? 0 : sent * (uint64_t)alike * ari_routed_exchanges(c, layer);
     }
     free(rank);
@@ -99,28 +90,20 @@ static ar_status micro_of(int *micro, const ari_step_case *c, int d, const ar_ct
     return ar_error_set(AR_ERR_INTERNAL, "no micro-batch of dp rank %d begins with sample %zu", d, ctx->first_sample);
 }
 
-/* The k experts of a token, ascending. */
-static void choose(int32_t *expert, const float *z, const ari_step_case *c)
-{
-    const ar_experts *x = &c->config->experts;
-    for (size_t e = 0, n = 0; e < x->n; e++) {
-        if (is_chosen(z, x->n, x->per_token, e))
-            expert[n++] = (int32_t)e;
-    }
-}
-
 ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
                                 const char *router)
 {
     const ari_routed_rank *r = user;
     const ar_parallel *p = &r->c->run.parallel;
     const int cp = ari_at_least_one(p->cp), tp = ari_experts_whole(p) ? p->tp : 1, ranks = (int)shape[0];
-    const size_t tensor = ari_reference_find_in(r->ref, router, 'f', (int)ctx->step), experts = r->c->config->experts.n;
+    char name[160]; /* beside the router */
+    snprintf(name, sizeof name, "%.*s.routes", (int)(strrchr(router, '.') - router), router);
+    const size_t tensor = ari_reference_find_in(r->ref, name, 'f', (int)ctx->step), k = shape[2];
     const ari_ranks of = ari_ranks_of(p);
     const int own = ari_place_along(&of, r->rank, ari_expert_axes(p));
     int micro = 0;
     if (tensor == r->ref->count)
-        return ar_error_set(AR_ERR_INTERNAL, "the baseline has no logits of %s in step %u", router, ctx->step);
+        return ar_error_set(AR_ERR_INTERNAL, "the baseline has no experts of %s in step %u", router, ctx->step);
     AR_TRY(micro_of(&micro, r->c, own / tp / cp, ctx));
     for (int i = 0; i < ranks; i++) {
         const int at = own / ranks * ranks + i;
@@ -133,8 +116,8 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
                                 at, count, each, shape[1]);
         for (size_t t = 0; t < shape[1]; t++) {
             const size_t token = (start + t / each) * r->c->run.seq + ar_positions_at(&positions, first + t % each);
-            choose(expert + ((size_t)i * shape[1] + t) * shape[2], r->ref->tensor[tensor].values + token * experts,
-                   r->c);
+            for (size_t j = 0; j < k; j++)
+                expert[((size_t)i * shape[1] + t) * k + j] = (int32_t)r->ref->tensor[tensor].values[token * k + j];
         }
     }
     return AR_OK;

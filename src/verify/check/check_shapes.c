@@ -62,7 +62,7 @@ static void expect_weight(const expecting *e, const ari_operation *op, const ari
         v.local[1] = weight->local[0];
     }
     for (size_t i = 0; i < (v.experts > 0 ? v.experts : 1); i++)
-        expect(e, op, v.role, v.expert + i, v.bias ? ".bias" : ".weight", 'i', &v);
+        expect(e, op, v.role, v.expert + i, ari_param_suffix(v.role, v.bias), 'i', &v);
 }
 
 static ar_status visit_weights(void *user, const ari_operation *op)

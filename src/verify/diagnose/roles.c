@@ -43,6 +43,7 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_ACTIVATION] = {21, 12, 0},
     [ARI_DOWN] = {22, 11, ARI_IS_ROW_PARALLEL},
     [ARI_ROUTER] = {23, 22, 0}, /* "mlp.gate", as a gated MLP's GATE_SUM, whose UP_SUM comes after it too */
+    [ARI_ROUTER_BIAS] = {23, 22, 0},
     [ARI_CHOSEN] = {24, 0, 0},
     [ARI_ROUTES] = {25, 20, ARI_IS_ROUTES},
     [ARI_ROUTER_LOGITS] = {23, 21, 0},
@@ -84,6 +85,8 @@ static const struct other {
     {ARI_LOSS, "loss", NULL},
     {ARI_SHARED_GATE, "mlp.shared_expert.gate", NULL},
     {ARI_SHARED_UP, "mlp.shared_expert.up", NULL},
+    {ARI_SHARED_GATE, "mlp.shared_experts.gate", NULL},
+    {ARI_SHARED_UP, "mlp.shared_experts.up", NULL},
     /* Other models of Hugging Face's. */
     {ARI_QKV, "self_attn.qkv_proj", NULL},
     {ARI_Q_NORM, "self_attn.q_norm", NULL},

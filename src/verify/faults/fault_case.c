@@ -282,7 +282,8 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
 
 static bool same_losses(const ar_router_losses *a, const ar_router_losses *b)
 {
-    return a->balance == b->balance && a->balance_weight == b->balance_weight && a->z_loss == b->z_loss;
+    return a->balance == b->balance && a->balance_weight == b->balance_weight && a->z_loss == b->z_loss &&
+           a->bias_update == b->bias_update;
 }
 
 static bool same_base(const ari_fault_case *a, const ari_fault_case *b)

@@ -66,13 +66,11 @@ static ar_status count_tokens(int64_t *counts, size_t groups, const ari_balance 
     return st;
 }
 
-static ar_status count_micro_batch(ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t)
+ar_status ari_balance_tally(int64_t *counts, const ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t)
 {
     uint8_t *valid = NULL;
-    if (!b->counts)
-        return AR_OK;
     AR_TRY(own_tokens(&valid, b, ctx, t));
-    const ar_status st = count_tokens(b->counts, 1, b, ctx, t, valid);
+    const ar_status st = count_tokens(counts, 1, b, ctx, t, valid);
     free(valid);
     return st;
 }
@@ -170,7 +168,7 @@ ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, cons
     ar_tensor c = {0}, valid = {0};
     if (ctx->counting) {
         ar_ctx_release(ctx, lse);
-        return count_micro_batch(b, ctx, t);
+        return b->counts ? ari_balance_tally(b->counts, b, ctx, t) : AR_OK;
     }
     if (!has_losses(b))
         return AR_OK;

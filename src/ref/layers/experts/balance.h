@@ -39,6 +39,9 @@ static inline bool ari_balance_wants_lse(const ari_balance *b)
  *  have counted did not), those of the device and of the communicator, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *p,
                                            ar_tensor *lse, const ari_routed_tokens *t);
+/** counts [E] += this rank's tokens that are not padding, by their experts. Errors: those of the device, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_tally(int64_t *counts, const ari_balance *b, ar_ctx *ctx,
+                                         const ari_routed_tokens *t);
 /** dz += the losses' gradient. Errors: those of the device. */
 AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
                                             const ar_tensor *p, const ari_routed_tokens *t);

@@ -8,6 +8,8 @@
 #include "ref/core/size.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/routes.h"
+#include "ref/layers/experts/scores.h"
+#include "ref/layers/experts/shared.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
@@ -20,18 +22,19 @@ typedef struct experts_module {
     ar_branch_split split;
     ar_placement at; /* of the tokens that this rank routes: all, or its own positions */
     ari_linear router;
-    char router_name[ARI_PART_PATH], experts_name[ARI_PART_PATH], share_name[ARI_PART_PATH];
+    char router_name[ARI_PART_PATH], experts_name[ARI_PART_PATH];
     ar_param *weight;           /* [n, WEIGHTS]; owned */
     ar_param **first, **second; /* [n, 2]: gate and up, [n]: down; owned */
     size_t made;                /* of `weight`: those that were initialised */
     size_t own, from;           /* experts of this rank, and the number of the first */
     size_t width;               /* of an expert, here */
-    ar_module *shared, *share;  /* the expert that all tokens go to, and its gate; NULL: none */
+    ari_shared shared;          /* the expert that all tokens go to */
     ari_balance balance;
+    ari_scores scores; /* of a router of sigmoids */
 } experts_module;
 
 /* What the forward pass keeps. */
-enum { SAVED_X, SAVED_P, SAVED_ROUTES, SAVED_WEIGHT, SAVED_PRE, SAVED_MADE, SAVED_SHARED, SAVED_LOGIT, SAVED_ROWS };
+enum { SAVED_X, SAVED_P, SAVED_ROUTES, SAVED_WEIGHT, SAVED_PRE, SAVED_MADE, SAVED_ROWS };
 
 static size_t tokens_of(const ar_tensor *x)
 {
@@ -118,12 +121,17 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(rows_like(ctx, weight, AR_F32, tokens, k));
     if (ari_balance_wants_lse(&m->balance))
         AR_TRY(ar_ctx_tensor(ctx, &lse, AR_F32, 1, &tokens));
-    AR_TRY(ARI_KERNEL(ctx, route, p.data, expert.data, weight->data, lse.data, &z, k,
-                      ari_fault_normalised(ctx, m->o.normalised, false)));
-    AR_TRY(ari_fault_routed(ctx, &(ari_chosen){&p, &expert, weight}, &z, m->o.normalised));
+    const ari_chosen made = {&p, &expert, weight};
+    if (ari_has_scores(&m->scores))
+        AR_TRY(ari_scores_route(&m->scores, ctx, &made, &z));
+    else
+        AR_TRY(ARI_KERNEL(ctx, route, p.data, expert.data, weight->data, lse.data, &z, k,
+                          ari_fault_normalised(ctx, m->o.normalised, false)));
+    AR_TRY(ari_fault_routed(ctx, &made, &z, m->o.normalised));
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_chosen(m, ctx, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
+    AR_TRY(ari_scores_count(&m->scores, ctx, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_fault_dropped(ctx, weight, &expert, &own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
@@ -245,22 +253,6 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     return ar_saved_push(saved, m, SAVED_MADE, &kept);
 }
 
-/* y += sigmoid(x*v^T)*shared(x). */
-static ar_status add_shared(experts_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_tensor *x,
-                            const ar_batch *batch)
-{
-    ar_tensor made, logit;
-    if (!m->shared)
-        return AR_OK;
-    AR_TRY(ar_module_forward(m->shared, ctx, saved, &made, x, batch));
-    AR_TRY(ar_module_forward(m->share, ctx, saved, &logit, x, batch));
-    AR_TRY(ar_saved_push(saved, m, SAVED_SHARED, &made));
-    AR_TRY(ar_saved_push(saved, m, SAVED_LOGIT, &logit));
-    if (ari_fault_of_shared(ctx))
-        return ari_fault_add_shared(ctx, y, &made);
-    return ARI_KERNEL(ctx, add_gated, y, &made, &logit);
-}
-
 static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                  const ar_batch *batch)
 {
@@ -280,7 +272,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     AR_TRY(st);
     AR_TRY(ari_fault_combined(ctx, &made, cutting(m, ctx), m->experts_name));
     AR_TRY(tap_own(m, ctx, "experts", 'f', &made));
-    AR_TRY(add_shared(m, ctx, saved, &made, &in, batch));
+    AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &made, &in, batch));
     AR_TRY(redistribute_value(m, ctx, y, &made, m->split.leave, true));
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
@@ -347,36 +339,6 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     return tap_own(m, ctx, "experts", 'b', dx);
 }
 
-/* dx += more, which ends. */
-static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more)
-{
-    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, more));
-    ar_ctx_release(ctx, more);
-    return AR_OK;
-}
-
-static ar_status shared_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
-                                 const ar_tensor *dy, const ar_batch *batch)
-{
-    ar_tensor made, logit, dmade, dlogit, more;
-    if (!m->shared)
-        return AR_OK;
-    AR_TRY(ar_saved_pop(saved, m, SAVED_SHARED, &made));
-    AR_TRY(ar_saved_pop(saved, m, SAVED_LOGIT, &logit));
-    AR_TRY(ari_like(ctx, &dmade, dy, m->o.hidden));
-    AR_TRY(ari_like(ctx, &dlogit, &logit, 1));
-    AR_TRY(ARI_KERNEL(ctx, add_gated_backward, &dmade, &dlogit, dy, &made, &logit));
-    AR_TRY(ari_fault_shared_gradient(ctx, &dmade, &dlogit, dy));
-    ar_ctx_release(ctx, &made);
-    ar_ctx_release(ctx, &logit);
-    AR_TRY(ar_module_backward(m->shared, ctx, saved, &more, &dmade, batch));
-    ar_ctx_release(ctx, &dmade);
-    AR_TRY(add_gradient(ctx, dx, &more));
-    AR_TRY(ar_module_backward(m->share, ctx, saved, &more, &dlogit, batch));
-    ar_ctx_release(ctx, &dlogit);
-    return add_gradient(ctx, dx, &more);
-}
-
 /* Through the softmax, and dx += the gradient through the logits. */
 static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
                                  const ar_tensor *g, const ar_tensor *weight, const ari_routed_tokens *t)
@@ -388,15 +350,19 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
-    AR_TRY(ARI_KERNEL(ctx, route_backward, &dz, ar_const(g->data), ar_const(p.data), ar_const(expert->data),
-                      ar_const(weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
-    AR_TRY(ari_fault_router_gradient(ctx, &dz, &(ari_chosen){&p, expert, weight}, g));
+    const ari_chosen of = {&p, expert, weight};
+    if (ari_has_scores(&m->scores))
+        AR_TRY(ari_scores_backward(&m->scores, ctx, &dz, &of, g));
+    else
+        AR_TRY(ARI_KERNEL(ctx, route_backward, &dz, ar_const(g->data), ar_const(p.data), ar_const(expert->data),
+                          ar_const(weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
+    AR_TRY(ari_fault_router_gradient(ctx, &dz, &of, g));
     AR_TRY(ari_balance_backward(&m->balance, ctx, saved, &dz, &p, t));
     ar_ctx_release(ctx, &p);
     AR_TRY(tap_own(m, ctx, "logits", 'b', &dz));
     AR_TRY(ari_linear_backward(&m->router, ctx, saved, &more, &dz, m->router_name, NULL));
     ar_ctx_release(ctx, &dz);
-    return add_gradient(ctx, dx, &more);
+    return ari_add_gradient(ctx, dx, &more);
 }
 
 /* dx, whole, from dy, whole. */
@@ -415,7 +381,7 @@ static ar_status gradient_of(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
         st = experts_gradient(m, ctx, saved, dx, &g, dy, &x, &weight, &r);
     ari_routes_end(&r, ctx);
     AR_TRY(st);
-    AR_TRY(shared_backward(m, ctx, saved, dx, dy, batch));
+    AR_TRY(ari_shared_backward(&m->shared, ctx, saved, dx, dy, batch));
     AR_TRY(router_backward(m, ctx, saved, dx, &g, &weight, &(ari_routed_tokens){&expert, &x, batch}));
     ar_ctx_release(ctx, &g);
     ar_ctx_release(ctx, &weight);
@@ -444,6 +410,7 @@ static size_t experts_params(const ar_module *base, ar_param **out, size_t cap)
 {
     experts_module *m = (experts_module *)(uintptr_t)base;
     size_t n = ari_linear_params(&m->router, out, cap);
+    n += ari_scores_params(&m->scores, out, cap, n);
     for (size_t i = 0; i < m->own * WEIGHTS; i++, n++) {
         if (n < cap)
             out[n] = &m->weight[i];
@@ -454,10 +421,7 @@ static size_t experts_params(const ar_module *base, ar_param **out, size_t cap)
 static size_t experts_children(const ar_module *base, ar_module **out, size_t cap)
 {
     const experts_module *m = (const experts_module *)base;
-    ar_module *const all[2] = {m->shared, m->share};
-    for (size_t i = 0; i < 2 && i < cap && m->shared; i++)
-        out[i] = all[i];
-    return m->shared ? 2 : 0;
+    return ari_shared_children(&m->shared, out, cap);
 }
 
 static void experts_destroy(ar_module *base)
@@ -465,13 +429,13 @@ static void experts_destroy(ar_module *base)
     experts_module *m = (experts_module *)base;
     ari_linear_fini(&m->router);
     ari_balance_fini(&m->balance);
+    ari_scores_fini(&m->scores);
     for (size_t i = 0; i < m->made; i++)
         ar_param_fini(&m->weight[i]);
     free(m->weight);
     free(m->first);
     free(m->second);
-    ar_module_destroy(m->shared);
-    ar_module_destroy(m->share);
+    ari_shared_fini(&m->shared);
     free(m);
 }
 
@@ -507,27 +471,6 @@ static ar_status init_expert(experts_module *m, ar_ctx *ctx, size_t i)
     return AR_OK;
 }
 
-/* The expert that all tokens go to, cut as the others are if those are, and its gate. */
-static ar_status init_shared(experts_module *m, ar_ctx *ctx)
-{
-    const ar_branch_split alike = {{m->at, m->at}, m->split.first, m->split.second, {m->at, m->at}};
-    const ar_branch_split split =
-        ari_placed_whole(m->at) ? alike : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, m->at);
-    const ar_mlp_options o = {.hidden = m->o.hidden,
-                              .ffn = m->o.shared,
-                              .activation = m->o.activation,
-                              .gated = true,
-                              .split = &split,
-                              .first = "gate_proj",
-                              .up = "up_proj",
-                              .second = "down_proj"};
-    char name[ARI_PART_PATH];
-    AR_TRY(ari_path(name, sizeof name, m->base.name, "shared_expert"));
-    AR_TRY(ar_mlp_create(&m->shared, ctx, name, &o));
-    return ari_linear_module_create(&m->share, ctx, m->share_name, m->o.hidden, 1, false,
-                                    (ar_linear_split){AR_STYLE_REPLICATE, m->at, m->at});
-}
-
 static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_options *o)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->ep);
@@ -550,7 +493,6 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     }
     AR_TRY(ari_path(m->router_name, sizeof m->router_name, m->base.name, "gate"));
     AR_TRY(ari_path(m->experts_name, sizeof m->experts_name, m->base.name, "experts"));
-    AR_TRY(ari_path(m->share_name, sizeof m->share_name, m->base.name, "shared_expert_gate"));
     const ari_linear_spec router = {.split = {AR_STYLE_REPLICATE, m->at, m->at},
                                     .n = 1,
                                     .part = {{.name = m->router_name, .out = o->n}},
@@ -559,6 +501,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->balance = (ari_balance){
         .experts = o->n, .per_token = o->per_token, .name = m->router_name, .spread = !ari_placed_whole(m->at)};
     AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
+    AR_TRY(ari_scores_init(&m->scores, ctx, o, &m->balance));
     m->router.own_weight[0].spread = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_summed);
     AR_TRY(ari_alloc_zero((void **)&m->weight, m->own * WEIGHTS, sizeof *m->weight, "experts"));
     AR_TRY(ari_alloc((void **)&m->first, 2 * m->own, sizeof *m->first, "experts"));
@@ -566,7 +509,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     for (size_t i = 0; i < m->own; i++)
         AR_TRY(init_expert(m, ctx, i));
     m->width = ar_param_matrix(&m->weight[GATE]).shape[0];
-    return o->shared > 0 ? init_shared(m, ctx) : AR_OK;
+    return ari_shared_init(&m->shared, ctx, m->base.name, o, &m->split, m->at);
 }
 
 static const ar_module_ops experts_ops = {.kind = "experts",
@@ -579,6 +522,12 @@ static const ar_module_ops experts_ops = {.kind = "experts",
 ari_balance *ari_experts_balance(ar_module *m)
 {
     return m->ops == &experts_ops ? &((experts_module *)m)->balance : NULL;
+}
+
+ari_scores *ari_experts_scores(ar_module *m)
+{
+    ari_scores *s = m->ops == &experts_ops ? &((experts_module *)m)->scores : NULL;
+    return s && ari_has_scores(s) ? s : NULL;
 }
 
 ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)

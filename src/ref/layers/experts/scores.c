@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/experts/scores.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
+
+/* --- the router --------------------------------------------------------------------------------------------------- */
+
+static ar_status check_groups(const ar_experts_options *o, const ari_balance *b)
+{
+    const ar_route_scores *s = &o->scores;
+    const size_t each = o->n / s->groups;
+    if (s->groups > AR_ROUTE_GROUPS || s->kept == 0 || s->kept > s->groups || o->n % s->groups != 0 ||
+        (s->groups > 1 && each < 2) || s->kept * each < o->per_token)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: %zu of %zu groups of %zu experts, of which a token has %zu: expected up to %d groups "
+                            "of equal size, two or more each, and in those that stay enough",
+                            b->name, s->kept, s->groups, o->n, o->per_token, AR_ROUTE_GROUPS);
+    if (b->losses.balance != AR_BALANCE_NONE || b->losses.z_loss > 0.0)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: its scores are sigmoids, which its bias balances; balance and router_z_loss are of a "
+                            "softmax: expected neither",
+                            b->name);
+    return AR_OK;
+}
+
+ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o, const ari_balance *balance)
+{
+    if (o->scores.groups == 0)
+        return AR_OK;
+    AR_TRY(check_groups(o, balance));
+    AR_TRY(
+        ar_param_init_whole(&s->bias, ctx, balance->name, "e_score_correction_bias", 1, &o->n, AR_INIT_UNIFORM_BIAS));
+    s->bias.requires_grad = false;
+    s->tokens = balance;
+    s->rule = (ar_route_rule){.k = o->per_token,
+                              .groups = o->scores.groups,
+                              .kept = o->scores.kept,
+                              .normalised = o->normalised,
+                              .scale = (float)o->scores.scale};
+    if (ctx->loss.router.bias_update > 0.0)
+        AR_TRY(ARI_ALLOC_ZERO(&s->counts, o->n, "tokens of experts"));
+    return AR_OK;
+}
+
+void ari_scores_fini(ari_scores *s)
+{
+    ar_param_fini(&s->bias);
+    free(s->counts);
+}
+
+size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at)
+{
+    if (!ari_has_scores(s))
+        return 0;
+    if (at < cap)
+        out[at] = &s->bias;
+    return 1;
+}
+
+/* The rule with the bias as it is now. */
+static ar_route_rule rule_of(const ari_scores *s)
+{
+    ar_route_rule rule = s->rule;
+    rule.bias = ar_const(s->bias.value.data);
+    return rule;
+}
+
+ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *z)
+{
+    const ar_route_rule rule = rule_of(s);
+    return ARI_KERNEL(ctx, route_scores, made->p->data, made->expert->data, made->weight->data, z, &rule);
+}
+
+ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
+                              const ar_tensor *g)
+{
+    const ar_route_rule rule = rule_of(s);
+    return ARI_KERNEL(ctx, route_scores_backward, dz, ar_const(g->data), ar_const(of->p->data),
+                      ar_const(of->expert->data), ar_const(of->weight->data), &rule);
+}
+
+/* --- the bias ----------------------------------------------------------------------------------------------------- */
+
+ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_routed_tokens *t)
+{
+    if (!s->counts || ctx->counting || ctx->recomputing)
+        return AR_OK;
+    return ari_balance_tally(s->counts, s->tokens, ctx, t);
+}
+
+static ar_status zero_counts(void *user, ar_module *m)
+{
+    const ari_scores *s = ari_experts_scores(m);
+    (void)user;
+    if (s && s->counts)
+        memset(s->counts, 0, s->tokens->experts * sizeof *s->counts);
+    return AR_OK;
+}
+
+/* b_i += u*sign(sum n - E*n_i). */
+static void step_bias(float *bias, const int64_t *counts, size_t n, float u)
+{
+    int64_t sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += counts[i];
+    for (size_t i = 0; i < n; i++) {
+        const int64_t missing = sum - (int64_t)n * counts[i];
+        bias[i] += missing > 0 ? u : missing < 0 ? -u : 0.0f;
+    }
+}
+
+static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
+{
+    const size_t n = s->tokens->experts;
+    float *host = NULL;
+    if (s->tokens->spread)
+        AR_TRY(ari_combine(ctx, ctx->tp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
+    AR_TRY(ari_combine(ctx, ctx->dp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
+    AR_TRY(ARI_ALLOC(&host, n, "a router's bias"));
+    ar_status st = ar_ctx_download(ctx, host, &s->bias.value);
+    if (st == AR_OK && !ctx->device->hollow)
+        step_bias(host, s->counts, n, (float)ctx->loss.router.bias_update);
+    if (st == AR_OK)
+        st = ar_ctx_upload(ctx, &s->bias.value, host);
+    free(host);
+    s->bias.version++;
+    return st;
+}
+
+static ar_status update(void *user, ar_module *m)
+{
+    ari_scores *s = ari_experts_scores(m);
+    ar_ctx *ctx = user;
+    if (!s)
+        return AR_OK;
+    if (s->counts)
+        AR_TRY(change_bias(s, ctx));
+    return ar_param_tap(&s->bias, ctx, 'n', &s->bias.value);
+}
+
+static ar_status each_of(ar_module *const *modules, size_t n, ar_status (*f)(void *, ar_module *), void *user)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (modules[i])
+            AR_TRY(ari_module_each(modules[i], f, user));
+    }
+    return AR_OK;
+}
+
+ar_status ari_scores_zero(ar_module *const *modules, size_t n)
+{
+    return each_of(modules, n, zero_counts, NULL);
+}
+
+ar_status ari_scores_update(ar_module *const *modules, size_t n, ar_ctx *ctx)
+{
+    return each_of(modules, n, update, ctx);
+}

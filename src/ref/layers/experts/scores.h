@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A router of sigmoids (ar_route_scores), and the bias by which it chooses. */
+#ifndef ARI_LAYERS_EXPERTS_SCORES_H
+#define ARI_LAYERS_EXPERTS_SCORES_H
+
+#include "anyrank/layers.h"
+#include "ref/layers/experts/balance.h"
+#include "ref/layers/faults.h"
+
+typedef struct ari_scores {
+    ar_param bias; /* [E], frozen; without a device where there is none */
+    ar_route_rule rule;
+    const ari_balance *tokens; /* of the same router: which tokens count. Borrowed */
+    int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
+} ari_scores;
+
+static inline bool ari_has_scores(const ari_scores *s)
+{
+    return s->bias.device != NULL;
+}
+/** balance: of the same router; kept. Nothing without scores. Errors: AR_ERR_ARG (groups that E or k does not fit;
+ *  losses, which are of a softmax), those of ar_param_init. */
+AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o,
+                                       const ari_balance *balance);
+void ari_scores_fini(ari_scores *s);
+/** Puts the bias at out[at] if there is room. Returns how many there are. */
+size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at);
+/** Writes made from the logits z. Errors: those of the device. */
+AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *z);
+/** Writes dz from g, the weights' gradient. Errors: those of the device. */
+AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
+                                           const ar_tensor *g);
+/** In the step's own forward passes, not where one is made again: counts those tokens of t that are not padding.
+ *  Errors: those of the device, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_routed_tokens *t);
+
+/* Of all modules of experts below some modules, of which NULL is none. */
+/** The counts become zero. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_scores_zero(ar_module *const *modules, size_t n);
+/** After the weights of a step have changed: the biases' update (ar_router_losses), and a tap of each. Collective over the
+ *  context's groups. Errors: AR_ERR_MEMORY, those of the device and the communicators. */
+AR_NODISCARD ar_status ari_scores_update(ar_module *const *modules, size_t n, ar_ctx *ctx);
+
+/** The scores of a module of experts; NULL: it is another module, or its router has none. */
+ari_scores *ari_experts_scores(ar_module *m);
+
+#endif

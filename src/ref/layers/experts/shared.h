@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The expert that all tokens go to, beside those that a router chooses. */
+#ifndef ARI_LAYERS_EXPERTS_SHARED_H
+#define ARI_LAYERS_EXPERTS_SHARED_H
+
+#include "anyrank/layers.h"
+
+typedef struct ari_shared {
+    ar_module *expert, *gate; /* NULL: none; owned */
+    size_t hidden;
+} ari_shared;
+
+/** Cut as the others are if those are (split, and at: the tokens that a rank has). Nothing where o has no shared
+ *  expert. Errors: those of ar_mlp_create. */
+AR_NODISCARD ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const ar_experts_options *o,
+                                       const ar_branch_split *cut, ar_placement at);
+void ari_shared_fini(ari_shared *s);
+size_t ari_shared_children(const ari_shared *s, ar_module **out, size_t cap);
+/** y += sigmoid(x*v^T)*shared(x), or without a gate shared(x). */
+AR_NODISCARD ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
+                                          const ar_tensor *x, const ar_batch *batch);
+/** dx += the gradient through both. */
+AR_NODISCARD ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
+                                           const ar_tensor *dy, const ar_batch *batch);
+/** dx += more, which ends. */
+AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more);
+
+#endif
