@@ -223,6 +223,123 @@ Test(experts, zeros_of_the_router_s_gradient_have_their_signs)
     assert_bits(dz, ((const float[]){0.0f, -0.0f, 0.0f}), 3, "normalised");
 }
 
+/* --- routing by sigmoids ------------------------------------------------------------------------------------------ */
+
+/* By the text: the sum of a group's two best, the groups that stay, the best of those, and weights without the bias. */
+static void plain_scores(float *a, int32_t *expert, float *weight, const float *z, const float *bias, size_t n,
+                         const ar_route_rule *rule)
+{
+    const size_t each = n / rule->groups;
+    float *c = calloc(n, sizeof *c), *of = calloc(rule->groups, sizeof *of), sum = 0.0f;
+    int32_t *group = calloc(rule->groups, sizeof *group), two[2];
+    for (size_t i = 0; i < n; i++) {
+        a[i] = ari_sigmoid32(z[i]);
+        c[i] = stored(a[i] + bias[i]);
+    }
+    for (size_t g = 0; g < rule->groups && rule->groups > 1; g++) {
+        plain_choose(two, c + g * each, each, 2);
+        of[g] = stored(c[g * each + (size_t)two[0]] + c[g * each + (size_t)two[1]]);
+    }
+    plain_choose(group, of, rule->groups, rule->kept);
+    for (size_t g = 0, kept = 0; g < rule->groups; g++) {
+        const bool stays = kept < rule->kept && (size_t)group[kept] == g;
+        kept += stays;
+        for (size_t i = g * each; i < (g + 1) * each && !stays; i++)
+            c[i] = -INFINITY;
+    }
+    plain_choose(expert, c, n, rule->k);
+    for (size_t j = 0; j < rule->k; j++)
+        sum = j == 0 ? a[expert[j]] : stored(sum + a[expert[j]]);
+    for (size_t j = 0; j < rule->k; j++) {
+        const float divided = stored(a[expert[j]] / stored(sum + 1e-20f));
+        weight[j] = stored((rule->normalised ? divided : a[expert[j]]) * rule->scale);
+    }
+    free(c), free(of), free(group);
+}
+
+static void scores_one(const choice *c, uint64_t seed)
+{
+    ar_device d = test_device(c->threads);
+    const size_t all = c->n * c->experts, slots = c->n * c->k;
+    float *z = new_values(all, ORDINARY, seed), *bias = new_values(c->experts, ORDINARY, seed + 1);
+    float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
+    float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
+    int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
+    ar_route_rule rule = {c->k, cbuf(bias), 1, 1, c->normalised, 2.5f};
+    for (size_t groups = 2; groups < 8 && seed % 2 > 0; groups++)
+        if (c->experts % groups == 0 && c->experts / groups > 1) {
+            rule.groups = groups;
+            rule.kept = (c->k + c->experts / groups - 1) / (c->experts / groups);
+        }
+    make_ties(bias, c->experts);
+    if (seed % 4 > 1)
+        make_ties(z, all);
+    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, c->n, c->experts), &rule));
+    for (size_t t = 0; t < c->n; t++)
+        plain_scores(expected_p + t * c->experts, expected + t * c->k, expected_weight + t * c->k, z + t * c->experts,
+                     bias, c->experts, &rule);
+    assert_bits(expert, expected, slots, "experts");
+    assert_bits(p, expected_p, all, "scores");
+    assert_bits(weight, expected_weight, slots, "weights");
+    free(z), free(bias), free(p), free(expected_p), free(weight), free(expected_weight), free(expert), free(expected);
+}
+
+Test(experts, scores_with_a_bias_choose_by_groups_and_scores_without_it_weigh)
+{
+    every_choice(scores_one);
+}
+
+Test(experts, a_score_that_is_no_number_says_which)
+{
+    ar_device d = test_device(1);
+    const float z[2][4] = {{1, 2, 3, 4}, {1, NAN, 2, NAN}}, bias[4] = {0, 0, 0, 0}, lost[4] = {0, 0, INFINITY, 0};
+    float p[8], weight[4];
+    int32_t expert[4];
+    ar_route_rule rule = {2, cbuf(bias), 2, 1, true, 1.0f};
+    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, 2, 4), &rule));
+    assert_bits(expert, ((const int32_t[]){2, 3, -2, -2}), 4, "experts");
+    rule.bias = cbuf(lost);
+    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, 1, 4), &rule));
+    assert_bits(expert, ((const int32_t[]){-3, -3}), 2, "experts of a bias that is infinite");
+}
+
+/* The derivative of w*g by each logit: dz = w*(1 - a)*(g - r) where the weights are shares, w*(1 - a)*g where not. */
+static void scores_gradient_one(const choice *c, uint64_t seed)
+{
+    ar_device d = test_device(c->threads);
+    const size_t all = c->n * c->experts, slots = c->n * c->k;
+    int32_t *expert = new_experts(c, seed);
+    float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, ORDINARY, seed + 20);
+    float *weight = new_values(slots, ORDINARY, seed + 30);
+    float *dz = new_values(all, SPECIAL, 3), *expected = calloc(all + 1, sizeof *expected);
+    const ar_route_rule rule = {c->k, cbuf(NULL), 1, 1, c->normalised, 2.5f};
+    for (size_t i = 0; i < all; i++)
+        p[i] = ari_sigmoid32(p[i]);
+    for (size_t t = 0; t < c->n; t++) {
+        const int32_t *own = expert + t * c->k;
+        const float *a = p + t * c->experts;
+        float sum = a[own[0]], r = 0.0f;
+        for (size_t j = 1; j < c->k; j++)
+            sum = stored(sum + a[own[j]]);
+        for (size_t j = 0; j < c->k && c->normalised; j++)
+            r = stored(r + stored(stored(a[own[j]] / stored(sum + 1e-20f)) * g[t * c->k + j]));
+        for (size_t j = 0; j < c->k; j++)
+            expected[t * c->experts + (size_t)own[j]] =
+                stored(stored(weight[t * c->k + j] * stored(1.0f - a[own[j]])) * stored(g[t * c->k + j] - r));
+    }
+    assert_ok(ari_cpu_route_scores_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
+                                            cbuf(weight), &rule));
+    assert_bits(dz, expected, all, "gradients of logits");
+    free(expert), free(g), free(p), free(weight), free(dz), free(expected);
+}
+
+Test(experts, gradients_of_scores_go_through_the_sigmoids_and_their_sum)
+{
+    every_choice(scores_gradient_one);
+}
+
+/* --- losses of routers -------------------------------------------------------------------------------------------- */
+
 /* Two rows a group, the last one padding: by the formulas, one element after the other. */
 static void losses_one(size_t n, size_t experts, bool balances, bool has_z)
 {

@@ -71,6 +71,34 @@ CLAIM(what_cannot_be_of_experts_is_refused)
     configs_refused(cases, sizeof cases / sizeof *cases);
 }
 
+/* configuration_glm4_moe.py, configuration_dots1.py. */
+CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
+{
+    ar_config c =
+        config_read(MODEL("glm4_moe"), "'n_routed_experts':16,'n_group':4,'topk_group':2,'n_shared_experts':2,"
+                                       "'moe_intermediate_size':24,'routed_scaling_factor':2.5,"
+                                       "'num_nextn_predict_layers':1,'scoring_func':'sigmoid'");
+    cr_expect(c.arch == AR_ARCH_GLM4_MOE && c.qk_norm == AR_QK_NORM_NONE && c.rope.rotary_dim * 2 == c.head_dim);
+    cr_expect(c.experts.n == 16 && c.experts.per_token == 8 && c.experts.shared == 48 && c.experts.ungated);
+    cr_expect(c.experts.normalised && c.experts.scores.groups == 4 && c.experts.scores.kept == 2);
+    cr_expect(c.experts.scores.scale == 2.5 && !ar_config_has_experts(&c, 0) && ar_config_has_experts(&c, 1));
+    c = config_read(MODEL("dots1"), "'n_routed_experts':6,'num_experts_per_tok':2,'n_shared_experts':1,"
+                                    "'sliding_window':5,'max_window_layers':1");
+    cr_expect(c.arch == AR_ARCH_GLM4_MOE && c.qk_norm == AR_QK_NORM_HEAD && !c.experts.normalised);
+    cr_expect(ar_config_has_experts(&c, 0) && ar_config_window(&c, 0) == 0 && ar_config_window(&c, 1) == 5);
+    static const refused_config cases[] = {
+        {MODEL("dots1"), "'num_experts_per_tok':2,'n_shared_experts':1", "'n_routed_experts'"},
+        {MODEL("glm4_moe"), "'n_group':3", "expected groups of equal size"},
+        {MODEL("glm4_moe"), "'n_group':128,'topk_group':128", "'n_group'"},
+        {MODEL("glm4_moe"), "'n_group':32,'topk_group':1", "in those that stay enough"},
+        {MODEL("glm4_moe"), "'n_shared_experts':0", "'n_shared_experts'"},
+        {MODEL("glm4_moe"), "'scoring_func':'softmax'", "expected 'sigmoid'"},
+        {MODEL("glm4_moe"), "'routed_scaling_factor':1e300", "expected a finite number"},
+        {MODEL("glm4_moe"), "'q_lora_rank':4", "'q_lora_rank'"},
+    };
+    configs_refused(cases, sizeof cases / sizeof *cases);
+}
+
 /* Each key with values that change what is computed, of all four models; one of a row of keys stands for all. */
 CLAIM(what_experts_do_not_have_here_is_refused_by_name)
 {
@@ -116,10 +144,9 @@ CLAIM(other_models_with_experts_are_refused_by_what_they_have)
 {
     static const refused_config cases[] = {
         {MODEL("phimoe"), "", "'phimoe', which is not computed: sparsemixer routes"},
-        {MODEL("deepseek_v3"), "",
-         "low-rank (MLA), and sigmoids route, by groups of experts; expected one of 'llama', "},
+        {MODEL("deepseek_v3"), "", "low-rank (MLA); expected one of 'llama', "},
         {MODEL("gpt_oss"), "", "attention has sinks"},
-        {MODEL("glm4_moe"), "", "with a bias that alone chooses, route; expected one of"},
+        {MODEL("minimax_m2"), "", "with a bias that alone chooses, route; expected one of"},
         {MODEL("another_moe"), "", "'another_moe', expected one of 'llama', "},
     };
     configs_refused(cases, sizeof cases / sizeof *cases);

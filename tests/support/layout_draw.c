@@ -421,8 +421,8 @@ void layout_draw_add_experts(layout_draw *d, uint64_t seed)
 
 static void model_text(char *out, size_t cap, const ar_config *c)
 {
-    static const char *const archs[] = {"llama", "gpt2",    "stack",     "qwen3",    "olmo2",
-                                        "phi3",  "mixtral", "qwen2_moe", "qwen3_moe"};
+    static const char *const archs[] = {"llama", "gpt2",    "stack",     "qwen3",     "olmo2",
+                                        "phi3",  "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"};
     const ar_experts *e = &c->experts;
     snprintf(
         out, cap,

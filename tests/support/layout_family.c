@@ -13,7 +13,8 @@
 
 static const char *const families[LAYOUT_DRAW_FAMILIES] = {"llama", "mistral", "qwen2",       "qwen3", "olmo2",
                                                            "gemma", "gemma2",  "gemma3_text", "phi3",  "gpt2"};
-static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"};
+static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral", "qwen2_moe", "qwen3_moe",
+                                                              "olmoe",   "glm4_moe",  "dots1"};
 
 static void draw_ranks(layout_draw *d, uint64_t *seed)
 {
@@ -86,6 +87,23 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
                  1 + pattern, window, pattern);
 }
 
+/* DeepSeek-V3's keys: groups where the experts divide so, of which as many stay as a token needs. */
+static void write_scores(char *out, size_t cap, const char *family, unsigned n, unsigned k, unsigned width,
+                         uint64_t *seed)
+{
+    const unsigned groups = n % 3 == 0 && n > 3 ? 3 : n % 2 == 0 && n > 2 ? 2 : 1, each = n / groups;
+    const size_t used = (size_t)snprintf(
+        out, cap,
+        "\"n_routed_experts\": %u, \"num_experts_per_tok\": %u, \"moe_intermediate_size\": %u, \"n_shared_experts\": "
+        "%u, \"norm_topk_prob\": %s, \"n_group\": %u, \"topk_group\": %u, \"first_k_dense_replace\": %u",
+        n, k, width, 1 + plan_draw_below(seed, 2), truth(seed), groups, (k + each - 1) / each,
+        plan_draw_below(seed, 2));
+    if (strcmp(family, "glm4_moe") == 0)
+        snprintf(out + used, cap - used, ", \"use_qk_norm\": %s, \"partial_rotary_factor\": 1", truth(seed));
+    else
+        snprintf(out + used, cap - used, ", \"sliding_window\": %u", 1 + plan_draw_below(seed, 9));
+}
+
 /* One of several experts, all of them, or some; of widths that tp divides. Layers without experts begin anywhere. */
 static void write_experts(char *out, size_t cap, const layout_draw *d, const char *family, uint64_t *seed)
 {
@@ -94,6 +112,10 @@ static void write_experts(char *out, size_t cap, const layout_draw *d, const cha
     const unsigned choice = plan_draw_below(seed, 4), k = choice == 0 ? 1 : choice == 1 ? n : some;
     const unsigned width = tp * (1 + plan_draw_below(seed, 5)), shared = tp * (1 + plan_draw_below(seed, 5));
     const bool mixtral = strcmp(family, "mixtral") == 0, olmoe = strcmp(family, "olmoe") == 0;
+    if (strcmp(family, "glm4_moe") == 0 || strcmp(family, "dots1") == 0) {
+        write_scores(out, cap, family, n, k, width, seed);
+        return;
+    }
     size_t used = (size_t)snprintf(out, cap, "\"%s\": %u, \"num_experts_per_tok\": %u",
                                    mixtral ? "num_local_experts" : "num_experts", n, k);
     if (mixtral)
