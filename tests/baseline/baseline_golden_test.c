@@ -202,7 +202,8 @@ CLAIM(models_that_say_their_sizes_alone_agree_with_pytorch_in_every_mode)
 CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)
 {
     const char *const names = "experts/mixtral-tiny experts/mixtral-padding-tiny experts/mixtral-defaults-tiny "
-                              "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny";
+                              "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny "
+                              "experts/glm4moe-tiny experts/dots1-tiny";
     check_models(names, "");
     check_models(names, "64");
 }

@@ -26,8 +26,8 @@ import pathlib
 import safetensors.torch
 import torch
 import transformers
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
-                          GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+from transformers import (Dots1Config, Dots1ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
+                          GemmaForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
                           MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
                           Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
@@ -208,6 +208,18 @@ EXPERTS = {
     "experts/olmoe-batch-tiny": (
         OlmoeConfig, OlmoeForCausalLM, {**FEW, "intermediate_size": 8, "num_experts": 6, "num_experts_per_tok": 2,
                                         "pad_token_id": None}, 14, 89, {}),
+    # Sigmoids and a bias; two of nine experts, in two of three groups; half of a head turns; layer 0 has an MLP.
+    "experts/glm4moe-tiny": (Glm4MoeConfig, Glm4MoeForCausalLM,
+                     {**FEW, "intermediate_size": 20, "moe_intermediate_size": 10, "n_routed_experts": 9,
+                      "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
+                      "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "num_hidden_layers": 3, "head_dim": 8,
+                      "use_qk_norm": True, "attention_bias": True, "num_mtp_layers": 0}, 14, 90, {}),
+    # One of five experts, not divided by the sum; two shared ones; layer 2 sees six keys.
+    "experts/dots1-tiny": (Dots1Config, Dots1ForCausalLM,
+                   {**FEW, "intermediate_size": 20, "moe_intermediate_size": 6, "n_routed_experts": 5,
+                    "n_shared_experts": 2, "num_experts_per_tok": 1, "routed_scaling_factor": 1.5,
+                    "first_k_dense_replace": 1, "num_hidden_layers": 3, "head_dim": 6, "attention_bias": True,
+                    "sliding_window": 6, "max_window_layers": 2}, 14, 91, {}),
 }
 # Losses of routers that the class has not: what is balanced, its weight, and that of the z-loss (ar_router_losses).
 ROUTED = {"experts/mixtral-sequence-padding-tiny": ("sequence", 0.6, 0.02),
@@ -532,7 +544,10 @@ def compute(name):
         batch.update(BATCHES[name][2](ids, config.vocab_size))
     if "padding" in name and name in EXPERTS:
         batch.update(padding_labels(ids, config.vocab_size))
-    weights = {n: p.detach() for n, p in model.named_parameters()}
+    biases = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    for bias in biases.values():  # zeros in a fresh model, and not negative
+        bias.normal_(0.0, 0.3)
+    weights = {n: p.detach() for n, p in (*model.named_parameters(), *biases.items())}
     computed = run(name, model, batch)
     if name in PACKED or name.startswith("experts/"):
         with float_is(torch.float64):

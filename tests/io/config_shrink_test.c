@@ -40,6 +40,7 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
     like.hidden = large->hidden;
     like.layers = large->layers;
     like.head_dim = large->head_dim;
+    like.rope.rotary_dim = large->rope.rotary_dim;
     like.ffn = large->ffn;
     like.experts.ffn = large->experts.ffn;
     like.experts.shared = large->experts.shared;
@@ -117,7 +118,8 @@ CLAIM(a_config_file_takes_the_smaller_sizes)
                     "qwen2-window-tiny mistral-window-tiny llama-bias-headdim-tiny llama-dynamic-tiny qwen2-yarn-tiny "
                     "llama-longrope-tiny qwen3-tiny olmo2-tiny gemma-tiny gemma2-tiny gemma3-tiny phi3-tiny "
                     "phi3-longrope-tiny phi3-longrope-short-tiny experts/mixtral-tiny "
-                    "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny";
+                    "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny experts/glm4moe-tiny "
+                    "experts/dots1-tiny";
     char path[512];
     for (const char *const *name = ari_model_names; *name; name++) {
         cr_assert_ok(ar_model_path(path, sizeof path, *name));

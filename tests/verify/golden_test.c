@@ -64,9 +64,11 @@ static const struct {
     {{1, 2, 4},
      {"experts/mixtral-tiny", "experts/mixtral-padding-tiny", "experts/mixtral-defaults-tiny", "experts/olmoe-tiny",
       "experts/mixtral-balance-padding-tiny", "experts/mixtral-sequence-padding-tiny", "experts/olmoe-batch-tiny"}},
-    {{1, 2}, {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny"}},
+    {{1, 2},
+     {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
+      "experts/dots1-tiny"}},
 };
-enum { CASES = 63 };
+enum { CASES = 65 };
 
 static bool is_block(const char *name)
 {
@@ -291,6 +293,9 @@ static const struct {
     {"experts/olmoe-tiny", {.pp = 2, .tp = 2, .sp = true, .micro_batches = 2}},
     {"experts/qwen2moe-tiny", {.cp = 7, .dp = 2, .zero = 2}},
     {"experts/qwen2moe-tiny", {.tp = 2, .sp = true, .recompute = {AR_RECOMPUTE_FULL, 1}}},
+    {"experts/glm4moe-tiny", {.pp = 3, .tp = 2, .dp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
+    {"experts/glm4moe-tiny", {.tp = 2, .sp = true, .recompute = {AR_RECOMPUTE_FULL, 1}}},
+    {"experts/dots1-tiny", {.cp = 7, .dp = 2, .zero = 2}},
     {"experts/qwen3moe-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
     {"experts/mixtral-balance-padding-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4}},
     {"experts/mixtral-balance-padding-tiny", {.pp = 2, .micro_batches = 2, .zero = 3}},

@@ -282,6 +282,17 @@ const char *ari_part_path(const ari_family *f, ari_role role)
     return p->path;
 }
 
+bool ari_is_buffer_name(const char *name)
+{
+    for (size_t i = 0; ari_family_at(i); i++) {
+        const char *path = ari_part_path(ari_family_at(i), ARI_ROUTER_BIAS);
+        const size_t n = path ? strlen(path) : 0, all = strlen(name);
+        if (n > 0 && all > n && name[all - n - 1] == '.' && strcmp(name + all - n, path) == 0)
+            return true;
+    }
+    return false;
+}
+
 void ari_expert_path(char *out, size_t cap, const char *path, size_t expert)
 {
     const char *star = strchr(path, '*');

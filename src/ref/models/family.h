@@ -79,6 +79,8 @@ bool ari_is_mlp_part(ari_role role);
 bool ari_is_of_experts(ari_role role);
 /** A part's path with an expert's number in the place of "*". */
 void ari_expert_path(char *out, size_t cap, const char *path, size_t expert);
+/** True for a tensor of that name that has no gradient. */
+bool ari_is_buffer_name(const char *name);
 /** The path of a family's part; NULL: it has none. */
 const char *ari_part_path(const ari_family *f, ari_role role);
 

@@ -19,7 +19,7 @@ enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
 
 static ar_status want_gradient(void *user, const char *name, int ndim, const size_t *shape)
 {
-    return ari_gather_want(user, name, 'g', name, ndim, shape, GRADS_FILE);
+    return ari_is_buffer_name(name) ? AR_OK : ari_gather_want(user, name, 'g', name, ndim, shape, GRADS_FILE);
 }
 
 /* Logits, loss, hidden states as Hugging Face returns them, and every gradient. */
