@@ -66,7 +66,7 @@ static ari_lint_type use(ari_lint_state *l, const ari_operation *op, int i)
 {
     const ari_op_value *v = &op->weight[i];
     ari_lint_param *p = ari_lint_parameter(l, op->layer, v);
-    p->uses += !op->recomputed;
+    p->uses += !op->recomputed && v->role != ARI_ROUTER_BIAS; /* which has no gradient */
     const int axis = ari_lint_axis_of_copies(l, v);
     size_t *broadcast = &p->broadcast[op->stage % l->size[ARI_AXIS_PP] > 0];
     if (*broadcast < ari_lint_like(l, v->role) && axis != ARI_LINT_NO_AXIS) {
@@ -289,6 +289,8 @@ static const ar_placement own_tokens = {AR_SHARD, 0};
 static void route(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type heard = {.at = {[ARI_LINT_EP] = own_tokens}}, all = heard;
+    for (int i = 0; i < op->weights; i++)
+        use(l, op, i);
     all.at[ARI_LINT_EP] = whole;
     ari_lint_output(l, op, 0, along(l, op, taken(l, op, 0), FEATURES, false));
     ari_lint_collectives_to(l, op, &heard, 1, NULL, &all);

@@ -307,7 +307,8 @@ ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op
     if (!p->known) {
         *p =
             (ari_lint_param){.known = true, .layer = layer, .role = v->role, .bias = v->bias, .is = ari_lint_stated(v)};
-        l->params += ari_lint_axis_of_copies(l, v) != ARI_LINT_NO_AXIS ? ari_lint_like(l, v->role) : 0;
+        const bool updated = ari_lint_axis_of_copies(l, v) != ARI_LINT_NO_AXIS && v->role != ARI_ROUTER_BIAS;
+        l->params += updated ? ari_lint_like(l, v->role) : 0;
     }
     return p;
 }

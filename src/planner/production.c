@@ -33,6 +33,7 @@ typedef struct section {
     double recomputed; /* bytes that are not kept but computed again in the backward pass */
     double widest;     /* bytes of the largest operation's values */
     double parameters, experts; /* experts: of them, those of experts that only some of the ranks have */
+    double frozen;              /* and those without a gradient, which each rank has whole */
 } section;
 
 typedef struct ari_sections {
@@ -136,6 +137,7 @@ static ar_status count_forward(void *user, const ari_operation *op)
     account *a = user;
     section *s = section_of(a, op);
     const bool block = op->layer != ARI_NO_LAYER;
+    s->frozen += op->kind == ARI_OPERATION_ROUTE && op->weights > 0 ? ari_op_elements(&op->weight[0]) : 0.0;
     const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
     const bool recomputes = ari_step_recomputes(&a->p.step, op->layer);
     const bool whole = a->p.step.run.parallel.recompute.what == AR_RECOMPUTE_FULL;
@@ -214,7 +216,7 @@ int ari_memory_micro_batches(const ar_parallel *layout)
 /* The sum over sections. unit, widest, recomputed: of the largest, since they are worked on one at a time. */
 typedef struct stage {
     ari_memory kept, linear; /* of a micro-batch */
-    double parameters, experts, widest, recomputed;
+    double parameters, experts, frozen, widest, recomputed;
     double unit; /* of the parameters that ZeRO divides */
 } stage;
 
@@ -233,6 +235,7 @@ static void add_section(const layout_of *a, stage *s, const section *from, doubl
     add_memory(&s->linear, &from->linear, times);
     s->parameters += times * from->parameters;
     s->experts += times * from->experts;
+    s->frozen += times * from->frozen;
     s->unit = fmax(s->unit, (a->shards > 1.0 ? whole : 0.0) + (a->expert_shards > 1.0 ? from->experts : 0.0));
     s->widest = fmax(s->widest, from->widest);
     s->recomputed = fmax(s->recomputed, from->recomputed);
@@ -299,6 +302,7 @@ static stage rank_of(const layout_of *a, size_t rank)
         of[i / pp] = stage_of(a, (size_t)i);
         sum.parameters += s->parameters;
         sum.experts += s->experts;
+        sum.frozen += s->frozen;
         sum.unit = fmax(sum.unit, s->unit);
         sum.widest = fmax(sum.widest, s->widest);
         sum.recomputed = fmax(sum.recomputed, s->recomputed);
@@ -327,7 +331,7 @@ static ari_memory memory_of(const layout_of *a, const stage *s)
     ari_memory m = s->kept;
     if (!backward_pass)
         m = (ari_memory){{0.0}};
-    m.of[ARI_MEMORY_WEIGHTS] = VALUE * share_of_rank(a, s, 3);
+    m.of[ARI_MEMORY_WEIGHTS] = VALUE * (share_of_rank(a, s, 3) + s->frozen);
     m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share_of_rank(a, s, 2) : 0.0;
     m.of[ARI_MEMORY_MASTER] = FLOAT * state;
     m.of[ARI_MEMORY_OPTIMIZER] = FLOAT * ari_optimizer_states(&run->optimizer) * state;

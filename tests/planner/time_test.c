@@ -168,6 +168,7 @@ Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
         layout_draw_make(&d, DRAW_EXPERTS, 640 + (uint64_t)i);
         ar_parallel *p = &d.parallel;
         d.config.experts.per_token = d.config.experts.n;
+        d.config.experts.scores.kept = d.config.experts.scores.groups;
         d.config.qk_norm = AR_QK_NORM_NONE;
         p->pp = p->virtual_stages = 1;
         p->schedule = AR_PP_1F1B;

@@ -293,7 +293,7 @@ static const struct {
     {"experts/olmoe-tiny", {.pp = 2, .tp = 2, .sp = true, .micro_batches = 2}},
     {"experts/qwen2moe-tiny", {.cp = 7, .dp = 2, .zero = 2}},
     {"experts/qwen2moe-tiny", {.tp = 2, .sp = true, .recompute = {AR_RECOMPUTE_FULL, 1}}},
-    {"experts/glm4moe-tiny", {.pp = 3, .tp = 2, .dp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
+    {"experts/glm4moe-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
     {"experts/glm4moe-tiny", {.tp = 2, .sp = true, .recompute = {AR_RECOMPUTE_FULL, 1}}},
     {"experts/dots1-tiny", {.cp = 7, .dp = 2, .zero = 2}},
     {"experts/qwen3moe-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
