@@ -358,7 +358,9 @@ static void draw_loss(layout_draw *d, uint64_t *s)
     if (d->config.arch != AR_ARCH_STACK)
         d->loss = (ar_loss_options){.label_smoothing = smoothed ? PICK(s, shares) : 0.0,
                                     .z_loss = squared ? PICK(s, weights) : 0.0};
-    if (d->config.experts.n == 0)
+    if (d->config.experts.scores.groups > 0)
+        d->loss.router.bias_update = coin(s) ? PICK(s, shares) : 0.0;
+    if (d->config.experts.n == 0 || d->config.experts.scores.groups > 0)
         return;
     d->loss.router.balance = (ar_balance)(coin(s) ? pick(s, AR_BALANCES) : 0);
     d->loss.router.balance_weight = d->loss.router.balance != AR_BALANCE_NONE ? PICK(s, weights) : 0.0;
@@ -451,12 +453,12 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
     snprintf(
         out + used, cap - (size_t)used,
         ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, "
-        "smoothing %g z-loss %g, balance %s %g router z-loss %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d",
+        "smoothing %g z-loss %g, balance %s %g router z-loss %g bias %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d",
         d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
         d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
         ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1,
         o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss, ar_balance_name(d->loss.router.balance),
-        d->loss.router.balance_weight, d->loss.router.z_loss, ar_schedule_name(o->schedule), (int)o->warmup_steps,
-        o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding, d->additive,
-        d->mask_per_sample, d->mask_per_head, d->packed, d->positions);
+        d->loss.router.balance_weight, d->loss.router.z_loss, d->loss.router.bias_update, ar_schedule_name(o->schedule),
+        (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding,
+        d->additive, d->mask_per_sample, d->mask_per_head, d->packed, d->positions);
 }

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bias of routers of sigmoids: moved after each step by counts of tokens, equal under every layout, kept in
+checkpoints, and refused where there is none."""
+import sys
+import unittest
+
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import Case  # noqa: E402
+
+MODEL, UPDATE = "glm4-moe-demo", ("--router-bias-update", "0.05")
+SMALL = ("--batch", "4", "--seq", "16", "--steps", "3")
+
+
+class RouterBiasTest(Case):
+    def trained(self, *options):
+        return self.result("train", MODEL, *SMALL, *options)
+
+    def test_every_layout_has_the_bits_of_one_rank_and_the_predicted_bytes(self):
+        for layout in (("--dp", "2", "--ep", "2", "--zero", "3"), ("--cp", "2", "--tp", "2", "--sp", "--etp", "1"),
+                       ("--pp", "3", "--micro-batches", "2", "--dp", "2", "--recompute", "full"),
+                       ("--tp", "4", "--micro-batches", "4", "--recompute", "selective")):
+            with self.subTest(layout=layout):
+                model = self.result("check", MODEL, *SMALL, *UPDATE, *layout, "--strict-predictions")["models"][0]
+                self.assertEqual((model["runs"][0]["result"], model["router_bias_update"]), ("same", 0.05))
+
+    def test_it_changes_the_weights_and_a_resumed_run_keeps_it(self):
+        moved, still = self.trained(*UPDATE), self.trained()
+        self.assertNotEqual(moved["weights_hash"], still["weights_hash"])
+        self.trained(*UPDATE, "--tp", "2", "--stop-after", "1", "--save", self.folder / "run")
+        resumed = self.result("train", "--resume", self.folder / "run", "--dp", "2", "--ep", "2")
+        self.assertEqual((resumed["note"], resumed["weights_hash"]), (None, moved["weights_hash"]))
+        other = self.result("train", "--resume", self.folder / "run", "--router-bias-update", "0")
+        self.assertIn("another router-bias-update: from step 2 on", other["note"])
+
+    def test_what_makes_no_sense_is_refused(self):
+        self.refused("check", "mixtral-demo", *UPDATE, says="no bias by which they choose")
+        self.refused("train", "llama-demo", *UPDATE, says="no bias by which they choose")
+        self.refused("check", MODEL, "--balance", "batch", says="sigmoids")
+        self.refused("check", MODEL, "--router-z-loss", "0.1", says="sigmoids")
+        for value in ("-1", "nan", "inf", "x"):
+            self.refused("check", MODEL, "--router-bias-update", value, says="--router-bias-update")
+
+
+if __name__ == "__main__":
+    unittest.main()
