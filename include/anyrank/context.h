@@ -65,10 +65,12 @@ typedef struct ar_context_groups {
 
 /** The expert-parallel ranks (ar_parallel.ep), borrowed; all NULL: every rank has all experts. */
 typedef struct ar_expert_groups {
-    ar_comm *all;      /* who share out the experts; its rank says which ones this rank has */
-    ar_comm *copies;   /* who have the same experts: their gradients are summed over it, in place of dp */
-    ar_comm *sequence; /* of copies, those that have tokens of the same samples; NULL: this one alone */
-    bool whole;        /* experts are not cut over the tensor-parallel ranks, which are among these (ar_parallel.etp) */
+    ar_comm *all;       /* who share out the experts; its rank says which ones this rank has */
+    ar_comm *copies;    /* who have the same experts: their gradients are summed over it, in place of dp */
+    ar_comm *shard;     /* of copies, those that share out what ZeRO does not keep whole; NULL: all of them */
+    ar_comm *replicate; /* of copies, those that have the same share; NULL: this one alone */
+    ar_comm *sequence;  /* of copies, those that have tokens of the same samples; NULL: this one alone */
+    bool whole; /* experts are not cut over the tensor-parallel ranks, which are among these (ar_parallel.etp) */
 } ar_expert_groups;
 
 /** Number of layers of each stage of a pipeline. Plain data; n = 0: evenly (ar_stage_layers). */

@@ -116,8 +116,10 @@ static int replicas(const ari_seeker *k, const ari_choice *c)
     one.dp_replicate = 1;
     const ari_planned p = ari_choice_planned(&k->s->base, &one);
     const ari_links l = ari_links_of(&p, &k->s->time, ARI_OVER_DP);
-    const double nodes = l.in_node > 1.0 && !ari_experts_apart(&p.step.run.parallel) ? l.n / l.in_node : 1.0;
-    return nodes == floor(nodes) && c->dp % (int)nodes == 0 ? (int)nodes : 1;
+    const double nodes = l.in_node > 1.0 ? l.n / l.in_node : 1.0;
+    const int each = ari_extent(&p.step.run.parallel, ari_expert_axes(&p.step.run.parallel)) / (int)nodes;
+    const bool whole = nodes == floor(nodes) && c->dp % (int)nodes == 0 && each % ari_at_least_one(c->ep) == 0;
+    return whole ? (int)nodes : 1;
 }
 
 /* With flash attention selective recomputation has nothing to compute again. */

@@ -120,10 +120,9 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
         const bool blocks = part == ARI_PART_BLOCKS;
         const ari_shared_unit u = ari_shared_unit_of(c->p, c->o, c->passes, part);
         const double units = blocks ? s->layers : s->share[part], times = units * c->micro;
-        const double gather = ari_shared_unit_seconds(&u, ARI_CALL_ALL_GATHER),
-                     share = u.n[ARI_OF_ALL] / u.links[ARI_OF_ALL].n;
-        const double sum = ari_links_call(&u.copies, ARI_CALL_ALL_REDUCE, share, ARI_UNIT_WIDTH);
-        const double scatter = ari_shared_unit_seconds(&u, ARI_CALL_REDUCE_SCATTER) + sum;
+        const double gather = ari_shared_unit_seconds(&u, ARI_CALL_ALL_GATHER);
+        const double scatter =
+            ari_shared_unit_seconds(&u, ARI_CALL_REDUCE_SCATTER) + ari_shared_unit_sum(NULL, &u, 1.0);
         if (units == 0.0 || c->passes->parameters[part] == 0.0)
             continue;
         const double forward = gather + (units - 1.0) * fmax(0.0, gather - (blocks ? pass[ARI_GOES_FORWARD] : 0.0));
@@ -135,8 +134,7 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
             continue;
         ari_shared_unit_count(moved, &u, ARI_CALL_ALL_GATHER, 2.0 * times);
         ari_shared_unit_count(moved, &u, ARI_CALL_REDUCE_SCATTER, times);
-        ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(ARI_CALL_ALL_REDUCE), &u.copies, times,
-                          times * ari_links_sent(&u.copies, ARI_CALL_ALL_REDUCE, share, ARI_UNIT_WIDTH), times * sum);
+        (void)ari_shared_unit_sum(moved, &u, times);
         *hidden += times * (2.0 * gather + scatter) - c->micro * (forward + backward);
     }
     return e;

@@ -97,7 +97,7 @@ double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, siz
 /* A unit's weights that ranks share out, and those among which they do: of experts those with the same ones. */
 enum { ARI_OF_ALL, ARI_OF_EXPERTS, ARI_SHARED_OUT };
 typedef struct ari_shared_unit {
-    ari_links links[ARI_SHARED_OUT], copies;
+    ari_links links[ARI_SHARED_OUT], copies[ARI_SHARED_OUT]; /* copies: those with the same shares */
     double n[ARI_SHARED_OUT];
 } ari_shared_unit;
 #define ARI_UNIT_WIDTH 2.0 /* bytes of a weight, and of its gradient */
@@ -105,6 +105,9 @@ typedef struct ari_shared_unit {
 ari_shared_unit ari_shared_unit_of(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int part);
 /** Seconds of a collective of them. */
 double ari_shared_unit_seconds(const ari_shared_unit *u, ari_call_kind kind);
+/** Seconds of the sum of its shares over the ranks that have the same ones; counts so many of them, unless moved is
+ *  NULL. */
+double ari_shared_unit_sum(ari_traffic *moved, const ari_shared_unit *u, double times);
 /** Counts so many of them. */
 void ari_shared_unit_count(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times);
 

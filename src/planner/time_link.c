@@ -52,8 +52,13 @@ static ari_links links_of_experts(const ari_planned *p, const ari_time_options *
     const ar_parallel *layout = &p->step.run.parallel;
     const double ep = ari_at_least_one(layout->ep), all = ranks_along(p, ari_expert_axes(layout));
     const double stride = ari_experts_whole(layout) ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);
-    const double copies = g == ARI_OVER_EDP ? all / ep : ari_expert_sequence(layout);
-    return links(o, g == ARI_OVER_EP ? (run){stride, ep} : (run){stride * ep, copies}, (run){world, 1.0}, world);
+    const double replicas = ari_at_least_one(layout->dp_replicate), each = all / ep / replicas;
+    const run members = g == ARI_OVER_EP                 ? (run){stride, ep}
+                        : g == ARI_OVER_EXPERT_REPLICATE ? (run){stride * ep * each, replicas}
+                        : g == ARI_OVER_EXPERT_SHARD     ? (run){stride * ep, each}
+                        : g == ARI_OVER_EXPERT_CP        ? (run){stride * ep, ari_expert_sequence(layout)}
+                                                         : (run){stride * ep, all / ep};
+    return links(o, members, (run){world, 1.0}, world);
 }
 
 /* The axes of a group follow each other: its members are as far apart as there are ranks along those inside of them. */
@@ -64,7 +69,7 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
     int innermost = ARI_PLACED_AXES - 1;
     if (g == ARI_OVER_COPIES)
         return links_of_copies(p, o, world);
-    if (g == ARI_OVER_EP || g == ARI_OVER_EDP || g == ARI_OVER_EXPERT_CP)
+    if (ari_over_experts(g))
         return links_of_experts(p, o, g, world);
     while (!(axes >> innermost & 1))
         innermost--;

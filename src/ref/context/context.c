@@ -48,6 +48,8 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
     c->shard = o->shard ? o->shard : o->dp;
     c->ep = o->ep.all;
     c->edp = o->ep.all ? o->ep.copies : o->dp;
+    c->expert_shard = !o->ep.all ? c->shard : o->ep.shard ? o->ep.shard : o->ep.copies;
+    c->expert_replicate = o->ep.all ? o->ep.replicate : o->replicate;
     c->expert_sequence = o->ep.all ? o->ep.sequence : o->cp.all;
     for (int i = 0; i < ARI_OVER_GROUPS; i++)
         c->over[i] = c->over[i] ? c->over[i] : c->self;
@@ -222,16 +224,18 @@ ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bo
 {
     const unsigned summed = ar_comm_size(c->dp) > 1 ? 1u << ARI_OVER_DP : 0u;
     const unsigned shared = ar_comm_size(c->replicate) > 1 ? 1u << ARI_OVER_SHARD | 1u << ARI_OVER_REPLICATE : 0u;
-    const unsigned asked =
-        (tp ? 1u << ARI_OVER_TP : 0u) | (ends ? 1u << ARI_OVER_ENDS : 0u) | (c->edp != c->dp ? 1u << ARI_OVER_EDP : 0u);
+    const unsigned asked = (tp ? 1u << ARI_OVER_TP : 0u) | (ends ? 1u << ARI_OVER_ENDS : 0u);
+    const unsigned copies = 1u << ARI_OVER_EXPERT_SHARD | 1u << ARI_OVER_EXPERT_REPLICATE;
+    const unsigned experts = c->edp == c->dp ? 0u : 1u << ARI_OVER_EDP | (shared ? copies : 0u);
     *borrows = &c->communication;
-    return communicate(c, &c->communication, summed | shared | asked, "communication");
+    return communicate(c, &c->communication, summed | shared | asked | experts, "communication");
 }
 
 ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows)
 {
     *borrows = &c->gathers;
-    return communicate(c, &c->gathers, 1u << ARI_OVER_SHARD | (c->edp != c->dp ? 1u << ARI_OVER_EDP : 0u), "weights");
+    return communicate(c, &c->gathers, 1u << ARI_OVER_SHARD | (c->edp != c->dp ? 1u << ARI_OVER_EXPERT_SHARD : 0u),
+                       "weights");
 }
 
 ar_status ari_ctx_overlapped(ar_ctx *c, const ari_communication **borrows)

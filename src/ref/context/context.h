@@ -122,14 +122,19 @@ struct ar_ctx {
     size_t stored[ARI_USES]; /* when ari_step_stored last raised something */
 };
 
-/** The ranks that have a parameter's copies and sum its gradient, and of these those that share it out. */
+/** The ranks that have a parameter's copies and sum its gradient, of these those that share it out, and those that have
+ *  the same share. */
 static inline ar_comm *ari_ctx_data(const ar_ctx *c, bool expert)
 {
     return expert ? c->edp : c->dp;
 }
 static inline ar_comm *ari_ctx_shard(const ar_ctx *c, bool expert)
 {
-    return expert ? c->edp : c->shard;
+    return expert ? c->expert_shard : c->shard;
+}
+static inline ar_comm *ari_ctx_replicate(const ar_ctx *c, bool expert)
+{
+    return expert ? c->expert_replicate : c->replicate;
 }
 
 /** ar_ctx_create with this arithmetic, borrowed, in place of that of the options' numerics and precision. */

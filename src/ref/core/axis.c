@@ -34,6 +34,11 @@ const char *ari_over_name(ari_over over)
     return names[over];
 }
 
+bool ari_over_experts(ari_over over)
+{
+    return over >= ARI_OVER_EP && over <= ARI_OVER_EXPERT_CP;
+}
+
 ari_axes ari_over_axes(ari_over over)
 {
     static const ari_axes along[] = {

@@ -43,6 +43,8 @@ enum {
     X(INNER, inner, "cp_inner", 1 << ARI_AXIS_INNER) /* exchange heads for positions */                                \
     X(EP, ep, "ep", ARI_CUTS_DATA)                   /* have other experts of a layer, and exchange tokens for them */ \
     X(EDP, edp, "edp", ARI_CUTS_DATA)                /* have the same experts, and sum their gradients */              \
+    X(EXPERT_SHARD, expert_shard, "edp_shard", ARI_CUTS_DATA) /* of them, those that share out, as SHARD and */        \
+    X(EXPERT_REPLICATE, expert_replicate, "edp_replicate", ARI_CUTS_SAMPLES) /* REPLICATE do of dp */                  \
     X(EXPERT_CP, expert_sequence, "edp_cp", ARI_CUTS_POSITIONS) /* of them, those with tokens of the same samples */   \
     X(DP, dp, "dp", ARI_CUTS_DATA)                              /* sum gradients */
 typedef enum ari_over {
@@ -54,6 +56,8 @@ typedef enum ari_over {
 } ari_over;
 /** "tp", "cp_ring". Static storage. */
 const char *ari_over_name(ari_over over);
+/** True of the groups that share experts out, or have copies of them. */
+bool ari_over_experts(ari_over over);
 /** Along which the members of such a group differ; none: of copies. */
 ari_axes ari_over_axes(ari_over over);
 

@@ -189,8 +189,8 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 {
     p->version++;
     if (ari_value_is_shared(p)) /* those that have the same share */
-        return ar_comm_broadcast(ctx->replicate, ctx->queue, p->share->value, p->share->count, p->value.dtype, 0,
-                                 p->name);
+        return ar_comm_broadcast(ari_ctx_replicate(ctx, p->expert), ctx->queue, p->share->value, p->share->count,
+                                 p->value.dtype, 0, p->name);
     if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
         return ari_fault_broadcast_over_world(p, ctx);
     return ar_comm_broadcast(ari_ctx_data(ctx, p->expert), ctx->queue, p->value.data, ar_tensor_count(&p->value),

@@ -117,7 +117,7 @@ ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, s
     const size_t n = ari_run_boxes(run, matrix.ndim, matrix.shape, start, count);
     *o = p->layout;
     o->nbox = 0;
-    add_copies(o, ctx->replicate);
+    add_copies(o, ari_ctx_replicate(ctx, p->expert));
     if (p->ends)
         add_copies(o, ctx->ends);
     for (size_t i = 0; i < n; i++) {

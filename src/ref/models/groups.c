@@ -106,7 +106,9 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
         [ARI_OVER_TP] = &(g)->tp, [ARI_OVER_PP] = &(g)->pp.all, [ARI_OVER_ENDS] = &(g)->pp.ends,              \
         [ARI_OVER_SHARD] = &(g)->shard, [ARI_OVER_REPLICATE] = &(g)->replicate, [ARI_OVER_CP] = &(g)->cp.all, \
         [ARI_OVER_RING] = &(g)->cp.ring, [ARI_OVER_INNER] = &(g)->cp.inner, [ARI_OVER_EP] = &(g)->ep.all,     \
-        [ARI_OVER_EDP] = &(g)->ep.copies, [ARI_OVER_EXPERT_CP] = &(g)->ep.sequence, [ARI_OVER_DP] = &(g)->dp  \
+        [ARI_OVER_EDP] = &(g)->ep.copies, [ARI_OVER_EXPERT_SHARD] = &(g)->ep.shard,                           \
+        [ARI_OVER_EXPERT_REPLICATE] = &(g)->ep.replicate, [ARI_OVER_EXPERT_CP] = &(g)->ep.sequence,           \
+        [ARI_OVER_DP] = &(g)->dp                                                                              \
     }
 
 /* True if a layout has such a group; every layout has those that a context always requires. */
@@ -116,6 +118,8 @@ static bool has_group(const ar_parallel *p, ari_over over)
         return ari_at_least_one(p->dp_replicate) > 1;
     if (over == ARI_OVER_EP || over == ARI_OVER_EDP)
         return ari_experts_apart(p);
+    if (over == ARI_OVER_EXPERT_SHARD || over == ARI_OVER_EXPERT_REPLICATE)
+        return ari_experts_apart(p) && ari_at_least_one(p->dp_replicate) > 1;
     if (over == ARI_OVER_EXPERT_CP)
         return ari_experts_apart(p) && ari_expert_sequence(p) > 1;
     if (over == ARI_OVER_RING || over == ARI_OVER_INNER)
@@ -147,7 +151,7 @@ static ar_status split(ar_comm **gives, ar_comm *world, const ar_parallel *p, ar
     return ar_comm_join(gives, world, group, place, n);
 }
 
-/* Runs of neighbours have the experts between them. */
+/* Runs of neighbours have the experts between them, and the copies of a replica of shares follow each other. */
 static ar_status split_experts(ar_comm **gives, ar_comm *world, const ar_parallel *p, ari_over over)
 {
     const ari_ranks ranks = ari_ranks_of(p);
@@ -156,10 +160,15 @@ static ar_status split_experts(ar_comm **gives, ar_comm *world, const ar_paralle
     const int at = ari_place_along(&ranks, rank, axes), copies = ari_ranks_along(&ranks, axes) / ep;
     const int team = ari_place_along(&ranks, rank, ARI_ALL_AXES & ~axes);
     const int own = at % ep, copy = at / ep, sequence = ari_expert_sequence(p);
+    const int replicas = ari_at_least_one(p->dp_replicate), each = copies / replicas;
     if (over == ARI_OVER_EP)
         return ar_comm_join(gives, world, team * copies + copy, own, ep);
     if (over == ARI_OVER_EDP)
         return ar_comm_join(gives, world, team * ep + own, copy, copies);
+    if (over == ARI_OVER_EXPERT_SHARD)
+        return ar_comm_join(gives, world, (team * ep + own) * replicas + copy / each, copy % each, each);
+    if (over == ARI_OVER_EXPERT_REPLICATE)
+        return ar_comm_join(gives, world, (team * ep + own) * each + copy % each, copy / each, replicas);
     return ar_comm_join(gives, world, (team * ep + own) * (copies / sequence) + copy / sequence, copy % sequence,
                         sequence);
 }
@@ -184,8 +193,7 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
         if (over == ARI_OVER_DP && wrong_stride)
             AR_TRY(ar_comm_join(groups[over], world, rank / summed, rank % summed, summed));
         else if (has_group(p, (ari_over)over))
-            AR_TRY((over == ARI_OVER_EP || over == ARI_OVER_EDP || over == ARI_OVER_EXPERT_CP ? split_experts : split)(
-                groups[over], world, p, (ari_over)over));
+            AR_TRY((ari_over_experts((ari_over)over) ? split_experts : split)(groups[over], world, p, (ari_over)over));
     }
     return AR_OK;
 }

@@ -169,10 +169,6 @@ static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t 
     const int sharers = all / dp;
     if (p->etp > 0)
         AR_TRY(check_expert_width(p, c));
-    if ((ep > 1 || ari_experts_whole(p)) && ari_at_least_one(p->dp_replicate) > 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "ep=%d with %d replicas of shares: the copies of experts lie across them; use one", ep,
-                            p->dp_replicate);
     if (ep == 1)
         return AR_OK;
     if (c->experts.n == 0)
@@ -185,6 +181,12 @@ static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t 
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "ep=%d does not divide the %d ranks of dp * cp%s, of which each has some experts", ep, all,
                             ari_experts_whole(p) ? " * tp" : "");
+    const int each = all / ari_at_least_one(p->dp_replicate);
+    if (each % ep != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "ep=%d does not divide the %d ranks of each of the %d replicas of shares, which have all "
+                            "experts between them",
+                            ep, each, p->dp_replicate);
     if (ep % sharers != 0 && sharers % ep != 0)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,

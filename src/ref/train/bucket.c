@@ -102,9 +102,12 @@ void ari_bucket_share(const ari_bucket *b)
 
 /* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
 
-static ar_comm *replicate_of(const ar_ddp *d)
+static ar_comm *replicate_of(const ari_bucket *b)
 {
-    return d->communication && d->communication->replicate ? d->communication->replicate : d->ctx->replicate;
+    const ar_ddp *d = b->ddp;
+    if (!d->communication || ar_comm_size(d->ctx->replicate) == 1)
+        return ari_ctx_replicate(d->ctx, b->expert);
+    return b->expert ? d->communication->expert_replicate : d->communication->replicate;
 }
 
 /* The ranks that share buckets out: without replicas all that have data. */
@@ -113,7 +116,9 @@ static ar_comm *shard_of(const ari_bucket *b)
     const ar_ddp *d = b->ddp;
     if (ar_comm_size(d->ctx->replicate) == 1)
         return ari_bucket_data(b);
-    return d->communication ? d->communication->shard : d->ctx->shard;
+    if (!d->communication)
+        return ari_ctx_shard(d->ctx, b->expert);
+    return b->expert ? d->communication->expert_shard : d->communication->shard;
 }
 
 static ar_comm *tp_of(const ar_ddp *d)
@@ -182,7 +187,7 @@ static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
     if (!b->shard.ptr || b->info.own_count == 0 || ar_faulty(b->ddp->ctx, AR_FAULT_hsdp_copies_not_summed))
         return AR_OK;
     AR_TRY(move_slice(b, q, true));
-    AR_TRY(sum_slice(b, q, replicate_of(b->ddp), b->tag));
+    AR_TRY(sum_slice(b, q, replicate_of(b), b->tag));
     return move_slice(b, q, false);
 }
 
@@ -195,7 +200,7 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
         AR_TRY(sum_slice(b, q, tp_of(d), b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
         AR_TRY(sum_slice(b, q, ends_of(d), b->info.param[0]->name));
-    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(d), b->tag);
+    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(b), b->tag);
 }
 
 /* Terms that are spread over tp, or over the ends of the pipeline, are complete after these, then everything is summed

@@ -220,7 +220,7 @@ static ar_status fill_buckets(ar_ddp *d, const draft *f)
 /* ZeRO: the slices of each bucket, and this rank's. */
 static ar_status share_out(ar_ddp *d)
 {
-    const int shard = ar_comm_size(d->ctx->shard), copies = ar_comm_size(d->ctx->edp);
+    const int shard = ar_comm_size(d->ctx->shard), copies = ar_comm_size(d->ctx->expert_shard);
     const size_t most = (size_t)(shard > copies ? shard : copies);
     size_t all = 0, start = 0;
     AR_TRY(ari_mul_size(&all, d->count, most));

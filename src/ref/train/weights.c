@@ -66,7 +66,7 @@ static ar_status gather_weights(void *user, ar_queue *on)
     for (size_t i = 0; i < u->buckets && st == AR_OK; i++) {
         const ari_bucket *b = &u->bucket[i];
         ar_comm *over = !d->gathers ? ari_ctx_shard(d->ctx, b->expert)
-                        : b->expert ? d->gathers->edp
+                        : b->expert ? d->gathers->expert_shard
                                     : d->gathers->shard;
         st = ar_comm_all_gather(over, on, ar_buf_at(u->room, at), ar_const(b->weights), b->shares, b->info.storage,
                                 b->tag);

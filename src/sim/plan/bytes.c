@@ -6,7 +6,7 @@
 /* The number of calls of each kind in a run. */
 typedef struct tally {
     const ari_step_case *c;
-    size_t dp, cp, tp, replicas;
+    size_t dp, cp, tp, replicas, copies; /* copies: ranks with the same experts */
     size_t micro, own_micro; /* micro-batches of the rank that has most; of all dp ranks those with samples */
     size_t times[ARI_EACH_VERIFIED_STEP + 1];
     size_t alike;                       /* tp ranks that this walk stands for */
@@ -35,7 +35,10 @@ static size_t groups(const tally *t, const ari_operation *op, const ari_op_call 
         return t->alike;
     case ARI_OVER_DP:
         return t->alike * (call->often == ARI_EACH_MICRO ? t->micro : 1);
-    case ARI_OVER_EDP: /* of these three, divided by its ranks */
+    case ARI_OVER_EXPERT_REPLICATE: /* of these, divided by the ranks with the same experts */
+        return t->alike * t->cp * t->dp;
+    case ARI_OVER_EDP: /* and of these, by the group's */
+    case ARI_OVER_EXPERT_SHARD:
         return t->alike * t->cp * t->dp * (call->often == ARI_EACH_MICRO ? t->micro : 1);
     case ARI_OVER_EP:
     case ARI_OVER_EXPERT_CP:
@@ -70,9 +73,9 @@ static ar_status add(void *user, const ari_operation *op)
         AR_TRY(ari_mul_size(&bytes, bytes, groups(t, op, &call)));
         AR_TRY(ari_mul_size(&bytes, bytes, t->times[call.often]));
         AR_TRY(ari_add_size(&t->bytes[call.over], t->bytes[call.over], bytes));
-        const bool of_experts =
-            call.over == ARI_OVER_EP || call.over == ARI_OVER_EDP || call.over == ARI_OVER_EXPERT_CP;
-        t->divide[call.over] = of_experts ? call.ranks : 1;
+        t->divide[call.over] = call.over == ARI_OVER_EXPERT_REPLICATE ? t->copies
+                               : ari_over_experts(call.over)          ? call.ranks
+                                                                      : 1;
     }
     return AR_OK;
 }
@@ -119,6 +122,8 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
     const int tp = ari_at_least_one(c->run.parallel.tp), pp = ari_at_least_one(c->run.parallel.pp);
     const int each = ar_parallel_world(&c->run.parallel) / pp; /* ranks of a stage */
     tally t = {.c = c,
+               .copies = (size_t)(ari_extent(&c->run.parallel, ari_expert_axes(&c->run.parallel)) /
+                                  ari_at_least_one(c->run.parallel.ep)),
                .dp = (size_t)ari_at_least_one(c->run.parallel.dp),
                .cp = (size_t)ari_at_least_one(c->run.parallel.cp),
                .tp = (size_t)tp,

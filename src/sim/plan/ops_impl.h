@@ -53,10 +53,10 @@ typedef struct ari_op_builder {
     size_t stages, stage;                               /* of the pipeline; the one that the walk is in */
     bool first, last;                                   /* the rank has the first stage; the last */
     bool pipeline;                                      /* the walk goes through the stages of all ranks */
-    size_t summing;                                     /* the ranks over which gradients are summed */
-    size_t sharing, sharing_rank; /* of them, those that share out what ZeRO does; this one's number among these */
-    size_t ep, copies;            /* who share out the experts; those with this rank's, over whom these are summed */
-    size_t copies_rank;           /* this one's number among these */
+    /* Of what all ranks have, and [1] of experts: the ranks over which gradients are summed; of them, those that share
+     * out what ZeRO does; this one's number among these. */
+    size_t summing[2], sharing[2], sharing_rank[2];
+    size_t ep;                    /* who share out the experts */
     size_t experts, first_expert; /* of this rank, of each layer that has any */
     bool whole, apart;            /* these are not cut over tp; they have groups of their own */
     /* 1 + the kind of a role's weight, and bias, where layers are split alike; 0: not known yet. */

@@ -22,15 +22,17 @@ static void place_rank(ari_op_builder *w, const ar_parallel *p, int rank)
         w->ranks[axis] = (size_t)ranks.along[axis];
         w->at[axis] = (size_t)ari_place_along(&ranks, rank, 1u << axis);
     }
-    w->summing = ari_op_builder_ranks(w, ARI_OVER_DP);
-    w->sharing = w->summing / (size_t)ari_at_least_one(p->dp_replicate);
-    w->sharing_rank = (size_t)ari_place_along(&ranks, rank, ARI_CUTS_DATA) % w->sharing;
     w->ep = (size_t)ari_at_least_one(p->ep);
     w->whole = ari_experts_whole(p);
     w->apart = ari_experts_apart(p);
-    w->copies = (size_t)ari_extent(p, ari_expert_axes(p)) / w->ep;
     const size_t at = (size_t)ari_place_along(&ranks, rank, ari_expert_axes(p));
-    w->copies_rank = at / w->ep;
+    const size_t place[2] = {(size_t)ari_place_along(&ranks, rank, ARI_CUTS_DATA), at / w->ep};
+    w->summing[false] = (size_t)ari_extent(p, ARI_CUTS_DATA);
+    w->summing[true] = (size_t)ari_extent(p, ari_expert_axes(p)) / w->ep;
+    for (int experts = 0; experts < 2; experts++) {
+        w->sharing[experts] = w->summing[experts] / (size_t)ari_at_least_one(p->dp_replicate);
+        w->sharing_rank[experts] = place[experts] % w->sharing[experts];
+    }
     w->experts = w->config->experts.n / w->ep;
     w->first_expert = at % w->ep * w->experts;
     w->stages = (size_t)ar_parallel_stages(p);

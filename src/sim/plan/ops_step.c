@@ -19,13 +19,20 @@ static ari_over summing_group(bool experts)
 /* True if several ranks share out what ZeRO does not keep whole of them. */
 static bool has_shares(const ari_op_builder *w, bool experts)
 {
-    return w->c->run.parallel.zero > 0 && (experts ? w->copies : w->sharing) > 1;
+    return w->c->run.parallel.zero > 0 && w->sharing[experts] > 1;
 }
 
-/* The group that does. */
+/* The group that does, and that of the ranks with the same share. */
 static ari_over sharing_group(const ari_op_builder *w, bool experts)
 {
-    return experts ? ARI_OVER_EDP : w->sharing < w->summing ? ARI_OVER_SHARD : ARI_OVER_DP;
+    if (w->sharing[experts] == w->summing[experts])
+        return summing_group(experts);
+    return experts ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD;
+}
+
+static ari_over replicate_group(bool experts)
+{
+    return experts ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE;
 }
 
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
@@ -54,8 +61,7 @@ static void place_over_dp(ari_op_value *v, ar_placement p)
 /* Each of the N ranks that share has its slice, the first (n mod N) of one element more. */
 static size_t own_slice(const ari_op_builder *w, size_t n, bool experts)
 {
-    const size_t ranks = experts ? w->copies : w->sharing, rank = experts ? w->copies_rank : w->sharing_rank;
-    return n / ranks + (rank < n % ranks);
+    return n / w->sharing[experts] + (w->sharing_rank[experts] < n % w->sharing[experts]);
 }
 
 /* A run of n elements; whole on each rank, or each has so many of them. */
@@ -163,7 +169,7 @@ static void sum_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t
     else if (has_shares(w, of_experts(b)))
         share_out(w, b, ARI_EACH_STEP);
     if (w->c->run.parallel.zero > 0)
-        sum_over(w, b, ARI_OVER_REPLICATE, true);
+        sum_over(w, b, replicate_group(of_experts(b)), true);
     put_beside_passes(w);
     if (op->calls > 0 || w->every_bucket)
         ari_op_builder_visit(w);
@@ -176,7 +182,7 @@ static void complete_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, s
     place_over_dp(&op->input[0], (ar_placement){AR_SHARD, 0});
     op->input[0].local[0] = op->output[0].local[0];
     sum_before(w, b, true);
-    sum_over(w, b, ARI_OVER_REPLICATE, true);
+    sum_over(w, b, replicate_group(of_experts(b)), true);
     put_beside_passes(w);
     visit_if_moved(w);
 }
@@ -277,8 +283,8 @@ static void begin_sum(ari_op_builder *w, ari_operation_kind kind, size_t n, ar_d
 static void agree(ari_op_builder *w)
 {
     begin_sum(w, ARI_OPERATION_AGREEMENT, 2, AR_I64);
-    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_op_builder_mul(w, 2, w->summing), AR_I64, ARI_AT_START,
-                        ARI_NO_ROLE, "parameters of data parallelism");
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_DP, ari_op_builder_mul(w, 2, w->summing[false]), AR_I64,
+                        ARI_AT_START, ARI_NO_ROLE, "parameters of data parallelism");
     visit_if_moved(w);
 }
 
@@ -286,7 +292,7 @@ void ari_op_builder_start(ari_op_builder *w)
 {
     const ari_params all = ari_op_builder_all_params(w);
     w->pass = ARI_PASS_START;
-    for (size_t i = 0; i < all.n && w->summing > 1 && w->st == AR_OK; i++) {
+    for (size_t i = 0; i < all.n && w->summing[false] > 1 && w->st == AR_OK; i++) {
         const ari_one_param p = ari_op_builder_param_at(w, &all, i);
         ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_BROADCAST, p.of.role);
         op->expert = p.expert;
@@ -440,7 +446,7 @@ static void verify(ari_op_builder *w, const ari_params *all)
 {
     enum { WORDS_OF_A_PARAMETER = 16, WORDS_OF_A_RANK = 2 };
     const size_t words = ari_op_builder_add(w, ari_op_builder_mul(w, all->n, WORDS_OF_A_PARAMETER), WORDS_OF_A_RANK);
-    const size_t tp = w->ranks[ARI_AXIS_TP], alike = ari_op_builder_mul(w, w->summing, tp);
+    const size_t tp = w->ranks[ARI_AXIS_TP], alike = ari_op_builder_mul(w, w->summing[false], tp);
     begin_sum(w, ARI_OPERATION_VERIFY, words, AR_I64);
     gather_said(w, ARI_OVER_TP, 1, words);
     gather_said(w, ARI_OVER_DP, tp, words);

@@ -47,7 +47,7 @@ void ari_op_builder_layer(ari_op_builder *w, size_t layer)
 int ari_op_builder_zero(const ari_op_builder *w)
 {
     const int zero = w->c->forward_only ? 0 : w->c->run.parallel.zero;
-    return zero > 1 && w->sharing == 1 ? 1 : zero;
+    return zero > 1 && w->sharing[false] == 1 ? 1 : zero;
 }
 
 bool ari_op_builder_by_heads(const ari_op_builder *w)
@@ -225,12 +225,12 @@ size_t ari_op_builder_ranks(const ari_op_builder *w, ari_over over)
     size_t ranks = 1;
     if (over == ARI_OVER_COPIES)
         return ari_op_builder_kv_copies(w, true);
-    if (over == ARI_OVER_SHARD)
-        return w->sharing;
-    if (over == ARI_OVER_REPLICATE)
-        return w->summing / w->sharing;
+    if (over == ARI_OVER_SHARD || over == ARI_OVER_EXPERT_SHARD)
+        return w->sharing[ari_over_experts(over)];
+    if (over == ARI_OVER_REPLICATE || over == ARI_OVER_EXPERT_REPLICATE)
+        return w->summing[ari_over_experts(over)] / w->sharing[ari_over_experts(over)];
     if (over == ARI_OVER_EP || over == ARI_OVER_EDP)
-        return over == ARI_OVER_EP ? w->ep : w->copies;
+        return over == ARI_OVER_EP ? w->ep : w->summing[true];
     if (over == ARI_OVER_EXPERT_CP)
         return (size_t)ari_expert_sequence(&w->c->run.parallel);
     if (over == ARI_OVER_ENDS)
