@@ -63,6 +63,17 @@ typedef struct ar_context_groups {
     bool zigzag;
 } ar_context_groups;
 
+/** How tokens reach the experts of other ranks. The experts' rows come back by an all-to-all either way: a
+ *  reduce-scatter would add the rows of a token rank by rank, in an order that depends on ep. */
+typedef enum ar_dispatch {
+    AR_DISPATCH_ALL_TO_ALL, /* each row, a token's for one of its experts, goes to the rank that has the expert */
+    AR_DISPATCH_ALL_GATHER, /* each token goes to all ranks of the group once: fewer bytes where it has more experts
+                               than the group has ranks */
+    AR_DISPATCHES
+} ar_dispatch;
+/** "all-to-all", "all-gather"; "?". Static storage. */
+const char *ar_dispatch_name(ar_dispatch d);
+
 /** The expert-parallel ranks (ar_parallel.ep), borrowed; all NULL: every rank has all experts. */
 typedef struct ar_expert_groups {
     ar_comm *all;       /* who share out the experts; its rank says which ones this rank has */
@@ -70,6 +81,7 @@ typedef struct ar_expert_groups {
     ar_comm *shard;     /* of copies, those that share out what ZeRO does not keep whole; NULL: all of them */
     ar_comm *replicate; /* of copies, those that have the same share; NULL: this one alone */
     ar_comm *sequence;  /* of copies, those that have tokens of the same samples; NULL: this one alone */
+    ar_dispatch dispatch;
     bool whole; /* experts are not cut over the tensor-parallel ranks, which are among these (ar_parallel.etp) */
 } ar_expert_groups;
 

@@ -27,7 +27,8 @@ typedef struct ar_parallel {
                            neighbours hold copies of all experts */
     int etp; /* tensor-parallel ranks that each expert is cut over. 0: all of tp; 1, with sp: none, each of them has
                            experts of its own for its own positions, so that ep counts the tp * dp * cp ranks */
-    int pp;  /* pipeline ranks: each holds some of the layers, the first also the embedding, the last the head */
+    ar_dispatch dispatch; /* between expert-parallel ranks */
+    int pp; /* pipeline ranks: each holds some of the layers, the first also the embedding, the last the head */
     int virtual_stages;      /* parts of the layers that each of them holds: stage s of the pp * virtual_stages is rank
                            s mod pp's (interleaving: Narayanan et al. 2021, arXiv:2104.04473) */
     ar_stages stages;        /* layers of each stage */

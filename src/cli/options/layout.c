@@ -17,6 +17,7 @@ const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
 const char *const ari_bucket_order_names[] = {"reverse", "largest-first", NULL};
 /* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
  * those of all. */
+static const char *const dispatch_names[] = {"all-to-all", "all-gather", NULL};
 static const char *const collectives_names[] = {"direct", "ring", NULL};
 const char *const ari_recompute_names[] = {"none", "selective", "full", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
@@ -93,6 +94,9 @@ const ari_option ari_step_layout_options[] = {
     ARI_OPTION_INT("etp", run.parallel.etp, 1, 4096, "N",
                    "ranks that each expert's width is cut over: those of --tp (default), or 1, with --sp: each of them "
                    "has experts for its own positions, and --ep counts the ranks of --tp too"),
+    ARI_OPTION_ENUM("dispatch", run.parallel.dispatch, dispatch_names,
+                    "with --ep: how tokens reach experts of other ranks, all-to-all (each row to its expert's rank) or "
+                    "all-gather (each token to all ranks; default all-to-all)"),
     ARI_OPTION_SECTION("pipeline"),
     ARI_OPTION_INT("micro-batches", run.parallel.micro_batches, 1, 1e9, "M",
                    "pieces in which a rank goes through its sequences; gradients are accumulated (default 1)"),
@@ -344,15 +348,16 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
 }
 
 const char ari_layout_of_run[] =
-    "world tp dp cp cp_inner zigzag ep etp pp virtual_stages stages schedule_pp sp zero dp_replicate micro_batches "
+    "world tp dp cp cp_inner zigzag ep etp dispatch pp virtual_stages stages schedule_pp sp zero dp_replicate micro_batches "
     "samples_per_rank keep_gathered forward_first overlap recompute recompute_every";
 const char ari_layout_of_plan[] =
-    "tp cp cp_inner zigzag ep etp pp dp sp overlap zero dp_replicate micro_batches schedule "
+    "tp cp cp_inner zigzag ep etp dispatch pp dp sp overlap zero dp_replicate micro_batches schedule "
     "virtual_stages recompute recompute_every";
-const char ari_layout_of_row[] = "tp cp cp_inner zigzag ep etp pp dp sp zero dp_replicate micro_batches schedule "
-                                 "virtual_stages recompute";
+const char ari_layout_of_row[] =
+    "tp cp cp_inner zigzag ep etp dispatch pp dp sp zero dp_replicate micro_batches schedule "
+    "virtual_stages recompute";
 const char ari_layout_of_fault[] =
-    "world tp dp cp cp_inner zigzag ep etp pp virtual_stages schedule_pp sp overlap zero dp_replicate micro_batches "
+    "world tp dp cp cp_inner zigzag ep etp dispatch pp virtual_stages schedule_pp sp overlap zero dp_replicate micro_batches "
     "forward_first recompute";
 
 static json_t *samples_json(const ar_parallel *p, size_t batch)
@@ -393,6 +398,8 @@ static json_t *member(const char *name, const ar_parallel *p, size_t batch)
         return json_integer(ar_parallel_world(p));
     if (strcmp(name, "etp") == 0)
         return json_integer(ari_at_least_one(p->etp > 0 ? p->etp : p->tp));
+    if (strcmp(name, "dispatch") == 0)
+        return ari_experts_routed(p) ? json_string(ar_dispatch_name(p->dispatch)) : json_null();
     if (strcmp(name, "stages") == 0)
         return ari_stages_json(&p->stages);
     if (strcmp(name, "samples_per_rank") == 0)

@@ -50,6 +50,7 @@ static json_t *choice_json(const ari_choice *c, const ari_planned *p, const char
     if (p->step.config->experts.n == 0) {
         (void)json_object_del(o, "ep");
         (void)json_object_del(o, "etp");
+        (void)json_object_del(o, "dispatch");
     }
     return o;
 }

@@ -60,6 +60,7 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
                               .zigzag = o->cp.zigzag,
                               .ep = ar_comm_size(c->ep),
                               .etp = o->ep.whole ? 1 : 0,
+                              .dispatch = o->ep.dispatch,
                               .pp = ar_comm_size(c->pipeline),
                               .virtual_stages = ari_at_least_one(o->pp.virtual_stages),
                               .stages = o->pp.stages,

@@ -178,7 +178,7 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
     ar_comm **const groups[] = GROUPS(gives);
     const int summed = ari_extent(p, ARI_CUTS_DATA), inner = ari_at_least_one(p->cp_inner);
     const int rank = ar_comm_rank(world);
-    *gives = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_whole(p)};
+    *gives = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_whole(p), .ep.dispatch = p->dispatch};
     if (ar_comm_size(world) != ar_parallel_world(p) || ari_layout_extent(p, ARI_LAYOUT_CP) % inner != 0) {
         char text[256];
         ar_parallel_text(text, sizeof text, p);

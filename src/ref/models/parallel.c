@@ -101,6 +101,8 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
     }
     if (ari_at_least_one(p->ep) > 1)
         append_extent(out, cap, "ep", p->ep);
+    if (ari_experts_routed(p) && p->dispatch != AR_DISPATCH_ALL_TO_ALL)
+        append_extent(out, cap, "(all-gather)", 0);
     if (ari_experts_whole(p))
         append_extent(out, cap, "etp", 1);
     append_recompute(out, cap, &p->recompute);
@@ -169,6 +171,10 @@ static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t 
     const int sharers = all / dp;
     if (p->etp > 0)
         AR_TRY(check_expert_width(p, c));
+    if ((unsigned)p->dispatch >= AR_DISPATCHES || (p->dispatch != AR_DISPATCH_ALL_TO_ALL && ep == 1))
+        return ar_error_set(AR_ERR_ARG,
+                            "dispatch %d (%s) with ep=%d: 0 or 1, and 1 where several ranks share out experts",
+                            (int)p->dispatch, ar_dispatch_name(p->dispatch), ep);
     if (ep == 1)
         return AR_OK;
     if (c->experts.n == 0)

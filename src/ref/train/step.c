@@ -103,6 +103,9 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     if (ari_at_least_one(p->ep) != made->ep || ari_experts_whole(p) != ari_experts_whole(made))
         return ar_error_set(AR_ERR_ARG, "a training step of ep=%d etp=%d in a context of ep=%d etp=%d",
                             ari_at_least_one(p->ep), p->etp, made->ep, made->etp);
+    if (ari_experts_routed(p) && p->dispatch != made->dispatch)
+        return ar_error_set(AR_ERR_ARG, "a training step whose tokens reach experts by %s in a context of %s",
+                            ar_dispatch_name(p->dispatch), ar_dispatch_name(made->dispatch));
     if (inner != made->cp_inner || (ari_extent(made, ARI_CUTS_POSITIONS) > 1 && p->zigzag != made->zigzag))
         return ar_error_set(AR_ERR_ARG,
                             "a training step of layout %s, inner %d%s, in a context whose inner group has %d ranks%s",

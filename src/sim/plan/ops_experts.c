@@ -75,6 +75,25 @@ static void exchange_rows(ari_op_builder *w)
         w->op.call[calls].routed = true;
 }
 
+/* Every rank gets all tokens, and backward the weights of their experts. */
+static void gather_tokens(ari_op_builder *w, bool weights)
+{
+    const size_t all = ari_op_builder_mul(w, slots(w), w->ep), k = w->config->experts.per_token;
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_EP, ari_op_builder_mul(w, all / k, w->config->hidden),
+                        w->form.activations, ARI_EACH_PASS, ARI_EXPERTS, "");
+    if (weights)
+        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_EP, all, AR_F32, ARI_EACH_PASS, ARI_EXPERTS, "");
+}
+
+/* To the experts, in either pass; what is backward comes with weights. */
+static void send_rows(ari_op_builder *w)
+{
+    if (w->c->run.parallel.dispatch == AR_DISPATCH_ALL_GATHER)
+        gather_tokens(w, w->pass == ARI_PASS_BACKWARD);
+    else
+        exchange_rows(w);
+}
+
 /* Each gets the experts of all tokens, by which the rows are counted and sorted. */
 static void gather_routes(ari_op_builder *w)
 {
@@ -90,7 +109,8 @@ bool ari_step_counts(const ari_step_case *c)
 size_t ari_routed_exchanges(const ari_step_case *c, size_t layer)
 {
     const bool again = c->run.parallel.recompute.what == AR_RECOMPUTE_FULL && ari_step_recomputes(c, layer);
-    return (c->forward_only ? 2u : again ? 6u : 4u) + (ari_step_counts(c) ? 2u : 0u);
+    const size_t ways = c->run.parallel.dispatch == AR_DISPATCH_ALL_GATHER ? 1 : 2; /* there and back, or back alone */
+    return ways * ((c->forward_only ? 1u : again ? 3u : 2u) + ari_step_counts(c));
 }
 
 /* Counts of tokens, which the ranks that have parts of a sequence add up. */
@@ -132,7 +152,10 @@ static void dispatch(ari_op_builder *w, size_t from, size_t by)
     op->input[op->inputs++] = backward ? rows(w, from) : tokens(w, w->config->hidden, from);
     op->input[op->inputs++] = routes(w, by);
     op->output[op->outputs++] = backward ? tokens(w, w->config->hidden, 0) : rows(w, 0);
-    exchange_rows(w);
+    if (backward)
+        exchange_rows(w);
+    else
+        send_rows(w);
     ari_op_builder_make(w);
 }
 
@@ -155,7 +178,7 @@ static void combine_backward(ari_op_builder *w)
     op->input[op->inputs++] = tokens(w, w->config->hidden, w->edges.now.at[0].id);
     op->output[op->outputs++] = rows(w, 0);
     op->output[op->outputs++] = routes(w, 0);
-    exchange_rows(w);
+    send_rows(w);
     ari_op_builder_make(w);
 }
 

@@ -41,11 +41,6 @@ static size_t tokens_of(const ar_tensor *x)
     return ar_tensor_rows(x).shape[0];
 }
 
-static size_t slots_of(const experts_module *m, const ar_tensor *x)
-{
-    return tokens_of(x) * m->o.per_token;
-}
-
 static ar_status rows_like(ar_ctx *ctx, ar_tensor *y, ar_dtype dtype, size_t rows, size_t cols)
 {
     return ar_ctx_tensor(ctx, y, dtype, 2, (const size_t[2]){rows, cols});
@@ -148,16 +143,6 @@ static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r
     return ari_fault_places(ctx, &r->place);
 }
 
-/* From x, or what depends on the experts' output, their rows: times the slots' weights (NULL: not). */
-static ar_status dispatch(const experts_module *m, ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x,
-                          const ar_tensor *weight, const ari_routes *r)
-{
-    const ar_cbuf w = weight ? ar_const(weight->data) : (ar_cbuf){NULL};
-    const ar_tensor from = ar_tensor_rows(x);
-    AR_TRY(rows_like(ctx, rows, x->dtype, slots_of(m, x), m->o.hidden));
-    return ARI_KERNEL(ctx, dispatch_rows, rows, &from, w, ar_const(r->slot_of.data), m->o.per_token);
-}
-
 /* y, like x: the sum over each token's slots of the experts' rows. */
 static ar_status combine(const experts_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows,
                          const ar_tensor *weight, const ari_routes *r, const ar_tensor *x)
@@ -228,16 +213,15 @@ static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_t
 {
     if (m->own < m->o.n)
         return ar_saved_pop(saved, m, SAVED_ROWS, rows);
-    return dispatch(m, ctx, rows, x, ari_fault_input_weight(ctx, weight), r);
+    return ari_routes_send(ctx, rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name);
 }
 
 /* What the experts make of x's rows, in the order in which they are sent. */
 static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *made, const ar_tensor *x,
                              const ar_tensor *weight, const ari_routes *r)
 {
-    ar_tensor sent, rows, pre, act, own;
-    AR_TRY(dispatch(m, ctx, &sent, x, ari_fault_input_weight(ctx, weight), r));
-    AR_TRY(ari_routes_send(ctx, &rows, &sent, r, m->experts_name));
+    ar_tensor rows, pre, act, own;
+    AR_TRY(ari_routes_send(ctx, &rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name));
     AR_TRY(multiply(m, ctx, &pre, &rows, &(product){.columns = 2 * m->width}, r));
     AR_TRY(keep_rows(m, ctx, saved, &rows));
     AR_TRY(activate(m, ctx, &act, &pre));
@@ -316,15 +300,14 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
 static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *g,
                                   const ar_tensor *dy, const ar_tensor *x, const ar_tensor *weight, const ari_routes *r)
 {
-    ar_tensor made, pre, sent, dmade, dact, drows, dx_rows;
+    ar_tensor made, pre, dmade, dact, drows, dx_rows;
     AR_TRY(ar_saved_pop(saved, m, SAVED_MADE, &made));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     const ar_tensor dy_rows = ar_tensor_rows(dy);
     AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &made, ar_const(r->place.data), m->o.per_token));
     AR_TRY(ari_fault_combined(ctx, g, cutting(m, ctx), m->experts_name));
     ar_ctx_release(ctx, &made);
-    AR_TRY(dispatch(m, ctx, &sent, dy, ari_fault_output_weight(ctx, weight), r));
-    AR_TRY(ari_routes_send(ctx, &dmade, &sent, r, m->experts_name));
+    AR_TRY(ari_routes_send(ctx, &dmade, dy, ari_fault_output_weight(ctx, weight), r, m->experts_name));
     AR_TRY(second_backward(m, ctx, &dact, &dmade, &pre, r));
     ar_ctx_release(ctx, &dmade);
     AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, weight, r));

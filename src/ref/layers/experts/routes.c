@@ -14,6 +14,7 @@ typedef struct sorting {
     size_t samples, own_samples; /* of all those whose rows come here, of one rank */
     size_t first_expert;         /* of this rank's, of which there are groups.n */
     int32_t *expert;             /* [ranks, slots] */
+    bool gathered;               /* the tokens of all ranks come here */
     int64_t *place, *slot_of, *arrived, *departed;
     size_t *next; /* of each expert, or of each expert's samples: rows that have their slot */
 } sorting;
@@ -122,7 +123,7 @@ static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t at,
             continue;
         const size_t run = e * (s->samples + 1) + sample_of(s, rank, i);
         const size_t row = r->first[e] + r->sample[run] + s->next[run]++, from = at + start[e]++;
-        s->arrived[row] = (int64_t)from;
+        s->arrived[row] = (int64_t)(s->gathered ? rank * s->slots + i : from);
         s->departed[from] = (int64_t)row;
     }
     return rows;
@@ -149,19 +150,27 @@ static void count_moved(ari_routes *r, const sorting *s)
         r->sends[(size_t)s->expert[s->me * s->slots + i] / r->groups.n]++;
 }
 
+/* all [ranks, tokens, n] from each rank's own [tokens, n]. */
+static ar_status gather(ar_ctx *ctx, ar_tensor *all, const ar_tensor *own, const char *tag)
+{
+    const size_t shape[3] = {(size_t)ar_comm_size(ctx->ep), own->shape[0], own->shape[1]};
+    size_t *counts = NULL;
+    AR_TRY(ar_ctx_tensor(ctx, all, own->dtype, 3, shape));
+    AR_TRY(ari_equal_counts(&counts, ctx->ep, ar_tensor_count(own)));
+    const ar_status st =
+        ar_comm_all_gather(ctx->ep, ctx->queue, all->data, ar_const(own->data), counts, own->dtype, tag);
+    free(counts);
+    return st;
+}
+
 ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *all, ar_tensor *expert, const char *tag)
 {
-    const size_t shape[3] = {(size_t)ar_comm_size(ctx->ep), expert->shape[0], expert->shape[1]};
-    size_t *counts = NULL;
+    const size_t shape[3] = {1, expert->shape[0], expert->shape[1]};
     if (!has_peers(ctx))
         return ar_tensor_view(all, AR_I32, 3, shape, expert->data);
-    AR_TRY(ar_ctx_tensor(ctx, all, AR_I32, 3, shape));
-    AR_TRY(ari_equal_counts(&counts, ctx->ep, ar_tensor_count(expert)));
-    const ar_status st =
-        ar_comm_all_gather(ctx->ep, ctx->queue, all->data, ar_const(expert->data), counts, AR_I32, tag);
-    free(counts);
+    AR_TRY(gather(ctx, all, expert, tag));
     ar_ctx_release(ctx, expert);
-    return st;
+    return AR_OK;
 }
 
 ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all)
@@ -244,8 +253,10 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
                  .slots = tokens * of->all->shape[2],
                  .samples = ranks > 1 ? ranks / sharers * of->samples : of->samples,
                  .own_samples = of->samples,
+                 .gathered = ctx->layout.dispatch == AR_DISPATCH_ALL_GATHER,
                  .first_expert = of->experts / ranks * (size_t)ar_comm_rank(ctx->ep)};
-    *r = (ari_routes){.groups = {.n = of->experts / ranks,
+    *r = (ari_routes){.k = s.k,
+                      .groups = {.n = of->experts / ranks,
                                  .samples = s.samples,
                                  .longest = tokens / of->samples * all,
                                  .over = ctx->expert_sequence}};
@@ -302,13 +313,40 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
     return st;
 }
 
-ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag)
+/* y [rows, h] of x's tokens [tokens, h]: of slot_of's slots, times their weights w [slots]. */
+static ar_status rows_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_cbuf w, const ar_tensor *slot_of, size_t k)
 {
-    ar_tensor received;
-    *y = *x;
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){slot_of->shape[0], x->shape[1]}));
+    return ARI_KERNEL(ctx, dispatch_rows, y, x, w, ar_const(slot_of->data), k);
+}
+
+/* Every token comes here, with its weights, whether or not an expert here takes it. */
+static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight,
+                               const ari_routes *r, const char *tag)
+{
+    ar_tensor tokens, weights = {.ndim = 0};
+    AR_TRY(gather(ctx, &tokens, x, tag));
+    if (weight)
+        AR_TRY(gather(ctx, &weights, weight, tag));
+    const ar_tensor all = ar_tensor_rows(&tokens);
+    AR_TRY(rows_of(ctx, y, &all, ar_const(weights.data), &r->arrived, r->k));
+    ar_ctx_release(ctx, &weights);
+    ar_ctx_release(ctx, &tokens);
+    return AR_OK;
+}
+
+ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight, const ari_routes *r,
+                          const char *tag)
+{
+    const ar_tensor from = ar_tensor_rows(x);
+    ar_tensor sent, received;
+    if (has_peers(ctx) && ctx->layout.dispatch == AR_DISPATCH_ALL_GATHER)
+        return gather_tokens(ctx, y, &from, weight, r, tag);
+    AR_TRY(rows_of(ctx, &sent, &from, weight ? ar_const(weight->data) : (ar_cbuf){NULL}, &r->slot_of, r->k));
+    *y = sent;
     if (!has_peers(ctx))
         return AR_OK;
-    AR_TRY(exchange(ctx, &received, x, r->rows, r->sends, r->receives, tag));
+    AR_TRY(exchange(ctx, &received, &sent, r->rows, r->sends, r->receives, tag));
     return reorder(ctx, y, &received, &r->arrived);
 }
 

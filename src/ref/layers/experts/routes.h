@@ -9,14 +9,17 @@
 #include "ref/layers/parts.h"
 
 typedef struct ari_routes {
+    size_t k;          /* experts of a token */
     ar_groups groups;  /* rows of each of this rank's experts */
     ar_tensor place;   /* int64 [slots]: the row of each slot among those that are sent; of the step */
     ar_tensor slot_of; /* int64 [slots]: the slot of each of those; of the step */
     size_t rows;       /* of the experts here */
     /* Of expert-parallel ranks; the others have NULL. */
-    size_t *sends, *receives;    /* rows to and from each rank; owned */
-    ar_tensor arrived, departed; /* int64 [rows]: where each of the experts' rows is among those received, and back */
-    size_t *first, *sample;      /* owned: those of `groups` */
+    size_t *sends, *receives; /* rows to and from each rank; owned */
+    ar_tensor arrived,
+        departed;           /* int64 [rows]: where each of the experts' rows is among those received (of gathered tokens
+                                    the slot of all ranks' that it is), and where it is sent back from */
+    size_t *first, *sample; /* owned: those of `groups` */
 } ari_routes;
 
 /* What they are made of. */
@@ -37,8 +40,10 @@ AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar
  *  AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_routes_make(ari_routes *gives, ar_ctx *ctx, const ari_routing *of);
 void ari_routes_end(ari_routes *r, ar_ctx *ctx);
-/** This rank's experts' rows [rows, h], from the rows that all ranks send; x ends where there are peers. And back. */
-AR_NODISCARD ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag);
+/** This rank's experts' rows y [rows, h] of all ranks' tokens x [.., h], times the weights of their slots [tokens, k]
+ *  (NULL: not). And from the experts' rows, which end where there are peers, those of this rank's slots. */
+AR_NODISCARD ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight,
+                                       const ari_routes *r, const char *tag);
 AR_NODISCARD ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag);
 
 #endif
