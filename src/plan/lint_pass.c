@@ -298,18 +298,33 @@ static void route(ari_lint_state *l, const ari_operation *op)
         ari_lint_judge(l, op, ARI_LINT_EP, &heard, ari_lint_mismatch(heard.at[ARI_LINT_EP], whole));
 }
 
+/* Each rank takes its experts' rows of gathered tokens, which have to be those of all ranks, and so do their weights. */
+static void take_rows(ari_lint_state *l, const ari_operation *op, ari_lint_type *gathered, int n, ar_placement to)
+{
+    for (int i = 0; i < n; i++) {
+        if (!ari_lint_whole(gathered[i].at[ARI_LINT_EP]))
+            ari_lint_judge(l, op, ARI_LINT_EP, &gathered[i], ari_lint_mismatch(gathered[i].at[ARI_LINT_EP], whole));
+    }
+    gathered[0].at[ARI_LINT_EP] = to;
+}
+
 /* Rows of each rank's own tokens, on their way to the ranks of their experts: along the axes of those they become what
  * the list says. */
 static ari_lint_type send_rows(ari_lint_state *l, const ari_operation *op, ari_lint_type x)
 {
+    const bool gathered = l->c->run.parallel.dispatch == AR_DISPATCH_ALL_GATHER;
+    const int n = gathered && op->kind == ARI_OPERATION_COMBINE ? 2 : 1; /* with the weights of the rows */
     const ari_lint_type end = ari_lint_stated(&op->output[0]);
     if (!op->output[0].by_expert)
         return x;
     x.at[ARI_LINT_EP] = x.at[ARI_LINT_EDP] = own_tokens;
-    ari_lint_collectives_to(l, op, &x, 1, NULL, &end);
+    ari_lint_type sent[2] = {x, x};
+    ari_lint_collectives_to(l, op, sent, n, NULL, &end);
+    if (gathered)
+        take_rows(l, op, sent, n, end.at[ARI_LINT_EP]);
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
-        x.at[axis] = op->output[0].by_expert >> axis & 1 ? end.at[axis] : x.at[axis];
-    return x;
+        sent[0].at[axis] = op->output[0].by_expert >> axis & 1 ? end.at[axis] : sent[0].at[axis];
+    return sent[0];
 }
 
 /* And back: they are placed as the tokens are then. */

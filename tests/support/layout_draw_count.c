@@ -68,6 +68,7 @@ static bool cut_unevenly(const layout_draw *d)
     X(normalised, d->config.experts.normalised)                                \
     X(not_normalised, d->config.experts.n > 0 && !d->config.experts.normalised) \
     X(ep, p->ep > 1)                                                           \
+    X(all_gather, p->dispatch == AR_DISPATCH_ALL_GATHER)                       \
     X(etp1, p->etp == 1)
 /* clang-format on */
 #define ENUMERATE(name, has) HAS_##name,
@@ -118,7 +119,8 @@ static const int wanted[][MOST_FEATURES] = {
     [DRAW_EXPERTS] =
         ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100, [HAS_recompute] = 150,
             [HAS_one_expert] = 100, [HAS_all_experts] = 100, [HAS_shared_expert] = 100, [HAS_normalised] = 100,
-            [HAS_not_normalised] = 100, [HAS_ep] = 100, [HAS_etp1] = 50),
+            [HAS_not_normalised] = 100, [HAS_ep] = 100, [HAS_all_gather] = 50, [HAS_etp1] = 50,
+            [HAS_copies_of_shares] = 50),
 };
 
 bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind)

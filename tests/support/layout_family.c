@@ -40,7 +40,8 @@ static void draw_ranks(layout_draw *d, uint64_t *seed)
     d->seq = (size_t)(2 * p->cp * p->tp) * (1 + plan_draw_below(seed, 2));
 }
 
-/* Experts shared out among the ranks of a sample's positions, among all that there are, or not. */
+/* Experts shared out among the ranks of a sample's positions, among all that there are, or not; what ZeRO shares out,
+ * among those of a sample alone where these have all experts. */
 static void draw_expert_ranks(layout_draw *d, uint64_t *seed)
 {
     ar_parallel *p = &d->parallel;
@@ -49,6 +50,8 @@ static void draw_expert_ranks(layout_draw *d, uint64_t *seed)
     p->ep = PICK(seed, eps);
     if (p->ep > sharers)
         d->batch = (size_t)(p->dp * p->micro_batches);
+    p->dispatch = p->ep > 1 ? (ar_dispatch)plan_draw_below(seed, AR_DISPATCHES) : AR_DISPATCH_ALL_TO_ALL;
+    p->dp_replicate = p->ep <= sharers && p->zero > 0 && plan_draw_below(seed, 3) == 0 ? p->dp : 1;
 }
 
 static const char *truth(uint64_t *seed)

@@ -531,6 +531,7 @@ Test(compare, memory_of_shared_experts_is_predicted_by_the_baselines_routes)
         {.dp = 2, .ep = 2},
         {.dp = 2, .cp = 2, .ep = 4, .micro_batches = 2, .zigzag = true},
         {.dp = 4, .ep = 2, .zero = 3},
+        {.dp = 4, .ep = 2, .dispatch = AR_DISPATCH_ALL_GATHER, .zero = 2, .dp_replicate = 2},
         {.tp = 2, .sp = true, .dp = 2, .ep = 4, .etp = 1},
         {.pp = 2, .dp = 2, .ep = 2, .micro_batches = 2, .recompute.what = AR_RECOMPUTE_FULL}};
     ar_check_options o = check_layouts("mixtral-demo", layouts, sizeof layouts / sizeof *layouts, 8, 16);

@@ -301,7 +301,7 @@ static const struct {
     {"experts/mixtral-balance-padding-tiny", {.pp = 2, .micro_batches = 2, .zero = 3}},
     {"experts/mixtral-sequence-padding-tiny", {.cp = 7, .tp = 2, .sp = true, .micro_batches = 2}},
     {"experts/mixtral-sequence-padding-tiny", {.tp = 2, .sp = true, .ep = 4, .etp = 1, .dp = 2}},
-    {"experts/olmoe-batch-tiny", {.dp = 2, .ep = 2, .zero = 2}},
+    {"experts/olmoe-batch-tiny", {.dp = 2, .ep = 2, .dispatch = AR_DISPATCH_ALL_GATHER, .zero = 2}},
     {"experts/olmoe-batch-tiny", {.tp = 2, .sp = true, .micro_batches = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}},
     {"experts/qwen3moe-balance-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
 };

@@ -171,10 +171,13 @@ static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t 
     const int sharers = all / dp;
     if (p->etp > 0)
         AR_TRY(check_expert_width(p, c));
-    if ((unsigned)p->dispatch >= AR_DISPATCHES || (p->dispatch != AR_DISPATCH_ALL_TO_ALL && ep == 1))
+    if ((unsigned)p->dispatch >= AR_DISPATCHES)
+        return ar_error_set(AR_ERR_ARG, "dispatch %d, expected 0 (all-to-all) or 1 (all-gather)", (int)p->dispatch);
+    if (p->dispatch != AR_DISPATCH_ALL_TO_ALL && ep == 1)
         return ar_error_set(AR_ERR_ARG,
-                            "dispatch %d (%s) with ep=%d: 0 or 1, and 1 where several ranks share out experts",
-                            (int)p->dispatch, ar_dispatch_name(p->dispatch), ep);
+                            "tokens reach experts by %s where several ranks share these out; give ep, or "
+                            "leave the dispatch out",
+                            ar_dispatch_name(p->dispatch));
     if (ep == 1)
         return AR_OK;
     if (c->experts.n == 0)

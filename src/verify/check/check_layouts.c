@@ -58,9 +58,9 @@ static const choice multiples_of_three[] = {
 /* Of models with experts besides: these are refused for others. */
 static const choice with_experts[] = {
     {.first = {.dp = 2, .ep = 2}, .otherwise = {.tp = 1, .dp = 3, .ep = 3}},
-    {.first = {.dp = 4, .ep = 2, .tp = 2, .sp = true, .zero = 1}},
+    {.first = {.dp = 4, .ep = 2, .tp = 2, .sp = true, .zero = 1, .dp_replicate = 2}},
     {.first = {.dp = 2, .cp = 2, .ep = 4, .zero = 3}, .otherwise = {.tp = 1, .dp = 2, .cp = 2, .ep = 2, .zero = 3}},
-    {.first = {.pp = 2, .cp = 2, .ep = 2, .tp = 2, .micro_batches = 2}},
+    {.first = {.pp = 2, .cp = 2, .ep = 2, .dispatch = AR_DISPATCH_ALL_GATHER, .tp = 2, .micro_batches = 2}},
     {.first = {.tp = 2, .sp = true, .cp = 2, .etp = 1, .ep = 4}, .otherwise = {.tp = 2, .sp = true, .etp = 1, .ep = 2}},
 };
 
