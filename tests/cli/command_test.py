@@ -159,7 +159,7 @@ class Check(CommandTest):
         self.assertTrue(0.0 < baseline["max_error_vs_f64"] < 1e-5)
         (one,) = model["runs"]
         self.assertEqual(one["layout"], {"world": 2, "tp": 2, "dp": 1, "cp": 1, "cp_inner": 1, "zigzag": False,
-                                         "ep": 1, "etp": 2, "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
+                                         "ep": 1, "etp": 2, "dispatch": None, "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
                                          "sp": False, "zero": 0, "dp_replicate": 1,
                                          "micro_batches": 1, "samples_per_rank": [2], "keep_gathered": False,
                                          "forward_first": False, "overlap": 1, "recompute": "none",
@@ -207,7 +207,7 @@ class Check(CommandTest):
         (model,) = result["models"]
         (one,) = model["runs"]
         self.assertEqual(one["layout"], {"world": 6, "tp": 2, "dp": 3, "cp": 1, "cp_inner": 1, "zigzag": False,
-                                         "ep": 1, "etp": 2, "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
+                                         "ep": 1, "etp": 2, "dispatch": None, "pp": 1, "virtual_stages": 1, "stages": [], "schedule_pp": None,
                                          "sp": True, "zero": 0, "dp_replicate": 1,
                                          "micro_batches": 2, "samples_per_rank": [3, 3, 2], "keep_gathered": True,
                                          "forward_first": True, "overlap": 1, "recompute": "none",

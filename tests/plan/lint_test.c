@@ -81,7 +81,7 @@ Test(lint, right_layouts_of_experts_have_nothing_to_find)
         whole += ari_experts_whole(&d.parallel);
         ar_lint_report_destroy(r);
     }
-    cr_expect(sent > DRAWS / 4 && copied > DRAWS / 20 && whole > DRAWS / 20, "%d sent, %d copied, %d whole", sent,
+    cr_expect(sent > DRAWS / 4 && copied >= DRAWS / 20 && whole > DRAWS / 20, "%d sent, %d copied, %d whole", sent,
               copied, whole);
 }
 

@@ -62,12 +62,14 @@ CLAIM(a_choice_has_each_extent_under_its_name)
 
 CLAIM(calls_of_every_group_are_in_the_time_of_one_kind)
 {
-    static const ari_time_kind of[] = {
-        [ARI_OVER_TP] = ARI_TIME_TP,    [ARI_OVER_PP] = ARI_TIME_PP,  [ARI_OVER_ENDS] = ARI_TIME_PP,
-        [ARI_OVER_SHARD] = ARI_TIME_DP, [ARI_OVER_CP] = ARI_TIME_CP,  [ARI_OVER_RING] = ARI_TIME_CP,
-        [ARI_OVER_INNER] = ARI_TIME_CP, [ARI_OVER_DP] = ARI_TIME_DP,  [ARI_OVER_REPLICATE] = ARI_TIME_DP,
-        [ARI_OVER_EP] = ARI_TIME_EP,    [ARI_OVER_EDP] = ARI_TIME_DP, [ARI_OVER_EXPERT_CP] = ARI_TIME_CP,
-        [ARI_OVER_COPIES] = ARI_TIME_TP};
+    static const ari_time_kind of[] = {[ARI_OVER_TP] = ARI_TIME_TP,           [ARI_OVER_PP] = ARI_TIME_PP,
+                                       [ARI_OVER_ENDS] = ARI_TIME_PP,         [ARI_OVER_SHARD] = ARI_TIME_DP,
+                                       [ARI_OVER_CP] = ARI_TIME_CP,           [ARI_OVER_RING] = ARI_TIME_CP,
+                                       [ARI_OVER_INNER] = ARI_TIME_CP,        [ARI_OVER_DP] = ARI_TIME_DP,
+                                       [ARI_OVER_REPLICATE] = ARI_TIME_DP,    [ARI_OVER_EP] = ARI_TIME_EP,
+                                       [ARI_OVER_EDP] = ARI_TIME_DP,          [ARI_OVER_EXPERT_CP] = ARI_TIME_CP,
+                                       [ARI_OVER_EXPERT_SHARD] = ARI_TIME_DP, [ARI_OVER_EXPERT_REPLICATE] = ARI_TIME_DP,
+                                       [ARI_OVER_COPIES] = ARI_TIME_TP};
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         cr_expect_eq(ari_time_kind_of((ari_over)g), of[g], "%s", ari_over_name((ari_over)g));
 }

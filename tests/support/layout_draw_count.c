@@ -116,11 +116,10 @@ static const int wanted[][MOST_FEATURES] = {
                         [HAS_zero3] = 100, [HAS_copies_of_shares] = 25, [HAS_cp] = 150, [HAS_recompute] = 150),
     [DRAW_FAMILIES] = ROW([HAS_tp] = 200, [HAS_cp] = 150, [HAS_zero1] = 200, [HAS_zero2] = 200, [HAS_zero3] = 200,
                           [HAS_zero_of_3] = 100, [HAS_zero_of_5] = 100, [HAS_zero_of_7] = 100),
-    [DRAW_EXPERTS] =
-        ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100, [HAS_recompute] = 150,
-            [HAS_one_expert] = 100, [HAS_all_experts] = 100, [HAS_shared_expert] = 100, [HAS_normalised] = 100,
-            [HAS_not_normalised] = 100, [HAS_ep] = 100, [HAS_all_gather] = 50, [HAS_etp1] = 50,
-            [HAS_copies_of_shares] = 50),
+    [DRAW_EXPERTS] = ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100,
+                         [HAS_recompute] = 150, [HAS_one_expert] = 100, [HAS_all_experts] = 100,
+                         [HAS_shared_expert] = 100, [HAS_normalised] = 100, [HAS_not_normalised] = 100, [HAS_ep] = 100,
+                         [HAS_all_gather] = 50, [HAS_etp1] = 50, [HAS_copies_of_shares] = 50),
 };
 
 bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind)

@@ -201,8 +201,10 @@ ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     if (ar_faulty(ctx, AR_FAULT_dp_init_differs))
         return AR_OK;
-    for (size_t i = 0; i < n && ar_comm_size(ctx->dp) > 1; i++)
-        AR_TRY(broadcast_one(params[i], ctx));
+    for (size_t i = 0; i < n; i++) {
+        if (ar_comm_size(ari_ctx_data(ctx, params[i]->expert)) > 1)
+            AR_TRY(broadcast_one(params[i], ctx));
+    }
     return AR_OK;
 }
 

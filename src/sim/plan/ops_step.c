@@ -292,7 +292,7 @@ void ari_op_builder_start(ari_op_builder *w)
 {
     const ari_params all = ari_op_builder_all_params(w);
     w->pass = ARI_PASS_START;
-    for (size_t i = 0; i < all.n && w->summing[false] > 1 && w->st == AR_OK; i++) {
+    for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
         const ari_one_param p = ari_op_builder_param_at(w, &all, i);
         ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_BROADCAST, p.of.role);
         op->expert = p.expert;
