@@ -94,6 +94,7 @@ const ari_option ari_step_layout_options[] = {
     ARI_OPTION_INT("etp", run.parallel.etp, 1, 4096, "N",
                    "ranks that each expert's width is cut over: those of --tp (default), or 1, with --sp: each of them "
                    "has experts for its own positions, and --ep counts the ranks of --tp too"),
+    ARI_OPTION_SECTION("memory"),
     ARI_OPTION_ENUM("dispatch", run.parallel.dispatch, dispatch_names,
                     "with --ep: how tokens reach experts of other ranks, all-to-all (each row to its expert's rank) or "
                     "all-gather (each token to all ranks; default all-to-all)"),
