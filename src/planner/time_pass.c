@@ -188,8 +188,8 @@ static void call_beside(walk *w, const ari_operation *op, const ari_op_call *cal
     }
 }
 
-/* Megatron-LM's ranks tell those with other experts only how many rows each gets, and with sequence parallelism each
- * sends the rows of its own tokens, which the tp ranks then gather. */
+/* Megatron-LM's ranks tell those with other experts only how many rows each gets, not the experts of each token, and
+ * with sequence parallelism each sends its own tokens, or their rows, which the tp ranks then gather. */
 static double call_elements(const walk *w, const ari_op_call *call)
 {
     const ar_parallel *layout = &w->p->step.run.parallel;
@@ -197,7 +197,7 @@ static double call_elements(const walk *w, const ari_op_call *call)
     const double n = (double)call->elements, tp = cut ? ari_at_least_one(layout->tp) : 1.0;
     if (!is_production(w) || call->over != ARI_OVER_EP)
         return n;
-    return call->routed ? n / tp : (double)(w->p->step.config->experts.n * call->ranks);
+    return call->dtype == AR_I32 ? (double)(w->p->step.config->experts.n * call->ranks) : n / tp;
 }
 
 /* Calls of one micro-batch. In production, traffic of the ring is hidden. */

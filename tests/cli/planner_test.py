@@ -171,6 +171,17 @@ class PlannerTest(Case):
         self.assertIn("tp=2 cp=1 pp=1 dp=4 ep=8 (etp 1) sp", text)
         self.assertRegex(text, r"\n +ep +all_to_all +8 +inside ")
 
+    def test_gathered_tokens_are_counted_and_rule_no_layout_out(self):
+        given = ("qwen2-moe-demo", "--batch", 4, "--seq", 32)
+        one = self.result(*given, "--dp", 4, "--ep", 4, "--dispatch", "all-gather")["layouts"][0]
+        (gathers,) = [row for row in one["time"]["production"]["moved"]
+                      if (row["over"], row["call"]) == ("ep", "all_gather")]
+        # In each of 2 layers the three others' tokens [32, 64], gradients, four weights a token, and counts of rows.
+        self.assertEqual(gathers["bytes"], 2 * 3 * (2 * 32 * 64 * 2 + 32 * 4 * 2 + 32 * 2))
+        searches = [self.result(*given, "--gpus", 4, *more)["layouts"] for more in ((), ("--dispatch", "all-gather"))]
+        self.assertEqual(*([row["layout"]["ep"] for row in found if row["layout"]["ep"] == 1] for found in searches))
+        self.assertIn(1, [row["layout"]["ep"] for row in searches[1]])
+
     def test_the_founding_table_of_memory_with_what_is_replicated(self):
         # Without its head the model of 32 layers has 4,754,202,624 parameters; of tp=8 a rank holds 594,848,768, and
         # not an eighth of all.
@@ -235,6 +246,7 @@ class PlannerTest(Case):
                               (("--dp", 4, "--zero", 2, "--dp-replicate", 3, "--batch", 8), "dp=4 is not 3 groups"),
                               (("--pp", 2, "--virtual-stages", 2), "give --schedule-pp interleaved too"),
                               (("--schedule-pp", "gpipe", "--dp", 2), "--schedule-pp is about the ranks of --pp"),
+                              (("--dispatch", "all-gather", "--dp", 2), "--dispatch all-gather is about the ranks of --ep"),
                               (("--tp", 65536, "--dp", 4096, "--pp", 4096), "are more than"),
                               (("--gpus", 7, "--batch", 5), "no layout of 7 GPUs is legal"),
                               (("--gpus", 8, "--cp-inner", 3, "--all"), "groups of --cp-inner 3"),

@@ -216,6 +216,9 @@ static ar_status check_context(const ar_parallel *p)
     if (p->ep > 1 && p->dp == 0 && p->cp == 0 && p->etp != 1)
         return ar_error_set(
             AR_ERR_ARG, "--ep %d shares experts out to the ranks of --dp and --cp: give --dp N or --cp N too", p->ep);
+    if (p->dispatch != AR_DISPATCH_ALL_TO_ALL && p->ep <= 1)
+        return ar_error_set(AR_ERR_ARG, "--dispatch %s is about the ranks of --ep: give --ep N too",
+                            dispatch_names[p->dispatch]);
     if (p->zigzag && cp / inner == 1)
         return ar_error_set(AR_ERR_ARG,
                             "--zigzag orders the ring of --cp / --cp-inner ranks, which has %d / %d = 1 here: "

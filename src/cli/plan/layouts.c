@@ -172,6 +172,7 @@ static ar_status check_options(const ari_plan_request *a)
         *p = (ar_parallel){.cp = p->cp,
                            .cp_inner = p->cp > 0 ? p->cp_inner : 0,
                            .zigzag = p->cp > 0 && p->zigzag,
+                           .dispatch = p->ep == 1 ? p->dispatch : AR_DISPATCH_ALL_TO_ALL,
                            .micro_batches = p->micro_batches,
                            .recompute = p->recompute,
                            .pp = p->pp,

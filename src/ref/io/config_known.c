@@ -327,7 +327,7 @@ static bool is_among(const char *key, const char *const *keys, size_t n)
     return false;
 }
 
-static void note(ar_config *c, const char *group, const char *key)
+void ari_config_note(ar_config *c, const char *group, const char *key)
 {
     if (c->unknown_keys < AR_CONFIG_NOTES) {
         char whole[ARI_PRINTABLE];
@@ -344,6 +344,6 @@ void ari_config_note_others(ar_config *c, const char *group, const json_t *objec
     json_object_foreach((json_t *)(uintptr_t)object, key, value)
     {
         if (!json_is_null(value) && !is_among(key, keys, n) && (group[0] != '\0' || !is_known(key)))
-            note(c, group, key);
+            ari_config_note(c, group, key);
     }
 }

@@ -116,6 +116,8 @@ ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const ch
 AR_NODISCARD ar_status ari_config_dropout(ar_config *c, const ari_json_at *at);
 /** Notes in c->unknown every key of the object that is set and neither known nor among keys[n]. group: the object's
  *  own key, where only keys[n] are known; "": the file itself. */
+/** Notes a key that the model is made without; group: of which object it is, or "". */
+void ari_config_note(ar_config *c, const char *group, const char *key);
 void ari_config_note_others(ar_config *c, const char *group, const json_t *object, const char *const *keys, size_t n);
 
 #endif
