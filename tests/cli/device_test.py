@@ -52,6 +52,13 @@ class Emulated(DeviceTest):
                 self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
                 self.assertEqual(one["bytes"]["counted"], one["bytes"]["predicted"])
 
+    def test_the_memory_of_experts_is_predicted_from_their_routes(self):
+        for layout in (("--dp", "2"), ("--dp", "2", "--ep", "2")):
+            with self.subTest(layout=layout):
+                one = self.run_of("qwen2-moe-demo", "--steps", "1", "--batch", "4", "--seq", "48", "--skip-f64",
+                                  "--recompute", "full", *layout, "--strict-predictions", device="emulated")
+                self.assertEqual((one["result"], one["tensors_different"]), ("same", 0))
+
     def test_native_numerics_stay_within_the_allowance(self):
         for precision in ("f32", "bf16"):
             one = self.run_of(GOLDEN / "llama-gqa-tiny", *SMALL, "--tp", "2", "--dp", "2", "--numerics", "native",

@@ -56,14 +56,15 @@ static bool is_predicted(const ari_cluster_options *o)
 }
 
 /* like: whose operands and blocks the ranks have; NULL: the CPU device's. Activations of experts that ranks share out
- * depend on the routes: they are compared where these are the baseline's. */
+ * depend on the routes, and so do a GPU's operands, whose parts are copies where an expert's rows begin inside a tile:
+ * they are compared where the routes are the baseline's. */
 static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                              const ar_rank_memory *counted, const ar_device *like)
 {
     const ari_step_case c = {.run = o->run, .config = o->config};
     ari_routed_rank at = {.ref = ref, .c = &c};
     const ari_known_routes routes = {ari_check_read_routes, &at};
-    const bool routed = ari_experts_routed(&o->run.parallel);
+    const bool routed = ari_experts_routed(&o->run.parallel) || (like && o->config && o->config->experts.n > 0);
     const bool known = routed && o->run.numerics == AR_NUMERICS_EXACT && run->tensors_different == 0;
     ari_cluster_options own = *o;
     own.routes = known ? &routes : NULL;
