@@ -47,6 +47,12 @@ AR_NODISCARD ar_status ar_gather_tokens_backward(ar_ctx *ctx, ar_tensor *dx, con
 AR_NODISCARD ar_status ar_scatter_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_scatter_tokens_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 
+/** f, or with sequence parallelism g: what enters a tensor-parallel region. And f*, or g*: what leaves it. */
+AR_NODISCARD ar_status ar_enter_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_enter_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+AR_NODISCARD ar_status ar_leave_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+AR_NODISCARD ar_status ar_leave_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
+
 /** Any of them as a module: y = x, otherwise placed over the tensor-parallel group, and backward the transpose. It
  *  reports nothing, since the whole value is the one before it. A dimension counts that of x: S(-1) features, S(-2)
  *  positions. Gives; ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a P(max)), AR_ERR_ARG (the name is too long),
@@ -160,6 +166,11 @@ AR_NODISCARD ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const c
  *  until ar_module_destroy. n = 0: y is x. On error the children stay the caller's. */
 AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                             bool own);
+
+/** y = x + branch(x), of one shape; held: what of it a rank has. own: the branch is destroyed with it, else borrowed. On
+ *  error it stays the caller's. Taps: name:fwd, name:bwd. */
+AR_NODISCARD ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held,
+                                          bool own);
 
 /* --- MLP ---------------------------------------------------------------------------------------------------------- */
 
@@ -304,6 +315,14 @@ AR_NODISCARD ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_sav
  *  that is the own positions: it is gathered, or by hidden exchanged for the own features. */
 AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
                                              const ar_batch *batch);
+
+/** An embedding as the first module of a list: it takes the batch's ids and does not look at x, and there is no dx. e is
+ *  the module's, also after an error. */
+AR_NODISCARD ar_status ar_embedding_module_create(ar_module **gives, ar_embedding *e);
+/** Logits X W^T with W [V, h], for ar_cross_entropy_create (AR_HELD_SHARD where the split leaves S(-1)). split, tied: as
+ *  ar_lm_head_create has them. */
+AR_NODISCARD ar_status ar_logits_create(ar_module **gives, ar_ctx *ctx, const ar_linear_split *split, const char *name,
+                                        size_t vocab, size_t h, ar_param *tied);
 
 typedef struct ar_lm_head ar_lm_head;
 /** Logits X W^T with W [V, h], then the softmax cross-entropy of the context's ar_loss_options. split:

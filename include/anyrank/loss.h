@@ -12,7 +12,8 @@ AR_BEGIN_DECLS
 typedef struct ar_loss ar_loss;
 typedef struct ar_loss_ops {
     const char *kind; /* static storage: "cross_entropy" */
-    /* required: what these rows of the batch add to T */
+    /* required: what these rows of the batch add to T. Of all three, batch->labels and ->target are those of the positions
+     * that the rank has, and without labels the labels are the next ids: AR_IGNORE_INDEX for the last position */
     size_t (*targets)(const void *self, const ar_batch *batch);
     /* required: gives the terms of y to ar_loss_add, and keeps with ar_saved_push what backward needs. saved NULL: none
      * will follow */
@@ -31,9 +32,10 @@ AR_NODISCARD ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *
                                       void *self);
 /** Softmax cross-entropy, as the context's ar_loss_options have it, of logits [.., classes] with batch->labels, one for
  *  each row of logits: batch->batch * batch->seq of them (seq 1: one for each sample), from 0 to classes - 1 or
- *  AR_IGNORE_INDEX, which does not count. T counts the others. held: AR_HELD_WHOLE, every rank has all logits;
- *  AR_HELD_SHARD, its block of the classes, as a column-parallel layer leaves them: no logit then crosses ranks. Taps:
- *  name.logits:bwd. Errors: AR_ERR_INDIVISIBLE; of forward AR_ERR_SHAPE, AR_ERR_DATA (a label that is no class). */
+ *  AR_IGNORE_INDEX, which does not count; of a batch of ids without labels, with the next id (ar_batch_target). T counts
+ *  the others. held: AR_HELD_WHOLE, every rank has all logits;
+ *  AR_HELD_SHARD, its block of the classes, as ar_logits_create leaves them: no logit then crosses ranks. Taps:
+ *  name.logits:bwd. Errors: of forward AR_ERR_SHAPE, AR_ERR_DATA (a label that is no class). */
 AR_NODISCARD ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes,
                                                ar_held held);
 /** (y - t)^2 of every element of y [b, ..] with batch->target [b, target_width]; T counts elements, so that this is
@@ -42,8 +44,9 @@ AR_NODISCARD ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, con
 /** Accepts NULL. */
 void ar_loss_destroy(ar_loss *loss);
 
-/** The share of T of these rows of the batch. */
-size_t ar_loss_targets(const ar_loss *loss, const ar_batch *batch);
+/** The share of T of these rows of the batch, at this rank's positions. Errors: AR_ERR_UNSUPPORTED (no positions to share
+ *  out), AR_ERR_INDIVISIBLE, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch);
 /** Adds the terms of y to those since ar_loss_zero. */
 AR_NODISCARD ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
                                        const ar_batch *batch);

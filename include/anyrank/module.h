@@ -120,10 +120,18 @@ void ar_module_destroy(ar_module *m);
 /* --- what layers of one's own are made of ------------------------------------------------------------------------- */
 
 /** A parameter "module.part" that every rank of the tensor-parallel group holds whole; its gradient must come out equal
- * on all of them. fan_in and fan_out are the last and the first extent; the standard deviation of AR_INIT_NORMAL
- * is 0.02 unless p->init_range is set. Errors: as ar_param_init. */
+ * on all of them; but with sequence parallelism a vector is used on each rank's own positions, and its gradient summed
+ * over them (p->spread: false where it is used inside a tensor-parallel region). fan_in and fan_out are the last and the
+ * first extent; the standard deviation of AR_INIT_NORMAL is 0.02 unless p->init_range is set. Errors: as
+ * ar_param_init. */
 AR_NODISCARD ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, const char *part, int ndim,
                                            const size_t *shape, ar_init_scheme init);
+/** A matrix "module.part" of this full shape, of which each tensor-parallel rank has an equal block of dimension `dim`:
+ *  0, rows of W [out, in] (column-parallel), or 1, columns (row-parallel). Errors: also AR_ERR_INDIVISIBLE. */
+AR_NODISCARD ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, const char *part,
+                                           const size_t shape[2], int dim, ar_init_scheme init);
+/** y = value everywhere, a tensor of the step with like's shape and dtype. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_fill(ar_ctx *ctx, ar_tensor *y, const ar_tensor *like, float value);
 /** A fresh tensor of the step with x's shape and dtype. */
 AR_NODISCARD ar_status ar_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** y [.., n] = v [n] for every row, contiguous: what multiplies or is added row by row. y becomes a tensor of the step
@@ -133,8 +141,12 @@ AR_NODISCARD ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor
  *  step. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
 AR_NODISCARD ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
-/** Y [.., out] = X W^T for a parameter W [out, in] that is whole on every rank, and its gradients: dX = dY W, W's
- *  gradient += dY^T X. dx NULL: not wanted. Every sum is rounded once in the exact numerics. Errors: AR_ERR_SHAPE. */
+/** Y [.., out] = X W^T for a parameter W [out, in], and its gradients: dX = dY W, W's gradient += dY^T X. dx NULL: not
+ *  wanted. Every sum is rounded once in the exact numerics. W is whole on every rank (with sequence parallelism X and dY
+ *  are its own positions, which are gathered for W's gradient), or cut (ar_param_init_shard): by rows, X is R, Y its
+ *  features, and dX the terms of a sum; by columns, X is its features, dY R, and Y the terms of a sum. Terms are NaN
+ *  until the operator that follows has added them up: ar_leave_region takes Y, ar_enter_region_backward dX (layers.h).
+ *  Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w);
 AR_NODISCARD ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                             ar_param *w);
@@ -174,7 +186,9 @@ AR_NODISCARD ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tenso
  *  The rows of two dimensions are samples if ar_ctx_place has set their position in a global batch, else tokens of one
  *  sample. */
 size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x);
-/** *x, a tensor of the step: the batch's input, [b, the shape of a sample]. Errors: AR_ERR_ARG (it has none). */
+/** *x, a tensor of the step: the batch's input, [b, the shape of a sample], or its ids, [b, s] of AR_I64. Where ranks
+ *  share out the positions of a sample, the first of two dimensions or more, it has the rank's own. Errors: AR_ERR_ARG
+ *  (it has none), AR_ERR_UNSUPPORTED (no positions to share out), AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch);
 
 AR_END_DECLS

@@ -110,9 +110,10 @@ typedef struct ar_train_result {
  *  nothing is lost and the baseline has none; ar_loss_scaling_check). */
 AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                                      const ar_batch *global, uint32_t step, const ar_train_options *o);
-/** The same step of any module, judged by a loss; the module's input is global->input (loss.h says where the targets
- *  are), and T = 0 gives a loss and gradients of 0.
- *  Errors: also AR_ERR_ARG (a batch without input), AR_ERR_UNSUPPORTED (sequence parallelism). */
+/** The same step of any module, judged by a loss; the module's input is ar_batch_input of the batch (loss.h says where
+ *  the targets are), and T = 0 gives a loss and gradients of 0.
+ *  Errors: also AR_ERR_ARG (a batch without input), AR_ERR_UNSUPPORTED (a layout that shares out positions, of samples
+ *  without any). */
 AR_NODISCARD ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *loss, ar_ctx *ctx,
                                             ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
                                             const ar_train_options *o);

@@ -278,9 +278,9 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
         AR_TRY(own_rows(e, ctx, &row_of, batch, true));
     }
     AR_TRY(ar_saved_push(saved, e, SAVED_ROWS, &row_of));
-    if (saved)
+    if (saved && !ctx->recomputing)
         ar_param_use(&e->token);
-    if (saved && e->learned)
+    if (saved && !ctx->recomputing && e->learned)
         ar_param_use(&e->position);
     if (e->scale > 0.0f)
         AR_TRY(ARI_KERNEL(ctx, scale, &token, &token, e->scale));
@@ -340,4 +340,61 @@ ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, c
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
     AR_TRY(ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data)));
     return ar_param_done(&e->position, ctx);
+}
+
+/* --- as a module -------------------------------------------------------------------------------------------------- */
+
+typedef struct embedding_module {
+    ar_module base;
+    ar_embedding *embedding; /* owned */
+} embedding_module;
+
+static ar_status module_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                const ar_batch *batch)
+{
+    (void)x;
+    if (!batch || !batch->input_ids)
+        return ar_error_set(AR_ERR_ARG, "%s: an embedding takes the batch's input_ids, and it has none", base->name);
+    return ar_embedding_forward(((embedding_module *)base)->embedding, ctx, saved, y, batch);
+}
+
+static ar_status module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                 const ar_batch *batch)
+{
+    if (dx)
+        return ar_error_set(AR_ERR_ARG, "%s: ids have no gradient; an embedding is the first of its modules",
+                            base->name);
+    return ar_embedding_backward(((embedding_module *)base)->embedding, ctx, saved, dy, batch);
+}
+
+static size_t module_params(const ar_module *base, ar_param **out, size_t cap)
+{
+    ar_embedding *e = ((const embedding_module *)base)->embedding;
+    if (cap > 0)
+        out[0] = &e->token;
+    if (e->learned && cap > 1)
+        out[1] = &e->position;
+    return e->learned ? 2 : 1;
+}
+
+static void module_destroy(ar_module *base)
+{
+    ar_embedding_destroy(((embedding_module *)base)->embedding);
+    free(base);
+}
+
+ar_status ar_embedding_module_create(ar_module **gives, ar_embedding *e)
+{
+    static const ar_module_ops ops = {.kind = "embedding",
+                                      .forward = module_forward,
+                                      .backward = module_backward,
+                                      .params = module_params,
+                                      .destroy = module_destroy};
+    embedding_module *m = NULL;
+    const ar_status st = ari_module_begin((void **)&m, sizeof *m, &ops, e->sum_name, AR_HELD_UNKNOWN);
+    if (st == AR_OK)
+        m->embedding = e;
+    else
+        ar_embedding_destroy(e);
+    return st == AR_OK ? ari_module_end(gives, &m->base, st) : st;
 }

@@ -64,6 +64,7 @@ struct ar_loss {
     char name[96];
     ar_param sum;
     bool subtract;
+    bool stream; /* y has the positions that this rank has between the regions */
 };
 
 ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const ar_loss_ops *ops, void *self)
@@ -95,24 +96,51 @@ void ar_loss_destroy(ar_loss *loss)
     free(loss);
 }
 
-size_t ar_loss_targets(const ar_loss *loss, const ar_batch *batch)
+ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
 {
-    return loss->ops->targets(loss->self, batch);
+    ari_own_batch own;
+    const ar_status st = ari_own_batch_init(&own, ctx, batch, false);
+    *targets = st == AR_OK ? loss->ops->targets(loss->self, &own.batch) : 0;
+    ari_own_batch_fini(&own);
+    return st;
+}
+
+/* True if y has the positions that this rank has between the regions, and not all of the regions'. */
+static bool is_stream(const ar_ctx *ctx, const ar_tensor *y, const ar_batch *batch)
+{
+    const size_t s = ari_batch_positions(batch);
+    if (!ari_ctx_sp(ctx) || y->ndim < 3 || ari_check_sequence(ctx, s) != AR_OK)
+        return false;
+    const ar_positions own = ari_own_positions(ctx, s, true);
+    return y->shape[y->ndim - 2] == ar_positions_count(&own);
 }
 
 ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
 {
+    ari_own_batch own;
+    loss->stream = loss->sum.spread = is_stream(ctx, y, batch);
+    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream);
     ar_ctx_place(ctx, batch);
     ari_span_begin("%s:fwd", loss->name);
-    return ari_span_end(loss->ops->forward(loss->self, loss, ctx, saved, y, batch));
+    if (st == AR_OK)
+        st = loss->ops->forward(loss->self, loss, ctx, saved, y, &own.batch);
+    ari_own_batch_fini(&own);
+    return ari_span_end(st);
 }
 
 ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
 {
-    const size_t t = batch->global_batch > 0 ? batch->targets : ar_loss_targets(loss, batch);
+    size_t t = batch->targets;
+    ari_own_batch own;
+    if (batch->global_batch == 0)
+        AR_TRY(ar_loss_targets(&t, loss, ctx, batch));
+    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream);
     ar_ctx_place(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
-    return ari_span_end(loss->ops->backward(loss->self, loss, ctx, saved, dy, batch, (double)t / ctx->loss_scale));
+    if (st == AR_OK)
+        st = loss->ops->backward(loss->self, loss, ctx, saved, dy, &own.batch, (double)t / ctx->loss_scale);
+    ari_own_batch_fini(&own);
+    return ari_span_end(st);
 }
 
 ar_status ari_loss_value_with(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, ar_module *m)
@@ -326,7 +354,9 @@ static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_
     (void)loss, (void)batch;
     classifier *c = self;
     AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t, false));
-    return ar_tap_value(ctx, c->name, 'b', dy, c->sharded ? AR_HELD_SHARD : AR_HELD_WHOLE);
+    return c->sharded && ar_tapped(ctx)
+               ? ari_tap_copies(ctx, c->name, NULL, 'b', dy, dy->ndim - 1, c->loss.classes, 1)
+               : ar_tap_value(ctx, c->name, 'b', dy, c->sharded ? AR_HELD_UNKNOWN : AR_HELD_WHOLE);
 }
 
 ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes, ar_held held)
@@ -336,7 +366,6 @@ ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name
                                     .forward = classifier_forward,
                                     .backward = classifier_backward,
                                     .destroy = free};
-    const size_t ranks = (size_t)ar_comm_size(ctx->tp);
     classifier *c = NULL;
     ar_status st = AR_OK;
     if (held == AR_HELD_UNKNOWN || classes < 1)
@@ -344,8 +373,6 @@ ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name
             AR_ERR_ARG,
             "%s: cross-entropy of %zu classes needs at least one, and to know whether the logits are whole or a shard",
             name, classes);
-    if (held == AR_HELD_SHARD && classes % ranks != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "%s: %zu classes cannot be split over %zu ranks", name, classes, ranks);
     AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, name));
     c->sharded = held == AR_HELD_SHARD;
     AR_TRY_TO(failed, st, ari_path(c->name, sizeof c->name, name, "logits"));

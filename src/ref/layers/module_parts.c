@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Building blocks of user-defined layers: a parameter, products, sums, broadcasts, activations. */
+/* Building blocks of user-defined layers: parameters, sums, broadcasts, activations. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,12 +18,43 @@ ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, cons
     p->init_range = 0.02; /* GPT-2's; at 0 a normal distribution is all zeros */
     p->fan_in = ndim > 0 ? shape[ndim - 1] : 1;
     p->fan_out = ndim > 0 ? shape[0] : 1;
+    p->spread = ari_ctx_sp(ctx) && ndim == 1;
+    return AR_OK;
+}
+
+ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, const char *part, const size_t shape[2],
+                              int dim, ar_init_scheme init)
+{
+    char name[sizeof p->name];
+    ar_layout layout;
+    AR_TRY(ari_path(name, sizeof name, module, part));
+    if (ar_layout_shard(&layout, 2, shape, dim, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)) != AR_OK)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%s: dimension %d of %zu x %zu cannot be split over tp=%d", name, dim,
+                            shape[0], shape[1], ar_comm_size(ctx->tp));
+    AR_TRY(ar_param_init(p, ctx, name, &layout, false));
+    p->init = init;
+    p->init_range = 0.02;
+    p->fan_in = shape[1];
+    p->fan_out = shape[0];
     return AR_OK;
 }
 
 size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x)
 {
     return x->ndim > 2 || ctx->samples > 0 ? x->shape[0] : 1;
+}
+
+ar_status ar_fill(ar_ctx *ctx, ar_tensor *y, const ar_tensor *like, float value)
+{
+    const size_t n = ar_tensor_count(like);
+    float *host = NULL;
+    AR_TRY(ar_like(ctx, y, like));
+    AR_TRY(ARI_ALLOC(&host, n, "a filled tensor"));
+    for (size_t i = 0; i < n; i++)
+        host[i] = value;
+    const ar_status st = ar_ctx_upload_floats(ctx, y, host);
+    free(host);
+    return st;
 }
 
 ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar_tensor *x)
@@ -73,51 +104,7 @@ ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor 
     return combine_inputs(ctx, y, a, b, "product", ctx->device->ops->mul);
 }
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
-
-/* x, by rows, times W^T (forward) or W (back): K is W's input or output. */
-static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w, bool back)
-{
-    const ar_tensor m = ar_param_matrix(w);
-    const size_t out = m.shape[0], in = m.shape[1];
-    const ar_operand *a = NULL, *b = NULL;
-    ar_sum *s = NULL;
-    AR_TRY(ari_check_features(w->name, back ? "gradient" : "input", x, back ? out : in));
-    AR_TRY(ari_like(ctx, y, x, back ? in : out));
-    const ar_parts parts = {.n = 1, .part = {ar_tensor_rows(x)}, .along_k = back};
-    AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, 1, back, back ? out : in, NULL, NULL));
-    AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
-    AR_TRY(ctx->arith->contract(ctx, &s, a, b));
-    const ar_tensor rows = ar_tensor_rows(y);
-    AR_TRY(ctx->arith->round(ctx, &rows, s, NULL));
-    ctx->arith->operand_done(ctx, a);
-    return AR_OK;
-}
-
-static ar_status check_matrix(const ar_param *w)
-{
-    if (w->value.ndim == 2 && w->layout.nbox == 1 && w->value.shape[0] == w->layout.shape[0] &&
-        w->value.shape[1] == w->layout.shape[1])
-        return AR_OK;
-    return ar_error_set(AR_ERR_SHAPE, "%s: a product takes a matrix of which every rank holds all", w->name);
-}
-
-ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w)
-{
-    AR_TRY(check_matrix(w));
-    return multiply_weight(ctx, y, x, w, false);
-}
-
-ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *w)
-{
-    AR_TRY(check_matrix(w));
-    if (dx)
-        AR_TRY(multiply_weight(ctx, dx, dy, w, true));
-    AR_TRY(ari_check_features(w->name, "gradient", dy, ar_param_matrix(w).shape[0]));
-    const ar_grad_terms terms = {w, ar_tensor_rows(dy)};
-    const ar_tensor x_rows = ar_tensor_rows(x);
-    return ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ar_ctx_samples(ctx, x), NULL);
-}
+/* --- rows -------------------------------------------------------------------------------------------------------- */
 
 ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
 {
@@ -177,22 +164,6 @@ ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     if (bias)
         AR_TRY(ctx->arith->grad_sum(ctx, bias, &sum));
     return ARI_KERNEL(ctx, act_backward, dx, dy, x, act, &sum);
-}
-
-/* --- input -------------------------------------------------------------------------------------------------------- */
-
-ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
-{
-    if (!batch->input || batch->sample_ndim < 1 || batch->sample_ndim > AR_SAMPLE_DIMS)
-        return ar_error_set(
-            AR_ERR_ARG,
-            "a batch whose input is numbers has `input` and a sample_ndim of 1 to %d; this one has %s and %d",
-            AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
-    size_t shape[AR_MAX_DIMS] = {batch->batch};
-    for (int d = 0; d < batch->sample_ndim; d++)
-        shape[d + 1] = batch->sample_shape[d];
-    AR_TRY(ar_ctx_tensor(ctx, x, ctx->activations, batch->sample_ndim + 1, shape));
-    return ar_ctx_upload_floats(ctx, x, batch->input);
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */

@@ -121,6 +121,19 @@ AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_
 /** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
  *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
+/** The positions of a sample of a module's batch; 1: it has none. */
+size_t ari_batch_positions(const ar_batch *batch);
+/* A batch as a loss of this rank's positions takes it: `labels` and `target` are those of its positions, and `seq` is
+ * their number, where there is one for each; without labels they are the next ids. */
+typedef struct ari_own_batch {
+    ar_batch batch;
+    int64_t *labels; /* owned, as is target; NULL: the batch's own */
+    float *target;
+} ari_own_batch;
+/** stream: as of ari_own_positions. ari_own_batch_fini, also after a failure. Errors: AR_ERR_UNSUPPORTED (no positions
+ *  to share out), those of ari_check_sequence, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream);
+void ari_own_batch_fini(ari_own_batch *o);
 /** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all
  *  features, an all-to-all; and the gradient's way back. y is never x. */
 AR_NODISCARD ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
@@ -134,6 +147,13 @@ AR_NODISCARD ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_t
 AR_NODISCARD ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
 /** The all-gather alone: rows [tokens, f] in that order. */
 AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag);
+
+/* --- products of user-defined layers ------------------------------------------------------------------------------ */
+
+/** Where x stands for the terms of a product with a weight that is cut (ar_contract): *taken, and y = their sum, placed
+ *  as `to`. Errors: AR_ERR_UNSUPPORTED (another operator completes it), those of the arithmetic. */
+AR_NODISCARD ar_status ari_unsummed_take(bool *taken, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement to,
+                                         const char *tag);
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 

@@ -14,6 +14,11 @@ static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
     const ar_mesh_groups over = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
     ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
     size_t part[AR_MAX_DIMS];
+    bool taken = false;
+    if (from.kind == AR_PARTIAL_SUM)
+        AR_TRY(ari_unsummed_take(&taken, ctx, y, x, to, tag));
+    if (taken)
+        return AR_OK;
     for (int d = 0; d < x->ndim; d++)
         r.shape[d] =
             x->shape[d] * (from.kind == AR_SHARD && d == from.dim + (from.dim < 0 ? x->ndim : 0) ? (size_t)n : 1);
@@ -47,6 +52,21 @@ CONJUGATE(gather_from_region, features, invariant)
 CONJUGATE(scatter_to_region, invariant, features)
 CONJUGATE(gather_tokens, positions, replicated)
 CONJUGATE(scatter_tokens, partial, positions)
+
+/* The two ends of a region, of whole values or, with sequence parallelism, of the rank's own positions. */
+#define REGION_END(name, from, to)                                                  \
+    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)              \
+    {                                                                               \
+        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;        \
+        return redistribute_equal(ctx, y, x, from, to, #name);                      \
+    }                                                                               \
+    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy) \
+    {                                                                               \
+        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;        \
+        return redistribute_backward(ctx, dx, dy, from, to, #name " backward");     \
+    }
+REGION_END(enter_region, stream, replicated)
+REGION_END(leave_region, partial, stream)
 
 /* --- features and the stream -------------------------------------------------------------------------------------- */
 

@@ -23,16 +23,16 @@
 /* --- what is trained ---------------------------------------------------------------------------------------------- */
 
 /* The contribution of a batch's rows, at this rank's positions, to T, by which everything is divided. */
-static size_t targets_of(const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
+static ar_status targets_of(size_t *count, const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, false);
     const size_t n = ar_positions_count(&own);
-    size_t count = 0;
     if (!t->model)
-        return ar_loss_targets(t->loss, batch);
+        return ar_loss_targets(count, t->loss, ctx, batch);
+    *count = 0;
     for (size_t i = 0; i < batch->batch * n; i++)
-        count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
-    return count;
+        *count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
+    return AR_OK;
 }
 
 /* Forward up to the loss's terms, which are added to those of earlier micro-batches. */
@@ -132,12 +132,16 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
                                size_t pieces)
 {
     int64_t *own = NULL, sum = 0;
+    ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
-    for (size_t i = 0; i < n; i++) {
-        own[i] = (int64_t)targets_of(what, ctx, &micro[i]);
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        size_t count = 0;
+        st = targets_of(&count, what, ctx, &micro[i]);
+        own[i] = (int64_t)count;
         sum += own[i];
     }
-    ar_status st = ari_combine(ctx, ctx->dp, &sum, 1, AR_I64, AR_SUM, "targets");
+    if (st == AR_OK)
+        st = ari_combine(ctx, ctx->dp, &sum, 1, AR_I64, AR_SUM, "targets");
     *targets = (size_t)sum;
     for (size_t i = 0; i < n; i++)
         micro[i].targets = *targets;
@@ -395,19 +399,13 @@ ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_op
 
 static ar_status check_batch(const ar_ctx *ctx, const ar_batch *global)
 {
-    if (!global->input)
+    if (!global->input && !global->input_ids)
         return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
-    const bool sp = ari_ctx_sp(ctx);
     if (ar_comm_size(ctx->pipeline) > 1)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a pipeline cuts a model into stages by its blocks; a module of one's own "
                             "has none: leave %s out",
                             ari_layout_axes[ARI_LAYOUT_PP].name);
-    if (sp || ar_comm_size(ctx->sequence) > 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "%s parallelism shares out the positions of a model's input; a module of one's own is "
-                            "given all of it on every rank: leave %s out",
-                            sp ? "sequence" : "context", sp ? "sp" : ari_layout_axes[ARI_LAYOUT_CP].name);
     return AR_OK;
 }
 

@@ -78,7 +78,7 @@ static ar_status take_batches(ar_batch **gives, const ar_module_case *c, size_t 
     for (size_t i = 0; i < n; i++) {
         ar_batch *b = &(*gives)[i];
         AR_TRY(c->batch(c->user, (int)i + 1, b));
-        if (b->batch == 0 || !b->input)
+        if (b->batch == 0 || (!b->input && !b->input_ids))
             return ar_error_set(AR_ERR_ARG, "%s: the batch of step %zu has no samples, or no input", c->name, i + 1);
         if (b->batch != (*gives)[0].batch)
             return ar_error_set(AR_ERR_ARG,

@@ -44,7 +44,7 @@ typedef struct checking {
     ar_loss *loss;
     ar_param **params;
     size_t n_params;
-    subject *of; /* [n]: the parameters that require a gradient, then the input */
+    subject *of; /* [n]: the parameters that require a gradient, then an input of numbers */
     size_t n;
     double largest, norm; /* of all of them */
     double worst;         /* error over what is allowed */
@@ -97,12 +97,13 @@ static ar_status run_forward(checking *k, ar_saved *saved, ar_tensor *x)
 
 static ar_status run_backward(checking *k, ar_saved *saved)
 {
+    const bool moved = k->batch.input != NULL; /* ids cannot be */
     ar_tensor x, dx, dy, g;
     AR_TRY(ar_loss_zero(k->loss, k->ctx));
     AR_TRY(ar_module_zero_grad(k->module, k->ctx));
     AR_TRY(run_forward(k, saved, &x));
     AR_TRY(ar_loss_backward(k->loss, k->ctx, saved, &dy, &k->batch));
-    AR_TRY(ar_module_backward(k->module, k->ctx, saved, &dx, &dy, &k->batch));
+    AR_TRY(ar_module_backward(k->module, k->ctx, saved, moved ? &dx : NULL, &dy, &k->batch));
     AR_TRY(ar_loss_value(k->loss, k->ctx, &k->report->loss, k->batch.targets));
     for (size_t i = 0; i < k->n_params; i++) {
         ar_param *p = k->params[i];
@@ -112,6 +113,8 @@ static ar_status run_backward(checking *k, ar_saved *saved)
         AR_TRY(ar_param_grad_value(p, k->ctx, &g));
         AR_TRY(add_subject(k, p, NULL, &p->value, &g));
     }
+    if (!moved)
+        return AR_OK;
     if (ar_tensor_count(&dx) != ar_tensor_count(&x) || !ar_tensor_is_contiguous(&dx))
         return ar_error_set(AR_ERR_SHAPE, "%s: dx has %zu elements, expected the input's %zu, contiguous", k->c->name,
                             ar_tensor_count(&dx), ar_tensor_count(&x));
@@ -327,7 +330,7 @@ static ar_status rank_body(void *user, ar_ctx *ctx)
     AR_TRY(ari_module_build(k->c, k->o->run.seed, ctx, &k->module, &k->loss));
     k->batch.global_batch = k->batch.batch;
     k->batch.first_sample = 0;
-    k->batch.targets = ar_loss_targets(k->loss, &k->batch);
+    AR_TRY_TO(done, st, ar_loss_targets(&k->batch.targets, k->loss, ctx, &k->batch));
     AR_TRY_TO(done, st, take_gradients(k));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r->tensor, k->n, "results"));
     for (size_t i = 0; i < k->n; i++)

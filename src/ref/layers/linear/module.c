@@ -36,8 +36,7 @@ static void linear_module_destroy(ar_module *base)
     free(base);
 }
 
-ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out, bool bias,
-                                   ar_linear_split split)
+static ar_status module_of(ar_module **gives, ar_ctx *ctx, const char *name, const ari_linear_spec *spec)
 {
 #define OPS(text)                                                                           \
     {                                                                                       \
@@ -47,10 +46,28 @@ ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *n
     static const ar_module_ops ops[] = {[AR_STYLE_COLWISE] = OPS("column_linear"),
                                         [AR_STYLE_ROWWISE] = OPS("row_linear"),
                                         [AR_STYLE_REPLICATE] = OPS("whole_linear")};
-    const ari_linear_spec spec = {.split = split, .n = 1, .part = {{.name = name, .out = out}}, .in = in, .bias = bias};
     linear_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops[split.style], name, AR_HELD_UNKNOWN));
-    return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, &spec));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops[spec->split.style], name, AR_HELD_UNKNOWN));
+    return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, spec));
+}
+
+ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out, bool bias,
+                                   ar_linear_split split)
+{
+    const ari_linear_spec spec = {.split = split, .n = 1, .part = {{.name = name, .out = out}}, .in = in, .bias = bias};
+    return module_of(gives, ctx, name, &spec);
+}
+
+ar_status ar_logits_create(ar_module **gives, ar_ctx *ctx, const ar_linear_split *split, const char *name, size_t vocab,
+                           size_t h, ar_param *tied)
+{
+    const ari_linear_spec spec = {
+        .split = split ? *split : (ar_linear_split){AR_STYLE_COLWISE, ari_placed_stream(ctx), ari_shard_features},
+        .n = 1,
+        .part = {{.name = name, .out = vocab, .tied = tied}},
+        .in = h,
+        .uneven = true};
+    return module_of(gives, ctx, name, &spec);
 }
 
 ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,

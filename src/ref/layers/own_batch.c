@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The part of a batch that a rank has of a module's input, labels and targets: its positions of every sample. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/axis.h"
+#include "ref/core/size.h"
+#include "ref/layers/parts.h"
+
+size_t ari_batch_positions(const ar_batch *batch)
+{
+    if (!batch->input)
+        return batch->seq;
+    return batch->sample_ndim > 1 ? batch->sample_shape[0] : 1;
+}
+
+/* True if ranks share out the positions of a sample. */
+static bool shares_positions(const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) || ar_comm_size(ctx->sequence) > 1;
+}
+
+/* This rank's positions of a sample. */
+static ar_status own_positions(ar_positions *own, const ar_ctx *ctx, const ar_batch *batch, bool stream)
+{
+    const size_t s = ari_batch_positions(batch);
+    if (shares_positions(ctx) && s <= 1)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s parallelism shares out positions, and a sample of this batch has none: its input is "
+                            "[positions, features], or ids; leave %s out",
+                            ari_ctx_sp(ctx) ? "sequence" : "context",
+                            ari_ctx_sp(ctx) ? "sp" : ari_layout_axes[ARI_LAYOUT_CP].name);
+    if (shares_positions(ctx))
+        AR_TRY(ari_check_sequence(ctx, s));
+    *own = ari_own_positions(ctx, s, stream);
+    return AR_OK;
+}
+
+/* to [b, own, width] = these positions of from [b, s, width]; elements of `size` bytes. */
+static void take_positions(void *to, const void *from, const ar_batch *batch, const ar_positions *own, size_t width,
+                           size_t size)
+{
+    const size_t s = ari_batch_positions(batch), n = ar_positions_count(own), bytes = width * size;
+    for (size_t i = 0; i < batch->batch * n; i++)
+        memcpy((char *)to + i * bytes, (const char *)from + (i / n * s + ar_positions_at(own, i % n)) * bytes, bytes);
+}
+
+/* --- labels and targets ------------------------------------------------------------------------------------------- */
+
+static ar_status take_labels(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *own)
+{
+    const size_t n = ar_positions_count(own);
+    AR_TRY(ARI_ALLOC(&o->labels, batch->batch * n, "labels"));
+    if (batch->labels)
+        take_positions(o->labels, batch->labels, batch, own, 1, sizeof *o->labels);
+    for (size_t i = 0; !batch->labels && i < batch->batch * n; i++)
+        o->labels[i] = ari_own_target(ctx, batch, i / n, own, i % n);
+    o->batch.labels = o->labels;
+    return AR_OK;
+}
+
+ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream)
+{
+    const size_t s = ari_batch_positions(batch);
+    const bool shared = shares_positions(ctx), next = !batch->labels && batch->input_ids;
+    ar_positions own;
+    *o = (ari_own_batch){.batch = *batch};
+    AR_TRY(own_positions(&own, ctx, batch, stream));
+    const size_t n = ar_positions_count(&own);
+    if (next || (shared && batch->labels && batch->seq == s))
+        AR_TRY(take_labels(o, ctx, batch, &own));
+    if (shared && batch->target && batch->target_width % s == 0) {
+        const size_t width = batch->target_width / s;
+        AR_TRY(ARI_ALLOC(&o->target, batch->batch * n * width, "targets"));
+        take_positions(o->target, batch->target, batch, &own, width, sizeof *o->target);
+        o->batch.target = o->target;
+        o->batch.target_width = n * width;
+    }
+    if (batch->seq == s)
+        o->batch.seq = n;
+    return AR_OK;
+}
+
+void ari_own_batch_fini(ari_own_batch *o)
+{
+    free(o->labels);
+    free(o->target);
+}
+
+/* --- input -------------------------------------------------------------------------------------------------------- */
+
+static ar_status ids_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
+{
+    const size_t shape[2] = {batch->batch, ar_positions_count(own)};
+    int64_t *ids = NULL;
+    AR_TRY(ARI_ALLOC(&ids, shape[0] * shape[1], "ids"));
+    take_positions(ids, batch->input_ids, batch, own, 1, sizeof *ids);
+    ar_status st = ar_ctx_tensor(ctx, x, AR_I64, 2, shape);
+    if (st == AR_OK)
+        st = ar_ctx_upload(ctx, x, ids);
+    free(ids);
+    return st;
+}
+
+static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
+{
+    size_t shape[AR_MAX_DIMS] = {batch->batch}, width = 1;
+    float *part = NULL;
+    for (int d = 0; d < batch->sample_ndim; d++)
+        shape[d + 1] = batch->sample_shape[d];
+    for (int d = 1; d < batch->sample_ndim; d++)
+        width *= batch->sample_shape[d];
+    shape[1] = shares_positions(ctx) ? ar_positions_count(own) : shape[1];
+    AR_TRY(ar_ctx_tensor(ctx, x, ctx->activations, batch->sample_ndim + 1, shape));
+    if (!shares_positions(ctx))
+        return ar_ctx_upload_floats(ctx, x, batch->input);
+    AR_TRY(ARI_ALLOC(&part, ar_tensor_count(x), "positions of the input"));
+    take_positions(part, batch->input, batch, own, width, sizeof *part);
+    const ar_status st = ar_ctx_upload_floats(ctx, x, part);
+    free(part);
+    return st;
+}
+
+ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
+{
+    ar_positions own;
+    if (batch->input ? batch->sample_ndim < 1 || batch->sample_ndim > AR_SAMPLE_DIMS : !batch->input_ids)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "a batch has input_ids, or numbers in `input` and a sample_ndim of 1 to %d; this one has %s and %d",
+            AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
+    AR_TRY(own_positions(&own, ctx, batch, true));
+    return batch->input ? number_input(ctx, x, batch, &own) : ids_input(ctx, x, batch, &own);
+}

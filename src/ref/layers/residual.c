@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A residual connection around a module. */
+#include <stdlib.h>
+
+#include "ref/layers/parts.h"
+
+typedef struct residual_module {
+    ar_module base;
+    ar_module *branch;
+    bool own;
+} residual_module;
+
+static ar_status residual_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                  const ar_batch *batch)
+{
+    ar_tensor f;
+    AR_TRY(ar_module_forward(((residual_module *)base)->branch, ctx, saved, &f, x, batch));
+    return ar_add(ctx, y, x, &f);
+}
+
+static ar_status residual_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                   const ar_batch *batch)
+{
+    ar_tensor through;
+    AR_TRY(ar_module_backward(((residual_module *)base)->branch, ctx, saved, dx ? &through : NULL, dy, batch));
+    return dx ? ar_add(ctx, dx, dy, &through) : AR_OK;
+}
+
+/* y is not part of what backward takes. */
+static ar_status residual_recompute(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                    const ar_batch *batch)
+{
+    return ar_module_recompute_saved(((residual_module *)base)->branch, ctx, saved, x, batch);
+}
+
+static size_t residual_children(const ar_module *base, ar_module **out, size_t cap)
+{
+    if (cap > 0)
+        out[0] = ((const residual_module *)base)->branch;
+    return 1;
+}
+
+static void residual_destroy(ar_module *base)
+{
+    residual_module *m = (residual_module *)base;
+    if (m->own)
+        ar_module_destroy(m->branch);
+    free(m);
+}
+
+ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held, bool own)
+{
+    static const ar_module_ops ops = {.kind = "residual",
+                                      .forward = residual_forward,
+                                      .backward = residual_backward,
+                                      .recompute = residual_recompute,
+                                      .children = residual_children,
+                                      .destroy = residual_destroy};
+    residual_module *m = NULL;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));
+    m->branch = branch;
+    m->own = own;
+    *gives = &m->base;
+    return AR_OK;
+}
