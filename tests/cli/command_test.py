@@ -642,7 +642,8 @@ class Configs(CommandTest):
 
     # Without ZeRO a rank's experts are on no other rank of its dp group, and the norm adds them up all the same.
     def test_experts_apart_have_the_bits_of_one_rank(self):
-        for layout in ("--dp 2 --ep 2", "--tp 2 --sp --etp 1 --ep 2", "--tp 2 --sp --etp 1 --dp 2"):
+        for layout in ("--dp 2 --ep 2", "--tp 2 --sp --etp 1 --ep 2", "--tp 2 --sp --etp 1 --dp 2",
+                       "--tp 2 --sp --etp 1 --dp 2 --zero 3 --dp-replicate 2"):
             self.passes("check", "mixtral-demo", *layout.split(), "--steps", "2", "--batch", "2", "--seq", "8",
                         "--skip-f64", "--strict-predictions")
 

@@ -471,14 +471,15 @@ static void update(ari_op_builder *w, const ari_params *all)
         i += p.after;
     }
     const size_t own = own_slice(w, held[0], false) + own_slice(w, held[1], true);
+    const bool shares = has_shares(w, false) || (held[1] > 0 && has_shares(w, true));
     ari_op_builder_layer(w, ARI_NO_LAYER);
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
     op->produced_as = ari_whole;
     op->params = trained(w, all);
     op->input[op->inputs++] = op->output[op->outputs++] =
-        run_of(held[0] + held[1], AR_F32, has_shares(w, false) ? &own : NULL);
+        run_of(held[0] + held[1], AR_F32, shares ? &own : NULL);
     ari_op_builder_visit(w);
-    if (has_shares(w, false) && ari_op_builder_zero(w) < 3)
+    if (shares && ari_op_builder_zero(w) < 3)
         ari_op_builder_each_bucket(w, all, ARI_ALL_UNITS, gather_bucket);
 }
 
