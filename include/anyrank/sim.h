@@ -85,6 +85,8 @@ typedef struct ar_sim_cluster {
     double flops;                /* of one rank, per second */
     double peak_flops;           /* what utilization (MFU) is a share of; 0: flops */
     double memory_bytes;         /* of one rank; 0: not given. Virtual time has no use for it */
+    int gpu;                     /* whose operations the planner times by their shapes: ar_sim_cluster_names[gpu - 1];
+                                    0: each product at `flops`, as in virtual time */
 } ar_sim_cluster;                /* rates may be infinite: then it takes no time */
 /** Reads a cluster from words with spaces or commas between them, as
  *      8x inside=2us:300GB/s between=5us:25GB/s flops=400T
@@ -93,11 +95,11 @@ typedef struct ar_sim_cluster {
  *  peak=RATE and memory=80GB may be left out. Latencies in ns, us, ms, s; rates in B/s to TB/s or Mbit/s to Tbit/s;
  *  flops and peak bare or with G, T, P; memory in MB, GB, TB (powers of 1000), MiB, GiB. A machine's name in front,
  *  a100, h100, h200, b200 or gb200-nvl72, stands for the vendor's peak rates, which the words after it change: "h100
- *  flops=400T". Errors: AR_ERR_ARG, naming the word and what would be right; *c is as it was. */
+ *  flops=400T", with which every product runs at that rate. Errors: AR_ERR_ARG, naming the word and what would be right; *c is as it was. */
 AR_NODISCARD ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text);
 /** The machines that have names; ends with NULL. */
 extern const char *const ar_sim_cluster_names[];
-/** The same in words that ar_sim_cluster_parse reads (6 digits). Truncates to size. */
+/** The same but for the GPU, in words that ar_sim_cluster_parse reads (6 digits). Truncates to size. */
 void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size);
 
 /* --- running ------------------------------------------------------------------------------------------------------ */

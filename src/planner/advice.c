@@ -64,6 +64,9 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
         snprintf(text, size,
                  "more memory, a smaller micro-batch or a longer pipeline would do without computing again");
         break;
+    case ARI_TIME_MEMORY:
+        snprintf(text, size, "faster memory, or more tp with sp, would shorten it");
+        break;
     case ARI_TIME_TP:
         snprintf(text, size, "a smaller tp,%s or faster links %s, would shorten it",
                  layout->sp && ari_planned_overlap(p) == 1 ? " overlap of collectives with GEMMs," : "", link_of(t, k));

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "planner/gpu.h"
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
@@ -79,6 +80,7 @@ typedef struct composed {
     const ar_pipeline_schedule *schedule;
     double alone; /* seconds of the schedule without transfers; 0: not known */
     ari_time *t;
+    double beside; /* seconds of weights and gradients on their way that products hide */
     double micro;
     double recomputed_share;                   /* of the layers, by formula; 0: nothing */
     bool recomputes_blocks, recomputes_scores; /* of what is computed again: blocks, or only scores */
@@ -253,7 +255,7 @@ static ar_status add_ranks(composed *c, double *busy)
         ari_traffic_add(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
         c->t->hidden += slowest.share[part] * c->passes->hidden[part];
     }
-    gathers_of(c, &slowest, &c->t->moved, &c->t->hidden);
+    gathers_of(c, &slowest, &c->t->moved, &c->beside);
     return pp > 1 ? add_waits(c, *busy) : AR_OK;
 }
 
@@ -388,7 +390,7 @@ static void add_sums(composed *c, double pass_seconds)
     const bool dp = ari_links_of(c->p, c->o, ARI_OVER_DP).n > 1.0;
     c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += most - longest->stages;
     c->t->of[ARI_TIME_PP] += longest->stages;
-    c->t->hidden += (before + 1.0) * sums_of(longest) - exposed_sums;
+    c->beside += (before + 1.0) * sums_of(longest) - exposed_sums;
     ari_traffic_add(&c->t->moved, &longest->moved, 1.0);
     for (int i = 0; i < c->t->moved.n && before > 0.0; i++) {
         ari_traffic_row *row = &c->t->moved.row[i];
@@ -419,6 +421,33 @@ static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_op
                       .recomputes_scores = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
 }
 
+/* Weights and gradients on their way take processors from the products beside them, and a rank updates its share of the weights: reads and writes
+ * master weight and both moments, reads the sum of gradients twice, clears it and writes the weight. */
+static void add_rest(composed *c)
+{
+    static const double UPDATE = 30.0, GRADIENT = 8.0; /* bytes of a parameter: that it updates, that it has */
+    const ari_gpu *gpu = ari_gpu_of(c->o);
+    const ari_planned *p = c->p;
+    double most = 0.0;
+    c->t->hidden += c->beside;
+    if (!gpu || p->step.forward_only)
+        return;
+    for (size_t r = 0; r < (size_t)ari_at_least_one(p->step.run.parallel.pp); r++) {
+        const stage s = rank_of(p, r);
+        double all = 0.0, experts = 0.0;
+        for (int part = 0; part < ARI_MODEL_PARTS; part++) {
+            all += s.share[part] * c->passes->parameters[part];
+            experts += s.share[part] * c->passes->experts[part];
+        }
+        const bool shares = p->step.run.parallel.zero > 0;
+        const double own =
+            shares ? (all - experts) / ari_planned_shares(p) + experts / ari_planned_expert_shares(p) : all;
+        most = fmax(most, UPDATE * own + GRADIENT * (p->step.run.parallel.zero > 1 ? own : all));
+    }
+    c->t->of[ARI_TIME_MEMORY] += ari_gpu_moves_seconds(gpu, most);
+    c->t->of[ARI_TIME_DP] += gpu->taken * c->beside;
+}
+
 ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
                            const ari_outside *outside, const ar_pipeline_schedule *schedule, double alone)
 {
@@ -430,6 +459,7 @@ ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_opt
     AR_TRY(add_ranks(&c, &busy));
     if (p->step.run.parallel.zero < 3)
         add_sums(&c, busy);
+    add_rest(&c);
     return AR_OK;
 }
 
@@ -528,57 +558,4 @@ double ari_passes_seconds(const ari_passes *passes)
     for (int i = 0; i < ARI_DIRECTIONS * ARI_MODEL_PARTS; i++)
         sum += ari_cost_sum(&passes->all[i / ARI_MODEL_PARTS][i % ARI_MODEL_PARTS]);
     return sum;
-}
-
-ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o)
-{
-    ari_passes passes;
-    ari_outside outside;
-    ar_pipeline_schedule *schedule = NULL;
-    AR_TRY(ari_passes_init(&passes, p, o));
-    ar_status st = ari_outside_init(&outside, p, o);
-    if (st == AR_OK) {
-        if (ari_extent(&p->step.run.parallel, ARI_CUTS_LAYERS) > 1)
-            st = ar_parallel_schedule(&schedule, &p->step.run.parallel);
-        if (st == AR_OK)
-            st = ari_time_compose(t, p, o, &passes, &outside, schedule, 0.0);
-        ar_pipeline_schedule_destroy(schedule);
-        ari_outside_fini(&outside);
-    }
-    ari_passes_fini(&passes);
-    return st;
-}
-
-typedef struct start {
-    ari_links links;
-    double seconds;
-} start;
-
-/* Broadcasts follow each other along the chain of ranks: after the first one each takes as long as between two
- * neighbours. */
-static ar_status add_start(void *user, const ari_operation *op)
-{
-    start *s = user;
-    for (int i = 0; i < op->calls; i++) {
-        const ari_op_call *call = &op->call[i];
-        const double n = (double)call->elements, width = (double)ar_dtype_bytes(call->dtype);
-        if (call->kind == ARI_CALL_BROADCAST && s->seconds > 0.0)
-            s->seconds += ari_links_send(&s->links, n * width);
-        else
-            s->seconds += ari_links_call(&s->links, call->kind, n, width);
-    }
-    return AR_OK;
-}
-
-ar_status ari_time_start(double *seconds, const ari_planned *p, const ari_time_options *o)
-{
-    const ari_step_case c = ari_time_rank_case(p, o);
-    const int pp = ari_at_least_one(c.run.parallel.pp), each = ar_parallel_world(&c.run.parallel) / pp;
-    *seconds = 0.0;
-    for (int r = 0; r < pp; r++) {
-        start s = {.links = ari_links_of(p, o, ARI_OVER_DP)};
-        AR_TRY(ari_operations_start(&c, r * each, add_start, &s));
-        *seconds = fmax(*seconds, s.seconds);
-    }
-    return AR_OK;
 }

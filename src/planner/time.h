@@ -27,6 +27,7 @@ typedef struct ari_time_options {
 #define ARI_TIME_TABLE(X)                                                                               \
     X(PRODUCTS, "products", 0)                                                                          \
     X(RECOMPUTE, "recomputation", 0)                                                                        \
+    X(MEMORY, "memory-bound", 0) /* element-wise work and the optimizer, where the GPU is known */  \
     X(TP, "tp", ARI_CUTS_FEATURES)  /* collectives over tp, and over the copies of a KV head */         \
     X(CP, "cp", ARI_CUTS_POSITIONS) /* keys and values that go round */                                 \
     X(EP, "ep", 0)                  /* tokens to experts of other ranks, and back */                    \

@@ -2,6 +2,7 @@
 /* Groups of ranks on nodes, and what a collective over one takes: the closed forms of simulated-cluster.md. */
 #include <math.h>
 
+#include "planner/gpu.h"
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
@@ -103,16 +104,46 @@ ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o)
     return links(o, (run){each, ari_at_least_one(p->step.run.parallel.dp_replicate)}, (run){world, 1.0}, world);
 }
 
-static double seconds_over(const ar_sim_link *l, double bytes)
+/* The links as collectives find them: a known GPU's reach a share of the rate. */
+static ar_sim_link inside_of(const ari_links *l)
 {
-    return l->latency_s + bytes / l->bytes_per_s;
+    const ari_gpu *gpu = ari_gpu_of(l->o);
+    const ar_sim_link *of = &l->o->cluster.inside;
+    return (ar_sim_link){of->latency_s, of->bytes_per_s * (gpu ? gpu->inside : 1.0)};
+}
+
+static ar_sim_link between_of(const ari_links *l)
+{
+    const ari_gpu *gpu = ari_gpu_of(l->o);
+    const ar_sim_link *of = &l->o->cluster.between;
+    return (ar_sim_link){of->latency_s, of->bytes_per_s * (gpu ? gpu->between : 1.0)};
+}
+
+static double seconds_over(ar_sim_link l, double bytes)
+{
+    return l.latency_s + bytes / l.bytes_per_s;
 }
 
 /* One step of a ring: the slowest link of it decides. */
 static double step_seconds(const ari_links *l, double bytes)
 {
-    const double inside = l->inside ? seconds_over(&l->o->cluster.inside, bytes) : 0.0;
-    return l->between ? fmax(inside, seconds_over(&l->o->cluster.between, bytes)) : inside;
+    const double inside = l->inside ? seconds_over(inside_of(l), bytes) : 0.0;
+    return l->between ? fmax(inside, seconds_over(between_of(l), bytes)) : inside;
+}
+
+/* As NCCL does it: of m members in a node each begins a ring of its own, which leaves the node by that member's port, so
+ * that all ports carry data; for short all-reduces a tree of nodes. */
+static double rings_seconds(const ari_links *l, double bytes, double rings)
+{
+    const ar_sim_link inside = inside_of(l), between = between_of(l);
+    const double nodes = ceil(l->n / l->in_node), hops = l->between ? nodes : 0.0;
+    const double rate =
+        l->between ? fmin(l->in_node > 1.0 ? inside.bytes_per_s : (double)INFINITY, l->in_node * between.bytes_per_s)
+                   : inside.bytes_per_s;
+    const double ring =
+        rings * ((l->n - hops) * inside.latency_s + hops * between.latency_s + bytes * (l->n - 1.0) / l->n / rate);
+    const double tree = 2.0 * ((l->in_node - 1.0) * inside.latency_s + log2(nodes) * between.latency_s + bytes / rate);
+    return rings > 1.0 ? fmin(ring, tree) : ring;
 }
 
 double ari_links_send(const ari_links *l, double bytes)
@@ -123,20 +154,19 @@ double ari_links_send(const ari_links *l, double bytes)
 /* As a chain of small pieces: every link's latency once, and the slowest link's rate. */
 static double broadcast_seconds(const ari_links *l, double bytes)
 {
-    const ar_sim_cluster *c = &l->o->cluster;
+    const ar_sim_link inside = inside_of(l), between = between_of(l);
     const double far = l->between ? ceil(l->n / l->in_node) - 1.0 : 0.0, near = l->n - 1.0 - far;
-    const double rate = l->between ? c->between.bytes_per_s : c->inside.bytes_per_s;
-    return near * c->inside.latency_s + (far > 0.0 ? far * c->between.latency_s : 0.0) + bytes / rate;
+    const double rate = l->between ? between.bytes_per_s : inside.bytes_per_s;
+    return near * inside.latency_s + (far > 0.0 ? far * between.latency_s : 0.0) + bytes / rate;
 }
 
 /* Each member sends a part to every other; a message is `bytes` long. */
 static double all_to_all(const ari_links *l, double bytes)
 {
-    const ar_sim_cluster *c = &l->o->cluster;
+    const ar_sim_link inside = inside_of(l), between = between_of(l);
     const double far = l->n - l->in_node, near = l->in_node - 1.0;
-    const double rates =
-        near * bytes / c->inside.bytes_per_s + (far > 0.0 ? far * bytes / c->between.bytes_per_s : 0.0);
-    return (l->between ? c->between.latency_s : c->inside.latency_s) + rates;
+    const double rates = near * bytes / inside.bytes_per_s + (far > 0.0 ? far * bytes / between.bytes_per_s : 0.0);
+    return (l->between ? between.latency_s : inside.latency_s) + rates;
 }
 
 static double ring_steps(ari_call_kind kind)
@@ -146,7 +176,6 @@ static double ring_steps(ari_call_kind kind)
 
 double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)
 {
-    const ar_sim_cluster *c = &l->o->cluster;
     const double m = l->in_node, nodes = l->n / m;
     if (l->n <= 1.0)
         return 0.0;
@@ -156,9 +185,11 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
         return all_to_all(l, elements * element_bytes / (l->n * (l->n - 1.0)));
     if (kind == ARI_CALL_EXCHANGE)
         return step_seconds(l, elements * element_bytes);
+    if (ari_gpu_of(l->o))
+        return rings_seconds(l, elements * element_bytes, ring_steps(kind));
     if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
-        const double inside = seconds_over(&c->inside, ceil(elements / m) * element_bytes);
-        const double between = seconds_over(&c->between, ceil(elements / l->n) * element_bytes);
+        const double inside = seconds_over(inside_of(l), ceil(elements / m) * element_bytes);
+        const double between = seconds_over(between_of(l), ceil(elements / l->n) * element_bytes);
         return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
     }
     return ring_steps(kind) * (l->n - 1.0) * step_seconds(l, ceil(elements / l->n) * element_bytes);

@@ -3,12 +3,14 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "planner/gpu.h"
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
 typedef struct walk {
     const ari_planned *p;
     const ari_time_options *o;
+    const ari_gpu *gpu; /* NULL: products at the cluster's rate, and no other work */
     ari_passes *to;
     ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
     double seen;                          /* share of the scores that flash attention computes */
@@ -141,6 +143,18 @@ static bool is_production(const walk *w)
     return w->o->cost_model == ARI_COST_PRODUCTION;
 }
 
+/* Bytes that pass through memory, forward for each element that an operation makes and backward for each that comes, in
+ * 16 bits but for the loss's logits, under Megatron-LM's fusions: bias with what follows, both halves of a gated
+ * activation, dropout with the residual, queries' and keys' rotation, cross-entropy. */
+static const double bytes_of[ARI_OPERATION_KINDS][ARI_DIRECTIONS] = {
+    [ARI_OPERATION_EMBEDDING] = {4, 8}, [ARI_OPERATION_NORM] = {4, 6},       [ARI_OPERATION_ROPE] = {4, 4},
+    [ARI_OPERATION_GATE] = {6, 10},     [ARI_OPERATION_ACTIVATION] = {4, 6}, [ARI_OPERATION_RESIDUAL] = {6, 6},
+    [ARI_OPERATION_DROPOUT] = {1, 1},   [ARI_OPERATION_ROUTE] = {8, 8},      [ARI_OPERATION_DISPATCH] = {4, 4},
+    [ARI_OPERATION_COMBINE] = {4, 6},   [ARI_OPERATION_LOSS] = {12, 6},      [ARI_OPERATION_POSITIONS] = {4, 0},
+};
+/* For each score that is stored: scaling, mask, softmax and dropout. */
+static const double of_score[ARI_DIRECTIONS] = {7, 9};
+
 /* Own: the products that a run makes. Production: flash attention skips what is masked, and computes the scores once
  * more in its backward pass, five products instead of four (Dao 2023, arXiv:2307.08691); without it all scores are
  * computed. */
@@ -148,9 +162,50 @@ static double attention_seconds(const walk *w, const ari_operation *op)
 {
     const bool forward = op->pass == ARI_PASS_FORWARD;
     const ari_op_value *context = forward ? &op->output[0] : &op->input[0];
-    const double products = forward ? 2.0 : w->p->flash ? 5.0 : 4.0;
-    const double pairs = ari_op_elements(context) * (double)context->shape[1] * (w->p->flash ? w->seen : 1.0);
+    const double products = forward ? 2.0 : w->p->flash ? 5.0 : 4.0, head = (double)w->p->step.config->head_dim;
+    const double own = (double)context->local[1], all = (double)context->shape[1];
+    const double pairs = ari_op_elements(context) * all * (w->p->flash ? w->seen : 1.0);
+    if (w->gpu && w->p->flash)
+        return ari_gpu_scores_seconds(w->gpu, 2.0 * products * pairs, own, head, !forward);
+    if (w->gpu) { /* two products of each head, forward and for each gradient, and what passes over its scores */
+        const double heads = ari_op_elements(context) / own / head;
+        const ari_gpu_product scores = {heads, own, all, head, false}, sums = {heads, own, head, all, false};
+        return (forward ? 1.0 : 2.0) *
+                   (ari_gpu_product_seconds(w->gpu, &scores) + ari_gpu_product_seconds(w->gpu, &sums)) +
+               ari_gpu_moves_seconds(w->gpu, of_score[!forward] * pairs / head);
+    }
     return 2.0 * (is_production(w) ? products * pairs : op->multiply_adds) / w->o->cluster.flops;
+}
+
+/* A product of all its parts side by side; of experts one for each. */
+static double product_seconds(const walk *w, const ari_operation *op)
+{
+    const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT, forward = op->pass == ARI_PASS_FORWARD;
+    const ari_op_value *weight = gradient ? &op->output[0] : &op->weight[0];
+    const double in = (double)weight->local[1], experts = fmax(1.0, (double)weight->experts);
+    if (!w->gpu || op->multiply_adds == 0.0)
+        return 2.0 * op->multiply_adds / w->o->cluster.flops;
+    double out = gradient ? (double)weight->local[0] : 0.0;
+    for (int i = 0; i < op->weights && !gradient; i++)
+        out += (double)op->weight[i].local[0];
+    const double tokens = op->multiply_adds / (in * out * experts);
+    const ari_gpu_product p = gradient  ? (ari_gpu_product){experts, out, in, tokens, true}
+                              : forward ? (ari_gpu_product){experts, tokens, out, in, false}
+                                        : (ari_gpu_product){experts, tokens, in, out, false};
+    return ari_gpu_product_seconds(w->gpu, &p);
+}
+
+/* A kernel bound by memory. A gradient that two operations make is added up by the residual. */
+static double moves_seconds(const walk *w, const ari_operation *op)
+{
+    const bool forward = op->pass == ARI_PASS_FORWARD;
+    const bool made = forward && op->kind != ARI_OPERATION_LOSS;
+    const int n = made ? op->outputs : op->inputs;
+    const ari_op_value *values = made ? op->output : op->input;
+    double elements = 0.0;
+    for (int i = 0; i < n && w->gpu; i++)
+        elements += ari_op_elements(&values[i]);
+    return w->gpu ? ari_gpu_moves_seconds(w->gpu, bytes_of[op->kind][!forward] * elements) : 0.0;
 }
 
 /* Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round beside the scores of those before,
@@ -271,7 +326,8 @@ static ar_status visit_operation(void *user, const ari_operation *op)
         c.attention = attention_seconds(w, op);
         hide_ring(w, op, &c, times, &to->moved[part], &to->hidden[part]);
     } else {
-        c.products = 2.0 * op->multiply_adds / w->o->cluster.flops;
+        c.products = product_seconds(w, op);
+        c.over[ARI_TIME_MEMORY] = moves_seconds(w, op);
     }
     const called calls = add_calls(w, op, times, &to->moved[part]);
     const double waits = waiting(w, op, gradient, &calls, c.products);
@@ -309,6 +365,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
     passes->blocks = config.layers = ari_layers_walked(&c);
     walk w = {.p = p,
               .o = o,
+              .gpu = ari_gpu_of(o),
               .to = passes,
               .seen = seen_scores(p),
               .layers_a_visit = (double)passes->layers / (double)passes->blocks,

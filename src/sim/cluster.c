@@ -178,6 +178,7 @@ static ar_status read_word(ar_sim_cluster *c, const char *word, unsigned *had)
     } else if ((value = after(word, "flops="))) {
         is = HAS_FLOPS;
         AR_TRY(read_quantity(&c->flops, word, value, flops_units, "rate of computation"));
+        c->gpu = 0; /* a rate of the caller's, whatever the shape */
         if (c->flops <= 0.0)
             return ar_error_set(AR_ERR_ARG, "cluster: '%s': a rank computes more than 0 flops", word);
     } else if ((value = after(word, "peak="))) {
@@ -243,7 +244,9 @@ static ar_status read_machine(ar_sim_cluster *c, const char **text, bool *found)
         if (strcmp(word, ar_sim_cluster_names[i]) == 0) {
             *found = true;
             *text = rest;
-            return read_words(c, machines[i], &had);
+            AR_TRY(read_words(c, machines[i], &had));
+            c->gpu = (int)i + 1;
+            return AR_OK;
         }
     }
     return AR_OK;

@@ -96,7 +96,7 @@ static ari_time time_of(const ari_planned *p)
 {
     ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
     ari_time t;
-    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100"));
+    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100 flops=989T"));
     cr_assert_ok(ari_planned_check(p));
     cr_assert_ok(ari_time_of(&t, p, &o));
     return t;

@@ -13,10 +13,10 @@
 static json_t *cluster_json(const ari_plan_request *a)
 {
     const ar_sim_cluster *c = &a->search.time.cluster;
-    return json_pack("{s:s, s:i, s:f, s:f, s:f, s:b, s:b}", "words", a->cluster, "ranks_per_node", c->ranks_per_node,
-                     "flops", c->flops, "peak_flops", c->peak_flops > 0.0 ? c->peak_flops : c->flops, "memory_bytes",
-                     c->memory_bytes, "hierarchical", a->search.time.hierarchical, "shared_links",
-                     a->search.time.shared_links);
+    return json_pack("{s:s, s:s?, s:i, s:f, s:f, s:f, s:b, s:b}", "words", a->cluster, "gpu", a->machine,
+                     "ranks_per_node", c->ranks_per_node, "flops", c->flops, "peak_flops",
+                     c->peak_flops > 0.0 ? c->peak_flops : c->flops, "memory_bytes", c->memory_bytes, "hierarchical",
+                     a->search.time.hierarchical, "shared_links", a->search.time.shared_links);
 }
 
 json_t *ari_plan_request_json(const ari_plan_request *a)

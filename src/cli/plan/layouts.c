@@ -119,19 +119,19 @@ static void fix_given(ari_search *s, const ari_plan_values *v)
     s->every = v->all;
 }
 
+/* Of Transformer Engine's overlap of tp's collectives with products, which systems that are timed by shapes have. */
+enum { USUAL_CHUNKS = 4 };
+
 /* A sequence a GPU where no batch is given. */
 static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
 {
     ar_run *run = &a->search.base.step.run;
     *a = (ari_plan_request){.v = v, .search.base.flash = !v->no_flash};
     AR_TRY(check_values(v));
-    const char *given = v->cluster ? v->cluster : "h100";
-    AR_TRY(ar_sim_cluster_parse(&a->search.time.cluster, given));
+    AR_TRY(ar_sim_cluster_parse(&a->search.time.cluster, v->cluster ? v->cluster : "h100"));
     ar_sim_cluster_describe(&a->search.time.cluster, a->cluster, sizeof a->cluster);
-    for (size_t i = 0; ar_sim_cluster_names[i]; i++) {
-        if (strcmp(given, ar_sim_cluster_names[i]) == 0)
-            a->machine = given;
-    }
+    if (a->search.time.cluster.gpu > 0)
+        a->machine = ar_sim_cluster_names[a->search.time.cluster.gpu - 1];
     a->search.time.hierarchical = v->hierarchical;
     a->search.time.shared_links = v->shared_links;
     AR_TRY(ari_planned_begin(&a->search.base.step, &a->config, &v->r, &v->common));
@@ -140,6 +140,8 @@ static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
         run->batch = 1;
     else if (v->r.run.batch == 0 && run->batch < (size_t)a->search.ranks)
         run->batch = (size_t)a->search.ranks;
+    if (v->r.run.parallel.overlap == 0 && a->search.time.cluster.gpu > 0)
+        run->parallel.overlap = USUAL_CHUNKS;
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
         run->ddp.bucket_bytes = ARI_BUCKETS_USUAL;
     if (!v->common.quiet)

@@ -66,7 +66,7 @@ typedef struct ari_plan_request {
     ar_config config;
     ari_search search;   /* without progress: extents, stages and forms that are given are fixed; borrows config */
     char cluster[200];   /* in words */
-    const char *machine; /* the cluster's name; NULL: none */
+    const char *machine; /* the GPU whose operations are timed by their shapes; NULL: none */
     size_t parameters;
 } ari_plan_request;
 

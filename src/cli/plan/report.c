@@ -19,9 +19,10 @@ void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks, bool
     fprintf(to, "a step of %s x %s tokens; 16-bit values, %s%s%s\n", ARI_COUNT(run->batch), ARI_COUNT(run->seq),
             a->search.base.flash ? "flash attention" : "attention that stores its scores",
             a->search.time.hierarchical ? ", hierarchical collectives" : "",
-            c->peak_flops > 0.0 && c->flops < c->peak_flops
-                ? ""
-                : "; GEMMs at the peak rate, so a lower bound of the time (flops=RATE: one you measured)");
+            c->gpu > 0                                        ? ""
+            : c->peak_flops > 0.0 && c->flops < c->peak_flops ? "; GEMMs at that rate, and no other work"
+                                                              : "; GEMMs at the peak rate, and no other work: a lower "
+                                                                "bound (a named GPU is timed by shapes)");
 }
 
 size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r)

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Plans the published training runs of docs/evidence/planner-runs.tsv and writes what the planner predicts.
+
+    scripts/planner_runs.py build/anyrank [--write]
+
+A row is a run in 16 bits whose GPU, model, batch and whole layout are published. Rows are sorted by name; every second
+one, from the first on, is fitted to, and the others test. The summary is of both halves.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import tempfile
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs/evidence/planner-runs.tsv"
+GIVEN = ["run", "model", "cluster", "layout", "gpus", "batch", "seq", "seconds"]
+MADE = ["half", "predicted", "mfu", "mfu_predicted", "error"]
+
+
+def config(model, folder):
+    """The config of a bundled name, or of family:layers:hidden:ffn:heads:kv_heads:vocab."""
+    if ":" not in model:
+        return model
+    family, *sizes = model.split(":")
+    layers, hidden, ffn, heads, kv_heads, vocab = map(int, sizes)
+    if family == "gpt":
+        made = {"model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_inner": ffn, "n_head": heads,
+                "vocab_size": vocab, "n_positions": 1 << 17, "tie_word_embeddings": True}
+    else:
+        made = {"model_type": {"llama": "llama", "stack": "anyrank-stack"}[family], "num_hidden_layers": layers,
+                "hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": heads,
+                "num_key_value_heads": kv_heads, "vocab_size": vocab, "max_position_embeddings": 1 << 17}
+    if family == "stack":
+        made.update(causal=True, hidden_act="gelu_tanh", layer_norm_eps=1e-5)
+    path = folder / model.replace(":", "-")
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(made))
+    return path
+
+
+def options(layout, gpus):
+    """tp=8 pp=4 v=5 sp zero=1 micro=64 -> options of the command; dp is what remains."""
+    names = {"tp": "--tp", "pp": "--pp", "cp": "--cp", "v": "--virtual-stages", "zero": "--zero",
+             "micro": "--micro-batches", "overlap": "--overlap", "recompute": "--recompute",
+             "every": "--recompute-every"}
+    made, left = [], gpus
+    for word in layout.split():
+        name, _, value = word.partition("=")
+        made += [names[name], value] if value else [f"--{name}"]
+        left //= int(value) if name in ("tp", "pp", "cp") else 1
+        if name == "v" and int(value) > 1:
+            made += ["--schedule-pp", "interleaved"]
+        if name == "cp":
+            made += ["--zigzag"]
+    return made + ["--dp", str(left)] + ([] if "overlap=" in layout else ["--overlap", "1"])
+
+
+def plan(binary, row, folder):
+    command = [binary, "plan", config(row["model"], folder), "--cluster", row["cluster"], "--batch", row["batch"],
+               "--seq", row["seq"], *options(row["layout"], int(row["gpus"])), "--quiet", "--json", "-"]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{row['run']}: {done.stderr}")
+    return json.loads(done.stdout)["layouts"][0]
+
+
+def read(path):
+    lines = path.read_text().splitlines()
+    about = [line for line in lines if line.startswith("#")]
+    titles, *rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
+    return about, sorted((dict(zip(titles, row)) for row in rows), key=lambda row: row["run"])
+
+
+def summary(rows, half):
+    errors = [abs(float(row["error"].split()[0])) for row in rows if row["half"] == half]
+    within = [sum(error <= most for error in errors) for most in (10, 20)]
+    return f"{half}: {len(errors)} runs, {within[0]} within 10 %, {within[1]} within 20 %"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("binary")
+    parser.add_argument("--write", action="store_true", help="write the predictions into the table")
+    parser.add_argument("--check", action="store_true", help="fail unless the table has these predictions")
+    parser.add_argument("--fitted", action="store_true", help="plan the fitted half alone, with the parts of its time")
+    asked = parser.parse_args()
+    about, rows = read(PAGE)
+    with tempfile.TemporaryDirectory() as folder:
+        for i, row in enumerate(rows):
+            row["half"] = "test" if i % 2 else "fitted"
+            if asked.fitted and i % 2:
+                continue
+            layout = plan(asked.binary, row, pathlib.Path(folder))
+            share = layout["seconds"] / float(row["seconds"])
+            row.update(predicted=f"{layout['seconds']:.3g}", mfu=f"{100 * layout['mfu'] * share:.1f}",
+                       mfu_predicted=f"{100 * layout['mfu']:.1f}", error=f"{100 / share - 100:+.1f} %")
+            print(f"{row['half']:6} {row['run']:44} {row['mfu']:>5} {row['mfu_predicted']:>5} {row['error']:>8}")
+            if asked.fitted:
+                parts = layout["time"]["production"]
+                print("       ", {k: round(v / layout["seconds"], 3) for k, v in parts.items()
+                                  if isinstance(v, float) and v > 0})
+    for half in ("fitted",) if asked.fitted else ("fitted", "test"):
+        print(summary([row for row in rows if row.get("error")], half))
+    lines = about + ["\t".join(GIVEN + MADE)] + ["\t".join(row.get(name, "") for name in GIVEN + MADE) for row in rows]
+    text = "\n".join(lines) + "\n"
+    if asked.check and text != PAGE.read_text():
+        raise SystemExit(f"{PAGE.name} has other predictions: --write writes them")
+    if asked.write and not asked.fitted:
+        PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Seconds of operations by their shapes, where a cluster names its GPU. */
+#include "planner/gpu.h"
+
+#include "planner/time_impl.h"
+#include "support/together.h"
+#include "tests/planner/shapes.h"
+
+static ari_time_options on(const char *cluster, ari_cost_model model)
+{
+    ari_time_options o = {.cost_model = model};
+    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, cluster));
+    return o;
+}
+
+/* Operations a second. */
+static double rate(const ari_gpu *g, double m, double n, double k, bool accumulates)
+{
+    const ari_gpu_product p = {1.0, m, n, k, accumulates};
+    return 2.0 * m * n * k / ari_gpu_product_seconds(g, &p);
+}
+
+/* A rate of the caller's, virtual time and anyrank's own account know no shapes. */
+CLAIM(a_rate_that_is_given_is_every_products)
+{
+    const ari_time_options named = on("h100 memory=40GB", ARI_COST_PRODUCTION), own = on("h100", ARI_COST_OWN);
+    const ari_time_options given = on("h100 flops=400T", ARI_COST_PRODUCTION);
+    const ari_time_options words = on("inside=1us:10GB/s flops=1T", ARI_COST_PRODUCTION);
+    cr_expect_not_null(ari_gpu_of(&named));
+    cr_expect_null(ari_gpu_of(&given));
+    cr_expect_null(ari_gpu_of(&words));
+    cr_expect_null(ari_gpu_of(&own));
+    const ar_config c = shape_bundled("llama-3-8b");
+    const ari_planned p = shape_planned(&c, 1, false, 2, 2048);
+    ari_time t, u;
+    cr_assert_ok(ari_time_of(&t, &p, &given));
+    cr_assert_ok(ari_time_of(&u, &p, &named));
+    cr_expect_eq(t.of[ARI_TIME_MEMORY], 0.0);
+    cr_expect_gt(u.of[ARI_TIME_MEMORY], 0.0);
+}
+
+/* Large products reach the share of the peak that the table has, less what the host adds; small ones, short sums and sums
+ * that gradients of few tokens read and write again less, and none more. */
+CLAIM(products_are_slower_the_smaller_they_are)
+{
+    for (size_t i = 0; ar_sim_cluster_names[i]; i++) {
+        const ari_time_options o = on(ar_sim_cluster_names[i], ARI_COST_PRODUCTION);
+        const ari_gpu *g = ari_gpu_of(&o);
+        const double most = g->peak * g->product / g->host, large = rate(g, 16384, 16384, 16384, false);
+        cr_expect(large <= most && large > 0.95 * most, "%s: %g of %g", ar_sim_cluster_names[i], large, most);
+        double before = large;
+        for (double m = 4096; m >= 64; m /= 2) {
+            const double now = rate(g, m, 8192, 8192, false);
+            cr_expect_leq(now, 1.05 * before, "%s, %g rows: %g after %g", ar_sim_cluster_names[i], m, now, before);
+            before = now;
+        }
+        cr_expect_lt(before, 0.5 * large);
+        cr_expect_lt(rate(g, 8192, 8192, 256, true), rate(g, 8192, 8192, 256, false));
+        cr_expect_geq(ari_gpu_moves_seconds(g, 1.0), 3e-6);
+        cr_expect_eq(ari_gpu_moves_seconds(g, 0.0), 0.0);
+        cr_expect_lt(ari_gpu_scores_seconds(g, 1e13, 16384, 128, false),
+                     ari_gpu_scores_seconds(g, 1e13, 16384, 64, false));
+        cr_expect_lt(ari_gpu_scores_seconds(g, 1e13, 16384, 128, true),
+                     ari_gpu_scores_seconds(g, 1e13, 512, 128, true));
+    }
+}
+
+/* So the passes of fewer micro-batches bound a search (ari_time_least). */
+CLAIM(more_micro_batches_never_compute_faster)
+{
+    const ari_time_options o = on("h100", ARI_COST_PRODUCTION);
+    const ar_config c = shape_bundled("llama-3-8b");
+    double before = 0.0;
+    for (int micro = 1; micro <= 16; micro *= 2) {
+        ari_planned p = shape_planned(&c, 2, true, 16, 1024);
+        ari_passes passes;
+        p.flash = true;
+        p.step.run.parallel.micro_batches = micro;
+        cr_assert_ok(ari_passes_init(&passes, &p, &o));
+        const double now = ari_passes_seconds(&passes);
+        ari_passes_fini(&passes);
+        cr_expect_geq(now, before * (1.0 - 1e-12), "%d micro-batches: %g after %g", micro, now, before);
+        before = now;
+    }
+}
+
+/* Members of a group in one node each have a port: an all-gather of eight over two nodes is slower than in one, but not by
+ * the ratio of the links. A short all-reduce of many goes over a tree. */
+CLAIM(collectives_use_every_port_of_a_node)
+{
+    const ari_time_options o = on("h100", ARI_COST_PRODUCTION);
+    const ar_config c = shape_bundled("llama-3-8b");
+    const ari_gpu *g = ari_gpu_of(&o);
+    double seconds[3];
+    for (int i = 0; i < 3; i++) {
+        ari_planned p = shape_planned(&c, 1, false, 2048, 64);
+        p.step.run.parallel.dp = 8 << i;
+        const ari_links l = ari_links_of(&p, &o, ARI_OVER_DP);
+        seconds[i] = ari_links_call(&l, ARI_CALL_ALL_GATHER, 1e9, 2.0);
+    }
+    cr_expect_float_eq(seconds[0], 8 * 3.4e-6 + 2e9 * 7.0 / 8.0 / (450e9 * g->inside), 1e-9);
+    cr_expect_lt(seconds[1], 1.2 * seconds[0]);
+    ari_planned p = shape_planned(&c, 8, false, 2048, 64);
+    p.step.run.parallel.dp = 1024;
+    const ari_links l = ari_links_of(&p, &o, ARI_OVER_DP);
+    cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_GATHER, 1e9, 2.0),
+                       1024 * 9.6e-6 + 2e9 * 1023.0 / 1024.0 / (50e9 * g->between), 1e-9);
+    cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 1.0, 4.0), 2.0 * 10.0 * 9.6e-6, 1e-9);
+}
+
+EVERY_CLAIM(gpu)
