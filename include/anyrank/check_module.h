@@ -14,20 +14,6 @@ AR_BEGIN_DECLS
  *   - Is what one rank computes right? There is no independent baseline of somebody else's module, so that the first
  *     check cannot say. ar_gradcheck_module: the gradients against differences of the loss. */
 
-/** The module to check. */
-typedef struct ar_module_case {
-    const char *name; /* for reports */
-    /* Makes the module and its loss on one rank; called on every rank's own thread, several at a time. They become the
-     * check's, which destroys them, also after an error. */
-    ar_status (*build)(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss);
-    /* The global batch of step 1, 2, ..: its arrays are borrowed until the check returns, so that each step has its own
-     * unless all have the same. Called on the calling thread, once for each step. */
-    ar_status (*batch)(void *user, int step, ar_batch *batch);
-    void *user;
-    bool own_weights; /* build gives the parameters their values, the same full tensors under any layout; false: fresh
-                         ones by name (ar_module_fresh) */
-} ar_module_case;
-
 typedef struct ar_check_module_options {
     ar_run run;                  /* model, plan, parallel, batch, seq and ddp are not looked at. Exact numerics, fp32,
                                     threads; no trace, virtual time or faults of the transport. fault: in the
@@ -41,8 +27,8 @@ typedef struct ar_check_module_options {
 /** Runs one rank, then every layout against it. Compared are the parameters' first values, what modules report of their
  *  activations and gradients, the parameters' complete gradients, clipping and new weights; each sample's part on the
  *  rank that holds it. Gives the report even where runs differ or end in an error; its `result` tells. config has the
- *  module's name alone; seq is 1, max_error_vs_f64 NaN; losses and hashes are those of one rank; bytes are counted, and
- *  not predicted. Borrows the options until return; ar_check_report_destroy.
+ *  module's name alone; seq is 1, max_error_vs_f64 NaN; losses and hashes are those of one rank. Bytes and
+ *  memory are predicted by a dry run of every rank, unless tokens go to experts of other ranks. Borrows the options until return; ar_check_report_destroy.
  *  Errors (no report): AR_ERR_ARG (options; what one rank reports has no place for each value), AR_ERR_MEMORY, what the
  *  case's functions give, and what ends the one rank. */
 AR_NODISCARD ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c,

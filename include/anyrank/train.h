@@ -118,5 +118,19 @@ AR_NODISCARD ar_status ar_module_train_step(ar_train_result *result, ar_module *
                                             ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
                                             const ar_train_options *o);
 
+/** A module of one's own with its loss and its data, to be trained or checked. */
+typedef struct ar_module_case {
+    const char *name; /* for reports */
+    /* Makes the module and its loss on one rank; called on every rank's own thread, several at a time. They become the
+     * caller's, which destroys them, also after an error. */
+    ar_status (*build)(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss);
+    /* The global batch of step 1, 2, ..: its arrays are borrowed until the caller returns, so that each step has its own
+     * unless all have the same. Called on the calling thread, once for each step. */
+    ar_status (*batch)(void *user, int step, ar_batch *batch);
+    void *user;
+    bool own_weights; /* build gives the parameters their values, the same full tensors under any layout; false: fresh
+                         ones by name (ar_module_fresh) */
+} ar_module_case;
+
 AR_END_DECLS
 #endif

@@ -8,6 +8,7 @@
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "ref/dry/dry.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/models/groups.h"
 #include "ref/models/model.h"
@@ -26,27 +27,44 @@ static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_cluster
 
 static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
 {
-    if (o->forward_only)
-        return AR_OK;
     ar_ddp_options ddp = o->run.ddp;
     ddp.zero = o->run.parallel.zero;
+    if (o->forward_only || (o->module && o->each_alone && ddp.zero == 0))
+        return AR_OK;
+    if (o->module) {
+        AR_TRY(ar_ddp_create(&t->ddp, ctx, t->module, &ddp));
+        t->step.ddp = t->ddp;
+        return AR_OK;
+    }
     ddp.keep_weights = true; /* ar_model_set and ar_model_fresh have broadcast them */
     AR_TRY(ar_ddp_create_model(&t->ddp, ctx, "model", t->model, &ddp));
     t->step.ddp = t->ddp;
     return AR_OK;
 }
 
+static ar_status create_model(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
+{
+    AR_TRY(ar_model_create(&t->model, ctx, o->config, &o->run.plan));
+    AR_TRY(ari_model_list(&t->params, &t->n, t->model));
+    if (o->weights)
+        return ar_model_set(t->model, ctx, o->weights, o->weights_user);
+    return o->dry ? AR_OK : ar_model_fresh(t->model, ctx, o->run.seed);
+}
+
+static ar_status create_module(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
+{
+    AR_TRY(ari_module_build(o->module, o->run.seed, o->dry, ctx, &t->module, &t->loss));
+    return ari_module_list(&t->params, &t->n, t->module);
+}
+
 ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
 {
     ar_status st = AR_OK;
     *t = (ari_trainer){.step = {.parallel = o->run.parallel, .clip = o->run.clip, .forward_only = o->forward_only}};
-    AR_TRY_TO(failed, st, ar_model_create(&t->model, ctx, o->config, &o->run.plan));
-    AR_TRY_TO(failed, st, ari_model_list(&t->params, &t->n, t->model));
-    if (o->weights)
-        AR_TRY_TO(failed, st, ar_model_set(t->model, ctx, o->weights, o->weights_user));
-    else if (!o->dry)
-        AR_TRY_TO(failed, st, ar_model_fresh(t->model, ctx, o->run.seed));
+    AR_TRY_TO(failed, st, (o->module ? create_module : create_model)(t, ctx, o));
     AR_TRY_TO(failed, st, create_ddp(t, ctx, o));
+    for (size_t i = 0; o->module && i < t->n; i++)
+        AR_TRY_TO(failed, st, ari_value_tap(t->params[i], ctx, 'i'));
     AR_TRY_TO(failed, st, create_optimizer(t, ctx, o));
     return AR_OK;
 failed:
@@ -60,7 +78,15 @@ void ari_trainer_destroy(ari_trainer *t)
     ar_ddp_destroy(t->ddp);
     free(t->params);
     ar_model_destroy(t->model);
+    ar_loss_destroy(t->loss);
+    ar_module_destroy(t->module);
     *t = (ari_trainer){0};
+}
+
+ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t, ar_ctx *ctx, const ar_batch *global, uint32_t step)
+{
+    return t->model ? ar_train_step(result, t->model, ctx, t->optimizer, global, step, &t->step)
+                    : ar_module_train_step(result, t->module, t->loss, ctx, t->optimizer, global, step, &t->step);
 }
 
 /* --- the ranks ---------------------------------------------------------------------------------------------------- */
@@ -106,7 +132,7 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
 {
     for (size_t i = 0; i < ari_run_steps(&o->run); i++) {
         ar_train_result step;
-        AR_TRY(ar_train_step(&step, t->model, ctx, t->optimizer, &o->batch[i], (uint32_t)i + 1, &t->step));
+        AR_TRY(ari_trainer_step(&step, t, ctx, &o->batch[i], (uint32_t)i + 1));
         result->loss[i] = step.loss;
         result->memory.rank.stored = larger(result->memory.rank.stored, step.stored_bytes);
     }
@@ -117,10 +143,16 @@ static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_option
 
 static ar_status train_rank(ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
-    ari_trainer t;
-    AR_TRY(ari_trainer_create(&t, ctx, o));
-    const ar_status st = run_steps(&t, ctx, o, result);
+    ari_trainer t = {0};
+    ari_use_names names;
+    if (o->module)
+        ari_use_names_begin(&names, ctx);
+    ar_status st = ari_trainer_create(&t, ctx, o);
+    if (st == AR_OK)
+        st = run_steps(&t, ctx, o, result);
     ari_trainer_destroy(&t);
+    if (o->module)
+        ari_use_names_end(&names, ctx);
     return st;
 }
 
@@ -278,7 +310,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     ar_device *device = NULL;
     rank_result result = {.loss = NULL};
     ar_status st = AR_OK;
-    own.run.steps = o->routes ? o->run.steps : o->run.steps > 0;
+    own.run.steps = o->routes || o->module ? o->run.steps : o->run.steps > 0;
     own.run.fault = AR_FAULT_NONE;
     own.run.process = NULL;
     own.dry = true;
@@ -291,6 +323,8 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     AR_TRY_TO(done, st, ari_dry_device_create(&device, like));
     AR_TRY_TO(done, st, run_rank(world, device, &own, &result));
     *m = result.memory;
+    m->bytes = result.read + result.written;
+    m->routed = result.routed;
 done:
     ar_device_destroy(device);
     ar_comm_destroy(world);

@@ -22,6 +22,8 @@ typedef struct ari_cluster_options {
     ar_tap_fn tap;                  /* NULL: nobody listens */
     void **tap_user;                /* [world] */
     ar_rank_memory *memory;         /* [world], written where the run succeeds; NULL: not asked for */
+    const ar_module_case *module;   /* trained in place of config's model; its batches are `batch`. NULL: that model */
+    bool each_alone;                /* of a module: no DDP object without zero, each gradient is summed on its own */
     /* A rank's work instead of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
     void *body_user;
@@ -48,9 +50,11 @@ AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_clu
 typedef struct ari_dry_memory {
     ar_rank_memory rank;
     size_t stored[ARI_USES]; /* of what is stored; the rest is units' */
+    uint64_t bytes, routed;  /* that it sends, all steps together; as in ari_cluster_result */
 } ari_dry_memory;
 
-/** The memory of one rank, by one step of it on nothing, or where routes are known all of them: no rank runs, no weight
+/** The memory of one rank, by one step of it on nothing, or of a module and where routes are known all of them: no rank
+ *  runs, no weight
  *  is drawn, no value is computed, and no memory of the model's size is taken. A body is not looked at, nor a fault.
  *  like: whose operands and blocks are counted; NULL: the CPU device's. Errors: those of a rank that runs, but for what
  *  its values say. */
@@ -60,8 +64,10 @@ AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_opti
 /* A rank's part of a model, the data-parallel object over its parameters, and the optimizer. A step is ar_train_step on
  * its model, optimizer and options. */
 typedef struct ari_trainer {
-    ar_model *model;
-    ar_param **params; /* [n], the model's, in the order of their first use */
+    ar_model *model; /* NULL: the other two */
+    ar_module *module;
+    ar_loss *loss;
+    ar_param **params; /* [n], all of it, in the order of their first use */
     size_t n;
     ar_ddp *ddp;             /* NULL: forward only */
     ar_optimizer *optimizer; /* NULL: none */
@@ -73,5 +79,28 @@ typedef struct ari_trainer {
 AR_NODISCARD ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o);
 /** Accepts an empty one. */
 void ari_trainer_destroy(ari_trainer *t);
+/** ar_train_step, or ar_module_train_step. */
+AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t, ar_ctx *ctx, const ar_batch *global,
+                                        uint32_t step);
+
+/* --- modules (module_run.c) --------------------------------------------------------------------------------------- */
+
+/** Builds the module and the loss of a case, and unless it is dry gives the parameters their first values. On error both
+ *  are NULL. */
+AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_ctx *ctx,
+                                        ar_module **module, ar_loss **loss);
+
+/* A module may be used twice in one forward pass, and then reports under one name twice: the second report of a value
+ * with the same place is passed on as "name (use 2)"; the micro-batches of a rank have other places. */
+typedef struct ari_use_names {
+    ar_tap_fn tap; /* who listened before; NULL: nobody */
+    void *tap_user;
+    struct ari_use_name *of; /* [count], of the step under way */
+    size_t count, capacity;
+    uint32_t step;
+} ari_use_names;
+/** From here on ctx reports so. Borrowed by ctx until ari_use_names_end. */
+void ari_use_names_begin(ari_use_names *n, ar_ctx *ctx);
+void ari_use_names_end(ari_use_names *n, ar_ctx *ctx);
 
 #endif

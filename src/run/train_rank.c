@@ -167,8 +167,7 @@ static ar_status run_step(member *m)
     const bool verified = is_verified(m, m->step + 1);
     ari_trainer *t = &m->trainer;
     t->step.verify = verified ? m->gradients : NULL;
-    const ar_status st =
-        ar_train_step(&result, t->model, m->ctx, t->optimizer, &batch, (uint32_t)(m->step + 1), &t->step);
+    const ar_status st = ari_trainer_step(&result, t, m->ctx, &batch, (uint32_t)(m->step + 1));
     if (st == AR_ERR_DATA && verified && !ar_gradients_last(m->gradients).ok) {
         m->diverged = true;
         if (is_first(m))

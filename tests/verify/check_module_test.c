@@ -169,8 +169,8 @@ Test(check_module, a_right_module_has_the_same_bits_under_every_layout)
         for (size_t i = 0; i < LAYOUTS; i++) {
             char text[96];
             ar_parallel_text(text, sizeof text, &layouts[i]);
-            cr_expect_eq(r->run[i].result, AR_CHECK_SAME, "%s: %s %s", text, r->run[i].first.tensor,
-                         r->run[i].error ? r->run[i].error : "");
+            cr_expect_eq(r->run[i].result, AR_CHECK_SAME, "%s: %s %s %s", text, r->run[i].first.tensor,
+                         r->run[i].error ? r->run[i].error : "", r->run[i].memory_difference);
             cr_expect_eq(memcmp(r->run[i].loss, r->loss, 2 * sizeof(float)), 0, "%s", text);
             cr_expect_str_eq(r->run[i].weights_hash, r->weights_hash);
         }

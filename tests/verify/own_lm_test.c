@@ -20,8 +20,13 @@ static void expect_same(const ar_check_report *r)
     for (size_t i = 0; i < r->runs; i++) {
         char text[96];
         ar_parallel_text(text, sizeof text, &r->run[i].parallel);
-        cr_expect_eq(r->run[i].result, AR_CHECK_SAME, "%s: %s %s %s", text, r->run[i].first.tensor,
-                     r->run[i].first.pattern, r->run[i].error ? r->run[i].error : "");
+        const ar_check_run *run = &r->run[i];
+        cr_expect_eq(run->result, AR_CHECK_SAME, "%s: %s %s %s", text, run->first.tensor, run->first.pattern,
+                     run->error ? run->error : "");
+        cr_expect_eq(run->bytes_counted, run->bytes_predicted, "%s: %llu bytes, %llu predicted", text,
+                     (unsigned long long)run->bytes_counted, (unsigned long long)run->bytes_predicted);
+        cr_expect_str_empty(run->memory_difference, "%s: %s", text, run->memory_difference);
+        cr_expect(run->has_memory_predicted);
     }
 }
 

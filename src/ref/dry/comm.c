@@ -2,12 +2,38 @@
 #include <stdlib.h>
 
 #include "ref/comm/comm_impl.h"
+#include "ref/comm/moves.h"
 #include "ref/core/size.h"
 #include "ref/dry/dry.h"
 
+/* Elements of a sum that this rank makes: it reads them of every other rank. */
+static size_t combined_count(const ar_comm *c, const ari_call *call)
+{
+    size_t start, count = call->count;
+    if (call->kind == ARI_REDUCE)
+        return c->rank == call->root ? count : 0;
+    if (call->kind == ARI_REDUCE_SCATTER)
+        return call->counts[c->rank];
+    ar_comm_slice(call->count, c->size, c->rank, &start, &count);
+    return 2 * count; /* once more to all of them */
+}
+
+/* The bytes that would move are counted on who sends them, or makes a part of a sum: all ranks together count each
+ * once. */
 static ar_status dry_run(ar_comm *c, const ari_call *call)
 {
-    (void)c, (void)call;
+    size_t count = 0;
+    ari_part part;
+    if (ari_kind_of(call->kind)->combines) {
+        count = combined_count(c, call) * (size_t)(c->size - 1);
+    } else if (call->kind == ARI_SEND) {
+        count = call->count;
+    } else if (call->kind != ARI_RECV && call->kind != ARI_BARRIER) {
+        ari_parts sent = ari_parts_of(call, c->rank, c->size, true);
+        while (ari_next_part(&sent, &part))
+            count += part.peer != c->rank ? part.count : 0;
+    }
+    ari_moved_add(&c->moved, 0, count * ar_dtype_bytes(call->dtype));
     return AR_OK;
 }
 

@@ -132,6 +132,8 @@ static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_c
     for (size_t i = 0; i < n; i++)
         used[i] = params[i]->has_grad;
     AR_TRY_TO(done, st, ari_combine(ctx, over, used, n, AR_U8, AR_MAX, "used parameters"));
+    for (size_t i = 0; i < n && ctx->device->hollow; i++) /* no peer has answered */
+        used[i] = params[i]->has_grad;
     for (size_t i = 0; i < n; i++)
         params[i]->has_grad =
             params[i]->requires_grad && used[i] && (params[i]->has_grad || params[i]->spread || !spread);

@@ -29,25 +29,6 @@ ar_status ari_module_run_check(const ar_run *r, const char *name)
     return ari_run_check_training(r, name);
 }
 
-ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module, ar_loss **loss)
-{
-    *module = NULL;
-    *loss = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, c->build(c->user, ctx, module, loss));
-    if (!*module || !*loss)
-        AR_TRY_TO(failed, st, ar_error_set(AR_ERR_ARG, "%s: build gave no %s", c->name, *module ? "loss" : "module"));
-    if (!c->own_weights)
-        AR_TRY_TO(failed, st, ar_module_fresh(*module, ctx, seed));
-    return AR_OK;
-failed:
-    ar_loss_destroy(*loss);
-    ar_module_destroy(*module);
-    *module = NULL;
-    *loss = NULL;
-    return st;
-}
-
 static ar_status check_options(const ar_module_case *c, const ar_check_module_options *o)
 {
     if (!c->name || !c->build || !c->batch)
@@ -88,144 +69,13 @@ static ar_status take_batches(ar_batch **gives, const ar_module_case *c, size_t 
     return AR_OK;
 }
 
-/* --- what a rank does --------------------------------------------------------------------------------------------- */
-
-/* Work of every rank of a module's check. Ranks share it; each writes only its own part. */
+/* Work of a module's check. */
 typedef struct module_run {
     const ar_module_case *c;
     const ar_check_module_options *o;
     ar_parallel parallel;
     const ar_batch *batch; /* [max(steps, 1)] */
-    float *loss;           /* [max(steps, 1)], rank 0's to write */
-    size_t parameters;     /* rank 0's to write: elements of the full tensors */
 } module_run;
-
-static bool is_first(const ar_ctx *ctx)
-{
-    return ar_comm_rank(ctx->tp) == 0 && ar_comm_rank(ctx->dp) == 0;
-}
-
-typedef struct rank_state {
-    ar_module *module;
-    ar_loss *loss;
-    ar_param **params; /* [n] */
-    size_t n;
-    ar_ddp *ddp;
-    ar_optimizer *optimizer;
-} rank_state;
-
-static void fini(rank_state *s)
-{
-    ar_optimizer_destroy(s->optimizer);
-    ar_ddp_destroy(s->ddp);
-    free(s->params);
-    ar_loss_destroy(s->loss);
-    ar_module_destroy(s->module);
-}
-
-static ar_status init(rank_state *s, const module_run *run, ar_ctx *ctx)
-{
-    const ar_check_module_options *o = run->o;
-    const bool zero = run->parallel.zero > 0;
-    AR_TRY(ari_module_build(run->c, o->run.seed, ctx, &s->module, &s->loss));
-    AR_TRY(ari_module_list(&s->params, &s->n, s->module));
-    if (o->ddp || zero) {
-        ar_ddp_options options = o->ddp ? *o->ddp : ar_ddp_defaults();
-        options.zero = run->parallel.zero;
-        AR_TRY(ar_ddp_create(&s->ddp, ctx, s->module, &options));
-    }
-    for (size_t i = 0; i < s->n; i++)
-        AR_TRY(ari_value_tap(s->params[i], ctx, 'i'));
-    if (o->run.steps == 0)
-        return AR_OK;
-    return zero ? ar_optimizer_create_sharded(&s->optimizer, ctx, s->ddp, &o->run.optimizer)
-                : ar_optimizer_create(&s->optimizer, ctx, s->params, s->n, &o->run.optimizer);
-}
-
-static ar_status train_module(module_run *run, ar_ctx *ctx, const rank_state *s)
-{
-    const ar_train_options options = {.parallel = run->parallel, .clip = run->o->run.clip, .ddp = s->ddp};
-    for (int i = 0; i < (int)ari_run_steps(&run->o->run); i++) {
-        ar_train_result result;
-        AR_TRY(ar_module_train_step(&result, s->module, s->loss, ctx, s->optimizer, &run->batch[i], (uint32_t)i + 1,
-                                    &options));
-        if (is_first(ctx))
-            run->loss[i] = result.loss;
-    }
-    return AR_OK;
-}
-
-/* A module may be used twice in one forward pass, and then reports under one name twice. While it runs, the second
- * report of a value with the same place is passed on as "name (use 2)"; the micro-batches of a rank have other
- * places. */
-typedef struct use {
-    char name[160];
-    char pass;
-    size_t start; /* of its first row in the full tensor */
-    int times;
-} use;
-
-typedef struct use_names {
-    ar_tap_fn tap; /* who listened before */
-    void *tap_user;
-    use *of; /* [count], of the step under way */
-    size_t count, capacity;
-    uint32_t step;
-} use_names;
-
-static use *find_use(use_names *n, const ar_tap_event *e, size_t start)
-{
-    for (size_t i = 0; i < n->count; i++) {
-        use *u = &n->of[i];
-        if (u->pass == e->pass && u->start == start && strcmp(u->name, e->name) == 0)
-            return u;
-    }
-    return NULL;
-}
-
-static ar_status pass_on(void *user, const ar_tap_event *e)
-{
-    use_names *n = user;
-    const size_t start = e->layout->nbox > 0 && e->layout->ndim > 0 ? e->layout->box[0].global[0] : 0;
-    if (e->step != n->step)
-        n->count = 0;
-    n->step = e->step;
-    use *u = find_use(n, e, start);
-    if (!u) {
-        AR_TRY(ARI_GROW(&n->of, &n->capacity, n->count, "names of tensors"));
-        u = &n->of[n->count++];
-        *u = (use){.pass = e->pass, .start = start};
-        snprintf(u->name, sizeof u->name, "%s", e->name);
-    }
-    if (++u->times == 1)
-        return n->tap(n->tap_user, e);
-    char name[sizeof u->name + 24];
-    ar_tap_event again = *e;
-    snprintf(name, sizeof name, "%s (use %d)", e->name, u->times);
-    again.name = name;
-    return n->tap(n->tap_user, &again);
-}
-
-static ar_status run_rank(void *user, ar_ctx *ctx)
-{
-    module_run *run = user;
-    rank_state s = {0};
-    use_names names = {.tap = ctx->tap, .tap_user = ctx->tap_user};
-    if (names.tap) {
-        ctx->tap = pass_on;
-        ctx->tap_user = &names;
-    }
-    ar_status st = init(&s, run, ctx);
-    for (size_t i = 0; st == AR_OK && i < s.n && is_first(ctx); i++)
-        run->parameters += ari_layout_count(&s.params[i]->layout);
-    if (st == AR_OK)
-        st = train_module(run, ctx, &s);
-    fini(&s);
-    ctx->tap = names.tap;
-    ctx->tap_user = names.tap_user;
-    free(names.of);
-    return st;
-}
 
 /* --- the one rank ------------------------------------------------------------------------------------------------- */
 
@@ -266,15 +116,16 @@ static ar_status keep_tensor(void *user, const ar_tap_event *e)
     return st;
 }
 
-static ari_cluster_options cluster_of(module_run *run)
+static ari_cluster_options cluster_of(const module_run *run)
 {
     const ar_check_module_options *o = run->o;
-    ari_cluster_options cluster = {.run = o->run, .batch = run->batch, .body = run_rank, .body_user = run};
+    ari_cluster_options cluster = {.run = o->run, .batch = run->batch, .module = run->c, .each_alone = !o->ddp};
     cluster.run.parallel = run->parallel;
+    cluster.run.ddp = o->ddp ? *o->ddp : ar_ddp_defaults();
     return cluster;
 }
 
-static ar_status run_one_rank(ari_reference *ref, module_run *run)
+static ar_status run_one_rank(ari_reference *ref, float *loss, const module_run *run)
 {
     ari_cluster_result result = {0};
     void *user[1] = {ref};
@@ -283,6 +134,8 @@ static ar_status run_one_rank(ari_reference *ref, module_run *run)
     options.tap = keep_tensor;
     options.tap_user = user;
     const ar_status st = ari_cluster_run(&result, &options);
+    if (st == AR_OK)
+        memcpy(loss, result.loss, ari_run_steps(&run->o->run) * sizeof *loss);
     free(result.loss);
     free(result.reports);
     AR_TRY(st);
@@ -294,20 +147,13 @@ static ar_status run_one_rank(ari_reference *ref, module_run *run)
 static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const module_run *given)
 {
     const ar_check_module_options *o = given->o;
-    const size_t steps = ari_run_steps(&o->run);
     AR_TRY(ARI_ALLOC_ZERO(&r->run, o->layouts, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
         module_run run = *given;
-        float *loss = NULL;
-        AR_TRY(ARI_ALLOC_ZERO(&loss, steps, "losses"));
         run.parallel = o->parallel[i];
-        run.loss = loss;
         const ari_cluster_options options = cluster_of(&run);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
-        const ar_status st = ari_check_run(&r->run[i], ref, &options);
-        free(r->run[i].loss);
-        r->run[i].loss = loss;
-        AR_TRY(st);
+        AR_TRY(ari_check_run(&r->run[i], ref, &options));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
     }
     return AR_OK;
@@ -329,9 +175,10 @@ ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c, cons
     r->seq = 1;
     r->steps = (int)o->run.steps;
     r->max_error_vs_f64 = NAN;
-    module_run one = {.c = c, .o = o, .batch = batch, .loss = r->loss};
-    AR_TRY_TO(done, st, run_one_rank(&ref, &one));
-    r->parameters = one.parameters;
+    const module_run one = {.c = c, .o = o, .batch = batch};
+    AR_TRY_TO(done, st, run_one_rank(&ref, r->loss, &one));
+    for (size_t i = 0; i < ref.count; i++)
+        r->parameters += ref.tensor[i].pass == 'i' ? ref.tensor[i].count : 0;
     AR_TRY_TO(done, st, ari_check_describe(r, &ref));
     AR_TRY_TO(done, st, run_layouts(r, &ref, &one));
     *gives = r;
@@ -376,6 +223,10 @@ static void say_run(ari_text *w, const ar_check_run *run)
     ar_parallel_text(layout, sizeof layout, &run->parallel);
     if (run->result == AR_CHECK_SAME)
         ari_say(w, "  %-28s the same bits in all %zu tensors\n", layout, run->tensors);
+    else if (run->result == AR_CHECK_MISPREDICTED)
+        ari_say(w, "  %-28s MISPREDICTED: the same bits; %zu bytes moved, %zu in a dry run%s%s\n", layout,
+                (size_t)run->bytes_counted, (size_t)run->bytes_predicted, run->memory_difference[0] ? "; " : "",
+                run->memory_difference);
     else if (run->result == AR_CHECK_VACUOUS)
         ari_say(w, "  %-28s VACUOUS: the same bits, and they say nothing\n", layout);
     else if (run->result == AR_CHECK_DIFFERENT)

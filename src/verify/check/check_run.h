@@ -94,8 +94,5 @@ void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, i
 
 /** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
-/** Builds the module and the loss of a case, and gives the parameters their first values. On error both are NULL. */
-AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module,
-                                        ar_loss **loss);
 
 #endif

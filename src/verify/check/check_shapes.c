@@ -135,7 +135,7 @@ ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const
     ari_step_case c = {.run = o->run, .config = o->config, .forward_only = o->forward_only};
     expecting e = {.ref = ref, .config = o->config};
     ar_status st = AR_OK;
-    if (o->body) /* no model */
+    if (o->body || o->module) /* no model */
         return AR_OK;
     c.run.batch = o->batch->batch;
     c.run.seq = o->batch->seq;

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A user's module on a rank of a run. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "run/cluster_run.h"
+
+ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_ctx *ctx, ar_module **module,
+                           ar_loss **loss)
+{
+    *module = NULL;
+    *loss = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, c->build(c->user, ctx, module, loss));
+    if (!*module || !*loss)
+        AR_TRY_TO(failed, st, ar_error_set(AR_ERR_ARG, "%s: build gave no %s", c->name, *module ? "loss" : "module"));
+    if (!c->own_weights && !dry)
+        AR_TRY_TO(failed, st, ar_module_fresh(*module, ctx, seed));
+    return AR_OK;
+failed:
+    ar_loss_destroy(*loss);
+    ar_module_destroy(*module);
+    *module = NULL;
+    *loss = NULL;
+    return st;
+}
+
+/* --- uses of a module -------------------------------------------------------------------------------------------- */
+
+typedef struct ari_use_name {
+    char name[160];
+    char pass;
+    size_t start; /* of its first row in the full tensor */
+    int times;
+} use_name;
+
+static use_name *find_use(ari_use_names *n, const ar_tap_event *e, size_t start)
+{
+    for (size_t i = 0; i < n->count; i++) {
+        use_name *u = &n->of[i];
+        if (u->pass == e->pass && u->start == start && strcmp(u->name, e->name) == 0)
+            return u;
+    }
+    return NULL;
+}
+
+static ar_status pass_on(void *user, const ar_tap_event *e)
+{
+    ari_use_names *n = user;
+    const size_t start = e->layout->nbox > 0 && e->layout->ndim > 0 ? e->layout->box[0].global[0] : 0;
+    if (e->step != n->step)
+        n->count = 0;
+    n->step = e->step;
+    use_name *u = find_use(n, e, start);
+    if (!u) {
+        AR_TRY(ARI_GROW(&n->of, &n->capacity, n->count, "names of tensors"));
+        u = &n->of[n->count++];
+        *u = (use_name){.pass = e->pass, .start = start};
+        snprintf(u->name, sizeof u->name, "%s", e->name);
+    }
+    if (++u->times == 1)
+        return n->tap(n->tap_user, e);
+    char name[sizeof u->name + 24];
+    ar_tap_event again = *e;
+    snprintf(name, sizeof name, "%s (use %d)", e->name, u->times);
+    again.name = name;
+    return n->tap(n->tap_user, &again);
+}
+
+void ari_use_names_begin(ari_use_names *n, ar_ctx *ctx)
+{
+    *n = (ari_use_names){.tap = ctx->tap, .tap_user = ctx->tap_user};
+    if (!n->tap)
+        return;
+    ctx->tap = pass_on;
+    ctx->tap_user = n;
+}
+
+void ari_use_names_end(ari_use_names *n, ar_ctx *ctx)
+{
+    ctx->tap = n->tap;
+    ctx->tap_user = n->tap_user;
+    free(n->of);
+}
