@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans the published training runs of docs/evidence/planner-runs.tsv and writes what the planner predicts.
 
-    scripts/planner_runs.py build/anyrank [--write]
+    scripts/planner_runs.py build/anyrank [--write | --check | --fitted | --best]
 
 A row is a run in 16 bits whose GPU, model, batch and whole layout are published. Rows are sorted by name; every second
 one, from the first on, is fitted to, and the others test. The summary is of both halves.
@@ -65,6 +65,24 @@ def plan(binary, row, folder):
     return json.loads(done.stdout)["layouts"][0]
 
 
+def beside_best(binary, rows, folder):
+    """How much longer each model's first published layout takes than the fastest that is found, both by the planner."""
+    seen = set()
+    for row in rows:
+        if (row["model"], row["cluster"]) in seen or "recompute=full" in row["layout"]:
+            continue
+        seen.add((row["model"], row["cluster"]))
+        words = [word for word in row["layout"].split() if not word.startswith("overlap")]
+        published = plan(binary, dict(row, layout=" ".join(words + ["overlap=4"] * ("sp" in words))), folder)
+        command = [binary, "plan", config(row["model"], folder), "--cluster", row["cluster"], "--batch", row["batch"],
+                   "--seq", row["seq"], "--gpus", row["gpus"], "--quiet", "--json", "-",
+                   *[f"--{word}" for word in words if word == "no-flash"]]
+        found = json.loads(subprocess.run([str(word) for word in command], capture_output=True, text=True).stdout)
+        fits = [layout for layout in found["layouts"] if layout["fits"]]
+        best = min(layout["seconds"] for layout in fits)
+        print(f"{row['run']:44} {100 * published['seconds'] / best - 100:+6.1f} %  first: {fits[0]['name']}", flush=True)
+
+
 def read(path):
     lines = path.read_text().splitlines()
     about = [line for line in lines if line.startswith("#")]
@@ -84,9 +102,12 @@ def main():
     parser.add_argument("--write", action="store_true", help="write the predictions into the table")
     parser.add_argument("--check", action="store_true", help="fail unless the table has these predictions")
     parser.add_argument("--fitted", action="store_true", help="plan the fitted half alone, with the parts of its time")
+    parser.add_argument("--best", action="store_true", help="compare published layouts with the fastest that is found")
     asked = parser.parse_args()
     about, rows = read(PAGE)
     with tempfile.TemporaryDirectory() as folder:
+        if asked.best:
+            return beside_best(asked.binary, rows, pathlib.Path(folder))
         for i, row in enumerate(rows):
             row["half"] = "test" if i % 2 else "fitted"
             if asked.fitted and i % 2:

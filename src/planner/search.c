@@ -512,7 +512,7 @@ static ar_status search_all(ari_ranking *r, const ari_search *s, bool counting)
         qsort(r->at, r->n, sizeof *r->at, by_rank);
     for (size_t i = 0; i < r->n; i++)
         r->fitting += r->at[i].legal == AR_OK && r->at[i].fits;
-    return AR_OK;
+    return ari_ranking_prefer(r, s);
 }
 
 ar_status ari_search_run(ari_ranking *r, const ari_search *s)

@@ -78,7 +78,10 @@ typedef struct ari_ranking {
     size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
     size_t timed;                  /* legal ones whose time was computed; bounds rule out the others */
     size_t fitting;                /* in the list */
-    ari_candidate fastest;         /* of all legal ones, whether it fits or not */
+    size_t
+        equal; /* of them, first in the list and the simplest before others: too close to the fastest to tell which is
+                     faster; 0: by seconds alone */
+    ari_candidate fastest; /* of all legal ones, whether it fits or not */
     bool has_fastest;
     char refused[ARI_REASON]; /* why the first one that is not legal is not */
     double memory_bytes;      /* of a rank; 0: no limit */
@@ -89,6 +92,25 @@ AR_NODISCARD ar_status ari_search_run(ari_ranking *r, const ari_search *s);
 void ari_ranking_fini(ari_ranking *r);
 /** How many layouts of how many meshes that would look at, in a small part of its time. Errors: the same. */
 AR_NODISCARD ar_status ari_search_count(size_t *layouts, size_t *meshes, const ari_search *s);
+
+/* What few would choose without a reason. */
+typedef enum ari_unusual {
+    ARI_UNUSUAL_CP = 1,
+    ARI_UNUSUAL_TP = 2,
+    ARI_UNUSUAL_NODES = 4,
+    ARI_UNUSUAL_TOKENS = 8
+} ari_unusual;
+/** Bits of what is unusual: cp in sequences of at most 8,192; tp below 8 of a model of 70 billion parameters on GPUs of
+ *  80 GB; tp over several nodes; micro-batches of fewer than 1,024 tokens a rank. */
+unsigned ari_unusual_of(const ari_search *s, const ari_choice *c);
+/** Puts the simplest of those first that are equal within what is known, where the GPU is; r: ranked by seconds. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s);
+enum { ARI_WHY_LINES = 5, ARI_WHY_TEXT = 320 };
+/** Why the first of a ranking is first: where its time goes, what the next one loses, and of what is unusual what it
+ *  gains; "": no more. Errors: as of ari_time_of. */
+AR_NODISCARD ar_status ari_ranking_why(char lines[ARI_WHY_LINES][ARI_WHY_TEXT], const ari_search *s,
+                                       const ari_ranking *r);
 
 /* Throughput of a step that takes this many seconds. */
 typedef struct ari_throughput {

@@ -272,7 +272,7 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_traf
             w->hops = call->kind == ARI_CALL_EXCHANGE ? repeats : w->hops;
             continue;
         }
-        if (call->queue == ARI_ON_TP) {
+        if (call->queue == ARI_ON_TP && !(w->gpu && l->between)) { /* such overlap copies within a node */
             call_beside(w, op, call, &c);
             seconds = c.overlapped - before;
         } else {

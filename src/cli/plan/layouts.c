@@ -68,12 +68,12 @@ static ar_status check_values(const ari_plan_values *v)
         return ar_error_set(AR_ERR_ARG,
                             "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
                             "one layout, planned in depth; --flow lists the operations of one");
-    if (!is_search(v) && (v->all || v->csv || v->top >= 0))
-        return ar_error_set(AR_ERR_ARG, "--all, --top and --csv list layouts: give --gpus N too");
-    if (v->table >= 0 && (v->all || v->csv || v->html || v->svg || v->top >= 0))
+    if (!is_search(v) && (v->all || v->csv || v->top >= 0 || v->why))
+        return ar_error_set(AR_ERR_ARG, "--all, --top, --why and --csv list layouts: give --gpus N too");
+    if (v->table >= 0 && (v->all || v->csv || v->html || v->svg || v->top >= 0 || v->why))
         return ar_error_set(AR_ERR_ARG,
-                            "--all, --top, --csv, --html and --svg are about single layouts, which --table does not "
-                            "list: leave one out");
+                            "--all, --top, --why, --csv, --html and --svg are about single layouts, which --table does "
+                            "not list: leave one out");
     if (is_by_tp(v) && v->r.run.batch > 1)
         return ar_error_set(AR_ERR_ARG, "--table %s is of one sample: leave out --batch",
                             ari_plan_table_names[v->table]);
@@ -83,6 +83,8 @@ static ar_status check_values(const ari_plan_values *v)
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
                             "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
                             ari_plan_table_names[v->table]);
+    if (v->why)
+        AR_TRY(ari_why_read(&(ari_choice){.ep = 1}, v->why, v->gpus));
     return is_search(v) ? check_extents(v) : AR_OK;
 }
 
@@ -258,9 +260,10 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
     }
     if (o) {
         json_object_set_new(o, "searched",
-                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "meshes", (json_int_t)r->meshes, "layouts",
-                                      (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "bounded",
-                                      (json_int_t)(r->legal - r->timed), "fitting", (json_int_t)r->fitting));
+                            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "equal", (json_int_t)r->equal, "meshes",
+                                      (json_int_t)r->meshes, "layouts", (json_int_t)r->layouts, "legal",
+                                      (json_int_t)r->legal, "bounded", (json_int_t)(r->legal - r->timed), "fitting",
+                                      (json_int_t)r->fitting));
         json_object_set(o, "layouts", layouts);
     }
     json_decref(layouts);

@@ -28,6 +28,8 @@ static const ari_option options[] = {
                     "every layout, also those that cannot be, with the reason (default: the best of each "
                     "tp x cp x pp x dp)"),
     ARI_OPTION_INT("top", top, 0, 1 << 24, "N", "layouts that are listed; 0: all (default 10)"),
+    ARI_OPTION_STRING("why", why, "LAYOUT",
+                      "with --gpus: the best layout of these extents, as 'tp=8 pp=16', beside the first, kind by kind"),
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FILE("csv", csv, "FILE",
                     "write the layouts as rows of numbers; with --pipeline the schedule, as --schedule-pp reads it",
@@ -72,7 +74,7 @@ static const ari_positional positionals[] = {
 static ar_status check_one(const plan_values *v)
 {
     if (v->gpus || v->cluster || v->table >= 0 || v->all || (v->csv && v->flow) || v->html || v->svg || v->top >= 0 ||
-        v->no_flash || v->hierarchical || v->shared_links)
+        v->why || v->no_flash || v->hierarchical || v->shared_links)
         return ar_error_set(
             AR_ERR_ARG,
             "%s shows the operations of one layout; --gpus, --cluster, --table, --all, --top, %s--html, "

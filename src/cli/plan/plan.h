@@ -57,7 +57,7 @@ typedef struct ari_plan_values {
     int rank;
     int gpus, table, top;
     bool no_flash, hierarchical, shared_links, all;
-    const char *cluster, *csv, *html, *svg;
+    const char *cluster, *why, *csv, *html, *svg;
 } ari_plan_values;
 
 /* A request: a model with its batch on a cluster. */
@@ -80,6 +80,10 @@ AR_NODISCARD ar_status ari_plan_layouts(const ari_plan_values *v);
 /** The layouts in a table; the best one's advice is below it. Errors: AR_ERR_MEMORY and those of ari_depth_of. */
 AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
 AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *d);
+/** The extents of --why, "tp=8 pp=16", of so many GPUs; 0: not given. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_why_read(ari_choice *c, const char *text, int gpus);
+/** Why the first layout is first, a line each, and beside it what --why gives. Errors: AR_ERR_ARG (--why), as above. */
+AR_NODISCARD ar_status ari_why_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
 /** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
 AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_plan_request *a);
 /** Gives; NULL without memory. p: the same layout. */

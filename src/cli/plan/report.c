@@ -135,6 +135,7 @@ static ar_status print_advice(FILE *to, const ari_plan_request *a, const ari_ran
     const ari_candidate *faster = matters ? &r->fastest : NULL;
     ari_depth d;
     AR_TRY(ari_depth_of(&d, &a->search, &best->choice, faster));
+    AR_TRY(ari_why_print(to, a, r));
     fprintf(to, "advice: %s\n", d.advice);
     return AR_OK;
 }

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Why the first layout of a ranking is first, and another one beside it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/plan/plan.h"
+#include "cli/shared/command.h"
+
+static ar_status bad_layout(const char *text)
+{
+    return ar_error_set(AR_ERR_ARG, "--why '%s': extents are expected, as 'tp=8 pp=16', of those that --gpus has",
+                        text);
+}
+
+ar_status ari_why_read(ari_choice *c, const char *text, int gpus)
+{
+    int left = gpus;
+    *c = (ari_choice){.cp_inner = 0};
+    for (const char *at = text + strspn(text, " ,"); *at; at += strspn(at, " ,")) {
+        const size_t name = strcspn(at, "=");
+        int axis = -1;
+        for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+            const char *of = ari_layout_axes[ari_planned_axes[i]].name;
+            axis = strlen(of) == name && strncmp(at, of, name) == 0 ? i : axis;
+        }
+        char *end = NULL;
+        const long n = axis >= 0 && at[name] ? strtol(at + name + 1, &end, 10) : 0;
+        if (n < 1 || n > ARI_MOST_GPUS || (*end && !strchr(" ,", *end)))
+            return bad_layout(text);
+        if (left % (int)n != 0)
+            return bad_layout(text);
+        left /= (int)n;
+        c->extent[axis] = (int)n;
+        at = end;
+    }
+    return AR_OK;
+}
+
+static bool has_extents(const ari_choice *c, const ari_choice *asked)
+{
+    bool has = true;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        has = has && (asked->extent[i] == 0 || asked->extent[i] == c->extent[i]);
+    return has;
+}
+
+static const char *signed_seconds(char text[ARI_NUMBER], double seconds)
+{
+    snprintf(text, ARI_NUMBER, "%s%s", seconds < 0.0 ? "-" : "+", ARI_SECONDS(seconds < 0.0 ? -seconds : seconds));
+    return text;
+}
+#define SIGNED(seconds) signed_seconds((char[ARI_NUMBER]){0}, (seconds))
+
+static ar_status print_beside(FILE *to, const ari_plan_request *a, const ari_candidate *best, const ari_candidate *f)
+{
+    ari_depth d, e;
+    AR_TRY(ari_depth_of(&d, &a->search, &best->choice, NULL));
+    AR_TRY(ari_depth_of(&e, &a->search, &f->choice, NULL));
+    char names[2][ARI_CHOICE_TEXT];
+    const ari_column columns[] = {{"time of a step", ARI_LEFT},
+                                  {ari_choice_text(names[0], &best->choice, ARI_LAYOUT_AXES, " "), ARI_RIGHT},
+                                  {ari_choice_text(names[1], &f->choice, ARI_LAYOUT_AXES, " "), ARI_RIGHT},
+                                  {"loses", ARI_RIGHT}};
+    ari_table t = ARI_TABLE(columns);
+    for (int k = 0; k < ARI_TIME_KINDS; k++) {
+        if (d.time.of[k] > 0.0 || e.time.of[k] > 0.0)
+            ari_table_row(&t, "%s\t%s\t%s\t%s", ari_time_name((ari_time_kind)k), ARI_SECONDS(d.time.of[k]),
+                          ARI_SECONDS(e.time.of[k]), SIGNED(e.time.of[k] - d.time.of[k]));
+    }
+    ari_table_row(&t, "sum\t%s\t%s\t%s", ARI_SECONDS(d.found.seconds), ARI_SECONDS(e.found.seconds),
+                  SIGNED(e.found.seconds - d.found.seconds));
+    ari_table_row(&t, "memory of a rank\t%s\t%s\t%s", ARI_BYTES((uint64_t)d.found.bytes),
+                  ARI_BYTES((uint64_t)e.found.bytes), e.found.fits ? "" : "does not fit");
+    return ari_table_end(&t, to, 2);
+}
+
+ar_status ari_why_print(FILE *to, const ari_plan_request *a, const ari_ranking *r)
+{
+    char why[ARI_WHY_LINES][ARI_WHY_TEXT];
+    AR_TRY(ari_ranking_why(why, &a->search, r));
+    for (int i = 0; i < ARI_WHY_LINES && why[i][0]; i++)
+        fprintf(to, "why: %s\n", why[i]);
+    if (!a->v->why)
+        return AR_OK;
+    ari_choice asked;
+    AR_TRY(ari_why_read(&asked, a->v->why, a->search.ranks));
+    for (size_t i = 0; i < r->n; i++) {
+        if (r->at[i].legal == AR_OK && has_extents(&r->at[i].choice, &asked))
+            return print_beside(to, a, &r->at[0], &r->at[i]);
+    }
+    fprintf(to, "why: no layout of %s is legal\n", a->v->why);
+    return AR_OK;
+}
