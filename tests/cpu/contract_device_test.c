@@ -131,13 +131,13 @@ static void expect_path(const char *forced, const char *expected)
 
 Test(contract_device, says_which_exact_path_a_new_device_takes)
 {
-    const ari_exact_path *own = NULL, *path = NULL;
-    const char *why = NULL;
+    const ari_exact_path *path = NULL;
+    ari_exact_choice own;
     cr_assert_eq(unsetenv(ARI_EXACT_VARIABLE), 0);
-    cr_assert_ok(ari_exact_choose(&own, &why));
-    cr_assert(own->supported());
-    expect_path(NULL, own->name);
-    expect_path("", own->name);
+    cr_assert_ok(ari_exact_choose(&own));
+    cr_assert(own.path->supported() && own.brief->supported() && own.brief->least_terms == 0);
+    expect_path(NULL, own.path->name);
+    expect_path("", own.path->name);
     for (size_t i = 0; (path = ari_exact_path_at(i)); i++)
         expect_path(path->name, path->supported() ? path->name : "refused");
     expect_path("portable", "portable");

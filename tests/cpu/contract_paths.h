@@ -59,7 +59,7 @@ static inline bool force_path(const char *path)
         cr_assert(!ari_exact_path_at(i) || !ari_exact_path_at(i)->supported(), "%s", ar_error_message());
         return false;
     }
-    cr_assert_str_eq(((ari_cpu_device *)d)->path->name, path);
+    cr_assert_str_eq(((ari_cpu_device *)d)->exact.path->name, path);
     return true;
 }
 

@@ -221,7 +221,7 @@ PATH_TEST(contract, a_sum_of_no_terms_is_zero_whatever_the_workspace_held)
 {
     enum { m = 9, n = 50 };
     OWNED(ar_device_destroy) ar_device *d = device(1);
-    const ari_exact_path *path = ((const ari_cpu_device *)d)->path;
+    const ari_exact_path *path = ((const ari_cpu_device *)d)->exact.path;
     const ar_packed none = {.batch = 1, .rows = n};
     ari_tile_plan plan = {.tile_rows = m, .tile_cols = n};
     path->plan(&plan, 0);

@@ -57,15 +57,14 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     void *memory = NULL;
     if (!gives || threads < 1)
         return ar_error_set(AR_ERR_ARG, "cpu device: %d threads, expected at least 1", threads);
-    const ari_exact_path *path = NULL;
-    const char *why = NULL;
+    ari_exact_choice exact;
     AR_TRY(check_subnormals());
     AR_TRY(ari_blas_check());
-    AR_TRY(ari_exact_choose(&path, &why));
+    AR_TRY(ari_exact_choose(&exact));
     AR_TRY(ari_alloc(&memory, 1, sizeof(ari_cpu_device), "the cpu device"));
     ari_cpu_device *d = memory;
     ari_pool_init(&d->pool);
-    d->path = path;
+    d->exact = exact;
     d->base = (ar_device){.ops = &cpu_ops, .threads = threads, .block_bytes = AR_CPU_BLOCK_BYTES};
     *gives = &d->base;
     return AR_OK;

@@ -35,10 +35,17 @@ AR_NODISCARD ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes);
 /** Accepts NULL. */
 void ari_pool_free(ari_pool *p, void *memory);
 
+/* The path of sums of at least path->least_terms terms, that of shorter ones, and why it is the former, in words that
+ * remain valid. */
+typedef struct ari_exact_choice {
+    const ari_exact_path *path, *brief;
+    const char *why;
+} ari_exact_choice;
+
 typedef struct ari_cpu_device {
     ar_device base; /* first: an ar_device of this kind is one of these */
     ari_pool pool;
-    const ari_exact_path *path; /* how it makes the integer sums of an exact contraction */
+    ari_exact_choice exact; /* how it makes the integer sums of an exact contraction */
 } ari_cpu_device;
 
 /** The part common to every CPU device, with no memory and no path: for queries of sizes. Static storage. */
@@ -47,7 +54,7 @@ const ar_device *ari_cpu_form(void);
 /* --- the processor ------------------------------------------------------------------------------------------------ */
 
 /** True if it has all of these, space-separated, as /proc/cpuinfo of Linux spells them: "avx2 fma avx_vnni avx512f
- *  avx512dq avx512bw avx512vl avx512ifma avx512_vnni amx_int8" are known on x86, "asimd asimddp i8mm bf16 sve sve2" on
+ *  avx512dq avx512bw avx512vl avx512ifma avx512_vnni avx512vbmi amx_int8" are known on x86, "asimd asimddp i8mm bf16 sve sve2" on
  *  ARM. The operating system saves the registers of AVX and AVX-512 that are reported; a program asks it for those of
  *  AMX. */
 bool ari_cpu_has(const char *names);
@@ -55,10 +62,10 @@ bool ari_cpu_has(const char *names);
 #define ARI_EXACT_VARIABLE "ANYRANK_EXACT_PATH"
 /** The paths of this build, the one that is likely to be the fastest first; NULL from the end of the list on. */
 const ari_exact_path *ari_exact_path_at(size_t i);
-/** The path of a device that is created now, and why it is that one, in words that remain valid: the one that the
- *  environment variable ANYRANK_EXACT_PATH names, else the fastest of those that the processor has. If theory does not
- *  decide, each makes a small product, once a process, in about a millisecond. Errors: AR_ERR_ARG (a name that is not
- *  in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path needs). */
-AR_NODISCARD ar_status ari_exact_choose(const ari_exact_path **path, const char **why);
+/** The choice of a device that is created now: the path that the environment variable ANYRANK_EXACT_PATH names, else the
+ *  fastest of those that the processor has. If theory does not decide, each makes a product, once a process, in about
+ *  3 ms. Errors: AR_ERR_ARG (a name that is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path
+ *  needs). */
+AR_NODISCARD ar_status ari_exact_choose(ari_exact_choice *choice);
 
 #endif

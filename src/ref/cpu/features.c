@@ -45,6 +45,7 @@ static size_t list_features(feature out[FEATURES])
         {"avx512vl", __builtin_cpu_supports("avx512vl")},
         {"avx512ifma", __builtin_cpu_supports("avx512ifma")},
         {"avx512_vnni", __builtin_cpu_supports("avx512vnni")},
+        {"avx512vbmi", __builtin_cpu_supports("avx512vbmi")},
         {"amx_int8", leaf7(0, 3, 25)},
     };
     _Static_assert(sizeof table <= sizeof(feature[FEATURES]), "FEATURES is too small");
@@ -227,11 +228,10 @@ void ar_cpu_info_get(ar_cpu_info *out)
     tell_name(out->cpu, sizeof out->cpu);
     tell_features(out->features, sizeof out->features);
     ari_blas_describe(out);
-    const ari_exact_path *path = NULL;
-    const char *why = NULL;
-    const bool refused = ari_exact_choose(&path, &why) != AR_OK;
-    (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : path->name);
-    (void)snprintf(out->exact_reason, sizeof out->exact_reason, "%s", refused ? ar_error_message() : why);
+    ari_exact_choice exact;
+    const bool refused = ari_exact_choose(&exact) != AR_OK;
+    (void)snprintf(out->exact_path, sizeof out->exact_path, "%s", refused ? "refused" : exact.path->name);
+    (void)snprintf(out->exact_reason, sizeof out->exact_reason, "%s", refused ? ar_error_message() : exact.why);
     ari_utf8_clean(out->blas_reason); /* they quote variables of the environment, and may be cut */
     ari_utf8_clean(out->exact_reason);
     out->cores = ari_cores();

@@ -58,8 +58,10 @@ typedef struct ari_tile_plan {
     size_t path;                 /* 8-byte words of the path's own workspace, a multiple of 8: set by the path */
     const struct ari_panel_kernel *kernel; /* of a path by panels (exact/panels.h): set by it */
     size_t wide;                           /* int64 for sums over more terms than the path keeps in one */
-    size_t row;                            /* words of a row of rounded values, where no result holds it */
-    size_t total;                          /* 8-byte words a thread */
+    size_t panels; /* of a right matrix that is packed before the tiles, of col_step rows each */
+    size_t panel;  /* words of one: set by the path; 0: none */
+    size_t row;    /* words of a row of rounded values, where no result holds it */
+    size_t total;  /* 8-byte words a thread */
 } ari_tile_plan;
 
 /* Rows [row, row + rows) and columns [col, col + cols) of matrix `at` of the result. */
@@ -67,10 +69,11 @@ typedef struct ari_tile {
     size_t at, row, rows, col, cols;
     const ar_packed *a, *b;
     const ari_tile_plan *plan;
-    void *words;   /* plan->path words, 64-byte aligned */
-    double *scale; /* [cols] */
-    int64_t *wide; /* [rows, 2*cols] */
-    float *values; /* [cols], where plan->row is not 0 */
+    const double *panels; /* of all right matrices, where plan->panel is not 0 */
+    void *words;          /* plan->path words, 64-byte aligned */
+    double *scale;        /* [cols] */
+    int64_t *wide;        /* [rows, 2*cols] */
+    float *values;        /* [cols], where plan->row is not 0 */
 } ari_tile;
 
 typedef struct ari_exact_path {
@@ -80,8 +83,11 @@ typedef struct ari_exact_path {
     size_t rows, cols;       /* of the largest tile */
     size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
     size_t terms;            /* the longest sum that `sum` makes and round_row takes */
+    size_t least_terms;      /* shorter sums are left to another path, where the processor has one */
     /** Sets slice and path for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
+    /** Where plan sets `panel`: packs the col_step rows of matrix `at` from row `row` on. */
+    void (*pack)(void *panel, const ar_packed *b, size_t at, size_t row);
     /** The tile's sums over k in [from, to), at most `terms`, stay in t->words for the functions below. */
     void (*sum)(const ari_tile *t, size_t from, size_t to);
     /** y[j] = fl32(fl64(S_ij)*row*t->scale[j]). */
@@ -91,6 +97,12 @@ typedef struct ari_exact_path {
     /** s[2j] = S_ij >> 32, s[2j+1] = S_ij & 0xffffffff, or added to them. */
     void (*row_to_limbs)(const ari_tile *t, size_t i, int64_t *s, bool add);
 } ari_exact_path;
+
+/** Panel `number` of the right matrix that is the tile's. */
+static inline const void *ari_tile_panel(const ari_tile *t, size_t number)
+{
+    return t->panels + (t->at * t->plan->panels + number) * t->plan->panel;
+}
 
 extern const ari_exact_path ari_exact_portable;
 /* Defined where ARI_HAVE_X86_PATHS is 1, and ARI_HAVE_ARM_PATHS. */

@@ -47,15 +47,17 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
     p.down = ceil_div(a->rows, p.tile_rows);
     p.across = ceil_div(b->rows, p.tile_cols);
     path->plan(&p, a->k);
+    p.panels = ceil_div(b->rows, path->col_step);
     p.wide = r->terms < a->k ? 2 * p.tile_rows * p.tile_cols : 0;
     p.row = r->values ? ceil_div(p.tile_cols, 2) : 0;
     p.total = ari_round_up8(p.path + p.tile_cols + p.wide + p.row);
     return p;
 }
 
-static ari_tile tile_of(const ari_tile_plan *p, const ar_packed *a, const ar_packed *b, size_t number, double *words)
+static ari_tile tile_of(const ari_tile_plan *p, const ar_packed *a, const ar_packed *b, size_t number, double *words,
+                        const double *panels)
 {
-    ari_tile t = {.at = number / (p->down * p->across), .a = a, .b = b, .plan = p, .words = words};
+    ari_tile t = {.at = number / (p->down * p->across), .a = a, .b = b, .plan = p, .panels = panels, .words = words};
     t.row = number / p->across % p->down * p->tile_rows;
     t.col = number % p->across * p->tile_cols;
     t.rows = a->rows - t.row < p->tile_rows ? a->rows - t.row : p->tile_rows;
@@ -82,9 +84,10 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
     return k <= terms ? k : terms / slice * slice;
 }
 
-static const ari_exact_path *path_of(const ar_device *d)
+static const ari_exact_path *path_of(const ar_device *d, const ar_packed *a)
 {
-    return ((const ari_cpu_device *)d)->path;
+    const ari_exact_choice *exact = &((const ari_cpu_device *)d)->exact;
+    return a->k < exact->path->least_terms ? exact->brief : exact->path;
 }
 
 /* Runs job(path, context, tile) for every tile, spread over the threads. */
@@ -94,18 +97,23 @@ static ar_status for_each_tile(ar_device *d, const ar_packed *a, const ar_packed
 {
     if (a->batch == 0 || a->rows == 0 || b->rows == 0)
         return AR_OK;
-    const ari_exact_path *path = path_of(d);
+    const ari_exact_path *path = path_of(d, a);
     const ari_tile_plan p = plan_tiles(path, d, a, b, r);
-    const size_t tiles = r->matrices * p.down * p.across;
+    const size_t tiles = r->matrices * p.down * p.across, panels = a->batch * p.panels;
     const int threads = ari_threads_for(d, tiles, a->batch * a->rows * b->rows * (a->k + 8) / 8);
     ar_buf words = {NULL};
     size_t count = 0;
-    AR_TRY(ari_mul_size(&count, p.total, (size_t)threads * sizeof(double)));
+    AR_TRY(ari_mul_size(&count, p.panel, panels));
+    AR_TRY(ari_add_size(&count, count, p.total * (size_t)threads));
+    AR_TRY(ari_mul_size(&count, count, sizeof(double)));
     AR_TRY(ari_cpu_alloc(d, NULL, &words, count));
-    double *base = words.ptr;
+    double *base = words.ptr, *packed = base + p.total * (size_t)threads;
+#pragma omp parallel for num_threads(threads) if (p.panel > 0)
+    for (size_t i = 0; i < (p.panel > 0 ? panels : 0); i++)
+        path->pack(packed + i * p.panel, b, i / p.panels, i % p.panels * path->col_step);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < tiles; i++) {
-        const ari_tile t = tile_of(&p, a, b, i, base + ari_thread_number() * p.total);
+        const ari_tile t = tile_of(&p, a, b, i, base + ari_thread_number() * p.total, packed);
         job(path, context, &t);
     }
     ari_cpu_free(d, NULL, words);
@@ -246,7 +254,7 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
         return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", ym.batch,
                             ym.rows, ym.cols, a->batch, a->rows, b->rows);
     const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
-    const tile_request r = {.matrices = a->batch, .terms = path_of(d)->terms};
+    const tile_request r = {.matrices = a->batch, .terms = path_of(d, a)->terms};
     return for_each_tile(d, a, b, &r, round_tile, &o);
 }
 
@@ -284,6 +292,6 @@ ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, const
     AR_TRY(check_pair(a, b, "gemm_acc"));
     int64_t *sums = hl.ptr;
     const acc_output o = {.t = t.ptr, .h = sums, .l = sums + a->rows * b->rows, .e = e.ptr, .f = f.ptr};
-    const tile_request r = {.matrices = 1, .terms = path_of(d)->terms, .values = true};
+    const tile_request r = {.matrices = 1, .terms = path_of(d, a)->terms, .values = true};
     return for_each_tile(d, a, b, &r, acc_tile, &o);
 }

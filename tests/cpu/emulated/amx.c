@@ -5,7 +5,7 @@
 #define ari_exact_amx emulated_exact_amx
 
 #include "ref/cpu/device.h"
-#include "ref/cpu/exact/digits.h"
+#include "ref/cpu/exact/sums.h"
 /* After the headers of others: other processors' compilers do not know the features. */
 #define target(features)
 #include "ref/cpu/exact/amx.c"

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The vector instructions of ref/cpu/exact/ifma.c and k16.h in plain C, written from the pseudocode of Intel's
+/* The vector instructions of ref/cpu/exact/ifma.c, k16.h and amx.c in plain C, written from the pseudocode of Intel's
  * Intrinsics Guide and under its names: tests run those files by them on any processor. Lane 0 is the lowest. The types
  * are those of the compilers' own <immintrin.h>: vectors whose lanes a cast chooses. */
 #pragma GCC diagnostic ignored "-Wpsabi" /* how a vector is passed is of no interest: all of these are inlined */
@@ -84,6 +84,32 @@ EMULATED __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b)
     const emulated_i32x16 by_low = (emulated_i32x16)((emulated_u32x16)b << 16) >> 16,
                           by_high = (emulated_i32x16)b >> 16;
     return (__m512i)((emulated_u32x16)sum + (emulated_u32x16)(low * by_low) + (emulated_u32x16)(high * by_high));
+}
+
+/* Byte j of a lane of 64 bits: the 8 bits of the lane of x that begin at the bit that byte j of `from` names, the lane
+ * being a ring; what was there where the mask has no bit for the byte. */
+EMULATED __m512i _mm512_mask_multishift_epi64_epi8(__m512i was, uint64_t mask, __m512i from, __m512i x)
+{
+    uint8_t r[64], at[64];
+    memcpy(r, &was, sizeof r);
+    memcpy(at, &from, sizeof at);
+    for (size_t j = 0; j < 64; j++) {
+        const uint64_t lane = ((emulated_u64x8)x)[j / 8], bit = at[j] & 63;
+        if (mask >> j & 1)
+            r[j] = (uint8_t)(lane >> bit | lane << (64 - bit) % 64);
+    }
+    return _mm512_loadu_si512(r);
+}
+
+/* Words of a, or of b where bit 4 of the index is set. */
+EMULATED __m512i _mm512_permutex2var_epi32(__m512i a, __m512i index, __m512i b)
+{
+    emulated_u32x16 r;
+    for (size_t i = 0; i < 16; i++) {
+        const uint32_t at = ((emulated_u32x16)index)[i] & 31;
+        r[i] = at < 16 ? ((emulated_u32x16)a)[at] : ((emulated_u32x16)b)[at - 16];
+    }
+    return (__m512i)r;
 }
 
 /* --- 256 bits ----------------------------------------------------------------------------------------------------- */

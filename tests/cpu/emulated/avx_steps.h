@@ -45,12 +45,21 @@ avx512_steps(step_words out[STEPS], const step_words in[3])
     _mm512_storeu_si512(out[7], _mm512_setzero_si512());
 }
 
-#define AVX_STEPS                                                                     \
-    {                                                                                 \
-        {"avx2", avx2_steps}, {"avx2 avx_vnni", avxvnni_steps},                       \
-        {                                                                             \
-            "avx512f avx512bw avx512dq avx512vl avx512ifma avx512_vnni", avx512_steps \
-        }                                                                             \
+__attribute__((target("avx512f,avx512vbmi"))) static void avx512vbmi_steps(step_words out[STEPS],
+                                                                           const step_words in[3])
+{
+    const __m512i a = _mm512_loadu_si512(in[0]), b = _mm512_loadu_si512(in[1]), c = _mm512_loadu_si512(in[2]);
+    const uint64_t mask = (uint64_t)in[0][0] << 32 | in[0][1];
+    _mm512_storeu_si512(out[0], _mm512_mask_multishift_epi64_epi8(a, mask, b, c));
+    _mm512_storeu_si512(out[1], _mm512_permutex2var_epi32(a, b, c));
+}
+
+#define AVX_STEPS                                                                                         \
+    {                                                                                                     \
+        {"avx2", avx2_steps}, {"avx2 avx_vnni", avxvnni_steps}, {"avx512f avx512vbmi", avx512vbmi_steps}, \
+        {                                                                                                 \
+            "avx512f avx512bw avx512dq avx512vl avx512ifma avx512_vnni", avx512_steps                     \
+        }                                                                                                 \
     }
 
 #endif

@@ -28,5 +28,5 @@ const ari_exact_path *test_emulated_path(const char *name)
 
 void test_take_path(ar_device *d, const ari_exact_path *path)
 {
-    ((ari_cpu_device *)d)->path = path;
+    ((ari_cpu_device *)d)->exact = (ari_exact_choice){.path = path, .brief = path};
 }

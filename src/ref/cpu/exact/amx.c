@@ -1,29 +1,229 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/cpu/device.h"
-#include "ref/cpu/exact/digits.h"
+#include "ref/cpu/exact/sums.h"
+#include "ref/numerics/digits.h"
 
 #if ARI_HAVE_X86_PATHS
 #include <immintrin.h>
+#include <string.h>
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-/* The ten products of digits with Intel's AMX. TDPBSSD multiplies a tile of 16 rows by 64 terms with one of 64 terms by
- * 16 columns, in which 4 terms of a column are side by side, and adds the products to 16 by 16 int32. A register tile
- * is two of them by two: of the eight tiles four are sums, two are of the left panel and two of the right. */
-#define AMX __attribute__((target("amx-tile,amx-int8")))
+/* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h) with Intel's AMX. TDPBSSD multiplies
+ * a tile of 16 rows by 64 terms with one of 64 terms by 16 columns, in which 4 terms of a column are side by side, and
+ * adds the products to 16 by 16 int32. A register tile is two of them by two: of the eight tiles four are sums, two are
+ * of the left panel and two of the right.
+ *
+ * Tiles multiply faster than anything feeds them: a step of four products takes as long as 90 vector operations or 32
+ * lines from the second cache level, and one whose tiles come from the third takes six times as long. So the right
+ * operand is packed once a product, as its four planes of digits; a block of 128 rows of the left one lies in the second
+ * level in eight planes, which are the digits and the sums of two; and for each panel of 32 columns all row panels take
+ * one plane after the other, which stays in the first level. Sums of a slice are int32, put together at its end. */
+#define AMX_TARGET "amx-tile,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi"
+#define AMX __attribute__((target(AMX_TARGET)))
+#define AMX_INLINE static inline __attribute__((always_inline, target(AMX_TARGET)))
 
 #define TILE ((size_t)16) /* rows of a tile, and columns of int32 */
 #define DEPTH ((size_t)64)
-#define GROUP ((size_t)4)
-#define SIDE (2 * TILE)
+#define PIECE (TILE * DEPTH) /* bytes of a tile */
+#define SIDE (2 * TILE)      /* rows and columns of a register tile */
+#define STEP (SIDE * DEPTH)  /* bytes of a panel's plane for DEPTH terms */
+#define DIGITS ((size_t)4)
 
-/* The left panels of a slice, 384*448*8 bytes, stay in the second cache level. Packing costs about as much as the
- * products of a tile, so that tiles are large. */
-#define TILE_ROWS ((size_t)384)
+/* Measured on a Sapphire Rapids: 96 to 128 rows and slices of 768 terms or less are best. */
+#define TILE_ROWS ((size_t)128)
 #define TILE_COLS ((size_t)1024)
-_Static_assert(ARI_DIGIT_SLICE % DEPTH == 0, "whole steps");
+#define SLICE ((size_t)768)
+/* Shorter sums are packed and put together for longer than they are multiplied. */
+#define LEAST_TERMS ((size_t)128)
+
+/* The planes: digits, sums within each half of an integer, sums across the halves. */
+enum { D0, D1, D2, D3, D01, D23, D02, D13, PLANES };
+/* The planes that a sum multiplies. Where they differ it also has their product with the sides exchanged. The order is
+ * one in which a plane is needed soon after those that it is the sum of. */
+enum { SUMS = 9 };
+static const struct {
+    size_t left, right, sum;
+} products[SUMS] = {{D0, D0, 0}, {D1, D1, 1},   {D01, D01, 4}, {D3, D3, 3},  {D13, D13, 8},
+                    {D2, D2, 2}, {D02, D02, 7}, {D23, D23, 5}, {D02, D13, 6}};
+#define SUMS_ROW (SUMS * SIDE) /* int32 of a row of a register tile: of the first sum, the second, .. */
+
+typedef uint8_t bytes __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint64_t wides __attribute__((vector_size(64)));
+typedef int64_t signed_wides __attribute__((vector_size(64)));
+
+static size_t round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+typedef struct workspace {
+    int64_t *sums; /* [tile_rows, sums_ld] */
+    int8_t *left;  /* a slice in panels of SIDE rows: [panel][plane][terms/DEPTH][two tiles] */
+    int8_t *right; /* the sums of two digits of this panel of columns and the next, of the same form */
+    int32_t *parts;
+    size_t words;
+} workspace;
+
+static workspace workspace_at(const ari_tile_plan *p, void *at)
+{
+    enum { WORD = sizeof(int64_t) };
+    const size_t rows = round_up(p->tile_rows, SIDE), sums = rows * ari_sums_ld(p);
+    const size_t left = rows * PLANES * p->slice / WORD, right = 2 * SIDE * (PLANES - DIGITS) * p->slice / WORD;
+    workspace w = {.sums = at, .words = sums + left + right + rows * SUMS_ROW * sizeof(int32_t) / WORD};
+    if (at) {
+        w.left = (int8_t *)(w.sums + sums);
+        w.right = (int8_t *)(w.sums + sums + left);
+        w.parts = (int32_t *)(void *)(w.sums + sums + left + right);
+    }
+    return w;
+}
+
+static void plan_tile(ari_tile_plan *p, size_t k)
+{
+    const size_t slices = (k + SLICE - 1) / SLICE;
+    p->slice = slices > 0 ? round_up((k + slices - 1) / slices, DEPTH) : 0;
+    p->path = workspace_at(p, NULL).words;
+    p->panel = SIDE * DIGITS * round_up(k, DEPTH) / sizeof(int64_t);
+}
+
+/* --- panels ------------------------------------------------------------------------------------------------------- */
+
+/* The digits of DEPTH integers, their offsets taken off modulo 2^8. A 64-bit lane holds two integers, and a byte of the
+ * result is 8 bits of a lane from any bit on: those of vector v become bytes 2v and 2v + 1 of each lane. So terms are
+ * not in order, but in the same one in either operand. */
+AMX_INLINE void digits_of(bytes digits[DIGITS], const int32_t *q)
+{
+    words u[DIGITS];
+    memcpy(u, q, sizeof u);
+    for (size_t v = 0; v < DIGITS; v++)
+        u[v] += ARI_DIGITS_OFFSET;
+    for (size_t i = 0; i < DIGITS; i++) {
+        const wides from = (wides){0} + ((uint64_t)(7 * i | (32 + 7 * i) << 8) * 0x0001000100010001u);
+        __m512i x = (__m512i)(wides){0};
+        for (size_t v = 0; v < DIGITS; v++)
+            x = _mm512_mask_multishift_epi64_epi8(x, 0x0303030303030303u << 2 * v, (__m512i)from, (__m512i)u[v]);
+        digits[i] = ((bytes)x & 127) - (uint8_t)(i == D3 ? 16 : 64);
+    }
+}
+
+/* Terms from k on of a row, zeros where there are none; those that follow are brought into the cache. */
+AMX_INLINE void digits_at(bytes digits[DIGITS], const ar_packed *p, size_t at, size_t row, size_t k)
+{
+    int32_t part[DEPTH] = {0};
+    const int32_t *q = part;
+    if (row < p->rows) {
+        q = ari_packed_at(p, at, row, k);
+        for (size_t i = 0; i < DIGITS; i++)
+            __builtin_prefetch((const void *)((uintptr_t)(q + DEPTH) + 64 * i), 0, 3);
+        if (p->k - k < DEPTH) {
+            memcpy(part, q, (p->k - k) * sizeof *q);
+            q = part;
+        }
+    }
+    digits_of(digits, q);
+}
+
+AMX static void pack_left(int8_t *panel, const ari_tile *t, size_t row, size_t k, size_t terms)
+{
+    for (size_t at = 0; at < terms; at += DEPTH)
+        for (size_t i = 0; i < SIDE; i++) {
+            bytes x[PLANES];
+            digits_at(x, t->a, t->at, t->row + row + i, k + at);
+            x[D01] = x[D0] + x[D1];
+            x[D23] = x[D2] + x[D3];
+            x[D02] = x[D0] + x[D2];
+            x[D13] = x[D1] + x[D3];
+            for (size_t plane = 0; plane < PLANES; plane++)
+                memcpy(panel + (plane * terms + at) * SIDE + i * DEPTH, &x[plane], DEPTH);
+        }
+}
+
+/* In every block of 2*side by 2*side words, the upper right quarter and the lower left one change places. `side` is a
+ * constant where this is inlined. */
+AMX_INLINE void exchange(words x[TILE], const uint32_t side)
+{
+    words low, high;
+#pragma GCC unroll 16
+    for (uint32_t lane = 0; lane < TILE; lane++) {
+        low[lane] = lane & side ? (uint32_t)TILE + lane - side : lane;
+        high[lane] = lane & side ? (uint32_t)TILE + lane : lane + side;
+    }
+#pragma GCC unroll 16
+    for (size_t i = 0; i < TILE; i++)
+        if (!(i & side)) {
+            const __m512i a = (__m512i)x[i], b = (__m512i)x[i + side];
+            x[i] = (words)_mm512_permutex2var_epi32(a, (__m512i)low, b);
+            x[i + side] = (words)_mm512_permutex2var_epi32(a, (__m512i)high, b);
+        }
+}
+
+AMX_INLINE void transpose(words out[TILE], const words in[TILE])
+{
+    words x[TILE];
+    for (size_t i = 0; i < TILE; i++)
+        x[i] = in[i];
+    exchange(x, 8);
+    exchange(x, 4);
+    exchange(x, 2);
+    exchange(x, 1);
+    for (size_t i = 0; i < TILE; i++)
+        out[i] = x[i];
+}
+
+/* The column in lane `lane` of a vector of int32: sums of even lanes and those of odd ones become vectors of int64, so
+ * these are of neighbouring columns. */
+static size_t column_of(size_t lane)
+{
+    return lane % 2 * (TILE / 2) + lane / 2;
+}
+
+AMX static void pack_right(void *panel, const ar_packed *b, size_t at, size_t row)
+{
+    const size_t plane = round_up(b->k, DEPTH) * SIDE;
+    words x[DIGITS][TILE];
+    bytes digits[DIGITS];
+    for (size_t k = 0; k < b->k; k += DEPTH)
+        for (size_t half = 0; half < SIDE; half += TILE) {
+            for (size_t i = 0; i < TILE; i++) {
+                digits_at(digits, b, at, row + half + column_of(i), k);
+                for (size_t d = 0; d < DIGITS; d++)
+                    x[d][i] = (words)digits[d];
+            }
+            for (size_t d = 0; d < DIGITS; d++) {
+                words out[TILE];
+                transpose(out, x[d]);
+                memcpy((int8_t *)panel + d * plane + (k * SIDE + half * DEPTH), out, PIECE);
+            }
+        }
+}
+
+/* The right operand's panel of columns, a slice of it: digits where they are packed, sums of two in the workspace. */
+typedef struct right_panel {
+    const int8_t *plane[PLANES];
+    int8_t *sums;
+    size_t bytes, made; /* of a plane; of those of the sums */
+} right_panel;
+
+/* The next 64 bytes of the planes of sums. */
+AMX_INLINE void add_digits(right_panel *r)
+{
+    bytes x[DIGITS], y[PLANES - DIGITS];
+    for (size_t i = 0; i < DIGITS; i++)
+        memcpy(&x[i], r->plane[i] + r->made, sizeof x[i]);
+    y[0] = x[D0] + x[D1];
+    y[1] = x[D2] + x[D3];
+    y[2] = x[D0] + x[D2];
+    y[3] = x[D1] + x[D3];
+    for (size_t i = 0; i < PLANES - DIGITS; i++)
+        memcpy(r->sums + i * r->bytes + r->made, &y[i], sizeof y[i]);
+    r->made += sizeof(bytes);
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* All tiles have 16 rows of 64 bytes. The layout is the processor's. */
 typedef struct tile_configuration {
@@ -35,38 +235,134 @@ typedef struct tile_configuration {
 static const tile_configuration configuration = {
     .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-AMX static void begin(void)
+/* Adds the products of two planes of panels to the four tiles of sums. Meanwhile the panel that comes next is brought
+ * near, and its sums of digits are made. */
+AMX_INLINE void add_products(const int8_t *left, const int8_t *right, size_t terms, right_panel *next)
 {
-    _tile_loadconfig(&configuration);
-}
-
-AMX static void end(void)
-{
-    _tile_release();
-}
-
-AMX static void product(int32_t *sums, const int8_t *left, const int8_t *right, size_t terms)
-{
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
     for (size_t k = 0; k < terms; k += DEPTH) {
         _tile_loadd(4, left, DEPTH);
-        _tile_loadd(5, left + TILE * DEPTH, DEPTH);
-        _tile_loadd(6, right, SIDE * GROUP);
-        _tile_loadd(7, right + TILE * GROUP, SIDE * GROUP);
+        _tile_loadd(6, right, DEPTH);
         _tile_dpbssd(0, 4, 6);
+        _tile_loadd(7, right + PIECE, DEPTH);
         _tile_dpbssd(1, 4, 7);
+        _tile_loadd(5, left + PIECE, DEPTH);
         _tile_dpbssd(2, 5, 6);
         _tile_dpbssd(3, 5, 7);
-        left += SIDE * DEPTH;
-        right += SIDE * DEPTH;
+        if (next->made < next->bytes)
+            add_digits(next);
+        left += STEP;
+        right += STEP;
     }
-    _tile_stored(0, sums, SIDE * sizeof *sums);
-    _tile_stored(1, sums + TILE, SIDE * sizeof *sums);
-    _tile_stored(2, sums + TILE * SIDE, SIDE * sizeof *sums);
-    _tile_stored(3, sums + TILE * SIDE + TILE, SIDE * sizeof *sums);
+}
+
+/* One of the sums of `rows` rows of the left panels and a panel of columns. */
+AMX static void make_sum(const workspace *w, const right_panel *right, right_panel *next, size_t number, size_t rows,
+                         size_t terms)
+{
+    const size_t l = products[number].left, r = products[number].right, row = SUMS_ROW * sizeof(int32_t);
+    for (size_t i = 0; i < rows; i += SIDE) {
+        const int8_t *left = w->left + i * PLANES * terms;
+        int32_t *to = w->parts + i * SUMS_ROW + products[number].sum * SIDE;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        add_products(left + l * SIDE * terms, right->plane[r], terms, next);
+        if (l != r)
+            add_products(left + r * SIDE * terms, right->plane[l], terms, next);
+        _tile_stored(0, to, row);
+        _tile_stored(1, to + TILE, row);
+        _tile_stored(2, to + TILE * SUMS_ROW, row);
+        _tile_stored(3, to + TILE * SUMS_ROW + TILE, row);
+    }
+}
+
+/* The int32 of even lanes, and of odd lanes, times 2^by, as int64. */
+AMX_INLINE wides even(words x, int by)
+{
+    return (wides)((signed_wides)((wides)x << 32) >> (32 - by));
+}
+
+AMX_INLINE wides odd(words x, int by)
+{
+    return (wides)((signed_wides)((wides)x & ~(uint64_t)UINT32_MAX) >> (32 - by));
+}
+
+/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from the
+ * sums of products, modulo 2^32, and
+ *     low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7,  S = low + mid*2^14 + high*2^28 + D6*2^42.
+ * A term's part of low is at most 2^12 + 2*2^12*2^7 in magnitude, of mid 3*2^12 + (2*2^12 + 2*2^10)*2^7, of high less:
+ * below 2^21 - 2^19, so that 1024 terms of each fit int32. */
+_Static_assert(SLICE <= 1024 && SLICE % DEPTH == 0, "sums of a slice fit int32");
+
+/* A row of a panel of columns; `add` is a constant where this is inlined. */
+AMX_INLINE void fold_row(int64_t *sums, const int32_t *of_products, const bool add)
+{
+    for (size_t j = 0; j < SIDE; j += TILE) {
+        words p[SUMS];
+        for (size_t i = 0; i < SUMS; i++)
+            memcpy(&p[i], of_products + i * SIDE + j, sizeof p[i]);
+        const words d1 = p[4] - p[0] - p[1], d5 = p[5] - p[2] - p[3], d3 = p[6] - d1 - d5;
+        const words d2 = p[7] - p[0] - p[2] + p[1], d4 = p[8] - p[1] - p[3] + p[2];
+        const words low = p[0] + (d1 << 7), mid = d2 + (d3 << 7), high = d4 + (d5 << 7);
+        wides s[2] = {{0}, {0}};
+        if (add)
+            memcpy(s, sums + j, sizeof s);
+        s[0] += even(low, 0) + even(mid, 14) + even(high, 28) + ((wides)p[3] << 42);
+        s[1] += odd(low, 0) + odd(mid, 14) + odd(high, 28) + ((wides)p[3] >> 32 << 42);
+        memcpy(sums + j, s, sizeof s);
+    }
+}
+
+AMX static void fold(int64_t *sums, size_t ld, const int32_t *of_products, size_t rows, bool add)
+{
+    for (size_t i = 0; i < rows; i++)
+        if (add)
+            fold_row(sums + i * ld, of_products + i * SUMS_ROW, true);
+        else
+            fold_row(sums + i * ld, of_products + i * SUMS_ROW, false);
+}
+
+/* The panel of the tile's columns from `col` on; of none, if there are no more. Every second one has the same room. */
+static right_panel panel_of(const workspace *w, const ari_tile *t, size_t col, size_t k, size_t terms)
+{
+    const size_t plane = SIDE * terms, number = col / SIDE;
+    right_panel r = {.sums = w->right + number % 2 * (PLANES - DIGITS) * plane, .bytes = col < t->cols ? plane : 0};
+    for (size_t i = DIGITS; i < PLANES; i++)
+        r.plane[i] = r.sums + (i - DIGITS) * plane;
+    for (size_t i = 0; i < DIGITS && col < t->cols; i++)
+        r.plane[i] =
+            (const int8_t *)ari_tile_panel(t, t->col / SIDE + number) + (i * round_up(t->b->k, DEPTH) + k) * SIDE;
+    return r;
+}
+
+AMX static void multiply_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms, bool add)
+{
+    right_panel next = panel_of(w, t, 0, k, terms);
+    for (size_t j = 0; j < t->cols; j += SIDE) {
+        while (next.made < next.bytes)
+            add_digits(&next);
+        const right_panel right = next;
+        next = panel_of(w, t, j + SIDE, k, terms);
+        for (size_t i = 0; i < SUMS; i++)
+            make_sum(w, &right, &next, i, t->rows, terms);
+        fold(w->sums + j, ari_sums_ld(t->plan), w->parts, t->rows, add);
+    }
+}
+
+AMX static void sum_tile(const ari_tile *t, size_t from, size_t to)
+{
+    const workspace w = workspace_at(t->plan, t->words);
+    if (from == to)
+        memset(w.sums, 0, t->rows * ari_sums_ld(t->plan) * sizeof *w.sums);
+    _tile_loadconfig(&configuration);
+    for (size_t k = from; k < to; k += t->plan->slice) {
+        const size_t terms = round_up(to - k < t->plan->slice ? to - k : t->plan->slice, DEPTH);
+        for (size_t i = 0; i < t->rows; i += SIDE)
+            pack_left(w.left + i * PLANES * terms, t, i, k, terms);
+        multiply_slice(&w, t, k, terms, k > from);
+    }
+    _tile_release();
 }
 
 /* The processor has them, and Linux lets this process use them: their registers are large, so that a process must ask.
@@ -75,28 +371,22 @@ static bool is_supported(void)
 {
 #if defined(__x86_64__) && defined(__linux__)
     const long request_permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM of <asm/prctl.h>, a bit of XCR0 */
-    return ari_cpu_has("amx_int8") && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return ari_cpu_has("amx_int8 avx512f avx512bw avx512dq avx512vl avx512vbmi") &&
+           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
     return false;
 #endif
 }
 
-static const ari_panel_kernel kernel = {
-    ARI_DIGIT_KERNEL(SIDE, SIDE), .step = DEPTH,      .slice = ARI_DIGIT_SLICE, .left_group = DEPTH,
-    .right_group = GROUP,         .product = product, .begin = begin,           .end = end};
-_Static_assert(SIDE *SIDE <= ARI_DIGIT_TILE, "sums of a register tile");
-
-static void plan_tile(ari_tile_plan *p, size_t k)
-{
-    ari_panels_plan(&kernel, p, k);
-}
-
-const ari_exact_path ari_exact_amx = {ARI_PANEL_PATH,
+const ari_exact_path ari_exact_amx = {ARI_SUMS_PATH,
                                       .name = "amx",
-                                      .needs = "AMX-INT8, or the system refuses it",
+                                      .needs = "AMX-INT8 and AVX-512 VBMI, or the system refuses it",
                                       .supported = is_supported,
                                       .rows = TILE_ROWS,
                                       .cols = TILE_COLS,
                                       .col_step = SIDE,
-                                      .plan = plan_tile};
+                                      .least_terms = LEAST_TERMS,
+                                      .plan = plan_tile,
+                                      .pack = pack_right,
+                                      .sum = sum_tile};
 #endif

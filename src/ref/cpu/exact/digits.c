@@ -44,11 +44,9 @@ static inline void planes_of(bytes planes[ARI_DIGIT_PLANES], const int32_t *q)
 static inline void store_planes(int8_t *panel, size_t plane, const bytes from[ARI_DIGIT_PLANES], size_t rows,
                                 size_t group, size_t row, size_t k)
 {
-    const size_t piece = group < CHUNK ? group : CHUNK;
     for (size_t p = 0; p < ARI_DIGIT_PLANES; p++)
-        for (size_t t = 0; t < CHUNK; t += piece)
-            memcpy(panel + p * plane + ((k + t) / group * rows + row) * group + (k + t) % group,
-                   (const char *)&from[p] + t, piece);
+        for (size_t t = 0; t < CHUNK; t += group)
+            memcpy(panel + p * plane + (k + t) * rows + row * group, (const char *)&from[p] + t, group);
 }
 
 /* `group` is a constant where this is inlined. */
@@ -77,10 +75,8 @@ ARI_SIMD static void pack_panel(void *panel, const ari_panel_rows *s, size_t ter
 {
     if (group == 4)
         pack_rows(panel, s, terms, rows, 4, step);
-    else if (group == 8)
-        pack_rows(panel, s, terms, rows, 8, step);
     else
-        pack_rows(panel, s, terms, rows, 64, step);
+        pack_rows(panel, s, terms, rows, 8, step);
 }
 
 void ari_digits_pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)

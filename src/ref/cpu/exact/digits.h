@@ -6,12 +6,12 @@
 
 /* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h): all but the instructions that
  * multiply. A panel is eight planes, the four digits and the four sums of two. In each, a group of terms of one row is
- * contiguous, then those of the next row, for all rows of the panel: [terms/group][rows][group] bytes. Groups are of 4,
- * 8 or 64 terms.
+ * contiguous, then those of the next row, for all rows of the panel: [terms/group][rows][group] bytes. Groups are of 4
+ * or 8 terms. amx.c has its own form of the same.
  *
  * Sixteen products of digits, which a GPU takes for short sums, need fewer planes and less folding, but never pay here:
  * over 64 terms SMMLA makes ten in 80 instructions for 4 results and sixteen in 128, against some 14 saved in folding
- * and less than one in packing; with AMX it is a draw at 64 terms. */
+ * and less than one in packing. */
 #define ARI_DIGIT_PLANES ((size_t)8)
 #define ARI_DIGIT_PRODUCTS ((size_t)10)
 
@@ -22,7 +22,7 @@
 #define ARI_DIGIT_CHUNK ((size_t)16)
 
 /* A register tile has at most so many sums. */
-#define ARI_DIGIT_TILE ((size_t)1024)
+#define ARI_DIGIT_TILE ((size_t)96)
 
 /* Functions of a kernel of digits besides its product. */
 ari_panel_pack ari_digits_pack_left, ari_digits_pack_right;

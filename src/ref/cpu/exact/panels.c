@@ -78,17 +78,12 @@ static void multiply_slice(const workspace *w, const ari_tile *t, size_t terms, 
 
 void ari_panels_sum(const ari_tile *t, size_t from, size_t to)
 {
-    const ari_panel_kernel *kernel = t->plan->kernel;
     const workspace w = workspace_at(t->plan, t->words);
     if (from == to)
         memset(w.sums, 0, t->rows * ari_sums_ld(t->plan) * sizeof *w.sums);
-    if (kernel->begin)
-        kernel->begin();
     for (size_t k = from; k < to; k += t->plan->slice) {
         const size_t terms = to - k < t->plan->slice ? to - k : t->plan->slice;
         pack_slice(&w, t, k, terms);
         multiply_slice(&w, t, terms, k > from);
     }
-    if (kernel->end)
-        kernel->end();
 }

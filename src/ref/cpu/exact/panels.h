@@ -38,9 +38,8 @@ struct ari_panel_kernel {
     size_t slice;       /* terms of a slice at most: whole steps */
     ari_panel_pack *pack_left, *pack_right;
     void (*multiply)(const ari_panel_kernel *kernel, const ari_register_tile *r);
-    void (*begin)(void), (*end)(void); /* before and after the work of a tile, or NULL */
-    size_t left_group, right_group;    /* of a kernel of digits: terms of one row side by side */
-    ari_panel_product *product;        /* of a kernel of digits */
+    size_t left_group, right_group; /* of a kernel of digits: terms of one row side by side */
+    ari_panel_product *product;     /* of a kernel of digits */
 };
 
 /* The common part of paths with a kernel; their plan calls ari_panels_plan. */

@@ -7,6 +7,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/cpu/device.h"
+#include "ref/cpu/kernels.h"
 
 /* Which way of making exact sums a device takes (gemm.h). Paths of one family do the same with other instructions, and
  * the first that the processor has is the fastest of them. Which family is faster depends on the processor: that is
@@ -49,100 +50,119 @@ static size_t candidates(const ari_exact_path *out[PATHS])
 
 /* --- a contest ---------------------------------------------------------------------------------------------------- */
 
-/* Sums that take about 50 us each, of operands that are packed as those of a large product are; a thread's processor
- * time, the least of ROUNDS in turns. */
-enum { EXTENT = 96, TERMS = 256, ROUNDS = 7 };
+/* A product of about 3 ms, from packed operands to int64: small ones are mostly packing. Without zeros, which some
+ * processors multiply with less power. A thread's processor time, the least of ROUNDS in turns. */
+enum { ROWS = 256, COLS = 512, TERMS = 768, ROUNDS = 3 };
 /* A path has to be this much faster than one before it in the list, which else remains: near a draw another run of the
- * program would choose the other. */
-static const double CLEARLY = 1.05;
+ * program would choose the other. One of some sums only more: the speed of AMX's products has two states, and the
+ * contest sees one of them. */
+static const double CLEARLY = 1.05, FAR = 1.25;
 
-/* An EXTENT by EXTENT product of zeros by one path; ns: of the fastest so far. */
+/* A device with one path, whose memory is there from its first product on. */
 typedef struct trial {
-    ari_tile_plan plan;
-    ari_tile tile;
-    void *words;
-    double ns;
+    ari_cpu_device device;
+    double ns; /* the least */
 } trial;
 
-static ar_status trial_init(trial *t, const ari_exact_path *path, const ar_packed *operand)
+typedef struct contest {
+    trial trial[PATHS];
+    size_t n;
+    ar_packed a, b;
+    int32_t *integers;
+    int64_t *sums;
+} contest;
+
+static ar_status contest_init(contest *c, const ari_exact_path *const *path, size_t n)
 {
-    enum { LINE = 64 };
-    *t = (trial){.plan = {.tile_rows = EXTENT, .tile_cols = EXTENT}, .ns = 1e18};
-    path->plan(&t->plan, TERMS);
-    AR_TRY(ari_alloc(&t->words, t->plan.path * sizeof(double) + LINE, 1, "a trial of an exact path"));
-    t->tile = (ari_tile){.rows = EXTENT,
-                         .cols = EXTENT,
-                         .a = operand,
-                         .b = operand,
-                         .plan = &t->plan,
-                         .words = (char *)t->words + (LINE - (uintptr_t)t->words % LINE) % LINE};
+    enum { OPERANDS = (ROWS + COLS) * TERMS };
+    void *memory[2] = {NULL};
+    *c = (contest){.n = n};
+    for (size_t i = 0; i < n; i++) {
+        c->trial[i] = (trial){{*ari_cpu_form(), .exact = {path[i], path[i], ""}}, 1e18};
+        ari_pool_init(&c->trial[i].device.pool);
+    }
+    AR_TRY(ari_alloc(&memory[0], OPERANDS, sizeof *c->integers, "a trial of exact paths"));
+    c->integers = memory[0];
+    AR_TRY(ari_alloc(&memory[1], (size_t)ROWS * COLS, sizeof *c->sums, "a trial of exact paths"));
+    c->sums = memory[1];
+    for (uint32_t i = 0; i < OPERANDS; i++)
+        c->integers[i] = (int32_t)(i * 2654435769u >> 7) - ARI_QUANTISED_MAX / 2;
+    c->a = (ar_packed){.batch = 1, .rows = ROWS, .k = TERMS, .ld = TERMS, .q = c->integers};
+    c->b = (ar_packed){.batch = 1, .rows = COLS, .k = TERMS, .ld = TERMS, .q = c->integers + (size_t)ROWS * TERMS};
     return AR_OK;
 }
 
-static void trial_run(trial *t, const ari_exact_path *path)
+static void contest_fini(contest *c)
 {
-    const uint64_t start = ari_thread_ns();
-    path->sum(&t->tile, 0, TERMS);
-    const double ns = (double)(ari_thread_ns() - start);
-    t->ns = ns < t->ns ? ns : t->ns;
+    free(c->integers);
+    free(c->sums);
+    for (size_t i = 0; i < c->n; i++)
+        ari_pool_fini(&c->trial[i].device.pool);
 }
 
-static ar_status contest(trial *trials, const ari_exact_path *const *path, size_t n)
+static ar_status hold(contest *c)
 {
-    ar_status st = AR_OK;
-    void *zeros = NULL;
-    AR_TRY(ari_alloc_zero(&zeros, (size_t)EXTENT * TERMS, sizeof(int32_t), "a trial of exact paths"));
-    const ar_packed operand = {
-        .batch = 1, .rows = EXTENT, .k = TERMS, .ld = TERMS, .step = (size_t)EXTENT * TERMS, .q = zeros};
-    for (size_t i = 0; i < n; i++)
-        AR_TRY_TO(done, st, trial_init(&trials[i], path[i], &operand));
-    for (int round = 0; round < ROUNDS; round++)
-        for (size_t i = 0; i < n; i++)
-            trial_run(&trials[i], path[i]);
-done:
-    for (size_t i = 0; i < n; i++)
-        free(trials[i].words);
-    free(zeros);
-    return st;
+    for (size_t i = 0; i < c->n * ROUNDS; i++) {
+        trial *t = &c->trial[i % c->n];
+        const uint64_t start = ari_thread_ns();
+        AR_TRY(ari_cpu_gemm_i64(&t->device.base, NULL, (ar_buf){c->sums}, &c->a, &c->b, 1, false));
+        const double ns = (double)(ari_thread_ns() - start);
+        t->ns = ns < t->ns ? ns : t->ns;
+    }
+    return AR_OK;
 }
 
 /* --- the choice --------------------------------------------------------------------------------------------------- */
 
 static struct {
     pthread_once_t once;
-    const ari_exact_path *path;
+    ari_exact_choice choice;
     char why[128];
 } fastest = {.once = PTHREAD_ONCE_INIT};
 
-static void choose_measured(const ari_exact_path *const *path, const trial *trials, size_t n)
+static const ari_exact_path *path_of(const contest *c, size_t i)
 {
-    size_t best = 0;
-    for (size_t i = 1; i < n; i++)
-        if (trials[i].ns * CLEARLY < trials[best].ns)
+    return c->trial[i].device.exact.path;
+}
+
+/* The fastest of those for all sums, or for some of them, in place of the one that is `best` already; n: none. */
+static size_t faster(const contest *c, size_t best, bool some, double by)
+{
+    for (size_t i = 0; i < c->n; i++)
+        if ((path_of(c, i)->least_terms > 0) == some && (best == c->n || c->trial[i].ns * by < c->trial[best].ns))
             best = i;
+    return best;
+}
+
+static void choose_measured(const contest *c)
+{
+    const size_t brief = faster(c, c->n, false, CLEARLY), best = faster(c, brief, true, FAR);
     size_t used = (size_t)snprintf(fastest.why, sizeof fastest.why, "measured:");
     const char *between = "";
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < c->n; i++)
         if (i != best && used < sizeof fastest.why) {
             used += (size_t)snprintf(fastest.why + used, sizeof fastest.why - used, "%s %.2f times as fast as %s",
-                                     between, trials[i].ns / trials[best].ns, path[i]->name);
+                                     between, c->trial[i].ns / c->trial[best].ns, path_of(c, i)->name);
             between = ",";
         }
-    fastest.path = path[best];
+    fastest.choice = (ari_exact_choice){path_of(c, best), path_of(c, brief < c->n ? brief : best), fastest.why};
 }
 
 static void find_fastest(void)
 {
     const ari_exact_path *path[PATHS];
-    trial trials[PATHS] = {{.words = NULL}};
+    contest c;
     const size_t n = candidates(path);
-    fastest.path = path[0];
-    if (n == 1)
+    fastest.choice = (ari_exact_choice){path[n - 1], path[n - 1], fastest.why};
+    if (n == 1) {
         (void)snprintf(fastest.why, sizeof fastest.why, "the fastest of this build that the processor has");
-    else if (contest(trials, path, n) == AR_OK)
-        choose_measured(path, trials, n);
+        return;
+    }
+    if (contest_init(&c, path, n) == AR_OK && hold(&c) == AR_OK)
+        choose_measured(&c);
     else
         (void)snprintf(fastest.why, sizeof fastest.why, "not measured: out of memory");
+    contest_fini(&c);
 }
 
 static ar_status unknown_path(const char *set)
@@ -159,13 +179,12 @@ static ar_status unknown_path(const char *set)
     return ar_error_set(AR_ERR_ARG, "cpu device: %s is '%.40s', expected %s", ARI_EXACT_VARIABLE, set, names);
 }
 
-ar_status ari_exact_choose(const ari_exact_path **path, const char **why)
+ar_status ari_exact_choose(ari_exact_choice *choice)
 {
     const char *set = getenv(ARI_EXACT_VARIABLE);
     if (!set || set[0] == '\0') {
         (void)pthread_once(&fastest.once, find_fastest);
-        *path = fastest.path;
-        *why = fastest.why;
+        *choice = fastest.choice;
         return AR_OK;
     }
     size_t i = 0;
@@ -176,7 +195,6 @@ ar_status ari_exact_choose(const ari_exact_path **path, const char **why)
     if (!entries[i].path->supported())
         return ar_error_set(AR_ERR_UNSUPPORTED, "cpu device: %s is '%s', and this processor has no %s",
                             ARI_EXACT_VARIABLE, set, entries[i].path->needs);
-    *path = entries[i].path;
-    *why = ARI_EXACT_VARIABLE " is set";
+    *choice = (ari_exact_choice){entries[i].path, entries[i].path, ARI_EXACT_VARIABLE " is set"};
     return AR_OK;
 }
