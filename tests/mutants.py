@@ -343,7 +343,7 @@ MUTANTS = [
      "    if (!summed_again)\n        ari_lint_collectives(l, op, &v, 1, NULL, &op->output[i]);", "plan/lint_test"),
     ("the first rule of a plan that fits counts, not the last", "src/ref/models/plan.c",
      "for (size_t i = p->rules; i-- > 0;) {", "for (size_t i = 0; i < p->rules; i++) {", "models/plan_test"),
-    ("a layer that gives positions on works without sequence parallelism", "src/ref/layers/module.c",
+    ("a layer that gives positions on works without sequence parallelism", "src/ref/layers/sequential.c",
      "before || i == m->under", "before || (i > m->under && m->under != SIZE_MAX)", "verify/plan_walk_test"),
     ("what a planned layer leaves is not placed as declared", "src/ref/models/plan_walk.c",
      "st = add_move(m, m->makes, leaves);", "st = add_move(m, m->makes, m->makes);",

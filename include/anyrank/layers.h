@@ -167,6 +167,16 @@ AR_NODISCARD ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const c
 AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                             bool own);
 
+/** Cuts a list of modules into the stages of the context's pipeline, and destroys those of other ranks. Its children
+ *  [first, first + layers) are shared out as the layers of a model are (ar_stage_layers); the first stage also has those
+ *  before them, the last one those after. Between two of them goes one value of each sample, of this shape, whose first
+ *  of two dimensions or more are positions. Without a pipeline all stay. ar_module_train_step goes through the stages.
+ *  m was made with `own`; what is recomputed are its children. ZeRO-2 and -3 take each child as a unit (ddp.h).
+ *  Errors: AR_ERR_ARG (no list, or one that is cut; children that it has not; the stages of ar_parallel),
+ *  AR_ERR_INDIVISIBLE (fewer layers than stages), AR_ERR_UNSUPPORTED (a parameter that two ranks would share),
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t layers, int sample_ndim,
+                                         const size_t *sample_shape);
 /** y = x + branch(x), of one shape; held: what of it a rank has. own: the branch is destroyed with it, else borrowed. On
  *  error it stays the caller's. Taps: name:fwd, name:bwd. */
 AR_NODISCARD ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held,

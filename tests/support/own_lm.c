@@ -166,6 +166,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
               ar_logits_create(&m[n++], ctx, NULL, "logits", OWN_LM_VOCAB, OWN_LM_HIDDEN,
                                lm->tied ? ar_embedding_token(e) : NULL));
     AR_TRY_TO(failed, st, ar_sequential_create(module, "lm", m, n, true));
+    AR_TRY(ar_sequential_cut(*module, ctx, 1, 2 * OWN_LM_BLOCKS, 2, (size_t[]){OWN_LM_SEQ, OWN_LM_HIDDEN}));
     return ar_cross_entropy_create(loss, ctx, "loss", OWN_LM_VOCAB, AR_HELD_SHARD);
 failed:
     for (size_t i = 0; i < n; i++)

@@ -49,6 +49,71 @@ Test(own_lm, positions_are_shared_out_with_the_same_bits)
     expect_same(r);
 }
 
+Test(own_lm, stages_of_a_list_are_a_pipeline)
+{
+    static const ar_parallel layouts[] = {
+        {.pp = 2},
+        {.pp = 3, .micro_batches = 4},
+        {.pp = 2, .micro_batches = 2, .schedule = AR_PP_GPIPE},
+        {.pp = 2, .virtual_stages = 3, .micro_batches = 4, .schedule = AR_PP_INTERLEAVED},
+        {.pp = 2, .micro_batches = 4, .schedule = AR_PP_ZERO_BUBBLE},
+        {.pp = 2, .stages = {2, {5, 1}}},
+        {.pp = 2, .dp = 2, .zero = 3, .micro_batches = 2},
+        {.pp = 2, .tp = 2, .sp = true, .cp = 2}};
+    const own_lm lm = {.tied = false};
+    const ar_module_case c = own_lm_case(&lm);
+    const ar_check_module_options o = options(layouts, sizeof layouts / sizeof *layouts);
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+    cr_assert_ok(ar_check_module(&r, &c, &o));
+    expect_same(r);
+}
+
+/* --- random layouts ----------------------------------------------------------------------------------------------- */
+
+enum { DRAWN = 60, MOST_RANKS = 12 };
+
+static int draw(uint64_t *state, int n)
+{
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (int)(*state >> 33) % n;
+}
+
+static ar_parallel draw_layout(uint64_t *state)
+{
+    static const int powers[] = {1, 2, 4};
+    ar_parallel p = {.tp = powers[draw(state, 3)], .cp = powers[draw(state, 3)], .pp = 1 + draw(state, 3)};
+    p.sp = p.tp > 1 && draw(state, 2);
+    p.zigzag = p.cp > 1 && draw(state, 2);
+    p.cp_inner = p.cp > 1 && p.tp < 4 && draw(state, 2) ? 2 : 1;
+    p.dp = 1 + draw(state, 3);
+    p.zero = draw(state, 4);
+    p.keep_gathered = draw(state, 2);
+    p.micro_batches = p.pp > 1 || p.dp > 1 ? 1 + draw(state, 2) : 1 + draw(state, 4);
+    p.schedule = draw(state, 2) ? AR_PP_1F1B : draw(state, 2) ? AR_PP_GPIPE : AR_PP_ZERO_BUBBLE;
+    return p;
+}
+
+static bool fits(const ar_parallel *p)
+{
+    return ar_parallel_world(p) > 1 && ar_parallel_world(p) <= MOST_RANKS &&
+           ar_parallel_check_sequence(p, OWN_LM_SEQ) == AR_OK;
+}
+
+Test(own_lm, sixty_random_layouts_have_the_same_bits_bytes_and_memory)
+{
+    static ar_parallel layouts[DRAWN];
+    uint64_t state = 44;
+    for (int i = 0; i < DRAWN; i += fits(&layouts[i]))
+        layouts[i] = draw_layout(&state);
+    const own_lm lm = {.tied = false};
+    const ar_module_case c = own_lm_case(&lm);
+    const ar_check_module_options o = options(layouts, DRAWN);
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+    cr_assert_ok(ar_check_module(&r, &c, &o));
+    cr_expect_eq(r->runs, (size_t)DRAWN);
+    expect_same(r);
+}
+
 Test(own_lm, gradients_agree_with_differences)
 {
     const own_lm lm = {.tied = true};

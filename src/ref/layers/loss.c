@@ -56,6 +56,22 @@ ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor
     return AR_OK;
 }
 
+ar_status ari_loss_share(ar_ctx *ctx, float *loss)
+{
+    const int ranks = ar_comm_size(ctx->pipeline);
+    ar_tensor t;
+    if (ranks == 1)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
+    AR_TRY(ar_ctx_upload(ctx, &t, loss));
+    AR_TRY(ar_comm_broadcast(ctx->pipeline, ctx->queue, t.data, 1, AR_F32, ranks - 1, "loss"));
+    if (ar_comm_rank(ctx->pipeline) + 1 < ranks)
+        AR_TRY(ari_tap_world(ctx, "loss", 'f', &t));
+    AR_TRY(ar_ctx_download(ctx, loss, &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
+}
+
 /* --- of a module -------------------------------------------------------------------------------------------------- */
 
 struct ar_loss {

@@ -17,6 +17,8 @@ AR_NODISCARD ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total);
 /** *loss = fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; plus `more`, the losses of other parts, where
  *  there are any, rounded again; tapped as "loss". Collective over the groups that share the terms. */
 AR_NODISCARD ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor, double more);
+/** In a pipeline, where the last rank has it and has reported it, the others receive it, and report that. */
+AR_NODISCARD ar_status ari_loss_share(ar_ctx *ctx, float *loss);
 /** ar_loss_value, and the losses of the routers of m. */
 AR_NODISCARD ar_status ari_loss_value_with(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, ar_module *m);
 

@@ -222,6 +222,31 @@ AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status
  *  positions: some value is placed by them, so that every input has three dimensions. */
 AR_NODISCARD ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                              bool own, size_t under, bool positions);
+/* The children [first, end) of a list. */
+typedef struct ari_range {
+    size_t first, end;
+} ari_range;
+/* What goes between stages: of each sample this shape, whose first of two dimensions or more are positions. */
+typedef struct ari_between {
+    int ndim;
+    size_t shape[AR_SAMPLE_DIMS];
+} ari_between;
+/** Of a list of modules only these of the rank's stages stay. Errors: AR_ERR_ARG (no list), AR_ERR_UNSUPPORTED (a
+ *  parameter of two ranks), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_range *stage, size_t stages,
+                                           const ari_between *between);
+/** Stages of this rank that a list has been cut into; 0: it has not, or m is no list. */
+size_t ari_sequential_stages(const ar_module *m);
+/** The children with parameters of a list that is cut, each once, as units of a data-parallel object; as ar_model_units. */
+size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap);
+/** As ari_model_between and ar_model_stage_forward and _backward, of a list that is cut. last: y is what the loss takes;
+ *  else a copy. dx NULL: of the first stage. Errors: also AR_ERR_SHAPE (a value of another shape than it was cut
+ *  for). */
+AR_NODISCARD ar_status ari_stage_between(const ar_module *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch);
+AR_NODISCARD ar_status ari_stage_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
+                                         const ar_tensor *x, const ar_batch *batch, bool last);
+AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx,
+                                          const ar_tensor *dy, const ar_batch *batch);
 /** Calls f for m and then for all that is below it, depth first, until one fails. Errors: that; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */

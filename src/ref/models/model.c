@@ -336,22 +336,6 @@ ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx)
     return st;
 }
 
-/* The last rank of a pipeline has it and has reported it; the others receive it, and report that. */
-static ar_status share_loss(const ar_model *m, ar_ctx *ctx, float *loss)
-{
-    ar_tensor t;
-    if (m->ranks == 1)
-        return AR_OK;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
-    AR_TRY(ar_ctx_upload(ctx, &t, loss));
-    AR_TRY(ar_comm_broadcast(ctx->pipeline, ctx->queue, t.data, 1, AR_F32, m->ranks - 1, "loss"));
-    if (!m->last)
-        AR_TRY(ari_tap_world(ctx, "loss", 'f', &t));
-    AR_TRY(ar_ctx_download(ctx, loss, &t));
-    ar_ctx_release(ctx, &t);
-    return AR_OK;
-}
-
 ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
 {
     double more = 0.0;
@@ -361,7 +345,7 @@ ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
     if (st == AR_OK && m->last)
         st = m->head ? ar_lm_head_loss(m->head, ctx, loss, targets, more)
                      : ari_loss_value(&m->sum, ctx, loss, 1.0, more);
-    return ari_span_end(st == AR_OK ? share_loss(m, ctx, loss) : st);
+    return ari_span_end(st == AR_OK ? ari_loss_share(ctx, loss) : st);
 }
 
 ar_status ari_model_between(const ar_model *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch)

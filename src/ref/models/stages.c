@@ -56,10 +56,8 @@ void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s)
         ari_say(&t, "%s%d", i > 0 ? "," : "", s->layers[i]);
 }
 
-static ar_status check_given(const ar_stages *given, const ar_config *c, size_t n)
+static ar_status check_given(const ar_stages *given, size_t layers, bool has_end, size_t n)
 {
-    const bool has_end = c->final_norm || ari_part_path(ari_family_of(c->arch), ARI_HEAD);
-    const size_t layers = c->layers;
     size_t sum = 0;
     if ((size_t)given->n != n)
         return ar_error_set(AR_ERR_ARG, "layers are given for %d stages of %zu: give one number for each", given->n, n);
@@ -96,6 +94,11 @@ ar_status ari_own_schedule_check(const ar_parallel *p)
 
 ar_status ari_stages_check(const ar_parallel *p, const ar_config *c)
 {
+    return ari_stages_check_layers(p, c->layers, c->final_norm || ari_part_path(ari_family_of(c->arch), ARI_HEAD));
+}
+
+ar_status ari_stages_check_layers(const ar_parallel *p, size_t layers, bool has_end)
+{
     const size_t n = (size_t)ar_parallel_stages(p);
     if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
         return ar_error_set(AR_ERR_ARG, "schedule %d, expected 0 (1f1b) to %d", (int)p->schedule, AR_PP_SCHEDULES - 1);
@@ -119,10 +122,10 @@ ar_status ari_stages_check(const ar_parallel *p, const ar_config *c)
     if (n > AR_MAX_STAGES)
         return ar_error_set(AR_ERR_ARG, "%zu stages, at most %d", n, AR_MAX_STAGES);
     if (p->stages.n > 0)
-        return check_given(&p->stages, c, n);
-    if (n > c->layers)
+        return check_given(&p->stages, layers, has_end, n);
+    if (n > layers)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%zu layers cannot be split over %zu stages (pp=%d); use at most one stage for each layer",
-                            c->layers, n, p->pp);
+                            layers, n, p->pp);
     return AR_OK;
 }

@@ -242,8 +242,20 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
 {
     ar_param **own = NULL;
     size_t n = 0;
-    AR_TRY(ari_module_list(&own, &n, module));
-    return create_ddp(gives, ctx, module->name, module, own, n, o);
+    ar_ddp_options with = *o;
+    ar_unit *units = NULL;
+    ar_status st = AR_OK;
+    if (o->zero >= 2 && o->units == 0) {
+        with.units = ari_sequential_units(module, NULL, 0);
+        AR_TRY(ARI_ALLOC(&units, with.units, "units"));
+        ari_sequential_units(module, units, with.units);
+        with.unit = units;
+    }
+    AR_TRY_TO(done, st, ari_module_list(&own, &n, module));
+    st = create_ddp(gives, ctx, module->name, module, own, n, &with);
+done:
+    free(units);
+    return st;
 }
 
 ar_status ar_ddp_create_model(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_model *m, const ar_ddp_options *o)

@@ -61,8 +61,11 @@ static ar_status backward_batch(const ari_trained *t, ar_ctx *ctx, ar_saved *sav
 /* The loss of all micro-batches and data-parallel ranks. */
 static ar_status loss_value(const ari_trained *t, ar_ctx *ctx, float *loss, size_t targets)
 {
-    return t->model ? ar_model_loss(t->model, ctx, loss, targets)
-                    : ari_loss_value_with(t->loss, ctx, loss, targets, t->module);
+    if (t->model)
+        return ar_model_loss(t->model, ctx, loss, targets);
+    if (ar_comm_rank(ctx->pipeline) + 1 == ar_comm_size(ctx->pipeline))
+        AR_TRY(ari_loss_value_with(t->loss, ctx, loss, targets, t->module));
+    return ari_loss_share(ctx, loss);
 }
 
 /* Gradients and the loss's terms become zero. */
@@ -397,15 +400,21 @@ ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_op
     return train_step(result, &what, ctx, optimizer, global, step, o);
 }
 
-static ar_status check_batch(const ar_ctx *ctx, const ar_batch *global)
+static ar_status check_module(const ar_module *m, const ar_ctx *ctx, const ar_batch *global)
 {
+    const ar_router_losses *r = &ctx->loss.router;
     if (!global->input && !global->input_ids)
         return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
-    if (ar_comm_size(ctx->pipeline) > 1)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "a pipeline cuts a model into stages by its blocks; a module of one's own "
-                            "has none: leave %s out",
-                            ari_layout_axes[ARI_LAYOUT_PP].name);
+    if (ar_comm_size(ctx->pipeline) == 1)
+        return AR_OK;
+    if (ari_sequential_stages(m) == 0)
+        return ar_error_set(
+            AR_ERR_UNSUPPORTED,
+            "%s has no stages for a pipeline: cut a list of modules by ar_sequential_cut, or leave %s out", m->name,
+            ari_layout_axes[ARI_LAYOUT_PP].name);
+    if (r->balance != AR_BALANCE_NONE || r->z_loss > 0.0)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: losses of routers in a pipeline are for the library's models",
+                            m->name);
     return AR_OK;
 }
 
@@ -414,6 +423,6 @@ ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *l
                                const ar_train_options *o)
 {
     ari_trained what = {.module = m, .loss = loss};
-    AR_TRY(check_batch(ctx, global));
+    AR_TRY(check_module(m, ctx, global));
     return train_step(result, &what, ctx, optimizer, global, step, o);
 }

@@ -43,11 +43,6 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
         if (ari_extents_negative(p) || p->zero < 0 || p->zero > 3)
             return ar_error_set(AR_ERR_ARG, "%s: %s, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 to 3",
                                 c->name, extents, p->micro_batches, p->zero);
-        if (ari_extent(p, ARI_CUTS_LAYERS) > 1 || p->virtual_stages > 1 || p->stages.n > 0)
-            return ar_error_set(AR_ERR_UNSUPPORTED,
-                                "%s: %s: a pipeline cuts a model into stages by its blocks; a module of one's own "
-                                "has none: leave it out",
-                                c->name, extents);
     }
     return AR_OK;
 }

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Modules one after the other, and the stages that a rank of a pipeline has of them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "ref/layers/parts.h"
+
+static const char LIST[] = "sequential";
+
+typedef struct sequential_module {
+    ar_module base;
+    ar_module **child; /* [n] */
+    size_t n;
+    bool own;
+    size_t under;   /* the child that runs as under sequence parallelism, as no other does; SIZE_MAX: none */
+    bool positions; /* a plan splits the positions of some value here */
+    size_t stages;  /* that this rank of a pipeline has of a list that is cut; 0: it is not */
+    size_t *end;    /* [stages]: children [end[i - 1], end[i]) are stage i's, in the order of the stages */
+    ari_between between;
+} sequential_module;
+
+static bool enter_child(const sequential_module *m, ar_ctx *ctx, size_t i)
+{
+    const bool before = ctx->sp;
+    ctx->sp = before || i == m->under;
+    return before;
+}
+
+/* y = children [first, end) of x. */
+static ar_status run_forward(const sequential_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                             const ar_batch *batch, size_t first, size_t end)
+{
+    ar_tensor in = *x;
+    *y = in;
+    for (size_t i = first; i < end; i++) {
+        const bool sp = enter_child(m, ctx, i);
+        const ar_status st = ar_module_forward(m->child[i], ctx, saved, y, &in, batch);
+        ctx->sp = sp;
+        AR_TRY(st);
+        in = *y;
+    }
+    return AR_OK;
+}
+
+/* The first child is not asked for a dx that nobody wants. */
+static ar_status run_backward(const sequential_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
+                              const ar_tensor *dy, const ar_batch *batch, size_t first, size_t end)
+{
+    ar_tensor d = *dy, next = d;
+    for (size_t i = end; i-- > first;) {
+        const bool sp = enter_child(m, ctx, i);
+        const ar_status st = ar_module_backward(m->child[i], ctx, saved, i > first || dx ? &next : NULL, &d, batch);
+        ctx->sp = sp;
+        AR_TRY(st);
+        d = next;
+    }
+    if (dx)
+        *dx = d;
+    return AR_OK;
+}
+
+static ar_status check_whole(const sequential_module *m, const ar_ctx *ctx)
+{
+    if (m->stages == 0 || ar_comm_size(ctx->pipeline) == 1)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "%s: rank %d of a pipeline of %d has some of its modules: ar_module_train_step goes "
+                        "through them",
+                        m->base.name, ar_comm_rank(ctx->pipeline), ar_comm_size(ctx->pipeline));
+}
+
+static ar_status sequential_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                                    const ar_batch *batch)
+{
+    const sequential_module *m = (const sequential_module *)base;
+    AR_TRY(check_whole(m, ctx));
+    if (m->positions && x->ndim < 3)
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: the plan splits positions, S(1), and the value has %d dimensions, expected [samples, "
+                            "positions, features]; features are S(-1)",
+                            base->name, x->ndim);
+    return run_forward(m, ctx, saved, y, x, batch, 0, m->n);
+}
+
+static ar_status sequential_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                     const ar_batch *batch)
+{
+    const sequential_module *m = (const sequential_module *)base;
+    AR_TRY(check_whole(m, ctx));
+    return run_backward(m, ctx, saved, dx, dy, batch, 0, m->n);
+}
+
+static size_t children(const ar_module *base, ar_module **out, size_t cap)
+{
+    const sequential_module *m = (const sequential_module *)base;
+    for (size_t i = 0; i < m->n && i < cap; i++)
+        out[i] = m->child[i];
+    return m->n;
+}
+
+static void sequential_destroy(ar_module *base)
+{
+    sequential_module *m = (sequential_module *)base;
+    for (size_t i = 0; m->own && i < m->n; i++)
+        ar_module_destroy(m->child[i]);
+    free(m->child);
+    free(m->end);
+    free(m);
+}
+
+ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own,
+                                size_t under, bool positions)
+{
+    static const ar_module_ops ops = {.kind = LIST,
+                                      .forward = sequential_forward,
+                                      .backward = sequential_backward,
+                                      .children = children,
+                                      .destroy = sequential_destroy};
+    sequential_module *m = NULL;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    ar_status st = ari_alloc((void **)&m->child, n, sizeof *m->child, name);
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        if (!child[i])
+            st = ar_error_set(AR_ERR_ARG, "%s: child %zu of %zu is NULL", name, i, n);
+        m->child[i] = child[i];
+    }
+    m->n = st == AR_OK ? n : 0;
+    m->own = own;
+    m->under = under;
+    m->positions = positions;
+    return ari_module_end(gives, &m->base, st);
+}
+
+ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own)
+{
+    return ari_sequential_create(gives, name, child, n, own, SIZE_MAX, false);
+}
+
+/* --- stages of a pipeline ----------------------------------------------------------------------------------------- */
+
+/* m as a list; NULL: it is another module. */
+static sequential_module *list_of(const ar_module *m)
+{
+    return m->ops->kind == LIST ? (sequential_module *)(uintptr_t)m : NULL;
+}
+
+/* A parameter that a module of this rank shares with one of another rank would be two. */
+static ar_status check_shared(const sequential_module *m, const bool *kept)
+{
+    ar_param **here = NULL, **there = NULL;
+    ar_status st = AR_OK;
+    for (size_t i = 0; i < m->n; i++) {
+        for (size_t k = 0; k < m->n && kept[i]; k++) {
+            size_t n = 0, others = 0;
+            if (kept[k])
+                continue;
+            AR_TRY_TO(done, st, ari_module_list(&here, &n, m->child[i]));
+            AR_TRY_TO(done, st, ari_module_list(&there, &others, m->child[k]));
+            for (size_t a = 0; a < n * others; a++) {
+                if (here[a / others] == there[a % others])
+                    AR_TRY_TO(done, st,
+                              ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s and %s share %s, and are in stages of two ranks",
+                                           m->base.name, m->child[i]->name, m->child[k]->name, here[a / others]->name));
+            }
+            free(here);
+            free(there);
+            here = there = NULL;
+        }
+    }
+done:
+    free(here);
+    free(there);
+    return st;
+}
+
+ar_status ari_sequential_keep(ar_module *base, const ari_range *stage, size_t stages, const ari_between *between)
+{
+    sequential_module *m = list_of(base);
+    bool *kept = NULL;
+    size_t n = 0;
+    if (!m || m->stages > 0 || m->under != SIZE_MAX)
+        return ar_error_set(AR_ERR_ARG, "%s: only a list of modules (ar_sequential_create) is cut, and once",
+                            base->name);
+    AR_TRY(ARI_ALLOC_ZERO(&kept, m->n, "stages"));
+    ar_status st = ARI_ALLOC_ZERO(&m->end, stages, "stages");
+    for (size_t i = 0; i < stages && st == AR_OK; i++) {
+        for (size_t k = stage[i].first; k < stage[i].end; k++)
+            kept[k] = true;
+        n += stage[i].end - stage[i].first;
+        m->end[i] = n;
+    }
+    if (st == AR_OK)
+        st = check_shared(m, kept);
+    if (st == AR_OK) {
+        n = 0;
+        for (size_t i = 0; i < m->n; i++) {
+            if (kept[i])
+                m->child[n++] = m->child[i];
+            else if (m->own)
+                ar_module_destroy(m->child[i]);
+        }
+        m->n = n;
+        m->stages = stages;
+        m->between = *between;
+    }
+    free(kept);
+    return st;
+}
+
+size_t ari_sequential_stages(const ar_module *base)
+{
+    const sequential_module *m = list_of(base);
+    return m ? m->stages : 0;
+}
+
+size_t ari_sequential_units(const ar_module *base, ar_unit *out, size_t cap)
+{
+    const sequential_module *m = list_of(base);
+    size_t count = 0;
+    for (size_t i = 0, stage = 0; m && m->stages > 0 && i < m->n; i++) {
+        size_t k = 0;
+        while (stage + 1 < m->stages && i >= m->end[stage])
+            stage++;
+        while (k < i && m->child[k] != m->child[i])
+            k++;
+        if (k < i || ar_module_params(m->child[i], NULL, 0, true) == 0)
+            continue;
+        if (count < cap)
+            out[count] = (ar_unit){m->child[i], (int)stage};
+        count++;
+    }
+    return count;
+}
+
+ar_status ari_stage_between(const ar_module *base, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch)
+{
+    const ari_between *b = &list_of(base)->between;
+    size_t shape[AR_MAX_DIMS] = {batch->batch};
+    for (int d = 0; d < b->ndim; d++)
+        shape[d + 1] = b->shape[d];
+    if (b->ndim > 1) {
+        const ar_positions own = ari_own_positions(ctx, b->shape[0], true);
+        shape[1] = ar_positions_count(&own);
+    }
+    ctx->use = ARI_USE_BETWEEN;
+    return ar_ctx_tensor(ctx, t, ctx->activations, b->ndim + 1, shape);
+}
+
+/* What goes to another stage is memory of its own. */
+static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, const ar_tensor *at, const ar_batch *batch)
+{
+    AR_TRY(ari_stage_between(base, ctx, y, batch));
+    if (at->ndim != y->ndim || memcmp(at->shape, y->shape, (size_t)y->ndim * sizeof *y->shape) != 0 ||
+        !ar_tensor_is_contiguous(at) || at->dtype != y->dtype)
+        return ar_error_set(AR_ERR_SHAPE, "%s: a value of %s between stages, which were cut for %s", base->name,
+                            ARI_SHOW_SHAPE(at->ndim, at->shape), ARI_SHOW_SHAPE(y->ndim, y->shape));
+    return ARI_KERNEL(ctx, copy, y->data, ar_const(at->data), ar_tensor_count(y) * ar_dtype_bytes(y->dtype));
+}
+
+ar_status ari_stage_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y, const ar_tensor *x,
+                            const ar_batch *batch, bool last)
+{
+    const sequential_module *m = list_of(base);
+    ar_tensor at;
+    ar_ctx_place(ctx, batch);
+    AR_TRY(run_forward(m, ctx, saved, &at, x, batch, i > 0 ? m->end[i - 1] : 0, m->end[i]));
+    if (!last)
+        return hand_over(base, ctx, y, &at, batch);
+    *y = at;
+    return AR_OK;
+}
+
+ar_status ari_stage_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx, const ar_tensor *dy,
+                             const ar_batch *batch)
+{
+    const sequential_module *m = list_of(base);
+    ar_tensor at;
+    ar_ctx_place(ctx, batch);
+    AR_TRY(run_backward(m, ctx, saved, dx ? &at : NULL, dy, batch, i > 0 ? m->end[i - 1] : 0, m->end[i]));
+    return dx ? hand_over(base, ctx, dx, &at, batch) : AR_OK;
+}
