@@ -22,7 +22,8 @@ typedef enum ar_arch {
     AR_ARCH_MIXTRAL,   /* MixtralForCausalLM: Llama's form and names but for the experts in the MLP's place */
     AR_ARCH_QWEN2_MOE, /* Qwen2MoeForCausalLM: the same by other names, a shared expert, some layers without experts */
     AR_ARCH_QWEN3_MOE, /* Qwen3MoeForCausalLM, OlmoeForCausalLM: the same with Qwen3's norms, no shared expert */
-    AR_ARCH_GLM4_MOE   /* Glm4Moe, Dots1ForCausalLM: the same, routed by sigmoids, a shared expert without a gate */
+    AR_ARCH_GLM4_MOE,  /* Glm4Moe, Dots1ForCausalLM: the same, routed by sigmoids, a shared expert without a gate */
+    AR_ARCH_STARCODER2 /* Starcoder2ForCausalLM: Llama's names and GPT-2's form, with rotary positions */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
@@ -31,8 +32,8 @@ typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_
 /* A norm of queries and one of keys, before they are rotated: of each head's d features, or of all heads' together. */
 typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } ar_qk_norm;
 
-/* Layers of a model that can each say whether its attention has a window, and whether it has experts; the ones after
- * them do as the last. */
+/* Layers of a model that can each say whether its attention has a window and rotary positions, and whether it has
+ * experts; the ones after them do as the last. */
 #define AR_CONFIG_LAYER_BITS 1024
 /* Keys of a file that are not known, by name; how long a kept name is at most, with its end. */
 #define AR_CONFIG_NOTES 8
@@ -78,6 +79,7 @@ typedef struct ar_config {
     double norm_eps;
     ar_rope rope;       /* rotary positions; AR_ROPE_NONE: the model has none */
     ar_rope local_rope; /* of the layers with a window, where they have their own; AR_ROPE_NONE: `rope` */
+    uint64_t unturned[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer without rotary positions, whatever `rope` is */
     ar_norm_place norm_place;
     bool norm_plus_one; /* a norm's gain is 1 + its weight */
     ar_qk_norm qk_norm;
@@ -131,11 +133,8 @@ static inline size_t ar_config_window(const ar_config *c, size_t layer)
     return (c->full_attention[bit / 64] >> (bit % 64) & 1) != 0 ? 0 : c->window;
 }
 
-/** The rotary positions of a layer. Borrows c. */
-static inline const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer)
-{
-    return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
-}
+/** The rotary positions of a layer; of kind AR_ROPE_NONE: it has none. Borrows c, or static storage. */
+const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer);
 
 /** True if a block's attention and MLP have norms on their input; the next, on their output. */
 static inline bool ar_config_norm_before(const ar_config *c)

@@ -131,7 +131,7 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
     size_t n, used = 0;
     const ari_model_reader *models = ari_model_readers(&n);
     const char *near = NULL;
-    char names[256] = "";
+    char names[512] = "";
     for (size_t i = 0; i < n; i++) {
         near = type && same_letters(type, models[i].name) ? models[i].name : near;
         if (used < sizeof names)
@@ -193,6 +193,15 @@ ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const c
     snprintf(read.name, sizeof read.name, "%s", ari_printable((char[sizeof read.name]){0}, sizeof read.name, at.name));
     *c = read; /* last: all or nothing */
     return AR_OK;
+}
+
+const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer)
+{
+    static const ar_rope none = {.kind = AR_ROPE_NONE};
+    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
+    if ((c->unturned[bit / 64] >> (bit % 64) & 1) != 0)
+        return &none;
+    return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
 }
 
 /* The name a report calls the model by: the folder's, or a .json file's own unless it is config.json. */

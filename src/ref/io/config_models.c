@@ -9,23 +9,7 @@
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* Defaults in which the models of Llama's form differ. */
-typedef struct llama_form {
-    ar_arch arch;
-    const char *called;
-    size_t kv_heads; /* 0: as many as query heads */
-    size_t positions;
-    ari_rope_form rope;
-    size_t head_dim; /* 0: hidden / heads */
-    double norm_eps; /* 0: 1e-6 */
-    bool tied;
-    bool pads; /* by the id pad_id */
-    size_t pad_id;
-    bool two_ropes;             /* which the model's own reader reads */
-    const char *activation_key; /* of a gate of GELU's tanh form; NULL: hidden_act, SiLU */
-} llama_form;
-
-static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_form *form)
+static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
     const bool absent = json_object_get(at->object, "num_key_value_heads") == NULL;
     c->kv_heads = absent && form->kv_heads > 0 ? form->kv_heads : c->heads;
@@ -39,7 +23,7 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const llama_
 
 /* The id whose uses torch.nn.Embedding leaves out of the gradient: below 0 counted from the vocabulary's end. Ids
  * outside it, which transformers refuses, are ignored. */
-static ar_status read_padding(ar_config *c, const ari_json_at *at, const llama_form *form)
+static ar_status read_padding(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
     const json_t *said = json_object_get(at->object, "pad_token_id");
     if (said != NULL && !json_is_null(said) && !json_is_integer(said))
@@ -52,7 +36,7 @@ static ar_status read_padding(ar_config *c, const ari_json_at *at, const llama_f
     return AR_OK;
 }
 
-static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llama_form *form)
+ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
     c->arch = form->arch;
     c->norm = AR_NORM_RMS;
@@ -81,10 +65,7 @@ static ar_status read_llama_form(ar_config *c, const ari_json_at *at, const llam
     return form->two_ropes ? AR_OK : ari_config_rope(c, at, &form->rope);
 }
 
-/* How many of the last keys a model does not know. */
-enum unknown_keys { KNOWS_EXPERTS = 0, KNOWS_WINDOW_LAYERS = 9, KNOWS_NEITHER = 10 };
-
-static void note_llama_form(ar_config *c, const ari_json_at *at, enum unknown_keys fewer)
+void ari_config_note_llama(ar_config *c, const ari_json_at *at, ari_unknown_keys fewer)
 {
     static const char *const keys[] = {
         /* sizes */
@@ -102,19 +83,18 @@ static void note_llama_form(ar_config *c, const ari_json_at *at, enum unknown_ke
 
 static ar_status read_llama(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.called = "Llama", .positions = 2048};
+    static const ari_llama_form form = {.called = "Llama", .positions = 2048};
     bool attention_bias = false;
     AR_TRY(ari_config_window_none(at));
-    AR_TRY(read_llama_form(c, at, &form));
+    AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(ari_json_bool_or(at, "attention_bias", &attention_bias));
     AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
     c->qkv_bias = c->out_bias = attention_bias;
-    note_llama_form(c, at, KNOWS_NEITHER);
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
-/* A choice of Llama's that another model has made for good: a file that says otherwise describes something else. */
-static ar_status expect_bias(const ari_json_at *at, const char *key, bool has, const char *model)
+ar_status ari_config_expect_bias(const ari_json_at *at, const char *key, bool has, const char *model)
 {
     bool said = has;
     AR_TRY(ari_json_bool_or(at, key, &said));
@@ -126,48 +106,49 @@ static ar_status expect_bias(const ari_json_at *at, const char *key, bool has, c
 
 static ar_status read_qwen2(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.called = "Qwen2", .kv_heads = 32, .positions = 32768};
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "attention_bias", true, "Qwen2 always has biases of q, k and v, and none of the output"));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen2's MLP has no biases"));
+    static const ari_llama_form form = {.called = "Qwen2", .kv_heads = 32, .positions = 32768};
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "attention_bias", true,
+                                  "Qwen2 always has biases of q, k and v, and none of the output"));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Qwen2's MLP has no biases"));
     c->qkv_bias = true;
     AR_TRY(ari_config_window_qwen2(c, at, false));
-    note_llama_form(c, at, KNOWS_WINDOW_LAYERS);
+    ari_config_note_llama(c, at, KNOWS_WINDOW_LAYERS);
     return AR_OK;
 }
 
 static ar_status read_mistral(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.called = "Mistral", .kv_heads = 8, .positions = 131072};
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "attention_bias", false, "Mistral has no biases"));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Mistral has no biases"));
+    static const ari_llama_form form = {.called = "Mistral", .kv_heads = 8, .positions = 131072};
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "Mistral has no biases"));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Mistral has no biases"));
     AR_TRY(ari_config_window_everywhere(c, at, 4096, "Mistral"));
-    note_llama_form(c, at, KNOWS_NEITHER);
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
 static ar_status read_phi3(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.called = "Phi-3",
-                                    .positions = 4096,
-                                    .pads = true,
-                                    .pad_id = 32000,
-                                    .rope = {.partial = true, .phi3 = true, .original = 4096}};
-    AR_TRY(read_llama_form(c, at, &form));
+    static const ari_llama_form form = {.called = "Phi-3",
+                                        .positions = 4096,
+                                        .pads = true,
+                                        .pad_id = 32000,
+                                        .rope = {.partial = true, .phi3 = true, .original = 4096}};
+    AR_TRY(ari_config_llama_form(c, at, &form));
     c->arch = AR_ARCH_PHI3;
     if (ari_json_get(at, "rms_norm_eps") == NULL)
         c->norm_eps = 1e-5;
-    AR_TRY(expect_bias(at, "attention_bias", false, "Phi-3 has no biases"));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Phi-3 has no biases"));
+    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "Phi-3 has no biases"));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Phi-3 has no biases"));
     AR_TRY(ari_config_window_everywhere(c, at, 0, "Phi-3"));
-    note_llama_form(c, at, KNOWS_NEITHER);
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
 /* --- other norms, factors and caps: Qwen3, OLMo2, Gemma ----------------------------------------------------------- */
 
-static ar_status read_attention_bias(ar_config *c, const ari_json_at *at)
+ar_status ari_config_attention_bias(ar_config *c, const ari_json_at *at)
 {
     bool bias = false;
     AR_TRY(ari_json_bool_or(at, "attention_bias", &bias));
@@ -177,28 +158,28 @@ static ar_status read_attention_bias(ar_config *c, const ari_json_at *at)
 
 static ar_status read_qwen3(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {
+    static const ari_llama_form form = {
         .arch = AR_ARCH_QWEN3, .called = "Qwen3", .kv_heads = 32, .positions = 32768, .head_dim = 128};
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen3's MLP has no biases"));
-    AR_TRY(read_attention_bias(c, at));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Qwen3's MLP has no biases"));
+    AR_TRY(ari_config_attention_bias(c, at));
     c->qk_norm = AR_QK_NORM_HEAD;
     AR_TRY(ari_config_window_qwen2(c, at, false));
-    note_llama_form(c, at, KNOWS_WINDOW_LAYERS);
+    ari_config_note_llama(c, at, KNOWS_WINDOW_LAYERS);
     return AR_OK;
 }
 
 static ar_status read_olmo2(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {
+    static const ari_llama_form form = {
         .arch = AR_ARCH_OLMO2, .called = "OLMo2", .positions = 2048, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
     AR_TRY(ari_config_window_none(at));
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "OLMo2's MLP has no biases"));
-    AR_TRY(read_attention_bias(c, at));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "OLMo2's MLP has no biases"));
+    AR_TRY(ari_config_attention_bias(c, at));
     c->norm_place = AR_NORM_AFTER;
     c->qk_norm = AR_QK_NORM_WIDTH;
-    note_llama_form(c, at, KNOWS_NEITHER);
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -206,11 +187,11 @@ static ar_status read_olmo2(ar_config *c, const ari_json_at *at)
 
 /* The form of all Gemma models: norms that multiply by 1 + weight, rows of the embedding times the root of the hidden
  * size. */
-static ar_status read_gemma_form(ar_config *c, const ari_json_at *at, const llama_form *form)
+static ar_status read_gemma_form(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
-    AR_TRY(read_llama_form(c, at, form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Gemma's MLP has no biases"));
-    AR_TRY(read_attention_bias(c, at));
+    AR_TRY(ari_config_llama_form(c, at, form));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Gemma's MLP has no biases"));
+    AR_TRY(ari_config_attention_bias(c, at));
     c->norm_plus_one = true;
     c->embed_scale = sqrt((double)c->hidden);
     return AR_OK;
@@ -230,19 +211,19 @@ static ar_status check_activation(const ari_json_at *at, const ar_config *c, con
 /* In the first files "gelu" meant its tanh form. */
 static ar_status read_gemma(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.arch = AR_ARCH_LLAMA,
-                                    .called = "Gemma",
-                                    .kv_heads = 16,
-                                    .positions = 8192,
-                                    .head_dim = 256,
-                                    .tied = true,
-                                    .pads = true,
-                                    .activation_key = "hidden_act"};
+    static const ari_llama_form form = {.arch = AR_ARCH_LLAMA,
+                                        .called = "Gemma",
+                                        .kv_heads = 16,
+                                        .positions = 8192,
+                                        .head_dim = 256,
+                                        .tied = true,
+                                        .pads = true,
+                                        .activation_key = "hidden_act"};
     AR_TRY(ari_config_window_none(at));
     AR_TRY(read_gemma_form(c, at, &form));
     c->activation = c->activation == AR_ACT_GELU_ERF ? AR_ACT_GELU_TANH : c->activation;
     AR_TRY(check_activation(at, c, "hidden_act", "hidden_activation"));
-    note_llama_form(c, at, KNOWS_NEITHER);
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -269,14 +250,14 @@ static ar_status read_query_scalar(ar_config *c, const ari_json_at *at)
 
 static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.arch = AR_ARCH_OLMO2,
-                                    .called = "Gemma 2",
-                                    .kv_heads = 4,
-                                    .positions = 8192,
-                                    .head_dim = 256,
-                                    .tied = true,
-                                    .pads = true,
-                                    .activation_key = "hidden_activation"};
+    static const ari_llama_form form = {.arch = AR_ARCH_OLMO2,
+                                        .called = "Gemma 2",
+                                        .kv_heads = 4,
+                                        .positions = 8192,
+                                        .head_dim = 256,
+                                        .tied = true,
+                                        .pads = true,
+                                        .activation_key = "hidden_activation"};
     AR_TRY(read_gemma_form(c, at, &form));
     AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
     c->norm_place = AR_NORM_AROUND;
@@ -286,7 +267,7 @@ static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
     AR_TRY(read_cap(at, "attn_logit_softcapping", &c->score_cap));
     AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
     AR_TRY(ari_config_window_pattern(c, at, 2));
-    note_llama_form(c, at, KNOWS_NEITHER);
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -340,15 +321,15 @@ static ar_status read_gemma3_ropes(ar_config *c, const ari_json_at *at)
 /* transformers reads attn_logit_softcapping and does not compute it: it is refused. */
 static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
 {
-    static const llama_form form = {.arch = AR_ARCH_OLMO2,
-                                    .called = "Gemma 3",
-                                    .kv_heads = 4,
-                                    .positions = 131072,
-                                    .head_dim = 256,
-                                    .tied = true,
-                                    .pads = true,
-                                    .two_ropes = true,
-                                    .activation_key = "hidden_activation"};
+    static const ari_llama_form form = {.arch = AR_ARCH_OLMO2,
+                                        .called = "Gemma 3",
+                                        .kv_heads = 4,
+                                        .positions = 131072,
+                                        .head_dim = 256,
+                                        .tied = true,
+                                        .pads = true,
+                                        .two_ropes = true,
+                                        .activation_key = "hidden_activation"};
     size_t pattern = 6;
     AR_TRY(read_gemma_form(c, at, &form));
     AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
@@ -359,118 +340,7 @@ static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
     AR_TRY(ari_config_window_pattern(c, at, pattern));
     AR_TRY(read_gemma3_ropes(c, at));
-    note_llama_form(c, at, KNOWS_NEITHER);
-    return AR_OK;
-}
-
-/* --- experts ------------------------------------------------------------------------------------------------------ */
-
-static ar_status read_mixtral(ar_config *c, const ari_json_at *at)
-{
-    static const llama_form form = {.arch = AR_ARCH_MIXTRAL,
-                                    .called = "Mixtral",
-                                    .kv_heads = 8,
-                                    .positions = 131072,
-                                    .rope = {.theta = 1000000.0},
-                                    .norm_eps = 1e-5};
-    static const ari_experts_form experts = {
-        .n = 8, .per_token = 2, .one_width = true, .normalised = true, .w123 = true, .balance_weight = 0.001};
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "attention_bias", false, "Mixtral has no biases"));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Mixtral has no biases"));
-    AR_TRY(expect_bias(at, "norm_topk_prob", true, "Mixtral always divides a token's weights by their sum"));
-    AR_TRY(ari_config_window_everywhere(c, at, 0, "Mixtral"));
-    AR_TRY(ari_config_experts(c, at, &experts));
-    note_llama_form(c, at, KNOWS_EXPERTS);
-    return AR_OK;
-}
-
-static ar_status read_qwen2_moe(ar_config *c, const ari_json_at *at)
-{
-    static const llama_form form = {
-        .arch = AR_ARCH_QWEN2_MOE, .called = "Qwen2-MoE", .kv_heads = 16, .positions = 32768};
-    static const ari_experts_form experts = {
-        .n = 60, .per_token = 4, .ffn = 1408, .shared = 5632, .balance_weight = 0.001};
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen2-MoE's MLPs have no biases"));
-    c->qkv_bias = true;
-    AR_TRY(ari_json_bool_or(at, "qkv_bias", &c->qkv_bias));
-    AR_TRY(ari_config_window_qwen2(c, at, true));
-    AR_TRY(ari_config_experts(c, at, &experts));
-    note_llama_form(c, at, KNOWS_EXPERTS);
-    return AR_OK;
-}
-
-/* use_sliding_window is of all layers. */
-static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
-{
-    static const llama_form form = {
-        .arch = AR_ARCH_QWEN3_MOE, .called = "Qwen3-MoE", .kv_heads = 4, .positions = 32768};
-    static const ari_experts_form experts = {.n = 128, .per_token = 8, .ffn = 768, .balance_weight = 0.001};
-    bool slides = false;
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "Qwen3-MoE's MLPs have no biases"));
-    AR_TRY(read_attention_bias(c, at));
-    c->qk_norm = AR_QK_NORM_HEAD;
-    AR_TRY(ari_json_bool_or(at, "use_sliding_window", &slides));
-    if (slides)
-        AR_TRY(ari_config_window_everywhere(c, at, 4096, "Qwen3-MoE"));
-    AR_TRY(ari_config_experts(c, at, &experts));
-    note_llama_form(c, at, KNOWS_EXPERTS);
-    return AR_OK;
-}
-
-static ar_status read_olmoe(ar_config *c, const ari_json_at *at)
-{
-    static const llama_form form = {
-        .arch = AR_ARCH_QWEN3_MOE, .called = "OLMoE", .positions = 4096, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
-    static const ari_experts_form experts = {.n = 64, .per_token = 8, .one_width = true, .balance_weight = 0.01};
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "OLMoE's experts have no biases"));
-    AR_TRY(read_attention_bias(c, at));
-    c->qk_norm = AR_QK_NORM_WIDTH;
-    AR_TRY(ari_config_experts(c, at, &experts));
-    note_llama_form(c, at, KNOWS_EXPERTS);
-    return AR_OK;
-}
-
-/* Of transformers' configuration_dots1.py. */
-static ar_status read_dots1(ar_config *c, const ari_json_at *at)
-{
-    static const llama_form form = {.arch = AR_ARCH_GLM4_MOE, .called = "dots.llm1", .kv_heads = 32, .positions = 2048};
-    static const ari_experts_form experts = {.ffn = 1408};
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "dots.llm1's MLPs have no biases"));
-    AR_TRY(read_attention_bias(c, at));
-    c->qk_norm = AR_QK_NORM_HEAD;
-    AR_TRY(ari_config_window_dots1(c, at));
-    AR_TRY(ari_config_score_experts(c, at, &experts));
-    note_llama_form(c, at, KNOWS_EXPERTS);
-    return AR_OK;
-}
-
-/* Of transformers' configuration_glm4_moe.py. The layers for further tokens (num_nextn_predict_layers), which stand
- * behind those of the model, are not computed there either. */
-static ar_status read_glm4_moe(ar_config *c, const ari_json_at *at)
-{
-    static const llama_form form = {.arch = AR_ARCH_GLM4_MOE,
-                                    .called = "GLM-4.5",
-                                    .kv_heads = 8,
-                                    .positions = 131072,
-                                    .norm_eps = 1e-5,
-                                    .rope = {.partial = true, .share = 0.5}};
-    static const ari_experts_form experts = {
-        .n = 128, .per_token = 8, .ffn = 1408, .shared = 1, .normalised = true, .dense = 1};
-    bool normed = false;
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(read_llama_form(c, at, &form));
-    AR_TRY(expect_bias(at, "mlp_bias", false, "GLM-4.5's MLPs have no biases"));
-    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
-    AR_TRY(ari_json_bool_or(at, "use_qk_norm", &normed));
-    c->qk_norm = normed ? AR_QK_NORM_HEAD : AR_QK_NORM_NONE;
-    AR_TRY(ari_config_score_experts(c, at, &experts));
-    note_llama_form(c, at, KNOWS_EXPERTS);
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
@@ -496,12 +366,12 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"gemma2", "gemma2", read_gemma2, gemma2},
                                                {"gemma3_text", "gemma3", read_gemma3, gemma3},
                                                {"phi3", "phi3", read_phi3, "partial_rotary_factor"},
-                                               {"mixtral", "mixtral", read_mixtral, experts},
-                                               {"qwen2_moe", "qwen2moe", read_qwen2_moe, experts},
-                                               {"qwen3_moe", "qwen3moe", read_qwen3_moe, experts},
-                                               {"olmoe", "olmoe", read_olmoe, experts},
-                                               {"dots1", "dots1", read_dots1, scores},
-                                               {"glm4_moe", "glm4moe", read_glm4_moe, scores},
+                                               {"mixtral", "mixtral", ari_config_mixtral, experts},
+                                               {"qwen2_moe", "qwen2moe", ari_config_qwen2_moe, experts},
+                                               {"qwen3_moe", "qwen3moe", ari_config_qwen3_moe, experts},
+                                               {"olmoe", "olmoe", ari_config_olmoe, experts},
+                                               {"dots1", "dots1", ari_config_dots1, scores},
+                                               {"glm4_moe", "glm4moe", ari_config_glm4_moe, scores},
                                                {"gpt2", "gpt2", ari_config_gpt2, ""},
                                                {"anyrank-stack", "", ari_config_stack, ""}};
     *n = COUNT(readers);

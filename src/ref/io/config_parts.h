@@ -70,6 +70,33 @@ AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at, cons
 /** One of several objects, into *r, which has the theta and rotary_dim that hold where the object says nothing. */
 AR_NODISCARD ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object *o);
 
+/* --- models of Llama's form (config_models.c) ---------------------------------------------------------------------- */
+/* Defaults in which the models of Llama's form differ. */
+typedef struct ari_llama_form {
+    ar_arch arch;
+    const char *called;
+    size_t kv_heads; /* 0: as many as query heads */
+    size_t positions;
+    ari_rope_form rope;
+    size_t head_dim; /* 0: hidden / heads */
+    double norm_eps; /* 0: 1e-6 */
+    bool tied;
+    bool pads; /* by the id pad_id */
+    size_t pad_id;
+    bool two_ropes;             /* which the model's own reader reads */
+    const char *activation_key; /* of a gate of GELU's tanh form; NULL: hidden_act, SiLU */
+} ari_llama_form;
+/** What all of them have. Their windows, norms and biases of attention are their own readers'. */
+AR_NODISCARD ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_llama_form *form);
+/* How many of the last keys a model does not know. */
+typedef enum ari_unknown_keys { KNOWS_EXPERTS = 0, KNOWS_WINDOW_LAYERS = 9, KNOWS_NEITHER = 10 } ari_unknown_keys;
+/** Notes what no model of the form has. */
+void ari_config_note_llama(ar_config *c, const ari_json_at *at, ari_unknown_keys fewer);
+/** A choice of Llama's that another model has made for good: a file that says otherwise describes something else. */
+AR_NODISCARD ar_status ari_config_expect_bias(const ari_json_at *at, const char *key, bool has, const char *model);
+/** attention_bias, of q, k, v and the output. */
+AR_NODISCARD ar_status ari_config_attention_bias(ar_config *c, const ari_json_at *at);
+
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
@@ -105,6 +132,14 @@ typedef struct ari_experts_form {
 AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
 /** The same of models that route by sigmoids, whose keys are DeepSeek-V3's. */
 AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
+
+/* --- models with experts (config_models_experts.c) ---------------------------------------------------------------- */
+AR_NODISCARD ar_status ari_config_mixtral(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_qwen2_moe(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_qwen3_moe(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_olmoe(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_dots1(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_glm4_moe(ar_config *c, const ari_json_at *at);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but
