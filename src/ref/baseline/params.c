@@ -115,13 +115,42 @@ static const ari_bl_names olmo2_names = {
     .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
 };
 
+static const ari_bl_names starcoder2_names = {
+    .embed = "model.embed_tokens",
+    .blocks = "model.layers",
+    .ln1 = "input_layernorm",
+    .ln2 = "post_attention_layernorm",
+    .final_norm = "model.norm",
+    .head = "lm_head",
+    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .o_param = "self_attn.o_proj",
+    .fc_param = {"mlp.c_fc"},
+    .down_param = "mlp.c_proj",
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
+    .probs = "self_attn.probs",
+    .context = "self_attn.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.c_fc"},
+    .act = "mlp.act",
+    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
+    .dattention = "self_attn",
+    .dfc = {"mlp.fc"},
+    .dmlp = "mlp.c_fc",
+    .drop_probs = "self_attn.attn_dropout",
+    .drop_attention = "self_attn.resid_dropout",
+    .drop_mlp = "mlp.dropout",
+};
+
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
     static const ari_bl_names *const names[] = {
-        [AR_ARCH_LLAMA] = &llama_names,     [AR_ARCH_GPT2] = &gpt2_names,       [AR_ARCH_STACK] = &stack_names,
-        [AR_ARCH_QWEN3] = &qwen3_names,     [AR_ARCH_OLMO2] = &olmo2_names,     [AR_ARCH_PHI3] = &phi3_names,
-        [AR_ARCH_MIXTRAL] = &mixtral_names, [AR_ARCH_QWEN2_MOE] = &llama_names, [AR_ARCH_QWEN3_MOE] = &qwen3_names,
-        [AR_ARCH_GLM4_MOE] = &qwen3_names,
+        [AR_ARCH_LLAMA] = &llama_names,           [AR_ARCH_GPT2] = &gpt2_names,
+        [AR_ARCH_STACK] = &stack_names,           [AR_ARCH_QWEN3] = &qwen3_names,
+        [AR_ARCH_OLMO2] = &olmo2_names,           [AR_ARCH_PHI3] = &phi3_names,
+        [AR_ARCH_MIXTRAL] = &mixtral_names,       [AR_ARCH_QWEN2_MOE] = &llama_names,
+        [AR_ARCH_QWEN3_MOE] = &qwen3_names,       [AR_ARCH_GLM4_MOE] = &qwen3_names,
+        [AR_ARCH_STARCODER2] = &starcoder2_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }

@@ -141,10 +141,28 @@ ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t 
     AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
     AR_TRY(layer_types(at, c->layers, &types));
     for (size_t i = 0; i < c->layers; i++) {
-        const bool slides = types != NULL ? is_sliding(types, i) : (i + 1) % pattern != 0;
+        const bool by_number = pattern > 0 ? (i + 1) % pattern != 0 : c->window > 0;
+        const bool slides = types != NULL ? is_sliding(types, i) : by_number;
         if (slides && c->window == 0)
             return ar_error_set(AR_ERR_CONFIG,
                                 "%s: key 'sliding_window' is null, but layer %zu is '%s': expected a number of keys",
+                                ARI_SHOW(at->name), i, sliding);
+        AR_TRY(set_full(c, at, i, !slides));
+    }
+    return AR_OK;
+}
+
+ar_status ari_config_window_unturned(ar_config *c, const ari_json_at *at)
+{
+    const json_t *types = NULL;
+    AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
+    AR_TRY(layer_types(at, c->layers, &types));
+    for (size_t i = 0; i < c->layers; i++) {
+        const bool unturned = ar_config_layer_rope(c, i)->kind == AR_ROPE_NONE;
+        const bool slides = types != NULL ? is_sliding(types, i) : unturned;
+        if (types != NULL && slides && c->window == 0)
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key 'layer_types': entry %zu is '%s', but there is no 'sliding_window'",
                                 ARI_SHOW(at->name), i, sliding);
         AR_TRY(set_full(c, at, i, !slides));
     }

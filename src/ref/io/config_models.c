@@ -284,14 +284,11 @@ static ar_status read_nested_rope(ar_config *c, const ari_json_at *at, const cha
     return ari_config_rope_object(c, rope, &o);
 }
 
-/* Layers with a window turn by another theta than those without, which alone may be scaled in files of transformers
- * 4. */
-static ar_status read_gemma3_ropes(ar_config *c, const ari_json_at *at)
+ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double global, double local)
 {
     static const ari_rope_form form = {.partial = false};
     static const char full[] = "full_attention", sliding[] = "sliding_attention";
     const json_t *nested = ari_json_get(at, "rope_parameters");
-    double local = 10000.0, global = 1000000.0;
     AR_TRY(ari_json_real_or(at, "rope_local_base_freq", &local));
     AR_TRY(ari_json_real_or(at, "rope_theta", &global));
     if (!(local > 0.0) || isinf(local) || !(global > 0.0) || isinf(global))
@@ -339,7 +336,7 @@ static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
     AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
     AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
     AR_TRY(ari_config_window_pattern(c, at, pattern));
-    AR_TRY(read_gemma3_ropes(c, at));
+    AR_TRY(ari_config_two_ropes(c, at, 1000000.0, 10000.0));
     ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
@@ -355,6 +352,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
                       scores[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
                                  "routed_scaling_factor scoring_func topk_method num_nextn_predict_layers use_qk_norm "
                                  "partial_rotary_factor",
+                      window[] = "sliding_window_pattern", rotated[] = "no_rope_layers no_rope_layer_interval",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
                                  "sliding_window_pattern rope_local_base_freq";
     static const ari_model_reader readers[] = {{"llama", "llama", read_llama, ""},
@@ -372,6 +370,13 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"olmoe", "olmoe", ari_config_olmoe, experts},
                                                {"dots1", "dots1", ari_config_dots1, scores},
                                                {"glm4_moe", "glm4moe", ari_config_glm4_moe, scores},
+                                               {"ministral", "ministral", ari_config_ministral, ""},
+                                               {"olmo3", "olmo3", ari_config_olmo3, ""},
+                                               {"exaone4", "exaone4", ari_config_exaone4, window},
+                                               {"smollm3", "smollm3", ari_config_smollm3, rotated},
+                                               {"seed_oss", "seedoss", ari_config_seed_oss, "attention_out_bias"},
+                                               {"stablelm", "stablelm", ari_config_stablelm, "partial_rotary_factor"},
+                                               {"starcoder2", "starcoder2", ari_config_starcoder2, ""},
                                                {"gpt2", "gpt2", ari_config_gpt2, ""},
                                                {"anyrank-stack", "", ari_config_stack, ""}};
     *n = COUNT(readers);

@@ -97,6 +97,19 @@ AR_NODISCARD ar_status ari_config_expect_bias(const ari_json_at *at, const char 
 /** attention_bias, of q, k, v and the output. */
 AR_NODISCARD ar_status ari_config_attention_bias(ar_config *c, const ari_json_at *at);
 
+/** Two rotations: c->local_rope, of layers with a window, and c->rope, of the others, which alone may be scaled in files
+ *  of transformers 4. global, local: their rope_theta and rope_local_base_freq where the file has none. */
+AR_NODISCARD ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double global, double local);
+
+/* --- those that differ in a rule for their layers, a norm or a bias (config_models_variants.c) --------------------- */
+AR_NODISCARD ar_status ari_config_ministral(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_olmo3(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at);
+
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
@@ -105,11 +118,16 @@ AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate);
 /** dots.llm1: sliding_window (absent: 4096) in the layers that layer_types names, else from max_window_layers (62) on. */
 AR_NODISCARD ar_status ari_config_window_dots1(ar_config *c, const ari_json_at *at);
-/** Gemma 2, 3: sliding_window in the layers that layer_types names, else in all but every pattern-th. */
+/** sliding_window (absent: 4096) in the layers that layer_types names, else in all but every pattern-th; 0: in all if
+ *  there is one. */
 AR_NODISCARD ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern);
 /** Mistral and Phi-3: sliding_window, in every layer; `otherwise` where the key is absent. called: for messages. */
 AR_NODISCARD ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise,
                                                     const char *called);
+
+/** SmolLM3 where it uses windows: sliding_window in the layers that layer_types names, else in those without rotary
+ *  positions. */
+AR_NODISCARD ar_status ari_config_window_unturned(ar_config *c, const ari_json_at *at);
 
 /** Sets a layer's bit of one of the config's sets; every layer after the last bit must be as that one. what: in which
  *  layers differ, for the message. */

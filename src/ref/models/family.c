@@ -193,6 +193,21 @@ static const ari_family families[] = {
                                    {ARI_SHARED_DOWN, "mlp.shared_experts.down_proj"},
                                    {ARI_FINAL_NORM, "model.norm"},
                                    {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_STARCODER2] = {.blocks = "model.layers",
+                            .attention = "self_attn",
+                            .mlp = "mlp",
+                            .embedded = "model.embed_tokens",
+                            .part = {{ARI_TOKENS, "model.embed_tokens"},
+                                     {ARI_NORM1, "input_layernorm"},
+                                     {ARI_Q, "self_attn.q_proj"},
+                                     {ARI_K, "self_attn.k_proj"},
+                                     {ARI_V, "self_attn.v_proj"},
+                                     {ARI_OUT, "self_attn.o_proj"},
+                                     {ARI_NORM2, "post_attention_layernorm"},
+                                     {ARI_FIRST, "mlp.c_fc"},
+                                     {ARI_DOWN, "mlp.c_proj"},
+                                     {ARI_FINAL_NORM, "model.norm"},
+                                     {ARI_HEAD, "lm_head"}}},
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models that differ from Llama, or from another of its form, in a rule for their layers, a norm or a bias
+ * (transformers, the models' configuration_NAME.py). */
+#include "ref/core/atomic_file.h"
+#include "ref/io/config_parts.h"
+
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* --- layers that differ ------------------------------------------------------------------------------------------- */
+
+/* Mistral's form, with windows in some layers. */
+ar_status ari_config_ministral(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.called = "Ministral", .kv_heads = 8, .positions = 131072};
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "Ministral has no biases"));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Ministral has no biases"));
+    AR_TRY(ari_config_window_pattern(c, at, 0));
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
+/* OLMo2's form, with windows in three of four layers, whose rotation is never scaled. */
+ar_status ari_config_olmo3(ar_config *c, const ari_json_at *at)
+{
+    static const double theta = 500000.0;
+    static const ari_llama_form form = {.arch = AR_ARCH_OLMO2,
+                                        .called = "OLMo3",
+                                        .positions = 2048,
+                                        .norm_eps = 1e-5,
+                                        .pads = true,
+                                        .pad_id = 1,
+                                        .two_ropes = true};
+    double said = theta;
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "OLMo3's MLP has no biases"));
+    AR_TRY(ari_config_attention_bias(c, at));
+    c->norm_place = AR_NORM_AFTER;
+    c->qk_norm = AR_QK_NORM_WIDTH;
+    AR_TRY(ari_config_window_pattern(c, at, 4));
+    AR_TRY(ari_json_real_or(at, "rope_theta", &said));
+    if (said != theta) /* transformers 5 then gives layers with a window the default's, and 4 gave them this one */
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'rope_theta' is %g, expected %g, or 'rope_parameters' with an object of "
+                            "'full_attention' and one of 'sliding_attention'",
+                            ARI_SHOW(at->name), said, theta);
+    AR_TRY(ari_config_two_ropes(c, at, theta, theta));
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
+static ar_status set_unturned(ar_config *c, const ari_json_at *at, size_t layer, bool unturned)
+{
+    return ari_config_set_layer(c->unturned, at, layer, unturned, "rotary positions");
+}
+
+/* OLMo2's form with norms of heads. Where some layers have windows the others have no rotary positions. */
+ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {
+        .arch = AR_ARCH_OLMO2, .called = "EXAONE 4.0", .kv_heads = 32, .positions = 2048, .norm_eps = 1e-5};
+    size_t pattern = 4;
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "EXAONE 4.0 has no biases"));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "EXAONE 4.0 has no biases"));
+    c->norm_place = AR_NORM_AFTER;
+    c->qk_norm = AR_QK_NORM_HEAD;
+    if (json_is_null(json_object_get(at->object, "sliding_window")))
+        pattern = 0;
+    else if (ari_json_get(at, "layer_types") == NULL) /* else it may be a word, as "LLLG" */
+        AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
+    AR_TRY(ari_config_window_pattern(c, at, pattern));
+    for (size_t i = 0; i < c->layers; i++)
+        AR_TRY(set_unturned(c, at, i, c->window > 0 && ar_config_window(c, i) == 0));
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
+/* no_rope_layers: 1 for each layer with rotary positions, 0 for one without; by default every
+ * no_rope_layer_interval-th has none. */
+static ar_status read_unturned(ar_config *c, const ari_json_at *at)
+{
+    const json_t *list = NULL;
+    size_t interval = 4;
+    AR_TRY(ari_json_size_or(at, "no_rope_layer_interval", 1, ARI_CONFIG_MAX_DIM, &interval));
+    if (ari_json_get(at, "no_rope_layers") != NULL)
+        AR_TRY(ari_json_array(at, "no_rope_layers", &list));
+    if (list != NULL && json_array_size(list) < c->layers)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'no_rope_layers' has %zu entries, expected one for each of %zu layers",
+                            ARI_SHOW(at->name), json_array_size(list), c->layers);
+    for (size_t i = 0; i < c->layers; i++) {
+        const json_t *entry = list != NULL ? json_array_get(list, i) : NULL;
+        const json_int_t turned = json_is_integer(entry) ? json_integer_value(entry) : json_is_true(entry);
+        if (list != NULL && !json_is_boolean(entry) && (!json_is_integer(entry) || (turned != 0 && turned != 1)))
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key 'no_rope_layers': entry %zu is not 0 (without rotary positions) or 1 (with)",
+                                ARI_SHOW(at->name), i);
+        AR_TRY(set_unturned(c, at, i, list != NULL ? turned == 0 : (i + 1) % interval == 0));
+    }
+    return AR_OK;
+}
+
+/* Llama's form. Windows are used on request: in the layers that layer_types names, else in those without rotary
+ * positions. */
+ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.called = "SmolLM3",
+                                        .kv_heads = 4,
+                                        .positions = 32768,
+                                        .rope = {.theta = 2000000.0},
+                                        .tied = true,
+                                        .pads = true,
+                                        .pad_id = 128004};
+    bool slides = false;
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_attention_bias(c, at));
+    AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
+    AR_TRY(read_unturned(c, at));
+    AR_TRY(ari_json_bool_or(at, "use_sliding_window", &slides));
+    AR_TRY(slides ? ari_config_window_unturned(c, at) : ari_config_window_none(at));
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
+/* --- biases and norms --------------------------------------------------------------------------------------------- */
+
+ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {
+        .called = "Seed-OSS", .kv_heads = 8, .positions = 524288, .head_dim = 128, .pads = true, .pad_id = 1};
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    if (json_is_null(json_object_get(at->object, "head_dim"))) /* as it may be, and not be absent */
+        AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
+    c->qkv_bias = true;
+    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
+    AR_TRY(ari_json_bool_or(at, "attention_out_bias", &c->out_bias));
+    AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
+/* Keys of models with LayerNorm, in place of rms_norm_eps. */
+static void note_layer_norm(ar_config *c, const ari_json_at *at)
+{
+    static const char *const keys[] = {"vocab_size",
+                                       "hidden_size",
+                                       "intermediate_size",
+                                       "num_hidden_layers",
+                                       "num_attention_heads",
+                                       "num_key_value_heads",
+                                       "max_position_embeddings",
+                                       "hidden_act",
+                                       "tie_word_embeddings",
+                                       "rope_theta",
+                                       "rope_scaling",
+                                       "rope_parameters",
+                                       "original_max_position_embeddings",
+                                       "sliding_window",
+                                       "use_sliding_window",
+                                       "layer_types",
+                                       "norm_epsilon",
+                                       "layer_norm_eps",
+                                       "use_bias",
+                                       "use_qkv_bias"};
+    ari_config_note_others(c, "", at->object, keys, COUNT(keys));
+}
+
+/* Features of a head are always hidden / heads: the class knows no head_dim. */
+static ar_status read_layer_norm(ar_config *c, const ari_json_at *at, const char *eps_key)
+{
+    size_t said = 0;
+    AR_TRY(ari_config_dim_or(at, "head_dim", &said));
+    AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
+    if (said > 0 && said != c->head_dim)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'head_dim' is %zu, expected hidden_size / num_attention_heads, %zu",
+                            ARI_SHOW(at->name), said, c->head_dim);
+    c->norm = AR_NORM_LAYER;
+    c->norm_eps = 1e-5;
+    return ari_json_real_or(at, eps_key, &c->norm_eps);
+}
+
+ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {
+        .called = "StableLM", .kv_heads = 32, .positions = 4096, .rope = {.partial = true, .share = 0.25}};
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
+    AR_TRY(ari_json_bool_or(at, "use_qkv_bias", &c->qkv_bias));
+    note_layer_norm(c, at);
+    return AR_OK;
+}
+
+ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.arch = AR_ARCH_STARCODER2,
+                                        .called = "StarCoder2",
+                                        .kv_heads = 2,
+                                        .positions = 4096,
+                                        .tied = true,
+                                        .activation_key = "hidden_act"};
+    bool bias = true;
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(read_layer_norm(c, at, "norm_epsilon"));
+    c->gated = false;
+    c->initializer_range = 0.018042;
+    AR_TRY(ari_json_bool_or(at, "use_bias", &bias));
+    c->qkv_bias = c->out_bias = c->mlp_bias = bias;
+    AR_TRY(ari_config_window_everywhere(c, at, 0, "StarCoder2"));
+    note_layer_norm(c, at);
+    return AR_OK;
+}
