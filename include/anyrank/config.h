@@ -133,8 +133,16 @@ static inline size_t ar_config_window(const ar_config *c, size_t layer)
     return (c->full_attention[bit / 64] >> (bit % 64) & 1) != 0 ? 0 : c->window;
 }
 
-/** The rotary positions of a layer; of kind AR_ROPE_NONE: it has none. Borrows c, or static storage. */
-const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer);
+/** True if a layer has rotary positions; and those that it has. Borrows c. */
+static inline bool ar_config_turns(const ar_config *c, size_t layer)
+{
+    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
+    return c->rope.kind != AR_ROPE_NONE && (c->unturned[bit / 64] >> (bit % 64) & 1) == 0;
+}
+static inline const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer)
+{
+    return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
+}
 
 /** True if a block's attention and MLP have norms on their input; the next, on their output. */
 static inline bool ar_config_norm_before(const ar_config *c)

@@ -197,6 +197,16 @@ CLAIM(models_that_say_their_sizes_alone_agree_with_pytorch_in_every_mode)
         "");
 }
 
+/* Layers without rotary positions, two rotations, LayerNorm with gated MLPs, part of a head turned, a plain MLP. */
+CLAIM(variants_of_llama_agree_with_pytorch_in_every_mode)
+{
+    const char *const names = "variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny variants/smollm3-tiny "
+                              "variants/smollm3-window-tiny variants/seed-oss-tiny variants/stablelm-tiny "
+                              "variants/starcoder2-tiny";
+    check_models(names, "");
+    check_models(names, "64");
+}
+
 /* One and several experts a token, experts with no token and with all of them, weights normalised and not, a shared
  * expert, layers without experts, padding. In fp64 too: a route that is not PyTorch's would be far off. */
 CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)

@@ -3,7 +3,7 @@
 """Makes the golden models beside this file: small models of Hugging Face's transformers with random weights, one batch,
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
 The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions, documents. Those of
-LOSSES have another loss: label smoothing, z-loss. Those of PACKED and EXPERTS also have outputs64 and grads64, computed in fp64.
+LOSSES have another loss: label smoothing, z-loss. Those of PACKED, EXPERTS and VARIANTS also have outputs64 and grads64, computed in fp64.
 Those of TRAINED also have the losses of twenty AdamW steps and the weights after them.
 Those of DEFAULTS have a config.json of sizes alone: all else is what the class says. defaults.json has all of what it
 says, for sizes that need no weights.
@@ -225,6 +225,51 @@ EXPERTS = {
 ROUTED = {"experts/mixtral-sequence-padding-tiny": ("sequence", 0.6, 0.02),
           "experts/olmoe-batch-tiny": ("batch", 0.5, 0.01)}
 CASES.update(EXPERTS)
+
+GROUPED = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+# Models that differ from Llama, or one that does, in a rule for their layers, a norm or a bias.
+VARIANTS = {
+    # Layer 1 slides; heads wider than hidden / heads.
+    "variants/ministral-tiny": (transformers.MinistralConfig, transformers.MinistralForCausalLM,
+                                {**GROUPED, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 5,
+                                 "layer_types": ["full_attention", "sliding_attention", "full_attention"]}, 20, 81, {}),
+    # Layer 0 slides and turns by the plain rotation, layer 1 by YaRN's.
+    "variants/olmo3-tiny": (transformers.Olmo3Config, transformers.Olmo3ForCausalLM,
+                            {**GROUPED, "pad_token_id": None, "sliding_window": 6,
+                             "layer_types": ["sliding_attention", "full_attention"],
+                             "max_position_embeddings": 64,
+                             "rope_parameters": {
+                                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                                 "full_attention": {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0,
+                                                    "original_max_position_embeddings": 16, "beta_fast": 4.0,
+                                                    "beta_slow": 0.25}}}, 20, 92, {}),
+    # Layer 2 sees all and does not turn.
+    "variants/exaone4-tiny": (transformers.Exaone4Config, transformers.Exaone4ForCausalLM,
+                              {**GROUPED, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 6,
+                               "sliding_window_pattern": 3}, 20, 93, {"layer_types": None}),
+    # Layers 0 and 1 turn, layer 2 does not.
+    "variants/smollm3-tiny": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM,
+                              {**GROUPED, "num_hidden_layers": 3, "no_rope_layer_interval": 3, "pad_token_id": None,
+                               "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, 20, 84,
+                              {"no_rope_layers": None, "layer_types": None}),
+    # Windows in the layers without rotary positions, biases.
+    "variants/smollm3-window-tiny": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM,
+                                     {**GROUPED, "num_hidden_layers": 3, "no_rope_layers": [0, 1, 0],
+                                      "use_sliding_window": True, "sliding_window": 5, "mlp_bias": True,
+                                      "pad_token_id": 3}, 20, 85, {"layer_types": None}),
+    # Biases of q, k and v and of the output, heads wider than hidden / heads.
+    "variants/seed-oss-tiny": (transformers.SeedOssConfig, transformers.SeedOssForCausalLM,
+                               {**GROUPED, "head_dim": 8, "attention_out_bias": True, "attention_dropout": 0.0,
+                                "residual_dropout": 0.0}, 20, 86, {}),
+    # LayerNorm, of each head the first 4 of 12 features turn.
+    "variants/stablelm-tiny": (transformers.StableLmConfig, transformers.StableLmForCausalLM,
+                               {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "use_qkv_bias": True,
+                                "partial_rotary_factor": 0.34}, 20, 87, {}),
+    # GPT-2's MLP, biases everywhere, a window.
+    "variants/starcoder2-tiny": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM,
+                                 {**GROUPED, "sliding_window": 7}, 20, 88, {}),
+}
+CASES.update(VARIANTS)
 
 # Models that are trained from their weights: the seed of the batches. No token is so near to another expert that a
 # rounding could send it there: the k-th logit of a token and the next one differ by 5e-4 at least.
@@ -549,7 +594,7 @@ def compute(name):
         bias.normal_(0.0, 0.3)
     weights = {n: p.detach() for n, p in (*model.named_parameters(), *biases.items())}
     computed = run(name, model, batch)
-    if name in PACKED or name.startswith("experts/"):
+    if name in PACKED or name.startswith(("experts/", "variants/")):
         with float_is(torch.float64):
             wide = model_class(config).double().eval()
             wide.load_state_dict(model.state_dict())  # exact: every fp32 number is one of fp64

@@ -43,6 +43,56 @@ CLAIM(models_with_experts_have_their_number_width_and_weights)
     cr_expect(c.experts.n == 64 && c.experts.per_token == 1 && c.experts.ffn == 176 && c.norm_eps == 1e-5);
 }
 
+/* The classes' configuration_NAME.py. */
+CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
+{
+    ar_config c = config_read(MODEL("ministral"), "");
+    cr_expect(c.arch == AR_ARCH_LLAMA && ar_config_window(&c, 3) == 4096 && c.max_positions == 131072);
+    cr_expect_eq(config_read(MODEL("ministral"), "'sliding_window':null").window, 0);
+    c = config_read(MODEL("olmo3"), "'max_position_embeddings':64,'rope_theta':500000,"
+                                    "'rope_scaling':{'rope_type':'linear','factor':2}");
+    cr_expect(c.arch == AR_ARCH_OLMO2 && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_AFTER &&
+              c.pad_id == 1);
+    cr_expect(ar_config_window(&c, 2) == 4096 && ar_config_window(&c, 3) == 0);
+    cr_expect(ar_config_layer_rope(&c, 2)->kind == AR_ROPE_DEFAULT && ar_config_layer_rope(&c, 2)->theta == 5e5);
+    cr_expect(ar_config_layer_rope(&c, 3)->kind == AR_ROPE_LINEAR && ar_config_layer_rope(&c, 3)->theta == 5e5);
+    c = config_read(MODEL("exaone4"), "'sliding_window':8");
+    cr_expect(c.qk_norm == AR_QK_NORM_HEAD && c.norm_place == AR_NORM_AFTER && c.norm_eps == 1e-5);
+    cr_expect(ar_config_window(&c, 2) == 8 && ar_config_turns(&c, 2) && !ar_config_turns(&c, 3));
+    c = config_read(MODEL("exaone4"), "'sliding_window':null");
+    cr_expect(c.window == 0 && ar_config_turns(&c, 3));
+    c = config_read(MODEL("exaone4"), "'sliding_window_pattern':'LLLG','layer_types':['full_attention',"
+                                      "'sliding_attention','sliding_attention','sliding_attention']");
+    cr_expect(!ar_config_turns(&c, 0) && ar_config_turns(&c, 1));
+    c = config_read(MODEL("smollm3"), "");
+    cr_expect(c.tied && c.rope.theta == 2e6 && c.window == 0 && ar_config_turns(&c, 2) && !ar_config_turns(&c, 3));
+    c = config_read(MODEL("smollm3"), "'no_rope_layers':[0,1,1,0,1],'use_sliding_window':true,'sliding_window':8");
+    cr_expect(!ar_config_turns(&c, 0) && ar_config_turns(&c, 1) && !ar_config_turns(&c, 3));
+    cr_expect(ar_config_window(&c, 0) == 8 && ar_config_window(&c, 1) == 0);
+    c = config_read(MODEL("seed_oss"), "");
+    cr_expect(c.qkv_bias && !c.out_bias && !c.mlp_bias && c.head_dim == 128 && c.max_positions == 524288);
+    cr_expect_eq(config_read(MODEL("seed_oss"), "'head_dim':null").head_dim, 8);
+    cr_expect(config_read(MODEL("seed_oss"), "'attention_out_bias':true").out_bias);
+    c = config_read(MODEL("stablelm"), "");
+    cr_expect(c.norm == AR_NORM_LAYER && c.gated && c.rope.rotary_dim == 2 && !c.qkv_bias && c.norm_eps == 1e-5);
+    c = config_read(MODEL("starcoder2"), "");
+    cr_expect(c.arch == AR_ARCH_STARCODER2 && c.norm == AR_NORM_LAYER && !c.gated && c.tied && c.mlp_bias &&
+              c.out_bias);
+    cr_expect(c.activation == AR_ACT_GELU_TANH && c.initializer_range == 0.018042 && c.window == 0);
+    static const refused_config cases[] = {
+        {MODEL("olmo3"), "'rope_theta':10000", "expected 500000"},
+        {MODEL("exaone4"), "'sliding_window_pattern':'LLLG'", "'sliding_window_pattern'"},
+        {MODEL("smollm3"), "'no_rope_layers':[1,0]", "has 2 entries"},
+        {MODEL("smollm3"), "'no_rope_layers':[1,0,1,2]", "entry 3 is not 0"},
+        {MODEL("smollm3"), "'no_rope_layer_interval':0", "'no_rope_layer_interval'"},
+        {MODEL("smollm3"), "'sliding_window':8", "'sliding_window'"},
+        {MODEL("stablelm"), "'qk_layernorm':true", "'qk_layernorm'"},
+        {MODEL("stablelm"), "'use_parallel_residual':true", "'use_parallel_residual'"},
+        {MODEL("starcoder2"), "'head_dim':16", "'head_dim' is 16"},
+        {MODEL("llama"), "'no_rope_layers':[1,1,1,0]", "'no_rope_layers'"}};
+    configs_refused(cases, sizeof cases / sizeof *cases);
+}
+
 CLAIM(routers_are_balanced_where_transformers_gives_their_logits_out)
 {
     cr_expect_eq(config_read(MODEL("mixtral"), "'router_aux_loss_coef':0.5").experts.balance_weight, 0.0);

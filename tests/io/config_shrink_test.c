@@ -45,6 +45,7 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
     like.experts.ffn = large->experts.ffn;
     like.experts.shared = large->experts.shared;
     memcpy(like.dense, large->dense, sizeof like.dense);
+    memcpy(like.unturned, large->unturned, sizeof like.unturned);
     like.embed_scale = large->embed_scale; /* that of the hidden size */
     cr_expect(!like.pads || like.pad_id < small->vocab);
     like.pads = large->pads; /* not of an id that is gone */
@@ -114,12 +115,14 @@ static void expect_same_file(const char *path, size_t n)
 
 CLAIM(a_config_file_takes_the_smaller_sizes)
 {
-    char golden[] = "gpt2-tiny llama-gqa-tiny llama-mqa-tied-tiny llama3-rope-tiny qwen2-tiny qwen2-layers-tiny "
-                    "qwen2-window-tiny mistral-window-tiny llama-bias-headdim-tiny llama-dynamic-tiny qwen2-yarn-tiny "
-                    "llama-longrope-tiny qwen3-tiny olmo2-tiny gemma-tiny gemma2-tiny gemma3-tiny phi3-tiny "
-                    "phi3-longrope-tiny phi3-longrope-short-tiny experts/mixtral-tiny "
-                    "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny experts/glm4moe-tiny "
-                    "experts/dots1-tiny";
+    char golden[] =
+        "gpt2-tiny llama-gqa-tiny llama-mqa-tied-tiny llama3-rope-tiny qwen2-tiny qwen2-layers-tiny "
+        "qwen2-window-tiny mistral-window-tiny llama-bias-headdim-tiny llama-dynamic-tiny qwen2-yarn-tiny "
+        "llama-longrope-tiny qwen3-tiny olmo2-tiny gemma-tiny gemma2-tiny gemma3-tiny phi3-tiny "
+        "phi3-longrope-tiny phi3-longrope-short-tiny experts/mixtral-tiny "
+        "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny experts/glm4moe-tiny "
+        "experts/dots1-tiny variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny "
+        "variants/stablelm-tiny variants/smollm3-tiny variants/smollm3-window-tiny variants/seed-oss-tiny variants/starcoder2-tiny";
     char path[512];
     for (const char *const *name = ari_model_names; *name; name++) {
         cr_assert_ok(ar_model_path(path, sizeof path, *name));

@@ -59,6 +59,7 @@ static bool cut_unevenly(const layout_draw *d)
     X(row_column, d->order == AR_MLP_ROW_COLUMN)                               \
     X(tied, d->config.tied)                                                    \
     X(window, d->config.window > 0 && d->config.window < d->seq)               \
+    X(unturned_layers, d->config.rope.kind && !ar_config_turns(&d->config, d->config.layers - 1)) \
     X(phi3, d->config.arch == AR_ARCH_PHI3)                                    \
     X(scaled_frequencies, d->config.rope.kind > AR_ROPE_LINEAR)                \
     X(two_steps, d->steps == 2)                                                \

@@ -11,8 +11,9 @@
 
 #define PICK(seed, list) ((list)[plan_draw_below((seed), (unsigned)(sizeof(list) / sizeof *(list)))])
 
-static const char *const families[LAYOUT_DRAW_FAMILIES] = {"llama", "mistral", "qwen2",       "qwen3", "olmo2",
-                                                           "gemma", "gemma2",  "gemma3_text", "phi3",  "gpt2"};
+static const char *const families[LAYOUT_DRAW_FAMILIES] = {
+    "llama", "mistral",   "qwen2", "qwen3",   "olmo2",   "gemma",    "gemma2",   "gemma3_text", "phi3",
+    "gpt2",  "ministral", "olmo3", "exaone4", "smollm3", "seed_oss", "stablelm", "starcoder2"};
 static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral", "qwen2_moe", "qwen3_moe",
                                                               "olmoe",   "glm4_moe",  "dots1"};
 
@@ -76,6 +77,20 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
             out, cap,
             "\"use_sliding_window\": %s, \"sliding_window\": %u, \"max_window_layers\": %u, \"hidden_act\": \"%s\"",
             truth(seed), window, pattern, act);
+    else if (strcmp(family, "ministral") == 0 || strcmp(family, "olmo3") == 0)
+        snprintf(out, cap, "\"sliding_window\": %u, \"hidden_act\": \"%s\"", window, act);
+    else if (strcmp(family, "exaone4") == 0)
+        snprintf(out, cap, "\"sliding_window\": %u, \"sliding_window_pattern\": %u", window, pattern);
+    else if (strcmp(family, "smollm3") == 0)
+        snprintf(out, cap, "\"use_sliding_window\": %s, \"sliding_window\": %u, \"no_rope_layer_interval\": %u",
+                 truth(seed), window, pattern);
+    else if (strcmp(family, "seed_oss") == 0)
+        snprintf(out, cap, "\"attention_out_bias\": %s, \"mlp_bias\": %s", truth(seed), truth(seed));
+    else if (strcmp(family, "stablelm") == 0)
+        snprintf(out, cap, "\"use_qkv_bias\": %s, \"partial_rotary_factor\": 1", truth(seed));
+    else if (strcmp(family, "starcoder2") == 0)
+        snprintf(out, cap, "\"use_bias\": %s, \"sliding_window\": %u, \"hidden_act\": \"%s\"", truth(seed), window,
+                 act);
     else if (strcmp(family, "olmo2") == 0)
         snprintf(out, cap, "\"attention_bias\": %s, \"hidden_act\": \"%s\"", truth(seed), act);
     else if (strcmp(family, "gemma") == 0)
@@ -145,9 +160,11 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
     const unsigned kv = copies > 1 && ranks % 2 == 0 ? ranks / 2 : ranks, heads = ranks * copies;
     const unsigned features = 2 * (1 + plan_draw_below(seed, 5)), vocab = PICK(seed, vocabularies);
     const unsigned layers = (unsigned)(p->pp * p->virtual_stages) + plan_draw_below(seed, 2);
-    const unsigned hidden = gpt2 ? heads * features : 1 + plan_draw_below(seed, 30);
+    const bool no_width = strcmp(family, "stablelm") == 0 || strcmp(family, "starcoder2") == 0; /* hidden / heads */
+    const unsigned hidden = gpt2 || no_width ? heads * features : 1 + plan_draw_below(seed, 30);
     const unsigned ffn = (unsigned)p->tp * (1 + plan_draw_below(seed, 9));
-    char own[320] = "";
+    char own[320] = "", width[32];
+    snprintf(width, sizeof width, no_width ? "" : "\"head_dim\": %u, ", features);
     if (gpt2) {
         snprintf(d->json, sizeof d->json,
                  "{\"model_type\": \"gpt2\", \"vocab_size\": %u, \"n_embd\": %u, \"n_inner\": %u, \"n_layer\": %u, "
@@ -161,9 +178,9 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
         write_own(own, sizeof own, family, seed);
     snprintf(d->json, sizeof d->json,
              "{\"model_type\": \"%s\", \"vocab_size\": %u, \"hidden_size\": %u, \"intermediate_size\": %u, "
-             "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u, "
+             "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, \"num_key_value_heads\": %u, %s"
              "\"tie_word_embeddings\": %s, \"initializer_range\": 0.3, %s}",
-             family, vocab, hidden, ffn, layers, heads, kv, features, truth(seed), own);
+             family, vocab, hidden, ffn, layers, heads, kv, width, truth(seed), own);
 }
 
 void layout_family_draw(layout_draw *d, uint64_t *seed)

@@ -10,9 +10,10 @@
 
 static void enter_block(ari_bl_run *run, size_t layer)
 {
+    static const ar_rope none = {.kind = AR_ROPE_NONE};
     snprintf(run->prefix, sizeof run->prefix, "%s.%zu", run->names->blocks, layer);
     run->window = ar_config_window(run->c, layer);
-    run->rope = ar_config_layer_rope(run->c, layer);
+    run->rope = ar_config_turns(run->c, layer) ? ar_config_layer_rope(run->c, layer) : &none;
 }
 
 static void leave_block(ari_bl_run *run)

@@ -195,15 +195,6 @@ ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const c
     return AR_OK;
 }
 
-const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer)
-{
-    static const ar_rope none = {.kind = AR_ROPE_NONE};
-    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
-    if ((c->unturned[bit / 64] >> (bit % 64) & 1) != 0)
-        return &none;
-    return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
-}
-
 /* The name a report calls the model by: the folder's, or a .json file's own unless it is config.json. */
 static void model_name(char *out, size_t cap, const char *path)
 {

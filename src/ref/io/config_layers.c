@@ -158,7 +158,7 @@ ar_status ari_config_window_unturned(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
     AR_TRY(layer_types(at, c->layers, &types));
     for (size_t i = 0; i < c->layers; i++) {
-        const bool unturned = ar_config_layer_rope(c, i)->kind == AR_ROPE_NONE;
+        const bool unturned = !ar_config_turns(c, i);
         const bool slides = types != NULL ? is_sliding(types, i) : unturned;
         if (types != NULL && slides && c->window == 0)
             return ar_error_set(AR_ERR_CONFIG,

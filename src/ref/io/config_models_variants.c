@@ -150,6 +150,7 @@ static void note_layer_norm(ar_config *c, const ari_json_at *at)
                                        "num_hidden_layers",
                                        "num_attention_heads",
                                        "num_key_value_heads",
+                                       "head_dim",
                                        "max_position_embeddings",
                                        "hidden_act",
                                        "tie_word_embeddings",

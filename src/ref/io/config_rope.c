@@ -292,7 +292,8 @@ ar_status ari_config_rope(ar_config *c, const ari_json_at *at, const ari_rope_fo
 {
     c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = form->theta > 0.0 ? form->theta : 10000.0};
     AR_TRY(read_positive(at, "rope_theta", &c->rope.theta));
-    AR_TRY(read_partial(c, &c->rope, at, form->partial, form->share));
+    const bool inside = json_object_get(ari_json_get(at, "rope_parameters"), "partial_rotary_factor") != NULL;
+    AR_TRY(read_partial(c, &c->rope, at, form->partial, inside ? 0.0 : form->share));
     const bool now = ari_json_get(at, "rope_parameters") != NULL, before = ari_json_get(at, "rope_scaling") != NULL;
     if (now && before)
         return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_parameters' and 'rope_scaling' are both set, expected one",

@@ -63,12 +63,17 @@ static void shrink_windows(ar_config *c, const ar_config *from)
 }
 
 /* As the windows. */
-static void shrink_dense(ar_config *c, const ar_config *from)
+static void shrink_others(ar_config *c, const ar_config *from)
 {
     memset(c->dense, 0, sizeof c->dense);
-    for (size_t i = 0; from->experts.n > 0 && i < AR_CONFIG_LAYER_BITS; i++) {
-        if (!ar_config_has_experts(from, layer_like(c, from, i)))
-            c->dense[i / 64] |= (uint64_t)1 << (i % 64);
+    memset(c->unturned, 0, sizeof c->unturned);
+    for (size_t i = 0; i < AR_CONFIG_LAYER_BITS; i++) {
+        const uint64_t bit = (uint64_t)1 << (i % 64);
+        const size_t like = layer_like(c, from, i);
+        if (from->experts.n > 0 && !ar_config_has_experts(from, like))
+            c->dense[i / 64] |= bit;
+        if (from->rope.kind != AR_ROPE_NONE && !ar_config_turns(from, like))
+            c->unturned[i / 64] |= bit;
     }
 }
 
@@ -147,7 +152,7 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     if (from.layers > LEAST_LAYERS)
         c->layers = larger_extent(rounded(from.layers, n), LEAST_LAYERS);
     shrink_windows(c, &from);
-    shrink_dense(c, &from);
+    shrink_others(c, &from);
     shrink_rope(&c->rope, c->head_dim, from.head_dim);
     shrink_rope(&c->local_rope, c->head_dim, from.head_dim);
     describe_shrunk(c, &from, n);
@@ -212,6 +217,15 @@ static json_t *layer_types(const ar_config *c)
     return types;
 }
 
+/* SmolLM3's key; of EXAONE the windows say it. */
+static json_t *turned_layers(const ar_config *c)
+{
+    json_t *turned = json_array();
+    for (size_t i = 0; i < c->layers; i++)
+        json_array_append_new(turned, json_integer(ar_config_turns(c, i)));
+    return turned;
+}
+
 static void set_factors(json_t *rope, const char *key, const float *factor, size_t n)
 {
     json_t *list = json_array();
@@ -230,10 +244,15 @@ static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t h
     }
     json_t *const places[2] = {object, rope};
     const double share = r->rotary_dim > 0 ? ((double)r->rotary_dim + 0.25) / (double)head_dim : 1.0;
+    bool said = r->rotary_dim == 0;
     for (int i = 0; i < 2; i++) {
-        if (json_is_number(json_object_get(places[i], "partial_rotary_factor")))
+        if (json_is_number(json_object_get(places[i], "partial_rotary_factor"))) {
             json_object_set_new(places[i], "partial_rotary_factor", json_real(share));
+            said = true;
+        }
     }
+    if (!said) /* the model's own share need not be an even number of the fewer features */
+        json_object_set_new(object, "partial_rotary_factor", json_real(share));
 }
 
 static void set_sizes(json_t *object, const ar_config *c)
@@ -252,6 +271,8 @@ static void set_sizes(json_t *object, const ar_config *c)
     set_experts(object, c);
     set_rope(object, "rope_parameters", &c->rope, c->head_dim);
     set_rope(object, "rope_scaling", &c->rope, c->head_dim);
+    if (strcmp(json_string_value(json_object_get(object, "model_type")), "smollm3") == 0)
+        json_object_set_new(object, "no_rope_layers", turned_layers(c));
     if (c->window > 0 || json_is_array(json_object_get(object, "layer_types")))
         json_object_set_new(object, "layer_types", layer_types(c));
 }
@@ -272,7 +293,7 @@ static bool same_sizes(const ar_config *a, const ar_config *b)
         a->pad_id != b->pad_id || ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim))
         return false;
     for (size_t i = 0; i < a->layers; i++) {
-        if (ar_config_window(a, i) != ar_config_window(b, i))
+        if (ar_config_window(a, i) != ar_config_window(b, i) || ar_config_turns(a, i) != ar_config_turns(b, i))
             return false;
     }
     return same_experts(a, b);

@@ -56,13 +56,14 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .out_bias = c->out_bias,
                                           .causal = c->causal,
                                           .window = ar_config_window(c, layer),
-                                          .rope = *ar_config_layer_rope(c, layer),
                                           .max_positions = c->max_positions,
                                           .qk_norm = c->qk_norm,
                                           .norm_plus_one = c->norm_plus_one,
                                           .norm_eps = c->norm_eps,
                                           .query_scalar = c->query_scalar,
                                           .score_cap = c->score_cap};
+    if (ar_config_turns(c, layer))
+        o->attention.rope = *ar_config_layer_rope(c, layer);
     o->mlp = (ar_mlp_options){.hidden = c->hidden,
                               .ffn = c->ffn,
                               .activation = c->activation,

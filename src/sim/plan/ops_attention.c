@@ -69,7 +69,7 @@ static void name_parts(ari_op_builder *w, ari_op_value *v)
     if (w->pass != ARI_PASS_BACKWARD || !in_parts(w))
         return;
     v[2].id = ari_op_builder_new_value(w);
-    for (int i = 0; i < 2 && !ar_config_layer_rope(w->config, w->layer)->kind; i++)
+    for (int i = 0; i < 2 && !ar_config_turns(w->config, w->layer); i++)
         v[i].id = v[2].id;
 }
 
@@ -154,7 +154,7 @@ void ari_op_builder_qk_norms(ari_op_builder *w)
 void ari_op_builder_rope(ari_op_builder *w)
 {
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_ROPE, ARI_ATTENTION);
-    if (!ar_config_layer_rope(w->config, w->layer)->kind)
+    if (!ar_config_turns(w->config, w->layer))
         return;
     const bool backward = w->pass == ARI_PASS_BACKWARD;
     ari_values in = qkv_now(w, AS_PROJECTED), out = qkv_values(w, AS_PROJECTED);
