@@ -196,7 +196,7 @@ CLAIM(another_architecture_is_never_suggested)
 {
     static const char *const others[] = {
         "'model_type':'phimoe'", "'model_type':'dbrx'",    "'model_type':'deepseek_v3'", "'model_type':'gptj'",
-        "'model_type':'llama4'", "'model_type':'gpt_neo'", "'model_type':'ministral'"};
+        "'model_type':'llama4'", "'model_type':'gpt_neo'", "'model_type':'ministral3'"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         config_refused(LLAMA, others[i], "");
         cr_expect_null(strstr(ar_error_message(), "did you mean"), "%s", ar_error_message());

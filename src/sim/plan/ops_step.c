@@ -476,8 +476,7 @@ static void update(ari_op_builder *w, const ari_params *all)
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_UPDATE, ARI_NO_ROLE);
     op->produced_as = ari_whole;
     op->params = trained(w, all);
-    op->input[op->inputs++] = op->output[op->outputs++] =
-        run_of(held[0] + held[1], AR_F32, shares ? &own : NULL);
+    op->input[op->inputs++] = op->output[op->outputs++] = run_of(held[0] + held[1], AR_F32, shares ? &own : NULL);
     ari_op_builder_visit(w);
     if (shares && ari_op_builder_zero(w) < 3)
         ari_op_builder_each_bucket(w, all, ARI_ALL_UNITS, gather_bucket);
