@@ -219,7 +219,7 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* clang-format off */
 #define ARI_KINDS(X) \
     X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(AUXILIARY) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) \
-    X(CHOICE) \
+    X(CHOICE) X(COUNTS) X(SCORES) \
     X(CONSTANT_ADDED) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(EXPERTS) X(FACTOR) \
     X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) \
     X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(MIXTURE) \
@@ -463,6 +463,8 @@ enum {
     M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
     M(empty_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "g", 0, ARI_NEEDS_DUMP)                                  \
     M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
+    M(scores, ARI_IDENTITY + 9, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
+    M(counts, ARI_IDENTITY + 9, ARI_ON_RANKS | ARI_ON_WHOLE, "n", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)     \
     M(routes, ARI_IDENTITY + 9, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
     M(experts, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
     M(shares, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                     \

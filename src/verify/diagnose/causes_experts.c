@@ -24,6 +24,8 @@
 #define CHOSEN "{who} (tokens with other experts: {rows}), and of the same logits: "
 #define OTHERS "the weights of other experts (tokens that have some: {rows}), and of the same logits: "
 
+#define MOVED "the bias of the choice moves by {by:.3g} a step, as it must, but "
+
 static const ari_cause rows[] = {
     SECTION("Routers and experts"),
     {"routing_weights_not_normalised", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(ZERO), 0, "each the softmax's value",
@@ -47,6 +49,52 @@ static const ari_cause rows[] = {
     {"routing_weights_function", K(ROUTES), ARI_IDENTITY + 8, "f", 0, 0, 0, "each another function of the logit",
      "another function of the logits: {function}, where the reference has {wanted}" LOOK
      "`scoring_func`, the order of softmax and `topk`, a softmax that is applied again"},
+    {"router_bias_update", K(COUNTS), ARI_IDENTITY + 9, "n", 0, IF(OF_MICRO), 0, "multiples of one update",
+     "the bias of the choice moves by {by:.3g} a step, and here {updates} times in one step, each by counts of a part of the "
+     "batch: updated after each micro-batch" LOOK "where the update is called: once, in the optimizer's step"},
+    {"router_bias_update", K(COUNTS), ARI_IDENTITY + 9, "n", 0, IF(OF_SHARDS), 0, "",
+     MOVED "by the counts of one of {n} parts of the batch: each rank's own tokens, not summed over ranks" LOOK
+           "the all-reduce of the tokens of each expert (`tokens_per_expert`), over dp, cp and ep"},
+    {"router_bias_update", K(COUNTS), ARI_IDENTITY + 9, "n", 0, IF(ZERO), 0, "",
+     MOVED "by counts of the largest scores of all experts without the bias, not by those of the routes" LOOK
+           "a second `topk` for the counts"},
+    {"router_bias_update", K(COUNTS), ARI_IDENTITY + 9, "n", 0, IF(SAME), 0, "",
+     MOVED
+     "with another sign where counts ({different} of them) are at most {gap:.3g} from the mean, {mean:.5g}: counts "
+     "or their sum are rounded" LOOK "the dtype of the counts and of their all-reduce: integers"},
+    {"router_bias_update", K(COUNTS), ARI_IDENTITY + 9, "n", 0, 0, 0, "",
+     MOVED "with another sign for {different} experts: by other counts than those of the batch's routes" LOOK
+           "which tokens are counted: padding, recomputation, the ranks' own"},
+    {"router_bias_in_weights", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(SHIFT), 0, "",
+     "computed again, these are weights of the scores with the bias of the choice added: the bias is for the choice of "
+     "experts alone, and weights are of the scores without it" LOOK
+     "which scores `gather` takes the weights from (DeepSeek-V3: `scores`, not `scores_for_choice`)"},
+    {"routing_weights_scaled", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(COUNT), 0, "",
+     "computed again, a token's scores are multiplied by {is:.4g}, where the reference has a factor of {was:.4g}{how}" LOOK
+     "`routed_scaling_factor` (Megatron: `moe_router_topk_scaling_factor`)"},
+    {"routing_weights_not_normalised", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(ZERO), 0, "each a score",
+     "the weights are not normalised: each is its expert's score, which the reference divides by the sum of the token's "
+     "experts'" LOOK "`norm_topk_prob`"},
+    {"routing_weights_function", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(ALL), 0, "",
+     "each score is divided by the sum of all experts' scores, where the reference has the sum of the token's" LOOK
+     "the sum that weights are divided by: after `gather`"},
+    {"routing_weights_normalised", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(ONE), 0, "each a share of the token's sum",
+     "the weights are normalised: each score is divided by the sum of the token's, which the reference does not do" LOOK
+     "`norm_topk_prob`"},
+    {"other_experts_chosen", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(BLOCKS), 0, "of other experts",
+     CHOSEN "the {k} largest scores of {of}, where the reference takes them of {wanted}" LOOK
+            "`n_group` and `topk_group`, how groups are ranked and masked, the bias of the choice"},
+    {"router_bias_update", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(OF_MICRO), 0, "of other experts",
+     CHOSEN
+     "those of a bias that has moved by {by:.3g} after the first {first} samples: it is updated within the step, "
+     "after each micro-batch" LOOK "where the update is called: once, in the optimizer's step"},
+    {"routing_weights_scaled", K(SCORES), ARI_IDENTITY + 8, "b", 0, IF(COUNT), 0, "",
+     "computed again from the weights and their gradient, this is {times:.4g} times the gradient: the factor of the "
+     "weights is left out on the way back, or there twice" LOOK
+     "`routed_scaling_factor` in a backward pass of one's own"},
+    {"routing_sum_detached", K(SCORES), ARI_IDENTITY + 8, "b", 0, IF(CUT), 0, "",
+     GRADIENT "weights whose divisor, the sum over the token's experts, is a constant: no gradient goes through it" LOOK
+              "`detach` of the sum, a division in place under `no_grad`"},
     {"router_gradient_of_chosen_alone", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(SOME), 0, "",
      GRADIENT
      "the chosen experts' logits alone: where weights are not normalised a softmax over all experts gives each "
@@ -143,8 +191,15 @@ static const ari_cause rows[] = {
      "are not normalised" LOOK "`norm_topk_prob`"},
     {"routing_weights_normalised", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(ONE), 0, "",
      SHARES "a token's weights add up to 1, which they do not in the reference" LOOK "`norm_topk_prob`"},
+    {"routing_weights_scaled", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(COUNT) | IF(SAME), 0, "",
+     SHARES
+     "the weights of all tokens' experts are multiplied by {times:.4g}" LOOK
+     "`routed_scaling_factor` (Megatron: `moe_router_topk_scaling_factor`): applied once, by the router or the layer"},
     {"wrong_scalar", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(COUNT), 0, "",
-     SHARES "the weights of each token's experts are multiplied by one number, {times:.4g} or one of each token's own"},
+     SHARES "the weights of each token's experts are multiplied by one number of each token's own"},
+    {"wrong_scalar", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(FRACTION), 0, "",
+     SHARES "the shared expert is multiplied by {times:.4g}, and the routed ones are right" LOOK
+            "`routed_scaling_factor`: what it multiplies"},
     {"expert_rows_misplaced", K(MIXTURE), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "",
      SHARES
      "{moved} of {slots} slots of the tokens looked at have their weight, and another expert's output: expert {who}, "

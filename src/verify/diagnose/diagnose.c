@@ -350,7 +350,7 @@ ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
 {
     ari_difference d = in_layout_shape(given);
     const ari_explain_case known = {.reference = given->dump};
-    ari_case c = {.known = &known};
+    ari_case c = {.known = &known, .reference = given->dump_tensor};
     ari_trace best, whole;
     ari_diagnosis found = {.hint = ""};
     ar_evidence considered = {0};

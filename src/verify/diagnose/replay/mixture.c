@@ -231,7 +231,8 @@ static ar_status look_at_numbers(ari_trace *t, const ari_experts *e, const findi
         ari_trace_set(t, ARI_FOUND_MIXTURE,
                       is_same(e, f->sum_was, 1.0) ? ARI_IF(ZERO)
                       : is_same(e, f->sum, 1.0)   ? ARI_IF(ONE)
-                                                  : ARI_IF(COUNT));
+                      : isnan(f->times)           ? ARI_IF(COUNT)
+                                                  : ARI_IF(COUNT) | ARI_IF(SAME));
     else if (f->elsewhere)
         ari_trace_set(t, ARI_FOUND_MIXTURE, ARI_IF(EXCHANGED));
     for (size_t i = 0; i < ar_dump_count(dump) && t->kind == ARI_FOUND_NOTHING; i++)
@@ -248,10 +249,12 @@ ar_status ari_look_at_expert_shares(ari_trace *t, bool *others, const ari_expert
         note_token(&f, e, k);
     const bool counted = f.of_shared > 1.5 && is_same(e, f.of_shared, rint(f.of_shared));
     *others = f.shared && !f.routed;
-    if (f.shared == f.routed || (f.routed && !counted && !is_same(e, f.of_shared, 0.0)))
+    if (f.shared == f.routed || (f.routed && isnan(f.of_shared)))
         return AR_OK;
-    if (f.routed)
-        ari_trace_set(t, counted ? ARI_FOUND_MIXTURE : ARI_FOUND_SHARED_EXPERT, counted ? ARI_IF(ALL) : ARI_IF(ZERO));
+    if (f.routed && is_same(e, f.of_shared, 0.0))
+        ari_trace_set(t, ARI_FOUND_SHARED_EXPERT, ARI_IF(ZERO));
+    else if (f.routed)
+        ari_trace_set(t, ARI_FOUND_MIXTURE, counted ? ARI_IF(ALL) : ARI_IF(FRACTION));
     else if (f.left_out)
         ari_trace_set(t, ARI_FOUND_EXPERTS, ARI_IF(SOME));
     else if (!e->weight)

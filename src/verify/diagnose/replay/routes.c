@@ -16,12 +16,10 @@ typedef struct routes {
     double *p;             /* the softmax of a row of z, [n] */
 } routes;
 
-/* The reference's values of a role, of the case's shape; *held: a dump has them, and the other dump has the same. */
-static ar_status read_rows(float **gives, bool *held, const routes *r, ari_role role, char pass)
+ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t count, ari_role role, char pass)
 {
-    const ar_dump_tensor *t = ari_replay_value(r->c, r->c->known->reference, role, pass);
-    const ar_dump_tensor *other = t && r->c->known->other ? ar_dump_find(r->c->known->other, t->name) : NULL;
-    const size_t count = r->tokens * r->n;
+    const ar_dump_tensor *t = ari_replay_value(c, c->known->reference, role, pass);
+    const ar_dump_tensor *other = t && c->known->other ? ar_dump_find(c->known->other, t->name) : NULL;
     float *x = NULL;
     *held = *held && t && t->count == count && (!other || other->count == count);
     if (!*held)
@@ -36,6 +34,11 @@ static ar_status read_rows(float **gives, bool *held, const routes *r, ari_role 
         *held = fabs((double)x[i] - (double)(*gives)[i]) <= ARI_SUMS * (1.0 + fabs((double)(*gives)[i]));
     free(x);
     return st;
+}
+
+static ar_status read_rows(float **gives, bool *held, const routes *r, ari_role role, char pass)
+{
+    return ari_replay_rows(gives, held, r->c, r->tokens * r->n, role, pass);
 }
 
 static void softmax(routes *r, size_t t)
@@ -210,6 +213,21 @@ static void compare_choice(others *o, const float *z, const float *ref, const fl
     }
 }
 
+void ari_say_token(ari_trace *t, const ari_case *c, size_t row)
+{
+    const size_t k = c->grid.cols, seq = c->grid.nd > 2 ? c->grid.shape[c->grid.nd - 2] : c->grid.rows;
+    const float *ref = c->ref + row * k, *val = c->val + row * k;
+    const float was = only_in(ref, val, k), is = only_in(val, ref, k);
+    ari_text who = ari_list(t, "who");
+    ari_say(&who, "token %zu", row % seq);
+    if (c->grid.nd > 2)
+        ari_say(&who, " of sample %zu", row / seq);
+    if (!isnan(is) && !isnan(was))
+        ari_say(&who, " goes to expert %.0f instead of %.0f", (double)is, (double)was);
+    else
+        ari_say(&who, isnan(is) ? " lacks expert %.0f" : " goes to expert %.0f too", (double)(isnan(is) ? was : is));
+}
+
 /* A row of the case has a token's experts. z: the logits [tokens, r->n] of both; NULL: not known, or they differ. */
 static void look_at_choice(ari_trace *t, const routes *r, const float *z)
 {
@@ -228,18 +246,8 @@ static void look_at_choice(ari_trace *t, const routes *r, const float *z)
     }
     const bool moved = first < c->grid.rows;
     ari_trace_set(t, ARI_FOUND_CHOICE, !moved ? ARI_IF(SHIFT) : !z || o.fewer ? ARI_IF(FOREIGN) : 0);
-    t->flags |= moved && z && !o.fewer && o.gap <= NEAR_TIE * o.size ? ARI_IF(SAME) : 0;
-    const size_t row = moved ? first : 0, seq = c->grid.nd > 2 ? c->grid.shape[c->grid.nd - 2] : c->grid.rows;
-    const float *ref = c->ref + row * k, *val = c->val + row * k;
-    const float was = only_in(ref, val, k), is = only_in(val, ref, k);
-    ari_text who = ari_list(t, "who");
-    ari_say(&who, "token %zu", row % seq);
-    if (c->grid.nd > 2)
-        ari_say(&who, " of sample %zu", row / seq);
-    if (!isnan(is) && !isnan(was))
-        ari_say(&who, " goes to expert %.0f instead of %.0f", (double)is, (double)was);
-    else
-        ari_say(&who, isnan(is) ? " lacks expert %.0f" : " goes to expert %.0f too", (double)(isnan(is) ? was : is));
+    t->flags |= moved && z && !o.fewer && o.gap >= 0.0 && o.gap <= NEAR_TIE * o.size ? ARI_IF(SAME) : 0;
+    ari_say_token(t, c, moved ? first : 0);
     ari_count(t, "rows", o.rows);
     ari_count(t, "k", k);
     ari_number(t, "gap", o.gap);
