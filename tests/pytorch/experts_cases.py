@@ -57,6 +57,7 @@ RIGHT = [
     ("masks", "tern", "dp4", {}),  # no rows are sent: all ranks have all experts, and masks
     (None, "tern", "ep4", {"mean": True, "checkpointing": True, **UPDATE}), (None, "mega", "ep2 tp2", TWICE),
     ("slots_from_the_last", "mega", "dp2 ep2", UPDATE), (None, "mix", "dp2 ep2", UPDATE), (None, "tern", "dp2 ep2 bf16", {}),
+    (None, "deep", "dp2 ep2", TWICE), (None, "deep", "ep4", {}),
 ]
 BROKEN = [
     # truth: Experts' gradients, which are of the rows of all ranks of the expert group, are divided by the number of their
@@ -153,6 +154,39 @@ BROKEN = [
     ("auxiliary_result_dropped", "mega", "dp2 ep2", {},
      "balancing_loss | partial_sum",
      "decoder.layers.1.mlp.router*"),
+    # Deep: written, as those above, before one of them was judged, when verify named the same mistakes of anyrank's own runs.
+    # truth: Weights are gathered from the scores with the bias of the choice.
+    ("bias_in_weights", "deep", "dp2 ep2", {}, "router_bias_in_weights | routing_weights_function", "model.layers.0.mlp.gate:fwd"),
+    # truth: Weights are not multiplied by their factor where experts are shared out.
+    ("factor_left_out", "deep", "ep2", {}, "routing_weights_scaled | wrong_scalar", "model.layers.0.mlp.gate:fwd"),
+    # truth: The router applies the factor, and the layer once more.
+    ("factor_twice", "deep", "ep4", {}, "routing_weights_scaled | wrong_scalar counted_twice", "model.layers.0.mlp:fwd"),
+    # truth: The factor is missing in the gradient of the weights, which is written by hand.
+    ("factor_not_in_gradient", "deep", "ep2", {}, "routing_weights_scaled | wrong_scalar", "model.layers.1.mlp.gate*"),
+    # truth: The shared expert is multiplied by the factor of the routed ones.
+    ("factor_on_shared", "deep", "dp2 ep2", {}, "counted_twice | wrong_scalar tensor_added", "model.layers.0.mlp:fwd"),
+    # truth: Groups are ranked by their best score (DeepSeek-V2), not by the sum of their two best.
+    ("groups_by_best", "deep", "dp2 ep2", {}, "other_experts_chosen", "model.layers.0.mlp.gate:fwd"),
+    # truth: Groups do not restrict the choice.
+    ("groups_not_masked", "deep", "ep2", {}, "other_experts_chosen", "model.layers.0.mlp.gate:fwd"),
+    # truth: Experts of other groups are masked by 0, which is more than scores with a negative bias.
+    ("masked_by_zero", "deep", "dp2 ep2", {}, "other_experts_chosen", "model.layers.0.mlp.gate:fwd"),
+    # truth: Groups are of experts dealt round (i, i + 4, ..) and not of neighbours.
+    ("groups_dealt_round", "deep", "ep4", {}, "other_experts_chosen", "model.layers.0.mlp.gate:fwd"),
+    # truth: The bias is added to the logits before the sigmoid, where it is that of the scores.
+    ("bias_before_sigmoid", "deep", "ep2", {}, "other_experts_chosen", "model.layers.0.mlp.gate:fwd"),
+    # truth: Scores are a softmax where sigmoids are due: other weights, and other experts, as the bias weighs more.
+    ("softmax_scores", "deep", "dp2 ep2", {}, "routing_weights_function other_experts_chosen", "model.layers.0.mlp.gate:fwd"),
+    # truth: Scores are divided by the sum over all experts and not over those chosen.
+    ("shares_of_all", "deep", "ep2", {}, "routing_weights_function routing_weights_not_normalised | wrong_row_factor",
+     "model.layers.0.mlp.gate:fwd"),
+    # truth: The bias moves by each rank's own counts: from the second step on ranks choose other experts.
+    ("counts_of_own_rank", "deep", "dp2 ep2", TWICE, "router_bias_update | other_experts_chosen", "model.layers.*.mlp.gate*"),
+    # truth: Counts are summed over the expert group, and not over dp.
+    ("counts_over_ep_alone", "deep", "dp2 ep2", TWICE, "router_bias_update | other_experts_chosen",
+     "model.layers.*.mlp.gate*"),
+    # truth: The bias moves the wrong way: experts that have many tokens get more.
+    ("bias_moves_to_the_full", "deep", "ep2", TWICE, "router_bias_update | other_experts_chosen", "model.layers.*.mlp.gate*"),
 ]
 
 

@@ -411,7 +411,7 @@ class Mix(nn.Module):
 
 # --- where things are -------------------------------------------------------------------------------------------------
 
-MODELS = {"tern": Tern, "mega": Mega, "mix": Mix}
+MODELS = {"tern": Tern, "mega": Mega, "mix": Mix}  # and deep_models.py adds its own
 CUT = {"weight1": 2, "weight2": 1, "linear_q": 0, "linear_k": 0, "linear_v": 0, "linear_gate": 0, "linear_up": 0,
        "linear_proj": 1, "linear_fc2": 1}  # over tp
 
@@ -441,7 +441,7 @@ def part_of(grid, name, model):
 def places(grid, model):
     """The capture's spec: what is where, and what is still to be summed."""
     tokens = {"dp": 0} if model == "mix" else {"dp": 0, "ep": 0}
-    shard = {"*.experts.w1:*": {"ep": 0}, "*.experts.w2:*": {"ep": 0}, "*.experts.w3:*": {"ep": 0}} if model == "tern" else {}
+    shard = {"*.experts.w1:*": {"ep": 0}, "*.experts.w2:*": {"ep": 0}, "*.experts.w3:*": {"ep": 0}} if model in ("tern", "deep") else {}
     if model == "mega":
         shard = {"*.experts.weight1:*": {"ep": 0, "tp": 2}, "*.experts.weight2:*": {"ep": 0, "tp": 1}}
     partial = {"loss:fwd": list(tokens)}

@@ -7,7 +7,10 @@ import anyrank
 import torch
 import torch.nn.functional as F
 
+from deep_models import Deep
 from experts_models import MODELS, C, Grid, cuts_of, part_of, places
+
+MODELS["deep"] = Deep
 
 
 def batch(step):
@@ -85,6 +88,8 @@ class Run:
                 p.grad.mul_(min(1.0, 0.3 / (float(norm) + 1e-6)))
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if hasattr(self.model, "after_step"):
+                self.model.after_step()
 
     def go(self):
         self.build()

@@ -23,7 +23,7 @@ from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
 from anyrank.capture._listen import Listener, Pass, in_backward, local_of, loss_of, tensors_of, version_of, whole_of
-from anyrank.capture._model import DTensor, groups_of, parameters_of, unwrapped
+from anyrank.capture._model import DTensor, groups_of, parameters_of, router_biases_of, unwrapped
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
 from anyrank.capture._spec import Spec
@@ -449,7 +449,7 @@ class Capture:
             self._record.add(name, self._at(name, step or self._step), local_of(tensor), whole, False, 0)
 
     def _keep_parameters(self, kind: str, step: int) -> None:
-        for name, p in self._parameters:
+        for name, p in [*self._parameters, *router_biases_of(self._model)]:
             self._keep(f"{name}:{kind}", p, whole_of(p), step)
 
     def _keep_gradients(self, of: set[int] | None = None, unseen: bool = False) -> None:

@@ -92,6 +92,12 @@ def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return list(found.values())
 
 
+def router_biases_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Buffers by which routers choose experts, which the step moves: of transformers, Megatron and torchtitan."""
+    return [(plain(name), b) for name, b in model.named_buffers()
+            if name.rsplit(".", 1)[-1] in ("e_score_correction_bias", "expert_bias")]
+
+
 class Groups(typing.NamedTuple):
     """mesh; the dimensions that share out samples; those over which gradients and losses are averaged."""
 

@@ -310,6 +310,19 @@ class Written(CaptureCase):
             self.assertEqual("head.weight:v@2" in names, name != "sgd")
             self.assertTrue(torch.equal(self.value("head.weight:new@2", name), model.head.weight))
 
+    def test_the_bias_by_which_a_router_chooses_is_written_before_and_after_a_step(self) -> None:
+        model = nn.Linear(3, 2)
+        model.register_buffer("e_score_correction_bias", torch.tensor([0.5, -0.5]))
+        model.register_buffer("other", torch.ones(2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with anyrank.capture(model, self.path / "dump", optimizer):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            model.e_score_correction_bias += 1.0
+        self.assertEqual(self.value("e_score_correction_bias:init").tolist(), [0.5, -0.5])
+        self.assertEqual(self.value("e_score_correction_bias:new").tolist(), [1.5, 0.5])
+        self.assertFalse([name for name in self.files() if name.startswith("other")])
+
     def test_two_optimizers_make_one_step(self) -> None:
         torch.manual_seed(0)
         model = Model()
