@@ -125,11 +125,30 @@ AR_BEGIN_DECLS
     X(router_weights_detached, "experts: no gradient goes through the weights to the router")                          \
     X(router_grad_chosen_alone, "experts: the logits of those not chosen get no gradient")                             \
     X(router_sum_detached, "experts: no gradient goes through the sum that the weights are divided by")                \
+    X(router_bias_in_weights, "experts: the bias by which a router of sigmoids chooses is in the weights too")         \
+    X(router_bias_own_counts, "experts: the router's bias moves by the counts of each rank's own tokens")              \
+    X(router_bias_each_micro_batch, "experts: the router's bias moves after each micro-batch, not once a step")        \
+    X(router_bias_counts_bf16,                                                                                         \
+      "experts: the counts by which the router's bias moves, and their sum, are kept in bf16")                         \
+    X(router_bias_counts_plain,                                                                                        \
+      "experts: the router's bias moves by counts of the largest scores without it, of all groups")                    \
+    X(router_scale_left_out, "experts: the weights are not multiplied by their scaling factor")                        \
+    X(router_scale_twice, "experts: the weights are multiplied by their scaling factor twice")                         \
+    X(router_scale_not_in_gradient, "experts: the gradient of the weights lacks their scaling factor")                 \
+    X(router_groups_by_max,                                                                                            \
+      "experts: groups of experts are ranked by their best score, not by the sum of their two best")                   \
+    X(router_groups_not_masked, "experts: the groups that do not stay are not masked: a token goes to experts of all") \
     X(balance_of_micro_batch, "experts: the balancing loss counts the tokens of each rank's micro-batch alone")        \
     X(balance_without_k, "experts: the balancing loss is not divided by the number of a token's experts")              \
+    X(balance_detached, "experts: the balancing loss is reported and has no gradient")                                 \
+    X(balance_divided_by_dp, "experts: the balancing loss of the batch is divided by the data-parallel ranks besides") \
+    X(balance_divided_by_samples,                                                                                      \
+      "experts: a sequence's balancing loss is divided by the micro-batch's samples besides")                          \
     X(router_z_loss_of_micro_batch, "experts: the router's z-loss is a mean over each rank's micro-batch")             \
     X(router_grad_local, "experts: the weights' gradient is of the rank's own part of the experts alone")              \
     X(sp_router_grad_summed, "sequence parallelism: the router's gradient, whole on each rank, is summed over tp")     \
+    X(sp_router_grad_local,                                                                                            \
+      "sequence parallelism: the gradient of a router that sees its own tokens is not summed over tp")                 \
     X(experts_not_reduced, "experts: the ranks' parts of what the experts make are not summed")                        \
     X(experts_dx_not_reduced, "experts: the ranks' parts of the gradient of the experts' input are not summed")        \
     X(experts_combined_first, "experts: each rank rounds and weights its part of their output before the parts' sum")  \

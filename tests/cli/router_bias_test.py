@@ -40,6 +40,18 @@ class RouterBiasTest(Case):
         for value in ("-1", "nan", "inf", "x"):
             self.refused("check", MODEL, "--router-bias-update", value, says="--router-bias-update")
 
+    def test_a_fault_that_no_layout_of_the_model_has_is_refused(self):
+        for model, fault, says in ((MODEL, "shared_gate_left_out", "shared expert's gate, which this model has not"),
+                                   (MODEL, "shared_gate_detached", "shared expert's gate, which this model has not"),
+                                   (MODEL, "router_softmax_twice", "sigmoids"), (MODEL, "router_ties_higher_index", "sigmoids"),
+                                   (MODEL, "router_bias_own_counts", "give a model of sigmoids and router-bias-update"),
+                                   ("mixtral-demo", "router_bias_in_weights", "which this model has not"),
+                                   ("qwen2-moe-demo", "router_scale_twice", "routed_scaling_factor"),
+                                   ("mixtral-demo", "router_groups_by_max", "n_group, topk_group"),
+                                   ("mixtral-demo", "balance_detached", "give balance"),
+                                   ("llama-demo", "last_expert_left_out", "mistake of experts, which this model has not")):
+            self.refused("check", model, "--tp", "2", "--inject", fault, says=[f"fault {fault} ", says])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -156,7 +156,7 @@ BROKEN = [
      "decoder.layers.1.mlp.router*"),
     # Deep: written, as those above, before one of them was judged, when verify named the same mistakes of anyrank's own runs.
     # truth: Weights are gathered from the scores with the bias of the choice.
-    ("bias_in_weights", "deep", "dp2 ep2", {}, "router_bias_in_weights | routing_weights_function", "model.layers.0.mlp.gate:fwd"),
+    # Deep: written, as those above, before one was judged, when verify named the same mistakes of anyrank's own runs.
     # truth: Weights are not multiplied by their factor where experts are shared out.
     ("factor_left_out", "deep", "ep2", {}, "routing_weights_scaled | wrong_scalar", "model.layers.0.mlp.gate:fwd"),
     # truth: The router applies the factor, and the layer once more.

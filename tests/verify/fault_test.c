@@ -52,11 +52,8 @@ static void place_fini(place *p)
 
 static ar_arch arch_of(const char *model)
 {
-    static const ar_arch of[] = {['l'] = AR_ARCH_LLAMA,
-                                 ['g'] = AR_ARCH_GPT2,
-                                 ['s'] = AR_ARCH_STACK,
-                                 ['m'] = AR_ARCH_MIXTRAL,
-                                 ['q'] = AR_ARCH_QWEN2_MOE};
+    static const ar_arch of[] = {['l'] = AR_ARCH_LLAMA,   ['g'] = AR_ARCH_GPT2,      ['s'] = AR_ARCH_STACK,
+                                 ['m'] = AR_ARCH_MIXTRAL, ['q'] = AR_ARCH_QWEN2_MOE, ['r'] = AR_ARCH_GLM4_MOE};
     return of[(size_t)model[0]];
 }
 
@@ -82,7 +79,8 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
 
 static bool same_losses(const ar_router_losses *a, const ar_router_losses *b)
 {
-    return a->balance == b->balance && a->balance_weight == b->balance_weight && a->z_loss == b->z_loss;
+    return a->balance == b->balance && a->balance_weight == b->balance_weight && a->z_loss == b->z_loss &&
+           a->bias_update == b->bias_update;
 }
 
 static const shared *base_of(place *p, const ar_check_options *o)

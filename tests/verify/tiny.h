@@ -33,6 +33,15 @@
                  "\"intermediate_size\": " #ffn ", \"moe_intermediate_size\": " #ffn ", \"num_experts\": " #n \
                  ", \"num_experts_per_tok\": " #k ", \"shared_expert_intermediate_size\": " #shared)
 
+/* A router of sigmoids: a bias of the choice, groups of which half stay, a factor of 2.5; a shared expert without a gate. */
+#define GLM_MOE(vocab, hidden, ffn, layers, heads, kv, n, k, groups, kept)                                          \
+    WITH_EXPERTS("glm4_moe", vocab, hidden, layers, heads, kv,                                                      \
+                 "\"intermediate_size\": " #ffn ", \"moe_intermediate_size\": " #ffn ", \"n_routed_experts\": " #n  \
+                 ", \"num_experts_per_tok\": " #k ", \"n_shared_experts\": 1, \"n_group\": " #groups                \
+                 ", \"topk_group\": " #kept ", \"norm_topk_prob\": true, \"routed_scaling_factor\": 2.5, "          \
+                 "\"first_k_dense_replace\": 0, \"use_qk_norm\": true, \"attention_bias\": false, \"hidden_act\": " \
+                 "\"silu\", \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5")
+
 #define GPT2(vocab, hidden, inner, layers, heads)                                                          \
     "{\"model_type\": \"gpt2\", \"vocab_size\": " #vocab ", \"n_embd\": " #hidden ", \"n_inner\": " #inner \
     ", \"n_layer\": " #layers ", \"n_head\": " #heads                                                      \

@@ -33,7 +33,8 @@ static const char *const explained[AR_FAULT_COUNT] = {
     [AR_FAULT_vocab_target_off_by_shard] =
         "A target that is the first id of a shard counts as the previous shard's, whose last logit is used. Only "
         "tokens at an edge are affected; with 8 ranks of 32 ids that includes the space, id 32. The loss is off by "
-        "1.2 %, equally on all ranks. With 2 ranks the edge is id 128, which few texts contain: then the fault hides.",
+        "1.2 %, equally on all ranks. With 2 ranks the edge is id 128, which few texts contain: then the fault "
+        "hides.",
     [AR_FAULT_loss_parallel_no_max] =
         "Each rank takes exponentials relative to its own shard's maximum, and the denominators are added all the "
         "same. The loss is wrong and differs between ranks. One all-reduce of T int32 is missing: 768 bytes.",
@@ -446,13 +447,57 @@ static const char *const explained[AR_FAULT_COUNT] = {
     [AR_FAULT_router_sum_detached] =
         "The sum that weights are divided by is taken for a constant. All logits get a gradient, those of experts "
         "not chosen too, which must have exactly none where weights are normalised.",
+    [AR_FAULT_router_bias_in_weights] =
+        "A router of sigmoids (DeepSeek-V3) chooses by the scores and a bias, and weighs by the scores alone. Here "
+        "the weights have the bias too: what is meant to balance experts changes what they make.",
+    [AR_FAULT_router_bias_own_counts] =
+        "The bias moves once a step by how many tokens of the whole batch went to each expert. Each rank here "
+        "counts its own tokens: copies of the bias drift apart, and with them which experts ranks choose.",
+    [AR_FAULT_router_bias_each_micro_batch] =
+        "The update comes once for each micro-batch, by that one's counts: the bias moves as many times as far, and "
+        "later micro-batches of the same step are routed by another one.",
+    [AR_FAULT_router_bias_counts_bf16] =
+        "Counts that go through a bf16 buffer have 8 bits (NVIDIA/Megatron-LM 7081: 40,840 becomes 41,216 or "
+        "40,704), and so has their sum. Where a count is about the mean the update's sign flips. Below 256 tokens "
+        "an expert nothing does.",
+    [AR_FAULT_router_bias_counts_plain] =
+        "The counts are those of the largest scores without bias and groups, as Megatron-LM counts by a second "
+        "top-k. Experts to which the bias has brought tokens get no less of it: it never settles.",
+    [AR_FAULT_router_scale_left_out] =
+        "A token's weights, which add up to 1, are multiplied by a factor (`routed_scaling_factor`, 2.5). Here they "
+        "are not, so that the routed experts add less beside the shared one and the residual. Gradients agree with "
+        "it.",
+    [AR_FAULT_router_scale_twice] =
+        "The factor is applied by the router and again where the experts' outputs are added up: weights add up to "
+        "6.25.",
+    [AR_FAULT_router_scale_not_in_gradient] =
+        "A backward pass written by hand forgets the factor of the weights. The forward pass and all gradients but "
+        "those through the router are right; these are 1/2.5 of what they must be.",
+    [AR_FAULT_router_groups_by_max] =
+        "Groups of experts are ranked by the largest score in each (DeepSeek-V2), where DeepSeek-V3 adds the two "
+        "largest. For some tokens other groups stay, and with them other experts.",
+    [AR_FAULT_router_groups_not_masked] =
+        "The scores of the groups that do not stay are not masked, so that a token's experts lie in more groups, on "
+        "more ranks, than they should.",
     [AR_FAULT_balance_of_micro_batch] =
         "The balancing loss multiplies how many tokens go to an expert by how probable it is, so a mean over micro-batches "
         "and ranks is another loss than that of the whole batch: it wants every micro-batch to be balanced, and its "
-        "gradient depends on the layout. Only the gradient of the router's logits differs, and no shape or loss says so.",
+        "gradient depends on the layout. Only the gradient of the router's logits differs, and no shape or loss "
+        "says so.",
     [AR_FAULT_balance_without_k] =
         "Each token is counted once for each of its experts, so the counts add up to k times the tokens. Without the 1/k "
         "the balancing loss is k times as heavy as its coefficient says (allenai/OLMoE#45).",
+    [AR_FAULT_balance_detached] =
+        "The balancing loss is reported, and the tensor that carries its gradient is not used further (NVIDIA- "
+        "NeMo/Automodel 1408), or its coefficient is missing (NVIDIA-NeMo/Megatron-Bridge 5165). Experts are not "
+        "balanced, and no loss shows it.",
+    [AR_FAULT_balance_divided_by_dp] =
+        "The balancing loss is already of the whole batch, and its gradient is averaged over the data-parallel "
+        "ranks besides (NVIDIA/Megatron-LM 3672): 1/dp of its coefficient, on the router alone.",
+    [AR_FAULT_balance_divided_by_samples] =
+        "The balancing loss of a sequence (DeepSeek-V3) is a mean over the batch's sequences. Here the sum over a "
+        "micro-batch's samples is divided by their number once more (NVIDIA/Megatron-LM 5798): a fourth of its "
+        "coefficient, and another part under another micro-batch size.",
     [AR_FAULT_router_z_loss_of_micro_batch] =
         "The router's z-loss is a mean over the tokens of the step's batch. A mean over a rank's own tokens, summed over "
         "the ranks and micro-batches, is as many times as heavy (NVIDIA/Megatron-LM#5047).",
@@ -464,6 +509,10 @@ static const char *const explained[AR_FAULT_COUNT] = {
         "With sequence parallelism the gradients of replicated parameters that see a rank's own tokens are summed "
         "over tp. This router sees all tokens on each rank, and is summed all the same: its gradient is exactly "
         "tp times the reference. (A router that sees its own tokens alone and is not summed: Megatron-LM 599.)",
+    [AR_FAULT_sp_router_grad_local] =
+        "Experts that are whole on each rank (etp=1) let each tensor-parallel rank route its own positions, so a "
+        "router's gradient is a sum over tp (NVIDIA/Megatron-LM 599; of a shared expert's gate: alibaba/Pai- "
+        "Megatron-Patch 397). Here each rank keeps its own: the copies differ, their sum is right.",
     [AR_FAULT_experts_not_reduced] =
         "The sum over tp of the ranks' parts of what the experts make is left out, so that each rank combines its "
         "own. The copies add up to the reference; the bytes of two reductions a block are missing.",

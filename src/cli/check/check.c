@@ -210,6 +210,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     if (found == AR_ERR_NOT_FOUND && v->sweep > 0)
         return ar_error_set(found, "%s; --sweep takes a number of ranks, as --sweep 8", ar_error_message());
     AR_TRY(found);
+    AR_TRY(ari_fault_model_check(&o->run, c));
     AR_TRY(ari_layout_load(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
     const bool given = v->sweep == 0 && ari_layout_given(&v->r);

@@ -215,6 +215,18 @@ ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *ow
     return ari_axis_put(ctx, dy->data, ar_const(own->data), &a, ar_comm_rank(ctx->tp), own->dtype);
 }
 
+ar_status ari_fault_own_tokens(ar_ctx *ctx, const ar_tensor *dy)
+{
+    const ar_tensor rows = ar_tensor_rows(dy);
+    const size_t n = (size_t)ar_comm_size(ctx->tp), each = dy->shape[dy->ndim - 2] / n;
+    for (size_t i = 0; i < rows.shape[0] / each; i++) {
+        const ar_tensor part = ar_tensor_slice(&rows, 0, i * each, each);
+        if (i % n != (size_t)ar_comm_rank(ctx->tp))
+            AR_TRY(ARI_KERNEL(ctx, fill, &part, 0.0f));
+    }
+    return AR_OK;
+}
+
 ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_tp_redistribution change,
                                  const char *tag)
 {

@@ -68,6 +68,9 @@ AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const 
 /** qkv_gathered_three_times: x is placed twice more, as the change says, for nobody. */
 AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f,
                                               ar_tp_redistribution change, const char *tag);
+/** sp_router_grad_local, of a replicated layer whose tokens are shared out: of dY [.., positions, out], gathered, the
+ *  other ranks' positions become zero. */
+AR_NODISCARD ar_status ari_fault_own_tokens(ar_ctx *ctx, const ar_tensor *dy);
 /** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they
  *  are other ones than without a fault. */
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row);
@@ -145,6 +148,19 @@ AR_NODISCARD ar_status ari_fault_empty_gradients(ar_ctx *ctx, ar_param *const *w
 /** router_softmax_twice, router_sum_detached: after the logits' gradient was written. */
 AR_NODISCARD ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
                                                  const ar_tensor *g);
+/** router_scale_left_out, router_scale_twice, router_weights_not_normalised; router_sum_detached: the rule of a router of
+ *  sigmoids, in one pass or both. */
+void ari_fault_score_rule(const ar_ctx *ctx, ar_route_rule *rule, bool backward);
+/** router_groups_by_max, router_groups_not_masked, router_bias_in_weights: after scores were routed. bias: [experts]. */
+AR_NODISCARD ar_status ari_fault_scored(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *bias,
+                                        const ar_route_rule *rule);
+/** router_bias_in_weights, router_scale_not_in_gradient: after the logits' gradient was written. */
+AR_NODISCARD ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
+                                                 const ar_tensor *g, const ar_tensor *bias, const ar_route_rule *rule);
+/** router_bias_counts_plain: the experts that are counted, in the step's memory if they are others than of->expert. */
+AR_NODISCARD ar_status ari_fault_counted(ar_ctx *ctx, ar_tensor *expert, const ari_chosen *of);
+/** router_bias_counts_bf16: the sum of n counts, which are rounded too; else `right`. */
+int64_t ari_fault_sum_of_counts(const ar_ctx *ctx, int64_t *counts, size_t n, int64_t right);
 /** expert_input_weighted: what multiplies the rows that go to the experts, and those that come from them; NULL:
  *  nothing. */
 const ar_tensor *ari_fault_input_weight(const ar_ctx *ctx, const ar_tensor *weight);

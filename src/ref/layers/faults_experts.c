@@ -6,7 +6,7 @@
 
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"
-#include "ref/layers/faults.h"
+#include "ref/layers/faults_routed.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 
@@ -48,14 +48,7 @@ bool ari_fault_normalised(const ar_ctx *ctx, bool normalised, bool backward)
     return normalised || (backward && ar_faulty(ctx, AR_FAULT_router_grad_chosen_alone));
 }
 
-/* Of the tokens of a pass, on the host. */
-typedef struct routed {
-    size_t tokens, experts, k;
-    float *z, *p, *weight, *g; /* [tokens, experts], then [tokens, k] */
-    int32_t *expert;           /* [tokens, k] */
-} routed;
-
-static void routed_fini(routed *r)
+void ari_routed_host_fini(ari_routed_host *r)
 {
     free(r->z);
     free(r->p);
@@ -64,32 +57,32 @@ static void routed_fini(routed *r)
     free(r->expert);
 }
 
-static ar_status take(ar_ctx *ctx, void **gives, const ar_tensor *t)
+ar_status ari_to_host(ar_ctx *ctx, void **gives, const ar_tensor *t)
 {
     AR_TRY(ari_alloc(gives, ar_tensor_count(t), sizeof(float), "what is routed"));
     return t->dtype == AR_I32 ? ar_ctx_download(ctx, *gives, t) : ar_ctx_download_floats(ctx, *gives, t);
 }
 
-/* z, g: NULL where they are not wanted. */
-static ar_status routed_init(routed *r, ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z, const ar_tensor *g)
+ar_status ari_routed_host_init(ari_routed_host *r, ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z,
+                               const ar_tensor *g)
 {
-    *r = (routed){.tokens = of->p->shape[0], .experts = of->p->shape[1], .k = of->expert->shape[1]};
-    AR_TRY(take(ctx, (void **)&r->p, of->p));
-    AR_TRY(take(ctx, (void **)&r->weight, of->weight));
-    AR_TRY(take(ctx, (void **)&r->expert, of->expert));
+    *r = (ari_routed_host){.tokens = of->p->shape[0], .experts = of->p->shape[1], .k = of->expert->shape[1]};
+    AR_TRY(ari_to_host(ctx, (void **)&r->p, of->p));
+    AR_TRY(ari_to_host(ctx, (void **)&r->weight, of->weight));
+    AR_TRY(ari_to_host(ctx, (void **)&r->expert, of->expert));
     if (z)
-        AR_TRY(take(ctx, (void **)&r->z, z));
-    return g ? take(ctx, (void **)&r->g, g) : AR_OK;
+        AR_TRY(ari_to_host(ctx, (void **)&r->z, z));
+    return g ? ari_to_host(ctx, (void **)&r->g, g) : AR_OK;
 }
 
 /* The probability of the j-th expert of token t. */
-static float chosen_p(const routed *r, size_t t, size_t j)
+static float chosen_p(const ari_routed_host *r, size_t t, size_t j)
 {
     return r->p[t * r->experts + (size_t)r->expert[t * r->k + j]];
 }
 
 /* As where the softmax comes after the choice too, where only the gate of another model has it. */
-static void soften(routed *r)
+static void soften(ari_routed_host *r)
 {
     for (size_t t = 0; t < r->tokens; t++) {
         double sum = 0.0;
@@ -107,7 +100,7 @@ static bool goes_before(const float *z, size_t a, size_t b)
     return x > y || (x == y && a > b);
 }
 
-static void choose_in_bf16(routed *r, bool normalised)
+static void choose_in_bf16(ari_routed_host *r, bool normalised)
 {
     for (size_t t = 0; t < r->tokens; t++) {
         const float *z = r->z + t * r->experts;
@@ -130,11 +123,11 @@ static void choose_in_bf16(routed *r, bool normalised)
 ar_status ari_fault_routed(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z, bool normalised)
 {
     const bool twice = ar_faulty(ctx, AR_FAULT_router_softmax_twice);
-    routed r = {.k = 0};
+    ari_routed_host r = {.k = 0};
     ar_status st = AR_OK;
     if (!twice && !ar_faulty(ctx, AR_FAULT_router_ties_higher_index))
         return AR_OK;
-    AR_TRY_TO(done, st, routed_init(&r, ctx, of, z, NULL));
+    AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, z, NULL));
     if (twice)
         soften(&r);
     else
@@ -142,7 +135,7 @@ ar_status ari_fault_routed(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, of->expert, r.expert));
     st = ar_ctx_upload(ctx, of->weight, r.weight);
 done:
-    routed_fini(&r);
+    ari_routed_host_fini(&r);
     return st;
 }
 
@@ -155,8 +148,8 @@ static ar_status clear_remote(ar_ctx *ctx, const ar_tensor *of_slots, const ar_t
     float *host = NULL;
     int32_t *chosen = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, take(ctx, (void **)&host, of_slots));
-    AR_TRY_TO(done, st, take(ctx, (void **)&chosen, expert));
+    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&host, of_slots));
+    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&chosen, expert));
     for (size_t i = 0; i < ar_tensor_count(of_slots); i++)
         host[i] = (size_t)chosen[i] - of->from < of->own ? host[i] : 0.0f;
     st = ar_ctx_upload(ctx, of_slots, host);
@@ -176,7 +169,7 @@ ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g, const ar_t
 
 /* The gradient of each chosen probability, and that probability in the place of its weight: through the softmax alone
  * their gradient is that of weights that are not normalised. router_sum_detached: w = p/s, and s has no gradient. */
-static void through_softmax(routed *r, bool twice)
+static void through_softmax(ari_routed_host *r, bool twice)
 {
     for (size_t t = 0; t < r->tokens; t++) {
         float *w = r->weight + t * r->k, *g = r->g + t * r->k, sum = 0.0f;
@@ -192,12 +185,12 @@ static void through_softmax(routed *r, bool twice)
 ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of, const ar_tensor *g)
 {
     const bool twice = ar_faulty(ctx, AR_FAULT_router_softmax_twice);
-    routed r = {.k = 0};
+    ari_routed_host r = {.k = 0};
     ar_tensor slopes, chosen;
     ar_status st = AR_OK;
     if (!twice && !ar_faulty(ctx, AR_FAULT_router_sum_detached))
         return AR_OK;
-    AR_TRY_TO(done, st, routed_init(&r, ctx, of, NULL, g));
+    AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, NULL, g));
     through_softmax(&r, twice);
     AR_TRY_TO(done, st, ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
     AR_TRY_TO(done, st, ari_numbers(ctx, &chosen, AR_F32, r.tokens * r.k, r.weight));
@@ -206,7 +199,7 @@ ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
     ar_ctx_release(ctx, &chosen);
     ar_ctx_release(ctx, &slopes);
 done:
-    routed_fini(&r);
+    ari_routed_host_fini(&r);
     return st;
 }
 
@@ -265,8 +258,8 @@ ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tenso
         return clear_remote(ctx, weight, expert, of);
     if (!last && !ar_faulty(ctx, AR_FAULT_expert_capacity_drops))
         return AR_OK;
-    AR_TRY_TO(done, st, take(ctx, (void **)&host, weight));
-    AR_TRY_TO(done, st, take(ctx, (void **)&chosen, expert));
+    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&host, weight));
+    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&chosen, expert));
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&rows, of->all, sizeof *rows, "rows of experts"));
     drop_slots(host, chosen, ar_tensor_count(weight), rows, of->all, last);
     st = ar_ctx_upload(ctx, weight, host);

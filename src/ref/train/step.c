@@ -201,6 +201,23 @@ static ar_status backward_absent(const ar_train_options *o)
     return ari_ddp_end_backward(o->ddp, 0);
 }
 
+static ar_status update_biases(const ari_trained *what, ar_ctx *ctx)
+{
+    return what->model ? ari_model_update_biases(what->model, ctx) : ari_scores_update(&what->module, 1, ctx);
+}
+
+/* router_bias_each_micro_batch: the update after a micro-batch's backward pass, unheard. */
+static ar_status fault_biases(const ari_trained *what, ar_ctx *ctx)
+{
+    const ar_tap_fn tap = ctx->tap;
+    if (!ar_faulty(ctx, AR_FAULT_router_bias_each_micro_batch))
+        return AR_OK;
+    ctx->tap = NULL;
+    const ar_status st = update_biases(what, ctx);
+    ctx->tap = tap;
+    return st;
+}
+
 /* The buckets are reduced while the last backward pass runs. */
 static void sync_in_last(const ar_train_options *o, bool last)
 {
@@ -219,8 +236,10 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
         if (i < n)
             sync_in_last(o, i + 1 == n);
         AR_TRY(i < n ? forward_micro(what, ctx, saved, &micro[i], i, result) : ari_ddp_absent_forward(o->ddp, 0));
-        if (!o->forward_only && !all_first)
+        if (!o->forward_only && !all_first) {
             AR_TRY(i < n ? backward_micro(what, ctx, saved, &micro[i], i, o) : backward_absent(o));
+            AR_TRY(fault_biases(what, ctx));
+        }
         if (!all_first) {
             ar_saved_clear(saved);
             ar_ctx_end_step(ctx);
@@ -336,7 +355,7 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
         factor = ari_clip_factor(o->clip, result->norm);
     }
     AR_TRY(ar_optimizer_step(optimizer, ctx, factor));
-    return what->model ? ari_model_update_biases(what->model, ctx) : ari_scores_update(&what->module, 1, ctx);
+    return update_biases(what, ctx);
 }
 
 static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,

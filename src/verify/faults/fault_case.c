@@ -17,64 +17,81 @@ enum { BATCH = 4, SEQ = 24 };
 
 /* Requirements of a fault to matter in one forward and backward pass: X(name, true if the run meets it, message if
  * not). The first missing one is reported. grads has no update, no second step, no dropout and no module. */
-#define NEEDS_TABLE(X)                                                                                            \
-    X(UPDATE, false,                                                                                              \
-      "acts after the backward pass, in clipping or in the update, and grads ends before: a check shows it")      \
-    X(STEPS, false, "acts from the second step on, and grads makes one: a check shows it")                        \
-    X(DROPOUT, false, "is a mistake of dropout, and grads has none: a check shows it")                            \
-    X(MODULE, false, "shows in a module, not in a model: a check runs one")                                       \
-    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")            \
-    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                 \
-    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")             \
-    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV),                                                     \
-      "is a mistake of a fused q|k|v, which this model has not")                                                  \
-    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                          \
-    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")          \
-    X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                             \
-    X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                      \
-      "is a mistake of experts' weights that are normalised, which this model has not")                           \
-    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised,                                                 \
-      "is a mistake of experts' weights that are not normalised, which this model has not")                       \
-    X(BALANCE, ar_config_balance(c, &r->loss) != AR_BALANCE_NONE,                                                 \
-      "is a mistake of experts that are balanced: give balance")                                                  \
-    X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                  \
-      "is a mistake of a router's z-loss: give router-z-loss")                                                    \
-    X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                 \
-    X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                 \
-    X(EDP, p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p)),                                                \
-      "acts between copies of experts: give ep of at least 2, and dp of more than ep")                            \
-    X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                             \
-    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                    \
-    X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                        \
-    X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                          \
-    X(SP, sp, "is a mistake of sequence parallelism: give tp of at least 2 and sp")                               \
-    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                   \
-      "is about copies of KV heads, of which this run has none: give tp above the model's KV heads")              \
-    X(CP, cp, "acts between context-parallel ranks: give cp of at least 2")                                       \
-    X(RING, ring, "acts in a ring of context-parallel ranks: give cp above cp-inner")                             \
-    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give cp above cp-inner, and zigzag")                  \
-    X(GATHERS, ring || sp,                                                                                        \
-      "acts where tokens of several ranks are put together: give cp above cp-inner, or tp and sp")                \
-    X(CHUNKS, sp && p->overlap > 1,                                                                               \
-      "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")              \
-    X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                 \
-    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                  \
-      "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                           \
-    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                 \
-      "is a mistake of zero bubble: give pp of at least 2 and schedule-pp zero-bubble")                           \
-    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2") \
-    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")   \
-    X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                 \
-      "acts between copies of shards: give replicas (dp-replicate) and zero")                                     \
-    X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                  \
-    X(FORWARD_FIRST, micro && p->forward_first,                                                                   \
-      "needs one micro-batch's forward pass before another's backward "                                           \
-      "pass: give at least 2 micro-batches and forward-first")                                                    \
-    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                          \
-      "is a mistake of recomputation: give recompute selective or full")                                          \
-    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                     \
-      "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                        \
-    X(BUCKETS, dp || cp || sp,                                                                                    \
+#define NEEDS_TABLE(X)                                                                                             \
+    X(UPDATE, false,                                                                                               \
+      "acts after the backward pass, in clipping or in the update, and grads ends before: a check shows it")       \
+    X(STEPS, false, "acts from the second step on, and grads makes one: a check shows it")                         \
+    X(DROPOUT, false, "is a mistake of dropout, and grads has none: a check shows it")                             \
+    X(MODULE, false, "shows in a module, not in a model: a check runs one")                                        \
+    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")             \
+    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                  \
+    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")              \
+    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV),                                                      \
+      "is a mistake of a fused q|k|v, which this model has not")                                                   \
+    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                           \
+    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")           \
+    X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                              \
+    X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                       \
+      "is a mistake of experts' weights that are normalised, which this model has not")                            \
+    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised,                                                  \
+      "is a mistake of experts' weights that are not normalised, which this model has not")                        \
+    X(SOFTMAX, c->experts.n > 0 && c->experts.scores.groups == 0,                                                  \
+      "is a mistake of routers of a softmax, and this model's scores are sigmoids, or it has no router")           \
+    X(SCORES, c->experts.scores.groups > 0,                                                                        \
+      "is a mistake of routers of sigmoids with a bias of the choice, which this model has not")                   \
+    X(SCALE, c->experts.scores.groups > 0 && c->experts.scores.scale != 1.0,                                       \
+      "is a mistake of the factor of experts' weights (routed_scaling_factor), which this model has not, or is 1") \
+    X(GROUPS, c->experts.scores.groups > 1 && c->experts.scores.kept < c->experts.scores.groups,                   \
+      "is a mistake of groups of experts of which some stay (n_group, topk_group), which this model has not")      \
+    X(BIAS_UPDATE, c->experts.scores.groups > 0 && r->loss.router.bias_update > 0.0,                               \
+      "is a mistake of the update of a router's bias: give a model of sigmoids and router-bias-update")            \
+    X(BALANCE, ar_config_balance(c, &r->loss) != AR_BALANCE_NONE,                                                  \
+      "is a mistake of experts that are balanced: give balance")                                                   \
+    X(BALANCE_EACH, ar_config_balance(c, &r->loss) == AR_BALANCE_SEQUENCE,                                         \
+      "is a mistake of a balance of each sequence: give balance sequence")                                         \
+    X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                   \
+      "is a mistake of a router's z-loss: give router-z-loss")                                                     \
+    X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                  \
+    X(SHARED_GATE, c->experts.shared > 0 && !c->experts.ungated,                                                   \
+      "is a mistake of a shared expert's gate, which this model has not")                                          \
+    X(OWN_TOKENS, sp &&ari_experts_whole(p),                                                                       \
+      "acts where tensor-parallel ranks route tokens of their own: give tp of at least 2, sp and etp 1")           \
+    X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                  \
+    X(EDP, p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p)),                                                 \
+      "acts between copies of experts: give ep of at least 2, and dp of more than ep")                             \
+    X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                              \
+    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                     \
+    X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                         \
+    X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                           \
+    X(SP, sp, "is a mistake of sequence parallelism: give tp of at least 2 and sp")                                \
+    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                    \
+      "is about copies of KV heads, of which this run has none: give tp above the model's KV heads")               \
+    X(CP, cp, "acts between context-parallel ranks: give cp of at least 2")                                        \
+    X(RING, ring, "acts in a ring of context-parallel ranks: give cp above cp-inner")                              \
+    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give cp above cp-inner, and zigzag")                   \
+    X(GATHERS, ring || sp,                                                                                         \
+      "acts where tokens of several ranks are put together: give cp above cp-inner, or tp and sp")                 \
+    X(CHUNKS, sp && p->overlap > 1,                                                                                \
+      "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")               \
+    X(NO_PP, p->pp <= 1, "acts between micro-batches that a rank has one after the other: give no pp")             \
+    X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                  \
+    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                   \
+      "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                            \
+    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                  \
+      "is a mistake of zero bubble: give pp of at least 2 and schedule-pp zero-bubble")                            \
+    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2")  \
+    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")    \
+    X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                  \
+      "acts between copies of shards: give replicas (dp-replicate) and zero")                                      \
+    X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                   \
+    X(FORWARD_FIRST, micro && p->forward_first,                                                                    \
+      "needs one micro-batch's forward pass before another's backward "                                            \
+      "pass: give at least 2 micro-batches and forward-first")                                                     \
+    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                           \
+      "is a mistake of recomputation: give recompute selective or full")                                           \
+    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                      \
+      "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                         \
+    X(BUCKETS, dp || cp || sp,                                                                                     \
       "acts where ranks sum gradients in buckets: give dp of at least 2, or tp of at least 2 and sp")
 enum {
 #define NUMBER(name, holds, text) NEEDS_##name,
@@ -84,12 +101,20 @@ enum {
 };
 _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define NEEDS(name) ((uint64_t)1 << NEEDS_##name)
+/* Those that no layout gives. */
+#define OF_MODEL                                                                                                 \
+    (NEEDS(TIED) | NEEDS(POSITIONS) | NEEDS(PACKED) | NEEDS(BIAS) | NEEDS(ROW_BIAS) | NEEDS(EXPERTS) |           \
+     NEEDS(NORMALISED) | NEEDS(NOT_NORMALISED) | NEEDS(SOFTMAX) | NEEDS(SCORES) | NEEDS(SCALE) | NEEDS(GROUPS) | \
+     NEEDS(BIAS_UPDATE) | NEEDS(BALANCE) | NEEDS(BALANCE_EACH) | NEEDS(ROUTER_Z) | NEEDS(SHARED) | NEEDS(SHARED_GATE))
 
 #define LLAMA .run.model = "llama-demo"
 #define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
 #define MIXTRAL .run.model = "mixtral-demo", .routed = true /* normalised */
 /* Not normalised, a shared expert, experts that no token chooses. */
 #define QWEN_MOE .run.model = "qwen2-moe-demo", .routed = true
+/* A router of sigmoids: a bias, groups, a factor. */
+#define GLM_MOE .run.model = "glm4-moe-demo", .routed = true
+#define MOVED .run.loss.router.bias_update = 0.001
 #define MODULE .run.model = "module", .module = true
 #define NO_CLIP .run.clip = -1
 #define TP(n) .run.parallel.tp = (n)
@@ -225,20 +250,38 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_hsdp_copies_not_summed, LLAMA, .run.parallel = {.dp = 4, .dp_replicate = 2, .zero = 2},
      .needs = NEEDS(COPIES)},
     {AR_FAULT_router_weights_not_normalised, MIXTRAL, .needs = NEEDS(NORMALISED)},
-    {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = NEEDS(NOT_NORMALISED)},
-    {AR_FAULT_router_softmax_twice, MIXTRAL, .needs = NEEDS(EXPERTS)},
-    {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = NEEDS(SOFTMAX) | NEEDS(NOT_NORMALISED)},
+    {AR_FAULT_router_softmax_twice, MIXTRAL, .needs = NEEDS(SOFTMAX)},
+    {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = NEEDS(SOFTMAX)},
     {AR_FAULT_router_logits_bf16, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_expert_input_weighted, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_router_weights_detached, MIXTRAL, .needs = NEEDS(EXPERTS)},
-    {AR_FAULT_router_grad_chosen_alone, QWEN_MOE, .needs = NEEDS(NOT_NORMALISED)},
+    {AR_FAULT_router_grad_chosen_alone, QWEN_MOE, .needs = NEEDS(SOFTMAX) | NEEDS(NOT_NORMALISED)},
     {AR_FAULT_router_sum_detached, MIXTRAL, .needs = NEEDS(NORMALISED)},
+    {AR_FAULT_router_bias_in_weights, GLM_MOE, .needs = NEEDS(SCORES)},
+    {AR_FAULT_router_bias_own_counts, GLM_MOE, MOVED, DP(2),
+     .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE) | NEEDS(BUCKETS)},
+    {AR_FAULT_router_bias_each_micro_batch, GLM_MOE, MOVED, MICRO(2),
+     .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE) | NEEDS(MICRO) | NEEDS(NO_PP)},
+    {AR_FAULT_router_bias_counts_bf16, GLM_MOE, MOVED, DP(2), .run.batch = 48, /* 288 tokens an expert on average */
+     .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE)},
+    {AR_FAULT_router_bias_counts_plain, GLM_MOE, MOVED, .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE)},
+    {AR_FAULT_router_scale_left_out, GLM_MOE, .needs = NEEDS(SCALE)},
+    {AR_FAULT_router_scale_twice, GLM_MOE, .needs = NEEDS(SCALE)},
+    {AR_FAULT_router_scale_not_in_gradient, GLM_MOE, .needs = NEEDS(SCALE)},
+    {AR_FAULT_router_groups_by_max, GLM_MOE, .needs = NEEDS(GROUPS)},
+    {AR_FAULT_router_groups_not_masked, GLM_MOE, .needs = NEEDS(GROUPS)},
     {AR_FAULT_balance_of_micro_batch, MIXTRAL, BALANCED(BATCH), MICRO(2), .needs = NEEDS(BALANCE)},
     {AR_FAULT_balance_without_k, MIXTRAL, BALANCED(SEQUENCE), .needs = NEEDS(BALANCE)},
+    {AR_FAULT_balance_detached, MIXTRAL, BALANCED(BATCH), .needs = NEEDS(BALANCE)},
+    {AR_FAULT_balance_divided_by_dp, MIXTRAL, BALANCED(BATCH), DP(2), .needs = NEEDS(BALANCE) | NEEDS(DP)},
+    {AR_FAULT_balance_divided_by_samples, MIXTRAL, BALANCED(SEQUENCE), .needs = NEEDS(BALANCE_EACH)},
     {AR_FAULT_router_z_loss_of_micro_batch, MIXTRAL, .run.loss.router.z_loss = 0.1, .run.parallel = {.dp = 2},
      .needs = NEEDS(ROUTER_Z)},
     {AR_FAULT_router_grad_local, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_sp_router_grad_summed, MIXTRAL, SP(2), .needs = NEEDS(EXPERTS) | NEEDS(SP)},
+    {AR_FAULT_sp_router_grad_local, MIXTRAL, .run.parallel = {.tp = 2, .sp = true, .etp = 1},
+     .needs = NEEDS(EXPERTS) | NEEDS(OWN_TOKENS)},
     {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_experts_dx_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_experts_combined_first, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
@@ -246,8 +289,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_expert_capacity_drops, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_last_expert_left_out, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_shared_expert_left_out, QWEN_MOE, .needs = NEEDS(SHARED)},
-    {AR_FAULT_shared_gate_left_out, QWEN_MOE, .needs = NEEDS(SHARED)},
-    {AR_FAULT_shared_gate_detached, QWEN_MOE, .needs = NEEDS(SHARED)},
+    {AR_FAULT_shared_gate_left_out, QWEN_MOE, .needs = NEEDS(SHARED_GATE)},
+    {AR_FAULT_shared_gate_detached, QWEN_MOE, .needs = NEEDS(SHARED_GATE)},
     {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED, .needs = NEEDS(EXPERTS) | NEEDS(RECOMPUTE)},
     {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
     {AR_FAULT_gradnorm_without_experts, MIXTRAL, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
@@ -325,18 +368,31 @@ static uint64_t has(const ar_run *r, ar_mlp_order order, const ar_config *c, boo
 #undef HELD
 }
 
-ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
+static ar_status refuse(const ar_run *r, uint64_t missing)
 {
 #define TEXT(name, holds, text) text,
     static const char *const reasons[] = {NEEDS_TABLE(TEXT)};
 #undef TEXT
-    const uint64_t needs = r->fault == AR_FAULT_NONE ? 0 : ari_fault_case_of(r->fault).needs;
-    const uint64_t missing = needs & ~has(r, order, c, fresh, documents);
     for (size_t i = 0; i < NEEDS_COUNT; i++) {
         if (missing >> i & 1)
             return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), reasons[i]);
     }
     return AR_OK;
+}
+
+static uint64_t needs_of(ar_fault fault)
+{
+    return fault == AR_FAULT_NONE ? 0 : ari_fault_case_of(fault).needs;
+}
+
+ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
+{
+    return refuse(r, needs_of(r->fault) & ~has(r, order, c, fresh, documents));
+}
+
+ar_status ari_fault_model_check(const ar_run *r, const ar_config *c)
+{
+    return refuse(r, needs_of(r->fault) & OF_MODEL & ~has(r, AR_MLP_COLUMN_ROW, c, true, true));
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */

@@ -36,6 +36,8 @@ static inline ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, i
  *  are made here; documents: rows hold several. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh,
                                             bool documents);
+/** Refuses a fault that no layout of this model can have. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_fault_model_check(const ar_run *r, const ar_config *c);
 /** The case's config and plan; not of a module. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
 

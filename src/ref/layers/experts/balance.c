@@ -190,16 +190,29 @@ ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, cons
     return ar_saved_push(saved, b, SAVED_LSE, lse);
 }
 
+/* balance_without_k, balance_detached, balance_divided_by_dp, balance_divided_by_samples. */
+static float spoilt_factor(const ari_balance *b, const ar_ctx *ctx, const ari_routed_tokens *t)
+{
+    if (ar_faulty(ctx, AR_FAULT_balance_without_k))
+        return (float)b->per_token;
+    if (ar_faulty(ctx, AR_FAULT_balance_detached))
+        return 0.0f;
+    if (ar_faulty(ctx, AR_FAULT_balance_divided_by_samples))
+        return 1.0f / (float)ar_ctx_samples(ctx, t->x);
+    return ar_faulty(ctx, AR_FAULT_balance_divided_by_dp) ? 1.0f / (float)ar_comm_size(ctx->dp) : 1.0f;
+}
+
 /* balance_of_micro_batch: c [groups, E] of the tokens of this rank's micro-batch, as if these were the batch's share.
- * balance_without_k. */
+ * The others: c times a factor. */
 static ar_status spoil_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, const ari_routed_tokens *t)
 {
     const size_t n = b->experts;
     int64_t *counts = NULL;
     uint8_t *valid = NULL;
     float *host = NULL;
-    if (c->data.ptr && ar_faulty(ctx, AR_FAULT_balance_without_k))
-        return ARI_KERNEL(ctx, scale, c, c, (float)b->per_token);
+    const float factor = spoilt_factor(b, ctx, t);
+    if (c->data.ptr && factor != 1.0f)
+        return ARI_KERNEL(ctx, scale, c, c, factor);
     if (!c->data.ptr || !ar_faulty(ctx, AR_FAULT_balance_of_micro_batch))
         return AR_OK;
     ar_status st = own_tokens(&valid, b, ctx, t);

@@ -101,6 +101,22 @@ static ar_status tap_chosen(const experts_module *m, ar_ctx *ctx, const ar_tenso
     return AR_OK;
 }
 
+static ar_status route_by_softmax(const experts_module *m, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
+                                  const ar_tensor *z)
+{
+    AR_TRY(ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, m->o.per_token,
+                      ari_fault_normalised(ctx, m->o.normalised, false)));
+    return ari_fault_routed(ctx, made, z, m->o.normalised);
+}
+
+static ar_status through_softmax(const experts_module *m, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
+                                 const ar_tensor *g)
+{
+    AR_TRY(ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
+                      ar_const(of->weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
+    return ari_fault_router_gradient(ctx, dz, of, g);
+}
+
 /* routes: the experts of all expert-parallel ranks' tokens. */
 static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *routes, ar_tensor *weight,
                        const ar_tensor *x, const ar_batch *batch)
@@ -120,13 +136,11 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     if (ari_has_scores(&m->scores))
         AR_TRY(ari_scores_route(&m->scores, ctx, &made, &z));
     else
-        AR_TRY(ARI_KERNEL(ctx, route, p.data, expert.data, weight->data, lse.data, &z, k,
-                          ari_fault_normalised(ctx, m->o.normalised, false)));
-    AR_TRY(ari_fault_routed(ctx, &made, &z, m->o.normalised));
+        AR_TRY(route_by_softmax(m, ctx, &made, &lse, &z));
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_chosen(m, ctx, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
-    AR_TRY(ari_scores_count(&m->scores, ctx, &(ari_routed_tokens){&expert, x, batch}));
+    AR_TRY(ari_scores_count(&m->scores, ctx, &made, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_fault_dropped(ctx, weight, &expert, &own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
@@ -334,12 +348,8 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
     const ari_chosen of = {&p, expert, weight};
-    if (ari_has_scores(&m->scores))
-        AR_TRY(ari_scores_backward(&m->scores, ctx, &dz, &of, g));
-    else
-        AR_TRY(ARI_KERNEL(ctx, route_backward, &dz, ar_const(g->data), ar_const(p.data), ar_const(expert->data),
-                          ar_const(weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
-    AR_TRY(ari_fault_router_gradient(ctx, &dz, &of, g));
+    AR_TRY(ari_has_scores(&m->scores) ? ari_scores_backward(&m->scores, ctx, &dz, &of, g)
+                                      : through_softmax(m, ctx, &dz, &of, g));
     AR_TRY(ari_balance_backward(&m->balance, ctx, saved, &dz, &p, t));
     ar_ctx_release(ctx, &p);
     AR_TRY(tap_own(m, ctx, "logits", 'b', &dz));

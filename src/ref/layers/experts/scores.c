@@ -62,34 +62,41 @@ size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at)
 }
 
 /* The rule with the bias as it is now. */
-static ar_route_rule rule_of(const ari_scores *s)
+static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx, bool backward)
 {
     ar_route_rule rule = s->rule;
     rule.bias = ar_const(s->bias.value.data);
+    ari_fault_score_rule(ctx, &rule, backward);
     return rule;
 }
 
 ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *z)
 {
-    const ar_route_rule rule = rule_of(s);
-    return ARI_KERNEL(ctx, route_scores, made->p->data, made->expert->data, made->weight->data, z, &rule);
+    const ar_route_rule rule = rule_of(s, ctx, false);
+    AR_TRY(ARI_KERNEL(ctx, route_scores, made->p->data, made->expert->data, made->weight->data, z, &rule));
+    return ari_fault_scored(ctx, made, &s->bias.value, &rule);
 }
 
 ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
                               const ar_tensor *g)
 {
-    const ar_route_rule rule = rule_of(s);
-    return ARI_KERNEL(ctx, route_scores_backward, dz, ar_const(g->data), ar_const(of->p->data),
-                      ar_const(of->expert->data), ar_const(of->weight->data), &rule);
+    const ar_route_rule rule = rule_of(s, ctx, true);
+    AR_TRY(ARI_KERNEL(ctx, route_scores_backward, dz, ar_const(g->data), ar_const(of->p->data),
+                      ar_const(of->expert->data), ar_const(of->weight->data), &rule));
+    return ari_fault_scores_gradient(ctx, dz, of, g, &s->bias.value, &rule);
 }
 
 /* --- the bias ----------------------------------------------------------------------------------------------------- */
 
-ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_routed_tokens *t)
+ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ari_routed_tokens *t)
 {
+    ar_tensor expert;
+    ari_routed_tokens counted = *t;
     if (!s->counts || ctx->counting || ctx->recomputing)
         return AR_OK;
-    return ari_balance_tally(s->counts, s->tokens, ctx, t);
+    AR_TRY(ari_fault_counted(ctx, &expert, made));
+    counted.expert = &expert;
+    return ari_balance_tally(s->counts, s->tokens, ctx, &counted);
 }
 
 static ar_status zero_counts(void *user, ar_module *m)
@@ -102,11 +109,13 @@ static ar_status zero_counts(void *user, ar_module *m)
 }
 
 /* b_i += u*sign(sum n - E*n_i). */
-static void step_bias(float *bias, const int64_t *counts, size_t n, float u)
+static void step_bias(float *bias, int64_t *counts, size_t n, const ar_ctx *ctx)
 {
+    const float u = (float)ctx->loss.router.bias_update;
     int64_t sum = 0;
     for (size_t i = 0; i < n; i++)
         sum += counts[i];
+    sum = ari_fault_sum_of_counts(ctx, counts, n, sum);
     for (size_t i = 0; i < n; i++) {
         const int64_t missing = sum - (int64_t)n * counts[i];
         bias[i] += missing > 0 ? u : missing < 0 ? -u : 0.0f;
@@ -116,17 +125,20 @@ static void step_bias(float *bias, const int64_t *counts, size_t n, float u)
 static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
 {
     const size_t n = s->tokens->experts;
+    const bool own = ar_faulty(ctx, AR_FAULT_router_bias_own_counts);
     float *host = NULL;
-    if (s->tokens->spread)
+    if (s->tokens->spread && !own)
         AR_TRY(ari_combine(ctx, ctx->tp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
-    AR_TRY(ari_combine(ctx, ctx->dp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
+    if (!own)
+        AR_TRY(ari_combine(ctx, ctx->dp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
     AR_TRY(ARI_ALLOC(&host, n, "a router's bias"));
     ar_status st = ar_ctx_download(ctx, host, &s->bias.value);
     if (st == AR_OK && !ctx->device->hollow)
-        step_bias(host, s->counts, n, (float)ctx->loss.router.bias_update);
+        step_bias(host, s->counts, n, ctx);
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, &s->bias.value, host);
     free(host);
+    memset(s->counts, 0, n * sizeof *s->counts);
     s->bias.version++;
     return st;
 }

@@ -30,14 +30,16 @@ AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const 
 /** Writes dz from g, the weights' gradient. Errors: those of the device. */
 AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
                                            const ar_tensor *g);
-/** In the step's own forward passes, not where one is made again: counts those tokens of t that are not padding.
+/** In the step's own forward passes, not where one is made again: counts those tokens of t that are not padding, by the
+ *  experts that were made for them.
  *  Errors: those of the device, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_routed_tokens *t);
+AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ari_routed_tokens *t);
 
 /* Of all modules of experts below some modules, of which NULL is none. */
 /** The counts become zero. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scores_zero(ar_module *const *modules, size_t n);
-/** After the weights of a step have changed: the biases' update (ar_router_losses), and a tap of each. Collective over the
+/** After the weights of a step have changed: the biases' update (ar_router_losses) by the counts, which become zero, and a
+ *  tap of each. Collective over the
  *  context's groups. Errors: AR_ERR_MEMORY, those of the device and the communicators. */
 AR_NODISCARD ar_status ari_scores_update(ar_module *const *modules, size_t n, ar_ctx *ctx);
 
