@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "planner/search.h"
+#include "planner/system.h"
 
 /* Adds anyrank's own costs, if it can run the layout. */
 static ar_status add_own(ari_depth *d, const ari_time_options *time)
@@ -21,7 +22,11 @@ ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, c
 {
     const double room = s->time.cluster.memory_bytes;
     *d = (ari_depth){.planned = ari_choice_planned(&s->base, c), .found.choice = *c};
+    const char *lacks = ari_system_lacks(s, c);
+    if (lacks)
+        return ar_error_set(AR_ERR_ARG, "%s lacks %s", ari_system_names[s->system - 1], lacks);
     AR_TRY(ari_planned_check(&d->planned));
+    ari_system_flags(d->flags, sizeof d->flags, s, &d->planned);
     AR_TRY(ari_time_of(&d->time, &d->planned, &s->time));
     AR_TRY(ari_memory_production(&d->memory, &d->planned));
     d->found.seconds = ari_time_step(&d->time);

@@ -12,6 +12,10 @@
 typedef struct ari_planned {
     ari_step_case step; /* run.parallel: of it ZeRO stage 0 to 3; run.batch, run.seq: of all ranks together */
     bool flash;         /* attention whose scores are never stored */
+    /* The production account: gradients that ranks do not share out are sums in fp32; bytes for what it does not count,
+     * contexts, buffers of NCCL and fragmentation. */
+    bool fp32_gradients;
+    double reserve;
 } ari_planned;
 
 /** Into how many chunks tp's collectives of tokens are cut, to go beside products; 1: they are not. */
@@ -52,7 +56,8 @@ double ari_recomputed_share(const ari_step_case *c);
     X(LOGITS, "logits")                                                                  \
     X(UNITS, "units")                 /* ZeRO-2 and -3: gathered weights, gradients */   \
     X(BUCKETS, "buckets")                                                                \
-    X(WORKSPACE, "workspace")         /* of one operation at a time */
+    X(WORKSPACE, "workspace")         /* of one operation at a time */                   \
+    X(RESERVE, "reserve")             /* for what is not counted */
 /* clang-format on */
 typedef enum ari_memory_kind {
 #define ARI_MEMORY_ENUM(name, text) ARI_MEMORY_##name,

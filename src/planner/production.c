@@ -328,11 +328,13 @@ static ari_memory memory_of(const layout_of *a, const stage *s)
     const ar_run *run = &a->p->step.run;
     const bool backward_pass = !a->p->step.forward_only, updates = backward_pass && run->steps > 0;
     const double state = updates ? share_of_rank(a, s, 1) : 0.0, whole = VALUE * s->unit;
+    const double gradient = a->p->fp32_gradients && run->parallel.zero < 2 ? FLOAT : VALUE;
     ari_memory m = s->kept;
     if (!backward_pass)
         m = (ari_memory){{0.0}};
     m.of[ARI_MEMORY_WEIGHTS] = VALUE * (share_of_rank(a, s, 3) + s->frozen);
-    m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? VALUE * share_of_rank(a, s, 2) : 0.0;
+    m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? gradient * share_of_rank(a, s, 2) : 0.0;
+    m.of[ARI_MEMORY_RESERVE] = a->p->reserve;
     m.of[ARI_MEMORY_MASTER] = FLOAT * state;
     m.of[ARI_MEMORY_OPTIMIZER] = FLOAT * ari_optimizer_states(&run->optimizer) * state;
     m.of[ARI_MEMORY_WORKSPACE] = s->widest + (backward_pass ? s->recomputed : 0.0) +

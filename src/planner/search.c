@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "planner/search_impl.h"
+#include "planner/system.h"
 #include "ref/core/size.h"
 
 /* --- variants of a mesh ------------------------------------------------------------------------------------------- */
@@ -122,10 +123,12 @@ static int replicas(const ari_seeker *k, const ari_choice *c)
     return whole ? (int)nodes : 1;
 }
 
-/* With flash attention selective recomputation has nothing to compute again. */
+/* With flash attention selective recomputation has nothing to compute again. What the system lacks is not looked at. */
 static int add_recomputed(ari_choice of[ARI_MOST_VARIANTS], int n, const ari_seeker *k, ari_choice c)
 {
     const ari_search *s = k->s;
+    if (ari_system_lacks(s, &c))
+        return n;
     for (int again = AR_RECOMPUTE_NONE; again <= AR_RECOMPUTE_FULL; again++) {
         c.recompute = (ar_recompute)again;
         if (s->recompute >= 0 ? s->recompute == again : again != AR_RECOMPUTE_SELECTIVE || !s->base.flash)

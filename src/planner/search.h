@@ -52,6 +52,7 @@ typedef struct ari_search {
     ari_choice fixed;
     int sp, zero, recompute,
         schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
+    int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
     bool every; /* all layouts, also those that cannot be; else the best of each mesh */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
@@ -137,7 +138,7 @@ typedef struct ari_depth {
     ari_memory memory, own_memory;
     ari_throughput throughput;
     bool has_own;
-    char advice[400];
+    char advice[400], flags[800]; /* flags: of the search's system */
 } ari_depth;
 /** Details of a layout, for the model, batch and cluster of a search; faster: as in ari_advice. Errors: those of
  *  ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */

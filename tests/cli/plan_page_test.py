@@ -132,14 +132,14 @@ class Picture(PlanTest):
         self.assertEqual({e.tag for e in root.iter()}, {SVG + t for t in ("svg", "title", "style", "rect", "text")})
 
     def test_the_limit_is_drawn_where_layouts_are_near_it(self):
-        _, _, picture = self.written(*DEPTH)
+        _, _, picture = self.written(*DEPTH, "--cluster", "h100 flops=989T")  # without a reserve of it
         self.assertNotIn('class="limit"', picture)  # far away
         most = json.loads((self.folder / "p.json").read_text())["layouts"][0]["bytes"]
-        plan, _, picture = self.written(*DEPTH, "--cluster", f"h100 memory={most / 2e6:.6f}MB")
+        plan, _, picture = self.written(*DEPTH, "--cluster", f"h100 flops=989T memory={most / 2e6:.6f}MB")
         self.assertFalse(plan["layouts"][0]["fits"])
         at = re.search(r'class="limit" d="M([\d.]+) ', picture)
         self.assertAlmostEqual(float(at.group(1)), 560 + 190 / 2, delta=0.06)
-        _, _, picture = self.written(*DEPTH, "--cluster", f"h100 memory={most * 1.5e-6:.6f}MB")
+        _, _, picture = self.written(*DEPTH, "--cluster", f"h100 flops=989T memory={most * 1.5e-6:.6f}MB")
         self.assertIn('class="limit" d="M750.0 ', picture)
         self.assertAlmostEqual(sum(w for c, w in self.rows_of(picture)[0] if c.startswith("memory")), 190 / 1.5, delta=0.06)
 

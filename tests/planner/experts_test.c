@@ -72,6 +72,40 @@ CLAIM(states_of_all_experts_are_what_megatron_says)
     cr_expect(fabs(got - want) < 1e-4 * want, "%.0f bytes, Megatron-LM's %.0f", got, want);
 }
 
+/* DeepSeek-V3's sizes but for its latent attention: three layers with an MLP, and 58 with 256 experts and a shared one, on
+ * 2,048 GPUs, the experts over 64 ranks and not over tp. Megatron-LM: 6 bytes a parameter and 12 more over the ranks that
+ * have the same ones; of the experts those of the same ep rank. Routers and norms are a ten-thousandth. */
+CLAIM(states_of_a_deepseek_are_what_megatron_says)
+{
+    ar_config c = shape_bundled("glm4-moe-demo");
+    const double h = 7168.0, f = 2048.0, heads = 128.0, d = 128.0, layers = 61.0, dense = 3.0, vocab = 129280.0;
+    c.hidden = 7168;
+    c.layers = 61;
+    c.ffn = 18432;
+    c.heads = c.kv_heads = 128;
+    c.head_dim = 128;
+    c.vocab = 129280;
+    c.experts.n = 256;
+    c.experts.per_token = 8;
+    c.experts.ffn = c.experts.shared = 2048;
+    c.dense[0] = 7;
+    for (int zero = 0; zero <= 1; zero++) {
+        ari_choice choice = ROW(.tp = 2, .pp = 1, .dp = 1024, .cp = 1, .ep = 64, .etp = 1, .sp = true,
+                                .micro_batches = 1, .schedule = AR_PP_1F1B);
+        choice.zero = zero;
+        ari_planned p = planned_of(&c, choice, 1024);
+        p.fp32_gradients = true;
+        const ari_memory m = shape_memory(&p);
+        const double attention = 4.0 * h * heads * d / 2.0, mlp = 3.0 * h * 18432.0 / 2.0, shared = 3.0 * h * f / 2.0;
+        const double others = layers * attention + dense * mlp + (layers - dense) * (shared + 256.0 * h) + vocab * h;
+        const double experts = (layers - dense) * 256.0 / 64.0 * 3.0 * h * f, copies = 2048.0 / 64.0;
+        const double want =
+            6.0 * (others + experts) + 12.0 * (zero ? others / 1024.0 + experts / copies : others + experts);
+        cr_expect(fabs(states(&m) - want) < 1e-4 * want, "zero=%d: %.0f bytes, Megatron-LM's %.0f", zero, states(&m),
+                  want);
+    }
+}
+
 /* Whatever ep is: as if every expert had as many. */
 CLAIM(a_layer_keeps_as_many_rows_as_its_tokens_have)
 {

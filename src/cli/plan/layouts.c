@@ -7,6 +7,7 @@
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "cli/shared/progress.h"
+#include "planner/system.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
@@ -83,6 +84,10 @@ static ar_status check_values(const ari_plan_values *v)
                             "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
                             "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
                             ari_plan_table_names[v->table]);
+    if (is_by_tp(v) && (v->system >= 0 || (v->table == ARI_PLAN_MEMORY && (v->hierarchical || v->shared_links))))
+        return ar_error_set(AR_ERR_ARG, "--table %s has no use for %s: leave out what it would ignore",
+                            ari_plan_table_names[v->table],
+                            v->system >= 0 ? "--system" : "--hierarchical and --shared-links");
     if (v->why)
         AR_TRY(ari_why_read(&(ari_choice){.ep = 1}, v->why, v->gpus));
     return is_search(v) ? check_extents(v) : AR_OK;
@@ -121,9 +126,6 @@ static void fix_given(ari_search *s, const ari_plan_values *v)
     s->every = v->all;
 }
 
-/* Of Transformer Engine's overlap of tp's collectives with products, which systems that are timed by shapes have. */
-enum { USUAL_CHUNKS = 4 };
-
 /* A sequence a GPU where no batch is given. */
 static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
 {
@@ -142,8 +144,9 @@ static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
         run->batch = 1;
     else if (v->r.run.batch == 0 && run->batch < (size_t)a->search.ranks)
         run->batch = (size_t)a->search.ranks;
-    if (v->r.run.parallel.overlap == 0 && a->search.time.cluster.gpu > 0)
-        run->parallel.overlap = USUAL_CHUNKS;
+    run->parallel.overlap = v->r.run.parallel.overlap;
+    if (!is_by_tp(v))
+        ari_search_account(&a->search, v->system);
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
         run->ddp.bucket_bytes = ARI_BUCKETS_USUAL;
     if (!v->common.quiet)

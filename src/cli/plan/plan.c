@@ -2,6 +2,7 @@
 #include "cli/plan/plan.h"
 
 #include "cli/options/subcommand.h"
+#include "planner/system.h"
 
 typedef ari_plan_values plan_values;
 
@@ -21,6 +22,8 @@ static const ari_option options[] = {
                     "collectives over nodes go inside them first, then between them (default: one ring)"),
     ARI_OPTION_FLAG("shared-links", shared_links,
                     "collectives that are in flight at once on one kind of link share its rate (default: each has it)"),
+    ARI_OPTION_ENUM("system", system, ari_system_names,
+                    "look for what this system can do, and print its flags (default: all; memory as Megatron-LM's)"),
     ARI_OPTION_SECTION("tables"),
     ARI_OPTION_ENUM("table", table, ari_plan_table_names,
                     "memory: of a rank by tp; scaling: time by tp; decision: the best layout by number of GPUs"),
@@ -74,7 +77,7 @@ static const ari_positional positionals[] = {
 static ar_status check_one(const plan_values *v)
 {
     if (v->gpus || v->cluster || v->table >= 0 || v->all || (v->csv && v->flow) || v->html || v->svg || v->top >= 0 ||
-        v->why || v->no_flash || v->hierarchical || v->shared_links)
+        v->why || v->system >= 0 || v->no_flash || v->hierarchical || v->shared_links)
         return ar_error_set(
             AR_ERR_ARG,
             "%s shows the operations of one layout; --gpus, --cluster, --table, --all, --top, %s--html, "
@@ -109,7 +112,8 @@ static const plan_values defaults = {.r =
                                                                             .schedule = ARI_PP_SCHEDULE_NOT_GIVEN,
                                                                             .recompute.what = ARI_RECOMPUTE_NOT_GIVEN}),
                                      .table = -1,
-                                     .top = -1};
+                                     .top = -1,
+                                     .system = -1};
 
 const ari_args_spec ari_plan_spec = {
     .command = "plan",

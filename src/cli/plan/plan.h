@@ -49,13 +49,13 @@ extern const char *const ari_plan_table_names[];
 /* Values of r.run.parallel's recompute.what and schedule that make a search try each. */
 #define ARI_RECOMPUTE_NOT_GIVEN ((ar_recompute)-1)
 #define ARI_PP_SCHEDULE_NOT_GIVEN ((ar_pp_schedule)-1)
-/* Options of `plan`; -1 of table, top and r.run.parallel.zero: not given. */
+/* Options of `plan`; -1 of table, top, system and r.run.parallel.zero: not given. */
 typedef struct ari_plan_values {
     ari_common common;
     ari_run_values r;
     bool pipeline, flow, backward, each_layer, markdown; /* of --flow */
     int rank;
-    int gpus, table, top;
+    int gpus, table, top, system;
     bool no_flash, hierarchical, shared_links, all;
     const char *cluster, *why, *csv, *html, *svg;
 } ari_plan_values;

@@ -90,23 +90,22 @@ static void add_choice(ari_table *t, const ari_plan_request *a, const ari_choice
                   samples / (size_t)c->micro_batches, PIPELINE_TEXT(c), ari_recompute_names[c->recompute]);
 }
 
-/* True if there is hardly room for what no layout counts. */
-static bool fits_barely(const ari_plan_request *a, const ari_candidate *f)
+/* True if it fits without the reserve for what no layout counts. */
+static bool is_tight(const ari_plan_request *a, const ari_candidate *f)
 {
-    return f->fits && f->bytes > 0.9 * a->search.time.cluster.memory_bytes;
+    return !f->fits && f->bytes - a->search.base.reserve <= a->search.time.cluster.memory_bytes;
 }
 
-/* "does not fit, by 3.1 GB", "formula, fits barely", "KV heads x2". */
+/* "does not fit, by 3.1 GB", "tight, by 3.1 GB of its reserve", "formula", "KV heads x2". */
 static void note_of(char note[NOTE], const ari_plan_request *a, const ari_candidate *f, const ari_planned *p)
 {
     const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
     int used = 0;
     if (!f->fits)
-        used = snprintf(note, NOTE, "does not fit, by %s",
+        used = snprintf(note, NOTE, "%s, by %s", is_tight(a, f) ? "tight" : "does not fit",
                         ARI_BYTES((uint64_t)(f->bytes - a->search.time.cluster.memory_bytes)));
     else
-        used = snprintf(note, NOTE, "%s%s", ari_planned_counted(p) ? "operations" : "formula",
-                        fits_barely(a, f) ? "; fits barely" : "");
+        used = snprintf(note, NOTE, "%s", ari_planned_counted(p) ? "operations" : "formula");
     if (kv > 0 && tp > kv)
         snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
 }
@@ -136,7 +135,7 @@ static ar_status print_advice(FILE *to, const ari_plan_request *a, const ari_ran
     ari_depth d;
     AR_TRY(ari_depth_of(&d, &a->search, &best->choice, faster));
     AR_TRY(ari_why_print(to, a, r));
-    fprintf(to, "advice: %s\n", d.advice);
+    fprintf(to, "%s%sadvice: %s\n", d.flags, d.flags[0] ? "\n" : "", d.advice);
     return AR_OK;
 }
 
@@ -207,10 +206,10 @@ static ar_status print_memory(FILE *to, const ari_plan_request *a, const ari_dep
     AR_TRY(ari_table_end(&t, to, 2));
     if (a->search.time.cluster.memory_bytes > 0.0)
         fprintf(to, "  a rank has %s: it %s\n", ARI_BYTES((uint64_t)a->search.time.cluster.memory_bytes),
-                !d->found.fits ? "does not fit"
-                : fits_barely(a, &d->found)
-                    ? "fits barely: contexts, NCCL's buffers and fragmentation take some GB more"
-                    : "fits");
+                d->found.fits            ? "fits"
+                : is_tight(a, &d->found) ? "is tight: only without the reserve for contexts, NCCL's buffers and "
+                                           "fragmentation does it fit"
+                                         : "does not fit");
     return AR_OK;
 }
 
@@ -263,6 +262,6 @@ ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *
     fprintf(to, "%s tokens/s, %s a GPU; MFU %.1f %%, HFU %.1f %% (%s a token)\n", ARI_COUNT((uint64_t)w->tokens),
             ARI_COUNT((uint64_t)(w->tokens / a->search.ranks)), 100.0 * w->mfu, 100.0 * w->hfu,
             ari_flops_formula(w->convention));
-    fprintf(to, "advice: %s\n", d->advice);
+    fprintf(to, "%s%sadvice: %s\n", d->flags, d->flags[0] ? "\n" : "", d->advice);
     return AR_OK;
 }
