@@ -215,7 +215,7 @@ RUNS = {
                 f"reshard {GPT2} --tp 2 --embedding-hidden --pad-vocab 48 --out TMP/h"],
     "plan-search": ["plan llama-3-8b --gpus 8", "plan llama-3-8b --gpus 16 --batch 64 --seq 4096 --all --csv TMP/a.csv",
                     "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --cluster b200 --json - --html TMP/a.html",
-                    "plan llama-3-8b --gpus 16 --tp 2 --zero 3 --svg TMP/a.svg --shared-links --hierarchical",
+                    "plan llama-3-8b --gpus 16 --tp 2 --zero 3 --svg TMP/a.svg --shared-links",
                     "plan gpt-22b --gpus 8 --table decision --no-flash", "plan qwen3-8b --gpus 8 --table scaling",
                     "plan gemma-2-9b --gpus 8 --table memory", "plan stack-4.8b --gpus 8 --top 3 --json -"],
     "plan-one": ["plan llama-3-70b --tp 8 --pp 4 --dp 2 --sp --batch 128 --seq 8192",

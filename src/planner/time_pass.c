@@ -21,7 +21,7 @@ typedef struct walk {
     double block; /* seconds of the pass's blocks */
     size_t micro;
     ari_operation_pass pass;
-    bool in_blocks, behind;
+    bool in_blocks, behind, counting;
 } walk;
 
 double ari_cost_sum(const ari_cost *c)
@@ -89,6 +89,7 @@ static void begin_pass(walk *w, const ari_operation *op)
     ari_passes *to = w->to;
     w->pass = op->pass;
     w->micro = op->micro;
+    w->counting = op->counting;
     w->clock = w->block = 0.0;
     w->overlapped = (ari_overlapped){.until = 0.0};
     w->in_blocks = w->behind = false;
@@ -99,7 +100,7 @@ static void begin_pass(walk *w, const ari_operation *op)
 /* A block that stands for all layers: the clock goes over the others too. */
 static void enter_block(walk *w, const ari_operation *op)
 {
-    if (op->pass != w->pass || op->micro != w->micro)
+    if (op->pass != w->pass || op->micro != w->micro || op->counting != w->counting)
         begin_pass(w, op);
     const bool block = op->layer != ARI_NO_LAYER;
     if (w->in_blocks && !block) {
@@ -316,7 +317,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     ari_passes *to = w->to;
     const bool backward = op->pass == ARI_PASS_BACKWARD;
     ari_cost c = {.products = 0.0};
-    if ((op->pass != ARI_PASS_FORWARD && !backward) || op->counting)
+    if (op->pass != ARI_PASS_FORWARD && !backward)
         return AR_OK;
     enter_block(w, op);
     const ari_model_part part = part_of(w, op);
@@ -340,7 +341,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     c.weights = gradient && !ari_is_expert_part(op->role) ? ari_cost_sum(&c) : 0.0; /* those of experts do not wait */
     ari_cost_add(&to->all[backward][part], &c, times);
     c.over[ARI_TIME_TP] -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
-    ari_cost_add(&to->last[backward][part], &c, ends(w, op) ? layers : 0.0);
+    ari_cost_add(&to->last[backward][part], &c, ends(w, op) && !op->counting ? layers : 0.0);
     w->clock += ari_cost_sum(&c);
     w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
     if (gradient)

@@ -175,11 +175,18 @@ Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
         p->zero = p->zero > 0;
         p->dp_replicate = 0;
         p->forward_first = false;
+        const bool counts =
+            d.config.experts.scores.groups == 0 && i % 2 == 0; /* the routes, in a pass that comes first */
+        if (counts) {
+            d.loss.router.balance = AR_BALANCE_BATCH;
+            d.loss.router.balance_weight = 0.01;
+        }
         d.ddp = (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES, .zero = p->zero};
         const ar_sim_cluster cluster = by_experts(i, p);
         const double share = step_share_of(&d, i, &cluster, text);
-        cr_expect(fabs(share - 1.0) <= 0.02, "%+.2f %%: %s", 100.0 * (share - 1.0), text);
-        close += fabs(share - 1.0) <= 0.001;
+        /* What ranks of that pass wait for each other is not counted. */
+        cr_expect(fabs(share - 1.0) <= (counts ? 0.1 : 0.02), "%+.2f %%: %s", 100.0 * (share - 1.0), text);
+        close += fabs(share - 1.0) <= (counts ? 0.01 : 0.001);
         sent += p->ep > 1;
         far += cluster.ranks_per_node > 0;
         whole += ari_experts_whole(p);

@@ -136,6 +136,9 @@ static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
     ar_sim_cluster_describe(&a->search.time.cluster, a->cluster, sizeof a->cluster);
     if (a->search.time.cluster.gpu > 0)
         a->machine = ar_sim_cluster_names[a->search.time.cluster.gpu - 1];
+    if (v->hierarchical && a->search.time.cluster.gpu > 0)
+        return ar_error_set(AR_ERR_ARG, "--hierarchical is about clusters of given rates, as \"h100 flops=400T\": on a "
+                                        "named GPU collectives use all ports of a node");
     a->search.time.hierarchical = v->hierarchical;
     a->search.time.shared_links = v->shared_links;
     AR_TRY(ari_planned_begin(&a->search.base.step, &a->config, &v->r, &v->common));
