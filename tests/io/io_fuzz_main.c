@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mutates small valid files, the same ones in every run, and feeds them to the readers: each input is either read, and
- * then all of what was read is touched, or refused with one of the documented errors. Meant for the sanitizers, which
- * is why it has a plain main: a leak reported inside a Criterion test would not fail it.
- * Arguments: [inputs for each base file] [seed]. */
-#include <inttypes.h>
+/* Every seed of tests/fuzz/corpus through its target: whole, cut off at every length, with every byte changed, and with
+ * changes that a seed draws, the same in every run; what tests/fuzz/run.sh drives for minutes is held here to the inputs
+ * that it begins with. A plain main, for the sanitizers: a leak reported inside a Criterion test would not fail it.
+ * Arguments: [drawn inputs of a seed] [seed]. */
+#include <dirent.h>
 
-#include "anyrank/config.h"
-#include "io/st_bytes.h"
-#include "ref/io/file.h"
 #include "support/fuzz.h"
+#include "support/small.h"
+#include "tests/fuzz/targets.h"
 #include "tests/support/scoped.h"
 
-#define MAX_INPUT 16384
-
-static const char *const rules[] = {
-    "HeaderTooSmall", "HeaderTooLarge",    "InvalidHeaderLength", "InvalidHeader",   "InvalidHeaderDeserialization",
-    "InvalidOffset",  "TensorInvalidInfo", "ValidationOverflow",  "MisalignedSlice", "MetadataIncompleteBuffer"};
-#define RULES (sizeof rules / sizeof rules[0])
+enum { MOST_BYTES = 16384, DRAWN = 3000 };
 
 typedef struct tally {
-    size_t read, refused, unsupported, by_rule[RULES], failures;
+    size_t inputs, read, by_rule[FUZZ_RULES + 1]; /* the last: none of them */
 } tally;
 
 /* One of the texts between bars, of *n bytes. */
@@ -96,160 +90,86 @@ static void mutate(fuzz_input *x, uint64_t *state)
     }
 }
 
-static void complain(tally *t, const char *what)
+static void run(const fuzz_target *t, const fuzz_input *x, tally *of)
 {
-    fprintf(stderr, "%s: %s\n", what, ar_error_message());
-    t->failures++;
-}
-
-/* Touches all that was read, so that a wrong pointer or length meets the sanitizer or the page's end. */
-static void use_file(const ar_st_file *f, tally *t)
-{
-    volatile unsigned char sink = 0; /* keeps the reads alive */
-    for (size_t i = 0; i < ar_st_count(f); i++) {
-        const ar_st_entry *e = ar_st_at(f, i);
-        for (size_t k = 0; k < e->bytes; k++)
-            sink = ((const unsigned char *)e->data)[k];
-        OWNED(free) float *x = malloc(e->count * sizeof *x + 1);
-        OWNED(free) int64_t *y = malloc(e->count * sizeof *y + 1);
-        /* A shape like [0, 2^40] has a count of 0; any other count is bounded by the bytes that are there. */
-        if (x == NULL || y == NULL || e->count > 2 * MAX_INPUT) {
-            complain(t, "a count larger than the file");
-        } else {
-            const ar_status a = ar_st_to_f32(e, x), b = ar_st_to_i64(e, y);
-            if ((a != AR_OK && a != AR_ERR_DTYPE) || (b != AR_OK && b != AR_ERR_DTYPE && b != AR_ERR_DATA))
-                complain(t, "conversion");
-        }
-        if (ar_st_find(f, e->name) != e)
-            complain(t, "an entry is not found by its name");
-    }
-    (void)ar_st_metadata(f, "format");
-    (void)sink;
-}
-
-static void try_safetensors(const fuzz_input *x, tally *t)
-{
-    const mem_file m = mem_file_of(x->bytes, x->n);
-    ar_st_file *f = NULL;
     ar_error_clear();
-    const ar_status st = ar_st_open(&f, m.path);
-    if (st == AR_OK) {
-        use_file(f, t);
-        ar_st_close(f);
-        t->read++;
-    } else if (st == AR_ERR_UNSUPPORTED) {
-        t->unsupported++;
-    } else {
-        size_t rule = 0;
-        while (rule < RULES && !names_rule(rules[rule]))
-            rule++;
-        if (st != AR_ERR_FORMAT || rule == RULES)
-            complain(t, "undocumented error");
-        else
-            t->by_rule[rule]++;
-        t->refused++;
+    t->run(x->bytes, x->n);
+    of->inputs++;
+    of->read += ar_error_message()[0] == '\0';
+    of->by_rule[fuzz_rule()]++;
+}
+
+/* The bytes behind the header of a safetensors file that is right. */
+static size_t data_of(const fuzz_input *x)
+{
+    uint64_t header = 0;
+    memcpy(&header, x->bytes, 8);
+    return x->n - 8 - (size_t)header;
+}
+
+static void replay(const fuzz_target *t, const fuzz_input *seed, size_t drawn, uint64_t state, tally *of)
+{
+    fuzz_input x = fuzz_input_of(MOST_BYTES);
+    const size_t step = small_only() ? 23 : 3;
+    const bool files = strcmp(t->name, "safetensors") == 0;
+    fuzz_copy(&x, seed);
+    run(t, &x, of);
+    for (size_t at = 0; at < seed->n; at += step) {
+        x.n = at;
+        run(t, &x, of);
+        fuzz_copy(&x, seed);
+        x.bytes[at] ^= (unsigned char)(1u << (at / step % 7));
+        run(t, &x, of);
+        x.bytes[at] = seed->bytes[at];
     }
-    close(m.fd);
-}
-
-static void try_config(const fuzz_input *x, tally *t)
-{
-    ar_config c;
-    ar_error_clear();
-    const ar_status st = ar_config_parse(&c, (const char *)x->bytes, x->n, "fuzz");
-    if (st == AR_OK) {
-        t->read++;
-        if (c.kv_heads == 0 || c.heads % c.kv_heads != 0 || c.head_dim == 0 || c.layers == 0 || c.vocab == 0 ||
-            c.ffn == 0 || c.hidden == 0 || c.max_positions == 0 ||
-            (c.rope.kind && ar_rope_dim(&c.rope, c.head_dim) % 2 != 0) || memchr(c.name, 0, sizeof c.name) == NULL)
-            complain(t, "an inconsistent config was accepted");
-        for (size_t i = 0; i < c.unknown_keys && i < AR_CONFIG_NOTES; i++) {
-            if (memchr(c.unknown[i], 0, sizeof c.unknown[i]) == NULL)
-                complain(t, "the name of an unknown key has no end");
-        }
-    } else {
-        t->refused++;
-        if ((st != AR_ERR_CONFIG && st != AR_ERR_FORMAT) || ar_error_message()[0] == '\0')
-            complain(t, "undocumented error");
-    }
-}
-
-static fuzz_input safetensors_base(void)
-{
-    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\",\"by\":\"us\"},"
-                                 "\"model.wte.weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
-                                 "\"ids\":{\"dtype\":\"I64\",\"shape\":[2],\"data_offsets\":[24,40]},"
-                                 "\"half\":{\"dtype\":\"BF16\",\"shape\":[1,3],\"data_offsets\":[40,46]},"
-                                 "\"four\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[46,48]},"
-                                 "\"scalar\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[48,56]},"
-                                 "\"none\":{\"dtype\":\"U8\",\"shape\":[0,5],\"data_offsets\":[56,56]}}";
-    const uint64_t n = sizeof header - 1;
-    fuzz_input x = fuzz_input_of(MAX_INPUT);
-    x.n = 8 + n + 56;
-    memcpy(x.bytes, &n, 8);
-    memcpy(x.bytes + 8, header, n);
-    for (size_t i = 0; i < 56; i++)
-        x.bytes[8 + n + i] = (unsigned char)(17 * i);
-    return x;
-}
-
-static void fuzz_safetensors(size_t inputs, uint64_t seed, tally *t)
-{
-    fuzz_input base = safetensors_base(), x = fuzz_input_of(MAX_INPUT);
-    const size_t data = 56;
-    try_safetensors(&base, t);
-    if (t->read != 1)
-        complain(t, "the base file is not read");
-    for (size_t i = 0; i < inputs; i++) {
-        fuzz_copy(&x, &base);
-        for (size_t k = 1 + fuzz_below(&seed, 4); k > 0; k--)
-            mutate(&x, &seed);
-        /* Most inputs get the right header length back, or none would pass the first check. */
-        const uint64_t n = x.n - 8 - data;
-        if (x.n >= 8 + data && fuzz_below(&seed, 8) != 0)
-            memcpy(x.bytes, &n, 8);
-        try_safetensors(&x, t);
+    for (size_t i = 0; i < drawn; i++) {
+        fuzz_copy(&x, seed);
+        for (size_t k = 1 + fuzz_below(&state, 4); k > 0; k--)
+            mutate(&x, &state);
+        const uint64_t header = x.n - 8 - (files ? data_of(seed) : 0);
+        if (files && header < x.n && fuzz_below(&state, 8) != 0) /* or none would pass the first check */
+            memcpy(x.bytes, &header, 8);
+        run(t, &x, of);
     }
     free(x.bytes);
-    free(base.bytes);
 }
 
-static void fuzz_config(const char *path, size_t inputs, uint64_t seed, tally *t)
+/* The seeds of a target; 0: there are none, or one cannot be read. */
+static size_t replay_seeds(const fuzz_target *t, size_t drawn, uint64_t state, tally *of)
 {
-    fuzz_input base = {.bytes = NULL}, x = fuzz_input_of(MAX_INPUT);
-    if (ari_file_read(&base.bytes, &base.n, path, MAX_INPUT / 2) != AR_OK) {
-        complain(t, "base config");
-        free(x.bytes);
-        return;
+    char folder[512], path[1024];
+    size_t seeds = 0;
+    snprintf(folder, sizeof folder, "%s/tests/fuzz/corpus/%s", TEST_SOURCE_DIR, t->name);
+    DIR *d = opendir(folder);
+    for (const struct dirent *e = d ? readdir(d) : NULL; e != NULL; e = readdir(d)) {
+        if (e->d_name[0] == '.')
+            continue;
+        fuzz_input seed = {.bytes = NULL};
+        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        fuzz_expect(ari_file_read(&seed.bytes, &seed.n, path, MOST_BYTES / 2) == AR_OK, path);
+        replay(t, &seed, drawn, state + seeds++, of);
+        free(seed.bytes);
     }
-    for (size_t i = 0; i < inputs; i++) {
-        fuzz_copy(&x, &base);
-        for (size_t k = 1 + fuzz_below(&seed, 3); k > 0; k--)
-            mutate(&x, &seed);
-        try_config(&x, t);
-    }
-    free(x.bytes);
-    free(base.bytes);
+    if (d)
+        closedir(d);
+    return seeds;
 }
 
 int main(int argc, char **argv)
 {
-    static const char *const configs[] = {
-        TEST_GOLDEN_DIR "/llama-gqa-tiny/config.json", TEST_GOLDEN_DIR "/gpt2-tiny/config.json",
-        TEST_DATA_DIR "/stack-demo/config.json", TEST_DATA_DIR "/llama-demo/config.json"};
-    const size_t inputs = argc > 1 ? (size_t)strtoull(argv[1], NULL, 10) : 5000;
-    const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    tally t = {.read = 0}, u = {.read = 0};
-    fuzz_safetensors(4 * inputs, seed, &t);
-    printf("safetensors, seed %" PRIu64 ": %zu inputs, %zu read, %zu refused, %zu unsupported\n", seed, 4 * inputs,
-           t.read, t.refused, t.unsupported);
-    for (size_t i = 0; i < RULES; i++) {
-        printf("  %-30s %zu\n", rules[i], t.by_rule[i]);
-        if (t.by_rule[i] == 0 && inputs >= 5000)
-            complain(&t, "a rule was never reached, so the mutations are too tame");
+    const size_t drawn = argc > 1 ? (size_t)strtoull(argv[1], NULL, 10) : DRAWN;
+    const uint64_t state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    int failed = 0;
+    for (size_t i = 0; i < FUZZ_TARGETS; i++) {
+        const bool files = strcmp(fuzz_targets[i].name, "safetensors") == 0;
+        tally of = {.inputs = 0};
+        const size_t seeds = replay_seeds(&fuzz_targets[i], files ? 4 * drawn : drawn, state, &of);
+        printf("%-12s %zu seeds, %zu inputs, %zu read\n", fuzz_targets[i].name, seeds, of.inputs, of.read);
+        failed |= seeds == 0 || of.read == 0;
+        for (size_t k = 0; k < FUZZ_RULES && files; k++) {
+            printf("  %-30s %zu\n", fuzz_rules[k], of.by_rule[k]);
+            failed |= drawn >= DRAWN && of.by_rule[k] == 0; /* the changes are too tame */
+        }
     }
-    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++)
-        fuzz_config(configs[i], inputs, seed + i, &u);
-    printf("configs, seed %" PRIu64 ": %zu inputs, %zu read, %zu refused\n", seed, 4 * inputs, u.read, u.refused);
-    return t.failures + u.failures == 0 && u.read > 0 && u.refused > 0 ? 0 : 1;
+    return failed;
 }
