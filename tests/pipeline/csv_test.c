@@ -96,19 +96,10 @@ typedef struct wrong_case {
     const char *says;
 } wrong_case;
 
-static void expect_refused(const wrong_case *cases, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        ar_pipeline_schedule *s = NULL;
-        cr_expect_eq(parse(&s, cases[i].text), cases[i].st, "%s", cases[i].text);
-        cr_expect_says(cases[i].says);
-        cr_expect_null(s);
-    }
-}
-
-CLAIM(what_is_no_operation_is_named)
+CLAIM(what_is_wrong_is_named)
 {
     static const wrong_case cases[] = {
+        /* what is no operation */
         {"", AR_ERR_FORMAT, "s.csv: no operations"},
         {",,\n,\n", AR_ERR_FORMAT, "no operations"},
         {"0F0,0X0", AR_ERR_FORMAT, "s.csv:1: cell 2, '0X0': no operation"},
@@ -122,13 +113,7 @@ CLAIM(what_is_no_operation_is_named)
         {"0F99999999999999999999", AR_ERR_OVERFLOW, "9 digits"},
         {"0F0,0B999999999", AR_ERR_OVERFLOW, "1000000000 micro-batches"},
         {"0F0,0B0\n1F0,1B0,2F0,2B0", AR_ERR_FORMAT, "s.csv: 3 stages on 2 ranks"},
-    };
-    expect_refused(cases, sizeof cases / sizeof *cases);
-}
-
-CLAIM(what_lists_cannot_do_is_named)
-{
-    static const wrong_case cases[] = {
+        /* what lists cannot do */
         {"0F0,0F0,0B0\n1F0,1B0", AR_ERR_FORMAT, "rank 0, operation 2: 0F0 (stage 0, micro-batch 0) is there twice"},
         {"0F0,0B0\n1F0", AR_ERR_FORMAT, "rank 1: 1B0 (stage 1, micro-batch 0) is missing"},
         {"0F0,0I0\n1F0,1B0", AR_ERR_FORMAT, "rank 0: 0W0 (stage 0, micro-batch 0) is missing"},
@@ -142,22 +127,7 @@ CLAIM(what_lists_cannot_do_is_named)
         {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0", AR_ERR_FORMAT,
          "rank 0: 0SEND_F0 (stage 0, micro-batch 0) is missing: rank 1 waits for it with 1RECV_F0"},
         {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0,1SEND_F0", AR_ERR_FORMAT, "moves nothing"},
-    };
-    expect_refused(cases, sizeof cases / sizeof *cases);
-}
-
-/* What PyTorch prints of its 1F1B counts the last rank's forward passes from 1. */
-CLAIM(pytorchs_own_mistake_is_named)
-{
-    ar_pipeline_schedule *s = NULL;
-    cr_expect_refused(ar_pipeline_schedule_read(&s, TEST_GOLDEN_DIR "/schedules/1f1b-4-6.csv"), AR_ERR_FORMAT,
-                      "rank 0: 0F6 (stage 0, micro-batch 6) is missing");
-}
-
-/* The three ways in which lists that are right alone are wrong together. */
-CLAIM(deadlocks_are_named)
-{
-    static const wrong_case cases[] = {
+        /* deadlocks: the three ways in which lists that are right alone are wrong together */
         /* each rank waits for the other's next operation */
         {"0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0", AR_ERR_FORMAT,
          "a deadlock: rank 0 with 0B0 (stage 0, micro-batch 0) waits for 1SEND_B0 of rank 1; rank 1 with 1F1 (stage 1, "
@@ -171,7 +141,15 @@ CLAIM(deadlocks_are_named)
         /* stages of one rank in the wrong order */
         {"1F0,0F0,1B0,0B0", AR_ERR_FORMAT, "rank 0 with 1F0 (stage 1, micro-batch 0) waits for 0F0 of rank 0"},
     };
-    expect_refused(cases, sizeof cases / sizeof *cases);
+    ar_pipeline_schedule *s = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_expect_eq(parse(&s, cases[i].text), cases[i].st, "%s", cases[i].text);
+        cr_expect_says(cases[i].says);
+        cr_expect_null(s);
+    }
+    /* What PyTorch prints of its 1F1B counts the last rank's forward passes from 1. */
+    cr_expect_refused(ar_pipeline_schedule_read(&s, TEST_GOLDEN_DIR "/schedules/1f1b-4-6.csv"), AR_ERR_FORMAT,
+                      "rank 0: 0F6 (stage 0, micro-batch 6) is missing");
 }
 
 /* An order that is no usual one, and legal: the receives follow the sender's. */

@@ -108,8 +108,6 @@ Test(handshake, tells_processes_of_the_job_from_all_others)
     a_stranger_is_known_by_its_first_wrong_byte();
 }
 
-/* --- where the key comes from ------------------------------------------------------------------------------------- */
-
 #define TEXT "0123456789abcdef"
 
 static void set(const char *text, const char *path)

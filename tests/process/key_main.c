@@ -62,8 +62,6 @@ static void all_end(start s, ar_status st, const char *words, const char *what)
     forked_end_all(&f);
 }
 
-/* --- keys --------------------------------------------------------------------------------------------------------- */
-
 static void one_key(void)
 {
     all_end((start){.timeout_ns = LIMIT_NS, .key = {key, key, key}}, AR_OK, "", "one key");
@@ -95,8 +93,6 @@ static void other_keys(void)
     two_keys(key, other_key, "process 0 and another process have different job keys",
              "process 0 and this process have different job keys", "another key");
 }
-
-/* --- where process 0 listens -------------------------------------------------------------------------------------- */
 
 /* An address of this machine that is no loopback address, in a network of this process alone. */
 static bool make_network(const char *address)
@@ -135,8 +131,6 @@ static void one_machine(void)
 {
     all_end((start){.timeout_ns = LIMIT_NS, .host = "192.0.2.1"}, AR_OK, "", "one machine by its name");
 }
-
-/* --- strangers ---------------------------------------------------------------------------------------------------- */
 
 /* Where it was dropped already, that is right too. */
 static void put(int fd, const void *bytes, size_t n)
@@ -214,8 +208,6 @@ static void another_job_stays(void)
     for (int i = 0; i < 16; i++)
         close(fd[i]);
 }
-
-/* --- a false process 0 -------------------------------------------------------------------------------------------- */
 
 typedef enum impostor { REFLECTS, GUESSES, CLAIMS_NONE, IS_ANOTHER } impostor;
 

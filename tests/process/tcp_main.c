@@ -16,8 +16,6 @@ static ar_status join(ar_process **p, uint64_t timeout_ns)
     return ari_process_tcp_create(p, &o);
 }
 
-/* --- what works --------------------------------------------------------------------------------------------------- */
-
 static ar_status expect(bool ok, const char *what)
 {
     return ok ? AR_OK : ar_error_set(AR_ERR_INTERNAL, "%s", what);
@@ -49,16 +47,15 @@ static ar_status all_calls(int rank, void *arg)
     (void)arg;
     OWNED(ar_process_destroy) ar_process *p = NULL;
     AR_TRY(join(&p, LIMIT_NS));
-    ar_status st = expect(ar_process_rank(p) == rank && ar_process_size(p) == RANKS, "another rank or size");
-    for (int i = 0; st == AR_OK && i < 20; i++) {
+    AR_TRY(expect(ar_process_rank(p) == rank && ar_process_size(p) == RANKS, "another rank or size"));
+    for (int i = 0; i < 20; i++) {
         uint64_t word = rank == 0 ? (uint64_t)i * 77 : 0;
-        st = ar_process_broadcast(p, &word, sizeof word);
-        if (st == AR_OK)
-            st = expect(word == (uint64_t)i * 77, "another word was broadcast");
-        if (st == AR_OK && i % 10 == 0)
-            st = gather_and_check(p);
+        AR_TRY(ar_process_broadcast(p, &word, sizeof word));
+        AR_TRY(expect(word == (uint64_t)i * 77, "another word was broadcast"));
+        if (i % 10 == 0)
+            AR_TRY(gather_and_check(p));
     }
-    return st;
+    return AR_OK;
 }
 
 static ar_status all_calls_late(int rank, void *arg)
@@ -69,8 +66,6 @@ static ar_status all_calls_late(int rank, void *arg)
 
 /* How many have come to where a rank waits for them; shared by the processes of a case. */
 static atomic_int *arrived;
-
-/* --- failures while they work ------------------------------------------------------------------------------------- */
 
 static ar_status killed_in_gather(int rank, void *arg)
 {
@@ -147,8 +142,6 @@ static ar_status two_programs(int rank, void *arg)
     return st == AR_ERR_MISMATCH ? AR_ERR_ABORTED : st;
 }
 
-/* --- failures to come together ------------------------------------------------------------------------------------ */
-
 static ar_status only_join(int rank, void *arg)
 {
     (void)rank;
@@ -184,8 +177,6 @@ static ar_status one_goes(int rank, void *arg)
         alarm((unsigned)(*ns / SHORT_NS)); /* the end of the process */
     return rank == 2 ? ar_error_set(AR_ERR_ABORTED, "rank 1 (process") : only_join(rank, &longer);
 }
-
-/* --- strangers ---------------------------------------------------------------------------------------------------- */
 
 /* A web client, one that says half a greeting, one that says nothing: the others come together all the same. */
 static void strangers(void)
@@ -249,8 +240,6 @@ static void port_taken(void)
     forked_end_all(&f);
     close(fd);
 }
-
-/* --- the environment ---------------------------------------------------------------------------------------------- */
 
 typedef struct variables {
     const char *what, *set, *words;
@@ -344,8 +333,6 @@ static void torchrun(void)
         close(fd);
     }
 }
-
-/* --- all at once: most of it is waiting --------------------------------------------------------------------------- */
 
 /* Four processes that do the same; all but the killed one end with this status and these words. */
 typedef struct world_case {

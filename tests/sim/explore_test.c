@@ -143,20 +143,14 @@ static ar_status cross_two_groups(ar_comm *c, void *arg)
     OWNED(ar_comm_destroy) ar_comm *other = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = NULL;
     OWNED(ar_event_destroy) ar_event *e = NULL;
-    ar_status st = ar_comm_split(&other, c, 0, r);
-    if (st == AR_OK)
-        st = ar_queue_create(&q, AR_QUEUE_THREAD, "comm");
-    if (st == AR_OK)
-        st = ar_event_create(&e);
-    if (st == AR_OK)
-        st = ar_comm_barrier(r == 0 ? c : other, q, r == 0 ? "tp" : "dp");
-    if (st == AR_OK)
-        st = ar_event_record(e, q);
-    while (polls && st == AR_OK && !done)
-        st = ar_event_test(e, &done);
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    return st;
+    AR_TRY(ar_comm_split(&other, c, 0, r));
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
+    AR_TRY(ar_event_create(&e));
+    AR_TRY(ar_comm_barrier(r == 0 ? c : other, q, r == 0 ? "tp" : "dp"));
+    AR_TRY(ar_event_record(e, q));
+    while (polls && !done)
+        AR_TRY(ar_event_test(e, &done));
+    return ar_queue_sync(q, 0);
 }
 
 Test(explore, a_world_that_stalls_ends_at_once_with_the_report_of_a_world_that_waited)

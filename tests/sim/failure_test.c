@@ -124,8 +124,6 @@ Test(failure, a_rank_that_leaves_its_groups_on_the_way_out_tells_its_own_error)
     cr_assert_refused(run_world(&run, 3, AR_SIM_DIRECT, 0, NULL), AR_ERR_DATA, "its own error");
 }
 
-/* --- ranks that do not come --------------------------------------------------------------------------------------- */
-
 /* Ranks 0 to 2 wait for rank 3 in one barrier; of them rank 2 has finished another collective than its neighbours. */
 BODY(wait_after_different_collectives)
 {
@@ -151,20 +149,13 @@ BODY(two_queues_two_groups)
 {
     OWNED(ar_comm_destroy) ar_comm *g = NULL;
     OWNED(ar_queue_destroy) ar_queue *other = NULL;
-    ar_status st = ar_comm_split(&g, c, 0, r);
-    if (st == AR_OK)
-        st = ar_queue_create(&other, AR_QUEUE_THREAD, "other");
+    AR_TRY(ar_comm_split(&g, c, 0, r));
+    AR_TRY(ar_queue_create(&other, AR_QUEUE_THREAD, "other"));
     /* Opposite orders of enqueuing are no deadlock: each queue is in order by itself. */
-    for (int i = 0; i < 50 && st == AR_OK; i++) {
-        st = r % 2 ? ar_comm_barrier(g, other, "group") : ar_comm_barrier(c, q, "world");
-        if (st == AR_OK)
-            st = r % 2 ? ar_comm_barrier(c, q, "world") : ar_comm_barrier(g, other, "group");
-    }
-    if (st == AR_OK)
-        st = ar_queue_sync(other, 0);
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    return st;
+    for (int i = 0; i < 100; i++)
+        AR_TRY(i % 2 == r % 2 ? ar_comm_barrier(c, q, "world") : ar_comm_barrier(g, other, "group"));
+    AR_TRY(ar_queue_sync(other, 0));
+    return ar_queue_sync(q, 0);
 }
 
 Test(failure, two_groups_on_two_queues_may_be_entered_in_any_order)

@@ -3,6 +3,7 @@
 #define TESTS_SIM_ORDERINGS_H
 
 #include "anyrank/sim.h"
+#include "tests/support/scoped.h"
 
 /* Programs that overlap communication with computation, each with a mistake that only some orders of events show, and
  * without it. A rank that sees a wrong sum returns AR_ERR_DATA. */
@@ -37,8 +38,6 @@ static inline ar_status ordering_check(const int32_t *sum, int count, int step, 
     }
     return AR_OK;
 }
-
-/* --- a gradient buffer is reused while the all-reduce that reads it is on its way --------------------------------- */
 
 /* What else a step does takes so long that the gradients' all-reduce is over, nearly always. */
 static inline ar_status reuse_metrics(ar_comm *metrics, ar_queue *host)
@@ -84,24 +83,15 @@ static inline ar_status reuse_steps(const reuse *u)
 
 static inline ar_status reuse_too_early(ar_comm *c, void *arg)
 {
-    reuse u = {.gradients = c, .mended = *(const bool *)arg};
-    ar_status st = ar_comm_split(&u.metrics, c, 0, ar_comm_rank(c));
-    if (st == AR_OK)
-        st = ar_queue_create(&u.comm, AR_QUEUE_THREAD, "comm");
-    if (st == AR_OK)
-        st = ar_queue_create(&u.host, AR_QUEUE_INLINE, "host");
-    if (st == AR_OK)
-        st = ar_event_create(&u.sent);
-    if (st == AR_OK)
-        st = reuse_steps(&u);
-    ar_queue_destroy(u.host);
-    ar_queue_destroy(u.comm);
-    ar_event_destroy(u.sent);
-    ar_comm_destroy(u.metrics);
-    return st;
+    OWNED(ar_comm_destroy) ar_comm *metrics = NULL;
+    OWNED(ar_event_destroy) ar_event *sent = NULL;
+    OWNED(ar_queue_destroy) ar_queue *comm = NULL, *host = NULL;
+    AR_TRY(ar_comm_split(&metrics, c, 0, ar_comm_rank(c)));
+    AR_TRY(ar_queue_create(&comm, AR_QUEUE_THREAD, "comm"));
+    AR_TRY(ar_queue_create(&host, AR_QUEUE_INLINE, "host"));
+    AR_TRY(ar_event_create(&sent));
+    return reuse_steps(&(reuse){c, metrics, comm, host, sent, *(const bool *)arg});
 }
-
-/* --- hooks launch the all-reduces of two buckets as they become ready --------------------------------------------- */
 
 /* Two queues do the backward pass, so the order in which buckets become ready differs between ranks. Mended, the
  * launches have one order, and wait for the buckets. */
@@ -129,24 +119,20 @@ static inline ar_status bucket_backward(void *arg)
 
 static inline ar_status bucket_steps(bucket *b, ar_queue *const *backward, ar_queue *comm, ar_event *const *ready)
 {
-    ar_status st = AR_OK;
-    for (int i = 0; i < 2 && st == AR_OK; i++) {
-        st = ar_queue_host(backward[i], bucket_backward, &b[i]);
-        if (st == AR_OK)
-            st = ar_event_record(ready[i], backward[i]);
+    for (int i = 0; i < 2; i++) {
+        AR_TRY(ar_queue_host(backward[i], bucket_backward, &b[i]));
+        AR_TRY(ar_event_record(ready[i], backward[i]));
     }
-    for (int i = 0; i < 2 && st == AR_OK && !b[i].launches; i++) {
-        st = ar_queue_wait(comm, ready[i]);
-        if (st == AR_OK)
-            st = bucket_launch(&b[i]);
+    for (int i = 0; i < 2 && !b[i].launches; i++) {
+        AR_TRY(ar_queue_wait(comm, ready[i]));
+        AR_TRY(bucket_launch(&b[i]));
     }
-    for (int i = 0; i < 2 && st == AR_OK; i++)
-        st = ar_queue_sync(backward[i], 0);
-    if (st == AR_OK)
-        st = ar_queue_sync(comm, 0);
-    for (int i = 0; i < 2 && st == AR_OK; i++)
-        st = ordering_check(b[i].sum, b[i].count, i, ar_comm_size(b[i].c));
-    return st;
+    for (int i = 0; i < 2; i++)
+        AR_TRY(ar_queue_sync(backward[i], 0));
+    AR_TRY(ar_queue_sync(comm, 0));
+    for (int i = 0; i < 2; i++)
+        AR_TRY(ordering_check(b[i].sum, b[i].count, i, ar_comm_size(b[i].c)));
+    return AR_OK;
 }
 
 static inline ar_status launch_as_ready(ar_comm *c, void *arg)
@@ -173,8 +159,6 @@ static inline ar_status launch_as_ready(ar_comm *c, void *arg)
         ar_event_destroy(ready[i]);
     return st;
 }
-
-/* --- an event is recorded before the work that it should cover ---------------------------------------------------- */
 
 typedef struct early_step {
     int32_t grad[ORDERING_COUNT], sum[ORDERING_COUNT];
@@ -203,27 +187,21 @@ static inline ar_status early_launch(early_step *s, ar_comm *c, ar_queue *comput
 
 static inline ar_status record_too_early(ar_comm *c, void *arg)
 {
-    ar_queue *compute = NULL, *comm = NULL;
-    ar_event *ready = NULL;
     early_step step[ORDERING_STEPS] = {0};
-    ar_status st = ar_queue_create(&compute, AR_QUEUE_THREAD, "compute");
-    if (st == AR_OK)
-        st = ar_queue_create(&comm, AR_QUEUE_THREAD, "comm");
-    if (st == AR_OK)
-        st = ar_event_create(&ready);
-    for (int s = 0; s < ORDERING_STEPS && st == AR_OK; s++) {
+    OWNED(ar_event_destroy) ar_event *ready = NULL;
+    OWNED(ar_queue_destroy) ar_queue *compute = NULL, *comm = NULL;
+    AR_TRY(ar_queue_create(&compute, AR_QUEUE_THREAD, "compute"));
+    AR_TRY(ar_queue_create(&comm, AR_QUEUE_THREAD, "comm"));
+    AR_TRY(ar_event_create(&ready));
+    for (int s = 0; s < ORDERING_STEPS; s++) {
         step[s].step = s;
         step[s].rank = ar_comm_rank(c);
-        st = early_launch(&step[s], c, compute, comm, ready, *(const bool *)arg);
+        AR_TRY(early_launch(&step[s], c, compute, comm, ready, *(const bool *)arg));
     }
-    if (st == AR_OK)
-        st = ar_queue_sync(comm, 0);
-    ar_queue_destroy(comm);
-    ar_queue_destroy(compute);
-    ar_event_destroy(ready);
-    for (int s = 0; s < ORDERING_STEPS && st == AR_OK; s++)
-        st = ordering_check(step[s].sum, ORDERING_COUNT, s, ar_comm_size(c));
-    return st;
+    AR_TRY(ar_queue_sync(comm, 0));
+    for (int s = 0; s < ORDERING_STEPS; s++)
+        AR_TRY(ordering_check(step[s].sum, ORDERING_COUNT, s, ar_comm_size(c)));
+    return AR_OK;
 }
 
 static const ordering orderings[] = {

@@ -34,8 +34,6 @@ typedef struct trained {
     ar_gradients *gradients;
 } trained;
 
-/* --- one rank ----------------------------------------------------------------------------------------------------- */
-
 static void freeze(const trained *t, const char *part, bool frozen)
 {
     for (size_t i = 0; part && i < t->n; i++) {
@@ -196,46 +194,37 @@ static bool stood_still(const recorded *r, const char *part, uint32_t step)
     return found > 0;
 }
 
-Test(frozen, some_in_one_step_stand_still_in_it)
+/* Some; queries beside keys and values: of KV heads with copies, the first rank alone counts the part in the input's
+ * gradient and makes an operand anew that the others have kept; a tied weight in both of its places; all. */
+Test(frozen, those_of_one_step_stand_still_in_it_and_no_others)
 {
     static job j;
-    j = (job){.config = match_config(AR_ARCH_LLAMA, 2), .clip = 0.5, .in_step = {NULL, "layers.0.mlp", NULL}};
-    OWNED(recorded_free) recorded *r = expect_the_same(&j);
-    cr_expect(stood_still(r, "layers.0.mlp", 2));
-    cr_expect_not(stood_still(r, "layers.0.mlp", 3));
-    cr_expect_not(stood_still(r, "layers.1.mlp", 2));
-}
-
-/* Of KV heads with copies, the first rank alone counts the part in the input's gradient: it makes an operand anew that
- * the others have kept. */
-Test(frozen, queries_stand_still_beside_keys_and_values_that_do_not)
-{
-    static job j;
-    j = (job){.config = match_config(AR_ARCH_LLAMA, 1), .clip = 0.5, .in_step = {NULL, "q_proj", "k_proj"}};
-    OWNED(recorded_free) recorded *r = expect_the_same(&j);
-    cr_expect(stood_still(r, "q_proj", 2));
-    cr_expect_not(stood_still(r, "k_proj", 2));
-    cr_expect(stood_still(r, "k_proj", 3));
-}
-
-Test(frozen, a_tied_weight_stands_still_in_both_of_its_places)
-{
-    static job j;
-    j = (job){.config = match_config(AR_ARCH_GPT2, 1), .in_step = {"wte", NULL, "wte"}};
-    j.config.tied = true;
-    OWNED(recorded_free) recorded *r = expect_the_same(&j);
-    cr_expect(stood_still(r, "wte", 1));
-    cr_expect_not(stood_still(r, "wte", 2));
-    cr_expect(stood_still(r, "wte", 3));
-}
-
-Test(frozen, all_in_one_step_leave_every_weight_alone)
-{
-    static job j;
-    j = (job){.config = match_config(AR_ARCH_STACK, 1), .clip = 0.5, .in_step = {NULL, "", NULL}};
-    OWNED(recorded_free) recorded *r = expect_the_same(&j);
-    cr_expect(stood_still(r, "", 2));
-    cr_expect_not(stood_still(r, "", 3));
+    static const struct {
+        ar_arch arch;
+        size_t layers;
+        double clip;
+        const char *in_step[3];
+        struct {
+            const char *part;
+            int step; /* -n: in step n it does not stand still */
+        } still[3];
+    } cases[] = {
+        {AR_ARCH_LLAMA, 2, 0.5, {NULL, "0.mlp", NULL}, {{"0.mlp", 2}, {"0.mlp", -3}, {"1.mlp", -2}}},
+        {AR_ARCH_LLAMA, 1, 0.5, {NULL, "q_proj", "k_proj"}, {{"q_proj", 2}, {"k_proj", -2}, {"k_proj", 3}}},
+        {AR_ARCH_GPT2, 1, 0.0, {"wte", NULL, "wte"}, {{"wte", 1}, {"wte", -2}, {"wte", 3}}},
+        {AR_ARCH_STACK, 1, 0.5, {NULL, "", NULL}, {{"", -1}, {"", 2}, {"", -3}}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        j = (job){.config = match_config(cases[i].arch, cases[i].layers), .clip = cases[i].clip};
+        memcpy(j.in_step, cases[i].in_step, sizeof cases[i].in_step);
+        j.config.tied = j.config.tied || cases[i].arch == AR_ARCH_GPT2;
+        OWNED(recorded_free) recorded *r = expect_the_same(&j);
+        for (size_t k = 0; k < 3; k++) {
+            const int step = cases[i].still[k].step;
+            cr_expect_eq(stood_still(r, cases[i].still[k].part, (uint32_t)abs(step)), step > 0,
+                         "case %zu: %s in step %d", i, cases[i].still[k].part, abs(step));
+        }
+    }
 }
 
 Test(frozen, those_frozen_before_have_neither_bucket_nor_state)
