@@ -12,11 +12,8 @@ from torch import nn
 from blind2_models import D, SEQ, Lora
 from blind2_run import batch
 from ranks import Through
-from strangers_run import moment
-
-
-def attentions(r):
-    return [layer.attn for layer in r.blocks()]
+from strangers_run import (at, attentions, changes, clip_by, grid, itself, model, moment, of_blocks, parameters,
+                           reduced_only)
 
 
 def bf16(t):
@@ -39,22 +36,11 @@ def around(attn, hops):
     return go
 
 
-@moment("model")
-def ring_stops_early(r):
-    for attn in attentions(r):
-        attn.around = around(attn, r.cp - 1)
-
-
-@moment("grid")
-def gradient_goes_on(r):
-    g = r.grid
-    g.pass_on = lambda x: Through.apply(x, lambda t: g.swap(t, 1), lambda d: g.swap(d, 1))
-
-
-@moment("model")
-def sums_of_ring_in_bf16(r):
-    for attn in attentions(r):
-        attn.join = lambda outputs, sums, right=attn.join: right(outputs, tuple(bf16(t) for t in sums))
+changes("model", attentions, "around", ring_stops_early=lambda r, attn: around(attn, r.cp - 1))
+changes("grid", grid, "pass_on",
+    gradient_goes_on=lambda r, g: lambda x: Through.apply(x, lambda t: g.swap(t, 1), lambda d: g.swap(d, 1)))
+changes("model", attentions, "join",
+    sums_of_ring_in_bf16=lambda r, attn: lambda outputs, sums, right=attn.join: right(outputs, tuple(bf16(t) for t in sums)))
 
 
 @moment("model")
@@ -73,9 +59,7 @@ def blocks_judged_by_rank(r):
         attn.allowed = allowed
 
 
-@moment("loss")
-def loss_times_context(r):
-    r.loss = r.loss * r.cp
+changes("loss", itself, "loss", loss_times_context=lambda r, _: r.loss * r.cp)
 
 
 @moment("tokens")
@@ -116,19 +100,9 @@ def documents_of_own_part(r):
 
 # --- ranks that share layers ------------------------------------------------------------------------------------------
 
-@moment("reduce")
-def kv_biases_not_added(r):
-    for name, p in r.model.named_parameters():
-        if not name.endswith(("k_proj.bias", "v_proj.bias")):
-            r.reduce_one(name, p)
-    return True
-
-
-@moment("model")
-def bias_shared_out(r):
-    for layer in r.blocks():
-        for row in (layer.attn.o_proj, layer.mlp.down_proj):
-            row.forward = lambda x, m=row: m.grid.leave(F.linear(x, m.weight) + m.bias / r.tp)
+reduced_only(kv_biases_not_added=lambda name: not name.endswith(("k_proj.bias", "v_proj.bias")))
+changes("model", lambda r: [row for layer in r.blocks() for row in (layer.attn.o_proj, layer.mlp.down_proj)], "forward",
+    bias_shared_out=lambda r, m: lambda x: m.grid.leave(F.linear(x, m.weight) + m.bias / r.tp))
 
 
 def vocabulary_loss(r, minus):
@@ -150,9 +124,8 @@ def vocabulary_loss(r, minus):
     return losses
 
 
-@moment("criterion")
-def targets_of_first_rank(r):
-    r.criterion = vocabulary_loss(r, lambda at, inside: inside & (r.grid.at["tp"] == 0))
+changes("criterion", itself, "criterion",
+    targets_of_first_rank=lambda r, _: vocabulary_loss(r, lambda at, inside: inside & (r.grid.at["tp"] == 0)))
 
 
 @moment("grid")
@@ -165,16 +138,10 @@ def tokens_cut_without_gather(r):
     g.scatter_tokens = lambda x: Through.apply(x, lambda t: g.own(t, 1, "tp"), back)
 
 
-@moment("grid")
-def sums_in_other_group(r):
-    g = r.grid
-    g.leave = lambda y: Through.apply(y, lambda t: g.sum(t, "dp"), lambda d: d)
-
-
-@moment("criterion")
-def padded_ids_count(r):
-    right = r.criterion
-    r.criterion = lambda logits, labels: right(F.pad(logits, (0, 8)), labels)
+changes("grid", grid, "leave",
+    sums_in_other_group=lambda r, g: lambda y: Through.apply(y, lambda t: g.sum(t, "dp"), lambda d: d))
+changes("criterion", itself, "criterion",
+    padded_ids_count=lambda r, _: lambda logits, labels, right=r.criterion: right(F.pad(logits, (0, 8)), labels))
 
 
 class OwnTokensForWeights(torch.autograd.Function):
@@ -193,11 +160,8 @@ class OwnTokensForWeights(torch.autograd.Function):
         return d @ weight, d.flatten(0, 1).t() @ x.flatten(0, 1), d.sum((0, 1)), None, None
 
 
-@moment("model")
-def buffer_of_own_tokens(r):
-    for layer in r.blocks():
-        m = layer.mlp.gate_up_proj
-        m.forward = lambda x, m=m: OwnTokensForWeights.apply(x, m.weight, m.bias, r.tp, r.grid.at["tp"])
+changes("model", of_blocks("mlp.gate_up_proj"), "forward",
+    buffer_of_own_tokens=lambda r, m: lambda x: OwnTokensForWeights.apply(x, m.weight, m.bias, r.tp, r.grid.at["tp"]))
 
 
 @moment("model")
@@ -216,23 +180,14 @@ def norm_of_own_heads(r):
             m.add, m.width = (lambda t: t), len(m.gain)
 
 
-@moment("model")
-def squares_without_gradient(r):
-    for attn in attentions(r):
-        for m in (attn.q_norm, attn.k_norm):
-            m.add = lambda x: Through.apply(x, lambda t: r.grid.sum(t, "tp"), lambda d: d)
+changes("model", lambda r: [norm for attn in attentions(r) for norm in (attn.q_norm, attn.k_norm)], "add",
+    squares_without_gradient=lambda r, _: lambda x: Through.apply(x, lambda t: r.grid.sum(t, "tp"), lambda d: d))
 
 
 # --- stages of a pipeline ---------------------------------------------------------------------------------------------
 
-@moment("reduce")
-def table_of_each_stage(r):
-    return True
-
-
-@moment("squares")
-def norm_of_own_stage(r):
-    return sum(p.grad.square().sum() for n, p in r.model.named_parameters())
+at("reduce", table_of_each_stage=lambda r: True)
+at("squares", norm_of_own_stage=lambda r: sum(p.grad.square().sum() for n, p in r.model.named_parameters()))
 
 
 @moment("stages")
@@ -241,9 +196,7 @@ def blocks_counted_in_stage(r):
         r.model.layers[i].attn.window = r.model.window_of(at)
 
 
-@moment("places")
-def documents_not_sent(r, positions, documents):
-    return positions, torch.zeros_like(documents)
+at("places", documents_not_sent=lambda r, positions, documents: (positions, torch.zeros_like(documents)))
 
 
 @moment("received")
@@ -252,9 +205,7 @@ def micro_batch_before(r, hidden):
     return before.detach().clone()
 
 
-@moment("returned")
-def divided_on_each_stage(r, gradient):
-    return gradient / r.micro
+at("returned", divided_on_each_stage=lambda r, gradient: gradient / r.micro)
 
 
 @moment("model")
@@ -266,14 +217,8 @@ def last_norm_twice(r):
 
 # --- ranks that share samples -----------------------------------------------------------------------------------------
 
-@moment("batch")
-def first_micro_batch_synchronised(r, *data):
-    r.wrapped.set_requires_gradient_sync(r.m == 0)
-
-
-@moment("share")
-def sent_before_the_step(r):
-    return True
+at("batch", first_micro_batch_synchronised=lambda r, *data: r.wrapped.set_requires_gradient_sync(r.m == 0))
+at("share", sent_before_the_step=lambda r: True)
 
 
 @moment("renew")
@@ -288,15 +233,9 @@ def shuffled_by_each_rank(r, *data):
     return tuple(t[order].chunk(r.dp)[r.grid.at["dp"]] for t in data)
 
 
-@moment("backward")
-def accumulated_in_bf16(r):
-    for p in r.model.parameters():
-        p.grad.copy_(p.grad.bfloat16())
-
-
-@moment("loss")
-def squares_of_weights_in_loss(r):
-    r.loss = r.loss + 0.01 * sum(p.square().sum() for p in r.model.parameters()) / 2
+changes("backward", parameters, "grad", accumulated_in_bf16=lambda r, p: bf16(p.grad))
+changes("loss", itself, "loss",
+    squares_of_weights_in_loss=lambda r, _: r.loss + 0.01 * sum(p.square().sum() for p in r.model.parameters()) / 2)
 
 
 @moment("backward")
@@ -306,17 +245,15 @@ def clipped_at_each_micro_batch(r):
         p.grad.mul_(min(1.0, r.limit / float(norm)))
 
 
-@moment("clip")
-def clipped_at_each_micro_batch(r, c):  # noqa: F811
-    return True
-
+at("clip", clipped_at_each_micro_batch=lambda r, c: True)
 
 # --- the loss, the batch and the mask ---------------------------------------------------------------------------------
 
-@moment("data")
-def mask_not_shifted(r, ids, labels, positions, documents):
-    every = torch.cat([ids[:, 1:], ids[:, :1]], 1)
-    return ids, every.where((labels != -100).roll(1, 1), -100), positions, documents
+at("data",
+   mask_not_shifted=lambda r, ids, labels, positions, documents: (
+       ids, torch.cat([ids[:, 1:], ids[:, :1]], 1).where((labels != -100).roll(1, 1), -100), positions, documents),
+   collated_tokens_first=lambda r, ids, labels, positions, documents: (
+       *(t.t().reshape(t.shape) for t in (ids, labels)), positions, documents))
 
 
 @moment("criterion")
@@ -327,40 +264,20 @@ def last_chunk_left_out(r):
     r.criterion = losses
 
 
-@moment("data")
-def collated_tokens_first(r, *data):
-    ids, labels, positions, documents = data
-    return tuple(t.t().reshape(t.shape) for t in (ids, labels)) + (positions, documents)
-
-
-@moment("data")
-def begun_twice(r, ids, labels, positions, documents):
-    return torch.cat([torch.ones_like(ids[:, :1]), ids[:, :-1]], 1), torch.cat([labels[:, :1] * 0 - 100, labels[:, :-1]], 1), \
-        positions, documents
-
-
-@moment("data")
-def places_count_padding(r, ids, labels, positions, documents):
-    return ids, labels, torch.arange(SEQ).expand_as(positions), documents
-
-
-@moment("model")
-def documents_of_first_row(r):
-    r.model.allowed = lambda documents, right=r.model.allowed: right(documents[:1].expand_as(documents))
-
-
-@moment("data")
-def data_from_the_start(r, *data):
-    return batch(r.packed, r.left, 0)
-
+at("data",
+   begun_twice=lambda r, ids, labels, positions, documents:
+       (torch.cat([torch.ones_like(ids[:, :1]), ids[:, :-1]], 1), torch.cat([labels[:, :1] * 0 - 100, labels[:, :-1]], 1), positions, documents),
+   places_count_padding=lambda r, ids, labels, positions, documents:
+       (ids, labels, torch.arange(SEQ).expand_as(positions), documents))
+changes("model", model, "allowed",
+    documents_of_first_row=lambda r, _: lambda documents, right=r.model.allowed: right(documents[:1].expand_as(documents)))
+at("data", data_from_the_start=lambda r, *data: batch(r.packed, r.left, 0))
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
-@moment("model")
-def last_features_turned(r):
-    for attn in attentions(r):
-        rest = D.dim - D.turned
-        attn.turn = lambda x, positions, right=attn.turn: right(x.roll(-rest, -1), positions).roll(rest, -1)
+changes("model", attentions, "turn",
+    last_features_turned=lambda r, attn: lambda x, positions, right=attn.turn, rest=D.dim - D.turned:
+        right(x.roll(-rest, -1), positions).roll(rest, -1))
 
 
 @moment("model")
@@ -375,10 +292,7 @@ def key_bias_after_turning(r):
         attn.heads = heads
 
 
-@moment("model")
-def gate_and_up_in_turn(r):
-    for layer in r.blocks():
-        layer.mlp.halves = lambda y: (y[..., ::2], y[..., 1::2])
+changes("model", of_blocks("mlp"), "halves", gate_and_up_in_turn=lambda r, _: lambda y: (y[..., ::2], y[..., 1::2]))
 
 
 @moment("model")
@@ -399,27 +313,12 @@ def one_block_thrice(r):
         r.model.layers[i].load_state_dict(r.model.layers[0].state_dict())
 
 
-@moment("model")
-def sinks_left_out(r):
-    for attn in attentions(r):
-        attn.probabilities = lambda score: score.softmax(-1)
-
-
-@moment("model")
-def capped_after_the_mask(r):
-    for attn in attentions(r):
-        attn.masked = lambda score, allowed, cap=attn.cap: cap * torch.tanh(
-            score.masked_fill(~allowed[:, None], float("-inf")) / cap)
-
-
-@moment("model")
-def logits_not_scaled(r):
-    r.model.logit_scale = 1.0
-
-
-@moment("model")
-def embedding_scale_in_bf16(r):
-    r.model.scale = float(torch.tensor(r.model.scale).bfloat16())
+changes("model", attentions, "probabilities", sinks_left_out=lambda r, _: lambda score: score.softmax(-1))
+changes("model", attentions, "masked",
+    capped_after_the_mask=lambda r, attn: lambda score, allowed, cap=attn.cap:
+        cap * torch.tanh(score.masked_fill(~allowed[:, None], float("-inf")) / cap))
+changes("model", model, "logit_scale", logits_not_scaled=lambda r, _: 1.0)
+changes("model", model, "scale", embedding_scale_in_bf16=lambda r, _: float(torch.tensor(r.model.scale).bfloat16()))
 
 
 @moment("model")
@@ -429,10 +328,7 @@ def gain_of_keys_for_queries(r):
         a.q_norm.forward = lambda x, a=a: type(a.q_norm).forward(a.k_norm, x)
 
 
-@moment("model")
-def all_blocks_turned(r):
-    for layer in r.blocks():
-        layer.self_attn.sliding_window = 6  # blocks without a window are not turned; the mask is not made of this
+changes("model", of_blocks("self_attn"), "sliding_window", all_blocks_turned=lambda r, _: 6)
 
 
 @moment("model")
@@ -445,15 +341,8 @@ def norms_come_first(r):
         layer.forward = forward
 
 
-@moment("model")
-def scaled_by_frequency(r):
-    r.model.wte.scale_grad_by_freq = True
-
-
-@moment("model")
-def rows_renormed(r):
-    r.model.wte.max_norm = 1.0
-
+changes("model", lambda r: [r.model.wte], "scale_grad_by_freq", scaled_by_frequency=lambda r, _: True)
+changes("model", lambda r: [r.model.wte], "max_norm", rows_renormed=lambda r, _: 1.0)
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
@@ -461,17 +350,9 @@ def adapters(r):
     return [m for m in r.model.modules() if isinstance(m, Lora)]
 
 
-@moment("model")
-def alpha_not_divided(r):
-    for m in adapters(r):
-        m.scale *= D.rank
-
-
-@moment("model")
-def base_trained(r):
-    for m in adapters(r):
-        for p in m.base.parameters():
-            p.requires_grad_(True)
+changes("model", adapters, "scale", alpha_not_divided=lambda r, m: m.scale * D.rank)
+changes("model", lambda r: [p for m in adapters(r) for p in m.base.parameters()], "requires_grad",
+    base_trained=lambda r, _: True)
 
 
 @moment("weights")
@@ -490,15 +371,8 @@ def base_in_eight_bits(r, weights):
 
 # --- the optimizer ----------------------------------------------------------------------------------------------------
 
-@moment("optimizer")
-def everything_decays(r):
-    for group in r.groups:
-        group["weight_decay"] = r.decay
-
-
-@moment("optimizer")
-def amsgrad(r):
-    r.hyper["amsgrad"] = True
+at("optimizer", everything_decays=lambda r: [group.update(weight_decay=r.decay) for group in r.groups])
+at("optimizer", amsgrad=lambda r: r.hyper.update(amsgrad=True))
 
 
 @moment("optimizer")
@@ -513,13 +387,7 @@ def norm_added_in_bf16(r, c):
     total = torch.zeros((), dtype=torch.bfloat16)
     for p in r.model.parameters():
         total = total + p.grad.bfloat16().square().sum()
-    norm = total.sqrt().float()
-    if c is not None:
-        c.gradients()
-        c.gradient_norm(norm)
-    for p in r.model.parameters():
-        p.grad.mul_(min(1.0, r.limit / (float(norm) + 1e-6)))
-    return True
+    return clip_by(r, c, total.sqrt().float())
 
 
 # --- other ways to be right -------------------------------------------------------------------------------------------
@@ -577,22 +445,12 @@ def adapter_in_fp32(r):
         m.forward = forward
 
 
-@moment("model")
-def statistics_in_double(r):
-    for m in r.model.modules():
-        if isinstance(m, nn.LayerNorm):
-            m.forward = lambda x, m=m: F.layer_norm(x.double(), x.shape[-1:], m.weight.double(), m.bias.double(), m.eps).to(x.dtype)
-
-
-@moment("wrapped")
-def compiled(r):
-    r.wrapped = torch.compile(r.wrapped, backend="aot_eager")
-
-
-@moment("wrapped")
-def silent_backward_alone(r):
-    """no_sync() around the forward pass alone, or not at all: DDP averages after each micro-batch, which is right too."""
-    r.wrapped.no_sync = contextlib.nullcontext
+changes("model", lambda r: [m for m in r.model.modules() if isinstance(m, nn.LayerNorm)], "forward",
+    statistics_in_double=lambda r, m: lambda x:
+        F.layer_norm(x.double(), x.shape[-1:], m.weight.double(), m.bias.double(), m.eps).to(x.dtype))
+changes("wrapped", itself, "wrapped", compiled=lambda r, _: torch.compile(r.wrapped, backend="aot_eager"))
+# silent_backward_alone: no_sync() around the forward pass alone, or not at all: DDP averages after each micro-batch, which is right too.
+changes("wrapped", lambda r: [r.wrapped], "no_sync", silent_backward_alone=lambda r, _: contextlib.nullcontext)
 
 
 @moment("criterion")
@@ -601,4 +459,3 @@ def loss_in_chunks(r):
         pairs = zip(logits.float().flatten(0, 1).split(7), labels.flatten().split(7))
         return sum(F.cross_entropy(a, b, reduction="sum") for a, b in pairs) / r.targets
     r.criterion = losses
-

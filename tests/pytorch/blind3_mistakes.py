@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from blind2_models import D, HUGGING_FACE2, SHAPE, cut_of
-from blind2_mistakes import attentions, bf16
+from blind2_mistakes import bf16
 from blind_mistakes import with_grid
 from ranks import Through
 from strangers_mistakes import Own, own
-from strangers_run import HUGGING_FACE, moment
+from strangers_run import (HUGGING_FACE, Run, at, attentions, changes, clip_by, itself, model, moment, of_blocks,
+                           parameters, reduced_only)
 
 HUGGING_FACE3 = {"qwen3moe": ("Qwen3Moe", dict(SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=12, num_experts=4,
                                                num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True))}
@@ -21,48 +22,16 @@ BETWEEN = ("attn_norm", "mlp_norm", "out_norm")  # norms of whole rows, outside 
 KV = (".k_norm.", ".k_proj.", ".v_proj.")
 
 
-def parameters(r, *parts):
-    return [p for n, p in r.model.named_parameters() if not parts or any(part in n for part in parts)]
-
-
 def next_tokens(ids):
     return torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
 
 
-def clip_by(r, c, norm):
-    if c is not None:
-        c.gradients()
-        c.gradient_norm(norm)
-    for p in r.model.parameters():
-        p.grad.mul_(min(1.0, r.limit / (float(norm) + 1e-6)))
-    return True
-
-
 # --- ranks that share layers ------------------------------------------------------------------------------------------
 
-@moment("reduce")
-def final_norm_of_own_tokens(r):
-    for name, p in r.model.named_parameters():
-        if name != "out_norm.gain":
-            r.reduce_one(name, p)
-    return True
-
-
-@moment("gradients")
-def norms_averaged_over_tokens(r):
-    for p in parameters(r, *BETWEEN):
-        p.grad /= r.tp
-
-
-@moment("reduce")
-def head_norms_without_sum(r):
-    return True
-
-
-@moment("gradients")
-def shared_heads_summed_again(r):
-    for p in parameters(r, *KV):
-        p.grad = r.grid.sum(p.grad, "tp")
+reduced_only(final_norm_of_own_tokens=lambda name: name != "out_norm.gain")
+changes("gradients", lambda r: parameters(r, *BETWEEN), "grad", norms_averaged_over_tokens=lambda r, p: p.grad / r.tp)
+at("reduce", head_norms_without_sum=lambda r: True)
+changes("gradients", lambda r: parameters(r, *KV), "grad", shared_heads_summed_again=lambda r, p: r.grid.sum(p.grad, "tp"))
 
 
 @moment("reduce")
@@ -75,11 +44,8 @@ def turned_part_not_added(r):
     return True
 
 
-@moment("gradients")
-def vectors_taken_for_copies(r):
-    for p in r.model.parameters():
-        if p.dim() == 1:
-            p.grad = r.grid.sum(p.grad, "tp")
+changes("gradients", lambda r: [p for p in r.model.parameters() if p.dim() == 1], "grad",
+    vectors_taken_for_copies=lambda r, p: r.grid.sum(p.grad, "tp"))
 
 
 def loss_of_shards(r, smoothing=0.0, whole=False, owner=False):
@@ -108,24 +74,13 @@ def loss_of_shards(r, smoothing=0.0, whole=False, owner=False):
     return losses
 
 
-@moment("criterion")
-def smoothing_of_own_vocabulary(r):
-    r.criterion = loss_of_shards(r, smoothing=r.smoothing)
-
-
-@moment("criterion")
-def gathered_logits_as_a_shard(r):
-    r.criterion = loss_of_shards(r, whole=True)
-
-
-@moment("criterion")
-def gradient_of_owner_alone(r):
-    r.criterion = loss_of_shards(r, owner=True)
-
-
-@moment("part")
-def fan_of_own_shard(r, name, full, dim):
-    return r.grid.own(full, dim, "tp") * math.sqrt(r.tp) if name.endswith(("o_proj.weight", "down_proj.weight")) else None
+changes("criterion", itself, "criterion",
+    smoothing_of_own_vocabulary=lambda r, _: loss_of_shards(r, smoothing=r.smoothing),
+    gathered_logits_as_a_shard=lambda r, _: loss_of_shards(r, whole=True),
+    gradient_of_owner_alone=lambda r, _: loss_of_shards(r, owner=True))
+at("part",
+   fan_of_own_shard=lambda r, name, full, dim:
+       r.grid.own(full, dim, "tp") * math.sqrt(r.tp) if name.endswith(("o_proj.weight", "down_proj.weight")) else None)
 
 
 @moment("wrapped")
@@ -137,16 +92,8 @@ def local_tensors_used(r):
                                                         x.device_mesh, [Shard(-1)], run_check=False)
 
 
-@moment("model")
-def residual_multiplier_left_out(r):
-    for layer in r.blocks():
-        layer.residual_multiplier = 1.0
-
-
-@moment("gradients")
-def scaled_by_world(r):
-    for p in r.model.parameters():
-        p.grad /= r.tp
+changes("model", Run.blocks, "residual_multiplier", residual_multiplier_left_out=lambda r, _: 1.0)
+changes("gradients", parameters, "grad", scaled_by_world=lambda r, p: p.grad / r.tp)
 
 
 @moment("clip")
@@ -158,41 +105,17 @@ def shared_heads_counted_by_each(r, c):
     return clip_by(r, c, (r.grid.sum(of_shards, "tp") + of_all).sqrt())
 
 
-@moment("batch")
-def overwritten_in_one_layer(r, *data):
-    if r.m:
-        for p in parameters(r, "down_proj.weight"):
-            p.grad = None
-
-
-@moment("model")
-def head_gradient_not_summed(r):
-    r.model.grid = with_grid(r.grid, enter=lambda x: x)
-
+changes("batch", lambda r: parameters(r, "down_proj.weight") if r.m else [], "grad", overwritten_in_one_layer=lambda r, _: None)
+changes("model", model, "grid", head_gradient_not_summed=lambda r, _: with_grid(r.grid, enter=lambda x: x))
 
 # --- ranks that share a sequence --------------------------------------------------------------------------------------
 
-@moment("model")
-def shares_without_gradient(r):
-    for attn in attentions(r):
-        attn.join = lambda outputs, sums, right=attn.join: right(outputs, tuple(t.detach() for t in sums))
-
-
-@moment("gradients")
-def averaged_over_all_ranks(r):
-    for p in r.model.parameters():
-        p.grad /= r.cp
-
-
-@moment("tokens")
-def tokens_dealt_round_robin(r, *data):
-    return tuple(t[:, r.grid.at["cp"]::r.cp].contiguous() for t in data)
-
-
-@moment("model")
-def window_lost_in_parts(r):
-    for attn in attentions(r):
-        attn.window = None
+changes("model", attentions, "join",
+    shares_without_gradient=lambda r, attn: lambda outputs, sums, right=attn.join:
+        right(outputs, tuple(t.detach() for t in sums)))
+changes("gradients", parameters, "grad", averaged_over_all_ranks=lambda r, p: p.grad / r.cp)
+at("tokens", tokens_dealt_round_robin=lambda r, *data: tuple(t[:, r.grid.at["cp"]::r.cp].contiguous() for t in data))
+changes("model", attentions, "window", window_lost_in_parts=lambda r, _: None)
 
 
 @moment("tokens")
@@ -238,24 +161,11 @@ def divide_what_is_there(r, _):
             p.grad /= r.micro
 
 
-@moment("received")
-def divided_after_each_pass(r, hidden):
-    divide_what_is_there(r, hidden)
-
-
-@moment("returned")
-def divided_after_each_pass(r, gradient):  # noqa: F811
-    divide_what_is_there(r, gradient)
-
-
-@moment("criterion")
-def divided_for_the_log_alone(r):
-    r.divisor = 1
-
-
-@moment("criterion")
-def schedule_divides_again(r):
-    r.criterion = lambda logits, labels: r.losses(logits, labels) / r.micro
+at("received", divided_after_each_pass=divide_what_is_there)
+at("returned", divided_after_each_pass=divide_what_is_there)
+changes("criterion", itself, "divisor", divided_for_the_log_alone=lambda r, _: 1)
+changes("criterion", itself, "criterion",
+    schedule_divides_again=lambda r, _: lambda logits, labels: r.losses(logits, labels) / r.micro)
 
 
 @moment("weights")
@@ -265,9 +175,7 @@ def tables_not_synchronised(r, weights):
         weights["embed.weight"] = torch.randn(D.vocab, D.hidden, generator=draw) * 0.18
 
 
-@moment("stages")
-def last_block_left_out(r):
-    r.model.stages = lambda: range(r.grid.stage, r.grid.stage + 1)
+changes("stages", model, "stages", last_block_left_out=lambda r, _: lambda: range(r.grid.stage, r.grid.stage + 1))
 
 
 @moment("places")
@@ -278,16 +186,9 @@ def places_of_first_micro_batch(r, *places):
 
 # --- ranks that share samples -----------------------------------------------------------------------------------------
 
-@moment("batch")
-def last_micro_batch_after_reduce(r, *data):
-    if r.m + 1 == r.micro:
-        for p in r.model.parameters():
-            p.grad = r.grid.sum(p.grad, "dp") / r.dp
-
-
-@moment("reduce")
-def last_micro_batch_after_reduce(r):  # noqa: F811
-    return True
+changes("batch", lambda r: parameters(r) if r.m + 1 == r.micro else [], "grad",
+    last_micro_batch_after_reduce=lambda r, p: r.grid.sum(p.grad, "dp") / r.dp)
+at("reduce", last_micro_batch_after_reduce=lambda r: True)
 
 
 @moment("updated")
@@ -302,24 +203,12 @@ def factor_of_root_alone(r):
     r.wrapped.set_gradient_divide_factor(1.0)
 
 
-@moment("backward")
-def clipped_before_reduce(r):
-    torch.nn.utils.clip_grad_norm_(r.model.parameters(), r.limit)
-
-
-@moment("clip")
-def clipped_before_reduce(r, c):  # noqa: F811
-    return True
-
-
-@moment("clip")
-def clipped_by_local_shards(r, c):
-    return clip_by(r, c, sum(p.grad.to_local().square().sum() for p in r.model.parameters()).sqrt())
-
-
-@moment("loss")
-def not_times_processes(r):
-    r.loss = r.loss / r.dp
+at("backward", clipped_before_reduce=lambda r: torch.nn.utils.clip_grad_norm_(r.model.parameters(), r.limit))
+at("clip",
+   clipped_before_reduce=lambda r, c: True,
+   clipped_by_local_shards=lambda r, c:
+       clip_by(r, c, sum(p.grad.to_local().square().sum() for p in r.model.parameters()).sqrt()))
+changes("loss", itself, "loss", not_times_processes=lambda r, _: r.loss / r.dp)
 
 
 @moment("samples")
@@ -343,17 +232,11 @@ def one_norm_decays(r):
     r.groups[1]["params"] = [p for p in r.groups[1]["params"] if all(p is not q for q in norm)]
 
 
-@moment("gradients")
-def experts_summed_over_ranks(r):
-    for p in parameters(r, ".experts."):
-        p.grad *= r.dp
-
+changes("gradients", lambda r: parameters(r, ".experts."), "grad", experts_summed_over_ranks=lambda r, p: p.grad * r.dp)
 
 # --- the loss, the batch and the mask ---------------------------------------------------------------------------------
 
-@moment("loss")
-def divided_by_configured_steps(r):
-    r.loss = r.loss * r.micro / (r.micro + 1)
+changes("loss", itself, "loss", divided_by_configured_steps=lambda r, _: r.loss * r.micro / (r.micro + 1))
 
 
 @moment("criterion")
@@ -374,29 +257,18 @@ def end_taken_for_padding(r, ids, labels, positions, documents):
 @moment("criterion")
 def z_loss_of_ignored(r):
     factor, r.z_loss = r.z_loss, 0.0
-    r.criterion = lambda logits, labels: r.losses(logits, labels) + factor * logits.float().logsumexp(-1).square().sum() / r.targets
+    r.criterion = lambda logits, labels: (
+        r.losses(logits, labels) + factor * logits.float().logsumexp(-1).square().sum() / r.targets)
 
 
-@moment("criterion")
-def temperature_left_on(r):
-    r.criterion = lambda logits, labels: r.losses(logits / 0.7, labels)
-
-
-@moment("data")
-def prompt_is_learnt(r, ids, labels, positions, documents):
-    prompt = (labels != -100).cumsum(1) == 0
-    return ids, next_tokens(ids).where(prompt, labels), positions, documents
-
-
-@moment("data")
-def padding_attended(r, ids, labels, positions, documents):
-    return ids, labels, positions, torch.zeros_like(documents)
-
-
-@moment("model")
-def mask_read_the_other_way(r):
-    r.model.allowed = lambda documents, right=r.model.allowed: ~right(documents)
-
+changes("criterion", itself, "criterion",
+    temperature_left_on=lambda r, _: lambda logits, labels: r.losses(logits / 0.7, labels))
+at("data",
+   prompt_is_learnt=lambda r, ids, labels, positions, documents: (
+       ids, next_tokens(ids).where((labels != -100).cumsum(1) == 0, labels), positions, documents))
+at("data", padding_attended=lambda r, ids, labels, positions, documents: (ids, labels, positions, torch.zeros_like(documents)))
+changes("model", model, "allowed",
+    mask_read_the_other_way=lambda r, _: lambda documents, right=r.model.allowed: ~right(documents))
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
@@ -406,14 +278,9 @@ def gemma_gain(r, of_weight):
             m.forward = lambda x, m=m: (m._norm(x.float()) * of_weight(m.weight.float())).type_as(x)
 
 
-@moment("model")
-def one_added_in_bf16(r):
-    gemma_gain(r, lambda w: bf16(1.0 + w))
-
-
-@moment("model")
-def one_added_twice(r):
-    gemma_gain(r, lambda w: 2.0 + w)
+at("model",
+   one_added_in_bf16=lambda r: gemma_gain(r, lambda w: bf16(1.0 + w)),
+   one_added_twice=lambda r: gemma_gain(r, lambda w: 2.0 + w))
 
 
 @moment("model")
@@ -422,23 +289,11 @@ def yarn_set_after_building(r):
     rope.inv_freq, rope.attention_scaling = 10000.0 ** (-torch.arange(0, 8, 2) / 8), 1.0
 
 
-@moment("model")
-def rope_flags_inverted(r):
-    for layer in r.blocks():
-        layer.self_attn.use_rope = not layer.self_attn.use_rope
-
-
-@moment("model")
-def frequencies_in_bf16(r):
-    for attn in attentions(r):
-        attn.angles = lambda positions, a=attn: positions[..., None].float() * bf16(
-            a.theta ** (-torch.arange(0, D.turned, 2) / D.turned))
-
-
-@moment("model")
-def top_shares_not_normalised(r):
-    for layer in r.blocks():
-        layer.mlp.gate.norm_topk_prob = False
+changes("model", of_blocks("self_attn"), "use_rope", rope_flags_inverted=lambda r, layer: not layer.use_rope)
+changes("model", attentions, "angles",
+    frequencies_in_bf16=lambda r, a: lambda positions:
+        positions[..., None].float() * bf16(a.theta ** (-torch.arange(0, D.turned, 2) / D.turned)))
+changes("model", of_blocks("mlp.gate"), "norm_topk_prob", top_shares_not_normalised=lambda r, _: False)
 
 
 @moment("model")
@@ -452,10 +307,10 @@ def router_detached(r):
 
 # --- checkpoints and the optimizer ------------------------------------------------------------------------------------
 
-@moment("weights")
-def bias_in_other_order(r, weights):
-    for name in [n for n in weights if n.endswith(("q_proj.bias", "k_proj.bias"))]:
-        weights[name] = weights[name].view(-1, D.dim)[:, [0, 2, 1, 3, 4, 5]].flatten()
+at("weights",
+   bias_in_other_order=lambda r, weights: weights.update(
+       {name: w.view(-1, D.dim)[:, [0, 2, 1, 3, 4, 5]].flatten() for name, w in weights.items()
+        if name.endswith(("q_proj.bias", "k_proj.bias"))}))
 
 
 @moment("weights")
@@ -464,19 +319,10 @@ def rows_repeat_the_last(r, weights):
     weights["wte.weight"][-8:] = weights["wte.weight"][-9]
 
 
-@moment("saved")
-def saved_in_bf16(r, state):
-    state["model"] = {name: bf16(t) for name, t in state["model"].items()}
-
-
-@moment("loaded")
-def schedule_steps_on_load(r):
-    r.schedule.step()
-
-
-@moment("made")
-def warmup_from_zero(r):
-    r.schedule = torch.optim.lr_scheduler.LambdaLR(r.optimizer, lambda i: min(1.0, i / r.warmup))
+at("saved", saved_in_bf16=lambda r, state: state.update(model={name: bf16(t) for name, t in state["model"].items()}))
+at("loaded", schedule_steps_on_load=lambda r: r.schedule.step())
+changes("made", itself, "schedule",
+    warmup_from_zero=lambda r, _: torch.optim.lr_scheduler.LambdaLR(r.optimizer, lambda i: min(1.0, i / r.warmup)))
 
 
 class CountsParameters(Own):
@@ -493,45 +339,22 @@ class CountsParameters(Own):
         super().step(closure)
 
 
-@moment("optimizer")
-def counter_of_parameters(r):
-    r.own_optimizer = CountsParameters
-
+changes("optimizer", itself, "own_optimizer", counter_of_parameters=lambda r, _: CountsParameters)
 
 # --- other ways to be right -------------------------------------------------------------------------------------------
 
-@moment("data")
-def places_run_on_under_rope(r, ids, labels, positions, documents):
-    """Turning depends on distances alone, and no token sees another document."""
-    return ids, labels, torch.arange(ids.shape[1]).expand_as(positions), documents
-
-
-@moment("model")
-def gain_before_rounding(r):
-    for m in r.model.modules():
-        if type(m).__name__ == "Norm":
-            m.forward = lambda x, m=m: F.rms_norm(x.float(), x.shape[-1:], m.gain.float(), m.eps).to(x.dtype)
-
-
-@moment("criterion")
-def loss_of_cut_vocabulary(r):
-    r.criterion = loss_of_shards(r)
-
-
-@moment("criterion")
-def means_weighted_by_targets(r):
-    r.criterion = lambda logits, labels: F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) * (
-        (labels != -100).sum() / r.targets)
-
-
-@moment("optimizer")
-def fused_update(r):
-    r.hyper["fused"] = True
-
-
-@moment("optimizer")
-def update_written_down_again(r):
-    r.own_optimizer = own("")
+# places_run_on_under_rope: Turning depends on distances alone, and no token sees another document.
+at("data",
+   places_run_on_under_rope=lambda r, ids, labels, positions, documents:
+       (ids, labels, torch.arange(ids.shape[1]).expand_as(positions), documents))
+changes("model", lambda r: [m for m in r.model.modules() if type(m).__name__ == "Norm"], "forward",
+    gain_before_rounding=lambda r, m: lambda x: F.rms_norm(x.float(), x.shape[-1:], m.gain.float(), m.eps).to(x.dtype))
+changes("criterion", itself, "criterion",
+    loss_of_cut_vocabulary=lambda r, _: loss_of_shards(r),
+    means_weighted_by_targets=lambda r, _: lambda logits, labels:
+        F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) * ((labels != -100).sum() / r.targets))
+at("optimizer", fused_update=lambda r: r.hyper.update(fused=True))
+changes("optimizer", itself, "own_optimizer", update_written_down_again=lambda r, _: own(""))
 
 
 @moment("grid")
@@ -545,19 +368,12 @@ def partials_added_in_pairs(r):
     g.sum = add
 
 
-@moment("model")
-def masked_with_lowest(r):
-    for attn in attentions(r):
-        attn.masked = lambda score, allowed, a=attn: a.cap * torch.tanh(score / a.cap) + torch.zeros(()).where(
-            allowed, torch.finfo(torch.float32).min)[:, None]
-
-
-@moment("criterion")
-def targets_picked_first(r):
-    def losses(logits, labels):
-        counts = labels != -100
-        return F.cross_entropy(logits[counts].float(), labels[counts], reduction="sum") / r.targets
-    r.criterion = losses
+changes("model", attentions, "masked",
+    masked_with_lowest=lambda r, a: lambda score, allowed:
+        a.cap * torch.tanh(score / a.cap) + torch.zeros(()).where(allowed, torch.finfo(torch.float32).min)[:, None])
+changes("criterion", itself, "criterion",
+    targets_picked_first=lambda r, _: lambda logits, labels: F.cross_entropy(
+        logits[labels != -100].float(), labels[labels != -100], reduction="sum") / r.targets)
 
 
 @moment("backward")

@@ -9,7 +9,8 @@ from torch import nn
 
 from ranks import Through
 from strangers import BATCH, C, SEQ
-from strangers_run import HUGGING_FACE, SMALL, moment, whole_weights
+from strangers_run import (HUGGING_FACE, SMALL, Run, at, attentions, changes, grid, itself, model, moment, of_blocks,
+                           parameters, whole_weights)
 
 HUGGING_FACE.update({
     "yarn": ("Llama", dict(SMALL, num_key_value_heads=2, rope_parameters=dict(
@@ -20,10 +21,6 @@ HUGGING_FACE.update({
                              max_position_embeddings=32, hidden_dropout=0, attention_dropout=0, bos_token_id=0,
                              eos_token_id=0)),
 })
-
-
-def attentions(r):
-    return [block.attn for block in r.blocks()]
 
 
 def with_grid(grid, **changes):
@@ -70,18 +67,16 @@ def window_of_own_block_alone(r):
     attn.allowed = allowed
 
 
-@moment("tokens")
-def labels_in_plain_order(r, ids, labels, positions, documents):
-    own = labels.chunk(r.cp, 1)[r.grid.at["cp"]].contiguous()
-    ids, positions, documents = (r.grid.tokens(t).contiguous() for t in (ids, positions, documents))
-    return ids, own, positions, documents
+def in_plain_order(r, t):
+    return t.chunk(r.cp, 1)[r.grid.at["cp"]].contiguous()
 
 
-@moment("tokens")
-def positions_in_plain_order(r, ids, labels, positions, documents):
-    own = positions.chunk(r.cp, 1)[r.grid.at["cp"]].contiguous()
-    ids, labels, documents = (r.grid.tokens(t).contiguous() for t in (ids, labels, documents))
-    return ids, labels, own, documents
+at("tokens",
+   labels_in_plain_order=lambda r, ids, labels, *places: (
+       r.grid.tokens(ids).contiguous(), in_plain_order(r, labels), *(r.grid.tokens(t).contiguous() for t in places)),
+   positions_in_plain_order=lambda r, ids, labels, positions, documents: (
+       *(r.grid.tokens(t).contiguous() for t in (ids, labels)), in_plain_order(r, positions),
+       r.grid.tokens(documents).contiguous()))
 
 
 @moment("tokens")
@@ -92,30 +87,16 @@ def documents_counted_in_part(r, *data):
 
 # --- ranks that share layers ------------------------------------------------------------------------------------------
 
-@moment("model")
-def mlp_entered_without_sum(r):
-    for block in r.blocks():
-        block.ff.grid = with_grid(r.grid, enter=lambda x: x)
-
-
-@moment("grid")
-def outputs_averaged(r):
-    g = r.grid
-    g.leave = lambda y: Through.apply(y, lambda t: g.sum(t, "tp") / r.tp, lambda d: d)
-
-
-@moment("grid")
-def gathered_rank_by_rank(r):
-    g = r.grid
-    def gather(t):
-        return g.gather(t, 0, "tp").view(t.shape[0], -1, t.shape[2])
-    g.enter = lambda x: Through.apply(x, gather, lambda d: g.own(g.sum(d, "tp"), 1, "tp"))
-
-
-@moment("model")
-def head_gathers_without_sum(r):
-    g = r.grid
-    r.model.grid = with_grid(g, enter=lambda x: Through.apply(x, lambda t: g.gather(t, 1, "tp"), lambda d: g.own(d, 1, "tp")))
+changes("model", of_blocks("ff"), "grid", mlp_entered_without_sum=lambda r, _: with_grid(r.grid, enter=lambda x: x))
+changes("grid", grid, "leave",
+    outputs_averaged=lambda r, g: lambda y: Through.apply(y, lambda t: g.sum(t, "tp") / r.tp, lambda d: d))
+changes("grid", grid, "enter",
+    gathered_rank_by_rank=lambda r, g: lambda x:
+        Through.apply(x, lambda t: g.gather(t, 0, "tp").view(t.shape[0], -1, t.shape[2]),
+                      lambda d: g.own(g.sum(d, "tp"), 1, "tp")))
+changes("model", model, "grid",
+    head_gathers_without_sum=lambda r, _: with_grid(r.grid, enter=lambda x: Through.apply(
+        x, lambda t: r.grid.gather(t, 1, "tp"), lambda d: r.grid.own(d, 1, "tp"))))
 
 
 def vocabulary_in_shards(r, rank, zeroed=True):
@@ -134,24 +115,10 @@ def sum_of_table(r):
     r.model.tok_emb.weight.grad = r.grid.sum(r.model.tok_emb.weight.grad, "tp")
 
 
-@moment("model")
-def ids_by_rank_in_the_world(r):
-    vocabulary_in_shards(r, r.rank)
-
-
-@moment("gradients")
-def ids_by_rank_in_the_world(r):  # noqa: F811
-    sum_of_table(r)
-
-
-@moment("model")
-def rows_of_others_not_zeroed(r):
-    vocabulary_in_shards(r, r.grid.at["tp"], zeroed=False)
-
-
-@moment("gradients")
-def rows_of_others_not_zeroed(r):  # noqa: F811
-    sum_of_table(r)
+at("model", ids_by_rank_in_the_world=lambda r: vocabulary_in_shards(r, r.rank))
+at("gradients", ids_by_rank_in_the_world=lambda r: sum_of_table(r))
+at("model", rows_of_others_not_zeroed=lambda r: vocabulary_in_shards(r, r.grid.at["tp"], zeroed=False))
+at("gradients", rows_of_others_not_zeroed=lambda r: sum_of_table(r))
 
 
 @moment("criterion")
@@ -169,9 +136,9 @@ def maximum_of_own_logits(r):
     r.criterion = losses
 
 
-@moment("part")
-def columns_dealt_in_turn(r, name, full, dim):
-    return full[:, r.grid.at["tp"]::r.tp].contiguous() if name.endswith("wo.weight") else None
+at("part",
+   columns_dealt_in_turn=lambda r, name, full, dim:
+       full[:, r.grid.at["tp"]::r.tp].contiguous() if name.endswith("wo.weight") else None)
 
 
 @moment("part")
@@ -183,9 +150,8 @@ def gate_and_up_cut_as_one(r, name, full, dim):
     return both.chunk(2)["w3" in name].contiguous()
 
 
-@moment("grid")
-def clipped_by_own_shards(r):
-    """Nothing: the clip of this program is the right one where each rank has all gradients."""
+# The clip of this program is the right one where each rank has all gradients.
+at("grid", clipped_by_own_shards=lambda r: None)
 
 
 @moment("backward")
@@ -194,26 +160,13 @@ def reduced_after_each_micro_batch(r):
         r.reduce_one(name, p)
 
 
-@moment("reduce")
-def reduced_after_each_micro_batch(r):  # noqa: F811
-    return True
-
+at("reduce", reduced_after_each_micro_batch=lambda r: True)
 
 # --- ranks that share samples -----------------------------------------------------------------------------------------
 
-@moment("wrapped")
-def inner_module_called(r):
-    r.wrapped = r.model
-
-
-@moment("ddp")
-def thawed_after_wrapping(r):
-    r.model.unembed.weight.requires_grad_(False)
-
-
-@moment("wrapped")
-def thawed_after_wrapping(r):  # noqa: F811
-    r.model.unembed.weight.requires_grad_(True)
+changes("wrapped", itself, "wrapped", inner_module_called=lambda r, _: r.model)
+at("ddp", thawed_after_wrapping=lambda r: r.model.unembed.weight.requires_grad_(False))
+at("wrapped", thawed_after_wrapping=lambda r: r.model.unembed.weight.requires_grad_(True))
 
 
 @moment("weights")
@@ -224,14 +177,9 @@ def seeded_by_rank(r, weights):
             weights[name] = torch.randn(w.shape, generator=draw) * 0.18
 
 
-@moment("samples")
-def no_sampler(r, *data):
-    return tuple(t.chunk(r.dp)[0] for t in data)
-
-
-@moment("samples")
-def last_batch_filled_up(r, *data):
-    return tuple(torch.cat([t[:-1], t[:1]]).chunk(r.dp)[r.grid.at["dp"]] for t in data)
+at("samples",
+   no_sampler=lambda r, *data: tuple(t.chunk(r.dp)[0] for t in data),
+   last_batch_filled_up=lambda r, *data: tuple(torch.cat([t[:-1], t[:1]]).chunk(r.dp)[r.grid.at["dp"]] for t in data))
 
 
 @moment("wrapped")
@@ -242,85 +190,30 @@ def buckets_in_bf16(r):
 
 # --- the loss and what it is of ---------------------------------------------------------------------------------------
 
-@moment("criterion")
-def divided_by_all_tokens(r):
-    r.divisor = BATCH * SEQ
-
-
-@moment("criterion")
-def mean_of_each_micro_batch(r):
-    def losses(logits, labels):
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / (r.micro * r.dp)
-    r.criterion = losses
-
-
-@moment("batch")
-def zeroed_in_the_loop(r, *data):
-    r.model.zero_grad()
-
-
-@moment("backward")
-def divided_in_the_loop(r):
-    for p in r.model.parameters():
-        p.grad /= r.micro
-
-
-@moment("data")
-def next_document_predicted(r, ids, labels, positions, documents):
-    return ids, torch.cat([ids[:, 1:], labels[:, -1:]], 1), positions, documents
-
+changes("criterion", itself, "divisor", divided_by_all_tokens=lambda r, _: BATCH * SEQ)
+changes("criterion", itself, "criterion",
+    mean_of_each_micro_batch=lambda r, _: lambda logits, labels:
+        F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / (r.micro * r.dp))
+at("batch", zeroed_in_the_loop=lambda r, *data: r.model.zero_grad())
+changes("backward", parameters, "grad", divided_in_the_loop=lambda r, p: p.grad / r.micro)
+at("data",
+   next_document_predicted=lambda r, ids, labels, positions, documents:
+       (ids, torch.cat([ids[:, 1:], labels[:, -1:]], 1), positions, documents))
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
-@moment("model")
-def heads_repeated_in_turn(r):
-    for attn in attentions(r):
-        def attend(q, k, v, here, right=attn.attend):
-            n = C.heads // C.kv_heads
-            return right(q, k[:, :, ::n].repeat(1, 1, n, 1), v[:, :, ::n].repeat(1, 1, n, 1), here)
-        attn.attend = attend
-
-
-@moment("batch")
-def places_from_two(r, ids, labels, positions, documents):
-    return ids, labels, positions + 2, documents
-
-
-@moment("model")
-def scores_not_capped(r):
-    for layer in r.blocks():
-        layer.self_attn.attn_logit_softcapping = None
-
-
-@moment("model")
-def gain_without_one(r):
-    for m in r.model.modules():
-        if type(m).__name__ == "Gemma2RMSNorm":
-            m.forward = lambda x, m=m: (m._norm(x.float()) * m.weight.float()).type_as(x)
-
-
-@moment("model")
-def gelu_by_tanh(r):
-    for block in r.blocks():
-        block.ff.forward = lambda x, ff=block.ff: ff.down(F.gelu(ff.up(x), approximate="tanh"))
-
-
-@moment("model")
-def up_is_activated(r):
-    for block in r.blocks():
-        block.ff.forward = lambda x, ff=block.ff: ff.grid.leave(ff.w2(ff.w1(ff.grid.enter(x)) * F.gelu(ff.w3(ff.grid.enter(x)))))
-
-
-@moment("model")
-def one_after_the_other(r):
-    for layer in r.model.gpt_neox.layers:
-        layer.use_parallel_residual = False
-
-
-@moment("model")
-def mlp_reads_the_stream(r):
-    for block in r.blocks():
-        block.forward = lambda x, b=block: x + b.attn(b.ln(x)) + b.ff(x)
+changes("model", attentions, "attend",
+    heads_repeated_in_turn=lambda r, attn: lambda q, k, v, here, right=attn.attend, n=C.heads // C.kv_heads:
+        right(q, k[:, :, ::n].repeat(1, 1, n, 1), v[:, :, ::n].repeat(1, 1, n, 1), here))
+at("batch", places_from_two=lambda r, ids, labels, positions, documents: (ids, labels, positions + 2, documents))
+changes("model", of_blocks("self_attn"), "attn_logit_softcapping", scores_not_capped=lambda r, _: None)
+changes("model", lambda r: [m for m in r.model.modules() if type(m).__name__ == "Gemma2RMSNorm"], "forward",
+    gain_without_one=lambda r, m: lambda x: (m._norm(x.float()) * m.weight.float()).type_as(x))
+changes("model", of_blocks("ff"), "forward",
+    gelu_by_tanh=lambda r, ff: lambda x: ff.down(F.gelu(ff.up(x), approximate="tanh")),
+    up_is_activated=lambda r, ff: lambda x: ff.grid.leave(ff.w2(ff.w1(ff.grid.enter(x)) * F.gelu(ff.w3(ff.grid.enter(x))))))
+changes("model", lambda r: r.model.gpt_neox.layers, "use_parallel_residual", one_after_the_other=lambda r, _: False)
+changes("model", Run.blocks, "forward", mlp_reads_the_stream=lambda r, b: lambda x: x + b.attn(b.ln(x)) + b.ff(x))
 
 
 @moment("model")
@@ -328,8 +221,7 @@ def stream_added_twice(r):
     for block in r.blocks():
         def forward(x, b=block):
             y = b.ln(x)
-            h = x + b.attn(y)
-            return x + h + b.ff(y)
+            return x + (x + b.attn(y)) + b.ff(y)
         block.forward = forward
 
 
@@ -342,31 +234,13 @@ def next_token_seen(r):
         attn.bias = bias
 
 
-@moment("model")
-def masked_with_zero(r):
-    for attn in attentions(r):
-        attn.score = lambda q, k, good: (torch.einsum("bqhd,bkhd->bhqk", q, k).float() / C.dim ** 0.5).masked_fill(~good[:, None], 0.0)
-
-
-@moment("inputs")
-def padding_is_a_word(r, ids):
-    return {"attention_mask": (ids != 56).long()}
-
-
-@moment("model")
-def yarn_factor_left_out(r):
-    r.model.model.rotary_emb.attention_scaling = 1.0
-
-
-@moment("model")
-def dropout_by_default(r):
-    for layer in r.blocks():
-        layer.drop.p = 0.1
-
-
-@moment("model")
-def padding_id_of_a_word(r):
-    r.model.tok_emb.padding_idx = 56
+changes("model", attentions, "score",
+    masked_with_zero=lambda r, _: lambda q, k, good:
+        (torch.einsum("bqhd,bkhd->bhqk", q, k).float() / C.dim ** 0.5).masked_fill(~good[:, None], 0.0))
+at("inputs", padding_is_a_word=lambda r, ids: {"attention_mask": (ids != 56).long()})
+changes("model", lambda r: [r.model.model.rotary_emb], "attention_scaling", yarn_factor_left_out=lambda r, _: 1.0)
+changes("model", of_blocks("drop"), "p", dropout_by_default=lambda r, _: 0.1)
+changes("model", lambda r: [r.model.tok_emb], "padding_idx", padding_id_of_a_word=lambda r, _: 56)
 
 
 @moment("model")
@@ -392,11 +266,8 @@ def packed_by_head(r):
         attn.forward = forward
 
 
-@moment("model")
-def norm_over_all_heads(r):
-    for attn in attentions(r):
-        for norm in (attn.q_norm, attn.k_norm):
-            norm.root = lambda x, m=norm: torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + m.eps)
+changes("model", lambda r: [norm for attn in attentions(r) for norm in (attn.q_norm, attn.k_norm)], "root",
+    norm_over_all_heads=lambda r, m: lambda x: torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + m.eps))
 
 
 @moment("model")
@@ -408,17 +279,9 @@ def frequencies_of_half(r):
         attn.table = table
 
 
-@moment("model")
-def epsilon_of_keras(r):
-    for m in r.model.modules():
-        if isinstance(m, nn.LayerNorm):
-            m.eps = 1e-3
-
-
-@moment("model")
-def second_block_not_turned(r):
-    attn = attentions(r)[1]
-    attn.turn = lambda x, positions: x
+changes("model", lambda r: [m for m in r.model.modules() if isinstance(m, nn.LayerNorm)], "eps",
+    epsilon_of_keras=lambda r, _: 1e-3)
+changes("model", lambda r: attentions(r)[1:2], "turn", second_block_not_turned=lambda r, _: lambda x, positions: x)
 
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------
@@ -430,9 +293,7 @@ def layers_sorted_by_name(r, weights):
         weights[name], weights[other] = weights[other], weights[name]
 
 
-@moment("weights")
-def special_token_in_front(r, weights):
-    weights["tok_emb.weight"] = weights["tok_emb.weight"].roll(1, 0)
+at("weights", special_token_in_front=lambda r, weights: weights.update({"tok_emb.weight": weights["tok_emb.weight"].roll(1, 0)}))
 
 
 @moment("weights")
@@ -443,26 +304,14 @@ def permuted_for_halves(r, weights):
             weights[f"blocks.{i}.attn.{w}.weight"] = full.view(-1, C.dim // 2, 2, C.hidden).transpose(1, 2).reshape(full.shape)
 
 
-@moment("early")
-def weights_of_before_the_step(r):
-    r.first_weights = copy.deepcopy(r.model.state_dict())
-
-
-@moment("saved")
-def weights_of_before_the_step(r, state):  # noqa: F811
-    state["model"] = r.first_weights
+changes("early", itself, "first_weights", weights_of_before_the_step=lambda r, _: copy.deepcopy(r.model.state_dict()))
+at("saved", weights_of_before_the_step=lambda r, state: state.update(model=r.first_weights))
 
 
 # --- the optimizer ----------------------------------------------------------------------------------------------------
 
-@moment("optimizer")
-def adam_with_l2(r):
-    r.own_optimizer = torch.optim.Adam
-
-
-@moment("optimizer")
-def betas_exchanged(r):
-    r.hyper["betas"] = r.hyper["betas"][::-1]
+changes("optimizer", itself, "own_optimizer", adam_with_l2=lambda r, _: torch.optim.Adam)
+at("optimizer", betas_exchanged=lambda r: r.hyper.update(betas=r.hyper["betas"][::-1]))
 
 
 @moment("clip")
@@ -471,14 +320,8 @@ def largest_element_for_norm(r, c):
     return True
 
 
-@moment("clip")
-def clipped_after_the_step(r, c):
-    return True
-
-
-@moment("updated")
-def clipped_after_the_step(r):  # noqa: F811
-    torch.nn.utils.clip_grad_norm_(r.model.parameters(), r.limit)
+at("clip", clipped_after_the_step=lambda r, c: True)
+at("updated", clipped_after_the_step=lambda r: torch.nn.utils.clip_grad_norm_(r.model.parameters(), r.limit))
 
 
 @moment("clip")
@@ -496,6 +339,4 @@ def frozen_has_zeros(r):
             p.requires_grad_(False)
 
 
-@moment("optimizer")
-def dampened(r):
-    r.hyper = {"dampening": 0.9}
+changes("optimizer", itself, "hyper", dampened=lambda r, _: {"dampening": 0.9})

@@ -6,6 +6,7 @@ causes are right.
 """
 
 import contextlib
+import operator
 
 import anyrank
 import torch
@@ -33,16 +34,44 @@ BUGS = {}  # name: (function, moment)
 ROWS = []  # bug, model, way, ranks, dtype, options, causes
 
 
-def bug(moment, *rows, name=None):
-    """rows: "model way ranks [bf16]", causes (partly right ones after "|"), and options of the run."""
-    def register(function):
-        key = name or function.__name__
+def bug(moment, *rows, **given):
+    """rows: "model way ranks [bf16]", causes (partly right ones after "|"), and options of the run. given: the function by
+    name, or it is what follows."""
+    def register(function, key=None):
+        key = key or function.__name__
         BUGS[key] = (function, moment)
         for where, causes, *options in rows:
             model, way, n, *dtype = where.split()
             ROWS.append((key, model, way, int(n), (dtype or ["fp32"])[0], options[0] if options else {}, causes))
         return function
+    for name, function in given.items():
+        register(function, name)
     return register
+
+
+def changed(of, attribute, made):
+    """Gives an attribute of each object of(run) the value that made(run, object) is."""
+    def change(r):
+        for one in of(r):
+            setattr(one, attribute, made(r, one))
+    return change
+
+
+def rewritten(part, made):
+    """Gives the parameters with `part` in their name the values made(them)."""
+    def change(r):
+        with torch.no_grad():
+            for p in r.parameters(part):
+                p.copy_(made(p).clone())
+    return change
+
+
+def itself(r):
+    return [r]
+
+
+def of_layers(path):
+    return lambda r: [operator.attrgetter(path)(layer) for layer in r.layers()]
 
 
 def make(name, folder):

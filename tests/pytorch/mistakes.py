@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be wrong with a model of families.py, with a training step of it, and with how it is split."""
 
-import functools
 import math
 
 import torch
@@ -9,32 +8,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from families import SEQ, bug
+from families import SEQ, Run, bug, changed, itself, of_layers, rewritten
 
 # --- what is wrong with a model ---------------------------------------------------------------------------------------
 
-def patch(module, function):
-    """function(original forward, *args) for module.forward."""
-    module.forward = functools.partial(function, module.forward)
-
-
-@bug("model", ("qwen3 ddp 2", "norm_missing | other_module other_tensor norm_statistic row_statistic gain_twice_or_missing"))
-def head_norm_skipped(r):
-    for layer in r.layers():
-        patch(layer.self_attn.q_norm, lambda _, x: x)
-
-
-@bug("model", ("qwen3 fsdp2 2", "norm_statistic row_statistic"))
-def head_norm_over_all_heads(r):
-    for layer in r.layers():
-        norm = layer.self_attn.k_norm
-        patch(norm, lambda _, x, n=norm: x * torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + n.variance_epsilon) * n.weight)
-
-
-@bug("model", ("qwen3 alone 1", "norm_epsilon | row_statistic norm_statistic"))
-def head_norm_eps(r):
-    for layer in r.layers():
-        layer.self_attn.q_norm.variance_epsilon = 1e-2
+bug("model", ("qwen3 ddp 2", "norm_missing | other_module other_tensor norm_statistic row_statistic gain_twice_or_missing"),
+    head_norm_skipped=changed(of_layers("self_attn.q_norm"), "forward", lambda r, _: lambda x: x))
+bug("model", ("qwen3 fsdp2 2", "norm_statistic row_statistic"),
+    head_norm_over_all_heads=changed(of_layers("self_attn.k_norm"), "forward", lambda r, m: lambda x:
+                                     x * torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + m.variance_epsilon) * m.weight))
+bug("model", ("qwen3 alone 1", "norm_epsilon | row_statistic norm_statistic"),
+    head_norm_eps=changed(of_layers("self_attn.q_norm"), "variance_epsilon", lambda r, _: 1e-2))
 
 
 @bug("model", ("qwen3 fsdp2 2", "other_module slices_exchanged | other_tensor"))
@@ -47,45 +31,22 @@ def head_norms_exchanged(r):
             k.copy_(old)
 
 
-@bug("model", ("gemma2 ddp 2", "scale_by_root wrong_scalar"))
-def embedding_not_scaled(r):
-    r.model.model.embed_tokens.embed_scale.fill_(1.0)
-
-
-@bug("model", ("gemma2 fsdp2 2", "scale_by_root wrong_scalar"))
-def embedding_scale_in_bf16(r):
-    """sqrt(48) is 6.928; in bf16 it is 6.9375, for every token."""
-    r.model.model.embed_tokens.embed_scale.fill_(float(torch.tensor(48 ** 0.5).bfloat16()))
-
-
-@bug("model", ("gemma2 ddp 2", "gain_offset | gain_twice_or_missing norm_statistic"))
-def gain_without_one(r):
-    for m in r.model.modules():
-        if type(m).__name__ == "Gemma2RMSNorm":
-            patch(m, lambda _, x, n=m: n._norm(x.float()) * n.weight)
-
-
-@bug("model", ("gemma2 alone 1", "softcap* | later_tokens"))
-def scores_not_capped(r):
-    for layer in r.layers():
-        layer.self_attn.attn_logit_softcapping = None
-
-
-@bug("model", ("gemma2 ddp 2", "softcap*"))
-def logits_not_capped(r):
-    r.model.config.final_logit_softcapping = None
-
-
-@bug("model", ("gemma2 ddp 2", "attention_window | later_tokens causal_mask"))
-def window_on_other_layers(r):
-    types = r.model.config.layer_types
-    r.model.config.layer_types = types[1:] + types[:1]
-
-
-@bug("model", ("gemma2 fsdp2 2", "softmax_scale | later_tokens"), ("llama-hf ddp 2 bf16", "softmax_scale | later_tokens"))
-def scale_of_hidden_over_heads(r):
-    for layer in r.layers():
-        layer.self_attn.scaling = 0.4 * layer.self_attn.scaling
+bug("model", ("gemma2 ddp 2", "scale_by_root wrong_scalar"),
+    embedding_not_scaled=lambda r: r.model.model.embed_tokens.embed_scale.fill_(1.0))
+# embedding_scale_in_bf16: sqrt(48) is 6.928; in bf16 it is 6.9375, for every token.
+bug("model", ("gemma2 fsdp2 2", "scale_by_root wrong_scalar"),
+    embedding_scale_in_bf16=lambda r: r.model.model.embed_tokens.embed_scale.fill_(float(torch.tensor(48 ** 0.5).bfloat16())))
+bug("model", ("gemma2 ddp 2", "gain_offset | gain_twice_or_missing norm_statistic"),
+    gain_without_one=changed(lambda r: [m for m in r.model.modules() if type(m).__name__ == "Gemma2RMSNorm"], "forward",
+                             lambda r, m: lambda x: m._norm(x.float()) * m.weight))
+bug("model", ("gemma2 alone 1", "softcap* | later_tokens"),
+    scores_not_capped=changed(of_layers("self_attn"), "attn_logit_softcapping", lambda r, _: None))
+bug("model", ("gemma2 ddp 2", "softcap*"),
+    logits_not_capped=changed(lambda r: [r.model.config], "final_logit_softcapping", lambda r, _: None))
+bug("model", ("gemma2 ddp 2", "attention_window | later_tokens causal_mask"),
+    window_on_other_layers=changed(lambda r: [r.model.config], "layer_types", lambda r, c: c.layer_types[1:] + c.layer_types[:1]))
+bug("model", ("gemma2 fsdp2 2", "softmax_scale | later_tokens"), ("llama-hf ddp 2 bf16", "softmax_scale | later_tokens"),
+    scale_of_hidden_over_heads=changed(of_layers("self_attn"), "scaling", lambda r, layer: 0.4 * layer.scaling))
 
 
 @bug("model", ("gemma2 alone 1", "activation_function"), ("starcoder2 ddp 2", "activation_function"),
@@ -96,16 +57,9 @@ def relu_instead(r):
         setattr(layer.mlp, name, nn.ReLU())
 
 
-@bug("model", ("opt ddp 2", "activation_function"))
-def gelu_for_relu(r):
-    for layer in r.layers():
-        layer.activation_fn = nn.GELU()
-
-
-@bug("model", ("neox ddp 2", "other_input residual tensor_added"))
-def residual_in_sequence(r):
-    for layer in r.layers():
-        layer.use_parallel_residual = False
+bug("model", ("opt ddp 2", "activation_function"), gelu_for_relu=changed(Run.layers, "activation_fn", lambda r, _: nn.GELU()))
+bug("model", ("neox ddp 2", "other_input residual tensor_added"),
+    residual_in_sequence=changed(Run.layers, "use_parallel_residual", lambda r, _: False))
 
 
 @bug("model", ("neox alone 1", "rope_theta rope_positions | later_tokens"))
@@ -114,11 +68,8 @@ def frequencies_of_whole_head(r):
     r.model.gpt_neox.rotary_emb.inv_freq.copy_(10000.0 ** (-torch.arange(n) / (2 * n)))
 
 
-@bug("model", ("neox fsdp2 2", "dimension_flattened packed_cut_as_one | slices_reordered"))
-def qkv_one_after_the_other(r):
-    with torch.no_grad():
-        for p in r.parameters("query_key_value"):
-            p.copy_(p.unflatten(0, (6, 3, 8)).transpose(0, 1).reshape(p.shape).clone())
+bug("model", ("neox fsdp2 2", "dimension_flattened packed_cut_as_one | slices_reordered"),
+    qkv_one_after_the_other=rewritten("query_key_value", lambda p: p.unflatten(0, (6, 3, 8)).transpose(0, 1).reshape(p.shape)))
 
 
 @bug("model", ("neox ddp 2", "other_module slices_exchanged | other_tensor"))
@@ -127,17 +78,11 @@ def norms_exchanged(r):
         layer.input_layernorm, layer.post_attention_layernorm = layer.post_attention_layernorm, layer.input_layernorm
 
 
-@bug("model", ("opt alone 1", "position_offset | positions"))
-def position_table_without_offset(r):
-    for m in r.model.modules():
-        if hasattr(m, "offset"):
-            m.offset = 0
-
-
-@bug("model", ("opt fsdp2 2", "norm_missing other_input"))
-def norm_after_attention(r):
-    for layer in r.layers():
-        layer.do_layer_norm_before = False
+bug("model", ("opt alone 1", "position_offset | positions"),
+    position_table_without_offset=changed(lambda r: [m for m in r.model.modules() if hasattr(m, "offset")], "offset",
+                                          lambda r, _: 0))
+bug("model", ("opt fsdp2 2", "norm_missing other_input"),
+    norm_after_attention=changed(Run.layers, "do_layer_norm_before", lambda r, _: False))
 
 
 @bug("model", ("phi alone 1", "rope_pairing | later_tokens"), ("phi ddp 2", "rope_pairing | later_tokens"))
@@ -151,36 +96,21 @@ def pairs_of_neighbours(r):
     module.apply_rotary_pos_emb = apply
 
 
-@bug("model", ("phi ddp 2", "bias_counted_again vector_added"))
-def head_bias_left_out(r):
-    patch(r.model.lm_head, lambda _, x: F.linear(x, r.model.lm_head.weight))
-
-
-@bug("model", ("starcoder2 ddp 2", "bias_counted_again vector_added"))
-def bias_once_more(r):
-    for layer in r.layers():
-        patch(layer.mlp.c_proj, lambda forward, x, m=layer.mlp.c_proj: forward(x) + m.bias)
-
-
-@bug("model", ("falcon fsdp2 2", "slices_exchanged slices_reordered other_module halves_exchanged exchanged"))
-def key_and_value_rows_exchanged(r):
-    with torch.no_grad():
-        for p in r.parameters("query_key_value"):
-            p.copy_(torch.cat([p[:48], p[56:], p[48:56]]).clone())
-
-
-@bug("model", ("falcon ddp 2", "rotated shifted slices_reordered shards_rotated heads_rotated"))
-def key_and_value_rows_first(r):
-    with torch.no_grad():
-        for p in r.parameters("query_key_value"):
-            p.copy_(p.roll(16, 0).clone())
+bug("model", ("phi ddp 2", "bias_counted_again vector_added"),
+    head_bias_left_out=changed(lambda r: [r.model.lm_head], "forward", lambda r, m: lambda x: F.linear(x, m.weight)))
+bug("model", ("starcoder2 ddp 2", "bias_counted_again vector_added"),
+    bias_once_more=changed(of_layers("mlp.c_proj"), "forward", lambda r, m: lambda x, right=m.forward: right(x) + m.bias))
+bug("model", ("falcon fsdp2 2", "slices_exchanged slices_reordered other_module halves_exchanged exchanged"),
+    key_and_value_rows_exchanged=rewritten("query_key_value", lambda p: torch.cat([p[:48], p[56:], p[48:56]])))
+bug("model", ("falcon ddp 2", "rotated shifted slices_reordered shards_rotated heads_rotated"),
+    key_and_value_rows_first=rewritten("query_key_value", lambda p: p.roll(16, 0)))
 
 
 @bug("model", ("falcon alone 1", "norm_missing other_input"))
 def mlp_without_norm(r):
     for layer in r.layers():
         layer.input_layernorm.register_forward_pre_hook(lambda m, args, at=layer: setattr(at.mlp, "raw", args[0]))
-        patch(layer.mlp, lambda forward, x, m=layer.mlp: forward(m.raw))
+        layer.mlp.forward = lambda x, m=layer.mlp, right=layer.mlp.forward: right(m.raw)
 
 
 @bug("model", ("starcoder2 alone 1", "attention_window | later_tokens causal_mask"))
@@ -190,30 +120,15 @@ def window_of_eight(r):
         layer.self_attn.sliding_window = 8
 
 
-@bug("model", ("phi3 ddp 2", "activation_arguments halves_exchanged exchanged slices_exchanged"),
-     ("phi3 alone 1", "activation_arguments halves_exchanged exchanged slices_exchanged"))
-def up_rows_first(r):
-    with torch.no_grad():
-        for p in r.parameters("gate_up_proj"):
-            p.copy_(p.roll(len(p) // 2, 0).clone())
-
-
-@bug("model", ("phi3 fsdp2 2", "dimension_flattened packed_cut_as_one | slices_reordered"))
-def gate_up_interleaved(r):
-    with torch.no_grad():
-        for p in r.parameters("gate_up_proj"):
-            p.copy_(p.unflatten(0, (2, -1)).transpose(0, 1).reshape(p.shape).clone())
-
-
-@bug("model", ("olmo2 fsdp2 2", "norm_epsilon | row_statistic norm_statistic"))
-def last_norm_eps(r):
-    r.model.model.norm.variance_epsilon = 3e-2
-
-
-@bug("model", ("olmo2 ddp 2", "norm_missing | other_module other_tensor norm_statistic row_statistic gain_twice_or_missing"))
-def norm_after_mlp_skipped(r):
-    for layer in r.layers():
-        patch(layer.post_feedforward_layernorm, lambda _, x: x)
+bug("model", ("phi3 ddp 2", "activation_arguments halves_exchanged exchanged slices_exchanged"),
+    ("phi3 alone 1", "activation_arguments halves_exchanged exchanged slices_exchanged"),
+    up_rows_first=rewritten("gate_up_proj", lambda p: p.roll(len(p) // 2, 0)))
+bug("model", ("phi3 fsdp2 2", "dimension_flattened packed_cut_as_one | slices_reordered"),
+    gate_up_interleaved=rewritten("gate_up_proj", lambda p: p.unflatten(0, (2, -1)).transpose(0, 1).reshape(p.shape)))
+bug("model", ("olmo2 fsdp2 2", "norm_epsilon | row_statistic norm_statistic"),
+    last_norm_eps=changed(lambda r: [r.model.model.norm], "variance_epsilon", lambda r, _: 3e-2))
+bug("model", ("olmo2 ddp 2", "norm_missing | other_module other_tensor norm_statistic row_statistic gain_twice_or_missing"),
+    norm_after_mlp_skipped=changed(of_layers("post_feedforward_layernorm"), "forward", lambda r, _: lambda x: x))
 
 
 @bug("model", ("llama-hf alone 1", "rope_theta rope_positions | later_tokens"),
@@ -223,10 +138,8 @@ def slow_frequencies_divided(r):
     r.model.model.rotary_emb.inv_freq[2:] /= 8
 
 
-@bug("model", ("llama-hf ddp 2", "other_layer other_tensor"))
-def last_layer_for_all(r):
-    layers = r.layers()
-    layers[0].load_state_dict(layers[2].state_dict())
+bug("model", ("llama-hf ddp 2", "other_layer other_tensor"),
+    last_layer_for_all=lambda r: r.layers()[0].load_state_dict(r.layers()[2].state_dict()))
 
 
 # DDP waits for the gradient of k_proj, and reduces nothing.
@@ -240,10 +153,7 @@ def keys_without_gradient(r):
         module.apply_rotary_pos_emb = lambda q, k, *rest, apply=apply: apply(q, k.detach(), *rest)
 
 
-@bug("model", ("opt ddp 2", "dropout"))
-def dropout_left_on(r):
-    for layer in r.layers():
-        layer.dropout = 0.1
+bug("model", ("opt ddp 2", "dropout"), dropout_left_on=changed(Run.layers, "dropout", lambda r, _: 0.1))
 
 
 @bug("wrapped", ("starcoder2 fsdp2 2", "part_of_one_rank other_initial_values"))
@@ -261,20 +171,13 @@ def compressed_gradients(r):
     r.wrapped.register_comm_hook(None, bf16_compress_hook)
 
 
-@bug("batch", ("qwen3 ddp 2", "missing_average", {"micro": 2}), ("neox ddp 2", "missing_average", {"micro": 2}))
-def first_micro_batch_synchronised(r):
-    r.silent = r.m > 0
-
-
-@bug("loss", ("phi alone 1", "averaged_again wrong_scalar divisor_of_other_count", {"micro": 4}))
-def divided_by_micro_batches_again(r):
-    r.loss = r.loss / r.micro
-
-
-@bug("samples", ("qwen3 ddp 2", "samples_dealt_out batch_order"), ("starcoder2 fsdp2 2", "samples_dealt_out batch_order"),
-     ("llama-hf ddp 2 bf16", "samples_dealt_out batch_order"))
-def samples_in_turn(r, ids, labels):
-    return ids[r.dp_rank::r.dp], labels[r.dp_rank::r.dp]
+bug("batch", ("qwen3 ddp 2", "missing_average", {"micro": 2}), ("neox ddp 2", "missing_average", {"micro": 2}),
+    first_micro_batch_synchronised=changed(itself, "silent", lambda r, _: r.m > 0))
+bug("loss", ("phi alone 1", "averaged_again wrong_scalar divisor_of_other_count", {"micro": 4}),
+    divided_by_micro_batches_again=changed(itself, "loss", lambda r, _: r.loss / r.micro))
+bug("samples", ("qwen3 ddp 2", "samples_dealt_out batch_order"), ("starcoder2 fsdp2 2", "samples_dealt_out batch_order"),
+    ("llama-hf ddp 2 bf16", "samples_dealt_out batch_order"),
+    samples_in_turn=lambda r, ids, labels: (ids[r.dp_rank::r.dp], labels[r.dp_rank::r.dp]))
 
 
 @bug("samples", ("falcon ddp 4", "batch_order slices_repeated slices_reordered same_samples shard_repeated"))
@@ -290,67 +193,29 @@ def divided_by_twice_the_ranks(r):
         m.set_gradient_divide_factor(4.0)
 
 
-@bug("ignored", ("phi fsdp2 2", "missing_average | replicas_apart"))
-def norms_left_out_of_sharding(r):
-    return set(r.parameters("layernorm"))
-
-
-@bug("backward", ("neox alone 1", "clip_factor | partial_sum", {"micro": 2}))
-def every_micro_batch_clipped(r):
-    torch.nn.utils.clip_grad_norm_(r.model.parameters(), 0.4)
-
-
-@bug("norm", ("opt fsdp2 2", "norm_of_own_shards | clip_factor", {"update": True}))
-def norm_of_local_shards(r):
-    r.norm = torch.nn.utils.get_total_norm([p.grad.to_local() for p in r.model.parameters()])
-
-
-@bug("norm", ("llama-hf ddp 2", "norm_other_order", {"update": True}))
-def norm_of_largest(r):
-    r.norm = torch.nn.utils.get_total_norm([p.grad for p in r.model.parameters()], math.inf)
-
-
-@bug("loss", ("gemma2 ddp 2", "loss_scale"), ("llama-hf ddp 2 bf16", "loss_scale"))
-def not_unscaled(r):
-    r.loss = r.loss * 65536
-
-
-@bug("optimizer", ("phi ddp 2", "adam_eps", {"update": True}))
-def adam_epsilon(r):
-    r.adam["eps"] = 1e-3
-
-
-@bug("optimizer", ("qwen3 fsdp2 2", "no_update", {"update": True}))
-def schedule_starts_at_zero(r):
-    r.adam["lr"] = 0.0
-
-
-@bug("optimizer", ("starcoder2 ddp 2", "weight_decay", {"update": True}))
-def decay_of_norms_and_biases(r):
-    r.adam["decay_of_rest"] = 0.3
-
-
-@bug("optimizer", ("falcon ddp 2", "update_sign | weight_decay", {"update": True}))
-def maximised(r):
-    r.adam["maximize"] = True
-
-
-@bug("optimizer", ("olmo2 fsdp2 2", "other_betas moments | update_scaled wrong_scalar", {"update": True}))
-def second_beta_of_pytorch(r):
-    r.adam["betas"] = (0.9, 0.999)
-
-
-@bug("updated", ("neox ddp 2", "fewer_bits", {"update": True}))
-def weights_kept_in_bf16(r):
-    with torch.no_grad():
-        for p in r.model.parameters():
-            p.copy_(p.bfloat16())
-
-
-@bug("update", ("opt ddp 2", "no_update", {"update": True}))
-def head_not_in_groups(r):
-    for p in r.parameters("fc2"):
-        p.grad = None
+bug("ignored", ("phi fsdp2 2", "missing_average | replicas_apart"),
+    norms_left_out_of_sharding=lambda r: set(r.parameters("layernorm")))
+bug("backward", ("neox alone 1", "clip_factor | partial_sum", {"micro": 2}),
+    every_micro_batch_clipped=lambda r: torch.nn.utils.clip_grad_norm_(r.model.parameters(), 0.4))
+bug("norm", ("opt fsdp2 2", "norm_of_own_shards | clip_factor", {"update": True}),
+    norm_of_local_shards=changed(itself, "norm", lambda r, _: torch.nn.utils.get_total_norm(
+        [p.grad.to_local() for p in r.model.parameters()])))
+bug("norm", ("llama-hf ddp 2", "norm_other_order", {"update": True}),
+    norm_of_largest=changed(itself, "norm", lambda r, _: torch.nn.utils.get_total_norm(
+        [p.grad for p in r.model.parameters()], math.inf)))
+bug("loss", ("gemma2 ddp 2", "loss_scale"), ("llama-hf ddp 2 bf16", "loss_scale"),
+    not_unscaled=changed(itself, "loss", lambda r, _: r.loss * 65536))
+bug("optimizer", ("phi ddp 2", "adam_eps", {"update": True}), adam_epsilon=lambda r: r.adam.update(eps=1e-3))
+bug("optimizer", ("qwen3 fsdp2 2", "no_update", {"update": True}), schedule_starts_at_zero=lambda r: r.adam.update(lr=0.0))
+bug("optimizer", ("starcoder2 ddp 2", "weight_decay", {"update": True}),
+    decay_of_norms_and_biases=lambda r: r.adam.update(decay_of_rest=0.3))
+bug("optimizer", ("falcon ddp 2", "update_sign | weight_decay", {"update": True}),
+    maximised=lambda r: r.adam.update(maximize=True))
+bug("optimizer", ("olmo2 fsdp2 2", "other_betas moments | update_scaled wrong_scalar", {"update": True}),
+    second_beta_of_pytorch=lambda r: r.adam.update(betas=(0.9, 0.999)))
+bug("updated", ("neox ddp 2", "fewer_bits", {"update": True}), weights_kept_in_bf16=rewritten("", lambda p: p.bfloat16()))
+bug("update", ("opt ddp 2", "no_update", {"update": True}),
+    head_not_in_groups=changed(lambda r: r.parameters("fc2"), "grad", lambda r, _: None))
 
 
 @bug("gradients", ("llama-hf ddp 2", "gradient_of_last_step", {"update": True, "steps": 2}))
@@ -369,38 +234,28 @@ def step_counted_on_one_rank(r):
             state["step"] += 3
 
 
-@bug("batch", ("qwen3 ddp 2", "ignored_labels target_count labels_*"), ("llama-hf ddp 2 bf16", "ignored_labels target_count labels_*"))
-def prompts_counted(r):
-    r.labels = r.ids.clone()
+bug("batch", ("qwen3 ddp 2", "ignored_labels target_count labels_*"),
+    ("llama-hf ddp 2 bf16", "ignored_labels target_count labels_*"),
+    prompts_counted=changed(itself, "labels", lambda r, _: r.ids.clone()))
 
 
-@bug("batch", ("neox ddp 2", "keys_masked | causal_mask later_tokens"), ("llama-hf ddp 2 bf16", "keys_masked | causal_mask later_tokens"))
-def tail_taken_for_padding(r):
-    mask = torch.ones_like(r.ids)
-    mask[:, 9:12] = 0
-    r.inputs["attention_mask"] = mask
+def taken_for_padding(tokens):
+    def change(r):
+        mask = r.inputs["attention_mask"] = torch.ones_like(r.ids)
+        mask[:, tokens] = 0
+    return change
 
 
-@bug("batch", ("opt ddp 2", "position_offset positions"))
-def first_tokens_taken_for_padding(r):
-    mask = torch.ones_like(r.ids)
-    mask[:, :3] = 0
-    r.inputs["attention_mask"] = mask
-
-
-@bug("batch", ("phi3 ddp 2", "ids_off_by_one | other_input tokens_shifted", {}))
-def ids_one_too_large(r):
-    r.ids = r.ids + 1
-
-
-@bug("batch", ("falcon fsdp2 2", "tokens_shifted | labels_shifted other_input"))
-def input_shifted(r):
-    r.ids = r.ids.roll(1, 1)
-
-
-@bug("batch", ("gemma2 ddp 2", "rope_offset rope_positions | later_tokens"))
-def positions_from_five(r):
-    r.inputs["position_ids"] = (torch.arange(SEQ) + 5 * (torch.arange(SEQ) >= 4))[None].expand(len(r.ids), -1)
+bug("batch", ("neox ddp 2", "keys_masked | causal_mask later_tokens"),
+    ("llama-hf ddp 2 bf16", "keys_masked | causal_mask later_tokens"), tail_taken_for_padding=taken_for_padding(slice(9, 12)))
+bug("batch", ("opt ddp 2", "position_offset positions"), first_tokens_taken_for_padding=taken_for_padding(slice(3)))
+bug("batch", ("phi3 ddp 2", "ids_off_by_one | other_input tokens_shifted", {}),
+    ids_one_too_large=changed(itself, "ids", lambda r, _: r.ids + 1))
+bug("batch", ("falcon fsdp2 2", "tokens_shifted | labels_shifted other_input"),
+    input_shifted=changed(itself, "ids", lambda r, _: r.ids.roll(1, 1)))
+bug("batch", ("gemma2 ddp 2", "rope_offset rope_positions | later_tokens"),
+    positions_from_five=lambda r: r.inputs.update(position_ids=(
+        torch.arange(SEQ) + 5 * (torch.arange(SEQ) >= 4))[None].expand(len(r.ids), -1)))
 
 
 @bug("gradients", ("starcoder2 ddp 2", "missing_average | replicas_apart"))
@@ -412,9 +267,7 @@ def last_bucket_not_copied(r):
 
 # --- tensor parallelism -----------------------------------------------------------------------------------------------
 
-@bug("none", ("qwen3 tp 2", "missing_all_reduce"))
-def head_norms_not_reduced(r):
-    pass
+bug("none", ("qwen3 tp 2", "missing_all_reduce"), head_norms_not_reduced=None)
 
 
 @bug("wrapped", ("phi tp 2", "bias_counted_again vector_added"))
@@ -441,6 +294,6 @@ def row_layer_with_partial_output(r):
     r.plan["model.layers.1.self_attn.dense"] = RowwiseParallel(output_layouts=Partial())
 
 
-@bug("plan", ("phi3 tp 2", "packed_cut_as_one | other_input"))
-def gate_up_as_one_column_layer(r):
-    r.plan = {name: style for name, style in r.plan.items() if "mlp" in name}
+bug("plan", ("phi3 tp 2", "packed_cut_as_one | other_input"),
+    gate_up_as_one_column_layer=changed(itself, "plan", lambda r, _: {
+        name: style for name, style in r.plan.items() if "mlp" in name}))

@@ -8,33 +8,23 @@ from torch import nn
 
 from ranks import Through
 from strangers import BATCH, C, SEQ
-from strangers_run import moment
-
-
-def named(r, *parts):
-    return [p for n, p in r.model.named_parameters() if any(part in n for part in parts)]
+from strangers_run import at, attentions, changes, clip_by, grid, itself, moment, of_blocks, parameters, reduced_only
 
 
 # --- ranks that share a sequence --------------------------------------------------------------------------------------
 
-@moment("grid")
-def kv_gathered_without_gradient(r):
-    g = r.grid
-    g.all_tokens = lambda x: Through.apply(x, lambda t: g.gather(t, 1, "cp"), lambda grad: g.own(grad, 1, "cp"))
-
-
-@moment("tokens")
-def positions_of_own_part(r, ids, labels, positions, documents):
-    n = SEQ // r.cp
-    return (*(r.grid.tokens(t).contiguous() for t in (ids, labels)), torch.arange(n).expand(len(ids), -1), r.grid.tokens(documents))
-
-
-@moment("model")
-def mask_of_contiguous_parts(r):
-    n = SEQ // r.cp
-    for block in r.blocks():
-        block.attn.allowed = lambda here, there: (torch.arange(SEQ) <= r.grid.at["cp"] * n + torch.arange(n)[:, None]).expand(
-            len(here[0]), -1, -1)
+changes("grid", grid, "all_tokens",
+    kv_gathered_without_gradient=lambda r, g: lambda x:
+        Through.apply(x, lambda t: g.gather(t, 1, "cp"), lambda grad: g.own(grad, 1, "cp")))
+at("tokens",
+   positions_of_own_part=lambda r, ids, labels, positions, documents: (
+       r.grid.tokens(ids).contiguous(), r.grid.tokens(labels).contiguous(), torch.arange(SEQ // r.cp).expand(len(ids), -1),
+       r.grid.tokens(documents)))
+changes("model", attentions, "allowed",
+    mask_of_contiguous_parts=lambda r, _: lambda here, there: (
+        torch.arange(SEQ) <= r.grid.at["cp"] * (SEQ // r.cp) + torch.arange(SEQ // r.cp)[:, None]).expand(len(here[0]), -1, -1),
+    ring_sees_the_future=lambda r, attn: lambda here, there, right=attn.allowed:
+        right(here, there) if here is there else torch.ones_like(right(here, there)))
 
 
 @moment("reduce")
@@ -44,17 +34,10 @@ def reduced_over_dp_alone(r):
     return True
 
 
-@moment("gradients")
-def averaged_over_context(r):
-    for p in r.model.parameters():
-        p.grad /= r.cp
-
-
-@moment("criterion")
-def mean_of_own_tokens(r):
-    def losses(logits, labels):
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / r.cp
-    r.criterion = losses
+changes("gradients", parameters, "grad", averaged_over_context=lambda r, p: p.grad / r.cp)
+changes("criterion", itself, "criterion",
+    mean_of_own_tokens=lambda r, _: lambda logits, labels:
+        F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / r.cp)
 
 
 @moment("tokens")
@@ -74,78 +57,27 @@ def ring_outputs_averaged(r):
         block.attn.join = join
 
 
-@moment("model")
-def ring_sees_the_future(r):
-    for block in r.blocks():
-        attn = block.attn
-        def allowed(here, there, right=attn.allowed):
-            return right(here, there) if here is there else torch.ones_like(right(here, there))
-        attn.allowed = allowed
-
-
 # --- ranks that share layers ------------------------------------------------------------------------------------------
 
-@moment("grid")
-def logits_gathered_with_sum(r):
-    g = r.grid
-    g.gather_logits = lambda x: Through.apply(x, lambda t: g.gather(t, -1, "tp"), lambda d: g.own(g.sum(d, "tp"), -1, "tp"))
-
-
-@moment("grid")
-def all_reduce_that_sums_backward(r):
-    g = r.grid
-    g.leave = lambda y: Through.apply(y, lambda t: g.sum(t, "tp"), lambda d: g.sum(d, "tp"))
-
-
-@moment("wrapped")
-def slopes_of_first_heads(r):
-    for block in r.blocks():
-        block.attn.slopes = lambda heads: 2.0 ** (-8.0 * torch.arange(1, heads + 1) / C.heads)
-
-
-@moment("wrapped")
-def kv_gradient_of_own_heads(r):
-    for block in r.blocks():
-        block.attn.for_own_heads = lambda kv: kv
-
-
-@moment("part")
-def first_kv_head_on_all(r, name, full, dim):
-    return full.chunk(r.tp, 0)[0] if ".wk." in name or ".wv." in name else None
-
-
-@moment("grid")
-def cut_in_turn(r):
-    g, n = r.grid, r.tp
-    def back(grad):
-        return torch.stack(g.gather(grad, 1, "tp").chunk(n, 1), 2).flatten(1, 2)
-    g.scatter_tokens = lambda x: Through.apply(x, lambda t: t[:, g.at["tp"]::n].contiguous(), back)
-
-
-@moment("gradients")
-def embedding_gradient_summed(r):
-    r.model.tok_emb.weight.grad = r.grid.sum(r.model.tok_emb.weight.grad, "tp")
-
-
-@moment("gradients")
-def averaged_over_world(r):
-    for p in r.model.parameters():
-        p.grad = r.grid.sum(p.grad, "tp") / r.tp
-
-
-@moment("gradients")
-def gain_gradients_averaged(r):
-    for p in named(r, "q_norm", "k_norm"):
-        p.grad /= r.tp
-
-
-@moment("reduce")
-def ff_norm_of_own_tokens(r):
-    for name, p in r.model.named_parameters():
-        if "ff_norm" not in name:
-            r.reduce_one(name, p)
-    return True
-
+changes("grid", grid, "gather_logits",
+    logits_gathered_with_sum=lambda r, g: lambda x:
+        Through.apply(x, lambda t: g.gather(t, -1, "tp"), lambda d: g.own(g.sum(d, "tp"), -1, "tp")))
+changes("grid", grid, "leave",
+    all_reduce_that_sums_backward=lambda r, g: lambda y: Through.apply(y, lambda t: g.sum(t, "tp"), lambda d: g.sum(d, "tp")))
+changes("wrapped", of_blocks("attn"), "slopes",
+    slopes_of_first_heads=lambda r, _: lambda heads: 2.0 ** (-8.0 * torch.arange(1, heads + 1) / C.heads))
+changes("wrapped", of_blocks("attn"), "for_own_heads", kv_gradient_of_own_heads=lambda r, _: lambda kv: kv)
+at("part",
+   first_kv_head_on_all=lambda r, name, full, dim: full.chunk(r.tp, 0)[0] if ".wk." in name or ".wv." in name else None)
+changes("grid", grid, "scatter_tokens",
+    cut_in_turn=lambda r, g: lambda x:
+        Through.apply(x, lambda t: t[:, g.at["tp"]::r.tp].contiguous(),
+                      lambda d: torch.stack(g.gather(d, 1, "tp").chunk(r.tp, 1), 2).flatten(1, 2)))
+changes("gradients", lambda r: [r.model.tok_emb.weight], "grad",
+    embedding_gradient_summed=lambda r, _: r.grid.sum(r.model.tok_emb.weight.grad, "tp"))
+changes("gradients", parameters, "grad", averaged_over_world=lambda r, p: r.grid.sum(p.grad, "tp") / r.tp)
+changes("gradients", lambda r: parameters(r, "q_norm", "k_norm"), "grad", gain_gradients_averaged=lambda r, p: p.grad / r.tp)
+reduced_only(ff_norm_of_own_tokens=lambda name: "ff_norm" not in name)
 
 # --- ranks that share samples -----------------------------------------------------------------------------------------
 
@@ -155,19 +87,10 @@ def ddp_in_pairs(r):
     r.bucket = dict(process_group=pairs[r.rank // 2])
 
 
-@moment("spec")
-def ddp_in_pairs(r):  # noqa: F811
-    r.spec.update(mesh={"dp_replicate": 2, "dp_shard": 2}, mean_over=["dp_replicate", "dp_shard"])
-
-
-@moment("samples")
-def data_by_global_rank(r, *data):
-    return tuple(t.chunk(r.dp)[r.rank % r.dp] for t in data)
-
-
-@moment("root")
-def root_not_wrapped(r):
-    return True
+at("spec",
+   ddp_in_pairs=lambda r: r.spec.update(mesh={"dp_replicate": 2, "dp_shard": 2}, mean_over=["dp_replicate", "dp_shard"]))
+at("samples", data_by_global_rank=lambda r, *data: tuple(t.chunk(r.dp)[r.rank % r.dp] for t in data))
+at("root", root_not_wrapped=lambda r: True)
 
 
 @moment("share")
@@ -189,53 +112,23 @@ def sent_in_bf16(r):
 @moment("clip")
 def norms_of_ranks_added(r, c):
     own = torch.stack([p.grad.norm() for p in r.model.parameters() if r.owner[p] == r.rank]).norm()
-    norm = r.grid.sum(own, "dp")
-    if c is not None:
-        c.gradients()
-        c.gradient_norm(norm)
-    for p in r.model.parameters():
-        p.grad.mul_(min(1.0, r.limit / (float(norm) + 1e-6)))
-    return True
+    return clip_by(r, c, r.grid.sum(own, "dp"))
 
 
-@moment("gradients")
-def averaged_by_hand_too(r):
-    for p in r.model.parameters():
-        p.grad /= r.dp
-
-
-@moment("loss")
-def only_last_divided(r):
-    if r.m + 1 < r.micro:
-        r.loss = r.loss * r.micro
+changes("gradients", parameters, "grad", averaged_by_hand_too=lambda r, p: p.grad / r.dp)
+changes("loss", itself, "loss", only_last_divided=lambda r, _: r.loss * (r.micro if r.m + 1 < r.micro else 1))
 
 
 # --- the loss and what it is of ---------------------------------------------------------------------------------------
 
-@moment("data")
-def padding_counts(r, ids, labels, positions, documents):
-    return ids, labels.where(labels != -100, 0), positions, documents
-
-
-@moment("data")
-def labels_of_next_sample(r, ids, labels, positions, documents):
-    return ids, labels.roll(-1, 0), positions, documents
-
-
-@moment("data")
-def answers_ignored(r, ids, labels, positions, documents):
-    every = torch.cat([ids[:, 1:], torch.full((BATCH, 1), -100)], 1)
-    return ids, every.where(labels == -100, -100), positions, documents
-
-
-@moment("criterion")
-def z_loss_left_out(r):
-    r.z_loss = 0.0
-
-
-@moment("criterion")
-def smoothing_left_on(r):
-    r.smoothing = 0.1
+at("data",
+   padding_counts=lambda r, ids, labels, positions, documents: (ids, labels.where(labels != -100, 0), positions, documents),
+   labels_of_next_sample=lambda r, ids, labels, positions, documents: (ids, labels.roll(-1, 0), positions, documents))
+at("data",
+   answers_ignored=lambda r, ids, labels, positions, documents: (
+       ids, torch.cat([ids[:, 1:], torch.full((BATCH, 1), -100)], 1).where(labels == -100, -100), positions, documents))
+changes("criterion", itself, "z_loss", z_loss_left_out=lambda r, _: 0.0)
+changes("criterion", itself, "smoothing", smoothing_left_on=lambda r, _: 0.1)
 
 
 @moment("criterion")
@@ -247,46 +140,23 @@ def loss_of_bf16_logits(r):
     r.criterion = losses
 
 
-@moment("criterion")
-def sample_means(r):
-    def losses(logits, labels):
-        each_one = F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1)
-        return (each_one / (labels != -100).sum(1)).sum() / BATCH
-    r.criterion = losses
-
-
-@moment("batch")
-def documents_not_kept_apart(r, ids, labels, positions, documents):
-    return ids, labels, positions, torch.zeros_like(documents)
-
-
-@moment("batch")
-def positions_run_on(r, ids, labels, positions, documents):
-    return ids, labels, torch.arange(SEQ).expand_as(positions), documents
-
-
-@moment("batch")
-def places_clamped(r, ids, labels, positions, documents):
-    return ids, labels, positions.clamp(max=11), documents
-
+changes("criterion", itself, "criterion",
+    sample_means=lambda r, _: lambda logits, labels: (
+        F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").sum(1) / (labels != -100).sum(1)).sum() / BATCH)
+at("batch",
+   documents_not_kept_apart=lambda r, ids, labels, positions, documents: (ids, labels, positions, torch.zeros_like(documents)),
+   positions_run_on=lambda r, ids, labels, positions, documents:
+       (ids, labels, torch.arange(SEQ).expand_as(positions), documents),
+   places_clamped=lambda r, ids, labels, positions, documents: (ids, labels, positions.clamp(max=11), documents))
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 
-@moment("weights")
-def norm_biases_at_init(r, weights):
-    for name in weights:
-        if "norm" in name and name.endswith("bias"):
-            weights[name] = torch.zeros_like(weights[name])
-
-
-@moment("weights")
-def head_from_embedding(r, weights):
-    weights["unembed.weight"] = weights["tok_emb.weight"].clone()
-
-
-@moment("weights")
-def positions_at_init(r, weights):
-    weights["pos_emb.weight"] = torch.randn(C.positions, C.hidden, generator=torch.Generator().manual_seed(99)) * 0.02
+at("weights",
+   norm_biases_at_init=lambda r, weights: weights.update(
+       {name: torch.zeros_like(w) for name, w in weights.items() if "norm" in name and name.endswith("bias")}),
+   head_from_embedding=lambda r, weights: weights.update({"unembed.weight": weights["tok_emb.weight"].clone()}),
+   positions_at_init=lambda r, weights: weights.update({"pos_emb.weight": torch.randn(
+       C.positions, C.hidden, generator=torch.Generator().manual_seed(99)) * 0.02}))
 
 
 @moment("loaded")
@@ -298,14 +168,8 @@ def untied_after_loading(r):
     r.schedule.step = lambda: None
 
 
-@moment("loaded")
-def random_state_not_loaded(r):
-    torch.manual_seed(1)
-
-
-@moment("saved")
-def moments_lost(r, state):
-    state["optimizer"]["state"] = {}
+at("loaded", random_state_not_loaded=lambda r: torch.manual_seed(1))
+at("saved", moments_lost=lambda r, state: state["optimizer"].update(state={}))
 
 
 @moment("saved")
@@ -325,10 +189,7 @@ def moments_of_other_parameters(r, state):
         moments[a], moments[b] = moments[b], moments[a]
 
 
-@moment("loaded")
-def schedule_not_loaded(r):
-    for group in r.optimizer.param_groups:
-        group["lr"] = r.lr / r.warmup
+at("loaded", schedule_not_loaded=lambda r: [group.update(lr=r.lr / r.warmup) for group in r.optimizer.param_groups])
 
 
 # --- the optimizer ----------------------------------------------------------------------------------------------------
@@ -359,24 +220,11 @@ def own(wrong):
     return type("Own", (Own,), {"wrong": wrong})
 
 
-@moment("optimizer")
-def decay_not_times_rate(r):
-    r.own_optimizer = own("decay")
-
-
-@moment("optimizer")
-def epsilon_inside_root(r):
-    r.own_optimizer = own("eps")
-
-
-@moment("optimizer")
-def bias_not_corrected(r):
-    r.own_optimizer = own("correction")
-
-
-@moment("optimizer")
-def nesterov(r):
-    r.hyper = {"nesterov": True}
+changes("optimizer", itself, "own_optimizer",
+    decay_not_times_rate=lambda r, _: own("decay"),
+    epsilon_inside_root=lambda r, _: own("eps"),
+    bias_not_corrected=lambda r, _: own("correction"))
+changes("optimizer", itself, "hyper", nesterov=lambda r, _: {"nesterov": True})
 
 
 @moment("early")
@@ -385,15 +233,10 @@ def head_made_anew(r):
     r.model.unembed.weight = nn.Parameter(r.model.unembed.weight.detach().clone())
 
 
-@moment("optimizer")
-def head_made_anew(r):  # noqa: F811
-    r.groups = [{"params": [p for p in r.old if (p.dim() > 1) == decayed], "weight_decay": r.decay * decayed}
-                for decayed in (True, False)]
-
-
-@moment("made")
-def schedule_a_step_ahead(r):
-    r.schedule.step()
+changes("optimizer", itself, "groups",
+    head_made_anew=lambda r, _: [{"params": [p for p in r.old if (p.dim() > 1) == decayed], "weight_decay": r.decay * decayed}
+                                 for decayed in (True, False)])
+at("made", schedule_a_step_ahead=lambda r: r.schedule.step())
 
 
 @moment("updated")
@@ -403,20 +246,10 @@ def moments_in_bf16(r):
             state[name].copy_(state[name].bfloat16())
 
 
-@moment("unscale")
-def unscaled_twice(r):
-    for p in r.model.parameters():
-        p.grad.div_(r.scale)
-
-
-@moment("unscale")
-def clipped_before_unscaled(r):
-    torch.nn.utils.clip_grad_norm_(r.model.parameters(), r.limit)
-
-
-@moment("clip")
-def clipped_before_unscaled(r, c):  # noqa: F811
-    return True
+changes("unscale", parameters, "grad", unscaled_twice=lambda r, p: p.grad / r.scale)
+at("unscale",
+   clipped_before_unscaled=lambda r: torch.nn.utils.clip_grad_norm_(r.model.parameters(), r.limit) is None)
+at("clip", clipped_before_unscaled=lambda r, c: True)
 
 
 @moment("clip")

@@ -5,6 +5,7 @@ accumulate, a schedule, a checkpoint in the middle, wrappers, optimizers whose s
 
 import contextlib
 import functools
+import operator
 
 import anyrank
 import torch
@@ -33,6 +34,65 @@ def moment(name):
         MISTAKES.setdefault(function.__name__, []).append((name, function))
         return function
     return register
+
+
+def at(when, **mistakes):
+    """Registers functions of one expression by name; where a moment asks for values, they are what the function makes."""
+    for name, function in mistakes.items():
+        MISTAKES.setdefault(name, []).append((when, function))
+
+
+def changes(when, of, attribute, **mistakes):
+    """Registers mistakes that give an attribute of each object of(run) the value that function(run, object) makes."""
+    def change(r, *_, made):
+        for one in of(r):
+            setattr(one, attribute, made(r, one))
+    at(when, **{name: functools.partial(change, made=made) for name, made in mistakes.items()})
+
+
+def reduced_only(**mistakes):
+    """Registers mistakes that reduce those gradients alone whose name the function takes."""
+    def reduce(r, taken):
+        for name, p in r.model.named_parameters():
+            if taken(name):
+                r.reduce_one(name, p)
+        return True
+    at("reduce", **{name: functools.partial(reduce, taken=taken) for name, taken in mistakes.items()})
+
+
+# What `changes` is of.
+
+def itself(r):
+    return [r]
+
+
+def grid(r):
+    return [r.grid]
+
+
+def model(r):
+    return [r.model]
+
+
+def parameters(r, *parts):
+    return [p for n, p in r.model.named_parameters() if not parts or any(part in n for part in parts)]
+
+
+def of_blocks(path):
+    return lambda r: [operator.attrgetter(path)(block) for block in r.blocks()]
+
+
+attentions = of_blocks("attn")
+
+
+def clip_by(r, c, norm):
+    """Clips as clip_grad_norm_ would if this were the norm. True, as it is done."""
+    if c is not None:
+        c.gradients()
+        c.gradient_norm(norm)
+    for p in r.model.parameters():
+        p.grad.mul_(min(1.0, r.limit / (float(norm) + 1e-6)))
+    return True
 
 
 def fill(model):
