@@ -128,6 +128,34 @@ Test(norm, forward_and_backward_match_the_formulas)
                 }
 }
 
+/* (1 + 2^-23)(1 - 2^-23) is below 1 and rounds to it: the sum's step is that of numbers below 1. It shows in dx[1], for
+ * which dy[1] is nearly xhat[1] times the sum's mean. */
+Test(norm, the_step_of_a_row_is_that_of_its_largest_product_and_not_of_what_it_rounds_to)
+{
+    enum { h = 16 };
+    const norm_case c = {AR_NORM_RMS, h, ORDINARY, 1, false};
+    float *x = new_values(ROWS * h, ORDINARY, 1), *dy = new_values(ROWS * h, ORDINARY, 2), gamma[h];
+    SCOPED(plain_free) plain_norm p = plain_new(h);
+    for (size_t j = 0; j < h; j++)
+        gamma[j] = 1.0f;
+    for (float *row = x, *g = dy; row < x + ROWS * h; row += h, g += h) {
+        double small = 0.0;
+        for (size_t j = 0; j < h; j++)
+            row[j] = j % 2 ? 0.9f : -0.9f;
+        for (int i = 0; i < 20; i++) { /* ends where xhat[0] is that number */
+            plain_forward(&p, AR_NORM_RMS, row, gamma, gamma, h);
+            row[0] = 0x1.fffffcp-1f / p.rstd;
+        }
+        for (size_t j = 2; j < h; j++)
+            small += (double)p.xhat[j] * (double)(g[j] *= 0x1p-18f);
+        g[0] = 1.0f + 0x1p-23f;
+        g[1] = (float)((double)p.xhat[1] * (1.0 + small) / (h - (double)p.xhat[1] * (double)p.xhat[1]));
+        cr_assert(p.xhat[0] == 0x1.fffffcp-1f && g[0] * p.xhat[0] == 1.0f);
+    }
+    check_rows(&c, x, gamma, gamma, dy, x);
+    free(x), free(dy);
+}
+
 /* Threads that shared scratch would differ only when they run at the same moment: many runs, more threads than
  * cores. */
 Test(norm, backward_gives_the_same_bits_on_every_run_with_four_threads)

@@ -249,3 +249,27 @@ Test(softmax, two_threads_give_the_same_bits)
     const shape wide = {1, 1, 257, 0, 1, 50};
     check(&wide, 1, ORDINARY, 2);
 }
+
+/* Five keys of a sequence that is too long to be held: the sum's terms have the bits that so many need. */
+Test(softmax, of_a_long_sequence_uses_fewer_bits)
+{
+    enum { keys = 5, seq = 1 << 23 };
+    const ar_scores block = {.kv_heads = 1, .group = 1, .rows = 1, .seq = seq, .part = {0, 1, 0, 1, 0, keys}};
+    const float scores[keys] = {0.0f, -11.3f, -12.1f, -13.7f, -14.9f};
+    const int32_t seen[2] = {0, keys};
+    const ar_mask mask = {.visible = cbuf(seen)};
+    ar_device d = test_device(1);
+    float p[keys];
+    int32_t max = 0;
+    double l = 0.0, expected[2];
+    for (int i = 0; i < 2; i++) {
+        const int bits = plain_bits(i ? keys : seq);
+        int64_t sum = 0;
+        for (size_t k = 0; k < keys; k++)
+            sum += plain_quantised((double)ari_exp32(scores[k]), 1, bits);
+        expected[i] = ldexp((double)sum, 1 - bits);
+    }
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), buf(&max), buf(&l), false, 1.0f, &block, &mask));
+    cr_assert_eq(l, expected[0], "%a, expected %a", l, expected[0]);
+    cr_assert_neq(expected[0], expected[1], "fewer bits would not show");
+}

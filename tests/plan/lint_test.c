@@ -393,3 +393,11 @@ ParameterizedTest(damage *which, lint, every_damage_is_found)
     }
     cr_expect_gt(all, 100, "%s: %zu places", damage_names[what], all);
 }
+
+/* No damage of a list leaves keys cut: the rule alone. */
+Test(lint, queries_need_the_keys_of_all_positions)
+{
+    const ar_placement own = {AR_SHARD, 1};
+    const ari_lint_verdict v = ari_lint_attend(own, own);
+    cr_expect(v.broken && v.rule == AR_LINT_missing_gather);
+}
