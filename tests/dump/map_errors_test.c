@@ -2,13 +2,6 @@
 #include "dump/map.h"
 #include "tests/support/test.h"
 
-static ari_map *parse(const char *text)
-{
-    ari_map *m = NULL;
-    cr_assert_ok(ari_map_parse(&m, text, strlen(text), "m.json"));
-    return m;
-}
-
 #define RULE(rule) "{\"version\":1,\"mesh\":[[\"dp\",2],[\"tp\",4]],\"files\":\"r{rank}\",\"tensors\":[" rule "]}"
 
 Test(map_errors, a_malformed_mapping_names_the_file_and_the_rule)
@@ -135,7 +128,8 @@ Test(map_errors, a_rule_that_does_not_fit_names_the_tensor_and_the_rank)
         ari_piece *t = NULL;
         size_t n = 0;
         snprintf(text, sizeof text, RULE("%s"), cases[i].rule);
-        ari_map *m = parse(text);
+        ari_map *m = NULL;
+        cr_assert_ok(ari_map_parse(&m, text, strlen(text), "m.json"));
         ar_error_clear();
         const bool wrong = cases[i].problem[0] != '\0';
         cr_expect_eq(ari_map_apply(m, cases[i].rank, &e, NULL, NULL, &t, &n), wrong ? AR_ERR_FORMAT : AR_OK, "%s",

@@ -281,12 +281,6 @@ static void band_case(device_pair *p, int form, bool of_terms, size_t periods)
     destroy_packed(p, &o);
 }
 
-static void bands(device_pair *p)
-{
-    for (int i = 0; i < 12 && pair_goes_on(p); i++)
-        band_case(p, i % 3, i / 3 % 2, 1 + (size_t)i / 6);
-}
-
 /* Results of more than one tile of planes on the host (gpu/blas.h): rows or columns of one matrix, or both, and several
  * matrices. */
 static void several_tiles(device_pair *p, void (*one)(device_pair *, product *))
@@ -311,7 +305,8 @@ static void large_results(device_pair *p, void (*one)(device_pair *, product *))
 void gemm_round_cases(device_pair *p)
 {
     every_product(p, gemm_round_case);
-    bands(p);
+    for (int i = 0; i < 12 && pair_goes_on(p); i++)
+        band_case(p, i % 3, i / 3 % 2, 1 + (size_t)i / 6);
     if (p->round == 0 && pair_goes_on(p))
         several_tiles(p, gemm_round_case);
     if (p->round == 1 && !p->small && pair_goes_on(p))

@@ -367,13 +367,6 @@ static void draw_loss(layout_draw *d, uint64_t *s)
     d->loss.router.z_loss = coin(s) && coin(s) ? PICK(s, weights) : 0.0;
 }
 
-/* In half of the draws, of each block or of every other. */
-static void draw_recompute(ar_recomputation *r, uint64_t *s)
-{
-    r->what = coin(s) ? (ar_recompute)(1 + pick(s, AR_RECOMPUTES - 1)) : AR_RECOMPUTE_NONE;
-    r->every = 1 + (int)pick(s, 2);
-}
-
 static bool is_legal(layout_draw *d)
 {
     if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
@@ -400,7 +393,9 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
         draw_ddp(d, &state);
         draw_rates(d, &state);
         draw_loss(d, &state);
-        draw_recompute(&d->parallel.recompute, &again);
+        d->parallel.recompute.what =
+            coin(&again) ? (ar_recompute)(1 + pick(&again, AR_RECOMPUTES - 1)) : AR_RECOMPUTE_NONE;
+        d->parallel.recompute.every = 1 + (int)pick(&again, 2);
         if (kind == DRAW_STAGES)
             draw_pipeline(d, &stages);
         if (kind == DRAW_FAMILIES || kind == DRAW_EXPERTS)

@@ -110,11 +110,6 @@ static void write_rope(FILE *f, const ar_config *c)
     fprintf(f, "}, ");
 }
 
-static size_t positions_of_file(const ar_config *c)
-{
-    return c->rope.kind == AR_ROPE_DYNAMIC ? c->rope.original_positions : c->max_positions;
-}
-
 static void write_qwen2_window(FILE *f, const ar_config *c)
 {
     fprintf(f, "\"use_sliding_window\": %s, \"sliding_window\": %zu", c->window > 0 ? "true" : "false",
@@ -154,7 +149,8 @@ static void write_llama(FILE *f, const layout_draw *d)
             "\"head_dim\": %zu, \"hidden_act\": \"%s\", \"max_position_embeddings\": %zu, \"rms_norm_eps\": 1e-5, "
             "\"tie_word_embeddings\": %s, \"initializer_range\": 0.3}\n",
             c->vocab, c->hidden, c->ffn, c->layers, c->heads, c->kv_heads, c->head_dim, activation_name(c->activation),
-            positions_of_file(c), c->tied ? "true" : "false");
+            c->rope.kind == AR_ROPE_DYNAMIC ? c->rope.original_positions : c->max_positions,
+            c->tied ? "true" : "false");
 }
 
 static void write_gpt2(FILE *f, const layout_draw *d)

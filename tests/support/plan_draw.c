@@ -140,11 +140,6 @@ typedef struct branch {
     const char *enter[2], *leave[2];           /* of the module */
 } branch;
 
-static const char *taken_by(const char *style)
-{
-    return style == rowwise ? features : whole;
-}
-
 static const char *left_by(const char *style)
 {
     return style == colwise ? features : whole;
@@ -176,7 +171,7 @@ static branch draw_branch(draw *d, bool attention, const char *arrives)
         middle = features;
     }
     b.out = middle == left_by(b.first) ? maybe(d, middle) : middle;
-    b.last_in = middle == taken_by(b.last) ? maybe(d, middle) : middle;
+    b.last_in = middle == (b.last == rowwise ? features : whole) ? maybe(d, middle) : middle;
     b.last_out = maybe(d, d->stream);
     prepare(d, &b, arrives);
     return b;
@@ -253,12 +248,6 @@ static void add_head(draw *d, const char *style, const char *arrives, bool wrong
     rule(d, false, d->names->head, style, in, out);
 }
 
-/* Whether a head can be wrong: its input is whole, or it makes terms. */
-static bool head_can_be_wrong(const char *style, const char *arrives)
-{
-    return style == rowwise || arrives == whole;
-}
-
 void plan_draw(char text[PLAN_DRAW_TEXT], uint64_t *seed, const ar_config *c, plan_draw_options o)
 {
     static const char *const tables[] = {"replicate", "vocab", "hidden"}, *const heads[] = {replicate, colwise,
@@ -271,7 +260,7 @@ void plan_draw(char text[PLAN_DRAW_TEXT], uint64_t *seed, const ar_config *c, pl
     rule(&d, false, d.names->tokens, tables[table], NULL, NULL);
     d.some_norms = o.sp && pick(&d, 3) > 0;
     const char *arrives = norm(&d, false, d.names->final_norm);
-    if (d.names->head && wrong == places - 1 && !head_can_be_wrong(heads[head], arrives))
+    if (d.names->head && wrong == places - 1 && heads[head] != rowwise && arrives != whole)
         wrong = 0;
     if (d.names->head)
         add_head(&d, heads[head], arrives, wrong == places - 1);

@@ -162,18 +162,13 @@ done:
     return st;
 }
 
-static void set_layout(ar_training_options *o, const trajectory_layout *l)
-{
-    o->run.parallel = l->parallel;
-    o->run.ddp.bucket_bytes = l->bucket_bytes;
-    o->run.ddp.mode = l->mode;
-}
-
 ar_status trajectory_run(char hash[65], float *loss, const ar_training_options *o, const trajectory_layout *l)
 {
     ar_training_options with = *o;
     OWNED(ar_training_report_destroy) ar_training_report *report = NULL;
-    set_layout(&with, l);
+    with.run.parallel = l->parallel;
+    with.run.ddp.bucket_bytes = l->bucket_bytes;
+    with.run.ddp.mode = l->mode;
     AR_TRY(ar_train_run(&report, &with));
     memcpy(hash, report->weights_hash, 65);
     if (loss && report->steps > 0) /* else it diverged in the first */

@@ -10,16 +10,11 @@ static native_run run_of(ar_parallel parallel, int steps, ar_dtype storage)
     return run;
 }
 
-static bool is_bf16(float x)
-{
-    return (ari_bits32(x) & 0xffffu) == 0;
-}
-
 static size_t bf16_numbers(const float *x, size_t n)
 {
     size_t count = 0;
     for (size_t i = 0; i < n; i++)
-        count += is_bf16(x[i]);
+        count += (ari_bits32(x[i]) & 0xffffu) == 0;
     return count;
 }
 

@@ -96,14 +96,6 @@ Test(gradient_norm, native_gradients_are_summed_in_the_same_way)
     cr_expect_eq(j.norm[3], 7.0f);
 }
 
-/* The largest element decides the quantum, wherever it is. */
-static void fill_all(job *j, unsigned seed, double scale)
-{
-    fill_values(j->sharded, MATRIX, seed, scale);
-    fill_values(j->replicated, VECTOR, seed + 1, scale * 100);
-    fill_values(j->heads, HEADS * COLS, seed + 2, scale * 1e-3);
-}
-
 static long double squares_of(const float *x, size_t n)
 {
     long double sum = 0.0L;
@@ -117,7 +109,9 @@ Test(gradient_norm, any_magnitude_gives_the_same_bits_and_the_nearest_value)
     static const double scales[] = {1e-44, 1e-39, 1e-20, 1.0, 1e20, 1e36};
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
         job one = {0};
-        fill_all(&one, 40 + (unsigned)i, scales[i]);
+        fill_values(one.sharded, MATRIX, 40 + (unsigned)i, scales[i]);
+        fill_values(one.replicated, VECTOR, 41 + (unsigned)i, scales[i] * 100);
+        fill_values(one.heads, HEADS * COLS, 42 + (unsigned)i, scales[i] * 1e-3);
         const long double sum =
             squares_of(one.sharded, MATRIX) + squares_of(one.replicated, VECTOR) + squares_of(one.heads, HEADS * COLS);
         run(&one, 1, AR_NUMERICS_EXACT);

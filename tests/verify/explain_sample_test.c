@@ -46,11 +46,6 @@ Test(explain_sample, thins_dimensions_of_equal_size_alike)
 
 enum { ROWS = 2304, COLS = 2048 };
 
-static float value_at(size_t i)
-{
-    return (float)(i * 2654435761u % 16777213u) / 8388608.0f - 1.0f;
-}
-
 /* The last quarter of the rows is zero: far from where a stretch around the first difference would end. */
 static void expect_told(const char *part, size_t from, size_t to)
 {
@@ -61,7 +56,7 @@ static void expect_told(const char *part, size_t from, size_t to)
     const ari_explain_case none = {0};
     cr_assert_not_null(x);
     for (size_t i = 0; i < (size_t)ROWS * COLS; i++)
-        x[i] = value_at(i);
+        x[i] = (float)(i * 2654435761u % 16777213u) / 8388608.0f - 1.0f;
     cr_assert_ok(ar_dump_open(&a, put_tensor("a.safetensors", "w", 2, shape, x, NULL, NULL), NULL));
     for (size_t i = from; i < to; i++)
         x[i] = 0.0f;

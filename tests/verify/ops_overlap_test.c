@@ -5,11 +5,6 @@
 #include "support/layout_draw.h"
 #include "tests/verify/ops_find.h"
 
-static ari_step_case chunked(const ar_config *c, int overlap, size_t seq, ar_numerics numerics)
-{
-    return case_of(c, (ar_parallel){.tp = 2, .sp = true, .overlap = overlap}, 3, seq, numerics);
-}
-
 /* Hidden 24, q 32, k and v 16 of all ranks, a middle of 48; 3 samples. */
 #define MODEL LLAMA(32, 24, 48, 2, 8, 4, 4, false)
 
@@ -86,7 +81,7 @@ static ar_status add_deferred(void *user, const ari_operation *op)
 Test(ops_overlap, inputs_come_whole_for_deferred_gradients)
 {
     const ar_config c = config_of(MODEL);
-    ari_step_case t = chunked(&c, 4, 22, AR_NUMERICS_NATIVE);
+    ari_step_case t = case_of(&c, (ar_parallel){.tp = 2, .sp = true, .overlap = 4}, 3, 22, AR_NUMERICS_NATIVE);
     t.run.parallel.pp = 2;
     t.run.parallel.micro_batches = 3;
     t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
