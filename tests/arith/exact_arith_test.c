@@ -140,8 +140,6 @@ Test(exact_arith, a_nan_in_one_share_of_k_makes_the_row_nan_on_every_rank)
     }
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
-
 enum { OUT = 3, IN = 4, EACH = 6, SAMPLES = 9, VOCAB = 5 };
 typedef struct gradients {
     bool transposed;

@@ -131,8 +131,6 @@ Test(groups, rows_of_no_group_are_refused)
     }
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
-
 enum { SAMPLES = 4, EACH = 12, TOKENS = SAMPLES * EACH, OUT = 3, IN = 4, PARAMS = 2 };
 
 /* Tokens go to groups: of some samples none to some of them, and none at all to the last. Of a sample the ranks of a

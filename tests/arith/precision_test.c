@@ -159,8 +159,6 @@ Test(precision, exact_numerics_have_fp32_products_only)
     }
 }
 
-/* --- rounding ----------------------------------------------------------------------------------------------------- */
-
 Test(precision, eight_bits_are_bf16s)
 {
     for (uint64_t i = 0; i < UINT64_C(1) << 32; i += 9973) {

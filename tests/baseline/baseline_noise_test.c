@@ -114,8 +114,6 @@ CLAIM(eight_times_the_spread_of_three_seeds_covers_fp32)
     check_cover(AR_ARCH_STACK, "stack");
 }
 
-/* --- the numbers -------------------------------------------------------------------------------------------------- */
-
 CLAIM(numbers_have_the_stated_range_mean_and_variance)
 {
     enum { N = 1 << 16 };

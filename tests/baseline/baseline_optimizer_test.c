@@ -13,8 +13,6 @@ static ari_optimizer_constants begin_step(ari_optimizer_clock *clock, const ar_o
     return ari_optimizer_constants_of(clock, o, 1.0, o->weight_decay);
 }
 
-/* --- the scalar definitions by hand ------------------------------------------------------------------------------- */
-
 CLAIM(sgd_by_hand)
 {
     const ar_optimizer_options o = {.kind = AR_OPTIMIZER_SGD, .lr = 0.5, .momentum = 0.5, .weight_decay = 0.25};
@@ -89,8 +87,6 @@ CLAIM(the_norm_of_tiny_gradients_is_exact)
     cr_assert_eq(ari_clip_factor(1.0, 0.0F), 1.0F);
 }
 
-/* --- steps of a model --------------------------------------------------------------------------------------------- */
-
 static const int64_t three_steps[3 * 15] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3,  5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6,
                                             4, 3, 3, 8, 3, 2, 7, 9, 5, 10, 2, 8, 8, 4, 1, 9, 7, 1, 6, 9, 3, 9};
 
@@ -146,8 +142,6 @@ CLAIM(binary64_weights_are_not_rounded)
     cr_assert_gt(beyond, 100);
 }
 
-/* --- clipping ----------------------------------------------------------------------------------------------------- */
-
 static const float *infinite_weight(void *user, const char *name, size_t count)
 {
     static float values[1200];
@@ -183,8 +177,6 @@ CLAIM(a_norm_that_is_not_finite_ends_the_run_before_any_update)
     cr_assert_ok(ar_baseline_run(&c, &o, batch, loss));
     cr_assert(isnan(loss[2]));
 }
-
-/* --- options ------------------------------------------------------------------------------------------------------ */
 
 CLAIM(refuses_options_out_of_range)
 {

@@ -46,8 +46,6 @@ CLAIM(forward_only_stops_after_the_loss)
     cr_assert_eq(t.at[t.n - 1].values[0], loss);
 }
 
-/* --- flags -------------------------------------------------------------------------------------------------------- */
-
 static const float *infinite_up(void *user, const char *name, size_t count)
 {
     static float values[64 * 64];

@@ -8,8 +8,6 @@
 #include "tests/support/test.h"
 #include "tests/support/tiny_config.h"
 
-/* --- a recording -------------------------------------------------------------------------------------------------- */
-
 typedef struct taped {
     char name[200];
     char pass;
@@ -84,8 +82,6 @@ static inline const taped *tape_find_layer(const tape *t, const char *format, si
     return tape_find(t, name, pass);
 }
 
-/* --- weights from a file ------------------------------------------------------------------------------------------ */
-
 typedef struct given {
     const ar_st_file *file;
     size_t kept;
@@ -150,8 +146,6 @@ static inline double worst_error(const taped *a, const ar_st_entry *expected)
     }
     return largest > 0.0 ? difference / largest : difference;
 }
-
-/* --- tiny models -------------------------------------------------------------------------------------------------- */
 
 static const int64_t tiny_ids[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
 

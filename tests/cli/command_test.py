@@ -60,8 +60,6 @@ def run(*arguments, **options):
     return Done(arguments, **options)
 
 
-# --- files --------------------------------------------------------------------------------------------------------------
-
 
 def i32(*values):
     return struct.pack(f"<{len(values)}i", *values)

@@ -22,8 +22,6 @@ WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8, "U8": 1}
 ORDER = "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()
 
 
-# --- safetensors, written and read without the program ---------------------------------------------------------------
-
 class Tensor:
     """dtype, shape, and the elements as a list of byte strings."""
 
@@ -70,8 +68,6 @@ def read(path):
     return {name: Tensor(*t) for name, t in tensor_files.read(path).items()}, \
         tensor_files.unpacked(path)[0].get("__metadata__", {})
 
-
-# --- models ----------------------------------------------------------------------------------------------------------
 
 LLAMA = {"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 3,
          "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": False,

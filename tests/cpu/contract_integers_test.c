@@ -103,8 +103,6 @@ static void check_sums(ar_device *d, const ar_packed *a, const ar_packed *b, con
 
 static const size_t lengths[] = {1, 63, 64, 65, 127, 128, 129, 1023, 8191};
 
-/* --- one integer throughout a row --------------------------------------------------------------------------------- */
-
 static int32_t one_for_a_row(const void *from, size_t i, size_t k)
 {
     (void)k;
@@ -139,8 +137,6 @@ PATH_TEST(contract_integers, the_largest_are_exact_over_40000_terms)
     add_both(&s, 4095);
     check_pairings(&s, 40000);
 }
-
-/* --- many in a row ------------------------------------------------------------------------------------------------ */
 
 typedef struct matrix {
     const int32_t *q;

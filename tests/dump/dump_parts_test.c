@@ -204,7 +204,6 @@ Test(dump_parts, execution_orders_of_ranks_become_one)
     cr_expect_null(ar_dump_metadata(d, "ANYRANK_PLACEMENT"));
 }
 
-/* --- what does not fit together ----------------------------------------------------------------------------------- */
 #define AT(offsets) "{\"a\":{\"saved_offsets\":[" offsets "]}}"
 #define OWN(rest) "{\"version\":1," rest "}"
 #define RANK(r, tensor) \

@@ -20,8 +20,6 @@ CI = ROOT / "examples/ci"
 NETWORK = re.compile(r"apt-get |git clone ")
 
 
-# --- YAML, as far as the two files go: mappings, lists, block texts, words ---------------------------------------------
-
 
 def indent(line):
     return len(line) - len(line.lstrip(" "))
@@ -74,8 +72,6 @@ def read_yaml(path):
     assert not lines, lines
     return found
 
-
-# --- a repository -----------------------------------------------------------------------------------------------------
 
 
 # Of the summary of a job whose model has another epsilon.

@@ -19,8 +19,6 @@ static const struct {
 } slots[] = {AR_DEVICE_SLOTS(SLOT)}; /* in the order of the table */
 #define SLOTS (sizeof slots / sizeof *slots)
 
-/* --- what is asked for -------------------------------------------------------------------------------------------- */
-
 typedef struct request {
     ar_device_choice device;
     const char *slot; /* NULL: all */
@@ -87,8 +85,6 @@ static int parse(request *r, int argc, char **argv, const char *device)
     }
     return 0;
 }
-
-/* --- one pass over the table -------------------------------------------------------------------------------------- */
 
 /* The settings of a pass: in which order the emulated device does what a GPU does at once, how digits are multiplied, and
  * below how many rows not by the library. A device reads them when it is made. */
@@ -194,8 +190,6 @@ static ar_status run_pass(const request *r, const pass *with, bool last, sums *a
     pair_close(&p);
     return AR_OK;
 }
-
-/* --- what is said ------------------------------------------------------------------------------------------------- */
 
 static const char *verdict(const pair_tally *t)
 {

@@ -5,8 +5,6 @@
 #include "gpu/conformance.h"
 #include "ref/numerics/integer_sum.h"
 
-/* --- exponents ---------------------------------------------------------------------------------------------------- */
-
 /* Some columns of a matrix times a power of two, some zero: what equilibration is for. */
 static void scale_columns(device_pair *p, pair_tensor t)
 {
@@ -81,8 +79,6 @@ void row_exponents_cases(device_pair *p)
             for (size_t v = 0; v < OPERAND_VALUES && pair_goes_on(p); v++)
                 row_exponents_case(p, matrices[i], (pair_layout)layout, operand_values[v], (int)pair_below(p, 8));
 }
-
-/* --- operands ----------------------------------------------------------------------------------------------------- */
 
 /* C[m, n] = A[m, k] B[n, k]^T in a batch, from values to packed operands. */
 typedef struct product {
@@ -178,8 +174,6 @@ static void begin_product(device_pair *p, const product *o, const char *more)
     pair_begin(p, "%zu x [%zu, %zu, %zu], %s values%s%s", o->batch, o->m, o->n, o->k, pair_values_name(o->values),
                o->scale ? "" : ", no scale", more);
 }
-
-/* --- products ----------------------------------------------------------------------------------------------------- */
 
 static void gemm_i64_case(device_pair *p, product *o)
 {
@@ -491,8 +485,6 @@ void packed_bytes_cases(device_pair *p)
     PAIR_RUN(p, zero, y.at[s], 64);
     pair_end(p);
 }
-
-/* --- sums of other ranks ------------------------------------------------------------------------------------------ */
 
 static void round_i64_case(device_pair *p, size_t m, size_t n, int limbs)
 {

@@ -19,8 +19,6 @@ static void sizes_and_values(device_pair *p, void (*one)(device_pair *, size_t, 
                 one(p, n, (pair_values)v);
 }
 
-/* --- add, mul: apart, in the place of either, both the same ------------------------------------------------------- */
-
 typedef enum place { APART, IN_FIRST, IN_SECOND, ALL_ONE, PLACES } place;
 
 #define TWO_INPUTS(slot)                                                                                              \
@@ -119,8 +117,6 @@ void softcap_backward_cases(device_pair *p)
 {
     sizes_and_values(p, softcap_backward_case);
 }
-
-/* --- activations -------------------------------------------------------------------------------------------------- */
 
 static void bias_act_case(device_pair *p, const size_t shape[2], ar_activation act, bool bias, bool in_place)
 {
@@ -224,8 +220,6 @@ void gated_backward_cases(device_pair *p)
                                 pair_below(p, 6));
 }
 
-/* --- dropout ------------------------------------------------------------------------------------------------------ */
-
 static void dropout_case(device_pair *p, int ndim, const size_t *shape, uint64_t first, uint32_t threshold)
 {
     ar_dropout w = {.key = pair_random(p),
@@ -267,8 +261,6 @@ void dropout_cases(device_pair *p)
         dropout_case(p, 1, (const size_t[]){1 + pair_below(p, 2000)}, pair_random(p), 0x40000000u);
 }
 
-/* --- the gradient's norm ------------------------------------------------------------------------------------------ */
-
 static void sum_squares_case(device_pair *p, size_t n, pair_values v)
 {
     pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
@@ -290,8 +282,6 @@ void sum_squares_cases(device_pair *p)
 {
     sizes_and_values(p, sum_squares_case);
 }
-
-/* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
 
 void round_bits_cases(device_pair *p)
 {

@@ -107,8 +107,6 @@ static int leave(fake_comm *c, int result)
     return result;
 }
 
-/* --- messages ----------------------------------------------------------------------------------------------------- */
-
 struct message {
     struct message *next;
     fake_comm *c;
@@ -167,8 +165,6 @@ static bool move_on(message *first)
     }
     return all;
 }
-
-/* --- groups: what was asked for, until all of it is done at the end ----------------------------------------------- */
 
 typedef enum what { ALL_REDUCE, REDUCE_SCATTER, REDUCE, MOVE } what;
 
@@ -299,8 +295,6 @@ static void free_calls(fake_comm *c)
     }
 }
 
-/* --- what is under way ------------------------------------------------------------------------------------------- */
-
 static void call_on(fake_comm *c)
 {
     bool stuck = false;
@@ -367,8 +361,6 @@ static int end_alone(void)
 {
     return depth > 0 ? SUCCESS : end_group();
 }
-
-/* --- NCCL's functions --------------------------------------------------------------------------------------------- */
 
 #define EXPORT(name, arguments) int nccl##name arguments;
 ARI_NCCL_TABLE(EXPORT)

@@ -103,8 +103,6 @@ static int judge_kernels(const bench *b, const char *order)
     return wrong;
 }
 
-/* --- streams ------------------------------------------------------------------------------------------------------ */
-
 /* What stands between two streams that use one block of memory. */
 enum { BLOCK = 4096 };
 typedef enum edge { NOTHING, EVENT, EVENT_BEFORE, HOST } edge;

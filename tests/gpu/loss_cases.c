@@ -39,8 +39,6 @@ void gather_rows_cases(device_pair *p)
         }
 }
 
-/* --- cross-entropy ------------------------------------------------------------------------------------------------ */
-
 static pair_tensor logits_of(device_pair *p, pair_buf b, size_t n, size_t v_local)
 {
     return pair_stored(p, pair_view(b, 2, (const size_t[]){n, v_local}));

@@ -14,8 +14,6 @@
 enum { RANKS = 4 };
 #define LIMIT_NS UINT64_C(600000000000) /* a guard: nothing waits for it */
 
-/* --- a rank ------------------------------------------------------------------------------------------------------- */
-
 typedef struct rank_of {
     ar_process *process;
     ar_device *device;
@@ -63,8 +61,6 @@ static ar_status rank_run(const ar_process_options *o, rank_fn fn)
     rank_end(&r);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }
-
-/* --- every collective against its definition ---------------------------------------------------------------------- */
 
 static ar_status all_kinds(rank_of *rank)
 {
@@ -138,8 +134,6 @@ static void one(void)
 {
     works(1, one_process, "one process");
 }
-
-/* --- waiting, by what happens and not by the clock ---------------------------------------------------------------- */
 
 /* How many ranks of a case are in the call that they cannot end, or have left it out; shared by its processes. */
 static atomic_int *stuck;
@@ -226,8 +220,6 @@ static void until_failed(const rank_of *rank, int n)
     while (ari_nccl_world_status(world_of(rank)) == AR_OK)
         forked_sleep(0.001);
 }
-
-/* --- what goes wrong between calls -------------------------------------------------------------------------------- */
 
 /* A small all_reduce on device memory. */
 static ar_status sum(rank_of *rank, ar_comm *c, size_t count, ar_dtype t, const char *tag)
@@ -487,8 +479,6 @@ static void first_calls(void)
     be_lazy();
     works(2, crossing, "calls in different orders");
 }
-
-/* --- what goes wrong at the start --------------------------------------------------------------------------------- */
 
 static ar_status look_at_environment(rank_of *rank)
 {

@@ -7,8 +7,6 @@
 #include "gpu/conformance.h"
 #include "ref/numerics/scalar.h"
 
-/* --- norms -------------------------------------------------------------------------------------------------------- */
-
 static const size_t widths[] = {1, 2, 3, 31, 32, 33, 128, 255, 256, 257, 513, 1000, 4097};
 #define WIDTHS (sizeof widths / sizeof *widths)
 
@@ -90,8 +88,6 @@ void norm_backward_cases(device_pair *p)
         norm_backward_case(p, (ar_norm_kind)kind, 0, 33, NORM_APART);
     }
 }
-
-/* --- rotary positions --------------------------------------------------------------------------------------------- */
 
 static void rope_tables_case(device_pair *p, size_t positions, size_t d, const ar_rope *rope)
 {
@@ -177,8 +173,6 @@ void rope_cases(device_pair *p)
                 rope_case(p, shapes[i], layouts[to], layouts[from], (i + to + from) % 2 ? 1 : -1,
                           pair_below(p, 3) == 0);
 }
-
-/* --- softmax ------------------------------------------------------------------------------------------------------ */
 
 typedef struct attention {
     size_t b, heads, s, head_start, all_heads, window;

@@ -10,8 +10,6 @@
 
 enum { EXIT_MISSING = 77 };
 
-/* --- what is tried ------------------------------------------------------------------------------------------------ */
-
 static void fill(device_pair *p)
 {
     enum { N = 100003 };
@@ -117,8 +115,6 @@ static void int8_products(device_pair *p)
         pair_end(p);
     }
 }
-
-/* --- all of it ---------------------------------------------------------------------------------------------------- */
 
 /* One line; the time since *at, which goes on to now. */
 static void print_line(const char *name, bool ok, uint64_t *at)

@@ -109,8 +109,6 @@ CLAIM(has_a_tile_for_a_part_that_does_not_fit)
     cr_assert(t.matrices == 1 && t.rows == 128 && t.cols == 256);
 }
 
-/* --- bands -------------------------------------------------------------------------------------------------------- */
-
 #define ROWS 1024
 
 static size_t area_of(const ari_tile_work *w, const ar_band *band)

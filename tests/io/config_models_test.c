@@ -310,8 +310,6 @@ CLAIM(more_layers_than_bits_go_with_the_last_bit)
     cr_expect_eq(ar_config_window(&c, 1099), 0);
 }
 
-/* --- rotary frequencies ------------------------------------------------------------------------------------------- */
-
 #define LLAMA3 "'rope_type':'llama3','factor':8,'low_freq_factor':1,'high_freq_factor':4"
 
 CLAIM(scaling_of_llama_3_is_read_from_both_spellings)
@@ -331,8 +329,6 @@ CLAIM(scaling_of_llama_3_is_read_from_both_spellings)
     cr_expect_eq(config_read(LLAMA, "").rope.kind, AR_ROPE_DEFAULT);
     cr_expect_eq(config_read(QWEN2, "'rope_scaling':{'type':'linear','factor':2.5}").rope.factor, 2.5);
 }
-
-/* --- what is refused ---------------------------------------------------------------------------------------------- */
 
 #define TYPES(a, b, c, d) "'layer_types':['" a "','" b "','" c "','" d "']"
 #define FULL "full_attention"

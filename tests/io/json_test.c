@@ -152,7 +152,6 @@ CLAIM(a_dash_is_standard_output)
     unlink(path);
 }
 
-/* --- out of memory ------------------------------------------------------------------------------------------------ */
 static size_t allocations_left;
 
 static void *scarce_malloc(size_t bytes)

@@ -70,8 +70,6 @@ Test(block, additive_mask_has_the_baselines_bits_for_every_broadcast)
     }
 }
 
-/* --- the comparison itself ---------------------------------------------------------------------------------------- */
-
 Test(block, one_flipped_bit_of_the_reference_is_found)
 {
     static float x[B * S * H], dy[B * S * H];

@@ -19,8 +19,6 @@ static match_case model_of(ar_arch arch, double p)
         .config = match_config(arch, 2), .batch = {.batch = B, .seq = S, .input_ids = ids}, .seed = 41, .dropout = p};
 }
 
-/* --- the baseline's bits ------------------------------------------------------------------------------------------ */
-
 Test(dropout, models_of_every_architecture_have_the_baselines_bits)
 {
     static const int tps[] = {1, 2, 4, 0};
@@ -38,8 +36,6 @@ Test(dropout, models_of_every_architecture_have_the_baselines_bits)
         }
     }
 }
-
-/* --- which elements ----------------------------------------------------------------------------------------------- */
 
 enum { SAMPLES = 5, POSITIONS = 6, LONGEST = 9, WIDTH = 7, HEADS = 4 };
 
@@ -151,8 +147,6 @@ Test(dropout, the_share_of_dropped_elements_is_the_probability)
     }
 }
 
-/* --- what is refused ---------------------------------------------------------------------------------------------- */
-
 static ar_status too_long(ar_ctx *ctx, void *user)
 {
     const size_t shape[3] = {1, LONGEST + 1, WIDTH};
@@ -205,5 +199,3 @@ Test(dropout, a_probability_outside_the_unit_interval_is_refused)
     cr_assert_eq(rank_run(&nan, nothing, NULL), AR_ERR_ARG);
     cr_assert_ok(rank_run(&most, nothing, NULL));
 }
-
-/* --- mistakes ----------------------------------------------------------------------------------------------------- */

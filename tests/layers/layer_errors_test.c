@@ -109,8 +109,6 @@ Test(layer_errors, models_name_the_number_that_does_not_divide)
     expect_error(4, create_model, &c, AR_ERR_INDIVISIBLE, WORDS("MLP", "10", "tp=4"));
 }
 
-/* --- inputs of the wrong shape ------------------------------------------------------------------------------------ */
-
 /* What a layer of width 8 is given, of a batch of 2 x 3 tokens. */
 typedef struct wrong_input {
     const char *layer; /* NULL: each */
@@ -241,8 +239,6 @@ Test(layer_errors, a_weight_that_is_not_given_is_named)
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
     expect_error(1, set_none, &c, AR_ERR_NOT_FOUND, WORDS("model.embed_tokens.weight", "132"));
 }
-
-/* --- losses ------------------------------------------------------------------------------------------------------- */
 
 static ar_status nothing(ar_ctx *ctx, void *user)
 {

@@ -38,8 +38,6 @@ Test(linear, samples_are_the_first_extent_of_a_3d_input_only)
     cr_assert_neq(memcmp(one.dw, five.dw, 36 * 24 * sizeof(float)), 0, "this data does not tell them apart");
 }
 
-/* --- native numbers ----------------------------------------------------------------------------------------------- */
-
 Test(linear, native_layers_stay_within_the_rounding_error_bound)
 {
     for (int variant = 0; variant < 8; variant++) {
@@ -54,5 +52,3 @@ Test(linear, native_layers_stay_within_the_rounding_error_bound)
         }
     }
 }
-
-/* --- worked examples ---------------------------------------------------------------------------------------------- */

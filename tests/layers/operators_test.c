@@ -81,8 +81,6 @@ static void expect_near(const float *got, const double *expected, size_t n, doub
                   what, i, (double)got[i], expected[i]);
 }
 
-/* --- the formulas ------------------------------------------------------------------------------------------------- */
-
 static double act64(ar_activation act, double x)
 {
     switch (act) {
@@ -136,8 +134,6 @@ static void differences(double *d, double *v, size_t n, point *p, formula f, int
         d[i] = sum / (2.0 * STEP);
     }
 }
-
-/* --- norms -------------------------------------------------------------------------------------------------------- */
 
 typedef struct inputs {
     float x[ALL], dy[ALL], residual[ALL], gain[N], offset[N];
@@ -241,8 +237,6 @@ Test(operators, a_frozen_parameter_gets_no_gradient)
     cr_expect_eq(ar_ctx_arith(a.ctx)->grad_bytes(&a.gain), 0u);
     cr_expect_gt(ar_ctx_arith(a.ctx)->grad_bytes(&a.offset), 0u);
 }
-
-/* --- what is refused ---------------------------------------------------------------------------------------------- */
 
 Test(operators, wrong_shapes_types_and_parameters_are_refused)
 {

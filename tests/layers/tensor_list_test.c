@@ -22,8 +22,6 @@ static const family families[] = {
 
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* --- what a run reports ------------------------------------------------------------------------------------------- */
-
 typedef struct report {
     size_t count;
     char name[MOST][96];
@@ -67,8 +65,6 @@ static ar_status step(ar_ctx *ctx, void *user)
     AR_TRY(ar_model_backward(m, ctx, saved, &c->batch));
     return ar_model_reduce_grads(m, ctx);
 }
-
-/* --- the claims --------------------------------------------------------------------------------------------------- */
 
 /* Complete once all micro-batches and ranks have added to it, wherever that is. */
 static bool comes_later(const char *name)

@@ -89,8 +89,6 @@ Test(vocabulary, extreme_logits_have_the_baselines_bits)
     cr_assert_ok(match(&m, one_two_four, NULL));
 }
 
-/* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
-
 static const ar_loss_options losses[] = {
     {.label_smoothing = 0.1}, {.z_loss = 0.02}, {.label_smoothing = 0.9, .z_loss = 0.5}};
 

@@ -102,8 +102,6 @@ CLAIM(a_layout_shares_out_the_multiples_of_its_unit)
     }
 }
 
-/* --- ranks -------------------------------------------------------------------------------------------------------- */
-
 static const ar_parallel mesh = {.dp = 2, .cp = 6, .cp_inner = 3, .tp = 2};
 enum { WORLD = 24, GROUPS = 5 };
 

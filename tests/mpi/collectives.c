@@ -18,8 +18,6 @@
 
 enum { LANES = 3, ROUNDS = 8, ELEMENTS = 1000 };
 
-/* --- several communicators at once -------------------------------------------------------------------------------- */
-
 typedef struct lane {
     ar_comm *c;
     ar_queue *q;
@@ -112,8 +110,6 @@ static void all_kinds(ar_process *p, ar_device *d)
                d ? "on the emulated device" : "on the host");
 }
 
-/* --- what is moved for the host ----------------------------------------------------------------------------------- */
-
 static int host_moves(ar_process *p)
 {
     const int r = ar_process_rank(p), n = ar_process_size(p);
@@ -147,8 +143,6 @@ static int host_moves(ar_process *p)
         fprintf(stderr, "rank %d: a broadcast or a gather for the host gave something else\n", r);
     return wrong;
 }
-
-/* --- more than an int counts -------------------------------------------------------------------------------------- */
 
 static int large(ar_process *p)
 {

@@ -49,8 +49,6 @@ static void sleep_s(double s)
     nanosleep(&(struct timespec){.tv_sec = (time_t)s, .tv_nsec = (long)((s - (double)(time_t)s) * 1e9)}, NULL);
 }
 
-/* --- cases: what rank w->r does ----------------------------------------------------------------------------------- */
-
 static float a[64], b[64];
 static const ar_buf out = {b};
 static const ar_cbuf in = {a};
@@ -256,8 +254,6 @@ static const scenario scenarios[] = {
     {"a queue that failed before", on_thread, "ADAA", .says = "rank 1 aborted: what came before it failed"},
 };
 
-/* --- a case ------------------------------------------------------------------------------------------------------- */
-
 static int complain(const world *w, const scenario *s, const char *what, const char *text)
 {
     if (!w->quiet)
@@ -348,8 +344,6 @@ static int run(const scenario *s)
         timeout_s *= 4;
     return timeout_s < LONGEST_S ? 0 : run_once(s, timeout_s, false);
 }
-
-/* --- what ends the job -------------------------------------------------------------------------------------------- */
 
 static int end_job(const char *how)
 {

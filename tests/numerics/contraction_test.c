@@ -30,8 +30,6 @@ static void define(const problem *p, bool scale)
     cr_assert(ar_contract_definition(p->c, p->m, p->n, p->k, p->a, k, 1, p->b, k, 1, scale) == AR_OK);
 }
 
-/* --- the same result from the kernels' element steps -------------------------------------------------------------- */
-
 static int32_t *column_shifts(const problem *p, bool scale)
 {
     int32_t *c = malloc((p->k + 1) * sizeof *c);
@@ -106,8 +104,6 @@ static void expect_steps_agree(const problem *p, bool scale, const char *what)
             }
         }
 }
-
-/* --- data --------------------------------------------------------------------------------------------------------- */
 
 static uint32_t word(uint64_t i)
 {
@@ -212,8 +208,6 @@ CLAIM(element_steps_in_any_order_and_grouping_give_the_defined_bits)
             drop(&p);
         }
 }
-
-/* --- the stated bound --------------------------------------------------------------------------------------------- */
 
 /* |error| <= K*2^-24*max|A'[i,:]|*max|B'[j,:]| + the final rounding, A' and B' the equilibrated operands (without step
  * 0: the operands). Long double sums are exact enough to judge: 2^-64 a term. */

@@ -17,8 +17,6 @@ static float random_finite(uint64_t i)
     return ari_float32((u & 0x7f800000u) == 0x7f800000u ? u & 0xbfffffffu : u);
 }
 
-/* --- row sums ----------------------------------------------------------------------------------------------------- */
-
 CLAIM(row_bits_leave_room_for_n_terms)
 {
     cr_assert(ari_rowsum_bits(0) == 40 && ari_rowsum_bits(1) == 40);
@@ -107,8 +105,6 @@ CLAIM(row_steps_round_ties_to_even)
     cr_assert(ari_rowsum_quantise(0.5, 40, 40) == 0 && ari_rowsum_quantise(1.5, 40, 40) == 2);
     cr_assert(ari_rowsum_quantise(-2.5, 40, 40) == -2 && ari_rowsum_quantise(-3.5, 40, 40) == -4);
 }
-
-/* --- contractions ------------------------------------------------------------------------------------------------- */
 
 static int32_t plain_quantise(float a, int32_t c, int32_t e)
 {

@@ -76,8 +76,6 @@ def steps(block):
     return []
 
 
-# --- comparison -------------------------------------------------------------------------------------------------------
-
 
 def normal(text, page, rough=False):
     """Without what differs between machines, and with one space for any: times make columns wider, and pages wrap."""
@@ -109,8 +107,6 @@ def plugin_words():
                  if entry.group == "pytest11"]
     return "" if "anyrank" in installed else "-p anyrank.pytest_plugin"
 
-
-# --- running ----------------------------------------------------------------------------------------------------------
 
 
 class Page:

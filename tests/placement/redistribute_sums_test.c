@@ -73,8 +73,6 @@ CLAIM(neither_the_order_of_ranks_nor_the_shape_of_the_mesh_decides_a_bit)
     check_sums(&j, "[P(sum), P(sum)]", "[R, S(0)]");
 }
 
-/* --- what is refused ---------------------------------------------------------------------------------------------- */
-
 typedef struct refused {
     const char *what;
     ar_numerics numerics;

@@ -27,8 +27,6 @@ static void fill_whole(long whole[PLAIN_MOST], bool gradient)
         whole[e] = gradient ? 1 + (e * 11 + 5) % 19 : 1 + (e * 7) % 23;
 }
 
-/* --- numbers ------------------------------------------------------------------------------------------------------ */
-
 static void encode(void *to, ar_dtype t, const long *from, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -61,8 +59,6 @@ static void decode(long *to, ar_dtype t, const void *from, size_t n)
                               : (long)f;
     }
 }
-
-/* --- on a rank ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t moved(const ar_mesh_groups *g)
 {
@@ -128,8 +124,6 @@ static ar_status all_cases(ar_ctx *ctx, void *user)
     return st;
 }
 
-/* --- the checks --------------------------------------------------------------------------------------------------- */
-
 static const char *described(const move_case *c)
 {
     static char text[300];
@@ -177,8 +171,6 @@ static void run_list(const move_list *list, ar_numerics numerics)
     for (size_t i = 0; i < list->n; i++)
         check_case(&list->item[i]);
 }
-
-/* --- the cases ---------------------------------------------------------------------------------------------------- */
 
 enum { KINDS = 7 };
 static const ar_placement kinds[KINDS] = {{AR_REPLICATE, 0}, {AR_INVARIANT, 0},   {AR_SHARD, 0},      {AR_SHARD, 1},

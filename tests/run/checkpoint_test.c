@@ -189,7 +189,6 @@ Test(checkpoint, one_of_the_same_step_is_replaced_but_not_with_notes_in_it)
     ar_checkpoint_close(open_or_fail());
 }
 
-/* --- copies that differ ------------------------------------------------------------------------------------------- */
 /* The last bit of one element of the last rank's copy of a norm's weight. */
 static ar_status change_a_copy(ar_ctx *ctx, ar_param **params, size_t n)
 {

@@ -166,7 +166,6 @@ static inline ar_status small_run_do(small_run *r)
     return st;
 }
 
-/* --- folders ------------------------------------------------------------------------------------------------------ */
 /* A new folder, in memory where the machine has such a place: the tests wait for no disk. */
 static inline bool make_folder_in_memory(char path[64])
 {

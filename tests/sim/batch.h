@@ -32,8 +32,6 @@ static inline void draw_case(coll_case *k, uint64_t *rng, int n, size_t size)
     }
 }
 
-/* --- bytes -------------------------------------------------------------------------------------------------------- */
-
 /* Of other ranks' memory, read and written by one rank. */
 typedef struct moved {
     uint64_t read, written;
@@ -95,8 +93,6 @@ static inline moved ring_form(const coll_case *k, int r)
     return direct_form(k, r);
 }
 
-/* --- simulated ranks ---------------------------------------------------------------------------------------------- */
-
 typedef struct batch {
     coll_case *k;
     size_t n;
@@ -135,8 +131,6 @@ static inline void end_batch(batch *b)
         case_fini(&b->k[i]);
     b->n = 0;
 }
-
-/* --- one rank's memory on a device -------------------------------------------------------------------------------- */
 
 typedef struct placed {
     coll_case k; /* with rank r's buffers on the device */
@@ -177,8 +171,6 @@ static inline void take_away(const placed *p, ar_device *d, ar_queue *q)
         d->ops->free(d, q, p->in);
     }
 }
-
-/* --- ranks that are processes ------------------------------------------------------------------------------------- */
 
 /* What this rank got of a case is right; every process has the whole case in its own memory. */
 static inline ar_status expect_right(const coll_case *k, int r)

@@ -232,8 +232,6 @@ Test(collectives, the_checker_rejects_one_flipped_bit_anywhere)
     }
 }
 
-/* --- many ranks --------------------------------------------------------------------------------------------------- */
-
 static ar_status sum_ranks(ar_comm *c, void *arg)
 {
     int64_t *sums = arg;

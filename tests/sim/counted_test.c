@@ -46,8 +46,6 @@ static ar_status run_case(ar_comm *c, void *arg)
     return st;
 }
 
-/* --- closed forms, in elements ------------------------------------------------------------------------------------ */
-
 /* last, rank m having come last: m moves everything. */
 static moved last_form(const coll_case *k, int r, int m)
 {
@@ -85,8 +83,6 @@ static size_t total_form(const coll_case *k)
     }
     return sum;
 }
-
-/* --- cases -------------------------------------------------------------------------------------------------------- */
 
 static void run_counted(counted_run *run, case_kind kind, int n, size_t count, ar_sim_algorithm algorithm)
 {
@@ -187,8 +183,6 @@ Test(counted, the_automatic_choice_counts_the_same_total_whatever_it_chose)
 {
     check_all(AR_SIM_AUTO);
 }
-
-/* --- groups and the choice ---------------------------------------------------------------------------------------- */
 
 typedef struct split_bytes {
     uint64_t world[4], group[4];

@@ -53,8 +53,6 @@ static int check_ordering(const ordering *o, uint64_t firsts, uint64_t seeds)
     return bad + (st != AR_OK);
 }
 
-/* --- random collectives ------------------------------------------------------------------------------------------- */
-
 enum { RANKS = 4, OPS = 8 };
 
 /* What a run of a world comes to, without a fault or with one, where transfers are verified. */

@@ -35,8 +35,6 @@ typedef struct way_to_fail {
     const char *says;           /* not in the file, as another row is like it: what the line has; NULL: it is there */
 } way_to_fail;
 
-/* --- bodies ------------------------------------------------------------------------------------------------------- */
-
 static ar_status begin_call(const call_spec *s, ar_comm *c, ar_queue *q, char *own)
 {
     static char in[256];
@@ -194,8 +192,6 @@ BODY(own_group)
     return sync_barrier(g, q, "own");
 }
 
-/* --- the ways ----------------------------------------------------------------------------------------------------- */
-
 #define REDUCE_8                                     \
     {                                                \
         ALL_REDUCE, AR_F32, AR_SUM, 8, .tag = "grad" \
@@ -299,8 +295,6 @@ BODY(calls_of_way)
     }
     return AR_OK;
 }
-
-/* --- the file ----------------------------------------------------------------------------------------------------- */
 
 /* "waited 0.104 s" and the like become "waited 0.100 s": how long it was is the machine's business. */
 static void normalise_times(char *line)

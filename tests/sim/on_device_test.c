@@ -199,8 +199,6 @@ Test(on_device, the_bytes_of_each_rank_are_those_of_direct)
     }
 }
 
-/* --- one collective right after another --------------------------------------------------------------------------- */
-
 enum { ROUNDS = 40, RANKS = 3, ELEMENTS = 64 };
 
 typedef struct rounds {

@@ -58,8 +58,6 @@ static inline size_t plain_before(const size_t *counts, int n)
     return sum;
 }
 
-/* --- definitions -------------------------------------------------------------------------------------------------- */
-
 /* Which slice element i lies in, when `count` elements are cut in n and the first count mod n get one more. */
 static inline int plain_owner(size_t count, int n, size_t i)
 {
@@ -142,8 +140,6 @@ static inline void plain_want(const coll_case *k, unsigned char *w, int r)
         plain_want_messages(k, w, r);
     }
 }
-
-/* --- the harness: memory ------------------------------------------------------------------------------------------ */
 
 /* Whether rank r's input and output share memory. */
 static inline bool case_shares(const coll_case *k, int r)
@@ -252,8 +248,6 @@ static inline void case_fini(coll_case *k)
     }
 }
 
-/* --- the harness: calls ------------------------------------------------------------------------------------------- */
-
 /* Every rank goes through the pairs in one order, so the first message that has not arrived can. */
 static inline ar_status case_send_recv(const coll_case *k, ar_comm *c, ar_queue *q, const char *tag)
 {
@@ -323,8 +317,6 @@ static inline ar_status case_call(const coll_case *k, ar_comm *c, ar_queue *q, c
         return ar_comm_barrier(c, q, tag);
     }
 }
-
-/* --- the harness: checks ------------------------------------------------------------------------------------------ */
 
 /* Index of the first byte that differs, or -1: the one comparison that all these tests use. */
 static inline ptrdiff_t first_difference(const void *a, const void *b, size_t bytes)

@@ -31,8 +31,6 @@ static inline uint64_t plain_hash(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* --- 16-bit floats: a sign, then codes in the order of their values ----------------------------------------------- */
-
 static inline double plain_power_of_two(int exponent)
 {
     const uint64_t bits = (uint64_t)(exponent + 1023) << 52;
@@ -84,8 +82,6 @@ static inline uint16_t plain_half_nearest(ar_dtype t, double x)
     const int nearest = below < above || (below == above && low % 2 == 0) ? low : high;
     return (uint16_t)(nearest | (signbit(x) ? 0x8000 : 0));
 }
-
-/* --- elements in memory ------------------------------------------------------------------------------------------- */
 
 static inline double plain_load_float(const void *at, ar_dtype t)
 {
@@ -140,8 +136,6 @@ static inline void plain_store_integer(void *to, ar_dtype t, uint64_t x)
         ((unsigned char *)to)[i] = (unsigned char)(x >> 8 * i); /* lowest byte first, as on the machines tested */
 }
 
-/* --- operations --------------------------------------------------------------------------------------------------- */
-
 /* IEEE 754-2019, maximum and minimum. */
 static inline double plain_extreme(double x, double y, bool larger)
 {
@@ -180,8 +174,6 @@ static inline void plain_divide(void *sum, ar_dtype t, int n)
     else
         plain_store_integer(sum, t, (uint64_t)(plain_load_integer(sum, t) / n));
 }
-
-/* --- inputs ------------------------------------------------------------------------------------------------------- */
 
 /* Zeros, infinities and NaN of both signs, the smallest and the largest numbers. */
 static inline void plain_store_special(void *to, ar_dtype t, uint64_t which)

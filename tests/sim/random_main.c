@@ -30,8 +30,6 @@ static void draw_world(world *w, uint64_t seed)
     draw_ops(w, MOST_OPS, &rng);
 }
 
-/* --- counting and checking ---------------------------------------------------------------------------------------- */
-
 static int dtype_index(ar_dtype t)
 {
     int i = 0;

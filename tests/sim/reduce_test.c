@@ -101,8 +101,6 @@ Test(reduce, an_average_ends_with_one_division_and_nothing_else_does)
     }
 }
 
-/* --- literal cases, lest the plain operations be wrong in the same way -------------------------------------------- */
-
 static void expect_f32(ar_op op, float x, float y, uint32_t bits)
 {
     float out;

@@ -123,8 +123,6 @@ Test(ring, a_sum_takes_the_first_round_a_gather_the_second_and_an_all_reduce_bot
     }
 }
 
-/* --- chains ------------------------------------------------------------------------------------------------------- */
-
 enum { SEGMENT = 65536 }; /* elements of F32 that travel at once */
 
 /* The rank p places from the beginning receives segment s-p+1 at step s, and sends segment s-p where it has one and is
@@ -168,8 +166,6 @@ Test(ring, a_reduce_is_a_chain_that_ends_at_the_root_and_a_broadcast_one_that_be
         }
     }
 }
-
-/* --- ranks that fall behind --------------------------------------------------------------------------------------- */
 
 /* A rank that falls behind is overtaken as far as the steps allow: what it has not read yet must still be there. */
 static void run_slow(coll_case k, int rank, int step)

@@ -30,8 +30,6 @@ static void fill(ar_dtype t, void *to, size_t n, uint64_t seed)
     }
 }
 
-/* --- the kernel --------------------------------------------------------------------------------------------------- */
-
 typedef struct kernel_case {
     ar_dtype dtype;
     ar_op op;
@@ -125,8 +123,6 @@ Test(slice, what_has_no_kernel_says_so)
     cr_assert_null(ari_fused_kernel(AR_I64, AR_AVG));
     cr_assert_null(ari_fused_kernel(AR_U8, AR_SUM));
 }
-
-/* --- whole all-reduces -------------------------------------------------------------------------------------------- */
 
 typedef struct run {
     ar_dtype dtype;

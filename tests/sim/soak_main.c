@@ -16,8 +16,6 @@ typedef struct soak {
     int bad, repeated, explored, threads;
 } soak;
 
-/* --- a hang is a failure, and must not need somebody to notice it ------------------------------------------------- */
-
 static char hang_text[64];
 
 static void say_hang(int signal)
@@ -57,8 +55,6 @@ static bool threads_are(int want)
         usleep(1000);
     return count_threads() == want;
 }
-
-/* --- what fits ---------------------------------------------------------------------------------------------------- */
 
 /* Whether `rank` is among "0-3, 8". */
 static bool is_listed(const char *list, int rank)
@@ -190,8 +186,6 @@ static bool may_be_wrong(const soak_world *w)
     return may && !w->w.options.verify_transfers;
 }
 
-/* --- one world ---------------------------------------------------------------------------------------------------- */
-
 /* Runs the world and judges it: what is not as it should be is in `why`. */
 static ar_status run_once(const soak *s, soak_world *w, char *why, size_t size)
 {
@@ -254,8 +248,6 @@ static void soak_one(soak *s, soak_world *w, uint64_t seed)
     }
     world_each(&w->w, visit_fini, NULL);
 }
-
-/* --- aborts in the middle ----------------------------------------------------------------------------------------- */
 
 /* A failure elsewhere while a group is in the middle of a collective: nobody may leave it half-way, since what a rank
  * frees after its error is still read by the others. The sanitizers see it if one does. */

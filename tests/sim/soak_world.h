@@ -37,8 +37,6 @@ typedef struct soak_world {
     char message[SOAK_RANKS][768];
 } soak_world;
 
-/* --- mistakes ----------------------------------------------------------------------------------------------------- */
-
 static inline ar_status fail_task(void *arg)
 {
     (void)arg;
@@ -85,8 +83,6 @@ static inline ar_status do_mistake(const world *w, rank_state *s, int *i, bool *
         return AR_OK;
     }
 }
-
-/* --- drawing ------------------------------------------------------------------------------------------------------ */
 
 static inline void draw_faults(soak_world *w, uint64_t *rng)
 {

@@ -163,8 +163,6 @@ done:
     return st;
 }
 
-/* --- files -------------------------------------------------------------------------------------------------------- */
-
 static int complain(const char *what)
 {
     fprintf(stderr, "trace_main: %s: %s\n", what, ar_error_message());
@@ -217,8 +215,6 @@ static int run_case(const trace_case *c, const char *folder, FILE *list)
         (st != AR_OK) == (c->failure != NONE) ? write_files(t, c, folder, list, &d, false) : complain(c->name);
     return rc;
 }
-
-/* --- a trace that memory ran out for ------------------------------------------------------------------------------ */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static int run_cut(const char *folder, FILE *list)

@@ -13,8 +13,6 @@ static void expect_part(const ar_trace_summary *s, size_t i, const char *what, i
     expect_us(s->longest[i].seconds, us, what);
 }
 
-/* --- a rank that comes late --------------------------------------------------------------------------------------- */
-
 static ar_status late_rank(ar_comm *c, void *arg)
 {
     (void)arg;
@@ -54,8 +52,6 @@ Test(summary, the_path_leads_through_the_rank_that_came_last)
     expect_part(&s, 3, "compute", 0, 5);
 }
 
-/* --- the last to come is not always the one that decides ---------------------------------------------------------- */
-
 static ar_status late_leaf(ar_comm *c, void *arg)
 {
     (void)arg;
@@ -83,8 +79,6 @@ Test(summary, the_path_leaves_out_a_late_member_that_nobody_on_it_waited_for)
     expect_part(&s, 1, "compute", 0, 100);
     expect_part(&s, 2, "broadcast weights", 1, 10);
 }
-
-/* --- from hand to hand -------------------------------------------------------------------------------------------- */
 
 /* A pipeline: rank r works when it has what rank r - 1 made. */
 static ar_status pipeline(ar_comm *c, void *arg)
@@ -125,8 +119,6 @@ Test(summary, the_path_goes_from_stage_to_stage)
     cr_expect_eq(s.bytes, 2000);
 }
 
-/* --- bytes -------------------------------------------------------------------------------------------------------- */
-
 enum { COUNTED = 4 };
 typedef struct counted {
     uint64_t read[COUNTED], written[COUNTED];
@@ -160,8 +152,6 @@ Test(summary, bytes_are_those_that_ranks_read_and_those_that_they_wrote)
     cr_expect_eq(s.bytes, read + written, "%" PRIu64 " bytes, not %" PRIu64 " read and %" PRIu64 " written", s.bytes,
                  read, written);
 }
-
-/* --- queues ------------------------------------------------------------------------------------------------------- */
 
 /* Two groups at once: pairs on one queue, the world on another; both are enqueued in the middle of work. */
 static ar_status two_queues(ar_comm *c, void *arg)
@@ -208,8 +198,6 @@ Test(summary, collectives_that_overlap_count_once_and_the_path_takes_the_one_tha
     cr_expect_str_eq(s.longest[0].what, "all_reduce all");
 }
 
-/* --- a run that fails --------------------------------------------------------------------------------------------- */
-
 /* By the real clock the others are there before rank 1 only if it comes late enough: how late that is depends on the
  * machine, so each of these programs runs again, rank 1 later, until it is. */
 enum { FIRST_LATE_US = 30000, LAST_LATE_US = 100000000 };
@@ -247,8 +235,6 @@ Test(summary, a_run_that_failed_is_summed_up_as_far_as_it_came)
     }
     cr_expect_gt(waited, late / 3, "the others waited in vain for %g s of %g s", waited, late);
 }
-
-/* --- the real clock ----------------------------------------------------------------------------------------------- */
 
 static ar_status late_for_real(ar_comm *c, void *arg)
 {

@@ -109,8 +109,6 @@ Test(transport, messages_between_two_ranks_are_counted_and_verified)
     cr_assert_says("element 0 of 4 is 0x00000003, 0x00000001 was sent\n");
 }
 
-/* --- everything that is verified is right ------------------------------------------------------------------------- */
-
 static void draw_verified(coll_case *k, int kind, uint64_t seed)
 {
     *k = (coll_case){.kind = (case_kind)kind, .dtype = AR_F32, .op = AR_SUM, .n = 2 + (int)(seed % 5), .count = 5000};

@@ -7,8 +7,6 @@
 #include "ref/core/clock.h"
 #include "tests/sim/virtual_support.h"
 
-/* --- queues and events -------------------------------------------------------------------------------------------- */
-
 typedef struct clocks {
     double first, second, third;
 } clocks;
@@ -84,8 +82,6 @@ Test(virtual_run, links_are_paced_by_a_cluster_and_not_where_time_stands_still)
         cr_expect_refused(ar_sim_run(2, &wrong[i], three_all_reduces, sum, NULL), AR_ERR_ARG, "paced");
     }
 }
-
-/* --- one timeline ------------------------------------------------------------------------------------------------- */
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -224,8 +220,6 @@ Test(virtual_run, the_timeline_is_the_same_whatever_moves_the_data_and_whoever_r
     }
 }
 
-/* --- a transport that is late ------------------------------------------------------------------------------------- */
-
 static ar_status three_times(ar_comm *c, void *arg)
 {
     float x = 0;
@@ -253,8 +247,6 @@ Test(virtual_run, a_rank_that_the_transport_delays_is_late_by_the_virtual_clock_
     cr_expect_str_eq(s.longest[0].what, "wait");
     cr_expect_eq(s.longest[0].rank, 2);
 }
-
-/* --- rounding ----------------------------------------------------------------------------------------------------- */
 
 /* 0.3 ns each. */
 static ar_status ten_thousand(ar_comm *c, void *arg)

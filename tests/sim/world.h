@@ -45,8 +45,6 @@ typedef struct world {
     int mistaken, mistaken_op;
 } world;
 
-/* --- drawing ------------------------------------------------------------------------------------------------------ */
-
 /* Ranks of one color within one group of the parent form a group, in the order of (key, rank in the parent). */
 static inline void find_groups(partition *p, const partition *parent, int n)
 {
@@ -119,8 +117,6 @@ static inline void draw_ops(world *w, int count, uint64_t *rng)
         draw_op(w, likely[draw(rng, sizeof likely / sizeof *likely)], CASE_KINDS, rng);
 }
 
-/* --- running ------------------------------------------------------------------------------------------------------ */
-
 static inline ar_status make_groups(const world *w, rank_state *s, int r)
 {
     for (int c = 0; c < COMMS; c++) {
@@ -188,8 +184,6 @@ static inline ar_status world_rank(ar_comm *c, void *arg)
         ar_comm_destroy(s.comm[i]);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }
-
-/* --- checking ----------------------------------------------------------------------------------------------------- */
 
 /* What is done with every case of the world, as long as it is true. */
 static inline bool world_each(world *w, bool (*visit)(coll_case *k, void *arg), void *arg)

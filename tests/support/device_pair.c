@@ -15,8 +15,6 @@
 #define POISON 0xffe5a5a5u
 #define SHOWN 4 /* differences of a slot that are printed */
 
-/* --- devices ------------------------------------------------------------------------------------------------------ */
-
 ar_status pair_open(device_pair *p, const ar_device_choice *reference, const ar_device_choice *other, int threads)
 {
     ar_status st = AR_OK;
@@ -41,8 +39,6 @@ void pair_close(device_pair *p)
         p->side[s] = NULL;
     }
 }
-
-/* --- values ------------------------------------------------------------------------------------------------------- */
 
 const char *pair_values_name(pair_values v)
 {
@@ -139,8 +135,6 @@ static pair_values kind_of_row(device_pair *p, size_t row, pair_values v)
     return v;
 }
 
-/* --- buffers ------------------------------------------------------------------------------------------------------ */
-
 static size_t element_bytes(pair_kind k)
 {
     static const size_t bytes[PAIR_KINDS] = {1, 2, 4, 8, 4, 8, 2, 2, 16};
@@ -233,8 +227,6 @@ pair_buf pair_bytes(device_pair *p, const char *name, size_t count, unsigned one
         ((uint8_t *)b.host)[i] = (uint8_t)(pair_random(p) % 8 < ones_of_eight);
     return b;
 }
-
-/* --- views -------------------------------------------------------------------------------------------------------- */
 
 /* Strides of a layout, where the view begins in its buffer, and how many elements the buffer has. */
 typedef struct placed {
@@ -414,8 +406,6 @@ void pair_within(device_pair *p, pair_tensor v, const double *expected, const do
         }
     }
 }
-
-/* --- a case ------------------------------------------------------------------------------------------------------- */
 
 void pair_begin(device_pair *p, const char *format, ...)
 {

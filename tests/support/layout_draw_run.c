@@ -16,8 +16,6 @@ static const double huge_scale = 1e25; /* of weights whose products overflow */
 
 enum { MOST_MASK = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_HEADS * LAYOUT_DRAW_SEQ * LAYOUT_DRAW_SEQ };
 
-/* --- what a run must be ------------------------------------------------------------------------------------------- */
-
 static ar_status judge_run(const ar_check_run *run, const char *weights, const char *gradients)
 {
     const ar_first_difference *f = &run->first;
@@ -54,8 +52,6 @@ static ar_status judge_losses(const float *actual, const double *expected, int s
     }
     return AR_OK;
 }
-
-/* --- a whole check ------------------------------------------------------------------------------------------------ */
 
 static const char *activation_name(ar_activation act)
 {
@@ -293,8 +289,6 @@ static ar_status run_check(const layout_draw *d)
     AR_TRY(layout_draw_check(&r, d, AR_PRECISION_F32, AR_FAULT_NONE));
     return judge_report(r, d);
 }
-
-/* --- training steps on batches with labels and masks -------------------------------------------------------------- */
 
 typedef struct step_data {
     ar_batch batch;

@@ -16,8 +16,6 @@
 
 enum { MOST_RANKS = 32, MOST_PARTS = 4 };
 
-/* --- weights ------------------------------------------------------------------------------------------------------ */
-
 const float *match_weights_find(void *user, const char *name, size_t count)
 {
     const match_weights *w = user;
@@ -55,8 +53,6 @@ void match_weights_fini(match_weights *w)
         free(w->at[--w->count].values);
 }
 
-/* --- the baseline ------------------------------------------------------------------------------------------------- */
-
 ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r)
 {
     const ar_baseline_options o = {.mode = AR_MODE_EXACT,
@@ -73,8 +69,6 @@ ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r
         AR_TRY(ar_baseline_run(&c->config, &o, &c->batch, &r->loss));
     return ari_reference_finish(r);
 }
-
-/* --- the ranks ---------------------------------------------------------------------------------------------------- */
 
 typedef struct job {
     const match_case *c;
@@ -180,8 +174,6 @@ static ar_status run_model(ar_ctx *ctx, void *user)
     AR_TRY(ar_model_loss(model, ctx, &j->loss[ar_comm_rank(ctx->world)], ar_batch_targets(&j->c->batch)));
     return ar_model_reduce_grads(model, ctx);
 }
-
-/* --- the comparison ----------------------------------------------------------------------------------------------- */
 
 /* A rank's taps: compared as they come, and each must be the next of the baseline's. Gradients of parameters, and the
  * loss, are complete later than where the baseline has them. */

@@ -6,8 +6,6 @@
 
 enum { FFN = 24, HEADS = 4, KV_HEADS = 2, STEPS = 4, SAVED_X = 0, SAVED_UP, SAVED_ACT };
 
-/* --- an MLP by hand: down(act(up(x) + bias)) ---------------------------------------------------------------------- */
-
 typedef struct own_mlp {
     ar_module base;
     ar_param up, bias, down;
@@ -93,8 +91,6 @@ static ar_status mlp_create(ar_module **gives, ar_ctx *ctx, const char *name)
     AR_TRY(init_bias(&l->bias, ctx, name));
     return ar_param_init_shard(&l->down, ctx, name, "down", (size_t[]){OWN_LM_HIDDEN, FFN}, 1, AR_INIT_XAVIER_NORMAL);
 }
-
-/* --- the model ---------------------------------------------------------------------------------------------------- */
 
 /* branch after a norm, around which x goes. */
 static ar_status add_branch(ar_module **gives, ar_ctx *ctx, const char *block, const char *part, ar_module *branch)

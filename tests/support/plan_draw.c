@@ -131,8 +131,6 @@ static const char *maybe(draw *d, const char *p)
     return pick(d, 3) == 0 ? p : NULL;
 }
 
-/* --- a branch ----------------------------------------------------------------------------------------------------- */
-
 /* What its rules say. NULL: nothing. */
 typedef struct branch {
     const char *first, *last;                  /* styles */
@@ -234,8 +232,6 @@ static void add_branch(draw *d, const branch_names *n, bool attention, bool wron
         continue;
     write_branch(d, n, &b);
 }
-
-/* --- outside of the blocks ---------------------------------------------------------------------------------------- */
 
 static void add_head(draw *d, const char *style, const char *arrives, bool wrong)
 {

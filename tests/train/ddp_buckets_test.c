@@ -61,8 +61,6 @@ Test(ddp_buckets, hold_the_parameters_that_their_order_and_capacity_give_them)
     }
 }
 
-/* --- what a bucket says of itself --------------------------------------------------------------------------------- */
-
 static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     (void)ctx, (void)n;
@@ -149,8 +147,6 @@ Test(ddp_buckets, with_zero_each_rank_has_a_slice_of_each)
     for (int r = 0; r < 3; r++)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1], "rank %d", r);
 }
-
-/* --- refusals ----------------------------------------------------------------------------------------------------- */
 
 static void expect_refused(toy t, ar_status st, const char *part)
 {

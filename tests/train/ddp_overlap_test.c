@@ -46,8 +46,6 @@ Test(ddp_overlap, an_error_ends_all_ranks_under_every_schedule)
     }
 }
 
-/* --- time --------------------------------------------------------------------------------------------------------- */
-
 /* A backward pass of 1 ms for each of four parameters, whose sum over two ranks takes 1 ms: 4000 bytes at 4 MB/s. */
 static ar_status timed(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {

@@ -279,8 +279,6 @@ Test(ddp_step, a_tied_weight_is_reduced_after_its_last_use)
     cr_expect_eq(wrong.rank[1].grad[0], both);
 }
 
-/* --- by hand ------------------------------------------------------------------------------------------------------ */
-
 static ar_status one_by_one(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     const toy t = {.n = n, .size = {5, 6, 7}};
@@ -311,8 +309,6 @@ Test(ddp_step, buckets_can_be_reduced_by_hand_in_their_order)
         expect_same(&t, &plain, "by hand");
     }
 }
-
-/* --- weights ------------------------------------------------------------------------------------------------------ */
 
 static ar_status starts(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {

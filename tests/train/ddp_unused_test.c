@@ -253,5 +253,3 @@ Test(ddp_unused, the_query_is_about_the_last_step)
         cr_expect(t.rank[r].has[5] && t.rank[r].has[6] && t.rank[r].has[7], "rank %d: %d %d %d", r, t.rank[r].has[5],
                   t.rank[r].has[6], t.rank[r].has[7]);
 }
-
-/* --- mistakes ----------------------------------------------------------------------------------------------------- */

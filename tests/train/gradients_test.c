@@ -75,8 +75,6 @@ static ar_status add(ar_ctx *ctx, ar_param *p, float first, float others)
     return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, p->value.ndim > 1 ? ar_const(rows.data) : (ar_cbuf){NULL});
 }
 
-/* --- acts --------------------------------------------------------------------------------------------------------- */
-
 static ar_status add_element(ar_ctx *ctx, job *j, ar_param *p, bool mine)
 {
     return mine ? add(ctx, &p[j->param], j->element, 0.0f) : AR_OK;
@@ -125,8 +123,6 @@ static ar_status step_ahead(ar_ctx *ctx, job *j, ar_param *p, bool mine)
     AR_TRY(forget(ctx, j, p, mine));
     return mine ? ar_optimizer_step(j->optimizer[world_rank(ctx, j)], ctx, 1.0f) : AR_OK;
 }
-
-/* --- a run -------------------------------------------------------------------------------------------------------- */
 
 static void tell(job *j, int r)
 {

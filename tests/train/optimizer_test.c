@@ -28,8 +28,6 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
     return with_two_params(ctx, &start, make, user);
 }
 
-/* --- the claims --------------------------------------------------------------------------------------------------- */
-
 static const struct {
     ar_optimizer_options options;
     size_t floats; /* an element: none, the momentum, two moments */
@@ -57,8 +55,6 @@ Test(optimizer, a_parameter_given_twice_is_refused)
     job j = {.options = kinds[0].options, .twice = true};
     cr_expect_refused(rank_run(&(rank_run_options){.ranks = 1}, rank_main, &j), AR_ERR_ARG, "matrix twice");
 }
-
-/* --- options ------------------------------------------------------------------------------------------------------ */
 
 Test(optimizer, defaults_are_pytorchs_and_pass_the_check)
 {

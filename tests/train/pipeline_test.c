@@ -154,8 +154,6 @@ Test(pipeline, a_schedule_of_another_shape_is_refused)
     }
 }
 
-/* --- failures ----------------------------------------------------------------------------------------------------- */
-
 typedef struct fails_at {
     const char *name;
     char pass;
@@ -204,8 +202,6 @@ Test(pipeline, a_rank_that_fails_in_a_pass_ends_all_with_the_stage_and_the_micro
         free(result.reports);
     }
 }
-
-/* --- verdicts ----------------------------------------------------------------------------------------------------- */
 
 typedef struct verdicts {
     const ar_config *config;
@@ -275,8 +271,6 @@ Test(pipeline, every_rank_hears_of_copies_that_differ_in_any_stage_or_between_th
         }
     }
 }
-
-/* --- orders of threads -------------------------------------------------------------------------------------------- */
 
 Test(pipeline, no_order_of_threads_changes_a_bit_or_ends_in_a_deadlock)
 {

@@ -124,8 +124,6 @@ CLAIM(the_last_group_that_matches_counts_and_a_star_matches_dots)
     expect_rule(&o, "lm_head.weight", 2, 1.0, 0.01);
 }
 
-/* --- PyTorch's weights -------------------------------------------------------------------------------------------- */
-
 enum { STEPS = 7 };
 /* After each step of torch.optim.AdamW (PyTorch 1.13, foreach=False), lr 0.02, betas 0.9 and 0.99: a matrix with decay
  * 0.5, a bias with half the rate and decay 0.25, a norm with none; LambdaLR with a warm-up of 2 steps and a cosine of 6

@@ -83,8 +83,6 @@ Test(zero_units, tied_llama_and_gpt2_have_one_ranks_bits)
     expect_every(AR_ARCH_STACK, false, 3, 4);
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
-
 /* Of the ranks that share, together: what one of them has below that stage. */
 Test(zero_units, ranks_hold_shares_of_what_a_stage_shares_out)
 {

@@ -173,8 +173,6 @@ Test(adam_allowance, leaves_weights_after_other_optimizers_alone)
     cr_expect_eq(w.ref.tensor[2].allowed, 1e-3);
 }
 
-/* --- whole runs --------------------------------------------------------------------------------------------------- */
-
 /* Drawn with these settings, ten elements of a weight have gradients of 1e-8 where 1e-4 is rounding. */
 Test(adam_allowance, a_run_with_gradients_that_are_rounding_is_within)
 {

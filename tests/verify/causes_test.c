@@ -33,8 +33,6 @@ Test(causes, every_sentence_is_well_formed)
     cr_expect_eq(calls, ARI_CALL_CAUSES);
 }
 
-/* --- what the values rule out ------------------------------------------------------------------------------------- */
-
 VALUE(by_3, 3.0f * x)
 VALUE(by_731, 0.731f * x)
 VALUE(a_quarter_of_one_half, i % 16 < 8 ? 0.25f * x : 0.0f)

@@ -201,8 +201,6 @@ Test(check, a_run_that_reports_nothing_differs_in_every_tensor)
     cr_expect_str_eq(run.first.tensor, "embed.weight:init");
 }
 
-/* --- values that are no numbers ----------------------------------------------------------------------------------- */
-
 /* Weights so large that products overflow: what arises are infinities and NaNs. user: the two tables. */
 enum { MOST_WEIGHTS = 1 << 15 };
 typedef struct huge {

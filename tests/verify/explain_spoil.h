@@ -130,8 +130,6 @@ static inline void dumps_end(dumps *d)
         }                                                                                            \
     }
 
-/* --- values ------------------------------------------------------------------------------------------------------- */
-
 enum { SQUARE = 64 * 64, UP = 176 * 64, C_ATTN = 64 * 192, HIDDEN = 2 * 32 * 64 };
 
 static void scale(float *x, size_t n, float by)
@@ -182,8 +180,6 @@ static void to_int8(float *x, const float *was, dumps *d)
         x[i] = nearbyintf(x[i] / largest * 127.0f) * (largest / 127.0f);
 }
 
-/* --- places ------------------------------------------------------------------------------------------------------- */
-
 MOVE(rotate_shards, 0, UP, 176, 64, (i + 44) % 176)
 MOVE(repeat_shard, 0, UP, 176, 64, i >= 44 && i < 88 ? i - 44 : i)
 MOVE(roll_heads, 0, SQUARE, 64, 64, (i + 56) % 64)
@@ -213,8 +209,6 @@ EACH(transpose_square, 0, SQUARE, was[i % 64 * 64 + i / 64])
 EACH(transpose_under_old_shape, 0, 64 * 256, was[i % 64 * 256 + i / 64])
 EACH(five_elements_on, 0, UP - 5, was[i + 5])
 
-/* --- other tensors ------------------------------------------------------------------------------------------------ */
-
 /* Both names have what was written last. */
 EACH(one_buffer, 0, UP, dumps_data(d, "model.layers.1.mlp.gate_proj.weight")[i] = 0.01f * noise(i + 5000))
 EACH(no_residual, 0, HIDDEN, was[i] - dumps_data(d, "hidden_states.0")[i])
@@ -227,8 +221,6 @@ static void swap_layers(float *x, const float *was, dumps *d)
     memcpy(x, other, UP * sizeof *x);
     memcpy(other, was, UP * sizeof *x);
 }
-
-/* --- parts -------------------------------------------------------------------------------------------------------- */
 
 /* What one of four equal and unrelated contributions to a sum looks like. */
 static void one_of_four(float *x, const float *was, dumps *d)
@@ -247,8 +239,6 @@ static void one_of_four(float *x, const float *was, dumps *d)
 EACH(other_weights_in_a_shard, 44 * 64, 88 * 64, 0.02f * noise(i))
 SPOIL(four_losses, x[0] *= 4.0f)
 SPOIL(whole_vocabulary_on_each, x[0] += 0.693147181f)
-
-/* --- what is not there -------------------------------------------------------------------------------------------- */
 
 EACH(drop_out, 0, HIDDEN, noise(3 * i) < -0.8f ? 0.0f : x[i] / 0.9f)
 EACH(drop_some, 0, HIDDEN, noise(3 * i) < -0.8f ? 0.0f : x[i])

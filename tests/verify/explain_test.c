@@ -232,8 +232,6 @@ CLAIM(a_mask_the_other_way_round_is_told)
     expect_row(&row, "mask_inverted", NULL, 0);
 }
 
-/* --- rotary embeddings -------------------------------------------------------------------------------------------- */
-
 enum { ROPE_SEQ = 24, ROPE_HEADS = 4, ROPE_HEAD = 8, ROPE = 2 * ROPE_SEQ * ROPE_HEADS * ROPE_HEAD };
 
 /* x turned to position * by + from, with that theta. */

@@ -77,8 +77,6 @@ Test(gradcheck, passes_experts_whose_gradients_are_small)
     cr_expect(g.ok, "%.3g in %s", g.max_relative_error, g.worst_tensor);
 }
 
-/* --- gradients that are wrong ------------------------------------------------------------------------------------- */
-
 static struct {
     const char *name;         /* of the tensor that is spoilt */
     double factor, zero, all; /* g becomes all + g*factor, zeros become `zero` */
@@ -147,8 +145,6 @@ Test(gradcheck, fails_a_gradient_that_is_wrong_in_its_fifth_digit_or_more_and_na
         cr_expect_str_eq(g.worst_tensor, rows[i].name, "row %zu", i);
     }
 }
-
-/* --- how it runs -------------------------------------------------------------------------------------------------- */
 
 Test(gradcheck, two_threads_find_what_one_finds)
 {

@@ -65,8 +65,6 @@ Test(ops_order, schedules_have_the_same_calls_in_another_order)
     }
 }
 
-/* --- calls of a run beside those of another list ------------------------------------------------------------------ */
-
 /* Two ranks add up the gradients' norm where one clips. */
 static const char *cause_of_calls(double clip_of_run, double clip_of_list)
 {

@@ -13,8 +13,6 @@ static ari_step_case native_of(const ar_config *c, ar_parallel parallel, size_t 
     return case_of(c, parallel, batch, seq, AR_NUMERICS_NATIVE);
 }
 
-/* --- against runs ------------------------------------------------------------------------------------------------- */
-
 enum { BATCH = 5, SEQ = 12, STEPS = 2 };
 
 /* The collectives and products that the ranks record are those of the list, and so are the bytes that they count. */
@@ -137,8 +135,6 @@ Test(ops, another_step_than_the_runs_is_rejected)
     run.fault = AR_FAULT_dp_group_missing;
     cr_expect_eq(run_and_compare(&c, run, false), AR_ERR_DATA);
 }
-
-/* --- size --------------------------------------------------------------------------------------------------------- */
 
 /* Counts operations, up to a norm where `ends` says so. */
 typedef struct count {

@@ -2,8 +2,6 @@
 /* What differences over context-parallel ranks and packed documents look like. */
 #include "tests/verify/pattern_support.h"
 
-/* --- gradients and factors ---------------------------------------------------------------------------------------- */
-
 /* Each of n parts of a sum has as much of it as its number says, and something of its own; all of them add up. */
 static float part_of(size_t i, float x, int part, int n)
 {
@@ -20,8 +18,6 @@ VALUE(by_cp, x / (float)cp_of(w))
 /* Of 63 targets the last rank has 15, the others 16. */
 VALUE(by_own_targets, x * 63.0f / (cp_rank(w, r) == cp_of(w) - 1 ? 15.0f : 16.0f))
 
-/* --- chunks ------------------------------------------------------------------------------------------------------- */
-
 static float wrong_if(bool wrong, size_t i, float x)
 {
     return wrong ? 3.0f * noise(i + 5000) : x;
@@ -33,8 +29,6 @@ VALUE(of_rank_one, wrong_if(token(w, i) / 2 == 1 || token(w, i) / 2 == 6, i, x))
 VALUE(at_ends, wrong_if(token(w, i) % 2 == 1, i, x))
 VALUE(at_beginnings, wrong_if(token(w, i) % 2 == 0, i, x))
 VALUE(one_within, wrong_if(token(w, i) == 4, i, x))
-
-/* --- documents ---------------------------------------------------------------------------------------------------- */
 
 /* Rows of 16 positions: documents of 5, 7 and 4, and of 9 and 7; and where each position's begins. */
 static const int32_t documents[32] = {0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2,
@@ -96,8 +90,6 @@ VALUE(across_documents, score(i, 0))
 VALUE(within_first_ranks, score(i, start_of_first_rank(query_of(i))))
 VALUE(within_chunks, score(i, start_at_chunk(query_of(i))))
 VALUE(within_windows, score(i, start_of_window(query_of(i))))
-
-/* --- order -------------------------------------------------------------------------------------------------------- */
 
 /* Tokens of by[0] places one after the other: chunks r and 2n-1-r of 2n; by[1]: the sequence's order, where places' is
  * wanted. */

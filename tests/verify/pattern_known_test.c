@@ -2,8 +2,6 @@
 /* What is known besides the tensor that differs: the reference's other tensors, and the gradients that a norm is of. */
 #include "tests/verify/pattern_support.h"
 
-/* --- the norm of known gradients ---------------------------------------------------------------------------------- */
-
 /* Two shards and two copies on four ranks: squares 16, 36, 9 and 4. */
 enum { TP = 4, GRADIENTS = 4 };
 static const double held[GRADIENTS][TP] = {{1, 2, 4, 9}, {16, 9, 8, 3}, {9, 9, 9, 9}, {4, 4, 4, 4}};
@@ -66,15 +64,11 @@ static const trace of_kinds[] = {
     {"a norm of no kinds", KEYS, BY(74 + 43), CAUSE("unknown"), WITH_KEYS},
 };
 
-/* --- the reference's other tensors -------------------------------------------------------------------------------- */
-
 VALUE(other, noise(i + 9000))
 VALUE(without_other, x - noise(i + 9000))
 VALUE(with_six_others, x + 6.0f * noise(i + 9000))
 VALUE(dropped, i % 5 == 0 ? 0.0f : 1.25f * noise(i + 9000))
 VALUE(dropped_without_scale, i % 5 == 0 ? 0.0f : noise(i + 9000))
-
-/* --- updates whose gradient is known ------------------------------------------------------------------------------ */
 
 VALUE(weight_before, 0.1f * noise(i + 50))
 VALUE(gradient, 0.02f * noise(i + 7000))
@@ -106,8 +100,6 @@ static float probability(size_t index, double scale, size_t window)
 
 VALUE(softmax, probability(i, 1.0, 8))
 VALUE(softmax_of, probability(i, (double)w->by[0], (size_t)w->by[1]))
-
-/* --- losses and rows ---------------------------------------------------------------------------------------------- */
 
 VALUE(loss, 5.6789f)
 VALUE(loss_by_96, (double)x *(92.0 / 96.0))

@@ -2,8 +2,6 @@
 /* Traces of mistakes in a mesh of data- and tensor-parallel ranks, each spoiled by hand as the mistake would. */
 #include "tests/verify/pattern_support.h"
 
-/* --- sums and means over a group ---------------------------------------------------------------------------------- */
-
 /* A part of the reference for each of `n`: they add up to it. */
 static float part_of(size_t i, int k, int n, float reference)
 {
@@ -56,8 +54,6 @@ VALUE(norm_of_own, tp_rank(w, r) ? x * 0.6f : x * 0.8f)
 VALUE(zero, 0.0f)
 VALUE(first_group_alone, dp_rank(w, r) == 0 ? x : 0.0f)
 VALUE(samples_of_world_rank, w->reference[i % (w->count / 2) + (size_t)(r % 2) * (w->count / 2)])
-
-/* --- tokens and ids ----------------------------------------------------------------------------------------------- */
 
 /* [3, 8, 8] of two ranks' [3, 4, 8], one after the other. */
 VALUE(in_rank_order, w->reference[(i / 8 / 4 % 3 * 8 + i / 8 / 12 * 4 + i / 8 % 4) * 8 + i % 8])

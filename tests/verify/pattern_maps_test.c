@@ -3,8 +3,6 @@
  * part of a tensor, and where tokens come before samples. */
 #include "tests/verify/pattern_support.h"
 
-/* --- one index in place of another -------------------------------------------------------------------------------- */
-
 static size_t inner_of(const world *w, int dim)
 {
     size_t inner = 1;
@@ -59,8 +57,6 @@ VALUE(pairs_of_one_head, head_of(w, i) == 2 ? paired(w, i) : x)
 VALUE(pairs_of_two_heads, head_of(w, i) == 1 || head_of(w, i) == 4 ? paired(w, i) : x)
 VALUE(pairs_of_part, paired_in_part(w, i))
 VALUE(pairs_of_q_and_k, i < w->count / 3 * 2 ? paired(w, i) : x)
-
-/* --- what ranks hold ---------------------------------------------------------------------------------------------- */
 
 /* Where the rank's box begins that a token is in; *other: the rank's other one. */
 static size_t box_at(const world *w, int r, size_t t, size_t *local, size_t *other)

@@ -2,8 +2,6 @@
 /* Traces of mistakes that show against the step before: stale gradients, Adam's counter, decay, shares of weights. */
 #include "tests/verify/pattern_support.h"
 
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
-
 VALUE(gradient_before, noise(i + 5000))
 /* So many times the reference and so many times the gradient of the step before; elements below by[2] are right. */
 VALUE(mixed, (float)i < w->by[2] ? x : w->by[0] * x + w->by[1] * noise(i + 5000))
@@ -30,8 +28,6 @@ static float divided_after_each(const world *w, int r, size_t i, float x)
 VALUE(last_micro_batch, noise(7 * i + 4 * 1000003))
 VALUE(all_but_two, i >= 2 ? noise(i + 4000) : x)
 VALUE(all_but_twelve, i >= 12 ? noise(i + 4000) : x)
-
-/* --- new weights -------------------------------------------------------------------------------------------------- */
 
 enum { COUNT = 96 };
 

@@ -2,8 +2,6 @@
 /* Traces of mistakes that sequence parallelism, micro-batches, dropout and the update leave, each spoiled by hand. */
 #include "tests/verify/pattern_support.h"
 
-/* --- sums over ranks that share out positions --------------------------------------------------------------------- */
-
 /* Contributions to a sum that have nothing to do with each other. */
 static float contribution(size_t i, int k)
 {
@@ -28,8 +26,6 @@ VALUE(zero, 0.0f)
 VALUE(unrelated, contribution(i, 9))
 VALUE(half_and_more, 0.5f * x + 2.0f * contribution(i, 9))
 
-/* --- shards, positions and gradients ------------------------------------------------------------------------------ */
-
 /* Shards of 4, 4 and 3 rows of 8; what all have in common, 3 rows, went to every rank. */
 VALUE(three_rows_of_the_first, r > 0 && i / 8 % 4 < 3 ? w->reference[i % 32] : x)
 VALUE(dropped, (i * 2654435761u >> 7) % 5 == 0 ? 0.0f : x)
@@ -43,8 +39,6 @@ VALUE(of_other_inputs, noise(i) + contribution(i, 2) + contribution(i, 1))
 VALUE(one_part, noise(i))
 VALUE(a_third, x / 3.0f)
 VALUE(first_8_elements, i < 8 ? 20.0f * noise(i + 300) : 0.0f)
-
-/* --- updates ------------------------------------------------------------------------------------------------------ */
 
 VALUE(weight_before, noise(i))
 /* A step moves weights by a thousandth of their size, and after a decay of a tenth of that. */

@@ -99,8 +99,6 @@ struct world {
     ari_rank_copy copy[MAX_RANKS];
 };
 
-/* --- places ------------------------------------------------------------------------------------------------------- */
-
 /* The last index, and what is before it. */
 static inline size_t column(const world *w, size_t i)
 {
@@ -216,8 +214,6 @@ static inline void lay_out(ar_layout *o, const world *w, int r)
     }
 }
 
-/* --- a world ------------------------------------------------------------------------------------------------------ */
-
 static inline float *values(const world *w, element_of *f, size_t count)
 {
     float *x = malloc((count + 1) * sizeof *x);
@@ -306,8 +302,6 @@ static inline ar_dump *dump_of(world *w)
     w->d.dump_tensor = ar_dump_find(dump, t->full);
     return dump;
 }
-
-/* --- what is said ------------------------------------------------------------------------------------------------- */
 
 static inline ari_diagnosis found(const world *w)
 {

@@ -4,8 +4,6 @@
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
-/* --- sums over copies --------------------------------------------------------------------------------------------- */
-
 /* Rank r has a share of its own of every element; together they are the reference. */
 static float partial(const world *w, int r, size_t i, float x)
 {
@@ -25,8 +23,6 @@ VALUE(one_in_10000, (size_t)r == i % 2 ? x * 1.0001f : x)
 VALUE(half_of_a_head, r % 2 ? x - noise(i + 5000) : noise(i + 5000))
 VALUE(local_mean, r == 0 ? x + noise(i + 1000) : r == 1 ? x + noise(i + 2000) : x - noise(i + 1000) - noise(i + 2000))
 VALUE(rank_1_alone, r == 1 ? x : 0.0f)
-
-/* --- own block alone ---------------------------------------------------------------------------------------------- */
 
 /* Outside its own block of features each rank holds so many times noise. */
 VALUE(own_features, column(w, i) / (w->shape[2] / (size_t)w->d.ranks) == (size_t)r ? x : w->by[0] * noise(i + 777))
@@ -77,8 +73,6 @@ Test(pattern_replica, every_trace_is_named)
     EXPECT_TRACES(of_replicas);
 }
 
-/* --- shards in the wrong place ------------------------------------------------------------------------------------ */
-
 /* What the reference has at index i of rank r's part if that is where rank `from` stands. */
 static float in_place_of(const world *w, int r, size_t i, int from)
 {
@@ -106,14 +100,10 @@ static float cut_as_one(const world *w, int r, size_t i, float x)
     return w->reference[(size_t)r * half + part * own + (i % half - (size_t)r * own)];
 }
 
-/* --- blocks in another order -------------------------------------------------------------------------------------- */
-
 VALUE(tokens_rotated_by_rank, w->reference[i / 24 * 24 + (i % 24 / 6 + (size_t)r) % 4 * 6 + i % 6])
 /* [2 ranks, 3 samples, 2 tokens, 5] in place of [3, 4, 5]. */
 VALUE(parts_in_a_row, w->reference[(i / 10 % 3 * 2 + i / 30) * 10 + i % 10])
 VALUE(first_chunk_twice, w->reference[i % 10])
-
-/* --- shards filled in part ---------------------------------------------------------------------------------------- */
 
 /* Of shards of [2, 3, 64]: local features from `by[0]` on are zero on as many ranks as by[1] says, from by[2] on all. */
 static float without_tail(const world *w, int r, size_t i, float x)

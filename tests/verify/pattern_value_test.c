@@ -2,8 +2,6 @@
 /* Values, gradients, losses, places: every detector fires on its trace and is silent on a near miss. */
 #include "tests/verify/pattern_support.h"
 
-/* --- factors ------------------------------------------------------------------------------------------------------ */
-
 VALUE(scaled, x * w->by[0])
 /* One element has another ratio. */
 VALUE(scaled_but_the_fifth, x * w->by[i == 5])
@@ -12,8 +10,6 @@ VALUE(second_shard_doubled, i >= 24 ? x * 2.0f : x)
 VALUE(shards_scaled, x *(i < 24 ? 0.5f : 0.8f))
 VALUE(each_fifth_zero, i % 5 == 0 ? 0.0f : x)
 VALUE(first_fifth_zero, i < w->count / 5 ? 0.0f : x)
-
-/* --- zero, masks, NaN, rounding ----------------------------------------------------------------------------------- */
 
 /* The last token of each sample has no gradient in the reference either. */
 VALUE(last_token_zero, i / 5 % 4 == 3 ? 0.0f : x)
@@ -42,8 +38,6 @@ static float with_10_bits(const world *w, int r, size_t i, float x)
 }
 
 VALUE(with_10_bits_but_one, i == 30 ? x * 1.0011f : with_10_bits(w, r, i, x))
-
-/* --- repeats from token to token ---------------------------------------------------------------------------------- */
 
 VALUE(with_bias, x + 0.1f * noise(i % 16 + 300))
 VALUE(with_bias_but_for_the_first, i < 16 ? x : with_bias(w, r, i, x))
@@ -158,12 +152,8 @@ Test(pattern_value, every_trace_is_named)
     EXPECT_TRACES(of_values);
 }
 
-/* --- the loss ----------------------------------------------------------------------------------------------------- */
-
 VALUE(loss, 5.5f)
 VALUE(of_each_rank, w->by[r])
-
-/* --- embeddings and gradients ------------------------------------------------------------------------------------- */
 
 /* Tokens 3, 9 and 20 looked up one id. */
 VALUE(embedded, i / 4 == 9 || i / 4 == 20 ? noise(3 * 4 + i % 4) : x)
@@ -189,8 +179,6 @@ VALUE(all_samples, sum_of_samples(i, 8))
 VALUE(one_sample, sum_of_samples(i, 1))
 VALUE(foreign, noise(i + 123456))
 VALUE(partly_foreign, w->by[0] * x + w->by[1] * noise(i + 5000))
-
-/* --- places ------------------------------------------------------------------------------------------------------- */
 
 VALUE(later_samples_wrong, i >= 32 ? noise(i + 5000) : x)
 VALUE(third_block_wrong, i % 16 / 4 == 2 ? noise(i + 5000) : x)

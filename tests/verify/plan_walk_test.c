@@ -208,8 +208,6 @@ CLAIM(values_without_positions_have_their_features_split)
     cr_expect_says("net.norm: the plan splits positions, S(1), and the value has 2");
 }
 
-/* --- a module of layers that share their input -------------------------------------------------------------------- */
-
 /* y = x + down(gate(x) * up(x)), in C as a user writes it: the plan alone says what is split. */
 typedef struct gated {
     ar_module base;

@@ -192,8 +192,6 @@ Test(plans, a_declared_partial_sum_that_nobody_adds_up_is_refuted)
     }
 }
 
-/* --- what moves --------------------------------------------------------------------------------------------------- */
-
 typedef struct moved {
     char text[400]; /* "all_gather 2592; .." */
 } moved;

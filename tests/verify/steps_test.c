@@ -407,8 +407,6 @@ Test(steps, a_sweep_takes_the_schedules_of_pipelines_in_turn)
         "pp=2 gpipe tp=2 sp");
 }
 
-/* --- central differences ------------------------------------------------------------------------------------------ */
-
 Test(steps, a_check_runs_central_differences_where_it_is_asked_to)
 {
     OWNED(end_folder) char *folder = new_model(tiny_models[TINY_TIED]);

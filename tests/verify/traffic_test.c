@@ -18,8 +18,6 @@ static ari_step_case exact_of(const ar_config *c, ar_parallel parallel, size_t b
     return case_of(c, parallel, batch, seq, AR_NUMERICS_EXACT);
 }
 
-/* --- exact, by hand ----------------------------------------------------------------------------------------------- */
-
 /* Exact numerics, for a stack of one block: N ranks, T tokens, hidden h, ffn f, q heads' features q, k and v together
  * 2k. Everything times N-1. A sum over the ranks of [T, cols]: exponents of B's rows (cols) and of A's (T), each an
  * all-reduce of 4 bytes; partial sums scattered in 8 or 16 bytes; rounded values gathered in 4, unless each rank keeps
@@ -80,8 +78,6 @@ CLAIM(replicas_of_a_kv_head_fold_its_gradients)
                  2 * 3 * 2 * (8 * 683 + 8 * d + 16 * 683 * d + 4 * 683 * d));
 }
 
-/* --- data parallelism, steps -------------------------------------------------------------------------------------- */
-
 CLAIM(one_rank_moves_nothing_and_absurd_sizes_are_refused)
 {
     uint64_t bytes = 0;
@@ -97,8 +93,6 @@ CLAIM(one_rank_moves_nothing_and_absurd_sizes_are_refused)
     const ari_step_case parameters = exact_of(&many, (ar_parallel){.dp = 2}, 2, 5);
     cr_expect_eq(ari_traffic_bytes(&bytes, &parameters), AR_ERR_OVERFLOW);
 }
-
-/* --- what runs count ---------------------------------------------------------------------------------------------- */
 
 enum { BATCH = 5, SEQ = 12 };
 

@@ -171,8 +171,6 @@ static inline void put_vectors(made *m, const char *name, size_t n, const float 
     put_pair(m, vector_of(name, AR_F32, n, NULL), reference, other);
 }
 
-/* --- ids ---------------------------------------------------------------------------------------------------------- */
-
 static inline size_t id_at(size_t row)
 {
     return (row * 5 + row / 4) % IDS;

@@ -323,8 +323,6 @@ Test(update, weights_of_before_a_step_are_told)
                  "one step apart: what differs is moved up or down by 0.001 each", 0);
 }
 
-/* --- a gradient that did not come --------------------------------------------------------------------------------- */
-
 Test(update, outputs_that_got_no_gradient_are_told)
 {
     enum { OUT = 48, IN = 16, TOKENS = 32 };

@@ -234,8 +234,6 @@ CLAIM(a_narrow_matrix_has_a_cell_for_each_element)
     cr_expect_arr_eq(r->row[0].map.cell, expected, sizeof expected);
 }
 
-/* --- ordinary numbers are taken a shorter way --------------------------------------------------------------------- */
-
 enum { MANY = 6000 };
 
 /* Random numbers beside slightly others, some equal, zeros of both signs, infinities, NaN on one side, huge and tiny

@@ -22,8 +22,6 @@ typedef int32_t emulated_i32x8 __attribute__((vector_size(32), may_alias));
 
 #define EMULATED static inline __attribute__((always_inline))
 
-/* --- 512 bits ----------------------------------------------------------------------------------------------------- */
-
 EMULATED __m512i _mm512_set1_epi64(long long a)
 {
     return (__m512i){a, a, a, a, a, a, a, a};
@@ -111,8 +109,6 @@ EMULATED __m512i _mm512_permutex2var_epi32(__m512i a, __m512i index, __m512i b)
     }
     return (__m512i)r;
 }
-
-/* --- 256 bits ----------------------------------------------------------------------------------------------------- */
 
 EMULATED __m256i _mm256_set1_epi32(int a)
 {

@@ -27,8 +27,6 @@ typedef struct int64x2_t {
     int64_t lane[2];
 } int64x2_t;
 
-/* --- memory, halves ----------------------------------------------------------------------------------------------- */
-
 static inline int8x16_t vld1q_s8(const int8_t *from)
 {
     int8x16_t r;
@@ -84,8 +82,6 @@ static inline int32x2_t vget_high_s32(int32x4_t a)
 {
     return (int32x2_t){{a.lane[2], a.lane[3]}};
 }
-
-/* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* Whether n bytes are all zero, n = 4 or 8: tests have few rows, and what is multiplied is mostly padding. */
 static inline int emulated_zero(const int8_t *a, size_t n)
