@@ -57,12 +57,23 @@ def changed(of, attribute, made):
     return change
 
 
-def rewritten(part, made):
-    """Gives the parameters with `part` in their name the values made(them)."""
+def rewritten(parts, made):
+    """Gives the parameters with one of `parts`, between spaces, in their name the values made(them)."""
     def change(r):
         with torch.no_grad():
-            for p in r.parameters(part):
+            for p in r.parameters(*(parts.split() or [""])):
                 p.copy_(made(p).clone())
+    return change
+
+
+def exchanged(pairs):
+    """Exchanges the values of the two parameters of each pair."""
+    def change(r):
+        with torch.no_grad():
+            for a, b in pairs(r):
+                old = a.clone()
+                a.copy_(b)
+                b.copy_(old)
     return change
 
 
@@ -104,6 +115,7 @@ class Run:
         self.fault, self.dtype, self.micro, self.update, self.steps, self.even = fault, dtype, micro, update, steps, even
         self.dp_rank, self.norm = rank // tp, None
         self.plan, self.adam = {}, dict(lr=2e-3, betas=(0.9, 0.95), weight_decay=0.3)
+        self.ddp, self.fsdp = {}, {}  # further arguments of the wrappers
 
     def moment(self, name, *args):
         function, when = BUGS.get(self.fault, (None, None))
@@ -118,27 +130,35 @@ class Run:
         """The parameters with one of `parts` in their name."""
         return [p for n, p in self.model.named_parameters() if any(part in n for part in parts)]
 
+    def batch(self):
+        return batch()
+
     def wrap(self):
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         self.mesh = init_device_mesh("cpu", (self.dp, self.tp), mesh_dim_names=("dp", "tp")) if self.dp * self.tp > 1 else None
         self.wrapped = self.model
-        if self.way == "tp":
+        if self.tp > 1:
             tensor_parallel(self)
         if self.way == "ddp":
-            self.wrapped = nn.parallel.DistributedDataParallel(self.model)
+            self.wrapped = nn.parallel.DistributedDataParallel(self.model, **self.ddp)
         if self.way == "fsdp2":
             ignored = self.moment("ignored") or set()
+            if self.dtype == "bf16-fsdp":
+                self.fsdp = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
             for layer in self.layers():
-                fully_shard(layer, mesh=self.mesh["dp"], ignored_params={p for p in ignored if p in set(layer.parameters())})
-            fully_shard(self.model, mesh=self.mesh["dp"], ignored_params=ignored)
+                of_layer = {p for p in ignored if p in set(layer.parameters())}
+                fully_shard(layer, mesh=self.mesh["dp"], ignored_params=of_layer, **self.fsdp)
+            fully_shard(self.model, mesh=self.mesh["dp"], ignored_params=ignored, **self.fsdp)
+        self.called = self.wrapped
 
     def go(self):
         import transformers
         transformers.logging.set_verbosity_error()
         torch.manual_seed(0)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            self.source, attn_implementation="eager", dtype=torch.float32).train()
+            self.source, attn_implementation="eager",
+            dtype=torch.bfloat16 if self.dtype == "bf16-pure" else torch.float32).train()
         self.moment("model")
         self.wrap()
         self.moment("wrapped")
@@ -164,7 +184,7 @@ class Run:
             self.optimizer.zero_grad()
 
     def gradients(self):
-        ids, labels = batch()
+        ids, labels = self.batch()
         if self.even:
             labels = ids.clone()
         self.targets = int((labels[:, 1:] != -100).sum()) / self.dp
@@ -177,8 +197,8 @@ class Run:
             self.moment("batch")
             with self.wrapped.no_sync() if self.silent else contextlib.nullcontext():
                 with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bf16"):
-                    loss = self.wrapped(input_ids=self.ids, labels=self.labels, use_cache=False,
-                                        num_items_in_batch=torch.tensor(float(self.targets)), **self.inputs).loss
+                    loss = self.called(input_ids=self.ids, labels=self.labels, use_cache=False, **{
+                        "num_items_in_batch": torch.tensor(float(self.targets)), **self.inputs}).loss
                 self.loss = loss
                 self.moment("loss")
                 self.loss.backward()

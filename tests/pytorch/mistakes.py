@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from families import SEQ, Run, bug, changed, itself, of_layers, rewritten
+from families import SEQ, Run, bug, changed, exchanged, itself, of_layers, rewritten
 
 # --- what is wrong with a model ---------------------------------------------------------------------------------------
 
@@ -21,16 +21,8 @@ bug("model", ("qwen3 alone 1", "norm_epsilon | row_statistic norm_statistic"),
     head_norm_eps=changed(of_layers("self_attn.q_norm"), "variance_epsilon", lambda r, _: 1e-2))
 
 
-@bug("model", ("qwen3 fsdp2 2", "other_module slices_exchanged | other_tensor"))
-def head_norms_exchanged(r):
-    with torch.no_grad():
-        for layer in r.layers():
-            q, k = layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight
-            old = q.clone()
-            q.copy_(k)
-            k.copy_(old)
-
-
+bug("model", ("qwen3 fsdp2 2", "other_module slices_exchanged | other_tensor"),
+    head_norms_exchanged=exchanged(lambda r: [(m.q_norm.weight, m.k_norm.weight) for m in of_layers("self_attn")(r)]))
 bug("model", ("gemma2 ddp 2", "scale_by_root wrong_scalar"),
     embedding_not_scaled=lambda r: r.model.model.embed_tokens.embed_scale.fill_(1.0))
 # embedding_scale_in_bf16: sqrt(48) is 6.928; in bf16 it is 6.9375, for every token.
