@@ -557,7 +557,7 @@ MUTANTS = [
      "(double)ari_at_least_one(layout->cp) * ari_at_least_one(layout->dp) / ari_at_least_one(layout->dp_replicate)",
      "(double)ari_at_least_one(layout->dp)", "planner/production_test"),
     ("the last stage of a pipeline has the layer that is left over", "src/ref/placement/positions.c",
-     "begin = (n - longer) / 2;", "begin = n - longer;", "planner/production_test"),
+     "begin = (n - longer) / 2;", "begin = n - longer;", "models/stages_test"),
     ("a product does not wait for the chunk that it multiplies", "src/planner/time_overlapped.c",
      "now = fmax(now, come);", "now = fmax(now, 0.0 * come);", "planner/overlapped_test planner/time_test"),
     ("what is gathered again goes before the chunks of a product", "src/planner/time_overlapped.c",
