@@ -3,6 +3,7 @@
 #define ANYRANK_CHECK_MODULE_H
 
 #include "anyrank/check.h"
+#include "anyrank/lint.h"
 #include "anyrank/loss.h"
 #include "anyrank/train.h"
 
@@ -35,6 +36,41 @@ AR_NODISCARD ar_status ar_check_module(ar_check_report **gives, const ar_module_
                                        const ar_check_module_options *o);
 /** The report in words, a line for each layout, and three for one that differs. Truncates to cap. */
 void ar_check_module_text(const ar_check_report *r, char *text, size_t cap);
+
+/** An operation of a module, as a dry run has it: of the library's layers and operators, and of what a module reports
+ *  (ar_module_init, ar_tap_value). What a module does besides is opaque: its value has no placement until it is reported
+ *  or redistributed. */
+typedef struct ar_module_operation {
+    char name[128];             /* of the module or the parameter */
+    const char *operation;      /* "linear", "contract", "norm", "sum", "enter_region" .. Static storage */
+    const char *pass;           /* "forward", "backward" */
+    char takes[AR_LINT_PLACED]; /* as its value arrives, over the tensor-parallel ranks; "?": not known */
+    char makes[AR_LINT_PLACED]; /* and leaves; "": it makes none */
+    int ndim;                   /* of what it makes */
+    size_t shape[AR_MAX_DIMS];  /* on this rank */
+    uint64_t bytes;             /* that the rank has sent since the operation before */
+} ar_module_operation;
+
+/** A layout of a module judged without a number. */
+typedef struct ar_module_inspection {
+    char name[96];
+    ar_parallel parallel;
+    ar_lint_report *lint;           /* of the axis tp */
+    ar_module_operation *operation; /* [operations] of one step: of the first rank, or of the first of each rank of a
+                                       pipeline, one after the other; none without tensor-parallel ranks */
+    size_t operations;
+    uint64_t bytes;        /* that all ranks send in run->steps steps */
+    ar_rank_memory memory; /* of each kind the most that a rank holds */
+} ar_module_inspection;
+/** Runs every rank of run->parallel on nothing: no weight is drawn and no value computed. run is as
+ *  ar_check_module_options has it, and gradients are summed by a data-parallel object of run->ddp.
+ *  Gives:  *gives, also where there are findings; ar_module_inspection_destroy.
+ *  Errors: those of ar_check_module's options and of the case's functions, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *c, const ar_run *run);
+/** Accepts NULL. */
+void ar_module_inspection_destroy(ar_module_inspection *m);
+/** The findings, bytes and memory in words, and (flow) a line for each operation. Truncates to cap. */
+void ar_inspect_module_text(const ar_module_inspection *m, bool flow, char *text, size_t cap);
 
 /** One tensor of a gradcheck. */
 typedef struct ar_gradcheck_tensor {

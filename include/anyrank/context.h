@@ -139,6 +139,10 @@ AR_NODISCARD ar_status ar_loss_options_check(const ar_loss_options *o, const cha
  *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), ar_loss_options_check, a storage or a
  *  precision that the numerics do not have), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
+/** From now on a value that is not placed over the tensor-parallel ranks as an operator or a layer declares it ends the
+ *  pass with AR_ERR_DATA, naming module, rank and both placements. For debug builds: placements are kept of every value
+ *  of the step. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_check_placements(ar_ctx *c);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);
 /** Ends a step: releases every tensor that ar_ctx_tensor made and every operand; saved activations become invalid. */

@@ -71,7 +71,7 @@ static void move_text(char *out, size_t cap, ar_placement has, ar_placement need
         snprintf(out, cap, "take the own part of %s%s", axis, dim);
 }
 
-static void repair_text(char *out, size_t cap, const ari_lint_verdict *v, int along)
+void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int along)
 {
     const char *axis = ari_lint_axis_name(along);
     switch (v->rule) {
@@ -148,7 +148,7 @@ void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_l
 void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axis, const ari_lint_verdict *v)
 {
     char has[AR_PLACEMENT_TEXT], needs[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
-    repair_text(repair, sizeof repair, v, axis);
+    ari_lint_repair_text(repair, sizeof repair, v, axis);
     ari_lint_find(f, op, axis, v->rule, ari_lint_placed_text(has, v->has), ari_lint_placed_text(needs, v->needs),
                   repair);
 }

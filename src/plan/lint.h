@@ -77,6 +77,8 @@ typedef struct ari_lint_findings {
     ar_status st; /* of the first that could not be kept */
 } ari_lint_findings;
 
+/** What puts a broken rule right along an axis: "all-reduce over tp". */
+void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int along);
 /** Adds one; the same of a neighbouring layer, or of another micro-batch, is one with it. `repair` may be NULL: then
  *  the rule's own. */
 void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,

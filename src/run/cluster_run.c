@@ -12,6 +12,7 @@
 #include "ref/layers/share.h"
 #include "ref/models/groups.h"
 #include "ref/models/model.h"
+#include "ref/placement/ledger.h"
 #include "run/process_run.h"
 #include "run/run.h"
 
@@ -183,6 +184,8 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
     ar_parallel_groups_use(&options, &groups);
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
     ctx->routes = o->routes;
+    if (o->dry && o->ledger)
+        ari_ledger_use(ctx, o->ledger);
     AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train_rank(ctx, o, result));
     ar_ctx_counted(ctx, &result->read, &result->written);
     result->routed = ctx->routed;

@@ -23,6 +23,7 @@ typedef struct ari_cluster_options {
     void **tap_user;                /* [world] */
     ar_rank_memory *memory;         /* [world], written where the run succeeds; NULL: not asked for */
     const ar_module_case *module;   /* trained in place of config's model; its batches are `batch`. NULL: that model */
+    struct ari_ledger *ledger;      /* of a dry run of a module: its ranks' operations; NULL: not asked for */
     bool each_alone;                /* of a module: no DDP object without zero, each gradient is summed on its own */
     /* A rank's work instead of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);

@@ -47,6 +47,8 @@ static ar_status rank_main(ar_comm *world, void *arg)
     ar_parallel_groups_use(&options, &groups);
     options.tp = others > 1 ? groups.tp : world;
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
+    if (j->o->check_placements)
+        AR_TRY_TO(done, st, ar_ctx_check_placements(ctx));
     AR_TRY_TO(done, st, j->fn(ctx, j->user));
 done:
     ar_ctx_destroy(ctx);

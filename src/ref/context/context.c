@@ -146,6 +146,8 @@ void ar_ctx_destroy(ar_ctx *c)
     ar_comm_destroy(c->replicas.stage);
     ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
+    if (c->end_ledger)
+        c->end_ledger(c->ledger);
     free(c);
 }
 

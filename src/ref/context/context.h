@@ -113,7 +113,10 @@ struct ar_ctx {
     void *tap_user;
     bool counting;    /* a forward pass that comes first, of which routers keep how many tokens go to each expert */
     bool recomputing; /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
-    struct ari_unsummed *unsummed; /* products that an operator completes; owned by the step */
+    struct ari_ledger *ledger;                             /* of the values' placements; NULL: nobody looks at them */
+    void (*forget)(struct ari_ledger *l, const void *ptr); /* memory gets another value; NULL: all values end */
+    void (*end_ledger)(struct ari_ledger *l);              /* where the context owns it; else NULL */
+    struct ari_unsummed *unsummed;                         /* products that an operator completes; owned by the step */
     struct ari_deferred *deferred; /* takes the gradients of weights of a backward pass; NULL: it makes them itself */
     int life;                      /* of what the step is given now (ari_step_end_life); 0: it ends with the step */
     uint64_t given;                /* the number of the newest thing that the step was given */

@@ -53,6 +53,8 @@ void ar_ctx_end_step(ar_ctx *c)
         next = o->next;
         release_owned(c, o);
     }
+    if (c->ledger)
+        c->forget(c->ledger, NULL);
 }
 
 static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx *, void *))
@@ -176,6 +178,8 @@ ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const
     AR_TRY(ar_tensor_view(&view, dtype, ndim, shape, (ar_buf){NULL}));
     AR_TRY(ari_step_alloc(c, &view.data, ar_tensor_count(&view) * ar_dtype_bytes(dtype)));
     *t = view;
+    if (c->ledger)
+        c->forget(c->ledger, t->data.ptr);
     return AR_OK;
 }
 

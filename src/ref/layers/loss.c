@@ -12,6 +12,7 @@
 #include "ref/numerics/bits.h"
 
 static const size_t one = 1;
+static const ar_placement whole = {AR_REPLICATE, 0};
 
 ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread)
 {
@@ -356,7 +357,9 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
                                     const ar_batch *batch)
 {
     classifier *c = self;
+    const ar_placement held = c->sharded ? ari_shard_features : loss->stream ? ari_shard_tokens : whole;
     ar_tensor terms;
+    AR_TRY(ari_ledger_takes(ctx, c->name, "cross-entropy", y, held, NULL, held));
     AR_TRY(check_labels(c, y, batch));
     AR_TRY(ari_cross_entropy_forward(&c->loss, ctx, saved, &terms, y, batch->labels, labels_of(batch)));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
@@ -367,9 +370,13 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
 static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
                                      const ar_batch *batch, double t)
 {
-    (void)loss, (void)batch;
+    (void)batch;
     classifier *c = self;
     AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t, false));
+    AR_TRY(ari_ledger_declares(ctx, c->name, dy,
+                               c->sharded     ? ari_shard_features
+                               : loss->stream ? ari_shard_tokens
+                                              : whole));
     return c->sharded && ar_tapped(ctx)
                ? ari_tap_copies(ctx, c->name, NULL, 'b', dy, dy->ndim - 1, c->loss.classes, 1)
                : ar_tap_value(ctx, c->name, 'b', dy, c->sharded ? AR_HELD_UNKNOWN : AR_HELD_WHOLE);
@@ -417,7 +424,9 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
 {
     const squared_error *s = self;
     const size_t n = ar_tensor_count(y);
+    const ar_placement held = loss->stream ? ari_shard_tokens : whole;
     ar_tensor minus_t, difference, terms;
+    AR_TRY(ari_ledger_takes(ctx, s->name, "squared error", y, held, NULL, held));
     if (y->ndim < 1 || !ar_tensor_is_contiguous(y) || y->shape[0] != batch->batch || n != squared_targets(s, batch))
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: %zu elements (%d dimensions) and %zu targets of %zu samples, expected one for each",

@@ -80,7 +80,10 @@ ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st)
 
 ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held)
 {
-    if (held == AR_HELD_UNKNOWN || !ar_tapped(ctx))
+    if (held == AR_HELD_UNKNOWN)
+        return AR_OK;
+    AR_TRY(ari_ledger_declares(ctx, name, t, held == AR_HELD_WHOLE ? ari_placed_stream(ctx) : ari_shard_features));
+    if (!ar_tapped(ctx))
         return AR_OK;
     if (held == AR_HELD_WHOLE || t->ndim < 1)
         return ari_tap_tokens(ctx, name, NULL, pass, t);
@@ -170,8 +173,10 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
         ar_ctx_place(ctx, batch);
     AR_TRY(use_own(m, ctx, saved));
     AR_TRY(begin_pass(m, AR_FORWARD));
+    const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'f');
     ari_span_begin("%s:fwd", m->name);
     AR_TRY(ari_span_end((m->recomputed ? forward_for_now : m->ops->forward)(m, ctx, saved, y, x, batch)));
+    ari_ledger_leave(ctx, outer);
     AR_TRY(end_pass(m, AR_FORWARD));
     return ar_tap_value(ctx, m->name, 'f', y, m->tap);
 }
@@ -182,8 +187,10 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     if (batch)
         ar_ctx_place(ctx, batch);
     AR_TRY(begin_pass(m, AR_BACKWARD));
+    const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'b');
     ari_span_begin("%s:bwd", m->name);
     AR_TRY(ari_span_end((m->recomputed ? backward_recomputed : m->ops->backward)(m, ctx, saved, dx, dy, batch)));
+    ari_ledger_leave(ctx, outer);
     if (dx)
         AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap));
     AR_TRY(ari_module_done(m, ctx));

@@ -86,22 +86,24 @@ static ar_status check_same(const char *what, const ar_tensor *a, const ar_tenso
 }
 
 static ar_status combine_inputs(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b, const char *what,
+                                ari_ledger_kind kind,
                                 ar_status (*kernel)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
                                                     const ar_tensor *b))
 {
     AR_TRY(check_same(what, a, b));
     AR_TRY(ar_like(ctx, y, a));
+    AR_TRY(ari_ledger_rows(ctx, what, kind, a, b, y));
     return kernel(ctx->device, ctx->queue, y, a, b);
 }
 
 ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return combine_inputs(ctx, y, a, b, "sum", ctx->device->ops->add);
+    return combine_inputs(ctx, y, a, b, "sum", ARI_LEDGER_ADDS, ctx->device->ops->add);
 }
 
 ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return combine_inputs(ctx, y, a, b, "product", ctx->device->ops->mul);
+    return combine_inputs(ctx, y, a, b, "product", ARI_LEDGER_MULTIPLIES, ctx->device->ops->mul);
 }
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
@@ -113,6 +115,7 @@ ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
         return ar_error_set(AR_ERR_SHAPE, "%s: terms of %zu features, expected %zu, contiguous", p->name,
                             terms->ndim > 0 ? terms->shape[terms->ndim - 1] : 0, ar_tensor_count(&p->value));
     const ar_tensor rows = ar_tensor_rows(terms);
+    AR_TRY(ari_ledger_parameter(ctx, p, terms));
     return ctx->arith->grad_rows(ctx, p, &rows, (ar_cbuf){NULL});
 }
 
@@ -150,6 +153,7 @@ ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
 {
     AR_TRY(check_bias_act(x, bias, act));
     AR_TRY(ar_like(ctx, y, x));
+    AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_ELEMENTWISE, x, NULL, y));
     const ar_tensor from = ar_tensor_rows(x), to = ar_tensor_rows(y);
     return ARI_KERNEL(ctx, bias_act, &from, bias ? ar_const(bias->value.data) : (ar_cbuf){NULL}, act, &to);
 }
@@ -161,6 +165,9 @@ ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     AR_TRY(check_bias_act(x, bias, act));
     AR_TRY(ari_check_rows("an activation's gradient", dy, x));
     AR_TRY(ar_like(ctx, dx, x));
+    AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_MULTIPLIES, dy, NULL, dx));
+    if (bias)
+        AR_TRY(ari_ledger_parameter(ctx, bias, dx));
     if (bias)
         AR_TRY(ctx->arith->grad_sum(ctx, bias, &sum));
     return ARI_KERNEL(ctx, act_backward, dx, dy, x, act, &sum);

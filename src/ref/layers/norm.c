@@ -35,6 +35,7 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
         return ar_error_set(AR_ERR_ARG, "%s: eps is %g, expected a number that is not negative", gain->name, eps);
     const size_t rows = ar_tensor_rows(x).shape[0];
     AR_TRY(ar_like(ctx, y, x));
+    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, x, NULL, y));
     AR_TRY(ar_ctx_tensor(ctx, &saved->mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &saved->rstd, AR_F32, 1, &rows));
     ar_tensor by;
@@ -86,6 +87,8 @@ ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_ten
     AR_TRY(ar_like(ctx, dx, x));
     if (residual)
         AR_TRY(ar_like(ctx, sum, x));
+    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, dy, NULL, dx));
+    AR_TRY(ari_ledger_parameter(ctx, gain, dy));
     return ari_norm_gradients(ctx, kind, dx, sum, dy, x, saved, gain, offset, residual, true);
 }
 
@@ -116,7 +119,9 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
     ar_tensor in;
     ar_norm_saved rows;
+    AR_TRY(ari_ledger_takes(ctx, NULL, "norm", x, m->change.from, NULL, m->change.to));
     AR_TRY(ari_tp_redistribute(ctx, &in, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
+    AR_TRY(ari_ledger_made(ctx, &in, m->change.to));
     AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->weight, offset_of(m), m->eps));
     const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &rows.mean, &rows.rstd, &x_rows));
@@ -152,6 +157,7 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(gradients(m, ctx, saved, &made, sum, dy, moved ? NULL : residual));
     AR_TRY(ari_tp_redistribute(ctx, dx, &made, &(ari_features){1, {m->h}}, ari_tp_redistribution_backward(m->change),
                                base->name, true));
+    AR_TRY(ari_ledger_made(ctx, dx, m->change.from));
     if (moved && residual)
         AR_TRY(ar_add(ctx, sum, residual, dx));
     return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->change.from);

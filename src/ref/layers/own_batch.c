@@ -130,5 +130,6 @@ ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
             "a batch has input_ids, or numbers in `input` and a sample_ndim of 1 to %d; this one has %s and %d",
             AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
     AR_TRY(own_positions(&own, ctx, batch, true));
-    return batch->input ? number_input(ctx, x, batch, &own) : ids_input(ctx, x, batch, &own);
+    AR_TRY(batch->input ? number_input(ctx, x, batch, &own) : ids_input(ctx, x, batch, &own));
+    return batch->input ? ari_ledger_declares(ctx, "input", x, ari_placed_stream(ctx)) : AR_OK;
 }

@@ -92,7 +92,12 @@ static ar_status check_matrix(const ar_param *w, const ar_ctx *ctx)
 static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w, bool back)
 {
     const int k = back ? 0 : 1;
-    ar_comm *const over = cut_over(w, ctx, k);
+    const ar_placement whole = {AR_REPLICATE, 0}, terms = {AR_PARTIAL_SUM, 0};
+    ar_comm *const over = cut_over(w, ctx, k), *const rows_over = cut_over(w, ctx, 1 - k);
+    /* One that is cut sees all positions. */
+    const ar_placement stream = x->ndim > 2 && !over && !rows_over ? ari_placed_stream(ctx) : whole;
+    const ar_placement takes = over ? ari_shard_features : stream;
+    const ar_placement makes = over ? terms : rows_over ? ari_shard_features : stream;
     const bool scattered = over && ari_ctx_sp(ctx) && x->ndim > 2;
     const ar_operand *a = NULL, *b = NULL;
     ar_tensor all = ar_tensor_rows(x);
@@ -102,9 +107,10 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
     if (scattered)
         AR_TRY(ari_rank_major(ctx, &all, x));
     const ar_parts parts = {.n = 1, .part = {all}, .along_k = back};
-    AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, 1, back, w->layout.shape[k], over, cut_over(w, ctx, 1 - k)));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, 1, back, w->layout.shape[k], over, rows_over));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
+    AR_TRY(ari_ledger_takes(ctx, w->name, "contract", x, takes, y, makes));
     if (over)
         return unsummed_begin(ctx, y, s, a, scattered);
     const ar_tensor rows = ar_tensor_rows(y);
@@ -130,6 +136,7 @@ static ar_status all_positions(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
 
 ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *w)
 {
+    const ar_placement whole = {AR_REPLICATE, 0};
     ar_tensor x_all, dy_all;
     AR_TRY(check_matrix(w, ctx));
     if (dx)
@@ -137,6 +144,8 @@ ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     AR_TRY(ari_check_features(w->name, "gradient", dy, w->value.shape[0]));
     AR_TRY(all_positions(ctx, &x_all, x, w));
     AR_TRY(all_positions(ctx, &dy_all, dy, w));
+    if (!dx)
+        AR_TRY(ari_ledger_gradient(ctx, w->name, &dy_all, cut_over(w, ctx, 0) ? ari_shard_features : whole));
     const ar_grad_terms terms = {w, ar_tensor_rows(&dy_all)};
     const ar_tensor x_rows = ar_tensor_rows(&x_all);
     AR_TRY(ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ar_ctx_samples(ctx, &x_all), cut_over(w, ctx, 1)));

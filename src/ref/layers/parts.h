@@ -7,6 +7,7 @@
 #include "anyrank/layers.h"
 #include "anyrank/parallel.h"
 #include "ref/context/context.h"
+#include "ref/placement/ledger.h"
 
 /* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place); of
  * three dimensions or more the last but one is the positions, of which it may hold some only (ari_own_positions). */
@@ -91,6 +92,10 @@ void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
  *  */
 AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       size_t features, ar_placement p);
+
+/** Rows of terms are added up to p's gradient: complete if every rank has all of them or, where p says so (spread), its
+ *  own positions of them. Errors: those of ari_ledger_gradient. */
+AR_NODISCARD ar_status ari_ledger_parameter(ar_ctx *ctx, const ar_param *p, const ar_tensor *terms);
 
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
 

@@ -74,6 +74,13 @@ ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change)
     return (ar_tp_redistribution){ari_placed_gradient(change.to), ari_placed_gradient(change.from)};
 }
 
+ar_status ari_ledger_parameter(ar_ctx *ctx, const ar_param *p, const ar_tensor *terms)
+{
+    const bool cut = p->value.ndim == 1 && p->value.shape[0] != p->layout.shape[0];
+    const ar_placement whole = {AR_REPLICATE, 0};
+    return ari_ledger_gradient(ctx, p->name, terms, cut ? ari_shard_features : p->spread ? ari_shard_tokens : whole);
+}
+
 /* --- features ----------------------------------------------------------------------------------------------------- */
 
 size_t ari_features_sum(const ari_features *f)
@@ -333,6 +340,7 @@ ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tenso
 ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                          size_t features, ar_placement p)
 {
+    AR_TRY(ari_ledger_declares(ctx, base, t, p));
     if (ari_placed_by_features(p))
         return ari_tap_copies(ctx, base, part, pass, t, t->ndim - 1, features, 1);
     if (ari_placed_by_tokens(p) && t->ndim > 1)

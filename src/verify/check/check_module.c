@@ -29,7 +29,7 @@ ar_status ari_module_run_check(const ar_run *r, const char *name)
     return ari_run_check_training(r, name);
 }
 
-static ar_status check_options(const ar_module_case *c, const ar_check_module_options *o)
+ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o)
 {
     if (!c->name || !c->build || !c->batch)
         return ar_error_set(AR_ERR_ARG, "the check of a module needs its name, build and batch");
@@ -47,8 +47,7 @@ static ar_status check_options(const ar_module_case *c, const ar_check_module_op
     return AR_OK;
 }
 
-/* The batches of all steps. Gives; free(). */
-static ar_status take_batches(ar_batch **gives, const ar_module_case *c, size_t n)
+ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n)
 {
     AR_TRY(ARI_ALLOC_ZERO(gives, n, "batches"));
     for (size_t i = 0; i < n; i++) {
@@ -139,6 +138,17 @@ static ar_status run_one_rank(ari_reference *ref, float *loss, const module_run 
 
 /* --- the layouts -------------------------------------------------------------------------------------------------- */
 
+/* What a lint finds in the layout says more than the numbers. */
+static ar_status explain_by_lint(ar_first_difference *f, const ar_module_case *c, const ari_cluster_options *o)
+{
+    ar_module_inspection *m = NULL;
+    AR_TRY(ar_inspect_module(&m, c, &o->run));
+    if (m->lint->count > 0)
+        ari_lint_finding_text(f->hint, sizeof f->hint, &m->lint->finding[0]);
+    ar_module_inspection_destroy(m);
+    return AR_OK;
+}
+
 static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const module_run *given)
 {
     const ar_check_module_options *o = given->o;
@@ -149,6 +159,8 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
         const ari_cluster_options options = cluster_of(&run);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_check_run(&r->run[i], ref, &options));
+        if (r->run[i].has_difference)
+            AR_TRY(explain_by_lint(&r->run[i].first, given->c, &options));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
     }
     return AR_OK;
@@ -160,10 +172,10 @@ ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c, cons
     ar_batch *batch = NULL;
     ari_reference ref = {0};
     ar_status st = AR_OK;
-    AR_TRY(check_options(c, o));
+    AR_TRY(ari_module_options_check(c, o));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r, 1, "a report"));
     snprintf(r->config.name, sizeof r->config.name, "%s", c->name);
-    AR_TRY_TO(done, st, take_batches(&batch, c, ari_run_steps(&o->run)));
+    AR_TRY_TO(done, st, ari_module_batches(&batch, c, ari_run_steps(&o->run)));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r->loss, ari_run_steps(&o->run), "losses"));
     r->fresh = true;
     r->batch = batch->batch;

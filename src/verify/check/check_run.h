@@ -4,7 +4,9 @@
 #define ARI_VERIFY_CHECK_CHECK_RUN_H
 
 #include "anyrank/check_module.h"
+#include "plan/lint.h"
 #include "planner/estimate.h"
+#include "ref/placement/ledger.h"
 #include "run/cluster_run.h"
 #include "run/run.h"
 #include "verify/check/compare.h"
@@ -94,5 +96,15 @@ void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, i
 
 /** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
+
+/** Checks the case and the options. Errors: those of ar_check_module. */
+AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
+/** The batches of all n steps. Gives; free(). Errors: the case's, AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n);
+/** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
+const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);
+/** The verdict on an operation of a module, as a ledger has it. False: there is none, or what it takes is not
+ *  known. */
+bool ari_lint_noted(ari_lint_verdict *v, const ari_ledger_record *r);
 
 #endif

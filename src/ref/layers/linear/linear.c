@@ -253,6 +253,7 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     ari_chunks c;
     ar_tensor kept;
     AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
+    AR_TRY(ari_ledger_takes(ctx, l->weight[0]->name, "linear", x, l->split.from, NULL, l->split.to));
     const bool chunks = comes_in_chunks(&c, ctx, x, l->split.from, consumed_as(l));
     AR_TRY(output_of(l, ctx, &o, &kept, x, chunks ? &c : NULL));
     if (l->n > 1)
@@ -261,8 +262,11 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
         *z = o.z;
     AR_TRY(ari_tp_redistribute(ctx, y, &o.y, &l->out, (ar_tp_redistribution){produced_as(l), l->split.to},
                                l->weight[0]->name, true));
+    AR_TRY(ari_ledger_made(ctx, y, l->split.to));
     if (moved && act != AR_ACT_NONE)
         AR_TRY(apply_activation(ctx, z, y, act));
+    if (act != AR_ACT_NONE)
+        AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_ELEMENTWISE, y, NULL, z));
     return save_input(l, ctx, saved, &kept);
 }
 
@@ -445,11 +449,14 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
     ar_tensor x, made_dx, all_dy;
     AR_TRY(ar_saved_pop(saved, l, 0, &x));
     AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->output_total));
+    AR_TRY(ari_ledger_takes(ctx, l->weight[0]->name, "linear", dy, ari_placed_gradient(l->split.to), NULL,
+                            ari_placed_gradient(l->split.from)));
     const next_gathers next = {
         .own = prefetched ? prefetch : &late, .x = &x, .after = prefetched ? NULL : prefetch, .saved = saved};
     AR_TRY(gradient_of(l, ctx, dx ? &made_dx : NULL, &all_dy, dy, &next));
     if (dx) {
         AR_TRY(place_gradient(l, ctx, dx, &made_dx));
+        AR_TRY(ari_ledger_made(ctx, dx, ari_placed_gradient(l->split.from)));
         AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
     }
     if (!prefetched || !prefetch->biases_summed)
