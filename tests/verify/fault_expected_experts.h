@@ -47,7 +47,7 @@ static const expected experts_once[] = {
     {F(router_scale_twice), "routed", TP(2), MLP(0, ".weights:fwd"), 0,
      "routing_weights_scaled: multiplied by 6.25, where the reference has a factor of 2.5: it is applied twice"},
     {F(router_scale_not_in_gradient), "routed", TP(2), MLP(1, ".logits:bwd"), 0,
-     "routing_weights_scaled: this is 0.4 times the gradient"},
+     "routing_weights_scaled: this is 0.4 times the router's gradient"},
     {F(router_groups_by_max), "routed", TP(2), MLP(0, ".routes:fwd"), 0,
      "other_experts_chosen: of 2 of 4 groups, ranked by their best score"},
     {F(router_groups_not_masked), "routed", TP(2), MLP(0, ".routes:fwd"), 0,

@@ -208,9 +208,11 @@ CLAIM(weights_alone_show_the_choice_too)
         choice is;
         double factor;
         const char *cause, *words;
-    } cases[] = {{RIGHT, 1.0, "routing_weights_scaled", "it is left out"},
-                 {BY_BEST, 2.5, "other_experts_chosen", "2 of 4 groups, ranked by their best score, where"},
-                 {DEALT, 2.5, "other_experts_chosen", "2 of 4 groups of experts dealt round"}};
+    } cases[] = {
+        {RIGHT, 1.0, "routing_weights_scaled", "this is 0.4 times the router's gradient"}, /* of the router's input */
+        {RIGHT, 1.0, "routing_weights_scaled", "it is left out"},
+        {BY_BEST, 2.5, "other_experts_chosen", "2 of 4 groups, ranked by their best score, where"},
+        {DEALT, 2.5, "other_experts_chosen", "2 of 4 groups of experts dealt round"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = {.n = 0};
         const float *x = put_tokens(&m, "model.layers.0.post_attention_layernorm:fwd");
@@ -233,6 +235,14 @@ CLAIM(weights_alone_show_the_choice_too)
                     (side == 0 ? weight : other)[t * K + i] = row[of[(i + t) % K]];
             }
         }
+        if (k > 0) {
+            expect_cause(&m, cases[k].cause, cases[k].words, k);
+            continue;
+        }
+        memcpy(other, weight, T * K * sizeof *weight);
+        float *dx = put(&m, "model.layers.0.mlp.gate:bwd", 2, T, H, 1), *scaled = other_of(&m);
+        for (size_t i = 0; i < T * H; i++)
+            scaled[i] = dx[i] / 2.5f;
         expect_cause(&m, cases[k].cause, cases[k].words, k);
     }
 }
@@ -259,8 +269,8 @@ CLAIM(a_gradient_without_the_factor_or_the_sum_is_named)
                 other[i] = way == 0 ? dz[i] / 2.5f : (float)(by * (double)g[i]);
             }
         }
-        expect_cause(&m, way == 0 ? "routing_weights_scaled" : "routing_sum_detached", way == 0 ? "0.4 times" : NULL,
-                     way);
+        expect_cause(&m, way == 0 ? "routing_weights_scaled" : "routing_sum_detached",
+                     way == 0 ? "0.4 times the router's" : NULL, way);
     }
 }
 

@@ -89,9 +89,8 @@ static const ari_cause rows[] = {
      "those of a bias that has moved by {by:.3g} after the first {first} samples: it is updated within the step, "
      "after each micro-batch" LOOK "where the update is called: once, in the optimizer's step"},
     {"routing_weights_scaled", K(SCORES), ARI_IDENTITY + 8, "b", 0, IF(COUNT), 0, "",
-     "computed again from the weights and their gradient, this is {times:.4g} times the gradient: the factor of the "
-     "weights is left out on the way back, or there twice" LOOK
-     "`routed_scaling_factor` in a backward pass of one's own"},
+     "this is {times:.4g} times the router's gradient, by the factor of its weights: left out on the way back, or there "
+     "twice" LOOK "`routed_scaling_factor` in a backward pass of one's own"},
     {"routing_sum_detached", K(SCORES), ARI_IDENTITY + 8, "b", 0, IF(CUT), 0, "",
      GRADIENT "weights whose divisor, the sum over the token's experts, is a constant: no gradient goes through it" LOOK
               "`detach` of the sum, a division in place under `no_grad`"},

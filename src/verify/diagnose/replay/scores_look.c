@@ -236,6 +236,21 @@ done:
     return st;
 }
 
+/* The gradient of a router's input is multiplied by the factor of its weights, or divided. */
+static void look_at_factor(ari_trace *t, ari_scored *s, const ari_case *c)
+{
+    const ari_fit f = ari_fit_of(&c->survey.total);
+    ari_reading base;
+    double times;
+    if (ari_fit_one(&times, &f) > ARI_UNFITTED ||
+        !ari_scored_search(&base, s, &(ari_reading_of){.weight = s->weight}, NULL) ||
+        ari_is_near(base.factor, 1.0, ARI_SEEN) ||
+        !(ari_is_near(times, base.factor, ARI_SEEN) || ari_is_near(times * base.factor, 1.0, ARI_SEEN)))
+        return;
+    ari_trace_set(t, ARI_FOUND_SCORES, ARI_IF(COUNT));
+    ari_number(t, "times", times);
+}
+
 /* Of a tensor of all experts' weights, those of the chosen. */
 static ar_status look_at_all_weights(ari_trace *t, ari_scored *s, const ari_case *c)
 {
@@ -259,11 +274,13 @@ ar_status ari_measure_scores(ari_trace *t, const ari_case *c)
     const bool forward = c->grid.d->pass == 'f';
     ari_scored s;
     bool held = false;
-    if (forward ? role != ARI_CHOSEN && role != ARI_ROUTES && role != ARI_ROUTER : role != ARI_ROUTER_LOGITS)
+    if (role != ARI_ROUTER && (forward ? role != ARI_CHOSEN && role != ARI_ROUTES : role != ARI_ROUTER_LOGITS))
         return AR_OK;
     ar_status st = ari_scored_read(&s, &held, c);
     held = held && c->grid.rows == s.tokens && s.k <= ARI_MOST_CHOSEN;
-    if (st == AR_OK && held && !forward)
+    if (st == AR_OK && held && !forward && role == ARI_ROUTER && s.weight)
+        look_at_factor(t, &s, c);
+    else if (st == AR_OK && held && !forward)
         st = c->grid.cols == s.n ? look_at_gradient(t, &s, c) : AR_OK;
     else if (st == AR_OK && held && role == ARI_CHOSEN)
         st = look_at_choice(t, &s, c);
