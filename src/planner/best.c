@@ -222,6 +222,8 @@ static ar_status look_at(queue *q, ari_seeker *k, waiting w, bool can_fit, bool 
         return settle_next(q, k, w);
     ari_seeker_note(k->r, f);
     *chosen = f->fits;
+    if (f->fits && k->s->first)
+        k->enough = fmin(k->enough, (1.0 + ARI_EQUAL) * f->seconds);
     return *chosen ? ari_seeker_keep(k->r, f) : AR_OK;
 }
 
@@ -229,9 +231,10 @@ static ar_status look_at(queue *q, ari_seeker *k, waiting w, bool can_fit, bool 
 static ar_status choose_one(queue *q, ari_seeker *k, bool can_fit, bool *chosen)
 {
     *chosen = false;
-    AR_TRY(push_families(q, k));
     while (q->n > 0 && !*chosen) {
         const waiting w = pop(q);
+        if (w.least > k->enough)
+            return AR_OK;
         if (!can_fit && k->r->has_fastest && w.least >= k->r->fastest.seconds)
             return AR_OK;
         AR_TRY(w.level == FAMILY  ? push_groups(q, k, w.at)
@@ -249,12 +252,15 @@ ar_status ari_seeker_best(ari_seeker *k)
     ar_status st = AR_OK;
     if (k->lights == 0)
         return AR_OK;
+    AR_TRY_TO(done, st, push_families(&q, k));
+    if (q.n == 0 || q.at[0].least > k->enough)
+        goto done;
     AR_TRY_TO(done, st, lightest(&light, k));
     AR_TRY_TO(done, st, ari_seeker_weigh(k, &light, true));
     AR_TRY_TO(done, st, choose_one(&q, k, light.fits, &chosen));
-    if (!chosen && !light.settled)
+    if (!chosen && !light.settled && isinf(k->enough))
         AR_TRY_TO(done, st, ari_seeker_settle(k, &light));
-    if (!chosen)
+    if (!chosen && isinf(k->enough))
         AR_TRY_TO(done, st, ari_seeker_keep(k->r, &light));
 done:
     free(q.at);

@@ -9,8 +9,6 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-/* Share of the fastest by which others may be slower and count as equal. */
-static const double EQUAL = 0.05;
 /* Longest sequence that few cut, fewest tokens of a rank, parameters from which tp fills a node, and its memory. */
 static const double SHORT_SEQ = 8192.0, FEW_TOKENS = 1024.0, LARGE = 70e9, USUAL_BYTES = 80e9, USUAL_TP = 8.0;
 
@@ -70,7 +68,7 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
     measured *of = NULL;
     if (s->time.cluster.gpu == 0 || r->fitting == 0)
         return AR_OK;
-    while (r->equal < r->fitting && r->at[r->equal].seconds <= (1.0 + EQUAL) * r->at[0].seconds)
+    while (r->equal < r->fitting && r->at[r->equal].seconds <= (1.0 + ARI_EQUAL) * r->at[0].seconds)
         r->equal++;
     AR_TRY(ARI_ALLOC_ZERO(&of, r->equal, "layouts"));
     for (size_t i = 0; i < r->equal; i++) {

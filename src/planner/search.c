@@ -496,7 +496,7 @@ static int by_rank(const void *a, const void *b)
 
 static ar_status search_all(ari_ranking *r, const ari_search *s, bool counting)
 {
-    ari_seeker k = {.s = s, .r = r, .counting = counting};
+    ari_seeker k = {.s = s, .r = r, .enough = (double)INFINITY, .counting = counting};
     *r = (ari_ranking){.memory_bytes = s->time.cluster.memory_bytes};
     if (s->ranks < 1 || s->ranks > ARI_MOST_GPUS)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);

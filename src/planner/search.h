@@ -54,6 +54,7 @@ typedef struct ari_search {
         schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
+    bool first; /* meshes that are slower than the first of the list needs are left out of it */
     bool every; /* all layouts, also those that cannot be; else the best of each mesh */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
     void *user;
@@ -94,6 +95,8 @@ void ari_ranking_fini(ari_ranking *r);
 /** How many layouts of how many meshes that would look at, in a small part of its time. Errors: the same. */
 AR_NODISCARD ar_status ari_search_count(size_t *layouts, size_t *meshes, const ari_search *s);
 
+/* Share of the fastest by which others may be slower and count as equal. */
+#define ARI_EQUAL 0.05
 /* What few would choose without a reason. */
 typedef enum ari_unusual {
     ARI_UNUSUAL_CP = 1,

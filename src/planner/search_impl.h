@@ -41,6 +41,7 @@ typedef struct ari_seeker {
     ari_candidate *variant; /* [n]: those that were looked at; with `every` all */
     size_t n, room;
     ari_mesh_parts parts;
+    double enough; /* seconds beyond which a layout is not asked for; INFINITY */
     bool counting; /* layouts are counted, and not looked at */
 } ari_seeker;
 

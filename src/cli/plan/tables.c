@@ -143,6 +143,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request
     ari_ranking r;
     s.base.step.run.seq = seq;
     s.ranks = ranks;
+    s.first = true;
     ar_status st = ari_search_run(&r, &s);
     const ari_candidate *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
     ari_depth d;
