@@ -81,8 +81,7 @@ typedef struct ar_check_run {
                                after Adam, whose allowance is a bound that right runs reach, only what is above 1 */
     char ratio_tensor[176];                  /* the tensor that has it */
     ar_rank_memory memory, memory_predicted; /* of each kind the most that a rank holds */
-    bool
-        has_memory_predicted; /* false: of packed documents, of a module's routed tokens, or where the run ended in an error */
+    bool has_memory_predicted;   /* false: of packed documents, of a module's routed tokens, or where the run failed */
     char memory_difference[160]; /* "", or the first rank that holds other bytes than are predicted, and of what */
     double seconds;
     bool has_predicted;         /* with a cluster, of a run that came to its end */

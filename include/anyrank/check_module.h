@@ -28,8 +28,9 @@ typedef struct ar_check_module_options {
 /** Runs one rank, then every layout against it. Compared are the parameters' first values, what modules report of their
  *  activations and gradients, the parameters' complete gradients, clipping and new weights; each sample's part on the
  *  rank that holds it. Gives the report even where runs differ or end in an error; its `result` tells. config has the
- *  module's name alone; seq is 1, max_error_vs_f64 NaN; losses and hashes are those of one rank. Bytes and
- *  memory are predicted by a dry run of every rank, unless tokens go to experts of other ranks. Borrows the options until return; ar_check_report_destroy.
+ *  module's name alone; seq is 1, max_error_vs_f64 NaN; losses and hashes are those of one rank. Bytes and memory are
+ *  predicted by a dry run of every rank, unless tokens go to experts of other ranks. Borrows the options until return;
+ *  ar_check_report_destroy.
  *  Errors (no report): AR_ERR_ARG (options; what one rank reports has no place for each value), AR_ERR_MEMORY, what the
  *  case's functions give, and what ends the one rank. */
 AR_NODISCARD ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c,

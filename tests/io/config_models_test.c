@@ -79,6 +79,20 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
     cr_expect(c.arch == AR_ARCH_STARCODER2 && c.norm == AR_NORM_LAYER && !c.gated && c.tied && c.mlp_bias &&
               c.out_bias);
     cr_expect(c.activation == AR_ACT_GELU_TANH && c.initializer_range == 0.018042 && c.window == 0);
+    static const struct {
+        const char *base, *more, *told;
+    } told[] = {{MODEL("stablelm"), "'use_bias':true", "use_bias"},
+                {MODEL("stablelm"), "'norm_epsilon':0.1", "norm_epsilon"},
+                {MODEL("starcoder2"), "'use_qkv_bias':false", "use_qkv_bias"},
+                {MODEL("ministral"), "'use_sliding_window':false", "use_sliding_window"},
+                {MISTRAL, "'sliding_window':8,'use_sliding_window':false", "use_sliding_window"}};
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+        c = config_read(told[i].base, told[i].more);
+        cr_expect(c.unknown_keys == 1 && strcmp(c.unknown[0], told[i].told) == 0, "%s: %s", told[i].more, c.unknown[0]);
+    }
+    c = config_read(MODEL("olmo3"), "'rope_parameters':{'full_attention':{'rope_theta':50},"
+                                    "'sliding_attention':{'rope_theta':50}}");
+    cr_expect(c.rope.theta == 50.0 && c.local_rope.theta == 50.0);
     static const refused_config cases[] = {
         {MODEL("olmo3"), "'rope_theta':10000", "expected 500000"},
         {MODEL("exaone4"), "'sliding_window_pattern':'LLLG'", "'sliding_window_pattern'"},

@@ -7,31 +7,33 @@
 #include "ref/numerics/philox.h"
 
 /* Names common to Llama's family, and to its members with a weight for each of q, k and v, gate and up. */
-#define FAMILY_NAMES(mlp)                                                                                          \
+#define FAMILY_NAMES(mlp, down)                                                                                    \
     .embed = "model.embed_tokens", .blocks = "model.layers", .ln1 = "input_layernorm", .final_norm = "model.norm", \
-    .head = "lm_head", .o_param = "self_attn.o_proj", .down_param = "mlp.down_proj",                               \
+    .head = "lm_head", .o_param = "self_attn.o_proj", .down_param = "mlp." down,                                   \
     .rope = {"self_attn.q_rope", "self_attn.k_rope"}, .probs = "self_attn.probs", .context = "self_attn.context",  \
     .residual = "attn_residual", .act = "mlp.act", .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},          \
-    .dfc = {"mlp.gate", "mlp.up"}, .drop_probs = "self_attn.attn_dropout",                                         \
-    .drop_attention = "self_attn.resid_dropout", .drop_mlp = mlp ".dropout"
-#define UNPACKED_NAMES                                                                                                 \
-    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},                                         \
-    .fc_param = {"mlp.gate_proj", "mlp.up_proj"}, .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, \
-    .fc = {"mlp.gate_proj", "mlp.up_proj"}, .dattention = "self_attn", .dmlp = "mlp"
+    .drop_probs = "self_attn.attn_dropout", .drop_attention = "self_attn.resid_dropout", .drop_mlp = mlp ".dropout"
+#define QKV_NAMES                                                              \
+    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, \
+    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, .dattention = "self_attn"
+#define UNPACKED_NAMES                                                                               \
+    QKV_NAMES, .fc_param = {"mlp.gate_proj", "mlp.up_proj"}, .fc = {"mlp.gate_proj", "mlp.up_proj"}, \
+               .dfc = {"mlp.gate", "mlp.up"}, .dmlp = "mlp"
 
 static const ari_bl_names llama_names = {
-    FAMILY_NAMES("mlp"),
+    FAMILY_NAMES("mlp", "down_proj"),
     UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
 };
 
 static const ari_bl_names phi3_names = {
-    FAMILY_NAMES("mlp"),
+    FAMILY_NAMES("mlp", "down_proj"),
     .ln2 = "post_attention_layernorm",
     .qkv_param = {"self_attn.qkv_proj"},
     .fc_param = {"mlp.gate_up_proj"},
     .qkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
     .fc = {"mlp.gate", "mlp.up"},
+    .dfc = {"mlp.gate", "mlp.up"},
     .dattention = "self_attn.qkv_proj",
     .dmlp = "mlp.gate_up_proj",
 };
@@ -94,52 +96,32 @@ static const ari_bl_names stack_names = {
 };
 
 static const ari_bl_names mixtral_names = {
-    FAMILY_NAMES("block_sparse_moe"),
+    FAMILY_NAMES("block_sparse_moe", "down_proj"),
     UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
 };
 
 static const ari_bl_names qwen3_names = {
-    FAMILY_NAMES("mlp"),
+    FAMILY_NAMES("mlp", "down_proj"),
     UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
     .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
 };
 
 static const ari_bl_names olmo2_names = {
-    FAMILY_NAMES("mlp"),
-    UNPACKED_NAMES,
-    .ln2 = "pre_feedforward_layernorm",
-    .attention_norm = "post_attention_layernorm",
-    .mlp_norm = "post_feedforward_layernorm",
-    .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
+    FAMILY_NAMES("mlp", "down_proj"),         UNPACKED_NAMES,
+    .ln2 = "pre_feedforward_layernorm",       .attention_norm = "post_attention_layernorm",
+    .mlp_norm = "post_feedforward_layernorm", .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
 };
 
 static const ari_bl_names starcoder2_names = {
-    .embed = "model.embed_tokens",
-    .blocks = "model.layers",
-    .ln1 = "input_layernorm",
+    FAMILY_NAMES("mlp", "c_proj"),
+    QKV_NAMES,
     .ln2 = "post_attention_layernorm",
-    .final_norm = "model.norm",
-    .head = "lm_head",
-    .qkv_param = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .o_param = "self_attn.o_proj",
     .fc_param = {"mlp.c_fc"},
-    .down_param = "mlp.c_proj",
-    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .rope = {"self_attn.q_rope", "self_attn.k_rope"},
-    .probs = "self_attn.probs",
-    .context = "self_attn.context",
-    .residual = "attn_residual",
     .fc = {"mlp.c_fc"},
-    .act = "mlp.act",
-    .dqkv = {"self_attn.q", "self_attn.k", "self_attn.v"},
-    .dattention = "self_attn",
     .dfc = {"mlp.fc"},
     .dmlp = "mlp.c_fc",
-    .drop_probs = "self_attn.attn_dropout",
-    .drop_attention = "self_attn.resid_dropout",
-    .drop_mlp = "mlp.dropout",
 };
 
 const ari_bl_names *ari_bl_names_of(ar_arch arch)

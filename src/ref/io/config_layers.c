@@ -114,12 +114,20 @@ ar_status ari_config_window_dots1(ar_config *c, const ari_json_at *at)
     return read_window(c, at, true, 62, false);
 }
 
+/* The classes that have no such key use their window all the same. */
+static void note_use(ar_config *c, const ari_json_at *at)
+{
+    if (c->window > 0 && json_is_false(ari_json_get(at, "use_sliding_window")))
+        ari_config_note(c, "", "use_sliding_window");
+}
+
 ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise, const char *called)
 {
     const json_t *types = NULL;
     if (json_object_get(at->object, "sliding_window") == NULL)
         c->window = otherwise; /* absent; null is none */
     AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
+    note_use(c, at);
     AR_TRY(layer_types(at, c->layers, &types));
     for (size_t i = 0; types != NULL && i < c->layers; i++) {
         if (is_sliding(types, i) != (c->window > 0))
@@ -139,6 +147,7 @@ ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t 
     if (absent)
         c->window = 4096;
     AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
+    note_use(c, at);
     AR_TRY(layer_types(at, c->layers, &types));
     for (size_t i = 0; i < c->layers; i++) {
         const bool by_number = pattern > 0 ? (i + 1) % pattern != 0 : c->window > 0;

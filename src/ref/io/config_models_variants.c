@@ -41,8 +41,8 @@ ar_status ari_config_olmo3(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_real_or(at, "rope_theta", &said));
     if (said != theta) /* transformers 5 then gives layers with a window the default's, and 4 gave them this one */
         return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'rope_theta' is %g, expected %g, or 'rope_parameters' with an object of "
-                            "'full_attention' and one of 'sliding_attention'",
+                            "%s: key 'rope_theta' is %g, expected %g or no such key: another one stands in "
+                            "'rope_parameters', for 'full_attention' and for 'sliding_attention'",
                             ARI_SHOW(at->name), said, theta);
     AR_TRY(ari_config_two_ropes(c, at, theta, theta));
     ari_config_note_llama(c, at, KNOWS_NEITHER);
@@ -141,30 +141,27 @@ ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-/* Keys of models with LayerNorm, in place of rms_norm_eps. */
-static void note_layer_norm(ar_config *c, const ari_json_at *at)
+/* Keys of models with LayerNorm: those of all of them, then eps and bias, by which each has its own. */
+static void note_layer_norm(ar_config *c, const ari_json_at *at, const char *eps, const char *bias)
 {
-    static const char *const keys[] = {"vocab_size",
-                                       "hidden_size",
-                                       "intermediate_size",
-                                       "num_hidden_layers",
-                                       "num_attention_heads",
-                                       "num_key_value_heads",
-                                       "head_dim",
-                                       "max_position_embeddings",
-                                       "hidden_act",
-                                       "tie_word_embeddings",
-                                       "rope_theta",
-                                       "rope_scaling",
-                                       "rope_parameters",
-                                       "original_max_position_embeddings",
-                                       "sliding_window",
-                                       "use_sliding_window",
-                                       "layer_types",
-                                       "norm_epsilon",
-                                       "layer_norm_eps",
-                                       "use_bias",
-                                       "use_qkv_bias"};
+    const char *const keys[] = {"vocab_size",
+                                "hidden_size",
+                                "intermediate_size",
+                                "num_hidden_layers",
+                                "num_attention_heads",
+                                "num_key_value_heads",
+                                "head_dim",
+                                "max_position_embeddings",
+                                "hidden_act",
+                                "tie_word_embeddings",
+                                "rope_theta",
+                                "rope_scaling",
+                                "rope_parameters",
+                                "original_max_position_embeddings",
+                                "sliding_window",
+                                "layer_types",
+                                eps,
+                                bias};
     ari_config_note_others(c, "", at->object, keys, COUNT(keys));
 }
 
@@ -190,7 +187,7 @@ ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
     AR_TRY(ari_json_bool_or(at, "use_qkv_bias", &c->qkv_bias));
-    note_layer_norm(c, at);
+    note_layer_norm(c, at, "layer_norm_eps", "use_qkv_bias");
     return AR_OK;
 }
 
@@ -210,6 +207,6 @@ ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_bool_or(at, "use_bias", &bias));
     c->qkv_bias = c->out_bias = c->mlp_bias = bias;
     AR_TRY(ari_config_window_everywhere(c, at, 0, "StarCoder2"));
-    note_layer_norm(c, at);
+    note_layer_norm(c, at, "norm_epsilon", "use_bias");
     return AR_OK;
 }
