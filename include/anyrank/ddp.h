@@ -43,6 +43,7 @@ typedef enum ar_bucket_order {
     AR_BUCKETS_BY_SIZE  /* the largest first, equal ones as registered */
 } ar_bucket_order;
 
+struct ar_bucket_info;
 /** Plain data. */
 typedef struct ar_ddp_options {
     size_t bucket_bytes; /* capacity: bytes of the parameters' fp32 gradients, in either numerics; 0: one bucket for
@@ -53,6 +54,15 @@ typedef struct ar_ddp_options {
     ar_bucket_order order;
     ar_op op; /* AR_SUM: of a globally normalised loss; AR_AVG: the sum times fl32(1/N) */
     bool find_unused;
+    /* NULL, or what may replace a gradient, which ar_ddp_wait then gives: g[0, n) are elements [start, start + n) of p's
+     * part on this rank, those of which it has the sum, before AR_AVG's factor. Called for each parameter of a bucket
+     * that has a gradient, on the thread of the rank; an error ends the step. hook_terms: before they are summed, this
+     * rank's terms, as they become ready (compression; native numerics alone). A hook of sums leaves exact numerics
+     * exact: the sum is the same under every layout, so that what is made of each element by itself is too. Not with
+     * ZeRO-2 and -3 (AR_ERR_UNSUPPORTED) */
+    ar_status (*hook)(void *user, const struct ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n);
+    void *hook_user; /* borrowed */
+    bool hook_terms;
     bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ar_model_set and
                           ar_model_fresh have seen to it) */
     int zero; /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded); 2: and gives
@@ -95,12 +105,10 @@ size_t ar_ddp_params(const ar_ddp *d, ar_param **out, size_t cap);
 /** The options it was made with. */
 ar_ddp_options ar_ddp_options_of(const ar_ddp *d);
 
-/** ar_module_forward of the module. Errors: also AR_ERR_ARG (there is none). */
-AR_NODISCARD ar_status ar_ddp_forward(ar_ddp *d, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                                      const ar_batch *batch);
-/** ar_module_backward of the module: gradients become ready as it goes. */
-AR_NODISCARD ar_status ar_ddp_backward(ar_ddp *d, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                                       const ar_batch *batch);
+/** The object as a module, of its module's name, parameters and values, which may be a child of others: gradients
+ *  become ready as its backward pass goes. Whoever destroys it destroys the object, and not the module that it wraps.
+ *  NULL where a list was wrapped. */
+ar_module *ar_ddp_as_module(ar_ddp *d);
 /** Broadcasts all parameters' values from rank 0 of the group (done once by create). */
 AR_NODISCARD ar_status ar_ddp_broadcast_parameters(ar_ddp *d);
 
@@ -137,6 +145,10 @@ typedef struct ar_bucket_info {
     ar_dtype storage;
     size_t own_start, own_count; /* zero: this rank's elements; else all */
     ar_bucket_state state;
+    ar_buf memory; /* [storage_bytes] on the device; ptr NULL: without peers, and with ZeRO-2 and -3 */
+    ar_event
+        *reduced; /* after its reduction, on the queue that carries it: for ar_queue_wait or ar_event_sync. Not with
+                          ZeRO-2 and -3 */
 } ar_bucket_info;
 size_t ar_ddp_buckets(const ar_ddp *d);
 /** i < ar_ddp_buckets. */

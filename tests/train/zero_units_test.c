@@ -162,8 +162,8 @@ static ar_status own_passes(ar_ctx *ctx, ar_ddp *d, int micro)
     AR_TRY(rank_upload(ctx, &x, 2, shape, values));
     AR_TRY(rank_upload(ctx, &dy, 2, shape, values));
     AR_TRY(ar_saved_create(&saved));
-    AR_TRY(ar_ddp_forward(d, saved, &y, &x, NULL));
-    return ar_ddp_backward(d, saved, NULL, &dy, NULL);
+    AR_TRY(ar_module_forward(ar_ddp_as_module(d), ctx, saved, &y, &x, NULL));
+    return ar_module_backward(ar_ddp_as_module(d), ctx, saved, NULL, &dy, NULL);
 }
 
 static ar_status own_train(ar_ctx *ctx, own_job *j, ar_module *all, ar_ddp *d, own_rank *k)

@@ -43,6 +43,7 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
 {
     ar_ctx *ctx = d->ctx;
     AR_TRY(ar_event_create(&b->produced));
+    AR_TRY(ar_event_create(&b->info.reduced));
     if (!b->moves)
         return AR_OK;
     if (d->stage >= 2)
@@ -52,6 +53,7 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
     const size_t bytes = ctx->arith->bucket_bytes(b->info.elements, b->info.storage);
     AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &b->storage, bytes));
     b->info.storage_bytes = bytes;
+    b->info.memory = b->storage;
     if (d->options.zero && ar_comm_size(ctx->replicate) > 1)
         AR_TRY(alloc_shard(b));
     return ctx->arith->bucket_zero(ctx, ctx->queue, b->storage, b->info.elements, b->info.storage);
@@ -71,6 +73,7 @@ void ari_buckets_free(ar_ddp *d)
     const ar_device_ops *dev = d->ctx->device->ops;
     for (size_t i = 0; d->buckets && i < d->count; i++) {
         ar_event_destroy(d->buckets[i].produced);
+        ar_event_destroy(d->buckets[i].info.reduced);
         if (d->stage < 2) /* else the units' */
             dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].storage);
         dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].shard);

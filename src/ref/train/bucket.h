@@ -10,6 +10,11 @@ AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
 void ari_buckets_free(ar_ddp *d);
 /** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
 AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
+extern const ar_module_ops ari_ddp_ops;
+/** Refuses a hook that the numerics or ZeRO do not have. */
+AR_NODISCARD ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o);
+/** Lets the hook replace the gradients of a bucket: terms, before they are summed, or the sums. */
+AR_NODISCARD ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool terms);
 /** Sets what of each gradient of the bucket is this rank's. */
 void ari_bucket_share(const ari_bucket *b);
 /** The own slice, which is the sum over the ranks that share the bucket, summed over those that have the same slice. */

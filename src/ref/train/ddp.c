@@ -27,6 +27,7 @@ static ar_status launch_bucket(ar_ddp *d)
 {
     ar_ctx *ctx = d->ctx;
     ari_bucket *b = &d->buckets[ari_fault_turn(ctx, d->next, d->count)];
+    AR_TRY(ari_ddp_hook(d, b, true));
     b->info.state = AR_BUCKET_IN_FLIGHT;
     d->next++;
     if (d->options.zero) /* now: zeroing a gradient makes it whole again */
@@ -34,11 +35,12 @@ static ar_status launch_bucket(ar_ddp *d)
     if (!d->communication) {
         AR_TRY(ari_bucket_run(b, ctx->queue));
         b->info.state = AR_BUCKET_REDUCED;
-        return AR_OK;
+        return ar_event_record(b->info.reduced, ctx->queue);
     }
     AR_TRY(ar_event_record(b->produced, ctx->queue));
     AR_TRY(ar_queue_wait(d->communication->queue, b->produced));
-    return ar_queue_chain(d->communication->queue, ari_bucket_run, b);
+    AR_TRY(ar_queue_chain(d->communication->queue, ari_bucket_run, b));
+    return ar_event_record(b->info.reduced, d->communication->queue);
 }
 
 static ar_status launch_ready(ar_ddp *d)
@@ -204,6 +206,8 @@ static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_mo
     ar_ddp *d = NULL;
     ar_status st = check_options(o);
     if (st == AR_OK)
+        st = ari_ddp_check_hook(ctx, o);
+    if (st == AR_OK)
         st = ari_alloc_zero((void **)&d, 1, sizeof *d, "a data-parallel object");
     if (st != AR_OK) {
         free(params);
@@ -216,6 +220,7 @@ static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_mo
     d->n = n;
     d->sync = true;
     snprintf(d->name, sizeof d->name, "%s", name && name[0] ? name : "ddp");
+    AR_TRY_TO(failed, st, ar_module_init(&d->base, &ari_ddp_ops, d->name, AR_HELD_UNKNOWN));
     d->stage = o->zero > 1 && ar_comm_size(ctx->shard) == 1 ? 1 : o->zero;
     ari_span_begin("%s: data parallelism", d->name);
     AR_TRY_TO(failed, st, ari_span_end(init_ddp(d)));
@@ -405,6 +410,8 @@ static ar_status finish_reduction(ar_ddp *d, ar_op op)
         AR_TRY(ar_queue_sync(d->communication->queue, 0));
     ari_ddp_complete(d, op);
     d->waited = true;
+    for (size_t i = 0; i < d->count; i++)
+        AR_TRY(ari_ddp_hook(d, &d->buckets[i], false));
     return AR_OK;
 }
 
@@ -424,22 +431,6 @@ ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op)
                             "backward passes, and ar_ddp_start between two reductions",
                             d->name, d->next, d->count);
     return ari_ddp_fail(d, finish_reduction(d, op));
-}
-
-ar_status ar_ddp_forward(ar_ddp *d, ar_saved *saved, ar_tensor *y, const ar_tensor *x, const ar_batch *batch)
-{
-    if (!d->module)
-        return ar_error_set(AR_ERR_ARG, "%s wraps a list of parameters: there is no module to run", d->name);
-    return ari_ddp_fail(d, ar_module_forward(d->module, d->ctx, saved, y, x, batch));
-}
-
-ar_status ar_ddp_backward(ar_ddp *d, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch)
-{
-    if (!d->module)
-        return ar_error_set(AR_ERR_ARG, "%s wraps a list of parameters: there is no module to run", d->name);
-    AR_TRY(ari_ddp_begin_backward(d, 0, false));
-    AR_TRY(ari_ddp_fail(d, ar_module_backward(d->module, d->ctx, saved, dx, dy, batch)));
-    return ari_ddp_end_backward(d, 0);
 }
 
 /* --- queries ------------------------------------------------------------------------------------------------------ */

@@ -61,6 +61,7 @@ typedef struct ari_unit {
 } ari_unit;
 
 struct ar_ddp {
+    ar_module base;    /* where it wraps a module */
     ar_ctx *ctx;       /* borrowed */
     ar_module *module; /* borrowed; NULL: a list was wrapped */
     char name[96];

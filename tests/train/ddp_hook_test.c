@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A user's hook of the buckets of a data-parallel object, and what of a bucket is public. */
+#include "tests/support/test.h"
+#include "train/ddp_toy.h"
+
+/* A function of each element by itself. */
+static float clamped(float g)
+{
+    return g > 0.25f ? 0.25f : g < -0.25f ? -0.25f : g;
+}
+
+static ar_status clamp(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n)
+{
+    (void)user, (void)b, (void)p, (void)start;
+    for (size_t i = 0; i < n; i++)
+        g[i] = clamped(g[i]);
+    return AR_OK;
+}
+
+static ar_status halve(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n)
+{
+    (void)user, (void)p;
+    if (b->state != AR_BUCKET_FILLING || start != 0)
+        return ar_error_set(AR_ERR_ARG, "a term of what is reduced already");
+    for (size_t i = 0; i < n; i++)
+        g[i] *= 0.5f;
+    return AR_OK;
+}
+
+static toy toy_of(int dp)
+{
+    return (toy){.n = 3, .size = {40, 30, 20}, .ddp = {.bucket_bytes = 300}, .micro = 2, .parallel = {.dp = dp}};
+}
+
+Test(ddp_hook, replaces_a_sum_by_a_function_of_it_in_every_mode)
+{
+    toy plain = toy_of(3);
+    cr_assert_ok(toy_run(&plain));
+    for (int mode = 0; mode < 4; mode++) {
+        toy t = toy_of(3);
+        t.ddp.hook = clamp;
+        t.ddp.mode = mode % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+        t.numerics = mode < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
+        plain.numerics = t.numerics;
+        cr_assert_ok(toy_run(&plain));
+        cr_assert_ok(toy_run(&t));
+        bool changed = false;
+        for (size_t i = 0; i < 90; i++) {
+            const float expected = clamped(plain.rank[0].grad[i]);
+            changed = changed || expected != plain.rank[0].grad[i];
+            for (int r = 0; r < 3; r++)
+                cr_expect_eq(t.rank[r].grad[i], expected, "mode %d, rank %d, element %zu: %.9g, expected %.9g", mode, r,
+                             i, (double)t.rank[r].grad[i], (double)expected);
+        }
+        cr_expect(changed);
+    }
+}
+
+static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)ctx;
+    AR_TRY(ar_ddp_start(d));
+    toy t = toy_of(2);
+    AR_TRY(toy_pass(ctx, &t, params, 0, 0));
+    AR_TRY(ar_ddp_wait(d));
+    for (size_t i = 0, at = 0; i < n; at += t.size[i++]) {
+        float whole[TOY_ELEMENTS];
+        AR_TRY(rank_read_gradient(ctx, whole, params[i]));
+        memcpy(out->grad + at + params[i]->own_start, whole + params[i]->own_start,
+               params[i]->own_count * sizeof *whole);
+    }
+    return AR_OK;
+}
+
+Test(ddp_hook, of_shares_sees_the_share)
+{
+    toy whole = toy_of(2), t = toy_of(2);
+    whole.micro = 1;
+    whole.ddp.hook = t.ddp.hook = clamp;
+    t.ddp.zero = 1;
+    t.body = shares;
+    cr_assert_ok(toy_run(&whole));
+    cr_assert_ok(toy_run(&t));
+    for (size_t i = 0; i < 90; i++)
+        cr_expect_eq(t.rank[0].grad[i] + t.rank[1].grad[i], whole.rank[0].grad[i], "element %zu", i);
+}
+
+Test(ddp_hook, of_terms_comes_before_the_sum_in_native_numerics_alone)
+{
+    toy plain = toy_of(2), t = toy_of(2);
+    plain.numerics = t.numerics = AR_NUMERICS_NATIVE;
+    t.ddp.hook = halve;
+    t.ddp.hook_terms = true;
+    cr_assert_ok(toy_run(&plain));
+    cr_assert_ok(toy_run(&t));
+    for (size_t i = 0; i < 90; i++)
+        cr_expect_eq(t.rank[1].grad[i], 0.5f * plain.rank[1].grad[i], "element %zu", i);
+    t.numerics = AR_NUMERICS_EXACT;
+    cr_expect_eq(toy_run(&t), AR_ERR_UNSUPPORTED);
+    cr_expect_says("a hook of terms in exact numerics");
+    t.ddp.hook_terms = false;
+    t.ddp.zero = 2;
+    cr_expect_eq(toy_run(&t), AR_ERR_UNSUPPORTED);
+    cr_expect_says("with ZeRO stage 2");
+}
+
+static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    (void)n;
+    const toy t = toy_of(2);
+    AR_TRY(ar_ddp_start(d));
+    AR_TRY(toy_pass(ctx, &t, params, 0, 0));
+    const ar_bucket_info b = ar_ddp_bucket(d, 0);
+    AR_TRY(ar_event_sync(b.reduced, 0));
+    float sum, of;
+    const size_t one = 1;
+    ar_tensor first;
+    AR_TRY(ar_ctx_tensor(ctx, &first, AR_F32, 1, &one));
+    AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ar_ctx_queue(ctx), first.data, ar_const(b.memory), b.elements, 0, 1,
+                                          b.storage));
+    AR_TRY(ar_ctx_download(ctx, &sum, &first));
+    AR_TRY(ar_ddp_wait(d));
+    float grad[TOY_ELEMENTS];
+    AR_TRY(rank_read_gradient(ctx, grad, b.param[0]));
+    of = grad[0];
+    out->has[0] = sum == of && sum != 0.0f;
+    return AR_OK;
+}
+
+Test(ddp_hook, a_bucket_s_event_says_when_its_memory_has_the_sum)
+{
+    toy t = toy_of(2);
+    t.body = look;
+    cr_assert_ok(toy_run(&t));
+    cr_expect(t.rank[0].has[0] && t.rank[1].has[0]);
+}
