@@ -93,7 +93,7 @@ static ar_status batch(void *user, int step, ar_batch *b)
 
 int main(void)
 {
-    static char text[2][2048];
+    static char text[8192];
     bool forgetful[] = {false, true}, ok = true;
     const ar_parallel layouts[] = {{.dp = 4}, {.dp = 2, .micro_batches = 3}};
     const ar_ddp_options buckets = ar_ddp_defaults();
@@ -101,19 +101,9 @@ int main(void)
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     for (int i = 0; i < 2 && ok; i++) {
         const ar_module_case c = {i ? "forgets s" : "right", build, batch, &forgetful[i], false};
-        ar_check_report *check = NULL;
-        ar_gradcheck_module_report *gradients = NULL;
-        ok = !ar_check_module(&check, &c, &o) && !ar_gradcheck_module(&gradients, &c, &o);
-        if (ok) {
-            printf("loss %.4f, after %d steps %.4f\n", (double)check->loss[0], (int)o.run.steps,
-                   (double)check->loss[19]);
-            ar_check_module_text(check, text[0], sizeof text[0]);
-            ar_gradcheck_module_text(gradients, text[1], sizeof text[1]);
-            printf("%s%s\n", text[0], text[1]);
-            ok = check->result == AR_CHECK_SAME && gradients->ok == !forgetful[i];
-        }
-        ar_check_report_destroy(check);
-        ar_gradcheck_module_report_destroy(gradients);
+        bool right = false;
+        ok = ar_prove_module(&right, text, sizeof text, &c, &o) == AR_OK && right == !forgetful[i];
+        printf("%s\n", text);
     }
     return ok ? 0 : 1;
 }

@@ -49,7 +49,7 @@ typedef struct ar_module_operation {
     char makes[AR_LINT_PLACED]; /* and leaves; "": it makes none */
     int ndim;                   /* of what it makes */
     size_t shape[AR_MAX_DIMS];  /* on this rank */
-    uint64_t bytes;             /* that the rank has sent since the operation before */
+    uint64_t bytes;             /* that the rank sends in it, up to the next */
 } ar_module_operation;
 
 /** A layout of a module judged without a number. */
@@ -120,6 +120,11 @@ AR_NODISCARD ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, c
 void ar_gradcheck_module_report_destroy(ar_gradcheck_module_report *r);
 /** The report in words, a line for each tensor. Truncates to cap. */
 void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap);
+
+/** Both checks, one after the other: *right where every layout has one rank's bits and the gradients agree; text: both
+ *  reports in words. Truncates to cap. Errors: those of the two. */
+AR_NODISCARD ar_status ar_prove_module(bool *right, char *text, size_t cap, const ar_module_case *c,
+                                       const ar_check_module_options *o);
 
 AR_END_DECLS
 #endif

@@ -49,6 +49,11 @@ typedef struct ar_module_ops {
     size_t (*params)(const ar_module *m, ar_param **out, size_t cap);
     size_t (*children)(const ar_module *m, ar_module **out, size_t cap);
     void (*destroy)(ar_module *m); /* required; frees m */
+    /* in place of these three, for a module that has calloc's memory and in its struct an array of parameters, or of
+     * pointers to children, or both, that are its own: where it begins (offsetof), and how many there are. What was not
+     * made is all zero */
+    size_t params_at, params_count;
+    size_t children_at, children_count;
 } ar_module_ops;
 
 /* The part of a value that a rank of the tensor-parallel group holds. */
@@ -158,7 +163,7 @@ AR_NODISCARD ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar
 /** x becomes x + bias, in place, which is what the backward pass takes, and y = act(x + bias). bias [n]; NULL: none.
  *  GELU: Hendrycks, Gimpel 2016, arXiv:1606.08415; SiLU: Elfwing, Uchibe, Doya 2017, arXiv:1702.03118. Errors: also
  *  AR_ERR_ARG (AR_ACT_NONE). */
-AR_NODISCARD ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_param *bias,
+AR_NODISCARD ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_param *bias,
                                            ar_activation act);
 /** dx = dy * act'(x), of the x that the forward pass left, and bias's gradient [n] += the rows of dx. */
 AR_NODISCARD ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,

@@ -4,6 +4,7 @@
 
 #include "anyrank/checkpoint.h"
 #include "anyrank/run.h"
+#include "anyrank/train.h"
 
 AR_BEGIN_DECLS
 
@@ -39,9 +40,11 @@ typedef struct ar_training_listener {
 } ar_training_listener;
 
 typedef struct ar_training_options {
-    ar_run run;       /* model: its weights, or fresh ones where it has none; NULL with `resume`: the checkpoint's own.
+    ar_run run; /* model: its weights, or fresh ones where it has none; NULL with `resume`: the checkpoint's own.
                          steps: in all, those before the checkpoint included. seed: at most INT64_MAX */
-    const char *data; /* as ar_data_open; NULL: the project's own text */
+    const ar_module_case *module; /* trained in place of a model, on its own batches; of run, model, plan, batch and seq
+                                     are not looked at, nor is the data. Without checkpoints. Borrowed. NULL: the model */
+    const char *data;             /* as ar_data_open; NULL: the project's own text */
     ar_data_format data_format;
     bool in_order;           /* the data's windows are not shuffled */
     ar_packing packing;      /* how windows are made of documents */
@@ -88,8 +91,8 @@ struct ar_training_report {
     uint64_t bytes;              /* moved between ranks by this run, all ranks together */
     uint64_t routed;             /* rows of tokens that expert-parallel ranks have sent each other, of those bytes */
     uint64_t
-        bytes_predicted; /* what config and layout say of it, and of tokens `routed`; 0 where they do not: loss scaling, or a run
-                                    that diverged */
+        bytes_predicted; /* what config and layout say of it, and of tokens `routed`; 0 where they do not: loss scaling, a run
+                                    that diverged, a module that is verified or asked to stop */
     bool has_predicted;         /* with a cluster */
     ar_trace_summary predicted; /* by the virtual clock */
     char weights_hash[65];      /* after `steps` steps; "" where training diverged or was found wrong */

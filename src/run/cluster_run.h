@@ -86,6 +86,10 @@ AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t,
 
 /* --- modules (module_run.c) --------------------------------------------------------------------------------------- */
 
+/** Errors: AR_ERR_ARG (a case without name, build or batch). */
+AR_NODISCARD ar_status ari_module_case_check(const ar_module_case *c);
+/** The batches of all n steps. Gives; free(). Errors: the case's, AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n);
 /** Builds the module and the loss of a case, and unless it is dry gives the parameters their first values. On error both
  *  are NULL. */
 AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_ctx *ctx,

@@ -7,6 +7,29 @@
 #include "ref/core/size.h"
 #include "run/cluster_run.h"
 
+ar_status ari_module_case_check(const ar_module_case *c)
+{
+    return c->name && c->build && c->batch
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG, "a module of one's own needs its name, build and batch");
+}
+
+ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n)
+{
+    AR_TRY(ARI_ALLOC_ZERO(gives, n, "batches"));
+    for (size_t i = 0; i < n; i++) {
+        ar_batch *b = &(*gives)[i];
+        AR_TRY(c->batch(c->user, (int)i + 1, b));
+        if (b->batch == 0 || (!b->input && !b->input_ids))
+            return ar_error_set(AR_ERR_ARG, "%s: the batch of step %zu has no samples, or no input", c->name, i + 1);
+        if (b->batch != (*gives)[0].batch)
+            return ar_error_set(AR_ERR_ARG,
+                                "%s: %zu samples in step %zu, %zu in step 1, expected as many in every step", c->name,
+                                b->batch, i + 1, (*gives)[0].batch);
+    }
+    return AR_OK;
+}
+
 ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_ctx *ctx, ar_module **module,
                            ar_loss **loss)
 {

@@ -27,18 +27,23 @@ ar_training_options ar_training_defaults(void)
                                  .run.sim.algorithm = AR_SIM_DIRECT};
 }
 
-static ar_status check_options(const ar_training_options *o, const ar_config *c)
+static ar_status check_steps(const ar_training_options *o)
 {
     if (o->run.steps == 0)
         return ar_error_set(AR_ERR_ARG, "steps, batch and seq are at least 1");
     if (o->run.seed > INT64_MAX)
         return ar_error_set(AR_ERR_ARG, "seed %" PRIu64 ": at most %" PRId64 ", which checkpoints can hold",
                             o->run.seed, INT64_MAX);
-    AR_TRY(ar_run_check(&o->run, c));
-    AR_TRY(ari_run_check_declared(&o->run, c));
     if (o->scale_loss && o->run.numerics == AR_NUMERICS_EXACT)
         return ar_error_set(AR_ERR_ARG, "loss scaling is of native numerics: exact ones have none");
     return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
+}
+
+static ar_status check_options(const ar_training_options *o, const ar_config *c)
+{
+    AR_TRY(ar_run_check(&o->run, c));
+    AR_TRY(ari_run_check_declared(&o->run, c));
+    return check_steps(o);
 }
 
 ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o)
@@ -179,6 +184,25 @@ static ar_status begin_training(ari_training *j, ari_weights **weights, ar_data 
     return find_saved(j);
 }
 
+/* A module brings its sizes, its weights and its batches. */
+static ar_status begin_module(ari_training *j)
+{
+    const ar_training_options *o = j->o;
+    const ar_module_case *c = o->module;
+    AR_TRY(ari_module_case_check(c));
+    if (o->save || o->resume)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a module of one's own is trained without checkpoints", c->name);
+    AR_TRY(check_steps(o));
+    AR_TRY(ari_run_check_training(&o->run, c->name));
+    AR_TRY(ari_run_check_numerics(&o->run));
+    snprintf(j->report->config.name, sizeof j->report->config.name, "%s", c->name);
+    j->report->fresh = !c->own_weights;
+    AR_TRY(ari_module_batches(&j->batch, c, (size_t)o->run.steps));
+    j->cluster =
+        (ari_cluster_options){.run = o->run, .batch = j->batch, .module = c, .body = ari_train_rank, .body_user = j};
+    return ari_full_set_create(&j->full, o->run.process);
+}
+
 static ar_status run_ranks(ari_training *j)
 {
     ar_training_report *r = j->report;
@@ -221,16 +245,33 @@ static uint64_t verified_steps(const ar_training_report *r, const ar_training_op
     return o->verify_every > 0 ? r->steps / o->verify_every - r->first / o->verify_every : 0;
 }
 
-/* Predicts the bytes of a run that ended in good order. */
-static ar_status predict_bytes(ar_training_report *r, const ar_training_options *o)
+/* Those of a module, by a dry run of each rank. */
+static ar_status dry_bytes(uint64_t *bytes, const ari_training *j)
 {
+    ari_cluster_options steps = j->cluster;
+    steps.run.steps = j->report->steps;
+    for (int r = 0; r < ar_parallel_world(&j->o->run.parallel); r++) {
+        ari_dry_memory m;
+        AR_TRY(ari_cluster_dry(&m, &steps, r, NULL));
+        *bytes += m.bytes;
+    }
+    return AR_OK;
+}
+
+/* Predicts the bytes of a run that ended in good order. */
+static ar_status predict_bytes(const ari_training *j)
+{
+    ar_training_report *r = j->report;
+    const ar_training_options *o = j->o;
     const uint64_t taken = r->steps - r->first;
     ari_step_case traffic = {
         .run = o->run, .config = &r->config, .verified = verified_steps(r, o), .routed = &r->routed};
     traffic.run.steps = taken;
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;
-    AR_TRY(ari_traffic_bytes(&r->bytes_predicted, &traffic));
+    if (o->module && (o->verify_every > 0 || o->listener.stop))
+        return AR_OK;
+    AR_TRY(o->module ? dry_bytes(&r->bytes_predicted, j) : ari_traffic_bytes(&r->bytes_predicted, &traffic));
     r->bytes_differ = r->bytes != r->bytes_predicted;
     if (r->bytes_differ && !r->message[0])
         snprintf(r->message, sizeof r->message,
@@ -247,7 +288,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     ari_training job = {.o = o};
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
-    st = begin_training(&job, &weights, &data);
+    st = o->module ? begin_module(&job) : begin_training(&job, &weights, &data);
     if (o->run.process)
         st = ari_process_agree(o->run.process, st);
     if (st == AR_OK)
@@ -256,7 +297,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
         goto done;
     if (o->run.process) /* process 0 has kept the books */
         AR_TRY_TO(done, st, share_end(job.report, o->run.process));
-    AR_TRY_TO(done, st, predict_bytes(job.report, o));
+    AR_TRY_TO(done, st, predict_bytes(&job));
     if (!ended_early(job.report) && (!o->run.process || ar_process_rank(o->run.process) == 0))
         AR_TRY_TO(done, st, ari_full_set_hash(job.full, job.report->weights_hash));
     *gives = job.report;
@@ -265,6 +306,7 @@ done:
     ar_checkpoint_writer_destroy(job.writer);
     ari_full_set_destroy(job.full);
     free(job.data_path);
+    free(job.batch);
     ar_data_close(data);
     ari_weights_destroy(weights);
     ar_training_report_destroy(job.report);

@@ -59,7 +59,8 @@ static ar_status create(member *m)
 {
     const ari_training *j = m->job;
     const ar_training_options *o = j->o;
-    AR_TRY(ari_train_loader(&m->loader, j->data, o, 0));
+    if (!o->module)
+        AR_TRY(ari_train_loader(&m->loader, j->data, o, 0));
     AR_TRY(ari_trainer_create(&m->trainer, m->ctx, &j->cluster));
     m->scaling = o->scaling;
     m->trainer.step.scaling = o->scale_loss ? &m->scaling : NULL;
@@ -98,7 +99,7 @@ static ar_status asked_to_stop(bool *stop, const member *m)
 /* --- steps -------------------------------------------------------------------------------------------------------- */
 
 /* Keeps what the step told, and tells the listener. */
-static ar_status record(const member *m, const ar_train_result *r, double seconds)
+static ar_status record(const member *m, const ar_train_result *r, const ar_batch *batch, double seconds)
 {
     const ar_training_options *o = m->job->o;
     ar_training_report *report = m->job->report;
@@ -112,7 +113,7 @@ static ar_status record(const member *m, const ar_train_result *r, double second
                                 .norm = r->norm,
                                 .lr = lr,
                                 .skipped = r->skipped,
-                                .tokens = o->run.batch * o->run.seq,
+                                .tokens = batch->batch * batch->seq,
                                 .seconds = seconds};
     if (o->listener.step)
         o->listener.step(o->listener.user, &s);
@@ -163,7 +164,10 @@ static ar_status run_step(member *m)
     const uint64_t start = ari_now_ns();
     ar_train_result result = {0};
     ar_batch batch;
-    AR_TRY(ar_loader_batch(m->loader, &batch, m->step + 1));
+    if (m->loader)
+        AR_TRY(ar_loader_batch(m->loader, &batch, m->step + 1));
+    else
+        batch = m->job->batch[m->step];
     const bool verified = is_verified(m, m->step + 1);
     ari_trainer *t = &m->trainer;
     t->step.verify = verified ? m->gradients : NULL;
@@ -185,7 +189,7 @@ static ar_status run_step(member *m)
     }
     m->step++;
     if (is_first(m))
-        AR_TRY(record(m, &result, (double)(ari_now_ns() - start) * 1e-9));
+        AR_TRY(record(m, &result, &batch, (double)(ari_now_ns() - start) * 1e-9));
     if (is_first(m) && verified && !result.skipped)
         record_verdict(m);
     return AR_OK;

@@ -13,6 +13,7 @@ typedef struct ari_training {
     char *data_path;    /* from the root on, so that it is found from another folder too */
     char data_hash[65]; /* "": nobody saves */
     ari_cluster_options cluster;
+    ar_batch *batch;              /* [steps] of a module; NULL: a loader's */
     ar_checkpoint_writer *writer; /* NULL: nobody saves */
     uint64_t saved;               /* a step that the writer's folder has; 0: none */
     ari_full_set *full;           /* the weights at the end */

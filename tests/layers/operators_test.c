@@ -155,7 +155,8 @@ static void norm_rows(alone *a, const inputs *in, ar_norm_kind kind, size_t from
 {
     ar_norm_saved saved;
     ar_param *offset = kind == AR_NORM_LAYER ? &a->offset : NULL;
-    const ar_tensor x = tensor(a, in->x, from, rows), dy = tensor(a, in->dy, from, rows);
+    ar_tensor x = tensor(a, in->x, from, rows);
+    const ar_tensor dy = tensor(a, in->dy, from, rows);
     const ar_tensor residual = tensor(a, in->residual, from, rows);
     cr_assert_ok(ar_norm_forward(a->ctx, kind, y, &saved, &x, &a->gain, offset, EPS));
     cr_assert_ok(ar_norm_backward(a->ctx, kind, dx, sum, &dy, &x, &saved, &a->gain, offset, sum ? &residual : NULL));
@@ -199,7 +200,8 @@ static void check_bias_act(ar_numerics numerics, ar_activation act, bool biased)
     float y[ALL], left[ALL], dx[ALL], dbias[N];
     double expected[ALL];
     ar_tensor ty, tdx;
-    const ar_tensor x = tensor(&a, in.x, 0, ROWS), dy = tensor(&a, in.dy, 0, ROWS);
+    ar_tensor x = tensor(&a, in.x, 0, ROWS);
+    const ar_tensor dy = tensor(&a, in.dy, 0, ROWS);
     ar_param *bias = biased ? &a.offset : NULL;
     cr_assert_ok(ar_bias_act_forward(a.ctx, &ty, &x, bias, act));
     cr_assert_ok(ar_bias_act_backward(a.ctx, &tdx, &dy, &x, bias, act));
@@ -245,7 +247,7 @@ Test(operators, wrong_shapes_types_and_parameters_are_refused)
     SCOPED(end) alone a = begin(AR_NUMERICS_EXACT, in.gain, in.offset);
     ar_tensor y, dx, thin, flat, integers;
     ar_norm_saved saved;
-    const ar_tensor x = tensor(&a, in.x, 0, ROWS), swapped = ar_tensor_transposed(&x);
+    ar_tensor x = tensor(&a, in.x, 0, ROWS), swapped = ar_tensor_transposed(&x);
     cr_assert_ok(ar_ctx_tensor(a.ctx, &thin, AR_F32, 2, narrow));
     cr_assert_ok(ar_ctx_tensor(a.ctx, &flat, AR_F32, 1, line));
     cr_assert_ok(ar_ctx_tensor(a.ctx, &integers, AR_I32, 2, words));

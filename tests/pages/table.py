@@ -76,6 +76,10 @@ DECLARED = {
     ("modules.md", "ar_gradients"): ("", STATEMENTS + "int steps"),
     ("modules.md", "typedef"): ("enum { SAVED_X, SAVED_F };", None),
     ("modules.md", "    AR_TRY_TO(done"): ("", STATEMENTS + "ar_module *half, ar_module **layers, ar_status st"),
+    ("modules.md", "    AR_TRY(ar_enter_region"): (
+        "typedef struct regions { ar_param weight[2]; } regions;",
+        STATEMENTS + "ar_tensor *y, const ar_tensor *x, regions *l, ar_tensor in, ar_tensor up, ar_tensor act, "
+                     "ar_tensor terms"),
     ("modules.md", "ar_batch global"): ("", STATEMENTS + "ar_loss *loss, float *points, int64_t *classes, "
                                         "ar_train_result result, int step, ar_train_options options"),
     ("simulated-cluster.md", "uint64_t"): ("", "ar_rank_fn rank, int arg"),

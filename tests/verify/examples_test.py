@@ -23,6 +23,8 @@ class ExamplesTest(unittest.TestCase):
         for name in ("mlp_classifier", "own_layer", "planned_mlp", "dump_ranks"):
             lines = (ROOT / f"examples/{name}.c").read_text().count("\n")
             self.assertLess(lines, 120, name)
+        for path in [*(ROOT / "examples").glob("own_[!l]*.c"), ROOT / "examples/own_lm.c", ROOT / "examples/own_launch.c"]:
+            self.assertLessEqual(path.read_text().count("\n"), 100, path)
 
     def test_the_classifier_learns_and_is_checked(self):
         status, text = run("mlp_classifier")
@@ -45,6 +47,32 @@ class ExamplesTest(unittest.TestCase):
         self.assertRegex(wrong, r"layer\.weight .* WRONG")
         self.assertNotRegex(wrong, r"layer\.scale .* WRONG")
         self.assertEqual(wrong.count("the same bits"), 2, "the mistake is the same on any number of ranks")
+
+    def test_a_language_model_of_ones_own_has_the_same_bits_under_every_layout(self):
+        status, text = run("own_lm")
+        self.assertEqual(status, 0, text)
+        first, last = re.search(r"20 training steps .loss ([0-9.]+) to ([0-9.]+).;", text).groups()
+        self.assertLess(float(last), float(first))
+        self.assertEqual(text.count("the same bits in all"), 6, text)
+        self.assertIn("they agree", text)
+
+    def test_products_by_hand_are_right_and_a_lint_names_the_forgotten_sum(self):
+        status, text = run("own_regions")
+        self.assertEqual(status, 0, text)
+        self.assertEqual(text.count("the same bits in all"), 3, text)
+        self.assertIn("they agree", text)
+        self.assertIn("no f* under tp=2: 2 findings in 11 operations", text)
+        self.assertRegex(text, r"forward +mlp.down +contract +S\(-1\) -> P\(sum\)")
+        self.assertIn("mlp, report (forward): has P(sum), needs R, missing_reduction: all-reduce over tp", text)
+
+    def test_blocks_of_ones_own_share_out_positions_and_gradients(self):
+        for name in ("own_block", "own_launch", "own_ddp"):
+            status, text = run(name)
+            self.assertEqual(status, 0, text)
+            self.assertEqual(text.count("the same bits in all"), 3, text)
+            self.assertIn("they agree", text)
+        weights = re.search(r"weights ([0-9a-f]{8}), of one rank ([0-9a-f]{8})\n", run("own_launch")[1])
+        self.assertEqual(weights[1], weights[2])
 
     def test_dumps_of_two_runs_tell_the_rank_that_read_another_input(self):
         status, text = run("dump_ranks")

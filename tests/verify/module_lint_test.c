@@ -41,7 +41,7 @@ enum { SAVED_IN, SAVED_UP, SAVED_ACT, SAVED_SUM };
 /* What the mistake makes of the terms of the sum. */
 static ar_status spoil_terms(const layer *l, ar_ctx *ctx, ar_tensor *terms, const ar_tensor *x)
 {
-    const ar_tensor t = *terms;
+    ar_tensor t = *terms;
     if (l->mistake == FUNCTION_OF_TERMS)
         return ar_bias_act_forward(ctx, terms, &t, NULL, AR_ACT_RELU);
     if (l->mistake == ADDED_TO_TERMS)

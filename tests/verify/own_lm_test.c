@@ -2,6 +2,7 @@
 /* A user's language model under layouts that share out positions, features, samples and layers: the same bits, and the
  * right gradients. */
 #include "anyrank/check_module.h"
+#include "anyrank/training.h"
 #include "support/own_lm.h"
 #include "support/small.h"
 #include "tests/support/test.h"
@@ -70,7 +71,14 @@ Test(own_lm, stages_of_a_list_are_a_pipeline)
 
 /* --- random layouts ----------------------------------------------------------------------------------------------- */
 
-enum { DRAWN = 60, MOST_RANKS = 12 };
+/* As many as ANYRANK_TEST_DRAWS says, of the seed ANYRANK_TEST_SEED. */
+enum { USUAL = 60, MOST_RANKS = 12 };
+
+static size_t number_of(const char *variable, size_t usual)
+{
+    const char *text = getenv(variable);
+    return text ? (size_t)strtoull(text, NULL, 10) : usual;
+}
 
 static int draw(uint64_t *state, int n)
 {
@@ -88,6 +96,7 @@ static ar_parallel draw_layout(uint64_t *state)
     p.dp = 1 + draw(state, 3);
     p.zero = draw(state, 4);
     p.keep_gathered = draw(state, 2);
+    p.overlap = p.sp && draw(state, 2) ? 2 : 0;
     p.micro_batches = p.pp > 1 || p.dp > 1 ? 1 + draw(state, 2) : 1 + draw(state, 4);
     p.schedule = draw(state, 2) ? AR_PP_1F1B : draw(state, 2) ? AR_PP_GPIPE : AR_PP_ZERO_BUBBLE;
     return p;
@@ -99,19 +108,67 @@ static bool fits(const ar_parallel *p)
            ar_parallel_check_sequence(p, OWN_LM_SEQ) == AR_OK;
 }
 
-Test(own_lm, sixty_random_layouts_have_the_same_bits_bytes_and_memory)
+Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
 {
-    static ar_parallel layouts[DRAWN];
-    uint64_t state = 44;
-    for (int i = 0; i < DRAWN; i += fits(&layouts[i]))
+    const size_t n = number_of("ANYRANK_TEST_DRAWS", USUAL);
+    ar_parallel *layouts = calloc(n, sizeof *layouts);
+    uint64_t state = number_of("ANYRANK_TEST_SEED", 44);
+    for (size_t i = 0; i < n; i += fits(&layouts[i]))
         layouts[i] = draw_layout(&state);
     const own_lm lm = {.tied = false};
     const ar_module_case c = own_lm_case(&lm);
-    const ar_check_module_options o = options(layouts, DRAWN);
+    const ar_check_module_options o = options(layouts, n);
     OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     cr_assert_ok(ar_check_module(&r, &c, &o));
-    cr_expect_eq(r->runs, (size_t)DRAWN);
+    cr_expect_eq(r->runs, n);
     expect_same(r);
+    free(layouts);
+}
+
+/* --- a training run ----------------------------------------------------------------------------------------------- */
+
+static ar_training_report *train(const ar_module_case *c, ar_parallel layout)
+{
+    ar_training_options o = ar_training_defaults();
+    ar_training_report *r = NULL;
+    o.module = c;
+    o.run.steps = 3;
+    o.run.parallel = layout;
+    o.run.threads = 1;
+    cr_assert_ok(ar_train_run(&r, &o));
+    return r;
+}
+
+Test(own_lm, a_training_run_has_the_same_weights_on_any_ranks_and_the_bytes_of_a_dry_run)
+{
+    static const ar_parallel layouts[] = {{.tp = 2, .sp = true, .dp = 2, .zero = 1},
+                                          {.pp = 2, .cp = 2, .micro_batches = 2}};
+    const own_lm lm = {.tied = false};
+    const ar_module_case c = own_lm_case(&lm);
+    OWNED(ar_training_report_destroy) ar_training_report *one = train(&c, (ar_parallel){0});
+    cr_expect_eq(one->steps, 3u);
+    cr_expect_eq(one->bytes, 0u);
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        OWNED(ar_training_report_destroy) ar_training_report *r = train(&c, layouts[i]);
+        cr_expect_str_eq(r->weights_hash, one->weights_hash);
+        cr_expect_eq(memcmp(r->loss, one->loss, 3 * sizeof *r->loss), 0);
+        cr_expect(!r->bytes_differ && r->bytes > 0 && r->bytes == r->bytes_predicted, "%s", r->message);
+    }
+}
+
+Test(own_lm, a_training_run_of_a_module_has_no_checkpoints)
+{
+    const own_lm lm = {.tied = false};
+    const ar_module_case c = own_lm_case(&lm), nameless = {.build = c.build, .batch = c.batch};
+    ar_training_options o = ar_training_defaults();
+    ar_training_report *r = NULL;
+    o.module = &c;
+    o.save = "nowhere";
+    cr_expect_eq(ar_train_run(&r, &o), AR_ERR_UNSUPPORTED);
+    cr_expect_says("own lm: a module of one's own is trained without checkpoints");
+    o.save = NULL;
+    o.module = &nameless;
+    cr_expect_eq(ar_train_run(&r, &o), AR_ERR_ARG);
 }
 
 Test(own_lm, gradients_agree_with_differences)

@@ -12,15 +12,41 @@
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
-/* Calls f on every parameter of m itself, not on its children's. */
+/* Parameters of m itself, not its children's; as ar_module_ops.params. */
+static size_t own_params(ar_module *m, ar_param **out, size_t cap)
+{
+    ar_param *first = (ar_param *)(void *)((char *)m + m->ops->params_at);
+    if (m->ops->params)
+        return m->ops->params(m, out, cap);
+    for (size_t i = 0; i < m->ops->params_count && i < cap; i++)
+        out[i] = &first[i];
+    return m->ops->params_count;
+}
+
+static size_t own_children(ar_module *m, ar_module **out, size_t cap)
+{
+    ar_module **first = (ar_module **)(void *)((char *)m + m->ops->children_at);
+    if (m->ops->children)
+        return m->ops->children(m, out, cap);
+    for (size_t i = 0; i < m->ops->children_count && i < cap; i++)
+        out[i] = first[i];
+    return m->ops->children_count;
+}
+
+static bool is_listed(const ar_module_ops *ops)
+{
+    return !ops->params && !ops->children && ops->params_count + ops->children_count > 0;
+}
+
+/* Calls f on each of them. */
 static ar_status for_own(ar_module *m, ar_ctx *ctx, ar_status (*f)(ar_param *p, ar_ctx *ctx))
 {
     ar_param *few[16], **own = few;
-    const size_t n = m->ops->params ? m->ops->params(m, few, sizeof few / sizeof *few) : 0;
+    const size_t n = own_params(m, few, sizeof few / sizeof *few);
     ar_status st = AR_OK;
     if (n > sizeof few / sizeof *few) {
         AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a module's parameters"));
-        m->ops->params(m, own, n);
+        own_params(m, own, n);
     }
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = f(own[i], ctx);
@@ -52,7 +78,7 @@ ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *nam
     m->tap = tap;
     m->recomputed = false;
     m->hook = NULL;
-    if (!ops->forward || !ops->backward || !ops->destroy)
+    if (!ops->forward || !ops->backward || (!ops->destroy && !is_listed(ops)))
         return ar_error_set(AR_ERR_ARG, "%s: a module needs forward, backward and destroy", name);
     return ari_path(m->name, sizeof m->name, name, NULL);
 }
@@ -74,7 +100,7 @@ ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st)
     if (st == AR_OK)
         *gives = m;
     else
-        m->ops->destroy(m);
+        ar_module_destroy(m);
     return st;
 }
 
@@ -211,13 +237,13 @@ static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
 /* Lists of a module are as long as it says. */
 ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user)
 {
-    const size_t n = m->ops->children ? m->ops->children(m, NULL, 0) : 0;
+    const size_t n = own_children(m, NULL, 0);
     ar_module **children = NULL;
     ar_status st = f(user, m);
     if (st != AR_OK || n == 0)
         return st;
     AR_TRY(ARI_ALLOC_ZERO(&children, n, "a list of modules"));
-    m->ops->children(m, children, n);
+    own_children(m, children, n);
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = ari_module_each(children[i], f, user);
     free(children);
@@ -233,11 +259,10 @@ typedef struct param_list {
 static ar_status collect_params(void *user, ar_module *m)
 {
     param_list *all = user;
-    const size_t n = m->ops->params ? m->ops->params(m, NULL, 0) : 0;
+    const size_t n = own_params(m, NULL, 0);
     ar_param **own = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&own, n, "a list of parameters"));
-    if (n > 0)
-        m->ops->params(m, own, n);
+    own_params(m, own, n);
     for (size_t i = 0; i < n; i++) {
         if (!all->trainable_only || own[i]->requires_grad)
             add_once(own[i], all->out, all->cap, &all->count);
@@ -312,6 +337,13 @@ ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx)
 
 void ar_module_destroy(ar_module *m)
 {
-    if (m)
+    if (m && m->ops->destroy) {
         m->ops->destroy(m);
+        return;
+    }
+    for (size_t i = 0; m && i < m->ops->params_count; i++)
+        ar_param_fini((ar_param *)(void *)((char *)m + m->ops->params_at) + i);
+    for (size_t i = 0; m && i < m->ops->children_count; i++)
+        ar_module_destroy(((ar_module **)(void *)((char *)m + m->ops->children_at))[i]);
+    free(m);
 }

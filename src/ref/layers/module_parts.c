@@ -149,7 +149,7 @@ static ar_status check_bias_act(const ar_tensor *x, const ar_param *bias, ar_act
     return bias ? ari_check_vector(bias, x) : AR_OK;
 }
 
-ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_param *bias, ar_activation act)
+ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_param *bias, ar_activation act)
 {
     AR_TRY(check_bias_act(x, bias, act));
     AR_TRY(ar_like(ctx, y, x));
@@ -184,7 +184,8 @@ static ar_status activation_forward(ar_module *base, ar_ctx *ctx, ar_saved *save
                                     const ar_batch *batch)
 {
     (void)batch;
-    AR_TRY(ar_bias_act_forward(ctx, y, x, NULL, ((activation_module *)base)->act));
+    ar_tensor kept = *x; /* without a bias nothing is written to it */
+    AR_TRY(ar_bias_act_forward(ctx, y, &kept, NULL, ((activation_module *)base)->act));
     return ar_saved_push(saved, base, 0, x);
 }
 

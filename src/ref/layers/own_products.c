@@ -103,6 +103,7 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
     ar_tensor all = ar_tensor_rows(x);
     ar_sum *s = NULL;
     AR_TRY(ari_check_features(w->name, back ? "gradient" : "input", x, w->value.shape[k]));
+    AR_TRY(ari_ledger_takes(ctx, w->name, "contract", x, takes, NULL, makes));
     AR_TRY(ari_like(ctx, y, x, w->value.shape[1 - k]));
     if (scattered)
         AR_TRY(ari_rank_major(ctx, &all, x));
@@ -110,7 +111,7 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
     AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, 1, back, w->layout.shape[k], over, rows_over));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
-    AR_TRY(ari_ledger_takes(ctx, w->name, "contract", x, takes, y, makes));
+    AR_TRY(ari_ledger_made(ctx, y, makes));
     if (over)
         return unsummed_begin(ctx, y, s, a, scattered);
     const ar_tensor rows = ar_tensor_rows(y);

@@ -127,7 +127,8 @@ static ar_status keep(ar_ctx *c, const char *name, ari_ledger_record *r)
     ar_ctx_counted(c, &read, &written);
     snprintf(r->name, sizeof r->name, "%s", of);
     r->pass = f->pass;
-    r->bytes = read + written - f->sent;
+    if (f->records > f->first)
+        f->record[f->records - 1].bytes = read + written - f->sent;
     f->sent = read + written;
     AR_TRY(ARI_GROW(&f->record, &f->record_room, f->records, "operations"));
     f->record[f->records++] = *r;

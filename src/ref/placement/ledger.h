@@ -32,7 +32,7 @@ typedef struct ari_ledger_record {
     ari_ledger_kind kind;
     ari_ledger_value in[2], out; /* in[1]: of two values */
     ar_placement needs;
-    uint64_t bytes; /* that this rank has sent since the operation before */
+    uint64_t bytes; /* that this rank sends until the next operation */
 } ari_ledger_record;
 
 typedef struct ari_ledger {
@@ -44,6 +44,7 @@ typedef struct ari_ledger {
     size_t values, value_room;
     ari_ledger_record *record; /* [records]; none where it is strict */
     size_t records, record_room;
+    size_t first; /* record of the rank that runs */
 } ari_ledger;
 /** c writes into it from now on; l must outlive the context. NULL: nothing. */
 void ari_ledger_use(ar_ctx *c, ari_ledger *l);

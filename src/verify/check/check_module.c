@@ -31,8 +31,7 @@ ar_status ari_module_run_check(const ar_run *r, const char *name)
 
 ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o)
 {
-    if (!c->name || !c->build || !c->batch)
-        return ar_error_set(AR_ERR_ARG, "the check of a module needs its name, build and batch");
+    AR_TRY(ari_module_case_check(c));
     if (o->layouts == 0)
         return ar_error_set(AR_ERR_ARG, "%s: a check needs at least one layout", c->name);
     AR_TRY(ari_module_run_check(&o->run, c->name));
@@ -43,22 +42,6 @@ ar_status ari_module_options_check(const ar_module_case *c, const ar_check_modul
         if (ari_extents_negative(p) || p->zero < 0 || p->zero > 3)
             return ar_error_set(AR_ERR_ARG, "%s: %s, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 to 3",
                                 c->name, extents, p->micro_batches, p->zero);
-    }
-    return AR_OK;
-}
-
-ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n)
-{
-    AR_TRY(ARI_ALLOC_ZERO(gives, n, "batches"));
-    for (size_t i = 0; i < n; i++) {
-        ar_batch *b = &(*gives)[i];
-        AR_TRY(c->batch(c->user, (int)i + 1, b));
-        if (b->batch == 0 || (!b->input && !b->input_ids))
-            return ar_error_set(AR_ERR_ARG, "%s: the batch of step %zu has no samples, or no input", c->name, i + 1);
-        if (b->batch != (*gives)[0].batch)
-            return ar_error_set(AR_ERR_ARG,
-                                "%s: %zu samples in step %zu, %zu in step 1, expected as many in every step", c->name,
-                                b->batch, i + 1, (*gives)[0].batch);
     }
     return AR_OK;
 }
@@ -249,7 +232,8 @@ void ar_check_module_text(const ar_check_report *r, char *text, size_t cap)
     ari_text w = ari_plain_text_in(text, cap);
     ari_say(&w, "%s: %zu parameters, %zu samples, ", r->config.name, r->parameters, r->batch);
     if (r->steps > 0)
-        ari_say(&w, "%d training step%s", r->steps, r->steps == 1 ? "" : "s");
+        ari_say(&w, "%d training step%s (loss %.4f to %.4f)", r->steps, r->steps == 1 ? "" : "s", (double)r->loss[0],
+                (double)r->loss[r->steps - 1]);
     else
         ari_say(&w, "one forward and backward pass");
     ari_say(&w, "; compared bit for bit with one rank:\n");
@@ -281,4 +265,23 @@ void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, s
     }
     ari_say(&w,
             "  (Allowed is 4 times the error that the differences show to have by themselves, and fp32's rounding.)\n");
+}
+
+ar_status ar_prove_module(bool *right, char *text, size_t cap, const ar_module_case *c,
+                          const ar_check_module_options *o)
+{
+    ar_check_report *same = NULL;
+    ar_gradcheck_module_report *gradients = NULL;
+    ar_status st = ar_check_module(&same, c, o);
+    if (st == AR_OK)
+        st = ar_gradcheck_module(&gradients, c, o);
+    if (st == AR_OK) {
+        ar_check_module_text(same, text, cap);
+        const size_t used = strlen(text);
+        ar_gradcheck_module_text(gradients, text + used, cap - used);
+        *right = same->result == AR_CHECK_SAME && gradients->ok;
+    }
+    ar_check_report_destroy(same);
+    ar_gradcheck_module_report_destroy(gradients);
+    return st;
 }

@@ -99,8 +99,6 @@ AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
 
 /** Checks the case and the options. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
-/** The batches of all n steps. Gives; free(). Errors: the case's, AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n);
 /** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
 const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);
 /** The verdict on an operation of a module, as a ledger has it. False: there is none, or what it takes is not

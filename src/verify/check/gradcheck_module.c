@@ -347,8 +347,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     ar_gradcheck_module_report *r = NULL;
     ari_cluster_result result = {0};
     ar_status st = AR_OK;
-    if (!c->name || !c->build || !c->batch)
-        return ar_error_set(AR_ERR_ARG, "the gradcheck of a module needs its name, build and batch");
+    AR_TRY(ari_module_case_check(c));
     AR_TRY(ari_module_run_check(&o->run, c->name));
     if (o->run.loss.router.balance != AR_BALANCE_NONE || o->run.loss.router.z_loss > 0.0)
         return ar_error_set(AR_ERR_UNSUPPORTED,

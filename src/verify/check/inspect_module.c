@@ -106,7 +106,7 @@ static ar_status note_ranks(ari_ledger *w, const ari_cluster_options *o)
     if (p->pp <= 1)
         own.run.parallel.micro_batches = 1;
     for (int i = 0; i < ari_at_least_one(p->pp); i++) {
-        w->sent = 0;
+        w->first = w->records;
         AR_TRY(ari_cluster_dry(&unused, &own, i * stage, NULL));
         w->values = 0;
     }
