@@ -91,10 +91,12 @@ typedef struct ar_config {
     size_t window; /* sliding window of the layers that have one: ar_config_window. 0: no layer has */
     uint64_t full_attention[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer without window, whatever `window` is */
     double query_scalar;                                /* scores are divided by its root; 0: head_dim */
-    double score_cap;   /* scores become cap * tanh(score / cap) before masks and softmax; 0: they stay */
-    double logit_cap;   /* logits likewise */
-    double embed_scale; /* rows of the embedding are multiplied by it, rounded to fp32; 0: they are not */
-    bool pads;          /* uses of pad_id are no part of the embedding's gradient */
+    double score_cap;    /* scores become cap * tanh(score / cap) before masks and softmax; 0: they stay */
+    double logit_cap;    /* logits likewise */
+    double embed_scale;  /* rows of the embedding are multiplied by it, rounded to fp32; 0: they are not */
+    double branch_scale; /* what attention and MLP add to the residual, likewise */
+    double logit_scale;  /* and the logits */
+    bool pads;           /* uses of pad_id are no part of the embedding's gradient */
     size_t pad_id;
     ar_experts experts;
     uint64_t dense[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer with an MLP, whatever `experts` has */

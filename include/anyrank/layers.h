@@ -284,6 +284,7 @@ typedef struct ar_block_options {
     ar_attention_options attention;
     ar_mlp_options mlp;
     ar_experts_options experts; /* in the MLP's place where n > 0 */
+    double branch_scale;        /* what attention and MLP add is multiplied by it, rounded to fp32; 0: it is not */
     size_t index;               /* among the model's blocks, of which ar_ctx_options.recompute takes every n-th */
 } ar_block_options;
 /** Transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). With norms after them (AR_NORM_AFTER) r = x +
@@ -345,6 +346,8 @@ AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const 
 void ar_lm_head_destroy(ar_lm_head *l);
 /** The loss is that of cap*tanh(logits/cap), which is tapped as name.capped. cap > 0. */
 void ar_lm_head_cap(ar_lm_head *l, double cap);
+/** The loss is that of the logits times the factor, rounded to fp32, which are tapped as name.scaled. Not with a cap. */
+void ar_lm_head_scale(ar_lm_head *l, double factor);
 /** The weight, own or tied, borrowed. */
 ar_param *ar_lm_head_weight(ar_lm_head *l);
 /** Adds the batch's loss terms to those since ar_lm_head_zero. x [b, s, h] as the split has it.

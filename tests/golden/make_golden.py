@@ -265,6 +265,10 @@ VARIANTS = {
     "variants/stablelm-tiny": (transformers.StableLmConfig, transformers.StableLmForCausalLM,
                                {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, "use_qkv_bias": True,
                                 "partial_rotary_factor": 0.34}, 20, 87, {}),
+    # Factors of the embedding, the scores, what is added to the residual, and the logits.
+    "variants/granite-tiny": (transformers.GraniteConfig, transformers.GraniteForCausalLM,
+                              {**GROUPED, "embedding_multiplier": 3.0, "attention_multiplier": 0.3,
+                               "residual_multiplier": 0.4, "logits_scaling": 0.7}, 20, 89, {}),
     # GPT-2's MLP, biases everywhere, a window.
     "variants/starcoder2-tiny": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM,
                                  {**GROUPED, "sliding_window": 7}, 20, 88, {}),

@@ -93,7 +93,14 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
     c = config_read(MODEL("olmo3"), "'rope_parameters':{'full_attention':{'rope_theta':50},"
                                     "'sliding_attention':{'rope_theta':50}}");
     cr_expect(c.rope.theta == 50.0 && c.local_rope.theta == 50.0);
+    c = config_read(MODEL("granite"), "'embedding_multiplier':12,'attention_multiplier':0.25,'residual_multiplier':0.5,"
+                                      "'logits_scaling':8");
+    cr_expect(c.embed_scale == 12.0 && c.query_scalar == 16.0 && c.branch_scale == 0.5 && c.logit_scale == 0.125);
+    cr_expect_eq(config_read(MODEL("granite"), "").query_scalar, 1.0);
     static const refused_config cases[] = {
+        {MODEL("granite"), "'residual_multiplier':0", "'residual_multiplier' is 0"},
+        {MODEL("granite"), "'logits_scaling':-1", "'logits_scaling' is -1"},
+        {MODEL("llama"), "'residual_multiplier':0.5", "'residual_multiplier'"},
         {MODEL("olmo3"), "'rope_theta':10000", "expected 500000"},
         {MODEL("exaone4"), "'sliding_window_pattern':'LLLG'", "'sliding_window_pattern'"},
         {MODEL("smollm3"), "'no_rope_layers':[1,0]", "has 2 entries"},

@@ -13,7 +13,7 @@
 
 static const char *const families[LAYOUT_DRAW_FAMILIES] = {
     "llama", "mistral",   "qwen2", "qwen3",   "olmo2",   "gemma",    "gemma2",   "gemma3_text", "phi3",
-    "gpt2",  "ministral", "olmo3", "exaone4", "smollm3", "seed_oss", "stablelm", "starcoder2"};
+    "gpt2",  "ministral", "olmo3", "exaone4", "smollm3", "seed_oss", "stablelm", "starcoder2",  "granite"};
 static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral", "qwen2_moe", "qwen3_moe",
                                                               "olmoe",   "glm4_moe",  "dots1"};
 
@@ -84,6 +84,11 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
     else if (strcmp(family, "smollm3") == 0)
         snprintf(out, cap, "\"use_sliding_window\": %s, \"sliding_window\": %u, \"no_rope_layer_interval\": %u",
                  truth(seed), window, pattern);
+    else if (strcmp(family, "granite") == 0)
+        snprintf(out, cap,
+                 "\"embedding_multiplier\": %u, \"attention_multiplier\": 0.3, \"residual_multiplier\": 0.%u, "
+                 "\"logits_scaling\": 0.7",
+                 1 + pattern, window);
     else if (strcmp(family, "seed_oss") == 0)
         snprintf(out, cap, "\"attention_out_bias\": %s, \"mlp_bias\": %s", truth(seed), truth(seed));
     else if (strcmp(family, "stablelm") == 0)

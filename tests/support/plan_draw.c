@@ -39,6 +39,12 @@ static const part_names names_of[] = {
                       "lm_head",
                       {"self_attn", "input_layernorm", "self_attn.qkv_proj", "self_attn.o_proj"},
                       {"mlp", "post_attention_layernorm", "mlp.gate_up_proj", "mlp.down_proj"}},
+    [AR_ARCH_STARCODER2] = {"embed_tokens",
+                            "model.layers",
+                            "model.norm",
+                            "lm_head",
+                            {"self_attn", "input_layernorm", "self_attn.[qkv]_proj", "self_attn.o_proj"},
+                            {"mlp", "post_attention_layernorm", "mlp.c_fc", "mlp.c_proj"}},
     [AR_ARCH_STACK] = {
         "embed", "layers", NULL, NULL, {"attn", "ln1", "attn.w[qkv]", "attn.wo"}, {"mlp", "ln2", "mlp.w1", "mlp.w2"}}};
 
@@ -242,6 +248,11 @@ static void add_head(draw *d, const char *style, const char *arrives, bool wrong
     else if (wrong)
         in = terms;
     rule(d, false, d->names->head, style, in, out);
+}
+
+bool plan_draw_knows(const ar_config *c)
+{
+    return (size_t)c->arch < sizeof names_of / sizeof *names_of && names_of[c->arch].blocks && c->experts.n == 0;
 }
 
 void plan_draw(char text[PLAN_DRAW_TEXT], uint64_t *seed, const ar_config *c, plan_draw_options o)

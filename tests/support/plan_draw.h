@@ -21,10 +21,7 @@ typedef struct plan_draw_options {
 unsigned plan_draw_below(uint64_t *seed, unsigned n);
 /** Whether plans can be drawn for a family: not where norms of what branches make have to be in sequence style, nor where
  *  an MLP's place has experts. */
-static inline bool plan_draw_knows(const ar_config *c)
-{
-    return c->arch != AR_ARCH_OLMO2 && c->experts.n == 0;
-}
+bool plan_draw_knows(const ar_config *c);
 /** The parts have to divide by the ranks as a tensor-parallel model's have to; KV heads too, or the plan is refused. */
 void plan_draw(char text[PLAN_DRAW_TEXT], uint64_t *seed, const ar_config *c, plan_draw_options o);
 

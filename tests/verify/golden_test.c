@@ -66,13 +66,13 @@ static const struct {
       "experts/mixtral-balance-padding-tiny", "experts/mixtral-sequence-padding-tiny", "experts/olmoe-batch-tiny"}},
     {{1, 2, 4},
      {"variants/ministral-tiny", "variants/olmo3-tiny", "variants/exaone4-tiny", "variants/smollm3-tiny",
-      "variants/smollm3-window-tiny", "variants/seed-oss-tiny", "variants/starcoder2-tiny"}},
+      "variants/smollm3-window-tiny", "variants/seed-oss-tiny", "variants/granite-tiny", "variants/starcoder2-tiny"}},
     {{1, 2}, {"variants/stablelm-tiny"}},
     {{1, 2},
      {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
       "experts/dots1-tiny"}},
 };
-enum { CASES = 73 };
+enum { CASES = 74 };
 
 static bool is_block(const char *name)
 {

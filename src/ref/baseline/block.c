@@ -53,6 +53,14 @@ static void add_rows(const ari_bl_run *run, double *y, const double *a, const do
         y[i] = ari_bl_stream(run, a[i] + b[i]);
 }
 
+/* What attention and MLP add to the residual, or its gradient. y may be x. */
+static void scale_rows(const ari_bl_run *run, double *y, const double *x)
+{
+    const double factor = ari_bl_stored(run, run->c->branch_scale);
+    for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
+        y[i] = ari_bl_branch(run, x[i] * factor);
+}
+
 void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f)
 {
     const size_t ld = run->c->gated ? 2 * f : f;
@@ -88,7 +96,8 @@ static ar_status emit_fc(ari_bl_run *run, const char *const names[2], char pass,
     return run->c->gated ? ari_bl_emit_tokens(run, names[1], pass, fc, ld, f, f) : AR_OK;
 }
 
-/* A branch's output made into what is added to the residual: normalised, then dropped out, by the config. In place. */
+/* A branch's output made into what is added to the residual: normalised, scaled, then dropped out, by the config. In
+ * place. */
 static ar_status branch_output(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, const char *site,
                                double *branch)
 {
@@ -98,6 +107,8 @@ static ar_status branch_output(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_
         for (size_t i = 0; i < run->tokens * h; i++)
             branch[i] = saved->y[i];
     }
+    if (run->c->branch_scale > 0.0)
+        scale_rows(run, branch, branch);
     return run->o->dropout > 0.0 ? ari_bl_dropout(run, site, 'f', branch, branch, 0, h) : AR_OK;
 }
 
@@ -170,6 +181,13 @@ static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const
             return run->memory;
         *dbranch = dropped;
         AR_TRY(ari_bl_dropout(run, site, 'b', dropped, dy, 0, run->c->hidden));
+    }
+    if (run->c->branch_scale > 0.0) {
+        double *scaled = ari_bl_doubles(run, run->tokens, run->c->hidden);
+        if (scaled == NULL)
+            return run->memory;
+        scale_rows(run, scaled, *dbranch);
+        *dbranch = scaled;
     }
     if (run->c->norm_place == AR_NORM_BEFORE)
         return AR_OK;

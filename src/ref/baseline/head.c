@@ -134,6 +134,14 @@ static ar_status cap_logits(ari_bl_run *run, ari_bl_model *m)
     return emit_of_head(run, "capped", 'f', m->dlogits);
 }
 
+/* Logits become their products with the factor, or gradients of those the gradients of logits. */
+static void scale_logits(ari_bl_run *run, const ari_bl_model *m)
+{
+    const double factor = ari_bl_stored(run, run->c->logit_scale);
+    for (size_t i = 0; i < run->tokens * run->c->vocab; i++)
+        m->dlogits[i] = ari_bl_branch(run, m->dlogits[i] * factor);
+}
+
 /* Without a head: the loss is the sum of all elements of its output. */
 static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss)
 {
@@ -155,6 +163,10 @@ ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
         AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'f', m->dlogits, v, 0, v));
         if (run->c->logit_cap > 0.0)
             AR_TRY(cap_logits(run, m));
+        if (run->c->logit_scale > 0.0) {
+            scale_logits(run, m);
+            AR_TRY(emit_of_head(run, "scaled", 'f', m->dlogits));
+        }
         AR_TRY(cross_entropy(run, m, loss));
     } else {
         AR_TRY(output_sum(run, m, loss));
@@ -175,6 +187,10 @@ ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *d
         AR_TRY(emit_of_head(run, "capped", 'b', m->dlogits));
         for (size_t i = 0; i < run->tokens * v; i++)
             m->dlogits[i] = ari_bl_branch(run, ari_bl_uncap(m->dlogits[i], m->bare[i], run->c->logit_cap));
+    }
+    if (run->c->logit_scale > 0.0) {
+        AR_TRY(emit_of_head(run, "scaled", 'b', m->dlogits));
+        scale_logits(run, m);
     }
     AR_TRY(emit_of_head(run, "logits", 'b', m->dlogits));
     AR_TRY(ari_bl_linear_backward(run, &m->head, dx, m->dlogits, run->tokens));

@@ -7,36 +7,32 @@
 
 #include "ref/numerics/scalar.h"
 
-/* The result of an operation on frequencies: fp32, but for the binary64 mode. */
-static double stored(const ari_bl_run *run, double x)
-{
-    return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
-}
-
 /* --- frequencies -------------------------------------------------------------------------------------------------- */
 
 /* Llama 3 keeps the frequencies of short waves, divides those of long ones by a factor, and blends in between. */
 static double llama3_frequency(const ari_bl_run *run, double inv_freq)
 {
     const ar_rope *o = run->rope;
-    const double two_pi = stored(run, 6.283185307179586), context = stored(run, (double)o->original_positions);
-    const double longest_kept = stored(run, (double)o->original_positions / o->high_freq_factor);
-    const double shortest_slowed = stored(run, (double)o->original_positions / o->low_freq_factor);
-    const double wavelength = stored(run, stored(run, 1.0 / inv_freq) * two_pi), factor = stored(run, o->factor);
-    const double slowed = stored(run, inv_freq / factor);
+    const double two_pi = ari_bl_stored(run, 6.283185307179586),
+                 context = ari_bl_stored(run, (double)o->original_positions);
+    const double longest_kept = ari_bl_stored(run, (double)o->original_positions / o->high_freq_factor);
+    const double shortest_slowed = ari_bl_stored(run, (double)o->original_positions / o->low_freq_factor);
+    const double wavelength = ari_bl_stored(run, ari_bl_stored(run, 1.0 / inv_freq) * two_pi),
+                 factor = ari_bl_stored(run, o->factor);
+    const double slowed = ari_bl_stored(run, inv_freq / factor);
     if (wavelength < longest_kept || wavelength > shortest_slowed)
         return wavelength < longest_kept ? inv_freq : slowed;
-    const double waves = stored(run, stored(run, 1.0 / wavelength) * context);
-    const double smooth = stored(run, stored(run, waves - stored(run, o->low_freq_factor)) /
-                                          stored(run, o->high_freq_factor - o->low_freq_factor));
-    const double share = stored(run, stored(run, stored(run, 1.0 - smooth) * inv_freq) / factor);
-    return stored(run, share + stored(run, smooth * inv_freq));
+    const double waves = ari_bl_stored(run, ari_bl_stored(run, 1.0 / wavelength) * context);
+    const double smooth = ari_bl_stored(run, ari_bl_stored(run, waves - ari_bl_stored(run, o->low_freq_factor)) /
+                                                 ari_bl_stored(run, o->high_freq_factor - o->low_freq_factor));
+    const double share = ari_bl_stored(run, ari_bl_stored(run, ari_bl_stored(run, 1.0 - smooth) * inv_freq) / factor);
+    return ari_bl_stored(run, share + ari_bl_stored(run, smooth * inv_freq));
 }
 
 /* x^y. */
 static double power(const ari_bl_run *run, double x, double y)
 {
-    return stored(run, ari_exp64(stored(run, y) * ari_log64(stored(run, x))));
+    return ari_bl_stored(run, ari_exp64(ari_bl_stored(run, y) * ari_log64(ari_bl_stored(run, x))));
 }
 
 /* YaRN blends too, along a ramp over the pairs: from the pair that turns beta_fast times within the first context to
@@ -58,12 +54,13 @@ static double yarn_frequency(const ari_bl_run *run, size_t i, size_t d, double w
     end[1] = end[1] > last ? last : end[1];
     if (end[0] == end[1])
         end[1] += 0.001;
-    double ramp = stored(run, stored(run, (double)i - stored(run, end[0])) / stored(run, end[1] - end[0]));
+    double ramp = ari_bl_stored(run, ari_bl_stored(run, (double)i - ari_bl_stored(run, end[0])) /
+                                         ari_bl_stored(run, end[1] - end[0]));
     ramp = ramp < 0.0 ? 0.0 : ramp > 1.0 ? 1.0 : ramp;
-    const double extrapolated = stored(run, 1.0 - ramp);
-    const double interpolation = stored(run, 1.0 / stored(run, stored(run, o->factor) * wave));
-    const double slowed = stored(run, interpolation * stored(run, 1.0 - extrapolated));
-    return stored(run, slowed + stored(run, stored(run, 1.0 / wave) * extrapolated));
+    const double extrapolated = ari_bl_stored(run, 1.0 - ramp);
+    const double interpolation = ari_bl_stored(run, 1.0 / ari_bl_stored(run, ari_bl_stored(run, o->factor) * wave));
+    const double slowed = ari_bl_stored(run, interpolation * ari_bl_stored(run, 1.0 - extrapolated));
+    return ari_bl_stored(run, slowed + ari_bl_stored(run, ari_bl_stored(run, 1.0 / wave) * extrapolated));
 }
 
 /* Dynamic scaling's theta where the sequence is longer than the first context. */
@@ -72,10 +69,10 @@ static double dynamic_theta(const ari_bl_run *run, size_t d, size_t length)
     const ar_rope *o = run->rope;
     if (length <= o->original_positions)
         return o->theta;
-    const double stretched = stored(run, stored(run, o->factor) * (double)length);
-    const double ratio = stored(run, stretched / (double)o->original_positions);
-    const double base = stored(run, ratio - stored(run, o->factor - 1.0));
-    return stored(run, stored(run, o->theta) * power(run, base, (double)d / ((double)d - 2.0)));
+    const double stretched = ari_bl_stored(run, ari_bl_stored(run, o->factor) * (double)length);
+    const double ratio = ari_bl_stored(run, stretched / (double)o->original_positions);
+    const double base = ari_bl_stored(run, ratio - ari_bl_stored(run, o->factor - 1.0));
+    return ari_bl_stored(run, ari_bl_stored(run, o->theta) * power(run, base, (double)d / ((double)d - 2.0)));
 }
 
 /* The angle that pair i of a head turns by from one position to the next, in a sequence of some length. */
@@ -89,15 +86,16 @@ static double frequency_of(const ari_bl_run *run, size_t i, size_t length)
                                                      : (double)ari_rope_inv_freq(o->theta, i, d);
     const double wave = power(run, o->theta, exponent);
     if (o->kind == AR_ROPE_LINEAR)
-        return stored(run, plain / o->factor);
+        return ari_bl_stored(run, plain / o->factor);
     if (o->kind == AR_ROPE_LLAMA3)
         return llama3_frequency(run, plain);
     if (o->kind == AR_ROPE_YARN)
         return yarn_frequency(run, i, d, wave);
     if (o->kind == AR_ROPE_DYNAMIC)
-        return stored(run, 1.0 / power(run, dynamic_theta(run, d, length), exponent));
+        return ari_bl_stored(run, 1.0 / power(run, dynamic_theta(run, d, length), exponent));
     if (o->kind == AR_ROPE_LONGROPE)
-        return stored(run, 1.0 / stored(run, (double)(longer ? o->long_factor : o->short_factor)[i] * wave));
+        return ari_bl_stored(run,
+                             1.0 / ari_bl_stored(run, (double)(longer ? o->long_factor : o->short_factor)[i] * wave));
     return plain;
 }
 
@@ -124,7 +122,7 @@ static double attention_factor(const ari_bl_run *run)
         factor = mscale(o->factor, o->mscale) / mscale(o->factor, o->mscale_all_dim);
     else if (o->kind == AR_ROPE_YARN)
         factor = mscale(o->factor, 1.0);
-    return stored(run, factor);
+    return ari_bl_stored(run, factor);
 }
 
 /* The largest position of the batch, and 1. */

@@ -113,6 +113,11 @@ static inline double ari_bl_stream(const ari_bl_run *run, double x)
 {
     return ari_bl_round(run, x, ARI_BL_STREAM);
 }
+/** What a config says, or comes of it, as a run keeps it: fp32, but for the binary64 mode. */
+static inline double ari_bl_stored(const ari_bl_run *run, double x)
+{
+    return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
+}
 /** x[0..n) as numbers of a format whose unit round-off is `unit`: each with an error, unless it is such a number. */
 void ari_bl_shorten(ari_bl_noise *noise, double *x, size_t n, double unit);
 /** prefix.part, the full name of a tensor; either may be "". */

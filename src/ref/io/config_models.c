@@ -352,6 +352,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
                       scores[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
                                  "routed_scaling_factor scoring_func topk_method num_nextn_predict_layers use_qk_norm "
                                  "partial_rotary_factor",
+                      granite[] = "embedding_multiplier attention_multiplier residual_multiplier logits_scaling",
                       window[] = "sliding_window_pattern", rotated[] = "no_rope_layers no_rope_layer_interval",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
                                  "sliding_window_pattern rope_local_base_freq";
@@ -374,6 +375,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"olmo3", "olmo3", ari_config_olmo3, ""},
                                                {"exaone4", "exaone4", ari_config_exaone4, window},
                                                {"smollm3", "smollm3", ari_config_smollm3, rotated},
+                                               {"granite", "granite", ari_config_granite, granite},
                                                {"seed_oss", "seedoss", ari_config_seed_oss, "attention_out_bias"},
                                                {"stablelm", "stablelm", ari_config_stablelm, "partial_rotary_factor"},
                                                {"starcoder2", "starcoder2", ari_config_starcoder2, ""},

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models that differ from Llama, or from another of its form, in a rule for their layers, a norm or a bias
  * (transformers, the models' configuration_NAME.py). */
+#include <math.h>
+
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
@@ -119,6 +121,37 @@ ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at)
     AR_TRY(read_unturned(c, at));
     AR_TRY(ari_json_bool_or(at, "use_sliding_window", &slides));
     AR_TRY(slides ? ari_config_window_unturned(c, at) : ari_config_window_none(at));
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
+
+static ar_status read_multiplier(const ari_json_at *at, const char *key, double *out)
+{
+    *out = 1.0;
+    AR_TRY(ari_json_real_or(at, key, out));
+    if (!((float)*out > 0.0f) || isinf((float)*out))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a positive number", ARI_SHOW(at->name), key,
+                            *out);
+    return AR_OK;
+}
+
+/* Llama's form, with factors of the embedding, the scores, what is added to the residual, and the logits. */
+ar_status ari_config_granite(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.called = "Granite", .positions = 2048};
+    double scores = 0.0, logits = 0.0;
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_attention_bias(c, at));
+    AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
+    AR_TRY(read_multiplier(at, "embedding_multiplier", &c->embed_scale));
+    AR_TRY(read_multiplier(at, "residual_multiplier", &c->branch_scale));
+    AR_TRY(read_multiplier(at, "attention_multiplier", &scores));
+    AR_TRY(read_multiplier(at, "logits_scaling", &logits));
+    c->query_scalar = 1.0 / (scores * scores);
+    c->logit_scale = 1.0 / logits;
     ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }

@@ -136,7 +136,7 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     c->hidden = from.hidden == from.heads * from.head_dim
                     ? c->heads * c->head_dim
                     : same_divisors(from.hidden, rounded(from.hidden, n), c->heads);
-    if (from.embed_scale > 0.0)
+    if (from.embed_scale > 0.0 && from.norm_plus_one) /* Gemma's */
         c->embed_scale = sqrt((double)c->hidden);
     c->ffn = same_divisors(from.ffn, rounded(from.ffn, n), c->heads);
     if (from.experts.n > 0)

@@ -10,6 +10,7 @@
 typedef struct branch {
     ar_module *before, *of, *after;
     ari_dropout dropout;
+    float scale; /* of what it adds; 0: none */
     ari_use use; /* of the input of `of` */
 } branch;
 
@@ -18,10 +19,13 @@ typedef struct block_module {
     branch attention, mlp;
 } block_module;
 
-/* y = residual + drop(x). Ends x, an attention's or MLP's output, which nothing keeps. */
-static ar_status add_residual(const ari_dropout *d, ar_ctx *ctx, ar_tensor *y, const ar_tensor *residual, ar_tensor *x)
+/* y = residual + drop(scale*x). Ends x, an attention's or MLP's output, which nothing keeps. */
+static ar_status add_residual(const branch *b, ar_ctx *ctx, ar_tensor *y, const ar_tensor *residual, ar_tensor *x)
 {
+    const ari_dropout *d = &b->dropout;
     AR_TRY(ari_like(ctx, y, residual, residual->shape[residual->ndim - 1]));
+    if (b->scale != 0.0f)
+        AR_TRY(ARI_KERNEL(ctx, scale, x, x, b->scale));
     AR_TRY(ari_dropout_on(ctx) ? ari_drop_add_tokens(d, ctx, y, residual, x) : ARI_KERNEL(ctx, add, y, residual, x));
     ar_ctx_release(ctx, x);
     return AR_OK;
@@ -44,9 +48,9 @@ static ar_status make(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(ar_module_forward(b->of, ctx, saved, &made, in, batch));
     ctx->use = ARI_USE_BETWEEN;
     if (!b->after)
-        return add_residual(&b->dropout, ctx, y, x, &made);
+        return add_residual(b, ctx, y, x, &made);
     AR_TRY(ar_module_forward(b->after, ctx, saved, &normed, &made, batch));
-    return add_residual(&b->dropout, ctx, y, x, &normed);
+    return add_residual(b, ctx, y, x, &normed);
 }
 
 /* r = x + attention, and the MLP's input. */
@@ -83,14 +87,16 @@ static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     return ar_module_forward(m->mlp.after, ctx, saved, &normed, &made, batch);
 }
 
-/* dy as it reaches the branch before its dropout: a tensor of its own, or dy itself. */
-static ar_status drop_backward(const ari_dropout *d, ar_ctx *ctx, ar_tensor *dropped, const ar_tensor *dy)
+/* dy as it reaches the branch before its dropout and its scale: a tensor of its own, or dy itself. */
+static ar_status drop_backward(const branch *b, ar_ctx *ctx, ar_tensor *dropped, const ar_tensor *dy)
 {
     *dropped = *dy;
-    if (!ari_dropout_on(ctx))
+    if (!ari_dropout_on(ctx) && b->scale == 0.0f)
         return AR_OK;
     AR_TRY(ari_like(ctx, dropped, dy, dy->shape[dy->ndim - 1]));
-    return ari_drop_tokens(d, ctx, 'b', dropped, dy);
+    if (ari_dropout_on(ctx))
+        AR_TRY(ari_drop_tokens(&b->dropout, ctx, 'b', dropped, dy));
+    return b->scale != 0.0f ? ARI_KERNEL(ctx, scale, dropped, ari_dropout_on(ctx) ? dropped : dy, b->scale) : AR_OK;
 }
 
 /* The gradient of what the branch was given, dy being that of what it added to the residual. */
@@ -98,7 +104,7 @@ static ar_status back_through(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_
                               const ar_batch *batch)
 {
     ar_tensor dropped, normed;
-    AR_TRY(drop_backward(&b->dropout, ctx, &dropped, dy));
+    AR_TRY(drop_backward(b, ctx, &dropped, dy));
     normed = dropped;
     if (b->after)
         AR_TRY(ar_module_backward(b->after, ctx, saved, &normed, &dropped, batch));
@@ -207,6 +213,7 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
     split_branches(&o);
     m->attention.use = ARI_USE_ATTENTION;
     m->mlp.use = ARI_USE_MLP;
+    m->attention.scale = m->mlp.scale = (float)o.branch_scale;
     if (before)
         AR_TRY(create_norm(&m->attention.before, m, ctx, &o, o.norm1 ? o.norm1 : "norm1",
                            o.split ? o.split->norm1 : stream));

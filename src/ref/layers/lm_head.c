@@ -13,10 +13,11 @@ struct ar_lm_head {
     ari_cross_entropy entropy;
     ar_param loss; /* of which only the gradient is used */
     double cap;    /* of the logits; 0: none */
+    float scale;   /* likewise */
 };
 
 enum { SAVED_LOGITS };
-static const char CAPPED[] = "capped"; /* the part of the head's path */
+static const char CAPPED[] = "capped", SCALED[] = "scaled"; /* parts of the head's path */
 
 /* True if the loss works on shards of the logits. */
 static bool loss_parallel(const ar_lm_head *l)
@@ -115,6 +116,11 @@ ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t target
     return ari_loss_value(&l->loss, ctx, loss, (double)targets, more);
 }
 
+void ar_lm_head_scale(ar_lm_head *l, double factor)
+{
+    l->scale = (float)factor;
+}
+
 /* --- forward and backward ----------------------------------------------------------------------------------------- */
 
 static ar_status tap_logits(const ar_lm_head *l, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t)
@@ -141,6 +147,10 @@ ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const 
         AR_TRY(ARI_KERNEL(ctx, softcap, &logits, &bare, 1.0f, l->cap));
         AR_TRY(tap_logits(l, ctx, CAPPED, 'f', &logits));
     }
+    if (l->scale != 0.0f) {
+        AR_TRY(ARI_KERNEL(ctx, scale, &logits, &logits, l->scale));
+        AR_TRY(tap_logits(l, ctx, SCALED, 'f', &logits));
+    }
     return add_terms(l, ctx, saved, &logits, batch);
 }
 
@@ -156,6 +166,10 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
         AR_TRY(ar_saved_pop(saved, l, SAVED_LOGITS, &bare));
         AR_TRY(ARI_KERNEL(ctx, softcap_backward, &dlogits, &dlogits, &bare, 1.0f, l->cap));
         ar_ctx_release(ctx, &bare);
+    }
+    if (l->scale != 0.0f) {
+        AR_TRY(tap_logits(l, ctx, SCALED, 'b', &dlogits));
+        AR_TRY(ARI_KERNEL(ctx, scale, &dlogits, &dlogits, l->scale));
     }
     AR_TRY(tap_logits(l, ctx, "logits", 'b', &dlogits));
     AR_TRY(ari_linear_backward(&l->linear, ctx, saved, dx, &dlogits, l->name, NULL));

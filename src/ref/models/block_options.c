@@ -47,6 +47,7 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                             .norm_eps = c->norm_eps,
                             .norm_place = c->norm_place,
                             .norm_plus_one = c->norm_plus_one,
+                            .branch_scale = c->branch_scale,
                             .index = layer};
     o->attention = (ar_attention_options){.hidden = c->hidden,
                                           .heads = c->heads,

@@ -104,6 +104,7 @@ static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *spli
     AR_TRY(ar_lm_head_create(&m->head, ctx, &split->head, head, c->vocab, c->hidden,
                              c->tied ? ar_embedding_token(m->embedding) : NULL));
     ar_lm_head_cap(m->head, c->logit_cap);
+    ar_lm_head_scale(m->head, c->logit_scale);
     return AR_OK;
 }
 

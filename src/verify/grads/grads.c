@@ -29,7 +29,10 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
     const char *head = ari_part_path(f, ARI_HEAD);
     const size_t hidden[3] = {b->batch, b->seq, c->hidden}, logits[3] = {b->batch, b->seq, c->vocab}, one[1] = {1};
     char capped[96];
-    snprintf(capped, sizeof capped, "%s%s", head ? head : "", c->logit_cap > 0.0 ? ".capped" : "");
+    snprintf(capped, sizeof capped, "%s%s", head ? head : "",
+             c->logit_cap > 0.0     ? ".capped"
+             : c->logit_scale > 0.0 ? ".scaled"
+                                    : "");
     if (head)
         AR_TRY(ari_gather_want(g, capped, 'f', "logits", 3, logits, OUTPUTS_FILE));
     AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, OUTPUTS_FILE));

@@ -5,7 +5,7 @@
 #define ari_exact_ifma emulated_exact_ifma
 
 #include "ref/cpu/device.h"
-#include "ref/cpu/exact/sums.h"
+#include "ref/cpu/exact/panels.h"
 /* After the headers of others: a compiler that is told that the processor has AVX-512 uses it for plain C as well. */
 #define target(features)
 #include "ref/cpu/exact/ifma.c"

@@ -5,7 +5,7 @@
 #define ari_exact_avxvnni emulated_exact_avxvnni
 
 #include "ref/cpu/device.h"
-#include "ref/cpu/exact/sums.h"
+#include "ref/cpu/exact/panels.h"
 /* After the headers of others: a compiler that is told that the processor has the instructions uses them for plain C. */
 #define target(features)
 #include "ref/cpu/exact/k16_avxvnni.c"

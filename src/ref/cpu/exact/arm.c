@@ -56,7 +56,7 @@ __attribute__((target("arch=armv8.2-a+i8mm"))) static void product_smmla(int32_t
 }
 
 static const ari_panel_kernel kernel_smmla = {
-    ARI_DIGIT_KERNEL(ROWS, SMMLA_COLS), .step = ARI_DIGIT_CHUNK,    .slice = SLICE,
+    ARI_DIGIT_KERNEL(ROWS, SMMLA_COLS), .step = ARI_DIGIT_CHUNK,    ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS),
     .left_group = SMMLA_GROUP,          .right_group = SMMLA_GROUP, .product = product_smmla};
 
 static bool supported_smmla(void)
@@ -112,7 +112,7 @@ __attribute__((target("arch=armv8.2-a+dotprod"))) static void product_sdot(int32
 }
 
 static const ari_panel_kernel kernel_sdot = {
-    ARI_DIGIT_KERNEL(ROWS, SDOT_COLS), .step = ARI_DIGIT_CHUNK,   .slice = SLICE,
+    ARI_DIGIT_KERNEL(ROWS, SDOT_COLS), .step = ARI_DIGIT_CHUNK,   ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS),
     .left_group = SDOT_GROUP,          .right_group = SDOT_GROUP, .product = product_sdot};
 
 static bool supported_sdot(void)
@@ -194,10 +194,11 @@ static void multiply_neon(const ari_panel_kernel *kernel, const ari_register_til
 
 static const ari_panel_kernel kernel_neon = {.rows = NEON_ROWS,
                                              .cols = NEON_COLS,
-                                             .left = NEON_ROWS * sizeof(int32_t),
-                                             .right = NEON_COLS * sizeof(int32_t),
+                                             .lanes = NEON_COLS,
+                                             .left = sizeof(int32_t),
+                                             .right = sizeof(int32_t),
                                              .step = 1,
-                                             .slice = SLICE,
+                                             ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS),
                                              .pack_left = pack_left_neon,
                                              .pack_right = pack_right_neon,
                                              .multiply = multiply_neon};

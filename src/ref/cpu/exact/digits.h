@@ -28,8 +28,8 @@
 ari_panel_pack ari_digits_pack_left, ari_digits_pack_right;
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r);
 
-#define ARI_DIGIT_KERNEL(rows_, cols_)                                                                     \
-    .rows = (rows_), .cols = (cols_), .left = (rows_)*ARI_DIGIT_PLANES, .right = (cols_)*ARI_DIGIT_PLANES, \
+#define ARI_DIGIT_KERNEL(rows_, cols_)                                                                       \
+    .rows = (rows_), .cols = (cols_), .lanes = (cols_), .left = ARI_DIGIT_PLANES, .right = ARI_DIGIT_PLANES, \
     .pack_left = ari_digits_pack_left, .pack_right = ari_digits_pack_right, .multiply = ari_digits_multiply
 
 #endif

@@ -29,7 +29,7 @@
 #include <string.h>
 
 #include "ref/cpu/device.h"
-#include "ref/cpu/exact/sums.h"
+#include "ref/cpu/exact/panels.h"
 #include "ref/cpu/exact/transpose8.h"
 #include "ref/cpu/gemm.h"
 
@@ -57,46 +57,6 @@ typedef uint32_t vec __attribute__((vector_size(4 * K16_LANES)));
 typedef int32_t signed_vec __attribute__((vector_size(4 * K16_LANES)));
 typedef uint64_t wide_vec __attribute__((vector_size(4 * K16_LANES)));
 
-typedef struct workspace {
-    uint64_t *sums;  /* [rows to a multiple of ROWS, sums_ld] */
-    uint32_t *right; /* a slice in panels of up to WIDTH columns */
-    uint32_t *left;  /* and of ROWS rows */
-    size_t sums_ld, words;
-} workspace;
-
-static size_t round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
-/* Dwords of a plane for each row of a panel; 8 terms are packed at a time. */
-static size_t pairs_of(size_t terms)
-{
-    return ari_round_up8(terms) / 2;
-}
-
-static workspace workspace_at(const ari_tile_plan *p, void *words)
-{
-    const size_t rows = round_up(p->tile_rows, ROWS), cols = round_up(p->tile_cols, LANES);
-    const size_t depth = PLANES * pairs_of(p->slice);
-    workspace w = {.sums = words, .sums_ld = ari_sums_ld(p)};
-    const size_t sums = rows * w.sums_ld, right = cols * depth / 2; /* cols is a multiple of 8, depth of 4 */
-    w.words = sums + right + ari_round_up8(rows * depth / 2);
-    if (words) {
-        w.right = (uint32_t *)(void *)(w.sums + sums);
-        w.left = (uint32_t *)(void *)(w.sums + sums + right);
-    }
-    return w;
-}
-
-/* Slices of nearly equal length, of whole blocks. */
-static void plan_tile(ari_tile_plan *p, size_t k)
-{
-    const size_t slices = (k + SLICE - 1) / SLICE;
-    p->slice = slices > 0 ? round_up((k + slices - 1) / slices, BLOCK) : 0;
-    p->path = workspace_at(p, NULL).words;
-}
-
 /* --- panels ------------------------------------------------------------------------------------------------------- */
 
 typedef uint32_t vec8 __attribute__((vector_size(32)));
@@ -117,50 +77,6 @@ K16_INLINE void store_pair(uint32_t *to, size_t plane, vec8 even, vec8 odd, cons
     memcpy(to + 2 * plane, &both, rows * sizeof *to);
 }
 
-/* An operand's slice: [block][panel][plane][pair][row of the panel], of dwords that hold a pair of terms each. */
-typedef struct panels {
-    uint32_t *at;
-    size_t rows; /* of all panels */
-} panels;
-
-/* The block of `pairs` pairs that begins at pair `from`, of the panel that begins at row `row`. */
-static inline uint32_t *panel_at(const panels *p, size_t from, size_t pairs, size_t row)
-{
-    return p->at + PLANES * (from * p->rows + pairs * row);
-}
-
-/* `rows` rows from row `row` of a panel of `width` rows on, which begins at `panel`. */
-K16_INLINE void pack(const panels *p, size_t panel, size_t width, size_t row, const ari_strip *s, size_t terms,
-                     const size_t rows)
-{
-    for (size_t from = 0; from < terms; from += BLOCK) {
-        const size_t n = terms - from < BLOCK ? terms - from : BLOCK, pairs = pairs_of(n);
-        uint32_t *to = panel_at(p, from / 2, pairs, panel) + (row - panel);
-        for (size_t k = 0; k < n; k += 8) {
-            __m256i t[8];
-            ari_transpose8(t, s, from + k, n - k);
-            for (size_t i = 0; i < 8; i += 2, to += width)
-                store_pair(to, pairs * width, (vec8)t[i], (vec8)t[i + 1], rows);
-        }
-    }
-}
-
-K16 static void pack_left(const panels *p, size_t row, const ari_strip *s, size_t terms)
-{
-    pack(p, row, ROWS, row, s, terms, ROWS);
-}
-
-K16 static void pack_right(const panels *p, size_t panel, size_t width, size_t col, const ari_strip *s, size_t terms)
-{
-    pack(p, panel, width, col, s, terms, 8);
-}
-
-/* Columns of the right panel that starts at column j of `cols`, a multiple of LANES. */
-static size_t panel_width(size_t cols, size_t j)
-{
-    return cols - j < WIDTH ? cols - j : WIDTH;
-}
-
 /* The column in lane `lane` of a vector. Sums of even lanes and those of odd lanes become vectors of 64-bit integers:
  * so these are of neighbouring columns. */
 static size_t column_of(size_t lane)
@@ -168,36 +84,44 @@ static size_t column_of(size_t lane)
     return lane % 2 * (LANES / 2) + lane / 2;
 }
 
-static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms)
+/* `rows` rows from row `row` of a panel of `width` rows on: [plane][pair][row of the panel], of dwords that hold a pair of
+ * terms each; 8 terms are packed at a time. */
+K16_INLINE void pack(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms, const size_t rows)
 {
-    const panels left = {w->left, round_up(t->rows, ROWS)}, right = {w->right, round_up(t->cols, LANES)};
-    for (size_t i = 0; i < t->rows; i += ROWS) {
-        ari_strip s = {.ahead = ROWS * t->a->ld};
-        for (size_t r = 0; r < ROWS && i + r < t->rows; r++)
-            s.row[r] = ari_packed_at(t->a, t->at, t->row + i + r, k);
-        pack_left(&left, i, &s, terms);
+    uint32_t *to = panel + row;
+    for (size_t k = 0; k < terms; k += 8) {
+        __m256i t[8];
+        ari_transpose8(t, s, k, terms - k);
+        for (size_t i = 0; i < 8; i += 2, to += width)
+            store_pair(to, ari_round_up8(terms) / 2 * width, (vec8)t[i], (vec8)t[i + 1], rows);
     }
-    for (size_t j = 0; j < right.rows; j += 8) {
-        const size_t panel = j / WIDTH * WIDTH, vector = j / LANES * LANES;
-        ari_strip s = {.ahead = LANES * t->b->ld};
+}
+
+K16 static void pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+{
+    (void)kernel;
+    ari_strip s = {.ahead = ROWS * rows->ld};
+    for (size_t r = 0; r < ROWS && r < rows->rows; r++)
+        s.row[r] = rows->q + r * rows->ld;
+    pack(panel, ROWS, 0, &s, terms, ROWS);
+}
+
+K16 static void pack_right(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+{
+    (void)kernel;
+    const size_t width = (rows->rows + LANES - 1) / LANES * LANES;
+    for (size_t j = 0; j < width; j += 8) {
+        const size_t vector = j / LANES * LANES;
+        ari_strip s = {.ahead = LANES * rows->ld};
         for (size_t c = 0; c < 8; c++) {
             const size_t col = vector + column_of(j - vector + c);
-            s.row[c] = col < t->cols ? ari_packed_at(t->b, t->at, t->col + col, k) : NULL;
+            s.row[c] = col < rows->rows ? rows->q + col * rows->ld : NULL;
         }
-        pack_right(&right, panel, panel_width(right.rows, panel), j, &s, terms);
+        pack(panel, width, j, &s, terms, 8);
     }
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
-
-/* One block of a register tile: operands, where its sums stand, and whether they start here. */
-typedef struct product {
-    const uint32_t *left, *right;
-    uint64_t *sums;
-    size_t ld, pairs;
-    uint64_t start; /* what sums begin with */
-    bool add;
-} product;
 
 #define BIAS (1u << 31)
 
@@ -232,107 +156,76 @@ K16_INLINE void multiply_plane(vec acc[ROWS][3], const uint32_t *left, const uin
     }
 }
 
-/* 64-bit integers at s: x, or x added to them. */
-K16_INLINE void put(uint64_t *s, wide_vec x, const product *p)
+/* 64-bit integers at s: start + x, or x added to them. */
+K16_INLINE void put(int64_t *s, wide_vec x, uint64_t start, bool add)
 {
-    wide_vec sums = (wide_vec){0} + p->start;
-    if (p->add)
+    wide_vec sums = (wide_vec){0} + start;
+    if (add)
         memcpy(&sums, s, sizeof sums);
     sums += x;
     memcpy(s, &sums, sizeof sums);
 }
 
 /* S += x*2^26 + r, of the columns of even lanes and of those of odd ones. */
-K16_INLINE void flush(uint64_t *s, vec h, vec l, vec both, const product *p)
+K16_INLINE void flush(int64_t *s, vec h, vec l, vec both, uint64_t start, bool add)
 {
     const vec m = both - h - l;
     const wide_vec lower = (wide_vec){0} + 0xffffffffu;
     const wide_vec x = (wide_vec)(h + (vec)((signed_vec)m >> SPLIT));
     const wide_vec r = (wide_vec)((m << (32 - SPLIT) >> (32 - 2 * SPLIT)) + l);
-    put(s, ((x & lower) << (2 * SPLIT)) + (r & lower), p);
-    put(s + LANES / 2, ((x & ~lower) >> (32 - 2 * SPLIT)) + (r >> 32), p);
+    put(s, ((x & lower) << (2 * SPLIT)) + (r & lower), start, add);
+    put(s + LANES / 2, ((x & ~lower) >> (32 - 2 * SPLIT)) + (r >> 32), start, add);
 }
 
-K16_INLINE void multiply(const product *p, const size_t vectors)
+K16_INLINE void multiply(const ari_register_tile *p, const size_t vectors)
 {
     vec h[ROWS][3], l[ROWS][3], both[ROWS][3];
-    const size_t left = p->pairs * ROWS, right = p->pairs * vectors * LANES;
+    const size_t pairs = p->terms / 2, left = pairs * ROWS, right = pairs * vectors * LANES;
+    const uint32_t *a = p->left, *b = p->right;
+    const uint64_t start = 0 - p->blocks * (((uint64_t)BIAS << 2 * SPLIT) + BIAS);
     for (size_t i = 0; p->add && i < ROWS; i++) /* the sums, which are read last */
         for (size_t j = 0; j < vectors * LANES; j += 8)
             __builtin_prefetch(p->sums + i * p->ld + j, 1, 3);
-    multiply_plane(h, p->left, p->right, p->pairs, BIAS, vectors);
-    multiply_plane(l, p->left + left, p->right + right, p->pairs, BIAS, vectors);
-    multiply_plane(both, p->left + 2 * left, p->right + 2 * right, p->pairs, 0, vectors);
+    multiply_plane(h, a, b, pairs, BIAS, vectors);
+    multiply_plane(l, a + left, b + right, pairs, BIAS, vectors);
+    multiply_plane(both, a + 2 * left, b + 2 * right, pairs, 0, vectors);
 #pragma GCC unroll 8
     for (size_t i = 0; i < ROWS; i++)
 #pragma GCC unroll 3
         for (size_t v = 0; v < vectors; v++)
-            flush(p->sums + i * p->ld + v * LANES, h[i][v], l[i][v], both[i][v], p);
+            flush(p->sums + i * p->ld + v * LANES, h[i][v], l[i][v], both[i][v], start, p->add);
 }
 
-K16 static void multiply1(const product *p)
+K16 static void multiply_tile(const ari_panel_kernel *kernel, const ari_register_tile *r)
 {
-    multiply(p, 1);
-}
-
-K16 static void multiply2(const product *p)
-{
-    multiply(p, 2);
-}
-
+    (void)kernel;
+    if (r->cols == LANES)
+        multiply(r, 1);
+    else if (r->cols == 2 * LANES)
+        multiply(r, 2);
 #if K16_VECTORS == 3
-K16 static void multiply3(const product *p)
-{
-    multiply(p, 3);
-}
+    else
+        multiply(r, 3);
 #endif
-
-static void (*const kernels[K16_VECTORS])(const product *p) = {
-    multiply1,
-    multiply2,
-#if K16_VECTORS == 3
-    multiply3,
-#endif
-};
-
-/* The part of the tile from row i0 and column j0 on. */
-static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size_t j0, size_t pairs, uint64_t start,
-                          bool add)
-{
-    const size_t cols = round_up(t->cols, LANES);
-    const size_t rows_end = t->rows < i0 + NEAR_ROWS ? t->rows : i0 + NEAR_ROWS;
-    const size_t cols_end = cols < j0 + NEAR_COLS ? cols : j0 + NEAR_COLS;
-    const panels left = {w->left, round_up(t->rows, ROWS)}, right = {w->right, cols};
-    for (size_t k = 0; k < pairs; k += BLOCK / 2) {
-        const size_t n = pairs - k < BLOCK / 2 ? pairs - k : BLOCK / 2;
-        for (size_t j = j0; j < cols_end; j += WIDTH)
-            for (size_t i = i0; i < rows_end; i += ROWS) {
-                const product p = {.left = panel_at(&left, k, n, i),
-                                   .right = panel_at(&right, k, n, j),
-                                   .sums = w->sums + i * w->sums_ld + j,
-                                   .ld = w->sums_ld,
-                                   .pairs = n,
-                                   .start = start,
-                                   .add = add || k > 0};
-                kernels[panel_width(cols, j) / LANES - 1](&p);
-            }
-    }
 }
 
-/* w.sums = the tile's sums over k in [from, to), at most 8191 terms. */
-static void sum_tile(const ari_tile *t, size_t from, size_t to)
+static const ari_panel_kernel kernel = {.rows = ROWS,
+                                        .cols = WIDTH,
+                                        .lanes = LANES,
+                                        .left = PLANES * sizeof(int16_t),
+                                        .right = PLANES * sizeof(int16_t),
+                                        .step = 8,
+                                        .slice = SLICE,
+                                        .block = BLOCK,
+                                        .near_rows = NEAR_ROWS,
+                                        .near_cols = NEAR_COLS,
+                                        .pack_left = pack_left,
+                                        .pack_right = pack_right,
+                                        .multiply = multiply_tile};
+
+static void plan_tile(ari_tile_plan *p, size_t k)
 {
-    const workspace w = workspace_at(t->plan, t->words);
-    const uint64_t blocks = (to - from + BLOCK - 1) / BLOCK, of_block = ((uint64_t)BIAS << 2 * SPLIT) + BIAS;
-    if (from == to)
-        memset(w.sums, 0, t->rows * w.sums_ld * sizeof *w.sums);
-    for (size_t k = from; k < to; k += t->plan->slice) {
-        const size_t terms = to - k < t->plan->slice ? to - k : t->plan->slice;
-        pack_slice(&w, t, k, terms);
-        for (size_t i = 0; i < t->rows; i += NEAR_ROWS)
-            for (size_t j = 0; j < t->cols; j += NEAR_COLS)
-                multiply_part(&w, t, i, j, pairs_of(terms), 0 - blocks * of_block, k > from);
-    }
+    ari_panels_plan(&kernel, p, k);
 }
 
 static bool is_supported(void)
@@ -341,8 +234,8 @@ static bool is_supported(void)
 }
 
 const ari_exact_path K16_PATH = {
-    ARI_SUMS_PATH,     .name = K16_NAME,  .needs = K16_NEEDS, .supported = is_supported,
+    ARI_PANEL_PATH,    .name = K16_NAME,  .needs = K16_NEEDS, .supported = is_supported,
     .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
-    .plan = plan_tile, .sum = sum_tile};
+    .plan = plan_tile};
 
 #endif

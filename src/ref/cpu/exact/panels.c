@@ -3,31 +3,48 @@
 
 #include <string.h>
 
-#define WORD sizeof(int64_t)
-
 static size_t round_up(size_t n, size_t step)
 {
     return (n + step - 1) / step * step;
 }
 
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Panels of an operand's slice: those of a block one after the other, then those of the next block. */
+typedef struct panels {
+    char *at;
+    size_t rows;  /* of all panels */
+    size_t bytes; /* of a term of a row */
+} panels;
+
 typedef struct workspace {
     int64_t *sums; /* [rows to whole register tiles, sums_ld] */
-    char *left;    /* panels, one after the other */
-    char *right;
+    panels left, right;
     size_t words;
 } workspace;
 
-static workspace workspace_at(const ari_tile_plan *p, void *words)
+/* Words of panels. */
+static size_t words_of(const ari_panel_kernel *kernel, const panels *p, size_t slice)
+{
+    const size_t terms = slice + (slice + kernel->block - 1) / kernel->block * kernel->head;
+    return ari_round_up8((p->rows * terms * p->bytes + sizeof(int64_t) - 1) / sizeof(int64_t));
+}
+
+/* For a tile of so many rows and columns. */
+static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, size_t cols)
 {
     const ari_panel_kernel *kernel = p->kernel;
-    const size_t rows = round_up(p->tile_rows, kernel->rows), cols = round_up(p->tile_cols, kernel->cols);
-    const size_t sums = rows * ari_sums_ld(p);
-    const size_t left = ari_round_up8(rows / kernel->rows * kernel->left * p->slice / WORD);
-    const size_t right = ari_round_up8(cols / kernel->cols * kernel->right * p->slice / WORD);
-    workspace w = {.sums = words, .words = sums + left + right};
+    workspace w = {.sums = words,
+                   .left = {NULL, round_up(rows, kernel->rows), kernel->left},
+                   .right = {NULL, round_up(cols, kernel->lanes), kernel->right}};
+    const size_t sums = ari_round_up8(w.left.rows * ari_sums_ld(p)), left = words_of(kernel, &w.left, p->slice);
+    w.words = sums + left + words_of(kernel, &w.right, p->slice);
     if (words) {
-        w.left = (char *)(w.sums + sums);
-        w.right = (char *)(w.sums + sums + left);
+        w.left.at = (char *)(w.sums + sums);
+        w.right.at = (char *)(w.sums + sums + left);
     }
     return w;
 }
@@ -36,54 +53,73 @@ static workspace workspace_at(const ari_tile_plan *p, void *words)
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
 {
     const size_t slices = (k + kernel->slice - 1) / kernel->slice;
-    p->slice = slices > 0 ? round_up((k + slices - 1) / slices, kernel->step) : 0;
+    const size_t step = kernel->block < kernel->slice ? kernel->block : kernel->step;
+    p->slice = slices > 0 ? round_up((k + slices - 1) / slices, step) : 0;
     p->kernel = kernel;
-    p->path = ari_round_up8(workspace_at(p, NULL).words);
+    p->path = workspace_at(p, NULL, p->tile_rows, p->tile_cols).words;
 }
 
-static ari_panel_rows rows_of(const ar_packed *p, size_t at, size_t row, size_t rows, size_t most, size_t k)
+/* The panel that begins at row `row`, of the block of `terms` terms that begins at term k of the slice. */
+static char *panel_at(const ari_panel_kernel *kernel, const panels *p, size_t row, size_t k, size_t terms)
 {
-    return (ari_panel_rows){ari_packed_at(p, at, row, k), p->ld, rows < most ? rows : most};
+    const size_t before = k / kernel->block * (kernel->head + kernel->block) * p->rows;
+    return p->at + (before + (kernel->head + round_up(terms, kernel->step)) * row) * p->bytes;
+}
+
+/* Every row panel of a slice, block after block. */
+static void pack_panels(const ari_panel_kernel *kernel, const panels *to, ari_panel_pack *pack, size_t rows_each,
+                        const ari_panel_rows *all, size_t terms)
+{
+    for (size_t i = 0; i < all->rows; i += rows_each)
+        for (size_t k = 0; k < terms; k += kernel->block) {
+            const size_t n = least(terms - k, kernel->block);
+            const ari_panel_rows s = {all->q + i * all->ld + k, all->ld, least(all->rows - i, rows_each)};
+            pack(kernel, panel_at(kernel, to, i, k, n), &s, n);
+        }
 }
 
 static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
-    const size_t whole = round_up(terms, kernel->step);
-    for (size_t i = 0; i < t->rows; i += kernel->rows) {
-        const ari_panel_rows s = rows_of(t->a, t->at, t->row + i, t->rows - i, kernel->rows, k);
-        kernel->pack_left(kernel, w->left + i / kernel->rows * kernel->left * whole, &s, terms);
-    }
-    for (size_t j = 0; j < t->cols; j += kernel->cols) {
-        const ari_panel_rows s = rows_of(t->b, t->at, t->col + j, t->cols - j, kernel->cols, k);
-        kernel->pack_right(kernel, w->right + j / kernel->cols * kernel->right * whole, &s, terms);
-    }
+    const ari_panel_rows left = {ari_packed_at(t->a, t->at, t->row, k), t->a->ld, t->rows};
+    const ari_panel_rows right = {ari_packed_at(t->b, t->at, t->col, k), t->b->ld, t->cols};
+    pack_panels(kernel, &w->left, kernel->pack_left, kernel->rows, &left, terms);
+    pack_panels(kernel, &w->right, kernel->pack_right, kernel->cols, &right, terms);
 }
 
-static void multiply_slice(const workspace *w, const ari_tile *t, size_t terms, bool add)
+/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there. */
+static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size_t j0, size_t terms,
+                          ari_register_tile r)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
-    const size_t whole = round_up(terms, kernel->step);
-    for (size_t j = 0; j < t->cols; j += kernel->cols)
-        for (size_t i = 0; i < t->rows; i += kernel->rows) {
-            const ari_register_tile r = {.left = w->left + i / kernel->rows * kernel->left * whole,
-                                         .right = w->right + j / kernel->cols * kernel->right * whole,
-                                         .terms = whole,
-                                         .sums = w->sums + i * ari_sums_ld(t->plan) + j,
-                                         .ld = ari_sums_ld(t->plan),
-                                         .add = add};
-            kernel->multiply(kernel, &r);
-        }
+    const size_t rows = least(t->rows, i0 + kernel->near_rows), cols = least(t->cols, j0 + kernel->near_cols);
+    for (size_t k = 0; k < terms; k += kernel->block, r.add = true) {
+        const size_t n = least(terms - k, kernel->block);
+        r.terms = round_up(n, kernel->step);
+        for (size_t j = j0; j < cols; j += kernel->cols)
+            for (size_t i = i0; i < rows; i += kernel->rows) {
+                r.left = panel_at(kernel, &w->left, i, k, n);
+                r.right = panel_at(kernel, &w->right, j, k, n);
+                r.cols = least(w->right.rows - j, kernel->cols);
+                r.sums = w->sums + i * r.ld + j;
+                kernel->multiply(kernel, &r);
+            }
+    }
 }
 
 void ari_panels_sum(const ari_tile *t, size_t from, size_t to)
 {
-    const workspace w = workspace_at(t->plan, t->words);
+    const ari_panel_kernel *kernel = t->plan->kernel;
+    const workspace w = workspace_at(t->plan, t->words, t->rows, t->cols);
+    ari_register_tile r = {.blocks = (to - from + kernel->block - 1) / kernel->block, .ld = ari_sums_ld(t->plan)};
     if (from == to)
-        memset(w.sums, 0, t->rows * ari_sums_ld(t->plan) * sizeof *w.sums);
+        memset(w.sums, 0, t->rows * r.ld * sizeof *w.sums);
     for (size_t k = from; k < to; k += t->plan->slice) {
-        const size_t terms = to - k < t->plan->slice ? to - k : t->plan->slice;
+        const size_t terms = least(to - k, t->plan->slice);
+        r.add = k > from;
         pack_slice(&w, t, k, terms);
-        multiply_slice(&w, t, terms, k > from);
+        for (size_t i = 0; i < t->rows; i += kernel->near_rows)
+            for (size_t j = 0; j < t->cols; j += kernel->near_cols)
+                multiply_part(&w, t, i, j, terms, r);
     }
 }

@@ -5,9 +5,9 @@
 #include "ref/cpu/exact/sums.h"
 
 /* Exact paths whose sums are int64 and whose operands are packed into panels, a slice of K at a time: their common
- * part. A panel holds as many rows as a register tile has rows or columns, in the order that its instructions want;
- * those of a slice stay in the second cache level while the sums of the tile are made, one register tile after the
- * other. */
+ * part. A panel holds as many rows as a register tile has rows or columns, in the order that its instructions want.
+ * Those of a slice, or of a part of it, stay in the second cache level while the sums of the tile, or of a part of it,
+ * are made, one register tile after the other. */
 
 /* Up to a panel's rows of integers with a common row length. */
 typedef struct ari_panel_rows {
@@ -18,24 +18,30 @@ typedef struct ari_panel_rows {
 /* A register tile: its operands, its sums, and whether it adds to them. */
 typedef struct ari_register_tile {
     const void *left, *right; /* panels */
+    size_t cols;              /* of the right one */
     size_t terms;             /* a multiple of the kernel's step */
+    size_t blocks;            /* over which its sums are made in all */
     int64_t *sums;
     size_t ld;
     bool add;
 } ari_register_tile;
 
 typedef struct ari_panel_kernel ari_panel_kernel;
-/** A panel of `terms` terms; rows that are missing are zero. */
+/** A panel of `terms` terms; rows that are missing are zero. A right one has whole vectors of `lanes` columns. */
 typedef void ari_panel_pack(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms);
 /* sums[i*cols + j] = the products of row i of one plane of a left panel and row j of one of a right panel, added up
  * (digits.h). */
 typedef void ari_panel_product(int32_t *sums, const int8_t *left, const int8_t *right, size_t terms);
 
 struct ari_panel_kernel {
-    size_t rows, cols;  /* of a register tile */
-    size_t left, right; /* bytes of a panel for each term */
-    size_t step;        /* panels have whole steps of terms; those past the last are zero */
-    size_t slice;       /* terms of a slice at most: whole steps */
+    size_t rows, cols;           /* of a register tile */
+    size_t lanes;                /* the tile's last columns make a panel of whole vectors of so many */
+    size_t left, right;          /* bytes of a term of a row of a panel */
+    size_t head;                 /* terms for which a panel has room before the first */
+    size_t step;                 /* panels have whole steps of terms; those past the last are zero */
+    size_t slice;                /* terms of a slice at most: whole steps */
+    size_t block;                /* of a panel at most: whole steps */
+    size_t near_rows, near_cols; /* of the part of a tile that takes a block after the other */
     ari_panel_pack *pack_left, *pack_right;
     void (*multiply)(const ari_panel_kernel *kernel, const ari_register_tile *r);
     size_t left_group, right_group; /* of a kernel of digits: terms of one row side by side */
@@ -45,6 +51,10 @@ struct ari_panel_kernel {
 /* The common part of paths with a kernel; their plan calls ari_panels_plan. */
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k);
 void ari_panels_sum(const ari_tile *t, size_t from, size_t to);
+
+/* Of a kernel whose slices are blocks, and take the whole tile. */
+#define ARI_PANEL_BLOCK(slice_, rows_, cols_) \
+    .slice = (slice_), .block = (slice_), .near_rows = (rows_), .near_cols = (cols_)
 
 #define ARI_PANEL_PATH ARI_SUMS_PATH, .sum = ari_panels_sum
 
