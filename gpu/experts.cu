@@ -129,15 +129,23 @@ ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf
 
 /* --- routing by sigmoids ------------------------------------------------------------------------------------------ */
 
-/* The score of expert i of a row by which it is chosen. */
+/* The score of expert i of a row by which it is chosen; without a bias of a softmax: its logit. */
 template <class T> ARI_ON_GPU float score_of(const T *x, const float *bias, size_t i)
 {
+    if (!bias)
+        return load(x[i]);
     return ari_route_score(ari_sigmoid32(load(x[i])), bias[i]);
 }
 
-/* The sum of the two largest scores of the group that begins with expert `from`. */
+/* The sum of the two largest scores of the group that begins with expert `from`; of a softmax the largest. */
 template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, size_t from, size_t each)
 {
+    if (!bias) {
+        float most = load(x[from]);
+        for (size_t i = from + 1; i < from + each; i++)
+            most = load(x[i]) > most ? load(x[i]) : most;
+        return most;
+    }
     float first = score_of(x, bias, from), second = score_of(x, bias, from + 1);
     if (second > first) {
         const float larger = second;
@@ -241,18 +249,21 @@ ar_status route_scores_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar
         float *row = rows + b.index * n, *w = weights + b.index * k;
         int32_t *chosen = experts + b.index * k;
         const int32_t lost = b.max(n, [&](size_t j) {
-            return ari_route_is_lost(score_of(x, rule.bias, j)) ? -1 - static_cast<int32_t>(j) : INT32_MIN;
+            const float c = score_of(x, rule.bias, j);
+            return (rule.bias ? ari_route_is_lost(c) : c != c) ? -1 - static_cast<int32_t>(j) : INT32_MIN;
         });
         if (lost == INT32_MIN)
             choose_by_scores(b, chosen, w, row, x, n, rule);
-        b.each(n, [&](size_t j) { row[j] = ari_sigmoid32(load(x[j])); });
+        if (!rule.bias)
+            (void)softmax_of(b, row, x, n);
+        b.each(rule.bias ? n : 0, [&](size_t j) { row[j] = ari_sigmoid32(load(x[j])); });
         b.each(k, [&](size_t j) {
             if (lost != INT32_MIN) {
                 chosen[j] = lost;
                 w[j] = ari_nan32();
                 return;
             }
-            const float divisor = ari_route_divisor(score_sum(row, chosen, k));
+            const float divisor = rule.bias ? ari_route_divisor(score_sum(row, chosen, k)) : 1.0f;
             w[j] = ari_route_scaled(row[chosen[j]], divisor, rule.scale, rule.normalised);
         });
     });
@@ -270,7 +281,8 @@ ar_status route_scores_backward_of(ar_device *d, ar_queue *q, const ar_tensor *d
 {
     const ar_tensor all = ar_tensor_rows(dz);
     const size_t n = all.shape[1], k = rule->k;
-    const bool normalised = rule->normalised;
+    const bool normalised = rule->normalised, softmax = rule->softmax;
+    const float scale = rule->scale;
     T *gradients = dev<T>(dz->data);
     const float *slopes = dev<float>(g), *rows = dev<float>(p), *weights = dev<float>(weight);
     const int32_t *experts = dev<int32_t>(expert);
@@ -279,8 +291,17 @@ ar_status route_scores_backward_of(ar_device *d, ar_queue *q, const ar_tensor *d
         const float *row = rows + b.index * n;
         const int32_t *chosen = experts + first;
         T *out = gradients + b.index * n;
-        const float divisor = ari_route_divisor(score_sum(row, chosen, k));
         float r = 0.0f;
+        for (size_t j = 0; j < k && softmax; j++)
+            r = ari_add32(r, ari_mul32(row[chosen[j]], ari_mul32(slopes[first + j], scale)));
+        if (softmax) {
+            b.each(n, [&](size_t i) { store(out + i, ari_mul32(row[i], -r)); });
+            b.each(k, [&](size_t j) {
+                store(out + chosen[j], ari_route_dlogit(row[chosen[j]], ari_mul32(slopes[first + j], scale), r));
+            });
+            return;
+        }
+        const float divisor = ari_route_divisor(score_sum(row, chosen, k));
         for (size_t j = 0; j < k && normalised; j++)
             r = ari_add32(r, ari_mul32(ari_route_weight(row[chosen[j]], divisor), slopes[first + j]));
         b.each(n, [&](size_t i) { store(out + i, 0.0f); });

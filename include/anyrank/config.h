@@ -13,17 +13,18 @@
 AR_BEGIN_DECLS
 
 typedef enum ar_arch {
-    AR_ARCH_LLAMA,     /* LlamaForCausalLM and those of the same form and names */
-    AR_ARCH_GPT2,      /* GPT2LMHeadModel */
-    AR_ARCH_STACK,     /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
-    AR_ARCH_QWEN3,     /* Qwen3ForCausalLM: Llama's names, and norms of queries and keys */
-    AR_ARCH_OLMO2,     /* Olmo2, Gemma2, Gemma3ForCausalLM: the same with norms after attention and MLP */
-    AR_ARCH_PHI3,      /* Phi3ForCausalLM: of Llama's form, q | k | v and gate | up packed */
-    AR_ARCH_MIXTRAL,   /* MixtralForCausalLM: Llama's form and names but for the experts in the MLP's place */
-    AR_ARCH_QWEN2_MOE, /* Qwen2MoeForCausalLM: the same by other names, a shared expert, some layers without experts */
-    AR_ARCH_QWEN3_MOE, /* Qwen3MoeForCausalLM, OlmoeForCausalLM: the same with Qwen3's norms, no shared expert */
-    AR_ARCH_GLM4_MOE,  /* Glm4Moe, Dots1ForCausalLM: the same, routed by sigmoids, a shared expert without a gate */
-    AR_ARCH_STARCODER2 /* Starcoder2ForCausalLM: Llama's names and GPT-2's form, with rotary positions */
+    AR_ARCH_LLAMA,      /* LlamaForCausalLM and those of the same form and names */
+    AR_ARCH_GPT2,       /* GPT2LMHeadModel */
+    AR_ARCH_STACK,      /* the project's own: embedding, pre-LayerNorm blocks, loss = sum of the output */
+    AR_ARCH_QWEN3,      /* Qwen3ForCausalLM: Llama's names, and norms of queries and keys */
+    AR_ARCH_OLMO2,      /* Olmo2, Gemma2, Gemma3ForCausalLM: the same with norms after attention and MLP */
+    AR_ARCH_PHI3,       /* Phi3ForCausalLM: of Llama's form, q | k | v and gate | up packed */
+    AR_ARCH_MIXTRAL,    /* MixtralForCausalLM: Llama's form and names but for the experts in the MLP's place */
+    AR_ARCH_QWEN2_MOE,  /* Qwen2MoeForCausalLM: the same by other names, a shared expert, some layers without experts */
+    AR_ARCH_QWEN3_MOE,  /* Qwen3MoeForCausalLM, OlmoeForCausalLM: the same with Qwen3's norms, no shared expert */
+    AR_ARCH_GLM4_MOE,   /* Glm4Moe, Dots1ForCausalLM: the same, routed by sigmoids, a shared expert without a gate */
+    AR_ARCH_STARCODER2, /* Starcoder2ForCausalLM: Llama's names and GPT-2's form, with rotary positions */
+    AR_ARCH_DEEPSEEK    /* DeepseekV2, DeepseekV3ForCausalLM: GLM4_MOE's form with latent attention */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
@@ -45,6 +46,7 @@ typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } a
 typedef struct ar_route_scores {
     size_t groups, kept; /* 0: scores are a softmax, and there is no bias; 1, 1: no groups. At most AR_ROUTE_GROUPS */
     double scale;
+    bool softmax; /* scores are a softmax, there is no bias, and a group's score is its largest one (DeepSeek-V2) */
 } ar_route_scores;
 #define AR_ROUTE_GROUPS 64
 
@@ -60,6 +62,16 @@ typedef struct ar_experts {
     double balance_weight; /* of AR_BALANCE_LAYERS, which the file asks for (output_router_logits); 0: it does not */
     bool w123;             /* Mixtral's names: block_sparse_moe.experts.N.w1 (gate), w3 (up) and w2 (down) */
 } ar_experts;
+
+/* Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys without positions and values are made of one
+ * low-rank projection, normalised, and the features of a key that turn are the same for all heads. */
+typedef struct ar_latent {
+    size_t kv_rank;  /* 0: an attention without it */
+    size_t q_rank;   /* of the queries' own low-rank projection; 0: they are made of the input */
+    size_t rope_dim; /* the last features of queries and keys, which turn; even, less than head_dim */
+    size_t value_dim;
+} ar_latent;
+#define AR_LATENT_EPS 1e-6 /* of its norms, whatever the model's others have (transformers) */
 
 /** A model's shape and mathematics, parsed from a Hugging Face config.json. Plain data. */
 typedef struct ar_config {
@@ -83,6 +95,7 @@ typedef struct ar_config {
     ar_norm_place norm_place;
     bool norm_plus_one; /* a norm's gain is 1 + its weight */
     ar_qk_norm qk_norm;
+    ar_latent latent;
     bool learned_positions; /* wpe [max_positions, hidden] */
     bool qkv_bias, out_bias, mlp_bias;
     bool final_norm;
@@ -114,6 +127,12 @@ static inline bool ar_config_has_experts(const ar_config *c, size_t layer)
     return c->experts.n > 0 && (c->dense[bit / 64] >> (bit % 64) & 1) == 0;
 }
 
+/** True if they have a bias by which they choose. */
+static inline bool ar_config_router_bias(const ar_config *c)
+{
+    return c->experts.scores.groups > 0 && !c->experts.scores.softmax;
+}
+
 /** What the routers of a model balance: as the options say, else as its file does; nothing without experts. */
 static inline ar_balance ar_config_balance(const ar_config *c, const ar_loss_options *o)
 {
@@ -125,6 +144,12 @@ static inline ar_balance ar_config_balance(const ar_config *c, const ar_loss_opt
 static inline bool ar_config_router_losses(const ar_config *c, const ar_loss_options *o)
 {
     return ar_config_balance(c, o) != AR_BALANCE_NONE || (c->experts.n > 0 && o->router.z_loss > 0.0);
+}
+
+/** Features of a value, of which a head makes its output. */
+static inline size_t ar_config_value_dim(const ar_config *c)
+{
+    return c->latent.kv_rank > 0 ? c->latent.value_dim : c->head_dim;
 }
 
 /** Largest number of keys that a query of this layer sees, its own and those before it: key j of query i is masked

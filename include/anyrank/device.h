@@ -74,13 +74,14 @@ typedef struct ar_row_sum {
 } ar_row_sum;
 
 /* Precision of a native product's operands. */
-/* How a router of sigmoids chooses. */
+/* How a router of sigmoids, or of a softmax by groups, chooses. */
 typedef struct ar_route_rule {
     size_t k;            /* experts of a token */
-    ar_cbuf bias;        /* f32 [E]: added to the scores for the choice alone */
+    ar_cbuf bias;        /* f32 [E]: added to the scores for the choice alone; ptr NULL: of a softmax */
     size_t groups, kept; /* of E/groups experts each, at least two if there are several groups; kept*E/groups >= k */
     bool normalised;     /* a token's weights are divided by the sum of their scores */
     float scale;         /* and multiplied by this */
+    bool softmax;        /* scores are a softmax, and a group's is its largest logit; not normalised */
 } ar_route_rule;
 
 typedef enum ar_precision {
@@ -275,7 +276,8 @@ typedef struct ar_device_ops {
      * score stay, the lower number where two are equal, and of their experts the k of the largest c, in that order too.
      * weight = fl32(scale*fl32(a / fl32(s + 1e-20))), s the sum of the k scores as above, or fl32(scale*a). A row of
      * which c[i] is no finite number, i the first: expert is -1 - i in all slots, weight is NaN. groups <=
-     * AR_ROUTE_GROUPS. */
+     * AR_ROUTE_GROUPS. Of a softmax (DeepSeek-V2) p is route's, c is z, a group's score is its largest c, weight =
+     * fl32(scale*p), and the row is one of route's with a NaN. */
     ar_status (*route_scores)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
                               const ar_route_rule *rule);
     /* dz [.., E] from g [n, k], the weights' gradient. r = the sum over the slots of fl32(w*g), from +0, each step
@@ -283,7 +285,8 @@ typedef struct ar_device_ops {
     ar_status (*route_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
                                 ar_cbuf weight, size_t k, bool normalised);
     /* The same of route_scores: with t = fl32(a / fl32(s + 1e-20)) of a row's experts and r = the sum of fl32(t*g), from
-     * +0, or 0 where they are not normalised, dz = fl32(fl32(w*fl32(1 - a))*fl32(g - r)) of those; of the others +0. */
+     * +0, or 0 where they are not normalised, dz = fl32(fl32(w*fl32(1 - a))*fl32(g - r)) of those; of the others +0. Of a softmax route_backward's, not normalised,
+     * with p for w and fl32(scale*g) for g. */
     ar_status (*route_scores_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
                                        ar_cbuf expert, ar_cbuf weight, const ar_route_rule *rule);
     /* dz [.., E] += the gradients of the router's own losses, but of rows whose valid (u8 [n], ptr NULL: all) is 0. The

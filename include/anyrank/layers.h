@@ -249,9 +249,12 @@ typedef struct ar_attention_options {
     double norm_eps;
     double query_scalar; /* scores are divided by its root; 0: head_dim */
     double score_cap;    /* c > 0: scores become c*tanh(score/c) */
+    ar_latent latent;    /* kv_rank > 0: q, k and v are made by low-rank projections, with as many KV heads as heads */
     /* Hugging Face names below the path; NULL: "q" (fused, where it names the one parameter: "qkv"), "k", "v", "out" */
     const char *q, *k, *v, *out;
     const char *q_norm, *k_norm; /* likewise; NULL: "q_norm", "k_norm" */
+    /* likewise, of latent attention, which needs them; without q_rank the queries are `q`'s */
+    const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
 } ar_attention_options;
 /** Multi-head, grouped-query or multi-query attention. Heads are split over ranks where q, k and v leave as S(-1), else
  *  every rank has all of them. Split, rank r has query heads [r*heads/N, ..) and KV heads [r*kv_heads/N, ..), or with

@@ -24,11 +24,13 @@ typedef enum ar_rope_kind {
 /* Pairs of features that a list of factors has at most. */
 #define AR_ROPE_PAIRS 128
 
-/** Rotary positions of a layer, by halves and not interleaved. Plain data; members that the kind does not use are not
+/** Rotary positions of a layer. Plain data; members that the kind does not use are not
  *  looked at. */
 typedef struct ar_rope {
     ar_rope_kind kind;
     size_t rotary_dim; /* the first features of a head, which turn; the others pass. Even. 0: all turn */
+    bool last;         /* it is the last ones that turn */
+    bool interleaved;  /* pairs are features 0 and 1, 2 and 3, ..; else the i-th of both halves */
     double theta;
     double factor;                            /* all but default */
     double low_freq_factor, high_freq_factor; /* llama3 */

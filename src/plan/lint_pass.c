@@ -268,6 +268,17 @@ static void other_function(ari_lint_state *l, const ari_operation *op)
     functions(l, op, false);
 }
 
+/* Keys with what all heads share, which every rank has. */
+static void join(ari_lint_state *l, const ari_operation *op)
+{
+    ari_lint_type x[ARI_OP_VALUES];
+    for (int i = 0; i < op->inputs; i++)
+        x[i] = taken(l, op, i);
+    ari_lint_output(l, op, 0, x[0]);
+    ari_lint_output(l, op, 1, ari_lint_by(l, op, ari_lint_by_routes, x[1], x[2]));
+    ari_lint_output(l, op, 2, x[1]);
+}
+
 /* Every query sees the keys and the values of all tokens. */
 static void attention(ari_lint_state *l, const ari_operation *op)
 {
@@ -424,6 +435,21 @@ static void functions_backward(ari_lint_state *l, const ari_operation *op)
     make_all(l, op, dy);
 }
 
+/* That of what all heads share is a sum over them. */
+static void join_backward(ari_lint_state *l, const ari_operation *op)
+{
+    const ari_lint_type dq = arrives(l, op, 0), dk = arrives(l, op, 1), dv = arrives(l, op, 2);
+    ari_lint_type shared = dk;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        if (dk.at[axis].kind == AR_SHARD && dk.at[axis].dim == FEATURES)
+            shared.at[axis] = (ar_placement){AR_PARTIAL_SUM, 0};
+    }
+    ari_lint_collectives(l, op, &shared, 1, NULL, &op->output[2]);
+    ari_lint_output(l, op, 0, dq);
+    ari_lint_output(l, op, 1, ari_lint_by(l, op, ari_lint_add, dk, dv));
+    ari_lint_output(l, op, 2, shared);
+}
+
 /* dK and dV of copies of a KV head, and on the places of a ring: each rank's are those of its own queries. */
 static void attention_backward(ari_lint_state *l, const ari_operation *op)
 {
@@ -516,6 +542,7 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_REDISTRIBUTE] = {redistribute, redistribute},
     [ARI_OPERATION_PRODUCT] = {lint_product, product_backward},
     [ARI_OPERATION_BIAS] = {bias, NULL},
+    [ARI_OPERATION_JOIN] = {join, join_backward},
     [ARI_OPERATION_ROPE] = {linear_function, functions_backward},
     [ARI_OPERATION_HEADS] = {travel, travel},
     [ARI_OPERATION_RING] = {travel, travel},

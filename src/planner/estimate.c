@@ -118,7 +118,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->table = (double)c->vocab * h;
     n->head = has_head ? n->table : 0.0;
     n->widest = largest_of(h, largest_of(widest_of(c), n->q));
-    n->block_matrices = h * (2.0 * n->q + 2.0 * n->kv) + ari_mlp_matrices(c, true) / n->layers;
+    n->block_matrices = ari_attention_matrices(c) + ari_mlp_matrices(c, true) / n->layers;
     n->largest = h * largest_of(largest_of(widest_of(c), (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
     const double rotated = c->rope.kind ? n->q + n->kv : 0.0;
     n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->emitted) + n->probs;

@@ -29,11 +29,10 @@ typedef struct counts {
 static ar_status counts_of(counts *n, const ar_config *c)
 {
     const bool head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
-    const double h = (double)c->hidden, d = (double)c->head_dim, table = (double)c->vocab * h;
-    const double heads = 2.0 * (double)c->heads + 2.0 * (double)c->kv_heads;
+    const double h = (double)c->hidden, table = (double)c->vocab * h;
     size_t all = 0;
     AR_TRY(ar_config_parameters(c, &all));
-    const double attention = (double)c->layers * h * heads * d;
+    const double attention = (double)c->layers * ari_attention_matrices(c);
     n->matrices = attention + ari_mlp_matrices(c, true);
     n->table = head ? table : 0.0;
     const double positions = c->learned_positions ? (double)c->max_positions * h : 0.0;
@@ -63,7 +62,8 @@ ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flo
     counts n;
     AR_TRY(counts_of(&n, c));
     const bool causal = k == ARI_FLOPS_CAUSAL;
-    const double pairs = keys_of(c, seq, causal) * (double)c->heads * (double)c->head_dim;
+    const double each = (double)(c->head_dim + ar_config_value_dim(c)) / 2.0; /* of a product over keys, over values */
+    const double pairs = keys_of(c, seq, causal) * (double)c->heads * each;
     const double attention = (causal ? STEP : 2.0 * STEP) * pairs;
     const double blocks = STEP * (n.matrices + (k == ARI_FLOPS_PRODUCTS ? 0.0 : n.vectors)) + attention;
     const double again = recompute == AR_RECOMPUTE_FULL        ? blocks / 3.0

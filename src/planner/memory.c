@@ -88,6 +88,18 @@ double ari_experts_share(const ar_config *c)
     return n > 0 ? (double)n / (double)c->layers : 0.0;
 }
 
+double ari_attention_matrices(const ar_config *c)
+{
+    const ar_latent *l = &c->latent;
+    const double h = (double)c->hidden, heads = (double)c->heads, kv_heads = (double)c->kv_heads;
+    const double key = (double)c->head_dim, value = (double)ar_config_value_dim(c), rank = (double)l->q_rank;
+    if (l->kv_rank == 0)
+        return h * (heads * (key + value) + kv_heads * (key + value));
+    const double queries = rank > 0.0 ? rank * (h + heads * key) : h * heads * key;
+    const double low = (double)l->kv_rank, shared = (double)l->rope_dim;
+    return queries + h * (low + shared) + low * heads * (key - shared + value) + h * heads * value;
+}
+
 double ari_mlp_matrices(const ar_config *c, bool active)
 {
     const ar_experts *e = &c->experts;

@@ -38,6 +38,8 @@ size_t ari_layers_walked(const ari_step_case *c);
 double ari_experts_share(const ar_config *c);
 /** Elements of the weights of all MLPs, routers and experts; active: of those that one token meets. */
 double ari_mlp_matrices(const ar_config *c, bool active);
+/** Elements of a layer's attention's matrices. */
+double ari_attention_matrices(const ar_config *c);
 /** The share of layers that are recomputed, in whole or their attention, from 0 to 1. */
 double ari_recomputed_share(const ari_step_case *c);
 

@@ -104,7 +104,7 @@ static double inputs_kept(account *a, const ari_operation *op)
  * heads as queries have. */
 static double score_rows(const account *a, const ari_op_value *v)
 {
-    return ari_op_elements(v) / (double)a->config.head_dim;
+    return ari_op_elements(v) / (double)ar_config_value_dim(&a->config);
 }
 
 static double scores(const account *a, const ari_op_value *v)

@@ -116,6 +116,12 @@ static ari_role module_of(ari_role role)
     switch (role) {
     case ARI_QKV:
     case ARI_Q:
+    case ARI_Q_A:
+    case ARI_KV_A:
+    case ARI_Q_A_NORM:
+    case ARI_Q_B:
+    case ARI_KV_A_NORM:
+    case ARI_KV_B:
     case ARI_K:
     case ARI_V:
     case ARI_OUT:

@@ -102,10 +102,10 @@ static ar_status check_loss(const ar_run *r, const ar_config *c)
         return ar_error_set(AR_ERR_ARG, "%s: has no experts, which a balance and a router's z-loss are about", c->name);
     if ((r->loss.router.balance != AR_BALANCE_NONE || r->loss.router.z_loss > 0.0) && c->experts.scores.groups > 0)
         return ar_error_set(AR_ERR_ARG,
-                            "%s: routes by sigmoids and balances by a bias; a balance and a router's z-loss are about "
-                            "softmax probabilities: expected neither, or a router bias update",
+                            "%s: routes by sigmoids or by groups; a balance and a router's z-loss are about "
+                            "softmax probabilities alone: expected neither, or a router bias update",
                             c->name);
-    if (r->loss.router.bias_update > 0.0 && c->experts.scores.groups == 0)
+    if (r->loss.router.bias_update > 0.0 && !ar_config_router_bias(c))
         return ar_error_set(AR_ERR_ARG,
                             "%s: its routers have no bias by which they choose, which a router bias update "
                             "is about",

@@ -218,7 +218,8 @@ CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)
 {
     const char *const names = "experts/mixtral-tiny experts/mixtral-padding-tiny experts/mixtral-defaults-tiny "
                               "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny "
-                              "experts/glm4moe-tiny experts/dots1-tiny";
+                              "experts/glm4moe-tiny experts/dots1-tiny experts/deepseek-v3-tiny "
+                              "experts/deepseek-v3-plain-tiny experts/deepseek-v2-tiny experts/deepseek-v2-lite-tiny";
     check_models(names, "");
     check_models(names, "64");
 }

@@ -265,7 +265,8 @@ static void scores_one(const choice *c, uint64_t seed)
     float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
     float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
     int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
-    ar_route_rule rule = {c->k, cbuf(bias), 1, 1, c->normalised, 2.5f};
+    ar_route_rule rule = {
+        .k = c->k, .bias = cbuf(bias), .groups = 1, .kept = 1, .normalised = c->normalised, .scale = 2.5f};
     for (size_t groups = 2; groups < 8 && seed % 2 > 0; groups++)
         if (c->experts % groups == 0 && c->experts / groups > 1) {
             rule.groups = groups;
@@ -295,7 +296,7 @@ Test(experts, a_score_that_is_no_number_says_which)
     const float z[2][4] = {{1, 2, 3, 4}, {1, NAN, 2, NAN}}, bias[4] = {0, 0, 0, 0}, lost[4] = {0, 0, INFINITY, 0};
     float p[8], weight[4];
     int32_t expert[4];
-    ar_route_rule rule = {2, cbuf(bias), 2, 1, true, 1.0f};
+    ar_route_rule rule = {.k = 2, .bias = cbuf(bias), .groups = 2, .kept = 1, .normalised = true, .scale = 1.0f};
     assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, 2, 4), &rule));
     assert_bits(expert, ((const int32_t[]){2, 3, -2, -2}), 4, "experts");
     rule.bias = cbuf(lost);
@@ -312,7 +313,7 @@ static void scores_gradient_one(const choice *c, uint64_t seed)
     float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, ORDINARY, seed + 20);
     float *weight = new_values(slots, ORDINARY, seed + 30);
     float *dz = new_values(all, SPECIAL, 3), *expected = calloc(all + 1, sizeof *expected);
-    const ar_route_rule rule = {c->k, cbuf(NULL), 1, 1, c->normalised, 2.5f};
+    const ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .normalised = c->normalised, .scale = 2.5f};
     for (size_t i = 0; i < all; i++)
         p[i] = ari_sigmoid32(p[i]);
     for (size_t t = 0; t < c->n; t++) {
@@ -336,6 +337,92 @@ static void scores_gradient_one(const choice *c, uint64_t seed)
 Test(experts, gradients_of_scores_go_through_the_sigmoids_and_their_sum)
 {
     every_choice(scores_gradient_one);
+}
+
+/* --- routing by a softmax and groups ------------------------------------------------------------------------------ */
+
+/* Of the softmax that slot route makes: the groups with the largest logits stay, and p times the scale weighs. */
+static void groups_one(const choice *c, uint64_t seed)
+{
+    ar_device d = test_device(c->threads);
+    const size_t all = c->n * c->experts, slots = c->n * c->k;
+    float *z = new_values(all, ORDINARY, seed), *p = new_values(all, SPECIAL, 1), *plain = new_copy(p, all);
+    float *weight = new_values(slots, SPECIAL, 2), *ignored = new_copy(weight, slots), *c_row = calloc(c->experts, 4);
+    int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
+    int32_t group[8];
+    ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .scale = 16.0f, .softmax = true};
+    for (size_t groups = 2; groups < 8 && seed % 2 > 0; groups++)
+        if (c->experts % groups == 0) {
+            rule.groups = groups;
+            rule.kept = (c->k + c->experts / groups - 1) / (c->experts / groups);
+        }
+    if (seed % 4 > 1)
+        make_ties(z, all);
+    const size_t each = c->experts / rule.groups;
+    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, c->n, c->experts), &rule));
+    assert_ok(ari_cpu_route(&d, NULL, buf(plain), buf(expected), buf(ignored), (ar_buf){NULL},
+                            rows_of(z, c->n, c->experts), c->k, false));
+    assert_bits(p, plain, all, "probabilities");
+    for (size_t t = 0; t < c->n; t++) {
+        float most[8];
+        memcpy(c_row, z + t * c->experts, c->experts * sizeof *c_row);
+        for (size_t g = 0; g < rule.groups; g++) {
+            most[g] = c_row[g * each];
+            for (size_t i = 1; i < each; i++)
+                most[g] = c_row[g * each + i] > most[g] ? c_row[g * each + i] : most[g];
+        }
+        plain_choose(group, most, rule.groups, rule.kept);
+        for (size_t g = 0, kept = 0; g < rule.groups; g++) {
+            const bool stays = kept < rule.kept && (size_t)group[kept] == g;
+            kept += stays;
+            for (size_t i = g * each; i < (g + 1) * each && !stays; i++)
+                c_row[i] = -INFINITY;
+        }
+        plain_choose(expected + t * c->k, c_row, c->experts, c->k);
+        for (size_t j = 0; j < c->k; j++)
+            ignored[t * c->k + j] = stored(plain[t * c->experts + (size_t)expected[t * c->k + j]] * 16.0f);
+    }
+    assert_bits(expert, expected, slots, "experts");
+    assert_bits(weight, ignored, slots, "weights");
+    free(z), free(p), free(plain), free(weight), free(ignored), free(c_row), free(expert), free(expected);
+}
+
+Test(experts, a_softmax_chooses_by_groups_and_its_scale_weighs)
+{
+    every_choice(groups_one);
+}
+
+/* dz_i = p_i*([i in K] s_i - r), of s = scale*g and r = the sum over K of p*s. */
+static void groups_gradient_one(const choice *c, uint64_t seed)
+{
+    ar_device d = test_device(c->threads);
+    const size_t all = c->n * c->experts, slots = c->n * c->k;
+    int32_t *expert = new_experts(c, seed);
+    float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, ORDINARY, seed + 20);
+    float *weight = new_values(slots, ORDINARY, seed + 30);
+    float *dz = new_values(all, SPECIAL, 3), *expected = calloc(all + 1, sizeof *expected);
+    const ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .scale = 2.5f, .softmax = true};
+    for (size_t t = 0; t < c->n; t++) {
+        const float *own = p + t * c->experts;
+        float r = 0.0f;
+        for (size_t j = 0; j < c->k; j++)
+            r = stored(r + stored(own[expert[t * c->k + j]] * stored(g[t * c->k + j] * 2.5f)));
+        for (size_t i = 0; i < c->experts; i++)
+            expected[t * c->experts + i] = stored(own[i] * -r);
+        for (size_t j = 0; j < c->k; j++) {
+            const size_t i = (size_t)expert[t * c->k + j];
+            expected[t * c->experts + i] = stored(own[i] * stored(stored(g[t * c->k + j] * 2.5f) - r));
+        }
+    }
+    assert_ok(ari_cpu_route_scores_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
+                                            cbuf(weight), &rule));
+    assert_bits(dz, expected, all, "gradients of logits");
+    free(expert), free(g), free(p), free(weight), free(dz), free(expected);
+}
+
+Test(experts, gradients_of_a_softmax_that_chooses_by_groups_take_its_scale)
+{
+    every_choice(groups_gradient_one);
 }
 
 /* --- losses of routers -------------------------------------------------------------------------------------------- */

@@ -26,7 +26,7 @@ import pathlib
 import safetensors.torch
 import torch
 import transformers
-from transformers import (Dots1Config, Dots1ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
+from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, Dots1Config, Dots1ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
                           GemmaForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
                           MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
@@ -221,6 +221,39 @@ EXPERTS = {
                     "first_k_dense_replace": 1, "num_hidden_layers": 3, "head_dim": 6, "attention_bias": True,
                     "sliding_window": 6, "max_window_layers": 2}, 14, 91, {}),
 }
+# Latent attention: sizes of which no two are equal.
+LATENT = {**FEW, "num_key_value_heads": 4, "q_lora_rank": 7, "kv_lora_rank": 5, "qk_nope_head_dim": 6,
+          "qk_rope_head_dim": 4, "v_head_dim": 3, "intermediate_size": 20, "moe_intermediate_size": 6,
+          "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+          "first_k_dense_replace": 1}
+# Positions of which the scaling is seen in the frequencies, the cosines and the scores.
+MSCALE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 16,
+          "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.8}
+EXPERTS.update({
+    # Queries of a low rank, biases, two of eight experts in two of four groups.
+    "experts/deepseek-v3-tiny": (DeepseekV3Config, DeepseekV3ForCausalLM,
+                         {**LATENT, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "num_mtp_layers": 0,
+                          "attention_bias": True, "max_position_embeddings": 128, "rope_parameters": MSCALE}, 14, 92,
+                         # as DeepSeek-V3's file has it
+                         {"rope_parameters": None, "rope_theta": 100.0,
+                          "rope_scaling": {**{k: v for k, v in MSCALE.items() if "rope" not in k}, "type": "yarn"}}),
+    # Queries of the input, three heads, halves in place of pairs, one of five experts, not divided by the sum.
+    "experts/deepseek-v3-plain-tiny": (DeepseekV3Config, DeepseekV3ForCausalLM,
+                               {**LATENT, "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 3,
+                                "q_lora_rank": None, "intermediate_size": 21, "moe_intermediate_size": 9,
+                                "n_routed_experts": 5, "num_experts_per_tok": 1, "n_group": 1,
+                                "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False, "v_head_dim": 11,
+                                "num_mtp_layers": 0, "tie_word_embeddings": True}, 14, 112, {}),
+    # A softmax, of three of four groups, times 1.5; two shared experts.
+    "experts/deepseek-v2-tiny": (DeepseekV2Config, DeepseekV2ForCausalLM,
+                         {**LATENT, "kv_lora_rank": 8, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 3,
+                          "routed_scaling_factor": 1.5, "n_shared_experts": 2, "num_experts_per_tok": 3,
+                          "max_position_embeddings": 128, "rope_parameters": MSCALE}, 14, 110, {}),
+    # As V2-Lite: queries of the input, no groups; every layer has experts.
+    "experts/deepseek-v2-lite-tiny": (DeepseekV2Config, DeepseekV2ForCausalLM,
+                              {**LATENT, "kv_lora_rank": 8, "q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 0,
+                               "num_hidden_layers": 2}, 14, 95, {}),
+})
 # Losses of routers that the class has not: what is balanced, its weight, and that of the z-loss (ar_router_losses).
 ROUTED = {"experts/mixtral-sequence-padding-tiny": ("sequence", 0.6, 0.02),
           "experts/olmoe-batch-tiny": ("batch", 0.5, 0.01)}

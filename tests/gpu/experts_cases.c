@@ -100,6 +100,7 @@ static ar_route_rule new_rule(device_pair *p, size_t experts, size_t k)
         rule.groups = groups;
         rule.kept = least + pair_below(p, groups - least + 1);
     }
+    rule.softmax = pair_below(p, 3) == 0;
     return rule;
 }
 
@@ -115,7 +116,7 @@ static void route_scores_case(device_pair *p, size_t n, size_t experts, size_t k
     const pair_buf prob = pair_words(p, "p", PAIR_W32, n * experts);
     const pair_buf expert = pair_words(p, "expert", PAIR_W32, n * k), weight = pair_words(p, "weight", PAIR_W32, n * k);
     PAIR_RUN(p, route_scores, prob.at[s], expert.at[s], weight.at[s], &z.at[s],
-             (rule.bias = ar_const(bias.at[s]), &rule));
+             (rule.bias = rule.softmax ? (ar_cbuf){NULL} : ar_const(bias.at[s]), &rule));
     pair_end(p);
 }
 

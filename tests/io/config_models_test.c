@@ -171,6 +171,42 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
     configs_refused(cases, sizeof cases / sizeof *cases);
 }
 
+/* configuration_deepseek_v3.py, configuration_deepseek_v2.py. */
+CLAIM(latent_attention_has_deepseek_s_sizes_and_scale)
+{
+    const char *const all = "'num_key_value_heads':8,'n_routed_experts':16,'num_experts_per_tok':2,'n_group':4,"
+                            "'topk_group':2,'q_lora_rank':null,'v_head_dim':96,'head_dim':64";
+    ar_config c = config_read(MODEL("deepseek_v3"), all);
+    cr_expect(c.arch == AR_ARCH_DEEPSEEK && c.head_dim == 192 && ar_config_value_dim(&c) == 96);
+    cr_expect(c.latent.kv_rank == 512 && c.latent.q_rank == 0 && c.rope.rotary_dim == 64 && c.rope.last);
+    cr_expect(c.rope.interleaved && c.query_scalar == 192.0 && ar_config_router_bias(&c));
+    cr_expect(!ar_config_has_experts(&c, 2) && ar_config_has_experts(&c, 3) && c.experts.scores.scale == 2.5);
+    c = config_read(MODEL("deepseek_v3"),
+                    "'num_key_value_heads':8,'rope_interleave':false,'rope_theta':10000,'rope_scaling':{'type':'yarn',"
+                    "'factor':40,'mscale':1.0,'mscale_all_dim':1.0,'original_max_position_embeddings':4096}");
+    const double m = 0.1 * log(40.0) + 1.0;
+    cr_expect(c.latent.q_rank == 1536 && !c.rope.interleaved && fabs(c.query_scalar * m * m * m * m - 192.0) < 1e-12);
+    c = config_read(MODEL("deepseek_v2"), "'num_key_value_heads':8,'num_experts_per_tok':6,'n_group':8,'topk_group':3,"
+                                          "'topk_method':'group_limited_greedy','routed_scaling_factor':16.0");
+    cr_expect(c.experts.scores.softmax && c.experts.scores.groups == 8 && c.experts.scores.kept == 3);
+    cr_expect(!ar_config_router_bias(&c) && c.experts.shared == 2 * 1407 && ar_config_has_experts(&c, 0));
+    c = config_read(MODEL("deepseek_v2"), "'num_key_value_heads':8,'num_experts_per_tok':6,'n_group':8,'topk_group':3");
+    cr_expect(c.experts.scores.groups == 1); /* greedy */
+    static const refused_config cases[] = {
+        {MODEL("deepseek_v3"), "'num_key_value_heads':4", "expected the 8 heads"},
+        {MODEL("deepseek_v3"), "'num_key_value_heads':8,'qk_rope_head_dim':5", "an even number"},
+        {MODEL("deepseek_v3"), "'num_key_value_heads':8,'mlp_bias':true", "'mlp_bias'"},
+        {MODEL("deepseek_v3"), "'num_key_value_heads':8,'kv_lora_rank':0", "'kv_lora_rank'"},
+        {MODEL("deepseek_v3"), "'num_key_value_heads':8,'partial_rotary_factor':0.5", "'partial_rotary_factor'"},
+        {MODEL("deepseek_v2"), "'num_key_value_heads':8", "'num_experts_per_tok'"},
+        {MODEL("deepseek_v2"), "'num_key_value_heads':8,'num_experts_per_tok':6,'norm_topk_prob':true",
+         "'norm_topk_prob'"},
+        {MODEL("deepseek_v2"), "'num_key_value_heads':8,'num_experts_per_tok':6,'topk_method':'noaux_tc'",
+         "'topk_method'"},
+    };
+    configs_refused(cases, sizeof cases / sizeof *cases);
+}
+
 /* Each key with values that change what is computed, of all four models; one of a row of keys stands for all. */
 CLAIM(what_experts_do_not_have_here_is_refused_by_name)
 {
@@ -216,7 +252,6 @@ CLAIM(other_models_with_experts_are_refused_by_what_they_have)
 {
     static const refused_config cases[] = {
         {MODEL("phimoe"), "", "'phimoe', which is not computed: sparsemixer routes"},
-        {MODEL("deepseek_v3"), "", "low-rank (MLA); expected one of 'llama', "},
         {MODEL("gpt_oss"), "", "attention has sinks"},
         {MODEL("minimax_m2"), "", "with a bias that alone chooses, route; expected one of"},
         {MODEL("another_moe"), "", "'another_moe', expected one of 'llama', "},

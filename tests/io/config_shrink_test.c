@@ -42,6 +42,8 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
     like.head_dim = large->head_dim;
     like.rope.rotary_dim = large->rope.rotary_dim;
     like.ffn = large->ffn;
+    like.latent = large->latent;
+    like.query_scalar = large->query_scalar; /* that of a head's features */
     like.experts.ffn = large->experts.ffn;
     like.experts.shared = large->experts.shared;
     memcpy(like.dense, large->dense, sizeof like.dense);
@@ -121,7 +123,8 @@ CLAIM(a_config_file_takes_the_smaller_sizes)
         "llama-longrope-tiny qwen3-tiny olmo2-tiny gemma-tiny gemma2-tiny gemma3-tiny phi3-tiny "
         "phi3-longrope-tiny phi3-longrope-short-tiny experts/mixtral-tiny "
         "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny experts/glm4moe-tiny "
-        "experts/dots1-tiny variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny "
+        "experts/dots1-tiny experts/deepseek-v3-tiny experts/deepseek-v3-plain-tiny experts/deepseek-v2-tiny "
+        "experts/deepseek-v2-lite-tiny variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny "
         "variants/stablelm-tiny variants/smollm3-tiny variants/smollm3-window-tiny variants/seed-oss-tiny variants/granite-tiny variants/starcoder2-tiny";
     char path[512];
     for (const char *const *name = ari_model_names; *name; name++) {

@@ -134,7 +134,7 @@ CLAIM(counted_products_are_the_formulas)
             double formula = 0.0, model = 0.0, hardware = 0.0;
             cr_assert_ok(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
             cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
-            const double features = (double)(c.layers * c.heads * c.head_dim);
+            const double features = (double)(c.layers * c.heads * (c.head_dim + ar_config_value_dim(&c))) / 2.0;
             formula -= c.causal ? 12.0 * features * (64.0 - 1.0) / 2.0 : 0.0;
             cr_expect_float_eq(model / formula, 1.0, 1e-12, "%s: %.17g", c.name, model / formula);
             cr_expect_geq(hardware, model * (1.0 - 1e-12));
@@ -184,6 +184,18 @@ CLAIM(parameters_of_llama_3_are_the_published_and_those_of_one_rank_of_any_model
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* arXiv:2412.19437: 671 B, of which a token meets 37 B. */
+CLAIM(parameters_of_deepseek_v3_are_the_published)
+{
+    const ar_config c = shape_bundled("deepseek-v3");
+    size_t all = 0;
+    cr_assert_ok(ar_config_parameters(&c, &all));
+    cr_expect_eq(all, 671026419200u, "%zu", all);
+    const double others = ari_mlp_matrices(&c, false) - ari_mlp_matrices(&c, true), met = (double)all - others;
+    cr_expect_eq(met, 37552297472.0, "%.0f", met);
+    cr_expect_eq(ari_attention_matrices(&c), 187105280.0, "%.0f", ari_attention_matrices(&c));
+}
 
 /* torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: GiB at the peak, on H100 of 96 GB. A peak also holds what the
  * account leaves out (planner.md), so it is the difference to the row before that is compared: within a tenth, or

@@ -14,8 +14,8 @@
 static const char *const families[LAYOUT_DRAW_FAMILIES] = {
     "llama", "mistral",   "qwen2", "qwen3",   "olmo2",   "gemma",    "gemma2",   "gemma3_text", "phi3",
     "gpt2",  "ministral", "olmo3", "exaone4", "smollm3", "seed_oss", "stablelm", "starcoder2",  "granite"};
-static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral", "qwen2_moe", "qwen3_moe",
-                                                              "olmoe",   "glm4_moe",  "dots1"};
+static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral",  "qwen2_moe", "qwen3_moe",   "olmoe",
+                                                              "glm4_moe", "dots1",     "deepseek_v3", "deepseek_v2"};
 
 static void draw_ranks(layout_draw *d, uint64_t *seed)
 {
@@ -110,6 +110,30 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
                  1 + pattern, window, pattern);
 }
 
+static bool is_latent(const char *family)
+{
+    return strncmp(family, "deepseek", 8) == 0;
+}
+
+/* Latent attention: ranks and widths of which none has to divide; of the second model another router. */
+static void write_latent(char *out, size_t cap, const char *family, uint64_t *seed)
+{
+    char rank[24] = "null";
+    if (plan_draw_below(seed, 3))
+        snprintf(rank, sizeof rank, "%u", 1 + plan_draw_below(seed, 9));
+    const size_t used = (size_t)snprintf(
+        out, cap,
+        ", \"q_lora_rank\": %s, \"kv_lora_rank\": %u, \"qk_nope_head_dim\": %u, \"qk_rope_head_dim\": %u, "
+        "\"v_head_dim\": %u, \"attention_bias\": %s",
+        rank, 1 + plan_draw_below(seed, 9), 1 + plan_draw_below(seed, 6), 2 * (1 + plan_draw_below(seed, 3)),
+        1 + plan_draw_below(seed, 9), truth(seed));
+    if (strcmp(family, "deepseek_v2") == 0)
+        snprintf(out + used, cap - used, ", \"topk_method\": \"%s\"",
+                 plan_draw_below(seed, 2) ? "greedy" : "group_limited_greedy");
+    else
+        snprintf(out + used, cap - used, ", \"rope_interleave\": %s", truth(seed));
+}
+
 /* DeepSeek-V3's keys: groups where the experts divide so, of which as many stay as a token needs. */
 static void write_scores(char *out, size_t cap, const char *family, unsigned n, unsigned k, unsigned width,
                          uint64_t *seed)
@@ -119,8 +143,12 @@ static void write_scores(char *out, size_t cap, const char *family, unsigned n, 
         out, cap,
         "\"n_routed_experts\": %u, \"num_experts_per_tok\": %u, \"moe_intermediate_size\": %u, \"n_shared_experts\": "
         "%u, \"norm_topk_prob\": %s, \"n_group\": %u, \"topk_group\": %u, \"first_k_dense_replace\": %u",
-        n, k, width, 1 + plan_draw_below(seed, 2), truth(seed), groups, (k + each - 1) / each,
-        plan_draw_below(seed, 2));
+        n, k, width, 1 + plan_draw_below(seed, 2), strcmp(family, "deepseek_v2") == 0 ? "false" : truth(seed), groups,
+        (k + each - 1) / each, plan_draw_below(seed, 2));
+    if (is_latent(family)) {
+        write_latent(out + used, cap - used, family, seed);
+        return;
+    }
     if (strcmp(family, "glm4_moe") == 0)
         snprintf(out + used, cap - used, ", \"use_qk_norm\": %s, \"partial_rotary_factor\": 1", truth(seed));
     else
@@ -135,7 +163,7 @@ static void write_experts(char *out, size_t cap, const layout_draw *d, const cha
     const unsigned choice = plan_draw_below(seed, 4), k = choice == 0 ? 1 : choice == 1 ? n : some;
     const unsigned width = tp * (1 + plan_draw_below(seed, 5)), shared = tp * (1 + plan_draw_below(seed, 5));
     const bool mixtral = strcmp(family, "mixtral") == 0, olmoe = strcmp(family, "olmoe") == 0;
-    if (strcmp(family, "glm4_moe") == 0 || strcmp(family, "dots1") == 0) {
+    if (strcmp(family, "glm4_moe") == 0 || strcmp(family, "dots1") == 0 || is_latent(family)) {
         write_scores(out, cap, family, n, k, width, seed);
         return;
     }
@@ -162,13 +190,15 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
     const ar_parallel *p = &d->parallel;
     const bool gpt2 = strcmp(family, "gpt2") == 0, packed = strcmp(family, "phi3") == 0;
     const unsigned ranks = (unsigned)(p->tp * p->cp_inner), copies = gpt2 || packed ? 1 : 1 + plan_draw_below(seed, 2);
-    const unsigned kv = copies > 1 && ranks % 2 == 0 ? ranks / 2 : ranks, heads = ranks * copies;
+    const unsigned heads = ranks * copies, kv = is_latent(family)              ? heads
+                                                : copies > 1 && ranks % 2 == 0 ? ranks / 2
+                                                                               : ranks;
     const unsigned features = 2 * (1 + plan_draw_below(seed, 5)), vocab = PICK(seed, vocabularies);
     const unsigned layers = (unsigned)(p->pp * p->virtual_stages) + plan_draw_below(seed, 2);
     const bool no_width = strcmp(family, "stablelm") == 0 || strcmp(family, "starcoder2") == 0; /* hidden / heads */
     const unsigned hidden = gpt2 || no_width ? heads * features : 1 + plan_draw_below(seed, 30);
     const unsigned ffn = (unsigned)p->tp * (1 + plan_draw_below(seed, 9));
-    char own[320] = "", width[32];
+    char own[480] = "", width[32];
     snprintf(width, sizeof width, no_width ? "" : "\"head_dim\": %u, ", features);
     if (gpt2) {
         snprintf(d->json, sizeof d->json,

@@ -70,9 +70,10 @@ static const struct {
     {{1, 2}, {"variants/stablelm-tiny"}},
     {{1, 2},
      {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
-      "experts/dots1-tiny"}},
+      "experts/dots1-tiny", "experts/deepseek-v3-tiny", "experts/deepseek-v2-tiny", "experts/deepseek-v2-lite-tiny"}},
+    {{1, 3}, {"experts/deepseek-v3-plain-tiny"}},
 };
-enum { CASES = 74 };
+enum { CASES = 78 };
 
 static bool is_block(const char *name)
 {
@@ -294,6 +295,11 @@ static const struct {
     {"experts/glm4moe-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
     {"experts/glm4moe-tiny", {.tp = 2, .sp = true, .recompute = {AR_RECOMPUTE_FULL, 1}}},
     {"experts/dots1-tiny", {.cp = 7, .dp = 2, .zero = 2}},
+    {"experts/deepseek-v3-tiny", {.pp = 3, .tp = 2, .sp = true, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 2}},
+    {"experts/deepseek-v3-tiny", {.cp = 2, .tp = 2, .recompute = {AR_RECOMPUTE_SELECTIVE, 1}}},
+    {"experts/deepseek-v3-plain-tiny", {.tp = 3, .dp = 2, .zero = 3}},
+    {"experts/deepseek-v2-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4, .zero = 2}},
+    {"experts/deepseek-v2-lite-tiny", {.cp = 2, .cp_inner = 2, .tp = 2, .dp = 2}},
     {"experts/qwen3moe-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
     {"experts/mixtral-balance-padding-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4}},
     {"experts/mixtral-balance-padding-tiny", {.pp = 2, .micro_batches = 2, .zero = 3}},

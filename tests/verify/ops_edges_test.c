@@ -37,10 +37,11 @@ typedef struct edges {
     char wrong[240];
 } edges;
 
-/* Of one parameter: q, k and v, or gate and up. */
+/* Of one parameter: q, k and v, or gate and up; or what of latent keys is normalised, and what their heads share. */
 static unsigned part_of(ari_role role)
 {
-    static const unsigned parts[ARI_ROLES] = {[ARI_Q] = 1, [ARI_K] = 2, [ARI_V] = 4, [ARI_GATE] = 1, [ARI_UP] = 6};
+    static const unsigned parts[ARI_ROLES] = {
+        [ARI_Q] = 1, [ARI_K] = 2, [ARI_V] = 4, [ARI_GATE] = 1, [ARI_UP] = 6, [ARI_KV_A_NORM] = 3, [ARI_K_SHARED] = 4};
     return parts[role] > 0 ? parts[role] : WHOLE;
 }
 

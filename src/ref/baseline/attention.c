@@ -10,9 +10,10 @@
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
 /* Columns [first, first + heads*d) of x [tokens, ld] to head-major. */
-static void split_heads(const ari_bl_run *run, double *y, const double *x, size_t ld, size_t first, size_t heads)
+static void split_heads(const ari_bl_run *run, double *y, const double *x, size_t ld, size_t first, size_t heads,
+                        size_t d)
 {
-    const size_t d = run->c->head_dim, s = run->s;
+    const size_t s = run->s;
     for (size_t n = 0; n < run->b; n++)
         for (size_t head = 0; head < heads; head++)
             for (size_t t = 0; t < s; t++)
@@ -21,9 +22,10 @@ static void split_heads(const ari_bl_run *run, double *y, const double *x, size_
 }
 
 /* The inverse. */
-static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t first, const double *y, size_t heads)
+static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t first, const double *y, size_t heads,
+                        size_t d)
 {
-    const size_t d = run->c->head_dim, s = run->s;
+    const size_t s = run->s;
     for (size_t n = 0; n < run->b; n++)
         for (size_t head = 0; head < heads; head++)
             for (size_t t = 0; t < s; t++)
@@ -32,14 +34,14 @@ static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t firs
 }
 
 /* Emits a head-major tensor as [b, s, heads*d]. */
-static ar_status emit_heads(ari_bl_run *run, const char *part, char pass, const double *y, size_t heads)
+static ar_status emit_heads(ari_bl_run *run, const char *part, char pass, const double *y, size_t heads, size_t d)
 {
     const ari_bl_memory *mark = run->top;
-    const size_t features = heads * run->c->head_dim;
+    const size_t features = heads * d;
     double *x = ari_bl_doubles(run, run->tokens, features);
     if (x == NULL)
         return run->memory;
-    merge_heads(run, x, features, 0, y, heads);
+    merge_heads(run, x, features, 0, y, heads, d);
     AR_TRY(ari_bl_emit_tokens(run, part, pass, x, features, 0, features));
     ari_bl_release(run, mark);
     return AR_OK;
@@ -166,7 +168,7 @@ static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm
         for (size_t i = 0; i < width; i++)
             rows[t * width + i] = x[t * ld + first + i];
     AR_TRY(ari_bl_norm_forward(run, norm, saved, rows));
-    split_heads(run, y, saved->y, width, 0, heads);
+    split_heads(run, y, saved->y, width, 0, heads, run->c->head_dim);
     return AR_OK;
 }
 
@@ -179,10 +181,10 @@ static ar_status normalise_backward(ari_bl_run *run, const ari_bl_norm *norm, co
     double *dy = ari_bl_doubles(run, run->tokens, width), *dx = ari_bl_doubles(run, run->tokens, width);
     if (dy == NULL || dx == NULL)
         return run->memory;
-    merge_heads(run, dy, width, 0, g, heads);
+    merge_heads(run, dy, width, 0, g, heads, run->c->head_dim);
     AR_TRY(ari_bl_norm_backward(run, norm, dx, dy, saved));
     AR_TRY(ari_bl_norm_gradients(run, norm, dy, saved));
-    split_heads(run, g, dx, width, 0, heads);
+    split_heads(run, g, dx, width, 0, heads, run->c->head_dim);
     ari_bl_release(run, mark);
     return AR_OK;
 }
@@ -192,13 +194,14 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_no
 {
     const ari_bl_names *names = run->names;
     const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
-    const size_t q_width = heads * d, kv_width = groups * d, ld = q_width + 2 * kv_width;
-    split_heads(run, a->q, qkv, ld, 0, heads);
-    split_heads(run, a->k, qkv, ld, q_width, groups);
-    split_heads(run, a->v, qkv, ld, q_width + kv_width, groups);
-    AR_TRY(ari_bl_emit_tokens(run, names->qkv[0], 'f', qkv, ld, 0, q_width));
-    AR_TRY(ari_bl_emit_tokens(run, names->qkv[1], 'f', qkv, ld, q_width, kv_width));
-    AR_TRY(ari_bl_emit_tokens(run, names->qkv[2], 'f', qkv, ld, q_width + kv_width, kv_width));
+    const size_t values = ar_config_value_dim(run->c), q_width = heads * d, kv_width = groups * d;
+    const size_t ld = q_width + kv_width + groups * values;
+    split_heads(run, a->q, qkv, ld, 0, heads, d);
+    split_heads(run, a->k, qkv, ld, q_width, groups, d);
+    split_heads(run, a->v, qkv, ld, q_width + kv_width, groups, values);
+    for (size_t i = 0, at = 0, width[3] = {q_width, kv_width, groups * values}; i < 3; at += width[i++])
+        if (names->qkv[i] != NULL)
+            AR_TRY(ari_bl_emit_tokens(run, names->qkv[i], 'f', qkv, ld, at, width[i]));
     if (run->c->qk_norm != AR_QK_NORM_NONE) {
         AR_TRY(normalise(run, &norm[0], &a->normed[0], a->q, qkv, ld, 0, heads));
         AR_TRY(normalise(run, &norm[1], &a->normed[1], a->k, qkv, ld, q_width, groups));
@@ -207,8 +210,8 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_no
         return AR_OK;
     ari_bl_rotate(run, a->q, heads, 1.0);
     ari_bl_rotate(run, a->k, groups, 1.0);
-    AR_TRY(emit_heads(run, names->rope[0], 'f', a->q, heads));
-    return emit_heads(run, names->rope[1], 'f', a->k, groups);
+    AR_TRY(emit_heads(run, names->rope[0], 'f', a->q, heads, d));
+    return emit_heads(run, names->rope[1], 'f', a->k, groups, d);
 }
 
 ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const ari_bl_norm norm[2], const double *qkv)
@@ -216,11 +219,12 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
     const size_t members =
         heads / groups; /* heads of a sample are a multiple of it: at / members is n*groups + group */
+    const size_t values = ar_config_value_dim(run->c);
     a->q = ari_bl_doubles(run, run->tokens, heads * d);
     a->k = ari_bl_doubles(run, run->tokens, groups * d);
-    a->v = ari_bl_doubles(run, run->tokens, groups * d);
+    a->v = ari_bl_doubles(run, run->tokens, groups * values);
     a->probs = ari_bl_doubles(run, run->tokens * heads, s);
-    a->context = ari_bl_doubles(run, run->tokens, heads * d);
+    a->context = ari_bl_doubles(run, run->tokens, heads * values);
     a->dropped = run->o->dropout > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : a->probs;
     a->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : NULL;
     if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || a->dropped == NULL ||
@@ -228,7 +232,7 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
         return run->memory;
     AR_TRY(split_qkv(run, a, norm, qkv));
     const ari_bl_memory *mark = run->top;
-    double *out = ari_bl_doubles(run, run->tokens, heads * d);
+    double *out = ari_bl_doubles(run, run->tokens, heads * values);
     if (out == NULL)
         return run->memory;
     for (size_t at = 0; at < run->b * heads; at++)
@@ -239,12 +243,13 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 'f', a->dropped, a->probs, heads, s));
     for (size_t at = 0; at < run->b * heads; at++) {
-        const ari_bl_matrix p_rows = {a->dropped + at * s * s, s, 1}, v_columns = {a->v + at / members * s * d, 1, d};
-        AR_TRY(ari_bl_contract(run, out + at * s * d, s, d, s, p_rows, v_columns, true));
+        const ari_bl_matrix p_rows = {a->dropped + at * s * s, s, 1},
+                            v_columns = {a->v + at / members * s * values, 1, values};
+        AR_TRY(ari_bl_contract(run, out + at * s * values, s, values, s, p_rows, v_columns, true));
     }
-    merge_heads(run, a->context, heads * d, 0, out, heads);
+    merge_heads(run, a->context, heads * values, 0, out, heads, values);
     ari_bl_release(run, mark);
-    return ari_bl_emit_tokens(run, run->names->context, 'f', a->context, heads * d, 0, heads * d);
+    return ari_bl_emit_tokens(run, run->names->context, 'f', a->context, heads * values, 0, heads * values);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -288,14 +293,15 @@ static ar_status group_backward(ari_bl_run *run, double *dq, double *dk, double 
                                 const double *probs, const double *dout, const double *q, const double *k)
 {
     const size_t s = run->s, d = run->c->head_dim, members = run->c->heads / run->c->kv_heads;
+    const size_t values = ar_config_value_dim(run->c);
     const ari_bl_matrix ds_columns = {ds, 1, s}, p_columns = {probs, 1, s};
-    const ari_bl_matrix q_columns = {q, 1, d}, dout_columns = {dout, 1, d}, k_columns = {k, 1, d};
+    const ari_bl_matrix q_columns = {q, 1, d}, dout_columns = {dout, 1, values}, k_columns = {k, 1, d};
     for (size_t member = 0; member < members; member++) {
         const ari_bl_matrix ds_rows = {ds + member * s * s, s, 1};
         AR_TRY(ari_bl_contract(run, dq + member * s * d, s, d, s, ds_rows, k_columns, true));
     }
     AR_TRY(ari_bl_contract(run, dk, s, d, members * s, ds_columns, q_columns, true));
-    return ari_bl_contract(run, dv, s, d, members * s, p_columns, dout_columns, true);
+    return ari_bl_contract(run, dv, s, values, members * s, p_columns, dout_columns, true);
 }
 
 /* Gradients at the scores' inputs back to the projections' outputs, emitted on the way. */
@@ -304,10 +310,11 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
 {
     const ari_bl_names *names = run->names;
     const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
-    const size_t q_width = heads * d, kv_width = groups * d, ld = q_width + 2 * kv_width;
+    const size_t values = ar_config_value_dim(run->c), q_width = heads * d, kv_width = groups * d;
+    const size_t ld = q_width + kv_width + groups * values;
     if (run->rope->kind != AR_ROPE_NONE) {
-        AR_TRY(emit_heads(run, names->rope[0], 'b', dq, heads));
-        AR_TRY(emit_heads(run, names->rope[1], 'b', dk, groups));
+        AR_TRY(emit_heads(run, names->rope[0], 'b', dq, heads, d));
+        AR_TRY(emit_heads(run, names->rope[1], 'b', dk, groups, d));
         ari_bl_rotate(run, dq, heads, -1.0);
         ari_bl_rotate(run, dk, groups, -1.0);
     }
@@ -315,12 +322,12 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
         AR_TRY(normalise_backward(run, &norm[0], &normed[0], dq, heads));
         AR_TRY(normalise_backward(run, &norm[1], &normed[1], dk, groups));
     }
-    AR_TRY(emit_heads(run, names->dqkv[2], 'b', dv, groups));
-    AR_TRY(emit_heads(run, names->dqkv[0], 'b', dq, heads));
-    AR_TRY(emit_heads(run, names->dqkv[1], 'b', dk, groups));
-    merge_heads(run, dqkv, ld, 0, dq, heads);
-    merge_heads(run, dqkv, ld, q_width, dk, groups);
-    merge_heads(run, dqkv, ld, q_width + kv_width, dv, groups);
+    AR_TRY(emit_heads(run, names->dqkv[2], 'b', dv, groups, values));
+    AR_TRY(emit_heads(run, names->dqkv[0], 'b', dq, heads, d));
+    AR_TRY(emit_heads(run, names->dqkv[1], 'b', dk, groups, d));
+    merge_heads(run, dqkv, ld, 0, dq, heads, d);
+    merge_heads(run, dqkv, ld, q_width, dk, groups, d);
+    merge_heads(run, dqkv, ld, q_width + kv_width, dv, groups, values);
     return AR_OK;
 }
 
@@ -329,16 +336,17 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
 {
     const ari_bl_memory *mark = run->top;
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
-    const size_t members = heads / groups;
-    double *dout = ari_bl_doubles(run, run->tokens, heads * d), *dq = ari_bl_doubles(run, run->tokens, heads * d);
-    double *dk = ari_bl_doubles(run, run->tokens, groups * d), *dv = ari_bl_doubles(run, run->tokens, groups * d);
+    const size_t members = heads / groups, values = ar_config_value_dim(run->c);
+    double *dout = ari_bl_doubles(run, run->tokens, heads * values), *dq = ari_bl_doubles(run, run->tokens, heads * d);
+    double *dk = ari_bl_doubles(run, run->tokens, groups * d), *dv = ari_bl_doubles(run, run->tokens, groups * values);
     double *dp = ari_bl_doubles(run, run->tokens * heads, s), *ds = ari_bl_doubles(run, run->tokens * heads, s);
     if (dout == NULL || dq == NULL || dk == NULL || dv == NULL || dp == NULL || ds == NULL)
         return run->memory;
-    split_heads(run, dout, dcontext, heads * d, 0, heads);
+    split_heads(run, dout, dcontext, heads * values, 0, heads, values);
     for (size_t at = 0; at < run->b * heads; at++) {
-        const ari_bl_matrix dout_rows = {dout + at * s * d, d, 1}, v_rows = {a->v + at / members * s * d, d, 1};
-        AR_TRY(ari_bl_contract(run, dp + at * s * s, s, s, d, dout_rows, v_rows, false));
+        const ari_bl_matrix dout_rows = {dout + at * s * values, values, 1},
+                            v_rows = {a->v + at / members * s * values, values, 1};
+        AR_TRY(ari_bl_contract(run, dp + at * s * s, s, s, values, dout_rows, v_rows, false));
     }
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, dp, dp, heads, s));
@@ -348,8 +356,8 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
     AR_TRY(emit_probs(run, 'b', dp));
     for (size_t kv = 0; kv < run->b * groups; kv++) {
         const size_t at = kv * members; /* the group's first head */
-        AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * d, ds + at * s * s,
-                              a->dropped + at * s * s, dout + at * s * d, a->q + at * s * d, a->k + kv * s * d));
+        AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * values, ds + at * s * s,
+                              a->dropped + at * s * s, dout + at * s * values, a->q + at * s * d, a->k + kv * s * d));
     }
     AR_TRY(finish_qkv(run, dqkv, dq, dk, dv, norm, a->normed));
     ari_bl_release(run, mark);

@@ -129,6 +129,11 @@ static ar_status mlp_forward(ari_bl_run *run, const ari_bl_mlp *mlp, ari_bl_mlp_
     return ari_bl_emit_tokens(run, names->down_param, 'f', y, h, 0, h);
 }
 
+static size_t qkv_width(const ar_config *c)
+{
+    return (c->heads + c->kv_heads) * c->head_dim + c->kv_heads * ar_config_value_dim(c);
+}
+
 ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
                                const double *x)
 {
@@ -141,12 +146,13 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
         AR_TRY(ari_bl_norm_forward(run, &p->ln1, &saved->n1, x));
         saved->attention_x = saved->n1.y;
     }
-    double *qkv = ari_bl_doubles(run, run->tokens, p->qkv.out);
+    double *qkv = ari_bl_doubles(run, run->tokens, qkv_width(run->c));
     double *branch = ari_bl_doubles(run, run->tokens, h), *r = ari_bl_doubles(run, run->tokens, h);
     if (saved->y == NULL || qkv == NULL || branch == NULL || r == NULL)
         return run->memory;
 
-    AR_TRY(ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x, run->tokens));
+    AR_TRY(run->c->latent.kv_rank > 0 ? ari_bl_latent_forward(run, &p->latent, &saved->latent, qkv, saved->attention_x)
+                                      : ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x, run->tokens));
     AR_TRY(ari_bl_attention_forward(run, &saved->attention, p->qk_norm, qkv));
     AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
@@ -263,7 +269,8 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
     const ari_bl_names *names = run->names;
     const ari_bl_memory *mark = run->top;
     const size_t h = run->c->hidden;
-    double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in), *dqkv = ari_bl_doubles(run, run->tokens, p->qkv.out);
+    double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in),
+           *dqkv = ari_bl_doubles(run, run->tokens, qkv_width(run->c));
     double *din = ari_bl_doubles(run, run->tokens, h);
     if (dcontext == NULL || dqkv == NULL || din == NULL)
         return run->memory;
@@ -273,9 +280,13 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
     AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context, NULL));
     AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, p->qk_norm, &saved->attention));
-    AR_TRY(ari_bl_linear_backward(run, &p->qkv, din, dqkv, run->tokens));
-    AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', din, h, 0, h));
-    AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x, NULL));
+    if (run->c->latent.kv_rank > 0) {
+        AR_TRY(ari_bl_latent_backward(run, &p->latent, din, dqkv, &saved->latent, saved->attention_x));
+    } else {
+        AR_TRY(ari_bl_linear_backward(run, &p->qkv, din, dqkv, run->tokens));
+        AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', din, h, 0, h));
+        AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x, NULL));
+    }
     AR_TRY(add_branch(run, &p->ln1, &saved->n1, dx, dr, din));
     AR_TRY(ari_bl_emit_tokens(run, "", 'b', dx, h, 0, h));
     ari_bl_release(run, mark);

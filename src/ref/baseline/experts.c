@@ -60,7 +60,7 @@ static ar_status load_expert(ari_bl_run *run, ari_bl_mlp *mlp, const char *below
 
 static const char *shared_name(const ari_bl_run *run)
 {
-    return run->c->arch == AR_ARCH_GLM4_MOE ? "shared_experts" : "shared_expert";
+    return run->c->experts.ungated ? "shared_experts" : "shared_expert";
 }
 
 /* No gradient is made for it. */
@@ -86,7 +86,7 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
     const ar_experts *x = &run->c->experts;
     AR_TRY(ari_bl_balance_load(run, e));
     AR_TRY(load_one(run, &e->gate, x->n, "gate"));
-    if (x->scores.groups > 0)
+    if (x->scores.groups > 0 && !x->scores.softmax)
         AR_TRY(load_bias(run, e));
     e->of = ari_bl_take(run, x->n, 1, sizeof *e->of);
     if (e->of == NULL)
@@ -112,95 +112,6 @@ static ar_status emit(ari_bl_run *run, const char *part, char pass, const double
 }
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
-
-/* The k experts with the largest z, ascending. -0 and +0 are equal. */
-static void choose(size_t *expert, const double *z, size_t n, size_t k)
-{
-    for (size_t j = 0; j < k; j++) {
-        size_t best = n;
-        for (size_t i = 0; i < n; i++) {
-            bool taken = false;
-            for (size_t other = 0; other < j; other++)
-                taken = taken || expert[other] == i;
-            if (!taken && (best == n || z[i] > z[best]))
-                best = i;
-        }
-        expert[j] = best;
-    }
-    for (size_t j = 1; j < k; j++) /* by insertion */
-        for (size_t at = j; at > 0 && expert[at - 1] > expert[at]; at--) {
-            const size_t larger = expert[at - 1];
-            expert[at - 1] = expert[at];
-            expert[at] = larger;
-        }
-}
-
-static void weigh(const ari_bl_run *run, double *weight, const double *p, const size_t *expert)
-{
-    const ar_experts *x = &run->c->experts;
-    double sum = p[expert[0]];
-    for (size_t j = 1; j < x->per_token; j++)
-        sum = ari_bl_fl(run, sum + p[expert[j]]);
-    for (size_t j = 0; j < x->per_token; j++)
-        weight[j] = x->normalised ? ari_bl_branch(run, p[expert[j]] / sum) : p[expert[j]];
-}
-
-static double sigmoid_of(const ari_bl_run *run, double x)
-{
-    return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_sigmoid64(x)) : (double)ari_sigmoid32((float)x);
-}
-
-/* The sum of the two largest of c. */
-static double best_two(const ari_bl_run *run, const double *c, size_t n)
-{
-    size_t two[2];
-    choose(two, c, n, 2);
-    return ari_bl_fl(run, c[two[0]] + c[two[1]]);
-}
-
-/* c [n] in, experts out: of a row whose groups do not all stay the others' c become less than any. group: [n], to work
- * with. */
-static void choose_of_groups(const ari_bl_run *run, size_t *expert, double *c, double *score)
-{
-    const ar_experts *x = &run->c->experts;
-    const size_t groups = x->scores.groups, each = x->n / groups;
-    for (size_t g = 0; g < groups && groups > 1; g++)
-        score[g] = best_two(run, c + g * each, each);
-    for (size_t g = 0; g < groups && groups > 1; g++) {
-        size_t better = 0;
-        for (size_t other = 0; other < groups; other++)
-            better += score[other] > score[g] || (score[other] == score[g] && other < g);
-        for (size_t i = 0; i < each && better >= x->scores.kept; i++)
-            c[g * each + i] = -INFINITY;
-    }
-    choose(expert, c, x->n, x->per_token);
-}
-
-/* What a token's scores are divided by. */
-static double score_divisor(const ari_bl_run *run, const double *a, const size_t *expert)
-{
-    double sum = a[expert[0]];
-    for (size_t j = 1; j < run->c->experts.per_token; j++)
-        sum = ari_bl_fl(run, sum + a[expert[j]]);
-    return ari_bl_fl(run, sum + ari_bl_fl(run, 1e-20));
-}
-
-/* A token's a, experts and weights from its logits. work: [2, n]. */
-static void route_by_scores(const ari_bl_run *run, const ari_bl_experts *e, double *a, size_t *expert, double *weight,
-                            const double *z, double *work)
-{
-    const ar_experts *x = &run->c->experts;
-    for (size_t i = 0; i < x->n; i++) {
-        a[i] = sigmoid_of(run, z[i]);
-        work[i] = ari_bl_fl(run, a[i] + e->bias[i]);
-    }
-    choose_of_groups(run, expert, work, work + x->n);
-    const double divisor = score_divisor(run, a, expert), scale = ari_bl_fl(run, x->scores.scale);
-    for (size_t j = 0; j < x->per_token; j++) {
-        const double share = x->normalised ? ari_bl_branch(run, a[expert[j]] / divisor) : a[expert[j]];
-        weight[j] = ari_bl_branch(run, share * scale);
-    }
-}
 
 /* Numbers the rows: sorted by expert, and within one by token, so that each sample's are together. */
 static void sort_rows(const ari_bl_run *run, ari_bl_routed *r)
@@ -281,19 +192,11 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
     AR_TRY(ari_bl_linear_forward(run, &e->gate, z, x, run->tokens));
     AR_TRY(emit(run, "gate", 'f', z, n, 0, n));
     for (size_t t = 0; t < run->tokens; t++) {
-        double m, l;
         for (size_t i = 0; i < n; i++)
             if (z[t * n + i] != z[t * n + i])
                 return ar_error_set(AR_ERR_DATA, "baseline: %s.%s: expert %zu's logit of token %zu is not a number",
                                     run->prefix, e->gate.name[0], i, t);
-        if (e->bias != NULL) {
-            route_by_scores(run, e, r->p + t * n, r->expert + t * k, r->weight + t * k, z + t * n, work);
-            continue;
-        }
-        ari_bl_softmax(run, r->p + t * n, z + t * n, NULL, n, &m, &l);
-        r->lse[t] = ari_bl_fl(run, m + ari_log64(l));
-        choose(r->expert + t * k, z + t * n, n, k);
-        weigh(run, r->weight + t * k, r->p + t * n, r->expert + t * k);
+        ari_bl_route_token(run, e->bias, r, t, z + t * n, work);
     }
     if (e->tokens != NULL)
         count_tokens(run, e->tokens, r->expert);
@@ -377,7 +280,7 @@ static ar_status shared_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl
     AR_TRY(ari_bl_linear_forward(run, &e->shared_gate, logit, x, run->tokens));
     AR_TRY(emit(run, "shared_expert_gate", 'f', logit, 1, 0, 1));
     for (size_t t = 0; t < run->tokens; t++) {
-        r->share[t] = sigmoid_of(run, logit[t]);
+        r->share[t] = ari_bl_sigmoid(run, logit[t]);
         for (size_t c = 0; c < h; c++)
             y[t * h + c] = ari_bl_branch(run, y[t * h + c] + ari_bl_branch(run, r->share[t] * r->shared.y[t * h + c]));
     }
@@ -446,43 +349,6 @@ static double dot(const ari_bl_run *run, const double *a, const double *b, size_
     return ari_bl_branch(run, ari_bl_row_sum(run, work, n));
 }
 
-/* Through the softmax, from g [tokens, k], the gradients of the weights. With r = sum over K of w*g:
- * dz_j = w_j*(g_j - r) in K and 0 elsewhere where the weights are normalised, else dz_i = p_i*([i in K] g_i - r). */
-static void router_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r)
-{
-    const ar_experts *x = &run->c->experts;
-    for (size_t t = 0; t < run->tokens; t++) {
-        const size_t *expert = r->expert + t * x->per_token;
-        const double *w = r->weight + t * x->per_token, *gt = g + t * x->per_token;
-        double sum = 0.0;
-        for (size_t j = 0; j < x->per_token; j++)
-            sum = ari_bl_fl(run, sum + ari_bl_fl(run, w[j] * gt[j]));
-        for (size_t i = 0; i < x->n && !x->normalised; i++)
-            dz[t * x->n + i] = ari_bl_branch(run, r->p[t * x->n + i] * -sum);
-        for (size_t j = 0; j < x->per_token; j++)
-            dz[t * x->n + expert[j]] = ari_bl_branch(run, w[j] * ari_bl_fl(run, gt[j] - sum));
-    }
-}
-
-/* Through the sigmoids: with D what a token's scores are divided by, s_j = a_j/D and r = sum over K of s*g, or r = 0
- * where they are not divided, dz_j = w_j*(1 - a_j)*(g_j - r) in K, and 0 elsewhere. */
-static void scores_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r)
-{
-    const ar_experts *x = &run->c->experts;
-    for (size_t t = 0; t < run->tokens; t++) {
-        const size_t *expert = r->expert + t * x->per_token;
-        const double *a = r->p + t * x->n, *w = r->weight + t * x->per_token, *gt = g + t * x->per_token;
-        const double divisor = score_divisor(run, a, expert);
-        double sum = 0.0;
-        for (size_t j = 0; j < x->per_token && x->normalised; j++)
-            sum = ari_bl_fl(run, sum + ari_bl_fl(run, ari_bl_branch(run, a[expert[j]] / divisor) * gt[j]));
-        for (size_t j = 0; j < x->per_token; j++) {
-            const double slope = ari_bl_fl(run, w[j] * ari_bl_fl(run, 1.0 - a[expert[j]]));
-            dz[t * x->n + expert[j]] = ari_bl_branch(run, slope * ari_bl_fl(run, gt[j] - sum));
-        }
-    }
-}
-
 static void add(const ari_bl_run *run, double *dx, const double *more)
 {
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
@@ -526,7 +392,7 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
     if (dz == NULL || more == NULL)
         return run->memory;
     AR_TRY(emit_slots(run, "weights", 'b', r, g));
-    (e->bias != NULL ? scores_gradient : router_gradient)(run, dz, g, r);
+    ari_bl_router_gradient(run, dz, g, r);
     AR_TRY(ari_bl_balance_backward(run, dz, r));
     AR_TRY(emit(run, "logits", 'b', dz, n, 0, n));
     AR_TRY(ari_bl_linear_backward(run, &e->gate, more, dz, run->tokens));

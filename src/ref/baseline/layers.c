@@ -89,7 +89,7 @@ static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, 
         xhat[i] = centred ? ari_bl_fl(run, x[i] - mean) : x[i];
         work[i] = xhat[i] * xhat[i];
     }
-    *rstd = ari_bl_fl(run, 1.0 / sqrt(ari_bl_row_sum(run, work, h) / width + run->c->norm_eps));
+    *rstd = ari_bl_fl(run, 1.0 / sqrt(ari_bl_row_sum(run, work, h) / width + norm->eps));
     for (size_t i = 0; i < h; i++) {
         xhat[i] = ari_bl_stream(run, xhat[i] * *rstd);
         y[i] = ari_bl_stream(run, xhat[i] * gain(run, norm, i));

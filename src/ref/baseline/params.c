@@ -124,6 +124,23 @@ static const ari_bl_names starcoder2_names = {
     .dmlp = "mlp.c_fc",
 };
 
+static const ari_bl_names deepseek_names = {
+    FAMILY_NAMES("mlp", "down_proj"),
+    .ln2 = "post_attention_layernorm",
+    .qkv_param = {"self_attn.q_proj"},
+    .q_a = "self_attn.q_a_proj",
+    .q_norm = "self_attn.q_a_layernorm",
+    .q_b = "self_attn.q_b_proj",
+    .kv_a = "self_attn.kv_a_proj_with_mqa",
+    .kv_norm = "self_attn.kv_a_layernorm",
+    .kv_b = "self_attn.kv_b_proj",
+    .dshared = "self_attn.k_shared",
+    .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
+    .fc = {"mlp.gate_proj", "mlp.up_proj"},
+    .dattention = "self_attn",
+    .dmlp = "mlp",
+};
+
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
     static const ari_bl_names *const names[] = {
@@ -132,7 +149,7 @@ const ari_bl_names *ari_bl_names_of(ar_arch arch)
         [AR_ARCH_OLMO2] = &olmo2_names,           [AR_ARCH_PHI3] = &phi3_names,
         [AR_ARCH_MIXTRAL] = &mixtral_names,       [AR_ARCH_QWEN2_MOE] = &llama_names,
         [AR_ARCH_QWEN3_MOE] = &qwen3_names,       [AR_ARCH_GLM4_MOE] = &qwen3_names,
-        [AR_ARCH_STARCODER2] = &starcoder2_names,
+        [AR_ARCH_STARCODER2] = &starcoder2_names, [AR_ARCH_DEEPSEEK] = &deepseek_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }
@@ -192,7 +209,7 @@ ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name,
         AR_TRY(ari_bl_parameter(run, &bias, part, h, 0, AR_INIT_UNIFORM_BIAS, h, h));
         ari_bl_training_add(run, part, h, 0, bias, 1, 1);
     }
-    *norm = (ari_bl_norm){name, h, per_token, weight, bias};
+    *norm = (ari_bl_norm){name, h, per_token, run->c->norm_eps, weight, bias};
     return AR_OK;
 }
 
@@ -283,9 +300,10 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
     const bool before = c->norm_place != AR_NORM_AFTER, after = c->norm_place != AR_NORM_BEFORE;
     if (before)
         AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1, c->hidden, 1));
-    AR_TRY(ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
+    AR_TRY(c->latent.kv_rank > 0 ? ari_bl_load_latent(run, &p->latent)
+                                 : ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
     AR_TRY(load_qk_norms(run, p));
-    AR_TRY(ari_bl_load_linear(run, &p->o, q, o_name, o_width, c->out_bias));
+    AR_TRY(ari_bl_load_linear(run, &p->o, c->heads * ar_config_value_dim(c), o_name, o_width, c->out_bias));
     if (after)
         AR_TRY(ari_bl_load_norm(run, &p->attention_norm, n->attention_norm, c->hidden, 1));
     if (before)

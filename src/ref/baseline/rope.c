@@ -155,11 +155,30 @@ static void turn_pair(const ari_bl_run *run, size_t position, double frequency, 
     }
 }
 
-/* y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin; the features behind those that turn stay. */
-void ari_bl_rotate(const ari_bl_run *run, double *x, size_t heads, double direction)
+/* A head's features that turn, in pairs (0, 1), (2, 3), .., to all even ones, then all odd ones; or back. */
+static void part_pairs(double *x, double *work, size_t half, bool apart)
 {
+    for (size_t i = 0; i < half; i++) {
+        work[apart ? i : 2 * i] = x[apart ? 2 * i : i];
+        work[apart ? half + i : 2 * i + 1] = x[apart ? 2 * i + 1 : half + i];
+    }
+    for (size_t i = 0; i < 2 * half; i++)
+        x[i] = work[i];
+}
+
+/* y1 = x1*cos - x2*sin, y2 = x2*cos + x1*sin; the features before or behind those that turn stay. Interleaved ones turn
+ * as halves, which they stay in between. */
+void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction)
+{
+    const ari_bl_memory *mark = run->top;
     const size_t d = run->c->head_dim, half = ar_rope_dim(run->rope, d) / 2, length = length_of(run);
+    const size_t first = run->rope->last ? d - 2 * half : 0;
     const double factor = attention_factor(run);
+    double *work = run->rope->interleaved ? ari_bl_doubles(run, 2 * half, 1) : NULL;
+    if (run->rope->interleaved && work == NULL)
+        return;
+    for (size_t row = 0; work != NULL && direction > 0.0 && row < run->b * heads * run->s; row++)
+        part_pairs(x + row * d + first, work, half, true);
     for (size_t t = 0; t < run->s; t++)
         for (size_t i = 0; i < half; i++) {
             const double frequency = frequency_of(run, i, length);
@@ -171,10 +190,13 @@ void ari_bl_rotate(const ari_bl_run *run, double *x, size_t heads, double direct
                     sine *= direction;
                     last = position;
                 }
-                double *row = x + (head * run->s + t) * d;
+                double *row = x + (head * run->s + t) * d + first;
                 const double x1 = row[i], x2 = row[half + i];
                 row[i] = ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine));
                 row[half + i] = ari_bl_branch(run, ari_bl_branch(run, x2 * cosine) + ari_bl_branch(run, x1 * sine));
             }
         }
+    for (size_t row = 0; work != NULL && direction < 0.0 && row < run->b * heads * run->s; row++)
+        part_pairs(x + row * d + first, work, half, false);
+    ari_bl_release(run, mark);
 }

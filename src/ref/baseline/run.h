@@ -22,9 +22,10 @@ typedef struct ari_bl_names {
     const char *head;                                   /* NULL: none; the loss is the sum of the output */
     const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* [1] NULL: q, k and v are one tensor; no gate */
     const char *qkv[3], *rope[2], *probs, *context, *residual, *fc[2], *act;
-    const char *dqkv[3], *dattention, *dfc[2], *dmlp;                /* backward only */
-    const char *drop_embed, *drop_probs, *drop_attention, *drop_mlp; /* dropout sites; drop_embed may be NULL */
-    bool conv1d;                                                     /* weights of the blocks are stored [in, out] */
+    const char *q_a, *q_norm, *q_b, *kv_a, *kv_norm, *kv_b, *dshared; /* of latent attention; dshared: backward only */
+    const char *dqkv[3], *dattention, *dfc[2], *dmlp;                 /* backward only */
+    const char *drop_embed, *drop_probs, *drop_attention, *drop_mlp;  /* dropout sites; drop_embed may be NULL */
+    bool conv1d;                                                      /* weights of the blocks are stored [in, out] */
 } ari_bl_names;
 
 typedef struct ari_bl_memory ari_bl_memory;
@@ -173,7 +174,8 @@ AR_NODISCARD ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 typedef struct ari_bl_norm {
     const char *name;
-    size_t width, per_token;     /* of a row; rows of a token: 1, or its heads */
+    size_t width, per_token; /* of a row; rows of a token: 1, or its heads */
+    double eps;
     const double *weight, *bias; /* [width]; bias NULL for RMSNorm */
 } ari_bl_norm;
 /* One input, up to three parameter tensors stacked along the outputs: q|k|v, gate|up. */
@@ -205,9 +207,15 @@ typedef struct ari_bl_experts {
     int64_t *tokens;           /* [E]: that went to each expert in the last forward pass; NULL with the bias */
     ari_bl_seen *seen;
 } ari_bl_experts;
+/* Latent attention: to low ranks, norms, to heads. */
+typedef struct ari_bl_latent {
+    ari_bl_linear down, q, kv; /* down: q_a, where queries have a rank, and kv_a */
+    ari_bl_norm q_norm, kv_norm;
+} ari_bl_latent;
 typedef struct ari_bl_params {
     ari_bl_norm ln1, ln2, attention_norm, mlp_norm, qk_norm[2]; /* those that the config has */
-    ari_bl_linear qkv, o;
+    ari_bl_linear qkv, o;                                       /* qkv: of no latent attention */
+    ari_bl_latent latent;
     ari_bl_mlp mlp;
     ari_bl_experts experts;
 } ari_bl_params;
@@ -292,7 +300,7 @@ typedef struct ari_bl_attention {
     double *bare;                /* [b, H, s, s]: scores before they are capped; NULL: they are not */
     double *context;             /* [tokens, H*d] */
 } ari_bl_attention;
-/** qkv [tokens, (H + 2G)*d]: q|k|v; norm: of queries and of keys. Emits q, k, v, the norms, q_rope, k_rope, probs,
+/** qkv [tokens, (H + 2G)*d]: q|k|v, of latent attention values of their own width; norm: of queries and of keys. Emits q, k, v, the norms, q_rope, k_rope, probs,
  *  context. */
 AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *saved, const ari_bl_norm norm[2],
                                                 const double *qkv);
@@ -300,8 +308,20 @@ AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attentio
 AR_NODISCARD ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext,
                                                  const ari_bl_norm norm[2], const ari_bl_attention *saved);
 
+/* Inputs and normalised values of latent attention's low-rank paths. */
+typedef struct ari_bl_latent_saved {
+    ari_bl_norm_saved q_norm, kv_norm;
+} ari_bl_latent_saved;
+AR_NODISCARD ar_status ari_bl_load_latent(ari_bl_run *run, ari_bl_latent *l);
+/** q|k|v [tokens, ..] of x [tokens, h]. */
+AR_NODISCARD ar_status ari_bl_latent_forward(ari_bl_run *run, const ari_bl_latent *l, ari_bl_latent_saved *saved,
+                                             double *qkv, const double *x);
+/** dx from dqkv; sums and emits the gradients. */
+AR_NODISCARD ar_status ari_bl_latent_backward(ari_bl_run *run, const ari_bl_latent *l, double *dx, const double *dqkv,
+                                              const ari_bl_latent_saved *saved, const double *x);
+
 /** Turns queries or keys [b, heads, s, d] by their positions, in place; direction -1 is the backward pass. */
-void ari_bl_rotate(const ari_bl_run *run, double *x, size_t heads, double direction);
+void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction);
 
 /** c*tanh(x/c), and dy of it times its slope at x, +0 for a dy of zero. Not rounded. */
 double ari_bl_cap(double x, double c);
@@ -336,6 +356,13 @@ typedef struct ari_bl_routed {
     ari_bl_mlp_saved experts, shared;
     double *share; /* [tokens]: sigmoid of the shared expert's gate */
 } ari_bl_routed;
+/** Of token t of r: p, experts and weights from its logits z [E]; bias: of a router of sigmoids, else NULL. work: [2, E].
+ */
+void ari_bl_route_token(const ari_bl_run *run, const double *bias, const ari_bl_routed *r, size_t t, const double *z,
+                        double *work);
+/** dz [tokens, E] from g [tokens, k], the gradients of the weights. dz is zero. */
+void ari_bl_router_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r);
+double ari_bl_sigmoid(const ari_bl_run *run, double x);
 /** y [tokens, h] = sum over the slots of weight*expert(x), and the shared expert. */
 AR_NODISCARD ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *saved, double *y,
                                               const double *x);
@@ -355,6 +382,7 @@ AR_NODISCARD ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, cons
 /* Saved activations of a block. */
 typedef struct ari_bl_block {
     ari_bl_norm_saved n1, n2, attention_norm, mlp_norm;
+    ari_bl_latent_saved latent;
     ari_bl_attention attention;
     const double *attention_x, *mlp_x; /* [tokens, h]: inputs of attention and MLP */
     ari_bl_mlp_saved mlp;

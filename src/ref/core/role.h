@@ -14,7 +14,15 @@ typedef enum ari_role {
     ARI_EMBEDDED, /* what the first block gets */
     /* In a block. */
     ARI_NORM1, /* before attention */
-    ARI_QKV,   /* q | k | v in one parameter */
+    /* Latent attention: to low ranks, norms, from low ranks to heads. */
+    ARI_Q_A,
+    ARI_KV_A,
+    ARI_Q_A_NORM,
+    ARI_Q_B,
+    ARI_KV_A_NORM,
+    ARI_KV_B,
+    ARI_K_SHARED, /* the gradient of those features of a key that all heads share */
+    ARI_QKV,      /* q | k | v in one parameter */
     ARI_Q,
     ARI_Q_HEADS,
     ARI_K,

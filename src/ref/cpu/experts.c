@@ -160,6 +160,14 @@ static float group_score(const float *c, size_t n)
     return first + second;
 }
 
+static float largest(const float *c, size_t n)
+{
+    float most = c[0];
+    for (size_t i = 1; i < n; i++)
+        most = c[i] > most ? c[i] : most;
+    return most;
+}
+
 /* The experts that the groups which stay have, ascending. */
 static void choose_by_groups(int32_t *expert, const float *c, size_t n, const ar_route_rule *rule)
 {
@@ -168,7 +176,7 @@ static void choose_by_groups(int32_t *expert, const float *c, size_t n, const ar
     int32_t group[AR_ROUTE_GROUPS];
     size_t count = 0;
     for (size_t g = 0; g < rule->groups; g++)
-        score[g] = group_score(c + g * each, each);
+        score[g] = rule->softmax ? largest(c + g * each, each) : group_score(c + g * each, each);
     for (size_t g = 0; g < rule->groups; g++)
         put_in_order(group, &count, score, g, rule->kept);
     sort_experts(group, count);
@@ -195,6 +203,23 @@ static float score_sum(const float *a, const int32_t *expert, size_t k)
     return sum;
 }
 
+/* A row of a softmax. row: [experts], which the scores go to; x may be it. */
+static void route_softmax(float *row, int32_t *chosen, float *weight, const float *x, size_t experts,
+                          const ar_route_rule *rule)
+{
+    const size_t nan = first_nan(x, experts);
+    if (nan == experts && rule->groups > 1)
+        choose_by_groups(chosen, x, experts, rule);
+    else if (nan == experts)
+        choose(chosen, x, experts, rule->k);
+    (void)softmax_of(row, x, experts);
+    for (size_t j = 0; j < rule->k; j++) {
+        if (nan < experts)
+            chosen[j] = -1 - (int32_t)nan;
+        weight[j] = nan < experts ? ari_nan32() : ari_mul32(row[chosen[j]], rule->scale);
+    }
+}
+
 /** Slot route_scores. p holds the scores for the choice while the experts are chosen. */
 ar_status ari_cpu_route_scores(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
                                const ar_route_rule *rule)
@@ -206,6 +231,10 @@ ar_status ari_cpu_route_scores(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf exper
         float *row = (float *)p.ptr + t * experts, *w = (float *)weight.ptr + t * k;
         int32_t *chosen = (int32_t *)expert.ptr + t * k;
         const float *x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
+        if (rule->softmax) {
+            route_softmax(row, chosen, w, x, experts, rule);
+            continue;
+        }
         for (size_t i = 0; i < experts; i++)
             row[i] = ari_route_score(ari_sigmoid32(x[i]), bias[i]);
         const size_t lost = first_lost(row, experts);
@@ -225,6 +254,22 @@ ar_status ari_cpu_route_scores(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf exper
         }
     }
     return AR_OK;
+}
+
+/* The gradients of n logits of a row of a softmax from number `from` on. */
+static void softmax_gradient(float *dz, size_t from, size_t n, const float *p, const float *g, const int32_t *chosen,
+                             const ar_route_rule *rule)
+{
+    float r = 0.0f;
+    for (size_t j = 0; j < rule->k; j++)
+        r = ari_add32(r, ari_mul32(p[chosen[j]], ari_mul32(g[j], rule->scale)));
+    for (size_t i = 0; i < n; i++)
+        dz[i] = ari_mul32(p[from + i], -r);
+    for (size_t j = 0; j < rule->k; j++) {
+        const size_t i = (size_t)chosen[j] - from; /* beyond n where it is below `from` */
+        if (i < n)
+            dz[i] = ari_route_dlogit(p[chosen[j]], ari_mul32(g[j], rule->scale), r);
+    }
 }
 
 /** Slot route_scores_backward. */
@@ -247,7 +292,9 @@ ar_status ari_cpu_route_scores_backward(ar_device *d, ARI_AT_ONCE, const ar_tens
             count = ari_block_length(experts, from / ARI_BLOCK);
             for (size_t i = 0; i < count; i++)
                 out[i] = 0.0f;
-            for (size_t j = 0; j < k; j++) {
+            if (rule->softmax)
+                softmax_gradient(out, from, count, row, slopes, chosen, rule);
+            for (size_t j = 0; j < k && !rule->softmax; j++) {
                 const size_t i = (size_t)chosen[j] - from; /* beyond count where it is below `from` */
                 if (i < count)
                     out[i] = ari_route_dscore(w[j], row[chosen[j]], slopes[j], r);

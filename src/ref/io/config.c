@@ -15,11 +15,19 @@
 /* Parameters, counted a little high, so that no later sum of sizes can wrap: below 2^60 elements, 2^62 bytes. */
 static bool size_is_sane(const ar_config *c)
 {
-    size_t q = 0, kv = 0, attention = 0, experts = 0, mlp = 0, block = 0, all = 0, table = 0;
+    size_t q = 0, kv = 0, context = 0, low = 0, attention = 0, experts = 0, mlp = 0, block = 0, all = 0, table = 0;
     const size_t rows = c->vocab > c->max_positions ? c->vocab : c->max_positions;
     if (__builtin_mul_overflow(c->heads, c->head_dim, &q) || q > ARI_CONFIG_MAX_DIM)
         return false;
     kv = c->kv_heads * c->head_dim; /* at most q */
+    if (__builtin_mul_overflow(c->heads, ar_config_value_dim(c), &context) || context > ARI_CONFIG_MAX_DIM)
+        return false;
+    if (c->latent.kv_rank > 0) { /* what is between hidden size and heads, and behind it, counts as wider heads */
+        const size_t ranks = c->latent.kv_rank + c->latent.q_rank;
+        if (__builtin_mul_overflow((q + context + c->hidden) / c->hidden + 1, ranks, &low) || low > ARI_CONFIG_MAX_DIM)
+            return false;
+        kv = context + low + c->latent.rope_dim;
+    }
     if (__builtin_mul_overflow(2 * q + 2 * kv + 4, c->hidden, &attention) ||
         __builtin_mul_overflow(c->experts.n, 3 * c->experts.ffn + 1, &experts) ||
         __builtin_add_overflow(3 * c->ffn + 3 * c->experts.shared + 5, experts, &mlp) ||
@@ -100,8 +108,6 @@ static const char *lacking(const char *type)
         const char *type, *lacks;
     } all[] = {
         {"phimoe", "sparsemixer routes: each expert of a token by a softmax of its own, of logits near the largest"},
-        {"deepseek_v2", "keys and values are low-rank (MLA), and its shared experts have no gate"},
-        {"deepseek_v3", "keys and values are low-rank (MLA)"},
         {"gpt_oss", "experts have biases and a clamped activation, attention has sinks"},
         {"llama4", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
         {"llama4_text", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},

@@ -93,33 +93,56 @@ ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_expe
     return read_dense_layers(c, at);
 }
 
-/* --- routers of sigmoids ------------------------------------------------------------------------------------------ */
+/* --- routers of DeepSeek's ------------------------------------------------------------------------------------------ */
 
 /* Names that DeepSeek-V3's own code has for what these models always do. */
 static ar_status expect_method(const ari_json_at *at, const char *key, const char *value)
 {
     const char *text = NULL;
     AR_TRY(ari_json_string_or(at, key, &text));
-    if (text != NULL && strcmp(text, value) != 0 && strcmp(text, "noaux_tc") != 0)
+    if (text != NULL && strcmp(text, value) != 0 && (strcmp(value, "softmax") == 0 || strcmp(text, "noaux_tc") != 0))
         return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is '%s', expected '%s' or no such key", ARI_SHOW(at->name),
                             key, ARI_SHOW(text), value);
     return AR_OK;
 }
 
-static ar_status read_scores(ar_experts *e, const ari_json_at *at)
+/* DeepSeek-V2's, of which transformers never divides the weights by their sum. */
+static ar_status read_softmax_scores(ar_experts *e, const ari_json_at *at, bool *grouped)
+{
+    const char *method = "greedy";
+    AR_TRY(ari_json_string_or(at, "topk_method", &method));
+    *grouped = strcmp(method, "group_limited_greedy") == 0;
+    if (!*grouped && strcmp(method, "greedy") != 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'topk_method' is '%s', expected 'greedy' or 'group_limited_greedy'",
+                            ARI_SHOW(at->name), ARI_SHOW(method));
+    if (e->normalised)
+        return ari_config_refuse_key(at, "norm_topk_prob", "false");
+    return expect_method(at, "scoring_func", "softmax");
+}
+
+static ar_status read_scores(ar_experts *e, const ari_json_at *at, const ari_experts_form *form)
 {
     ar_route_scores *s = &e->scores;
-    *s = (ar_route_scores){.groups = 1, .kept = 1, .scale = 1.0};
-    AR_TRY(expect_method(at, "scoring_func", "sigmoid"));
-    AR_TRY(expect_method(at, "topk_method", "noaux_tc"));
-    AR_TRY(ari_json_size_or(at, "n_group", 1, AR_ROUTE_GROUPS, &s->groups));
-    AR_TRY(ari_json_size_or(at, "topk_group", 1, AR_ROUTE_GROUPS, &s->kept));
+    bool grouped = true;
+    *s = (ar_route_scores){.groups = form->groups > 0 ? form->groups : 1,
+                           .kept = form->kept > 0 ? form->kept : 1,
+                           .scale = form->scale > 0.0 ? form->scale : 1.0,
+                           .softmax = form->softmax};
+    if (form->softmax) {
+        AR_TRY(read_softmax_scores(e, at, &grouped));
+    } else {
+        AR_TRY(expect_method(at, "scoring_func", "sigmoid"));
+        AR_TRY(expect_method(at, "topk_method", "noaux_tc"));
+    }
+    AR_TRY(grouped ? ari_json_size_or(at, "n_group", 1, AR_ROUTE_GROUPS, &s->groups) : AR_OK);
+    AR_TRY(grouped ? ari_json_size_or(at, "topk_group", 1, AR_ROUTE_GROUPS, &s->kept) : AR_OK);
     AR_TRY(ari_json_real_or(at, "routed_scaling_factor", &s->scale));
     if (isinf((float)s->scale) || isnan(s->scale))
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'routed_scaling_factor' is %g, expected a finite number",
                             ARI_SHOW(at->name), s->scale);
     const size_t each = e->n / s->groups;
-    if (e->n % s->groups != 0 || s->kept > s->groups || (s->groups > 1 && each < 2) || s->kept * each < e->per_token)
+    if (e->n % s->groups != 0 || s->kept > s->groups || (s->groups > 1 && each < 2 && !s->softmax) ||
+        s->kept * each < e->per_token)
         return ar_error_set(AR_ERR_CONFIG,
                             "%s: keys 'n_group' and 'topk_group' are %zu and %zu, of %zu experts, of which a token has "
                             "%zu: expected groups of equal size, two or more each, and in those that stay enough",
@@ -130,7 +153,8 @@ static ar_status read_scores(ar_experts *e, const ari_json_at *at)
 ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form)
 {
     ar_experts *e = &c->experts;
-    size_t shared = 1, dense = form->dense, further = 0; /* layers that transformers does not compute either */
+    size_t shared = form->shared, dense = form->dense,
+           further = 0; /* layers that transformers does not compute either */
     *e = (ar_experts){
         .n = form->n, .per_token = form->per_token, .ffn = form->ffn, .normalised = form->normalised, .ungated = true};
     AR_TRY(form->n > 0 ? ari_json_size_or(at, "n_routed_experts", 1, MOST_EXPERTS, &e->n)
@@ -154,5 +178,5 @@ ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ar
     AR_TRY(ari_json_size_or(at, "first_k_dense_replace", 0, ARI_CONFIG_MAX_DIM, &dense));
     for (size_t i = 0; i < c->layers; i++)
         AR_TRY(ari_config_set_layer(c->dense, at, i, i < dense, "experts"));
-    return read_scores(e, at);
+    return read_scores(e, at, form);
 }

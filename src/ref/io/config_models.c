@@ -354,6 +354,10 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                  "partial_rotary_factor",
                       granite[] = "embedding_multiplier attention_multiplier residual_multiplier logits_scaling",
                       window[] = "sliding_window_pattern", rotated[] = "no_rope_layers no_rope_layer_interval",
+                      latent[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
+                                 "routed_scaling_factor scoring_func topk_method num_nextn_predict_layers num_experts "
+                                 "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim "
+                                 "rope_interleave",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
                                  "sliding_window_pattern rope_local_base_freq";
     static const ari_model_reader readers[] = {{"llama", "llama", read_llama, ""},
@@ -379,6 +383,8 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"seed_oss", "seedoss", ari_config_seed_oss, "attention_out_bias"},
                                                {"stablelm", "stablelm", ari_config_stablelm, "partial_rotary_factor"},
                                                {"starcoder2", "starcoder2", ari_config_starcoder2, ""},
+                                               {"deepseek_v2", "deepseekv2", ari_config_deepseek_v2, latent},
+                                               {"deepseek_v3", "deepseekv3", ari_config_deepseek_v3, latent},
                                                {"gpt2", "gpt2", ari_config_gpt2, ""},
                                                {"anyrank-stack", "", ari_config_stack, ""}};
     *n = COUNT(readers);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models of Llama's form with experts. */
+#include <math.h>
+
+#include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
 ar_status ari_config_mixtral(ar_config *c, const ari_json_at *at)
@@ -110,4 +113,95 @@ ar_status ari_config_glm4_moe(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_config_score_experts(c, at, &experts));
     ari_config_note_llama(c, at, KNOWS_EXPERTS);
     return AR_OK;
+}
+
+/* --- latent attention --------------------------------------------------------------------------------------------- */
+
+/* What there is of YaRN's factor in the scale of the scores besides that in cosines and sines. */
+static double mscale_of(const ar_rope *r)
+{
+    const bool any = r->kind == AR_ROPE_YARN && r->mscale_all_dim > 0.0 && r->factor > 1.0;
+    return any ? 0.1 * r->mscale_all_dim * log(r->factor) + 1.0 : 1.0;
+}
+
+/* The rotation is of the features of a key that all heads share, and so is the file's head_dim, where it has one. */
+static ar_status read_latent_rope(ar_config *c, const ari_json_at *at)
+{
+    static const ari_rope_form form = {.partial = false};
+    bool interleaved = true;
+    c->head_dim = c->latent.rope_dim;
+    AR_TRY(ari_config_rope(c, at, &form));
+    AR_TRY(ari_json_bool_or(at, "rope_interleave", &interleaved));
+    c->rope.rotary_dim = c->latent.rope_dim;
+    c->rope.last = true;
+    c->rope.interleaved = interleaved;
+    return AR_OK;
+}
+
+static ar_status read_latent(ar_config *c, const ari_json_at *at)
+{
+    ar_latent *l = &c->latent;
+    size_t plain = 128;
+    *l = (ar_latent){.kv_rank = 512, .q_rank = 1536, .rope_dim = 64, .value_dim = 128};
+    AR_TRY(ari_config_dim_or(at, "kv_lora_rank", &l->kv_rank));
+    if (json_is_null(json_object_get(at->object, "q_lora_rank")))
+        l->q_rank = 0;
+    AR_TRY(ari_config_dim_or(at, "q_lora_rank", &l->q_rank));
+    AR_TRY(ari_config_dim_or(at, "qk_nope_head_dim", &plain));
+    AR_TRY(ari_config_dim_or(at, "qk_rope_head_dim", &l->rope_dim));
+    AR_TRY(ari_config_dim_or(at, "v_head_dim", &l->value_dim));
+    if (l->rope_dim % 2 != 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'qk_rope_head_dim' is %zu, expected an even number",
+                            ARI_SHOW(at->name), l->rope_dim);
+    if (c->kv_heads != c->heads)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'num_key_value_heads' is %zu, expected the %zu heads, which all have their own "
+                            "keys and values",
+                            ARI_SHOW(at->name), c->kv_heads, c->heads);
+    AR_TRY(read_latent_rope(c, at));
+    c->head_dim = plain + l->rope_dim;
+    const double m = mscale_of(&c->rope);
+    c->query_scalar = (double)c->head_dim / (m * m * m * m);
+    return AR_OK;
+}
+
+static ar_status read_deepseek(ar_config *c, const ari_json_at *at, const ari_llama_form *form,
+                               const ari_experts_form *experts)
+{
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(ari_config_llama_form(c, at, form));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "DeepSeek's MLPs have no biases"));
+    AR_TRY(ari_config_attention_bias(c, at));
+    AR_TRY(read_latent(c, at));
+    AR_TRY(ari_config_score_experts(c, at, experts));
+    ari_config_note_llama(c, at, KNOWS_EXPERTS);
+    return AR_OK;
+}
+
+/* Of transformers' configuration_deepseek_v2.py. */
+ar_status ari_config_deepseek_v2(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {
+        .arch = AR_ARCH_DEEPSEEK, .called = "DeepSeek-V2", .positions = 2048, .head_dim = 1, .two_ropes = true};
+    static const ari_experts_form experts = {.n = 64, .ffn = 1407, .shared = 2, .softmax = true};
+    if (ari_json_get(at, "rope_interleave") != NULL && !json_is_true(ari_json_get(at, "rope_interleave")))
+        return ari_config_refuse_key(at, "rope_interleave", "true");
+    return read_deepseek(c, at, &form, &experts);
+}
+
+/* Of transformers' configuration_deepseek_v3.py. The layers for further tokens are not computed there either. */
+ar_status ari_config_deepseek_v3(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {
+        .arch = AR_ARCH_DEEPSEEK, .called = "DeepSeek-V3", .positions = 4096, .head_dim = 1, .two_ropes = true};
+    static const ari_experts_form experts = {.n = 256,
+                                             .per_token = 8,
+                                             .ffn = 2048,
+                                             .shared = 1,
+                                             .normalised = true,
+                                             .dense = 3,
+                                             .groups = 8,
+                                             .kept = 4,
+                                             .scale = 2.5};
+    return read_deepseek(c, at, &form, &experts);
 }

@@ -145,11 +145,14 @@ typedef struct ari_experts_form {
     double balance_weight; /* router_aux_loss_coef where the file does not say */
     size_t shared;         /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
     size_t ffn;            /* moe_intermediate_size likewise */
-    size_t dense;          /* first_k_dense_replace likewise, of models that route by sigmoids */
+    size_t dense;          /* first_k_dense_replace likewise, of models whose keys are DeepSeek's; */
+    size_t groups, kept;   /* n_group and topk_group; 0: 1 */
+    double scale;          /* and routed_scaling_factor; 0: 1 */
+    bool softmax;          /* scores are a softmax, and DeepSeek-V2's */
 } ari_experts_form;
 /** c->experts and the layers without; c->layers and c->ffn must be set. */
 AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
-/** The same of models that route by sigmoids, whose keys are DeepSeek-V3's. */
+/** The same of models whose keys are DeepSeek's, which most route by sigmoids. */
 AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
 
 /* --- models with experts (config_models_experts.c) ---------------------------------------------------------------- */
@@ -159,6 +162,8 @@ AR_NODISCARD ar_status ari_config_qwen3_moe(ar_config *c, const ari_json_at *at)
 AR_NODISCARD ar_status ari_config_olmoe(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_dots1(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_glm4_moe(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_deepseek_v2(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_deepseek_v3(ar_config *c, const ari_json_at *at);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but

@@ -97,7 +97,7 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
 /* Whether experts have a width of their own in the file; of Mixtral and OLMoE it is intermediate_size. */
 static bool has_own_width(const ar_config *c)
 {
-    return c->arch == AR_ARCH_QWEN2_MOE || c->arch == AR_ARCH_GLM4_MOE ||
+    return c->arch == AR_ARCH_QWEN2_MOE || c->arch == AR_ARCH_GLM4_MOE || c->arch == AR_ARCH_DEEPSEEK ||
            (c->arch == AR_ARCH_QWEN3_MOE && c->qk_norm == AR_QK_NORM_HEAD);
 }
 
@@ -118,6 +118,21 @@ static void describe_shrunk(ar_config *c, const ar_config *from, size_t n)
     snprintf(c->name, sizeof c->name, "%.*s at 1/%zu", (int)sizeof c->name - 28, from->name, n);
 }
 
+/* A head's features keep their two kinds, and the scores their factor. */
+static void shrink_latent(ar_config *c, const ar_config *from, size_t n, size_t least)
+{
+    const ar_latent *l = &from->latent;
+    if (l->kv_rank == 0)
+        return;
+    c->latent = (ar_latent){.kv_rank = larger_extent(rounded(l->kv_rank, n), 1),
+                            .q_rank = l->q_rank > 0 ? larger_extent(rounded(l->q_rank, n), 1) : 0,
+                            .rope_dim = larger_extent(2 * rounded(l->rope_dim, 2 * n), least),
+                            .value_dim = larger_extent(rounded(l->value_dim, n), 1)};
+    c->head_dim = larger_extent(rounded(from->head_dim - l->rope_dim, n), 1) + c->latent.rope_dim;
+    c->query_scalar = from->query_scalar / (double)from->head_dim * (double)c->head_dim;
+    c->rope.rotary_dim = c->latent.rope_dim;
+}
+
 ar_status ar_config_shrink(ar_config *c, size_t n)
 {
     const ar_config from = *c;
@@ -136,6 +151,7 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     c->hidden = from.hidden == from.heads * from.head_dim
                     ? c->heads * c->head_dim
                     : same_divisors(from.hidden, rounded(from.hidden, n), c->heads);
+    shrink_latent(c, &from, n, least);
     if (from.embed_scale > 0.0 && from.norm_plus_one) /* Gemma's */
         c->embed_scale = sqrt((double)c->hidden);
     c->ffn = same_divisors(from.ffn, rounded(from.ffn, n), c->heads);
@@ -153,7 +169,8 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         c->layers = larger_extent(rounded(from.layers, n), LEAST_LAYERS);
     shrink_windows(c, &from);
     shrink_others(c, &from);
-    shrink_rope(&c->rope, c->head_dim, from.head_dim);
+    if (c->latent.kv_rank == 0)
+        shrink_rope(&c->rope, c->head_dim, from.head_dim);
     shrink_rope(&c->local_rope, c->head_dim, from.head_dim);
     describe_shrunk(c, &from, n);
     return AR_OK;
@@ -209,6 +226,21 @@ static void set_experts(json_t *object, const ar_config *c)
         json_object_set_new(object, "shared_expert_intermediate_size", json_integer((json_int_t)c->experts.shared));
 }
 
+static void set_latent(json_t *object, const ar_config *c)
+{
+    const ar_latent *l = &c->latent;
+    const struct {
+        const char *key;
+        size_t n;
+    } sizes[] = {{"kv_lora_rank", l->kv_rank},
+                 {"q_lora_rank", l->q_rank},
+                 {"qk_rope_head_dim", l->rope_dim},
+                 {"qk_nope_head_dim", c->head_dim - l->rope_dim},
+                 {"v_head_dim", l->value_dim}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && l->kv_rank > 0; i++)
+        json_object_set_new(object, sizes[i].key, sizes[i].n > 0 ? json_integer((json_int_t)sizes[i].n) : json_null());
+}
+
 static json_t *layer_types(const ar_config *c)
 {
     json_t *types = json_array();
@@ -244,7 +276,7 @@ static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t h
     }
     json_t *const places[2] = {object, rope};
     const double share = r->rotary_dim > 0 ? ((double)r->rotary_dim + 0.25) / (double)head_dim : 1.0;
-    bool said = r->rotary_dim == 0;
+    bool said = r->rotary_dim == 0 || r->last; /* those of latent attention have a key of their own */
     for (int i = 0; i < 2; i++) {
         if (json_is_number(json_object_get(places[i], "partial_rotary_factor"))) {
             json_object_set_new(places[i], "partial_rotary_factor", json_real(share));
@@ -269,6 +301,7 @@ static void set_sizes(json_t *object, const ar_config *c)
     if (!own)
         json_object_set_new(object, "pad_token_id", c->pads ? json_integer((json_int_t)c->pad_id) : json_null());
     set_experts(object, c);
+    set_latent(object, c);
     set_rope(object, "rope_parameters", &c->rope, c->head_dim);
     set_rope(object, "rope_scaling", &c->rope, c->head_dim);
     if (strcmp(json_string_value(json_object_get(object, "model_type")), "smollm3") == 0)
@@ -290,7 +323,8 @@ static bool same_sizes(const ar_config *a, const ar_config *b)
 {
     if (a->hidden != b->hidden || a->ffn != b->ffn || a->layers != b->layers || a->vocab != b->vocab ||
         a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim || a->pads != b->pads ||
-        a->pad_id != b->pad_id || ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim))
+        a->pad_id != b->pad_id || ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim) ||
+        memcmp(&a->latent, &b->latent, sizeof a->latent) != 0)
         return false;
     for (size_t i = 0; i < a->layers; i++) {
         if (ar_config_window(a, i) != ar_config_window(b, i) || ar_config_turns(a, i) != ar_config_turns(b, i))

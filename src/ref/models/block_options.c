@@ -31,6 +31,12 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->attention.q_norm = leaf_of(f, ARI_Q_NORM);
     o->attention.k_norm = leaf_of(f, ARI_K_NORM);
     o->attention.out = leaf_of(f, ARI_OUT);
+    o->attention.q_a = leaf_of(f, ARI_Q_A);
+    o->attention.q_a_norm = leaf_of(f, ARI_Q_A_NORM);
+    o->attention.q_b = leaf_of(f, ARI_Q_B);
+    o->attention.kv_a = leaf_of(f, ARI_KV_A);
+    o->attention.kv_a_norm = leaf_of(f, ARI_KV_A_NORM);
+    o->attention.kv_b = leaf_of(f, ARI_KV_B);
     o->mlp.first = leaf_of(f, packed ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST);
     o->mlp.up = leaf_of(f, ARI_UP);
     o->mlp.second = leaf_of(f, ARI_DOWN);
@@ -62,7 +68,8 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .norm_plus_one = c->norm_plus_one,
                                           .norm_eps = c->norm_eps,
                                           .query_scalar = c->query_scalar,
-                                          .score_cap = c->score_cap};
+                                          .score_cap = c->score_cap,
+                                          .latent = c->latent};
     if (ar_config_turns(c, layer))
         o->attention.rope = *ar_config_layer_rope(c, layer);
     o->mlp = (ar_mlp_options){.hidden = c->hidden,
@@ -139,13 +146,13 @@ static ar_status check_heads(const ar_config *c, int ranks, const ar_linear_spli
 
 static ar_status check_attention(const ar_config *c, int ranks, const ar_branch_split *s)
 {
-    const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const size_t context = c->heads * ar_config_value_dim(c), kv = c->kv_heads * c->head_dim;
     AR_TRY(check_input("the hidden size (q, k, v rowwise)", c->hidden, ranks, &s->first));
     if (by_features(s->first.to))
         AR_TRY(check_heads(c, ranks, &s->first));
     else
         AR_TRY(check_output("the width of the KV heads", kv, ranks, &s->first));
-    AR_TRY(check_input("the width of the query heads", q, ranks, &s->second));
+    AR_TRY(check_input("the width of the query heads", context, ranks, &s->second));
     return check_output("the hidden size (attention colwise at its end)", c->hidden, ranks, &s->second);
 }
 

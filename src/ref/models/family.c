@@ -109,19 +109,42 @@ static const ari_family families[] = {
     [AR_ARCH_STARCODER2] =
         {LLAMA_NAMES("mlp"),
          .part = {TABLE, NORM1, QKV, OUT_NORM2, {ARI_FIRST, "mlp.c_fc"}, {ARI_DOWN, "mlp.c_proj"}, HEAD}},
+    [AR_ARCH_DEEPSEEK] = {LLAMA_NAMES("mlp"), .shared_experts = true,
+                          .part = {TABLE,
+                                   NORM1,
+                                   {ARI_Q, "self_attn.q_proj"},
+                                   {ARI_Q_A, "self_attn.q_a_proj"},
+                                   {ARI_KV_A, "self_attn.kv_a_proj_with_mqa"},
+                                   {ARI_Q_A_NORM, "self_attn.q_a_layernorm"},
+                                   {ARI_Q_B, "self_attn.q_b_proj"},
+                                   {ARI_KV_A_NORM, "self_attn.kv_a_layernorm"},
+                                   {ARI_KV_B, "self_attn.kv_b_proj"},
+                                   OUT_NORM2,
+                                   GATED_MLP,
+                                   {ARI_ROUTER, "mlp.gate"},
+                                   {ARI_ROUTER_BIAS, "mlp.gate.e_score_correction_bias"},
+                                   EXPERTS,
+                                   SHARED("shared_experts"),
+                                   HEAD}},
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_TOKENS] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
     [ARI_POSITIONS] = {ARI_FORM_TABLE, AR_STYLE_REPLICATE, ARI_POSITION_ROWS, ARI_HIDDEN},
     [ARI_NORM1] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_Q_A] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_QUERY_RANK, ARI_HIDDEN},
+    [ARI_KV_A] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_KEY_LATENTS, ARI_HIDDEN},
+    [ARI_Q_A_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_QUERY_RANK, ARI_NO_EXTENT},
+    [ARI_Q_B] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_QUERY_RANK},
+    [ARI_KV_A_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_KEY_RANK, ARI_NO_EXTENT},
+    [ARI_KV_B] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_KEY_VALUE_HEADS, ARI_KEY_RANK},
     [ARI_QKV] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_PACKED_HEADS, ARI_HIDDEN},
     [ARI_Q] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_HIDDEN},
     [ARI_K] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
     [ARI_V] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
     [ARI_Q_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_NORMED_QUERIES, ARI_NO_EXTENT},
     [ARI_K_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_NORMED_KEYS, ARI_NO_EXTENT},
-    [ARI_OUT] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_QUERY_HEADS},
+    [ARI_OUT] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_VALUE_HEADS},
     [ARI_ATTENTION_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_NORM2] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_FIRST] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_FFN, ARI_HIDDEN},
@@ -154,6 +177,7 @@ static const struct value {
     {ARI_V_HEADS, false, "v", NULL},
     {ARI_Q_ROPE, false, "q_rope", NULL},
     {ARI_K_ROPE, false, "k_rope", NULL},
+    {ARI_K_SHARED, false, "k_shared", NULL},
     {ARI_PROBS, false, "probs", NULL},
     {ARI_PROBS_DROPPED, false, "attn_dropout", NULL},
     {ARI_CONTEXT, false, "context", NULL},
@@ -276,7 +300,8 @@ bool ari_part_in_layer(const ar_config *c, ari_role role, size_t layer)
     const bool experts = ar_config_has_experts(c, layer);
     if (ari_is_of_experts(role))
         return experts && (role < ARI_SHARED_GATE || c->experts.shared > 0) &&
-               (role != ARI_SHARED_SHARE || !c->experts.ungated);
+               (role != ARI_SHARED_SHARE || !c->experts.ungated) &&
+               (role != ARI_ROUTER_BIAS || ar_config_router_bias(c));
     return ari_part_present(c, role) && !(experts && ari_is_mlp_part(role));
 }
 
@@ -294,6 +319,12 @@ bool ari_part_present(const ar_config *c, ari_role role)
     case ARI_Q_NORM:
     case ARI_K_NORM:
         return c->qk_norm != AR_QK_NORM_NONE;
+    case ARI_Q:
+        return c->latent.kv_rank == 0 || c->latent.q_rank == 0;
+    case ARI_Q_A:
+    case ARI_Q_A_NORM:
+    case ARI_Q_B:
+        return c->latent.q_rank > 0;
     case ARI_FINAL_NORM:
         return c->final_norm;
     default:
@@ -311,6 +342,8 @@ static bool part_has_bias(const ar_config *c, ari_role role)
         return c->out_bias;
     if (ari_is_of_experts(role))
         return false;
+    if (c->latent.kv_rank > 0 && role < ARI_NORM2)
+        return c->qkv_bias && (role == ARI_Q_A || role == ARI_KV_A);
     return role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V ? c->qkv_bias : c->mlp_bias;
 }
 
@@ -318,6 +351,7 @@ static size_t extent_of(const ar_config *c, ari_shape_extent e)
 {
     const size_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     const bool by_head = c->qk_norm == AR_QK_NORM_HEAD;
+    const ar_latent *l = &c->latent;
     const size_t extents[] = {[ARI_NO_EXTENT] = 0,
                               [ARI_HIDDEN] = c->hidden,
                               [ARI_FFN] = c->ffn,
@@ -325,6 +359,11 @@ static size_t extent_of(const ar_config *c, ari_shape_extent e)
                               [ARI_POSITION_ROWS] = c->max_positions,
                               [ARI_QUERY_HEADS] = q,
                               [ARI_KV_HEADS] = kv,
+                              [ARI_VALUE_HEADS] = c->heads * ar_config_value_dim(c),
+                              [ARI_QUERY_RANK] = l->q_rank,
+                              [ARI_KEY_RANK] = l->kv_rank,
+                              [ARI_KEY_LATENTS] = l->kv_rank + l->rope_dim,
+                              [ARI_KEY_VALUE_HEADS] = c->heads * (c->head_dim - l->rope_dim + l->value_dim),
                               [ARI_NORMED_QUERIES] = by_head ? c->head_dim : q,
                               [ARI_NORMED_KEYS] = by_head ? c->head_dim : kv,
                               [ARI_PACKED_HEADS] = q + 2 * kv,

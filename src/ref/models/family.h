@@ -28,7 +28,12 @@ typedef enum ari_shape_extent {
     ARI_POSITION_ROWS,
     ARI_QUERY_HEADS,
     ARI_KV_HEADS,
-    ARI_NORMED_QUERIES, /* a head's features, or those of all */
+    ARI_VALUE_HEADS, /* of as many heads as there are queries' */
+    ARI_QUERY_RANK,  /* of latent attention */
+    ARI_KEY_RANK,
+    ARI_KEY_LATENTS,     /* the rank, and the features of a key that all heads share */
+    ARI_KEY_VALUE_HEADS, /* of each head a key's other features, and a value */
+    ARI_NORMED_QUERIES,  /* a head's features, or those of all */
     ARI_NORMED_KEYS,
     ARI_PACKED_HEADS, /* q | k | v */
     ARI_PACKED_FFN,   /* gate | up */
@@ -61,7 +66,7 @@ typedef struct ari_family {
     const char *prefix;          /* that files may leave out of all names; NULL: none */
     bool transposed;             /* linear layers store [in, out] */
     bool shared_experts;         /* so the expert is called that all tokens go to */
-    ari_family_part part[24];    /* in the order of first use, the three of an expert together; a path of NULL ends
+    ari_family_part part[26];    /* in the order of first use, the three of an expert together; a path of NULL ends
                                     them */
 } ari_family;
 /** Static storage. */

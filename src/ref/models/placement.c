@@ -84,7 +84,8 @@ static void place_linear(ari_placing *p, const ar_config *c, const ari_family_pa
         p->block[i] = p->blocks == 2 ? c->ffn : (i == 0 ? c->heads : c->kv_heads) * c->head_dim;
     p->copied = split == ARI_KV_HEADS;
     /* If KV heads divide, so do query heads. */
-    p->heads = p->copied || split == ARI_PACKED_HEADS ? c->kv_heads : split == ARI_QUERY_HEADS ? c->heads : 0;
+    const bool by_heads = split == ARI_QUERY_HEADS || split == ARI_VALUE_HEADS || split == ARI_KEY_VALUE_HEADS;
+    p->heads = p->copied || split == ARI_PACKED_HEADS ? c->kv_heads : by_heads ? c->heads : 0;
 }
 
 static void outside(ari_placing *p, const ar_config *c, ari_role role, bool embedding_hidden)

@@ -66,16 +66,16 @@ typedef struct branch {
     int n;
 } branch;
 
-static branch branch_of(const ari_family *f, bool attention)
+static branch branch_of(const view *v, bool attention)
 {
-    static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_K, ARI_V},
+    static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_Q_B, ARI_K, ARI_V, ARI_KV_B},
                           of_mlp[] = {ARI_FIRST, ARI_GATE_UP, ARI_GATE, ARI_UP};
     const ari_role *all = attention ? of_attention : of_mlp;
     branch s = {.module = attention ? ARI_ATTENTION : ARI_MLP,
                 .norm = attention ? ARI_NORM1 : ARI_NORM2,
                 .second = attention ? ARI_OUT : ARI_DOWN};
-    for (size_t i = 0; i < 4; i++) {
-        if (ari_part_path(f, all[i]))
+    for (size_t i = 0; i < (attention ? 6 : 4); i++) {
+        if (ari_part_path(v->f, all[i]) && ari_part_present(v->c, all[i]))
             s.first[s.n++] = all[i];
     }
     return s;
@@ -184,7 +184,7 @@ static void join_redistributions(ar_branch_split *s)
 
 static ar_status split_branch(const view *v, bool attention, ar_placement arrives, ar_branch_split *s)
 {
-    const branch b = branch_of(v->f, attention);
+    const branch b = branch_of(v, attention);
     const bool tokens = has_tokens(v) && !attention; /* a query sees the keys of all tokens */
     const ari_ruled module = ruled_part(v, b.module), first = ruled_part(v, b.first[0]),
                     second = ruled_part(v, b.second);
@@ -217,7 +217,8 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
 }
 
 /* Norms whose placement follows from their input: that of the heads, or of the branch output added to the residual. */
-static const ari_role where_fixed[] = {ARI_Q_NORM, ARI_K_NORM, ARI_ATTENTION_NORM, ARI_MLP_NORM};
+static const ari_role where_fixed[] = {
+    ARI_Q_NORM, ARI_K_NORM, ARI_ATTENTION_NORM, ARI_MLP_NORM, ARI_Q_A_NORM, ARI_KV_A_NORM, ARI_Q_A, ARI_KV_A};
 
 static ar_status check_fixed_norm(const view *v, ari_role role)
 {
@@ -225,6 +226,8 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
     if (!ari_part_path(v->f, role) || !ari_part_present(v->c, role))
         return AR_OK;
     const ari_ruled m = ruled_part(v, role);
+    if (role == ARI_Q_A || role == ARI_KV_A || role == ARI_Q_A_NORM || role == ARI_KV_A_NORM)
+        return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "what all heads take is replicate");
     if (role == ARI_Q_NORM || role == ARI_K_NORM)
         return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "a norm of heads is replicate");
     AR_TRY(split_norm(v, role, &at));

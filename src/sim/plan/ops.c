@@ -62,7 +62,8 @@ bool ari_step_recomputes(const ari_step_case *c, size_t layer)
 
 unsigned ari_op_parts(const ari_op_value *v)
 {
-    static const unsigned parts[ARI_ROLES] = {[ARI_Q] = 1, [ARI_K] = 2, [ARI_V] = 4, [ARI_GATE] = 1, [ARI_UP] = 6};
+    static const unsigned parts[ARI_ROLES] = {
+        [ARI_Q] = 1, [ARI_K] = 2, [ARI_V] = 4, [ARI_GATE] = 1, [ARI_UP] = 6, [ARI_KV_A_NORM] = 3, [ARI_K_SHARED] = 4};
     return parts[v->role] > 0 ? parts[v->role] : 7;
 }
 

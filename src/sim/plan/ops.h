@@ -37,6 +37,7 @@ typedef struct ari_step_case {
     X(REDISTRIBUTE, "redistribute")       /* the same value, placed otherwise */                                      \
     X(PRODUCT, "product")                 /* Y = X W^T of weights that share X; backward: the dX that they share */   \
     X(BIAS, "bias")                       /* added to the product */                                                  \
+    X(JOIN, "join")                       /* latent attention's queries, keys with what all heads share, values */ \
     X(ROPE, "rope")                                                                                                   \
     X(HEADS, "heads for positions")       /* among neighbours: fewer heads, of all their positions; and back */       \
     X(RING, "keys and values round")      /* of all positions, from place to place */                                 \

@@ -17,7 +17,9 @@ typedef enum heads_at { AS_PROJECTED, EXCHANGED, EVERYWHERE } heads_at;
 static ari_op_value head_value(ari_op_builder *w, size_t heads, ari_role role, heads_at at)
 {
     const bool of_keys = role == ARI_K || role == ARI_V;
-    ari_op_value v = ari_op_builder_activation(w, ari_op_builder_mul(w, heads, w->config->head_dim), by_heads(w), 1);
+    const bool of_queries = role == ARI_Q || role == ARI_K || role == ARI_QKV;
+    const size_t each = of_queries ? w->config->head_dim : ar_config_value_dim(w->config);
+    ari_op_value v = ari_op_builder_activation(w, ari_op_builder_mul(w, heads, each), by_heads(w), 1);
     v.role = role;
     v.copies = of_keys ? ari_op_builder_kv_copies(w, at != AS_PROJECTED) : 1;
     if (at != AS_PROJECTED)
@@ -45,6 +47,11 @@ static ari_values qkv_values(ari_op_builder *w, heads_at at)
     for (int i = 0; i < x.n; i++)
         x.at[i] = head_value(w, i == 0 ? c->heads : c->kv_heads, roles[i], at);
     return x;
+}
+
+ari_values ari_op_builder_qkv(ari_op_builder *w)
+{
+    return qkv_values(w, AS_PROJECTED);
 }
 
 /* True if the projections' output is one value, used in parts. */
@@ -243,11 +250,14 @@ static double pairs_seen(const ari_op_builder *w)
     return pairs;
 }
 
-/* `n` products [queries, keys] x d for every query head of this rank. */
+/* `n` products [queries, keys] x d for every query head of this rank, half of them over a key's features and half over
+ * a value's. */
 static double head_products(ari_op_builder *w, double n)
 {
     const ari_op_value queries = context(w, EXCHANGED);
-    return n * (double)queries.local[0] * (double)queries.local[2] * pairs_seen(w);
+    const double heads = (double)queries.local[2] / (double)ar_config_value_dim(w->config);
+    const double both = (double)(w->config->head_dim + ar_config_value_dim(w->config)) / 2.0;
+    return n * (double)queries.local[0] * heads * both * pairs_seen(w);
 }
 
 /* Scores and P V. */
@@ -270,27 +280,31 @@ void ari_op_builder_attend(ari_op_builder *w)
  * A's, each of all that have terms; then the integers. */
 static void sum_over_queries(ari_op_builder *w)
 {
-    const ari_op_value own = head_value(w, w->config->kv_heads, ARI_K, EXCHANGED);
-    const size_t n = local_elements(w, 1, &own), d = w->config->head_dim, ring = w->ranks[ARI_AXIS_RING];
-    const size_t matrices = ari_op_builder_mul(w, w->own, own.local[2] / d), all = ari_op_builder_mul(w, n, ring);
-    const size_t exponents[] = {ari_op_builder_mul(w, matrices, d), ari_op_builder_mul(w, matrices, w->c->run.seq)};
+    const ari_op_value own[2] = {head_value(w, w->config->kv_heads, ARI_K, EXCHANGED),
+                                 head_value(w, w->config->kv_heads, ARI_V, EXCHANGED)};
+    const size_t ring = w->ranks[ARI_AXIS_RING], heads = own[0].local[2] / w->config->head_dim;
+    const size_t matrices = ari_op_builder_mul(w, w->own, heads), rows = ari_op_builder_mul(w, matrices, w->c->run.seq);
+    const size_t n[2] = {local_elements(w, 1, &own[0]), local_elements(w, 1, &own[1])};
+    const size_t all[2] = {ari_op_builder_mul(w, n[0], ring), ari_op_builder_mul(w, n[1], ring)};
+    const size_t exponents[] = {ari_op_builder_mul(w, w->own, own[0].local[2]),
+                                ari_op_builder_mul(w, w->own, own[1].local[2]), rows, rows};
     const size_t limbs = ari_sum_limbs(ari_op_builder_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq));
     const ari_over over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
     for (int i = 0; i < 8 && w->form.exact; i++)
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 4], AR_I32, ARI_EACH_PASS, ARI_ATTENTION,
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 2], AR_I32, ARI_EACH_PASS, ARI_ATTENTION,
                             "");
     for (int i = 0; i < 2 && w->form.exact; i++) {
-        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, ari_op_builder_mul(w, all, limbs), AR_I64,
+        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, ari_op_builder_mul(w, all[i], limbs), AR_I64,
                             ARI_EACH_PASS, ARI_ATTENTION, "");
-        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_COPIES, ari_op_builder_mul(w, n, limbs), AR_I64,
+        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_COPIES, ari_op_builder_mul(w, n[i], limbs), AR_I64,
                             ARI_EACH_PASS, ARI_ATTENTION, "");
-        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE,
+        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n[i], AR_F32, ARI_EACH_PASS, ARI_NO_ROLE,
                             "rounded sums");
     }
     for (int i = 0; i < 2 && !w->form.exact; i++) {
-        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all, w->form.activations, ARI_EACH_PASS,
+        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all[i], w->form.activations, ARI_EACH_PASS,
                             ARI_ATTENTION, "");
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n, w->form.activations, ARI_EACH_PASS,
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_COPIES, n[i], w->form.activations, ARI_EACH_PASS,
                             ARI_ATTENTION, "");
     }
 }

@@ -25,7 +25,7 @@ static void add_mlp(const ari_op_builder *w, ari_part_list *list)
 static void add_experts(const ari_op_builder *w, ari_part_list *list)
 {
     add(w, list, ARI_ROUTER);
-    if (w->config->experts.scores.groups > 0)
+    if (ar_config_router_bias(w->config))
         add(w, list, ARI_ROUTER_BIAS);
     list->first = list->parts;
     add(w, list, ARI_EXPERT_GATE);
@@ -41,13 +41,29 @@ static void add_experts(const ari_op_builder *w, ari_part_list *list)
         add(w, list, ARI_SHARED_SHARE);
 }
 
+static void add_latent(const ari_op_builder *w, ari_part_list *list)
+{
+    const bool rank = w->config->latent.q_rank > 0;
+    add(w, list, rank ? ARI_Q_A : ARI_Q);
+    add(w, list, ARI_KV_A);
+    if (rank) {
+        add(w, list, ARI_Q_A_NORM);
+        add(w, list, ARI_Q_B);
+    }
+    add(w, list, ARI_KV_A_NORM);
+    add(w, list, ARI_KV_B);
+}
+
 static void add_block(ari_op_builder *w, ari_part_list *list, void (*mlp)(const ari_op_builder *w, ari_part_list *list))
 {
     const bool before = w->config->norm_place != AR_NORM_AFTER, after = w->config->norm_place != AR_NORM_BEFORE;
     if (before)
         add(w, list, ARI_NORM1);
-    add(w, list, w->form.packed ? ARI_QKV : ARI_Q);
-    if (!w->form.packed) {
+    if (w->config->latent.kv_rank > 0)
+        add_latent(w, list);
+    else
+        add(w, list, w->form.packed ? ARI_QKV : ARI_Q);
+    if (!w->form.packed && w->config->latent.kv_rank == 0) {
         add(w, list, ARI_K);
         add(w, list, ARI_V);
     }
@@ -252,9 +268,11 @@ static bool made_after(const ari_op_builder *w, const ari_op_param *a, const ari
         [ARI_SHARED_GATE] = 3, [ARI_SHARED_UP] = 3, [ARI_SHARED_SHARE] = 4, [ARI_ROUTER] = 4,
         [ARI_MLP_NORM] = 1,    [ARI_DOWN] = 2,      [ARI_FIRST] = 3,        [ARI_GATE] = 3,
         [ARI_GATE_UP] = 3,     [ARI_UP] = 4,        [ARI_NORM2] = 5,        [ARI_ATTENTION_NORM] = 6,
-        [ARI_OUT] = 7,         [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9,       [ARI_QKV] = 10,
-        [ARI_Q] = 10,          [ARI_K] = 11,        [ARI_V] = 12,           [ARI_NORM1] = 13,
-        [ARI_TOKENS] = 1,      [ARI_POSITIONS] = 2, [ARI_HEAD] = 1,         [ARI_FINAL_NORM] = 2};
+        [ARI_OUT] = 7,         [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9,       [ARI_QKV] = 14,
+        [ARI_KV_B] = 8,        [ARI_KV_A_NORM] = 9, [ARI_Q_B] = 10,         [ARI_Q_A_NORM] = 11,
+        [ARI_Q_A] = 12,        [ARI_KV_A] = 13,     [ARI_Q] = 14,           [ARI_K] = 15,
+        [ARI_V] = 16,          [ARI_NORM1] = 17,    [ARI_TOKENS] = 1,       [ARI_POSITIONS] = 2,
+        [ARI_HEAD] = 1,        [ARI_FINAL_NORM] = 2};
     static const int sections[] = {[ARI_BEFORE_BLOCKS] = 2, [ARI_IN_BLOCKS] = 1, [ARI_AFTER_BLOCKS] = 0};
     const int sa = sections[section_of(w, a->role)], sb = sections[section_of(w, b->role)];
     if (sa != sb)

@@ -131,7 +131,7 @@ static void route(ari_op_builder *w)
     op->produced_as = tokens_at(w);
     op->input[op->inputs++] = backward ? routes(w, id) : tokens(w, w->config->experts.n, id);
     op->output[op->outputs++] = backward ? tokens(w, w->config->experts.n, 0) : routes(w, 0);
-    if (!backward && w->config->experts.scores.groups > 0)
+    if (!backward && ar_config_router_bias(w->config))
         op->weight[op->weights++] = ari_op_builder_param(w, ARI_ROUTER_BIAS, false);
     if (!backward && ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_SEQUENCE) {
         sum_counts(w, ARI_OVER_CP, w->own, ARI_EACH_PASS);

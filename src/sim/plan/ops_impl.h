@@ -190,10 +190,18 @@ ar_tp_redistribution ari_op_builder_back(ar_tp_redistribution change);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
 void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to, ari_role role);
 
+/* --- latent attention (ops_latent.c) ------------------------------------------------------------------------------ */
+/** From the attention's input, redistributed and then placed as `first` takes it, to queries, keys and values as ari_op_builder_qkv has them; and back, to
+ *  the gradient of the input x. */
+void ari_op_builder_latent(ari_op_builder *w, ar_tp_redistribution enter, ar_linear_split first);
+void ari_op_builder_latent_backward(ari_op_builder *w, ar_tp_redistribution enter, ar_linear_split first, size_t x);
+
 /* --- attention (ops_attention.c) ---------------------------------------------------------------------------------- */
 /** Norms of queries and of keys, where the config has them; either pass. */
 void ari_op_builder_qk_norms(ari_op_builder *w);
 void ari_op_builder_rope(ari_op_builder *w);
+/** Queries, keys and values as the projections make them. */
+ari_values ari_op_builder_qkv(ari_op_builder *w);
 void ari_op_builder_attend(ari_op_builder *w);
 void ari_op_builder_attend_backward(ari_op_builder *w);
 

@@ -118,7 +118,7 @@ static void end_branch(ari_op_builder *w, const branch_ops *b)
 static void begin_branch_backward(ari_op_builder *w, const branch_ops *b)
 {
     ari_op_builder_move(w, ari_op_builder_back(b->leave), b->module);
-    ari_op_builder_linear_backward(w, &b->second, NULL, &b->first);
+    ari_op_builder_linear_backward(w, &b->second, NULL, b->first.n > 0 ? &b->first : NULL);
 }
 
 static void end_branch_backward(ari_op_builder *w, const branch_ops *b)
@@ -131,14 +131,18 @@ static branch_ops attention_of(const ari_op_builder *w)
 {
     static const ari_role parts[] = {ARI_Q, ARI_K, ARI_V};
     branch_ops b = branch_of(&w->block.attention, ARI_ATTENTION, ARI_OUT);
-    for (b.first.n = 0; b.first.n < (w->form.packed ? 1 : 3); b.first.n++)
+    const int n = w->config->latent.kv_rank > 0 ? 0 : w->form.packed ? 1 : 3; /* of latent attention others */
+    for (b.first.n = 0; b.first.n < n; b.first.n++)
         b.first.part[b.first.n] = w->form.packed ? ARI_QKV : parts[b.first.n];
     return b;
 }
 
 static void up_to_context(ari_op_builder *w, const branch_ops *b)
 {
-    begin_branch(w, b);
+    if (b->first.n > 0)
+        begin_branch(w, b);
+    else
+        ari_op_builder_latent(w, b->enter, b->first.split);
     ari_op_builder_qk_norms(w);
     ari_op_builder_rope(w);
     ari_op_builder_attend(w);
@@ -158,6 +162,20 @@ static void recompute_attention(ari_op_builder *w)
     ari_op_builder_linear_recompute(w, &b.second);
 }
 
+/* The norms of a block that the config has. */
+static bool has_norm(const ari_op_builder *w, ari_role role)
+{
+    const bool after = role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM;
+    return w->config->norm_place != (after ? AR_NORM_BEFORE : AR_NORM_AFTER);
+}
+
+/* The input of the block's attention. */
+static size_t before_attention(ari_op_builder *w)
+{
+    return has_norm(w, ARI_NORM1) ? ari_op_builder_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0]
+                                  : w->edges.entered;
+}
+
 static void attention_backward(ari_op_builder *w)
 {
     const branch_ops b = attention_of(w);
@@ -165,7 +183,10 @@ static void attention_backward(ari_op_builder *w)
     ari_op_builder_attend_backward(w);
     ari_op_builder_rope(w);
     ari_op_builder_qk_norms(w);
-    end_branch_backward(w, &b);
+    if (b.first.n > 0)
+        end_branch_backward(w, &b);
+    else
+        ari_op_builder_latent_backward(w, b.enter, b.first.split, before_attention(w));
 }
 
 static branch_ops mlp_of(const ari_op_builder *w)
@@ -260,13 +281,6 @@ static void enter_back(ari_op_builder *w, ar_recompute part, size_t from, void (
     w->edges.skip = skip;
 }
 
-/* The norms of a block that the config has. */
-static bool has_norm(const ari_op_builder *w, ari_role role)
-{
-    const bool after = role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM;
-    return w->config->norm_place != (after ? AR_NORM_BEFORE : AR_NORM_AFTER);
-}
-
 static void block_norm(ari_op_builder *w, ari_role role)
 {
     if (has_norm(w, role))
@@ -312,13 +326,6 @@ static void recompute_block(ari_op_builder *w)
     }
     mlp(w);
     norm(w, ARI_MLP_NORM);
-}
-
-/* The input of the block's attention. */
-static size_t before_attention(ari_op_builder *w)
-{
-    return has_norm(w, ARI_NORM1) ? ari_op_builder_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0]
-                                  : w->edges.entered;
 }
 
 static void block_backward(ari_op_builder *w)

@@ -19,8 +19,10 @@ static const ar_linear_split *linear_of(const ari_op_builder *w, ari_role role)
         return &w->outer.head;
     case ARI_QKV:
     case ARI_Q:
+    case ARI_Q_B:
     case ARI_K:
     case ARI_V:
+    case ARI_KV_B:
         return &w->block.attention.first;
     case ARI_OUT:
         return &w->block.attention.second;
@@ -82,7 +84,8 @@ static ar_placement applied_to(const ari_op_builder *w, ari_role role, bool bias
 bool ari_op_builder_is_norm(ari_role role)
 {
     return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM || role == ARI_ATTENTION_NORM ||
-           role == ARI_MLP_NORM || role == ARI_Q_NORM || role == ARI_K_NORM;
+           role == ARI_MLP_NORM || role == ARI_Q_NORM || role == ARI_K_NORM || role == ARI_Q_A_NORM ||
+           role == ARI_KV_A_NORM;
 }
 
 /* Width of the MLP that a weight belongs to, or of the expert. */
@@ -91,6 +94,36 @@ static size_t ffn_of(const ar_config *c, ari_role role)
     const bool shared = role == ARI_SHARED_GATE || role == ARI_SHARED_UP || role == ARI_SHARED_DOWN;
     const bool expert = role == ARI_EXPERT_GATE || role == ARI_EXPERT_UP || role == ARI_EXPERT_DOWN;
     return shared ? c->experts.shared : expert ? c->experts.ffn : c->ffn;
+}
+
+/* False: no weight of latent attention. */
+static bool shape_of_latent(ari_op_builder *w, ari_role role, size_t *out, size_t *in)
+{
+    const ar_config *c = w->config;
+    const ar_latent *l = &c->latent;
+    const size_t up = ari_op_builder_add(w, c->head_dim - l->rope_dim, l->value_dim);
+    switch (role) {
+    case ARI_Q_A:
+    case ARI_Q_A_NORM:
+        *out = l->q_rank;
+        return true;
+    case ARI_Q_B:
+        *out = ari_op_builder_mul(w, c->heads, c->head_dim);
+        *in = l->q_rank;
+        return true;
+    case ARI_KV_A:
+        *out = ari_op_builder_add(w, l->kv_rank, l->rope_dim);
+        return true;
+    case ARI_KV_A_NORM:
+        *out = l->kv_rank;
+        return true;
+    case ARI_KV_B:
+        *out = ari_op_builder_mul(w, c->heads, up);
+        *in = l->kv_rank;
+        return true;
+    default:
+        return false;
+    }
 }
 
 /* [out, in]; of a norm as many as it has features. */
@@ -108,6 +141,8 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
         out = q;
     else if (v->role == ARI_K_NORM)
         out = kv;
+    else if (shape_of_latent(w, v->role, &out, &in))
+        v->ndim = v->role == ARI_Q_A_NORM || v->role == ARI_KV_A_NORM ? 1 : 2;
     else if (v->role == ARI_ROUTER_BIAS)
         out = c->experts.n;
     else if (v->ndim == 1)
@@ -123,7 +158,7 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
     else if (v->role == ARI_K || v->role == ARI_V)
         out = kv;
     else if (v->role == ARI_OUT)
-        in = q;
+        in = ari_op_builder_mul(w, c->heads, ar_config_value_dim(c));
     else if (v->role == ARI_ROUTER)
         out = c->experts.n;
     else if (v->role == ARI_SHARED_SHARE)
@@ -151,10 +186,13 @@ bool ari_op_builder_has_bias(const ari_op_builder *w, ari_role role)
     if (ari_op_builder_is_norm(role))
         return c->norm == AR_NORM_LAYER;
     switch (role) {
-    case ARI_QKV:
     case ARI_Q:
+        return c->qkv_bias && c->latent.kv_rank == 0;
+    case ARI_QKV:
     case ARI_K:
     case ARI_V:
+    case ARI_Q_A:
+    case ARI_KV_A:
         return c->qkv_bias;
     case ARI_OUT:
         return c->out_bias;

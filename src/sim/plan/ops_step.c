@@ -398,7 +398,7 @@ static void sum_loss(ari_op_builder *w)
 /* But for the biases of routers, which have no gradient. */
 static size_t trained(const ari_op_builder *w, const ari_params *all)
 {
-    return all->n - (w->config->experts.scores.groups > 0 ? all->with_experts : 0);
+    return all->n - (ar_config_router_bias(w->config) ? all->with_experts : 0);
 }
 
 /* A byte for each parameter. */

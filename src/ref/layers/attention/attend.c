@@ -44,7 +44,7 @@ static const char *leaf_of(const ari_attention *m, int which)
 static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t,
                            size_t heads, int copies)
 {
-    const size_t d = m->o.head_dim, shape[3] = {t->shape[0], t->shape[1], t->shape[2] * d};
+    const size_t d = t->shape[3], shape[3] = {t->shape[0], t->shape[1], t->shape[2] * d};
     ar_tensor features;
     if (!ar_tapped(ctx))
         return AR_OK;
@@ -118,17 +118,49 @@ static ar_status rotate_turning(const ari_attention *m, ar_ctx *ctx, const ar_te
     return AR_OK;
 }
 
+/* Pairs (0, 1), (2, 3), .. of x's last features and what halves have in their place: y = all even ones, then all odd
+ * ones; or the way back. Fresh where it is `to`. */
+static ar_status part_pairs(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, bool apart)
+{
+    const ar_tensor *halves = apart ? to : from, *pairs = apart ? from : to;
+    const size_t half = halves->shape[3] / 2;
+    for (size_t i = 0; i < 2; i++) {
+        const ar_tensor one = ar_tensor_slice(halves, 3, i * half, half);
+        ar_tensor other = ar_tensor_slice(pairs, 3, i, half);
+        other.stride[3] = 2;
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, apart ? &one : &other, apart ? &other : &one));
+    }
+    return AR_OK;
+}
+
+/* The same of interleaved pairs, which are turned as halves. */
+static ar_status rotate_pairs(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
+                              const rotation *r, int direction)
+{
+    ar_tensor halves;
+    AR_TRY(new_heads(ctx, &halves, from->dtype, from->shape[0], from->shape[1], from->shape[2], from->shape[3]));
+    if (direction > 0)
+        AR_TRY(part_pairs(ctx, &halves, from, true));
+    AR_TRY(direction > 0 ? rotate_turning(m, ctx, to, &halves, r, direction)
+                         : rotate_turning(m, ctx, &halves, from, r, direction));
+    if (direction < 0)
+        AR_TRY(part_pairs(ctx, to, &halves, false));
+    ar_ctx_release(ctx, &halves);
+    return AR_OK;
+}
+
 /* [b, s, heads, d]. */
 static ar_status rotate(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
                         const rotation *r, int direction)
 {
     const size_t d = m->o.head_dim, turning = ar_rope_dim(&m->o.rope, d);
-    const ar_tensor y = ar_tensor_slice(to, 3, 0, turning), x = ar_tensor_slice(from, 3, 0, turning);
-    AR_TRY(rotate_turning(m, ctx, &y, &x, r, direction));
+    const size_t first = m->o.rope.last ? d - turning : 0, others = first > 0 ? 0 : turning;
+    const ar_tensor y = ar_tensor_slice(to, 3, first, turning), x = ar_tensor_slice(from, 3, first, turning);
+    AR_TRY((m->o.rope.interleaved ? rotate_pairs : rotate_turning)(m, ctx, &y, &x, r, direction));
     if (turning == d)
         return AR_OK;
-    const ar_tensor kept = ar_tensor_slice(to, 3, turning, d - turning);
-    const ar_tensor passing = ar_tensor_slice(from, 3, turning, d - turning);
+    const ar_tensor kept = ar_tensor_slice(to, 3, others, d - turning);
+    const ar_tensor passing = ar_tensor_slice(from, 3, others, d - turning);
     return ARI_KERNEL(ctx, copy_strided, &kept, &passing);
 }
 
@@ -150,7 +182,6 @@ static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
     return (ari_core){.name = m->base.name,
                       .heads = q.count,
                       .kv_heads = kv.count,
-                      .head_dim = m->o.head_dim,
                       .heads_full = m->o.heads,
                       .head_start = (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads + q.first,
                       .group_full = m->group_full,
@@ -168,7 +199,7 @@ static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
 /* The heads' outputs side by side, [b, s, heads * d]. */
 static ar_status join_heads(ari_attention *m, ar_ctx *ctx, ar_tensor *context, const ar_tensor *per_head)
 {
-    const size_t b = per_head->shape[0], s = per_head->shape[2], d = m->o.head_dim;
+    const size_t b = per_head->shape[0], s = per_head->shape[2], d = per_head->shape[3];
     const size_t shape[3] = {b, s, m->heads * d};
     AR_TRY(ar_ctx_tensor(ctx, context, per_head->dtype, 3, shape));
     size_t filled = m->heads;
@@ -193,13 +224,20 @@ static ar_status lay_out_normed(ari_attention *m, ar_ctx *ctx, ar_saved *saved, 
     return AR_OK;
 }
 
+/* Queries (which 0), keys or values in the projections' output, or their gradients, [b, s, heads, d]. */
+static ar_tensor heads_of(const ari_attention *m, const ar_tensor *qkv, int which)
+{
+    const size_t d = m->o.head_dim, at[3] = {0, m->heads * d, (m->heads + m->kv_heads) * d};
+    const size_t heads = which == 0 ? m->heads : m->kv_heads, width = which == 2 ? m->value_dim : d;
+    const ar_tensor part = ar_tensor_slice(qkv, 2, at[which], heads * width);
+    return ari_heads_view(&part, 0, heads, 1, width);
+}
+
 /* Queries, keys and values of this rank's positions and all its heads, rotated. */
 static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor x[3], ar_tensor *qkv,
                              const rotation *r)
 {
-    const size_t d = m->o.head_dim;
-    const ar_tensor q = ari_heads_view(qkv, 0, m->heads, 1, d), k = ari_heads_view(qkv, m->heads, m->kv_heads, 1, d);
-    const ar_tensor v = ari_heads_view(qkv, m->heads + m->kv_heads, m->kv_heads, 1, d);
+    const ar_tensor q = heads_of(m, qkv, 0), k = heads_of(m, qkv, 1), v = heads_of(m, qkv, 2);
     AR_TRY(lay_out_normed(m, ctx, saved, 0, &x[0], &q, r));
     AR_TRY(lay_out_normed(m, ctx, saved, 1, &x[1], &k, r));
     AR_TRY(lay_out(m, ctx, &x[2], &v, NULL));
@@ -233,7 +271,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(ari_heads_together(ctx, &o, heads, 1, m->base.name));
     AR_TRY(join_heads(m, ctx, context, &o));
     ar_ctx_release(ctx, &o);
-    AR_TRY(ari_tap_copies(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * m->o.head_dim, m->copies));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, "context", 'f', context, 2, m->o.heads * m->value_dim, m->copies));
     for (int i = 0; i < 3; i++)
         AR_TRY(ar_saved_push(saved, m, SAVED_Q + i, &x[i]));
     return AR_OK;
@@ -245,10 +283,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 static ar_status collect_head_gradients(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
                                         const ar_tensor g[3], const rotation *r)
 {
-    const size_t d = m->o.head_dim;
-    const ar_tensor to_q = ari_heads_view(dqkv, 0, m->heads, 1, d),
-                    to_k = ari_heads_view(dqkv, m->heads, m->kv_heads, 1, d);
-    const ar_tensor to_v = ari_heads_view(dqkv, m->heads + m->kv_heads, m->kv_heads, 1, d);
+    const ar_tensor to_q = heads_of(m, dqkv, 0), to_k = heads_of(m, dqkv, 1), to_v = heads_of(m, dqkv, 2);
     const ar_tensor q = swapped(&g[0]), k = swapped(&g[1]), v = swapped(&g[2]);
     if (m->o.rope.kind) {
         AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
@@ -275,7 +310,8 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
                               const ar_tensor *dcontext)
 {
     const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
-    const size_t shape[3] = {dcontext->shape[0], dcontext->shape[1], (m->heads + 2 * m->kv_heads) * m->o.head_dim};
+    const size_t shape[3] = {dcontext->shape[0], dcontext->shape[1],
+                             (m->heads + m->kv_heads) * m->o.head_dim + m->kv_heads * m->value_dim};
     ar_tensor x[3], all[2], dout;
     ar_tensor g[3]; /* of x, of this rank's positions */
     rotation r;
@@ -284,8 +320,8 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &r.sin));
     AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &r.cos));
     r.own = ari_own_positions(ctx, ari_all_positions(ctx, dcontext->shape[1]), false);
-    AR_TRY(new_heads(ctx, &dout, dcontext->dtype, shape[0], m->heads, shape[1], m->o.head_dim));
-    const ar_tensor to = swapped(&dout), from = ari_heads_view(dcontext, 0, m->heads, 1, m->o.head_dim);
+    AR_TRY(new_heads(ctx, &dout, dcontext->dtype, shape[0], m->heads, shape[1], m->value_dim));
+    const ar_tensor to = swapped(&dout), from = ari_heads_view(dcontext, 0, m->heads, 1, m->value_dim);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     AR_TRY(ari_heads_apart(ctx, &dout, heads, 1, m->base.name));
     const size_t seq = x[0].shape[2] * (size_t)ar_comm_size(ctx->ring);

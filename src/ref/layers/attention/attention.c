@@ -101,6 +101,10 @@ static ar_status make_context(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(check_input(m, ctx, x, batch));
     AR_TRY(ensure_tables(m, ctx, batch));
     AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
+    if (m->latent) {
+        AR_TRY(ari_latent_forward(m, ctx, saved, &qkv, &in));
+        return ari_attend(m, ctx, saved, context, &qkv, batch);
+    }
     AR_TRY(gather_for_each(m, ctx, &in));
     AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &in, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
@@ -137,13 +141,14 @@ static ar_status attention_backward(ar_module *base, ar_ctx *ctx, ar_saved *save
     ar_tensor dout, dcontext, dqkv, din;
     ari_input_prefetch prefetch = {.next = &m->qkv};
     AR_TRY(redistribute_value(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
-    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, &prefetch));
+    AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, m->latent ? NULL : &prefetch));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
     ar_ctx_release(ctx, &dcontext);
     /* q, k and v share one dX: the whole attention's, or c_attn's. */
-    AR_TRY(ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv, m->o.fused ? m->qkv_name[0] : base->name,
-                               &prefetch));
+    AR_TRY(m->latent ? ari_latent_backward(m, ctx, saved, dx ? &din : NULL, &dqkv)
+                     : ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv,
+                                           m->o.fused ? m->qkv_name[0] : base->name, &prefetch));
     ar_ctx_release(ctx, &dqkv);
     return dx ? redistribute_value(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
 }
@@ -153,7 +158,7 @@ static ar_status attention_backward(ar_module *base, ar_ctx *ctx, ar_saved *save
 static size_t attention_params(const ar_module *base, ar_param **out, size_t cap)
 {
     ari_attention *m = (ari_attention *)(uintptr_t)base;
-    size_t n = ari_linear_params(&m->qkv, out, cap);
+    size_t n = m->latent ? ari_latent_params(m, out, cap) : ari_linear_params(&m->qkv, out, cap);
     n += ari_qk_norm_params(m, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
     return n + ari_linear_params(&m->out, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
 }
@@ -162,6 +167,7 @@ static void attention_destroy(ar_module *base)
 {
     ari_attention *m = (ari_attention *)base;
     ari_linear_fini(&m->qkv);
+    ari_latent_destroy(m);
     ari_qk_norm_fini(m);
     ari_linear_fini(&m->out);
     ari_ring_hops_fini(&m->hops);
@@ -228,11 +234,11 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
     const ari_linear_spec out = {.split = m->split.second,
                                  .n = 1,
                                  .part = {{.name = m->out_name, .out = o->hidden}},
-                                 .in = q,
+                                 .in = o->heads * m->value_dim,
                                  .bias = o->out_bias,
                                  .transposed = o->transposed,
                                  .owns_input = true};
-    AR_TRY(ari_linear_init(&m->qkv, ctx, &qkv));
+    AR_TRY(m->latent ? AR_OK : ari_linear_init(&m->qkv, ctx, &qkv));
     return ari_linear_init(&m->out, ctx, &out);
 }
 
@@ -249,12 +255,14 @@ static ar_status init_attention(ari_attention *m, ar_ctx *ctx, const ar_attentio
 {
     const char *name = m->base.name;
     m->o = *o;
+    m->value_dim = o->latent.kv_rank > 0 ? o->latent.value_dim : o->head_dim;
     m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
     AR_TRY(ari_attention_paths(m->qkv_name, m->out_name, name, o));
     AR_TRY(ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY(check_heads(m, ctx));
     AR_TRY(ari_ring_hops_init(&m->hops, ctx, name));
     AR_TRY(ari_qk_norm_init(m, ctx));
+    AR_TRY(ari_latent_create(m, ctx));
     return init_linears(m, ctx);
 }
 

@@ -18,9 +18,11 @@ typedef struct ari_attention {
     ar_attention_options o;
     ar_branch_split split;
     char qkv_name[3][ARI_PART_PATH], out_name[ARI_PART_PATH];
-    ari_linear qkv, out;
+    ari_linear qkv, out;       /* qkv: of no latent attention */
+    struct ari_latent *latent; /* owned; NULL: there is none */
     ari_qk_norm norm;
     size_t heads, kv_heads; /* of this tensor-parallel rank */
+    size_t value_dim;       /* features of a value */
     size_t group_full;      /* query heads of a KV head, wherever they are */
     int copies, kv_copies;  /* tensor-parallel ranks that hold each query head, each KV head */
     ar_comm *replicas;      /* those that work on this rank's KV head and on no query head of its, of the
@@ -42,6 +44,19 @@ AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved
  *  those of the device and the communicator. */
 AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
                                            const ar_tensor *dcontext);
+
+/* --- queries, keys and values by low-rank projections (latent.c) --------------------------------------------------- */
+
+/** The layers of m->latent, which becomes NULL where the options have none; ari_latent_destroy, also after an error. */
+AR_NODISCARD ar_status ari_latent_create(ari_attention *m, ar_ctx *ctx);
+void ari_latent_destroy(ari_attention *m);
+size_t ari_latent_params(ari_attention *m, ar_param **out, size_t cap);
+/** From the attention's input, placed as its layers take it, to q | k | v of this rank's heads, [b, s, ..]. */
+AR_NODISCARD ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *qkv,
+                                          const ar_tensor *x);
+/** The way back; dx NULL: not wanted. Collective over the tensor-parallel ranks. */
+AR_NODISCARD ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
+                                           const ar_tensor *dqkv);
 
 /* --- norms of queries (which 0) and keys (1) (qk_norm.c) ---------------------------------------------------------- */
 

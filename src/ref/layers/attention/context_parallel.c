@@ -204,9 +204,9 @@ ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chu
 static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], const char *tag)
 {
     const int n = ar_comm_size(ctx->ring), r = ar_comm_rank(ctx->ring);
-    const size_t count = ar_tensor_count(&from[0]);
     ar_p2p ops[4];
     for (int i = 0; i < 2; i++) {
+        const size_t count = ar_tensor_count(&from[i]);
         ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = from[i].data, .count = count};
         ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = to[i].data, .count = count};
     }
@@ -216,7 +216,6 @@ static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], c
 ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq, const ari_ring_hops *h)
 {
     const int n = ar_comm_size(ctx->ring);
-    const size_t shape[4] = {own[0].shape[0], own[0].shape[1], seq, own[0].shape[3]};
     ar_tensor chunk[2][2] = {{{0}}},
               last[2] = {own[0], own[1]}; /* chunk: one pair arrives while the other one leaves */
     all[0] = own[0];
@@ -224,6 +223,7 @@ ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2],
     if (n == 1)
         return AR_OK;
     for (int i = 0; i < 2; i++) {
+        const size_t shape[4] = {own[i].shape[0], own[i].shape[1], seq, own[i].shape[3]};
         AR_TRY(ar_ctx_tensor(ctx, &all[i], own[i].dtype, 4, shape));
         AR_TRY(ari_ring_place(ctx, &all[i], &own[i], ar_comm_rank(ctx->ring)));
         for (int side = 0; side < 2 && side < n - 1; side++)

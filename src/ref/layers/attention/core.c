@@ -21,6 +21,7 @@ typedef struct pass {
     float inner; /* and this one of what is capped */
     ari_score_blocks blocks;
     size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
+    size_t key_dim, value_dim;    /* features of queries and keys, of values */
 } pass;
 
 /* For who asks for memory alone: leaves out blocks that take no more than another one does, but of several at least two
@@ -35,7 +36,7 @@ static void thin_blocks(ari_score_blocks *b)
     }
 }
 
-static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
+static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept, const ar_tensor *k, const ar_tensor *v)
 {
     const ari_order order = ari_core_order(c);
     pass p = {.c = c,
@@ -46,7 +47,9 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept)
               .inner = ari_softmax_scale(c->query_scalar),
               .matrices = kept->batch * c->kv_heads,
               .group = c->heads / c->kv_heads,
-              .rows = ar_positions_count(&c->rows)};
+              .rows = ar_positions_count(&c->rows),
+              .key_dim = k->shape[3],
+              .value_dim = v->shape[3]};
     p.blocks = ari_score_blocks_of(&order, kept->visible, kept->batch, c->kv_heads, p.group,
                                    ctx->device->block_bytes / sizeof(float), ar_comm_size(ctx->ring) > 1);
     if (ctx->device->thin)
@@ -88,7 +91,7 @@ static ar_status new_block(ar_ctx *ctx, ar_tensor *t, const ar_part *at)
 /* Contiguous [b, heads, rows, d] as [b * kv_heads, group * rows, d]. */
 static ar_tensor by_matrix(const pass *p, const ar_tensor *t)
 {
-    const size_t rows = t->shape[1] / p->c->kv_heads * t->shape[2], d = p->c->head_dim;
+    const size_t rows = t->shape[1] / p->c->kv_heads * t->shape[2], d = t->shape[3];
     return (ar_tensor){.dtype = t->dtype,
                        .ndim = 3,
                        .shape = {p->matrices, rows, d},
@@ -126,12 +129,12 @@ static ar_status multiply_heads(const pass *p, const ar_tensor *y, const ar_oper
     return p->ctx->arith->round(p->ctx, y, s, &seen);
 }
 
-/* y = (the block's rows of a) (the block's keys of b)^T, both whole operands. */
-static ar_status rows_by_keys(const pass *p, const ar_tensor *y, const ar_part *at, const ar_operand *a,
+/* y = (the block's rows of a) (the block's keys of b)^T, both whole operands of d terms. */
+static ar_status rows_by_keys(const pass *p, const ar_tensor *y, const ar_part *at, size_t d, const ar_operand *a,
                               const ar_operand *b)
 {
     const ar_operand *part[2] = {NULL};
-    const ar_part of_a = rows_part(at, p->c->head_dim), of_b = keys_part(at, p->c->head_dim);
+    const ar_part of_a = rows_part(at, d), of_b = keys_part(at, d);
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[0], a, &of_a));
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
     AR_TRY(multiply_heads(p, y, part[0], part[1], false));
@@ -144,8 +147,8 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
                                  const ar_operand *b)
 {
     const ar_operand *part[2] = {NULL};
-    const ar_part of_y = rows_part(at, p->c->head_dim);
-    const ar_part of_b = {at->matrix, at->matrices, 0, p->c->head_dim, at->col, at->cols};
+    const ar_part of_y = rows_part(at, y->shape[2]);
+    const ar_part of_b = {at->matrix, at->matrices, 0, y->shape[2], at->col, at->cols};
     const ar_tensor to = ar_tensor_part(y, &of_y);
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
     AR_TRY(left(p, &part[0], block, part[1]));
@@ -166,12 +169,12 @@ static double pairs_of(const ari_order *o)
     return pairs;
 }
 
-/* The work of `n` products of the scores that order leaves, for virtual time: what a block computes besides at its
+/* The work of `n` products each over features of keys and of values that order leaves, for virtual time: what a block computes besides at its
  * edge, and what it computes again, is the device's own business. */
 static void count_work(const pass *p, double n)
 {
     const double heads = (double)(p->matrices * p->group);
-    ar_trace_work(2.0 * n * heads * pairs_of(&p->blocks.order) * (double)p->c->head_dim);
+    ar_trace_work(2.0 * n * heads * pairs_of(&p->blocks.order) * (double)(p->key_dim + p->value_dim));
 }
 
 /* --- dropout and taps --------------------------------------------------------------------------------------------- */
@@ -257,7 +260,7 @@ static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare,
     AR_TRY(new_block(p->ctx, probs, at));
     if (keeps)
         AR_TRY(new_block(p->ctx, bare, at));
-    AR_TRY(rows_by_keys(p, keeps ? bare : probs, at, q, k));
+    AR_TRY(rows_by_keys(p, keeps ? bare : probs, at, p->key_dim, q, k));
     if (p->c->cap > 0.0)
         AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
     return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data), p->kept->max.data, p->kept->sum.data,
@@ -305,8 +308,8 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     ar_tensor heard[2] = {{.ndim = 0}, {.ndim = 0}};
     AR_TRY(ari_core_masks(c, ctx, &kept, batch));
     AR_TRY(new_row_sums(kept, ctx, c));
-    AR_TRY(ar_ctx_tensor(ctx, o, q->dtype, 4, q->shape));
-    const pass p = pass_of(c, ctx, kept);
+    const pass p = pass_of(c, ctx, kept, k, v);
+    AR_TRY(ar_ctx_tensor(ctx, o, q->dtype, 4, (size_t[4]){q->shape[0], q->shape[1], q->shape[2], p.value_dim}));
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor values_t = ar_tensor_transposed(&values), out = by_matrix(&p, o);
     AR_TRY(right(&p, &of.k, &keys, false));
@@ -317,7 +320,7 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
         AR_TRY(begin_tap(&p, &heard[1]));
     for (ar_part at = {0}; ari_next_block(&p.blocks, &at);)
         AR_TRY(forward_block(&p, &at, &out, &of, heard));
-    count_work(&p, 2.0);
+    count_work(&p, 1.0);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.v_t}, 3);
     AR_TRY(tap_whole(&p, &heard[0], "probs", 'f'));
     AR_TRY(tap_whole(&p, &heard[1], ARI_DROPPED_PROBS, 'f'));
@@ -352,7 +355,7 @@ static ar_status gradients_of(const pass *p, block_gradients *g, const ar_part *
     AR_TRY(probabilities(p, &g->probs, &bare, at, of->q, of->k, true));
     AR_TRY(weights_of(p, at, &g->weights, &g->probs));
     AR_TRY(new_block(p->ctx, &dprobs, at));
-    AR_TRY(rows_by_keys(p, &dprobs, at, of->dout, of->v));
+    AR_TRY(rows_by_keys(p, &dprobs, at, p->value_dim, of->dout, of->v));
     if (ari_dropout_on(p->ctx))
         AR_TRY(drop_block(p, at, &dprobs, &dprobs));
     g->ds = dprobs;
@@ -467,12 +470,12 @@ static ar_status begin_blocks(const pass *p, ar_blocks **gives, const ar_tensor 
     return p->ctx->arith->blocks_begin(p->ctx, gives, &b_t, &o);
 }
 
-static ar_status end_blocks(const pass *p, ar_tensor *y, ar_dtype dtype, ar_blocks *s)
+static ar_status end_blocks(const pass *p, ar_tensor *y, const ar_tensor *of, ar_blocks *s)
 {
     const size_t places = (size_t)ar_comm_size(p->ctx->ring);
-    const size_t shape[4] = {p->kept->batch, p->c->kv_heads, p->c->seq / places, p->c->head_dim};
+    const size_t shape[4] = {p->kept->batch, p->c->kv_heads, p->c->seq / places, of->shape[3]};
     const ar_fold how = ar_faulty(p->ctx, AR_FAULT_kv_replica_grad_local) ? AR_KEEP : AR_ALL;
-    AR_TRY(ar_ctx_tensor(p->ctx, y, dtype, 4, shape));
+    AR_TRY(ar_ctx_tensor(p->ctx, y, of->dtype, 4, shape));
     return p->ctx->arith->blocks_end(p->ctx, y, s, how);
 }
 
@@ -482,7 +485,7 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     backward_operands of = {.q = NULL};
     ar_tensor heard, kept;
     AR_TRY(ar_saved_pop(saved, owner, SAVED_CORE, &kept));
-    const pass p = pass_of(c, ctx, kept.data.ptr);
+    const pass p = pass_of(c, ctx, kept.data.ptr, k, v);
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor out = by_matrix(&p, dout), keys_t = ar_tensor_transposed(&keys);
     AR_TRY(ar_ctx_tensor(ctx, &g[0], q->dtype, 4, q->shape));
@@ -496,11 +499,11 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     AR_TRY(begin_blocks(&p, &of.dv, &out));
     AR_TRY(begin_tap(&p, &heard));
     AR_TRY(go_back(&p, &of, &dq, &heard));
-    count_work(&p, 4.0);
+    count_work(&p, 2.0);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.dout, of.v, of.k_t}, 5);
     AR_TRY(tap_whole(&p, &heard, "probs", 'b'));
-    AR_TRY(end_blocks(&p, &g[1], k->dtype, of.dk));
-    AR_TRY(end_blocks(&p, &g[2], v->dtype, of.dv));
+    AR_TRY(end_blocks(&p, &g[1], k, of.dk));
+    AR_TRY(end_blocks(&p, &g[2], v, of.dv));
     ari_step_disown(ctx, kept.data.ptr);
     return AR_OK;
 }

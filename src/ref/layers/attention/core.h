@@ -7,30 +7,30 @@
 
 /* A rank's part of an attention. Query heads are ordered by KV head, heads/kv_heads for each. */
 typedef struct ari_core {
-    const char *name;                 /* the attention's path, for tags and taps */
-    size_t heads, kv_heads, head_dim; /* of this rank */
-    size_t heads_full;                /* query heads of the model */
-    size_t head_start;                /* the model's number of the first one here */
-    size_t group_full;                /* query heads of a KV head, wherever they are worked on */
-    int copies;                       /* tensor-parallel ranks that work on the same heads */
-    ar_comm *replicas;                /* who works on the same KV head and on other query heads; NULL: nobody */
-    size_t seq;                       /* keys, values */
-    ar_positions rows;                /* of the queries, in their order */
+    const char *name;       /* the attention's path, for tags and taps */
+    size_t heads, kv_heads; /* of this rank */
+    size_t heads_full;      /* query heads of the model */
+    size_t head_start;      /* the model's number of the first one here */
+    size_t group_full;      /* query heads of a KV head, wherever they are worked on */
+    int copies;             /* tensor-parallel ranks that work on the same heads */
+    ar_comm *replicas;      /* who works on the same KV head and on other query heads; NULL: nobody */
+    size_t seq;             /* keys, values */
+    ar_positions rows;      /* of the queries, in their order */
     bool causal;
     size_t window;              /* 0: none */
     double query_scalar, cap;   /* scores are divided by the root of the first; and capped, 0: not */
     const ari_dropout *dropout; /* of the probabilities */
 } ari_core;
 
-/** o = softmax(q k^T / sqrt(d)) v. q, o [b, heads, rows, d]; k, v [b, kv_heads, seq, d], in the order of positions. o
- *  is fresh. Taps the probabilities. Keeps what the backward pass needs besides q, k and v under `owner`. Errors: those
+/** o = softmax(q k^T / sqrt(d)) v. q [b, heads, rows, d], o the same with v's features; k, v [b, kv_heads, seq, d], in
+ *  the order of positions, v with as many features as it has. o is fresh. Taps the probabilities. Keeps what the backward pass needs besides q, k and v under `owner`. Errors: those
  *  of device and arithmetic. */
 AR_NODISCARD ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                         ar_tensor *o, const ar_tensor *q, const ar_tensor *k, const ar_tensor *v,
                                         const ar_batch *batch);
 
 /** The gradients of q, k and v from dout, that of o; all fresh: g[0] [b, heads, rows, d], g[1], g[2] [b, kv_heads,
- *  rows, d], of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction
+ *  rows, d], each with the features of its value, of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction
  *  over the query heads of its group and all queries, whichever ranks have them: complete on every rank of `replicas`.
  *  Collective over it and the ring. Releases the saved activations. */
 AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,

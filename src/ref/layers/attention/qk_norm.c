@@ -76,11 +76,10 @@ static ar_tensor as_features(const ar_tensor *t)
 
 ar_tensor ari_heads_view(const ar_tensor *features, size_t first, size_t heads, size_t every, size_t d)
 {
-    const ptrdiff_t width = (ptrdiff_t)features->shape[2];
     return (ar_tensor){.dtype = features->dtype,
                        .ndim = 4,
                        .shape = {features->shape[0], features->shape[1], heads, d},
-                       .stride = {width * (ptrdiff_t)features->shape[1], width, (ptrdiff_t)(every * d), 1},
+                       .stride = {features->stride[0], features->stride[1], (ptrdiff_t)(every * d), 1},
                        .data = ar_buf_at(features->data, first * d * ar_dtype_bytes(features->dtype))};
 }
 

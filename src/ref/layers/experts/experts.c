@@ -520,7 +520,7 @@ ari_balance *ari_experts_balance(ar_module *m)
 ari_scores *ari_experts_scores(ar_module *m)
 {
     ari_scores *s = m->ops == &experts_ops ? &((experts_module *)m)->scores : NULL;
-    return s && ari_has_scores(s) ? s : NULL;
+    return s && s->bias.device ? s : NULL;
 }
 
 ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)

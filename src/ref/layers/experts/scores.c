@@ -14,15 +14,15 @@ static ar_status check_groups(const ar_experts_options *o, const ari_balance *b)
     const ar_route_scores *s = &o->scores;
     const size_t each = o->n / s->groups;
     if (s->groups > AR_ROUTE_GROUPS || s->kept == 0 || s->kept > s->groups || o->n % s->groups != 0 ||
-        (s->groups > 1 && each < 2) || s->kept * each < o->per_token)
+        (s->groups > 1 && each < 2 && !s->softmax) || s->kept * each < o->per_token)
         return ar_error_set(AR_ERR_ARG,
                             "%s: %zu of %zu groups of %zu experts, of which a token has %zu: expected up to %d groups "
                             "of equal size, two or more each, and in those that stay enough",
                             b->name, s->kept, s->groups, o->n, o->per_token, AR_ROUTE_GROUPS);
     if (b->losses.balance != AR_BALANCE_NONE || b->losses.z_loss > 0.0)
         return ar_error_set(AR_ERR_ARG,
-                            "%s: its scores are sigmoids, which its bias balances; balance and router_z_loss are of a "
-                            "softmax: expected neither",
+                            "%s: its scores are sigmoids, or chosen by groups; balance and router_z_loss are of a "
+                            "softmax alone: expected neither",
                             b->name);
     return AR_OK;
 }
@@ -32,15 +32,18 @@ ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *
     if (o->scores.groups == 0)
         return AR_OK;
     AR_TRY(check_groups(o, balance));
-    AR_TRY(
-        ar_param_init_whole(&s->bias, ctx, balance->name, "e_score_correction_bias", 1, &o->n, AR_INIT_UNIFORM_BIAS));
-    s->bias.requires_grad = false;
     s->tokens = balance;
     s->rule = (ar_route_rule){.k = o->per_token,
                               .groups = o->scores.groups,
                               .kept = o->scores.kept,
                               .normalised = o->normalised,
-                              .scale = (float)o->scores.scale};
+                              .scale = (float)o->scores.scale,
+                              .softmax = o->scores.softmax};
+    if (s->rule.softmax)
+        return AR_OK;
+    AR_TRY(
+        ar_param_init_whole(&s->bias, ctx, balance->name, "e_score_correction_bias", 1, &o->n, AR_INIT_UNIFORM_BIAS));
+    s->bias.requires_grad = false;
     if (ctx->loss.router.bias_update > 0.0)
         AR_TRY(ARI_ALLOC_ZERO(&s->counts, o->n, "tokens of experts"));
     return AR_OK;
@@ -54,7 +57,7 @@ void ari_scores_fini(ari_scores *s)
 
 size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at)
 {
-    if (!ari_has_scores(s))
+    if (!s->bias.device)
         return 0;
     if (at < cap)
         out[at] = &s->bias;
@@ -65,7 +68,7 @@ size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at)
 static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx, bool backward)
 {
     ar_route_rule rule = s->rule;
-    rule.bias = ar_const(s->bias.value.data);
+    rule.bias = s->bias.device ? ar_const(s->bias.value.data) : (ar_cbuf){NULL};
     ari_fault_score_rule(ctx, &rule, backward);
     return rule;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A router of sigmoids (ar_route_scores), and the bias by which it chooses. */
+/* A router of sigmoids (ar_route_scores), and the bias by which it chooses; or of a softmax, by groups. */
 #ifndef ARI_LAYERS_EXPERTS_SCORES_H
 #define ARI_LAYERS_EXPERTS_SCORES_H
 
@@ -8,7 +8,7 @@
 #include "ref/layers/faults.h"
 
 typedef struct ari_scores {
-    ar_param bias; /* [E], frozen; without a device where there is none */
+    ar_param bias; /* [E], frozen; without a device where there is none: of a softmax */
     ar_route_rule rule;
     const ari_balance *tokens; /* of the same router: which tokens count. Borrowed */
     int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
@@ -16,7 +16,7 @@ typedef struct ari_scores {
 
 static inline bool ari_has_scores(const ari_scores *s)
 {
-    return s->bias.device != NULL;
+    return s->rule.k > 0;
 }
 /** balance: of the same router; kept. Nothing without scores. Errors: AR_ERR_ARG (groups that E or k does not fit;
  *  losses, which are of a softmax), those of ar_param_init. */
@@ -43,7 +43,7 @@ AR_NODISCARD ar_status ari_scores_zero(ar_module *const *modules, size_t n);
  *  context's groups. Errors: AR_ERR_MEMORY, those of the device and the communicators. */
 AR_NODISCARD ar_status ari_scores_update(ar_module *const *modules, size_t n, ar_ctx *ctx);
 
-/** The scores of a module of experts; NULL: it is another module, or its router has none. */
+/** The scores of a module of experts; NULL: it is another module, or its router has no bias. */
 ari_scores *ari_experts_scores(ar_module *m);
 
 #endif

@@ -457,7 +457,8 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
     if (dx) {
         AR_TRY(place_gradient(l, ctx, dx, &made_dx));
         AR_TRY(ari_ledger_made(ctx, dx, ari_placed_gradient(l->split.from)));
-        AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
+        if (name)
+            AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
     }
     if (!prefetched || !prefetch->biases_summed)
         AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Latent attention's projections (DeepSeek-V2, arXiv:2405.04434, equations 9 to 19). Of a token's x:
+ *
+ *    cq = Wqa x                    q = Wqb norm(cq), of each head d features
+ *    ckv | kr = Wkva x             k | v = Wkvb norm(ckv), of each head d - r features and those of a value
+ *
+ * and each head's key is k | kr, whose last r features are the same for all of them. Without a rank q = Wq x. */
+#include "ref/baseline/run.h"
+
+#include <string.h>
+
+/* Where a token's numbers lie. */
+typedef struct latent_form {
+    size_t heads, d, r, v; /* d: of a key, of which r are shared; v: of a value */
+    size_t qkv, up;        /* q | k | v; k | v of each head without what they share */
+} latent_form;
+
+static latent_form form_of(const ar_config *c)
+{
+    const latent_form f = {.heads = c->heads, .d = c->head_dim, .r = c->latent.rope_dim, .v = c->latent.value_dim};
+    return (latent_form){.heads = f.heads,
+                         .d = f.d,
+                         .r = f.r,
+                         .v = f.v,
+                         .qkv = f.heads * (2 * f.d + f.v),
+                         .up = f.heads * (f.d - f.r + f.v)};
+}
+
+/* The input's layer has both paths' small matrices, where queries have a rank. */
+static ar_status load_down(ari_bl_run *run, ari_bl_latent *l)
+{
+    const ar_config *c = run->c;
+    const ari_bl_names *n = run->names;
+    const size_t rank = c->latent.q_rank, low = c->latent.kv_rank + c->latent.rope_dim;
+    const char *const both[3] = {n->q_a, n->kv_a, NULL}, *const keys[3] = {n->kv_a, NULL, NULL};
+    const size_t width[3] = {rank > 0 ? rank : low, low, 0};
+    return ari_bl_load_linear(run, &l->down, c->hidden, rank > 0 ? both : keys, width, c->qkv_bias);
+}
+
+static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, const char *name, size_t in, size_t out)
+{
+    const char *const names[3] = {name, NULL, NULL};
+    const size_t width[3] = {out, 0, 0};
+    return ari_bl_load_linear(run, l, in, names, width, false);
+}
+
+static ar_status load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name, size_t width)
+{
+    AR_TRY(ari_bl_load_norm(run, norm, name, width, 1));
+    norm->eps = AR_LATENT_EPS;
+    return AR_OK;
+}
+
+ar_status ari_bl_load_latent(ari_bl_run *run, ari_bl_latent *l)
+{
+    const ar_config *c = run->c;
+    const ari_bl_names *n = run->names;
+    const latent_form f = form_of(c);
+    const size_t rank = c->latent.q_rank, low = c->latent.kv_rank;
+    if (rank == 0)
+        AR_TRY(load_one(run, &l->q, n->qkv_param[0], c->hidden, f.heads * f.d));
+    AR_TRY(load_down(run, l));
+    if (rank > 0) {
+        AR_TRY(load_norm(run, &l->q_norm, n->q_norm, rank));
+        AR_TRY(load_one(run, &l->q, n->q_b, rank, f.heads * f.d));
+    }
+    AR_TRY(load_norm(run, &l->kv_norm, n->kv_norm, low));
+    return load_one(run, &l->kv, n->kv_b, low, f.up);
+}
+
+/* y [tokens, l->out], emitted part by part. */
+static ar_status multiply(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x)
+{
+    AR_TRY(ari_bl_linear_forward(run, l, y, x, run->tokens));
+    size_t at = 0;
+    for (int p = 0; p < l->parts; at += l->width[p++])
+        AR_TRY(ari_bl_emit_tokens(run, l->name[p], 'f', y, l->out, at, l->width[p]));
+    return AR_OK;
+}
+
+/* y = the layer of the norm of columns [first, first + rank) of low [tokens, ld]. */
+static ar_status path_forward(ari_bl_run *run, const ari_bl_linear *l, const ari_bl_norm *norm,
+                              ari_bl_norm_saved *saved, double *y, const double *low, size_t ld, size_t first)
+{
+    double *c = ari_bl_doubles(run, run->tokens, l->in);
+    if (c == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++)
+        memcpy(c + t * l->in, low + t * ld + first, l->in * sizeof *c);
+    AR_TRY(ari_bl_norm_forward(run, norm, saved, c));
+    return multiply(run, l, y, saved->y);
+}
+
+/* A token's q | k | v. */
+static void join(const latent_form *f, double *qkv, const double *q, const double *up, const double *shared)
+{
+    const size_t plain = f->d - f->r;
+    double *k = qkv + f->heads * f->d, *v = k + f->heads * f->d;
+    memcpy(qkv, q, f->heads * f->d * sizeof *q);
+    for (size_t head = 0; head < f->heads; head++) {
+        const double *own = up + head * (plain + f->v);
+        memcpy(k + head * f->d, own, plain * sizeof *own);
+        memcpy(k + head * f->d + plain, shared, f->r * sizeof *shared);
+        memcpy(v + head * f->v, own + plain, f->v * sizeof *own);
+    }
+}
+
+ar_status ari_bl_latent_forward(ari_bl_run *run, const ari_bl_latent *l, ari_bl_latent_saved *saved, double *qkv,
+                                const double *x)
+{
+    const latent_form f = form_of(run->c);
+    const size_t rank = run->c->latent.q_rank, width = l->down.out;
+    double *q = ari_bl_doubles(run, run->tokens, f.heads * f.d), *low = ari_bl_doubles(run, run->tokens, width);
+    double *up = ari_bl_doubles(run, run->tokens, f.up);
+    if (q == NULL || low == NULL || up == NULL)
+        return run->memory;
+    if (rank == 0)
+        AR_TRY(multiply(run, &l->q, q, x));
+    AR_TRY(multiply(run, &l->down, low, x));
+    if (rank > 0)
+        AR_TRY(path_forward(run, &l->q, &l->q_norm, &saved->q_norm, q, low, width, 0));
+    AR_TRY(path_forward(run, &l->kv, &l->kv_norm, &saved->kv_norm, up, low, width, rank));
+    for (size_t t = 0; t < run->tokens; t++)
+        join(&f, qkv + t * f.qkv, q + t * f.heads * f.d, up + t * f.up, low + (t + 1) * width - f.r);
+    return AR_OK;
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* Columns [first, first + rank) of dlow [tokens, ld] from dy of what the layer behind the norm has made. */
+static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ari_bl_norm *norm, double *dlow,
+                               size_t ld, size_t first, const double *dy, const ari_bl_norm_saved *saved)
+{
+    double *dnormed = ari_bl_doubles(run, run->tokens, l->in), *dc = ari_bl_doubles(run, run->tokens, l->in);
+    if (dnormed == NULL || dc == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_linear_backward(run, l, dnormed, dy, run->tokens));
+    AR_TRY(ari_bl_emit_tokens(run, l->name[0], 'b', dnormed, l->in, 0, l->in));
+    AR_TRY(ari_bl_linear_gradients(run, l, dy, saved->y, NULL));
+    AR_TRY(ari_bl_norm_backward(run, norm, dc, dnormed, saved));
+    AR_TRY(ari_bl_norm_gradients(run, norm, dnormed, saved));
+    for (size_t t = 0; t < run->tokens; t++)
+        memcpy(dlow + t * ld + first, dc + t * l->in, l->in * sizeof *dc);
+    return AR_OK;
+}
+
+/* dshared [tokens, r]: a sum over all heads, a contraction with ones. */
+static ar_status shared_gradient(ari_bl_run *run, const latent_form *f, double *dshared, const double *dqkv)
+{
+    double *ones = ari_bl_doubles(run, f->heads, 1);
+    if (ones == NULL)
+        return run->memory;
+    for (size_t head = 0; head < f->heads; head++)
+        ones[head] = 1.0;
+    for (size_t t = 0; t < run->tokens; t++) {
+        const double *k = dqkv + t * f->qkv + f->heads * f->d;
+        const ari_bl_matrix rows = {k + (f->d - f->r), 1, f->d}, all = {ones, f->heads, 1};
+        AR_TRY(ari_bl_contract(run, dshared + t * f->r, f->r, 1, f->heads, rows, all, false));
+    }
+    return ari_bl_emit_tokens(run, run->names->dshared, 'b', dshared, f->r, 0, f->r);
+}
+
+/* Columns of dlow from those of keys and values. */
+static ar_status keys_backward(ari_bl_run *run, const ari_bl_latent *l, double *dlow, const double *dqkv,
+                               const ari_bl_latent_saved *saved)
+{
+    const latent_form f = form_of(run->c);
+    const size_t plain = f.d - f.r, width = l->down.out;
+    double *dup = ari_bl_doubles(run, run->tokens, f.up), *dshared = ari_bl_doubles(run, run->tokens, f.r);
+    if (dup == NULL || dshared == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++)
+        for (size_t head = 0; head < f.heads; head++) {
+            const double *k = dqkv + t * f.qkv + (f.heads + head) * f.d;
+            const double *v = dqkv + t * f.qkv + 2 * f.heads * f.d + head * f.v;
+            double *own = dup + t * f.up + head * (plain + f.v);
+            memcpy(own, k, plain * sizeof *own);
+            memcpy(own + plain, v, f.v * sizeof *own);
+        }
+    AR_TRY(shared_gradient(run, &f, dshared, dqkv));
+    for (size_t t = 0; t < run->tokens; t++)
+        memcpy(dlow + (t + 1) * width - f.r, dshared + t * f.r, f.r * sizeof *dshared);
+    return path_backward(run, &l->kv, &l->kv_norm, dlow, width, run->c->latent.q_rank, dup, &saved->kv_norm);
+}
+
+ar_status ari_bl_latent_backward(ari_bl_run *run, const ari_bl_latent *l, double *dx, const double *dqkv,
+                                 const ari_bl_latent_saved *saved, const double *x)
+{
+    const latent_form f = form_of(run->c);
+    const ari_bl_memory *mark = run->top;
+    const size_t h = run->c->hidden, rank = run->c->latent.q_rank, features = f.heads * f.d, width = l->down.out;
+    double *dq = ari_bl_doubles(run, run->tokens, features), *dlow = ari_bl_doubles(run, run->tokens, width);
+    double *more = ari_bl_doubles(run, run->tokens, h);
+    if (dq == NULL || dlow == NULL || more == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++)
+        memcpy(dq + t * features, dqkv + t * f.qkv, features * sizeof *dq);
+    AR_TRY(keys_backward(run, l, dlow, dqkv, saved));
+    if (rank > 0)
+        AR_TRY(path_backward(run, &l->q, &l->q_norm, dlow, width, 0, dq, &saved->q_norm));
+    AR_TRY(ari_bl_linear_backward(run, &l->down, dx, dlow, run->tokens));
+    if (rank == 0)
+        AR_TRY(ari_bl_linear_backward(run, &l->q, more, dq, run->tokens));
+    for (size_t i = 0; rank == 0 && i < run->tokens * h; i++)
+        dx[i] = ari_bl_stream(run, dx[i] + more[i]);
+    AR_TRY(ari_bl_emit_tokens(run, run->names->dattention, 'b', dx, h, 0, h));
+    if (rank == 0)
+        AR_TRY(ari_bl_linear_gradients(run, &l->q, dq, x, NULL));
+    AR_TRY(ari_bl_linear_gradients(run, &l->down, dlow, x, NULL));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Latent attention's projections (DeepSeek-V2, arXiv:2405.04434, section 2.1): the input is multiplied by small whole
+ * matrices on every rank, what they make is normalised, and matrices cut by heads make queries, keys and values of it.
+ * The last features of a key come from the input's projection itself and are the same for all heads. Gradients of what
+ * all heads take are summed over the heads here, and so are complete on every rank: those of the whole matrices are not
+ * summed over the tensor-parallel ranks again. */
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/layers/attention/attention.h"
+#include "ref/layers/faults.h"
+
+enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
+enum { QUERIES, KEYS }; /* low-rank paths */
+
+/* A path's norm and the layer behind it. */
+typedef struct latent_path {
+    char norm_name[ARI_PART_PATH], name[ARI_PART_PATH];
+    ar_param gain;
+    size_t rank;
+    ari_linear layer;
+} latent_path;
+
+typedef struct ari_latent {
+    char down_name[2][ARI_PART_PATH];
+    ari_linear down;   /* of queries, where they have a rank, and of keys: both take the input */
+    latent_path of[2]; /* of queries without a rank the layer alone, which takes the input */
+} ari_latent;
+
+static size_t key_width(const ari_attention *m)
+{
+    return m->o.latent.kv_rank + m->o.latent.rope_dim;
+}
+
+static bool queries_have_rank(const ari_attention *m)
+{
+    return m->o.latent.q_rank > 0;
+}
+
+/* Features [first, first + n) of t, contiguous. */
+static ar_status take_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *t, size_t first, size_t n)
+{
+    const ar_tensor from = ar_tensor_slice(t, 2, first, n);
+    AR_TRY(ari_like(ctx, y, t, n));
+    return ARI_KERNEL(ctx, copy_strided, y, &from);
+}
+
+static ar_status put_features(ar_ctx *ctx, const ar_tensor *t, size_t first, const ar_tensor *x)
+{
+    const ar_tensor to = ar_tensor_slice(t, 2, first, x->shape[2]);
+    return ARI_KERNEL(ctx, copy_strided, &to, x);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* y = the path's layer of its norm of features [first, first + rank) of what the whole matrices have made. */
+static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *low, size_t first)
+{
+    ar_tensor x, normed;
+    ar_norm_saved rows;
+    AR_TRY(take_features(ctx, &x, low, first, p->rank));
+    AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, &normed, &rows, &x, &p->gain, NULL, AR_LATENT_EPS));
+    AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'f', &normed));
+    AR_TRY(ar_saved_push(saved, p, SAVED_X, &x));
+    AR_TRY(ar_saved_push(saved, p, SAVED_MEAN, &rows.mean));
+    AR_TRY(ar_saved_push(saved, p, SAVED_RSTD, &rows.rstd));
+    return ari_linear_forward(&p->layer, ctx, saved, y, &normed, AR_ACT_NONE, NULL);
+}
+
+static ar_status tap_down(const ari_attention *m, ar_ctx *ctx, const ar_tensor *low)
+{
+    const size_t first = m->o.latent.q_rank;
+    const ar_tensor of[2] = {ar_tensor_slice(low, 2, 0, first), ar_tensor_slice(low, 2, first, key_width(m))};
+    for (int i = queries_have_rank(m) ? QUERIES : KEYS; i <= KEYS; i++)
+        AR_TRY(ari_tap_whole(ctx, m->latent->down_name[i], NULL, 'f', &of[i]));
+    return AR_OK;
+}
+
+static ar_status tap_up(const ari_attention *m, ar_ctx *ctx, int which, const ar_tensor *y)
+{
+    return ari_tap_copies(ctx, m->latent->of[which].name, NULL, 'f', y, 2, y->shape[2] / m->heads * m->o.heads,
+                          m->copies);
+}
+
+/* Views of q | k | v, or of their gradients: queries, keys without and with positions, values, [b, s, heads, d]; and of
+ * what the keys' layer makes: keys without positions and values. */
+typedef struct latent_views {
+    ar_tensor q, k, k_rope, v, up_k, up_v;
+} latent_views;
+
+static latent_views views_of(const ari_attention *m, const ar_tensor *qkv, const ar_tensor *up)
+{
+    const size_t d = m->o.head_dim, rope = m->o.latent.rope_dim, all = m->heads * d, plain = d - rope;
+    const ar_tensor k = ar_tensor_slice(qkv, 2, all, all),
+                    v = ar_tensor_slice(qkv, 2, 2 * all, m->heads * m->value_dim);
+    const ar_tensor keys = ari_heads_view(&k, 0, m->heads, 1, d);
+    const ar_tensor both = ari_heads_view(up, 0, m->heads, 1, plain + m->value_dim);
+    return (latent_views){.q = ar_tensor_slice(qkv, 2, 0, all),
+                          .k = ar_tensor_slice(&keys, 3, 0, plain),
+                          .k_rope = ar_tensor_slice(&keys, 3, plain, rope),
+                          .v = ari_heads_view(&v, 0, m->heads, 1, m->value_dim),
+                          .up_k = ar_tensor_slice(&both, 3, 0, plain),
+                          .up_v = ar_tensor_slice(&both, 3, plain, m->value_dim)};
+}
+
+static ar_status join(ari_attention *m, ar_ctx *ctx, ar_tensor *qkv, const ar_tensor *q, const ar_tensor *low,
+                      const ar_tensor *up)
+{
+    const size_t rope = m->o.latent.rope_dim, last = low->shape[2] - rope;
+    AR_TRY(ari_like(ctx, qkv, q, m->heads * (2 * m->o.head_dim + m->value_dim)));
+    const latent_views to = views_of(m, qkv, up);
+    ar_tensor shared = ar_tensor_slice(low, 2, last, rope);
+    shared = ari_heads_view(&shared, 0, m->heads, 0, rope); /* each head the same features */
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to.q, q));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to.k, &to.up_k));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to.k_rope, &shared));
+    return ARI_KERNEL(ctx, copy_strided, &to.v, &to.up_v);
+}
+
+ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *qkv, const ar_tensor *x)
+{
+    ari_latent *l = m->latent;
+    ar_tensor low, q, up;
+    if (!queries_have_rank(m))
+        AR_TRY(ari_linear_forward(&l->of[QUERIES].layer, ctx, saved, &q, x, AR_ACT_NONE, NULL));
+    AR_TRY(ari_linear_forward(&l->down, ctx, saved, &low, x, AR_ACT_NONE, NULL));
+    AR_TRY(tap_down(m, ctx, &low));
+    if (queries_have_rank(m))
+        AR_TRY(climb(&l->of[QUERIES], ctx, saved, &q, &low, 0));
+    AR_TRY(tap_up(m, ctx, QUERIES, &q));
+    AR_TRY(climb(&l->of[KEYS], ctx, saved, &up, &low, m->o.latent.q_rank));
+    AR_TRY(tap_up(m, ctx, KEYS, &up));
+    AR_TRY(join(m, ctx, qkv, &q, &low, &up));
+    ar_ctx_release(ctx, &up);
+    ar_ctx_release(ctx, &q);
+    ar_ctx_release(ctx, &low);
+    return AR_OK;
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* y [b, s, d] = the sum over all heads of x [b, s, heads, d]: a contraction with ones, whichever ranks have the
+ * heads. */
+static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    const size_t heads = x->shape[2], rows[3] = {x->shape[0], x->shape[1] * x->shape[3], heads};
+    const size_t one[3] = {x->shape[0], 1, heads}, out[3] = {x->shape[0], x->shape[1], x->shape[3]};
+    const bool apart = ari_placed_by_features(m->split.first.to) && ar_comm_size(ctx->tp) > 1;
+    ar_comm *const over = apart ? ctx->tp : NULL;
+    const ar_operand *a = NULL, *b = NULL;
+    ar_sum *s = NULL;
+    ar_tensor turned, ones, sums;
+    AR_TRY(ar_ctx_tensor(ctx, &turned, x->dtype, 3, rows));
+    const ar_tensor to = {.dtype = x->dtype,
+                          .ndim = 4,
+                          .shape = {x->shape[0], x->shape[1], heads, x->shape[3]},
+                          .stride = {turned.stride[0], (ptrdiff_t)(x->shape[3] * heads), 1, (ptrdiff_t)heads},
+                          .data = turned.data};
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, x));
+    AR_TRY(ar_ctx_tensor(ctx, &ones, AR_F32, 3, one));
+    AR_TRY(ARI_KERNEL(ctx, fill, &ones, 1.0f));
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 3, out));
+    AR_TRY(ar_tensor_view(&sums, x->dtype, 3, (size_t[3]){rows[0], rows[1], 1}, y->data));
+    const ar_parts terms = {.n = 1, .part = {turned}}, units = {.n = 1, .part = {ones}};
+    AR_TRY(ctx->arith->operand_b(ctx, &b, &units, false, m->o.heads, over, NULL, m->base.name));
+    AR_TRY(ctx->arith->operand_a(ctx, &a, &terms, b, m->base.name));
+    AR_TRY(ctx->arith->contract(ctx, &s, a, b));
+    if (over)
+        AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, over, AR_ALL, m->base.name));
+    AR_TRY(ctx->arith->round(ctx, &sums, s, NULL));
+    ctx->arith->operand_done(ctx, a);
+    ctx->arith->operand_done(ctx, b);
+    ar_ctx_release(ctx, &turned);
+    ar_ctx_release(ctx, &ones);
+    return AR_OK;
+}
+
+/* Features [first, first + rank) of dlow from the gradient of what the path has made. */
+static ar_status descend(latent_path *p, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dlow, size_t first,
+                         const ar_tensor *dy)
+{
+    ar_tensor d, x;
+    ar_norm_saved rows;
+    AR_TRY(ari_linear_backward(&p->layer, ctx, saved, &d, dy, p->name, NULL));
+    AR_TRY(ar_saved_pop(saved, p, SAVED_RSTD, &rows.rstd));
+    AR_TRY(ar_saved_pop(saved, p, SAVED_MEAN, &rows.mean));
+    AR_TRY(ar_saved_pop(saved, p, SAVED_X, &x));
+    AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &p->gain, NULL, NULL, true));
+    AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'b', &d));
+    AR_TRY(put_features(ctx, dlow, first, &d));
+    ar_ctx_release(ctx, &d);
+    ar_ctx_release(ctx, &rows.rstd);
+    ar_ctx_release(ctx, &rows.mean);
+    ar_ctx_release(ctx, &x);
+    return AR_OK;
+}
+
+/* Through the keys and values to what the whole matrices have made, whose other features are left. */
+static ar_status keys_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dlow,
+                               const ar_tensor *dqkv)
+{
+    const size_t rope = m->o.latent.rope_dim;
+    ar_tensor up, shared;
+    AR_TRY(ari_like(ctx, &up, dqkv, m->heads * (m->o.head_dim - rope + m->value_dim)));
+    const latent_views from = views_of(m, dqkv, &up);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &from.up_k, &from.k));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &from.up_v, &from.v));
+    AR_TRY(sum_over_heads(m, ctx, &shared, &from.k_rope));
+    AR_TRY(ari_tap_whole(ctx, m->base.name, "k_shared", 'b', &shared));
+    AR_TRY(put_features(ctx, dlow, dlow->shape[2] - rope, &shared));
+    ar_ctx_release(ctx, &shared);
+    AR_TRY(descend(&m->latent->of[KEYS], ctx, saved, dlow, m->o.latent.q_rank, &up));
+    ar_ctx_release(ctx, &up);
+    return AR_OK;
+}
+
+/* Of queries without a rank the input's gradient is a sum of two, each rounded. */
+static ar_status add_queries(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dq)
+{
+    latent_path *p = &m->latent->of[QUERIES];
+    ar_tensor more;
+    AR_TRY(ari_linear_backward(&p->layer, ctx, saved, dx ? &more : NULL, dq, NULL, NULL));
+    if (!dx)
+        return AR_OK;
+    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, &more));
+    ar_ctx_release(ctx, &more);
+    return ari_tap_placed(ctx, m->base.name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.first.from));
+}
+
+ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dqkv)
+{
+    ari_latent *l = m->latent;
+    const bool rank = queries_have_rank(m);
+    ar_tensor dlow, dq;
+    AR_TRY(ari_like(ctx, &dlow, dqkv, m->o.latent.q_rank + key_width(m)));
+    AR_TRY(take_features(ctx, &dq, dqkv, 0, m->heads * m->o.head_dim));
+    AR_TRY(keys_backward(m, ctx, saved, &dlow, dqkv));
+    if (rank)
+        AR_TRY(descend(&l->of[QUERIES], ctx, saved, &dlow, 0, &dq));
+    AR_TRY(ari_linear_backward(&l->down, ctx, saved, dx, &dlow, rank ? m->base.name : NULL, NULL));
+    ar_ctx_release(ctx, &dlow);
+    if (!rank)
+        AR_TRY(add_queries(m, ctx, saved, dx, &dq));
+    ar_ctx_release(ctx, &dq);
+    return AR_OK;
+}
+
+/* --- construction ------------------------------------------------------------------------------------------------- */
+
+static ar_status check_options(const ari_attention *m)
+{
+    const ar_attention_options *o = &m->o;
+    const ar_latent *l = &o->latent;
+    if (o->kv_heads != o->heads || o->fused || o->transposed || o->qk_norm != AR_QK_NORM_NONE)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: latent attention has a key and a value for each of its %zu heads, and no "
+                            "other norms; expected such options",
+                            m->base.name, o->heads);
+    if (l->rope_dim == 0 || l->rope_dim >= o->head_dim || l->value_dim == 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: %zu of %zu features of a key turn, and values have %zu; expected fewer, "
+                            "and one or more of each",
+                            m->base.name, l->rope_dim, o->head_dim, l->value_dim);
+    if (m->split.first.style == AR_STYLE_ROWWISE)
+        return ar_error_set(AR_ERR_ARG, "%s: queries, keys and values of latent attention are colwise or replicate",
+                            m->base.name);
+    return AR_OK;
+}
+
+static ar_status name_parts(const ari_attention *m, ari_latent *l)
+{
+    const ar_attention_options *o = &m->o;
+    const bool rank = queries_have_rank(m);
+    const struct {
+        char *path;
+        const char *leaf;
+    } names[] = {{l->down_name[KEYS], o->kv_a},   {l->of[KEYS].norm_name, o->kv_a_norm},
+                 {l->of[KEYS].name, o->kv_b},     {l->of[QUERIES].name, rank ? o->q_b : o->q},
+                 {l->down_name[QUERIES], o->q_a}, {l->of[QUERIES].norm_name, o->q_a_norm}};
+    for (size_t i = 0; i < (rank ? 6 : 4); i++)
+        AR_TRY(ari_path(names[i].path, ARI_PART_PATH, m->base.name, names[i].leaf));
+    return AR_OK;
+}
+
+static ar_status init_down(const ari_attention *m, ari_latent *l, ar_ctx *ctx)
+{
+    const ar_placement whole = {AR_REPLICATE, 0};
+    ari_linear_spec s = {
+        .split = {AR_STYLE_REPLICATE, m->split.first.from, whole}, .in = m->o.hidden, .bias = m->o.qkv_bias};
+    if (queries_have_rank(m))
+        s.part[s.n++] = (ari_linear_part){.name = l->down_name[QUERIES], .out = m->o.latent.q_rank};
+    s.part[s.n++] = (ari_linear_part){.name = l->down_name[KEYS], .out = key_width(m)};
+    return ari_linear_init(&l->down, ctx, &s);
+}
+
+/* A layer whose outputs are cut by heads, of `each` features. */
+static ar_status init_path(const ari_attention *m, latent_path *p, ar_ctx *ctx, size_t rank, size_t each)
+{
+    ari_linear_spec s = {.split = m->split.first,
+                         .n = 1,
+                         .part = {{.name = p->name, .out = m->o.heads * each}},
+                         .in = rank > 0 ? rank : m->o.hidden};
+    p->rank = rank;
+    if (rank > 0) {
+        s.split.from = (ar_placement){AR_REPLICATE, 0};
+        AR_TRY(ari_norm_gain_init(&p->gain, ctx, p->norm_name, rank, false));
+        p->gain.spread = false; /* every rank has all tokens' */
+    }
+    return ari_linear_init(&p->layer, ctx, &s);
+}
+
+ar_status ari_latent_create(ari_attention *m, ar_ctx *ctx)
+{
+    const ar_latent *o = &m->o.latent;
+    if (o->kv_rank == 0)
+        return AR_OK;
+    AR_TRY(check_options(m));
+    AR_TRY(ARI_ALLOC_ZERO(&m->latent, 1, "latent attention"));
+    AR_TRY(name_parts(m, m->latent));
+    AR_TRY(init_down(m, m->latent, ctx));
+    AR_TRY(init_path(m, &m->latent->of[QUERIES], ctx, o->q_rank, m->o.head_dim));
+    return init_path(m, &m->latent->of[KEYS], ctx, o->kv_rank, m->o.head_dim - o->rope_dim + o->value_dim);
+}
+
+void ari_latent_destroy(ari_attention *m)
+{
+    if (!m->latent)
+        return;
+    ari_linear_fini(&m->latent->down);
+    for (int i = QUERIES; i <= KEYS; i++) {
+        ar_param_fini(&m->latent->of[i].gain);
+        ari_linear_fini(&m->latent->of[i].layer);
+    }
+    free(m->latent);
+}
+
+size_t ari_latent_params(ari_attention *m, ar_param **out, size_t cap)
+{
+    ari_latent *l = m->latent;
+    ari_linear *const first = queries_have_rank(m) ? &l->down : &l->of[QUERIES].layer;
+    ari_linear *const second = queries_have_rank(m) ? &l->of[QUERIES].layer : &l->down;
+    size_t n = ari_linear_params(first, out, cap);
+    for (int i = QUERIES; i <= KEYS; i++) {
+        if (l->of[i].rank > 0 && n < cap)
+            out[n] = &l->of[i].gain;
+        n += l->of[i].rank > 0;
+        ari_linear *const layer = i == QUERIES ? second : &l->of[i].layer;
+        n += ari_linear_params(layer, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
+    }
+    return n;
+}
