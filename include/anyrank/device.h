@@ -285,8 +285,8 @@ typedef struct ar_device_ops {
     ar_status (*route_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
                                 ar_cbuf weight, size_t k, bool normalised);
     /* The same of route_scores: with t = fl32(a / fl32(s + 1e-20)) of a row's experts and r = the sum of fl32(t*g), from
-     * +0, or 0 where they are not normalised, dz = fl32(fl32(w*fl32(1 - a))*fl32(g - r)) of those; of the others +0. Of a softmax route_backward's, not normalised,
-     * with p for w and fl32(scale*g) for g. */
+     * +0, or 0 where they are not normalised, dz = fl32(fl32(w*fl32(1 - a))*fl32(g - r)) of those; of the others +0. Of a
+     * softmax route_backward's, not normalised, with p for w and fl32(scale*g) for g. */
     ar_status (*route_scores_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
                                        ar_cbuf expert, ar_cbuf weight, const ar_route_rule *rule);
     /* dz [.., E] += the gradients of the router's own losses, but of rows whose valid (u8 [n], ptr NULL: all) is 0. The

@@ -137,6 +137,7 @@ static const ari_bl_names deepseek_names = {
     .dshared = "self_attn.k_shared",
     .fc_param = {"mlp.gate_proj", "mlp.up_proj"},
     .fc = {"mlp.gate_proj", "mlp.up_proj"},
+    .dfc = {"mlp.gate", "mlp.up"},
     .dattention = "self_attn",
     .dmlp = "mlp",
 };

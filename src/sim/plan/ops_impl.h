@@ -79,8 +79,8 @@ typedef struct ari_op_builder {
     bool multiplied;   /* what is gathered next is multiplied then */
     bool every_bucket; /* visits buckets that nothing moves too */
     bool absent, unit; /* the rank has no samples of the micro-batch; what it does all the same, for what is shared */
-    bool counting, counted;        /* in the pass that counts the routes, and after it */
-    bool passed[2][AR_MAX_STAGES]; /* forward, backward: the stage has had a pass since the weights changed */
+    bool counting;     /* in the pass that counts the routes */
+    bool passed[3][AR_MAX_STAGES]; /* forward, backward, counting: the stage has had one since the weights changed */
     ari_operation op;              /* the next to be visited */
     ari_edges edges;
     ari_operation_visitor visit;

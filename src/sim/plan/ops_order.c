@@ -93,8 +93,8 @@ static void schedule_operation(ari_op_builder *w, ar_pp_kind kind, size_t stage)
         ari_op_builder_forward(w);
     else
         ari_op_builder_backward(w);
-    if (kind <= AR_PP_BACKWARD_WEIGHT && !w->absent && !w->counting)
-        w->passed[!forward][stage] = true;
+    if (kind <= AR_PP_BACKWARD_WEIGHT && !w->absent)
+        w->passed[w->counting ? 2 : !forward][stage] = true;
 }
 
 /* A pass through one stage, with what it takes from its neighbours and sends to them. */
@@ -225,7 +225,6 @@ static ar_status all_of(ari_op_builder *w, bool each)
     outside(w, ari_op_builder_start);
     outside(w, ari_op_builder_before);
     w->counting = ari_step_counts(w->c);
-    w->counted = w->counting;
     if (w->counting)
         all_passes(w, each);
     w->counting = false;

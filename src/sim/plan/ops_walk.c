@@ -245,9 +245,9 @@ void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, s
 {
     const bool message = kind == ARI_CALL_SEND || kind == ARI_CALL_RECV;
     const size_t ranks = message ? 2 : ari_op_builder_ranks(w, over);
-    const bool passed = w->passed[w->pass == ARI_PASS_BACKWARD][w->stage];
+    const bool backward = w->pass == ARI_PASS_BACKWARD, passed = w->passed[backward][w->stage];
     const bool remade = often == ARI_EACH_VERSION && ari_op_builder_zero(w) == 3 && w->layer != ARI_NO_LAYER;
-    const bool counted = w->counted && !w->counting && w->pass == ARI_PASS_FORWARD && w->layer != ARI_NO_LAYER;
+    const bool counted = w->passed[2][w->stage] && w->pass == ARI_PASS_FORWARD && w->layer != ARI_NO_LAYER;
     const bool known = often == ARI_EACH_VERSION && !remade && (w->recomputed || passed || counted);
     const size_t experts = w->in_experts && often == ARI_EACH_VERSION ? w->experts : 0;
     if (ranks <= 1 || known)
