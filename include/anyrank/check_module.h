@@ -31,6 +31,7 @@ typedef struct ar_check_module_options {
  *  module's name alone; seq is 1, max_error_vs_f64 NaN; losses and hashes are those of one rank. Bytes and memory are
  *  predicted by a dry run of every rank, unless tokens go to experts of other ranks. Borrows the options until return;
  *  ar_check_report_destroy.
+ *  A layout that is illegal is an error of that layout.
  *  Errors (no report): AR_ERR_ARG (options; what one rank reports has no place for each value), AR_ERR_MEMORY, what the
  *  case's functions give, and what ends the one rank. */
 AR_NODISCARD ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c,

@@ -48,10 +48,9 @@ typedef struct ar_module_ops {
      * how many there are and writes at most cap of them */
     size_t (*params)(const ar_module *m, ar_param **out, size_t cap);
     size_t (*children)(const ar_module *m, ar_module **out, size_t cap);
-    void (*destroy)(ar_module *m); /* required; frees m */
-    /* in place of these three, for a module that has calloc's memory and in its struct an array of parameters, or of
-     * pointers to children, or both, that are its own: where it begins (offsetof), and how many there are. What was not
-     * made is all zero */
+    void (*destroy)(ar_module *m); /* frees m; NULL: what the arrays below have, and m with free() */
+    /* in place of params and children, arrays of them in the module's struct, which are its own: where they begin
+     * (offsetof), and how many there are. What is all zero was not made, and does not count */
     size_t params_at, params_count;
     size_t children_at, children_count;
 } ar_module_ops;

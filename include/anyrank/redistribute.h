@@ -43,5 +43,18 @@ void ar_mesh_groups_fini(ar_mesh_groups *g);
 AR_NODISCARD ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, const ar_tensor *x,
                                        const ar_redistribution *r, const char *tag);
 
+/** A tensor that knows where it is: a rank's part of it, what PyTorch's use_local_output gives, with the whole's shape,
+ *  the mesh and a placement for each of its dimensions. Plain data. */
+typedef struct ar_placed {
+    ar_tensor local;
+    size_t shape[AR_MAX_DIMS];    /* of the whole, of local.ndim dimensions */
+    const ar_mesh_groups *groups; /* borrowed */
+    ar_placement at[AR_MESH_DIMS];
+} ar_placed;
+/** ar_redistribute from where x is: y is at `to`, a placement for each dimension of the mesh. The gradient of x is that of
+ *  y redistributed to ar_placement_gradient of x's placements. y may be x. Errors: those. */
+AR_NODISCARD ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to,
+                                              const char *tag);
+
 AR_END_DECLS
 #endif

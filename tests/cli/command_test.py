@@ -425,6 +425,14 @@ class Grads(CommandTest):
         tensors = tensor_files.read(out / "block.safetensors")
         self.assertEqual(set(tensors), set(tensor_files.read(GOLDEN / "block-gqa/expected_f64.safetensors")))
 
+    def test_a_block_that_shares_out_positions_has_the_same_bytes(self):
+        one, other = self.folder / "one", self.folder / "other"
+        self.passes("grads", "--block", GOLDEN / "block-mha", "--out", one)
+        for layout in ("--tp 2 --sp", "--cp 4 --cp-inner 2", "--cp 2 --zigzag --tp 2 --sp"):
+            with self.subTest(layout=layout):
+                self.passes("grads", "--block", GOLDEN / "block-mha", "--out", other, *layout.split())
+                self.assertEqual((one / "block.safetensors").read_bytes(), (other / "block.safetensors").read_bytes())
+
     def test_documents_are_those_of_every_spelling(self):
         """Rows of 20 and 12 tokens, and of 32: bounds of all tokens, of each row, under the names of transformers, and the
         mask, positions and labels that say the same."""

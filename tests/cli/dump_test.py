@@ -127,12 +127,11 @@ class Grads(DumpTest):
                      "--per-rank", says=[str(ranks)])
         self.assertEqual(os.listdir(self.folder / "out"), ["ranks"])
 
-    def test_a_block_is_dumped_too_and_takes_tensor_parallel_ranks_alone(self):
+    def test_a_block_is_dumped_too_and_takes_tensor_and_context_parallel_ranks_alone(self):
         block = GOLDEN / "block-gqa"
         self.passes("grads", "--block", block, "--out", self.folder / "out", "--tp", "3", "--per-rank", "--activations")
         self.verify(self.folder / "out/activations.safetensors", self.folder / "out/ranks")
-        for option in (("--dp", "2"), ("--micro-batches", "2"), ("--tp", "3", "--sp"), ("--dp", "2", "--zero", "1"),
-                       ("--cp", "2")):
+        for option in (("--dp", "2"), ("--micro-batches", "2"), ("--dp", "2", "--zero", "1"), ("--pp", "2")):
             with self.subTest(option=option):
                 self.refused("grads", "--block", block, "--out", self.folder / "x", *option, says=["tensor-parallel"])
         self.assertFalse((self.folder / "x").exists())

@@ -48,11 +48,6 @@ GIVEN = {
 PRINTED_BY = {
     ("README.md", "  ..\n  layout "): f"anyrank check --text {GPL}",
     ("README.md", "E "): "pytest -q test_mlp.py | awk '/^E / && n++ < 4'",
-    ("modules.md", "rank 0 failed"): r"""
-    for rule in '"*.dwn", "style": "rowwise"' '"*.down", "style": "rowwise", "input": "R"'; do
-        echo '{"rules": [{"modules": "*.up", "style": "colwise"}, {"modules": '"$rule"'}]}' > p.json
-        build/example_planned_mlp p.json
-    done""",
     ("parallelism.md", "0F0,"): "anyrank plan llama-demo --pipeline --pp 2 --micro-batches 3 --csv s.csv > /dev/null && "
                              "sed -E 's/,?[01](SEND|RECV)_[^,]*//g' s.csv",
     ("pytest.md", "E "): r"""

@@ -234,14 +234,40 @@ Test(check_module, a_layer_used_twice_is_compared_use_by_use)
 
 Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
 {
-    static const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2}, {.tp = 4, .sp = true}, {.cp = 2, .zigzag = true}};
-    static const char *const says[] = {"not on two ranks", NULL, "leave sp out", "leave cp out"};
+    static const ar_parallel layouts[] = {{.tp = 2},
+                                          {.dp = 2},
+                                          {.tp = 4, .sp = true},
+                                          {.cp = 2, .zigzag = true},
+                                          {.dp = -1},
+                                          {.dp = 2, .zero = 4},
+                                          {.dp = 2, .micro_batches = -1},
+                                          {.pp = 2},
+                                          {.pp = 2, .virtual_stages = -2},
+                                          {.dp = 2, .ep = 3},
+                                          {.cp = 4, .cp_inner = 3},
+                                          {.dp = 3, .dp_replicate = 2, .zero = 1},
+                                          {.dp = 3}};
+    static const char *const says[] = {"not on two ranks",
+                                       NULL,
+                                       "leave sp out",
+                                       "leave cp out",
+                                       "extents are at least 1",
+                                       "zero is 0 to 3",
+                                       "extents are at least 1",
+                                       "pp",
+                                       "extents are at least 1",
+                                       " of 3",
+                                       "3",
+                                       "2",
+                                       NULL};
+    enum { LAYOUTS = sizeof layouts / sizeof *layouts };
     given g = {.mistake = OWN_RIGHT, .fails = true};
-    const ar_check_module_options o = options(layouts, 4);
+    const ar_check_module_options o = options(layouts, LAYOUTS);
     OWNED(ar_check_report_destroy) ar_check_report *r = check_with(&g, &o);
     char text[2048];
-    for (size_t i = 0; i < 4; i++) {
-        cr_expect_eq(r->run[i].result, says[i] ? AR_CHECK_ERROR : AR_CHECK_SAME, "layout %zu", i);
+    for (size_t i = 0; i < LAYOUTS; i++) {
+        cr_assert_eq(r->run[i].result, says[i] ? AR_CHECK_ERROR : AR_CHECK_SAME, "layout %zu: %d", i,
+                     (int)r->run[i].result);
         cr_expect(!says[i] || strstr(r->run[i].error, says[i]), "layout %zu: %s", i, r->run[i].error);
     }
     cr_expect_eq(r->result, AR_CHECK_ERROR);
@@ -252,18 +278,17 @@ Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
 
 Test(check_module, what_cannot_be_checked_is_refused)
 {
-    static const ar_parallel one = {.tp = 1}, bad = {.dp = -1};
+    static const ar_parallel one = {.tp = 1};
     given g = {.mistake = OWN_RIGHT};
     ar_module_case c = case_of(&g);
     const ar_check_module_options right = options(&one, 1);
-    ar_check_module_options o[] = {right, right, right, right, right};
-    static const ar_status status[] = {AR_ERR_ARG, AR_ERR_ARG, AR_ERR_ARG, AR_ERR_UNSUPPORTED, AR_ERR_UNSUPPORTED};
+    ar_check_module_options o[] = {right, right, right, right};
+    static const ar_status status[] = {AR_ERR_ARG, AR_ERR_ARG, AR_ERR_UNSUPPORTED, AR_ERR_UNSUPPORTED};
     ar_check_report *r = NULL;
     o[0].layouts = 0;
-    o[1].parallel = &bad;
-    o[2].run.steps = UINT64_C(1) << 32;
-    o[3].run.numerics = AR_NUMERICS_NATIVE;
-    o[4].run.sim.explore = true;
+    o[1].run.steps = UINT64_C(1) << 32;
+    o[2].run.numerics = AR_NUMERICS_NATIVE;
+    o[3].run.sim.explore = true;
     for (size_t i = 0; i < sizeof o / sizeof *o; i++)
         cr_expect_eq(ar_check_module(&r, &c, &o[i]), status[i], "case %zu", i);
     g.label[2] = CLASSES;

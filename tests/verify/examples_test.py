@@ -74,6 +74,15 @@ class ExamplesTest(unittest.TestCase):
         weights = re.search(r"weights ([0-9a-f]{8}), of one rank ([0-9a-f]{8})\n", run("own_launch")[1])
         self.assertEqual(weights[1], weights[2])
 
+    def test_a_plan_prepares_a_module_of_ones_own_and_a_wrong_declaration_is_found(self):
+        status, text = run("own_plan")
+        self.assertEqual(status, 0, text)
+        right, wrong = text.split("wrong: ", 1)
+        self.assertEqual(right.count("the same bits in all"), 2, text)
+        self.assertIn("they agree", right)
+        self.assertEqual(wrong.count("DIFFERENT"), 2, text)
+        self.assertIn("shift, redistribution (forward): has R, needs P(sum), redundant_reduction", wrong)
+
     def test_dumps_of_two_runs_tell_the_rank_that_read_another_input(self):
         status, text = run("dump_ranks")
         self.assertEqual(status, 0, text)

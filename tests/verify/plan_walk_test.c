@@ -3,6 +3,7 @@
  * leaves terms of a sum has not, and what cannot be built is refused by name. */
 #include "anyrank/check_module.h"
 #include "anyrank/plan_walk.h"
+#include "support/rank_run.h"
 #include "support/row.h"
 #include "support/small.h"
 #include "support/together.h"
@@ -340,7 +341,7 @@ CLAIM(what_cannot_be_built_is_refused_by_rule_and_layer)
          "p.json: rule 1, '*.dwn': no layer has this name; the layers of net are net.norm, net.up, net.act, net.drop, "
          "net.down"},
         {build, "{\"modules\": \"net\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}",
-         "p.json: rule 1, 'net': a module of one's own is not prepared: declare"},
+         "p.json: rule 1, 'net': no module with this name is prepared"},
         {build, "{\"modules\": \"*.norm\", \"style\": \"colwise\"}",
          "p.json: net.norm is colwise; a norm is replicate or"},
         {build, "{\"modules\": \"*.up\", \"style\": \"sequence\"}",
@@ -390,6 +391,94 @@ CLAIM(what_does_not_divide_is_an_error_of_that_layout)
     cr_expect_eq(r->run[0].result, AR_CHECK_ERROR);
     cr_expect_not_null(strstr(r->run[0].error, "3"), "%s", r->run[0].error);
     cr_expect_eq(r->run[1].result, AR_CHECK_SAME);
+}
+
+/* --- modules of one's own that are prepared ----------------------------------------------------------------------- */
+
+/* norm - own (a function of each element) - up - down - out (R) */
+static ar_status build_prepared(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    ar_plan_walk w = {.plan = ((const given *)user)->plan};
+    ar_module *m[7] = {NULL};
+    ar_status st = AR_OK;
+    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_RMS, WIDTH, 1e-5));
+    AR_TRY_TO(failed, st, ar_plan_prepare_create(&m[1], ctx, &w, "net.own", 0, "x"));
+    AR_TRY_TO(failed, st, ar_activation_create(&m[2], ctx, "net.own", AR_ACT_SILU, AR_HELD_WHOLE));
+    AR_TRY_TO(failed, st, ar_plan_prepare_create(&m[3], ctx, &w, "net.own", AR_PLAN_OUTPUT, NULL));
+    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[4], ctx, &w, "net.up", WIDTH, FFN, true));
+    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[5], ctx, &w, "net.down", FFN, WIDTH, true));
+    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[6], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
+    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, 7, true));
+    return ar_squared_error_create(loss, ctx, "loss");
+failed:
+    for (int i = 0; i < 7; i++)
+        ar_module_destroy(m[i]);
+    return st;
+}
+
+#define PREPARED(rule)                                                                                                        \
+    "{\"rules\": [{\"modules\": \"*.norm\", \"style\": \"sequence\"}, {\"modules\": \"*.own\", \"style\": \"prepare\", " rule \
+    "}, {\"modules\": \"*.up\", \"style\": \"colwise\"}, {\"modules\": \"*.down\", \"style\": \"rowwise\"}]}"
+
+CLAIM(arguments_of_a_module_of_ones_own_are_prepared_by_position_or_name)
+{
+    static const char *const rules[] = {"\"input\": [[\"S(1)\", \"R\"]]", "\"named_input\": {\"x\": [\"S(1)\", \"R\"]}",
+                                        "\"named_input\": {\"x\": [\"S(1)\", \"R\"]}, \"output\": [\"R\", \"S(1)\"]"};
+    char text[600];
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        snprintf(text, sizeof text, PREPARED("%s"), rules[i]);
+        expect_same_bits(build_prepared, text);
+    }
+}
+
+/* The whole arrives, and is declared to be terms of a sum. */
+static const char wrong_from[] = "{\"rules\": [{\"modules\": \"*.own\", \"style\": \"prepare\", "
+                                 "\"input\": [[\"P(sum)\", \"R\"]]}]}";
+
+static ar_status pass_checked(ar_ctx *ctx, void *user)
+{
+    ar_module *m = NULL;
+    ar_loss *loss = NULL;
+    ar_batch b;
+    ar_tensor x, y;
+    ar_status st = build_prepared(user, ctx, &m, &loss);
+    if (st == AR_OK)
+        st = ar_module_fresh(m, ctx, 1);
+    if (st == AR_OK)
+        st = batch(user, 1, &b);
+    if (st == AR_OK)
+        st = ar_batch_input(ctx, &x, &b);
+    if (st == AR_OK)
+        st = ar_module_forward(m, ctx, NULL, &y, &x, &b);
+    ar_loss_destroy(loss);
+    ar_module_destroy(m);
+    return st;
+}
+
+CLAIM(a_wrong_from_is_an_error_of_a_checking_context_a_finding_and_a_difference)
+{
+    static const ar_parallel tp2 = {.tp = 2};
+    SCOPED(ar_plan_fini) ar_plan plan = plan_of(wrong_from);
+    given g = {.plan = &plan};
+    const rank_run_options checked = {.ranks = 2, .check_placements = true};
+    cr_expect_eq(rank_run(&checked, pass_checked, &g), AR_ERR_DATA);
+    cr_expect_says("net.own, redistribution (forward): the value is R, and is declared P(sum)");
+    cr_expect_says("rank ");
+    const ar_module_case c = {.name = "net", .build = build_prepared, .batch = batch, .user = &g};
+    const ar_run run = {.steps = 1, .parallel = tp2, .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD)};
+    ar_module_inspection *m = NULL;
+    cr_assert_ok(ar_inspect_module(&m, &c, &run));
+    cr_expect_geq(m->lint->count, 1u);
+    if (m->lint->count > 0) {
+        cr_expect_str_eq(m->lint->finding[0].module, "net.own");
+        cr_expect_str_eq(m->lint->finding[0].has, "R");
+        cr_expect_str_eq(m->lint->finding[0].needs, "P(sum)");
+    }
+    ar_module_inspection_destroy(m);
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_built(build_prepared, wrong_from, false, &tp2, 1);
+    cr_assert_not_null(r, "%s", ar_error_message());
+    cr_expect_eq(r->run[0].result, AR_CHECK_DIFFERENT);
 }
 
 /* --- one layer ---------------------------------------------------------------------------------------------------- */

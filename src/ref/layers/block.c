@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
-
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
 /* A branch that adds to the residual: an attention or an MLP, with a norm of its input and of its output (NULL: none),
  * and dropout. */
+enum { BEFORE, OF, AFTER, PARTS };
 typedef struct branch {
-    ar_module *before, *of, *after;
+    ar_module **part; /* [PARTS], of the block's */
     ari_dropout dropout;
     float scale; /* of what it adds; 0: none */
-    ari_use use; /* of the input of `of` */
+    ari_use use; /* of the input of OF */
 } branch;
 
 typedef struct block_module {
     ar_module base;
+    ar_module *part[2 * PARTS]; /* in the order of their first use */
     branch attention, mlp;
 } block_module;
 
@@ -36,7 +36,7 @@ static ar_status branch_input(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_
                               const ar_batch *batch)
 {
     *in = *x;
-    return b->before ? ar_module_forward(b->before, ctx, saved, in, x, batch) : AR_OK;
+    return b->part[BEFORE] ? ar_module_forward(b->part[BEFORE], ctx, saved, in, x, batch) : AR_OK;
 }
 
 /* y = x + what the branch makes of `in`. */
@@ -45,11 +45,11 @@ static ar_status make(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 {
     ar_tensor made, normed;
     ctx->use = b->use;
-    AR_TRY(ar_module_forward(b->of, ctx, saved, &made, in, batch));
+    AR_TRY(ar_module_forward(b->part[OF], ctx, saved, &made, in, batch));
     ctx->use = ARI_USE_BETWEEN;
-    if (!b->after)
+    if (!b->part[AFTER])
         return add_residual(b, ctx, y, x, &made);
-    AR_TRY(ar_module_forward(b->after, ctx, saved, &normed, &made, batch));
+    AR_TRY(ar_module_forward(b->part[AFTER], ctx, saved, &normed, &made, batch));
     return add_residual(b, ctx, y, x, &normed);
 }
 
@@ -81,10 +81,10 @@ static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     block_module *m = (block_module *)base;
     ar_tensor r, in, made, normed;
     AR_TRY(up_to_mlp(m, ctx, saved, &r, &in, x, batch));
-    if (!m->mlp.after)
-        return ar_module_recompute_saved(m->mlp.of, ctx, saved, &in, batch);
-    AR_TRY(ar_module_forward(m->mlp.of, ctx, saved, &made, &in, batch));
-    return ar_module_forward(m->mlp.after, ctx, saved, &normed, &made, batch);
+    if (!m->mlp.part[AFTER])
+        return ar_module_recompute_saved(m->mlp.part[OF], ctx, saved, &in, batch);
+    AR_TRY(ar_module_forward(m->mlp.part[OF], ctx, saved, &made, &in, batch));
+    return ar_module_forward(m->mlp.part[AFTER], ctx, saved, &normed, &made, batch);
 }
 
 /* dy as it reaches the branch before its dropout and its scale: a tensor of its own, or dy itself. */
@@ -106,10 +106,10 @@ static ar_status back_through(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_
     ar_tensor dropped, normed;
     AR_TRY(drop_backward(b, ctx, &dropped, dy));
     normed = dropped;
-    if (b->after)
-        AR_TRY(ar_module_backward(b->after, ctx, saved, &normed, &dropped, batch));
+    if (b->part[AFTER])
+        AR_TRY(ar_module_backward(b->part[AFTER], ctx, saved, &normed, &dropped, batch));
     ctx->use = b->use;
-    AR_TRY(ar_module_backward(b->of, ctx, saved, din, &normed, batch));
+    AR_TRY(ar_module_backward(b->part[OF], ctx, saved, din, &normed, batch));
     ctx->use = ARI_USE_BETWEEN;
     ari_release_placed(ctx, &normed, &dropped);
     ari_release_placed(ctx, &dropped, dy);
@@ -121,15 +121,15 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
                            const ar_tensor *dy)
 {
     ar_tensor normed;
-    if (!b->before) {
+    if (!b->part[BEFORE]) {
         AR_TRY(ari_like(ctx, dx, dy, dy->shape[dy->ndim - 1]));
         AR_TRY(ARI_KERNEL(ctx, add, dx, dy, din));
         ar_ctx_release(ctx, din);
         return AR_OK;
     }
-    ari_span_begin("%s:bwd", b->before->name);
-    AR_TRY(ari_span_end(ari_norm_backward(b->before, ctx, saved, &normed, dx, din, dy)));
-    AR_TRY(ari_module_done(b->before, ctx));
+    ari_span_begin("%s:bwd", b->part[BEFORE]->name);
+    AR_TRY(ari_span_end(ari_norm_backward(b->part[BEFORE], ctx, saved, &normed, dx, din, dy)));
+    AR_TRY(ari_module_done(b->part[BEFORE], ctx));
     ar_ctx_release(ctx, din);
     ar_ctx_release(ctx, &normed);
     return AR_OK;
@@ -149,38 +149,6 @@ static ar_status block_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, a
     AR_TRY(back_past(&m->attention, ctx, saved, dx, &din, &dr));
     ar_ctx_release(ctx, &dr);
     return ari_tap_tokens(ctx, base->name, NULL, 'b', dx);
-}
-
-enum { CHILDREN = 6 };
-
-/* In the order of their first use; NULL: there is none. */
-static void parts_of(const block_module *m, ar_module *all[CHILDREN])
-{
-    const branch *const of[2] = {&m->attention, &m->mlp};
-    for (int i = 0; i < CHILDREN; i++)
-        all[i] = i % 3 == 0 ? of[i / 3]->before : i % 3 == 1 ? of[i / 3]->of : of[i / 3]->after;
-}
-
-static size_t children(const ar_module *base, ar_module **out, size_t cap)
-{
-    ar_module *all[CHILDREN];
-    size_t n = 0;
-    parts_of((const block_module *)base, all);
-    for (int i = 0; i < CHILDREN; i++) {
-        if (all[i] && n < cap)
-            out[n] = all[i];
-        n += all[i] != NULL;
-    }
-    return n;
-}
-
-static void block_destroy(ar_module *base)
-{
-    ar_module *all[CHILDREN];
-    parts_of((const block_module *)base, all);
-    for (int i = 0; i < CHILDREN; i++)
-        ar_module_destroy(all[i]);
-    free(base);
 }
 
 /* The options of the branches as the block's split has them. */
@@ -211,25 +179,28 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
     const bool before = o.norm_place != AR_NORM_AFTER, after = o.norm_place != AR_NORM_BEFORE;
     char name[96];
     split_branches(&o);
+    m->attention.part = m->part;
+    m->mlp.part = m->part + PARTS;
     m->attention.use = ARI_USE_ATTENTION;
     m->mlp.use = ARI_USE_MLP;
     m->attention.scale = m->mlp.scale = (float)o.branch_scale;
     if (before)
-        AR_TRY(create_norm(&m->attention.before, m, ctx, &o, o.norm1 ? o.norm1 : "norm1",
+        AR_TRY(create_norm(&m->attention.part[BEFORE], m, ctx, &o, o.norm1 ? o.norm1 : "norm1",
                            o.split ? o.split->norm1 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.attention_name ? o.attention_name : "attention"));
-    AR_TRY(ar_attention_create(&m->attention.of, ctx, name, &o.attention));
+    AR_TRY(ar_attention_create(&m->attention.part[OF], ctx, name, &o.attention));
     AR_TRY(ari_dropout_init(&m->attention.dropout, name, ARI_DROPPED_ATTENTION, h, positions));
     if (after)
-        AR_TRY(create_norm(&m->attention.after, m, ctx, &o, o.attention_norm ? o.attention_norm : "attention_norm",
-                           stream));
+        AR_TRY(create_norm(&m->attention.part[AFTER], m, ctx, &o,
+                           o.attention_norm ? o.attention_norm : "attention_norm", stream));
     if (before)
-        AR_TRY(create_norm(&m->mlp.before, m, ctx, &o, o.norm2 ? o.norm2 : "norm2", o.split ? o.split->norm2 : stream));
+        AR_TRY(create_norm(&m->mlp.part[BEFORE], m, ctx, &o, o.norm2 ? o.norm2 : "norm2",
+                           o.split ? o.split->norm2 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.mlp_name ? o.mlp_name : "mlp"));
     AR_TRY(ari_dropout_init(&m->mlp.dropout, name, ARI_DROPPED_MLP, h, positions));
-    AR_TRY(o.experts.n > 0 ? ar_experts_create(&m->mlp.of, ctx, name, &o.experts)
-                           : ar_mlp_create(&m->mlp.of, ctx, name, &o.mlp));
-    return after ? create_norm(&m->mlp.after, m, ctx, &o, o.mlp_norm ? o.mlp_norm : "mlp_norm", stream) : AR_OK;
+    AR_TRY(o.experts.n > 0 ? ar_experts_create(&m->mlp.part[OF], ctx, name, &o.experts)
+                           : ar_mlp_create(&m->mlp.part[OF], ctx, name, &o.mlp));
+    return after ? create_norm(&m->mlp.part[AFTER], m, ctx, &o, o.mlp_norm ? o.mlp_norm : "mlp_norm", stream) : AR_OK;
 }
 
 ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)
@@ -238,14 +209,14 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
                                       .forward = block_forward,
                                       .backward = block_backward,
                                       .recompute = recompute_saved,
-                                      .children = children,
-                                      .destroy = block_destroy};
+                                      .children_at = offsetof(block_module, part),
+                                      .children_count = 2 * PARTS};
     const bool recomputes = o->index % (size_t)ari_at_least_one(ctx->recompute.every) == 0;
     block_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     const ar_status st = create_children(m, ctx, *o);
     if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_SELECTIVE)
-        ar_module_recompute(m->attention.of);
+        ar_module_recompute(m->attention.part[OF]);
     if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_FULL)
         ar_module_recompute(&m->base);
     return ari_module_end(gives, &m->base, st);

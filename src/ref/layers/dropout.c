@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
@@ -195,16 +193,10 @@ static ar_status dropout_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved,
     return dx ? drop_value(base, ctx, dx, dy) : AR_OK;
 }
 
-static void dropout_destroy(ar_module *base)
-{
-    free(base);
-}
-
 ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions, size_t width,
                             ar_held held)
 {
-    static const ar_module_ops ops = {
-        .kind = "dropout", .forward = dropout_forward, .backward = dropout_backward, .destroy = dropout_destroy};
+    static const ar_module_ops ops = {.kind = "dropout", .forward = dropout_forward, .backward = dropout_backward};
     (void)ctx;
     dropout_module *m = NULL;
     if (held == AR_HELD_UNKNOWN)

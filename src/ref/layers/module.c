@@ -12,30 +12,41 @@
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
-/* Parameters of m itself, not its children's; as ar_module_ops.params. */
-static size_t own_params(ar_module *m, ar_param **out, size_t cap)
+static ar_param *first_param(const ar_module *m)
 {
-    ar_param *first = (ar_param *)(void *)((char *)m + m->ops->params_at);
+    return (ar_param *)((uintptr_t)m + m->ops->params_at);
+}
+
+static ar_module **first_child(const ar_module *m)
+{
+    return (ar_module **)((uintptr_t)m + m->ops->children_at);
+}
+
+/* Parameters of m itself, not its children's; as ar_module_ops.params. */
+static size_t own_params(const ar_module *m, ar_param **out, size_t cap)
+{
+    ar_param *p = first_param(m);
+    size_t n = 0;
     if (m->ops->params)
         return m->ops->params(m, out, cap);
-    for (size_t i = 0; i < m->ops->params_count && i < cap; i++)
-        out[i] = &first[i];
-    return m->ops->params_count;
+    for (size_t i = 0; i < m->ops->params_count; i++) {
+        if (p[i].device && n++ < cap)
+            out[n - 1] = &p[i];
+    }
+    return n;
 }
 
-static size_t own_children(ar_module *m, ar_module **out, size_t cap)
+static size_t own_children(const ar_module *m, ar_module **out, size_t cap)
 {
-    ar_module **first = (ar_module **)(void *)((char *)m + m->ops->children_at);
+    ar_module **child = first_child(m);
+    size_t n = 0;
     if (m->ops->children)
         return m->ops->children(m, out, cap);
-    for (size_t i = 0; i < m->ops->children_count && i < cap; i++)
-        out[i] = first[i];
-    return m->ops->children_count;
-}
-
-static bool is_listed(const ar_module_ops *ops)
-{
-    return !ops->params && !ops->children && ops->params_count + ops->children_count > 0;
+    for (size_t i = 0; i < m->ops->children_count; i++) {
+        if (child[i] && n++ < cap)
+            out[n - 1] = child[i];
+    }
+    return n;
 }
 
 /* Calls f on each of them. */
@@ -78,8 +89,8 @@ ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *nam
     m->tap = tap;
     m->recomputed = false;
     m->hook = NULL;
-    if (!ops->forward || !ops->backward || (!ops->destroy && !is_listed(ops)))
-        return ar_error_set(AR_ERR_ARG, "%s: a module needs forward, backward and destroy", name);
+    if (!ops->forward || !ops->backward)
+        return ar_error_set(AR_ERR_ARG, "%s: a module needs forward and backward", name);
     return ari_path(m->name, sizeof m->name, name, NULL);
 }
 
@@ -342,8 +353,8 @@ void ar_module_destroy(ar_module *m)
         return;
     }
     for (size_t i = 0; m && i < m->ops->params_count; i++)
-        ar_param_fini((ar_param *)(void *)((char *)m + m->ops->params_at) + i);
+        ar_param_fini(&first_param(m)[i]);
     for (size_t i = 0; m && i < m->ops->children_count; i++)
-        ar_module_destroy(((ar_module **)(void *)((char *)m + m->ops->children_at))[i]);
+        ar_module_destroy(first_child(m)[i]);
     free(m);
 }

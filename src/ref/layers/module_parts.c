@@ -198,17 +198,10 @@ static ar_status activation_backward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     return dx ? ar_bias_act_backward(ctx, dx, dy, &x, NULL, ((activation_module *)base)->act) : AR_OK;
 }
 
-static void activation_destroy(ar_module *base)
-{
-    free(base);
-}
-
 ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_activation act, ar_held held)
 {
-    static const ar_module_ops ops = {.kind = "activation",
-                                      .forward = activation_forward,
-                                      .backward = activation_backward,
-                                      .destroy = activation_destroy};
+    static const ar_module_ops ops = {
+        .kind = "activation", .forward = activation_forward, .backward = activation_backward};
     (void)ctx;
     activation_module *m = NULL;
     if (act < AR_ACT_GELU_ERF || act >= AR_ACT_NONE)

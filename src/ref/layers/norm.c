@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
-
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
@@ -100,14 +98,14 @@ typedef struct norm_module {
     size_t h;
     double eps;
     ar_tp_redistribution change; /* from what arrives to what the norm works on, and leaves */
-    ar_param weight, bias;       /* bias: LayerNorm only */
+    ar_param param[2];           /* weight, and of LayerNorm bias */
 } norm_module;
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
 
 static ar_param *offset_of(norm_module *m)
 {
-    return m->kind == AR_NORM_LAYER ? &m->bias : NULL;
+    return m->kind == AR_NORM_LAYER ? &m->param[1] : NULL;
 }
 
 static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -122,9 +120,10 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     AR_TRY(ari_ledger_takes(ctx, NULL, "norm", x, m->change.from, NULL, m->change.to));
     AR_TRY(ari_tp_redistribute(ctx, &in, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
     AR_TRY(ari_ledger_made(ctx, &in, m->change.to));
-    AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->weight, offset_of(m), m->eps));
+    AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
     const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
-    AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->weight, &m->bias, &y_rows, &rows.mean, &rows.rstd, &x_rows));
+    AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->param[0], &m->param[1], &y_rows, &rows.mean, &rows.rstd,
+                                 &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &rows.mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rows.rstd));
@@ -143,7 +142,7 @@ static ar_status gradients(norm_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     if (ar_tensor_count(dy) != ar_tensor_count(&x))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient of %zu elements, expected %zu", m->base.name,
                             ar_tensor_count(dy), ar_tensor_count(&x));
-    AR_TRY(ar_norm_backward(ctx, m->kind, dx, sum, dy, &x, &rows, &m->weight, offset_of(m), residual));
+    AR_TRY(ar_norm_backward(ctx, m->kind, dx, sum, dy, &x, &rows, &m->param[0], offset_of(m), residual));
     return ari_fault_norm_gradient(ctx, dx, sum, residual);
 }
 
@@ -171,25 +170,6 @@ static ar_status norm_module_backward(ar_module *base, ar_ctx *ctx, ar_saved *sa
     return ari_norm_backward(base, ctx, saved, dx ? dx : &unwanted, NULL, dy, NULL);
 }
 
-static size_t norm_module_params(const ar_module *base, ar_param **out, size_t cap)
-{
-    norm_module *m = (norm_module *)(uintptr_t)base;
-    const size_t n = m->kind == AR_NORM_LAYER ? 2 : 1;
-    if (cap > 0)
-        out[0] = &m->weight;
-    if (cap > 1 && n > 1)
-        out[1] = &m->bias;
-    return n;
-}
-
-static void norm_module_destroy(ar_module *base)
-{
-    norm_module *m = (norm_module *)base;
-    ar_param_fini(&m->weight);
-    ar_param_fini(&m->bias);
-    free(m);
-}
-
 ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t h, bool plus_one)
 {
     AR_TRY(ar_param_init_whole(p, ctx, name, "weight", 1, &h, plus_one ? AR_INIT_ZEROS : AR_INIT_ONES));
@@ -205,12 +185,12 @@ static void set_spread(ar_param *p, const ar_ctx *ctx, const norm_module *m)
 
 static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)
 {
-    AR_TRY(ari_norm_gain_init(&m->weight, ctx, m->base.name, m->h, plus_one));
-    set_spread(&m->weight, ctx, m);
+    AR_TRY(ari_norm_gain_init(&m->param[0], ctx, m->base.name, m->h, plus_one));
+    set_spread(&m->param[0], ctx, m);
     if (m->kind != AR_NORM_LAYER)
         return AR_OK;
-    AR_TRY(ar_param_init_whole(&m->bias, ctx, m->base.name, "bias", 1, &m->h, AR_INIT_UNIFORM_BIAS));
-    set_spread(&m->bias, ctx, m);
+    AR_TRY(ar_param_init_whole(&m->param[1], ctx, m->base.name, "bias", 1, &m->h, AR_INIT_UNIFORM_BIAS));
+    set_spread(&m->param[1], ctx, m);
     return AR_OK;
 }
 
@@ -220,8 +200,8 @@ ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     static const ar_module_ops ops = {.kind = "norm",
                                       .forward = norm_module_forward,
                                       .backward = norm_module_backward,
-                                      .params = norm_module_params,
-                                      .destroy = norm_module_destroy};
+                                      .params_at = offsetof(norm_module, param),
+                                      .params_count = 2};
     norm_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     m->kind = o->kind;

@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conjugate operators at the ends of the tensor-parallel regions, and redistributions as modules. */
-#include <stdlib.h>
-
 #include "anyrank/arith.h"
 #include "ref/layers/parts.h"
 #include "ref/placement/redistribute.h"
 
 /* A redistribution over the tensor-parallel group, of equal parts, with sums in the communicator's order. */
 static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
-                                    const char *tag)
+                                    const char *operation, const char *tag)
 {
     const int n = ar_comm_size(ctx->tp);
     const ar_mesh_groups over = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
     ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
     size_t part[AR_MAX_DIMS];
     bool taken = false;
-    AR_TRY(ari_ledger_takes(ctx, NULL, tag, x, from, NULL, to));
+    AR_TRY(ari_ledger_takes(ctx, NULL, operation, x, from, NULL, to));
     if (from.kind == AR_PARTIAL_SUM)
         AR_TRY(ari_unsummed_take(&taken, ctx, y, x, to, tag));
     if (taken)
@@ -29,22 +27,22 @@ static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
 }
 
 static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, ar_placement from,
-                                       ar_placement to, const char *tag)
+                                       ar_placement to, const char *operation, const char *tag)
 {
     ar_placement dfrom, dto;
     AR_TRY(ar_placement_gradient(&dfrom, from));
     AR_TRY(ar_placement_gradient(&dto, to));
-    return redistribute_equal(ctx, dx, dy, dto, dfrom, tag);
+    return redistribute_equal(ctx, dx, dy, dto, dfrom, operation, tag);
 }
 
-#define CONJUGATE(name, from, to)                                                   \
-    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)              \
-    {                                                                               \
-        return redistribute_equal(ctx, y, x, from, to, #name);                      \
-    }                                                                               \
-    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy) \
-    {                                                                               \
-        return redistribute_backward(ctx, dx, dy, from, to, #name " backward");     \
+#define CONJUGATE(name, from, to)                                                                  \
+    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)                             \
+    {                                                                                              \
+        return redistribute_equal(ctx, y, x, from, to, #name, #name);                              \
+    }                                                                                              \
+    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)                \
+    {                                                                                              \
+        return redistribute_backward(ctx, dx, dy, from, to, #name " backward", #name " backward"); \
     }
 static const ar_placement replicated = {AR_REPLICATE, 0}, invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0},
                           features = {AR_SHARD, -1}, positions = {AR_SHARD, -2};
@@ -56,16 +54,16 @@ CONJUGATE(gather_tokens, positions, replicated)
 CONJUGATE(scatter_tokens, partial, positions)
 
 /* The two ends of a region, of whole values or, with sequence parallelism, of the rank's own positions. */
-#define REGION_END(name, from, to)                                                  \
-    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)              \
-    {                                                                               \
-        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;        \
-        return redistribute_equal(ctx, y, x, from, to, #name);                      \
-    }                                                                               \
-    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy) \
-    {                                                                               \
-        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;        \
-        return redistribute_backward(ctx, dx, dy, from, to, #name " backward");     \
+#define REGION_END(name, from, to)                                                                 \
+    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)                             \
+    {                                                                                              \
+        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;                       \
+        return redistribute_equal(ctx, y, x, from, to, #name, #name);                              \
+    }                                                                                              \
+    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)                \
+    {                                                                                              \
+        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;                       \
+        return redistribute_backward(ctx, dx, dy, from, to, #name " backward", #name " backward"); \
     }
 REGION_END(enter_region, stream, replicated)
 REGION_END(leave_region, partial, stream)
@@ -74,12 +72,12 @@ REGION_END(leave_region, partial, stream)
 
 ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute_equal(ctx, y, x, features, ari_ctx_sp(ctx) ? positions : invariant, tag);
+    return redistribute_equal(ctx, y, x, features, ari_ctx_sp(ctx) ? positions : invariant, "gather", tag);
 }
 
 ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute_equal(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, tag);
+    return redistribute_equal(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, "scatter", tag);
 }
 
 /* --- a redistribution as a module --------------------------------------------------------------------------------- */
@@ -94,7 +92,7 @@ static ar_status move_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
 {
     const redistribution_module *m = (const redistribution_module *)base;
     (void)saved, (void)batch;
-    return redistribute_equal(ctx, y, x, m->from, m->to, base->name);
+    return redistribute_equal(ctx, y, x, m->from, m->to, base->ops->kind, base->name);
 }
 
 static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -102,18 +100,12 @@ static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar
 {
     const redistribution_module *m = (const redistribution_module *)base;
     (void)saved, (void)batch;
-    return dx ? redistribute_backward(ctx, dx, dy, m->from, m->to, base->name) : AR_OK;
-}
-
-static void move_destroy(ar_module *base)
-{
-    free(base);
+    return dx ? redistribute_backward(ctx, dx, dy, m->from, m->to, base->ops->kind, base->name) : AR_OK;
 }
 
 ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from, ar_placement to)
 {
-    static const ar_module_ops ops = {
-        .kind = "redistribution", .forward = move_forward, .backward = move_backward, .destroy = move_destroy};
+    static const ar_module_ops ops = {.kind = "redistribution", .forward = move_forward, .backward = move_backward};
     redistribution_module *m = NULL;
     ar_placement gradient;
     (void)ctx;

@@ -33,13 +33,6 @@ static ar_status residual_recompute(ar_module *base, ar_ctx *ctx, ar_saved *save
     return ar_module_recompute_saved(((residual_module *)base)->branch, ctx, saved, x, batch);
 }
 
-static size_t residual_children(const ar_module *base, ar_module **out, size_t cap)
-{
-    if (cap > 0)
-        out[0] = ((const residual_module *)base)->branch;
-    return 1;
-}
-
 static void residual_destroy(ar_module *base)
 {
     residual_module *m = (residual_module *)base;
@@ -54,7 +47,8 @@ ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *bra
                                       .forward = residual_forward,
                                       .backward = residual_backward,
                                       .recompute = residual_recompute,
-                                      .children = residual_children,
+                                      .children_at = offsetof(residual_module, branch),
+                                      .children_count = 1,
                                       .destroy = residual_destroy};
     residual_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));

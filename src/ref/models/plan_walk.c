@@ -133,15 +133,21 @@ typedef struct planned {
 } planned;
 
 /* A redistribution keeps values and gradients whole where they are whole: I. */
-static ar_status add_move(planned *m, ar_placement from, ar_placement to)
+static ar_status add_declared(planned *m, ar_placement from, ar_placement to)
 {
     const ar_placement invariant = {AR_INVARIANT, 0};
     m->has_positions = m->has_positions || ari_placed_by_tokens(from) || ari_placed_by_tokens(to);
-    if (ari_placed_alike(from, to))
-        return AR_OK;
-    AR_TRY(ar_redistribution_create(&m->part[m->parts], m->ctx, m->name, ari_placed_whole(from) ? invariant : from,
-                                    ari_placed_whole(to) ? invariant : to));
-    m->parts++;
+    return ar_redistribution_create(&m->part[m->parts], m->ctx, m->name, ari_placed_whole(from) ? invariant : from,
+                                    ari_placed_whole(to) ? invariant : to);
+}
+
+static ar_status add_move(planned *m, ar_placement from, ar_placement to)
+{
+    if (!ari_placed_alike(from, to)) {
+        AR_TRY(add_declared(m, from, to));
+        m->parts++;
+    }
+    m->has_positions = m->has_positions || ari_placed_by_tokens(from);
     return AR_OK;
 }
 
@@ -276,6 +282,49 @@ ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_wa
     return end_layer(gives, &m, p, AR_OK);
 }
 
+/* --- modules of one's own ----------------------------------------------------------------------------------------- */
+
+/* What the last prepare rule of this name says of an argument, or of the output; NULL: nothing. */
+static const ar_plan_value *prepared(ar_plan_walk *w, const char *name, int position, const char *keyword)
+{
+    const ar_plan_rule *r = NULL;
+    for (size_t i = 0; w->plan && i < w->plan->rules; i++) {
+        if (w->plan->rule[i].style != AR_STYLE_PREPARE || !ari_glob_matches(w->plan->rule[i].glob, name))
+            continue;
+        w->matched[i] = true;
+        r = &w->plan->rule[i];
+    }
+    if (!r || position == AR_PLAN_OUTPUT)
+        return r && r->output.given ? &r->output : NULL;
+    for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
+        const ar_plan_value *v = &r->input[i];
+        if (v->given && (v->name[0] ? keyword && strcmp(v->name, keyword) == 0 : i == position))
+            return v;
+    }
+    return NULL;
+}
+
+ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, int position,
+                                 const char *keyword)
+{
+    const ar_plan_value *v = prepared(w, name, position, keyword);
+    const ar_placement at = w->at, to = settled(ari_ruled_from_end(v ? v->to : at));
+    ari_text layers = {.at = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
+    planned m;
+    if (!v || !ari_ruled_possible(to, true))
+        return ar_plan_redistribute_create(gives, ctx, w, name, to);
+    w->at = to;
+    ar_status st = begin_layer(&m, ctx, w, name, to, to);
+    /* Also where both are the same: what arrives is compared with what is declared. */
+    if (st == AR_OK)
+        st = end_layer(gives, &m, to, add_declared(&m, settled(ari_ruled_from_end(v->from)), to));
+    if (st != AR_OK)
+        w->at = at;
+    else if (position == 0)
+        ari_say(&layers, "%s%s", layers.used > 0 ? ", " : "", name);
+    return st;
+}
+
 /* --- embeddings and heads ----------------------------------------------------------------------------------------- */
 
 ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name)
@@ -324,9 +373,8 @@ ar_status ar_plan_end(const ar_plan_walk *w, const char *module)
         if (!w->matched[i])
             return ar_error_set(AR_ERR_NOT_FOUND, "%s: rule %zu, '%s': %s; the layers of %s are %s",
                                 ARI_SHOW(ari_plan_file(w->plan)), i + 1, ARI_SHOW(r->glob),
-                                r->style == AR_STYLE_PREPARE
-                                    ? "a module of one's own is not prepared: declare inputs and outputs of its layers"
-                                    : "no layer has this name",
+                                r->style == AR_STYLE_PREPARE ? "no module with this name is prepared"
+                                                             : "no layer has this name",
                                 ARI_SHOW(module), ARI_SHOW(w->layers));
     }
     return AR_OK;

@@ -351,3 +351,17 @@ ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, co
 {
     return ari_redistribute(ctx, g, y, x, r, ctx->arith, tag);
 }
+
+ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to, const char *tag)
+{
+    const size_t n = (size_t)x->groups->mesh.ndim;
+    ar_redistribution r = {.ndim = x->local.ndim};
+    ar_placed moved = *x;
+    memcpy(r.shape, x->shape, sizeof r.shape);
+    memcpy(r.from, x->at, n * sizeof *to);
+    memcpy(r.to, to, n * sizeof *to);
+    memcpy(moved.at, to, n * sizeof *to);
+    AR_TRY(ar_redistribute(ctx, x->groups, &moved.local, &x->local, &r, tag));
+    *y = moved;
+    return AR_OK;
+}

@@ -26,20 +26,17 @@ static ar_status backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor 
     return ari_ddp_end_backward(d, 0);
 }
 
-static size_t children(const ar_module *m, ar_module **out, size_t cap)
-{
-    if (cap > 0)
-        *out = ((const ar_ddp *)m)->module;
-    return 1;
-}
-
 static void destroy(ar_module *m)
 {
     ar_ddp_destroy((ar_ddp *)m);
 }
 
-const ar_module_ops ari_ddp_ops = {
-    .kind = "ddp", .forward = forward, .backward = backward, .children = children, .destroy = destroy};
+const ar_module_ops ari_ddp_ops = {.kind = "ddp",
+                                   .forward = forward,
+                                   .backward = backward,
+                                   .children_at = offsetof(ar_ddp, module),
+                                   .children_count = 1,
+                                   .destroy = destroy};
 
 ar_module *ar_ddp_as_module(ar_ddp *d)
 {

@@ -443,14 +443,19 @@ static ar_status describe_before_error(ar_check_run *run, const comparison *c, c
     return AR_OK;
 }
 
-static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
+ar_status ari_check_run_failed(ar_check_run *run)
 {
     const char *message = ar_error_message();
     run->result = AR_CHECK_ERROR;
-    run->reports = result->reports;
     AR_TRY(ARI_ALLOC(&run->error, strlen(message) + 1, "a message"));
     memcpy(run->error, message, strlen(message) + 1);
     return AR_OK;
+}
+
+static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
+{
+    run->reports = result->reports;
+    return ari_check_run_failed(run);
 }
 
 static void keep_counts(ar_check_run *run, const ari_cluster_result *result, const ari_cluster_options *o)

@@ -82,6 +82,8 @@ AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_reference *
 /** Fills the shapes of `run`: what the ranks found, all of them, beside the list of operations; nothing of a module.
  *  Errors: those of ari_operations, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o);
+/** The run ended, or did not begin, with what ar_error_message says. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_run_failed(ar_check_run *run);
 /** Frees what it holds. */
 void ari_check_run_fini(ar_check_run *run);
 /** The same for an array of them, and the array; accepts NULL where there are none. */
@@ -97,7 +99,9 @@ void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, i
 /** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
 
-/** Checks the case and the options. Errors: those of ar_check_module. */
+/** Refuses extents that are none. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_module_layout_check(const ar_parallel *p, const char *name);
+/** Checks the case and the options, but for the layouts. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
 /** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
 const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);

@@ -10,7 +10,7 @@ enum { WIDTH = 8, SAVED_X = 0 };
 
 typedef struct pair {
     ar_module base;
-    ar_param weight, spare; /* [WIDTH, WIDTH]; nothing uses the second */
+    ar_param weight[2]; /* [WIDTH, WIDTH]; nothing uses the second */
     bool mean;
 } pair;
 
@@ -20,7 +20,7 @@ static ar_status pair_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_ten
     pair *p = (pair *)m;
     (void)batch;
     AR_TRY(ar_saved_push(saved, p, SAVED_X, x));
-    return ar_contract(ctx, y, x, &p->weight);
+    return ar_contract(ctx, y, x, &p->weight[0]);
 }
 
 static ar_status pair_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -31,27 +31,9 @@ static ar_status pair_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
     (void)batch;
     AR_TRY(ar_saved_pop(saved, p, SAVED_X, &x));
     if (!p->mean || ar_comm_size(ar_ctx_dp(ctx)) == 1)
-        return ar_contract_backward(ctx, dx, dy, &x, &p->weight);
+        return ar_contract_backward(ctx, dx, dy, &x, &p->weight[0]);
     AR_TRY(ar_add(ctx, &twice, dy, dy));
-    return ar_contract_backward(ctx, dx, &twice, &x, &p->weight);
-}
-
-static size_t pair_params(const ar_module *m, ar_param **out, size_t cap)
-{
-    pair *p = (pair *)(uintptr_t)m;
-    if (cap > 0)
-        out[0] = &p->weight;
-    if (cap > 1)
-        out[1] = &p->spare;
-    return 2;
-}
-
-static void pair_destroy(ar_module *m)
-{
-    pair *p = (pair *)m;
-    ar_param_fini(&p->weight);
-    ar_param_fini(&p->spare);
-    free(p);
+    return ar_contract_backward(ctx, dx, &twice, &x, &p->weight[0]);
 }
 
 typedef struct samples {
@@ -64,8 +46,8 @@ static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss
     static const ar_module_ops ops = {.kind = "pair",
                                       .forward = pair_forward,
                                       .backward = pair_backward,
-                                      .params = pair_params,
-                                      .destroy = pair_destroy};
+                                      .params_at = offsetof(pair, weight),
+                                      .params_count = 2};
     static const size_t shape[2] = {WIDTH, WIDTH};
     const samples *s = user;
     pair *p = NULL;
@@ -73,8 +55,8 @@ static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss
     *module = &p->base;
     p->mean = s->of->run.ddp.op == AR_AVG;
     AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNKNOWN));
-    AR_TRY(ar_param_init_whole(&p->weight, ctx, "pair", "weight", 2, shape, AR_INIT_XAVIER_NORMAL));
-    AR_TRY(ar_param_init_whole(&p->spare, ctx, "pair", "spare", 2, shape, AR_INIT_XAVIER_NORMAL));
+    AR_TRY(ar_param_init_whole(&p->weight[0], ctx, "pair", "weight", 2, shape, AR_INIT_XAVIER_NORMAL));
+    AR_TRY(ar_param_init_whole(&p->weight[1], ctx, "pair", "spare", 2, shape, AR_INIT_XAVIER_NORMAL));
     return ar_squared_error_create(loss, ctx, "loss");
 }
 

@@ -225,15 +225,23 @@ static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module 
     return AR_OK;
 }
 
+/* A value that is given whole: the positions that the rank has. */
+static ar_status upload(const ari_block_case *b, ar_ctx *ctx, ar_tensor *own, const float *values)
+{
+    ar_batch whole = b->batch;
+    whole.input = values;
+    whole.sample_ndim = 2;
+    whole.sample_shape[0] = b->batch.seq;
+    whole.sample_shape[1] = b->config.hidden;
+    return ar_batch_input(ctx, own, &whole);
+}
+
 static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_module *block, ar_saved *saved)
 {
-    const size_t shape[3] = {b->batch.batch, b->batch.seq, b->config.hidden};
     ar_tensor x, y, dy, dx;
     AR_TRY(set_parameters(b, ctx, block));
-    AR_TRY(ar_ctx_tensor(ctx, &x, ar_ctx_activations(ctx), 3, shape));
-    AR_TRY(ar_ctx_tensor(ctx, &dy, ar_ctx_activations(ctx), 3, shape));
-    AR_TRY(ar_ctx_upload_floats(ctx, &x, b->values[X]));
-    AR_TRY(ar_ctx_upload_floats(ctx, &dy, b->values[DY]));
+    AR_TRY(upload(b, ctx, &x, b->values[X]));
+    AR_TRY(upload(b, ctx, &dy, b->values[DY]));
     AR_TRY(ar_module_forward(block, ctx, saved, &y, &x, &b->batch));
     AR_TRY(ar_module_backward(block, ctx, saved, &dx, &dy, &b->batch));
     return ar_module_reduce_grads(block, ctx);

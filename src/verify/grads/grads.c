@@ -244,10 +244,10 @@ static ar_status check_block(const ar_run *r)
     const ar_parallel *p = &r->parallel;
     if (r->loss.label_smoothing > 0.0 || r->loss.z_loss > 0.0)
         return ar_error_set(AR_ERR_ARG, "a block has no logits, which label smoothing and z-loss are about");
-    if (p->dp > 1 || p->cp > 1 || p->pp > 1 || p->micro_batches > 1 || p->sp || p->zero > 0)
+    if (p->dp > 1 || p->pp > 1 || p->micro_batches > 1 || p->zero > 0)
         return ar_error_set(
             AR_ERR_UNSUPPORTED,
-            "a block runs on tensor-parallel ranks alone: dp, cp, pp, micro-batches, sp and zero need a model");
+            "a block runs on tensor-parallel and context-parallel ranks alone: dp, pp, micro-batches and zero need a model");
     return AR_OK;
 }
 
