@@ -573,7 +573,7 @@ MUTANTS = [
      "call->elements / n * ((n + k - 1) / k)", "call->elements / n * (n / k > 0 ? n / k : 1)",
      "verify/random_layouts_test"),
     ("a gradient is ready with its product, not with its module", "src/planner/time_pass.c",
-     "return block * ARI_ROLES + module_of(role);", "return block * ARI_ROLES + role + 0 * module_of(role);", "planner/time_test"),
+     "* ARI_ROLES + module_of(role);", "* ARI_ROLES + role + 0 * module_of(role);", "planner/time_test"),
     ("buckets of ranks without samples are summed beside the backward pass", "src/planner/time.c",
      "b->overlapped && !c->idle", "b->overlapped", "planner/time_test"),
     ("the bubble of a pipeline is all that its ranks take", "src/planner/time.c",

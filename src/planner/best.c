@@ -87,17 +87,16 @@ static ari_planned planned_of(const ari_seeker *k, const ari_choice *c)
 }
 
 /* The passes by which the layouts of a family are bounded, those of the fewest micro-batches; but chunks of overlapped
- * collectives are cut in another way there. alike (or NULL): they bound every number of micro-batches. */
-static ar_status fewest(ari_passes **borrows, bool *alike, ari_seeker *k, size_t f, int i)
+ * collectives are cut in another way there. micros: of how many they are; 0: of the i-th number alone. */
+static ar_status fewest(ari_passes **borrows, int *micros, ari_seeker *k, size_t f, int i)
 {
     ari_choice of[ARI_MOST_VARIANTS];
     (void)ari_seeker_variants(of, k, f, i, 0);
     ari_planned p = planned_of(k, &of[0]);
     const bool one = k->micros == 1 || ari_planned_overlap(&p) == 1;
+    *micros = one ? k->micro[0] : 0;
     if (one)
         p.step.run.parallel.micro_batches = k->micro[0];
-    if (alike)
-        *alike = one;
     return ari_mesh_parts_passes(borrows, &k->parts, f, one ? 0 : i, &p, &k->s->time);
 }
 
@@ -105,13 +104,14 @@ static ar_status push_families(queue *q, ari_seeker *k)
 {
     for (size_t f = 0; f < k->families; f++) {
         ari_passes *passes = NULL;
-        bool legal = false, alike = false;
+        bool legal = false;
+        int micros = 0;
         for (size_t g = f * groups_of(k); g < (f + 1) * groups_of(k) && !legal; g++)
             legal = k->legal[g] != 0;
         if (!legal)
             continue;
-        AR_TRY(fewest(&passes, &alike, k, f, 0));
-        const double least = alike ? ari_passes_seconds(passes) / k->mesh.pp : 0.0;
+        AR_TRY(fewest(&passes, &micros, k, f, 0));
+        const double least = micros * ari_passes_seconds(passes) / k->mesh.pp;
         AR_TRY(push(q, (waiting){.least = (1.0 - ROUNDING) * least, .level = FAMILY, .at = f}));
     }
     return AR_OK;
@@ -121,6 +121,7 @@ static ar_status push_groups(queue *q, ari_seeker *k, size_t f)
 {
     ari_choice of[ARI_MOST_VARIANTS];
     ari_passes *passes = NULL;
+    int micros = 0;
     for (size_t g = 0; g < groups_of(k); g++) {
         const int i = (int)g / k->pipelines, j = (int)g % k->pipelines;
         const size_t at = f * groups_of(k) + g;
@@ -130,8 +131,8 @@ static ar_status push_groups(queue *q, ari_seeker *k, size_t f)
         of[0].zero = 0; /* all that a stage of ZeRO gathers in the passes comes on top */
         of[0].dp_replicate = 1;
         const ari_planned p = planned_of(k, &of[0]);
-        AR_TRY(fewest(&passes, NULL, k, f, i));
-        const double least = ari_time_least(&p, &k->s->time, passes, false, 0.0).step;
+        AR_TRY(fewest(&passes, &micros, k, f, i));
+        const double least = ari_time_least(&p, &k->s->time, passes, micros ? micros : k->micro[i], false, 0.0).step;
         AR_TRY(push(q, (waiting){.least = (1.0 - ROUNDING) * least, .level = GROUP, .at = at}));
     }
     return AR_OK;
@@ -149,7 +150,7 @@ static ar_status push_variants(queue *q, ari_seeker *k, size_t group)
         if (!(k->legal[group] >> v & 1))
             continue;
         AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, f, i, &p, &k->s->time));
-        const ari_time_bounds least = ari_time_least(&p, &k->s->time, passes, true, 0.0);
+        const ari_time_bounds least = ari_time_least(&p, &k->s->time, passes, c->micro_batches, true, 0.0);
         AR_TRY(ari_grow(&k->variant, &k->room, k->n, sizeof *k->variant, "layouts"));
         k->variant[k->n] =
             (ari_candidate){.choice = *c, .seconds = least.passes, .family = f, .micro = i, .pipeline = j};
@@ -175,7 +176,7 @@ static ar_status lightest(ari_candidate *light, ari_seeker *k)
             AR_TRY(ari_seeker_settle(k, f));
         } else if (k->lights > 1) {
             AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, f->family, f->micro, &p, &k->s->time));
-            f->seconds = ari_time_least(&p, &k->s->time, passes, false, 0.0).passes;
+            f->seconds = ari_time_least(&p, &k->s->time, passes, f->choice.micro_batches, false, 0.0).passes;
         }
         if (i == 0 || f->seconds < light->seconds)
             *light = *f;
@@ -192,7 +193,7 @@ static ar_status bound_alone(ari_seeker *k, ari_candidate *f, waiting *w)
     ari_passes *passes = NULL;
     AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, f->family, f->micro, &p, &k->s->time));
     AR_TRY(ari_mesh_parts_alone(&f->alone, &k->parts, f, &p, &k->s->time));
-    w->least = (1.0 - ROUNDING) * ari_time_least(&p, &k->s->time, passes, true, f->alone).step;
+    w->least = (1.0 - ROUNDING) * ari_time_least(&p, &k->s->time, passes, f->choice.micro_batches, true, f->alone).step;
     return AR_OK;
 }
 

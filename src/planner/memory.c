@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
 #include "planner/planner.h"
 #include "ref/core/size.h"
 
@@ -72,12 +74,33 @@ double ari_planned_expert_shares(const ari_planned *p)
     return ari_experts_apart(layout) ? copies / ari_at_least_one(layout->dp_replicate) : ari_planned_shares(p);
 }
 
-size_t ari_layers_walked(const ari_step_case *c)
+ari_walked ari_walked_of(const ari_step_case *c, bool each_kind)
 {
     const ar_recomputation *r = &c->run.parallel.recompute;
     const double experts = ari_experts_share(c->config);
     const bool alike = c->run.plan.rules == 0 && (r->what == AR_RECOMPUTE_NONE || ari_at_least_one(r->every) == 1);
-    return alike && (experts == 0.0 || experts == 1.0) ? 1 : c->config->layers;
+    ari_walked b = {.config = *c->config, .n = c->config->layers};
+    if (alike && (experts == 0.0 || experts == 1.0)) {
+        b.n = 1;
+    } else if (alike && each_kind) {
+        b.n = 2;
+        b.by_experts = true;
+        b.config.dense[0] = 1;
+    }
+    b.config.layers = b.n;
+    return b;
+}
+
+size_t ari_walked_block(const ari_walked *b, const ar_config *c, size_t layer)
+{
+    return b->n == 1 ? 0 : b->by_experts ? ar_config_has_experts(c, layer) : layer;
+}
+
+double ari_walked_layers(const ari_walked *b, const ar_config *c, size_t block)
+{
+    const double experts = ari_experts_share(c);
+    const double share = b->n == 1 ? 1.0 : b->by_experts ? (block == 1 ? experts : 1.0 - experts) : 0.0;
+    return share > 0.0 ? round(share * (double)c->layers) : 1.0;
 }
 
 double ari_experts_share(const ar_config *c)

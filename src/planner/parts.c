@@ -2,6 +2,7 @@
 #include "planner/parts.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 
@@ -13,15 +14,91 @@ ar_status ari_mesh_parts_add(ari_mesh_parts *a)
     return AR_OK;
 }
 
+/* --- passes ------------------------------------------------------------------------------------------------------- */
+
+/* What a micro-batch's passes depend on besides tp and cp. The groups that call in them lie within those of dp and pp, so
+ * these change nothing of their links. */
+typedef struct pass_case {
+    size_t samples;
+    int dp, micros; /* of a batch that they do not divide; else 0 */
+    int cp_inner, ep, etp, overlap;
+    bool sp, zigzag;
+} pass_case;
+
+struct ari_shared_passes {
+    ari_shared_passes *next;
+    pass_case of;
+    ari_passes passes;
+};
+
+static pass_case pass_case_of(const ari_planned *p)
+{
+    const ar_parallel *l = &p->step.run.parallel;
+    const size_t dp = (size_t)ari_at_least_one(l->dp), micros = (size_t)ari_at_least_one(l->micro_batches);
+    const size_t batch = p->step.run.batch;
+    const bool even = batch % (dp * micros) == 0;
+    return (pass_case){.samples = batch / dp / micros,
+                       .dp = even ? 0 : l->dp,
+                       .micros = even ? 0 : l->micro_batches,
+                       .cp_inner = l->cp_inner,
+                       .ep = l->ep,
+                       .etp = l->etp,
+                       .overlap = l->overlap,
+                       .sp = l->sp,
+                       .zigzag = l->zigzag};
+}
+
+static bool same_case(const pass_case *a, const pass_case *b)
+{
+    return a->samples == b->samples && a->dp == b->dp && a->micros == b->micros && a->cp_inner == b->cp_inner &&
+           a->ep == b->ep && a->etp == b->etp && a->overlap == b->overlap && a->sp == b->sp && a->zigzag == b->zigzag;
+}
+
+static void forget_passes(ari_mesh_parts *a)
+{
+    for (int i = 0; i < ARI_PARTS_LISTS; i++) {
+        for (ari_shared_passes *s = a->passes[i], *next; s; s = next) {
+            next = s->next;
+            ari_passes_fini(&s->passes);
+            free(s);
+        }
+        a->passes[i] = NULL;
+    }
+}
+
+ar_status ari_mesh_parts_passes(ari_passes **borrows, ari_mesh_parts *a, size_t family, int i, const ari_planned *p,
+                                const ari_time_options *o)
+{
+    ari_passes **at = &a->family[family]->passes[i];
+    ari_shared_passes *made = NULL;
+    *borrows = *at;
+    if (*at)
+        return AR_OK;
+    const pass_case of = pass_case_of(p);
+    ari_shared_passes **list = &a->passes[of.samples % ARI_PARTS_LISTS], *s = *list;
+    while (s && !same_case(&s->of, &of))
+        s = s->next;
+    if (!s) {
+        AR_TRY(ARI_ALLOC_ZERO(&made, 1, "passes"));
+        const ar_status st = ari_passes_init(&made->passes, p, o);
+        if (st != AR_OK) {
+            free(made);
+            return st;
+        }
+        made->of = of;
+        made->next = *list;
+        *list = s = made;
+    }
+    *borrows = *at = &s->passes;
+    return AR_OK;
+}
+
+/* --- a mesh ------------------------------------------------------------------------------------------------------- */
+
 static void forget_family(ari_family_parts *family)
 {
-    for (int i = 0; i < ARI_PARTS_MICRO; i++) {
-        if (family->passes[i])
-            ari_passes_fini(family->passes[i]);
-        free(family->passes[i]);
-        for (int j = 0; j < ARI_PARTS_SHARED * AR_RECOMPUTES; j++)
-            ari_sections_destroy(family->sections[i][j / AR_RECOMPUTES][j % AR_RECOMPUTES]);
-    }
+    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_SHARED * AR_RECOMPUTES; i++)
+        ari_sections_destroy((&family->sections[0][0][0])[i]);
     for (int i = 0; i < 2 * ARI_PARTS_PIPELINES; i++) {
         ari_outside *outside = family->outside[i / ARI_PARTS_PIPELINES][i % ARI_PARTS_PIPELINES];
         if (outside)
@@ -31,33 +108,20 @@ static void forget_family(ari_family_parts *family)
     free(family);
 }
 
-void ari_mesh_parts_forget(ari_mesh_parts *a)
+void ari_mesh_parts_begin(ari_mesh_parts *a, int tp, int cp)
 {
     for (size_t i = 0; i < a->n; i++)
         forget_family(a->family[i]);
     for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_PIPELINES; i++) {
-        ar_pipeline_schedule_destroy(a->schedule[i / ARI_PARTS_PIPELINES][i % ARI_PARTS_PIPELINES]);
-        ar_pipeline_schedule_destroy(a->few[i % ARI_PARTS_PIPELINES][i / ARI_PARTS_PIPELINES]);
+        ar_pipeline_schedule_destroy((&a->schedule[0][0])[i]);
+        ar_pipeline_schedule_destroy((&a->few[0][0])[i]);
     }
     free(a->family);
-    *a = (ari_mesh_parts){.n = 0};
-}
-
-ar_status ari_mesh_parts_passes(ari_passes **borrows, ari_mesh_parts *a, size_t family, int i, const ari_planned *p,
-                                const ari_time_options *o)
-{
-    ari_passes **at = &a->family[family]->passes[i], *made = NULL;
-    if (!*at) {
-        AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "passes"));
-        const ar_status st = ari_passes_init(made, p, o);
-        if (st != AR_OK) {
-            free(made);
-            return st;
-        }
-        *at = made;
-    }
-    *borrows = *at;
-    return AR_OK;
+    if (a->tp != tp || a->cp != cp)
+        forget_passes(a);
+    ari_mesh_parts next = {.tp = tp, .cp = cp};
+    memcpy(next.passes, a->passes, sizeof next.passes);
+    *a = next;
 }
 
 static ar_status outside_of(ari_outside **borrows, ari_mesh_parts *a, const ari_candidate *f, const ari_planned *p,

@@ -31,9 +31,18 @@ bool ari_planned_quick(const ari_planned *p);
 double ari_planned_shares(const ari_planned *p);
 /** The same for the parameters of experts: those with the same ones. */
 double ari_planned_expert_shares(const ari_planned *p);
-/** The number of layers that a walk over the operations has to cover: one if neither the plan nor recomputation
- *  distinguishes layers, which then stands for each. */
-size_t ari_layers_walked(const ari_step_case *c);
+/* The blocks that a walk over the operations goes through: one that stands for all layers if nothing distinguishes them;
+ * if only experts do, one without and then one with experts; else each layer. */
+typedef struct ari_walked {
+    ar_config config; /* the model with these alone */
+    size_t n;
+    bool by_experts; /* two: which stands for a layer is whether that has experts */
+} ari_walked;
+/** Those of a case's model; each_kind: two are enough where only experts distinguish layers. */
+ari_walked ari_walked_of(const ari_step_case *c, bool each_kind);
+/** The block that stands for the config's layer, and the number of layers for which a block stands. */
+size_t ari_walked_block(const ari_walked *b, const ar_config *c, size_t layer);
+double ari_walked_layers(const ari_walked *b, const ar_config *c, size_t block);
 /** The share of layers that have experts in the place of an MLP. */
 double ari_experts_share(const ar_config *c);
 /** Elements of the weights of all MLPs, routers and experts; active: of those that one token meets. */
@@ -95,6 +104,8 @@ void ari_sections_destroy(ari_sections *s);
  *  of so many micro-batches as the next function says. */
 ari_memory ari_sections_memory(const ari_sections *s, const ari_planned *p, const ar_pipeline_schedule *schedule,
                                double enough);
+/** Bytes that a rank needs at least which has so many parameters, of which so many are of experts. */
+double ari_memory_least(const ari_planned *p, double parameters, double experts);
 /** Micro-batches of a schedule under which a rank holds as much as under that of all of them. */
 int ari_memory_micro_batches(const ar_parallel *layout);
 /** Memory of anyrank itself for a rank of the world, in either numerics: the counted bytes, of each kind and at the

@@ -39,15 +39,14 @@ typedef struct section {
 typedef struct ari_sections {
     ari_planned p;      /* that was walked */
     ari_step_case step; /* one micro-batch */
-    ar_config config;
     double tp, ring, pp;
     bool head;
     bool blocks_begun;
     size_t routed; /* the value that the router takes, which a shared expert takes too */
     bool gathered; /* the operation before has made the next one's input, which is not kept but made again */
     section before, after;
-    section *block; /* [blocks], or one for all where a plan makes no difference between them */
-    size_t blocks;
+    section *block; /* [blocks] */
+    ari_walked blocks;
 } account;
 
 /* A layout of these sections: its ZeRO and replicas, its stages and their schedule. */
@@ -63,7 +62,7 @@ static section *section_of(account *a, const ari_operation *op)
     a->blocks_begun = a->blocks_begun || op->layer != ARI_NO_LAYER;
     const bool outside_first = !a->blocks_begun, backward = op->pass == ARI_PASS_BACKWARD;
     if (op->layer != ARI_NO_LAYER)
-        return &a->block[a->blocks == 1 ? 0 : op->layer];
+        return &a->block[op->layer];
     return outside_first == backward ? &a->after : &a->before;
 }
 
@@ -104,7 +103,7 @@ static double inputs_kept(account *a, const ari_operation *op)
  * heads as queries have. */
 static double score_rows(const account *a, const ari_op_value *v)
 {
-    return ari_op_elements(v) / (double)ar_config_value_dim(&a->config);
+    return ari_op_elements(v) / (double)ar_config_value_dim(&a->blocks.config);
 }
 
 static double scores(const account *a, const ari_op_value *v)
@@ -249,10 +248,12 @@ static stage stage_of(const layout_of *of, size_t i)
     size_t first = 0, count = 0;
     stage s = {.parameters = 0.0};
     ar_stage_layers(&first, &count, &layout->stages, of->p->step.config->layers, stages, i);
-    if (a->blocks == 1)
-        add_section(of, &s, &a->block[0], (double)count);
-    for (size_t l = first; l < first + count && a->blocks > 1; l++)
-        add_section(of, &s, &a->block[l], 1.0);
+    for (size_t b = 0; b < a->blocks.n; b++) {
+        double n = a->blocks.n == 1 ? (double)count : 0.0;
+        for (size_t l = first; l < first + count && a->blocks.n > 1; l++)
+            n += ari_walked_block(&a->blocks, of->p->step.config, l) == b;
+        add_section(of, &s, &a->block[b], n);
+    }
     if (i == 0)
         add_section(of, &s, &a->before, 1.0);
     if (i == stages - 1)
@@ -343,6 +344,14 @@ static ari_memory memory_of(const layout_of *a, const stage *s)
     return m;
 }
 
+double ari_memory_least(const ari_planned *p, double parameters, double experts)
+{
+    const layout_of a = {.p = p, .shards = ari_planned_shares(p), .expert_shards = ari_planned_expert_shares(p)};
+    const stage s = {.parameters = floor(parameters), .experts = floor(experts)};
+    const ari_memory m = memory_of(&a, &s);
+    return ari_memory_sum(&m);
+}
+
 /* --- the account -------------------------------------------------------------------------------------------------- */
 
 static void begin_account(account *a, const ari_planned *p)
@@ -351,13 +360,12 @@ static void begin_account(account *a, const ari_planned *p)
     size_t start = 0;
     *a = (account){.p = *p,
                    .step = ari_planned_whole(p),
-                   .config = *p->step.config,
                    .tp = ari_at_least_one(layout->tp),
                    .ring = (double)ari_axis_ranks(layout, ARI_AXIS_RING),
                    .pp = ari_at_least_one(layout->pp),
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
-    a->blocks = a->config.layers = ari_layers_walked(&p->step);
-    a->step.config = &a->config;
+    a->blocks = ari_walked_of(&p->step, true);
+    a->step.config = &a->blocks.config;
     a->step.run.parallel.recompute.what = AR_RECOMPUTE_NONE; /* by what `forward` finds, not by anyrank's list */
     ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
 }
@@ -368,7 +376,7 @@ ar_status ari_sections_create(ari_sections **gives, const ari_planned *p)
     ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&a, 1, "sections of a model"));
     begin_account(a, p);
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&a->block, a->blocks, "blocks"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&a->block, a->blocks.n, "blocks"));
     AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_FORWARD, 0, count_forward, a));
     a->blocks_begun = false;
     AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_BACKWARD, 0, count_backward, a));

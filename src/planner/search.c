@@ -331,7 +331,7 @@ static ar_status list_mesh(ari_seeker *k)
 {
     const ari_search *s = k->s;
     const int cp = k->mesh.cp;
-    ari_mesh_parts_forget(&k->parts);
+    ari_mesh_parts_begin(&k->parts, k->mesh.tp, cp);
     k->n = k->families = k->groups = k->lights = 0;
     list_micro(k);
     list_pipelines(k);
@@ -365,9 +365,17 @@ ar_status ari_seeker_weigh(ari_seeker *k, ari_candidate *f, bool exactly)
 {
     const double room = k->r->memory_bytes > 0.0 && !exactly ? k->r->memory_bytes : (double)INFINITY;
     const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
+    ari_passes *passes = NULL;
     ari_memory m;
-    AR_TRY(ari_mesh_parts_memory(&m, &k->parts, f, &p, room));
-    f->bytes = ari_memory_sum(&m);
+    if (!exactly) {
+        AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, f->family, f->micro, &p, &k->s->time));
+        f->bytes = ari_memory_least(&p, passes->parameters[ARI_PART_BLOCKS] / k->mesh.pp,
+                                    passes->experts[ARI_PART_BLOCKS] / k->mesh.pp);
+    }
+    if (exactly || f->bytes <= room) {
+        AR_TRY(ari_mesh_parts_memory(&m, &k->parts, f, &p, room));
+        f->bytes = ari_memory_sum(&m);
+    }
     f->weighed = true;
     f->fits = k->r->memory_bytes <= 0.0 || f->bytes <= k->r->memory_bytes;
     return AR_OK;
@@ -502,7 +510,7 @@ static ar_status search_all(ari_ranking *r, const ari_search *s, bool counting)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
     k.divisors = list_divisors(k.divisor, ARI_MOST_DIVISORS, (size_t)s->ranks);
     ar_status st = search_axis(&k, 0, s->ranks, 0.0, 1.0);
-    ari_mesh_parts_forget(&k.parts);
+    ari_mesh_parts_begin(&k.parts, 0, 0);
     free(k.variant);
     free(k.family);
     free(k.legal);

@@ -80,8 +80,9 @@ typedef struct composed {
     const ar_pipeline_schedule *schedule;
     double alone; /* seconds of the schedule without transfers; 0: not known */
     ari_time *t;
-    double beside; /* seconds of weights and gradients on their way that products hide */
-    double micro;
+    double beside;                             /* seconds of weights and gradients on their way that products hide */
+    double micro;                              /* micro-batches */
+    double walked;                             /* those that the passes are of */
     double recomputed_share;                   /* of the layers, by formula; 0: nothing */
     bool recomputes_blocks, recomputes_scores; /* of what is computed again: blocks, or only scores */
     ari_stages_run run;                        /* of a pipeline */
@@ -89,7 +90,7 @@ typedef struct composed {
     bool idle; /* some rank has no samples: its gradients are complete when it has heard the loss */
 } composed;
 
-/* Time that recomputation adds to a part's pass: forward once more, communication included. */
+/* Time that recomputation adds to a part's pass of a micro-batch: forward once more, communication included. */
 static ari_cost recompute_cost(const composed *c, const ari_cost forward[ARI_MODEL_PARTS], ari_model_part part)
 {
     const ari_cost *f = &forward[part];
@@ -149,16 +150,17 @@ static double rank_seconds(const composed *c, const stage *s, double of[ARI_TIME
     double sum = 0.0;
     of[ARI_TIME_DP] += c->micro * (e.forward + e.backward);
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        const ari_cost a = recompute_cost(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
-        of[ARI_TIME_RECOMPUTE] += s->share[part] * (a.products + a.attention);
+        const ari_cost a = recompute_cost(c, c->passes->mean[ARI_GOES_FORWARD], (ari_model_part)part);
+        const double times = c->walked * s->share[part];
+        of[ARI_TIME_RECOMPUTE] += times * (a.products + a.attention);
         for (int k = 0; k < ARI_TIME_KINDS; k++)
-            of[k] += s->share[part] * a.over[k];
+            of[k] += times * a.over[k];
         for (int d = 0; d < ARI_DIRECTIONS; d++) {
-            const ari_cost *all = &c->passes->all[d][part];
-            of[ARI_TIME_PRODUCTS] += s->share[part] * (all->products + all->attention);
-            of[ARI_TIME_RECOMPUTE] += s->share[part] * all->recompute;
+            const ari_cost *one = &c->passes->mean[d][part];
+            of[ARI_TIME_PRODUCTS] += times * (one->products + one->attention);
+            of[ARI_TIME_RECOMPUTE] += times * one->recompute;
             for (int k = 0; k < ARI_TIME_KINDS; k++)
-                of[k] += s->share[part] * all->over[k];
+                of[k] += times * one->over[k];
         }
     }
     for (int k = 0; k < ARI_TIME_KINDS; k++)
@@ -170,17 +172,18 @@ static double rank_seconds(const composed *c, const stage *s, double of[ARI_TIME
 static ar_pp_times times_of(const composed *c, const stage *s)
 {
     const exposed e = gathers_of(c, s, NULL, NULL);
-    ar_pp_times t = {.forward = c->micro * e.forward, .backward_input = c->micro * e.backward};
+    ar_pp_times t = {.forward = e.forward, .backward_input = e.backward};
+    const double walked = c->walked / c->micro;
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        const ari_cost a = recompute_cost(c, c->passes->all[ARI_GOES_FORWARD], (ari_model_part)part);
-        const ari_cost *backward = &c->passes->all[ARI_GOES_BACKWARD][part];
-        t.forward += s->share[part] * ari_cost_sum(&c->passes->all[ARI_GOES_FORWARD][part]);
-        t.backward_input += s->share[part] * (ari_cost_sum(backward) - backward->weights + ari_cost_sum(&a));
-        t.backward_weight += s->share[part] * backward->weights;
+        const ari_cost a = recompute_cost(c, c->passes->mean[ARI_GOES_FORWARD], (ari_model_part)part);
+        const ari_cost *backward = &c->passes->mean[ARI_GOES_BACKWARD][part];
+        const double times = walked * s->share[part];
+        t.forward += times * ari_cost_sum(&c->passes->mean[ARI_GOES_FORWARD][part]);
+        t.backward_input += times * (ari_cost_sum(backward) - backward->weights + ari_cost_sum(&a));
+        t.backward_weight += times * backward->weights;
     }
-    return (ar_pp_times){.forward = t.forward / c->micro,
-                         .backward_input = fmax(0.0, t.backward_input / c->micro),
-                         .backward_weight = t.backward_weight / c->micro};
+    t.backward_input = fmax(0.0, t.backward_input);
+    return t;
 }
 
 /* Bytes that a stage sends to the next one for a micro-batch; backward its gradient. */
@@ -252,8 +255,8 @@ static ar_status add_ranks(composed *c, double *busy)
         memcpy(c->t->of, of, sizeof of);
     }
     for (int part = 0; part < ARI_MODEL_PARTS; part++) {
-        ari_traffic_add(&c->t->moved, &c->passes->moved[part], slowest.share[part]);
-        c->t->hidden += slowest.share[part] * c->passes->hidden[part];
+        ari_traffic_add(&c->t->moved, &c->passes->moved[part], c->micro * slowest.share[part]);
+        c->t->hidden += c->micro * slowest.share[part] * c->passes->hidden[part];
     }
     gathers_of(c, &slowest, &c->t->moved, &c->beside);
     return pp > 1 ? add_waits(c, *busy) : AR_OK;
@@ -407,6 +410,7 @@ static void add_sums(composed *c, double pass_seconds)
 static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
                             const ari_outside *outside)
 {
+    const double micro = ari_at_least_one(p->step.run.parallel.micro_batches);
     const bool formula = o->cost_model == ARI_COST_PRODUCTION && !p->step.forward_only; /* else the list has it */
     const ar_recompute what = p->step.run.parallel.recompute.what;
     return (composed){.p = p,
@@ -415,7 +419,8 @@ static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_op
                       .outside = outside,
                       .t = t,
                       .idle = p->step.run.batch < (size_t)ari_at_least_one(p->step.run.parallel.dp),
-                      .micro = ari_at_least_one(p->step.run.parallel.micro_batches),
+                      .micro = micro,
+                      .walked = micro,
                       .recomputed_share = formula ? ari_recomputed_share(&p->step) : 0.0,
                       .recomputes_blocks = what == AR_RECOMPUTE_FULL,
                       .recomputes_scores = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
@@ -517,10 +522,11 @@ ar_status ari_time_alone(double *seconds, const ari_planned *p, const ari_time_o
     return AR_OK;
 }
 
-ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int micros,
                                bool with_sums, double alone)
 {
-    const composed c = composed_of(NULL, p, o, passes, NULL);
+    composed c = composed_of(NULL, p, o, passes, NULL);
+    c.walked = micros;
     const ar_parallel *layout = &p->step.run.parallel;
     const bool waits = layout->schedule != AR_PP_ZERO_BUBBLE;
     const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
@@ -556,6 +562,6 @@ double ari_passes_seconds(const ari_passes *passes)
 {
     double sum = 0.0;
     for (int i = 0; i < ARI_DIRECTIONS * ARI_MODEL_PARTS; i++)
-        sum += ari_cost_sum(&passes->all[i / ARI_MODEL_PARTS][i % ARI_MODEL_PARTS]);
+        sum += ari_cost_sum(&passes->mean[i / ARI_MODEL_PARTS][i % ARI_MODEL_PARTS]);
     return sum;
 }

@@ -73,21 +73,23 @@ void ari_cost_add(ari_cost *to, const ari_cost *c, double times);
 
 enum { ARI_GOES_FORWARD, ARI_GOES_BACKWARD, ARI_DIRECTIONS };
 typedef struct ari_passes {
-    ari_cost all[ARI_DIRECTIONS][ARI_MODEL_PARTS];  /* of all micro-batches of a rank, and of all layers */
+    ari_cost mean[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of a rank's micro-batches; of all layers */
     ari_cost last[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of the last micro-batch */
-    double hidden[ARI_MODEL_PARTS];                 /* seconds of calls beside products, of all */
+    double hidden[ARI_MODEL_PARTS];                 /* seconds of calls beside products, of a micro-batch */
     double parameters[ARI_MODEL_PARTS];             /* of this rank, of all layers */
     double experts[ARI_MODEL_PARTS];                /* of them, those of experts, where they have copies of their own */
-    ari_traffic moved[ARI_MODEL_PARTS];
-    double
-        *ready; /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since it began;
-                      the last of the blocks is for what is outside of them */
-    size_t blocks; /* 1: one for all layers */
+    ari_traffic moved[ARI_MODEL_PARTS];             /* of a micro-batch */
+    /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since its block began; behind
+     * the blocks, of what is outside of them, since the pass began. */
+    double *ready;
+    double begun; /* when that pass came to the blocks */
+    const ar_config *model;
+    ari_walked blocks;
     size_t layers;
 } ari_passes;
 AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o);
 void ari_passes_fini(ari_passes *passes);
-/** Seconds of all passes of all layers. */
+/** Seconds of a micro-batch's passes through all layers. */
 double ari_passes_seconds(const ari_passes *passes);
 /** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers);
@@ -168,9 +170,9 @@ typedef struct ari_time_bounds {
     double step;   /* a micro-batch goes through all stages and back; and with_sums the first rank's gradients are
                       summed and its weights gathered, in one bucket, beside its last backward pass */
 } ari_time_bounds;
-/** alone: as above; 0: it is not known. Without sums `passes` may be those of a number of micro-batches that divides p's: of more, each only adds latencies
- *  and rounds up. */
-ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
+/** alone: as above; 0: it is not known. passes: of so many micro-batches; without sums it may be a number that divides
+ *  p's: of more, each only adds latencies and rounds up. */
+ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int micros,
                                bool with_sums, double alone);
 /** A row of one kind of call. */
 void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, const ari_links *l, double calls,

@@ -17,11 +17,13 @@ typedef struct walk {
     double hop, hops;      /* production: bytes of keys and values that go round beside the attention that follows */
     double layers_a_visit; /* layers that a visited block stands for */
     double clock;          /* in the pass: of the part so far */
+    double began;          /* when the block did */
+    double micros;         /* of the rank */
     ari_overlapped overlapped;
-    double block; /* seconds of the pass's blocks */
-    size_t micro;
+    double block; /* seconds of it so far */
+    size_t micro, layer;
     ari_operation_pass pass;
-    bool in_blocks, behind, counting;
+    bool behind, counting;
 } walk;
 
 double ari_cost_sum(const ari_cost *c)
@@ -92,22 +94,29 @@ static void begin_pass(walk *w, const ari_operation *op)
     w->counting = op->counting;
     w->clock = w->block = 0.0;
     w->overlapped = (ari_overlapped){.until = 0.0};
-    w->in_blocks = w->behind = false;
+    w->layer = ARI_NO_LAYER;
+    w->behind = false;
     for (int i = 0; i < ARI_MODEL_PARTS && ends(w, op); i++)
         to->last[op->pass == ARI_PASS_BACKWARD][i] = (ari_cost){.products = 0.0};
 }
 
-/* A block that stands for all layers: the clock goes over the others too. */
+/* After a block that stands for several layers the clock goes over the others too. */
 static void enter_block(walk *w, const ari_operation *op)
 {
     if (op->pass != w->pass || op->micro != w->micro || op->counting != w->counting)
         begin_pass(w, op);
-    const bool block = op->layer != ARI_NO_LAYER;
-    if (w->in_blocks && !block) {
+    if (op->layer == w->layer)
+        return;
+    if (w->layer != ARI_NO_LAYER)
         w->clock += (w->layers_a_visit - 1.0) * w->block;
-        w->behind = true; /* the queue beside has done what the blocks gave it */
-    }
-    w->in_blocks = block;
+    else if (op->pass == ARI_PASS_BACKWARD && ends(w, op))
+        w->to->begun = w->clock;
+    w->behind = op->layer == ARI_NO_LAYER; /* the queue beside has done what the blocks gave it */
+    w->block = 0.0;
+    w->began = w->clock;
+    w->layer = op->layer;
+    if (op->layer != ARI_NO_LAYER)
+        w->layers_a_visit = ari_walked_layers(&w->to->blocks, w->p->step.config, op->layer);
 }
 
 /* A gradient is ready when the module that its parameter belongs to has gone backward. */
@@ -137,10 +146,10 @@ static ari_role module_of(ari_role role)
     }
 }
 
+/* layer: a block, or ARI_NO_LAYER. */
 static size_t ready_at(const ari_passes *to, size_t layer, ari_role role)
 {
-    const size_t block = layer == ARI_NO_LAYER ? to->blocks : to->blocks == 1 ? 0 : layer;
-    return block * ARI_ROLES + module_of(role);
+    return (layer == ARI_NO_LAYER ? to->blocks.n : layer) * ARI_ROLES + module_of(role);
 }
 
 /* --- what an operation takes -------------------------------------------------------------------------------------- */
@@ -311,7 +320,7 @@ static void note_gradient(walk *w, const ari_operation *op, ari_model_part part,
 {
     const ari_op_value *g = &op->output[0];
     if (ends(w, op))
-        w->to->ready[ready_at(w->to, op->layer, g->role)] = w->clock;
+        w->to->ready[ready_at(w->to, op->layer, g->role)] = w->clock - (op->layer == ARI_NO_LAYER ? 0.0 : w->began);
     const double n = op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
     w->to->parameters[part] += n;
     w->to->experts[part] += ari_experts_apart(&w->p->step.run.parallel) && ari_is_expert_part(g->role) ? n : 0.0;
@@ -328,7 +337,8 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     enter_block(w, op);
     const ari_model_part part = part_of(w, op);
     const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT;
-    const double layers = part == ARI_PART_BLOCKS ? w->layers_a_visit : 1.0, times = layers * (double)op->times;
+    const double layers = part == ARI_PART_BLOCKS ? w->layers_a_visit : 1.0;
+    const double times = layers * ((double)op->times / w->micros); /* of all micro-batches, by their mean */
     if (op->kind == ARI_OPERATION_ATTENTION) {
         c.attention = attention_seconds(w, op);
         hide_ring(w, op, &c, times, &to->moved[part], &to->hidden[part]);
@@ -345,7 +355,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
         c.over[k] += calls.over[k];
     c.over[ARI_TIME_TP] += waits;
     c.weights = gradient && !ari_is_expert_part(op->role) ? ari_cost_sum(&c) : 0.0; /* those of experts do not wait */
-    ari_cost_add(&to->all[backward][part], &c, times);
+    ari_cost_add(&to->mean[backward][part], &c, times);
     c.over[ARI_TIME_TP] -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
     ari_cost_add(&to->last[backward][part], &c, ends(w, op) && !op->counting ? layers : 0.0);
     w->clock += ari_cost_sum(&c);
@@ -366,22 +376,23 @@ static int busiest(const ari_step_case *c)
 
 ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)
 {
-    ar_config config = *p->step.config;
-    ari_step_case c = ari_time_case(p, o, &config);
-    *passes = (ari_passes){.layers = config.layers};
-    passes->blocks = config.layers = ari_layers_walked(&c);
+    ari_step_case c = ari_time_case(p, o, p->step.config);
+    *passes = (ari_passes){.layers = p->step.config->layers,
+                           .model = p->step.config,
+                           .blocks = ari_walked_of(&c, o->cost_model == ARI_COST_PRODUCTION)};
+    c.config = &passes->blocks.config;
     walk w = {.p = p,
               .o = o,
               .gpu = ari_gpu_of(o),
               .to = passes,
               .seen = seen_scores(p),
-              .layers_a_visit = (double)passes->layers / (double)passes->blocks,
+              .micros = ari_at_least_one(p->step.run.parallel.micro_batches),
               .pass = ARI_PASS_START};
-    AR_TRY(ari_alloc_zero((void **)&passes->ready, (passes->blocks + 1) * ARI_ROLES, sizeof *passes->ready,
+    AR_TRY(ari_alloc_zero((void **)&passes->ready, (passes->blocks.n + 1) * ARI_ROLES, sizeof *passes->ready,
                           "times of gradients"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
-    const ar_status st = ari_operations_once(&c, busiest(&c), visit_operation, &w);
+    const ar_status st = ari_operations_passes(&c, busiest(&c), visit_operation, &w);
     if (st != AR_OK)
         ari_passes_fini(passes);
     return st;
@@ -393,14 +404,14 @@ void ari_passes_fini(ari_passes *passes)
     passes->ready = NULL;
 }
 
-/* If one block stands for all, `ready` is the last layer's, which the backward pass makes first. */
+/* Of the layers, which go backward from the last to the first, those behind a stage's last one are not its own. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers)
 {
-    const double at = passes->ready[ready_at(passes, param->layer, param->role)];
-    const double block = ari_cost_sum(&passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) / (double)passes->layers;
-    if (param->layer == ARI_NO_LAYER)
-        return at -
-               (ari_section_of(param->role) == ARI_BEFORE_BLOCKS ? (double)(passes->layers - layers) * block : 0.0);
-    return passes->blocks > 1 ? at - (double)(passes->layers - first - layers) * block
-                              : at + (double)(first + layers - 1 - param->layer) * block;
+    const bool outside = param->layer == ARI_NO_LAYER;
+    const size_t block = outside ? ARI_NO_LAYER : ari_walked_block(&passes->blocks, passes->model, param->layer);
+    const double at = passes->ready[ready_at(passes, block, param->role)];
+    const double each = ari_cost_sum(&passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) / (double)passes->layers;
+    const bool before = outside && ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
+    return outside ? at - (before ? (double)(passes->layers - layers) * each : 0.0)
+                   : passes->begun + (double)(first + layers - 1 - param->layer) * each + at;
 }

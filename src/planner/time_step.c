@@ -66,9 +66,13 @@ static bool same_outside(const ari_planned *p, size_t a, size_t b)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
-    bool same = a > 0 && b + 1 < pp && ari_layers_walked(&p->step) == 1;
-    for (size_t i = 0, first = 0; same && i < stages; i += pp)
-        same = layers_of(p, a + i, &first) == layers_of(p, b + i, &first);
+    bool same = a > 0 && b + 1 < pp && p->step.run.plan.rules == 0;
+    for (size_t i = 0, first = 0, other = 0; same && i < stages; i += pp) {
+        const size_t n = layers_of(p, a + i, &first);
+        same = n == layers_of(p, b + i, &other);
+        for (size_t l = 0; l < n && same; l++)
+            same = ar_config_has_experts(p->step.config, first + l) == ar_config_has_experts(p->step.config, other + l);
+    }
     return same;
 }
 

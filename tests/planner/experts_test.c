@@ -72,13 +72,10 @@ CLAIM(states_of_all_experts_are_what_megatron_says)
     cr_expect(fabs(got - want) < 1e-4 * want, "%.0f bytes, Megatron-LM's %.0f", got, want);
 }
 
-/* DeepSeek-V3's sizes but for its latent attention: three layers with an MLP, and 58 with 256 experts and a shared one, on
- * 2,048 GPUs, the experts over 64 ranks and not over tp. Megatron-LM: 6 bytes a parameter and 12 more over the ranks that
- * have the same ones; of the experts those of the same ep rank. Routers and norms are a ten-thousandth. */
-CLAIM(states_of_a_deepseek_are_what_megatron_says)
+/* DeepSeek-V3's sizes but for its latent attention: three layers with an MLP, and 58 with 256 experts and a shared one. */
+static ar_config deepseek(void)
 {
     ar_config c = shape_bundled("glm4-moe-demo");
-    const double h = 7168.0, f = 2048.0, heads = 128.0, d = 128.0, layers = 61.0, dense = 3.0, vocab = 129280.0;
     c.hidden = 7168;
     c.layers = 61;
     c.ffn = 18432;
@@ -89,6 +86,15 @@ CLAIM(states_of_a_deepseek_are_what_megatron_says)
     c.experts.per_token = 8;
     c.experts.ffn = c.experts.shared = 2048;
     c.dense[0] = 7;
+    return c;
+}
+
+/* On 2,048 GPUs, the experts over 64 ranks and not over tp. Megatron-LM: 6 bytes a parameter and 12 more over the ranks that
+ * have the same ones; of the experts those of the same ep rank. Routers and norms are a ten-thousandth. */
+CLAIM(states_of_a_deepseek_are_what_megatron_says)
+{
+    const ar_config c = deepseek();
+    const double h = 7168.0, f = 2048.0, heads = 128.0, d = 128.0, layers = 61.0, dense = 3.0, vocab = 129280.0;
     for (int zero = 0; zero <= 1; zero++) {
         ari_choice choice = ROW(.tp = 2, .pp = 1, .dp = 1024, .cp = 1, .ep = 64, .etp = 1, .sp = true,
                                 .micro_batches = 1, .schedule = AR_PP_1F1B);
@@ -296,6 +302,37 @@ CLAIM(own_states_are_those_of_a_dry_run)
     c.experts.n = 4;
     c.experts.ffn = 2;
     compare_states(&c);
+}
+
+/* --- blocks of two kinds ------------------------------------------------------------------------------------------- */
+
+/* With rules of a plan, here those of the default, each layer is walked. Layers that are walked for others end when a
+ * mean one does, which buckets alone can tell. */
+CLAIM(one_block_with_experts_and_one_without_stand_for_all)
+{
+    const ar_config c = deepseek();
+    ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
+    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100"));
+    for (int i = 0; i < 4; i++) {
+        ari_choice choice = ROW(.tp = 2, .pp = i & 1 ? 8 : 1, .dp = 64, .cp = 1, .ep = 32, .etp = i & 1, .sp = true,
+                                .micro_batches = 4, .schedule = AR_PP_1F1B);
+        choice.zero = i & 2 ? 3 : 1;
+        ari_planned p = planned_of(&c, choice, 512);
+        ari_time few, each;
+        const ari_memory m = shape_memory(&p);
+        cr_assert_ok(ari_time_of(&few, &p, &o));
+        cr_assert_ok(ar_plan_default(&p.step.run.plan, c.arch));
+        SCOPED(ar_plan_fini) ar_plan plan = p.step.run.plan;
+        const ari_memory n = shape_memory(&p);
+        cr_assert_ok(ari_time_of(&each, &p, &o));
+        cr_expect_eq(ari_walked_of(&p.step, true).n, 61);
+        for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+            cr_expect_eq(m.of[k], n.of[k], "%d: %s: %.0f, walking each %.0f", i, ari_memory_name((ari_memory_kind)k),
+                         m.of[k], n.of[k]);
+        for (int k = 0; k < ARI_TIME_KINDS; k++)
+            cr_expect(fabs(few.of[k] - each.of[k]) <= (k == ARI_TIME_DP ? 1e-3 * ari_time_step(&each) : 1e-9),
+                      "%d: %s: %.9g s, walking each %.9g", i, ari_time_name((ari_time_kind)k), few.of[k], each.of[k]);
+    }
 }
 
 /* --- the search --------------------------------------------------------------------------------------------------- */

@@ -263,7 +263,7 @@ CLAIM(memory_has_all_experts_and_a_token_meets_its_own)
 }
 
 /* In the place of the MLP's values: fp32 probabilities of all experts, and of each of two the row that goes to it, gate,
- * up and their product, and the row that it makes. Where layers differ each is walked. */
+ * up and their product, and the row that it makes. Of layers with experts and without one each is walked. */
 CLAIM(experts_keep_their_rows)
 {
     ar_config c = mixtral();
@@ -273,9 +273,10 @@ CLAIM(experts_keep_their_rows)
     ari_planned p = shape_planned(&c, 8, false, 2, 8192);
     p.flash = true;
     cr_expect_eq(kept(&p), 32.0 * tokens * (cut / 8.0 + whole));
-    cr_expect_eq(ari_layers_walked(&p.step), 1);
+    cr_expect_eq(ari_walked_of(&p.step, true).n, 1);
     c.dense[0] = 1;
-    cr_expect_eq(ari_layers_walked(&p.step), 32);
+    cr_expect_eq(ari_walked_of(&p.step, true).n, 2);
+    cr_expect_eq(ari_walked_of(&p.step, false).n, 32);
     const double mlp = 2.0 * 3.0 * ffn / 8.0 - (2.0 * 2.0 * 3.0 * ffn / 8.0 + 2.0 * 2.0 * 2.0 * h + 4.0 * 8.0);
     cr_expect_eq(kept(&p), 32.0 * tokens * (cut / 8.0 + whole) + tokens * mlp);
 }

@@ -162,12 +162,12 @@ static bool same_mesh(const ari_choice *a, const ari_choice *b)
     return a->tp == b->tp && a->cp == b->cp && a->pp == b->pp && a->dp == b->dp;
 }
 
-CLAIM(ranks_every_layout_as_it_is_planned_alone)
+static void rank_and_plan_alone(const char *model, size_t batch, ari_choice fixed)
 {
-    const ar_config c = shape_bundled("llama-3-8b");
-    const ari_planned base = planned_of(&c, 12, 4096);
+    const ar_config c = shape_bundled(model);
+    const ari_planned base = planned_of(&c, batch, 4096);
     const ari_time_options o = on("h100");
-    SCOPED(ari_ranking_fini) ari_ranking r = ranking_of(&c, 12, 12, "h100", true, (ari_choice){0});
+    SCOPED(ari_ranking_fini) ari_ranking r = ranking_of(&c, 12, batch, "h100", true, fixed);
     size_t legal = 0, refused = 0;
     for (size_t i = 0; i < r.n; i++) {
         const ari_candidate *f = &r.at[i];
@@ -186,6 +186,14 @@ CLAIM(ranks_every_layout_as_it_is_planned_alone)
         }
     }
     cr_expect(legal == r.legal && legal > 100 && refused > 0, "%zu legal, %zu refused", legal, refused);
+}
+
+/* What meshes share of each other, of batches that ranks and micro-batches divide or not, is what each has. */
+CLAIM(ranks_every_layout_as_it_is_planned_alone)
+{
+    rank_and_plan_alone("llama-3-8b", 12, (ari_choice){0});
+    rank_and_plan_alone("llama-3-8b", 20, (ari_choice){.tp = 2});
+    rank_and_plan_alone("glm4-moe-demo", 24, (ari_choice){.cp = 2});
 }
 
 CLAIM(the_best_of_each_mesh_is_the_fastest_that_fits)
@@ -228,6 +236,7 @@ CLAIM(bounds_rule_out_nothing_that_is_faster)
         {"mixtral-demo", "h100 memory=3MB", 8, 4, 16, false, {.cp = 1}},
         {"llama-demo", "4x inside=2us:10GB/s between=9us:1GB/s flops=10T", 8, 0, 24, true, {.pp = 2}},
         {"gpt2-demo", "inside=1us:1GB/s flops=1T memory=4MB", 12, 0, 30, true, {.tp = 0}},
+        {"glm4-moe-demo", "h100 memory=4MB", 8, 0, 16, false, {.cp = 1}},
         {"llama-3-8b", "inside=1us:10GB/s flops=1T", 8, 0, 32, false, {.tp = 1}},
         {"llama-3-8b", "8x inside=5us:450GB/s between=5us:50GB/s flops=989T memory=40GB", 16, 0, 32, false, {.tp = 2}},
     };

@@ -216,9 +216,11 @@ typedef ar_status (*ari_operation_visitor)(void *user, const ari_operation *op);
  *  visitor other than AR_OK ends the walk and is its result. The case is a legal one (ar_run_check). Errors:
  *  AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
-/** The same with one pass for all micro-batches of as many samples (ari_operation.times), but for the first, which has
- *  the exchanges of new weights. So no number of them costs anything. Errors: as above. */
+/** The same with one pass for all micro-batches of as many samples (ari_operation.times), but in exact numerics for the
+ *  first, which has the exchanges of new weights. So no number of them costs anything. Errors: as above. */
 AR_NODISCARD ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
+/** The passes alone of that. Errors: as above. */
+AR_NODISCARD ar_status ari_operations_passes(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
 /** The same of rank 0 and all ranks of its pipeline together: outside of the passes one after the other; a pass goes
  *  through all stages. Errors: as above. */
 AR_NODISCARD ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user);

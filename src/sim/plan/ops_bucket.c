@@ -127,6 +127,7 @@ static const ari_part_list *parts_of(const ari_op_builder *w, const ari_params *
 ari_params ari_op_builder_all_params(ari_op_builder *w)
 {
     ari_params p = {.n = 0};
+    w->unit_at.parts = NULL;
     add_ends(w, &p);
     add_block(w, &p.block, add_mlp);
     add_block(w, &p.experts, add_experts);
@@ -143,19 +144,31 @@ ari_params ari_op_builder_all_params(ari_op_builder *w)
     return p;
 }
 
-/* The layer of the blocks' parameter *at, which becomes its place there. */
-static size_t unit_of(const ari_op_builder *w, const ari_params *p, size_t *at)
+static void enter_unit(ari_op_builder *w, const ari_params *p, size_t unit)
 {
-    size_t unit = 0;
-    if (same_parts(p)) {
-        const size_t n = parts_of(w, p, 0)->n;
-        unit = *at / n;
-        *at %= n;
-        return unit;
+    w->unit_at.unit = unit;
+    w->unit_at.layer = own_layer(w, unit);
+    w->unit_at.parts = ar_config_has_experts(w->config, w->unit_at.layer) ? &p->experts : &p->block;
+}
+
+/* The layer of the blocks' parameter `at`, from that of the one before: they are gone through in their order, or in
+ * reverse. */
+static const ari_unit_place *unit_of(ari_op_builder *w, const ari_params *p, size_t at)
+{
+    ari_unit_place *u = &w->unit_at;
+    if (!u->parts) {
+        u->begin = 0;
+        enter_unit(w, p, 0);
     }
-    for (; *at >= parts_of(w, p, unit)->n; unit++)
-        *at -= parts_of(w, p, unit)->n;
-    return unit;
+    while (at < u->begin) {
+        enter_unit(w, p, u->unit - 1);
+        u->begin -= u->parts->n;
+    }
+    while (at >= u->begin + u->parts->n) {
+        u->begin += u->parts->n;
+        enter_unit(w, p, u->unit + 1);
+    }
+    return u;
 }
 
 static size_t local_elements(ari_op_builder *w, const ari_op_value *v)
@@ -183,16 +196,17 @@ static void take_part(const ari_op_builder *w, ari_one_param *one, const ari_par
 }
 
 /* Parameter i in that order, but for its value. */
-static ari_one_param locate_param(const ari_op_builder *w, const ari_params *p, size_t i)
+static ari_one_param locate_param(ari_op_builder *w, const ari_params *p, size_t i)
 {
-    size_t at = i - p->before.n;
+    const size_t at = i - p->before.n;
     ari_one_param one = {.layer = ARI_NO_LAYER, .unit = p->layers};
     if (i < p->before.n) {
         one.of = p->before.at[i];
     } else if (at < p->in_blocks) {
-        one.unit = unit_of(w, p, &at);
-        one.layer = own_layer(w, one.unit);
-        take_part(w, &one, parts_of(w, p, one.unit), at);
+        const ari_unit_place *u = unit_of(w, p, at);
+        one.unit = u->unit;
+        one.layer = u->layer;
+        take_part(w, &one, u->parts, at - u->begin);
     } else {
         one.of = p->after.at[at - p->in_blocks];
     }

@@ -21,6 +21,12 @@ typedef struct ari_forward {
 typedef enum ari_scope { ARI_SCOPE_FORWARD, ARI_SCOPE_RECOMPUTED, ARI_SCOPE_GRADIENTS, ARI_SCOPES } ari_scope;
 enum { ARI_FORWARDS = 32 };
 
+/* A layer of the rank, by number, and where its parameters begin among those of the blocks. */
+typedef struct ari_unit_place {
+    size_t unit, layer, begin;
+    const struct ari_part_list *parts; /* NULL: none yet */
+} ari_unit_place;
+
 /* The step's form of computation and storage, the same throughout. */
 typedef struct ari_step_form {
     bool exact, sp;
@@ -58,6 +64,7 @@ typedef struct ari_op_builder {
     size_t summing[2], sharing[2], sharing_rank[2];
     size_t ep;                    /* who share out the experts */
     size_t experts, first_expert; /* of this rank, of each layer that has any */
+    ari_unit_place unit_at;       /* of the parameter before */
     bool whole, apart;            /* these are not cut over tp; they have groups of their own */
     /* 1 + the kind of a role's weight, and bias, where layers are split alike; 0: not known yet. */
     unsigned char kind[ARI_ROLES][2];

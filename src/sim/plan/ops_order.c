@@ -119,11 +119,11 @@ static void passes_of(ari_op_builder *w, ari_operation_pass which)
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }
 
-/* Walks the operations outside the passes, for each of the walk's ranks. */
+/* Walks the operations outside the passes (f NULL: none), for each of the walk's ranks. */
 static void outside(ari_op_builder *w, void (*f)(ari_op_builder *w))
 {
     const size_t ranks = w->ranks[ARI_AXIS_PP];
-    for (size_t rank = 0; rank < ranks; rank++) {
+    for (size_t rank = 0; rank < ranks && f; rank++) {
         if (!w->pipeline && rank != w->at[ARI_AXIS_PP])
             continue;
         enter_rank(w, rank);
@@ -175,14 +175,15 @@ static size_t held_by_first(const ari_op_builder *w, int i, int n)
     return to > from ? to - from : 0;
 }
 
-/* In the order of the micro-batches; or those that do the same as one, the first by itself: its weights are new. */
+/* In the order of the micro-batches; or those that do the same as one, in exact numerics the first by itself: its weights
+ * are new. */
 static void passes(ari_op_builder *w, bool each)
 {
     const int n = ari_at_least_one(w->c->run.parallel.micro_batches);
     const bool backward = !w->c->forward_only && !w->counting,
                all_first = backward && each && w->c->run.parallel.forward_first;
     for (int i = 0, step; i < n && w->st == AR_OK; i += step) {
-        step = each || i == 0 ? 1 : alike(w, i);
+        step = each || (i == 0 && w->form.exact) ? 1 : alike(w, i);
         w->times = each ? 1 : held_by_first(w, i, step);
         micro_pass(w, ARI_PASS_FORWARD, i);
         if (backward && !all_first)
@@ -220,37 +221,44 @@ static void all_passes(ari_op_builder *w, bool each)
         passes(w, each);
 }
 
-static ar_status all_of(ari_op_builder *w, bool each)
+/* alone: nothing outside the passes. */
+static ar_status all_of(ari_op_builder *w, bool each, bool alone)
 {
-    outside(w, ari_op_builder_start);
-    outside(w, ari_op_builder_before);
+    outside(w, alone ? NULL : ari_op_builder_start);
+    outside(w, alone ? NULL : ari_op_builder_before);
     w->counting = ari_step_counts(w->c);
     if (w->counting)
         all_passes(w, each);
     w->counting = false;
-    outside(w, ari_op_builder_counts);
+    outside(w, alone ? NULL : ari_op_builder_counts);
     all_passes(w, each);
-    outside(w, ari_op_builder_after);
+    outside(w, alone ? NULL : ari_op_builder_after);
     return w->st;
 }
 
 ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
     ari_op_builder w = walk_of(c, rank, visit, user);
-    return all_of(&w, true);
+    return all_of(&w, true, false);
 }
 
 ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
 {
     ari_op_builder w = walk_of(c, rank, visit, user);
-    return all_of(&w, false);
+    return all_of(&w, false, false);
+}
+
+ar_status ari_operations_passes(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+{
+    ari_op_builder w = walk_of(c, rank, visit, user);
+    return all_of(&w, false, true);
 }
 
 ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user)
 {
     ari_op_builder w = walk_of(c, 0, visit, user);
     w.pipeline = true;
-    return all_of(&w, false);
+    return all_of(&w, false, false);
 }
 
 ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
