@@ -33,7 +33,7 @@ PUBLIC = "include/anyrank"
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
           "ref/baseline", "sim/plan", "planner", "run", "dump"]
 ROOMS = ["verify/" + room for room in
-         ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
+         ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "logprobs", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
            "sim/plan", "plan", "planner", "run", "dump", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
@@ -78,6 +78,7 @@ ALLOWED = {
                               "verify/gradcheck"],
     "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
+    "verify/logprobs": VERIFY + ["verify/reference", "verify/diagnose", "verify/grads"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "python/abi": ["ref/core", "ref/io", "dump"],
     "cli/shared": COMMAND,

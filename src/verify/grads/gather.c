@@ -9,6 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/io/safetensors.h"
+#include "ref/models/family.h"
 #include "verify/diagnose/roles.h"
 
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,
@@ -21,6 +22,22 @@ ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const cha
     AR_TRY(ari_full_tensor_init(&t->full, name, ndim, shape));
     g->count++;
     return AR_OK;
+}
+
+void ari_logits_name(char *name, size_t cap, const ar_config *c)
+{
+    snprintf(name, cap, "%s%s", ari_part_path(ari_family_of(c->arch), ARI_HEAD),
+             c->logit_cap > 0.0     ? ".capped"
+             : c->logit_scale > 0.0 ? ".scaled"
+                                    : "");
+}
+
+ar_status ari_gather_want_logits(ari_gatherer *g, const ar_config *c, const ar_batch *b, int file)
+{
+    const size_t shape[3] = {b->batch, b->seq, c->vocab};
+    char name[96];
+    ari_logits_name(name, sizeof name, c);
+    return ari_gather_want(g, name, 'f', "logits", 3, shape, file);
 }
 
 ar_status ari_gather_tap(void *user, const ar_tap_event *e)

@@ -27,14 +27,9 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
 {
     const ari_family *f = ari_family_of(c->arch);
     const char *head = ari_part_path(f, ARI_HEAD);
-    const size_t hidden[3] = {b->batch, b->seq, c->hidden}, logits[3] = {b->batch, b->seq, c->vocab}, one[1] = {1};
-    char capped[96];
-    snprintf(capped, sizeof capped, "%s%s", head ? head : "",
-             c->logit_cap > 0.0     ? ".capped"
-             : c->logit_scale > 0.0 ? ".scaled"
-                                    : "");
+    const size_t hidden[3] = {b->batch, b->seq, c->hidden}, one[1] = {1};
     if (head)
-        AR_TRY(ari_gather_want(g, capped, 'f', "logits", 3, logits, OUTPUTS_FILE));
+        AR_TRY(ari_gather_want_logits(g, c, b, OUTPUTS_FILE));
     AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, OUTPUTS_FILE));
     for (size_t i = 0; i <= c->layers; i++) {
         char tap[96], name[48];

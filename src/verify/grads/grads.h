@@ -27,6 +27,10 @@ typedef struct ari_gatherer {
 /** Wants a tensor; values are zero until a rank taps it. */
 AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim,
                                        const size_t *shape, int file);
+/** The tap of the logits of which the loss is, of a model that has a head. */
+void ari_logits_name(char *name, size_t cap, const ar_config *c);
+/** Wants the logits [b, s, V] by that tap. */
+AR_NODISCARD ar_status ari_gather_want_logits(ari_gatherer *g, const ar_config *c, const ar_batch *b, int file);
 /** An ar_tap_fn; user: the ari_gatherer, the same for all ranks. */
 AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
 void ari_gatherer_fini(ari_gatherer *g);

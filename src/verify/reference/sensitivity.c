@@ -45,6 +45,11 @@ const char *ar_sensitivity_name(ar_sensitivity s)
     return (unsigned)s < AR_SENSITIVITY_COUNT ? formats[s].name : "unknown";
 }
 
+ar_noise_units ari_sensitivity_noise(ar_sensitivity s)
+{
+    return formats[s].noise;
+}
+
 ar_sensitivity ar_sensitivity_of_precision(ar_precision p)
 {
     return p == AR_PRECISION_BF16   ? AR_SENSITIVITY_BF16_PURE

@@ -13,6 +13,9 @@
 #define ARI_NOISE_SAFETY 8.0
 #define ARI_NOISE_SEEDS 3
 
+/** The unit round-offs of an arithmetic. */
+ar_noise_units ari_sensitivity_noise(ar_sensitivity s);
+
 /* Which runs of the baseline. */
 typedef struct ari_sensitivity_case {
     ar_sensitivity of;

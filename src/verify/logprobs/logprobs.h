@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of ar_logprobs: sequences that are read, runs of the model on them, what a row of logits says, and why a
+ * side's numbers differ. */
+#ifndef ARI_VERIFY_LOGPROBS_LOGPROBS_H
+#define ARI_VERIFY_LOGPROBS_LOGPROBS_H
+
+#include "anyrank/logprobs.h"
+#include "run/run.h"
+
+/* --- sequences (sequences.c, records.c) --------------------------------------------------------------------------- */
+
+typedef struct ari_sequence {
+    size_t n;        /* tokens, at least 1 */
+    size_t prompt;   /* the first of them, which were given and not sampled; 0: not known */
+    int64_t *tokens; /* [n], owned */
+    float *given;    /* [n], owned: what a side says; NaN where it says nothing. NULL: it is a file of tokens */
+} ari_sequence;
+
+typedef struct ari_sequences {
+    ari_sequence *list;
+    size_t count, capacity;
+} ari_sequences;
+
+void ari_sequences_fini(ari_sequences *s);
+/** Makes a sequence of n >= 1 tokens; `given` [n] NaN where it is asked for. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sequences_add(ari_sequence **borrows, ari_sequences *s, size_t n, bool given);
+/** Reads a file: .safetensors (input_ids, with attention_mask or cu_seqlens, which are taken apart), or JSON or JSON
+ *  Lines. given: it must have log-probabilities. Errors: those of the file, AR_ERR_DATA (an id that is no token of the
+ *  model), AR_ERR_FORMAT, each with the sequence's number. */
+AR_NODISCARD ar_status ari_sequences_read(ari_sequences *s, const ar_config *c, const char *path, bool given);
+/** Adds the sequences of one JSON value: {"tokens", "logprobs"} and the names that others give these, a response of
+ *  vLLM's or SGLang's server, or a list of such. where: for messages. Errors: AR_ERR_FORMAT. */
+AR_NODISCARD ar_status ari_records_add(ari_sequences *s, const void *json, const char *where, bool given);
+
+/* --- rows (row.c) ------------------------------------------------------------------------------------------------- */
+
+/* What a row of logits says of one token. */
+typedef struct ari_place {
+    float logprob, entropy;
+    float largest; /* the largest log-probability of the row */
+    double lse;    /* what is taken from a logit */
+} ari_place;
+
+ari_place ari_place_of(const float *logits, size_t v, int64_t token);
+
+/* --- runs (forward.c) --------------------------------------------------------------------------------------------- */
+
+/* How the sequences are laid into rows, and with which weights: as they are, or as a broken program would. */
+typedef enum ari_lp_reading {
+    ARI_ALONE,             /* each sequence at its own length */
+    ARI_FROM_ONE,          /* positions count from 1 */
+    ARI_RESPONSE_RESTARTS, /* positions of the response count from 0 */
+    ARI_PADDED_POSITIONS,  /* positions count the padding in front, which is not attended to */
+    ARI_PADDING_ATTENDED,  /* the padding in front is attended to */
+    ARI_PACKED_TOGETHER,   /* all in one row, each attends to those before */
+    ARI_PACKED_RESTARTS,   /* the same, positions restart */
+    ARI_READINGS
+} ari_lp_reading;
+
+typedef struct ari_lp_model {
+    ar_run run;
+    const ar_config *config;
+    ari_weights *weights, *other; /* NULL: fresh; none */
+    const char *replaced;         /* the module whose weights are `other`'s; "": all; NULL: none */
+    double seconds;               /* of all runs so far */
+} ari_lp_model;
+
+/** Called for each sequence, in any order: logits [n, V], borrowed. */
+typedef ar_status (*ari_logits_fn)(void *user, size_t sequence, const float *logits);
+/** Whether the model can read them so: positions enough, and memory. */
+bool ari_lp_reading_fits(const ari_sequences *s, const ar_config *c, ari_lp_reading r);
+/** Refuses a layout that a length of the sequences does not allow. Errors: those of ar_run_check. */
+AR_NODISCARD ar_status ari_lp_check(const ari_lp_model *m, const ari_sequences *s);
+AR_NODISCARD ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading r, ari_logits_fn fn,
+                                      void *user);
+/** What rounding in `of` makes of the log-probabilities of the longest sequence: root mean square and largest, over
+ *  some runs of the baseline. */
+AR_NODISCARD ar_status ari_lp_rounding(double *rms, double *worst, ari_lp_model *m, const ari_sequences *s,
+                                       const ar_logprobs_options *o);
+
+/* --- causes (causes.c) -------------------------------------------------------------------------------------------- */
+
+/* A number of a side's, with what the model says there. */
+typedef struct ari_lp_claim {
+    size_t sequence, at;
+    float given, reference;
+    const float *row; /* [V], the logits; NULL: not kept */
+} ari_lp_claim;
+
+typedef struct ari_lp_case {
+    ari_lp_model *model;
+    const ari_sequences *sequences;
+    ari_place *const *place;   /* [sequences][n]; entry 0 of each is not set */
+    const ari_lp_claim *claim; /* [claims], with rows */
+    size_t claims;
+    double rounding; /* root mean square that rounding makes */
+} ari_lp_case;
+
+/** What may be wrong with a side, as the table of causes lists it; the first row is a title. */
+const struct ari_cause *ari_lp_causes(size_t *n);
+/** Sets cause, says, look_at and explained of a side; of one that is not off only where a cause explains nearly all, and
+ *  then it is off, unless the cause is a rounding. */
+AR_NODISCARD ar_status ari_lp_explain(ar_logprobs_side *side, const ari_lp_case *c);
+
+#endif
