@@ -43,7 +43,7 @@ def options(layout, gpus):
     """tp=8 pp=4 v=5 sp zero=1 micro=64 -> options of the command; dp is what remains."""
     names = {"tp": "--tp", "pp": "--pp", "cp": "--cp", "v": "--virtual-stages", "zero": "--zero",
              "micro": "--micro-batches", "overlap": "--overlap", "recompute": "--recompute",
-             "every": "--recompute-every"}
+             "every": "--recompute-every", "system": "--system"}
     made, left = [], gpus
     for word in layout.split():
         name, _, value = word.partition("=")
@@ -72,7 +72,7 @@ def beside_best(binary, rows, folder):
         if (row["model"], row["cluster"]) in seen or "recompute=full" in row["layout"]:
             continue
         seen.add((row["model"], row["cluster"]))
-        words = [word for word in row["layout"].split() if not word.startswith("overlap")]
+        words = [word for word in row["layout"].split() if not word.startswith(("overlap", "system"))]
         published = plan(binary, dict(row, layout=" ".join(words + ["overlap=4"] * ("sp" in words))), folder)
         command = [binary, "plan", config(row["model"], folder), "--cluster", row["cluster"], "--batch", row["batch"],
                    "--seq", row["seq"], "--gpus", row["gpus"], "--quiet", "--json", "-",

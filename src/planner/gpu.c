@@ -6,14 +6,14 @@
 
 /* peak, sms: data sheets. memory: of the data sheet's rate (2.04, 3.35, 4.8, 8 TB/s) the 0.85 that copies reach
  * (BabelStream). scores, half: A100 by figures 5 and 6 of Dao 2023 (arXiv:2307.08691); H100 and H200 by figures 5 and 6
- * of Shah et al. 2024 (arXiv:2407.08608); B200 by that share of its peak. inside: NCCL's bus bandwidth of large all-gathers
+ * of Shah et al. 2024 (arXiv:2407.08608), whose abstract has FlashAttention-2's 35 % on H100 (older); B200 by that share of its peak. inside: NCCL's bus bandwidth of large all-gathers
  * over NVLink and InfiniBand (nccl-tests) over the links' rates. taken: NCCL's 16 to 24 channels, one SM each. */
 static const ari_gpu gpus[] = {
-    {312e12, 0.80, 108, 1.73e12, {195e12, 178e12}, {400, 800}, 0.77, 0.90, 0.15, 1.07},    /* a100 */
-    {989e12, 0.72, 132, 2.85e12, {640e12, 550e12}, {700, 900}, 0.80, 0.92, 0.12, 1.14},    /* h100 */
-    {989e12, 0.72, 132, 4.08e12, {640e12, 550e12}, {700, 900}, 0.80, 0.92, 0.12, 1.14},    /* h200 */
-    {2250e12, 0.72, 148, 6.80e12, {1450e12, 1250e12}, {700, 900}, 0.80, 0.92, 0.11, 1.14}, /* b200 */
-    {2500e12, 0.72, 152, 6.80e12, {1610e12, 1390e12}, {700, 900}, 0.80, 0.92, 0.11, 1.14}, /* gb200-nvl72 */
+    {312e12, 0.80, 108, 1.73e12, {195e12, 178e12}, INFINITY, {400, 800}, 0.77, 0.90, 0.15, 1.07},    /* a100 */
+    {989e12, 0.72, 132, 2.85e12, {640e12, 550e12}, 346e12, {700, 900}, 0.80, 0.92, 0.12, 1.14},      /* h100 */
+    {989e12, 0.72, 132, 4.08e12, {640e12, 550e12}, 346e12, {700, 900}, 0.80, 0.92, 0.12, 1.14},      /* h200 */
+    {2250e12, 0.72, 148, 6.80e12, {1450e12, 1250e12}, INFINITY, {700, 900}, 0.80, 0.92, 0.11, 1.14}, /* b200 */
+    {2500e12, 0.72, 152, 6.80e12, {1610e12, 1390e12}, INFINITY, {700, 900}, 0.80, 0.92, 0.11, 1.14}, /* gb200-nvl72 */
 };
 
 /* A kernel's start and its first and last accesses to memory; a tile's fill and drain. */
@@ -54,9 +54,10 @@ double ari_gpu_product_seconds(const ari_gpu *g, const ari_gpu_product *p)
     return g->host * fmax(LAUNCH, fmax(best, bytes / g->memory));
 }
 
-double ari_gpu_scores_seconds(const ari_gpu *g, double flops, double positions, double head, bool backward)
+double ari_gpu_scores_seconds(const ari_gpu *g, bool older, double flops, double positions, double head, bool backward)
 {
     const double width = fmin(1.0, 0.4 + 0.6 * head / 128.0); /* half as wide: 0.7 (the same figures) */
-    const double rate = g->scores[backward] * width * positions / (positions + g->half[backward]);
+    const double most = older ? fmin(g->older, g->scores[backward]) : g->scores[backward];
+    const double rate = most * width * positions / (positions + g->half[backward]);
     return g->host * fmax(LAUNCH, flops / rate);
 }

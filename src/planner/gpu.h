@@ -13,6 +13,7 @@ typedef struct ari_gpu {
     double memory;    /* bytes a second of element-wise kernels */
     double scores[2]; /* operations a second of flash attention, forward and backward, in long sequences with heads of
                          128 features */
+    double older;     /* that it was at most before 2024 */
     double half[2];   /* positions at which it reaches half of that */
     double inside, between; /* shares of a link's rate that collectives reach */
     double taken;           /* share of the processors that a collective beside products takes from them */
@@ -27,8 +28,8 @@ typedef struct ari_gpu_product {
     bool accumulates; /* into fp32 sums of gradients, read and written */
 } ari_gpu_product;
 double ari_gpu_product_seconds(const ari_gpu *g, const ari_gpu_product *p);
-/** flops of scores among so many positions of a kernel's queries; head: features of a head. */
-double ari_gpu_scores_seconds(const ari_gpu *g, double flops, double positions, double head, bool backward);
+/** older: by flash attention of before 2024; flops of scores among so many positions of a kernel's queries; head: features of a head. */
+double ari_gpu_scores_seconds(const ari_gpu *g, bool older, double flops, double positions, double head, bool backward);
 /** A kernel that moves so many bytes through memory. */
 double ari_gpu_moves_seconds(const ari_gpu *g, double bytes);
 

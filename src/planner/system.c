@@ -4,28 +4,51 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-const char *const ari_system_names[] = {"megatron", "torchtitan", "deepspeed", "anyrank", NULL};
+const char *const ari_system_names[] = {"megatron", "torchtitan", "deepspeed", "composer", "anyrank", NULL};
 
 typedef void flags_of(ari_text *t, const ari_planned *p, int samples);
-static flags_of megatron, torchtitan, deepspeed, anyrank;
+static flags_of megatron, torchtitan, deepspeed, composer, anyrank;
 
 typedef struct ari_system {
     flags_of *flags;
     unsigned zero, schedules; /* bits: stages of ZeRO, schedules of a pipeline */
     bool fp32_gradients;
-    bool ring, heads, replicas; /* cp as a ring, and as an exchange of heads; ZeRO within replicas */
-    bool shared_stages;         /* ZeRO-2 and -3 in a pipeline */
+    bool ring, heads, replicas;            /* cp as a ring, and as an exchange of heads; ZeRO within replicas */
+    bool shared_stages;                    /* ZeRO-2 and -3 in a pipeline */
+    bool fp32_sums, late_gathers, flash_2; /* as in ari_time_options */
+    bool alone;                            /* neither tp nor cp, nor a pipeline */
 } ari_system;
 
 enum { INTERLEAVING = 1 << AR_PP_1F1B | 1 << AR_PP_INTERLEAVED, EVERY_SCHEDULE = (1 << AR_PP_SCHEDULES) - 1 };
 
 /* Megatron-LM sums bf16's gradients in fp32 (--accumulate-allreduce-grads-in-fp32, which --bf16 implies); torchtitan's
- * FSDP2 shares all states out; DeepSpeed's pipelines go with ZeRO-1 at most, its sequence parallelism exchanges heads. */
+ * FSDP2 shares all states out, and its training.mixed_precision_reduce is fp32, as is Composer's with
+ * mixed_precision=DEFAULT, whose FSDP prefetches by BACKWARD_POST and was published with Triton's flash attention or the
+ * second version; DeepSpeed's pipelines go with ZeRO-1 at most, its sequence parallelism exchanges heads. */
 static const ari_system systems[] = {
-    {megatron, 1 << 0 | 1 << 1, INTERLEAVING, true, true, true, false, false},
-    {torchtitan, 1 << 2 | 1 << 3, INTERLEAVING, false, true, false, true, true},
-    {deepspeed, 0xf, 1 << AR_PP_1F1B, false, false, true, false, false},
-    {anyrank, 0xf, EVERY_SCHEDULE, false, true, true, true, true},
+    {.flags = megatron, .zero = 0x3, INTERLEAVING, .fp32_gradients = true, .ring = true, .heads = true},
+    {.flags = torchtitan,
+     .zero = 0xc,
+     INTERLEAVING,
+     .ring = true,
+     .replicas = true,
+     .shared_stages = true,
+     .fp32_sums = true},
+    {.flags = deepspeed, .zero = 0xf, 1 << AR_PP_1F1B, .heads = true},
+    {.flags = composer,
+     .zero = 0xc,
+     .replicas = true,
+     .fp32_sums = true,
+     .late_gathers = true,
+     .flash_2 = true,
+     .alone = true},
+    {.flags = anyrank,
+     .zero = 0xf,
+     EVERY_SCHEDULE,
+     .ring = true,
+     .heads = true,
+     .replicas = true,
+     .shared_stages = true},
 };
 
 /* Share of a GPU's memory that its context, NCCL's buffers and fragmentation take: 4.8 GB of 80. */
@@ -40,6 +63,9 @@ void ari_search_account(ari_search *s, int system)
     if (s->time.cluster.gpu == 0)
         return;
     s->base.fp32_gradients = system < 0 || systems[system].fp32_gradients;
+    s->time.fp32_sums = system >= 0 && systems[system].fp32_sums;
+    s->time.late_gathers = system >= 0 && systems[system].late_gathers;
+    s->time.flash_2 = system >= 0 && systems[system].flash_2;
     s->base.reserve = RESERVED * s->time.cluster.memory_bytes;
     layout->overlap = layout->overlap > 0 ? layout->overlap : USUAL_CHUNKS;
 }
@@ -52,6 +78,8 @@ const char *ari_system_lacks(const ari_search *search, const ari_choice *c)
         return NULL;
     if (!(s->zero >> c->zero & 1) && (c->zero > 0 || c->dp * c->cp > 1))
         return c->zero == 0 ? "data parallelism without ZeRO" : "that stage of ZeRO";
+    if (s->alone && c->tp * c->cp * c->pp > 1)
+        return "tp, cp or a pipeline";
     if (c->pp > 1 && !(s->schedules >> c->schedule & 1))
         return "that schedule of a pipeline";
     if (c->pp > 1 && c->zero > 1 && !s->shared_stages)
@@ -134,6 +162,20 @@ static void deepspeed(ari_text *t, const ari_planned *p, int samples)
             " with {\"train_batch_size\": %zu, \"train_micro_batch_size_per_gpu\": %d, \"bf16\": {\"enabled\": true}, "
             "\"zero_optimization\": {\"stage\": %d}}",
             run->batch, samples, l->zero);
+}
+
+/* In llm-foundry's file of a run. */
+static void composer(ari_text *t, const ari_planned *p, int samples)
+{
+    const ar_run *run = &p->step.run;
+    const ar_parallel *l = &run->parallel;
+    ari_say(t, " precision: amp_bf16, global_train_batch_size: %zu, device_train_microbatch_size: %d, max_seq_len: %zu",
+            run->batch, samples, run->seq);
+    ari_say(t, ", fsdp_config: {sharding_strategy: %s, mixed_precision: DEFAULT, activation_checkpointing: %s}",
+            ari_at_least_one(l->dp_replicate) > 1 ? "HYBRID_SHARD"
+            : l->zero > 2                         ? "FULL_SHARD"
+                                                  : "SHARD_GRAD_OP",
+            l->recompute.what == AR_RECOMPUTE_FULL ? "true" : "false");
 }
 
 static void anyrank(ari_text *t, const ari_planned *p, int samples)

@@ -128,9 +128,11 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
             ari_shared_unit_seconds(&u, ARI_CALL_REDUCE_SCATTER) + ari_shared_unit_sum(NULL, &u, 1.0);
         if (units == 0.0 || c->passes->parameters[part] == 0.0)
             continue;
+        const double late = c->o->late_gathers ? gather : 0.0;
         const double forward = gather + (units - 1.0) * fmax(0.0, gather - (blocks ? pass[ARI_GOES_FORWARD] : 0.0));
         const double backward =
-            gather + scatter + (units - 1.0) * fmax(0.0, gather + scatter - (blocks ? pass[ARI_GOES_BACKWARD] : 0.0));
+            gather + scatter +
+            (units - 1.0) * (late + fmax(0.0, gather - late + scatter - (blocks ? pass[ARI_GOES_BACKWARD] : 0.0)));
         e.forward += forward;
         e.backward += backward;
         if (!moved)

@@ -16,6 +16,9 @@ typedef struct ari_time_options {
     ari_cost_model cost_model;
     bool hierarchical; /* groups that span nodes: reduce-scatter inside, all-reduce between, all-gather inside */
     bool shared_links; /* collectives that are in flight at once on one kind of link share its rate */
+    /* Of a system (system.c): gradients are summed in fp32; ZeRO-3 gathers a block's weights for its backward pass when
+     * the block after it has gone through its own; flash attention is that of before 2024. */
+    bool fp32_sums, late_gathers, flash_2;
 } ari_time_options;
 
 /* Default of ar_ddp_options.bucket_bytes in each account's system. */

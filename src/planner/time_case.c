@@ -47,6 +47,8 @@ void ari_traffic_add(ari_traffic *to, const ari_traffic *from, double times)
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call)
 {
     const bool values = call->dtype == AR_F32 || call->dtype == AR_I32;
+    if (op->kind == ARI_OPERATION_GRADIENT_SUM && o->fp32_sums)
+        return (double)ar_dtype_bytes(AR_F32);
     if (o->cost_model == ARI_COST_PRODUCTION && values && op->kind != ARI_OPERATION_LOSS)
         return (double)ar_dtype_bytes(AR_BF16);
     return (double)ar_dtype_bytes(call->dtype);

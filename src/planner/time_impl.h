@@ -101,8 +101,8 @@ enum { ARI_OF_ALL, ARI_OF_EXPERTS, ARI_SHARED_OUT };
 typedef struct ari_shared_unit {
     ari_links links[ARI_SHARED_OUT], copies[ARI_SHARED_OUT]; /* copies: those with the same shares */
     double n[ARI_SHARED_OUT];
+    double sum_width; /* bytes of a gradient on its way */
 } ari_shared_unit;
-#define ARI_UNIT_WIDTH 2.0 /* bytes of a weight, and of its gradient */
 /** That of a part of the model: a block, or what is outside. */
 ari_shared_unit ari_shared_unit_of(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int part);
 /** Seconds of a collective of them. */

@@ -182,7 +182,7 @@ static double attention_seconds(const walk *w, const ari_operation *op)
     const double own = (double)context->local[1], all = (double)context->shape[1];
     const double pairs = ari_op_elements(context) * all * (w->p->flash ? w->seen : 1.0);
     if (w->gpu && w->p->flash)
-        return ari_gpu_scores_seconds(w->gpu, 2.0 * products * pairs, own, head, !forward);
+        return ari_gpu_scores_seconds(w->gpu, w->o->flash_2, 2.0 * products * pairs, own, head, !forward);
     if (w->gpu) { /* two products of each head, forward and for each gradient, and what passes over its scores */
         const double heads = ari_op_elements(context) / own / head;
         const ari_gpu_product scores = {heads, own, all, head, false}, sums = {heads, own, head, all, false};

@@ -58,10 +58,13 @@ CLAIM(products_are_slower_the_smaller_they_are)
         cr_expect_lt(rate(g, 8192, 8192, 256, true), rate(g, 8192, 8192, 256, false));
         cr_expect_geq(ari_gpu_moves_seconds(g, 1.0), 3e-6);
         cr_expect_eq(ari_gpu_moves_seconds(g, 0.0), 0.0);
-        cr_expect_lt(ari_gpu_scores_seconds(g, 1e13, 16384, 128, false),
-                     ari_gpu_scores_seconds(g, 1e13, 16384, 64, false));
-        cr_expect_lt(ari_gpu_scores_seconds(g, 1e13, 16384, 128, true),
-                     ari_gpu_scores_seconds(g, 1e13, 512, 128, true));
+        cr_expect_lt(ari_gpu_scores_seconds(g, false, 1e13, 16384, 128, false),
+                     ari_gpu_scores_seconds(g, false, 1e13, 16384, 64, false));
+        cr_expect_lt(ari_gpu_scores_seconds(g, false, 1e13, 16384, 128, true),
+                     ari_gpu_scores_seconds(g, false, 1e13, 512, 128, true));
+        const double older = ari_gpu_scores_seconds(g, true, 1e13, 16384, 128, false) /
+                             ari_gpu_scores_seconds(g, false, 1e13, 16384, 128, false);
+        cr_expect(fabs(older - (g->older < g->scores[0] ? g->scores[0] / g->older : 1.0)) < 1e-9);
     }
 }
 

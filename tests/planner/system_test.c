@@ -5,7 +5,7 @@
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 
-enum { MEGATRON, TORCHTITAN, DEEPSPEED, ANYRANK };
+enum { MEGATRON, TORCHTITAN, DEEPSPEED, COMPOSER, ANYRANK };
 
 static ari_choice choice_of(int tp, int cp, int pp, int dp, int zero)
 {
@@ -35,18 +35,18 @@ CLAIM(systems_lack_what_they_cannot_do)
         ari_choice choice;
         unsigned lack; /* bits of the systems that do */
     } cases[] = {
-        {choice_of(8, 1, 1, 1, 0), 0},
-        {choice_of(1, 1, 1, 8, 0), 1 << TORCHTITAN},
-        {choice_of(1, 1, 1, 8, 1), 1 << TORCHTITAN},
+        {choice_of(8, 1, 1, 1, 0), 1 << COMPOSER},
+        {choice_of(1, 1, 1, 8, 0), 1 << TORCHTITAN | 1 << COMPOSER},
+        {choice_of(1, 1, 1, 8, 1), 1 << TORCHTITAN | 1 << COMPOSER},
         {choice_of(1, 1, 1, 8, 2), 1 << MEGATRON},
         {choice_of(1, 1, 1, 8, 3), 1 << MEGATRON},
-        {choice_of(1, 1, 2, 4, 2), 1 << MEGATRON | 1 << DEEPSPEED},
-        {choice_of(1, 4, 1, 2, 3), 1 << MEGATRON | 1 << DEEPSPEED},
-        {choice_of(1, 4, 1, 2, 1), 1 << TORCHTITAN | 1 << DEEPSPEED},
-        {heads, 1 << MEGATRON | 1 << TORCHTITAN},
+        {choice_of(1, 1, 2, 4, 2), 1 << MEGATRON | 1 << DEEPSPEED | 1 << COMPOSER},
+        {choice_of(1, 4, 1, 2, 3), 1 << MEGATRON | 1 << DEEPSPEED | 1 << COMPOSER},
+        {choice_of(1, 4, 1, 2, 1), 1 << TORCHTITAN | 1 << DEEPSPEED | 1 << COMPOSER},
+        {heads, 1 << MEGATRON | 1 << TORCHTITAN | 1 << COMPOSER},
         {hybrid, 1 << MEGATRON | 1 << DEEPSPEED},
-        {bubble, 1 << MEGATRON | 1 << TORCHTITAN | 1 << DEEPSPEED},
-        {interleaved, 1 << TORCHTITAN | 1 << DEEPSPEED},
+        {bubble, 1 << MEGATRON | 1 << TORCHTITAN | 1 << DEEPSPEED | 1 << COMPOSER},
+        {interleaved, 1 << TORCHTITAN | 1 << DEEPSPEED | 1 << COMPOSER},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_expect_null(ari_system_lacks(&(ari_search){.system = 0}, &cases[i].choice));
@@ -60,8 +60,8 @@ CLAIM(systems_lack_what_they_cannot_do)
 CLAIM(searches_for_a_system_leave_out_what_it_lacks)
 {
     const ar_config c = shape_bundled("llama-demo");
-    size_t legal[5] = {0};
-    for (int i = 0; i < 5; i++) {
+    size_t legal[2 + ANYRANK] = {0};
+    for (int i = 0; i < 2 + ANYRANK; i++) {
         ari_search s = {.base = shape_planned(&c, 1, false, 8, 64), .ranks = 4, .sp = -1, .zero = -1, .recompute = -1};
         ari_ranking r;
         s.schedule = -1;
@@ -115,6 +115,37 @@ CLAIM(flags_say_the_layout)
     ari_system_flags(text, sizeof text, &(ari_search){.system = DEEPSPEED + 1}, &p);
     cr_expect_not_null(strstr(text, "\"train_micro_batch_size_per_gpu\": 1, \"bf16\": {\"enabled\": true}, "
                                     "\"zero_optimization\": {\"stage\": 3}}"));
+    ari_system_flags(text, sizeof text, &(ari_search){.system = COMPOSER + 1}, &p);
+    cr_expect_str_eq(text,
+                     "composer: precision: amp_bf16, global_train_batch_size: 128, device_train_microbatch_size: 1,"
+                     " max_seq_len: 8192, fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: DEFAULT,"
+                     " activation_checkpointing: true}");
+}
+
+/* Of ZeRO-3 on a node: Composer's gathers come late, and its gradients go in fp32, as torchtitan's do. A gather that
+ * nothing hides takes no processors from products, as 12 % of it did. */
+CLAIM(systems_gather_and_sum_in_their_own_way)
+{
+    const ar_config c = shape_bundled("llama-3-8b");
+    const ari_choice choice = choice_of(1, 1, 1, 8, 3);
+    ari_search s = {.base = shape_planned(&c, 1, false, 8, 8192)};
+    ari_time t[3];
+    double scattered[3];
+    s.base.flash = true;
+    for (int i = 0; i < 3; i++) {
+        cr_assert_ok(ar_sim_cluster_parse(&s.time.cluster, "h100"));
+        ari_search_account(&s, i == 0 ? -1 : i == 1 ? TORCHTITAN : COMPOSER);
+        s.time.flash_2 = false;
+        const ari_planned p = ari_choice_planned(&s.base, &choice);
+        cr_assert_ok(ari_time_of(&t[i], &p, &s.time));
+        for (int k = 0; k < t[i].moved.n; k++)
+            scattered[i] =
+                strcmp(t[i].moved.row[k].call, "reduce_scatter") == 0 ? t[i].moved.row[k].bytes : scattered[i];
+    }
+    const double late = t[1].hidden - t[2].hidden, exposed = t[2].of[ARI_TIME_DP] - t[1].of[ARI_TIME_DP];
+    cr_expect_eq(scattered[1], 2.0 * scattered[0]);
+    cr_expect_eq(scattered[2], scattered[1]);
+    cr_expect(late > 0.0 && fabs(exposed - (1.0 - 0.12) * late) < 1e-9, "%g s late, %g s more", late, exposed);
 }
 
 /* Megatron-LM's documentation of its distributed optimizer: 18 bytes a parameter without it, 6 + 12/d with it. */
