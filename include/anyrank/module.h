@@ -77,9 +77,10 @@ typedef struct ar_unit {
 
 struct ar_module {
     const ar_module_ops *ops;
-    char name[96];   /* Hugging Face path */
-    ar_held tap;     /* what ar_module_forward and _backward report to a listener: y as name:fwd, dx as name:bwd */
-    bool recomputed; /* ar_module_recompute */
+    char name[96];              /* Hugging Face path */
+    ar_held tap;                /* what ar_module_forward reports to a listener: y as name:fwd */
+    ar_held tap_dx;             /* and _backward: dx as name:bwd; to be set where it is held otherwise than y */
+    bool recomputed;            /* ar_module_recompute */
     const ar_module_hook *hook; /* borrowed; NULL: none */
 };
 /** Fills in a module whose memory is the caller's: its table and its name. Errors: AR_ERR_ARG (the name is too long, a

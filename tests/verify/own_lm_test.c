@@ -50,6 +50,101 @@ Test(own_lm, positions_are_shared_out_with_the_same_bits)
     expect_same(r);
 }
 
+/* --- values that are held one way forward and another back -------------------------------------------------------- */
+
+/* relu(x U^T), whose y is the own features and dx whole, or a D^T of it, the other way round. */
+typedef struct half {
+    ar_module base;
+    ar_param weight;
+    bool row;
+} half;
+
+static ar_status half_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                              const ar_batch *b)
+{
+    half *h = (half *)m;
+    ar_tensor in = *x, made;
+    (void)b;
+    if (!h->row)
+        AR_TRY(ar_enter_region(ctx, &in, x));
+    AR_TRY(ar_contract(ctx, &made, &in, &h->weight));
+    AR_TRY(ar_saved_push(saved, m, 0, &in));
+    AR_TRY(ar_saved_push(saved, m, 1, &made));
+    return h->row ? ar_leave_region(ctx, y, &made) : ar_bias_act_forward(ctx, y, &made, NULL, AR_ACT_RELU);
+}
+
+static ar_status half_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                               const ar_batch *b)
+{
+    half *h = (half *)m;
+    ar_tensor in, made, d, din;
+    (void)b;
+    AR_TRY(ar_saved_pop(saved, m, 0, &in));
+    AR_TRY(ar_saved_pop(saved, m, 1, &made));
+    AR_TRY(h->row ? ar_leave_region_backward(ctx, &d, dy)
+                  : ar_bias_act_backward(ctx, &d, dy, &made, NULL, AR_ACT_RELU));
+    AR_TRY(ar_contract_backward(ctx, dx ? &din : NULL, &d, &in, &h->weight));
+    if (dx && h->row)
+        *dx = din;
+    return dx && !h->row ? ar_enter_region_backward(ctx, dx, &din) : AR_OK;
+}
+
+static ar_status half_create(ar_module **gives, ar_ctx *ctx, const char *name, bool row, bool told)
+{
+    static const ar_module_ops ops = {"half", half_forward, half_backward, .params_at = offsetof(half, weight),
+                                      .params_count = 1};
+    half *h = calloc(1, sizeof *h);
+    if (!h)
+        return AR_ERR_MEMORY;
+    *gives = &h->base;
+    h->row = row;
+    AR_TRY(ar_module_init(&h->base, &ops, name, row ? AR_HELD_WHOLE : AR_HELD_SHARD));
+    if (told)
+        h->base.tap_dx = row ? AR_HELD_SHARD : AR_HELD_WHOLE;
+    return ar_param_init_shard(&h->weight, ctx, name, "w", (size_t[]){row ? 8 : 16, row ? 16 : 8}, row,
+                               AR_INIT_XAVIER_NORMAL);
+}
+
+static ar_status build_halves(void *told, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    ar_module *m[3] = {NULL};
+    ar_status st = ar_norm_create(&m[0], ctx, "norm", AR_NORM_RMS, 8, 1e-5);
+    for (int i = 0; i < 2 && st == AR_OK; i++)
+        st = half_create(&m[1 + i], ctx, i ? "down" : "up", i == 1, *(const bool *)told);
+    if (st == AR_OK)
+        st = ar_sequential_create(module, "halves", m, 3, true);
+    for (int i = 0; i < 3 && st != AR_OK; i++)
+        ar_module_destroy(m[i]);
+    return st == AR_OK ? ar_squared_error_create(loss, ctx, "loss") : st;
+}
+
+static ar_status batch_of_halves(void *told, int step, ar_batch *b)
+{
+    static float x[4 * 4 * 8];
+    (void)told, (void)step;
+    for (int i = 0; i < 4 * 4 * 8; i++)
+        x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
+    *b = (ar_batch){.batch = 4, .seq = 1, .input = x, .sample_ndim = 2, .sample_shape = {4, 8}};
+    b->target = x;
+    b->target_width = 4 * 8;
+    return AR_OK;
+}
+
+Test(own_lm, y_and_dx_are_reported_as_each_is_held)
+{
+    static const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4, .sp = true}, {.tp = 2, .cp = 2}};
+    bool told[] = {true, false};
+    const ar_check_module_options o = options(layouts, 3);
+    for (int i = 0; i < 2; i++) {
+        const ar_module_case c = {.name = "halves", .build = build_halves, .batch = batch_of_halves, .user = &told[i]};
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+        cr_assert_ok(ar_check_module(&r, &c, &o));
+        for (size_t k = 0; k < 3; k++)
+            cr_expect_eq(r->run[k].result == AR_CHECK_SAME, told[i], "%s, layout %zu: %s", told[i] ? "told" : "not", k,
+                         r->run[k].first.tensor);
+    }
+}
+
 Test(own_lm, stages_of_a_list_are_a_pipeline)
 {
     static const ar_parallel layouts[] = {

@@ -86,7 +86,7 @@ ar_status ari_module_done(ar_module *m, ar_ctx *ctx)
 ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *name, ar_held tap)
 {
     m->ops = ops;
-    m->tap = tap;
+    m->tap = m->tap_dx = tap;
     m->recomputed = false;
     m->hook = NULL;
     if (!ops->forward || !ops->backward)
@@ -229,7 +229,7 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     AR_TRY(ari_span_end((m->recomputed ? backward_recomputed : m->ops->backward)(m, ctx, saved, dx, dy, batch)));
     ari_ledger_leave(ctx, outer);
     if (dx)
-        AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap));
+        AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap_dx));
     AR_TRY(ari_module_done(m, ctx));
     return end_pass(m, AR_BACKWARD);
 }
