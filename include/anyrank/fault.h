@@ -149,6 +149,13 @@ AR_BEGIN_DECLS
     X(sp_router_grad_summed, "sequence parallelism: the router's gradient, whole on each rank, is summed over tp")     \
     X(sp_router_grad_local,                                                                                            \
       "sequence parallelism: the gradient of a router that sees its own tokens is not summed over tp")                 \
+    X(latent_key_grad_local,                                                                                           \
+      "latent attention: the gradient of the key that all heads share is a sum over the rank's own heads alone")       \
+    X(sp_latent_key_grad_summed,                                                                                       \
+      "sequence parallelism: the gradient of the key that all heads share, whole on each rank, is summed over tp")     \
+    X(latent_grads_summed_again,                                                                                       \
+      "latent attention: gradients of what is whole on each rank are summed over tp, but for the shared key's rows")   \
+    X(gradnorm_latents_as_shards, "clipping counts latent attention's matrices that are whole on each rank by rank")   \
     X(experts_not_reduced, "experts: the ranks' parts of what the experts make are not summed")                        \
     X(experts_dx_not_reduced, "experts: the ranks' parts of the gradient of the experts' input are not summed")        \
     X(experts_combined_first, "experts: each rank rounds and weights its part of their output before the parts' sum")  \

@@ -14,6 +14,9 @@
 #define EP_WHOLE(t, n) .at = {.parallel = {.tp = (t), .sp = true, .etp = 1, .ep = (n)}}
 #define MLP(layer, name) "model.layers." #layer ".mlp" name /* of qwen2-moe and routed */
 
+#define ATTENTION(layer, name) "model.layers." #layer ".self_attn" name
+#define DP_SP(d, t, samples) .at = {.parallel = {.dp = (d), .tp = (t), .sp = true}, .batch = (samples)}
+
 #define BALANCED(form, ...) .at = {.parallel = {__VA_ARGS__}, .router = {AR_BALANCE_##form, 0.5, 0.0}}
 #define BIAS_MOVED(by, ...) .at = {.parallel = {__VA_ARGS__}, .router = {.bias_update = (by)}}
 #define BIAS_MOVED_FOR(by, samples, ...) \
@@ -62,6 +65,12 @@ static const expected experts_once[] = {
     {F(router_grad_local), "mixtral", TP(2), MOE(1, ".weights:bwd"), 0, "missing_all_reduce: over tp"},
     {F(sp_router_grad_summed), "mixtral", SP(2), MOE(1, ".gate.weight:grad"), 0, "reduced_again: over tp"},
     {F(sp_router_grad_local), "mixtral", EP_WHOLE(2, 1), MOE(1, ".gate.weight:grad"), 0, "missing_all_reduce: over tp"},
+    {F(latent_key_grad_local), "deepseek", TP(2), ATTENTION(1, ".k_shared:bwd"), 0, "missing_all_reduce: over tp"},
+    {F(sp_latent_key_grad_summed), "deepseek", SP(2), ATTENTION(1, ".k_shared:bwd"), 0, "reduced_again: over tp"},
+    {F(latent_grads_summed_again), "deepseek", TP(2), ATTENTION(1, ".kv_a_proj_with_mqa.weight:grad"), 0,
+     "latents_reduced_again: rows 0 to 11, of the latents, are the reference times 2"},
+    {F(gradnorm_latents_as_shards), "deepseek", TP(4), "grad_norm:clip", 0,
+     "norm_counts_twice: kv_a_proj_with_mqa.weight and its like in other layers (2 parameters)"},
     {F(experts_not_reduced), "mixtral", TP(2), MOE(0, ".experts:fwd"), 0, "missing_all_reduce: over tp"},
     {F(experts_dx_not_reduced), "mixtral", TP(2), MOE(1, ".experts:bwd"), 0, "missing_all_reduce: over tp"},
     {F(experts_combined_first), "mixtral", TP(2), MOE(0, ".experts:fwd"), 0, "parts_rounded_first"},
@@ -144,6 +153,13 @@ static const expected experts_elsewhere[] = {
     {F(sp_router_grad_summed), "qwen2-moe", SP(4), MLP(1, ".gate.weight:grad"), 0, "reduced_again"},
     {F(sp_router_grad_local), "qwen2-moe", EP_WHOLE(2, 2), MLP(1, ".shared_expert_gate.weight:grad"), 0,
      "missing_all_reduce: over tp"},
+    {F(latent_key_grad_local), "deepseek", SP(4), ATTENTION(1, ".k_shared:bwd"), 0, "missing_all_reduce: over tp",
+     RING},
+    {F(sp_latent_key_grad_summed), "deepseek", DP_SP(2, 2, 2), ATTENTION(1, ".k_shared:bwd"), 0,
+     "reduced_again: over tp"},
+    {F(latent_grads_summed_again), "deepseek", TP(4), ATTENTION(1, ".kv_a_proj_with_mqa.weight:grad"), 0,
+     "latents_reduced_again: rows 0 to 11, of the latents, are the reference times 4", RING},
+    {F(gradnorm_latents_as_shards), "deepseek", SP(2), "grad_norm:clip", 0, "norm_counts_twice"},
     {F(experts_not_reduced), "qwen2-moe", TP(4), MLP(0, ".experts:fwd"), 0, "missing_all_reduce: over tp", RING},
     {F(experts_dx_not_reduced), "qwen2-moe", DP(2, 2, 2), MLP(1, ".experts:bwd"), 0, "missing_all_reduce: over tp"},
     {F(experts_combined_first), "qwen2-moe", SP(2), MLP(0, ".experts:fwd"), 0, "parts_rounded_first", RING},

@@ -42,6 +42,15 @@
                  "\"first_k_dense_replace\": 0, \"use_qk_norm\": true, \"attention_bias\": false, \"hidden_act\": " \
                  "\"silu\", \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0, \"partial_rotary_factor\": 0.5")
 
+/* Latent attention, queries without a rank. */
+#define DEEPSEEK(vocab, hidden, ffn, layers, heads, rank, n, k)                                                   \
+    WITH_EXPERTS(                                                                                                 \
+        "deepseek_v3", vocab, hidden, layers, heads, heads,                                                       \
+        "\"intermediate_size\": " #ffn ", \"moe_intermediate_size\": " #ffn ", \"n_routed_experts\": " #n         \
+        ", \"num_experts_per_tok\": " #k ", \"n_shared_experts\": 1, \"n_group\": 2, \"topk_group\": 2, "         \
+        "\"norm_topk_prob\": true, \"first_k_dense_replace\": 0, \"q_lora_rank\": null, \"kv_lora_rank\": " #rank \
+        ", \"qk_nope_head_dim\": 8, \"qk_rope_head_dim\": 4, \"v_head_dim\": 8, \"rms_norm_eps\": 1e-6")
+
 #define GPT2(vocab, hidden, inner, layers, heads)                                                          \
     "{\"model_type\": \"gpt2\", \"vocab_size\": " #vocab ", \"n_embd\": " #hidden ", \"n_inner\": " #inner \
     ", \"n_layer\": " #layers ", \"n_head\": " #heads                                                      \

@@ -513,6 +513,21 @@ static const char *const explained[AR_FAULT_COUNT] = {
         "Experts that are whole on each rank (etp=1) let each tensor-parallel rank route its own positions, so a "
         "router's gradient is a sum over tp (NVIDIA/Megatron-LM 599; of a shared expert's gate: alibaba/Pai- "
         "Megatron-Patch 397). Here each rank keeps its own: the copies differ, their sum is right.",
+    [AR_FAULT_latent_key_grad_local] =
+        "In latent attention (DeepSeek-V2) the last features of a key are the same for all heads, so their gradient is "
+        "a sum over heads, and over tp. Here each rank sums its own heads (NVIDIA/Megatron-LM 1699, pytorch/torchtitan "
+        "1373): of the matrix that makes latents and key the key's rows are wrong alone, and the loss shows it after "
+        "a thousand steps.",
+    [AR_FAULT_sp_latent_key_grad_summed] =
+        "The sum over heads is already over tp, and a copy of the sequence-parallel input sums it again "
+        "(NVIDIA/Megatron-LM 6839): tp times the gradient, in the key's rows alone.",
+    [AR_FAULT_latent_grads_summed_again] =
+        "A column-parallel layer's input gradient is complete on each rank, and the gradients of the whole matrices "
+        "before it are summed over tp as if each rank had a part (inclusionAI/AReno 496). One tensor has two ratios: "
+        "tp in the latents' rows, 1 in those of the key, of which each rank had its own heads' part.",
+    [AR_FAULT_gradnorm_latents_as_shards] =
+        "The matrices that every rank has whole are marked as sharded, so that the norm counts them tp times "
+        "(ROCm/TransformerEngine 715: a norm 1.52 times as large). All gradients are right.",
     [AR_FAULT_experts_not_reduced] =
         "The sum over tp of the ranks' parts of what the experts make is left out, so that each rank combines its "
         "own. The copies add up to the reference; the bytes of two reductions a block are missing.",

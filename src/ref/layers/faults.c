@@ -227,6 +227,32 @@ ar_status ari_fault_own_tokens(ar_ctx *ctx, const ar_tensor *dy)
     return AR_OK;
 }
 
+/* A sum over ranks of which each has the same. */
+static ar_status sum_of_equals(ar_ctx *ctx, const ar_tensor *t)
+{
+    return ARI_KERNEL(ctx, scale, t, t, (float)ar_comm_size(ctx->tp));
+}
+
+ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
+{
+    const ar_tensor rows = ar_tensor_rows(dy), latents = ar_tensor_slice(&rows, 1, 0, rows.shape[1] - shared);
+    ar_tensor work;
+    if (shared == 0 || !ar_faulty(ctx, AR_FAULT_latent_grads_summed_again))
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, &work, dy->dtype, 2, latents.shape));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &work, &latents));
+    AR_TRY(sum_of_equals(ctx, &work));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &latents, &work));
+    ar_ctx_release(ctx, &work);
+    return AR_OK;
+}
+
+ar_status ari_fault_shared_key(ar_ctx *ctx, const ar_tensor *dy)
+{
+    const bool faulty = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_latent_key_grad_summed);
+    return faulty ? sum_of_equals(ctx, dy) : AR_OK;
+}
+
 ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_tp_redistribution change,
                                  const char *tag)
 {

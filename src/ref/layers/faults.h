@@ -71,6 +71,11 @@ AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, c
 /** sp_router_grad_local, of a replicated layer whose tokens are shared out: of dY [.., positions, out], gathered, the
  *  other ranks' positions become zero. */
 AR_NODISCARD ar_status ari_fault_own_tokens(ar_ctx *ctx, const ar_tensor *dy);
+/** latent_grads_summed_again: before the weights' gradients the dY of a layer of which heads of all ranks take the last
+ *  `shared` features; 0: they take none. */
+AR_NODISCARD ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy);
+/** sp_latent_key_grad_summed: the gradient of what all heads share. */
+AR_NODISCARD ar_status ari_fault_shared_key(ar_ctx *ctx, const ar_tensor *dy);
 /** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they
  *  are other ones than without a fault. */
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row);

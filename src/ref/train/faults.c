@@ -144,6 +144,11 @@ ar_comm *ari_fault_expert_group(const ari_bucket *b, ar_comm *over)
     return b->expert && ar_faulty(b->ddp->ctx, AR_FAULT_experts_summed_over_dp) ? ari_ddp_dp(b->ddp) : over;
 }
 
+static bool is_of_latents(const ar_param *p)
+{
+    return strstr(p->name, "_a_proj") != NULL;
+}
+
 /* gradnorm_copy_as_shard: it is the first one that several ranks hold. */
 bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n, size_t i)
 {
@@ -151,7 +156,8 @@ bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n,
     while (first < n && params[first]->layout.replicas == 1)
         first++;
     return ar_faulty(ctx, AR_FAULT_gradnorm_counts_replicas) || ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) ||
-           (ar_faulty(ctx, AR_FAULT_gradnorm_copy_as_shard) && i == first);
+           (ar_faulty(ctx, AR_FAULT_gradnorm_copy_as_shard) && i == first) ||
+           (ar_faulty(ctx, AR_FAULT_gradnorm_latents_as_shards) && is_of_latents(params[i]));
 }
 
 ar_status ari_fault_mean_of_norms(float *norm, ar_ctx *ctx)

@@ -31,8 +31,8 @@ int ari_fault_norms(const ar_ctx *ctx);
 float ari_fault_gradient_times(const ar_ctx *ctx, const ar_param *p);
 /** experts_summed_over_dp: the group that a bucket is summed over, in place of that of the experts' copies. */
 ar_comm *ari_fault_expert_group(const ari_bucket *b, ar_comm *over);
-/** gradnorm_counts_replicas, gradnorm_mean_of_ranks, gradnorm_copy_as_shard: whether a rank that holds a copy of
- *  params[i] counts it as the first of its holders does. */
+/** gradnorm_counts_replicas, gradnorm_mean_of_ranks, gradnorm_copy_as_shard, gradnorm_latents_as_shards: whether a
+ *  rank that holds a copy of params[i] counts it as the first of its holders does. */
 bool ari_fault_counts_copy(const ar_ctx *ctx, ar_param *const *params, size_t n, size_t i);
 /** gradnorm_mean_of_ranks: the norm of what each rank holds becomes their mean. Collective over the tp group. */
 AR_NODISCARD ar_status ari_fault_mean_of_norms(float *norm, ar_ctx *ctx);

@@ -29,6 +29,11 @@ static const ari_cause rows[] = {
      ": of all weights of experts ({experts} others looked at), and of nothing else: an expert has the tokens of "
      "all expert-parallel ranks, and its gradient is divided by the count that all others are, not by one of the "
      "ranks with its copies (edp)" LOOK "the group of the mean of experts' gradients (DeepSpeed #6545)"},
+    {"latents_reduced_again", K(FACTOR), ARI_IDENTITY + 7, "g", 0, IF(BLOCKS), IF(NEGATIVE), TIMES,
+     "two ratios in one tensor: rows {first_row} to {last_row}, of the {which}, are the reference times {name}{fit}, and "
+     "the others are right: what column-parallel layers take is complete on every rank after their backward pass, and "
+     "the key that all heads share after a sum over them; gradients of latents and key were not summed over tp once "
+     "each" LOOK "sums over tp of gradients of what is whole on each rank (inclusionAI/AReno 496, Megatron 6839)"},
     {"sign_flipped", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(ONE) | IF(NEGATIVE), 0, TIMES,
      FACTOR ": the sign is flipped"},
     {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_SHARDS), 0, TIMES,

@@ -298,6 +298,24 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
     t->flags |= ARI_IF(STAGES) | (steady && levels > 2 ? ARI_IF(ALL) : 0);
 }
 
+/* --- one of a tensor's two parts ---------------------------------------------------------------------------------- */
+
+/* Latent attention's matrix that makes what keys are made of, and the key that all heads share: if the rows of one alone
+ * have the factor, the ranks completed the two apart. */
+static void look_at_latents(ari_trace *t, const ari_case *c)
+{
+    size_t from, to, n = c->grid.shape[0];
+    if (ari_module_within(c->grid.d->name).role != ARI_KV_A || c->grid.d->pass != 'g')
+        return;
+    ari_bounding_range(c, 0, &from, &to);
+    if (to - from == n || (from > 0 && to < n) || c->survey.hit[0] != to - from)
+        return;
+    t->flags |= ARI_IF(BLOCKS);
+    ari_count(t, "first_row", from);
+    ari_count(t, "last_row", to - 1);
+    ari_words(t, "which", from == 0 ? "latents" : "shared key");
+}
+
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
 
 /* Tokens with a gradient: of the loss's inputs, those with a target. */
@@ -366,6 +384,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     ari_words(t, "over", "%s", ari_axes_text(over, c, ari_axes_of_ranks(c, n), " or "));
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
     look_at_stages(t, c, &o);
+    look_at_latents(t, c);
 }
 
 /* --- one factor, or one for each rank ----------------------------------------------------------------------------- */
@@ -413,6 +432,7 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
         ari_count(t, "experts", o.experts);
         look_at_stages(t, c, &o);
+        look_at_latents(t, c);
         if (few && !(t->flags & ARI_IF(NAMED)))
             ari_trace_clear(t);
     } else if (!few) {

@@ -166,8 +166,10 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
     AR_TRY(ctx->arith->operand_a(ctx, &a, &terms, b, m->base.name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     if (over)
-        AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, over, AR_ALL, m->base.name));
+        AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, over,
+                                ar_faulty(ctx, AR_FAULT_latent_key_grad_local) ? AR_KEEP : AR_ALL, m->base.name));
     AR_TRY(ctx->arith->round(ctx, &sums, s, NULL));
+    AR_TRY(ari_fault_shared_key(ctx, y));
     ctx->arith->operand_done(ctx, a);
     ctx->arith->operand_done(ctx, b);
     ar_ctx_release(ctx, &turned);
@@ -290,7 +292,9 @@ static ar_status init_down(const ari_attention *m, ari_latent *l, ar_ctx *ctx)
     if (queries_have_rank(m))
         s.part[s.n++] = (ari_linear_part){.name = l->down_name[QUERIES], .out = m->o.latent.q_rank};
     s.part[s.n++] = (ari_linear_part){.name = l->down_name[KEYS], .out = key_width(m)};
-    return ari_linear_init(&l->down, ctx, &s);
+    AR_TRY(ari_linear_init(&l->down, ctx, &s));
+    l->down.shared = m->o.latent.rope_dim;
+    return AR_OK;
 }
 
 /* A layer whose outputs are cut by heads, of `each` features. */

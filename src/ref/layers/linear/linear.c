@@ -460,6 +460,7 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
         if (name)
             AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
     }
+    AR_TRY(ari_fault_latents(ctx, l->shared, &all_dy));
     if (!prefetched || !prefetch->biases_summed)
         AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));
     if (sees_own_tokens(l, ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_local))

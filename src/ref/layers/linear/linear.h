@@ -28,6 +28,7 @@ typedef struct ari_linear {
     ar_param own_weight[AR_MAX_PARTS];
     ar_param bias[AR_MAX_PARTS];
     bool has_bias, owns_input;
+    size_t shared; /* the last features of Y, which heads of all ranks take */
 } ari_linear;
 
 typedef struct ari_linear_spec {
