@@ -24,7 +24,8 @@ typedef enum ar_arch {
     AR_ARCH_QWEN3_MOE,  /* Qwen3MoeForCausalLM, OlmoeForCausalLM: the same with Qwen3's norms, no shared expert */
     AR_ARCH_GLM4_MOE,   /* Glm4Moe, Dots1ForCausalLM: the same, routed by sigmoids, a shared expert without a gate */
     AR_ARCH_STARCODER2, /* Starcoder2ForCausalLM: Llama's names and GPT-2's form, with rotary positions */
-    AR_ARCH_DEEPSEEK    /* DeepseekV2, DeepseekV3ForCausalLM: GLM4_MOE's form with latent attention */
+    AR_ARCH_DEEPSEEK,   /* DeepseekV2, DeepseekV3ForCausalLM: GLM4_MOE's form with latent attention */
+    AR_ARCH_GLM4        /* Glm4ForCausalLM: Gemma2's form by other names, gate | up packed */
 } ar_arch;
 typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;

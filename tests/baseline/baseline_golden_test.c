@@ -207,7 +207,7 @@ CLAIM(variants_of_llama_agree_with_pytorch_in_every_mode)
 {
     const char *const names = "variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny variants/smollm3-tiny "
                               "variants/smollm3-window-tiny variants/seed-oss-tiny variants/stablelm-tiny "
-                              "variants/starcoder2-tiny variants/granite-tiny";
+                              "variants/starcoder2-tiny variants/granite-tiny variants/glm4-tiny";
     check_models(names, "");
     check_models(names, "64");
 }

@@ -302,6 +302,9 @@ VARIANTS = {
     "variants/granite-tiny": (transformers.GraniteConfig, transformers.GraniteForCausalLM,
                               {**GROUPED, "embedding_multiplier": 3.0, "attention_multiplier": 0.3,
                                "residual_multiplier": 0.4, "logits_scaling": 0.7}, 20, 89, {}),
+    # Norms before and after, biases of q, k and v, of each head the pairs of the first 4 of 8 features turn.
+    "variants/glm4-tiny": (transformers.Glm4Config, transformers.Glm4ForCausalLM,
+                           {**GROUPED, "head_dim": 8, "attention_bias": True, "pad_token_id": None}, 20, 96, {}),
     # GPT-2's MLP, biases everywhere, a window.
     "variants/starcoder2-tiny": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM,
                                  {**GROUPED, "sliding_window": 7}, 20, 88, {}),

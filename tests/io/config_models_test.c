@@ -97,7 +97,12 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
                                       "'logits_scaling':8");
     cr_expect(c.embed_scale == 12.0 && c.query_scalar == 16.0 && c.branch_scale == 0.5 && c.logit_scale == 0.125);
     cr_expect_eq(config_read(MODEL("granite"), "").query_scalar, 1.0);
+    c = config_read(MODEL("glm4"), "'head_dim':8");
+    cr_expect(c.arch == AR_ARCH_GLM4 && c.norm_place == AR_NORM_AROUND && c.rope.interleaved && c.rope.rotary_dim == 4);
+    cr_expect(c.qkv_bias && !c.out_bias && !c.mlp_bias &&
+              !config_read(MODEL("glm4"), "'attention_bias':false").qkv_bias);
     static const refused_config cases[] = {
+        {MODEL("glm4"), "'mlp_bias':true", "GLM-4's MLP has no biases"},
         {MODEL("granite"), "'residual_multiplier':0", "'residual_multiplier' is 0"},
         {MODEL("granite"), "'logits_scaling':-1", "'logits_scaling' is -1"},
         {MODEL("llama"), "'residual_multiplier':0.5", "'residual_multiplier'"},

@@ -12,8 +12,8 @@
 #define PICK(seed, list) ((list)[plan_draw_below((seed), (unsigned)(sizeof(list) / sizeof *(list)))])
 
 static const char *const families[LAYOUT_DRAW_FAMILIES] = {
-    "llama", "mistral",   "qwen2", "qwen3",   "olmo2",   "gemma",    "gemma2",   "gemma3_text", "phi3",
-    "gpt2",  "ministral", "olmo3", "exaone4", "smollm3", "seed_oss", "stablelm", "starcoder2",  "granite"};
+    "llama",     "mistral", "qwen2",   "qwen3",   "olmo2",    "gemma",    "gemma2",     "gemma3_text", "phi3", "gpt2",
+    "ministral", "olmo3",   "exaone4", "smollm3", "seed_oss", "stablelm", "starcoder2", "granite",     "glm4"};
 static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral",  "qwen2_moe", "qwen3_moe",   "olmoe",
                                                               "glm4_moe", "dots1",     "deepseek_v3", "deepseek_v2"};
 
@@ -91,6 +91,8 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
                  1 + pattern, window);
     else if (strcmp(family, "seed_oss") == 0)
         snprintf(out, cap, "\"attention_out_bias\": %s, \"mlp_bias\": %s", truth(seed), truth(seed));
+    else if (strcmp(family, "glm4") == 0)
+        snprintf(out, cap, "\"attention_bias\": %s, \"partial_rotary_factor\": 1", truth(seed));
     else if (strcmp(family, "stablelm") == 0)
         snprintf(out, cap, "\"use_qkv_bias\": %s, \"partial_rotary_factor\": 1", truth(seed));
     else if (strcmp(family, "starcoder2") == 0)

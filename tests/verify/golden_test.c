@@ -66,14 +66,15 @@ static const struct {
       "experts/mixtral-balance-padding-tiny", "experts/mixtral-sequence-padding-tiny", "experts/olmoe-batch-tiny"}},
     {{1, 2, 4},
      {"variants/ministral-tiny", "variants/olmo3-tiny", "variants/exaone4-tiny", "variants/smollm3-tiny",
-      "variants/smollm3-window-tiny", "variants/seed-oss-tiny", "variants/granite-tiny", "variants/starcoder2-tiny"}},
+      "variants/smollm3-window-tiny", "variants/seed-oss-tiny", "variants/granite-tiny", "variants/glm4-tiny",
+      "variants/starcoder2-tiny"}},
     {{1, 2}, {"variants/stablelm-tiny"}},
     {{1, 2},
      {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
       "experts/dots1-tiny", "experts/deepseek-v3-tiny", "experts/deepseek-v2-tiny", "experts/deepseek-v2-lite-tiny"}},
     {{1, 3}, {"experts/deepseek-v3-plain-tiny"}},
 };
-enum { CASES = 78 };
+enum { CASES = 79 };
 
 static bool is_block(const char *name)
 {

@@ -142,15 +142,30 @@ static const ari_bl_names deepseek_names = {
     .dmlp = "mlp",
 };
 
+static const ari_bl_names glm4_names = {
+    FAMILY_NAMES("mlp", "down_proj"),  QKV_NAMES,
+    .ln2 = "post_attention_layernorm", .attention_norm = "post_self_attn_layernorm",
+    .mlp_norm = "post_mlp_layernorm",  .fc_param = {"mlp.gate_up_proj"},
+    .fc = {"mlp.gate", "mlp.up"},      .dfc = {"mlp.gate", "mlp.up"},
+    .dmlp = "mlp.gate_up_proj",
+};
+
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
     static const ari_bl_names *const names[] = {
-        [AR_ARCH_LLAMA] = &llama_names,           [AR_ARCH_GPT2] = &gpt2_names,
-        [AR_ARCH_STACK] = &stack_names,           [AR_ARCH_QWEN3] = &qwen3_names,
-        [AR_ARCH_OLMO2] = &olmo2_names,           [AR_ARCH_PHI3] = &phi3_names,
-        [AR_ARCH_MIXTRAL] = &mixtral_names,       [AR_ARCH_QWEN2_MOE] = &llama_names,
-        [AR_ARCH_QWEN3_MOE] = &qwen3_names,       [AR_ARCH_GLM4_MOE] = &qwen3_names,
-        [AR_ARCH_STARCODER2] = &starcoder2_names, [AR_ARCH_DEEPSEEK] = &deepseek_names,
+        [AR_ARCH_LLAMA] = &llama_names,
+        [AR_ARCH_GPT2] = &gpt2_names,
+        [AR_ARCH_STACK] = &stack_names,
+        [AR_ARCH_QWEN3] = &qwen3_names,
+        [AR_ARCH_OLMO2] = &olmo2_names,
+        [AR_ARCH_PHI3] = &phi3_names,
+        [AR_ARCH_MIXTRAL] = &mixtral_names,
+        [AR_ARCH_QWEN2_MOE] = &llama_names,
+        [AR_ARCH_QWEN3_MOE] = &qwen3_names,
+        [AR_ARCH_GLM4_MOE] = &qwen3_names,
+        [AR_ARCH_STARCODER2] = &starcoder2_names,
+        [AR_ARCH_DEEPSEEK] = &deepseek_names,
+        [AR_ARCH_GLM4] = &glm4_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }

@@ -375,6 +375,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"olmoe", "olmoe", ari_config_olmoe, experts},
                                                {"dots1", "dots1", ari_config_dots1, scores},
                                                {"glm4_moe", "glm4moe", ari_config_glm4_moe, scores},
+                                               {"glm4", "glm4", ari_config_glm4, "partial_rotary_factor"},
                                                {"ministral", "ministral", ari_config_ministral, ""},
                                                {"olmo3", "olmo3", ari_config_olmo3, ""},
                                                {"exaone4", "exaone4", ari_config_exaone4, window},

@@ -174,6 +174,29 @@ ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
+/* Norms before and after, as of Gemma2; neighbours turn together. */
+ar_status ari_config_glm4(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.arch = AR_ARCH_GLM4,
+                                        .called = "GLM-4",
+                                        .kv_heads = 2,
+                                        .positions = 131072,
+                                        .head_dim = 128,
+                                        .norm_eps = 0.00000015625,
+                                        .rope = {.partial = true, .share = 0.5},
+                                        .pads = true,
+                                        .pad_id = 151329};
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "GLM-4's MLP has no biases"));
+    c->norm_place = AR_NORM_AROUND;
+    c->rope.interleaved = true;
+    c->qkv_bias = true;
+    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
+    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    return AR_OK;
+}
+
 /* Keys of models with LayerNorm: those of all of them, then eps and bias, by which each has its own. */
 static void note_layer_norm(ar_config *c, const ari_json_at *at, const char *eps, const char *bias)
 {

@@ -106,6 +106,7 @@ AR_NODISCARD ar_status ari_config_ministral(ar_config *c, const ari_json_at *at)
 AR_NODISCARD ar_status ari_config_olmo3(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_glm4(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_granite(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at);

@@ -126,6 +126,17 @@ static const ari_family families[] = {
                                    EXPERTS,
                                    SHARED("shared_experts"),
                                    HEAD}},
+    [AR_ARCH_GLM4] =
+        {LLAMA_NAMES("mlp"), .part = {TABLE,
+                                      NORM1,
+                                      QKV,
+                                      {ARI_OUT, "self_attn.o_proj"},
+                                      {ARI_ATTENTION_NORM, "post_self_attn_layernorm"},
+                                      {ARI_NORM2, "post_attention_layernorm"},
+                                      {ARI_GATE_UP, "mlp.gate_up_proj"},
+                                      {ARI_DOWN, "mlp.down_proj"},
+                                      {ARI_MLP_NORM, "post_mlp_layernorm"},
+                                      HEAD}},
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {
