@@ -516,8 +516,8 @@ static const char *const explained[AR_FAULT_COUNT] = {
     [AR_FAULT_latent_key_grad_local] =
         "In latent attention (DeepSeek-V2) the last features of a key are the same for all heads, so their gradient is "
         "a sum over heads, and over tp. Here each rank sums its own heads (NVIDIA/Megatron-LM 1699, pytorch/torchtitan "
-        "1373): of the matrix that makes latents and key the key's rows are wrong alone, and the loss shows it after "
-        "a thousand steps.",
+        "1373): of the matrix that makes latents and key the key's rows are wrong alone, and a large model's loss "
+        "showed it after a thousand steps.",
     [AR_FAULT_sp_latent_key_grad_summed] =
         "The sum over heads is already over tp, and a copy of the sequence-parallel input sums it again "
         "(NVIDIA/Megatron-LM 6839): tp times the gradient, in the key's rows alone.",
