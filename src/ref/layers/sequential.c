@@ -209,6 +209,13 @@ ar_status ari_sequential_keep(ar_module *base, const ari_range *stage, size_t st
     return st;
 }
 
+void ari_sequential_recompute(ar_module *base, size_t first, size_t end, size_t every)
+{
+    sequential_module *m = list_of(base);
+    for (size_t i = first; m && i < end; i += every)
+        ar_module_recompute(m->child[i]);
+}
+
 size_t ari_sequential_stages(const ar_module *base)
 {
     const sequential_module *m = list_of(base);
