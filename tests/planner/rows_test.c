@@ -185,10 +185,15 @@ CLAIM(parameters_of_llama_3_are_the_published_and_those_of_one_rank_of_any_model
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* arXiv:2412.19437: 671 B, of which a token meets 37 B. */
-CLAIM(parameters_of_deepseek_v3_are_the_published)
+/* arXiv:2412.19437: 671 B, of which a token meets 37 B; section 3.2: 2048 GPUs, pp 16, ep 64, ZeRO-1. */
+CLAIM(parameters_of_deepseek_v3_are_the_published_and_its_layout_is_legal)
 {
     const ar_config c = shape_bundled("deepseek-v3");
+    const ar_parallel published = {.dp = 128, .ep = 64, .pp = 16, .zero = 1, .micro_batches = 120},
+                      uneven = {.dp = 96, .ep = 48};
+    cr_assert_ok(ar_parallel_check(&published, &c, &(ar_plan){.rules = 0}, 15360, 4096));
+    cr_expect_eq(ar_parallel_world(&published), 2048);
+    cr_expect_eq(ar_parallel_check(&uneven, &c, &(ar_plan){.rules = 0}, 15360, 4096), AR_ERR_INDIVISIBLE);
     size_t all = 0;
     cr_assert_ok(ar_config_parameters(&c, &all));
     cr_expect_eq(all, 671026419200u, "%zu", all);

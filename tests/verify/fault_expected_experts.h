@@ -15,7 +15,6 @@
 #define MLP(layer, name) "model.layers." #layer ".mlp" name /* of qwen2-moe and routed */
 
 #define ATTENTION(layer, name) "model.layers." #layer ".self_attn" name
-#define DP_SP(d, t, samples) .at = {.parallel = {.dp = (d), .tp = (t), .sp = true}, .batch = (samples)}
 
 #define BALANCED(form, ...) .at = {.parallel = {__VA_ARGS__}, .router = {AR_BALANCE_##form, 0.5, 0.0}}
 #define BIAS_MOVED(by, ...) .at = {.parallel = {__VA_ARGS__}, .router = {.bias_update = (by)}}
@@ -155,8 +154,7 @@ static const expected experts_elsewhere[] = {
      "missing_all_reduce: over tp"},
     {F(latent_key_grad_local), "deepseek", SP(4), ATTENTION(1, ".k_shared:bwd"), 0, "missing_all_reduce: over tp",
      RING},
-    {F(sp_latent_key_grad_summed), "deepseek", DP_SP(2, 2, 2), ATTENTION(1, ".k_shared:bwd"), 0,
-     "reduced_again: over tp"},
+    {F(sp_latent_key_grad_summed), "deepseek", SP(4), ATTENTION(1, ".k_shared:bwd"), 0, "reduced_again: over tp"},
     {F(latent_grads_summed_again), "deepseek", TP(4), ATTENTION(1, ".kv_a_proj_with_mqa.weight:grad"), 0,
      "latents_reduced_again: rows 0 to 11, of the latents, are the reference times 4", RING},
     {F(gradnorm_latents_as_shards), "deepseek", SP(2), "grad_norm:clip", 0, "norm_counts_twice"},
