@@ -12,6 +12,7 @@ import typing
 if typing.TYPE_CHECKING:
     from anyrank import ranks as ranks
     from anyrank import report as report
+    from anyrank import resume as resume
     from anyrank import testing as testing
     from anyrank._compare import Compared as Compared
     from anyrank._compare import RanksDiffer as RanksDiffer
@@ -50,7 +51,7 @@ _HOME = {
     "RanksFailed": "ranks",
     "compare_ranks": "_compare",
 }
-_MODULES = ("convert", "ranks", "report", "rounding", "testing")
+_MODULES = ("convert", "ranks", "report", "resume", "rounding", "testing")
 __all__ = [*sorted(_HOME), *_MODULES]
 
 
