@@ -152,8 +152,8 @@ static ar_status push_variants(queue *q, ari_seeker *k, size_t group)
         AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, f, i, &p, &k->s->time));
         const ari_time_bounds least = ari_time_least(&p, &k->s->time, passes, c->micro_batches, true, 0.0);
         AR_TRY(ari_grow(&k->variant, &k->room, k->n, sizeof *k->variant, "layouts"));
-        k->variant[k->n] =
-            (ari_candidate){.choice = *c, .seconds = least.passes, .family = f, .micro = i, .pipeline = j};
+        k->variant[k->n] = (ari_candidate){
+            .choice = *c, .reason = "", .seconds = least.passes, .family = f, .micro = i, .pipeline = j};
         AR_TRY(push(q, (waiting){.least = (1.0 - ROUNDING) * least.step,
                                  .level = VARIANT,
                                  .at = k->n++,

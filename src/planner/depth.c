@@ -21,7 +21,7 @@ static ar_status add_own(ari_depth *d, const ari_time_options *time)
 ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, const ari_candidate *faster)
 {
     const double room = s->time.cluster.memory_bytes;
-    *d = (ari_depth){.planned = ari_choice_planned(&s->base, c), .found.choice = *c};
+    *d = (ari_depth){.planned = ari_choice_planned(&s->base, c), .found = {.choice = *c, .reason = ""}};
     const char *lacks = ari_system_lacks(s, c);
     if (lacks)
         return ar_error_set(AR_ERR_ARG, "%s lacks %s", ari_system_names[s->system - 1], lacks);

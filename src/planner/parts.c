@@ -93,6 +93,9 @@ ar_status ari_mesh_parts_passes(ari_passes **borrows, ari_mesh_parts *a, size_t 
     return AR_OK;
 }
 
+/* Passes of micro-batches through stages beyond which schedules are not kept: megabytes. */
+enum { MOST_OPERATIONS = 1 << 16 };
+
 /* --- a mesh ------------------------------------------------------------------------------------------------------- */
 
 static void forget_family(ari_family_parts *family)
@@ -108,14 +111,22 @@ static void forget_family(ari_family_parts *family)
     free(family);
 }
 
+static void forget_schedules(ari_mesh_parts *a)
+{
+    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_PIPELINES; i++) {
+        ar_pipeline_schedule_destroy((&a->schedule[0][0])[i]);
+        (&a->schedule[0][0])[i] = NULL;
+    }
+    a->operations = 0;
+}
+
 void ari_mesh_parts_begin(ari_mesh_parts *a, int tp, int cp)
 {
     for (size_t i = 0; i < a->n; i++)
         forget_family(a->family[i]);
-    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_PIPELINES; i++) {
-        ar_pipeline_schedule_destroy((&a->schedule[0][0])[i]);
+    forget_schedules(a);
+    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_PIPELINES; i++)
         ar_pipeline_schedule_destroy((&a->few[0][0])[i]);
-    }
     free(a->family);
     if (a->tp != tp || a->cp != cp)
         forget_passes(a);
@@ -145,8 +156,12 @@ static ar_status schedule_of(ar_pipeline_schedule **borrows, ari_mesh_parts *a, 
                              const ari_planned *p)
 {
     ar_pipeline_schedule **at = &a->schedule[f->micro][f->pipeline];
-    if (!*at && f->choice.pp > 1)
+    if (!*at && f->choice.pp > 1) {
+        if (a->operations > MOST_OPERATIONS)
+            forget_schedules(a);
         AR_TRY(ar_parallel_schedule(at, &p->step.run.parallel));
+        a->operations += (size_t)ar_parallel_stages(&p->step.run.parallel) * (size_t)f->choice.micro_batches;
+    }
     *borrows = *at;
     return AR_OK;
 }

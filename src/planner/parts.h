@@ -27,6 +27,7 @@ typedef struct ari_mesh_parts {
     ari_family_parts **family;                  /* [n], of the same mesh */
     size_t n, room;
     ar_pipeline_schedule *schedule[ARI_PARTS_MICRO][ARI_PARTS_PIPELINES]; /* of all families */
+    size_t operations;                                                    /* of them, roughly */
     ar_pipeline_schedule *few[ARI_PARTS_PIPELINES][ARI_PARTS_MICRO];      /* of as many micro-batches as memory needs */
 } ari_mesh_parts;
 

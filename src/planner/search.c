@@ -87,8 +87,7 @@ static ar_status add_variant(ari_seeker *k, const ari_choice *c)
 {
     AR_TRY(ari_grow(&k->variant, &k->room, k->n, sizeof *k->variant, "layouts"));
     ari_candidate *f = &k->variant[k->n++];
-    memset(f, 0, sizeof *f);
-    f->choice = *c;
+    *f = (ari_candidate){.choice = *c, .reason = ""};
     return AR_OK;
 }
 
@@ -100,8 +99,12 @@ static ar_status refuse(ari_seeker *k, const ari_choice *c, ar_status why)
     if (!k->s->every)
         return AR_OK;
     AR_TRY(add_variant(k, c));
+    ari_ranking *r = k->r;
+    AR_TRY(ari_grow(&r->why, &r->why_room, r->whys, sizeof *r->why, "reasons"));
+    AR_TRY(ari_alloc((void **)&r->why[r->whys], 1, ARI_REASON, "a reason"));
+    snprintf(r->why[r->whys], ARI_REASON, "%s", ar_error_message());
     k->variant[k->n - 1].legal = why;
-    snprintf(k->variant[k->n - 1].reason, ARI_REASON, "%s", ar_error_message());
+    k->variant[k->n - 1].reason = r->why[r->whys++];
     return AR_OK;
 }
 
@@ -245,7 +248,7 @@ static ar_status add_group(ari_seeker *k, int i, int j, verdict verdicts[CLASSES
     k->r->layouts += (size_t)n;
     for (int v = 0; v < n && !k->counting; v++) {
         verdict *known = &verdicts[class_of(&of[v])];
-        const ari_candidate f = {.choice = of[v], .family = k->families - 1, .micro = i, .pipeline = j};
+        const ari_candidate f = {.choice = of[v], .reason = "", .family = k->families - 1, .micro = i, .pipeline = j};
         AR_TRY(judge(known, k, &of[v]));
         if (*known == NONE_LEGAL)
             continue;
@@ -546,6 +549,9 @@ ar_status ari_search_count(size_t *layouts, size_t *meshes, const ari_search *s)
 
 void ari_ranking_fini(ari_ranking *r)
 {
+    for (size_t i = 0; i < r->whys; i++)
+        free(r->why[i]);
+    free(r->why);
     free(r->at);
     *r = (ari_ranking){.n = 0};
 }

@@ -62,14 +62,14 @@ typedef struct ari_search {
 
 typedef struct ari_candidate {
     ari_choice choice;
-    ar_status legal;         /* AR_OK, or why not */
-    char reason[ARI_REASON]; /* then in words */
-    double seconds;          /* of a step */
-    const char *bound;       /* ari_bound_of; static storage */
-    double bytes;            /* a rank's memory in the production account */
-    bool fits, weighed;      /* weighed: bytes and fits are known */
-    bool settled;            /* seconds and bound are; else seconds are those that it takes at least */
-    size_t family;           /* of the search alone: where the parts of its time are (parts.h) */
+    ar_status legal;    /* AR_OK, or why not */
+    const char *reason; /* then in words, the ranking's; else "" */
+    double seconds;     /* of a step */
+    const char *bound;  /* ari_bound_of; static storage */
+    double bytes;       /* a rank's memory in the production account */
+    bool fits, weighed; /* weighed: bytes and fits are known */
+    bool settled;       /* seconds and bound are; else seconds are those that it takes at least */
+    size_t family;      /* of the search alone: where the parts of its time are (parts.h) */
     int micro, pipeline;
     double alone; /* seconds of its schedule without transfers; 0: not known */
 } ari_candidate;
@@ -85,6 +85,8 @@ typedef struct ari_ranking {
                      faster; 0: by seconds alone */
     ari_candidate fastest; /* of all legal ones, whether it fits or not */
     bool has_fastest;
+    char **why; /* [whys]: reasons */
+    size_t whys, why_room;
     char refused[ARI_REASON]; /* why the first one that is not legal is not */
     double memory_bytes;      /* of a rank; 0: no limit */
 } ari_ranking;

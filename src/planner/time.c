@@ -535,12 +535,14 @@ ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, 
     double most = 0.0, before = 0.0, busy = 0.0, busiest = 0.0, first_busy = 0.0, through = 0.0;
     ar_pp_times t = {.forward = 0.0};
     stage all = {.layers = -1.0}, last = all;
-    for (int i = 0; i < stages; i++) {
+    const bool even = layout->stages.n == 0 && p->step.config->layers % (size_t)stages == 0;
+    for (int i = 0, like; i < stages; i += like) { /* so many stages between the first and the last are alike */
+        like = !even || i == 0 ? 1 : i < pp ? (i < pp - 1 ? pp - 1 - i : 1) : i < stages - 1 ? stages - 1 - i : 1;
         const stage s = stage_of(p, (size_t)i);
         if (!same_stage(&s, &last))
             t = times_of(&c, &s);
         last = s;
-        through += t.forward + t.backward_input;
+        through += like * (t.forward + t.backward_input);
         if (i >= pp)
             continue;
         const stage rank = rank_of(p, (size_t)i);
@@ -550,8 +552,9 @@ ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, 
         all = rank;
         first_busy = i == 0 ? busy : first_busy;
         busiest = fmax(busiest, busy);
-        most = fmax(most, before + busy);
-        before += t.forward + (waits ? t.backward_input + t.backward_weight : 0.0);
+        const double each = t.forward + (waits ? t.backward_input + t.backward_weight : 0.0);
+        most = fmax(most, before + (like - 1) * each + busy);
+        before += like * each;
     }
     const ari_links l = ari_links_of(p, o, ARI_OVER_PP);
     if (pp > 1)

@@ -51,16 +51,25 @@ static ar_status receives_put(ari_pp_list *list, receives *r, size_t before)
     return AR_OK;
 }
 
+static bool sends(const ar_pipeline_schedule *s, const ar_pp_operation *o)
+{
+    return ari_pp_takes(o->kind) && ari_pp_peer(&s->shape, ari_pp_send(ari_pp_direction_of(o->kind)), o->stage) >= 0;
+}
+
 static ar_status merge(ari_pp_list *list, const ar_pipeline_schedule *s, int rank, receives r[ARI_PP_DIRECTIONS])
 {
+    size_t n = s->of[rank].count + r[ARI_PP_ACTIVATION].count + r[ARI_PP_GRADIENT].count;
+    for (size_t i = 0; i < s->of[rank].count; i++)
+        n += sends(s, &s->of[rank].at[i]);
+    AR_TRY(ari_alloc((void **)&list->at, n, sizeof *list->at, "a schedule"));
+    list->capacity = n;
     for (size_t i = 0; i < s->of[rank].count; i++) {
         const ar_pp_operation *o = &s->of[rank].at[i];
-        const ari_pp_direction d = ari_pp_direction_of(o->kind);
         AR_TRY(receives_put(list, &r[ARI_PP_ACTIVATION], i));
         AR_TRY(receives_put(list, &r[ARI_PP_GRADIENT], i));
         AR_TRY(ari_pp_append(list, o->kind, o->stage, o->micro));
-        if (ari_pp_takes(o->kind) && ari_pp_peer(&s->shape, ari_pp_send(d), o->stage) >= 0)
-            AR_TRY(ari_pp_append(list, ari_pp_send(d), o->stage, o->micro));
+        if (sends(s, o))
+            AR_TRY(ari_pp_append(list, ari_pp_send(ari_pp_direction_of(o->kind)), o->stage, o->micro));
     }
     return AR_OK;
 }

@@ -219,8 +219,14 @@ ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, si
     ari_one_param one = locate_param(w, p, i);
     if (one.layer != w->layer)
         ari_op_builder_layer(w, one.layer);
-    one.value = ari_op_builder_param(w, one.of.role, one.of.bias);
-    one.elements = local_elements(w, &one.value);
+    const bool alike = one.layer != ARI_NO_LAYER && w->c->run.plan.rules == 0;
+    ari_known_param *known = &w->known[alike ? one.of.role : 0][one.of.bias];
+    if (!alike || known->elements == 0) {
+        known->value = ari_op_builder_param(w, one.of.role, one.of.bias);
+        known->elements = local_elements(w, &known->value);
+    }
+    one.value = known->value;
+    one.elements = known->elements;
     return one;
 }
 

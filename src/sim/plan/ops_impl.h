@@ -27,6 +27,12 @@ typedef struct ari_unit_place {
     const struct ari_part_list *parts; /* NULL: none yet */
 } ari_unit_place;
 
+/* A parameter of a layer, and its elements on this rank; 0: not known yet. */
+typedef struct ari_known_param {
+    ari_op_value value;
+    size_t elements;
+} ari_known_param;
+
 /* The step's form of computation and storage, the same throughout. */
 typedef struct ari_step_form {
     bool exact, sp;
@@ -68,6 +74,7 @@ typedef struct ari_op_builder {
     bool whole, apart;            /* these are not cut over tp; they have groups of their own */
     /* 1 + the kind of a role's weight, and bias, where layers are split alike; 0: not known yet. */
     unsigned char kind[ARI_ROLES][2];
+    ari_known_param known[ARI_ROLES][2]; /* the same; of role 0 any that is not */
     ari_step_form form;
     ari_operation_pass pass;
     ar_pp_kind part;            /* of it */
