@@ -5,9 +5,10 @@
 #include <math.h>
 
 /* peak, sms: data sheets. memory: of the data sheet's rate (2.04, 3.35, 4.8, 8 TB/s) the 0.85 that copies reach
- * (BabelStream). scores, half: A100 by figures 5 and 6 of Dao 2023 (arXiv:2307.08691); H100 and H200 by figures 5 and 6
- * of Shah et al. 2024 (arXiv:2407.08608), whose abstract has FlashAttention-2's 35 % on H100 (older); B200 by that share of its peak. inside: NCCL's bus bandwidth of large all-gathers
- * over NVLink and InfiniBand (nccl-tests) over the links' rates. taken: NCCL's 16 to 24 channels, one SM each. */
+ * (BabelStream). scores, half: A100 by figures 5 and 6 of Dao 2023 (arXiv:2307.08691); H100 and H200 by figures 5 and
+ * 6 of Shah et al. 2024 (arXiv:2407.08608), whose abstract has FlashAttention-2's 35 % on H100 (older); B200 by that
+ * share of its peak. inside: NCCL's bus bandwidth of large all-gathers over NVLink and InfiniBand (nccl-tests) over
+ * the links' rates. taken: NCCL's 16 to 24 channels, one SM each. */
 static const ari_gpu gpus[] = {
     {312e12, 0.80, 108, 1.73e12, {195e12, 178e12}, INFINITY, {400, 800}, 0.77, 0.90, 0.15, 1.07},    /* a100 */
     {989e12, 0.72, 132, 2.85e12, {640e12, 550e12}, 346e12, {700, 900}, 0.80, 0.92, 0.12, 1.14},      /* h100 */

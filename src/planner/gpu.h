@@ -28,7 +28,8 @@ typedef struct ari_gpu_product {
     bool accumulates; /* into fp32 sums of gradients, read and written */
 } ari_gpu_product;
 double ari_gpu_product_seconds(const ari_gpu *g, const ari_gpu_product *p);
-/** older: by flash attention of before 2024; flops of scores among so many positions of a kernel's queries; head: features of a head. */
+/** flops of scores among so many positions of a kernel's queries; older: by flash attention of before 2024; head:
+ *  features of a head. */
 double ari_gpu_scores_seconds(const ari_gpu *g, bool older, double flops, double positions, double head, bool backward);
 /** A kernel that moves so many bytes through memory. */
 double ari_gpu_moves_seconds(const ari_gpu *g, double bytes);

@@ -43,6 +43,10 @@ class PlannerTest(Case):
         for asked in ("tp=x", "tp", "tp=7", "np=1", "tp=8 pp=73"):
             self.refused(*large, "--why", asked, says=f"--why '{asked}'")
         self.refused("llama-3-8b", "--tp", 2, "--why", "tp=1", says="--gpus N")
+        report = self.result(*SMALL, "--why", "tp=2, pp=2")
+        self.assertEqual(report["why"], re.findall(r"^why: (.*)", self.passes(*SMALL), re.M))
+        self.assertEqual(report["asked"], next(one for one in self.result(*SMALL, "--top", 0)["layouts"] if
+                                               (one["layout"]["tp"], one["layout"]["pp"]) == (2, 2)))
         # At a given rate nothing is known of how far off a prediction is.
         self.assertNotIn("why:", self.passes(*SMALL, "--cluster", "h100 flops=400T"))
 

@@ -258,7 +258,9 @@ static ar_status layouts_json(json_t *all, const ari_plan_request *a, const ari_
 static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
 {
     json_t *o = ari_plan_request_json(a), *layouts = json_array();
-    const ar_status st = layouts_json(layouts, a, r);
+    ar_status st = layouts_json(layouts, a, r);
+    if (st == AR_OK && o && r->n > 0 && r->at[0].legal == AR_OK)
+        st = ari_why_json(o, a, r);
     if (st != AR_OK) {
         json_decref(layouts);
         json_decref(o);

@@ -84,6 +84,8 @@ AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_plan_request *a, cons
 AR_NODISCARD ar_status ari_why_read(ari_choice *c, const char *text, int gpus);
 /** Why the first layout is first, a line each, and beside it what --why gives. Errors: AR_ERR_ARG (--why), as above. */
 AR_NODISCARD ar_status ari_why_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
+/** The same as members `why` and `asked`. Errors: as above. */
+AR_NODISCARD ar_status ari_why_json(json_t *to, const ari_plan_request *a, const ari_ranking *r);
 /** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
 AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_plan_request *a);
 /** Gives; NULL without memory. p: the same layout. */

@@ -5,6 +5,7 @@
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
+#include "ref/io/json.h"
 
 static ar_status bad_layout(const char *text)
 {
@@ -74,20 +75,48 @@ static ar_status print_beside(FILE *to, const ari_plan_request *a, const ari_can
     return ari_table_end(&t, to, 2);
 }
 
+/* The best layout of what --why gives; NULL: none is legal. */
+static ar_status find_asked(const ari_candidate **found, const ari_plan_request *a, const ari_ranking *r)
+{
+    ari_choice asked;
+    *found = NULL;
+    AR_TRY(ari_why_read(&asked, a->v->why, a->search.ranks));
+    for (size_t i = r->n; i-- > 0;)
+        *found = r->at[i].legal == AR_OK && has_extents(&r->at[i].choice, &asked) ? &r->at[i] : *found;
+    return AR_OK;
+}
+
 ar_status ari_why_print(FILE *to, const ari_plan_request *a, const ari_ranking *r)
 {
     char why[ARI_WHY_LINES][ARI_WHY_TEXT];
+    const ari_candidate *found = NULL;
     AR_TRY(ari_ranking_why(why, &a->search, r));
     for (int i = 0; i < ARI_WHY_LINES && why[i][0]; i++)
         fprintf(to, "why: %s\n", why[i]);
     if (!a->v->why)
         return AR_OK;
-    ari_choice asked;
-    AR_TRY(ari_why_read(&asked, a->v->why, a->search.ranks));
-    for (size_t i = 0; i < r->n; i++) {
-        if (r->at[i].legal == AR_OK && has_extents(&r->at[i].choice, &asked))
-            return print_beside(to, a, &r->at[0], &r->at[i]);
-    }
+    AR_TRY(find_asked(&found, a, r));
+    if (found)
+        return print_beside(to, a, &r->at[0], found);
     fprintf(to, "why: no layout of %s is legal\n", a->v->why);
+    return AR_OK;
+}
+
+ar_status ari_why_json(json_t *to, const ari_plan_request *a, const ari_ranking *r)
+{
+    char why[ARI_WHY_LINES][ARI_WHY_TEXT];
+    const ari_candidate *found = NULL;
+    ari_depth d;
+    AR_TRY(ari_ranking_why(why, &a->search, r));
+    json_t *lines = json_array();
+    for (int i = 0; i < ARI_WHY_LINES && why[i][0]; i++)
+        json_array_append_new(lines, ari_json_text(why[i]));
+    json_object_set_new(to, "why", lines);
+    if (!a->v->why)
+        return AR_OK;
+    AR_TRY(find_asked(&found, a, r));
+    if (found)
+        AR_TRY(ari_depth_of(&d, &a->search, &found->choice, NULL));
+    json_object_set_new(to, "asked", found ? ari_depth_json(&d) : json_null());
     return AR_OK;
 }
