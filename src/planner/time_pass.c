@@ -316,11 +316,18 @@ static double waiting(walk *w, const ari_operation *op, bool gradient, const cal
     return fmax(0.0, end - begin - products); /* sums of clocks are rounded */
 }
 
+/* Every layer is gone through. */
+static bool each_layer(const ari_walked *b)
+{
+    return b->n > 1 && !b->by_experts;
+}
+
 static void note_gradient(walk *w, const ari_operation *op, ari_model_part part, double layers)
 {
     const ari_op_value *g = &op->output[0];
     if (ends(w, op))
-        w->to->ready[ready_at(w->to, op->layer, g->role)] = w->clock - (op->layer == ARI_NO_LAYER ? 0.0 : w->began);
+        w->to->ready[ready_at(w->to, op->layer, g->role)] =
+            w->clock - (op->layer == ARI_NO_LAYER || each_layer(&w->to->blocks) ? 0.0 : w->began);
     const double n = op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
     w->to->parameters[part] += n;
     w->to->experts[part] += ari_experts_apart(&w->p->step.run.parallel) && ari_is_expert_part(g->role) ? n : 0.0;
@@ -412,6 +419,8 @@ double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, siz
     const double at = passes->ready[ready_at(passes, block, param->role)];
     const double each = ari_cost_sum(&passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) / (double)passes->layers;
     const bool before = outside && ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
+    if (!outside && each_layer(&passes->blocks))
+        return at - (double)(passes->layers - first - layers) * each;
     return outside ? at - (before ? (double)(passes->layers - layers) * each : 0.0)
                    : passes->begun + (double)(first + layers - 1 - param->layer) * each + at;
 }
