@@ -35,5 +35,5 @@ ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, c
     d->found.bytes = ari_memory_sum(&d->memory);
     d->found.fits = room <= 0.0 || d->found.bytes <= room;
     ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
-    return add_own(d, &s->time);
+    return s->first ? AR_OK : add_own(d, &s->time);
 }

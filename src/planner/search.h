@@ -145,8 +145,9 @@ typedef struct ari_depth {
     bool has_own;
     char advice[400], flags[800]; /* flags: of the search's system */
 } ari_depth;
-/** Details of a layout, for the model, batch and cluster of a search; faster: as in ari_advice. Errors: those of
- *  ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
+/** Details of a layout, for the model, batch and cluster of a search, of one for the first alone without its own;
+ *  faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the
+ *  plan). */
 AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c,
                                     const ari_candidate *faster);
 

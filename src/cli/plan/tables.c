@@ -145,6 +145,7 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request
     s.ranks = ranks;
     s.first = true;
     ar_status st = ari_search_run(&r, &s);
+    s.first = a->v->common.json == NULL; /* what the row shows is enough */
     const ari_candidate *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
     ari_depth d;
     if (st == AR_OK && best)
