@@ -99,6 +99,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
         "$ anyrank grads", "python3 tests/golden/dcp.py"]),
     ("tests/python/pytest_page_test.py", "pytest.md", ["pip install torch"]),
     ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
+    ("tests/pytorch/wild.py", "found.md", ["python tests/pytorch/wild.py"]),
 ] for start in starts}
 
 # Commands that are not run, and why.

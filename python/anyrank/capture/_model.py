@@ -81,6 +81,8 @@ def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     shards = {}
     for group in _fsdp_groups(model):
         for p in group.fsdp_params:
+            if p.sharded_state.name == "SHARDED":
+                continue  # the module has it itself; FSDP learns at the first pass what loading has replaced
             info = p._module_info
             for m, name in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
                 shards[(id(m), name)] = p.sharded_param

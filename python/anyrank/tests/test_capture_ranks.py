@@ -85,6 +85,20 @@ def fsdp(model: typing.Any, mesh: typing.Any = None) -> typing.Any:
     return fully_shard(model, mesh=mesh)
 
 
+def loaded_as_shards(model: typing.Any) -> typing.Any:
+    """As transformers loads: divided without values, then every parameter replaced by one with this rank's part."""
+    from torch.distributed.tensor import distribute_tensor
+
+    values = model.state_dict()
+    with torch.device("meta"):
+        model = fsdp(type(model)(), mesh_of((dist.get_world_size(),)))
+    for name, p in list(model.named_parameters()):
+        owner, _, key = name.rpartition(".")
+        shard = distribute_tensor(values[name], p.device_mesh, p.placements)
+        setattr(model.get_submodule(owner), key, nn.Parameter(shard))
+    return model
+
+
 def hybrid(model: typing.Any) -> typing.Any:
     return fsdp(model, mesh_of((2, 2), ("dp_replicate", "dp_shard")))
 
@@ -163,6 +177,7 @@ class Placed(FolderCase):
 
     def test_fsdp2_with_uneven_shards(self) -> None:
         self.same(4, fsdp)
+        self.same(2, loaded_as_shards)
 
     def test_fsdp2_of_blocks_that_give_out_two_tensors(self) -> None:
         self.same(2, fsdp, kind=Pairs)
