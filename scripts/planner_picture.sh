@@ -12,15 +12,11 @@ page=$(mktemp -d)/plan.html
 
 plan() { "$anyrank" plan llama-3-70b --gpus 64 --batch 256 --seq 8192 --quiet "$@"; }
 shot() {
-    name=$1 size=$2
-    shift 2
-    chromium --headless --hide-scrollbars --virtual-time-budget=3000 --window-size="$size" "$@" \
-        --screenshot="$pictures/$name" "file://$page"
+    chromium --headless --hide-scrollbars --virtual-time-budget=3000 --window-size="$2" \
+        --screenshot="$pictures/$1" "file://$page"
 }
 
 plan --top 12 --svg "$pictures/planner.svg"
 plan --top 0 --html "$page"
 shot planner.png 1100,1150
-shot planner-dark.png 1100,1150 --blink-settings=preferredColorScheme=0
-shot planner-phone.png 500,1290
 rm -r "$(dirname "$page")"
