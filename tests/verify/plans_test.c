@@ -151,6 +151,7 @@ Test(plans, those_of_files_have_the_baselines_bits)
         {"tests/plans/mixtral", EXPERTS("mixtral", "\"num_local_experts\": 3, \"num_experts_per_tok\": 2")},
         {"tests/plans/qwen3moe-apart", EXPERTS("qwen3_moe", OF_SIX "\"mlp_only_layers\": [0]")},
         {"tests/plans/qwen2moe-attention", EXPERTS("qwen2_moe", OF_SIX "\"shared_expert_intermediate_size\": 8")},
+        {"tests/plans/deepseek-v2", DEEPSEEK(61, 16, 20, 2, 4, 8, 4, 2)},
         {"tests/plans/gpt2", small_gpt2},
         {"tests/plans/gpt2-sequence", small_gpt2},
         {"src/data/plans/llama", small_llama},

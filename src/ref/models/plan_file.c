@@ -244,6 +244,7 @@ static const struct tp_style {
     {"sequence_parallel", AR_STYLE_SEQUENCE, NULL, NULL},
     {"replicate", AR_STYLE_REPLICATE, NULL, NULL},
     {"replicated_with_grad_allreduce", AR_STYLE_REPLICATE, NULL, NULL},
+    {"mla_kv_a_proj", AR_STYLE_REPLICATE, NULL, NULL}, /* it sums the rotary key's gradient, as the layer does here */
     {"gather", AR_STYLE_PREPARE, NULL, "R"},
     {"all_reduce", AR_STYLE_PREPARE, NULL, "R"},
     {"moe_tp_experts", AR_STYLE_PREPARE, NULL, "R"},
@@ -257,7 +258,6 @@ static const struct other_style {
     {"ep_router", "shares whole experts out over ranks: a layout's ep does, no plan"},
     {"ep_dispatch_experts", "shares whole experts out over ranks: a layout's ep does, no plan"},
     {"moe_identity_expert", "is for experts that give back their input, which are not computed"},
-    {"mla_kv_a_proj", "is for keys and values in a low-rank form, which is not computed"},
     {"packed_rowwise", "is for a layer whose input is packed, of which there is none"},
     {"local_packed_rowwise", "is for a layer whose input is packed, of which there is none"},
     {"local", "is for a module that works with its parts of parameters by itself"},
