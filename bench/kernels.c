@@ -132,7 +132,8 @@ static ar_status run_softmax(const kernel_bench *b, const operands *o)
 {
     const ar_mask mask = {.visible = ar_const(b->visible)};
     const ar_scores scores = scores_of(b);
-    return RUN(b, softmax_forward, o->y.data, ar_const(o->x.data), b->key, b->key_sum, false, 0.125f, &scores, &mask);
+    return RUN(b, softmax_forward, o->y.data, ar_const(o->x.data), (ar_cbuf){NULL}, b->key, b->key_sum, false, 0.125f,
+               &scores, &mask);
 }
 
 static ar_status run_softmax_backward(const kernel_bench *b, const operands *o)

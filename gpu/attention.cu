@@ -119,23 +119,24 @@ ARI_ON_GPU inline int32_t largest_score(const block &own, const ari_score_row &r
 }
 
 /* probs may be scores: until the sums are known only a value's own thread writes its place, and reads it no more. */
-ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum, bool known,
-                          float scale, const ar_scores *of, const ar_mask *mask)
+ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max,
+                          ar_buf sum, bool known, float scale, const ar_scores *of, const ar_mask *mask)
 {
     float *to = dev<float>(probs);
-    const float *from = dev<float>(scores);
+    const float *from = dev<float>(scores), *all_sinks = dev<float>(sinks);
     int32_t *tops = dev<int32_t>(max);
     double *sums = dev<double>(sum);
     const ari_score_rows rows = rows_of_block(of, mask);
     const size_t keys = of->part.cols;
-    const int32_t p = ari_rowsum_bits(of->seq);
+    const int32_t p = ari_rowsum_bits(of->seq + (all_sinks ? 1 : 0));
     const bool wide = keys % ROW_LANES == 0 && aligned<ROW_LANES>(to, from);
     return launch_blocks(d, q, of->part.matrices * of->part.rows, keys, [=] ARI_ON_GPU(const block &own) {
         const ari_score_row r = ari_score_row_of(&rows, own.index);
         const bool wide_range = wide && r.first % ROW_LANES == 0;
         float *row = to + own.index * keys;
         const float *in = from + own.index * keys;
-        const int32_t top = known ? tops[r.at] : largest_score(own, r, in, wide_range, scale);
+        const float *sink = all_sinks ? all_sinks + r.head : nullptr;
+        const int32_t top = known ? tops[r.at] : ari_sink_top(largest_score(own, r, in, wide_range, scale), sink);
         auto zero = [&](auto lanes, size_t key) { write_vector(row + key, vector<float, lanes>{}); };
         if (!known)
             own.each(1, [&](size_t) { tops[r.at] = top; });
@@ -167,7 +168,8 @@ ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf score
             write_vector(row + r.first + j, e);
             return vector_of<lanes>([&](size_t k) { return static_cast<double>(e.at[k]); });
         });
-        const double l = ari_rowsum_value(total, 1, p);
+        const int64_t more = sink ? ari_rowsum_quantise(static_cast<double>(ari_softmax_exp(*sink, largest)), 1, p) : 0;
+        const double l = ari_rowsum_value(total + more, 1, p);
         own.each(1, [&](size_t) { sums[r.at] = l; });
         auto quotient = [&](auto lanes, size_t key) {
             const auto e = read_vector<lanes>(row + key);
@@ -176,6 +178,25 @@ ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf score
                          }));
         };
         each_column(own, r, keys, wide, quotient, zero);
+    });
+}
+
+ar_status sinks_backward(ar_device *d, ar_queue *q, const ar_tensor *terms, ar_cbuf sinks, ar_cbuf max, ar_cbuf sum,
+                         ar_cbuf dot)
+{
+    const size_t queries = terms->shape[1], heads = terms->shape[2], rows = terms->shape[0] * heads * queries;
+    const ptrdiff_t by_sample = terms->stride[0], by_query = terms->stride[1], by_head = terms->stride[2];
+    const ari_divisor per_head = ari_divisor_of(queries), per_sample = ari_divisor_of(heads);
+    float *out = dev<float>(terms->data);
+    const float *sink = dev<float>(sinks);
+    const int32_t *tops = dev<int32_t>(max);
+    const double *sums = dev<double>(sum), *dots = dev<double>(dot);
+    return launch_each(d, q, rows, [=] ARI_ON_GPU(size_t i) {
+        size_t query = i;
+        size_t head = ari_divide(&per_head, &query);
+        const size_t sample = ari_divide(&per_sample, &head);
+        out[static_cast<ptrdiff_t>(sample) * by_sample + static_cast<ptrdiff_t>(query) * by_query +
+            static_cast<ptrdiff_t>(head) * by_head] = ari_sink_term(sink[head], tops[i], sums[i], dots[i]);
     });
 }
 

@@ -188,7 +188,8 @@ template <class T> struct gated_gradient {
         const vector<T, N> u = read_vector<N>(up.at(row, col));
         *by_gate = vector_of<N>(
             [&](size_t k) { return stored<T>(ari_gated_dgate(act, load(s.at[k]), load(u.at[k]), load(g.at[k]))); });
-        *by_up = vector_of<N>([&](size_t k) { return stored<T>(ari_gated_dup(act, load(s.at[k]), load(g.at[k]))); });
+        *by_up = vector_of<N>(
+            [&](size_t k) { return stored<T>(ari_gated_dup(act, load(s.at[k]), load(u.at[k]), load(g.at[k]))); });
         write_vector(dup.at(row, col), *by_up);
         write_vector(dgate.at(row, col), *by_gate);
     }

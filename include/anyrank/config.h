@@ -25,9 +25,17 @@ typedef enum ar_arch {
     AR_ARCH_GLM4_MOE,   /* Glm4Moe, Dots1ForCausalLM: the same, routed by sigmoids, a shared expert without a gate */
     AR_ARCH_STARCODER2, /* Starcoder2ForCausalLM: Llama's names and GPT-2's form, with rotary positions */
     AR_ARCH_DEEPSEEK,   /* DeepseekV2, DeepseekV3ForCausalLM: GLM4_MOE's form with latent attention */
-    AR_ARCH_GLM4        /* Glm4ForCausalLM: Gemma2's form by other names, gate | up packed */
+    AR_ARCH_GLM4,       /* Glm4ForCausalLM: Gemma2's form by other names, gate | up packed */
+    AR_ARCH_GPT_OSS     /* GptOssForCausalLM: Mixtral's form with biases and sinks */
 } ar_arch;
-typedef enum ar_activation { AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE } ar_activation;
+typedef enum ar_activation {
+    AR_ACT_GELU_ERF,
+    AR_ACT_GELU_TANH,
+    AR_ACT_SILU,
+    AR_ACT_RELU,
+    AR_ACT_NONE,
+    AR_ACT_CLAMPED /* of a gate alone (GPT-OSS): g*sigmoid(1.702*g), g = min(gate, 7), times 1 + up limited to +-7 */
+} ar_activation;
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
 /* Norms of a block's attention and MLP: on their input, on what they add to the residual, or on both. */
 typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_norm_place;
@@ -59,6 +67,7 @@ typedef struct ar_experts {
     size_t shared;    /* width of one more that every token goes to, weighted by a sigmoid gate of its own; 0: none */
     bool ungated;     /* that one has no such gate */
     bool normalised;  /* the weights of a token's experts are divided by their sum */
+    bool bias;        /* of the router, gate, up and down */
     ar_route_scores scores;
     double balance_weight; /* of AR_BALANCE_LAYERS, which the file asks for (output_router_logits); 0: it does not */
     bool w123;             /* Mixtral's names: block_sparse_moe.experts.N.w1 (gate), w3 (up) and w2 (down) */
@@ -105,6 +114,7 @@ typedef struct ar_config {
     size_t window; /* sliding window of the layers that have one: ar_config_window. 0: no layer has */
     uint64_t full_attention[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer without window, whatever `window` is */
     double query_scalar;                                /* scores are divided by its root; 0: head_dim */
+    bool sinks;          /* each head has one more logit, in the softmax's denominator alone */
     double score_cap;    /* scores become cap * tanh(score / cap) before masks and softmax; 0: they stay */
     double logit_cap;    /* logits likewise */
     double embed_scale;  /* rows of the embedding are multiplied by it, rounded to fp32; 0: they are not */

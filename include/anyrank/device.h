@@ -250,14 +250,21 @@ typedef struct ar_device_ops {
      * visible keys; p = exp32(fl32(s - m)); l = row sum of seq terms, exponent 1; fl32(p/l). Masked +0; no visible key:
      * all +0. A NaN score among the visible ones makes the row NaN. max (int32) and sum (f64) [b, kv_heads, group *
      * rows]: of each row the order-preserving key of m (INT32_MIN: no visible key, INT32_MAX: one that is not finite)
-     * and l (undefined with those two): written, or (known) read, and then the block may have some of the keys only. */
-    ar_status (*softmax_forward)(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum,
-                                 bool known, float scale, const ar_scores *block, const ar_mask *mask);
+     * and l (undefined with those two): written, or (known) read, and then the block may have some of the keys only.
+     * sinks f32 [kv_heads * group] (ptr NULL: none): the logit of one more key for each head, in m and, as one more
+     * term, in l alone; no additive mask moves it. */
+    ar_status (*softmax_forward)(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max,
+                                 ar_buf sum, bool known, float scale, const ar_scores *block, const ar_mask *mask);
     /* D = row sum of seq terms probs*dprobs; ds = fl32(fl32(probs*(dprobs - D))*scale), masked +0. dprobs at masked
      * keys is set to +0 in place first. ds may be dprobs only if the caller no longer needs dprobs. dot (f64) [b,
      * kv_heads, group * rows]: D, written, or (known) read, as above. */
     ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
                                   bool known, float scale, const ar_scores *block, const ar_mask *mask);
+    /* terms [b, rows, heads], f32, any strides = fl32(-p*D) in binary64 with p = fl32(exp32(fl32(sink - m))/l): the
+     * gradient of a head's sink, of every row; of one without a visible key +0, of one that is not finite NaN. max,
+     * sum and dot as above, [b, heads, rows]. */
+    ar_status (*sinks_backward)(ar_device *d, ar_queue *q, const ar_tensor *terms, ar_cbuf sinks, ar_cbuf max,
+                                ar_cbuf sum, ar_cbuf dot);
 
     /* --- experts: n tokens, E experts, k slots a token, 0 < k <= E ------------------------------------------------ */
     /* Slot i = t*k + j is token t's j-th expert. Rows of slots are in an order of the caller's: place[i] is the row of
@@ -370,7 +377,7 @@ typedef struct ar_device_ops {
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
     X(acc_raise) X(acc_value) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
-    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(route) X(route_backward) X(route_scores)      \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(sinks_backward) X(route) X(route_backward) X(route_scores)      \
     X(route_scores_backward) X(route_losses) X(route_terms) \
     X(spread_slots) X(dispatch_rows) X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
     X(rows_in_range) X(gather_rows)                                                                      \

@@ -209,6 +209,7 @@ typedef struct ar_experts_options {
     size_t hidden;
     size_t n, per_token; /* E experts, k of them for each token */
     size_t ffn;          /* width of each */
+    bool bias;           /* of the router and of all three products of an expert */
     size_t shared;       /* width of one more, to which all tokens go, with a gate of its own; 0: none */
     bool ungated;        /* or without that gate */
     bool normalised;     /* a token's weights are divided by their sum */
@@ -218,6 +219,7 @@ typedef struct ar_experts_options {
     const ar_branch_split *split; /* borrowed until return; NULL: ar_experts_split, cut */
     const char *gate, *up, *down; /* of an expert, below "experts.N"; NULL: "gate_proj", "up_proj", "down_proj" */
     const char *shared_name;      /* of that one; NULL: "shared_expert" */
+    const char *router;           /* NULL: "gate" */
 } ar_experts_options;
 /** A router and experts in an MLP's place. With z = x*Wr^T, p = softmax(z) and K the k experts with the largest z, the
  *  lower number where two are equal:
@@ -225,7 +227,7 @@ typedef struct ar_experts_options {
  *    y = sum over j in K, ascending, of w_j*expert_j(x)      w_j = p_j, or p_j / sum over K of p
  *      + sigmoid(x*v^T)*shared(x)
  *
- *  each expert a gated MLP without biases (Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088).
+ *  each expert a gated MLP (Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088).
  *  The router's own losses are those of the context's options (ar_router_losses). Of an expert the unit of a gradient's
  *  sum is a sample's tokens that go to it. X, Y [.., hidden] as the split has
  *  them. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*, name.shared_expert_gate.
@@ -250,6 +252,7 @@ typedef struct ar_attention_options {
     double norm_eps;
     double query_scalar; /* scores are divided by its root; 0: head_dim */
     double score_cap;    /* c > 0: scores become c*tanh(score/c) */
+    bool sinks;          /* one logit a head, name.sinks [heads], in the softmax's denominator alone */
     ar_latent latent;    /* kv_rank > 0: q, k and v are made by low-rank projections, with as many KV heads as heads */
     /* Hugging Face names below the path; NULL: "q" (fused, where it names the one parameter: "qkv"), "k", "v", "out" */
     const char *q, *k, *v, *out;

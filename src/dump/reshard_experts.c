@@ -28,8 +28,8 @@ static ar_status add_other(void *user, const char *name, int ndim, const size_t 
 {
     other_names *o = user;
     ari_stacked at;
-    if (!ari_stacked_of(&at, o->config, name, ndim, shape))
-        return AR_OK;
+    if (!ari_stacked_of(&at, o->config, name, ndim, shape) || at.step[0] > 0)
+        return AR_OK; /* no boxes are gate and up column by column */
     AR_TRY(ARI_GROW(&o->list, &o->capacity, o->count, "the list of parameters"));
     other_name *one = &o->list[o->count++];
     *one = (other_name){.at = at, .ndim = ndim, .shape = {shape[0], shape[1]}};

@@ -286,6 +286,8 @@ static void attention(ari_lint_state *l, const ari_operation *op)
     for (int i = 0; i < op->inputs; i++)
         x[i] = taken(l, op, i);
     ari_lint_type q = x[0];
+    for (int i = 0; i < op->weights; i++)
+        use(l, op, i);
     for (int i = op->inputs > 1; i < op->inputs; i++)
         q = ari_lint_by(l, op, ari_lint_attend, q, x[i]);
     ari_lint_output(l, op, 0, q);
@@ -492,13 +494,15 @@ static void loss_backward(ari_lint_state *l, const ari_operation *op)
 
 /* --- gradients of parameters -------------------------------------------------------------------------------------- */
 
-/* Heads of a norm are summed over as tokens are. */
+/* Heads of a norm are summed over as tokens are; of the sinks inner neighbours, each of which has some of a rank's heads,
+ * add zeros for the others. */
 static ari_lint_type sum_over_tokens(ari_lint_state *l, const ari_operation *op, ari_lint_type dy)
 {
     static const ar_placement tokens = {AR_SHARD, 1};
-    const bool of_heads = norm_of_heads(l, op->role);
+    const bool norm = norm_of_heads(l, op->role), sinks = op->role == ARI_SINKS;
     ari_lint_type out;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        const bool of_heads = norm || (sinks && axis == ARI_AXIS_INNER);
         const ar_placement at = of_heads && dy.at[axis].kind == AR_SHARD ? tokens : dy.at[axis];
         ari_lint_judge(l, op, axis, &out, ari_lint_sum_over_tokens(at, op->output[0].ndim == 1 ? 0 : 1));
     }

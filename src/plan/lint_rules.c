@@ -107,7 +107,7 @@ ari_lint_verdict ari_lint_sum_over_tokens(ar_placement dy, int features)
 {
     if (cut_at(dy, FEATURES))
         return makes(part(features));
-    return makes(ari_lint_whole(dy) ? whole : term);
+    return makes(by_expert(dy) ? dy : ari_lint_whole(dy) ? whole : term);
 }
 
 ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b)
@@ -130,6 +130,8 @@ ari_lint_verdict ari_lint_add_parameter(ar_placement x, ar_placement w, int feat
         v.makes = x;
         return v;
     }
+    if (by_expert(w))
+        return by_expert(x) ? makes(x) : ari_lint_mismatch(x, w);
     if (cut_at(w, features))
         return cut_at(x, FEATURES) ? makes(x) : ari_lint_mismatch(w, whole);
     if (w.kind == AR_SHARD)

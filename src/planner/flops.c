@@ -105,7 +105,8 @@ static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
     ari_step_case one = *step;
     ar_config config = *step->config;
     one.run.parallel.recompute.what = AR_RECOMPUTE_NONE;
-    config.layers = ari_walked_of(&one, false).n;
+    if (config.window == 0) /* else layers may see other keys than the first */
+        config.layers = ari_walked_of(&one, false).n;
     one.config = &config;
     one.run.parallel.tp = ranks;
     one.run.batch = 1;

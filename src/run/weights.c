@@ -100,24 +100,41 @@ static ar_status check_finite(const loading *l, const ar_st_entry *e, const floa
 }
 
 /* The entry that a weight is read from, and what of it the weight is. */
-static ar_status find_weight(const loading *l, const ar_st_entry **e, ar_st_entry *part, const char *name, int ndim,
-                             const size_t *shape)
+static ar_status find_weight(const loading *l, const ar_st_entry **e, ar_st_entry *part, ari_stacked *s,
+                             const char *name, int ndim, const size_t *shape)
 {
-    ari_stacked s = {.ndim = ndim};
+    *s = (ari_stacked){.ndim = ndim};
     *e = find_entry(l, name);
-    if (!*e && ari_stacked_of(&s, l->config, name, ndim, shape))
-        *e = ar_st_model_find(l->file, s.name);
+    if (!*e && ari_stacked_of(s, l->config, name, ndim, shape))
+        *e = ar_st_model_find(l->file, s->name);
     if (!*e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
-    AR_TRY(check_shape(l, *e, s.ndim, s.ndim == ndim ? shape : s.shape));
+    AR_TRY(check_shape(l, *e, s->ndim, s->ndim == ndim ? shape : s->shape));
     *part = **e;
-    if (s.ndim == ndim)
+    if (s->ndim == ndim)
         return AR_OK;
-    const size_t start = (s.expert * s.shape[1] + s.row) * s.shape[2];
-    part->count = ari_volume(shape, ndim);
+    const size_t expert = (*e)->count / s->shape[0];
+    const size_t start = s->expert * expert + (s->step[0] > 0 ? 0 : s->row * s->shape[2]);
+    part->count = s->step[0] > 0 ? expert : ari_volume(shape, ndim);
     part->data = (const char *)part->data + part->bytes / (*e)->count * start;
     part->bytes = part->bytes / (*e)->count * part->count;
     return AR_OK;
+}
+
+/* What is part of an entry's elements column by column. */
+static ar_status read_values(float *values, const ar_st_entry *part, const ari_stacked *s, int ndim,
+                             const size_t *shape)
+{
+    const size_t cols = ndim == 2 ? shape[1] : 1;
+    float *all;
+    if (s->ndim == ndim || s->step[0] == 0)
+        return ar_st_to_f32(part, values);
+    AR_TRY(ari_alloc((void **)&all, part->count, sizeof *all, "an expert's weights"));
+    const ar_status st = ar_st_to_f32(part, all);
+    for (size_t i = 0; st == AR_OK && i < shape[0] * cols; i++)
+        values[i] = all[s->row + i / cols * s->step[0] + i % cols * s->step[1]];
+    free(all);
+    return st;
 }
 
 static ar_status load_one(void *user, const char *name, int ndim, const size_t *shape)
@@ -125,15 +142,17 @@ static ar_status load_one(void *user, const char *name, int ndim, const size_t *
     loading *l = user;
     const ar_st_entry *e;
     ar_st_entry part;
-    AR_TRY(find_weight(l, &e, &part, name, ndim, shape));
+    ari_stacked s;
+    AR_TRY(find_weight(l, &e, &part, &s, name, ndim, shape));
     AR_TRY(ari_grow(&l->w->list, &l->w->capacity, l->w->count, sizeof *l->w->list, "the list of weights"));
     AR_TRY(ari_grow(&l->read, &l->capacity, l->w->count, sizeof *l->read, "the list of weights"));
     weight *w = &l->w->list[l->w->count];
-    *w = (weight){.count = part.count};
+    *w = (weight){.count = ari_volume(shape, ndim)};
     snprintf(w->name, sizeof w->name, "%s", name);
-    AR_TRY(ari_alloc((void **)&w->values, part.count, sizeof(float), name));
+    AR_TRY(ari_alloc((void **)&w->values, w->count, sizeof(float), name));
     l->read[l->w->count++] = e;
-    AR_TRY(ar_st_to_f32(&part, w->values));
+    AR_TRY(read_values(w->values, &part, &s, ndim, shape));
+    part.count = w->count;
     return check_finite(l, &part, w->values);
 }
 

@@ -198,6 +198,20 @@ Test(baseline_gradcheck, gpt2_untied_with_erf_activation_and_ignored_labels)
     check_gradients("gpt2, untied, erf, ignored labels", &c, &batch);
 }
 
+/* Sinks, of queries that see few keys or none, biases of router and experts. */
+Test(baseline_gradcheck, gpt_oss_with_a_window_and_padding)
+{
+    ar_config c = tiny_config(AR_ARCH_LLAMA, 2);
+    ar_batch batch = tiny_batch();
+    c.arch = AR_ARCH_GPT_OSS;
+    c.sinks = c.qkv_bias = c.out_bias = true;
+    c.window = 2;
+    c.activation = AR_ACT_CLAMPED;
+    c.experts = (ar_experts){.n = 3, .per_token = 2, .ffn = 4, .normalised = true, .bias = true};
+    batch.padding_mask = padding;
+    check_gradients("gpt-oss, a window, padding", &c, &batch);
+}
+
 /* A window that ends inside a document, padding inside another, a label that only a crossing would predict (4). */
 Test(baseline_gradcheck, llama_with_documents_a_window_and_padding)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/row_support.h"
 
-static const ar_activation activations[] = {AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU, AR_ACT_RELU, AR_ACT_NONE};
+static const ar_activation activations[] = {AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU,
+                                            AR_ACT_RELU,     AR_ACT_NONE,      AR_ACT_CLAMPED};
 #define ACTIVATIONS (sizeof activations / sizeof *activations)
 
 /* The scalar functions by name, not through the dispatch that the kernels use. */
@@ -16,6 +17,8 @@ static float plain_act(ar_activation act, float x)
         return ari_silu32(x);
     case AR_ACT_RELU:
         return x < 0.0f ? 0.0f : x;
+    case AR_ACT_CLAMPED:
+        return ari_clamped32(x);
     case AR_ACT_NONE:
         break;
     }
@@ -33,6 +36,8 @@ static float plain_dact(ar_activation act, float x)
         return ari_dsilu32(x);
     case AR_ACT_RELU:
         return isnan(x) ? x : x > 0.0f ? 1.0f : 0.0f;
+    case AR_ACT_CLAMPED:
+        return ari_dclamped32(x);
     case AR_ACT_NONE:
         break;
     }
@@ -186,10 +191,12 @@ static void check_gated(ar_activation act, size_t cols, enum values kind, enum s
     for (size_t r = 0; r < ROWS; r++)
         for (size_t c = 0; c < cols; c++) {
             const float gate = both[r * 2 * cols + c], up = both[r * 2 * cols + cols + c], g = dy[r * cols + c];
-            const float a = plain_act(act, gate), by_up = g * up;
-            expected_y[r * cols + c] = stored(a * up);
+            const bool limits = act == AR_ACT_CLAMPED, beyond = limits && fabsf(up) > 7.0f;
+            const float factor = !limits ? up : 1.0f + (beyond ? copysignf(7.0f, up) : up);
+            const float a = plain_act(act, gate), by_up = g * factor;
+            expected_y[r * cols + c] = stored(a * factor);
             expected[r * 2 * cols + c] = stored(by_up * plain_dact(act, gate));
-            expected[r * 2 * cols + cols + c] = stored(g * a);
+            expected[r * 2 * cols + cols + c] = beyond ? 0.0f : stored(g * a);
             plain_add(&gate_added, c, expected[r * 2 * cols + c]);
             plain_add(&up_added, c, expected[r * 2 * cols + cols + c]);
         }

@@ -90,12 +90,20 @@ static bool visible(const masks *m, const shape *o, size_t i, size_t h, size_t q
            !(m->padding && m->padding[i * o->s + k] == 0) && additive_at(m, o, i, h, q, k) != -INFINITY;
 }
 
-static void plain_forward_row(float *p, const float *score, float scale, const masks *m, const shape *o, size_t i,
-                              size_t h, size_t q)
+/* What a row's sink is made of: the sink, m and l. */
+typedef struct sunk {
+    float sink, max;
+    double l;
+    bool visible, finite;
+} sunk;
+
+/* sink: of the row's head; NULL: none. */
+static sunk plain_forward_row(float *p, const float *score, float scale, const masks *m, const shape *o, size_t i,
+                              size_t h, size_t q, const float *sink)
 {
-    const int bits = plain_bits(o->s);
+    const int bits = plain_bits(o->s + (sink != NULL));
     float max = -INFINITY;
-    bool finite = true;
+    bool finite = true, any = false;
     for (size_t k = 0; k < o->s; k++) {
         p[k] = score[k] * scale;
         if (m->additive && visible(m, o, i, h, q, k))
@@ -103,9 +111,11 @@ static void plain_forward_row(float *p, const float *score, float scale, const m
         if (visible(m, o, i, h, q, k)) {
             finite = finite && isfinite(p[k]);
             max = p[k] > max ? p[k] : max;
+            any = true;
         }
     }
-    int64_t sum = 0;
+    max = sink && any && *sink > max ? *sink : max;
+    int64_t sum = sink && any && finite ? plain_quantised((double)ari_exp32(*sink - max), 1, bits) : 0;
     for (size_t k = 0; k < o->s; k++) {
         p[k] = visible(m, o, i, h, q, k) ? ari_exp32(p[k] - max) : 0.0f;
         if (finite)
@@ -115,10 +125,12 @@ static void plain_forward_row(float *p, const float *score, float scale, const m
         const float value = finite ? (float)((double)p[k] / ldexp((double)sum, 1 - bits)) : ari_nan32();
         p[k] = visible(m, o, i, h, q, k) ? value : 0.0f;
     }
+    return (sunk){sink ? *sink : 0.0f, max, ldexp((double)sum, 1 - bits), any, finite};
 }
 
-static void plain_backward_row(float *ds, float *dp, const float *p, float scale, const masks *m, const shape *o,
-                               size_t i, size_t h, size_t q)
+/* The gradient of the row's sink. */
+static float plain_backward_row(float *ds, float *dp, const float *p, float scale, const masks *m, const shape *o,
+                                size_t i, size_t h, size_t q, const sunk *s)
 {
     OWNED(free) double *terms = calloc(o->s, sizeof *terms);
     for (size_t k = 0; k < o->s; k++) {
@@ -130,6 +142,10 @@ static void plain_backward_row(float *ds, float *dp, const float *p, float scale
         const float inner = (float)((double)p[k] * ((double)dp[k] - dot));
         ds[k] = visible(m, o, i, h, q, k) ? stored(inner * scale) : 0.0f;
     }
+    if (!s->visible)
+        return 0.0f;
+    const float share = (float)((double)ari_exp32(s->sink - s->max) / s->l);
+    return s->finite ? stored((float)-((double)share * dot)) : ari_nan32();
 }
 
 /* Special values in every third row only: else every long row would be NaN. */
@@ -162,7 +178,7 @@ static float *new_block(const ar_scores *b, const float *all)
 
 /* The rows' sums of a block that has all their keys, and with them the probabilities of one that has some. */
 static void check_blocks(ar_device *d, const shape *o, const masks *m, const float *scores, const float *expected,
-                         const int32_t *max, const double *sum)
+                         const float *sinks, const int32_t *max, const double *sum)
 {
     const float scale = ari_softmax_scale(16);
     const size_t rows = group_of(o) * o->s, row = rows / 3, key = o->s / 2, all = o->b * o->heads * o->s;
@@ -172,7 +188,8 @@ static void check_blocks(ar_device *d, const shape *o, const masks *m, const flo
     int32_t *found = calloc(all, sizeof *found);
     double *l = calloc(all, sizeof *l);
     float *x = new_block(&wide, scores), *want = new_block(&wide, expected);
-    assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), buf(found), buf(l), false, scale, &wide, &m->mask));
+    assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), cbuf(sinks), buf(found), buf(l), false, scale, &wide,
+                                      &m->mask));
     assert_bits(x, want, (rows - row) * o->s, "rows of a block");
     for (size_t i = first; i < first + rows - row; i++) {
         const bool finite = max[i] != INT32_MIN && max[i] != INT32_MAX;
@@ -181,7 +198,8 @@ static void check_blocks(ar_device *d, const shape *o, const masks *m, const flo
     }
     free(x), free(want);
     x = new_block(&narrow, scores), want = new_block(&narrow, expected);
-    assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), buf(found), buf(l), true, scale, &narrow, &m->mask));
+    assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), cbuf(sinks), buf(found), buf(l), true, scale, &narrow,
+                                      &m->mask));
     assert_bits(x, want, narrow.part.rows * narrow.part.cols, "keys of a block");
     free(x), free(want), free(found), free(l);
 }
@@ -199,7 +217,8 @@ static void check_backward_blocks(ar_device *d, const shape *o, const masks *m, 
     free(p), free(dp), free(want);
 }
 
-static void check(const shape *o, int which, enum values kind, int threads)
+/* sunk: every head has a sink. */
+static void check_with(const shape *o, int which, enum values kind, int threads, bool sunk_too)
 {
     const size_t s = o->s, rows = o->b * o->heads * s, n = rows * s;
     const float scale = ari_softmax_scale(16);
@@ -207,30 +226,52 @@ static void check(const shape *o, int which, enum values kind, int threads)
     masks m = masks_new(o, which);
     float *scores = new_scores(n, s, kind, 1), *dp = new_scores(n, s, kind, 2);
     float *p = new_values(n, SPECIAL, 3), *ds = new_values(n, SPECIAL, 4);
+    float *given = new_values(o->heads, ORDINARY, 5), *sinks = sunk_too ? given : NULL;
+    float *terms = new_values(rows, SPECIAL, 6), *expected_terms = new_copy(terms, rows);
     float *expected_p = new_copy(p, n), *expected_ds = new_copy(p, n), *expected_dp = new_copy(dp, n);
     for (size_t r = 0; r < rows; r++) {
         const size_t i = r / s / o->heads, h = r / s % o->heads, q = r % s;
-        plain_forward_row(expected_p + r * s, scores + r * s, scale, &m, o, i, h, q);
-        plain_backward_row(expected_ds + r * s, expected_dp + r * s, expected_p + r * s, scale, &m, o, i, h, q);
+        const sunk of =
+            plain_forward_row(expected_p + r * s, scores + r * s, scale, &m, o, i, h, q, sinks ? sinks + h : NULL);
+        const float term = plain_backward_row(expected_ds + r * s, expected_dp + r * s, expected_p + r * s, scale, &m,
+                                              o, i, h, q, &of);
+        expected_terms[(i * s + q) * o->heads + h] = term;
     }
     const ar_scores all = whole(o);
     int32_t *max = calloc(rows, sizeof *max);
     double *sum = calloc(rows, sizeof *sum), *dot = calloc(rows, sizeof *dot);
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), buf(max), buf(sum), false, scale, &all, &m.mask));
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), cbuf(sinks), buf(max), buf(sum), false, scale,
+                                      &all, &m.mask));
     assert_bits(p, expected_p, n, "probs");
-    check_blocks(&d, o, &m, scores, expected_p, max, sum);
-    assert_ok(
-        ari_cpu_softmax_forward(&d, NULL, buf(scores), cbuf(scores), buf(max), buf(sum), true, scale, &all, &m.mask));
+    check_blocks(&d, o, &m, scores, expected_p, sinks, max, sum);
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(scores), cbuf(scores), cbuf(sinks), buf(max), buf(sum), true, scale,
+                                      &all, &m.mask));
     assert_bits(scores, expected_p, n, "probs in the scores' place, again");
     float *dp_again = new_copy(dp, n);
     assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(ds), cbuf(p), buf(dp), buf(dot), false, scale, &all, &m.mask));
     assert_bits(ds, expected_ds, n, "ds");
     assert_bits(dp, expected_dp, n, "dprobs, masked keys set to +0");
     check_backward_blocks(&d, o, &m, p, dp_again, expected_ds, dot);
+    const ar_tensor of_rows = {.dtype = AR_F32,
+                               .ndim = 3,
+                               .shape = {o->b, s, o->heads},
+                               .stride = {(ptrdiff_t)(s * o->heads), (ptrdiff_t)o->heads, 1},
+                               .data = buf(terms)};
+    if (sinks) {
+        assert_ok(ari_cpu_sinks_backward(&d, NULL, &of_rows, cbuf(sinks), cbuf(max), cbuf(sum), cbuf(dot)));
+        assert_bits(terms, expected_terms, rows, "gradients of sinks");
+    }
+    free(given), free(terms), free(expected_terms);
     assert_ok(ari_cpu_softmax_backward(&d, NULL, buf(dp), cbuf(p), buf(dp), buf(dot), true, scale, &all, &m.mask));
     assert_bits(dp, expected_ds, n, "ds in the place of dprobs, again");
     free(scores), free(dp), free(dp_again), free(p), free(ds), free(expected_p), free(expected_ds), free(expected_dp);
     free(max), free(sum), free(dot), free(m.visible), free(m.padding), free(m.additive);
+}
+
+static void check(const shape *o, int which, enum values kind, int threads)
+{
+    check_with(o, which, kind, threads, false);
+    check_with(o, which, kind, threads, true);
 }
 
 Test(softmax, forward_and_backward_match_the_formulas_under_every_mask)
@@ -269,7 +310,8 @@ Test(softmax, of_a_long_sequence_uses_fewer_bits)
             sum += plain_quantised((double)ari_exp32(scores[k]), 1, bits);
         expected[i] = ldexp((double)sum, 1 - bits);
     }
-    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), buf(&max), buf(&l), false, 1.0f, &block, &mask));
+    assert_ok(ari_cpu_softmax_forward(&d, NULL, buf(p), cbuf(scores), (ar_cbuf){NULL}, buf(&max), buf(&l), false, 1.0f,
+                                      &block, &mask));
     cr_assert_eq(l, expected[0], "%a, expected %a", l, expected[0]);
     cr_assert_neq(expected[0], expected[1], "fewer bits would not show");
 }

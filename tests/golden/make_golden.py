@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 import transformers
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, Dots1Config, Dots1ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig,
-                          GemmaForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          GemmaForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig,
                           MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
                           Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
@@ -254,6 +254,20 @@ EXPERTS.update({
                               {**LATENT, "kv_lora_rank": 8, "q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 0,
                                "num_hidden_layers": 2}, 14, 95, {}),
 })
+EXPERTS.update({
+    # Sinks, biases everywhere, gates and ups beyond the limits; layer 0 sees five keys.
+    "experts/gpt-oss-tiny": (GptOssConfig, GptOssForCausalLM,
+                     {**FEW, "intermediate_size": 12, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 6,
+                      "sliding_window": 5, "pad_token_id": None, "max_position_embeddings": 128,
+                      "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0, "truncate": False,
+                                          "original_max_position_embeddings": 16, "beta_fast": 4.0,
+                                          "beta_slow": 0.5}}, 14, 120, {"layer_types": None}),
+    # The class's own balancing loss; padding, no biases of attention.
+    "experts/gpt-oss-padding-tiny": (GptOssConfig, GptOssForCausalLM,
+                             {**FEW, "intermediate_size": 8, "num_local_experts": 4, "num_experts_per_tok": 3,
+                              "head_dim": 8, "sliding_window": 6, "attention_bias": False, "pad_token_id": None,
+                              "output_router_logits": True, "router_aux_loss_coef": 0.5}, 14, 121, {}),
+})
 # Losses of routers that the class has not: what is balanced, its weight, and that of the z-loss (ar_router_losses).
 ROUTED = {"experts/mixtral-sequence-padding-tiny": ("sequence", 0.6, 0.02),
           "experts/olmoe-batch-tiny": ("batch", 0.5, 0.01)}
@@ -320,7 +334,7 @@ TRAINING = {"optimizer": "AdamW", "lr": 0.001, "betas": [0.9, 0.95], "eps": 1e-8
 
 def lead(name, model):
     """Routers, drawn wide, that lead where the cases say."""
-    routers = [p for n, p in model.named_parameters() if n.endswith("mlp.gate.weight")]
+    routers = [p for n, p in model.named_parameters() if n.endswith(("mlp.gate.weight", "mlp.router.weight"))]
     for router in routers:
         router.normal_(0.0, 0.6)
     if name == "experts/qwen3moe-tiny":
@@ -331,11 +345,19 @@ def lead(name, model):
             router[2] = -router[1]
 
 
+def columns_apart(path, last, tensor):
+    """GPT-OSS's, [E, in, out] or of biases [E, out]; of gate_up_proj gate and up take turns."""
+    kind = "bias" if last.endswith("_bias") else "weight"
+    parts = {"gate_proj": tensor[..., ::2], "up_proj": tensor[..., 1::2]} if "gate_up" in last else {"down_proj": tensor}
+    return {f"{path}.experts.{i}.{part}.{kind}": one.T.contiguous() if kind == "weight" else one.contiguous()
+            for part, stacked in parts.items() for i, one in enumerate(stacked)}
+
+
 def apart(name, tensors):
     """A model's tensors as its files have them: the parameters of each expert by themselves."""
     if CASES[name][0] not in {case[0] for case in EXPERTS.values()}:
         return tensors
-    mixtral = "mixtral" in name
+    mixtral, interleaved = "mixtral" in name, "gpt-oss" in name
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     made = {}
     for key, tensor in tensors.items():
@@ -344,6 +366,9 @@ def apart(name, tensors):
             path, key = path.replace(".mlp", ".block_sparse_moe"), key.replace(".mlp.", ".block_sparse_moe.")
         if not path:
             made[key] = tensor
+            continue
+        if interleaved:
+            made.update(columns_apart(path, last, tensor))
             continue
         parts = tensor.chunk(2, dim=1) if last == "gate_up_proj" else (tensor,)
         for part, stacked in zip(names[:2] if last == "gate_up_proj" else names[2:], parts, strict=True):
@@ -531,6 +556,10 @@ DEFAULTS = {
                            {"vocab_size": 32, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}),
     "experts/mixtral-defaults-tiny": (MixtralConfig, MixtralForCausalLM,
                               {**SIZES, "hidden_size": 16, "num_attention_heads": 8}),  # 8 KV heads, 8 experts
+    # 8 KV heads; of fewer experts than the class has, all four go into a token.
+    "experts/gpt-oss-defaults-tiny": (GptOssConfig, GptOssForCausalLM,
+                              {**SIZES, "intermediate_size": 8, "hidden_size": 16, "num_attention_heads": 8,
+                               "head_dim": 4, "num_local_experts": 4}),
 }
 CASES.update({name: (*case, 12, 62 + i, {}) for i, (name, case) in enumerate(DEFAULTS.items())})
 
@@ -617,8 +646,11 @@ def compute(name):
     model = model_class(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith(".bias"):  # zeros in a fresh model: dropping them would go unnoticed
-                parameter.normal_(0.0, 0.3)
+            if parameter_name.endswith("bias"):  # zeros in a fresh model: dropping them would go unnoticed
+                wide = parameter_name.endswith("gate_up_proj_bias") and name not in DEFAULTS  # beyond the limits
+                parameter.normal_(0.0, 4.0 if wide else 0.3)
+            elif parameter_name.endswith("sinks"):
+                parameter.normal_(0.0, 1.0)
             elif "norm" in parameter_name or ".ln_" in parameter_name:
                 parameter.uniform_(*((-0.5, 0.5) if name.startswith("gemma") else (0.5, 1.5)))
         if name in EXPERTS:
@@ -650,6 +682,8 @@ def compute(name):
             written[key] = value
     for file, tensors in {"model": weights, **computed}.items():
         computed[file] = apart(name, tensors)
+    if "gpt-oss" in name:  # whose files have all experts of a layer together
+        computed.update(model=weights, apart=computed["model"])
     return written, {"batch": batch, **computed}, seed
 
 

@@ -281,13 +281,39 @@ static void softmax_forward_case(device_pair *p, const attention *o)
     const size_t n = rows_of(&m) * m.block.part.cols;
     const pair_buf max = pair_zeros(p, "max", PAIR_W32, all), sum = pair_zeros(p, "sum", PAIR_W64, all);
     const pair_values values = known ? PAIR_ORDINARY : PAIR_CALM_ROWS; /* a row that has NaN is known to have it */
+    const pair_buf logits = pair_rows(p, "sinks", 1, o->heads, PAIR_ORDINARY);
+    const bool sunk = pair_below(p, 2);
     const pair_buf scores = pair_rows(p, "scores", rows_of(&m), m.block.part.cols, values);
     const pair_buf apart = pair_words(p, "probs", PAIR_W32, n), probs = in_place ? scores : apart;
     if (known)
         known_rows(p, max, sum, all);
-    PAIR_RUN(p, softmax_forward, probs.at[s], ar_const(scores.at[s]), max.at[s], sum.at[s], known, scale, &m.block,
-             &m.at[s]);
+    PAIR_RUN(p, softmax_forward, probs.at[s], ar_const(scores.at[s]), sunk ? ar_const(logits.at[s]) : (ar_cbuf){NULL},
+             max.at[s], sum.at[s], known, scale, &m.block, &m.at[s]);
     pair_end(p);
+}
+
+/* Sinks of several heads, terms in any layout, and rows that have no sum. */
+static void sinks_backward_case(device_pair *p, size_t b, size_t rows, size_t heads)
+{
+    const size_t n = b * heads * rows, shape[3] = {b, rows, heads};
+    pair_begin(p, "[%zu, %zu, %zu]", b, rows, heads);
+    const pair_buf sinks = pair_floats(p, "sinks", heads, PAIR_ORDINARY);
+    const pair_buf max = pair_zeros(p, "max", PAIR_W32, n), sum = pair_zeros(p, "sum", PAIR_W64, n);
+    const pair_buf dot = pair_zeros(p, "dot", PAIR_W64, n);
+    const pair_tensor terms = pair_output(p, "terms", 3, shape, (pair_layout)pair_below(p, PAIR_HEADS));
+    known_rows(p, max, sum, n);
+    for (size_t i = 0; i < n && dot.host; i++)
+        ((double *)dot.host)[i] = (double)pair_value(p, PAIR_ORDINARY) / 3.0;
+    PAIR_RUN(p, sinks_backward, &terms.at[s], ar_const(sinks.at[s]), ar_const(max.at[s]), ar_const(sum.at[s]),
+             ar_const(dot.at[s]));
+    pair_end(p);
+}
+
+void sinks_backward_cases(device_pair *p)
+{
+    size_t rows;
+    for (size_t i = 0; (rows = pair_size(p, i)) != SIZE_MAX && pair_goes_on(p); i++)
+        sinks_backward_case(p, 1 + pair_below(p, 3), rows, 1 + pair_below(p, 5));
 }
 
 static void softmax_backward_case(device_pair *p, const attention *o)

@@ -43,6 +43,28 @@ CLAIM(models_with_experts_have_their_number_width_and_weights)
     cr_expect(c.experts.n == 64 && c.experts.per_token == 1 && c.experts.ffn == 176 && c.norm_eps == 1e-5);
 }
 
+/* configuration_gpt_oss.py. */
+CLAIM(gpt_oss_has_sinks_biases_and_its_own_activation)
+{
+    ar_config c = config_read(MODEL("gpt_oss"), "");
+    cr_expect(c.arch == AR_ARCH_GPT_OSS && c.sinks && c.experts.bias && c.experts.normalised && c.experts.n == 128);
+    cr_expect(c.activation == AR_ACT_CLAMPED && c.qkv_bias && c.out_bias && c.experts.per_token == 4);
+    cr_expect(ar_config_window(&c, 0) == 128 && ar_config_window(&c, 1) == 0 && c.norm_eps == 1e-5);
+    cr_expect(c.rope.kind == AR_ROPE_YARN && c.rope.factor == 32 && c.rope.original_positions == 4096 &&
+              !c.rope.truncate && c.rope.theta == 150000.0);
+    c = config_read(MODEL("gpt_oss"), "'attention_bias':false,'swiglu_limit':7,'output_router_logits':true,"
+                                      "'layer_types':['full_attention','full_attention','sliding_attention',"
+                                      "'sliding_attention'],'sliding_window':9");
+    cr_expect(!c.qkv_bias && !c.out_bias && c.experts.balance_weight == 0.001);
+    cr_expect(ar_config_window(&c, 1) == 0 && ar_config_window(&c, 2) == 9);
+    static const refused_config cases[] = {{MODEL("gpt_oss"), "'swiglu_limit':6", "expected 7"},
+                                           {MODEL("gpt_oss"), "'swiglu_alpha':1.5", "expected 1.702"},
+                                           {MODEL("gpt_oss"), "'mlp_bias':false", "experts have biases"},
+                                           {MODEL("gpt_oss"), "'norm_topk_prob':false", "a softmax over"},
+                                           {MODEL("mixtral"), "'swiglu_limit':7", "clamped"}};
+    configs_refused(cases, sizeof cases / sizeof *cases);
+}
+
 /* The classes' configuration_NAME.py. */
 CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
 {
@@ -257,7 +279,6 @@ CLAIM(other_models_with_experts_are_refused_by_what_they_have)
 {
     static const refused_config cases[] = {
         {MODEL("phimoe"), "", "'phimoe', which is not computed: sparsemixer routes"},
-        {MODEL("gpt_oss"), "", "attention has sinks"},
         {MODEL("minimax_m2"), "", "with a bias that alone chooses, route; expected one of"},
         {MODEL("another_moe"), "", "'another_moe', expected one of 'llama', "},
     };

@@ -69,7 +69,7 @@ CLAIM(gated_mlp_rounds_the_activation_first)
     same(ari_gated(gate, up), a * up, "silu(gate)*up");
     same(ari_gated_act(AR_ACT_SILU, gate, up), ari_gated(gate, up), "by kind");
     same(ari_gated_act(AR_ACT_RELU, -1.0f, up), -0.0f, "relu(-1)*up");
-    same(ari_gated_dup(AR_ACT_SILU, dy, gate), dy * a, "dup");
+    same(ari_gated_dup(AR_ACT_SILU, dy, up, gate), dy * a, "dup");
     const float product = dy * up;
     same(ari_gated_dgate(AR_ACT_RELU, dy, up, gate), product, "dgate of relu");
     same(ari_gated_dgate(AR_ACT_SILU, dy, up, gate), product * ari_dsilu32(gate), "dgate");
@@ -125,7 +125,7 @@ CLAIM(every_definition_returns_the_canonical_nan)
                              ari_rope_second(inf, inf, -1.0f, 1.0f),
                              ari_gated(bad, 1.0f),
                              ari_gated_act(AR_ACT_RELU, inf, 0.0f),
-                             ari_gated_dup(AR_ACT_NONE, 0.0f, inf),
+                             ari_gated_dup(AR_ACT_NONE, 0.0f, 1.0f, inf),
                              ari_gated_dgate(AR_ACT_SILU, inf, 0.0f, 1.0f),
                              ari_ce_term(INFINITY, inf, 0.0, &(ar_loss_options){0}),
                              ari_ce_dlogit(bad, 1.0, 0.0, 2.0)};

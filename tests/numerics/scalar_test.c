@@ -165,7 +165,7 @@ Test(scalar, every_nan_becomes_the_canonical_one)
     for (size_t i = 0; i < SCALAR_FUNCTION_COUNT; i++)
         for (size_t k = 0; k < sizeof nans / sizeof nans[0]; k++)
             expect_both_ways(&scalar_functions[i], nans[k], ARI_NAN_BITS);
-    for (int kind = AR_ACT_GELU_ERF; kind <= AR_ACT_NONE; kind++) {
+    for (int kind = AR_ACT_GELU_ERF; kind <= AR_ACT_CLAMPED; kind++) {
         cr_assert(ari_bits32(ari_act32((ar_activation)kind, ari_float32(0xffc00001u))) == ARI_NAN_BITS);
         cr_assert(ari_bits32(ari_dact32((ar_activation)kind, ari_float32(0xffc00001u))) == ARI_NAN_BITS);
     }
@@ -235,6 +235,26 @@ Test(scalar, relu_passes_minus_zero_and_its_derivative_is_zero_there)
     cr_assert(ari_relu32(0x1p-149f) == 0x1p-149f && ari_drelu32(0x1p-149f) == 1.0f);
     cr_assert(ari_bits32(ari_drelu32(0.0f)) == 0u && ari_bits32(ari_drelu32(-0.0f)) == 0u);
     cr_assert(ari_act32(AR_ACT_NONE, -3.5f) == -3.5f && ari_dact32(AR_ACT_NONE, -3.5f) == 1.0f);
+}
+
+/* g*sigmoid(1.702*g) to 7, and its slope by differences. */
+Test(scalar, gpt_oss_s_gate_is_limited_to_7)
+{
+    for (int i = -3000; i <= 900; i++) {
+        const double x = i * 0.01, g = x > 7.0 ? 7.0 : x, d = 1e-5;
+        const double want = g / (1.0 + exp(-1.702 * g));
+        const double slope = (ari_clamped64(x + d) - ari_clamped64(x - d)) / (2.0 * d);
+        near_to(ari_clamped64(x), want, 1e-14 + 1e-14 * fabs(want));
+        near_to((double)ari_clamped32((float)x), ari_clamped64((double)(float)x), 2e-6);
+        near_to((double)ari_dclamped32((float)x), ari_dclamped64((double)(float)x), 2e-7);
+        if (i != 700)
+            near_to(ari_dclamped64(x), slope, 1e-9);
+    }
+    cr_assert(ari_clamped32(INFINITY) == ari_clamped32(7.0f) && ari_dclamped32(7.0f) > 1.0f);
+    cr_assert(ari_bits32(ari_dclamped32(7.5f)) == 0u && ari_bits32(ari_clamped32(-INFINITY)) == MINUS_ZERO);
+    cr_assert(ari_gated_act(AR_ACT_CLAMPED, 1.0f, -9.0f) == -6.0f * ari_clamped32(1.0f));
+    cr_assert(ari_bits32(ari_gated_dup(AR_ACT_CLAMPED, 1.0f, 7.5f, 1.0f)) == 0u);
+    cr_assert(ari_gated_dup(AR_ACT_CLAMPED, 1.0f, 7.0f, 1.0f) == ari_clamped32(1.0f));
 }
 
 /* --- the binary64 forms ------------------------------------------------------------------------------------------- */

@@ -123,7 +123,7 @@ CLAIM(utilisations_are_those_of_korthikanti_et_al)
 }
 
 /* Two for each multiply-add of the list of operations, whatever the layout: the formula of the products, without the
- * scores that the mask hides, (s - 1)/2 of s keys of a query. */
+ * scores that mask and windows hide. */
 CLAIM(counted_products_are_the_formulas)
 {
     static const int tp[] = {1, 4, 8};
@@ -134,8 +134,12 @@ CLAIM(counted_products_are_the_formulas)
             double formula = 0.0, model = 0.0, hardware = 0.0;
             cr_assert_ok(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
             cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
-            const double features = (double)(c.layers * c.heads * (c.head_dim + ar_config_value_dim(&c))) / 2.0;
-            formula -= c.causal ? 12.0 * features * (64.0 - 1.0) / 2.0 : 0.0;
+            const double features = (double)(c.heads * (c.head_dim + ar_config_value_dim(&c))) / 2.0;
+            for (size_t at = 0; c.causal && at < c.layers * 64; at++) { /* each query of each layer */
+                const size_t window = ar_config_window(&c, at / 64), before = at % 64 + 1;
+                const size_t seen = window > 0 && window < before ? window : before;
+                formula -= 12.0 * features * (double)(64 - seen) / 64.0;
+            }
             cr_expect_float_eq(model / formula, 1.0, 1e-12, "%s: %.17g", c.name, model / formula);
             cr_expect_geq(hardware, model * (1.0 - 1e-12));
         }

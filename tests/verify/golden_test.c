@@ -72,9 +72,10 @@ static const struct {
     {{1, 2},
      {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
       "experts/dots1-tiny", "experts/deepseek-v3-tiny", "experts/deepseek-v2-tiny", "experts/deepseek-v2-lite-tiny"}},
+    {{1, 2, 4}, {"experts/gpt-oss-tiny", "experts/gpt-oss-padding-tiny", "experts/gpt-oss-defaults-tiny"}},
     {{1, 3}, {"experts/deepseek-v3-plain-tiny"}},
 };
-enum { CASES = 79 };
+enum { CASES = 82 };
 
 static bool is_block(const char *name)
 {
@@ -302,6 +303,9 @@ static const struct {
     {"experts/deepseek-v2-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4, .zero = 2}},
     {"experts/deepseek-v2-lite-tiny", {.cp = 2, .cp_inner = 2, .tp = 2, .dp = 2}},
     {"experts/qwen3moe-tiny", {.pp = 3, .tp = 2, .micro_batches = 2, .schedule = AR_PP_ZERO_BUBBLE}},
+    {"experts/gpt-oss-tiny", {.cp = 2, .cp_inner = 2, .tp = 2, .dp = 2}},
+    {"experts/gpt-oss-padding-tiny", {.tp = 2, .sp = true, .ep = 4, .etp = 1, .dp = 2, .zero = 1}},
+    {"experts/gpt-oss-padding-tiny", {.cp = 7, .tp = 2, .dp = 2, .zero = 3}},
     {"experts/mixtral-balance-padding-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4}},
     {"experts/mixtral-balance-padding-tiny", {.pp = 2, .micro_batches = 2, .zero = 3}},
     {"experts/mixtral-sequence-padding-tiny", {.cp = 7, .tp = 2, .sp = true, .micro_batches = 2}},

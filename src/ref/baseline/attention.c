@@ -120,15 +120,16 @@ static double scale_of(const ari_bl_run *run)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Probabilities [s, s] of one head of one sample. bare [s, s]: the scores before capping; NULL: they are not capped. */
-static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, double *bare, const double *q,
-                            const double *k)
+/* Probabilities [s, s] of one head of one sample, and sunk [s], that of its sink, a logit more of each row which sees a
+ * key. bare [s, s]: the scores before capping; NULL: they are not capped. */
+static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, double *bare, double *sunk,
+                            const double *sink, const double *q, const double *k)
 {
     const ari_bl_memory *mark = run->top;
     const size_t s = run->s, d = run->c->head_dim;
-    double *scores = ari_bl_doubles(run, s, s);
-    uint8_t *visible = ari_bl_take(run, s, 1, 1);
-    if (scores == NULL || visible == NULL)
+    double *scores = ari_bl_doubles(run, s, s), *logits = ari_bl_doubles(run, 2, s + 1), *p = logits + s + 1;
+    uint8_t *visible = ari_bl_take(run, s + 1, 1, 1);
+    if (scores == NULL || logits == NULL || visible == NULL)
         return run->memory;
     const ari_bl_matrix q_rows = {q, d, 1}, k_rows = {k, d, 1};
     AR_TRY(ari_bl_contract(run, scores, s, s, d, q_rows, k_rows, false));
@@ -142,7 +143,17 @@ static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double 
             row[key] = ari_bl_branch(run, ari_bl_cap(row[key], run->c->score_cap));
         }
         mask_row(run, visible, row, sample, head, query);
-        ari_bl_softmax(run, probs + query * s, row, visible, s, &m, &l);
+        visible[s] = 0;
+        for (size_t key = 0; key < s; key++) {
+            logits[key] = row[key];
+            visible[s] |= visible[key];
+        }
+        logits[s] = sink != NULL ? *sink : 0.0;
+        ari_bl_softmax(run, p, logits, visible, sink != NULL ? s + 1 : s, &m, &l);
+        for (size_t key = 0; key < s; key++)
+            probs[query * s + key] = p[key];
+        if (sink != NULL)
+            sunk[query] = p[s];
         for (size_t key = 0; run->noise != NULL && key < s; key++)
             probs[query * s + key] = ari_bl_branch(run, probs[query * s + key]);
     }
@@ -214,7 +225,7 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_no
     return emit_heads(run, names->rope[1], 'f', a->k, groups, d);
 }
 
-ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const ari_bl_norm norm[2], const double *qkv)
+ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const ari_bl_params *p, const double *qkv)
 {
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
     const size_t members =
@@ -227,17 +238,19 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     a->context = ari_bl_doubles(run, run->tokens, heads * values);
     a->dropped = run->o->dropout > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : a->probs;
     a->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : NULL;
+    a->sunk = p->sinks != NULL ? ari_bl_doubles(run, run->tokens, heads) : NULL;
     if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || a->dropped == NULL ||
-        (run->c->score_cap > 0.0 && a->bare == NULL))
+        (p->sinks != NULL && a->sunk == NULL) || (run->c->score_cap > 0.0 && a->bare == NULL))
         return run->memory;
-    AR_TRY(split_qkv(run, a, norm, qkv));
+    AR_TRY(split_qkv(run, a, p->qk_norm, qkv));
     const ari_bl_memory *mark = run->top;
     double *out = ari_bl_doubles(run, run->tokens, heads * values);
     if (out == NULL)
         return run->memory;
     for (size_t at = 0; at < run->b * heads; at++)
         AR_TRY(head_probs(run, at / heads, at % heads, a->probs + at * s * s,
-                          a->bare == NULL ? NULL : a->bare + at * s * s, a->q + at * s * d,
+                          a->bare == NULL ? NULL : a->bare + at * s * s, a->sunk == NULL ? NULL : a->sunk + at * s,
+                          p->sinks == NULL ? NULL : p->sinks + at % heads, a->q + at * s * d,
                           a->k + at / members * s * d));
     AR_TRY(emit_probs(run, 'f', a->probs));
     if (run->o->dropout > 0.0)
@@ -254,9 +267,10 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* +0 in dP [s, s] at masked keys, and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP. */
-static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, const double *probs,
-                               const double *bare)
+/* +0 in dP [s, s] at masked keys, and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP, which
+ * goes to dot [s]. */
+static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, double *dot,
+                               const double *probs, const double *bare)
 {
     const ari_bl_memory *mark = run->top;
     const size_t s = run->s;
@@ -274,6 +288,7 @@ static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, doub
             products[key] = p[key] * dp_row[key];
         }
         const double sum = ari_bl_row_sum(run, products, s);
+        dot[query] = sum;
         for (size_t key = 0; key < s; key++)
             if (visible[key]) {
                 double d = ari_bl_branch(run, p[key] * (dp_row[key] - sum));
@@ -331,7 +346,26 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
     return AR_OK;
 }
 
-ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_norm norm[2],
+/* A sink has no value, so that of its probability the gradient is 0 and that of the logit -p*D: a term of each row. */
+static ar_status sink_gradient(ari_bl_run *run, const double *sunk, const double *dot)
+{
+    const ari_bl_memory *mark = run->top;
+    const size_t heads = run->c->heads, s = run->s;
+    double *values = ari_bl_doubles(run, run->tokens, heads), *gradient = ari_bl_doubles(run, heads, 1);
+    if (values == NULL || gradient == NULL)
+        return run->memory;
+    for (size_t at = 0; at < run->b * heads; at++)
+        for (size_t query = 0; query < s; query++)
+            values[(at / heads * s + query) * heads + at % heads] =
+                ari_bl_branch(run, -(sunk[at * s + query] * dot[at * s + query]));
+    const ari_bl_terms terms = {.values = values, .stream = true};
+    AR_TRY(ari_bl_gradient(run, gradient, 1, heads, &terms));
+    AR_TRY(ari_bl_emit_gradient(run, run->names->sinks, "", heads, 0, gradient));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
+ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_params *p,
                                     const ari_bl_attention *a)
 {
     const ari_bl_memory *mark = run->top;
@@ -340,7 +374,8 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
     double *dout = ari_bl_doubles(run, run->tokens, heads * values), *dq = ari_bl_doubles(run, run->tokens, heads * d);
     double *dk = ari_bl_doubles(run, run->tokens, groups * d), *dv = ari_bl_doubles(run, run->tokens, groups * values);
     double *dp = ari_bl_doubles(run, run->tokens * heads, s), *ds = ari_bl_doubles(run, run->tokens * heads, s);
-    if (dout == NULL || dq == NULL || dk == NULL || dv == NULL || dp == NULL || ds == NULL)
+    double *dot = ari_bl_doubles(run, run->tokens, heads);
+    if (dout == NULL || dq == NULL || dk == NULL || dv == NULL || dp == NULL || ds == NULL || dot == NULL)
         return run->memory;
     split_heads(run, dout, dcontext, heads * values, 0, heads, values);
     for (size_t at = 0; at < run->b * heads; at++) {
@@ -351,15 +386,17 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, dp, dp, heads, s));
     for (size_t at = 0; at < run->b * heads; at++)
-        AR_TRY(head_backward(run, at / heads, at % heads, dp + at * s * s, ds + at * s * s, a->probs + at * s * s,
-                             a->bare == NULL ? NULL : a->bare + at * s * s));
+        AR_TRY(head_backward(run, at / heads, at % heads, dp + at * s * s, ds + at * s * s, dot + at * s,
+                             a->probs + at * s * s, a->bare == NULL ? NULL : a->bare + at * s * s));
     AR_TRY(emit_probs(run, 'b', dp));
+    if (a->sunk != NULL)
+        AR_TRY(sink_gradient(run, a->sunk, dot));
     for (size_t kv = 0; kv < run->b * groups; kv++) {
         const size_t at = kv * members; /* the group's first head */
         AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * values, ds + at * s * s,
                               a->dropped + at * s * s, dout + at * s * values, a->q + at * s * d, a->k + kv * s * d));
     }
-    AR_TRY(finish_qkv(run, dqkv, dq, dk, dv, norm, a->normed));
+    AR_TRY(finish_qkv(run, dqkv, dq, dk, dv, p->qk_norm, a->normed));
     ari_bl_release(run, mark);
     return AR_OK;
 }

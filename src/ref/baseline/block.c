@@ -27,6 +27,18 @@ static double act(const ari_bl_run *run, double x)
     return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_act64(kind, x)) : (double)ari_act32(kind, (float)x);
 }
 
+/* What a gate's activation multiplies: up, or of GPT-OSS 1 + up between -7 and 7. */
+static bool is_limited(const ari_bl_run *run, double up)
+{
+    return run->c->activation == AR_ACT_CLAMPED && fabs(up) > 7.0;
+}
+
+static double up_of(const ari_bl_run *run, double up)
+{
+    const double limited = is_limited(run, up) ? copysign(7.0, up) : up;
+    return run->c->activation == AR_ACT_CLAMPED ? ari_bl_fl(run, limited + 1.0) : up;
+}
+
 /* The slope at x, of element i; nearer to a kink than `doubt` it is the one that the options say. */
 static double dact(const ari_bl_run *run, double x, double doubt, size_t i)
 {
@@ -67,7 +79,7 @@ void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_
     for (size_t t = 0; t < rows; t++)
         for (size_t i = 0; i < f; i++) {
             const double a = act(run, fc[t * ld + i]);
-            out[t * f + i] = run->c->gated ? ari_bl_branch(run, a * fc[t * ld + f + i]) : a;
+            out[t * f + i] = run->c->gated ? ari_bl_branch(run, a * up_of(run, fc[t * ld + f + i])) : a;
         }
 }
 
@@ -80,8 +92,9 @@ void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *
             const double dy = dout[t * f + i], x = fc[t * ld + i];
             if (run->c->gated) {
                 const double up = fc[t * ld + f + i];
-                dfc[t * ld + i] = ari_bl_branch(run, ari_bl_branch(run, dy * up) * dact(run, x, doubt, t * f + i));
-                dfc[t * ld + f + i] = ari_bl_branch(run, dy * act(run, x));
+                const double dgate = ari_bl_branch(run, dy * up_of(run, up));
+                dfc[t * ld + i] = ari_bl_branch(run, dgate * dact(run, x, doubt, t * f + i));
+                dfc[t * ld + f + i] = is_limited(run, up) ? 0.0 : ari_bl_branch(run, dy * act(run, x));
             } else {
                 dfc[t * ld + i] = ari_bl_branch(run, dy * dact(run, x, doubt, t * f + i));
             }
@@ -153,7 +166,7 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
 
     AR_TRY(run->c->latent.kv_rank > 0 ? ari_bl_latent_forward(run, &p->latent, &saved->latent, qkv, saved->attention_x)
                                       : ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x, run->tokens));
-    AR_TRY(ari_bl_attention_forward(run, &saved->attention, p->qk_norm, qkv));
+    AR_TRY(ari_bl_attention_forward(run, &saved->attention, p, qkv));
     AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
     AR_TRY(branch_output(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, branch));
@@ -279,7 +292,7 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
     AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
     AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context, NULL));
-    AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, p->qk_norm, &saved->attention));
+    AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, p, &saved->attention));
     if (run->c->latent.kv_rank > 0) {
         AR_TRY(ari_bl_latent_backward(run, &p->latent, din, dqkv, &saved->latent, saved->attention_x));
     } else {

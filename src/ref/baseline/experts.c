@@ -43,7 +43,8 @@ static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, size_t out, const c
 {
     const char *const name[3] = {part_name(run, "", part), NULL, NULL};
     const size_t width[3] = {out, 0, 0};
-    return name[0] != NULL ? ari_bl_load_linear(run, l, run->c->hidden, name, width, false) : run->memory;
+    return name[0] != NULL ? ari_bl_load_linear(run, l, run->c->hidden, name, width, run->c->experts.bias)
+                           : run->memory;
 }
 
 /* An expert: gate | up and down, of width f. */
@@ -54,8 +55,13 @@ static ar_status load_expert(ari_bl_run *run, ari_bl_mlp *mlp, const char *below
     const size_t fc_width[3] = {f, f, 0}, down_width[3] = {run->c->hidden, 0, 0};
     if (fc[0] == NULL || fc[1] == NULL || down[0] == NULL)
         return run->memory;
-    AR_TRY(ari_bl_load_linear(run, &mlp->fc, run->c->hidden, fc, fc_width, false));
-    return ari_bl_load_linear(run, &mlp->down, f, down, down_width, false);
+    AR_TRY(ari_bl_load_linear(run, &mlp->fc, run->c->hidden, fc, fc_width, run->c->experts.bias));
+    return ari_bl_load_linear(run, &mlp->down, f, down, down_width, run->c->experts.bias);
+}
+
+static const char *router_name(const ari_bl_run *run)
+{
+    return run->c->arch == AR_ARCH_GPT_OSS ? "router" : "gate";
 }
 
 static const char *shared_name(const ari_bl_run *run)
@@ -85,7 +91,7 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
     static const char *const parts[3] = {"gate_proj", "up_proj", "down_proj"}, *const w123[3] = {"w1", "w3", "w2"};
     const ar_experts *x = &run->c->experts;
     AR_TRY(ari_bl_balance_load(run, e));
-    AR_TRY(load_one(run, &e->gate, x->n, "gate"));
+    AR_TRY(load_one(run, &e->gate, x->n, router_name(run)));
     if (x->scores.groups > 0 && !x->scores.softmax)
         AR_TRY(load_bias(run, e));
     e->of = ari_bl_take(run, x->n, 1, sizeof *e->of);
@@ -190,7 +196,7 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
         r->first == NULL || r->of == NULL || z == NULL)
         return run->memory;
     AR_TRY(ari_bl_linear_forward(run, &e->gate, z, x, run->tokens));
-    AR_TRY(emit(run, "gate", 'f', z, n, 0, n));
+    AR_TRY(emit(run, router_name(run), 'f', z, n, 0, n));
     for (size_t t = 0; t < run->tokens; t++) {
         for (size_t i = 0; i < n; i++)
             if (z[t * n + i] != z[t * n + i])
@@ -396,7 +402,7 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
     AR_TRY(ari_bl_balance_backward(run, dz, r));
     AR_TRY(emit(run, "logits", 'b', dz, n, 0, n));
     AR_TRY(ari_bl_linear_backward(run, &e->gate, more, dz, run->tokens));
-    AR_TRY(emit(run, "gate", 'b', more, h, 0, h));
+    AR_TRY(emit(run, router_name(run), 'b', more, h, 0, h));
     AR_TRY(ari_bl_linear_gradients(run, &e->gate, dz, x, NULL));
     add(run, dx, more);
     return AR_OK;

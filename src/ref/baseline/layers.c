@@ -53,7 +53,7 @@ ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const
     if (dbias == NULL)
         return run->memory;
     if (l->bias != NULL) {
-        const ari_bl_terms terms = {.values = dy};
+        const ari_bl_terms terms = {.values = dy, .of = of};
         AR_TRY(ari_bl_gradient(run, dbias, 1, l->out, &terms));
     }
     size_t at = 0;

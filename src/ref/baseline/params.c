@@ -114,6 +114,13 @@ static const ari_bl_names olmo2_names = {
     .mlp_norm = "post_feedforward_layernorm", .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
 };
 
+static const ari_bl_names gpt_oss_names = {
+    FAMILY_NAMES("mlp", "down_proj"),
+    UNPACKED_NAMES,
+    .ln2 = "post_attention_layernorm",
+    .sinks = "self_attn.sinks",
+};
+
 static const ari_bl_names starcoder2_names = {
     FAMILY_NAMES("mlp", "c_proj"),
     QKV_NAMES,
@@ -166,6 +173,7 @@ const ari_bl_names *ari_bl_names_of(ar_arch arch)
         [AR_ARCH_STARCODER2] = &starcoder2_names,
         [AR_ARCH_DEEPSEEK] = &deepseek_names,
         [AR_ARCH_GLM4] = &glm4_names,
+        [AR_ARCH_GPT_OSS] = &gpt_oss_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
 }
@@ -291,6 +299,19 @@ static ar_status load_qk_norms(ari_bl_run *run, ari_bl_params *p)
     return AR_OK;
 }
 
+/* A logit of each head. */
+static ar_status load_sinks(ari_bl_run *run, ari_bl_params *p)
+{
+    double *sinks;
+    const size_t heads = run->c->heads, d = run->c->head_dim;
+    if (!run->c->sinks)
+        return AR_OK;
+    AR_TRY(ari_bl_parameter(run, &sinks, run->names->sinks, heads, 0, AR_INIT_UNIFORM_BIAS, d, d));
+    ari_bl_training_add(run, run->names->sinks, heads, 0, sinks, 1, 1);
+    p->sinks = sinks;
+    return AR_OK;
+}
+
 /* One of three parameters (gate, up and down) or of two, where gate and up are one or there is no gate. */
 static ar_status load_mlp(ari_bl_run *run, ari_bl_mlp *mlp)
 {
@@ -319,6 +340,7 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
     AR_TRY(c->latent.kv_rank > 0 ? ari_bl_load_latent(run, &p->latent)
                                  : ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
     AR_TRY(load_qk_norms(run, p));
+    AR_TRY(load_sinks(run, p));
     AR_TRY(ari_bl_load_linear(run, &p->o, c->heads * ar_config_value_dim(c), o_name, o_width, c->out_bias));
     if (after)
         AR_TRY(ari_bl_load_norm(run, &p->attention_norm, n->attention_norm, c->hidden, 1));
@@ -333,7 +355,7 @@ ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, const char *ki
 {
     char part[200];
     const size_t shape[2] = {rows, cols};
-    snprintf(part, sizeof part, "%s.%s", name, kind);
+    snprintf(part, sizeof part, "%s%s%s", name, kind[0] != '\0' ? "." : "", kind);
     if (ari_bl_is_frozen(run, part))
         return ari_bl_training_keep(run, part, NULL);
     AR_TRY(ari_bl_training_keep(run, part, gradient));

@@ -18,6 +18,7 @@ typedef struct ari_bl_names {
     const char *embed, *positions, *embedded; /* wte, wpe, and their sum */
     const char *blocks;                       /* blocks.N is the path of block N */
     const char *ln1, *ln2, *final_norm;
+    const char *sinks;
     const char *attention_norm, *mlp_norm, *qk_norm[2]; /* of what attention and MLP make; of queries and of keys */
     const char *head;                                   /* NULL: none; the loss is the sum of the output */
     const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* [1] NULL: q, k and v are one tensor; no gate */
@@ -215,6 +216,7 @@ typedef struct ari_bl_latent {
 typedef struct ari_bl_params {
     ari_bl_norm ln1, ln2, attention_norm, mlp_norm, qk_norm[2]; /* those that the config has */
     ari_bl_linear qkv, o;                                       /* qkv: of no latent attention */
+    const double *sinks;                                        /* [H]; NULL: none */
     ari_bl_latent latent;
     ari_bl_mlp mlp;
     ari_bl_experts experts;
@@ -299,14 +301,15 @@ typedef struct ari_bl_attention {
     double *dropped;             /* [b, H, s, s]: probs after dropout; probs itself where there is none */
     double *bare;                /* [b, H, s, s]: scores before they are capped; NULL: they are not */
     double *context;             /* [tokens, H*d] */
+    double *sunk;                /* [b, H, s]: probabilities of the sinks; NULL: there are none */
 } ari_bl_attention;
-/** qkv [tokens, (H + 2G)*d]: q|k|v, of latent attention values of their own width; norm: of queries and of keys. Emits q, k, v, the norms, q_rope, k_rope, probs,
+/** qkv [tokens, (H + 2G)*d]: q|k|v, of latent attention values of their own width; p: of which the norms of queries and of keys, and the sinks. Emits q, k, v, the norms, q_rope, k_rope, probs,
  *  context. */
-AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *saved, const ari_bl_norm norm[2],
+AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *saved, const ari_bl_params *p,
                                                 const double *qkv);
 /** dqkv from dcontext [tokens, H*d]; emits probs, q_rope, k_rope, the norms and their gradients, v, q, k. */
 AR_NODISCARD ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext,
-                                                 const ari_bl_norm norm[2], const ari_bl_attention *saved);
+                                                 const ari_bl_params *p, const ari_bl_attention *saved);
 
 /* Inputs and normalised values of latent attention's low-rank paths. */
 typedef struct ari_bl_latent_saved {

@@ -120,7 +120,8 @@ static void add_tokens(const ari_bl_run *run, ari_bl_sums *sums, size_t first, s
                        const ari_bl_terms *terms)
 {
     sums->place = terms->row_of != NULL || terms->stream ? ARI_BL_STREAM : ARI_BL_INNER;
-    const size_t all = run->tokens * (terms->per_token > 0 ? terms->per_token : 1);
+    const size_t each = terms->per_token > 0 ? terms->per_token : 1;
+    const size_t all = terms->of != NULL ? terms->of[run->b] : run->tokens * each;
     for (size_t t = 0; t < all; t++) {
         const size_t row = terms->row_of != NULL ? terms->row_of[t] : 0;
         if (row < first || row >= first + rows)

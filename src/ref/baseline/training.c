@@ -11,9 +11,9 @@
 #include "ref/numerics/optimizer.h"
 
 /* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each, and three
- * parameters of every expert, the router's two and four of a shared expert; around the blocks stand two tables, a norm
- * and a head: fewer than another block has. */
-enum { BLOCK_PARAMETERS = 28, ROUTER_PARAMETERS = 6, EXPERT_PARAMETERS = 3 };
+ * weights and biases of every expert, the router's two and four of a shared expert; around the blocks stand two tables, a
+ * norm and a head: fewer than another block has. */
+enum { BLOCK_PARAMETERS = 28, ROUTER_PARAMETERS = 6, EXPERT_PARAMETERS = 6 };
 
 /* --- the list ----------------------------------------------------------------------------------------------------- */
 

@@ -29,6 +29,7 @@ typedef enum ari_role {
     ARI_K_HEADS,
     ARI_V,
     ARI_V_HEADS,
+    ARI_SINKS, /* one logit a head, in the softmax's denominator */
     ARI_Q_NORM,
     ARI_K_NORM,
     ARI_Q_ROPE,
@@ -89,7 +90,7 @@ static inline bool ari_is_expert_part(ari_role role)
 /** What a parameter's name has after its module's. */
 static inline const char *ari_param_suffix(ari_role role, bool bias)
 {
-    return role == ARI_ROUTER_BIAS ? "" : bias ? ".bias" : ".weight";
+    return role == ARI_ROUTER_BIAS || role == ARI_SINKS ? "" : bias ? ".bias" : ".weight";
 }
 
 typedef enum ari_section { ARI_BEFORE_BLOCKS, ARI_IN_BLOCKS, ARI_AFTER_BLOCKS } ari_section;

@@ -135,7 +135,7 @@ typedef struct act_loops {
     {                                                                                                                \
         _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++)                                                          \
         {                                                                                                            \
-            const float by_up = ari_gated_dup(ACT, dy[j], gate[j]);                                                  \
+            const float by_up = ari_gated_dup(ACT, dy[j], up[j], gate[j]);                                           \
             const float by_gate = ari_gated_dgate(ACT, dy[j], up[j], gate[j]);                                       \
             dup[j] = by_up;                                                                                          \
             dgate[j] = by_gate;                                                                                      \
@@ -147,16 +147,15 @@ ACT_LOOPS(gelu_tanh, AR_ACT_GELU_TANH)
 ACT_LOOPS(silu, AR_ACT_SILU)
 ACT_LOOPS(relu, AR_ACT_RELU)
 ACT_LOOPS(none, AR_ACT_NONE)
+ACT_LOOPS(clamped, AR_ACT_CLAMPED)
 
 #define LOOPS_OF(name)                                       \
     {                                                        \
         name##_act, name##_dact, name##_gated, name##_dgated \
     }
-static const act_loops loops[] = {[AR_ACT_GELU_ERF] = LOOPS_OF(gelu_erf),
-                                  [AR_ACT_GELU_TANH] = LOOPS_OF(gelu_tanh),
-                                  [AR_ACT_SILU] = LOOPS_OF(silu),
-                                  [AR_ACT_RELU] = LOOPS_OF(relu),
-                                  [AR_ACT_NONE] = LOOPS_OF(none)};
+static const act_loops loops[] = {[AR_ACT_GELU_ERF] = LOOPS_OF(gelu_erf), [AR_ACT_GELU_TANH] = LOOPS_OF(gelu_tanh),
+                                  [AR_ACT_SILU] = LOOPS_OF(silu),         [AR_ACT_RELU] = LOOPS_OF(relu),
+                                  [AR_ACT_NONE] = LOOPS_OF(none),         [AR_ACT_CLAMPED] = LOOPS_OF(clamped)};
 
 /** Slot bias_act. z may be y (then y's own value is lost). */
 ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf bias, ar_activation act,

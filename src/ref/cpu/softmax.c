@@ -42,8 +42,9 @@ ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, c
     }
 }
 
-/* row = exp32(fl32(row - max)) and its row sum, exponent 1: every term is at most exp(0) = 1. */
-ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, int32_t p)
+/* row = exp32(fl32(row - max)) and its row sum, exponent 1: every term is at most exp(0) = 1. sink: one more; NULL:
+ * there is none. */
+ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, const float *sink, int32_t p)
 {
     const double step = ari_row_step(1, p);
     uint64_t sum = 0;
@@ -53,7 +54,9 @@ ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, int32_t p)
         sum += ari_row_biased((double)e, step);
         row[j] = e;
     }
-    return ari_row_value(sum, n, 1, p);
+    if (sink)
+        sum += ari_row_biased((double)ari_softmax_exp(*sink, max), step);
+    return ari_row_value(sum, n + (sink != NULL), 1, p);
 }
 
 ARI_ROW_LOOP void set_zero(float *row, size_t from, size_t to)
@@ -91,6 +94,7 @@ typedef struct row_sums {
     int32_t *top;
     double *l;
     bool known;
+    const float *sink; /* of the row's head; NULL: none */
 } row_sums;
 
 ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale, const ari_score_row *m,
@@ -99,14 +103,15 @@ ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale
     const size_t n = m->keys;
     float *row = all + m->first;
     scale_and_mask(row, all_scores + m->first, scale, m);
-    const int32_t top = sums->known ? *sums->top : ari_row_largest_key(row, n, -INFINITY);
+    const int32_t top = sums->known ? *sums->top : ari_sink_top(ari_row_largest_key(row, n, -INFINITY), sums->sink);
     *sums->top = top;
     if (top == INT32_MIN || top == INT32_MAX) {
         without_sum(row, n, top);
     } else if (sums->known) {
         probabilities(row, n, ari_key32_value(top), *sums->l);
     } else {
-        const double l = exponentials(row, n, ari_key32_value(top), ari_rowsum_bits(b->seq));
+        const double l =
+            exponentials(row, n, ari_key32_value(top), sums->sink, ari_rowsum_bits(b->seq + (sums->sink != NULL)));
         *sums->l = l;
 #pragma GCC ivdep
         for (size_t j = 0; j < n; j++)
@@ -116,19 +121,19 @@ ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale
 }
 
 /** Slot softmax_forward. probs may be scores; no other overlap. */
-ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum,
-                                  bool known, float scale, const ar_scores *block, const ar_mask *mask)
+ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max,
+                                  ar_buf sum, bool known, float scale, const ar_scores *block, const ar_mask *mask)
 {
     const size_t rows = block->part.matrices * block->part.rows, keys = block->part.cols;
     float *out = probs.ptr;
-    const float *in = scores.ptr;
+    const float *in = scores.ptr, *sink = sinks.ptr;
     int32_t *tops = max.ptr;
     double *l = sum.ptr;
     const ari_score_rows all = rows_of(block, mask);
     /* Dynamic: a causal row's length grows with its query. */
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
         const ari_score_row m = ari_score_row_of(&all, i);
-        const row_sums sums = {tops + m.at, l + m.at, known};
+        const row_sums sums = {tops + m.at, l + m.at, known, sink ? sink + m.head : NULL};
         softmax_row(out + i * keys, in + i * keys, scale, &m, block, &sums);
     }
     return AR_OK;
@@ -184,6 +189,24 @@ ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
         const ari_score_row m = ari_score_row_of(&all, i);
         softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + m.at, known, scale, &m, block);
+    }
+    return AR_OK;
+}
+
+/** Slot sinks_backward. */
+ar_status ari_cpu_sinks_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *terms, ar_cbuf sinks, ar_cbuf max,
+                                 ar_cbuf sum, ar_cbuf dot)
+{
+    const size_t queries = terms->shape[1], heads = terms->shape[2], rows = terms->shape[0] * heads * queries;
+    const float *sink = sinks.ptr;
+    const int32_t *tops = max.ptr;
+    const double *l = sum.ptr, *dots = dot.ptr;
+    float *out = terms->data.ptr;
+    ARI_PARALLEL_FOR (i, rows, d, rows) {
+        const size_t query = i % queries, head = i / queries % heads, sample = i / queries / heads;
+        const ptrdiff_t at = (ptrdiff_t)sample * terms->stride[0] + (ptrdiff_t)query * terms->stride[1] +
+                             (ptrdiff_t)head * terms->stride[2];
+        out[at] = ari_sink_term(sink[head], tops[i], l[i], dots[i]);
     }
     return AR_OK;
 }

@@ -218,10 +218,11 @@ NOTHING(norm_backward, ar_norm_kind kind, tensor dx, tensor sum, tensor dy, tens
         ar_cbuf gamma, tensor residual, row_sum dgamma, row_sum dbeta)
 NOTHING(rope_tables, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim, const ar_rope *rope)
 NOTHING(rope, tensor y, tensor x, ar_cbuf cos, ar_cbuf sin, int direction)
-NOTHING(softmax_forward, ar_buf probs, ar_cbuf scores, ar_buf max, ar_buf sum, bool known, float scale,
+NOTHING(softmax_forward, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max, ar_buf sum, bool known, float scale,
         const ar_scores *block, const ar_mask *mask)
 NOTHING(softmax_backward, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, bool known, float scale,
         const ar_scores *block, const ar_mask *mask)
+NOTHING(sinks_backward, tensor terms, ar_cbuf sinks, ar_cbuf max, ar_cbuf sum, ar_cbuf dot)
 NOTHING(route, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, tensor z, size_t k, bool normalised)
 NOTHING(route_backward, tensor dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert, ar_cbuf weight, size_t k, bool normalised)
 NOTHING(route_scores, ar_buf p, ar_buf expert, ar_buf weight, tensor z, const ar_route_rule *rule)

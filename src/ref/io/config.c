@@ -108,7 +108,6 @@ static const char *lacking(const char *type)
         const char *type, *lacks;
     } all[] = {
         {"phimoe", "sparsemixer routes: each expert of a token by a softmax of its own, of logits near the largest"},
-        {"gpt_oss", "experts have biases and a clamped activation, attention has sinks"},
         {"llama4", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
         {"llama4_text", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
         {"jamba", "layers of a state-space model stand between those of attention"},

@@ -221,7 +221,7 @@ static const struct {
      OFF, "tokens are dropped, by each rank's own count, so that the result depends on the number of ranks"},
     {"moe_apply_probs_on_input apply_router_weight_on_input", OFF,
      "weights multiply what goes into an expert, not what comes out"},
-    {"swiglu_limit", OFF, "an expert's gate is clamped"},
+    {"swiglu_limit swiglu_alpha", OFF, "an expert's gate is clamped"},
     {"jitter_noise moe_input_jitter_eps zero_expert_num", ZERO, "the router's input, or its experts, are others"},
     {"first_k_dense_replace", ZERO, "the first layers have no experts, which mlp_only_layers would say"},
     {"moe_layer_freq", ONE, "some layers have no experts, which decoder_sparse_step or mlp_only_layers would say"}};

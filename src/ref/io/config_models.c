@@ -349,6 +349,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
                       gemma2[] = "hidden_activation query_pre_attn_scalar "
                                  "attn_logit_softcapping final_logit_softcapping",
                       experts[] = "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
+                      gpt_oss[] = "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha",
                       scores[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
                                  "routed_scaling_factor scoring_func topk_method num_nextn_predict_layers use_qk_norm "
                                  "partial_rotary_factor",
@@ -373,6 +374,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"qwen2_moe", "qwen2moe", ari_config_qwen2_moe, experts},
                                                {"qwen3_moe", "qwen3moe", ari_config_qwen3_moe, experts},
                                                {"olmoe", "olmoe", ari_config_olmoe, experts},
+                                               {"gpt_oss", "gptoss", ari_config_gpt_oss, gpt_oss},
                                                {"dots1", "dots1", ari_config_dots1, scores},
                                                {"glm4_moe", "glm4moe", ari_config_glm4_moe, scores},
                                                {"glm4", "glm4", ari_config_glm4, "partial_rotary_factor"},

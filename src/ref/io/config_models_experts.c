@@ -75,6 +75,53 @@ ar_status ari_config_olmoe(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
+/* A number that the class takes from the file, and that is one of the activation's own here. */
+static ar_status expect_number(const ari_json_at *at, const char *key, double value, const char *wanted)
+{
+    double said = value;
+    AR_TRY(ari_json_real_or(at, key, &said));
+    return said == value ? AR_OK : ari_config_refuse_key(at, key, wanted);
+}
+
+/* Of transformers' configuration_gpt_oss.py. The softmax over the chosen logits is that over all, divided by its sum over
+ * the chosen. */
+ar_status ari_config_gpt_oss(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.arch = AR_ARCH_GPT_OSS,
+                                        .called = "GPT-OSS",
+                                        .kv_heads = 8,
+                                        .positions = 131072,
+                                        .rope = {.theta = 150000.0},
+                                        .head_dim = 64,
+                                        .norm_eps = 1e-5};
+    static const ari_experts_form experts = {
+        .n = 128, .per_token = 4, .one_width = true, .normalised = true, .balance_weight = 0.001};
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    if (ari_json_get(at, "rope_parameters") == NULL && ari_json_get(at, "rope_scaling") == NULL)
+        c->rope = (ar_rope){.kind = AR_ROPE_YARN,
+                            .theta = c->rope.theta,
+                            .factor = 32,
+                            .beta_fast = 32,
+                            .beta_slow = 1,
+                            .original_positions = 4096};
+    AR_TRY(expect_number(at, "swiglu_limit", 7.0, "7"));
+    AR_TRY(expect_number(at, "swiglu_alpha", 1.702, "1.702"));
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", true, "GPT-OSS's experts have biases"));
+    AR_TRY(
+        ari_config_expect_bias(at, "norm_topk_prob", true, "GPT-OSS's weights are a softmax over a token's experts"));
+    c->qkv_bias = true;
+    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
+    c->out_bias = c->qkv_bias;
+    AR_TRY(ari_config_window_pattern(c, at, 2));
+    if (json_object_get(at->object, "sliding_window") == NULL)
+        c->window = 128;
+    AR_TRY(ari_config_experts(c, at, &experts));
+    c->activation = AR_ACT_CLAMPED;
+    c->sinks = c->experts.bias = true;
+    ari_config_note_llama(c, at, KNOWS_EXPERTS);
+    return AR_OK;
+}
+
 /* Of transformers' configuration_dots1.py. */
 ar_status ari_config_dots1(ar_config *c, const ari_json_at *at)
 {

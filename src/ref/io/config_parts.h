@@ -163,6 +163,7 @@ AR_NODISCARD ar_status ari_config_qwen3_moe(ar_config *c, const ari_json_at *at)
 AR_NODISCARD ar_status ari_config_olmoe(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_dots1(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_glm4_moe(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_gpt_oss(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_deepseek_v2(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_deepseek_v3(ar_config *c, const ari_json_at *at);
 

@@ -40,6 +40,7 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->mlp.first = leaf_of(f, packed ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST);
     o->mlp.up = leaf_of(f, ARI_UP);
     o->mlp.second = leaf_of(f, ARI_DOWN);
+    o->experts.router = leaf_of(f, ARI_ROUTER);
     o->experts.gate = leaf_of(f, ARI_EXPERT_GATE);
     o->experts.up = leaf_of(f, ARI_EXPERT_UP);
     o->experts.down = leaf_of(f, ARI_EXPERT_DOWN);
@@ -69,6 +70,7 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .norm_eps = c->norm_eps,
                                           .query_scalar = c->query_scalar,
                                           .score_cap = c->score_cap,
+                                          .sinks = c->sinks,
                                           .latent = c->latent};
     if (ar_config_turns(c, layer))
         o->attention.rope = *ar_config_layer_rope(c, layer);
@@ -84,6 +86,7 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .n = c->experts.n,
                                           .per_token = c->experts.per_token,
                                           .ffn = c->experts.ffn,
+                                          .bias = c->experts.bias,
                                           .shared = c->experts.shared,
                                           .ungated = c->experts.ungated,
                                           .normalised = c->experts.normalised,

@@ -106,6 +106,10 @@ static const ari_family families[] = {
                                    EXPERTS,
                                    SHARED("shared_experts"),
                                    HEAD}},
+    [AR_ARCH_GPT_OSS] =
+        {LLAMA_NAMES("mlp"), .interleaved = true,
+         .part =
+             {TABLE, NORM1, QKV, {ARI_SINKS, "self_attn.sinks"}, OUT_NORM2, {ARI_ROUTER, "mlp.router"}, EXPERTS, HEAD}},
     [AR_ARCH_STARCODER2] =
         {LLAMA_NAMES("mlp"),
          .part = {TABLE, NORM1, QKV, OUT_NORM2, {ARI_FIRST, "mlp.c_fc"}, {ARI_DOWN, "mlp.c_proj"}, HEAD}},
@@ -153,6 +157,7 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_Q] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_QUERY_HEADS, ARI_HIDDEN},
     [ARI_K] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
     [ARI_V] = {ARI_FORM_LINEAR, AR_STYLE_COLWISE, ARI_KV_HEADS, ARI_HIDDEN},
+    [ARI_SINKS] = {ARI_FORM_HEADS, AR_STYLE_COLWISE, ARI_HEAD_COUNT, ARI_NO_EXTENT},
     [ARI_Q_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_NORMED_QUERIES, ARI_NO_EXTENT},
     [ARI_K_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_NORMED_KEYS, ARI_NO_EXTENT},
     [ARI_OUT] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_VALUE_HEADS},
@@ -336,6 +341,8 @@ bool ari_part_present(const ar_config *c, ari_role role)
     case ARI_Q_A_NORM:
     case ARI_Q_B:
         return c->latent.q_rank > 0;
+    case ARI_SINKS:
+        return c->sinks;
     case ARI_FINAL_NORM:
         return c->final_norm;
     default:
@@ -347,12 +354,12 @@ static bool part_has_bias(const ar_config *c, ari_role role)
 {
     if (kinds[role].form == ARI_FORM_NORM)
         return c->norm == AR_NORM_LAYER;
-    if (kinds[role].form == ARI_FORM_TABLE || kinds[role].form == ARI_FORM_BUFFER)
+    if (kinds[role].form != ARI_FORM_LINEAR)
         return false;
     if (role == ARI_OUT)
         return c->out_bias;
     if (ari_is_of_experts(role))
-        return false;
+        return c->experts.bias;
     if (c->latent.kv_rank > 0 && role < ARI_NORM2)
         return c->qkv_bias && (role == ARI_Q_A || role == ARI_KV_A);
     return role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V ? c->qkv_bias : c->mlp_bias;
@@ -379,6 +386,7 @@ static size_t extent_of(const ar_config *c, ari_shape_extent e)
                               [ARI_NORMED_KEYS] = by_head ? c->head_dim : kv,
                               [ARI_PACKED_HEADS] = q + 2 * kv,
                               [ARI_PACKED_FFN] = 2 * c->ffn,
+                              [ARI_HEAD_COUNT] = c->heads,
                               [ARI_EXPERT_COUNT] = c->experts.n,
                               [ARI_EXPERT_FFN] = c->experts.ffn,
                               [ARI_SHARED_FFN] = c->experts.shared,
@@ -402,7 +410,7 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
     char name[160], path[96];
     ari_expert_path(path, sizeof path, p->path, expert);
     snprintf(name, sizeof name, "%s%s%s", block, path, ari_param_suffix(p->role, false));
-    AR_TRY(w->visit(w->user, name, k->form == ARI_FORM_NORM || k->form == ARI_FORM_BUFFER ? 1 : 2, shape));
+    AR_TRY(w->visit(w->user, name, k->in == ARI_NO_EXTENT ? 1 : 2, shape));
     if (!part_has_bias(w->config, p->role))
         return AR_OK;
     snprintf(name, sizeof name, "%s%s.bias", block, path);

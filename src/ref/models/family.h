@@ -15,6 +15,7 @@
 typedef enum ari_form {
     ARI_FORM_TABLE,  /* a weight [rows, hidden] */
     ARI_FORM_BUFFER, /* [out], without a further name */
+    ARI_FORM_HEADS,  /* the same, trained and cut as the heads are */
     ARI_FORM_NORM,   /* a weight [hidden], LayerNorm: and a bias */
     ARI_FORM_LINEAR  /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias
                 * [out] */
@@ -37,6 +38,7 @@ typedef enum ari_shape_extent {
     ARI_NORMED_KEYS,
     ARI_PACKED_HEADS, /* q | k | v */
     ARI_PACKED_FFN,   /* gate | up */
+    ARI_HEAD_COUNT,
     ARI_EXPERT_COUNT,
     ARI_EXPERT_FFN,
     ARI_SHARED_FFN,
@@ -66,6 +68,7 @@ typedef struct ari_family {
     const char *prefix;          /* that files may leave out of all names; NULL: none */
     bool transposed;             /* linear layers store [in, out] */
     bool shared_experts;         /* so the expert is called that all tokens go to */
+    bool interleaved;            /* files have the experts' weights [E, in, out], gate and up column by column */
     ari_family_part part[26];    /* in the order of first use, the three of an expert together; a path of NULL ends
                                     them */
 } ari_family;

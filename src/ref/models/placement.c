@@ -44,7 +44,7 @@ static const char *below(const char *name, const char *path, size_t *number)
             return NULL;
         }
     }
-    return *name == '.' ? name + 1 : NULL;
+    return *name == '.' ? name + 1 : *name == '\0' ? name : NULL;
 }
 
 size_t ari_layer_of_name(const ar_config *c, const char *name)
@@ -112,6 +112,10 @@ void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int nd
         outside(p, c, known ? at.part->role : ARI_NO_ROLE, embedding_hidden);
     else if (known && ari_part_kind_of(at.part->role)->form == ARI_FORM_LINEAR)
         place_linear(p, c, at.part, at.kind);
+    if (known && ari_part_kind_of(at.part->role)->form == ARI_FORM_HEADS) {
+        p->dim = 0;
+        p->heads = c->heads;
+    }
 }
 
 static ar_status check_heads(const ari_placing *p, const char *name, int tp)

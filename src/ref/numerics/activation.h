@@ -143,6 +143,40 @@ ARI_FN double ari_dsilu64(double x)
     return ari_dsilu_part(near, p, scale);
 }
 
+/* --- GPT-OSS's: g*sigmoid(1.702*g), g = min(x, 7) ------------------------------------------------------------------- */
+
+#define ARI_CLAMP 7.0
+#define ARI_CLAMPED_SLOPE 1.702
+
+ARI_FN float ari_clamped32(float x)
+{
+    const double below = (double)x > ARI_CLAMP ? ARI_CLAMP : (double)x;
+    const double near = below < -ARI_SILU_BOUND32 ? -ARI_SILU_BOUND32 : below;
+    return ari_round32(near / (1.0 + ari_exp_mid(-(ARI_CLAMPED_SLOPE * near))));
+}
+
+ARI_FN double ari_clamped64(double x)
+{
+    const double low = -ARI_SILU_BOUND64 / ARI_CLAMPED_SLOPE, below = x > ARI_CLAMP ? ARI_CLAMP : x;
+    const double near = below < low ? low : below;
+    return near * ari_sigmoid64(ARI_CLAMPED_SLOPE * near);
+}
+
+/* With w = 1.702*x the slope of SiLU at w; +0 beyond the limit. */
+ARI_FN float ari_dclamped32(float x)
+{
+    const double w = ARI_CLAMPED_SLOPE * ari_limit((double)x, -ARI_SILU_BOUND32, ARI_CLAMP);
+    double scale;
+    const double p = ari_expm1_part(-fabs(w), &scale);
+    const float slope = ari_round32(ari_dsilu_part(w, p, scale));
+    return (double)x > ARI_CLAMP ? 0.0f : slope;
+}
+
+ARI_FN double ari_dclamped64(double x)
+{
+    return x > ARI_CLAMP ? 0.0 : ari_dsilu64(ARI_CLAMPED_SLOPE * x);
+}
+
 /* --- ReLU and none ------------------------------------------------------------------------------------------------ */
 
 ARI_FN float ari_relu32(float x)
@@ -182,6 +216,8 @@ ARI_FN float ari_act32(ar_activation kind, float x)
         return ari_silu32(x);
     case AR_ACT_RELU:
         return ari_relu32(x);
+    case AR_ACT_CLAMPED:
+        return ari_clamped32(x);
     case AR_ACT_NONE:
         break;
     }
@@ -200,6 +236,8 @@ ARI_FN float ari_dact32(ar_activation kind, float x)
         return ari_dsilu32(x);
     case AR_ACT_RELU:
         return ari_drelu32(x);
+    case AR_ACT_CLAMPED:
+        return ari_dclamped32(x);
     case AR_ACT_NONE:
         break;
     }
@@ -217,6 +255,8 @@ ARI_FN double ari_act64(ar_activation kind, double x)
         return ari_silu64(x);
     case AR_ACT_RELU:
         return ari_relu64(x);
+    case AR_ACT_CLAMPED:
+        return ari_clamped64(x);
     case AR_ACT_NONE:
         break;
     }
@@ -234,6 +274,8 @@ ARI_FN double ari_dact64(ar_activation kind, double x)
         return ari_dsilu64(x);
     case AR_ACT_RELU:
         return ari_drelu64(x);
+    case AR_ACT_CLAMPED:
+        return ari_dclamped64(x);
     case AR_ACT_NONE:
         break;
     }

@@ -89,6 +89,22 @@ ARI_FN float ari_attention_ds(float p, float dp, double D, float scale)
     return ari_canonical32(inner * scale);
 }
 
+/** The larger of a row's largest key and its sink's; NULL: it has none. INT32_MIN stays: no key is visible. */
+ARI_FN int32_t ari_sink_top(int32_t top, const float *sink)
+{
+    const int32_t key = sink && top != INT32_MIN ? ari_key32(*sink) : top;
+    return key > top ? key : top;
+}
+
+/** fl32(-p*D): a row's term of the gradient of its head's sink, whose probability is p. top: of the row's largest key,
+ *  or that there is none; l: its sum. */
+ARI_FN float ari_sink_term(float sink, int32_t top, double l, double D)
+{
+    const float p = ari_round32((double)ari_exp32(sink - ari_key32_value(top)) / l);
+    const float term = ari_round32(-((double)p * D));
+    return top == INT32_MIN ? 0.0f : top == INT32_MAX ? ari_nan32() : term;
+}
+
 /** exp32(fl32(x - m)): the numerator of a softmax. */
 ARI_FN float ari_softmax_exp(float x, float m)
 {
@@ -103,10 +119,21 @@ ARI_FN float ari_softmax_p(float e, double l)
 
 /* --- gated MLP ---------------------------------------------------------------------------------------------------- */
 
-/** fl32(act32(gate)*up). */
+/** What act(gate) is multiplied by: up, or of AR_ACT_CLAMPED 1 + up limited to +-7; and its slope, 1 or 0. */
+ARI_FN double ari_gate_up(ar_activation kind, double up)
+{
+    const double limited = up > ARI_CLAMP ? ARI_CLAMP : up < -ARI_CLAMP ? -ARI_CLAMP : up;
+    return kind == AR_ACT_CLAMPED ? limited + 1.0 : up;
+}
+ARI_FN int ari_gate_up_moves(ar_activation kind, double up)
+{
+    return kind != AR_ACT_CLAMPED || !(up > ARI_CLAMP || up < -ARI_CLAMP);
+}
+
+/** fl32(act32(gate)*u), u = fl32 of what it is multiplied by. */
 ARI_FN float ari_gated_act(ar_activation kind, float gate, float up)
 {
-    return ari_canonical32(ari_act32(kind, gate) * up);
+    return ari_canonical32(ari_act32(kind, gate) * (float)ari_gate_up(kind, (double)up));
 }
 
 /** fl32(silu32(gate)*up). */
@@ -115,16 +142,17 @@ ARI_FN float ari_gated(float gate, float up)
     return ari_canonical32(ari_silu32(gate) * up);
 }
 
-/** fl32(dy*act32(gate)). */
-ARI_FN float ari_gated_dup(ar_activation kind, float dy, float gate)
+/** fl32(dy*act32(gate)), or +0 where up was limited. */
+ARI_FN float ari_gated_dup(ar_activation kind, float dy, float up, float gate)
 {
-    return ari_canonical32(dy * ari_act32(kind, gate));
+    const float d = ari_canonical32(dy * ari_act32(kind, gate));
+    return ari_gate_up_moves(kind, (double)up) ? d : 0.0f;
 }
 
-/** fl32(fl32(dy*up)*act'32(gate)). */
+/** fl32(fl32(dy*u)*act'32(gate)). */
 ARI_FN float ari_gated_dgate(ar_activation kind, float dy, float up, float gate)
 {
-    const float product = dy * up;
+    const float product = dy * (float)ari_gate_up(kind, (double)up);
     return ari_canonical32(product * ari_dact32(kind, gate));
 }
 

@@ -8,6 +8,7 @@
 
 typedef struct ari_score_row {
     size_t at;              /* among all rows of all matrices */
+    size_t head;            /* of the rank's query heads */
     size_t first, keys;     /* of the block's columns, [first, first + keys) are visible, as far as the others let it */
     const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
     const float *additive;  /* of these keys, -inf = masked; NULL: none */
@@ -42,13 +43,14 @@ ARI_FN ari_score_row ari_score_row_of(const ari_score_rows *all, size_t i)
     const size_t matrix = p->matrix + ari_divide(&all->part_rows, &i), row = p->row + i;
     size_t kv_head = matrix, query = row;
     const size_t sample = ari_divide(&all->kv_heads, &kv_head);
-    const size_t head = mask->head_start + kv_head * b->group + ari_divide(&all->rows, &query);
+    const size_t own = kv_head * b->group + ari_divide(&all->rows, &query), head = mask->head_start + own;
     const size_t plane = (mask->mask_batch > 1 ? sample : 0) * mask->mask_heads + (mask->mask_heads > 1 ? head : 0);
     const int32_t *keys = all->visible + 2 * (sample * b->rows + query);
     const size_t from = (size_t)keys[0] > p->col ? (size_t)keys[0] : p->col;
     const size_t end = (size_t)keys[1] < p->col + p->cols ? (size_t)keys[1] : p->col + p->cols;
     ari_score_row r;
     r.at = matrix * b->group * b->rows + row;
+    r.head = own;
     r.first = from < end ? from - p->col : 0;
     r.keys = from < end ? end - from : 0;
     r.padding = padding ? padding + sample * b->seq + p->col + r.first : padding;

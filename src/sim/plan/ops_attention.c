@@ -270,6 +270,8 @@ void ari_op_builder_attend(ari_op_builder *w)
     op->produced_as = by_heads(w);
     set_values(op->input, &op->inputs, &in);
     op->output[op->outputs++] = context(w, EXCHANGED);
+    if (w->config->sinks)
+        op->weight[op->weights++] = ari_op_builder_param(w, ARI_SINKS, false);
     op->multiply_adds = head_products(w, 2);
     ari_op_builder_make(w);
     exchange_heads(w, true, EXCHANGED, AS_PROJECTED);
@@ -332,7 +334,8 @@ void ari_op_builder_attend_backward(ari_op_builder *w)
     const ari_values x = attended(w), out = qkv_values(w, EXCHANGED);
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_ATTENTION, ARI_ATTENTION);
     op->produced_as = by_heads(w);
-    op->input[op->inputs++] = ari_op_builder_held(w, context(w, EXCHANGED), 0);
+    const ari_op_value dout = ari_op_builder_held(w, context(w, EXCHANGED), 0);
+    op->input[op->inputs++] = dout;
     set_values(op->output, &op->outputs, &out);
     for (int i = 0; i < x.n; i++)
         op->saved[op->saves++] = x.at[i].id;
@@ -341,5 +344,7 @@ void ari_op_builder_attend_backward(ari_op_builder *w)
     op->multiply_adds = head_products(w, 4);
     sum_over_queries(w);
     ari_op_builder_make(w);
+    if (w->config->sinks)
+        ari_op_builder_weight_gradient(w, ARI_SINKS, false, NULL, &dout);
     exchange_heads(w, false, EXCHANGED, AS_PROJECTED);
 }

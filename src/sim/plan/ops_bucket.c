@@ -71,6 +71,8 @@ static void add_block(ari_op_builder *w, ari_part_list *list, void (*mlp)(const 
         add(w, list, ARI_Q_NORM);
         add(w, list, ARI_K_NORM);
     }
+    if (w->config->sinks)
+        add(w, list, ARI_SINKS);
     add(w, list, ARI_OUT);
     if (after)
         add(w, list, ARI_ATTENTION_NORM);
@@ -179,7 +181,8 @@ static size_t local_elements(ari_op_builder *w, const ari_op_value *v)
     return n;
 }
 
-/* The part at a place of a list. Those of the experts, which are cut along the same features, are all of one size. */
+/* The part at a place of a list. Those of the experts, which are cut along the same features, are all of one size,
+ * where there are no biases. */
 static void take_part(const ari_op_builder *w, ari_one_param *one, const ari_part_list *list, size_t at)
 {
     const size_t each = list->of_each, all = each * w->experts, in = at - list->first;
@@ -188,8 +191,8 @@ static void take_part(const ari_op_builder *w, ari_one_param *one, const ari_par
     } else if (in < all) {
         one->of = list->at[list->first + in % each];
         one->expert = w->first_expert + in / each;
-        one->before = in;
-        one->after = all - 1 - in;
+        one->before = w->config->experts.bias ? 0 : in;
+        one->after = w->config->experts.bias ? 0 : all - 1 - in;
     } else {
         one->of = list->at[at - all + each];
     }
@@ -289,10 +292,10 @@ static bool made_after(const ari_op_builder *w, const ari_op_param *a, const ari
         [ARI_MLP_NORM] = 1,    [ARI_DOWN] = 2,      [ARI_FIRST] = 3,        [ARI_GATE] = 3,
         [ARI_GATE_UP] = 3,     [ARI_UP] = 4,        [ARI_NORM2] = 5,        [ARI_ATTENTION_NORM] = 6,
         [ARI_OUT] = 7,         [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9,       [ARI_QKV] = 14,
-        [ARI_KV_B] = 8,        [ARI_KV_A_NORM] = 9, [ARI_Q_B] = 10,         [ARI_Q_A_NORM] = 11,
-        [ARI_Q_A] = 12,        [ARI_KV_A] = 13,     [ARI_Q] = 14,           [ARI_K] = 15,
-        [ARI_V] = 16,          [ARI_NORM1] = 17,    [ARI_TOKENS] = 1,       [ARI_POSITIONS] = 2,
-        [ARI_HEAD] = 1,        [ARI_FINAL_NORM] = 2};
+        [ARI_SINKS] = 8,       [ARI_KV_B] = 8,      [ARI_KV_A_NORM] = 9,    [ARI_Q_B] = 10,
+        [ARI_Q_A_NORM] = 11,   [ARI_Q_A] = 12,      [ARI_KV_A] = 13,        [ARI_Q] = 14,
+        [ARI_K] = 15,          [ARI_V] = 16,        [ARI_NORM1] = 17,       [ARI_TOKENS] = 1,
+        [ARI_POSITIONS] = 2,   [ARI_HEAD] = 1,      [ARI_FINAL_NORM] = 2};
     static const int sections[] = {[ARI_BEFORE_BLOCKS] = 2, [ARI_IN_BLOCKS] = 1, [ARI_AFTER_BLOCKS] = 0};
     const int sa = sections[section_of(w, a->role)], sb = sections[section_of(w, b->role)];
     if (sa != sb)

@@ -51,6 +51,8 @@ static int cut_of(const ari_op_builder *w, ari_role role)
     const ar_linear_split *l = linear_of(w, role);
     if (w->whole && ari_is_expert_part(role))
         return -1;
+    if (role == ARI_SINKS)
+        return ari_op_builder_by_heads(w) ? 0 : -1;
     if (role == ARI_TOKENS)
         return of_tokens[w->outer.tokens];
     return !l ? -1 : l->style == AR_STYLE_COLWISE ? 0 : l->style == AR_STYLE_ROWWISE ? 1 : -1;
@@ -133,7 +135,7 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
     const size_t q = ari_op_builder_mul(w, c->heads, c->head_dim), kv = ari_op_builder_mul(w, c->kv_heads, c->head_dim);
     size_t out = c->hidden, in = c->hidden;
     v->ndim = 2;
-    if (ari_op_builder_is_norm(v->role) || v->role == ARI_ROUTER_BIAS)
+    if (ari_op_builder_is_norm(v->role) || v->role == ARI_ROUTER_BIAS || v->role == ARI_SINKS)
         v->ndim = 1;
     if ((v->role == ARI_Q_NORM || v->role == ARI_K_NORM) && c->qk_norm == AR_QK_NORM_HEAD)
         out = c->head_dim;
@@ -143,6 +145,8 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
         out = kv;
     else if (shape_of_latent(w, v->role, &out, &in))
         v->ndim = v->role == ARI_Q_A_NORM || v->role == ARI_KV_A_NORM ? 1 : 2;
+    else if (v->role == ARI_SINKS)
+        out = c->heads;
     else if (v->role == ARI_ROUTER_BIAS)
         out = c->experts.n;
     else if (v->ndim == 1)
@@ -202,6 +206,11 @@ bool ari_op_builder_has_bias(const ari_op_builder *w, ari_role role)
     case ARI_UP:
     case ARI_DOWN:
         return c->mlp_bias;
+    case ARI_ROUTER:
+    case ARI_EXPERT_GATE:
+    case ARI_EXPERT_UP:
+    case ARI_EXPERT_DOWN:
+        return c->experts.bias;
     default:
         return false;
     }

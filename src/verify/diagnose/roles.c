@@ -27,6 +27,7 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_K_HEADS] = {4, 41, 0},
     [ARI_V] = {5, 50, 0},
     [ARI_V_HEADS] = {5, 39, 0},
+    [ARI_SINKS] = {9, 35, 0},
     [ARI_Q_NORM] = {6, 38, ARI_IS_NORM},
     [ARI_K_NORM] = {7, 38, ARI_IS_NORM},
     [ARI_Q_ROPE] = {8, 36, 0},

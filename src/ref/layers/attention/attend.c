@@ -193,7 +193,9 @@ static ari_core core_of(const ari_attention *m, const ar_ctx *ctx, size_t seq)
                       .window = m->o.window,
                       .query_scalar = m->o.query_scalar > 0.0 ? m->o.query_scalar : (double)m->o.head_dim,
                       .cap = m->o.score_cap,
-                      .dropout = &m->dropout};
+                      .dropout = &m->dropout,
+                      .sinks = m->o.sinks ? (ar_param *)(uintptr_t)&m->sinks : NULL,
+                      .first_sink = q.first};
 }
 
 /* The heads' outputs side by side, [b, s, heads * d]. */

@@ -160,6 +160,9 @@ static size_t attention_params(const ar_module *base, ar_param **out, size_t cap
     ari_attention *m = (ari_attention *)(uintptr_t)base;
     size_t n = m->latent ? ari_latent_params(m, out, cap) : ari_linear_params(&m->qkv, out, cap);
     n += ari_qk_norm_params(m, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
+    if (m->o.sinks && n < cap)
+        out[n] = &m->sinks;
+    n += m->o.sinks;
     return n + ari_linear_params(&m->out, out + (n < cap ? n : cap), n < cap ? cap - n : 0);
 }
 
@@ -169,6 +172,7 @@ static void attention_destroy(ar_module *base)
     ari_linear_fini(&m->qkv);
     ari_latent_destroy(m);
     ari_qk_norm_fini(m);
+    ar_param_fini(&m->sinks);
     ari_linear_fini(&m->out);
     ari_ring_hops_fini(&m->hops);
     free_tables(m, NULL);
@@ -242,6 +246,24 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
     return ari_linear_init(&m->out, ctx, &out);
 }
 
+/* Cut as the heads are. */
+static ar_status init_sinks(ari_attention *m, ar_ctx *ctx)
+{
+    const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
+    const bool by_heads = ari_placed_by_features(m->split.first.to);
+    char name[ARI_PART_PATH];
+    ar_layout layout;
+    if (!m->o.sinks)
+        return AR_OK;
+    AR_TRY(ari_path(name, sizeof name, m->base.name, "sinks"));
+    AR_TRY(by_heads ? ar_layout_shard(&layout, 1, &m->o.heads, 0, r, n)
+                    : ar_layout_replicate(&layout, 1, &m->o.heads, r, n));
+    AR_TRY(ar_param_init(&m->sinks, ctx, name, &layout, false));
+    m->sinks.init = AR_INIT_UNIFORM_BIAS;
+    m->sinks.fan_in = m->sinks.fan_out = m->o.head_dim;
+    return AR_OK;
+}
+
 ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[ARI_PART_PATH], const char *name,
                               const ar_attention_options *o)
 {
@@ -262,6 +284,7 @@ static ar_status init_attention(ari_attention *m, ar_ctx *ctx, const ar_attentio
     AR_TRY(check_heads(m, ctx));
     AR_TRY(ari_ring_hops_init(&m->hops, ctx, name));
     AR_TRY(ari_qk_norm_init(m, ctx));
+    AR_TRY(init_sinks(m, ctx));
     AR_TRY(ari_latent_create(m, ctx));
     return init_linears(m, ctx);
 }

@@ -21,6 +21,7 @@ typedef struct ari_attention {
     ari_linear qkv, out;       /* qkv: of no latent attention */
     struct ari_latent *latent; /* owned; NULL: there is none */
     ari_qk_norm norm;
+    ar_param sinks;         /* [heads], where the options have them */
     size_t heads, kv_heads; /* of this tensor-parallel rank */
     size_t value_dim;       /* features of a value */
     size_t group_full;      /* query heads of a KV head, wherever they are */

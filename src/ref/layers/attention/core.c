@@ -250,6 +250,12 @@ static ar_status tap_whole(const pass *p, ar_tensor *whole, const char *part, ch
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
+/* Of this rank's heads. */
+static ar_cbuf sinks_of(const ari_core *c)
+{
+    return c->sinks ? ar_cbuf_at(ar_const(c->sinks->value.data), c->first_sink * sizeof(float)) : (ar_cbuf){NULL};
+}
+
 /* Scores, and with what is known of the rows or not, probabilities. bare: the scores before they are capped stay in a
  * tensor of their own, where they are; NULL: they are not wanted. */
 static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare, const ar_part *at, const ar_operand *q,
@@ -263,8 +269,8 @@ static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare,
     AR_TRY(rows_by_keys(p, keeps ? bare : probs, at, p->key_dim, q, k));
     if (p->c->cap > 0.0)
         AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
-    return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data), p->kept->max.data, p->kept->sum.data,
-                      known, p->scale, &block, &p->mask);
+    return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data), sinks_of(p->c), p->kept->max.data,
+                      p->kept->sum.data, known, p->scale, &block, &p->mask);
 }
 
 typedef struct forward_operands {
@@ -429,6 +435,25 @@ static ar_status add_blocks(const pass *p, const backward_operands *of, const ar
     return AR_OK;
 }
 
+/* Of every row a term for its head's sink; those of heads that other ranks work on are zero. */
+static ar_status sink_gradients(const pass *p, const ar_tensor *dot)
+{
+    const ari_core *c = p->c;
+    if (!c->sinks)
+        return AR_OK;
+    const size_t heads = c->sinks->value.shape[0], shape[3] = {p->kept->batch, p->rows, heads};
+    ar_tensor terms;
+    AR_TRY(ar_ctx_tensor(p->ctx, &terms, AR_F32, 3, shape));
+    if (heads > c->heads)
+        AR_TRY(ARI_KERNEL(p->ctx, zero, terms.data, ar_tensor_count(&terms) * sizeof(float)));
+    const ar_tensor own = ar_tensor_slice(&terms, 2, c->first_sink, c->heads), rows = ar_tensor_rows(&terms);
+    AR_TRY(ARI_KERNEL(p->ctx, sinks_backward, &own, sinks_of(c), ar_const(p->kept->max.data),
+                      ar_const(p->kept->sum.data), ar_const(dot->data)));
+    AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
+    ar_ctx_release(p->ctx, &terms);
+    return AR_OK;
+}
+
 /* D, dQ, and the exponents of dK and dV. Where a block has all terms of its keys' rows, their sums follow at once, else
  * when the last block has been measured. */
 static ar_status go_back(const pass *p, const backward_operands *of, const ar_tensor *dq, const ar_tensor *heard)
@@ -453,6 +478,7 @@ static ar_status go_back(const pass *p, const backward_operands *of, const ar_te
         AR_TRY(add_blocks(p, of, &dot, &g, blocks));
     if (blocks > 0)
         release_gradients(p, &g);
+    AR_TRY(sink_gradients(p, &dot));
     ar_ctx_release(p->ctx, &dot);
     return AR_OK;
 }

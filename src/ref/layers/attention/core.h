@@ -20,6 +20,8 @@ typedef struct ari_core {
     size_t window;              /* 0: none */
     double query_scalar, cap;   /* scores are divided by the root of the first; and capped, 0: not */
     const ari_dropout *dropout; /* of the probabilities */
+    ar_param *sinks;            /* one logit a head, of the heads here from first_sink on; NULL: none */
+    size_t first_sink;
 } ari_core;
 
 /** o = softmax(q k^T / sqrt(d)) v. q [b, heads, rows, d], o the same with v's features; k, v [b, kv_heads, seq, d], in
@@ -32,7 +34,7 @@ AR_NODISCARD ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved
 /** The gradients of q, k and v from dout, that of o; all fresh: g[0] [b, heads, rows, d], g[1], g[2] [b, kv_heads,
  *  rows, d], each with the features of its value, of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction
  *  over the query heads of its group and all queries, whichever ranks have them: complete on every rank of `replicas`.
- *  Collective over it and the ring. Releases the saved activations. */
+ *  Collective over it and the ring. Adds to the gradient of the sinks. Releases the saved activations. */
 AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                          ar_tensor g[3], const ar_tensor *dout, const ar_tensor *q, const ar_tensor *k,
                                          const ar_tensor *v);

@@ -23,9 +23,9 @@ typedef struct experts_module {
     ar_placement at; /* of the tokens that this rank routes: all, or its own positions */
     ari_linear router;
     char router_name[ARI_PART_PATH], experts_name[ARI_PART_PATH];
-    ar_param *weight;           /* [n, WEIGHTS]; owned */
+    ar_param *weight;           /* [n, WEIGHTS], and then as many biases, where there are any; owned */
     ar_param **first, **second; /* [n, 2]: gate and up, [n]: down; owned */
-    size_t made;                /* of `weight`: those that were initialised */
+    size_t made;                /* of `weight`: those that were initialised, and of the biases */
     size_t own, from;           /* experts of this rank, and the number of the first */
     size_t width;               /* of an expert, here */
     ari_shared shared;          /* the expert that all tokens go to */
@@ -44,6 +44,11 @@ static size_t tokens_of(const ar_tensor *x)
 static ar_status rows_like(ar_ctx *ctx, ar_tensor *y, ar_dtype dtype, size_t rows, size_t cols)
 {
     return ar_ctx_tensor(ctx, y, dtype, 2, (const size_t[2]){rows, cols});
+}
+
+static const char *router_leaf(const experts_module *m)
+{
+    return m->o.router ? m->o.router : "gate";
 }
 
 /* A value of the module's own tokens. */
@@ -126,7 +131,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     ar_tensor z, p, expert, lse = {0};
     AR_TRY(ari_linear_forward(&m->router, ctx, saved, &z, x, AR_ACT_NONE, NULL));
     AR_TRY(ari_fault_router_logits(ctx, &z));
-    AR_TRY(tap_own(m, ctx, "gate", 'f', &z));
+    AR_TRY(tap_own(m, ctx, router_leaf(m), 'f', &z));
     AR_TRY(rows_like(ctx, &p, AR_F32, tokens, m->o.n));
     AR_TRY(rows_like(ctx, &expert, AR_I32, tokens, k));
     AR_TRY(rows_like(ctx, weight, AR_F32, tokens, k));
@@ -204,6 +209,50 @@ static ar_status multiply(const experts_module *m, ar_ctx *ctx, ar_tensor *y, co
     return st;
 }
 
+/* An expert's bias of a product. */
+static ar_param *bias_of(const experts_module *m, size_t i, int weight)
+{
+    return &m->weight[(m->own + i) * WEIGHTS + (size_t)weight];
+}
+
+static ar_tensor rows_of_expert(const ar_tensor *t, const ari_routes *r, size_t i)
+{
+    const size_t begin = r->groups.first[i];
+    return ar_tensor_slice(t, 0, begin, r->groups.first[i + 1] - begin);
+}
+
+/* y of each expert's rows plus its biases of weights [from, from + n), side by side; each is `width` wide here. */
+static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r, int from,
+                            size_t n, size_t width)
+{
+    ar_buf joined;
+    if (!m->o.bias)
+        return AR_OK;
+    AR_TRY(ari_step_alloc(ctx, &joined, n * width * sizeof(float)));
+    for (size_t i = 0; i < m->own; i++) {
+        const ar_tensor rows = rows_of_expert(y, r, i);
+        for (size_t k = 0; k < n; k++)
+            AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(joined, k * width * sizeof(float)),
+                              ar_const(bias_of(m, i, from + (int)k)->value.data), width * sizeof(float)));
+        AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, ar_const(joined), AR_ACT_NONE, NULL));
+    }
+    ari_step_free(ctx, joined);
+    return AR_OK;
+}
+
+/* The biases' gradients, of which every row of d[k] is a term of weight from + k's. */
+static ar_status add_bias_gradients(const experts_module *m, ar_ctx *ctx, const ar_tensor *d, const ari_routes *r,
+                                    int from, int n)
+{
+    for (size_t i = 0; m->o.bias && i < m->own; i++) {
+        for (int k = 0; k < n; k++) {
+            const ar_tensor rows = rows_of_expert(&d[k], r, i);
+            AR_TRY(ctx->arith->grad_rows(ctx, bias_of(m, i, from + k), &rows, (ar_cbuf){NULL}));
+        }
+    }
+    return AR_OK;
+}
+
 static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, const ar_tensor *pre)
 {
     const ar_tensor gate = ar_tensor_slice(pre, 1, 0, m->width), up = ar_tensor_slice(pre, 1, m->width, m->width);
@@ -237,10 +286,12 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     ar_tensor rows, pre, act, own;
     AR_TRY(ari_routes_send(ctx, &rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name));
     AR_TRY(multiply(m, ctx, &pre, &rows, &(product){.columns = 2 * m->width}, r));
+    AR_TRY(add_biases(m, ctx, &pre, r, GATE, 2, m->width));
     AR_TRY(keep_rows(m, ctx, saved, &rows));
     AR_TRY(activate(m, ctx, &act, &pre));
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
     AR_TRY(multiply(m, ctx, &own, &act, &(product){.second = true, .columns = m->o.hidden}, r));
+    AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
     AR_TRY(ari_routes_return(ctx, made, &own, r, m->experts_name));
     ar_tensor kept = *made;
     if (ar_faulty(ctx, AR_FAULT_router_grad_local)) {
@@ -285,6 +336,7 @@ static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact
     AR_TRY(multiply(m, ctx, dact, dmade, &(product){.second = true, .back = true, .columns = m->width}, r));
     AR_TRY(activate(m, ctx, &act, pre));
     AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
+    AR_TRY(add_bias_gradients(m, ctx, dmade, r, DOWN, 1));
     AR_TRY(ari_fault_empty_gradients(ctx, m->second, 1, &r->groups));
     ar_ctx_release(ctx, &act);
     return AR_OK;
@@ -304,6 +356,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(multiply(m, ctx, drows, &dpre, &(product){.back = true, .columns = m->o.hidden}, r));
     AR_TRY(take_rows(m, ctx, saved, &rows, x, weight, r));
     AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
+    AR_TRY(add_bias_gradients(m, ctx, d, r, GATE, 2));
     AR_TRY(ari_fault_empty_gradients(ctx, m->first, 2, &r->groups));
     ar_ctx_release(ctx, &rows);
     ar_ctx_release(ctx, &dpre);
@@ -407,6 +460,8 @@ static size_t experts_params(const ar_module *base, ar_param **out, size_t cap)
     for (size_t i = 0; i < m->own * WEIGHTS; i++, n++) {
         if (n < cap)
             out[n] = &m->weight[i];
+        if (m->o.bias && ++n < cap)
+            out[n] = &m->weight[m->own * WEIGHTS + i];
     }
     return n;
 }
@@ -423,8 +478,11 @@ static void experts_destroy(ar_module *base)
     ari_linear_fini(&m->router);
     ari_balance_fini(&m->balance);
     ari_scores_fini(&m->scores);
-    for (size_t i = 0; i < m->made; i++)
+    for (size_t i = 0; i < m->made; i++) {
         ar_param_fini(&m->weight[i]);
+        if (m->o.bias)
+            ar_param_fini(&m->weight[m->own * WEIGHTS + i]);
+    }
     free(m->weight);
     free(m->first);
     free(m->second);
@@ -457,6 +515,11 @@ static ar_status init_expert(experts_module *m, ar_ctx *ctx, size_t i)
         AR_TRY(ari_linear_weight_init(&m->weight[i * WEIGHTS + (size_t)w], ctx, &spec, 0));
         set_copies(m, ctx, &m->weight[i * WEIGHTS + (size_t)w]);
         m->made++;
+        if (m->o.bias) {
+            AR_TRY(ari_linear_bias_init(bias_of(m, i, w), ctx, &spec, 0));
+            bias_of(m, i, w)->spread = false; /* every rank has all rows */
+            set_copies(m, ctx, bias_of(m, i, w));
+        }
     }
     m->first[2 * i] = &m->weight[i * WEIGHTS + GATE];
     m->first[2 * i + 1] = &m->weight[i * WEIGHTS + UP];
@@ -484,19 +547,20 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
         m->split.enter.to = m->split.leave.from = m->at;
         m->split.first.style = m->split.second.style = AR_STYLE_REPLICATE;
     }
-    AR_TRY(ari_path(m->router_name, sizeof m->router_name, m->base.name, "gate"));
+    AR_TRY(ari_path(m->router_name, sizeof m->router_name, m->base.name, router_leaf(m)));
     AR_TRY(ari_path(m->experts_name, sizeof m->experts_name, m->base.name, "experts"));
     const ari_linear_spec router = {.split = {AR_STYLE_REPLICATE, m->at, m->at},
                                     .n = 1,
                                     .part = {{.name = m->router_name, .out = o->n}},
-                                    .in = o->hidden};
+                                    .in = o->hidden,
+                                    .bias = o->bias};
     AR_TRY(ari_linear_init(&m->router, ctx, &router));
     m->balance = (ari_balance){
         .experts = o->n, .per_token = o->per_token, .name = m->router_name, .spread = !ari_placed_whole(m->at)};
     AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
     AR_TRY(ari_scores_init(&m->scores, ctx, o, &m->balance));
     m->router.own_weight[0].spread = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_summed);
-    AR_TRY(ari_alloc_zero((void **)&m->weight, m->own * WEIGHTS, sizeof *m->weight, "experts"));
+    AR_TRY(ari_alloc_zero((void **)&m->weight, 2 * m->own * WEIGHTS, sizeof *m->weight, "experts"));
     AR_TRY(ari_alloc((void **)&m->first, 2 * m->own, sizeof *m->first, "experts"));
     AR_TRY(ari_alloc((void **)&m->second, m->own, sizeof *m->second, "experts"));
     for (size_t i = 0; i < m->own; i++)

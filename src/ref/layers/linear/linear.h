@@ -46,6 +46,8 @@ typedef struct ari_linear_spec {
 AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s);
 /** One of its weights alone, for a layer that multiplies it by itself. Errors: the same. */
 AR_NODISCARD ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i);
+/** The same of a bias. */
+AR_NODISCARD ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i);
 /** Frees what ari_linear_init made; a tied weight stays its owner's. */
 void ari_linear_fini(ari_linear *l);
 /** y [.., output_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). x and y

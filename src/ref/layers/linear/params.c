@@ -86,7 +86,7 @@ static ar_status init_weight(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *
     return AR_OK;
 }
 
-static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s, int i)
+ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i)
 {
     const ari_linear_part *part = &s->part[i];
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
@@ -95,13 +95,13 @@ static ar_status init_bias(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s,
     AR_TRY(ari_path(name, sizeof name, part->name, "bias"));
     AR_TRY(ari_is_colwise(&s->split) ? column_layout(&layout, ctx, part, 1, &part->out, 0)
                                      : ar_layout_replicate(&layout, 1, &part->out, r, n));
-    AR_TRY(ar_param_init(&l->bias[i], ctx, name, &layout, false));
-    l->bias[i].init = AR_INIT_UNIFORM_BIAS;
-    l->bias[i].fan_in = s->in;
-    l->bias[i].fan_out = part->out;
+    AR_TRY(ar_param_init(p, ctx, name, &layout, false));
+    p->init = AR_INIT_UNIFORM_BIAS;
+    p->fan_in = s->in;
+    p->fan_out = part->out;
     /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
-    l->bias[i].spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.to) &&
-                        !ar_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
+    p->spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.to) &&
+                !ar_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
     return AR_OK;
 }
 
@@ -142,7 +142,7 @@ ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
         AR_TRY_TO(failed, st, init_weight(l, ctx, s, i));
         AR_TRY_TO(failed, st, set_widths(l, ctx, s, i));
         if (s->bias)
-            AR_TRY_TO(failed, st, init_bias(l, ctx, s, i));
+            AR_TRY_TO(failed, st, ari_linear_bias_init(&l->bias[i], ctx, s, i));
     }
     return AR_OK;
 failed:
