@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import array
-import collections
 import dataclasses
 import fnmatch
 import functools
@@ -133,6 +132,8 @@ def _flatten(state: State, key: str, value: typing.Any) -> None:
         state.values[key] = f"{len(value)} bytes, sha256 {hashlib.sha256(value).hexdigest()[:12]}"
     elif _scalar(value):
         state.values[key] = value
+    else:
+        state.notes.append(f"{key}: an object of {_pickles.class_of(value) or type(value).__name__} is not compared")
 
 
 def _named(key: str) -> tuple[str, str]:
@@ -221,13 +222,15 @@ def _add_plain(state: State, path: str, placeholders: typing.Collection[str]) ->
             for key, entry in read_safetensors(file)[0].items():
                 own, role = _named(key)
                 state.add(Tensor(own, role, entry.dtype, tuple(entry.shape), functools.partial(bytes, entry.data)))
-        elif _NO_STATE.search(name) or not os.path.isfile(file):
+        elif _NO_STATE.search(name):
             continue
         elif name.endswith((".pt", ".pth", ".bin")):
             _add_file(state, folder, name, placeholders)
         elif name.endswith(".json"):
             with open(file, encoding="utf-8") as text:
                 _flatten(state, name[:-5], json.load(text))
+        else:
+            state.notes.append(f"{file}: not read, and not compared")
 
 
 def read_state(path: Path, placeholders: typing.Collection[str] = ()) -> State:
@@ -412,9 +415,9 @@ def _compare_values(before: State, after: State, ignored: typing.Callable[[str],
     for key in dict.fromkeys([*before.values, *after.values]):
         if ignored(key) or _VARIES.search(key):
             continue
-        if key not in after.values:
-            yield "missing", "values are missing from AFTER", key
-        elif key in before.values and not _same_value(before.values[key], after.values[key]):
+        if key not in after.values or key not in before.values:
+            yield "missing", f"values are missing from {'AFTER' if key in before.values else 'BEFORE'}", key
+        elif not _same_value(before.values[key], after.values[key]):
             yield _kind(key), "values changed", f"{key} {before.values[key]!r} -> {after.values[key]!r}"
 
 
@@ -453,7 +456,11 @@ def compare(before: Path, after: Path, *, ignore: typing.Collection[str] = (),
     def ignored(key: str) -> bool:
         return any(fnmatch.fnmatchcase(key, glob) for glob in ignore)
 
-    found: dict[tuple[str, str], list[str]] = collections.OrderedDict()
+    varies = [key for key in dict.fromkeys([*a.values, *b.values]) if _VARIES.search(key)]
+    if varies:
+        a.notes.append(f"not compared, as times, paths and logs vary from run to run: {len(varies)} values, the first "
+                       f"{varies[0]}")
+    found: dict[tuple[str, str], list[str]] = {}
     for cause, says, name in [*_compare_tensors(a, b, ignored), *_compare_values(a, b, ignored)]:
         found.setdefault((cause, says), []).append(name)
     unknown = [says for cause, says in found if cause == "unknown"]

@@ -19,8 +19,6 @@ typedef struct grads_values {
     int sensitivity_of; /* -1: not given */
 } grads_values;
 
-static const char *const sensitivities[] = {"f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure", NULL};
-
 #define ARI_VALUES grads_values
 static const ari_option options[] = {
     ARI_OPTION_SECTION("data"),
@@ -63,7 +61,7 @@ static const ari_option options[] = {
                     .more = "For every tensor it has one number, the largest difference that rounding alone may make "
                             "in it, for anyrank-verify(1). That takes some runs of the baseline on one rank, in "
                             "which errors are drawn at random."),
-    ARI_OPTION_ENUM("sensitivity-of", sensitivity_of, sensitivities,
+    ARI_OPTION_ENUM("sensitivity-of", sensitivity_of, ari_sensitivity_names,
                     "with --sensitivity, in which arithmetic: f32, tf32, bf16 (mixed precision), bf16-pure (all of it "
                     "stored in bf16), f16, f16-pure (default: that of --precision)",
                     .more = "It is that of the run that is to be verified. bf16 and f16 are mixed precision, as "
@@ -94,7 +92,7 @@ static ar_status check_values(const grads_values *v)
         return ar_error_set(AR_ERR_ARG, "--scale goes with a MODEL; a block has the sizes of DIR/case.json");
     if (v->sensitivity_of >= 0 && !v->o.sensitivity)
         return ar_error_set(AR_ERR_ARG, "--sensitivity-of %s says of which arithmetic: give --sensitivity too",
-                            sensitivities[v->sensitivity_of]);
+                            ari_sensitivity_names[v->sensitivity_of]);
     if (!v->o.out)
         return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the results go");
     return AR_OK;

@@ -19,8 +19,6 @@ typedef struct logprobs_values {
     int arithmetic;
 } logprobs_values;
 
-/* In the order of ar_sensitivity. */
-static const char *const arithmetics[] = {"f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure", NULL};
 static const char *const sides[AR_LOGPROBS_SIDES] = {
     [AR_LOGPROBS_TRAINER] = "trainer", [AR_LOGPROBS_ROLLOUT] = "rollout"};
 
@@ -39,9 +37,11 @@ static const ari_option options[] = {
                     .more =
                         "Not needed with --rollout or --trainer. Of .safetensors, attention_mask and cu_seqlens say "
                         "where sequences are; each is computed at its own length, without padding."),
-    ARI_OPTION_FOLDER("other", o.other, "DIR",
-                      "a model folder whose weights a side may have used in place of the model's: an earlier step's"),
-    ARI_OPTION_ENUM("arithmetic", arithmetic, arithmetics,
+    ARI_OPTION_FOLDER(
+        "other", o.other, "DIR",
+        "a model folder whose weights a side may have used in place of the model's: an earlier step's; its config is "
+        "not looked at"),
+    ARI_OPTION_ENUM("arithmetic", arithmetic, ari_sensitivity_names,
                     "in which the sides compute, for what rounding may do: f32, tf32, bf16 (mixed precision), "
                     "bf16-pure, f16, f16-pure (default bf16-pure)"),
     ARI_OPTION_DOUBLE("within", o.within, 0, 1e6, "X", "what a side may be off, in place of what rounding makes"),
@@ -110,7 +110,7 @@ static json_t *as_json(const ar_logprobs_result *r, const logprobs_values *v, co
     json_object_set_new(o, "seconds", ari_json_number(r->seconds));
     if (r->rounding_rms > 0.0)
         json_object_set_new(o, "rounding",
-                            json_pack("{s:s, s:o, s:o}", "arithmetic", arithmetics[v->arithmetic], "rms",
+                            json_pack("{s:s, s:o, s:o}", "arithmetic", ari_sensitivity_names[v->arithmetic], "rms",
                                       ari_json_number(r->rounding_rms), "largest", ari_json_number(r->rounding_worst)));
     for (int k = 0; k < AR_LOGPROBS_SIDES; k++)
         json_object_set_new(o, sides[k], r->side[k].tokens ? side_json(&r->side[k]) : json_null());
@@ -164,8 +164,8 @@ static ar_status print_result(const ar_logprobs_result *r, const logprobs_values
         printf("%s\n\n", verdict);
         AR_TRY(print_sides(r));
         if (r->rounding_rms > 0.0)
-            printf("rounding in %s makes %.3g (rms), %.3g at most\n", arithmetics[v->arithmetic], r->rounding_rms,
-                   r->rounding_worst);
+            printf("rounding in %s makes %.3g (rms), %.3g at most\n", ari_sensitivity_names[v->arithmetic],
+                   r->rounding_rms, r->rounding_worst);
         for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
             if (r->side[k].off)
                 AR_TRY(print_off(&r->side[k], sides[k]));

@@ -299,6 +299,17 @@ class Logprobs(Case):
                                          "output_token_logprobs": []}}): "logprob_start_len 0"}
         for text, says in bad.items():
             self.refused(self.llama, "--rollout", self.put("bad.json", text), says=says)
+        for key in ("labels", "attention_mask", "position_ids"):
+            self.refused(self.llama, "--input", self.put("bad.json", {"tokens": tokens, key: tokens}),
+                         says=f"'{key}' would not be looked at")
+        shape = [1, len(tokens)]
+        for key, wrong, says in (("labels", tokens, "labels would not"), ("position_ids", range(1, 13), "is 1, expected 0")):
+            tensor_files.write(self.folder / "bad.safetensors",
+                               {"input_ids": integers(shape, tokens), key: integers(shape, list(wrong))})
+            self.refused(self.llama, "--input", "bad.safetensors", says=says)
+        tensor_files.write(self.folder / "good.safetensors", {"input_ids": integers(shape, tokens),
+                                                              "position_ids": integers(shape, list(range(12)))})
+        self.assertEqual(self.result(self.llama, "--input", "good.safetensors")["tokens"], 11)
         good = self.lines("good.jsonl", [tokens], [numbers])
         other = self.lines("other.jsonl", [self.sequences[1]], [[None] + [-1.0] * 23])
         self.refused(self.llama, "--rollout", good, "--trainer", other, says="is not among those of")

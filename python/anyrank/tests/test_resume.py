@@ -188,6 +188,13 @@ class Command(FolderCase):
         for path, says in ((self.path / "none", "no such checkpoint"), (self.path, "holds no tensor")):
             status, out, err = self.run_main(str(a), str(path))
             self.assertEqual((status, out, says in err), (2, "", True), err)
+        (a / "sampler.npz").write_bytes(b"1")
+        (a / "trainer_state.json").write_text('{"global_step": 1}')
+        status, out, err = self.run_main(str(a), str(a))
+        self.assertEqual((status, "sampler.npz: not read" in err), (0, True), err)
+        for pair in ((a, b), (b, a)):
+            self.assertIn("trainer_state.global_step", {name for one in resume.compare(*pair).findings
+                                                        for name in one.names if one.cause == "missing"})
         (b / "optimizer.pt").write_bytes(b"PK\x03\x04 broken")
         with self.assertRaises(anyrank.AnyrankError):
             resume.compare(a, b)

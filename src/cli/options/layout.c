@@ -23,6 +23,7 @@ const char *const ari_recompute_names[] = {"none", "selective", "full", NULL};
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 static const char *const device_names[] = {"cpu", "cuda", "emulated", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
+const char *const ari_sensitivity_names[] = {"f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure", NULL};
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_plan_options[] = {

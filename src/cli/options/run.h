@@ -48,7 +48,8 @@ extern const char *const ari_bucket_order_names[]; /* in the order of ar_bucket_
 extern const char *const ari_pp_schedule_names[];  /* in the order of ar_pp_schedule */
 extern const char *const ari_recompute_names[];    /* in the order of ar_recompute */
 extern const char *const ari_numerics_names[];
-extern const char *const ari_precision_names[]; /* in the order of ar_precision */
+extern const char *const ari_precision_names[];   /* in the order of ar_precision */
+extern const char *const ari_sensitivity_names[]; /* in the order of ar_sensitivity */
 
 /* Options of an ari_run_values: how large the model is, and which module is split how; how data moves; what the ranks
  * compute on; how a training step is split besides tp; what ZeRO shares out; how the data-parallel ranks sum their

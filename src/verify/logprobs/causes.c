@@ -226,11 +226,12 @@ static ar_status note_sequence(void *user, size_t sequence, const float *logits)
 {
     const search *s = user;
     const size_t v = s->c->model->config->vocab;
-    for (size_t i = 0; i < s->c->claims; i++) {
+    size_t first, end;
+    ari_lp_claims_of(s->c->claim, s->c->claims, sequence, &first, &end);
+    for (size_t i = first; i < end; i++) {
         const ari_lp_claim *one = &s->c->claim[i];
-        if (one->sequence == sequence)
-            s->predicted[i] =
-                ari_place_of(logits + (one->at - 1) * v, v, s->c->sequences->list[sequence].tokens[one->at]).logprob;
+        s->predicted[i] =
+            ari_place_of(logits + (one->at - 1) * v, v, s->c->sequences->list[sequence].tokens[one->at]).logprob;
     }
     return AR_OK;
 }

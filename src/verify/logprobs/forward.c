@@ -155,20 +155,29 @@ static ar_status take(rows *r, size_t *from, const size_t *order, const ari_sequ
     return AR_OK;
 }
 
+typedef struct by_length {
+    size_t n, sequence;
+} by_length;
+
+static int compare_lengths(const void *a, const void *b)
+{
+    const by_length *x = a, *y = b;
+    return x->n != y->n ? (x->n > y->n) - (x->n < y->n) : (x->sequence > y->sequence) - (x->sequence < y->sequence);
+}
+
 /* Of one length after the other, those of a length in the order of the file. */
 static ar_status order_by_length(size_t **gives, const ari_sequences *s)
 {
-    size_t *order;
-    AR_TRY(ARI_ALLOC(&order, s->count, "the order of sequences"));
-    size_t done = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        size_t at = done++;
-        for (; at > 0 && s->list[order[at - 1]].n > s->list[i].n; at--)
-            order[at] = order[at - 1];
-        order[at] = i;
-    }
-    *gives = order;
-    return AR_OK;
+    by_length *list;
+    AR_TRY(ARI_ALLOC(&list, s->count, "the order of sequences"));
+    for (size_t i = 0; i < s->count; i++)
+        list[i] = (by_length){s->list[i].n, i};
+    qsort(list, s->count, sizeof *list, compare_lengths);
+    const ar_status st = ARI_ALLOC(gives, s->count, "the order of sequences");
+    for (size_t i = 0; st == AR_OK && i < s->count; i++)
+        (*gives)[i] = list[i].sequence;
+    free(list);
+    return st;
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
@@ -237,6 +246,8 @@ ar_status ari_lp_check(const ari_lp_model *m, const ari_sequences *s)
         .run = m->run, .config = m->config, .parallel = &m->run.parallel, .layouts = 1, .alone = true};
     size.run.batch = 1;
     for (size_t i = 0; i < s->count; i++) {
+        if (i > 0 && s->list[i].n == s->list[i - 1].n)
+            continue;
         size.run.seq = s->list[i].n;
         const ar_status st = ar_run_check(&size.run, m->config);
         if (st != AR_OK)

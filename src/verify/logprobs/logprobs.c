@@ -179,12 +179,27 @@ static void find_largest(top_entry *out, size_t top, const float *logits, size_t
         out[i].logprob = (float)((double)out[i].logprob - lse);
 }
 
+void ari_lp_claims_of(const ari_lp_claim *claim, size_t n, size_t sequence, size_t *first, size_t *end)
+{
+    size_t low = 0, high = n;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (claim[middle].sequence < sequence)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    *first = *end = low;
+    while (*end < n && claim[*end].sequence == sequence)
+        ++*end;
+}
+
 static void keep_rows(side_data *d, size_t v, size_t sequence, const float *logits, const ari_place *place)
 {
-    for (size_t i = 0; i < d->claims; i++) {
+    size_t first, end;
+    ari_lp_claims_of(d->claim, d->claims, sequence, &first, &end);
+    for (size_t i = first; i < end; i++) {
         ari_lp_claim *one = &d->claim[i];
-        if (one->sequence != sequence)
-            continue;
         one->reference = place[one->at].logprob;
         if (i % d->every != 0)
             continue;

@@ -87,6 +87,9 @@ typedef struct ari_lp_claim {
     const float *row; /* [V], the logits; NULL: not kept */
 } ari_lp_claim;
 
+/** Claims [*first, *end) are a sequence's, of `n` in the order of sequences; *first = *end: it has none. */
+void ari_lp_claims_of(const ari_lp_claim *claim, size_t n, size_t sequence, size_t *first, size_t *end);
+
 typedef struct ari_lp_case {
     ari_lp_model *model;
     const ari_sequences *sequences;

@@ -230,9 +230,17 @@ static ar_status add_sglang(ari_sequences *s, const json_t *record, const source
 
 static ar_status add_record(ari_sequences *s, const json_t *record, const source *from)
 {
+    static const char *const unread[] = {"labels", "attention_mask", "position_ids", "loss_mask", "response_mask"};
     const json_t *choices = json_object_get(record, "choices");
     if (!json_is_object(record))
         return refuse(from, "expected an object with \"tokens\", or a server's response");
+    for (size_t i = 0; i < sizeof unread / sizeof *unread; i++) {
+        if (json_object_get(record, unread[i]))
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: '%s' would not be looked at: give the tokens of a sequence without padding, and "
+                                "null where there is no log-probability",
+                                from->where, unread[i]);
+    }
     for (size_t i = 0; i < json_array_size(choices); i++)
         AR_TRY(add_choice(s, json_array_get(choices, i), record, from));
     if (json_is_array(choices))

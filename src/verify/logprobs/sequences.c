@@ -44,7 +44,7 @@ static bool is_padding(const ar_batch *b, size_t at)
 }
 
 /* The documents of a row, without what is masked. */
-static ar_status add_row(ari_sequences *s, const ar_batch *b, size_t row)
+static ar_status add_row(ari_sequences *s, const ar_batch *b, size_t row, const char *path)
 {
     for (size_t first = 0, end; first < b->seq; first = end) {
         size_t unused, n = 0;
@@ -57,8 +57,16 @@ static ar_status add_row(ari_sequences *s, const ar_batch *b, size_t row)
         AR_TRY(ari_sequences_add(&q, s, n, false));
         n = 0;
         for (size_t t = first; t < end; t++) {
-            if (!is_padding(b, row * b->seq + t))
-                q->tokens[n++] = b->input_ids[row * b->seq + t];
+            const size_t at = row * b->seq + t;
+            if (is_padding(b, at))
+                continue;
+            if (b->position_ids && b->position_ids[at] != (int64_t)n)
+                return ar_error_set(
+                    AR_ERR_UNSUPPORTED,
+                    "%s: position_ids[%zu, %zu] is %lld, expected %zu: each sequence is computed alone, "
+                    "from position 0",
+                    ARI_SHOW(path), row, t, (long long)b->position_ids[at], n);
+            q->tokens[n++] = b->input_ids[at];
         }
     }
     return AR_OK;
@@ -75,8 +83,12 @@ static ar_status read_batch(ari_sequences *s, const ar_config *c, const char *pa
                                "%s: attention_mask has 4 dimensions; expected [b, s] of 0 and 1, which says what is "
                                "padding",
                                ARI_SHOW(path)));
+    if (in.batch.labels)
+        AR_TRY_TO(done, st,
+                  ar_error_set(AR_ERR_UNSUPPORTED, "%s: labels would not be looked at: each token is predicted",
+                               ARI_SHOW(path)));
     for (size_t row = 0; row < in.batch.batch && st == AR_OK; row++)
-        st = add_row(s, &in.batch, row);
+        st = add_row(s, &in.batch, row, path);
 done:
     ari_input_batch_fini(&in);
     return st;
