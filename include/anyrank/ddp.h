@@ -58,8 +58,8 @@ typedef struct ar_ddp_options {
      * part on this rank, those of which it has the sum, before AR_AVG's factor. Called for each parameter of a bucket
      * that has a gradient, on the thread of the rank; an error ends the step. hook_terms: before they are summed, this
      * rank's terms, as they become ready (compression; native numerics alone). A hook of sums leaves exact numerics
-     * exact: the sum is the same under every layout, so that what is made of each element by itself is too. Not with
-     * ZeRO-2 and -3 (AR_ERR_UNSUPPORTED) */
+     * exact: the sum is the same under every layout, so that what is made of each element by itself is too;
+     * ar_check_module finds one that looks at others. With ZeRO-2 and -3 terms are those of each micro-batch */
     ar_status (*hook)(void *user, const struct ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n);
     void *hook_user; /* borrowed */
     bool hook_terms;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A user's language model under layouts that share out positions, features, samples and layers: the same bits, and the
  * right gradients. */
+#include <math.h>
+
 #include "anyrank/check_module.h"
 #include "anyrank/training.h"
 #include "support/own_lm.h"
@@ -204,20 +206,72 @@ static bool fits(const ar_parallel *p)
            ar_parallel_check_sequence(p, OWN_LM_SEQ) == AR_OK;
 }
 
+/* --- hooks of gradients ------------------------------------------------------------------------------------------- */
+
+/* Five bits of each element. */
+static ar_status compress(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n)
+{
+    (void)user, (void)b, (void)p, (void)start;
+    for (size_t i = 0; i < n; i++) {
+        int exponent = 0;
+        const float bits = frexpf(g[i], &exponent);
+        g[i] = ldexpf(rintf(bits * 32.0f), exponent - 5);
+    }
+    return AR_OK;
+}
+
+/* Divides by the largest of those that it is given, which are others under another layout. */
+static ar_status normalise(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n)
+{
+    float largest = 0.0f;
+    (void)user, (void)b, (void)p, (void)start;
+    for (size_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(g[i]));
+    for (size_t i = 0; i < n && largest > 0.0f; i++)
+        g[i] /= largest;
+    return AR_OK;
+}
+
+Test(own_lm, a_hook_that_looks_at_other_elements_is_a_difference_of_gradients)
+{
+    static const ar_parallel layouts[] = {{.dp = 2}, {.dp = 2, .zero = 2}, {.dp = 2, .zero = 3}, {.tp = 2}};
+    const own_lm lm = {.tied = false};
+    const ar_module_case c = own_lm_case(&lm);
+    ar_ddp_options ddp = ar_ddp_defaults();
+    ar_check_module_options o = options(layouts, 4);
+    ddp.hook = normalise;
+    o.ddp = &ddp;
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+    cr_assert_ok(ar_check_module(&r, &c, &o));
+    cr_expect_eq(r->run[0].result, AR_CHECK_SAME); /* which has all elements, and so the largest */
+    for (size_t i = 1; i < 4; i++) {
+        cr_expect_eq(r->run[i].result, AR_CHECK_DIFFERENT, "layout %zu", i);
+        cr_expect_str_eq(r->run[i].first.pass, "backward", "layout %zu: %s %s", i, r->run[i].first.tensor,
+                         r->run[i].first.pass);
+    }
+}
+
+/* The second half of the layouts has a hook. */
 Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
 {
     const size_t n = number_of("ANYRANK_TEST_DRAWS", USUAL);
+    ar_ddp_options ddp = ar_ddp_defaults();
+    ddp.bucket_bytes = 2048;
+    ddp.hook = compress;
     ar_parallel *layouts = calloc(n, sizeof *layouts);
     uint64_t state = number_of("ANYRANK_TEST_SEED", 44);
     for (size_t i = 0; i < n; i += fits(&layouts[i]))
         layouts[i] = draw_layout(&state);
     const own_lm lm = {.tied = false};
     const ar_module_case c = own_lm_case(&lm);
-    const ar_check_module_options o = options(layouts, n);
-    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
-    cr_assert_ok(ar_check_module(&r, &c, &o));
-    cr_expect_eq(r->runs, n);
-    expect_same(r);
+    for (size_t hooked = 0; hooked < 2; hooked++) {
+        ar_check_module_options o = options(hooked ? layouts + n / 2 : layouts, hooked ? n - n / 2 : n / 2);
+        o.ddp = hooked ? &ddp : NULL;
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+        cr_assert_ok(ar_check_module(&r, &c, &o));
+        cr_expect_eq(r->runs, o.layouts);
+        expect_same(r);
+    }
     free(layouts);
 }
 

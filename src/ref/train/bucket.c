@@ -194,6 +194,18 @@ static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
     return move_slice(b, q, false);
 }
 
+/* Of ZeRO-2: the slice that was just summed, with that of earlier passes, where these were not among its terms. */
+static ar_status keep_slice(const ari_bucket *b, ar_queue *q)
+{
+    const ar_ddp *d = b->ddp;
+    const ar_tensor sum = ar_tensor_flat(
+        b->info.storage, ar_buf_at(b->storage, b->info.own_start * ar_dtype_bytes(b->info.storage)), b->info.own_count);
+    const ar_tensor before = ar_tensor_flat(b->info.storage, b->shard, b->info.own_count);
+    if (d->options.hook_terms && b->info.own_count > 0)
+        AR_TRY(d->ctx->device->ops->add(d->ctx->device, q, &sum, &sum, &before));
+    return move_slice(b, q, true);
+}
+
 ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
@@ -249,7 +261,7 @@ static ar_status carry(const ari_bucket *b, ar_queue *q)
     AR_TRY(reduce_bucket(b, q));
     if (ar_faulty(ctx, AR_FAULT_bucket_reduced_twice))
         AR_TRY(reduce_bucket(b, q));
-    return b->ddp->stage >= 2 ? move_slice(b, q, true) : copy_back(b, q);
+    return b->ddp->stage >= 2 ? keep_slice(b, q) : copy_back(b, q);
 }
 
 ar_status ari_bucket_run(void *arg, ar_queue *on)

@@ -11,7 +11,7 @@ void ari_buckets_free(ar_ddp *d);
 /** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
 AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
 extern const ar_module_ops ari_ddp_ops;
-/** Refuses a hook that the numerics or ZeRO do not have. */
+/** Refuses a hook that the numerics do not have. */
 AR_NODISCARD ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o);
 /** Lets the hook replace the gradients of a bucket: terms, before they are summed, or the sums. */
 AR_NODISCARD ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool terms);

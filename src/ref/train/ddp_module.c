@@ -49,8 +49,6 @@ ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o)
 {
     if (!o->hook)
         return AR_OK;
-    if (o->zero >= 2)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "a hook of buckets with ZeRO stage %d, which keeps none", o->zero);
     if (o->hook_terms && ctx->arith == ar_arith_exact())
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a hook of terms in exact numerics: which terms a rank has depends on the layout, and so "
@@ -58,38 +56,65 @@ ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o)
     return AR_OK;
 }
 
-/* p's gradient, in the form of a bucket of it alone, as numbers and back. */
-static ar_status call_hook(const ar_ddp *d, const ar_bucket_info *b, ar_param *p, const ar_tensor *form,
-                           const ar_tensor *g, float *host)
+/* Gradients one after the other in the form of a bucket, while they are numbers. */
+typedef struct hooked {
+    ar_buf form;
+    ar_tensor g; /* [n] */
+    float *host; /* [n] */
+} hooked;
+
+/* The hook replaces elements [start, start + count) of p's gradient, the first of which is host[at]. */
+static ar_status call_hook(const ar_ddp *d, const ar_bucket_info *b, const ar_param *p, const hooked *h, size_t start,
+                           size_t at, size_t count)
+{
+    return p->has_grad ? d->options.hook(d->options.hook_user, b, p, start, h->host + at, count) : AR_OK;
+}
+
+/* Of this rank's share of all gradients of a bucket. */
+static ar_status call_shares(const ar_ddp *d, const ari_bucket *b, const hooked *h)
+{
+    for (size_t i = 0; i < b->info.params; i++)
+        AR_TRY(call_hook(d, &b->info, b->info.param[i], h, b->slot[i].share.start, b->slot[i].share.at,
+                         b->slot[i].share.count));
+    return AR_OK;
+}
+
+/* Puts p's gradient, or (NULL) the bucket's share, through the hook. */
+static ar_status through_hook(const ar_ddp *d, const ari_bucket *b, ar_param *p, const hooked *h)
 {
     ar_ctx *ctx = d->ctx;
     const ar_arith_ops *arith = ctx->arith;
-    const size_t n = ar_tensor_count(g);
-    AR_TRY(arith->bucket_pack(ctx, ctx->queue, form->data, n, 0, b->storage, p));
-    AR_TRY(arith->bucket_take(ctx, ctx->queue, g->data, ar_const(form->data), n, 0, n, b->storage));
-    AR_TRY(ar_ctx_download(ctx, host, g));
-    AR_TRY(d->options.hook(d->options.hook_user, b, p, p->own_start, host + p->own_start, p->own_count));
-    AR_TRY(ar_ctx_upload(ctx, g, host));
-    const ar_tensor numbers = ar_tensor_flat(b->storage, form->data, n);
-    AR_TRY(arith->bucket_put ? arith->bucket_put(ctx, ctx->queue, form->data, ar_const(g->data), n)
-                             : ctx->device->ops->copy_strided(ctx->device, ctx->queue, &numbers, g));
-    return arith->bucket_unpack(ctx, ctx->queue, p, ar_const(form->data), n, 0, b->storage);
+    const ar_dtype storage = b->info.storage;
+    const size_t n = ar_tensor_count(&h->g);
+    const ar_tensor numbers = ar_tensor_flat(storage, h->form, n);
+    if (p)
+        AR_TRY(arith->bucket_pack(ctx, ctx->queue, h->form, n, 0, storage, p));
+    AR_TRY(arith->bucket_take(ctx, ctx->queue, h->g.data, ar_const(h->form), n, 0, n, storage));
+    AR_TRY(ar_ctx_download(ctx, h->host, &h->g));
+    AR_TRY(p ? call_hook(d, &b->info, p, h, p->own_start, p->own_start, p->own_count) : call_shares(d, b, h));
+    AR_TRY(ar_ctx_upload(ctx, &h->g, h->host));
+    AR_TRY(arith->bucket_put ? arith->bucket_put(ctx, ctx->queue, h->form, ar_const(h->g.data), n)
+                             : ctx->device->ops->copy_strided(ctx->device, ctx->queue, &numbers, &h->g));
+    return p ? arith->bucket_unpack(ctx, ctx->queue, p, ar_const(h->form), n, 0, storage) : AR_OK;
 }
 
-static ar_status hook_param(const ar_ddp *d, const ar_bucket_info *b, ar_param *p)
+static ar_status hook_gradients(const ar_ddp *d, const ari_bucket *b, ar_param *p)
 {
-    const size_t n = ar_tensor_count(&p->value), bytes = d->ctx->arith->bucket_bytes(n, b->storage);
-    ar_tensor form = {.data = {NULL}}, g = {.data = {NULL}};
-    float *host = NULL;
+    const size_t n = p ? ar_tensor_count(&p->value) : b->info.own_count;
+    const size_t bytes = d->ctx->arith->bucket_bytes(n, b->info.storage);
+    ar_tensor form = {.data = {NULL}};
+    hooked h = {.form = b->shard};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&host, n, sizeof *host, p->name));
-    AR_TRY_TO(done, st, ar_ctx_tensor(d->ctx, &form, AR_U8, 1, &bytes));
-    AR_TRY_TO(done, st, ar_ctx_tensor(d->ctx, &g, AR_F32, 1, &n));
-    AR_TRY_TO(done, st, call_hook(d, b, p, &form, &g, host));
+    AR_TRY_TO(done, st, ari_alloc((void **)&h.host, n, sizeof *h.host, "a hook's gradients"));
+    if (p)
+        AR_TRY_TO(done, st, ar_ctx_tensor(d->ctx, &form, AR_U8, 1, &bytes));
+    h.form = p ? form.data : h.form;
+    AR_TRY_TO(done, st, ar_ctx_tensor(d->ctx, &h.g, AR_F32, 1, &n));
+    AR_TRY_TO(done, st, through_hook(d, b, p, &h));
 done:
-    ar_ctx_release(d->ctx, &g);
+    ar_ctx_release(d->ctx, &h.g);
     ar_ctx_release(d->ctx, &form);
-    free(host);
+    free(h.host);
     return st;
 }
 
@@ -97,9 +122,21 @@ ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool terms)
 {
     if (!d->options.hook || d->options.hook_terms != terms)
         return AR_OK;
+    if (d->stage >= 2 && !terms)
+        return b->info.own_count > 0 ? hook_gradients(d, b, NULL) : AR_OK;
     for (size_t i = 0; i < b->info.params; i++) {
-        if (b->info.param[i]->has_grad)
-            AR_TRY(hook_param(d, &b->info, b->info.param[i]));
+        ar_param *p = b->info.param[i];
+        const size_t start = p->own_start, count = p->own_count;
+        if (!p->has_grad)
+            continue;
+        if (terms) { /* all of them are this rank's */
+            p->own_start = 0;
+            p->own_count = ar_tensor_count(&p->value);
+        }
+        const ar_status st = hook_gradients(d, b, p);
+        p->own_start = start;
+        p->own_count = count;
+        AR_TRY(st);
     }
     return AR_OK;
 }

@@ -59,6 +59,8 @@ static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
     u->grad_bytes += bytes;
     if (!u->holds || p->own_count == 0 || ar_faulty(ctx, AR_FAULT_zero_last_micro_batch))
         return AR_OK;
+    if (u->ddp->options.hook_terms) /* which sees the terms of this pass: the sum is added to what they become */
+        return AR_OK;
     /* Position at which the bucket, of which the share is a slice, would begin; it may be before the share. */
     const size_t at = b->info.offset[i] - b->info.own_start;
     return ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, at, b->info.storage);
@@ -127,6 +129,8 @@ static ar_status reduce_unit(ari_unit *u)
     u->due = false;
     if (u->buckets == 0)
         return AR_OK;
+    for (size_t i = 0; i < u->buckets; i++)
+        AR_TRY(ari_ddp_hook(d, &u->bucket[i], true));
     AR_TRY(alloc_storage(u));
     d->in_flight = u;
     u->holds = true;
