@@ -49,7 +49,7 @@ ALLOWED = {
     "ref/numerics": ["ref/core"],
     "ref/cpu": ["ref/core", "ref/numerics"],
     "ref/dry": ["ref/core", "ref/comm", "ref/cpu"],
-    "ref/arith": ["ref/core", "ref/context", "ref/numerics"],
+    "ref/arith": ["ref/core", "ref/context", "ref/placement", "ref/numerics"],
     "ref/io": ["ref/core"],
     "ref/layers": ["ref/core", "ref/context", "ref/placement", "ref/numerics", "ref/arith"],
     "ref/pipeline": ["ref/core", "ref/io"],

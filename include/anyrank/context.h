@@ -103,6 +103,14 @@ typedef struct ar_context_pipeline {
  *  126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it (arXiv:2407.21783, section 3.3.2). */
 void ar_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i);
 
+/* Whether a value that is not placed over the tensor-parallel ranks as an operator or a layer declares it ends the pass
+ * with AR_ERR_DATA, naming module, rank and both placements. What a module makes by itself is known by its reports. */
+typedef enum ar_declared_check {
+    AR_DECLARED_BY_BUILD, /* it does where the library was built without NDEBUG, as by the preset debug */
+    AR_DECLARED_CHECKED,  /* it does: placements are kept of every value of the step */
+    AR_DECLARED_TRUSTED   /* a wrong one is a difference of numbers */
+} ar_declared_check;
+
 typedef struct ar_ctx_options {
     ar_device *device;      /* borrowed until ar_ctx_destroy */
     ar_comm *tp;            /* tensor-parallel group, borrowed; NULL: a group of one */
@@ -126,9 +134,10 @@ typedef struct ar_ctx_options {
     double dropout;             /* probability, below 1; 0: none */
     uint64_t seed;              /* of the dropout masks */
     ar_loss_options loss;       /* of every cross-entropy made in it: LM heads, ar_cross_entropy_create */
-    ar_fault fault;             /* AR_FAULT_NONE */
-    uint64_t attempt;           /* of how many runs alike this is: what a fault does may differ from run to run */
-    ar_tap_fn tap;              /* NULL: nobody listens */
+    ar_declared_check placements;
+    ar_fault fault;   /* AR_FAULT_NONE */
+    uint64_t attempt; /* of how many runs alike this is: what a fault does may differ from run to run */
+    ar_tap_fn tap;    /* NULL: nobody listens */
     void *tap_user;
 } ar_ctx_options;
 
@@ -139,10 +148,6 @@ AR_NODISCARD ar_status ar_loss_options_check(const ar_loss_options *o, const cha
  *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), ar_loss_options_check, a storage or a
  *  precision that the numerics do not have), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
-/** From now on a value that is not placed over the tensor-parallel ranks as an operator or a layer declares it ends the
- *  pass with AR_ERR_DATA, naming module, rank and both placements. For debug builds: placements are kept of every value
- *  of the step. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_ctx_check_placements(ar_ctx *c);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);
 /** Ends a step: releases every tensor that ar_ctx_tensor made and every operand; saved activations become invalid. */

@@ -66,8 +66,8 @@ AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ct
 /** What prepares a value for a module of one's own, or its output for what comes next, as a plan's `prepare` rule of the
  *  module's name says: a redistribution from what is declared to what is wanted, which w->at becomes; the value itself
  *  where no rule names it. Of an argument: its position from 0, and its keyword or NULL; of the output: AR_PLAN_OUTPUT.
- *  What is declared is trusted, as PyTorch's PrepareModuleInput does. Where it is wrong, ar_ctx_check_placements ends
- *  the pass, ar_inspect_module has a finding, and ar_check_module a difference. Errors: AR_ERR_UNSUPPORTED (other
+ *  What is declared is trusted, as PyTorch's PrepareModuleInput does. Where it is wrong, a context that checks
+ *  placements ends the pass, ar_inspect_module has a finding, and ar_check_module a difference. Errors: AR_ERR_UNSUPPORTED (other
  *  placements than R, S(-1), S(1), and from P(sum)), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                               int position, const char *keyword);

@@ -160,6 +160,7 @@ static ar_status train_rank(ar_ctx *ctx, const ari_cluster_options *o, rank_resu
 static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_options *o, rank_result *result)
 {
     const int r = ar_comm_rank(world);
+    const bool compared = o->tap || o->run.fault != AR_FAULT_NONE || o->dry; /* what is wrong has to show in numbers */
     ar_ctx *ctx = NULL;
     ar_parallel_groups groups = {.tp = NULL};
     ar_status st = AR_OK;
@@ -177,6 +178,7 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
                               .numerics = o->run.numerics,
                               .precision = o->run.precision,
                               .storage = o->run.storage,
+                              .placements = compared ? AR_DECLARED_TRUSTED : o->run.placements,
                               .fault = o->run.fault,
                               .attempt = o->attempt,
                               .tap = o->tap,

@@ -41,14 +41,13 @@ static ar_status rank_main(ar_comm *world, void *arg)
                               .numerics = j->o->numerics,
                               .precision = j->o->precision,
                               .storage = j->o->storage,
+                              .placements = j->o->placements,
                               .fault = j->o->fault,
                               .tap = j->o->tap,
                               .tap_user = j->o->tap_user ? j->o->tap_user[r] : NULL};
     ar_parallel_groups_use(&options, &groups);
     options.tp = others > 1 ? groups.tp : world;
     AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
-    if (j->o->check_placements)
-        AR_TRY_TO(done, st, ar_ctx_check_placements(ctx));
     AR_TRY_TO(done, st, j->fn(ctx, j->user));
 done:
     ar_ctx_destroy(ctx);

@@ -26,7 +26,7 @@ typedef struct rank_run_options {
     ar_numerics numerics;
     ar_precision precision; /* of the native ones */
     ar_dtype storage;       /* of the weights' matrices; 0: fp32 */
-    bool check_placements;  /* ar_ctx_check_placements */
+    ar_declared_check placements;
     ar_fault fault;
     ar_sim_algorithm algorithm;
     const ar_sim_cluster *cluster; /* of virtual time; NULL: none */

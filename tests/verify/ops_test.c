@@ -111,8 +111,8 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
                                .micro_batches = 1 + (int)(i % 3 == 0)};
         plan_draw(text, &seed, &c, (plan_draw_options){.sp = p.sp, .wrong = i % 3 == 2});
         cr_assert_ok(ar_plan_parse(&plan, text, strlen(text), "drawn"));
-        const ar_run run = ROW(.plan = plan, .parallel = p, .steps = i % 2 ? STEPS : 0,
-                               .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+        const ar_run run = ROW(.plan = plan, .placements = AR_DECLARED_TRUSTED, .parallel = p,
+                               .steps = i % 2 ? STEPS : 0, .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                .numerics = i / 4 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                                .precision = i / 4 % 4 == 3 ? AR_PRECISION_BF16 : AR_PRECISION_F32);
         const ar_status fits = ar_parallel_check(&p, &c, &plan, BATCH, SEQ);

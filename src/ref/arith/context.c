@@ -1,10 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A context with the arithmetic that its options name. */
+/* A context with the arithmetic that its options name, which checks placements where they or the build say so. */
 #include "ref/context/context.h"
 #include "anyrank/arith.h"
+#include "ref/placement/ledger.h"
+
+#ifdef NDEBUG
+static const ar_declared_check by_build = AR_DECLARED_TRUSTED;
+#else
+static const ar_declared_check by_build = AR_DECLARED_CHECKED;
+#endif
 
 ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
 {
-    return ari_ctx_create(gives, o,
-                          o->numerics == AR_NUMERICS_NATIVE ? ar_arith_native(o->precision) : ar_arith_exact());
+    const bool native = o->numerics == AR_NUMERICS_NATIVE;
+    const ar_declared_check declared = o->placements == AR_DECLARED_BY_BUILD ? by_build : o->placements;
+    ar_ctx *c = NULL;
+    AR_TRY(ari_ctx_create(&c, o, native ? ar_arith_native(o->precision) : ar_arith_exact()));
+    const ar_status st = declared == AR_DECLARED_CHECKED ? ari_ledger_check(c) : AR_OK;
+    if (st == AR_OK)
+        *gives = c;
+    else
+        ar_ctx_destroy(c);
+    return st;
 }

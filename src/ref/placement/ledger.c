@@ -79,7 +79,7 @@ void ari_ledger_use(ar_ctx *c, ari_ledger *l)
     c->forget = forget;
 }
 
-ar_status ar_ctx_check_placements(ar_ctx *c)
+ar_status ari_ledger_check(ar_ctx *c)
 {
     ari_ledger *l = NULL;
     if (c->ledger)

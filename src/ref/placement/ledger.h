@@ -48,6 +48,8 @@ typedef struct ari_ledger {
 } ari_ledger;
 /** c writes into it from now on; l must outlive the context. NULL: nothing. */
 void ari_ledger_use(ar_ctx *c, ari_ledger *l);
+/** From now on a value of c that is not placed as declared ends the pass. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ledger_check(ar_ctx *c);
 /** Frees what it holds. */
 void ari_ledger_fini(ari_ledger *f);
 
