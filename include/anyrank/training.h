@@ -43,7 +43,7 @@ typedef struct ar_training_options {
     ar_run run; /* model: its weights, or fresh ones where it has none; NULL with `resume`: the checkpoint's own.
                          steps: in all, those before the checkpoint included. seed: at most INT64_MAX */
     const ar_module_case *module; /* trained in place of a model, on its own batches; of run, model, plan, batch and seq
-                                     are not looked at, nor is the data. Without checkpoints. Borrowed. NULL: the model */
+                                     are not looked at, nor is the data. Borrowed. NULL: the model */
     const char *data;             /* as ar_data_open; NULL: the project's own text */
     ar_data_format data_format;
     bool in_order;           /* the data's windows are not shuffled */

@@ -188,6 +188,11 @@ const char *ar_checkpoint_weights_hash(const ar_checkpoint *c)
     return c->read.hashes.weights;
 }
 
+bool ari_checkpoint_has_config(const ar_checkpoint *c)
+{
+    return c->read.hashes.config[0] != '\0';
+}
+
 /* --- loading ------------------------------------------------------------------------------------------------------ */
 static const float *find_in(const ar_st_file *f, const char *name, size_t count)
 {
@@ -323,16 +328,20 @@ static ar_status check_listed(const ar_checkpoint *c, ar_param *const *params, s
     return st;
 }
 
-ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
-                             ar_optimizer *optimizer)
+ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state, bool all)
 {
-    const bool state = optimizer != NULL;
     if (state && c->optimizer == NULL)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: has no optimizer state", ARI_SHOW(c->path));
     for (size_t i = 0; i < n; i++)
         AR_TRY(check_own(c, params[i], state));
-    if (ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1) /* else the others are other ranks' */
-        AR_TRY(check_listed(c, params, n, state));
+    return all ? check_listed(c, params, n, state) : AR_OK;
+}
+
+ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
+                             ar_optimizer *optimizer)
+{
+    const bool state = optimizer != NULL, all = ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1;
+    AR_TRY(ari_checkpoint_check(c, params, n, state, all));
     for (size_t i = 0; i < n; i++)
         AR_TRY(ar_param_set(params[i], ctx, ar_st_find(c->weights, params[i]->name)->data));
     if (!state)

@@ -95,6 +95,10 @@ AR_NODISCARD ar_status ari_module_batches(ar_batch **gives, const ar_module_case
 AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_ctx *ctx,
                                         ar_module **module, ar_loss **loss);
 
+/** Builds a case's module whole, on one rank on nothing, and calls with its parameters. Errors: the case's, fn's. */
+AR_NODISCARD ar_status ari_module_look(const ar_module_case *c, const ar_run *run,
+                                       ar_status (*fn)(void *user, ar_param *const *params, size_t n), void *user);
+
 /* A module may be used twice in one forward pass, and then reports under one name twice: the second report of a value
  * with the same place is passed on as "name (use 2)"; the micro-batches of a rank have other places. */
 typedef struct ari_use_names {

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/dry/dry.h"
+#include "ref/layers/parts.h"
 #include "run/cluster_run.h"
 
 ar_status ari_module_case_check(const ar_module_case *c)
@@ -47,6 +49,45 @@ failed:
     ar_module_destroy(*module);
     *module = NULL;
     *loss = NULL;
+    return st;
+}
+
+static ar_status look(const ar_module_case *c, ar_ctx *ctx, ar_status (*fn)(void *user, ar_param *const *p, size_t n),
+                      void *user)
+{
+    ar_module *module = NULL;
+    ar_loss *loss = NULL;
+    ar_param **params = NULL;
+    size_t n = 0;
+    AR_TRY(ari_module_build(c, 0, true, ctx, &module, &loss));
+    ar_status st = ari_module_list(&params, &n, module);
+    if (st == AR_OK)
+        st = fn(user, params, n);
+    free(params);
+    ar_loss_destroy(loss);
+    ar_module_destroy(module);
+    return st;
+}
+
+ar_status ari_module_look(const ar_module_case *c, const ar_run *run,
+                          ar_status (*fn)(void *user, ar_param *const *params, size_t n), void *user)
+{
+    ar_device *device = NULL;
+    ar_ctx *ctx = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ari_dry_device_create(&device, NULL));
+    const ar_ctx_options o = {.device = device,
+                              .numerics = run->numerics,
+                              .precision = run->precision,
+                              .storage = run->storage,
+                              .dropout = run->dropout,
+                              .loss = run->loss,
+                              .placements = AR_DECLARED_TRUSTED};
+    AR_TRY_TO(done, st, ar_ctx_create(&ctx, &o));
+    st = look(c, ctx, fn, user);
+done:
+    ar_ctx_destroy(ctx);
+    ar_device_destroy(device);
     return st;
 }
 

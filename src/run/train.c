@@ -10,6 +10,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
+#include "run/checkpoint.h"
 #include "run/process_run.h"
 #include "run/run.h"
 #include "run/train_rank.h"
@@ -93,6 +94,9 @@ static ar_status read_model(ar_training_report *r, ari_weights **weights, const 
 {
     if (!o->run.model && !o->resume)
         return ar_error_set(AR_ERR_ARG, "a training run needs a model, or a checkpoint to resume");
+    if (!o->run.model && !ari_checkpoint_has_config(o->resume))
+        return ar_error_set(AR_ERR_ARG, "%s: is of a module of one's own, '%s': it goes on with that module",
+                            ar_checkpoint_path(o->resume), ar_checkpoint_state_of(o->resume)->model);
     AR_TRY(ari_train_config(&r->config, r->folder, sizeof r->folder, o));
     AR_TRY(check_options(o, &r->config));
     AR_TRY(check_groups(&o->run.optimizer, &r->config));
@@ -155,6 +159,22 @@ static ar_status find_saved(ari_training *j)
     return AR_OK;
 }
 
+/* config: the folder of the model's; NULL: a module has none. */
+static ar_status begin_writer(ari_training *j, const char *config)
+{
+    const ar_training_options *o = j->o;
+    const ar_checkpoint_options save = {.folder = o->save,
+                                        .config = config,
+                                        .shrunk = j->report->config.shrunk[0] ? &j->report->config : NULL,
+                                        .keep = o->keep,
+                                        .fresh = o->resume == NULL,
+                                        .process = o->run.process};
+    AR_TRY(ari_full_set_create(&j->full, o->run.process));
+    if (o->save)
+        AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
+    return find_saved(j);
+}
+
 static ar_status begin_training(ari_training *j, ari_weights **weights, ar_data **data)
 {
     const ar_training_options *o = j->o;
@@ -164,7 +184,6 @@ static ar_status begin_training(ari_training *j, ari_weights **weights, ar_data 
     if (o->resume)
         AR_TRY(ari_train_check_resume(r->note, sizeof r->note, j));
     AR_TRY(begin_curves(j, o));
-    AR_TRY(ari_full_set_create(&j->full, o->run.process));
     j->cluster = (ari_cluster_options){.run = o->run,
                                        .config = &r->config,
                                        .weights = o->resume  ? ar_checkpoint_find
@@ -173,15 +192,7 @@ static ar_status begin_training(ari_training *j, ari_weights **weights, ar_data 
                                        .weights_user = o->resume ? (void *)o->resume : (void *)*weights,
                                        .body = ari_train_rank,
                                        .body_user = j};
-    const ar_checkpoint_options save = {.folder = o->save,
-                                        .config = r->folder,
-                                        .shrunk = r->config.shrunk[0] ? &r->config : NULL,
-                                        .keep = o->keep,
-                                        .fresh = o->resume == NULL,
-                                        .process = o->run.process};
-    if (o->save)
-        AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
-    return find_saved(j);
+    return begin_writer(j, r->folder);
 }
 
 /* A module brings its sizes, its weights and its batches. */
@@ -190,17 +201,18 @@ static ar_status begin_module(ari_training *j)
     const ar_training_options *o = j->o;
     const ar_module_case *c = o->module;
     AR_TRY(ari_module_case_check(c));
-    if (o->save || o->resume)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a module of one's own is trained without checkpoints", c->name);
     AR_TRY(check_steps(o));
     AR_TRY(ari_run_check_training(&o->run, c->name));
     AR_TRY(ari_run_check_numerics(&o->run));
     snprintf(j->report->config.name, sizeof j->report->config.name, "%s", c->name);
-    j->report->fresh = !c->own_weights;
+    j->report->fresh = !c->own_weights && !o->resume;
+    if (o->resume)
+        AR_TRY(ari_train_check_resume(j->report->note, sizeof j->report->note, j));
+    AR_TRY(begin_curves(j, o));
     AR_TRY(ari_module_batches(&j->batch, c, (size_t)o->run.steps));
     j->cluster =
         (ari_cluster_options){.run = o->run, .batch = j->batch, .module = c, .body = ari_train_rank, .body_user = j};
-    return ari_full_set_create(&j->full, o->run.process);
+    return begin_writer(j, NULL);
 }
 
 static ar_status run_ranks(ari_training *j)
@@ -249,7 +261,8 @@ static uint64_t verified_steps(const ar_training_report *r, const ar_training_op
 static ar_status dry_bytes(uint64_t *bytes, const ari_training *j)
 {
     ari_cluster_options steps = j->cluster;
-    steps.run.steps = j->report->steps;
+    steps.batch += j->report->first;
+    steps.run.steps = j->report->steps - j->report->first;
     for (int r = 0; r < ar_parallel_world(&j->o->run.parallel); r++) {
         ari_dry_memory m;
         AR_TRY(ari_cluster_dry(&m, &steps, r, NULL));

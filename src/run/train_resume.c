@@ -169,12 +169,27 @@ static ar_status check_param(void *user, const char *name, int ndim, const size_
                         ar_checkpoint_path(c), name, count);
 }
 
+static ar_status check_model(const ari_training *j)
+{
+    AR_TRY(ari_param_list(&j->report->config, check_param, j->o->resume));
+    return ari_checkpoint_check_names(j->o->resume, &j->report->config);
+}
+
+static ar_status check_params(void *user, ar_param *const *params, size_t n)
+{
+    return ari_checkpoint_check(user, params, n, true, true);
+}
+
+static ar_status check_module(const ari_training *j)
+{
+    return ari_module_look(j->o->module, &j->o->run, check_params, j->o->resume);
+}
+
 ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
 {
     const ar_checkpoint_state *s = ar_checkpoint_state_of(j->o->resume);
     char changes[256];
-    AR_TRY(ari_param_list(&j->report->config, check_param, j->o->resume));
-    AR_TRY(ari_checkpoint_check_names(j->o->resume, &j->report->config));
+    AR_TRY(j->o->module ? check_module(j) : check_model(j));
     AR_TRY(check_same(j->o, s, j->data_hash));
     AR_TRY(check_state(j->o, s));
     list_changes(changes, sizeof changes, j->o, s);

@@ -323,17 +323,12 @@ Test(own_lm, a_training_run_has_the_same_weights_on_any_ranks_and_the_bytes_of_a
     }
 }
 
-Test(own_lm, a_training_run_of_a_module_has_no_checkpoints)
+Test(own_lm, a_training_run_needs_the_module_s_name)
 {
     const own_lm lm = {.tied = false};
     const ar_module_case c = own_lm_case(&lm), nameless = {.build = c.build, .batch = c.batch};
     ar_training_options o = ar_training_defaults();
     ar_training_report *r = NULL;
-    o.module = &c;
-    o.save = "nowhere";
-    cr_expect_eq(ar_train_run(&r, &o), AR_ERR_UNSUPPORTED);
-    cr_expect_says("own lm: a module of one's own is trained without checkpoints");
-    o.save = NULL;
     o.module = &nameless;
     cr_expect_eq(ar_train_run(&r, &o), AR_ERR_ARG);
 }
