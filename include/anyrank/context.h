@@ -29,7 +29,8 @@ ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage);
 /* The part of a block's forward pass that the backward pass recomputes instead of saving its activations. */
 typedef enum ar_recompute {
     AR_RECOMPUTE_NONE,
-    AR_RECOMPUTE_SELECTIVE, /* the attention: from its input on all but its last layer, whose input is kept no more */
+    AR_RECOMPUTE_SELECTIVE, /* the attention: from its input on all but its last layer, whose input is kept no more; and
+                               modules of one's own that say so (ar_module_ops.selective) */
     AR_RECOMPUTE_FULL,      /* all of a block, from its input (Chen et al. 2016, arXiv:1604.06174) */
     AR_RECOMPUTES
 } ar_recompute;

@@ -171,8 +171,8 @@ AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name,
  *  [first, first + layers) are shared out as the layers of a model are (ar_stage_layers); the first stage also has those
  *  before them, the last one those after. Between two of them goes one value of each sample, of this shape, whose first
  *  of two dimensions or more are positions. Without a pipeline all stay. ar_module_train_step goes through the stages.
- *  m was made with `own`; what is recomputed are its children: where ar_ctx_options.recompute says so of blocks as a
- *  whole, every n-th of those layers. ZeRO-2 and -3 take each child as a unit (ddp.h).
+ *  m was made with `own`; what is recomputed are its children: as ar_ctx_options.recompute says of blocks, every n-th of
+ *  those layers, or of it what is selective. ZeRO-2 and -3 take each child as a unit (ddp.h).
  *  Errors: AR_ERR_ARG (no list, or one that is cut; children that it has not; the stages of ar_parallel),
  *  AR_ERR_INDIVISIBLE (fewer layers than stages), AR_ERR_UNSUPPORTED (a parameter that two ranks would share),
  *  AR_ERR_MEMORY. */

@@ -80,6 +80,7 @@ static ar_status mlp_create(ar_module **gives, ar_ctx *ctx, const char *name)
     static const ar_module_ops ops = {.kind = "own_mlp",
                                       .forward = mlp_forward,
                                       .backward = mlp_backward,
+                                      .selective = true,
                                       .params = mlp_params,
                                       .destroy = mlp_destroy};
     own_mlp *l = calloc(1, sizeof *l);

@@ -194,7 +194,7 @@ static ar_parallel draw_layout(uint64_t *state)
     p.zero = draw(state, 4);
     p.keep_gathered = draw(state, 2);
     p.overlap = p.sp && draw(state, 2) ? 2 : 0;
-    p.recompute = (ar_recomputation){draw(state, 2) ? AR_RECOMPUTE_FULL : AR_RECOMPUTE_NONE, 1 + draw(state, 2)};
+    p.recompute = (ar_recomputation){(ar_recompute)draw(state, AR_RECOMPUTES), 1 + draw(state, 2)};
     p.micro_batches = p.pp > 1 || p.dp > 1 ? 1 + draw(state, 2) : 1 + draw(state, 4);
     p.schedule = draw(state, 2) ? AR_PP_1F1B : draw(state, 2) ? AR_PP_GPIPE : AR_PP_ZERO_BUBBLE;
     return p;
@@ -279,17 +279,24 @@ Test(own_lm, layers_of_a_list_are_recomputed_as_the_layout_says)
 {
     const own_lm lm = {.tied = false};
     const ar_module_case c = own_lm_case(&lm);
-    size_t stored[3];
-    for (int every = 0; every < 3; every++) {
+    static const ar_recomputation less[] = {{AR_RECOMPUTE_FULL, 1},
+                                            {AR_RECOMPUTE_FULL, 2},
+                                            {AR_RECOMPUTE_SELECTIVE, 1},
+                                            {AR_RECOMPUTE_SELECTIVE, 2},
+                                            {AR_RECOMPUTE_NONE, 1}};
+    size_t stored[5];
+    for (int i = 0; i < 5; i++) {
         const ar_run run = {.steps = 1,
                             .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD),
-                            .parallel = {.dp = 2, .recompute = {every ? AR_RECOMPUTE_FULL : AR_RECOMPUTE_NONE, every}}};
+                            .parallel = {.dp = 2, .recompute = less[i]}};
         ar_module_inspection *m = NULL;
         cr_assert_ok(ar_inspect_module(&m, &c, &run));
-        stored[every] = m->memory.stored;
+        stored[i] = m->memory.stored;
         ar_module_inspection_destroy(m);
     }
-    cr_expect(stored[1] < stored[2] && stored[2] < stored[0], "%zu, %zu, %zu bytes", stored[0], stored[1], stored[2]);
+    cr_expect(stored[0] < stored[1] && stored[1] < stored[4], "full: %zu, %zu, %zu", stored[0], stored[1], stored[4]);
+    cr_expect(stored[0] < stored[2] && stored[2] < stored[3] && stored[3] < stored[4], "selective: %zu, %zu", stored[2],
+              stored[3]);
 }
 
 /* --- a training run ----------------------------------------------------------------------------------------------- */

@@ -214,10 +214,8 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     const bool recomputes = o->index % (size_t)ari_at_least_one(ctx->recompute.every) == 0;
     block_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
-    const ar_status st = create_children(m, ctx, *o);
-    if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_SELECTIVE)
-        ar_module_recompute(m->attention.part[OF]);
-    if (st == AR_OK && recomputes && ctx->recompute.what == AR_RECOMPUTE_FULL)
-        ar_module_recompute(&m->base);
+    ar_status st = create_children(m, ctx, *o);
+    if (st == AR_OK && recomputes)
+        st = ari_module_recompute(&m->base, ctx->recompute.what);
     return ari_module_end(gives, &m->base, st);
 }

@@ -137,6 +137,20 @@ void ar_module_recompute(ar_module *m)
     m->recomputed = true;
 }
 
+static ar_status recompute_selected(void *user, ar_module *m)
+{
+    (void)user;
+    m->recomputed = m->recomputed || m->ops->selective;
+    return AR_OK;
+}
+
+ar_status ari_module_recompute(ar_module *m, ar_recompute what)
+{
+    if (what == AR_RECOMPUTE_FULL)
+        ar_module_recompute(m);
+    return what == AR_RECOMPUTE_SELECTIVE ? ari_module_each(m, recompute_selected, NULL) : AR_OK;
+}
+
 /* Keeps x alone of what the forward pass keeps and takes. */
 static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                  const ar_batch *batch)

@@ -242,8 +242,10 @@ AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_range *stage,
                                            const ari_between *between);
 /** Stages of this rank that a list has been cut into; 0: it has not, or m is no list. */
 size_t ari_sequential_stages(const ar_module *m);
-/** Of the children [first, end) of a list every so many are recomputed, the first among them. */
-void ari_sequential_recompute(ar_module *base, size_t first, size_t end, size_t every);
+/** Of a module all is recomputed, or what is selective, or nothing. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute what);
+/** The same of every so many of the children [first, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, const ar_recomputation *r);
 /** The children with parameters of a list that is cut, each once, as units of a data-parallel object; as ar_model_units. */
 size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap);
 /** As ari_model_between and ar_model_stage_forward and _backward, of a list that is cut. last: y is what the loss takes;

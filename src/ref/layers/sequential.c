@@ -209,11 +209,12 @@ ar_status ari_sequential_keep(ar_module *base, const ari_range *stage, size_t st
     return st;
 }
 
-void ari_sequential_recompute(ar_module *base, size_t first, size_t end, size_t every)
+ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, const ar_recomputation *r)
 {
     sequential_module *m = list_of(base);
-    for (size_t i = first; m && i < end; i += every)
-        ar_module_recompute(m->child[i]);
+    for (size_t i = first; m && i < end; i += (size_t)ari_at_least_one(r->every))
+        AR_TRY(ari_module_recompute(m->child[i], r->what));
+    return AR_OK;
 }
 
 size_t ari_sequential_stages(const ar_module *base)

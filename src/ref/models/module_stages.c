@@ -17,8 +17,7 @@ ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t laye
     if (first + layers > n || sample_ndim < 1 || sample_ndim > AR_SAMPLE_DIMS)
         return ar_error_set(AR_ERR_ARG, "%s: %zu of %zu modules from %zu on, and samples of %d dimensions", m->name,
                             layers, n, first, sample_ndim);
-    if (ctx->recompute.what == AR_RECOMPUTE_FULL)
-        ari_sequential_recompute(m, first, first + layers, (size_t)ari_at_least_one(ctx->recompute.every));
+    AR_TRY(ari_sequential_recompute(m, first, first + layers, &ctx->recompute));
     p.schedule = own > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B;
     AR_TRY(ari_stages_check_layers(&p, layers, first + layers < n));
     for (int d = 0; d < sample_ndim; d++)

@@ -296,6 +296,7 @@ ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, 
                                       .backward = attention_backward,
                                       .recompute = recompute_saved,
                                       .params = attention_params,
+                                      .selective = true,
                                       .destroy = attention_destroy};
     ari_attention *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
