@@ -30,17 +30,14 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_module *m[5] = {NULL};
     ar_status st = AR_OK;
     (void)user;
-    AR_TRY_TO(failed, st, ar_column_linear_create(&m[0], ctx, "in", 2, HIDDEN, &column));
-    AR_TRY_TO(failed, st, ar_activation_create(&m[1], ctx, "act1", AR_ACT_GELU_ERF, AR_HELD_SHARD));
-    AR_TRY_TO(failed, st, ar_row_linear_create(&m[2], ctx, "middle", HIDDEN, HIDDEN, &row));
-    AR_TRY_TO(failed, st, ar_activation_create(&m[3], ctx, "act2", AR_ACT_GELU_ERF, AR_HELD_WHOLE));
-    AR_TRY_TO(failed, st, ar_column_linear_create(&m[4], ctx, "out", HIDDEN, CLASSES, &whole));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "mlp", m, 5, true));
+    AR_TRY_TO(made, st, ar_column_linear_create(&m[0], ctx, "in", 2, HIDDEN, &column));
+    AR_TRY_TO(made, st, ar_activation_create(&m[1], ctx, "act1", AR_ACT_GELU_ERF, AR_HELD_SHARD));
+    AR_TRY_TO(made, st, ar_row_linear_create(&m[2], ctx, "middle", HIDDEN, HIDDEN, &row));
+    AR_TRY_TO(made, st, ar_activation_create(&m[3], ctx, "act2", AR_ACT_GELU_ERF, AR_HELD_WHOLE));
+    AR_TRY_TO(made, st, ar_column_linear_create(&m[4], ctx, "out", HIDDEN, CLASSES, &whole));
+made:
+    AR_TRY(ar_sequential_made(module, "mlp", m, 5, st));
     return ar_cross_entropy_create(loss, ctx, "loss", CLASSES, AR_HELD_WHOLE);
-failed:
-    for (int i = 0; i < 5; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 static ar_status batch(void *user, int step, ar_batch *b)

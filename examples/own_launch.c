@@ -26,15 +26,12 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY(ar_embedding_create(&e, ctx, AR_EMBEDDING_VOCAB, "tokens", VOCAB, HIDDEN, 0.5, "places", SEQ, "sum"));
     AR_TRY(ar_embedding_module_create(&m[0], e));
     for (int i = 0; i < BLOCKS; i++, name[6]++)
-        AR_TRY_TO(failed, st, ar_block_create(&m[1 + i], ctx, name, &block));
-    AR_TRY_TO(failed, st, ar_norm_create(&m[BLOCKS + 1], ctx, "norm", AR_NORM_RMS, HIDDEN, 1e-5));
-    AR_TRY_TO(failed, st, ar_logits_create(&m[BLOCKS + 2], ctx, NULL, "logits", VOCAB, HIDDEN, NULL));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "model", m, MODULES, true));
+        AR_TRY_TO(made, st, ar_block_create(&m[1 + i], ctx, name, &block));
+    AR_TRY_TO(made, st, ar_norm_create(&m[BLOCKS + 1], ctx, "norm", AR_NORM_RMS, HIDDEN, 1e-5));
+    AR_TRY_TO(made, st, ar_logits_create(&m[BLOCKS + 2], ctx, NULL, "logits", VOCAB, HIDDEN, NULL));
+made:
+    AR_TRY(ar_sequential_made(module, "model", m, MODULES, st));
     return ar_cross_entropy_create(loss, ctx, "loss", VOCAB, AR_HELD_SHARD);
-failed:
-    for (int i = 0; i < MODULES; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 static ar_status batch(void *user, int step, ar_batch *b)

@@ -7,7 +7,7 @@
 
 enum { BATCH = 4, SEQ = 8, HIDDEN = 8, VOCAB = 13, LAYERS = 4, MODULES = LAYERS + 3 };
 
-/* x + branch(norm(x)), the branch an attention or an MLP by turns; gives what it has made also where it fails. */
+/* x + branch(norm(x)), the branch an attention or an MLP by turns. */
 static ar_status add_layer(ar_module **gives, ar_ctx *ctx, int i)
 {
     const ar_attention_options attention = {.hidden = HIDDEN,
@@ -19,20 +19,14 @@ static ar_status add_layer(ar_module **gives, ar_ctx *ctx, int i)
                                             .max_positions = SEQ};
     const ar_mlp_options mlp = {.hidden = HIDDEN, .ffn = 16, .activation = AR_ACT_SILU, .gated = true};
     char name[3][32];
-    ar_module *m[2] = {NULL}, *branch = NULL;
+    ar_module *m[2] = {NULL};
     snprintf(name[0], sizeof *name, "layer.%d.norm", i);
     snprintf(name[1], sizeof *name, "layer.%d.%s", i, i % 2 ? "mlp" : "attention");
     snprintf(name[2], sizeof *name, "layer.%d", i);
     ar_status st = ar_norm_create(&m[0], ctx, name[0], AR_NORM_RMS, HIDDEN, 1e-5);
     if (st == AR_OK)
         st = i % 2 ? ar_mlp_create(&m[1], ctx, name[1], &mlp) : ar_attention_create(&m[1], ctx, name[1], &attention);
-    if (st == AR_OK)
-        st = ar_sequential_create(&branch, name[2], m, 2, true);
-    if (st == AR_OK)
-        return ar_residual_create(gives, name[2], branch, AR_HELD_WHOLE, true);
-    ar_module_destroy(m[0]);
-    ar_module_destroy(m[1]);
-    return st;
+    return ar_residual_made(gives, name[2], m, 2, AR_HELD_WHOLE, st);
 }
 
 static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
@@ -44,16 +38,13 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY(ar_embedding_create(&e, ctx, AR_EMBEDDING_VOCAB, "embed", VOCAB, HIDDEN, 0.5, NULL, 0, NULL));
     AR_TRY(ar_embedding_module_create(&m[0], e));
     for (int i = 0; i < LAYERS; i++)
-        AR_TRY_TO(failed, st, add_layer(&m[1 + i], ctx, i));
-    AR_TRY_TO(failed, st, ar_norm_create(&m[LAYERS + 1], ctx, "norm", AR_NORM_RMS, HIDDEN, 1e-5));
-    AR_TRY_TO(failed, st, ar_logits_create(&m[LAYERS + 2], ctx, NULL, "logits", VOCAB, HIDDEN, NULL));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "lm", m, MODULES, true));
+        AR_TRY_TO(made, st, add_layer(&m[1 + i], ctx, i));
+    AR_TRY_TO(made, st, ar_norm_create(&m[LAYERS + 1], ctx, "norm", AR_NORM_RMS, HIDDEN, 1e-5));
+    AR_TRY_TO(made, st, ar_logits_create(&m[LAYERS + 2], ctx, NULL, "logits", VOCAB, HIDDEN, NULL));
+made:
+    AR_TRY(ar_sequential_made(module, "lm", m, MODULES, st));
     AR_TRY(ar_sequential_cut(*module, ctx, 1, LAYERS, 2, (size_t[]){SEQ, HIDDEN})); /* into a pipeline's stages */
     return ar_cross_entropy_create(loss, ctx, "loss", VOCAB, AR_HELD_SHARD);
-failed:
-    for (int i = 0; i < MODULES; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 /* Without labels the next ids are predicted. */

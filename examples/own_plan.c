@@ -49,19 +49,16 @@ static ar_status build(void *plan, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_plan_walk w = {.plan = plan};
     ar_module *m[MODULES] = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
-    AR_TRY_TO(failed, st, ar_plan_prepare_create(&m[1], ctx, &w, "shift", 0, "x"));
-    AR_TRY_TO(failed, st, shift_create(&m[2]));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[3], ctx, &w, "up", WIDTH, FFN, true));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[4], ctx, &w, "down", FFN, WIDTH, true));
-    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[5], ctx, &w, "out", (ar_placement){AR_REPLICATE, 0}));
-    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, MODULES, true));
+    AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
+    AR_TRY_TO(made, st, ar_plan_prepare_create(&m[1], ctx, &w, "shift", 0, "x"));
+    AR_TRY_TO(made, st, shift_create(&m[2]));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[3], ctx, &w, "up", WIDTH, FFN, true));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[4], ctx, &w, "down", FFN, WIDTH, true));
+    AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[5], ctx, &w, "out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(made, st, ar_plan_end(&w, "net"));
+made:
+    AR_TRY(ar_sequential_made(module, "net", m, MODULES, st));
     return ar_squared_error_create(loss, ctx, "loss");
-failed:
-    for (int i = 0; i < MODULES; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 static ar_status batch(void *plan, int step, ar_batch *b)

@@ -18,18 +18,15 @@ static ar_status build(void *plan, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_plan_walk w = {.plan = plan};
     ar_module *m[5] = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[1], ctx, &w, "mlp.up", WIDTH, FFN, true));
-    AR_TRY_TO(failed, st, ar_plan_activation_create(&m[2], ctx, &w, "mlp.act", AR_ACT_GELU_TANH));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[3], ctx, &w, "mlp.down", FFN, WIDTH, true));
-    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[4], ctx, &w, "out", (ar_placement){AR_REPLICATE, 0}));
-    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, 5, true));
+    AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[1], ctx, &w, "mlp.up", WIDTH, FFN, true));
+    AR_TRY_TO(made, st, ar_plan_activation_create(&m[2], ctx, &w, "mlp.act", AR_ACT_GELU_TANH));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[3], ctx, &w, "mlp.down", FFN, WIDTH, true));
+    AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[4], ctx, &w, "out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(made, st, ar_plan_end(&w, "net"));
+made:
+    AR_TRY(ar_sequential_made(module, "net", m, 5, st));
     return ar_squared_error_create(loss, ctx, "loss");
-failed:
-    for (int i = 0; i < 5; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 static ar_status batch(void *plan, int step, ar_batch *b)

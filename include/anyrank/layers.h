@@ -166,6 +166,10 @@ AR_NODISCARD ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const c
  *  until ar_module_destroy. n = 0: y is x. On error the children stay the caller's. */
 AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                             bool own);
+/** Ends a chain of creations that came to `st`: AR_OK: gives a list that owns its children. On any error those that were
+ *  made (NULL: not) are destroyed. */
+AR_NODISCARD ar_status ar_sequential_made(ar_module **gives, const char *name, ar_module *const *child, size_t n,
+                                          ar_status st);
 
 /** Cuts a list of modules into the stages of the context's pipeline, and destroys those of other ranks. Its children
  *  [first, first + layers) are shared out as the layers of a model are (ar_stage_layers); the first stage also has those
@@ -182,6 +186,9 @@ AR_NODISCARD ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first
  *  error it stays the caller's. Taps: name:fwd, name:bwd. */
 AR_NODISCARD ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held,
                                           bool own);
+/** The same, around the list of a chain of creations, as ar_sequential_made. */
+AR_NODISCARD ar_status ar_residual_made(ar_module **gives, const char *name, ar_module *const *child, size_t n,
+                                        ar_held held, ar_status st);
 
 /* --- MLP ---------------------------------------------------------------------------------------------------------- */
 

@@ -276,6 +276,40 @@ Test(own_layers, layers_of_a_sequence_follow_each_other_forward_and_back)
     cr_expect_eq(ar_sequential_create(&s, "s", hole, 2, true), AR_ERR_ARG);
 }
 
+/* Counts the modules that are destroyed. */
+static int destroyed;
+
+static ar_status no_pass(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
+{
+    (void)m, (void)ctx, (void)saved, (void)batch;
+    *y = *x;
+    return AR_OK;
+}
+
+static void count_destroyed(ar_module *m)
+{
+    (void)m;
+    destroyed++;
+}
+
+Test(own_layers, a_chain_of_creations_leaves_nothing_where_it_fails)
+{
+    static const ar_module_ops ops = {"none", no_pass, no_pass, .destroy = count_destroyed};
+    ar_module one, *child[2] = {&one, NULL}, *s = NULL;
+    cr_assert_ok(ar_module_init(&one, &ops, "one", AR_HELD_WHOLE));
+    cr_expect_eq(ar_sequential_made(&s, "s", child, 2, AR_ERR_MEMORY), AR_ERR_MEMORY);
+    cr_expect_eq(destroyed, 1);
+    cr_expect_eq(ar_sequential_made(&s, "s", child, 2, AR_OK), AR_ERR_ARG); /* the second is missing */
+    cr_expect_eq(destroyed, 2);
+    cr_expect_eq(ar_residual_made(&s, "r", child, 2, AR_HELD_WHOLE, AR_OK), AR_ERR_ARG);
+    cr_expect_eq(destroyed, 3);
+    cr_expect_null(s);
+    cr_assert_ok(ar_residual_made(&s, "r", child, 1, AR_HELD_WHOLE, AR_OK));
+    ar_module_destroy(s);
+    cr_expect_eq(destroyed, 4);
+}
+
 static ar_status gradient_of_rows(alone *a, float *dw, int ndim, const size_t *shape, const ar_batch *b)
 {
     static const float in[6] = {0.1f, -2, 3, 0.7f, 1e3f, -1e-3f}, out[9] = {1, 0.3f, -1, 2, 0.1f, 5, -7, 0.9f, 1e-4f};

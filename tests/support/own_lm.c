@@ -97,21 +97,11 @@ static ar_status mlp_create(ar_module **gives, ar_ctx *ctx, const char *name)
 static ar_status add_branch(ar_module **gives, ar_ctx *ctx, const char *block, const char *part, ar_module *branch)
 {
     char name[64];
-    ar_module *both[2] = {NULL, branch}, *line = NULL;
+    ar_module *both[2] = {NULL, branch};
     snprintf(name, sizeof name, "%s.%s_norm", block, part);
     ar_status st = ar_norm_create(&both[0], ctx, name, AR_NORM_RMS, OWN_LM_HIDDEN, 1e-5);
-    if (st == AR_OK)
-        st = ar_sequential_create(&line, name, both, 2, true);
-    if (st != AR_OK) {
-        ar_module_destroy(both[0]);
-        ar_module_destroy(branch);
-        return st;
-    }
     snprintf(name, sizeof name, "%s.%s_sum", block, part);
-    st = ar_residual_create(gives, name, line, AR_HELD_WHOLE, true);
-    if (st != AR_OK)
-        ar_module_destroy(line);
-    return st;
+    return ar_residual_made(gives, name, both, 2, AR_HELD_WHOLE, st);
 }
 
 static ar_status add_attention(ar_module **gives, ar_ctx *ctx, const char *block)
@@ -155,20 +145,17 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     for (int i = 0; i < OWN_LM_BLOCKS; i++) {
         char block[32];
         snprintf(block, sizeof block, "block.%d", i);
-        AR_TRY_TO(failed, st, add_attention(&m[n++], ctx, block));
-        AR_TRY_TO(failed, st, add_mlp(&m[n++], ctx, block));
+        AR_TRY_TO(made, st, add_attention(&m[n++], ctx, block));
+        AR_TRY_TO(made, st, add_mlp(&m[n++], ctx, block));
     }
-    AR_TRY_TO(failed, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_RMS, OWN_LM_HIDDEN, 1e-5));
-    AR_TRY_TO(failed, st,
+    AR_TRY_TO(made, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_RMS, OWN_LM_HIDDEN, 1e-5));
+    AR_TRY_TO(made, st,
               ar_logits_create(&m[n++], ctx, NULL, "logits", OWN_LM_VOCAB, OWN_LM_HIDDEN,
                                lm->tied ? ar_embedding_token(e) : NULL));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "lm", m, n, true));
+made:
+    AR_TRY(ar_sequential_made(module, "lm", m, n, st));
     AR_TRY(ar_sequential_cut(*module, ctx, 1, 2 * OWN_LM_BLOCKS, 2, (size_t[]){OWN_LM_SEQ, OWN_LM_HIDDEN}));
     return ar_cross_entropy_create(loss, ctx, "loss", OWN_LM_VOCAB, AR_HELD_SHARD);
-failed:
-    for (size_t i = 0; i < n; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 static ar_status batch(void *user, int step, ar_batch *b)

@@ -21,14 +21,11 @@ static ar_status build(void *plan, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_plan_walk w = {.plan = plan};
     ar_module *m[2] = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
-    AR_TRY_TO(failed, st, ar_plan_prepare_create(&m[1], ctx, &w, "net.own", 0, NULL));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, 2, true));
+    AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
+    AR_TRY_TO(made, st, ar_plan_prepare_create(&m[1], ctx, &w, "net.own", 0, NULL));
+made:
+    AR_TRY(ar_sequential_made(module, "net", m, 2, st));
     return ar_squared_error_create(loss, ctx, "loss");
-failed:
-    ar_module_destroy(m[0]);
-    ar_module_destroy(m[1]);
-    return st;
 }
 
 static ar_status batch(void *plan, int step, ar_batch *b)

@@ -3,8 +3,10 @@
 """Tests of the examples of modules of one's own: short enough to be read, and what they print.
 They lie beside the command."""
 
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -73,6 +75,21 @@ class ExamplesTest(unittest.TestCase):
             self.assertIn("they agree", text)
         weights = re.search(r"weights ([0-9a-f]{8}), of one rank ([0-9a-f]{8})\n", run("own_launch")[1])
         self.assertEqual(weights[1], weights[2])
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun on this machine")
+    def test_ranks_that_mpirun_starts_have_the_weights_of_one(self):
+        mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+        program = pathlib.Path(COMMAND).parent / "example_own_launch"
+
+        def launch(ranks):
+            return start(["mpirun", "-n", ranks, program, "mpi"], env={**os.environ, **mpi})
+        four = launch(4)
+        if "no MPI" in four.stdout:
+            self.skipTest("this build has no MPI")
+        self.assertEqual(four.returncode, 0, four.stdout + four.stderr)
+        self.assertEqual(four.stdout, run("own_launch")[1].splitlines(keepends=True)[-1])
+        self.assertEqual(launch(3).returncode, 1)
 
     def test_a_plan_prepares_a_module_of_ones_own_and_a_wrong_declaration_is_found(self):
         status, text = run("own_plan")

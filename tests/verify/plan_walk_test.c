@@ -23,19 +23,16 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_plan_walk w = {.plan = g->plan};
     ar_module *m[LAYERS] = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[1], ctx, &w, "net.up", WIDTH, FFN, true));
-    AR_TRY_TO(failed, st, ar_plan_activation_create(&m[2], ctx, &w, "net.act", AR_ACT_SILU));
-    AR_TRY_TO(failed, st, ar_plan_dropout_create(&m[3], ctx, &w, "net.drop", g->flat ? 1 : POSITIONS, FFN));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[4], ctx, &w, "net.down", FFN, WIDTH, true));
-    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[5], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
-    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, LAYERS, true));
+    AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[1], ctx, &w, "net.up", WIDTH, FFN, true));
+    AR_TRY_TO(made, st, ar_plan_activation_create(&m[2], ctx, &w, "net.act", AR_ACT_SILU));
+    AR_TRY_TO(made, st, ar_plan_dropout_create(&m[3], ctx, &w, "net.drop", g->flat ? 1 : POSITIONS, FFN));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[4], ctx, &w, "net.down", FFN, WIDTH, true));
+    AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[5], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(made, st, ar_plan_end(&w, "net"));
+made:
+    AR_TRY(ar_sequential_made(module, "net", m, LAYERS, st));
     return ar_squared_error_create(loss, ctx, "loss");
-failed:
-    for (int i = 0; i < LAYERS; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 static ar_status batch(void *user, int step, ar_batch *b)
@@ -159,17 +156,14 @@ static ar_status build_block(void *user, ar_ctx *ctx, ar_module **module, ar_los
     ar_plan_walk w = {.plan = ((const given *)user)->plan};
     ar_module *m[4] = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_RMS, WIDTH, 1e-5));
-    AR_TRY_TO(failed, st, ar_plan_attention_create(&m[1], ctx, &w, "net.attn", &attention));
-    AR_TRY_TO(failed, st, ar_plan_mlp_create(&m[2], ctx, &w, "net.mlp", &mlp));
-    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[3], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
-    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, 4, true));
+    AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_RMS, WIDTH, 1e-5));
+    AR_TRY_TO(made, st, ar_plan_attention_create(&m[1], ctx, &w, "net.attn", &attention));
+    AR_TRY_TO(made, st, ar_plan_mlp_create(&m[2], ctx, &w, "net.mlp", &mlp));
+    AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[3], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(made, st, ar_plan_end(&w, "net"));
+made:
+    AR_TRY(ar_sequential_made(module, "net", m, 4, st));
     return ar_squared_error_create(loss, ctx, "loss");
-failed:
-    for (int i = 0; i < 4; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 CLAIM(attentions_and_mlps_of_the_library_are_split_by_the_names_of_their_layers)
@@ -401,20 +395,17 @@ static ar_status build_prepared(void *user, ar_ctx *ctx, ar_module **module, ar_
     ar_plan_walk w = {.plan = ((const given *)user)->plan};
     ar_module *m[7] = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_RMS, WIDTH, 1e-5));
-    AR_TRY_TO(failed, st, ar_plan_prepare_create(&m[1], ctx, &w, "net.own", 0, "x"));
-    AR_TRY_TO(failed, st, ar_activation_create(&m[2], ctx, "net.own", AR_ACT_SILU, AR_HELD_WHOLE));
-    AR_TRY_TO(failed, st, ar_plan_prepare_create(&m[3], ctx, &w, "net.own", AR_PLAN_OUTPUT, NULL));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[4], ctx, &w, "net.up", WIDTH, FFN, true));
-    AR_TRY_TO(failed, st, ar_plan_linear_create(&m[5], ctx, &w, "net.down", FFN, WIDTH, true));
-    AR_TRY_TO(failed, st, ar_plan_redistribute_create(&m[6], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
-    AR_TRY_TO(failed, st, ar_plan_end(&w, "net"));
-    AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, 7, true));
+    AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_RMS, WIDTH, 1e-5));
+    AR_TRY_TO(made, st, ar_plan_prepare_create(&m[1], ctx, &w, "net.own", 0, "x"));
+    AR_TRY_TO(made, st, ar_activation_create(&m[2], ctx, "net.own", AR_ACT_SILU, AR_HELD_WHOLE));
+    AR_TRY_TO(made, st, ar_plan_prepare_create(&m[3], ctx, &w, "net.own", AR_PLAN_OUTPUT, NULL));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[4], ctx, &w, "net.up", WIDTH, FFN, true));
+    AR_TRY_TO(made, st, ar_plan_linear_create(&m[5], ctx, &w, "net.down", FFN, WIDTH, true));
+    AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[6], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
+    AR_TRY_TO(made, st, ar_plan_end(&w, "net"));
+made:
+    AR_TRY(ar_sequential_made(module, "net", m, 7, st));
     return ar_squared_error_create(loss, ctx, "loss");
-failed:
-    for (int i = 0; i < 7; i++)
-        ar_module_destroy(m[i]);
-    return st;
 }
 
 #define PREPARED(rule)                                                                                                        \

@@ -57,3 +57,14 @@ ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *bra
     *gives = &m->base;
     return AR_OK;
 }
+
+ar_status ar_residual_made(ar_module **gives, const char *name, ar_module *const *child, size_t n, ar_held held,
+                           ar_status st)
+{
+    ar_module *line = NULL;
+    AR_TRY(ar_sequential_made(&line, name, child, n, st));
+    st = ar_residual_create(gives, name, line, held, true);
+    if (st != AR_OK)
+        ar_module_destroy(line);
+    return st;
+}

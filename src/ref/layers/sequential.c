@@ -138,6 +138,15 @@ ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *c
     return ari_sequential_create(gives, name, child, n, own, SIZE_MAX, false);
 }
 
+ar_status ar_sequential_made(ar_module **gives, const char *name, ar_module *const *child, size_t n, ar_status st)
+{
+    if (st == AR_OK)
+        st = ar_sequential_create(gives, name, child, n, true);
+    for (size_t i = 0; i < n && st != AR_OK; i++)
+        ar_module_destroy(child[i]);
+    return st;
+}
+
 /* --- stages of a pipeline ----------------------------------------------------------------------------------------- */
 
 /* m as a list; NULL: it is another module. */
