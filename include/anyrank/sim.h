@@ -85,8 +85,8 @@ typedef struct ar_sim_cluster {
     double flops;                /* of one rank, per second */
     double peak_flops;           /* what utilization (MFU) is a share of; 0: flops */
     double memory_bytes;         /* of one rank; 0: not given. Virtual time has no use for it */
-    int gpu;                     /* whose operations the planner times by their shapes: ar_sim_cluster_names[gpu - 1];
-                                    0: each product at `flops`, as in virtual time */
+    int gpu;                     /* whose operations and collectives are timed by their shapes and sizes:
+                                    ar_sim_cluster_names[gpu - 1]; 0: each product at `flops` */
 } ar_sim_cluster;                /* rates may be infinite: then it takes no time */
 /** Reads a cluster from words with spaces or commas between them, as
  *      8x inside=2us:300GB/s between=5us:25GB/s flops=400T

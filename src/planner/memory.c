@@ -78,7 +78,9 @@ ari_walked ari_walked_of(const ari_step_case *c, bool each_kind)
 {
     const ar_recomputation *r = &c->run.parallel.recompute;
     const double experts = ari_experts_share(c->config);
-    const bool alike = c->run.plan.rules == 0 && (r->what == AR_RECOMPUTE_NONE || ari_at_least_one(r->every) == 1);
+    const bool windows = !each_kind && c->config->window > 0; /* some layers have none: other keys are seen */
+    const bool alike =
+        !windows && c->run.plan.rules == 0 && (r->what == AR_RECOMPUTE_NONE || ari_at_least_one(r->every) == 1);
     ari_walked b = {.config = *c->config, .n = c->config->layers};
     if (alike && (experts == 0.0 || experts == 1.0)) {
         b.n = 1;

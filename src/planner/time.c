@@ -6,7 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "planner/gpu.h"
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
@@ -392,8 +391,9 @@ static void add_sums(composed *c, double pass_seconds)
         longest = d.outside;
         exposed_sums = waits;
     }
-    const bool dp = ari_links_of(c->p, c->o, ARI_OVER_DP).n > 1.0;
-    c->t->of[dp ? ARI_TIME_DP : ARI_TIME_TP] += most - longest->stages;
+    const bool dp = ari_links_of(c->p, c->o, ARI_OVER_DP).n > 1.0,
+               pp = ari_extent(&c->p->step.run.parallel, ARI_CUTS_LAYERS) > 1;
+    c->t->of[dp ? ARI_TIME_DP : pp ? ARI_TIME_PP : ARI_TIME_TP] += most - longest->stages;
     c->t->of[ARI_TIME_PP] += longest->stages;
     c->beside += (before + 1.0) * sums_of(longest) - exposed_sums;
     ari_traffic_add(&c->t->moved, &longest->moved, 1.0);
@@ -433,11 +433,11 @@ static composed composed_of(ari_time *t, const ari_planned *p, const ari_time_op
 static void add_rest(composed *c)
 {
     static const double UPDATE = 30.0, GRADIENT = 8.0; /* bytes of a parameter: that it updates, that it has */
-    const ari_gpu *gpu = ari_gpu_of(c->o);
+    const ari_rates rates = ari_time_rates(c->o);
     const ari_planned *p = c->p;
     double most = 0.0;
     c->t->hidden += c->beside;
-    if (!gpu || p->step.forward_only)
+    if (!rates.gpu || c->o->cost_model == ARI_COST_OWN || p->step.forward_only)
         return;
     for (size_t r = 0; r < (size_t)ari_at_least_one(p->step.run.parallel.pp); r++) {
         const stage s = rank_of(p, r);
@@ -451,8 +451,8 @@ static void add_rest(composed *c)
             shares ? (all - experts) / ari_planned_shares(p) + experts / ari_planned_expert_shares(p) : all;
         most = fmax(most, UPDATE * own + GRADIENT * (p->step.run.parallel.zero > 1 ? own : all));
     }
-    c->t->of[ARI_TIME_MEMORY] += ari_gpu_moves_seconds(gpu, most);
-    c->t->of[ARI_TIME_DP] += gpu->taken * c->beside;
+    c->t->of[ARI_TIME_MEMORY] += ari_rates_moves(&rates, most);
+    c->t->of[ARI_TIME_DP] += rates.gpu->taken * c->beside;
 }
 
 ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,

@@ -5,6 +5,7 @@
 #define ARI_PLANNER_TIME_H
 
 #include "planner/planner.h"
+#include "ref/core/gpu.h"
 
 /* Whose bytes and products: those of a production system, 16-bit values and flash attention where that is asked for; or
  * anyrank's own, as the simulator counts them. */
@@ -20,6 +21,12 @@ typedef struct ari_time_options {
      * the block after it has gone through its own; flash attention is that of before 2024. */
     bool fp32_sums, late_gathers, flash_2;
 } ari_time_options;
+
+/** What a rank computes by. */
+static inline ari_rates ari_time_rates(const ari_time_options *o)
+{
+    return ari_rates_of(o->cluster.flops, o->cluster.gpu);
+}
 
 /* Default of ar_ddp_options.bucket_bytes in each account's system. */
 #define ARI_BUCKETS_USUAL SIZE_MAX

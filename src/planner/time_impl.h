@@ -52,9 +52,17 @@ typedef struct ari_overlapped {
     ari_prefetch next, regather[ARI_REGATHERS];
 } ari_overlapped;
 void ari_overlapped_gather(ari_overlapped *b, double now, const ari_cut *c, bool regather);
-/** When the main queue has multiplied what was gathered for it, if anything was, in so many seconds, and has what it
- *  scattered (NULL: nothing) back. */
-double ari_overlapped_multiply(ari_overlapped *b, double now, double seconds, const ari_cut *scattered);
+/* A product's seconds: of each of the chunks that are multiplied one by one, and of the last; whole: of both together. */
+typedef struct ari_chunked {
+    double each, last, whole;
+} ari_chunked;
+/** The chunks of the next product: what was gathered for it; NULL: it is multiplied at once. */
+const ari_cut *ari_overlapped_next(const ari_overlapped *b);
+/** When the main queue has multiplied what was gathered for it, if anything was, and has what it scattered (NULL:
+ *  nothing) back. */
+double ari_overlapped_multiply(ari_overlapped *b, double now, const ari_chunked *product, const ari_cut *scattered);
+/** The share of the elements that chunk i has. */
+double ari_cut_share(const ari_cut *c, size_t i);
 /** When it has what was gathered again for the gradient of this role's weight; `now` if nothing was. */
 double ari_overlapped_wait(ari_overlapped *b, double now, ari_role role);
 

@@ -2,7 +2,6 @@
 /* Groups of ranks on nodes, and what a collective over one takes: the closed forms of simulated-cluster.md. */
 #include <math.h>
 
-#include "planner/gpu.h"
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
@@ -26,7 +25,7 @@ static ari_links links(const ari_time_options *o, run inner, run outer, double w
                  block = outer.n > 1.0 ? outer.n * outer.stride : inner.n * inner.stride;
     ari_links l = {.o = o, .n = inner.n * outer.n};
     l.between = l.n > 1.0 && node > 0.0 && world > node && fmod(node, block) > 0.0;
-    l.in_node = l.between ? neighbours(node, inner, outer) : l.n;
+    l.in_node = l.between ? fmin(neighbours(node, inner, outer), ceil(l.n / 2.0)) : l.n; /* one that spans two */
     l.inside = !l.between || l.in_node > 1.0;
     return l;
 }
@@ -75,7 +74,13 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
     while (!(axes >> innermost & 1))
         innermost--;
     const ari_axes inside = ARI_ALL_AXES & ~((2u << innermost) - 1);
-    return links(o, (run){ranks_along(p, inside), ranks_along(p, axes)}, (run){world, 1.0}, world);
+    ari_links l = links(o, (run){ranks_along(p, inside), ranks_along(p, axes)}, (run){world, 1.0}, world);
+    if (g == ARI_OVER_ENDS && l.n > 2.0) { /* of those along the axis the first and the last */
+        l.n = 2.0;
+        l.in_node = l.between ? 1.0 : 2.0;
+        l.inside = !l.between;
+    }
+    return l;
 }
 
 ari_time_kind ari_time_kind_of(ari_over g)
@@ -104,19 +109,12 @@ ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o)
     return links(o, (run){each, ari_at_least_one(p->step.run.parallel.dp_replicate)}, (run){world, 1.0}, world);
 }
 
-/* The links as collectives find them: a known GPU's reach a share of the rate. */
-static ar_sim_link inside_of(const ari_links *l)
+/* A link as collectives find it: a known GPU's reach a share of the rate. */
+static ar_sim_link reached(const ari_links *l, bool between)
 {
-    const ari_gpu *gpu = ari_gpu_of(l->o);
-    const ar_sim_link *of = &l->o->cluster.inside;
-    return (ar_sim_link){of->latency_s, of->bytes_per_s * (gpu ? gpu->inside : 1.0)};
-}
-
-static ar_sim_link between_of(const ari_links *l)
-{
-    const ari_gpu *gpu = ari_gpu_of(l->o);
-    const ar_sim_link *of = &l->o->cluster.between;
-    return (ar_sim_link){of->latency_s, of->bytes_per_s * (gpu ? gpu->between : 1.0)};
+    const ari_gpu *gpu = ari_time_rates(l->o).gpu;
+    const ar_sim_link *of = between ? &l->o->cluster.between : &l->o->cluster.inside;
+    return (ar_sim_link){of->latency_s, of->bytes_per_s * (!gpu ? 1.0 : between ? gpu->between : gpu->inside)};
 }
 
 static double seconds_over(ar_sim_link l, double bytes)
@@ -127,23 +125,16 @@ static double seconds_over(ar_sim_link l, double bytes)
 /* One step of a ring: the slowest link of it decides. */
 static double step_seconds(const ari_links *l, double bytes)
 {
-    const double inside = l->inside ? seconds_over(inside_of(l), bytes) : 0.0;
-    return l->between ? fmax(inside, seconds_over(between_of(l), bytes)) : inside;
+    const double inside = l->inside ? seconds_over(reached(l, false), bytes) : 0.0;
+    return l->between ? fmax(inside, seconds_over(reached(l, true), bytes)) : inside;
 }
 
-/* As NCCL does it: of m members in a node each begins a ring of its own, which leaves the node by that member's port, so
- * that all ports carry data; for short all-reduces a tree of nodes. */
 static double rings_seconds(const ari_links *l, double bytes, double rings)
 {
-    const ar_sim_link inside = inside_of(l), between = between_of(l);
-    const double nodes = ceil(l->n / l->in_node), hops = l->between ? nodes : 0.0;
-    const double rate =
-        l->between ? fmin(l->in_node > 1.0 ? inside.bytes_per_s : (double)INFINITY, l->in_node * between.bytes_per_s)
-                   : inside.bytes_per_s;
-    const double ring =
-        rings * ((l->n - hops) * inside.latency_s + hops * between.latency_s + bytes * (l->n - 1.0) / l->n / rate);
-    const double tree = 2.0 * ((l->in_node - 1.0) * inside.latency_s + log2(nodes) * between.latency_s + bytes / rate);
-    return rings > 1.0 ? fmin(ring, tree) : ring;
+    const ar_sim_link near = reached(l, false), far = reached(l, true);
+    const ari_ring_links links = {
+        l->n, l->in_node, l->between, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
+    return ari_gpu_rings(&links, bytes, rings);
 }
 
 double ari_links_send(const ari_links *l, double bytes)
@@ -154,7 +145,7 @@ double ari_links_send(const ari_links *l, double bytes)
 /* As a chain of small pieces: every link's latency once, and the slowest link's rate. */
 static double broadcast_seconds(const ari_links *l, double bytes)
 {
-    const ar_sim_link inside = inside_of(l), between = between_of(l);
+    const ar_sim_link inside = reached(l, false), between = reached(l, true);
     const double far = l->between ? ceil(l->n / l->in_node) - 1.0 : 0.0, near = l->n - 1.0 - far;
     const double rate = l->between ? between.bytes_per_s : inside.bytes_per_s;
     return near * inside.latency_s + (far > 0.0 ? far * between.latency_s : 0.0) + bytes / rate;
@@ -163,7 +154,7 @@ static double broadcast_seconds(const ari_links *l, double bytes)
 /* Each member sends a part to every other; a message is `bytes` long. */
 static double all_to_all(const ari_links *l, double bytes)
 {
-    const ar_sim_link inside = inside_of(l), between = between_of(l);
+    const ar_sim_link inside = reached(l, false), between = reached(l, true);
     const double far = l->n - l->in_node, near = l->in_node - 1.0;
     const double rates = near * bytes / inside.bytes_per_s + (far > 0.0 ? far * bytes / between.bytes_per_s : 0.0);
     return (l->between ? between.latency_s : inside.latency_s) + rates;
@@ -185,11 +176,11 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
         return all_to_all(l, elements * element_bytes / (l->n * (l->n - 1.0)));
     if (kind == ARI_CALL_EXCHANGE)
         return step_seconds(l, elements * element_bytes);
-    if (ari_gpu_of(l->o))
+    if (ari_time_rates(l->o).gpu)
         return rings_seconds(l, elements * element_bytes, ring_steps(kind));
     if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
-        const double inside = seconds_over(inside_of(l), ceil(elements / m) * element_bytes);
-        const double between = seconds_over(between_of(l), ceil(elements / l->n) * element_bytes);
+        const double inside = seconds_over(reached(l, false), ceil(elements / m) * element_bytes);
+        const double between = seconds_over(reached(l, true), ceil(elements / l->n) * element_bytes);
         return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
     }
     return ring_steps(kind) * (l->n - 1.0) * step_seconds(l, ceil(elements / l->n) * element_bytes);

@@ -11,7 +11,7 @@ static double chunk_seconds(const ari_cut *c, size_t i)
     return i + 1 < ari_call_chunks(&c->call) ? c->each : c->last;
 }
 
-static double share_of_chunk(const ari_cut *c, size_t i)
+double ari_cut_share(const ari_cut *c, size_t i)
 {
     return (double)ari_call_chunk(&c->call, i) / (double)c->call.elements;
 }
@@ -56,7 +56,7 @@ static void begin_regathers(ari_overlapped *b, double now)
     }
 }
 
-static double multiply_gathered(ari_overlapped *b, double now, double seconds, const ari_cut *c)
+static double multiply_gathered(ari_overlapped *b, double now, const ari_chunked *p, const ari_cut *c)
 {
     const size_t n = ari_call_chunks(&c->call);
     double come = enqueue(b, now, chunk_seconds(c, 0));
@@ -66,32 +66,37 @@ static double multiply_gathered(ari_overlapped *b, double now, double seconds, c
             come = enqueue(b, now, chunk_seconds(c, i + 1));
         if (i + 2 >= n)
             begin_regathers(b, now);
-        now += seconds * share_of_chunk(c, i);
+        now += i + 1 < n ? p->each : p->last;
     }
     return now;
 }
 
 /* A chunk's sum is waited for when the next one has been multiplied. */
-static double multiply_scattered(ari_overlapped *b, double now, double seconds, const ari_cut *c)
+static double multiply_scattered(ari_overlapped *b, double now, const ari_chunked *p, const ari_cut *c)
 {
     const size_t n = ari_call_chunks(&c->call);
     double before = now;
     for (size_t i = 0; i < n; i++) {
-        const double made = now + seconds * share_of_chunk(c, i);
+        const double made = now + (i + 1 < n ? p->each : p->last);
         now = fmax(made, before);
         before = enqueue(b, made, chunk_seconds(c, i));
     }
     return fmax(now, before);
 }
 
-double ari_overlapped_multiply(ari_overlapped *b, double now, double seconds, const ari_cut *scattered)
+const ari_cut *ari_overlapped_next(const ari_overlapped *b)
+{
+    return b->next.waits ? &b->next.chunks : NULL;
+}
+
+double ari_overlapped_multiply(ari_overlapped *b, double now, const ari_chunked *product, const ari_cut *scattered)
 {
     if (scattered)
-        return multiply_scattered(b, now, seconds, scattered);
+        return multiply_scattered(b, now, product, scattered);
     if (!b->next.waits)
-        return now + seconds;
+        return now + product->whole;
     b->next.waits = false;
-    return multiply_gathered(b, now, seconds, &b->next.chunks);
+    return multiply_gathered(b, now, product, &b->next.chunks);
 }
 
 double ari_overlapped_wait(ari_overlapped *b, double now, ari_role role)

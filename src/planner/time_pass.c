@@ -3,14 +3,13 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "planner/gpu.h"
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
 typedef struct walk {
     const ari_planned *p;
     const ari_time_options *o;
-    const ari_gpu *gpu; /* NULL: products at the cluster's rate, and no other work */
+    ari_rates rates;
     ari_passes *to;
     ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
     double seen;                          /* share of the scores that flash attention computes */
@@ -133,6 +132,9 @@ static ari_role module_of(ari_role role)
     case ARI_KV_B:
     case ARI_K:
     case ARI_V:
+    case ARI_SINKS:
+    case ARI_Q_NORM:
+    case ARI_K_NORM:
     case ARI_OUT:
         return ARI_ATTENTION;
     case ARI_FIRST:
@@ -171,57 +173,65 @@ static const double bytes_of[ARI_OPERATION_KINDS][ARI_DIRECTIONS] = {
 /* For each score that is stored: scaling, mask, softmax and dropout. */
 static const double of_score[ARI_DIRECTIONS] = {7, 9};
 
+/* So does what a backward pass computes again. */
+static bool goes_forward(const ari_operation *op)
+{
+    return op->pass == ARI_PASS_FORWARD || op->recomputed;
+}
+
 /* Own: the products that a run makes. Production: flash attention skips what is masked, and computes the scores once
  * more in its backward pass, five products instead of four (Dao 2023, arXiv:2307.08691); without it all scores are
  * computed. */
 static double attention_seconds(const walk *w, const ari_operation *op)
 {
-    const bool forward = op->pass == ARI_PASS_FORWARD;
+    const bool forward = goes_forward(op);
     const ari_op_value *context = forward ? &op->output[0] : &op->input[0];
     const double products = forward ? 2.0 : w->p->flash ? 5.0 : 4.0, head = (double)w->p->step.config->head_dim;
     const double own = (double)context->local[1], all = (double)context->shape[1];
     const double pairs = ari_op_elements(context) * all * (w->p->flash ? w->seen : 1.0);
-    if (w->gpu && w->p->flash)
-        return ari_gpu_scores_seconds(w->gpu, w->o->flash_2, 2.0 * products * pairs, own, head, !forward);
-    if (w->gpu) { /* two products of each head, forward and for each gradient, and what passes over its scores */
+    ari_gpu_scores s = {2.0 * products * pairs, own, head, !forward, w->o->flash_2};
+    if (!is_production(w))
+        s.flops = 2.0 * op->multiply_adds;
+    if (w->rates.gpu && is_production(w) &&
+        !w->p->flash) { /* two products of each head, forward and for each gradient, and what passes over its scores */
         const double heads = ari_op_elements(context) / own / head;
         const ari_gpu_product scores = {heads, own, all, head, false}, sums = {heads, own, head, all, false};
-        return (forward ? 1.0 : 2.0) *
-                   (ari_gpu_product_seconds(w->gpu, &scores) + ari_gpu_product_seconds(w->gpu, &sums)) +
-               ari_gpu_moves_seconds(w->gpu, of_score[!forward] * pairs / head);
+        return (forward ? 1.0 : 2.0) * (ari_rates_product(&w->rates, &scores) + ari_rates_product(&w->rates, &sums)) +
+               ari_rates_moves(&w->rates, of_score[!forward] * pairs / head);
     }
-    return 2.0 * (is_production(w) ? products * pairs : op->multiply_adds) / w->o->cluster.flops;
+    return ari_rates_scores(&w->rates, &s);
 }
 
-/* A product of all its parts side by side; of experts one for each. */
-static double product_seconds(const walk *w, const ari_operation *op)
+/* A product of all its parts side by side; of experts one for each, own: one after the other.
+ * share: of its rows. */
+static double product_seconds(const walk *w, const ari_operation *op, double share)
 {
-    const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT, forward = op->pass == ARI_PASS_FORWARD;
+    const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT, forward = goes_forward(op);
     const ari_op_value *weight = gradient ? &op->output[0] : &op->weight[0];
     const double in = (double)weight->local[1], experts = fmax(1.0, (double)weight->experts);
-    if (!w->gpu || op->multiply_adds == 0.0)
-        return 2.0 * op->multiply_adds / w->o->cluster.flops;
+    if (op->multiply_adds == 0.0)
+        return 0.0;
     double out = gradient ? (double)weight->local[0] : 0.0;
     for (int i = 0; i < op->weights && !gradient; i++)
         out += (double)op->weight[i].local[0];
-    const double tokens = op->multiply_adds / (in * out * experts);
-    const ari_gpu_product p = gradient  ? (ari_gpu_product){experts, out, in, tokens, true}
-                              : forward ? (ari_gpu_product){experts, tokens, out, in, false}
-                                        : (ari_gpu_product){experts, tokens, in, out, false};
-    return ari_gpu_product_seconds(w->gpu, &p);
+    const double tokens = share * op->multiply_adds / (in * out * experts), at_once = is_production(w) ? experts : 1.0;
+    const ari_gpu_product p = gradient  ? (ari_gpu_product){at_once, out, in, tokens, true}
+                              : forward ? (ari_gpu_product){at_once, tokens, out, in, false}
+                                        : (ari_gpu_product){at_once, tokens, in, out, false};
+    return experts / at_once * ari_rates_product(&w->rates, &p);
 }
 
 /* A kernel bound by memory. A gradient that two operations make is added up by the residual. */
 static double moves_seconds(const walk *w, const ari_operation *op)
 {
-    const bool forward = op->pass == ARI_PASS_FORWARD;
+    const bool forward = goes_forward(op);
     const bool made = forward && op->kind != ARI_OPERATION_LOSS;
     const int n = made ? op->outputs : op->inputs;
     const ari_op_value *values = made ? op->output : op->input;
     double elements = 0.0;
-    for (int i = 0; i < n && w->gpu; i++)
+    for (int i = 0; i < n && is_production(w); i++)
         elements += ari_op_elements(&values[i]);
-    return w->gpu ? ari_gpu_moves_seconds(w->gpu, bytes_of[op->kind][!forward] * elements) : 0.0;
+    return ari_rates_moves(&w->rates, bytes_of[op->kind][!forward] * elements);
 }
 
 /* Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round beside the scores of those before,
@@ -265,7 +275,10 @@ static double call_elements(const walk *w, const ari_op_call *call)
 {
     const ar_parallel *layout = &w->p->step.run.parallel;
     const bool cut = layout->sp && !ari_experts_whole(layout);
-    const double n = (double)call->elements, tp = cut ? ari_at_least_one(layout->tp) : 1.0;
+    const double row = (double)call->row, ranks = (double)call->ranks;
+    const double n = row > 0.0 ? ranks * row * ceil((double)call->elements / row / ranks)
+                               : (double)call->elements; /* the longest part decides */
+    const double tp = cut ? ari_at_least_one(layout->tp) : 1.0;
     if (!is_production(w) || call->over != ARI_OVER_EP)
         return n;
     return call->dtype == AR_I32 ? (double)(w->p->step.config->experts.n * call->ranks) : n / tp;
@@ -288,7 +301,8 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_traf
             w->hops = call->kind == ARI_CALL_EXCHANGE ? repeats : w->hops;
             continue;
         }
-        if (call->queue == ARI_ON_TP && !(w->gpu && l->between)) { /* such overlap copies within a node */
+        if (call->queue == ARI_ON_TP &&
+            !(w->rates.gpu && is_production(w) && l->between)) { /* such overlap copies within a node */
             call_beside(w, op, call, &c);
             seconds = c.overlapped - before;
         } else {
@@ -301,10 +315,21 @@ static called add_calls(walk *w, const ari_operation *op, double times, ari_traf
     return c;
 }
 
-/* Seconds in which the main queue has nothing to do but wait for the one beside it. */
-static double waiting(walk *w, const ari_operation *op, bool gradient, const called *calls, double products)
+/* In chunks if what it takes was gathered in chunks, or what it makes is scattered so. */
+static ari_chunked chunked_product(const walk *w, const ari_operation *op, const called *calls)
 {
-    double begin = w->clock;
+    const ari_cut *cut = calls->scatters ? &calls->scattered : ari_overlapped_next(&w->overlapped);
+    const size_t n = op->kind == ARI_OPERATION_PRODUCT && cut ? ari_call_chunks(&cut->call) : 1;
+    ari_chunked p = {.last = product_seconds(w, op, n > 1 ? ari_cut_share(cut, n - 1) : 1.0)};
+    p.each = n > 1 ? product_seconds(w, op, ari_cut_share(cut, 0)) : 0.0;
+    p.whole = (double)(n - 1) * p.each + p.last;
+    return p;
+}
+
+/* Seconds in which the main queue has nothing to do but wait for the one beside it. */
+static double waiting(walk *w, const ari_operation *op, bool gradient, const called *calls, const ari_chunked *product)
+{
+    double begin = w->clock - (reverse(w) ? calls->fresh : 0.0);
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         begin += calls->over[k];
     if (gradient)
@@ -312,8 +337,8 @@ static double waiting(walk *w, const ari_operation *op, bool gradient, const cal
     if (op->kind != ARI_OPERATION_PRODUCT)
         return 0.0;
     const double end =
-        ari_overlapped_multiply(&w->overlapped, begin, products, calls->scatters ? &calls->scattered : NULL);
-    return fmax(0.0, end - begin - products); /* sums of clocks are rounded */
+        ari_overlapped_multiply(&w->overlapped, begin, product, calls->scatters ? &calls->scattered : NULL);
+    return fmax(0.0, end - begin - product->whole); /* sums of clocks are rounded */
 }
 
 /* Every layer is gone through. */
@@ -349,12 +374,15 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     if (op->kind == ARI_OPERATION_ATTENTION) {
         c.attention = attention_seconds(w, op);
         hide_ring(w, op, &c, times, &to->moved[part], &to->hidden[part]);
-    } else {
-        c.products = product_seconds(w, op);
-        c.over[ARI_TIME_MEMORY] = moves_seconds(w, op);
     }
     const called calls = add_calls(w, op, times, &to->moved[part]);
-    const double waits = waiting(w, op, gradient, &calls, c.products);
+    ari_chunked product = {.whole = 0.0};
+    if (op->kind != ARI_OPERATION_ATTENTION) {
+        product = chunked_product(w, op, &calls);
+        c.products = product.whole;
+        c.over[ARI_TIME_MEMORY] = moves_seconds(w, op);
+    }
+    const double waits = waiting(w, op, gradient, &calls, &product);
     to->hidden[part] += times * (calls.overlapped - waits);
     if (op->recomputed)
         c = (ari_cost){.recompute = c.products + c.attention};
@@ -374,11 +402,12 @@ static ar_status visit_operation(void *user, const ari_operation *op)
 
 /* --- all passes --------------------------------------------------------------------------------------------------- */
 
-/* The rank that computes longest: the last place of a causal ring sees most keys. */
+/* The rank that computes longest: the last place of a causal ring sees most keys, the first one of another, where a
+ * window leaves out the keys far before. */
 static int busiest(const ari_step_case *c)
 {
     const ar_parallel *p = &c->run.parallel;
-    return (ari_extent(p, ARI_CUTS_POSITIONS) - 1) * ari_extent(p, ARI_CUTS_FEATURES);
+    return !c->config->causal ? 0 : (ari_extent(p, ARI_CUTS_POSITIONS) - 1) * ari_extent(p, ARI_CUTS_FEATURES);
 }
 
 ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)
@@ -390,7 +419,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
     c.config = &passes->blocks.config;
     walk w = {.p = p,
               .o = o,
-              .gpu = ari_gpu_of(o),
+              .rates = ari_time_rates(o),
               .to = passes,
               .seen = seen_scores(p),
               .micros = ari_at_least_one(p->step.run.parallel.micro_batches),

@@ -118,7 +118,7 @@ static ar_status instruments_of(ari_instruments *with, const ar_sim_options *o)
 {
     *with = (ari_instruments){.trace = o->trace};
     if (o->cluster) {
-        with->flops = o->cluster->flops;
+        with->rates = ari_rates_of(o->cluster->flops, o->cluster->gpu);
         with->paced = o->paced;
         with->virtual_cost = ari_virtual_cost;
         with->user = (void *)(uintptr_t)o->cluster;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Duration of a collective on the cluster of virtual time: computed from its members' arrivals and calls alone
  * (simulated-cluster.md). The real transfers, and their times, do not matter. */
+#include <math.h>
+
 #include "ref/comm/moves.h"
 #include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
@@ -16,6 +18,7 @@ typedef struct moment {
 
 typedef struct timing {
     const ar_sim_cluster *cluster;
+    const ari_gpu *gpu; /* NULL: links have their whole rates, and rings are gone through step by step */
     const ari_group *group;
     const ari_call *call; /* member 0's; the others' agree with it */
     int n;
@@ -42,19 +45,27 @@ static moment plus(moment a, double ns)
     return (moment){a.ns + ns, a.from};
 }
 
-static const ar_sim_link *link_of(const timing *t, int a, int b)
+/* A known GPU's collectives reach a share of a link's rate. */
+static ar_sim_link link_to(const timing *t, bool near)
 {
-    return t->node[a] == t->node[b] ? &t->cluster->inside : &t->cluster->between;
+    ar_sim_link l = near ? t->cluster->inside : t->cluster->between;
+    l.bytes_per_s *= !t->gpu ? 1.0 : near ? t->gpu->inside : t->gpu->between;
+    return l;
 }
 
-static double latency_ns(const ar_sim_link *l)
+static ar_sim_link link_of(const timing *t, int a, int b)
 {
-    return l->latency_s * 1e9;
+    return link_to(t, t->node[a] == t->node[b]);
 }
 
-static double moving_ns(const ar_sim_link *l, size_t bytes)
+static double latency_ns(ar_sim_link l)
 {
-    return (double)bytes / l->bytes_per_s * 1e9;
+    return l.latency_s * 1e9;
+}
+
+static double moving_ns(ar_sim_link l, size_t bytes)
+{
+    return (double)bytes / l.bytes_per_s * 1e9;
 }
 
 /* --- rings -------------------------------------------------------------------------------------------------------- */
@@ -76,9 +87,9 @@ static size_t chunk_bytes(const timing *t, int chunk)
 static void prepare_ring(timing *t)
 {
     for (int r = 0; r < t->n; r++) {
-        const ar_sim_link *l = link_of(t, r > 0 ? r - 1 : t->n - 1, r);
+        const ar_sim_link l = link_of(t, r > 0 ? r - 1 : t->n - 1, r);
         t->latency[r] = latency_ns(l);
-        t->byte_ns[r] = 1e9 / l->bytes_per_s;
+        t->byte_ns[r] = 1e9 / l.bytes_per_s;
         t->chunk[r] = (double)chunk_bytes(t, r);
     }
 }
@@ -110,7 +121,7 @@ static void chain(timing *t, int start, size_t bytes)
     int before = start;
     for (int p = 1; p < t->n; p++) {
         const int r = (start + p) % t->n;
-        const ar_sim_link *l = link_of(t, before, r);
+        const ar_sim_link l = link_of(t, before, r);
         const double latency = latency_ns(l), moving = moving_ns(l, bytes);
         t->at[before] = later(last, plus(first, moving)); /* it has received, and sent */
         first = plus(later(first, t->at[r]), latency);
@@ -136,7 +147,7 @@ static void message(timing *t, int i, int k)
     const size_t bytes = message_bytes(t, i, k);
     if (bytes == 0)
         return;
-    const ar_sim_link *l = link_of(t, i, k);
+    const ar_sim_link l = link_of(t, i, k);
     const moment moved = plus(later(t->sends[i], t->gets[k]), moving_ns(l, bytes));
     const moment arrived = plus(moved, latency_ns(l));
     t->sends[i] = t->gets[k] = moved;
@@ -194,21 +205,30 @@ static int partner(const timing *t, int i, int s, int sign)
     return t->member[node * t->width + local];
 }
 
-/* The messages of those that came at the time `now`, order[begin..end), with each other and with those before them: in
+/* The messages of those that came at about one time, order[begin..end), with each other and with those before them: in
  * each round every port has one message, and all of them go over the same kind of link, so that none waits for a slower
  * one than its own (as NCCL pairs ranks: first within the node, then node by node). */
 static void messages_of(timing *t, const double came[], int begin, int end)
 {
-    const double now = came[t->order[begin]];
+    const double now = came[t->order[begin]], last = came[t->order[end - 1]];
     for (int s = 1; s < t->nodes * t->width; s++) {
         for (int j = begin; j < end; j++) {
             const int i = t->order[j], to = partner(t, i, s, 1), from = partner(t, i, s, -1);
-            if (to >= 0 && came[to] <= now)
+            if (to >= 0 && came[to] <= last)
                 message(t, i, to);
             if (from >= 0 && came[from] < now)
                 message(t, from, i);
         }
     }
+}
+
+/* Of a member's messages: who comes while it moves finds that port taken, and is counted to those that came with it. */
+static double longest_ns(const timing *t, int i)
+{
+    double longest = 0.0;
+    for (int k = 0; k < t->n; k++)
+        longest = k != i ? fmax(longest, moving_ns(link_of(t, i, k), message_bytes(t, i, k))) : longest;
+    return longest;
 }
 
 static void direct(timing *t)
@@ -221,13 +241,39 @@ static void direct(timing *t)
     sort_by_coming(t);
     place_members(t);
     for (int begin = 0, end = 0; begin < t->n; begin = end) {
-        while (end < t->n && came[t->order[end]] <= came[t->order[begin]])
+        const double until = came[t->order[begin]] + longest_ns(t, t->order[begin]);
+        while (end < t->n && (end == begin || came[t->order[end]] < until))
             end++;
         messages_of(t, came, begin, end);
     }
 }
 
 /* --- all kinds ---------------------------------------------------------------------------------------------------- */
+
+/* So many times round a ring. On a known GPU as the planner has it: for all at once when the last member has come. */
+static void rings(timing *t, bool reduces, bool gathers)
+{
+    const ar_sim_link near = link_to(t, true), far = link_to(t, false);
+    if (!t->gpu || t->n == 1) {
+        if (reduces)
+            ring(t, t->n - 1);
+        if (gathers)
+            ring(t, 0);
+        return;
+    }
+    place_members(t);
+    const ari_ring_links l = {
+        t->n, t->width, t->nodes > 1, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
+    double bytes = 0.0;
+    for (int r = 0; r < t->n; r++)
+        bytes += (double)chunk_bytes(t, r);
+    const double ns = 1e9 * ari_gpu_rings(&l, bytes, (double)reduces + (double)gathers);
+    moment last = t->at[0];
+    for (int r = 1; r < t->n; r++)
+        last = later(last, t->at[r]);
+    for (int r = 0; r < t->n; r++)
+        t->at[r] = plus(last, ns);
+}
 
 static void run_kind(timing *t)
 {
@@ -236,14 +282,13 @@ static void run_kind(timing *t)
     switch (call->kind) {
     case ARI_ALL_REDUCE:
     case ARI_BARRIER: /* an all-reduce of nothing */
-        ring(t, t->n - 1);
-        ring(t, 0);
+        rings(t, true, true);
         break;
     case ARI_REDUCE_SCATTER:
-        ring(t, t->n - 1);
+        rings(t, true, false);
         break;
     case ARI_ALL_GATHER:
-        ring(t, 0);
+        rings(t, false, true);
         break;
     case ARI_BROADCAST:
         chain(t, call->root, bytes);
@@ -263,6 +308,7 @@ void ari_virtual_cost(void *user, ari_group *g)
 {
     timing t;
     t.cluster = user;
+    t.gpu = ari_rates_of(t.cluster->flops, t.cluster->gpu).gpu;
     t.group = g;
     t.call = ari_group_call(g, 0);
     t.n = ari_group_size(g);

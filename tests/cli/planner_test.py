@@ -134,7 +134,8 @@ class PlannerTest(Case):
         self.assertIn("overlap of collectives", plain["advice"])
         for account in ("production", "own"):
             before, after = plain["time"][account], cut["time"][account]
-            self.assertEqual(before["products"], after["products"])
+            self.assertLess(before["products"], after["products"])  # in chunks
+            self.assertLess(after["products"], 1.05 * before["products"])
             self.assertLess(after["tp"], 0.9 * before["tp"])
             self.assertGreater(after["hidden"], before["hidden"])
             bytes_of = [sum(row["bytes"] for row in time["moved"] if row["over"] == "tp") for time in (before, after)]

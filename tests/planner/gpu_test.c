@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Seconds of operations by their shapes, where a cluster names its GPU. */
-#include "planner/gpu.h"
+#include "ref/core/gpu.h"
 
 #include "planner/time_impl.h"
 #include "support/together.h"
@@ -14,22 +14,26 @@ static ari_time_options on(const char *cluster, ari_cost_model model)
 }
 
 /* Operations a second. */
-static double rate(const ari_gpu *g, double m, double n, double k, bool accumulates)
+static double rate(const ari_rates *r, double m, double n, double k, bool accumulates)
 {
     const ari_gpu_product p = {1.0, m, n, k, accumulates};
-    return 2.0 * m * n * k / ari_gpu_product_seconds(g, &p);
+    return 2.0 * m * n * k / ari_rates_product(r, &p);
 }
 
-/* A rate of the caller's, virtual time and anyrank's own account know no shapes. */
+static double scores(const ari_rates *r, bool older, double positions, double head, bool backward)
+{
+    return ari_rates_scores(r, &(ari_gpu_scores){1e13, positions, head, backward, older});
+}
+
+/* A rate of the caller's knows no shapes; element-wise work is the production account's. */
 CLAIM(a_rate_that_is_given_is_every_products)
 {
-    const ari_time_options named = on("h100 memory=40GB", ARI_COST_PRODUCTION), own = on("h100", ARI_COST_OWN);
+    const ari_time_options named = on("h100 memory=40GB", ARI_COST_PRODUCTION);
     const ari_time_options given = on("h100 flops=400T", ARI_COST_PRODUCTION);
     const ari_time_options words = on("inside=1us:10GB/s flops=1T", ARI_COST_PRODUCTION);
-    cr_expect_not_null(ari_gpu_of(&named));
-    cr_expect_null(ari_gpu_of(&given));
-    cr_expect_null(ari_gpu_of(&words));
-    cr_expect_null(ari_gpu_of(&own));
+    cr_expect_not_null(ari_time_rates(&named).gpu);
+    cr_expect_null(ari_time_rates(&given).gpu);
+    cr_expect_null(ari_time_rates(&words).gpu);
     const ar_config c = shape_bundled("llama-3-8b");
     const ari_planned p = shape_planned(&c, 1, false, 2, 2048);
     ari_time t, u;
@@ -45,25 +49,23 @@ CLAIM(products_are_slower_the_smaller_they_are)
 {
     for (size_t i = 0; ar_sim_cluster_names[i]; i++) {
         const ari_time_options o = on(ar_sim_cluster_names[i], ARI_COST_PRODUCTION);
-        const ari_gpu *g = ari_gpu_of(&o);
-        const double most = g->peak * g->product / g->host, large = rate(g, 16384, 16384, 16384, false);
+        const ari_rates r = ari_time_rates(&o);
+        const ari_gpu *g = r.gpu;
+        const double most = g->peak * g->product / g->host, large = rate(&r, 16384, 16384, 16384, false);
         cr_expect(large <= most && large > 0.95 * most, "%s: %g of %g", ar_sim_cluster_names[i], large, most);
         double before = large;
         for (double m = 4096; m >= 64; m /= 2) {
-            const double now = rate(g, m, 8192, 8192, false);
+            const double now = rate(&r, m, 8192, 8192, false);
             cr_expect_leq(now, 1.05 * before, "%s, %g rows: %g after %g", ar_sim_cluster_names[i], m, now, before);
             before = now;
         }
         cr_expect_lt(before, 0.5 * large);
-        cr_expect_lt(rate(g, 8192, 8192, 256, true), rate(g, 8192, 8192, 256, false));
-        cr_expect_geq(ari_gpu_moves_seconds(g, 1.0), 3e-6);
-        cr_expect_eq(ari_gpu_moves_seconds(g, 0.0), 0.0);
-        cr_expect_lt(ari_gpu_scores_seconds(g, false, 1e13, 16384, 128, false),
-                     ari_gpu_scores_seconds(g, false, 1e13, 16384, 64, false));
-        cr_expect_lt(ari_gpu_scores_seconds(g, false, 1e13, 16384, 128, true),
-                     ari_gpu_scores_seconds(g, false, 1e13, 512, 128, true));
-        const double older = ari_gpu_scores_seconds(g, true, 1e13, 16384, 128, false) /
-                             ari_gpu_scores_seconds(g, false, 1e13, 16384, 128, false);
+        cr_expect_lt(rate(&r, 8192, 8192, 256, true), rate(&r, 8192, 8192, 256, false));
+        cr_expect_geq(ari_rates_moves(&r, 1.0), 3e-6);
+        cr_expect_eq(ari_rates_moves(&r, 0.0), 0.0);
+        cr_expect_lt(scores(&r, false, 16384, 128, false), scores(&r, false, 16384, 64, false));
+        cr_expect_lt(scores(&r, false, 16384, 128, true), scores(&r, false, 512, 128, true));
+        const double older = scores(&r, true, 16384, 128, false) / scores(&r, false, 16384, 128, false);
         cr_expect(fabs(older - (g->older < g->scores[0] ? g->scores[0] / g->older : 1.0)) < 1e-9);
     }
 }
@@ -93,7 +95,7 @@ CLAIM(collectives_use_every_port_of_a_node)
 {
     const ari_time_options o = on("h100", ARI_COST_PRODUCTION);
     const ar_config c = shape_bundled("llama-3-8b");
-    const ari_gpu *g = ari_gpu_of(&o);
+    const ari_gpu *g = ari_time_rates(&o).gpu;
     double seconds[3];
     for (int i = 0; i < 3; i++) {
         ari_planned p = shape_planned(&c, 1, false, 2048, 64);

@@ -17,19 +17,28 @@ static ari_cut cut_of(ari_call_kind kind, size_t n, size_t each, double seconds,
     return ari_cut_of(&two, &call, seconds);
 }
 
+/* n positions in chunks of `each`, a position in t seconds. */
+static ari_chunked product_of(size_t n, size_t each, double t)
+{
+    const size_t before = (n - 1) / each * each;
+    return (ari_chunked){t * (double)each, t * (double)(n - before), t * (double)n};
+}
+
 static double gathered(size_t n, size_t each, double t_a, double t_g)
 {
     const ari_cut c = cut_of(ARI_CALL_ALL_GATHER, n, each, t_a, ARI_Q);
     ari_overlapped b = {.until = 0.0};
     ari_overlapped_gather(&b, 0.0, &c, false);
-    return ari_overlapped_multiply(&b, 0.0, t_g * (double)n, NULL);
+    const ari_chunked p = product_of(n, each, t_g);
+    return ari_overlapped_multiply(&b, 0.0, &p, NULL);
 }
 
 static double scattered(size_t n, size_t each, double t_s, double t_g)
 {
     const ari_cut c = cut_of(ARI_CALL_REDUCE_SCATTER, n, each, t_s, ARI_OUT);
     ari_overlapped b = {.until = 0.0};
-    return ari_overlapped_multiply(&b, 0.0, t_g * (double)n, &c);
+    const ari_chunked p = product_of(n, each, t_g);
+    return ari_overlapped_multiply(&b, 0.0, &p, &c);
 }
 
 CLAIM(four_chunks_of_two_and_three_take_fourteen)
@@ -72,7 +81,8 @@ CLAIM(what_is_gathered_again_comes_behind_the_last_chunk)
     ari_overlapped b = {.until = 0.0};
     ari_overlapped_gather(&b, 0.0, &dy, false);
     ari_overlapped_gather(&b, 0.0, &x, true);
-    const double made = ari_overlapped_multiply(&b, 0.0, 12.0, NULL);
+    const ari_chunked p = product_of(4, 1, 3.0);
+    const double made = ari_overlapped_multiply(&b, 0.0, &p, NULL);
     const double other = ari_overlapped_wait(&b, made, ARI_OUT), own = ari_overlapped_wait(&b, other, ARI_Q);
     cr_expect_float_eq(made, 14.0, 1e-9);
     cr_expect_float_eq(other, 14.0, 1e-9);
@@ -86,7 +96,8 @@ CLAIM(the_queue_does_one_thing_after_the_other)
                   dx = cut_of(ARI_CALL_REDUCE_SCATTER, 2, 1, 1.0, ARI_HEAD);
     ari_overlapped b = {.until = 0.0};
     ari_overlapped_gather(&b, 100.0, &x, true); /* until 110 */
-    const double end = ari_overlapped_multiply(&b, 100.0, 6.0, &dx);
+    const ari_chunked p = product_of(2, 1, 3.0);
+    const double end = ari_overlapped_multiply(&b, 100.0, &p, &dx);
     cr_expect_float_eq(end, 112.0, 1e-9);
     const double there = ari_overlapped_wait(&b, end, ARI_HEAD);
     cr_expect_float_eq(there, 112.0, 1e-9);

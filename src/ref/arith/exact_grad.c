@@ -272,8 +272,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
             continue;
         if (ari_has_peers(ctx->sequence))
             AR_TRY(add_shared(ctx, &terms[i], &k));
-        ari_work_of_product(&(ari_extents){.batch = 1, .rows = terms[i].dy.shape[1], .k = tokens},
-                            &(ari_extents){.rows = x->shape[1]});
+        ari_work_of_gradient(terms[i].dy.shape[1], x->shape[1], tokens);
     }
     ari_step_free(ctx, c);
     return AR_OK;

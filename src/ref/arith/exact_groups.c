@@ -237,7 +237,8 @@ static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_ope
     }
     if (shared)
         ari_shared_rows_fini(&s, ctx);
-    ari_work_of_product(&(ari_extents){.batch = 1, .rows = out, .k = x->t.shape[1]}, &(ari_extents){.rows = in});
+    for (size_t i = 0; i < g->n; i++)
+        ari_work_of_gradient(out, in, g->first[i + 1] - g->first[i]);
     return st;
 }
 

@@ -438,8 +438,7 @@ static ar_status add_contraction(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, 
     AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, 2, shape, p->grad->sum.data));
     const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
     AR_TRY(add_product(ctx, &sum, &dy_t, &x_t, true));
-    ari_work_of_product(&(ari_extents){.batch = 1, .rows = shape[0], .k = dy->shape[0]},
-                        &(ari_extents){.rows = shape[1]});
+    ari_work_of_gradient(shape[0], shape[1], dy->shape[0]);
     return AR_OK;
 }
 

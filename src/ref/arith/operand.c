@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "anyrank/trace.h"
 #include "ref/context/context.h"
+#include "ref/core/record.h"
 #include "ref/core/size.h"
 
 ar_status ari_parts_extents(ari_extents *x, const ar_parts *p, bool narrow)
@@ -109,5 +109,11 @@ void ari_operand_done(ar_ctx *ctx, const ar_operand *o)
 
 void ari_work_of_product(const ari_extents *a, const ari_extents *b)
 {
-    ar_trace_work(2.0 * (double)a->batch * (double)a->rows * (double)a->k * (double)b->rows);
+    ari_work_product(
+        &(ari_gpu_product){(double)a->batch, (double)a->rows, (double)b->rows, (double)a->k, .accumulates = false});
+}
+
+void ari_work_of_gradient(size_t out, size_t in, size_t tokens)
+{
+    ari_work_product(&(ari_gpu_product){1.0, (double)out, (double)in, (double)tokens, .accumulates = true});
 }

@@ -80,6 +80,8 @@ void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
  *  arithmetic, so that a run in exact numerics predicts the native one's. To be called where the product is
  *  computed. */
 void ari_work_of_product(const ari_extents *a, const ari_extents *b);
+/** The same of a gradient [out, in], a sum over so many tokens. */
+void ari_work_of_gradient(size_t out, size_t in, size_t tokens);
 
 /** True if a group has peers. */
 static inline bool ari_has_peers(ar_comm *c)

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "anyrank/status.h"
+#include "ref/core/gpu.h"
 #include "ref/core/record.h"
 #include "ref/core/scheduler.h"
 
@@ -19,7 +20,7 @@ struct ari_group;
 typedef struct ari_instruments {
     ar_trace *trace;          /* NULL: nothing is recorded */
     ari_scheduler *scheduler; /* NULL: the system's */
-    double flops;             /* of a rank, per virtual second; 0: no virtual time */
+    ari_rates rates;          /* of a rank, in virtual seconds; no flops: no virtual time */
     bool paced;               /* a collective takes its virtual time by the real clock too */
     /* Virtual time: called by the last member of a group to enter a collective, before any goes on: from the members'
      * calls and slots' virtual_begin_ns it sets each one's virtual_end_ns and virtual_from, and the group's
@@ -75,7 +76,7 @@ static inline void ari_lane_reach(ari_lane *l, uint64_t virtual_ns)
 }
 static inline bool ari_lane_is_virtual(const ari_lane *l)
 {
-    return l && l->with->flops > 0;
+    return l && l->with->rates.flops > 0;
 }
 
 #endif

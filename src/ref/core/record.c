@@ -88,7 +88,7 @@ ar_status ari_recording_create(ari_recording **gives, ar_trace *t, const ari_lan
     r->rank = l->rank;
     r->track = l->track;
     memcpy(r->name, l->name, sizeof r->name);
-    if (l->with->flops > 0)
+    if (l->with->rates.flops > 0)
         atomic_store(&t->is_virtual, true);
     pthread_mutex_lock(&t->lock);
     r->next = t->first;
@@ -249,25 +249,44 @@ void ari_record_transfer(ari_moment since, int from, uint64_t bytes)
     ari_record_add(l->recording, &transfer, "");
 }
 
-void ar_trace_work(double flops)
+/* Small products take less than a nanosecond each, and there are many of them. */
+static void work(ari_lane *l, double seconds, double flops)
 {
-    ari_lane *l = ari_lane_self();
-    if (!ari_lane_is_virtual(l) || !(flops > 0))
-        return;
-    /* Small products take less than a nanosecond each, and there are many of them. */
-    const double exact_ns = flops / l->with->flops * 1e9 + l->virtual_rest;
+    const double exact_ns = seconds * 1e9 + l->virtual_rest;
     const uint64_t begin = l->virtual_ns;
     l->virtual_ns = ari_virtual_after(begin, exact_ns);
     const double rest = exact_ns - (double)(l->virtual_ns - begin);
     l->virtual_rest = rest > -1.0 && rest < 1.0 ? rest : 0.0; /* else the clock is at its end */
     const uint64_t now = l->recording ? ari_now_ns() : 0;
-    const ari_record work = {.kind = ARI_RECORD_WORK,
-                             .begin_ns = now,
-                             .end_ns = now,
-                             .virtual_begin_ns = begin,
-                             .virtual_end_ns = l->virtual_ns,
-                             .flops = flops};
-    ari_record_add(l->recording, &work, "");
+    const ari_record r = {.kind = ARI_RECORD_WORK,
+                          .begin_ns = now,
+                          .end_ns = now,
+                          .virtual_begin_ns = begin,
+                          .virtual_end_ns = l->virtual_ns,
+                          .flops = flops};
+    ari_record_add(l->recording, &r, "");
+}
+
+void ar_trace_work(double flops)
+{
+    ari_lane *l = ari_lane_self();
+    if (ari_lane_is_virtual(l) && flops > 0)
+        work(l, flops / l->with->rates.flops, flops);
+}
+
+void ari_work_product(const ari_gpu_product *p)
+{
+    ari_lane *l = ari_lane_self();
+    const double flops = 2.0 * p->count * p->m * p->n * p->k;
+    if (ari_lane_is_virtual(l) && flops > 0)
+        work(l, ari_rates_product(&l->with->rates, p), flops);
+}
+
+void ari_work_scores(const ari_gpu_scores *s)
+{
+    ari_lane *l = ari_lane_self();
+    if (ari_lane_is_virtual(l) && s->flops > 0)
+        work(l, ari_rates_scores(&l->with->rates, s), s->flops);
 }
 
 size_t ari_trace_lanes(const ar_trace *t)

@@ -4,6 +4,7 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/trace.h"
+#include "ref/core/gpu.h"
 
 /* Recordings of a trace: one per lane, written by that lane's thread alone and read after the run. */
 struct ari_lane;
@@ -53,6 +54,10 @@ AR_NODISCARD ar_status ari_recording_create(ari_recording **gives, ar_trace *t, 
 void ari_record_add(ari_recording *to, const ari_record *r, const char *name);
 /** The lane's thread is about to end: so do the spans that its program left open. NULL: nothing. */
 void ari_recording_close(ari_recording *r, uint64_t virtual_ns);
+
+/** The calling thread's rank has computed this: its virtual clock goes on. */
+void ari_work_product(const ari_gpu_product *p);
+void ari_work_scores(const ari_gpu_scores *s);
 
 /* When something began, by the calling thread's clocks; zeroes where nothing is recorded. */
 typedef struct ari_moment {

@@ -160,6 +160,7 @@ typedef struct ari_op_call {
     size_t ranks;    /* of the group */
     size_t elements; /* in full length; of an exchange that a rank sends, of an all-to-all that all ranks send others */
     size_t sliced;   /* 0, or they are of the rank's own slice, and those of all slices are so many */
+    size_t row;      /* elements that no rank's part of them divides */
     size_t chunk;    /* it is cut along each rank's tokens into calls of so many, the last of what is left; else all */
     ar_dtype dtype;
     ari_call_often often;

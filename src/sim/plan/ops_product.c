@@ -353,6 +353,7 @@ static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ar
     call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, w->in_experts ? out : both), AR_I32, role);
     call_for(w, ARI_CALL_REDUCE_SCATTER, over, sums, AR_I64, role);
     ari_op_builder_repeat(w, times); /* a sample at a time */
+    w->op.call[w->op.calls - 1].row = sums / out;
 }
 
 void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of GPUs. `product` and `host` were fitted to the rows of planner.tsv that say so; all else is as published. */
-#include "planner/gpu.h"
+#include "ref/core/gpu.h"
 
 #include <math.h>
+#include <stddef.h>
 
 /* peak, sms: data sheets. memory: of the data sheet's rate (2.04, 3.35, 4.8, 8 TB/s) the 0.85 that copies reach
  * (BabelStream). scores, half: A100 by figures 5 and 6 of Dao 2023 (arXiv:2307.08691); H100 and H200 by figures 5 and
@@ -22,15 +23,15 @@ static const double LAUNCH = 4e-6, TILE = 1.5e-6;
 static const double MOST_PARTS = 8.0, SHORTEST_SUM = 1024.0; /* into which a tile's sum is divided; terms of a part */
 static const double VALUE = 2.0, SUM = 8.0;                  /* bytes of an element; of a sum, read and written */
 
-const ari_gpu *ari_gpu_of(const ari_time_options *o)
+ari_rates ari_rates_of(double flops, int gpu)
 {
-    const int gpu = o->cluster.gpu;
-    return o->cost_model == ARI_COST_PRODUCTION && gpu > 0 ? &gpus[gpu - 1] : NULL;
+    return (ari_rates){flops, gpu > 0 ? &gpus[gpu - 1] : NULL};
 }
 
-double ari_gpu_moves_seconds(const ari_gpu *g, double bytes)
+double ari_rates_moves(const ari_rates *r, double bytes)
 {
-    return bytes > 0.0 ? g->host * fmax(LAUNCH, bytes / g->memory) : 0.0;
+    const ari_gpu *g = r->gpu;
+    return g && bytes > 0.0 ? g->host * fmax(LAUNCH, bytes / g->memory) : 0.0;
 }
 
 /* By tiles of a size, in waves over the processors; tiles whose sums are long can be divided along them, so that the last
@@ -45,9 +46,13 @@ static double tiled(const ari_gpu *g, const ari_gpu_product *p, const double til
     return best;
 }
 
-double ari_gpu_product_seconds(const ari_gpu *g, const ari_gpu_product *p)
+double ari_rates_product(const ari_rates *r, const ari_gpu_product *p)
 {
+    const ari_gpu *g = r->gpu;
     static const double tile[][3] = {{128, 256, 1.0}, {256, 128, 1.0}, {128, 128, 0.9}, {64, 128, 0.7}, {128, 64, 0.7}};
+    const double flops = 2.0 * p->count * p->m * p->n * p->k;
+    if (!g || flops == 0.0)
+        return flops / r->flops;
     const double bytes = p->count * (VALUE * p->k * (p->m + p->n) + (p->accumulates ? SUM : VALUE) * p->m * p->n);
     double best = INFINITY;
     for (size_t i = 0; i < sizeof tile / sizeof *tile; i++)
@@ -55,10 +60,27 @@ double ari_gpu_product_seconds(const ari_gpu *g, const ari_gpu_product *p)
     return g->host * fmax(LAUNCH, fmax(best, bytes / g->memory));
 }
 
-double ari_gpu_scores_seconds(const ari_gpu *g, bool older, double flops, double positions, double head, bool backward)
+double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s)
 {
-    const double width = fmin(1.0, 0.4 + 0.6 * head / 128.0); /* half as wide: 0.7 (the same figures) */
-    const double most = older ? fmin(g->older, g->scores[backward]) : g->scores[backward];
-    const double rate = most * width * positions / (positions + g->half[backward]);
-    return g->host * fmax(LAUNCH, flops / rate);
+    const ari_gpu *g = r->gpu;
+    if (!g || s->flops == 0.0)
+        return s->flops / r->flops;
+    const double width = fmin(1.0, 0.4 + 0.6 * s->head / 128.0); /* half as wide: 0.7 (the same figures) */
+    const double most = s->older ? fmin(g->older, g->scores[s->backward]) : g->scores[s->backward];
+    const double rate = most * width * s->positions / (s->positions + g->half[s->backward]);
+    return g->host * fmax(LAUNCH, s->flops / rate);
+}
+
+/* As NCCL does it: of m members in a node each begins a ring of its own, which leaves the node by that member's port, so
+ * that all ports carry data; for short all-reduces a tree of nodes. */
+double ari_gpu_rings(const ari_ring_links *l, double bytes, double rings)
+{
+    const double nodes = ceil(l->n / l->in_node), hops = l->between ? nodes : 0.0;
+    const double rate =
+        l->between ? fmin(l->in_node > 1.0 ? l->near.bytes_per_s : (double)INFINITY, l->in_node * l->far.bytes_per_s)
+                   : l->near.bytes_per_s;
+    const double ring =
+        rings * ((l->n - hops) * l->near.latency_s + hops * l->far.latency_s + bytes * (l->n - 1.0) / l->n / rate);
+    const double tree = 2.0 * ((l->in_node - 1.0) * l->near.latency_s + log2(nodes) * l->far.latency_s + bytes / rate);
+    return rings > 1.0 ? fmin(ring, tree) : ring;
 }

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a rank's operations and collectives take on a GPU, by their shapes. The planner adds these seconds up, and the
+ * clock of virtual time goes on by them. */
+#ifndef ARI_CORE_GPU_H
+#define ARI_CORE_GPU_H
+
+#include <stdbool.h>
+
+typedef struct ari_gpu {
+    double peak;      /* dense 16-bit operations a second */
+    double product;   /* share of it that large products reach */
+    double sms;       /* processors, each of which computes a tile at a time */
+    double memory;    /* bytes a second of element-wise kernels */
+    double scores[2]; /* operations a second of flash attention, forward and backward, in long sequences with heads of
+                         128 features */
+    double older;     /* that it was at most before 2024 */
+    double half[2];   /* positions at which it reaches half of that */
+    double inside, between; /* shares of a link's rate that collectives reach */
+    double taken;           /* share of the processors that a collective beside products takes from them */
+    double host;            /* what launches, jitter between ranks and a clock below its boost add: a factor */
+} ari_gpu;
+
+/* What a rank computes by: a GPU's table; NULL: so many operations a second, whatever their shape, and no other work. */
+typedef struct ari_rates {
+    double flops;
+    const ari_gpu *gpu;
+} ari_rates;
+/** gpu: of ar_sim_cluster; 0: none. */
+ari_rates ari_rates_of(double flops, int gpu);
+
+/* `count` products [m, k] x [k, n] side by side. */
+typedef struct ari_gpu_product {
+    double count, m, n, k;
+    bool accumulates; /* into fp32 sums of gradients, read and written */
+} ari_gpu_product;
+double ari_rates_product(const ari_rates *r, const ari_gpu_product *p);
+/* Scores of attention, and their products with the values. */
+typedef struct ari_gpu_scores {
+    double flops, positions, head; /* positions: of a kernel's queries; head: features of a head */
+    bool backward;
+    bool older; /* by flash attention of before 2024 */
+} ari_gpu_scores;
+double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s);
+/** A kernel that moves so many bytes through memory. */
+double ari_rates_moves(const ari_rates *r, double bytes);
+
+/* Members of a group, and the links between them at the rates that collectives reach. */
+typedef struct ari_ring_links {
+    double n, in_node; /* members; of them in a node */
+    bool between;      /* the group spans nodes */
+    struct {
+        double latency_s, bytes_per_s;
+    } near, far;
+} ari_ring_links;
+/** A collective of so many bytes that goes round `rings` times: a reduce-scatter or an all-gather once, an all-reduce
+ *  twice. */
+double ari_gpu_rings(const ari_ring_links *l, double bytes, double rings);
+
+#endif
