@@ -156,6 +156,10 @@ AR_NODISCARD ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, con
 AR_NODISCARD ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w);
 AR_NODISCARD ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                             ar_param *w);
+/** dX = dY[0] W[0] + .. + dY[n - 1] W[n - 1] of up to AR_MAX_PARTS weights with one X, as of a gated MLP, as one sum, and
+ *  their gradients. Terms of several products cannot be added before they are complete. Errors: also AR_ERR_ARG. */
+AR_NODISCARD ar_status ar_contract_backward_all(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                                                ar_param *const *w, size_t n);
 /* Fused operators, each one pass over its tensors: contiguous [.., n], F32 or BF16 (one dtype), computed in fp32, with
  * the formulas and roundings of numerics.md, section 4. What they make belongs to the step; sums over rows go into
  * the parameters' gradients as grad_rows' do, and a frozen parameter gets none. Errors of all: AR_ERR_SHAPE,

@@ -4,26 +4,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FFN = 24, HEADS = 4, KV_HEADS = 2, STEPS = 4, SAVED_X = 0, SAVED_UP, SAVED_ACT };
+enum { FFN = 24, HEADS = 4, KV_HEADS = 2, STEPS = 4, SAVED_X = 0, SAVED_UP, SAVED_ACT, SAVED_GATE };
 
 typedef struct own_mlp {
     ar_module base;
-    ar_param up, bias, down;
+    ar_param up, bias, gate, down;
 } own_mlp;
 
 static ar_status mlp_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                              const ar_batch *batch)
 {
     own_mlp *l = (own_mlp *)m;
-    ar_tensor in, up, act, terms;
+    ar_tensor in, up, act, gate, gated, terms;
     (void)batch;
     AR_TRY(ar_enter_region(ctx, &in, x));
     AR_TRY(ar_contract(ctx, &up, &in, &l->up));
     AR_TRY(ar_bias_act_forward(ctx, &act, &up, &l->bias, AR_ACT_GELU_TANH));
-    AR_TRY(ar_contract(ctx, &terms, &act, &l->down));
+    AR_TRY(ar_contract(ctx, &gate, &in, &l->gate));
+    AR_TRY(ar_mul(ctx, &gated, &act, &gate));
+    AR_TRY(ar_contract(ctx, &terms, &gated, &l->down));
     AR_TRY(ar_saved_push(saved, l, SAVED_X, &in));
     AR_TRY(ar_saved_push(saved, l, SAVED_UP, &up));
     AR_TRY(ar_saved_push(saved, l, SAVED_ACT, &act));
+    AR_TRY(ar_saved_push(saved, l, SAVED_GATE, &gate));
     return ar_leave_region(ctx, y, &terms);
 }
 
@@ -31,25 +34,29 @@ static ar_status mlp_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_ten
                               const ar_batch *batch)
 {
     own_mlp *l = (own_mlp *)m;
-    ar_tensor in, up, act, dout, dact, dup, din;
+    ar_tensor in, up, act, gate, gated, dout, dgated, dact, d[2], din;
     (void)batch;
     AR_TRY(ar_saved_pop(saved, l, SAVED_X, &in));
     AR_TRY(ar_saved_pop(saved, l, SAVED_UP, &up));
     AR_TRY(ar_saved_pop(saved, l, SAVED_ACT, &act));
+    AR_TRY(ar_saved_pop(saved, l, SAVED_GATE, &gate));
     AR_TRY(ar_leave_region_backward(ctx, &dout, dy));
-    AR_TRY(ar_contract_backward(ctx, &dact, &dout, &act, &l->down));
-    AR_TRY(ar_bias_act_backward(ctx, &dup, &dact, &up, &l->bias, AR_ACT_GELU_TANH));
-    AR_TRY(ar_contract_backward(ctx, &din, &dup, &in, &l->up));
+    AR_TRY(ar_mul(ctx, &gated, &act, &gate));
+    AR_TRY(ar_contract_backward(ctx, &dgated, &dout, &gated, &l->down));
+    AR_TRY(ar_mul(ctx, &dact, &dgated, &gate));
+    AR_TRY(ar_mul(ctx, &d[1], &dgated, &act));
+    AR_TRY(ar_bias_act_backward(ctx, &d[0], &dact, &up, &l->bias, AR_ACT_GELU_TANH));
+    AR_TRY(ar_contract_backward_all(ctx, &din, d, &in, (ar_param *[]){&l->up, &l->gate}, 2));
     return ar_enter_region_backward(ctx, dx, &din);
 }
 
 static size_t mlp_params(const ar_module *m, ar_param **out, size_t cap)
 {
     own_mlp *l = (own_mlp *)(uintptr_t)m;
-    ar_param *const all[] = {&l->up, &l->bias, &l->down};
-    for (size_t i = 0; i < 3 && i < cap; i++)
+    ar_param *const all[] = {&l->up, &l->bias, &l->gate, &l->down};
+    for (size_t i = 0; i < 4 && i < cap; i++)
         out[i] = all[i];
-    return 3;
+    return 4;
 }
 
 static void mlp_destroy(ar_module *m)
@@ -57,6 +64,7 @@ static void mlp_destroy(ar_module *m)
     own_mlp *l = (own_mlp *)m;
     ar_param_fini(&l->up);
     ar_param_fini(&l->bias);
+    ar_param_fini(&l->gate);
     ar_param_fini(&l->down);
     free(l);
 }
@@ -90,6 +98,7 @@ static ar_status mlp_create(ar_module **gives, ar_ctx *ctx, const char *name)
     AR_TRY(ar_module_init(&l->base, &ops, name, AR_HELD_WHOLE));
     AR_TRY(ar_param_init_shard(&l->up, ctx, name, "up", (size_t[]){FFN, OWN_LM_HIDDEN}, 0, AR_INIT_XAVIER_NORMAL));
     AR_TRY(init_bias(&l->bias, ctx, name));
+    AR_TRY(ar_param_init_shard(&l->gate, ctx, name, "gate", (size_t[]){FFN, OWN_LM_HIDDEN}, 0, AR_INIT_XAVIER_NORMAL));
     return ar_param_init_shard(&l->down, ctx, name, "down", (size_t[]){OWN_LM_HIDDEN, FFN}, 1, AR_INIT_XAVIER_NORMAL);
 }
 

@@ -6,6 +6,7 @@
 #include "anyrank/check_module.h"
 #include "anyrank/training.h"
 #include "support/own_lm.h"
+#include "support/rank_run.h"
 #include "support/small.h"
 #include "tests/support/test.h"
 
@@ -164,6 +165,37 @@ Test(own_lm, stages_of_a_list_are_a_pipeline)
     OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     cr_assert_ok(ar_check_module(&r, &c, &o));
     expect_same(r);
+}
+
+/* --- terms that nothing has added up ------------------------------------------------------------------------------ */
+
+static ar_status add_terms(ar_ctx *ctx, void *user)
+{
+    static const float in[4 * 8] = {1, 2, 3};
+    ar_param w[2] = {0};
+    ar_tensor x, terms, y;
+    ar_status st = AR_OK;
+    (void)user;
+    for (int dim = 0; dim < 2 && st == AR_OK; dim++)
+        st = ar_param_init_shard(&w[dim], ctx, "mlp", dim ? "down" : "up", (size_t[]){8, 8}, dim, AR_INIT_NORMAL);
+    AR_TRY_TO(done, st, ar_param_fresh(&w[1], ctx, 1));
+    AR_TRY_TO(done, st, rank_upload(ctx, &x, 2, (size_t[]){4, w[1].value.shape[1]}, in));
+    AR_TRY_TO(done, st, ar_contract(ctx, &terms, &x, &w[1]));
+    const ar_status all = ar_contract_backward_all(ctx, &y, &x, &x, (ar_param *[]){&w[0], &w[1]}, 2);
+    const bool named = strstr(ar_error_message(), "mlp.up and mlp.down: expected weights of one input");
+    if (all != AR_ERR_SHAPE || !named)
+        AR_TRY_TO(done, st, ar_error_set(AR_ERR_INTERNAL, "weights cut in two ways were taken"));
+    st = ar_add(ctx, &y, &terms, &terms);
+done:
+    ar_param_fini(&w[0]);
+    ar_param_fini(&w[1]);
+    return st;
+}
+
+Test(own_lm, terms_without_a_value_are_refused_by_the_weight_s_name)
+{
+    cr_expect_eq(rank_run(&(rank_run_options){.ranks = 2}, add_terms, NULL), AR_ERR_ARG);
+    cr_expect_says("sum takes the product with mlp.down, whose terms have no value until ar_leave_region");
 }
 
 /* --- random layouts ----------------------------------------------------------------------------------------------- */

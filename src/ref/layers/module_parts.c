@@ -91,6 +91,8 @@ static ar_status combine_inputs(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, c
                                                     const ar_tensor *b))
 {
     AR_TRY(check_same(what, a, b));
+    AR_TRY(ari_unsummed_refuse(ctx, a, what));
+    AR_TRY(ari_unsummed_refuse(ctx, b, what));
     AR_TRY(ar_like(ctx, y, a));
     AR_TRY(ari_ledger_rows(ctx, what, kind, a, b, y));
     return kernel(ctx->device, ctx->queue, y, a, b);
@@ -152,6 +154,7 @@ static ar_status check_bias_act(const ar_tensor *x, const ar_param *bias, ar_act
 ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_param *bias, ar_activation act)
 {
     AR_TRY(check_bias_act(x, bias, act));
+    AR_TRY(ari_unsummed_refuse(ctx, x, "an activation"));
     AR_TRY(ar_like(ctx, y, x));
     AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_ELEMENTWISE, x, NULL, y));
     const ar_tensor from = ar_tensor_rows(x), to = ar_tensor_rows(y);
@@ -164,6 +167,7 @@ ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     ar_row_sum sum = {.t = {NULL}};
     AR_TRY(check_bias_act(x, bias, act));
     AR_TRY(ari_check_rows("an activation's gradient", dy, x));
+    AR_TRY(ari_unsummed_refuse(ctx, dy, "an activation's gradient"));
     AR_TRY(ar_like(ctx, dx, x));
     AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_MULTIPLIES, dy, NULL, dx));
     if (bias)

@@ -32,6 +32,7 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
     if (!(eps >= 0.0))
         return ar_error_set(AR_ERR_ARG, "%s: eps is %g, expected a number that is not negative", gain->name, eps);
     const size_t rows = ar_tensor_rows(x).shape[0];
+    AR_TRY(ari_unsummed_refuse(ctx, x, "a norm"));
     AR_TRY(ar_like(ctx, y, x));
     AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, x, NULL, y));
     AR_TRY(ar_ctx_tensor(ctx, &saved->mean, AR_F64, 1, &rows));

@@ -5,6 +5,7 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
+#include "ref/placement/ledger.h"
 
 /* --- sums that an operator completes ------------------------------------------------------------------------------ */
 
@@ -12,7 +13,8 @@
  * until they are added up: the operator that follows does that. */
 typedef struct ari_unsummed {
     struct ari_unsummed *next;
-    void *ptr; /* memory of the tensor that stands for them */
+    const char *name; /* the weight's */
+    void *ptr;        /* memory of the tensor that stands for them */
     ar_sum *sum;
     const ar_operand *a;
     bool scattered; /* rows are in the order of the ranks that hold the positions */
@@ -31,11 +33,13 @@ static void unsummed_end(ar_ctx *ctx, void *object)
 }
 
 /* y stands for the sum from here on: NaN until an operator takes it. */
-static ar_status unsummed_begin(ar_ctx *ctx, const ar_tensor *y, ar_sum *sum, const ar_operand *a, bool scattered)
+static ar_status unsummed_begin(ar_ctx *ctx, const char *name, const ar_tensor *y, ar_sum *sum, const ar_operand *a,
+                                bool scattered)
 {
     ari_unsummed *t = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&t, 1, "terms of a product"));
-    *t = (ari_unsummed){.next = ctx->unsummed, .ptr = y->data.ptr, .sum = sum, .a = a, .scattered = scattered};
+    *t = (ari_unsummed){
+        .next = ctx->unsummed, .name = name, .ptr = y->data.ptr, .sum = sum, .a = a, .scattered = scattered};
     ctx->unsummed = t;
     AR_TRY(ari_step_own(ctx, t, unsummed_end));
     return ARI_KERNEL(ctx, scale, y, y, NAN);
@@ -72,6 +76,19 @@ ar_status ari_unsummed_take(bool *taken, ar_ctx *ctx, ar_tensor *y, const ar_ten
     return AR_OK;
 }
 
+ar_status ari_unsummed_refuse(const ar_ctx *ctx, const ar_tensor *x, const char *operation)
+{
+    for (const ari_unsummed *t = ctx->unsummed; t && x && !(ctx->ledger && !ctx->ledger->strict); t = t->next) {
+        if (t->ptr == x->data.ptr)
+            return ar_error_set(
+                AR_ERR_ARG,
+                "%s takes the product with %s, whose terms have no value until ar_leave_region, or of a "
+                "dX ar_enter_region_backward, has added them up (the dX of several weights: ar_contract_backward_all)",
+                operation, t->name);
+    }
+    return AR_OK;
+}
+
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* The group over which dimension `dim` of a weight is cut; NULL: every rank has all of it. */
@@ -88,9 +105,28 @@ static ar_status check_matrix(const ar_param *w, const ar_ctx *ctx)
                         w->name);
 }
 
-/* x, by rows, times W^T (forward) or W (back): K is W's input or output. */
-static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w, bool back)
+static ar_status check_matrices(ar_param *const *w, const ar_tensor *dy, size_t n, const ar_ctx *ctx)
 {
+    if (n < 1 || n > AR_MAX_PARTS)
+        return ar_error_set(AR_ERR_ARG, "a product with %zu weights, expected 1 to %d", n, AR_MAX_PARTS);
+    for (size_t i = 0; i < n; i++) {
+        AR_TRY(check_matrix(w[i], ctx));
+        if (w[i]->value.shape[1] != w[0]->value.shape[1] || cut_over(w[i], ctx, 0) != cut_over(w[0], ctx, 0) ||
+            cut_over(w[i], ctx, 1) != cut_over(w[0], ctx, 1))
+            return ar_error_set(AR_ERR_SHAPE, "%s and %s: expected weights of one input, cut in the same way or not",
+                                w[0]->name, w[i]->name);
+        AR_TRY(ari_check_features(w[i]->name, "gradient", &dy[i], w[i]->value.shape[0]));
+    }
+    return AR_OK;
+}
+
+/* x, by rows, times W^T (forward) or W (back): K is W's input or output. back: the sum of n such products, x[i] with
+ * w[i], which are one product of all K. */
+static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs, ar_param *const *ws, size_t n,
+                                 bool back)
+{
+    ar_param *const w = ws[0];
+    const ar_tensor *const x = &xs[0];
     const int k = back ? 0 : 1;
     const ar_placement whole = {AR_REPLICATE, 0}, terms = {AR_PARTIAL_SUM, 0};
     ar_comm *const over = cut_over(w, ctx, k), *const rows_over = cut_over(w, ctx, 1 - k);
@@ -100,20 +136,25 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
     const ar_placement makes = over ? terms : rows_over ? ari_shard_features : stream;
     const bool scattered = over && ari_ctx_sp(ctx) && x->ndim > 2;
     const ar_operand *a = NULL, *b = NULL;
-    ar_tensor all = ar_tensor_rows(x);
+    ar_parts parts = {.n = (int)n, .along_k = back};
+    size_t k_full = 0;
     ar_sum *s = NULL;
-    AR_TRY(ari_check_features(w->name, back ? "gradient" : "input", x, w->value.shape[k]));
-    AR_TRY(ari_ledger_takes(ctx, w->name, "contract", x, takes, NULL, makes));
+    for (size_t i = 0; i < n; i++) {
+        AR_TRY(ari_check_features(ws[i]->name, back ? "gradient" : "input", &xs[i], ws[i]->value.shape[k]));
+        AR_TRY(ari_unsummed_refuse(ctx, &xs[i], "a product"));
+        AR_TRY(ari_ledger_takes(ctx, ws[i]->name, "contract", &xs[i], takes, NULL, makes));
+        parts.part[i] = ar_tensor_rows(&xs[i]);
+        if (scattered)
+            AR_TRY(ari_rank_major(ctx, &parts.part[i], &xs[i]));
+        k_full += ws[i]->layout.shape[k];
+    }
     AR_TRY(ari_like(ctx, y, x, w->value.shape[1 - k]));
-    if (scattered)
-        AR_TRY(ari_rank_major(ctx, &all, x));
-    const ar_parts parts = {.n = 1, .part = {all}, .along_k = back};
-    AR_TRY(ctx->arith->param_operand(ctx, &b, &w, 1, 1, back, w->layout.shape[k], over, rows_over));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, ws, (int)n, (int)n, back, k_full, over, rows_over));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     AR_TRY(ari_ledger_made(ctx, y, makes));
     if (over)
-        return unsummed_begin(ctx, y, s, a, scattered);
+        return unsummed_begin(ctx, w->name, y, s, a, scattered);
     const ar_tensor rows = ar_tensor_rows(y);
     AR_TRY(ctx->arith->round(ctx, &rows, s, NULL));
     ctx->arith->operand_done(ctx, a);
@@ -123,7 +164,7 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
 ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w)
 {
     AR_TRY(check_matrix(w, ctx));
-    return multiply_weight(ctx, y, x, w, false);
+    return multiply_weight(ctx, y, x, &w, 1, false);
 }
 
 /* All positions of a value of which this rank has its own: a sample's tokens are one exact sum. */
@@ -135,17 +176,14 @@ static ar_status all_positions(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     return ar_gather_tokens(ctx, y, x);
 }
 
-ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *w)
+/* W's gradient += dY^T X. alone: no product has said how dY is placed. */
+static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *x, ar_param *w, bool alone)
 {
     const ar_placement whole = {AR_REPLICATE, 0};
     ar_tensor x_all, dy_all;
-    AR_TRY(check_matrix(w, ctx));
-    if (dx)
-        AR_TRY(multiply_weight(ctx, dx, dy, w, true));
-    AR_TRY(ari_check_features(w->name, "gradient", dy, w->value.shape[0]));
     AR_TRY(all_positions(ctx, &x_all, x, w));
     AR_TRY(all_positions(ctx, &dy_all, dy, w));
-    if (!dx)
+    if (alone)
         AR_TRY(ari_ledger_gradient(ctx, w->name, &dy_all, cut_over(w, ctx, 0) ? ari_shard_features : whole));
     const ar_grad_terms terms = {w, ar_tensor_rows(&dy_all)};
     const ar_tensor x_rows = ar_tensor_rows(&x_all);
@@ -153,4 +191,20 @@ ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     ari_release_placed(ctx, &x_all, x);
     ari_release_placed(ctx, &dy_all, dy);
     return AR_OK;
+}
+
+ar_status ar_contract_backward_all(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+                                   ar_param *const *w, size_t n)
+{
+    AR_TRY(check_matrices(w, dy, n, ctx));
+    if (dx)
+        AR_TRY(multiply_weight(ctx, dx, dy, w, n, true));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(add_gradient(ctx, &dy[i], x, w[i], dx == NULL));
+    return AR_OK;
+}
+
+ar_status ar_contract_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *w)
+{
+    return ar_contract_backward_all(ctx, dx, dy, x, &w, 1);
 }

@@ -160,6 +160,9 @@ AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const
 AR_NODISCARD ar_status ari_unsummed_take(bool *taken, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement to,
                                          const char *tag);
 
+/** Refuses an x that stands for such terms, but in a dry run that lints. Errors: AR_ERR_ARG (names the weight). */
+AR_NODISCARD ar_status ari_unsummed_refuse(const ar_ctx *ctx, const ar_tensor *x, const char *operation);
+
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
 /* Dropout (Srivastava et al. 2014): a place in the model where elements are dropped. A mask depends on the seed, the
