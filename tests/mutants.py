@@ -331,7 +331,7 @@ MUTANTS = [
      "*first = i * least + before;", "*first = i * least;",
      "dump/reshard_placement_test cli/reshard_test"),
     ("the last stage lacks the embedding to which its head is tied", "src/ref/models/placement.c",
-     "p->last = !p->first || (token && c->tied);", "p->last = !p->first;",
+     "p->last = !p->first || (token && (c->tied || c->mtp > 0));", "p->last = !p->first;",
      "dump/reshard_placement_test cli/reshard_test"),
     ("ranks behind the first get the first ones' labels", "src/ref/models/parallel.c",
      "global->labels ? global->labels + tokens : NULL;", "global->labels;",

@@ -12,6 +12,7 @@ AR_BEGIN_DECLS
 
 #define AR_IGNORE_INDEX (-100)
 #define AR_SAMPLE_DIMS 3
+#define AR_MAX_MTP 8 /* further tokens that a model predicts */
 
 /** One batch on the host. Borrows its arrays. b = batch, s = seq. A sample is one row. */
 typedef struct ar_batch {
@@ -35,8 +36,9 @@ typedef struct ar_batch {
     size_t global_batch; /* samples of it; 0: these rows are all of it, and the two below are not looked at */
     size_t first_sample; /* index of row 0 in it */
     size_t targets;      /* T, its target tokens: what every loss and gradient is divided by */
-    size_t longest;      /* ar_batch_longest of it; 0: of these rows */
-    size_t tokens;       /* ar_batch_tokens of it; 0: of these rows */
+    size_t mtp_targets[AR_MAX_MTP]; /* the same of ar_batch_roll by 1, 2, .. */
+    size_t longest;                 /* ar_batch_longest of it; 0: of these rows */
+    size_t tokens;                  /* ar_batch_tokens of it; 0: of these rows */
     /* Fields of a module whose input is numbers, not ids; zero elsewhere. */
     const float *input; /* [b, the shape of a sample], or NULL */
     int sample_ndim;    /* 1 .. AR_SAMPLE_DIMS */
@@ -64,6 +66,10 @@ size_t ar_batch_tokens(const ar_batch *b);
 int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at);
 /** The number of places that predict a token: the T of one batch. */
 size_t ar_batch_targets(const ar_batch *b);
+/** The batch with ids and labels of `depth` places further on in the same document, in all rows and before any rank takes
+ *  its own: at its end id 0, and no label. Gives *memory, free(), of which *out borrows, beside `b`. 1 <= depth <=
+ *  AR_MAX_MTP. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, size_t depth);
 
 /* What is balanced of a model with experts: a sequence's tokens, the step's whole batch, or this over all layers. */
 typedef enum ar_balance {

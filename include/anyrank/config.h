@@ -124,6 +124,9 @@ typedef struct ar_config {
     size_t pad_id;
     ar_experts experts;
     uint64_t dense[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer with an MLP, whatever `experts` has */
+    size_t mtp;        /* D: blocks after the last layer that each predict a token further on (models.md); 0: none */
+    double mtp_weight; /* of the mean of their losses */
+    size_t mtp_unused; /* such blocks that the file names without a weight, as those that transformers leaves out */
     double initializer_range;
     double config_dropout;                         /* largest dropout probability in the file: ignored, with a note */
     size_t unknown_keys;                           /* of the file, all of them: ignored, with a note */
@@ -131,11 +134,24 @@ typedef struct ar_config {
     char shrunk[320]; /* what ar_config_shrink made of it, a sentence; "": it is as it was */
 } ar_config;
 
+/** Number of blocks, those for further tokens after the layers. */
+static inline size_t ar_config_blocks(const ar_config *c)
+{
+    return c->layers + c->mtp;
+}
+
+/** A layer's bit. A block for further tokens is as the last layer. */
+static inline bool ar_config_bit(const ar_config *c, const uint64_t *bits, size_t layer)
+{
+    const size_t at = layer < c->layers || c->mtp == 0 ? layer : c->layers - 1;
+    const size_t bit = at < AR_CONFIG_LAYER_BITS ? at : AR_CONFIG_LAYER_BITS - 1;
+    return (bits[bit / 64] >> (bit % 64) & 1) != 0;
+}
+
 /** True if a router and experts stand in the place of this layer's MLP. */
 static inline bool ar_config_has_experts(const ar_config *c, size_t layer)
 {
-    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
-    return c->experts.n > 0 && (c->dense[bit / 64] >> (bit % 64) & 1) == 0;
+    return c->experts.n > 0 && !ar_config_bit(c, c->dense, layer);
 }
 
 /** True if they have a bias by which they choose. */
@@ -167,15 +183,13 @@ static inline size_t ar_config_value_dim(const ar_config *c)
  *  where j + window <= i. 0: all. */
 static inline size_t ar_config_window(const ar_config *c, size_t layer)
 {
-    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
-    return (c->full_attention[bit / 64] >> (bit % 64) & 1) != 0 ? 0 : c->window;
+    return ar_config_bit(c, c->full_attention, layer) ? 0 : c->window;
 }
 
 /** True if a layer has rotary positions; and those that it has. Borrows c. */
 static inline bool ar_config_turns(const ar_config *c, size_t layer)
 {
-    const size_t bit = layer < AR_CONFIG_LAYER_BITS ? layer : AR_CONFIG_LAYER_BITS - 1;
-    return c->rope.kind != AR_ROPE_NONE && (c->unturned[bit / 64] >> (bit % 64) & 1) == 0;
+    return c->rope.kind != AR_ROPE_NONE && !ar_config_bit(c, c->unturned, layer);
 }
 static inline const ar_rope *ar_config_layer_rope(const ar_config *c, size_t layer)
 {

@@ -47,7 +47,7 @@ AR_NODISCARD ar_status ar_model_stage_backward(ar_model *m, ar_ctx *ctx, ar_save
 AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** The loss of all micro-batches and data-parallel ranks since ar_model_zero_grad, tapped as "loss": the terms' sum
  *  over `targets`, the target tokens of the global batch (0: the loss is 0), or the sum itself where the model has no
- *  LM head; and the routers' own losses, layer by layer. The same on every rank. Collective over the context's groups,
+ *  LM head; the routers' own losses, layer by layer; and those of further tokens, over theirs (ar_batch.mtp_targets). The same on every rank. Collective over the context's groups,
  *  the pipeline too. */
 AR_NODISCARD ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets);
 /** Backward from the loss; gradients are added to the parameters. */

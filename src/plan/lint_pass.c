@@ -274,6 +274,10 @@ static void join(ari_lint_state *l, const ari_operation *op)
     ari_lint_type x[ARI_OP_VALUES];
     for (int i = 0; i < op->inputs; i++)
         x[i] = taken(l, op, i);
+    if (op->role == ARI_JOINED) { /* side by side */
+        ari_lint_output(l, op, 0, ari_lint_by(l, op, ari_lint_add, x[0], x[1]));
+        return;
+    }
     ari_lint_output(l, op, 0, x[0]);
     ari_lint_output(l, op, 1, ari_lint_by(l, op, ari_lint_by_routes, x[1], x[2]));
     ari_lint_output(l, op, 2, x[1]);
@@ -440,6 +444,10 @@ static void functions_backward(ari_lint_state *l, const ari_operation *op)
 /* That of what all heads share is a sum over them. */
 static void join_backward(ari_lint_state *l, const ari_operation *op)
 {
+    if (op->role == ARI_JOINED) {
+        functions_backward(l, op);
+        return;
+    }
     const ari_lint_type dq = arrives(l, op, 0), dk = arrives(l, op, 1), dv = arrives(l, op, 2);
     ari_lint_type shared = dk;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {

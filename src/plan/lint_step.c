@@ -65,7 +65,7 @@ static void targets(ari_lint_state *l, const ari_operation *op)
             first || ari_lint_partial(count.at[axis]) ? count.at[axis] : l->step.targets.at[axis];
 }
 
-/* Of tokens that the ranks route, in integers. */
+/* Of tokens that the ranks route, in integers, or of losses besides that of the next token. */
 static void counts(ari_lint_state *l, const ari_operation *op)
 {
     (void)through(l, op, ari_lint_stated(&op->input[0]));
@@ -142,15 +142,11 @@ static void weight_gather(ari_lint_state *l, const ari_operation *op)
 void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op)
 {
     static void (*const judge[ARI_OPERATION_KINDS])(ari_lint_state *, const ari_operation *) = {
-        [ARI_OPERATION_BROADCAST] = lint_broadcast,
-        [ARI_OPERATION_TARGETS] = targets,
-        [ARI_OPERATION_LOSS_SUM] = loss_sum,
-        [ARI_OPERATION_GRADIENT_SUM] = gradient_sum,
-        [ARI_OPERATION_GRADIENT_NORM] = gradient_norm,
-        [ARI_OPERATION_UPDATE] = update,
-        [ARI_OPERATION_WEIGHT_GATHER] = weight_gather,
-        [ARI_OPERATION_UNUSED] = unused,
-        [ARI_OPERATION_ROUTER_SUM] = counts};
+        [ARI_OPERATION_BROADCAST] = lint_broadcast,    [ARI_OPERATION_TARGETS] = targets,
+        [ARI_OPERATION_LOSS_SUM] = loss_sum,           [ARI_OPERATION_GRADIENT_SUM] = gradient_sum,
+        [ARI_OPERATION_GRADIENT_NORM] = gradient_norm, [ARI_OPERATION_UPDATE] = update,
+        [ARI_OPERATION_WEIGHT_GATHER] = weight_gather, [ARI_OPERATION_UNUSED] = unused,
+        [ARI_OPERATION_ROUTER_SUM] = counts,           [ARI_OPERATION_FURTHER_SUM] = counts};
     if (judge[op->kind]) /* the others are messages, whose values have no placement */
         judge[op->kind](l, op);
 }
@@ -182,7 +178,8 @@ void ari_lint_end_of_step(ari_lint_state *l)
         if (ari_lint_partial(l->step.loss.at[axis]))
             add_finding(l, &loss, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss");
     }
-    const bool copied = l->c->config->tied && l->size[ARI_AXIS_PP] > 1; /* on the last stage */
+    const bool copied =
+        (l->c->config->tied || l->c->config->mtp > 0) && l->size[ARI_AXIS_PP] > 1; /* on the last stage */
     if (l->step.weights.at[ARI_AXIS_DP].kind == AR_SHARD && l->step.gathers < l->params + copied)
         add_finding(l, &weights, ari_lint_dp_axis(l), AR_LINT_missing_gather, "S(0)", "I",
                     "all-gather over dp what each rank has updated");

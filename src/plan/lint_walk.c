@@ -292,7 +292,7 @@ enum { PLACES = 2 * ARI_ROLES };
 
 static size_t places(const ari_lint_state *l)
 {
-    return (l->c->config->layers + 1) * PLACES;
+    return (ar_config_blocks(l->c->config) + 1) * PLACES;
 }
 
 size_t ari_lint_like(const ari_lint_state *l, ari_role role)
@@ -303,10 +303,10 @@ size_t ari_lint_like(const ari_lint_state *l, ari_role role)
 
 ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v)
 {
-    ari_lint_param *p = &l->param[(layer + 1) * PLACES + 2 * (size_t)v->role + v->bias]; /* ARI_NO_LAYER + 1 is 0 */
+    const size_t of = ari_section_of(v->role) == ARI_IN_BLOCKS ? layer : ARI_NO_LAYER; /* heads of blocks have one */
+    ari_lint_param *p = &l->param[(of + 1) * PLACES + 2 * (size_t)v->role + v->bias];  /* ARI_NO_LAYER + 1 is 0 */
     if (!p->known) {
-        *p =
-            (ari_lint_param){.known = true, .layer = layer, .role = v->role, .bias = v->bias, .is = ari_lint_stated(v)};
+        *p = (ari_lint_param){.known = true, .layer = of, .role = v->role, .bias = v->bias, .is = ari_lint_stated(v)};
         const bool updated = ari_lint_axis_of_copies(l, v) != ARI_LINT_NO_AXIS && v->role != ARI_ROUTER_BIAS;
         l->params += updated ? ari_lint_like(l, v->role) : 0;
     }

@@ -52,7 +52,7 @@ const char *ari_placed_along(char out[AR_PLACEMENT_TEXT], const ari_op_value *v,
 static void layers_text(char out[48], const ar_config *c, const ari_flow_row *row)
 {
     const size_t first = row->op.layer;
-    if (row->layers == c->layers)
+    if (row->layers == c->layers && first < c->layers)
         snprintf(out, 48, "*");
     else if (row->layers == 1)
         snprintf(out, 48, "%zu", first);

@@ -98,7 +98,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     size_t parameters = 0;
     AR_TRY(ar_config_parameters(c, &parameters));
     const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
-    *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)c->layers};
+    *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)ar_config_blocks(c)};
     n->trains = run->run.steps > 0;
     n->steps = (double)ari_run_steps(&run->run);
     n->states = n->trains ? ari_optimizer_states(&run->run.optimizer) : 0.0;
@@ -114,7 +114,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->replicated =
         h * ((6.0 + n->experts) * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
     n->probs = n->tokens * (double)run->run.seq * heads;
-    n->logits = has_head ? n->tokens * (double)c->vocab : 0.0;
+    n->logits = has_head ? n->tokens * (double)c->vocab * (1.0 + (double)c->mtp) : 0.0;
     n->table = (double)c->vocab * h;
     n->head = has_head ? n->table : 0.0;
     n->widest = largest_of(h, largest_of(widest_of(c), n->q));
@@ -172,7 +172,7 @@ static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_e
 {
     const bool sequence = ar_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
     *whole = false;
-    for (size_t layer = 0; layer < run->config->layers && !*whole; layer++) {
+    for (size_t layer = 0; layer < ar_config_blocks(run->config) && !*whole; layer++) {
         ar_block_split block;
         AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, sequence, &block));
         *whole = block.mlp.first.to.kind != AR_SHARD;
@@ -193,7 +193,8 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
     const double block = n->block_reference + others * in_block;
     const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
-    const bool at_both_ends = run->config->tied && ari_extent(p, ARI_CUTS_LAYERS) > 1 && run->dump != ARI_DUMPS_FIRST;
+    const bool at_both_ends = (run->config->tied || run->config->mtp > 0) && ari_extent(p, ARI_CUTS_LAYERS) > 1 &&
+                              run->dump != ARI_DUMPS_FIRST;
     const double weights = n->parameters + (at_both_ends ? n->table : 0.0) +
                            others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
     const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +

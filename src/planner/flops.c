@@ -32,7 +32,8 @@ static ar_status counts_of(counts *n, const ar_config *c)
     const double h = (double)c->hidden, table = (double)c->vocab * h;
     size_t all = 0;
     AR_TRY(ar_config_parameters(c, &all));
-    const double attention = (double)c->layers * ari_attention_matrices(c);
+    const double joined = 2.0 * h * h * (double)c->mtp; /* of blocks for further tokens */
+    const double attention = (double)ar_config_blocks(c) * ari_attention_matrices(c) + joined;
     n->matrices = attention + ari_mlp_matrices(c, true);
     n->table = head ? table : 0.0;
     const double positions = c->learned_positions ? (double)c->max_positions * h : 0.0;
@@ -48,8 +49,8 @@ static double keys_of(const ar_config *c, size_t seq, bool causal)
     const double s = (double)seq;
     double sum = 0.0;
     if (!causal || c->window == 0)
-        return (double)c->layers * s;
-    for (size_t i = 0; i < c->layers; i++) {
+        return (double)ar_config_blocks(c) * s;
+    for (size_t i = 0; i < ar_config_blocks(c); i++) {
         const size_t window = ar_config_window(c, i);
         const double w = window > 0 && window < seq ? (double)window : s;
         sum += 2.0 * w - w * w / s;
@@ -69,7 +70,7 @@ ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flo
     const double again = recompute == AR_RECOMPUTE_FULL        ? blocks / 3.0
                          : recompute == AR_RECOMPUTE_SELECTIVE ? attention
                                                                : 0.0;
-    *flops = blocks + STEP * n.table * (k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + again;
+    *flops = blocks + STEP * n.table * ((k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + (double)c->mtp) + again;
     return AR_OK;
 }
 
@@ -83,6 +84,7 @@ double ari_flops_utilization(double flops, double seconds, double ranks, double 
 /* Multiply-adds. One layer may be walked for all. */
 typedef struct counted {
     double layers;            /* that a walked one stands for */
+    size_t walked;            /* of the walk */
     double all;               /* of both passes */
     double blocks, attention; /* of the forward pass: of the blocks, and of attention in them */
 } counted;
@@ -90,7 +92,7 @@ typedef struct counted {
 static ar_status count_operation(void *user, const ari_operation *op)
 {
     counted *n = user;
-    const bool block = op->layer != ARI_NO_LAYER;
+    const bool block = op->layer < n->walked;
     const double all = op->multiply_adds * (block ? n->layers : 1.0);
     n->all += all;
     if (block && op->pass == ARI_PASS_FORWARD) {
@@ -110,7 +112,7 @@ static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
     one.config = &config;
     one.run.parallel.tp = ranks;
     one.run.batch = 1;
-    *n = (counted){.layers = (double)(step->config->layers / config.layers)};
+    *n = (counted){.layers = (double)(step->config->layers / config.layers), .walked = config.layers};
     for (int r = 0; r < ranks; r++) {
         AR_TRY(ari_operations_pass(&one, ARI_PASS_FORWARD, r, count_operation, n));
         if (!step->forward_only)

@@ -129,7 +129,8 @@ double ari_mlp_matrices(const ar_config *c, bool active)
 {
     const ar_experts *e = &c->experts;
     const double n = (double)(active ? e->per_token : e->n), each = c->gated ? 3.0 : 2.0;
-    const double with = (double)c->layers * ari_experts_share(c), without = (double)c->layers - with;
+    const double share = ari_experts_share(c), more = (double)c->mtp * ar_config_has_experts(c, c->layers);
+    const double with = (double)c->layers * share + more, without = (double)ar_config_blocks(c) - with;
     const double widths =
         each * (n * (double)e->ffn + (double)e->shared) + (double)e->n + (e->shared > 0 && !e->ungated);
     return (double)c->hidden * (with * widths + without * each * (double)c->ffn);

@@ -59,9 +59,10 @@ typedef struct layout_of {
 
 static section *section_of(account *a, const ari_operation *op)
 {
-    a->blocks_begun = a->blocks_begun || op->layer != ARI_NO_LAYER;
+    const bool block = !ari_outside_layers(&a->blocks.config, op->layer);
+    a->blocks_begun = a->blocks_begun || block;
     const bool outside_first = !a->blocks_begun, backward = op->pass == ARI_PASS_BACKWARD;
-    if (op->layer != ARI_NO_LAYER)
+    if (block)
         return &a->block[op->layer];
     return outside_first == backward ? &a->after : &a->before;
 }
@@ -135,7 +136,7 @@ static ar_status count_forward(void *user, const ari_operation *op)
 {
     account *a = user;
     section *s = section_of(a, op);
-    const bool block = op->layer != ARI_NO_LAYER;
+    const bool block = !ari_outside_layers(&a->blocks.config, op->layer);
     s->frozen += op->kind == ARI_OPERATION_ROUTE && op->weights > 0 ? ari_op_elements(&op->weight[0]) : 0.0;
     const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
     const bool recomputes = ari_step_recomputes(&a->p.step, op->layer);
@@ -183,6 +184,18 @@ static double values(const account *a, const ari_operation *op)
     return VALUE * n;
 }
 
+/* The table that a tied head shares, or blocks for further tokens, is there once, unless stages hold a copy each; so are
+ * the weights that several heads have. */
+static bool is_shared(const account *a, const ari_operation *op)
+{
+    const ar_config *c = &a->blocks.config;
+    if (op->role == ARI_TOKENS && a->pp == 1.0)
+        return true;
+    if (op->role == ARI_TOKENS && c->mtp > 0 && !c->tied)
+        return op->layer != c->layers;
+    return op->layer != ARI_NO_LAYER && (op->role == ARI_HEAD || op->role == ARI_TOKENS);
+}
+
 static ar_status count_backward(void *user, const ari_operation *op)
 {
     account *a = user;
@@ -192,8 +205,7 @@ static ar_status count_backward(void *user, const ari_operation *op)
     if (op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
         a->gathered = op->regathered;
     s->widest = fmax(s->widest, values(a, op));
-    /* The table that a tied head shares is there once, unless stages hold a copy each. */
-    const bool shared = s == &a->after && op->role == ARI_TOKENS && a->pp == 1.0;
+    const bool shared = s == &a->after && is_shared(a, op);
     if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared) {
         s->parameters += ari_op_elements(&op->output[0]);
         if (ari_experts_apart(&a->p.step.run.parallel) && ari_is_expert_part(op->role))

@@ -336,7 +336,8 @@ static drain drain_of(const composed *c, int rank)
 static double ready_at(const composed *c, const drain *d, const ari_op_param *param)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
-    const bool outside = param->layer == ARI_NO_LAYER, before = ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
+    const bool outside = ari_outside_layers(c->p->step.config, param->layer),
+               before = ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
     const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
     int i = outside && !before ? stages - pp + d->rank : d->rank;
     last_pass p = c->pass[i];

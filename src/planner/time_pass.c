@@ -362,6 +362,12 @@ static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
     ari_passes *to = w->to;
+    ari_operation after; /* a block for a further token, as what comes after the layers */
+    if (op->layer != ARI_NO_LAYER && ari_outside_layers(&to->blocks.config, op->layer)) {
+        after = *op;
+        after.layer = ARI_NO_LAYER;
+        op = &after;
+    }
     const bool backward = op->pass == ARI_PASS_BACKWARD;
     ari_cost c = {.products = 0.0};
     if (op->pass != ARI_PASS_FORWARD && !backward)
@@ -443,7 +449,7 @@ void ari_passes_fini(ari_passes *passes)
 /* Of the layers, which go backward from the last to the first, those behind a stage's last one are not its own. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers)
 {
-    const bool outside = param->layer == ARI_NO_LAYER;
+    const bool outside = ari_outside_layers(passes->model, param->layer);
     const size_t block = outside ? ARI_NO_LAYER : ari_walked_block(&passes->blocks, passes->model, param->layer);
     const double at = passes->ready[ready_at(passes, block, param->role)];
     const double each = ari_cost_sum(&passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) / (double)passes->layers;

@@ -45,7 +45,8 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     const bool counts = op->input[0].dtype == AR_I64; /* of a router; else its losses, which are summed with the loss */
     if (op->kind == ARI_OPERATION_TARGETS || (op->kind == ARI_OPERATION_ROUTER_SUM && counts))
         s->before += seconds;
-    else if (op->kind == ARI_OPERATION_LOSS_SUM || op->kind == ARI_OPERATION_ROUTER_SUM)
+    else if (op->kind == ARI_OPERATION_LOSS_SUM || op->kind == ARI_OPERATION_ROUTER_SUM ||
+             op->kind == ARI_OPERATION_FURTHER_SUM)
         s->loss += seconds;
     else
         s->after += seconds;

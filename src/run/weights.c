@@ -12,6 +12,7 @@
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/models/family.h"
+#include "ref/models/placement.h"
 #include "ref/models/stacked.h"
 
 typedef struct weight {
@@ -167,36 +168,56 @@ static bool is_known_extra(const char *name)
     return false;
 }
 
-/* A tied head may be in the file, but only as the embedding's bits: with others the file is another model's, and one
- * of the two tensors would go unread. */
-static ar_status check_tied_head(const loading *l, const ar_config *c, const ar_st_entry *head)
+/* A weight may be in the file again, but only with the same bits: with others the file is another model's, and one of
+ * the two tensors would go unread. */
+static ar_status check_again(const loading *l, const ar_config *c, const ar_st_entry *again, ari_role role)
 {
     const size_t shape[2] = {c->vocab, c->hidden};
-    char token[160];
-    snprintf(token, sizeof token, "%s.weight", ari_part_path(ari_family_of(c->arch), ARI_TOKENS));
-    AR_TRY(check_shape(l, head, 2, shape));
-    const float *want = ari_weights_find(l->w, token, head->count);
+    char first[160];
+    snprintf(first, sizeof first, "%s.weight", ari_part_path(ari_family_of(c->arch), role));
+    AR_TRY(check_shape(l, again, 2, shape));
+    const float *want = ari_weights_find(l->w, first, again->count);
     if (!want)
-        return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, token);
+        return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, first);
     float *got = NULL;
-    AR_TRY(ari_alloc((void **)&got, head->count, sizeof *got, head->name));
-    ar_status st = ar_st_to_f32(head, got);
-    for (size_t i = 0; st == AR_OK && i < head->count; i++) {
+    AR_TRY(ari_alloc((void **)&got, again->count, sizeof *got, again->name));
+    ar_status st = ar_st_to_f32(again, got);
+    for (size_t i = 0; st == AR_OK && i < again->count; i++) {
         if (memcmp(&got[i], &want[i], sizeof *got) != 0)
             st = ar_error_set(AR_ERR_DATA,
                               "%s: tensors '%s' and '%s' differ at element %zu (%.9g and %.9g), but the config ties "
                               "them, expected the same bits",
-                              l->folder, head->name, find_entry(l, token)->name, i, (double)got[i], (double)want[i]);
+                              l->folder, again->name, find_entry(l, first)->name, i, (double)got[i], (double)want[i]);
     }
     free(got);
     return st;
 }
 
-static bool is_tied_head(const ar_config *c, const char *name)
+/* The role of the weight that a name is another of: a tied head, and the table and head of a block for a further token. */
+static ari_role first_of(const ar_config *c, const char *name)
 {
     const char *head = ari_part_path(ari_family_of(c->arch), ARI_HEAD);
+    const ari_role of_head = c->tied ? ARI_TOKENS : ARI_HEAD;
     const size_t n = head ? strlen(head) : 0;
-    return c->tied && head && strncmp(name, head, n) == 0 && strcmp(name + n, ".weight") == 0;
+    char own[160], layer[24];
+    if (c->tied && head && strncmp(name, head, n) == 0 && strcmp(name + n, ".weight") == 0)
+        return ARI_TOKENS;
+    for (size_t i = 0; i < 2 * c->mtp; i++) {
+        snprintf(layer, sizeof layer, "%zu", c->layers + i / 2);
+        ari_role_path(own, sizeof own, c->arch, layer, i % 2 == 0 ? ARI_MTP_TOKENS : ARI_MTP_HEAD);
+        if (strncmp(name, own, strlen(own)) == 0 && strcmp(name + strlen(own), ".weight") == 0)
+            return i % 2 == 0 ? ARI_TOKENS : of_head;
+    }
+    return ARI_NO_ROLE;
+}
+
+/* True for a tensor of a block for a further token that is not trained. */
+static bool is_unused(const ar_config *c, const char *name)
+{
+    ar_config all = *c;
+    all.mtp = c->mtp_unused;
+    const size_t layer = ari_layer_of_name(&all, name);
+    return layer != SIZE_MAX && layer >= c->layers && c->mtp == 0;
 }
 
 static int compare_entries(const void *a, const void *b)
@@ -209,11 +230,10 @@ static ar_status check_extras(const loading *l, const ar_config *c)
 {
     for (size_t i = 0; i < ar_st_model_count(l->file); i++) {
         const ar_st_entry *e = ar_st_model_at(l->file, i);
-        bool known = is_known_extra(e->name);
-        if (is_tied_head(c, e->name)) {
-            AR_TRY(check_tied_head(l, c, e));
-            known = true;
-        }
+        const ari_role first = first_of(c, e->name);
+        const bool known = is_known_extra(e->name) || is_unused(c, e->name) || first != ARI_NO_ROLE;
+        if (first != ARI_NO_ROLE)
+            AR_TRY(check_again(l, c, e, first));
         if (!known && !bsearch(&e, l->read, l->w->count, sizeof *l->read, compare_entries))
             return ar_error_set(AR_ERR_FORMAT,
                                 "%s: tensor '%s' is in the weights, but the model of config.json has none of that name",

@@ -222,7 +222,7 @@ CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)
                               "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny "
                               "experts/glm4moe-tiny experts/dots1-tiny experts/deepseek-v3-tiny "
                               "experts/deepseek-v3-plain-tiny experts/deepseek-v2-tiny experts/deepseek-v2-lite-tiny "
-                              "experts/gpt-oss-tiny experts/gpt-oss-defaults-tiny";
+                              "experts/gpt-oss-tiny experts/gpt-oss-defaults-tiny experts/deepseek-v3-mtp-tiny";
     check_models(names, "");
     check_models(names, "64");
 }
@@ -250,7 +250,7 @@ CLAIM(batches_with_labels_masks_and_positions_agree_with_pytorch_in_every_mode)
 /* position_ids, a block-diagonal mask and labels in PyTorch; documents here. */
 CLAIM(packed_documents_agree_with_pytorch_in_every_mode_and_in_fp64_to_its_rounding)
 {
-    static const char packed[] = "llama-packed-tiny gpt2-packed-tiny gpt2-packed-ends-tiny";
+    static const char packed[] = "llama-packed-tiny gpt2-packed-tiny gpt2-packed-ends-tiny llama-mtp-packed-tiny";
     check_models(packed, "");
     check_models(packed, "64");
 }

@@ -33,6 +33,8 @@ from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Con
                           Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
                           Qwen3MoeForCausalLM)
 
+from further_tokens import WithFurther
+
 HERE = pathlib.Path(__file__).resolve().parent
 
 SMALL = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "use_cache": False,
@@ -253,6 +255,13 @@ EXPERTS.update({
     "experts/deepseek-v2-lite-tiny": (DeepseekV2Config, DeepseekV2ForCausalLM,
                               {**LATENT, "kv_lora_rank": 8, "q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 0,
                                "num_hidden_layers": 2}, 14, 95, {}),
+})
+EXPERTS.update({
+    # Two further tokens; no layer of the model is without experts, as those of the blocks.
+    "experts/deepseek-v3-mtp-tiny": (DeepseekV3Config, DeepseekV3ForCausalLM,
+                             {**LATENT, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_mtp_layers": 0,
+                              "num_hidden_layers": 2}, 14, 131,
+                             {"num_nextn_predict_layers": 2, "mtp_loss_scaling_factor": 0.3}),
 })
 EXPERTS.update({
     # Sinks, biases everywhere, gates and ups beyond the limits; layer 0 sees five keys.
@@ -492,6 +501,7 @@ def arguments(batch):
     first = torch.cummax(torch.where(begins, place, 0), 1).values
     given["attention_mask"] = hidden_unless((number[:, :, None] == number[:, None, :])[:, None])
     given.setdefault("position_ids", place - first)
+    given["documents"] = number
     given["labels"] = given["labels"].masked_fill(begins, -100)
     return given
 
@@ -530,8 +540,13 @@ LOSSES = {
     "gpt2-z-loss-tiny": (GPT2, 33, labels, 0.0, 0.02),
     "gpt2-smoothing-z-loss-tiny": (GPT2, 34, padding, 0.25, 0.01),
 }
+# name: further tokens, and the weight of their losses.
+FURTHER = {"experts/deepseek-v3-mtp-tiny": (2, 0.3), "llama-mtp-packed-tiny": (3, 0.6)}
+PACKED["llama-mtp-packed-tiny"] = ((*LLAMA[:2], {**LLAMA[2], "tie_word_embeddings": True}), 132, packed_ends, (2, 14))
 BATCHES.update({name: case[:3] for name, case in (*LOSSES.items(), *PACKED.items())})
 CASES.update({name: (*model, 14, seed, {}) for name, (model, seed, _) in BATCHES.items()})
+for packed, keys in (("llama-mtp-packed-tiny", {"num_nextn_predict_layers": 3, "mtp_loss_scaling_factor": 0.6}),):
+    CASES[packed] = (*CASES[packed][:-1], keys)
 
 SIZES = {"vocab_size": 32, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 # name: the classes, and all that the file says: sizes, and what the class has no usable value of. Heads keep the
@@ -622,9 +637,19 @@ def routers_loss(name, model, out, mask):
     return total
 
 
+def names_of(model, named):
+    return model.files(named) if isinstance(model, WithFurther) else named
+
+
+def further(name, model):
+    return WithFurther(model, *FURTHER[name]) if name in FURTHER else model
+
+
 def run(name, model, batch):
     """{"outputs": .., "grads": ..} of one forward and backward pass."""
     given = arguments(batch)
+    if not isinstance(model, WithFurther):
+        given.pop("documents", None)
     out = model(**given, output_hidden_states=True, **({"output_router_logits": True} if name in ROUTED else {}))
     loss = loss_of(name, out, given["labels"])
     if name in ROUTED:
@@ -633,7 +658,7 @@ def run(name, model, batch):
     loss.backward()
     outputs = {"loss": loss.detach().reshape(1), "logits": out.logits.detach()}
     outputs.update({f"hidden_states.{i}": h.detach().contiguous() for i, h in enumerate(out.hidden_states)})
-    return {"outputs": outputs, "grads": {n: p.grad for n, p in model.named_parameters()}}
+    return {"outputs": outputs, "grads": {n: p.grad for n, p in names_of(model, model.named_parameters())}}
 
 
 def compute(name):
@@ -643,7 +668,7 @@ def compute(name):
     config = config_class(**keys, initializer_range=0.3 if name in DEFAULTS else 0.2)
     config._attn_implementation = config._experts_implementation = "eager"
     bands(config)
-    model = model_class(config).float().eval()
+    model = further(name, model_class(config)).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):  # zeros in a fresh model: dropping them would go unnoticed
@@ -651,6 +676,8 @@ def compute(name):
                 parameter.normal_(0.0, 4.0 if wide else 0.3)
             elif parameter_name.endswith("sinks"):
                 parameter.normal_(0.0, 1.0)
+            elif parameter_name.endswith("eh_proj.weight"):
+                parameter.normal_(0.0, 0.2)
             elif "norm" in parameter_name or ".ln_" in parameter_name:
                 parameter.uniform_(*((-0.5, 0.5) if name.startswith("gemma") else (0.5, 1.5)))
         if name in EXPERTS:
@@ -664,11 +691,11 @@ def compute(name):
     biases = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
     for bias in biases.values():  # zeros in a fresh model, and not negative
         bias.normal_(0.0, 0.3)
-    weights = {n: p.detach() for n, p in (*model.named_parameters(), *biases.items())}
+    weights = {n: p.detach() for n, p in names_of(model, (*model.named_parameters(), *biases.items()))}
     computed = run(name, model, batch)
     if name in PACKED or name.startswith(("experts/", "variants/")):
         with float_is(torch.float64):
-            wide = model_class(config).double().eval()
+            wide = further(name, model_class(config)).double().eval()
             wide.load_state_dict(model.state_dict())  # exact: every fp32 number is one of fp64
             computed.update({f"{file}64": tensors for file, tensors in run(name, wide, batch).items()})
     written = json.loads(config.to_json_string(use_diff=False))
@@ -709,9 +736,10 @@ def write(name):
     # What was written is what Hugging Face reads: the file's own keys must describe the model that was run.
     model = CASES[name][1].from_pretrained(folder, attn_implementation="eager", experts_implementation="eager")
     model = model.float().eval()
-    again = model(**arguments(batch))
+    given = {n: t for n, t in arguments(batch).items() if n != "documents"}
+    again = model(**given)
     loss = loss_of(name, again, arguments(batch)["labels"])
-    assert name in ROUTED or torch.equal(loss.detach(), outputs["loss"][0]), name
+    assert name in ROUTED or name in FURTHER or torch.equal(loss.detach(), outputs["loss"][0]), name
     assert torch.equal(again.logits.detach(), outputs["logits"]), name
     print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 

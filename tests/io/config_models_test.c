@@ -181,6 +181,9 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
     cr_expect(c.experts.n == 16 && c.experts.per_token == 8 && c.experts.shared == 48 && c.experts.ungated);
     cr_expect(c.experts.normalised && c.experts.scores.groups == 4 && c.experts.scores.kept == 2);
     cr_expect(c.experts.scores.scale == 2.5 && !ar_config_has_experts(&c, 0) && ar_config_has_experts(&c, 1));
+    c = config_read(MODEL("glm4_moe"), "'num_nextn_predict_layers':2,'mtp_loss_scaling_factor':0.3");
+    cr_expect(c.unknown_keys == 0 && c.mtp == 2 && c.mtp_weight == 0.3 && ar_config_blocks(&c) == c.layers + 2);
+    cr_expect(ar_config_has_experts(&c, c.layers + 1));
     c = config_read(MODEL("dots1"), "'n_routed_experts':6,'num_experts_per_tok':2,'n_shared_experts':1,"
                                     "'sliding_window':5,'max_window_layers':1");
     cr_expect(c.arch == AR_ARCH_GLM4_MOE && c.qk_norm == AR_QK_NORM_HEAD && !c.experts.normalised);
@@ -191,6 +194,9 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
         {MODEL("glm4_moe"), "'n_group':128,'topk_group':128", "'n_group'"},
         {MODEL("glm4_moe"), "'n_group':32,'topk_group':1", "in those that stay enough"},
         {MODEL("glm4_moe"), "'n_shared_experts':0", "'n_shared_experts'"},
+        {MODEL("glm4_moe"), "'mtp_loss_scaling_factor':0.3", "without 'num_nextn_predict_layers'"},
+        {MODEL("glm4_moe"), "'num_nextn_predict_layers':2,'mtp_loss_scaling_factor':-1", "expected from 0 to 1e6"},
+        {MODEL("glm4_moe"), "'num_nextn_predict_layers':9", "'num_nextn_predict_layers'"},
         {MODEL("glm4_moe"), "'scoring_func':'softmax'", "expected 'sigmoid'"},
         {MODEL("glm4_moe"), "'routed_scaling_factor':1e300", "expected a finite number"},
         {MODEL("glm4_moe"), "'q_lora_rank':4", "'q_lora_rank'"},

@@ -210,6 +210,7 @@ static ar_status judge_config(const ar_config *read, const ar_config *drawn)
 {
     bool same = read->qkv_bias == drawn->qkv_bias && read->out_bias == drawn->out_bias &&
                 read->mlp_bias == drawn->mlp_bias && read->tied == drawn->tied && read->unknown_keys == 0;
+    same = same && read->mtp == drawn->mtp;
     same = same && same_rope(&read->rope, &drawn->rope) && read->max_positions == drawn->max_positions;
     for (size_t i = 0; i < drawn->layers; i++)
         same = same && ar_config_window(read, i) == ar_config_window(drawn, i);

@@ -189,6 +189,17 @@ static void write_experts(char *out, size_t cap, const layout_draw *d, const cha
                  truth(seed));
 }
 
+/* Further tokens of every second round through the families with experts, and every third through the others. */
+static void write_mtp(char *out, size_t cap, const layout_draw *d)
+{
+    const bool experts = d->kind == DRAW_EXPERTS;
+    const uint64_t round = d->seed / (experts ? LAYOUT_DRAW_EXPERTS : LAYOUT_DRAW_FAMILIES);
+    out[0] = '\0';
+    if (round % (experts ? 2 : 3) == 1)
+        snprintf(out, cap, ", \"num_nextn_predict_layers\": %d, \"mtp_loss_scaling_factor\": 0.3",
+                 1 + (int)(d->seed % 3));
+}
+
 /* Heads that the ranks share, or hold copies of; features, widths and a vocabulary that mostly divide by none. */
 static void write_file(layout_draw *d, const char *family, uint64_t *seed)
 {
@@ -204,7 +215,7 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
     const bool no_width = strcmp(family, "stablelm") == 0 || strcmp(family, "starcoder2") == 0; /* hidden / heads */
     const unsigned hidden = gpt2 || no_width ? heads * features : 1 + plan_draw_below(seed, 30);
     const unsigned ffn = (unsigned)p->tp * (1 + plan_draw_below(seed, 9));
-    char own[480] = "", width[32];
+    char own[480] = "", width[32], mtp[96];
     snprintf(width, sizeof width, no_width ? "" : "\"head_dim\": %u, ", features);
     if (gpt2) {
         snprintf(d->json, sizeof d->json,
@@ -217,11 +228,12 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
         write_experts(own, sizeof own, d, family, seed);
     else
         write_own(own, sizeof own, family, seed);
+    write_mtp(mtp, sizeof mtp, d);
     snprintf(d->json, sizeof d->json,
              "{\"model_type\": \"%s\", \"vocab_size\": %u, \"hidden_size\": %u, \"intermediate_size\": %u, "
              "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, \"num_key_value_heads\": %u, %s"
-             "\"tie_word_embeddings\": %s, \"initializer_range\": 0.3, %s}",
-             family, vocab, hidden, ffn, layers, heads, kv, width, truth(seed), own);
+             "\"tie_word_embeddings\": %s, \"initializer_range\": 0.3, %s%s}",
+             family, vocab, hidden, ffn, layers, heads, kv, width, truth(seed), own, mtp);
 }
 
 void layout_family_draw(layout_draw *d, uint64_t *seed)

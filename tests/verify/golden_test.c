@@ -49,8 +49,8 @@ static const struct {
       "llama-positions-tiny",
       "gpt2-flattened-tiny"}},
     {{1, 2, 4},
-     {"llama-packed-tiny", "gpt2-packed-tiny", "llama-smoothing-tiny", "gpt2-z-loss-tiny", "gpt2-smoothing-z-loss-tiny",
-      "block-mha"}},
+     {"llama-packed-tiny", "llama-mtp-packed-tiny", "gpt2-packed-tiny", "llama-smoothing-tiny", "gpt2-z-loss-tiny",
+      "gpt2-smoothing-z-loss-tiny", "block-mha"}},
     {{1, 2},
      {"qwen2-layers-tiny", "llama3-rope-tiny", "llama-dynamic-tiny", "qwen2-yarn-tiny", "llama-longrope-tiny",
       "llama-longrope-long-tiny", "phi3-tiny", "phi3-longrope-tiny", "phi3-longrope-short-tiny", "qwen3-defaults-tiny",
@@ -71,11 +71,12 @@ static const struct {
     {{1, 2}, {"variants/stablelm-tiny"}},
     {{1, 2},
      {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
-      "experts/dots1-tiny", "experts/deepseek-v3-tiny", "experts/deepseek-v2-tiny", "experts/deepseek-v2-lite-tiny"}},
+      "experts/dots1-tiny", "experts/deepseek-v3-tiny", "experts/deepseek-v2-tiny", "experts/deepseek-v2-lite-tiny",
+      "experts/deepseek-v3-mtp-tiny"}},
     {{1, 2, 4}, {"experts/gpt-oss-tiny", "experts/gpt-oss-padding-tiny", "experts/gpt-oss-defaults-tiny"}},
     {{1, 3}, {"experts/deepseek-v3-plain-tiny"}},
 };
-enum { CASES = 82 };
+enum { CASES = 84 };
 
 static bool is_block(const char *name)
 {
@@ -268,6 +269,8 @@ static const struct {
 } packed[] = {
     {"llama-packed-tiny", {.cp = 2}},
     {"llama-packed-tiny", {.cp = 14}},
+    {"llama-mtp-packed-tiny", {.cp = 14}},
+    {"llama-mtp-packed-tiny", {.pp = 2, .cp = 2, .tp = 2, .micro_batches = 2, .zero = 3}},
     {"llama-packed-tiny", {.dp = 2, .cp = 2, .cp_inner = 2, .tp = 2}},
     {"gpt2-packed-tiny", {.cp = 7, .zigzag = true}},
     {"gpt2-flattened-tiny", {.dp = 2, .cp = 7}},
@@ -299,6 +302,8 @@ static const struct {
     {"experts/dots1-tiny", {.cp = 7, .dp = 2, .zero = 2}},
     {"experts/deepseek-v3-tiny", {.pp = 3, .tp = 2, .sp = true, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 2}},
     {"experts/deepseek-v3-tiny", {.cp = 2, .tp = 2, .recompute = {AR_RECOMPUTE_SELECTIVE, 1}}},
+    {"experts/deepseek-v3-mtp-tiny", {.pp = 2, .tp = 2, .sp = true, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 2}},
+    {"experts/deepseek-v3-mtp-tiny", {.cp = 7, .zigzag = true, .dp = 2, .zero = 3}},
     {"experts/deepseek-v3-plain-tiny", {.tp = 3, .dp = 2, .zero = 3}},
     {"experts/deepseek-v2-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4, .zero = 2}},
     {"experts/deepseek-v2-lite-tiny", {.cp = 2, .cp_inner = 2, .tp = 2, .dp = 2}},

@@ -184,7 +184,7 @@ static ar_status value_of(ari_bl_run *run, double *value, const ari_bl_seen *lay
     return AR_OK;
 }
 
-ar_status ari_bl_balance_add(ari_bl_run *run, double *loss)
+ar_status ari_bl_balance_add(ari_bl_run *run, double *more)
 {
     const ari_bl_memory *mark = run->top;
     const bool together = balance_of(run) == AR_BALANCE_LAYERS;
@@ -205,7 +205,7 @@ ar_status ari_bl_balance_add(ari_bl_run *run, double *loss)
     }
     for (i = 0; i < layers; i++)
         sum += of[i];
-    *loss = ari_bl_fl(run, *loss + sum);
+    *more += sum;
     ari_bl_release(run, mark);
     return AR_OK;
 }

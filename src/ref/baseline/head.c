@@ -48,16 +48,21 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 0, m->dx, m->dx, 0, run->c->hidden));
     const size_t h = run->c->hidden;
-    for (size_t i = 0; i < run->tokens * h; i++)
-        m->dx[i] = run->c->pads && m->ids[i / h] == run->c->pad_id ? 0.0 : scaled(run, m->dx[i]);
-    ari_bl_terms terms = {.values = m->dx, .row_of = m->ids, .stream = true};
-    if (run->names->head != NULL && run->c->tied) { /* both uses into the same sums */
-        terms.stream = false;
-        terms.dy = m->dlogits;
-        terms.ld = run->c->vocab;
-        terms.x = m->head_x;
+    ari_bl_terms terms[1 + AR_MAX_MTP];
+    for (size_t k = 0; k <= run->c->mtp; k++) {
+        const ari_bl_model *of = k == 0 ? m : &m->mtp[k - 1].of;
+        for (size_t i = 0; i < run->tokens * h; i++)
+            of->dx[i] = run->c->pads && of->ids[i / h] == run->c->pad_id ? 0.0 : scaled(run, of->dx[i]);
+        terms[k] = (ari_bl_terms){
+            .values = of->dx, .row_of = of->ids, .stream = true, .next = k < run->c->mtp ? &terms[k + 1] : NULL};
+        if (run->names->head != NULL && run->c->tied) { /* all uses into the same sums */
+            terms[k].stream = false;
+            terms[k].dy = of->dlogits;
+            terms[k].ld = run->c->vocab;
+            terms[k].x = of->head_x;
+        }
     }
-    AR_TRY(table_gradient(run, run->names->embed, run->c->vocab, &terms));
+    AR_TRY(table_gradient(run, run->names->embed, run->c->vocab, terms));
     if (m->positions == NULL)
         return AR_OK;
     const ari_bl_memory *mark = run->top;
@@ -100,6 +105,7 @@ static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
     if (p == NULL)
         return run->memory;
     AR_TRY(ari_bl_sums_open(run, &sums, 1));
+    const double share = run->share > 0.0 ? run->share : 1.0;
     size_t targets = 0;
     for (size_t t = 0; t < run->tokens; t++)
         targets += ari_bl_target(run->batch, t / run->s, t % run->s) != AR_IGNORE_INDEX;
@@ -107,12 +113,16 @@ static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
         const int64_t target = ari_bl_target(run->batch, t / run->s, t % run->s);
         double *row = m->dlogits + t * v;
         if (target != AR_IGNORE_INDEX)
-            cross_entropy_row(run, &sums, row, p, (size_t)target, (double)targets);
+            cross_entropy_row(run, &sums, row, p, (size_t)target, (double)targets / share);
         else
             for (size_t i = 0; i < v; i++)
                 row[i] = 0.0;
     }
-    *loss = targets == 0 ? (double)ari_nan32() : ari_bl_fl(run, ari_bl_sums_value(&sums, 0) / (double)targets);
+    const double mean = ari_bl_sums_value(&sums, 0) / (double)targets;
+    if (run->share > 0.0)
+        *loss = targets == 0 ? 0.0 : share * mean;
+    else
+        *loss = targets == 0 ? (double)ari_nan32() : ari_bl_fl(run, mean);
     ari_bl_release(run, mark);
     return AR_OK;
 }
@@ -155,23 +165,27 @@ static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss
     return AR_OK;
 }
 
+ar_status ari_bl_logits(ari_bl_run *run, ari_bl_model *m, double *loss)
+{
+    const size_t v = run->c->vocab;
+    AR_TRY(ari_bl_linear_forward(run, &m->head, m->dlogits, m->head_x, run->tokens));
+    AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'f', m->dlogits, v, 0, v));
+    if (run->c->logit_cap > 0.0)
+        AR_TRY(cap_logits(run, m));
+    if (run->c->logit_scale > 0.0) {
+        scale_logits(run, m);
+        AR_TRY(emit_of_head(run, "scaled", 'f', m->dlogits));
+    }
+    return cross_entropy(run, m, loss);
+}
+
 ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
 {
-    if (run->names->head != NULL) {
-        const size_t v = run->c->vocab;
-        AR_TRY(ari_bl_linear_forward(run, &m->head, m->dlogits, m->head_x, run->tokens));
-        AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'f', m->dlogits, v, 0, v));
-        if (run->c->logit_cap > 0.0)
-            AR_TRY(cap_logits(run, m));
-        if (run->c->logit_scale > 0.0) {
-            scale_logits(run, m);
-            AR_TRY(emit_of_head(run, "scaled", 'f', m->dlogits));
-        }
-        AR_TRY(cross_entropy(run, m, loss));
-    } else {
-        AR_TRY(output_sum(run, m, loss));
-    }
-    AR_TRY(ari_bl_balance_add(run, loss));
+    double of_routers = 0.0, further = 0.0;
+    AR_TRY(run->names->head != NULL ? ari_bl_logits(run, m, loss) : output_sum(run, m, loss));
+    AR_TRY(ari_bl_mtp_forward(run, m, &further));
+    AR_TRY(ari_bl_balance_add(run, &of_routers));
+    *loss = ari_bl_fl(run, *loss + (of_routers + further));
     return ari_bl_emit(run, "loss", 'f', 0, NULL, loss);
 }
 
@@ -194,6 +208,18 @@ ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *d
     }
     AR_TRY(emit_of_head(run, "logits", 'b', m->dlogits));
     AR_TRY(ari_bl_linear_backward(run, &m->head, dx, m->dlogits, run->tokens));
-    AR_TRY(ari_bl_emit_tokens(run, run->names->head, 'b', dx, h, 0, h));
-    return run->c->tied ? AR_OK : ari_bl_linear_gradients(run, &m->head, m->dlogits, m->head_x, NULL);
+    return ari_bl_emit_tokens(run, run->names->head, 'b', dx, h, 0, h);
+}
+
+ar_status ari_bl_head_gradient(ari_bl_run *run, const ari_bl_model *m)
+{
+    ari_bl_terms terms[1 + AR_MAX_MTP];
+    if (run->names->head == NULL || run->c->tied)
+        return AR_OK;
+    for (size_t k = 0; k <= run->c->mtp; k++) {
+        const ari_bl_model *of = k == 0 ? m : &m->mtp[k - 1].of;
+        terms[k] = (ari_bl_terms){
+            .dy = of->dlogits, .ld = run->c->vocab, .x = of->head_x, .next = k < run->c->mtp ? &terms[k + 1] : NULL};
+    }
+    return table_gradient(run, run->names->head, run->c->vocab, terms);
 }

@@ -68,7 +68,9 @@ ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m)
         AR_TRY(load_block(run, &m->block[layer], layer));
     if (c->final_norm)
         AR_TRY(ari_bl_load_norm(run, &m->final_norm, run->names->final_norm, c->hidden, 1));
-    return run->names->head != NULL ? load_head(run, m) : AR_OK;
+    if (run->names->head != NULL)
+        AR_TRY(load_head(run, m));
+    return ari_bl_load_mtp(run, m);
 }
 
 /* Taken before the blocks' activations so that these can be released one by one. */
@@ -87,7 +89,7 @@ ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
     m->dlogits = ari_bl_doubles(run, run->tokens, run->c->vocab);
     if (run->c->logit_cap > 0.0)
         m->bare = ari_bl_doubles(run, run->tokens, run->c->vocab);
-    return m->dlogits == NULL || (run->c->logit_cap > 0.0 && m->bare == NULL) ? run->memory : AR_OK;
+    return run->memory != AR_OK ? run->memory : ari_bl_take_mtp(run, m);
 }
 
 /* --- a model ------------------------------------------------------------------------------------------------------ */
@@ -104,15 +106,18 @@ ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *
     AR_TRY(ari_bl_loss_forward(run, m, loss));
     if (run->o->forward_only)
         return AR_OK;
+    double *dnormed = run->c->final_norm ? ari_bl_doubles(run, run->tokens, h) : m->dx;
+    double *further = ari_bl_doubles(run, run->c->mtp > 0 ? run->tokens : 0, h);
+    if (run->memory != AR_OK)
+        return run->memory;
+    AR_TRY(ari_bl_mtp_backward(run, m, further));
+    AR_TRY(ari_bl_loss_backward(run, m, dnormed));
+    AR_TRY(ari_bl_head_gradient(run, m));
+    for (size_t i = 0; run->c->mtp > 0 && i < run->tokens * h; i++)
+        dnormed[i] = ari_bl_stream(run, dnormed[i] + further[i]);
     if (run->c->final_norm) {
-        double *dnormed = ari_bl_doubles(run, run->tokens, h);
-        if (dnormed == NULL)
-            return run->memory;
-        AR_TRY(ari_bl_loss_backward(run, m, dnormed));
         AR_TRY(ari_bl_norm_backward(run, &m->final_norm, m->dx, dnormed, &normed));
         AR_TRY(ari_bl_norm_gradients(run, &m->final_norm, dnormed, &normed));
-    } else {
-        AR_TRY(ari_bl_loss_backward(run, m, m->dx));
     }
     ari_bl_release(run, mark);
     return AR_OK;

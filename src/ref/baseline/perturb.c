@@ -58,7 +58,7 @@ static size_t block_of(const trial *t, const ari_bl_trained *p, bool *embeds)
         size_t layer = 0;
         for (const char *digit = p->name + length + 1; *digit >= '0' && *digit <= '9'; digit++)
             layer = layer * 10 + (size_t)(*digit - '0');
-        return layer;
+        return layer < layers ? layer : layers;
     }
     *embeds = p->at == t->model.embed || p->at == t->model.positions;
     return *embeds ? 0 : layers;

@@ -56,6 +56,7 @@ typedef struct ari_bl_run {
     size_t window;             /* of the block that is running: keys this far back are masked; 0: none */
     const ar_rope *rope;       /* of the block that is running */
     const struct ari_bl_seen *seen;
+    double share;       /* of the loss that is being computed in the model's; 0: all of it */
     ari_bl_memory *top; /* everything allocated and not yet released, last first */
     ar_status memory;   /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;
@@ -163,10 +164,11 @@ typedef struct ari_bl_terms {
     size_t ld;        /*   with */
     const double *x;  /* [tokens, cols] */
     const size_t *of; /* [b+1] or NULL, all tokens: sample i's rows of dy and x are of[i] .. of[i+1] - 1 */
-    const double *values; /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
-    size_t per_token;     /* 0, or so many such rows of values a token, all of them added to row 0 */
-    const size_t *row_of; /* [tokens] or NULL: row 0 */
-    bool stream;          /* of a parameter that enters no product */
+    const double *values;            /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
+    size_t per_token;                /* 0, or so many such rows of values a token, all of them added to row 0 */
+    const size_t *row_of;            /* [tokens] or NULL: row 0 */
+    bool stream;                     /* of a parameter that enters no product */
+    const struct ari_bl_terms *next; /* more of them; NULL: none */
 } ari_bl_terms;
 /** gradient [rows, cols] over all samples and tokens of the batch. */
 AR_NODISCARD ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols,
@@ -377,8 +379,8 @@ AR_NODISCARD ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_exp
 AR_NODISCARD ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e);
 /** Notes what the layer's losses are made of. */
 AR_NODISCARD ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r);
-/** *loss += their value, of all layers as these last went forward. */
-AR_NODISCARD ar_status ari_bl_balance_add(ari_bl_run *run, double *loss);
+/** *more += their value, of all layers as these last went forward. */
+AR_NODISCARD ar_status ari_bl_balance_add(ari_bl_run *run, double *more);
 /** dz [tokens, E] += their gradient. All layers have gone forward. */
 AR_NODISCARD ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, const ari_bl_routed *r);
 
@@ -423,7 +425,28 @@ typedef struct ari_bl_model {
     double *dlogits;         /* [tokens, V]: first the logits, then their gradient */
     double *bare;            /* [tokens, V]: the logits before they are capped, where they are */
     double *dx;              /* [tokens, h]: the gradient on its way back */
+    struct ari_bl_mtp *mtp;  /* one a further token */
 } ari_bl_model;
+
+/* A further token's block; `of`: rolled ids, the head's input, logits and gradients, as of a model. */
+typedef struct ari_bl_mtp {
+    size_t layer;
+    ari_bl_norm tokens_norm, entered_norm, made_norm;
+    ari_bl_linear joined;
+    ari_bl_params block;
+    ari_bl_model of;
+    ar_batch batch;
+    ari_bl_norm_saved tokens, entered, made;
+    double *both; /* [tokens, 2h] */
+    ari_bl_block saved;
+} ari_bl_mtp;
+AR_NODISCARD ar_status ari_bl_load_mtp(ari_bl_run *run, ari_bl_model *m);
+/** What lives through a pass. */
+AR_NODISCARD ar_status ari_bl_take_mtp(ari_bl_run *run, ari_bl_model *m);
+/** All depths from m->head_x; *more += their part of the loss. */
+AR_NODISCARD ar_status ari_bl_mtp_forward(ari_bl_run *run, ari_bl_model *m, double *more);
+/** dx [tokens, h] of m->head_x, but for the head's; sums and emits the gradients of the blocks. */
+AR_NODISCARD ar_status ari_bl_mtp_backward(ari_bl_run *run, const ari_bl_model *m, double *dx);
 
 /** A run's struct from the caller's: checked, nothing loaded. Whatever it returns, ari_bl_release(run, NULL) ends
  *  it. */
@@ -443,9 +466,13 @@ AR_NODISCARD ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, doub
 /** Gradients of the embedding (tied: of both uses) and of the learned positions, from m->dx, which dropout overwrites;
  * emitted. */
 AR_NODISCARD ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m);
-/** Logits and loss from m->head_x; m->dlogits is left holding the gradient of the logits. */
+/** Logits and their loss from m->head_x; m->dlogits is left holding the gradient of the logits. */
+AR_NODISCARD ar_status ari_bl_logits(ari_bl_run *run, ari_bl_model *m, double *loss);
+/** The same of the model, with the losses of further tokens and of routers; emitted. */
 AR_NODISCARD ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, double *loss);
-/** dx [tokens, h] of m->head_x, and the untied head's gradient; emitted. */
+/** dx [tokens, h] of m->head_x; emitted. */
 AR_NODISCARD ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *dx);
+/** The untied head's gradient, of all its uses. */
+AR_NODISCARD ar_status ari_bl_head_gradient(ari_bl_run *run, const ari_bl_model *m);
 
 #endif

@@ -149,10 +149,12 @@ ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t
         const size_t band = rows - first < BAND ? rows - first : BAND;
         ari_bl_sums sums;
         AR_TRY(ari_bl_sums_open(run, &sums, band * cols));
-        if (terms->dy != NULL)
-            AR_TRY(add_samples(run, &sums, first, band, cols, terms));
-        if (terms->values != NULL)
-            add_tokens(run, &sums, first, band, cols, terms);
+        for (const ari_bl_terms *t = terms; t != NULL; t = t->next) {
+            if (t->dy != NULL)
+                AR_TRY(add_samples(run, &sums, first, band, cols, t));
+            if (t->values != NULL)
+                add_tokens(run, &sums, first, band, cols, t);
+        }
         for (size_t i = 0; i < band * cols; i++)
             gradient[first * cols + i] = round_sum(run, ari_bl_sums_value(&sums, i), terms);
         ari_bl_release(run, mark);

@@ -11,9 +11,9 @@
 #include "ref/numerics/optimizer.h"
 
 /* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each, and three
- * weights and biases of every expert, the router's two and four of a shared expert; around the blocks stand two tables, a
- * norm and a head: fewer than another block has. */
-enum { BLOCK_PARAMETERS = 28, ROUTER_PARAMETERS = 6, EXPERT_PARAMETERS = 6 };
+ * weights and biases of every expert, the router's two and four of a shared expert; one for a further token three norms and
+ * a matrix besides; around the blocks stand two tables, a norm and a head: fewer than another block has. */
+enum { BLOCK_PARAMETERS = 35, ROUTER_PARAMETERS = 6, EXPERT_PARAMETERS = 6 };
 
 /* --- the list ----------------------------------------------------------------------------------------------------- */
 
@@ -21,7 +21,7 @@ ar_status ari_bl_training_open(ari_bl_run *run)
 {
     ari_bl_training *t = ari_bl_take(run, 1, 1, sizeof *t);
     ari_bl_trained *blocks =
-        ari_bl_take(run, run->c->layers + 1,
+        ari_bl_take(run, ar_config_blocks(run->c) + 1,
                     BLOCK_PARAMETERS + ROUTER_PARAMETERS + EXPERT_PARAMETERS * run->c->experts.n, sizeof *blocks);
     if (t == NULL || blocks == NULL)
         return run->memory;

@@ -13,6 +13,12 @@ typedef enum ari_role {
     ARI_POSITIONS,
     ARI_EMBEDDED, /* what the first block gets */
     /* In a block. */
+    /* Of one for further tokens: rows of the table of tokens, norms of these and of what enters, and a matrix that
+     * makes one value of both. */
+    ARI_MTP_TOKENS,
+    ARI_TOKENS_NORM,
+    ARI_ENTERED_NORM,
+    ARI_JOINED,
     ARI_NORM1, /* before attention */
     /* Latent attention: to low ranks, norms, from low ranks to heads. */
     ARI_Q_A,
@@ -71,6 +77,10 @@ typedef enum ari_role {
     ARI_SHARED_SHARE,  /* the gate of what it makes */
     ARI_MLP,
     ARI_MLP_NORM, /* of what the MLP adds to the residual */
+    /* Of one for further tokens: a norm of what it makes, the logits, and their gradient. */
+    ARI_MTP_NORM,
+    ARI_MTP_HEAD,
+    ARI_MTP_LOGITS,
     ARI_LAYER,
     /* After the blocks. */
     ARI_FINAL_NORM,
@@ -85,6 +95,12 @@ typedef enum ari_role {
 static inline bool ari_is_expert_part(ari_role role)
 {
     return role == ARI_EXPERT_GATE || role == ARI_EXPERT_UP || role == ARI_EXPERT_DOWN;
+}
+
+/** True for a part that a block for further tokens has besides those of a layer. */
+static inline bool ari_is_mtp_part(ari_role role)
+{
+    return (role >= ARI_MTP_TOKENS && role <= ARI_JOINED) || (role >= ARI_MTP_NORM && role <= ARI_MTP_LOGITS);
 }
 
 /** What a parameter's name has after its module's. */

@@ -153,8 +153,7 @@ static ar_status read_scores(ar_experts *e, const ari_json_at *at, const ari_exp
 ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form)
 {
     ar_experts *e = &c->experts;
-    size_t shared = form->shared, dense = form->dense,
-           further = 0; /* layers that transformers does not compute either */
+    size_t shared = form->shared, dense = form->dense;
     *e = (ar_experts){
         .n = form->n, .per_token = form->per_token, .ffn = form->ffn, .normalised = form->normalised, .ungated = true};
     AR_TRY(form->n > 0 ? ari_json_size_or(at, "n_routed_experts", 1, MOST_EXPERTS, &e->n)
@@ -171,9 +170,6 @@ ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ar
         return ar_error_set(AR_ERR_CONFIG, "%s: %zu shared experts of width %zu are wider together than supported",
                             ARI_SHOW(at->name), shared, e->ffn);
     e->shared = shared * e->ffn;
-    AR_TRY(ari_json_size_or(at, "num_nextn_predict_layers", 0, ARI_CONFIG_MAX_LAYERS, &further));
-    if (further > 0)
-        ari_config_note(c, "", "num_nextn_predict_layers");
     AR_TRY(ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
     AR_TRY(ari_json_size_or(at, "first_k_dense_replace", 0, ARI_CONFIG_MAX_DIM, &dense));
     for (size_t i = 0; i < c->layers; i++)

@@ -170,7 +170,6 @@ static const struct {
     {"v_head_dim", OFF},
     {"lambda_std_dev", OFF},
     {"num_kv_shared_layers", ZERO},
-    {"num_nextn_predict_layers", ZERO},
     {"mamba_d_state", OFF},
     {"pretraining_tp", ONE},
     /* experts */

@@ -36,6 +36,27 @@ static ar_status read_padding(ar_config *c, const ari_json_at *at, const ari_lla
     return AR_OK;
 }
 
+/* Blocks for further tokens, which transformers leaves out: they are trained where the file has the weight of their
+ * losses, by Megatron's name. */
+static ar_status read_mtp(ar_config *c, const ari_json_at *at)
+{
+    size_t depth = 0;
+    AR_TRY(ari_json_size_or(at, "num_nextn_predict_layers", 0, AR_MAX_MTP, &depth));
+    AR_TRY(ari_json_real_or(at, "mtp_loss_scaling_factor", &c->mtp_weight));
+    if (!(c->mtp_weight >= 0.0 && c->mtp_weight <= 1e6))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'mtp_loss_scaling_factor' is %g, expected from 0 to 1e6",
+                            ARI_SHOW(at->name), c->mtp_weight);
+    if (c->mtp_weight > 0.0 && depth == 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'mtp_loss_scaling_factor' without 'num_nextn_predict_layers'",
+                            ARI_SHOW(at->name));
+    if (c->mtp_weight > 0.0)
+        c->mtp = depth;
+    else if (depth > 0)
+        ari_config_note(c, "", "num_nextn_predict_layers");
+    c->mtp_unused = depth - c->mtp;
+    return AR_OK;
+}
+
 ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
     c->arch = form->arch;
@@ -62,6 +83,7 @@ ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_l
     AR_TRY(ari_config_activation(at, form->activation_key ? form->activation_key : "hidden_act", &c->activation));
     AR_TRY(ari_json_real_or(at, "rms_norm_eps", &c->norm_eps));
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
+    AR_TRY(read_mtp(c, at));
     return form->two_ropes ? AR_OK : ari_config_rope(c, at, &form->rope);
 }
 
@@ -70,7 +92,8 @@ void ari_config_note_llama(ar_config *c, const ari_json_at *at, ari_unknown_keys
     static const char *const keys[] = {
         /* sizes */
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "max_position_embeddings", "head_dim",
+        "num_key_value_heads", "max_position_embeddings", "head_dim", "num_nextn_predict_layers",
+        "mtp_loss_scaling_factor",
         /* what is computed */
         "hidden_act", "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
         "original_max_position_embeddings", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window",
@@ -351,12 +374,12 @@ const ari_model_reader *ari_model_readers(size_t *n)
                       experts[] = "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
                       gpt_oss[] = "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha",
                       scores[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
-                                 "routed_scaling_factor scoring_func topk_method num_nextn_predict_layers use_qk_norm "
+                                 "routed_scaling_factor scoring_func topk_method use_qk_norm "
                                  "partial_rotary_factor",
                       granite[] = "embedding_multiplier attention_multiplier residual_multiplier logits_scaling",
                       window[] = "sliding_window_pattern", rotated[] = "no_rope_layers no_rope_layer_interval",
                       latent[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
-                                 "routed_scaling_factor scoring_func topk_method num_nextn_predict_layers num_experts "
+                                 "routed_scaling_factor scoring_func topk_method num_experts "
                                  "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim "
                                  "rope_interleave",
                       gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "

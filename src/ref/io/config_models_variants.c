@@ -208,6 +208,8 @@ static void note_layer_norm(ar_config *c, const ari_json_at *at, const char *eps
                                 "num_key_value_heads",
                                 "head_dim",
                                 "max_position_embeddings",
+                                "num_nextn_predict_layers",
+                                "mtp_loss_scaling_factor",
                                 "hidden_act",
                                 "tie_word_embeddings",
                                 "rope_theta",

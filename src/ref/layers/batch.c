@@ -4,6 +4,8 @@
 
 #include <stdbool.h>
 
+#include "ref/core/size.h"
+
 static ar_status check_documents(const int32_t *documents, size_t row, size_t seq)
 {
     for (size_t at = 0; at < seq; at++) {
@@ -113,4 +115,24 @@ size_t ar_batch_targets(const ar_batch *b)
     for (size_t i = 0; i < b->batch * b->seq; i++)
         count += ar_batch_target(b, i / b->seq, i % b->seq) != AR_IGNORE_INDEX;
     return count;
+}
+
+ar_status ar_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, size_t depth)
+{
+    const size_t n = b->batch * b->seq;
+    const int64_t *labels = b->labels ? b->labels : b->input_ids;
+    int64_t *ids = NULL;
+    AR_TRY(ari_alloc((void **)&ids, 2 * n, sizeof *ids, "rolled tokens"));
+    for (size_t i = 0; i < n; i++) {
+        const bool row = i % b->seq + depth < b->seq;
+        const bool within = row && (!b->documents || b->documents[i + depth] == b->documents[i]);
+        ids[i] = within ? b->input_ids[i + depth] : 0;
+        ids[n + i] = within || (row && b->targets_cross) ? labels[i + depth] : AR_IGNORE_INDEX;
+    }
+    *out = *b;
+    out->input_ids = ids;
+    out->labels = ids + n;
+    out->targets = b->mtp_targets[depth - 1];
+    *memory = ids;
+    return AR_OK;
 }

@@ -268,6 +268,12 @@ static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
 
 ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch)
 {
+    return ari_embedding_forward_as(e, ctx, saved, y, batch, e->token_name);
+}
+
+ar_status ari_embedding_forward_as(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch,
+                                   const char *name)
+{
     ar_tensor row_of, token;
     ar_ctx_place(ctx, batch);
     AR_TRY(check_batch(e, ctx, batch));
@@ -284,7 +290,7 @@ ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
         ar_param_use(&e->position);
     if (e->scale > 0.0f)
         AR_TRY(ARI_KERNEL(ctx, scale, &token, &token, e->scale));
-    AR_TRY(ari_tap_tokens(ctx, e->token_name, NULL, 'f', &token));
+    AR_TRY(ari_tap_tokens(ctx, name, NULL, 'f', &token));
     *y = token;
     if (!e->learned)
         return AR_OK;

@@ -14,6 +14,7 @@ struct ar_lm_head {
     ar_param loss; /* of which only the gradient is used */
     double cap;    /* of the logits; 0: none */
     float scale;   /* likewise */
+    double weight; /* of its loss in the whole */
 };
 
 enum { SAVED_LOGITS };
@@ -40,6 +41,7 @@ ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const ar_linear_spl
     AR_TRY_TO(failed, st, ari_path(l->name, sizeof l->name, name, NULL));
     AR_TRY_TO(failed, st, ari_loss_init(&l->loss, ctx, false));
     AR_TRY_TO(failed, st, ari_linear_init(&l->linear, ctx, &spec));
+    l->weight = 1.0;
     ari_cross_entropy_init(&l->entropy, ctx, vocab, loss_parallel(l));
     if (loss_parallel(l))
         l->entropy.rows = l->linear.output_total;
@@ -116,6 +118,19 @@ ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t target
     return ari_loss_value(&l->loss, ctx, loss, (double)targets, more);
 }
 
+void ari_lm_head_weigh(ar_lm_head *l, double weight)
+{
+    l->weight = weight;
+}
+
+ar_status ari_lm_head_share(ar_lm_head *l, ar_ctx *ctx, double *share, size_t targets)
+{
+    float total = 0.0f;
+    AR_TRY(ari_loss_total(&l->loss, ctx, &total));
+    *share = targets > 0 ? l->weight * ((double)total / (double)targets) : 0.0;
+    return AR_OK;
+}
+
 void ar_lm_head_scale(ar_lm_head *l, double factor)
 {
     l->scale = (float)factor;
@@ -159,7 +174,8 @@ ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_te
     const size_t targets = batch->global_batch > 0 ? batch->targets : ar_batch_targets(batch);
     ar_tensor dlogits;
     ar_ctx_place(ctx, batch);
-    AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets / ctx->loss_scale, true));
+    AR_TRY(ari_cross_entropy_backward(&l->entropy, ctx, saved, &dlogits, (double)targets / l->weight / ctx->loss_scale,
+                                      true));
     if (l->cap > 0.0) {
         ar_tensor bare;
         AR_TRY(tap_logits(l, ctx, CAPPED, 'b', &dlogits));

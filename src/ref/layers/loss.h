@@ -51,4 +51,8 @@ AR_NODISCARD ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *c
 AR_NODISCARD ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved,
                                                   ar_tensor *dlogits, double targets, bool in_place);
 
+/** The weight of a head's loss in that of the model, 1 at first; and that part, 0 without targets. Collective over dp. */
+void ari_lm_head_weigh(ar_lm_head *l, double weight);
+AR_NODISCARD ar_status ari_lm_head_share(ar_lm_head *l, ar_ctx *ctx, double *share, size_t targets);
+
 #endif

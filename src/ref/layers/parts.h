@@ -283,6 +283,25 @@ void ari_deferred_drop(ar_ctx *ctx, ari_deferred *l);
 /** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
+/** ar_embedding_forward, its rows tapped as `name`. */
+AR_NODISCARD ar_status ari_embedding_forward_as(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
+                                                const ar_batch *batch, const char *name);
+
+/* A block for a further token, of multi-token prediction (mtp.c). */
+typedef struct ari_mtp_options {
+    const ar_block_options *block;
+    ar_embedding *embedding; /* borrowed: the model's */
+    ar_norm_kind norm;
+    double norm_eps;
+    bool norm_plus_one;
+    const char *tokens, *tokens_norm, *entered_norm, *joined, *made_norm; /* below the block's path */
+} ari_mtp_options;
+/** With the id e of the place that is predicted next,
+ *    y = norm(block(M [norm(Emb(e)) | norm(x)]))
+ *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its weights, and of Megatron's). x and y as between blocks; the
+ *  batch is ar_batch_roll's. Gives; ar_module_destroy. */
+AR_NODISCARD ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
+
 typedef struct ari_norm_options {
     ar_norm_kind kind;
     size_t h;

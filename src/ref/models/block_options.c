@@ -185,7 +185,7 @@ ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, cons
     ar_outer_split outer;
     if (ranks < 1)
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
-    for (size_t i = 0; i < c->layers; i++) {
+    for (size_t i = 0; i < ar_config_blocks(c); i++) {
         ar_block_split split;
         if (i > 0 && plan->rules == 0 && ar_config_has_experts(c, i) == ar_config_has_experts(c, i - 1))
             continue; /* it is split as the one before */
@@ -223,7 +223,7 @@ ar_status ar_config_check_inner(const ar_config *c, int ranks, int inner, const 
     const bool sequence = ar_plan_by_tokens(plan, 1, false);
     if (inner < 1)
         return ar_error_set(AR_ERR_ARG, "an inner cp of %d is not a number of neighbours", inner);
-    for (size_t i = 0; inner > 1 && i < c->layers; i++) {
+    for (size_t i = 0; inner > 1 && i < ar_config_blocks(c); i++) {
         ar_block_split split;
         AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
         AR_TRY(check_inner_heads(c, by_features(split.attention.first.to) ? (size_t)ranks : 1, (size_t)inner));

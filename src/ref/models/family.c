@@ -10,7 +10,8 @@
 /* clang-format off */
 #define LLAMA_NAMES(of_mlp) \
     .blocks = "model.layers", .attention = "self_attn", .embedded = "model.embed_tokens", .mlp = of_mlp
-#define TABLE {ARI_TOKENS, "model.embed_tokens"}
+#define TABLE {ARI_TOKENS, "model.embed_tokens"}, {ARI_TOKENS_NORM, "enorm"}, {ARI_ENTERED_NORM, "hnorm"}, \
+              {ARI_JOINED, "eh_proj"}
 #define NORM1 {ARI_NORM1, "input_layernorm"}
 #define QKV {ARI_Q, "self_attn.q_proj"}, {ARI_K, "self_attn.k_proj"}, {ARI_V, "self_attn.v_proj"}
 #define QK_NORMS {ARI_Q_NORM, "self_attn.q_norm"}, {ARI_K_NORM, "self_attn.k_norm"}
@@ -20,7 +21,7 @@
                 {ARI_EXPERT_DOWN, "mlp.experts.*.down_proj"}
 #define SHARED(name) {ARI_SHARED_GATE, "mlp." name ".gate_proj"}, {ARI_SHARED_UP, "mlp." name ".up_proj"}, \
                      {ARI_SHARED_DOWN, "mlp." name ".down_proj"}
-#define HEAD {ARI_FINAL_NORM, "model.norm"}, {ARI_HEAD, "lm_head"}
+#define HEAD {ARI_MTP_NORM, "shared_head.norm"}, {ARI_FINAL_NORM, "model.norm"}, {ARI_HEAD, "lm_head"}
 /* clang-format on */
 
 static const ari_family families[] = {
@@ -146,6 +147,9 @@ static const ari_family families[] = {
 static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_TOKENS] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
     [ARI_POSITIONS] = {ARI_FORM_TABLE, AR_STYLE_REPLICATE, ARI_POSITION_ROWS, ARI_HIDDEN},
+    [ARI_TOKENS_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_ENTERED_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_JOINED] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_TWICE_HIDDEN},
     [ARI_NORM1] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_Q_A] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_QUERY_RANK, ARI_HIDDEN},
     [ARI_KV_A] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_KEY_LATENTS, ARI_HIDDEN},
@@ -178,39 +182,45 @@ static const ari_part_kind kinds[ARI_ROLES] = {
     [ARI_SHARED_DOWN] = {ARI_FORM_LINEAR, AR_STYLE_ROWWISE, ARI_HIDDEN, ARI_SHARED_FFN},
     [ARI_SHARED_SHARE] = {ARI_FORM_LINEAR, AR_STYLE_REPLICATE, ARI_ONE, ARI_HIDDEN},
     [ARI_MLP_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
+    [ARI_MTP_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_FINAL_NORM] = {ARI_FORM_NORM, AR_STYLE_REPLICATE, ARI_HIDDEN, ARI_NO_EXTENT},
     [ARI_HEAD] = {ARI_FORM_TABLE, AR_STYLE_VOCAB, ARI_VOCABULARY, ARI_HIDDEN},
 };
 
-/* The values that layers of any family report (models.md), below its attention or its MLP; "": the module itself. */
+/* The values that layers of any family report (models.md), below its attention, its MLP or the block; "": the module
+ * itself. */
+enum { IN_ATTENTION, IN_MLP, IN_BLOCK };
 static const struct value {
     ari_role role;
-    bool in_mlp;
+    int in;
     const char *leaf, *plural; /* plural: of a family that calls it shared_experts; NULL: the same */
 } values[] = {
-    {ARI_Q_HEADS, false, "q", NULL},
-    {ARI_K_HEADS, false, "k", NULL},
-    {ARI_V_HEADS, false, "v", NULL},
-    {ARI_Q_ROPE, false, "q_rope", NULL},
-    {ARI_K_ROPE, false, "k_rope", NULL},
-    {ARI_K_SHARED, false, "k_shared", NULL},
-    {ARI_PROBS, false, "probs", NULL},
-    {ARI_PROBS_DROPPED, false, "attn_dropout", NULL},
-    {ARI_CONTEXT, false, "context", NULL},
-    {ARI_OUT_DROPPED, false, "resid_dropout", NULL},
-    {ARI_ATTENTION, false, "", NULL},
-    {ARI_FIRST_SUM, true, "fc", NULL},
-    {ARI_GATE_SUM, true, "gate", NULL},
-    {ARI_UP_SUM, true, "up", NULL},
-    {ARI_ACTIVATION, true, "act", NULL},
-    {ARI_MLP_DROPPED, true, "dropout", NULL},
-    {ARI_CHOSEN, true, "routes", NULL},
-    {ARI_ROUTES, true, "weights", NULL},
-    {ARI_ROUTER_LOGITS, true, "logits", NULL},
-    {ARI_EXPERTS, true, "experts", NULL},
-    {ARI_SHARED_ACTIVATION, true, "shared_expert.act", "shared_experts.act"},
-    {ARI_SHARED_EXPERT, true, "shared_expert", "shared_experts"},
-    {ARI_MLP, true, "", NULL},
+    {ARI_Q_HEADS, IN_ATTENTION, "q", NULL},
+    {ARI_K_HEADS, IN_ATTENTION, "k", NULL},
+    {ARI_V_HEADS, IN_ATTENTION, "v", NULL},
+    {ARI_Q_ROPE, IN_ATTENTION, "q_rope", NULL},
+    {ARI_K_ROPE, IN_ATTENTION, "k_rope", NULL},
+    {ARI_K_SHARED, IN_ATTENTION, "k_shared", NULL},
+    {ARI_PROBS, IN_ATTENTION, "probs", NULL},
+    {ARI_PROBS_DROPPED, IN_ATTENTION, "attn_dropout", NULL},
+    {ARI_CONTEXT, IN_ATTENTION, "context", NULL},
+    {ARI_OUT_DROPPED, IN_ATTENTION, "resid_dropout", NULL},
+    {ARI_ATTENTION, IN_ATTENTION, "", NULL},
+    {ARI_FIRST_SUM, IN_MLP, "fc", NULL},
+    {ARI_GATE_SUM, IN_MLP, "gate", NULL},
+    {ARI_UP_SUM, IN_MLP, "up", NULL},
+    {ARI_ACTIVATION, IN_MLP, "act", NULL},
+    {ARI_MLP_DROPPED, IN_MLP, "dropout", NULL},
+    {ARI_CHOSEN, IN_MLP, "routes", NULL},
+    {ARI_ROUTES, IN_MLP, "weights", NULL},
+    {ARI_ROUTER_LOGITS, IN_MLP, "logits", NULL},
+    {ARI_EXPERTS, IN_MLP, "experts", NULL},
+    {ARI_SHARED_ACTIVATION, IN_MLP, "shared_expert.act", "shared_experts.act"},
+    {ARI_SHARED_EXPERT, IN_MLP, "shared_expert", "shared_experts"},
+    {ARI_MLP, IN_MLP, "", NULL},
+    {ARI_MTP_TOKENS, IN_BLOCK, "embed_tokens", NULL},
+    {ARI_MTP_HEAD, IN_BLOCK, "shared_head.head", NULL},
+    {ARI_MTP_LOGITS, IN_BLOCK, "shared_head.head.logits", NULL},
 };
 
 /* --- reading them ------------------------------------------------------------------------------------------------- */
@@ -262,7 +272,7 @@ bool ari_family_value(const char **module, const char **leaf, ari_role *role, co
 {
     if (i >= sizeof values / sizeof *values)
         return false;
-    *module = values[i].in_mlp ? f->mlp : f->attention;
+    *module = values[i].in == IN_BLOCK ? "" : values[i].in == IN_MLP ? f->mlp : f->attention;
     *leaf = f->shared_experts && values[i].plural ? values[i].plural : values[i].leaf;
     *role = values[i].role;
     return true;
@@ -276,7 +286,7 @@ static void leaf_path(char *out, size_t cap, const ari_family *f, ari_role role)
     for (size_t i = 0; !path && ari_family_value(&module, &leaf, &found, f, i); i++) {
         if (found != role)
             continue;
-        snprintf(out, cap, "%s%s%s", module, leaf[0] ? "." : "", leaf);
+        snprintf(out, cap, "%s%s%s", module, module[0] && leaf[0] ? "." : "", leaf);
         return;
     }
     if (role == ARI_EMBEDDED)
@@ -314,6 +324,8 @@ bool ari_is_of_experts(ari_role role)
 bool ari_part_in_layer(const ar_config *c, ari_role role, size_t layer)
 {
     const bool experts = ar_config_has_experts(c, layer);
+    if (ari_is_mtp_part(role))
+        return layer >= c->layers;
     if (ari_is_of_experts(role))
         return experts && (role < ARI_SHARED_GATE || c->experts.shared > 0) &&
                (role != ARI_SHARED_SHARE || !c->experts.ungated) &&
@@ -346,7 +358,7 @@ bool ari_part_present(const ar_config *c, ari_role role)
     case ARI_FINAL_NORM:
         return c->final_norm;
     default:
-        return role != ARI_HEAD || !c->tied;
+        return ari_is_mtp_part(role) ? c->mtp > 0 : role != ARI_HEAD || !c->tied;
     }
 }
 
@@ -354,7 +366,7 @@ static bool part_has_bias(const ar_config *c, ari_role role)
 {
     if (kinds[role].form == ARI_FORM_NORM)
         return c->norm == AR_NORM_LAYER;
-    if (kinds[role].form != ARI_FORM_LINEAR)
+    if (kinds[role].form != ARI_FORM_LINEAR || role == ARI_JOINED)
         return false;
     if (role == ARI_OUT)
         return c->out_bias;
@@ -372,6 +384,7 @@ static size_t extent_of(const ar_config *c, ari_shape_extent e)
     const ar_latent *l = &c->latent;
     const size_t extents[] = {[ARI_NO_EXTENT] = 0,
                               [ARI_HIDDEN] = c->hidden,
+                              [ARI_TWICE_HIDDEN] = 2 * c->hidden,
                               [ARI_FFN] = c->ffn,
                               [ARI_VOCABULARY] = c->vocab,
                               [ARI_POSITION_ROWS] = c->max_positions,
@@ -448,7 +461,7 @@ ar_status ari_param_list(const ar_config *c,
 {
     const walk w = {c, visit, user};
     AR_TRY(visit_section(&w, ARI_BEFORE_BLOCKS, "", 0));
-    for (size_t i = 0; i < c->layers; i++) {
+    for (size_t i = 0; i < ar_config_blocks(c); i++) {
         char block[64];
         snprintf(block, sizeof block, "%s.%zu.", ari_family_of(c->arch)->blocks, i);
         AR_TRY(visit_section(&w, ARI_IN_BLOCKS, block, i));

@@ -24,6 +24,7 @@ typedef enum ari_form {
 typedef enum ari_shape_extent {
     ARI_NO_EXTENT,
     ARI_HIDDEN,
+    ARI_TWICE_HIDDEN,
     ARI_FFN,
     ARI_VOCABULARY,
     ARI_POSITION_ROWS,
@@ -69,7 +70,7 @@ typedef struct ari_family {
     bool transposed;             /* linear layers store [in, out] */
     bool shared_experts;         /* so the expert is called that all tokens go to */
     bool interleaved;            /* files have the experts' weights [E, in, out], gate and up column by column */
-    ari_family_part part[26];    /* in the order of first use, the three of an expert together; a path of NULL ends
+    ari_family_part part[32];    /* in the order of first use, the three of an expert together; a path of NULL ends
                                     them */
 } ari_family;
 /** Static storage. */

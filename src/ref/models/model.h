@@ -10,6 +10,10 @@ AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of
 /** A model's parameters in an array, in the order of their first use. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m);
 
+/** Borrowed from the model. */
+const ar_config *ari_model_config(const ar_model *m);
+/** The targets of each block for further tokens in the global batch, which a forward pass sets too. */
+void ari_model_mtp_targets(ar_model *m, const size_t *targets);
 /** ari_scores_update of all blocks. */
 AR_NODISCARD ar_status ari_model_update_biases(ar_model *m, ar_ctx *ctx);
 /** True if a step has to count the routes first; after that the counts become those of all ranks (ari_balance_share). */

@@ -51,7 +51,7 @@ size_t ari_layer_of_name(const ar_config *c, const char *name)
 {
     size_t layer = 0;
     const char *rest = below(name, ari_family_of(c->arch)->blocks, &layer);
-    return rest && numbered(rest, &layer, &rest) && layer < c->layers ? layer : SIZE_MAX;
+    return rest && numbered(rest, &layer, &rest) && layer < ar_config_blocks(c) ? layer : SIZE_MAX;
 }
 
 bool ari_param_place_of(ari_param_place *p, const ar_config *c, const char *name)
@@ -97,7 +97,7 @@ static void outside(ari_placing *p, const ar_config *c, ari_role role, bool embe
         p->uneven = p->dim == 0;
     }
     p->first = token || role == ARI_POSITIONS;
-    p->last = !p->first || (token && c->tied);
+    p->last = !p->first || (token && (c->tied || c->mtp > 0));
 }
 
 void ari_placing_of(ari_placing *p, const ar_config *c, const char *name, int ndim, const size_t *shape,

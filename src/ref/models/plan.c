@@ -61,6 +61,8 @@ ar_status ar_plan_default(ar_plan *p, ar_arch arch)
     ar_status st = AR_OK;
     *p = (ar_plan){0};
     for (const ari_family_part *part = f->part; part->path && st == AR_OK; part++) {
+        if (ari_is_mtp_part(part->role)) /* replicate without a rule */
+            continue;
         ari_role_path(glob, sizeof glob, arch, "*", part->role);
         st = put_rule(p, ari_part_kind_of(part->role)->style, glob);
     }
@@ -415,7 +417,7 @@ static ar_status check_glob(const ar_plan *p, const ar_config *c, const ar_plan_
     const bool prepares = rule->style == AR_STYLE_PREPARE;
     char number[24], near[AR_PLAN_GLOB];
     bool found = matches_in(rule, c->arch, NULL);
-    for (size_t layer = 0; layer < c->layers && !found; layer++) {
+    for (size_t layer = 0; layer < ar_config_blocks(c) && !found; layer++) {
         snprintf(number, sizeof number, "%zu", layer);
         found = matches_in(rule, c->arch, number);
     }

@@ -218,7 +218,8 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
 
 /* Norms whose placement follows from their input: that of the heads, or of the branch output added to the residual. */
 static const ari_role where_fixed[] = {
-    ARI_Q_NORM, ARI_K_NORM, ARI_ATTENTION_NORM, ARI_MLP_NORM, ARI_Q_A_NORM, ARI_KV_A_NORM, ARI_Q_A, ARI_KV_A};
+    ARI_Q_NORM, ARI_K_NORM, ARI_ATTENTION_NORM, ARI_MLP_NORM,     ARI_Q_A_NORM, ARI_KV_A_NORM,
+    ARI_Q_A,    ARI_KV_A,   ARI_TOKENS_NORM,    ARI_ENTERED_NORM, ARI_JOINED,   ARI_MTP_NORM};
 
 static ar_status check_fixed_norm(const view *v, ari_role role)
 {
@@ -226,6 +227,10 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
     if (!ari_part_path(v->f, role) || !ari_part_present(v->c, role))
         return AR_OK;
     const ari_ruled m = ruled_part(v, role);
+    if (ari_is_mtp_part(role) && (!m.rule || v->layer < v->c->layers))
+        return AR_OK;
+    if (role == ARI_JOINED)
+        return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "what joins two values is replicate");
     if (role == ARI_Q_A || role == ARI_KV_A || role == ARI_Q_A_NORM || role == ARI_KV_A_NORM)
         return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "what all heads take is replicate");
     if (role == ARI_Q_NORM || role == ARI_K_NORM)
@@ -364,6 +369,11 @@ static ar_status split_outer(const view *v, ar_outer_split *split)
     AR_TRY(ari_ruled_tokens(&tokens, &split->tokens));
     if (ari_part_path(v->f, ARI_FINAL_NORM))
         AR_TRY(split_norm(v, ARI_FINAL_NORM, &split->final_norm));
+    if (v->c->mtp > 0 && !ari_placed_alike(split->final_norm, v->stream))
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: the last norm is not placed as what lies between the blocks, and blocks for further "
+                            "tokens take what it makes; give it the style sequence",
+                            ARI_SHOW(ari_plan_file(v->p)));
     return ari_part_path(v->f, ARI_HEAD) ? split_head(v, &tokens, split->final_norm, &split->head) : AR_OK;
 }
 
@@ -411,7 +421,7 @@ static ar_status check_splits(view v)
     AR_TRY(split_outer(&v, &outer));
     AR_TRY(check_table(&v, ARI_TOKENS));
     AR_TRY(check_table(&v, ARI_POSITIONS));
-    for (v.layer = 0; v.layer < v.c->layers; v.layer++)
+    for (v.layer = 0; v.layer < ar_config_blocks(v.c); v.layer++)
         AR_TRY(split_block(&v, &block));
     return AR_OK;
 }

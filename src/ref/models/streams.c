@@ -59,7 +59,7 @@ static ar_status put_all(list *l, const ar_config *c)
     AR_TRY(ari_param_list(c, put_param, l));
     if (c->learned_positions)
         put_name(l, f->embedded);
-    for (size_t i = 0; i < c->layers; i++) {
+    for (size_t i = 0; i < ar_config_blocks(c); i++) {
         for (size_t k = 0; k < 3; k++) {
             snprintf(name, sizeof name, "%s.%zu.%s.%s", f->blocks, i, at[k][0], at[k][1]);
             put_name(l, name);

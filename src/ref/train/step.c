@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "anyrank/gradients.h"
 #include "ref/context/context.h"
@@ -22,16 +23,34 @@
 
 /* --- what is trained ---------------------------------------------------------------------------------------------- */
 
-/* The contribution of a batch's rows, at this rank's positions, to T, by which everything is divided. */
-static ar_status targets_of(size_t *count, const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
+/* The number of T's that a step counts: of the next token, and of each further one. */
+static size_t counts_of(const ari_trained *t)
+{
+    return 1 + (t->model ? ari_model_config(t->model)->mtp : 0);
+}
+
+static void count_own(size_t *count, const ar_ctx *ctx, const ar_batch *batch)
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, false);
     const size_t n = ar_positions_count(&own);
-    if (!t->model)
-        return ar_loss_targets(count, t->loss, ctx, batch);
     *count = 0;
     for (size_t i = 0; i < batch->batch * n; i++)
         *count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
+}
+
+/* The contribution of a batch's rows, at this rank's positions, to each T, by which everything is divided. */
+static ar_status targets_of(size_t *count, const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
+{
+    if (!t->model)
+        return ar_loss_targets(count, t->loss, ctx, batch);
+    count_own(count, ctx, batch);
+    for (size_t depth = 1; depth < counts_of(t); depth++) {
+        int64_t *memory = NULL;
+        ar_batch rolled;
+        AR_TRY(ar_batch_roll(&rolled, &memory, batch, depth));
+        count_own(&count[depth], ctx, &rolled);
+        free(memory);
+    }
     return AR_OK;
 }
 
@@ -134,20 +153,29 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
-    int64_t *own = NULL, sum = 0;
+    const size_t counts = counts_of(what);
+    int64_t *own = NULL, sum[1 + AR_MAX_MTP] = {0};
+    size_t all[1 + AR_MAX_MTP];
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
     for (size_t i = 0; i < n && st == AR_OK; i++) {
-        size_t count = 0;
-        st = targets_of(&count, what, ctx, &micro[i]);
-        own[i] = (int64_t)count;
-        sum += own[i];
+        size_t count[1 + AR_MAX_MTP] = {0};
+        st = targets_of(count, what, ctx, &micro[i]);
+        own[i] = (int64_t)count[0];
+        for (size_t k = 0; k < counts; k++)
+            sum[k] += (int64_t)count[k];
     }
     if (st == AR_OK)
-        st = ari_combine(ctx, ctx->dp, &sum, 1, AR_I64, AR_SUM, "targets");
-    *targets = (size_t)sum;
-    for (size_t i = 0; i < n; i++)
-        micro[i].targets = *targets;
+        st = ari_combine(ctx, ctx->dp, sum, counts, AR_I64, AR_SUM, "targets");
+    for (size_t k = 0; k < counts; k++)
+        all[k] = (size_t)sum[k];
+    *targets = all[0];
+    for (size_t i = 0; i < n; i++) {
+        micro[i].targets = all[0];
+        memcpy(micro[i].mtp_targets, all + 1, (counts - 1) * sizeof *all);
+    }
+    if (what->model)
+        ari_model_mtp_targets(what->model, all + 1);
     if (st == AR_OK)
         st = ari_fault_divisors(targets, ctx, micro, own, n, pieces);
     free(own);

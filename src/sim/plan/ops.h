@@ -31,6 +31,7 @@ typedef struct ari_step_case {
     X(AGREEMENT, "agreement")             /* that the dp ranks have the same parameters */                            \
     X(TARGETS, "targets")                 /* the number that the loss is divided by */                                \
     X(ROUTER_SUM, "router sum")           /* of a layer's routes, or its router's losses; of all layers' */             \
+    X(FURTHER_SUM, "further loss sum")    /* of a further token's losses */                                           \
     X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
     X(POSITIONS, "positions")             /* learned ones, added */                                                   \
     X(NORM, "norm")                                                                                                   \
@@ -267,6 +268,11 @@ size_t ari_call_chunk(const ari_op_call *call, size_t i);
  *  all-reduce; D for an all-to-all and a send, nothing more for its recv; N*D for each hop of an exchange. Errors:
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_call_bytes(size_t *bytes, const ari_op_call *call);
+/** True for no layer of the model: what comes before them or after them, where blocks for further tokens are. */
+static inline bool ari_outside_layers(const ar_config *c, size_t layer)
+{
+    return layer >= c->layers;
+}
 /** True if a step goes forward twice, first to count the routes (ar_router_losses). */
 bool ari_step_counts(const ari_step_case *c);
 /** How often the rows of a layer's experts are exchanged for the tokens of a pass and its gradients. */

@@ -81,11 +81,24 @@ static void add_block(ari_op_builder *w, ari_part_list *list, void (*mlp)(const 
     mlp(w, list);
     if (after)
         add(w, list, ARI_MLP_NORM);
-    if (list->of_each > 0)
-        list->n = ari_op_builder_add(w, list->parts - list->of_each, ari_op_builder_mul(w, list->of_each, w->experts));
 }
 
-/* The head's weight where it is tied is the table of tokens, which the first stage has. */
+static void count_parts(ari_op_builder *w, ari_part_list *list)
+{
+    list->n = ari_op_builder_add(w, list->parts - list->of_each, ari_op_builder_mul(w, list->of_each, w->experts));
+}
+
+static void add_further(ari_op_builder *w, ari_part_list *list)
+{
+    add(w, list, ARI_TOKENS_NORM);
+    add(w, list, ARI_ENTERED_NORM);
+    add(w, list, ARI_JOINED);
+    add_block(w, list, ar_config_has_experts(w->config, w->config->layers) ? add_experts : add_mlp);
+    add(w, list, ARI_MTP_NORM);
+}
+
+/* The head's weight where it is tied is the table of tokens, which the first stage has. Blocks for further tokens take
+ * it too. */
 static void add_ends(const ari_op_builder *w, ari_params *p)
 {
     const ar_config *c = w->config;
@@ -97,6 +110,8 @@ static void add_ends(const ari_op_builder *w, ari_params *p)
         add(w, &p->after, ARI_FINAL_NORM);
     if (w->last && w->form.head && !(c->tied && w->first))
         add(w, &p->after, c->tied ? ARI_TOKENS : ARI_HEAD);
+    if (w->last && !w->first && c->mtp > 0 && !c->tied)
+        add(w, &p->after, ARI_TOKENS);
 }
 
 /* The i-th of the rank's layers. */
@@ -104,7 +119,7 @@ static size_t own_layer(const ari_op_builder *w, size_t i)
 {
     size_t begin = 0, end = 0;
     for (size_t stage = w->at[ARI_AXIS_PP]; stage < w->stages; stage += w->ranks[ARI_AXIS_PP]) {
-        ari_op_builder_stage_layers(w, stage, &begin, &end);
+        ari_op_builder_stage_blocks(w, stage, &begin, &end);
         if (i < end - begin)
             break;
         i -= end - begin;
@@ -112,10 +127,24 @@ static size_t own_layer(const ari_op_builder *w, size_t i)
     return begin + i;
 }
 
-/* True if each of the rank's layers has experts, or none. */
+/* True if each of the rank's layers has experts, or none, and no other parts. */
 static bool same_parts(const ari_params *p)
 {
-    return p->with_experts == 0 || p->with_experts == p->layers;
+    return p->mtp == 0 && (p->with_experts == 0 || p->with_experts == p->layers);
+}
+
+/* Layers with the same parts: without experts, with them, for further tokens. */
+enum { PARTS_OF_MLP, PARTS_OF_EXPERTS, PARTS_OF_FURTHER, PARTS_KINDS };
+static int parts_kind(const ari_op_builder *w, size_t layer)
+{
+    return layer >= w->config->layers                ? PARTS_OF_FURTHER
+           : ar_config_has_experts(w->config, layer) ? PARTS_OF_EXPERTS
+                                                     : PARTS_OF_MLP;
+}
+
+static const ari_part_list *parts_of_kind(const ari_params *p, int kind)
+{
+    return kind == PARTS_OF_FURTHER ? &p->further : kind == PARTS_OF_EXPERTS ? &p->experts : &p->block;
 }
 
 /* The parts of that layer. */
@@ -123,7 +152,7 @@ static const ari_part_list *parts_of(const ari_op_builder *w, const ari_params *
 {
     if (same_parts(p))
         return p->with_experts > 0 ? &p->experts : &p->block;
-    return ar_config_has_experts(w->config, own_layer(w, unit)) ? &p->experts : &p->block;
+    return parts_of_kind(p, parts_kind(w, own_layer(w, unit)));
 }
 
 ari_params ari_op_builder_all_params(ari_op_builder *w)
@@ -133,15 +162,23 @@ ari_params ari_op_builder_all_params(ari_op_builder *w)
     add_ends(w, &p);
     add_block(w, &p.block, add_mlp);
     add_block(w, &p.experts, add_experts);
+    add_further(w, &p.further);
+    count_parts(w, &p.block);
+    count_parts(w, &p.experts);
+    count_parts(w, &p.further);
+    p.mtp = w->last ? w->config->mtp : 0;
     for (size_t stage = w->at[ARI_AXIS_PP]; stage < w->stages; stage += w->ranks[ARI_AXIS_PP]) {
         size_t begin = 0, end = 0;
-        ari_op_builder_stage_layers(w, stage, &begin, &end);
+        ari_op_builder_stage_blocks(w, stage, &begin, &end);
         p.layers += end - begin;
         for (size_t layer = begin; layer < end && w->config->experts.n > 0; layer++)
             p.with_experts += ar_config_has_experts(w->config, layer);
     }
+    const bool experts = ar_config_has_experts(w->config, w->config->layers);
+    const size_t more = p.further.n - (experts ? p.experts.n : p.block.n);
     p.in_blocks = ari_op_builder_add(w, ari_op_builder_mul(w, p.layers - p.with_experts, p.block.n),
                                      ari_op_builder_mul(w, p.with_experts, p.experts.n));
+    p.in_blocks = ari_op_builder_add(w, p.in_blocks, ari_op_builder_mul(w, p.mtp, more));
     p.n = ari_op_builder_add(w, p.before.n + p.after.n, p.in_blocks);
     return p;
 }
@@ -150,7 +187,7 @@ static void enter_unit(ari_op_builder *w, const ari_params *p, size_t unit)
 {
     w->unit_at.unit = unit;
     w->unit_at.layer = own_layer(w, unit);
-    w->unit_at.parts = ar_config_has_experts(w->config, w->unit_at.layer) ? &p->experts : &p->block;
+    w->unit_at.parts = parts_of_kind(p, parts_kind(w, w->unit_at.layer));
 }
 
 /* The layer of the blocks' parameter `at`, from that of the one before: they are gone through in their order, or in
@@ -281,23 +318,58 @@ static ari_section section_of(const ari_op_builder *w, ari_role role)
     return role == ARI_TOKENS && !w->first ? ARI_AFTER_BLOCKS : ari_section_of(role);
 }
 
+/* In the order of the backward pass: blocks for further tokens, what comes after the layers, the layers, what comes
+ * before. */
+static int turn_of(const ari_op_builder *w, const ari_op_param *p)
+{
+    static const int sections[] = {[ARI_BEFORE_BLOCKS] = 3, [ARI_IN_BLOCKS] = 2, [ARI_AFTER_BLOCKS] = 1};
+    return p->layer != ARI_NO_LAYER && p->layer >= w->config->layers ? 0 : sections[section_of(w, p->role)];
+}
+
 /* True if the backward pass makes the gradient of a after that of b: from the last layer to the first, in a block in
  * the order of its parts, a bias after its weight, and the embedding at the end. Those of all experts are made together.
  */
 static bool made_after(const ari_op_builder *w, const ari_op_param *a, const ari_op_param *b)
 {
-    static const int order[ARI_ROLES] = {
-        [ARI_EXPERT_GATE] = 2, [ARI_EXPERT_UP] = 2, [ARI_EXPERT_DOWN] = 2,  [ARI_SHARED_DOWN] = 3,
-        [ARI_SHARED_GATE] = 3, [ARI_SHARED_UP] = 3, [ARI_SHARED_SHARE] = 4, [ARI_ROUTER] = 4,
-        [ARI_MLP_NORM] = 1,    [ARI_DOWN] = 2,      [ARI_FIRST] = 3,        [ARI_GATE] = 3,
-        [ARI_GATE_UP] = 3,     [ARI_UP] = 4,        [ARI_NORM2] = 5,        [ARI_ATTENTION_NORM] = 6,
-        [ARI_OUT] = 7,         [ARI_Q_NORM] = 8,    [ARI_K_NORM] = 9,       [ARI_QKV] = 14,
-        [ARI_SINKS] = 8,       [ARI_KV_B] = 8,      [ARI_KV_A_NORM] = 9,    [ARI_Q_B] = 10,
-        [ARI_Q_A_NORM] = 11,   [ARI_Q_A] = 12,      [ARI_KV_A] = 13,        [ARI_Q] = 14,
-        [ARI_K] = 15,          [ARI_V] = 16,        [ARI_NORM1] = 17,       [ARI_TOKENS] = 1,
-        [ARI_POSITIONS] = 2,   [ARI_HEAD] = 1,      [ARI_FINAL_NORM] = 2};
-    static const int sections[] = {[ARI_BEFORE_BLOCKS] = 2, [ARI_IN_BLOCKS] = 1, [ARI_AFTER_BLOCKS] = 0};
-    const int sa = sections[section_of(w, a->role)], sb = sections[section_of(w, b->role)];
+    static const int order[ARI_ROLES] = {[ARI_EXPERT_GATE] = 2,
+                                         [ARI_EXPERT_UP] = 2,
+                                         [ARI_EXPERT_DOWN] = 2,
+                                         [ARI_SHARED_DOWN] = 3,
+                                         [ARI_SHARED_GATE] = 3,
+                                         [ARI_SHARED_UP] = 3,
+                                         [ARI_SHARED_SHARE] = 4,
+                                         [ARI_ROUTER] = 4,
+                                         [ARI_MLP_NORM] = 1,
+                                         [ARI_DOWN] = 2,
+                                         [ARI_FIRST] = 3,
+                                         [ARI_GATE] = 3,
+                                         [ARI_GATE_UP] = 3,
+                                         [ARI_UP] = 4,
+                                         [ARI_NORM2] = 5,
+                                         [ARI_ATTENTION_NORM] = 6,
+                                         [ARI_OUT] = 7,
+                                         [ARI_Q_NORM] = 8,
+                                         [ARI_K_NORM] = 9,
+                                         [ARI_QKV] = 14,
+                                         [ARI_SINKS] = 8,
+                                         [ARI_KV_B] = 8,
+                                         [ARI_KV_A_NORM] = 9,
+                                         [ARI_Q_B] = 10,
+                                         [ARI_Q_A_NORM] = 11,
+                                         [ARI_Q_A] = 12,
+                                         [ARI_KV_A] = 13,
+                                         [ARI_Q] = 14,
+                                         [ARI_K] = 15,
+                                         [ARI_V] = 16,
+                                         [ARI_NORM1] = 17,
+                                         [ARI_TOKENS] = 1,
+                                         [ARI_POSITIONS] = 2,
+                                         [ARI_HEAD] = 2,
+                                         [ARI_FINAL_NORM] = 3,
+                                         [ARI_JOINED] = 18,
+                                         [ARI_ENTERED_NORM] = 19,
+                                         [ARI_TOKENS_NORM] = 20};
+    const int sa = turn_of(w, a), sb = turn_of(w, b);
     if (sa != sb)
         return sa > sb;
     if (a->layer != b->layer)
@@ -464,7 +536,10 @@ static size_t each_of(ari_op_builder *w, const ari_params *all, size_t unit, siz
     const unsigned kinds = kinds_in(w, all, unit);
     for (int k = 0; k < ARI_BUCKET_KINDS; k++)
         any[k] = kinds & 1u << k && next_bucket(w, all, &s, k, &open[k]);
-    ari_op_param latest = {ARI_NO_LAYER, ARI_HEAD, false}; /* none is made before it */
+    /* None is made before it. */
+    ari_op_param latest = {ARI_NO_LAYER, ARI_HEAD, false};
+    if (w->config->mtp > 0)
+        latest = (ari_op_param){ar_config_blocks(w->config) - 1, ARI_MTP_NORM, false};
     for (; w->st == AR_OK; index++) {
         int first = -1;
         for (int k = 0; k < ARI_BUCKET_KINDS; k++) {
@@ -490,9 +565,9 @@ static size_t each_of(ari_op_builder *w, const ari_params *all, size_t unit, siz
 static size_t first_of(ari_op_builder *w, const ari_params *all, size_t unit)
 {
     const size_t before = all->layers - (unit < all->layers ? unit + 1 : 0);
-    size_t index = 0, known[2] = {0};
+    size_t index = 0, known[PARTS_KINDS] = {0};
     for (size_t k = all->layers; k-- > all->layers - before;) {
-        size_t *n = &known[ar_config_has_experts(w->config, own_layer(w, k))];
+        size_t *n = &known[parts_kind(w, own_layer(w, k))];
         if (*n == 0 || w->c->run.plan.rules > 0)
             *n = each_of(w, all, k, 0, NULL);
         index += *n;

@@ -19,7 +19,7 @@ typedef struct ari_forward {
 
 /* Scopes of a section's values: made by its forward pass, recomputed for its backward pass, and gradients. */
 typedef enum ari_scope { ARI_SCOPE_FORWARD, ARI_SCOPE_RECOMPUTED, ARI_SCOPE_GRADIENTS, ARI_SCOPES } ari_scope;
-enum { ARI_FORWARDS = 32 };
+enum { ARI_FORWARDS = 48 };
 
 /* A layer of the rank, by number, and where its parameters begin among those of the blocks. */
 typedef struct ari_unit_place {
@@ -47,7 +47,7 @@ typedef struct ari_step_form {
 /* Which values there are where the walk is, by their numbers. */
 typedef struct ari_edges {
     size_t values, section;  /* as in ari_operations_values; of the model: 0, what comes before the blocks; block 0, ..;
-                                what comes after them */
+                                what comes after them; blocks for further tokens, with their heads */
     size_t made[ARI_SCOPES]; /* in the section so far */
     ari_values now;          /* what the next operation takes */
     size_t entered, skip;    /* the value that the block takes; what goes past the branch, or its gradient */
@@ -107,6 +107,8 @@ size_t ari_op_builder_mul(ari_op_builder *w, size_t a, size_t b);
 size_t ari_op_builder_add(ari_op_builder *w, size_t a, size_t b);
 /** The layers [*begin, *end) of a stage. */
 void ari_op_builder_stage_layers(const ari_op_builder *w, size_t stage, size_t *begin, size_t *end);
+/** The same with the blocks for further tokens, which follow the layers of the last stage. */
+void ari_op_builder_stage_blocks(const ari_op_builder *w, size_t stage, size_t *begin, size_t *end);
 /** Goes to a layer, ARI_NO_LAYER or a block, whose splits it reads from the plan. */
 void ari_op_builder_layer(ari_op_builder *w, size_t layer);
 
@@ -224,9 +226,22 @@ void ari_op_builder_attend_backward(ari_op_builder *w);
 bool ari_op_builder_experts(ari_op_builder *w, bool again);
 bool ari_op_builder_experts_backward(ari_op_builder *w);
 
+/* --- the ends of a model (ops_ends.c) ------------------------------------------------------------------------------- */
+void ari_op_builder_embedding(ari_op_builder *w);
+void ari_op_builder_embedding_backward(ari_op_builder *w);
+void ari_op_builder_loss(ari_op_builder *w);
+void ari_op_builder_loss_backward(ari_op_builder *w);
+/** What a block for a further token multiplies: two values side by side; backward their gradients apart. */
+void ari_op_builder_side_by_side(ari_op_builder *w, size_t tokens, size_t entered);
+
 /* --- the stage that the walk is in (ops_model.c) ------------------------------------------------------------------ */
 /** The stage's message from its neighbour, or to it, in this pass; nothing without a neighbour. */
 void ari_op_builder_message(ari_op_builder *w, bool sends);
+/** Makes this value, of the model's width, the next operation's input. */
+void ari_op_builder_take(ari_op_builder *w, size_t id);
+void ari_op_builder_dropout(ari_op_builder *w, ari_role role);
+/** A layer's placements as ari_op_builder_placed has them. */
+ar_linear_split ari_op_builder_placed_split(ar_linear_split s);
 void ari_op_builder_forward(ari_op_builder *w);
 void ari_op_builder_backward(ari_op_builder *w);
 
@@ -237,7 +252,7 @@ typedef struct ari_param_part {
     bool bias;
 } ari_param_part;
 
-enum { ARI_PARTS = 24 };
+enum { ARI_PARTS = 32 };
 /* Parts in their order. Those at [first, first + of_each) each of the experts has in turn. */
 typedef struct ari_part_list {
     ari_param_part at[ARI_PARTS];
@@ -248,8 +263,9 @@ typedef struct ari_part_list {
 /* In the order of their registration: before the blocks, of each of the rank's blocks, which has an MLP or experts,
  * after them. */
 typedef struct ari_params {
-    ari_part_list before, block, experts, after;
-    size_t layers, with_experts; /* of the rank; of them, those with experts */
+    ari_part_list before, block, experts, further, after; /* further: of a block for a further token */
+    size_t layers, with_experts;                          /* of the rank; of them, those with experts */
+    size_t mtp;                                           /* of them, those for further tokens, at the end */
     size_t in_blocks, n;
 } ari_params;
 

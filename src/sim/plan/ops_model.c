@@ -6,15 +6,14 @@
 
 /* --- what works element by element, or head by head --------------------------------------------------------------- */
 
-/* Makes this value, of the model's width, the next operation's input. */
-static void take_value(ari_op_builder *w, size_t id)
+void ari_op_builder_take(ari_op_builder *w, size_t id)
 {
     w->edges.now =
         (ari_values){.at = {ari_op_builder_activation(w, w->config->hidden, ari_op_builder_stream(w), 1)}, .n = 1};
     w->edges.now.at[0].id = id;
 }
 
-static void dropout(ari_op_builder *w, ari_role role)
+void ari_op_builder_dropout(ari_op_builder *w, ari_role role)
 {
     if (w->c->run.dropout <= 0.0)
         return;
@@ -30,7 +29,7 @@ static void residual(ari_op_builder *w, ari_role role)
     ari_operation *op =
         ari_op_builder_local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_op_builder_stream(w));
     op->input[1].id = w->edges.skip;
-    if (whole)
+    if (whole && w->edges.section <= w->config->layers)
         op->output[0].id = ari_op_builder_stream_value(w, backward ? w->edges.section : w->edges.section + 1);
     if (backward) {
         const size_t of = whole ? w->edges.entered : ari_op_builder_forward_of(w, ARI_OPERATION_RESIDUAL, role)->out[0];
@@ -43,36 +42,48 @@ static void residual(ari_op_builder *w, ari_role role)
 /* Placement of a norm's input. */
 static ar_placement norm_at(const ari_op_builder *w, ari_role role)
 {
-    if (role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM)
+    if (role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM || ari_is_mtp_part(role))
         return ari_op_builder_stream(w);
     return ari_op_builder_placed(role == ARI_NORM1   ? w->block.norm1
                                  : role == ARI_NORM2 ? w->block.norm2
                                                      : w->outer.final_norm);
 }
 
-static void norm_operation(ari_op_builder *w, ari_role role)
+/* made: the number of what it makes; 0: a new one. */
+static void norm_operation(ari_op_builder *w, ari_role role, size_t made)
 {
     ari_operation *op = ari_op_builder_local(w, ARI_OPERATION_NORM, role, 1, w->config->hidden, norm_at(w, role));
+    op->output[0].id = made;
     op->weight[op->weights++] = ari_op_builder_param(w, role, false);
     if (ari_op_builder_has_bias(w, role))
         op->weight[op->weights++] = ari_op_builder_param(w, role, true);
     ari_op_builder_make(w);
 }
 
-static void norm(ari_op_builder *w, ari_role role)
+static void norm_as(ari_op_builder *w, ari_role role, size_t made)
 {
     ari_op_builder_move(w, (ar_tp_redistribution){ari_op_builder_stream(w), norm_at(w, role)}, role);
-    norm_operation(w, role);
+    norm_operation(w, role, made);
 }
 
-static void norm_backward(ari_op_builder *w, ari_role role)
+static void norm(ari_op_builder *w, ari_role role)
 {
-    norm_operation(w, role);
+    norm_as(w, role, 0);
+}
+
+static void norm_backward_as(ari_op_builder *w, ari_role role, size_t made)
+{
+    norm_operation(w, role, made);
     const ari_op_value dy = w->op.input[0];
     ari_op_builder_move(w, (ar_tp_redistribution){norm_at(w, role), ari_op_builder_stream(w)}, role);
     ari_op_builder_norm_gradient(w, role, &dy);
     if (ari_op_builder_has_bias(w, role))
         ari_op_builder_weight_gradient(w, role, true, NULL, &dy);
+}
+
+static void norm_backward(ari_op_builder *w, ari_role role)
+{
+    norm_backward_as(w, role, 0);
 }
 
 /* --- branches: linear layers with something between them ---------------------------------------------------------- */
@@ -88,7 +99,7 @@ static ar_tp_redistribution placed_redistribution(ar_tp_redistribution h)
     return (ar_tp_redistribution){ari_op_builder_placed(h.from), ari_op_builder_placed(h.to)};
 }
 
-static ar_linear_split placed_split(ar_linear_split s)
+ar_linear_split ari_op_builder_placed_split(ar_linear_split s)
 {
     return (ar_linear_split){s.style, ari_op_builder_placed(s.from), ari_op_builder_placed(s.to)};
 }
@@ -96,11 +107,12 @@ static ar_linear_split placed_split(ar_linear_split s)
 /* Without the parts of its first layer. */
 static branch_ops branch_of(const ar_branch_split *s, ari_role module, ari_role last)
 {
-    return (branch_ops){.enter = placed_redistribution(s->enter),
-                        .leave = placed_redistribution(s->leave),
-                        .first = {.split = placed_split(s->first), .module = module},
-                        .second = {.part = {last}, .n = 1, .split = placed_split(s->second), .module = last},
-                        .module = module};
+    return (branch_ops){
+        .enter = placed_redistribution(s->enter),
+        .leave = placed_redistribution(s->leave),
+        .first = {.split = ari_op_builder_placed_split(s->first), .module = module},
+        .second = {.part = {last}, .n = 1, .split = ari_op_builder_placed_split(s->second), .module = last},
+        .module = module};
 }
 
 static void begin_branch(ari_op_builder *w, const branch_ops *b)
@@ -273,7 +285,7 @@ static void enter_back(ari_op_builder *w, ar_recompute part, size_t from, void (
         return;
     w->pass = ARI_PASS_FORWARD;
     w->recomputed = true;
-    take_value(w, from);
+    ari_op_builder_take(w, from);
     recompute(w);
     w->recomputed = false;
     w->pass = ARI_PASS_BACKWARD;
@@ -301,7 +313,7 @@ static void up_to_mlp(ari_op_builder *w)
     attention(w);
     leave(w, AR_RECOMPUTE_SELECTIVE);
     block_norm(w, ARI_ATTENTION_NORM);
-    dropout(w, ARI_OUT_DROPPED);
+    ari_op_builder_dropout(w, ARI_OUT_DROPPED);
     residual(w, ARI_ATTENTION_SUM);
     block_norm(w, ARI_NORM2);
 }
@@ -312,7 +324,7 @@ static void block(ari_op_builder *w)
     up_to_mlp(w);
     mlp(w);
     block_norm(w, ARI_MLP_NORM);
-    dropout(w, ARI_MLP_DROPPED);
+    ari_op_builder_dropout(w, ARI_MLP_DROPPED);
     residual(w, ARI_LAYER);
     leave(w, AR_RECOMPUTE_FULL);
 }
@@ -332,12 +344,12 @@ static void block_backward(ari_op_builder *w)
 {
     w->edges.skip = w->edges.now.at[0].id;
     enter_back(w, AR_RECOMPUTE_FULL, w->edges.entered, recompute_block);
-    dropout(w, ARI_MLP_DROPPED);
+    ari_op_builder_dropout(w, ARI_MLP_DROPPED);
     block_norm_backward(w, ARI_MLP_NORM);
     mlp_backward(w);
     block_norm_backward(w, ARI_NORM2);
     residual(w, ARI_ATTENTION_SUM);
-    dropout(w, ARI_OUT_DROPPED);
+    ari_op_builder_dropout(w, ARI_OUT_DROPPED);
     block_norm_backward(w, ARI_ATTENTION_NORM);
     enter_back(w, AR_RECOMPUTE_SELECTIVE, before_attention(w), recompute_attention);
     attention_backward(w);
@@ -347,121 +359,70 @@ static void block_backward(ari_op_builder *w)
     leave(w, AR_RECOMPUTE_FULL);
 }
 
-/* --- embedding ---------------------------------------------------------------------------------------------------- */
+/* --- blocks for further tokens ------------------------------------------------------------------------------------ */
 
-static ari_op_value ids(ari_op_builder *w)
+/* Where what enters such a block, its head's input before, has a number of its own; else 0. */
+static size_t entering(const ari_op_builder *w, size_t section)
 {
-    ari_op_value v = ari_op_builder_activation(w, 1, ari_whole, 1);
-    v.ndim = 2;
-    v.dtype = AR_I64;
-    return v;
+    return section < ar_config_blocks(w->config) + 2 ? ari_op_builder_stream_value(w, section) : 0;
 }
 
-/* By vocabulary a selection of bit patterns: one rank has a token's row, the others zeros. By hidden every rank has its
- * features of it. */
-static void embedding(ari_op_builder *w)
+static ari_linear_ops joined_of(const ari_op_builder *w)
 {
-    static const ar_placement made[] = {[AR_EMBEDDING_VOCAB] = {AR_PARTIAL_SUM, 0},
-                                        [AR_EMBEDDING_HIDDEN] = {AR_SHARD, 2},
-                                        [AR_EMBEDDING_WHOLE] = {AR_INVARIANT, 0}};
-    const size_t h = w->config->hidden, n = ari_op_builder_mul(w, w->tokens, h);
-    const bool vocab = w->outer.tokens == AR_EMBEDDING_VOCAB;
-    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_EMBEDDING, ARI_TOKENS);
-    op->input[op->inputs++] = ids(w);
-    op->weight[op->weights++] = ari_op_builder_param(w, ARI_TOKENS, false);
-    op->produced_as = made[w->outer.tokens];
-    op->output[op->outputs++] = ari_op_builder_activation(w, h, vocab ? ari_op_builder_stream(w) : op->produced_as, 1);
-    if (vocab)
-        ari_op_builder_call(w, w->form.sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
-                            w->form.activations == AR_F32 ? AR_I32 : w->form.activations, ARI_EACH_PASS, ARI_TOKENS,
-                            ".weight");
-    ari_op_builder_make(w);
-    if (!vocab)
-        ari_op_builder_exchange(w, made[w->outer.tokens], ari_op_builder_stream(w), ARI_TOKENS);
-    if (!w->config->learned_positions)
+    const ar_placement stream = ari_op_builder_stream(w);
+    return (ari_linear_ops){
+        .part = {ARI_JOINED}, .n = 1, .split = {AR_STYLE_REPLICATE, stream, stream}, .module = ARI_JOINED};
+}
+
+static void further(ari_op_builder *w)
+{
+    const size_t entered = w->edges.now.at[0].id;
+    const ari_linear_ops joined = joined_of(w);
+    ari_op_builder_embedding(w);
+    norm(w, ARI_TOKENS_NORM);
+    const size_t tokens = w->edges.now.at[0].id;
+    ari_op_builder_take(w, entered);
+    norm(w, ARI_ENTERED_NORM);
+    ari_op_builder_side_by_side(w, tokens, w->edges.now.at[0].id);
+    ari_op_builder_linear(w, &joined);
+    block(w);
+    norm_as(w, ARI_MTP_NORM, entering(w, w->edges.section + 1));
+    if (!w->counting)
+        ari_op_builder_loss(w);
+}
+
+/* Adds the gradient of what enters the next such block, if there is one. */
+static void add_further(ari_op_builder *w, ari_role role)
+{
+    const size_t more = entering(w, w->edges.section + 1);
+    if (more == 0)
         return;
-    op = ari_op_builder_local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_op_builder_stream(w));
-    op->weight[op->weights++] = ari_op_builder_param(w, ARI_POSITIONS, false);
-    ari_op_builder_make(w);
-    dropout(w, ARI_EMBEDDED);
-}
-
-/* A token's row may be on any rank: each gets the gradients of all tokens, by hidden of its own features. */
-static void embedding_backward(ari_op_builder *w)
-{
-    const size_t h = w->config->hidden;
-    const ari_op_value id = ids(w);
-    static const ar_placement wanted[] = {[AR_EMBEDDING_VOCAB] = {AR_REPLICATE, 0},
-                                          [AR_EMBEDDING_HIDDEN] = {AR_SHARD, 2},
-                                          [AR_EMBEDDING_WHOLE] = {AR_INVARIANT, 0}};
-    if (w->config->learned_positions)
-        dropout(w, ARI_EMBEDDED);
-    const ari_op_value own = ari_op_builder_held(w, ari_op_builder_activation(w, h, ari_op_builder_stream(w), 1), 0);
-    ari_op_builder_exchange(w, own.at[ARI_AXIS_TP], wanted[w->outer.tokens], ARI_TOKENS);
-    const ari_op_value whole = ari_op_builder_held(w, ari_op_builder_activation(w, h, wanted[w->outer.tokens], 1), 0);
-    ari_op_builder_weight_gradient(w, ARI_TOKENS, false, &id, &whole);
-    if (w->config->learned_positions)
-        ari_op_builder_weight_gradient(w, ARI_POSITIONS, false, NULL, &own);
-}
-
-/* --- head and loss ------------------------------------------------------------------------------------------------ */
-
-/* A tied weight is the table of tokens. */
-static ari_linear_ops head_of(const ari_op_builder *w)
-{
-    return (ari_linear_ops){.part = {w->config->tied ? ARI_TOKENS : ARI_HEAD},
-                            .n = 1,
-                            .split = placed_split(w->outer.head),
-                            .module = ARI_HEAD};
-}
-
-/* True if the loss works on shards of the logits. */
-static bool loss_parallel(const ari_op_builder *w)
-{
-    return ari_op_builder_same(ari_op_builder_placed(w->outer.head.to), ari_by_features);
-}
-
-static ari_operation *loss_of(ari_op_builder *w)
-{
-    const size_t width = w->form.head ? w->config->vocab : w->config->hidden;
-    const ar_placement logits = loss_parallel(w) ? ari_by_features : ari_whole;
-    return ari_op_builder_local(w, ARI_OPERATION_LOSS, ARI_LOSS, 1, width,
-                                w->form.head ? logits : ari_op_builder_stream(w));
-}
-
-/* Logits that stay sharded yield a maximum, a denominator and the target's bits for each token; with label smoothing
- * the exponent and the sum of the logits go with the first two. Without a head every element is a term. */
-static void loss(ari_op_builder *w)
-{
-    if (w->form.head) {
-        const ari_linear_ops head = head_of(w);
-        ari_op_builder_linear(w, &head);
-    }
-    ari_operation *op = loss_of(w);
-    if (w->form.head) {
-        op->output[0] = ids(w);
-        op->output[0].dtype = AR_F32;
-    }
-    if (w->form.head && loss_parallel(w)) {
-        op->produced_as = (ar_placement){AR_PARTIAL_SUM, 0};
-        const size_t n = ari_op_builder_mul(w, w->c->run.loss.label_smoothing > 0.0 ? 2 : 1, w->tokens);
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE, "loss max");
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I64, ARI_EACH_PASS, ARI_NO_ROLE, "loss sum");
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->tokens, AR_I32, ARI_EACH_PASS, ARI_NO_ROLE,
-                            "loss target");
-    }
+    const size_t of = ari_op_builder_forward_of(w, ARI_OPERATION_NORM, role)->out[0];
+    ari_operation *op =
+        ari_op_builder_local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_op_builder_stream(w));
+    op->input[1].id = more;
+    op->input[0].of = op->input[1].of = op->output[0].of = of;
     ari_op_builder_make(w);
 }
 
-static void loss_backward(ari_op_builder *w)
+static void further_backward(ari_op_builder *w)
 {
-    take_value(w, ari_op_builder_forward_of(w, ARI_OPERATION_LOSS, ARI_LOSS)->in[0]);
-    loss_of(w);
-    ari_op_builder_make(w);
-    if (w->form.head) {
-        const ari_linear_ops head = head_of(w);
-        ari_op_builder_linear_backward(w, &head, NULL, NULL);
-    }
+    const ari_linear_ops joined = joined_of(w);
+    const size_t layer = w->layer;
+    ari_op_builder_loss_backward(w);
+    add_further(w, ARI_MTP_NORM);
+    ari_op_builder_unit_begins(w, layer);
+    norm_backward(w, ARI_MTP_NORM);
+    block_backward(w);
+    ari_op_builder_linear_backward(w, &joined, NULL, NULL);
+    ari_op_builder_side_by_side(w, 0, 0);
+    const ari_op_value tokens = w->edges.now.at[0], entered = w->edges.now.at[1];
+    w->edges.now = (ari_values){.at = {entered}, .n = 1};
+    norm_backward_as(w, ARI_ENTERED_NORM, ari_op_builder_stream_value(w, w->edges.section));
+    w->edges.now = (ari_values){.at = {tokens}, .n = 1};
+    norm_backward(w, ARI_TOKENS_NORM);
+    ari_op_builder_embedding_backward(w);
+    ari_op_builder_unit_ends(w, layer);
 }
 
 /* --- a stage ------------------------------------------------------------------------------------------------------ */
@@ -469,8 +430,9 @@ static void loss_backward(ari_op_builder *w)
 static void end_forward(ari_op_builder *w)
 {
     if (w->config->final_norm)
-        norm(w, ARI_FINAL_NORM);
-    loss(w);
+        norm_as(w, ARI_FINAL_NORM, entering(w, w->config->layers + 2));
+    if (!w->counting)
+        ari_op_builder_loss(w);
 }
 
 /* Goes to a section of a pass, and its layer. */
@@ -479,7 +441,10 @@ static void begin_section(ari_op_builder *w, size_t section)
     w->edges.section = section;
     w->edges.forwards = 0;
     memset(w->edges.made, 0, sizeof w->edges.made);
-    ari_op_builder_layer(w, section == 0 || section > w->config->layers ? ARI_NO_LAYER : section - 1);
+    const size_t after = w->config->layers + 1;
+    ari_op_builder_layer(w, section == 0 || section == after ? ARI_NO_LAYER
+                            : section < after                ? section - 1
+                                                             : section - 2);
 }
 
 /* The forward pass's input to a section of the stage, possibly the one after its last: the neighbour's message, the
@@ -489,12 +454,12 @@ static void take_stream(ari_op_builder *w, size_t section)
     size_t begin = 0, end = 0;
     ari_op_builder_stage_layers(w, w->stage, &begin, &end);
     if (section > begin + 1) {
-        take_value(w, ari_op_builder_stream_value(w, section));
+        ari_op_builder_take(w, ari_op_builder_stream_value(w, section));
     } else if (w->stage > 0) {
-        take_value(w, ari_op_builder_message_value(w, w->stage, true));
+        ari_op_builder_take(w, ari_op_builder_message_value(w, w->stage, true));
     } else {
         begin_section(w, 0);
-        embedding(w);
+        ari_op_builder_embedding(w);
     }
 }
 
@@ -518,7 +483,8 @@ static void section_backward(ari_op_builder *w, size_t section, void (*forward)(
 static void begin_backward(ari_op_builder *w)
 {
     section_backward(w, w->config->layers + 1, end_forward);
-    loss_backward(w);
+    ari_op_builder_loss_backward(w);
+    add_further(w, ARI_FINAL_NORM);
     if (w->config->final_norm)
         norm_backward(w, ARI_FINAL_NORM);
 }
@@ -532,7 +498,7 @@ static void take_sent(ari_op_builder *w)
     if (w->pass == ARI_PASS_FORWARD)
         take_stream(w, end + 1);
     else if (begin < end)
-        take_value(w, ari_op_builder_stream_value(w, begin + 1));
+        ari_op_builder_take(w, ari_op_builder_stream_value(w, begin + 1));
     else
         begin_backward(w);
     w->edges.unseen = false;
@@ -547,7 +513,7 @@ void ari_op_builder_message(ari_op_builder *w, bool sends)
     const size_t to = !sends ? w->stage : back ? w->stage - 1 : w->stage + 1;
     if (up ? w->stage + 1 == w->stages : w->stage == 0)
         return;
-    take_value(w, ari_op_builder_message_value(w, to, false));
+    ari_op_builder_take(w, ari_op_builder_message_value(w, to, false));
     if (sends)
         take_sent(w);
     ari_operation *op = ari_op_builder_local(w, sends ? ARI_OPERATION_SEND : ARI_OPERATION_RECEIVE, ARI_NO_ROLE, 1,
@@ -561,6 +527,20 @@ void ari_op_builder_message(ari_op_builder *w, bool sends)
     ari_op_builder_make(w);
 }
 
+static void after_blocks(ari_op_builder *w)
+{
+    const size_t layers = w->config->layers;
+    begin_section(w, layers + 1);
+    if (!w->counting || w->config->mtp > 0)
+        end_forward(w);
+    for (size_t i = 0; i < w->config->mtp && w->st == AR_OK; i++) {
+        ari_op_builder_take(w, ari_op_builder_stream_value(w, layers + 2 + i));
+        begin_section(w, layers + 2 + i);
+        ari_op_builder_unit_begins(w, layers + i);
+        further(w);
+    }
+}
+
 void ari_op_builder_forward(ari_op_builder *w)
 {
     size_t begin = 0, end = 0;
@@ -571,16 +551,21 @@ void ari_op_builder_forward(ari_op_builder *w)
         ari_op_builder_unit_begins(w, i);
         block(w);
     }
-    begin_section(w, w->stage + 1 == w->stages ? w->config->layers + 1 : 0);
-    if (w->stage + 1 == w->stages && !w->counting)
-        end_forward(w);
+    if (w->stage + 1 == w->stages)
+        after_blocks(w);
+    else
+        begin_section(w, 0);
 }
 
 void ari_op_builder_backward(ari_op_builder *w)
 {
     size_t begin = 0, end = 0;
     ari_op_builder_stage_layers(w, w->stage, &begin, &end);
-    take_value(w, ari_op_builder_message_value(w, w->stage, true));
+    ari_op_builder_take(w, ari_op_builder_message_value(w, w->stage, true));
+    for (size_t i = w->config->mtp; i-- > 0 && w->stage + 1 == w->stages && w->st == AR_OK;) {
+        section_backward(w, w->config->layers + 2 + i, further);
+        further_backward(w);
+    }
     if (w->stage + 1 == w->stages)
         begin_backward(w);
     for (size_t i = end; i-- > begin && w->st == AR_OK;) {
@@ -591,8 +576,9 @@ void ari_op_builder_backward(ari_op_builder *w)
     }
     begin_section(w, 0);
     if (w->stage == 0) {
-        section_backward(w, 0, embedding);
-        embedding_backward(w);
+        section_backward(w, 0, ari_op_builder_embedding);
+        ari_op_builder_embedding_backward(w);
     }
+    ari_op_builder_stage_blocks(w, w->stage, &begin, &end);
     ari_op_builder_stage_ends(w, begin, end);
 }

@@ -74,6 +74,9 @@ static ar_placement applied_to(const ari_op_builder *w, ari_role role, bool bias
     case ARI_POSITIONS:
     case ARI_ATTENTION_NORM:
     case ARI_MLP_NORM:
+    case ARI_TOKENS_NORM:
+    case ARI_ENTERED_NORM:
+    case ARI_MTP_NORM:
         return ari_op_builder_stream(w);
     case ARI_Q_NORM:
     case ARI_K_NORM: /* of heads, of which each rank has its own */
@@ -87,7 +90,7 @@ bool ari_op_builder_is_norm(ari_role role)
 {
     return role == ARI_NORM1 || role == ARI_NORM2 || role == ARI_FINAL_NORM || role == ARI_ATTENTION_NORM ||
            role == ARI_MLP_NORM || role == ARI_Q_NORM || role == ARI_K_NORM || role == ARI_Q_A_NORM ||
-           role == ARI_KV_A_NORM;
+           role == ARI_KV_A_NORM || role == ARI_TOKENS_NORM || role == ARI_ENTERED_NORM || role == ARI_MTP_NORM;
 }
 
 /* Width of the MLP that a weight belongs to, or of the expert. */
@@ -163,6 +166,8 @@ static void shape_of(ari_op_builder *w, ari_op_value *v)
         out = kv;
     else if (v->role == ARI_OUT)
         in = ari_op_builder_mul(w, c->heads, ar_config_value_dim(c));
+    else if (v->role == ARI_JOINED)
+        in = ari_op_builder_mul(w, 2, c->hidden);
     else if (v->role == ARI_ROUTER)
         out = c->experts.n;
     else if (v->role == ARI_SHARED_SHARE)
@@ -221,8 +226,8 @@ ari_op_value ari_op_builder_param(ari_op_builder *w, ari_role role, bool bias)
     const int cut = cut_of(w, role);
     ari_op_value v = {.role = role, .bias = bias, .dtype = AR_F32, .copies = ari_op_builder_copies(w, role)};
     shape_of(w, &v);
-    /* Both ends of a pipeline use the table that a tied head shares. */
-    const bool ends = role == ARI_TOKENS && w->config->tied && w->ranks[ARI_AXIS_PP] > 1;
+    /* Both ends of a pipeline use the table that a tied head shares, or blocks for further tokens. */
+    const bool ends = role == ARI_TOKENS && (w->config->tied || w->config->mtp > 0) && w->ranks[ARI_AXIS_PP] > 1;
     v.at[ARI_AXIS_PP] = ends ? (ar_placement){AR_REPLICATE, 0} : ari_whole;
     v.at[ARI_AXIS_TP] =
         cut == 0 || (cut == 1 && !bias) ? (ar_placement){AR_SHARD, cut} : for_parameters(applied_to(w, role, bias));

@@ -217,7 +217,9 @@ static ar_placement folded(ar_placement made, ar_placement to)
 
 static ari_role role_of(const ari_linear_ops *l)
 {
-    return l->module == ARI_HEAD ? ARI_HEAD : l->part[0]; /* whose weight may be tied */
+    const bool head =
+        l->module == ARI_HEAD || l->module == ARI_MTP_HEAD; /* whose weight is the table's or the model's */
+    return head ? l->module : l->part[0];
 }
 
 static double product(const ari_op_value *x, double out, double in)

@@ -313,8 +313,9 @@ void ari_op_builder_start(ari_op_builder *w)
 void ari_op_builder_before(ari_op_builder *w)
 {
     w->pass = ARI_PASS_STEP;
-    begin_sum(w, ARI_OPERATION_TARGETS, 1, AR_I64);
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, 1, AR_I64, ARI_EACH_STEP, ARI_NO_ROLE, "targets");
+    const size_t counts = 1 + w->config->mtp;
+    begin_sum(w, ARI_OPERATION_TARGETS, counts, AR_I64);
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_DP, counts, AR_I64, ARI_EACH_STEP, ARI_NO_ROLE, "targets");
     visit_if_moved(w);
     ari_op_builder_unit_begins(w, ARI_NO_LAYER);
 }
@@ -324,7 +325,7 @@ static void each_router(ari_op_builder *w, size_t n, ar_dtype dtype, void (*sum)
 {
     for (size_t stage = 0; stage < w->stages; stage++) {
         size_t begin = 0, end = 0;
-        ari_op_builder_stage_layers(w, stage, &begin, &end);
+        ari_op_builder_stage_blocks(w, stage, &begin, &end);
         for (size_t i = begin; i < end && stage % w->ranks[ARI_AXIS_PP] == w->at[ARI_AXIS_PP]; i++) {
             if (!ar_config_has_experts(w->config, i))
                 continue;
@@ -375,7 +376,17 @@ static void sum_router_losses(ari_op_builder *w)
     if (!ar_config_router_losses(w->config, &w->c->run.loss))
         return;
     each_router(w, 1, AR_F32, sum_terms);
-    over_stages(w, w->config->layers, AR_F32);
+    over_stages(w, ar_config_blocks(w->config), AR_F32);
+}
+
+/* The losses of further tokens, which the last stage has. */
+static void sum_further(ari_op_builder *w)
+{
+    for (size_t i = 0; i < w->config->mtp && w->last; i++) {
+        begin_sum(w, ARI_OPERATION_FURTHER_SUM, 1, AR_F32);
+        sum_terms(w, ARI_OVER_DP);
+        visit_if_moved(w);
+    }
 }
 
 /* Without a head each rank's terms are those of its own tokens. The last stage has it, and tells the others. */
@@ -450,7 +461,7 @@ static void verify(ari_op_builder *w, const ari_params *all)
     begin_sum(w, ARI_OPERATION_VERIFY, words, AR_I64);
     gather_said(w, ARI_OVER_TP, 1, words);
     gather_said(w, ARI_OVER_DP, tp, words);
-    if ((w->first || w->last) && w->form.head && w->config->tied)
+    if ((w->first || w->last) && w->form.head && (w->config->tied || w->config->mtp > 0))
         gather_said(w, ARI_OVER_ENDS, alike, WORDS_OF_A_PARAMETER + WORDS_OF_A_RANK);
     gather_said(w, ARI_OVER_PP, alike, WORDS_OF_A_RANK);
     gather_said(w, ARI_OVER_PP, 1, 1);
@@ -500,6 +511,7 @@ void ari_op_builder_after(ari_op_builder *w)
     if (!w->c->forward_only && !eager && zero < 2)
         ari_op_builder_each_bucket(w, &all, ARI_ALL_UNITS, sum_bucket);
     sum_router_losses(w);
+    sum_further(w);
     sum_loss(w);
     if (w->c->forward_only)
         return;

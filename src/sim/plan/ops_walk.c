@@ -33,6 +33,12 @@ void ari_op_builder_stage_layers(const ari_op_builder *w, size_t stage, size_t *
     *end += *begin;
 }
 
+void ari_op_builder_stage_blocks(const ari_op_builder *w, size_t stage, size_t *begin, size_t *end)
+{
+    ari_op_builder_stage_layers(w, stage, begin, end);
+    *end += stage + 1 == w->stages ? w->config->mtp : 0;
+}
+
 void ari_op_builder_layer(ari_op_builder *w, size_t layer)
 {
     const bool alike = w->split != ARI_NO_LAYER && layer != ARI_NO_LAYER && w->c->run.plan.rules == 0 &&
@@ -72,7 +78,7 @@ enum { MOST_MADE = 128 };
 
 size_t ari_operations_values(const ari_step_case *c)
 {
-    return ((c->config->layers + 2) * ARI_SCOPES + (size_t)ar_parallel_stages(&c->run.parallel)) * MOST_MADE;
+    return ((ar_config_blocks(c->config) + 2) * ARI_SCOPES + (size_t)ar_parallel_stages(&c->run.parallel)) * MOST_MADE;
 }
 
 static size_t number(const ari_op_builder *w, size_t scope, size_t n)
@@ -88,7 +94,7 @@ size_t ari_op_builder_stream_value(const ari_op_builder *w, size_t section)
 
 size_t ari_op_builder_message_value(const ari_op_builder *w, size_t stage, bool received)
 {
-    return number(w, (w->config->layers + 2) * ARI_SCOPES + stage,
+    return number(w, (ar_config_blocks(w->config) + 2) * ARI_SCOPES + stage,
                   (w->pass == ARI_PASS_BACKWARD ? 2u : 0u) + (received ? 1u : 0u));
 }
 
@@ -240,15 +246,24 @@ size_t ari_op_builder_ranks(const ari_op_builder *w, ari_over over)
     return ranks;
 }
 
+/* True if the pass has multiplied by this weight already: all heads have one. */
+static bool used_before(const ari_op_builder *w, ari_role role)
+{
+    const size_t end = w->config->layers + 1, first = w->pass == ARI_PASS_BACKWARD ? end + w->config->mtp : end;
+    return (role == ARI_HEAD || role == ARI_TOKENS) && w->edges.section != first;
+}
+
 void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                          ari_call_often often, ari_role role, const char *tag)
 {
     const bool message = kind == ARI_CALL_SEND || kind == ARI_CALL_RECV;
     const size_t ranks = message ? 2 : ari_op_builder_ranks(w, over);
     const bool backward = w->pass == ARI_PASS_BACKWARD, passed = w->passed[backward][w->stage];
-    const bool remade = often == ARI_EACH_VERSION && ari_op_builder_zero(w) == 3 && w->layer != ARI_NO_LAYER;
-    const bool counted = w->passed[2][w->stage] && w->pass == ARI_PASS_FORWARD && w->layer != ARI_NO_LAYER;
-    const bool known = often == ARI_EACH_VERSION && !remade && (w->recomputed || passed || counted);
+    const bool own = w->layer != ARI_NO_LAYER && role != ARI_HEAD && role != ARI_TOKENS; /* of a unit of its own */
+    const bool remade = often == ARI_EACH_VERSION && ari_op_builder_zero(w) == 3 && own;
+    const bool counted = w->passed[2][w->stage] && w->pass == ARI_PASS_FORWARD && own;
+    const bool known =
+        often == ARI_EACH_VERSION && (used_before(w, role) || (!remade && (w->recomputed || passed || counted)));
     const size_t experts = w->in_experts && often == ARI_EACH_VERSION ? w->experts : 0;
     if (ranks <= 1 || known)
         return;

@@ -44,7 +44,7 @@ static uint64_t rows_sent(const float *expert, const ar_experts *x, int ep, int 
 static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
 {
     char name[sizeof t->name], number[24];
-    for (size_t i = 0; i < c->layers && t->pass == 'f' && t->ndim == 3; i++) {
+    for (size_t i = 0; i < ar_config_blocks(c) && t->pass == 'f' && t->ndim == 3; i++) {
         snprintf(number, sizeof number, "%zu", i);
         ari_role_path(name, sizeof name, c->arch, number, ARI_CHOSEN);
         if (ar_config_has_experts(c, i) && strcmp(name, t->name) == 0)

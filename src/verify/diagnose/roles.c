@@ -12,6 +12,10 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_TOKENS] = {1, 1, ARI_IS_EMBEDDING},
     [ARI_POSITIONS] = {2, 2, ARI_IS_POSITIONS},
     [ARI_EMBEDDED] = {3, 0, 0},
+    [ARI_MTP_TOKENS] = {-4, 63, ARI_IS_EMBEDDING},
+    [ARI_TOKENS_NORM] = {-3, 62, ARI_IS_NORM},
+    [ARI_ENTERED_NORM] = {-2, 61, ARI_IS_NORM},
+    [ARI_JOINED] = {-1, 60, 0},
     [ARI_NORM1] = {1, 52, ARI_IS_NORM},
     [ARI_Q_A] = {2, 48, 0},
     [ARI_KV_A] = {4, 49, 0},
@@ -68,6 +72,9 @@ static const ari_role_place places[ARI_ROLES] = {
     [ARI_MLP_DROPPED] = {35, 10, 0},
     [ARI_MLP] = {36, 24, 0},
     [ARI_MLP_NORM] = {36, 10, ARI_IS_NORM},
+    [ARI_MTP_NORM] = {39, 4, ARI_IS_NORM},
+    [ARI_MTP_HEAD] = {40, 2, ARI_IS_HEAD},
+    [ARI_MTP_LOGITS] = {40, 1, ARI_IS_HEAD | ARI_IS_LOGITS},
     [ARI_LAYER] = {38, 59, 0},
     [ARI_FINAL_NORM] = {1, 4, ARI_IS_NORM},
     [ARI_HEAD_LOGITS] = {2, 1, ARI_IS_HEAD | ARI_IS_LOGITS},
@@ -204,10 +211,8 @@ static bool next_value(entry *e, const ari_family *f)
     e->in_out = false;
     if (!ari_family_value(&e->module, &e->path, &e->role, f, e->value++))
         return false;
-    if (e->path[0] == '\0') {
-        e->path = e->module;
-        e->module = NULL;
-    }
+    e->path = e->path[0] ? e->path : e->module;
+    e->module = e->path != e->module && e->module[0] ? e->module : NULL;
     return true;
 }
 
