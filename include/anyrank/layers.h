@@ -178,7 +178,8 @@ AR_NODISCARD ar_status ar_sequential_made(ar_module **gives, const char *name, a
  *  m was made with `own`; what is recomputed are its children: as ar_ctx_options.recompute says of blocks, every n-th of
  *  those layers, or of it what is selective. ZeRO-2 and -3 take each child as a unit (ddp.h).
  *  Errors: AR_ERR_ARG (no list, or one that is cut; children that it has not; the stages of ar_parallel),
- *  AR_ERR_INDIVISIBLE (fewer layers than stages), AR_ERR_UNSUPPORTED (a parameter that two ranks would share),
+ *  AR_ERR_INDIVISIBLE (fewer layers than stages), AR_ERR_UNSUPPORTED (a parameter that two ranks would share,
+ *  other than the first and the last, each of which has a copy),
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t layers, int sample_ndim,
                                          const size_t *sample_shape);

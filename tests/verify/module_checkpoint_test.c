@@ -51,7 +51,7 @@ Test(module_checkpoint, a_run_goes_on_under_any_layout_with_the_same_bits)
                                           {.dp = 2, .tp = 2, .sp = true, .zero = 2},
                                           {.pp = 3, .micro_batches = 4, .schedule = AR_PP_ZERO_BUBBLE}};
     enum { LAYOUTS = sizeof layouts / sizeof *layouts };
-    const own_lm lm = {.tied = false};
+    const own_lm lm = {.tied = true};
     const ar_module_case c = own_lm_case(&lm);
     const ar_training_options o = options(&c, &(ar_parallel){0});
     OWNED(ar_training_report_destroy) ar_training_report *whole = NULL;

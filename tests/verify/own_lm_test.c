@@ -159,12 +159,41 @@ Test(own_lm, stages_of_a_list_are_a_pipeline)
         {.pp = 2, .stages = {2, {5, 1}}},
         {.pp = 2, .dp = 2, .zero = 3, .micro_batches = 2},
         {.pp = 2, .tp = 2, .sp = true, .cp = 2}};
-    const own_lm lm = {.tied = false};
-    const ar_module_case c = own_lm_case(&lm);
-    const ar_check_module_options o = options(layouts, sizeof layouts / sizeof *layouts);
-    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
-    cr_assert_ok(ar_check_module(&r, &c, &o));
-    expect_same(r);
+    for (int tied = 0; tied < 2; tied++) { /* the ends have copies of the embedding then */
+        const own_lm lm = {.tied = tied == 1};
+        const ar_module_case c = own_lm_case(&lm);
+        const ar_check_module_options o = options(layouts, sizeof layouts / sizeof *layouts);
+        OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
+        cr_assert_ok(ar_check_module(&r, &c, &o));
+        expect_same(r);
+    }
+}
+
+/* Three norms that are one, each in a stage of its own. */
+static ar_status build_one_of_three(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    ar_module *m[2] = {NULL};
+    (void)user;
+    ar_status st = ar_norm_create(&m[0], ctx, "norm", AR_NORM_RMS, 8, 1e-5);
+    AR_TRY(ar_sequential_made(&m[1], "one", m, 1, st));
+    st = ar_sequential_create(module, "three", (ar_module *[]){m[1], m[1], m[1]}, 3, false);
+    if (st == AR_OK)
+        st = ar_sequential_cut(*module, ctx, 0, 3, 2, (size_t[]){4, 8});
+    ar_module_destroy(m[1]);
+    return st == AR_OK ? ar_squared_error_create(loss, ctx, "loss") : st;
+}
+
+Test(own_lm, a_parameter_of_a_middle_stage_and_another_is_refused)
+{
+    const ar_parallel layout = {.pp = 3};
+    bool told = true;
+    const ar_module_case c = {.name = "three", .build = build_one_of_three, .batch = batch_of_halves, .user = &told};
+    ar_training_options o = ar_training_defaults();
+    ar_training_report *r = NULL;
+    o.module = &c;
+    o.run.parallel = layout;
+    cr_expect_eq(ar_train_run(&r, &o), AR_ERR_UNSUPPORTED);
+    cr_expect_says("one and one share norm.weight, and are in stages of two ranks, expected the first and the last");
 }
 
 /* --- terms that nothing has added up ------------------------------------------------------------------------------ */
@@ -283,7 +312,7 @@ Test(own_lm, a_hook_that_looks_at_other_elements_is_a_difference_of_gradients)
     }
 }
 
-/* The second half of the layouts has a hook. */
+/* The second half of the layouts has a hook, and tied weights. */
 Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
 {
     const size_t n = number_of("ANYRANK_TEST_DRAWS", USUAL);
@@ -294,9 +323,9 @@ Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
     uint64_t state = number_of("ANYRANK_TEST_SEED", 44);
     for (size_t i = 0; i < n; i += fits(&layouts[i]))
         layouts[i] = draw_layout(&state);
-    const own_lm lm = {.tied = false};
-    const ar_module_case c = own_lm_case(&lm);
     for (size_t hooked = 0; hooked < 2; hooked++) {
+        const own_lm lm = {.tied = hooked == 1};
+        const ar_module_case c = own_lm_case(&lm);
         ar_check_module_options o = options(hooked ? layouts + n / 2 : layouts, hooked ? n - n / 2 : n / 2);
         o.ddp = hooked ? &ddp : NULL;
         OWNED(ar_check_report_destroy) ar_check_report *r = NULL;

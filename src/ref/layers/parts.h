@@ -230,19 +230,16 @@ AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status
  *  positions: some value is placed by them, so that every input has three dimensions. */
 AR_NODISCARD ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                              bool own, size_t under, bool positions);
-/* The children [first, end) of a list. */
-typedef struct ari_range {
-    size_t first, end;
-} ari_range;
 /* What goes between stages: of each sample this shape, whose first of two dimensions or more are positions. */
 typedef struct ari_between {
     int ndim;
     size_t shape[AR_SAMPLE_DIMS];
 } ari_between;
-/** Of a list of modules only these of the rank's stages stay. Errors: AR_ERR_ARG (no list), AR_ERR_UNSUPPORTED (a
- *  parameter of two ranks), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_range *stage, size_t stages,
-                                           const ari_between *between);
+/** Of a list of modules only those of the context's rank stay: child i is of rank_of[i], and the rank's stage s ends
+ *  before its child end[s]. Errors: AR_ERR_ARG (no list), AR_ERR_UNSUPPORTED (a parameter of two ranks that are not the
+ *  ends), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const size_t *end, size_t stages, const int *rank_of,
+                                           const ar_ctx *ctx, const ari_between *between);
 /** Stages of this rank that a list has been cut into; 0: it has not, or m is no list. */
 size_t ari_sequential_stages(const ar_module *m);
 /** Of a module all is recomputed, or what is selective, or nothing. Errors: AR_ERR_MEMORY. */

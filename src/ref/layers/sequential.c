@@ -19,6 +19,8 @@ typedef struct sequential_module {
     size_t stages;  /* that this rank of a pipeline has of a list that is cut; 0: it is not */
     size_t *end;    /* [stages]: children [end[i - 1], end[i]) are stage i's, in the order of the stages */
     ari_between between;
+    ar_module **spare; /* [spares]: of the other end of the pipeline, and share a parameter with one of here */
+    size_t spares;
 } sequential_module;
 
 static bool enter_child(const sequential_module *m, ar_ctx *ctx, size_t i)
@@ -105,6 +107,9 @@ static void sequential_destroy(ar_module *base)
     sequential_module *m = (sequential_module *)base;
     for (size_t i = 0; m->own && i < m->n; i++)
         ar_module_destroy(m->child[i]);
+    for (size_t i = 0; m->own && i < m->spares; i++)
+        ar_module_destroy(m->spare[i]);
+    free(m->spare);
     free(m->child);
     free(m->end);
     free(m);
@@ -155,27 +160,40 @@ static sequential_module *list_of(const ar_module *m)
     return m->ops->kind == LIST ? (sequential_module *)(uintptr_t)m : NULL;
 }
 
-/* A parameter that a module of this rank shares with one of another rank would be two. */
-static ar_status check_shared(const sequential_module *m, const bool *kept)
+/* A parameter that a module of this rank shares with one of another rank is two: copies, whose gradients are summed, if
+ * these are the first and the last rank. The other module, whose the parameter may be, becomes a spare. */
+static ar_status share_ends(sequential_module *m, const int *rank_of, int rank, int ranks)
 {
     ar_param **here = NULL, **there = NULL;
     ar_status st = AR_OK;
     for (size_t i = 0; i < m->n; i++) {
-        for (size_t k = 0; k < m->n && kept[i]; k++) {
+        for (size_t k = 0; k < m->n && rank_of[i] == rank; k++) {
+            const bool ends = (rank_of[i] == 0 && rank_of[k] == ranks - 1) || (rank_of[k] == 0 && rank == ranks - 1);
             size_t n = 0, others = 0;
-            if (kept[k])
+            bool shares = false;
+            if (rank_of[k] == rank)
                 continue;
             AR_TRY_TO(done, st, ari_module_list(&here, &n, m->child[i]));
             AR_TRY_TO(done, st, ari_module_list(&there, &others, m->child[k]));
             for (size_t a = 0; a < n * others; a++) {
-                if (here[a / others] == there[a % others])
+                ar_param *p = here[a / others];
+                if (p != there[a % others])
+                    continue;
+                if (!ends)
                     AR_TRY_TO(done, st,
-                              ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s and %s share %s, and are in stages of two ranks",
-                                           m->base.name, m->child[i]->name, m->child[k]->name, here[a / others]->name));
+                              ar_error_set(AR_ERR_UNSUPPORTED,
+                                           "%s: %s and %s share %s, and are in stages of two ranks, expected the first "
+                                           "and the last",
+                                           m->base.name, m->child[i]->name, m->child[k]->name, p->name));
+                shares = p->ends = true;
             }
             free(here);
             free(there);
             here = there = NULL;
+            for (size_t s = 0; s < m->spares; s++)
+                shares = shares && m->spare[s] != m->child[k];
+            if (shares)
+                m->spare[m->spares++] = m->child[k];
         }
     }
 done:
@@ -184,38 +202,42 @@ done:
     return st;
 }
 
-ar_status ari_sequential_keep(ar_module *base, const ari_range *stage, size_t stages, const ari_between *between)
+static bool is_spare(const sequential_module *m, const ar_module *child)
 {
+    for (size_t i = 0; i < m->spares; i++) {
+        if (m->spare[i] == child)
+            return true;
+    }
+    return false;
+}
+
+ar_status ari_sequential_keep(ar_module *base, const size_t *end, size_t stages, const int *rank_of, const ar_ctx *ctx,
+                              const ari_between *between)
+{
+    const int rank = ar_comm_rank(ctx->pipeline);
     sequential_module *m = list_of(base);
-    bool *kept = NULL;
     size_t n = 0;
     if (!m || m->stages > 0 || m->under != SIZE_MAX)
         return ar_error_set(AR_ERR_ARG, "%s: only a list of modules (ar_sequential_create) is cut, and once",
                             base->name);
-    AR_TRY(ARI_ALLOC_ZERO(&kept, m->n, "stages"));
-    ar_status st = ARI_ALLOC_ZERO(&m->end, stages, "stages");
-    for (size_t i = 0; i < stages && st == AR_OK; i++) {
-        for (size_t k = stage[i].first; k < stage[i].end; k++)
-            kept[k] = true;
-        n += stage[i].end - stage[i].first;
-        m->end[i] = n;
+    AR_TRY(ARI_ALLOC_ZERO(&m->spare, m->n, "stages"));
+    AR_TRY(ARI_ALLOC_ZERO(&m->end, stages, "stages"));
+    const ar_status st = share_ends(m, rank_of, rank, ar_comm_size(ctx->pipeline));
+    if (st != AR_OK) {
+        m->spares = 0; /* the list still has all of them */
+        return st;
     }
-    if (st == AR_OK)
-        st = check_shared(m, kept);
-    if (st == AR_OK) {
-        n = 0;
-        for (size_t i = 0; i < m->n; i++) {
-            if (kept[i])
-                m->child[n++] = m->child[i];
-            else if (m->own)
-                ar_module_destroy(m->child[i]);
-        }
-        m->n = n;
-        m->stages = stages;
-        m->between = *between;
+    for (size_t i = 0; i < m->n; i++) {
+        if (rank_of[i] == rank)
+            m->child[n++] = m->child[i];
+        else if (m->own && !is_spare(m, m->child[i]))
+            ar_module_destroy(m->child[i]);
     }
-    free(kept);
-    return st;
+    m->n = n;
+    m->stages = stages;
+    m->between = *between;
+    memcpy(m->end, end, stages * sizeof *end);
+    return AR_OK;
 }
 
 ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, const ar_recomputation *r)
