@@ -65,6 +65,8 @@ void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
  *  micro-batches than samples of the rank that has most of them), AR_ERR_OVERFLOW (more ranks than an int counts). */
 AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
                                          size_t seq);
+/** The part of that check that no model decides: its numbers. Errors: those. */
+AR_NODISCARD ar_status ar_parallel_check_ranks(const ar_parallel *p);
 /** The part of that check that is about the positions alone: over cp, its ring's chunks, and (sp) tp. */
 AR_NODISCARD ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq);
 

@@ -204,6 +204,7 @@ static ar_status begin_module(ari_training *j)
     AR_TRY(check_steps(o));
     AR_TRY(ari_run_check_training(&o->run, c->name));
     AR_TRY(ari_run_check_numerics(&o->run));
+    AR_TRY(ar_parallel_check_ranks(&o->run.parallel));
     snprintf(j->report->config.name, sizeof j->report->config.name, "%s", c->name);
     j->report->fresh = !c->own_weights && !o->resume;
     if (o->resume)
@@ -300,6 +301,8 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     ar_data *data = NULL;
     ari_training job = {.o = o};
     ar_status st = AR_OK;
+    if (!o)
+        return ar_error_set(AR_ERR_ARG, "a training run without options");
     AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
     st = o->module ? begin_module(&job) : begin_training(&job, &weights, &data);
     if (o->run.process)

@@ -252,11 +252,11 @@ Test(check_module, a_layout_that_cannot_be_built_is_an_error_of_that_run_alone)
                                        "leave sp out",
                                        "leave cp out",
                                        "extents are at least 1",
-                                       "zero is 0 to 3",
+                                       "zero=4",
                                        "extents are at least 1",
                                        "pp",
                                        "extents are at least 1",
-                                       " of 3",
+                                       "ep=3",
                                        "3",
                                        "2",
                                        NULL};

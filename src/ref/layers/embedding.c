@@ -397,6 +397,8 @@ ar_status ar_embedding_module_create(ar_module **gives, ar_embedding *e)
                                       .params = module_params,
                                       .destroy = module_destroy};
     embedding_module *m = NULL;
+    if (!e)
+        return ar_error_set(AR_ERR_ARG, "a module of an embedding that is NULL");
     const ar_status st = ari_module_begin((void **)&m, sizeof *m, &ops, e->sum_name, AR_HELD_UNKNOWN);
     if (st == AR_OK)
         m->embedding = e;

@@ -220,6 +220,8 @@ static ar_status end_pass(const ar_module *m, ar_pass pass)
 ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                             const ar_batch *batch)
 {
+    if (!m)
+        return ar_error_set(AR_ERR_ARG, "a pass of a module that is NULL");
     if (batch)
         ar_ctx_place(ctx, batch);
     AR_TRY(use_own(m, ctx, saved));

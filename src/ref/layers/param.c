@@ -8,6 +8,7 @@
 #include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
@@ -24,6 +25,11 @@ ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_lay
     const int written = snprintf(p->name, sizeof p->name, "%s", name);
     if (written < 0 || (size_t)written >= sizeof p->name)
         return ar_error_set(AR_ERR_ARG, "a parameter's name has at most %zu bytes: '%s'", sizeof p->name - 1, name);
+    for (int d = 0; d < layout->ndim; d++) {
+        if (layout->shape[d] == 0)
+            return ar_error_set(AR_ERR_SHAPE, "%s: shape %s has no elements", name,
+                                ARI_SHOW_SHAPE(layout->ndim, layout->shape));
+    }
     const ar_dtype dtype = layout->ndim == 2 ? ctx->matrices : AR_F32;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < layout->ndim; d++)

@@ -2,6 +2,7 @@
 /* A residual connection around a module. */
 #include <stdlib.h>
 
+#include "ref/core/text.h"
 #include "ref/layers/parts.h"
 
 typedef struct residual_module {
@@ -51,6 +52,8 @@ ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *bra
                                       .children_count = 1,
                                       .destroy = residual_destroy};
     residual_module *m = NULL;
+    if (!branch)
+        return ar_error_set(AR_ERR_ARG, "%s: a residual without a branch", ARI_SHOW(name));
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));
     m->branch = branch;
     m->own = own;

@@ -124,6 +124,8 @@ ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *
                                       .children = children,
                                       .destroy = sequential_destroy};
     sequential_module *m = NULL;
+    if (n > 0 && !child)
+        return ar_error_set(AR_ERR_ARG, "%s: a list of %zu modules is NULL", ARI_SHOW(name), n);
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     ar_status st = ari_alloc((void **)&m->child, n, sizeof *m->child, name);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
@@ -147,7 +149,7 @@ ar_status ar_sequential_made(ar_module **gives, const char *name, ar_module *con
 {
     if (st == AR_OK)
         st = ar_sequential_create(gives, name, child, n, true);
-    for (size_t i = 0; i < n && st != AR_OK; i++)
+    for (size_t i = 0; child && i < n && st != AR_OK; i++)
         ar_module_destroy(child[i]);
     return st;
 }

@@ -164,6 +164,30 @@ static ar_status check_expert_width(const ar_parallel *p, const ar_config *c)
     return AR_OK;
 }
 
+/* Groups of ranks that could share out experts. */
+static ar_status check_expert_ranks(const ar_parallel *p)
+{
+    const int ep = ari_at_least_one(p->ep), all = ari_extent(p, ari_expert_axes(p));
+    const int sharers = all / ari_at_least_one(p->dp);
+    if (all % ep != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "ep=%d does not divide the %d ranks of dp * cp%s, of which each has some experts", ep, all,
+                            ari_experts_whole(p) ? " * tp" : "");
+    const int each = all / ari_at_least_one(p->dp_replicate);
+    if (each % ep != 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "ep=%d does not divide the %d ranks of each of the %d replicas of shares, which have all "
+                            "experts between them",
+                            ep, each, p->dp_replicate);
+    if (ep % sharers != 0 && sharers % ep != 0)
+        return ar_error_set(
+            AR_ERR_INDIVISIBLE,
+            "ep=%d, and %d ranks share a sequence: these are in one group of ep, or are several; use an "
+            "ep that divides %d, or a multiple of it",
+            ep, sharers, sharers);
+    return AR_OK;
+}
+
 /* The groups of ranks that share out the experts. */
 static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t batch)
 {
@@ -186,22 +210,7 @@ static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t 
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "the %zu experts cannot be shared out to ep=%d; use an ep that divides %zu", c->experts.n,
                             ep, c->experts.n);
-    if (all % ep != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "ep=%d does not divide the %d ranks of dp * cp%s, of which each has some experts", ep, all,
-                            ari_experts_whole(p) ? " * tp" : "");
-    const int each = all / ari_at_least_one(p->dp_replicate);
-    if (each % ep != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "ep=%d does not divide the %d ranks of each of the %d replicas of shares, which have all "
-                            "experts between them",
-                            ep, each, p->dp_replicate);
-    if (ep % sharers != 0 && sharers % ep != 0)
-        return ar_error_set(
-            AR_ERR_INDIVISIBLE,
-            "ep=%d, and %d ranks share a sequence: these are in one group of ep, or are several; use an "
-            "ep that divides %d, or a multiple of it",
-            ep, sharers, sharers);
+    AR_TRY(check_expert_ranks(p));
     if (ep > sharers && batch % (size_t)dp != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "ep=%d: the dp=%d ranks send each other tokens, and %zu samples are not as many for each; "
@@ -222,7 +231,7 @@ static ar_status check_replicas(const ar_parallel *p)
     return AR_OK;
 }
 
-ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
+static ar_status check_numbers(const ar_parallel *p)
 {
     AR_TRY(check_extents(p));
     if (p->zero < 0 || p->zero > 3)
@@ -235,6 +244,18 @@ ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_p
     if (p->overlap < 0 || p->recompute.every < 0 || (unsigned)p->recompute.what >= AR_RECOMPUTES)
         return ar_error_set(AR_ERR_ARG, "overlap=%d, recompute %d of every %d: chunks and blocks are at least 1",
                             p->overlap, (int)p->recompute.what, p->recompute.every);
+    return AR_OK;
+}
+
+ar_status ar_parallel_check_ranks(const ar_parallel *p)
+{
+    AR_TRY(check_numbers(p));
+    return check_expert_ranks(p);
+}
+
+ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
+{
+    AR_TRY(check_numbers(p));
     const int tp = ari_at_least_one(p->tp);
     const bool sequence = ar_plan_by_tokens(plan, tp, p->sp);
     AR_TRY(ar_plan_check(plan, c, sequence));

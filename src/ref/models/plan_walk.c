@@ -311,6 +311,9 @@ ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w
     const ar_placement at = w->at, to = settled(ari_ruled_from_end(v ? v->to : at));
     ari_text layers = {.at = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
     planned m;
+    if (position < AR_PLAN_OUTPUT)
+        return ar_error_set(AR_ERR_ARG, "%s: argument %d, expected a position from 0, or AR_PLAN_OUTPUT", name,
+                            position);
     if (!v || !ari_ruled_possible(to, true))
         return ar_plan_redistribute_create(gives, ctx, w, name, to);
     w->at = to;

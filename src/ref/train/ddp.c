@@ -250,6 +250,8 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
     ar_ddp_options with = *o;
     ar_unit *units = NULL;
     ar_status st = AR_OK;
+    if (!module)
+        return ar_error_set(AR_ERR_ARG, "data parallelism of a module that is NULL");
     if (o->zero >= 2 && o->units == 0) {
         with.units = ari_sequential_units(module, NULL, 0);
         AR_TRY(ARI_ALLOC(&units, with.units, "units"));

@@ -32,19 +32,9 @@ ar_status ari_module_run_check(const ar_run *r, const char *name)
 ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o)
 {
     AR_TRY(ari_module_case_check(c));
-    if (o->layouts == 0)
+    if (o->layouts == 0 || !o->parallel)
         return ar_error_set(AR_ERR_ARG, "%s: a check needs at least one layout", c->name);
     return ari_module_run_check(&o->run, c->name);
-}
-
-ar_status ari_module_layout_check(const ar_parallel *p, const char *name)
-{
-    char extents[ARI_EXTENTS_TEXT];
-    ari_extents_text(extents, p);
-    if (!ari_extents_negative(p) && p->micro_batches >= 0 && p->zero >= 0 && p->zero <= 3)
-        return AR_OK;
-    return ar_error_set(AR_ERR_ARG, "%s: %s, micro-batches=%d, zero=%d: extents are at least 1, zero is 0 to 3", name,
-                        extents, p->micro_batches, p->zero);
 }
 
 /* Work of a module's check. */
@@ -143,9 +133,8 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
         const ari_cluster_options options = cluster_of(&run);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         r->run[i].parallel = run.parallel;
-        AR_TRY(ari_module_layout_check(&run.parallel, given->c->name) == AR_OK
-                   ? ari_check_run(&r->run[i], ref, &options)
-                   : ari_check_run_failed(&r->run[i]));
+        AR_TRY(ar_parallel_check_ranks(&run.parallel) == AR_OK ? ari_check_run(&r->run[i], ref, &options)
+                                                               : ari_check_run_failed(&r->run[i]));
         if (r->run[i].has_difference)
             AR_TRY(explain_by_lint(&r->run[i].first, given->c, &options));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;

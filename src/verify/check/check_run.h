@@ -99,8 +99,6 @@ void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, i
 /** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
 
-/** Refuses extents that are none. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_module_layout_check(const ar_parallel *p, const char *name);
 /** Checks the case and the options, but for the layouts. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
 /** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */

@@ -141,7 +141,7 @@ ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *
     ari_ledger w = {.pass = 'f'};
     ar_status st = AR_OK;
     AR_TRY(ari_module_options_check(c, &o));
-    AR_TRY(ari_module_layout_check(&run->parallel, c->name));
+    AR_TRY(ar_parallel_check_ranks(&run->parallel));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&m, 1, "an inspection"));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&m->lint, 1, "the report of lint"));
     AR_TRY_TO(done, st, ari_module_batches(&batch, c, ari_run_steps(run)));
