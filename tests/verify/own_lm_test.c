@@ -148,6 +148,31 @@ Test(own_lm, y_and_dx_are_reported_as_each_is_held)
     }
 }
 
+/* The same from weights so small that the loss does not tell them from none. */
+static ar_status build_tiny(void *told, ar_ctx *ctx, ar_module **module, ar_loss **loss)
+{
+    ar_param *w[3];
+    AR_TRY(build_halves(told, ctx, module, loss));
+    for (size_t i = 0; i < ar_module_params(*module, w, 3, true); i++) {
+        w[i]->init = AR_INIT_NORMAL;
+        w[i]->init_range = 1e-7;
+    }
+    return AR_OK;
+}
+
+Test(own_lm, gradients_that_cannot_be_seen_are_no_verdict_and_the_text_says_what_to_do)
+{
+    bool told = true;
+    const ar_module_case c = {.name = "tiny", .build = build_tiny, .batch = batch_of_halves, .user = &told};
+    const ar_check_module_options o = options(NULL, 0);
+    OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
+    char text[2048];
+    cr_assert_ok(ar_gradcheck_module(&r, &c, &o));
+    ar_gradcheck_module_text(r, text, sizeof text);
+    cr_expect(!r->ok && r->wrong == 0, "%s", text);
+    cr_expect_not_null(strstr(text, "larger first values, ar_param.init_range"), "%s", text);
+}
+
 Test(own_lm, stages_of_a_list_are_a_pipeline)
 {
     static const ar_parallel layouts[] = {

@@ -258,6 +258,10 @@ void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, s
     }
     ari_say(&w,
             "  (Allowed is 4 times the error that the differences show to have by themselves, and fp32's rounding.)\n");
+    if (!r->ok && r->wrong == 0)
+        ari_say(&w,
+                "  (What is unresolved moves the loss too little: larger first values, ar_param.init_range, move it "
+                "more.)\n");
 }
 
 ar_status ar_prove_module(bool *right, char *text, size_t cap, const ar_module_case *c,
