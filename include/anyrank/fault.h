@@ -156,6 +156,15 @@ AR_BEGIN_DECLS
     X(latent_grads_summed_again,                                                                                       \
       "latent attention: gradients of what is whole on each rank are summed over tp, but for the shared key's rows")   \
     X(gradnorm_latents_as_shards, "clipping counts latent attention's matrices that are whole on each rank by rank")   \
+    X(mtp_rolled_after_cut,                                                                                            \
+      "multi-token prediction: each context-parallel rank rolls its own positions: tokens across the cuts are lost")   \
+    X(mtp_rolled_over_documents,                                                                                       \
+      "multi-token prediction: tokens and labels are rolled over the borders of packed documents")                     \
+    X(mtp_mean_over_all, "multi-token prediction: a depth's loss is divided by the next token's number of targets")    \
+    X(mtp_head_grad_lost, "multi-token prediction: the head's gradient lacks its uses by further tokens")              \
+    X(mtp_embedding_grad_lost, "multi-token prediction: the embedding's gradient lacks its uses by further tokens")    \
+    X(mtp_embedding_grad_twice,                                                                                        \
+      "multi-token prediction: the embedding's gradient has its uses by further tokens twice")                         \
     X(experts_not_reduced, "experts: the ranks' parts of what the experts make are not summed")                        \
     X(experts_dx_not_reduced, "experts: the ranks' parts of the gradient of the experts' input are not summed")        \
     X(experts_combined_first, "experts: each rank rounds and weights its part of their output before the parts' sum")  \

@@ -38,7 +38,7 @@ Test(model_path, what_is_not_there_is_not_found_with_a_hint)
     setenv("ANYRANK_DATA", TEST_DATA_DIR, 1);
     cr_expect_refused(ar_model_path(out, sizeof out, "lama-demo"), AR_ERR_NOT_FOUND,
                       "llama-demo, gpt2-demo, stack-demo, mixtral-demo, ");
-    cr_expect_says("qwen3-235b-a22b, deepseek-v3; did you mean 'llama-demo'?");
+    cr_expect_says("qwen3-235b-a22b, deepseek-v3, gpt-oss-20b, gpt-oss-120b; did you mean 'llama-demo'?");
     cr_expect_refused(ar_model_path(out, sizeof out, "gtp2-demo"), AR_ERR_NOT_FOUND, "did you mean 'gpt2-demo'?");
     cr_expect_eq(ar_model_path(out, sizeof out, "/no/such/model"), AR_ERR_NOT_FOUND);
     cr_expect_null(strstr(ar_error_message(), "did you mean"), "%s", ar_error_message());

@@ -135,7 +135,7 @@ CLAIM(counted_products_are_the_formulas)
             cr_assert_ok(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
             cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
             const double features = (double)(c.heads * (c.head_dim + ar_config_value_dim(&c))) / 2.0;
-            for (size_t at = 0; c.causal && at < c.layers * 64; at++) { /* each query of each layer */
+            for (size_t at = 0; c.causal && at < ar_config_blocks(&c) * 64; at++) { /* each query of each block */
                 const size_t window = ar_config_window(&c, at / 64), before = at % 64 + 1;
                 const size_t seen = window > 0 && window < before ? window : before;
                 formula -= 12.0 * features * (double)(64 - seen) / 64.0;
@@ -204,6 +204,17 @@ CLAIM(parameters_of_deepseek_v3_are_the_published_and_its_layout_is_legal)
     const double others = ari_mlp_matrices(&c, false) - ari_mlp_matrices(&c, true), met = (double)all - others;
     cr_expect_eq(met, 37552297472.0, "%.0f", met);
     cr_expect_eq(ari_attention_matrices(&c), 187105280.0, "%.0f", ari_attention_matrices(&c));
+}
+
+/* openai/gpt-oss's model card: 116.83 B and 20.91 B. */
+CLAIM(parameters_of_gpt_oss_are_the_published)
+{
+    size_t all = 0;
+    const ar_config large = shape_bundled("gpt-oss-120b"), small = shape_bundled("gpt-oss-20b");
+    cr_assert_ok(ar_config_parameters(&large, &all));
+    cr_expect_eq(all, 116829156672u, "%zu", all);
+    cr_assert_ok(ar_config_parameters(&small, &all));
+    cr_expect_eq(all, 20914757184u, "%zu", all);
 }
 
 /* torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: GiB at the peak, on H100 of 96 GB. A peak also holds what the

@@ -53,8 +53,8 @@ static void place_fini(place *p)
 static ar_arch arch_of(const char *model)
 {
     static const ar_arch of[] = {
-        ['l'] = AR_ARCH_LLAMA,     ['g'] = AR_ARCH_GPT2,     ['s'] = AR_ARCH_STACK,   ['m'] = AR_ARCH_MIXTRAL,
-        ['q'] = AR_ARCH_QWEN2_MOE, ['r'] = AR_ARCH_GLM4_MOE, ['d'] = AR_ARCH_DEEPSEEK};
+        ['l'] = AR_ARCH_LLAMA,     ['g'] = AR_ARCH_GPT2,     ['s'] = AR_ARCH_STACK,    ['m'] = AR_ARCH_MIXTRAL,
+        ['q'] = AR_ARCH_QWEN2_MOE, ['r'] = AR_ARCH_GLM4_MOE, ['d'] = AR_ARCH_DEEPSEEK, ['f'] = AR_ARCH_LLAMA};
     return of[(size_t)model[0]];
 }
 

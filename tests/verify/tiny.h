@@ -11,6 +11,13 @@
     ", \"hidden_act\": \"silu\", \"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-5, "                  \
     "\"rope_theta\": 10000.0, \"tie_word_embeddings\": " #tied ", \"initializer_range\": 0.2}"
 
+/* Two further tokens. */
+#define FURTHER(vocab, hidden, ffn, layers, heads, kv, d)                                                     \
+    "{\"model_type\": \"llama\", \"vocab_size\": " #vocab ", \"hidden_size\": " #hidden                       \
+    ", \"intermediate_size\": " #ffn ", \"num_hidden_layers\": " #layers ", \"num_attention_heads\": " #heads \
+    ", \"num_key_value_heads\": " #kv ", \"head_dim\": " #d                                                   \
+    ", \"num_nextn_predict_layers\": 2, \"mtp_loss_scaling_factor\": 0.5, \"initializer_range\": 0.2}"
+
 /* n experts of `ffn`, k for each token. */
 #define WITH_EXPERTS(type, vocab, hidden, layers, heads, kv, ...)                                              \
     "{\"model_type\": \"" type "\", \"vocab_size\": " #vocab ", \"hidden_size\": " #hidden                     \

@@ -3,6 +3,23 @@
 #include "cli/bugs/bugs.h"
 
 const char *const ari_bugs_experts_explained[AR_FAULT_COUNT] = {
+    [AR_FAULT_mtp_rolled_after_cut] =
+        "Tokens and labels of a further token are those of later positions of the whole sequence. Each rank here rolls "
+        "its own positions after the cut: the last ones of each part have no token and no target, and depth d has "
+        "fewer targets by d for each cut.",
+    [AR_FAULT_mtp_rolled_over_documents] =
+        "In packed rows the last positions of a document have no further token. Here they take the next document's "
+        "(pytorch/torchtitan 4544): more targets, across the borders.",
+    [AR_FAULT_mtp_mean_over_all] =
+        "Each depth's loss is a mean over its own targets, which are fewer than the next token's (NVIDIA/Megatron-LM "
+        "3159). Divided by those of the next token all of its gradients are too small by one ratio.",
+    [AR_FAULT_mtp_head_grad_lost] =
+        "The head has a use for the next token and one for each further one. Here only the first reaches its gradient.",
+    [AR_FAULT_mtp_embedding_grad_lost] =
+        "The blocks for further tokens, in a pipeline on the last stage, look up rows of the embedding, and that use's "
+        "gradient is lost, as where the stages' copies are not summed. Rows of ids in the batch lack a part.",
+    [AR_FAULT_mtp_embedding_grad_twice] =
+        "The same use counts twice, as where the stages' copies are summed once more.",
     [AR_FAULT_router_weights_not_normalised] =
         "A token's weights are the softmax's values of its two experts, not divided by their sum "
         "(`norm_topk_prob` read as false). Each row of the weights is the reference times that sum, 0.41 to 0.89. "

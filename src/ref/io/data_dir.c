@@ -86,10 +86,11 @@ ar_status ari_data_dir_check(void)
 /* --- models and text ---------------------------------------------------------------------------------------------- */
 
 const char *const ari_model_names[] = {
-    "llama-demo",    "gpt2-demo",    "stack-demo",    "mixtral-demo",    "qwen2-moe-demo", "glm4-moe-demo",
-    "deepseek-demo", "gpt-oss-demo", "llama-3-8b",    "llama-3-70b",     "llama-3.1-405b", "qwen2.5-7b",
-    "qwen3-8b",      "gemma-2-9b",   "phi-3-mini-4k", "gpt-22b",         "gpt3-175b",      "gpt-530b",
-    "gpt-1t",        "stack-4.8b",   "mixtral-8x22b", "qwen3-235b-a22b", "deepseek-v3",    NULL};
+    "llama-demo",    "gpt2-demo",    "stack-demo", "mixtral-demo",  "qwen2-moe-demo",  "glm4-moe-demo",
+    "deepseek-demo", "gpt-oss-demo", "mtp-demo",   "llama-3-8b",    "llama-3-70b",     "llama-3.1-405b",
+    "qwen2.5-7b",    "qwen3-8b",     "gemma-2-9b", "phi-3-mini-4k", "gpt-22b",         "gpt3-175b",
+    "gpt-530b",      "gpt-1t",       "stack-4.8b", "mixtral-8x22b", "qwen3-235b-a22b", "deepseek-v3",
+    "gpt-oss-20b",   "gpt-oss-120b", NULL};
 #define BUNDLED (sizeof ari_model_names / sizeof ari_model_names[0] - 1)
 
 static ar_status put_path(char *out, size_t cap, const char *folder, const char *name)

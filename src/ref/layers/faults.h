@@ -121,6 +121,14 @@ AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, si
 /** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
 
+/* --- multi-token prediction (faults_mtp.c) ------------------------------------------------------------------------ */
+
+/** ar_batch_roll; mtp_rolled_after_cut, mtp_rolled_over_documents, mtp_mean_over_all. */
+AR_NODISCARD ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, const ar_batch *b,
+                                      size_t depth);
+/** mtp_head_grad_lost: uses of the head's weight make no gradient from here on, or (begins false) do again. */
+void ari_fault_further_use(const ar_ctx *ctx, ar_param *head, bool begins);
+
 /* --- experts (faults_experts.c) ----------------------------------------------------------------------------------- */
 
 /* Of the tokens of a pass: p [tokens, experts] of all, the experts and weights of the slots [tokens, k]. */

@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
 enum { TOKENS_NORM, ENTERED_NORM, JOINED, BLOCK, MADE_NORM, PARTS };
@@ -73,6 +74,10 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     ar_ctx_release(ctx, &both);
     AR_TRY(back(m, ENTERED_NORM, ctx, saved, dx ? dx : &unwanted, &part[1], batch));
     AR_TRY(back(m, TOKENS_NORM, ctx, saved, &rows, &part[0], batch));
+    if (ar_faulty(ctx, AR_FAULT_mtp_embedding_grad_lost))
+        AR_TRY(ARI_KERNEL(ctx, fill, &rows, 0.0f));
+    if (ar_faulty(ctx, AR_FAULT_mtp_embedding_grad_twice))
+        AR_TRY(ARI_KERNEL(ctx, add, &rows, &rows, &rows));
     AR_TRY(ar_embedding_backward(m->embedding, ctx, saved, &rows, batch));
     ar_ctx_release(ctx, &rows);
     return AR_OK;

@@ -393,7 +393,7 @@ static ar_status forward_further(ar_model *m, size_t i, ar_ctx *ctx, ar_saved *s
     int64_t *memory = NULL;
     ar_batch rolled;
     ctx->use = ARI_USE_BETWEEN;
-    AR_TRY(ar_batch_roll(&rolled, &memory, batch, i + 1));
+    AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, i + 1));
     m->targets[i] = batch->global_batch > 0 ? rolled.targets : ar_batch_targets(&rolled);
     ar_status st = forward_module(block, ctx, saved, x, &rolled);
     if (st == AR_OK && !ctx->counting)
@@ -500,8 +500,11 @@ static ar_status backward_further(ar_model *m, size_t i, ar_ctx *ctx, ar_saved *
     int64_t *memory = NULL;
     ar_batch rolled;
     ar_tensor at;
-    AR_TRY(ar_batch_roll(&rolled, &memory, batch, i + 1));
+    ar_param *weight = ar_lm_head_weight(m->head);
+    AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, i + 1));
+    ari_fault_further_use(ctx, weight, true);
     ar_status st = backward_head(m->further[i], block->name, ctx, saved, &at, &rolled);
+    ari_fault_further_use(ctx, weight, false);
     if (st == AR_OK)
         st = add_further(ctx, &at, dy, any);
     ctx->use = ARI_USE_BETWEEN;

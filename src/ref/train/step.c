@@ -13,6 +13,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/scores.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
@@ -47,7 +48,7 @@ static ar_status targets_of(size_t *count, const ari_trained *t, const ar_ctx *c
     for (size_t depth = 1; depth < counts_of(t); depth++) {
         int64_t *memory = NULL;
         ar_batch rolled;
-        AR_TRY(ar_batch_roll(&rolled, &memory, batch, depth));
+        AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, depth));
         count_own(&count[depth], ctx, &rolled);
         free(memory);
     }

@@ -219,12 +219,11 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* clang-format off */
 #define ARI_KINDS(X) \
     X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(AUXILIARY) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) \
-    X(CHOICE) X(COUNTS) X(SCORES) \
-    X(CONSTANT_ADDED) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(EXPERTS) X(FACTOR) \
+    X(CHOICE) X(CONSTANT_ADDED) X(COUNTS) X(FURTHER_USES) X(SCORES) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) \
     X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) \
     X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(MIXTURE) \
     X(NAN) X(NOISE) X(NORM) X(NORM_AGAIN) X(OTHER_TENSOR) X(OWN_BLOCK) X(OWN_PART) X(PADDING) X(POSITIONS) \
-    X(PRECISION) X(RANKS_WRONG) \
+    X(PRECISION) X(RANKS_WRONG) X(EDGE_ROWS) X(EPSILON) X(EXCHANGED) X(EXPERTS) X(FACTOR) \
     X(RANK_FACTORS) X(RANK_MAJOR) X(REORDERED) X(REPEATED) X(REVERSED) X(ROPE) X(ROTATED) X(ROUNDING) X(ROUTER) \
     X(ROUTES) X(ROWS_ZERO) \
     X(ROW_ADDED) X(ROW_SHARD_FACTORS) X(SCATTER) X(SHARDS) X(SHARDS_ADDED) X(SHARD_FACTORS) X(SHARD_WRONG) X(SHARE) \
@@ -458,6 +457,7 @@ enum {
  * the fewest different elements, and its other requirements. A finding of that confidence cannot be surpassed by later
  * measures. Of two findings of equal confidence the first here is reported. */
 #define ARI_MEASURES(M)                                                                                      \
+    M(further_uses, ARI_IDENTITY + 9, ARI_ON_WHOLE, "g", 0, ARI_NEEDS_DUMP)                                  \
     M(shared_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)              \
     M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
     M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \

@@ -224,6 +224,15 @@ static const ari_cause rows[] = {
           "they were sent in"},
     {"expert_rows_misplaced", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ROWS), 0, "",
      ROWS ": they were put back in another order than they were taken in"},
+    {"mtp_use_lost", K(FURTHER_USES), ARI_IDENTITY + 9, "g", 0, IF(ZERO), 0, "",
+     "multi-token prediction: the weight's uses by further tokens are missing from its gradient" LOOK
+     "`mtp` heads and embeddings that are detached; the copies of the first and the last stage"},
+    {"mtp_use_twice", K(FURTHER_USES), ARI_IDENTITY + 9, "g", 0, IF(TWICE), 0, "",
+     "multi-token prediction: the weight's uses by further tokens count {times:.0f} times in its gradient" LOOK
+     "a sum over the first and the last stage that comes twice"},
+    {"mtp_rolled_elsewhere", K(ANYTHING), ARI_LAST_RESORT, "f", ARI_IS_FURTHER, 0, 0, "",
+     "the table is right, so ids of a further token are others: they end elsewhere than at a document's end" LOOK
+     "`roll_tensor` of Megatron, its cp_group and packed_seq_params"},
     {"unknown", K(ANYTHING), ARI_LAST_RESORT, "g", ARI_IS_EXPERT, IF(RECOMPUTED), 0, "",
      "if this is the first difference, the gradients around it are right; with recomputation the tokens of an expert, "
      "their values and their weights are those of a second forward pass: did it route as the first did?"},

@@ -342,6 +342,10 @@ static const ari_cause rows[] = {
     {"shard_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too; shard {a} of {shards} is another rank's "
      "(one shard loaded, seeded or sent twice, or a chunk taken before it has come)" SLICES},
+    {"mtp_rolled_elsewhere", K(REPEATED), ARI_IDENTITY + 6, "f", ARI_IS_FURTHER, 0, 0, MOVED,
+     "ids of a further token end elsewhere than at a document's end: {unit} {a} has {b}'s row, which stands at {b} too "
+     "(rolled after the cut among cp ranks, each its own positions, or over the borders of packed documents)" LOOK
+     "`roll_tensor` of Megatron, its cp_group and packed_seq_params"},
     {"slices_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too" SLICES},
     {"wrong_kv_head", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,

@@ -22,7 +22,8 @@ enum {
     ARI_IS_ROW_PARALLEL = 256, /* its inputs are split */
     ARI_IS_POSITIONS = 512,
     ARI_IS_ROUTES = 1024, /* the weights of experts */
-    ARI_IS_EXPERT = 2048  /* one of an expert's own weights */
+    ARI_IS_EXPERT = 2048, /* one of an expert's own weights */
+    ARI_IS_FURTHER = 4096 /* rows of a further token's ids */
 };
 
 /* When a module runs among those of its section. backward: the place of its ":bwd", its parameters' gradients directly

@@ -31,6 +31,7 @@ enum { BATCH = 4, SEQ = 24 };
     X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                           \
     X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")           \
     X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                 \
+    X(MTP, c->mtp > 0, "is a mistake of multi-token prediction, which this model has not")                         \
     X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                              \
     X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                       \
       "is a mistake of experts' weights that are normalised, which this model has not")                            \
@@ -103,11 +104,11 @@ enum {
 _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define NEEDS(name) ((uint64_t)1 << NEEDS_##name)
 /* Those that no layout gives. */
-#define OF_MODEL                                                                                                   \
-    (NEEDS(TIED) | NEEDS(POSITIONS) | NEEDS(PACKED) | NEEDS(BIAS) | NEEDS(ROW_BIAS) | NEEDS(EXPERTS) |             \
-     NEEDS(NORMALISED) | NEEDS(NOT_NORMALISED) | NEEDS(SOFTMAX) | NEEDS(SCORES) | NEEDS(SCALE) | NEEDS(GROUPS) |   \
-     NEEDS(LATENT) | NEEDS(BIAS_UPDATE) | NEEDS(BALANCE) | NEEDS(BALANCE_EACH) | NEEDS(ROUTER_Z) | NEEDS(SHARED) | \
-     NEEDS(SHARED_GATE))
+#define OF_MODEL                                                                                                 \
+    (NEEDS(TIED) | NEEDS(POSITIONS) | NEEDS(PACKED) | NEEDS(BIAS) | NEEDS(ROW_BIAS) | NEEDS(EXPERTS) |           \
+     NEEDS(NORMALISED) | NEEDS(NOT_NORMALISED) | NEEDS(SOFTMAX) | NEEDS(SCORES) | NEEDS(SCALE) | NEEDS(GROUPS) | \
+     NEEDS(LATENT) | NEEDS(MTP) | NEEDS(BIAS_UPDATE) | NEEDS(BALANCE) | NEEDS(BALANCE_EACH) | NEEDS(ROUTER_Z) |  \
+     NEEDS(SHARED) | NEEDS(SHARED_GATE))
 
 #define LLAMA .run.model = "llama-demo"
 #define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
@@ -117,6 +118,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 /* A router of sigmoids: a bias, groups, a factor. */
 #define GLM_MOE .run.model = "glm4-moe-demo", .routed = true
 #define DEEPSEEK .run.model = "deepseek-demo", .routed = true /* latent attention */
+#define FURTHER .run.model = "mtp-demo"
 #define MOVED .run.loss.router.bias_update = 0.001
 #define MODULE .run.model = "module", .module = true
 #define NO_CLIP .run.clip = -1
@@ -289,6 +291,12 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_sp_latent_key_grad_summed, DEEPSEEK, SP(2), .needs = NEEDS(LATENT) | NEEDS(SP)},
     {AR_FAULT_latent_grads_summed_again, DEEPSEEK, .needs = NEEDS(LATENT) | NEEDS(TP)},
     {AR_FAULT_gradnorm_latents_as_shards, DEEPSEEK, TP(4), .needs = NEEDS(UPDATE) | NEEDS(LATENT) | NEEDS(TP)},
+    {AR_FAULT_mtp_rolled_after_cut, FURTHER, CP(2), .needs = NEEDS(MTP) | NEEDS(CP)},
+    {AR_FAULT_mtp_rolled_over_documents, FURTHER, CP(2), .documents = 4, .needs = NEEDS(MTP) | NEEDS(DOCUMENTS)},
+    {AR_FAULT_mtp_mean_over_all, FURTHER, DP(2), .needs = NEEDS(MTP)},
+    {AR_FAULT_mtp_head_grad_lost, FURTHER, .needs = NEEDS(MTP)},
+    {AR_FAULT_mtp_embedding_grad_lost, FURTHER, PP(2, 2), .needs = NEEDS(MTP)},
+    {AR_FAULT_mtp_embedding_grad_twice, FURTHER, PP(2, 2), .needs = NEEDS(MTP)},
     {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_experts_dx_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_experts_combined_first, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},

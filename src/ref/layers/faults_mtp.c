@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Effects of the injected faults of multi-token prediction. */
+#include <stdlib.h>
+
+#include "ref/layers/faults.h"
+#include "ref/layers/parts.h"
+
+/* Each rank rolls the runs of positions that it has, as if they were all. */
+static void forget_others(const ar_ctx *ctx, const ar_batch *b, int64_t *ids, size_t depth)
+{
+    const ar_positions own = ari_own_positions(ctx, b->seq, false);
+    int64_t *labels = ids + b->batch * b->seq;
+    for (size_t i = 0; i < b->batch * ar_positions_count(&own); i++) {
+        const size_t row = i / ar_positions_count(&own), at = ar_positions_at(&own, i % ar_positions_count(&own));
+        size_t run = 0;
+        while (run < 1 && (at < own.first[run] || at >= own.first[run] + own.count[run]))
+            run++;
+        if (at + depth < own.first[run] + own.count[run])
+            continue;
+        ids[row * b->seq + at] = 0;
+        if (at + 1 < b->seq)
+            labels[row * b->seq + at + 1] = AR_IGNORE_INDEX;
+    }
+}
+
+ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, const ar_batch *b, size_t depth)
+{
+    const bool over = b->documents && ar_faulty(ctx, AR_FAULT_mtp_rolled_over_documents);
+    ar_batch one = *b;
+    one.documents = over ? NULL : b->documents;
+    AR_TRY(ar_batch_roll(rolled, memory, &one, depth));
+    rolled->documents = b->documents;
+    rolled->targets_cross = rolled->targets_cross || over;
+    if (ar_faulty(ctx, AR_FAULT_mtp_rolled_after_cut) && ari_all_positions(ctx, 1) > 1)
+        forget_others(ctx, b, *memory, depth);
+    if (ar_faulty(ctx, AR_FAULT_mtp_mean_over_all))
+        rolled->targets = b->targets;
+    return AR_OK;
+}
+
+void ari_fault_further_use(const ar_ctx *ctx, ar_param *head, bool begins)
+{
+    if (ar_faulty(ctx, AR_FAULT_mtp_head_grad_lost))
+        head->requires_grad = !begins;
+}

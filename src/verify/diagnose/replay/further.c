@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How often the uses by further tokens count in the gradient of the head or of the table of tokens. Of both its rows are
+ * added up, the head's with factors, as those of a softmax cancel: of the difference, and of what the reference's own
+ * values say that those uses contribute. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "verify/diagnose/replay/replay.h"
+
+enum { MOST_WORK = 1 << 26 };
+#define LEFT 1e-5 /* of the squares */
+
+typedef struct uses {
+    const ari_case *c;
+    bool head;
+    size_t rows, width;    /* of the weight */
+    double *wanted, *made; /* [width] */
+} uses;
+
+static double factor_of(const uses *u, size_t row)
+{
+    return u->head ? 1.0 + (double)(row * 7919 % 1009) / 1009.0 : 1.0;
+}
+
+static ar_status read_all(float **gives, const ar_dump_tensor *t)
+{
+    AR_TRY(ari_alloc((void **)gives, t->count, sizeof **gives, t->name));
+    return ar_dump_read_f32(t, 0, t->count, *gives);
+}
+
+/* The forward value of the norm before a head. */
+static const ar_dump_tensor *input_of(const uses *u, const ari_walk *at)
+{
+    for (ari_walk w = ari_walk_of(u->c->known->reference, u->c->path, "f", at->key.step); ari_walk_next(&w);) {
+        if (w.key.layer == labs(at->key.layer) && ari_module_of(w.t->name, w.key.stem).role == ARI_MTP_NORM)
+            return w.t;
+    }
+    return NULL;
+}
+
+/* What one use contributes: gradients of rows, or of logits with the head's input. */
+static ar_status add_use(uses *u, const ari_walk *at)
+{
+    const ar_dump_tensor *input = u->head ? input_of(u, at) : NULL;
+    const size_t each = u->head ? u->rows : u->width, tokens = at->t->count / each;
+    float *dy = NULL, *x = NULL;
+    ar_status st = AR_OK;
+    if (at->t->count % each != 0 || at->t->count > MOST_WORK ||
+        (u->head && (!input || input->count != tokens * u->width)))
+        return AR_OK;
+    AR_TRY_TO(done, st, read_all(&dy, at->t));
+    if (input)
+        AR_TRY_TO(done, st, read_all(&x, input));
+    for (size_t t = 0; t < tokens; t++) {
+        double sum = 0.0;
+        for (size_t v = 0; v < u->rows && u->head; v++)
+            sum += factor_of(u, v) * (double)dy[t * each + v];
+        for (size_t i = 0; i < u->width; i++)
+            u->made[i] += u->head ? sum * (double)x[t * u->width + i] : (double)dy[t * each + i];
+    }
+done:
+    free(dy);
+    free(x);
+    return st;
+}
+
+static void judge(ari_trace *t, const uses *u)
+{
+    double both = 0.0, own = 0.0, left = 0.0, all = 0.0;
+    for (size_t i = 0; i < u->width; i++) {
+        both += u->wanted[i] * u->made[i];
+        own += u->made[i] * u->made[i];
+        all += u->wanted[i] * u->wanted[i];
+    }
+    const double times = own > 0.0 ? both / own : 0.0;
+    for (size_t i = 0; i < u->width; i++)
+        left += (u->wanted[i] - times * u->made[i]) * (u->wanted[i] - times * u->made[i]);
+    if (!(left <= LEFT * all) || !(fabs(times - round(times)) < 1e-2) || !(fabs(round(times)) >= 1.0))
+        return;
+    ari_trace_set(t, ARI_FOUND_FURTHER_USES, round(times) < 0.0 ? ARI_IF(ZERO) : ARI_IF(TWICE));
+    ari_number(t, "times", 1.0 + round(times));
+}
+
+ar_status ari_measure_further_uses(ari_trace *t, const ari_case *c)
+{
+    const ari_role role = ari_replay_role(c), of = role == ARI_HEAD ? ARI_MTP_LOGITS : ARI_TOKENS_NORM;
+    uses u = {.c = c, .head = role == ARI_HEAD};
+    ar_status st = AR_OK;
+    if ((role != ARI_HEAD && role != ARI_TOKENS) || !c->ref || c->step || c->reference->ndim != 2 ||
+        c->count != c->reference->count)
+        return AR_OK;
+    u.rows = c->reference->shape[0];
+    u.width = c->reference->shape[1];
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&u.wanted, u.width, "sums of rows"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&u.made, u.width, "sums of rows"));
+    for (size_t i = 0; i < c->count; i++)
+        u.wanted[i % u.width] += factor_of(&u, i / u.width) * ((double)c->val[i] - (double)c->ref[i]);
+    const int step = ari_order_of(c->reference->name, c->path).step;
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", step); ari_walk_next(&w);) {
+        if (ari_module_of(w.t->name, w.key.stem).role == of)
+            AR_TRY_TO(done, st, add_use(&u, &w));
+    }
+    judge(t, &u);
+done:
+    free(u.wanted);
+    free(u.made);
+    return st;
+}
