@@ -257,7 +257,7 @@ ar_status ari_seeker_best(ari_seeker *k)
     if (q.n == 0 || q.at[0].least > k->enough)
         goto done;
     AR_TRY_TO(done, st, lightest(&light, k));
-    AR_TRY_TO(done, st, ari_seeker_weigh(k, &light, true));
+    AR_TRY_TO(done, st, ari_seeker_weigh(k, &light, isinf(k->enough)));
     AR_TRY_TO(done, st, choose_one(&q, k, light.fits, &chosen));
     if (!chosen && !light.settled && isinf(k->enough))
         AR_TRY_TO(done, st, ari_seeker_settle(k, &light));

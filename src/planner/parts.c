@@ -138,10 +138,13 @@ void ari_mesh_parts_begin(ari_mesh_parts *a, int tp, int cp)
 static ar_status outside_of(ari_outside **borrows, ari_mesh_parts *a, const ari_candidate *f, const ari_planned *p,
                             const ari_time_options *o)
 {
-    ari_outside **at = &a->family[f->family]->outside[f->choice.zero > 0][f->pipeline], *made = NULL;
+    ari_outside **all = a->family[f->family]->outside[f->choice.zero > 0], **at = &all[f->pipeline], *made = NULL;
+    const ari_outside *other = NULL;
+    for (int i = 0; i < ARI_PARTS_PIPELINES && !other && p->step.run.parallel.stages.n == 0; i++)
+        other = all[i];
     if (!*at) {
         AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "sums of gradients"));
-        const ar_status st = ari_outside_init(made, p, o);
+        const ar_status st = ari_outside_init(made, p, o, other);
         if (st != AR_OK) {
             free(made);
             return st;

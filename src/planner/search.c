@@ -455,6 +455,16 @@ static ar_status check_tp(ari_seeker *k, int tp, bool *can)
     return ari_seeker_keep(k->r, &k->variant[0]);
 }
 
+/* The j-th divisor to try. Where only the first of the list matters, tp of a node's ranks comes first and then fewer:
+ * the sooner a good one is found, the more bounds rule out. */
+static int likely(const ari_seeker *k, int axis, int j)
+{
+    int inside = 0;
+    while (inside < k->divisors && k->divisor[inside] <= k->s->time.cluster.ranks_per_node)
+        inside++;
+    return k->s->first && ari_planned_axes[axis] == ARI_LAYOUT_TP && j < inside ? inside - 1 - j : j;
+}
+
 /* The meshes whose extents before the i-th are the seeker's, over the ranks that these leave: its divisors are among
  * those of all ranks, and the last extent takes what is left. */
 static ar_status search_axis(ari_seeker *k, int i, int left, double begin, double end)
@@ -469,7 +479,7 @@ static ar_status search_axis(ari_seeker *k, int i, int left, double begin, doubl
         return search_mesh(k);
     }
     for (int j = 0; j < k->divisors; j++) {
-        const int n = k->divisor[j];
+        const int n = k->divisor[likely(k, i, j)];
         bool can = true;
         if (left % n != 0 || !wanted(s->fixed.extent[i], n))
             continue;

@@ -63,6 +63,14 @@ static stage rank_of(const ari_planned *p, size_t rank)
     return all;
 }
 
+static bool same_stage(const stage *a, const stage *b)
+{
+    bool same = a->layers == b->layers;
+    for (int part = 0; part < ARI_MODEL_PARTS; part++)
+        same = same && a->share[part] == b->share[part];
+    return same;
+}
+
 /* The last backward pass of a stage. */
 typedef struct last_pass {
     size_t first, layers;
@@ -201,9 +209,11 @@ static double between_bytes(const composed *c)
 
 static void all_times(const composed *c, ar_pp_times times[AR_MAX_STAGES])
 {
+    stage last = {.layers = -1.0};
     for (int i = 0; i < ar_parallel_stages(&c->p->step.run.parallel); i++) {
         const stage s = stage_of(c->p, (size_t)i);
-        times[i] = times_of(c, &s);
+        times[i] = same_stage(&s, &last) ? times[i - 1] : times_of(c, &s);
+        last = s;
     }
 }
 
@@ -248,7 +258,7 @@ static ar_status add_ranks(composed *c, double *busy)
     for (size_t i = 0; i < pp; i++) {
         const stage s = rank_of(c->p, i);
         double of[ARI_TIME_KINDS] = {0.0};
-        const double seconds = rank_seconds(c, &s, of);
+        const double seconds = same_stage(&s, &slowest) ? *busy : rank_seconds(c, &s, of);
         if (seconds <= *busy)
             continue;
         *busy = seconds;
@@ -469,14 +479,6 @@ ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_opt
         add_sums(&c, busy);
     add_rest(&c);
     return AR_OK;
-}
-
-static bool same_stage(const stage *a, const stage *b)
-{
-    bool same = a->layers == b->layers;
-    for (int part = 0; part < ARI_MODEL_PARTS; part++)
-        same = same && a->share[part] == b->share[part];
-    return same;
 }
 
 /* A call over all parameters of a rank at once. Those of experts are summed by those with the same ones. */

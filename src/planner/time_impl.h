@@ -152,8 +152,11 @@ typedef struct ari_outside_rank {
 typedef struct ari_outside {
     ari_outside_rank *rank; /* [n] */
     size_t n;
+    int virtual_stages; /* of its layout */
 } ari_outside;
-AR_NODISCARD ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o);
+/** other: that of a layout that differs from p in its virtual stages alone; NULL: none is known. */
+AR_NODISCARD ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o,
+                                        const ari_outside *other);
 void ari_outside_fini(ari_outside *s);
 
 /* --- together (time.c) -------------------------------------------------------------------------------------------- */

@@ -53,78 +53,90 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-/* Layers of a rank's stage, and the first of them. */
-static size_t layers_of(const ari_planned *p, size_t stage, size_t *first)
+/* A rank of a layout's pipeline. */
+typedef struct place {
+    const ari_planned *p;
+    const ari_outside *s; /* of all its ranks */
+    size_t rank;
+} place;
+
+/* The rank's k-th layer, from its first stage on; ARI_NO_LAYER: it has fewer. */
+static size_t layer_at(const place *at, size_t k)
 {
-    const ar_parallel *layout = &p->step.run.parallel;
-    size_t count = 0;
-    ar_stage_layers(first, &count, &layout->stages, p->step.config->layers, (size_t)ar_parallel_stages(layout), stage);
-    return count;
+    const ar_parallel *layout = &at->p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    for (size_t i = at->rank, first = 0, n = 0; i < stages; i += pp, k -= n) {
+        ar_stage_layers(&first, &n, &layout->stages, at->p->step.config->layers, stages, i);
+        if (k < n)
+            return first + k;
+    }
+    return ARI_NO_LAYER;
 }
 
-/* True if two ranks between the first and the last of a pipeline do the same outside of the passes. */
-static bool same_outside(const ari_planned *p, size_t a, size_t b)
+/* True if two ranks do the same outside of the passes: both the first of their pipelines, or none, and so on. */
+static bool same_outside(const place *a, const place *b)
 {
-    const ar_parallel *layout = &p->step.run.parallel;
-    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
-    bool same = a > 0 && b + 1 < pp && p->step.run.plan.rules == 0;
-    for (size_t i = 0, first = 0, other = 0; same && i < stages; i += pp) {
-        const size_t n = layers_of(p, a + i, &first);
-        same = n == layers_of(p, b + i, &other);
-        for (size_t l = 0; l < n && same; l++)
-            same = ar_config_has_experts(p->step.config, first + l) == ar_config_has_experts(p->step.config, other + l);
+    const ar_config *c = a->p->step.config;
+    bool same = (a->rank == 0) == (b->rank == 0) && (a->rank + 1 == a->s->n) == (b->rank + 1 == b->s->n) &&
+                a->p->step.run.plan.rules == 0;
+    for (size_t k = 0, layer = 0; same && layer != ARI_NO_LAYER; k++) {
+        const size_t other = layer_at(b, k);
+        layer = layer_at(a, k);
+        same = (layer == ARI_NO_LAYER) == (other == ARI_NO_LAYER) &&
+               (layer == ARI_NO_LAYER || ar_config_has_experts(c, layer) == ar_config_has_experts(c, other));
     }
     return same;
 }
 
-/* The layer of b at the place of a's. */
-static size_t same_place(const ari_planned *p, size_t layer, size_t a, size_t b)
+static ar_status copy_outside(ari_outside_rank *to, const place *from, const place *at)
 {
-    const ar_parallel *layout = &p->step.run.parallel;
-    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
-    size_t first = 0, other = 0;
-    for (size_t i = 0; i < stages && layer != ARI_NO_LAYER; i += pp) {
-        const size_t count = layers_of(p, a + i, &first);
-        if (layer < first || layer >= first + count)
+    const ari_outside_rank *a = &from->s->rank[from->rank];
+    *to = *a;
+    to->bucket = NULL;
+    to->room = a->n;
+    AR_TRY(ari_alloc((void **)&to->bucket, a->n, sizeof *to->bucket, "buckets"));
+    for (size_t i = 0, k = 0; i < a->n; i++) {
+        const size_t layer = a->bucket[i].last.layer;
+        to->bucket[i] = a->bucket[i];
+        if (layer == ARI_NO_LAYER)
             continue;
-        (void)layers_of(p, b + i, &other);
-        return other + (layer - first);
-    }
-    return layer;
-}
-
-static ar_status copy_outside(ari_outside *s, const ari_planned *p, size_t from, size_t to)
-{
-    const ari_outside_rank *a = &s->rank[from];
-    ari_outside_rank *b = &s->rank[to];
-    *b = *a;
-    b->bucket = NULL;
-    b->room = a->n;
-    AR_TRY(ari_alloc((void **)&b->bucket, a->n, sizeof *b->bucket, "buckets"));
-    for (size_t i = 0; i < a->n; i++) {
-        b->bucket[i] = a->bucket[i];
-        b->bucket[i].last.layer = same_place(p, a->bucket[i].last.layer, from, to);
+        for (k = layer_at(from, k) == layer ? k : 0; layer_at(from, k) != layer;)
+            k++;
+        to->bucket[i].last.layer = layer_at(at, k);
     }
     return AR_OK;
 }
 
-ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o)
+/* A rank that does the same: of those before it, or its own of another layout. */
+static bool find_like(place *like, const place *at, const ari_outside *other, const ari_planned *of)
 {
+    for (*like = (place){at->p, at->s, 0}; like->rank < at->rank; like->rank++) {
+        if (same_outside(like, at))
+            return true;
+    }
+    *like = (place){of, other, at->rank};
+    return other && same_outside(like, at);
+}
+
+ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o, const ari_outside *other)
+{
+    ari_planned of = *p;
     const ari_step_case c = ari_time_rank_case(p, o);
     const ar_parallel *layout = &c.run.parallel;
     const int stages = ari_extent(layout, ARI_CUTS_LAYERS), each = ar_parallel_world(layout) / stages;
     walk w = {.o = o};
     ar_status st = AR_OK;
-    *s = (ari_outside){.n = (size_t)stages};
+    of.step.run.parallel.virtual_stages = other ? other->virtual_stages : 1;
+    *s = (ari_outside){.n = (size_t)stages, .virtual_stages = layout->virtual_stages};
     AR_TRY(ari_alloc_zero((void **)&s->rank, s->n, sizeof *s->rank, "ranks of a pipeline"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
     for (size_t r = 0; r < s->n && st == AR_OK; r++) {
-        size_t like = 0;
+        const place at = {p, s, r};
+        place like;
         w.to = &s->rank[r];
-        while (like < r && !same_outside(p, like, r))
-            like++;
-        st = like < r ? copy_outside(s, p, like, r) : ari_operations_step(&c, (int)r * each, visit_operation, &w);
+        st = find_like(&like, &at, other, &of) ? copy_outside(w.to, &like, &at)
+                                               : ari_operations_step(&c, (int)r * each, visit_operation, &w);
     }
     if (st != AR_OK)
         ari_outside_fini(s);

@@ -11,7 +11,7 @@ ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options 
     ari_outside outside;
     ar_pipeline_schedule *schedule = NULL;
     AR_TRY(ari_passes_init(&passes, p, o));
-    ar_status st = ari_outside_init(&outside, p, o);
+    ar_status st = ari_outside_init(&outside, p, o, NULL);
     if (st == AR_OK) {
         if (ari_extent(&p->step.run.parallel, ARI_CUTS_LAYERS) > 1)
             st = ar_parallel_schedule(&schedule, &p->step.run.parallel);
