@@ -115,12 +115,23 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
 
 /* --- several ------------------------------------------------------------------------------------------------------ */
 
+/* True if a pipeline's ranks between the first and the last differ in how many micro-batches they hold alone, the earlier
+ * the more. */
+static bool same_stages(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const double experts = ari_experts_share(p->step.config);
+    return layout->stages.n == 0 && p->step.config->layers % (size_t)ar_parallel_stages(layout) == 0 &&
+           !layout->own_schedule && p->step.run.plan.rules == 0 && (experts == 0.0 || experts == 1.0);
+}
+
 ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     const int pp = ari_at_least_one(layout->pp), each = ar_parallel_world(layout) / pp;
     *m = (ari_memory){{0.0}};
-    for (int i = 0; i < pp; i++) {
+    const int second = same_stages(p) && pp > 2 ? 1 : pp;
+    for (int i = 0; i < pp; i = i == second ? pp - 1 : i + 1) {
         ari_memory here;
         AR_TRY(ari_memory_own(&here, p, i * each));
         if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))

@@ -4,7 +4,7 @@
  * section 4). */
 #include "ref/layers/attention/core.h"
 
-#include "ref/core/record.h"
+#include "ref/core/lane.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/attention/mask.h"
 #include "ref/numerics/scalar.h"
@@ -173,6 +173,8 @@ static double pairs_of(const ari_order *o)
  * edge, and what it computes again, is the device's own business. */
 static void count_work(const pass *p, double n)
 {
+    if (!ari_lane_is_virtual(ari_lane_self()))
+        return;
     const double heads = (double)(p->matrices * p->group), width = (double)(p->key_dim + p->value_dim);
     ari_work_scores(&(ari_gpu_scores){.flops = 2.0 * n * heads * pairs_of(&p->blocks.order) * width,
                                       .positions = (double)ar_positions_count(&p->blocks.order.rows),
