@@ -47,6 +47,7 @@ ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
     layout->etp = c->etp;
     layout->dispatch = c->ep > 1 ? layout->dispatch : AR_DISPATCH_ALL_TO_ALL;
     layout->zigzag = c->zigzag && c->cp > ari_at_least_one(c->cp_inner);
+    layout->overlap = c->overlap > 0 ? c->overlap : layout->overlap;
     layout->virtual_stages = c->virtual_stages;
     layout->schedule = c->schedule;
     layout->recompute.what = c->recompute;

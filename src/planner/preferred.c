@@ -32,6 +32,8 @@ unsigned ari_unusual_of(const ari_search *s, const ari_choice *c)
         is |= ARI_UNUSUAL_NODES;
     if (samples * (double)run->seq / c->cp < FEW_TOKENS && (double)run->seq >= FEW_TOKENS)
         is |= ARI_UNUSUAL_TOKENS;
+    if (c->zero == 3 && c->pp > 1)
+        is |= ARI_UNUSUAL_ZERO;
     return is;
 }
 
@@ -63,6 +65,28 @@ static int by_simplicity(const void *a, const void *b)
     return x->candidate.seconds < y->candidate.seconds ? -1 : x->candidate.seconds > y->candidate.seconds;
 }
 
+static ar_status time_of(ari_time *t, const ari_search *s, const ari_candidate *f)
+{
+    const ari_planned p = ari_choice_planned(&s->base, &f->choice);
+    return ari_time_of(t, &p, &s->time);
+}
+
+/* More chunks hide more of tp's collectives, and make smaller products. */
+static ar_status choose_chunks(ari_candidate *f, const ari_search *s)
+{
+    static const int chunks[] = {1, 2, 8};
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks && f->choice.sp && f->choice.tp > 1; i++) {
+        ari_candidate other = *f;
+        ari_time t;
+        other.choice.overlap = chunks[i];
+        AR_TRY(time_of(&t, s, &other));
+        other.seconds = ari_time_step(&t);
+        other.bound = ari_bound_of(&t);
+        *f = other.seconds < f->seconds ? other : *f;
+    }
+    return AR_OK;
+}
+
 ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
 {
     measured *of = NULL;
@@ -79,7 +103,7 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
     for (size_t i = 0; i < r->equal; i++)
         r->at[i] = of[i].candidate;
     free(of);
-    return AR_OK;
+    return s->chunks && !s->first && !s->every ? choose_chunks(&r->at[0], s) : AR_OK;
 }
 
 /* --- why ---------------------------------------------------------------------------------------------------------- */
@@ -100,12 +124,6 @@ static void differences(ari_text *text, const ari_time *than, const ari_time *t)
     }
 }
 
-static ar_status time_of(ari_time *t, const ari_search *s, const ari_candidate *f)
-{
-    const ari_planned p = ari_choice_planned(&s->base, &f->choice);
-    return ari_time_of(t, &p, &s->time);
-}
-
 /* "; tp=8 cp=1 pp=16 dp=128 takes 12 % longer (bubble +0.9 s, tp -0.1 s)". */
 static ar_status say_other(ari_text *text, const ari_search *s, const ari_candidate *best, const ari_candidate *other)
 {
@@ -123,7 +141,8 @@ static ar_status say_other(ari_text *text, const ari_search *s, const ari_candid
 static ar_status say_unusual(ari_text *text, const ari_search *s, const ari_ranking *r, unsigned kind)
 {
     static const char *const what[] = {"cp in sequences of at most 8,192 tokens", "tp below 8 of a model this large",
-                                       "tp over several nodes", "fewer than 1,024 tokens a rank"};
+                                       "tp over several nodes", "fewer than 1,024 tokens a rank",
+                                       "ZeRO-3 in a pipeline, which gathers weights for every micro-batch"};
     const ari_candidate *best = &r->at[0];
     size_t i = 1;
     while (i < r->fitting && ari_unusual_of(s, &r->at[i].choice) & kind)
@@ -166,7 +185,7 @@ ar_status ari_ranking_why(char lines[ARI_WHY_LINES][ARI_WHY_TEXT], const ari_sea
         AR_TRY(say_other(&text, s, best, &r->at[r->equal]));
     else
         ari_say(&text, "no other fits");
-    for (unsigned kind = 1; kind <= ARI_UNUSUAL_TOKENS && n < ARI_WHY_LINES; kind <<= 1) {
+    for (unsigned kind = 1; kind <= ARI_UNUSUAL_ZERO && n < ARI_WHY_LINES; kind <<= 1) {
         text = ari_text_in(lines[n], ARI_WHY_TEXT);
         if (unusual & kind) {
             AR_TRY(say_unusual(&text, s, r, kind));

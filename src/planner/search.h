@@ -32,6 +32,7 @@ typedef struct ari_choice {
     int ep;       /* of dp * cp, or with etp 1 of dp * cp * tp, neighbours that share out the experts */
     int etp;      /* as in ar_parallel */
     int zero, dp_replicate, micro_batches;
+    int overlap;             /* chunks of tp's collectives beside products; 0: the base's */
     int virtual_stages;      /* of each pipeline rank */
     ar_pp_schedule schedule; /* of a pipeline */
     bool sp, zigzag;
@@ -54,8 +55,9 @@ typedef struct ari_search {
         schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
-    bool first; /* meshes that are slower than the first of the list needs are left out of it */
-    bool every; /* all layouts, also those that cannot be; else the best of each mesh */
+    bool first;  /* meshes that are slower than the first of the list needs are left out of it */
+    bool chunks; /* so many chunks of tp's collectives as are best for the first of the list */
+    bool every;  /* all layouts, also those that cannot be; else the best of each mesh */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
     void *user;
 } ari_search;
@@ -104,15 +106,17 @@ typedef enum ari_unusual {
     ARI_UNUSUAL_CP = 1,
     ARI_UNUSUAL_TP = 2,
     ARI_UNUSUAL_NODES = 4,
-    ARI_UNUSUAL_TOKENS = 8
+    ARI_UNUSUAL_TOKENS = 8,
+    ARI_UNUSUAL_ZERO = 16
 } ari_unusual;
 /** Bits of what is unusual: cp in sequences of at most 8,192; tp below 8 of a model of 70 billion parameters on GPUs of
- *  80 GB; tp over several nodes; micro-batches of fewer than 1,024 tokens a rank. */
+ *  80 GB; tp over several nodes; micro-batches of fewer than 1,024 tokens a rank; ZeRO-3 in a pipeline, which gathers
+ *  its weights for every micro-batch. */
 unsigned ari_unusual_of(const ari_search *s, const ari_choice *c);
 /** Puts the simplest of those first that are equal within what is known, where the GPU is; r: ranked by seconds. Errors:
- *  AR_ERR_MEMORY. */
+ *  those of ari_time_of. */
 AR_NODISCARD ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s);
-enum { ARI_WHY_LINES = 5, ARI_WHY_TEXT = 320 };
+enum { ARI_WHY_LINES = 7, ARI_WHY_TEXT = 320 };
 /** Why the first of a ranking is first: where its time goes, what the next one loses, and of what is unusual what it
  *  gains; "": no more. Errors: as of ari_time_of. */
 AR_NODISCARD ar_status ari_ranking_why(char lines[ARI_WHY_LINES][ARI_WHY_TEXT], const ari_search *s,

@@ -67,6 +67,7 @@ void ari_search_account(ari_search *s, int system)
     s->time.late_gathers = system >= 0 && systems[system].late_gathers;
     s->time.flash_2 = system >= 0 && systems[system].flash_2;
     s->base.reserve = RESERVED * s->time.cluster.memory_bytes;
+    s->chunks = layout->overlap <= 0;
     layout->overlap = layout->overlap > 0 ? layout->overlap : USUAL_CHUNKS;
 }
 

@@ -146,6 +146,11 @@ class PlannerTest(Case):
         self.assertEqual({one["layout"]["overlap"] for one in listed if one["layout"]["sp"]}, {2})
         self.assertEqual({one["layout"]["overlap"] for one in listed if not one["layout"]["sp"]}, {1})
         self.refused("llama-3-8b", "--tp", 8, "--overlap", 2, says="--sp")
+        # Of the first layout the best K is searched, unless it is given.
+        first, given = (self.result("llama-3-8b", "--gpus", 8, "--tp", 8, "--batch", 8, "--seq", 8192, *more)["layouts"][0]
+                        for more in ((), ("--overlap", 4)))
+        self.assertEqual((first["layout"]["overlap"], given["layout"]["overlap"]), (8, 4))
+        self.assertLess(first["seconds"], given["seconds"])
 
     def test_extents_that_are_given_are_fixed(self):
         report = self.result(*SMALL, "--tp", 2, "--cp", 1, "--sp", "--zero", 1, "--recompute", "none", "--all",

@@ -62,6 +62,13 @@ CLAIM(unusual_is_what_few_would_take)
         {&large, "h100", 64, 8192, {.tp = 4, .cp = 1, .pp = 4, .dp = 4, .micro_batches = 1}, ARI_UNUSUAL_TP},
         {&large, "h200", 64, 8192, {.tp = 4, .cp = 1, .pp = 4, .dp = 4, .micro_batches = 1}, 0},
         {&large, "h100", 64, 8192, {.tp = 8, .cp = 1, .pp = 4, .dp = 2, .micro_batches = 1}, 0},
+        {&large,
+         "h100",
+         64,
+         8192,
+         {.tp = 8, .pp = 4, .dp = 2, .zero = 3, .cp = 1, .micro_batches = 1},
+         ARI_UNUSUAL_ZERO},
+        {&large, "h100", 64, 8192, {.tp = 8, .pp = 1, .dp = 8, .zero = 3, .cp = 1, .micro_batches = 1}, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const ari_search s = search_of(cases[i].config, cases[i].cluster, cases[i].batch, cases[i].seq);
