@@ -130,9 +130,9 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
         const bool blocks = part == ARI_PART_BLOCKS;
         const ari_shared_unit u = ari_shared_unit_of(c->p, c->o, c->passes, part);
         const double units = blocks ? s->layers : s->share[part], times = units * c->micro;
-        const double gather = ari_shared_unit_seconds(&u, ARI_CALL_ALL_GATHER);
-        const double scatter =
-            ari_shared_unit_seconds(&u, ARI_CALL_REDUCE_SCATTER) + ari_shared_unit_sum(NULL, &u, 1.0);
+        const double gather = ari_shared_unit_call(NULL, &u, ARI_CALL_ALL_GATHER, 1.0);
+        const double scatter = ari_shared_unit_call(NULL, &u, ARI_CALL_REDUCE_SCATTER, 1.0) +
+                               ari_shared_unit_call(NULL, &u, ARI_CALL_ALL_REDUCE, 1.0);
         if (units == 0.0 || c->passes->parameters[part] == 0.0)
             continue;
         const double late = c->o->late_gathers ? gather : 0.0;
@@ -144,9 +144,9 @@ static exposed gathers_of(const composed *c, const stage *s, ari_traffic *moved,
         e.backward += backward;
         if (!moved)
             continue;
-        ari_shared_unit_count(moved, &u, ARI_CALL_ALL_GATHER, 2.0 * times);
-        ari_shared_unit_count(moved, &u, ARI_CALL_REDUCE_SCATTER, times);
-        (void)ari_shared_unit_sum(moved, &u, times);
+        (void)ari_shared_unit_call(moved, &u, ARI_CALL_ALL_GATHER, 2.0 * times);
+        (void)ari_shared_unit_call(moved, &u, ARI_CALL_REDUCE_SCATTER, times);
+        (void)ari_shared_unit_call(moved, &u, ARI_CALL_ALL_REDUCE, times);
         *hidden += times * (2.0 * gather + scatter) - c->micro * (forward + backward);
     }
     return e;

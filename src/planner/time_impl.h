@@ -113,13 +113,9 @@ typedef struct ari_shared_unit {
 } ari_shared_unit;
 /** That of a part of the model: a block, or what is outside. */
 ari_shared_unit ari_shared_unit_of(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int part);
-/** Seconds of a collective of them. */
-double ari_shared_unit_seconds(const ari_shared_unit *u, ari_call_kind kind);
-/** Seconds of the sum of its shares over the ranks that have the same ones; counts so many of them, unless moved is
- *  NULL. */
-double ari_shared_unit_sum(ari_traffic *moved, const ari_shared_unit *u, double times);
-/** Counts so many of them. */
-void ari_shared_unit_count(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times);
+/** Seconds of a collective of them, an all-reduce being that of its shares over the ranks that have the same ones; counts
+ *  so many of it, unless moved is NULL. */
+double ari_shared_unit_call(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times);
 
 /* --- stages (time_stages.c) --------------------------------------------------------------------------------------- */
 

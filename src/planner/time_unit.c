@@ -17,38 +17,20 @@ static double width_of(const ari_shared_unit *u, ari_call_kind kind)
     return kind == ARI_CALL_ALL_GATHER ? 2.0 : u->sum_width;
 }
 
-double ari_shared_unit_seconds(const ari_shared_unit *u, ari_call_kind kind)
+double ari_shared_unit_call(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times)
 {
-    double sum = 0.0;
-    for (int i = 0; i < ARI_SHARED_OUT; i++)
-        sum += u->n[i] > 0.0 ? ari_links_call(&u->links[i], kind, u->n[i], width_of(u, kind)) : 0.0;
-    return sum;
-}
-
-double ari_shared_unit_sum(ari_traffic *moved, const ari_shared_unit *u, double times)
-{
-    const ari_call_kind sum = ARI_CALL_ALL_REDUCE;
+    const bool sums = kind == ARI_CALL_ALL_REDUCE;
+    const double width = width_of(u, kind);
     double seconds = 0.0;
     for (int i = 0; i < ARI_SHARED_OUT; i++) {
-        const ari_links *l = &u->copies[i];
-        const double share = u->n[i] / u->links[i].n, each = ari_links_call(l, sum, share, u->sum_width);
-        if (u->n[i] == 0.0)
+        const ari_links *l = sums ? &u->copies[i] : &u->links[i];
+        const double n = sums ? u->n[i] / u->links[i].n : u->n[i], each = ari_links_call(l, kind, n, width);
+        if (u->n[i] <= 0.0)
             continue;
         seconds += each;
         if (moved)
-            ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(sum), l, times,
-                              times * ari_links_sent(l, sum, share, u->sum_width), times * each);
+            ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(kind), l, times,
+                              times * ari_links_sent(l, kind, n, width), times * each);
     }
     return seconds;
-}
-
-void ari_shared_unit_count(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times)
-{
-    for (int i = 0; i < ARI_SHARED_OUT; i++) {
-        const ari_links *l = &u->links[i];
-        if (u->n[i] > 0.0)
-            ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(kind), l, times,
-                              times * ari_links_sent(l, kind, u->n[i], width_of(u, kind)),
-                              times * ari_links_call(l, kind, u->n[i], width_of(u, kind)));
-    }
 }
