@@ -163,7 +163,10 @@ static ar_status say_shares(ari_text *text, const ari_search *s, const ari_candi
             ari_say(text, "%s%s %.0f %%", n++ ? ", " : "", ari_time_name((ari_time_kind)k),
                     100.0 * t.of[k] / best->seconds);
     }
+    const ari_planned p = ari_choice_planned(&s->base, &best->choice);
     ari_say(text, " of its step");
+    if (ari_planned_overlap(&p) > 1)
+        ari_say(text, " with --overlap %d", ari_planned_overlap(&p));
     return AR_OK;
 }
 

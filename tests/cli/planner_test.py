@@ -34,7 +34,7 @@ class PlannerTest(Case):
                  "--recompute", "none")
         text = self.passes(*large, "--why", "cp=1, pp=18")
         why = re.findall(r"^why: (.*)", text, re.M)
-        self.assertRegex(why[0], r"^products \d+ %, .* of its step$")
+        self.assertRegex(why[0], r"^products \d+ %, .* of its step with --overlap \d$")
         self.assertRegex(why[1], r"^\d+ layouts within 5 % of the fastest are equal, the simplest is first; tp=")
         self.assertEqual(why[2], "few would take cp in sequences of at most 8,192 tokens: nothing without it fits")
         rows = [re.split(r"  +", line.strip()) for line in text.split("time of a step")[1].splitlines()]
