@@ -161,7 +161,7 @@ static ar_status col_exponents(const kernel_bench *b, const quantised *v)
 
 static ar_status row_exponents(const kernel_bench *b, const quantised *v)
 {
-    return RUN(b, row_exponents, v->e, &v->values, ar_const(v->c), -1, false);
+    return RUN(b, row_exponents, v->e, &v->values, ar_const(v->c), -1, false, false);
 }
 
 static ar_status pack(const kernel_bench *b, const quantised *v)
@@ -339,7 +339,7 @@ static ar_status buffers_create(kernel_bench *b)
     AR_TRY(RUN(b, alloc, &b->exponent, sizeof(int32_t)));
     const ar_tensor all = {
         .dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = b->as[0].x.data};
-    return RUN(b, row_exponents, b->exponent, &all, (ar_cbuf){NULL}, 1, false);
+    return RUN(b, row_exponents, b->exponent, &all, (ar_cbuf){NULL}, 1, false, false);
 }
 
 static void kernels_destroy(kernel_bench *b)

@@ -77,7 +77,7 @@ static void operand_destroy(ar_device *d, operand *o)
 static ar_status quantise(gemm_bench *b, operand *o, int sign)
 {
     ar_device *d = b->on.d;
-    AR_TRY(d->ops->row_exponents(d, b->on.q, o->exponents, &o->values, ar_const(b->c), sign, false));
+    AR_TRY(d->ops->row_exponents(d, b->on.q, o->exponents, &o->values, ar_const(b->c), sign, false, false));
     return d->ops->pack(d, b->on.q, o->packed, 0, 0, &o->values, ar_const(b->c), sign, ar_const(o->exponents));
 }
 

@@ -19,13 +19,14 @@ template <class T> struct groups {
     view<const T> x;
     const int32_t *c; /* [matrices, cols] or NULL */
     int32_t sign;
+    bool narrow;
     int32_t *e;
 
     /* Element k of a line of matrix `at`. */
     ARI_ON_GPU int32_t exponent(const T *line, size_t at, size_t k) const
     {
         const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
-        return ari_contract_exponent(load(line[static_cast<ptrdiff_t>(k) * x.stride[3]]), shift);
+        return exponent_of(load(line[static_cast<ptrdiff_t>(k) * x.stride[3]]), shift);
     }
     /* The largest of elements [k, k + N), which lie side by side. */
     template <size_t N> ARI_ON_GPU int32_t largest(const T *line, size_t at, size_t k) const
@@ -38,9 +39,13 @@ template <class T> struct groups {
 #pragma unroll
         for (size_t i = 0; i < N; i++) {
             const int32_t by = c ? ari_contract_shift(shift.at[i], sign) : 0;
-            most = larger(most, ari_contract_exponent(load(v.at[i]), by));
+            most = larger(most, exponent_of(load(v.at[i]), by));
         }
         return most;
+    }
+    ARI_ON_GPU int32_t exponent_of(float value, int32_t shift) const
+    {
+        return narrow ? ari_contract_exponent_narrow(value, shift) : ari_contract_exponent(value, shift);
     }
     /* True if every line and its shifts are aligned to 16 bytes. */
     bool wide() const
@@ -105,9 +110,10 @@ template <class T> ar_status across_lines(ar_device *d, ar_queue *q, const group
 }
 
 template <class T>
-ar_status exponents(ar_device *d, ar_queue *q, const ar_tensor *a, ar_cbuf c, int32_t sign, ar_buf e, bool max_into)
+ar_status exponents(ar_device *d, ar_queue *q, const ar_tensor *a, ar_cbuf c, int32_t sign, ar_buf e, bool max_into,
+                    bool narrow)
 {
-    const groups<T> g = {view_of<const T>(a), dev<int32_t>(c), sign, dev<int32_t>(e)};
+    const groups<T> g = {view_of<const T>(a), dev<int32_t>(c), sign, narrow, dev<int32_t>(e)};
     if (!max_into)
         AR_TRY(launch_each(d, q, g.x.rows(), [e = g.e] ARI_ON_GPU(size_t i) { e[i] = ARI_EXP_ZERO; }));
     return g.x.stride[3] == 1 || g.x.shape[2] == 1 ? along_lines(d, q, g) : across_lines(d, q, g);
@@ -118,14 +124,13 @@ ar_status exponents(ar_device *d, ar_queue *q, const ar_tensor *a, ar_cbuf c, in
 ar_status col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into)
 {
     const ar_tensor columns = ar_tensor_transposed(b);
-    return exponents<float>(d, q, &columns, {nullptr}, 1, c, max_into);
+    return ARI_BY_DTYPE(b, exponents)(d, q, &columns, {nullptr}, 1, c, max_into, false);
 }
 
-ar_status row_exponents(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign, bool max_into)
+ar_status row_exponents(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign, bool max_into,
+                        bool narrow)
 {
-    if (a->dtype == AR_BF16 && c.ptr)
-        return ar_error_set(AR_ERR_DTYPE, "row_exponents: scaled rows are F32, not BF16");
-    return ARI_BY_DTYPE(a, exponents)(d, q, a, c, sign, e, max_into);
+    return ARI_BY_DTYPE(a, exponents)(d, q, a, c, sign, e, max_into, narrow);
 }
 
 } // namespace ARI_GPU

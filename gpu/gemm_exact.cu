@@ -242,7 +242,7 @@ ar_status gemm_i64(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *left, c
     AR_TRY(check_pair(a, b, "gemm_i64"));
     if (limbs != 1 && limbs != 2)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: %d limbs, expected 1 or 2", limbs);
-    if (limbs == 1 && a.k > ARI_CONTRACT_BLOCK)
+    if (limbs == 1 && a.k > ARI_CONTRACT_BLOCK && !a.narrow)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a.k,
                             ARI_CONTRACT_BLOCK);
     return for_each_tile(d, q, a, b, give_to<integers_out>{{dev<int64_t>(s), static_cast<size_t>(limbs), add}});

@@ -77,8 +77,8 @@ template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[
 /* A tile of one matrix: ROWS rows of COLS terms, read along whichever dimension lies side by side, and written along
  * the terms. Rows and columns are those of the packed operand; what lies outside the source but inside [row_at,
  * row_end) and [k_at, k_end) is padding. */
-template <bool TEN> struct pack_tile {
-    view<const float> x;
+template <bool TEN, class T> struct pack_tile {
+    view<const T> x;
     const int32_t *c, *e; /* [matrices, cols of x] or NULL, [matrices, rows] */
     int32_t sign;
     int8_t *runs;
@@ -88,27 +88,31 @@ template <bool TEN> struct pack_tile {
 
     /* Four elements of a matrix of the source, from row `row` and term `k` on along its terms or rows; 0 where there is
      * none. Before the first term k has wrapped around. */
-    ARI_ON_GPU four<int32_t> quantised(const float *matrix, size_t at, size_t row, size_t k, bool along_terms) const
+    ARI_ON_GPU four<int32_t> quantised(const T *matrix, size_t at, size_t row, size_t k, bool along_terms) const
     {
         const size_t rows = x.shape[2], cols = x.shape[3], below = along_terms ? 0 : 1, beyond = 1 - below;
         const ptrdiff_t step = along_terms ? x.stride[3] : x.stride[2];
-        const float *from =
-            matrix + static_cast<ptrdiff_t>(row) * x.stride[2] + static_cast<ptrdiff_t>(k) * x.stride[3];
+        const T *from = matrix + static_cast<ptrdiff_t>(row) * x.stride[2] + static_cast<ptrdiff_t>(k) * x.stride[3];
         const bool whole = row < rows && k < cols && (along_terms ? cols - k : rows - row) >= 4;
         four<float> v = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        if (whole && step == 1)
-            v = load_four(from, 4);
-        else
+        if (whole && step == 1) {
+            const four<T> stored = load_four(from, 4);
+            for (size_t i = 0; i < 4; i++)
+                v.at[i] = load(stored.at[i]);
+        } else
             for (size_t i = 0; i < 4; i++)
                 if (row + i * below < rows && k + i * beyond < cols)
-                    v.at[i] = from[static_cast<ptrdiff_t>(i) * step];
+                    v.at[i] = load(from[static_cast<ptrdiff_t>(i) * step]);
         four<int32_t> q = {{0, 0, 0, 0}};
         for (size_t i = 0; i < 4; i++) {
             const size_t line = row + i * below, term = k + i * beyond;
             if (line >= rows || term >= cols)
                 continue;
             const int32_t shift = c ? ari_contract_shift(c[at * cols + term], sign) : 0;
-            q.at[i] = shift == ARI_EXP_ZERO ? 0 : ari_contract_quantise(v.at[i], shift, e[at * p.rows + row_at + line]);
+            const int32_t exponent = e[at * p.rows + row_at + line];
+            q.at[i] = shift == ARI_EXP_ZERO ? 0
+                      : p.narrow            ? ari_contract_quantise_narrow(v.at[i], shift, exponent)
+                                            : ari_contract_quantise(v.at[i], shift, exponent);
         }
         return q;
     }
@@ -151,7 +155,7 @@ template <bool TEN> struct pack_tile {
         const uint32_t at = number / tiles, in_matrix = number % tiles;
         const size_t first_row = in_matrix / across * ROWS; /* of the source */
         const size_t first_col = (k_at / COLS + in_matrix % across) * COLS;
-        const float *matrix = x.matrix(at);
+        const T *matrix = x.matrix(at);
         int32_t *values = reinterpret_cast<int32_t *>(tile);
         const bool lines = x.stride[3] == 1;
         b.each(ROWS * COLS / 4, [&](size_t i) {
@@ -175,7 +179,7 @@ template <bool TEN> struct pack_tile {
     }
 };
 
-template <bool TEN> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TEN> t)
+template <bool TEN, class T> ar_status pack_tiles(ar_device *d, ar_queue *q, pack_tile<TEN, T> t)
 {
     if (t.row_at >= t.row_end || t.k_at >= t.k_end)
         return AR_OK;
@@ -266,14 +270,16 @@ bool lies_within(const ar_part &part, size_t rows, size_t k)
 
 } // namespace
 
-ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k, bool split)
+ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
+                        unsigned form_of)
 {
     packed form = {};
     size_t bytes = 0;
     form.batch = batch;
     form.rows = rows;
     form.k = k;
-    form.left = split;
+    form.left = form_of & AR_PACKED_LEFT;
+    form.narrow = form_of & AR_PACKED_NARROW;
     AR_TRY(lay_out(&form, &bytes, imma_of(d).path));
     AR_TRY(alloc(d, q, &form.runs, bytes ? bytes : 16));
     const ar_status st = give(gives, form);
@@ -297,7 +303,7 @@ ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_pac
         return give(gives, form);
     }
     ar_packed *copy = nullptr;
-    AR_TRY(packed_create(d, q, &copy, part->matrices, part->rows, part->cols, whole.left));
+    AR_TRY(packed_create(d, q, &copy, part->matrices, part->rows, part->cols, whole.form()));
     const ar_status st = copy_digits(d, q, *packed_of(copy), whole, *part);
     if (st != AR_OK) {
         packed_destroy(d, q, copy);
@@ -332,12 +338,16 @@ size_t packed_bytes(const ar_packed *p)
     return form.part ? 0 : form.batch * form.step;
 }
 
+namespace
+{
+
 /* The part that reaches the last row, or the last term, writes the padding that follows. */
-ar_status pack(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, size_t k_at, const ar_tensor *a, ar_cbuf c,
-               int sign, ar_cbuf e)
+template <class T>
+ar_status pack_values(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, size_t k_at, const ar_tensor *a,
+                      ar_cbuf c, int sign, ar_cbuf e)
 {
     const packed &p = *packed_of(to);
-    const view<const float> x = view_of<const float>(a);
+    const view<const T> x = view_of<const T>(a);
     const size_t rows = x.shape[2], cols = x.shape[3];
     if (x.matrices() != p.batch || row_at > p.rows || rows > p.rows - row_at || k_at > p.k || cols > p.k - k_at)
         return ar_error_set(AR_ERR_SHAPE, "pack: [%zu, %zu, %zu] at row %zu, column %zu is outside [%zu, %zu, %zu]",
@@ -347,8 +357,16 @@ ar_status pack(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, size_t k
     const int32_t *shifts = dev<int32_t>(c), *exponents = dev<int32_t>(e);
     int8_t *runs = dev<int8_t>(p.runs);
     if (p.ten)
-        return pack_tiles<true>(d, q, {x, shifts, exponents, sign, runs, p, row_at, row_end, k_at, k_end, 0, 0});
-    return pack_tiles<false>(d, q, {x, shifts, exponents, sign, runs, p, row_at, row_end, k_at, k_end, 0, 0});
+        return pack_tiles<true, T>(d, q, {x, shifts, exponents, sign, runs, p, row_at, row_end, k_at, k_end, 0, 0});
+    return pack_tiles<false, T>(d, q, {x, shifts, exponents, sign, runs, p, row_at, row_end, k_at, k_end, 0, 0});
+}
+
+} // namespace
+
+ar_status pack(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, size_t k_at, const ar_tensor *a, ar_cbuf c,
+               int sign, ar_cbuf e)
+{
+    return ARI_BY_DTYPE(a, pack_values)(d, q, to, row_at, k_at, a, c, sign, e);
 }
 
 } // namespace ARI_GPU

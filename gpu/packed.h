@@ -21,7 +21,7 @@ const size_t RUNS_16 = 4, RUNS_10 = 10; /* of a block of a row */
 /* A device's ar_packed. */
 struct packed {
     size_t batch, rows, k;
-    bool left;
+    bool left, narrow;
     bool ten;         /* imma10 */
     size_t width;     /* terms of a block: a multiple of 16, which cuBLAS asks for; the last ones of the last are 0 */
     size_t blocks;    /* 0 where k is */
@@ -31,6 +31,11 @@ struct packed {
     ar_buf runs;      /* int8 [batch, all_rows, row_bytes] */
     bool part;        /* of another's memory: those past `rows` are whatever is there */
 
+    unsigned form() const
+    {
+        const unsigned left_form = AR_PACKED_LEFT, narrow_form = AR_PACKED_NARROW;
+        return (left ? left_form : 0u) | (narrow ? narrow_form : 0u);
+    }
     size_t block_bytes() const
     {
         return width * (ten ? RUNS_10 : RUNS_16);

@@ -78,9 +78,16 @@ typedef struct ar_bucket_array {
 } ar_bucket_array;
 #define AR_BUCKET_ARRAYS 3
 
+/* What a parameter is multiplied by, as the B of a contraction. */
+typedef enum ar_operand_use {
+    AR_USE_FORWARD,  /* an input: K is the parameter's columns */
+    AR_USE_BACKWARD, /* gradients of outputs: K is its rows */
+    AR_USE_PEAKED    /* such gradients, of which a few are far larger than the many others: those of logits */
+} ar_operand_use;
+
 struct ar_arith_ops {
     const char *name;       /* "exact", "native" */
-    ar_precision precision; /* of the products of the native one */
+    ar_precision precision; /* of the products */
     /* k_full: the length of K on all ranks together. k_over: the group that shards K, or NULL. rows_over: the group
      * that shards B's rows, or NULL. scale: equilibrate by B's columns (false for scores and dP: K = head_dim). */
     ar_status (*operand_b)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
@@ -88,11 +95,11 @@ struct ar_arith_ops {
     /* A, scaled by b's columns, K sharded as b's. */
     ar_status (*operand_a)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
                            const char *tag);
-    /* B from parameters' matrices W [out, in]: along_k false: the rows of all W (forward: K = in); true: the rows of
-     * all W transposed, side by side along K (dX: K = out). Kept until a version changes: of its n parameters, or of
+    /* B from parameters' matrices W [out, in]: forward, the rows of all W; else the rows of all W transposed, side by
+     * side along K. Kept until a version changes: of its n parameters, or of
      * those in params[n, watched), which other ranks of the groups put into theirs, for all make it anew together. */
     ar_status (*param_operand)(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, int watched,
-                               bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over);
+                               ar_operand_use use, size_t k_full, ar_comm *k_over, ar_comm *rows_over);
     /* Bytes of the operands that are kept with a parameter: the first of those that they are made of. While it is
      * gathered (ar_param.share) they count as memory of the step. */
     size_t (*operand_bytes)(const ar_param *p);
@@ -185,7 +192,8 @@ struct ar_arith_ops {
     void (*param_release)(ar_param *p);
 };
 
-const ar_arith_ops *ar_arith_exact(void);
+/** NULL: a precision that it does not have. */
+const ar_arith_ops *ar_arith_exact(ar_precision precision);
 const ar_arith_ops *ar_arith_native(ar_precision precision);
 /** The context's own. */
 const ar_arith_ops *ar_ctx_arith(const ar_ctx *c);

@@ -43,7 +43,8 @@ typedef struct ar_noise_units {
 
 typedef struct ar_baseline_options {
     ar_number_mode mode;
-    uint64_t seed;               /* of fresh weights */
+    bool bf16;     /* AR_MODE_EXACT: activations, matrices and the gradients of the former are bf16 numbers */
+    uint64_t seed; /* of fresh weights */
     ar_baseline_weights weights; /* NULL: fresh weights by name */
     void *weights_user;
     ar_baseline_emit emit; /* NULL: nobody listens */

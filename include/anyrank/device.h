@@ -27,8 +27,12 @@ AR_BEGIN_DECLS
 typedef struct ar_device ar_device;
 struct ari_optimizer_constants; /* what the updates of one step share: ref/numerics/optimizer.h */
 
-/* Quantised rows in the device's own form: [batch, rows, k] of 26-bit signed integers. */
+/* Quantised rows in the device's own form: [batch, rows, k] of 26-bit signed integers, or 16-bit ones (narrow). */
 typedef struct ar_packed ar_packed;
+enum ar_packed_form {
+    AR_PACKED_LEFT = 1,  /* the A of gemm_i64 and gemm_round */
+    AR_PACKED_NARROW = 2 /* of 15 bits and a sign, for products of bf16 numbers */
+};
 
 /* A block of attention's scores. All scores of a rank are the matrices [b, kv_heads], each [group * rows, seq]: row r
  * is query r mod rows, of query head r / rows of the KV head's group, and a column is a key, by its position. The part
@@ -139,12 +143,14 @@ typedef struct ar_device_ops {
     ar_status (*col_exponents)(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into);
     /* e[batch, rows] = exponent over k of a[i,k]*2^(sign*c[k]); c ptr NULL: no scaling. sign = +1 (operand A): columns
      * with c = AR_EXP_ZERO take no part, though a non-finite a there still flags its row; c = AR_EXP_NONFINITE counts
-     * as 0. sign = -1 (operand B): likewise. max_into: the maximum with what e holds (parts concatenated along k). */
+     * as 0. sign = -1 (operand B): likewise. max_into: the maximum with what e holds (parts concatenated along k).
+     * narrow: of a narrow operand, 10 + the smallest integer e with |x| < (1 - 2^-8 - 2^-16)*2^e. */
     ar_status (*row_exponents)(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
-                               bool max_into);
-    /* Storage for [batch, rows, k], taken and given back like alloc's. split: the A of gemm_i64 and gemm_round. */
+                               bool max_into, bool narrow);
+    /* Storage for [batch, rows, k], taken and given back like alloc's. form: of ar_packed_form; both operands of a
+     * product are narrow, or none is. */
     ar_status (*packed_create)(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
-                               bool split);
+                               unsigned form);
     /* Part of what was packed, for the products below; `whole` is not packed again, and outlives it. It shares its
      * memory where the device can. */
     ar_status (*packed_part)(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *whole, const ar_part *part);
@@ -154,12 +160,12 @@ typedef struct ar_device_ops {
      * AR_ERR_OVERFLOW. */
     ar_status (*packed_room)(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k,
                              const ar_part *part);
-    /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1)), 0 where e or c says all zero or e
-     * says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:
+    /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1), of a narrow operand +-32639), 0 where
+     * e or c says all zero or e says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:
      * [batch, k of a] or NULL. */
     ar_status (*pack)(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a,
                       ar_cbuf c, int sign, ar_cbuf e);
-    /* s[batch, m, n] = exact integer sums over k of qA*qB. limbs = 1: one int64 an element, k <= 8191; limbs = 2: two,
+    /* s[batch, m, n] = exact integer sums over k of qA*qB. limbs = 1: one int64 an element, k <= 8191 unless narrow; limbs = 2: two,
      * side by side, the sums of S_b >> 32 and of S_b & 0xffffffff over blocks b of the terms, which each device cuts
      * for itself, at most one for every 8191 terms begun: the sum is the first times 2^32 plus the second. add: to what
      * s holds. */

@@ -50,11 +50,11 @@ ar_status ari_run_check_numerics(const ar_run *r)
                                         "storage bf16, or precision f32 or tf32");
     if (r->numerics != AR_NUMERICS_EXACT)
         return AR_OK;
-    if (r->precision != AR_PRECISION_F32)
-        return ar_error_set(AR_ERR_ARG, "products in %s: exact numerics multiply fp32 numbers, take native ones",
-                            ar_precision_name(r->precision));
-    if (r->storage == AR_BF16)
-        return ar_error_set(AR_ERR_ARG, "storage in bf16 is of native numerics: exact ones have none");
+    if (r->precision == AR_PRECISION_TF32)
+        return ar_error_set(AR_ERR_ARG,
+                            "products in tf32: exact numerics multiply fp32 or bf16 numbers, take native ones");
+    if (r->storage == AR_BF16 && r->precision != AR_PRECISION_BF16)
+        return ar_error_set(AR_ERR_ARG, "storage in bf16 alone is of native numerics: take them, or precision bf16");
     return AR_OK;
 }
 

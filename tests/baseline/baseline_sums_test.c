@@ -50,7 +50,7 @@ static void check_contraction(const char *what, size_t m, size_t n, size_t k, co
             wb[kk * n + j] = (double)b[j * k + kk];
     const ari_bl_matrix am = {wa, k, 1}, bm = {wb, 1, n};
     cr_assert_ok(ari_bl_contract(&run, c, m, n, k, am, bm, scale));
-    cr_assert_ok(ar_contract_definition(expected, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale));
+    cr_assert_ok(ar_contract_definition(expected, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale, false));
     for (size_t i = 0; i < m * n; i++) {
         const uint32_t got = ari_bits32((float)c[i]), want = ari_bits32(expected[i]);
         cr_assert(got == want, "%s: element [%zu, %zu] is %08x, expected %08x", what, i / n, i % n, got, want);

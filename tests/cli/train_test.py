@@ -213,10 +213,11 @@ class Trajectories(TrainTest):
                      "--precision", "bf16", "--loss-scale", "dynamic")
         exact = ["--resume", save, "--numerics", "exact"]
         # Each line says which option is left of the run's own, and what to give.
-        self.refused(*exact, says="or --precision f32")
-        exact += ["--precision", "f32"]
         self.refused(*exact, says="or --loss-scale none")
         exact += ["--loss-scale", "none"]
+        narrow = self.trained(*exact)
+        self.assertEqual(self.trained(*exact, "--dp", 2, "--zero", 1)["weights_hash"], narrow["weights_hash"])
+        exact += ["--precision", "f32"]
         whole = self.trained(*exact)
         for changed in ("numerics", "precision", "storage", "loss-scale"):
             self.assertIn(changed, whole["note"])

@@ -123,18 +123,20 @@ static inline size_t case_batch(const ar_tensor *t)
     return batch;
 }
 
-static inline ar_status prepared_create(prepared *p, ar_device *d, const ar_tensor *a, const ar_tensor *b, bool scale)
+static inline ar_status prepared_create(prepared *p, ar_device *d, const ar_tensor *a, const ar_tensor *b, bool scale,
+                                        bool narrow)
 {
     const ar_device_ops *ops = d->ops;
     const size_t batch = case_batch(a), m = a->shape[a->ndim - 2], n = b->shape[b->ndim - 2], k = a->shape[a->ndim - 1];
     *p = (prepared){.c = {case_alloc(batch * k, 4)}, .e = {case_alloc(batch * m, 4)}, .f = {case_alloc(batch * n, 4)}};
     const ar_cbuf c = {scale ? p->c.ptr : NULL};
+    const unsigned form = narrow ? AR_PACKED_NARROW : 0;
     if (scale)
         AR_TRY(ops->col_exponents(d, NULL, p->c, b, false));
-    AR_TRY(ops->row_exponents(d, NULL, p->e, a, c, 1, false));
-    AR_TRY(ops->row_exponents(d, NULL, p->f, b, c, -1, false));
-    AR_TRY(ops->packed_create(d, NULL, &p->a, batch, m, k, true));
-    AR_TRY(ops->packed_create(d, NULL, &p->b, batch, n, k, false));
+    AR_TRY(ops->row_exponents(d, NULL, p->e, a, c, 1, false, narrow));
+    AR_TRY(ops->row_exponents(d, NULL, p->f, b, c, -1, false, narrow));
+    AR_TRY(ops->packed_create(d, NULL, &p->a, batch, m, k, AR_PACKED_LEFT | form));
+    AR_TRY(ops->packed_create(d, NULL, &p->b, batch, n, k, form));
     AR_TRY(ops->pack(d, NULL, p->a, 0, 0, a, c, 1, ar_const(p->e)));
     return ops->pack(d, NULL, p->b, 0, 0, b, c, -1, ar_const(p->f));
 }
@@ -150,10 +152,10 @@ static inline void prepared_destroy(prepared *p, ar_device *d)
 
 /* y = a b^T rounded, all steps. */
 static inline ar_status case_product(ar_device *d, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b,
-                                     bool scale)
+                                     bool scale, bool narrow)
 {
     prepared p;
-    ar_status st = prepared_create(&p, d, a, b, scale);
+    ar_status st = prepared_create(&p, d, a, b, scale, narrow);
     if (st == AR_OK)
         st = d->ops->gemm_round(d, NULL, y, p.a, p.b, ar_const(p.e), ar_const(p.f), (ar_cbuf){NULL}, AR_ACT_NONE, NULL,
                                 NULL);

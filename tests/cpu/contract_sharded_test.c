@@ -26,7 +26,7 @@ static problem problem_create(size_t m, size_t n, size_t k, data_kind a_kind, da
     problem p = {m, n, k, case_alloc(m * k, 4), case_alloc(n * k, 4), case_alloc(m * n, 4)};
     case_fill(p.a, m, k, a_kind, 5);
     case_fill(p.b, n, k, b_kind, 6);
-    cr_assert_ok(ar_contract_definition(p.want, m, n, k, p.a, (ptrdiff_t)k, 1, p.b, (ptrdiff_t)k, 1, true));
+    cr_assert_ok(ar_contract_definition(p.want, m, n, k, p.a, (ptrdiff_t)k, 1, p.b, (ptrdiff_t)k, 1, true, false));
     return p;
 }
 
@@ -59,8 +59,8 @@ static void check_sharded_k(const problem *p, const size_t *cuts, size_t parts, 
         const ar_tensor b = columns(p->b, p->n, p->k, cuts[i], cuts[i + 1]);
         const ar_cbuf shifts = {c + cuts[i]};
         cr_assert_ok(ops->col_exponents(d, NULL, (ar_buf){c + cuts[i]}, &b, false));
-        cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){e}, &a, shifts, 1, i > 0));
-        cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){f}, &b, shifts, -1, i > 0));
+        cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){e}, &a, shifts, 1, i > 0, false));
+        cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){f}, &b, shifts, -1, i > 0, false));
     }
     for (size_t i = 0; i < parts; i++) {
         const ar_tensor a = columns(p->a, p->m, p->k, cuts[i], cuts[i + 1]);
@@ -146,7 +146,7 @@ static void check_integers(data_kind kind)
     case_fill(b, n, k, kind, 2);
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k);
     prepared p;
-    cr_assert_ok(prepared_create(&p, d, &av, &bv, true));
+    cr_assert_ok(prepared_create(&p, d, &av, &bv, true, false));
     cr_assert_ok(d->ops->gemm_i64(d, NULL, (ar_buf){one}, p.a, p.b, 1, false));
     cr_assert_ok(d->ops->gemm_i64(d, NULL, (ar_buf){two}, p.a, p.b, 2, false));
     const int32_t *c = p.c.ptr, *e = p.e.ptr, *f = p.f.ptr;
@@ -217,13 +217,13 @@ PATH_TEST(contract_sharded, parts_packed_into_one_operand_are_one_contraction)
     const ar_tensor upper = ar_tensor_slice(&bv, 0, 0, row_cut), lower = ar_tensor_slice(&bv, 0, row_cut, n - row_cut);
     cr_assert_ok(ops->col_exponents(d, NULL, (ar_buf){c}, &lower, false));
     cr_assert_ok(ops->col_exponents(d, NULL, (ar_buf){c}, &upper, true));
-    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){f}, &upper, (ar_cbuf){c}, -1, false));
-    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){f + row_cut}, &lower, (ar_cbuf){c}, -1, false));
+    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){f}, &upper, (ar_cbuf){c}, -1, false, false));
+    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){f + row_cut}, &lower, (ar_cbuf){c}, -1, false, false));
     cr_assert_ok(ops->packed_create(d, NULL, &pa, 1, m, k, true));
     cr_assert_ok(ops->packed_create(d, NULL, &pb, 1, n, k, false));
     const ar_tensor left = columns(p.a, m, k, 0, cut), right = columns(p.a, m, k, cut, k);
-    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){e}, &right, (ar_cbuf){c + cut}, 1, false));
-    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){e}, &left, (ar_cbuf){c}, 1, true));
+    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){e}, &right, (ar_cbuf){c + cut}, 1, false, false));
+    cr_assert_ok(ops->row_exponents(d, NULL, (ar_buf){e}, &left, (ar_cbuf){c}, 1, true, false));
     cr_assert_ok(ops->pack(d, NULL, pa, 0, cut, &right, (ar_cbuf){c + cut}, 1, (ar_cbuf){e}));
     cr_assert_ok(ops->pack(d, NULL, pa, 0, 0, &left, (ar_cbuf){c}, 1, (ar_cbuf){e}));
     cr_assert_ok(ops->pack(d, NULL, pb, row_cut, 0, &lower, (ar_cbuf){c}, -1, (ar_cbuf){f}));
@@ -251,7 +251,7 @@ Test(contract_sharded, exponents_are_the_maximum_over_the_group)
             const ar_tensor t = {.dtype = AR_F32, .ndim = 2, .shape = {rows, cols}, .stride = {rs, cs}, .data = {x}};
             for (size_t i = 0; i < cols; i++)
                 col[i] = start;
-            cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){row}, &t, (ar_cbuf){NULL}, 1, false));
+            cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){row}, &t, (ar_cbuf){NULL}, 1, false, false));
             cr_assert_ok(d->ops->col_exponents(d, NULL, (ar_buf){col}, &t, true));
             int32_t want_row[rows], want_col[cols];
             for (size_t i = 0; i < rows; i++)
@@ -278,8 +278,8 @@ Test(contract_sharded, row_exponents_honour_the_specials_of_c)
     int32_t plus[5], minus[5];
     OWNED(ar_device_destroy) ar_device *d = device(1);
     const ar_tensor t = case_view2(x, 5, 3);
-    cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){plus}, &t, (ar_cbuf){c}, 1, false));
-    cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){minus}, &t, (ar_cbuf){c}, -1, false));
+    cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){plus}, &t, (ar_cbuf){c}, 1, false, false));
+    cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){minus}, &t, (ar_cbuf){c}, -1, false, false));
     const int32_t want_plus[5] = {2, ARI_EXP_ZERO, ARI_EXP_NONFINITE, -3, ARI_EXP_NONFINITE};
     const int32_t want_minus[5] = {21, ARI_EXP_ZERO, ARI_EXP_NONFINITE, 17, ARI_EXP_NONFINITE};
     for (size_t i = 0; i < 5; i++) {

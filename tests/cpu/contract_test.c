@@ -16,7 +16,8 @@ static void same_bits(const float *got, const float *want, size_t n, const char 
 }
 
 /* Both operands row-major, against the definition. */
-static void check_shape(size_t m, size_t n, size_t k, data_kind a_kind, data_kind b_kind, bool scale, int threads)
+static void check_form(size_t m, size_t n, size_t k, data_kind a_kind, data_kind b_kind, bool scale, bool narrow,
+                       int threads)
 {
     OWNED(ar_device_destroy) ar_device *d = device(threads);
     OWNED(free)
@@ -25,12 +26,18 @@ static void check_shape(size_t m, size_t n, size_t k, data_kind a_kind, data_kin
     case_fill(b, n, k, b_kind, n + 7 * k);
     memset(y, 0x55, m * n * sizeof *y);
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), yv = case_view2(y, m, n);
-    cr_assert_ok(case_product(d, &yv, &av, &bv, scale));
-    cr_assert_ok(ar_contract_definition(want, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale));
+    cr_assert_ok(case_product(d, &yv, &av, &bv, scale, narrow));
+    cr_assert_ok(ar_contract_definition(want, m, n, k, a, (ptrdiff_t)k, 1, b, (ptrdiff_t)k, 1, scale, narrow));
     char what[128];
-    (void)snprintf(what, sizeof what, "m %zu n %zu k %zu, data %d x %d, scale %d, %d threads", m, n, k, (int)a_kind,
-                   (int)b_kind, (int)scale, threads);
+    (void)snprintf(what, sizeof what, "m %zu n %zu k %zu, data %d x %d, scale %d, narrow %d, %d threads", m, n, k,
+                   (int)a_kind, (int)b_kind, (int)scale, (int)narrow, threads);
     same_bits(y, want, m * n, what);
+}
+
+static void check_shape(size_t m, size_t n, size_t k, data_kind a_kind, data_kind b_kind, bool scale, int threads)
+{
+    check_form(m, n, k, a_kind, b_kind, scale, false, threads);
+    check_form(m, n, k, a_kind, b_kind, scale, true, threads);
 }
 
 static const struct shape {
@@ -111,7 +118,7 @@ PATH_TEST(contract, a_million_terms_cancel_to_plus_zero)
     float *a = case_alloc(k, 4), *b = case_alloc(k, 4), y = 1.0f;
     case_fill_cancelling(a, b, k);
     const ar_tensor av = case_view2(a, 1, k), bv = case_view2(b, 1, k), yv = case_view2(&y, 1, 1);
-    cr_assert_ok(case_product(d, &yv, &av, &bv, true));
+    cr_assert_ok(case_product(d, &yv, &av, &bv, true, false));
     cr_assert_eq(ari_bits32(y), 0u, "got %08x", ari_bits32(y));
     free(a);
     free(b);
@@ -134,7 +141,7 @@ PATH_TEST(contract, an_odd_sum_beyond_2_to_the_53_cancels_to_plus_zero)
         b[half + i] = b[i];
     }
     const ar_tensor av = case_view2(a, 1, k), bv = case_view2(b, 1, k), yv = case_view2(&y, 1, 1);
-    cr_assert_ok(case_product(d, &yv, &av, &bv, false));
+    cr_assert_ok(case_product(d, &yv, &av, &bv, false, false));
     cr_assert_eq(ari_bits32(y), 0u, "got %08x", ari_bits32(y));
     free(a);
     free(b);
@@ -154,8 +161,8 @@ PATH_TEST(contract, takes_transposed_and_strided_views)
     ar_tensor yv = case_view2(y, m, n);
     yv.stride[0] = ld;
     y[n] = 42.0f;
-    cr_assert_ok(case_product(d, &yv, &av, &bv, true));
-    cr_assert_ok(ar_contract_definition(want, m, n, k, a, 1, m, b, k * gap, gap, true));
+    cr_assert_ok(case_product(d, &yv, &av, &bv, true, false));
+    cr_assert_ok(ar_contract_definition(want, m, n, k, a, 1, m, b, k * gap, gap, true, false));
     for (size_t i = 0; i < m; i++)
         memcpy(got + i * n, y + i * ld, n * sizeof *y);
     same_bits(got, want, m * n, "strided");
@@ -179,10 +186,10 @@ PATH_TEST(contract, runs_a_batch_of_permuted_heads)
         ar_tensor kv = qv, yv;
         kv.data.ptr = k;
         cr_assert_ok(ar_tensor_view(&yv, AR_F32, 4, (const size_t[]){b, h, s, s}, (ar_buf){y}));
-        cr_assert_ok(case_product(d, &yv, &qv, &kv, true));
+        cr_assert_ok(case_product(d, &yv, &qv, &kv, true, false));
         for (size_t i = 0; i < b * h; i++) {
             const size_t at = i / h * s * h * w + i % h * w;
-            cr_assert_ok(ar_contract_definition(want, s, s, w, q + at, h * w, 1, k + at, h * w, 1, true));
+            cr_assert_ok(ar_contract_definition(want, s, s, w, q + at, h * w, 1, k + at, h * w, 1, true, false));
             same_bits(y + i * s * s, want, s * s, "head");
         }
     }
@@ -203,12 +210,12 @@ PATH_TEST(contract, bias_and_activation_in_the_epilogue_are_those_of_bias_act)
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), yv = case_view2(y, m, n);
     const ar_tensor zv = case_view2(z, m, n), y2v = case_view2(y2, m, n), z2v = case_view2(z2, m, n);
     prepared p;
-    cr_assert_ok(prepared_create(&p, d, &av, &bv, true));
+    cr_assert_ok(prepared_create(&p, d, &av, &bv, true, false));
     for (int i = 0; i < 10; i++) {
         const ar_cbuf added = {i < 5 ? bias : NULL};
         cr_assert_ok(
             d->ops->gemm_round(d, NULL, &yv, p.a, p.b, ar_const(p.e), ar_const(p.f), added, acts[i % 5], &zv, NULL));
-        cr_assert_ok(case_product(d, &y2v, &av, &bv, true));
+        cr_assert_ok(case_product(d, &y2v, &av, &bv, true, false));
         cr_assert_ok(d->ops->bias_act(d, NULL, &y2v, added, acts[i % 5], &z2v));
         same_bits(y, y2, m * n, "y");
         same_bits(z, z2, m * n, "z");

@@ -25,7 +25,7 @@ static ar_status run_rank(rank_job *j, ar_device *d, float *a, float *b)
     const ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), yv = case_view2(j->y, m, n);
     const ar_tensor fv = case_view2(j->fast, m, n);
     for (int i = 0; i < rounds; i++) {
-        AR_TRY(case_product(d, &yv, &av, &bv, true));
+        AR_TRY(case_product(d, &yv, &av, &bv, true, false));
         AR_TRY(d->ops->gemm_f32(d, NULL, &fv, &av, &bv, false, AR_PRECISION_F32));
         AR_TRY(d->ops->acc_add(d, NULL, (ar_buf){j->t}, (ar_buf){j->hl}, 1, &yv, (ar_cbuf){NULL}));
     }

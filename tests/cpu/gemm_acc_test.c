@@ -45,7 +45,7 @@ static void add_on_device(state *s, const problem *p, int threads)
     OWNED(ar_device_destroy) ar_device *d = device(threads);
     const ar_tensor a = batch_of(p->a, p->samples, p->m, p->k), b = batch_of(p->b, p->samples, p->n, p->k);
     prepared ready;
-    cr_assert_ok(prepared_create(&ready, d, &a, &b, true));
+    cr_assert_ok(prepared_create(&ready, d, &a, &b, true, false));
     cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, ready.a, ready.b, ar_const(ready.e),
                                   ar_const(ready.f)));
     prepared_destroy(&ready, d);
@@ -57,7 +57,7 @@ static void add_by_definition(state *s, const problem *p)
     OWNED(free) float *y = case_alloc(s->n, 4);
     for (size_t i = 0; i < p->samples; i++) {
         cr_assert_ok(ar_contract_definition(y, p->m, p->n, p->k, p->a + i * p->m * p->k, k, 1, p->b + i * p->n * p->k,
-                                            k, 1, true));
+                                            k, 1, true, false));
         for (size_t j = 0; j < s->n; j++)
             add_one(s, j, y[j]);
     }

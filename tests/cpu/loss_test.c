@@ -163,7 +163,7 @@ static void check(size_t n, size_t v, enum values kind, int parts, int threads, 
         assert_ok(ari_cpu_rows_in_range(&d, NULL, buf(s[r].row_of), cbuf(p.target), n, (int64_t)s[r].start,
                                         (int64_t)s[r].count));
         assert_ok(ari_cpu_ce_max(&d, NULL, buf(s[r].key), rows_of(s[r].logits, n, s[r].count)));
-        assert_ok(ari_cpu_row_exponents(&d, NULL, buf(s[r].key + n), &rows, cbuf(NULL), 1, false));
+        assert_ok(ari_cpu_row_exponents(&d, NULL, buf(s[r].key + n), &rows, cbuf(NULL), 1, false, false));
         for (size_t t = 0; t < n && s[r].count == 0; t++)
             cr_assert(s[r].key[t] == INT32_MIN && s[r].key[n + t] == INT32_MIN);
     }

@@ -74,7 +74,7 @@ static void problem_destroy(problem *p)
 
 static void compare_exponents(problem *p, int sign, const char *what)
 {
-    cr_assert_ok(p->d->ops->row_exponents(p->d, NULL, (ar_buf){p->e}, &p->view, (ar_cbuf){p->c}, sign, false));
+    cr_assert_ok(p->d->ops->row_exponents(p->d, NULL, (ar_buf){p->e}, &p->view, (ar_cbuf){p->c}, sign, false, false));
     for (size_t i = 0; i < p->rows; i++) {
         int32_t want = ARI_EXP_ZERO;
         for (size_t k = 0; k < p->k; k++) {
@@ -172,7 +172,7 @@ CLAIM(exponents_at_the_edges_of_fp32)
             int32_t c[] = {shift, shift, shift}, e[2];
             ar_tensor rows = {.dtype = AR_F32, .ndim = 2, .shape = {2, 3}, .stride = {3, 1}, .data = {x}};
             for (int layout = 0; layout < 2; layout++) {
-                cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){e}, &rows, (ar_cbuf){c}, 1, false));
+                cr_assert_ok(d->ops->row_exponents(d, NULL, (ar_buf){e}, &rows, (ar_cbuf){c}, 1, false, false));
                 const int32_t want = ari_contract_exponent(large, shift);
                 cr_assert(e[0] == want && e[1] == want, "%a*2^%d, layout %d: got %d and %d, expected %d", (double)large,
                           shift, layout, e[0], e[1], want);

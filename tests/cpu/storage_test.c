@@ -260,7 +260,7 @@ Test(storage, the_loss_reads_bf16_and_its_gradient_rounds_once)
         for (int half = 0; half < 2; half++) {
             const ar_tensor *logits = half ? of_half(x, N) : of_wide(x, N);
             assert_ok(ari_cpu_ce_max(&d, NULL, buf(key[half]), logits));
-            assert_ok(ari_cpu_row_exponents(&d, NULL, buf(e[half]), logits, cbuf(NULL), 1, false));
+            assert_ok(ari_cpu_row_exponents(&d, NULL, buf(e[half]), logits, cbuf(NULL), 1, false, false));
             assert_ok(ari_cpu_ce_sum(&d, NULL, buf(sum[half]), logits, cbuf(key[half]), v));
             assert_ok(ari_cpu_ce_logits(&d, NULL, buf(values[half]), logits, cbuf(e[half]), v));
             assert_ok(ari_cpu_ce_target(&d, NULL, buf(bits[half]), logits, cbuf(target)));

@@ -16,10 +16,12 @@ static const accuracy_row rows[] = {
 
 int main(void)
 {
-    printf("%-20s %8s %10s %10s %15s\n", "data", "K", "sgemm", "exact", "without step 0");
+    printf("%-20s %8s %10s %10s %15s %10s %12s %6s\n", "data", "K", "sgemm", "exact", "without step 0", "15 bits",
+           "bf16 result", "ratio");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const accuracy_result r = accuracy_measure(&rows[i], 48);
-        printf("%-20s %8zu %10.2e %10.2e %15.2e\n", rows[i].name, rows[i].k, r.sgemm, r.exact, r.unscaled);
+        printf("%-20s %8zu %10.2e %10.2e %15.2e %10.2e %12.2e %6.3f\n", rows[i].name, rows[i].k, r.sgemm, r.exact,
+               r.unscaled, r.narrow, r.stored, r.narrow / r.stored);
         fflush(stdout);
         if (!(r.exact < 2e-5)) /* ten times the worst row of the documented table, and NaN */
             return 1;

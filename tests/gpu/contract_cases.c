@@ -37,8 +37,9 @@ static void col_exponents_case(device_pair *p, const size_t shape[4], pair_layou
 {
     pair_begin(p, "[%zu, %zu, %zu, %zu] %s, %s values%s", shape[0], shape[1], shape[2], shape[3],
                pair_layout_name(layout), pair_values_name(v), max_into ? ", max into" : "");
-    const pair_tensor b = pair_input(p, "b", 4, shape, layout, v);
-    scale_columns(p, b);
+    const pair_tensor values = pair_input(p, "b", 4, shape, layout, v);
+    scale_columns(p, values);
+    const pair_tensor b = pair_stored(p, values);
     const size_t n = shape[0] * shape[1] * shape[3];
     const pair_buf c = max_into ? old_exponents(p, "c", n) : pair_words(p, "c", PAIR_W32, n);
     PAIR_RUN(p, col_exponents, c.at[s], &b.at[s], max_into);
@@ -52,11 +53,11 @@ static void row_exponents_case(device_pair *p, const size_t shape[4], pair_layou
     pair_begin(p, "[%zu, %zu, %zu, %zu] %s, %s values, sign %d%s%s", shape[0], shape[1], shape[2], shape[3],
                pair_layout_name(layout), pair_values_name(v), sign, scaled ? ", scaled" : "",
                max_into ? ", max into" : "");
-    const pair_tensor values = pair_input(p, "a", 4, shape, layout, v), a = scaled ? values : pair_stored(p, values);
+    const pair_tensor a = pair_stored(p, pair_input(p, "a", 4, shape, layout, v));
     const pair_buf c = scaled ? old_exponents(p, "c", shape[0] * shape[1] * shape[3]) : pair_none();
     const size_t n = shape[0] * shape[1] * shape[2];
     const pair_buf e = max_into ? old_exponents(p, "e", n) : pair_words(p, "e", PAIR_W32, n);
-    PAIR_RUN(p, row_exponents, e.at[s], &a.at[s], ar_const(c.at[s]), sign, max_into);
+    PAIR_RUN(p, row_exponents, e.at[s], &a.at[s], ar_const(c.at[s]), sign, max_into, form & 8);
     pair_end(p);
 }
 
@@ -77,14 +78,14 @@ void row_exponents_cases(device_pair *p)
     for (size_t i = 0; i < MATRICES; i++)
         for (int layout = 0; layout < PAIR_LAYOUTS; layout++)
             for (size_t v = 0; v < OPERAND_VALUES && pair_goes_on(p); v++)
-                row_exponents_case(p, matrices[i], (pair_layout)layout, operand_values[v], (int)pair_below(p, 8));
+                row_exponents_case(p, matrices[i], (pair_layout)layout, operand_values[v], (int)pair_below(p, 16));
 }
 
 /* C[m, n] = A[m, k] B[n, k]^T in a batch, from values to packed operands. */
 typedef struct product {
     size_t batch, m, n, k;
     pair_values values;
-    bool scale;
+    bool scale, narrow;
     pair_buf c, e, f;
     ar_packed *a[2], *b[2];
 } product;
@@ -115,20 +116,23 @@ static void pack_parts(device_pair *p, ar_packed *const to[2], pair_tensor t, pa
 static void prepare(device_pair *p, product *o)
 {
     const size_t sa[3] = {o->batch, o->m, o->k}, sb[3] = {o->batch, o->n, o->k};
-    const pair_tensor a = pair_input(p, "a", 3, sa, (pair_layout)pair_below(p, PAIR_LAYOUTS), o->values);
-    const pair_tensor b = pair_input(p, "b", 3, sb, (pair_layout)pair_below(p, PAIR_LAYOUTS),
-                                     o->values == PAIR_EACH_ROW ? PAIR_CALM_ROWS : o->values);
+    const unsigned form = o->narrow ? AR_PACKED_NARROW : 0;
+    const pair_tensor a =
+        pair_stored(p, pair_input(p, "a", 3, sa, (pair_layout)pair_below(p, PAIR_LAYOUTS), o->values));
+    const pair_tensor values = pair_input(p, "b", 3, sb, (pair_layout)pair_below(p, PAIR_LAYOUTS),
+                                          o->values == PAIR_EACH_ROW ? PAIR_CALM_ROWS : o->values);
     if (o->values != PAIR_LARGEST)
-        scale_columns(p, b);
+        scale_columns(p, values);
+    const pair_tensor b = pair_stored(p, values);
     o->c = o->scale ? pair_words(p, "c", PAIR_W32, o->batch * o->k) : pair_none();
     o->e = pair_words(p, "e", PAIR_W32, o->batch * o->m);
     o->f = pair_words(p, "f", PAIR_W32, o->batch * o->n);
     if (o->scale)
         PAIR_RUN(p, col_exponents, o->c.at[s], &b.at[s], false);
-    PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), 1, false);
-    PAIR_RUN(p, row_exponents, o->f.at[s], &b.at[s], ar_const(o->c.at[s]), -1, false);
-    PAIR_RUN(p, packed_create, &o->a[s], o->batch, o->m, o->k, true);
-    PAIR_RUN(p, packed_create, &o->b[s], o->batch, o->n, o->k, false);
+    PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), 1, false, o->narrow);
+    PAIR_RUN(p, row_exponents, o->f.at[s], &b.at[s], ar_const(o->c.at[s]), -1, false, o->narrow);
+    PAIR_RUN(p, packed_create, &o->a[s], o->batch, o->m, o->k, AR_PACKED_LEFT | form);
+    PAIR_RUN(p, packed_create, &o->b[s], o->batch, o->n, o->k, form);
     pack_parts(p, o->a, a, o->c, 1, o->e);
     pack_parts(p, o->b, b, o->c, -1, o->f);
 }
@@ -158,7 +162,8 @@ static void every_product(device_pair *p, void (*one)(device_pair *, product *))
                          .n = random ? 1 + pair_below(p, 70) : sizes[i][1],
                          .k = random ? 1 + pair_below(p, 300) : sizes[i][2],
                          .values = operand_values[v],
-                         .scale = pair_below(p, 4) != 0};
+                         .scale = pair_below(p, 4) != 0,
+                         .narrow = pair_below(p, 3) == 0};
             o.batch = o.k > 1000 ? 1 : 1 + pair_below(p, 3);
             const size_t seldom = o.k > 20000 || o.m > 500 ? OPERAND_VALUES
                                   : o.k > 1000             ? 4
@@ -171,13 +176,13 @@ static void every_product(device_pair *p, void (*one)(device_pair *, product *))
 
 static void begin_product(device_pair *p, const product *o, const char *more)
 {
-    pair_begin(p, "%zu x [%zu, %zu, %zu], %s values%s%s", o->batch, o->m, o->n, o->k, pair_values_name(o->values),
-               o->scale ? "" : ", no scale", more);
+    pair_begin(p, "%zu x [%zu, %zu, %zu], %s values%s%s%s", o->batch, o->m, o->n, o->k, pair_values_name(o->values),
+               o->scale ? "" : ", no scale", o->narrow ? ", narrow" : "", more);
 }
 
 static void gemm_i64_case(device_pair *p, product *o)
 {
-    const int limbs = o->k > ARI_CONTRACT_BLOCK || pair_below(p, 2) ? 2 : 1;
+    const int limbs = (o->k > ARI_CONTRACT_BLOCK && !o->narrow) || pair_below(p, 2) ? 2 : 1;
     const size_t n = o->batch * o->m * o->n;
     begin_product(p, o, limbs == 1 ? ", one limb" : ", two limbs");
     const pair_buf sums = pair_words(p, "s", limbs == 1 ? PAIR_W64 : PAIR_LIMBS, n);
@@ -258,8 +263,8 @@ static void band_case(device_pair *p, int form, bool of_terms, size_t periods)
                       zeros = pair_input(p, "zeros", 3, sz, PAIR_ROW_MAJOR, PAIR_ZERO);
     o.e = pair_words(p, "e", PAIR_W32, o.batch * o.m);
     o.f = pair_words(p, "f", PAIR_W32, o.batch * o.n);
-    PAIR_RUN(p, row_exponents, o.e.at[s], &a.at[s], (ar_cbuf){NULL}, 1, false);
-    PAIR_RUN(p, row_exponents, o.f.at[s], &b.at[s], (ar_cbuf){NULL}, -1, false);
+    PAIR_RUN(p, row_exponents, o.e.at[s], &a.at[s], (ar_cbuf){NULL}, 1, false, false);
+    PAIR_RUN(p, row_exponents, o.f.at[s], &b.at[s], (ar_cbuf){NULL}, -1, false, false);
     PAIR_RUN(p, packed_create, &o.a[s], o.batch, o.m, o.k, true);
     PAIR_RUN(p, packed_create, &o.b[s], o.batch, o.n, o.k, false);
     pack_parts(p, o.a, a, (pair_buf){.host = NULL}, 1, o.e);
@@ -345,7 +350,7 @@ static void pack_case(device_pair *p, product *o)
     o->e = pair_words(p, "e", PAIR_W32, o->batch * o->m);
     o->f = pair_integers(p, "f", PAIR_W32, o->batch * o->k, 1, 1);
     const pair_buf sums = pair_words(p, "s", PAIR_W64, o->batch * o->m * o->k);
-    PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), sign, false);
+    PAIR_RUN(p, row_exponents, o->e.at[s], &a.at[s], ar_const(o->c.at[s]), sign, false, false);
     PAIR_RUN(p, packed_create, &o->a[s], o->batch, o->m, o->k, true);
     PAIR_RUN(p, packed_create, &o->b[s], o->batch, o->k, o->k, false);
     pack_parts(p, o->a, a, o->c, sign, o->e);
@@ -376,7 +381,7 @@ void packed_create_cases(device_pair *p)
                 pair_ran(p, s,
                          p->side[s]->ops->copy(p->side[s], p->queue[s], m->base[s], (ar_cbuf){m->host}, m->bytes));
         }
-        PAIR_RUN(p, row_exponents, o.e.at[s], &again.at[s], (ar_cbuf){NULL}, 1, false);
+        PAIR_RUN(p, row_exponents, o.e.at[s], &again.at[s], (ar_cbuf){NULL}, 1, false, false);
         PAIR_RUN(p, pack, o.a[s], 0, 0, &again.at[s], (ar_cbuf){NULL}, 1, ar_const(o.e.at[s]));
         PAIR_RUN(p, gemm_i64, sums.at[s], o.a[s], o.b[s], 1, false);
         pair_end(p);
@@ -418,7 +423,7 @@ void packed_destroy_cases(device_pair *p)
     const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
     for (int i = 0; i < 200; i++) {
         product o = {.batch = 1};
-        PAIR_RUN(p, packed_create, &o.a[s], 1 + (size_t)i % 3, (size_t)i, (size_t)(i * 7 % 50), i % 2);
+        PAIR_RUN(p, packed_create, &o.a[s], 1 + (size_t)i % 3, (size_t)i, (size_t)(i * 7 % 50), (unsigned)i % 4u);
         destroy_packed(p, &o); /* its other operands are NULL */
     }
     PAIR_RUN(p, zero, y.at[s], 64);
@@ -470,8 +475,8 @@ void packed_bytes_cases(device_pair *p)
     for (int i = 0; i < 20; i++) {
         const size_t rows = (size_t)i, k = (size_t)(i * 7 % 50);
         product o = {.batch = 1};
-        PAIR_RUN(p, packed_create, &o.a[s], 1, rows, k, i % 2);
-        PAIR_RUN(p, packed_create, &o.b[s], 2, rows, k, i % 2);
+        PAIR_RUN(p, packed_create, &o.a[s], 1, rows, k, (unsigned)i % 4u);
+        PAIR_RUN(p, packed_create, &o.b[s], 2, rows, k, (unsigned)i % 4u);
         for (int s = 0; s < 2 && p->status == AR_OK; s++) {
             const ar_device_ops *ops = p->side[s]->ops;
             const size_t one = ops->packed_bytes(o.a[s]), two = ops->packed_bytes(o.b[s]);

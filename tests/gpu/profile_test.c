@@ -105,7 +105,7 @@ Test(profile, gives_parts_behind_their_slot)
     cr_assert_ok(d->ops->packed_create(d, b.q, &left, 1, 4, K, true));
     cr_assert_ok(d->ops->packed_create(d, b.q, &right, 1, 4, K, false));
     fill_and_add(&b, 1);
-    cr_assert_ok(d->ops->row_exponents(d, b.q, exponents, &matrix, (ar_cbuf){NULL}, 1, false));
+    cr_assert_ok(d->ops->row_exponents(d, b.q, exponents, &matrix, (ar_cbuf){NULL}, 1, false, false));
     cr_assert_ok(d->ops->pack(d, b.q, left, 0, 0, &matrix, (ar_cbuf){NULL}, 1, ar_const(exponents)));
     cr_assert_ok(d->ops->pack(d, b.q, right, 0, 0, &matrix, (ar_cbuf){NULL}, -1, ar_const(exponents)));
     cr_assert_ok(d->ops->gemm_i64(d, b.q, b.y.data, left, right, 1, false));

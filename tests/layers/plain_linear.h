@@ -32,7 +32,7 @@ static inline void plain_contract(float *c, size_t m, size_t n, size_t k, const 
                                   const float *b, size_t b_row, size_t b_k)
 {
     cr_assert_ok(ar_contract_definition(c, m, n, k, a, (ptrdiff_t)a_row, (ptrdiff_t)a_k, b, (ptrdiff_t)b_row,
-                                        (ptrdiff_t)b_k, true));
+                                        (ptrdiff_t)b_k, true, false));
 }
 
 /* values [terms, n] -> sum [n] */

@@ -34,6 +34,8 @@ typedef struct accuracy_row {
 
 typedef struct accuracy_result {
     double sgemm, exact, unscaled;
+    double narrow; /* of operands rounded to bf16, with integers of 15 bits, before the result is rounded to bf16 */
+    double stored; /* what that rounding alone does to the right result */
 } accuracy_result;
 
 static inline double accuracy_normal(uint64_t stream, uint64_t index)
@@ -114,12 +116,43 @@ static inline double accuracy_distance(const float *c, const double *want, size_
     return sqrt(off / norm);
 }
 
-/** Measures one row of the table on m x m results; three NaN on a failure. */
+static inline void accuracy_sums(double *want, const float *a, const float *b, size_t m, size_t k)
+{
+    for (size_t i = 0; i < m * m; i++) {
+        want[i] = 0.0;
+        for (size_t j = 0; j < k; j++)
+            want[i] += (double)a[i / m * k + j] * (double)b[i % m * k + j];
+    }
+}
+
+/* x[0..n) as bf16 numbers. */
+static inline void accuracy_to_bf16(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = ari_f32_of_bf16(ari_bf16_of_f32(x[i]));
+}
+
+/* Those of bf16: a, b and what they made are theirs afterwards. */
+static inline void accuracy_measure_narrow(accuracy_result *r, float *c, double *want, float *a, float *b, size_t m,
+                                           size_t k)
+{
+    const ptrdiff_t stride = (ptrdiff_t)k;
+    accuracy_to_bf16(a, m * k);
+    accuracy_to_bf16(b, m * k);
+    accuracy_sums(want, a, b, m, k);
+    if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, true, true) == AR_OK)
+        r->narrow = accuracy_distance(c, want, m * m);
+    for (size_t i = 0; i < m * m; i++)
+        c[i] = ari_f32_of_bf16(ari_bf16_of_f32((float)want[i]));
+    r->stored = accuracy_distance(c, want, m * m);
+}
+
+/** Measures one row of the table on m x m results; NaN on a failure. */
 static inline accuracy_result accuracy_measure(const accuracy_row *row, size_t m)
 {
     const size_t k = row->k;
     const ptrdiff_t stride = (ptrdiff_t)k;
-    accuracy_result r = {(double)NAN, (double)NAN, (double)NAN};
+    accuracy_result r = {(double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN};
     float *a = malloc(m * k * sizeof *a), *b = malloc(m * k * sizeof *b), *c = malloc(m * m * sizeof *c);
     double *want = malloc(m * m * sizeof *want);
     if (a == NULL || b == NULL || c == NULL || want == NULL)
@@ -132,18 +165,15 @@ static inline accuracy_result accuracy_measure(const accuracy_row *row, size_t m
         accuracy_fill_dlogits(a, m, k);
     if (row->data == ACCURACY_PEAKED)
         accuracy_fill_softmax(a, m, k);
-    for (size_t i = 0; i < m * m; i++) {
-        want[i] = 0.0;
-        for (size_t j = 0; j < k; j++)
-            want[i] += (double)a[i / m * k + j] * (double)b[i % m * k + j];
-    }
+    accuracy_sums(want, a, b, m, k);
     ari_blas_sgemm(c, (ari_blas_view){m, m, (ptrdiff_t)m, 1}, a, (ari_blas_view){m, k, stride, 1}, b,
                    (ari_blas_view){k, m, 1, stride}, false);
     r.sgemm = accuracy_distance(c, want, m * m);
-    if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, true) == AR_OK)
+    if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, true, false) == AR_OK)
         r.exact = accuracy_distance(c, want, m * m);
-    if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, false) == AR_OK)
+    if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, false, false) == AR_OK)
         r.unscaled = accuracy_distance(c, want, m * m);
+    accuracy_measure_narrow(&r, c, want, a, b, m, k);
 done:
     free(a);
     free(b);

@@ -27,7 +27,7 @@ static void drop(problem *p)
 static void define(const problem *p, bool scale)
 {
     const ptrdiff_t k = (ptrdiff_t)p->k;
-    cr_assert(ar_contract_definition(p->c, p->m, p->n, p->k, p->a, k, 1, p->b, k, 1, scale) == AR_OK);
+    cr_assert(ar_contract_definition(p->c, p->m, p->n, p->k, p->a, k, 1, p->b, k, 1, scale, false) == AR_OK);
 }
 
 static int32_t *column_shifts(const problem *p, bool scale)
@@ -253,7 +253,7 @@ CLAIM(small_integers_are_exact)
     const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, -1, 7, 8, 9};
     float c[4];
     for (int scale = 0; scale < 2; scale++) {
-        cr_assert(ar_contract_definition(c, 2, 2, 3, a, 3, 1, b, 3, 1, scale != 0) == AR_OK);
+        cr_assert(ar_contract_definition(c, 2, 2, 3, a, 3, 1, b, 3, 1, scale != 0, false) == AR_OK);
         cr_assert(c[0] == -2.0f && c[1] == 50.0f && c[2] == -2.0f && c[3] == 122.0f);
     }
 }
@@ -262,10 +262,10 @@ CLAIM(strides_read_transposed_operands)
 {
     const float a_transposed[] = {1, 4, 2, 5, 3, 6}, b_transposed[] = {1, 7, 0, 8, -1, 9};
     float c[4];
-    cr_assert(ar_contract_definition(c, 2, 2, 3, a_transposed, 1, 2, b_transposed, 1, 2, true) == AR_OK);
+    cr_assert(ar_contract_definition(c, 2, 2, 3, a_transposed, 1, 2, b_transposed, 1, 2, true, false) == AR_OK);
     cr_assert(c[0] == -2.0f && c[1] == 50.0f && c[2] == -2.0f && c[3] == 122.0f);
     const float backwards[] = {3, 2, 1, 6, 5, 4};
-    cr_assert(ar_contract_definition(c, 2, 2, 3, backwards + 2, 3, -1, b_transposed, 1, 2, true) == AR_OK);
+    cr_assert(ar_contract_definition(c, 2, 2, 3, backwards + 2, 3, -1, b_transposed, 1, 2, true, false) == AR_OK);
     cr_assert(c[0] == -2.0f && c[3] == 122.0f);
 }
 
@@ -273,7 +273,7 @@ CLAIM(one_product_of_25_bit_values_is_exact)
 {
     const float a[] = {0x1.fffffep0f}, b[] = {-0x1.fffffep-3f};
     float c;
-    cr_assert(ar_contract_definition(&c, 1, 1, 1, a, 1, 1, b, 1, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(&c, 1, 1, 1, a, 1, 1, b, 1, 1, true, false) == AR_OK);
     cr_assert(c == (float)((double)a[0] * (double)b[0]));
 }
 
@@ -282,8 +282,8 @@ CLAIM(equilibration_keeps_a_small_column_beside_a_large_one)
 {
     const float a[] = {0x1p40f, 0.0f, 1.0f}, b[] = {0x1p-40f, 0.0f, 1.0f, -0x1p-40f, 0.0f, 1.0f};
     float scaled[2], plain[2];
-    cr_assert(ar_contract_definition(scaled, 1, 2, 3, a, 3, 1, b, 3, 1, true) == AR_OK);
-    cr_assert(ar_contract_definition(plain, 1, 2, 3, a, 3, 1, b, 3, 1, false) == AR_OK);
+    cr_assert(ar_contract_definition(scaled, 1, 2, 3, a, 3, 1, b, 3, 1, true, false) == AR_OK);
+    cr_assert(ar_contract_definition(plain, 1, 2, 3, a, 3, 1, b, 3, 1, false, false) == AR_OK);
     cr_assert(scaled[0] == 2.0f && ari_bits32(scaled[1]) == 0u);
     cr_assert(plain[0] == 0.0f && plain[1] == 0.0f, "the element 2^-40 and the element 1 are both below their units");
 }
@@ -293,10 +293,10 @@ CLAIM(a_zero_column_of_b_takes_part_in_no_exponent)
 {
     const float a[] = {0x1.fffffep127f, 0x1.555556p-20f}, b[] = {0.0f, 0x1p-20f};
     float c;
-    cr_assert(ar_contract_definition(&c, 1, 1, 2, a, 2, 1, b, 2, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(&c, 1, 1, 2, a, 2, 1, b, 2, 1, true, false) == AR_OK);
     cr_assert(c == 0x1.555556p-40f);
     const float bad[] = {INFINITY, 1.0f};
-    cr_assert(ar_contract_definition(&c, 1, 1, 2, bad, 2, 1, b, 2, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(&c, 1, 1, 2, bad, 2, 1, b, 2, 1, true, false) == AR_OK);
     cr_assert(ari_bits32(c) == ARI_NAN_BITS, "but an infinity there still flags its row");
 }
 
@@ -304,7 +304,7 @@ CLAIM(a_flagged_row_makes_its_results_nan_and_no_other)
 {
     const float a[] = {1, 2, NAN, 1, 0, 0}, b[] = {1, 1, 0, 0};
     float c[6];
-    cr_assert(ar_contract_definition(c, 3, 2, 2, a, 2, 1, b, 2, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(c, 3, 2, 2, a, 2, 1, b, 2, 1, true, false) == AR_OK);
     cr_assert(c[0] == 3.0f && ari_bits32(c[1]) == 0u, "an all-zero row of B gives +0");
     cr_assert(ari_bits32(c[2]) == ARI_NAN_BITS && ari_bits32(c[3]) == ARI_NAN_BITS,
               "NaN wins over an all-zero partner");
@@ -315,7 +315,7 @@ CLAIM(a_non_finite_column_of_b_is_not_scaled)
 {
     const float a[] = {0x1p30f, 1.0f}, b[] = {INFINITY, 1.0f, 0x1p-30f, 1.0f};
     float c[2];
-    cr_assert(ar_contract_definition(c, 1, 2, 2, a, 2, 1, b, 2, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(c, 1, 2, 2, a, 2, 1, b, 2, 1, true, false) == AR_OK);
     cr_assert(ari_bits32(c[0]) == ARI_NAN_BITS);
     /* c = 0 and 1: in A' the element 2 is 2^-5 of the unit of 2^30, in B' 2^-30 is 2^-5 of the unit of 1/2. Shifting
      * the first column by its finite element would give 2. */
@@ -325,7 +325,7 @@ CLAIM(a_non_finite_column_of_b_is_not_scaled)
 CLAIM(an_empty_sum_is_plus_zero)
 {
     float c[4] = {1, 1, 1, 1};
-    cr_assert(ar_contract_definition(c, 2, 2, 0, NULL, 0, 1, NULL, 0, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(c, 2, 2, 0, NULL, 0, 1, NULL, 0, 1, true, false) == AR_OK);
     for (int i = 0; i < 4; i++)
         cr_assert(ari_bits32(c[i]) == 0u);
 }
@@ -334,9 +334,9 @@ CLAIM(a_finite_sum_may_overflow_to_infinity)
 {
     const float a[] = {0x1p100f, 0x1p100f}, b[] = {0x1p100f, -0x1p100f};
     float c;
-    cr_assert(ar_contract_definition(&c, 1, 1, 1, a, 2, 1, b, 2, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(&c, 1, 1, 1, a, 2, 1, b, 2, 1, true, false) == AR_OK);
     cr_assert(ari_bits32(c) == 0x7f800000u);
-    cr_assert(ar_contract_definition(&c, 1, 1, 2, a, 2, 1, b, 2, 1, true) == AR_OK);
+    cr_assert(ar_contract_definition(&c, 1, 1, 2, a, 2, 1, b, 2, 1, true, false) == AR_OK);
     cr_assert(ari_bits32(c) == 0u, "while the whole sum cancels");
 }
 
@@ -353,10 +353,10 @@ CLAIM(the_longest_block_of_largest_terms_fits_63_bits)
 CLAIM(refuses_null_operands_and_sizes_that_overflow)
 {
     float c[1] = {7.0f}, x[1] = {1.0f};
-    cr_assert(ar_contract_definition(NULL, 1, 1, 1, x, 1, 1, x, 1, 1, true) == AR_ERR_ARG);
-    cr_assert(ar_contract_definition(c, 1, 1, 1, NULL, 1, 1, x, 1, 1, true) == AR_ERR_ARG);
-    cr_assert(ar_contract_definition(c, 1, 1, 1, x, 1, 1, NULL, 1, 1, true) == AR_ERR_ARG);
-    cr_assert(ar_contract_definition(c, SIZE_MAX, 1, 2, x, 1, 1, x, 1, 1, true) == AR_ERR_OVERFLOW);
+    cr_assert(ar_contract_definition(NULL, 1, 1, 1, x, 1, 1, x, 1, 1, true, false) == AR_ERR_ARG);
+    cr_assert(ar_contract_definition(c, 1, 1, 1, NULL, 1, 1, x, 1, 1, true, false) == AR_ERR_ARG);
+    cr_assert(ar_contract_definition(c, 1, 1, 1, x, 1, 1, NULL, 1, 1, true, false) == AR_ERR_ARG);
+    cr_assert(ar_contract_definition(c, SIZE_MAX, 1, 2, x, 1, 1, x, 1, 1, true, false) == AR_ERR_OVERFLOW);
     cr_assert(c[0] == 7.0f);
 }
 

@@ -33,6 +33,7 @@ static void expect_weights_of_both(const ari_planned *p, const char *text)
     ari_planned runs = *p;
     double most = 0.0;
     runs.flash = false;
+    runs.step.run.precision = AR_PRECISION_F32;
     for (int r = 0; r < p->step.run.parallel.tp; r++) {
         ari_memory own;
         cr_assert_eq(ari_memory_own(&own, &runs, r), AR_OK, "%s: %s", text, ar_error_message());

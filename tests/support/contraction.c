@@ -25,6 +25,13 @@ static float at(const matrix_view *x, size_t row, size_t k)
     return x->data[(ptrdiff_t)row * x->row_stride + (ptrdiff_t)k * x->k_stride];
 }
 
+/* Step 2. */
+typedef struct width {
+    int bits;
+    double limit;
+} width;
+static const width of_fp32 = {25, 33554431.0}, of_bf16 = {15, 32639.0}; /* 2^25 - 1; 127*2^8 + 127 */
+
 /* Step 0: c_k, the smallest integer with |B[j,k]| < 2^c_k for all j; 0 for a column with a NaN or an infinity;
  * ARI_EXP_ZERO for a column of zeros. Without scaling 0 for all. */
 static void equilibrate(int32_t *c, const matrix_view *b, size_t k_count, bool scale)
@@ -46,30 +53,32 @@ static double shifted(const matrix_view *x, size_t row, size_t k, const int32_t 
 }
 
 /* Steps 1 to 3: the exponent of every row of x' and its integers. */
-static void quantise(int32_t *exponent, int32_t *q, const matrix_view *x, size_t k_count, const int32_t *c, int sign)
+static void quantise(int32_t *exponent, int32_t *q, const matrix_view *x, size_t k_count, const int32_t *c, int sign,
+                     width w)
 {
-    const double limit = 33554431.0; /* 2^25 - 1 */
     for (size_t row = 0; row < x->rows; row++) {
         int32_t largest = ARI_EXP_ZERO;
         for (size_t k = 0; k < k_count; k++) {
             /* A non-finite element flags its row beside a column of zeros too. */
             const bool finite = isfinite(at(x, row, k));
             const int32_t e = finite ? ari_exponent64(shifted(x, row, k, c, sign)) : ARI_EXP_NONFINITE;
-            largest = e > largest ? e : largest;
+            const bool past =
+                finite && w.bits < 25 && fabs(ldexp(shifted(x, row, k, c, sign), w.bits - e)) >= w.limit + 0.5;
+            largest = e + past > largest ? e + past : largest;
         }
         exponent[row] = largest;
         const bool flagged = largest == ARI_EXP_ZERO || largest == ARI_EXP_NONFINITE;
         for (size_t k = 0; k < k_count; k++) {
-            double y = flagged ? 0.0 : rint(ldexp(shifted(x, row, k, c, sign), 25 - largest));
-            y = y > limit ? limit : y;
-            y = y < -limit ? -limit : y;
+            double y = flagged ? 0.0 : rint(ldexp(shifted(x, row, k, c, sign), w.bits - largest));
+            y = y > w.limit ? w.limit : y;
+            y = y < -w.limit ? -w.limit : y;
             q[row * k_count + k] = (int32_t)y;
         }
     }
 }
 
 /* Steps 4 and 5 for one element. */
-static ar_status dot(float *out, const int32_t *qa, int32_t e, const int32_t *qb, int32_t f, size_t k_count)
+static ar_status dot(float *out, const int32_t *qa, int32_t e, const int32_t *qb, int32_t f, size_t k_count, width w)
 {
     const wide_int two_63 = (wide_int)1 << 63;
     wide_int sum = 0;
@@ -82,24 +91,25 @@ static ar_status dot(float *out, const int32_t *qa, int32_t e, const int32_t *qb
     else if (e == ARI_EXP_ZERO || f == ARI_EXP_ZERO)
         *out = 0.0f;
     else
-        *out = (float)ldexp((double)sum, e + f - 50); /* the conversion of __int128 rounds to nearest even */
+        *out = (float)ldexp((double)sum, e + f - 2 * w.bits); /* the conversion of __int128 rounds to nearest even */
     return AR_OK;
 }
 
-static ar_status contract(float *c, const matrix_view *a, const matrix_view *b, size_t k_count, bool scale,
+static ar_status contract(float *c, const matrix_view *a, const matrix_view *b, size_t k_count, bool scale, width w,
                           int32_t *shift, int32_t *e, int32_t *f, int32_t *qa, int32_t *qb)
 {
     equilibrate(shift, b, k_count, scale);
-    quantise(e, qa, a, k_count, shift, 1);
-    quantise(f, qb, b, k_count, shift, -1);
+    quantise(e, qa, a, k_count, shift, 1, w);
+    quantise(f, qb, b, k_count, shift, -1, w);
     for (size_t i = 0; i < a->rows; i++)
         for (size_t j = 0; j < b->rows; j++)
-            AR_TRY(dot(&c[i * b->rows + j], qa + i * k_count, e[i], qb + j * k_count, f[j], k_count));
+            AR_TRY(dot(&c[i * b->rows + j], qa + i * k_count, e[i], qb + j * k_count, f[j], k_count, w));
     return AR_OK;
 }
 
 ar_status ar_contract_definition(float *c, size_t m, size_t n, size_t k, const float *a, ptrdiff_t lda_row,
-                                 ptrdiff_t lda_k, const float *b, ptrdiff_t ldb_row, ptrdiff_t ldb_k, bool scale)
+                                 ptrdiff_t lda_k, const float *b, ptrdiff_t ldb_row, ptrdiff_t ldb_k, bool scale,
+                                 bool narrow)
 {
     const matrix_view av = {a, m, lda_row, lda_k}, bv = {b, n, ldb_row, ldb_k};
     OWNED(free) void *shift = NULL, *e = NULL, *f = NULL, *qa = NULL, *qb = NULL;
@@ -113,5 +123,5 @@ ar_status ar_contract_definition(float *c, size_t m, size_t n, size_t k, const f
     AR_TRY(ari_alloc(&f, n, sizeof(int32_t), "the exponents of B"));
     AR_TRY(ari_alloc(&qa, a_count, sizeof(int32_t), "the integers of A"));
     AR_TRY(ari_alloc(&qb, b_count, sizeof(int32_t), "the integers of B"));
-    return contract(c, &av, &bv, k, scale, shift, e, f, qa, qb);
+    return contract(c, &av, &bv, k, scale, narrow ? of_bf16 : of_fp32, shift, e, f, qa, qb);
 }

@@ -380,6 +380,7 @@ static bool is_legal(layout_draw *d)
 void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
 {
     uint64_t state = seed * SEEDS_APART, again = ~state * SEEDS_APART, stages = again ^ state;
+    const bool bf16 = (again >> 40) % 3 == 0;
     pick(&state, 2);
     for (int i = 0; i < 3; i++) { /* neighbours' first numbers are alike */
         pick(&again, 2);
@@ -401,6 +402,7 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
         if (kind == DRAW_FAMILIES || kind == DRAW_EXPERTS)
             layout_family_draw(d, &stages);
     } while (!is_legal(d));
+    d->bf16 = bf16;
     ar_error_clear();
 }
 
@@ -442,10 +444,10 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
     char layout[160], model[500];
     ar_parallel_text(layout, sizeof layout, &d->parallel);
     model_text(model, sizeof model, &d->config);
-    const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s, threads %d, %s", layout,
+    const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s%s, threads %d, %s", layout,
                               d->by_check ? "check" : "steps", model, (int)d->order, d->batch, d->seq,
                               (unsigned long long)d->weights_seed, d->given ? " given" : "", d->huge ? " huge" : "",
-                              d->threads, d->algorithm == AR_SIM_RING ? "ring" : "direct");
+                              d->bf16 ? " bf16" : "", d->threads, d->algorithm == AR_SIM_RING ? "ring" : "direct");
     if (used < 0 || (size_t)used >= cap)
         return;
     snprintf(

@@ -52,6 +52,7 @@ typedef struct layout_draw {
     bool by_check;
     bool given; /* training steps: weights that no fresh parameter would hold */
     bool huge;  /* so large that sums overflow */
+    bool bf16;  /* exact numerics of bf16 numbers */
     bool labels, padding, additive, mask_per_sample, mask_per_head;
     bool packed, positions; /* rows of several documents; positions of the batch's own */
     layout_draw_ignored ignored;

@@ -51,6 +51,7 @@ static bool cut_unevenly(const layout_draw *d)
     X(gpipe, p->pp > 1 && p->schedule == AR_PP_GPIPE)                          \
     X(interleaved, p->pp > 1 && p->schedule == AR_PP_INTERLEAVED)              \
     X(zero_bubble, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE)              \
+    X(bf16, d->bf16)                                                           \
     X(whole_check, d->by_check)                                                \
     X(dropout, d->dropout > 0.0)                                               \
     X(clip, d->clip > 0.0)                                                     \

@@ -234,6 +234,7 @@ static ar_status judge_report(const ar_check_report *r, const layout_draw *d)
 ar_run layout_draw_to_run(const layout_draw *d)
 {
     return (ar_run){.model = "draw",
+                    .precision = d->bf16 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
                     .plan = d->plan,
                     .parallel = d->parallel,
                     .batch = d->batch,
@@ -275,8 +276,10 @@ ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_pr
                           .strict_predictions = true,
                           .skip_f64 = true};
     o.run.model = path;
-    o.run.numerics = precision == AR_PRECISION_F32 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
-    o.run.precision = precision;
+    if (precision != AR_PRECISION_F32) {
+        o.run.numerics = AR_NUMERICS_NATIVE;
+        o.run.precision = precision;
+    }
     o.run.fault = fault;
     o.run.parallel = (ar_parallel){.tp = 0};
     const ar_status st = ar_check(gives, &o);
@@ -356,6 +359,7 @@ static ar_status run_reference(ari_reference *ref, double *losses, const layout_
                                match_weights *w)
 {
     const ar_baseline_options o = {.mode = AR_MODE_EXACT,
+                                   .bf16 = d->bf16,
                                    .seed = d->weights_seed,
                                    .weights = d->given ? match_weights_make : NULL,
                                    .weights_user = w,

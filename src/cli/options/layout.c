@@ -198,12 +198,11 @@ static ar_status check_device(const ari_run_values *v)
 
 ar_status ari_precision_check(ar_precision precision, ar_numerics numerics)
 {
-    if (precision == AR_PRECISION_F32 || numerics != AR_NUMERICS_EXACT) /* native, or not said yet */
+    if (precision != AR_PRECISION_TF32 || numerics != AR_NUMERICS_EXACT) /* native, or not said yet */
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
-                        "--precision %s: exact numerics multiply fp32 numbers, give --numerics native too, "
-                        "or --precision f32",
-                        ari_precision_names[precision]);
+                        "--precision tf32: exact numerics multiply fp32 or bf16 numbers, give --numerics native too, "
+                        "or --precision f32 or bf16");
 }
 
 static ar_status check_context(const ar_parallel *p)

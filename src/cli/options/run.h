@@ -72,8 +72,8 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
         ARI_OPTION_GROUP(ari_bucket_options, r)
 #define ARI_PRECISION_OPTION                                                                                          \
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                                \
-                    "with --numerics native: f32; tf32: of products; bf16: of activations and matrices, in memory "   \
-                    "and between ranks (default f32)",                                                                \
+                    "f32; bf16: of activations and matrices, in memory and between ranks; tf32: of products, with "   \
+                    "--numerics native (default f32)",                                                                \
                     .more = "With tf32 what enters a product is rounded to 11 bits. With bf16 activations, matrices " \
                             "and the gradients of both take 2 bytes an element; sums, vectors, statistics, the loss " \
                             "and the optimizer's weights are fp32.")
@@ -85,7 +85,7 @@ bool ari_layout_given(const ari_run_values *v);
 /** Refuses a dropout or a label smoothing of 1, options that mean nothing without another (AR_ERR_ARG), and what the
  *  device refuses. */
 AR_NODISCARD ar_status ari_layout_check(const ari_run_values *v);
-/** Refuses a precision other than fp32 of exact numerics (AR_ERR_ARG). */
+/** Refuses tf32 of exact numerics (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics numerics);
 /** The run that they ask for, with process and threads, and buckets of AR_BUCKET_BYTES unless given. After
  *  ari_layout_check. */

@@ -93,7 +93,8 @@ static ar_status set_numerics(ari_train_values *v)
     AR_TRY(ari_precision_check(o->run.precision, o->run.numerics));
     if (v->loss_scale)
         AR_TRY(set_scaling(o, v->loss_scale));
-    if (o->run.numerics == AR_NUMERICS_EXACT && (o->run.storage == AR_BF16 || o->scale_loss))
+    const bool narrow = o->run.storage == AR_BF16 && o->run.precision != AR_PRECISION_BF16;
+    if (o->run.numerics == AR_NUMERICS_EXACT && (narrow || o->scale_loss))
         return ar_error_set(AR_ERR_ARG, "--%s: exact numerics have none, give --numerics native too, or --%s",
                             o->scale_loss ? "loss-scale" : "storage bf16",
                             o->scale_loss ? "loss-scale none" : "storage f32");

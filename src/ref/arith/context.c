@@ -18,7 +18,7 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     if ((unsigned)o->placements > AR_DECLARED_TRUSTED)
         return ar_error_set(AR_ERR_ARG, "placements %d, expected 0 (by the build) to %d", (int)o->placements,
                             AR_DECLARED_TRUSTED);
-    AR_TRY(ari_ctx_create(&c, o, native ? ar_arith_native(o->precision) : ar_arith_exact()));
+    AR_TRY(ari_ctx_create(&c, o, native ? ar_arith_native(o->precision) : ar_arith_exact(o->precision)));
     const ar_status st = declared == AR_DECLARED_CHECKED ? ari_ledger_check(c) : AR_OK;
     if (st == AR_OK)
         *gives = c;

@@ -82,13 +82,14 @@ static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p,
         const ar_tensor *t = &p->part[i];
         const ar_cbuf part_c = c.ptr ? ar_cbuf_at(c, k * sizeof(int32_t)) : c;
         AR_TRY(dev->row_exponents(ctx->device, ctx->queue, ar_buf_at(o->e, row * sizeof(int32_t)), t, part_c, sign,
-                                  i > 0 && p->along_k));
+                                  i > 0 && p->along_k, o->narrow));
         row += p->along_k ? 0 : t->shape[t->ndim - 2];
         k += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
     for (int i = 0; i < 2; i++)
         AR_TRY(ari_exact_max(ctx, o->over[i], o->e, o->x.batch * o->x.rows, tag));
-    AR_TRY(dev->packed_create(ctx->device, ctx->queue, &o->packed, o->x.batch, o->x.rows, o->x.k, split));
+    AR_TRY(dev->packed_create(ctx->device, ctx->queue, &o->packed, o->x.batch, o->x.rows, o->x.k,
+                              ari_exact_form(split, o->narrow)));
     o->counted = o->kept ? 0 : dev->packed_bytes(o->packed);
     ari_step_count_alloc(ctx, o->counted);
     row = k = 0;
@@ -103,9 +104,10 @@ static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p,
 }
 
 static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *const over[2], bool kept,
-                              const char *tag)
+                              bool narrow, const char *tag)
 {
-    AR_TRY(ari_parts_extents(&o->x, p, false));
+    AR_TRY(ari_parts_extents(&o->x, p, true));
+    o->narrow = narrow;
     if (!ari_has_peers(over[0]) && !ari_has_peers(over[1]) && o->x.k != k_full)
         return ar_error_set(AR_ERR_SHAPE, "%s: a contraction over %zu terms was given %zu", tag, k_full, o->x.k);
     o->k_full = k_full;
@@ -127,7 +129,7 @@ ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, const ar_parts
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, b, k_full, over, false, tag));
+    AR_TRY(operand_init(o, b, k_full, over, false, ari_exact_is_narrow(ctx, k_full), tag));
     if (scale)
         AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
     AR_TRY(quantise_operand(ctx, o, b, ar_const(o->c), -1, false, tag));
@@ -149,7 +151,7 @@ ar_status ari_exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_pa
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, a, b->k_full, b->over, false, tag));
+    AR_TRY(operand_init(o, a, b->k_full, b->over, false, b->narrow, tag));
     AR_TRY(ari_check_pair(&o->x, &b->x, tag));
     AR_TRY(quantise_operand(ctx, o, a, ar_const(b->c), +1, true, tag));
     *gives = o;
@@ -167,6 +169,7 @@ ar_status ari_exact_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar
     AR_TRY(ari_check_part(&whole->x, part));
     AR_TRY(step_operand(ctx, &o));
     o->part = true;
+    o->narrow = whole->narrow;
     o->x = (ari_extents){.batch = part->matrices, .rows = part->rows, .k = part->cols};
     o->k_full = part->cols;
     o->c = exponents_at(whole->c, part->matrix * whole->x.k + part->col);
@@ -186,13 +189,13 @@ struct ar_param_cache {
     ar_param *params[AR_MAX_PARTS];
     uint64_t version[AR_MAX_PARTS];
     int n, watched; /* made of the first n; the versions of all count */
-    bool along_k;
+    ar_operand_use use;
     ar_operand *operand;
 };
 
-static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, int watched, bool along_k)
+static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, int watched, ar_operand_use use)
 {
-    if (k->n != n || k->watched != watched || k->along_k != along_k)
+    if (k->n != n || k->watched != watched || k->use != use)
         return false;
     for (int i = 0; i < watched; i++) {
         if (k->params[i] != params[i])
@@ -212,17 +215,18 @@ static bool is_current(const ar_param_cache *k)
 
 static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
 {
-    ar_parts parts = {.n = k->n, .along_k = k->along_k};
+    const bool narrow = ari_exact_narrow_use(ctx, k->use);
+    ar_parts parts = {.n = k->n, .along_k = k->use != AR_USE_FORWARD};
     for (int i = 0; i < k->n; i++) {
         const ar_tensor w = ar_param_matrix(k->params[i]);
-        parts.part[i] = k->along_k ? ar_tensor_transposed(&w) : w;
+        parts.part[i] = parts.along_k ? ar_tensor_transposed(&w) : w;
     }
     for (int i = 0; i < k->watched; i++)
         k->version[i] = k->params[i]->version;
     const char *tag = k->params[0]->name;
     AR_TRY(ari_alloc_zero((void **)&k->operand, 1, sizeof *k->operand, "a kept operand"));
     ar_operand *o = k->operand;
-    AR_TRY(operand_init(o, &parts, k_full, (ar_comm *const[2]){k_over, NULL}, true, tag));
+    AR_TRY(operand_init(o, &parts, k_full, (ar_comm *const[2]){k_over, NULL}, true, narrow, tag));
     AR_TRY(equilibrate(ctx, o, &parts, rows_over, tag));
     return quantise_operand(ctx, o, &parts, ar_const(o->c), -1, false, tag);
 }
@@ -234,13 +238,13 @@ static size_t kept_bytes(ar_device *d, const ar_operand *o)
 }
 
 ar_status ari_exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, int watched,
-                                  bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+                                  ar_operand_use use, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
 {
     if (n < 1 || n > watched || watched > AR_MAX_PARTS)
         return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d of %d", AR_MAX_PARTS, n,
                             watched);
     ar_param_cache *k = params[0]->cache;
-    while (k && !same_use(k, params, n, watched, along_k))
+    while (k && !same_use(k, params, n, watched, use))
         k = k->next;
     if (!k) {
         AR_TRY(ari_alloc_zero((void **)&k, 1, sizeof *k, "a kept operand"));
@@ -248,7 +252,7 @@ ar_status ari_exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_pa
             k->params[i] = params[i];
         k->watched = watched;
         k->n = n;
-        k->along_k = along_k;
+        k->use = use;
         k->next = params[0]->cache;
         params[0]->cache = k;
     }
@@ -306,7 +310,7 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, c
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
     s->a = a;
     s->b = b;
-    s->limbs = ari_contract_limbs(b->k_full);
+    s->limbs = ari_exact_limbs(b->narrow, b->k_full);
     AR_TRY(ari_step_own(ctx, s, sum_destroy));
     *gives = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
     return AR_OK;
@@ -359,7 +363,8 @@ ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_
     return AR_OK;
 }
 
-ar_status ari_exact_round_slice(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
+/* y, contiguous fp32, = the slice rounded. */
+static ar_status round_sums(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
 {
     const size_t matrix = s->rows * s->cols, end = s->start + s->count;
     for (size_t at = s->start; at < end;) {
@@ -375,31 +380,71 @@ ar_status ari_exact_round_slice(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
     return AR_OK;
 }
 
-ar_status ari_exact_gather(ar_ctx *ctx, ar_buf y, size_t total, ar_comm *over)
+ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s)
+{
+    const ar_tensor to = ar_tensor_flat(y->dtype, ar_buf_at(y->data, at * ar_dtype_bytes(y->dtype)), s->count);
+    ar_tensor wide = to;
+    if (y->dtype != AR_F32)
+        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 1, &s->count));
+    AR_TRY(round_sums(ctx, wide.data, s));
+    return ari_exact_store(ctx, &to, &wide);
+}
+
+ar_status ari_exact_store(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide)
+{
+    if (y->dtype == AR_F32)
+        return AR_OK;
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, wide));
+    ar_ctx_release(ctx, wide);
+    return AR_OK;
+}
+
+ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over)
 {
     size_t *counts = NULL, start = 0, count = 0;
+    const size_t total = ar_tensor_count(y);
     AR_TRY(ari_slice_counts(&counts, over, total, 1));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &start, &count);
-    const ar_cbuf own = ar_cbuf_at(ar_const(y), start * sizeof(float));
-    const ar_status st = ar_comm_all_gather(over, ctx->queue, y, own, counts, AR_F32, "rounded sums");
+    const ar_cbuf own = ar_cbuf_at(ar_const(y->data), start * ar_dtype_bytes(y->dtype));
+    const ar_status st = ar_comm_all_gather(over, ctx->queue, y->data, own, counts, y->dtype, "rounded sums");
     free(counts);
     return st;
 }
 
-/* The own slice is rounded; unless that is all that was asked for, the rounded fp32 are gathered: 8 + 4 bytes an
+static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *ep)
+{
+    if (!ep->bias.ptr && ep->act == AR_ACT_NONE)
+        return AR_OK;
+    return ARI_KERNEL(ctx, bias_act, y, ep->bias, ep->act, ep->z);
+}
+
+/* The own slice is rounded; unless that is all that was asked for, the rounded numbers are gathered: 8 + 4 bytes an
  * element in place of 16. */
 static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     if (!ar_tensor_is_contiguous(y))
         return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
-    AR_TRY(
-        ari_exact_round_slice(ctx, s->scattered ? y->data : ar_buf_at(y->data, s->own.start * sizeof(float)), &s->own));
+    AR_TRY(ari_exact_round_slice(ctx, y, s->scattered ? 0 : s->own.start, &s->own));
     if (!s->scattered)
-        AR_TRY(ari_exact_gather(ctx, y->data, ar_tensor_count(y), s->over));
-    if (ep && (ep->bias.ptr || ep->act != AR_ACT_NONE))
-        AR_TRY(dev->bias_act(ctx->device, ctx->queue, y, ep->bias, ep->act, ep->z));
-    return AR_OK;
+        AR_TRY(ari_exact_gather(ctx, y, s->over));
+    return finish(ctx, y, ep);
+}
+
+/* The sum was never folded: multiplied and rounded in one pass. What is stored as bf16 is rounded to that before the
+ * bias is added, as a folded sum is. */
+static ar_status round_product(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s, const ar_epilogue *ep)
+{
+    const bool narrow = y->dtype != AR_F32;
+    const ar_epilogue none = {.act = AR_ACT_NONE, .band = ep->band}, *now = narrow ? &none : ep;
+    ar_tensor wide = *y;
+    if (narrow)
+        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, y->ndim, y->shape));
+    AR_TRY(ARI_KERNEL(ctx, gemm_round, &wide, s->a->packed, s->b->packed, ar_const(s->a->e), ar_const(s->b->e),
+                      now->bias, now->act, now->z, now->band));
+    AR_TRY(ari_exact_store(ctx, y, &wide));
+    if (!s->b->part) /* whose work who cuts it counts */
+        ari_work_of_product(&s->a->x, &s->b->x);
+    return narrow ? finish(ctx, y, ep) : AR_OK;
 }
 
 ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
@@ -418,10 +463,7 @@ ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_e
         AR_TRY(round_folded(ctx, y, s, ep));
         ari_step_free(ctx, s->own.s);
     } else {
-        AR_TRY(ctx->device->ops->gemm_round(ctx->device, ctx->queue, y, s->a->packed, s->b->packed, ar_const(s->a->e),
-                                            ar_const(s->b->e), ep->bias, ep->act, ep->z, ep->band));
-        if (!s->b->part) /* whose work who cuts it counts */
-            ari_work_of_product(&s->a->x, &s->b->x);
+        AR_TRY(round_product(ctx, y, s, ep));
     }
     ari_step_disown(ctx, s);
     return AR_OK;

@@ -3,6 +3,8 @@
 #define ARI_ARITH_EXACT_H
 
 #include "ref/arith/operand.h"
+#include "ref/context/context.h"
+#include "ref/numerics/integer_sum.h"
 
 struct ar_operand {
     ari_extents x;
@@ -13,6 +15,7 @@ struct ar_operand {
     ar_buf e;          /* int32 [batch, rows] */
     bool kept;         /* owned by a parameter's cache: c and e are device memory of their own */
     bool part;         /* of another operand: c and e are its */
+    bool narrow;       /* of 15 bits */
     size_t counted;    /* bytes of `packed` in the step's memory; 0: kept */
 };
 
@@ -25,15 +28,17 @@ typedef struct ari_sum_slice {
     size_t e_step; /* from one matrix's row exponents to the next's */
 } ari_sum_slice;
 
-/** y = the slice rounded, matrix by matrix. */
-AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s);
+/** Elements [at, at + s->count) of y = the slice rounded, matrix by matrix. y F32 or BF16, contiguous. */
+AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s);
 /** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
  *  slice's afterwards. Done on q, where `reduced` is recorded; unless that is the context's queue, what was summed is
  *  then the caller's to end. */
 AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over,
                                        const char *tag);
-/** y, of `total` elements, = all ranks' rounded slices; the own one is at its place. */
-AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, ar_buf y, size_t total, ar_comm *over);
+/** y = wide, which ends, where it is not y itself: rounded to BF16. */
+AR_NODISCARD ar_status ari_exact_store(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
+/** y = all ranks' rounded slices; the own one is at its place. */
+AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over);
 /** e = the maximum over a group, of n exponents; NULL: nothing to do. */
 AR_NODISCARD ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag);
 
@@ -67,6 +72,28 @@ void ari_shared_rows_fini(ari_shared_rows *s, ar_ctx *ctx);
  *  Collective. */
 AR_NODISCARD ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, ar_cbuf e, ar_cbuf f,
                                            const char *tag);
+
+/* --- the two widths (numerics.md, section 2) ---------------------------------------------------------------------- */
+
+/** True if integers have 15 bits where this arithmetic multiplies by a parameter, unless it is by peaked gradients, */
+static inline bool ari_exact_narrow_use(const ar_ctx *ctx, ar_operand_use use)
+{
+    return ctx->arith->precision == AR_PRECISION_BF16 && use != AR_USE_PEAKED;
+}
+/** and in sums over so many positions, or features of a head. */
+static inline bool ari_exact_is_narrow(const ar_ctx *ctx, size_t terms)
+{
+    return ctx->arith->precision == AR_PRECISION_BF16 && terms <= ARI_CONTRACT_BLOCK;
+}
+static inline unsigned ari_exact_form(bool left, bool narrow)
+{
+    return (left ? AR_PACKED_LEFT : 0u) | (narrow ? AR_PACKED_NARROW : 0u);
+}
+/** int64 of a sum of so many terms. */
+static inline int ari_exact_limbs(bool narrow, size_t terms)
+{
+    return narrow ? 1 : ari_contract_limbs(terms);
+}
 
 #define ARI_DECLARE_EXACT(slot) extern __typeof__(*((ar_arith_ops *)0)->slot) ari_exact_##slot;
 ARI_ARITH_SLOTS(ARI_DECLARE_EXACT)

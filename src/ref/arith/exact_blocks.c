@@ -32,12 +32,12 @@ ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor
     size_t n = 0, bytes = 0;
     ar_blocks *s = NULL;
     const ar_parts parts = {.n = 1, .part = {*b}};
-    AR_TRY(ari_parts_extents(&x, &parts, false));
+    AR_TRY(ari_parts_extents(&x, &parts, true));
     AR_TRY(ari_check_blocks(&x, o));
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a contraction in blocks"));
     AR_TRY(ari_step_own(ctx, s, blocks_destroy));
     s->o = *o;
-    s->limbs = ari_contract_limbs(o->k_full);
+    s->limbs = ari_exact_limbs(ari_exact_is_narrow(ctx, o->k_full), o->k_full);
     AR_TRY(ari_exact_operand_over(ctx, &s->b, &parts, true, o->k_full, (ar_comm *const[2]){o->places, o->replicas},
                                   NULL, o->tag));
     AR_TRY(ari_mul_size(&n, x.batch, o->rows));
@@ -66,7 +66,7 @@ ar_status ari_exact_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *at,
     AR_TRY(check_block(s, at));
     const ar_buf c = exponents_of(s->b->c, at, s->b->x.k, at->col);
     return ctx->device->ops->row_exponents(ctx->device, ctx->queue, exponents_of(s->e, at, s->o.rows, at->row), a,
-                                           ar_const(c), +1, true);
+                                           ar_const(c), +1, true, s->b->narrow);
 }
 
 ar_status ari_exact_blocks_measured(ar_ctx *ctx, ar_blocks *s)
@@ -93,7 +93,9 @@ ar_status ari_exact_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, con
     ar_packed *left = NULL, *right = NULL;
     ar_status st = AR_OK;
     AR_TRY(check_block(s, at));
-    AR_TRY_TO(done, st, dev->packed_create(ctx->device, ctx->queue, &left, at->matrices, at->rows, at->cols, true));
+    AR_TRY_TO(done, st,
+              dev->packed_create(ctx->device, ctx->queue, &left, at->matrices, at->rows, at->cols,
+                                 ari_exact_form(true, s->b->narrow)));
     ari_step_count_alloc(ctx, dev->packed_bytes(left));
     AR_TRY_TO(done, st, dev->pack(ctx->device, ctx->queue, left, 0, 0, a, ar_const(c), +1, ar_const(e)));
     AR_TRY_TO(done, st, dev->packed_part(ctx->device, ctx->queue, &right, s->b->packed, &terms));
@@ -138,10 +140,10 @@ ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar
     AR_TRY(fold_places(ctx, s, &own));
     if (over)
         AR_TRY(ari_exact_slice(ctx, &own, ctx->queue, NULL, over, s->o.tag));
-    AR_TRY(ari_exact_round_slice(ctx, ar_buf_at(y->data, own.start * sizeof(float)), &own));
+    AR_TRY(ari_exact_round_slice(ctx, y, own.start, &own));
     ari_step_free(ctx, own.s);
     if (over)
-        AR_TRY(ari_exact_gather(ctx, y->data, total / places, over));
+        AR_TRY(ari_exact_gather(ctx, y, over));
     ari_step_disown(ctx, s);
     return AR_OK;
 }

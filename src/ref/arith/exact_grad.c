@@ -71,10 +71,12 @@ static ar_tensor by_sample(const ar_tensor *t, size_t samples)
 }
 
 /* The integers of one operand, whose exponents are e. */
-static ar_status quantise_gradient(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e)
+static ar_status quantise_gradient(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e,
+                                   bool narrow)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    AR_TRY(dev->packed_create(ctx->device, ctx->queue, packed, t->shape[0], t->shape[1], t->shape[2], sign > 0));
+    AR_TRY(dev->packed_create(ctx->device, ctx->queue, packed, t->shape[0], t->shape[1], t->shape[2],
+                              ari_exact_form(sign > 0, narrow)));
     ari_step_count_alloc(ctx, dev->packed_bytes(*packed));
     return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, e);
 }
@@ -90,6 +92,7 @@ static void end_packed(ar_ctx *ctx, ar_packed *p)
 typedef struct contractions {
     ar_tensor a, b;
     ar_cbuf c, e, f;
+    bool narrow;
 } contractions;
 
 static contractions sample_of(const contractions *all, size_t i)
@@ -99,16 +102,17 @@ static contractions sample_of(const contractions *all, size_t i)
                           .b = ar_tensor_slice(&all->b, 0, i, 1),
                           .c = ar_cbuf_at(all->c, i * tokens * word),
                           .e = ar_cbuf_at(all->e, i * out * word),
-                          .f = ar_cbuf_at(all->f, i * in * word)};
+                          .f = ar_cbuf_at(all->f, i * in * word),
+                          .narrow = all->narrow};
 }
 
 /* Every sample's tokens are all here: rounded and added tile by tile. b: the integers of x. */
 static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, const ar_packed *b, ar_buf e)
 {
     ar_packed *a = NULL;
-    ar_status st = ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false);
+    ar_status st = ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false, k->narrow);
     if (st == AR_OK)
-        st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e);
+        st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
     if (st == AR_OK)
         st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, a, b, k->e, k->f);
     end_packed(ctx, a);
@@ -123,8 +127,8 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, contr
     ar_buf f = {NULL};
     AR_TRY(ari_step_alloc(ctx, &f, samples * in * sizeof(int32_t)));
     k->f = ar_const(f);
-    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false));
-    ar_status st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f);
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false, k->narrow));
+    ar_status st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f, k->narrow);
     for (int i = 0; i < n && st == AR_OK; i++) {
         ar_buf e = {NULL};
         if (!terms[i].to->requires_grad)
@@ -147,7 +151,8 @@ ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, s
 {
     size_t sums = 0;
     int64_t *row_of = NULL;
-    *s = (ari_shared_rows){.over = over, .out = out, .in = in, .limbs = ari_contract_limbs(terms)};
+    *s = (ari_shared_rows){
+        .over = over, .out = out, .in = in, .limbs = ari_exact_limbs(ari_exact_is_narrow(ctx, terms), terms)};
     ar_comm_slice(out, ar_comm_size(over), ar_comm_rank(over), &s->first, &s->rows);
     AR_TRY(ari_mul_size(&sums, out * in, (size_t)s->limbs * sizeof(int64_t)));
     AR_TRY(ari_step_alloc(ctx, &s->sums, sums));
@@ -192,9 +197,9 @@ static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const ari_shared_ro
                                    const char *tag)
 {
     ar_packed *a = NULL, *b = NULL;
-    ar_status st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e);
+    ar_status st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
     if (st == AR_OK)
-        st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f);
+        st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f, k->narrow);
     if (st == AR_OK)
         st = ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false);
     end_packed(ctx, a);
@@ -217,8 +222,8 @@ static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, contraction
     k->a = by_sample(&terms->dy, samples);
     k->e = ar_const(e);
     k->f = ar_const(f);
-    AR_TRY(ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false));
-    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false));
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false, k->narrow));
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false, k->narrow));
     AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, samples * (out + in), AR_I32, AR_MAX, tag));
     ar_status st = ari_shared_rows_init(&s, ctx, over, out, in, k->a.shape[2] * (size_t)ar_comm_size(over));
     for (size_t i = 0; i < samples && st == AR_OK; i++) {
@@ -264,7 +269,9 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     AR_TRY(ari_step_alloc(ctx, &c, tokens * sizeof(int32_t)));
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c, tokens, terms->to->name));
-    contractions k = {.b = by_sample(x, samples), .c = ar_const(c)};
+    const size_t terms_of_sample = tokens / samples * (size_t)ar_comm_size(ctx->sequence);
+    contractions k = {
+        .b = by_sample(x, samples), .c = ar_const(c), .narrow = ari_exact_is_narrow(ctx, terms_of_sample)};
     if (!ari_has_peers(ctx->sequence))
         AR_TRY(add_whole(ctx, terms, n, &k));
     for (int i = 0; i < n; i++) {

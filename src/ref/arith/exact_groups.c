@@ -10,9 +10,9 @@
 
 enum { WORD = sizeof(int32_t) };
 
-static ar_status new_packed(ar_ctx *ctx, ar_packed **p, size_t rows, size_t k, bool split)
+static ar_status new_packed(ar_ctx *ctx, ar_packed **p, size_t rows, size_t k, unsigned form)
 {
-    AR_TRY(ARI_KERNEL(ctx, packed_create, p, 1, rows, k, split));
+    AR_TRY(ARI_KERNEL(ctx, packed_create, p, 1, rows, k, form));
     ari_step_count_alloc(ctx, ctx->device->ops->packed_bytes(*p));
     return AR_OK;
 }
@@ -52,11 +52,11 @@ static ar_status quantise_groups(ar_ctx *ctx, grouped *o, const char *tag)
         const ar_tensor a = ari_group_rows(o->a, o->g, i);
         if (a.shape[0] > 0)
             AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(o->e, o->g->first[i] * WORD), &a, ar_const(o->b[i]->c), +1,
-                              false));
+                              false, o->b[i]->narrow));
     }
     for (int i = 0; i < 2; i++)
         AR_TRY(ari_exact_max(ctx, o->b[0]->over[i], o->e, rows, tag));
-    AR_TRY(new_packed(ctx, &o->packed, rows, o->a->shape[1], true));
+    AR_TRY(new_packed(ctx, &o->packed, rows, o->a->shape[1], ari_exact_form(true, o->b[0]->narrow)));
     for (size_t i = 0; i < o->g->n; i++) {
         const ar_tensor a = ari_group_rows(o->a, o->g, i);
         if (a.shape[0] > 0)
@@ -92,15 +92,15 @@ static ar_status multiply_groups(ar_ctx *ctx, const grouped *o, const ar_tensor 
     return AR_OK;
 }
 
-/* y's elements of this rank's slice of the sums: the exponents of B change from group to group. */
-static ar_status round_groups(ar_ctx *ctx, const grouped *o, const ar_tensor *y, const ari_sum_slice *s)
+/* y, fp32, = this rank's slice of the sums rounded: the exponents of B change from group to group. */
+static ar_status round_groups(ar_ctx *ctx, const grouped *o, ar_buf y, const ari_sum_slice *s)
 {
     const size_t end = s->start + s->count, each = (size_t)s->limbs * sizeof(int64_t);
     for (size_t i = 0; i < o->g->n; i++) {
         const size_t first = o->g->first[i] * s->cols, last = o->g->first[i + 1] * s->cols;
         const size_t from = first > s->start ? first : s->start, to = last < end ? last : end;
         if (from < to)
-            AR_TRY(ARI_KERNEL(ctx, round_i64, ar_buf_at(y->data, from * sizeof(float)),
+            AR_TRY(ARI_KERNEL(ctx, round_i64, ar_buf_at(y, (from - s->start) * sizeof(float)),
                               ar_cbuf_at(ar_const(s->s), (from - s->start) * each), s->limbs, from - first, to - from,
                               s->cols, ar_cbuf_at(ar_const(o->e), o->g->first[i] * WORD), ar_const(o->b[i]->e)));
     }
@@ -110,16 +110,32 @@ static ar_status round_groups(ar_ctx *ctx, const grouped *o, const ar_tensor *y,
 static ar_status fold_groups(ar_ctx *ctx, const grouped *o, const ar_tensor *y, ar_comm *over, const char *tag)
 {
     const size_t total = ar_tensor_count(y);
-    ari_sum_slice s = {
-        .limbs = ari_contract_limbs(o->b[0]->k_full), .count = total, .rows = y->shape[0], .cols = y->shape[1]};
+    ari_sum_slice s = {.limbs = ari_exact_limbs(o->b[0]->narrow, o->b[0]->k_full),
+                       .count = total,
+                       .rows = y->shape[0],
+                       .cols = y->shape[1]};
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, total, (size_t)s.limbs * sizeof(int64_t)));
     AR_TRY(ari_step_alloc(ctx, &s.s, bytes));
     AR_TRY(multiply_groups(ctx, o, y, s.s, s.limbs));
     AR_TRY(ari_exact_slice(ctx, &s, ctx->queue, NULL, over, tag));
-    AR_TRY(round_groups(ctx, o, y, &s));
+    const ar_tensor own = ar_tensor_flat(y->dtype, ar_buf_at(y->data, s.start * ar_dtype_bytes(y->dtype)), s.count);
+    ar_tensor wide = own;
+    if (y->dtype != AR_F32)
+        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 1, &s.count));
+    AR_TRY(round_groups(ctx, o, wide.data, &s));
+    AR_TRY(ari_exact_store(ctx, &own, &wide));
     ari_step_free(ctx, s.s);
-    return ari_exact_gather(ctx, y->data, total, over);
+    return ari_exact_gather(ctx, y, over);
+}
+
+static ar_status round_all(ar_ctx *ctx, const grouped *o, const ar_tensor *y)
+{
+    ar_tensor wide = *y;
+    if (y->dtype != AR_F32)
+        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, y->ndim, y->shape));
+    AR_TRY(multiply_groups(ctx, o, &wide, (ar_buf){NULL}, 0));
+    return ari_exact_store(ctx, y, &wide);
 }
 
 ar_status ari_exact_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_operand *const *b,
@@ -131,7 +147,7 @@ ar_status ari_exact_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_te
         return ar_error_set(AR_ERR_SHAPE, "%s: [%zu, %zu] from [%zu, %zu] and matrices [%zu, %zu]", tag, y->shape[0],
                             y->shape[1], a->shape[0], a->shape[1], b[0]->x.rows, b[0]->x.k);
     AR_TRY(quantise_groups(ctx, &o, tag));
-    AR_TRY(ari_has_peers(over) ? fold_groups(ctx, &o, y, over, tag) : multiply_groups(ctx, &o, y, (ar_buf){NULL}, 0));
+    AR_TRY(ari_has_peers(over) ? fold_groups(ctx, &o, y, over, tag) : round_all(ctx, &o, y));
     end_packed(ctx, o.packed);
     ari_step_free(ctx, o.e);
     return AR_OK;
@@ -173,10 +189,12 @@ static ar_status run_quantise(ar_ctx *ctx, run_operand *o, const ar_groups *g, a
     for (size_t run = 0; run < runs; run++) {
         const ar_tensor t = run_of(o, g, run);
         AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(o->e, run * features * WORD), &t,
-                          ar_cbuf_at(c, run_start(g, run) * WORD), o->sign, false));
+                          ar_cbuf_at(c, run_start(g, run) * WORD), o->sign, false,
+                          ari_exact_is_narrow(ctx, g->longest)));
     }
     AR_TRY(ari_exact_max(ctx, g->over, o->e, runs * features, tag));
-    AR_TRY(new_packed(ctx, &o->packed, features, o->t.shape[1], o->sign > 0));
+    AR_TRY(new_packed(ctx, &o->packed, features, o->t.shape[1],
+                      ari_exact_form(o->sign > 0, ari_exact_is_narrow(ctx, g->longest))));
     for (size_t run = 0; run < runs; run++) {
         const ar_tensor t = run_of(o, g, run);
         const size_t start = run_start(g, run);

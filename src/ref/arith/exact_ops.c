@@ -3,16 +3,17 @@
 
 #define FILL(slot) .slot = ari_exact_##slot,
 
-const ar_arith_ops *ar_arith_exact(void)
+/* One table a precision, alike but for it. */
+#define EXACT(of)                                                                                               \
+    {                                                                                                           \
+        .name = "exact", .precision = (of), .operand_done = ari_operand_done,                                   \
+        .contract_groups = ari_exact_contract_groups, .grad_groups = ari_exact_grad_groups, .bucket_arrays = 3, \
+        .bucket_array = {{0, AR_I64}, {sizeof(int64_t), AR_I64}, {2 * sizeof(int64_t), AR_U8}},                 \
+        .bucket_put = ari_exact_bucket_put, ARI_ARITH_SLOTS(FILL)                                               \
+    }
+
+const ar_arith_ops *ar_arith_exact(ar_precision precision)
 {
-    static const ar_arith_ops ops = {
-        .name = "exact",
-        .operand_done = ari_operand_done,
-        .contract_groups = ari_exact_contract_groups,
-        .grad_groups = ari_exact_grad_groups,
-        .bucket_arrays = 3,
-        .bucket_array = {{0, AR_I64}, {sizeof(int64_t), AR_I64}, {2 * sizeof(int64_t), AR_U8}},
-        .bucket_put = ari_exact_bucket_put,
-        ARI_ARITH_SLOTS(FILL)};
-    return &ops;
+    static const ar_arith_ops f32 = EXACT(AR_PRECISION_F32), bf16 = EXACT(AR_PRECISION_BF16);
+    return precision == AR_PRECISION_F32 ? &f32 : precision == AR_PRECISION_BF16 ? &bf16 : NULL;
 }

@@ -87,15 +87,16 @@ static ar_status native_operand_part(ar_ctx *ctx, const ar_operand **gives, cons
 }
 
 static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
-                                      int watched, bool along_k, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
+                                      int watched, ar_operand_use use, size_t k_full, ar_comm *k_over,
+                                      ar_comm *rows_over)
 {
     (void)watched, (void)k_full, (void)k_over, (void)rows_over;
     if (n < 1 || n > AR_MAX_PARTS)
         return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d", AR_MAX_PARTS, n);
-    ar_parts parts = {.n = n, .along_k = along_k};
+    ar_parts parts = {.n = n, .along_k = use != AR_USE_FORWARD};
     for (int i = 0; i < n; i++) {
         const ar_tensor w = ar_param_matrix(params[i]);
-        parts.part[i] = along_k ? ar_tensor_transposed(&w) : w;
+        parts.part[i] = parts.along_k ? ar_tensor_transposed(&w) : w;
     }
     return operand(ctx, borrows, &parts, false);
 }

@@ -132,7 +132,7 @@ static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double 
     if (scores == NULL || logits == NULL || visible == NULL)
         return run->memory;
     const ari_bl_matrix q_rows = {q, d, 1}, k_rows = {k, d, 1};
-    AR_TRY(ari_bl_contract(run, scores, s, s, d, q_rows, k_rows, false));
+    AR_TRY(ari_bl_contract(run, scores, s, s, d, q_rows, k_rows, ARI_BL_PLAIN));
     const double scale = scale_of(run);
     for (size_t query = 0; query < s; query++) {
         double *row = scores + query * s, m, l;
@@ -193,7 +193,7 @@ static ar_status normalise_backward(ari_bl_run *run, const ari_bl_norm *norm, co
     if (dy == NULL || dx == NULL)
         return run->memory;
     merge_heads(run, dy, width, 0, g, heads, run->c->head_dim);
-    AR_TRY(ari_bl_norm_backward(run, norm, dx, dy, saved));
+    AR_TRY(ari_bl_norm_backward(run, norm, dx, NULL, NULL, dy, saved));
     AR_TRY(ari_bl_norm_gradients(run, norm, dy, saved));
     split_heads(run, g, dx, width, 0, heads, run->c->head_dim);
     ari_bl_release(run, mark);
@@ -258,8 +258,9 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     for (size_t at = 0; at < run->b * heads; at++) {
         const ari_bl_matrix p_rows = {a->dropped + at * s * s, s, 1},
                             v_columns = {a->v + at / members * s * values, 1, values};
-        AR_TRY(ari_bl_contract(run, out + at * s * values, s, values, s, p_rows, v_columns, true));
+        AR_TRY(ari_bl_contract(run, out + at * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED));
     }
+    ari_bl_keep_all(run, out, run->tokens * heads * values);
     merge_heads(run, a->context, heads * values, 0, out, heads, values);
     ari_bl_release(run, mark);
     return ari_bl_emit_tokens(run, run->names->context, 'f', a->context, heads * values, 0, heads * values);
@@ -313,10 +314,14 @@ static ar_status group_backward(ari_bl_run *run, double *dq, double *dk, double 
     const ari_bl_matrix q_columns = {q, 1, d}, dout_columns = {dout, 1, values}, k_columns = {k, 1, d};
     for (size_t member = 0; member < members; member++) {
         const ari_bl_matrix ds_rows = {ds + member * s * s, s, 1};
-        AR_TRY(ari_bl_contract(run, dq + member * s * d, s, d, s, ds_rows, k_columns, true));
+        AR_TRY(ari_bl_contract(run, dq + member * s * d, s, d, s, ds_rows, k_columns, ARI_BL_SCALED));
     }
-    AR_TRY(ari_bl_contract(run, dk, s, d, members * s, ds_columns, q_columns, true));
-    return ari_bl_contract(run, dv, s, values, members * s, p_columns, dout_columns, true);
+    ari_bl_keep_all(run, dq, members * s * d);
+    AR_TRY(ari_bl_contract(run, dk, s, d, members * s, ds_columns, q_columns, ARI_BL_SCALED));
+    AR_TRY(ari_bl_contract(run, dv, s, values, members * s, p_columns, dout_columns, ARI_BL_SCALED));
+    ari_bl_keep_all(run, dk, s * d);
+    ari_bl_keep_all(run, dv, s * values);
+    return AR_OK;
 }
 
 /* Gradients at the scores' inputs back to the projections' outputs, emitted on the way. */
@@ -381,7 +386,7 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
     for (size_t at = 0; at < run->b * heads; at++) {
         const ari_bl_matrix dout_rows = {dout + at * s * values, values, 1},
                             v_rows = {a->v + at / members * s * values, values, 1};
-        AR_TRY(ari_bl_contract(run, dp + at * s * s, s, s, values, dout_rows, v_rows, false));
+        AR_TRY(ari_bl_contract(run, dp + at * s * s, s, s, values, dout_rows, v_rows, ARI_BL_PLAIN));
     }
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, dp, dp, heads, s));

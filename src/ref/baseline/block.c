@@ -62,7 +62,7 @@ static double kink_doubt(const ari_bl_run *run)
 static void add_rows(const ari_bl_run *run, double *y, const double *a, const double *b)
 {
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
-        y[i] = ari_bl_stream(run, a[i] + b[i]);
+        y[i] = ari_bl_keep(run, ari_bl_stream(run, a[i] + b[i]));
 }
 
 /* What attention and MLP add to the residual, or its gradient. y may be x. */
@@ -70,7 +70,7 @@ static void scale_rows(const ari_bl_run *run, double *y, const double *x)
 {
     const double factor = ari_bl_stored(run, run->c->branch_scale);
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
-        y[i] = ari_bl_branch(run, x[i] * factor);
+        y[i] = ari_bl_keep(run, ari_bl_branch(run, x[i] * factor));
 }
 
 void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f)
@@ -79,7 +79,8 @@ void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_
     for (size_t t = 0; t < rows; t++)
         for (size_t i = 0; i < f; i++) {
             const double a = act(run, fc[t * ld + i]);
-            out[t * f + i] = run->c->gated ? ari_bl_branch(run, a * up_of(run, fc[t * ld + f + i])) : a;
+            out[t * f + i] =
+                ari_bl_keep(run, run->c->gated ? ari_bl_branch(run, a * up_of(run, fc[t * ld + f + i])) : a);
         }
 }
 
@@ -93,10 +94,11 @@ void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *
             if (run->c->gated) {
                 const double up = fc[t * ld + f + i];
                 const double dgate = ari_bl_branch(run, dy * up_of(run, up));
-                dfc[t * ld + i] = ari_bl_branch(run, dgate * dact(run, x, doubt, t * f + i));
-                dfc[t * ld + f + i] = is_limited(run, up) ? 0.0 : ari_bl_branch(run, dy * act(run, x));
+                dfc[t * ld + i] = ari_bl_keep(run, ari_bl_branch(run, dgate * dact(run, x, doubt, t * f + i)));
+                dfc[t * ld + f + i] =
+                    is_limited(run, up) ? 0.0 : ari_bl_keep(run, ari_bl_branch(run, dy * act(run, x)));
             } else {
-                dfc[t * ld + i] = ari_bl_branch(run, dy * dact(run, x, doubt, t * f + i));
+                dfc[t * ld + i] = ari_bl_keep(run, ari_bl_branch(run, dy * dact(run, x, doubt, t * f + i)));
             }
         }
 }
@@ -200,6 +202,7 @@ static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const
             return run->memory;
         *dbranch = dropped;
         AR_TRY(ari_bl_dropout(run, site, 'b', dropped, dy, 0, run->c->hidden));
+        ari_bl_keep_all(run, dropped, run->tokens * run->c->hidden);
     }
     if (run->c->branch_scale > 0.0) {
         double *scaled = ari_bl_doubles(run, run->tokens, run->c->hidden);
@@ -215,7 +218,7 @@ static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const
     if (dmade == NULL)
         return run->memory;
     *dbranch = dmade;
-    AR_TRY(ari_bl_norm_backward(run, norm, dmade, dnormed, saved));
+    AR_TRY(ari_bl_norm_backward(run, norm, dmade, NULL, NULL, dnormed, saved));
     return ari_bl_norm_gradients(run, norm, dnormed, saved);
 }
 
@@ -230,10 +233,8 @@ static ar_status add_branch(ari_bl_run *run, const ari_bl_norm *norm, const ari_
     double *dbranch = ari_bl_doubles(run, run->tokens, run->c->hidden);
     if (dbranch == NULL)
         return run->memory;
-    AR_TRY(ari_bl_norm_backward(run, norm, dbranch, din, saved));
-    AR_TRY(ari_bl_norm_gradients(run, norm, din, saved));
-    add_rows(run, dx, dy, dbranch);
-    return AR_OK;
+    AR_TRY(ari_bl_norm_backward(run, norm, dbranch, dx, dy, din, saved));
+    return ari_bl_norm_gradients(run, norm, din, saved);
 }
 
 static ar_status mlp_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx, const double *dy,

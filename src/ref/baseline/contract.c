@@ -9,7 +9,19 @@
 
 __extension__ typedef __int128 wide;
 
-enum { P = 25, LIMIT = (1 << P) - 1, BLOCK = 8191, LANES = 4 };
+enum { BLOCK = 8191, LANES = 4 };
+
+/* Step 2: the bits of the integers, and the largest one. */
+typedef struct width {
+    int32_t p, limit;
+} width;
+
+static width width_of(const ari_bl_run *run, size_t k, int how)
+{
+    const width of_fp32 = {25, (1 << 25) - 1}, of_bf16 = {15, 127 * 256 + 127};
+    const bool narrow = how & ARI_BL_WEIGHT ? !(how & ARI_BL_PEAKED) : k <= BLOCK;
+    return run->o->bf16 && narrow ? of_bf16 : of_fp32;
+}
 
 static int32_t larger_exponent(int32_t a, int32_t b)
 {
@@ -32,10 +44,10 @@ static void column_exponents(int32_t *c, size_t n, size_t k, ari_bl_matrix b, bo
             c[kk] = 0;
 }
 
-/* Steps 0, 1 and 3 for one row x: x' = x*2^(sign*c), its exponent, and q = clamp(rint(x'*2^(P - e))). Against an
+/* Steps 0, 1 and 3 for one row x: x' = x*2^(sign*c), its exponent, and q = clamp(rint(x'*2^(p - e))). Against an
  * all-zero column x' is 0, unless x is not finite. Returns e. */
 ARI_SIMD static int32_t quantise(int32_t *q, double *scaled, size_t k, const double *x, size_t col, const int32_t *c,
-                                 int sign)
+                                 int sign, width w)
 {
     int32_t e = ARI_EXP_ZERO;
     for (size_t kk = 0; kk < k; kk++) {
@@ -49,9 +61,14 @@ ARI_SIMD static int32_t quantise(int32_t *q, double *scaled, size_t k, const dou
     }
     if (e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE)
         return e; /* q stays zero */
+    for (size_t kk = 0; kk < k; kk++)
+        if (fabs(ari_scale2(scaled[kk], w.p - e)) >= (double)w.limit + 0.5 && w.p < 25) {
+            e++; /* once: then all are less than half as large */
+            break;
+        }
     for (size_t kk = 0; kk < k; kk++) {
-        const double r = ari_rint(ari_scale2(scaled[kk], P - e));
-        q[kk] = (int32_t)(r > LIMIT ? LIMIT : r < -LIMIT ? -LIMIT : r);
+        const double r = ari_rint(ari_scale2(scaled[kk], w.p - e));
+        q[kk] = (int32_t)(r > w.limit ? w.limit : r < -w.limit ? -w.limit : r);
     }
     return e;
 }
@@ -80,19 +97,20 @@ ARI_SIMD static void dot(wide s[LANES], const int32_t *a, const int32_t *b, size
 }
 
 /* Step 5. Both conversions round to nearest, so the first is the correctly rounded binary64 of the exact integer. */
-static double value(wide s, int32_t e, int32_t f)
+static double value(wide s, int32_t e, int32_t f, width w)
 {
     if (e == ARI_EXP_NONFINITE || f == ARI_EXP_NONFINITE)
         return (double)ari_nan32();
     if (e == ARI_EXP_ZERO || f == ARI_EXP_ZERO)
         return 0.0;
     const double fl64 = s == (int64_t)s ? (double)(int64_t)s : (double)s;
-    return (double)(float)ari_scale2(fl64, e + f - 2 * P);
+    return (double)(float)ari_scale2(fl64, e + f - 2 * w.p);
 }
 
 static ar_status exact(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
-                       bool scale)
+                       int how)
 {
+    const width w = width_of(run, k, how);
     int32_t *shift = ari_bl_take(run, 1, k, sizeof *shift);
     int32_t *e = ari_bl_take(run, 1, m, sizeof *e);
     int32_t *f = ari_bl_take(run, 1, n, sizeof *f);
@@ -101,17 +119,17 @@ static ar_status exact(ari_bl_run *run, double *c, size_t m, size_t n, size_t k,
     double *scaled = ari_bl_doubles(run, 1, k);
     if (shift == NULL || e == NULL || f == NULL || qa == NULL || qb == NULL || scaled == NULL)
         return run->memory;
-    column_exponents(shift, n, k, b, scale);
+    column_exponents(shift, n, k, b, how & ARI_BL_SCALED);
     for (size_t i = 0; i < m; i++)
-        e[i] = quantise(qa + i * k, scaled, k, a.at + i * a.row, a.col, shift, +1);
+        e[i] = quantise(qa + i * k, scaled, k, a.at + i * a.row, a.col, shift, +1, w);
     for (size_t j = 0; j < n; j++)
-        f[j] = quantise(qb + j * k, scaled, k, b.at + j * b.row, b.col, shift, -1);
+        f[j] = quantise(qb + j * k, scaled, k, b.at + j * b.row, b.col, shift, -1, w);
     for (size_t i = 0; i < m; i++)
         for (size_t j = 0; j < n; j += LANES) {
             wide s[LANES];
             dot(s, qa + i * k, qb + j * k, k);
             for (size_t r = 0; r < LANES && j + r < n; r++)
-                c[i * n + j + r] = value(s[r], e[i], f[j + r]);
+                c[i * n + j + r] = value(s[r], e[i], f[j + r], w);
         }
     return AR_OK;
 }
@@ -237,11 +255,11 @@ static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t 
 }
 
 ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
-                          bool scale)
+                          int how)
 {
     const ari_bl_memory *mark = run->top;
     if (run->o->mode == AR_MODE_EXACT)
-        AR_TRY(exact(run, c, m, n, k, a, b, scale));
+        AR_TRY(exact(run, c, m, n, k, a, b, how));
     else if (run->o->mode == AR_MODE_FP32)
         AR_TRY(sequential32(run, c, m, n, k, a, b));
     else if (run->noise != NULL)

@@ -5,6 +5,20 @@
 
 #include "ref/numerics/philox.h"
 
+/* As it is stored; y itself is not rounded to that yet. */
+static ar_status emit_stored(ari_bl_run *run, const char *part, char pass, const double *y, size_t cols)
+{
+    const ari_bl_memory *mark = run->top;
+    double *stored = ari_bl_doubles(run, run->tokens, cols);
+    if (stored == NULL)
+        return run->memory;
+    for (size_t i = 0; i < run->tokens * cols; i++)
+        stored[i] = ari_bl_keep(run, y[i]);
+    AR_TRY(ari_bl_emit_tokens(run, part, pass, stored, cols, 0, cols));
+    ari_bl_release(run, mark);
+    return AR_OK;
+}
+
 ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y, const double *x, size_t heads,
                          size_t cols)
 {
@@ -24,6 +38,5 @@ ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y
     if (pass == 0)
         return AR_OK;
     const size_t shape[4] = {run->b, heads, run->s, cols};
-    return heads > 0 ? ari_bl_emit(run, part, pass, 4, shape, y)
-                     : ari_bl_emit_tokens(run, part, pass, y, cols, 0, cols);
+    return heads > 0 ? ari_bl_emit(run, part, pass, 4, shape, y) : emit_stored(run, part, pass, y, cols);
 }

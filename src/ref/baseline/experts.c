@@ -220,7 +220,7 @@ static void spread(const ari_bl_run *run, double *rows, const double *x, const a
     for (size_t i = 0; i < run->tokens * k; i++)
         for (size_t c = 0; c < h; c++) {
             const double value = x[i / k * h + c];
-            rows[r->place[i] * h + c] = scale != NULL ? ari_bl_branch(run, scale[i] * value) : value;
+            rows[r->place[i] * h + c] = ari_bl_keep(run, scale != NULL ? ari_bl_branch(run, scale[i] * value) : value);
         }
 }
 
@@ -235,6 +235,7 @@ static void combine(const ari_bl_run *run, double *y, const double *rows, const 
             double *sum = &y[i / k * h + c];
             *sum = i % k == 0 ? term : ari_bl_branch(run, *sum + term);
         }
+    ari_bl_keep_all(run, y, run->tokens * h);
 }
 
 static ar_status take_mlp(ari_bl_run *run, ari_bl_mlp_saved *saved, size_t rows, size_t f)
@@ -280,7 +281,7 @@ static ar_status shared_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl
     AR_TRY(emit_of_shared(run, ".act", 'f', r->shared.act, f, 0, f));
     AR_TRY(emit_of_shared(run, ".down_proj", 'f', r->shared.y, h, 0, h));
     for (size_t i = 0; i < run->tokens * h && run->c->experts.ungated; i++)
-        y[i] = ari_bl_branch(run, y[i] + r->shared.y[i]);
+        y[i] = ari_bl_keep(run, ari_bl_branch(run, y[i] + r->shared.y[i]));
     if (run->c->experts.ungated)
         return AR_OK;
     AR_TRY(ari_bl_linear_forward(run, &e->shared_gate, logit, x, run->tokens));
@@ -290,6 +291,7 @@ static ar_status shared_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl
         for (size_t c = 0; c < h; c++)
             y[t * h + c] = ari_bl_branch(run, y[t * h + c] + ari_bl_branch(run, r->share[t] * r->shared.y[t * h + c]));
     }
+    ari_bl_keep_all(run, y, run->tokens * h);
     return AR_OK;
 }
 
@@ -358,7 +360,7 @@ static double dot(const ari_bl_run *run, const double *a, const double *b, size_
 static void add(const ari_bl_run *run, double *dx, const double *more)
 {
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
-        dx[i] = ari_bl_branch(run, dx[i] + more[i]);
+        dx[i] = ari_bl_keep(run, ari_bl_branch(run, dx[i] + more[i]));
 }
 
 /* dx += the gradient through the shared expert, and through its gate. work: [h]. */
@@ -372,9 +374,9 @@ static ar_status shared_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
         return run->memory;
     for (size_t t = 0; t < run->tokens && !run->c->experts.ungated; t++) {
         const double share = r->share[t], dshare = dot(run, dy + t * h, r->shared.y + t * h, h, work);
-        dlogit[t] = ari_bl_branch(run, dshare * (share * (1.0 - share)));
+        dlogit[t] = ari_bl_keep(run, ari_bl_branch(run, dshare * (share * (1.0 - share))));
         for (size_t c = 0; c < h; c++)
-            dshared[t * h + c] = ari_bl_branch(run, share * dy[t * h + c]);
+            dshared[t * h + c] = ari_bl_keep(run, ari_bl_branch(run, share * dy[t * h + c]));
     }
     AR_TRY(expert_backward(run, &e->shared, more, run->c->experts.ungated ? dy : dshared, &r->shared, x, 0, run->tokens,
                            NULL));
@@ -399,7 +401,9 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
         return run->memory;
     AR_TRY(emit_slots(run, "weights", 'b', r, g));
     ari_bl_router_gradient(run, dz, g, r);
+    ari_bl_keep_all(run, dz, run->tokens * n);
     AR_TRY(ari_bl_balance_backward(run, dz, r));
+    ari_bl_keep_all(run, dz, run->tokens * n);
     AR_TRY(emit(run, "logits", 'b', dz, n, 0, n));
     AR_TRY(ari_bl_linear_backward(run, &e->gate, more, dz, run->tokens));
     AR_TRY(emit(run, router_name(run), 'b', more, h, 0, h));

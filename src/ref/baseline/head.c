@@ -10,7 +10,7 @@
 static double scaled(const ari_bl_run *run, double x)
 {
     const double factor = (double)(float)run->c->embed_scale;
-    return factor > 0.0 ? ari_bl_stream(run, x * factor) : x;
+    return factor > 0.0 ? ari_bl_keep(run, ari_bl_stream(run, x * factor)) : x;
 }
 
 ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
@@ -24,9 +24,12 @@ ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
         return AR_OK;
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0, at = ari_bl_position(run->batch, t / run->s, t % run->s); i < h; i++)
-            x[t * h + i] = ari_bl_stream(run, x[t * h + i] + m->positions[at * h + i]);
+            x[t * h + i] = ari_bl_keep(run, ari_bl_stream(run, x[t * h + i] + m->positions[at * h + i]));
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
-        return ari_bl_dropout(run, run->names->drop_embed, 'f', x, x, 0, h);
+        AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 'f', x, x, 0, h));
+    ari_bl_keep_all(run, x, run->tokens * h);
+    if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
+        return AR_OK;
     return ari_bl_emit_tokens(run, run->names->embedded, 'f', x, h, 0, h);
 }
 
@@ -51,6 +54,7 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     ari_bl_terms terms[1 + AR_MAX_MTP];
     for (size_t k = 0; k <= run->c->mtp; k++) {
         const ari_bl_model *of = k == 0 ? m : &m->mtp[k - 1].of;
+        ari_bl_keep_all(run, of->dx, run->tokens * h);
         for (size_t i = 0; i < run->tokens * h; i++)
             of->dx[i] = run->c->pads && of->ids[i / h] == run->c->pad_id ? 0.0 : scaled(run, of->dx[i]);
         terms[k] = (ari_bl_terms){
@@ -91,7 +95,7 @@ static void cross_entropy_row(const ari_bl_run *run, ari_bl_sums *loss, double *
     ari_bl_sums_add(loss, 0, ari_bl_fl(run, labels + c * lse * lse));
     for (size_t i = 0; i < v; i++) {
         const double label = (i == target ? 1.0 - e : 0.0) + e / (double)v;
-        x[i] = ari_bl_branch(run, ari_bl_fl(run, p[i] * (1.0 + 2.0 * c * lse) - label) / t);
+        x[i] = ari_bl_keep(run, ari_bl_branch(run, ari_bl_fl(run, p[i] * (1.0 + 2.0 * c * lse) - label) / t));
     }
 }
 
@@ -139,7 +143,7 @@ static ar_status cap_logits(ari_bl_run *run, ari_bl_model *m)
 {
     for (size_t i = 0; i < run->tokens * run->c->vocab; i++) {
         m->bare[i] = m->dlogits[i];
-        m->dlogits[i] = ari_bl_branch(run, ari_bl_cap(m->bare[i], run->c->logit_cap));
+        m->dlogits[i] = ari_bl_keep(run, ari_bl_branch(run, ari_bl_cap(m->bare[i], run->c->logit_cap)));
     }
     return emit_of_head(run, "capped", 'f', m->dlogits);
 }
@@ -149,7 +153,7 @@ static void scale_logits(ari_bl_run *run, const ari_bl_model *m)
 {
     const double factor = ari_bl_stored(run, run->c->logit_scale);
     for (size_t i = 0; i < run->tokens * run->c->vocab; i++)
-        m->dlogits[i] = ari_bl_branch(run, m->dlogits[i] * factor);
+        m->dlogits[i] = ari_bl_keep(run, ari_bl_branch(run, m->dlogits[i] * factor));
 }
 
 /* Without a head: the loss is the sum of all elements of its output. */
@@ -200,7 +204,8 @@ ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *d
     if (run->c->logit_cap > 0.0) {
         AR_TRY(emit_of_head(run, "capped", 'b', m->dlogits));
         for (size_t i = 0; i < run->tokens * v; i++)
-            m->dlogits[i] = ari_bl_branch(run, ari_bl_uncap(m->dlogits[i], m->bare[i], run->c->logit_cap));
+            m->dlogits[i] =
+                ari_bl_keep(run, ari_bl_branch(run, ari_bl_uncap(m->dlogits[i], m->bare[i], run->c->logit_cap)));
     }
     if (run->c->logit_scale > 0.0) {
         AR_TRY(emit_of_head(run, "scaled", 'b', m->dlogits));

@@ -137,7 +137,7 @@ static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ar
     AR_TRY(ari_bl_linear_backward(run, l, dnormed, dy, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, l->name[0], 'b', dnormed, l->in, 0, l->in));
     AR_TRY(ari_bl_linear_gradients(run, l, dy, saved->y, NULL));
-    AR_TRY(ari_bl_norm_backward(run, norm, dc, dnormed, saved));
+    AR_TRY(ari_bl_norm_backward(run, norm, dc, NULL, NULL, dnormed, saved));
     AR_TRY(ari_bl_norm_gradients(run, norm, dnormed, saved));
     for (size_t t = 0; t < run->tokens; t++)
         memcpy(dlow + t * ld + first, dc + t * l->in, l->in * sizeof *dc);
@@ -155,8 +155,9 @@ static ar_status shared_gradient(ari_bl_run *run, const latent_form *f, double *
     for (size_t t = 0; t < run->tokens; t++) {
         const double *k = dqkv + t * f->qkv + f->heads * f->d;
         const ari_bl_matrix rows = {k + (f->d - f->r), 1, f->d}, all = {ones, f->heads, 1};
-        AR_TRY(ari_bl_contract(run, dshared + t * f->r, f->r, 1, f->heads, rows, all, false));
+        AR_TRY(ari_bl_contract(run, dshared + t * f->r, f->r, 1, f->heads, rows, all, ARI_BL_PLAIN));
     }
+    ari_bl_keep_all(run, dshared, run->tokens * f->r);
     return ari_bl_emit_tokens(run, run->names->dshared, 'b', dshared, f->r, 0, f->r);
 }
 
@@ -202,7 +203,7 @@ ar_status ari_bl_latent_backward(ari_bl_run *run, const ari_bl_latent *l, double
     if (rank == 0)
         AR_TRY(ari_bl_linear_backward(run, &l->q, more, dq, run->tokens));
     for (size_t i = 0; rank == 0 && i < run->tokens * h; i++)
-        dx[i] = ari_bl_stream(run, dx[i] + more[i]);
+        dx[i] = ari_bl_keep(run, ari_bl_stream(run, dx[i] + more[i]));
     AR_TRY(ari_bl_emit_tokens(run, run->names->dattention, 'b', dx, h, 0, h));
     if (rank == 0)
         AR_TRY(ari_bl_linear_gradients(run, &l->q, dq, x, NULL));

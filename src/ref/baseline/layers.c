@@ -9,11 +9,12 @@
 ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x, size_t rows)
 {
     const ari_bl_matrix a = {x, l->in, 1}, b = {l->weight, l->in, 1};
-    AR_TRY(ari_bl_contract(run, y, rows, l->out, l->in, a, b, true));
+    AR_TRY(ari_bl_contract(run, y, rows, l->out, l->in, a, b, ARI_BL_SCALED | ARI_BL_WEIGHT));
+    ari_bl_keep_all(run, y, rows * l->out);
     if (l->bias != NULL)
         for (size_t t = 0; t < rows; t++)
             for (size_t i = 0; i < l->out; i++)
-                y[t * l->out + i] = ari_bl_branch(run, y[t * l->out + i] + l->bias[i]);
+                y[t * l->out + i] = ari_bl_keep(run, ari_bl_branch(run, y[t * l->out + i] + l->bias[i]));
     return AR_OK;
 }
 
@@ -21,7 +22,10 @@ ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double 
 ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy, size_t rows)
 {
     const ari_bl_matrix a = {dy, l->out, 1}, b = {l->weight, 1, l->in};
-    return ari_bl_contract(run, dx, rows, l->in, l->out, a, b, true);
+    AR_TRY(ari_bl_contract(run, dx, rows, l->in, l->out, a, b,
+                           ARI_BL_SCALED | ARI_BL_WEIGHT | (l->peaked ? ARI_BL_PEAKED : 0)));
+    ari_bl_keep_all(run, dx, rows * l->in);
+    return AR_OK;
 }
 
 /* dW = dy^T*x of outputs [at, at + width), emitted in the parameter's own shape. */
@@ -95,6 +99,7 @@ static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, 
         y[i] = ari_bl_stream(run, xhat[i] * gain(run, norm, i));
         if (norm->bias != NULL)
             y[i] = ari_bl_stream(run, y[i] + norm->bias[i]);
+        y[i] = ari_bl_keep(run, y[i]);
     }
 }
 
@@ -114,9 +119,9 @@ ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_n
     return ari_bl_emit_tokens(run, norm->name, 'f', saved->y, features, 0, features);
 }
 
-/* With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
-ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, const double *dy,
-                               const ari_bl_norm_saved *saved)
+/* sum, where there is one: residual + dx, added before dx is stored. With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
+ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, double *sum,
+                               const double *residual, const double *dy, const ari_bl_norm_saved *saved)
 {
     const size_t h = norm->width, rows = run->tokens * norm->per_token, features = h * norm->per_token;
     const ari_bl_memory *mark = run->top;
@@ -134,6 +139,9 @@ ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double 
         for (size_t i = 0; i < h; i++)
             dx[t * h + i] = ari_bl_stream(run, ((g[i] - a) - xhat[i] * b) * saved->rstd[t]);
     }
+    for (size_t i = 0; sum != NULL && i < rows * h; i++)
+        sum[i] = ari_bl_keep(run, ari_bl_stream(run, residual[i] + dx[i]));
+    ari_bl_keep_all(run, dx, rows * h);
     ari_bl_release(run, mark);
     return ari_bl_emit_tokens(run, norm->name, 'b', dx, features, 0, features);
 }

@@ -45,7 +45,8 @@ static ar_status load_head(ari_bl_run *run, ari_bl_model *m)
     const char *name = run->names->head;
     char part[200];
     double *weight = NULL;
-    m->head = (ari_bl_linear){.in = h, .out = v, .parts = 1, .name = {name}, .width = {v}, .weight = m->embed};
+    m->head = (ari_bl_linear){
+        .in = h, .out = v, .parts = 1, .name = {name}, .width = {v}, .weight = m->embed, .peaked = true};
     if (run->c->tied)
         return AR_OK;
     snprintf(part, sizeof part, "%s.weight", name);
@@ -114,9 +115,9 @@ ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *
     AR_TRY(ari_bl_loss_backward(run, m, dnormed));
     AR_TRY(ari_bl_head_gradient(run, m));
     for (size_t i = 0; run->c->mtp > 0 && i < run->tokens * h; i++)
-        dnormed[i] = ari_bl_stream(run, dnormed[i] + further[i]);
+        dnormed[i] = ari_bl_keep(run, ari_bl_stream(run, dnormed[i] + further[i]));
     if (run->c->final_norm) {
-        AR_TRY(ari_bl_norm_backward(run, &m->final_norm, m->dx, dnormed, &normed));
+        AR_TRY(ari_bl_norm_backward(run, &m->final_norm, m->dx, NULL, NULL, dnormed, &normed));
         AR_TRY(ari_bl_norm_gradients(run, &m->final_norm, dnormed, &normed));
     }
     ari_bl_release(run, mark);

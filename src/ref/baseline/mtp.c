@@ -153,8 +153,8 @@ static ar_status backward_one(ari_bl_run *run, ari_bl_mtp *d, double *dentered, 
     enter(run, &s, d);
     AR_TRY(ari_bl_loss_backward(run, &d->of, dmade));
     for (size_t i = 0; more != NULL && i < run->tokens * h; i++)
-        dmade[i] = ari_bl_stream(run, dmade[i] + more[i]);
-    AR_TRY(ari_bl_norm_backward(run, &d->made_norm, dz, dmade, &d->made));
+        dmade[i] = ari_bl_keep(run, ari_bl_stream(run, dmade[i] + more[i]));
+    AR_TRY(ari_bl_norm_backward(run, &d->made_norm, dz, NULL, NULL, dmade, &d->made));
     AR_TRY(ari_bl_norm_gradients(run, &d->made_norm, dmade, &d->made));
     AR_TRY(ari_bl_block_backward(run, d->layer, &d->block, dz, dz, &d->saved));
     leave(run, &s);
@@ -166,9 +166,9 @@ static ar_status backward_one(ari_bl_run *run, ari_bl_mtp *d, double *dentered, 
         memcpy(dtokens + t * h, dboth + t * 2 * h, h * sizeof *dz);
         memcpy(dmade + t * h, dboth + (t * 2 + 1) * h, h * sizeof *dz);
     }
-    AR_TRY(ari_bl_norm_backward(run, &d->entered_norm, dentered, dmade, &d->entered));
+    AR_TRY(ari_bl_norm_backward(run, &d->entered_norm, dentered, NULL, NULL, dmade, &d->entered));
     AR_TRY(ari_bl_norm_gradients(run, &d->entered_norm, dmade, &d->entered));
-    AR_TRY(ari_bl_norm_backward(run, &d->tokens_norm, d->of.dx, dtokens, &d->tokens));
+    AR_TRY(ari_bl_norm_backward(run, &d->tokens_norm, d->of.dx, NULL, NULL, dtokens, &d->tokens));
     AR_TRY(ari_bl_norm_gradients(run, &d->tokens_norm, dtokens, &d->tokens));
     leave(run, &s);
     ari_bl_release(run, mark);

@@ -213,6 +213,8 @@ ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, s
             return ar_error_set(AR_ERR_DATA, "baseline: weight '%s' holds a NaN at element %zu of %zu", name, i, count);
         v[i] = (double)given[i];
     }
+    if (cols > 0)
+        ari_bl_keep_all(run, v, count);
     if (run->noise != NULL)
         ari_bl_shorten(run->noise, v, count, run->noise->unit.weight);
     *values = v;

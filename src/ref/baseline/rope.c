@@ -192,8 +192,10 @@ void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction)
                 }
                 double *row = x + (head * run->s + t) * d + first;
                 const double x1 = row[i], x2 = row[half + i];
-                row[i] = ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine));
-                row[half + i] = ari_bl_branch(run, ari_bl_branch(run, x2 * cosine) + ari_bl_branch(run, x1 * sine));
+                row[i] = ari_bl_keep(
+                    run, ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine)));
+                row[half + i] = ari_bl_keep(
+                    run, ari_bl_branch(run, ari_bl_branch(run, x2 * cosine) + ari_bl_branch(run, x1 * sine)));
             }
         }
     for (size_t row = 0; work != NULL && direction < 0.0 && row < run->b * heads * run->s; row++)

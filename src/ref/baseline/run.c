@@ -65,6 +65,12 @@ static bool is_short(double x, double splitter)
     return t - (t - x) == x;
 }
 
+void ari_bl_keep_all(const ari_bl_run *run, double *x, size_t n)
+{
+    for (size_t i = 0; run->o->bf16 && i < n; i++)
+        x[i] = ari_bl_keep(run, x[i]);
+}
+
 void ari_bl_shorten(ari_bl_noise *noise, double *x, size_t n, double unit)
 {
     const double splitter = 0x1p53 * unit + 1.0;

@@ -116,6 +116,13 @@ static inline double ari_bl_stream(const ari_bl_run *run, double x)
 {
     return ari_bl_round(run, x, ARI_BL_STREAM);
 }
+/** x as it is stored between two operations: rounded once more, to bf16, where the run stores so. */
+static inline double ari_bl_keep(const ari_bl_run *run, double x)
+{
+    return run->o->bf16 ? (double)ari_f32_of_bf16(ari_bf16_of_f32((float)x)) : x;
+}
+/** The same of x[0..n). */
+void ari_bl_keep_all(const ari_bl_run *run, double *x, size_t n);
 /** What a config says, or comes of it, as a run keeps it: fp32, but for the binary64 mode. */
 static inline double ari_bl_stored(const ari_bl_run *run, double x)
 {
@@ -138,9 +145,11 @@ typedef struct ari_bl_matrix {
     const double *at;
     size_t row, col;
 } ari_bl_matrix;
-/** c[i,j] = round(sum over k of a(i,k)*b(j,k)); c [m, n] row-major. scale: equilibrate (step 0). */
+/* How: ARI_BL_SCALED equilibrates (step 0); ARI_BL_WEIGHT: by a parameter, ARI_BL_PEAKED: from gradients of logits. */
+enum { ARI_BL_PLAIN = 0, ARI_BL_SCALED = 1, ARI_BL_WEIGHT = 2, ARI_BL_PEAKED = 4 };
+/** c[i,j] = round(sum over k of a(i,k)*b(j,k)); c [m, n] row-major. */
 AR_NODISCARD ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
-                                       ari_bl_matrix b, bool scale);
+                                       ari_bl_matrix b, int how);
 /** Sum of x[0..n) as section 4 has it, in binary64. */
 double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n);
 /** The same with the exponent known: |x| < 2^e for all of x. */
@@ -188,6 +197,7 @@ typedef struct ari_bl_linear {
     const char *name[3];
     size_t width[3];             /* outputs of each part */
     bool conv1d;                 /* the parameter is stored [in, out] */
+    bool peaked;                 /* its outputs are logits */
     const double *weight, *bias; /* [out, in]; [out] or NULL */
 } ari_bl_linear;
 /* An MLP: fc, gate | up where it is gated, and down. */
@@ -247,6 +257,7 @@ typedef struct ari_bl_trained {
     double *at;
     size_t row, col;
     double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
+    double *master;           /* likewise: what is updated, where the weight is its bf16; else NULL */
     double lr, weight_decay;  /* of this step */
     bool frozen;              /* in this step */
     int64_t *tokens;          /* [rows]: of a router's bias, that went to each expert in the step; else NULL */
@@ -291,8 +302,8 @@ typedef struct ari_bl_norm_saved {
 } ari_bl_norm_saved;
 AR_NODISCARD ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved,
                                            const double *x);
-AR_NODISCARD ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, const double *dy,
-                                            const ari_bl_norm_saved *saved);
+AR_NODISCARD ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, double *sum,
+                                            const double *residual, const double *dy, const ari_bl_norm_saved *saved);
 AR_NODISCARD ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const double *dy,
                                              const ari_bl_norm_saved *saved);
 

@@ -107,7 +107,7 @@ static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, s
         const size_t end = terms->of != NULL ? terms->of[sample + 1] : begin + run->s;
         const ari_bl_matrix a = {terms->dy + begin * terms->ld + first, 1, terms->ld};
         const ari_bl_matrix b = {terms->x + begin * cols, 1, cols};
-        AR_TRY(ari_bl_contract(run, dw, rows, cols, end - begin, a, b, true));
+        AR_TRY(ari_bl_contract(run, dw, rows, cols, end - begin, a, b, ARI_BL_SCALED));
         for (size_t i = 0; i < rows * cols; i++)
             ari_bl_sums_add(sums, i, dw[i]);
     }

@@ -59,8 +59,12 @@ ar_status ari_bl_training_take(ari_bl_run *run)
             p->m = ari_bl_doubles(run, p->rows, width_of(p));
         if (adam)
             p->v = ari_bl_doubles(run, p->rows, width_of(p));
+        if (run->o->bf16 && p->cols > 0)
+            p->master = ari_bl_doubles(run, p->rows, p->cols);
         if (run->memory != AR_OK)
             return run->memory;
+        for (size_t k = 0; p->master != NULL && k < p->rows * p->cols; k++)
+            p->master[k] = p->at[k / p->cols * p->row + k % p->cols * p->col];
     }
     return AR_OK;
 }
@@ -209,11 +213,12 @@ static void update_weight(const ari_bl_run *run, ari_bl_trained *p)
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < width_of(p); c++) {
             const size_t i = r * width_of(p) + c;
-            double *w = &p->at[r * p->row + c * p->col];
+            double *stored = &p->at[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
             if (run->o->optimizer.kind == AR_OPTIMIZER_SGD)
                 sgd(run, p, w, p->m != NULL ? p->m + i : NULL, p->gradient[i]);
             else
                 adam(run, p, w, p->m + i, p->v + i, p->gradient[i]);
+            *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
         }
 }
 

@@ -11,9 +11,9 @@ static ar_status check_storage(const ar_ctx_options *o)
 {
     if (o->storage != 0 && o->storage != AR_F32 && o->storage != AR_BF16)
         return ar_error_set(AR_ERR_ARG, "parameters stored as %s, expected F32 or BF16", ar_dtype_name(o->storage));
-    if (o->storage == AR_BF16 && o->numerics == AR_NUMERICS_EXACT)
-        return ar_error_set(AR_ERR_ARG, "parameters stored as BF16 in exact numerics, whose weights and baseline are "
-                                        "fp32: give F32, or native numerics");
+    if (o->storage == AR_BF16 && o->numerics == AR_NUMERICS_EXACT && o->precision != AR_PRECISION_BF16)
+        return ar_error_set(AR_ERR_ARG, "parameters alone stored as BF16 in exact numerics, whose weights and baseline "
+                                        "are fp32: give F32, precision bf16, or native numerics");
     if (o->storage == AR_F32 && o->precision == AR_PRECISION_BF16)
         return ar_error_set(AR_ERR_ARG,
                             "parameters stored as F32 in precision bf16, which stores them in 16 bits: give "
@@ -26,11 +26,10 @@ static ar_status check_precision(const ar_ctx_options *o)
     if ((unsigned)o->precision >= AR_PRECISION_COUNT)
         return ar_error_set(AR_ERR_ARG, "precision %d, expected 0 (f32) to %d", (int)o->precision,
                             AR_PRECISION_COUNT - 1);
-    if (o->precision != AR_PRECISION_F32 && o->numerics == AR_NUMERICS_EXACT)
-        return ar_error_set(
-            AR_ERR_ARG,
-            "precision %s in exact numerics, whose products are of fp32 numbers: give f32, or native numerics",
-            ar_precision_name(o->precision));
+    if (o->precision == AR_PRECISION_TF32 && o->numerics == AR_NUMERICS_EXACT)
+        return ar_error_set(AR_ERR_ARG,
+                            "precision tf32 in exact numerics, whose products are of fp32 or bf16 numbers: give f32 or "
+                            "bf16, or native numerics");
     return AR_OK;
 }
 

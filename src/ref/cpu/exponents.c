@@ -5,7 +5,7 @@
 #include "ref/core/size.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/storage.h"
-#include "ref/numerics/bits.h"
+#include "ref/numerics/integer_sum.h"
 
 /* Exponents of rows and columns (numerics.md, "Contraction", steps 0 and 1). The bits of magnitudes order as the
  * magnitudes do, infinities and then NaNs above every finite value: so a group's exponent is the exponent of its
@@ -90,22 +90,25 @@ ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, const float *res
     }
 }
 
-static void store_exponent(int32_t *e, int32_t found, bool max_into)
-{
-    *e = max_into && *e > found ? *e : found;
-}
-
 /* Groups are lines of a matrix: element `at` of group g is x[g*group_stride + at*along_stride]. */
 typedef struct groups {
     const float *x;
     size_t along; /* elements of a group */
     ptrdiff_t group_stride, along_stride;
+    bool narrow; /* of an operand of 15 bits */
 } groups;
 
-/* e[0..n) of n <= BLOCK groups from number `first` on. */
-static void plain_block(int32_t *e, const groups *g, size_t first, size_t n, bool max_into)
+/* From the largest magnitude of a group. */
+static void store_exponent(int32_t *e, double top, const groups *g, bool max_into)
 {
-    const float *x = g->x + (ptrdiff_t)first * g->group_stride;
+    const int32_t own = g->narrow ? ari_narrow_exponent(top) : ari_exponent64(top);
+    *e = max_into && *e > own ? *e : own;
+}
+
+/* e[0..n) of n <= BLOCK groups. */
+static void plain_block(int32_t *e, const groups *g, size_t n, bool max_into)
+{
+    const float *x = g->x;
     uint32_t top[BLOCK] = {0};
     if (g->along_stride == 1) {
         for (size_t i = 0; i < n; i++)
@@ -115,13 +118,13 @@ static void plain_block(int32_t *e, const groups *g, size_t first, size_t n, boo
             top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, n);
     }
     for (size_t i = 0; i < n; i++)
-        store_exponent(e + i, ari_exponent32(ari_float32(top[i])), max_into);
+        store_exponent(e + i, (double)ari_float32(top[i]), g, max_into);
 }
 
 /* The same for values scaled by scale[0..along). */
-static void scaled_block(int32_t *e, const groups *g, const double *scale, size_t first, size_t n, bool max_into)
+static void scaled_block(int32_t *e, const groups *g, const double *scale, size_t n, bool max_into)
 {
-    const float *x = g->x + (ptrdiff_t)first * g->group_stride;
+    const float *x = g->x;
     uint64_t top[BLOCK] = {0};
     if (g->along_stride == 1) {
         for (size_t i = 0; i < n; i++)
@@ -131,13 +134,13 @@ static void scaled_block(int32_t *e, const groups *g, const double *scale, size_
             scaled_top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, scale[k], n);
     }
     for (size_t i = 0; i < n; i++)
-        store_exponent(e + i, ari_exponent64(ari_float64(top[i])), max_into);
+        store_exponent(e + i, ari_float64(top[i]), g, max_into);
 }
 
 /* The same in fp32. False, with nothing written, where that does not tell. */
-static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t first, size_t n, bool max_into)
+static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t n, bool max_into)
 {
-    const float *x = g->x + (ptrdiff_t)first * g->group_stride;
+    const float *x = g->x;
     uint32_t top[BLOCK] = {0};
     bool normal = true;
     if (g->along_stride != 1 && g->group_stride != 1)
@@ -152,27 +155,66 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
     for (size_t i = 0; i < n; i++)
         normal &= top[i] > 0x00800000u && top[i] < 0x7f800000u;
     for (size_t i = 0; normal && i < n; i++)
-        store_exponent(e + i, ari_exponent32(ari_float32(top[i])), max_into);
+        store_exponent(e + i, (double)ari_float32(top[i]), g, max_into);
     return normal;
 }
 
+/* e[0..n) of the groups; s NULL: not scaled, else by its factors from number `at` on. */
+static void block_exponents(int32_t *e, const groups *g, const ari_shifts *s, size_t at, size_t n, bool max_into)
+{
+    if (!s)
+        plain_block(e, g, n, max_into);
+    else if (!s->narrow || !narrow_block(e, g, s->narrow + at, n, max_into))
+        scaled_block(e, g, s->wide + at, n, max_into);
+}
+
+/* bf16 numbers are widened, so many groups by so many elements at a time. */
+#define WIDENED_GROUPS ((size_t)64)
+#define WIDENED_ALONG ((size_t)128)
+
+/* The same of n <= WIDENED_GROUPS rows of bf16 numbers that begin at element `first` of a. */
+static void widened_exponents(int32_t *e, const ar_tensor *a, const ari_matrices *m, ptrdiff_t first, bool narrow,
+                              const ari_shifts *s, size_t at, size_t n, bool max_into)
+{
+    float room[WIDENED_GROUPS * WIDENED_ALONG];
+    const bool across = m->row_stride == 1 && m->col_stride != 1; /* groups lie side by side */
+    for (size_t k = 0; k == 0 || k < m->cols; k += WIDENED_ALONG) {
+        const size_t along = m->cols - k < WIDENED_ALONG ? m->cols - k : WIDENED_ALONG;
+        const ptrdiff_t begin = first + (ptrdiff_t)k * m->col_stride;
+        for (size_t i = 0; across && i < along; i++)
+            ari_widen(room + i * n, (const uint16_t *)a->data.ptr + begin + (ptrdiff_t)i * m->col_stride, n);
+        for (size_t i = 0; !across && i < n; i++) {
+            const ptrdiff_t line = begin + (ptrdiff_t)i * m->row_stride;
+            float *to = room + i * along;
+            const float *got = ari_run_gather(a, line, m->col_stride, along, to);
+            (void)got; /* it is `to`: bf16 numbers are never where they were */
+        }
+        const groups g = {room, along, across ? 1 : (ptrdiff_t)along, across ? (ptrdiff_t)n : 1, narrow};
+        block_exponents(e, &g, s, at + k, n, max_into || k > 0);
+    }
+}
+
 /* e[batch, rows] over the columns of a, scaled by s, of [batch, cols], unless that is NULL. */
-static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const ari_shifts *s, bool max_into)
+static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const ari_shifts *s, bool max_into,
+                      bool narrow)
 {
     const ari_matrices m = ari_matrices_of(a);
+    const bool half = a->dtype == AR_BF16;
     /* Short blocks where there are few rows, so that every thread has some. */
-    const size_t share = (m.rows + (size_t)d->threads - 1) / (size_t)d->threads;
-    const size_t block = share < 16 ? 16 : share < BLOCK ? share : BLOCK;
+    const size_t share = (m.rows + (size_t)d->threads - 1) / (size_t)d->threads, most = half ? WIDENED_GROUPS : BLOCK;
+    const size_t block = share < 16 ? 16 : share < most ? share : most;
     const size_t blocks = (m.rows + block - 1) / block;
     ARI_PARALLEL_FOR (i, m.batch * blocks, d, m.batch * m.rows * m.cols) {
         const size_t at = i / blocks, first = i % blocks * block;
         const size_t n = m.rows - first < block ? m.rows - first : block;
-        const groups g = {ari_matrix_at(a, at), m.cols, m.row_stride, m.col_stride};
+        const ptrdiff_t begin = ari_matrix_offset(a, at) + (ptrdiff_t)first * m.row_stride;
         int32_t *out = e + at * m.rows + first;
-        if (!s)
-            plain_block(out, &g, first, n, max_into);
-        else if (!s->narrow || !narrow_block(out, &g, s->narrow + at * m.cols, first, n, max_into))
-            scaled_block(out, &g, s->wide + at * m.cols, first, n, max_into);
+        if (half) {
+            widened_exponents(out, a, &m, begin, narrow, s, at * m.cols, n, max_into);
+        } else {
+            const groups g = {(const float *)a->data.ptr + begin, m.cols, m.row_stride, m.col_stride, narrow};
+            block_exponents(out, &g, s, at * m.cols, n, max_into);
+        }
     }
 }
 
@@ -235,44 +277,19 @@ void ari_shifts_fini(ari_shifts *s)
 ar_status ari_cpu_col_exponents(ar_device *d, ARI_AT_ONCE, ar_buf c, const ar_tensor *b, bool max_into)
 {
     const ar_tensor columns = ar_tensor_transposed(b);
-    exponents(d, c.ptr, &columns, NULL, max_into);
+    exponents(d, c.ptr, &columns, NULL, max_into, false);
     return AR_OK;
 }
 
-/* e[batch, rows] of bf16 numbers. */
-static void bf16_exponents(const ar_device *d, int32_t *e, const ar_tensor *a, bool max_into)
-{
-    const ari_matrices m = ari_matrices_of(a);
-    ARI_PARALLEL_FOR (i, m.batch * m.rows, d, m.batch * m.rows * m.cols) {
-        const ptrdiff_t first = ari_matrix_offset(a, i / m.rows) + (ptrdiff_t)(i % m.rows) * m.row_stride;
-        float room[ARI_BLOCK];
-        uint32_t top = 0;
-        for (size_t from = 0; from < m.cols; from += ARI_BLOCK) {
-            const size_t n = ari_block_length(m.cols, from / ARI_BLOCK);
-            const ptrdiff_t at = first + (ptrdiff_t)from * m.col_stride;
-            const uint32_t found = top_of_run(ari_run_gather(a, at, m.col_stride, n, room), n);
-            top = found > top ? found : top;
-        }
-        store_exponent(e + i, ari_exponent32(ari_float32(top)), max_into);
-    }
-}
-
-/** Slot row_exponents. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the table of factors 2^c), AR_ERR_DTYPE
- *  (scaled bf16). */
+/** Slot row_exponents. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the table of factors 2^c). */
 ar_status ari_cpu_row_exponents(ar_device *d, ARI_AT_ONCE, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
-                                bool max_into)
+                                bool max_into, bool narrow)
 {
     const ari_matrices m = ari_matrices_of(a);
     ari_shifts s = {NULL, NULL, 0, 0};
-    if (a->dtype == AR_BF16) {
-        if (c.ptr)
-            return ar_error_set(AR_ERR_DTYPE, "row_exponents: scaled rows are F32, not BF16");
-        bf16_exponents(d, e.ptr, a, max_into);
-        return AR_OK;
-    }
     if (c.ptr)
         AR_TRY(ari_shifts_init(&s, c.ptr, sign, m.batch, m.cols));
-    exponents(d, e.ptr, a, c.ptr ? &s : NULL, max_into);
+    exponents(d, e.ptr, a, c.ptr ? &s : NULL, max_into, narrow);
     ari_shifts_fini(&s);
     return AR_OK;
 }

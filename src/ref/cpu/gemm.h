@@ -18,7 +18,8 @@ struct ar_packed {
     size_t batch, rows, k;
     size_t ld, step; /* integers from one row to the next, from one matrix to the next */
     int32_t *q;
-    bool part; /* of another's memory */
+    bool part;     /* of another's memory */
+    int32_t limit; /* of the integers' magnitudes */
 };
 
 /** The integers of row `row` of matrix `at` from term k on. */

@@ -71,6 +71,8 @@ static ari_tile tile_of(const ari_tile_plan *p, const ar_packed *a, const ar_pac
 /* Refuses operands that do not belong together. */
 static ar_status check_pair(const ar_packed *a, const ar_packed *b, const char *what)
 {
+    if (a->limit != b->limit)
+        return ar_error_set(AR_ERR_ARG, "%s: one operand is narrow, the other is not", what);
     if (a->batch != b->batch || a->k != b->k)
         return ar_error_set(AR_ERR_SHAPE, "%s: left operand [%zu, %zu, k %zu], right operand [%zu, %zu, k %zu]", what,
                             a->batch, a->rows, a->k, b->batch, b->rows, b->k);
@@ -156,7 +158,7 @@ ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed 
     AR_TRY(check_pair(a, b, "gemm_i64"));
     if (limbs != 1 && limbs != 2)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: %d limbs, expected 1 or 2", limbs);
-    if (limbs == 1 && a->k > ARI_CONTRACT_BLOCK)
+    if (limbs == 1 && a->k > ARI_CONTRACT_BLOCK && a->limit > ARI_CONTRACT_NARROW_LIMIT)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a->k,
                             ARI_CONTRACT_BLOCK);
     const int_output o = {.s = s.ptr, .limbs = limbs, .add = add};

@@ -6,14 +6,14 @@
 #include "ref/core/size.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/kernels.h"
-#include "ref/numerics/bits.h"
+#include "ref/cpu/storage.h"
+#include "ref/numerics/integer_sum.h"
 
-/** Slot packed_create. `split` asks for nothing here: either operand is kept as int32. Errors: AR_ERR_OVERFLOW,
+/** Slot packed_create. AR_PACKED_LEFT asks for nothing here: either operand is kept as int32. Errors: AR_ERR_OVERFLOW,
  *  AR_ERR_MEMORY. */
 ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, size_t batch, size_t rows, size_t k,
-                                bool split)
+                                unsigned form)
 {
-    (void)split;
     ar_status st = AR_OK;
     void *memory = NULL;
     ar_buf integers = {NULL};
@@ -22,7 +22,13 @@ ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, si
     AR_TRY_TO(done, st, ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
     AR_TRY_TO(done, st, ari_cpu_alloc(d, q, &integers, n));
     ar_packed *p = memory;
-    *p = (ar_packed){.batch = batch, .rows = rows, .k = k, .ld = k, .step = rows * k, .q = integers.ptr};
+    *p = (ar_packed){.batch = batch,
+                     .rows = rows,
+                     .k = k,
+                     .ld = k,
+                     .step = rows * k,
+                     .q = integers.ptr,
+                     .limit = form & AR_PACKED_NARROW ? ARI_CONTRACT_NARROW_LIMIT : ARI_QUANTISED_MAX};
     *gives = p;
     memory = NULL;
 done:
@@ -44,7 +50,8 @@ ar_status ari_cpu_packed_part(ar_device *d, ARI_AT_ONCE, ar_packed **gives, cons
                      .ld = whole->ld,
                      .step = whole->step,
                      .q = ari_packed_at(whole, part->matrix, part->row, part->col),
-                     .part = true};
+                     .part = true,
+                     .limit = whole->limit};
     *gives = p;
     return AR_OK;
 }
@@ -85,9 +92,8 @@ ar_status ari_cpu_packed_room(const ar_device *d, size_t *bytes, size_t batch, s
  * bits. The clamp also stops what is not finite (an exponent that does not belong to these values), so that nothing is
  * undefined. */
 ARI_SIMD static void quantise_wide(int32_t *restrict q, const float *restrict x, const double *restrict scale,
-                                   double row, size_t n)
+                                   double row, double limit, size_t n)
 {
-    const double limit = ARI_QUANTISED_MAX;
     for (size_t k = 0; k < n; k++) {
         double v = (double)x[k] * scale[k] * row;
         v = v < limit ? v : limit;
@@ -96,34 +102,36 @@ ARI_SIMD static void quantise_wide(int32_t *restrict q, const float *restrict x,
     }
 }
 
-/* The same integer for every x by way of fp32, where `factor` = 2^(c+25-e) is a normal number or 0. With w = x*factor:
+/* The same integer for every x by way of fp32, for a limit of 2^25 - 1, where `factor` = 2^(c+25-e) is a normal number or 0. With w = x*factor:
  *   |w| >= 2^-126 has the 24 bits of x and is exact, or is infinite. Below 2^25 it is at most 2^25 - 2, so that neither
  *   way clamps, and both round it to the same integer; from there on both give the limit.
  *   |w| < 2^-126 may be rounded, to 2^-126 at most: either way the integer is 0.
  *   NaN, of a NaN or of an infinity times 0, gives the limit either way.
- * 2^25 - 1 is no number of fp32, hence the second clamp. */
-static inline int32_t quantised(float x, float factor)
+ * 2^25 - 1 is no number of fp32, hence the second clamp, which also serves a smaller limit. */
+static inline int32_t quantised(float x, float factor, int32_t most)
 {
     const float limit = 1 << ARI_QUANTISED_BITS;
     const float w = x * factor;
     const float low = w < limit ? w : limit;
     const int32_t q = (int32_t)rintf(low > -limit ? low : -limit);
-    return ari_clamp32(q, -ARI_QUANTISED_MAX, ARI_QUANTISED_MAX);
+    return ari_clamp32(q, -most, most);
 }
 
 ARI_SIMD static void quantise_narrow(int32_t *restrict q, const float *restrict x, const float *restrict scale,
-                                     float row, size_t n)
+                                     float row, int32_t limit, size_t n)
 {
     for (size_t k = 0; k < n; k++)
-        q[k] = quantised(x[k], scale[k] * row);
+        q[k] = quantised(x[k], scale[k] * row, limit);
 }
 
 /* The common part of the rows of one matrix. */
 typedef struct pack_job {
     int32_t *q; /* first element of the destination */
     size_t ld;  /* its row length */
-    const float *x;
+    const ar_tensor *a;
+    ptrdiff_t first; /* its element that is the matrix's first */
     ptrdiff_t row_stride, col_stride;
+    int32_t limit;
     ari_shifts scale; /* of [cols] */
     const int32_t *e; /* [rows] */
 } pack_job;
@@ -147,9 +155,9 @@ static void quantise_row(const pack_job *j, size_t row, size_t from, const float
     if (row_is_zero(j->e[row]))
         memset(out, 0, n * sizeof *out);
     else if (row_is_narrow(j, row))
-        quantise_narrow(out, x, j->scale.narrow + from, (float)factor, n);
+        quantise_narrow(out, x, j->scale.narrow + from, (float)factor, j->limit, n);
     else
-        quantise_wide(out, x, j->scale.wide + from, factor, n);
+        quantise_wide(out, x, j->scale.wide + from, factor, j->limit, n);
 }
 
 /* --- rows that lie side by side: a transposed view ---------------------------------------------------------------- */
@@ -168,12 +176,13 @@ typedef struct tile_rows {
 
 /* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. */
 ARI_SIMD static void quantise_tile(int32_t *restrict q, size_t ld, const float *restrict x, ptrdiff_t stride,
-                                   const float *restrict scale, const tile_rows *restrict rows, size_t n)
+                                   const float *restrict scale, const tile_rows *restrict rows, int32_t limit, size_t n)
 {
     int32_t tile[TILE][TILE];
     for (size_t k = 0; k < n; k++)
         for (size_t i = 0; i < rows->n; i++)
-            tile[k][i] = quantised(x[(ptrdiff_t)k * stride + (ptrdiff_t)i], scale[k] * rows->factor[i]) & rows->mask[i];
+            tile[k][i] =
+                quantised(x[(ptrdiff_t)k * stride + (ptrdiff_t)i], scale[k] * rows->factor[i], limit) & rows->mask[i];
     ari_transpose32((uint32_t *)(void *)q, ld, (const uint32_t *)(const void *)tile, TILE, n, rows->n);
 }
 
@@ -198,27 +207,33 @@ static bool pack_tiles(const pack_job *j, size_t first, size_t n, size_t from, s
     tile_rows rows;
     if (!j->scale.narrow || !narrow_rows(&rows, j, first, n))
         return false;
-    for (size_t k = from; k < to; k += TILE)
-        quantise_tile(j->q + first * j->ld + k, j->ld, j->x + (ptrdiff_t)k * j->col_stride + (ptrdiff_t)first,
-                      j->col_stride, j->scale.narrow + k, &rows, to - k < TILE ? to - k : TILE);
+    for (size_t k = from; k < to; k += TILE) {
+        const size_t terms = to - k < TILE ? to - k : TILE;
+        const ptrdiff_t begin = j->first + (ptrdiff_t)k * j->col_stride + (ptrdiff_t)first;
+        const bool half = j->a->dtype == AR_BF16;
+        float room[TILE * TILE];
+        for (size_t t = 0; half && t < terms; t++)
+            ari_run_load(j->a, begin + (ptrdiff_t)t * j->col_stride, n, room + t * TILE);
+        quantise_tile(j->q + first * j->ld + k, j->ld, half ? room : (const float *)j->a->data.ptr + begin,
+                      half ? (ptrdiff_t)TILE : j->col_stride, j->scale.narrow + k, &rows, j->limit, terms);
+    }
     return true;
 }
 
 /* --- any view ----------------------------------------------------------------------------------------------------- */
 
-/* Terms [from, to) of rows [first, first + n); a strided view is brought into contiguous runs. */
+/* Terms [from, to) of rows [first, first + n); a strided view, or one of bf16 numbers, is brought into contiguous runs
+ * of fp32. */
 static void pack_rows(const pack_job *j, size_t first, size_t n, size_t from, size_t to)
 {
     for (size_t i = first; i < first + n && from < to; i++) {
-        const float *x = j->x + (ptrdiff_t)i * j->row_stride;
-        float run[TILE];
-        if (j->col_stride == 1)
-            quantise_row(j, i, from, x + from, to - from);
-        for (size_t k = from; j->col_stride != 1 && k < to; k += TILE) {
-            const size_t terms = to - k < TILE ? to - k : TILE;
-            for (size_t t = 0; t < terms; t++)
-                run[t] = x[(ptrdiff_t)(k + t) * j->col_stride];
-            quantise_row(j, i, k, run, terms);
+        const ptrdiff_t row = j->first + (ptrdiff_t)i * j->row_stride;
+        const size_t run = j->col_stride == 1 && j->a->dtype == AR_F32 ? to - from : ARI_BLOCK;
+        float room[ARI_BLOCK];
+        for (size_t k = from; k < to; k += run) {
+            const size_t terms = to - k < run ? to - k : run;
+            const ptrdiff_t at = row + (ptrdiff_t)k * j->col_stride;
+            quantise_row(j, i, k, ari_run_gather(j->a, at, j->col_stride, terms, room), terms);
         }
     }
 }
@@ -253,14 +268,16 @@ ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, s
         const size_t at = i / (down * along), first = i / along % down * height, from = i % along * length;
         const pack_job job = {.q = ari_packed_at(p, at, row_at, k_at),
                               .ld = p->ld,
-                              .x = ari_matrix_at(a, at),
+                              .a = a,
+                              .first = ari_matrix_offset(a, at),
                               .row_stride = m.row_stride,
                               .col_stride = m.col_stride,
                               .scale = {.wide = scale.wide + at * m.cols,
                                         .narrow = scale.narrow ? scale.narrow + at * m.cols : NULL,
                                         .least = scale.least,
                                         .most = scale.most},
-                              .e = exponents + at * p->rows + row_at};
+                              .e = exponents + at * p->rows + row_at,
+                              .limit = p->limit};
         pack_block(&job, first, m.rows - first < height ? m.rows - first : height, from,
                    m.cols - from < length ? m.cols : from + length);
     }

@@ -133,11 +133,11 @@ static const packed *packed_of(const ar_packed *p)
 }
 
 static ar_status dry_packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
-                                   bool split)
+                                   unsigned form_of)
 {
     const ar_device *like = ((const dry_device *)d)->like;
     packed form = {.batch = batch, .rows = rows, .k = k};
-    (void)q, (void)split;
+    (void)q, (void)form_of;
     AR_TRY(like->ops->packed_room(like, &form.bytes, batch, rows, k, NULL));
     return give_packed(gives, form);
 }
@@ -191,7 +191,7 @@ NOTHING(combine, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
 NOTHING(gemm_f32, tensor c, tensor a, tensor b, bool add, ar_precision operands)
 NOTHING(bias_act, tensor y, ar_cbuf bias, ar_activation act, tensor z)
 NOTHING(col_exponents, ar_buf c, tensor b, bool max_into)
-NOTHING(row_exponents, ar_buf e, tensor a, ar_cbuf c, int sign, bool max_into)
+NOTHING(row_exponents, ar_buf e, tensor a, ar_cbuf c, int sign, bool max_into, bool narrow)
 NOTHING(pack, ar_packed *p, size_t row_at, size_t k_at, tensor a, ar_cbuf c, int sign, ar_cbuf e)
 NOTHING(gemm_i64, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs, bool add)
 NOTHING(gemm_round, tensor y, const ar_packed *a, const ar_packed *b, ar_cbuf e, ar_cbuf f, ar_cbuf bias,

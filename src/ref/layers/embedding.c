@@ -176,21 +176,23 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
     return ari_token_positions(ctx, row_of, batch, &own);
 }
 
-/* The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits: their bit
- * patterns as int32, or as they are (BF16: -0 becomes +0). */
-static ar_dtype selected_as(ar_dtype t)
+/* The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits, and how many
+ * such words a value is: their bit patterns, lest -0 become +0. */
+static ar_dtype selected_as(ar_dtype t, size_t *words)
 {
-    return t == AR_F32 ? AR_I32 : t;
+    *words = t == AR_F32 ? 1 : ar_dtype_bytes(t);
+    return t == AR_F32 ? AR_I32 : AR_U8;
 }
 
 /* y [.., s/N, f] = the own positions of rows [tokens, f] in the order of the ranks, of which one rank has each and the
  * others zero bits: a selection. `y` has its shape. */
 static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
 {
-    size_t *counts = NULL;
-    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y)));
-    const ar_status st = ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts,
-                                                selected_as(y->dtype), AR_SUM, tag);
+    size_t *counts = NULL, words;
+    const ar_dtype as = selected_as(y->dtype, &words);
+    AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y) * words));
+    const ar_status st =
+        ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, as, AR_SUM, tag);
     free(counts);
     return st;
 }
@@ -198,10 +200,12 @@ static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor 
 /* By vocabulary, a selection: one rank has a row, the others zero bits. */
 static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
 {
+    size_t words;
+    const ar_dtype as = selected_as(all->dtype, &words);
     *token = *all;
     if (!ari_ctx_sp(ctx))
-        return ar_comm_all_reduce(ctx->tp, ctx->queue, all->data, ar_const(all->data), ar_tensor_count(all),
-                                  selected_as(all->dtype), AR_SUM, e->token.name);
+        return ar_comm_all_reduce(ctx->tp, ctx->queue, all->data, ar_const(all->data), ar_tensor_count(all) * words, as,
+                                  AR_SUM, e->token.name);
     AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
     return select_tokens(ctx, token, all, e->token.name);
 }

@@ -274,7 +274,7 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     if (smoothed) {
         exponents = ar_buf_at(key.data, n * sizeof(int32_t));
         values = ar_buf_at(sum.data, n * sizeof(int64_t));
-        AR_TRY(ARI_KERNEL(ctx, row_exponents, exponents, &rows, (ar_cbuf){NULL}, 1, false));
+        AR_TRY(ARI_KERNEL(ctx, row_exponents, exponents, &rows, (ar_cbuf){NULL}, 1, false, false));
     }
     if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
         AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, reduced), AR_MAX, "loss max"));

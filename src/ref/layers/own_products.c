@@ -149,7 +149,8 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
         k_full += ws[i]->layout.shape[k];
     }
     AR_TRY(ari_like(ctx, y, x, w->value.shape[1 - k]));
-    AR_TRY(ctx->arith->param_operand(ctx, &b, ws, (int)n, (int)n, back, k_full, over, rows_over));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, ws, (int)n, (int)n, back ? AR_USE_BACKWARD : AR_USE_FORWARD, k_full, over,
+                                     rows_over));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     AR_TRY(ari_ledger_made(ctx, y, makes));

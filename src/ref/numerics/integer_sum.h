@@ -49,8 +49,10 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 /* --- contractions ------------------------------------------------------------------------------------------------- */
 
 #define ARI_CONTRACT_BITS 25
-#define ARI_CONTRACT_LIMIT 33554431 /* 2^25 - 1 */
-#define ARI_CONTRACT_BLOCK 8191     /* terms whose exact sum fits int64: 8191*(2^25 - 1)^2 < 2^63 */
+#define ARI_CONTRACT_LIMIT 33554431     /* 2^25 - 1 */
+#define ARI_CONTRACT_NARROW_BITS 15     /* of the products of bf16 numbers, */
+#define ARI_CONTRACT_NARROW_LIMIT 32639 /* 127*2^8 + 127: two digits of int8 */
+#define ARI_CONTRACT_BLOCK 8191         /* terms whose exact sum fits int64: 8191*(2^25 - 1)^2 < 2^63 */
 
 /** Two int64 where a sum of that many terms need not fit one. */
 ARI_FN int ari_contract_limbs(size_t terms)
@@ -72,6 +74,12 @@ ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)
     return known ? (int32_t)ari_nearest_integer(y) : 0;
 }
 
+/** The same with the limit of a narrow operand, whose exponents are larger by 25 - 15. */
+ARI_FN int32_t ari_contract_quantise_narrow(float a, int32_t c, int32_t e)
+{
+    return ari_clamp32(ari_contract_quantise(a, c, e), -ARI_CONTRACT_NARROW_LIMIT, ARI_CONTRACT_NARROW_LIMIT);
+}
+
 /** The shift that a column's exponent c asks for, sign +1 in A and -1 in B: 0 for a column with a NaN or an infinity;
  *  ARI_EXP_ZERO for a column of zeros, which takes no part. */
 ARI_FN int32_t ari_contract_shift(int32_t c, int32_t sign)
@@ -87,6 +95,24 @@ ARI_FN int32_t ari_contract_exponent(float a, int32_t shift)
     const int32_t scaled =
         e == ARI_EXP_ZERO || shift == ARI_EXP_ZERO ? ARI_EXP_ZERO : (int32_t)((uint32_t)e + (uint32_t)shift);
     return e == ARI_EXP_NONFINITE ? ARI_EXP_NONFINITE : scaled;
+}
+
+/** The exponent of a narrow operand's row: 25 - 15 more than the smallest e with |x| < (1 - 2^-8 - 2^-16)*2^e for all
+ *  of it, for then no integer passes the limit. A group's largest |x| has the largest: they combine by max. */
+ARI_FN int32_t ari_narrow_exponent(double x)
+{
+    const uint64_t significand = ari_bits64(x) & 0xfffffffffffffu, limit = (uint64_t)0x7eff00u << 29;
+    const int32_t e = ari_exponent64(x), high = significand >= limit ? 1 : 0;
+    const int number = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    return number ? e + high + ARI_CONTRACT_BITS - ARI_CONTRACT_NARROW_BITS : e;
+}
+
+/** The same of a*2^shift, as ari_contract_exponent. */
+ARI_FN int32_t ari_contract_exponent_narrow(float a, int32_t shift)
+{
+    const int32_t e = ari_contract_exponent(a, shift), own = ari_narrow_exponent((double)a);
+    const int number = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    return number ? (int32_t)((uint32_t)own + (uint32_t)shift) : e;
 }
 
 /* y*2^(e+f-50) rounded to fp32, with the flags of the two rows. */

@@ -49,7 +49,7 @@ ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o)
 {
     if (!o->hook)
         return AR_OK;
-    if (o->hook_terms && ctx->arith == ar_arith_exact())
+    if (o->hook_terms && ctx->arith == ar_arith_exact(ctx->arith->precision))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a hook of terms in exact numerics: which terms a rank has depends on the layout, and so "
                             "would the bits of what is made of them; let it take the sums");

@@ -22,7 +22,7 @@ static ar_status raise_exponent(const norm_sum *s, ar_ctx *ctx, const ar_tensor 
     const size_t shape[2] = {1, ar_tensor_count(g)};
     ar_tensor row;
     AR_TRY(ar_tensor_view(&row, AR_F32, 2, shape, g->data));
-    return ARI_KERNEL(ctx, row_exponents, s->exponent.data, &row, (ar_cbuf){NULL}, +1, true);
+    return ARI_KERNEL(ctx, row_exponents, s->exponent.data, &row, (ar_cbuf){NULL}, +1, true, false);
 }
 
 static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)

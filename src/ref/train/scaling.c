@@ -34,7 +34,7 @@ ar_status ar_loss_scaling_check(const ar_loss_scaling *s)
 
 ar_status ari_scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)
 {
-    if (ctx->arith == ar_arith_exact())
+    if (ctx->arith == ar_arith_exact(ctx->arith->precision))
         return ar_error_set(AR_ERR_ARG,
                             "loss scaling in exact numerics: its gradients are sums of integers that lose "
                             "nothing however small they are, and its baseline scales none; give native numerics");

@@ -300,8 +300,8 @@ static void sum_over_queries(ari_op_builder *w)
                             ARI_EACH_PASS, ARI_ATTENTION, "");
         ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_COPIES, ari_op_builder_mul(w, n[i], limbs), AR_I64,
                             ARI_EACH_PASS, ARI_ATTENTION, "");
-        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n[i], AR_F32, ARI_EACH_PASS, ARI_NO_ROLE,
-                            "rounded sums");
+        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n[i], w->form.activations, ARI_EACH_PASS,
+                            ARI_NO_ROLE, "rounded sums");
     }
     for (int i = 0; i < 2 && !w->form.exact; i++) {
         ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, all[i], w->form.activations, ARI_EACH_PASS,

@@ -33,10 +33,11 @@ void ari_op_builder_embedding(ari_op_builder *w)
     op->weight[op->weights++] = ari_op_builder_param(w, ARI_TOKENS, false);
     op->produced_as = made[w->outer.tokens];
     op->output[op->outputs++] = ari_op_builder_activation(w, h, vocab ? ari_op_builder_stream(w) : op->produced_as, 1);
+    const bool words = w->form.activations == AR_F32; /* else bytes */
     if (vocab)
-        ari_op_builder_call(w, w->form.sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
-                            w->form.activations == AR_F32 ? AR_I32 : w->form.activations, ARI_EACH_PASS, ARI_TOKENS,
-                            ".weight");
+        ari_op_builder_call(w, w->form.sp ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP,
+                            ari_op_builder_mul(w, n, words ? 1 : ar_dtype_bytes(w->form.activations)),
+                            words ? AR_I32 : AR_U8, ARI_EACH_PASS, ARI_TOKENS, ".weight");
     ari_op_builder_make(w);
     if (!vocab)
         ari_op_builder_exchange(w, made[w->outer.tokens], ari_op_builder_stream(w), ARI_TOKENS);

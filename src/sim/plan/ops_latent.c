@@ -140,7 +140,8 @@ static void sum_over_heads(ari_op_builder *w, const latent_ops *o)
     ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP,
                         ari_op_builder_mul(w, n, ari_sum_limbs(w->config->heads)), AR_I64, ARI_EACH_PASS, ARI_ATTENTION,
                         "");
-    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, ARI_NO_ROLE,
+                        "rounded sums");
 }
 
 /* Gradients of what the layers have made; that of what all heads share is a part of a value that the norm completes. */

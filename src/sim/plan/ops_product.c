@@ -12,6 +12,12 @@ size_t ari_sum_limbs(size_t terms)
     return terms > TERMS_OF_ONE_INT64 ? 2 : 1;
 }
 
+/* Of products with a weight, whose integers have fewer bits where the other factors are bf16 numbers. */
+static size_t weight_limbs(const ari_op_builder *w, size_t terms)
+{
+    return w->form.activations == AR_BF16 ? 1 : ari_sum_limbs(terms);
+}
+
 static bool is_shard(ar_placement p)
 {
     return p.kind == AR_SHARD;
@@ -162,15 +168,15 @@ static void share_exponents(ari_op_builder *w, size_t n, ari_call_often often, a
 }
 
 /* The product [tokens, cols] of a layer, of which every rank has a term. Exact numerics exchange the exponents of B's
- * rows, once for every version of the weights, and of A's, then int64 partial sums, two where the terms are many. */
-static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t terms, ar_placement to)
+ * rows, once for every version of the weights, and of A's, then int64 partial sums, so many an element. */
+static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t limbs, ar_placement to)
 {
     const size_t rows = ari_op_builder_rows(w), n = ari_op_builder_mul(w, rows, cols);
     const ari_role role = l->part[0];
     if (w->form.exact) {
         share_exponents(w, cols, ARI_EACH_VERSION, role);
         share_exponents(w, rows, ARI_EACH_PASS, role);
-        call_for(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_op_builder_mul(w, n, ari_sum_limbs(terms)), AR_I64, role);
+        call_for(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_op_builder_mul(w, n, limbs), AR_I64, role);
     } else {
         call_for(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations,
                  role);
@@ -178,7 +184,8 @@ static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t
     if (is_shard(to))
         overlap_call(w, true);
     else if (w->form.exact)
-        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, AR_F32, ARI_EACH_PASS, ARI_NO_ROLE, "rounded sums");
+        ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, ARI_NO_ROLE,
+                            "rounded sums");
 }
 
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
@@ -288,7 +295,7 @@ void ari_op_builder_linear(ari_op_builder *w, const ari_linear_ops *l)
     }
     const ari_values y = {.at = {op->output[0], op->output[1], op->output[2]}, .n = op->outputs};
     if (cuts_columns(l) && leaves.kind != AR_PARTIAL_SUM)
-        fold(w, l, width_of(w, &y), op->input[0].shape[2], leaves);
+        fold(w, l, width_of(w, &y), weight_limbs(w, op->input[0].shape[2]), leaves);
     else if (cuts_rows(l))
         share_exponents(w, op->input[0].shape[2], ARI_EACH_VERSION, l->part[0]);
     ari_op_builder_make(w);
@@ -331,10 +338,11 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     }
     const ari_op_value x = {.shape = {[2] = op->weight[0].shape[1]}};
     op->output[op->outputs++] = placed(w, &x, leaves);
-    if (cuts_rows(l))
-        fold(w, l, x.shape[2], width_of(w, &w->edges.now), leaves);
+    const size_t terms = width_of(w, &w->edges.now);
+    if (cuts_rows(l)) /* gradients of logits are of 25 bits whatever the activations are */
+        fold(w, l, x.shape[2], l->module == ARI_HEAD ? ari_sum_limbs(terms) : weight_limbs(w, terms), leaves);
     else if (cuts_columns(l))
-        share_exponents(w, width_of(w, &w->edges.now), ARI_EACH_VERSION, l->part[0]);
+        share_exponents(w, terms, ARI_EACH_VERSION, l->part[0]);
     ari_op_builder_make(w);
     return leaves;
 }
@@ -355,7 +363,7 @@ static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ar
     call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, w->in_experts ? out : both), AR_I32, role);
     call_for(w, ARI_CALL_REDUCE_SCATTER, over, sums, AR_I64, role);
     ari_op_builder_repeat(w, times); /* a sample at a time */
-    w->op.call[w->op.calls - 1].row = sums / out;
+    w->op.call[w->op.calls - 1].row = out > 0 ? sums / out : 0;
 }
 
 void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,

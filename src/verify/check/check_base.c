@@ -85,10 +85,17 @@ static bool report_progress(void *user, double fraction)
     return true;
 }
 
+/* What a native run is compared with is exact in fp32 whatever its own precision is. */
+static bool stores_bf16(const ar_check_options *o)
+{
+    return o->run.numerics == AR_NUMERICS_EXACT && o->run.precision == AR_PRECISION_BF16;
+}
+
 /* Options common to all runs of the baseline. */
 static ar_baseline_options options_of(const ari_check_base *b, const ar_check_options *o)
 {
     return (ar_baseline_options){.mode = AR_MODE_EXACT,
+                                 .bf16 = stores_bf16(o),
                                  .seed = o->run.seed,
                                  .weights = b->weights ? ari_weights_find : NULL,
                                  .weights_user = b->weights,
@@ -118,6 +125,7 @@ static ar_status run_binary64(measuring *m, const ari_check_base *b, const ar_ch
     phase p = {o, "baseline, binary64"};
     ar_baseline_options wide = options_of(b, o);
     wide.mode = AR_MODE_F64;
+    wide.bf16 = false;
     wide.emit = measure_noise;
     wide.emit_user = m;
     wide.steps = 0;

@@ -421,7 +421,8 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
 {
     ar_check_options o = {
         .run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .documents = f->documents, .skip_f64 = true};
-    if (!ari_fault_case_is_exact(f, bases->precision)) {
+    const bool exact = bases->numerics == AR_NUMERICS_EXACT;
+    if (exact ? !f->module : !ari_fault_case_is_exact(f, bases->precision)) {
         o.run.numerics = bases->numerics;
         o.run.precision = bases->precision;
     }

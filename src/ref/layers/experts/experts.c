@@ -189,7 +189,8 @@ static ar_status make_operands(const experts_module *m, ar_ctx *ctx, const ar_op
     AR_TRY(ari_alloc((void **)gives, m->own, sizeof **gives, "operands of experts"));
     for (size_t i = 0; i < m->own && st == AR_OK; i++) {
         ar_param *const *of = p->second ? &m->second[i] : &m->first[2 * i];
-        st = ctx->arith->param_operand(ctx, &(*gives)[i], of, n, n, p->back, k, k_over, rows_over);
+        st = ctx->arith->param_operand(ctx, &(*gives)[i], of, n, n, p->back ? AR_USE_BACKWARD : AR_USE_FORWARD, k,
+                                       k_over, rows_over);
     }
     return st;
 }

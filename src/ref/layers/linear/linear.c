@@ -191,7 +191,8 @@ static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size
                        .over = left ? NULL : column_group(l, ctx),
                        .scattered = reduce_scatters(ctx, produced_as(l)),
                        .tag = l->weight[0]->name};
-    return ctx->arith->param_operand(ctx, &p->b, l->weight, l->n, l->n, false, terms, p->over, row_group(l, ctx));
+    return ctx->arith->param_operand(ctx, &p->b, l->weight, l->n, l->n, AR_USE_FORWARD, terms, p->over,
+                                     row_group(l, ctx));
 }
 
 /* Creates the GEMM's output. gathered: the chunks in which X, the own positions, is gathered; NULL: x is multiplied. */
@@ -311,7 +312,8 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
                        .unreduced = partial && ar_faulty(ctx, AR_FAULT_column_dx_not_reduced),
                        .tag = l->weight[0]->name};
     const int counted = counted_weights(l, weight, p);
-    return ctx->arith->param_operand(ctx, &p->b, weight, counted, l->n, true, ari_features_sum(&l->out),
+    const ar_operand_use use = l->peaked ? AR_USE_PEAKED : AR_USE_BACKWARD;
+    return ctx->arith->param_operand(ctx, &p->b, weight, counted, l->n, use, ari_features_sum(&l->out),
                                      row_group(l, ctx), column_group(l, ctx));
 }
 

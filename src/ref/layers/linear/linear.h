@@ -28,6 +28,7 @@ typedef struct ari_linear {
     ar_param own_weight[AR_MAX_PARTS];
     ar_param bias[AR_MAX_PARTS];
     bool has_bias, owns_input;
+    bool peaked;   /* its outputs are logits (ar_operand_use) */
     size_t shared; /* the last features of Y, which heads of all ranks take */
 } ari_linear;
 
@@ -37,7 +38,7 @@ typedef struct ari_linear_spec {
     ari_linear_part part[AR_MAX_PARTS];
     size_t in;
     bool bias, transposed;
-    bool uneven;     /* the vocabulary: rows need not divide */
+    bool uneven;     /* the vocabulary, of logits: rows need not divide */
     bool owns_input; /* X is the layer's to end, where it keeps something else */
 } ari_linear_spec;
 

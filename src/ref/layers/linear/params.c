@@ -132,8 +132,12 @@ static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s
 
 ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
 {
-    *l = (ari_linear){
-        .split = s->split, .n = s->n, .in = {1, {s->in}}, .has_bias = s->bias, .owns_input = s->owns_input};
+    *l = (ari_linear){.split = s->split,
+                      .n = s->n,
+                      .in = {1, {s->in}},
+                      .has_bias = s->bias,
+                      .owns_input = s->owns_input,
+                      .peaked = s->uneven};
     ar_status st = AR_OK;
     if (!ari_is_rowwise(&s->split) && s->split.to.kind == AR_PARTIAL_SUM)
         return ar_error_set(AR_ERR_ARG, "%s: only a rowwise layer makes a partial sum; this one is %s", s->part[0].name,
