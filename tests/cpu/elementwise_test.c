@@ -279,11 +279,12 @@ static void check_copy(ar_dtype dtype, const size_t *shape, const int *to_order,
 Test(elementwise, copy_strided_moves_every_element_for_any_order_of_strides)
 {
     static const int orders[][4] = {{0, 1, 2, 3}, {0, 2, 1, 3}, {0, 1, 3, 2}, {3, 2, 1, 0}, {2, 0, 3, 1}};
-    static const size_t shapes[][4] = {{1, 1, 1, 1}, {2, 3, 5, 7}, {2, 3, 65, 100}, {1, 1, 257, 33}, {2, 0, 3, 4}};
-    for (size_t s = 0; s < 5; s++)
+    static const size_t shapes[][4] = {{1, 1, 1, 1}, {2, 3, 5, 7},     {2, 3, 65, 100}, {1, 1, 257, 33},
+                                       {2, 0, 3, 4}, {1, 1, 1030, 70}, {1, 2, 513, 65}};
+    for (size_t s = 0; s < 7; s++)
         for (size_t a = 0; a < 5; a++)
             for (size_t b = 0; b < 5; b++) {
-                check_copy(AR_F32, shapes[s], orders[a], orders[b], 1 + (int)(a & 1u));
+                check_copy(AR_F32, shapes[s], orders[a], orders[b], 1 + 4 * (int)(a & 1u));
                 check_copy(AR_I64, shapes[s], orders[a], orders[b], 1 + (int)(b & 1u));
                 check_copy(AR_BF16, shapes[s], orders[a], orders[b], 1);
                 check_copy(AR_U8, shapes[s], orders[a], orders[b], 1);

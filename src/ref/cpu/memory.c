@@ -199,10 +199,17 @@ ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, 
                      .to_col = to.stride[3],
                      .from_row = from.stride[2],
                      .from_col = from.stride[3]};
-    ARI_PARALLEL_FOR (i, planes, d, planes * p.rows * p.cols) {
-        const ptrdiff_t i0 = (ptrdiff_t)(i / to.shape[1]), i1 = (ptrdiff_t)(i % to.shape[1]);
-        copy_plane((char *)to.data.ptr + i0 * to.stride[0] + i1 * to.stride[1],
-                   (const char *)from.data.ptr + i0 * from.stride[0] + i1 * from.stride[1], &p);
+    /* Threads share out the planes, and of fewer planes than threads the rows, in whole tiles. */
+    const size_t each = planes > 0 && planes < (size_t)d->threads ? (size_t)d->threads / planes : 1;
+    const size_t chunk = (p.rows + each * TILE - 1) / (each * TILE) * TILE,
+                 pieces = each > 1 ? (p.rows + chunk - 1) / chunk : 1;
+    ARI_PARALLEL_FOR (i, planes * pieces, d, planes * p.rows * p.cols) {
+        const size_t at = i / pieces, row = i % pieces * chunk, left = p.rows - row;
+        const ptrdiff_t i0 = (ptrdiff_t)(at / to.shape[1]), i1 = (ptrdiff_t)(at % to.shape[1]), r = (ptrdiff_t)row;
+        plane own = p;
+        own.rows = pieces > 1 && left > chunk ? chunk : left;
+        copy_plane((char *)to.data.ptr + i0 * to.stride[0] + i1 * to.stride[1] + r * p.to_row,
+                   (const char *)from.data.ptr + i0 * from.stride[0] + i1 * from.stride[1] + r * p.from_row, &own);
     }
     return AR_OK;
 }

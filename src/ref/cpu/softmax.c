@@ -4,6 +4,8 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/scores.h"
 
+enum { WORTH = 8 }; /* elements that other kernels go through in the time of one, at least: it was 16 to 25 copies */
+
 /* Attention's softmax and its gradient, one row (one query of one head) after the other. Masks are structural: a masked
  * key is left out. While a row is worked on, its masked places hold -inf, which no visible place does then: a visible
  * score that is not finite has been written as NaN, since it makes the whole row NaN. */
@@ -130,8 +132,8 @@ ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cb
     int32_t *tops = max.ptr;
     double *l = sum.ptr;
     const ari_score_rows all = rows_of(block, mask);
-    /* Dynamic: a causal row's length grows with its query. */
-    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
+    /* Dynamic: a causal row's length grows with its query. An element is worth several of other kernels. */
+    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys * WORTH) {
         const ari_score_row m = ari_score_row_of(&all, i);
         const row_sums sums = {tops + m.at, l + m.at, known, sink ? sink + m.head : NULL};
         softmax_row(out + i * keys, in + i * keys, scale, &m, block, &sums);
@@ -186,7 +188,7 @@ ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf
     const float *pr = probs.ptr;
     double *dots = dot.ptr;
     const ari_score_rows all = rows_of(block, mask);
-    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys) {
+    ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys * WORTH) {
         const ari_score_row m = ari_score_row_of(&all, i);
         softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + m.at, known, scale, &m, block);
     }
