@@ -156,6 +156,8 @@ AR_BEGIN_DECLS
     X(latent_grads_summed_again,                                                                                       \
       "latent attention: gradients of what is whole on each rank are summed over tp, but for the shared key's rows")   \
     X(gradnorm_latents_as_shards, "clipping counts latent attention's matrices that are whole on each rank by rank")   \
+    X(sinks_left_out, "attention: the sinks, a logit of each head, are left out of the softmax's denominator")         \
+    X(cp_sinks_grad_twice, "context parallelism: the gradient of the sinks is summed over cp twice")                   \
     X(mtp_rolled_after_cut,                                                                                            \
       "multi-token prediction: each context-parallel rank rolls its own positions: tokens across the cuts are lost")   \
     X(mtp_rolled_over_documents,                                                                                       \

@@ -261,8 +261,8 @@ static const expected_bytes bytes_alone[] = {
 enum { BYTES_ALONE = sizeof bytes_alone / sizeof *bytes_alone };
 
 /* The same on other models, numbers of ranks, orders of the MLP, and with the ring. */
-static const char *const small_names[] = {"llama",   "gpt2",      "stack",  "llama-4",  "gpt2-4",
-                                          "mixtral", "qwen2-moe", "routed", "deepseek", "further"};
+static const char *const small_names[] = {"llama",     "gpt2",   "stack",    "llama-4", "gpt2-4", "mixtral",
+                                          "qwen2-moe", "routed", "deepseek", "further", "open"};
 static const char *const small_models[] = {LLAMA(256, 64, 96, 2, 8, 2, 8, false),
                                            GPT2(256, 96, 192, 2, 12),
                                            STACK(256, 64, 96, 2, 8, 4),
@@ -272,7 +272,8 @@ static const char *const small_models[] = {LLAMA(256, 64, 96, 2, 8, 2, 8, false)
                                            QWEN_MOE(256, 32, 16, 24, 2, 8, 4, 32, 4),
                                            GLM_MOE(256, 32, 16, 2, 8, 4, 16, 4, 4, 2),
                                            DEEPSEEK(256, 32, 16, 2, 4, 12, 8, 2),
-                                           FURTHER(256, 32, 48, 2, 4, 2, 8)};
+                                           FURTHER(256, 32, 48, 2, 4, 2, 8),
+                                           OPEN(256, 32, 16, 2, 8, 4, 8, 2)};
 enum { SMALL_MODELS = sizeof small_models / sizeof *small_models };
 
 static const expected elsewhere[] = {

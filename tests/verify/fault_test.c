@@ -52,9 +52,9 @@ static void place_fini(place *p)
 
 static ar_arch arch_of(const char *model)
 {
-    static const ar_arch of[] = {
-        ['l'] = AR_ARCH_LLAMA,     ['g'] = AR_ARCH_GPT2,     ['s'] = AR_ARCH_STACK,    ['m'] = AR_ARCH_MIXTRAL,
-        ['q'] = AR_ARCH_QWEN2_MOE, ['r'] = AR_ARCH_GLM4_MOE, ['d'] = AR_ARCH_DEEPSEEK, ['f'] = AR_ARCH_LLAMA};
+    static const ar_arch of[] = {['l'] = AR_ARCH_LLAMA,    ['g'] = AR_ARCH_GPT2,      ['s'] = AR_ARCH_STACK,
+                                 ['m'] = AR_ARCH_MIXTRAL,  ['q'] = AR_ARCH_QWEN2_MOE, ['r'] = AR_ARCH_GLM4_MOE,
+                                 ['d'] = AR_ARCH_DEEPSEEK, ['f'] = AR_ARCH_LLAMA,     ['o'] = AR_ARCH_GPT_OSS};
     return of[(size_t)model[0]];
 }
 

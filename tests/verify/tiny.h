@@ -11,6 +11,14 @@
     ", \"hidden_act\": \"silu\", \"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-5, "                  \
     "\"rope_theta\": 10000.0, \"tie_word_embeddings\": " #tied ", \"initializer_range\": 0.2}"
 
+/* Sinks, biases, windows in every second layer (GPT-OSS). */
+#define OPEN(vocab, hidden, ffn, layers, heads, kv, n, k)                                                              \
+    "{\"model_type\": \"gpt_oss\", \"vocab_size\": " #vocab ", \"hidden_size\": " #hidden                              \
+    ", \"intermediate_size\": " #ffn ", \"num_hidden_layers\": " #layers ", \"num_attention_heads\": " #heads          \
+    ", \"num_key_value_heads\": " #kv ", \"head_dim\": 8, \"num_local_experts\": " #n ", \"num_experts_per_tok\": " #k \
+    ", \"sliding_window\": 7, \"max_position_embeddings\": 128, "                                                      \
+    "\"rope_scaling\": {\"rope_type\": \"default\"}, \"initializer_range\": 0.2}"
+
 /* Two further tokens. */
 #define FURTHER(vocab, hidden, ffn, layers, heads, kv, d)                                                     \
     "{\"model_type\": \"llama\", \"vocab_size\": " #vocab ", \"hidden_size\": " #hidden                       \

@@ -3,6 +3,12 @@
 #include "cli/bugs/bugs.h"
 
 const char *const ari_bugs_experts_explained[AR_FAULT_COUNT] = {
+    [AR_FAULT_sinks_left_out] =
+        "GPT-OSS's heads have one logit more each, in the softmax's denominator alone. A kernel that does not know it "
+        "makes rows that sum to 1, all larger than they should be.",
+    [AR_FAULT_cp_sinks_grad_twice] =
+        "The sinks are no key of any rank, so their gradient is a sum over all queries, and over cp once. Here it comes "
+        "twice; all else is right, and the loss of ten steps hardly shows it.",
     [AR_FAULT_mtp_rolled_after_cut] =
         "Tokens and labels of a further token are those of later positions of the whole sequence. Each rank here rolls "
         "its own positions after the cut: the last ones of each part have no token and no target, and depth d has "

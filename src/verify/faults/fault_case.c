@@ -31,6 +31,7 @@ enum { BATCH = 4, SEQ = 24 };
     X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                           \
     X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")           \
     X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                 \
+    X(SINKS, c->sinks, "is a mistake of attention's sinks, which this model has not")                              \
     X(MTP, c->mtp > 0, "is a mistake of multi-token prediction, which this model has not")                         \
     X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                              \
     X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                       \
@@ -107,8 +108,8 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define OF_MODEL                                                                                                 \
     (NEEDS(TIED) | NEEDS(POSITIONS) | NEEDS(PACKED) | NEEDS(BIAS) | NEEDS(ROW_BIAS) | NEEDS(EXPERTS) |           \
      NEEDS(NORMALISED) | NEEDS(NOT_NORMALISED) | NEEDS(SOFTMAX) | NEEDS(SCORES) | NEEDS(SCALE) | NEEDS(GROUPS) | \
-     NEEDS(LATENT) | NEEDS(MTP) | NEEDS(BIAS_UPDATE) | NEEDS(BALANCE) | NEEDS(BALANCE_EACH) | NEEDS(ROUTER_Z) |  \
-     NEEDS(SHARED) | NEEDS(SHARED_GATE))
+     NEEDS(LATENT) | NEEDS(SINKS) | NEEDS(MTP) | NEEDS(BIAS_UPDATE) | NEEDS(BALANCE) | NEEDS(BALANCE_EACH) |     \
+     NEEDS(ROUTER_Z) | NEEDS(SHARED) | NEEDS(SHARED_GATE))
 
 #define LLAMA .run.model = "llama-demo"
 #define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
@@ -118,6 +119,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 /* A router of sigmoids: a bias, groups, a factor. */
 #define GLM_MOE .run.model = "glm4-moe-demo", .routed = true
 #define DEEPSEEK .run.model = "deepseek-demo", .routed = true /* latent attention */
+#define GPT_OSS .run.model = "gpt-oss-demo", .routed = true
 #define FURTHER .run.model = "mtp-demo"
 #define MOVED .run.loss.router.bias_update = 0.001
 #define MODULE .run.model = "module", .module = true
@@ -291,6 +293,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_sp_latent_key_grad_summed, DEEPSEEK, SP(2), .needs = NEEDS(LATENT) | NEEDS(SP)},
     {AR_FAULT_latent_grads_summed_again, DEEPSEEK, .needs = NEEDS(LATENT) | NEEDS(TP)},
     {AR_FAULT_gradnorm_latents_as_shards, DEEPSEEK, TP(4), .needs = NEEDS(UPDATE) | NEEDS(LATENT) | NEEDS(TP)},
+    {AR_FAULT_sinks_left_out, GPT_OSS, .needs = NEEDS(SINKS)},
+    {AR_FAULT_cp_sinks_grad_twice, GPT_OSS, CP(2), .needs = NEEDS(SINKS) | NEEDS(CP)},
     {AR_FAULT_mtp_rolled_after_cut, FURTHER, CP(2), .needs = NEEDS(MTP) | NEEDS(CP)},
     {AR_FAULT_mtp_rolled_over_documents, FURTHER, CP(2), .documents = 4, .needs = NEEDS(MTP) | NEEDS(DOCUMENTS)},
     {AR_FAULT_mtp_mean_over_all, FURTHER, DP(2), .needs = NEEDS(MTP)},

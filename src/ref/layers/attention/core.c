@@ -274,8 +274,10 @@ static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare,
     AR_TRY(rows_by_keys(p, keeps ? bare : probs, at, p->key_dim, q, k));
     if (p->c->cap > 0.0)
         AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
-    return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data), sinks_of(p->c), p->kept->max.data,
-                      p->kept->sum.data, known, p->scale, &block, &p->mask);
+    const bool left_out = ar_faulty(p->ctx, AR_FAULT_sinks_left_out);
+    return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data),
+                      left_out ? (ar_cbuf){NULL} : sinks_of(p->c), p->kept->max.data, p->kept->sum.data, known,
+                      p->scale, &block, &p->mask);
 }
 
 typedef struct forward_operands {
@@ -455,6 +457,8 @@ static ar_status sink_gradients(const pass *p, const ar_tensor *dot)
     AR_TRY(ARI_KERNEL(p->ctx, sinks_backward, &own, sinks_of(c), ar_const(p->kept->max.data),
                       ar_const(p->kept->sum.data), ar_const(dot->data)));
     AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
+    if (ari_all_positions(p->ctx, 1) > 1 && ar_faulty(p->ctx, AR_FAULT_cp_sinks_grad_twice))
+        AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
     ar_ctx_release(p->ctx, &terms);
     return AR_OK;
 }
